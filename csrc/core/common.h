@@ -1,0 +1,66 @@
+// What every operator's core header and every kernel share. Torch-free and dependency-free, so that g++, nvcc and the
+// AscendC compiler all read the same rules.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define NGRAM_FN __host__ __device__ inline
+#elif defined(__CCE_AICORE__)
+#define NGRAM_FN __aicore__ inline
+#else
+#define NGRAM_FN inline
+#endif
+
+// A backend library exports its C entry points and nothing else.
+#define NGRAM_NPU_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace ngram_npu {
+
+constexpr int64_t kMaxNgram = 64;        // upper limit of max_n
+constexpr int64_t kMaxDraftTokens = 64;  // upper limit of k
+constexpr int64_t kMaxSampledWidth = 65; // upper limit of M, the width of sampled_token_ids
+constexpr int32_t kNoToken = -1;         // an unused draft slot
+
+enum Match : int32_t { kEarliest = 0, kLatest = 1 };
+
+// What an entry point returns. Bad values inside tensors are never an error: their results are defined.
+enum Status : int32_t { kOk = 0, kInvalidParams = 1, kLaunchFailed = 2 };
+
+// Host parallelism is the caller's: torch lends its own pool, `_C` a small one, so that two never fight over the cores.
+struct Executor {
+  // Calls fn(context, task) for every task in [0, num_tasks), possibly at once; returns when all are done.
+  void (*run)(const Executor* self, int32_t num_tasks, void (*fn)(void* context, int32_t task), void* context);
+  int32_t max_threads;
+  void* pool;
+};
+
+// A tensor of indices that may be int32 or int64, or absent: then index i is i.
+struct IndexArray {
+  const void* data;
+  int32_t bytes;  // 4, 8, or 0 where absent
+
+  NGRAM_FN int64_t operator[](int64_t i) const {
+    if (bytes == 0) return i;
+    return bytes == 8 ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+  }
+};
+
+// Rows of tokens: `capacity` contiguous ids each, `stride` elements apart (a slice of a larger buffer has stride > capacity).
+template <class Token>
+struct TokenRows {
+  Token* data;
+  int64_t rows;
+  int64_t capacity;
+  int64_t stride;
+
+  NGRAM_FN bool has(int64_t row) const { return row >= 0 && row < rows; }
+  NGRAM_FN Token* operator[](int64_t row) const { return data + row * stride; }
+};
+
+template <class T>
+NGRAM_FN T smaller(T a, T b) {
+  return a < b ? a : b;
+}
+
+}  // namespace ngram_npu

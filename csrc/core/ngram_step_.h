@@ -1,0 +1,73 @@
+// ngram_step_: append the sampled tokens to their rows, then draft from the grown rows. Contract: docs/ops/ngram_step_.md.
+#pragma once
+
+#include "core/lookup.h"
+
+namespace ngram_npu {
+
+struct NgramStepParams {
+  TokenRows<int32_t> token_ids;              // [R, S], written
+  int32_t* num_tokens;                       // [R], written where advance
+  TokenRows<const int32_t> sampled_token_ids;  // [B, M]
+  const uint8_t* discard;                    // [B], or null: none; bool bytes, any nonzero is true
+  IndexArray row_indices;                    // [B]
+  int64_t batch;
+  bool advance;
+  int64_t vocab_size;
+  LookupOptions lookup;
+  int32_t* next_token_ids;    // [B]
+  int32_t* num_sampled;       // [B]
+  int32_t* draft_token_ids;   // [B, k]
+  int32_t* num_draft_tokens;  // [B]
+  int32_t* match_len;         // [B]
+  void* workspace;            // device backends only
+  const Executor* executor;   // host backends only; null: the calling thread
+};
+
+NGRAM_FN bool is_valid_token(int32_t token, int64_t vocab_size) { return token >= 0 && token < vocab_size; }
+
+// The leading run of valid entries: a rejection sampler fills what it rejected with -1.
+NGRAM_FN int64_t leading_run(const int32_t* sampled, int64_t width, int64_t vocab_size) {
+  int64_t n = 0;
+  while (n < width && is_valid_token(sampled[n], vocab_size)) ++n;
+  return n;
+}
+
+// How many of `count` new tokens a row still takes.
+NGRAM_FN int64_t appended(int64_t count, int64_t num_tokens, int64_t capacity) {
+  return smaller(count, capacity - num_tokens);
+}
+
+// What the sampled tokens made of one batch position.
+struct Accepted {
+  int64_t row;          // -1: no usable row, nothing to write or look up
+  int64_t old_length;   // of that row, before the append
+  int64_t num_sampled;  // valid entries, before the capacity clamp
+  int64_t num_appended;
+  int32_t next_token;
+};
+
+// Decides without writing, so that a device kernel may let every thread decide and one thread write.
+NGRAM_FN Accepted accept(const NgramStepParams& p, int64_t i) {
+  Accepted a{-1, 0, 0, 0, 0};
+  const int32_t* sampled = p.sampled_token_ids[i];
+  if (p.discard == nullptr || !p.discard[i]) a.num_sampled = leading_run(sampled, p.sampled_token_ids.capacity, p.vocab_size);
+  const int64_t row = p.row_indices[i];
+  if (!p.token_ids.has(row)) return a;
+  const int64_t length = p.num_tokens[row];
+  if (length < 0 || length > p.token_ids.capacity) return a;
+  a.row = row;
+  a.old_length = length;
+  a.num_appended = appended(a.num_sampled, length, p.token_ids.capacity);
+  if (a.num_sampled > 0) {
+    a.next_token = sampled[a.num_sampled - 1];
+  } else if (length > 0) {
+    a.next_token = p.token_ids[row][length - 1];
+  }
+  return a;
+}
+
+// Only a request that got a token drafts: the others are not verified in the next step.
+NGRAM_FN bool drafts(const Accepted& a) { return a.row >= 0 && a.num_sampled > 0; }
+
+}  // namespace ngram_npu

@@ -1,0 +1,73 @@
+#include "cpu/instruction_set.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+
+#include "cpu/lookup.h"
+
+namespace ngram_npu::cpu {
+namespace {
+
+struct Entry {
+  const char* name;
+  InstructionSet set;
+  FindOccurrence find;
+  bool (*available)();
+};
+
+// Widest last.
+constexpr Entry kEntries[] = {
+    {"scalar", InstructionSet::kScalar, find_occurrence_scalar, [] { return true; }},
+#if defined(__x86_64__)
+    {"avx2", InstructionSet::kAvx2, find_occurrence_avx2, [] { return __builtin_cpu_supports("avx2") != 0; }},
+    {"avx512", InstructionSet::kAvx512, find_occurrence_avx512,
+     [] { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw"); }},
+#elif defined(__aarch64__)
+    {"neon", InstructionSet::kNeon, find_occurrence_neon, [] { return true; }},
+#endif
+};
+
+const Entry* widest() {
+  const Entry* best = kEntries;
+  for (const Entry& entry : kEntries) {
+    if (entry.available()) best = &entry;
+  }
+  return best;
+}
+
+const Entry* named(const char* name) {
+  if (std::strcmp(name, "auto") == 0) return widest();
+  for (const Entry& entry : kEntries) {
+    if (std::strcmp(name, entry.name) == 0 && entry.available()) return &entry;
+  }
+  return nullptr;
+}
+
+std::atomic<const Entry*>& in_force() {
+  static std::atomic<const Entry*> entry = [] {
+    const char* wish = std::getenv("NGRAM_NPU_INSTRUCTION_SET");
+    const Entry* chosen = wish ? named(wish) : nullptr;
+    return chosen ? chosen : widest();
+  }();
+  return entry;
+}
+
+}  // namespace
+
+InstructionSet instruction_set() { return in_force().load(std::memory_order_relaxed)->set; }
+
+FindOccurrence find_occurrence() { return in_force().load(std::memory_order_relaxed)->find; }
+
+}  // namespace ngram_npu::cpu
+
+const char* ngram_npu_cpu_instruction_set() {
+  return ngram_npu::cpu::in_force().load(std::memory_order_relaxed)->name;
+}
+
+int32_t ngram_npu_cpu_set_instruction_set(const char* name) {
+  const ngram_npu::cpu::Entry* entry = name ? ngram_npu::cpu::named(name) : nullptr;
+  if (!entry) return ngram_npu::kInvalidParams;
+  ngram_npu::cpu::in_force().store(entry, std::memory_order_relaxed);
+  return ngram_npu::kOk;
+}

@@ -1,0 +1,18 @@
+// Which instruction set the vector kernels use: the widest the machine has, unless a caller or the environment variable
+// NGRAM_NPU_INSTRUCTION_SET asks for a narrower one (tests do, for each).
+#pragma once
+
+#include "core/common.h"
+
+namespace ngram_npu::cpu {
+
+enum class InstructionSet : int32_t { kScalar, kAvx2, kAvx512, kNeon };
+
+InstructionSet instruction_set();
+
+}  // namespace ngram_npu::cpu
+
+// The name in force: "scalar", "avx2", "avx512", "neon".
+NGRAM_NPU_EXPORT const char* ngram_npu_cpu_instruction_set();
+// A name above, or "auto". kInvalidParams where the machine lacks it; nothing changes then.
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_set_instruction_set(const char* name);

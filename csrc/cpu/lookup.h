@@ -1,0 +1,27 @@
+// The stateless lookup on the CPU: one pass over the row, in vectors of the widest instruction set the machine has.
+#pragma once
+
+#include "core/lookup.h"
+
+namespace ngram_npu::cpu {
+
+// Finds the occurrence of op 1's definition in tokens[0..num_tokens), num_tokens >= 2.
+using FindOccurrence = Occurrence (*)(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n,
+                                      int32_t match);
+
+Occurrence find_occurrence_scalar(const int32_t*, int64_t, int64_t, int64_t, int32_t);
+#if defined(__x86_64__)
+Occurrence find_occurrence_avx2(const int32_t*, int64_t, int64_t, int64_t, int32_t);
+Occurrence find_occurrence_avx512(const int32_t*, int64_t, int64_t, int64_t, int32_t);
+#elif defined(__aarch64__)
+Occurrence find_occurrence_neon(const int32_t*, int64_t, int64_t, int64_t, int32_t);
+#endif
+
+// The one for the instruction set in force (instruction_set.h).
+FindOccurrence find_occurrence();
+
+// Looks one row up and writes its outputs.
+void draft_row(FindOccurrence find, const int32_t* tokens, int64_t num_tokens, int64_t capacity,
+               const LookupOptions& options, int32_t* draft, int32_t* num_draft, int32_t* match_len);
+
+}  // namespace ngram_npu::cpu

@@ -1,0 +1,154 @@
+// The lookup, generic over a vector type; each lookup_<isa>.cpp compiles it once for its instruction set.
+//
+// A pass keeps the best length found so far and looks only for something strictly longer, in the order that breaks ties
+// (ascending ends for earliest, descending for latest), so the first of equals wins without a comparison of positions. An
+// end e matches `need` tokens only if t[e] is the row's last token and t[e-need+1] the need-th from the end: two loads
+// and compares reject almost every vector, whatever n is, and a longer best makes the test stricter. Each token comes
+// from memory once; the second load hits the cache line of the first.
+//
+// Everything here has internal linkage: a function compiled for one instruction set must never be merged by the linker
+// with its namesake from another.
+#pragma once
+
+#include "cpu/lookup.h"
+
+namespace ngram_npu::cpu {
+namespace {
+
+// Vec: kLanes; Reg; splat(token); bits equal(const int32_t* unaligned, Reg), lane i of the 64-bit result is bit i.
+template <class Vec>
+class Lookup {
+ public:
+  Lookup(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n)
+      : tokens_(tokens), last_(num_tokens - 1), max_n_(max_n) {
+    want(min_n);
+  }
+
+  Occurrence earliest() {
+    int64_t end = need_ - 1;
+    if (ascend_blocks<kUnroll>(end) || ascend_blocks<1>(end)) return best_;
+    for (; end < last_; ++end) {
+      if (candidate(end) && improve(end)) break;
+    }
+    return best_;
+  }
+
+  Occurrence latest() {
+    int64_t end = last_;
+    if (descend_blocks<kUnroll>(end) || descend_blocks<1>(end)) return best_;
+    for (--end; end >= need_ - 1; --end) {
+      if (candidate(end) && improve(end)) break;
+    }
+    return best_;
+  }
+
+ private:
+  static constexpr int64_t kUnroll = 4;
+  static_assert(Vec::kLanes <= 64);
+
+  void want(int64_t need) {
+    need_ = need;
+    near_ = Vec::splat(tokens_[last_]);
+    far_ = Vec::splat(need - 1 <= last_ ? tokens_[last_ - (need - 1)] : 0);
+  }
+
+  // Blocks of `unroll` vectors, from `end` upwards while a whole block fits; true when nothing longer can follow.
+  template <int64_t unroll>
+  bool ascend_blocks(int64_t& end) {
+    constexpr int64_t block = unroll * Vec::kLanes;
+    for (; end + block <= last_; end += block) {
+      uint64_t hits[unroll];
+      if (!filter<unroll>(end, hits)) continue;
+      for (int64_t u = 0; u < unroll; ++u) {
+        if (hits[u] && ascend(end + u * Vec::kLanes, hits[u])) return true;
+      }
+    }
+    return false;
+  }
+
+  // The same downwards; `end` is exclusive. The bar may rise on the way, so the lower bound is asked anew each time.
+  template <int64_t unroll>
+  bool descend_blocks(int64_t& end) {
+    constexpr int64_t block = unroll * Vec::kLanes;
+    for (; end - block >= need_ - 1; end -= block) {
+      uint64_t hits[unroll];
+      if (!filter<unroll>(end - block, hits)) continue;
+      for (int64_t u = unroll - 1; u >= 0; --u) {
+        if (hits[u] && descend(end - block + u * Vec::kLanes, hits[u])) return true;
+      }
+    }
+    return false;
+  }
+
+  // Which ends of the block starting at `end` agree with the suffix in its last and its need-th token.
+  template <int64_t unroll>
+  bool filter(int64_t end, uint64_t* hits) const {
+    const int32_t* near = tokens_ + end;
+    const int32_t* far = near - (need_ - 1);
+    uint64_t any = 0;
+    for (int64_t u = 0; u < unroll; ++u) {
+      hits[u] = Vec::equal(near + u * Vec::kLanes, near_) & Vec::equal(far + u * Vec::kLanes, far_);
+      any |= hits[u];
+    }
+    return any != 0;
+  }
+
+  bool ascend(int64_t end, uint64_t hits) {
+    for (hits = narrow(end, hits); hits; hits &= hits - 1) {
+      if (improve(end + __builtin_ctzll(hits))) return true;
+    }
+    return false;
+  }
+
+  bool descend(int64_t end, uint64_t hits) {
+    // A hit of a higher vector may have raised the bar past what lies below this one: then each end is measured alone.
+    if (end >= need_ - 1) hits = narrow(end, hits);
+    while (hits) {
+      const int bit = 63 - __builtin_clzll(hits);
+      if (improve(end + bit)) return true;
+      hits &= ~(uint64_t{1} << bit);
+    }
+    return false;
+  }
+
+  // Keeps the hits that agree in the tokens between the two that filter() compared.
+  uint64_t narrow(int64_t end, uint64_t hits) const {
+    for (int64_t j = 1; j < need_ - 1 && hits; ++j) {
+      hits &= Vec::equal(tokens_ + end - j, Vec::splat(tokens_[last_ - j]));
+    }
+    return hits;
+  }
+
+  bool candidate(int64_t end) const {
+    return tokens_[end] == tokens_[last_] && tokens_[end - (need_ - 1)] == tokens_[last_ - (need_ - 1)];
+  }
+
+  // Measures one end; true when nothing longer can follow.
+  bool improve(int64_t end) {
+    const int64_t limit = smaller(max_n_, end + 1);
+    int64_t len = 0;
+    while (len < limit && tokens_[end - len] == tokens_[last_ - len]) ++len;
+    if (len < need_) return false;
+    best_ = {end, len};
+    if (len == max_n_) return true;
+    want(len + 1);
+    return false;
+  }
+
+  const int32_t* tokens_;
+  int64_t last_;
+  int64_t max_n_;
+  int64_t need_ = 0;
+  typename Vec::Reg near_{};
+  typename Vec::Reg far_{};
+  Occurrence best_{-1, 0};
+};
+
+template <class Vec>
+Occurrence find_with(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n, int32_t match) {
+  Lookup<Vec> lookup(tokens, num_tokens, min_n, max_n);
+  return match == kEarliest ? lookup.earliest() : lookup.latest();
+}
+
+}  // namespace
+}  // namespace ngram_npu::cpu

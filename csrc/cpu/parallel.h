@@ -1,0 +1,54 @@
+// Rows over threads, where that pays.
+#pragma once
+
+#include <atomic>
+
+#include "core/common.h"
+
+// At most `limit` threads per call from now on, whatever the executor offers; 0: no limit of ours.
+NGRAM_NPU_EXPORT void ngram_npu_cpu_set_num_threads(int32_t limit);
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_num_threads();
+
+namespace ngram_npu::cpu {
+
+// Waking a sleeping pool costs about as much as scanning this many tokens; each thread must have that much to do
+// (docs/design/cpu.md has the measurement).
+constexpr int64_t kTokensPerThread = int64_t{1} << 20;
+
+int32_t threads_for(const Executor* executor, int64_t batch, int64_t tokens);
+
+// The tokens a pass over these rows reads; hostile lengths count as what they can cost, nothing.
+template <class Token>
+int64_t tokens_to_read(const TokenRows<Token>& rows, const int32_t* num_tokens, const IndexArray& row_indices,
+                       int64_t batch) {
+  int64_t sum = 0;
+  for (int64_t i = 0; i < batch; ++i) {
+    const int64_t row = row_indices[i];
+    if (rows.has(row) && num_tokens[row] > 0 && num_tokens[row] <= rows.capacity) sum += num_tokens[row];
+  }
+  return sum;
+}
+
+// Calls fn(i) for every i in [0, batch). Rows differ in length, so threads take the next row when they are free.
+template <class Fn>
+void for_each_row(const Executor* executor, int64_t batch, int64_t tokens, const Fn& fn) {
+  const int32_t threads = threads_for(executor, batch, tokens);
+  if (threads <= 1) {
+    for (int64_t i = 0; i < batch; ++i) fn(i);
+    return;
+  }
+  struct Shared {
+    const Fn& fn;
+    int64_t batch;
+    std::atomic<int64_t> next;
+  } shared{fn, batch, {0}};
+  executor->run(
+      executor, threads,
+      [](void* context, int32_t) {
+        auto& s = *static_cast<Shared*>(context);
+        for (int64_t i; (i = s.next.fetch_add(1, std::memory_order_relaxed)) < s.batch;) s.fn(i);
+      },
+      &shared);
+}
+
+}  // namespace ngram_npu::cpu

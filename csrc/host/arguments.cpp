@@ -1,0 +1,154 @@
+#include "host/arguments.h"
+
+namespace ngram_npu::host {
+namespace {
+
+const char* name_of(DType dtype) {
+  switch (dtype) {
+    case DType::kBool: return "bool";
+    case DType::kInt32: return "int32";
+    case DType::kInt64: return "int64";
+    case DType::kOther: break;
+  }
+  return "another dtype";
+}
+
+std::string name_of(const Device& device) {
+  std::string name;
+  switch (device.type) {
+    case 0: return "cpu";
+    case 1: name = "cuda"; break;
+    case 20: name = "npu"; break;
+    default: name = "device type " + std::to_string(device.type);
+  }
+  return device.index >= 0 ? name + ":" + std::to_string(device.index) : name;
+}
+
+// The bytes from a view's first to one past its last element.
+struct Extent {
+  uintptr_t begin;
+  uintptr_t end;
+};
+
+int64_t width_bytes(const TensorView& v) { return (v.ndim == 2 ? v.sizes[1] : 1) * v.item_bytes; }
+
+Extent extent(const TensorView& v) {
+  const auto begin = reinterpret_cast<uintptr_t>(v.data);
+  for (int32_t d = 0; d < v.ndim; ++d) {
+    if (v.sizes[d] == 0) return {begin, begin};
+  }
+  if (v.ndim == 0) return {begin, begin + static_cast<uintptr_t>(v.item_bytes)};
+  const int64_t last = (v.sizes[0] - 1) * v.strides[0] * v.item_bytes;
+  return {begin, begin + static_cast<uintptr_t>(last + width_bytes(v))};
+}
+
+// Column slices of one buffer interleave without sharing an element.
+bool interleaved(const TensorView& a, const TensorView& b) {
+  if (a.ndim != 2 || b.ndim != 2 || a.strides[0] * a.item_bytes != b.strides[0] * b.item_bytes) return false;
+  const int64_t pitch = a.strides[0] * a.item_bytes;
+  if (pitch <= 0) return false;
+  const auto difference = static_cast<int64_t>(reinterpret_cast<intptr_t>(b.data) - reinterpret_cast<intptr_t>(a.data));
+  const int64_t offset = ((difference % pitch) + pitch) % pitch;  // of b's columns behind a's
+  return offset >= width_bytes(a) && offset + width_bytes(b) <= pitch;
+}
+
+bool overlap(const TensorView& a, const TensorView& b) {
+  const Extent x = extent(a);
+  const Extent y = extent(b);
+  if (x.begin == x.end || y.begin == y.end || x.end <= y.begin || y.end <= x.begin) return false;
+  return !interleaved(a, b);
+}
+
+}  // namespace
+
+void Arguments::fail(const char* name, const std::string& expected, const std::string& got) const {
+  throw ArgumentError(std::string(op_) + ": " + name + ": expected " + expected + ", got " + got);
+}
+
+void Arguments::tensor(const char* name, const TensorView& view, std::initializer_list<DType> dtypes, int32_t ndim,
+                       Access access) {
+  bool matches = false;
+  std::string expected;
+  for (DType dtype : dtypes) {
+    matches = matches || dtype == view.dtype;
+    expected += (expected.empty() ? "" : " or ") + std::string(name_of(dtype));
+  }
+  if (!matches) fail(name, expected, name_of(view.dtype));
+  if (!seen_.empty() && !(seen_.front().view.device == view.device)) {
+    fail(name, "device " + name_of(seen_.front().view.device) + " as " + seen_.front().name, name_of(view.device));
+  }
+  if (!view.aligned) fail(name, "memory aligned to its items", "an unaligned address or stride");
+  if (view.ndim != ndim) fail(name, "rank " + std::to_string(ndim), "rank " + std::to_string(view.ndim));
+  const int32_t inner = ndim - 1;
+  if (view.sizes[inner] > 1 && view.strides[inner] != 1) {
+    fail(name, "a contiguous inner dimension", "inner stride " + std::to_string(view.strides[inner]));
+  }
+  if (access == kWrite && !view.writable) fail(name, "a writable array", "a read-only one");
+  seen_.push_back({name, view, access});
+}
+
+void Arguments::vector(const char* name, const TensorView& view, std::initializer_list<DType> dtypes, int64_t size,
+                       Access access) {
+  tensor(name, view, dtypes, 1, access);
+  if (size >= 0 && view.sizes[0] != size) {
+    fail(name, "size " + std::to_string(size), "size " + std::to_string(view.sizes[0]));
+  }
+}
+
+void Arguments::matrix(const char* name, const TensorView& view, DType dtype, Access access) {
+  tensor(name, view, {dtype}, 2, access);
+  if (view.sizes[1] > INT32_MAX) fail(name, "rows shorter than 2**31", std::to_string(view.sizes[1]));
+  if (view.sizes[0] > 1 && view.strides[0] < 0) {
+    fail(name, "an outer stride >= 0", std::to_string(view.strides[0]));
+  }
+}
+
+IndexArray Arguments::indices(const char* name, const TensorView* view, int64_t size) {
+  if (view == nullptr) return {nullptr, 0};
+  vector(name, *view, {DType::kInt32, DType::kInt64}, size);
+  return {view->data, static_cast<int32_t>(view->item_bytes)};
+}
+
+const uint8_t* Arguments::mask(const char* name, const TensorView* view, int64_t size) {
+  if (view == nullptr) return nullptr;
+  vector(name, *view, {DType::kBool}, size);
+  return static_cast<const uint8_t*>(view->data);
+}
+
+void Arguments::scalar(const char* name, int64_t value, int64_t low, int64_t high) {
+  if (value < low || value > high) {
+    fail(name, std::to_string(low) + " to " + std::to_string(high), std::to_string(value));
+  }
+}
+
+void Arguments::at_most(const char* name, const char* what, int64_t value, int64_t limit, const char* of) {
+  if (value > limit) {
+    fail(name, std::string(what) + " <= " + std::to_string(limit) + " (" + of + ")", std::to_string(value));
+  }
+}
+
+LookupOptions Arguments::lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t match, bool overlap,
+                                int64_t max_len) {
+  scalar("max_n", max_n, 1, kMaxNgram);
+  scalar("min_n", min_n, 1, max_n);
+  scalar("k", k, 1, kMaxDraftTokens);
+  scalar("match", match, kEarliest, kLatest);
+  return {min_n, max_n, k, max_len, static_cast<int32_t>(match), overlap};
+}
+
+void Arguments::disjoint() const {
+  for (const Seen& written : seen_) {
+    if (written.access != kWrite) continue;
+    const TensorView& v = written.view;
+    if (v.ndim == 2 && v.sizes[0] > 1 && v.sizes[1] > 0 && v.strides[0] < v.sizes[1]) {
+      fail(written.name, "rows that do not overlap (it is written)", "outer stride " + std::to_string(v.strides[0]));
+    }
+    for (const Seen& other : seen_) {
+      if (&other != &written && overlap(v, other.view)) {
+        fail(written.name, "memory of its own (it is written)", std::string("memory shared with ") + other.name);
+      }
+    }
+  }
+}
+
+}  // namespace ngram_npu::host

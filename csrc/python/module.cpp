@@ -1,0 +1,33 @@
+// `ngram_npu._C`: the CPU kernels on numpy arrays, and what tests and `doctor` ask the build. No torch here.
+#include "cpu/instruction_set.h"
+#include "cpu/parallel.h"
+#include "python/ops.h"
+
+namespace ngram_npu::python {
+namespace {
+
+void set_instruction_set(const std::string& name) {
+  if (ngram_npu_cpu_set_instruction_set(name.c_str()) != kOk) {
+    host::Arguments("set_instruction_set").fail("name", "an instruction set of this machine or 'auto'", "'" + name + "'");
+  }
+}
+
+void set_num_threads(int32_t limit) {
+  host::Arguments("set_num_threads").scalar("limit", limit, 0, INT32_MAX);
+  ngram_npu_cpu_set_num_threads(limit);
+}
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "The CPU kernels of ngram_npu on numpy arrays: no copy, no torch, the GIL released.";
+  m.attr("__version__") = NGRAM_NPU_VERSION;
+  m.attr("compiler") = "g++ " __VERSION__;
+  m.def("instruction_set", [] { return std::string(ngram_npu_cpu_instruction_set()); });
+  m.def("set_instruction_set", set_instruction_set, py::arg("name"));
+  m.def("num_threads", ngram_npu_cpu_num_threads);
+  m.def("set_num_threads", set_num_threads, py::arg("limit"));
+  define_ngram_propose(m);
+  define_ngram_step_(m);
+}
+
+}  // namespace
+}  // namespace ngram_npu::python

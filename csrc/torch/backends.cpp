@@ -1,0 +1,64 @@
+#include "torch/backends.h"
+
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstring>
+
+namespace ngram_npu::torch_side {
+namespace {
+
+Operator*& head() {
+  static Operator* first = nullptr;
+  return first;
+}
+
+}  // namespace
+
+Operator::Operator(const char* name) : name_(name), next_(head()) { head() = this; }
+
+Operator* Operator::first() { return head(); }
+
+void Operator::call(const host::Device& device, const void* params, void* stream) const {
+  const bool known = device.type >= 0 && device.type < kNumDeviceTypes;
+  const Kernel kernel = known ? kernels_[device.type] : nullptr;
+  if (kernel == nullptr) {
+    throw std::runtime_error(std::string(name_) + ": no kernel is loaded for this device; `ngram-npu doctor` says why");
+  }
+  if (const int32_t status = kernel(params, stream); status != kOk) {
+    throw std::runtime_error(std::string(name_) + ": the kernel returned status " + std::to_string(status));
+  }
+}
+
+}  // namespace ngram_npu::torch_side
+
+using ngram_npu::torch_side::Kernel;
+using ngram_npu::torch_side::kNumDeviceTypes;
+using ngram_npu::torch_side::Operator;
+
+int32_t ngram_npu_load_backend(const char* backend, int32_t device_type, const char* path, char* error,
+                               int64_t error_bytes) {
+  const auto refuse = [&](const char* reason) {
+    if (error_bytes > 0) std::snprintf(error, static_cast<size_t>(error_bytes), "%s", reason);
+    return -1;
+  };
+  if (device_type < 0 || device_type >= kNumDeviceTypes) return refuse("unknown device type");
+  void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return refuse(dlerror());
+  int32_t served = 0;
+  for (Operator* op = Operator::first(); op != nullptr; op = op->next()) {
+    const std::string symbol = std::string("ngram_npu_") + backend + "_" + op->name();
+    // An operator the library lacks keeps no kernel of an earlier library: one backend at a time serves a device.
+    op->set_kernel(device_type, reinterpret_cast<Kernel>(dlsym(library, symbol.c_str())));
+    served += op->kernel_for(device_type) != nullptr;
+  }
+  return served;
+}
+
+int32_t ngram_npu_has_kernel(const char* op_name, int32_t device_type) {
+  if (device_type < 0 || device_type >= kNumDeviceTypes) return 0;
+  for (const Operator* op = Operator::first(); op != nullptr; op = op->next()) {
+    if (std::strcmp(op->name(), op_name) == 0) return op->kernel_for(device_type) != nullptr;
+  }
+  return 0;
+}

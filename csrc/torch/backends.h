@@ -1,0 +1,43 @@
+// From an operator and a device to the backend's kernel.
+//
+// Backend libraries are torch-free and loaded at run time (python/ngram_npu/_library.py); each exports
+// `ngram_npu_<backend>_<op>`. Loading one fills the slots of every operator it has a kernel for. A host twin is a backend
+// library like any other, so tests put it into a device's slots.
+#pragma once
+
+#include "host/arguments.h"
+
+namespace ngram_npu::torch_side {
+
+constexpr int32_t kNumDeviceTypes = 32;
+
+using Kernel = int32_t (*)(const void* params, void* stream);
+
+// One static object an operator; its constructor enters it into the list of all.
+class Operator {
+ public:
+  explicit Operator(const char* name);
+
+  const char* name() const { return name_; }
+  void call(const host::Device& device, const void* params, void* stream) const;
+
+  static Operator* first();
+  Operator* next() const { return next_; }
+  Kernel kernel_for(int32_t device_type) const { return kernels_[device_type]; }
+  void set_kernel(int32_t device_type, Kernel k) { kernels_[device_type] = k; }
+
+ private:
+  const char* name_;
+  Kernel kernels_[kNumDeviceTypes] = {};
+  Operator* next_;
+};
+
+}  // namespace ngram_npu::torch_side
+
+// Loads the library at `path` and gives its kernels to `device_type`. Returns how many operators it serves, or -1 with the
+// loader's reason in `error`. Not to be called while operators run.
+NGRAM_NPU_EXPORT int32_t ngram_npu_load_backend(const char* backend, int32_t device_type, const char* path, char* error,
+                                                int64_t error_bytes);
+
+// 1 where `op` has a kernel for `device_type`.
+NGRAM_NPU_EXPORT int32_t ngram_npu_has_kernel(const char* op, int32_t device_type);

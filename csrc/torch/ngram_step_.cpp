@@ -1,0 +1,50 @@
+#include "host/ngram_step_.h"
+
+#include "torch/backends.h"
+#include "torch/compat.h"
+
+namespace ngram_npu::torch_side {
+namespace {
+
+Operator op("ngram_step_");
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> ngram_step_(
+    const Tensor& token_ids, const Tensor& num_tokens, const Tensor& sampled_token_ids,
+    const std::optional<Tensor>& discard, const std::optional<Tensor>& row_indices, bool advance, int64_t vocab_size,
+    int64_t min_n, int64_t max_n, int64_t k, int64_t match, bool overlap, int64_t max_len,
+    const std::optional<Tensor>& workspace) {
+  const host::TensorView tokens = view_of(token_ids);
+  NgramStepParams p = host::check_ngram_step_(tokens, view_of(num_tokens), view_of(sampled_token_ids),
+                                              OptionalView(discard).get(), OptionalView(row_indices).get(), advance,
+                                              vocab_size, min_n, max_n, k, match, overlap, max_len,
+                                              OptionalView(workspace).get());
+  Tensor next_token_ids = empty_like_on(token_ids, {p.batch});
+  Tensor num_sampled = empty_like_on(token_ids, {p.batch});
+  Tensor draft_token_ids = empty_like_on(token_ids, {p.batch, k});
+  Tensor num_draft_tokens = empty_like_on(token_ids, {p.batch});
+  Tensor match_len = empty_like_on(token_ids, {p.batch});
+  if (p.batch > 0) {
+    p.next_token_ids = int32_data(next_token_ids);
+    p.num_sampled = int32_data(num_sampled);
+    p.draft_token_ids = int32_data(draft_token_ids);
+    p.num_draft_tokens = int32_data(num_draft_tokens);
+    p.match_len = int32_data(match_len);
+    const Executor executor = torch_executor();
+    p.executor = &executor;
+    op.call(tokens.device, &p, nullptr);
+  }
+  return {next_token_ids, num_sampled, draft_token_ids, num_draft_tokens, match_len};
+}
+
+STABLE_TORCH_LIBRARY_FRAGMENT(ngram_npu, m) {
+  m.def(
+      "ngram_step_(Tensor(a!) token_ids, Tensor(b!) num_tokens, Tensor sampled_token_ids, Tensor? discard, "
+      "Tensor? row_indices, bool advance, SymInt vocab_size, SymInt min_n, SymInt max_n, SymInt k, int match, "
+      "bool overlap, SymInt max_len, Tensor(w!)? workspace) -> (Tensor next_token_ids, Tensor num_sampled, "
+      "Tensor draft_token_ids, Tensor num_draft_tokens, Tensor match_len)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(ngram_npu, CPU, m) { m.impl("ngram_step_", TORCH_BOX(&ngram_step_)); }
+
+}  // namespace
+}  // namespace ngram_npu::torch_side
