@@ -1,0 +1,31 @@
+"""N-gram drafting for speculative decoding, inside a model runner.
+
+Importing the package registers the operators ``torch.ops.ngram_npu.*`` where torch is installed;
+without torch the same CPU kernels work on numpy arrays. What is available here, and why something
+is not, :func:`doctor` tells.
+"""
+
+from ngram_npu import _library
+from ngram_npu._C import __version__, num_threads, set_num_threads
+from ngram_npu.config import NgramConfig
+from ngram_npu.doctor import Report, doctor
+from ngram_npu.proposer import Drafts, NgramProposer, StepResult
+
+__all__ = [
+    "CONTRACT_VERSION",
+    "Drafts",
+    "NgramConfig",
+    "NgramProposer",
+    "Report",
+    "StepResult",
+    "__version__",
+    "doctor",
+    "num_threads",
+    "set_num_threads",
+]
+
+CONTRACT_VERSION = 0
+"""The version of the operators' contract (docs/ops). 0: not frozen yet."""
+
+if not _library.torch_absence():
+    from ngram_npu import ops as ops

@@ -1,0 +1,137 @@
+"""The only place that loads shared libraries, and that knows why a backend is absent.
+
+``libngram_npu.so`` registers the torch operators; defining a namespace twice crashes the process,
+so it is loaded once. Backend libraries are torch-free; loading one gives its kernels to a device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parent
+_DEVICE_TYPES = {"cpu": 0, "cuda": 1, "npu": 20}  # torch's numbering; the NPU is PrivateUse1
+_MINIMUM_TORCH = (2, 10)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What became of one backend: how many operators it serves, or why it serves none."""
+
+    name: str
+    kernels: int = 0
+    reason: str = ""
+
+
+@dataclass
+class _State:
+    library: ctypes.CDLL | None = None
+    reason: str = ""
+    backends: dict[str, Backend] = field(default_factory=dict)
+
+
+_state: _State | None = None
+_lock = threading.Lock()
+
+
+def load() -> None:
+    """Registers ``torch.ops.ngram_npu`` and loads the backends, once; a failure is kept for
+    :func:`torch_absence`."""
+    global _state
+    with _lock:
+        if _state is None:
+            _state = _load()
+
+
+def torch_absence() -> str:
+    """Why the torch operators are not registered; empty where they are."""
+    load()
+    assert _state is not None
+    return _state.reason
+
+
+def backends() -> dict[str, Backend]:
+    """Every backend by name, present or not."""
+    load()
+    assert _state is not None
+    return dict(_state.backends)
+
+
+def has_kernel(op: str, device: str) -> bool:
+    """Whether operator ``op`` has a kernel loaded for ``device`` ("cpu", "cuda" or "npu")."""
+    load()
+    assert _state is not None
+    if _state.library is None:
+        return False
+    return bool(_state.library.ngram_npu_has_kernel(op.encode(), _DEVICE_TYPES[device]))
+
+
+def load_backend(prefix: str, device: str, path: Path) -> Backend:
+    """Gives the kernels ``ngram_npu_<prefix>_<op>`` of the library at ``path`` to ``device``.
+
+    For tests, which put a host twin in the CPU's place; not to be called while operators run.
+    """
+    load()
+    assert _state is not None
+    if _state.library is None:
+        return Backend(prefix, reason=_state.reason)
+    return _load_backend(_state.library, prefix, device, path)
+
+
+def cpu_library_path() -> Path:
+    return _PACKAGE / "libngram_npu_cpu.so"
+
+
+def _load() -> _State:
+    path = _PACKAGE / "libngram_npu.so"
+    reason = ""
+    if importlib.util.find_spec("torch") is None:
+        reason = "torch is not installed"
+    elif not path.exists():
+        reason = "this build has no torch operators (it was made without torch)"
+    else:
+        import torch
+
+        found = tuple(int(part) for part in torch.__version__.split(".")[:2])
+        if found < _MINIMUM_TORCH:
+            reason = f"torch {torch.__version__} is older than 2.10"
+    if reason:
+        return _State(reason=reason, backends={n: Backend(n, reason=reason) for n in _DEVICE_TYPES})
+
+    try:
+        torch.ops.load_library(str(path))
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        reason = str(error)
+        return _State(reason=reason, backends={n: Backend(n, reason=reason) for n in _DEVICE_TYPES})
+    library.ngram_npu_load_backend.restype = ctypes.c_int32
+    library.ngram_npu_load_backend.argtypes = [
+        ctypes.c_char_p,
+        ctypes.c_int32,
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.c_int64,
+    ]
+    library.ngram_npu_has_kernel.restype = ctypes.c_int32
+    library.ngram_npu_has_kernel.argtypes = [ctypes.c_char_p, ctypes.c_int32]
+    return _State(
+        library=library,
+        backends={
+            "cpu": _load_backend(library, "cpu", "cpu", cpu_library_path()),
+            "cuda": Backend("cuda", reason="this version has no CUDA kernels yet"),
+            "npu": Backend("npu", reason="this version has no AscendC kernels yet"),
+        },
+    )
+
+
+def _load_backend(library: ctypes.CDLL, prefix: str, device: str, path: Path) -> Backend:
+    error = ctypes.create_string_buffer(1024)
+    served: int = library.ngram_npu_load_backend(
+        prefix.encode(), _DEVICE_TYPES[device], str(path).encode(), error, len(error)
+    )
+    if served < 0:
+        return Backend(prefix, reason=error.value.decode(errors="replace"))
+    return Backend(prefix, kernels=served)

@@ -1,0 +1,117 @@
+"""What to look for and how much to draft: one validated, immutable object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+MAX_NGRAM = 64
+MAX_DRAFT_TOKENS = 64
+UNLIMITED = 2**63 - 1
+"""What the operators get for a limit that is not set."""
+
+MATCH_CODES = {"earliest": 0, "latest": 1}
+
+@dataclass(frozen=True, init=False)
+class NgramConfig:
+    """How a proposer looks up and drafts.
+
+    Attributes:
+        min_n: shortest suffix (in tokens) whose earlier occurrence is worth a draft, 1 to ``max_n``.
+        max_n: longest suffix looked for, up to 64.
+        k: draft tokens per request and step, 1 to 64.
+        match: which of several longest occurrences to follow, ``"earliest"`` (vLLM's ``ngram``)
+            or ``"latest"`` (vLLM's V2 runner).
+        overlap: whether a draft that reaches the row's end continues into itself.
+        max_len: no request drafts past this many tokens (vLLM's ``max_model_len``); None: no limit.
+        vocab_size: sampled ids at or above it are invalid; None: every id ``>= 0`` is valid.
+
+    vLLM's names ``prompt_lookup_min``, ``prompt_lookup_max`` and ``num_speculative_tokens`` are
+    accepted for ``min_n``, ``max_n`` and ``k``.
+
+    Raises:
+        ValueError: a value out of its range, or given under both its names; the message names it.
+        TypeError: a value of the wrong type.
+    """
+
+    min_n: int
+    max_n: int
+    k: int
+    match: Literal["earliest", "latest"]
+    overlap: bool
+    max_len: int | None
+    vocab_size: int | None
+
+    def __init__(
+        self,
+        *,
+        min_n: int | None = None,
+        max_n: int | None = None,
+        k: int | None = None,
+        match: Literal["earliest", "latest"] = "earliest",
+        overlap: bool = False,
+        max_len: int | None = None,
+        vocab_size: int | None = None,
+        prompt_lookup_min: int | None = None,
+        prompt_lookup_max: int | None = None,
+        num_speculative_tokens: int | None = None,
+    ) -> None:
+        values = {
+            "min_n": _one_of("min_n", min_n, "prompt_lookup_min", prompt_lookup_min, 2),
+            "max_n": _one_of("max_n", max_n, "prompt_lookup_max", prompt_lookup_max, 5),
+            "k": _one_of("k", k, "num_speculative_tokens", num_speculative_tokens, 5),
+            "match": match,
+            "overlap": overlap,
+            "max_len": max_len,
+            "vocab_size": vocab_size,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        self._validate()
+
+    def _validate(self) -> None:
+        for name in ("min_n", "max_n", "k", "max_len", "vocab_size"):
+            value = getattr(self, name)
+            if value is None and name in ("max_len", "vocab_size"):
+                continue
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"NgramConfig: {name}: expected int, got {value!r}")
+        if not isinstance(self.overlap, bool):
+            raise TypeError(f"NgramConfig: overlap: expected bool, got {self.overlap!r}")
+        _check_range("max_n", self.max_n, 1, MAX_NGRAM)
+        _check_range("min_n", self.min_n, 1, self.max_n)
+        _check_range("k", self.k, 1, MAX_DRAFT_TOKENS)
+        if self.match not in MATCH_CODES:
+            raise ValueError(
+                f"NgramConfig: match: expected 'earliest' or 'latest', got {self.match!r}"
+            )
+        for name in ("max_len", "vocab_size"):
+            if getattr(self, name) is not None:
+                _check_range(name, getattr(self, name), 0, UNLIMITED)
+
+    @property
+    def match_code(self) -> int:
+        """``match`` as the operators take it."""
+        return MATCH_CODES[self.match]
+
+    @property
+    def max_len_or_unlimited(self) -> int:
+        return UNLIMITED if self.max_len is None else self.max_len
+
+    @property
+    def vocab_size_or_unlimited(self) -> int:
+        return UNLIMITED if self.vocab_size is None else self.vocab_size
+
+
+def _one_of(name: str, value: int | None, alias: str, aliased: int | None, default: int) -> int:
+    if value is not None and aliased is not None:
+        raise ValueError(f"NgramConfig: {name} is given twice, once as {alias}")
+    for given in (value, aliased):
+        if given is not None:
+            return given
+    return default
+
+
+def _check_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"NgramConfig: {name}: expected {low} to {high}, got {value}")

@@ -1,0 +1,71 @@
+"""What this installation can do here, and why it cannot do the rest."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ngram_npu import _C, _library
+
+
+@dataclass(frozen=True)
+class Report:
+    """The answer of :func:`doctor`; ``str()`` of it is for people, :meth:`to_dict` for programs."""
+
+    version: str
+    python: str
+    numpy: str
+    torch: str | None
+    torch_operators: str
+    """"registered", or why not."""
+    compiler: str
+    instruction_set: str
+    thread_limit: int
+    """0: none but torch's own."""
+    backends: dict[str, _library.Backend]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        rows = [
+            ("ngram_npu", self.version),
+            ("python", self.python),
+            ("numpy", self.numpy),
+            ("torch", self.torch or "not installed"),
+            ("torch.ops.ngram_npu", self.torch_operators),
+            ("built with", self.compiler),
+            ("cpu instruction set", self.instruction_set),
+            ("thread limit", str(self.thread_limit) if self.thread_limit else "none"),
+        ]
+        for backend in self.backends.values():
+            present = f"{backend.kernels} operators"
+            rows.append((f"backend {backend.name}", backend.reason or present))
+        return "\n".join(f"{name:<21}{value}" for name, value in rows)
+
+
+def doctor() -> Report:
+    """Looks at the installation: version, torch, backends built and loadable (with the reason where
+    one is not), and the CPU instruction set chosen."""
+    import numpy
+
+    absence = _library.torch_absence()
+    torch_version = None
+    try:
+        import torch
+
+        torch_version = str(torch.__version__)
+    except ImportError:
+        pass  # `absence` says it
+    return Report(
+        version=_C.__version__,
+        python=platform.python_version(),
+        numpy=numpy.__version__,
+        torch=torch_version,
+        torch_operators=absence or "registered",
+        compiler=_C.compiler,
+        instruction_set=_C.instruction_set(),
+        thread_limit=_C.num_threads(),
+        backends=_library.backends(),
+    )

@@ -1,0 +1,8 @@
+"""The operators as typed functions on torch tensors, with the defaults that the schemas leave out.
+
+Importing this registers their fakes (``torch.compile``, ``FakeTensor``)."""
+
+from ngram_npu.ops.ngram_propose import ngram_propose
+from ngram_npu.ops.ngram_step_ import ngram_step_
+
+__all__ = ["ngram_propose", "ngram_step_"]
