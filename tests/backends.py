@@ -1,0 +1,78 @@
+"""Every implementation that one parity suite runs on: the CPU kernels at each instruction set,
+through torch and through numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from ngram_npu import _C
+from opspecs import Args, Array
+
+ALL_INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "neon")
+
+
+@dataclass(frozen=True)
+class Backend:
+    name: str
+    call: Callable[[str, Args], tuple[Array, ...]]
+    """Runs an operator on numpy arguments, writing to those it marks, and returns its results."""
+    instruction_set: str
+
+    @contextmanager
+    def selected(self) -> Iterator[None]:
+        with instruction_set(self.instruction_set):
+            yield
+
+
+@contextmanager
+def instruction_set(name: str) -> Iterator[None]:
+    before = _C.instruction_set()
+    _C.set_instruction_set(name)
+    try:
+        yield
+    finally:
+        _C.set_instruction_set(before)
+
+
+def to_torch(args: Args) -> Args:
+    """Tensors over the same memory, strides kept."""
+    return tuple(torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in args)
+
+
+def call_torch(op: str, args: Args) -> tuple[Array, ...]:
+    return as_arrays(getattr(torch.ops.ngram_npu, op)(*to_torch(args)))
+
+
+def call_numpy(op: str, args: Args) -> tuple[Array, ...]:
+    return as_arrays(getattr(_C, op)(*args))
+
+
+def as_arrays(results: Any) -> tuple[Array, ...]:
+    if results is None:
+        return ()
+    several = results if isinstance(results, tuple) else (results,)
+    return tuple(r.numpy() if isinstance(r, torch.Tensor) else r for r in several)
+
+
+def available_instruction_sets() -> list[str]:
+    found = []
+    for name in ALL_INSTRUCTION_SETS:
+        try:
+            with instruction_set(name):
+                found.append(name)
+        except ValueError:
+            continue
+    return found
+
+
+BACKENDS = [
+    Backend(f"{front_end}-{name}", call, name)
+    for name in available_instruction_sets()
+    for front_end, call in (("torch", call_torch), ("numpy", call_numpy))
+]
+FRONT_ENDS = [Backend(n, c, "auto") for n, c in (("torch", call_torch), ("numpy", call_numpy))]

@@ -1,0 +1,12 @@
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# CI repeats one run exactly; a developer's machine looks further each time.
+settings.register_profile(
+    "ci", derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
+)
+settings.register_profile("dev", deadline=None, suppress_health_check=list(HealthCheck))
+settings.load_profile("ci" if os.environ.get("CI") else "dev")

@@ -1,0 +1,41 @@
+"""Comparing one call with the reference: results, what was written, and what must not be."""
+
+from __future__ import annotations
+
+import numpy as np
+from backends import Backend
+from opspecs import Args, OpSpec, Sample, clone_args, owner, same_bits
+
+
+class Mismatch(AssertionError):
+    pass
+
+
+def check_parity(spec: OpSpec, backend: Backend, sample: Sample) -> None:
+    """Raises Mismatch unless the backend does exactly what the reference does."""
+    expected_args = clone_args(sample.args)
+    got_args = clone_args(sample.args)
+    expected = spec.reference(*expected_args)
+    with backend.selected():
+        got = backend.call(spec.name, got_args)
+    _check_arguments(spec, sample, got_args, expected_args if sample.compare else None)
+    if not sample.compare:
+        return
+    if len(got) != len(expected):
+        raise Mismatch(f"{len(got)} results instead of {len(expected)}")
+    for i, (mine, truth) in enumerate(zip(got, expected, strict=True)):
+        if not same_bits(mine, truth):
+            raise Mismatch(f"{sample.label}: result {i}: got\n{mine}\nexpected\n{truth}")
+
+
+def _check_arguments(spec: OpSpec, sample: Sample, got: Args, expected: Args | None) -> None:
+    """Whole owners are compared, so a write beside a slice shows as well as one into it."""
+    for (name, _), before, mine, truth in zip(
+        spec.arguments, sample.args, got, expected or got, strict=True
+    ):
+        if not isinstance(before, np.ndarray):
+            continue
+        if name not in spec.written and not np.array_equal(owner(mine), owner(before)):
+            raise Mismatch(f"{sample.label}: {name} was changed but is not marked as written")
+        if not np.array_equal(owner(mine), owner(truth)):
+            raise Mismatch(f"{sample.label}: {name}: got\n{owner(mine)}\nexpected\n{owner(truth)}")

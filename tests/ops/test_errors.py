@@ -1,0 +1,106 @@
+"""Bad calls: refused before anything is written, by an error that names op, argument, expected and
+got; derived from the schemas and the OpSpecs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from backends import FRONT_ENDS, Backend
+from opspecs import OPSPECS, BadCall, OpSpec, clone_args, owner
+
+SPECS = list(OPSPECS.values())
+
+
+def _inner_stride_two(array: np.ndarray) -> np.ndarray:
+    return np.repeat(array, 2, axis=-1)[..., ::2]
+
+
+def _derived(spec: OpSpec) -> Iterator[BadCall]:
+    """Every tensor with a wrong dtype, rank and inner stride."""
+    sample = next(spec.samples(np.random.default_rng(1)))
+    for (name, kind), value in zip(spec.arguments, sample.args, strict=True):
+        if not kind.startswith("Tensor") or value is None:
+            continue
+        yield BadCall(f"{name} dtype", {name: lambda a: a.astype(np.float32)}, "got another", name)
+        yield BadCall(f"{name} rank", {name: lambda a: a[None]}, "expected rank", name)
+        yield BadCall(f"{name} stride", {name: _inner_stride_two}, "inner stride 2", name)
+
+
+CASES = [
+    pytest.param(spec, bad, front_end, id=f"{spec.name}-{bad.label}-{front_end.name}")
+    for spec in SPECS
+    for bad in (*spec.bad_calls, *_derived(spec))
+    for front_end in FRONT_ENDS
+]
+
+
+@pytest.mark.parametrize(("spec", "bad", "front_end"), CASES)
+def test_refused_before_anything_is_written(spec: OpSpec, bad: BadCall, front_end: Backend) -> None:
+    good = next(spec.samples(np.random.default_rng(1))).args
+    args = spec.replace(clone_args(good), **bad.change)
+    before = clone_args(args)
+    with pytest.raises(ValueError) as raised:
+        front_end.call(spec.name, args)
+    message = str(raised.value)
+    assert message.startswith(f"{spec.name}: {bad.argument}: expected "), message
+    assert ", got " in message
+    assert re.search(bad.message, message), message
+    for mine, original in zip(args, before, strict=True):
+        if isinstance(mine, np.ndarray):
+            assert np.array_equal(owner(mine), owner(original))
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS, ids=lambda b: b.name)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_memory_of_a_written_tensor_is_its_own(spec: OpSpec, front_end: Backend) -> None:
+    """Every pair of a written int32 tensor and another one of its rank that share memory."""
+    sample = next(spec.samples(np.random.default_rng(1)))
+    values = dict(zip([n for n, _ in spec.arguments], clone_args(sample.args), strict=True))
+    pairs = 0
+    for written in sorted(spec.written):
+        for other in spec.tensor_names:
+            mine, theirs = values[written], values[other]
+            if other == written or mine is None or theirs is None:
+                continue
+            if (mine.dtype, mine.ndim) != (theirs.dtype, theirs.ndim):
+                continue
+            if any(m < t for m, t in zip(mine.shape, theirs.shape, strict=True)):
+                continue
+            shared = mine[tuple(slice(0, n) for n in theirs.shape)]
+            pairs += 1
+            with pytest.raises(ValueError, match=rf"{spec.name}: \w+: expected memory of its own"):
+                front_end.call(spec.name, spec.replace(tuple(values.values()), **{other: shared}))
+    assert pairs > 0 or not spec.written
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_numpy_wants_arrays(spec: OpSpec) -> None:
+    good = next(spec.samples(np.random.default_rng(1))).args
+    for name in spec.tensor_names:
+        with pytest.raises(ValueError, match=f"{spec.name}: {name}: expected a numpy array"):
+            FRONT_ENDS[1].call(spec.name, spec.replace(good, **{name: [1, 2, 3]}))
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_numpy_layouts_that_torch_cannot_have(spec: OpSpec) -> None:
+    """Read-only, unaligned and byte-swapped arrays."""
+    good = next(spec.samples(np.random.default_rng(1))).args
+    for name in spec.tensor_names:
+        value = spec.replace(good)[[n for n, _ in spec.arguments].index(name)]
+        if value is None:
+            continue
+        changes = {}
+        if value.dtype.itemsize > 1:
+            raw = np.zeros(value.nbytes + 1, np.uint8)[1:]
+            changes["aligned"] = np.ndarray(value.shape, value.dtype, raw)
+            changes["got another"] = value.astype(value.dtype.newbyteorder(">"))
+        if name in spec.written:
+            frozen = value.copy()
+            frozen.flags.writeable = False
+            changes["writable"] = frozen
+        for message, change in changes.items():
+            with pytest.raises(ValueError, match=f"{spec.name}: {name}: .*{message}"):
+                FRONT_ENDS[1].call(spec.name, spec.replace(clone_args(good), **{name: change}))

@@ -1,0 +1,85 @@
+"""Every operator on every backend against its reference, bit for bit; derived from the OpSpecs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from backends import BACKENDS, Backend
+from hypothesis import given
+from hypothesis import strategies as st
+from opspecs import OPSPECS, OpSpec, Sample, clone_args
+
+from ops.parity import Mismatch, check_parity
+
+SPECS = list(OPSPECS.values())
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_samples(spec: OpSpec, backend: Backend) -> None:
+    count = 0
+    for sample in spec.samples(np.random.default_rng(2026)):
+        check_parity(spec, backend, sample)
+        count += 1
+    assert count >= 10
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_random(spec: OpSpec, backend: Backend) -> None:
+    @given(spec.strategy)
+    def check(args: tuple[object, ...]) -> None:
+        check_parity(spec, backend, Sample("hypothesis", args))
+
+    check()
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_reference_writes_only_what_the_schema_marks(spec: OpSpec) -> None:
+    reference = Backend("reference", lambda _, args: spec.reference(*args), "auto")
+    for sample in spec.samples(np.random.default_rng(7)):
+        check_parity(spec, reference, sample)
+
+
+def _wrong_backend(spec: OpSpec, fault: str) -> Backend:
+    def call(_: str, args: tuple[object, ...]) -> tuple[np.ndarray, ...]:
+        results = spec.reference(*args)
+        if fault == "value":
+            results[-1].flat[0] += 1
+        elif fault == "dtype":
+            results = (*results[:-1], results[-1].astype(np.int64))
+        elif fault == "shape":
+            results = (*results[:-1], results[-1][None])
+        elif fault == "missing":
+            results = results[:-1]
+        elif fault == "unmarked":
+            names = [name for name, _ in spec.arguments]
+            target = next(
+                a
+                for n, a in zip(names, args, strict=True)
+                if isinstance(a, np.ndarray) and n not in spec.written
+            )
+            target.flat[0] = 0 if target.flat[0] else 1
+        elif fault == "outside":
+            next(a for a in args if isinstance(a, np.ndarray)).base[0, 0] += 1
+        return results
+
+    return Backend(f"wrong-{fault}", call, "auto")
+
+
+@pytest.mark.parametrize("fault", ["value", "dtype", "shape", "missing", "unmarked", "outside"])
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_the_comparison_catches(spec: OpSpec, fault: str) -> None:
+    sample = next(spec.samples(np.random.default_rng(3)))
+    with pytest.raises(Mismatch):
+        check_parity(spec, _wrong_backend(spec, fault), sample)
+
+
+@given(st.data())
+def test_clone_keeps_the_layout(data: st.DataObject) -> None:
+    args = data.draw(OPSPECS["ngram_propose"].strategy)
+    for original, copy in zip(args, clone_args(args), strict=True):
+        if isinstance(original, np.ndarray):
+            assert copy.strides == original.strides
+            assert np.array_equal(copy, original)
+            assert not np.shares_memory(copy, original)

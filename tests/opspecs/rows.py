@@ -1,0 +1,86 @@
+"""Rows of tokens to look up in, shared by the lookup operators' samples."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from .spec import Array
+
+INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
+HOSTILE_INT32 = [INT32_MIN, INT32_MIN + 1, -2, -1, 0, 1, INT32_MAX - 1, INT32_MAX]
+HOSTILE_INT64 = [-(2**63), -(2**32), *HOSTILE_INT32, 2**32, 2**32 + 1, 2**63 - 1]
+
+# One off every edge of a vector (4, 8, 16 lanes) and of a block of four of them.
+EDGE_LENGTHS = sorted({0, 1, 2, 3} | {b + d for b in (4, 8, 16, 32, 64, 128, 192) for d in (-1, 0, 1, 2)})
+
+POLICIES = [(match, overlap) for match in (0, 1) for overlap in (False, True)]
+
+
+def random_rows(rng: np.random.Generator, rows: int, capacity: int, alphabet: int) -> Array:
+    return rng.integers(0, alphabet, (rows, capacity), dtype=np.int32)
+
+
+def structured_rows(capacity: int) -> list[tuple[str, Array]]:
+    """Rows on which a lookup has much to go wrong with."""
+    i = np.arange(capacity)
+    fibonacci = "01"
+    while len(fibonacci) < capacity:
+        fibonacci = "".join("01" if c == "0" else "0" for c in fibonacci)
+    rows = {
+        "constant": np.zeros(capacity),
+        "period-2": i % 2,
+        "period-3": i % 3,
+        "period-17": i % 17,
+        "distinct": i,
+        "fibonacci-word": np.array([int(c) for c in fibonacci[:capacity]]),
+        "ruler": np.array([(n & -n).bit_length() for n in range(1, capacity + 1)]),
+        "match-at-start": np.where(i < capacity // 2, i, i - capacity // 2),
+        "rising-matches": _rising_matches(capacity),
+        "hostile-tokens": np.resize(HOSTILE_INT32, capacity),
+    }
+    return [(name, values.astype(np.int32)) for name, values in rows.items()]
+
+
+def _rising_matches(capacity: int) -> Array:
+    """Ever longer suffixes of the tail, each ended by a token of its own: the bar rises again and
+    again, from the front and from the back."""
+    tail = list(range(1000, 1016))
+    row: list[int] = []
+    stop = 0
+    for n in [*range(1, 16), *range(15, 0, -1)]:
+        row += [*tail[-n:], stop]
+        stop -= 1
+    return np.array((row * (capacity // len(row) + 1))[: max(0, capacity - 16)] + tail)[-capacity:]
+
+
+def token_rows(max_rows: int = 4, max_capacity: int = 70) -> st.SearchStrategy[Array]:
+    """Small alphabets make long and repeated matches likely."""
+
+    def rows(shape: tuple[int, int, int]) -> st.SearchStrategy[Array]:
+        count, capacity, alphabet = shape
+        tokens = st.lists(
+            st.integers(-1, alphabet), min_size=count * capacity, max_size=count * capacity
+        )
+        return tokens.map(lambda flat: np.array(flat, np.int32).reshape(count, capacity))
+
+    shapes = st.tuples(
+        st.integers(0, max_rows), st.integers(0, max_capacity), st.sampled_from([0, 1, 2, 5])
+    )
+    return shapes.flatmap(rows)
+
+
+@st.composite
+def lookup_options(draw: st.DrawFn) -> tuple[int, int, int, int, bool, int]:
+    """min_n, max_n, k, match, overlap, max_len."""
+    max_n = draw(st.one_of(st.integers(1, 6), st.sampled_from([33, 64])))
+    min_n = draw(st.integers(1, max_n))
+    max_len = draw(st.one_of(st.integers(0, 80), st.sampled_from([-(2**63), -1, 2**63 - 1])))
+    return (
+        min_n,
+        max_n,
+        draw(st.sampled_from([1, 2, 4, 7, 64])),
+        draw(st.integers(0, 1)),
+        draw(st.booleans()),
+        max_len,
+    )

@@ -1,0 +1,116 @@
+"""What an OpSpec is: everything that can be tested of an operator without knowing which it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import strategies as st
+
+Array = npt.NDArray[Any]
+Args = tuple[Any, ...]
+
+CANARY = 1_094_795_585  # 0x41414141: what surrounds the data that an operator may touch
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call's arguments, in schema order, as numpy arrays and scalars."""
+
+    label: str
+    args: Args
+    compare: bool = True
+    """False for class-B input (duplicate rows and the like): safe, but of unspecified result."""
+
+
+@dataclass(frozen=True)
+class BadCall:
+    """A call that must be refused before anything is written."""
+
+    label: str
+    change: dict[str, Any]
+    """Arguments replaced by name; a callable gets the good value."""
+    message: str
+    """A regular expression the error must match; op and argument are checked as well."""
+    argument: str
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    name: str
+    schema: str
+    reference: Callable[..., tuple[Array, ...]]
+    samples: Callable[[np.random.Generator], Iterator[Sample]]
+    """Ordinary, edge and hostile ones; the first is an ordinary one with every size above 1."""
+    strategy: st.SearchStrategy[Args]
+    bad_calls: tuple[BadCall, ...]
+    sizes: tuple[Args, ...]
+    """Argument tuples for one compiled graph: all sizes differ between them, and within each (torch
+    takes two equal sizes for one symbol)."""
+    no_kernel: dict[str, str] = field(default_factory=dict)
+    """Backend -> why this operator has no kernel there."""
+
+    @property
+    def arguments(self) -> list[tuple[str, str]]:
+        """(name, type) of each argument, e.g. ("token_ids", "Tensor(a!)")."""
+        inside = self.schema[self.schema.index("(") + 1 : self.schema.index(") ->")]
+        return [(part.split()[1], part.split()[0]) for part in inside.split(", ")]
+
+    @property
+    def tensor_names(self) -> list[str]:
+        return [name for name, kind in self.arguments if kind.startswith("Tensor")]
+
+    @property
+    def written(self) -> set[str]:
+        return {name for name, kind in self.arguments if re.match(r"Tensor\(\w+!\)", kind)}
+
+    def replace(self, args: Args, **change: Any) -> Args:
+        names = [name for name, _ in self.arguments]
+        values = dict(zip(names, args, strict=True))
+        for name, value in change.items():
+            values[name] = value(values[name]) if callable(value) else value
+        return tuple(values[name] for name in names)
+
+
+def owner(array: Array) -> Array:
+    """The array whose memory `array` is a view of."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def clone(array: Array) -> Array:
+    """A copy that keeps the layout: same strides, same offset into a copy of the owner."""
+    base = owner(array)
+    offset = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+    return np.ndarray(array.shape, array.dtype, base.copy(), offset, array.strides)
+
+
+def clone_args(args: Args) -> Args:
+    return tuple(clone(a) if isinstance(a, np.ndarray) else a for a in args)
+
+
+def in_buffer(values: npt.ArrayLike, *, before: int = 0, gap: int = 0, dtype: Any = np.int32) -> Array:
+    """The values as a slice of a larger buffer of canaries: `before` items ahead of each row and
+    `gap` behind it, so that the outer stride exceeds the width and stray writes show."""
+    array = np.asarray(values, dtype)
+    if array.ndim == 1:
+        base = np.full(before + array.shape[0] + gap, CANARY).astype(dtype)
+        view = base[before : before + array.shape[0]]
+    else:
+        base = np.full((array.shape[0], before + array.shape[1] + gap), CANARY).astype(dtype)
+        view = base[:, before : before + array.shape[1]]
+    view[...] = array
+    return view
+
+
+def same_bits(got: Array, expected: Array) -> bool:
+    return (
+        got.dtype == expected.dtype
+        and got.shape == expected.shape
+        and bool(np.array_equal(got, expected))
+    )
