@@ -18,7 +18,7 @@ class Report:
     numpy: str
     torch: str | None
     torch_operators: str
-    """"registered", or why not."""
+    """``registered``, or why not."""
     compiler: str
     instruction_set: str
     thread_limit: int

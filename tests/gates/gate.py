@@ -1,0 +1,147 @@
+"""The gate: every operator is complete in every layer, under one name.
+
+`problems` judges a `Tree`, a plain description of what is registered and written down; so the
+tests can feed it wrong ones.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from opspecs import OpSpec
+
+DEVICES = ("cpu", "cuda", "npu")
+
+_CPP_TYPES = {
+    "Tensor": "const Tensor&",
+    "Tensor?": "const std::optional<Tensor>&",
+    "SymInt": "int64_t",
+    "int": "int64_t",
+    "bool": "bool",
+}
+
+
+@dataclass(frozen=True)
+class Tree:
+    specs: dict[str, OpSpec]
+    schemas: dict[str, str]
+    """Registered with torch, by name."""
+    kernels: dict[tuple[str, str], bool]
+    """(op, device) -> whether a kernel is loaded."""
+    references: dict[str, Callable[..., object]]
+    wrappers: set[str]
+    fakes: set[str]
+    numpy_functions: set[str]
+    documents: dict[str, str]
+    adapters: dict[str, str]
+    """Source text of csrc/torch/<op>.cpp."""
+    core_headers: set[str]
+    stub: str
+    """Source text of _C.pyi."""
+
+
+def problems(tree: Tree) -> list[str]:
+    found = [f"{op}: registered but has no OpSpec" for op in tree.schemas.keys() - tree.specs.keys()]
+    for name, spec in tree.specs.items():
+        found += [f"{name}: {problem}" for problem in _problems_of(tree, name, spec)]
+    return sorted(found)
+
+
+def _problems_of(tree: Tree, name: str, spec: OpSpec) -> list[str]:
+    found = []
+    schema = tree.schemas.get(name)
+    if spec.name != name or not spec.schema.startswith(name + "("):
+        found.append("the OpSpec, its schema and its key differ in name")
+    if schema is None:
+        found.append("not registered")
+    elif schema != spec.schema:
+        found.append(f"registered as {schema}, the OpSpec says {spec.schema}")
+    if bool(spec.written) != name.endswith("_"):
+        found.append("an operator's name ends in _ exactly if it writes to an argument")
+    for device in DEVICES:
+        loaded, reason = tree.kernels.get((name, device), False), spec.no_kernel.get(device)
+        if device == "cpu" and not loaded:
+            found.append("no kernel for cpu")
+        if loaded and reason:
+            found.append(f"has a kernel for {device}, but the OpSpec says why not")
+        if device != "cpu" and not loaded and not reason:
+            found.append(f"no kernel for {device} and no reason")
+    if tree.references.get(name) is not spec.reference:
+        found.append("reference/ has no function of that name, or not the OpSpec's")
+    for what, names in (
+        ("a wrapper in ops/", tree.wrappers),
+        ("a fake", tree.fakes),
+        ("a numpy function in _C", tree.numpy_functions),
+        ("csrc/core/<op>.h", tree.core_headers),
+    ):
+        if name not in names:
+            found.append(f"lacks {what}")
+    found += _document_problems(spec, tree.documents.get(name))
+    found += _adapter_problems(spec, tree.adapters.get(name))
+    found += _stub_problems(spec, tree.stub)
+    return found
+
+
+def _document_problems(spec: OpSpec, text: str | None) -> list[str]:
+    if text is None:
+        return ["lacks docs/ops/<op>.md"]
+    found = []
+    if spec.schema not in text:
+        found.append("its document does not show its schema")
+    if ">>> " not in text:
+        found.append("its document has no worked example")
+    return found
+
+
+def _adapter_problems(spec: OpSpec, text: str | None) -> list[str]:
+    """Neither torch nor the compiler compares a schema with the function behind it."""
+    if text is None:
+        return ["lacks csrc/torch/<op>.cpp"]
+    signature = re.search(rf"^(\S[^;{{}}()]*?)\s{spec.name}\(([^)]*)\) {{", text, re.MULTILINE)
+    if signature is None:
+        return ["its adapter has no function of its name"]
+    returned, parameters = (" ".join(part.split()) for part in signature.groups())
+    kinds = [(name, re.sub(r"\(\w+!\)", "", kind)) for name, kind in spec.arguments]
+    expected = [f"{_CPP_TYPES[kind]} {name}" for name, kind in kinds]
+    found = []
+    if parameters.split(", ") != expected:
+        found.append(f"schema and C++ signature differ: {parameters} instead of {', '.join(expected)}")
+    results = spec.schema.split(" -> ")[1].count("Tensor")
+    if returned.count("Tensor") != results:
+        found.append(f"schema and C++ signature differ: {returned} for {results} results")
+    return found
+
+
+def _stub_problems(spec: OpSpec, stub: str) -> list[str]:
+    for node in ast.parse(stub).body:
+        if isinstance(node, ast.FunctionDef) and node.name == spec.name:
+            names = [argument.arg for argument in node.args.args]
+            if names != [name for name, _ in spec.arguments]:
+                return [f"_C.pyi gives it the arguments {names}"]
+            return []
+    return ["not in _C.pyi"]
+
+
+def source_problems(root: Path) -> list[str]:
+    """What holds for the sources themselves: lengths, and who may name torch."""
+    found = []
+    for path in sorted(root.rglob("*")):
+        relative = path.relative_to(root).as_posix()
+        if path.suffix not in {".py", ".pyi", ".cpp", ".h", ".cu", ".cuh"}:
+            continue
+        if relative.split("/")[0] not in {"csrc", "python", "tests", "tools"}:
+            continue
+        text = path.read_text()
+        lines = text.count("\n")
+        if lines > 500:
+            found.append(f"{relative}: {lines} lines")
+        torch_free = relative.startswith("csrc/") and not relative.startswith("csrc/torch/")
+        if torch_free and re.search(r'^#include [<"](torch|ATen|c10)/', text, re.MULTILINE):
+            found.append(f"{relative}: includes torch outside csrc/torch")
+        if relative != "csrc/ascendc/launch.cpp" and re.search(r'^#include [<"]torch_npu', text, re.MULTILINE):
+            found.append(f"{relative}: includes torch_npu outside csrc/ascendc/launch.cpp")
+    return found

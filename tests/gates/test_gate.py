@@ -1,0 +1,168 @@
+"""The gate passes on this tree and fails on every wrong one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ngram_npu
+import pytest
+import torch
+from ngram_npu import _C, _library, ops, reference
+from opspecs import OPSPECS
+
+from gates.gate import DEVICES, Tree, problems, source_problems
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _registered() -> dict[str, str]:
+    names = [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("ngram_npu::")]
+    schemas = {}
+    for name in names:
+        op = name.removeprefix("ngram_npu::")
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU"), name
+        schema = str(getattr(torch.ops.ngram_npu, op).default._schema)
+        schemas[op] = schema.removeprefix("ngram_npu::")
+    return schemas
+
+
+def _texts(folder: str, suffix: str) -> dict[str, str]:
+    return {p.stem: p.read_text() for p in (ROOT / folder).glob(f"*{suffix}")}
+
+
+@pytest.fixture(scope="module")
+def tree() -> Tree:
+    schemas = _registered()
+    return Tree(
+        specs=OPSPECS,
+        schemas=schemas,
+        kernels={(op, d): _library.has_kernel(op, d) for op in schemas for d in DEVICES},
+        references={op: getattr(reference, op) for op in reference.__all__},
+        wrappers=set(ops.__all__),
+        fakes={
+            op
+            for op in schemas
+            if torch._C._dispatch_has_kernel_for_dispatch_key(f"ngram_npu::{op}", "Meta")
+            or torch._library.simple_registry.singleton.find(f"ngram_npu::{op}").fake_impl.kernel
+        },
+        numpy_functions={op for op in schemas if callable(getattr(_C, op, None))},
+        documents=_texts("docs/ops", ".md"),
+        adapters=_texts("csrc/torch", ".cpp"),
+        core_headers=set(_texts("csrc/core", ".h")),
+        stub=(Path(ngram_npu.__file__).parent / "_C.pyi").read_text(),
+    )
+
+
+def test_this_tree(tree: Tree) -> None:
+    assert problems(tree) == []
+    assert set(tree.schemas) == set(OPSPECS)
+    assert len(OPSPECS) >= 2
+
+
+OP = "ngram_step_"
+
+
+def _without(mapping: dict[Any, Any], key: Any) -> dict[Any, Any]:
+    return {k: v for k, v in mapping.items() if k != key}
+
+
+def _with_spec(tree: Tree, **change: Any) -> Tree:
+    return replace(tree, specs={**tree.specs, OP: replace(tree.specs[OP], **change)})
+
+
+def _with_adapter(tree: Tree, old: str, new: str) -> Tree:
+    text = tree.adapters[OP]
+    assert old in text
+    return replace(tree, adapters={**tree.adapters, OP: text.replace(old, new)})
+
+
+WRONG: dict[str, tuple[Callable[[Tree], Tree], str]] = {
+    "no OpSpec": (lambda t: replace(t, specs=_without(t.specs, OP)), "has no OpSpec"),
+    "not registered": (lambda t: replace(t, schemas=_without(t.schemas, OP)), "not registered"),
+    "other schema": (
+        lambda t: replace(t, schemas={**t.schemas, OP: t.schemas[OP].replace("SymInt k", "int k")}),
+        "registered as",
+    ),
+    "other name": (lambda t: _with_spec(t, name="ngram_stepp_"), "differ in name"),
+    "unmarked write": (
+        lambda t: replace(t, specs={"ngram_step": replace(t.specs[OP], name="ngram_step")}),
+        "ends in _",
+    ),
+    "no cpu kernel": (
+        lambda t: replace(t, kernels=_without(t.kernels, (OP, "cpu"))),
+        "no kernel for cpu",
+    ),
+    "no reason": (lambda t: _with_spec(t, no_kernel={}), "no kernel for cuda and no reason"),
+    "stale reason": (
+        lambda t: replace(t, kernels={**t.kernels, (OP, "npu"): True}),
+        "kernel for npu, but",
+    ),
+    "no reference": (lambda t: replace(t, references=_without(t.references, OP)), "reference/"),
+    "other reference": (
+        lambda t: replace(t, references={**t.references, OP: reference.ngram_propose}),
+        "reference/",
+    ),
+    "no wrapper": (lambda t: replace(t, wrappers=t.wrappers - {OP}), "a wrapper"),
+    "no fake": (lambda t: replace(t, fakes=t.fakes - {OP}), "a fake"),
+    "no numpy function": (
+        lambda t: replace(t, numpy_functions=t.numpy_functions - {OP}),
+        "a numpy function",
+    ),
+    "no core header": (lambda t: replace(t, core_headers=t.core_headers - {OP}), "csrc/core"),
+    "no document": (lambda t: replace(t, documents=_without(t.documents, OP)), "lacks docs"),
+    "document of another schema": (
+        lambda t: replace(
+            t, documents={**t.documents, OP: t.documents[OP].replace("SymInt k", "int k")}
+        ),
+        "does not show its schema",
+    ),
+    "document without example": (
+        lambda t: replace(t, documents={**t.documents, OP: t.specs[OP].schema}),
+        "no worked example",
+    ),
+    "no adapter": (lambda t: replace(t, adapters=_without(t.adapters, OP)), "lacks csrc/torch"),
+    "C++ type": (lambda t: _with_adapter(t, "int64_t max_n", "double max_n"), "signature differ"),
+    "C++ order": (
+        lambda t: _with_adapter(t, "int64_t min_n, int64_t max_n", "int64_t max_n, int64_t min_n"),
+        "signature differ",
+    ),
+    "C++ results": (
+        lambda t: _with_adapter(t, "std::tuple<Tensor, Tensor, ", "std::tuple<Tensor, "),
+        "signature differ",
+    ),
+    "no stub": (lambda t: replace(t, stub=""), "not in _C.pyi"),
+    "other stub": (
+        lambda t: replace(t, stub=t.stub.replace("    advance: bool,\n", "")),
+        "_C.pyi gives it",
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_trees_fail(tree: Tree, wrong: str) -> None:
+    change, message = WRONG[wrong]
+    found = problems(change(tree))
+    assert any(message in problem for problem in found), found
+
+
+def test_sources() -> None:
+    assert source_problems(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("csrc/cpu/long.cpp", "\n" * 501, "501 lines"),
+        ("csrc/cpu/kernel.cpp", "#include <torch/all.h>\n", "outside csrc/torch"),
+        ("csrc/core/op.h", "#include <ATen/ATen.h>\n", "outside csrc/torch"),
+        ("csrc/torch/op.cpp", "#include <torch_npu/npu.h>\n", "torch_npu outside"),
+    ],
+)
+def test_wrong_sources_fail(tmp_path: Path, file: str, text: str, message: str) -> None:
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert any(message in problem for problem in source_problems(tmp_path))
