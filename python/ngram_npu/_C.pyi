@@ -39,7 +39,7 @@ def ngram_propose(
     min_n: int,
     max_n: int,
     k: int,
-    match: int,
+    match_policy: int,
     overlap: bool,
     max_len: int,
 ) -> tuple[_Int32, _Int32, _Int32]:
@@ -57,7 +57,7 @@ def ngram_step_(
     min_n: int,
     max_n: int,
     k: int,
-    match: int,
+    match_policy: int,
     overlap: bool,
     max_len: int,
     workspace: _Int32 | None,
