@@ -2,7 +2,7 @@
 
 A call with threads costs ``scan / threads + wake``; one thread costs ``scan``. From both times at a
 size where threads are taken follows ``wake``, and the number of tokens at which both are equal. The
-kernel's own threshold (``Executor.min_tokens_per_thread``) holds threads back below it: there the ratio is 1.
+pool's own threshold (``Executor.min_tokens_per_thread``) keeps to one below it: the ratio is 1.
 The data is "nomatch", where every token is looked at: a row that ends early has no known length.
 """
 
