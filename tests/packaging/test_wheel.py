@@ -1,4 +1,4 @@
-"""The wheel where there is neither source tree nor compiler nor torch, and what its libraries need."""
+"""The wheel without source tree, compiler or torch; and what its libraries need and export."""
 
 from __future__ import annotations
 
