@@ -28,7 +28,7 @@ class Pool {
 
   void run(int32_t num_tasks, Task fn, void* context) {
     const std::unique_lock<std::mutex> owner(owner_, std::try_to_lock);
-    if (!owner.owns_lock() || !grow(num_tasks - 1)) {
+    if (num_tasks < 2 || !owner.owns_lock() || !grow(num_tasks - 1)) {
       for (int32_t task = 0; task < num_tasks; ++task) fn(context, task);
       return;
     }

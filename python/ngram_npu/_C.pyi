@@ -40,7 +40,7 @@ def ngram_propose(
     min_n: int,
     max_n: int,
     k: int,
-    match: int,
+    match_policy: int,
     overlap: bool,
     max_len: int,
 ) -> tuple[_Int32, _Int32, _Int32]:
@@ -58,7 +58,7 @@ def ngram_step_(
     min_n: int,
     max_n: int,
     k: int,
-    match: int,
+    match_policy: int,
     overlap: bool,
     max_len: int,
     workspace: _Int32 | None,
