@@ -44,7 +44,7 @@ format: setup
 
 # The wheel is installed, so the tests see what a user gets, not the source tree.
 test-python: install
-	$(PY) -m pytest
+	NGRAM_NPU_WHEEL=$$(ls $(DIST)/ngram_npu-*.whl) $(PY) -m pytest
 
 CONFIGURE = cmake -G Ninja -S . -DPython_EXECUTABLE=$(abspath $(PY)) -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja)
 
