@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from ngram_npu.async_state import PaddedDrafterBatch, StepInputs, StepOutputs
 
-from async_.late import LateTensor, value_of
-from async_.model import WRONG, Target
-from async_.scenario import PlainDevice, Scenario, as_rows
+from ngram_npu.reference.ngram_propose import draft_for
+
+from async_.late import value_of
+from async_.model import Target
+from async_.scenario import Scenario, as_rows
 
 
 @dataclass
@@ -32,6 +34,8 @@ class Launched:
     """The hash at each token of the step."""
     computed: list[int] = field(default_factory=list)
     num_sampled: list[int] = field(default_factory=list)
+    valid_drafts: dict[int, int] = field(default_factory=dict)
+    """Of the requests with drafts: how many are not padding."""
 
 
 class DeviceSide:
@@ -85,9 +89,11 @@ class DeviceSide:
             for i in range(batch):
                 begin, end = starts[i], starts[i + 1]
                 assert end - begin == step.scheduled[i]
-                listed = [self._slots_of(g, as_rows(t[rows[i]], t.shape[1])) for g, t in
-                          enumerate(tables)]
+                listed = [
+                    self._slots_of(g, as_rows(t[rows[i]], t.shape[1])) for g, t in enumerate(tables)
+                ]
                 first = lengths[i] - (end - begin)
+                self._check_drafts(ids[end - step.drafts[i] : end], first + 1, step, i)
                 context = self.target.attend([s[:first] for s in listed], 0, 0)
                 for n in range(begin, end):
                     before, place = context, first + n - begin
@@ -126,6 +132,25 @@ class DeviceSide:
             drafted = step.previous is not None and p >= 0 and step.previous.drafts[p] > 0
             assert step.previous is not None or not drafted
             assert accepted[i] == (step.previous.num_sampled[p] if drafted else 1)
+
+    def _check_drafts(self, found: Sequence[int], num_tokens: int, step: Launched, i: int) -> None:
+        """Wrong drafts cost no token, they are just rejected: so they are compared with what the
+        lookup is defined to find in the right context."""
+        if not found:
+            return
+        lookup = self.scenario.config.ngram
+        drafts, _ = draft_for(
+            step.requests[i].decoded[:num_tokens],
+            lookup.min_n,
+            lookup.max_n,
+            lookup.k,
+            lookup.match_code,
+            lookup.overlap,
+            lookup.max_len_or_unlimited,
+        )
+        step.valid_drafts[i] = min(len(drafts), len(found))
+        padding = [self.scenario.config.pad_token] * len(found)
+        assert list(found) == (drafts + padding)[: len(found)], "drafts of another context"
 
     def _check_slots(
         self,
@@ -173,6 +198,3 @@ class DeviceSide:
                     assert self.target.says(step.contexts[indices[i]]) == token
 
         self.device.launch(work)
-
-
-__all__ = ["WRONG", "DeviceSide", "Launched", "LateTensor", "PlainDevice"]

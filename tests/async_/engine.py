@@ -85,7 +85,9 @@ class Engine:
                 continue
             while not self._has_blocks(request, request.computed + tokens):
                 others = [
-                    r for r in self.running if r is not request and all(r is not s[0] for s in scheduled)
+                    r
+                    for r in self.running
+                    if r is not request and all(r is not s[0] for s in scheduled)
                 ]
                 if not others:
                     self._take_kept_blocks()
@@ -149,14 +151,14 @@ class Engine:
         staying = [r for r in self.running if r.row >= 0 and r not in admitted]
         rows = list(range(self.scenario.max_rows))
         if self.scenario.dense_rows:
-            order = staying if self.rng.random() >= self.scenario.shuffling else _shuffled(
-                self.rng, staying
+            order = (
+                staying
+                if self.rng.random() >= self.scenario.shuffling
+                else _shuffled(self.rng, staying)
             )
             places = {id(r): row for row, r in enumerate(order)}
         elif self.rng.random() < self.scenario.shuffling:
-            places = dict(
-                zip(map(id, staying), _shuffled(self.rng, rows), strict=False)
-            )
+            places = dict(zip(map(id, staying), _shuffled(self.rng, rows), strict=False))
         else:
             places = {id(r): r.row for r in staying}
         moves = [(r.row, places[id(r)]) for r in staying if r.row != places[id(r)]]
@@ -233,7 +235,6 @@ class Engine:
                 request.upper += 1 + drafts
                 request.position = i
         self._check_upper()
-        step.previous = None if step.previous is None else step.previous
         self.launched.append(step)
         self.last = step
         if self.scenario.reconciling == "at once":
@@ -311,6 +312,7 @@ class Engine:
         assert count == step.num_sampled[i]
         gained = count if step.drafts[i] else step.scheduled[i]
         assert truth.num_scheduled_drafts[i] == step.drafts[i]
+        assert truth.num_valid_drafts[i] == step.valid_drafts.get(i, 0)
         assert truth.num_accepted_drafts[i] <= truth.num_valid_drafts[i] <= step.drafts[i]
         self.accepted += int(truth.num_accepted_drafts[i])
         if lives:

@@ -40,8 +40,10 @@ class PlainDevice(CpuDevice):
 class Request:
     uid: int
     prompt: list[int]
+    decoded: list[int]
+    """Prompt and output, as plain decoding gives them, as far as a row reaches."""
     wanted: list[int]
-    """Prompt and output, as plain decoding gives them."""
+    """Up to its stop token or its last."""
     arrival: int
     tokens: list[int] = field(default_factory=list)
     """What the scheduler knows of it."""
@@ -96,6 +98,7 @@ class Scenario:
             rng.getrandbits(32),
         )
         self.requests = list(self._requests())
+        self.config = self._config()
 
     def _requests(self) -> Iterator[Request]:
         rng = self.rng
@@ -105,15 +108,16 @@ class Scenario:
             if rng.random() < 0.5:
                 prompt = prompt[: rng.randint(1, 6)]
             length = rng.randint(len(prompt) + 1, self.capacity)
-            wanted = self.target.decode(prompt, length, rng.randint(1, 4), repeats)
+            decoded = self.target.decode(prompt, self.capacity, rng.randint(1, 4), repeats)
+            wanted = decoded[:length]
             stop = rng.choice((None, None, rng.randrange(VOCAB)))
             for n in range(len(prompt), length):
                 if wanted[n] == stop:
                     wanted = wanted[: n + 1]
                     break
-            yield Request(uid, prompt, wanted, rng.choice((0, 0, rng.randint(0, 12))))
+            yield Request(uid, prompt, decoded, wanted, rng.choice((0, 0, rng.randint(0, 12))))
 
-    def config(self) -> AsyncConfig:
+    def _config(self) -> AsyncConfig:
         min_n = self.rng.randint(1, 2)
         return AsyncConfig(
             ngram=NgramConfig(
@@ -139,9 +143,9 @@ class Scenario:
     def state(self) -> tuple[AsyncSpecState, LateDevice | PlainDevice]:
         if self.device_name == "cpu":
             plain = PlainDevice()
-            return AsyncSpecState(self.config(), runtime=plain), plain
+            return AsyncSpecState(self.config, runtime=plain), plain
         late = LateDevice(self.device_name, self.rng)
-        return AsyncSpecState(self.config(), runtime=late), late
+        return AsyncSpecState(self.config, runtime=late), late
 
 
 def as_rows(tensor: torch.Tensor, count: int) -> Sequence[int]:

@@ -117,9 +117,7 @@ class Mirrors:
             self._plan_admission(admission, changes, free)
         return changes
 
-    def _plan_admission(
-        self, admission: Admission, changes: RowChanges, free: list[int]
-    ) -> None:
+    def _plan_admission(self, admission: Admission, changes: RowChanges, free: list[int]) -> None:
         row, length = admission.row, len(admission.token_ids)
         if not 0 <= row < self.max_rows or changes.slot_of[row] >= 0:
             raise ValueError(f"begin_step: new/resumed: expected a free row, got {row}")

@@ -146,9 +146,7 @@ class DeviceTruth:
             config.pad_token,
         )
 
-    def accept(
-        self, sampled: torch.Tensor, views: BatchViews
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def accept(self, sampled: torch.Tensor, views: BatchViews) -> tuple[torch.Tensor, torch.Tensor]:
         """The newest token and the number of new tokens of each request. Cheap, and all that the
         host's mirrors need: so it comes before the lookup."""
         next_token_ids, num_sampled = self._ops.prepare_next_token_ids(
