@@ -2,7 +2,24 @@
 
 Importing this registers their fakes (``torch.compile``, ``FakeTensor``)."""
 
+from ngram_npu.ops.compute_slot_mapping_ import compute_slot_mapping_
+from ngram_npu.ops.correct_num_computed_tokens_ import correct_num_computed_tokens_
+from ngram_npu.ops.correct_spec_state_ import correct_spec_state_
 from ngram_npu.ops.ngram_propose import ngram_propose
 from ngram_npu.ops.ngram_step_ import ngram_step_
+from ngram_npu.ops.prepare_input_ids_ import prepare_input_ids_
+from ngram_npu.ops.prepare_inputs import prepare_inputs
+from ngram_npu.ops.prepare_inputs_padded import prepare_inputs_padded
+from ngram_npu.ops.prepare_next_token_ids import prepare_next_token_ids
 
-__all__ = ["ngram_propose", "ngram_step_"]
+__all__ = [
+    "compute_slot_mapping_",
+    "correct_num_computed_tokens_",
+    "correct_spec_state_",
+    "ngram_propose",
+    "ngram_step_",
+    "prepare_input_ids_",
+    "prepare_inputs",
+    "prepare_inputs_padded",
+    "prepare_next_token_ids",
+]
