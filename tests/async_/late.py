@@ -41,12 +41,14 @@ class LateDevice:
 
     Attributes:
         without: operators that do nothing here.
+        distort: for an operator, what to do to its results.
         launches: names of the operators launched so far.
     """
 
     def __init__(self, policy: str, rng: random.Random) -> None:
         self.policy = policy
         self.without: set[str] = set()
+        self.distort: dict[str, Callable[..., None]] = {}
         self.launches: list[str] = []
         self._rng = rng
         self._queues: dict[str, deque[Callable[[], None] | Event]] = {
@@ -230,20 +232,20 @@ def _launch(owner: LateDevice, name: str, function: Any, arguments: tuple[Any, .
         if isinstance(argument, torch.Tensor) and not isinstance(argument, LateTensor):
             raise HostReadError(f"{name} was given a tensor of the host")
     real = tuple(_inner(argument) for argument in arguments)
-    if not function._schema.returns:
-        if name not in owner.without:
-            owner.launch(lambda: function(*real))
-        return None
-    shapes = function(*(_meta(argument) for argument in arguments))
-    results = tuple(torch.zeros(s.shape, dtype=s.dtype) for s in shapes)
+    results: tuple[torch.Tensor, ...] = ()
+    if function._schema.returns:
+        shapes = function(*(_meta(argument) for argument in arguments))
+        results = tuple(torch.zeros(s.shape, dtype=s.dtype) for s in shapes)
 
     def work() -> None:
-        for result, found in zip(results, function(*real), strict=True):
+        for result, found in zip(results, function(*real) or (), strict=True):
             result.copy_(found)
+        if name in owner.distort:
+            owner.distort[name](real, results)
 
     if name not in owner.without:
         owner.launch(work)
-    return tuple(LateTensor(result, owner) for result in results)
+    return tuple(LateTensor(result, owner) for result in results) or None
 
 
 def value_of(tensor: torch.Tensor) -> torch.Tensor:
