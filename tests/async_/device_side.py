@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from ngram_npu.async_state import PaddedDrafterBatch, StepInputs, StepOutputs
-
 from ngram_npu.reference.ngram_propose import draft_for
 
 from async_.late import value_of

@@ -4,6 +4,7 @@ decoding, and what it believes with the device."""
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,8 @@ class Engine:
         self.launched: list[Launched] = []
         self.last: Launched | None = None
         self.steps = 0
-        self.accepted = 0
+        self.counts: Counter[str] = Counter()
+        """Of what happened, for the record."""
 
     def run(self) -> None:
         while self.waiting or self.running:
@@ -203,6 +205,7 @@ class Engine:
             ),
         )
         self.removed = []
+        self.counts += Counter(moves=len(moves), empty=not requests)
         step = Launched(
             requests,
             [r.residency for r in requests],
@@ -314,7 +317,13 @@ class Engine:
         assert truth.num_scheduled_drafts[i] == step.drafts[i]
         assert truth.num_valid_drafts[i] == step.valid_drafts.get(i, 0)
         assert truth.num_accepted_drafts[i] <= truth.num_valid_drafts[i] <= step.drafts[i]
-        self.accepted += int(truth.num_accepted_drafts[i])
+        valid, accepted = int(truth.num_valid_drafts[i]), int(truth.num_accepted_drafts[i])
+        self.counts += Counter(
+            discarded=step.discarded[i],
+            padded=step.drafts[i] - valid,
+            accepted=accepted,
+            rejected=valid - accepted,
+        )
         if lives:
             request.computed -= step.scheduled[i] - gained
             request.upper -= 0 if step.discarded[i] else 1 + step.drafts[i] - count

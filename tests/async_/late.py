@@ -193,11 +193,12 @@ class LateTensor(torch.Tensor):
         arguments: tuple[Any, ...] = (),
         keywords: dict[str, Any] | None = None,
     ) -> Any:
-        owner = next(a.owner for a in arguments if isinstance(a, LateTensor))
         name = function._schema.name.partition("::")[2]
         if function.namespace == "ngram_npu":
+            owner = next(a.owner for a in arguments if isinstance(a, LateTensor))
             return _launch(owner, name, function, arguments)
         if name in _ALIASES:
+            owner = arguments[0].owner
             made = function(*tree_map(_inner, arguments), **(keywords or {}))
             return tree_map(lambda t: LateTensor(t, owner), made)
         raise HostReadError(f"{function} on the device is neither an operator nor a view")

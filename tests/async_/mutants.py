@@ -274,7 +274,7 @@ MUTANTS |= {
     "argument written to": _wrapped(AsyncSpecState, "begin_step", _writing_to_the_batch),
     "position in a step that sampled nothing": _commit_then(_last_positions_kept),
     "known input ids not uploaded": lambda: mock.patch.object(
-        Mirrors, "known_input_ids", lambda *_: False
+        Mirrors, "known_input_ids", return_value=False
     ),
     "exact mirrors readable too soon": lambda: mock.patch.object(AsyncSpecState, "is_exact", True),
 }
