@@ -346,9 +346,10 @@ class _ReadyTooEarly(_Between):
         self._device.last = event
 
 
-def _one_upload(name: str) -> Mutant:
+def _one_upload(*names: str) -> Mutant:
     def change(state: AsyncSpecState) -> None:
-        setattr(state, name, getattr(state, name)[:1] * 2)
+        for name in names:
+            setattr(state, name, getattr(state, name)[:1] * 2)
 
     return _after_init(change)
 
@@ -426,7 +427,7 @@ MUTANTS |= {
     "one staging buffer for the packed upload": _one_upload("_packed_uploads"),
     "one staging buffer for input ids": _one_upload("_input_id_uploads"),
     "one staging buffer for prompts": _one_upload("_prompt_uploads"),
-    "one staging buffer for lengths": _one_upload("_length_uploads"),
+    "one staging buffer for lengths": _one_upload("_length_uploads", "_length_cells"),
     "one staging buffer for block tables": _after_init(_one_block_staging),
     "block table staging lacks the other's changes": _wrapped(
         BlockTable, "commit", _forgetting_the_other_staging

@@ -45,17 +45,20 @@ class BlockTable:
             return None
         num_blocks = self._num_blocks.copy()
         indices, values = [], []
-        for admission, slot in zip(changes.admissions, changes.admitted, strict=True):
-            # What the slot's last request left there is wiped, so that nothing is ever written to
-            # a block that belongs to somebody else by now.
-            blocks = admission.block_ids[index]
-            self._check_width(len(blocks))
-            count = max(int(num_blocks[slot]), len(blocks))
-            row = np.full(count, _UNUSED, np.int32)
-            row[: len(blocks)] = blocks
-            indices.append(slot * self._width + np.arange(count))
-            values.append(row)
-            num_blocks[slot] = len(blocks)
+        if changes.admissions:
+            blocks = [admission.block_ids[index] for admission in changes.admissions]
+            counts = np.array([len(ids) for ids in blocks])
+            self._check_width(int(counts.max()))
+            admitted = np.array(changes.admitted)
+            starts = admitted * self._width
+            indices.append(np.repeat(starts, counts) + ragged_ranks(counts))
+            values.append(np.concatenate(blocks, dtype=np.int32, casting="same_kind"))
+            # What the slot's last request had beyond that is wiped, so that nothing is ever written
+            # to a block that belongs to somebody else by now.
+            left = np.maximum(num_blocks[admitted] - counts, 0)
+            indices.append(np.repeat(starts + counts, left) + ragged_ranks(left))
+            values.append(np.full(len(indices[-1]), _UNUSED, np.int32))
+            num_blocks[admitted] = counts
         if appended is not None and len(appended.rows):
             slots = changes.slot_of[appended.rows]
             if (slots < 0).any() or len(appended.rows) != len(appended.block_ids):

@@ -319,7 +319,7 @@ def _take(slot_of: Int64Array, rows: IntArray, field: str) -> Int64Array:
     """The slots of `rows`, which become free."""
     if len(rows) and not 0 <= int(np.min(rows)) <= int(np.max(rows)) < len(slot_of):
         raise ValueError(f"begin_step: {field}: expected 0 to {len(slot_of) - 1}, got {rows}")
-    slots = slot_of[rows] if len(rows) else np.zeros(0, np.int64)
+    slots: Int64Array = slot_of[rows] if len(rows) else np.zeros(0, np.int64)
     if len(np.unique(rows)) != len(rows) or (slots < 0).any():
         raise ValueError(f"begin_step: {field}: expected different live rows, got {rows}")
     slot_of[rows] = -1

@@ -1,6 +1,8 @@
-"""The asynchronous pipeline: the host schedules ahead of what it knows, the device puts it right."""
+"""The asynchronous pipeline: the host schedules ahead of what it knows, the device corrects it."""
 
 from __future__ import annotations
+
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -70,6 +72,7 @@ class AsyncSpecState:
         self._input_id_uploads = self._staging(tokens)
         self._prompt_uploads = self._staging(tokens)
         self._length_uploads = self._staging(rows)
+        self._length_cells = [u.tensor.view(-1, 1).unbind(0) for u in self._length_uploads]
         # The counts of a step are read before the second next step begins: two buffers. Its drafts
         # are read when the next step is reconciled, by when two more may have ended: three.
         self._counts = [Download(self._device, (rows, rows * (k + 1))) for _ in range(2)]
@@ -139,7 +142,8 @@ class AsyncSpecState:
             raise ValueError(f"known_token_ids: row: expected a live row, got {row}")
         if not self.is_exact:
             return None
-        return self._mirrors.token_ids[slot, : self._mirrors.exact_tokens[slot]].copy()
+        known: Int32Array = self._mirrors.token_ids[slot, : self._mirrors.exact_tokens[slot]]
+        return known.copy()
 
     # The pipeline.
 
@@ -199,16 +203,18 @@ class AsyncSpecState:
         if not changes.admissions:
             return
         prompts, lengths = self._prompt_uploads[number % 2], self._length_uploads[number % 2]
-        prompts.reserve(sum(len(admission.token_ids) for admission in changes.admissions))
+        tokens = [admission.token_ids for admission in changes.admissions]
+        ends = list(accumulate(map(len, tokens)))
+        prompts.reserve(ends[-1])
+        np.concatenate(tokens, out=prompts.array[: ends[-1]], casting="same_kind")
+        lengths.array[changes.admitted] = [len(ids) for ids in tokens]
+        rows, cells = self._truth.token_rows, self._truth.num_tokens_cells
+        length_cells = self._length_cells[number % 2]
         copy = self._device.copy
         start = 0
-        for admission, slot in zip(changes.admissions, changes.admitted, strict=True):
-            end = start + len(admission.token_ids)
-            prompts.array[start:end] = admission.token_ids
-            lengths.array[slot] = end - start
-            row = self._truth.token_rows[slot]
-            copy(row[: end - start], prompts.tensor[start:end], "main")
-            copy(self._truth.num_tokens_cells[slot], lengths.tensor[slot : slot + 1], "main")
+        for slot, end in zip(changes.admitted, ends, strict=True):
+            copy(rows[slot][: end - start], prompts.tensor[start:end], "main")
+            copy(cells[slot], length_cells[slot], "main")
             start = end
 
     def _upload_step(self, step: Step) -> None:

@@ -1,4 +1,4 @@
-"""The truth: what lives on the device, and the operators that keep it. Nothing is read back here."""
+"""The truth: what lives on the device, and the operators that keep it. Nothing is read back."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class DeviceTruth:
         self.token_ids = device.tensor((rows, config.row_capacity), int32)
         self.num_tokens = device.tensor((rows,), int32)
         self.token_rows = self.token_ids.unbind(0)
-        self.num_tokens_cells = self.num_tokens.split(1)
+        self.num_tokens_cells = self.num_tokens.view(-1, 1).unbind(0)
         self.block_tables = tuple(
             device.tensor((rows, group.max_blocks), int32) for group in config.kv_groups
         )
