@@ -11,7 +11,8 @@ struct CorrectNumComputedTokensParams {
   IndexArray prev_positions;     // [B]
   const int32_t* num_sampled_prev;
   const int32_t* num_draft_prev;
-  int64_t num_previous;  // the shortest of num_computed_tokens, num_sampled_prev and num_draft_prev
+  // The size of the shortest of num_computed_tokens and the two above.
+  int64_t num_previous;
   const int32_t* host_num_computed_tokens;  // [B]
   int64_t batch;
 };

@@ -155,13 +155,13 @@ void Arguments::at_most(const char* name, const char* what, int64_t value, int64
   }
 }
 
-LookupOptions Arguments::lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t match, bool overlap,
+LookupOptions Arguments::lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap,
                                 int64_t max_len) {
   scalar("max_n", max_n, 1, kMaxNgram);
   scalar("min_n", min_n, 1, max_n);
   scalar("k", k, 1, kMaxDraftTokens);
-  scalar("match", match, kEarliest, kLatest);
-  return {min_n, max_n, k, max_len, static_cast<int32_t>(match), overlap};
+  scalar("match_policy", match_policy, kEarliest, kLatest);
+  return {min_n, max_n, k, max_len, static_cast<int32_t>(match_policy), overlap};
 }
 
 void Arguments::disjoint() const {

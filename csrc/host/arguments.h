@@ -37,7 +37,7 @@ struct TensorView {
   DType dtype = DType::kOther;
   int64_t item_bytes = 0;
   int32_t ndim = 0;
-  int64_t sizes[kMaxDim] = {};    // the first kMaxDim
+  int64_t sizes[kMaxDim] = {};  // the first kMaxDim
   int64_t strides[kMaxDim] = {};
   Device device;
   bool writable = true;
@@ -67,7 +67,7 @@ class Arguments {
   void scalar(const char* name, int64_t value, int64_t low, int64_t high);
   void absent(const char* name, const TensorView* view, const char* because);
   void at_most(const char* name, const char* what, int64_t value, int64_t limit, const char* of);
-  LookupOptions lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t match, bool overlap, int64_t max_len);
+  LookupOptions lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len);
 
   // A tensor that is written may share memory neither with another argument nor with itself. Call it last.
   void disjoint() const;

@@ -17,8 +17,7 @@ CorrectNumComputedTokensParams check_counts(Arguments& arguments, const TensorVi
   p.num_accepted_tokens = static_cast<int32_t*>(num_accepted_tokens.data);
   p.num_sampled_prev = arguments.int32s("num_sampled_prev", num_sampled_prev, -1);
   p.num_draft_prev = arguments.int32s("num_draft_prev", num_draft_prev, -1);
-  p.num_previous =
-      smaller(num_computed_tokens.sizes[0], smaller(num_sampled_prev.sizes[0], num_draft_prev.sizes[0]));
+  p.num_previous = smaller(num_computed_tokens.sizes[0], smaller(num_sampled_prev.sizes[0], num_draft_prev.sizes[0]));
   p.host_num_computed_tokens = arguments.int32s("host_num_computed_tokens", host_num_computed_tokens, p.batch);
   return p;
 }

@@ -4,7 +4,7 @@ namespace ngram_npu::host {
 
 NgramProposeParams check_ngram_propose(const TensorView& token_ids, const TensorView& num_tokens,
                                        const TensorView* row_indices, const TensorView* active, int64_t min_n,
-                                       int64_t max_n, int64_t k, int64_t match, bool overlap, int64_t max_len) {
+                                       int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len) {
   Arguments arguments("ngram_propose");
   NgramProposeParams p{};
   arguments.matrix("token_ids", token_ids, DType::kInt32);
@@ -14,7 +14,7 @@ NgramProposeParams check_ngram_propose(const TensorView& token_ids, const Tensor
   p.row_indices = arguments.indices("row_indices", row_indices, -1);
   p.batch = row_indices ? row_indices->sizes[0] : p.token_ids.rows;
   p.active = arguments.mask("active", active, p.batch);
-  p.lookup = arguments.lookup(min_n, max_n, k, match, overlap, max_len);
+  p.lookup = arguments.lookup(min_n, max_n, k, match_policy, overlap, max_len);
   arguments.disjoint();
   return p;
 }

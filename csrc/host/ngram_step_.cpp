@@ -5,7 +5,7 @@ namespace ngram_npu::host {
 NgramStepParams check_ngram_step_(const TensorView& token_ids, const TensorView& num_tokens,
                                   const TensorView& sampled_token_ids, const TensorView* discard,
                                   const TensorView* row_indices, bool advance, int64_t vocab_size, int64_t min_n,
-                                  int64_t max_n, int64_t k, int64_t match, bool overlap, int64_t max_len,
+                                  int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len,
                                   const TensorView* workspace) {
   Arguments arguments("ngram_step_");
   NgramStepParams p{};
@@ -20,11 +20,12 @@ NgramStepParams check_ngram_step_(const TensorView& token_ids, const TensorView&
   p.discard = arguments.mask("discard", discard, p.batch);
   p.row_indices = arguments.indices("row_indices", row_indices, p.batch);
   if (row_indices == nullptr) {
-    arguments.at_most("sampled_token_ids", "batch", p.batch, p.token_ids.rows, "rows of token_ids, without row_indices");
+    arguments.at_most("sampled_token_ids", "batch", p.batch, p.token_ids.rows,
+                      "rows of token_ids, without row_indices");
   }
   p.advance = advance;
   p.vocab_size = vocab_size;
-  p.lookup = arguments.lookup(min_n, max_n, k, match, overlap, max_len);
+  p.lookup = arguments.lookup(min_n, max_n, k, match_policy, overlap, max_len);
   if (workspace != nullptr) {
     arguments.vector("workspace", *workspace, {DType::kInt32}, -1, Arguments::kWrite);
     p.workspace = workspace->data;

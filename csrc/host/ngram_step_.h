@@ -9,7 +9,7 @@ namespace ngram_npu::host {
 NgramStepParams check_ngram_step_(const TensorView& token_ids, const TensorView& num_tokens,
                                   const TensorView& sampled_token_ids, const TensorView* discard,
                                   const TensorView* row_indices, bool advance, int64_t vocab_size, int64_t min_n,
-                                  int64_t max_n, int64_t k, int64_t match, bool overlap, int64_t max_len,
+                                  int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len,
                                   const TensorView* workspace);
 
 }  // namespace ngram_npu::host

@@ -10,9 +10,9 @@ namespace {
 py::tuple prepare_inputs(py::handle query_start_loc, py::handle seq_lens, py::handle num_rejected,
                          int64_t total_tokens) {
   constexpr const char* op = "prepare_inputs";
-  PrepareInputsParams p = host::check_prepare_inputs(
-      *ArrayView(op, "query_start_loc", query_start_loc), *ArrayView(op, "seq_lens", seq_lens),
-      *ArrayView(op, "num_rejected", num_rejected), total_tokens);
+  PrepareInputsParams p = host::check_prepare_inputs(*ArrayView(op, "query_start_loc", query_start_loc),
+                                                     *ArrayView(op, "seq_lens", seq_lens),
+                                                     *ArrayView(op, "num_rejected", num_rejected), total_tokens);
   auto query_start_loc_out = empty(p.batch + 1);
   auto seq_lens_out = empty(p.batch);
   auto token_indices = empty(p.total_tokens);

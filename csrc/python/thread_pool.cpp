@@ -28,7 +28,7 @@ class Pool {
 
   void run(int32_t num_tasks, Task fn, void* context) {
     const std::unique_lock<std::mutex> owner(owner_, std::try_to_lock);
-    if (!owner.owns_lock() || !grow(num_tasks - 1)) {
+    if (num_tasks < 2 || !owner.owns_lock() || !grow(num_tasks - 1)) {
       for (int32_t task = 0; task < num_tasks; ++task) fn(context, task);
       return;
     }
@@ -89,8 +89,8 @@ class Pool {
   uint64_t round_ = 0;
 };
 
-// Never destroyed: its threads may sleep in it until the process ends. A forked child has none of them, so it leaves the
-// parent's pool behind and makes its own.
+// Never destroyed: its threads may sleep in it until the process ends. A forked child has none of them, so it leaves
+// the parent's pool behind and makes its own.
 Pool& pool() {
   static std::mutex mutex;
   static Pool* current = nullptr;
@@ -106,11 +106,14 @@ Pool& pool() {
 }  // namespace
 
 Executor pool_executor() {
+  // These threads sleep between calls, so waking one costs more than with torch's pool: two threads win from about 2M
+  // tokens in all (tools/bench/results/crossover.json).
+  constexpr int64_t kMinTokensPerThread = int64_t{1} << 20;
   static const int32_t threads = default_threads();
   const auto run = [](const Executor*, int32_t num_tasks, void (*fn)(void*, int32_t), void* context) {
     pool().run(num_tasks, fn, context);
   };
-  return {run, threads, nullptr};
+  return {run, threads, kMinTokensPerThread, nullptr};
 }
 
 }  // namespace ngram_npu::python

@@ -8,14 +8,14 @@ namespace {
 
 Operator op("correct_spec_state_");
 
-void correct_spec_state_(
-    const Tensor& num_computed_tokens, const Tensor& num_accepted_tokens, const Tensor& positions,
-    const Tensor& seq_lens, const Tensor& slot_mapping, const std::optional<Tensor>& discard,
-    const Tensor& prev_positions, const Tensor& num_sampled_prev, const Tensor& num_draft_prev,
-    const Tensor& host_num_computed_tokens, const Tensor& query_start_loc, const std::optional<Tensor>& num_tokens,
-    const Tensor& block_table, const std::optional<Tensor>& row_indices, int64_t block_size,
-    int64_t blocks_per_kv_block, int64_t cp_world, int64_t cp_rank, int64_t cp_interleave, int64_t pad_id,
-    const std::optional<Tensor>& workspace) {
+void correct_spec_state_(const Tensor& num_computed_tokens, const Tensor& num_accepted_tokens, const Tensor& positions,
+                         const Tensor& seq_lens, const Tensor& slot_mapping, const std::optional<Tensor>& discard,
+                         const Tensor& prev_positions, const Tensor& num_sampled_prev, const Tensor& num_draft_prev,
+                         const Tensor& host_num_computed_tokens, const Tensor& query_start_loc,
+                         const std::optional<Tensor>& num_tokens, const Tensor& block_table,
+                         const std::optional<Tensor>& row_indices, int64_t block_size, int64_t blocks_per_kv_block,
+                         int64_t cp_world, int64_t cp_rank, int64_t cp_interleave, int64_t pad_id,
+                         const std::optional<Tensor>& workspace) {
   const host::TensorView first = view_of(num_computed_tokens);
   const CorrectSpecStateParams p = host::check_correct_spec_state_(
       first, view_of(num_accepted_tokens), view_of(positions), view_of(seq_lens), view_of(slot_mapping),

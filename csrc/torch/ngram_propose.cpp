@@ -11,11 +11,11 @@ Operator op("ngram_propose");
 std::tuple<Tensor, Tensor, Tensor> ngram_propose(const Tensor& token_ids, const Tensor& num_tokens,
                                                  const std::optional<Tensor>& row_indices,
                                                  const std::optional<Tensor>& active, int64_t min_n, int64_t max_n,
-                                                 int64_t k, int64_t match, bool overlap, int64_t max_len) {
+                                                 int64_t k, int64_t match_policy, bool overlap, int64_t max_len) {
   const host::TensorView tokens = view_of(token_ids);
   NgramProposeParams p =
-      host::check_ngram_propose(tokens, view_of(num_tokens), OptionalView(row_indices).get(), OptionalView(active).get(),
-                                min_n, max_n, k, match, overlap, max_len);
+      host::check_ngram_propose(tokens, view_of(num_tokens), OptionalView(row_indices).get(),
+                                OptionalView(active).get(), min_n, max_n, k, match_policy, overlap, max_len);
   Tensor draft_token_ids = empty_like_on(token_ids, {p.batch, k});
   Tensor num_draft_tokens = empty_like_on(token_ids, {p.batch});
   Tensor match_len = empty_like_on(token_ids, {p.batch});
@@ -33,7 +33,7 @@ std::tuple<Tensor, Tensor, Tensor> ngram_propose(const Tensor& token_ids, const 
 STABLE_TORCH_LIBRARY_FRAGMENT(ngram_npu, m) {
   m.def(
       "ngram_propose(Tensor token_ids, Tensor num_tokens, Tensor? row_indices, Tensor? active, SymInt min_n, "
-      "SymInt max_n, SymInt k, int match, bool overlap, SymInt max_len) -> (Tensor draft_token_ids, "
+      "SymInt max_n, SymInt k, int match_policy, bool overlap, SymInt max_len) -> (Tensor draft_token_ids, "
       "Tensor num_draft_tokens, Tensor match_len)");
 }
 

@@ -11,13 +11,13 @@ Operator op("ngram_step_");
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> ngram_step_(
     const Tensor& token_ids, const Tensor& num_tokens, const Tensor& sampled_token_ids,
     const std::optional<Tensor>& discard, const std::optional<Tensor>& row_indices, bool advance, int64_t vocab_size,
-    int64_t min_n, int64_t max_n, int64_t k, int64_t match, bool overlap, int64_t max_len,
+    int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len,
     const std::optional<Tensor>& workspace) {
   const host::TensorView tokens = view_of(token_ids);
-  NgramStepParams p = host::check_ngram_step_(tokens, view_of(num_tokens), view_of(sampled_token_ids),
-                                              OptionalView(discard).get(), OptionalView(row_indices).get(), advance,
-                                              vocab_size, min_n, max_n, k, match, overlap, max_len,
-                                              OptionalView(workspace).get());
+  NgramStepParams p =
+      host::check_ngram_step_(tokens, view_of(num_tokens), view_of(sampled_token_ids), OptionalView(discard).get(),
+                              OptionalView(row_indices).get(), advance, vocab_size, min_n, max_n, k, match_policy,
+                              overlap, max_len, OptionalView(workspace).get());
   Tensor next_token_ids = empty_like_on(token_ids, {p.batch});
   Tensor num_sampled = empty_like_on(token_ids, {p.batch});
   Tensor draft_token_ids = empty_like_on(token_ids, {p.batch, k});
@@ -39,7 +39,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> ngram_step_(
 STABLE_TORCH_LIBRARY_FRAGMENT(ngram_npu, m) {
   m.def(
       "ngram_step_(Tensor(a!) token_ids, Tensor(b!) num_tokens, Tensor sampled_token_ids, Tensor? discard, "
-      "Tensor? row_indices, bool advance, SymInt vocab_size, SymInt min_n, SymInt max_n, SymInt k, int match, "
+      "Tensor? row_indices, bool advance, SymInt vocab_size, SymInt min_n, SymInt max_n, SymInt k, int match_policy, "
       "bool overlap, SymInt max_len, Tensor(w!)? workspace) -> (Tensor next_token_ids, Tensor num_sampled, "
       "Tensor draft_token_ids, Tensor num_draft_tokens, Tensor match_len)");
 }

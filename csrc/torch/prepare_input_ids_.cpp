@@ -12,9 +12,9 @@ void prepare_input_ids_(const Tensor& input_ids, const Tensor& query_start_loc, 
                         const Tensor& next_token_ids, const Tensor& draft_token_ids, const Tensor& num_scheduled_drafts,
                         int64_t pad_token) {
   const host::TensorView first = view_of(input_ids);
-  const PrepareInputIdsParams p = host::check_prepare_input_ids_(
-      first, view_of(query_start_loc), view_of(prev_positions), view_of(next_token_ids), view_of(draft_token_ids),
-      view_of(num_scheduled_drafts), pad_token);
+  const PrepareInputIdsParams p =
+      host::check_prepare_input_ids_(first, view_of(query_start_loc), view_of(prev_positions), view_of(next_token_ids),
+                                     view_of(draft_token_ids), view_of(num_scheduled_drafts), pad_token);
   if (p.batch > 0 && p.num_inputs > 0) op.call(first.device, &p, nullptr);
 }
 

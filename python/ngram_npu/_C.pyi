@@ -5,8 +5,6 @@ free), aligned, and native-endian; what an operator writes must be writable. Bad
 ValueError naming op, argument, expected and got, before anything is written. Semantics: docs/ops.
 """
 
-
-
 import numpy as np
 import numpy.typing as npt
 
@@ -40,7 +38,7 @@ def ngram_propose(
     min_n: int,
     max_n: int,
     k: int,
-    match: int,
+    match_policy: int,
     overlap: bool,
     max_len: int,
 ) -> tuple[_Int32, _Int32, _Int32]:
@@ -58,7 +56,7 @@ def ngram_step_(
     min_n: int,
     max_n: int,
     k: int,
-    match: int,
+    match_policy: int,
     overlap: bool,
     max_len: int,
     workspace: _Int32 | None,
@@ -146,8 +144,8 @@ def correct_spec_state_(
     pad_id: int,
     workspace: _Int32 | None,
 ) -> None:
-    """The first six and workspace are written. num_computed_tokens, num_accepted_tokens, seq_lens and
-    discard have B items or more; positions [P] int64; prev_positions and
+    """The first six and workspace are written. num_computed_tokens, num_accepted_tokens, seq_lens
+    and discard have B items or more; positions [P] int64; prev_positions and
     host_num_computed_tokens [B], query_start_loc [B+1], num_tokens [R], block_table [R,NB],
     row_indices [B]."""
 

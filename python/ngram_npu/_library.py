@@ -102,7 +102,7 @@ def _load() -> _State:
         return _State(reason=reason, backends={n: Backend(n, reason=reason) for n in _DEVICE_TYPES})
 
     try:
-        torch.ops.load_library(str(path))
+        torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
         library = ctypes.CDLL(str(path))
     except OSError as error:
         reason = str(error)

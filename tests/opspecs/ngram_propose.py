@@ -118,7 +118,7 @@ LOOKUP_BAD_CALLS = (
     BadCall("max_n = 65", {"max_n": 65}, r"expected 1 to 64, got 65", "max_n"),
     BadCall("k = 0", {"k": 0}, r"expected 1 to 64, got 0", "k"),
     BadCall("k = 65", {"k": 65}, r"expected 1 to 64, got 65", "k"),
-    BadCall("match = 2", {"match": 2}, r"expected 0 to 1, got 2", "match"),
+    BadCall("match_policy = 2", {"match_policy": 2}, r"expected 0 to 1, got 2", "match_policy"),
     BadCall("R mismatch", {"num_tokens": lambda a: a[:-1]}, r"size 5, got size 4", "num_tokens"),
 )
 
@@ -126,7 +126,7 @@ SPEC = OpSpec(
     name="ngram_propose",
     schema=(
         "ngram_propose(Tensor token_ids, Tensor num_tokens, Tensor? row_indices, Tensor? active, "
-        "SymInt min_n, SymInt max_n, SymInt k, int match, bool overlap, SymInt max_len) -> "
+        "SymInt min_n, SymInt max_n, SymInt k, int match_policy, bool overlap, SymInt max_len) -> "
         "(Tensor draft_token_ids, Tensor num_draft_tokens, Tensor match_len)"
     ),
     reference=reference.ngram_propose,

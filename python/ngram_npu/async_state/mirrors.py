@@ -292,7 +292,7 @@ def ragged_ranks(counts: npt.NDArray[Any]) -> Int64Array:
     """0, 1, ..., counts[0]-1, 0, 1, ..., counts[1]-1, ..."""
     total = int(counts.sum())
     starts = np.cumsum(counts) - counts
-    return np.arange(total) - np.repeat(starts, counts)
+    return np.arange(total, dtype=np.int64) - np.repeat(starts, counts).astype(np.int64)
 
 
 def _int32(values: IntArray) -> Int32Array:

@@ -142,8 +142,7 @@ class AsyncSpecState:
             raise ValueError(f"known_token_ids: row: expected a live row, got {row}")
         if not self.is_exact:
             return None
-        known: Int32Array = self._mirrors.token_ids[slot, : self._mirrors.exact_tokens[slot]]
-        return known.copy()
+        return np.array(self._mirrors.token_ids[slot, : self._mirrors.exact_tokens[slot]])
 
     # The pipeline.
 
@@ -178,8 +177,7 @@ class AsyncSpecState:
         self._upload_admitted(changes, step.number)
         self._upload_step(step)
         views = self._truth.views(len(step.rows))
-        if len(step.rows):
-            self._truth.correct(views)
+        self._truth.correct(views)
         self._begun = step
         self._step_count += 1
         ends = step.query_start_loc[1:]

@@ -4,7 +4,7 @@ Importing this registers their fakes (``torch.compile``, ``FakeTensor``)."""
 
 from ngram_npu.ops.compute_slot_mapping_ import compute_slot_mapping_
 from ngram_npu.ops.correct_num_computed_tokens_ import correct_num_computed_tokens_
-from ngram_npu.ops.correct_spec_state_ import correct_spec_state_
+from ngram_npu.ops.correct_spec_state_ import computed_tokens_drift, correct_spec_state_
 from ngram_npu.ops.ngram_propose import ngram_propose
 from ngram_npu.ops.ngram_step_ import ngram_step_
 from ngram_npu.ops.prepare_input_ids_ import prepare_input_ids_
@@ -14,6 +14,7 @@ from ngram_npu.ops.prepare_next_token_ids import prepare_next_token_ids
 
 __all__ = [
     "compute_slot_mapping_",
+    "computed_tokens_drift",
     "correct_num_computed_tokens_",
     "correct_spec_state_",
     "ngram_propose",

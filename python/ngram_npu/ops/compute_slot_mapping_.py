@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ngram_npu.ops._register import register_fake
+
 if TYPE_CHECKING:
     from torch import SymInt
 
@@ -61,7 +63,7 @@ def compute_slot_mapping_(
     )
 
 
-@torch.library.register_fake("ngram_npu::compute_slot_mapping_")
+@register_fake("ngram_npu::compute_slot_mapping_")
 def _fake(
     query_start_loc: torch.Tensor,
     positions: torch.Tensor,

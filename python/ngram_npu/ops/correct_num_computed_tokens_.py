@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import torch
 
+from ngram_npu.ops._register import register_fake
+
 
 def correct_num_computed_tokens_(
     num_computed_tokens: torch.Tensor,
@@ -40,7 +42,7 @@ def correct_num_computed_tokens_(
     )
 
 
-@torch.library.register_fake("ngram_npu::correct_num_computed_tokens_")
+@register_fake("ngram_npu::correct_num_computed_tokens_")
 def _fake(
     num_computed_tokens: torch.Tensor,
     num_accepted_tokens: torch.Tensor,

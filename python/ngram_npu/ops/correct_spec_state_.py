@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ngram_npu.ops._register import register_fake
 from ngram_npu.ops.compute_slot_mapping_ import PAD_SLOT_ID
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def computed_tokens_drift(
     return num_computed_tokens[: host_num_computed_tokens.shape[0]] - host_num_computed_tokens
 
 
-@torch.library.register_fake("ngram_npu::correct_spec_state_")
+@register_fake("ngram_npu::correct_spec_state_")
 def _fake(
     num_computed_tokens: torch.Tensor,
     num_accepted_tokens: torch.Tensor,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ngram_npu.config import UNLIMITED
+from ngram_npu.ops._register import register_fake
 
 if TYPE_CHECKING:
     from torch import SymInt
@@ -32,7 +33,7 @@ def ngram_propose(
     min_n: int,
     max_n: int,
     k: int,
-    match: int = 0,
+    match_policy: int = 0,
     overlap: bool = False,
     max_len: int = UNLIMITED,
 ) -> NgramProposeResult:
@@ -45,7 +46,7 @@ def ngram_propose(
         active: [B] bool; the others draft nothing.
         min_n, max_n: bounds of the match length in tokens, 1 <= min_n <= max_n <= 64.
         k: draft slots, 1 to 64.
-        match: 0 the earliest of the longest matches, 1 the latest.
+        match_policy: 0 the earliest of the longest matches, 1 the latest.
         overlap: whether a draft that reaches the row's end continues into itself.
         max_len: no row drafts past this many tokens.
 
@@ -54,12 +55,21 @@ def ngram_propose(
     """
     return NgramProposeResult(
         *torch.ops.ngram_npu.ngram_propose(
-            token_ids, num_tokens, row_indices, active, min_n, max_n, k, match, overlap, max_len
+            token_ids,
+            num_tokens,
+            row_indices,
+            active,
+            min_n,
+            max_n,
+            k,
+            match_policy,
+            overlap,
+            max_len,
         )
     )
 
 
-@torch.library.register_fake("ngram_npu::ngram_propose")
+@register_fake("ngram_npu::ngram_propose")
 def _fake(
     token_ids: torch.Tensor,
     num_tokens: torch.Tensor,
@@ -68,7 +78,7 @@ def _fake(
     min_n: int | SymInt,
     max_n: int | SymInt,
     k: int | SymInt,
-    match: int,
+    match_policy: int,
     overlap: bool,
     max_len: int | SymInt,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ngram_npu.config import UNLIMITED
+from ngram_npu.ops._register import register_fake
 
 if TYPE_CHECKING:
     from torch import SymInt
@@ -39,7 +40,7 @@ def ngram_step_(
     k: int,
     advance: bool = True,
     vocab_size: int = UNLIMITED,
-    match: int = 0,
+    match_policy: int = 0,
     overlap: bool = False,
     max_len: int = UNLIMITED,
     workspace: torch.Tensor | None = None,
@@ -49,13 +50,13 @@ def ngram_step_(
     Args:
         token_ids: [R, S] int32, inner stride 1; written.
         num_tokens: [R] int32, live lengths in tokens; written where ``advance``.
-        sampled_token_ids: [B, M] int32, M 1 to 65; the leading run of ids in [0, vocab_size) counts.
+        sampled_token_ids: [B, M] int32, M 1 to 65; the leading run of valid ids counts.
         discard: [B] bool; these sampled nothing.
         row_indices: [B] int32 or int64, batch position -> row; None: row i = i, B <= R.
         min_n, max_n: bounds of the match length in tokens, 1 <= min_n <= max_n <= 64.
         k: draft slots, 1 to 64.
         advance: whether ``num_tokens`` grows by the appended tokens.
-        match: 0 the earliest of the longest matches, 1 the latest.
+        match_policy: 0 the earliest of the longest matches, 1 the latest.
         overlap: whether a draft that reaches the row's end continues into itself.
         max_len: no row drafts past this many tokens.
         workspace: [W] int32 zeroed once, for device backends; the CPU ignores it.
@@ -76,7 +77,7 @@ def ngram_step_(
             min_n,
             max_n,
             k,
-            match,
+            match_policy,
             overlap,
             max_len,
             workspace,
@@ -84,7 +85,7 @@ def ngram_step_(
     )
 
 
-@torch.library.register_fake("ngram_npu::ngram_step_")
+@register_fake("ngram_npu::ngram_step_")
 def _fake(
     token_ids: torch.Tensor,
     num_tokens: torch.Tensor,
@@ -96,7 +97,7 @@ def _fake(
     min_n: int | SymInt,
     max_n: int | SymInt,
     k: int | SymInt,
-    match: int,
+    match_policy: int,
     overlap: bool,
     max_len: int | SymInt,
     workspace: torch.Tensor | None,

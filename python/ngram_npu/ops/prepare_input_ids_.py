@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import torch
 
+from ngram_npu.ops._register import register_fake
+
 
 def prepare_input_ids_(
     input_ids: torch.Tensor,
@@ -43,7 +45,7 @@ def prepare_input_ids_(
     )
 
 
-@torch.library.register_fake("ngram_npu::prepare_input_ids_")
+@register_fake("ngram_npu::prepare_input_ids_")
 def _fake(
     input_ids: torch.Tensor,
     query_start_loc: torch.Tensor,

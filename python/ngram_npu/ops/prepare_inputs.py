@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from ngram_npu.ops._register import register_fake
+
 if TYPE_CHECKING:
     from torch import SymInt
 
@@ -45,7 +47,7 @@ def prepare_inputs(
     )
 
 
-@torch.library.register_fake("ngram_npu::prepare_inputs")
+@register_fake("ngram_npu::prepare_inputs")
 def _fake(
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from ngram_npu.ops._register import register_fake
+
 
 class PrepareInputsPaddedResult(NamedTuple):
     """All int32, on the device of ``cu_num_draft_tokens``."""
@@ -37,7 +39,7 @@ def prepare_inputs_padded(
     )
 
 
-@torch.library.register_fake("ngram_npu::prepare_inputs_padded")
+@register_fake("ngram_npu::prepare_inputs_padded")
 def _fake(
     cu_num_draft_tokens: torch.Tensor, num_sampled: torch.Tensor, query_start_loc: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

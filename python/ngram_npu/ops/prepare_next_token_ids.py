@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ngram_npu.config import UNLIMITED
+from ngram_npu.ops._register import register_fake
 
 if TYPE_CHECKING:
     from torch import SymInt
@@ -64,7 +65,7 @@ def prepare_next_token_ids(
     )
 
 
-@torch.library.register_fake("ngram_npu::prepare_next_token_ids")
+@register_fake("ngram_npu::prepare_next_token_ids")
 def _fake(
     sampled_token_ids: torch.Tensor,
     discard: torch.Tensor | None,

@@ -25,7 +25,7 @@ def draft_for(
     min_n: int,
     max_n: int,
     k: int,
-    match: int,
+    match_policy: int,
     overlap: bool,
     max_len: int,
 ) -> tuple[list[int], int]:
@@ -36,7 +36,7 @@ def draft_for(
     if best < min_n or budget <= 0:
         return [], 0
     ends = [end for end, length in enumerate(lengths) if length == best]
-    start = (ends[-1] if match == LATEST else ends[0]) + 1
+    start = (ends[-1] if match_policy == LATEST else ends[0]) + 1
     grown = list(tokens)  # with overlap a draft reads on in what it has just drafted
     draft: list[int] = []
     while len(draft) < budget and start + len(draft) < len(grown):
@@ -54,7 +54,7 @@ def ngram_propose(
     min_n: int,
     max_n: int,
     k: int,
-    match: int,
+    match_policy: int,
     overlap: bool,
     max_len: int,
 ) -> tuple[Array, Array, Array]:
@@ -72,7 +72,7 @@ def ngram_propose(
         if not 2 <= length <= capacity:
             continue
         tokens = [int(token) for token in token_ids[row, :length]]
-        draft, best = draft_for(tokens, min_n, max_n, k, match, overlap, max_len)
+        draft, best = draft_for(tokens, min_n, max_n, k, match_policy, overlap, max_len)
         draft_token_ids[i, : len(draft)] = draft
         num_draft_tokens[i] = len(draft)
         match_len[i] = best

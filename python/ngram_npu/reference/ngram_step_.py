@@ -20,7 +20,7 @@ def ngram_step_(
     min_n: int,
     max_n: int,
     k: int,
-    match: int,
+    match_policy: int,
     overlap: bool,
     max_len: int,
     workspace: Array | None,
@@ -55,7 +55,7 @@ def ngram_step_(
             num_tokens[row] = grown
         if valid and grown >= 2:
             tokens = [int(token) for token in token_ids[row, :grown]]
-            draft, best = draft_for(tokens, min_n, max_n, k, match, overlap, max_len)
+            draft, best = draft_for(tokens, min_n, max_n, k, match_policy, overlap, max_len)
             draft_token_ids[i, : len(draft)] = draft
             num_draft_tokens[i] = len(draft)
             match_len[i] = best

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,14 @@ import torch
 from ngram_npu import NgramConfig
 from ngram_npu.async_state import Admission, AsyncConfig, AsyncSpecState, Batch, KVGroup, NewBlocks
 
+from tools.bench import stats
+from tools.bench.contestant import Contestant
+from tools.bench.data import Workload
+from tools.bench.ops.base import Op, Result, Skipped
+from tools.bench.options import BenchError, Options, Size
+
+STEPS = 100
+_WARM_UP = 20
 _K = 4
 _BLOCK = 16
 _SAMPLED = 3
@@ -73,18 +81,64 @@ def batches(requests: int, leaving: int, prompt: int) -> Iterator[Batch]:
         step += 1
 
 
-def measure(
-    *, requests: int = 256, churn: float = 0.0, steps: int = 200, prompt: int = 128
-) -> dict[str, Any]:
-    """Microseconds of host time a step: median and 95th percentile of begin_step, end_step,
-    reconcile and their sum, one step ahead (reconcile is of the step before).
+class AsyncHost(Op):
+    name = "async_host"
+    help = "host time of AsyncSpecState's steps, the operators replaced by nothing"
+    sizes = ("256x128",)
+
+    def make(self, workload: Workload, options: Options) -> Contestant:
+        raise BenchError("async_host: there is nothing to compare it with")
+
+    def run(
+        self, options: Options, report: Callable[[Result], None]
+    ) -> tuple[list[Result], Skipped]:
+        # The host is its own device here. Copies by several threads would measure their waking.
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        results = []
+        try:
+            for size in self.sizes_of(options):
+                for churn in (0.0, 0.1):
+                    results.append(measure(size, churn, options.rounds))
+                    report(results[-1])
+        finally:
+            torch.set_num_threads(threads)
+        return results, {}
+
+
+def measure(size: Size, churn: float, rounds: int) -> Result:
+    """One step ahead: each timed step is begin_step and end_step of step n, reconcile of n-1.
 
     Args:
-        churn: share of the requests replaced in each step.
-        steps: how many are timed, after 20 that are not.
+        size: requests, and the length of their prompts in tokens.
+        churn: share of the requests that are replaced in each step.
+        rounds: each is STEPS steps; a figure of a round is the median over its steps.
     """
-    leaving = round(requests * churn)
-    capacity = prompt + (steps + 22) * (_K + 1)
+    found = np.array([_round(size, churn) for _ in range(rounds)])  # [rounds, parts]
+    parts = ("begin_step", "end_step", "reconcile", "together")
+    return {
+        "size": str(size),
+        "batch": size.batch,
+        "context": size.context,
+        "churn": churn,
+        "rounds": rounds,
+        "steps_per_round": STEPS,
+        "host_us": {
+            part: {
+                "median": stats.rounded(float(np.median(column))),
+                "p10": stats.rounded(float(np.percentile(column, 10))),
+                "p90": stats.rounded(float(np.percentile(column, 90))),
+            }
+            for part, column in zip(parts, found.T, strict=True)
+        },
+    }
+
+
+def _round(size: Size, churn: float) -> list[float]:
+    """Medians over the steps in microseconds: the three calls and their sum."""
+    requests, prompt = size.batch, size.context
+    steps = _WARM_UP + STEPS
+    capacity = prompt + (steps + 2) * (_K + 1)
     step_tokens = requests * max(prompt, _K + 1)
     state = AsyncSpecState(
         AsyncConfig(
@@ -97,42 +151,21 @@ def measure(
     )
     operators = state._truth._ops = NoOperators(requests, step_tokens)
     sampled = torch.zeros((requests, _K + 1), dtype=torch.int32)
-    source = batches(requests, leaving, prompt)
+    source = batches(requests, round(requests * churn), prompt)
+    clock = time.perf_counter_ns
     found = []
-    for step in range(steps + 20):
-        batch = next(source)
+    for step, batch in zip(range(steps), source, strict=False):
         gained = np.where(batch.num_scheduled_drafts > 0, _SAMPLED, 1).astype(np.int32)
         operators.num_sampled.copy_(torch.from_numpy(gained))
-        start = time.perf_counter_ns()
+        start = clock()
         state.begin_step(batch)
-        begun = time.perf_counter_ns()
+        begun = clock()
         state.end_step(sampled)
-        ended = time.perf_counter_ns()
+        ended = clock()
         if step:
             state.reconcile()
-        reconciled = time.perf_counter_ns()
-        if step >= 20:
+        reconciled = clock()
+        if step >= _WARM_UP:
             found.append((begun - start, ended - begun, reconciled - ended, reconciled - start))
-    figures = np.array(found) / 1e3
-    names = ("begin_step", "end_step", "reconcile", "together")
-    return {
-        "requests": requests,
-        "churn": churn,
-        "steps": steps,
-        "us": {
-            name: {
-                "median": round(float(np.median(column)), 1),
-                "p95": round(float(np.percentile(column, 95)), 1),
-            }
-            for name, column in zip(names, figures.T, strict=True)
-        },
-    }
-
-
-def main() -> None:
-    for churn in (0.0, 0.1):
-        print(measure(churn=churn))
-
-
-if __name__ == "__main__":
-    main()
+    medians: list[float] = (np.median(np.array(found), axis=0) / 1e3).tolist()
+    return medians

@@ -1,0 +1,88 @@
+# Everything from a bare machine: `make demo` runs the main job, `make test` passes the tests.
+VENV ?= .venv
+PYTHON ?= python3
+PY := $(VENV)/bin/python
+BUILD ?= build
+DIST ?= dist
+JOBS ?= $(shell nproc)
+CXX_TESTS := $(BUILD)/cpp
+SAN_STAGE := $(BUILD)/python-asan
+
+.PHONY: demo test setup wheel install lint format test-python test-cpp test-sanitizers gtest bench clean
+
+demo: install
+	$(VENV)/bin/ngram-npu doctor
+	$(VENV)/bin/ngram-npu replay
+
+test: lint install test-cpp test-sanitizers test-python
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: tools/requirements-dev.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -r tools/requirements-dev.txt
+	touch $@
+
+# Without isolation the wheel is built against the torch of this environment, not a second one.
+wheel: setup
+	rm -rf $(DIST)
+	$(PY) -m pip wheel --quiet --no-build-isolation --no-deps -w $(DIST) .
+
+install: wheel
+	$(PY) -m pip install --quiet --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl
+
+lint: setup
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs $(VENV)/bin/clang-format --dry-run --Werror
+
+format: setup
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs $(VENV)/bin/clang-format -i
+
+# The wheel is installed, so the tests see what a user gets, not the source tree.
+test-python: install
+	NGRAM_NPU_WHEEL=$$(ls $(DIST)/ngram_npu-*.whl) $(PY) -m pytest
+
+CONFIGURE = cmake -G Ninja -S . -DPython_EXECUTABLE=$(abspath $(PY)) -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja)
+
+define cpp_suite
+	$(CONFIGURE) -B $(CXX_TESTS)$(1) -DNGRAM_NPU_TESTS=ON -DNGRAM_NPU_TORCH=OFF -DNGRAM_NPU_PYTHON=OFF $(2) >/dev/null
+	$(VENV)/bin/ninja -C $(CXX_TESTS)$(1) --quiet
+	ctest --test-dir $(CXX_TESTS)$(1) --output-on-failure -j $(JOBS)
+endef
+
+test-cpp: setup gtest
+	$(call cpp_suite,,)
+
+# The C++ suite under ASan+UBSan and TSan; then the parity suite on sanitized kernels, for the values only it has.
+test-sanitizers: setup gtest
+	$(call cpp_suite,-asan,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DNGRAM_NPU_SANITIZE=address$(comma)undefined)
+	$(call cpp_suite,-tsan,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DNGRAM_NPU_SANITIZE=thread)
+	$(CONFIGURE) -B $(SAN_STAGE) -DCMAKE_BUILD_TYPE=RelWithDebInfo -DNGRAM_NPU_SANITIZE=address,undefined \
+	  -Dpybind11_DIR=$$($(PY) -m pybind11 --cmakedir) -DSKBUILD_PROJECT_VERSION=sanitized >/dev/null
+	$(VENV)/bin/ninja -C $(SAN_STAGE) --quiet
+	rm -rf $(SAN_STAGE)/stage && mkdir $(SAN_STAGE)/stage && cp -r python/ngram_npu $(SAN_STAGE)/stage/
+	cmake --install $(SAN_STAGE) --prefix $(SAN_STAGE)/stage >/dev/null
+	CI=1 ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(SAN_STAGE)/stage NGRAM_NPU_EXPECT_VERSION=sanitized \
+	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	  $(PY) -m pytest -p no:cacheprovider tests/ops/test_parity.py tests/ops/test_errors.py tests/test_sanitized.py
+
+comma := ,
+
+gtest:
+	@if ! printf '#include <gtest/gtest.h>\n' | $${CXX:-g++} -E -x c++ - >/dev/null 2>&1; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && apt-get install -y -qq libgtest-dev >/dev/null; \
+	  else \
+	    echo "GoogleTest is missing: install it (Debian, Ubuntu: sudo apt-get install libgtest-dev)"; exit 1; \
+	  fi; \
+	fi
+
+bench: install
+	$(PY) -m tools.bench ngram_step_
+
+clean:
+	rm -rf $(BUILD) $(DIST)

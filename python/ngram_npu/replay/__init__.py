@@ -1,0 +1,51 @@
+"""Replay of recorded conversations: what drafting gives on real input.
+
+The recorded completion stands for the target model's output, so no model is needed: a step drafts,
+the leading run of drafts that equals the recording is accepted, and one token more is yielded.
+
+    >>> from ngram_npu.replay import ReplayOptions, replay
+    >>> report = replay(["conversations.jsonl"], ReplayOptions(k=5))  # doctest: +SKIP
+    >>> report.total.tokens_per_step  # doctest: +SKIP
+    1.69
+
+Nothing here prints: results are data classes, progress goes to a callback.
+"""
+
+from ngram_npu.replay._run import (
+    Progress,
+    ReplayInput,
+    ReplayOptions,
+    TokenizerLike,
+    load_inputs,
+    replay,
+)
+from ngram_npu.replay.errors import ReplayError
+from ngram_npu.replay.figures import ReplayFigures
+from ngram_npu.replay.records import Conversation, Turn, read_conversations
+from ngram_npu.replay.report import ReplayReport, format_table
+from ngram_npu.replay.simulation import Proposer, TokenRequest, TokenTurn, simulate
+from ngram_npu.replay.stdlib_corpus import stdlib_conversations
+from ngram_npu.replay.tokenizers import ReplayTokenizer, load_tokenizer
+
+__all__ = [
+    "Conversation",
+    "Progress",
+    "Proposer",
+    "ReplayError",
+    "ReplayFigures",
+    "ReplayInput",
+    "ReplayOptions",
+    "ReplayReport",
+    "ReplayTokenizer",
+    "TokenRequest",
+    "TokenTurn",
+    "TokenizerLike",
+    "Turn",
+    "format_table",
+    "load_inputs",
+    "load_tokenizer",
+    "read_conversations",
+    "replay",
+    "simulate",
+    "stdlib_conversations",
+]

@@ -1,0 +1,285 @@
+"""From paths and options to a report."""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from ngram_npu.replay.environment import machine, versions
+from ngram_npu.replay.errors import ReplayError
+from ngram_npu.replay.figures import ReplayFigures
+from ngram_npu.replay.records import SUFFIXES, Conversation, Turn, find_files, read_conversations
+from ngram_npu.replay.report import ReplayReport
+from ngram_npu.replay.simulation import Int32Array, Proposer, TokenRequest, TokenTurn, simulate
+from ngram_npu.replay.stdlib_corpus import stdlib_conversations
+from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER, load_tokenizer
+
+__all__ = ["Progress", "ReplayInput", "ReplayOptions", "TokenizerLike", "load_inputs", "replay"]
+
+PROMPT_TEMPLATE = "USER: {prompt} ASSISTANT:"
+IDS_ONLY = "ids"
+"""Tokenizer name that refuses text: every turn must carry token ids."""
+
+
+@dataclass(frozen=True)
+class ReplayOptions:
+    """How to replay.
+
+    Attributes:
+        min_n, max_n: shortest and longest n-gram looked up (1 <= min_n <= max_n <= 64).
+        k: draft tokens asked for per step (1..64).
+        match: which of several equally long matches is continued.
+        overlap: whether a draft may go on past the end of the context, repeating itself.
+        max_len: no draft reaches beyond this context length; None: no limit.
+        batch_size: conversations at once.
+        limit: conversations per input; None: all.
+        tokenizer: as for `load_tokenizer`, or "ids" to accept only recorded token ids.
+        threads: most CPU threads for drafting; None: the library's default.
+    """
+
+    min_n: int = 2
+    max_n: int = 5
+    k: int = 5
+    match: Literal["earliest", "latest"] = "earliest"
+    overlap: bool = False
+    max_len: int | None = None
+    batch_size: int = 32
+    limit: int | None = None
+    tokenizer: str = DEFAULT_TOKENIZER
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "limit", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+
+    def config(self) -> dict[str, Any]:
+        """The arguments of `NgramConfig`."""
+        names = ("min_n", "max_n", "k", "match", "overlap", "max_len")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a replay is.
+
+    Attributes:
+        name: of the input.
+        phase: "tokenize" (counted in conversations) or "replay" (in generated tokens).
+        done, total: so far, and in all, of this input's phase.
+    """
+
+    name: str
+    phase: Literal["tokenize", "replay"]
+    done: int
+    total: int
+
+
+class TokenizerLike(Protocol):
+    """What the replay needs of a tokenizer; `ReplayTokenizer` is one."""
+
+    @property
+    def name(self) -> str:
+        """For the record."""
+
+    @property
+    def source(self) -> str:
+        """For the record."""
+
+    @property
+    def vocab_size(self) -> int | None:
+        """For the record."""
+
+    @property
+    def encode(self) -> Callable[[str], list[int]]:
+        """Text to token ids, without special tokens."""
+
+
+@dataclass(frozen=True)
+class ReplayInput:
+    """A named list of conversations; `notes` end up in its figures."""
+
+    name: str
+    conversations: tuple[Conversation, ...]
+    notes: tuple[str, ...] = ()
+
+
+def load_inputs(
+    paths: Sequence[str | PathLike[str]], limit: int | None = None
+) -> tuple[ReplayInput, ...]:
+    """Read every file that `paths` name (folders: their replay files); without a path, the default.
+
+    Raises:
+        ReplayError: something is not there, not readable, empty or malformed.
+    """
+    if not paths:
+        conversations, missing = stdlib_conversations(limit=limit)
+        notes = (f"{len(missing)} modules are not installed: {' '.join(missing)}",)
+        return (ReplayInput("python-stdlib", tuple(conversations), notes if missing else ()),)
+    files = [file for path in paths for file in find_files(Path(path))]
+    names = [_short_name(file) for file in files]
+    seen = Counter(names)
+    # Two files of one name, in different folders, must stay apart in the table.
+    names = [str(f) if seen[n] > 1 else n for f, n in zip(files, names, strict=True)]
+    return tuple(
+        ReplayInput(name, tuple(read_conversations(file, limit)))
+        for file, name in zip(files, names, strict=True)
+    )
+
+
+def replay(
+    paths: Sequence[str | PathLike[str]] = (),
+    options: ReplayOptions | None = None,
+    *,
+    inputs: Sequence[ReplayInput] | None = None,
+    tokenizer: TokenizerLike | None = None,
+    make_proposer: Callable[[ReplayOptions], Proposer] | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    command: str = "",
+) -> ReplayReport:
+    """Replay recorded conversations and report what drafting gave.
+
+    Everything is read before anything is replayed, so that a malformed last file costs no time.
+
+    Args:
+        paths: files and folders; empty for the standard library's sources.
+        options: see `ReplayOptions`.
+        inputs: used instead of `paths`.
+        tokenizer: used instead of the one that the options name.
+        make_proposer: makes the proposer of each input; default: `NgramProposer` as configured.
+        progress: called often; must return quickly. Its time is not counted.
+        command: for the report.
+
+    Raises:
+        ReplayError: options, input, tokenizer or proposer cannot be used; the message says why.
+    """
+    options = options or ReplayOptions()
+    make_proposer = make_proposer or _ngram_proposer
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    with _thread_limit(options.threads):
+        # Made first so that a wrong option shows before any work, and used once so that loading
+        # libraries and starting threads falls into no measurement.
+        _warm_up(make_proposer(options))
+        loaded = load_inputs(paths, options.limit) if inputs is None else tuple(inputs)
+        texts = [c for item in loaded for c in item.conversations if not c.has_token_ids]
+        if texts and tokenizer is None:
+            if options.tokenizer == IDS_ONLY:
+                raise ReplayError(f'{texts[0].where}: missing key "prompt_token_ids"')
+            tokenizer = load_tokenizer(options.tokenizer)
+        report = progress or _no_progress
+        figures: list[ReplayFigures] = []
+        for item in loaded:
+            requests = _tokenize(item, tokenizer, report)
+            proposer = make_proposer(options)
+            counted = simulate(
+                item.name,
+                requests,
+                proposer,
+                k=options.k,
+                batch_size=options.batch_size,
+                progress=_phase(report, item.name),
+            )
+            figures.append(replace(counted, notes=item.notes))
+    return ReplayReport(
+        command=command,
+        date=date,
+        machine=machine(options.threads),
+        versions=versions(),
+        config=options.config(),
+        batch_size=options.batch_size,
+        limit=options.limit,
+        tokenizer=_describe(tokenizer) if texts and tokenizer is not None else None,
+        inputs=tuple(figures),
+    )
+
+
+def _tokenize(
+    item: ReplayInput, tokenizer: TokenizerLike | None, progress: Callable[[Progress], None]
+) -> list[TokenRequest]:
+    requests: list[TokenRequest] = []
+    for done, conversation in enumerate(item.conversations, start=1):
+        turns = tuple(_token_turn(turn, tokenizer) for turn in conversation.turns)
+        requests.append(TokenRequest(conversation.id, turns))
+        progress(Progress(item.name, "tokenize", done, len(item.conversations)))
+    return requests
+
+
+def _token_turn(turn: Turn, tokenizer: TokenizerLike | None) -> TokenTurn:
+    prompt, completion = turn.prompt_token_ids, turn.completion_token_ids
+    if prompt is not None and completion is not None:
+        return TokenTurn(_int32(prompt), _int32(completion))
+    if tokenizer is None:
+        raise ReplayError("a turn without token ids needs a tokenizer")
+    # The two are tokenized apart: the model was given whole prompt tokens, and no token of its
+    # answer can reach back into them.
+    return TokenTurn(
+        _int32(tokenizer.encode(PROMPT_TEMPLATE.format(prompt=turn.prompt))),
+        _int32(tokenizer.encode(turn.completion or "")),
+    )
+
+
+def _int32(token_ids: Sequence[int]) -> Int32Array:
+    return np.asarray(token_ids, dtype=np.int32)
+
+
+def _ngram_proposer(options: ReplayOptions) -> Proposer:
+    from ngram_npu import NgramConfig, NgramProposer
+
+    try:
+        config = NgramConfig(**options.config())
+    except ValueError as error:
+        raise ReplayError(str(error)) from error
+    return NgramProposer(config)
+
+
+def _warm_up(proposer: Proposer) -> None:
+    """One step of one request on a scratch buffer."""
+    token_ids = np.zeros((1, 8), np.int32)
+    proposer.step(token_ids, np.full(1, 4, np.int32), np.zeros((1, 1), np.int32), advance=True)
+
+
+@contextmanager
+def _thread_limit(threads: int | None) -> Iterator[None]:
+    if threads is None:
+        yield
+        return
+    from ngram_npu import num_threads, set_num_threads
+
+    before = num_threads()
+    set_num_threads(threads)
+    try:
+        yield
+    finally:
+        set_num_threads(before)
+
+
+def _phase(report: Callable[[Progress], None], name: str) -> Callable[[int, int], None]:
+    return lambda done, total: report(Progress(name, "replay", done, total))
+
+
+def _no_progress(_: Progress) -> None:
+    pass
+
+
+def _describe(tokenizer: TokenizerLike) -> dict[str, Any]:
+    return {
+        "name": tokenizer.name,
+        "source": tokenizer.source,
+        "vocab_size": tokenizer.vocab_size,
+    }
+
+
+def _short_name(file: Path) -> str:
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        if file.name.endswith(suffix):
+            return file.name[: -len(suffix)]
+    return file.name

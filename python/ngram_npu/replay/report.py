@@ -1,0 +1,165 @@
+"""The result of a replay: its data class, the plain-text table and the JSON form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ngram_npu.replay.figures import ReplayFigures
+
+__all__ = ["FORMAT", "ReplayReport", "format_table"]
+
+FORMAT = "ngram_npu.replay/1"
+"""Written into every JSON result; the number grows when a field changes its meaning."""
+
+_MAX_POSITIONS = 8
+
+
+@dataclass(frozen=True)
+class ReplayReport:
+    """Figures per input with everything needed to take them again.
+
+    Attributes:
+        command: the command line, or empty when called from Python.
+        date: UTC, ISO 8601, when the replay began.
+        machine: CPU model, cores, threads.
+        versions: of Python, NumPy, torch (None if it was not loaded) and ngram_npu.
+        config: the drafting configuration, under the names of `NgramConfig`.
+        batch_size: rows of the batch.
+        limit: conversations per input, or None for all.
+        tokenizer: name, source and vocab_size; None where the input was token ids.
+        inputs: figures per input, in order.
+    """
+
+    command: str
+    date: str
+    machine: Mapping[str, Any]
+    versions: Mapping[str, str | None]
+    config: Mapping[str, Any]
+    batch_size: int
+    limit: int | None
+    tokenizer: Mapping[str, Any] | None
+    inputs: tuple[ReplayFigures, ...]
+
+    @property
+    def total(self) -> ReplayFigures:
+        """All inputs taken together."""
+        return ReplayFigures.total(self.inputs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists, numbers and strings."""
+        return {
+            "format": FORMAT,
+            "command": self.command,
+            "date": self.date,
+            "machine": dict(self.machine),
+            "versions": dict(self.versions),
+            "config": dict(self.config),
+            "batch_size": self.batch_size,
+            "limit": self.limit,
+            "tokenizer": None if self.tokenizer is None else dict(self.tokenizer),
+            "inputs": [figures.to_dict() for figures in self.inputs],
+            "total": self.total.to_dict(),
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as indented JSON with a final newline."""
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ReplayReport:
+        """The inverse of `to_dict`.
+
+        Raises:
+            ValueError: another format.
+            KeyError: a field is missing.
+        """
+        if data.get("format") != FORMAT:
+            raise ValueError(f"expected format {FORMAT!r}, got {data.get('format')!r}")
+        return cls(
+            command=data["command"],
+            date=data["date"],
+            machine=data["machine"],
+            versions=data["versions"],
+            config=data["config"],
+            batch_size=data["batch_size"],
+            limit=data["limit"],
+            tokenizer=data["tokenizer"],
+            inputs=tuple(ReplayFigures.from_dict(item) for item in data["inputs"]),
+        )
+
+
+def format_table(report: ReplayReport) -> str:
+    """The figures as aligned plain text, without a final newline.
+
+    One line per input and, with more than one, a line for the total. At most eight positions are
+    shown; the JSON has all.
+    """
+    rows = [_HEADER, *(_row(figures) for figures in report.inputs)]
+    if len(report.inputs) > 1:
+        rows.append(_row(report.total))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER))]
+    lines = [_caption(report), ""]
+    for row in rows:
+        # The last column is a list and the first a name: both read from the left.
+        cells = [row[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:-1], strict=True)]
+        lines.append("  ".join([*cells, row[-1]]).rstrip())
+    for figures in report.inputs:
+        lines += [f"note ({figures.name}): {note}" for note in figures.notes]
+    return "\n".join(lines)
+
+
+_HEADER = (
+    "input",
+    "requests",
+    "tokens",
+    "tokens/step",
+    "drafted/step",
+    "no draft",
+    "us/call",
+    "us/step",
+    "us/token",
+    "accepted by position",
+)
+
+
+def _row(figures: ReplayFigures) -> tuple[str, ...]:
+    rates = figures.acceptance_rate_per_pos
+    positions = " ".join(_number(rate) for rate in rates[:_MAX_POSITIONS])
+    return (
+        figures.name,
+        str(figures.num_requests),
+        str(figures.num_tokens),
+        _number(figures.tokens_per_step),
+        _number(figures.draft_tokens_per_step),
+        "-" if figures.no_draft_share is None else f"{figures.no_draft_share:.1%}",
+        _number(figures.draft_us_per_call, 1),
+        _number(figures.draft_us_per_step),
+        _number(figures.draft_us_per_token),
+        positions + (" ..." if len(rates) > _MAX_POSITIONS else ""),
+    )
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _caption(report: ReplayReport) -> str:
+    config = report.config
+    parts = [
+        f"{config['match']} match of {config['min_n']}-{config['max_n']} tokens",
+        f"k={config['k']}",
+    ]
+    if config["overlap"]:
+        parts.append("overlap")
+    if config["max_len"] is not None:
+        parts.append(f"max_len={config['max_len']}")
+    parts.append(f"batch size {report.batch_size}")
+    if report.limit is not None:
+        parts.append(f"first {report.limit} of each input")
+    tokenizer = "token ids as recorded" if report.tokenizer is None else report.tokenizer["name"]
+    parts.append(f"tokenizer: {tokenizer}")
+    return ", ".join(parts)

@@ -1,0 +1,287 @@
+"""The replay loop: a model runner's batch, with recordings in the place of the model.
+
+A runner's state is a token buffer `[R, S]` and a length per row. Here a second buffer of the same
+shape holds each row's whole recording; "the target model" is a look into it. A conversation takes a
+row, goes through its turns there, and hands the row to the next one waiting (continuous batching).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ngram_npu.replay.errors import ReplayError
+from ngram_npu.replay.figures import ReplayFigures
+
+__all__ = ["Proposer", "StepResult", "TokenRequest", "TokenTurn", "simulate"]
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+
+class StepResult(Protocol):
+    """What a proposer's step returns, as far as the replay looks at it."""
+
+    @property
+    def draft_token_ids(self) -> Any:
+        """[B, K] int32, unused slots -1."""
+
+    @property
+    def num_draft_tokens(self) -> Any:
+        """[B] int32."""
+
+
+class Proposer(Protocol):
+    """What is replayed against; `ngram_npu.NgramProposer` is one.
+
+    A step appends the sampled tokens to their rows, adds their number to `num_tokens` (both in
+    place) and drafts for each grown row.
+    """
+
+    @property
+    def step(self) -> Callable[..., StepResult]:
+        """`step(token_ids, num_tokens, sampled_token_ids, row_indices=..., advance=True)`."""
+
+
+@dataclass(frozen=True)
+class TokenTurn:
+    """A turn as token ids, both one-dimensional int32; either may be empty."""
+
+    prompt: Int32Array
+    completion: Int32Array
+
+
+@dataclass(frozen=True)
+class TokenRequest:
+    """A conversation as token ids."""
+
+    id: str
+    turns: tuple[TokenTurn, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Length of the whole context at the end of the last turn."""
+        return sum(len(turn.prompt) + len(turn.completion) for turn in self.turns)
+
+    def spans(self) -> list[tuple[int, int]]:
+        """(start, end) of every completion that takes a step, as offsets into `tokens()`.
+
+        A completion's first token comes from prefill, so one of a single token takes none, and
+        neither does an empty one: both are just context for the turns after them.
+        """
+        spans: list[tuple[int, int]] = []
+        offset = 0
+        for turn in self.turns:
+            start = offset + len(turn.prompt)
+            offset = start + len(turn.completion)
+            if offset - start >= 2:
+                spans.append((start, offset))
+        return spans
+
+    def tokens(self) -> Int32Array:
+        """All turns joined, `[num_tokens]` int32."""
+        parts = [part for turn in self.turns for part in (turn.prompt, turn.completion)]
+        joined: Int32Array = np.concatenate([np.empty(0, np.int32), *parts])
+        return joined
+
+
+def simulate(
+    name: str,
+    requests: Sequence[TokenRequest],
+    proposer: Proposer,
+    *,
+    k: int,
+    batch_size: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> ReplayFigures:
+    """Replay `requests` and count.
+
+    Args:
+        name: given to the figures.
+        requests: the conversations, taken up in this order.
+        proposer: a fresh one; it sees rows change hands.
+        k: the number of drafts per step that the proposer was configured for.
+        batch_size: rows of the token buffer; at most this many conversations at once.
+        progress: called with (tokens done, tokens in all), both in generated tokens.
+
+    Raises:
+        ReplayError: the proposer left rows or lengths in another state than the recording's, or
+            returned something that is no draft; the figures would mean nothing.
+    """
+    batch = _Batch(requests, rows=max(1, min(batch_size, len(requests))), k=k)
+    counts = _Counts(k)
+    num_tokens_in_all = sum(end - start - 1 for r in requests for start, end in r.spans())
+    while len(rows := batch.active_rows()):
+        sampled = batch.sampled_token_ids(rows)
+        # With every row taken a runner passes no indices, and neither does the replay.
+        row_indices = None if len(rows) == batch.num_rows else rows.astype(np.int32)
+        started = time.perf_counter_ns()
+        step = proposer.step(
+            batch.token_ids, batch.num_tokens, sampled, row_indices=row_indices, advance=True
+        )
+        counts.draft_time_ns += time.perf_counter_ns() - started
+        counts.num_calls += 1
+        batch.note_sampled(rows)
+        num_draft_tokens, num_accepted, num_yielded = batch.verify(rows, step)
+        counts.add(num_draft_tokens, num_accepted, num_yielded)
+        batch.move_on(rows, num_yielded)
+        if progress is not None:
+            progress(counts.num_tokens, num_tokens_in_all)
+    return counts.figures(name, requests)
+
+
+@dataclass
+class _Counts:
+    k: int
+    num_calls: int = 0
+    draft_time_ns: int = 0
+    num_tokens: int = 0
+    num_steps: int = 0
+    drafted_lengths: Int64Array = field(init=False)
+    accepted_lengths: Int64Array = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.drafted_lengths = np.zeros(self.k + 1, np.int64)
+        self.accepted_lengths = np.zeros(self.k + 1, np.int64)
+
+    def add(self, drafted: Int64Array, accepted: Int64Array, yielded: Int64Array) -> None:
+        """One step of each request in the batch, all `[B]`."""
+        self.num_steps += len(yielded)
+        self.num_tokens += int(yielded.sum())
+        self.drafted_lengths += np.bincount(drafted, minlength=self.k + 1)
+        self.accepted_lengths += np.bincount(accepted, minlength=self.k + 1)
+
+    def figures(self, name: str, requests: Sequence[TokenRequest]) -> ReplayFigures:
+        # Position j was drafted (accepted) in every step that drafted (accepted) more than j.
+        drafted_per_pos = _at_least(self.drafted_lengths)
+        accepted_per_pos = _at_least(self.accepted_lengths)
+        return ReplayFigures(
+            name=name,
+            num_requests=len(requests),
+            num_turns=sum(len(r.turns) for r in requests),
+            num_prompt_tokens=sum(len(t.prompt) for r in requests for t in r.turns),
+            num_tokens=self.num_tokens,
+            num_steps=self.num_steps,
+            num_calls=self.num_calls,
+            draft_time_ns=self.draft_time_ns,
+            num_drafts=drafted_per_pos[0],
+            num_draft_tokens=sum(drafted_per_pos),
+            num_accepted_tokens=sum(accepted_per_pos),
+            draft_tokens_per_pos=drafted_per_pos,
+            accepted_tokens_per_pos=accepted_per_pos,
+            accepted_length_counts=tuple(self.accepted_lengths.tolist()),
+        )
+
+
+def _at_least(length_counts: Int64Array) -> tuple[int, ...]:
+    """From counts of lengths 0..K to counts of lengths >= 1, >= 2, ..., >= K."""
+    return tuple(length_counts[::-1].cumsum()[::-1][1:].tolist())
+
+
+class _Batch:
+    """Rows of a model runner, each holding a conversation on its way or idle.
+
+    Per row, all in the row's own coordinates: `cursor` tokens are in the buffer, `due` more have
+    been sampled and are still to be given to the proposer, the running completion ends at `end`.
+    """
+
+    def __init__(self, requests: Sequence[TokenRequest], rows: int, k: int) -> None:
+        self.num_rows = rows
+        self._k = k
+        capacity = max((request.num_tokens for request in requests), default=0)
+        self.token_ids: Int32Array = np.zeros((rows, capacity), np.int32)
+        self.num_tokens: Int32Array = np.zeros(rows, np.int32)
+        self._recorded: Int32Array = np.zeros((rows, capacity), np.int32)
+        self._cursor: Int64Array = np.zeros(rows, np.int64)
+        self._due: Int64Array = np.zeros(rows, np.int64)
+        self._end: Int64Array = np.zeros(rows, np.int64)
+        self._active = np.zeros(rows, np.bool_)
+        self._waiting: Iterator[TokenRequest] = iter(requests)
+        self._spans: list[Iterator[tuple[int, int]]] = [iter(()) for _ in range(rows)]
+        for row in range(rows):
+            self._next_turn(row)
+
+    def active_rows(self) -> Int64Array:
+        """Rows holding a conversation, ascending, `[B]`."""
+        return np.flatnonzero(self._active).astype(np.int64, copy=False)
+
+    def sampled_token_ids(self, rows: Int64Array) -> Int32Array:
+        """What the target model sampled last, `[B, K+1]` with -1 after the due ones."""
+        return self._recorded_from(rows, self._due[rows], self._k + 1)
+
+    def note_sampled(self, rows: Int64Array) -> None:
+        """The due tokens are in their rows now, which the proposer's lengths must agree with."""
+        self._cursor[rows] += self._due[rows]
+        if not np.array_equal(self.num_tokens[rows], self._cursor[rows]):
+            raise ReplayError("the proposer's num_tokens is not the number of tokens given to it")
+
+    def verify(
+        self, rows: Int64Array, step: StepResult
+    ) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Compare drafts with the recording: drafted, accepted and yielded tokens, each `[B]`."""
+        draft = np.asarray(step.draft_token_ids)
+        drafted = np.asarray(step.num_draft_tokens).astype(np.int64)
+        if draft.shape != (len(rows), self._k) or drafted.shape != (len(rows),):
+            raise ReplayError(
+                f"the proposer returned drafts of shape {draft.shape} and counts of shape "
+                f"{drafted.shape} for {len(rows)} requests and {self._k} drafts each"
+            )
+        if len(drafted) and not 0 <= drafted.min() <= drafted.max() <= self._k:
+            raise ReplayError(f"the proposer returned a draft count outside [0, {self._k}]")
+        remaining = self._end[rows] - self._cursor[rows]
+        comparable = np.minimum(drafted, remaining)
+        truth = self._recorded_from(rows, comparable, self._k)
+        equal = (truth >= 0) & (draft == truth)  # both are -1 where nothing is comparable
+        accepted = np.logical_and.accumulate(equal, axis=1).sum(axis=1, dtype=np.int64)
+        return drafted, accepted, np.minimum(accepted + 1, remaining)
+
+    def move_on(self, rows: Int64Array, num_yielded: Int64Array) -> None:
+        """The yielded tokens become due; a row whose completion is done goes to its next turn."""
+        self._due[rows] = num_yielded
+        done = rows[self._cursor[rows] + num_yielded == self._end[rows]]
+        for row in done.tolist():
+            self._next_turn(row)
+
+    def _recorded_from(self, rows: Int64Array, counts: Int64Array, width: int) -> Int32Array:
+        """`[B, width]`: the next `counts` recorded tokens of each row, then -1."""
+        columns = np.arange(width)
+        wanted = columns < counts[:, None]
+        positions = np.where(wanted, self._cursor[rows][:, None] + columns, 0)
+        return np.where(wanted, self._recorded[rows[:, None], positions], np.int32(-1))
+
+    def _next_turn(self, row: int) -> None:
+        """Prefill the row's next completion, from a waiting conversation where its own is done."""
+        self._check_tokens(row)
+        span = next(self._spans[row], None)
+        while span is None:
+            request = next(self._waiting, None)
+            if request is None:
+                self._active[row] = False
+                return
+            # The row changes hands here: a proposer that keeps state per row is told so here.
+            # Tokens of the previous holder stay beyond the new length, as in a runner.
+            self._recorded[row, : request.num_tokens] = request.tokens()
+            self._cursor[row] = 0
+            self._spans[row] = iter(request.spans())
+            span = next(self._spans[row], None)
+        start, end = span
+        # The runner writes the prompt; with it the last tokens of the turn before, which the
+        # proposer never saw because no draft was wanted after them.
+        held = int(self._cursor[row])
+        self.token_ids[row, held:start] = self._recorded[row, held:start]
+        self.num_tokens[row] = start
+        self._cursor[row] = start
+        self._end[row] = end
+        self._due[row] = 1
+        self._active[row] = True
+
+    def _check_tokens(self, row: int) -> None:
+        """The tokens that the proposer appended are those that were sampled."""
+        held = int(self._cursor[row])
+        if not np.array_equal(self.token_ids[row, :held], self._recorded[row, :held]):
+            raise ReplayError("the proposer's token_ids are not the tokens given to it")

@@ -1,0 +1,146 @@
+"""Tokenizers for recorded text, none of which needs a network.
+
+`mistral-v1` (32k, the default), `mistral-v3` (33k) and `tekken` (131k) come with the package
+`mistral-common`; a Hugging Face folder is read through `tokenizers` or `transformers`; `bytes`
+needs nothing at all. No tokenizer here adds a special token.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ngram_npu.replay.errors import ReplayError
+
+__all__ = ["DEFAULT_TOKENIZER", "TOKENIZERS", "ReplayTokenizer", "load_tokenizer"]
+
+DEFAULT_TOKENIZER = "mistral-v1"
+
+_MISTRAL_FILES = {
+    "mistral-v1": "tokenizer.model.v1",
+    "mistral-v3": "mistral_instruct_tokenizer_240323.model.v3",
+    "tekken": "tekken_240911.json",
+}
+
+TOKENIZERS = (*_MISTRAL_FILES, "bytes")
+"""The names that `load_tokenizer` knows, besides folders."""
+
+
+@dataclass(frozen=True)
+class ReplayTokenizer:
+    """A function from text to token ids, and what it is.
+
+    Attributes:
+        name: as asked for.
+        source: what it was made from, with the package's version, for the record.
+        vocab_size: number of token ids, or None where unknown.
+        encode: text -> token ids in [0, vocab_size), without special tokens.
+    """
+
+    name: str
+    source: str
+    vocab_size: int | None
+    encode: Callable[[str], list[int]]
+
+
+def load_tokenizer(name: str = DEFAULT_TOKENIZER) -> ReplayTokenizer:
+    """Load a tokenizer by name (one of `TOKENIZERS`) or from a local Hugging Face folder.
+
+    Raises:
+        ReplayError: unknown name, no tokenizer in the folder, or a package that is not installed.
+    """
+    if name in _MISTRAL_FILES:
+        return _load_mistral(name)
+    if name == "bytes":
+        return ReplayTokenizer(name, "UTF-8 bytes", 256, lambda text: list(text.encode("utf-8")))
+    path = Path(name)
+    if path.is_file() and path.name == "tokenizer.json":
+        path = path.parent
+    if path.is_dir():
+        return _load_folder(name, path)
+    known = ", ".join(TOKENIZERS)
+    raise ReplayError(f'tokenizer "{name}" is neither one of {known} nor an existing folder')
+
+
+def _load_mistral(name: str) -> ReplayTokenizer:
+    try:
+        package = importlib.import_module("mistral_common")
+        if name == "tekken":
+            module = importlib.import_module("mistral_common.tokens.tokenizers.tekken")
+        else:
+            # The SentencePiece tokenizers need a package that mistral-common only names as an
+            # extra, and whose absence shows as a NameError deep inside it.
+            importlib.import_module("sentencepiece")
+            module = importlib.import_module("mistral_common.tokens.tokenizers.sentencepiece")
+    except ImportError as error:
+        raise ReplayError(
+            f'tokenizer "{name}" needs the package {error.name or "mistral_common"}: '
+            'pip install "ngram-npu[replay]" (or choose --tokenizer bytes)'
+        ) from error
+    file = Path(str(package.__file__)).parent / "data" / _MISTRAL_FILES[name]
+    if not file.is_file():
+        raise ReplayError(f'tokenizer "{name}": {file} is not there; update mistral-common')
+    tokenizer: Any
+    if name == "tekken":
+        tokenizer = module.Tekkenizer.from_file(file)
+    else:
+        tokenizer = module.SentencePieceTokenizer(file)
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, bos=False, eos=False)
+        return ids
+
+    source = f"mistral-common {importlib.metadata.version('mistral-common')}, {file.name}"
+    return ReplayTokenizer(name, source, int(tokenizer.n_words), encode)
+
+
+def _load_folder(name: str, folder: Path) -> ReplayTokenizer:
+    """`tokenizers` where it is installed and suffices: it imports in a fraction of the time."""
+    file = folder / "tokenizer.json"
+    missing: list[str] = []
+    if file.is_file():
+        try:
+            return _load_fast(name, file)
+        except ImportError:
+            missing.append("tokenizers")
+    try:
+        transformers: Any = importlib.import_module("transformers")
+    except ImportError as error:
+        wanted = " or ".join([*missing, "transformers"])
+        raise ReplayError(
+            f'tokenizer folder "{name}" needs {wanted}: pip install {wanted.split()[0]}'
+        ) from error
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except Exception as error:  # transformers raises whatever its many tokenizers raise
+        message = " ".join(str(error).split())
+        raise ReplayError(f'tokenizer folder "{name}" cannot be loaded: {message:.200}') from error
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        return ids
+
+    return ReplayTokenizer(name, f"transformers {transformers.__version__}", len(tokenizer), encode)
+
+
+def _load_fast(name: str, file: Path) -> ReplayTokenizer:
+    package: Any = importlib.import_module("tokenizers")
+    try:
+        tokenizer = package.Tokenizer.from_file(str(file))
+    except Exception as error:  # the Rust binding raises bare Exception
+        message = " ".join(str(error).split())
+        raise ReplayError(f"{file}: cannot be loaded: {message:.200}") from error
+    # A tokenizer.json may carry the truncation and padding of its training set-up.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    source = f"tokenizers {package.__version__}, tokenizer.json"
+    return ReplayTokenizer(name, source, int(tokenizer.get_vocab_size()), encode)

@@ -1,0 +1,348 @@
+"""The command: exit codes, streams, output files that are whole or not there."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ngram_npu
+import pytest
+from ngram_npu import cli
+from ngram_npu.replay import ReplayError, ReplayReport
+from ngram_npu.replay import plot as plot_module
+from ngram_npu.replay.output import atomic_output, check_writable
+from replay_helpers import EXAMPLE_LINE
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def talk(write_jsonl: Write) -> Path:
+    return write_jsonl(EXAMPLE_LINE, name="input/talk.jsonl")
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir() if p.is_file())
+
+
+def test_replay_prints_the_table(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["replay", str(talk)]) == 0
+    out, err = capsys.readouterr()
+    assert "tokens/step" in out
+    assert out.splitlines()[-1].split()[:4] == ["talk", "1", "12", "2.40"]
+    assert err == "", "no progress bar where no terminal is"
+
+
+def test_replay_writes_json(talk: Path, tmp_path: Path) -> None:
+    target = tmp_path / "result.json"
+    target.write_text("old")
+    arguments = ["replay", str(talk.parent), "--json", str(target), "--batch-size", "4"]
+    assert cli.main(arguments) == 0
+    report = ReplayReport.from_dict(json.loads(target.read_text(encoding="utf-8")))
+    assert report.total.num_steps == 5
+    assert report.command == "ngram-npu " + " ".join(arguments)
+    assert report.batch_size == 4
+    assert files_in(tmp_path) == ["result.json"]
+
+
+def test_json_on_stdout_is_nothing_but_json(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["replay", str(talk), "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["total"]["num_tokens"] == 12
+    assert "tokens/step" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--min-n 1 --max-n 3 --k 7", {"min_n": 1, "max_n": 3, "k": 7}),
+        (
+            "--prompt-lookup-min 3 --prompt-lookup-max 4 --num-speculative-tokens 2",
+            {"min_n": 3, "max_n": 4, "k": 2},
+        ),
+        ("--match latest --overlap", {"match": "latest", "overlap": True}),
+        ("--no-overlap --max-len 100", {"overlap": False, "max_len": 100}),
+    ],
+)
+def test_drafting_options(
+    talk: Path, capsys: pytest.CaptureFixture[str], arguments: str, expected: dict[str, Any]
+) -> None:
+    assert cli.main(["replay", str(talk), "--json", "-", *arguments.split()]) == 0
+    config = json.loads(capsys.readouterr().out)["config"]
+    assert {name: config[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [(b"{", "talk.jsonl:1: not JSON"), (b"", "talk.jsonl: empty"), (b"{}", ':1: missing key "id"')],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    write_jsonl: Write,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    line: bytes,
+    message: str,
+) -> None:
+    target = tmp_path / "result.json"
+    assert cli.main(["replay", str(write_jsonl(line)), "--json", str(target)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("ngram-npu replay: error: ")
+    assert message in err
+    assert err.count("\n") == 1
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--k", "0"], "--k/--num-speculative-tokens: must be at least 1, got 0"),
+        (["--k", "many"], "invalid integer value: 'many'"),
+        (["--k", "65"], "k: expected 1 to 64, got 65"),
+        (["--min-n", "6"], "min_n: expected 1 to 5, got 6"),
+        (["--match", "middle"], "invalid choice"),
+        (["--batch-size", "0"], "--batch-size: must be at least 1"),
+        (["--json", "{tmp}/no/such/result.json"], "no/such does not exist"),
+        (["--json", "{tmp}"], "is a directory"),
+        (["--tokenizer", "gpt"], 'tokenizer "gpt" is neither'),
+    ],
+)
+def test_bad_options_are_exit_code_2(
+    write_jsonl: Write,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    path = write_jsonl({"id": "a", "turns": [{"prompt": "a", "completion": "b"}]})
+    arguments = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
+    assert cli.main(["replay", str(path), *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+
+
+# Interruption
+
+
+def test_interrupted_replay_writes_nothing(
+    talk: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calls = iter(range(100))
+    step = ngram_npu.NgramProposer.step
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        return step(*args, **kwargs)
+
+    monkeypatch.setattr(ngram_npu.NgramProposer, "step", interrupted)
+    target = tmp_path / "result.json"
+    target.write_text("old")
+    assert cli.main(["replay", str(talk), "--json", str(target)]) == 130
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "ngram-npu: interrupted\n")
+    assert target.read_text() == "old"
+    assert files_in(tmp_path) == ["result.json"]
+
+
+def test_interrupted_writing_leaves_all_old_files(
+    talk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra ngram-npu[plot]")
+
+    def half(report: ReplayReport, path: Path, file_format: str) -> None:
+        path.write_bytes(b"half a picture")
+        assert len(files_in(tmp_path)) == 4, "the JSON is complete beside its target by now"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plot_module, "save_plot", half)
+    json_path, plot_path = tmp_path / "result.json", tmp_path / "result.png"
+    json_path.write_text("old")
+    plot_path.write_text("old too")
+    arguments = ["--json", str(json_path), "--plot", str(plot_path)]
+    assert cli.main(["replay", str(talk), *arguments]) == 130
+    assert (json_path.read_text(), plot_path.read_text()) == ("old", "old too")
+    assert files_in(tmp_path) == ["result.json", "result.png"]
+
+
+def test_sigint_ends_the_process_with_130(talk: Path, tmp_path: Path) -> None:
+    # The process sends itself the signal from within a step: a sure moment, on any machine.
+    script = (
+        "import signal, sys\n"
+        "import ngram_npu\n"
+        "from ngram_npu import cli\n"
+        "step = ngram_npu.NgramProposer.step\n"
+        "def interrupted(*args, **kwargs):\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        "    return step(*args, **kwargs)\n"
+        "ngram_npu.NgramProposer.step = interrupted\n"
+        f"sys.exit(cli.main(['replay', {str(talk)!r}, '--json', {str(tmp_path / 'x.json')!r}]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "ngram-npu: interrupted\n"
+    assert files_in(tmp_path) == []
+
+
+# Output files
+
+
+def test_atomic_output(tmp_path: Path) -> None:
+    target = tmp_path / "x"
+    target.write_text("old")
+    target.chmod(0o640)
+    with atomic_output(target) as scratch:
+        scratch.write_text("new")
+        assert scratch.parent == target.parent
+        assert target.read_text() == "old"
+    assert target.read_text() == "new"
+    assert target.stat().st_mode & 0o777 == 0o640
+    with pytest.raises(KeyboardInterrupt):
+        _write_half(target)
+    assert target.read_text() == "new"
+    assert files_in(tmp_path) == ["x"]
+
+
+def _write_half(target: Path) -> None:
+    with atomic_output(target) as scratch:
+        scratch.write_text("half")
+        raise KeyboardInterrupt
+
+
+def test_atomic_output_keeps_links_and_devices(tmp_path: Path) -> None:
+    target, link = tmp_path / "x", tmp_path / "link"
+    link.symlink_to(target)
+    with atomic_output(link) as scratch:
+        scratch.write_text("new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    null = Path(os.devnull)
+    check_writable(null)
+    with atomic_output(null) as scratch:
+        scratch.write_text("gone")
+    assert null.is_char_device()
+
+
+def test_a_failing_write_is_a_replay_error(tmp_path: Path) -> None:
+    with pytest.raises(ReplayError, match="cannot be written"), atomic_output(tmp_path / "x"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+# Plot
+
+
+def test_plot(talk: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra ngram-npu[plot]")
+    picture, drawing = tmp_path / "result.png", tmp_path / "result.SVG"
+    for path in (picture, drawing):
+        assert cli.main(["replay", str(talk), "--plot", str(path)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert b"<svg" in drawing.read_bytes()
+    assert files_in(tmp_path) == ["result.SVG", "result.png"]
+
+
+def test_plot_format_is_checked_before_the_replay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra ngram-npu[plot]")
+    arguments = ["replay", str(tmp_path / "nowhere"), "--plot", str(tmp_path / "result.doc")]
+    assert cli.main(arguments) == 2
+    assert 'unknown plot format "doc"; one of: ' in capsys.readouterr().err
+
+
+def test_plot_without_matplotlib(
+    talk: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("matplotlib.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert cli.main(["replay", str(talk), "--plot", str(tmp_path / "x.png")]) == 2
+    assert '--plot needs matplotlib: pip install "ngram-npu[plot]"' in capsys.readouterr().err
+
+
+# The rest of the command
+
+
+class _Terminal:
+    """A stream that says it is a terminal and keeps what was written."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        raise OSError("not a real one")
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+def test_progress_bar_on_a_terminal(talk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = _Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(cli._Bar, "INTERVAL_S", 0.0)
+    assert cli.main(["replay", str(talk)]) == 0
+    drawn = terminal.text.split("\r")
+    assert any(line.startswith("tokenize [") for line in drawn)
+    assert any(line.startswith("replay ") and "100% talk" in line for line in drawn)
+    assert drawn[-1] == ""
+    assert drawn[-2].strip() == "", "the bar is wiped away at the end"
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"ngram-npu {ngram_npu.__version__}\n"
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor"]) == 0
+    assert capsys.readouterr().out == f"{ngram_npu.doctor()}\n"
+    assert cli.main(["doctor", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["version"] == ngram_npu.__version__
+
+
+def test_no_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "COMMAND" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["replay", "--help"], ["--version"]])
+def test_help_needs_no_heavy_import(arguments: list[str]) -> None:
+    """Of the module alone: what the package imports around it is the package's business."""
+    script = (
+        "import importlib.util, sys\n"
+        f"spec = importlib.util.spec_from_file_location('cli', {cli.__file__!r})\n"
+        "module = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(module)\n"
+        f"code = module.main({arguments!r})\n"
+        "heavy = {'numpy', 'torch', 'ngram_npu'} & set(sys.modules)\n"
+        "sys.exit(f'imported: {heavy}' if heavy else code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_a_closed_pipe_is_no_traceback(talk: Path) -> None:
+    command = f'"{sys.executable}" -m ngram_npu.cli replay "{talk}" | true'
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stderr == ""

@@ -1,0 +1,342 @@
+"""From texts and options to a report: the definitions, the tokenizers, the default, the JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import ngram_npu
+import pytest
+from ngram_npu.replay import (
+    Conversation,
+    Progress,
+    ReplayError,
+    ReplayFigures,
+    ReplayInput,
+    ReplayOptions,
+    ReplayReport,
+    ReplayTokenizer,
+    Turn,
+    format_table,
+    load_tokenizer,
+    replay,
+    stdlib_conversations,
+)
+from ngram_npu.replay.stdlib_corpus import MAX_COMPLETION_CHARS, STDLIB_FILES, split_source
+from replay_helpers import EXAMPLE_LINE, ScriptedProposer
+
+Write = Callable[..., Path]
+
+
+def test_texts_are_put_in_the_template_and_tokenized_apart() -> None:
+    seen: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        seen.append(text)
+        return [len(seen) * 10 + i for i in range(3)]
+
+    proposer = ScriptedProposer(5, lambda _: [])
+    conversation = Conversation("x", (Turn("Hi {there}", " yes"), Turn("two", ""), Turn("3", "z")))
+    report = replay(
+        inputs=[ReplayInput("talk", (conversation,))],
+        tokenizer=ReplayTokenizer("fake", "made up", None, encode),
+        make_proposer=lambda _: proposer,
+    )
+    assert seen == [
+        "USER: Hi {there} ASSISTANT:",
+        " yes",
+        "USER: two ASSISTANT:",
+        "",
+        "USER: 3 ASSISTANT:",
+        "z",
+    ]
+    # One growing context: nothing is put in or left out between the parts.
+    measured = proposer.calls[1:]  # the first warms up
+    assert measured[-1].contexts[0] == [10 * n + i for n in range(1, 7) for i in range(3)][:-1]
+    assert report.tokenizer == {"name": "fake", "source": "made up", "vocab_size": None}
+    assert report.inputs[0].num_prompt_tokens == 9
+
+
+def test_token_ids_are_used_as_they_are(write_jsonl: Write) -> None:
+    path = write_jsonl(EXAMPLE_LINE)
+    report = replay([path], ReplayOptions(tokenizer="ids"))
+    assert report.tokenizer is None
+    assert (report.total.num_tokens, report.total.num_steps) == (12, 5)
+    assert report.total.num_prompt_tokens == 13
+
+
+def test_token_ids_win_over_text_and_need_no_tokenizer(write_jsonl: Write) -> None:
+    turns = [{"prompt": "p", "completion": "c", **turn} for turn in EXAMPLE_LINE["turns"]]
+    path = write_jsonl({"id": "a", "turns": turns})
+    report = replay([path], ReplayOptions(tokenizer="/no/such/folder"))
+    assert (report.total.num_tokens, report.total.num_steps) == (12, 5)
+
+
+def test_text_where_only_token_ids_are_wanted(write_jsonl: Write) -> None:
+    path = write_jsonl(EXAMPLE_LINE, {"id": "b", "turns": [{"prompt": "p", "completion": "c"}]})
+    with pytest.raises(ReplayError, match=f'{path}:2: missing key "prompt_token_ids"'):
+        replay([path], ReplayOptions(tokenizer="ids"))
+
+
+def test_options_reach_the_proposer(write_jsonl: Write) -> None:
+    path = write_jsonl(EXAMPLE_LINE)
+
+    def lengths(**options: Any) -> tuple[int, ...]:
+        return replay([path], ReplayOptions(**options)).total.accepted_length_counts
+
+    assert lengths() == (3, 0, 1, 0, 0, 1)
+    assert lengths(k=2) == (3, 0, 3)  # 3 4 | 6 7 (after 5, given by the model) | 21 30
+    # `1 2 3` drafts 4 5 6 7 8 where 20 follows 7; `7 20 21` drafts 30 31 .. where 40 follows 30.
+    assert lengths(min_n=3) == (5, 1, 0, 0, 1, 0)
+    # The first draft would be made at 11 tokens: there is room for one token more, or for none.
+    assert lengths(max_len=12)[:2] == (10, 1)
+    assert lengths(max_len=11) == (12, 0, 0, 0, 0, 0)
+
+
+def test_bad_options(write_jsonl: Write) -> None:
+    path = write_jsonl(EXAMPLE_LINE)
+    for options in ({"min_n": 6}, {"k": 65}, {"max_n": 65}, {"match": "middle"}):
+        with pytest.raises(ReplayError, match=f"{next(iter(options))}: expected"):
+            replay([path], ReplayOptions(**options))  # type: ignore[arg-type]
+    for name in ("batch_size", "limit", "threads"):
+        with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+            ReplayOptions(**{name: 0})
+
+
+def test_the_thread_limit_holds_during_the_replay_only(write_jsonl: Write) -> None:
+    before = ngram_npu.num_threads()
+    during: list[int] = []
+    path = write_jsonl(EXAMPLE_LINE)
+    options = ReplayOptions(threads=before + 3)
+    report = replay([path], options, progress=lambda _: during.append(ngram_npu.num_threads()))
+    assert set(during) == {before + 3}
+    assert ngram_npu.num_threads() == before
+    assert report.machine["threads"] == before + 3
+
+
+def test_progress_ends_complete(write_jsonl: Write) -> None:
+    events: list[Progress] = []
+    replay([write_jsonl(EXAMPLE_LINE, EXAMPLE_LINE)], progress=events.append)
+    last = {event.phase: event for event in events}
+    assert last["tokenize"] == Progress("talk", "tokenize", 2, 2)
+    assert last["replay"] == Progress("talk", "replay", 24, 24)
+    assert [e.done for e in events if e.phase == "replay"] == sorted(
+        e.done for e in events if e.phase == "replay"
+    )
+
+
+# The embedded default
+
+
+def test_the_default_input_is_there_and_stable() -> None:
+    first, missing = stdlib_conversations()
+    assert stdlib_conversations() == (first, missing)
+    assert [c.id for c in first] + missing != []
+    assert sorted([c.id for c in first] + missing) == sorted(STDLIB_FILES)
+    assert len(set(STDLIB_FILES)) == len(STDLIB_FILES)
+    assert len(first) > len(STDLIB_FILES) // 2, f"missing: {missing}"
+    for conversation in first:
+        (turn,) = conversation.turns
+        assert turn.prompt is not None
+        assert turn.completion
+        assert turn.prompt.endswith("\n")
+
+
+def test_a_source_is_split_at_a_line_end_and_capped() -> None:
+    assert split_source("a\nbb\ncc\n") == ("a\nbb\n", "cc\n")
+    assert split_source("no line end") == ("no line end", "")
+    prompt, completion = split_source("0123456789abcde\n" * 4096)
+    assert len(prompt) == 2048 * 16 + 16  # the line that the middle begins is the prompt's last
+    assert MAX_COMPLETION_CHARS <= len(completion) <= MAX_COMPLETION_CHARS + 16
+
+
+def test_missing_sources_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ReplayError, match="no sources of the Python standard library"):
+        stdlib_conversations(tmp_path)
+    (tmp_path / "copy.py").write_bytes(b"a = 1\r\nb = 2\r\nc = 3\r\n")
+    found, missing = stdlib_conversations(tmp_path)
+    (conversation,) = found
+    assert conversation.id == "copy.py"
+    assert conversation.turns == (Turn("a = 1\nb = 2\n", "c = 3\n"),)
+    assert len(missing) == len(STDLIB_FILES) - 1
+
+
+def test_the_default_is_replayed_without_a_path() -> None:
+    report = replay((), ReplayOptions(tokenizer="bytes", limit=2))
+    assert [(f.name, f.num_requests) for f in report.inputs] == [("python-stdlib", 2)]
+    assert report.total.tokens_per_step is not None
+    assert report.total.tokens_per_step > 1.2  # code repeats itself
+
+
+# Tokenizers
+
+
+def test_bytes() -> None:
+    assert load_tokenizer("bytes").encode("aé") == [97, 0xC3, 0xA9]
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("mistral-v1", 32000), ("mistral-v3", 32768), ("tekken", 131072)]
+)
+def test_bundled_tokenizers_add_no_special_tokens(name: str, size: int) -> None:
+    pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
+    pytest.importorskip("sentencepiece", reason="needs the extra ngram-npu[replay]")
+    tokenizer = load_tokenizer(name)
+    assert tokenizer.vocab_size == size
+    assert tokenizer.encode("") == []
+    ids = tokenizer.encode("one two one two")
+    assert len(ids) == 4
+    assert ids[1] == ids[3]
+    assert min(ids) > 2  # 0, 1 and 2 are unknown, begin and end in all three
+
+
+def test_unknown_tokenizer() -> None:
+    with pytest.raises(
+        ReplayError, match=r'"gpt" is neither one of mistral-v1, .* nor an existing'
+    ):
+        load_tokenizer("gpt")
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("mistral-v1", "mistral_common"),
+        ("mistral-v1", "sentencepiece"),
+        ("tekken", "mistral_common"),
+    ],
+)
+def test_missing_package_of_a_bundled_tokenizer(
+    monkeypatch: pytest.MonkeyPatch, name: str, package: str
+) -> None:
+    pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ReplayError, match=r'needs the package .*pip install "ngram-npu\[replay\]"'):
+        load_tokenizer(name)
+
+
+def test_hugging_face_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    class Tokenizer:
+        @staticmethod
+        def from_file(path: str) -> Tokenizer:
+            calls.append(Path(path).name)
+            return Tokenizer()
+
+        def no_truncation(self) -> None:
+            calls.append("no_truncation")
+
+        def no_padding(self) -> None:
+            calls.append("no_padding")
+
+        def get_vocab_size(self) -> int:
+            return 5
+
+        def encode(self, text: str, add_special_tokens: bool = True) -> Any:
+            assert not add_special_tokens
+            return SimpleNamespace(ids=[len(text)])
+
+    module = ModuleType("tokenizers")
+    module.Tokenizer = Tokenizer  # type: ignore[attr-defined]
+    module.__version__ = "9"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "tokenizers", module)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    for name in (str(tmp_path), str(tmp_path / "tokenizer.json")):
+        tokenizer = load_tokenizer(name)
+        assert (tokenizer.name, tokenizer.vocab_size) == (name, 5)
+        assert tokenizer.encode("abc") == [3]
+    # What a tokenizer.json says about truncation must not cut the recordings.
+    assert calls[:3] == ["tokenizer.json", "no_truncation", "no_padding"]
+
+
+def test_hugging_face_folder_without_the_packages(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ReplayError, match="needs transformers: pip install transformers"):
+        load_tokenizer(str(tmp_path))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ReplayError, match="needs tokenizers or transformers: pip install"):
+        load_tokenizer(str(tmp_path))
+
+
+# Report
+
+
+@pytest.fixture
+def report(write_jsonl: Write) -> ReplayReport:
+    one = write_jsonl(EXAMPLE_LINE, name="one.jsonl")
+    two = write_jsonl(EXAMPLE_LINE, EXAMPLE_LINE, name="two.jsonl.gz")
+    options = ReplayOptions(batch_size=3, threads=1, limit=2)
+    return replay([one, two], options, command="ngram-npu replay x")
+
+
+def test_json_round_trip(report: ReplayReport) -> None:
+    text = report.to_json()
+    again = ReplayReport.from_dict(json.loads(text))
+    assert again == report
+    assert again.to_json() == text
+
+
+def test_json_says_what_is_needed_to_take_it_again(report: ReplayReport) -> None:
+    data = json.loads(report.to_json())
+    assert data["command"] == "ngram-npu replay x"
+    assert data["date"].endswith("+00:00")
+    assert data["machine"]["cpu"]
+    assert data["machine"]["cores"] >= 1
+    assert data["machine"]["threads"] == 1
+    assert set(data["versions"]) == {"python", "numpy", "torch", "ngram_npu"}
+    assert data["config"] == {
+        "min_n": 2,
+        "max_n": 5,
+        "k": 5,
+        "match": "earliest",
+        "overlap": False,
+        "max_len": None,
+    }
+    assert (data["batch_size"], data["limit"], data["tokenizer"]) == (3, 2, None)
+    one, two = data["inputs"]
+    assert (one["name"], one["tokens_per_step"]) == ("one", 12 / 5)
+    assert two["accepted_length_counts"] == [6, 0, 2, 0, 0, 2]
+    assert two["acceptance_rate_per_pos"] == [1, 1, 0.5, 0.5, 0.5]
+    assert data["total"]["num_steps"] == 15
+
+
+def test_json_of_another_format_is_refused(report: ReplayReport) -> None:
+    with pytest.raises(ValueError, match="expected format"):
+        ReplayReport.from_dict({**report.to_dict(), "format": "other/1"})
+
+
+def test_table(report: ReplayReport) -> None:
+    caption, empty, header, *rows = format_table(report).splitlines()
+    assert caption == (
+        "earliest match of 2-5 tokens, k=5, batch size 3, first 2 of each input, "
+        "tokenizer: token ids as recorded"
+    )
+    assert empty == ""
+    assert [row.split()[0] for row in rows] == ["one", "two", "total"]
+    cells = rows[1].split()
+    assert cells[1:6] == ["2", "24", "2.40", "2.00", "60.0%"]
+    assert cells[9:] == ["1.00", "1.00", "0.50", "0.50", "0.50"]
+    end = header.index("tokens/step") + len("tokens/step")
+    assert all(row[:end].endswith("2.40") for row in rows), "columns are aligned"
+
+
+def test_table_without_steps_and_with_many_positions(write_jsonl: Write) -> None:
+    path = write_jsonl(
+        {"id": "a", "turns": [{"prompt_token_ids": [1], "completion_token_ids": []}]}
+    )
+    row = format_table(replay([path], ReplayOptions(k=9, max_len=7, limit=1))).splitlines()
+    assert row[0].startswith("earliest match of 2-5 tokens, k=9, max_len=7, batch size 32, first 1")
+    assert row[-1].split() == ["talk", "1", "0", *"------", *"--------", "..."]
+
+
+def test_notes_are_shown(report: ReplayReport) -> None:
+    figures = ReplayFigures.from_dict({**report.inputs[0].to_dict(), "notes": ["half is missing"]})
+    shown = ReplayReport.from_dict({**report.to_dict(), "inputs": [figures.to_dict()]})
+    assert format_table(shown).splitlines()[-1] == "note (one): half is missing"

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import ngram_npu
+from backends import instruction_set
+from ngram_npu import _library
+from opspecs import OPSPECS
+
+
+def test_report() -> None:
+    report = ngram_npu.doctor()
+    assert report.version == ngram_npu.__version__
+    assert report.torch_operators == "registered"
+    assert report.backends["cpu"].kernels == len(OPSPECS)
+    for absent in ("cuda", "npu"):
+        assert report.backends[absent].kernels == 0
+        assert report.backends[absent].reason
+    text = str(report)
+    for part in (report.version, "registered", report.instruction_set, "backend npu"):
+        assert part in text
+    json.dumps(report.to_dict())
+
+
+def test_instruction_set_in_force_is_reported() -> None:
+    with instruction_set("scalar"):
+        assert ngram_npu.doctor().instruction_set == "scalar"
+
+
+def _python(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin", **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_environment_chooses_the_instruction_set() -> None:
+    code = "import ngram_npu; print(ngram_npu.doctor().instruction_set)"
+    assert _python(code, NGRAM_NPU_INSTRUCTION_SET="scalar").strip() == "scalar"
+    unknown = _python(code, NGRAM_NPU_INSTRUCTION_SET="abacus").strip()
+    assert unknown == ngram_npu.doctor().instruction_set
+
+
+def test_without_torch_numpy_still_works() -> None:
+    code = """
+import sys
+sys.modules["torch"] = None  # what an import sees where torch is not installed
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *a: None if name == "torch" else found(name, *a)
+import numpy as np, ngram_npu
+report = ngram_npu.doctor()
+assert report.torch is None, report
+tokens = np.array([[1, 2, 3, 1, 2]], np.int32)
+drafts = ngram_npu.NgramProposer(ngram_npu.NgramConfig()).propose(tokens, np.array([5], np.int32))
+print(report.torch_operators, drafts.draft_token_ids.tolist(), report.backends["cpu"].reason)
+"""
+    assert _python(code).strip() == (
+        "torch is not installed [[3, 1, 2, -1, -1]] torch is not installed"
+    )
+
+
+def test_a_library_that_does_not_load_says_why(tmp_path: object) -> None:
+    bad = _library.load_backend("cpu", "npu", _library.cpu_library_path().with_name("absent.so"))
+    assert bad.kernels == 0
+    assert "absent.so" in bad.reason

@@ -1,0 +1,187 @@
+"""NgramProposer: both kinds of arrays, the typed wrappers, and what must not be copied."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from ngram_npu import NgramConfig, NgramProposer, ops, reference
+
+
+def _case() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 3, (6, 80), dtype=np.int32)
+    lengths = np.array([40, 0, 80, 79, 2, 33], np.int32)
+    sampled = rng.integers(-1, 3, (6, 4), dtype=np.int32)
+    return tokens, lengths, sampled
+
+
+CONFIG = NgramConfig(min_n=1, max_n=4, k=3, match="latest", overlap=True, max_len=81, vocab_size=3)
+
+
+def test_step_is_the_operator_on_both_kinds() -> None:
+    tokens, lengths, sampled = _case()
+    expected_tokens, expected_lengths = tokens.copy(), lengths.copy()
+    expected = reference.ngram_step_(
+        expected_tokens, expected_lengths, sampled, None, None, True, 3, 1, 4, 3, 1, True, 81, None
+    )
+    torch_tokens, torch_lengths = torch.tensor(tokens), torch.tensor(lengths)
+    proposer = NgramProposer(CONFIG)
+    from_torch = proposer.step(torch_tokens, torch_lengths, torch.tensor(sampled))
+    from_numpy = proposer.step(tokens, lengths, sampled)
+    for a, b, truth in zip(from_numpy, from_torch, expected, strict=True):
+        assert isinstance(a, np.ndarray)
+        assert isinstance(b, torch.Tensor)
+        assert np.array_equal(a, truth)
+        assert np.array_equal(b.numpy(), truth)
+    assert np.array_equal(tokens, expected_tokens)
+    assert np.array_equal(lengths, expected_lengths)
+    assert np.array_equal(torch_tokens.numpy(), expected_tokens)
+    assert np.array_equal(torch_lengths.numpy(), expected_lengths)
+
+
+def test_propose_is_the_operator_on_both_kinds() -> None:
+    tokens, lengths, _ = _case()
+    indices = np.array([5, 0, 3], np.int64)
+    active = np.array([True, True, False])
+    expected = reference.ngram_propose(tokens, lengths, indices, active, 1, 4, 3, 1, True, 81)
+    proposer = NgramProposer(CONFIG)
+    from_numpy = proposer.propose(tokens, lengths, row_indices=indices, active=active)
+    from_torch = proposer.propose(
+        torch.tensor(tokens),
+        torch.tensor(lengths),
+        row_indices=torch.tensor(indices),
+        active=torch.tensor(active),
+    )
+    for a, b, truth in zip(from_numpy, from_torch, expected, strict=True):
+        assert np.array_equal(a, truth)
+        assert np.array_equal(b.numpy(), truth)
+
+
+def test_wrappers_have_the_documented_defaults() -> None:
+    tokens, lengths, sampled = (torch.tensor(a) for a in _case())
+    result = ops.ngram_propose(tokens, lengths, min_n=1, max_n=3, k=2)
+    raw = torch.ops.ngram_npu.ngram_propose(
+        tokens, lengths, None, None, 1, 3, 2, 0, False, 2**63 - 1
+    )
+    assert all(torch.equal(a, b) for a, b in zip(result, raw, strict=True))
+    twin, twin_lengths = tokens.clone(), lengths.clone()
+    step = ops.ngram_step_(tokens, lengths, sampled, min_n=1, max_n=3, k=2)
+    raw = torch.ops.ngram_npu.ngram_step_(
+        twin, twin_lengths, sampled, None, None, True, 2**63 - 1, 1, 3, 2, 0, False, 2**63 - 1, None
+    )
+    assert all(torch.equal(a, b) for a, b in zip(step, raw, strict=True))
+    assert torch.equal(tokens, twin)
+    assert torch.equal(lengths, twin_lengths)
+
+
+def _slice(buffer: torch.Tensor) -> torch.Tensor:
+    return buffer[2:7, 10:510]
+
+
+def _step(tokens: torch.Tensor, lengths: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
+    return ops.ngram_step_(tokens, lengths, sampled, min_n=2, max_n=4, k=3).draft_token_ids + 1
+
+
+def _step_on_first_rows(
+    buffer: torch.Tensor, lengths: torch.Tensor, sampled: torch.Tensor
+) -> torch.Tensor:
+    return _step(buffer[:5, :500], lengths, sampled)
+
+
+def _step_on_slice(
+    buffer: torch.Tensor, lengths: torch.Tensor, sampled: torch.Tensor
+) -> torch.Tensor:
+    return _step(_slice(buffer), lengths, sampled)
+
+
+@pytest.mark.parametrize(
+    ("step", "view", "dynamic"),
+    [
+        pytest.param(_step, lambda b: b[:5], True, id="whole-rows"),
+        pytest.param(_step, _slice, True, id="slice-as-input"),
+        pytest.param(_step_on_first_rows, lambda b: b, True, id="first-rows-in-graph"),
+        pytest.param(_step_on_slice, lambda b: b, False, id="slice-in-graph-static"),
+        pytest.param(
+            _step_on_slice,
+            lambda b: b,
+            True,
+            id="slice-in-graph-dynamic",
+            # torch 2.13 loses the symbolic offset of a view made inside the graph, for any
+            # operator that writes (docs/ops/ngram_step_.md). Strict: notice when it is mended.
+            marks=pytest.mark.xfail(strict=True, raises=AssertionError),
+        ),
+    ],
+)
+def test_compiled_step_writes_through(
+    step: Callable[..., torch.Tensor],
+    view: Callable[[torch.Tensor], torch.Tensor],
+    dynamic: bool,
+) -> None:
+    """Inductor must write to the caller's buffer itself: no copy of the tokens anywhere."""
+    from torch._inductor.utils import run_and_get_code
+
+    torch._dynamo.reset()
+    generator = torch.Generator().manual_seed(0)
+    buffer = torch.randint(0, 3, (9, 700), dtype=torch.int32, generator=generator)
+    lengths = torch.full((5,), 300, dtype=torch.int32)
+    sampled = torch.randint(0, 3, (5, 2), dtype=torch.int32, generator=generator)
+    eager_buffer, eager_lengths = buffer.clone(), lengths.clone()
+    expected = step(view(eager_buffer), eager_lengths, sampled)
+    compiled = torch.compile(step, fullgraph=True, dynamic=dynamic)
+    result, (code, *_) = run_and_get_code(compiled, view(buffer), lengths, sampled)
+    assert torch.equal(result, expected)
+    assert torch.equal(buffer, eager_buffer)
+    assert torch.equal(lengths, eager_lengths)
+    # A functionalised copy would be a clone, or a buffer of the tokens' size with a copy back.
+    assert "ngram_npu.ngram_step_" in code
+    assert "clone" not in code
+    assert "copy_" not in code
+
+
+MEMORY = """
+    import resource, sys
+    import numpy as np, torch
+    from ngram_npu import NgramConfig, NgramProposer, set_num_threads
+
+    set_num_threads(1)
+    front_end, sliced = sys.argv[1], sys.argv[2] == "sliced"
+    rows, capacity = 256, 32768
+    buffer = np.zeros((rows + 1, capacity + 64), np.int32)
+    tokens = buffer[1:, 64:] if sliced else np.zeros((rows, capacity), np.int32)
+    lengths = np.full(rows, capacity - 2, np.int32)
+    sampled = np.zeros((rows, 1), np.int32)
+    proposer = NgramProposer(NgramConfig(min_n=2, max_n=3, k=4, max_len=capacity))
+    if front_end != "numpy":
+        tokens, lengths, sampled = map(torch.from_numpy, (tokens, lengths, sampled))
+    step = lambda t, n, s: proposer.step(t, n, s, advance=False)
+    if front_end == "compiled":
+        step = torch.compile(step, fullgraph=True, dynamic=True)
+    for _ in range(50):
+        step(tokens, lengths, sampled)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(10_000):
+        step(tokens, lengths, sampled)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    print(grown)
+"""
+
+
+@pytest.mark.parametrize("layout", ["whole", "sliced"])
+@pytest.mark.parametrize("front_end", ["numpy", "torch", "compiled"])
+def test_memory_is_flat(front_end: str, layout: str) -> None:
+    """10,000 steps at 256 x 32k. The token buffer has 32 MiB, so even one copy of it would show in
+    the peak; the rows match at their start, which keeps the lookup short."""
+    script = textwrap.dedent(MEMORY)
+    done = subprocess.run(
+        [sys.executable, "-c", script, front_end, layout],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert int(done.stdout) < 8 * 1024, f"peak memory grew by {done.stdout} KiB"
