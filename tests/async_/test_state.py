@@ -139,6 +139,22 @@ WRONG: dict[str, tuple[Callable[[], Batch], str]] = {
         lambda: _batch([0], [1], [0], new_blocks=(NewBlocks(_ints(2), _ints(0)),)),
         "new_blocks",
     ),
+    "blocks for a row out of range": (
+        lambda: _batch([0], [1], [0], new_blocks=(NewBlocks(_ints(-1), _ints(0)),)),
+        "new_blocks: expected 0 to 2",
+    ),
+    "more rows than blocks": (
+        lambda: _batch([0], [1], [0], new_blocks=(NewBlocks(_ints(0, 0), _ints(0)),)),
+        "expected 2 block_ids",
+    ),
+    "new blocks of too many groups": (
+        lambda: _batch([0], [1], [0], new_blocks=(NewBlocks(), NewBlocks())),
+        "expected 1, one for each KV group",
+    ),
+    "admitted with blocks of no group": (
+        lambda: _batch([0], [1], [0], new=[_admit(2, block_ids=())]),
+        "expected 1, one for each KV group",
+    ),
     "too many blocks": (
         lambda: _batch([0], [1], [0], new_blocks=(NewBlocks(_ints(0, 0, 0), _ints(5, 6, 7)),)),
         "at most 3 blocks a row, got 4",

@@ -8,7 +8,7 @@ import torch
 
 from ngram_npu.async_state.batch import Batch
 from ngram_npu.async_state.device import Device
-from ngram_npu.async_state.mirrors import Int64Array, RowChanges, ragged_ranks
+from ngram_npu.async_state.mirrors import Int64Array, RowChanges, live_slots, ragged_ranks
 
 _UNUSED = -1
 
@@ -60,11 +60,11 @@ class BlockTable:
             values.append(np.full(len(indices[-1]), _UNUSED, np.int32))
             num_blocks[admitted] = counts
         if appended is not None and len(appended.rows):
-            slots = changes.slot_of[appended.rows]
-            if (slots < 0).any() or len(appended.rows) != len(appended.block_ids):
+            slots = live_slots(changes.slot_of, appended.rows, "new_blocks")
+            if len(slots) != len(appended.block_ids):
                 raise ValueError(
-                    "begin_step: new_blocks: expected one block for each of live rows, got "
-                    f"{len(appended.block_ids)} blocks for rows {appended.rows}"
+                    f"begin_step: new_blocks: expected {len(slots)} block_ids, one for each of "
+                    f"rows, got {len(appended.block_ids)}"
                 )
             order = np.argsort(slots, kind="stable")
             counts = np.bincount(slots, minlength=len(num_blocks))

@@ -152,7 +152,9 @@ class Mirrors:
                 "begin_step: rows, num_scheduled_tokens, num_scheduled_drafts: expected equal "
                 f"lengths, got {len(rows)}, {len(scheduled)}, {len(drafts)}"
             )
-        slots = _slots(changes.slot_of, rows)
+        slots = live_slots(changes.slot_of, rows, "rows")
+        if len(rows) and int(np.bincount(rows).max()) > 1:
+            raise ValueError(f"begin_step: rows: expected each row once, got {rows}")
         computed, tokens = changes.upper_computed[slots], changes.upper_tokens[slots]
         previous = changes.last_position[slots]
         query_start_loc = np.zeros(len(rows) + 1, np.int32)
@@ -300,28 +302,29 @@ def _int32(values: IntArray) -> Int32Array:
     return np.array(values, np.int32)
 
 
-def _slots(slot_of: Int64Array, rows: Int32Array) -> Int64Array:
+def live_slots(slot_of: Int64Array, rows: IntArray, field: str) -> Int64Array:
+    """The slots of `rows`.
+
+    Raises:
+        ValueError: a row that is free or out of range.
+    """
     if not len(rows):
         return np.zeros(0, np.int64)
-    if int(rows.min()) < 0 or int(rows.max()) >= len(slot_of):
-        raise ValueError(f"begin_step: rows: expected 0 to {len(slot_of) - 1}, got {rows}")
-    slots = slot_of[rows]
+    if int(np.min(rows)) < 0 or int(np.max(rows)) >= len(slot_of):
+        raise ValueError(f"begin_step: {field}: expected 0 to {len(slot_of) - 1}, got {rows}")
+    slots: Int64Array = slot_of[rows]
     if int(slots.min()) < 0:
         raise ValueError(
-            f"begin_step: rows: expected live rows, got {rows[slots.argmin()]}, which is free"
+            f"begin_step: {field}: expected live rows, got {rows[int(slots.argmin())]}: it is free"
         )
-    if int(np.bincount(rows).max()) > 1:
-        raise ValueError(f"begin_step: rows: expected each row once, got {rows}")
     return slots
 
 
 def _take(slot_of: Int64Array, rows: IntArray, field: str) -> Int64Array:
     """The slots of `rows`, which become free."""
-    if len(rows) and not 0 <= int(np.min(rows)) <= int(np.max(rows)) < len(slot_of):
-        raise ValueError(f"begin_step: {field}: expected 0 to {len(slot_of) - 1}, got {rows}")
-    slots: Int64Array = slot_of[rows] if len(rows) else np.zeros(0, np.int64)
-    if len(np.unique(rows)) != len(rows) or (slots < 0).any():
-        raise ValueError(f"begin_step: {field}: expected different live rows, got {rows}")
+    slots = live_slots(slot_of, rows, field)
+    if len(np.unique(slots)) != len(slots):
+        raise ValueError(f"begin_step: {field}: expected each row once, got {rows}")
     slot_of[rows] = -1
     return slots
 

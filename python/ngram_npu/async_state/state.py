@@ -163,6 +163,13 @@ class AsyncSpecState:
             raise RuntimeError(
                 f"begin_step: step {self._pending[0].number} must be reconciled first"
             )
+        groups = len(self._block_tables)
+        given = [len(admission.block_ids) for admission in (*batch.new, *batch.resumed)]
+        if any(count != groups for count in given) or len(batch.new_blocks) not in (0, groups):
+            raise ValueError(
+                f"begin_step: block_ids, new_blocks: expected {groups}, one for each KV group, got "
+                f"{given} and {len(batch.new_blocks)}"
+            )
         changes = self._mirrors.plan_rows(batch)
         step = self._mirrors.plan_step(batch, changes, self._step_count)
         tables = [t.plan(i, batch, changes) for i, t in enumerate(self._block_tables)]
