@@ -70,6 +70,9 @@ def write(path: Path, found: dict[str, Any]) -> None:
 
 def lines(result: Result) -> list[str]:
     """One size's part of the table."""
+    if "host_us" in result:
+        parts = ", ".join(f"{part} {us['median']:.1f}" for part, us in result["host_us"].items())
+        return [f"{result['size']:>10}  churn {result['churn']:.0%}: host us a step: {parts}"]
     if "growth_bytes" in result:
         mb = 1 << 20
         return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tools.bench.ops.async_host import AsyncHost
 from tools.bench.ops.base import Op
 from tools.bench.ops.call_overhead import CallOverhead
 from tools.bench.ops.crossover import Crossover
@@ -18,6 +19,7 @@ OPS: dict[str, Op] = {
         Crossover(),
         Memory(),
         CorrectSpecState(),
+        AsyncHost(),
     )
 }
 

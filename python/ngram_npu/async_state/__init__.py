@@ -1,0 +1,31 @@
+"""Drafts under a scheduler that never waits. Guide: docs/guides/async.md."""
+
+from ngram_npu.async_state.batch import Admission, AsyncConfig, Batch, KVGroup, NewBlocks
+from ngram_npu.async_state.device import CpuDevice, Device, StreamDevice
+from ngram_npu.async_state.results import (
+    HostDrafts,
+    PaddedDrafterBatch,
+    RaggedDrafterBatch,
+    Reconciled,
+    StepInputs,
+    StepOutputs,
+)
+from ngram_npu.async_state.state import AsyncSpecState
+
+__all__ = [
+    "Admission",
+    "AsyncConfig",
+    "AsyncSpecState",
+    "Batch",
+    "CpuDevice",
+    "Device",
+    "HostDrafts",
+    "KVGroup",
+    "NewBlocks",
+    "PaddedDrafterBatch",
+    "RaggedDrafterBatch",
+    "Reconciled",
+    "StepInputs",
+    "StepOutputs",
+    "StreamDevice",
+]

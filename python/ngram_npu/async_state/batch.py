@@ -1,0 +1,128 @@
+"""What a model runner says to :class:`AsyncSpecState`: its sizes once, then one Batch a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ngram_npu.config import NgramConfig
+
+IntArray = npt.NDArray[np.integer[Any]]
+"""One-dimensional unless said otherwise; any integer dtype, int32 costs no conversion."""
+
+_EMPTY = np.zeros(0, np.int32)
+_EMPTY.flags.writeable = False
+_EMPTY_PAIRS = _EMPTY.reshape(0, 2)
+
+
+def _none() -> IntArray:
+    return _EMPTY
+
+
+@dataclass(frozen=True)
+class KVGroup:
+    """One group of KV caches that share a block table."""
+
+    block_size: int
+    """Tokens of one block as the attention kernel sees it."""
+    max_blocks: int
+    """Blocks a row may have: the width NB of its block table."""
+    blocks_per_kv_block: int = 1
+    """Kernel blocks of one block of the block manager; `block_ids` are kernel blocks."""
+
+
+@dataclass(frozen=True)
+class AsyncConfig:
+    """Sizes and modes; everything is allocated for them once.
+
+    Raises:
+        ValueError: a value out of its range; the message names it.
+    """
+
+    ngram: NgramConfig
+    max_rows: int
+    """R, requests that may live at once."""
+    row_capacity: int
+    """S, tokens of the longest request. No step may lead past it."""
+    max_step_tokens: int
+    """Tokens of the largest step, all its requests together."""
+    kv_groups: tuple[KVGroup, ...]
+    """At least one."""
+    disable_padded_drafter_batch: bool = False
+    """Whether the batch of a model-based drafter drops the rejected tokens (operator 6) instead of
+    keeping and skipping them (operators 4 and 5). vLLM's name."""
+    pad_token: int = 0
+    """Input where a draft was scheduled but none was found. It is verified like any draft."""
+    pad_slot: int = -1
+    """Slot of a token whose KV is not stored."""
+    slot_dtype: Literal["int32", "int64"] = "int64"
+    cp_world: int = 1
+    cp_rank: int = 0
+    cp_interleave: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("max_rows", "row_capacity", "max_step_tokens", "cp_world", "cp_interleave"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"AsyncConfig: {name}: expected >= 1, got {getattr(self, name)}")
+        if not self.kv_groups:
+            raise ValueError("AsyncConfig: kv_groups: expected at least one, got none")
+        for group in self.kv_groups:
+            if min(group.block_size, group.max_blocks, group.blocks_per_kv_block) < 1:
+                raise ValueError(f"AsyncConfig: kv_groups: expected sizes >= 1, got {group}")
+        if self.slot_dtype not in ("int32", "int64"):
+            raise ValueError(f"AsyncConfig: slot_dtype: int32 or int64, got {self.slot_dtype!r}")
+
+
+@dataclass(frozen=True)
+class Admission:
+    """A request that takes a row: a new one, or one that comes back after a preemption."""
+
+    row: int
+    """0 to R-1, free once the batch's `removed` and `moves` are done."""
+    token_ids: IntArray
+    """[T] its tokens as far as the host knows them: the prompt, and what it generated so far."""
+    block_ids: tuple[IntArray, ...]
+    """Its blocks in each KV group."""
+    num_computed_tokens: int = 0
+    """Tokens whose KV is in those blocks already (prefix cache), below T."""
+
+
+@dataclass(frozen=True)
+class NewBlocks:
+    """Blocks appended to rows in one KV group: `block_ids[j]` goes to row `rows[j]`, in order."""
+
+    rows: IntArray = field(default_factory=_none)
+    """[N]; a row may occur more than once."""
+    block_ids: IntArray = field(default_factory=_none)
+    """[N]."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step, as the scheduler made it. Never written to.
+
+    The changes of rows are done in the order of the fields `removed`, `moves`, `new` and
+    `resumed`, `new_blocks`; the step then runs on `rows`.
+    """
+
+    rows: IntArray
+    """[B] the row at each batch position, each at most once. An N-th request of the row order of
+    one's own runner (vLLM's V1) is `arange(B)` with `moves`; an index (V2) is just that."""
+    num_scheduled_tokens: IntArray
+    """[B] tokens of each request in this step, drafts included; >= 1."""
+    num_scheduled_drafts: IntArray
+    """[B] how many of them, at the end, are drafts of the last step: 0 to k, and 0 unless the
+    request sampled in the last step. What the drafter did not find is padded (see
+    :meth:`AsyncSpecState.wait_drafts` to schedule no more than was found)."""
+    removed: IntArray = field(default_factory=_none)
+    """[F] rows of finished and preempted requests."""
+    moves: IntArray = field(default_factory=lambda: _EMPTY_PAIRS)
+    """[N,2] (from, to), all at once: any permutation. They relabel rows and move no data."""
+    new: Sequence[Admission] = ()
+    resumed: Sequence[Admission] = ()
+    new_blocks: tuple[NewBlocks, ...] = ()
+    """One for each KV group, or none at all."""

@@ -1,0 +1,109 @@
+"""What AsyncSpecState needs of a device besides its operators: memory, copies, two streams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
+
+import torch
+
+Stream = Literal["main", "side"]
+"""`main` is the stream the model runs on, current when a method is called; `side` is for copies
+to the host, which nothing on the main stream should wait for."""
+
+Event = Any
+"""Opaque: what :meth:`Device.record` returned."""
+
+
+class Device(Protocol):
+    """The one seam between the pipeline and a runtime; tests put a *late* device here, on which
+    nothing happens before somebody waits for it."""
+
+    def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Zeros on the device."""
+
+    def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Zeros in memory that the device copies from and to without the host's help."""
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
+        """Enqueues a copy between a host and a device tensor; both stay as they are until then."""
+
+    def record(self, stream: Stream) -> Event:
+        """An event that happens when all enqueued on `stream` so far is done."""
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        """Lets what is enqueued on `stream` from now on wait for `event`; the host goes on."""
+
+    def synchronize(self, event: Event) -> None:
+        """Stops the host until `event` has happened."""
+
+
+class CpuDevice:
+    """The host as its own device: everything has happened when the call returns."""
+
+    def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(tuple(shape), dtype=dtype)
+
+    host_tensor = tensor
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
+        target.copy_(source)
+
+    def record(self, stream: Stream) -> Event:
+        return None
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        return None
+
+    def synchronize(self, event: Event) -> None:
+        return None
+
+
+class StreamDevice:
+    """CUDA and NPU: `torch.cuda` and `torch.npu` have the same streams and events."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._runtime: Any = getattr(torch, device.type)
+        self._side = self._runtime.Stream(device=device)
+
+    def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(tuple(shape), dtype=dtype, device=self._device)
+
+    def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(tuple(shape), dtype=dtype, pin_memory=True)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
+        if stream == "main":
+            target.copy_(source, non_blocking=True)
+            return
+        with self._runtime.stream(self._side):
+            target.copy_(source, non_blocking=True)
+
+    def record(self, stream: Stream) -> Event:
+        event = self._runtime.Event()
+        event.record(self._stream(stream))
+        return event
+
+    def wait(self, stream: Stream, event: Event) -> None:
+        self._stream(stream).wait_event(event)
+
+    def synchronize(self, event: Event) -> None:
+        event.synchronize()
+
+    def _stream(self, stream: Stream) -> Any:
+        return self._side if stream == "side" else self._runtime.current_stream(self._device)
+
+
+def device_for(device: str | torch.device) -> Device:
+    """The Device of a torch device.
+
+    Raises:
+        ValueError: neither cpu nor cuda nor npu.
+    """
+    found = torch.device(device)
+    if found.type == "cpu":
+        return CpuDevice()
+    if found.type in ("cuda", "npu"):
+        return StreamDevice(found)
+    raise ValueError(f"AsyncSpecState: device: expected cpu, cuda or npu, got {found}")

@@ -1,0 +1,337 @@
+"""What the host knows and assumes of each request: plain arithmetic on lengths, vectorised.
+
+A request lives in a *slot*, which it keeps for life; the runner's row numbers are labels that lead
+to slots. So a move changes one label, and neither token rows nor anything a pending step refers
+to. A slot that is given to another request gets another *generation*, by which the results of a
+step that the former request took part in are told from the new one's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ngram_npu.async_state.batch import Admission, Batch, IntArray
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class RowChanges:
+    """The mirrors as they will be once a batch's changes of rows are done."""
+
+    slot_of: Int64Array
+    upper_computed: Int32Array
+    upper_tokens: Int32Array
+    last_position: Int32Array
+    freed: Int64Array
+    admissions: Sequence[Admission]
+    admitted: list[int]
+    """The slot of each admission."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step as the host sees it, from begin_step to reconcile; all arrays [B]."""
+
+    number: int
+    rows: Int32Array
+    slots: Int64Array
+    generation: Int64Array
+    num_scheduled_tokens: Int32Array
+    num_scheduled_drafts: Int32Array
+    prev_positions: Int32Array
+    """Position in the step before if it sampled there, else -1."""
+    host_num_computed: Int32Array
+    """Computed tokens before the step, taking all drafts in flight for accepted."""
+    sampled_up_to: Int32Array
+    """Tokens this step adds if all its drafts are accepted; 0 for a discarded request."""
+    query_start_loc: Int32Array
+    """[B+1]."""
+    num_step_tokens: int
+
+
+class Mirrors:
+    """Arrays [R] by slot. *upper* counts all drafts in flight as accepted, *exact* is the truth
+    after the last reconciled step."""
+
+    def __init__(self, max_rows: int, capacity: int, max_drafts: int, max_step_tokens: int) -> None:
+        self.max_rows = max_rows
+        self.capacity = capacity
+        self._max_drafts = max_drafts
+        self._max_step_tokens = max_step_tokens
+        self.slot_of = np.full(max_rows, -1, np.int64)
+        self.upper_computed = np.zeros(max_rows, np.int32)
+        self.upper_tokens = np.zeros(max_rows, np.int32)
+        self.exact_computed = np.zeros(max_rows, np.int32)
+        self.exact_tokens = np.zeros(max_rows, np.int32)
+        self.token_ids = np.zeros((max_rows, capacity), np.int32)
+        self._flat_token_ids = self.token_ids.reshape(-1)
+        self._generation = np.zeros(max_rows, np.int64)
+        self._last_position = np.full(max_rows, -1, np.int32)
+        self._free = list(range(max_rows))[::-1]
+        self._arange = np.arange(max(max_rows, max_step_tokens) + 1, dtype=np.int32)
+        self._columns = np.arange(max_drafts + 1)
+
+    def plan_rows(self, batch: Batch) -> RowChanges:
+        """Follows the batch's removals, moves and admissions; changes nothing.
+
+        Raises:
+            ValueError: a row that is not live, not free, or out of range.
+        """
+        removed, moves = batch.removed, np.asarray(batch.moves)
+        if not (len(removed) or len(moves) or batch.new or batch.resumed):
+            return RowChanges(
+                self.slot_of,
+                self.upper_computed,
+                self.upper_tokens,
+                self._last_position,
+                np.zeros(0, np.int64),
+                (),
+                [],
+            )
+        slot_of = self.slot_of.copy()
+        last_position = self._last_position.copy()
+        freed = _take(slot_of, removed, "removed")
+        last_position[freed] = -1
+        if len(moves):
+            moving = _take(slot_of, moves[:, 0], "moves")
+            _put(slot_of, moves[:, 1], moving, "moves")
+        changes = RowChanges(
+            slot_of,
+            self.upper_computed.copy(),
+            self.upper_tokens.copy(),
+            last_position,
+            freed,
+            (*batch.new, *batch.resumed),
+            [],
+        )
+        free = self._free + freed.tolist()
+        for admission in changes.admissions:
+            self._plan_admission(admission, changes, free)
+        return changes
+
+    def _plan_admission(self, admission: Admission, changes: RowChanges, free: list[int]) -> None:
+        row, length = admission.row, len(admission.token_ids)
+        if not 0 <= row < self.max_rows or changes.slot_of[row] >= 0:
+            raise ValueError(f"begin_step: new/resumed: expected a free row, got {row}")
+        if not 1 <= length <= self.capacity:
+            raise ValueError(
+                f"begin_step: new/resumed: token_ids: expected 1 to {self.capacity} tokens, "
+                f"got {length}"
+            )
+        if not 0 <= admission.num_computed_tokens < length:
+            raise ValueError(
+                f"begin_step: new/resumed: num_computed_tokens: expected 0 to {length - 1}, "
+                f"got {admission.num_computed_tokens}"
+            )
+        slot = free.pop()
+        changes.slot_of[row] = slot
+        changes.upper_computed[slot] = admission.num_computed_tokens
+        changes.upper_tokens[slot] = length
+        changes.last_position[slot] = -1
+        changes.admitted.append(slot)
+
+    def plan_step(self, batch: Batch, changes: RowChanges, number: int) -> Step:
+        """What the step does to each of its requests; changes nothing.
+
+        Raises:
+            ValueError: a step that the requests' lengths do not allow.
+        """
+        rows = _int32(batch.rows)
+        scheduled = _int32(batch.num_scheduled_tokens)
+        drafts = _int32(batch.num_scheduled_drafts)
+        if not len(rows) == len(scheduled) == len(drafts):
+            raise ValueError(
+                "begin_step: rows, num_scheduled_tokens, num_scheduled_drafts: expected equal "
+                f"lengths, got {len(rows)}, {len(scheduled)}, {len(drafts)}"
+            )
+        slots = live_slots(changes.slot_of, rows, "rows")
+        if len(rows) and int(np.bincount(rows).max()) > 1:
+            raise ValueError(f"begin_step: rows: expected each row once, got {rows}")
+        computed, tokens = changes.upper_computed[slots], changes.upper_tokens[slots]
+        previous = changes.last_position[slots]
+        query_start_loc = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum(scheduled, out=query_start_loc[1:])
+        after = computed + scheduled
+        sampled_up_to = np.where(after < tokens, 0, drafts + 1).astype(np.int32, copy=False)
+        self._check_step(
+            scheduled, drafts, previous, tokens - computed, after + (sampled_up_to > 0)
+        )
+        total = int(query_start_loc[-1])
+        if total > self._max_step_tokens:
+            raise ValueError(
+                f"begin_step: num_scheduled_tokens: expected at most {self._max_step_tokens} "
+                f"together, got {total}"
+            )
+        return Step(
+            number,
+            rows,
+            slots,
+            self._generation[slots],
+            scheduled,
+            drafts,
+            previous,
+            computed,
+            sampled_up_to,
+            query_start_loc,
+            total,
+        )
+
+    def _check_step(
+        self,
+        scheduled: Int32Array,
+        drafts: Int32Array,
+        previous: Int32Array,
+        known: Int32Array,
+        after: Int32Array,
+    ) -> None:
+        """One pass for the good case; which rule a bad one breaks is found out afterwards."""
+        without = scheduled - drafts
+        drafting = drafts != 0
+        bad_drafts = drafting & (
+            (drafts < 0) | (drafts > self._max_drafts) | (previous < 0) | (without != known)
+        )
+        bad_length = (without < 1) | (without > known) | (after > self.capacity)
+        if not (bad_drafts | bad_length).any():
+            return
+        if bad_drafts.any():
+            i = int(bad_drafts.argmax())
+            raise ValueError(
+                f"begin_step: num_scheduled_drafts: expected 0 to {self._max_drafts} behind the "
+                "request's one uncomputed token, and 0 unless it sampled in the last step, "
+                f"got {drafts[i]} of {scheduled[i]} scheduled tokens at batch position {i}"
+            )
+        i = int(bad_length.argmax())
+        raise ValueError(
+            f"begin_step: num_scheduled_tokens: expected 1 to {known[i]} tokens and drafts that "
+            f"lead to at most {self.capacity} tokens, got {scheduled[i]} with {drafts[i]} drafts "
+            f"at batch position {i}"
+        )
+
+    def commit(self, changes: RowChanges, step: Step) -> Step:
+        """Makes the planned changes; from here on the step's drafts count as accepted."""
+        slots = step.slots
+        if len(changes.freed) or changes.admissions or changes.slot_of is not self.slot_of:
+            self.slot_of = changes.slot_of
+            self.upper_computed, self.upper_tokens = changes.upper_computed, changes.upper_tokens
+            self._generation[changes.freed] += 1
+            self._free += changes.freed.tolist()
+            taken = len(changes.admitted)
+            del self._free[len(self._free) - taken :]
+            for admission, slot in zip(changes.admissions, changes.admitted, strict=True):
+                self.exact_computed[slot] = admission.num_computed_tokens
+                self.exact_tokens[slot] = len(admission.token_ids)
+                self.token_ids[slot, : len(admission.token_ids)] = admission.token_ids
+        self.upper_computed[slots] = step.host_num_computed + step.num_scheduled_tokens
+        self.upper_tokens[slots] += step.sampled_up_to
+        self._last_position = np.full(self.max_rows, -1, np.int32)
+        self._last_position[slots] = np.where(
+            step.sampled_up_to > 0, self._arange[: len(slots)], -1
+        )
+        step.generation[:] = self._generation[slots]
+        return step
+
+    def known_input_ids(self, step: Step, input_ids: Int32Array) -> bool:
+        """Writes the input ids that the host knows, those of requests without a previous step;
+        False where there are none. The others' are left to operator 10."""
+        if not len(step.rows) or int(step.prev_positions.min()) >= 0:
+            return False
+        known = np.flatnonzero(step.prev_positions < 0)
+        counts = step.num_scheduled_tokens[known]
+        rank = ragged_ranks(counts)
+        targets = np.repeat(step.query_start_loc[known], counts) + rank
+        sources = step.slots[known] * self.capacity + step.host_num_computed[known]
+        input_ids[targets] = self._flat_token_ids[np.repeat(sources, counts) + rank]
+        return True
+
+    def reconcile(
+        self, step: Step, num_sampled: Int32Array, sampled: Int32Array
+    ) -> tuple[BoolArray, Int32Array, Int32Array]:
+        """Takes the truth of `step`: num_sampled [B], sampled [B,M].
+
+        Returns:
+            alive [B], and the exact computed and known tokens after the step [B], 0 where the
+            request is gone.
+        """
+        alive = self._generation[step.slots] == step.generation
+        gained = np.where(
+            step.num_scheduled_drafts > 0, num_sampled, step.num_scheduled_tokens
+        ).astype(np.int32)
+        slots = step.slots
+        over_computed = step.num_scheduled_tokens - gained
+        over_tokens = step.sampled_up_to - num_sampled
+        known = num_sampled
+        if not alive.all():
+            slots, gained, known = slots[alive], gained[alive], num_sampled[alive]
+            over_computed, over_tokens = over_computed[alive], over_tokens[alive]
+            sampled = sampled[alive]
+        self.upper_computed[slots] -= over_computed
+        self.upper_tokens[slots] -= over_tokens
+        self.exact_computed[slots] += gained
+        start = slots * self.capacity + self.exact_tokens[slots]
+        self.exact_tokens[slots] += known
+        columns = self._columns[: sampled.shape[1]]
+        valid = columns < known[:, None]
+        self._flat_token_ids[(start[:, None] + columns)[valid]] = sampled[valid]
+        computed, tokens = np.zeros_like(num_sampled), np.zeros_like(num_sampled)
+        computed[alive] = self.exact_computed[slots]
+        tokens[alive] = self.exact_tokens[slots]
+        return alive, computed, tokens
+
+    def by_row(self, by_slot: Int32Array) -> Int32Array:
+        """A copy [R] by row; 0 in free rows."""
+        return np.where(self.slot_of >= 0, by_slot[self.slot_of], 0).astype(np.int32)
+
+
+def ragged_ranks(counts: npt.NDArray[Any]) -> Int64Array:
+    """0, 1, ..., counts[0]-1, 0, 1, ..., counts[1]-1, ..."""
+    total = int(counts.sum())
+    starts = np.cumsum(counts) - counts
+    return np.arange(total, dtype=np.int64) - np.repeat(starts, counts).astype(np.int64)
+
+
+def _int32(values: IntArray) -> Int32Array:
+    """A copy: a runner may use its arrays again while the step is pending."""
+    return np.array(values, np.int32)
+
+
+def live_slots(slot_of: Int64Array, rows: IntArray, field: str) -> Int64Array:
+    """The slots of `rows`.
+
+    Raises:
+        ValueError: a row that is free or out of range.
+    """
+    if not len(rows):
+        return np.zeros(0, np.int64)
+    if int(np.min(rows)) < 0 or int(np.max(rows)) >= len(slot_of):
+        raise ValueError(f"begin_step: {field}: expected 0 to {len(slot_of) - 1}, got {rows}")
+    slots: Int64Array = slot_of[rows]
+    if int(slots.min()) < 0:
+        raise ValueError(
+            f"begin_step: {field}: expected live rows, got {rows[int(slots.argmin())]}: it is free"
+        )
+    return slots
+
+
+def _take(slot_of: Int64Array, rows: IntArray, field: str) -> Int64Array:
+    """The slots of `rows`, which become free."""
+    slots = live_slots(slot_of, rows, field)
+    if len(np.unique(slots)) != len(slots):
+        raise ValueError(f"begin_step: {field}: expected each row once, got {rows}")
+    slot_of[rows] = -1
+    return slots
+
+
+def _put(slot_of: Int64Array, rows: IntArray, slots: Int64Array, field: str) -> None:
+    if not 0 <= int(np.min(rows)) <= int(np.max(rows)) < len(slot_of):
+        raise ValueError(f"begin_step: {field}: expected 0 to {len(slot_of) - 1}, got {rows}")
+    if len(np.unique(rows)) != len(rows) or (slot_of[rows] >= 0).any():
+        raise ValueError(f"begin_step: {field}: expected different free rows, got {rows}")
+    slot_of[rows] = slots

@@ -1,0 +1,126 @@
+"""What AsyncSpecState hands back. Tensors are on the device, arrays on the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Int32Array = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """The inputs of a forward pass. All but `num_step_tokens` and the spans are views of buffers
+    with fixed addresses (for device graphs), overwritten by the next begin_step."""
+
+    num_step_tokens: int
+    """N, tokens of the step."""
+    input_ids: torch.Tensor
+    """[max_step_tokens] int32, N used."""
+    positions: torch.Tensor
+    """[max_step_tokens] int64, N used."""
+    slot_mappings: tuple[torch.Tensor, ...]
+    """[max_step_tokens] for each KV group; `pad_slot` beyond N."""
+    query_start_loc: torch.Tensor
+    """[R+1] int32; N beyond B."""
+    seq_lens: torch.Tensor
+    """[R] int32; 0 beyond B."""
+    num_computed_tokens: torch.Tensor
+    """[B] int32, the truth before this step."""
+    num_accepted_tokens: torch.Tensor
+    """[B] int32, tokens that the last step sampled for requests with drafts there; else 1."""
+    discard: torch.Tensor
+    """[B] bool: what these sample is to be ignored, their prompt goes on."""
+    slot_indices: torch.Tensor
+    """[B] int32: the row of `token_ids`, `num_tokens` and the block tables of each request."""
+    num_scheduled_drafts: torch.Tensor
+    """[B] int32."""
+    cu_num_scheduled_drafts: torch.Tensor
+    """[B] int32, inclusive."""
+    draft_spans: npt.NDArray[np.int32]
+    """[B,2] first and end of each request's drafts in the flat inputs, before any trimming."""
+
+
+@dataclass(frozen=True)
+class RaggedDrafterBatch:
+    """The step without its rejected tokens (operator 6)."""
+
+    query_start_loc: torch.Tensor
+    """[B+1] int32; each request's last token is the one to draft from."""
+    seq_lens: torch.Tensor
+    """[B] int32."""
+    token_indices: torch.Tensor
+    """[N] int32: flat positions that stay, in order; -1 beyond."""
+
+
+@dataclass(frozen=True)
+class PaddedDrafterBatch:
+    """The step with its rejected tokens (operator 5)."""
+
+    token_indices_to_sample: torch.Tensor
+    """[B] int32: the flat position of each request's last accepted token."""
+    num_rejected: torch.Tensor
+    """[B] int32."""
+
+
+@dataclass(frozen=True)
+class StepOutputs:
+    """What a step led to, all int32 on the device."""
+
+    next_token_ids: torch.Tensor
+    """[B] each request's newest token."""
+    num_sampled: torch.Tensor
+    """[B] tokens it gained."""
+    draft_token_ids: torch.Tensor
+    """[B,k], -1 in unused slots; its shape does not depend on data (for device graphs)."""
+    num_draft_tokens: torch.Tensor
+    """[B]."""
+    match_len: torch.Tensor
+    """[B]."""
+    drafter_batch: PaddedDrafterBatch | RaggedDrafterBatch
+    """For a model-based drafter; ragged with `disable_padded_drafter_batch`."""
+
+
+@dataclass(frozen=True)
+class HostDrafts:
+    """The drafts of the last ended step; own copies."""
+
+    draft_token_ids: Int32Array
+    """[B,k], -1 in unused slots."""
+    num_draft_tokens: Int32Array
+    """[B]: schedule no more than this and nothing is padded."""
+
+    def ragged(self) -> tuple[Int32Array, Int32Array]:
+        """All drafts in a row [sum], and where each request's begin [B+1]."""
+        used = np.arange(self.draft_token_ids.shape[1]) < self.num_draft_tokens[:, None]
+        starts = np.zeros(len(self.num_draft_tokens) + 1, np.int32)
+        np.cumsum(self.num_draft_tokens, out=starts[1:])
+        return self.draft_token_ids[used], starts
+
+
+@dataclass(frozen=True)
+class Reconciled:
+    """The truth about one step; arrays [B] by its batch positions, own copies."""
+
+    step: int
+    """Counts the steps from 0."""
+    rows: Int32Array
+    """As scheduled."""
+    alive: npt.NDArray[np.bool_]
+    """False where the request has lost its row since; the mirrors then ignore its results."""
+    sampled_token_ids: Int32Array
+    """[B,M]: the first `num_sampled` of each request are its new tokens."""
+    num_sampled: Int32Array
+    num_scheduled_drafts: Int32Array
+    """The span before trimming: what was scheduled and verified, padding included."""
+    num_valid_drafts: Int32Array
+    """The span after trimming: how many of these were drafts. The base of an acceptance rate."""
+    num_accepted_drafts: Int32Array
+    """Of the valid drafts."""
+    num_computed_tokens: Int32Array
+    """After the step; 0 unless alive."""
+    num_tokens: Int32Array
+    """After the step; 0 unless alive."""

@@ -1,0 +1,335 @@
+"""The asynchronous pipeline: the host schedules ahead of what it knows, the device corrects it."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import numpy as np
+import torch
+
+from ngram_npu.async_state.batch import AsyncConfig, Batch
+from ngram_npu.async_state.blocks import BlockTable
+from ngram_npu.async_state.device import Device, device_for
+from ngram_npu.async_state.mirrors import Int32Array, Mirrors, RowChanges, Step
+from ngram_npu.async_state.results import HostDrafts, Reconciled, StepInputs, StepOutputs
+from ngram_npu.async_state.staging import Download, HostBuffer
+from ngram_npu.async_state.truth import (
+    ACCEPTED,
+    COMPUTED,
+    CU_DRAFTS,
+    DRAFTS,
+    NUM_PACKED,
+    PREVIOUS,
+    PREVIOUS_DRAFTS,
+    QUERY_START,
+    SLOTS,
+    DeviceTruth,
+)
+
+
+class AsyncSpecState:
+    """Owns what speculative decoding has to remember between steps, on the device and on the host.
+
+    The runner calls, for each step n::
+
+        inputs = state.begin_step(batch)      # before the forward pass
+        ...                                   # forward pass, rejection sampling
+        outputs = state.end_step(sampled)     # drafts of step n+1, on the device
+        truth = state.reconcile()             # of step n, or n-1; whenever it likes
+
+    Neither begin_step nor end_step waits for the device or reads from it. The host may run one step
+    ahead: step n must be reconciled before step n+2 begins. Until then its drafts count as accepted
+    on the host; the device knows better and corrects itself (operator 9).
+
+    Requests live in rows 0 to R-1 of the runner's numbering; within, each keeps one slot for life
+    (`StepInputs.slot_indices`), so that moves of rows cost nothing. Not thread-safe; device work
+    goes to the current stream, downloads to a stream of their own.
+    """
+
+    def __init__(
+        self,
+        config: AsyncConfig,
+        device: str | torch.device = "cpu",
+        *,
+        runtime: Device | None = None,
+    ) -> None:
+        """Allocates everything.
+
+        Args:
+            device: cpu, cuda or npu.
+            runtime: another implementation of memory, copies and streams instead.
+
+        Raises:
+            ValueError: no such device.
+        """
+        self.config = config
+        self._device = device_for(device) if runtime is None else runtime
+        self._truth = DeviceTruth(config, self._device)
+        rows, tokens, k = config.max_rows, config.max_step_tokens, config.ngram.k
+        self._mirrors = Mirrors(rows, config.row_capacity, k, tokens)
+        self._block_tables = [BlockTable(self._device, t) for t in self._truth.block_tables]
+        self._packed_uploads = self._staging(NUM_PACKED * (rows + 1))
+        self._input_id_uploads = self._staging(tokens)
+        self._prompt_uploads = self._staging(tokens)
+        self._length_uploads = self._staging(rows)
+        self._length_cells = [u.tensor.view(-1, 1).unbind(0) for u in self._length_uploads]
+        # The counts of a step are read before the second next step begins: two buffers. Its drafts
+        # are read when the next step is reconciled, by when two more may have ended: three.
+        self._counts = [Download(self._device, (rows, rows * (k + 1))) for _ in range(2)]
+        self._drafts = [Download(self._device, (rows, rows * k)) for _ in range(3)]
+        self._step_count = 0
+        self._begun: Step | None = None
+        self._pending: list[Step] = []
+        self._last: Step | None = None
+
+    def _staging(self, size: int) -> tuple[HostBuffer, HostBuffer]:
+        """Two buffers, used in turn: when a step begins, the copies of the last one may not have
+        run, but those of the step before it have, as it is reconciled."""
+        return HostBuffer(self._device, size), HostBuffer(self._device, size)
+
+    # The device's truth, by slot, for whatever runs on the main stream.
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """[R,S] int32 on the device: all tokens of each request."""
+        return self._truth.token_ids
+
+    @property
+    def num_tokens_on_device(self) -> torch.Tensor:
+        """[R] int32 on the device."""
+        return self._truth.num_tokens
+
+    @property
+    def block_tables(self) -> tuple[torch.Tensor, ...]:
+        """[R,NB] int32 on the device for each KV group, -1 where unused."""
+        return self._truth.block_tables
+
+    # The host's mirrors, by row.
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every step is reconciled."""
+        return self._begun is None and not self._pending
+
+    @property
+    def num_computed_tokens(self) -> Int32Array | None:
+        """[R] by row, 0 in free ones; None while a step is not reconciled."""
+        return self._mirrors.by_row(self._mirrors.upper_computed) if self.is_exact else None
+
+    @property
+    def num_tokens(self) -> Int32Array | None:
+        """[R] by row, 0 in free ones; None while a step is not reconciled."""
+        return self._mirrors.by_row(self._mirrors.upper_tokens) if self.is_exact else None
+
+    @property
+    def upper_num_computed_tokens(self) -> Int32Array:
+        """[R] by row: the truth is this or less, by the drafts in flight that are rejected."""
+        return self._mirrors.by_row(self._mirrors.upper_computed)
+
+    @property
+    def upper_num_tokens(self) -> Int32Array:
+        """[R] by row: the truth is this or less."""
+        return self._mirrors.by_row(self._mirrors.upper_tokens)
+
+    def known_token_ids(self, row: int) -> Int32Array | None:
+        """A copy of a row's tokens; None while a step is not reconciled.
+
+        Raises:
+            ValueError: the row is free.
+        """
+        slot = int(self._mirrors.slot_of[row])
+        if slot < 0:
+            raise ValueError(f"known_token_ids: row: expected a live row, got {row}")
+        if not self.is_exact:
+            return None
+        return np.array(self._mirrors.token_ids[slot, : self._mirrors.exact_tokens[slot]])
+
+    # The pipeline.
+
+    def begin_step(self, batch: Batch) -> StepInputs:
+        """Prepares the inputs of one forward pass on the device.
+
+        Args:
+            batch: the step; not written to, and free for reuse when this returns.
+
+        Raises:
+            ValueError: the batch contradicts itself or what is known of its requests; nothing has
+                changed then.
+            RuntimeError: the last step has not ended, or the one before it is not reconciled.
+        """
+        if self._begun is not None:
+            raise RuntimeError("begin_step: end_step has not been called for the last step")
+        if len(self._pending) > 1:
+            raise RuntimeError(
+                f"begin_step: step {self._pending[0].number} must be reconciled first"
+            )
+        groups = len(self._block_tables)
+        given = [len(admission.block_ids) for admission in (*batch.new, *batch.resumed)]
+        if any(count != groups for count in given) or len(batch.new_blocks) not in (0, groups):
+            raise ValueError(
+                f"begin_step: block_ids, new_blocks: expected {groups}, one for each KV group, got "
+                f"{given} and {len(batch.new_blocks)}"
+            )
+        changes = self._mirrors.plan_rows(batch)
+        step = self._mirrors.plan_step(batch, changes, self._step_count)
+        tables = [t.plan(i, batch, changes) for i, t in enumerate(self._block_tables)]
+
+        if self._last is not None:
+            # What the last step handed out may live in buffers of the runner or of a device graph
+            # that this step overwrites: not before it has been copied to the host.
+            self._device.wait("main", self._drafts[self._last.number % 3].event)
+        self._mirrors.commit(changes, step)
+        for table, planned in zip(self._block_tables, tables, strict=True):
+            table.commit(step.number, planned)
+        self._upload_admitted(changes, step.number)
+        self._upload_step(step)
+        views = self._truth.views(len(step.rows))
+        self._truth.correct(views)
+        self._begun = step
+        self._step_count += 1
+        ends = step.query_start_loc[1:]
+        return StepInputs(
+            num_step_tokens=step.num_step_tokens,
+            input_ids=self._truth.input_ids,
+            positions=self._truth.positions,
+            slot_mappings=self._truth.slot_mappings,
+            query_start_loc=self._truth.query_start_loc,
+            seq_lens=self._truth.seq_lens,
+            num_computed_tokens=views.computed,
+            num_accepted_tokens=views.accepted,
+            discard=views.discard,
+            slot_indices=views.slots,
+            num_scheduled_drafts=views.drafts,
+            cu_num_scheduled_drafts=views.cu_drafts,
+            draft_spans=np.stack((ends - step.num_scheduled_drafts, ends), axis=1),
+        )
+
+    def _upload_admitted(self, changes: RowChanges, number: int) -> None:
+        if not changes.admissions:
+            return
+        prompts, lengths = self._prompt_uploads[number % 2], self._length_uploads[number % 2]
+        tokens = [admission.token_ids for admission in changes.admissions]
+        ends = list(accumulate(map(len, tokens)))
+        prompts.reserve(ends[-1])
+        np.concatenate(tokens, out=prompts.array[: ends[-1]], casting="same_kind")
+        lengths.array[changes.admitted] = [len(ids) for ids in tokens]
+        rows, cells = self._truth.token_rows, self._truth.num_tokens_cells
+        length_cells = self._length_cells[number % 2]
+        copy = self._device.copy
+        start = 0
+        for slot, end in zip(changes.admitted, ends, strict=True):
+            copy(rows[slot][: end - start], prompts.tensor[start:end], "main")
+            copy(cells[slot], length_cells[slot], "main")
+            start = end
+
+    def _upload_step(self, step: Step) -> None:
+        batch = len(step.rows)
+        staging = self._packed_uploads[step.number % 2]
+        packed = staging.array.reshape(NUM_PACKED, -1)
+        packed[SLOTS, :batch] = step.slots
+        packed[PREVIOUS, :batch] = step.prev_positions
+        packed[COMPUTED, :batch] = step.host_num_computed
+        packed[ACCEPTED, :batch] = 1
+        packed[DRAFTS, :batch] = step.num_scheduled_drafts
+        np.cumsum(step.num_scheduled_drafts, out=packed[CU_DRAFTS, :batch])
+        if self._last is not None:
+            drafts = self._last.num_scheduled_drafts
+            packed[PREVIOUS_DRAFTS, : len(drafts)] = drafts
+        packed[QUERY_START, : batch + 1] = step.query_start_loc
+        packed[QUERY_START, batch + 1 :] = step.num_step_tokens
+        self._device.copy(self._truth.packed, staging.tensor, "main")
+        input_ids = self._input_id_uploads[step.number % 2]
+        if self._mirrors.known_input_ids(step, input_ids.array):
+            used = step.num_step_tokens
+            self._device.copy(self._truth.input_ids[:used], input_ids.tensor[:used], "main")
+
+    def end_step(self, sampled_token_ids: torch.Tensor) -> StepOutputs:
+        """Accepts what was sampled, drafts for the next step, and sends both towards the host.
+
+        Args:
+            sampled_token_ids: [B,M] int32 on the device, M at most k+1: the accepted drafts of each
+                request and the token after them, -1 beyond. The next begin_step may be followed by
+                overwriting it.
+
+        Raises:
+            ValueError: another shape or dtype.
+            RuntimeError: no step has begun.
+        """
+        step = self._begun
+        if step is None:
+            raise RuntimeError("end_step: no step has begun")
+        batch, width = len(step.rows), self.config.ngram.k + 1
+        shape = tuple(sampled_token_ids.shape)
+        if (
+            len(shape) != 2
+            or shape[0] != batch
+            or not 1 <= shape[1] <= width
+            or sampled_token_ids.dtype != torch.int32
+        ):
+            raise ValueError(
+                f"end_step: sampled_token_ids: expected int32 [{batch}, 1 to {width}], got "
+                f"{sampled_token_ids.dtype} {list(shape)}"
+            )
+        views = self._truth.views(batch)
+        next_token_ids, num_sampled = self._truth.accept(sampled_token_ids, views)
+        self._counts[step.number % 2].start((num_sampled, sampled_token_ids))
+        outputs = self._truth.propose(
+            sampled_token_ids, views, step.num_step_tokens, next_token_ids, num_sampled
+        )
+        self._drafts[step.number % 3].start((outputs.num_draft_tokens, outputs.draft_token_ids))
+        self._begun, self._last = None, step
+        self._pending.append(step)
+        return outputs
+
+    def wait_drafts(self) -> HostDrafts:
+        """Waits for the drafts of the last ended step: for a scheduler that looks at them, or that
+        rather trims the next step to what was drafted than pads it.
+
+        Raises:
+            RuntimeError: no step has ended, or the next one has begun.
+        """
+        if self._last is None or self._begun is not None:
+            raise RuntimeError("wait_drafts: to be called between end_step and begin_step")
+        counts, drafts = self._drafts[self._last.number % 3].finish()
+        return HostDrafts(drafts.copy(), counts.copy())
+
+    def reconcile(self) -> Reconciled:
+        """Waits for the counts of the oldest pending step and corrects the mirrors with them.
+
+        Raises:
+            RuntimeError: no step is pending.
+        """
+        if not self._pending:
+            raise RuntimeError("reconcile: every step that has ended is reconciled already")
+        step = self._pending[0]
+        counts, tokens = self._counts[step.number % 2].finish()
+        num_sampled, sampled = counts.copy(), tokens.copy()
+        valid = self._valid_drafts(step)
+        self._pending.pop(0)
+        alive, computed, known = self._mirrors.reconcile(step, num_sampled, sampled)
+        drafted = step.num_scheduled_drafts > 0
+        accepted = np.where(drafted, np.maximum(num_sampled - 1, 0), 0)
+        return Reconciled(
+            step=step.number,
+            rows=step.rows,
+            alive=alive,
+            sampled_token_ids=sampled,
+            num_sampled=num_sampled,
+            num_scheduled_drafts=step.num_scheduled_drafts,
+            num_valid_drafts=valid,
+            num_accepted_drafts=np.minimum(accepted, valid),
+            num_computed_tokens=computed,
+            num_tokens=known,
+        )
+
+    def _valid_drafts(self, step: Step) -> Int32Array:
+        """How many of the scheduled drafts the drafter had found, in the step before. They were
+        sent to the host ahead of this step's counts, so there is nothing to wait for."""
+        if not step.num_scheduled_drafts.any():
+            return np.zeros_like(step.num_scheduled_drafts)
+        found = self._drafts[(step.number - 1) % 3].finish()[0]
+        return np.where(
+            step.num_scheduled_drafts > 0,
+            np.minimum(step.num_scheduled_drafts, found[step.prev_positions]),
+            0,
+        ).astype(np.int32)

@@ -1,0 +1,203 @@
+"""The truth: what lives on the device, and the operators that keep it. Nothing is read back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ngram_npu import ops as _registers_the_fakes  # noqa: F401
+from ngram_npu.async_state.batch import AsyncConfig
+from ngram_npu.async_state.device import Device
+from ngram_npu.async_state.results import PaddedDrafterBatch, RaggedDrafterBatch, StepOutputs
+
+NUM_PACKED = 8
+# The host's int32 arrays of a step, rows of one tensor: they go to the device in one copy.
+SLOTS, PREVIOUS, COMPUTED, ACCEPTED, DRAFTS, CU_DRAFTS, PREVIOUS_DRAFTS, QUERY_START = range(
+    NUM_PACKED
+)
+
+
+@dataclass(frozen=True)
+class BatchViews:
+    """The buffers cut to B requests; made once for each B, as cutting costs host time."""
+
+    slots: torch.Tensor
+    previous: torch.Tensor
+    host_computed: torch.Tensor
+    accepted: torch.Tensor
+    drafts: torch.Tensor
+    cu_drafts: torch.Tensor
+    query_start_loc: torch.Tensor
+    computed: torch.Tensor
+    discard: torch.Tensor
+    seq_lens: torch.Tensor
+
+
+class DeviceTruth:
+    """Device tensors and the launches on the main stream, in the order they are to be called."""
+
+    def __init__(self, config: AsyncConfig, device: Device) -> None:
+        rows, tokens, k = config.max_rows, config.max_step_tokens, config.ngram.k
+        int32 = torch.int32
+        self._config = config
+        self._ops: Any = torch.ops.ngram_npu
+        # By slot.
+        self.token_ids = device.tensor((rows, config.row_capacity), int32)
+        self.num_tokens = device.tensor((rows,), int32)
+        self.token_rows = self.token_ids.unbind(0)
+        self.num_tokens_cells = self.num_tokens.view(-1, 1).unbind(0)
+        self.block_tables = tuple(
+            device.tensor((rows, group.max_blocks), int32) for group in config.kv_groups
+        )
+        # By batch position, or by token of the step.
+        self.packed = device.tensor((NUM_PACKED * (rows + 1),), int32)
+        self.query_start_loc = self._packed_row(QUERY_START, rows + 1)
+        self._previous_drafts = self._packed_row(PREVIOUS_DRAFTS, rows)
+        self._accepted = self._packed_row(ACCEPTED, rows)
+        self._computed = device.tensor((rows,), int32)
+        self.discard = device.tensor((rows,), torch.bool)
+        self.seq_lens = device.tensor((rows,), int32)
+        self.input_ids = device.tensor((tokens,), int32)
+        self.positions = device.tensor((tokens,), torch.int64)
+        slot_dtype = getattr(torch, config.slot_dtype)
+        self.slot_mappings = tuple(device.tensor((tokens,), slot_dtype) for _ in config.kv_groups)
+        # What the last step led to. Before the first one, no previous position leads here.
+        self._num_sampled = device.tensor((rows,), int32)
+        self._next_token_ids = device.tensor((rows,), int32)
+        self._draft_token_ids = device.tensor((rows, k), int32)
+        self._views: dict[int, BatchViews] = {}
+        lookup = config.ngram
+        self._lookup = (
+            lookup.vocab_size_or_unlimited,
+            lookup.min_n,
+            lookup.max_n,
+            k,
+            lookup.match_code,
+            lookup.overlap,
+            lookup.max_len_or_unlimited,
+        )
+
+    def _packed_row(self, index: int, length: int) -> torch.Tensor:
+        start = index * (self._config.max_rows + 1)
+        return self.packed[start : start + length]
+
+    def views(self, batch: int) -> BatchViews:
+        found = self._views.get(batch)
+        if found is None:
+            found = self._views[batch] = BatchViews(
+                slots=self._packed_row(SLOTS, batch),
+                previous=self._packed_row(PREVIOUS, batch),
+                host_computed=self._packed_row(COMPUTED, batch),
+                accepted=self._packed_row(ACCEPTED, batch),
+                drafts=self._packed_row(DRAFTS, batch),
+                cu_drafts=self._packed_row(CU_DRAFTS, batch),
+                query_start_loc=self._packed_row(QUERY_START, batch + 1),
+                computed=self._computed[:batch],
+                discard=self.discard[:batch],
+                seq_lens=self.seq_lens[:batch],
+            )
+        return found
+
+    def correct(self, views: BatchViews) -> None:
+        """Puts the uploaded assumptions right and completes the inputs of the forward pass."""
+        config = self._config
+        placement = (config.cp_world, config.cp_rank, config.cp_interleave, config.pad_slot)
+        first, *others = config.kv_groups
+        self._ops.correct_spec_state_(
+            self._computed,
+            self._accepted,
+            self.positions,
+            self.seq_lens,
+            self.slot_mappings[0],
+            views.discard,
+            views.previous,
+            self._num_sampled,
+            self._previous_drafts,
+            views.host_computed,
+            views.query_start_loc,
+            self.num_tokens,
+            self.block_tables[0],
+            views.slots,
+            first.block_size,
+            first.blocks_per_kv_block,
+            *placement,
+            None,
+        )
+        for i, group in enumerate(others, 1):
+            self._ops.compute_slot_mapping_(
+                views.query_start_loc,
+                self.positions,
+                self.block_tables[i],
+                views.slots,
+                self.slot_mappings[i],
+                group.block_size,
+                group.blocks_per_kv_block,
+                *placement,
+            )
+        self._ops.prepare_input_ids_(
+            self.input_ids,
+            views.query_start_loc,
+            views.previous,
+            self._next_token_ids,
+            self._draft_token_ids,
+            views.drafts,
+            config.pad_token,
+        )
+
+    def accept(self, sampled: torch.Tensor, views: BatchViews) -> tuple[torch.Tensor, torch.Tensor]:
+        """The newest token and the number of new tokens of each request. Cheap, and all that the
+        host's mirrors need: so it comes before the lookup."""
+        next_token_ids, num_sampled = self._ops.prepare_next_token_ids(
+            sampled,
+            views.discard,
+            None,
+            self.token_ids,
+            self.num_tokens,
+            views.slots,
+            self._lookup[0],
+        )
+        return next_token_ids, num_sampled
+
+    def propose(
+        self,
+        sampled: torch.Tensor,
+        views: BatchViews,
+        num_step_tokens: int,
+        next_token_ids: torch.Tensor,
+        num_sampled: torch.Tensor,
+    ) -> StepOutputs:
+        """Appends the new tokens to the rows, drafts, and lays out a drafter's batch."""
+        _, _, draft_token_ids, num_draft_tokens, match_len = self._ops.ngram_step_(
+            self.token_ids,
+            self.num_tokens,
+            sampled,
+            views.discard,
+            views.slots,
+            True,
+            *self._lookup,
+            None,
+        )
+        indices, num_rejected = self._ops.prepare_inputs_padded(
+            views.cu_drafts, num_sampled, views.query_start_loc
+        )
+        drafter_batch: PaddedDrafterBatch | RaggedDrafterBatch
+        if self._config.disable_padded_drafter_batch:
+            drafter_batch = RaggedDrafterBatch(
+                *self._ops.prepare_inputs(
+                    views.query_start_loc, views.seq_lens, num_rejected, num_step_tokens
+                )
+            )
+        else:
+            drafter_batch = PaddedDrafterBatch(indices, num_rejected)
+        self._num_sampled, self._next_token_ids = num_sampled, next_token_ids
+        self._draft_token_ids = draft_token_ids
+        return StepOutputs(
+            next_token_ids,
+            num_sampled,
+            draft_token_ids,
+            num_draft_tokens,
+            match_len,
+            drafter_batch,
+        )

@@ -1,0 +1,26 @@
+"""The harness notices every deliberate fault, and any operator that is missing from the loop."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from async_.engine import Engine
+from async_.mutants import MUTANTS, OPERATORS
+from async_.prove import caught_by
+from async_.scenario import Scenario
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_fault_is_noticed(name: str) -> None:
+    assert caught_by(name) is not None
+
+
+def test_the_loop_uses_the_operators_listed() -> None:
+    launched: set[str] = set()
+    for seed in range(20):
+        engine = Engine(Scenario(random.Random(seed), "eager"))
+        engine.run()
+        launched |= set(engine.device.launches)
+    assert launched == set(OPERATORS)
