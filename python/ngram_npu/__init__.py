@@ -24,8 +24,8 @@ __all__ = [
     "set_num_threads",
 ]
 
-CONTRACT_VERSION = 0
-"""The version of the operators' contract (docs/ops). 0: not frozen yet."""
+CONTRACT_VERSION = 1
+"""The version of the operators' contract (docs/ops); docs/design/contract.md says what changed."""
 
 if not _library.torch_absence():
     from ngram_npu import ops as ops
