@@ -3,15 +3,22 @@
 The runner looks the stock class up in its module when it makes a drafter and again when it calls
 it, so that one assignment there is all there is to do. It is done only where the stock class has
 the signatures this was written against; else vLLM stays as it is.
+
+The stock module is not imported for it, but waited for: it brings numba in, and vLLM's CPU worker
+(0.32.0) does not start where numba is there before it.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
+import importlib.util
 import inspect
 import logging
 import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 from ngram_npu.vllm.engines import Int32Array
@@ -54,29 +61,44 @@ class StockNgramProposer:
         )
 
 
-def install() -> bool:
-    """Puts :class:`StockNgramProposer` in the stock class's place; says so in one line, or why not.
+def install() -> None:
+    """Puts :class:`StockNgramProposer` in the stock class's place, now or when vLLM imports it, and
+    says so in one line, or why not.
 
-    Never raises: vLLM would not start for it.
+    Never raises, since vLLM would not start for it; may be called again.
     """
     try:
-        module = importlib.import_module(MODULE)
-        stock = getattr(module, CLASS, None)
-        if stock is StockNgramProposer:
-            return True  # vLLM may load plugins more than once in a process
+        if MODULE in sys.modules:
+            _replace(sys.modules[MODULE])
+        elif importlib.util.find_spec(MODULE) is None:
+            _refuse(f"it has no {MODULE}")
+        elif not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
+            sys.meta_path.insert(0, _AfterImport(MODULE, _replace))
+    except Exception as error:
+        _refuse(f"{MODULE} is not found: {_one_line(error)}")
+
+
+def _replace(module: ModuleType) -> None:
+    stock = getattr(module, CLASS, None)
+    if stock is StockNgramProposer:
+        return
+    try:
         doubt = _doubt(stock)
     except Exception as error:
-        doubt = f"{MODULE} does not import: {_one_line(error)}"
+        doubt = _one_line(error)
     if doubt:
-        logger.warning(
-            "ngram_npu: not enabled, vLLM is left as it is: this vLLM (%s) is not one it knows: %s",
-            _vllm_version(),
-            doubt,
-        )
-        return False
+        _refuse(doubt)
+        return
     setattr(module, CLASS, StockNgramProposer)
     logger.info("ngram_npu: enabled for method 'ngram' (NGRAM_NPU_VLLM=1)")
-    return True
+
+
+def _refuse(doubt: str) -> None:
+    logger.warning(
+        "ngram_npu: not enabled, vLLM is left as it is: this vLLM (%s) is not one it knows: %s",
+        _vllm_version(),
+        doubt,
+    )
 
 
 def _doubt(stock: Any) -> str:
@@ -96,12 +118,9 @@ def _doubt(stock: Any) -> str:
 
 
 def _parameters(function: Any) -> list[str]:
-    return [
-        ("*" * (parameter.kind is parameter.VAR_POSITIONAL))
-        + ("**" * (parameter.kind is parameter.VAR_KEYWORD))
-        + name
-        for name, parameter in inspect.signature(function).parameters.items()
-    ]
+    """Names with their stars, without annotations and defaults."""
+    found = inspect.signature(function).parameters.values()
+    return [str(p).partition(":")[0].partition("=")[0].strip() for p in found]
 
 
 def _one_line(error: Exception) -> str:
@@ -115,3 +134,41 @@ def _vllm_version() -> str:
         except importlib.metadata.PackageNotFoundError:
             continue
     return "version unknown"
+
+
+class _AfterImport(MetaPathFinder):
+    """Calls ``then`` with the module called ``name`` once it has been imported."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._then = then
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._name or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._then)
+        return spec
+
+
+class _Loader(Loader):
+    def __init__(self, loader: Loader, then: Callable[[ModuleType], None]) -> None:
+        self._loader = loader
+        self._then = then
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)  # get_source and the like
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._then(module)

@@ -1,0 +1,81 @@
+"""The real engine, token by token: what is drafted must never show in what comes out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from engine_runs import MAX_MODEL_LEN
+
+if TYPE_CHECKING:
+    from conftest import Runs
+
+SPECULATING = ["ngram", "custom_class", "plugin"]
+OURS = ["custom_class", "plugin"]
+SETS = ["greedy", "sampled", "structured", "logprobs"]
+
+
+@pytest.mark.parametrize("method", SPECULATING)
+def test_greedy_equals_no_speculation(runs: Runs, method: str) -> None:
+    assert runs(method, "greedy").differing(runs("none", "greedy")) == []
+
+
+@pytest.mark.parametrize("method", ["none", *SPECULATING])
+def test_the_greedy_set_meets_what_it_is_for(runs: Runs, method: str) -> None:
+    """Without these the comparison above would say little."""
+    run = runs(method, "greedy")
+    assert len(run.outputs) >= 40
+    assert run.preemptions >= 5
+    ends = [output[0].finish_reason for output in run.outputs]
+    assert ends.count("stop") >= 6
+    assert ends.count("length") >= 20
+    assert len({tuple(output[0].token_ids) for output in run.outputs}) >= 40
+    if method != "none":
+        assert run.accepted >= 300
+        assert run.discarded_rows >= 40
+        lengths = [length for steps in run.drafts for length, _ in steps]
+        assert max(lengths) >= MAX_MODEL_LEN - 1
+
+
+@pytest.mark.parametrize("method", OURS)
+@pytest.mark.parametrize("requests", SETS)
+def test_drafts_equal_the_stock_class_on_the_same_rows(
+    runs: Runs, method: str, requests: str
+) -> None:
+    run = runs(method, requests)
+    assert run.mismatches == []
+    assert sum(bool(draft) for steps in run.drafts for _, draft in steps) >= 50
+
+
+@pytest.mark.parametrize("method", OURS)
+@pytest.mark.parametrize("requests", SETS)
+def test_drafts_and_outputs_equal_the_stock_run_request_by_request(
+    runs: Runs, method: str, requests: str
+) -> None:
+    run, stock = runs(method, requests), runs("ngram", requests)
+    assert run.drafts == stock.drafts
+    assert run.differing(stock) == []
+    assert run.accepted == stock.accepted
+
+
+@pytest.mark.parametrize("method", SPECULATING)
+def test_structured_output_equals_no_speculation(runs: Runs, method: str) -> None:
+    assert runs(method, "structured").differing(runs("none", "structured")) == []
+
+
+@pytest.mark.parametrize("method", SPECULATING)
+@pytest.mark.parametrize("against", ["none", "ngram"])
+def test_logprobs_within_rounding(runs: Runs, method: str, against: str) -> None:
+    run, other = runs(method, "logprobs"), runs(against, "logprobs")
+    assert run.differing(other) == []
+    for ours, theirs in zip(run.outputs, other.outputs, strict=True):
+        assert ours[0].logprobs is not None
+        assert theirs[0].logprobs is not None
+        for step, expected in zip(ours[0].logprobs, theirs[0].logprobs, strict=True):
+            assert step == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("method", OURS)
+def test_no_draft_passes_max_model_len(runs: Runs, method: str) -> None:
+    steps = [step for steps in runs(method, "greedy").drafts for step in steps]
+    assert all(length + len(draft) <= MAX_MODEL_LEN for length, draft in steps)
