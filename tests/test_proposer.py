@@ -112,8 +112,8 @@ def _step_on_slice(
             lambda b: b,
             True,
             id="slice-in-graph-dynamic",
-            # torch 2.13 loses the symbolic storage offset of a view made inside the graph, for any
-            # operator that writes to it (docs/ops/ngram_step_.md). Strict: notice when it is mended.
+            # torch 2.13 loses the symbolic offset of a view made inside the graph, for any
+            # operator that writes (docs/ops/ngram_step_.md). Strict: notice when it is mended.
             marks=pytest.mark.xfail(strict=True, raises=AssertionError),
         ),
     ],

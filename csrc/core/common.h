@@ -17,10 +17,10 @@
 
 namespace ngram_npu {
 
-constexpr int64_t kMaxNgram = 64;        // upper limit of max_n
-constexpr int64_t kMaxDraftTokens = 64;  // upper limit of k
-constexpr int64_t kMaxSampledWidth = 65; // upper limit of M, the width of sampled_token_ids
-constexpr int32_t kNoToken = -1;         // an unused draft slot
+constexpr int64_t kMaxNgram = 64;         // upper limit of max_n
+constexpr int64_t kMaxDraftTokens = 64;   // upper limit of k
+constexpr int64_t kMaxSampledWidth = 65;  // upper limit of M, the width of sampled_token_ids
+constexpr int32_t kNoToken = -1;          // an unused draft slot
 
 enum Match : int32_t { kEarliest = 0, kLatest = 1 };
 
@@ -32,6 +32,7 @@ struct Executor {
   // Calls fn(context, task) for every task in [0, num_tasks), possibly at once; returns when all are done.
   void (*run)(const Executor* self, int32_t num_tasks, void (*fn)(void* context, int32_t task), void* context);
   int32_t max_threads;
+  int64_t min_tokens_per_thread;  // less than this is not worth waking a thread for: pools differ
   void* pool;
 };
 
@@ -46,7 +47,8 @@ struct IndexArray {
   }
 };
 
-// Rows of tokens: `capacity` contiguous ids each, `stride` elements apart (a slice of a larger buffer has stride > capacity).
+// Rows of tokens: `capacity` contiguous ids each, `stride` elements apart (a slice of a larger buffer has stride >
+// capacity).
 template <class Token>
 struct TokenRows {
   Token* data;

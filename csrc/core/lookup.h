@@ -34,7 +34,8 @@ NGRAM_FN int64_t draft_length(int64_t end, int64_t num_tokens, int64_t budget, b
   return overlap ? budget : smaller(budget, num_tokens - end - 1);
 }
 
-// Where draft j is read. Past the end of the row the draft continues into itself, which has the period num_tokens - start.
+// Where draft j is read. Past the end of the row the draft continues into itself, which has the period num_tokens -
+// start.
 NGRAM_FN int64_t draft_source(int64_t end, int64_t num_tokens, int64_t j) {
   const int64_t start = end + 1;
   return start + j < num_tokens ? start + j : start + j % (num_tokens - start);

@@ -1,4 +1,5 @@
-// ngram_propose: drafts for each row by looking its last tokens up in the row itself. Contract: docs/ops/ngram_propose.md.
+// ngram_propose: drafts for each row by looking its last tokens up in the row itself. Contract:
+// docs/ops/ngram_propose.md.
 #pragma once
 
 #include "core/lookup.h"

@@ -1,4 +1,5 @@
-// ngram_step_: append the sampled tokens to their rows, then draft from the grown rows. Contract: docs/ops/ngram_step_.md.
+// ngram_step_: append the sampled tokens to their rows, then draft from the grown rows. Contract:
+// docs/ops/ngram_step_.md.
 #pragma once
 
 #include "core/lookup.h"
@@ -6,11 +7,11 @@
 namespace ngram_npu {
 
 struct NgramStepParams {
-  TokenRows<int32_t> token_ids;              // [R, S], written
-  int32_t* num_tokens;                       // [R], written where advance
+  TokenRows<int32_t> token_ids;                // [R, S], written
+  int32_t* num_tokens;                         // [R], written where advance
   TokenRows<const int32_t> sampled_token_ids;  // [B, M]
-  const uint8_t* discard;                    // [B], or null: none; bool bytes, any nonzero is true
-  IndexArray row_indices;                    // [B]
+  const uint8_t* discard;                      // [B], or null: none; bool bytes, any nonzero is true
+  IndexArray row_indices;                      // [B]
   int64_t batch;
   bool advance;
   int64_t vocab_size;
@@ -51,7 +52,8 @@ struct Accepted {
 NGRAM_FN Accepted accept(const NgramStepParams& p, int64_t i) {
   Accepted a{-1, 0, 0, 0, 0};
   const int32_t* sampled = p.sampled_token_ids[i];
-  if (p.discard == nullptr || !p.discard[i]) a.num_sampled = leading_run(sampled, p.sampled_token_ids.capacity, p.vocab_size);
+  if (p.discard == nullptr || !p.discard[i])
+    a.num_sampled = leading_run(sampled, p.sampled_token_ids.capacity, p.vocab_size);
   const int64_t row = p.row_indices[i];
   if (!p.token_ids.has(row)) return a;
   const int64_t length = p.num_tokens[row];

@@ -61,9 +61,7 @@ FindOccurrence find_occurrence() { return in_force().load(std::memory_order_rela
 
 }  // namespace ngram_npu::cpu
 
-const char* ngram_npu_cpu_instruction_set() {
-  return ngram_npu::cpu::in_force().load(std::memory_order_relaxed)->name;
-}
+const char* ngram_npu_cpu_instruction_set() { return ngram_npu::cpu::in_force().load(std::memory_order_relaxed)->name; }
 
 int32_t ngram_npu_cpu_set_instruction_set(const char* name) {
   const ngram_npu::cpu::Entry* entry = name ? ngram_npu::cpu::named(name) : nullptr;

@@ -1,10 +1,10 @@
 // The lookup, generic over a vector type; each lookup_<isa>.cpp compiles it once for its instruction set.
 //
 // A pass keeps the best length found so far and looks only for something strictly longer, in the order that breaks ties
-// (ascending ends for earliest, descending for latest), so the first of equals wins without a comparison of positions. An
-// end e matches `need` tokens only if t[e] is the row's last token and t[e-need+1] the need-th from the end: two loads
-// and compares reject almost every vector, whatever n is, and a longer best makes the test stricter. Each token comes
-// from memory once; the second load hits the cache line of the first.
+// (ascending ends for earliest, descending for latest), so the first of equals wins without a comparison of positions.
+// An end e matches `need` tokens only if t[e] is the row's last token and t[e-need+1] the need-th from the end: two
+// loads and compares reject almost every vector, whatever n is, and a longer best makes the test stricter. Each token
+// comes from memory once; the second load hits the cache line of the first.
 //
 // Everything here has internal linkage: a function compiled for one instruction set must never be merged by the linker
 // with its namesake from another.

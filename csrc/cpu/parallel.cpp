@@ -13,7 +13,7 @@ int32_t threads_for(const Executor* executor, int64_t batch, int64_t tokens) {
   if (executor == nullptr) return 1;
   int64_t threads = executor->max_threads;
   if (const int32_t limit = ngram_npu_cpu_num_threads(); limit > 0) threads = smaller<int64_t>(threads, limit);
-  return static_cast<int32_t>(smaller(smaller(threads, batch), tokens / kTokensPerThread));
+  return static_cast<int32_t>(smaller(smaller(threads, batch), tokens / executor->min_tokens_per_thread));
 }
 
 }  // namespace ngram_npu::cpu

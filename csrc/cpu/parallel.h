@@ -11,10 +11,6 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_num_threads();
 
 namespace ngram_npu::cpu {
 
-// Waking a sleeping pool costs about as much as scanning this many tokens; each thread must have that much to do
-// (docs/design/cpu.md has the measurement).
-constexpr int64_t kTokensPerThread = int64_t{1} << 20;
-
 int32_t threads_for(const Executor* executor, int64_t batch, int64_t tokens);
 
 // The tokens a pass over these rows reads; hostile lengths count as what they can cost, nothing.

@@ -37,7 +37,7 @@ struct TensorView {
   DType dtype = DType::kOther;
   int64_t item_bytes = 0;
   int32_t ndim = 0;
-  int64_t sizes[kMaxDim] = {};    // the first kMaxDim
+  int64_t sizes[kMaxDim] = {};  // the first kMaxDim
   int64_t strides[kMaxDim] = {};
   Device device;
   bool writable = true;

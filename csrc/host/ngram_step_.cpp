@@ -20,7 +20,8 @@ NgramStepParams check_ngram_step_(const TensorView& token_ids, const TensorView&
   p.discard = arguments.mask("discard", discard, p.batch);
   p.row_indices = arguments.indices("row_indices", row_indices, p.batch);
   if (row_indices == nullptr) {
-    arguments.at_most("sampled_token_ids", "batch", p.batch, p.token_ids.rows, "rows of token_ids, without row_indices");
+    arguments.at_most("sampled_token_ids", "batch", p.batch, p.token_ids.rows,
+                      "rows of token_ids, without row_indices");
   }
   p.advance = advance;
   p.vocab_size = vocab_size;

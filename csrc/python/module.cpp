@@ -8,7 +8,8 @@ namespace {
 
 void set_instruction_set(const std::string& name) {
   if (ngram_npu_cpu_set_instruction_set(name.c_str()) != kOk) {
-    host::Arguments("set_instruction_set").fail("name", "an instruction set of this machine or 'auto'", "'" + name + "'");
+    host::Arguments("set_instruction_set")
+        .fail("name", "an instruction set of this machine or 'auto'", "'" + name + "'");
   }
 }
 

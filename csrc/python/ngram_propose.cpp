@@ -13,8 +13,8 @@ py::tuple ngram_propose(py::handle token_ids, py::handle num_tokens, py::handle 
   constexpr const char* op = "ngram_propose";
   NgramProposeParams p = host::check_ngram_propose(
       *ArrayView(op, "token_ids", token_ids), *ArrayView(op, "num_tokens", num_tokens),
-      ArrayView(op, "row_indices", row_indices, true).get(), ArrayView(op, "active", active, true).get(), min_n, max_n, k,
-      match_policy, overlap, max_len);
+      ArrayView(op, "row_indices", row_indices, true).get(), ArrayView(op, "active", active, true).get(), min_n, max_n,
+      k, match_policy, overlap, max_len);
   auto draft_token_ids = empty(p.batch, k);
   auto num_draft_tokens = empty(p.batch);
   auto match_len = empty(p.batch);
@@ -34,8 +34,8 @@ py::tuple ngram_propose(py::handle token_ids, py::handle num_tokens, py::handle 
 
 void define_ngram_propose(py::module_& m) {
   m.def("ngram_propose", ngram_propose, py::arg("token_ids"), py::arg("num_tokens"), py::arg("row_indices"),
-        py::arg("active"), py::arg("min_n"), py::arg("max_n"), py::arg("k"), py::arg("match_policy"), py::arg("overlap"),
-        py::arg("max_len"));
+        py::arg("active"), py::arg("min_n"), py::arg("max_n"), py::arg("k"), py::arg("match_policy"),
+        py::arg("overlap"), py::arg("max_len"));
 }
 
 }  // namespace ngram_npu::python

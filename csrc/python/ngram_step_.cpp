@@ -15,8 +15,8 @@ py::tuple ngram_step_(py::handle token_ids, py::handle num_tokens, py::handle sa
   NgramStepParams p = host::check_ngram_step_(
       *ArrayView(op, "token_ids", token_ids), *ArrayView(op, "num_tokens", num_tokens),
       *ArrayView(op, "sampled_token_ids", sampled_token_ids), ArrayView(op, "discard", discard, true).get(),
-      ArrayView(op, "row_indices", row_indices, true).get(), advance, vocab_size, min_n, max_n, k, match_policy, overlap,
-      max_len, ArrayView(op, "workspace", workspace, true).get());
+      ArrayView(op, "row_indices", row_indices, true).get(), advance, vocab_size, min_n, max_n, k, match_policy,
+      overlap, max_len, ArrayView(op, "workspace", workspace, true).get());
   auto next_token_ids = empty(p.batch);
   auto num_sampled = empty(p.batch);
   auto draft_token_ids = empty(p.batch, k);
@@ -42,7 +42,8 @@ py::tuple ngram_step_(py::handle token_ids, py::handle num_tokens, py::handle sa
 void define_ngram_step_(py::module_& m) {
   m.def("ngram_step_", ngram_step_, py::arg("token_ids"), py::arg("num_tokens"), py::arg("sampled_token_ids"),
         py::arg("discard"), py::arg("row_indices"), py::arg("advance"), py::arg("vocab_size"), py::arg("min_n"),
-        py::arg("max_n"), py::arg("k"), py::arg("match_policy"), py::arg("overlap"), py::arg("max_len"), py::arg("workspace"));
+        py::arg("max_n"), py::arg("k"), py::arg("match_policy"), py::arg("overlap"), py::arg("max_len"),
+        py::arg("workspace"));
 }
 
 }  // namespace ngram_npu::python

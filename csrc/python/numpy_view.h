@@ -25,7 +25,8 @@ class ArrayView {
   ArrayView(const char* op, const char* name, py::handle object, bool optional = false) {
     if (object.is_none() && optional) return;
     if (!py::isinstance<py::array>(object)) {
-      host::Arguments(op).fail(name, optional ? "a numpy array or None" : "a numpy array", Py_TYPE(object.ptr())->tp_name);
+      host::Arguments(op).fail(name, optional ? "a numpy array or None" : "a numpy array",
+                               Py_TYPE(object.ptr())->tp_name);
     }
     const auto array = py::reinterpret_borrow<py::array>(object);
     present_ = true;

@@ -1,8 +1,9 @@
 #include "python/thread_pool.h"
 
+#include <pthread.h>
 #include <sched.h>
-#include <unistd.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdlib>
 #include <mutex>
@@ -89,28 +90,32 @@ class Pool {
   uint64_t round_ = 0;
 };
 
-// Never destroyed: its threads may sleep in it until the process ends. A forked child has none of them, so it leaves the
-// parent's pool behind and makes its own.
+// Never destroyed: its threads may sleep in it until the process ends. A forked child has none of them, so it leaves
+// the parent's pool behind and makes its own. No lock here: another thread might hold it at the fork, and nobody in the
+// child would ever release it.
+std::atomic<Pool*> current{nullptr};
+[[maybe_unused]] const int forget_in_child = pthread_atfork(nullptr, nullptr, [] { current.store(nullptr); });
+
 Pool& pool() {
-  static std::mutex mutex;
-  static Pool* current = nullptr;
-  static pid_t made_in = 0;
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (current == nullptr || made_in != getpid()) {
-    current = new Pool;
-    made_in = getpid();
-  }
-  return *current;
+  Pool* found = current.load();
+  if (found != nullptr) return *found;
+  Pool* made = new Pool;
+  if (current.compare_exchange_strong(found, made)) return *made;
+  delete made;  // another thread was first
+  return *found;
 }
 
 }  // namespace
 
 Executor pool_executor() {
+  // These threads sleep between calls, so waking one costs more than with torch's pool: two threads win from about 2M
+  // tokens in all (tools/bench/results/crossover.json).
+  constexpr int64_t kMinTokensPerThread = int64_t{1} << 20;
   static const int32_t threads = default_threads();
   const auto run = [](const Executor*, int32_t num_tasks, void (*fn)(void*, int32_t), void* context) {
     pool().run(num_tasks, fn, context);
   };
-  return {run, threads, nullptr};
+  return {run, threads, kMinTokensPerThread, nullptr};
 }
 
 }  // namespace ngram_npu::python

@@ -5,8 +5,8 @@
 
 namespace ngram_npu::python {
 
-// An executor over the pool. A call that finds the pool busy runs on its own thread instead of waiting; a process forked
-// from one that used the pool starts a new one.
+// An executor over the pool. A call that finds the pool busy runs on its own thread instead of waiting; a process
+// forked from one that used the pool starts a new one.
 Executor pool_executor();
 
 }  // namespace ngram_npu::python

@@ -1,8 +1,8 @@
 // From an operator and a device to the backend's kernel.
 //
 // Backend libraries are torch-free and loaded at run time (python/ngram_npu/_library.py); each exports
-// `ngram_npu_<backend>_<op>`. Loading one fills the slots of every operator it has a kernel for. A host twin is a backend
-// library like any other, so tests put it into a device's slots.
+// `ngram_npu_<backend>_<op>`. Loading one fills the slots of every operator it has a kernel for. A host twin is a
+// backend library like any other, so tests put it into a device's slots.
 #pragma once
 
 #include "host/arguments.h"
@@ -34,8 +34,8 @@ class Operator {
 
 }  // namespace ngram_npu::torch_side
 
-// Loads the library at `path` and gives its kernels to `device_type`. Returns how many operators it serves, or -1 with the
-// loader's reason in `error`. Not to be called while operators run.
+// Loads the library at `path` and gives its kernels to `device_type`. Returns how many operators it serves, or -1 with
+// the loader's reason in `error`. Not to be called while operators run.
 NGRAM_NPU_EXPORT int32_t ngram_npu_load_backend(const char* backend, int32_t device_type, const char* path, char* error,
                                                 int64_t error_bytes);
 

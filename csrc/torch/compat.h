@@ -1,5 +1,5 @@
-// The few things the LibTorch stable ABI leaves to its users: views for the argument checks, cheap empty tensors, torch's
-// threads as an executor.
+// The few things the LibTorch stable ABI leaves to its users: views for the argument checks, cheap empty tensors,
+// torch's threads as an executor.
 #pragma once
 
 #include <torch/csrc/stable/library.h>

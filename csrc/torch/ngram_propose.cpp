@@ -14,8 +14,8 @@ std::tuple<Tensor, Tensor, Tensor> ngram_propose(const Tensor& token_ids, const 
                                                  int64_t k, int64_t match_policy, bool overlap, int64_t max_len) {
   const host::TensorView tokens = view_of(token_ids);
   NgramProposeParams p =
-      host::check_ngram_propose(tokens, view_of(num_tokens), OptionalView(row_indices).get(), OptionalView(active).get(),
-                                min_n, max_n, k, match_policy, overlap, max_len);
+      host::check_ngram_propose(tokens, view_of(num_tokens), OptionalView(row_indices).get(),
+                                OptionalView(active).get(), min_n, max_n, k, match_policy, overlap, max_len);
   Tensor draft_token_ids = empty_like_on(token_ids, {p.batch, k});
   Tensor num_draft_tokens = empty_like_on(token_ids, {p.batch});
   Tensor match_len = empty_like_on(token_ids, {p.batch});

@@ -14,10 +14,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> ngram_step_(
     int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len,
     const std::optional<Tensor>& workspace) {
   const host::TensorView tokens = view_of(token_ids);
-  NgramStepParams p = host::check_ngram_step_(tokens, view_of(num_tokens), view_of(sampled_token_ids),
-                                              OptionalView(discard).get(), OptionalView(row_indices).get(), advance,
-                                              vocab_size, min_n, max_n, k, match_policy, overlap, max_len,
-                                              OptionalView(workspace).get());
+  NgramStepParams p =
+      host::check_ngram_step_(tokens, view_of(num_tokens), view_of(sampled_token_ids), OptionalView(discard).get(),
+                              OptionalView(row_indices).get(), advance, vocab_size, min_n, max_n, k, match_policy,
+                              overlap, max_len, OptionalView(workspace).get());
   Tensor next_token_ids = empty_like_on(token_ids, {p.batch});
   Tensor num_sampled = empty_like_on(token_ids, {p.batch});
   Tensor draft_token_ids = empty_like_on(token_ids, {p.batch, k});

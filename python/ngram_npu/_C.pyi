@@ -5,8 +5,6 @@ free), aligned, and native-endian; what an operator writes must be writable. Bad
 ValueError naming op, argument, expected and got, before anything is written. Semantics: docs/ops.
 """
 
-
-
 import numpy as np
 import numpy.typing as npt
 
@@ -65,4 +63,3 @@ def ngram_step_(
     """token_ids [R,S] and num_tokens [R] are written; sampled_token_ids [B,M], discard and
     row_indices [B] -> next_token_ids [B], num_sampled [B], draft_token_ids [B,k],
     num_draft_tokens [B], match_len [B]."""
-

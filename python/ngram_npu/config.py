@@ -12,12 +12,13 @@ UNLIMITED = 2**63 - 1
 
 MATCH_CODES = {"earliest": 0, "latest": 1}
 
+
 @dataclass(frozen=True, init=False)
 class NgramConfig:
     """How a proposer looks up and drafts.
 
     Attributes:
-        min_n: shortest suffix (in tokens) whose earlier occurrence is worth a draft, 1 to ``max_n``.
+        min_n: shortest suffix (in tokens) whose earlier occurrence is worth a draft, to ``max_n``.
         max_n: longest suffix looked for, up to 64.
         k: draft tokens per request and step, 1 to 64.
         match: which of several longest occurrences to follow, ``"earliest"`` (vLLM's ``ngram``)

@@ -45,7 +45,9 @@ class Tree:
 
 
 def problems(tree: Tree) -> list[str]:
-    found = [f"{op}: registered but has no OpSpec" for op in tree.schemas.keys() - tree.specs.keys()]
+    found = [
+        f"{op}: registered but has no OpSpec" for op in tree.schemas.keys() - tree.specs.keys()
+    ]
     for name, spec in tree.specs.items():
         found += [f"{name}: {problem}" for problem in _problems_of(tree, name, spec)]
     return sorted(found)
@@ -109,7 +111,9 @@ def _adapter_problems(spec: OpSpec, text: str | None) -> list[str]:
     expected = [f"{_CPP_TYPES[kind]} {name}" for name, kind in kinds]
     found = []
     if parameters.split(", ") != expected:
-        found.append(f"schema and C++ signature differ: {parameters} instead of {', '.join(expected)}")
+        found.append(
+            f"schema and C++ signature differ: {parameters} instead of {', '.join(expected)}"
+        )
     results = spec.schema.split(" -> ")[1].count("Tensor")
     if returned.count("Tensor") != results:
         found.append(f"schema and C++ signature differ: {returned} for {results} results")
@@ -142,6 +146,8 @@ def source_problems(root: Path) -> list[str]:
         torch_free = relative.startswith("csrc/") and not relative.startswith("csrc/torch/")
         if torch_free and re.search(r'^#include [<"](torch|ATen|c10)/', text, re.MULTILINE):
             found.append(f"{relative}: includes torch outside csrc/torch")
-        if relative != "csrc/ascendc/launch.cpp" and re.search(r'^#include [<"]torch_npu', text, re.MULTILINE):
+        if relative != "csrc/ascendc/launch.cpp" and re.search(
+            r'^#include [<"]torch_npu', text, re.MULTILINE
+        ):
             found.append(f"{relative}: includes torch_npu outside csrc/ascendc/launch.cpp")
     return found

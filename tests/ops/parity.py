@@ -7,12 +7,12 @@ from backends import Backend
 from opspecs import Args, OpSpec, Sample, clone_args, owner, same_bits
 
 
-class Mismatch(AssertionError):
+class MismatchError(AssertionError):
     pass
 
 
 def check_parity(spec: OpSpec, backend: Backend, sample: Sample) -> None:
-    """Raises Mismatch unless the backend does exactly what the reference does."""
+    """Raises MismatchError unless the backend does exactly what the reference does."""
     expected_args = clone_args(sample.args)
     got_args = clone_args(sample.args)
     expected = spec.reference(*expected_args)
@@ -22,10 +22,10 @@ def check_parity(spec: OpSpec, backend: Backend, sample: Sample) -> None:
     if not sample.compare:
         return
     if len(got) != len(expected):
-        raise Mismatch(f"{len(got)} results instead of {len(expected)}")
+        raise MismatchError(f"{len(got)} results instead of {len(expected)}")
     for i, (mine, truth) in enumerate(zip(got, expected, strict=True)):
         if not same_bits(mine, truth):
-            raise Mismatch(f"{sample.label}: result {i}: got\n{mine}\nexpected\n{truth}")
+            raise MismatchError(f"{sample.label}: result {i}: got\n{mine}\nexpected\n{truth}")
 
 
 def _check_arguments(spec: OpSpec, sample: Sample, got: Args, expected: Args | None) -> None:
@@ -36,6 +36,8 @@ def _check_arguments(spec: OpSpec, sample: Sample, got: Args, expected: Args | N
         if not isinstance(before, np.ndarray):
             continue
         if name not in spec.written and not np.array_equal(owner(mine), owner(before)):
-            raise Mismatch(f"{sample.label}: {name} was changed but is not marked as written")
+            raise MismatchError(f"{sample.label}: {name} was changed but is not marked as written")
         if not np.array_equal(owner(mine), owner(truth)):
-            raise Mismatch(f"{sample.label}: {name}: got\n{owner(mine)}\nexpected\n{owner(truth)}")
+            raise MismatchError(
+                f"{sample.label}: {name}: got\n{owner(mine)}\nexpected\n{owner(truth)}"
+            )

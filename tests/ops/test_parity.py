@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opspecs import OPSPECS, OpSpec, Sample, clone_args
 
-from ops.parity import Mismatch, check_parity
+from ops.parity import MismatchError, check_parity
 
 SPECS = list(OPSPECS.values())
 
@@ -71,7 +71,7 @@ def _wrong_backend(spec: OpSpec, fault: str) -> Backend:
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_the_comparison_catches(spec: OpSpec, fault: str) -> None:
     sample = next(spec.samples(np.random.default_rng(3)))
-    with pytest.raises(Mismatch):
+    with pytest.raises(MismatchError):
         check_parity(spec, _wrong_backend(spec, fault), sample)
 
 

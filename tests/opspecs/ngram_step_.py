@@ -155,7 +155,8 @@ SPEC = OpSpec(
     schema=(
         "ngram_step_(Tensor(a!) token_ids, Tensor(b!) num_tokens, Tensor sampled_token_ids, "
         "Tensor? discard, Tensor? row_indices, bool advance, SymInt vocab_size, SymInt min_n, "
-        "SymInt max_n, SymInt k, int match_policy, bool overlap, SymInt max_len, Tensor(w!)? workspace) -> "
+        "SymInt max_n, SymInt k, int match_policy, bool overlap, SymInt max_len, "
+        "Tensor(w!)? workspace) -> "
         "(Tensor next_token_ids, Tensor num_sampled, Tensor draft_token_ids, "
         "Tensor num_draft_tokens, Tensor match_len)"
     ),

@@ -12,7 +12,9 @@ HOSTILE_INT32 = [INT32_MIN, INT32_MIN + 1, -2, -1, 0, 1, INT32_MAX - 1, INT32_MA
 HOSTILE_INT64 = [-(2**63), -(2**32), *HOSTILE_INT32, 2**32, 2**32 + 1, 2**63 - 1]
 
 # One off every edge of a vector (4, 8, 16 lanes) and of a block of four of them.
-EDGE_LENGTHS = sorted({0, 1, 2, 3} | {b + d for b in (4, 8, 16, 32, 64, 128, 192) for d in (-1, 0, 1, 2)})
+EDGE_LENGTHS = sorted(
+    {0, 1, 2, 3} | {b + d for b in (4, 8, 16, 32, 64, 128, 192) for d in (-1, 0, 1, 2)}
+)
 
 POLICIES = [(match, overlap) for match in (0, 1) for overlap in (False, True)]
 

@@ -99,7 +99,9 @@ def clone_args(args: Args) -> Args:
     return tuple(clone(a) if isinstance(a, np.ndarray) else a for a in args)
 
 
-def in_buffer(values: npt.ArrayLike, *, before: int = 0, gap: int = 0, dtype: Any = np.int32) -> Array:
+def in_buffer(
+    values: npt.ArrayLike, *, before: int = 0, gap: int = 0, dtype: Any = np.int32
+) -> Array:
     """The values as a slice of a larger buffer of canaries: `before` items ahead of each row and
     `gap` behind it, so that the outer stride exceeds the width and stray writes show."""
     array = np.asarray(values, dtype)

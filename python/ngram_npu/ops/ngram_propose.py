@@ -55,7 +55,16 @@ def ngram_propose(
     """
     return NgramProposeResult(
         *torch.ops.ngram_npu.ngram_propose(
-            token_ids, num_tokens, row_indices, active, min_n, max_n, k, match_policy, overlap, max_len
+            token_ids,
+            num_tokens,
+            row_indices,
+            active,
+            min_n,
+            max_n,
+            k,
+            match_policy,
+            overlap,
+            max_len,
         )
     )
 

@@ -50,7 +50,7 @@ def ngram_step_(
     Args:
         token_ids: [R, S] int32, inner stride 1; written.
         num_tokens: [R] int32, live lengths in tokens; written where ``advance``.
-        sampled_token_ids: [B, M] int32, M 1 to 65; the leading run of ids in [0, vocab_size) counts.
+        sampled_token_ids: [B, M] int32, M 1 to 65; the leading run of valid ids counts.
         discard: [B] bool; these sampled nothing.
         row_indices: [B] int32 or int64, batch position -> row; None: row i = i, B <= R.
         min_n, max_n: bounds of the match length in tokens, 1 <= min_n <= max_n <= 64.

@@ -1,0 +1,172 @@
+"""The rounds: turns alternate, only calls are timed, laps are reset, wrong drafts are caught."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tools.bench.contestant import Contestant, Drafts
+from tools.bench.measure import Spoiler, measure, waited_ns
+from tools.bench.options import BenchError, Options
+
+Journal = list[tuple[str, Any]]
+
+
+class Recorder(Contestant):
+    """Writes down what the harness does with it; each timed call takes ``cost`` of a fake clock."""
+
+    def __init__(
+        self, name: str, journal: list[tuple[str, Any]], now: list[int], cost: int
+    ) -> None:
+        self.name = name
+        self._journal = journal
+        self._now = now
+        self._cost = cost
+
+    def activate(self) -> None:
+        self._journal.append((self.name, "activate"))
+
+    def reset(self) -> None:
+        self._journal.append((self.name, "reset"))
+
+    def arguments(self, step: int) -> tuple[Any, ...]:
+        self._now[0] += 1_000_000  # making the arguments must not be timed
+        return (step,)
+
+    def function(self, step: int) -> None:
+        self._journal.append((self.name, step))
+        self._now[0] += self._cost
+
+
+def run(rounds: int, steps: int, lap: int) -> tuple[Journal, Any]:
+    journal: Journal = []
+    now = [0]
+    contestants = [Recorder("a", journal, now, 2_000), Recorder("b", journal, now, 6_000)]
+    options = Options(rounds=rounds, steps=steps)
+    found = measure(contestants, lap, options, clock=lambda: now[0], waited=lambda: 0)
+    return journal, found
+
+
+def turns(journal: Journal) -> list[tuple[str, list[int]]]:
+    """Who made which steps, after the warm-up's check of drafts."""
+    found: list[tuple[str, list[int]]] = []
+    for name, what in journal:
+        if what == "activate":
+            found.append((name, []))
+        elif isinstance(what, int):
+            found[-1][1].append(what)
+    return [turn for turn in found if turn[1]][2:]
+
+
+def test_only_the_calls_are_timed() -> None:
+    _, found = run(rounds=3, steps=4, lap=100)
+    assert found.rounds_us == {"a": [2.0] * 3, "b": [6.0] * 3}
+    assert found.worst_us == {"a": 2.0, "b": 6.0}
+
+
+def test_contestants_take_turns_and_the_first_changes() -> None:
+    journal, _ = run(rounds=4, steps=2, lap=100)
+    names = "".join(name for name, _ in turns(journal))
+    assert names == "ba" + "ab" + "ba" + "ab" + "ba"  # one round in front to warm up
+
+
+def test_both_do_the_same_steps_and_one_more_than_is_timed() -> None:
+    journal, _ = run(rounds=3, steps=2, lap=100)
+    made = [steps for _, steps in turns(journal)]
+    assert made[0::2] == made[1::2] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+
+
+def test_a_lap_ends_with_a_reset() -> None:
+    journal, found = run(rounds=3, steps=4, lap=11)
+    made = [steps for _, steps in turns(journal)][0::2]
+    assert made == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    for number, (name, what) in enumerate(journal):
+        if what == 0:  # nobody begins anew without it
+            before = [w for n, w in journal[:number] if n == name and w != "activate"]
+            assert before[-1] == "reset"
+    assert found.steps == 4
+
+
+def test_steps_are_chosen_by_duration() -> None:
+    _, found = run(rounds=1, steps=0, lap=1000)
+    assert found.steps == 50  # a few microseconds each: the most
+    journal: Journal = []
+    now = [0]
+    slow = Recorder("slow", journal, now, 60_000_000)
+    assert (
+        measure([slow], 1000, Options(rounds=1), clock=lambda: now[0], waited=lambda: 0).steps == 3
+    )
+
+
+def test_disturbed_rounds_are_repeated() -> None:
+    """The second and third rounds wait for a core; they are slow, and left out."""
+    now, round_of = [0], [-1]
+
+    class Turn(Contestant):
+        name = "turn"
+
+        def arguments(self, step: int) -> tuple[Any, ...]:
+            return (step,)
+
+        def function(self, step: int) -> None:
+            round_of[0] = step // 2 - 1  # one round in front, of two steps each
+            now[0] += 9_000 if round_of[0] in (1, 2) else 1_000
+
+    def waited() -> int:
+        return 5_000 * sum(r <= round_of[0] for r in (1, 2))
+
+    found = measure([Turn()], 1000, Options(rounds=3, steps=1), lambda: now[0], waited)
+    assert found.rounds_us["turn"] == [1.0, 1.0, 1.0]
+    assert found.disturbed_rounds == 0
+
+
+def test_never_calm_is_said() -> None:
+    now, waiting = [0], [0]
+
+    def always() -> int:
+        waiting[0] += 1_000_000
+        return waiting[0]
+
+    one = Recorder("a", [], now, 1_000)
+    found = measure([one], 1000, Options(rounds=2, steps=1), lambda: now[0], always)
+    assert len(found.rounds_us["a"]) == 2
+    assert found.disturbed_rounds == 2
+
+
+def test_waiting_is_told_by_the_system() -> None:
+    assert 0 <= waited_ns() <= waited_ns()
+
+
+class Drafter(Contestant):
+    semantics = (2, 4, 4, "earliest")
+
+    def __init__(self, name: str, drafts: Drafts) -> None:
+        self.name = name
+        self._drafts = drafts
+
+    def function(self) -> Drafts:
+        return self._drafts
+
+    def drafts(self, result: Any) -> Drafts:
+        return list(result)
+
+
+def test_equal_drafts_are_said_to_be() -> None:
+    one, other = Drafter("one", [[1], []]), Drafter("other", [[1], []])
+    found = measure([one, other], 20, Options(rounds=1, steps=1))
+    assert found.same_drafts is True
+    assert found.drafted_share == 0.5
+
+
+def test_different_drafts_are_an_error() -> None:
+    one, other = Drafter("one", [[1], []]), Drafter("other", [[2], []])
+    with pytest.raises(BenchError, match="other and one draft differently"):
+        measure([one, other], 20, Options(rounds=1, steps=1))
+
+
+@pytest.mark.parametrize(("cache", "read"), [("hot", 0), ("l2-cold", 4 << 20)])
+def test_spoiler_holds_as_much_as_is_read(cache: str, read: int) -> None:
+    spoiler = Spoiler(cache, 0.0)
+    assert spoiler._other.nbytes == read
+    spoiler()

@@ -1,0 +1,79 @@
+"""The wheel without source tree, compiler or torch; and what its libraries need and export."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import ngram_npu
+import pytest
+
+from tools import abi_audit
+
+WHEEL = os.environ.get("NGRAM_NPU_WHEEL")
+PACKAGE = Path(ngram_npu.__file__).parent
+
+USE = """
+import sys
+import numpy as np
+import ngram_npu
+
+assert "torch" not in sys.modules
+tokens = np.array([[1, 2, 3, 1, 2, 0]], np.int32)
+lengths = np.array([5], np.int32)
+proposer = ngram_npu.NgramProposer(ngram_npu.NgramConfig())
+step = proposer.step(tokens, lengths, np.array([[3]], np.int32))
+assert step.draft_token_ids.tolist() == [[1, 2, 3, -1, -1]], step
+"""
+
+
+@pytest.mark.skipif(WHEEL is None, reason="`make test` names the wheel in NGRAM_NPU_WHEEL")
+def test_in_an_empty_environment(tmp_path: Path) -> None:
+    assert WHEEL is not None
+    home = tmp_path / "venv"
+    venv.create(home, with_pip=True)
+    pip = [home / "bin/python", "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, "install", Path(WHEEL).resolve()], check=True)
+    shutil.rmtree(home / "include", ignore_errors=True)
+
+    conversation = tmp_path / "one.jsonl"
+    turn = {"prompt_token_ids": [1, 2, 3, 9], "completion_token_ids": [1, 2, 3, 9]}
+    conversation.write_text(json.dumps({"id": "1", "turns": [turn]}))
+    bare = {"PATH": str(home / "bin")}  # no compiler, no tools of the system
+    for command in (
+        [home / "bin/python", "-c", USE],
+        [home / "bin/ngram-npu", "doctor"],
+        [home / "bin/ngram-npu", "replay", "--tokenizer", "ids", conversation],
+    ):
+        done = subprocess.run(command, cwd=tmp_path, env=bare, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert "torch is not installed" in subprocess.check_output(
+        [home / "bin/ngram-npu", "doctor"], cwd=tmp_path, env=bare, text=True
+    )
+
+
+def test_libraries() -> None:
+    assert abi_audit.main(PACKAGE) == 0
+
+
+def test_the_audit_bites(tmp_path: Path) -> None:
+    """A library of the wrong name, one under another's name, and a folder without any."""
+    (tmp_path / "empty").mkdir()
+    assert abi_audit.main(tmp_path / "empty") == 1
+    module = next(PACKAGE.glob("_C*.so"))
+    shutil.copy(module, tmp_path / "libngram_npu_cpu.so")
+    found = abi_audit.problems(tmp_path / "libngram_npu_cpu.so")
+    assert any("exports PyInit__C" in problem for problem in found)
+    assert any("needs libngram_npu_cpu.so" in problem for problem in found)
+    shutil.copy(module, tmp_path / "libother.so")
+    assert abi_audit.problems(tmp_path / "libother.so") == ["libother.so: an unknown library"]
+
+
+def test_no_source_is_needed() -> None:
+    """The tests run on the installed package."""
+    assert Path(sys.prefix).resolve() in PACKAGE.resolve().parents

@@ -1,0 +1,78 @@
+"""Audits the shared libraries of a package: what they need, export, and search.
+
+    python tools/abi_audit.py FOLDER
+
+A wheel must load beside any torch from 2.10 on, without the libraries of a compiler, so it may
+depend only on the C and C++ runtimes (the torch side: and libtorch_cpu), must not export C++
+symbols, and must not search paths of the machine it was built on.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+RUNTIME = {
+    "libstdc++.so.6",
+    "libgcc_s.so.1",
+    "libc.so.6",
+    "libm.so.6",
+    "libpthread.so.0",
+    "libdl.so.2",
+}
+NEEDED = {
+    "libngram_npu.so": RUNTIME | {"libtorch_cpu.so", "ld-linux-x86-64.so.2"},
+    "libngram_npu_cpu.so": RUNTIME | {"ld-linux-x86-64.so.2"},
+    "_C": RUNTIME | {"libngram_npu_cpu.so", "ld-linux-x86-64.so.2"},
+}
+EXPORTED = {"libngram_npu.so": r"ngram_npu_\w+", "libngram_npu_cpu.so": r"ngram_npu_cpu_\w+"}
+EXPORTED_BY_MODULE = r"PyInit_\w+"
+MAX_VERSIONS = {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 30), "CXXABI": (1, 3, 13)}
+
+
+def _readelf(option: str, path: Path) -> str:
+    done = subprocess.run(
+        ["readelf", "-W", option, path], capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def problems(path: Path) -> list[str]:
+    name = path.name if path.name.startswith("lib") else path.name.split(".")[0]
+    if name not in NEEDED:
+        return [f"{path.name}: an unknown library"]
+    found = []
+    dynamic = _readelf("-d", path)
+    needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", dynamic))
+    found += [f"{path.name}: needs {extra}" for extra in sorted(needed - NEEDED[name])]
+    for search in re.findall(r"\((?:RPATH|RUNPATH)\).*\[(.*)\]", dynamic):
+        if search != "$ORIGIN":
+            found.append(f"{path.name}: searches {search}")
+    symbols = _readelf("--dyn-syms", path)
+    for line in symbols.splitlines():
+        fields = line.split()
+        if len(fields) < 8 or fields[4] not in {"GLOBAL", "WEAK"} or fields[6] == "UND":
+            continue
+        if not re.fullmatch(EXPORTED.get(name, EXPORTED_BY_MODULE), fields[7].split("@")[0]):
+            found.append(f"{path.name}: exports {fields[7]}")
+    for library, version in re.findall(r"@(GLIBC|GLIBCXX|CXXABI)_([\d.]+)", symbols):
+        if tuple(map(int, version.split("."))) > MAX_VERSIONS[library]:
+            found.append(f"{path.name}: needs {library}_{version}")
+    return sorted(set(found))
+
+
+def main(folder: Path) -> int:
+    libraries = sorted(folder.glob("*.so"))
+    found = [problem for path in libraries for problem in problems(path)]
+    if not libraries:
+        found = [f"{folder}: no libraries"]
+    sys.stdout.write(
+        "\n".join([*found, f"{len(libraries)} libraries, {len(found)} problems"]) + "\n"
+    )
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

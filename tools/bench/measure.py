@@ -1,0 +1,204 @@
+"""Rounds in which contestants take turns."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tools.bench.contestant import Contestant, Drafts
+from tools.bench.options import CACHE_STATES, BenchError, Options
+
+_MIN_STEPS, _MAX_STEPS = 3, 50
+_TURN_SECONDS = 0.03
+_CHECKED_STEPS = 4
+_CALM = 0.01
+_MOST_ROUNDS = 5
+
+Clock = Callable[[], int]
+
+
+@dataclass
+class Measurement:
+    """Raw figures: per contestant, microseconds per step in each round."""
+
+    rounds_us: dict[str, list[float]] = field(default_factory=dict)
+    worst_us: dict[str, float] = field(default_factory=dict)
+    steps: int = 0
+    same_drafts: bool | None = None
+    """Whether contestants of equal semantics drafted alike in the warm-up; None: nothing to
+    compare."""
+    disturbed_rounds: int = 0
+    """Rounds among these in which the process waited noticeably for a core."""
+    drafted_share: float | None = None
+    """Share of requests for which ours drafted anything in the warm-up."""
+
+
+@dataclass
+class _Round:
+    turns: dict[str, tuple[float, float]] = field(default_factory=dict)
+    disturbance: float = 0.0
+    """Time waited for a core as a share of the time taken, of the turn where it is largest."""
+
+    @property
+    def calm(self) -> bool:
+        return self.disturbance <= _CALM
+
+
+def waited_ns() -> int:
+    """How long the threads of this process have been ready to run without a core to run on; 0
+    where the system does not tell."""
+    total = 0
+    for file in Path("/proc/self/task").glob("*/schedstat"):
+        try:
+            total += int(file.read_text().split()[1])
+        except (OSError, ValueError, IndexError):
+            continue  # the thread has just ended
+    return total
+
+
+class Spoiler:
+    """Puts the caches into the state asked for by reading other memory, and lets the cores idle."""
+
+    def __init__(self, cache: str, idle_ms: float) -> None:
+        # Ones and not zeros: untouched pages all map to one page of zeros, which evicts nothing.
+        self._other = np.ones(CACHE_STATES[cache] // 8, np.int64)
+        self._idle = idle_ms / 1e3
+
+    @property
+    def idle(self) -> bool:
+        return self._idle > 0
+
+    def __call__(self) -> None:
+        if self._idle:
+            time.sleep(self._idle)
+        if self._other.size:
+            self._other.max()
+
+
+def measure(
+    contestants: Sequence[Contestant],
+    lap: int,
+    options: Options,
+    clock: Clock = time.perf_counter_ns,
+    waited: Clock = waited_ns,
+) -> Measurement:
+    """Measures the contestants, ours first in the list.
+
+    In each round all of them do the same steps, one contestant after the other; who begins changes
+    from round to round. The first step of a turn is not timed: it brings the contestant's own data
+    and code back after the other's turn (in a cold state the caches are spoiled after it).
+
+    A round in which this process had to wait for a core says more about the machine's other work
+    than about the contestants, and more about the slower one. Such rounds are repeated, up to a
+    limit; then the calmest count, and the result says how many of them were disturbed.
+
+    Args:
+        lap: steps of the workload; at its end all go back to the base lengths, untimed.
+        waited: nanoseconds that the process has waited for a core.
+    """
+    result = Measurement()
+    for contestant in contestants:
+        contestant.activate()
+        contestant.reset()
+    _check(contestants, result)
+    steps = options.steps or _choose_steps(contestants, options, clock)
+    result.steps = steps = min(steps, lap - 1)
+    spoil = Spoiler(options.cache, options.idle_ms)
+    at = lap  # so that the first round begins with a reset
+    rounds: list[_Round] = []
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for number in range(-1, _MOST_ROUNDS * options.rounds):  # one more in front, to warm up
+            if sum(r.calm for r in rounds) == options.rounds:
+                break
+            if at + steps + 1 > lap:
+                at = 0
+                for contestant in contestants:
+                    contestant.reset()
+            first = number % len(contestants)
+            now = _Round()
+            for contestant in [*contestants[first:], *contestants[:first]]:
+                start, waiting = clock(), waited()
+                now.turns[contestant.name] = _turn(contestant, at, steps, spoil, clock)
+                share = (waited() - waiting) / max(clock() - start, 1)
+                now.disturbance = max(now.disturbance, share)
+            if number >= 0:
+                rounds.append(now)
+            at += steps + 1
+            gc.collect(0)
+    finally:
+        if collecting:
+            gc.enable()
+    kept = sorted(rounds, key=lambda r: r.disturbance)[: options.rounds]
+    result.disturbed_rounds = sum(not r.calm for r in kept)
+    for contestant in contestants:
+        turns = [r.turns[contestant.name] for r in kept]
+        result.rounds_us[contestant.name] = [mean for mean, _ in turns]
+        result.worst_us[contestant.name] = max(worst for _, worst in turns)
+    return result
+
+
+def _turn(
+    contestant: Contestant, at: int, steps: int, spoil: Spoiler, clock: Clock
+) -> tuple[float, float]:
+    """Mean and longest microseconds of the steps after the first."""
+    contestant.activate()
+    contestant.function(*contestant.arguments(at))
+    function = contestant.function
+    total = longest = 0
+    for step in range(at + 1, at + steps + 1):
+        arguments = contestant.arguments(step)
+        spoil()
+        start = clock()
+        function(*arguments)
+        elapsed = clock() - start
+        total += elapsed
+        longest = max(longest, elapsed)
+    scale = 1e3 * contestant.calls
+    return total / steps / scale, longest / scale
+
+
+def _check(contestants: Sequence[Contestant], result: Measurement) -> None:
+    """A few steps of all, untimed (numba compiles here), whose drafts are compared."""
+    drafts: dict[tuple[Any, ...], tuple[str, list[Drafts]]] = {}
+    for contestant in contestants:
+        contestant.activate()
+        made: list[Drafts] = []
+        for step in range(_CHECKED_STEPS):
+            output = contestant.function(*contestant.arguments(step))
+            if contestant.semantics is not None:
+                made.append(contestant.drafts(output))
+        contestant.reset()
+        if contestant.semantics is None:
+            continue
+        if contestant is contestants[0]:
+            rows = [bool(draft) for step_drafts in made for draft in step_drafts]
+            result.drafted_share = sum(rows) / len(rows)
+        name, expected = drafts.setdefault(contestant.semantics, (contestant.name, made))
+        if name == contestant.name:
+            continue
+        result.same_drafts = True
+        if made != expected:
+            raise BenchError(f"{contestant.name} and {name} draft differently: nothing to compare")
+
+
+def _choose_steps(contestants: Sequence[Contestant], options: Options, clock: Clock) -> int:
+    """So many that the slowest contestant's turn takes some hundredths of a second."""
+    slowest = 0.0
+    for contestant in contestants:
+        contestant.activate()
+        arguments = contestant.arguments(0)
+        start = clock()
+        contestant.function(*arguments)
+        slowest = max(slowest, (clock() - start) / 1e9)
+        contestant.reset()
+    extra = CACHE_STATES[options.cache] / 10e9 + options.idle_ms / 1e3
+    wanted = int(_TURN_SECONDS / max(slowest + extra, 1e-9))
+    return max(_MIN_STEPS, min(_MAX_STEPS, wanted))

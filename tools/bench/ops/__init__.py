@@ -1,0 +1,15 @@
+"""What can be measured, by name. A new op is a class here (README.md, "Adding an op")."""
+
+from __future__ import annotations
+
+from tools.bench.ops.base import Op
+from tools.bench.ops.call_overhead import CallOverhead
+from tools.bench.ops.crossover import Crossover
+from tools.bench.ops.lookup import NgramPropose, NgramStep
+from tools.bench.ops.memory import Memory
+
+OPS: dict[str, Op] = {
+    op.name: op for op in (NgramPropose(), NgramStep(), CallOverhead(), Crossover(), Memory())
+}
+
+__all__ = ["OPS", "Op"]

@@ -1,0 +1,70 @@
+"""From how many tokens on a second thread pays, for each front end's pool, busy and idle.
+
+A call with threads costs ``scan / threads + wake``; one thread costs ``scan``. From both times at a
+size where threads are taken follows ``wake``, and the number of tokens at which both are equal. The
+pool's own threshold (``Executor.min_tokens_per_thread``) keeps to one below it: the ratio is 1.
+The data is "nomatch", where every token is looked at: a row that ends early has no known length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from tools.bench import stats
+from tools.bench.contestant import Contestant
+from tools.bench.data import Workload
+from tools.bench.ops.base import Op, Result, Skipped, all_cores
+from tools.bench.ops.lookup import StepContestant
+from tools.bench.options import FRONTENDS, Options
+
+IDLE_MS = (0.0, 5.0)
+"""A pool's threads fall asleep between the steps of a real model, which takes milliseconds."""
+
+_ONE_THREAD = "ours:threads=1"
+
+
+class Crossover(Op):
+    name = "crossover"
+    help = "all cores against one thread, by the tokens in a batch"
+    sizes = ("32x4k", "32x8k", "32x16k", "32x32k", "32x64k", "64x64k", "128x64k")
+
+    def make(self, workload: Workload, options: Options) -> Contestant:
+        return StepContestant(workload, options)
+
+    def run(
+        self, options: Options, report: Callable[[Result], None]
+    ) -> tuple[list[Result], Skipped]:
+        threads = options.threads if options.threads > 1 else all_cores()
+        results: list[Result] = []
+        skipped: Skipped = {}
+        for frontend in FRONTENDS:
+            for idle in IDLE_MS:
+                chosen = replace(
+                    options,
+                    threads=threads,
+                    frontend=frontend,
+                    idle_ms=idle,
+                    peers=(_ONE_THREAD,),
+                    data_kind="nomatch",
+                )
+                found, left_out = self.compare(self.sizes_of(options), chosen, report)
+                for result in found:
+                    result.update(wake(result, threads))
+                results += found
+                skipped.update(left_out)
+        return results, skipped
+
+
+def wake(result: Result, threads: int) -> dict[str, float | int]:
+    """What follows from one size's figures."""
+    tokens = result["batch"] * result["context"]
+    single = result["peers"][_ONE_THREAD]["median_us"]
+    cost = max(0.0, result["ours"]["median_us"] - single / threads)
+    even = cost / (single / tokens) * threads / (threads - 1) if threads > 1 else 0.0
+    return {
+        "tokens": tokens,
+        "threads": threads,
+        "wake_us": stats.rounded(cost),
+        "break_even_tokens": round(even),
+    }

@@ -1,0 +1,169 @@
+"""The stateless lookups, against vLLM's and against merely reading the tokens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from ngram_npu import _C
+from ngram_npu.config import UNLIMITED
+
+from tools.bench.contestant import Contestant, Drafts
+from tools.bench.data import Int32Array, Workload
+from tools.bench.ops.base import Make, Op
+from tools.bench.options import MATCHES, Options, UnavailableError
+from tools.bench.vllm_peer import VllmNumba
+
+
+def torch_op(name: str) -> Any:
+    """``torch.ops.ngram_npu.<name>.default``."""
+    try:
+        import torch
+    except ImportError:
+        raise UnavailableError("torch is not installed") from None
+    return getattr(torch.ops.ngram_npu, name).default
+
+
+def array_of(options: Options) -> Callable[[Any], Any]:
+    """What makes a numpy array one of the front end's own kind, without a copy."""
+    if options.frontend == "numpy":
+        return lambda array: array
+    import torch
+
+    return torch.from_numpy
+
+
+class _Lookup(Contestant):
+    """What both lookups of ours have in common."""
+
+    op: str
+    draft_result: int
+    """At which place of its results the op returns drafts; their counts follow."""
+
+    def __init__(self, workload: Workload, options: Options) -> None:
+        self._workload = workload
+        self._threads = options.threads
+        if options.frontend == "torch":
+            self.function = torch_op(self.op)
+            name = f"torch.ops.ngram_npu.{self.op}.default"
+        else:
+            self.function = getattr(_C, self.op)
+            name = f"_C.{self.op}"
+        self.detail = f"{name}, threads: at most {options.threads}, match: {options.match}"
+        self._array = array_of(options)
+        self._token_ids = self._array(workload.token_ids)
+        self._lookup = (
+            options.min_n,
+            options.max_n,
+            options.k,
+            MATCHES[options.match],
+            False,
+            workload.capacity,
+        )
+        self.semantics = (options.min_n, options.max_n, options.k, options.match)
+
+    def activate(self) -> None:
+        _C.set_num_threads(self._threads)
+
+    def drafts(self, result: Any) -> Drafts:
+        ids, counts = (np.asarray(r) for r in result[self.draft_result : self.draft_result + 2])
+        return [row[:count].tolist() for row, count in zip(ids, counts, strict=True)]
+
+
+class ProposeContestant(_Lookup):
+    op = "ngram_propose"
+    draft_result = 0
+
+    def __init__(self, workload: Workload, options: Options) -> None:
+        super().__init__(workload, options)
+        self._lengths = [self._array(lengths) for lengths in workload.lengths]
+
+    def arguments(self, step: int) -> tuple[Any, ...]:
+        return (self._token_ids, self._lengths[step + 1], None, None, *self._lookup)
+
+
+class StepContestant(_Lookup):
+    op = "ngram_step_"
+    draft_result = 2
+
+    def __init__(self, workload: Workload, options: Options) -> None:
+        super().__init__(workload, options)
+        self._own_lengths: Int32Array = workload.lengths[0].copy()
+        self._num_tokens = self._array(self._own_lengths)
+        self._sampled = [self._array(sampled) for sampled in workload.sampled]
+
+    def reset(self) -> None:
+        self._own_lengths[:] = self._workload.lengths[0]
+
+    def arguments(self, step: int) -> tuple[Any, ...]:
+        sampled = self._sampled[step]
+        return (
+            self._token_ids,
+            self._num_tokens,
+            sampled,
+            None,
+            None,
+            True,
+            UNLIMITED,
+            *self._lookup,
+            None,
+        )
+
+
+class ReadPass(Contestant):
+    """A plain pass over the same bytes: whichever of numpy's reductions over the whole live part
+    is fastest here. One call for all rows, as a call per row would add its overhead to the peer;
+    rows differ in length by a few tokens, so all are read up to their mean."""
+
+    def __init__(self, workload: Workload, options: Options) -> None:
+        self._token_ids = workload.token_ids
+        self._lengths = [int(mean) for mean in workload.lengths.mean(axis=1)]
+        ways: dict[str, Callable[[Int32Array], Any]] = {
+            "max": lambda live: live.max(),
+            "max(axis=1)": lambda live: live.max(axis=1),
+            "bitwise_or.reduce": lambda live: np.bitwise_or.reduce(live, axis=None),
+            "view(int64).max(axis=1)": lambda live: live.view(np.int64).max(axis=1),
+        }
+        best = min(ways, key=lambda way: self._seconds(ways[way]))
+        self.detail = f"numpy {best} over the live tokens, one thread"
+        self.function = ways[best]
+
+    def arguments(self, step: int) -> tuple[Any, ...]:
+        length = self._lengths[step + 1] // 2 * 2  # whole 8 bytes
+        return (self._token_ids[:, :length],)
+
+    def _seconds(self, way: Callable[[Int32Array], Any]) -> float:
+        (live,) = self.arguments(0)
+        fastest = float("inf")
+        for _ in range(7):
+            start = time.perf_counter()
+            way(live)
+            fastest = min(fastest, time.perf_counter() - start)
+        return fastest
+
+
+_SIZES = ("1x1k", "32x1k", "128x1k", "128x8k", "128x32k", "256x128k")
+
+
+class NgramPropose(Op):
+    name = "ngram_propose"
+    help = "draft from the rows as they are"
+    sizes = _SIZES
+    peers = ("vllm-numba", "read")
+    peer_makers: ClassVar[Mapping[str, Make]] = {"vllm-numba": VllmNumba, "read": ReadPass}
+
+    def make(self, workload: Workload, options: Options) -> Contestant:
+        return ProposeContestant(workload, options)
+
+
+class NgramStep(Op):
+    name = "ngram_step_"
+    help = "append what was sampled, then draft"
+    sizes = _SIZES
+    peers = ("vllm-numba", "read")
+    peer_makers: ClassVar[Mapping[str, Make]] = {"vllm-numba": VllmNumba, "read": ReadPass}
+
+    def make(self, workload: Workload, options: Options) -> Contestant:
+        return StepContestant(workload, options)

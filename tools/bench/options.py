@@ -1,0 +1,123 @@
+"""What a run is asked to do: validated values, no behaviour."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+CACHE_STATES = {"hot": 0, "l2-cold": 4 << 20, "dram-cold": 256 << 20}
+"""Cache state -> bytes of other memory read between steps, outside the timed part."""
+
+DATA_KINDS = ("text", "random", "periodic", "nomatch")
+FRONTENDS = ("numpy", "torch")
+MATCHES = {"earliest": 0, "latest": 1}
+
+_SUFFIXES = {"": 1, "k": 1 << 10, "m": 1 << 20}
+
+
+class BenchError(Exception):
+    """A message for the user: a wrong option, missing data."""
+
+
+class UnavailableError(Exception):
+    """A peer that cannot take part here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Requests in a batch and the tokens each has before the first step."""
+
+    batch: int
+    context: int
+
+    @classmethod
+    def parse(cls, text: str) -> Size:
+        """``"128x32k"``; k is 1024 tokens, m 1024 k."""
+        found = re.fullmatch(r"(\d+)x(\d+)([km]?)", text.strip().lower())
+        if not found:
+            raise BenchError(f"size {text!r}: expected BATCHxCONTEXT, for example 128x32k")
+        size = cls(int(found[1]), int(found[2]) * _SUFFIXES[found[3]])
+        if size.batch < 1 or size.context < 1:
+            raise BenchError(f"size {text!r}: batch and context must be at least 1")
+        return size
+
+    def __str__(self) -> str:
+        for suffix in ("m", "k"):
+            if self.context % _SUFFIXES[suffix] == 0:
+                return f"{self.batch}x{self.context // _SUFFIXES[suffix]}{suffix}"
+        return f"{self.batch}x{self.context}"
+
+    @property
+    def tokens(self) -> int:
+        return self.batch * self.context
+
+
+@dataclass(frozen=True)
+class Options:
+    """One run's settings.
+
+    Attributes:
+        sizes: empty: the op's own.
+        peers: names of the op's peers, or ``ours:key=value,...``; None: the op's own.
+        engine: one of the op's engines; empty: its first.
+        min_n, max_n, k, match: the lookup's arguments.
+        threads: most threads that ours may take; the peers keep their own defaults.
+        cache: state of the caches before each timed step.
+        idle_ms: sleep before each timed step, so that worker threads fall asleep.
+        rounds: measured rounds.
+        steps: timed steps per round and contestant; 0: chosen by their duration.
+        data_kind: what the rows hold.
+        data: folder or file of recorded conversations; None: the default.
+        vllm_path: folder that contains ``vllm/``; None: an installed one.
+    """
+
+    sizes: tuple[Size, ...] = ()
+    peers: tuple[str, ...] | None = None
+    engine: str = ""
+    min_n: int = 2
+    max_n: int = 4
+    k: int = 4
+    match: str = "earliest"
+    threads: int = 1
+    cache: str = "hot"
+    idle_ms: float = 0.0
+    frontend: str = "numpy"
+    rounds: int = 15
+    steps: int = 0
+    data_kind: str = "text"
+    data: Path | None = None
+    vllm_path: Path | None = None
+    quiet: bool = field(default=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check("min_n, max_n", 1 <= self.min_n <= self.max_n <= 64, "1 <= min_n <= max_n <= 64")
+        _check("k", 1 <= self.k <= 64, "1 to 64")
+        _check("match", self.match in MATCHES, f"one of {', '.join(MATCHES)}")
+        _check("threads", self.threads >= 1, "at least 1")
+        _check("cache", self.cache in CACHE_STATES, f"one of {', '.join(CACHE_STATES)}")
+        _check("idle", 0 <= self.idle_ms <= 1000, "0 to 1000 ms")
+        _check("frontend", self.frontend in FRONTENDS, f"one of {', '.join(FRONTENDS)}")
+        _check("rounds", self.rounds >= 1, "at least 1")
+        _check("steps", self.steps >= 0, "at least 0")
+        _check("data-kind", self.data_kind in DATA_KINDS, f"one of {', '.join(DATA_KINDS)}")
+
+    def changed(self, text: str) -> Options:
+        """With ``key=value,...`` changed: how a variant of ours is named as a peer."""
+        changes: dict[str, str | int] = {}
+        for part in text.split(","):
+            key, _, value = part.partition("=")
+            if key not in ("threads", "frontend", "match", "engine", "min_n", "max_n", "k"):
+                raise BenchError(f"peer 'ours:{text}': {key!r} cannot be changed")
+            if isinstance(getattr(self, key), int):
+                if not value.isdigit():
+                    raise BenchError(f"peer 'ours:{text}': {key}: expected a number")
+                changes[key] = int(value)
+            else:
+                changes[key] = value
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _check(name: str, valid: bool, expected: str) -> None:
+    if not valid:
+        raise BenchError(f"{name}: expected {expected}")

