@@ -9,13 +9,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from ngram_npu.vllm import plugin
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.platforms import current_platform
+from vllm.utils import cpu_triton_utils
 
-# A worker of vLLM's CPU platform looks through all modules when it starts, and trips over numba's
-# (0.32.0). What it does there holds for the process, so it is done before numba comes in, and once.
+# Two faults of vLLM's CPU platform (0.32.0) that have nothing to do with who drafts. Temperature,
+# top_k and top_p of drafted positions are written to a copy and lost, so that what is sampled there
+# depends on what memory held before.
+cpu_triton_utils._expand_kernel_impl = lambda output, values, cu_num_tokens, old, new, **_: (
+    output.copy_(
+        torch.where(values == old, new, values).repeat_interleave(
+            torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
+        )
+    )
+)
+# And a worker looks through all modules when it starts, and trips over numba's. What it does there
+# holds for the process, so it is done before numba comes in, and once.
 current_platform.register_triton_kernel_overrides()
 type(current_platform).register_triton_kernel_overrides = classmethod(lambda cls: None)
 from vllm.v1.spec_decode import ngram_proposer  # noqa: E402
@@ -34,7 +46,7 @@ ENGINE: dict[str, Any] = {
     "max_num_seqs": 12,
     "max_num_batched_tokens": 96,  # less than most prompts: prefill in chunks
     "block_size": 32,
-    "num_gpu_blocks_override": 72,  # too few for twelve requests: preemption
+    "num_gpu_blocks_override": 40,  # too few for twelve requests: preemption
     "enable_prefix_caching": True,
     "disable_log_stats": False,
     "seed": 0,
@@ -79,8 +91,8 @@ class Run:
     """What one batch of requests got from one engine."""
 
     outputs: list[list[Output]]
-    drafts: list[list[tuple[int, list[int]]]]
-    """For each request in the order of appearance: (length of its row, draft) at each step."""
+    drafts: dict[str, dict[int, list[int]]]
+    """By request and sample: the draft at each length of the row at which something was sampled."""
     mismatches: list[str]
     """Where a draft was not what the stock class makes of the same rows."""
     preemptions: int
@@ -111,7 +123,7 @@ class Engine:
         core = self.llm.llm_engine.engine_core.engine_core  # type: ignore[attr-defined]
         self.runner = core.model_executor.driver_worker.worker.model_runner
         self.drafter = getattr(self.runner, "drafter", None)
-        self._drafts: dict[str, list[tuple[int, list[int]]]] = {}
+        self._drafts: dict[str, dict[int, list[int]]] = {}
         self._mismatches: list[str] = []
         self._discarded_rows = 0
         if self.drafter is not None:
@@ -130,7 +142,7 @@ class Engine:
         after = self._counters()
         return Run(
             outputs=[[_output(sample) for sample in result.outputs] for result in results],
-            drafts=list(self._drafts.values()),
+            drafts=self._drafts,
             mismatches=self._mismatches,
             preemptions=after["preemptions"] - before["preemptions"],
             accepted=after["accepted"] - before["accepted"],
@@ -152,7 +164,8 @@ class Engine:
             expected = stock.propose(K, sampled, num_tokens, token_ids) if stock else None
             drafts = propose(*args, **kwargs)
             for i, req_id in enumerate(self.runner.input_batch.req_ids):
-                self._drafts.setdefault(req_id, []).append((int(num_tokens[i]), drafts[i]))
+                if sampled[i]:
+                    self._drafts.setdefault(req_id, {})[int(num_tokens[i])] = list(drafts[i])
                 self._discarded_rows += not sampled[i]
                 if expected is not None and drafts[i] != expected[i]:
                     self._mismatches.append(f"{req_id}: {drafts[i]} instead of {expected[i]}")
