@@ -28,10 +28,11 @@ os.environ.update(
 )
 
 
-def pytest_report_header() -> str:
-    if HAVE_VLLM:
-        return "tests/vllm: on the installed vLLM"
-    return "tests/vllm: left out, vLLM is not in this environment (make test-vllm makes one)"
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not HAVE_VLLM:
+        terminalreporter.write_line(
+            "tests/vllm: left out, vLLM is not in this environment (make test-vllm makes one)"
+        )
 
 
 @pytest.fixture(scope="session")

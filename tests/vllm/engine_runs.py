@@ -152,7 +152,6 @@ class Engine:
     def close(self) -> None:
         del self.llm, self.runner, self.drafter
         gc.collect()
-        cleanup_dist_env_and_memory()
 
     def _recorder(self, propose: Callable[..., list[list[int]]]) -> Callable[..., list[list[int]]]:
         stock = STOCK(self.llm.llm_engine.vllm_config) if _is_ours(self.drafter) else None
@@ -207,4 +206,5 @@ def engine(model: Path, method: Method, **options: Any) -> Iterator[Engine]:
         finally:
             made.close()
     finally:
+        cleanup_dist_env_and_memory()
         ngram_proposer.NgramProposer = STOCK  # type: ignore[misc]
