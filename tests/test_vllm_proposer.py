@@ -209,3 +209,34 @@ def test_neither_on_nor_off_is_one_line_and_off(
     monkeypatch.setenv("NGRAM_NPU_VLLM", "yes")
     ngram_npu_vllm_plugin.register()
     assert caplog.messages == ["ngram_npu: not enabled: NGRAM_NPU_VLLM='yes' is neither 0 nor 1"]
+
+
+FIRST_CALL = """
+import time
+import numpy as np
+from ngram_npu.vllm import NgramProposer
+from vllm_config import vllm_config
+
+token_ids = np.tile(np.arange(50, dtype=np.int32), (32, 40))
+lengths = np.full(32, 2000, np.int32)
+started = time.process_time()
+proposer = NgramProposer(vllm_config(max_model_len=2048, max_num_seqs=32))
+made = time.process_time()
+assert len(proposer.propose([[1]] * 32, lengths, token_ids)[31]) == 4
+print(made - started, time.process_time() - made)
+"""
+
+
+def test_the_first_call_compiles_nothing() -> None:
+    """Time of the processor, so that a busy machine does not matter; vLLM's class takes 1.1 s."""
+    environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_CALL],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    made, first_call = map(float, done.stdout.split())
+    assert first_call < 0.05
+    assert made < 1.0

@@ -6,8 +6,8 @@ something per request (an index, which need not be rebuilt while it follows its 
 the request again. A row is taken for the request a slot has seen where
 
 - it has grown by exactly the tokens just sampled: its length is the slot's plus their number, and
-- the tokens at up to 24 positions below the slot's length are the slot's: the last eight, and those
-  at the powers of two up to 32768.
+- the tokens at up to 14 positions below the slot's length are the slot's: the last six, and those
+  at the powers of four up to 16384.
 
 What slips through: two requests of the same length with the same tokens at all of these positions
 that differ elsewhere, changing places. An index then describes another request's tokens; since hits
@@ -26,8 +26,9 @@ import numpy.typing as npt
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 
-_TAIL = np.arange(1, 9, dtype=np.int64)
-_POWERS = 2 ** np.arange(16, dtype=np.int64)
+_TAIL = np.arange(6, dtype=np.int64)
+_POWERS = 4 ** np.arange(8, dtype=np.int64)
+_WIDTH = len(_TAIL) + len(_POWERS)
 _FREE = -1
 
 
@@ -49,7 +50,7 @@ class RowRecognizer:
 
     def __init__(self, num_slots: int) -> None:
         self._lengths = np.full(num_slots, _FREE, np.int64)
-        self._prints = np.zeros((num_slots, len(_TAIL) + len(_POWERS)), np.int32)
+        self._prints = np.zeros((num_slots, _WIDTH), np.int32)
         self._last_seen = np.zeros(num_slots, np.int64)
         self._step = 0
         self._row_slots = np.zeros(0, np.int64)  # of the previous step
@@ -94,7 +95,8 @@ class RowRecognizer:
         known = min(batch, len(self._row_slots))
         candidates = self._row_slots[:known]
         fits = (self._lengths[candidates] == before[:known]) & (before[:known] > 0)
-        fits &= (self._prints[candidates] == found[:known]).all(axis=1)
+        wide = self._prints[candidates].view(np.int64) == found[:known].view(np.int64)
+        fits &= wide.all(axis=1)
         slots[:known][fits] = candidates[fits]
         return slots
 
@@ -120,9 +122,16 @@ class RowRecognizer:
 
 
 def _fingerprints(token_ids: Int32Array, lengths: Int64Array) -> Int32Array:
-    """[B, 24]: tokens of each row at positions that its length alone decides. The powers of two
-    stay where they are while a row grows, and so in the cache."""
-    last = np.minimum(lengths, token_ids.shape[1])[:, None] - 1
-    positions = np.concatenate([last + 1 - _TAIL, np.minimum(_POWERS, last)], axis=1)
+    """[B, 14]: tokens of each row at positions that its length alone decides. The powers stay where
+    they are while a row grows, and so in the cache."""
+    rows, capacity = token_ids.shape
+    last = np.minimum(lengths, capacity)[:, None] - 1
+    positions = np.empty((rows, _WIDTH), np.int64)
+    np.subtract(last, _TAIL, out=positions[:, : len(_TAIL)])
+    np.minimum(_POWERS, last, out=positions[:, len(_TAIL) :])
     np.maximum(positions, 0, out=positions)
-    return np.take_along_axis(token_ids, positions, axis=1)
+    if not token_ids.flags.c_contiguous:
+        return np.take_along_axis(token_ids, positions, axis=1)
+    # The runner's buffer; the same by one flat index, in a fraction of the time.
+    positions += np.arange(0, rows * capacity, capacity)[:, None]
+    return token_ids.reshape(-1).take(positions, mode="clip")
