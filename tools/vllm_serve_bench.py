@@ -47,6 +47,10 @@ COUNTERS = (
 )
 
 
+class ServerError(Exception):
+    """The server did not come up; the end of its log is printed before."""
+
+
 def variants(arguments: argparse.Namespace) -> dict[str, list[str]]:
     """By name, what each adds to `vllm serve`."""
     k = arguments.num_speculative_tokens
@@ -155,14 +159,14 @@ def _wait(arguments: argparse.Namespace, server: subprocess.Popen[bytes]) -> Non
     deadline = time.monotonic() + arguments.startup_s
     while time.monotonic() < deadline:
         if server.poll() is not None:
-            raise SystemExit(f"the server ended with {server.returncode} before it answered")
+            raise ServerError(f"the server ended with {server.returncode} before it answered")
         try:
             _get(arguments.port, "health")
         except (urllib.error.URLError, OSError):
             time.sleep(1)
         else:
             return
-    raise SystemExit(f"the server did not answer within {arguments.startup_s:.0f} s")
+    raise ServerError(f"the server did not answer within {arguments.startup_s:.0f} s")
 
 
 def _bench(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
@@ -216,4 +220,7 @@ def _versions(vllm: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except (ServerError, subprocess.CalledProcessError) as error:
+        sys.exit(f"vllm_serve_bench: {error}")

@@ -9,28 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
+import cpu_platform  # noqa: F401, before what brings numba in
 from ngram_npu.vllm import plugin
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
-from vllm.platforms import current_platform
-from vllm.utils import cpu_triton_utils
-
-# Two faults of vLLM's CPU platform (0.32.0) that have nothing to do with who drafts. Temperature,
-# top_k and top_p of drafted positions are written to a copy and lost, so that what is sampled there
-# depends on what memory held before.
-cpu_triton_utils._expand_kernel_impl = lambda output, values, cu_num_tokens, old, new, **_: (
-    output.copy_(
-        torch.where(values == old, new, values).repeat_interleave(
-            torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
-        )
-    )
-)
-# And a worker looks through all modules when it starts, and trips over numba's. What it does there
-# holds for the process, so it is done before numba comes in, and once.
-current_platform.register_triton_kernel_overrides()
-type(current_platform).register_triton_kernel_overrides = classmethod(lambda cls: None)
-from vllm.v1.spec_decode import ngram_proposer  # noqa: E402
+from vllm.v1.spec_decode import ngram_proposer
 
 Request = tuple[list[int], SamplingParams]
 
@@ -164,7 +147,8 @@ class Engine:
             drafts = propose(*args, **kwargs)
             for i, req_id in enumerate(self.runner.input_batch.req_ids):
                 if sampled[i]:
-                    self._drafts.setdefault(req_id, {})[int(num_tokens[i])] = list(drafts[i])
+                    name = req_id.rpartition("-")[0]  # without what vLLM appends at random
+                    self._drafts.setdefault(name, {})[int(num_tokens[i])] = list(drafts[i])
                 self._discarded_rows += not sampled[i]
                 if expected is not None and drafts[i] != expected[i]:
                     self._mismatches.append(f"{req_id}: {drafts[i]} instead of {expected[i]}")

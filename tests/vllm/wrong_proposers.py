@@ -38,8 +38,9 @@ class WrongProposer(NgramProposer):
         sampled[-1] = (sampled[-1] + 1) % 1000
 
     def wrong_count(self, sampled: list[int], draft: list[int], row: np.ndarray) -> None:
-        if len(sampled) > 1:
-            sampled.pop()
+        """One too many. (One too few vLLM notices, and samples that token again.)"""
+        if 1 < len(sampled) <= self.k:
+            sampled.append(sampled[0])
 
     def wrong_context(self, sampled: list[int], draft: list[int], row: np.ndarray) -> None:
         row[-1] = (row[-1] + 1) % 1000
