@@ -28,7 +28,7 @@ from typing import Any
 
 BENCH = (
     "--dataset-name random --random-input-len 1024 --random-output-len 256 --num-prompts 64 "
-    "--max-concurrency 16 --ignore-eos --temperature 0"
+    "--max-concurrency 16 --ignore-eos --temperature 0 --num-warmups 16"
 )
 FIGURES = (
     "output_throughput",
