@@ -29,22 +29,29 @@ class WrongProposer(NgramProposer):
         drafts = super().propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
         for row, sampled in enumerate(sampled_token_ids):
             if sampled and self._chooser.random() < 0.1:
+                context = token_ids_cpu[row, : num_tokens_no_spec[row]]
                 getattr(self, self.fault)(
-                    sampled, drafts[row], token_ids_cpu[row, : num_tokens_no_spec[row]]
+                    sampled, drafts[row], num_tokens_no_spec[row : row + 1], context
                 )
         return drafts
 
-    def wrong_next_token(self, sampled: list[int], draft: list[int], row: np.ndarray) -> None:
+    def wrong_next_token(
+        self, sampled: list[int], draft: list[int], length: np.ndarray, context: np.ndarray
+    ) -> None:
         sampled[-1] = (sampled[-1] + 1) % 1000
 
-    def wrong_count(self, sampled: list[int], draft: list[int], row: np.ndarray) -> None:
-        """One too many. (One too few vLLM notices, and samples that token again.)"""
-        if 1 < len(sampled) <= self.k:
-            sampled.append(sampled[0])
+    def wrong_count(
+        self, sampled: list[int], draft: list[int], length: np.ndarray, context: np.ndarray
+    ) -> None:
+        length -= 1
 
-    def wrong_context(self, sampled: list[int], draft: list[int], row: np.ndarray) -> None:
-        row[-1] = (row[-1] + 1) % 1000
+    def wrong_context(
+        self, sampled: list[int], draft: list[int], length: np.ndarray, context: np.ndarray
+    ) -> None:
+        context[-1] = (context[-1] + 1) % 1000
 
-    def random_draft(self, sampled: list[int], draft: list[int], row: np.ndarray) -> None:
+    def random_draft(
+        self, sampled: list[int], draft: list[int], length: np.ndarray, context: np.ndarray
+    ) -> None:
         """Not wrong, only useless: it must not show."""
         draft[:] = [self._chooser.randrange(1000) for _ in draft]
