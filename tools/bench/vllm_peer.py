@@ -165,13 +165,9 @@ class VllmNumba(Contestant):
         self._lengths = workload.lengths
         self._token_ids = workload.token_ids
         self._k = options.k
-        # Lists of lists are what the runner holds anyway; making them is not the proposer's work.
-        self._sampled = [
-            [[int(token) for token in row if token >= 0] for row in step]
-            for step in workload.sampled
-        ]
+        self._sampled = sampled_lists(workload)
         self.semantics = (options.min_n, options.max_n, options.k, "earliest")
-        proposer = vllm.proposer(_config(workload, options))
+        proposer = vllm.proposer(proposer_config(workload, options))
         threads = getattr(proposer, "num_numba_thread_available", "?")
         self.detail = f"{vllm.version} NgramProposer.propose, {vllm.how}, threads: {threads}"
         self.function = proposer.propose
@@ -183,7 +179,15 @@ class VllmNumba(Contestant):
         return [[int(token) for token in draft] for draft in result]
 
 
-def _config(workload: Workload, options: Options) -> Any:
+def sampled_lists(workload: Workload) -> list[list[list[int]]]:
+    """What each step sampled, as lists of lists: the runner holds them anyway, and making them is
+    not the proposer's work."""
+    return [
+        [[int(token) for token in row if token >= 0] for row in step] for step in workload.sampled
+    ]
+
+
+def proposer_config(workload: Workload, options: Options) -> Any:
     """The parts of a VllmConfig that the proposer reads."""
     return SimpleNamespace(
         speculative_config=SimpleNamespace(

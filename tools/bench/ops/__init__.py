@@ -9,12 +9,14 @@ from tools.bench.ops.crossover import Crossover
 from tools.bench.ops.lookup import NgramPropose, NgramStep
 from tools.bench.ops.memory import Memory
 from tools.bench.ops.spec_state import CorrectSpecState
+from tools.bench.ops.vllm_propose import VllmPropose
 
 OPS: dict[str, Op] = {
     op.name: op
     for op in (
         NgramPropose(),
         NgramStep(),
+        VllmPropose(),
         CallOverhead(),
         Crossover(),
         Memory(),

@@ -1,0 +1,8 @@
+"""ngram_npu inside vLLM: see docs/guides/vllm.md.
+
+``speculative_config={"method": "custom_class", "model": "ngram_npu.vllm.NgramProposer", ...}``
+"""
+
+from ngram_npu.vllm.proposer import NgramProposer
+
+__all__ = ["NgramProposer"]

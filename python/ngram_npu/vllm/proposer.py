@@ -1,0 +1,129 @@
+"""The class behind vLLM's ``method="custom_class"``.
+
+No torch on this path: the runner's token buffer is a numpy array, and the drafts go back as lists.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from ngram_npu import _C
+from ngram_npu.vllm.engines import Int32Array, ScanEngine
+from ngram_npu.vllm.options import Options, read_options
+from ngram_npu.vllm.stats import Stats
+
+# Below vLLM's own logger, so that its format and level hold for our lines too.
+logger = logging.getLogger("vllm.ngram_npu")
+
+
+class Drafter:
+    """What both of vLLM's methods share: the engine, the options it came from, the counters."""
+
+    def __init__(self, vllm_config: Any, options: Options, method: str) -> None:
+        self.options = options
+        self.engine = ScanEngine(options.ngram)
+        parallel = vllm_config.parallel_config
+        # Every tensor-parallel rank drafts the same; one of them speaks and counts.
+        speaks = getattr(parallel, "rank", 0) % parallel.tensor_parallel_size == 0
+        self._stats = Stats(vllm_config) if speaks else None
+        # vLLM runs one of us per tensor-parallel rank, beside tokenisation, on the same cores.
+        _C.set_num_threads(options.num_threads)
+        if speaks:
+            self._announce(method)
+
+    def propose(
+        self,
+        k: int,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: Int32Array,
+        token_ids_cpu: Int32Array,
+    ) -> list[list[int]]:
+        batch = len(sampled_token_ids)
+        if batch == 0 or k < 1:
+            return [[] for _ in range(batch)]
+        started = time.perf_counter()
+        num_sampled = np.fromiter(map(len, sampled_token_ids), np.int32, batch)
+        drafts, counts = self.engine.draft(
+            token_ids_cpu[:batch], num_tokens_no_spec[:batch], num_sampled, k
+        )
+        lists = [row[:n] for row, n in zip(drafts.tolist(), counts.tolist(), strict=True)]
+        if self._stats is not None:
+            self._stats.observe(started, num_sampled, counts)
+        return lists
+
+    def _announce(self, method: str) -> None:
+        config, threads = self.options.ngram, self.options.num_threads
+        logger.info(
+            "ngram_npu %s drafts for this engine (method %s): prompt_lookup_min=%d "
+            "prompt_lookup_max=%d num_speculative_tokens=%d match=%s overlap=%s max_model_len=%d "
+            "engine=%s num_threads=%s instruction_set=%s; options from %s",
+            _C.__version__,
+            method,
+            config.min_n,
+            config.max_n,
+            config.k,
+            config.match,
+            config.overlap,
+            config.max_len,
+            self.engine.name,
+            threads or "as torch's",
+            _C.instruction_set(),
+            " and ".join(self.options.sources) or "the defaults",
+        )
+        cores = os.environ.get("OMP_NUM_THREADS", "")
+        if cores.isdigit() and 0 < int(cores) < threads:
+            logger.warning(
+                "ngram_npu: num_threads=%d has no effect beyond OMP_NUM_THREADS=%s", threads, cores
+            )
+
+
+class NgramProposer:
+    """N-gram drafts for vLLM's V1 model runner, synchronous scheduling.
+
+    ``speculative_config={"method": "custom_class", "model": "ngram_npu.vllm.NgramProposer",
+    "num_speculative_tokens": k}``. vLLM keeps no ``prompt_lookup_*`` for a class, so these come
+    from ``additional_config={"ngram_npu": {...}}``, else from the environment
+    (``NGRAM_NPU_VLLM_PROMPT_LOOKUP_MIN``, ...), else are 2 and 5.
+
+    Raises:
+        ValueError: an option that is unknown, malformed, or contradicts another; one line.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        options = read_options(vllm_config, "custom_class")
+        self._drafter = Drafter(vllm_config, options, "custom_class")
+        self.k = options.ngram.k
+        if getattr(vllm_config.speculative_config, "num_speculative_tokens_per_batch_size", None):
+            logger.warning(
+                "ngram_npu: num_speculative_tokens_per_batch_size has no effect: vLLM does not "
+                "tell a custom class; method 'ngram' with NGRAM_NPU_VLLM=1 follows it"
+            )
+
+    def load_model(self, *args: object, **kwargs: object) -> None:
+        """vLLM calls it; there is no model."""
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: Int32Array,
+        token_ids_cpu: Int32Array,
+        slot_mappings: object = None,
+    ) -> list[list[int]]:
+        """A draft for each request, possibly empty.
+
+        Args:
+            sampled_token_ids: what this step sampled for each request; empty: nothing, its prefill
+                goes on, and it gets no draft.
+            num_tokens_no_spec: [max_num_seqs] int32, lengths of the rows, sampled tokens included.
+            token_ids_cpu: [max_num_seqs, max_model_len] int32; the first rows are the requests'.
+            slot_mappings: not used.
+
+        Raises:
+            ValueError: an array of the wrong dtype, shape or stride.
+        """
+        return self._drafter.propose(self.k, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)

@@ -1,0 +1,137 @@
+"""Which request is in which row, where vLLM does not say.
+
+A custom class gets no request ids, and the runner moves rows: they are swapped and condensed when
+requests finish, leave when they are preempted, and come back elsewhere. An engine that keeps
+something per request (an index, which need not be rebuilt while it follows its request) has to find
+the request again. A row is taken for the request a slot has seen where
+
+- it has grown by exactly the tokens just sampled: its length is the slot's plus their number, and
+- the tokens at up to 14 positions below the slot's length are the slot's: the last six, and those
+  at the powers of four up to 16384.
+
+What slips through: two requests of the same length with the same tokens at all of these positions
+that differ elsewhere, changing places. An index then describes another request's tokens; since hits
+are verified against the row that is drafted for, and drafts by the model, the price is a missed or
+a worse draft, never a wrong token. Requests that are equal throughout (n samples of one prompt) may
+change places at no price at all.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+_TAIL = np.arange(6, dtype=np.int64)
+_POWERS = 4 ** np.arange(8, dtype=np.int64)
+_WIDTH = len(_TAIL) + len(_POWERS)
+_FREE = -1
+
+
+class Assignment(NamedTuple):
+    """What :meth:`RowRecognizer.assign` finds."""
+
+    slots: Int32Array
+    """[B], the slot of each row; no two rows share one."""
+    new: npt.NDArray[np.bool_]
+    """[B], rows that are no request seen before: what their slot holds is to be forgotten."""
+
+
+class RowRecognizer:
+    """Gives each row of a step the slot of its request.
+
+    A request that is absent keeps its slot until the slot is needed; the one absent longest gives
+    way first. With more slots than rows in a step, preempted requests are found when they return.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._lengths = np.full(num_slots, _FREE, np.int64)
+        self._prints = np.zeros((num_slots, _WIDTH), np.int32)
+        self._last_seen = np.zeros(num_slots, np.int64)
+        self._step = 0
+        self._row_slots = np.zeros(0, np.int64)  # of the previous step
+
+    def assign(
+        self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array
+    ) -> Assignment:
+        """The slots of a step's rows.
+
+        Args:
+            token_ids: [B, S], the rows, the sampled tokens already in them.
+            num_tokens: [B], their lengths, 0 to S.
+            num_sampled: [B], how many of their last tokens this step sampled.
+
+        Raises:
+            ValueError: more rows than slots.
+        """
+        batch = len(num_tokens)
+        if batch > len(self._lengths):
+            raise ValueError(f"RowRecognizer: {batch} rows, {len(self._lengths)} slots")
+        self._step += 1
+        before = num_tokens.astype(np.int64) - num_sampled
+        found = _fingerprints(token_ids, before)
+        slots = self._unmoved(found, before)
+        self._find_moved(slots, found, before)
+        new = slots == _FREE
+        self._last_seen[slots[~new]] = self._step
+        if new.any():
+            slots[new] = self._oldest(int(new.sum()))
+            self._last_seen[slots[new]] = self._step
+        after = num_tokens.astype(np.int64)
+        self._lengths[slots] = after
+        self._prints[slots] = _fingerprints(token_ids, after)
+        self._row_slots = slots
+        return Assignment(slots.astype(np.int32), new)
+
+    def _unmoved(self, found: Int32Array, before: Int64Array) -> Int64Array:
+        """The previous step's slot of each row where it still fits: the usual case, without a
+        search."""
+        batch = len(before)
+        slots = np.full(batch, _FREE, np.int64)
+        known = min(batch, len(self._row_slots))
+        candidates = self._row_slots[:known]
+        fits = (self._lengths[candidates] == before[:known]) & (before[:known] > 0)
+        wide = self._prints[candidates].view(np.int64) == found[:known].view(np.int64)
+        fits &= wide.all(axis=1)
+        slots[:known][fits] = candidates[fits]
+        return slots
+
+    def _find_moved(self, slots: Int64Array, found: Int32Array, before: Int64Array) -> None:
+        missing = np.flatnonzero((slots == _FREE) & (before > 0))
+        if not len(missing):
+            return
+        taken = np.zeros(len(self._lengths), np.bool_)
+        taken[slots[slots != _FREE]] = True
+        by_print: dict[tuple[int, bytes], list[int]] = {}
+        for slot in np.flatnonzero(~taken & np.isin(self._lengths, before[missing])).tolist():
+            key = int(self._lengths[slot]), self._prints[slot].tobytes()
+            by_print.setdefault(key, []).append(slot)
+        for row in missing.tolist():
+            candidates = by_print.get((int(before[row]), found[row].tobytes()))
+            if candidates:
+                slots[row] = candidates.pop()
+
+    def _oldest(self, count: int) -> Int64Array:
+        """``count`` slots that no row of this step has; free ones, then those unseen longest."""
+        order = np.argsort(self._last_seen, kind="stable")
+        return order[self._last_seen[order] < self._step][:count]
+
+
+def _fingerprints(token_ids: Int32Array, lengths: Int64Array) -> Int32Array:
+    """[B, 14]: tokens of each row at positions that its length alone decides. The powers stay where
+    they are while a row grows, and so in the cache."""
+    rows, capacity = token_ids.shape
+    last = np.minimum(lengths, capacity)[:, None] - 1
+    positions = np.empty((rows, _WIDTH), np.int64)
+    np.subtract(last, _TAIL, out=positions[:, : len(_TAIL)])
+    np.minimum(_POWERS, last, out=positions[:, len(_TAIL) :])
+    np.maximum(positions, 0, out=positions)
+    if not token_ids.flags.c_contiguous:
+        return np.take_along_axis(token_ids, positions, axis=1)
+    # The runner's buffer; the same by one flat index, in a fraction of the time.
+    positions += np.arange(0, rows * capacity, capacity)[:, None]
+    return token_ids.reshape(-1).take(positions, mode="clip")

@@ -1,0 +1,150 @@
+"""Where options come from, and the one line for each that cannot be meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ngram_npu.vllm.options import Options, read_options
+from vllm_config import vllm_config
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.delenv("NGRAM_NPU_VLLM", raising=False)
+    return monkeypatch
+
+
+def _section(**options: Any) -> Options:
+    return read_options(vllm_config(additional_config={"ngram_npu": options}), "custom_class")
+
+
+def _lookup(options: Options) -> tuple[int, int]:
+    return options.ngram.min_n, options.ngram.max_n
+
+
+def test_defaults() -> None:
+    options = read_options(vllm_config(k=3, max_model_len=77), "custom_class")
+    config = options.ngram
+    assert (config.min_n, config.max_n, config.k, config.max_len) == (2, 5, 3, 77)
+    assert (config.match, config.overlap) == ("earliest", False)
+    assert (options.engine, options.num_threads, options.sources) == ("auto", 1, ())
+
+
+def test_additional_config() -> None:
+    options = _section(
+        prompt_lookup_min=3,
+        prompt_lookup_max=6,
+        match="latest",
+        overlap=True,
+        engine="scan",
+        num_threads=2,
+    )
+    assert _lookup(options) == (3, 6)
+    assert (options.ngram.match, options.ngram.overlap) == ("latest", True)
+    assert (options.engine, options.num_threads) == ("scan", 2)
+    assert options.sources == ("additional_config['ngram_npu']",)
+
+
+def test_environment(environment: pytest.MonkeyPatch) -> None:
+    values = {
+        "PROMPT_LOOKUP_MIN": "3",
+        "PROMPT_LOOKUP_MAX": "4",
+        "MATCH": "latest",
+        "OVERLAP": "true",
+        "ENGINE": "scan",
+        "NUM_THREADS": "0",
+    }
+    for name, value in values.items():
+        environment.setenv(f"NGRAM_NPU_VLLM_{name}", value)
+    options = read_options(vllm_config(), "custom_class")
+    assert _lookup(options) == (3, 4)
+    assert (options.ngram.match, options.ngram.overlap) == ("latest", True)
+    assert (options.engine, options.num_threads) == ("scan", 0)
+    assert options.sources == ("the environment",)
+
+
+def test_additional_config_comes_before_the_environment(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("NGRAM_NPU_VLLM_PROMPT_LOOKUP_MAX", "9")
+    environment.setenv("NGRAM_NPU_VLLM_PROMPT_LOOKUP_MIN", "3")
+    options = _section(prompt_lookup_max=4)
+    assert _lookup(options) == (3, 4)
+    assert options.sources == ("additional_config['ngram_npu']", "the environment")
+
+
+@pytest.mark.parametrize("name", ["prompt_lookup_min", "prompt_lookup_max"])
+def test_one_of_two_is_both_as_in_vllm(name: str) -> None:
+    assert _lookup(_section(**{name: 3})) == (3, 3)
+
+
+def test_the_switch_itself_is_no_option(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("NGRAM_NPU_VLLM", "1")
+    assert read_options(vllm_config(), "custom_class").sources == ()
+
+
+def test_what_is_not_ours_is_left_alone() -> None:
+    config = vllm_config(additional_config={"other_backend": {"prompt_lookup_min": "x"}})
+    assert read_options(config, "custom_class").sources == ()
+    assert read_options(vllm_config(additional_config=object()), "custom_class").sources == ()
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"prompt_lokup_min": 2}, "unknown option 'prompt_lokup_min'"),
+        ({"num_speculative_tokens": 2}, "belongs in speculative_config"),
+        ({"prompt_lookup_min": "2"}, "prompt_lookup_min in additional_config['ngram_npu']: expec"),
+        ({"prompt_lookup_min": True}, "expected int, got True"),
+        ({"overlap": 1}, "expected bool, got 1"),
+        ({"prompt_lookup_min": 4, "prompt_lookup_max": 3}, "is greater than prompt_lookup_max=3"),
+        ({"prompt_lookup_min": 0}, "expected 1 to"),
+        ({"prompt_lookup_max": 65}, "expected 1 to 64, got 65"),
+        ({"match": "first"}, "expected 'earliest' or 'latest', got 'first'"),
+        ({"engine": "magic"}, "engine: expected one of auto, scan"),
+        ({"num_threads": -1}, "num_threads: expected 0 or more, got -1"),
+        ("on", "expected a mapping of options, got 'on'"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_clear_line(section: Any, message: str) -> None:
+    config = vllm_config(additional_config={"ngram_npu": section})
+    with pytest.raises(ValueError) as raised:
+        read_options(config, "custom_class")
+    assert message in str(raised.value)
+    assert str(raised.value).startswith("ngram_npu: ")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("PROMPT_LOOKUP", "2", "unknown option 'prompt_lookup' in the environment"),
+        ("PROMPT_LOOKUP_MIN", "two", "NGRAM_NPU_VLLM_PROMPT_LOOKUP_MIN: expected int, got 'two'"),
+        ("OVERLAP", "maybe", "NGRAM_NPU_VLLM_OVERLAP: expected bool, got 'maybe'"),
+    ],
+)
+def test_the_same_for_the_environment(
+    environment: pytest.MonkeyPatch, name: str, value: str, message: str
+) -> None:
+    environment.setenv(f"NGRAM_NPU_VLLM_{name}", value)
+    with pytest.raises(ValueError) as raised:
+        read_options(vllm_config(), "custom_class")
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_stock_method_keeps_its_own_options() -> None:
+    config = vllm_config(prompt_lookup_min=3, prompt_lookup_max=7)
+    assert _lookup(read_options(config, "ngram")) == (3, 7)
+    config.additional_config = {"ngram_npu": {"prompt_lookup_min": 3, "match": "latest"}}
+    assert read_options(config, "ngram").ngram.match == "latest"
+
+
+def test_an_option_that_contradicts_the_stock_method(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("NGRAM_NPU_VLLM_PROMPT_LOOKUP_MAX", "9")
+    with pytest.raises(ValueError, match="contradicts speculative_config, which decides"):
+        read_options(vllm_config(prompt_lookup_min=3, prompt_lookup_max=7), "ngram")
+
+
+def test_more_draft_tokens_than_the_operators_give() -> None:
+    with pytest.raises(ValueError, match="k: expected 1 to 64, got 65"):
+        read_options(vllm_config(k=65), "custom_class")

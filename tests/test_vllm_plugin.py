@@ -1,0 +1,166 @@
+"""Where the stock class is replaced, when, and what is said where it is not; with a vLLM of a few
+lines in vLLM's place."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from ngram_npu.vllm import plugin
+
+KNOWN = """
+class NgramProposer:
+    def __init__(self, vllm_config: "VllmConfig"): ...
+    def load_model(self, *args, **kwargs): ...
+    def propose(
+        self,
+        num_speculative_tokens: int,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec,
+        token_ids_cpu,
+        slot_mappings: "dict | None" = None,
+    ) -> list[list[int]]: ...
+STOCK = NgramProposer
+"""
+
+Stock = Callable[[str], None]
+
+
+@pytest.fixture
+def stock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stock]:
+    """Makes a vLLM with the given text in the stock class's module."""
+    hidden = {name: m for name, m in sys.modules.items() if name.partition(".")[0] == "vllm"}
+    for name in hidden:
+        del sys.modules[name]
+    finders = list(sys.meta_path)
+    folder = tmp_path / "vllm" / "v1" / "spec_decode"
+    folder.mkdir(parents=True)
+    for package in ("vllm", "vllm/v1", "vllm/v1/spec_decode"):
+        (tmp_path / package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make(text: str) -> None:
+        (folder / "ngram_proposer.py").write_text(text)
+
+    yield make
+    sys.meta_path[:] = finders
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        del sys.modules[name]
+    sys.modules.update(hidden)
+
+
+def _module() -> ModuleType:
+    return importlib.import_module(plugin.MODULE)
+
+
+def _replaced() -> bool:
+    module = _module()
+    assert module.NgramProposer in (plugin.StockNgramProposer, getattr(module, "STOCK", None))
+    return module.NgramProposer is plugin.StockNgramProposer
+
+
+def test_the_module_is_waited_for_not_imported(stock: Stock) -> None:
+    stock(KNOWN)
+    plugin.install()
+    assert plugin.MODULE not in sys.modules
+    assert _replaced()
+
+
+def test_a_module_already_imported(stock: Stock) -> None:
+    stock(KNOWN)
+    assert not _replaced()
+    plugin.install()
+    assert _replaced()
+
+
+def test_more_than_once(stock: Stock, caplog: pytest.LogCaptureFixture) -> None:
+    stock(KNOWN)
+    finders = len(sys.meta_path)
+    plugin.install()
+    plugin.install()
+    assert len(sys.meta_path) == finders + 1
+    assert _replaced()
+    assert len(sys.meta_path) == finders
+    plugin.install()
+    assert _replaced()
+    assert not [r for r in caplog.records if r.levelname == "WARNING"]
+
+
+def test_the_module_is_otherwise_what_it_would_be(stock: Stock) -> None:
+    stock(KNOWN)
+    plain = _module()
+    del sys.modules[plugin.MODULE]
+    plugin.install()
+    ours = _module()
+    assert type(ours.__loader__) is type(plain.__loader__)
+    assert type(ours.__spec__.loader) is type(plain.__spec__.loader)
+    assert (ours.__file__, ours.__spec__.origin) == (plain.__file__, plain.__spec__.origin)
+
+
+@pytest.mark.parametrize(
+    ("text", "doubt"),
+    [
+        pytest.param(
+            KNOWN.replace("num_tokens_no_spec,", "req_ids, num_tokens_no_spec,"),
+            "NgramProposer.propose takes (self, num_speculative_tokens, sampled_token_ids, req_ids",
+            id="other-arguments",
+        ),
+        pytest.param(
+            KNOWN.replace('vllm_config: "VllmConfig"', "vllm_config, device"),
+            "NgramProposer.__init__ takes (self, vllm_config, device), expected (self, vllm_confi",
+            id="other-constructor",
+        ),
+        pytest.param(
+            KNOWN.replace("load_model", "load"), "NgramProposer has no load_model", id="a-method"
+        ),
+        pytest.param("STOCK = NgramProposer = None", "has no class NgramProposer", id="no-class"),
+    ],
+)
+def test_an_unknown_vllm_is_left_as_it_is(
+    stock: Stock, caplog: pytest.LogCaptureFixture, text: str, doubt: str
+) -> None:
+    stock(text)
+    plugin.install()
+    assert not _replaced()
+    (line,) = caplog.messages
+    assert line.startswith("ngram_npu: not enabled, vLLM is left as it is: this vLLM (")
+    assert doubt in line
+    assert "\n" not in line
+
+
+def test_a_runner_that_has_bound_the_class(
+    stock: Stock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stock(KNOWN)
+    runner = ModuleType(plugin.RUNNER)
+    runner.NgramProposer = _module().STOCK  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, plugin.RUNNER, runner)
+    plugin.install()
+    assert not _replaced()
+    assert "has bound NgramProposer already" in caplog.text
+
+
+def test_a_vllm_without_the_module(
+    stock: Stock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plugin.install()
+    assert len(caplog.messages) == 1
+    assert f"it has no {plugin.MODULE}" in caplog.text
+    (tmp_path / "vllm" / "v1" / "__init__.py").write_text("raise RuntimeError('one\\ntwo')")
+    sys.modules.pop("vllm.v1", None)
+    sys.modules.pop("vllm.v1.spec_decode", None)
+    caplog.clear()
+    plugin.install()
+    assert len(caplog.messages) == 1
+    assert "is not found: RuntimeError: one two" in caplog.text
+
+
+def test_a_module_that_does_not_import_fails_as_it_would(stock: Stock) -> None:
+    stock("raise RuntimeError('theirs')")
+    plugin.install()
+    with pytest.raises(RuntimeError, match="theirs"):
+        _module()

@@ -1,0 +1,189 @@
+"""RowRecognizer against a runner that knows its requests and moves them about."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from ngram_npu.vllm.rows import RowRecognizer
+
+WIDTH = 400
+
+
+@dataclass
+class Request:
+    """As the runner knows it."""
+
+    name: int
+    tokens: list[int]
+    slots: set[int] = field(default_factory=set)
+
+
+class Runner:
+    """Rows that are swapped, condensed, preempted and resumed, as vLLM's input batch does."""
+
+    def __init__(self, seed: int, rows: int, vocabulary: int) -> None:
+        self.chooser = random.Random(seed)
+        self.rows: list[Request] = []
+        self.preempted: list[Request] = []
+        self.capacity = rows
+        self.vocabulary = vocabulary
+        self.buffer = np.full((rows, WIDTH), -7, np.int32)
+        self.started = 0
+
+    def tokens(self, count: int) -> list[int]:
+        return [self.chooser.randrange(self.vocabulary) for _ in range(count)]
+
+    def change_batch(self) -> None:
+        for request in [r for r in self.rows if len(r.tokens) > WIDTH - 8]:
+            self.rows.remove(request)
+        if self.rows and self.chooser.random() < 0.3:
+            self.preempted.append(self.rows.pop(self.chooser.randrange(len(self.rows))))
+        if len(self.rows) > 2 and self.chooser.random() < 0.3:
+            self.rows[self.chooser.randrange(len(self.rows))] = self.rows[-1]  # condensed
+            self.rows.pop()
+        if self.preempted and len(self.rows) < self.capacity and self.chooser.random() < 0.5:
+            self.rows.append(self.preempted.pop(0))
+        while len(self.rows) < self.capacity and self.chooser.random() < 0.5:
+            self.rows.append(Request(self.started, self.tokens(self.chooser.randrange(1, 300))))
+            self.started += 1
+        if self.chooser.random() < 0.3:
+            self.chooser.shuffle(self.rows)
+
+    def step(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The arguments of `assign`; some rows sample nothing (their prefill goes on)."""
+        self.change_batch()
+        counts = [self.chooser.choice((0, 1, 1, 2, 5)) for _ in self.rows]
+        for row, (request, count) in enumerate(zip(self.rows, counts, strict=True)):
+            request.tokens += self.tokens(count)
+            self.buffer[row, : len(request.tokens)] = request.tokens
+        lengths = [len(request.tokens) for request in self.rows]
+        batch = len(self.rows)
+        return self.buffer[:batch], np.array(lengths, np.int32), np.array(counts, np.int32)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_request_keeps_its_slot(seed: int) -> None:
+    runner = Runner(seed, rows=8, vocabulary=1000)
+    recognizer = RowRecognizer(num_slots=64)
+    holder: dict[int, Request] = {}
+    for _ in range(120):
+        slots, new = recognizer.assign(*runner.step())
+        assert len(set(slots.tolist())) == len(runner.rows)
+        for request, slot, fresh in zip(runner.rows, slots.tolist(), new.tolist(), strict=True):
+            assert fresh == (not request.slots)
+            request.slots.add(slot)
+            assert len(request.slots) == 1
+            assert fresh or holder[slot] is request
+            holder[slot] = request
+    assert runner.started > 30
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_scarce_slots_forget_but_never_mix_up(seed: int) -> None:
+    """As many slots as rows: a preempted request may have to begin anew, and says so."""
+    runner = Runner(seed, rows=6, vocabulary=1000)
+    recognizer = RowRecognizer(num_slots=6)
+    holder: dict[int, Request] = {}
+    for _ in range(120):
+        slots, new = recognizer.assign(*runner.step())
+        for request, slot, fresh in zip(runner.rows, slots.tolist(), new.tolist(), strict=True):
+            assert fresh or holder[slot] is request
+            holder[slot] = request
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_few_tokens_may_only_mix_up_what_looks_the_same(seed: int) -> None:
+    """Two tokens make look-alikes: a slot may go to another request, then of the same length and
+    with the same tokens at all the places looked at; no two rows of a step ever share one."""
+    runner = Runner(seed, rows=8, vocabulary=2)
+    recognizer = RowRecognizer(num_slots=16)
+    holder: dict[int, tuple[int, list[int]]] = {}
+    for _ in range(120):
+        token_ids, lengths, counts = runner.step()
+        slots, new = recognizer.assign(token_ids, lengths, counts)
+        assert len(set(slots.tolist())) == len(slots)
+        for row, (slot, fresh) in enumerate(zip(slots.tolist(), new.tolist(), strict=True)):
+            tokens = token_ids[row, : lengths[row]].tolist()
+            if not fresh:
+                before, seen = holder[slot]
+                assert before == lengths[row] - counts[row]
+                assert seen[-6:] == tokens[:before][-6:]
+            holder[slot] = (int(lengths[row]), tokens)
+
+
+def test_a_request_changed_below_its_length_is_new() -> None:
+    recognizer = RowRecognizer(num_slots=4)
+    row = np.arange(100, dtype=np.int32)[None].copy()
+    one = np.array([1], np.int32)
+    recognizer.assign(row, np.array([50], np.int32), one)
+    assert not recognizer.assign(row, np.array([51], np.int32), one).new[0]
+    row[0, 48] = 7
+    assert recognizer.assign(row, np.array([52], np.int32), one).new[0]
+
+
+def test_rows_of_a_larger_buffer() -> None:
+    buffer = np.zeros((2, 200), np.int32)
+    rows = buffer[:, 50:150]
+    rows[:] = np.arange(200).reshape(2, 100)
+    lengths, ones = np.array([50, 60], np.int32), np.ones(2, np.int32)
+    first = RowRecognizer(num_slots=4)
+    second = RowRecognizer(num_slots=4)
+    for _ in range(3):
+        lengths += 1
+        rows = rows[::-1]
+        lengths = lengths[::-1]
+        strided, plain = (
+            recognizer.assign(tokens, lengths, ones)
+            for recognizer, tokens in ((first, rows), (second, rows.copy()))
+        )
+        assert np.array_equal(strided.slots, plain.slots)
+        assert np.array_equal(strided.new, plain.new)
+    assert not plain.new.any()
+
+
+def test_growth_must_be_what_was_sampled() -> None:
+    recognizer = RowRecognizer(num_slots=4)
+    row = np.arange(100, dtype=np.int32)[None].copy()
+    recognizer.assign(row, np.array([50], np.int32), np.array([1], np.int32))
+    assert recognizer.assign(row, np.array([53], np.int32), np.array([2], np.int32)).new[0]
+
+
+def test_equal_requests_take_different_slots() -> None:
+    recognizer = RowRecognizer(num_slots=4)
+    rows = np.tile(np.arange(100, dtype=np.int32), (3, 1))
+    lengths, ones = np.full(3, 50, np.int32), np.ones(3, np.int32)
+    first = recognizer.assign(rows, lengths, ones)
+    second = recognizer.assign(rows, lengths + 1, ones)
+    assert sorted(first.slots) == sorted(second.slots)
+    assert len(set(second.slots.tolist())) == 3
+    assert not second.new.any()
+
+
+def test_the_request_absent_longest_gives_way() -> None:
+    recognizer = RowRecognizer(num_slots=2)
+    rows = [np.full((1, 100), token, np.int32) for token in range(3)]
+    length, one = np.array([50], np.int32), np.array([1], np.int32)
+    slots = [recognizer.assign(row, length, one).slots[0] for row in rows]
+    assert slots[2] == slots[0] != slots[1]
+    assert not recognizer.assign(rows[1], length + 1, one).new[0]
+    assert recognizer.assign(rows[0], length + 1, one).new[0]
+
+
+def test_empty_rows_and_no_rows() -> None:
+    recognizer = RowRecognizer(num_slots=2)
+    empty = np.zeros((0, 10), np.int32), np.zeros(0, np.int32), np.zeros(0, np.int32)
+    assert len(recognizer.assign(*empty).slots) == 0
+    zero = np.zeros((2, 10), np.int32), np.zeros(2, np.int32), np.zeros(2, np.int32)
+    for _ in range(2):
+        slots, new = recognizer.assign(*zero)
+        assert sorted(slots.tolist()) == [0, 1]
+        assert new.all()
+
+
+def test_more_rows_than_slots_is_an_error() -> None:
+    three = np.zeros((3, 10), np.int32), np.ones(3, np.int32), np.ones(3, np.int32)
+    with pytest.raises(ValueError, match=r"^RowRecognizer: 3 rows, 2 slots$"):
+        RowRecognizer(num_slots=2).assign(*three)

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from engine_runs import Run
+
+# This folder is called as vLLM is, so that a search may find it; the real one has a loader.
+_found = importlib.util.find_spec("vllm")
+HAVE_VLLM = _found is not None and _found.loader is not None
+if not HAVE_VLLM:
+    collect_ignore_glob = ["*"]
+
+# Before vLLM is imported. One thread: no waiting for threads where a core has other work, and the
+# same sums in the same order in every run.
+os.environ.update(
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    HF_HUB_OFFLINE="1",
+    TORCHDYNAMO_DISABLE="1",
+    OMP_NUM_THREADS="1",
+    VLLM_CPU_KVCACHE_SPACE="1",
+    VLLM_NO_USAGE_STATS="1",
+)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not HAVE_VLLM:
+        terminalreporter.write_line(
+            "tests/vllm: left out, vLLM is not in this environment (make test-vllm makes one)"
+        )
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    import tiny_model
+
+    folder = Path(__file__).parents[2] / "build" / "vllm"
+    folder.mkdir(parents=True, exist_ok=True)
+    return tiny_model.cached(folder)
+
+
+@pytest.fixture(scope="session")
+def runs(model: Path) -> Runs:
+    return Runs(model)
+
+
+# Seeded requests end vLLM's CPU runner (0.32.0) where one is prefilled in chunks, with or without
+# speculation, so that theirs is an engine without.
+ENGINES: list[tuple[list[str], dict[str, Any]]] = [
+    (["greedy", "structured", "logprobs"], {}),
+    (
+        ["sampled"],
+        {
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": 512,
+            "num_gpu_blocks_override": 400,
+        },
+    ),
+]
+
+
+class Runs:
+    """What each method made of each set of requests; each engine is started once."""
+
+    def __init__(self, model: Path) -> None:
+        self._model = model
+        self._done: dict[tuple[str, str], Run] = {}
+
+    def __call__(self, method: str, requests: str) -> Run:
+        import request_sets
+        from engine_runs import METHODS, engine
+        from transformers import AutoTokenizer
+
+        if (method, requests) not in self._done:
+            prompts = request_sets.Prompts(AutoTokenizer.from_pretrained(self._model))
+            names, options = next(entry for entry in ENGINES if requests in entry[0])
+            with engine(self._model, METHODS[method], **options) as running:
+                for name in names:
+                    self._done[method, name] = running.run(getattr(request_sets, name)(prompts))
+        return self._done[method, requests]

@@ -1,0 +1,194 @@
+"""vLLM's engine in this process, with one drafter or another, and what it put out and drafted."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cpu_platform  # noqa: F401, before what brings numba in
+from ngram_npu.vllm import plugin
+from vllm import LLM, SamplingParams
+from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.v1.spec_decode import ngram_proposer
+
+Request = tuple[list[int], SamplingParams]
+
+LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
+K = 4
+STOCK = ngram_proposer.NgramProposer
+MAX_MODEL_LEN = 512
+
+ENGINE: dict[str, Any] = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_model_len": MAX_MODEL_LEN,
+    "max_num_seqs": 12,
+    "max_num_batched_tokens": 96,  # less than most prompts: prefill in chunks
+    "block_size": 32,
+    "num_gpu_blocks_override": 40,  # too few for twelve requests: preemption
+    "enable_prefix_caching": True,
+    "disable_log_stats": False,
+    "seed": 0,
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way of drafting."""
+
+    speculative_config: dict[str, Any] | None = None
+    additional_config: dict[str, Any] = field(default_factory=dict)
+    plugged: bool = False
+
+
+def custom_class(model: str) -> Method:
+    config = {"method": "custom_class", "model": model, "num_speculative_tokens": K}
+    return Method(config, {"ngram_npu": LOOKUP})
+
+
+METHODS = {
+    "none": Method(),
+    "ngram": Method({"method": "ngram", "num_speculative_tokens": K, **LOOKUP}),
+    "custom_class": custom_class("ngram_npu.vllm.NgramProposer"),
+    "plugin": Method({"method": "ngram", "num_speculative_tokens": K, **LOOKUP}, plugged=True),
+}
+
+
+@dataclass
+class Output:
+    """What one request, or one of its n samples, got."""
+
+    token_ids: list[int]
+    text: str
+    finish_reason: str | None
+    stop_reason: Any
+    logprobs: list[dict[int, float]] | None
+
+
+@dataclass
+class Run:
+    """What one batch of requests got from one engine."""
+
+    outputs: list[list[Output]]
+    drafts: dict[str, dict[int, list[int]]]
+    """By request and sample: the draft at each length of the row at which something was sampled."""
+    mismatches: list[str]
+    """Where a draft was not what the stock class makes of the same rows."""
+    preemptions: int
+    accepted: int
+    discarded_rows: int
+    """Rows that a step of their prefill left without a sampled token."""
+
+    def differing(self, other: Run) -> list[int]:
+        """The requests whose tokens, text or end are not the same."""
+        return [
+            i
+            for i, (a, b) in enumerate(zip(self.outputs, other.outputs, strict=True))
+            if [(o.token_ids, o.text, o.finish_reason, o.stop_reason) for o in a]
+            != [(o.token_ids, o.text, o.finish_reason, o.stop_reason) for o in b]
+        ]
+
+
+class Engine:
+    """An engine with one method of drafting, for several batches of requests."""
+
+    def __init__(self, model: Path, method: Method, **engine: Any) -> None:
+        self.llm = LLM(
+            str(model),
+            speculative_config=method.speculative_config,
+            additional_config=method.additional_config,
+            **{**ENGINE, **engine},
+        )
+        core = self.llm.llm_engine.engine_core.engine_core  # type: ignore[attr-defined]
+        self.runner = core.model_executor.driver_worker.worker.model_runner
+        self.drafter = getattr(self.runner, "drafter", None)
+        self._drafts: dict[str, dict[int, list[int]]] = {}
+        self._mismatches: list[str] = []
+        self._discarded_rows = 0
+        if self.drafter is not None:
+            self.drafter.propose = self._recorder(self.drafter.propose)
+
+    def run(self, requests: Sequence[Request]) -> Run:
+        """All of the requests at once, from an empty prefix cache."""
+        assert self.llm.reset_prefix_cache()
+        self._drafts, self._mismatches, self._discarded_rows = {}, [], 0
+        before = self._counters()
+        results = self.llm.generate(
+            [{"prompt_token_ids": tokens} for tokens, _ in requests],
+            [params for _, params in requests],
+            use_tqdm=False,
+        )
+        after = self._counters()
+        return Run(
+            outputs=[[_output(sample) for sample in result.outputs] for result in results],
+            drafts=self._drafts,
+            mismatches=self._mismatches,
+            preemptions=after["preemptions"] - before["preemptions"],
+            accepted=after["accepted"] - before["accepted"],
+            discarded_rows=self._discarded_rows,
+        )
+
+    def close(self) -> None:
+        del self.llm, self.runner, self.drafter
+        gc.collect()
+
+    def _recorder(self, propose: Callable[..., list[list[int]]]) -> Callable[..., list[list[int]]]:
+        stock = STOCK(self.llm.llm_engine.vllm_config) if _is_ours(self.drafter) else None
+        if stock is not None:
+            stock.min_n, stock.max_n = LOOKUP.values()  # vLLM zeroes them for a custom class
+
+        def recorded(*args: Any, **kwargs: Any) -> list[list[int]]:
+            sampled, num_tokens, token_ids = args[-3:]
+            expected = stock.propose(K, sampled, num_tokens, token_ids) if stock else None
+            drafts = propose(*args, **kwargs)
+            for i, req_id in enumerate(self.runner.input_batch.req_ids):
+                if sampled[i]:
+                    name = req_id.rpartition("-")[0]  # without what vLLM appends at random
+                    self._drafts.setdefault(name, {})[int(num_tokens[i])] = list(drafts[i])
+                self._discarded_rows += not sampled[i]
+                if expected is not None and drafts[i] != expected[i]:
+                    self._mismatches.append(f"{req_id}: {drafts[i]} instead of {expected[i]}")
+            return drafts
+
+        return recorded
+
+    def _counters(self) -> dict[str, int]:
+        values = {m.name: getattr(m, "value", 0) for m in self.llm.get_metrics()}
+        return {
+            "preemptions": int(values.get("vllm:num_preemptions", 0)),
+            "accepted": int(values.get("vllm:spec_decode_num_accepted_tokens", 0)),
+        }
+
+
+def _is_ours(drafter: Any) -> bool:
+    return type(drafter).__module__.startswith("ngram_npu.")
+
+
+def _output(sample: Any) -> Output:
+    logprobs = None
+    if sample.logprobs is not None:
+        logprobs = [{token: p.logprob for token, p in step.items()} for step in sample.logprobs]
+    return Output(
+        list(sample.token_ids), sample.text, sample.finish_reason, sample.stop_reason, logprobs
+    )
+
+
+@contextmanager
+def engine(model: Path, method: Method, **options: Any) -> Iterator[Engine]:
+    """An engine for the block; with a plugged method, the stock class is replaced meanwhile."""
+    if method.plugged:
+        plugin.install()
+        assert ngram_proposer.NgramProposer is plugin.StockNgramProposer
+    try:
+        made = Engine(model, method, **options)
+        try:
+            yield made
+        finally:
+            made.close()
+    finally:
+        cleanup_dist_env_and_memory()
+        ngram_proposer.NgramProposer = STOCK  # type: ignore[misc]

@@ -1,0 +1,37 @@
+"""A deployment in miniature, for a process of its own: the engine in a further one, as vLLM runs
+it by default. Prints one line of JSON. Arguments: the model, the engine's arguments as JSON, and
+prompts with their numbers of tokens to generate, as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+
+def main() -> None:
+    from vllm import LLM, SamplingParams
+    from vllm.v1.metrics.prometheus import get_prometheus_registry
+
+    model, arguments, requests = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
+    llm = LLM(model, **arguments)
+    outputs = llm.generate(
+        [{"prompt_token_ids": prompt} for prompt, _ in requests],
+        [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in requests],
+        use_tqdm=False,
+    )
+    metrics = {
+        sample.name: sample.value
+        for family in get_prometheus_registry().collect()
+        for sample in family.samples
+        if sample.name.startswith("ngram_npu_")
+    }
+    result = {
+        "token_ids": [list(output.outputs[0].token_ids) for output in outputs],
+        "imported": sorted(name for name in sys.modules if name.startswith("ngram_npu")),
+        "metrics": metrics,
+    }
+    print("\nRESULT " + json.dumps(result))
+
+
+if __name__ == "__main__":  # vLLM spawns the engine's process, which imports this file again
+    main()

@@ -1,0 +1,61 @@
+"""``propose()`` as vLLM's engine calls it: lists in, lists out, counters and all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+from ngram_npu import _C
+from ngram_npu.vllm import NgramProposer
+
+from tools.bench.contestant import Contestant, Drafts
+from tools.bench.data import Workload
+from tools.bench.ops.base import Make, Op
+from tools.bench.options import Options
+from tools.bench.vllm_peer import VllmNumba, proposer_config, sampled_lists
+
+
+class ProposerContestant(Contestant):
+    def __init__(self, workload: Workload, options: Options) -> None:
+        self._workload = workload
+        self._threads = options.threads
+        self._sampled = sampled_lists(workload)
+        config = proposer_config(workload, options)
+        config.additional_config = {
+            "ngram_npu": {
+                "prompt_lookup_min": options.min_n,
+                "prompt_lookup_max": options.max_n,
+                "match": options.match,
+                "engine": options.engine,
+                "num_threads": options.threads,
+            }
+        }
+        config.model_config.served_model_name = "bench"
+        config.parallel_config = SimpleNamespace(tensor_parallel_size=1, rank=0)
+        self.function = NgramProposer(config).propose
+        self.detail = (
+            f"ngram_npu.vllm.NgramProposer.propose, engine: {options.engine}, "
+            f"threads: at most {options.threads}, match: {options.match}"
+        )
+        self.semantics = (options.min_n, options.max_n, options.k, options.match)
+
+    def activate(self) -> None:
+        _C.set_num_threads(self._threads)
+
+    def arguments(self, step: int) -> tuple[Any, ...]:
+        return (self._sampled[step], self._workload.lengths[step + 1], self._workload.token_ids)
+
+    def drafts(self, result: Any) -> Drafts:
+        return [list(draft) for draft in result]
+
+
+class VllmPropose(Op):
+    name = "vllm-propose"
+    help = "the proposer class as vLLM's engine calls it, against vLLM's own"
+    sizes = ("1x1k", "32x1k", "128x1k", "128x8k", "128x32k", "256x128k")
+    peers = ("vllm-numba",)
+    peer_makers: ClassVar[Mapping[str, Make]] = {"vllm-numba": VllmNumba}
+
+    def make(self, workload: Workload, options: Options) -> Contestant:
+        return ProposerContestant(workload, options)
