@@ -59,6 +59,8 @@ class Arguments {
   const uint8_t* mask(const char* name, const TensorView* view, int64_t size);
   void scalar(const char* name, int64_t value, int64_t low, int64_t high);
   void at_most(const char* name, const char* what, int64_t value, int64_t limit, const char* of);
+  void ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy);
+  void index_span(int64_t min_n, int64_t max_n);
   LookupOptions lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len);
 
   // A tensor that is written may share memory neither with another argument nor with itself. Call it last.
