@@ -26,7 +26,7 @@ constexpr int32_t kNoToken = -1;          // an unused draft slot
 enum Match : int32_t { kEarliest = 0, kLatest = 1 };
 
 // What an entry point returns. Bad values inside tensors are never an error: their results are defined.
-enum Status : int32_t { kOk = 0, kInvalidParams = 1, kLaunchFailed = 2 };
+enum Status : int32_t { kOk = 0, kInvalidParams = 1, kLaunchFailed = 2, kOutOfMemory = 3 };
 
 // Host parallelism is the caller's: torch lends its own pool, `_C` a small one, so that two never fight over the cores.
 struct Executor {
@@ -64,6 +64,19 @@ struct TokenRows {
 template <class T>
 NGRAM_FN T smaller(T a, T b) {
   return a < b ? a : b;
+}
+
+template <class T>
+NGRAM_FN T larger(T a, T b) {
+  return a < b ? b : a;
+}
+
+// Two's complement, where a plain sum could overflow.
+NGRAM_FN int32_t wrap_add(int32_t a, int32_t b) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
+}
+NGRAM_FN int32_t wrap_sub(int32_t a, int32_t b) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a) - static_cast<uint32_t>(b));
 }
 
 }  // namespace ngram_npu

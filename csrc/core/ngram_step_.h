@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/lookup.h"
+#include "core/sampled.h"
 
 namespace ngram_npu {
 
@@ -24,15 +25,6 @@ struct NgramStepParams {
   void* workspace;            // device backends only
   const Executor* executor;   // host backends only; null: the calling thread
 };
-
-NGRAM_FN bool is_valid_token(int32_t token, int64_t vocab_size) { return token >= 0 && token < vocab_size; }
-
-// The leading run of valid entries: a rejection sampler fills what it rejected with -1.
-NGRAM_FN int64_t leading_run(const int32_t* sampled, int64_t width, int64_t vocab_size) {
-  int64_t n = 0;
-  while (n < width && is_valid_token(sampled[n], vocab_size)) ++n;
-  return n;
-}
 
 // How many of `count` new tokens a row still takes.
 NGRAM_FN int64_t appended(int64_t count, int64_t num_tokens, int64_t capacity) {

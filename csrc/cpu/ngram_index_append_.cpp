@@ -1,4 +1,4 @@
-#include "core/ngram_index.h"
+#include "core/ngram_index_append_.h"
 #include "cpu/ngram_index_slot.h"
 #include "cpu/parallel.h"
 
@@ -28,7 +28,7 @@ void append_row(const NgramIndexAppendParams& p, const cpu::Arena& arena, const 
 
 // Two batch positions of one slot, which is the caller's fault, must not meet in two threads: they would write outside no
 // tensor, but what they wrote would be a race.
-int32_t ngram_npu_cpu_ngram_index_append_(const NgramIndexAppendParams* params, void*) {
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_append_(const NgramIndexAppendParams* params, void*) {
   const NgramIndexAppendParams& p = *params;
   cpu::Arena arena;
   if (p.max_n - p.min_n >= index::kMaxLevels || !cpu::open_arena(p.index, p.index_words, &arena)) return kOk;

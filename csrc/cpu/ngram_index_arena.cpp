@@ -2,7 +2,7 @@
 
 #include <atomic>
 
-#include "core/ngram_index.h"
+#include "cpu/ngram_index.h"
 #include "cpu/instruction_set.h"
 
 namespace ngram_npu::cpu {

@@ -1,7 +1,7 @@
 // Whether an index is what it should be: for tests, and for `NgramIndex.check_integrity()`. Slow, and reads only.
 #include <cstring>
 
-#include "core/ngram_index.h"
+#include "cpu/ngram_index.h"
 #include "cpu/ngram_index_arena.h"
 
 using namespace ngram_npu;

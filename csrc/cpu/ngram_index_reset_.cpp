@@ -1,9 +1,9 @@
-#include "core/ngram_index.h"
+#include "core/ngram_index_reset_.h"
 #include "cpu/ngram_index_arena.h"
 
 using namespace ngram_npu;
 
-int32_t ngram_npu_cpu_ngram_index_reset_(const NgramIndexResetParams* params, void*) {
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_reset_(const NgramIndexResetParams* params, void*) {
   cpu::Arena arena;
   if (!cpu::open_arena(params->index, params->index_words, &arena)) return kOk;
   for (int64_t i = 0; i < params->count; ++i) {

@@ -1,6 +1,6 @@
 #include <cstring>
 
-#include "core/ngram_index.h"
+#include "core/ngram_index_step_.h"
 #include "cpu/lookup.h"
 #include "cpu/ngram_index_slot.h"
 
@@ -170,7 +170,7 @@ class Step {
 }  // namespace
 }  // namespace ngram_npu::cpu
 
-int32_t ngram_npu_cpu_ngram_index_step_(const ngram_npu::NgramIndexStepParams* params, void*) {
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_step_(const ngram_npu::NgramIndexStepParams* params, void*) {
   ngram_npu::cpu::Step(*params).run();
   return ngram_npu::kOk;
 }

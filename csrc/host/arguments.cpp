@@ -104,6 +104,29 @@ void Arguments::matrix(const char* name, const TensorView& view, DType dtype, Ac
   }
 }
 
+void Arguments::vector_of_at_least(const char* name, const TensorView& view, std::initializer_list<DType> dtypes,
+                                   int64_t low, const char* what, Access access) {
+  tensor(name, view, dtypes, 1, access);
+  if (view.sizes[0] < low) {
+    fail(name, "size >= " + std::to_string(low) + " (" + what + ")", "size " + std::to_string(view.sizes[0]));
+  }
+}
+
+const int32_t* Arguments::int32s(const char* name, const TensorView& view, int64_t size) {
+  vector(name, view, {DType::kInt32}, size);
+  return static_cast<const int32_t*>(view.data);
+}
+
+int64_t Arguments::query_start_loc(const TensorView& view, int64_t batch) {
+  constexpr const char* kName = "query_start_loc";
+  if (batch >= 0) {
+    vector(kName, view, {DType::kInt32}, batch + 1);
+  } else {
+    vector_of_at_least(kName, view, {DType::kInt32}, 1, "batch + 1");
+  }
+  return view.sizes[0] - 1;
+}
+
 IndexArray Arguments::indices(const char* name, const TensorView* view, int64_t size) {
   if (view == nullptr) return {nullptr, 0};
   vector(name, *view, {DType::kInt32, DType::kInt64}, size);
@@ -120,6 +143,10 @@ void Arguments::scalar(const char* name, int64_t value, int64_t low, int64_t hig
   if (value < low || value > high) {
     fail(name, std::to_string(low) + " to " + std::to_string(high), std::to_string(value));
   }
+}
+
+void Arguments::absent(const char* name, const TensorView* view, const char* because) {
+  if (view != nullptr) fail(name, std::string("None (") + because + ")", "a tensor");
 }
 
 void Arguments::at_most(const char* name, const char* what, int64_t value, int64_t limit, const char* of) {

@@ -54,10 +54,18 @@ class Arguments {
   void vector(const char* name, const TensorView& view, std::initializer_list<DType> dtypes, int64_t size,
               Access access = kRead);
   void matrix(const char* name, const TensorView& view, DType dtype, Access access = kRead);
+  // A vector of `low` items or more; `what` says what they are one for.
+  void vector_of_at_least(const char* name, const TensorView& view, std::initializer_list<DType> dtypes, int64_t low,
+                          const char* what, Access access = kRead);
+  // A vector of int32 that is read, as the kernels take it.
+  const int32_t* int32s(const char* name, const TensorView& view, int64_t size);
+  // Where requests start in the flat batch. Returns the number of requests, which -1 leaves open.
+  int64_t query_start_loc(const TensorView& view, int64_t batch);
 
   IndexArray indices(const char* name, const TensorView* view, int64_t size);
   const uint8_t* mask(const char* name, const TensorView* view, int64_t size);
   void scalar(const char* name, int64_t value, int64_t low, int64_t high);
+  void absent(const char* name, const TensorView* view, const char* because);
   void at_most(const char* name, const char* what, int64_t value, int64_t limit, const char* of);
   void ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy);
   void index_span(int64_t min_n, int64_t max_n);

@@ -32,6 +32,13 @@ PYBIND11_MODULE(_C, m) {
   define_ngram_propose(m);
   define_ngram_step_(m);
   define_index_tools(m);
+  define_prepare_next_token_ids(m);
+  define_prepare_inputs_padded(m);
+  define_prepare_inputs(m);
+  define_correct_num_computed_tokens_(m);
+  define_compute_slot_mapping_(m);
+  define_correct_spec_state_(m);
+  define_prepare_input_ids_(m);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 _Int32 = npt.NDArray[np.int32]
+_Int64 = npt.NDArray[np.int64]
 _Index = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.bool_]
 
@@ -119,3 +120,99 @@ def index_check_row(index: _Int32, slot: int, tokens: _Int32) -> int:
 
 def index_statistics(index: _Int32) -> dict[str, int]:
     """The counters an index keeps; they wrap at 2**32."""
+
+def prepare_next_token_ids(
+    sampled_token_ids: _Int32,
+    discard: _Mask | None,
+    backup_token_ids: _Int32 | None,
+    token_ids: _Int32 | None,
+    num_tokens: _Int32 | None,
+    row_indices: _Index | None,
+    vocab_size: int,
+) -> tuple[_Int32, _Int32]:
+    """sampled_token_ids [B,M], discard [B], and either backup_token_ids [B] or token_ids [R,S],
+    num_tokens [R], row_indices [B] -> next_token_ids [B], num_sampled [B]."""
+
+def prepare_inputs_padded(
+    cu_num_draft_tokens: _Int32,
+    num_sampled: _Int32,
+    query_start_loc: _Int32,
+) -> tuple[_Int32, _Int32]:
+    """cu_num_draft_tokens and num_sampled [B], query_start_loc [B+1] ->
+    token_indices_to_sample [B], num_rejected [B]."""
+
+def prepare_inputs(
+    query_start_loc: _Int32,
+    seq_lens: _Int32,
+    num_rejected: _Int32,
+    total_tokens: int,
+) -> tuple[_Int32, _Int32, _Int32]:
+    """query_start_loc [B+1], seq_lens and num_rejected [B] -> query_start_loc_out [B+1],
+    seq_lens_out [B], token_indices [total_tokens]."""
+
+def correct_num_computed_tokens_(
+    num_computed_tokens: _Int32,
+    num_accepted_tokens: _Int32,
+    prev_positions: _Index,
+    num_sampled_prev: _Int32,
+    num_draft_prev: _Int32,
+    host_num_computed_tokens: _Int32,
+) -> None:
+    """The first two are written. num_computed_tokens and num_accepted_tokens have B items or more,
+    prev_positions and host_num_computed_tokens B, the other two any number."""
+
+def compute_slot_mapping_(
+    query_start_loc: _Int32,
+    positions: _Int64,
+    block_table: _Int32,
+    row_indices: _Index | None,
+    slot_mapping: _Index,
+    block_size: int,
+    blocks_per_kv_block: int,
+    cp_world: int,
+    cp_rank: int,
+    cp_interleave: int,
+    pad_id: int,
+) -> None:
+    """slot_mapping is written. query_start_loc [B+1], positions [P] int64, block_table [R,NB],
+    row_indices [B]."""
+
+def correct_spec_state_(
+    num_computed_tokens: _Int32,
+    num_accepted_tokens: _Int32,
+    positions: _Int64,
+    seq_lens: _Int32,
+    slot_mapping: _Index,
+    discard: _Mask | None,
+    prev_positions: _Index,
+    num_sampled_prev: _Int32,
+    num_draft_prev: _Int32,
+    host_num_computed_tokens: _Int32,
+    query_start_loc: _Int32,
+    num_tokens: _Int32 | None,
+    block_table: _Int32,
+    row_indices: _Index | None,
+    block_size: int,
+    blocks_per_kv_block: int,
+    cp_world: int,
+    cp_rank: int,
+    cp_interleave: int,
+    pad_id: int,
+    workspace: _Int32 | None,
+) -> None:
+    """The first six and workspace are written. num_computed_tokens, num_accepted_tokens, seq_lens
+    and discard have B items or more; positions [P] int64; prev_positions and
+    host_num_computed_tokens [B], query_start_loc [B+1], num_tokens [R], block_table [R,NB],
+    row_indices [B]."""
+
+def prepare_input_ids_(
+    input_ids: _Int32,
+    query_start_loc: _Int32,
+    prev_positions: _Index,
+    next_token_ids: _Int32,
+    draft_token_ids: _Int32,
+    num_scheduled_drafts: _Int32,
+    pad_token: int,
+) -> None:
+    """input_ids is written. query_start_loc [B+1], prev_positions and num_scheduled_drafts [B],
+    next_token_ids [Q], draft_token_ids [Q,K]."""

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
     path
-    for path in sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+    for path in sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")])
     if ">>> " in path.read_text()
 ]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from backends import BACKENDS, Backend
+from backends import BACKENDS, Backend, as_arrays
 from hypothesis import given
 from hypothesis import strategies as st
-from opspecs import OPSPECS, OpSpec, Sample, clone_args
+from opspecs import OPSPECS, OpSpec, Sample, clone_args, owner
 
 from ops.parity import MismatchError, check_parity
 
@@ -36,16 +36,23 @@ def test_random(spec: OpSpec, backend: Backend) -> None:
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_reference_writes_only_what_the_schema_marks(spec: OpSpec) -> None:
-    reference = Backend("reference", lambda _, args: spec.reference(*args), "auto")
+    reference = Backend("reference", lambda _, args: as_arrays(spec.reference(*args)), "auto")
     for sample in spec.samples(np.random.default_rng(7)):
         check_parity(spec, reference, sample)
 
 
 def _wrong_backend(spec: OpSpec, fault: str) -> Backend:
     def call(_: str, args: tuple[object, ...]) -> tuple[np.ndarray, ...]:
-        results = spec.reference(*args)
+        results = as_arrays(spec.reference(*args))
+        arrays = {
+            name: a
+            for (name, _), a in zip(spec.arguments, args, strict=True)
+            if isinstance(a, np.ndarray)
+        }
         if fault == "value":
             results[-1].flat[0] += 1
+        elif fault == "written":
+            arrays[max((spec.written - spec.opaque) & arrays.keys())].flat[0] ^= 1
         elif fault == "dtype":
             results = (*results[:-1], results[-1].astype(np.int64))
         elif fault == "shape":
@@ -53,22 +60,29 @@ def _wrong_backend(spec: OpSpec, fault: str) -> Backend:
         elif fault == "missing":
             results = results[:-1]
         elif fault == "unmarked":
-            names = [name for name, _ in spec.arguments]
-            target = next(
-                a
-                for n, a in zip(names, args, strict=True)
-                if isinstance(a, np.ndarray) and n not in spec.written
-            )
+            target = next(a for name, a in arrays.items() if name not in spec.written)
             target.flat[0] = 0 if target.flat[0] else 1
         elif fault == "outside":
-            next(a for a in args if isinstance(a, np.ndarray)).base[0, 0] += 1
+            last = (owner(a).reshape(-1)[-1:] for a in arrays.values())
+            next(
+                end
+                for end, a in zip(last, arrays.values(), strict=True)
+                if not np.shares_memory(end, a)
+            )[0] += 1
         return results
 
     return Backend(f"wrong-{fault}", call, "auto")
 
 
-@pytest.mark.parametrize("fault", ["value", "dtype", "shape", "missing", "unmarked", "outside"])
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def _faults(spec: OpSpec) -> list[str]:
+    results = [] if spec.schema.endswith("-> ()") else ["value", "dtype", "shape", "missing"]
+    return [*results, *(["written"] if spec.written - spec.opaque else []), "unmarked", "outside"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "fault"),
+    [pytest.param(s, fault, id=f"{s.name}-{fault}") for s in SPECS for fault in _faults(s)],
+)
 def test_the_comparison_catches(spec: OpSpec, fault: str) -> None:
     sample = next(spec.samples(np.random.default_rng(3)))
     with pytest.raises(MismatchError):

@@ -42,13 +42,15 @@ class BadCall:
     message: str
     """A regular expression the error must match; op and argument are checked as well."""
     argument: str
+    sample: str = ""
+    """The label of the sample that is changed; the first one where empty."""
 
 
 @dataclass(frozen=True)
 class OpSpec:
     name: str
     schema: str
-    reference: Callable[..., tuple[Array, ...]]
+    reference: Callable[..., tuple[Array, ...] | None]
     samples: Callable[[np.random.Generator], Iterator[Sample]]
     """Ordinary, edge and hostile ones; the first is an ordinary one with every size above 1."""
     strategy: st.SearchStrategy[Args]
@@ -56,6 +58,8 @@ class OpSpec:
     sizes: tuple[Args, ...]
     """Argument tuples for one compiled graph: all sizes differ between them, and within each (torch
     takes two equal sizes for one symbol)."""
+    opaque: frozenset[str] = frozenset()
+    """Arguments whose contents are an implementation's own affair and are not compared."""
     no_kernel: dict[str, str] = field(default_factory=lambda: NOT_YET)
     """Backend -> why this operator has no kernel there."""
 
@@ -72,6 +76,20 @@ class OpSpec:
     @property
     def written(self) -> set[str]:
         return {name for name, kind in self.arguments if re.match(r"Tensor\(\w+!\)", kind)}
+
+    def sample(self, label: str = "") -> Sample:
+        """The sample of that label; the first where it is empty."""
+        samples = self.samples(np.random.default_rng(1))
+        return next(s for s in samples if label in ("", s.label))
+
+    def sample_with(self, name: str) -> Sample:
+        """The first sample that has this tensor, with no size below 2."""
+        at = [n for n, _ in self.arguments].index(name)
+        for sample in self.samples(np.random.default_rng(1)):
+            value = sample.args[at]
+            if value is not None and min(value.shape) > 1:
+                return sample
+        raise LookupError(f"{self.name}: no sample has {name}")
 
     def replace(self, args: Args, **change: Any) -> Args:
         names = [name for name, _ in self.arguments]

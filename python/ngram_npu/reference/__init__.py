@@ -4,13 +4,27 @@ compared with. Independent of the C++ sources; the definitions are those of docs
 from ngram_npu.reference.ngram_index_append_ import ngram_index_append_
 from ngram_npu.reference.ngram_index_reset_ import ngram_index_reset_
 from ngram_npu.reference.ngram_index_step_ import ngram_index_step_
+from ngram_npu.reference.compute_slot_mapping_ import compute_slot_mapping_
+from ngram_npu.reference.correct_num_computed_tokens_ import correct_num_computed_tokens_
+from ngram_npu.reference.correct_spec_state_ import correct_spec_state_
 from ngram_npu.reference.ngram_propose import ngram_propose
 from ngram_npu.reference.ngram_step_ import ngram_step_
+from ngram_npu.reference.prepare_input_ids_ import prepare_input_ids_
+from ngram_npu.reference.prepare_inputs import prepare_inputs
+from ngram_npu.reference.prepare_inputs_padded import prepare_inputs_padded
+from ngram_npu.reference.prepare_next_token_ids import prepare_next_token_ids
 
 __all__ = [
+    "compute_slot_mapping_",
+    "correct_num_computed_tokens_",
+    "correct_spec_state_",
     "ngram_index_append_",
     "ngram_index_reset_",
     "ngram_index_step_",
     "ngram_propose",
     "ngram_step_",
+    "prepare_input_ids_",
+    "prepare_inputs",
+    "prepare_inputs_padded",
+    "prepare_next_token_ids",
 ]

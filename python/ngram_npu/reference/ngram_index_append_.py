@@ -14,6 +14,6 @@ def ngram_index_append_(
     min_n: int,
     max_n: int,
     match_policy: int,
-) -> tuple[()]:
+) -> None:
     """token_ids [R,S], num_tokens [R], row_indices and slot_indices [B], index [W]; no results."""
-    return ()
+

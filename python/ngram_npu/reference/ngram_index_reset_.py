@@ -5,6 +5,6 @@ from __future__ import annotations
 from ngram_npu.reference.ngram_propose import Array
 
 
-def ngram_index_reset_(index: Array, slot_indices: Array) -> tuple[()]:
+def ngram_index_reset_(index: Array, slot_indices: Array) -> None:
     """index [W], slot_indices [N]; no results."""
-    return ()
+

@@ -7,9 +7,18 @@ from tools.bench.ops.call_overhead import CallOverhead
 from tools.bench.ops.crossover import Crossover
 from tools.bench.ops.lookup import NgramPropose, NgramStep
 from tools.bench.ops.memory import Memory
+from tools.bench.ops.spec_state import CorrectSpecState
 
 OPS: dict[str, Op] = {
-    op.name: op for op in (NgramPropose(), NgramStep(), CallOverhead(), Crossover(), Memory())
+    op.name: op
+    for op in (
+        NgramPropose(),
+        NgramStep(),
+        CallOverhead(),
+        Crossover(),
+        Memory(),
+        CorrectSpecState(),
+    )
 }
 
 __all__ = ["OPS", "Op"]

@@ -1,0 +1,23 @@
+// The flat batch: request i's tokens are [query_start_loc[i], query_start_loc[i + 1]).
+#pragma once
+
+#include "core/common.h"
+
+namespace ngram_npu {
+
+struct TokenRange {
+  int64_t begin;
+  int64_t end;
+};
+
+// The tokens of a request that lie in a tensor of `size` items; begin >= end where there are none.
+NGRAM_FN TokenRange tokens_of(const int32_t* query_start_loc, int64_t i, int64_t size) {
+  return {larger<int64_t>(query_start_loc[i], 0), smaller<int64_t>(query_start_loc[i + 1], size)};
+}
+
+// How many tokens a request has, whatever the tensors hold of them.
+NGRAM_FN int32_t scheduled(const int32_t* query_start_loc, int64_t i) {
+  return wrap_sub(query_start_loc[i + 1], query_start_loc[i]);
+}
+
+}  // namespace ngram_npu

@@ -1,0 +1,31 @@
+// prepare_inputs_padded: which row of logits each request samples from. Contract: docs/ops/prepare_inputs_padded.md.
+#pragma once
+
+#include "core/common.h"
+
+namespace ngram_npu {
+
+struct PrepareInputsPaddedParams {
+  const int32_t* cu_num_draft_tokens;  // [B], inclusive
+  const int32_t* num_sampled;          // [B]
+  const int32_t* query_start_loc;      // [B + 1]
+  int64_t batch;
+  int32_t* token_indices_to_sample;  // [B]
+  int32_t* num_rejected;             // [B]
+};
+
+// Of the drafts and the token before them one is sampled for each that was accepted, and one more.
+NGRAM_FN int32_t rejected_drafts(int32_t num_drafts, int32_t num_sampled) {
+  return num_drafts > 0 ? wrap_sub(wrap_add(num_drafts, 1), num_sampled) : 0;
+}
+
+NGRAM_FN int32_t rejected_of(const PrepareInputsPaddedParams& p, int64_t i) {
+  const int32_t before = i > 0 ? p.cu_num_draft_tokens[i - 1] : 0;
+  return rejected_drafts(wrap_sub(p.cu_num_draft_tokens[i], before), p.num_sampled[i]);
+}
+
+NGRAM_FN int32_t index_to_sample(const PrepareInputsPaddedParams& p, int64_t i, int32_t rejected) {
+  return wrap_sub(wrap_sub(p.query_start_loc[i + 1], 1), rejected);
+}
+
+}  // namespace ngram_npu

@@ -1,0 +1,41 @@
+// prepare_next_token_ids: each request's newest token. Contract: docs/ops/prepare_next_token_ids.md.
+#pragma once
+
+#include "core/sampled.h"
+
+namespace ngram_npu {
+
+struct PrepareNextTokenIdsParams {
+  TokenRows<const int32_t> sampled_token_ids;  // [B, M]
+  const uint8_t* discard;                      // [B], or null: none; bool bytes, any nonzero is true
+  const int32_t* backup_token_ids;             // [B], or null: the rows' last tokens
+  TokenRows<const int32_t> token_ids;          // [R, S]
+  const int32_t* num_tokens;                   // [R]
+  IndexArray row_indices;                      // [B]
+  int64_t batch;
+  int64_t vocab_size;
+  int32_t* next_token_ids;  // [B]
+  int32_t* num_sampled;     // [B]
+};
+
+NGRAM_FN int32_t backup_token(const PrepareNextTokenIdsParams& p, int64_t i) {
+  if (p.backup_token_ids != nullptr) return p.backup_token_ids[i];
+  const int64_t row = p.row_indices[i];
+  if (!p.token_ids.has(row)) return 0;
+  const int64_t length = p.num_tokens[row];
+  return length >= 1 && length <= p.token_ids.capacity ? p.token_ids[row][length - 1] : 0;
+}
+
+struct NextToken {
+  int32_t token;
+  int32_t num_sampled;
+};
+
+NGRAM_FN NextToken next_token(const PrepareNextTokenIdsParams& p, int64_t i) {
+  const int32_t* sampled = p.sampled_token_ids[i];
+  const bool discarded = p.discard != nullptr && p.discard[i];
+  const int64_t run = discarded ? 0 : leading_run(sampled, p.sampled_token_ids.capacity, p.vocab_size);
+  return {run > 0 ? sampled[run - 1] : backup_token(p, i), static_cast<int32_t>(run)};
+}
+
+}  // namespace ngram_npu

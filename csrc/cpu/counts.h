@@ -1,0 +1,11 @@
+// The correction of the counts, for the operator that does only that and for the one that goes on from it.
+#pragma once
+
+#include "core/correct_num_computed_tokens_.h"
+
+namespace ngram_npu::cpu {
+
+// Returns kOk, or kOutOfMemory with nothing written.
+int32_t correct_counts(const CorrectNumComputedTokensParams& p);
+
+}  // namespace ngram_npu::cpu

@@ -1,0 +1,39 @@
+// Writing slots, for the operator that reads positions and for the one that has just made them.
+#pragma once
+
+#include <algorithm>
+
+#include "core/compute_slot_mapping_.h"
+
+namespace ngram_npu::cpu {
+
+// A slot mapping of either width.
+template <class Slot>
+struct SlotArray {
+  Slot* slots;
+  Slot pad;
+
+  void write(int64_t n, int64_t slot) const { slots[n] = slot == kNoSlot ? pad : static_cast<Slot>(slot); }
+
+  void fill(int64_t begin, int64_t end) const {
+    if (begin < end) std::fill(slots + begin, slots + end, pad);
+  }
+};
+
+// Calls fn(SlotArray) with the width that the parameters name.
+template <class Fn>
+void with_slots(const ComputeSlotMappingParams& p, const Fn& fn) {
+  if (p.slot_bytes == 8) {
+    fn(SlotArray<int64_t>{static_cast<int64_t*>(p.slot_mapping), p.pad_id});
+  } else {
+    fn(SlotArray<int32_t>{static_cast<int32_t*>(p.slot_mapping), static_cast<int32_t>(p.pad_id)});
+  }
+}
+
+// What no request's tokens take, up to the end: a captured graph reads all of it.
+template <class Slot>
+void pad_rest(const ComputeSlotMappingParams& p, const SlotArray<Slot>& slots) {
+  slots.fill(larger<int64_t>(p.query_start_loc[p.batch], 0), p.num_slots);
+}
+
+}  // namespace ngram_npu::cpu
