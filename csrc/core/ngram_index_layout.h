@@ -1,14 +1,15 @@
-// What the index tensor contains. Everything in it is an offset or an id, never a pointer: it may be copied or moved. Every
-// id is clamped where it is used, so that no contents, however wrong, lead a kernel outside the tensor.
+// What the index tensor contains. Everything in it is an offset or an id, never a pointer: it may be copied or moved.
+// Every id is clamped where it is used, so that no contents, however wrong, lead a kernel outside the tensor.
 //
 //   header   64 words
 //   slots    num_slots x 32 words: a line of state, a line of directory root
 //   owners   num_pages words: the slot that holds a page, or the next free page
 //   pages    num_pages x 1024 words, from a multiple of 1024 words on
 //
-// A slot's table is an extendible hash table. Its buckets are pages of 4 KiB: 64 cache lines of 16 entries. A page of depth
-// d holds the entries whose prefix starts with its d bits; a directory maps the first D >= d bits of a prefix to a page. A
-// page that is full splits in two and nothing else moves: growth costs a microsecond at a time, and memory comes by pages.
+// A slot's table is an extendible hash table. Its buckets are pages of 4 KiB: 64 cache lines of 16 entries. A page of
+// depth d holds the entries whose prefix starts with its d bits; a directory maps the first D >= d bits of a prefix to
+// a page. A page that is full splits in two and nothing else moves: growth costs a microsecond at a time, and memory
+// comes by pages.
 //
 // An entry is one word. In a page of depth d, from the top:
 //   fingerprint  15 - d bits  the bits of the prefix after its first d
@@ -16,7 +17,8 @@
 //   home          2           the line within its group of four where the search for it starts
 //   twice         1           the gram has occurred more than once
 //   start        11 + d       where the recorded occurrence ends, plus one; 0: no entry
-// A split takes the fingerprint's top bit to choose the half, and `start` gets a bit: nothing is hashed, no token is read.
+// A split takes the fingerprint's top bit to choose the half, and `start` gets a bit: nothing is hashed, no token is
+// read.
 #pragma once
 
 #include "core/common.h"
@@ -42,7 +44,7 @@ constexpr uint32_t kRootDepth = 4;      // directories of up to 2^4 entries live
 constexpr uint32_t kDirPageDepth = 10;  // a directory page has 2^10 entries
 constexpr uint32_t kTailTokens = 8;
 constexpr uint32_t kMaxIndexedTokens = (1u << (11 + kMaxDepth)) - 1;  // longer rows are scanned
-constexpr int64_t kMaxPages = int64_t{1} << 26;  // line numbers fit 32 bits
+constexpr int64_t kMaxPages = int64_t{1} << 26;                       // line numbers fit 32 bits
 constexpr int64_t kMaxSlots = int64_t{1} << 28;
 
 // Words of the header. The statistics wrap.
@@ -62,19 +64,19 @@ enum Header : int {
   kStatRebuildTokens,   // slots rebuilt: the row's tokens are not those that were indexed
   kStatRebuildOptions,  // slots rebuilt: min_n, max_n or match differ
   kStatSplits,
-  kStatGivenUp,         // slots given up because the arena, or the row's table, was full
+  kStatGivenUp,  // slots given up because the arena, or the row's table, was full
   kHeaderEnd,
 };
 
 // Words of a slot. An all-zero slot is empty.
 enum Slot : int {
-  kSlotOptions,      // pack_options(); 0: empty
-  kSlotLength,       // tokens indexed
-  kSlotDepth,        // D, where kSlotPages > 0
-  kSlotPages,        // pages held, directory included; 0: no table
-  kSlotGivenUp,      // pages held when the arena was full, else 0; the row is scanned until there is room again
-  kSlotTail = 8,     // the last min(8, length) tokens indexed, the newest last
-  kSlotRoot = 16,    // the directory (D <= 4), or the ids of its pages
+  kSlotOptions,    // pack_options(); 0: empty
+  kSlotLength,     // tokens indexed
+  kSlotDepth,      // D, where kSlotPages > 0
+  kSlotPages,      // pages held, directory included; 0: no table
+  kSlotGivenUp,    // pages held when the arena was full, else 0; the row is scanned until there is room again
+  kSlotTail = 8,   // the last min(8, length) tokens indexed, the newest last
+  kSlotRoot = 16,  // the directory (D <= 4), or the ids of its pages
 };
 
 static NGRAM_FN uint32_t pack_options(int64_t min_n, int64_t max_n, int32_t match) {
@@ -111,7 +113,8 @@ static NGRAM_FN uint32_t dir_index(Key key, uint32_t dir_depth) {
 // Its entry in a page of that depth, without `twice` and `start`.
 static NGRAM_FN uint32_t entry_head(Key key, uint32_t depth) { return (key & ~0xfffu) << depth; }
 
-// The hash of a gram is a sum of products of its tokens, newest first, with these factors: the gram one longer adds one.
+// The hash of a gram is a sum of products of its tokens, newest first, with these factors: the gram one longer adds
+// one.
 struct Factors {
   uint32_t of[kMaxNgram];
 };
@@ -135,8 +138,9 @@ static NGRAM_FN void make_keys(const Word& sum, uint32_t level, Word* key) {
   x = (x ^ x >> 16) * 0x85ebca6bu;
   x = (x ^ x >> 13) * 0xc2b2ae35u;
   x ^= x >> 16;
-  // Prefixes are made denser towards one end, about log2(1 + u). Page loads then differ by up to a factor of two, so that
-  // a row's pages, and rows of equal length, split one after the other and not all at once, and memory grows steadily.
+  // Prefixes are made denser towards one end, about log2(1 + u). Page loads then differ by up to a factor of two, so
+  // that a row's pages, and rows of equal length, split one after the other and not all at once, and memory grows
+  // steadily.
   const Word u = x >> 16;
   const Word prefix = u + ((u * (0x10000u - u) >> 16) * 22610u >> 16);
   *key = prefix >> 1 << 17 | level << 14 | (x & 3u) << 12 | (x & (kPageLines - 1));

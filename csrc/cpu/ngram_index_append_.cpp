@@ -1,4 +1,5 @@
 #include "core/ngram_index_append_.h"
+
 #include "cpu/ngram_index_slot.h"
 #include "cpu/parallel.h"
 
@@ -26,8 +27,8 @@ void append_row(const NgramIndexAppendParams& p, const cpu::Arena& arena, const 
 
 }  // namespace
 
-// Two batch positions of one slot, which is the caller's fault, must not meet in two threads: they would write outside no
-// tensor, but what they wrote would be a race.
+// Two batch positions of one slot, which is the caller's fault, must not meet in two threads: they would write outside
+// no tensor, but what they wrote would be a race.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_append_(const NgramIndexAppendParams* params, void*) {
   const NgramIndexAppendParams& p = *params;
   cpu::Arena arena;

@@ -2,8 +2,8 @@
 
 #include <atomic>
 
-#include "cpu/ngram_index.h"
 #include "cpu/instruction_set.h"
+#include "cpu/ngram_index.h"
 
 namespace ngram_npu::cpu {
 
@@ -14,8 +14,8 @@ namespace {
 // In `owners`: slot + 1 for a page in use; kFree | (next + 1) for a freed one; 0 for one never used.
 constexpr uint32_t kFree = 0x80000000u;
 
-// Pages are taken once in some hundred insertions, so one lock for the process does. It is not in the tensor: whatever a
-// tensor contains, nobody waits for it.
+// Pages are taken once in some hundred insertions, so one lock for the process does. It is not in the tensor: whatever
+// a tensor contains, nobody waits for it.
 class PageLock {
  public:
   PageLock() {
@@ -134,13 +134,10 @@ void count(const Arena& arena, Header statistic, uint32_t times) {
 const IndexTable& index_table() {
   switch (instruction_set()) {
 #if defined(__x86_64__)
-    case InstructionSet::kAvx512:
-      return kIndexTableAvx512;
-    case InstructionSet::kAvx2:
-      return kIndexTableAvx2;
+    case InstructionSet::kAvx512: return kIndexTableAvx512;
+    case InstructionSet::kAvx2: return kIndexTableAvx2;
 #endif
-    default:
-      return kIndexTableScalar;
+    default: return kIndexTableScalar;
   }
 }
 
@@ -156,8 +153,8 @@ int64_t ngram_npu_cpu_ngram_index_words(int64_t num_slots, int64_t num_pages) {
 int64_t ngram_npu_cpu_ngram_index_pages(int64_t tokens, int64_t num_slots, int64_t min_n, int64_t max_n,
                                         int32_t any_data) {
   if (tokens < 0 || num_slots < 1 || min_n < 1 || max_n < min_n || max_n - min_n >= index::kMaxLevels) return 0;
-  // A page holds 590 entries on average. Text has up to 1.2 per token, any data up to (levels + 1) / 2; a slot's last page
-  // and its directory come on top.
+  // A page holds 590 entries on average. Text has up to 1.2 per token, any data up to (levels + 1) / 2; a slot's last
+  // page and its directory come on top.
   const int64_t tenths = any_data ? 5 * (max_n - min_n + 2) : 12;
   const int64_t pages = tokens / 5900 * tenths + tokens % 5900 * tenths / 5900 + 2 * num_slots + 1;
   return smaller(pages, index::kMaxPages);

@@ -11,20 +11,20 @@ namespace {
 
 enum Fault : int32_t {
   kFine = 0,
-  kFaultHeader = 1,      // not an index, or one for a tensor of another size
-  kFaultSlot = 2,        // a slot's directory is deeper than can be
-  kFaultDirectory = 3,   // a page does not fill its part of the directory evenly
-  kFaultOwner = 4,       // a directory names a page that is not its slot's, or names it twice
-  kFaultPageCount = 5,   // a slot holds another number of pages than it says
-  kFaultInUse = 6,       // so does the header
-  kFaultFreeList = 7,    // the list of freed pages is broken
-  kFaultLine = 8,        // a line does not fill from lane 0
-  kFaultPlace = 9,       // an entry stands where its key does not lead
-  kFaultStart = 10,      // an entry lies outside the row
-  kFaultRecorded = 11,   // an entry does not record the earliest (latest) occurrence
-  kFaultLazyRule = 12,   // an entry is there against the lazy rule, or `twice` is wrong
-  kFaultMissing = 13,    // an entry is missing
-  kFaultRow = 14,        // the slot says it indexed more tokens than the row has
+  kFaultHeader = 1,     // not an index, or one for a tensor of another size
+  kFaultSlot = 2,       // a slot's directory is deeper than can be
+  kFaultDirectory = 3,  // a page does not fill its part of the directory evenly
+  kFaultOwner = 4,      // a directory names a page that is not its slot's, or names it twice
+  kFaultPageCount = 5,  // a slot holds another number of pages than it says
+  kFaultInUse = 6,      // so does the header
+  kFaultFreeList = 7,   // the list of freed pages is broken
+  kFaultLine = 8,       // a line does not fill from lane 0
+  kFaultPlace = 9,      // an entry stands where its key does not lead
+  kFaultStart = 10,     // an entry lies outside the row
+  kFaultRecorded = 11,  // an entry does not record the earliest (latest) occurrence
+  kFaultLazyRule = 12,  // an entry is there against the lazy rule, or `twice` is wrong
+  kFaultMissing = 13,   // an entry is missing
+  kFaultRow = 14,       // the slot says it indexed more tokens than the row has
 };
 
 uint32_t* directory_at(const cpu::Arena& arena, uint32_t* slot, uint32_t i) {
@@ -69,10 +69,14 @@ Fault check_pages(const cpu::Arena& arena, int64_t* where) {
   for (uint32_t i = 0; i < arena.num_pages; ++i) {
     const uint32_t owner = arena.owners[i];
     *where = i;
-    if (owner >> 31 != 0) ++freed;
-    else if (owner == 0) ++never;
-    else if (owner <= arena.num_slots) ++owned;
-    else return kFaultOwner;
+    if (owner >> 31 != 0)
+      ++freed;
+    else if (owner == 0)
+      ++never;
+    else if (owner <= arena.num_slots)
+      ++owned;
+    else
+      return kFaultOwner;
   }
   uint32_t listed = 0;
   for (uint32_t head = arena.header[kHeaderFreePage]; head != 0; ++listed) {

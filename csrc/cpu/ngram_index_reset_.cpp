@@ -1,4 +1,5 @@
 #include "core/ngram_index_reset_.h"
+
 #include "cpu/ngram_index_arena.h"
 
 using namespace ngram_npu;

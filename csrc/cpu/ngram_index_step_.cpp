@@ -1,6 +1,7 @@
+#include "core/ngram_index_step_.h"
+
 #include <cstring>
 
-#include "core/ngram_index_step_.h"
 #include "cpu/lookup.h"
 #include "cpu/ngram_index_slot.h"
 
@@ -29,10 +30,12 @@ class Step {
         find_(find_occurrence()),
         readable_(static_cast<uint32_t>(smaller<int64_t>(p_.token_ids.capacity, kMaxIndexedTokens))),
         budget_(params.catch_up_tokens),
-        usable_(open_arena(params.index, params.index_words, &arena_) && p_.lookup.max_n - p_.lookup.min_n < kMaxLevels) {}
+        usable_(open_arena(params.index, params.index_words, &arena_) &&
+                p_.lookup.max_n - p_.lookup.min_n < kMaxLevels) {}
 
   void run() {
-    for (int64_t first = 0; first < p_.batch; first += kQueryGroup) group(first, smaller<int64_t>(p_.batch - first, kQueryGroup));
+    for (int64_t first = 0; first < p_.batch; first += kQueryGroup)
+      group(first, smaller<int64_t>(p_.batch - first, kQueryGroup));
     if (!usable_) return;
     for (int i = kHeaderMagic; i < kHeaderEnd; ++i) {
       if (counts_[i] != 0) count(arena_, static_cast<Header>(i), counts_[i]);
@@ -40,7 +43,9 @@ class Step {
   }
 
  private:
-  int64_t slot_of(int64_t i) const { return params_.slot_indices.bytes != 0 ? params_.slot_indices[i] : p_.row_indices[i]; }
+  int64_t slot_of(int64_t i) const {
+    return params_.slot_indices.bytes != 0 ? params_.slot_indices[i] : p_.row_indices[i];
+  }
 
   bool has_slot(int64_t slot) const { return usable_ && slot >= 0 && slot < arena_.num_slots; }
 
@@ -99,10 +104,12 @@ class Step {
     if (!has_slot(slot) || r.length > kMaxIndexedTokens) return scan_for(kStatScanOther);
     const int32_t* tokens = p_.token_ids[r.accepted.row];
     const uint32_t slot_id = static_cast<uint32_t>(slot);
-    if (!prepare_slot(arena_, slot_id, options_, tokens, static_cast<uint32_t>(r.accepted.old_length))) return scan_for(kStatScanFull);
+    if (!prepare_slot(arena_, slot_id, options_, tokens, static_cast<uint32_t>(r.accepted.old_length)))
+      return scan_for(kStatScanFull);
     const uint32_t length = static_cast<uint32_t>(r.length);
     uint32_t done = arena_.slot(slot_id)[kSlotLength];
-    // A row that is full keeps its last token, which is indexed: the question was already asked, and its answer is gone.
+    // A row that is full keeps its last token, which is indexed: the question was already asked, and its answer is
+    // gone.
     if (done >= length) return scan_for(kStatScanOther);
     if (length - done > kMaxPending) {
       uint32_t upto = length - kMaxPending;

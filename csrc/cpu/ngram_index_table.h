@@ -1,9 +1,9 @@
-// The table of one slot and the walk of one token through it, generic over an instruction set; each ngram_index_<isa>.cpp
-// compiles it once. Everything here has internal linkage: a function compiled for one instruction set must never be merged
-// by the linker with its namesake from another.
+// The table of one slot and the walk of one token through it, generic over an instruction set; each
+// ngram_index_<isa>.cpp compiles it once. Everything here has internal linkage: a function compiled for one instruction
+// set must never be merged by the linker with its namesake from another.
 //
-// The lazy rule. An entry (n, gram) exists if and only if the gram occurs in the indexed row and n == min_n or its suffix
-// one shorter occurs at least twice. What follows from it:
+// The lazy rule. An entry (n, gram) exists if and only if the gram occurs in the indexed row and n == min_n or its
+// suffix one shorter occurs at least twice. What follows from it:
 //   - a gram that is absent from the table while its suffix is present has either not occurred, or its suffix occurred
 //     once, and then comparing tokens at that one occurrence decides;
 //   - the entries of one end are levels 0 .. m without a gap, all but the last marked `twice`;
@@ -18,8 +18,8 @@ namespace {
 
 using namespace index;
 
-// Isa: match(line, want, mask), bit i: lane i agrees in the bits of mask; used(line): entries in the line, which fill from
-// lane 0; common_suffix8(a, b): of 8 tokens each; split_line: see below.
+// Isa: match(line, want, mask), bit i: lane i agrees in the bits of mask; used(line): entries in the line, which fill
+// from lane 0; common_suffix8(a, b): of 8 tokens each; split_line: see below.
 
 // An entry as it stands in the page of depth + 1 that a split gives it.
 inline uint32_t deepened(uint32_t entry, uint32_t depth) {
@@ -27,9 +27,10 @@ inline uint32_t deepened(uint32_t entry, uint32_t depth) {
   return (entry & ~start) << 1 | (entry & start);
 }
 
-// Distributes the entries of a line that are in their home line over the two halves' lines, which it writes whole. Returns
-// the lanes of the others. (The version for instruction sets that cannot compress.)
-inline uint32_t split_line_by_lanes(const uint32_t* line, uint32_t home, uint32_t depth, uint32_t* low, uint32_t* high) {
+// Distributes the entries of a line that are in their home line over the two halves' lines, which it writes whole.
+// Returns the lanes of the others. (The version for instruction sets that cannot compress.)
+inline uint32_t split_line_by_lanes(const uint32_t* line, uint32_t home, uint32_t depth, uint32_t* low,
+                                    uint32_t* high) {
   uint32_t* const out[2] = {low, high};
   uint32_t used[2] = {0, 0};
   uint32_t displaced = 0;
@@ -76,17 +77,17 @@ class SlotTable {
 
   using Vector = typename VectorOf<kWidth>::Type;
 
-  // Consecutive ends and where all their grams belong. Made ahead of use, in vectors: of all that a walk does this is what
-  // does not depend on what it finds. Level by level, shortest gram first.
+  // Consecutive ends and where all their grams belong. Made ahead of use, in vectors: of all that a walk does this is
+  // what does not depend on what it finds. Level by level, shortest gram first.
   struct Batch {
     static constexpr int kRows = kLevels != 0 ? kLevels : kMaxLevels;
     uint32_t first;
     uint32_t size;
-    uint32_t version;            // of the table when located; a split makes that stale
+    uint32_t version;  // of the table when located; a split makes that stale
     Vector key[kRows];
-    Vector line[kRows];  // number of the home line, counted over all pages
-    Vector want[kRows];  // head of the entry there
-    Vector mask[kRows];  // what is compared with it
+    Vector line[kRows];   // number of the home line, counted over all pages
+    Vector want[kRows];   // head of the entry there
+    Vector mask[kRows];   // what is compared with it
     Vector start[kRows];  // mask of `start` in that page
   };
 
@@ -100,7 +101,8 @@ class SlotTable {
       // Near the ends of the row's memory a vector would reach beyond it.
       const uint32_t before = smaller(first, max_n_ - 1);
       for (uint32_t i = before; i < max_n_ - 1; ++i) copy[max_n_ - 2 - i] = 0;
-      for (uint32_t i = 0; i < before + size; ++i) copy[max_n_ - 1 - before + i] = newest[static_cast<int64_t>(i) - before];
+      for (uint32_t i = 0; i < before + size; ++i)
+        copy[max_n_ - 1 - before + i] = newest[static_cast<int64_t>(i) - before];
       for (uint32_t i = size; i < kWidth; ++i) copy[max_n_ - 1 + i] = 0;
       newest = copy + max_n_ - 1;
     }
@@ -116,7 +118,8 @@ class SlotTable {
   void prefetch_directory(const Batch& batch) const {
     if (dir_depth_ <= kRootDepth) return;
     for (int level = 0; level < levels(); ++level) {
-      for (uint32_t i = 0; i < batch.size; ++i) __builtin_prefetch(directory_at(dir_index(batch.key[level][i], dir_depth_), dir_depth_));
+      for (uint32_t i = 0; i < batch.size; ++i)
+        __builtin_prefetch(directory_at(dir_index(batch.key[level][i], dir_depth_), dir_depth_));
     }
   }
 

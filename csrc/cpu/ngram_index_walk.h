@@ -1,6 +1,6 @@
 // Rows through their tables: many rows by a few tokens (a step), and one row by many (a prompt). Both are loops around
-// SlotTable's walk, run behind prefetches: what a stage fetches, a later one finds in the cache, while the misses of the
-// other rows, or tokens, overlap. The early stages only look, so that nothing they saw need still be true later.
+// SlotTable's walk, run behind prefetches: what a stage fetches, a later one finds in the cache, while the misses of
+// the other rows, or tokens, overlap. The early stages only look, so that nothing they saw need still be true later.
 #pragma once
 
 #include "cpu/ngram_index_table.h"
@@ -92,8 +92,8 @@ bool extend_row(const Arena& arena, const IndexOptions& options, uint32_t slot_i
 
 template <class Isa, int kLevels>
 void look_up_levels(const Arena& arena, const IndexOptions& options, IndexQuery* queries, int count, int64_t k) {
-  const auto group = options.match == kEarliest ? look_up_group<Isa, kEarliest, kLevels>
-                                                : look_up_group<Isa, kLatest, kLevels>;
+  const auto group =
+      options.match == kEarliest ? look_up_group<Isa, kEarliest, kLevels> : look_up_group<Isa, kLatest, kLevels>;
   group(arena, options, queries, count, k);
 }
 
@@ -108,12 +108,9 @@ bool extend_levels(const Arena& arena, const IndexOptions& options, uint32_t slo
 template <class Isa>
 void look_up(const Arena& arena, const IndexOptions& options, IndexQuery* queries, int count, int64_t k) {
   switch (options.max_n - options.min_n) {
-    case 2:
-      return look_up_levels<Isa, 3>(arena, options, queries, count, k);
-    case 3:
-      return look_up_levels<Isa, 4>(arena, options, queries, count, k);
-    default:
-      return look_up_levels<Isa, 0>(arena, options, queries, count, k);
+    case 2: return look_up_levels<Isa, 3>(arena, options, queries, count, k);
+    case 3: return look_up_levels<Isa, 4>(arena, options, queries, count, k);
+    default: return look_up_levels<Isa, 0>(arena, options, queries, count, k);
   }
 }
 
@@ -121,12 +118,9 @@ template <class Isa>
 bool extend(const Arena& arena, const IndexOptions& options, uint32_t slot_id, const int32_t* tokens, uint32_t readable,
             uint32_t first, uint32_t length) {
   switch (options.max_n - options.min_n) {
-    case 2:
-      return extend_levels<Isa, 3>(arena, options, slot_id, tokens, readable, first, length);
-    case 3:
-      return extend_levels<Isa, 4>(arena, options, slot_id, tokens, readable, first, length);
-    default:
-      return extend_levels<Isa, 0>(arena, options, slot_id, tokens, readable, first, length);
+    case 2: return extend_levels<Isa, 3>(arena, options, slot_id, tokens, readable, first, length);
+    case 3: return extend_levels<Isa, 4>(arena, options, slot_id, tokens, readable, first, length);
+    default: return extend_levels<Isa, 0>(arena, options, slot_id, tokens, readable, first, length);
   }
 }
 

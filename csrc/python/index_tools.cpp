@@ -25,8 +25,7 @@ void index_init(py::handle index, int64_t num_slots) {
 std::pair<int32_t, int64_t> index_check(py::handle index) {
   const host::TensorView view = index_view("index_check", index, host::Arguments::kRead);
   int64_t where = 0;
-  const int32_t fault =
-      ngram_npu_cpu_ngram_index_check(static_cast<const int32_t*>(view.data), view.sizes[0], &where);
+  const int32_t fault = ngram_npu_cpu_ngram_index_check(static_cast<const int32_t*>(view.data), view.sizes[0], &where);
   return {fault, where};
 }
 

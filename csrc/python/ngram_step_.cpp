@@ -13,11 +13,11 @@ py::tuple ngram_step_(py::handle token_ids, py::handle num_tokens, py::handle sa
                       int64_t match_policy, bool overlap, int64_t max_len, py::handle workspace) {
   constexpr const char* op = "ngram_step_";
   const ArrayView discard_view(op, "discard", discard, true), row_view(op, "row_indices", row_indices, true);
-  NgramStepParams p = host::check_ngram_step_(
-      {*ArrayView(op, "token_ids", token_ids), *ArrayView(op, "num_tokens", num_tokens),
-       *ArrayView(op, "sampled_token_ids", sampled_token_ids), discard_view.get(), row_view.get(), advance, vocab_size,
-       min_n, max_n, k, match_policy, overlap, max_len},
-      ArrayView(op, "workspace", workspace, true).get());
+  NgramStepParams p =
+      host::check_ngram_step_({*ArrayView(op, "token_ids", token_ids), *ArrayView(op, "num_tokens", num_tokens),
+                               *ArrayView(op, "sampled_token_ids", sampled_token_ids), discard_view.get(),
+                               row_view.get(), advance, vocab_size, min_n, max_n, k, match_policy, overlap, max_len},
+                              ArrayView(op, "workspace", workspace, true).get());
   StepOutputs outputs(p);
   const Executor executor = pool_executor();
   p.executor = &executor;

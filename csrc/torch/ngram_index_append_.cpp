@@ -12,9 +12,9 @@ void ngram_index_append_(const Tensor& token_ids, const Tensor& num_tokens, cons
                          const Tensor& index, const std::optional<Tensor>& slot_indices, int64_t min_n, int64_t max_n,
                          int64_t match_policy) {
   const host::TensorView tokens = view_of(token_ids);
-  NgramIndexAppendParams p = host::check_ngram_index_append_(
-      tokens, view_of(num_tokens), OptionalView(row_indices).get(), view_of(index), OptionalView(slot_indices).get(),
-      min_n, max_n, match_policy);
+  NgramIndexAppendParams p =
+      host::check_ngram_index_append_(tokens, view_of(num_tokens), OptionalView(row_indices).get(), view_of(index),
+                                      OptionalView(slot_indices).get(), min_n, max_n, match_policy);
   if (p.batch == 0) return;
   const Executor executor = torch_executor();
   p.executor = &executor;

@@ -14,12 +14,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> ngram_index_step_(
     int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len, const Tensor& index,
     const std::optional<Tensor>& slot_indices, const std::optional<Tensor>& workspace) {
   const OptionalView discard_view(discard), row_view(row_indices), slot_view(slot_indices), workspace_view(workspace);
-  const host::StepArguments given{
-      view_of(token_ids), view_of(num_tokens), view_of(sampled_token_ids), discard_view.get(), row_view.get(), advance,
-      vocab_size,         min_n,               max_n,                      k,                  match_policy,   overlap,
-      max_len};
-  NgramIndexStepParams p =
-      host::check_ngram_index_step_(given, view_of(index), slot_view.get(), workspace_view.get());
+  const host::StepArguments given{view_of(token_ids),
+                                  view_of(num_tokens),
+                                  view_of(sampled_token_ids),
+                                  discard_view.get(),
+                                  row_view.get(),
+                                  advance,
+                                  vocab_size,
+                                  min_n,
+                                  max_n,
+                                  k,
+                                  match_policy,
+                                  overlap,
+                                  max_len};
+  NgramIndexStepParams p = host::check_ngram_index_step_(given, view_of(index), slot_view.get(), workspace_view.get());
   const StepOutputs outputs(token_ids, p.step.batch, k);
   if (p.step.batch > 0) {
     outputs.give_to(p.step);

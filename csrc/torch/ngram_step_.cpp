@@ -14,10 +14,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> ngram_step_(
     int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len,
     const std::optional<Tensor>& workspace) {
   const OptionalView discard_view(discard), row_view(row_indices), workspace_view(workspace);
-  const host::StepArguments given{
-      view_of(token_ids), view_of(num_tokens), view_of(sampled_token_ids), discard_view.get(), row_view.get(), advance,
-      vocab_size,         min_n,               max_n,                      k,                  match_policy,   overlap,
-      max_len};
+  const host::StepArguments given{view_of(token_ids),
+                                  view_of(num_tokens),
+                                  view_of(sampled_token_ids),
+                                  discard_view.get(),
+                                  row_view.get(),
+                                  advance,
+                                  vocab_size,
+                                  min_n,
+                                  max_n,
+                                  k,
+                                  match_policy,
+                                  overlap,
+                                  max_len};
   NgramStepParams p = host::check_ngram_step_(given, workspace_view.get());
   const StepOutputs outputs(token_ids, p.batch, k);
   if (p.batch > 0) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import sys
@@ -136,7 +137,7 @@ class NgramIndex:
         return IndexStatistics(**_C.index_statistics(self._words))
 
     def reset(self, slot_indices: Any) -> None:
-        """Empties slots (finished requests). slot_indices [N] int32 or int64, of the index's kind."""
+        """Empties the slots of finished requests: slot_indices [N] int32 or int64."""
         operators_for(self.tensor).ngram_index_reset_(self.tensor, slot_indices)
 
     def append(
@@ -165,8 +166,8 @@ class NgramIndex:
         )
 
     def check_integrity(self, rows: dict[int, npt.NDArray[np.int32]] | None = None) -> None:
-        """Checks the structure, and each slot of ``rows`` (slot -> its row's live tokens) against the
-        tokens it indexes. Slow: for tests and for diagnosis.
+        """Checks the structure, and each slot of ``rows`` (slot -> its row's live tokens) against
+        the tokens it indexes. Slow: for tests and for diagnosis.
 
         Raises:
             IntegrityError: it names the broken rule, and the slot or page.
@@ -193,10 +194,8 @@ def _allocate(words: int, prefault: bool) -> tuple[npt.NDArray[np.int32], mmap.m
     lookups jump about, and with small pages every jump misses the TLB as well."""
     mapping = mmap.mmap(-1, words * _WORD_BYTES + _HUGE_PAGE_BYTES)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
+        with contextlib.suppress(OSError):  # a kernel without them
             mapping.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            pass  # a kernel without them
     whole = np.frombuffer(mapping, np.uint8)
     start = -ctypes.addressof(ctypes.c_char.from_buffer(mapping)) % _HUGE_PAGE_BYTES
     array = whole[start : start + words * _WORD_BYTES].view(np.int32)

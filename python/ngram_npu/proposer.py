@@ -50,8 +50,8 @@ class NgramProposer:
 
     With ``engine="index"`` it owns an index of the rows, so that a step costs the same whatever the
     context's length; drafts are those of ``engine="scan"``, bit for bit. The index is made at the
-    first step, for that buffer's rows. A runner that moves rows passes each request's slot; one that
-    reuses a slot for another request may say so by :meth:`reset` (it is also noticed).
+    first step, for that buffer's rows. A runner that moves rows passes each request's slot; one
+    that reuses a slot for another request may say so by :meth:`reset` (it is also noticed).
 
     Letters: R rows of the token buffer, S their capacity, B requests in this step, M width of the
     sampled-token matrix (1 to 65). ``num_tokens``, ``token_ids``, ``sampled_token_ids`` are int32,
@@ -72,7 +72,7 @@ class NgramProposer:
             engine: ``"index"``, ``"scan"``, or ``"auto"``: the index unless ``max_n - min_n``
                 exceeds 7 or the buffer's rows are too short for it to pay.
             num_slots: slots of the index; None: the rows of the first step's buffer.
-            token_capacity: tokens that all slots may hold together (a KV cache's capacity, say); None:
+            token_capacity: tokens that all slots may hold together (a KV cache's capacity); None:
                 all rows full. Where it is exceeded, rows are scanned.
 
         Raises:
@@ -144,7 +144,7 @@ class NgramProposer:
             sampled_token_ids: [B, M]; the leading run of valid ids of each row counts, -1 pads.
             discard: [B] bool; what these sampled is ignored (chunked prefill).
             row_indices: [B].
-            slot_indices: [B], the index slot of each request; None: that of its row. A scan has none.
+            slot_indices: [B], the index slot of each request; None: that of its row.
             advance: add the appended tokens to ``num_tokens``; False for a runner that owns its
                 lengths.
             workspace: for device tensors; the CPU ignores it.

@@ -67,7 +67,8 @@ SPEC = OpSpec(
     name="ngram_index_append_",
     schema=(
         "ngram_index_append_(Tensor token_ids, Tensor num_tokens, Tensor? row_indices, "
-        "Tensor(a!) index, Tensor? slot_indices, SymInt min_n, SymInt max_n, int match_policy) -> ()"
+        "Tensor(a!) index, Tensor? slot_indices, SymInt min_n, SymInt max_n, "
+        "int match_policy) -> ()"
     ),
     reference=reference.ngram_index_append_,
     samples=_samples,

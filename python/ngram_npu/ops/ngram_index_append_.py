@@ -23,7 +23,7 @@ def ngram_index_append_(
     max_n: int,
     match_policy: int = 0,
 ) -> None:
-    """Indexes the tokens of each row that its slot has not indexed yet: a prompt, or a piece of one.
+    """Indexes the tokens that rows hold and their slots do not: prompts, or pieces of them.
 
     Args:
         token_ids: [R, S] int32, inner stride 1.

@@ -1,4 +1,4 @@
-"""``ngram_index_step_``: accept and draft from an index. Semantics: docs/ops/ngram_index_step_.md."""
+"""``ngram_index_step_``: ngram_step_ from an index. Semantics: docs/ops/ngram_index_step_.md."""
 
 from __future__ import annotations
 

@@ -16,4 +16,3 @@ def ngram_index_append_(
     match_policy: int,
 ) -> None:
     """token_ids [R,S], num_tokens [R], row_indices and slot_indices [B], index [W]; no results."""
-

@@ -7,4 +7,3 @@ from ngram_npu.reference.ngram_propose import Array
 
 def ngram_index_reset_(index: Array, slot_indices: Array) -> None:
     """index [W], slot_indices [N]; no results."""
-

@@ -24,7 +24,7 @@ def ngram_index_step_(
     slot_indices: Array | None,
     workspace: Array | None,
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """As ``ngram_step_``; index [W] is left alone, since what an implementation keeps in it is its own
+    """As ``ngram_step_``; index [W] is left alone: what is kept in it is an implementation's own
     affair."""
     return ngram_step_(
         token_ids,
