@@ -115,7 +115,7 @@ SPEC = OpSpec(
         *ngram_step_.SPEC.bad_calls[:-1],
         BadCall("span of 9", {"min_n": 2, "max_n": 10}, r"max_n <= 9 .*got 10", "max_n"),
         BadCall(
-            "slots of B", {"slot_indices": lambda a: a[:-1]}, "size 3, got size 2", "slot_indices"
+            "B of slots", {"slot_indices": lambda a: a[:-1]}, "size 3, got size 2", "slot_indices"
         ),
     ),
     sizes=_sizes(),
