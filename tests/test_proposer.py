@@ -160,6 +160,7 @@ MEMORY = """
     if front_end != "numpy":
         tokens, lengths, sampled = map(torch.from_numpy, (tokens, lengths, sampled))
     step = lambda t, n, s: proposer.step(t, n, s, advance=False)
+    step(tokens, lengths, sampled)  # makes the index, which is not to be traced
     if front_end == "compiled":
         step = torch.compile(step, fullgraph=True, dynamic=True)
     for _ in range(50):

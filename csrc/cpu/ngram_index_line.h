@@ -1,5 +1,5 @@
-// One line of entries, and vectors of several ends: what ngram_index_table.h asks of an instruction set. Internal linkage,
-// for the reason given there.
+// One line of entries, and vectors of several ends: what ngram_index_table.h asks of an instruction set. Internal
+// linkage, for the reason given there.
 #pragma once
 
 #include "cpu/ngram_index_arena.h"

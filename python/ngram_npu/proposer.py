@@ -91,7 +91,7 @@ class NgramProposer:
         self.config = config
         self.engine = "scan" if span > MAX_INDEX_SPAN else engine
         self.index: NgramIndex | None = None
-        """Made by the first step or :meth:`append` that uses it."""
+        """Made by the first step or :meth:`append` that uses it: outside a compiled function."""
         self._num_slots, self._token_capacity = num_slots, token_capacity
         self._lookup = (
             config.min_n,
