@@ -9,7 +9,8 @@
 #elif defined(__CCE_AICORE__)
 #define NGRAM_FN __aicore__ inline
 #else
-#define NGRAM_FN inline
+// Always: several files are compiled for other instruction sets, and the linker must not merge what they would emit.
+#define NGRAM_FN inline __attribute__((always_inline))
 #endif
 
 // A backend library exports its C entry points and nothing else.

@@ -7,7 +7,7 @@
 namespace ngram_npu {
 
 // About a millisecond of building.
-constexpr int64_t kNgramIndexCatchUpTokens = 65536;
+constexpr int64_t kNgramIndexCatchUpTokens = 32768;
 
 struct NgramIndexStepParams {
   NgramStepParams step;  // the arguments of ngram_step_; executor unused: one thread is fastest here

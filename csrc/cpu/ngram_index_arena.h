@@ -17,9 +17,9 @@ struct Arena {
   uint32_t num_slots;
   uint32_t num_pages;
 
-  uint32_t* slot(uint32_t id) const { return slots + id * index::kSlotWords; }
+  NGRAM_FN uint32_t* slot(uint32_t id) const { return slots + id * index::kSlotWords; }
   // Any id gives a page.
-  uint32_t* page(uint32_t id) const {
+  NGRAM_FN uint32_t* page(uint32_t id) const {
     return pages + (id < num_pages ? id : num_pages - 1) * static_cast<size_t>(index::kPageWords);
   }
 };

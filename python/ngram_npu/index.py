@@ -192,7 +192,9 @@ def operators_for(tensor: object) -> Any:
 def _allocate(words: int, prefault: bool) -> tuple[npt.NDArray[np.int32], mmap.mmap]:
     """Zeroed words from the system, at a huge page's boundary and in huge pages where it has them:
     lookups jump about, and with small pages every jump misses the TLB as well."""
-    mapping = mmap.mmap(-1, words * _WORD_BYTES + _HUGE_PAGE_BYTES)
+    # Private: a shared mapping gets no huge pages.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    mapping = mmap.mmap(-1, words * _WORD_BYTES + _HUGE_PAGE_BYTES, flags=flags)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without them
             mapping.madvise(mmap.MADV_HUGEPAGE)
