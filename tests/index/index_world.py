@@ -78,7 +78,7 @@ class World:
     def append(self, rows: Sequence[int]) -> None:
         at = np.asarray(rows, np.int32)
         for row in at:
-            self._assess(int(row), int(self.lengths[row]))
+            self._forget(int(row), int(self.lengths[row]))
         self.index.append(
             self.rows,
             self.lengths,
@@ -112,6 +112,8 @@ class World:
         look = self.lookup
         at = np.asarray(rows, np.int32)
         blind = [self._assess(int(row), int(self.lengths[row])) for row in at]
+        for row in at:
+            self._forget(int(row), int(self.lengths[row]))
         buffer, lengths = self._buffer.copy(), self.lengths.copy()
         middle = (
             discard, None if by_row else at, advance, vocab_size, look.min_n, look.max_n, look.k,
@@ -164,18 +166,18 @@ class World:
         return not np.array_equal(words[end - tail : end], self.rows[row, indexed - tail : indexed])
 
     def _assess(self, row: int, length: int) -> bool:
-        """Whether the slot holds other tokens than its row and nobody can notice. A slot that will
-        be built anew is forgotten here."""
+        """Whether the slot holds other tokens than its row and nobody can notice."""
         slot = int(self.slots[row])
-        if self._will_rebuild(row, length):
-            self.known.pop(slot, None)
-            return False
-        words = self.slot_words(slot)
-        if words[_GIVEN_UP]:
-            self.known.pop(slot, None)
+        if self._will_rebuild(row, length) or self.slot_words(slot)[_GIVEN_UP]:
             return False
         known = self.known.get(slot)
         return known is not None and not np.array_equal(known, self.rows[row, : len(known)])
+
+    def _forget(self, row: int, length: int) -> None:
+        """Before an operator that takes this row: its slot may be about to be built anew."""
+        slot = int(self.slots[row])
+        if self._will_rebuild(row, length) or self.slot_words(slot)[_GIVEN_UP]:
+            self.known.pop(slot, None)
 
     def _note(self, row: int) -> None:
         slot = int(self.slots[row])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tools.bench.ops.base import Op
 from tools.bench.ops.call_overhead import CallOverhead
 from tools.bench.ops.crossover import Crossover
+from tools.bench.ops.index import IndexBuild, NgramIndexStep
 from tools.bench.ops.lookup import NgramPropose, NgramStep
 from tools.bench.ops.memory import Memory
 from tools.bench.ops.spec_state import CorrectSpecState
@@ -14,6 +15,8 @@ OPS: dict[str, Op] = {
     for op in (
         NgramPropose(),
         NgramStep(),
+        NgramIndexStep(),
+        IndexBuild(),
         CallOverhead(),
         Crossover(),
         Memory(),
