@@ -157,7 +157,7 @@ def test_long_run(source: str, match: int, pages: int) -> None:
     text = _text(200_000)
     rows, capacity = 16, 1500
     started = time.perf_counter()
-    steps = drafts = scanned = 0
+    steps = drafts = scanned = blind = 0
     while steps < wanted:
         low = int(rng.integers(1, 4))
         lookup = Lookup(
@@ -201,11 +201,14 @@ def test_long_run(source: str, match: int, pages: int) -> None:
                 world.index.check_integrity()
         steps += world.steps
         drafts += world.drafts
-        assert world.blind == 0
+        blind += world.blind
         scanned += world.index.statistics.rows_scanned_full
     assert (scanned > 0) == (pages == 18)
     assert drafts > steps // 4
-    print(f"{steps} steps in {time.perf_counter() - started:.1f} s")
+    # A slot reused without a reset, where both texts have the same eight bytes (eight spaces, in
+    # Python) at the one place compared: that cannot be noticed, and is rare even on bytes.
+    assert blind <= steps // 1000
+    print(f"{steps} steps, {blind} more not comparable, in {time.perf_counter() - started:.1f} s")
 
 
 @pytest.mark.parametrize("match", [0, 1], ids=["earliest", "latest"])
