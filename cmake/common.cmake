@@ -27,3 +27,23 @@ function(ngram_npu_export_c_only target)
   set_target_properties(${target} PROPERTIES LINK_DEPENDS "${NGRAM_NPU_CSRC}/version.map")
   target_link_options(${target} PRIVATE -Wl,--as-needed)
 endfunction()
+
+# The operators; each has a source of its name in every layer.
+set(NGRAM_NPU_OPS
+    compute_slot_mapping_
+    correct_num_computed_tokens_
+    correct_spec_state_
+    ngram_index_append_
+    ngram_index_reset_
+    ngram_index_step_
+    ngram_propose
+    ngram_step_
+    prepare_input_ids_
+    prepare_inputs
+    prepare_inputs_padded
+    prepare_next_token_ids)
+
+function(ngram_npu_op_sources out)
+  list(TRANSFORM NGRAM_NPU_OPS APPEND ".cpp" OUTPUT_VARIABLE sources)
+  set(${out} ${sources} PARENT_SCOPE)
+endfunction()

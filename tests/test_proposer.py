@@ -156,7 +156,7 @@ MEMORY = """
     tokens = buffer[1:, 64:] if sliced else np.zeros((rows, capacity), np.int32)
     lengths = np.full(rows, capacity - 2, np.int32)
     sampled = np.zeros((rows, 1), np.int32)
-    proposer = NgramProposer(NgramConfig(min_n=2, max_n=3, k=4, max_len=capacity))
+    proposer = NgramProposer(NgramConfig(min_n=2, max_n=3, k=4, max_len=capacity), "scan")
     if front_end != "numpy":
         tokens, lengths, sampled = map(torch.from_numpy, (tokens, lengths, sampled))
     step = lambda t, n, s: proposer.step(t, n, s, advance=False)

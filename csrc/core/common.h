@@ -9,7 +9,8 @@
 #elif defined(__CCE_AICORE__)
 #define NGRAM_FN __aicore__ inline
 #else
-#define NGRAM_FN inline
+// Always: several files are compiled for other instruction sets, and the linker must not merge what they would emit.
+#define NGRAM_FN inline __attribute__((always_inline))
 #endif
 
 // A backend library exports its C entry points and nothing else.
@@ -18,6 +19,7 @@
 namespace ngram_npu {
 
 constexpr int64_t kMaxNgram = 64;         // upper limit of max_n
+constexpr int64_t kMaxIndexSpan = 8;      // upper limit of max_n - min_n + 1 where an index answers
 constexpr int64_t kMaxDraftTokens = 64;   // upper limit of k
 constexpr int64_t kMaxSampledWidth = 65;  // upper limit of M, the width of sampled_token_ids
 constexpr int32_t kNoToken = -1;          // an unused draft slot

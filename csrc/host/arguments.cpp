@@ -155,12 +155,20 @@ void Arguments::at_most(const char* name, const char* what, int64_t value, int64
   }
 }
 
-LookupOptions Arguments::lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap,
-                                int64_t max_len) {
+void Arguments::ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy) {
   scalar("max_n", max_n, 1, kMaxNgram);
   scalar("min_n", min_n, 1, max_n);
-  scalar("k", k, 1, kMaxDraftTokens);
   scalar("match_policy", match_policy, kEarliest, kLatest);
+}
+
+void Arguments::index_span(int64_t min_n, int64_t max_n) {
+  at_most("max_n", "max_n", max_n, min_n + kMaxIndexSpan - 1, "min_n + 7: an index holds a span of 8");
+}
+
+LookupOptions Arguments::lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap,
+                                int64_t max_len) {
+  ngram_range(min_n, max_n, match_policy);
+  scalar("k", k, 1, kMaxDraftTokens);
   return {min_n, max_n, k, max_len, static_cast<int32_t>(match_policy), overlap};
 }
 

@@ -67,6 +67,8 @@ class Arguments {
   void scalar(const char* name, int64_t value, int64_t low, int64_t high);
   void absent(const char* name, const TensorView* view, const char* because);
   void at_most(const char* name, const char* what, int64_t value, int64_t limit, const char* of);
+  void ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy);
+  void index_span(int64_t min_n, int64_t max_n);
   LookupOptions lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len);
 
   // A tensor that is written may share memory neither with another argument nor with itself. Call it last.

@@ -26,8 +26,12 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_instruction_set", set_instruction_set, py::arg("name"));
   m.def("num_threads", ngram_npu_cpu_num_threads);
   m.def("set_num_threads", set_num_threads, py::arg("limit"));
+  define_ngram_index_append_(m);
+  define_ngram_index_reset_(m);
+  define_ngram_index_step_(m);
   define_ngram_propose(m);
   define_ngram_step_(m);
+  define_index_tools(m);
   define_prepare_next_token_ids(m);
   define_prepare_inputs_padded(m);
   define_prepare_inputs(m);

@@ -5,6 +5,9 @@
 
 namespace ngram_npu::python {
 
+void define_ngram_index_append_(py::module_& m);
+void define_ngram_index_reset_(py::module_& m);
+void define_ngram_index_step_(py::module_& m);
 void define_ngram_propose(py::module_& m);
 void define_ngram_step_(py::module_& m);
 void define_prepare_next_token_ids(py::module_& m);
@@ -14,6 +17,9 @@ void define_correct_num_computed_tokens_(py::module_& m);
 void define_compute_slot_mapping_(py::module_& m);
 void define_correct_spec_state_(py::module_& m);
 void define_prepare_input_ids_(py::module_& m);
+
+// Not operators: what NgramIndex needs to make, size, check and read an index.
+void define_index_tools(py::module_& m);
 
 // The positional numpy calls take about a microsecond, so they make their outputs without a detour through Python.
 inline py::array_t<int32_t> empty(int64_t size) { return py::array_t<int32_t>(size); }

@@ -1,7 +1,7 @@
 #include "host/ngram_step_.h"
 
 #include "torch/backends.h"
-#include "torch/compat.h"
+#include "torch/step_outputs.h"
 
 namespace ngram_npu::torch_side {
 namespace {
@@ -13,27 +13,29 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> ngram_step_(
     const std::optional<Tensor>& discard, const std::optional<Tensor>& row_indices, bool advance, int64_t vocab_size,
     int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len,
     const std::optional<Tensor>& workspace) {
-  const host::TensorView tokens = view_of(token_ids);
-  NgramStepParams p =
-      host::check_ngram_step_(tokens, view_of(num_tokens), view_of(sampled_token_ids), OptionalView(discard).get(),
-                              OptionalView(row_indices).get(), advance, vocab_size, min_n, max_n, k, match_policy,
-                              overlap, max_len, OptionalView(workspace).get());
-  Tensor next_token_ids = empty_like_on(token_ids, {p.batch});
-  Tensor num_sampled = empty_like_on(token_ids, {p.batch});
-  Tensor draft_token_ids = empty_like_on(token_ids, {p.batch, k});
-  Tensor num_draft_tokens = empty_like_on(token_ids, {p.batch});
-  Tensor match_len = empty_like_on(token_ids, {p.batch});
+  const OptionalView discard_view(discard), row_view(row_indices), workspace_view(workspace);
+  const host::StepArguments given{view_of(token_ids),
+                                  view_of(num_tokens),
+                                  view_of(sampled_token_ids),
+                                  discard_view.get(),
+                                  row_view.get(),
+                                  advance,
+                                  vocab_size,
+                                  min_n,
+                                  max_n,
+                                  k,
+                                  match_policy,
+                                  overlap,
+                                  max_len};
+  NgramStepParams p = host::check_ngram_step_(given, workspace_view.get());
+  const StepOutputs outputs(token_ids, p.batch, k);
   if (p.batch > 0) {
-    p.next_token_ids = int32_data(next_token_ids);
-    p.num_sampled = int32_data(num_sampled);
-    p.draft_token_ids = int32_data(draft_token_ids);
-    p.num_draft_tokens = int32_data(num_draft_tokens);
-    p.match_len = int32_data(match_len);
+    outputs.give_to(p);
     const Executor executor = torch_executor();
     p.executor = &executor;
-    op.call(tokens.device, &p, nullptr);
+    op.call(given.token_ids.device, &p, nullptr);
   }
-  return {next_token_ids, num_sampled, draft_token_ids, num_draft_tokens, match_len};
+  return outputs.results();
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(ngram_npu, m) {

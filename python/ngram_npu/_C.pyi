@@ -65,6 +65,62 @@ def ngram_step_(
     row_indices [B] -> next_token_ids [B], num_sampled [B], draft_token_ids [B,k],
     num_draft_tokens [B], match_len [B]."""
 
+def ngram_index_step_(
+    token_ids: _Int32,
+    num_tokens: _Int32,
+    sampled_token_ids: _Int32,
+    discard: _Mask | None,
+    row_indices: _Index | None,
+    advance: bool,
+    vocab_size: int,
+    min_n: int,
+    max_n: int,
+    k: int,
+    match_policy: int,
+    overlap: bool,
+    max_len: int,
+    index: _Int32,
+    slot_indices: _Index | None,
+    workspace: _Int32 | None,
+) -> tuple[_Int32, _Int32, _Int32, _Int32, _Int32]:
+    """As ngram_step_, answered from index [W], which is written; slot_indices [B]."""
+
+def ngram_index_append_(
+    token_ids: _Int32,
+    num_tokens: _Int32,
+    row_indices: _Index | None,
+    index: _Int32,
+    slot_indices: _Index | None,
+    min_n: int,
+    max_n: int,
+    match_policy: int,
+) -> None:
+    """token_ids [R,S], num_tokens [R], row_indices and slot_indices [B]; index [W] is written."""
+
+def ngram_index_reset_(index: _Int32, slot_indices: _Index) -> None:
+    """index [W] is written; slot_indices [N]."""
+
+INDEX_PAGE_WORDS: int
+
+def index_words(num_slots: int, num_pages: int) -> int:
+    """Size in int32 words of an index with that many slots and pages; 0 where none can be so
+    large."""
+
+def index_pages(tokens: int, num_slots: int, min_n: int, max_n: int, any_data: bool) -> int:
+    """Pages that ``tokens`` tokens in ``num_slots`` rows need: of text, or of any data at all."""
+
+def index_init(index: _Int32, num_slots: int) -> None:
+    """Makes an empty index of zeroed words. ValueError where they do not suffice."""
+
+def index_check(index: _Int32) -> tuple[int, int]:
+    """(number of the broken rule or 0, slot or page) of what can be checked without tokens."""
+
+def index_check_row(index: _Int32, slot: int, tokens: _Int32) -> int:
+    """Number of the broken rule, or 0, of one slot against the tokens of its row."""
+
+def index_statistics(index: _Int32) -> dict[str, int]:
+    """The counters an index keeps; they wrap at 2**32."""
+
 def prepare_next_token_ids(
     sampled_token_ids: _Int32,
     discard: _Mask | None,

@@ -7,6 +7,7 @@ from typing import Literal
 
 MAX_NGRAM = 64
 MAX_DRAFT_TOKENS = 64
+MAX_INDEX_SPAN = 8
 UNLIMITED = 2**63 - 1
 """What the operators get for a limit that is not set."""
 

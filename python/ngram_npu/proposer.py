@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
-from ngram_npu import _C
-from ngram_npu.config import NgramConfig
+import numpy as np
+
+from ngram_npu.config import MAX_INDEX_SPAN, NgramConfig
+from ngram_npu.index import NgramIndex, operators_for
+
+SHORT_ROW = 2048
+"""Up to this row capacity (tokens) a scan is about as fast as the index: tools/bench/results."""
 
 ArrayT = TypeVar("ArrayT")
 """``torch.Tensor`` or ``numpy.ndarray``; a call takes one kind and returns it."""
@@ -44,13 +48,51 @@ class NgramProposer:
     It owns no token data: the runner's buffers are read and, by :meth:`step`, appended to in place.
     Nothing waits for a device. Rows may be slices of a larger buffer.
 
+    With ``engine="index"`` it owns an index of the rows, so that a step costs the same whatever the
+    context's length; drafts are those of ``engine="scan"``, bit for bit. The index is made at the
+    first step, for that buffer's rows. A runner that moves rows passes each request's slot; one
+    that reuses a slot for another request may say so by :meth:`reset` (it is also noticed).
+
     Letters: R rows of the token buffer, S their capacity, B requests in this step, M width of the
     sampled-token matrix (1 to 65). ``num_tokens``, ``token_ids``, ``sampled_token_ids`` are int32,
     ``row_indices`` (batch position -> row; None: row i = i) int32 or int64, masks bool.
     """
 
-    def __init__(self, config: NgramConfig) -> None:
+    def __init__(
+        self,
+        config: NgramConfig,
+        engine: Literal["index", "scan", "auto"] = "auto",
+        *,
+        num_slots: int | None = None,
+        token_capacity: int | None = None,
+    ) -> None:
+        """
+        Args:
+            config: what to look for.
+            engine: ``"index"``, ``"scan"``, or ``"auto"``: the index unless ``max_n - min_n``
+                exceeds 7 or the buffer's rows are too short for it to pay.
+            num_slots: slots of the index; None: the rows of the first step's buffer.
+            token_capacity: tokens that all slots may hold together (a KV cache's capacity); None:
+                all rows full. Where it is exceeded, rows are scanned.
+
+        Raises:
+            ValueError: an unknown engine; the index for a span it does not hold.
+        """
+        if engine not in ("index", "scan", "auto"):
+            raise ValueError(
+                f"NgramProposer: engine: expected 'index', 'scan' or 'auto', got {engine!r}"
+            )
+        span = config.max_n - config.min_n + 1
+        if engine == "index" and span > MAX_INDEX_SPAN:
+            raise ValueError(
+                "NgramProposer: engine: expected max_n - min_n <= 7 for 'index', "
+                f"got {config.min_n} to {config.max_n}"
+            )
         self.config = config
+        self.engine = "scan" if span > MAX_INDEX_SPAN else engine
+        self.index: NgramIndex | None = None
+        """Made by the first step or :meth:`append` that uses it: outside a compiled function."""
+        self._num_slots, self._token_capacity = num_slots, token_capacity
         self._lookup = (
             config.min_n,
             config.max_n,
@@ -79,7 +121,7 @@ class NgramProposer:
         Raises:
             ValueError: an argument of the wrong dtype, device, shape or stride.
         """
-        ops = _ops_for(token_ids)
+        ops = operators_for(token_ids)
         return Drafts(*ops.ngram_propose(token_ids, num_tokens, row_indices, active, *self._lookup))
 
     def step(
@@ -90,10 +132,11 @@ class NgramProposer:
         *,
         discard: ArrayT | None = None,
         row_indices: ArrayT | None = None,
+        slot_indices: ArrayT | None = None,
         advance: bool = True,
         workspace: ArrayT | None = None,
     ) -> StepResult[ArrayT]:
-        """Appends what was sampled to the rows, then drafts from the grown rows, in one pass.
+        """Appends what was sampled to the rows, then drafts from the grown rows.
 
         Args:
             token_ids: [R, S], written.
@@ -101,6 +144,7 @@ class NgramProposer:
             sampled_token_ids: [B, M]; the leading run of valid ids of each row counts, -1 pads.
             discard: [B] bool; what these sampled is ignored (chunked prefill).
             row_indices: [B].
+            slot_indices: [B], the index slot of each request; None: that of its row.
             advance: add the appended tokens to ``num_tokens``; False for a runner that owns its
                 lengths.
             workspace: for device tensors; the CPU ignores it.
@@ -108,25 +152,61 @@ class NgramProposer:
         Raises:
             ValueError: an argument of the wrong dtype, device, shape or stride; nothing is written.
         """
-        ops = _ops_for(token_ids)
-        return StepResult(
-            *ops.ngram_step_(
+        ops = operators_for(token_ids)
+        arguments = (
+            token_ids,
+            num_tokens,
+            sampled_token_ids,
+            discard,
+            row_indices,
+            advance,
+            self.config.vocab_size_or_unlimited,
+            *self._lookup,
+        )
+        index = self._index_for(token_ids)
+        if index is None:
+            return StepResult(*ops.ngram_step_(*arguments, workspace))
+        return StepResult(*ops.ngram_index_step_(*arguments, index.tensor, slot_indices, workspace))
+
+    def append(
+        self,
+        token_ids: ArrayT,
+        num_tokens: ArrayT,
+        *,
+        row_indices: ArrayT | None = None,
+        slot_indices: ArrayT | None = None,
+    ) -> None:
+        """Indexes prompts, or pieces of them, ahead of the step that needs them (which would do it
+        itself, a bounded number of tokens at a time). With a scan there is nothing to do.
+
+        Arguments and errors as in :meth:`step`; no slot twice.
+        """
+        index = self._index_for(token_ids)
+        if index is not None:
+            index.append(
                 token_ids,
                 num_tokens,
-                sampled_token_ids,
-                discard,
-                row_indices,
-                advance,
-                self.config.vocab_size_or_unlimited,
-                *self._lookup,
-                workspace,
+                match_policy=self.config.match_code,
+                row_indices=row_indices,
+                slot_indices=slot_indices,
             )
-        )
 
+    def reset(self, slot_indices: ArrayT) -> None:
+        """Forgets requests that have finished: slot_indices [N]."""
+        if self.index is not None:
+            self.index.reset(slot_indices)
 
-def _ops_for(token_ids: object) -> Any:
-    """torch's operators for a tensor, else numpy's: a tensor cannot exist without torch loaded."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(token_ids, torch.Tensor):
-        return torch.ops.ngram_npu
-    return _C
+    def _index_for(self, token_ids: Any) -> NgramIndex | None:
+        if self.index is None:
+            rows, capacity = token_ids.shape
+            if self.engine == "scan" or (self.engine == "auto" and capacity <= SHORT_ROW):
+                return None
+            tokens = rows * capacity if self._token_capacity is None else self._token_capacity
+            self.index = NgramIndex(
+                max(1, rows) if self._num_slots is None else self._num_slots,
+                tokens,
+                min_n=self.config.min_n,
+                max_n=self.config.max_n,
+                kind="numpy" if isinstance(token_ids, np.ndarray) else "torch",
+            )
+        return self.index

@@ -58,6 +58,8 @@ class OpSpec:
     sizes: tuple[Args, ...]
     """Argument tuples for one compiled graph: all sizes differ between them, and within each (torch
     takes two equal sizes for one symbol)."""
+    opaque: frozenset[str] = frozenset()
+    """Arguments whose contents are an implementation's own affair and are not compared."""
     no_kernel: dict[str, str] = field(default_factory=lambda: NOT_YET)
     """Backend -> why this operator has no kernel there."""
 

@@ -81,6 +81,21 @@ def lines(result: Result) -> list[str]:
             f"peak {result['peak_growth_bytes'] / mb:.2f} MB above "
             f"(token buffer {result['token_buffer_bytes'] / mb:.0f} MB)"
         ]
+    if "build_ns_per_token" in result:
+        threaded = result.get("threaded_ns_per_token")
+        return [
+            f"{result['size']:>10}  {result['config']} {result['match']:<9}"
+            f"{result['data_kind']:<11}{result['build_ns_per_token']['median']:>7.2f} ns/token"
+            + (f", {threaded['threads']} threads {threaded['median']:.2f}" if threaded else "")
+            + f", {result['bytes_per_token']:.2f} bytes and {result['entries_per_token']:.2f} "
+            "entries per token"
+        ]
+    if "growth_steps" in result:
+        return [
+            f"{result['size']:>10}  {result['growth_steps']} steps, {result['growth_page_splits']} "
+            f"page splits: median {result['growth_median_us']:.1f} us, p99 "
+            f"{result['growth_p99_us']:.1f} us, longest {result['growth_worst_us']:.1f} us"
+        ]
     text = []
     state = result["cache"] + (f"+{result['idle_ms']:g}ms" if result["idle_ms"] else "")
     for name, figures in [("ours", result["ours"]), *result["peers"].items()]:

@@ -5,6 +5,9 @@ Importing this registers their fakes (``torch.compile``, ``FakeTensor``)."""
 from ngram_npu.ops.compute_slot_mapping_ import compute_slot_mapping_
 from ngram_npu.ops.correct_num_computed_tokens_ import correct_num_computed_tokens_
 from ngram_npu.ops.correct_spec_state_ import computed_tokens_drift, correct_spec_state_
+from ngram_npu.ops.ngram_index_append_ import ngram_index_append_
+from ngram_npu.ops.ngram_index_reset_ import ngram_index_reset_
+from ngram_npu.ops.ngram_index_step_ import ngram_index_step_
 from ngram_npu.ops.ngram_propose import ngram_propose
 from ngram_npu.ops.ngram_step_ import ngram_step_
 from ngram_npu.ops.prepare_input_ids_ import prepare_input_ids_
@@ -17,6 +20,9 @@ __all__ = [
     "computed_tokens_drift",
     "correct_num_computed_tokens_",
     "correct_spec_state_",
+    "ngram_index_append_",
+    "ngram_index_reset_",
+    "ngram_index_step_",
     "ngram_propose",
     "ngram_step_",
     "prepare_input_ids_",

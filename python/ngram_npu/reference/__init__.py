@@ -4,6 +4,9 @@ compared with. Independent of the C++ sources; the definitions are those of docs
 from ngram_npu.reference.compute_slot_mapping_ import compute_slot_mapping_
 from ngram_npu.reference.correct_num_computed_tokens_ import correct_num_computed_tokens_
 from ngram_npu.reference.correct_spec_state_ import correct_spec_state_
+from ngram_npu.reference.ngram_index_append_ import ngram_index_append_
+from ngram_npu.reference.ngram_index_reset_ import ngram_index_reset_
+from ngram_npu.reference.ngram_index_step_ import ngram_index_step_
 from ngram_npu.reference.ngram_propose import ngram_propose
 from ngram_npu.reference.ngram_step_ import ngram_step_
 from ngram_npu.reference.prepare_input_ids_ import prepare_input_ids_
@@ -15,6 +18,9 @@ __all__ = [
     "compute_slot_mapping_",
     "correct_num_computed_tokens_",
     "correct_spec_state_",
+    "ngram_index_append_",
+    "ngram_index_reset_",
+    "ngram_index_step_",
     "ngram_propose",
     "ngram_step_",
     "prepare_input_ids_",

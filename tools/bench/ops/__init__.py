@@ -6,6 +6,7 @@ from tools.bench.ops.async_host import AsyncHost
 from tools.bench.ops.base import Op
 from tools.bench.ops.call_overhead import CallOverhead
 from tools.bench.ops.crossover import Crossover
+from tools.bench.ops.index import IndexBuild, NgramIndexStep
 from tools.bench.ops.lookup import NgramPropose, NgramStep
 from tools.bench.ops.memory import Memory
 from tools.bench.ops.spec_state import CorrectSpecState
@@ -17,6 +18,8 @@ OPS: dict[str, Op] = {
         NgramPropose(),
         NgramStep(),
         VllmPropose(),
+        NgramIndexStep(),
+        IndexBuild(),
         CallOverhead(),
         Crossover(),
         Memory(),

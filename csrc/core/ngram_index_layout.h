@@ -1,0 +1,155 @@
+// What the index tensor contains. Everything in it is an offset or an id, never a pointer: it may be copied or moved.
+// Every id is clamped where it is used, so that no contents, however wrong, lead a kernel outside the tensor.
+//
+//   header   64 words
+//   slots    num_slots x 32 words: a line of state, a line of directory root
+//   owners   num_pages words: the slot that holds a page, or the next free page
+//   pages    num_pages x 1024 words, from a multiple of 1024 words on
+//
+// A slot's table is an extendible hash table. Its buckets are pages of 4 KiB: 64 cache lines of 16 entries. A page of
+// depth d holds the entries whose prefix starts with its d bits; a directory maps the first D >= d bits of a prefix to
+// a page. A page that is full splits in two and nothing else moves: growth costs a microsecond at a time, and memory
+// comes by pages.
+//
+// An entry is one word. In a page of depth d, from the top:
+//   fingerprint  15 - d bits  the bits of the prefix after its first d
+//   level         3           n - min_n of its gram
+//   home          2           the line within its group of four where the search for it starts
+//   twice         1           the gram has occurred more than once
+//   start        11 + d       where the recorded occurrence ends, plus one; 0: no entry
+// A split takes the fingerprint's top bit to choose the half, and `start` gets a bit: nothing is hashed, no token is
+// read.
+#pragma once
+
+#include "core/common.h"
+
+// How many bits of the fingerprint a probe compares. No answer depends on it, since hits are verified against the row:
+// test builds with 0 and 1 drive that verification.
+#ifndef NGRAM_INDEX_FINGERPRINT_BITS
+#define NGRAM_INDEX_FINGERPRINT_BITS 15
+#endif
+
+namespace ngram_npu::index {
+
+constexpr uint32_t kMagic = 0x31584e47;  // "GNX1"
+constexpr int64_t kHeaderWords = 64;
+constexpr int64_t kSlotWords = 32;
+constexpr int64_t kPageWords = 1024;
+constexpr uint32_t kLineWords = 16;
+constexpr uint32_t kGroupLines = 4;  // lines 4g .. 4g+3 take each other's overflow
+constexpr uint32_t kPageLines = 64;
+constexpr int kMaxLevels = 8;
+constexpr uint32_t kMaxDepth = 14;
+constexpr uint32_t kRootDepth = 4;      // directories of up to 2^4 entries live in the slot itself
+constexpr uint32_t kDirPageDepth = 10;  // a directory page has 2^10 entries
+constexpr uint32_t kTailTokens = 8;
+constexpr uint32_t kMaxIndexedTokens = (1u << (11 + kMaxDepth)) - 1;  // longer rows are scanned
+constexpr int64_t kMaxPages = int64_t{1} << 26;                       // line numbers fit 32 bits
+constexpr int64_t kMaxSlots = int64_t{1} << 28;
+
+// Words of the header. The statistics wrap.
+enum Header : int {
+  kHeaderMagic,
+  kHeaderSlots,
+  kHeaderPages,
+  kHeaderUnusedPage,  // pages from here on were never used
+  kHeaderFreePage,    // head of the list of freed pages: id + 1, 0 where there is none
+  kHeaderPagesInUse,
+  kHeaderPagesPeak,
+  kStatIndexed = 16,    // rows answered from the index
+  kStatScanFull,        // rows scanned because the arena, or the row's table, was full
+  kStatScanCatchUp,     // rows scanned because they were not caught up within the call's budget
+  kStatScanOther,       // rows scanned: no such slot, too long, or full and indexed to the end
+  kStatRebuildLength,   // slots rebuilt: the row is shorter than what was indexed
+  kStatRebuildTokens,   // slots rebuilt: the row's tokens are not those that were indexed
+  kStatRebuildOptions,  // slots rebuilt: min_n, max_n or match differ
+  kStatSplits,
+  kStatGivenUp,  // slots given up because the arena, or the row's table, was full
+  kHeaderEnd,
+};
+
+// Words of a slot. An all-zero slot is empty.
+enum Slot : int {
+  kSlotOptions,    // pack_options(); 0: empty
+  kSlotLength,     // tokens indexed
+  kSlotDepth,      // D, where kSlotPages > 0
+  kSlotPages,      // pages held, directory included; 0: no table
+  kSlotGivenUp,    // pages held when the arena was full, else 0; the row is scanned until there is room again
+  kSlotTail = 8,   // the last min(8, length) tokens indexed, the newest last
+  kSlotRoot = 16,  // the directory (D <= 4), or the ids of its pages
+};
+
+static NGRAM_FN uint32_t pack_options(int64_t min_n, int64_t max_n, int32_t match) {
+  return 0x1000000u | static_cast<uint32_t>(match) << 16 | static_cast<uint32_t>(max_n) << 8 |
+         static_cast<uint32_t>(min_n);
+}
+
+// A directory entry: page id << 4 | depth of the page.
+static NGRAM_FN uint32_t dir_entry(uint32_t page, uint32_t depth) { return page << 4 | depth; }
+
+// Fields of an entry; any depth of four bits gives defined shifts.
+static NGRAM_FN uint32_t start_mask(uint32_t depth) { return (1u << (11 + depth)) - 1; }
+static NGRAM_FN uint32_t twice_bit(uint32_t depth) { return 1u << (11 + depth); }
+static NGRAM_FN uint32_t home_shift(uint32_t depth) { return 12 + depth; }
+static NGRAM_FN uint32_t level_shift(uint32_t depth) { return 14 + depth; }
+
+// What a probe compares: home, level, and as much of the fingerprint as this build asks for.
+static NGRAM_FN uint32_t probe_mask(uint32_t depth) {
+  constexpr uint32_t kWanted = NGRAM_INDEX_FINGERPRINT_BITS;
+  if (kWanted >= 15) return ~0u << home_shift(depth);
+  const uint32_t bits = smaller(kWanted, 15 - depth);
+  return 0x1fu << home_shift(depth) | (bits > 0 ? ~0u << (32 - bits) : 0u);
+}
+
+// Where a gram belongs, in one word: the head of its entry in a page of depth 0, and below it the line within the page.
+//   prefix 15 bits | level 3 | home 2 | 0 0 0 0 0 0 | line 6 (home are its last two bits)
+using Key = uint32_t;
+
+static NGRAM_FN uint32_t line_of(Key key) { return key & (kPageLines - 1); }
+// The page's place in a directory of that depth.
+static NGRAM_FN uint32_t dir_index(Key key, uint32_t dir_depth) {
+  return static_cast<uint32_t>(static_cast<uint64_t>(key) << dir_depth >> 32);
+}
+// Its entry in a page of that depth, without `twice` and `start`.
+static NGRAM_FN uint32_t entry_head(Key key, uint32_t depth) { return (key & ~0xfffu) << depth; }
+
+// The hash of a gram is a sum of products of its tokens, newest first, with these factors: the gram one longer adds
+// one.
+struct Factors {
+  uint32_t of[kMaxNgram];
+};
+constexpr Factors make_factors() {
+  Factors factors{};
+  uint64_t state = 0;
+  for (int64_t i = 0; i < kMaxNgram; ++i) {  // splitmix64
+    state += 0x9e3779b97f4a7c15u;
+    uint64_t z = (state ^ state >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    factors.of[i] = static_cast<uint32_t>(z >> 32) | 1u;
+  }
+  return factors;
+}
+constexpr Factors kFactors = make_factors();
+
+// Word: uint32_t, or a vector of them.
+template <class Word>
+static NGRAM_FN void make_keys(const Word& sum, uint32_t level, Word* key) {
+  Word x = sum + 0x9e3779b9u * (level + 1);
+  x = (x ^ x >> 16) * 0x85ebca6bu;
+  x = (x ^ x >> 13) * 0xc2b2ae35u;
+  x ^= x >> 16;
+  // Prefixes are made denser towards one end, about log2(1 + u). Page loads then differ by up to a factor of two, so
+  // that a row's pages, and rows of equal length, split one after the other and not all at once, and memory grows
+  // steadily.
+  const Word u = x >> 16;
+  const Word prefix = u + ((u * (0x10000u - u) >> 16) * 22610u >> 16);
+  *key = prefix >> 1 << 17 | level << 14 | (x & 3u) << 12 | (x & (kPageLines - 1));
+}
+
+static NGRAM_FN Key make_key(uint32_t sum, uint32_t level) {
+  Key key;
+  make_keys(sum, level, &key);
+  return key;
+}
+
+}  // namespace ngram_npu::index

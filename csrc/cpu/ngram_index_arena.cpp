@@ -1,0 +1,174 @@
+#include "cpu/ngram_index_arena.h"
+
+#include <atomic>
+
+#include "cpu/instruction_set.h"
+#include "cpu/ngram_index.h"
+
+namespace ngram_npu::cpu {
+
+using namespace index;
+
+namespace {
+
+// In `owners`: slot + 1 for a page in use; kFree | (next + 1) for a freed one; 0 for one never used.
+constexpr uint32_t kFree = 0x80000000u;
+
+// Pages are taken once in some hundred insertions, so one lock for the process does. It is not in the tensor: whatever
+// a tensor contains, nobody waits for it.
+class PageLock {
+ public:
+  PageLock() {
+    while (held_.test_and_set(std::memory_order_acquire)) {
+    }
+  }
+  ~PageLock() { held_.clear(std::memory_order_release); }
+  PageLock(const PageLock&) = delete;
+  PageLock& operator=(const PageLock&) = delete;
+
+ private:
+  static std::atomic_flag held_;
+};
+std::atomic_flag PageLock::held_ = ATOMIC_FLAG_INIT;
+
+// Written under the lock, read without it by has_room_again.
+uint32_t count_pages(const Arena& arena, uint32_t difference) {
+  return __atomic_add_fetch(arena.header + kHeaderPagesInUse, difference, __ATOMIC_RELAXED);
+}
+
+void free_page(const Arena& arena, uint32_t slot_id, uint32_t page) {
+  // A directory that lies must not free a page twice, or another slot's.
+  if (page >= arena.num_pages || arena.owners[page] != slot_id + 1) return;
+  arena.owners[page] = kFree | arena.header[kHeaderFreePage];
+  arena.header[kHeaderFreePage] = page + 1;
+  count_pages(arena, ~0u);
+}
+
+int64_t words_before_pages(int64_t num_slots, int64_t num_pages) {
+  const int64_t words = kHeaderWords + num_slots * kSlotWords + num_pages;
+  return (words + kPageWords - 1) / kPageWords * kPageWords;
+}
+
+}  // namespace
+
+bool open_arena(int32_t* index, int64_t words, Arena* arena) {
+  if (index == nullptr || words < kHeaderWords) return false;
+  uint32_t* base = reinterpret_cast<uint32_t*>(index);
+  const int64_t num_slots = base[kHeaderSlots];
+  const int64_t num_pages = base[kHeaderPages];
+  const int64_t needed = ngram_npu_cpu_ngram_index_words(num_slots, num_pages);
+  if (base[kHeaderMagic] != kMagic || needed == 0 || needed > words) return false;
+  arena->header = base;
+  arena->slots = base + kHeaderWords;
+  arena->owners = arena->slots + num_slots * kSlotWords;
+  arena->pages = base + words_before_pages(num_slots, num_pages);
+  arena->num_slots = static_cast<uint32_t>(num_slots);
+  arena->num_pages = static_cast<uint32_t>(num_pages);
+  return true;
+}
+
+uint32_t allocate_page(const Arena& arena, uint32_t slot_id) {
+  const PageLock lock;
+  uint32_t* header = arena.header;
+  uint32_t page = header[kHeaderFreePage] - 1;
+  if (page < arena.num_pages && (arena.owners[page] & kFree) != 0) {
+    header[kHeaderFreePage] = arena.owners[page] & ~kFree;
+  } else {
+    page = header[kHeaderUnusedPage];
+    if (page >= arena.num_pages) return kNoPage;
+    header[kHeaderUnusedPage] = page + 1;
+  }
+  arena.owners[page] = slot_id + 1;
+  const uint32_t in_use = count_pages(arena, 1);
+  if (in_use > header[kHeaderPagesPeak]) header[kHeaderPagesPeak] = in_use;
+  return page;
+}
+
+void release_page(const Arena& arena, uint32_t slot_id, uint32_t page) {
+  const PageLock lock;
+  free_page(arena, slot_id, page);
+}
+
+void clear_slot(const Arena& arena, uint32_t slot_id) {
+  uint32_t* slot = arena.slot(slot_id);
+  if (slot[kSlotPages] > 0) {
+    const PageLock lock;
+    const uint32_t dir_depth = smaller(slot[kSlotDepth], kMaxDepth);
+    const uint32_t size = 1u << dir_depth;
+    for (uint32_t i = 0; i < size;) {
+      const uint32_t entry = dir_depth <= kRootDepth
+                                 ? slot[kSlotRoot + i]
+                                 : arena.page(slot[kSlotRoot + (i >> kDirPageDepth)])[i % kPageWords];
+      free_page(arena, slot_id, entry >> 4);
+      i += 1u << (dir_depth - smaller(entry & 15u, dir_depth));  // the page fills that many entries
+    }
+    if (dir_depth > kRootDepth) {
+      for (uint32_t i = 0; i < size; i += 1u << kDirPageDepth) {
+        free_page(arena, slot_id, slot[kSlotRoot + (i >> kDirPageDepth)]);
+      }
+    }
+  }
+  for (int64_t i = 0; i < kSlotWords; ++i) slot[i] = 0;
+}
+
+void give_up_slot(const Arena& arena, uint32_t slot_id) {
+  uint32_t* slot = arena.slot(slot_id);
+  const uint32_t options = slot[kSlotOptions];
+  const uint32_t pages = slot[kSlotPages];
+  clear_slot(arena, slot_id);
+  slot[kSlotOptions] = options;
+  slot[kSlotGivenUp] = pages < 1 ? 1 : pages;
+  count(arena, kStatGivenUp);
+}
+
+bool has_room_again(const Arena& arena, uint32_t slot_id) {
+  const uint64_t held = arena.slot(slot_id)[kSlotGivenUp];
+  const uint64_t in_use = __atomic_load_n(arena.header + kHeaderPagesInUse, __ATOMIC_RELAXED);
+  return in_use + held + held / 4 + 2 < arena.num_pages;
+}
+
+void count(const Arena& arena, Header statistic, uint32_t times) {
+  __atomic_fetch_add(arena.header + statistic, times, __ATOMIC_RELAXED);
+}
+
+const IndexTable& index_table() {
+  switch (instruction_set()) {
+#if defined(__x86_64__)
+    case InstructionSet::kAvx512: return kIndexTableAvx512;
+    case InstructionSet::kAvx2: return kIndexTableAvx2;
+#endif
+    default: return kIndexTableScalar;
+  }
+}
+
+}  // namespace ngram_npu::cpu
+
+using namespace ngram_npu;
+
+int64_t ngram_npu_cpu_ngram_index_words(int64_t num_slots, int64_t num_pages) {
+  if (num_slots < 1 || num_pages < 1 || num_slots > index::kMaxSlots || num_pages > index::kMaxPages) return 0;
+  return cpu::words_before_pages(num_slots, num_pages) + num_pages * index::kPageWords;
+}
+
+int64_t ngram_npu_cpu_ngram_index_pages(int64_t tokens, int64_t num_slots, int64_t min_n, int64_t max_n,
+                                        int32_t any_data) {
+  if (tokens < 0 || num_slots < 1 || min_n < 1 || max_n < min_n || max_n - min_n >= index::kMaxLevels) return 0;
+  // A page holds 590 entries on average. Text has up to 1.2 per token, any data up to (levels + 1) / 2; a slot's last
+  // page and its directory come on top.
+  const int64_t tenths = any_data ? 5 * (max_n - min_n + 2) : 12;
+  const int64_t pages = tokens / 5900 * tenths + tokens % 5900 * tenths / 5900 + 2 * num_slots + 1;
+  return smaller(pages, index::kMaxPages);
+}
+
+int32_t ngram_npu_cpu_ngram_index_init(int32_t* index, int64_t words, int64_t num_slots) {
+  using namespace ngram_npu::index;
+  if (index == nullptr || num_slots < 1 || num_slots > kMaxSlots) return kInvalidParams;
+  int64_t pages = (words - kHeaderWords - num_slots * kSlotWords) / (kPageWords + 1);
+  pages = smaller(pages, kMaxPages);
+  while (pages > 0 && ngram_npu_cpu_ngram_index_words(num_slots, pages) > words) --pages;
+  if (pages < 1) return kInvalidParams;
+  index[kHeaderMagic] = static_cast<int32_t>(kMagic);
+  index[kHeaderSlots] = static_cast<int32_t>(num_slots);
+  index[kHeaderPages] = static_cast<int32_t>(pages);
+  return kOk;
+}

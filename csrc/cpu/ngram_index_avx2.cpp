@@ -1,0 +1,42 @@
+#include <immintrin.h>
+
+#include "cpu/ngram_index_walk.h"
+
+namespace ngram_npu::cpu {
+namespace {
+
+struct Avx2 {
+  static __m256i load(const void* at) { return _mm256_loadu_si256(static_cast<const __m256i*>(at)); }
+
+  static uint32_t zeros(__m256i lanes) {
+    const __m256i zero = _mm256_cmpeq_epi32(lanes, _mm256_setzero_si256());
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(zero)));
+  }
+
+  static uint32_t match(const uint32_t* line, uint32_t want, uint32_t mask) {
+    const __m256i wanted = _mm256_set1_epi32(static_cast<int32_t>(want));
+    const __m256i masked = _mm256_set1_epi32(static_cast<int32_t>(mask));
+    return zeros(_mm256_and_si256(_mm256_xor_si256(load(line), wanted), masked)) |
+           zeros(_mm256_and_si256(_mm256_xor_si256(load(line + 8), wanted), masked)) << 8;
+  }
+
+  static uint32_t used(const uint32_t* line) {
+    return static_cast<uint32_t>(__builtin_ctz(zeros(load(line)) | zeros(load(line + 8)) << 8 | 0x8000u));
+  }
+
+  static uint32_t common_suffix8(const int32_t* a, const int32_t* b) {
+    const __m256i equal = _mm256_cmpeq_epi32(load(a), load(b));
+    const uint32_t differ = ~static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(equal)));
+    return static_cast<uint32_t>(__builtin_clz((differ << 24) | 0x800000u));
+  }
+
+  static uint32_t split_line(const uint32_t* line, uint32_t home, uint32_t depth, uint32_t* low, uint32_t* high) {
+    return split_line_by_lanes(line, home, depth, low, high);
+  }
+};
+
+}  // namespace
+
+const IndexTable kIndexTableAvx2 = {look_up<Avx2>, extend<Avx2>};
+
+}  // namespace ngram_npu::cpu

@@ -1,0 +1,48 @@
+#include <immintrin.h>
+
+#include "cpu/ngram_index_walk.h"
+
+namespace ngram_npu::cpu {
+namespace {
+
+struct Avx512 {
+  static uint32_t match(const uint32_t* line, uint32_t want, uint32_t mask) {
+    const __m512i differ = _mm512_xor_si512(_mm512_loadu_si512(line), _mm512_set1_epi32(static_cast<int32_t>(want)));
+    return _mm512_testn_epi32_mask(differ, _mm512_set1_epi32(static_cast<int32_t>(mask)));
+  }
+
+  static uint32_t used(const uint32_t* line) {
+    const __m512i entries = _mm512_loadu_si512(line);
+    return static_cast<uint32_t>(__builtin_ctz(_mm512_testn_epi32_mask(entries, entries) | 0x8000u));
+  }
+
+  static uint32_t common_suffix8(const int32_t* a, const int32_t* b) {
+    const __m256i first = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(a));
+    const __m256i second = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(b));
+    const __m256i equal = _mm256_cmpeq_epi32(first, second);
+    const uint32_t differ = ~static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(equal)));
+    return static_cast<uint32_t>(__builtin_clz((differ << 24) | 0x800000u));
+  }
+
+  static uint32_t split_line(const uint32_t* line, uint32_t home, uint32_t depth, uint32_t* low, uint32_t* high) {
+    const __m512i entries = _mm512_loadu_si512(line);
+    const __m512i start = _mm512_set1_epi32(static_cast<int32_t>(start_mask(depth)));
+    // What is above `start`, doubled, is one bit further up.
+    const __m512i above = _mm512_and_si512(entries, _mm512_set1_epi32(static_cast<int32_t>(~start_mask(depth))));
+    const __m512i deeper = _mm512_or_si512(_mm512_add_epi32(above, above), _mm512_and_si512(entries, start));
+    const __m512i home_bits = _mm512_set1_epi32(static_cast<int32_t>((kGroupLines - 1) << home_shift(depth)));
+    const __m512i home_want = _mm512_set1_epi32(static_cast<int32_t>(home << home_shift(depth)));
+    const __mmask16 used = _mm512_test_epi32_mask(entries, entries);
+    const __mmask16 at_home = _mm512_mask_testn_epi32_mask(used, _mm512_xor_si512(entries, home_want), home_bits);
+    const __mmask16 upper = _mm512_mask_cmplt_epi32_mask(at_home, entries, _mm512_setzero_si512());
+    _mm512_storeu_si512(low, _mm512_maskz_compress_epi32(static_cast<__mmask16>(at_home & ~upper), deeper));
+    _mm512_storeu_si512(high, _mm512_maskz_compress_epi32(upper, deeper));
+    return static_cast<uint32_t>(used & ~at_home);
+  }
+};
+
+}  // namespace
+
+const IndexTable kIndexTableAvx512 = {look_up<Avx512>, extend<Avx512>};
+
+}  // namespace ngram_npu::cpu

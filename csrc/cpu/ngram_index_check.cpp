@@ -1,0 +1,171 @@
+// Whether an index is what it should be: for tests, and for `NgramIndex.check_integrity()`. Slow, and reads only.
+#include <cstring>
+
+#include "cpu/ngram_index.h"
+#include "cpu/ngram_index_arena.h"
+
+using namespace ngram_npu;
+using namespace ngram_npu::index;
+
+namespace {
+
+enum Fault : int32_t {
+  kFine = 0,
+  kFaultHeader = 1,     // not an index, or one for a tensor of another size
+  kFaultSlot = 2,       // a slot's directory is deeper than can be
+  kFaultDirectory = 3,  // a page does not fill its part of the directory evenly
+  kFaultOwner = 4,      // a directory names a page that is not its slot's, or names it twice
+  kFaultPageCount = 5,  // a slot holds another number of pages than it says
+  kFaultInUse = 6,      // so does the header
+  kFaultFreeList = 7,   // the list of freed pages is broken
+  kFaultLine = 8,       // a line does not fill from lane 0
+  kFaultPlace = 9,      // an entry stands where its key does not lead
+  kFaultStart = 10,     // an entry lies outside the row
+  kFaultRecorded = 11,  // an entry does not record the earliest (latest) occurrence
+  kFaultLazyRule = 12,  // an entry is there against the lazy rule, or `twice` is wrong
+  kFaultMissing = 13,   // an entry is missing
+  kFaultRow = 14,       // the slot says it indexed more tokens than the row has
+};
+
+uint32_t* directory_at(const cpu::Arena& arena, uint32_t* slot, uint32_t i) {
+  if (slot[kSlotDepth] <= kRootDepth) return slot + kSlotRoot + i;
+  return arena.page(slot[kSlotRoot + (i >> kDirPageDepth)]) + i % kPageWords;
+}
+
+bool page_fills_lines(const uint32_t* page) {
+  for (uint32_t i = 0; i + 1 < kPageWords; ++i) {
+    if (i % kLineWords != kLineWords - 1 && page[i] == 0 && page[i + 1] != 0) return false;
+  }
+  return true;
+}
+
+Fault check_slot(const cpu::Arena& arena, uint32_t slot_id) {
+  uint32_t* slot = arena.slot(slot_id);
+  if (slot[kSlotPages] == 0) return kFine;
+  const uint32_t depth = slot[kSlotDepth];
+  if (depth > kMaxDepth) return kFaultSlot;
+  uint32_t pages = 0;
+  for (uint32_t i = 0; i < 1u << depth;) {
+    const uint32_t entry = *directory_at(arena, slot, i);
+    if ((entry & 15u) > depth) return kFaultDirectory;
+    const uint32_t span = 1u << (depth - (entry & 15u));
+    if (i % span != 0) return kFaultDirectory;
+    for (uint32_t j = i; j < i + span; ++j) {
+      if (*directory_at(arena, slot, j) != entry) return kFaultDirectory;
+    }
+    if (entry >> 4 >= arena.num_pages || arena.owners[entry >> 4] != slot_id + 1) return kFaultOwner;
+    if (!page_fills_lines(arena.page(entry >> 4))) return kFaultLine;
+    ++pages;
+    i += span;
+  }
+  if (depth > kRootDepth) pages += depth <= kDirPageDepth ? 1 : 1u << (depth - kDirPageDepth);
+  return pages == slot[kSlotPages] ? kFine : kFaultPageCount;
+}
+
+Fault check_pages(const cpu::Arena& arena, int64_t* where) {
+  uint32_t held = 0;
+  for (uint32_t i = 0; i < arena.num_slots; ++i) held += arena.slot(i)[kSlotPages];
+  uint32_t owned = 0, freed = 0, never = 0;
+  for (uint32_t i = 0; i < arena.num_pages; ++i) {
+    const uint32_t owner = arena.owners[i];
+    *where = i;
+    if (owner >> 31 != 0)
+      ++freed;
+    else if (owner == 0)
+      ++never;
+    else if (owner <= arena.num_slots)
+      ++owned;
+    else
+      return kFaultOwner;
+  }
+  uint32_t listed = 0;
+  for (uint32_t head = arena.header[kHeaderFreePage]; head != 0; ++listed) {
+    *where = head - 1;
+    if (head > arena.num_pages || arena.owners[head - 1] >> 31 == 0 || listed > arena.num_pages) return kFaultFreeList;
+    head = arena.owners[head - 1] << 1 >> 1;
+  }
+  if (listed != freed) return kFaultFreeList;
+  if (owned != held || owned != arena.header[kHeaderPagesInUse]) return kFaultInUse;
+  return arena.header[kHeaderUnusedPage] + never == arena.num_pages ? kFine : kFaultInUse;
+}
+
+// Finds the entry of the gram t[end-n+1..end], trusting nothing but the words: null where there is none.
+const uint32_t* entry_of(const cpu::Arena& arena, uint32_t* slot, const int32_t* tokens, uint32_t end, uint32_t n,
+                         uint32_t level, uint32_t* depth) {
+  uint32_t sum = 0;
+  for (uint32_t j = 0; j < n; ++j) sum += static_cast<uint32_t>(tokens[end - j]) * kFactors.of[j];
+  const Key key = make_key(sum, level);
+  const uint32_t place = *directory_at(arena, slot, dir_index(key, slot[kSlotDepth]));
+  *depth = place & 15u;
+  const uint32_t head = entry_head(key, *depth);
+  for (uint32_t g = 0; g < kGroupLines; ++g) {
+    const uint32_t line_id = (line_of(key) & ~(kGroupLines - 1)) | ((line_of(key) + g) % kGroupLines);
+    const uint32_t* line = arena.page(place >> 4) + line_id * kLineWords;
+    for (uint32_t lane = 0; lane < kLineWords; ++lane) {
+      const uint32_t start = line[lane] & start_mask(*depth);
+      if (start == 0 || (line[lane] & ~(start_mask(*depth) | twice_bit(*depth))) != head || start < n) continue;
+      if (std::memcmp(tokens + start - n, tokens + end + 1 - n, n * sizeof *tokens) == 0) return line + lane;
+    }
+    if (line[kLineWords - 1] == 0) return nullptr;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+int32_t ngram_npu_cpu_ngram_index_check(const int32_t* index, int64_t words, int64_t* where) {
+  cpu::Arena arena;
+  int64_t ignored = 0;
+  if (where == nullptr) where = &ignored;
+  *where = 0;
+  if (!cpu::open_arena(const_cast<int32_t*>(index), words, &arena)) return kFaultHeader;
+  for (uint32_t i = 0; i < arena.num_slots; ++i) {
+    *where = i;
+    if (const Fault fault = check_slot(arena, i); fault != kFine) return fault;
+  }
+  return check_pages(arena, where);
+}
+
+int32_t ngram_npu_cpu_ngram_index_check_row(const int32_t* index, int64_t words, int64_t slot_id, const int32_t* tokens,
+                                            int64_t num_tokens) {
+  cpu::Arena arena;
+  if (!cpu::open_arena(const_cast<int32_t*>(index), words, &arena)) return kFaultHeader;
+  if (slot_id < 0 || slot_id >= arena.num_slots) return kFaultSlot;
+  uint32_t* slot = arena.slot(static_cast<uint32_t>(slot_id));
+  if (slot[kSlotGivenUp] != 0 || slot[kSlotPages] == 0) return kFine;
+  if (const Fault fault = check_slot(arena, static_cast<uint32_t>(slot_id)); fault != kFine) return fault;
+  const uint32_t length = slot[kSlotLength];
+  if (length > num_tokens) return kFaultRow;
+  const uint32_t min_n = slot[kSlotOptions] & 0xffu, max_n = slot[kSlotOptions] >> 8 & 0xffu;
+  const bool latest = (slot[kSlotOptions] >> 16 & 1u) != 0;
+  if (min_n < 1 || max_n > kMaxNgram || max_n < min_n || max_n - min_n >= kMaxLevels) return kFaultSlot;
+  uint32_t expected = 0;  // entries, each counted at the end it records
+  for (uint32_t end = min_n - 1; end < length; ++end) {
+    for (uint32_t n = min_n; n <= max_n && n <= end + 1; ++n) {
+      // By definition, slowly: how often, and where, this gram occurs.
+      uint32_t times = 0, earliest = 0, last = 0;
+      for (uint32_t e = n - 1; e < length; ++e) {
+        if (std::memcmp(tokens + e + 1 - n, tokens + end + 1 - n, n * sizeof *tokens) != 0) continue;
+        if (times++ == 0) earliest = e;
+        last = e;
+      }
+      uint32_t depth = 0;
+      const uint32_t* entry = entry_of(arena, slot, tokens, end, n, n - min_n, &depth);
+      if (entry == nullptr) return kFaultMissing;
+      const uint32_t recorded = (*entry & start_mask(depth)) - 1;
+      if (recorded != (latest ? last : earliest)) return kFaultRecorded;
+      const bool twice = (*entry & twice_bit(depth)) != 0;
+      if (n < max_n && twice != (times > 1)) return kFaultLazyRule;
+      expected += recorded == end;
+      if (times == 1) break;  // nothing longer has an entry
+    }
+  }
+  uint32_t present = 0;
+  for (uint32_t i = 0; i < 1u << slot[kSlotDepth];) {
+    const uint32_t place = *directory_at(arena, slot, i);
+    const uint32_t* page = arena.page(place >> 4);
+    for (uint32_t w = 0; w < kPageWords; ++w) present += page[w] != 0;
+    i += 1u << (slot[kSlotDepth] - (place & 15u));
+  }
+  return present == expected ? kFine : kFaultLazyRule;
+}

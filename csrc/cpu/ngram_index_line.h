@@ -1,0 +1,53 @@
+// One line of entries, and vectors of several ends: what ngram_index_table.h asks of an instruction set. Internal
+// linkage, for the reason given there.
+#pragma once
+
+#include "cpu/ngram_index_arena.h"
+
+namespace ngram_npu::cpu {
+namespace {
+
+using namespace index;
+
+// Isa: match(line, want, mask), bit i: lane i agrees in the bits of mask; used(line): entries in the line, which fill
+// from lane 0; common_suffix8(a, b): of 8 tokens each; split_line: see below.
+
+// An entry as it stands in the page of depth + 1 that a split gives it.
+inline uint32_t deepened(uint32_t entry, uint32_t depth) {
+  const uint32_t start = start_mask(depth);
+  return (entry & ~start) << 1 | (entry & start);
+}
+
+// Distributes the entries of a line that are in their home line over the two halves' lines, which it writes whole.
+// Returns the lanes of the others. (The version for instruction sets that cannot compress.)
+inline uint32_t split_line_by_lanes(const uint32_t* line, uint32_t home, uint32_t depth, uint32_t* low,
+                                    uint32_t* high) {
+  uint32_t* const out[2] = {low, high};
+  uint32_t used[2] = {0, 0};
+  uint32_t displaced = 0;
+  for (uint32_t lane = 0; lane < kLineWords; ++lane) low[lane] = high[lane] = 0;
+  for (uint32_t lane = 0; lane < kLineWords && line[lane] != 0; ++lane) {
+    if ((line[lane] >> home_shift(depth)) % kGroupLines != home) {
+      displaced |= 1u << lane;
+    } else {
+      const uint32_t half = line[lane] >> 31;
+      out[half][used[half]++] = deepened(line[lane], depth);
+    }
+  }
+  return displaced;
+}
+
+// Vectors of the compiler's own kind: it makes of them what the instruction set has.
+template <uint32_t kWidth>
+struct VectorOf;
+template <>
+struct VectorOf<8> {
+  typedef uint32_t Type __attribute__((vector_size(32)));
+};
+template <>
+struct VectorOf<16> {
+  typedef uint32_t Type __attribute__((vector_size(64)));
+};
+
+}  // namespace
+}  // namespace ngram_npu::cpu

@@ -1,0 +1,34 @@
+#include "cpu/ngram_index_walk.h"
+
+namespace ngram_npu::cpu {
+namespace {
+
+struct Scalar {
+  static uint32_t match(const uint32_t* line, uint32_t want, uint32_t mask) {
+    uint32_t lanes = 0;
+    for (uint32_t i = 0; i < kLineWords; ++i) lanes |= static_cast<uint32_t>(((line[i] ^ want) & mask) == 0) << i;
+    return lanes;
+  }
+
+  static uint32_t used(const uint32_t* line) {
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < kLineWords; ++i) count += line[i] != 0;
+    return count < kLineWords ? count : kLineWords - 1;
+  }
+
+  static uint32_t common_suffix8(const int32_t* a, const int32_t* b) {
+    uint32_t common = 0;
+    while (common < 8 && a[7 - common] == b[7 - common]) ++common;
+    return common;
+  }
+
+  static uint32_t split_line(const uint32_t* line, uint32_t home, uint32_t depth, uint32_t* low, uint32_t* high) {
+    return split_line_by_lanes(line, home, depth, low, high);
+  }
+};
+
+}  // namespace
+
+const IndexTable kIndexTableScalar = {look_up<Scalar>, extend<Scalar>};
+
+}  // namespace ngram_npu::cpu

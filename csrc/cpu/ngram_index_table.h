@@ -1,0 +1,492 @@
+// The table of one slot and the walk of one token through it, generic over an instruction set; each
+// ngram_index_<isa>.cpp compiles it once. Everything here has internal linkage: a function compiled for one instruction
+// set must never be merged by the linker with its namesake from another.
+//
+// The lazy rule. An entry (n, gram) exists if and only if the gram occurs in the indexed row and n == min_n or its
+// suffix one shorter occurs at least twice. What follows from it:
+//   - a gram that is absent from the table while its suffix is present has either not occurred, or its suffix occurred
+//     once, and then comparing tokens at that one occurrence decides;
+//   - the entries of one end are levels 0 .. m without a gap, all but the last marked `twice`;
+//   - a new end changes only level m and what is inserted above it.
+// An entry records the earliest or the latest occurrence of its gram, whichever the slot was built for.
+#pragma once
+
+#include "cpu/ngram_index_line.h"
+
+namespace ngram_npu::cpu {
+namespace {
+
+using namespace index;
+
+// kLevels: how many n there are, where that is known at compile time, else 0. kWidth: ends located at a time.
+template <class Isa, int kLevels, uint32_t kWidth>
+class SlotTable {
+ public:
+  SlotTable(const Arena& arena, const IndexOptions& options, uint32_t slot_id, const int32_t* tokens)
+      : arena_(arena),
+        pages_(arena.pages),
+        slot_(arena.slot(slot_id)),
+        tokens_(tokens),
+        slot_id_(slot_id),
+        min_n_(static_cast<uint32_t>(options.min_n)),
+        max_n_(static_cast<uint32_t>(options.max_n)) {
+    note_directory();
+  }
+
+  bool failed() const { return failed_; }
+
+  using Vector = typename VectorOf<kWidth>::Type;
+
+  // Consecutive ends and where all their grams belong. Made ahead of use, in vectors: of all that a walk does this is
+  // what does not depend on what it finds. Level by level, shortest gram first.
+  struct Batch {
+    static constexpr int kRows = kLevels != 0 ? kLevels : kMaxLevels;
+    uint32_t first;
+    uint32_t size;
+    uint32_t version;  // of the table when located; a split makes that stale
+    Vector key[kRows];
+    Vector line[kRows];   // number of the home line, counted over all pages
+    Vector want[kRows];   // head of the entry there
+    Vector mask[kRows];   // what is compared with it
+    Vector start[kRows];  // mask of `start` in that page
+  };
+
+  // The ends first .. first + size - 1 of a row. Of `readable` words what lies behind its tokens is read, and not used.
+  void make_keys(uint32_t first, uint32_t size, uint32_t readable, Batch* batch) const {
+    batch->first = first;
+    batch->size = size;
+    const uint32_t* newest = reinterpret_cast<const uint32_t*>(tokens_) + first;
+    uint32_t copy[kMaxNgram + kWidth];
+    if (first + 1 < max_n_ || readable - first < kWidth) {
+      // Near the ends of the row's memory a vector would reach beyond it.
+      const uint32_t before = smaller(first, max_n_ - 1);
+      for (uint32_t i = before; i < max_n_ - 1; ++i) copy[max_n_ - 2 - i] = 0;
+      for (uint32_t i = 0; i < before + size; ++i)
+        copy[max_n_ - 1 - before + i] = newest[static_cast<int64_t>(i) - before];
+      for (uint32_t i = size; i < kWidth; ++i) copy[max_n_ - 1 + i] = 0;
+      newest = copy + max_n_ - 1;
+    }
+    Vector sums{};
+    for (uint32_t j = 0; j < min_n_; ++j) add_products(newest - j, kFactors.of[j], &sums);
+    for (int level = 0; level < levels(); ++level) {
+      index::make_keys(sums, static_cast<uint32_t>(level), &batch->key[level]);
+      const uint32_t n = min_n_ + static_cast<uint32_t>(level);
+      if (level + 1 < levels()) add_products(newest - n, kFactors.of[n], &sums);
+    }
+  }
+
+  void prefetch_directory(const Batch& batch) const {
+    if (dir_depth_ <= kRootDepth) return;
+    for (int level = 0; level < levels(); ++level) {
+      for (uint32_t i = 0; i < batch.size; ++i)
+        __builtin_prefetch(directory_at(dir_index(batch.key[level][i], dir_depth_), dir_depth_));
+    }
+  }
+
+  // Looks the keys up in the directory and fetches their lines.
+  void locate(Batch* batch) const {
+    const uint32_t last_page = arena_.num_pages - 1;
+    const uint32_t size = batch->size;
+    const uint32_t dir_depth = dir_depth_;
+    const uint32_t* const directory = directory_;
+    for (int level = 0; level < levels(); ++level) {
+      const Vector key = batch->key[level];
+      Vector entry{};
+      for (uint32_t i = 0; i < size; ++i) {
+        const uint32_t at = dir_index(key[i], dir_depth);
+        entry[i] = dir_depth <= kDirPageDepth ? directory[at] : *directory_at(at, dir_depth);
+      }
+      const Vector depth = entry & 15u;
+      const Vector page = entry >> 4;
+      const Vector line = (page < last_page ? page : last_page + Vector{}) * kPageLines + (key & (kPageLines - 1));
+      batch->line[level] = line;
+      batch->want[level] = (key & ~0xfffu) << depth;
+      batch->start[level] = ((0x800u + Vector{}) << depth) - 1;
+      if constexpr (NGRAM_INDEX_FINGERPRINT_BITS >= 15) {
+        batch->mask[level] = (~0xfffu + Vector{}) << depth;
+      } else {
+        for (uint32_t i = 0; i < kWidth; ++i) batch->mask[level][i] = probe_mask(depth[i]);
+      }
+      for (uint32_t i = 0; i < size; ++i) __builtin_prefetch(line_at(line[i]));
+    }
+    batch->version = version_;
+  }
+
+  bool ensure_table() {
+    if (slot_[kSlotPages] > 0) return true;
+    const uint32_t page = allocate_page(arena_, slot_id_);
+    if (page == kNoPage) return false;
+    uint32_t* words = arena_.page(page);
+    for (int64_t i = 0; i < kPageWords; ++i) words[i] = 0;
+    slot_[kSlotPages] = 1;
+    slot_[kSlotDepth] = 0;
+    slot_[kSlotRoot] = dir_entry(page, 0);
+    note_directory();
+    return true;
+  }
+
+  // Where the occurrence starts that the deepest level records that seems to be there, or 0: a hint for prefetching.
+  uint32_t peek(const Batch& batch, uint32_t i) const {
+    const Glance seen = glance(batch, i);
+    if (seen.level < 0) return 0;
+    return line_at(batch.line[seen.level][i])[seen.lane] & batch.start[seen.level][i];
+  }
+  // The same for one level.
+  uint32_t peek(const Batch& batch, uint32_t i, int level) const {
+    const uint32_t* line = line_at(batch.line[level][i]);
+    const uint32_t lanes = Isa::match(line, batch.want[level][i], batch.mask[level][i]);
+    return lanes == 0 ? 0 : line[__builtin_ctz(lanes)] & batch.start[level][i];
+  }
+
+  int levels() const { return kLevels != 0 ? kLevels : static_cast<int>(max_n_ - min_n_) + 1; }
+
+  // The question and the update in one: the longest earlier occurrence of what ends at `end`, which is indexed.
+  Occurrence walk_earliest(Batch* batch, uint32_t i) {
+    const uint32_t end = batch->first + i;
+    if (batch->version != version_) locate(batch);
+    Hit hit;
+    // The deepest entry there is is the answer. Found at the top it is not even touched.
+    const int level = find_deepest(*batch, i, &hit);
+    const uint32_t n = min_n_ + static_cast<uint32_t>(level);
+    if (level >= 0) {
+      if (n == max_n_) return {static_cast<int64_t>(hit.start) - 1, n};
+      if (!hit.twice()) {
+        hit.set_twice();
+        return second_occurrence(batch, i, level, hit, hit.start);
+      }
+    }
+    // Its gram has occurred, the one longer has not until now.
+    if (n + 1 <= end + 1) insert(batch, i, level + 1, end + 1, false);
+    return level < 0 ? Occurrence{-1, 0} : Occurrence{static_cast<int64_t>(hit.start) - 1, n};
+  }
+
+  Occurrence walk_latest(Batch* batch, uint32_t i) {
+    const uint32_t end = batch->first + i;
+    const int count = grams(end);
+    if (batch->version != version_) locate(batch);
+    Hit hits[kMaxLevels];
+    int found;
+    bool once;
+    do {
+      once = false;
+      for (found = 0; found < count && !once && find(probe(*batch, i, found), found, end, &hits[found]); ++found) {
+        once = !hits[found].twice();
+      }
+    } while (widen(batch, i, hits, found));
+    if (failed_) return {-1, 0};
+    for (int level = 0; level < found; ++level) hits[level].record(end + 1);
+    const int level = found - 1;
+    const uint32_t n = min_n_ + static_cast<uint32_t>(level);
+    if (level >= 0) {
+      const Hit& hit = hits[level];
+      if (n == max_n_) return {static_cast<int64_t>(hit.start) - 1, n};
+      if (once) {
+        hit.set_twice();
+        return second_occurrence(batch, i, level, hit, end + 1);
+      }
+    }
+    if (found < count) insert(batch, i, found, end + 1, false);
+    return level < 0 ? Occurrence{-1, 0} : Occurrence{static_cast<int64_t>(hits[level].start) - 1, n};
+  }
+
+ private:
+  // Where one gram belongs.
+  struct Probe {
+    uint32_t* line;
+    Key key;
+    uint32_t want;
+    uint32_t mask;
+    uint32_t start;
+  };
+
+  // What the home lines tell at one look: the deepest level with a likely entry, -1 where there is none.
+  struct Glance {
+    int level;
+    uint32_t lane;
+  };
+
+  struct Hit {
+    uint32_t* entry;
+    uint32_t mask;  // of `start` in the entry
+    uint32_t start;
+    uint32_t common;  // tokens up to max_n that agree there
+    bool twice() const { return (*entry & (mask + 1)) != 0; }
+    void set_twice() const { *entry |= mask + 1; }
+    void record(uint32_t at) const { *entry = (*entry & ~mask) | at; }
+  };
+
+  uint32_t* line_at(uint32_t number) const { return pages_ + static_cast<size_t>(number) * kLineWords; }
+
+  Probe probe(const Batch& batch, uint32_t i, int level) const {
+    return {line_at(batch.line[level][i]), batch.key[level][i], batch.want[level][i], batch.mask[level][i],
+            batch.start[level][i]};
+  }
+
+  Probe probe(Key key) const {
+    const uint32_t entry = *directory_at(dir_index(key, dir_depth_), dir_depth_);
+    const uint32_t depth = entry & 15u;
+    return {arena_.page(entry >> 4) + line_of(key) * kLineWords, key, entry_head(key, depth), probe_mask(depth),
+            start_mask(depth)};
+  }
+
+  // Levels whose grams fit before `end`: fewer than all at the very beginning of a row.
+  int grams(uint32_t end) const {
+    if (end + 1 >= max_n_) return levels();
+    return end + 1 < min_n_ ? 0 : static_cast<int>(end + 2 - min_n_);
+  }
+
+  uint32_t token(uint32_t at) const { return static_cast<uint32_t>(tokens_[at]); }
+
+  uint32_t gram_sum(uint32_t end, uint32_t n) const {
+    uint32_t sum = 0;
+    for (uint32_t j = 0; j < n; ++j) sum += token(end - j) * kFactors.of[j];
+    return sum;
+  }
+
+  static void add_products(const uint32_t* tokens, uint32_t factor, Vector* sums) {
+    Vector vector;
+    __builtin_memcpy(&vector, tokens, sizeof vector);
+    *sums += vector * factor;
+  }
+
+  // Where the directory is, once per table and per doubling rather than once per probe.
+  void note_directory() {
+    dir_depth_ = smaller(slot_[kSlotDepth], kMaxDepth);
+    directory_ = dir_depth_ <= kRootDepth ? slot_ + kSlotRoot : arena_.page(slot_[kSlotRoot]);
+  }
+
+  uint32_t* directory_at(uint32_t i, uint32_t depth) const {
+    if (depth <= kRootDepth) return slot_ + kSlotRoot + i;
+    return arena_.page(slot_[kSlotRoot + (i >> kDirPageDepth)]) + (i & ((1u << kDirPageDepth) - 1));
+  }
+
+  // Without a branch per level: which of them has the gram is what no processor can predict.
+  Glance glance(const Batch& batch, uint32_t i) const {
+    if (kLevels != 0 && kLevels * kLineWords <= 64) {  // all lanes of all levels in one word
+      uint64_t lanes = 0;
+      for (int level = 0; level < levels(); ++level) {
+        const uint32_t* line = line_at(batch.line[level][i]);
+        lanes |= static_cast<uint64_t>(Isa::match(line, batch.want[level][i], batch.mask[level][i])) << (level * 16);
+      }
+      if (lanes == 0) return {-1, 0};
+      const uint32_t last = 63 - static_cast<uint32_t>(__builtin_clzll(lanes));
+      return {static_cast<int>(last / kLineWords), last % kLineWords};
+    }
+    for (int level = levels() - 1; level >= 0; --level) {
+      const uint32_t lanes = Isa::match(line_at(batch.line[level][i]), batch.want[level][i], batch.mask[level][i]);
+      if (lanes != 0) return {level, static_cast<uint32_t>(__builtin_ctz(lanes))};
+    }
+    return {-1, 0};
+  }
+
+  // Whether a level above this one may have overflowed into a line that was not looked at.
+  bool overflow_above(const Batch& batch, uint32_t i, int level) const {
+    uint32_t full = 0;
+    for (int l = 0; l < levels(); ++l) {
+      full |= static_cast<uint32_t>(line_at(batch.line[l][i])[kLineWords - 1] != 0) << l;
+    }
+    return full >> (level + 1) != 0;
+  }
+
+  int find_deepest(const Batch& batch, uint32_t i, Hit* hit) const {
+    const uint32_t end = batch.first + i;
+    int level = grams(end) - 1;
+    if (level + 1 == levels()) {
+      const Glance seen = glance(batch, i);
+      if (seen.level == level || !overflow_above(batch, i, seen.level)) {
+        if (seen.level < 0) return -1;
+        uint32_t* entry = line_at(batch.line[seen.level][i]) + seen.lane;
+        const uint32_t n = min_n_ + static_cast<uint32_t>(seen.level);
+        if (verify(entry, batch.start[seen.level][i], end, n, hit)) return seen.level;
+      }
+    }
+    // A row's beginning, a fingerprint that lied, or a full line.
+    while (level >= 0 && !find(probe(batch, i, level), level, end, hit)) --level;
+    return level;
+  }
+
+  // Tokens up to max_n that agree before and at two ends, a < b.
+  uint32_t common_suffix(uint32_t a, uint32_t b) const {
+    if (max_n_ <= 8 && a >= 7) return smaller(Isa::common_suffix8(tokens_ + a - 7, tokens_ + b - 7), max_n_);
+    const uint32_t limit = smaller(max_n_, a + 1);
+    uint32_t common = 0;
+    while (common < limit && tokens_[a - common] == tokens_[b - common]) ++common;
+    return common;
+  }
+
+  // Whether the n tokens before and at the occurrence an entry records are those at `end`.
+  bool verify(uint32_t* entry, uint32_t mask, uint32_t end, uint32_t n, Hit* hit) const {
+    const uint32_t start = *entry & mask;
+    // Never beyond the row, whatever the entry says; an empty lane's start - 1 is beyond as well.
+    if (start - 1 >= end) return false;
+    *hit = {entry, mask, start, common_suffix(start - 1, end)};
+    return hit->common >= n;
+  }
+
+  bool find(const Probe& at, int level, uint32_t end, Hit* hit) const {
+    const uint32_t n = min_n_ + static_cast<uint32_t>(level);
+    uint32_t* const group = at.line - line_of(at.key) % kGroupLines * kLineWords;
+    for (uint32_t i = 0; i < kGroupLines; ++i) {
+      uint32_t* line = group + (line_of(at.key) + i) % kGroupLines * kLineWords;
+      for (uint32_t lanes = Isa::match(line, at.want, at.mask); lanes != 0; lanes &= lanes - 1) {
+        if (verify(line + __builtin_ctz(lanes), at.start, end, n, hit)) return true;
+      }
+      if (line[kLineWords - 1] == 0) return false;
+    }
+    return false;
+  }
+
+  // A gram occurred for the second time, at end i: from now on it is told apart by its extensions, as far as these two
+  // occurrences agree, and one further.
+  Occurrence second_occurrence(Batch* batch, uint32_t i, int level, const Hit& hit, uint32_t record) {
+    const uint32_t end = batch->first + i;
+    uint32_t n = min_n_ + static_cast<uint32_t>(++level);
+    for (; n <= hit.common; ++n, ++level) insert(batch, i, level, record, true);
+    if (n <= max_n_) {
+      if (n <= end + 1) insert(batch, i, level, end + 1, false);
+      if (n <= hit.start) {
+        insert(make_key(gram_sum(hit.start - 1, n), static_cast<uint32_t>(level)), hit.start, false);
+      }
+    }
+    return {static_cast<int64_t>(hit.start) - 1, hit.common};
+  }
+
+  void insert(Batch* batch, uint32_t i, int level, uint32_t start, bool twice) {
+    if (batch->version != version_) locate(batch);
+    uint32_t* line = line_at(batch->line[level][i]);
+    const uint32_t mask = batch->start[level][i];
+    if (start <= mask && line[kLineWords - 1] == 0) {
+      line[Isa::used(line)] = batch->want[level][i] | (twice ? mask + 1 : 0) | start;
+    } else {
+      insert(batch->key[level][i], start, twice);
+    }
+  }
+
+  void insert(Key key, uint32_t start, bool twice) {
+    while (!failed_) {
+      const Probe at = probe(key);
+      const uint32_t entry = at.want | (twice ? at.start + 1 : 0) | start;
+      if (start <= at.start && put(at.line - line_of(key) * kLineWords, line_of(key), entry)) return;
+      split(key);
+    }
+  }
+
+  static bool put(uint32_t* page, uint32_t line_id, uint32_t entry) {
+    for (uint32_t i = 0; i < kGroupLines; ++i) {
+      uint32_t* line = page + line_id * kLineWords;
+      if (line[kLineWords - 1] == 0) {
+        line[Isa::used(line)] = entry;
+        return true;
+      }
+      line_id = (line_id & ~(kGroupLines - 1)) | ((line_id + 1) & (kGroupLines - 1));
+    }
+    return false;
+  }
+
+  // Makes room for the new end in the pages of these hits; true where that moved entries.
+  bool widen(Batch* batch, uint32_t i, const Hit* hits, int found) {
+    for (int level = 0; level < found; ++level) {
+      if (batch->first + i + 1 > hits[level].mask) {
+        split(batch->key[level][i]);
+        locate(batch);
+        return !failed_;
+      }
+    }
+    return false;
+  }
+
+  // Splits the page of a key in two, or fails.
+  void split(Key key) {
+    const uint32_t old_entry = *directory_at(dir_index(key, dir_depth_), dir_depth_);
+    const uint32_t depth = old_entry & 15u;
+    if (depth >= kMaxDepth || depth > dir_depth_ || (depth == dir_depth_ && !double_directory())) {
+      failed_ = true;
+      return;
+    }
+    const uint32_t new_page = allocate_page(arena_, slot_id_);
+    if (new_page == kNoPage) {
+      failed_ = true;
+      return;
+    }
+    ++version_;
+    ++slot_[kSlotPages];
+    count(arena_, kStatSplits);
+    split_page(arena_.page(old_entry >> 4), arena_.page(new_page), depth);
+    const uint32_t half = 1u << (dir_depth_ - depth - 1);
+    const uint32_t at = dir_index(key, dir_depth_) & ~(2 * half - 1);
+    for (uint32_t j = 0; j < half; ++j) {
+      *directory_at(at + j, dir_depth_) = dir_entry(old_entry >> 4, depth + 1);
+      *directory_at(at + half + j, dir_depth_) = dir_entry(new_page, depth + 1);
+    }
+  }
+
+  static void split_page(uint32_t* low, uint32_t* high, uint32_t depth) {
+    if (low == high) return;  // only a directory that lies makes them the same
+    alignas(64) uint32_t old[kPageWords];
+    __builtin_memcpy(old, low, sizeof old);
+    uint32_t displaced[kPageLines];
+    uint32_t any_displaced = 0;
+    for (uint32_t line = 0; line < kPageLines; ++line) {
+      const uint32_t at = line * kLineWords;
+      displaced[line] = Isa::split_line(old + at, line % kGroupLines, depth, low + at, high + at);
+      any_displaced |= displaced[line];
+    }
+    if (any_displaced == 0) return;
+    // What had overflowed goes home, now that all that is at home there has its place.
+    for (uint32_t line = 0; line < kPageLines; ++line) {
+      for (uint32_t lanes = displaced[line]; lanes != 0; lanes &= lanes - 1) {
+        const uint32_t entry = old[line * kLineWords + static_cast<uint32_t>(__builtin_ctz(lanes))];
+        const uint32_t home = (line & ~(kGroupLines - 1)) | ((entry >> home_shift(depth)) % kGroupLines);
+        put(entry >> 31 != 0 ? high : low, home, deepened(entry, depth));
+      }
+    }
+  }
+
+  bool double_directory() {
+    const uint32_t old_depth = dir_depth_;
+    if (old_depth >= kMaxDepth) return false;
+    const uint32_t depth = old_depth + 1;
+    if (depth > kRootDepth && depth <= kDirPageDepth + 4) {
+      // The root turns into the directory's first page, or the directory gets as many pages again.
+      uint32_t root[kLineWords] = {};
+      const uint32_t pages = depth <= kDirPageDepth ? 1 : 1u << (depth - kDirPageDepth);
+      const uint32_t had = old_depth <= kRootDepth ? 0 : old_depth <= kDirPageDepth ? 1 : pages / 2;
+      for (uint32_t j = had; j < pages; ++j) {
+        root[j] = allocate_page(arena_, slot_id_);
+        if (root[j] == kNoPage) {
+          while (j-- > had) release_page(arena_, slot_id_, root[j]);
+          return false;
+        }
+      }
+      slot_[kSlotPages] += pages - had;
+      if (had == 0) {
+        uint32_t* first = arena_.page(root[0]);
+        for (uint32_t j = 0; j < kLineWords; ++j) first[j] = slot_[kSlotRoot + j];
+      }
+      for (uint32_t j = had; j < pages; ++j) slot_[kSlotRoot + j] = root[j];
+    }
+    for (uint32_t j = 1u << old_depth; j-- > 0;) {
+      const uint32_t entry = *directory_at(j, depth);
+      *directory_at(2 * j, depth) = entry;
+      *directory_at(2 * j + 1, depth) = entry;
+    }
+    slot_[kSlotDepth] = depth;
+    note_directory();
+    return true;
+  }
+
+  const Arena& arena_;
+  uint32_t* const pages_;
+  uint32_t* const slot_;
+  const int32_t* const tokens_;
+  const uint32_t slot_id_;
+  const uint32_t min_n_;
+  const uint32_t max_n_;
+  uint32_t* directory_;  // all of it, where it is in one piece
+  uint32_t dir_depth_;
+  uint32_t version_ = 0;  // grows with every split
+  bool failed_ = false;
+};
+
+}  // namespace
+}  // namespace ngram_npu::cpu

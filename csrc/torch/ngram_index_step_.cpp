@@ -1,0 +1,51 @@
+#include "host/ngram_index_step_.h"
+
+#include "torch/backends.h"
+#include "torch/step_outputs.h"
+
+namespace ngram_npu::torch_side {
+namespace {
+
+Operator op("ngram_index_step_");
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> ngram_index_step_(
+    const Tensor& token_ids, const Tensor& num_tokens, const Tensor& sampled_token_ids,
+    const std::optional<Tensor>& discard, const std::optional<Tensor>& row_indices, bool advance, int64_t vocab_size,
+    int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len, const Tensor& index,
+    const std::optional<Tensor>& slot_indices, const std::optional<Tensor>& workspace) {
+  const OptionalView discard_view(discard), row_view(row_indices), slot_view(slot_indices), workspace_view(workspace);
+  const host::StepArguments given{view_of(token_ids),
+                                  view_of(num_tokens),
+                                  view_of(sampled_token_ids),
+                                  discard_view.get(),
+                                  row_view.get(),
+                                  advance,
+                                  vocab_size,
+                                  min_n,
+                                  max_n,
+                                  k,
+                                  match_policy,
+                                  overlap,
+                                  max_len};
+  NgramIndexStepParams p = host::check_ngram_index_step_(given, view_of(index), slot_view.get(), workspace_view.get());
+  const StepOutputs outputs(token_ids, p.step.batch, k);
+  if (p.step.batch > 0) {
+    outputs.give_to(p.step);
+    op.call(given.token_ids.device, &p, nullptr);
+  }
+  return outputs.results();
+}
+
+STABLE_TORCH_LIBRARY_FRAGMENT(ngram_npu, m) {
+  m.def(
+      "ngram_index_step_(Tensor(a!) token_ids, Tensor(b!) num_tokens, Tensor sampled_token_ids, Tensor? discard, "
+      "Tensor? row_indices, bool advance, SymInt vocab_size, SymInt min_n, SymInt max_n, SymInt k, int match_policy, "
+      "bool overlap, SymInt max_len, Tensor(c!) index, Tensor? slot_indices, Tensor(w!)? workspace) -> "
+      "(Tensor next_token_ids, Tensor num_sampled, Tensor draft_token_ids, Tensor num_draft_tokens, "
+      "Tensor match_len)");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(ngram_npu, CPU, m) { m.impl("ngram_index_step_", TORCH_BOX(&ngram_index_step_)); }
+
+}  // namespace
+}  // namespace ngram_npu::torch_side

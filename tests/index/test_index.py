@@ -1,0 +1,287 @@
+"""NgramIndex: sizes, errors, statistics, and that a broken index is told from a sound one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from ngram_npu import _C, IntegrityError, NgramIndex
+
+Int32Array = npt.NDArray[np.int32]
+
+HEADER, SLOT = 64, 32
+FREE_PAGE, PAGES_IN_USE = 4, 5
+LENGTH, DEPTH, PAGES, TAIL, ROOT = 1, 2, 3, 8, 16
+
+
+def _tokens(rows: int = 3, length: int = 700, alphabet: int = 9) -> Int32Array:
+    return np.random.default_rng(4).integers(0, alphabet, (rows, length), dtype=np.int32)
+
+
+def _indexed(tokens: Int32Array, **options: int) -> NgramIndex:
+    rows, length = tokens.shape
+    index = NgramIndex(rows, tokens.size, min_n=2, max_n=4, any_data=True)
+    index.append(tokens, np.full(rows, length, np.int32), **options)
+    return index
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_slots": 0}, r"num_slots: expected at least 1, got 0"),
+        ({"token_capacity": -1}, r"token_capacity: expected >= 0, got -1"),
+        ({"min_n": 0}, r"min_n, max_n: expected 1 <= .* got 0, 4"),
+        ({"min_n": 5}, r"min_n, max_n: .* got 5, 4"),
+        ({"max_n": 10}, r"min_n, max_n: .* got 2, 10"),
+        ({"num_slots": 2**40}, r"too large"),
+    ],
+)
+def test_errors(changes: dict[str, int], message: str) -> None:
+    arguments = {"num_slots": 2, "token_capacity": 100, "min_n": 2, "max_n": 4, **changes}
+    with pytest.raises(ValueError, match=message):
+        NgramIndex(**arguments)  # type: ignore[arg-type]
+
+
+def test_sizes() -> None:
+    small = NgramIndex(1, 0, min_n=1, max_n=8)
+    assert small.nbytes == small.tensor.nbytes
+    assert small.statistics.num_pages >= 1
+    text = NgramIndex(8, 100_000, min_n=2, max_n=4)
+    worst = NgramIndex(8, 100_000, min_n=2, max_n=4, any_data=True)
+    assert text.statistics.num_slots == 8
+    assert text.nbytes < worst.nbytes
+    assert worst.nbytes < 100_000 * 16, "bounded, whatever the tokens are"
+    assert text.tensor.ctypes.data % (2 << 20) == 0, "at a huge page's boundary"
+    assert NgramIndex(8, 1000, min_n=2, max_n=4, prefault=True).tensor.max() > 0  # its header
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_both_kinds(kind: str) -> None:
+    index = NgramIndex(3, 3000, min_n=2, max_n=4, kind=kind)  # type: ignore[arg-type]
+    assert isinstance(index.tensor, torch.Tensor if kind == "torch" else np.ndarray)
+    make: Callable[[Int32Array], object] = torch.from_numpy if kind == "torch" else np.asarray
+    tokens = _tokens()
+    index.append(make(tokens), make(np.full(3, 700, np.int32)))
+    index.check_integrity(dict(enumerate(tokens)))
+    index.reset(make(np.array([0, 1, 2], np.int32)))
+    assert index.statistics.pages_in_use == 0
+
+
+def test_statistics() -> None:
+    tokens = _tokens(2, 400)
+    lengths = np.full(2, 390, np.int32)
+    index = NgramIndex(2, 800, min_n=2, max_n=4)
+
+    def step(slots: list[int], sampled: int = 1, span: int = 2) -> None:
+        _C.ngram_index_step_(
+            tokens, lengths, np.full((2, 1), sampled, np.int32), None, None, True, 99, 2, 2 + span,
+            4, 0, False, 10**6, index.tensor, np.array(slots, np.int32), None,
+        )  # fmt: skip
+
+    step([0, 1])
+    stats = index.statistics
+    assert stats.rows_indexed == 2
+    assert stats.bytes_in_use == 4096 * stats.pages_in_use > 0
+    assert stats.pages_peak >= stats.pages_in_use
+    step([0, 7])
+    assert index.statistics.rows_scanned_other == 1
+    lengths[:] = 300
+    step([0, 1])
+    assert index.statistics.rebuilds_shorter == 2
+    tokens[0] += 1
+    step([0, 1])
+    assert index.statistics.rebuilds_rewritten == 1
+    step([0, 1], span=3)
+    assert index.statistics.rebuilds_options == 2
+    assert index.statistics.rows_scanned_full == 0
+
+
+def test_a_long_prompt_is_caught_up_over_several_steps() -> None:
+    tokens = _tokens(1, 200_010, 50)
+    lengths = np.full(1, 200_000, np.int32)
+    index = NgramIndex(1, 200_010, min_n=2, max_n=4, any_data=True)
+    for _ in range(5):
+        _C.ngram_index_step_(
+            tokens, lengths, np.ones((1, 1), np.int32), None, None, True, 99, 2, 4, 4, 0, False,
+            10**6, index.tensor, None, None,
+        )  # fmt: skip
+    stats = index.statistics
+    assert (stats.rows_scanned_catching_up, stats.rows_indexed) == (3, 2)
+    assert stats.page_splits > 100
+
+
+def test_full_memory_is_counted() -> None:
+    tokens = _tokens(1, 20_000, 300)
+    index = NgramIndex(1, 2000, min_n=2, max_n=4)
+    lengths = np.full(1, 19_990, np.int32)
+    index.append(tokens, lengths)
+    assert index.statistics.slots_given_up == 1
+    assert index.statistics.pages_in_use == 0
+    index.check_integrity({0: tokens[0]})
+
+
+def _root_entry(words: Int32Array, slot: int) -> int:
+    return int(words[HEADER + slot * SLOT + ROOT])
+
+
+def _page(words: Int32Array, slot: int) -> Int32Array:
+    """The first page of a slot: pages lie at the tensor's end."""
+    pages = _C.INDEX_PAGE_WORDS
+    capacity = int(words[2])
+    first = HEADER + int(words[1]) * SLOT + capacity
+    first = -(-first // pages) * pages
+    at = first + (_root_entry(words, slot) >> 4) * pages
+    found: Int32Array = words[at : at + pages]
+    return found
+
+
+def _owners(words: Int32Array) -> Int32Array:
+    at = HEADER + int(words[1]) * SLOT
+    found: Int32Array = words[at : at + int(words[2])]
+    return found
+
+
+def _start_bits(words: Int32Array, slot: int) -> int:
+    return 11 + (_root_entry(words, slot) & 15)
+
+
+def _broken_header(words: Int32Array) -> None:
+    words[0] = 0
+
+
+def _too_deep(words: Int32Array) -> None:
+    words[HEADER + DEPTH] = 15
+
+
+def _uneven(words: Int32Array) -> None:
+    words[HEADER + ROOT] |= 15
+
+
+def _anothers_page(words: Int32Array) -> None:
+    _owners(words)[_root_entry(words, 0) >> 4] = 2
+
+
+def _page_of_nobody(words: Int32Array) -> None:
+    owners = _owners(words)
+    owners[len(owners) - 1] = 1000
+
+
+def _page_too_many(words: Int32Array) -> None:
+    words[HEADER + PAGES] += 1
+
+
+def _page_lost(words: Int32Array) -> None:
+    words[PAGES_IN_USE] += 1
+
+
+def _freed_page_that_is_none(words: Int32Array) -> None:
+    words[FREE_PAGE] = int(words[2]) + 9
+
+
+def _freed_pages_in_a_circle(words: Int32Array) -> None:
+    _C.ngram_index_reset_(words, np.array([1], np.int32))
+    head = int(words[FREE_PAGE])
+    _owners(words)[head - 1] = np.uint32(0x80000000 | head).view(np.int32)
+
+
+def _freed_pages_forgotten(words: Int32Array) -> None:
+    _C.ngram_index_reset_(words, np.array([1], np.int32))
+    words[FREE_PAGE] = 0
+
+
+def _gap(words: Int32Array) -> None:
+    page = _page(words, 0).reshape(-1, 16)
+    page[np.flatnonzero(page[:, 1])[0], 0] = 0
+
+
+def _entry_elsewhere(words: Int32Array) -> None:
+    """Its group of lines changes places with the next one."""
+    page = _page(words, 0).reshape(-1, 64)
+    page[[0, 1]] = page[[1, 0]]
+
+
+def _entry_outside(words: Int32Array) -> None:
+    page = _page(words, 0)
+    page[np.flatnonzero(page)] |= (1 << _start_bits(words, 0)) - 1
+
+
+def _flip_twice(words: Int32Array) -> None:
+    page = _page(words, 0)
+    page[np.flatnonzero(page)] ^= np.int32(1 << _start_bits(words, 0))
+
+
+def _entry_lost(words: Int32Array) -> None:
+    page = _page(words, 0).reshape(-1, 16)
+    line = page[np.flatnonzero((page != 0).sum(1) > 1)[0]]
+    line[np.flatnonzero(line)[-1]] = 0
+
+
+def _entry_too_many(words: Int32Array) -> None:
+    page = _page(words, 0).reshape(-1, 16)
+    line = page[np.flatnonzero((page != 0).sum(1) < 16)[0]]
+    line[(line != 0).sum()] = 1
+
+
+def _longer_than_its_row(words: Int32Array) -> None:
+    words[HEADER + LENGTH] += 1
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (_broken_header, "no index of its size"),
+        (_too_deep, r"deeper than can be \(slot or page 0\)"),
+        (_uneven, "does not fill its part of the directory"),
+        (_anothers_page, "not its slot's"),
+        (_page_of_nobody, r"not its slot's, or named twice \(slot or page \d+\)"),
+        (_page_too_many, "another number of pages than it says"),
+        (_page_lost, "not as many as the header says"),
+        (_freed_page_that_is_none, "freed pages is broken"),
+        (_freed_pages_in_a_circle, "freed pages is broken"),
+        (_freed_pages_forgotten, "freed pages is broken"),
+        (_gap, "a line has a gap"),
+        (_entry_elsewhere, "slot 0: an entry is missing"),
+        (_entry_outside, "slot 0: an entry is missing"),
+        (_flip_twice, "slot 0: an entry is there, or is marked, against the rule"),
+        (_entry_lost, "slot 0: an entry is missing"),
+        (_entry_too_many, "slot 0: an entry is there, or is marked, against the rule"),
+        (_longer_than_its_row, "slot 0: the slot has indexed more tokens than the row holds"),
+    ],
+)
+def test_a_broken_index_is_told(harm: Callable[[Int32Array], None], message: str) -> None:
+    tokens = _tokens()
+    index = _indexed(tokens)
+    index.check_integrity(dict(enumerate(tokens)))
+    harm(index.tensor)
+    with pytest.raises(IntegrityError, match=message):
+        index.check_integrity({0: tokens[0]})
+
+
+@pytest.mark.parametrize("match", [0, 1])
+def test_an_entry_with_the_wrong_occurrence_is_told(match: int) -> None:
+    tokens = np.tile(np.array([1, 2, 3], np.int32), 20)[None]
+    index = _indexed(tokens, match_policy=match)
+    index.check_integrity({0: tokens[0]})
+    page = _page(index.tensor, 0)
+    held = np.flatnonzero(page)
+    page[held] += -3 if match else 3  # another occurrence of the same gram
+    with pytest.raises(IntegrityError, match="does not record the occurrence it should"):
+        index.check_integrity({0: tokens[0]})
+
+
+def test_a_slot_that_is_none() -> None:
+    with pytest.raises(IntegrityError, match="slot 9"):
+        _indexed(_tokens()).check_integrity({9: _tokens()[0]})
+
+
+def test_a_copy_is_an_index() -> None:
+    """Nothing in it is an address."""
+    tokens = _tokens()
+    index = _indexed(tokens)
+    copy = NgramIndex(3, tokens.size, min_n=2, max_n=4, any_data=True)
+    copy.tensor[:] = index.tensor
+    index.tensor[:] = -1
+    copy.check_integrity(dict(enumerate(tokens)))

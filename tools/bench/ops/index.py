@@ -1,0 +1,216 @@
+"""Lookups from the index: a step against rescans of all kinds, and what building it takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+from ngram_npu import _C, NgramIndex
+from ngram_npu.config import UNLIMITED
+
+from tools.bench import stats
+from tools.bench.contestant import Contestant
+from tools.bench.data import Int32Array, Workload, make_workload
+from tools.bench.ops.base import Make, Op, Result, Skipped, all_cores
+from tools.bench.ops.lookup import ReadPass, StepContestant
+from tools.bench.options import MATCHES, Options, Size
+from tools.bench.vllm_peer import VllmNumba
+
+_HEADER_UNUSED_PAGE = 3
+
+
+class IndexStepContestant(StepContestant):
+    """A step that is answered from an index of all rows, which were indexed before."""
+
+    op = "ngram_index_step_"
+
+    def __init__(self, workload: Workload, options: Options) -> None:
+        super().__init__(workload, options)
+        index = _presized(workload, options, any_data=options.data_kind != "text")
+        words = index.tensor
+        _append(workload.token_ids, self._own_lengths, index, options)
+        # Contexts that went back to their base lengths would have to be indexed anew: a copy of the
+        # index as it was then is quicker, and leaves each lap the same work.
+        used = len(words) - _pages_after(words) * _C.INDEX_PAGE_WORDS
+        self._words, self._saved = words, words[:used].copy()
+        self._index = index
+        self._tensor = self._array(words)
+
+    def reset(self) -> None:
+        super().reset()
+        self._words[: len(self._saved)] = self._saved
+
+    def arguments(self, step: int) -> tuple[Any, ...]:
+        return (*super().arguments(step)[:-1], self._tensor, None, None)
+
+
+class NgramIndexStep(Op):
+    name = "ngram_index_step_"
+    help = "append what was sampled, then draft from the index"
+    sizes = ("128x1k", "128x32k", "128x128k", "256x128k")
+    peers = ("vllm-numba", "ours:engine=scan")
+    engines = ("index", "scan")
+    peer_makers: ClassVar[Mapping[str, Make]] = {"vllm-numba": VllmNumba, "read": ReadPass}
+
+    def make(self, workload: Workload, options: Options) -> Contestant:
+        if options.engine == "scan":
+            return StepContestant(workload, options)
+        return IndexStepContestant(workload, options)
+
+
+class IndexBuild(Op):
+    """Single threads first: CPU time of the calling thread, which other processes disturb less."""
+
+    name = "index-build"
+    help = "indexing whole rows, per token; memory held; growth step by step"
+    sizes = ("128x32k",)
+
+    def make(self, workload: Workload, options: Options) -> Contestant:
+        return IndexStepContestant(workload, options)
+
+    def run(
+        self, options: Options, report: Callable[[Result], None]
+    ) -> tuple[list[Result], Skipped]:
+        results: list[Result] = []
+        for size in self.sizes_of(options):
+            for data in ("text", "random", "random-128"):
+                workload = _workload(size, options, data)
+                for config in ((2, 4), (2, 5)):
+                    for match in MATCHES:
+                        chosen = replace(options, min_n=config[0], max_n=config[1], match=match)
+                        results.append(_build(workload, chosen, data))
+                        report(results[-1])
+            results.append(_grow(size, options))
+            report(results[-1])
+        return results, {}
+
+
+def _workload(size: Size, options: Options, data: str) -> Workload:
+    """``random-128``: so few ids that most pairs of them occur twice or more, which is what asks
+    for the most entries."""
+    workload = make_workload(size, replace(options, data_kind=data.partition("-")[0]))
+    if data == "random-128":
+        workload.token_ids %= 128
+        workload.describes = {"kind": data, "source": "uniform over 128 ids"}
+    return workload
+
+
+def _build(workload: Workload, options: Options, data: str) -> Result:
+    lengths: Int32Array = workload.lengths[0].copy()
+    index = _presized(workload, options, any_data=data != "text")
+    slots = np.arange(workload.size.batch, dtype=np.int32)
+    several = all_cores()
+    per_token: dict[int, list[float]] = {1: [], several: []}
+    for number in range(-1, options.rounds):
+        for threads, figures in per_token.items():
+            index.reset(slots)
+            _C.set_num_threads(threads)
+            cpu, wall = time.thread_time_ns(), time.perf_counter_ns()
+            _append(workload.token_ids, lengths, index, options)
+            cpu, wall = time.thread_time_ns() - cpu, time.perf_counter_ns() - wall
+            if number >= 0:
+                figures.append((cpu if threads == 1 else wall) / workload.size.tokens)
+    held = index.statistics
+    result: Result = {
+        "size": str(workload.size),
+        "batch": workload.size.batch,
+        "context": workload.size.context,
+        "config": [options.min_n, options.max_n],
+        "match": options.match,
+        "data": workload.describes,
+        "data_kind": data,
+        "rounds": options.rounds,
+        "what": "_C.ngram_index_append_, presized and touched before",
+        "build_ns_per_token": _times(per_token[1]),
+        "bytes_per_token": round(held.bytes_in_use / workload.size.tokens, 2),
+        "entries_per_token": round(_entries(index) / workload.size.tokens, 2),
+    }
+    if several > 1:
+        result["threaded_ns_per_token"] = {"threads": several, **_times(per_token[several])}
+    return result
+
+
+def _times(values: list[float]) -> dict[str, float]:
+    return {
+        "median": stats.rounded(float(np.median(values))),
+        "p10": stats.rounded(float(np.percentile(values, 10))),
+        "p90": stats.rounded(float(np.percentile(values, 90))),
+    }
+
+
+def _grow(size: Size, options: Options) -> Result:
+    """Rows grow from nothing, all alike in length, by one to three tokens a step. A step's time is
+    the least of three passes over the same tokens: what the tokens cause shows in all of them."""
+    workload = _workload(size, options, "text")
+    batch, context = size.batch, size.context
+    rng = np.random.default_rng(7)
+    counts = rng.integers(1, 4, context // 3)
+    ends = np.cumsum(counts)
+    tokens = workload.token_ids
+    least = np.full(len(counts), np.inf)
+    splits = 0
+    _C.set_num_threads(1)
+    for _ in range(3):
+        index = _presized(workload, options, any_data=False)
+        lengths = np.zeros(batch, np.int32)
+        for step, (count, end) in enumerate(zip(counts, ends, strict=True)):
+            sampled = np.ascontiguousarray(tokens[:, end - count : end])
+            start = time.thread_time_ns()
+            _C.ngram_index_step_(
+                tokens, lengths, sampled, None, None, True, UNLIMITED, options.min_n,
+                options.max_n, options.k, MATCHES[options.match], False, UNLIMITED, index.tensor,
+                None, None,
+            )  # fmt: skip
+            least[step] = min(least[step], (time.thread_time_ns() - start) / 1e3)
+        splits = index.statistics.page_splits
+    return {
+        "size": f"{batch}x0-{int(ends[-1])}",
+        "batch": batch,
+        "context": int(ends[-1]),
+        "config": [options.min_n, options.max_n],
+        "match": options.match,
+        "data": workload.describes,
+        "growth_steps": len(counts),
+        "growth_page_splits": splits,
+        "growth_median_us": stats.rounded(float(np.median(least))),
+        "growth_p99_us": stats.rounded(float(np.percentile(least, 99))),
+        "growth_worst_us": stats.rounded(float(least.max())),
+    }
+
+
+def _presized(workload: Workload, options: Options, any_data: bool) -> NgramIndex:
+    rows, capacity = workload.token_ids.shape
+    return NgramIndex(
+        rows,
+        rows * capacity,
+        min_n=options.min_n,
+        max_n=options.max_n,
+        any_data=any_data,
+        prefault=True,
+    )
+
+
+def _append(
+    token_ids: Int32Array, lengths: Int32Array, index: NgramIndex, options: Options
+) -> None:
+    _C.ngram_index_append_(
+        token_ids, lengths, None, index.tensor, None, options.min_n, options.max_n,
+        MATCHES[options.match],
+    )  # fmt: skip
+
+
+def _pages_after(words: Int32Array) -> int:
+    """Pages that were never used; they lie at the end."""
+    unused = _C.index_statistics(words)["num_pages"] - int(words[_HEADER_UNUSED_PAGE])
+    return max(0, unused)
+
+
+def _entries(index: NgramIndex) -> int:
+    """Words of pages that hold something: entries, and a few of directories."""
+    held = int(index.tensor[_HEADER_UNUSED_PAGE])
+    pages = index.statistics.num_pages
+    at = len(index.tensor) - pages * _C.INDEX_PAGE_WORDS
+    return int(np.count_nonzero(index.tensor[at : at + held * _C.INDEX_PAGE_WORDS]))
