@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-
 import numpy as np
 import torch
 
@@ -209,18 +207,18 @@ class AsyncSpecState:
             return
         prompts, lengths = self._prompt_uploads[number % 2], self._length_uploads[number % 2]
         tokens = [admission.token_ids for admission in changes.admissions]
-        ends = list(accumulate(map(len, tokens)))
-        prompts.reserve(ends[-1])
-        np.concatenate(tokens, out=prompts.array[: ends[-1]], casting="same_kind")
-        lengths.array[changes.admitted] = [len(ids) for ids in tokens]
+        counts = [len(ids) for ids in tokens]
+        total = sum(counts)
+        prompts.reserve(total)
+        np.concatenate(tokens, out=prompts.array[:total], casting="same_kind")
+        lengths.array[changes.admitted] = counts
+        parts = prompts.tensor[:total].split_with_sizes(counts)
         rows, cells = self._truth.token_rows, self._truth.num_tokens_cells
         length_cells = self._length_cells[number % 2]
         copy = self._device.copy
-        start = 0
-        for slot, end in zip(changes.admitted, ends, strict=True):
-            copy(rows[slot][: end - start], prompts.tensor[start:end], "main")
+        for slot, part, count in zip(changes.admitted, parts, counts, strict=True):
+            copy(rows[slot].narrow(0, 0, count), part, "main")
             copy(cells[slot], length_cells[slot], "main")
-            start = end
 
     def _upload_step(self, step: Step) -> None:
         batch = len(step.rows)
