@@ -36,7 +36,8 @@ lint: setup
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs $(VENV)/bin/clang-format --dry-run --Werror
+	files=$$(git ls-files '*.h' '*.cpp' '*.cu' '*.cuh') && test -n "$$files" && \
+	  $(VENV)/bin/clang-format --dry-run --Werror $$files
 
 format: setup
 	$(VENV)/bin/ruff check --fix .

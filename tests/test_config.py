@@ -20,6 +20,14 @@ def test_vllm_names() -> None:
     assert config == NgramConfig(min_n=3, max_n=4, k=6)
 
 
+def test_a_missing_bound() -> None:
+    """Under vLLM's names it is the other one, as there; under ours it has a default."""
+    assert NgramConfig(prompt_lookup_max=4) == NgramConfig(min_n=4, max_n=4)
+    assert NgramConfig(prompt_lookup_min=3) == NgramConfig(min_n=3, max_n=3)
+    assert NgramConfig(max_n=4).min_n == 2
+    assert NgramConfig(max_n=1).min_n == 1
+
+
 def test_frozen_and_hashable() -> None:
     config = NgramConfig()
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -43,7 +51,7 @@ def test_frozen_and_hashable() -> None:
         ({"k": True}, TypeError, "k: expected int, got True"),
         ({"overlap": 1}, TypeError, "overlap: expected bool, got 1"),
         ({"k": 2, "num_speculative_tokens": 2}, ValueError, "k is given twice"),
-        ({"prompt_lookup_min": 9}, ValueError, "min_n: expected 1 to 5, got 9"),
+        ({"prompt_lookup_min": 65}, ValueError, "max_n: expected 1 to 64, got 65"),
     ],
 )
 def test_bad_values(options: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -3,8 +3,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import ngram_npu
+import pytest
+import torch
 from backends import instruction_set
 from ngram_npu import _library
 from opspecs import OPSPECS
@@ -62,7 +65,7 @@ drafts = ngram_npu.NgramProposer(ngram_npu.NgramConfig()).propose(tokens, np.arr
 print(report.torch_operators, drafts.draft_token_ids.tolist(), report.backends["cpu"].reason)
 """
     assert _python(code).strip() == (
-        "torch is not installed [[3, 1, 2, -1, -1]] torch is not installed"
+        "torch is not installed [[3, 1, 2, -1, -1]] on numpy arrays only: torch is not installed"
     )
 
 
@@ -70,3 +73,20 @@ def test_a_library_that_does_not_load_says_why(tmp_path: object) -> None:
     bad = _library.load_backend("cpu", "npu", _library.cpu_library_path().with_name("absent.so"))
     assert bad.kernels == 0
     assert "absent.so" in bad.reason
+
+
+@pytest.mark.parametrize("error", ["ImportError", "OSError", "RuntimeError"])
+def test_a_torch_that_does_not_import_is_a_reason(tmp_path: Path, error: str) -> None:
+    (tmp_path / "torch.py").write_text(f"raise {error}('libsomething.so: no such file')")
+    code = "import ngram_npu; print(ngram_npu.doctor())"
+    text = _python(code, PYTHONPATH=str(tmp_path))
+    assert "torch does not import: libsomething.so" in text
+    assert "on numpy arrays only" in text
+
+
+def test_tensors_without_operators_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ngram_npu import index
+
+    monkeypatch.setattr(index, "_TORCH_ABSENCE", "torch 2.9.0 is older than 2.10")
+    with pytest.raises(RuntimeError, match=r"not available: torch 2\.9\.0 is older"):
+        index.operators_for(torch.zeros(1))

@@ -116,7 +116,10 @@ def test_usable_after_fork() -> None:
     expected = PROPOSER.propose(tokens, lengths).draft_token_ids  # starts the pool
     child = os.fork()
     if child == 0:
-        same = np.array_equal(PROPOSER.propose(tokens, lengths).draft_token_ids, expected)
-        os._exit(0 if same else 1)
+        same = False
+        try:
+            same = np.array_equal(PROPOSER.propose(tokens, lengths).draft_token_ids, expected)
+        finally:
+            os._exit(0 if same else 1)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0

@@ -16,13 +16,21 @@ struct Entry {
   bool (*available)();
 };
 
+#if defined(__x86_64__)
+// A hypervisor may hide these though it shows AVX; without LZCNT that instruction silently counts something else.
+bool has_bit_manipulation() {
+  return __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("lzcnt");
+}
+#endif
+
 // Widest last.
 constexpr Entry kEntries[] = {
     {"scalar", InstructionSet::kScalar, find_occurrence_scalar, [] { return true; }},
 #if defined(__x86_64__)
-    {"avx2", InstructionSet::kAvx2, find_occurrence_avx2, [] { return __builtin_cpu_supports("avx2") != 0; }},
+    {"avx2", InstructionSet::kAvx2, find_occurrence_avx2,
+     [] { return __builtin_cpu_supports("avx2") && has_bit_manipulation(); }},
     {"avx512", InstructionSet::kAvx512, find_occurrence_avx512,
-     [] { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw"); }},
+     [] { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && has_bit_manipulation(); }},
 #elif defined(__aarch64__)
     {"neon", InstructionSet::kNeon, find_occurrence_neon, [] { return true; }},
 #endif

@@ -15,7 +15,6 @@ NgramProposeParams check_ngram_propose(const TensorView& token_ids, const Tensor
   p.batch = row_indices ? row_indices->sizes[0] : p.token_ids.rows;
   p.active = arguments.mask("active", active, p.batch);
   p.lookup = arguments.lookup(min_n, max_n, k, match_policy, overlap, max_len);
-  arguments.disjoint();
   return p;
 }
 

@@ -17,8 +17,7 @@ void ngram_index_append_(py::handle token_ids, py::handle num_tokens, py::handle
       ArrayView(op, "slot_indices", slot_indices, true).get(), min_n, max_n, match_policy);
   const Executor executor = pool_executor();
   p.executor = &executor;
-  const py::gil_scoped_release released;
-  ngram_npu_cpu_ngram_index_append_(&p, nullptr);
+  run(op, ngram_npu_cpu_ngram_index_append_, p);
 }
 
 }  // namespace

@@ -11,8 +11,7 @@ void ngram_index_reset_(py::handle index, py::handle slot_indices) {
   constexpr const char* op = "ngram_index_reset_";
   const NgramIndexResetParams p =
       host::check_ngram_index_reset_(*ArrayView(op, "index", index), *ArrayView(op, "slot_indices", slot_indices));
-  const py::gil_scoped_release released;
-  ngram_npu_cpu_ngram_index_reset_(&p, nullptr);
+  run(op, ngram_npu_cpu_ngram_index_reset_, p);
 }
 
 }  // namespace

@@ -20,10 +20,7 @@ py::tuple ngram_index_step_(py::handle token_ids, py::handle num_tokens, py::han
       *ArrayView(op, "index", index), ArrayView(op, "slot_indices", slot_indices, true).get(),
       ArrayView(op, "workspace", workspace, true).get());
   StepOutputs outputs(p.step);
-  {
-    const py::gil_scoped_release released;
-    ngram_npu_cpu_ngram_index_step_(&p, nullptr);
-  }
+  run(op, ngram_npu_cpu_ngram_index_step_, p);
   return std::move(outputs).results();
 }
 

@@ -23,10 +23,7 @@ py::tuple ngram_propose(py::handle token_ids, py::handle num_tokens, py::handle 
   p.match_len = match_len.mutable_data();
   const Executor executor = pool_executor();
   p.executor = &executor;
-  {
-    const py::gil_scoped_release released;
-    ngram_npu_cpu_ngram_propose(&p, nullptr);
-  }
+  run(op, ngram_npu_cpu_ngram_propose, p);
   return py::make_tuple(std::move(draft_token_ids), std::move(num_draft_tokens), std::move(match_len));
 }
 

@@ -21,10 +21,7 @@ py::tuple ngram_step_(py::handle token_ids, py::handle num_tokens, py::handle sa
   StepOutputs outputs(p);
   const Executor executor = pool_executor();
   p.executor = &executor;
-  {
-    const py::gil_scoped_release released;
-    ngram_npu_cpu_ngram_step_(&p, nullptr);
-  }
+  run(op, ngram_npu_cpu_ngram_step_, p);
   return std::move(outputs).results();
 }
 

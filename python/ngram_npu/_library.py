@@ -93,20 +93,22 @@ def _load() -> _State:
     elif not path.exists():
         reason = "this build has no torch operators (it was made without torch)"
     else:
-        import torch
+        try:
+            import torch
 
-        found = tuple(int(part) for part in torch.__version__.split(".")[:2])
-        if found < _MINIMUM_TORCH:
-            reason = f"torch {torch.__version__} is older than 2.10"
+            found = tuple(int(part) for part in torch.__version__.split(".")[:2])
+            if found < _MINIMUM_TORCH:
+                reason = f"torch {torch.__version__} is older than 2.10"
+        except Exception as error:  # a broken torch must not take numpy's half with it
+            reason = f"torch does not import: {error}"
     if reason:
-        return _State(reason=reason, backends={n: Backend(n, reason=reason) for n in _DEVICE_TYPES})
+        return _without_torch(reason)
 
     try:
         torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        reason = str(error)
-        return _State(reason=reason, backends={n: Backend(n, reason=reason) for n in _DEVICE_TYPES})
+        return _without_torch(str(error))
     library.ngram_npu_load_backend.restype = ctypes.c_int32
     library.ngram_npu_load_backend.argtypes = [
         ctypes.c_char_p,
@@ -125,6 +127,12 @@ def _load() -> _State:
             "npu": Backend("npu", reason="this version has no AscendC kernels yet"),
         },
     )
+
+
+def _without_torch(reason: str) -> _State:
+    only_numpy = {"cpu": Backend("cpu", reason=f"on numpy arrays only: {reason}")}
+    others = {name: Backend(name, reason=reason) for name in _DEVICE_TYPES if name != "cpu"}
+    return _State(reason=reason, backends=only_numpy | others)
 
 
 def _load_backend(library: ctypes.CDLL, prefix: str, device: str, path: Path) -> Backend:

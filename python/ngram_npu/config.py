@@ -29,7 +29,8 @@ class NgramConfig:
         vocab_size: sampled ids at or above it are invalid; None: every id ``>= 0`` is valid.
 
     vLLM's names ``prompt_lookup_min``, ``prompt_lookup_max`` and ``num_speculative_tokens`` are
-    accepted for ``min_n``, ``max_n`` and ``k``.
+    accepted for ``min_n``, ``max_n`` and ``k``; of the two bounds, one that is missing is then the
+    other, as in vLLM. Otherwise the defaults are 2 (or ``max_n``, if less), 5, and 5.
 
     Raises:
         ValueError: a value out of its range, or given under both its names; the message names it.
@@ -58,10 +59,16 @@ class NgramConfig:
         prompt_lookup_max: int | None = None,
         num_speculative_tokens: int | None = None,
     ) -> None:
+        low = _one_of("min_n", min_n, "prompt_lookup_min", prompt_lookup_min)
+        high = _one_of("max_n", max_n, "prompt_lookup_max", prompt_lookup_max)
+        draft = _one_of("k", k, "num_speculative_tokens", num_speculative_tokens)
+        if prompt_lookup_min is not None or prompt_lookup_max is not None:
+            low, high = (high if low is None else low), (low if high is None else high)
+        high = 5 if high is None else high
         values = {
-            "min_n": _one_of("min_n", min_n, "prompt_lookup_min", prompt_lookup_min, 2),
-            "max_n": _one_of("max_n", max_n, "prompt_lookup_max", prompt_lookup_max, 5),
-            "k": _one_of("k", k, "num_speculative_tokens", num_speculative_tokens, 5),
+            "min_n": min(2, high) if low is None and isinstance(high, int) else low,
+            "max_n": high,
+            "k": 5 if draft is None else draft,
             "match": match,
             "overlap": overlap,
             "max_len": max_len,
@@ -105,13 +112,10 @@ class NgramConfig:
         return UNLIMITED if self.vocab_size is None else self.vocab_size
 
 
-def _one_of(name: str, value: int | None, alias: str, aliased: int | None, default: int) -> int:
+def _one_of(name: str, value: int | None, alias: str, aliased: int | None) -> int | None:
     if value is not None and aliased is not None:
         raise ValueError(f"NgramConfig: {name} is given twice, once as {alias}")
-    for given in (value, aliased):
-        if given is not None:
-            return given
-    return default
+    return aliased if value is None else value
 
 
 def _check_range(name: str, value: int, low: int, high: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -33,7 +34,7 @@ class Report:
             ("ngram_npu", self.version),
             ("python", self.python),
             ("numpy", self.numpy),
-            ("torch", self.torch or "not installed"),
+            ("torch", self.torch or "not usable"),
             ("torch.ops.ngram_npu", self.torch_operators),
             ("built with", self.compiler),
             ("cpu instruction set", self.instruction_set),
@@ -52,12 +53,10 @@ def doctor() -> Report:
 
     absence = _library.torch_absence()
     torch_version = None
-    try:
+    with contextlib.suppress(Exception):  # `absence` says it
         import torch
 
         torch_version = str(torch.__version__)
-    except ImportError:
-        pass  # `absence` says it
     return Report(
         version=_C.__version__,
         python=platform.python_version(),

@@ -12,9 +12,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ngram_npu import _C
+from ngram_npu import _C, _library
 from ngram_npu.config import MAX_INDEX_SPAN
 
+_TORCH_ABSENCE = _library.torch_absence()
 _HUGE_PAGE_BYTES = 2 << 20
 _WORD_BYTES = 4
 
@@ -182,9 +183,15 @@ class NgramIndex:
 
 
 def operators_for(tensor: object) -> Any:
-    """torch's operators for a tensor, else numpy's: a tensor cannot exist without torch loaded."""
+    """torch's operators for a tensor, else numpy's: a tensor cannot exist without torch loaded.
+
+    Raises:
+        RuntimeError: a tensor where the operators are not registered; it says why.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
+        if _TORCH_ABSENCE:
+            raise RuntimeError(f"torch.ops.ngram_npu is not available: {_TORCH_ABSENCE}")
         return torch.ops.ngram_npu
     return _C
 

@@ -73,9 +73,20 @@ struct Call {
   }
 
   NgramStepParams step() {
-    return host::check_ngram_step_(token_ids, num_tokens, sampled, with_mask ? &mask : nullptr,
-                                   with_row_indices ? &row_indices : nullptr, true, 50, min_n, max_n, k, match, true,
-                                   max_len, with_workspace ? &workspace : nullptr);
+    const host::StepArguments given{token_ids,
+                                    num_tokens,
+                                    sampled,
+                                    with_mask ? &mask : nullptr,
+                                    with_row_indices ? &row_indices : nullptr,
+                                    true,
+                                    50,
+                                    min_n,
+                                    max_n,
+                                    k,
+                                    match,
+                                    true,
+                                    max_len};
+    return host::check_ngram_step_(given, with_workspace ? &workspace : nullptr);
   }
 
   bool untouched() const {

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from backends import FRONT_ENDS, Backend
+import torch
+from backends import FRONT_ENDS, Backend, to_torch
 from opspecs import OPSPECS, BadCall, OpSpec, clone_args, owner
 
 SPECS = list(OPSPECS.values())
@@ -93,6 +94,7 @@ def test_numpy_layouts_that_torch_cannot_have(spec: OpSpec) -> None:
         changes = {}
         if value.dtype.itemsize > 1:
             raw = np.zeros(value.nbytes + 1, np.uint8)[1:]
+            changes["got another dtype"] = np.zeros(value.shape, np.dtype([]))
             changes["aligned"] = np.ndarray(value.shape, value.dtype, raw)
             changes["got another"] = value.astype(value.dtype.newbyteorder(">"))
         if name in spec.written:
@@ -102,3 +104,21 @@ def test_numpy_layouts_that_torch_cannot_have(spec: OpSpec) -> None:
         for message, change in changes.items():
             with pytest.raises(ValueError, match=f"{spec.name}: {name}: .*{message}"):
                 FRONT_ENDS[1].call(spec.name, spec.replace(clone_args(good), **{name: change}))
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_devices_are_not_mixed(spec: OpSpec) -> None:
+    """A real tensor beside one without data: torch asks the fake, which must refuse as well."""
+    for name in spec.tensor_names:
+        args = dict(
+            zip(
+                [n for n, _ in spec.arguments],
+                to_torch(clone_args(spec.sample_with(name).args)),
+                strict=True,
+            )
+        )
+        if sum(isinstance(value, torch.Tensor) for value in args.values()) < 2:
+            continue
+        args[name] = args[name].to("meta")
+        with pytest.raises(ValueError, match=rf"{spec.name}: \w+: expected device \w+ as \w+, got"):
+            getattr(torch.ops.ngram_npu, spec.name)(*args.values())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 
@@ -11,5 +13,30 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def register_fake(name: str) -> Callable[[FunctionT], FunctionT]:
-    """Registers the decorated function as what ``name`` returns for tensors without data."""
-    return cast(Callable[[FunctionT], FunctionT], torch.library.register_fake(name))
+    """Registers the decorated function as what ``name`` returns for tensors without data.
+
+    Those may be on several devices, and a call that mixes them with real ones comes here too: it is
+    refused as the kernels would refuse it.
+    """
+
+    def register(fake: FunctionT) -> FunctionT:
+        parameters = list(inspect.signature(fake).parameters)
+
+        @functools.wraps(fake)
+        def checked(*args: Any) -> Any:
+            first: tuple[str, torch.device] | None = None
+            for parameter, value in zip(parameters, args, strict=True):
+                if not isinstance(value, torch.Tensor):
+                    continue
+                first = first or (parameter, value.device)
+                if value.device != first[1]:
+                    raise ValueError(
+                        f"{name.removeprefix('ngram_npu::')}: {parameter}: "
+                        f"expected device {first[1]} as {first[0]}, got {value.device}"
+                    )
+            return fake(*args)
+
+        torch.library.register_fake(name)(checked)
+        return fake
+
+    return register
