@@ -8,7 +8,7 @@ JOBS ?= $(shell nproc)
 CXX_TESTS := $(BUILD)/cpp
 SAN_STAGE := $(BUILD)/python-asan
 
-.PHONY: demo test setup wheel install lint format test-python test-cpp test-sanitizers gtest bench clean
+.PHONY: demo test setup wheel install lint format test-python test-cpp test-sanitizers test-neon gtest bench clean
 
 demo: install
 	$(VENV)/bin/ngram-npu doctor
@@ -69,6 +69,21 @@ test-sanitizers: setup gtest
 	CI=1 ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(SAN_STAGE)/stage NGRAM_NPU_EXPECT_VERSION=sanitized \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	  $(PY) -m pytest -p no:cacheprovider tests/ops/test_parity.py tests/ops/test_errors.py tests/test_sanitized.py
+
+# The C++ suite on NEON, cross-compiled and emulated (Debian: g++-aarch64-linux-gnu, qemu-user, libgtest-dev). Not part of
+# `make test`: it needs packages that no other part does. Emulation cannot fork a program with threads, nor start one anew.
+NEON := $(BUILD)/cpp-neon
+CROSS = -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ \
+  -DCMAKE_C_COMPILER=aarch64-linux-gnu-gcc
+test-neon: setup
+	cmake -G Ninja -S /usr/src/googletest -B $(NEON)/googletest $(CROSS) -DBUILD_GMOCK=OFF \
+	  -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) -DCMAKE_INSTALL_PREFIX=$(abspath $(NEON)/root) >/dev/null
+	$(VENV)/bin/ninja -C $(NEON)/googletest --quiet install
+	$(CONFIGURE) -B $(NEON)/suite $(CROSS) -DGTest_ROOT=$(abspath $(NEON)/root) \
+	  -DCMAKE_CROSSCOMPILING_EMULATOR="qemu-aarch64;-L;/usr/aarch64-linux-gnu" \
+	  -DNGRAM_NPU_TESTS=ON -DNGRAM_NPU_TORCH=OFF -DNGRAM_NPU_PYTHON=OFF >/dev/null
+	$(VENV)/bin/ninja -C $(NEON)/suite --quiet
+	GTEST_FILTER='-*DeathTest*:*Fork*' ctest --test-dir $(NEON)/suite --output-on-failure -j $(JOBS)
 
 comma := ,
 

@@ -1,8 +1,9 @@
 #include "python/thread_pool.h"
 
+#include <pthread.h>
 #include <sched.h>
-#include <unistd.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdlib>
 #include <mutex>
@@ -90,17 +91,18 @@ class Pool {
 };
 
 // Never destroyed: its threads may sleep in it until the process ends. A forked child has none of them, so it leaves
-// the parent's pool behind and makes its own.
+// the parent's pool behind and makes its own. No lock here: another thread might hold it at the fork, and nobody in the
+// child would ever release it.
+std::atomic<Pool*> current{nullptr};
+[[maybe_unused]] const int forget_in_child = pthread_atfork(nullptr, nullptr, [] { current.store(nullptr); });
+
 Pool& pool() {
-  static std::mutex mutex;
-  static Pool* current = nullptr;
-  static pid_t made_in = 0;
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (current == nullptr || made_in != getpid()) {
-    current = new Pool;
-    made_in = getpid();
-  }
-  return *current;
+  Pool* found = current.load();
+  if (found != nullptr) return *found;
+  Pool* made = new Pool;
+  if (current.compare_exchange_strong(found, made)) return *made;
+  delete made;  // another thread was first
+  return *found;
 }
 
 }  // namespace

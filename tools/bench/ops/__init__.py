@@ -8,10 +8,19 @@ from tools.bench.ops.call_overhead import CallOverhead
 from tools.bench.ops.crossover import Crossover
 from tools.bench.ops.lookup import NgramPropose, NgramStep
 from tools.bench.ops.memory import Memory
+from tools.bench.ops.spec_state import CorrectSpecState
 
 OPS: dict[str, Op] = {
     op.name: op
-    for op in (NgramPropose(), NgramStep(), CallOverhead(), Crossover(), Memory(), AsyncHost())
+    for op in (
+        NgramPropose(),
+        NgramStep(),
+        CallOverhead(),
+        Crossover(),
+        Memory(),
+        CorrectSpecState(),
+        AsyncHost(),
+    )
 }
 
 __all__ = ["OPS", "Op"]

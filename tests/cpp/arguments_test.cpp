@@ -1,0 +1,355 @@
+// The argument checks: each violation is an error that names op, argument, expected and got, and nothing is written.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "host/ngram_propose.h"
+#include "host/ngram_step_.h"
+
+namespace ngram_npu::test {
+namespace {
+
+using host::ArgumentError;
+using host::DType;
+using host::TensorView;
+
+template <class T>
+TensorView view(T* data, DType dtype, int64_t rows, int64_t columns, int64_t stride) {
+  TensorView v;
+  v.data = data;
+  v.dtype = dtype;
+  v.item_bytes = sizeof(T);
+  v.ndim = 2;
+  v.sizes[0] = rows;
+  v.sizes[1] = columns;
+  v.strides[0] = stride;
+  v.strides[1] = 1;
+  return v;
+}
+
+template <class T>
+TensorView view(T* data, DType dtype, int64_t size) {
+  TensorView v;
+  v.data = data;
+  v.dtype = dtype;
+  v.item_bytes = sizeof(T);
+  v.ndim = 1;
+  v.sizes[0] = size;
+  v.strides[0] = 1;
+  return v;
+}
+
+constexpr int64_t kRows = 4;
+constexpr int64_t kCapacity = 10;
+constexpr int64_t kWidth = 3;
+
+// Valid arguments of both ops over memory of their own; a test spoils one of them.
+struct Call {
+  std::vector<int32_t> tokens = std::vector<int32_t>(kRows * kCapacity * 4, 6);
+  std::vector<int32_t> lengths = std::vector<int32_t>(kRows, 2);
+  std::vector<int32_t> samples = std::vector<int32_t>(kRows * kWidth, 1);
+  std::vector<int32_t> index32 = std::vector<int32_t>(kRows, 0);
+  std::vector<int64_t> index64 = std::vector<int64_t>(kRows, 0);
+  std::vector<uint8_t> bytes = std::vector<uint8_t>(kRows, 1);
+  std::vector<int32_t> scratch = std::vector<int32_t>(8, 0);
+
+  TensorView token_ids = view(tokens.data(), DType::kInt32, kRows, kCapacity, kCapacity);
+  TensorView num_tokens = view(lengths.data(), DType::kInt32, kRows);
+  TensorView sampled = view(samples.data(), DType::kInt32, kRows, kWidth, kWidth);
+  TensorView row_indices = view(index32.data(), DType::kInt32, kRows);
+  TensorView mask = view(bytes.data(), DType::kBool, kRows);  // active, or discard
+  TensorView workspace = view(scratch.data(), DType::kInt32, 8);
+  bool with_row_indices = true;
+  bool with_mask = true;
+  bool with_workspace = true;
+  int64_t min_n = 1, max_n = 3, k = 4, match = kEarliest, max_len = 100;
+
+  NgramProposeParams propose() {
+    return host::check_ngram_propose(token_ids, num_tokens, with_row_indices ? &row_indices : nullptr,
+                                     with_mask ? &mask : nullptr, min_n, max_n, k, match, true, max_len);
+  }
+
+  NgramStepParams step() {
+    return host::check_ngram_step_(token_ids, num_tokens, sampled, with_mask ? &mask : nullptr,
+                                   with_row_indices ? &row_indices : nullptr, true, 50, min_n, max_n, k, match, true,
+                                   max_len, with_workspace ? &workspace : nullptr);
+  }
+
+  bool untouched() const {
+    const Call fresh;
+    return tokens == fresh.tokens && lengths == fresh.lengths && samples == fresh.samples && index32 == fresh.index32 &&
+           index64 == fresh.index64 && bytes == fresh.bytes && scratch == fresh.scratch;
+  }
+};
+
+enum Op { kPropose, kStep };
+
+// The message of the error that the spoilt call gives; "no error" where it gives none.
+std::string error(Op op, const std::function<void(Call&)>& spoil) {
+  Call call;
+  spoil(call);
+  try {
+    op == kPropose ? static_cast<void>(call.propose()) : static_cast<void>(call.step());
+  } catch (const ArgumentError& e) {
+    EXPECT_TRUE(call.untouched());
+    return e.what();
+  }
+  return "no error";
+}
+
+// The same violation of an argument that both ops have.
+void both(const std::function<void(Call&)>& spoil, const std::string& message) {
+  EXPECT_EQ(error(kPropose, spoil), "ngram_propose: " + message);
+  EXPECT_EQ(error(kStep, spoil), "ngram_step_: " + message);
+}
+
+TEST(ArgumentsTest, ValidCallsPass) {
+  Call call;
+  const NgramProposeParams p = call.propose();
+  EXPECT_EQ(p.token_ids.data, call.tokens.data());
+  EXPECT_EQ(p.token_ids.rows, kRows);
+  EXPECT_EQ(p.token_ids.capacity, kCapacity);
+  EXPECT_EQ(p.token_ids.stride, kCapacity);
+  EXPECT_EQ(p.num_tokens, call.lengths.data());
+  EXPECT_EQ(p.row_indices.data, call.index32.data());
+  EXPECT_EQ(p.row_indices.bytes, 4);
+  EXPECT_EQ(p.active, call.bytes.data());
+  EXPECT_EQ(p.batch, kRows);
+  EXPECT_EQ(p.lookup.min_n, 1);
+  EXPECT_EQ(p.lookup.max_n, 3);
+  EXPECT_EQ(p.lookup.k, 4);
+  EXPECT_EQ(p.lookup.max_len, 100);
+  EXPECT_EQ(p.lookup.match, kEarliest);
+  EXPECT_TRUE(p.lookup.overlap);
+
+  const NgramStepParams s = call.step();
+  EXPECT_EQ(s.token_ids.data, call.tokens.data());
+  EXPECT_EQ(s.num_tokens, call.lengths.data());
+  EXPECT_EQ(s.sampled_token_ids.data, call.samples.data());
+  EXPECT_EQ(s.sampled_token_ids.capacity, kWidth);
+  EXPECT_EQ(s.discard, call.bytes.data());
+  EXPECT_EQ(s.row_indices.data, call.index32.data());
+  EXPECT_EQ(s.workspace, call.scratch.data());
+  EXPECT_EQ(s.vocab_size, 50);
+  EXPECT_TRUE(s.advance);
+  EXPECT_EQ(s.batch, kRows);
+}
+
+TEST(ArgumentsTest, OptionalOnesMayBeAbsent) {
+  Call call;
+  call.with_row_indices = call.with_mask = call.with_workspace = false;
+  EXPECT_EQ(call.propose().row_indices.bytes, 0);
+  EXPECT_EQ(call.propose().active, nullptr);
+  EXPECT_EQ(call.propose().batch, kRows);
+  EXPECT_EQ(call.step().row_indices.bytes, 0);
+  EXPECT_EQ(call.step().discard, nullptr);
+  EXPECT_EQ(call.step().workspace, nullptr);
+}
+
+TEST(ArgumentsTest, RowIndicesMayBeWideAndSetTheBatch) {
+  Call call;
+  call.row_indices = view(call.index64.data(), DType::kInt64, 2);
+  call.mask.sizes[0] = 2;
+  const NgramProposeParams p = call.propose();
+  EXPECT_EQ(p.row_indices.bytes, 8);
+  EXPECT_EQ(p.batch, 2);
+}
+
+TEST(ArgumentsTest, Dtypes) {
+  both([](Call& c) { c.token_ids.dtype = DType::kInt64; }, "token_ids: expected int32, got int64");
+  both([](Call& c) { c.token_ids.dtype = DType::kOther; }, "token_ids: expected int32, got another dtype");
+  both([](Call& c) { c.num_tokens.dtype = DType::kInt64; }, "num_tokens: expected int32, got int64");
+  both([](Call& c) { c.row_indices.dtype = DType::kBool; }, "row_indices: expected int32 or int64, got bool");
+  EXPECT_EQ(error(kPropose, [](Call& c) { c.mask.dtype = DType::kInt32; }),
+            "ngram_propose: active: expected bool, got int32");
+  EXPECT_EQ(error(kStep, [](Call& c) { c.mask.dtype = DType::kInt32; }),
+            "ngram_step_: discard: expected bool, got int32");
+  EXPECT_EQ(error(kStep, [](Call& c) { c.sampled.dtype = DType::kInt64; }),
+            "ngram_step_: sampled_token_ids: expected int32, got int64");
+  EXPECT_EQ(error(kStep, [](Call& c) { c.workspace.dtype = DType::kInt64; }),
+            "ngram_step_: workspace: expected int32, got int64");
+}
+
+TEST(ArgumentsTest, Ranks) {
+  both([](Call& c) { c.token_ids.ndim = 1; }, "token_ids: expected rank 2, got rank 1");
+  both([](Call& c) { c.token_ids.ndim = 3; }, "token_ids: expected rank 2, got rank 3");
+  both([](Call& c) { c.num_tokens.ndim = 0; }, "num_tokens: expected rank 1, got rank 0");
+  both([](Call& c) { c.row_indices.ndim = 2; }, "row_indices: expected rank 1, got rank 2");
+  EXPECT_EQ(error(kStep, [](Call& c) { c.sampled.ndim = 1; }),
+            "ngram_step_: sampled_token_ids: expected rank 2, got rank 1");
+  EXPECT_EQ(error(kStep, [](Call& c) { c.mask.ndim = 2; }), "ngram_step_: discard: expected rank 1, got rank 2");
+}
+
+TEST(ArgumentsTest, Devices) {
+  both([](Call& c) { c.num_tokens.device = {1, 0}; }, "num_tokens: expected device cpu as token_ids, got cuda:0");
+  both([](Call& c) { c.row_indices.device = {20, 3}; }, "row_indices: expected device cpu as token_ids, got npu:3");
+  both([](Call& c) { c.token_ids.device = {1, 1}; }, "num_tokens: expected device cuda:1 as token_ids, got cpu");
+  EXPECT_EQ(error(kPropose, [](Call& c) { c.mask.device = {7, -1}; }),
+            "ngram_propose: active: expected device cpu as token_ids, got device type 7");
+}
+
+TEST(ArgumentsTest, Strides) {
+  both([](Call& c) { c.token_ids.strides[1] = 2; },
+       "token_ids: expected a contiguous inner dimension, got inner stride 2");
+  both([](Call& c) { c.token_ids.strides[1] = 0; },
+       "token_ids: expected a contiguous inner dimension, got inner stride 0");
+  both([](Call& c) { c.num_tokens.strides[0] = -1; },
+       "num_tokens: expected a contiguous inner dimension, got inner stride -1");
+  both([](Call& c) { c.row_indices.strides[0] = 5; },
+       "row_indices: expected a contiguous inner dimension, got inner stride 5");
+  both([](Call& c) { c.token_ids.strides[0] = -kCapacity; }, "token_ids: expected an outer stride >= 0, got -10");
+  EXPECT_EQ(error(kStep, [](Call& c) { c.sampled.strides[1] = 2; }),
+            "ngram_step_: sampled_token_ids: expected a contiguous inner dimension, got inner stride 2");
+  EXPECT_EQ(error(kStep, [](Call& c) { c.mask.strides[0] = 2; }),
+            "ngram_step_: discard: expected a contiguous inner dimension, got inner stride 2");
+}
+
+// The stride of a dimension of at most one element means nothing.
+TEST(ArgumentsTest, StridesThatDoNotMatter) {
+  Call call;
+  call.token_ids = view(call.tokens.data(), DType::kInt32, 1, kCapacity, -7);
+  call.num_tokens = view(call.lengths.data(), DType::kInt32, 1);
+  call.num_tokens.strides[0] = 9;
+  call.sampled = view(call.samples.data(), DType::kInt32, 1, 1, 0);
+  call.sampled.strides[1] = 5;
+  call.with_row_indices = call.with_mask = false;
+  EXPECT_EQ(call.step().batch, 1);
+}
+
+TEST(ArgumentsTest, Alignment) {
+  both([](Call& c) { c.token_ids.aligned = false; },
+       "token_ids: expected memory aligned to its items, got an unaligned address or stride");
+  both([](Call& c) { c.row_indices.aligned = false; },
+       "row_indices: expected memory aligned to its items, got an unaligned address or stride");
+}
+
+TEST(ArgumentsTest, ReadOnly) {
+  const std::string read_only = ": expected a writable array, got a read-only one";
+  EXPECT_EQ(error(kStep, [](Call& c) { c.token_ids.writable = false; }), "ngram_step_: token_ids" + read_only);
+  EXPECT_EQ(error(kStep, [](Call& c) { c.num_tokens.writable = false; }), "ngram_step_: num_tokens" + read_only);
+  EXPECT_EQ(error(kStep, [](Call& c) { c.workspace.writable = false; }), "ngram_step_: workspace" + read_only);
+  const auto reads = [](Call& c) { c.sampled.writable = c.mask.writable = c.row_indices.writable = false; };
+  EXPECT_EQ(error(kStep, reads), "no error");
+  EXPECT_EQ(error(kPropose, [&](Call& c) { reads(c), c.token_ids.writable = c.num_tokens.writable = false; }),
+            "no error");
+}
+
+TEST(ArgumentsTest, Sizes) {
+  both([](Call& c) { c.num_tokens.sizes[0] = 3; }, "num_tokens: expected size 4, got size 3");
+  both([](Call& c) { c.num_tokens.sizes[0] = 5; }, "num_tokens: expected size 4, got size 5");
+  EXPECT_EQ(error(kPropose, [](Call& c) { c.mask.sizes[0] = 3; }),
+            "ngram_propose: active: expected size 4, got size 3");
+  EXPECT_EQ(error(kPropose, [](Call& c) { c.row_indices.sizes[0] = 2; }),
+            "ngram_propose: active: expected size 2, got size 4");
+  EXPECT_EQ(error(kStep, [](Call& c) { c.mask.sizes[0] = 3; }), "ngram_step_: discard: expected size 4, got size 3");
+  EXPECT_EQ(error(kStep, [](Call& c) { c.row_indices.sizes[0] = 3; }),
+            "ngram_step_: row_indices: expected size 4, got size 3");
+  EXPECT_EQ(error(kStep, [](Call& c) { c.sampled = view(c.samples.data(), DType::kInt32, kRows, 0, 1); }),
+            "ngram_step_: sampled_token_ids width: expected 1 to 65, got 0");
+  EXPECT_EQ(error(kStep, [](Call& c) { c.sampled.sizes[1] = 66; }),
+            "ngram_step_: sampled_token_ids width: expected 1 to 65, got 66");
+  const auto more_requests_than_rows = [](Call& c) {
+    c.sampled = view(c.samples.data(), DType::kInt32, kRows * kWidth, 1, 1);
+    c.with_mask = c.with_row_indices = false;
+  };
+  EXPECT_EQ(error(kStep, more_requests_than_rows),
+            "ngram_step_: sampled_token_ids: expected batch <= 4 (rows of token_ids, without row_indices), got 12");
+  both([](Call& c) { c.token_ids.sizes[1] = int64_t{1} << 31; },
+       "token_ids: expected rows shorter than 2**31, got 2147483648");
+}
+
+TEST(ArgumentsTest, Scalars) {
+  both([](Call& c) { c.k = 0; }, "k: expected 1 to 64, got 0");
+  both([](Call& c) { c.k = 65; }, "k: expected 1 to 64, got 65");
+  both([](Call& c) { c.k = -1; }, "k: expected 1 to 64, got -1");
+  both([](Call& c) { c.min_n = 0; }, "min_n: expected 1 to 3, got 0");
+  both([](Call& c) { c.min_n = 4; }, "min_n: expected 1 to 3, got 4");
+  both([](Call& c) { c.max_n = 65; }, "max_n: expected 1 to 64, got 65");
+  both([](Call& c) { c.max_n = 0; }, "max_n: expected 1 to 64, got 0");
+  both([](Call& c) { c.min_n = c.max_n = std::numeric_limits<int64_t>::min(); },
+       "max_n: expected 1 to 64, got -9223372036854775808");
+  both([](Call& c) { c.match = 2; }, "match_policy: expected 0 to 1, got 2");
+  both([](Call& c) { c.match = (int64_t{1} << 32) + 1; }, "match_policy: expected 0 to 1, got 4294967297");
+  Call limits;
+  limits.min_n = limits.max_n = limits.k = 64;
+  limits.match = kLatest;
+  limits.max_len = std::numeric_limits<int64_t>::min();  // any value: it only decides how much is drafted
+  EXPECT_EQ(limits.propose().lookup.k, 64);
+}
+
+TEST(ArgumentsTest, WrittenMemoryIsShared) {
+  const auto shared = [](const char* written, const char* other) {
+    return std::string("ngram_step_: ") + written +
+           ": expected memory of its own (it is written), got memory shared with " + other;
+  };
+  EXPECT_EQ(error(kStep, [](Call& c) { c.num_tokens.data = c.tokens.data() + 35; }), shared("token_ids", "num_tokens"));
+  EXPECT_EQ(error(kStep, [](Call& c) { c.sampled.data = c.tokens.data() + kRows * kCapacity - 1; }),
+            shared("token_ids", "sampled_token_ids"));
+  EXPECT_EQ(error(kStep, [](Call& c) { c.row_indices.data = c.tokens.data(); }), shared("token_ids", "row_indices"));
+  EXPECT_EQ(error(kStep, [](Call& c) { c.row_indices.data = c.lengths.data(); }), shared("num_tokens", "row_indices"));
+  EXPECT_EQ(error(kStep, [](Call& c) { c.mask.data = reinterpret_cast<uint8_t*>(c.lengths.data()) + 15; }),
+            shared("num_tokens", "discard"));
+  EXPECT_EQ(error(kStep, [](Call& c) { c.workspace.data = c.samples.data() + 4; }),
+            shared("workspace", "sampled_token_ids"));
+  // Right behind one another is not shared, nor are two that are only read.
+  EXPECT_EQ(error(kStep, [](Call& c) { c.num_tokens.data = c.tokens.data() + kRows * kCapacity; }), "no error");
+  EXPECT_EQ(error(kStep, [](Call& c) { c.row_indices.data = c.samples.data(); }), "no error");
+  EXPECT_EQ(error(kPropose, [](Call& c) { c.num_tokens.data = c.row_indices.data = c.tokens.data(); }), "no error");
+}
+
+TEST(ArgumentsTest, RowsThatOverlapThemselves) {
+  EXPECT_EQ(error(kStep, [](Call& c) { c.token_ids.strides[0] = kCapacity - 1; }),
+            "ngram_step_: token_ids: expected rows that do not overlap (it is written), got outer stride 9");
+  EXPECT_EQ(error(kStep, [](Call& c) { c.token_ids.strides[0] = 0; }),
+            "ngram_step_: token_ids: expected rows that do not overlap (it is written), got outer stride 0");
+  EXPECT_EQ(error(kStep, [](Call& c) { c.token_ids.strides[0] = kCapacity + 1; }), "no error");
+  EXPECT_EQ(error(kStep, [](Call& c) { c.sampled.strides[0] = 0; }), "no error");  // read: one sample for all
+  EXPECT_EQ(error(kPropose, [](Call& c) { c.token_ids.strides[0] = 0; }), "no error");
+}
+
+// Columns of one buffer: [tokens | samples] interleave without sharing an element, until one column does.
+TEST(ArgumentsTest, ColumnSlicesOfOneBuffer) {
+  const int64_t pitch = kCapacity + kWidth;
+  const auto columns = [pitch](int64_t tokens_at, int64_t samples_at) {
+    return [=](Call& c) {
+      c.token_ids = view(c.tokens.data() + tokens_at, DType::kInt32, kRows, kCapacity, pitch);
+      c.sampled = view(c.tokens.data() + samples_at, DType::kInt32, kRows, kWidth, pitch);
+    };
+  };
+  EXPECT_EQ(error(kStep, columns(0, kCapacity)), "no error");
+  EXPECT_EQ(error(kStep, columns(kWidth, 0)), "no error");
+  EXPECT_EQ(error(kStep, columns(0, kCapacity + pitch)), "no error");  // the same columns, a row further
+  EXPECT_EQ(error(kStep, columns(kWidth + pitch, 0)), "no error");
+  const std::string shared =
+      "ngram_step_: token_ids: expected memory of its own (it is written), got memory shared with sampled_token_ids";
+  EXPECT_EQ(error(kStep, columns(0, kCapacity - 1)), shared);
+  EXPECT_EQ(error(kStep, columns(0, kCapacity + 1)), shared);  // runs into the next row's tokens
+  EXPECT_EQ(error(kStep, columns(kWidth - 1, 0)), shared);
+  EXPECT_EQ(error(kStep, columns(0, 0)), shared);
+  EXPECT_EQ(error(kStep, columns(1, 0)), shared);
+  EXPECT_EQ(error(kStep, columns(pitch, kCapacity - 1)), shared);
+}
+
+// Nothing is shared by what has no elements, wherever it points.
+TEST(ArgumentsTest, EmptyTensorsShareNothing) {
+  Call call;
+  call.sampled = view(call.tokens.data() + 3, DType::kInt32, 0, kWidth, kWidth);
+  call.row_indices.sizes[0] = call.mask.sizes[0] = call.workspace.sizes[0] = 0;
+  call.workspace.data = call.tokens.data() + 5;
+  EXPECT_EQ(call.step().batch, 0);
+  call.token_ids = view<int32_t>(nullptr, DType::kInt32, 0, 0, 1);
+  call.num_tokens.sizes[0] = 0;
+  EXPECT_EQ(call.step().token_ids.rows, 0);
+}
+
+TEST(ArgumentsTest, TheErrorIsAnInvalidArgument) {
+  Call call;
+  call.k = 0;
+  EXPECT_THROW(call.propose(), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace ngram_npu::test

@@ -1,0 +1,169 @@
+// Memory whose edges bite: an inaccessible page before and after every row, so that one element too far faults at once,
+// in vector code and without a sanitizer too.
+//
+// A page is larger than most rows, so a row touches one guard: at its end, or in the second mode at its start (both, if
+// its bytes fill whole pages). Tests run in both modes. What lies between the row and its other guard is canaries.
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "core/common.h"
+
+namespace ngram_npu::test {
+
+enum class Flush { kEnd, kStart };
+constexpr Flush kFlushes[] = {Flush::kEnd, Flush::kStart};
+
+inline const char* name_of(Flush flush) { return flush == Flush::kEnd ? "flush at the end" : "flush at the start"; }
+
+// `rows` runs of `capacity` items, a guard page before, between and after them.
+template <class T>
+class GuardedRows {
+ public:
+  GuardedRows(int64_t rows, int64_t capacity, Flush flush) : rows_(rows), capacity_(capacity), flush_(flush) {
+    const int64_t bytes = capacity * item;
+    data_bytes_ = (bytes + page() - 1) / page() * page();
+    pitch_ = data_bytes_ + page();
+    mapped_ = page() + rows * pitch_;
+    void* at = mmap(nullptr, static_cast<size_t>(mapped_), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) throw std::bad_alloc();
+    base_ = static_cast<uint8_t*>(at);
+    allow(PROT_READ | PROT_WRITE);
+    for (int64_t r = 0; r < rows; ++r) std::fill_n(pages(r), data_bytes_, kCanary);
+  }
+
+  GuardedRows(GuardedRows&& other) noexcept { swap(other); }
+  GuardedRows& operator=(GuardedRows&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~GuardedRows() {
+    if (base_ != nullptr) munmap(base_, static_cast<size_t>(mapped_));
+  }
+
+  int64_t rows() const { return rows_; }
+  int64_t capacity() const { return capacity_; }
+  int64_t stride() const { return pitch_ / item; }
+  T* operator[](int64_t row) const { return reinterpret_cast<T*>(pages(row) + offset()); }
+
+  template <class View = T>
+  TokenRows<View> view() const {
+    return {(*this)[0], rows_, capacity_, stride()};
+  }
+
+  // From now on a write faults.
+  void freeze() { allow(PROT_READ); }
+
+  // From now on a read faults too.
+  void hide() { allow(PROT_NONE); }
+
+  // False where something was written between a row and its other guard.
+  bool intact() const {
+    for (int64_t r = 0; r < rows_; ++r) {
+      for (int64_t b = 0; b < data_bytes_; ++b) {
+        const bool slack = b < offset() || b >= offset() + capacity_ * item;
+        if (slack && pages(r)[b] != kCanary) return false;
+      }
+    }
+    return true;
+  }
+
+ private:
+  static constexpr int64_t item = static_cast<int64_t>(sizeof(T));
+  static constexpr uint8_t kCanary = 0xA5;
+
+  static int64_t page() {
+    static const int64_t bytes = sysconf(_SC_PAGESIZE);
+    return bytes;
+  }
+
+  uint8_t* pages(int64_t row) const { return base_ + page() + row * pitch_; }
+  int64_t offset() const { return flush_ == Flush::kEnd ? data_bytes_ - capacity_ * item : 0; }
+
+  void allow(int protection) {
+    for (int64_t r = 0; r < rows_ && data_bytes_ > 0; ++r) {
+      if (mprotect(pages(r), static_cast<size_t>(data_bytes_), protection) != 0) throw std::bad_alloc();
+    }
+  }
+
+  void swap(GuardedRows& other) {
+    std::swap(base_, other.base_);
+    std::swap(rows_, other.rows_);
+    std::swap(capacity_, other.capacity_);
+    std::swap(flush_, other.flush_);
+    std::swap(data_bytes_, other.data_bytes_);
+    std::swap(pitch_, other.pitch_);
+    std::swap(mapped_, other.mapped_);
+  }
+
+  uint8_t* base_ = nullptr;
+  int64_t rows_ = 0;
+  int64_t capacity_ = 0;
+  Flush flush_ = Flush::kEnd;
+  int64_t data_bytes_ = 0;  // of a row, whole pages
+  int64_t pitch_ = 0;
+  int64_t mapped_ = 0;
+};
+
+// One array between guards. An empty one points at a guard.
+template <class T>
+class Guarded {
+ public:
+  Guarded(int64_t size, Flush flush) : memory_(1, size, flush) {}
+  Guarded(const std::vector<T>& values, Flush flush) : Guarded(static_cast<int64_t>(values.size()), flush) {
+    std::copy(values.begin(), values.end(), data());
+  }
+
+  T* data() const { return memory_[0]; }
+  int64_t size() const { return memory_.capacity(); }
+  std::vector<T> values() const { return std::vector<T>(data(), data() + size()); }
+  void freeze() { memory_.freeze(); }
+  bool intact() const { return memory_.intact(); }
+
+ private:
+  GuardedRows<T> memory_;
+};
+
+// Rows a few items apart, as in a slice of a larger buffer: the gaps hold canaries, guards only before and after all.
+template <class T>
+class PitchedRows {
+ public:
+  PitchedRows(int64_t rows, int64_t capacity, int64_t stride, Flush flush)
+      : memory_(rows > 0 ? (rows - 1) * stride + capacity : 0, flush),
+        rows_(rows),
+        capacity_(capacity),
+        stride_(stride) {
+    for (int64_t i = 0; i < memory_.size(); ++i) memory_.data()[i] = kGap;
+  }
+
+  T* operator[](int64_t row) const { return memory_.data() + row * stride_; }
+
+  template <class View = T>
+  TokenRows<View> view() const {
+    return {memory_.data(), rows_, capacity_, stride_};
+  }
+
+  bool intact() const {
+    for (int64_t i = 0; i < memory_.size(); ++i) {
+      if (i % stride_ >= capacity_ && memory_.data()[i] != kGap) return false;
+    }
+    return memory_.intact();
+  }
+
+ private:
+  static constexpr T kGap = 0x5A5A5A5A;
+
+  Guarded<T> memory_;
+  int64_t rows_;
+  int64_t capacity_;
+  int64_t stride_;
+};
+
+}  // namespace ngram_npu::test

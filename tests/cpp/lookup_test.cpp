@@ -1,0 +1,117 @@
+// The lookup at every instruction set of this machine, each row flush against a guard page, through the C entry point.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+
+#include "entry_points.h"
+#include "guard_pages.h"
+#include "lookup_cases.h"
+
+namespace ngram_npu::test {
+namespace {
+
+// One row at a time through ngram_propose. The memory is made once: the cases are many and short.
+class RowLookup {
+ public:
+  explicit RowLookup(Flush flush) : flush_(flush) {}
+
+  Draft operator()(const Tokens& tokens, const LookupOptions& options) {
+    const int64_t length = length_of(tokens);
+    // Starts at any multiple of 4 bytes where the end is flush; both ends are where the row fills the memory.
+    int32_t* row = flush_ == Flush::kEnd ? memory_.data() + memory_.size() - length : memory_.data();
+    std::copy(tokens.begin(), tokens.end(), row);
+    const auto num_tokens = static_cast<int32_t>(length);
+    int32_t* draft = drafts_.data() + (flush_ == Flush::kEnd ? drafts_.size() - options.k : 0);
+    NgramProposeParams p{};
+    p.token_ids = {row, 1, length, length};
+    p.num_tokens = &num_tokens;
+    p.batch = 1;
+    p.lookup = options;
+    p.draft_token_ids = draft;
+    p.num_draft_tokens = counts_.data();
+    p.match_len = counts_.data() + 1;
+    EXPECT_EQ(ngram_npu_cpu_ngram_propose(&p, nullptr), kOk);
+    return {Tokens(draft, draft + options.k), counts_.data()[0], counts_.data()[1]};
+  }
+
+ private:
+  static constexpr int64_t kLongestRow = 3 * 1024;  // whole pages
+
+  Flush flush_;
+  Guarded<int32_t> memory_{kLongestRow, Flush::kEnd};
+  Guarded<int32_t> drafts_{kMaxDraftTokens, flush_};
+  Guarded<int32_t> counts_{2, flush_};
+};
+
+class LookupTest : public InstructionSetTest {
+ protected:
+  // Compares with the definition: both matches, both edges. Alternates what else could be asked.
+  bool check(const Tokens& tokens, int64_t min_n, int64_t max_n) {
+    for (const int32_t match : {kEarliest, kLatest}) {
+      LookupOptions options{min_n, max_n, kMaxDraftTokens, int64_t{1} << 40, match, false};
+      if (++calls_ % 4 == 0) options.k = 1 + calls_ % 7;
+      options.overlap = calls_ % 3 == 0;
+      const Draft expected = expected_draft(tokens, options);
+      for (RowLookup* lookup : {&at_end_, &at_start_}) {
+        const Draft got = (*lookup)(tokens, options);
+        if (got == expected) continue;
+        ADD_FAILURE() << GetParam() << (lookup == &at_end_ ? ", end" : ", start") << " at a guard, match " << match
+                      << ", n " << min_n << ".." << max_n << ", k " << options.k << ", overlap " << options.overlap
+                      << "\nrow " << testing::PrintToString(tokens) << "\nexpected " << expected.match_len << ": "
+                      << testing::PrintToString(expected.tokens) << "\ngot      " << got.match_len << ": "
+                      << testing::PrintToString(got.tokens);
+        return false;
+      }
+    }
+    return true;
+  }
+
+  auto checker() {
+    return [this](const Tokens& tokens, int64_t min_n, int64_t max_n) { return check(tokens, min_n, max_n); };
+  }
+
+  RowLookup at_end_{Flush::kEnd};
+  RowLookup at_start_{Flush::kStart};
+  int64_t calls_ = 0;
+};
+
+INSTANTIATE_TEST_SUITE_P(Isa, LookupTest, testing::ValuesIn(instruction_sets()), name_of_instruction_set);
+
+TEST_P(LookupTest, EveryBinaryRow) { every_binary_row(12, checker()); }
+TEST_P(LookupTest, EveryHeadAndTail) { every_head_and_tail(checker()); }
+TEST_P(LookupTest, RowsOfEveryLength) { rows_of_every_length(checker()); }
+TEST_P(LookupTest, PeriodicRows) { periodic_rows(checker()); }
+TEST_P(LookupTest, RowsThatRaiseTheBar) { rows_that_raise_the_bar(checker()); }
+TEST_P(LookupTest, SingleOccurrences) { single_occurrences(checker()); }
+TEST_P(LookupTest, ExtremeTokens) { extreme_tokens(checker()); }
+
+// What lies behind a row's length is not part of it, however well it would match.
+TEST_P(LookupTest, TokensBehindTheLengthDoNotCount) {
+  for (int64_t length = 2; length <= 140; ++length) {
+    Tokens tokens;
+    for (int64_t i = 0; i < length; ++i) tokens.push_back(static_cast<int32_t>(i));
+    GuardedRows<int32_t> rows(1, length + 150, Flush::kEnd);
+    for (int64_t i = 0; i < length + 150; ++i) rows[0][i] = i < length ? tokens[static_cast<size_t>(i)] : tokens.back();
+    rows.freeze();
+    const auto num_tokens = static_cast<int32_t>(length);
+    for (const int32_t match : {kEarliest, kLatest}) {
+      int32_t draft[2] = {5, 5}, count = 5, match_len = 5;
+      NgramProposeParams p{};
+      p.token_ids = rows.view<const int32_t>();
+      p.num_tokens = &num_tokens;
+      p.batch = 1;
+      p.lookup = {1, 4, 2, 1 << 20, match, true};
+      p.draft_token_ids = draft;
+      p.num_draft_tokens = &count;
+      p.match_len = &match_len;
+      ASSERT_EQ(ngram_npu_cpu_ngram_propose(&p, nullptr), kOk);
+      ASSERT_EQ(count, 0) << "length " << length << ", match " << match;
+      ASSERT_EQ(draft[0], -1);
+      ASSERT_EQ(match_len, 0);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ngram_npu::test

@@ -1,0 +1,95 @@
+// Calls of the operators' entry points for hand-written examples: inputs and outputs are laid out between guard pages,
+// in every layout, what may not be written is read-only, and every layout must give the same answer.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "entry_points.h"
+#include "guard_pages.h"
+#include "oracle.h"
+
+namespace ngram_npu::test {
+
+constexpr int64_t kNoLimit = int64_t{1} << 40;  // a max_len that clamps nothing
+constexpr int32_t kFiller = 1000003;            // what a row holds behind its tokens
+constexpr int32_t kGarbage = 0x7B7B7B7B;        // what outputs hold before the call
+
+// Indices as the caller has them: absent, int32 or int64.
+struct Indices {
+  int32_t bytes = 0;
+  std::vector<int64_t> values;
+
+  static Indices of_int32(std::vector<int64_t> v) { return {4, std::move(v)}; }
+  static Indices of_int64(std::vector<int64_t> v) { return {8, std::move(v)}; }
+};
+
+// Where rows may lie: each against a guard at its end or start, or as slices of a larger buffer.
+enum class Layout { kFlushEnd, kFlushStart, kSliceEnd, kSliceStart };
+constexpr Layout kLayouts[] = {Layout::kFlushEnd, Layout::kFlushStart, Layout::kSliceEnd, Layout::kSliceStart};
+
+inline Flush flush_of(Layout layout) {
+  return layout == Layout::kFlushEnd || layout == Layout::kSliceEnd ? Flush::kEnd : Flush::kStart;
+}
+
+struct ProposeInputs {
+  std::vector<Tokens> rows;
+  int64_t capacity = 16;
+  std::vector<int32_t> num_tokens;  // empty: the rows' sizes
+  Indices row_indices;
+  std::vector<uint8_t> active;  // empty: absent
+  LookupOptions lookup{1, 3, 4, kNoLimit, kEarliest, false};
+};
+
+struct ProposeResult {
+  Tokens drafts;  // [B, k]
+  Tokens num_draft;
+  Tokens match_len;
+
+  bool operator==(const ProposeResult& o) const {
+    return drafts == o.drafts && num_draft == o.num_draft && match_len == o.match_len;
+  }
+};
+
+// In one layout; in all of them, expecting the same of each.
+ProposeResult propose(const ProposeInputs& in, Layout layout);
+ProposeResult propose(const ProposeInputs& in);
+
+struct StepInputs {
+  std::vector<Tokens> rows;
+  int64_t capacity = 16;
+  std::vector<int32_t> num_tokens;  // empty: the rows' sizes
+  std::vector<Tokens> sampled;      // all of one width
+  std::vector<uint8_t> discard;     // empty: absent
+  Indices row_indices;
+  bool advance = true;
+  int64_t vocab_size = 100;
+  LookupOptions lookup{1, 3, 4, kNoLimit, kEarliest, false};
+};
+
+struct StepResult {
+  std::vector<Tokens> rows;  // whole rows, after the step
+  Tokens num_tokens;
+  Tokens next;
+  Tokens num_sampled;
+  Tokens drafts;  // [B, k]
+  Tokens num_draft;
+  Tokens match_len;
+
+  bool operator==(const StepResult& o) const {
+    return rows == o.rows && num_tokens == o.num_tokens && next == o.next && num_sampled == o.num_sampled &&
+           drafts == o.drafts && num_draft == o.num_draft && match_len == o.match_len;
+  }
+};
+
+StepResult step(const StepInputs& in, Layout layout);
+StepResult step(const StepInputs& in);
+
+// A row of the capacity the inputs have, as results show it.
+inline Tokens filled(Tokens tokens, int64_t capacity) {
+  tokens.resize(static_cast<size_t>(capacity), kFiller);
+  return tokens;
+}
+
+}  // namespace ngram_npu::test

@@ -1,0 +1,164 @@
+// The pool behind `_C`, compiled in.
+#include "python/thread_pool.h"
+
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <thread>
+#include <vector>
+
+#if defined(__SANITIZE_THREAD__)
+#define NGRAM_NPU_TSAN 1
+#else
+#define NGRAM_NPU_TSAN 0
+#endif
+
+namespace ngram_npu::test {
+namespace {
+
+// How often each task of a run was called. Plain ints where a task has its own: TSan then sees whether run() returns
+// only after all of them.
+std::vector<int> run(int32_t num_tasks) {
+  std::vector<int> counts(static_cast<size_t>(num_tasks));
+  const Executor executor = python::pool_executor();
+  executor.run(
+      &executor, num_tasks, [](void* context, int32_t task) { ++static_cast<int*>(context)[task]; }, counts.data());
+  return counts;
+}
+
+std::vector<int> once_each(int32_t num_tasks) { return std::vector<int>(static_cast<size_t>(num_tasks), 1); }
+
+TEST(ThreadPoolTest, EveryTaskRunsOnce) {
+  for (const int32_t num_tasks : {1, 2, 3, 8, 2, 1, 5, 8}) ASSERT_EQ(run(num_tasks), once_each(num_tasks));
+}
+
+TEST(ThreadPoolTest, NoTasksNoCalls) { EXPECT_TRUE(run(0).empty()); }
+
+TEST(ThreadPoolTest, ManyRounds) {
+  for (int32_t round = 0; round < 5000; ++round) {
+    const int32_t num_tasks = 1 + round % 4;
+    ASSERT_EQ(run(num_tasks), once_each(num_tasks)) << round;
+  }
+}
+
+// A busy pool is not waited for: the second caller works on its own thread.
+TEST(ThreadPoolTest, ConcurrentCallers) {
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> callers;
+  for (int32_t caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([&wrong, caller] {
+      for (int32_t round = 0; round < 1000; ++round) {
+        const int32_t num_tasks = 1 + (caller + round) % 4;
+        wrong += run(num_tasks) != once_each(num_tasks);
+      }
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(wrong.load(), 0);
+}
+
+TEST(ThreadPoolTest, ABusyPoolMakesNobodyWait) {
+  struct Shared {
+    std::atomic<int> inside{0};
+    std::atomic<bool> leave{false};
+  } shared;
+  std::thread holder([&shared] {
+    const Executor executor = python::pool_executor();
+    executor.run(
+        &executor, 2,
+        [](void* context, int32_t) {
+          auto& s = *static_cast<Shared*>(context);
+          ++s.inside;
+          while (!s.leave) std::this_thread::yield();
+        },
+        &shared);
+  });
+  while (shared.inside != 2) std::this_thread::yield();  // both tasks at once: they are on threads of their own
+  EXPECT_EQ(run(3), once_each(3));                       // would hang if it waited
+  shared.leave = true;
+  holder.join();
+}
+
+TEST(ThreadPoolTest, OffersAtLeastOneThread) { EXPECT_GE(python::pool_executor().max_threads, 1); }
+
+[[noreturn]] void offers(const char* omp_num_threads, int32_t expected) {
+  setenv("OMP_NUM_THREADS", omp_num_threads, 1);
+  std::_Exit(python::pool_executor().max_threads == expected ? 0 : 1);
+}
+
+// Re-executed: the environment is read at first use.
+TEST(ThreadPoolDeathTest, OmpNumThreadsCountsElseTheCores) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  cpu_set_t cores;
+  ASSERT_EQ(sched_getaffinity(0, sizeof(cores), &cores), 0);
+  EXPECT_EXIT(offers("3", 3), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(offers("1", 1), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(offers("5,2", 5), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(offers("99999999999999", 1024), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(offers("0", CPU_COUNT(&cores)), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(offers("-4", CPU_COUNT(&cores)), testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(offers("many", CPU_COUNT(&cores)), testing::ExitedWithCode(0), "");
+}
+
+// TSan does not support what these test: it ends a child of a process with threads as soon as the child starts one.
+#if !NGRAM_NPU_TSAN
+
+// What a child's pool does, as its exit status. The alarm turns a deadlock into a signal.
+bool works_in_a_child() {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    for (const int32_t num_tasks : {3, 4, 2}) {
+      if (run(num_tasks) != once_each(num_tasks)) _exit(1);
+    }
+    _exit(0);
+  }
+  int status = -1;
+  return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+TEST(ThreadPoolForkTest, AChildHasAPoolOfItsOwn) {
+  ASSERT_EQ(run(3), once_each(3));
+  EXPECT_TRUE(works_in_a_child());
+  EXPECT_EQ(run(4), once_each(4));  // and the parent keeps its own
+}
+
+TEST(ThreadPoolForkTest, AGrandchildToo) {
+  ASSERT_EQ(run(3), once_each(3));
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(40);
+    const bool fine = run(3) == once_each(3) && works_in_a_child() && run(3) == once_each(3);
+    _exit(fine ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+// A data loader forks whenever it likes, also while another thread is anywhere inside a call.
+TEST(ThreadPoolForkTest, ForkWhileOthersUseThePool) {
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> users;
+  for (int i = 0; i < 2; ++i) {
+    users.emplace_back([&stop] {
+      // Nothing that allocates: only the pool's own state shall be caught half-way.
+      const Executor executor = python::pool_executor();
+      while (!stop) executor.run(&executor, 2, [](void*, int32_t) {}, nullptr);
+    });
+  }
+  int failed = 0;
+  for (int i = 0; i < 150 && failed == 0; ++i) failed += !works_in_a_child();
+  stop = true;
+  for (std::thread& user : users) user.join();
+  EXPECT_EQ(failed, 0);
+}
+
+#endif
+
+}  // namespace
+}  // namespace ngram_npu::test

@@ -1,0 +1,159 @@
+"""The correction between two forward passes: fused, as its parts, and as eager torch operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from ngram_npu import _C
+
+from tools.bench.contestant import Contestant
+from tools.bench.data import SEED, Workload
+from tools.bench.ops.base import Make, Op
+from tools.bench.ops.lookup import torch_op
+from tools.bench.options import Options, Size, UnavailableError
+
+Arrays = dict[str, npt.NDArray[Any]]
+BLOCK_SIZE = 16
+PAD_ID = -1
+_LAYOUT = (BLOCK_SIZE, 1, 1, 0, 1, PAD_ID)
+_COUNTS = ("num_computed_tokens", "num_accepted_tokens", "prev_positions", "num_sampled_prev",
+           "num_draft_prev", "host_num_computed_tokens")  # fmt: skip
+_SLOTS = ("query_start_loc", "positions", "block_table", "row_indices", "slot_mapping")
+_FUSED = (*_COUNTS[:2], "positions", "seq_lens", "slot_mapping", "discard", *_COUNTS[2:],
+          "query_start_loc", "num_tokens", "block_table", "row_indices")  # fmt: skip
+
+
+def state(size: Size, k: int) -> Arrays:
+    """A batch whose requests all had k drafts in the step before and have changed places since."""
+    rng = np.random.default_rng(SEED)
+    batch, tokens = size.batch, size.batch * (k + 1)
+    computed = np.full(batch, size.context, np.int32)
+    blocks = -(-(size.context + 2 * k + 2) // BLOCK_SIZE)
+    return {
+        "num_computed_tokens": computed,
+        "num_accepted_tokens": np.ones(batch, np.int32),
+        "positions": np.zeros(tokens, np.int64),
+        "seq_lens": np.zeros(batch, np.int32),
+        "slot_mapping": np.zeros(tokens, np.int64),
+        "discard": np.zeros(batch, np.bool_),
+        "prev_positions": rng.permutation(batch),
+        "num_sampled_prev": rng.integers(1, k + 2, batch).astype(np.int32),
+        "num_draft_prev": np.full(batch, k, np.int32),
+        "host_num_computed_tokens": computed + (k + 1),
+        "query_start_loc": np.arange(0, tokens + 1, k + 1, dtype=np.int32),
+        "num_tokens": computed + 1,
+        "block_table": rng.permutation(batch * blocks).reshape(batch, blocks).astype(np.int32),
+    }
+
+
+class Correction(Contestant):
+    """Every step corrects the same state: the counts go back, untimed, before each."""
+
+    def __init__(self, workload: Workload, options: Options, frontend: str = "torch") -> None:
+        self.arrays = state(workload.size, options.k)
+        self._computed = self.arrays["num_computed_tokens"].copy()
+        self.tensors: dict[str, Any] = {**self.arrays, "row_indices": None}
+        if frontend == "torch":
+            try:
+                import torch
+            except ImportError:
+                raise UnavailableError("torch is not installed") from None
+            self.tensors |= {name: torch.from_numpy(a) for name, a in self.arrays.items()}
+
+    def arguments(self, step: int) -> tuple[Any, ...]:
+        self.arrays["num_computed_tokens"][:] = self._computed
+        return ()
+
+
+class Fused(Correction):
+    def __init__(self, workload: Workload, options: Options) -> None:
+        super().__init__(workload, options, options.frontend)
+        numpy = options.frontend == "numpy"
+        op: Any = _C.correct_spec_state_ if numpy else torch_op("correct_spec_state_")
+        arguments = (*(self.tensors[name] for name in _FUSED), *_LAYOUT, None)
+        self.function = lambda: op(*arguments)
+        self.detail = (
+            "_C.correct_spec_state_" if numpy else "torch.ops.ngram_npu.correct_spec_state_"
+        )
+
+
+class Parts(Correction):
+    """The two operators one by one, eager torch between them."""
+
+    detail = "correct_num_computed_tokens_, eager torch, compute_slot_mapping_"
+
+    def __init__(self, workload: Workload, options: Options) -> None:
+        super().__init__(workload, options)
+        counts, slots = (
+            torch_op(f"{n}_") for n in ("correct_num_computed_tokens", "compute_slot_mapping")
+        )
+        count_arguments = tuple(self.tensors[name] for name in _COUNTS)
+        slot_arguments = (*(self.tensors[name] for name in _SLOTS), *_LAYOUT)
+
+        def run() -> None:
+            counts(*count_arguments)
+            self.derive()
+            slots(*slot_arguments)
+
+        self.function = run
+
+    def derive(self) -> None:
+        """Positions, lengths and the mask, as a runner without the fused operator would."""
+        import torch
+
+        t = self.tensors
+        computed, start = t["num_computed_tokens"], t["query_start_loc"]
+        scheduled = start[1:] - start[:-1]
+        shift = torch.repeat_interleave(
+            computed - start[:-1], scheduled, output_size=len(t["positions"])
+        )
+        torch.add(torch.arange(len(t["positions"])), shift, out=t["positions"])
+        torch.add(computed, scheduled, out=t["seq_lens"])
+        torch.lt(t["seq_lens"], t["num_tokens"], out=t["discard"])
+
+
+class Eager(Parts):
+    """No operator of ours: vLLM's formulas for the counts and the slots in eager torch."""
+
+    detail = "eager torch throughout, with vLLM's formulas"
+
+    def __init__(self, workload: Workload, options: Options) -> None:
+        super().__init__(workload, options)
+        self.function = self.run
+
+    def run(self) -> None:
+        import torch
+
+        t = self.tensors
+        computed, accepted, prev = (t[name] for name in _COUNTS[:3])
+        at = prev.clamp(min=0)
+        sampled = t["num_sampled_prev"][at]
+        drafted = (prev >= 0) & (t["num_draft_prev"][at] > 0)
+        new = torch.where(drafted, computed[at] + sampled, t["host_num_computed_tokens"])
+        accepted.copy_(torch.where(drafted, sampled, accepted))
+        computed.copy_(new)
+        self.derive()
+        start, positions = t["query_start_loc"], t["positions"]
+        request = torch.repeat_interleave(
+            torch.arange(len(prev)), start[1:] - start[:-1], output_size=len(positions)
+        )
+        blocks = t["block_table"][request, positions // BLOCK_SIZE].to(torch.int64)
+        torch.add(blocks * BLOCK_SIZE, positions % BLOCK_SIZE, out=t["slot_mapping"])
+
+
+class CorrectSpecState(Op):
+    name = "correct_spec_state_"
+    help = "the correction between two forward passes; the context only sizes the block table"
+    sizes = ("1x4k", "32x4k", "256x4k", "1024x4k")
+    peers = ("parts", "eager")
+    peer_makers: ClassVar[Mapping[str, Make]] = {"parts": Parts, "eager": Eager}
+
+    def workload(self, size: Size, options: Options) -> Workload:
+        return super().workload(size, replace(options, data_kind="periodic"))
+
+    def make(self, workload: Workload, options: Options) -> Contestant:
+        return Fused(workload, options)
