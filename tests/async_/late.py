@@ -77,6 +77,10 @@ class LateDevice:
         origin = source.inner
         self.launch(lambda: _copy(target, origin), stream)
 
+    def upload_all(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+        for target, source in zip(targets, sources, strict=True):
+            self.copy(target, source, "main")
+
     def record(self, stream: str) -> Event:
         event = Event(stream)
         self._queues[stream].append(event)

@@ -28,6 +28,9 @@ class Device(Protocol):
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         """Enqueues a copy between a host and a device tensor; both stay as they are until then."""
 
+    def upload_all(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+        """Enqueues many small copies to the device on the main stream, in one call."""
+
     def record(self, stream: Stream) -> Event:
         """An event that happens when all enqueued on `stream` so far is done."""
 
@@ -48,6 +51,9 @@ class CpuDevice:
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         target.copy_(source)
+
+    def upload_all(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+        torch._foreach_copy_(targets, sources)
 
     def record(self, stream: Stream) -> Event:
         return None
@@ -79,6 +85,9 @@ class StreamDevice:
             return
         with self._runtime.stream(self._side):
             target.copy_(source, non_blocking=True)
+
+    def upload_all(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+        torch._foreach_copy_(targets, sources, non_blocking=True)
 
     def record(self, stream: Stream) -> Event:
         event = self._runtime.Event()

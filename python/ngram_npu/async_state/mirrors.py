@@ -292,9 +292,11 @@ class Mirrors:
 
 def ragged_ranks(counts: npt.NDArray[Any]) -> Int64Array:
     """0, 1, ..., counts[0]-1, 0, 1, ..., counts[1]-1, ..."""
-    total = int(counts.sum())
-    starts = np.cumsum(counts) - counts
-    return np.arange(total, dtype=np.int64) - np.repeat(starts, counts).astype(np.int64)
+    ends = counts.cumsum(dtype=np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    ranks: Int64Array = np.arange(total, dtype=np.int64)
+    ranks -= (ends - counts).repeat(counts)
+    return ranks
 
 
 def _int32(values: IntArray) -> Int32Array:

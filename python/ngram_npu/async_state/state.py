@@ -212,13 +212,16 @@ class AsyncSpecState:
         prompts.reserve(total)
         np.concatenate(tokens, out=prompts.array[:total], casting="same_kind")
         lengths.array[changes.admitted] = counts
-        parts = prompts.tensor[:total].split_with_sizes(counts)
         rows, cells = self._truth.token_rows, self._truth.num_tokens_cells
         length_cells = self._length_cells[number % 2]
-        copy = self._device.copy
-        for slot, part, count in zip(changes.admitted, parts, counts, strict=True):
-            copy(rows[slot].narrow(0, 0, count), part, "main")
-            copy(cells[slot], length_cells[slot], "main")
+        targets = [
+            rows[slot].narrow(0, 0, count)
+            for slot, count in zip(changes.admitted, counts, strict=True)
+        ]
+        sources = list(prompts.tensor[:total].split_with_sizes(counts))
+        targets += [cells[slot] for slot in changes.admitted]
+        sources += [length_cells[slot] for slot in changes.admitted]
+        self._device.upload_all(targets, sources)
 
     def _upload_step(self, step: Step) -> None:
         batch = len(step.rows)
