@@ -69,8 +69,8 @@ class IndexEpisode {
   const char* run() {
     while (c_.more()) {
       if (const char* wrong = event()) return wrong;
-      if (!tokens_.intact() || !lengths_.intact() || !index_.intact()) return "something was written beside a tensor";
     }
+    if (!tokens_.intact() || !lengths_.intact() || !index_.intact()) return "something was written beside a tensor";
     return nonsense_ ? nullptr : check();
   }
 
