@@ -9,7 +9,8 @@ VLLM_VENV ?= .venv-vllm
 CXX_TESTS := $(BUILD)/cpp
 SAN_STAGE := $(BUILD)/python-asan
 
-.PHONY: demo test setup wheel install lint format test-python test-cpp test-sanitizers test-neon gtest bench test-vllm clean
+.PHONY: demo test setup wheel install lint format test-python test-cpp test-sanitizers test-neon fuzz gtest bench \
+  test-vllm clean
 
 demo: install
 	$(VENV)/bin/ngram-npu doctor
@@ -86,6 +87,20 @@ test-neon: setup
 	  -DNGRAM_NPU_TESTS=ON -DNGRAM_NPU_TORCH=OFF -DNGRAM_NPU_PYTHON=OFF >/dev/null
 	$(VENV)/bin/ninja -C $(NEON)/suite --quiet
 	GTEST_FILTER='-*DeathTest*:*Fork*' ctest --test-dir $(NEON)/suite --output-on-failure -j $(JOBS)
+
+# The index against the rescan, on whatever libFuzzer makes up; inputs that reach new code are kept in the corpus. Needs
+# clang (Debian: clang-14). `make fuzz FUZZ_SECONDS=3600` looks longer.
+FUZZ := $(BUILD)/fuzz
+FUZZ_CXX ?= clang++-14
+FUZZ_SECONDS ?= 30
+fuzz: setup
+	$(CONFIGURE) -B $(FUZZ) -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) -DCMAKE_BUILD_TYPE=RelWithDebInfo -DNGRAM_NPU_TESTS=ON \
+	  -DNGRAM_NPU_FUZZ=ON -DNGRAM_NPU_SANITIZE=fuzzer-no-link$(comma)address$(comma)undefined \
+	  -DNGRAM_NPU_TORCH=OFF -DNGRAM_NPU_PYTHON=OFF >/dev/null
+	$(VENV)/bin/ninja -C $(FUZZ) --quiet fuzz_index
+	mkdir -p $(FUZZ)/corpus
+	$(FUZZ)/tests/cpp/fuzz_index -max_total_time=$(FUZZ_SECONDS) -max_len=600 -print_final_stats=1 \
+	  -artifact_prefix=$(FUZZ)/ $(FUZZ)/corpus
 
 comma := ,
 

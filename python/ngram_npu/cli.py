@@ -155,6 +155,13 @@ def _add_replay(commands: Any) -> None:
         help="no draft reaches beyond this context length (default: no limit)",
     )
     lookup.add_argument(
+        "--engine",
+        choices=["index", "scan", "auto"],
+        default="auto",
+        help="look drafts up in an index, or by reading each context; drafts are the same "
+        "(default: the index, unless max_n - min_n exceeds 7)",
+    )
+    lookup.add_argument(
         "--threads", type=_count, metavar="N", help="most CPU threads (default: the library's)"
     )
     data = parser.add_argument_group("input")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ngram_npu
+import numpy as np
 import pytest
 from ngram_npu import cli
 from ngram_npu.replay import ReplayError, ReplayReport
@@ -76,6 +77,36 @@ def test_drafting_options(
     assert cli.main(["replay", str(talk), "--json", "-", *arguments.split()]) == 0
     config = json.loads(capsys.readouterr().out)["config"]
     assert {name: config[name] for name in expected} == expected
+
+
+def test_no_figure_depends_on_the_engine(
+    write_jsonl: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Several conversations one after the other in each row, long enough to be worth an index."""
+    rng = np.random.default_rng(2)
+    phrase = rng.integers(0, 50, 300).tolist()
+    lines = []
+    for number in range(12):
+        start = int(rng.integers(0, 200))
+        prompt = rng.integers(0, 5, 40).tolist() + phrase[: start + 90]
+        turn = {"prompt_token_ids": prompt, "completion_token_ids": phrase[start : start + 80]}
+        lines.append({"id": str(number), "turns": [turn, turn]})
+    path = write_jsonl(*lines)
+    found = []
+    for arguments in ([], ["--engine", "auto"], ["--engine", "index"], ["--engine", "scan"]):
+        arguments += ["--batch-size", "3", "--json", "-"]
+        assert cli.main(["replay", str(path), *arguments]) == 0
+        (figures,) = json.loads(capsys.readouterr().out)["inputs"]
+        found.append({k: v for k, v in figures.items() if "time" not in k and "us_per" not in k})
+    assert found[0]["num_drafts"] > 100
+    assert all(other == found[0] for other in found)
+
+
+def test_an_index_that_cannot_be(talk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    span = ["--min-n", "1", "--max-n", "9"]
+    assert cli.main(["replay", str(talk), *span]) == 0  # reads the contexts
+    assert cli.main(["replay", str(talk), *span, "--engine", "index"]) == 2
+    assert "max_n - min_n <= 7 for 'index'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -263,3 +263,19 @@ def test_total_adds_counts_up() -> None:
         ReplayFigures.total([])
     with pytest.raises(ValueError, match="zip"):
         ReplayFigures.total([one, run([EXAMPLE], 1, min_n=2, max_n=5, k=4)])
+
+
+def test_a_proposer_with_state_is_told_when_a_row_changes_hands() -> None:
+    """Two rows, four conversations; the example is in its row for several turns."""
+    told: list[list[int]] = []
+
+    class Stateful(ScriptedProposer):
+        def reset(self, rows: np.ndarray) -> None:
+            assert rows.dtype == np.int32
+            told.append(rows.tolist())
+
+    proposer = Stateful(5, lambda tokens: [])
+    turns = [([1], [2, 3, 4]), ([5], [6, 7])]
+    requests = [token_request(turns, name) for name in "abcd"]
+    simulate("x", requests, proposer, k=5, batch_size=2)
+    assert told == [[0, 1], [0, 1]]

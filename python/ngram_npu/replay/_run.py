@@ -39,6 +39,8 @@ class ReplayOptions:
         match: which of several equally long matches is continued.
         overlap: whether a draft may go on past the end of the context, repeating itself.
         max_len: no draft reaches beyond this context length; None: no limit.
+        engine: how drafts are looked up; what is drafted does not depend on it. "auto" is the
+            index wherever it holds the span of n: a replay's rows soon are long enough for it.
         batch_size: conversations at once.
         limit: conversations per input; None: all.
         tokenizer: as for `load_tokenizer`, or "ids" to accept only recorded token ids.
@@ -51,6 +53,7 @@ class ReplayOptions:
     match: Literal["earliest", "latest"] = "earliest"
     overlap: bool = False
     max_len: int | None = None
+    engine: Literal["index", "scan", "auto"] = "auto"
     batch_size: int = 32
     limit: int | None = None
     tokenizer: str = DEFAULT_TOKENIZER
@@ -233,12 +236,15 @@ def _int32(token_ids: Sequence[int]) -> Int32Array:
 
 def _ngram_proposer(options: ReplayOptions) -> Proposer:
     from ngram_npu import NgramConfig, NgramProposer
+    from ngram_npu.config import MAX_INDEX_SPAN
 
+    engine = options.engine
+    if engine == "auto" and options.max_n - options.min_n < MAX_INDEX_SPAN:
+        engine = "index"
     try:
-        config = NgramConfig(**options.config())
+        return NgramProposer(NgramConfig(**options.config()), engine)
     except ValueError as error:
         raise ReplayError(str(error)) from error
-    return NgramProposer(config)
 
 
 def _warm_up(proposer: Proposer) -> None:

@@ -40,7 +40,8 @@ class Proposer(Protocol):
     """What is replayed against; `ngram_npu.NgramProposer` is one.
 
     A step appends the sampled tokens to their rows, adds their number to `num_tokens` (both in
-    place) and drafts for each grown row.
+    place) and drafts for each grown row. One that keeps state per row may have `reset(rows)`, rows
+    `[N]` int32: it is called before a step for the rows that went to another conversation.
     """
 
     @property
@@ -104,7 +105,7 @@ def simulate(
     Args:
         name: given to the figures.
         requests: the conversations, taken up in this order.
-        proposer: a fresh one; it sees rows change hands.
+        proposer: a fresh one; it sees rows change hands, and is told so where it wants to be.
         k: the number of drafts per step that the proposer was configured for.
         batch_size: rows of the token buffer; at most this many conversations at once.
         progress: called with (tokens done, tokens in all), both in generated tokens.
@@ -115,12 +116,16 @@ def simulate(
     """
     batch = _Batch(requests, rows=max(1, min(batch_size, len(requests))), k=k)
     counts = _Counts(k)
+    reset: Callable[[Int32Array], object] | None = getattr(proposer, "reset", None)
     num_tokens_in_all = sum(end - start - 1 for r in requests for start, end in r.spans())
     while len(rows := batch.active_rows()):
         sampled = batch.sampled_token_ids(rows)
         # With every row taken a runner passes no indices, and neither does the replay.
         row_indices = None if len(rows) == batch.num_rows else rows.astype(np.int32)
+        new_holders = batch.take_new_holders()
         started = time.perf_counter_ns()
+        if reset is not None and len(new_holders):
+            reset(new_holders)
         step = proposer.step(
             batch.token_ids, batch.num_tokens, sampled, row_indices=row_indices, advance=True
         )
@@ -201,6 +206,7 @@ class _Batch:
         self._due: Int64Array = np.zeros(rows, np.int64)
         self._end: Int64Array = np.zeros(rows, np.int64)
         self._active = np.zeros(rows, np.bool_)
+        self._new_holders: list[int] = []
         self._waiting: Iterator[TokenRequest] = iter(requests)
         self._spans: list[Iterator[tuple[int, int]]] = [iter(()) for _ in range(rows)]
         for row in range(rows):
@@ -209,6 +215,12 @@ class _Batch:
     def active_rows(self) -> Int64Array:
         """Rows holding a conversation, ascending, `[B]`."""
         return np.flatnonzero(self._active).astype(np.int64, copy=False)
+
+    def take_new_holders(self) -> Int32Array:
+        """Rows that went to another conversation since this was last asked, `[N]`."""
+        rows = np.unique(np.array(self._new_holders, np.int32))
+        self._new_holders.clear()
+        return rows
 
     def sampled_token_ids(self, rows: Int64Array) -> Int32Array:
         """What the target model sampled last, `[B, K+1]` with -1 after the due ones."""
@@ -263,9 +275,10 @@ class _Batch:
             if request is None:
                 self._active[row] = False
                 return
-            # The row changes hands here: a proposer that keeps state per row is told so here.
+            # The row changes hands here, which a proposer that keeps state per row must be told.
             # Tokens of the previous holder stay beyond the new length, as in a runner.
             self._recorded[row, : request.num_tokens] = request.tokens()
+            self._new_holders.append(row)
             self._cursor[row] = 0
             self._spans[row] = iter(request.spans())
             span = next(self._spans[row], None)

@@ -36,7 +36,7 @@ class IndexStepContestant(StepContestant):
         # index as it was then is quicker, and leaves each lap the same work.
         used = len(words) - _pages_after(words) * _C.INDEX_PAGE_WORDS
         self._words, self._saved = words, words[:used].copy()
-        self._index = index
+        self.index = index
         self._tensor = self._array(words)
 
     def reset(self) -> None:

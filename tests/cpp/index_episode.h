@@ -1,0 +1,256 @@
+// Rows with an index between guard pages, driven by choices that are random or a fuzzer's, and compared with the
+// definitions. No gtest here: the fuzz target has none.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "core/ngram_index_append_.h"
+#include "core/ngram_index_layout.h"
+#include "core/ngram_index_reset_.h"
+#include "core/ngram_index_step_.h"
+#include "cpu/ngram_index.h"
+#include "guard_pages.h"
+#include "oracle.h"
+
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_append_(const ngram_npu::NgramIndexAppendParams* params, void*);
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_reset_(const ngram_npu::NgramIndexResetParams* params, void*);
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_step_(const ngram_npu::NgramIndexStepParams* params, void*);
+
+namespace ngram_npu::test {
+
+class Choices {
+ public:
+  virtual ~Choices() = default;
+  virtual int64_t below(int64_t n) = 0;  // 0 .. n - 1
+  virtual bool more() = 0;               // another event?
+
+  int64_t from(int64_t low, int64_t high) { return low + below(high - low + 1); }
+  bool one_in(int64_t n) { return below(n) == 0; }
+};
+
+// One index and its rows. What is wrong after an event is returned as text, null where all is well.
+class IndexEpisode {
+ public:
+  // nonsense: the index's words are overwritten between events; drafts then are only to stay within the row.
+  IndexEpisode(Choices& choices, Flush flush, bool nonsense)
+      : c_(choices),
+        nonsense_(nonsense),
+        rows_(c_.from(1, 4)),
+        capacity_(c_.from(2, 90)),
+        width_(c_.from(1, 4)),
+        alphabet_(c_.from(1, 4)),
+        pages_(c_.one_in(3) ? c_.from(1, 3) : 24),
+        words_(ngram_npu_cpu_ngram_index_words(rows_, pages_)),
+        tokens_(rows_, capacity_, flush),
+        sampled_(rows_, width_, flush),
+        lengths_(rows_, flush),
+        index_(words_, flush),
+        row_indices_(rows_, flush),
+        slot_indices_(rows_, flush),
+        slots_(static_cast<size_t>(rows_)) {
+    look_.min_n = c_.from(1, 4);
+    look_.max_n = look_.min_n + c_.below(index::kMaxLevels);
+    look_.k = c_.from(1, 5);
+    look_.max_len = c_.one_in(4) ? c_.from(0, capacity_) : int64_t{1} << 40;
+    look_.match = static_cast<int32_t>(c_.below(2));
+    look_.overlap = c_.one_in(2);
+    std::fill_n(index_.data(), words_, 0);
+    std::fill_n(lengths_.data(), rows_, 0);
+    for (int64_t r = 0; r < rows_; ++r) {
+      slots_[static_cast<size_t>(r)] = r;
+      std::fill_n(tokens_[r], capacity_, 0);
+    }
+    ngram_npu_cpu_ngram_index_init(index_.data(), words_, rows_);
+  }
+
+  const char* run() {
+    while (c_.more()) {
+      if (const char* wrong = event()) return wrong;
+    }
+    if (!tokens_.intact() || !lengths_.intact() || !index_.intact()) return "something was written beside a tensor";
+    return nonsense_ ? nullptr : check();
+  }
+
+  int64_t drafts() const { return drafts_; }
+
+ private:
+  using Words = std::vector<int32_t>;
+
+  const char* event() {
+    const int64_t row = c_.below(rows_);
+    switch (c_.below(8)) {
+      case 0: write(row); break;
+      case 1:
+        write(row);
+        append();
+        break;
+      case 2:  // another request
+        lengths_.data()[row] = 0;
+        reset(slots_[static_cast<size_t>(row)]);
+        write(row);
+        break;
+      case 3:  // a cut, noticed at once
+        lengths_.data()[row] = static_cast<int32_t>(c_.from(0, lengths_.data()[row]));
+        append();
+        break;
+      case 4: {  // rows change places, slots with them
+        const int64_t other = c_.below(rows_);
+        std::swap_ranges(tokens_[row], tokens_[row] + capacity_, tokens_[other]);
+        std::swap(lengths_.data()[row], lengths_.data()[other]);
+        std::swap(slots_[static_cast<size_t>(row)], slots_[static_cast<size_t>(other)]);
+        break;
+      }
+      default: break;
+    }
+    if (nonsense_) damage();
+    for (int64_t i = c_.from(1, 4); i > 0; --i) {
+      if (const char* wrong = step()) return wrong;
+    }
+    return nullptr;
+  }
+
+  // Random tokens, or a copy of what the row has.
+  void write(int64_t row) {
+    int32_t& length = lengths_.data()[row];
+    const bool copies = length > 4 && c_.one_in(2);
+    const int64_t from = copies ? c_.below(length) : 0;
+    const int64_t size = std::min<int64_t>(c_.below(40), capacity_ - length);
+    for (int64_t i = 0; i < size; ++i) {
+      tokens_[row][length + i] = copies ? tokens_[row][from + i] : static_cast<int32_t>(c_.below(alphabet_));
+    }
+    length += static_cast<int32_t>(size);
+  }
+
+  void append() {
+    for (int64_t r = 0; r < rows_; ++r) slot_indices_.data()[r] = slots_[static_cast<size_t>(r)];
+    const NgramIndexAppendParams p{tokens_.view<const int32_t>(),
+                                   lengths_.data(),
+                                   {},
+                                   {slot_indices_.data(), 8},
+                                   rows_,
+                                   look_.min_n,
+                                   look_.max_n,
+                                   look_.match,
+                                   index_.data(),
+                                   words_,
+                                   nullptr};
+    ngram_npu_cpu_ngram_index_append_(&p, nullptr);
+  }
+
+  void reset(int64_t slot) {
+    slot_indices_.data()[0] = slot;
+    const NgramIndexResetParams p{{slot_indices_.data(), 8}, 1, index_.data(), words_};
+    ngram_npu_cpu_ngram_index_reset_(&p, nullptr);
+  }
+
+  void damage() {
+    const int64_t before_pages = words_ - pages_ * index::kPageWords;
+    const int64_t kind = c_.below(6);
+    if (kind == 0) return;
+    const int64_t from = kind == 1 ? 0 : kind == 2 ? index::kHeaderWords : before_pages;
+    const int64_t to = kind == 1 ? 8 : kind == 2 ? before_pages : words_;
+    for (int64_t times = kind < 3 ? c_.from(1, 6) : c_.from(1, 60); times > 0; --times) {
+      const int64_t at = from + (c_.below(256) * 257 + c_.below(256)) % (to - from);
+      if (kind == 5) {
+        index_.data()[at] = index_.data()[at] ^ (1 << c_.below(31));
+      } else {
+        index_.data()[at] = static_cast<int32_t>(c_.one_in(2) ? c_.below(600) : c_.below(int64_t{1} << 32));
+      }
+    }
+  }
+
+  const char* step() {
+    const int64_t batch = c_.from(1, rows_);
+    const int64_t first = c_.below(rows_);
+    const bool advance = c_.one_in(2);
+    std::vector<Words> rows;
+    for (int64_t i = 0; i < batch; ++i) {
+      const int64_t row = (first + i) % rows_;
+      row_indices_.data()[i] = row;
+      slot_indices_.data()[i] = slots_[static_cast<size_t>(row)];
+      for (int64_t j = 0; j < width_; ++j) sampled_[i][j] = static_cast<int32_t>(c_.from(-1, alphabet_ - 1));
+      rows.emplace_back(tokens_[row], tokens_[row] + lengths_.data()[row]);
+    }
+    const auto size = static_cast<size_t>(batch);
+    Words next(size), num_sampled(size), drafts(size * static_cast<size_t>(look_.k)), num_draft(size), match_len(size);
+    NgramIndexStepParams p{};
+    p.step.token_ids = tokens_.view();
+    p.step.num_tokens = lengths_.data();
+    p.step.sampled_token_ids = sampled_.view<const int32_t>();
+    p.step.row_indices = {row_indices_.data(), 8};
+    p.step.batch = batch;
+    p.step.advance = advance;
+    p.step.vocab_size = 1000;
+    p.step.lookup = look_;
+    p.step.next_token_ids = next.data();
+    p.step.num_sampled = num_sampled.data();
+    p.step.draft_token_ids = drafts.data();
+    p.step.num_draft_tokens = num_draft.data();
+    p.step.match_len = match_len.data();
+    p.index = index_.data();
+    p.index_words = words_;
+    p.slot_indices = {slot_indices_.data(), 8};
+    p.catch_up_tokens = c_.one_in(3) ? c_.below(50) : -1;
+    ngram_npu_cpu_ngram_index_step_(&p, nullptr);
+    for (int64_t i = 0; i < batch; ++i) {
+      const auto at = static_cast<size_t>(i);
+      const int64_t row = row_indices_.data()[i];
+      Words& t = rows[at];
+      int32_t run = 0;
+      while (run < width_ && sampled_[i][run] >= 0) ++run;
+      for (int32_t j = 0; j < run && length_of(t) < capacity_; ++j) t.push_back(sampled_[i][j]);
+      if (num_sampled[at] != run) return "num_sampled";
+      if (next[at] != (run > 0 ? sampled_[i][run - 1] : t.empty() ? 0 : t.back())) return "next_token_ids";
+      if (!std::equal(t.begin(), t.end(), tokens_[row])) return "token_ids";
+      if (advance && lengths_.data()[row] != length_of(t)) return "num_tokens";
+      lengths_.data()[row] = static_cast<int32_t>(length_of(t));
+      const auto begin = drafts.begin() + i * look_.k;
+      const Draft got{{begin, begin + look_.k}, num_draft[at], match_len[at]};
+      drafts_ += got.count > 0;
+      if (nonsense_) {
+        if (!within_row(got, t)) return "a draft that is not of the row";
+      } else if (!(got == (run > 0 ? expected_draft(t, look_) : no_draft(look_.k)))) {
+        return "a draft that is not the rescan's";
+      }
+    }
+    return nullptr;
+  }
+
+  bool within_row(const Draft& got, const Words& t) const {
+    if (got.count < 0 || got.count > look_.k || got.match_len < 0 || got.match_len > look_.max_n) return false;
+    for (int64_t j = 0; j < look_.k; ++j) {
+      const int32_t token = got.tokens[static_cast<size_t>(j)];
+      if (j < got.count ? std::find(t.begin(), t.end(), token) == t.end() : token != -1) return false;
+    }
+    return true;
+  }
+
+  // The whole structure, once every slot has caught up with its row.
+  const char* check() {
+    append();
+    int64_t where = 0;
+    if (ngram_npu_cpu_ngram_index_check(index_.data(), words_, &where) != 0) return "the index is unsound";
+    for (int64_t r = 0; r < rows_; ++r) {
+      if (ngram_npu_cpu_ngram_index_check_row(index_.data(), words_, slots_[static_cast<size_t>(r)], tokens_[r],
+                                              lengths_.data()[r]) != 0) {
+        return "a slot is not what its row says";
+      }
+    }
+    return nullptr;
+  }
+
+  Choices& c_;
+  const bool nonsense_;
+  const int64_t rows_, capacity_, width_, alphabet_, pages_, words_;
+  GuardedRows<int32_t> tokens_, sampled_;
+  Guarded<int32_t> lengths_, index_;
+  Guarded<int64_t> row_indices_, slot_indices_;
+  std::vector<int64_t> slots_;
+  LookupOptions look_{};
+  int64_t drafts_ = 0;
+};
+
+}  // namespace ngram_npu::test

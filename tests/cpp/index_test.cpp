@@ -1,0 +1,90 @@
+// The index between guard pages, against the definitions, at every instruction set. Built three times: as shipped, and
+// with fingerprints of one bit and of none, where nearly every probe finds a wrong entry first.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "entry_points.h"
+#include "index_episode.h"
+
+namespace ngram_npu::test {
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__)
+constexpr int kEpisodes = 60;
+#else
+constexpr int kEpisodes = 200;
+#endif
+
+class RandomChoices : public Choices {
+ public:
+  explicit RandomChoices(uint64_t seed) : engine_(seed) {}
+  int64_t below(int64_t n) override { return static_cast<int64_t>(engine_() % static_cast<uint64_t>(n)); }
+  bool more() override { return left_-- > 0; }
+
+ private:
+  std::mt19937_64 engine_;
+  int left_ = 25;
+};
+
+class IndexTest : public InstructionSetTest {
+ protected:
+  static void run(bool nonsense) {
+    int64_t drafts = 0;
+    for (uint64_t seed = 1; seed <= kEpisodes; ++seed) {
+      RandomChoices choices(seed);
+      IndexEpisode episode(choices, kFlushes[seed % 2], nonsense);
+      const char* wrong = episode.run();
+      ASSERT_EQ(wrong, nullptr) << "seed " << seed << ": " << wrong;
+      drafts += episode.drafts();
+    }
+    EXPECT_GT(drafts, 10 * kEpisodes);  // or the comparison would say little
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Isa, IndexTest, testing::ValuesIn(instruction_sets()), name_of_instruction_set);
+
+TEST_P(IndexTest, DraftsAreTheRescans) { run(false); }
+
+TEST_P(IndexTest, NonsenseStaysWithinTheTensors) { run(true); }
+
+TEST_P(IndexTest, AWrongHeaderIsNoIndex) {
+  const Tokens row = {1, 2, 3, 9, 1, 2, 0, 0};
+  for (const Flush flush : kFlushes) {
+    for (const int64_t size : {0, 1, 63, 64, 1024}) {
+      for (const int32_t filling : {0, 1, -1, static_cast<int32_t>(index::kMagic)}) {
+        Guarded<int32_t> words(size, flush);
+        std::fill_n(words.data(), size, filling);
+        if (size > 0) words.data()[0] = static_cast<int32_t>(index::kMagic);
+        const std::vector<int32_t> before = words.values();
+        Guarded<int32_t> tokens(row, flush);
+        int32_t length = 6, next, num_sampled, num_draft, match_len, drafts[2];
+        const int32_t sampled[] = {3, -1};
+        NgramIndexStepParams p{};
+        p.step.token_ids = {tokens.data(), 1, 8, 8};
+        p.step.num_tokens = &length;
+        p.step.sampled_token_ids = {sampled, 1, 2, 2};
+        p.step.batch = 1;
+        p.step.advance = true;
+        p.step.vocab_size = 100;
+        p.step.lookup = {2, 4, 2, int64_t{1} << 40, kEarliest, false};
+        p.step.next_token_ids = &next;
+        p.step.num_sampled = &num_sampled;
+        p.step.draft_token_ids = drafts;
+        p.step.num_draft_tokens = &num_draft;
+        p.step.match_len = &match_len;
+        p.index = words.data();
+        p.index_words = size;
+        p.catch_up_tokens = -1;
+        ASSERT_EQ(ngram_npu_cpu_ngram_index_step_(&p, nullptr), kOk);
+        EXPECT_EQ(length, 7);
+        EXPECT_EQ(num_draft, 2);
+        EXPECT_EQ(match_len, 3);
+        EXPECT_EQ(drafts[0], 9);
+        EXPECT_EQ(words.values(), before);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ngram_npu::test
