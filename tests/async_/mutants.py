@@ -184,7 +184,7 @@ MUTANTS |= {
         sampled_up_to=lambda s: s.num_scheduled_drafts + 1
     ),
     "step keeps the runner's arrays": lambda: mock.patch(
-        "ngram_npu.async_state.mirrors._int32", lambda values: np.asarray(values, np.int32)
+        "ngram_npu.async_state.mirrors._int32", lambda values, field: np.asarray(values, np.int32)
     ),
 }
 

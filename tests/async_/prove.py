@@ -11,10 +11,12 @@ import argparse
 import json
 import platform
 import random
+import shlex
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ import torch
 from async_.engine import Engine, run
 from async_.mutants import MUTANTS
 from async_.scenario import DEVICES, Scenario
+from tools.bench import environment
 
 FIRST_SEED = 1_000_000
 _MUTANT_TRIES = 200
@@ -79,12 +82,19 @@ def _figures(engine: Engine) -> dict[str, int]:
 
 
 def caught_by(name: str, tries: int = _MUTANT_TRIES) -> tuple[int, str] | None:
-    """The first scenario on a late device that notices a fault, and how; None if none does."""
+    """The first scenario on a late device that notices a fault, and how; None if none does.
+
+    Raises:
+        AttributeError, TypeError, NameError: the fault no longer fits what it is put into. That is
+            a broken test, not a fault noticed.
+    """
     late = [number for number in range(tries * 2) if DEVICES[number % len(DEVICES)] != "cpu"]
     for number in late[:tries]:
         with MUTANTS[name]():
             try:
                 run(scenario(number))
+            except (AttributeError, TypeError, NameError):
+                raise
             except Exception as error:
                 return number, f"{type(error).__name__}: {error}"
     return None
@@ -95,7 +105,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--scenarios", type=int, default=10_000)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
-    result = prove(given.scenarios)
+    result = {
+        "command": "PYTHONPATH=tests python -m async_.prove "
+        + shlex.join(sys.argv[1:] if arguments is None else arguments),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": environment.machine(),
+        **prove(given.scenarios),
+    }
     faults = {name: caught_by(name) for name in MUTANTS}
     result["faults"] = {
         name: {"scenario": found[0], "error": found[1][:120]} if found else None

@@ -6,15 +6,17 @@ import random
 
 import pytest
 
-from async_.engine import Engine
+from async_.engine import Engine, run
 from async_.mutants import MUTANTS, OPERATORS
-from async_.prove import caught_by
+from async_.prove import caught_by, scenario
 from async_.scenario import Scenario
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_fault_is_noticed(name: str) -> None:
-    assert caught_by(name) is not None
+    found = caught_by(name)
+    assert found is not None
+    run(scenario(found[0]))  # by the fault, not by something else in the scenario
 
 
 def test_the_loop_uses_the_operators_listed() -> None:

@@ -36,7 +36,8 @@ def _state(**changes: Any) -> AsyncSpecState:
 
 
 def _admit(row: int, length: int = 4, **changes: Any) -> Admission:
-    values: dict[str, Any] = {"token_ids": np.arange(length), "block_ids": (_ints(row),)}
+    blocks = _ints(2 * row, 2 * row + 1)
+    values: dict[str, Any] = {"token_ids": np.arange(length), "block_ids": (blocks,)}
     return Admission(row, **{**values, **changes})
 
 
@@ -156,25 +157,105 @@ WRONG: dict[str, tuple[Callable[[], Batch], str]] = {
         "expected 1, one for each KV group",
     ),
     "too many blocks": (
-        lambda: _batch([0], [1], [0], new_blocks=(NewBlocks(_ints(0, 0, 0), _ints(5, 6, 7)),)),
+        lambda: _batch([0], [1], [0], new_blocks=(NewBlocks(_ints(0, 0), _ints(5, 6)),)),
         "at most 3 blocks a row, got 4",
     ),
     "too wide an admission": (
         lambda: _batch([0], [1], [0], new=[_admit(2, block_ids=(_ints(1, 2, 3, 4),))]),
         "at most 3 blocks a row",
     ),
+    "too few blocks for an admission": (
+        lambda: _batch([2], [5], [0], new=[_admit(2, 5, block_ids=(_ints(9),))]),
+        "KV group 0 for up to 5 tokens at batch position 0 (block_size 4, cp_world 1), got 1",
+    ),
+    "no blocks": (
+        lambda: _batch([0, 2], [1, 1], [0, 0], new=[_admit(2, block_ids=([],))]),
+        "KV group 0 for up to 1 tokens at batch position 1 (block_size 4, cp_world 1), got 0",
+    ),
+    "rows of floats": (lambda: Batch(np.zeros(1), _ints(1), _ints(0)), "rows: expected integers"),
+    "rows of booleans": (
+        lambda: Batch(np.zeros(1, np.bool_), _ints(1), _ints(0)),
+        "rows: expected integers",
+    ),
+    "rows in two dimensions": (
+        lambda: Batch(_ints([0]), _ints(1), _ints(0)),
+        "rows: expected one dimension",
+    ),
+    "rows beyond 32 bits": (
+        lambda: Batch(np.array([2**32]), _ints(1), _ints(0)),
+        "rows: expected 32 bits",
+    ),
+    "scheduled floats": (
+        lambda: Batch(_ints(0), np.ones(1), _ints(0)),
+        "num_scheduled_tokens: expected integers",
+    ),
+    "draft counts of floats": (
+        lambda: Batch(_ints(0), _ints(1), np.zeros(1)),
+        "num_scheduled_drafts: expected integers",
+    ),
+    "removed floats": (lambda: _batch([0], [1], [0], removed=np.ones(1)), "removed: expected int"),
+    "moves of floats": (
+        lambda: _batch([0], [1], [0], moves=np.array([[1.0, 2.0]])),
+        "moves: expected integers",
+    ),
+    "moves that are no pairs": (
+        lambda: _batch([0], [1], [0], moves=_ints(1, 2)),
+        "moves: expected",
+    ),
+    "tokens of floats": (
+        lambda: _batch([0], [1], [0], new=[_admit(2, token_ids=np.zeros(4))]),
+        "token_ids: expected integers",
+    ),
+    "tokens in two dimensions": (
+        lambda: _batch([0], [1], [0], new=[_admit(2, token_ids=_ints([1, 2], [3, 4]))]),
+        "token_ids: expected one dimension",
+    ),
+    "tokens beyond 32 bits": (
+        lambda: _batch([0], [1], [0], resumed=[_admit(2, token_ids=np.array([1, 2**31]))]),
+        "token_ids: expected 32 bits",
+    ),
+    "a row that is a float": (lambda: _batch([0], [1], [0], new=[_admit(2.0)]), "a free row"),  # type: ignore[arg-type]
+    "half a computed token": (
+        lambda: _batch([0], [1], [0], new=[_admit(2, num_computed_tokens=0.5)]),
+        "num_computed_tokens: expected 0 to 3",
+    ),
+    "admitted with blocks of floats": (
+        lambda: _batch([0], [1], [0], new=[_admit(2, block_ids=(np.zeros(1),))]),
+        "block_ids: expected integers",
+    ),
+    "new blocks of floats": (
+        lambda: _batch([0], [1], [0], new_blocks=(NewBlocks(_ints(0), np.zeros(1)),)),
+        "block_ids: expected integers",
+    ),
+    "new blocks for rows of floats": (
+        lambda: _batch([0], [1], [0], new_blocks=(NewBlocks(np.zeros(1), _ints(5)),)),
+        "rows: expected integers",
+    ),
 }
+
+
+def _all_of(state: AsyncSpecState) -> list[Any]:
+    """What a refused batch must leave as it is."""
+    return [
+        state.upper_num_tokens.tolist(),
+        state.upper_num_computed_tokens.tolist(),
+        state._mirrors.slot_of.tolist(),
+        state._mirrors.token_ids.tolist(),
+        state.token_ids.tolist(),
+        state.num_tokens_on_device.tolist(),
+        [table.tolist() for table in state.block_tables],
+    ]
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_batches_change_nothing(wrong: str) -> None:
     make, message = WRONG[wrong]
     state = _started()
-    before = (state.upper_num_tokens.tolist(), state.token_ids.tolist())
+    before = _all_of(state)
     with pytest.raises(ValueError, match="begin_step") as error:
         state.begin_step(make())
     assert message in str(error.value)
-    assert (state.upper_num_tokens.tolist(), state.token_ids.tolist()) == before
+    assert _all_of(state) == before
     state.begin_step(_batch([0, 1], [3, 2], [2, 0]))
     state.end_step(_sampled([6, -1, -1], [7, -1, -1]))
     state.reconcile()
@@ -233,7 +314,83 @@ def test_what_a_slot_had_before_is_wiped_from_its_block_table() -> None:
     state.begin_step(_batch([0], [4], [0], new=[three]))
     state.end_step(_sampled([1]))
     state.begin_step(_batch([2], [4], [0], removed=_ints(0), new=[_admit(2)]))
-    assert state.block_tables[0].tolist()[0] == [2, -1, -1]
+    assert state.block_tables[0].tolist()[0] == [4, 5, -1]
+
+
+def test_unused_entries_of_a_block_table() -> None:
+    state = _state(kv_groups=(KVGroup(4, 3), KVGroup(2, 2)))
+    assert [table.unique().tolist() for table in state.block_tables] == [[-1], [-1]]
+    blocks = (_ints(7), _ints(8, 9))
+    state.begin_step(_batch([0], [4], [0], new=[_admit(0, block_ids=blocks)]))
+    first, second = (
+        [row for row in table.tolist() if max(row) >= 0] for table in state.block_tables
+    )
+    assert (first, second) == ([[7, -1, -1]], [[8, 9]])
+
+
+def test_a_decoding_request_needs_blocks_for_all_its_drafts() -> None:
+    state = _state(kv_groups=(KVGroup(2, 8), KVGroup(4, 3)))
+    blocks = (_ints(0, 1, 2, 3), _ints(0))
+    state.begin_step(_batch([0], [4], [0], new=[_admit(0, block_ids=blocks)]))
+    state.end_step(_sampled([5, -1, -1]))
+    before = _all_of(state)
+    with pytest.raises(ValueError, match="KV group 1 for up to 7 tokens"):
+        state.begin_step(_batch([0], [3], [2]))
+    assert _all_of(state) == before
+    grown = (NewBlocks(), NewBlocks(_ints(0), _ints(1)))
+    state.begin_step(_batch([0], [3], [2], new_blocks=grown))
+
+
+@pytest.mark.parametrize(
+    ("block_size", "per_kv_block", "interleave"), [(2, 1, 1), (2, 2, 4), (4, 1, 2)]
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_needs_blocks_for_its_own_tokens(
+    block_size: int, per_kv_block: int, interleave: int, rank: int
+) -> None:
+    """As many as operator 8 finds a slot with for each of the rank's tokens, and no more."""
+    for length in range(1, 13):
+        stored = None
+        for count in range(6, -1, -1):
+            state = _state(
+                kv_groups=(KVGroup(block_size, 6, per_kv_block),),
+                cp_world=2,
+                cp_rank=rank,
+                cp_interleave=interleave,
+                row_capacity=16,
+            )
+            admission = _admit(0, length, block_ids=(np.arange(count),))
+            batch = _batch([0], [length], [0], new=[admission])
+            if stored is None:
+                mapping = state.begin_step(batch).slot_mappings[0][:length]
+                stored = int((mapping >= 0).sum())
+                continue
+            if stored > count * block_size:
+                with pytest.raises(ValueError, match="KV group 0"):
+                    state.begin_step(batch)
+            else:
+                mapping = state.begin_step(batch).slot_mappings[0][:length]
+                assert int((mapping >= 0).sum()) == stored
+
+
+def test_more_tokens_sampled_than_the_step_could_add() -> None:
+    state = _started()
+    state.reconcile()
+    state.begin_step(_batch([1, 0], [2, 2], [0, 1]))
+    state.end_step(_sampled([9, -1, -1], [7, 8, 9]))
+    before = (state._mirrors.token_ids.tolist(), state._mirrors.exact_tokens.tolist())
+    for _ in range(2):
+        with pytest.raises(ValueError, match="at most 2 tokens of step 1 at batch position 1") as e:
+            state.reconcile()
+        assert "had 1 drafts, got 3" in str(e.value)
+        assert state.upper_num_tokens.tolist() == [7, 5, 0]
+        assert (state._mirrors.token_ids.tolist(), state._mirrors.exact_tokens.tolist()) == before
+
+
+@pytest.mark.parametrize(("row", "message"), [(-1, "0 to 2"), (3, "0 to 2"), (2, "live row")])
+def test_known_tokens_of_no_request(row: int, message: str) -> None:
+    with pytest.raises(ValueError, match=f"known_token_ids: row: expected .*{message}"):
+        _started().known_token_ids(row)
 
 
 @pytest.mark.parametrize(
@@ -245,13 +402,36 @@ def test_what_a_slot_had_before_is_wiped_from_its_block_table() -> None:
         {"kv_groups": ()},
         {"kv_groups": (KVGroup(0, 1),)},
         {"slot_dtype": "int16"},
+        {"kv_groups": (KVGroup(4, 1.5),)},  # type: ignore[arg-type]
+        {"kv_groups": (KVGroup(2**16, 1, 2**15),)},
+        {"kv_groups": (KVGroup(4, 3), KVGroup(2**20, 1)), "cp_world": 2**11},
         {"cp_world": 0},
+        {"cp_rank": 1},
+        {"cp_rank": -1},
+        {"cp_rank": 2, "cp_world": 2},
+        {"cp_interleave": 0},
+        {"cp_interleave": 3, "cp_world": 2},
+        {"cp_interleave": 2**30, "cp_world": 2, "kv_groups": (KVGroup(2**30, 1),)},
+        {"pad_slot": 2**31, "slot_dtype": "int32"},
+        {"pad_slot": -(2**63) - 1},
+        {"pad_slot": 0.5},
+        {"pad_token": 2**31},
+        {"max_rows": 1.5},
     ],
     ids=str,
 )
 def test_wrong_sizes(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"AsyncConfig: {next(iter(changes))}"):
         _state(**changes)
+
+
+def test_extreme_sizes_that_the_operators_take() -> None:
+    state = _state(
+        kv_groups=(KVGroup(2**30, 1), KVGroup(4, 3)), cp_interleave=3, pad_slot=2**40, max_rows=1
+    )
+    blocks = (_ints(1), _ints(0))
+    inputs = state.begin_step(_batch([0], [4], [0], new=[_admit(0, block_ids=blocks)]))
+    assert inputs.slot_mappings[0][:5].tolist() == [*range(2**30, 2**30 + 4), 2**40]
 
 
 def test_unknown_device() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ from ngram_npu.config import NgramConfig
 IntArray = npt.NDArray[np.integer[Any]]
 """One-dimensional unless said otherwise; any integer dtype, int32 costs no conversion."""
 
+_INT32_MAX = 2**31 - 1
 _EMPTY = np.zeros(0, np.int32)
 _EMPTY.flags.writeable = False
 _EMPTY_PAIRS = _EMPTY.reshape(0, 2)
@@ -58,23 +60,54 @@ class AsyncConfig:
     pad_token: int = 0
     """Input where a draft was scheduled but none was found. It is verified like any draft."""
     pad_slot: int = -1
-    """Slot of a token whose KV is not stored."""
+    """Slot of a token whose KV is not stored; of `slot_dtype`."""
     slot_dtype: Literal["int32", "int64"] = "int64"
     cp_world: int = 1
+    """Context parallel ranks that positions are dealt out to (operator 8)."""
     cp_rank: int = 0
+    """This one: 0 to cp_world-1."""
     cp_interleave: int = 1
+    """Positions in a row that stay on one rank. With several ranks it divides each KV group's
+    block_size * blocks_per_kv_block."""
 
     def __post_init__(self) -> None:
         for name in ("max_rows", "row_capacity", "max_step_tokens", "cp_world", "cp_interleave"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"AsyncConfig: {name}: expected >= 1, got {getattr(self, name)}")
+            self._check_range(name, 1, _INT32_MAX)
+        self._check_range("pad_token", -_INT32_MAX - 1, _INT32_MAX)
         if not self.kv_groups:
             raise ValueError("AsyncConfig: kv_groups: expected at least one, got none")
         for group in self.kv_groups:
-            if min(group.block_size, group.max_blocks, group.blocks_per_kv_block) < 1:
-                raise ValueError(f"AsyncConfig: kv_groups: expected sizes >= 1, got {group}")
+            sizes = (group.block_size, group.max_blocks, group.blocks_per_kv_block)
+            if not all(isinstance(size, Integral) for size in sizes) or min(sizes) < 1:
+                raise ValueError(f"AsyncConfig: kv_groups: expected integers >= 1, got {group}")
         if self.slot_dtype not in ("int32", "int64"):
             raise ValueError(f"AsyncConfig: slot_dtype: int32 or int64, got {self.slot_dtype!r}")
+        self._check_layout()
+
+    def _check_layout(self) -> None:
+        """What operators 8 and 9 ask of it. They would refuse it too, but in begin_step, when the
+        host has taken the step for begun."""
+        limit = 2 ** (31 if self.slot_dtype == "int32" else 63)
+        self._check_range("pad_slot", -limit, limit - 1)
+        self._check_range("cp_rank", 0, self.cp_world - 1)
+        self._check_range("cp_interleave", 1, _INT32_MAX // self.cp_world)
+        for group in self.kv_groups:
+            kv_block = group.block_size * group.blocks_per_kv_block
+            if kv_block * self.cp_world > _INT32_MAX:
+                raise ValueError(
+                    "AsyncConfig: kv_groups: expected block_size * blocks_per_kv_block * cp_world "
+                    f"below 2**31, got {kv_block * self.cp_world}"
+                )
+            if self.cp_world > 1 and kv_block % self.cp_interleave:
+                raise ValueError(
+                    f"AsyncConfig: cp_interleave: expected a divisor of {kv_block} (block_size * "
+                    f"blocks_per_kv_block), got {self.cp_interleave}"
+                )
+
+    def _check_range(self, name: str, low: int, high: int) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, Integral) or not low <= int(value) <= high:
+            raise ValueError(f"AsyncConfig: {name}: expected {low} to {high}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -93,7 +126,10 @@ class Admission:
 
 @dataclass(frozen=True)
 class NewBlocks:
-    """Blocks appended to rows in one KV group: `block_ids[j]` goes to row `rows[j]`, in order."""
+    """Blocks appended to rows in one KV group: `block_ids[j]` goes to row `rows[j]`, in order.
+
+    A step needs blocks for all its tokens: begin_step refuses it without.
+    """
 
     rows: IntArray = field(default_factory=_none)
     """[N]; a row may occur more than once."""

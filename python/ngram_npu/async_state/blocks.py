@@ -2,57 +2,109 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ngram_npu.async_state.batch import Batch
+from ngram_npu.async_state.batch import AsyncConfig, Batch
 from ngram_npu.async_state.device import Device
-from ngram_npu.async_state.mirrors import Int64Array, RowChanges, live_slots, ragged_ranks
+from ngram_npu.async_state.mirrors import (
+    Int64Array,
+    RowChanges,
+    Step,
+    int32_vector,
+    live_slots,
+    ragged_ranks,
+)
 
 _UNUSED = -1
 
+Planned = tuple[Int64Array, npt.NDArray[np.int32], Int64Array]
+"""The entries to write, as flat indices and values, and the new number of blocks of each slot."""
+
 
 class BlockTable:
-    """The block table of one KV group, [R, NB] int32 by slot.
+    """The block table of one KV group, [R, NB] int32 by slot, -1 where unused.
 
     It is uploaded whole where anything changed. Both staging buffers are complete tables: a step
     brings the one it is about to upload from up to date with its own changes and with those of the
     step before, which went to the other.
     """
 
-    def __init__(self, device: Device, table: torch.Tensor) -> None:
+    def __init__(
+        self, device: Device, table: torch.Tensor, config: AsyncConfig, index: int
+    ) -> None:
         self._device = device
         self._table = table
+        self._config = config
+        self._index = index
+        self._block_size = config.kv_groups[index].block_size
         max_rows, self._width = shape = table.shape
         self._staging = [device.host_tensor(shape, torch.int32) for _ in range(2)]
         self._flat = [staging.numpy().reshape(-1) for staging in self._staging]
+        for flat in self._flat:
+            flat.fill(_UNUSED)
+        # The first step writes to this one too, maybe before it is copied: then its own copy
+        # follows, of all of it.
+        device.copy(table, self._staging[0], "main")
         self._num_blocks = np.zeros(max_rows, np.int64)
         self._missing: tuple[Int64Array, npt.NDArray[np.int32]] | None = None
         """What the other staging buffer got and the next one lacks."""
 
-    def plan(
-        self, index: int, batch: Batch, changes: RowChanges
-    ) -> tuple[Int64Array, npt.NDArray[np.int32], Int64Array] | None:
-        """The entries that the batch writes, as flat indices and values, and the new number of
-        blocks of each slot; None where it changes nothing.
+    def plan(self, batch: Batch, changes: RowChanges, step: Step) -> Planned | None:
+        """What the batch writes; None where it changes nothing.
 
         Raises:
-            ValueError: more blocks than a row has, or a row that is not live.
+            ValueError: more blocks than a row has, a row that is not live, or fewer blocks than the
+                step may need.
         """
-        appended = batch.new_blocks[index] if batch.new_blocks else None
+        planned = self._plan_entries(batch, changes)
+        self._check_room(step, self._num_blocks if planned is None else planned[2])
+        return planned
+
+    def _check_room(self, step: Step, num_blocks: Int64Array) -> None:
+        room = num_blocks[step.slots] * self._block_size
+        lacking = self._stored(step.host_num_computed + step.num_scheduled_tokens) > room
+        if lacking.any():
+            i = int(lacking.argmax())
+            raise ValueError(
+                f"begin_step: new_blocks: expected blocks of KV group {self._index} for up to "
+                f"{step.host_num_computed[i] + step.num_scheduled_tokens[i]} tokens at batch "
+                f"position {i} (block_size {self._block_size}, cp_world {self._config.cp_world}), "
+                f"got {num_blocks[step.slots[i]]}"
+            )
+
+    def _stored(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.integer[Any]]:
+        """How many of a request's first `tokens` have their KV on this rank, one slot after the
+        other. Over whole blocks of the block manager that is a cp_world-th."""
+        world, interleave = self._config.cp_world, self._config.cp_interleave
+        if world == 1:
+            return tokens
+        rounds, rest = np.divmod(tokens, world * interleave)
+        here: npt.NDArray[np.integer[Any]] = rounds * interleave + np.clip(
+            rest - self._config.cp_rank * interleave, 0, interleave
+        )
+        return here
+
+    def _plan_entries(self, batch: Batch, changes: RowChanges) -> Planned | None:
+        appended = batch.new_blocks[self._index] if batch.new_blocks else None
         if not changes.admissions and (appended is None or not len(appended.rows)):
             return None
         num_blocks = self._num_blocks.copy()
         indices, values = [], []
         if changes.admissions:
-            blocks = [admission.block_ids[index] for admission in changes.admissions]
+            blocks = [
+                int32_vector(admission.block_ids[self._index], "new/resumed: block_ids")
+                for admission in changes.admissions
+            ]
             counts = np.array([len(ids) for ids in blocks])
             self._check_width(int(counts.max()))
             admitted = np.array(changes.admitted)
             starts = admitted * self._width
             indices.append(np.repeat(starts, counts) + ragged_ranks(counts))
-            values.append(np.concatenate(blocks, dtype=np.int32, casting="same_kind"))
+            values.append(np.concatenate(blocks))
             # What the slot's last request had beyond that is wiped, so that nothing is ever written
             # to a block that belongs to somebody else by now.
             left = np.maximum(num_blocks[admitted] - counts, 0)
@@ -60,11 +112,13 @@ class BlockTable:
             values.append(np.full(len(indices[-1]), _UNUSED, np.int32))
             num_blocks[admitted] = counts
         if appended is not None and len(appended.rows):
-            slots = live_slots(changes.slot_of, appended.rows, "new_blocks")
-            if len(slots) != len(appended.block_ids):
+            rows = int32_vector(appended.rows, "new_blocks: rows")
+            block_ids = int32_vector(appended.block_ids, "new_blocks: block_ids")
+            slots = live_slots(changes.slot_of, rows, "new_blocks")
+            if len(slots) != len(block_ids):
                 raise ValueError(
                     f"begin_step: new_blocks: expected {len(slots)} block_ids, one for each of "
-                    f"rows, got {len(appended.block_ids)}"
+                    f"rows, got {len(block_ids)}"
                 )
             order = np.argsort(slots, kind="stable")
             counts = np.bincount(slots, minlength=len(num_blocks))
@@ -72,15 +126,11 @@ class BlockTable:
             column = num_blocks[ordered] + ragged_ranks(counts)
             self._check_width(int(column.max()) + 1)
             indices.append(ordered * self._width + column)
-            values.append(np.asarray(appended.block_ids, np.int32)[order])
+            values.append(block_ids[order])
             num_blocks += counts
         return np.concatenate(indices), np.concatenate(values), num_blocks
 
-    def commit(
-        self,
-        step_number: int,
-        planned: tuple[Int64Array, npt.NDArray[np.int32], Int64Array] | None,
-    ) -> None:
+    def commit(self, step_number: int, planned: Planned | None) -> None:
         """Brings the device's table up to date."""
         flat = self._flat[step_number % 2]
         if self._missing is not None:

@@ -21,6 +21,9 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
+_INT32 = np.dtype(np.int32)
+_INTEGERS = (int, np.integer)
+
 
 @dataclass(frozen=True)
 class RowChanges:
@@ -34,6 +37,8 @@ class RowChanges:
     admissions: Sequence[Admission]
     admitted: list[int]
     """The slot of each admission."""
+    token_ids: list[Int32Array]
+    """The tokens of each admission."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +90,7 @@ class Mirrors:
         Raises:
             ValueError: a row that is not live, not free, or out of range.
         """
-        removed, moves = batch.removed, np.asarray(batch.moves)
+        removed, moves = batch.removed, batch.moves
         if not (len(removed) or len(moves) or batch.new or batch.resumed):
             return RowChanges(
                 self.slot_of,
@@ -95,14 +100,18 @@ class Mirrors:
                 np.zeros(0, np.int64),
                 (),
                 [],
+                [],
             )
         slot_of = self.slot_of.copy()
         last_position = self._last_position.copy()
-        freed = _take(slot_of, removed, "removed")
+        freed = _take(slot_of, int32_vector(removed, "removed"), "removed")
         last_position[freed] = -1
         if len(moves):
-            moving = _take(slot_of, moves[:, 0], "moves")
-            _put(slot_of, moves[:, 1], moving, "moves")
+            moves = np.asarray(moves)
+            if moves.ndim != 2 or moves.shape[1] != 2:
+                raise ValueError(f"begin_step: moves: expected [N,2], got {list(moves.shape)}")
+            moving = _take(slot_of, int32_vector(moves[:, 0], "moves"), "moves")
+            _put(slot_of, int32_vector(moves[:, 1], "moves"), moving, "moves")
         changes = RowChanges(
             slot_of,
             self.upper_computed.copy(),
@@ -111,6 +120,7 @@ class Mirrors:
             freed,
             (*batch.new, *batch.resumed),
             [],
+            [],
         )
         free = self._free + freed.tolist()
         for admission in changes.admissions:
@@ -118,25 +128,32 @@ class Mirrors:
         return changes
 
     def _plan_admission(self, admission: Admission, changes: RowChanges, free: list[int]) -> None:
-        row, length = admission.row, len(admission.token_ids)
-        if not 0 <= row < self.max_rows or changes.slot_of[row] >= 0:
+        row, computed = admission.row, admission.num_computed_tokens
+        token_ids = int32_vector(admission.token_ids, "new/resumed: token_ids")
+        length = len(token_ids)
+        if (
+            not isinstance(row, _INTEGERS)
+            or not 0 <= row < self.max_rows
+            or changes.slot_of[row] >= 0
+        ):
             raise ValueError(f"begin_step: new/resumed: expected a free row, got {row}")
         if not 1 <= length <= self.capacity:
             raise ValueError(
                 f"begin_step: new/resumed: token_ids: expected 1 to {self.capacity} tokens, "
                 f"got {length}"
             )
-        if not 0 <= admission.num_computed_tokens < length:
+        if not isinstance(computed, _INTEGERS) or not 0 <= computed < length:
             raise ValueError(
                 f"begin_step: new/resumed: num_computed_tokens: expected 0 to {length - 1}, "
-                f"got {admission.num_computed_tokens}"
+                f"got {computed}"
             )
         slot = free.pop()
         changes.slot_of[row] = slot
-        changes.upper_computed[slot] = admission.num_computed_tokens
+        changes.upper_computed[slot] = computed
         changes.upper_tokens[slot] = length
         changes.last_position[slot] = -1
         changes.admitted.append(slot)
+        changes.token_ids.append(token_ids)
 
     def plan_step(self, batch: Batch, changes: RowChanges, number: int) -> Step:
         """What the step does to each of its requests; changes nothing.
@@ -144,9 +161,9 @@ class Mirrors:
         Raises:
             ValueError: a step that the requests' lengths do not allow.
         """
-        rows = _int32(batch.rows)
-        scheduled = _int32(batch.num_scheduled_tokens)
-        drafts = _int32(batch.num_scheduled_drafts)
+        rows = _int32(batch.rows, "rows")
+        scheduled = _int32(batch.num_scheduled_tokens, "num_scheduled_tokens")
+        drafts = _int32(batch.num_scheduled_drafts, "num_scheduled_drafts")
         if not len(rows) == len(scheduled) == len(drafts):
             raise ValueError(
                 "begin_step: rows, num_scheduled_tokens, num_scheduled_drafts: expected equal "
@@ -225,10 +242,11 @@ class Mirrors:
             self._free += changes.freed.tolist()
             taken = len(changes.admitted)
             del self._free[len(self._free) - taken :]
-            for admission, slot in zip(changes.admissions, changes.admitted, strict=True):
-                self.exact_computed[slot] = admission.num_computed_tokens
-                self.exact_tokens[slot] = len(admission.token_ids)
-                self.token_ids[slot, : len(admission.token_ids)] = admission.token_ids
+            admitted = np.array(changes.admitted, np.int64)
+            self.exact_computed[admitted] = self.upper_computed[admitted]
+            self.exact_tokens[admitted] = self.upper_tokens[admitted]
+            for slot, token_ids in zip(changes.admitted, changes.token_ids, strict=True):
+                self.token_ids[slot, : len(token_ids)] = token_ids
         self.upper_computed[slots] = step.host_num_computed + step.num_scheduled_tokens
         self.upper_tokens[slots] += step.sampled_up_to
         self._last_position = np.full(self.max_rows, -1, np.int32)
@@ -259,7 +277,19 @@ class Mirrors:
         Returns:
             alive [B], and the exact computed and known tokens after the step [B], 0 where the
             request is gone.
+
+        Raises:
+            ValueError: more tokens than the step could add to a request; nothing has changed then.
         """
+        excess = num_sampled > step.sampled_up_to
+        if excess.any():
+            # Taken, they would reach beyond the request's row, into another one's.
+            i = int(excess.argmax())
+            raise ValueError(
+                f"reconcile: sampled_token_ids: expected at most {step.sampled_up_to[i]} tokens "
+                f"of step {step.number} at batch position {i}, which had "
+                f"{step.num_scheduled_drafts[i]} drafts, got {num_sampled[i]}"
+            )
         alive = self._generation[step.slots] == step.generation
         gained = np.where(
             step.num_scheduled_drafts > 0, num_sampled, step.num_scheduled_tokens
@@ -299,9 +329,32 @@ def ragged_ranks(counts: npt.NDArray[Any]) -> Int64Array:
     return ranks
 
 
-def _int32(values: IntArray) -> Int32Array:
+def int32_vector(values: IntArray, field: str) -> Int32Array:
+    """As a vector of int32: the very same array where it is one.
+
+    Raises:
+        ValueError: another number of dimensions, not integers, or beyond 32 bits.
+    """
+    array: npt.NDArray[Any] = np.asarray(values)
+    if array.ndim != 1:
+        raise ValueError(
+            f"begin_step: {field}: expected one dimension, got shape {list(array.shape)}"
+        )
+    if array.dtype == _INT32:
+        return array
+    if not array.size:  # [] is of floats
+        return np.zeros(0, np.int32)
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"begin_step: {field}: expected integers, got {array.dtype}")
+    converted: Int32Array = array.astype(np.int32)
+    if (converted != array).any():
+        raise ValueError(f"begin_step: {field}: expected 32 bits, got {array}")
+    return converted
+
+
+def _int32(values: IntArray, field: str) -> Int32Array:
     """A copy: a runner may use its arrays again while the step is pending."""
-    return np.array(values, np.int32)
+    return np.array(int32_vector(values, field))
 
 
 def live_slots(slot_of: Int64Array, rows: IntArray, field: str) -> Int64Array:

@@ -65,7 +65,10 @@ class AsyncSpecState:
         self._truth = DeviceTruth(config, self._device)
         rows, tokens, k = config.max_rows, config.max_step_tokens, config.ngram.k
         self._mirrors = Mirrors(rows, config.row_capacity, k, tokens)
-        self._block_tables = [BlockTable(self._device, t) for t in self._truth.block_tables]
+        self._block_tables = [
+            BlockTable(self._device, table, config, index)
+            for index, table in enumerate(self._truth.block_tables)
+        ]
         self._packed_uploads = self._staging(NUM_PACKED * (rows + 1))
         self._input_id_uploads = self._staging(tokens)
         self._prompt_uploads = self._staging(tokens)
@@ -133,8 +136,12 @@ class AsyncSpecState:
         """A copy of a row's tokens; None while a step is not reconciled.
 
         Raises:
-            ValueError: the row is free.
+            ValueError: the row is free or out of range.
         """
+        if not 0 <= row < self.config.max_rows:
+            raise ValueError(
+                f"known_token_ids: row: expected 0 to {self.config.max_rows - 1}, got {row}"
+            )
         slot = int(self._mirrors.slot_of[row])
         if slot < 0:
             raise ValueError(f"known_token_ids: row: expected a live row, got {row}")
@@ -151,8 +158,8 @@ class AsyncSpecState:
             batch: the step; not written to, and free for reuse when this returns.
 
         Raises:
-            ValueError: the batch contradicts itself or what is known of its requests; nothing has
-                changed then.
+            ValueError: the batch contradicts itself or what is known of its requests, or a request
+                has too few blocks for all its tokens and drafts; nothing has changed then.
             RuntimeError: the last step has not ended, or the one before it is not reconciled.
         """
         if self._begun is not None:
@@ -170,7 +177,7 @@ class AsyncSpecState:
             )
         changes = self._mirrors.plan_rows(batch)
         step = self._mirrors.plan_step(batch, changes, self._step_count)
-        tables = [t.plan(i, batch, changes) for i, t in enumerate(self._block_tables)]
+        tables = [table.plan(batch, changes, step) for table in self._block_tables]
 
         if self._last is not None:
             # What the last step handed out may live in buffers of the runner or of a device graph
@@ -206,11 +213,11 @@ class AsyncSpecState:
         if not changes.admissions:
             return
         prompts, lengths = self._prompt_uploads[number % 2], self._length_uploads[number % 2]
-        tokens = [admission.token_ids for admission in changes.admissions]
+        tokens = changes.token_ids
         counts = [len(ids) for ids in tokens]
         total = sum(counts)
         prompts.reserve(total)
-        np.concatenate(tokens, out=prompts.array[:total], casting="same_kind")
+        np.concatenate(tokens, out=prompts.array[:total])
         lengths.array[changes.admitted] = counts
         rows, cells = self._truth.token_rows, self._truth.num_tokens_cells
         length_cells = self._length_cells[number % 2]
@@ -299,6 +306,8 @@ class AsyncSpecState:
 
         Raises:
             RuntimeError: no step is pending.
+            ValueError: the sampler gave a request more tokens than the step's drafts and one; the
+                mirrors have not changed then, but the device's truth has.
         """
         if not self._pending:
             raise RuntimeError("reconcile: every step that has ended is reconciled already")
@@ -306,8 +315,8 @@ class AsyncSpecState:
         counts, tokens = self._counts[step.number % 2].finish()
         num_sampled, sampled = counts.copy(), tokens.copy()
         valid = self._valid_drafts(step)
-        self._pending.pop(0)
         alive, computed, known = self._mirrors.reconcile(step, num_sampled, sampled)
+        self._pending.pop(0)
         drafted = step.num_scheduled_drafts > 0
         accepted = np.where(drafted, np.maximum(num_sampled - 1, 0), 0)
         return Reconciled(
