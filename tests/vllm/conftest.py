@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 # This folder is called as vLLM is, so that a search may find it; the real one has a loader.
 _found = importlib.util.find_spec("vllm")
 HAVE_VLLM = _found is not None and _found.loader is not None
-if not HAVE_VLLM:
+if HAVE_VLLM:
+    # Before vLLM is imported, and only where it is: every test session loads this file. One thread:
+    # no waiting for threads where a core has other work, and the same sums in the same order.
+    os.environ.update(
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        HF_HUB_OFFLINE="1",
+        TORCHDYNAMO_DISABLE="1",
+        OMP_NUM_THREADS="1",
+        VLLM_CPU_KVCACHE_SPACE="1",
+        VLLM_NO_USAGE_STATS="1",
+    )
+else:
     collect_ignore_glob = ["*"]
-
-# Before vLLM is imported. One thread: no waiting for threads where a core has other work, and the
-# same sums in the same order in every run.
-os.environ.update(
-    VLLM_ENABLE_V1_MULTIPROCESSING="0",
-    HF_HUB_OFFLINE="1",
-    TORCHDYNAMO_DISABLE="1",
-    OMP_NUM_THREADS="1",
-    VLLM_CPU_KVCACHE_SPACE="1",
-    VLLM_NO_USAGE_STATS="1",
-)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
