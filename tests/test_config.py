@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 from ngram_npu import NgramConfig
 
@@ -26,6 +27,12 @@ def test_a_missing_bound() -> None:
     assert NgramConfig(prompt_lookup_min=3) == NgramConfig(min_n=3, max_n=3)
     assert NgramConfig(max_n=4).min_n == 2
     assert NgramConfig(max_n=1).min_n == 1
+
+
+def test_numpy_integers() -> None:
+    config = NgramConfig(prompt_lookup_max=np.int64(4), k=np.int32(3))  # type: ignore[arg-type]
+    assert config == NgramConfig(min_n=4, max_n=4, k=3)
+    assert {type(v) for v in (config.min_n, config.max_n, config.k)} == {int}
 
 
 def test_frozen_and_hashable() -> None:

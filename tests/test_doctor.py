@@ -48,6 +48,10 @@ def test_environment_chooses_the_instruction_set() -> None:
     assert _python(code, NGRAM_NPU_INSTRUCTION_SET="scalar").strip() == "scalar"
     unknown = _python(code, NGRAM_NPU_INSTRUCTION_SET="abacus").strip()
     assert unknown == ngram_npu.doctor().instruction_set
+    code = "import ngram_npu; print(ngram_npu.doctor())"
+    refused = "(NGRAM_NPU_INSTRUCTION_SET asks for abacus)"
+    assert refused in _python(code, NGRAM_NPU_INSTRUCTION_SET="abacus")
+    assert "NGRAM_NPU_INSTRUCTION_SET" not in _python(code, NGRAM_NPU_INSTRUCTION_SET="scalar")
 
 
 def test_without_torch_numpy_still_works() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -66,7 +67,7 @@ class NgramConfig:
             low, high = (high if low is None else low), (low if high is None else high)
         high = 5 if high is None else high
         values = {
-            "min_n": min(2, high) if low is None and isinstance(high, int) else low,
+            "min_n": min(2, high) if low is None and hasattr(high, "__index__") else low,
             "max_n": high,
             "k": 5 if draft is None else draft,
             "match": match,
@@ -83,8 +84,9 @@ class NgramConfig:
             value = getattr(self, name)
             if value is None and name in ("max_len", "vocab_size"):
                 continue
-            if not isinstance(value, int) or isinstance(value, bool):
+            if isinstance(value, bool) or not hasattr(value, "__index__"):
                 raise TypeError(f"NgramConfig: {name}: expected int, got {value!r}")
+            object.__setattr__(self, name, operator.index(value))
         if not isinstance(self.overlap, bool):
             raise TypeError(f"NgramConfig: overlap: expected bool, got {self.overlap!r}")
         _check_range("max_n", self.max_n, 1, MAX_NGRAM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import platform
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,6 +23,8 @@ class Report:
     """``registered``, or why not."""
     compiler: str
     instruction_set: str
+    instruction_set_wish: str | None
+    """``NGRAM_NPU_INSTRUCTION_SET``, where it is not what is in force."""
     thread_limit: int
     """0: none but torch's own."""
     backends: dict[str, _library.Backend]
@@ -30,6 +33,8 @@ class Report:
         return asdict(self)
 
     def __str__(self) -> str:
+        wish = self.instruction_set_wish
+        refused = f" (NGRAM_NPU_INSTRUCTION_SET asks for {wish})" if wish else ""
         rows = [
             ("ngram_npu", self.version),
             ("python", self.python),
@@ -37,7 +42,7 @@ class Report:
             ("torch", self.torch or "not usable"),
             ("torch.ops.ngram_npu", self.torch_operators),
             ("built with", self.compiler),
-            ("cpu instruction set", self.instruction_set),
+            ("cpu instruction set", self.instruction_set + refused),
             ("thread limit", str(self.thread_limit) if self.thread_limit else "none"),
         ]
         for backend in self.backends.values():
@@ -57,6 +62,8 @@ def doctor() -> Report:
         import torch
 
         torch_version = str(torch.__version__)
+    chosen = _C.instruction_set()
+    wish = os.environ.get("NGRAM_NPU_INSTRUCTION_SET")
     return Report(
         version=_C.__version__,
         python=platform.python_version(),
@@ -64,7 +71,8 @@ def doctor() -> Report:
         torch=torch_version,
         torch_operators=absence or "registered",
         compiler=_C.compiler,
-        instruction_set=_C.instruction_set(),
+        instruction_set=chosen,
+        instruction_set_wish=None if wish in ("auto", chosen) else wish,
         thread_limit=_C.num_threads(),
         backends=_library.backends(),
     )
