@@ -25,7 +25,7 @@ from tools.bench.contestant import Contestant, Drafts
 from tools.bench.data import Workload
 from tools.bench.options import Options, UnavailableError
 
-PATH_VARIABLE = "NGRAM_NPU_VLLM_PATH"
+PATH_VARIABLE = "NGRAM_NPU_BENCH_VLLM_PATH"
 _FILE = Path("vllm/v1/spec_decode/ngram_proposer.py")
 _MODULE = "vllm.v1.spec_decode.ngram_proposer"
 
