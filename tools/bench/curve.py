@@ -1,0 +1,73 @@
+"""The README's curve, time per step against context, drawn from a committed result file:
+``python -m tools.bench.curve``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+ROOT = Path(__file__).parents[2]
+RESULT = ROOT / "tools" / "bench" / "results" / "ngram_index_step_-curve.json"
+PICTURE = ROOT / "docs" / "step-time.svg"
+
+LINES = {
+    "vllm-numba": "vLLM's numba code",
+    "ours:engine=scan": "ngram_npu, scan",
+    "ours": "ngram_npu, index",
+}
+"""Contestants, slowest first, as the legend calls them."""
+
+
+def points(document: dict[str, Any], contestant: str) -> list[tuple[int, float]]:
+    """(context in tokens, median us of a step), by context.
+
+    Raises:
+        ValueError: results of several batch sizes, or one without this contestant.
+    """
+    results = document["results"]
+    if len({result["batch"] for result in results}) != 1:
+        raise ValueError("a curve is of one batch size")
+    found = []
+    for result in results:
+        figures = result["ours"] if contestant == "ours" else result["peers"].get(contestant)
+        if figures is None:
+            raise ValueError(f"{result['size']}: no {contestant}")
+        found.append((int(result["context"]), float(figures["median_us"])))
+    return sorted(found)
+
+
+def draw(document: dict[str, Any]) -> Figure:
+    """Both axes logarithmic."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for contestant, label in LINES.items():
+        contexts, times = zip(*points(document, contestant), strict=True)
+        axes.plot(contexts, times, marker="o", label=label)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(contexts, [f"{context // 1024}k" for context in contexts])
+    batch = document["results"][0]["batch"]
+    axes.set_xlabel("tokens of context a request")
+    axes.set_ylabel(f"us a step, {batch} requests")
+    axes.grid(visible=True, which="major", alpha=0.4)
+    axes.legend()
+    return figure
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.curve", description=__doc__)
+    parser.add_argument("result", type=Path, nargs="?", default=RESULT)
+    parser.add_argument("picture", type=Path, nargs="?", default=PICTURE)
+    given = parser.parse_args(arguments)
+    figure = draw(json.loads(given.result.read_text()))
+    # No date: the same figures give the same file.
+    figure.savefig(given.picture, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
