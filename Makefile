@@ -125,6 +125,7 @@ $(VLLM_VENV)/.ready: tools/requirements-vllm.txt
 test-vllm: wheel $(VLLM_VENV)/.ready
 	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl
 	$(VLLM_VENV)/bin/python -m pytest tests/vllm
+	$(VLLM_VENV)/bin/python -m pytest tests/bench/test_bench_peers.py
 
 bench: install
 	$(PY) -m tools.bench ngram_step_

@@ -100,7 +100,11 @@ def test_what_is_not_ours_is_left_alone() -> None:
         ({"prompt_lookup_min": 0}, "expected 1 to"),
         ({"prompt_lookup_max": 65}, "expected 1 to 64, got 65"),
         ({"match": "first"}, "expected 'earliest' or 'latest', got 'first'"),
-        ({"engine": "magic"}, "engine: expected one of auto, scan"),
+        ({"engine": "magic"}, "engine: expected one of auto, index, scan"),
+        (
+            {"engine": "index", "prompt_lookup_min": 2, "prompt_lookup_max": 10},
+            "engine: 'index' needs prompt_lookup_max - prompt_lookup_min <= 7, got 2 to 10",
+        ),
         ({"num_threads": -1}, "num_threads: expected 0 or more, got -1"),
         ("on", "expected a mapping of options, got 'on'"),
     ],

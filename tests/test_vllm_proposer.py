@@ -106,9 +106,13 @@ def test_no_requests() -> None:
     assert _propose(_proposer(2, 2), []) == []
 
 
-def test_wrong_arrays_are_named() -> None:
-    with pytest.raises(ValueError, match="ngram_propose: token_ids: expected"):
-        _proposer(2, 2).propose([[1]], np.ones(1, np.int32), np.ones((1, 4), np.int64))
+@pytest.mark.parametrize(
+    ("engine", "op"), [("scan", "ngram_propose"), ("index", "ngram_index_step_")]
+)
+def test_wrong_arrays_are_named(engine: str, op: str) -> None:
+    proposer = NgramProposer(vllm_config(additional_config={"ngram_npu": {"engine": engine}}))
+    with pytest.raises(ValueError, match=f"{op}: token_ids: expected"):
+        proposer.propose([[1]], np.ones(1, np.int32), np.ones((1, 4), np.int64))
 
 
 def test_the_stock_signature_lowers_k() -> None:
@@ -212,6 +216,7 @@ def test_neither_on_nor_off_is_one_line_and_off(
 
 
 FIRST_CALL = """
+import sys
 import time
 import numpy as np
 from ngram_npu.vllm import NgramProposer
@@ -220,19 +225,23 @@ from vllm_config import vllm_config
 token_ids = np.tile(np.arange(50, dtype=np.int32), (32, 40))
 lengths = np.full(32, 2000, np.int32)
 started = time.process_time()
-proposer = NgramProposer(vllm_config(max_model_len=2048, max_num_seqs=32))
+options = {"ngram_npu": {"engine": sys.argv[1]}}
+proposer = NgramProposer(
+    vllm_config(additional_config=options, max_model_len=2048, max_num_seqs=32)
+)
 made = time.process_time()
 assert len(proposer.propose([[1]] * 32, lengths, token_ids)[31]) == 4
 print(made - started, time.process_time() - made)
 """
 
 
-def test_the_first_call_compiles_nothing() -> None:
+@pytest.mark.parametrize("engine", ["scan", "index"])
+def test_the_first_call_compiles_nothing(engine: str) -> None:
     """Time of the processor, so that a busy machine does not matter; vLLM's class takes 1.1 s."""
     paths = [os.path.dirname(__file__), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     done = subprocess.run(
-        [sys.executable, "-c", FIRST_CALL],
+        [sys.executable, "-c", FIRST_CALL, engine],
         env=environment,
         check=True,
         capture_output=True,

@@ -70,7 +70,7 @@ def test_every_request_keeps_its_slot(seed: int) -> None:
     recognizer = RowRecognizer(num_slots=64)
     holder: dict[int, Request] = {}
     for _ in range(120):
-        slots, new = recognizer.assign(*runner.step())
+        slots, new, _ = recognizer.assign(*runner.step())
         assert len(set(slots.tolist())) == len(runner.rows)
         for request, slot, fresh in zip(runner.rows, slots.tolist(), new.tolist(), strict=True):
             assert fresh == (not request.slots)
@@ -88,7 +88,7 @@ def test_scarce_slots_forget_but_never_mix_up(seed: int) -> None:
     recognizer = RowRecognizer(num_slots=6)
     holder: dict[int, Request] = {}
     for _ in range(120):
-        slots, new = recognizer.assign(*runner.step())
+        slots, new, _ = recognizer.assign(*runner.step())
         for request, slot, fresh in zip(runner.rows, slots.tolist(), new.tolist(), strict=True):
             assert fresh or holder[slot] is request
             holder[slot] = request
@@ -103,7 +103,7 @@ def test_few_tokens_may_only_mix_up_what_looks_the_same(seed: int) -> None:
     holder: dict[int, tuple[int, list[int]]] = {}
     for _ in range(120):
         token_ids, lengths, counts = runner.step()
-        slots, new = recognizer.assign(token_ids, lengths, counts)
+        slots, new, _ = recognizer.assign(token_ids, lengths, counts)
         assert len(set(slots.tolist())) == len(slots)
         for row, (slot, fresh) in enumerate(zip(slots.tolist(), new.tolist(), strict=True)):
             tokens = token_ids[row, : lengths[row]].tolist()
@@ -178,7 +178,7 @@ def test_empty_rows_and_no_rows() -> None:
     assert len(recognizer.assign(*empty).slots) == 0
     zero = np.zeros((2, 10), np.int32), np.zeros(2, np.int32), np.zeros(2, np.int32)
     for _ in range(2):
-        slots, new = recognizer.assign(*zero)
+        slots, new, _ = recognizer.assign(*zero)
         assert sorted(slots.tolist()) == [0, 1]
         assert new.all()
 

@@ -91,7 +91,7 @@ def test_vllm_propose(tmp_path: Path) -> None:
                 json_file=tmp_path / "out.json")  # fmt: skip
     (result,) = found["results"]
     check_comparison(result)
-    assert result["ours"]["what"].startswith("ngram_npu.vllm.NgramProposer.propose, engine: scan")
+    assert result["ours"]["what"].startswith("ngram_npu.vllm.NgramProposer.propose, engine: index")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")

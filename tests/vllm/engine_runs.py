@@ -47,14 +47,20 @@ class Method:
 
 def custom_class(model: str) -> Method:
     config = {"method": "custom_class", "model": model, "num_speculative_tokens": K}
-    return Method(config, {"ngram_npu": LOOKUP})
+    return Method(config, {"ngram_npu": {**LOOKUP, "engine": "index"}})
 
 
+# Both engines, without a run for each method with each: the class looks up in an index, what is
+# plugged in scans.
 METHODS = {
     "none": Method(),
     "ngram": Method({"method": "ngram", "num_speculative_tokens": K, **LOOKUP}),
     "custom_class": custom_class("ngram_npu.vllm.NgramProposer"),
-    "plugin": Method({"method": "ngram", "num_speculative_tokens": K, **LOOKUP}, plugged=True),
+    "plugin": Method(
+        {"method": "ngram", "num_speculative_tokens": K, **LOOKUP},
+        {"ngram_npu": {"engine": "scan"}},
+        plugged=True,
+    ),
 }
 
 

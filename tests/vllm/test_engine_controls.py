@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 import request_sets
-from engine_runs import LOOKUP, METHODS, Engine, custom_class, engine
+from engine_runs import ENGINE, LOOKUP, METHODS, Engine, custom_class, engine
+from ngram_npu import _C
 from transformers import AutoTokenizer
 from wrong_proposers import WrongProposer
 
@@ -51,6 +52,23 @@ def test_random_drafts_do_not_show(
     assert run.differing(runs("none", "greedy")) == []
     assert run.drafts != runs("ngram", "greedy").drafts
     assert run.accepted < runs("ngram", "greedy").accepted
+
+
+def test_requests_that_are_mixed_up_cost_drafts_at_most(
+    model: Path, runs: Runs, prompts: request_sets.Prompts
+) -> None:
+    """An index that describes another request's tokens: the text is that of no speculation."""
+    expected = runs("none", "greedy")
+    with engine(model, custom_class("wrong_proposers.MixedUpProposer")) as running:
+        run = running.run(request_sets.greedy(prompts))
+        index = running.drafter._drafter.engine.index
+        index.check_integrity()
+    statistics = index.statistics
+    assert run.differing(expected) == []
+    cached = ENGINE["block_size"] * ENGINE["num_gpu_blocks_override"]
+    assert statistics.num_pages == _C.index_pages(cached, index.num_slots, *LOOKUP.values(), False)
+    assert statistics.rebuilds_shorter + statistics.rebuilds_rewritten > 100  # mixed up indeed
+    assert run.accepted > 0
 
 
 def test_another_policy_shows_in_the_drafts_alone(

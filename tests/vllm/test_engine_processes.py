@@ -64,6 +64,7 @@ def test_custom_class_in_another_process(model: Path, runs: Runs, tmp_path: Path
     (line,) = _started(log)
     assert "MainProcess" not in line
     assert "(method custom_class): prompt_lookup_min=2 prompt_lookup_max=4" in line
+    assert "engine=index" in line
     assert "ngram_npu metrics: last " in log
     assert result["metrics"]["ngram_npu_draft_tokens_total"] > 50
     # Not enabled: this process loaded the entry point, and nothing more.
@@ -77,6 +78,7 @@ def test_plugin_by_its_entry_point(model: Path, runs: Runs) -> None:
     (line,) = _started(log)
     assert "MainProcess" not in line
     assert "(method ngram): prompt_lookup_min=2 prompt_lookup_max=4" in line
+    assert "engine=scan" in line
     assert "not enabled" not in log
 
 

@@ -55,3 +55,20 @@ class WrongProposer(NgramProposer):
     ) -> None:
         """Not wrong, only useless: it must not show."""
         draft[:] = [self._chooser.randrange(1000) for _ in draft]
+
+
+class MixedUpProposer(NgramProposer):
+    """Its index is told that rows are requests which they are not, at every step anew."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        super().__init__(vllm_config)
+        rows = self._drafter.engine._rows  # type: ignore[attr-defined]
+        assign, chooser = rows.assign, np.random.default_rng(0)
+
+        def wrong(*args: Any) -> Any:
+            found = assign(*args)
+            return found._replace(
+                slots=chooser.permutation(found.slots), new=np.zeros_like(found.new)
+            )
+
+        rows.assign = wrong

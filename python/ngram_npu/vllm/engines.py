@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ngram_npu import _C
-from ngram_npu.config import NgramConfig
+from ngram_npu.config import MAX_INDEX_SPAN, UNLIMITED, NgramConfig
+from ngram_npu.index import NgramIndex
+from ngram_npu.vllm.options import Options
+from ngram_npu.vllm.rows import RowRecognizer
 
 Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+SHORT_CONTEXT = 8192
+"""Up to this ``max_model_len`` a scan is as fast: tools/bench/results/vllm-propose.json."""
+
+MOST_TOKENS = 1 << 26
+"""That an index holds where the KV cache's capacity is not known."""
+
+PROMPT_TOKENS_PER_STEP = 32768
+"""Indexed ahead of their first draft while rows prefill: about a millisecond."""
 
 
 class Engine(Protocol):
@@ -52,3 +65,116 @@ class ScanEngine:
             token_ids, num_tokens, None, num_sampled > 0, self._min_n, self._max_n, k, *self._policy
         )
         return drafts, counts
+
+
+class IndexEngine:
+    """Looks through what is new in each row, from an index of each request's tokens.
+
+    A request keeps its slot of the index while its row moves (:class:`RowRecognizer`). Slots of
+    requests that are gone are kept, since preempted ones come back, until half of the memory is in
+    use. The index is made by the first draft, when vLLM knows how many tokens its KV cache holds.
+    """
+
+    name = "index"
+
+    def __init__(self, options: Options, cache_config: Any) -> None:
+        self._options = options
+        self._cache_config = cache_config
+        num_slots = 2 * options.max_num_seqs
+        self._rows = RowRecognizer(num_slots)
+        self._indexed = np.zeros(num_slots, np.int64)  # of the tokens; those of a prompt, in pieces
+        self.index: NgramIndex | None = None
+
+    def draft(
+        self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
+    ) -> tuple[Int32Array, Int32Array]:
+        for name, array in (("token_ids", token_ids), ("num_tokens", num_tokens)):
+            if array.dtype != np.int32:
+                raise ValueError(f"ngram_index_step_: {name}: expected int32, got {array.dtype}")
+        if self.index is None:
+            self.index = self._make_index()
+        slots, new, last = self._rows.assign(token_ids, num_tokens, num_sampled)
+        if new.any():
+            self._begin(slots[new])
+        waiting = num_sampled == 0
+        if waiting.any():
+            self._index_prompts(token_ids, num_tokens, slots, np.flatnonzero(waiting))
+            self._indexed[slots[~waiting]] = num_tokens[~waiting]
+        else:
+            self._indexed[slots] = num_tokens
+        # The operator appends what it is given, and vLLM has done that: it gets each row without
+        # its last token, and that token to write where it is. What else is new it finds itself.
+        before = num_tokens - (num_sampled > 0)
+        config = self._options.ngram
+        _, _, drafts, counts, _ = _C.ngram_index_step_(
+            token_ids,
+            before,
+            last,
+            waiting,
+            None,
+            False,
+            UNLIMITED,
+            config.min_n,
+            config.max_n,
+            k,
+            config.match_code,
+            config.overlap,
+            config.max_len_or_unlimited,
+            self.index.tensor,
+            slots,
+            None,
+        )
+        return drafts, counts
+
+    def _make_index(self) -> NgramIndex:
+        config = self._options.ngram
+        tokens = self._options.max_num_seqs * config.max_len_or_unlimited
+        blocks = getattr(self._cache_config, "num_gpu_blocks", None)
+        cached = blocks * self._cache_config.block_size if blocks else MOST_TOKENS
+        return NgramIndex(
+            2 * self._options.max_num_seqs,
+            min(tokens, cached),
+            min_n=config.min_n,
+            max_n=config.max_n,
+        )
+
+    def _begin(self, slots: Int32Array) -> None:
+        """Makes room for requests not seen before."""
+        assert self.index is not None
+        self.index.reset(slots)
+        self._indexed[slots] = 0
+        statistics = self.index.statistics
+        if 2 * statistics.pages_in_use > statistics.num_pages:
+            self.index.reset(self._rows.forget_absent())
+
+    def _index_prompts(
+        self, token_ids: Int32Array, num_tokens: Int32Array, slots: Int32Array, rows: Int64Array
+    ) -> None:
+        """Beside a prefill there is time for it; a bounded number, so that no step stalls."""
+        assert self.index is not None
+        done = self._indexed[slots[rows]]
+        missing = np.maximum(num_tokens[rows] - done, 0)
+        before = np.cumsum(missing) - missing
+        taken = np.clip(PROMPT_TOKENS_PER_STEP - before, 0, missing)
+        rows = rows[taken > 0]
+        if len(rows):
+            upto = np.zeros(len(num_tokens), np.int32)
+            upto[rows] = (done + taken)[taken > 0]
+            self._indexed[slots[rows]] = upto[rows]
+            self.index.append(
+                token_ids,
+                upto,
+                match_policy=self._options.ngram.match_code,
+                row_indices=rows,
+                slot_indices=slots[rows],
+            )
+
+
+def make_engine(options: Options, cache_config: Any) -> Engine:
+    """The engine that the options ask for; ``auto``: the index where it can be and pays."""
+    name, config = options.engine, options.ngram
+    if name == "auto":
+        possible = config.max_n - config.min_n < MAX_INDEX_SPAN
+        pays = config.max_len_or_unlimited > SHORT_CONTEXT
+        name = "index" if possible and pays else "scan"
+    return IndexEngine(options, cache_config) if name == "index" else ScanEngine(config)

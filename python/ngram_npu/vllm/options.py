@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ngram_npu.config import NgramConfig
+from ngram_npu.config import MAX_INDEX_SPAN, NgramConfig
 
 SECTION = "ngram_npu"
 """Our key in ``additional_config``."""
@@ -19,7 +19,7 @@ SECTION = "ngram_npu"
 PREFIX = "NGRAM_NPU_VLLM_"
 """Of our environment variables: the prefix and an option's name in capitals."""
 
-ENGINES = ("auto", "scan")
+ENGINES = ("auto", "index", "scan")
 DEFAULT_LOOKUP = (2, 5)
 
 Method = Literal["custom_class", "ngram"]
@@ -60,6 +60,11 @@ def read_options(vllm_config: Any, method: Method) -> Options:
     engine = given.get("engine", "auto")
     if engine not in ENGINES:
         raise ValueError(f"ngram_npu: engine: expected one of {', '.join(ENGINES)}, got {engine!r}")
+    if engine == "index" and high - low >= MAX_INDEX_SPAN:
+        raise ValueError(
+            "ngram_npu: engine: 'index' needs prompt_lookup_max - prompt_lookup_min <= "
+            f"{MAX_INDEX_SPAN - 1}, got {low} to {high}"
+        )
     try:
         ngram = NgramConfig(
             prompt_lookup_min=low,

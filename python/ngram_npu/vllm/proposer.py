@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ngram_npu import _C
-from ngram_npu.vllm.engines import Int32Array, ScanEngine
+from ngram_npu.vllm.engines import Int32Array, make_engine
 from ngram_npu.vllm.options import Options, read_options
 from ngram_npu.vllm.stats import Stats
 
@@ -26,7 +26,7 @@ class Drafter:
 
     def __init__(self, vllm_config: Any, options: Options, method: str) -> None:
         self.options = options
-        self.engine = ScanEngine(options.ngram)
+        self.engine = make_engine(options, getattr(vllm_config, "cache_config", None))
         parallel = vllm_config.parallel_config
         # Every tensor-parallel rank drafts the same; one of them speaks and counts.
         speaks = getattr(parallel, "rank", 0) % parallel.tensor_parallel_size == 0

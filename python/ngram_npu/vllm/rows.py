@@ -39,6 +39,8 @@ class Assignment(NamedTuple):
     """[B], the slot of each row; no two rows share one."""
     new: npt.NDArray[np.bool_]
     """[B], rows that are no request seen before: what their slot holds is to be forgotten."""
+    last: Int32Array
+    """[B, 1], the last token of each row (the first of its buffer where the row is empty)."""
 
 
 class RowRecognizer:
@@ -53,7 +55,11 @@ class RowRecognizer:
         self._prints = np.zeros((num_slots, _WIDTH), np.int32)
         self._last_seen = np.zeros(num_slots, np.int64)
         self._step = 0
-        self._row_slots = np.zeros(0, np.int64)  # of the previous step
+        # Of the previous step, by row: what the slots above do not have yet. Where no row has
+        # moved, which is the usual step, that is all there is to compare and to keep.
+        self._row_slots = np.zeros(0, np.int32)
+        self._row_lengths = np.zeros(0, np.int64)
+        self._row_prints = np.zeros((0, _WIDTH), np.int32)
 
     def assign(
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array
@@ -71,9 +77,30 @@ class RowRecognizer:
         batch = len(num_tokens)
         if batch > len(self._lengths):
             raise ValueError(f"RowRecognizer: {batch} rows, {len(self._lengths)} slots")
-        self._step += 1
-        before = num_tokens.astype(np.int64) - num_sampled
-        found = _fingerprints(token_ids, before)
+        lengths = np.empty((2, batch), np.int64)
+        lengths[1] = num_tokens
+        before, after = np.subtract(lengths[1], num_sampled, out=lengths[0]), lengths[1]
+        found, prints = _fingerprints(token_ids, lengths)
+        if (
+            np.array_equal(before, self._row_lengths)
+            and np.array_equal(found, self._row_prints)
+            and before.all()
+        ):
+            slots, new = self._row_slots, np.zeros(batch, np.bool_)
+        else:
+            self._remember()
+            self._step += 1
+            slots, new = self._search(found, before)
+        self._row_slots, self._row_lengths, self._row_prints = slots, after, prints
+        return Assignment(slots, new, prints[:, :1])
+
+    def _remember(self) -> None:
+        self._lengths[self._row_slots] = self._row_lengths
+        self._prints[self._row_slots] = self._row_prints
+
+    def _search(
+        self, found: Int32Array, before: Int64Array
+    ) -> tuple[Int32Array, npt.NDArray[np.bool_]]:
         slots = self._unmoved(found, before)
         self._find_moved(slots, found, before)
         new = slots == _FREE
@@ -81,15 +108,17 @@ class RowRecognizer:
         if new.any():
             slots[new] = self._oldest(int(new.sum()))
             self._last_seen[slots[new]] = self._step
-        after = num_tokens.astype(np.int64)
-        self._lengths[slots] = after
-        self._prints[slots] = _fingerprints(token_ids, after)
-        self._row_slots = slots
-        return Assignment(slots.astype(np.int32), new)
+        return slots.astype(np.int32), new
+
+    def forget_absent(self) -> Int32Array:
+        """Frees the slots of all requests that the last step did not have, and returns them."""
+        absent = np.flatnonzero((self._last_seen != self._step) & (self._last_seen > 0))
+        self._lengths[absent] = _FREE
+        self._last_seen[absent] = 0
+        return absent.astype(np.int32)
 
     def _unmoved(self, found: Int32Array, before: Int64Array) -> Int64Array:
-        """The previous step's slot of each row where it still fits: the usual case, without a
-        search."""
+        """The previous step's slot of each row where it still fits."""
         batch = len(before)
         slots = np.full(batch, _FREE, np.int64)
         known = min(batch, len(self._row_slots))
@@ -122,16 +151,17 @@ class RowRecognizer:
 
 
 def _fingerprints(token_ids: Int32Array, lengths: Int64Array) -> Int32Array:
-    """[B, 14]: tokens of each row at positions that its length alone decides. The powers stay where
-    they are while a row grows, and so in the cache."""
+    """[2, B, 14]: tokens of each row [B, S] at positions that its length alone decides, for both
+    of its lengths [2, B]. The powers stay where they are while a row grows, and so in the cache."""
     rows, capacity = token_ids.shape
-    last = np.minimum(lengths, capacity)[:, None] - 1
-    positions = np.empty((rows, _WIDTH), np.int64)
-    np.subtract(last, _TAIL, out=positions[:, : len(_TAIL)])
-    np.minimum(_POWERS, last, out=positions[:, len(_TAIL) :])
+    last = np.minimum(lengths, capacity)[:, :, None] - 1
+    positions = np.empty((2, rows, _WIDTH), np.int64)
+    np.subtract(last, _TAIL, out=positions[:, :, : len(_TAIL)])
+    np.minimum(_POWERS, last, out=positions[:, :, len(_TAIL) :])
     np.maximum(positions, 0, out=positions)
     if not token_ids.flags.c_contiguous:
-        return np.take_along_axis(token_ids, positions, axis=1)
+        gathered: Int32Array = token_ids[np.arange(rows)[:, None], positions]
+        return gathered
     # The runner's buffer; the same by one flat index, in a fraction of the time.
     positions += np.arange(0, rows * capacity, capacity)[:, None]
     return token_ids.reshape(-1).take(positions, mode="clip")

@@ -34,7 +34,7 @@ class IndexStepContestant(StepContestant):
         _append(workload.token_ids, self._own_lengths, index, options)
         # Contexts that went back to their base lengths would have to be indexed anew: a copy of the
         # index as it was then is quicker, and leaves each lap the same work.
-        used = len(words) - _pages_after(words) * _C.INDEX_PAGE_WORDS
+        used = len(words) - pages_after(words) * _C.INDEX_PAGE_WORDS
         self._words, self._saved = words, words[:used].copy()
         self.index = index
         self._tensor = self._array(words)
@@ -202,7 +202,7 @@ def _append(
     )  # fmt: skip
 
 
-def _pages_after(words: Int32Array) -> int:
+def pages_after(words: Int32Array) -> int:
     """Pages that were never used; they lie at the end."""
     unused = _C.index_statistics(words)["num_pages"] - int(words[_HEADER_UNUSED_PAGE])
     return max(0, unused)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from ngram_npu import _C
 from ngram_npu.vllm import NgramProposer
+from ngram_npu.vllm.engines import PROMPT_TOKENS_PER_STEP, IndexEngine
 
 from tools.bench.contestant import Contestant, Drafts
 from tools.bench.data import Workload
 from tools.bench.ops.base import Make, Op
+from tools.bench.ops.index import pages_after
 from tools.bench.options import Options
 from tools.bench.vllm_peer import VllmNumba, proposer_config, sampled_lists
 
@@ -33,15 +36,37 @@ class ProposerContestant(Contestant):
         }
         config.model_config.served_model_name = "bench"
         config.parallel_config = SimpleNamespace(tensor_parallel_size=1, rank=0)
-        self.function = NgramProposer(config).propose
+        proposer = NgramProposer(config)
+        self.function = proposer.propose
         self.detail = (
             f"ngram_npu.vllm.NgramProposer.propose, engine: {options.engine}, "
             f"threads: at most {options.threads}, match: {options.match}"
         )
         self.semantics = (options.min_n, options.max_n, options.k, options.match)
+        engine = proposer._drafter.engine
+        self._engine = engine if isinstance(engine, IndexEngine) else None
+        if self._engine is not None:
+            self._prefill(self._engine)
+
+    def _prefill(self, engine: IndexEngine) -> None:
+        """As on a server: rows that sample nothing yet are indexed, a bounded number of tokens a
+        step. What came of it is kept, to begin each lap with."""
+        lengths, nothing = self._workload.lengths[0], [[]] * self._workload.size.batch
+        for _ in range(int(lengths.sum()) // PROMPT_TOKENS_PER_STEP + 1):
+            self.function(nothing, lengths, self._workload.token_ids)
+        assert engine.index is not None
+        words = engine.index.tensor
+        used = len(words) - pages_after(words) * _C.INDEX_PAGE_WORDS
+        self._saved = words[:used].copy(), copy.deepcopy(engine._rows)
 
     def activate(self) -> None:
         _C.set_num_threads(self._threads)
+
+    def reset(self) -> None:
+        if self._engine is not None and self._engine.index is not None:
+            words, rows = self._saved
+            self._engine.index.tensor[: len(words)] = words
+            self._engine._rows = copy.deepcopy(rows)
 
     def arguments(self, step: int) -> tuple[Any, ...]:
         return (self._sampled[step], self._workload.lengths[step + 1], self._workload.token_ids)
@@ -54,7 +79,8 @@ class VllmPropose(Op):
     name = "vllm-propose"
     help = "the proposer class as vLLM's engine calls it, against vLLM's own"
     sizes = ("1x1k", "32x1k", "128x1k", "128x8k", "128x32k", "256x128k")
-    peers = ("vllm-numba",)
+    peers = ("vllm-numba", "ours:engine=scan")
+    engines = ("index", "scan")
     peer_makers: ClassVar[Mapping[str, Make]] = {"vllm-numba": VllmNumba}
 
     def make(self, workload: Workload, options: Options) -> Contestant:

@@ -1,0 +1,227 @@
+"""The index behind the proposer: the scan's drafts, over whatever the runner does with its rows."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from ngram_npu.vllm import NgramProposer
+from ngram_npu.vllm import engines as engines_module
+from ngram_npu.vllm.engines import IndexEngine, ScanEngine
+from test_vllm_rows import WIDTH, Runner
+from vllm_config import vllm_config
+
+K = 4
+
+
+def _proposer(
+    engine: str,
+    *,
+    low: int = 2,
+    high: int = 4,
+    rows: int = 8,
+    max_model_len: int = WIDTH,
+    **more: Any,
+) -> Any:
+    section = {"prompt_lookup_min": low, "prompt_lookup_max": high, "engine": engine, **more}
+    config = vllm_config(
+        additional_config={"ngram_npu": section},
+        max_model_len=max_model_len,
+        max_num_seqs=rows,
+        k=K,
+    )
+    return NgramProposer(config)
+
+
+def _index_engine(proposer: NgramProposer) -> IndexEngine:
+    engine = proposer._drafter.engine
+    assert isinstance(engine, IndexEngine)
+    return engine
+
+
+def _steps(runner: Runner, count: int) -> Any:
+    """The arguments of `propose`, step by step."""
+    for _ in range(count):
+        token_ids, lengths, counts = runner.step()
+        ends = zip(token_ids, lengths.tolist(), counts.tolist(), strict=True)
+        yield [row[n - c : n].tolist() for row, n, c in ends], lengths, token_ids
+
+
+@pytest.mark.parametrize("match", ["earliest", "latest"])
+@pytest.mark.parametrize("seed", range(6))
+def test_drafts_are_the_scans(seed: int, match: str) -> None:
+    """Twelve tokens: matches everywhere, look-alikes nowhere."""
+    runner = Runner(seed, rows=8, vocabulary=12)
+    index, scan = _proposer("index", match=match), _proposer("scan", match=match)
+    drafted = 0
+    for arguments in _steps(runner, 150):
+        kept = arguments[2].copy()
+        drafts = index.propose(*arguments)
+        assert drafts == scan.propose(*arguments)
+        assert np.array_equal(arguments[2], kept)
+        drafted += sum(map(bool, drafts))
+    assert drafted > 200
+    statistics = _index_engine(index).index.statistics
+    assert statistics.rows_indexed > 0.9 * drafted
+    assert statistics.rebuilds_shorter == statistics.rebuilds_rewritten == 0
+
+
+def test_a_moved_request_is_not_indexed_anew() -> None:
+    token_ids = np.random.default_rng(0).integers(0, 50, (4, WIDTH), np.int32)
+    lengths = np.array([200, 210, 220, 230], np.int32)
+    proposer = _proposer("index")
+    engine = _index_engine(proposer)
+    slots = []
+    for _ in range(5):
+        proposer.propose([[1]] * 4, lengths, token_ids)
+        slots.append(engine._rows._row_slots.tolist())
+        token_ids, lengths = np.roll(token_ids, 1, axis=0), np.roll(lengths + 1, 1)
+    assert slots[1] == np.roll(slots[0], 1).tolist() != slots[0]
+    statistics = engine.index.statistics
+    assert statistics.rebuilds_rewritten == statistics.rebuilds_shorter == 0
+    assert statistics.rows_indexed == 20
+
+
+def test_prompts_are_indexed_while_they_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bounded number of tokens a step, in the order of the rows; then a step only adds to them,
+    also for a request that was preempted and prefills again."""
+    monkeypatch.setattr(engines_module, "PROMPT_TOKENS_PER_STEP", 150)
+    token_ids = np.random.default_rng(0).integers(0, 9, (2, WIDTH), np.int32)
+    lengths = np.array([200, 170], np.int32)
+    proposer, scan = _proposer("index"), _proposer("scan")
+    engine = _index_engine(proposer)
+    for first, second in ((150, 0), (200, 100), (200, 170), (200, 170)):
+        assert proposer.propose([[], []], lengths, token_ids) == [[], []]
+        live = {0: token_ids[0, :first], 1: token_ids[1, :second]}
+        slots = engine._rows._row_slots
+        engine.index.check_integrity({int(slots[row]): live[row] for row in live})
+    for grown in ([1, 2], [1, 1], [0, 3]):
+        lengths = lengths + np.array(grown, np.int32)
+        sampled = [[1] * n for n in grown]
+        expected = scan.propose(sampled, lengths, token_ids)
+        assert proposer.propose(sampled, lengths, token_ids) == expected
+    statistics = engine.index.statistics
+    assert statistics.rebuilds_shorter == statistics.rebuilds_rewritten == 0
+    assert statistics.rows_scanned_catching_up == 0
+
+
+def _follows_a_match(draft: list[int], row: list[int], low: int, high: int) -> bool:
+    """Whether the row holds the draft behind an earlier occurrence of one of its own ends."""
+    return any(
+        row[at : at + n] == row[-n:] and row[at + n : at + n + len(draft)] == draft
+        for n in range(low, high + 1)
+        for at in range(len(row) - n)
+    )
+
+
+def test_requests_that_are_mixed_up_cost_drafts_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two rows are alike wherever is looked, below the length they are moved at, and change
+    places behind the recogniser's back: one index then describes the other's tokens."""
+    monkeypatch.setattr(engines_module, "PROMPT_TOKENS_PER_STEP", 10**9)
+    generator = np.random.default_rng(3)
+    rows = generator.integers(0, 6, (2, WIDTH), np.int32)
+    looked_at = [4**i for i in range(5)]
+    rows[1, looked_at] = rows[0, looked_at]
+    rows[1, 285:] = rows[0, 285:]
+    assert (rows[0, :285] != rows[1, :285]).mean() > 0.5
+    proposer, scan = _proposer("index"), _proposer("scan")
+    lengths, differing = np.full(2, 300, np.int32), 0
+    slots = []
+    for step in range(40):
+        drafts = proposer.propose([[1], [1]], lengths, rows)
+        slots.append(_index_engine(proposer)._rows._row_slots.tolist())
+        for draft, row, length in zip(drafts, rows, lengths, strict=True):
+            assert not draft or _follows_a_match(draft, row[:length].tolist(), 2, 4)
+        differing += drafts != scan.propose([[1], [1]], lengths, rows)
+        if step == 20:
+            rows = rows[::-1].copy()
+        lengths = lengths + 1
+    assert slots[0] == slots[-1]  # fooled
+    assert differing > 0  # what slips through; nothing else does
+    assert _index_engine(proposer).index.statistics.rebuilds_rewritten == 0
+
+
+def test_slots_that_belong_to_no_one_reach_nothing_outside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A recogniser that assigns at random: drafts are still pieces of the row they are for."""
+    runner = Runner(5, rows=8, vocabulary=5)
+    proposer = _proposer("index")
+    engine = _index_engine(proposer)
+    assign, generator = engine._rows.assign, np.random.default_rng(0)
+
+    def wrong(*arguments: Any) -> Any:
+        found = assign(*arguments)
+        return found._replace(
+            slots=generator.permutation(16)[: len(found.slots)].astype(np.int32),
+            new=np.zeros(len(found.slots), bool),
+        )
+
+    monkeypatch.setattr(engine._rows, "assign", wrong)
+    drafted = 0
+    for sampled, lengths, token_ids in _steps(runner, 150):
+        for draft, row, length in zip(
+            proposer.propose(sampled, lengths, token_ids), token_ids, lengths, strict=True
+        ):
+            assert not draft or _follows_a_match(draft, row[:length].tolist(), 2, 4)
+            drafted += bool(draft)
+        if engine.index is not None:  # a step without rows does not make it
+            engine.index.check_integrity()
+    assert drafted > 100
+
+
+def test_memory_that_runs_low_is_taken_from_requests_that_are_gone() -> None:
+    proposer = _proposer("index", rows=2)
+    engine = _index_engine(proposer)
+    generator = np.random.default_rng(0)
+    one = np.array([WIDTH - 1], np.int32)
+    pages = []
+    for _ in range(12):
+        proposer.propose([[1]], one, generator.integers(0, 9999, (1, WIDTH), np.int32))
+        pages.append(engine.index.statistics.pages_in_use)
+    statistics = engine.index.statistics
+    assert pages[0] < pages[1]
+    assert max(pages) <= statistics.num_pages / 2 + pages[0]
+    assert statistics.rows_scanned_full == 0
+
+
+@pytest.mark.parametrize(
+    ("cache", "tokens"),
+    [
+        (None, 8 * WIDTH),
+        (SimpleNamespace(num_gpu_blocks=None, block_size=16), 8 * WIDTH),
+        (SimpleNamespace(num_gpu_blocks=10, block_size=16), 160),
+        (SimpleNamespace(num_gpu_blocks=10**6, block_size=16), 8 * WIDTH),
+    ],
+)
+def test_size_goes_by_the_kv_cache(
+    monkeypatch: pytest.MonkeyPatch, cache: Any, tokens: int
+) -> None:
+    section = {"ngram_npu": {"engine": "index"}}
+    config = vllm_config(max_model_len=WIDTH, additional_config=section)
+    config.cache_config = cache
+    proposer = NgramProposer(config)
+    made = []
+    real = engines_module.NgramIndex
+    monkeypatch.setattr(
+        engines_module, "NgramIndex", lambda *a, **kw: made.append(a) or real(*a, **kw)
+    )
+    assert made == []  # only the first draft knows
+    proposer.propose([[1]], np.array([5], np.int32), np.zeros((1, WIDTH), np.int32))
+    assert made == [(16, tokens)]
+
+
+@pytest.mark.parametrize(
+    ("high", "max_model_len", "engine"),
+    [(9, 8193, "index"), (10, 8193, "scan"), (9, 8192, "scan")],
+)
+def test_auto_is_the_index_where_it_can_be_and_pays(
+    caplog: pytest.LogCaptureFixture, high: int, max_model_len: int, engine: str
+) -> None:
+    with caplog.at_level(logging.INFO, "vllm.ngram_npu"):
+        made = _proposer("auto", high=high, max_model_len=max_model_len)._drafter.engine
+    assert type(made) is {"index": IndexEngine, "scan": ScanEngine}[engine]
+    assert f" engine={engine} " in caplog.messages[0]
