@@ -89,12 +89,37 @@ Fault check_pages(const cpu::Arena& arena, int64_t* where) {
   return arena.header[kHeaderUnusedPage] + never == arena.num_pages ? kFine : kFaultInUse;
 }
 
+Key key_of(const int32_t* tokens, uint32_t end, uint32_t n, uint32_t level) {
+  uint32_t sum = 0;
+  for (uint32_t j = 0; j < n; ++j) sum += static_cast<uint32_t>(tokens[end - j]) * kFactors.of[j];
+  return make_key(sum, level);
+}
+
+// Whether each entry of a page records an end in the row, and stands where the gram there leads.
+Fault check_entries(const cpu::Arena& arena, uint32_t* slot, uint32_t place, const int32_t* tokens, uint32_t min_n,
+                    uint32_t max_n) {
+  const uint32_t depth = place & 15u;
+  const uint32_t* page = arena.page(place >> 4);
+  for (uint32_t w = 0; w < kPageWords; ++w) {
+    if (page[w] == 0) continue;
+    const uint32_t start = page[w] & start_mask(depth);
+    const uint32_t level = page[w] >> level_shift(depth) & 7u;
+    if (min_n + level > max_n) return kFaultPlace;
+    if (start < min_n + level || start > slot[kSlotLength]) return kFaultStart;
+    const Key key = key_of(tokens, start - 1, min_n + level, level);
+    if (*directory_at(arena, slot, dir_index(key, slot[kSlotDepth])) != place ||
+        (page[w] & ~(start_mask(depth) | twice_bit(depth))) != entry_head(key, depth) ||
+        line_of(key) / kGroupLines != w / kLineWords / kGroupLines) {
+      return kFaultPlace;
+    }
+  }
+  return kFine;
+}
+
 // Finds the entry of the gram t[end-n+1..end], trusting nothing but the words: null where there is none.
 const uint32_t* entry_of(const cpu::Arena& arena, uint32_t* slot, const int32_t* tokens, uint32_t end, uint32_t n,
                          uint32_t level, uint32_t* depth) {
-  uint32_t sum = 0;
-  for (uint32_t j = 0; j < n; ++j) sum += static_cast<uint32_t>(tokens[end - j]) * kFactors.of[j];
-  const Key key = make_key(sum, level);
+  const Key key = key_of(tokens, end, n, level);
   const uint32_t place = *directory_at(arena, slot, dir_index(key, slot[kSlotDepth]));
   *depth = place & 15u;
   const uint32_t head = entry_head(key, *depth);
@@ -139,6 +164,14 @@ int32_t ngram_npu_cpu_ngram_index_check_row(const int32_t* index, int64_t words,
   const uint32_t min_n = slot[kSlotOptions] & 0xffu, max_n = slot[kSlotOptions] >> 8 & 0xffu;
   const bool latest = (slot[kSlotOptions] >> 16 & 1u) != 0;
   if (min_n < 1 || max_n > kMaxNgram || max_n < min_n || max_n - min_n >= kMaxLevels) return kFaultSlot;
+  uint32_t present = 0;
+  for (uint32_t i = 0; i < 1u << slot[kSlotDepth];) {
+    const uint32_t place = *directory_at(arena, slot, i);
+    if (const Fault fault = check_entries(arena, slot, place, tokens, min_n, max_n); fault != kFine) return fault;
+    const uint32_t* page = arena.page(place >> 4);
+    for (uint32_t w = 0; w < kPageWords; ++w) present += page[w] != 0;
+    i += 1u << (slot[kSlotDepth] - (place & 15u));
+  }
   uint32_t expected = 0;  // entries, each counted at the end it records
   for (uint32_t end = min_n - 1; end < length; ++end) {
     for (uint32_t n = min_n; n <= max_n && n <= end + 1; ++n) {
@@ -159,13 +192,6 @@ int32_t ngram_npu_cpu_ngram_index_check_row(const int32_t* index, int64_t words,
       expected += recorded == end;
       if (times == 1) break;  // nothing longer has an entry
     }
-  }
-  uint32_t present = 0;
-  for (uint32_t i = 0; i < 1u << slot[kSlotDepth];) {
-    const uint32_t place = *directory_at(arena, slot, i);
-    const uint32_t* page = arena.page(place >> 4);
-    for (uint32_t w = 0; w < kPageWords; ++w) present += page[w] != 0;
-    i += 1u << (slot[kSlotDepth] - (place & 15u));
   }
   return present == expected ? kFine : kFaultLazyRule;
 }

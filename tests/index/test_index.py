@@ -221,8 +221,9 @@ def _entry_lost(words: Int32Array) -> None:
 
 def _entry_too_many(words: Int32Array) -> None:
     page = _page(words, 0).reshape(-1, 16)
-    line = page[np.flatnonzero((page != 0).sum(1) < 16)[0]]
-    line[(line != 0).sum()] = 1
+    held = (page != 0).sum(1)
+    line = page[np.flatnonzero((held > 0) & (held < 16))[0]]
+    line[(line != 0).sum()] = line[0]
 
 
 def _longer_than_its_row(words: Int32Array) -> None:
@@ -243,8 +244,8 @@ def _longer_than_its_row(words: Int32Array) -> None:
         (_freed_pages_in_a_circle, "freed pages is broken"),
         (_freed_pages_forgotten, "freed pages is broken"),
         (_gap, "a line has a gap"),
-        (_entry_elsewhere, "slot 0: an entry is missing"),
-        (_entry_outside, "slot 0: an entry is missing"),
+        (_entry_elsewhere, "slot 0: an entry stands where its key does not lead"),
+        (_entry_outside, "slot 0: an entry lies outside the row"),
         (_flip_twice, "slot 0: an entry is there, or is marked, against the rule"),
         (_entry_lost, "slot 0: an entry is missing"),
         (_entry_too_many, "slot 0: an entry is there, or is marked, against the rule"),
