@@ -113,6 +113,35 @@ def test_a_long_prompt_is_caught_up_over_several_steps() -> None:
     assert stats.page_splits > 100
 
 
+@pytest.mark.parametrize("match", [0, 1])
+def test_a_row_whose_directory_takes_several_pages(match: int) -> None:
+    rng = np.random.default_rng(7)
+    length = 1_500_000
+    tokens = rng.integers(0, 100_000, (1, length + 64), dtype=np.int32)
+    # Something to find, and to find it far apart.
+    tokens[0, length // 2 : length // 2 + 1000] = tokens[0, 1000:2000]
+    index = NgramIndex(1, length + 64, min_n=2, max_n=4, any_data=True)
+    lengths = np.array([length], np.int32)
+    index.append(tokens, lengths, match_policy=match)
+    assert index.tensor[HEADER + DEPTH] > 10
+    scanned = tokens.copy()
+    drafted = 0
+    for start in (1500, 1700, length // 2 + 900, 5):
+        for at in range(start, start + 6):
+            sampled = tokens[:, at : at + 1].copy()
+            options = (None, None, True, 10**6, 2, 4, 4, match, False, 10**7)
+            expected_lengths = lengths.copy()
+            expected = _C.ngram_step_(scanned, expected_lengths, sampled, *options, None)
+            found = _C.ngram_index_step_(
+                tokens, lengths, sampled, *options, index.tensor, None, None
+            )
+            assert all(map(np.array_equal, found, expected))
+            drafted += int(expected[3][0])
+    assert drafted > 20
+    assert index.statistics.rows_indexed == 24
+    index.check_integrity()
+
+
 def test_full_memory_is_counted() -> None:
     tokens = _tokens(1, 20_000, 300)
     index = NgramIndex(1, 2000, min_n=2, max_n=4)
