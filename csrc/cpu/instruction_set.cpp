@@ -1,5 +1,9 @@
 #include "cpu/instruction_set.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -19,7 +23,9 @@ struct Entry {
 #if defined(__x86_64__)
 // A hypervisor may hide these though it shows AVX; without LZCNT that instruction silently counts something else.
 bool has_bit_manipulation() {
-  return __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("lzcnt");
+  unsigned a = 0, b = 0, features = 0, d = 0;  // clang knows no name for LZCNT
+  const bool has_lzcnt = __get_cpuid(0x80000001u, &a, &b, &features, &d) != 0 && (features & bit_LZCNT) != 0;
+  return __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && has_lzcnt;
 }
 #endif
 
