@@ -9,14 +9,14 @@ VLLM_VENV ?= .venv-vllm
 CXX_TESTS := $(BUILD)/cpp
 SAN_STAGE := $(BUILD)/python-asan
 
-.PHONY: demo test setup wheel install lint format test-python test-cpp test-sanitizers test-neon fuzz gtest bench \
+.PHONY: demo test setup wheel install lint format test-python test-cpp test-sanitizers test-neon fuzz test-fuzz gtest bench \
   test-vllm clean
 
 demo: install
 	$(VENV)/bin/ngram-npu doctor
 	$(VENV)/bin/ngram-npu replay
 
-test: lint install test-cpp test-sanitizers test-python
+test: lint install test-cpp test-sanitizers test-python test-fuzz
 
 setup: $(VENV)/.ready
 
@@ -93,14 +93,24 @@ test-neon: setup
 FUZZ := $(BUILD)/fuzz
 FUZZ_CXX ?= clang++-14
 FUZZ_SECONDS ?= 30
+# 0: another one each time.
+FUZZ_SEED ?= 0
 fuzz: setup
 	$(CONFIGURE) -B $(FUZZ) -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) -DCMAKE_BUILD_TYPE=RelWithDebInfo -DNGRAM_NPU_TESTS=ON \
 	  -DNGRAM_NPU_FUZZ=ON -DNGRAM_NPU_SANITIZE=fuzzer-no-link$(comma)address$(comma)undefined \
 	  -DNGRAM_NPU_TORCH=OFF -DNGRAM_NPU_PYTHON=OFF >/dev/null
 	$(VENV)/bin/ninja -C $(FUZZ) --quiet fuzz_index
 	mkdir -p $(FUZZ)/corpus
-	$(FUZZ)/tests/cpp/fuzz_index -max_total_time=$(FUZZ_SECONDS) -max_len=600 -print_final_stats=1 \
+	$(FUZZ)/tests/cpp/fuzz_index -max_total_time=$(FUZZ_SECONDS) -seed=$(FUZZ_SEED) -max_len=600 -print_final_stats=1 \
 	  -artifact_prefix=$(FUZZ)/ $(FUZZ)/corpus
+
+# Of `make test`: a short run where clang is, or may be installed.
+test-fuzz: setup
+	@if ! command -v $(FUZZ_CXX) >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq; apt-get install -y -qq --no-install-recommends clang-14 libclang-rt-14-dev >/dev/null || true; \
+	fi
+	@if command -v $(FUZZ_CXX) >/dev/null; then $(MAKE) fuzz FUZZ_SECONDS=20 FUZZ_SEED=1; \
+	  else echo "fuzz: left out, $(FUZZ_CXX) is missing (Debian, Ubuntu: clang-14, libclang-rt-14-dev)"; fi
 
 comma := ,
 
