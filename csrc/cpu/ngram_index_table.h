@@ -92,9 +92,14 @@ class SlotTable {
     for (int level = 0; level < levels(); ++level) {
       const Vector key = batch->key[level];
       Vector entry{};
-      for (uint32_t i = 0; i < size; ++i) {
-        const uint32_t at = dir_index(key[i], dir_depth);
-        entry[i] = dir_depth <= kDirPageDepth ? directory[at] : *directory_at(at, dir_depth);
+      if (Isa::kGathers && kWidth == 16 && dir_depth <= kDirPageDepth) {
+        const Vector at = (key >> (31 - dir_depth)) >> 1;
+        Isa::gather(directory, &at, &entry);
+      } else {
+        for (uint32_t i = 0; i < size; ++i) {
+          const uint32_t at = dir_index(key[i], dir_depth);
+          entry[i] = dir_depth <= kDirPageDepth ? directory[at] : *directory_at(at, dir_depth);
+        }
       }
       const Vector depth = entry & 15u;
       const Vector page = entry >> 4;
