@@ -1,5 +1,5 @@
 """Every implementation that one parity suite runs on: the CPU kernels at each instruction set,
-through torch and through numpy."""
+through torch and through numpy; and the host twins, through torch in the CPU's place."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from ngram_npu import _C
-from opspecs import Args, Array
+from ngram_npu import _C, _library
+from opspecs import Args, Array, OpSpec
+from twins import TWINS, Twin
 
 ALL_INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "neon")
 
@@ -21,12 +22,16 @@ class Backend:
     name: str
     call: Callable[[str, Args], tuple[Array, ...]]
     """Runs an operator on numpy arguments, writing to those it marks, and returns its results."""
-    instruction_set: str
+    instruction_set: str = "auto"
+    twin: Twin | None = None
 
     @contextmanager
     def selected(self) -> Iterator[None]:
-        with instruction_set(self.instruction_set):
+        with instruction_set(self.instruction_set), in_place_of_the_cpu(self.twin):
             yield
+
+    def serves(self, spec: OpSpec) -> bool:
+        return self.twin is None or self.twin.device not in spec.no_kernel
 
 
 @contextmanager
@@ -37,6 +42,19 @@ def instruction_set(name: str) -> Iterator[None]:
         yield
     finally:
         _C.set_instruction_set(before)
+
+
+@contextmanager
+def in_place_of_the_cpu(twin: Twin | None) -> Iterator[None]:
+    if twin is None:
+        yield
+        return
+    try:
+        loaded = _library.load_backend(twin.prefix, "cpu", twin.path)
+        assert loaded.kernels > 0, loaded.reason
+        yield
+    finally:
+        _library.load_backend("cpu", "cpu", _library.cpu_library_path())
 
 
 def to_torch(args: Args) -> Args:
@@ -75,4 +93,5 @@ BACKENDS = [
     for name in available_instruction_sets()
     for front_end, call in (("torch", call_torch), ("numpy", call_numpy))
 ]
-FRONT_ENDS = [Backend(n, c, "auto") for n, c in (("torch", call_torch), ("numpy", call_numpy))]
+TWIN_BACKENDS = [Backend(twin.name, call_torch, twin=twin) for twin in TWINS]
+FRONT_ENDS = [Backend(n, c) for n, c in (("torch", call_torch), ("numpy", call_numpy))]

@@ -31,7 +31,7 @@ class Tree:
     schemas: dict[str, str]
     """Registered with torch, by name."""
     kernels: dict[tuple[str, str], bool]
-    """(op, device) -> whether a kernel is loaded."""
+    """(op, device) -> whether a kernel is loaded, or compiled for the device's twin."""
     references: dict[str, Callable[..., object]]
     wrappers: set[str]
     fakes: set[str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from backends import BACKENDS, Backend, as_arrays
+from backends import BACKENDS, TWIN_BACKENDS, Backend, as_arrays
 from hypothesis import given
 from hypothesis import strategies as st
 from opspecs import OPSPECS, OpSpec, Sample, clone_args, owner
@@ -12,10 +12,15 @@ from opspecs import OPSPECS, OpSpec, Sample, clone_args, owner
 from ops.parity import MismatchError, check_parity
 
 SPECS = list(OPSPECS.values())
+PAIRS = [
+    pytest.param(spec, backend, id=f"{spec.name}-{backend.name}")
+    for backend in [*BACKENDS, *TWIN_BACKENDS]
+    for spec in SPECS
+    if backend.serves(spec)
+]
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+@pytest.mark.parametrize(("spec", "backend"), PAIRS)
 def test_samples(spec: OpSpec, backend: Backend) -> None:
     count = 0
     for sample in spec.samples(np.random.default_rng(2026)):
@@ -24,8 +29,7 @@ def test_samples(spec: OpSpec, backend: Backend) -> None:
     assert count >= 10
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=lambda b: b.name)
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+@pytest.mark.parametrize(("spec", "backend"), PAIRS)
 def test_random(spec: OpSpec, backend: Backend) -> None:
     @given(spec.strategy)
     def check(args: tuple[object, ...]) -> None:
