@@ -1,0 +1,78 @@
+// What the kernels share: reading their arguments, ordering the pipes, and staging what they write.
+//
+// Scalars are read from global memory through the Params' pointers, by the rules in core/. Nothing is ever stored there
+// by a scalar: the scalar caches of two cores would overwrite each other's halves of a line. Results gather in the
+// unified buffer and leave it by copies of exactly their bytes.
+#pragma once
+
+#include "ascendc/launch_args.h"
+#include "ascendc/tilings.h"
+#include "kernel_operator.h"
+
+namespace ngram_npu::ascendc {
+
+// The words of an argument as the struct that the host copied into them.
+template <class T, int32_t words>
+__aicore__ inline T read_as(const uint64_t (&from)[words]) {
+  static_assert(sizeof(T) <= sizeof(from));
+  union {
+    uint64_t copy[words];
+    T value;
+  } both;
+  for (int32_t i = 0; i < words; ++i) both.copy[i] = from[i];
+  return both.value;
+}
+
+// What the second pipe of the event does from here on waits for what the first has been told so far.
+template <AscendC::HardEvent event>
+__aicore__ inline void order() {
+  const int32_t id = static_cast<int32_t>(GetTPipePtr()->FetchEventID(event));
+  AscendC::SetFlag<event>(id);
+  AscendC::WaitFlag<event>(id);
+}
+
+__aicore__ inline int64_t first_item(const Shares& shares) { return AscendC::GetBlockIdx() * shares.per_pass; }
+__aicore__ inline int64_t items_between(const Shares& shares) { return shares.cores * shares.per_pass; }
+
+// A piece of a tensor in the unified buffer, read and written by scalars.
+template <class T>
+class Staged {
+ public:
+  __aicore__ inline Staged(AscendC::TPipe& pipe, int64_t capacity) {
+    constexpr int64_t kUnit = 32;  // bytes
+    const int64_t bytes = (capacity * int64_t{sizeof(T)} + kUnit - 1) / kUnit * kUnit;
+    pipe.InitBuffer(buffer_, static_cast<uint32_t>(bytes));
+    items_ = buffer_.template Get<T>();
+  }
+
+  __aicore__ inline T get(int64_t i) const { return items_.GetValue(static_cast<uint32_t>(i)); }
+  __aicore__ inline void set(int64_t i, T value) { items_.SetValue(static_cast<uint32_t>(i), value); }
+
+  __aicore__ inline void load(Gm<const T> from, int64_t count) {
+    if (count <= 0) return;
+    AscendC::GlobalTensor<T> global;
+    global.SetGlobalBuffer(const_cast<Gm<T>>(from), static_cast<uint64_t>(count));
+    order<AscendC::HardEvent::S_MTE2>();
+    AscendC::DataCopyPad(items_, global, whole(count), AscendC::DataCopyPadExtParams<T>());
+    order<AscendC::HardEvent::MTE2_S>();
+  }
+
+  __aicore__ inline void store(Gm<T> to, int64_t count) {
+    if (count <= 0) return;
+    AscendC::GlobalTensor<T> global;
+    global.SetGlobalBuffer(to, static_cast<uint64_t>(count));
+    order<AscendC::HardEvent::S_MTE3>();
+    AscendC::DataCopyPad(global, items_, whole(count));
+    order<AscendC::HardEvent::MTE3_S>();
+  }
+
+ private:
+  __aicore__ static inline AscendC::DataCopyExtParams whole(int64_t count) {
+    return AscendC::DataCopyExtParams(1, static_cast<uint32_t>(count * int64_t{sizeof(T)}), 0, 0, 0);
+  }
+
+  AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
+  AscendC::LocalTensor<T> items_;
+};
+
+}  // namespace ngram_npu::ascendc
