@@ -41,18 +41,26 @@ NGRAM_FN int64_t draft_source(int64_t end, int64_t num_tokens, int64_t j) {
   return start + j < num_tokens ? start + j : start + j % (num_tokens - start);
 }
 
-// One row's outputs. `found.len` 0 means no occurrence; draft has k slots.
+// How many drafts a row gets. `found.len` 0 means no occurrence.
+NGRAM_FN int64_t draft_count(const Occurrence& found, int64_t num_tokens, const LookupOptions& options) {
+  if (found.len == 0) return 0;
+  const int64_t budget = draft_budget(options.k, options.max_len, num_tokens);
+  return draft_length(found.end, num_tokens, budget, options.overlap);
+}
+
+// The match_len that goes with so many drafts.
+NGRAM_FN int32_t match_len_of(const Occurrence& found, int64_t count) {
+  return count > 0 ? static_cast<int32_t>(found.len) : 0;
+}
+
+// One row's outputs; draft has k slots.
 NGRAM_FN void write_draft(const int32_t* tokens, int64_t num_tokens, Occurrence found, const LookupOptions& options,
                           int32_t* draft, int32_t* num_draft, int32_t* match_len) {
-  int64_t count = 0;
-  if (found.len > 0) {
-    const int64_t budget = draft_budget(options.k, options.max_len, num_tokens);
-    count = draft_length(found.end, num_tokens, budget, options.overlap);
-    for (int64_t j = 0; j < count; ++j) draft[j] = tokens[draft_source(found.end, num_tokens, j)];
-  }
+  const int64_t count = draft_count(found, num_tokens, options);
+  for (int64_t j = 0; j < count; ++j) draft[j] = tokens[draft_source(found.end, num_tokens, j)];
   for (int64_t j = count; j < options.k; ++j) draft[j] = kNoToken;
   *num_draft = static_cast<int32_t>(count);
-  *match_len = count > 0 ? static_cast<int32_t>(found.len) : 0;
+  *match_len = match_len_of(found, count);
 }
 
 }  // namespace ngram_npu

@@ -1,0 +1,40 @@
+#include "core/ngram_propose.h"
+
+#include "ascendc/lookup.h"
+
+namespace ngram_npu::ascendc {
+
+__aicore__ inline LiveRow live_row(const NgramProposeParams& p, int64_t i) {
+  const int64_t row = p.row_indices[i];
+  if (!p.token_ids.has(row) || (p.active != nullptr && p.active[i] == 0)) return {};
+  const int64_t length = p.num_tokens[row];
+  if (!worth_reading(length, p.token_ids.capacity, p.lookup)) return {};
+  return {p.token_ids[row], length, nullptr, length};
+}
+
+}  // namespace ngram_npu::ascendc
+
+using namespace ngram_npu;
+using namespace ngram_npu::ascendc;
+
+extern "C" __global__ __aicore__ void ngram_npu_ngram_propose_search(NgramNpuLaunchArgs args) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+  search_items<NgramProposeParams>(args);
+}
+
+extern "C" __global__ __aicore__ void ngram_npu_ngram_propose_draft(NgramNpuLaunchArgs args) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+  const auto p = read_as<NgramProposeParams>(args.params);
+  const auto tiling = read_as<LookupTiling>(args.tiling);
+  const Shares& share = tiling.requests;
+  AscendC::TPipe pipe;
+  Drafter drafter(pipe, tiling, p.lookup);
+  for (int64_t first = first_item(share); first < p.batch; first += items_between(share)) {
+    const int64_t count = smaller(share.per_pass, p.batch - first);
+    drafter.load(args.workspace, first, count);
+    for (int64_t j = 0; j < count; ++j) drafter.draft(j, live_row(p, first + j));
+    order<AscendC::HardEvent::S_MTE3>();
+    drafter.store(p, first, count);
+    order<AscendC::HardEvent::MTE3_S>();
+  }
+}
