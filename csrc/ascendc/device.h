@@ -51,7 +51,7 @@ class Staged {
   __aicore__ inline void load(Gm<const T> from, int64_t count) {
     if (count <= 0) return;
     AscendC::GlobalTensor<T> global;
-    global.SetGlobalBuffer(const_cast<Gm<T>>(from), static_cast<uint64_t>(count));
+    global.SetGlobalBuffer((Gm<T>)from, static_cast<uint64_t>(count));  // a class on the twin: no const_cast
     order<AscendC::HardEvent::S_MTE2>();
     AscendC::DataCopyPad(items_, global, whole(count), AscendC::DataCopyPadExtParams<T>());
     order<AscendC::HardEvent::MTE2_S>();
