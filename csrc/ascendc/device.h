@@ -54,7 +54,7 @@ class Local {
   __aicore__ inline void load(int64_t at, Gm<const T> from, int64_t count) {
     if (count <= 0) return;
     AscendC::GlobalTensor<T> global;
-    global.SetGlobalBuffer(const_cast<Gm<T>>(from), static_cast<uint64_t>(count));
+    global.SetGlobalBuffer((Gm<T>)from, static_cast<uint64_t>(count));  // a class on the twin: no const_cast
     AscendC::DataCopyPad(tensor_[static_cast<uint32_t>(at)], global, one_block(count),
                          AscendC::DataCopyPadExtParams<T>());
   }

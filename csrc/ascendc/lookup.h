@@ -110,7 +110,7 @@ class Searcher {
     const int64_t count = in_memory(tile);
     if (count > 0) {
       AscendC::GlobalTensor<int32_t> global;
-      global.SetGlobalBuffer(const_cast<Gm<int32_t>>(tile.row.tokens + tile.base), static_cast<uint64_t>(count));
+      global.SetGlobalBuffer((Gm<int32_t>)(tile.row.tokens + tile.base), static_cast<uint64_t>(count));
       const auto filling = static_cast<uint8_t>(up_to(count, kBlock) - count);
       AscendC::DataCopyPad(
           tokens, global,
@@ -226,7 +226,7 @@ template <class Params>
 __aicore__ inline void search_items(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<Params>(args.params);
   const auto tiling = read_as<LookupTiling>(args.tiling);
-  const auto slots = reinterpret_cast<Gm<int32_t>>(args.workspace);
+  const auto slots = Gm<int32_t>(args.workspace);
   AscendC::TPipe pipe;
   Searcher searcher(pipe, tiling.tile_tokens, p.lookup);
   Local<int32_t> slot(pipe, kSlotInts);
@@ -265,7 +265,7 @@ class Drafter {
 
   __aicore__ inline void load(uint64_t workspace, int64_t first, int64_t count) {
     order<AscendC::HardEvent::S_MTE2>();
-    slots_.load(0, reinterpret_cast<Gm<const int32_t>>(workspace) + first * slot_ints_, count * slot_ints_);
+    slots_.load(0, Gm<const int32_t>(workspace) + first * slot_ints_, count * slot_ints_);
     order<AscendC::HardEvent::MTE2_S>();
   }
 

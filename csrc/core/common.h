@@ -29,6 +29,9 @@ constexpr int32_t kNoToken = -1;          // an unused draft slot
 #if defined(__CCE_AICORE__)
 template <class T>
 using Gm = __gm__ T*;
+#elif defined(NGRAM_NPU_GM_POINTER)  // a host twin, which watches what goes through it
+template <class T>
+using Gm = NGRAM_NPU_GM_POINTER<T>;
 #else
 template <class T>
 using Gm = T*;
