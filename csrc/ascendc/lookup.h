@@ -40,8 +40,11 @@ struct Tile {
   bool last_of_item;
 };
 
+// Each operator's own: the row that batch position i looks up.
+template <class Params>
+__aicore__ inline LiveRow live_row(const Params& p, int64_t i);
+
 // The tiles of all items of a core, one after the other, so that the next one can be on its way while one is searched.
-// `Params` of an operator come with a live_row(const Params&, int64_t i).
 template <class Params>
 class Tiles {
  public:
@@ -203,7 +206,7 @@ class Searcher {
     const auto& flags = flags_.tensor();
     AscendC::Cast(flags, starts.tensor().ReinterpretCast<int32_t>(), AscendC::RoundMode::CAST_NONE,
                   static_cast<uint32_t>(words));
-    AscendC::Abs(flags, flags, count);
+    AscendC::Mul(flags, flags, flags, count);
     AscendC::Mins(flags, flags, 1.0f, count);
     AscendC::Mul(flags, flags, ranks_.tensor(), count);
     AscendC::ReduceMax(best_.tensor(), flags, scratch_.tensor(), count);

@@ -4,6 +4,7 @@
 
 namespace ngram_npu::ascendc {
 
+template <>
 __aicore__ inline LiveRow live_row(const NgramProposeParams& p, int64_t i) {
   const int64_t row = p.row_indices[i];
   if (!p.token_ids.has(row) || (p.active != nullptr && p.active[i] == 0)) return {};

@@ -5,12 +5,15 @@
 namespace ngram_npu::ascendc {
 
 // Launch 1 leaves the rows as they are and looks up what they will be; launch 2 appends.
-__aicore__ inline LiveRow live_row(const NgramStepParams& p, int64_t i, const Accepted& a) {
+__aicore__ inline LiveRow grown_row(const NgramStepParams& p, int64_t i, const Accepted& a) {
   const int64_t length = a.old_length + a.num_appended;
   if (!drafts(a) || !worth_reading(length, p.token_ids.capacity, p.lookup)) return {};
   return {p.token_ids[a.row], a.old_length, p.sampled_token_ids[i], length};
 }
-__aicore__ inline LiveRow live_row(const NgramStepParams& p, int64_t i) { return live_row(p, i, accept(p, i)); }
+template <>
+__aicore__ inline LiveRow live_row(const NgramStepParams& p, int64_t i) {
+  return grown_row(p, i, accept(p, i));
+}
 
 // The tokens and the length that a request's row gets, each in a 32-byte place of its own on the way out.
 class Appender {
@@ -58,7 +61,7 @@ extern "C" __global__ __aicore__ void ngram_npu_ngram_step_draft(NgramNpuLaunchA
       const Accepted a = accept(p, first + j);
       next_tokens.set(j, a.next_token);
       num_sampled.set(j, static_cast<int32_t>(a.num_sampled));
-      drafter.draft(j, live_row(p, first + j, a));
+      drafter.draft(j, grown_row(p, first + j, a));
       appender.append(p, first + j, j, a);
     }
     order<AscendC::HardEvent::S_MTE3>();
