@@ -13,7 +13,7 @@
 namespace ngram_npu::ascendc {
 
 // A row as the lookup sees it: what lies in memory, and the sampled tokens that are about to follow it.
-struct LiveRow {
+struct GrownRow {
   Gm<const int32_t> tokens;
   int64_t written;
   Gm<const int32_t> sampled;
@@ -22,10 +22,6 @@ struct LiveRow {
   __aicore__ inline int32_t operator[](int64_t at) const { return at < written ? tokens[at] : sampled[at - written]; }
 };
 
-__aicore__ inline bool worth_reading(int64_t length, int64_t capacity, const LookupOptions& options) {
-  return can_look_up(length, capacity) && draft_budget(options.k, options.max_len, length) > 0;
-}
-
 // Earlier and later are said of the ends; two matches of one length are equally far from their starts.
 __aicore__ inline bool better(const Occurrence& a, const Occurrence& b, int32_t match) {
   return a.len != b.len ? a.len > b.len : a.len > 0 && (match == kLatest ? a.end > b.end : a.end < b.end);
@@ -33,7 +29,7 @@ __aicore__ inline bool better(const Occurrence& a, const Occurrence& b, int32_t 
 
 // Tokens [base, base + count) of a row, of which the kHalo first only begin matches that end in this tile.
 struct Tile {
-  LiveRow row;
+  GrownRow row;
   int64_t item;  // -1: there are no more
   int64_t base;
   int64_t count;  // 0 where the item has no ends
@@ -42,7 +38,7 @@ struct Tile {
 
 // Each operator's own: the row that batch position i looks up.
 template <class Params>
-__aicore__ inline LiveRow live_row(const Params& p, int64_t i);
+__aicore__ inline GrownRow grown_row(const Params& p, int64_t i);
 
 // The tiles of all items of a core, one after the other, so that the next one can be on its way while one is searched.
 template <class Params>
@@ -63,7 +59,7 @@ class Tiles {
     item_ += tiling_.cores;
     if (item_ >= p_.batch * tiling_.spans) return false;
     const int64_t i = item_ / tiling_.spans;
-    row_ = live_row(p_, i);
+    row_ = grown_row(p_, i);
     // The last token ends the suffix itself. Turned by i, so that the first spans of short rows fall on different
     // cores.
     const int64_t ends = larger<int64_t>(row_.length - 1, 0);
@@ -75,7 +71,7 @@ class Tiles {
 
   const Params& p_;
   const LookupTiling& tiling_;
-  LiveRow row_{};
+  GrownRow row_{};
   int64_t item_;
   int64_t end_ = 0;  // of this item, the first end that no tile has had yet
   int64_t item_end_ = 0;
@@ -273,18 +269,18 @@ class Drafter {
   }
 
   // Request j of the pass.
-  __aicore__ inline void draft(int64_t j, const LiveRow& row) {
+  __aicore__ inline void draft(int64_t j, const GrownRow& row) {
     Occurrence found{-1, 0};
     for (int64_t at = j * slot_ints_; at < (j + 1) * slot_ints_; at += kSlotInts) {
       const Occurrence candidate{slots_.get(at + 1), slots_.get(at)};
       if (candidate.len >= options_.min_n && better(candidate, found, options_.match)) found = candidate;
     }
-    const int64_t count = draft_count(found, row.length, options_);
+    const int64_t count = num_drafts(found, row.length, options_);
     for (int64_t d = 0; d < options_.k; ++d) {
       drafts_.set(j * options_.k + d, d < count ? row[draft_source(found.end, row.length, d)] : kNoToken);
     }
     num_drafts_.set(j, static_cast<int32_t>(count));
-    match_lens_.set(j, match_len_of(found, count));
+    match_lens_.set(j, reported_len(found, count));
   }
 
   template <class Params>

@@ -5,12 +5,10 @@
 namespace ngram_npu::ascendc {
 
 template <>
-__aicore__ inline LiveRow live_row(const NgramProposeParams& p, int64_t i) {
-  const int64_t row = p.row_indices[i];
-  if (!p.token_ids.has(row) || (p.active != nullptr && p.active[i] == 0)) return {};
-  const int64_t length = p.num_tokens[row];
-  if (!worth_reading(length, p.token_ids.capacity, p.lookup)) return {};
-  return {p.token_ids[row], length, nullptr, length};
+__aicore__ inline GrownRow grown_row(const NgramProposeParams& p, int64_t i) {
+  const LiveRow live = live_row(p, i);
+  if (!may_draft(live.length, p.token_ids.capacity, p.lookup)) return {};
+  return {p.token_ids[live.row], live.length, nullptr, live.length};
 }
 
 }  // namespace ngram_npu::ascendc
@@ -33,7 +31,7 @@ extern "C" __global__ __aicore__ void ngram_npu_ngram_propose_draft(NgramNpuLaun
   for (int64_t first = first_item(share); first < p.batch; first += items_between(share)) {
     const int64_t count = smaller(share.per_pass, p.batch - first);
     drafter.load(args.workspace, first, count);
-    for (int64_t j = 0; j < count; ++j) drafter.draft(j, live_row(p, first + j));
+    for (int64_t j = 0; j < count; ++j) drafter.draft(j, grown_row(p, first + j));
     order<AscendC::HardEvent::S_MTE3>();
     drafter.store(p, first, count);
     order<AscendC::HardEvent::MTE3_S>();

@@ -5,13 +5,13 @@
 namespace ngram_npu::ascendc {
 
 // Launch 1 leaves the rows as they are and looks up what they will be; launch 2 appends.
-__aicore__ inline LiveRow grown_row(const NgramStepParams& p, int64_t i, const Accepted& a) {
+__aicore__ inline GrownRow grown_row(const NgramStepParams& p, int64_t i, const Accepted& a) {
   const int64_t length = a.old_length + a.num_appended;
-  if (!drafts(a) || !worth_reading(length, p.token_ids.capacity, p.lookup)) return {};
+  if (!drafts(a) || !may_draft(length, p.token_ids.capacity, p.lookup)) return {};
   return {p.token_ids[a.row], a.old_length, p.sampled_token_ids[i], length};
 }
 template <>
-__aicore__ inline LiveRow live_row(const NgramStepParams& p, int64_t i) {
+__aicore__ inline GrownRow grown_row(const NgramStepParams& p, int64_t i) {
   return grown_row(p, i, accept(p, i));
 }
 
