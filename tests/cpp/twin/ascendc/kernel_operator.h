@@ -4,7 +4,7 @@
 
 #include "copy.h"
 #include "pipe.h"
-#include "select.h"
+#include "scalar.h"
 #include "tensor.h"
 #include "vector.h"
 

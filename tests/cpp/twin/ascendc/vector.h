@@ -124,11 +124,11 @@ auto wrapping(F f) {
   };
 }
 
-constexpr auto plus = [](auto a, auto b) { return a + b; };
-constexpr auto minus = [](auto a, auto b) { return a - b; };
-constexpr auto times = [](auto a, auto b) { return a * b; };
-constexpr auto lesser = [](auto a, auto b) { return b < a ? b : a; };
-constexpr auto greater = [](auto a, auto b) { return a < b ? b : a; };
+inline constexpr auto plus = [](auto a, auto b) { return a + b; };
+inline constexpr auto minus = [](auto a, auto b) { return a - b; };
+inline constexpr auto times = [](auto a, auto b) { return a * b; };
+inline constexpr auto lesser = [](auto a, auto b) { return b < a ? b : a; };
+inline constexpr auto greater = [](auto a, auto b) { return a < b ? b : a; };
 
 // A shift moves the poison along.
 template <class T, class F>
