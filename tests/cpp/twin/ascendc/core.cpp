@@ -88,10 +88,8 @@ Place Core::allocate(int32_t index) {
   return place(index);
 }
 
-void Core::release(int32_t index, const char* what) {
+void Core::release(int32_t index) {
   Buffer& b = buffer(index);
-  NGRAM_TWIN_CHECK(b.state != BufferState::kFree, "block %d: %s: the tensor is free already", block_, what);
-  NGRAM_TWIN_CHECK(b.state != BufferState::kQueued, "block %d: %s: the tensor is in the queue", block_, what);
   b.state = BufferState::kFree;
   ++b.generation;
 }

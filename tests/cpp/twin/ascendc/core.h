@@ -72,7 +72,7 @@ class Core {
   int32_t new_buffer(uint32_t bytes);
   Buffer& buffer(int32_t index) { return buffers_[static_cast<size_t>(index)]; }
   Place allocate(int32_t index);
-  void release(int32_t index, const char* what);
+  void release(int32_t index);
   Place place(int32_t index) { return {buffer(index).begin, index, buffer(index).generation}; }
   // Throws unless the place is of the buffer's present life.
   Buffer& live(const Place& place, const char* what);

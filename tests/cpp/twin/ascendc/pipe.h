@@ -143,7 +143,7 @@ class TQue {
   void FreeTensor(LocalTensor<T>& tensor) {
     Core& core = Core::current();
     const int slot = slot_of(tensor, "FreeTensor");
-    core.release(first_ + slot, "FreeTensor");
+    core.release(first_ + slot);
     const int id = core.alloc_event(kEmptyEvent);
     SetFlag<kEmpty>(id);
     core.buffer(first_ + slot).emptied = {kEmptyEvent, id};
