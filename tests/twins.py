@@ -38,6 +38,7 @@ class Twin:
 TWINS = (
     Twin("cuda_fast", "cuda", "cuda"),
     Twin("cuda_resident", "cuda", "cuda"),
+    Twin("ascendc_twin", "npu", "ascendc"),
 )
 
 

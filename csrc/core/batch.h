@@ -11,12 +11,12 @@ struct TokenRange {
 };
 
 // The tokens of a request that lie in a tensor of `size` items; begin >= end where there are none.
-NGRAM_FN TokenRange tokens_of(const int32_t* query_start_loc, int64_t i, int64_t size) {
+NGRAM_FN TokenRange tokens_of(Gm<const int32_t> query_start_loc, int64_t i, int64_t size) {
   return {larger<int64_t>(query_start_loc[i], 0), smaller<int64_t>(query_start_loc[i + 1], size)};
 }
 
 // How many tokens a request has, whatever the tensors hold of them.
-NGRAM_FN int32_t scheduled(const int32_t* query_start_loc, int64_t i) {
+NGRAM_FN int32_t scheduled(Gm<const int32_t> query_start_loc, int64_t i) {
   return wrap_sub(query_start_loc[i + 1], query_start_loc[i]);
 }
 

@@ -24,6 +24,19 @@ constexpr int64_t kMaxDraftTokens = 64;   // upper limit of k
 constexpr int64_t kMaxSampledWidth = 65;  // upper limit of M, the width of sampled_token_ids
 constexpr int32_t kNoToken = -1;          // an unused draft slot
 
+// A pointer into a tensor. An NPU keeps the tensors in an address space of its own; everywhere else this is a plain
+// pointer, and Params have the same bytes on the host and on every device.
+#if defined(__CCE_AICORE__)
+template <class T>
+using Gm = __gm__ T*;
+#elif defined(NGRAM_NPU_GM_POINTER)  // a host twin, which watches what goes through it
+template <class T>
+using Gm = NGRAM_NPU_GM_POINTER<T>;
+#else
+template <class T>
+using Gm = T*;
+#endif
+
 enum Match : int32_t { kEarliest = 0, kLatest = 1 };
 
 // What an entry point returns. Bad values inside tensors are never an error: their results are defined.
@@ -40,12 +53,12 @@ struct Executor {
 
 // A tensor of indices that may be int32 or int64, or absent: then index i is i.
 struct IndexArray {
-  const void* data;
+  Gm<const void> data;
   int32_t bytes;  // 4, 8, or 0 where absent
 
   NGRAM_FN int64_t operator[](int64_t i) const {
     if (bytes == 0) return i;
-    return bytes == 8 ? static_cast<const int64_t*>(data)[i] : static_cast<const int32_t*>(data)[i];
+    return bytes == 8 ? static_cast<Gm<const int64_t>>(data)[i] : static_cast<Gm<const int32_t>>(data)[i];
   }
 };
 
@@ -53,13 +66,13 @@ struct IndexArray {
 // capacity).
 template <class Token>
 struct TokenRows {
-  Token* data;
+  Gm<Token> data;
   int64_t rows;
   int64_t capacity;
   int64_t stride;
 
   NGRAM_FN bool has(int64_t row) const { return row >= 0 && row < rows; }
-  NGRAM_FN Token* operator[](int64_t row) const { return data + row * stride; }
+  NGRAM_FN Gm<Token> operator[](int64_t row) const { return data + row * stride; }
 };
 
 template <class T>

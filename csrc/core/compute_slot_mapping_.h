@@ -17,13 +17,13 @@ struct SlotLayout {
 };
 
 struct ComputeSlotMappingParams {
-  const int32_t* query_start_loc;        // [B + 1]
-  const int64_t* positions;              // [P]
+  Gm<const int32_t> query_start_loc;     // [B + 1]
+  Gm<const int64_t> positions;           // [P]
   int64_t num_positions;                 // P
   TokenRows<const int32_t> block_table;  // [R, NB]
   IndexArray row_indices;                // [B]
   int64_t batch;
-  void* slot_mapping;  // [num_slots], written
+  Gm<void> slot_mapping;  // [num_slots], written
   int64_t num_slots;
   int32_t slot_bytes;  // 4 or 8
   SlotLayout layout;
@@ -32,7 +32,7 @@ struct ComputeSlotMappingParams {
 
 // One request's blocks; `count` 0 where its row lies outside the table.
 struct BlockList {
-  const int32_t* blocks;
+  Gm<const int32_t> blocks;
   int64_t count;
 };
 

@@ -6,14 +6,14 @@
 namespace ngram_npu {
 
 struct CorrectNumComputedTokensParams {
-  int32_t* num_computed_tokens;  // [>= B], written in [0, B)
-  int32_t* num_accepted_tokens;  // [>= B], written in [0, B)
-  IndexArray prev_positions;     // [B]
-  const int32_t* num_sampled_prev;
-  const int32_t* num_draft_prev;
+  Gm<int32_t> num_computed_tokens;  // [>= B], written in [0, B)
+  Gm<int32_t> num_accepted_tokens;  // [>= B], written in [0, B)
+  IndexArray prev_positions;        // [B]
+  Gm<const int32_t> num_sampled_prev;
+  Gm<const int32_t> num_draft_prev;
   // The size of the shortest of num_computed_tokens and the two above.
   int64_t num_previous;
-  const int32_t* host_num_computed_tokens;  // [B]
+  Gm<const int32_t> host_num_computed_tokens;  // [B]
   int64_t batch;
 };
 

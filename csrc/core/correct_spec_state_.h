@@ -9,13 +9,13 @@ namespace ngram_npu {
 struct CorrectSpecStateParams {
   CorrectNumComputedTokensParams counts;
   ComputeSlotMappingParams slots;  // its positions are those below
-  int64_t* positions;              // [slots.num_positions], written
-  int32_t* seq_lens;               // [num_seq_lens], written
+  Gm<int64_t> positions;           // [slots.num_positions], written
+  Gm<int32_t> seq_lens;            // [num_seq_lens], written
   int64_t num_seq_lens;
-  uint8_t* discard;           // [>= B], written in [0, B); or null
-  const int32_t* num_tokens;  // [num_rows]; read where discard
+  Gm<uint8_t> discard;           // [>= B], written in [0, B); or null
+  Gm<const int32_t> num_tokens;  // [num_rows]; read where discard
   int64_t num_rows;
-  void* workspace;  // device backends only
+  Gm<void> workspace;  // device backends only
 };
 
 // Words of workspace on a device: both new counts of each request, and what the blocks agree by.

@@ -8,16 +8,16 @@ namespace ngram_npu {
 
 struct NgramProposeParams {
   TokenRows<const int32_t> token_ids;  // [R, S]
-  const int32_t* num_tokens;           // [R]
+  Gm<const int32_t> num_tokens;        // [R]
   IndexArray row_indices;              // [B]
-  const uint8_t* active;               // [B], or null: all; bool bytes, any nonzero is true
+  Gm<const uint8_t> active;            // [B], or null: all; bool bytes, any nonzero is true
   int64_t batch;
   LookupOptions lookup;
-  int32_t* draft_token_ids;   // [B, k]
-  int32_t* num_draft_tokens;  // [B]
-  int32_t* match_len;         // [B]
-  void* workspace;            // device backends only
-  const Executor* executor;   // host backends only; null: the calling thread
+  Gm<int32_t> draft_token_ids;   // [B, k]
+  Gm<int32_t> num_draft_tokens;  // [B]
+  Gm<int32_t> match_len;         // [B]
+  Gm<void> workspace;            // device backends only
+  const Executor* executor;      // host backends only; null: the calling thread
 };
 
 NGRAM_FN LiveRow live_row(const NgramProposeParams& p, int64_t i) {

@@ -9,21 +9,21 @@ namespace ngram_npu {
 
 struct NgramStepParams {
   TokenRows<int32_t> token_ids;                // [R, S], written
-  int32_t* num_tokens;                         // [R], written where advance
+  Gm<int32_t> num_tokens;                      // [R], written where advance
   TokenRows<const int32_t> sampled_token_ids;  // [B, M]
-  const uint8_t* discard;                      // [B], or null: none; bool bytes, any nonzero is true
+  Gm<const uint8_t> discard;                   // [B], or null: none; bool bytes, any nonzero is true
   IndexArray row_indices;                      // [B]
   int64_t batch;
   bool advance;
   int64_t vocab_size;
   LookupOptions lookup;
-  int32_t* next_token_ids;    // [B]
-  int32_t* num_sampled;       // [B]
-  int32_t* draft_token_ids;   // [B, k]
-  int32_t* num_draft_tokens;  // [B]
-  int32_t* match_len;         // [B]
-  void* workspace;            // device backends only
-  const Executor* executor;   // host backends only; null: the calling thread
+  Gm<int32_t> next_token_ids;    // [B]
+  Gm<int32_t> num_sampled;       // [B]
+  Gm<int32_t> draft_token_ids;   // [B, k]
+  Gm<int32_t> num_draft_tokens;  // [B]
+  Gm<int32_t> match_len;         // [B]
+  Gm<void> workspace;            // device backends only
+  const Executor* executor;      // host backends only; null: the calling thread
 };
 
 // How many of `count` new tokens a row still takes.

@@ -6,13 +6,13 @@
 namespace ngram_npu {
 
 struct PrepareInputIdsParams {
-  int32_t* input_ids;  // [num_inputs], written
+  Gm<int32_t> input_ids;  // [num_inputs], written
   int64_t num_inputs;
-  const int32_t* query_start_loc;            // [B + 1]
+  Gm<const int32_t> query_start_loc;         // [B + 1]
   IndexArray prev_positions;                 // [B]
-  const int32_t* next_token_ids;             // [Q]
+  Gm<const int32_t> next_token_ids;          // [Q]
   TokenRows<const int32_t> draft_token_ids;  // [Q, K]
-  const int32_t* num_scheduled_drafts;       // [B]
+  Gm<const int32_t> num_scheduled_drafts;    // [B]
   int64_t batch;
   int32_t pad_token;
 };

@@ -6,14 +6,14 @@
 namespace ngram_npu {
 
 struct PrepareInputsParams {
-  const int32_t* query_start_loc;  // [B + 1]
-  const int32_t* seq_lens;         // [B]
-  const int32_t* num_rejected;     // [B]
+  Gm<const int32_t> query_start_loc;  // [B + 1]
+  Gm<const int32_t> seq_lens;         // [B]
+  Gm<const int32_t> num_rejected;     // [B]
   int64_t batch;
   int64_t total_tokens;
-  int32_t* query_start_loc_out;  // [B + 1]
-  int32_t* seq_lens_out;         // [B]
-  int32_t* token_indices;        // [total_tokens]
+  Gm<int32_t> query_start_loc_out;  // [B + 1]
+  Gm<int32_t> seq_lens_out;         // [B]
+  Gm<int32_t> token_indices;        // [total_tokens]
 };
 
 struct KeptTokens {

@@ -6,12 +6,12 @@
 namespace ngram_npu {
 
 struct PrepareInputsPaddedParams {
-  const int32_t* cu_num_draft_tokens;  // [B], inclusive
-  const int32_t* num_sampled;          // [B]
-  const int32_t* query_start_loc;      // [B + 1]
+  Gm<const int32_t> cu_num_draft_tokens;  // [B], inclusive
+  Gm<const int32_t> num_sampled;          // [B]
+  Gm<const int32_t> query_start_loc;      // [B + 1]
   int64_t batch;
-  int32_t* token_indices_to_sample;  // [B]
-  int32_t* num_rejected;             // [B]
+  Gm<int32_t> token_indices_to_sample;  // [B]
+  Gm<int32_t> num_rejected;             // [B]
 };
 
 // Of the drafts and the token before them one is sampled for each that was accepted, and one more.

@@ -7,15 +7,15 @@ namespace ngram_npu {
 
 struct PrepareNextTokenIdsParams {
   TokenRows<const int32_t> sampled_token_ids;  // [B, M]
-  const uint8_t* discard;                      // [B], or null: none; bool bytes, any nonzero is true
-  const int32_t* backup_token_ids;             // [B], or null: the rows' last tokens
+  Gm<const uint8_t> discard;                   // [B], or null: none; bool bytes, any nonzero is true
+  Gm<const int32_t> backup_token_ids;          // [B], or null: the rows' last tokens
   TokenRows<const int32_t> token_ids;          // [R, S]
-  const int32_t* num_tokens;                   // [R]
+  Gm<const int32_t> num_tokens;                // [R]
   IndexArray row_indices;                      // [B]
   int64_t batch;
   int64_t vocab_size;
-  int32_t* next_token_ids;  // [B]
-  int32_t* num_sampled;     // [B]
+  Gm<int32_t> next_token_ids;  // [B]
+  Gm<int32_t> num_sampled;     // [B]
 };
 
 NGRAM_FN int32_t backup_token(const PrepareNextTokenIdsParams& p, int64_t i) {
@@ -32,7 +32,7 @@ struct NextToken {
 };
 
 NGRAM_FN NextToken next_token(const PrepareNextTokenIdsParams& p, int64_t i) {
-  const int32_t* sampled = p.sampled_token_ids[i];
+  Gm<const int32_t> sampled = p.sampled_token_ids[i];
   const bool discarded = p.discard != nullptr && p.discard[i];
   const int64_t run = discarded ? 0 : leading_run(sampled, p.sampled_token_ids.capacity, p.vocab_size);
   return {run > 0 ? sampled[run - 1] : backup_token(p, i), static_cast<int32_t>(run)};

@@ -1,0 +1,81 @@
+// What the kernels share: reading their arguments, ordering the pipes, and staging what they write.
+//
+// Scalars are read from global memory through the Params' pointers, by the rules in core/. Nothing is ever stored there
+// by a scalar: the scalar caches of two cores would overwrite each other's halves of a line. Results gather in the
+// unified buffer and leave it by copies of exactly their bytes.
+#pragma once
+
+#include "ascendc/launch_args.h"
+#include "ascendc/tilings.h"
+#include "kernel_operator.h"
+
+namespace ngram_npu::ascendc {
+
+// The words of an argument as the struct that the host copied into them.
+template <class T, int32_t words>
+__aicore__ inline T read_as(const uint64_t (&from)[words]) {
+  static_assert(sizeof(T) <= sizeof(from));
+  union {
+    uint64_t copy[words];
+    T value;
+  } both;
+  for (int32_t i = 0; i < words; ++i) both.copy[i] = from[i];
+  return both.value;
+}
+
+// What the second pipe of the event does from here on waits for what the first has been told so far.
+template <AscendC::HardEvent event>
+__aicore__ inline void order() {
+  const int32_t id = static_cast<int32_t>(GetTPipePtr()->FetchEventID(event));
+  AscendC::SetFlag<event>(id);
+  AscendC::WaitFlag<event>(id);
+}
+
+// A launch may have more cores than one of its shares.
+__aicore__ inline int64_t first_item(const Shares& shares) {
+  const int64_t core = AscendC::GetBlockIdx();
+  return core < shares.cores ? core * shares.per_pass : INT64_MAX;
+}
+__aicore__ inline int64_t items_between(const Shares& shares) { return shares.cores * shares.per_pass; }
+
+// A piece of the unified buffer for as long as the kernel runs, read and written by scalars, vectors and copies; which
+// of these wait for which is the kernel's to say by order().
+template <class T>
+class Local {
+ public:
+  __aicore__ inline Local(AscendC::TPipe& pipe, int64_t capacity) {
+    constexpr int64_t kUnit = 32;  // bytes
+    const int64_t bytes = (capacity * int64_t{sizeof(T)} + kUnit - 1) / kUnit * kUnit;
+    pipe.InitBuffer(buffer_, static_cast<uint32_t>(bytes));
+    tensor_ = buffer_.template Get<T>();
+  }
+
+  __aicore__ inline const AscendC::LocalTensor<T>& tensor() const { return tensor_; }
+  __aicore__ inline T get(int64_t i) const { return tensor_.GetValue(static_cast<uint32_t>(i)); }
+  __aicore__ inline void set(int64_t i, T value) { tensor_.SetValue(static_cast<uint32_t>(i), value); }
+
+  // Items [at, at + count) from and to a tensor, no byte more; `at` items are a multiple of 32 bytes.
+  __aicore__ inline void load(int64_t at, Gm<const T> from, int64_t count) {
+    if (count <= 0) return;
+    AscendC::GlobalTensor<T> global;
+    global.SetGlobalBuffer((Gm<T>)from, static_cast<uint64_t>(count));  // a class on the twin: no const_cast
+    AscendC::DataCopyPad(tensor_[static_cast<uint32_t>(at)], global, one_block(count),
+                         AscendC::DataCopyPadExtParams<T>());
+  }
+  __aicore__ inline void store(int64_t at, Gm<T> to, int64_t count) {
+    if (count <= 0) return;
+    AscendC::GlobalTensor<T> global;
+    global.SetGlobalBuffer(to, static_cast<uint64_t>(count));
+    AscendC::DataCopyPad(global, tensor_[static_cast<uint32_t>(at)], one_block(count));
+  }
+
+ private:
+  __aicore__ static inline AscendC::DataCopyExtParams one_block(int64_t count) {
+    return AscendC::DataCopyExtParams(1, static_cast<uint32_t>(count * int64_t{sizeof(T)}), 0, 0, 0);
+  }
+
+  AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
+  AscendC::LocalTensor<T> tensor_;
+};
+
+}  // namespace ngram_npu::ascendc
