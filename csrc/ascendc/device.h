@@ -31,7 +31,11 @@ __aicore__ inline void order() {
   AscendC::WaitFlag<event>(id);
 }
 
-__aicore__ inline int64_t first_item(const Shares& shares) { return AscendC::GetBlockIdx() * shares.per_pass; }
+// A launch may have more cores than one of its shares.
+__aicore__ inline int64_t first_item(const Shares& shares) {
+  const int64_t core = AscendC::GetBlockIdx();
+  return core < shares.cores ? core * shares.per_pass : INT64_MAX;
+}
 __aicore__ inline int64_t items_between(const Shares& shares) { return shares.cores * shares.per_pass; }
 
 // A piece of the unified buffer for as long as the kernel runs, read and written by scalars, vectors and copies; which

@@ -25,7 +25,7 @@ constexpr int64_t draft_ub_bytes(int64_t per_pass, int64_t spans, int64_t k) {
 inline LookupTiling lookup_tiling(int64_t batch, int64_t capacity, int64_t k, const Machine& machine) {
   constexpr int64_t kTileTokens = 8192;  // 32 KB a copy
   constexpr int64_t kItemsPerCore = 8;   // evens out rows of different lengths
-  constexpr int64_t kMaxPerPass = 32;
+  constexpr int64_t kMaxRequests = 32;
   if (!can_run(machine, search_ub_bytes(kTileUnit + kHalo))) return {};
   LookupTiling t{};
   t.tile_tokens = kTileTokens;
@@ -33,7 +33,7 @@ inline LookupTiling lookup_tiling(int64_t batch, int64_t capacity, int64_t k, co
   const int64_t most = smaller(machine.vector_cores, larger<int64_t>((capacity + kMinSpan - 1) / kMinSpan, 1));
   t.spans = smaller((kItemsPerCore * machine.vector_cores + batch - 1) / larger<int64_t>(batch, 1), most);
   t.cores = smaller(machine.vector_cores, batch * t.spans);
-  t.requests = deal_out(batch, machine, kMaxPerPass);
+  t.requests = deal_out(batch, machine, kMaxRequests);
   if (!can_run(machine, draft_ub_bytes(t.requests.per_pass, t.spans, k))) return {};
   return t;
 }

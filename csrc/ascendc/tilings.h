@@ -13,6 +13,15 @@ struct Shares {
   int64_t cores;  // 0 where there are no items
 };
 
+// Operators that write an item a request and an item a token.
+struct BatchTiling {
+  Shares requests;
+  Shares tokens;
+};
+
+// Input ids that prepare_input_ids_ writes at a time.
+constexpr int64_t kInputPiece = 512;
+
 // The lookup. Launch 1 takes each row's ends in `spans` equal pieces, one item each, and finds the best match of an
 // item; its cores read an item in tiles. Launch 2 deals out the requests.
 struct LookupTiling {
