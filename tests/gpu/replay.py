@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 
 HAS_GPU = torch.cuda.is_available()
+NO_GPU = "NO GPU: nothing of the CUDA backend was run; its kernels run on their host twin only"
+GPU_ONLY = pytest.mark.skipif(not HAS_GPU, reason=NO_GPU)
 DEVICES = ["cpu", "cuda"] if HAS_GPU else ["cpu"]
 
 Work = Callable[[], Any]

@@ -9,7 +9,7 @@ import torch
 from ngram_npu import _library
 from opspecs import OPSPECS
 
-from gpu.replay import HAS_GPU
+from gpu.replay import HAS_GPU, NO_GPU
 
 REQUIRED = os.environ.get("NGRAM_NPU_REQUIRE_GPU") == "1"
 
@@ -18,7 +18,7 @@ def test_a_gpu_takes_part() -> None:
     """Skipped without a GPU, once, for all that was not tested; `make gpu` sets
     NGRAM_NPU_REQUIRE_GPU=1 and has it fail instead."""
     if not HAS_GPU and not REQUIRED:
-        pytest.skip("NO GPU: the CUDA backend was not run; its kernels run on their host twin only")
+        pytest.skip(NO_GPU)
     assert torch.cuda.is_available()
     for spec in OPSPECS.values():
         assert "cuda" not in spec.no_kernel, f"{spec.name}: {spec.no_kernel['cuda']}"
