@@ -8,10 +8,9 @@ import pytest
 import torch
 from backends import Backend
 from on_device import OnDevice, StrayWriteError, call_on, run_on
+from ops.parity import check_parity
 from opspecs import OPSPECS, OpSpec, clone_args, owner
 from opspecs.spec import in_buffer
-
-from ops.parity import check_parity
 
 SPECS = list(OPSPECS.values())
 BACKEND = Backend("device-cpu", call_on("cpu"))

@@ -7,10 +7,10 @@ import pytest
 import torch
 from backends import call_torch
 from on_device import OnDevice
+from ops.parity import MismatchError, compare
 from opspecs import OPSPECS, Args, OpSpec, Sample, clone_args
 
 from gpu.replay import DEVICES, Replay, num_allocations, synchronize, times
-from ops.parity import MismatchError, compare
 
 # An index's own memory is tested with the index (test_steps.py): what it holds decides the result.
 SPECS = [spec for spec in OPSPECS.values() if not spec.opaque]
