@@ -11,7 +11,10 @@ from .rows import (
     HOSTILE_INT32,
     HOSTILE_INT64,
     POLICIES,
+    TILE_CAPACITY,
+    TILE_LENGTHS,
     lookup_options,
+    planted_rows,
     random_rows,
     structured_rows,
     token_rows,
@@ -47,6 +50,10 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
             args = (rows, lengths_of_one, None, None, 2, 8, 10, *policy, 182)
             yield Sample(f"{name}-{policy}", args)
 
+    for before, policy in enumerate(POLICIES):
+        rows = in_buffer(planted_rows(rng, TILE_LENGTHS, TILE_CAPACITY), before=before)
+        args = (rows, in_buffer(TILE_LENGTHS), None, None, 1, 8, 5, *policy, UNLIMITED)
+        yield Sample(f"tile-edges-{policy}", args)
     for k in (1, 64):
         for max_len in (-(2**63), -1, 0, 89, 90, 91, 95, UNLIMITED):
             args = (tokens, lengths, None, None, 1, 2, k, 0, True, max_len)

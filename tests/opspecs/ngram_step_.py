@@ -13,7 +13,10 @@ from .rows import (
     HOSTILE_INT64,
     INT32_MAX,
     POLICIES,
+    TILE_CAPACITY,
+    TILE_LENGTHS,
     lookup_options,
+    planted_rows,
     random_rows,
     structured_rows,
     token_rows,
@@ -63,6 +66,14 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
                 new = np.stack([np.resize(row[t:], 3) if t < 150 else row[:3] for t in at])
                 args = (rows, in_buffer(at), in_buffer(new), None, None, advance, INT32_MAX)
                 yield Sample(f"{name}-{label}", (*args, 2, 8, 10, *policy, 152, None))
+    for before, policy in enumerate(POLICIES):
+        # What is appended is the row's end already, so that the copies match what it becomes.
+        grown = planted_rows(rng, TILE_LENGTHS, TILE_CAPACITY)
+        new = np.stack([row[t - 3 : t] for row, t in zip(grown, TILE_LENGTHS, strict=True)])
+        at = in_buffer([t - 3 for t in TILE_LENGTHS])
+        head = (in_buffer(grown, before=before), at, in_buffer(new), None, None, True, INT32_MAX)
+        memory = workspace if before % 2 else None
+        yield Sample(f"tile-edges-{policy}", (*head, 1, 8, 5, *policy, UNLIMITED, memory))
     yield from _empty_samples()
     yield from _hostile_samples(rng)
 

@@ -16,6 +16,10 @@ EDGE_LENGTHS = sorted(
     {0, 1, 2, 3} | {b + d for b in (4, 8, 16, 32, 64, 128, 192) for d in (-1, 0, 1, 2)}
 )
 
+# The same for what a device reads at once: vectors of a warp (128 tokens), tiles of a block (4096).
+TILE_CAPACITY = 8211
+TILE_LENGTHS = [8211, 8210, 8193, 8192, 8191, 4099, 4098, 4097, 4096, 4095]
+
 POLICIES = [(match, overlap) for match in (0, 1) for overlap in (False, True)]
 
 
@@ -42,6 +46,19 @@ def structured_rows(capacity: int) -> list[tuple[str, Array]]:
         "hostile-tokens": np.resize(HOSTILE_INT32, capacity),
     }
     return [(name, values.astype(np.int32)) for name, values in rows.items()]
+
+
+def planted_rows(rng: np.random.Generator, lengths: list[int], capacity: int) -> Array:
+    """Rows without a repetition but copies of their last tokens, some shorter than others, that
+    end next to the edges of vectors and tiles."""
+    rows = np.tile(np.arange(capacity, dtype=np.int32), (len(lengths), 1))
+    edges = np.array([4, 128, 256, 512, 1024, 3968, 4096, 4224, 8064, 8192])
+    for row, length in zip(rows, lengths, strict=True):
+        for n in rng.permutation([1, 2, 3, 5, 5, 8, 8]):
+            end = int(rng.choice(edges[edges < length])) + int(rng.integers(-2, 4))
+            if n <= end < length - 10:
+                row[end - n : end] = row[length - n : length]
+    return rows
 
 
 def _rising_matches(capacity: int) -> Array:
