@@ -1,5 +1,5 @@
 """Every implementation that one parity suite runs on: the CPU kernels at each instruction set,
-through torch and through numpy; and the host twins, through torch in the CPU's place."""
+through torch and through numpy; the host twins, through torch in the CPU's place; and a GPU."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from ngram_npu import _C, _library
+from on_device import call_on
 from opspecs import Args, Array, OpSpec
 from twins import TWINS, Twin
 
@@ -24,6 +25,8 @@ class Backend:
     """Runs an operator on numpy arguments, writing to those it marks, and returns its results."""
     instruction_set: str = "auto"
     twin: Twin | None = None
+    device: str = ""
+    """Of an accelerator that is really there."""
 
     @contextmanager
     def selected(self) -> Iterator[None]:
@@ -31,7 +34,8 @@ class Backend:
             yield
 
     def serves(self, spec: OpSpec) -> bool:
-        return self.twin is None or self.twin.device not in spec.no_kernel
+        device = self.twin.device if self.twin is not None else self.device
+        return device not in spec.no_kernel
 
 
 @contextmanager
@@ -94,4 +98,7 @@ BACKENDS = [
     for front_end, call in (("torch", call_torch), ("numpy", call_numpy))
 ]
 TWIN_BACKENDS = [Backend(twin.name, call_torch, twin=twin) for twin in TWINS]
+DEVICE_BACKENDS = (
+    [Backend("device-cuda", call_on("cuda"), device="cuda")] if torch.cuda.is_available() else []
+)
 FRONT_ENDS = [Backend(n, c) for n, c in (("torch", call_torch), ("numpy", call_numpy))]

@@ -1,6 +1,12 @@
 from __future__ import annotations
 
+import importlib.util
 import os
+
+if importlib.util.find_spec("hypothesis") is None:
+    import without_hypothesis
+
+    without_hypothesis.install()
 
 from hypothesis import HealthCheck, settings
 
