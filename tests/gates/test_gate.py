@@ -100,9 +100,12 @@ WRONG: dict[str, tuple[Callable[[Tree], Tree], str]] = {
         lambda t: replace(t, kernels=_without(t.kernels, (OP, "cpu"))),
         "no kernel for cpu",
     ),
-    "no reason": (lambda t: _with_spec(t, no_kernel={}), "no kernel for cuda and no reason"),
+    "no reason": (
+        lambda t: replace(t, kernels=_without(t.kernels, (OP, "cuda"))),
+        "no kernel for cuda and no reason",
+    ),
     "stale reason": (
-        lambda t: replace(t, kernels={**t.kernels, (OP, "npu"): True}),
+        lambda t: _with_spec(t, no_kernel={"npu": "not yet"}),
         "kernel for npu, but",
     ),
     "no reference": (lambda t: replace(t, references=_without(t.references, OP)), "reference/"),

@@ -9,7 +9,7 @@ from ngram_npu import reference
 
 from .batches import hostile_offsets, index_vectors, lengths_lists, offsets, unordered_offsets
 from .rows import HOSTILE_INT32, HOSTILE_INT64
-from .spec import NOT_YET, Args, Array, BadCall, OpSpec, Sample, in_buffer
+from .spec import Args, Array, BadCall, OpSpec, Sample, in_buffer
 
 # block_size, blocks_per_kv_block, cp_world, cp_rank, cp_interleave
 LAYOUTS = [
@@ -253,5 +253,4 @@ SPEC = OpSpec(
         ),
     ),
     sizes=_sizes(),
-    no_kernel={"npu": NOT_YET["npu"]},
 )

@@ -28,7 +28,7 @@ from .compute_slot_mapping_ import (
 )
 from .correct_num_computed_tokens_ import COUNTS_BAD_CALLS
 from .rows import HOSTILE_INT32, HOSTILE_INT64
-from .spec import NOT_YET, Args, BadCall, OpSpec, Sample, in_buffer
+from .spec import Args, BadCall, OpSpec, Sample, in_buffer
 
 
 def _step(rng: np.random.Generator, batch: int, **change: Any) -> dict[str, Any]:
@@ -219,5 +219,4 @@ SPEC = OpSpec(
         ),
     ),
     sizes=_sizes(),
-    no_kernel={"npu": NOT_YET["npu"]},
 )

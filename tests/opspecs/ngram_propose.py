@@ -19,7 +19,7 @@ from .rows import (
     structured_rows,
     token_rows,
 )
-from .spec import NOT_YET, Args, BadCall, OpSpec, Sample, in_buffer
+from .spec import Args, BadCall, OpSpec, Sample, in_buffer
 
 UNLIMITED = 2**63 - 1
 
@@ -145,5 +145,4 @@ SPEC = OpSpec(
         BadCall("B mismatch", {"active": lambda a: a[:-1]}, r"size 3, got size 2", "active"),
     ),
     sizes=_sizes(),
-    no_kernel={"npu": NOT_YET["npu"]},
 )

@@ -21,7 +21,7 @@ from .rows import (
     structured_rows,
     token_rows,
 )
-from .spec import NOT_YET, Args, Array, BadCall, OpSpec, Sample, in_buffer
+from .spec import Args, Array, BadCall, OpSpec, Sample, in_buffer
 
 UNLIMITED = 2**63 - 1
 
@@ -196,5 +196,4 @@ SPEC = OpSpec(
         ),
     ),
     sizes=_sizes(),
-    no_kernel={"npu": NOT_YET["npu"]},
 )

@@ -8,7 +8,7 @@ from ngram_npu import reference
 
 from .batches import hostile_offsets, int32_vectors, offsets, one_hostile, unordered_offsets
 from .rows import HOSTILE_INT32
-from .spec import NOT_YET, Args, BadCall, OpSpec, Sample, in_buffer
+from .spec import Args, BadCall, OpSpec, Sample, in_buffer
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -97,5 +97,4 @@ SPEC = OpSpec(
         BadCall("too many", {"total_tokens": 2**31}, r"expected 0 to 2147483647", "total_tokens"),
     ),
     sizes=_sizes(),
-    no_kernel={"npu": NOT_YET["npu"]},
 )

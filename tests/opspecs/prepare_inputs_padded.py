@@ -8,7 +8,7 @@ from ngram_npu import reference
 
 from .batches import int32_vectors, offsets, one_hostile
 from .rows import HOSTILE_INT32
-from .spec import NOT_YET, Args, Array, BadCall, OpSpec, Sample, in_buffer
+from .spec import Args, Array, BadCall, OpSpec, Sample, in_buffer
 
 
 def _batch(rng: np.random.Generator, batch: int, k: int) -> tuple[Array, Array, Array]:
@@ -67,5 +67,4 @@ SPEC = OpSpec(
         ),
     ),
     sizes=tuple(_batch(np.random.default_rng(1), batch, 5) for batch in (7, 11, 15)),
-    no_kernel={"npu": NOT_YET["npu"]},
 )

@@ -9,7 +9,7 @@ from ngram_npu import reference
 from .batches import index_vectors, int32_vectors
 from .ngram_step_ import _sampled as sampled_matrix
 from .rows import HOSTILE_INT32, HOSTILE_INT64, INT32_MAX, random_rows, token_rows
-from .spec import NOT_YET, Args, BadCall, OpSpec, Sample, in_buffer
+from .spec import Args, BadCall, OpSpec, Sample, in_buffer
 
 UNLIMITED = 2**63 - 1
 
@@ -184,5 +184,4 @@ SPEC = OpSpec(
         ),
     ),
     sizes=_sizes(),
-    no_kernel={"npu": NOT_YET["npu"]},
 )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 Array = npt.NDArray[Any]
 Args = tuple[Any, ...]
 
-NOT_YET = {"cuda": "this version has no CUDA kernels yet"}
+NOT_YET = {"cuda": "this version scans on a GPU: its index is a later one's"}
 NO_INDEX_ON_NPU = {"npu": "this version scans on the NPU: its index is a later one's"}
 
 CANARY = 1_094_795_585  # 0x41414141: what surrounds the data that an operator may touch
@@ -58,7 +58,7 @@ class OpSpec:
     takes two equal sizes for one symbol)."""
     opaque: frozenset[str] = frozenset()
     """Arguments whose contents are an implementation's own affair and are not compared."""
-    no_kernel: dict[str, str] = field(default_factory=lambda: NOT_YET)
+    no_kernel: dict[str, str] = field(default_factory=dict)
     """Backend -> why this operator has no kernel there."""
 
     @property
