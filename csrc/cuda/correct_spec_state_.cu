@@ -5,8 +5,7 @@
 namespace ngram_npu::cuda {
 namespace {
 
-constexpr int32_t kThreads = 256;
-constexpr int32_t kMostThreads = 1024;
+constexpr int32_t kThreads = 512;
 
 // Token n's position and slot, from the counts as they were before.
 template <class Slot>
@@ -47,14 +46,14 @@ __device__ bool is_last_block(uint32_t* arrived) {
 
 // Every block goes by the counts as they were, and the last one then overwrites them.
 template <class Slot>
-__global__ void __launch_bounds__(kMostThreads) correct_spec_state_kernel(const CorrectSpecStateParams p) {
-  const int64_t first = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  const int64_t step = int64_t{gridDim.x} * blockDim.x;
+__global__ void __launch_bounds__(kThreads) correct_spec_state_kernel(const CorrectSpecStateParams p) {
+  const int64_t first = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t step = int64_t{gridDim.x} * kThreads;
   const int64_t tokens = larger(p.slots.num_slots, p.slots.num_positions);
   for (int64_t n = first; n < tokens; n += step) write_token<Slot>(p, n);
   for (int64_t i = first; i < p.num_seq_lens; i += step) write_request(p, i);
   if (!is_last_block(static_cast<uint32_t*>(p.workspace))) return;
-  for (int64_t i = threadIdx.x; i < p.counts.batch; i += blockDim.x) settle_counts(p.counts, i);
+  for (int64_t i = threadIdx.x; i < p.counts.batch; i += kThreads) settle_counts(p.counts, i);
 }
 
 int64_t items_of(const CorrectSpecStateParams& p) {
@@ -67,16 +66,14 @@ int64_t items_of(const CorrectSpecStateParams& p) {
 using namespace ngram_npu;
 
 NGRAM_NPU_EXPORT int64_t ngram_npu_cuda_correct_spec_state__workspace(const CorrectSpecStateParams* p) {
-  return cuda::items_of(*p) > cuda::kMostThreads ? 1 : 0;
+  return cuda::items_of(*p) > cuda::kThreads ? 1 : 0;
 }
 
 // Without a workspace one block does it all.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_correct_spec_state_(const CorrectSpecStateParams* params, void* stream) {
   const CorrectSpecStateParams& p = *params;
-  const bool one_block = p.workspace == nullptr || cuda::items_of(p) <= cuda::kMostThreads;
-  const dim3 grid = one_block ? dim3(1) : cuda::blocks_for(cuda::items_of(p), cuda::kThreads);
-  const int32_t threads = one_block ? cuda::kMostThreads : cuda::kThreads;
+  const dim3 grid = p.workspace == nullptr ? dim3(1) : cuda::blocks_for(cuda::items_of(p), cuda::kThreads);
   const auto kernel =
       p.slots.slot_bytes == 8 ? cuda::correct_spec_state_kernel<int64_t> : cuda::correct_spec_state_kernel<int32_t>;
-  return cuda::launch(kernel, grid, threads, stream, p);
+  return cuda::launch(kernel, grid, cuda::kThreads, stream, p);
 }

@@ -101,11 +101,11 @@ WRONG: dict[str, tuple[Callable[[Tree], Tree], str]] = {
         "no kernel for cpu",
     ),
     "no reason": (
-        lambda t: replace(t, kernels=_without(t.kernels, (OP, "cuda"))),
+        lambda t: replace(_with_spec(t, no_kernel={}), kernels=_without(t.kernels, (OP, "cuda"))),
         "no kernel for cuda and no reason",
     ),
     "stale reason": (
-        lambda t: _with_spec(t, no_kernel={"npu": "not yet"}),
+        lambda t: replace(t, kernels={**t.kernels, (OP, "npu"): True}),
         "kernel for npu, but",
     ),
     "no reference": (lambda t: replace(t, references=_without(t.references, OP)), "reference/"),

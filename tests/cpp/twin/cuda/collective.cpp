@@ -112,6 +112,7 @@ bool finish_collective(Block& block, const Thread& last) {
   const int count = block.lanes_of_warp(warp);
   const uint32_t mask = last.mask;
   const uint32_t waiting = block.in_collective[static_cast<size_t>(warp)];
+  bool all_here = (waiting & mask) == mask;
   for (int lane = 0; lane < kWarp; ++lane) {
     if ((mask >> lane & 1u) == 0) continue;
     if (lane >= count || lanes[lane].state == State::kDone) {
@@ -121,13 +122,15 @@ bool finish_collective(Block& block, const Thread& last) {
     }
     if ((waiting >> lane & 1u) == 0) continue;
     const Thread& other = lanes[lane];
-    if (other.mask != mask || other.collective != last.collective) {
+    if (other.mask == mask && other.collective == last.collective) continue;
+    all_here = false;
+    if ((other.mask >> last.lane() & 1u) != 0) {  // neither can ever go on
       throw violation_of("%s waits in %s at %s with mask %08x, %s in %s at %s with mask %08x", place_of(last).c_str(),
                          name_of(last.collective), place_of(last.site).c_str(), mask, place_of(other).c_str(),
                          name_of(other.collective), place_of(other.site).c_str(), other.mask);
     }
   }
-  if ((waiting & mask) != mask) return false;
+  if (!all_here) return false;
   uint64_t results[kWarp];
   for (int lane = 0; lane < count; ++lane) {
     if ((mask >> lane & 1u) != 0) results[lane] = result_for(lanes, lanes[lane]);

@@ -10,8 +10,8 @@
 
 namespace twin {
 
-// How this library runs its kernels.
-Options options();
+// How kernels are run from now on; at first as the library was built for.
+Options& options();
 // Launches that follow differ in order from those under another seed.
 void set_seed(uint64_t seed);
 // Keeps the error of a launch until it is asked for; returns it.

@@ -23,6 +23,15 @@ Grid* grid = nullptr;  // of the launch under way
 
 size_t shared_bytes() { return static_cast<size_t>(shared_end - shared_begin); }
 
+uint32_t lanes_that_run(const Block& block, int warp) {
+  uint32_t lanes = 0;
+  for (int lane = 0; lane < block.lanes_of_warp(warp); ++lane) {
+    const auto number = static_cast<size_t>(block.first_of_warp(warp) + lane);
+    if (block.threads[number].state != State::kDone) lanes |= 1u << lane;
+  }
+  return lanes;
+}
+
 void enter_thread();
 
 class Grid {
@@ -63,6 +72,7 @@ class Grid {
 
   void run_thread() {
     thread_(context_);
+    while (!current_->late.empty() && random_.below(8) != 0) give_way();  // what it did may come later than its end
     finish_atomics(*current_);
     current_->state = State::kDone;
     --current_->block->running;
@@ -82,7 +92,6 @@ class Grid {
   }
 
   void finish_atomics(Thread& thread) {
-    // In any order, but two of one address in their own.
     for (const LateAtomic& late : thread.late) late.apply(late.address, late.operand, late.other);
     thread.late.clear();
   }
@@ -210,9 +219,10 @@ class Grid {
       if (t.state == State::kAtBarrier) {
         text += "at the barrier of " + place_of(t.site);
       } else {
-        char mask[16];
-        std::snprintf(mask, sizeof mask, "%08x", t.mask);
-        text += std::string("in ") + name_of(t.collective) + " at " + place_of(t.site) + " for the lanes " + mask;
+        char masks[96];
+        std::snprintf(masks, sizeof masks, "%08x, of which %08x have left the kernel", t.mask,
+                      t.mask & ~lanes_that_run(block, t.warp()));
+        text += std::string("in ") + name_of(t.collective) + " at " + place_of(t.site) + " for the lanes " + masks;
       }
     }
     return text;
@@ -360,15 +370,7 @@ uint64_t collective(Collective kind, uint32_t mask, uint64_t value, int operand,
   return t.value;
 }
 
-uint32_t lanes_of_warp() {
-  const Thread& t = grid->current();
-  uint32_t lanes = 0;
-  for (int lane = 0; lane < t.block->lanes_of_warp(t.warp()); ++lane) {
-    const auto number = static_cast<size_t>(t.block->first_of_warp(t.warp()) + lane);
-    if (t.block->threads[number].state != State::kDone) lanes |= 1u << lane;
-  }
-  return lanes;
-}
+uint32_t lanes_of_warp() { return lanes_that_run(*grid->current().block, grid->current().warp()); }
 
 void fence(Fence) {
   grid->finish_atomics(grid->current());

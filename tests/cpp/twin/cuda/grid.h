@@ -20,6 +20,9 @@ struct Options {
   bool yields = false;      // threads give way at atomics and fences, and an atomic without a result takes effect late
 };
 
+constexpr Options kFast{1, false};
+constexpr Options kResident{5, true};
+
 class Random {
  public:
   explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u + 0x632be59bd9b4e019u) {}

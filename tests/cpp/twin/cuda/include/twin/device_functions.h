@@ -45,18 +45,18 @@ class AtomicResult {
 
 }  // namespace twin
 
-inline void __syncthreads(NGRAM_TWIN_SITE) { twin::barrier(twin::Barrier::kSync, 0, site); }
-inline int __syncthreads_or(int predicate, NGRAM_TWIN_SITE) {
-  return twin::barrier(twin::Barrier::kOr, predicate, site);
+inline void __syncthreads(NGRAM_TWIN_CALLER) { twin::barrier(twin::Barrier::kSync, 0, NGRAM_TWIN_SITE); }
+inline int __syncthreads_or(int predicate, NGRAM_TWIN_CALLER) {
+  return twin::barrier(twin::Barrier::kOr, predicate, NGRAM_TWIN_SITE);
 }
-inline int __syncthreads_and(int predicate, NGRAM_TWIN_SITE) {
-  return twin::barrier(twin::Barrier::kAnd, predicate, site);
+inline int __syncthreads_and(int predicate, NGRAM_TWIN_CALLER) {
+  return twin::barrier(twin::Barrier::kAnd, predicate, NGRAM_TWIN_SITE);
 }
-inline int __syncthreads_count(int predicate, NGRAM_TWIN_SITE) {
-  return twin::barrier(twin::Barrier::kCount, predicate, site);
+inline int __syncthreads_count(int predicate, NGRAM_TWIN_CALLER) {
+  return twin::barrier(twin::Barrier::kCount, predicate, NGRAM_TWIN_SITE);
 }
-inline void __syncwarp(unsigned mask = 0xffffffffu, NGRAM_TWIN_SITE) {
-  twin::collective(twin::Collective::kSync, mask, 0, 0, warpSize, site);
+inline void __syncwarp(unsigned mask = 0xffffffffu, NGRAM_TWIN_CALLER) {
+  twin::collective(twin::Collective::kSync, mask, 0, 0, warpSize, NGRAM_TWIN_SITE);
 }
 inline unsigned __activemask() { return twin::lanes_of_warp(); }
 inline void __threadfence_block() { twin::fence(twin::Fence::kBlock); }
@@ -64,22 +64,22 @@ inline void __threadfence() { twin::fence(twin::Fence::kDevice); }
 inline void __threadfence_system() { twin::fence(twin::Fence::kSystem); }
 
 // One overload per type that CUDA has, and no template: arguments convert as they do there.
-#define NGRAM_TWIN_SHUFFLES(T)                                                                               \
-  inline T __shfl_sync(unsigned mask, T value, int lane, int width = warpSize, NGRAM_TWIN_SITE) {            \
-    return twin::from_bits<T>(                                                                               \
-        twin::collective(twin::Collective::kShuffle, mask, twin::bits_of(value), lane, width, site));        \
-  }                                                                                                          \
-  inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = warpSize, NGRAM_TWIN_SITE) {   \
-    return twin::from_bits<T>(twin::collective(twin::Collective::kShuffleUp, mask, twin::bits_of(value),     \
-                                               static_cast<int>(delta), width, site));                       \
-  }                                                                                                          \
-  inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = warpSize, NGRAM_TWIN_SITE) { \
-    return twin::from_bits<T>(twin::collective(twin::Collective::kShuffleDown, mask, twin::bits_of(value),   \
-                                               static_cast<int>(delta), width, site));                       \
-  }                                                                                                          \
-  inline T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = warpSize, NGRAM_TWIN_SITE) {       \
-    return twin::from_bits<T>(                                                                               \
-        twin::collective(twin::Collective::kShuffleXor, mask, twin::bits_of(value), lanes, width, site));    \
+#define NGRAM_TWIN_SHUFFLES(T)                                                                                       \
+  inline T __shfl_sync(unsigned mask, T value, int lane, int width = warpSize, NGRAM_TWIN_CALLER) {                  \
+    return twin::from_bits<T>(                                                                                       \
+        twin::collective(twin::Collective::kShuffle, mask, twin::bits_of(value), lane, width, NGRAM_TWIN_SITE));     \
+  }                                                                                                                  \
+  inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = warpSize, NGRAM_TWIN_CALLER) {         \
+    return twin::from_bits<T>(twin::collective(twin::Collective::kShuffleUp, mask, twin::bits_of(value),             \
+                                               static_cast<int>(delta), width, NGRAM_TWIN_SITE));                    \
+  }                                                                                                                  \
+  inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = warpSize, NGRAM_TWIN_CALLER) {       \
+    return twin::from_bits<T>(twin::collective(twin::Collective::kShuffleDown, mask, twin::bits_of(value),           \
+                                               static_cast<int>(delta), width, NGRAM_TWIN_SITE));                    \
+  }                                                                                                                  \
+  inline T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = warpSize, NGRAM_TWIN_CALLER) {             \
+    return twin::from_bits<T>(                                                                                       \
+        twin::collective(twin::Collective::kShuffleXor, mask, twin::bits_of(value), lanes, width, NGRAM_TWIN_SITE)); \
   }
 NGRAM_TWIN_SHUFFLES(int)
 NGRAM_TWIN_SHUFFLES(unsigned)
@@ -89,10 +89,10 @@ NGRAM_TWIN_SHUFFLES(long long)
 NGRAM_TWIN_SHUFFLES(unsigned long long)
 #undef NGRAM_TWIN_SHUFFLES
 
-#define NGRAM_TWIN_COLLECTIVE(result, name, T, kind)                                              \
-  inline result name(unsigned mask, T value, NGRAM_TWIN_SITE) {                                   \
-    return twin::from_bits<result>(                                                               \
-        twin::collective(twin::Collective::kind, mask, twin::bits_of(value), 0, warpSize, site)); \
+#define NGRAM_TWIN_COLLECTIVE(result, name, T, kind)                                                         \
+  inline result name(unsigned mask, T value, NGRAM_TWIN_CALLER) {                                            \
+    return twin::from_bits<result>(                                                                          \
+        twin::collective(twin::Collective::kind, mask, twin::bits_of(value), 0, warpSize, NGRAM_TWIN_SITE)); \
   }
 NGRAM_TWIN_COLLECTIVE(unsigned, __ballot_sync, int, kBallot)
 NGRAM_TWIN_COLLECTIVE(int, __any_sync, int, kAny)

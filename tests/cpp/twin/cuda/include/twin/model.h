@@ -5,9 +5,10 @@
 #include <cstdint>
 
 #define NGRAM_TWIN_SHARED_SECTION "ngram_twin_shared"
-// Where in the kernel's source a call stands. The compiler may double code, so an address would not do.
-#define NGRAM_TWIN_SITE \
-  twin::Site site = twin::Site { __builtin_FILE(), __builtin_LINE() }
+// Where in the kernel's source a call stands: two defaulted parameters, and what they say. The compiler may double
+// code, so an address would not do.
+#define NGRAM_TWIN_CALLER const char *file = __builtin_FILE(), int line = __builtin_LINE()
+#define NGRAM_TWIN_SITE (twin::Site{file, line})
 
 namespace twin {
 
