@@ -30,8 +30,8 @@ struct State {
   Cost total;    // `cycles`: the sum of the launches', which run one after another
   Cost slowest;  // the block that took longest, of all
   uint64_t launches = 0;
-  int64_t max_blocks = 0;  // of a launch
-  std::atomic<int64_t> cores{8};
+  int64_t max_blocks = 0;         // of a launch
+  std::atomic<int64_t> cores{0};  // 0: machines of several sizes in turn
   std::atomic<uint64_t> seed{1};
 };
 
@@ -55,10 +55,23 @@ void account(const std::vector<Cost>& costs) {
   s.max_blocks = std::max(s.max_blocks, static_cast<int64_t>(costs.size()));
 }
 
+// Small machines bring out of small tensors what large ones bring out of large: several tiles, passes and blocks.
+template <class Params>
+ascendc::LaunchPlan plan_for(const Params& params, int64_t cores, uint64_t seed) {
+  constexpr int64_t kCores[] = {1, 2, 7, 8, 40, 48};
+  constexpr int64_t kUbBytes[] = {12 * 1024, 16 * 1024, 48 * 1024, kChip.ub_bytes};
+  if (cores > 0) return ascendc::plan(params, {cores, kChip.ub_bytes});
+  for (size_t size = seed % std::size(kUbBytes);; ++size) {
+    const ascendc::LaunchPlan plan =
+        ascendc::plan(params, {kCores[seed / std::size(kUbBytes) % std::size(kCores)], kUbBytes[size]});
+    if (plan.status == kOk || size + 1 == std::size(kUbBytes)) return plan;
+  }
+}
+
 template <class Params>
 int32_t carry_out(const Params& params) {
   State& s = state();
-  ascendc::LaunchPlan plan = ascendc::plan(params, {s.cores, kChip.ub_bytes});
+  ascendc::LaunchPlan plan = plan_for(params, s.cores, s.seed);
   if (plan.status != kOk) return plan.status;
   Regions regions;
   tensors(params, regions);
@@ -71,7 +84,7 @@ int32_t carry_out(const Params& params) {
   for (int32_t i = 0; i < plan.num_launches; ++i) {
     const ascendc::Launch& launch = plan.launches[i];
     Options options;
-    options.seed = s.seed++;
+    options.seed = s.seed + static_cast<uint64_t>(i);
     const KernelFunction kernel = kKernels[static_cast<size_t>(launch.kernel)];
     const Outcome outcome = run(regions.list, static_cast<int32_t>(launch.blocks), [&] { kernel(plan.args); }, options);
     const std::lock_guard<std::mutex> lock(s.mutex);
@@ -81,6 +94,7 @@ int32_t carry_out(const Params& params) {
     }
     account(outcome.costs);
   }
+  ++s.seed;
   return kOk;
 }
 
@@ -94,7 +108,7 @@ int32_t carry_out(const Params& params) {
 NGRAM_NPU_ASCENDC_OPS(NGRAM_TWIN_ENTRY_POINT)
 #undef NGRAM_TWIN_ENTRY_POINT
 
-// How many vector cores the machine has from now on.
+// How many vector cores the machine has from now on; 0: machines of several sizes take turns.
 NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_set_cores(int64_t cores) { ngram_npu::twin::state().cores = cores; }
 
 // What the last check that failed said; empty where none did. Until the next call.
