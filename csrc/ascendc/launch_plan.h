@@ -67,10 +67,10 @@ LaunchPlan plan_with(const Params& params, const Tiling& tiling) {
   return plan;
 }
 
-// By default cores are left idle rather than let two of them write into one 32-byte unit of memory.
-inline Shares deal_out(int64_t items, const Machine& machine, int64_t max_per_pass, int64_t unit = 8) {
+// Neighbours may share a 32-byte unit of memory: copies write exactly their bytes.
+inline Shares deal_out(int64_t items, const Machine& machine, int64_t max_per_pass) {
   const int64_t even = (items + machine.vector_cores - 1) / machine.vector_cores;
-  const int64_t per_pass = smaller(larger((even + unit - 1) / unit * unit, unit), max_per_pass);
+  const int64_t per_pass = smaller(larger<int64_t>(even, 1), max_per_pass);
   return {per_pass, smaller(machine.vector_cores, (items + per_pass - 1) / per_pass)};
 }
 

@@ -50,7 +50,7 @@ class Tiles {
   __aicore__ inline Tile next() {
     if (end_ >= item_end_ && !enter_next_item()) return {row_, -1, 0, 0, true};
     const int64_t base = larger<int64_t>(end_ - kHalo, 0);
-    end_ = smaller(base + tiling_.tile_tokens, item_end_);
+    end_ = smaller(end_ + tile_ends_, item_end_);
     return {row_, item_, base, end_ - base, end_ >= item_end_};
   }
 
@@ -66,6 +66,10 @@ class Tiles {
     const int64_t span = larger(kMinSpan, (ends + tiling_.spans - 1) / tiling_.spans);
     end_ = smaller(ends, (item_ + i) % tiling_.spans * span);
     item_end_ = smaller(ends, end_ + span);
+    // Equal tiles: a small one at the end would not hide the wait for the next.
+    const int64_t most = tiling_.tile_tokens - kHalo;
+    const int64_t tiles = larger<int64_t>((item_end_ - end_ + most - 1) / most, 1);
+    tile_ends_ = (item_end_ - end_ + tiles - 1) / tiles;
     return true;
   }
 
@@ -75,9 +79,10 @@ class Tiles {
   int64_t item_;
   int64_t end_ = 0;  // of this item, the first end that no tile has had yet
   int64_t item_end_ = 0;
+  int64_t tile_ends_ = 0;
 };
 
-// Loads tiles into two buffers in turn and searches them.
+// Loads tiles into a few buffers in turn and searches them.
 class Searcher {
  public:
   __aicore__ inline Searcher(AscendC::TPipe& pipe, int64_t tile_tokens, const LookupOptions& options)
@@ -91,7 +96,7 @@ class Searcher {
         flags_(pipe, words_),
         scratch_(pipe, words_),
         best_(pipe, kBlock) {
-    pipe.InitBuffer(tiles_, 2, static_cast<uint32_t>(tile_tokens * int64_t{sizeof(int32_t)}));
+    pipe.InitBuffer(tiles_, kTileBuffers, static_cast<uint32_t>(tile_tokens * int64_t{sizeof(int32_t)}));
     // Byte offsets of each word, and the words' ranks: the word that wins has the highest.
     const auto offsets = following_.tensor().ReinterpretCast<int32_t>();
     AscendC::CreateVecIndex(offsets, 0, static_cast<uint32_t>(words_));
@@ -214,7 +219,7 @@ class Searcher {
 
   const LookupOptions options_;
   const int64_t words_;
-  AscendC::TQue<AscendC::TPosition::VECIN, 2> tiles_;
+  AscendC::TQue<AscendC::TPosition::VECIN, kTileBuffers> tiles_;
   Local<uint32_t> starts_[2];
   Local<uint32_t> moved_, carry_, following_;
   Local<float> ranks_, flags_, scratch_, best_;
@@ -232,22 +237,20 @@ __aicore__ inline void search_items(const NgramNpuLaunchArgs& args) {
   for (int64_t j = 0; j < kSlotInts; ++j) slot.set(j, 0);
   Tiles<Params> tiles(p, tiling);
   Occurrence best{-1, 0};
-  Tile tile = tiles.next();
-  searcher.load(tile);
-  while (tile.item >= 0) {
-    const Tile ahead = tiles.next();
-    searcher.load(ahead);
+  Tile queue[kTileBuffers];
+  for (int64_t t = 0; t < kTileBuffers - 1; ++t) searcher.load(queue[t] = tiles.next());
+  for (int64_t t = 0; queue[t % kTileBuffers].item >= 0; ++t) {
+    searcher.load(queue[(t + kTileBuffers - 1) % kTileBuffers] = tiles.next());
+    const Tile& tile = queue[t % kTileBuffers];
     const Occurrence found = searcher.search(tile);
     if (better(found, best, p.lookup.match)) best = found;
-    if (tile.last_of_item) {
-      order<AscendC::HardEvent::MTE3_S>();
-      slot.set(0, static_cast<int32_t>(best.len));
-      slot.set(1, static_cast<int32_t>(best.end));
-      order<AscendC::HardEvent::S_MTE3>();
-      slot.store(0, slots + tile.item * kSlotInts, kSlotInts);
-      best = {-1, 0};
-    }
-    tile = ahead;
+    if (!tile.last_of_item) continue;
+    order<AscendC::HardEvent::MTE3_S>();
+    slot.set(0, static_cast<int32_t>(best.len));
+    slot.set(1, static_cast<int32_t>(best.end));
+    order<AscendC::HardEvent::S_MTE3>();
+    slot.store(0, slots + tile.item * kSlotInts, kSlotInts);
+    best = {-1, 0};
   }
 }
 

@@ -6,11 +6,11 @@
 
 namespace ngram_npu::ascendc {
 
-// Of launch 1: two buffers of tokens; five of a bit and four of a float... a token's share of each, and the slot.
+// Of launch 1: the buffers of tokens; five of a bit and four of a float... a token's share of each, and the slot.
 constexpr int64_t search_ub_bytes(int64_t tile_tokens) {
   constexpr int64_t kUnit = 32;
   const int64_t words = tile_tokens / 32;
-  const int64_t tokens = 2 * tile_tokens * 4;
+  const int64_t tokens = kTileBuffers * tile_tokens * 4;
   const int64_t marks = 5 * words * 4 + 2 * kUnit;
   const int64_t ranks = 3 * words * 4 + kUnit;
   return tokens + marks + ranks + kSlotInts * 4;
@@ -24,7 +24,7 @@ constexpr int64_t draft_ub_bytes(int64_t per_pass, int64_t spans, int64_t k) {
 // `spans` 0: the machine cannot carry it out.
 inline LookupTiling lookup_tiling(int64_t batch, int64_t capacity, int64_t k, const Machine& machine) {
   constexpr int64_t kTileTokens = 8192;  // 32 KB a copy
-  constexpr int64_t kItemsPerCore = 8;   // evens out rows of different lengths
+  constexpr int64_t kItemsPerCore = 4;   // evens out rows of different lengths
   constexpr int64_t kMaxRequests = 32;
   if (!can_run(machine, search_ub_bytes(kTileUnit + kHalo))) return {};
   LookupTiling t{};

@@ -7,8 +7,7 @@ namespace ngram_npu::ascendc {
 
 inline LaunchPlan plan(const PrepareInputIdsParams& p, const Machine& machine) {
   if (!can_run(machine, kInputPiece * int64_t{sizeof(int32_t)})) return {};
-  // Each request writes to a place of its own anyway.
-  const Shares requests = deal_out(p.batch, machine, 1, 1);
+  const Shares requests = deal_out(p.batch, machine, 1);  // each writes to a place of its own
   LaunchPlan plan = plan_with(p, requests);
   plan.add(Kernel::ngram_npu_prepare_input_ids, requests.cores);
   return plan;

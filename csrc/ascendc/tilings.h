@@ -37,6 +37,8 @@ constexpr int64_t kTileUnit = 256;
 constexpr int64_t kHalo = 64;
 // Shorter spans would read the halo for too few tokens.
 constexpr int64_t kMinSpan = 1024;
+// Buffers of a tile's tokens: while one is searched, two are on their way.
+constexpr int64_t kTileBuffers = 3;
 // What launch 1 leaves of an item for launch 2, in int32s: length and end of its best match, and nothing.
 constexpr int64_t kSlotInts = 8;
 // Room for a request's sampled tokens, and for one length, on their way to its row: whole 32-byte units.

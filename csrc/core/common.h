@@ -4,6 +4,10 @@
 
 #include <cstdint>
 
+#if defined(__CCE_AICORE__)
+#include "kernel_operator.h"  // says what __aicore__ and __gm__ are
+#endif
+
 #if defined(__CUDACC__)
 #define NGRAM_FN __host__ __device__ inline
 #elif defined(__CCE_AICORE__)
