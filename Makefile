@@ -9,14 +9,14 @@ VLLM_VENV ?= .venv-vllm
 CXX_TESTS := $(BUILD)/cpp
 SAN_STAGE := $(BUILD)/python-asan
 
-.PHONY: demo test setup wheel install lint format twins test-python test-cpp test-sanitizers test-neon fuzz test-fuzz gtest bench \
+.PHONY: demo test setup wheel install lint format twins cuda-resources test-python test-cpp test-sanitizers test-neon fuzz test-fuzz gtest bench \
   test-vllm clean
 
 demo: install
 	$(VENV)/bin/ngram-npu doctor
 	$(VENV)/bin/ngram-npu replay
 
-test: lint install test-cpp test-sanitizers twins test-python test-fuzz
+test: lint install cuda-resources test-cpp test-sanitizers twins test-python test-fuzz
 
 setup: $(VENV)/.ready
 
@@ -49,7 +49,7 @@ format: setup
 test-python: install twins
 	NGRAM_NPU_WHEEL=$$(ls $(DIST)/ngram_npu-*.whl) $(PY) -m pytest
 
-CONFIGURE = cmake -G Ninja -S . -DPython_EXECUTABLE=$(abspath $(PY)) -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja)
+CONFIGURE = cmake -G Ninja -S . -DNGRAM_NPU_CUDA=OFF -DPython_EXECUTABLE=$(abspath $(PY)) -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja)
 
 define cpp_suite
 	$(CONFIGURE) -B $(CXX_TESTS)$(1) -DNGRAM_NPU_TESTS=ON -DNGRAM_NPU_TORCH=OFF -DNGRAM_NPU_PYTHON=OFF $(2) >/dev/null
@@ -72,6 +72,11 @@ test-sanitizers: setup gtest
 	CI=1 ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(SAN_STAGE)/stage NGRAM_NPU_EXPECT_VERSION=sanitized \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	  $(PY) -m pytest -p no:cacheprovider tests/ops/test_parity.py tests/ops/test_errors.py tests/test_sanitized.py
+
+# Every CUDA kernel for every architecture: it compiles, spills nothing, and needs what csrc/cuda/resources.json says.
+cuda-resources: setup
+	@if command -v nvcc >/dev/null; then $(PY) -m tools.cuda_resources --jobs $(JOBS); \
+	  else echo "cuda-resources: left out, nvcc is missing"; fi
 
 # The device kernels on models of their devices, which need none; with the tests of the models themselves.
 twins: setup gtest

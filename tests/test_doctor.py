@@ -27,6 +27,27 @@ def test_report() -> None:
     json.dumps(report.to_dict())
 
 
+def test_cuda_kernels_are_not_loaded_beside_a_torch_without_cuda() -> None:
+    reason = ngram_npu.doctor().backends["cuda"].reason
+    if torch.version.cuda is None:
+        assert "without CUDA" in reason or "without nvcc" in reason
+
+
+@pytest.mark.parametrize(
+    ("driver", "problem"),
+    [
+        (0, "there is no CUDA driver"),
+        (12080, "need a driver for CUDA 13 (580 or later), this one is for CUDA 12.8"),
+        (13000, ""),
+        (13010, ""),
+        (14000, ""),
+    ],
+)
+def test_what_is_said_of_a_cuda_driver(driver: int, problem: str) -> None:
+    found = _library._driver_problem(driver, 13000)
+    assert found == "" if problem == "" else problem in found
+
+
 def test_instruction_set_in_force_is_reported() -> None:
     with instruction_set("scalar"):
         assert ngram_npu.doctor().instruction_set == "scalar"

@@ -25,9 +25,14 @@ RUNTIME = {
 NEEDED = {
     "libngram_npu.so": RUNTIME | {"libtorch_cpu.so", "ld-linux-x86-64.so.2"},
     "libngram_npu_cpu.so": RUNTIME | {"ld-linux-x86-64.so.2"},
+    "libngram_npu_cuda.so": RUNTIME | {"ld-linux-x86-64.so.2", "librt.so.1"},
     "_C": RUNTIME | {"libngram_npu_cpu.so", "ld-linux-x86-64.so.2"},
 }
-EXPORTED = {"libngram_npu.so": r"ngram_npu_\w+", "libngram_npu_cpu.so": r"ngram_npu_cpu_\w+"}
+EXPORTED = {
+    "libngram_npu.so": r"ngram_npu_\w+",
+    "libngram_npu_cpu.so": r"ngram_npu_cpu_\w+",
+    "libngram_npu_cuda.so": r"ngram_npu_cuda_\w+",
+}
 EXPORTED_BY_MODULE = r"PyInit_\w+"
 MAX_VERSIONS = {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 30), "CXXABI": (1, 3, 13)}
 

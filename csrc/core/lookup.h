@@ -26,8 +26,19 @@ NGRAM_FN int64_t draft_budget(int64_t k, int64_t max_len, int64_t num_tokens) {
   return max_len <= num_tokens ? 0 : smaller(k, max_len - num_tokens);
 }
 
+// What an operator looks up in: a row and how many tokens it holds; row -1 and no tokens where there is nothing to do.
+struct LiveRow {
+  int64_t row;
+  int64_t length;
+};
+
 // A row can hold a match only with two tokens, and only if its length lies within the row.
 NGRAM_FN bool can_look_up(int64_t num_tokens, int64_t capacity) { return num_tokens >= 2 && num_tokens <= capacity; }
+
+// A row that may not draft is not read.
+NGRAM_FN bool may_draft(int64_t num_tokens, int64_t capacity, const LookupOptions& options) {
+  return can_look_up(num_tokens, capacity) && draft_budget(options.k, options.max_len, num_tokens) > 0;
+}
 
 // How many drafts follow an occurrence that ends at `end`.
 NGRAM_FN int64_t draft_length(int64_t end, int64_t num_tokens, int64_t budget, bool overlap) {
@@ -35,24 +46,37 @@ NGRAM_FN int64_t draft_length(int64_t end, int64_t num_tokens, int64_t budget, b
 }
 
 // Where draft j is read. Past the end of the row the draft continues into itself, which has the period num_tokens -
-// start.
-NGRAM_FN int64_t draft_source(int64_t end, int64_t num_tokens, int64_t j) {
-  const int64_t start = end + 1;
+// start. On a device uint32_t is enough for any row.
+template <class Int>
+NGRAM_FN Int draft_source(Int end, Int num_tokens, Int j) {
+  const Int start = end + 1;
   return start + j < num_tokens ? start + j : start + j % (num_tokens - start);
 }
 
-// One row's outputs. `found.len` 0 means no occurrence; draft has k slots.
+// Words of workspace that a lookup needs on a device where several blocks share a row: those of the batch together.
+constexpr int64_t kLookupWorkspaceWords = 4;  // a request's
+NGRAM_FN int64_t lookup_workspace_words(int64_t batch) { return kLookupWorkspaceWords * batch; }
+
+// How many tokens are drafted; `found.len` 0 means no occurrence.
+NGRAM_FN int64_t num_drafts(Occurrence found, int64_t num_tokens, const LookupOptions& options) {
+  if (found.len == 0) return 0;
+  const int64_t budget = draft_budget(options.k, options.max_len, num_tokens);
+  return draft_length(found.end, num_tokens, budget, options.overlap);
+}
+
+// A match that gave no draft is not reported.
+NGRAM_FN int32_t reported_len(Occurrence found, int64_t drafts) {
+  return drafts > 0 ? static_cast<int32_t>(found.len) : 0;
+}
+
+// One row's outputs; draft has k slots.
 NGRAM_FN void write_draft(const int32_t* tokens, int64_t num_tokens, Occurrence found, const LookupOptions& options,
                           int32_t* draft, int32_t* num_draft, int32_t* match_len) {
-  int64_t count = 0;
-  if (found.len > 0) {
-    const int64_t budget = draft_budget(options.k, options.max_len, num_tokens);
-    count = draft_length(found.end, num_tokens, budget, options.overlap);
-    for (int64_t j = 0; j < count; ++j) draft[j] = tokens[draft_source(found.end, num_tokens, j)];
-  }
+  const int64_t count = num_drafts(found, num_tokens, options);
+  for (int64_t j = 0; j < count; ++j) draft[j] = tokens[draft_source(found.end, num_tokens, j)];
   for (int64_t j = count; j < options.k; ++j) draft[j] = kNoToken;
   *num_draft = static_cast<int32_t>(count);
-  *match_len = count > 0 ? static_cast<int32_t>(found.len) : 0;
+  *match_len = reported_len(found, count);
 }
 
 }  // namespace ngram_npu

@@ -16,7 +16,14 @@ struct NgramProposeParams {
   Gm<int32_t> draft_token_ids;   // [B, k]
   Gm<int32_t> num_draft_tokens;  // [B]
   Gm<int32_t> match_len;         // [B]
+  void* workspace;               // device backends only
   const Executor* executor;      // host backends only; null: the calling thread
 };
+
+NGRAM_FN LiveRow live_row(const NgramProposeParams& p, int64_t i) {
+  const int64_t row = p.row_indices[i];
+  if (!p.token_ids.has(row) || (p.active != nullptr && p.active[i] == 0)) return {-1, 0};
+  return {row, p.num_tokens[row]};
+}
 
 }  // namespace ngram_npu

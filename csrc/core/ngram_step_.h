@@ -40,25 +40,35 @@ struct Accepted {
   int32_t next_token;
 };
 
-// Decides without writing, so that a device kernel may let every thread decide and one thread write.
-NGRAM_FN Accepted accept(const NgramStepParams& p, int64_t i) {
-  Accepted a{-1, 0, 0, 0, 0};
-  Gm<const int32_t> sampled = p.sampled_token_ids[i];
-  if (p.discard == nullptr || !p.discard[i])
-    a.num_sampled = leading_run(sampled, p.sampled_token_ids.capacity, p.vocab_size);
+// The row a request appends to, where it has one that is usable.
+NGRAM_FN LiveRow live_row(const NgramStepParams& p, int64_t i) {
   const int64_t row = p.row_indices[i];
-  if (!p.token_ids.has(row)) return a;
+  if (!p.token_ids.has(row)) return {-1, 0};
   const int64_t length = p.num_tokens[row];
-  if (length < 0 || length > p.token_ids.capacity) return a;
-  a.row = row;
-  a.old_length = length;
-  a.num_appended = appended(a.num_sampled, length, p.token_ids.capacity);
-  if (a.num_sampled > 0) {
-    a.next_token = sampled[a.num_sampled - 1];
-  } else if (length > 0) {
-    a.next_token = p.token_ids[row][length - 1];
-  }
-  return a;
+  if (length < 0 || length > p.token_ids.capacity) return {-1, 0};
+  return {row, length};
+}
+
+NGRAM_FN bool discarded(const NgramStepParams& p, int64_t i) { return p.discard != nullptr && p.discard[i] != 0; }
+
+NGRAM_FN int64_t sampled_run(const NgramStepParams& p, int64_t i) {
+  if (discarded(p, i)) return 0;
+  return leading_run(p.sampled_token_ids[i], p.sampled_token_ids.capacity, p.vocab_size);
+}
+
+NGRAM_FN int32_t next_token(const NgramStepParams& p, int64_t i, const LiveRow& live, int64_t num_sampled) {
+  if (live.row < 0) return 0;
+  if (num_sampled > 0) return p.sampled_token_ids[i][num_sampled - 1];
+  return live.length > 0 ? p.token_ids[live.row][live.length - 1] : 0;
+}
+
+// Decides without writing, so that a device kernel may let every thread decide and one thread write.
+NGRAM_FN Accepted accept(const NgramStepParams& p, int64_t i, const LiveRow& live, int64_t num_sampled) {
+  const int64_t taken = live.row >= 0 ? appended(num_sampled, live.length, p.token_ids.capacity) : 0;
+  return {live.row, live.length, num_sampled, taken, next_token(p, i, live, num_sampled)};
+}
+NGRAM_FN Accepted accept(const NgramStepParams& p, int64_t i) {
+  return accept(p, i, live_row(p, i), sampled_run(p, i));
 }
 
 // Only a request that got a token drafts: the others are not verified in the next step.

@@ -5,8 +5,7 @@ namespace ngram_npu::cpu {
 void draft_row(FindOccurrence find, const int32_t* tokens, int64_t num_tokens, int64_t capacity,
                const LookupOptions& options, int32_t* draft, int32_t* num_draft, int32_t* match_len) {
   Occurrence found{-1, 0};
-  // A row that may not draft is not read.
-  if (can_look_up(num_tokens, capacity) && draft_budget(options.k, options.max_len, num_tokens) > 0) {
+  if (may_draft(num_tokens, capacity, options)) {
     found = find(tokens, num_tokens, options.min_n, options.max_n, options.match);
   }
   write_draft(tokens, num_tokens, found, options, draft, num_draft, match_len);

@@ -1,6 +1,7 @@
 // `ngram_npu._C`: the CPU kernels on numpy arrays, and what tests and `doctor` ask the build. No torch here.
 #include "cpu/instruction_set.h"
 #include "cpu/parallel.h"
+#include "host/workspace.h"
 #include "python/ops.h"
 
 namespace ngram_npu::python {
@@ -26,6 +27,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_instruction_set", set_instruction_set, py::arg("name"));
   m.def("num_threads", ngram_npu_cpu_num_threads);
   m.def("set_num_threads", set_num_threads, py::arg("limit"));
+  m.def("workspace_words", &host::workspace_words, py::arg("op"), py::arg("batch"));
   define_ngram_index_append_(m);
   define_ngram_index_reset_(m);
   define_ngram_index_step_(m);

@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <cstring>
 
+#include "torch/on_device.h"
+
 namespace ngram_npu::torch_side {
 namespace {
 
@@ -13,28 +15,50 @@ Operator*& head() {
   return first;
 }
 
+LastError last_errors[kNumDeviceTypes] = {};
+
+std::string failure(const char* op, const host::Device& device, int32_t status) {
+  std::string text = std::string(op) + ": the kernel returned status " + std::to_string(status);
+  if (status == kLaunchFailed && last_errors[device.type] != nullptr) {
+    text += std::string(" (the launch failed: ") + last_errors[device.type]() + ")";
+  }
+  return text;
+}
+
 }  // namespace
 
 Operator::Operator(const char* name) : name_(name), next_(head()) { head() = this; }
 
 Operator* Operator::first() { return head(); }
 
-void Operator::call(const host::Device& device, const void* params, void* stream) const {
+void Operator::call(const host::Device& device, const void* params) const {
   const bool known = device.type >= 0 && device.type < kNumDeviceTypes;
   const Kernel kernel = known ? kernels_[device.type] : nullptr;
   if (kernel == nullptr) {
     throw std::runtime_error(std::string(name_) + ": no kernel is loaded for this device; `ngram-npu doctor` says why");
   }
-  if (const int32_t status = kernel(params, stream); status != kOk) {
-    throw std::runtime_error(std::string(name_) + ": the kernel returned status " + std::to_string(status));
+  int32_t status = kOk;
+  if (device.type == kCpu) {
+    status = kernel(params, nullptr);
+  } else {
+    const OnDevice current(device);
+    status = kernel(params, current.stream());
   }
+  if (status != kOk) throw std::runtime_error(failure(name_, device, status));
+}
+
+int64_t Operator::workspace_words(const host::Device& device, const void* params) const {
+  const bool known = device.type >= 0 && device.type < kNumDeviceTypes;
+  const WorkspaceWords words = known ? workspaces_[device.type] : nullptr;
+  if (words == nullptr) return 0;
+  if (device.type == kCpu) return words(params);
+  const OnDevice current(device);
+  return words(params);
 }
 
 }  // namespace ngram_npu::torch_side
 
-using ngram_npu::torch_side::Kernel;
-using ngram_npu::torch_side::kNumDeviceTypes;
-using ngram_npu::torch_side::Operator;
+using namespace ngram_npu::torch_side;
 
 int32_t ngram_npu_load_backend(const char* backend, int32_t device_type, const char* path, char* error,
                                int64_t error_bytes) {
@@ -49,9 +73,12 @@ int32_t ngram_npu_load_backend(const char* backend, int32_t device_type, const c
   for (Operator* op = Operator::first(); op != nullptr; op = op->next()) {
     const std::string symbol = std::string("ngram_npu_") + backend + "_" + op->name();
     // An operator the library lacks keeps no kernel of an earlier library: one backend at a time serves a device.
-    op->set_kernel(device_type, reinterpret_cast<Kernel>(dlsym(library, symbol.c_str())));
+    op->set_kernel(device_type, reinterpret_cast<Kernel>(dlsym(library, symbol.c_str())),
+                   reinterpret_cast<WorkspaceWords>(dlsym(library, (symbol + "_workspace").c_str())));
     served += op->kernel_for(device_type) != nullptr;
   }
+  last_errors[device_type] =
+      reinterpret_cast<LastError>(dlsym(library, (std::string("ngram_npu_") + backend + "_error").c_str()));
   return served;
 }
 

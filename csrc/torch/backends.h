@@ -2,7 +2,9 @@
 //
 // Backend libraries are torch-free and loaded at run time (python/ngram_npu/_library.py); each exports
 // `ngram_npu_<backend>_<op>`. Loading one fills the slots of every operator it has a kernel for. A host twin is a
-// backend library like any other, so tests put it into a device's slots.
+// backend library like any other, so tests put it into a device's slots. Optional beside them:
+//   int64_t ngram_npu_<backend>_<op>_workspace(const <Op>Params*)   words of workspace this call needs, 0: none
+//   const char* ngram_npu_<backend>_error()                        why the calling thread's last launch failed
 #pragma once
 
 #include "host/arguments.h"
@@ -12,6 +14,8 @@ namespace ngram_npu::torch_side {
 constexpr int32_t kNumDeviceTypes = 32;
 
 using Kernel = int32_t (*)(const void* params, void* stream);
+using WorkspaceWords = int64_t (*)(const void* params);
+using LastError = const char* (*)();
 
 // One static object an operator; its constructor enters it into the list of all.
 class Operator {
@@ -19,16 +23,23 @@ class Operator {
   explicit Operator(const char* name);
 
   const char* name() const { return name_; }
-  void call(const host::Device& device, const void* params, void* stream) const;
+  // Runs the device's kernel: on the CPU at once, elsewhere on the current stream of that device.
+  void call(const host::Device& device, const void* params) const;
+  // Words of workspace that the device's kernel needs for a call; 0 on the CPU.
+  int64_t workspace_words(const host::Device& device, const void* params) const;
 
   static Operator* first();
   Operator* next() const { return next_; }
   Kernel kernel_for(int32_t device_type) const { return kernels_[device_type]; }
-  void set_kernel(int32_t device_type, Kernel k) { kernels_[device_type] = k; }
+  void set_kernel(int32_t device_type, Kernel kernel, WorkspaceWords workspace) {
+    kernels_[device_type] = kernel;
+    workspaces_[device_type] = workspace;
+  }
 
  private:
   const char* name_;
   Kernel kernels_[kNumDeviceTypes] = {};
+  WorkspaceWords workspaces_[kNumDeviceTypes] = {};
   Operator* next_;
 };
 

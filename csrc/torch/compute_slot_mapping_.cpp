@@ -16,7 +16,7 @@ void compute_slot_mapping_(const Tensor& query_start_loc, const Tensor& position
   const ComputeSlotMappingParams p = host::check_compute_slot_mapping_(
       first, view_of(positions), view_of(block_table), OptionalView(row_indices).get(), view_of(slot_mapping),
       block_size, blocks_per_kv_block, cp_world, cp_rank, cp_interleave, pad_id);
-  if (p.num_slots > 0) op.call(first.device, &p, nullptr);
+  if (p.num_slots > 0) op.call(first.device, &p);
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(ngram_npu, m) {
@@ -26,7 +26,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ngram_npu, m) {
       "SymInt cp_interleave, int pad_id) -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ngram_npu, CPU, m) { m.impl("compute_slot_mapping_", TORCH_BOX(&compute_slot_mapping_)); }
+NGRAM_NPU_IMPL(compute_slot_mapping_)
 
 }  // namespace
 }  // namespace ngram_npu::torch_side

@@ -15,7 +15,7 @@ void correct_num_computed_tokens_(const Tensor& num_computed_tokens, const Tenso
   const CorrectNumComputedTokensParams p = host::check_correct_num_computed_tokens_(
       first, view_of(num_accepted_tokens), view_of(prev_positions), view_of(num_sampled_prev), view_of(num_draft_prev),
       view_of(host_num_computed_tokens));
-  if (p.batch > 0) op.call(first.device, &p, nullptr);
+  if (p.batch > 0) op.call(first.device, &p);
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(ngram_npu, m) {
@@ -24,9 +24,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ngram_npu, m) {
       "Tensor prev_positions, Tensor num_sampled_prev, Tensor num_draft_prev, Tensor host_num_computed_tokens) -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ngram_npu, CPU, m) {
-  m.impl("correct_num_computed_tokens_", TORCH_BOX(&correct_num_computed_tokens_));
-}
+NGRAM_NPU_IMPL(correct_num_computed_tokens_)
 
 }  // namespace
 }  // namespace ngram_npu::torch_side

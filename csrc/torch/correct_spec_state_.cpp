@@ -1,7 +1,6 @@
 #include "host/correct_spec_state_.h"
 
-#include "torch/backends.h"
-#include "torch/compat.h"
+#include "torch/workspace.h"
 
 namespace ngram_npu::torch_side {
 namespace {
@@ -17,13 +16,18 @@ void correct_spec_state_(const Tensor& num_computed_tokens, const Tensor& num_ac
                          int64_t cp_world, int64_t cp_rank, int64_t cp_interleave, int64_t pad_id,
                          const std::optional<Tensor>& workspace) {
   const host::TensorView first = view_of(num_computed_tokens);
-  const CorrectSpecStateParams p = host::check_correct_spec_state_(
+  const OptionalView workspace_view(workspace);
+  CorrectSpecStateParams p = host::check_correct_spec_state_(
       first, view_of(num_accepted_tokens), view_of(positions), view_of(seq_lens), view_of(slot_mapping),
       OptionalView(discard).get(), view_of(prev_positions), view_of(num_sampled_prev), view_of(num_draft_prev),
       view_of(host_num_computed_tokens), view_of(query_start_loc), OptionalView(num_tokens).get(), view_of(block_table),
       OptionalView(row_indices).get(), block_size, blocks_per_kv_block, cp_world, cp_rank, cp_interleave, pad_id,
-      OptionalView(workspace).get());
-  if (p.counts.batch > 0 || p.slots.num_slots > 0 || p.num_seq_lens > 0) op.call(first.device, &p, nullptr);
+      workspace_view.get());
+  if (p.counts.batch > 0 || p.slots.num_slots > 0 || p.num_seq_lens > 0) {
+    const Workspace memory(op, first.device, &p, workspace_view.get(), num_computed_tokens);
+    p.workspace = memory.data();
+    op.call(first.device, &p);
+  }
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(ngram_npu, m) {
@@ -35,7 +39,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ngram_npu, m) {
       "SymInt cp_world, SymInt cp_rank, SymInt cp_interleave, int pad_id, Tensor(w!)? workspace) -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ngram_npu, CPU, m) { m.impl("correct_spec_state_", TORCH_BOX(&correct_spec_state_)); }
+NGRAM_NPU_IMPL(correct_spec_state_)
 
 }  // namespace
 }  // namespace ngram_npu::torch_side

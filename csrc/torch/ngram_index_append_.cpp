@@ -18,7 +18,7 @@ void ngram_index_append_(const Tensor& token_ids, const Tensor& num_tokens, cons
   if (p.batch == 0) return;
   const Executor executor = torch_executor();
   p.executor = &executor;
-  op.call(tokens.device, &p, nullptr);
+  op.call(tokens.device, &p);
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(ngram_npu, m) {
@@ -27,7 +27,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ngram_npu, m) {
       "Tensor? slot_indices, SymInt min_n, SymInt max_n, int match_policy) -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ngram_npu, CPU, m) { m.impl("ngram_index_append_", TORCH_BOX(&ngram_index_append_)); }
+NGRAM_NPU_IMPL(ngram_index_append_)
 
 }  // namespace
 }  // namespace ngram_npu::torch_side

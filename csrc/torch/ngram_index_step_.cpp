@@ -1,7 +1,7 @@
 #include "host/ngram_index_step_.h"
 
-#include "torch/backends.h"
 #include "torch/step_outputs.h"
+#include "torch/workspace.h"
 
 namespace ngram_npu::torch_side {
 namespace {
@@ -30,8 +30,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> ngram_index_step_(
   NgramIndexStepParams p = host::check_ngram_index_step_(given, view_of(index), slot_view.get(), workspace_view.get());
   const StepOutputs outputs(token_ids, p.step.batch, k);
   if (p.step.batch > 0) {
+    const Workspace memory(op, given.token_ids.device, &p, workspace_view.get(), token_ids);
+    p.step.workspace = memory.data();
     outputs.give_to(p.step);
-    op.call(given.token_ids.device, &p, nullptr);
+    op.call(given.token_ids.device, &p);
   }
   return outputs.results();
 }
@@ -45,7 +47,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ngram_npu, m) {
       "Tensor match_len)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ngram_npu, CPU, m) { m.impl("ngram_index_step_", TORCH_BOX(&ngram_index_step_)); }
+NGRAM_NPU_IMPL(ngram_index_step_)
 
 }  // namespace
 }  // namespace ngram_npu::torch_side

@@ -1,7 +1,6 @@
 #include "host/ngram_propose.h"
 
-#include "torch/backends.h"
-#include "torch/compat.h"
+#include "torch/workspace.h"
 
 namespace ngram_npu::torch_side {
 namespace {
@@ -25,7 +24,9 @@ std::tuple<Tensor, Tensor, Tensor> ngram_propose(const Tensor& token_ids, const 
     p.match_len = int32_data(match_len);
     const Executor executor = torch_executor();
     p.executor = &executor;
-    op.call(tokens.device, &p, nullptr);
+    const Workspace workspace(op, tokens.device, &p, nullptr, token_ids);
+    p.workspace = workspace.data();
+    op.call(tokens.device, &p);
   }
   return {draft_token_ids, num_draft_tokens, match_len};
 }
@@ -37,7 +38,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ngram_npu, m) {
       "Tensor num_draft_tokens, Tensor match_len)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ngram_npu, CPU, m) { m.impl("ngram_propose", TORCH_BOX(&ngram_propose)); }
+NGRAM_NPU_IMPL(ngram_propose)
 
 }  // namespace
 }  // namespace ngram_npu::torch_side

@@ -1,7 +1,7 @@
 #include "host/ngram_step_.h"
 
-#include "torch/backends.h"
 #include "torch/step_outputs.h"
+#include "torch/workspace.h"
 
 namespace ngram_npu::torch_side {
 namespace {
@@ -30,10 +30,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> ngram_step_(
   NgramStepParams p = host::check_ngram_step_(given, workspace_view.get());
   const StepOutputs outputs(token_ids, p.batch, k);
   if (p.batch > 0) {
+    const Workspace memory(op, given.token_ids.device, &p, workspace_view.get(), token_ids);
+    p.workspace = memory.data();
     outputs.give_to(p);
     const Executor executor = torch_executor();
     p.executor = &executor;
-    op.call(given.token_ids.device, &p, nullptr);
+    op.call(given.token_ids.device, &p);
   }
   return outputs.results();
 }
@@ -46,7 +48,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ngram_npu, m) {
       "Tensor draft_token_ids, Tensor num_draft_tokens, Tensor match_len)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ngram_npu, CPU, m) { m.impl("ngram_step_", TORCH_BOX(&ngram_step_)); }
+NGRAM_NPU_IMPL(ngram_step_)
 
 }  // namespace
 }  // namespace ngram_npu::torch_side

@@ -15,7 +15,7 @@ void prepare_input_ids_(const Tensor& input_ids, const Tensor& query_start_loc, 
   const PrepareInputIdsParams p =
       host::check_prepare_input_ids_(first, view_of(query_start_loc), view_of(prev_positions), view_of(next_token_ids),
                                      view_of(draft_token_ids), view_of(num_scheduled_drafts), pad_token);
-  if (p.batch > 0 && p.num_inputs > 0) op.call(first.device, &p, nullptr);
+  if (p.batch > 0 && p.num_inputs > 0) op.call(first.device, &p);
 }
 
 STABLE_TORCH_LIBRARY_FRAGMENT(ngram_npu, m) {
@@ -24,7 +24,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ngram_npu, m) {
       "Tensor draft_token_ids, Tensor num_scheduled_drafts, int pad_token) -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ngram_npu, CPU, m) { m.impl("prepare_input_ids_", TORCH_BOX(&prepare_input_ids_)); }
+NGRAM_NPU_IMPL(prepare_input_ids_)
 
 }  // namespace
 }  // namespace ngram_npu::torch_side

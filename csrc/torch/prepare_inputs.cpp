@@ -18,7 +18,7 @@ std::tuple<Tensor, Tensor, Tensor> prepare_inputs(const Tensor& query_start_loc,
   p.query_start_loc_out = int32_data(query_start_loc_out);
   p.seq_lens_out = int32_data(seq_lens_out);
   p.token_indices = int32_data(token_indices);
-  op.call(first.device, &p, nullptr);
+  op.call(first.device, &p);
   return {query_start_loc_out, seq_lens_out, token_indices};
 }
 
@@ -28,7 +28,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ngram_npu, m) {
       "(Tensor query_start_loc_out, Tensor seq_lens_out, Tensor token_indices)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ngram_npu, CPU, m) { m.impl("prepare_inputs", TORCH_BOX(&prepare_inputs)); }
+NGRAM_NPU_IMPL(prepare_inputs)
 
 }  // namespace
 }  // namespace ngram_npu::torch_side

@@ -18,7 +18,7 @@ std::tuple<Tensor, Tensor> prepare_inputs_padded(const Tensor& cu_num_draft_toke
   if (p.batch > 0) {
     p.token_indices_to_sample = int32_data(token_indices_to_sample);
     p.num_rejected = int32_data(num_rejected);
-    op.call(first.device, &p, nullptr);
+    op.call(first.device, &p);
   }
   return {token_indices_to_sample, num_rejected};
 }
@@ -29,7 +29,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ngram_npu, m) {
       "(Tensor token_indices_to_sample, Tensor num_rejected)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ngram_npu, CPU, m) { m.impl("prepare_inputs_padded", TORCH_BOX(&prepare_inputs_padded)); }
+NGRAM_NPU_IMPL(prepare_inputs_padded)
 
 }  // namespace
 }  // namespace ngram_npu::torch_side

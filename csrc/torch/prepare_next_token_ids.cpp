@@ -22,7 +22,7 @@ std::tuple<Tensor, Tensor> prepare_next_token_ids(const Tensor& sampled_token_id
   if (p.batch > 0) {
     p.next_token_ids = int32_data(next_token_ids);
     p.num_sampled = int32_data(num_sampled);
-    op.call(first.device, &p, nullptr);
+    op.call(first.device, &p);
   }
   return {next_token_ids, num_sampled};
 }
@@ -33,7 +33,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(ngram_npu, m) {
       "Tensor? num_tokens, Tensor? row_indices, SymInt vocab_size) -> (Tensor next_token_ids, Tensor num_sampled)");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(ngram_npu, CPU, m) { m.impl("prepare_next_token_ids", TORCH_BOX(&prepare_next_token_ids)); }
+NGRAM_NPU_IMPL(prepare_next_token_ids)
 
 }  // namespace
 }  // namespace ngram_npu::torch_side

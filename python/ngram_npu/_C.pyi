@@ -30,6 +30,10 @@ def set_num_threads(limit: int) -> None:
     """At most ``limit`` threads per call from now on, in numpy and torch calls alike; 0 lifts the
     limit (then torch's own number, or OMP_NUM_THREADS, or the cores of this process)."""
 
+def workspace_words(op: str, batch: int) -> int:
+    """int32 items of workspace that suffice ``op`` for a batch on any device; 0 where it takes
+    none."""
+
 def ngram_propose(
     token_ids: _Int32,
     num_tokens: _Int32,

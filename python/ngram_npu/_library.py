@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 _PACKAGE = Path(__file__).parent
@@ -19,7 +19,7 @@ _MINIMUM_TORCH = (2, 10)
 
 @dataclass(frozen=True)
 class Backend:
-    """What became of one backend: how many operators it serves, or why it serves none."""
+    """What became of one backend: how many operators it serves, and why it cannot serve them."""
 
     name: str
     kernels: int = 0
@@ -123,10 +123,40 @@ def _load() -> _State:
         library=library,
         backends={
             "cpu": _load_backend(library, "cpu", "cpu", cpu_library_path()),
-            "cuda": Backend("cuda", reason="this version has no CUDA kernels yet"),
+            "cuda": _load_cuda(library),
             "npu": Backend("npu", reason="this version has no AscendC kernels yet"),
         },
     )
+
+
+def _load_cuda(library: ctypes.CDLL) -> Backend:
+    """The CUDA kernels, where torch can have tensors for them."""
+    import torch
+
+    path = _PACKAGE / "libngram_npu_cuda.so"
+    if not path.exists():
+        return Backend("cuda", reason="this build has no CUDA kernels (it was made without nvcc)")
+    if torch.version.cuda is None:
+        return Backend("cuda", reason=f"torch {torch.__version__} is built without CUDA")
+    loaded = _load_backend(library, "cuda", "cuda", path)
+    if loaded.kernels == 0:
+        return loaded
+    kernels = ctypes.CDLL(str(path))
+    reason = _driver_problem(
+        kernels.ngram_npu_cuda_driver_version(), kernels.ngram_npu_cuda_runtime_version()
+    )
+    return replace(loaded, reason=reason)
+
+
+def _driver_problem(driver: int, runtime: int) -> str:
+    """Why a driver cannot run the kernels; versions of CUDA as 1000 * major + 10 * minor."""
+    if driver == 0:
+        return "there is no CUDA driver"
+    if driver // 1000 >= runtime // 1000:
+        return ""
+    needed = f"CUDA {runtime // 1000}" + (" (580 or later)" if runtime // 1000 == 13 else "")
+    found = f"CUDA {driver // 1000}.{driver % 1000 // 10}"
+    return f"the kernels need a driver for {needed}, this one is for {found}"
 
 
 def _without_torch(reason: str) -> _State:

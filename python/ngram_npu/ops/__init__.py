@@ -14,6 +14,7 @@ from ngram_npu.ops.prepare_input_ids_ import prepare_input_ids_
 from ngram_npu.ops.prepare_inputs import prepare_inputs
 from ngram_npu.ops.prepare_inputs_padded import prepare_inputs_padded
 from ngram_npu.ops.prepare_next_token_ids import prepare_next_token_ids
+from ngram_npu.ops.workspace import workspace_size
 
 __all__ = [
     "compute_slot_mapping_",
@@ -29,4 +30,5 @@ __all__ = [
     "prepare_inputs",
     "prepare_inputs_padded",
     "prepare_next_token_ids",
+    "workspace_size",
 ]

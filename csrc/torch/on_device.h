@@ -1,0 +1,25 @@
+// Where a device's kernel runs: its device made current, and that device's current stream.
+#pragma once
+
+#include <torch/csrc/stable/accelerator.h>
+
+#include "host/arguments.h"
+
+namespace ngram_npu::torch_side {
+
+constexpr int32_t kCpu = 0;  // torch's numbering of device types
+constexpr int32_t kCuda = 1;
+
+// While it lives, an accelerator's device is the current one. Throws where torch cannot say which stream is.
+class OnDevice {
+ public:
+  explicit OnDevice(const host::Device& device) : device_(device), guard_(device.index) {}
+
+  void* stream() const;
+
+ private:
+  host::Device device_;
+  torch::stable::accelerator::DeviceGuard guard_;
+};
+
+}  // namespace ngram_npu::torch_side
