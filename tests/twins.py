@@ -35,7 +35,7 @@ class Twin:
         return hasattr(_library(self.path), f"ngram_npu_{self.prefix}_{op}")
 
 
-TWINS: tuple[Twin, ...] = ()
+TWINS: tuple[Twin, ...] = (Twin("ascendc_twin", device="npu", prefix="ascendc"),)
 
 
 def kernel_exists(op: str, device: str) -> bool:

@@ -31,48 +31,51 @@ __aicore__ inline void order() {
   AscendC::WaitFlag<event>(id);
 }
 
-__aicore__ inline int64_t first_item(const Shares& shares) { return AscendC::GetBlockIdx() * shares.per_pass; }
+// A launch may have more cores than one of its shares.
+__aicore__ inline int64_t first_item(const Shares& shares) {
+  const int64_t core = AscendC::GetBlockIdx();
+  return core < shares.cores ? core * shares.per_pass : INT64_MAX;
+}
 __aicore__ inline int64_t items_between(const Shares& shares) { return shares.cores * shares.per_pass; }
 
-// A piece of a tensor in the unified buffer, read and written by scalars.
+// A piece of the unified buffer for as long as the kernel runs, read and written by scalars, vectors and copies; which
+// of these wait for which is the kernel's to say by order().
 template <class T>
-class Staged {
+class Local {
  public:
-  __aicore__ inline Staged(AscendC::TPipe& pipe, int64_t capacity) {
+  __aicore__ inline Local(AscendC::TPipe& pipe, int64_t capacity) {
     constexpr int64_t kUnit = 32;  // bytes
     const int64_t bytes = (capacity * int64_t{sizeof(T)} + kUnit - 1) / kUnit * kUnit;
     pipe.InitBuffer(buffer_, static_cast<uint32_t>(bytes));
-    items_ = buffer_.template Get<T>();
+    tensor_ = buffer_.template Get<T>();
   }
 
-  __aicore__ inline T get(int64_t i) const { return items_.GetValue(static_cast<uint32_t>(i)); }
-  __aicore__ inline void set(int64_t i, T value) { items_.SetValue(static_cast<uint32_t>(i), value); }
+  __aicore__ inline const AscendC::LocalTensor<T>& tensor() const { return tensor_; }
+  __aicore__ inline T get(int64_t i) const { return tensor_.GetValue(static_cast<uint32_t>(i)); }
+  __aicore__ inline void set(int64_t i, T value) { tensor_.SetValue(static_cast<uint32_t>(i), value); }
 
-  __aicore__ inline void load(Gm<const T> from, int64_t count) {
+  // Items [at, at + count) from and to a tensor, no byte more; `at` items are a multiple of 32 bytes.
+  __aicore__ inline void load(int64_t at, Gm<const T> from, int64_t count) {
     if (count <= 0) return;
     AscendC::GlobalTensor<T> global;
-    global.SetGlobalBuffer(const_cast<Gm<T>>(from), static_cast<uint64_t>(count));
-    order<AscendC::HardEvent::S_MTE2>();
-    AscendC::DataCopyPad(items_, global, whole(count), AscendC::DataCopyPadExtParams<T>());
-    order<AscendC::HardEvent::MTE2_S>();
+    global.SetGlobalBuffer((Gm<T>)from, static_cast<uint64_t>(count));  // a class on the twin: no const_cast
+    AscendC::DataCopyPad(tensor_[static_cast<uint32_t>(at)], global, one_block(count),
+                         AscendC::DataCopyPadExtParams<T>());
   }
-
-  __aicore__ inline void store(Gm<T> to, int64_t count) {
+  __aicore__ inline void store(int64_t at, Gm<T> to, int64_t count) {
     if (count <= 0) return;
     AscendC::GlobalTensor<T> global;
     global.SetGlobalBuffer(to, static_cast<uint64_t>(count));
-    order<AscendC::HardEvent::S_MTE3>();
-    AscendC::DataCopyPad(global, items_, whole(count));
-    order<AscendC::HardEvent::MTE3_S>();
+    AscendC::DataCopyPad(global, tensor_[static_cast<uint32_t>(at)], one_block(count));
   }
 
  private:
-  __aicore__ static inline AscendC::DataCopyExtParams whole(int64_t count) {
+  __aicore__ static inline AscendC::DataCopyExtParams one_block(int64_t count) {
     return AscendC::DataCopyExtParams(1, static_cast<uint32_t>(count * int64_t{sizeof(T)}), 0, 0, 0);
   }
 
   AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
-  AscendC::LocalTensor<T> items_;
+  AscendC::LocalTensor<T> tensor_;
 };
 
 }  // namespace ngram_npu::ascendc

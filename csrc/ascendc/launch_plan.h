@@ -67,12 +67,24 @@ LaunchPlan plan_with(const Params& params, const Tiling& tiling) {
   return plan;
 }
 
-// Cores are left idle rather than let two of them write into one 32-byte unit of memory.
+// Neighbours may share a 32-byte unit of memory: copies write exactly their bytes.
 inline Shares deal_out(int64_t items, const Machine& machine, int64_t max_per_pass) {
-  constexpr int64_t kUnit = 8;
   const int64_t even = (items + machine.vector_cores - 1) / machine.vector_cores;
-  const int64_t per_pass = smaller(larger((even + kUnit - 1) / kUnit * kUnit, kUnit), max_per_pass);
+  const int64_t per_pass = smaller(larger<int64_t>(even, 1), max_per_pass);
   return {per_pass, smaller(machine.vector_cores, (items + per_pass - 1) / per_pass)};
+}
+
+// Items a core of a bookkeeping kernel stages at a time, at most: what any unified buffer has room for.
+constexpr int64_t kMaxPerPass = 1024;
+
+// One launch, one item a request, `bytes` of the unified buffer an item.
+template <class Params>
+LaunchPlan plan_requests(const Params& p, const Machine& machine, int64_t bytes, Kernel kernel) {
+  if (!can_run(machine, kMaxPerPass * bytes)) return {};
+  const Shares requests = deal_out(p.batch, machine, kMaxPerPass);
+  LaunchPlan plan = plan_with(p, requests);
+  plan.add(kernel, requests.cores);
+  return plan;
 }
 
 }  // namespace ngram_npu::ascendc

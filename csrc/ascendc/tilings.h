@@ -13,4 +13,36 @@ struct Shares {
   int64_t cores;  // 0 where there are no items
 };
 
+// Operators that write an item a request and an item a token.
+struct BatchTiling {
+  Shares requests;
+  Shares tokens;
+};
+
+// Input ids that prepare_input_ids_ writes at a time.
+constexpr int64_t kInputPiece = 512;
+
+// The lookup. Launch 1 takes each row's ends in `spans` equal pieces, one item each, and finds the best match of an
+// item; its cores read an item in tiles. Launch 2 deals out the requests.
+struct LookupTiling {
+  int64_t spans;        // items a row
+  int64_t cores;        // of launch 1; item x goes to core x % cores
+  int64_t tile_tokens;  // a multiple of kTileUnit; kHalo of them belong to the tile before
+  Shares requests;
+};
+
+// Matches are marked in bits, and whole 32-byte blocks of them: 8 words of 32 tokens.
+constexpr int64_t kTileUnit = 256;
+// A match of max_n tokens that ends at a tile's first end begins at most this far before it.
+constexpr int64_t kHalo = 64;
+// Shorter spans would read the halo for too few tokens.
+constexpr int64_t kMinSpan = 1024;
+// Buffers of a tile's tokens: while one is searched, two are on their way.
+constexpr int64_t kTileBuffers = 3;
+// What launch 1 leaves of an item for launch 2, in int32s: length and end of its best match, and nothing.
+constexpr int64_t kSlotInts = 8;
+// Room for a request's sampled tokens, and for one length, on their way to its row: whole 32-byte units.
+constexpr int64_t kTokenPlace = 72;
+constexpr int64_t kLengthPlace = 8;
+
 }  // namespace ngram_npu::ascendc

@@ -4,6 +4,10 @@
 
 #include <cstdint>
 
+#if defined(__CCE_AICORE__)
+#include "kernel_operator.h"  // says what __aicore__ and __gm__ are
+#endif
+
 #if defined(__CUDACC__)
 #define NGRAM_FN __host__ __device__ inline
 #elif defined(__CCE_AICORE__)
@@ -29,6 +33,9 @@ constexpr int32_t kNoToken = -1;          // an unused draft slot
 #if defined(__CCE_AICORE__)
 template <class T>
 using Gm = __gm__ T*;
+#elif defined(NGRAM_NPU_GM_POINTER)  // a host twin, which watches what goes through it
+template <class T>
+using Gm = NGRAM_NPU_GM_POINTER<T>;
 #else
 template <class T>
 using Gm = T*;

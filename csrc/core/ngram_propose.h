@@ -16,7 +16,7 @@ struct NgramProposeParams {
   Gm<int32_t> draft_token_ids;   // [B, k]
   Gm<int32_t> num_draft_tokens;  // [B]
   Gm<int32_t> match_len;         // [B]
-  void* workspace;               // device backends only
+  Gm<void> workspace;            // device backends only
   const Executor* executor;      // host backends only; null: the calling thread
 };
 

@@ -9,7 +9,7 @@ from ngram_npu import reference
 from . import ngram_step_
 from .ngram_index_ import fresh, nonsense, warm
 from .rows import HOSTILE_INT32, HOSTILE_INT64, POLICIES, random_rows
-from .spec import Args, Array, BadCall, OpSpec, Sample, in_buffer
+from .spec import NOT_YET, NO_INDEX_ON_NPU, Args, Array, BadCall, OpSpec, Sample, in_buffer
 
 # Where an argument of ngram_step_ stands.
 TOKENS, LENGTHS, SAMPLED, ROWS, MIN_N, MAX_N, POLICY = 0, 1, 2, 4, 7, 8, 10
@@ -100,6 +100,7 @@ def _sizes() -> tuple[Args, ...]:
 
 SPEC = OpSpec(
     name="ngram_index_step_",
+    no_kernel={**NOT_YET, **NO_INDEX_ON_NPU},
     schema=(
         "ngram_index_step_(Tensor(a!) token_ids, Tensor(b!) num_tokens, Tensor sampled_token_ids, "
         "Tensor? discard, Tensor? row_indices, bool advance, SymInt vocab_size, SymInt min_n, "

@@ -1,0 +1,52 @@
+// How the lookup of ngram_propose and ngram_step_ is divided.
+#pragma once
+
+#include "ascendc/launch_plan.h"
+#include "core/lookup.h"
+
+namespace ngram_npu::ascendc {
+
+// Of launch 1: the buffers of tokens; five of a bit and four of a float... a token's share of each, and the slot.
+constexpr int64_t search_ub_bytes(int64_t tile_tokens) {
+  constexpr int64_t kUnit = 32;
+  const int64_t words = tile_tokens / 32;
+  const int64_t tokens = kTileBuffers * tile_tokens * 4;
+  const int64_t marks = 5 * words * 4 + 2 * kUnit;
+  const int64_t ranks = 3 * words * 4 + kUnit;
+  return tokens + marks + ranks + kSlotInts * 4;
+}
+
+// Of launch 2, for ngram_step_, which needs more of it.
+constexpr int64_t draft_ub_bytes(int64_t per_pass, int64_t spans, int64_t k) {
+  return per_pass * 4 * (spans * kSlotInts + k + 4 + kTokenPlace + kLengthPlace);
+}
+
+// `spans` 0: the machine cannot carry it out.
+inline LookupTiling lookup_tiling(int64_t batch, int64_t capacity, int64_t k, const Machine& machine) {
+  constexpr int64_t kTileTokens = 8192;  // 32 KB a copy
+  constexpr int64_t kItemsPerCore = 4;   // evens out rows of different lengths
+  constexpr int64_t kMaxRequests = 32;
+  if (!can_run(machine, search_ub_bytes(kTileUnit + kHalo))) return {};
+  LookupTiling t{};
+  t.tile_tokens = kTileTokens;
+  while (!can_run(machine, search_ub_bytes(t.tile_tokens))) t.tile_tokens /= 2;
+  const int64_t most = smaller(machine.vector_cores, larger<int64_t>((capacity + kMinSpan - 1) / kMinSpan, 1));
+  t.spans = smaller((kItemsPerCore * machine.vector_cores + batch - 1) / larger<int64_t>(batch, 1), most);
+  t.cores = smaller(machine.vector_cores, batch * t.spans);
+  t.requests = deal_out(batch, machine, kMaxRequests);
+  if (!can_run(machine, draft_ub_bytes(t.requests.per_pass, t.spans, k))) return {};
+  return t;
+}
+
+template <class Params>
+LaunchPlan plan_lookup(const Params& p, const Machine& machine, Kernel search, Kernel draft) {
+  const LookupTiling tiling = lookup_tiling(p.batch, p.token_ids.capacity, p.lookup.k, machine);
+  if (tiling.spans == 0) return {};
+  LaunchPlan plan = plan_with(p, tiling);
+  plan.workspace_bytes = p.batch * tiling.spans * kSlotInts * int64_t{sizeof(int32_t)};
+  plan.add(search, tiling.cores);
+  plan.add(draft, tiling.requests.cores);
+  return plan;
+}
+
+}  // namespace ngram_npu::ascendc

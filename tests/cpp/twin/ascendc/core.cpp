@@ -1,0 +1,340 @@
+#include "core.h"
+
+#include <algorithm>
+
+namespace ngram_npu::twin {
+
+Core::Core() : ub_(kChip.ub_bytes), shadow_(kChip.ub_bytes) {
+  for (int p = 0; p < kPipes; ++p) {
+    written_[p].resize(kBlocks);
+    read_[p].resize(kBlocks);
+  }
+  top_ = kChip.ub_bytes;  // the first begin() clears it all
+}
+
+Core*& Core::of_this_thread() {
+  static thread_local Core* core = nullptr;
+  return core;
+}
+
+void scalar_load(const void* from, void* to, size_t bytes) {
+  std::memcpy(to, Core::current().gm_scalar(reinterpret_cast<uintptr_t>(from), bytes, false), bytes);
+}
+
+void scalar_store(void* to, const void* from, size_t bytes) {
+  std::memcpy(Core::current().gm_scalar(reinterpret_cast<uintptr_t>(to), bytes, true), from, bytes);
+}
+
+void Core::begin(const GlobalMemory* gm, int32_t block, int32_t blocks, const CostModel& model) {
+  std::fill_n(ub_.begin(), top_, uint8_t{0xA5});
+  std::fill_n(shadow_.begin(), top_, uint8_t{0xFF});
+  for (int p = 0; p < kPipes; ++p) {
+    std::fill_n(written_[p].begin(), top_ / kBlockBytes, 0u);
+    std::fill_n(read_[p].begin(), top_ / kBlockBytes, 0u);
+  }
+  top_ = 0;
+  buffers_.clear();
+  gm_ = gm;
+  log_ = AccessLog();
+  cache_.clear();
+  for (uint32_t* ticks : {tick_, last_write_, last_read_}) std::fill_n(ticks, kPipes, 0u);
+  std::fill_n(&clock_[0][0], kPipes * kPipes, 0u);
+  for (auto& of_event : flags_) std::fill(std::begin(of_event), std::end(of_event), Flag());
+  std::fill_n(taken_, kEvents, uint8_t{0});
+  model_ = model;
+  std::fill_n(time_, kPipes, 0.0);
+  cost = Cost();
+  block_ = block;
+  blocks_ = blocks;
+  pipes_made_ = 0;
+}
+
+void Core::end(AccessLog& log, Cost& total) {
+  for (int e = 0; e < kEvents; ++e) {
+    for (int id = 0; id < 8; ++id) {
+      NGRAM_TWIN_CHECK(!flags_[e][id].set, "block %d: flag %s_%s %d is set and never waited for", block_,
+                       kPipeNames[e / kPipes], kPipeNames[e % kPipes], id);
+    }
+  }
+  for (const auto& [line, cached] : cache_) {
+    NGRAM_TWIN_CHECK(cached.dirty == 0, "block %d: scalar stores to global memory at %p stay in the cache: not cleaned",
+                     block_, reinterpret_cast<void*>(line));
+  }
+  cost.cycles = *std::max_element(time_, time_ + kPipes);
+  log = std::move(log_);
+  total = cost;
+}
+
+int32_t Core::new_buffer(uint32_t bytes) {
+  const uint32_t rounded = (bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
+  NGRAM_TWIN_CHECK(bytes > 0, "InitBuffer: a length of 0");
+  const uint32_t budget = kChip.ub_bytes - kChip.ub_reserved_bytes;
+  NGRAM_TWIN_CHECK(rounded <= budget && top_ <= budget - rounded,
+                   "InitBuffer: %u more bytes after %u leave the %u bytes of UB", rounded, top_, budget);
+  NGRAM_TWIN_CHECK(buffers_.size() < kMaxBuffers, "InitBuffer: more than %d buffers", kMaxBuffers);
+  Buffer made;
+  made.begin = top_;
+  made.bytes = rounded;
+  top_ += rounded;
+  buffers_.push_back(made);
+  return static_cast<int32_t>(buffers_.size()) - 1;
+}
+
+Place Core::allocate(int32_t index) {
+  Buffer& b = buffer(index);
+  b.state = BufferState::kAllocated;
+  ++b.generation;
+  std::fill_n(shadow_.begin() + b.begin, b.bytes, uint8_t{0xFF});
+  return place(index);
+}
+
+void Core::release(int32_t index) {
+  Buffer& b = buffer(index);
+  b.state = BufferState::kFree;
+  ++b.generation;
+}
+
+Buffer& Core::live(const Place& place, const char* what) {
+  NGRAM_TWIN_CHECK(place.buffer >= 0, "block %d: %s: a tensor without a buffer", block_, what);
+  Buffer& b = buffer(place.buffer);
+  NGRAM_TWIN_CHECK(b.generation == place.generation, "block %d: %s: a tensor that was freed or is in the queue", block_,
+                   what);
+  return b;
+}
+
+void Core::wait_until_emptied(int32_t index) {
+  auto& emptied = buffer(index).emptied;
+  if (emptied.event < 0) return;
+  wait_flag(emptied.event, static_cast<Pipe>(emptied.event % kPipes), emptied.id);
+  release_event(emptied.event, emptied.id);
+  emptied.event = -1;
+}
+
+void Core::pipe_gone() {
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    const Buffer& b = buffers_[i];
+    NGRAM_TWIN_CHECK(!b.queued_ever || b.state == BufferState::kFree, "block %d: a tensor of a queue is never freed",
+                     block_);
+    wait_until_emptied(static_cast<int32_t>(i));
+  }
+}
+
+void Core::issue(Pipe pipe, const char* what) {
+  pipe_ = pipe;
+  what_ = what;
+  if (pipe == kS) {
+    clock_[kS][kS] = ++tick_[kS];
+    return;
+  }
+  time_[kS] += model_.issue;
+  time_[pipe] = std::max(time_[pipe], time_[kS]);
+  // It is issued after what S has waited for. Its stores S has not: they may still be on their way.
+  for (int q = 1; q < kPipes; ++q) clock_[pipe][q] = std::max(clock_[pipe][q], clock_[kS][q]);
+  clock_[pipe][pipe] = ++tick_[pipe];
+}
+
+uint8_t* Core::use(const Place& place, uint64_t bytes, uint32_t align, bool write) {
+  const Buffer& b = live(place, what_);
+  NGRAM_TWIN_CHECK(place.address % align == 0, "block %d: %s: operand at UB byte %u, not aligned to %u bytes", block_,
+                   what_, place.address, align);
+  NGRAM_TWIN_CHECK(place.address >= b.begin && place.address + bytes <= b.begin + b.bytes,
+                   "block %d: %s: %s of bytes [%lld, %lld) of a tensor of %u bytes", block_, what_,
+                   write ? "write" : "read", static_cast<long long>(place.address) - b.begin,
+                   static_cast<long long>(place.address + bytes) - b.begin, b.bytes);
+  order(place.address, bytes, write);
+  return ub_.data() + place.address;
+}
+
+void Core::order(uint32_t address, uint64_t bytes, bool write) {
+  if (bytes == 0) return;
+  const uint32_t first = address / kBlockBytes;
+  const uint32_t last = static_cast<uint32_t>((address + bytes - 1) / kBlockBytes);
+  const auto latest = [&](const std::vector<uint32_t>& ticks) {
+    uint32_t most = 0;
+    for (uint32_t i = first; i <= last; ++i) most = std::max(most, ticks[i]);
+    return most;
+  };
+  for (int q = 0; q < kPipes; ++q) {
+    const uint32_t known = clock_[pipe_][q];
+    const bool may_write = last_write_[q] > known;
+    const bool may_read = write && q != kS && last_read_[q] > known;
+    if (q == pipe_ || !(may_write || may_read)) continue;
+    const uint32_t written = may_write ? latest(written_[q]) : 0;
+    const uint32_t read = may_read ? latest(read_[q]) : 0;
+    if (pipe_ == kS) {  // the build has it wait
+      if (std::max(written, read) > known) time_[kS] = std::max(time_[kS], time_[q]);
+      continue;
+    }
+    NGRAM_TWIN_CHECK(written <= known, "block %d: %s on pipe %s %s what pipe %s wrote, and nothing orders them", block_,
+                     what_, kPipeNames[pipe_], write ? "overwrites" : "reads", kPipeNames[q]);
+    NGRAM_TWIN_CHECK(read <= known, "block %d: %s on pipe %s overwrites what pipe %s reads, and nothing orders them",
+                     block_, what_, kPipeNames[pipe_], kPipeNames[q]);
+  }
+  (write ? last_write_ : last_read_)[pipe_] = tick_[pipe_];
+  std::vector<uint32_t>& ticks = write ? written_[pipe_] : read_[pipe_];
+  std::fill(ticks.begin() + first, ticks.begin() + last + 1, tick_[pipe_]);
+}
+
+void Core::spend(double cycles) { time_[pipe_] += cycles; }
+
+void Core::vector_cost(uint64_t bytes, double cycles_per_repeat) {
+  const uint64_t repeats = (bytes + kRepeatBytes - 1) / kRepeatBytes;
+  ++cost.vector_instructions;
+  cost.vector_repeats += repeats;
+  spend(model_.vector_startup +
+        static_cast<double>(repeats) * (cycles_per_repeat > 0 ? cycles_per_repeat : model_.gather_cycles_per_repeat));
+}
+
+void Core::copy_cost(uint64_t bytes, bool to_gm) {
+  ++cost.copies;
+  (to_gm ? cost.ub_to_gm_bytes : cost.gm_to_ub_bytes) += bytes;
+  spend(static_cast<double>(bytes) / model_.bytes_per_cycle());
+}
+
+void Core::gm_copy(uintptr_t at, uint64_t bytes, bool write) {
+  gm_->check(at, bytes, write, what_);
+  const auto overlapping = [&](const std::vector<Interval>& list, uint32_t known, const char* other) {
+    for (size_t i = list.size(); i-- > 0;) {
+      const Interval& x = list[i];
+      NGRAM_TWIN_CHECK(x.tick <= known || x.end <= at || x.begin >= at + bytes,
+                       "block %d: %s touches global memory that pipe %s still %s, and nothing orders them", block_,
+                       what_, other, write ? "reads" : "writes");
+    }
+  };
+  if (!write && tick_[kMte3] > clock_[kMte2][kMte3]) overlapping(log_.writes, clock_[kMte2][kMte3], "MTE3");
+  if (write && tick_[kMte2] > clock_[kMte3][kMte2]) overlapping(log_.reads, clock_[kMte3][kMte2], "MTE2");
+  if (!cache_.empty()) {
+    for (uintptr_t line = at / kScalarLine * kScalarLine; line < at + bytes; line += kScalarLine) {
+      const auto cached = cache_.find(line);
+      NGRAM_TWIN_CHECK(cached == cache_.end() || cached->second.dirty == 0,
+                       "block %d: %s touches global memory that the scalar cache holds and has not cleaned", block_,
+                       what_);
+    }
+  }
+  AccessLog::add(write ? log_.writes : log_.reads, at, bytes, block_, tick_[pipe_]);
+}
+
+ScalarLine& Core::line_of(uintptr_t line) {
+  ++cost.scalar_gm;
+  const auto [found, missed] = cache_.try_emplace(line);
+  if (missed) {
+    gm_->load_line(line, found->second.data);
+    ++cost.scalar_gm_misses;
+  }
+  time_[kS] += missed ? model_.scalar_gm_miss : model_.scalar_gm_hit;
+  return found->second;
+}
+
+uint8_t* Core::gm_scalar(uintptr_t at, uint64_t bytes, bool write) {
+  issue(kS, write ? "GlobalTensor::SetValue" : "GlobalTensor::GetValue");
+  gm_->check(at, bytes, write, what_);
+  NGRAM_TWIN_CHECK(at % bytes == 0, "block %d: %s: not aligned", block_, what_);
+  for (const Interval& x : log_.writes) {
+    NGRAM_TWIN_CHECK(x.tick <= clock_[kS][kMte3] || x.end <= at || x.begin >= at + bytes,
+                     "block %d: %s of global memory that pipe MTE3 still writes, and nothing orders them", block_,
+                     what_);
+  }
+  const uintptr_t line = at / kScalarLine * kScalarLine;
+  const uint64_t offset = at - line;
+  ScalarLine& cached = line_of(line);
+  const uint64_t bits = ((uint64_t{1} << bytes) - 1) << offset;
+  if (write) {
+    cached.dirty |= bits;
+  } else {
+    NGRAM_TWIN_CHECK(
+        (cached.dirty & bits) != 0 || std::memcmp(cached.data + offset, reinterpret_cast<void*>(at), bytes) == 0,
+        "block %d: %s: the scalar cache holds an old copy of global memory that has changed since", block_, what_);
+    AccessLog::add(log_.reads, at, bytes, block_, 0);
+  }
+  return cached.data + offset;
+}
+
+void Core::clean(uintptr_t line, const ScalarLine& cached) {
+  if (cached.dirty == 0) return;
+  gm_->store_line(line, cached.data);
+  for (uint64_t i = 0; i < kScalarLine; ++i)
+    if ((cached.dirty >> i & 1) != 0) AccessLog::add(log_.writes, line + i, 1, block_, 0);
+  log_.cleaned_lines.push_back({line, line + kScalarLine, block_, 0});
+}
+
+void Core::clean_line(uintptr_t at) {
+  issue(kS, "DataCacheCleanAndInvalid");
+  const auto found = cache_.find(at / kScalarLine * kScalarLine);
+  time_[kS] += model_.scalar_gm_miss;
+  if (found == cache_.end()) return;
+  clean(found->first, found->second);
+  cache_.erase(found);
+}
+
+void Core::clean_all() {
+  issue(kS, "DataCacheCleanAndInvalid");
+  time_[kS] += model_.scalar_gm_miss;
+  for (const auto& [line, cached] : cache_) clean(line, cached);
+  cache_.clear();
+}
+
+void Core::join(Pipe pipe, const uint32_t* clock) {
+  for (int q = 0; q < kPipes; ++q) clock_[pipe][q] = std::max(clock_[pipe][q], clock[q]);
+}
+
+int Core::fetch_event(int event) const {
+  for (int id = 0; id < kEventIds; ++id)
+    if ((taken_[event] >> id & 1) == 0) return id;
+  NGRAM_TWIN_FAULT("block %d: no event ID left of %s_%s: all %d are taken", block_, kPipeNames[event / kPipes],
+                   kPipeNames[event % kPipes], kEventIds);
+}
+
+int Core::alloc_event(int event) {
+  const int id = fetch_event(event);
+  taken_[event] = static_cast<uint8_t>(taken_[event] | 1 << id);
+  return id;
+}
+
+void Core::release_event(int event, int id) {
+  NGRAM_TWIN_CHECK(id >= 0 && id < kEventIds && (taken_[event] >> id & 1) != 0,
+                   "block %d: ReleaseEventID of %d, which is not allocated", block_, id);
+  taken_[event] = static_cast<uint8_t>(taken_[event] & ~(1 << id));
+}
+
+void Core::set_flag(int event, Pipe from, int id) {
+  NGRAM_TWIN_CHECK(id >= 0 && id < kEventIds, "block %d: SetFlag<%s_%s>(%d): the IDs are 0 to %d", block_,
+                   kPipeNames[event / kPipes], kPipeNames[event % kPipes], id, kEventIds - 1);
+  Flag& flag = flags_[event][id];
+  NGRAM_TWIN_CHECK(!flag.set, "block %d: SetFlag<%s_%s>(%d): set already, and not waited for", block_,
+                   kPipeNames[event / kPipes], kPipeNames[event % kPipes], id);
+  ++cost.syncs;
+  issue(from, "SetFlag");
+  flag.set = true;
+  std::copy_n(clock_[from], static_cast<size_t>(kPipes), flag.clock);
+  flag.time = time_[from] + model_.sync + (from == kMte2 || from == kMte3 ? model_.dma_latency : 0);
+}
+
+void Core::wait_flag(int event, Pipe to, int id) {
+  NGRAM_TWIN_CHECK(id >= 0 && id < kEventIds && flags_[event][id].set,
+                   "block %d: WaitFlag<%s_%s>(%d): never set, the core would hang", block_, kPipeNames[event / kPipes],
+                   kPipeNames[event % kPipes], id);
+  Flag& flag = flags_[event][id];
+  ++cost.syncs;
+  time_[kS] += model_.issue;
+  flag.set = false;
+  join(to, flag.clock);
+  time_[to] = std::max(time_[to], flag.time);
+}
+
+void Core::barrier(Pipe pipe) {
+  ++cost.syncs;
+  if (pipe != kPipes) {
+    issue(pipe, "PipeBarrier");
+    spend(model_.sync);
+    return;
+  }
+  uint32_t all[kPipes];
+  std::copy_n(tick_, static_cast<size_t>(kPipes), all);
+  const double latest = *std::max_element(time_, time_ + kPipes) + model_.sync;
+  for (int p = 0; p < kPipes; ++p) {
+    join(static_cast<Pipe>(p), all);
+    time_[p] = latest;
+  }
+}
+
+}  // namespace ngram_npu::twin

@@ -1,0 +1,155 @@
+// One simulated vector core: its unified buffer with a shadow, the order of its pipes, its event flags, its scalar
+// cache, and what all of that cost.
+//
+// The shadow holds a bit per bit of UB: 1 = never computed ("poison"). Calls hand poison on bit by bit where the
+// operation does; using it (a scalar read, a store to global memory, an index, a reduction) is a fault.
+//
+// The order: each pipe has a clock, every instruction is a tick of it, and knows which tick of each other pipe came
+// before it. What the build inserts by itself orders V after V, and S after the others and before their next writes of
+// what S read. All else needs a queue, a flag or a barrier: data of another pipe whose tick is not known to be over is
+// a fault.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <unordered_map>
+#include <vector>
+
+#include "chip.h"
+#include "cost.h"
+#include "fault.h"
+#include "gm.h"
+
+namespace ngram_npu::twin {
+
+constexpr const char* kPipeNames[kPipes] = {"S", "V", "MTE2", "MTE3"};
+
+enum class BufferState : uint8_t { kFree, kAllocated, kQueued };
+
+struct Buffer {
+  uint32_t begin = 0;
+  uint32_t bytes = 0;
+  uint32_t generation = 0;  // a tensor of an earlier one is stale
+  BufferState state = BufferState::kFree;
+  bool queued_ever = false;
+  // The flag that says its last user is done, of a free buffer of a queue: event and ID.
+  struct {
+    int event = -1;
+    int id = 0;
+  } emptied;
+};
+
+// Where a tensor lies: the part of LocalTensor that does not depend on its type.
+struct Place {
+  uint32_t address = 0;
+  int32_t buffer = -1;
+  uint32_t generation = 0;
+};
+
+struct Flag {
+  bool set = false;
+  uint32_t clock[kPipes] = {};
+  double time = 0;
+};
+
+class Core {
+ public:
+  Core();
+  Core(const Core&) = delete;
+
+  // The one this thread simulates.
+  static Core& current() { return *of_this_thread(); }
+  static Core*& of_this_thread();
+
+  void begin(const GlobalMemory* gm, int32_t block, int32_t blocks, const CostModel& model);
+  // Throws for what a kernel may not leave behind; takes the block's log and cost along.
+  void end(AccessLog& log, Cost& cost);
+
+  int32_t block() const { return block_; }
+  int32_t blocks() const { return blocks_; }
+
+  // Buffers.
+  int32_t new_buffer(uint32_t bytes);
+  Buffer& buffer(int32_t index) { return buffers_[static_cast<size_t>(index)]; }
+  Place allocate(int32_t index);
+  void release(int32_t index);
+  Place place(int32_t index) { return {buffer(index).begin, index, buffer(index).generation}; }
+  // Throws unless the place is of the buffer's present life.
+  Buffer& live(const Place& place, const char* what);
+  void pipe_made() { NGRAM_TWIN_CHECK(++pipes_made_ == 1, "TPipe: a second one in one kernel"); }
+  void pipe_gone();
+  void wait_until_emptied(int32_t index);
+
+  // One instruction of a pipe; the accesses that follow are its.
+  void issue(Pipe pipe, const char* what);
+  // The accesses of the present instruction: in bounds, alive, aligned to `align`, ordered. They return UB memory.
+  uint8_t* read(const Place& place, uint64_t bytes, uint32_t align = kBlockBytes) {
+    return use(place, bytes, align, false);
+  }
+  uint8_t* write(const Place& place, uint64_t bytes, uint32_t align = kBlockBytes) {
+    return use(place, bytes, align, true);
+  }
+  uint8_t* shadow(const uint8_t* ub) { return shadow_.data() + (ub - ub_.data()); }
+  const char* what() const { return what_; }
+  [[noreturn]] void poisoned() const {
+    NGRAM_TWIN_FAULT("block %d: %s: uses UB that nothing has computed", block_, what_);
+  }
+  void spend(double cycles);
+  void scalar_ub_cost() { time_[kS] += model_.scalar_ub; }
+  void vector_cost(uint64_t bytes, double cycles_per_repeat);
+  void copy_cost(uint64_t bytes, bool to_gm);
+
+  // Global memory.
+  void gm_copy(uintptr_t at, uint64_t bytes, bool write);
+  uint8_t* gm_scalar(uintptr_t at, uint64_t bytes, bool write);
+  void clean_line(uintptr_t at);
+  void clean_all();
+
+  // Order.
+  int alloc_event(int event);
+  int fetch_event(int event) const;
+  void release_event(int event, int id);
+  void set_flag(int event, Pipe from, int id);
+  void wait_flag(int event, Pipe to, int id);
+  void barrier(Pipe pipe);  // kPipes: all
+
+  Cost cost;
+
+ private:
+  static constexpr uint32_t kBlocks = kChip.ub_bytes / kBlockBytes;
+  static constexpr int kEvents = kPipes * kPipes;
+
+  uint8_t* use(const Place& place, uint64_t bytes, uint32_t align, bool write);
+  void order(uint32_t address, uint64_t bytes, bool write);
+  void join(Pipe pipe, const uint32_t* clock);
+  ScalarLine& line_of(uintptr_t line);
+  void clean(uintptr_t line, const ScalarLine& cached);
+
+  std::vector<uint8_t> ub_;
+  std::vector<uint8_t> shadow_;
+  std::vector<uint32_t> written_[kPipes];  // per 32 bytes: the tick of each pipe's last write
+  std::vector<uint32_t> read_[kPipes];
+  uint32_t top_ = 0;
+  std::vector<Buffer> buffers_;
+
+  const GlobalMemory* gm_ = nullptr;
+  AccessLog log_;
+  std::unordered_map<uintptr_t, ScalarLine> cache_;
+
+  Pipe pipe_ = kS;
+  const char* what_ = "";
+  uint32_t tick_[kPipes] = {};
+  uint32_t last_write_[kPipes] = {};  // the tick of each pipe's last write to UB, wherever it was
+  uint32_t last_read_[kPipes] = {};
+  uint32_t clock_[kPipes][kPipes] = {};  // [a][b]: the tick of b that a's next instruction comes after
+  Flag flags_[kEvents][8];
+  uint8_t taken_[kEvents] = {};  // event IDs, a bit each
+
+  CostModel model_;
+  double time_[kPipes] = {};
+  int32_t block_ = 0;
+  int32_t blocks_ = 0;
+  int pipes_made_ = 0;
+};
+
+}  // namespace ngram_npu::twin

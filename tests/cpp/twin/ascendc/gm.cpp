@@ -1,0 +1,91 @@
+#include "gm.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "fault.h"
+
+namespace ngram_npu::twin {
+
+void GlobalMemory::check(uintptr_t at, uint64_t bytes, bool write, const char* what) const {
+  const Region* near = nullptr;
+  for (const Region& region : regions_) {
+    if (region.holds(at, bytes)) {
+      NGRAM_TWIN_CHECK(!write || region.writable, "%s: writes to %s, which the launch may only read", what,
+                       region.name);
+      return;
+    }
+    if (at + bytes > region.begin && at < region.begin + region.span()) near = &region;
+  }
+  if (near == nullptr) {
+    NGRAM_TWIN_FAULT("%s: %s of %llu bytes of global memory at %p, outside every tensor of the launch", what,
+                     write ? "write" : "read", static_cast<unsigned long long>(bytes), reinterpret_cast<void*>(at));
+  }
+  NGRAM_TWIN_FAULT("%s: %s of bytes [%lld, %lld) of %s (%llu rows of %llu bytes, %llu apart) leaves its rows", what,
+                   write ? "write" : "read", static_cast<long long>(at) - static_cast<long long>(near->begin),
+                   static_cast<long long>(at + bytes) - static_cast<long long>(near->begin), near->name,
+                   static_cast<unsigned long long>(near->rows), static_cast<unsigned long long>(near->row_bytes),
+                   static_cast<unsigned long long>(near->pitch));
+}
+
+template <class F>
+void GlobalMemory::for_each_part(uintptr_t line, F f) const {
+  for (const Region& region : regions_) {
+    if (region.span() == 0 || line + kScalarLine <= region.begin || line >= region.begin + region.span()) continue;
+    for (uint64_t i = 0; i < kScalarLine; ++i)
+      if (region.holds(line + i, 1)) f(i);
+  }
+}
+
+void GlobalMemory::load_line(uintptr_t line, uint8_t* data) const {
+  const std::lock_guard<std::mutex> lock(lines_);
+  for_each_part(line, [&](uint64_t i) { data[i] = *reinterpret_cast<const uint8_t*>(line + i); });
+}
+
+void GlobalMemory::store_line(uintptr_t line, const uint8_t* data) const {
+  const std::lock_guard<std::mutex> lock(lines_);
+  for_each_part(line, [&](uint64_t i) {
+    // Unchanged bytes are left alone: they may lie in memory that the host cannot write.
+    if (*reinterpret_cast<uint8_t*>(line + i) != data[i]) *reinterpret_cast<uint8_t*>(line + i) = data[i];
+  });
+}
+
+namespace {
+
+void collect(std::vector<AccessLog>& logs, std::vector<Interval> AccessLog::* list, std::vector<Interval>& all) {
+  all.clear();
+  for (AccessLog& log : logs) all.insert(all.end(), (log.*list).begin(), (log.*list).end());
+  std::sort(all.begin(), all.end(), [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
+}
+
+// Every interval of `a` against every one of `b` that overlaps it and is another core's. Both sorted.
+void check_pairs(const std::vector<Interval>& a, const std::vector<Interval>& b, const char* what) {
+  // The furthest end of b's intervals up to each, so that a search can stop.
+  std::vector<uintptr_t> reach(b.size());
+  uintptr_t furthest = 0;
+  for (size_t i = 0; i < b.size(); ++i) reach[i] = furthest = std::max(furthest, b[i].end);
+  for (const Interval& x : a) {
+    const auto past = std::partition_point(b.begin(), b.end(), [&](const Interval& y) { return y.begin < x.end; });
+    for (size_t i = static_cast<size_t>(past - b.begin()); i-- > 0 && reach[i] > x.begin;) {
+      const Interval& y = b[i];
+      NGRAM_TWIN_CHECK(y.end <= x.begin || y.core == x.core, "blocks %d and %d: %s, at %p of global memory", x.core,
+                       y.core, what, reinterpret_cast<void*>(std::max(x.begin, y.begin)));
+    }
+  }
+}
+
+}  // namespace
+
+void check_races(std::vector<AccessLog>& logs) {
+  std::vector<Interval> writes;
+  std::vector<Interval> reads;
+  std::vector<Interval> lines;
+  collect(logs, &AccessLog::writes, writes);
+  collect(logs, &AccessLog::reads, reads);
+  collect(logs, &AccessLog::cleaned_lines, lines);
+  check_pairs(writes, writes, "both write the same bytes");
+  check_pairs(writes, reads, "one writes what the other reads");
+  check_pairs(lines, writes, "one cleans a 64-byte line of its scalar cache over what the other wrote");
+}
+
+}  // namespace ngram_npu::twin

@@ -1,0 +1,81 @@
+// Global memory as a launch sees it: the tensors it was given, and nothing between them.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "chip.h"
+
+namespace ngram_npu::twin {
+
+// `rows` runs of `row_bytes`, `pitch` apart: a tensor whose rows may be slices of a larger buffer. The gaps between are
+// not the launch's.
+struct Region {
+  const char* name;
+  uintptr_t begin;
+  uint64_t rows;
+  uint64_t row_bytes;
+  uint64_t pitch;
+  bool writable;
+
+  uint64_t span() const { return rows == 0 ? 0 : (rows - 1) * pitch + row_bytes; }
+  bool holds(uintptr_t at, uint64_t bytes) const {
+    if (at < begin || at - begin >= span()) return false;
+    const uint64_t offset = at - begin;
+    return pitch == row_bytes ? offset + bytes <= span() : offset % pitch + bytes <= row_bytes;
+  }
+};
+
+struct Interval {
+  uintptr_t begin;
+  uintptr_t end;
+  int32_t core;
+  uint32_t tick;  // of the pipe that made it
+};
+
+// What one core did to global memory. Neighbouring accesses of one tick are kept as one.
+class AccessLog {
+ public:
+  std::vector<Interval> reads;          // by MTE2 and by S
+  std::vector<Interval> writes;         // by MTE3, and what S cleaned from its cache
+  std::vector<Interval> cleaned_lines;  // whole: they carry their other bytes along
+
+  static void add(std::vector<Interval>& to, uintptr_t at, uint64_t bytes, int32_t core, uint32_t tick) {
+    if (!to.empty() && to.back().end == at && to.back().tick == tick) {
+      to.back().end = at + bytes;
+    } else {
+      to.push_back({at, at + bytes, core, tick});
+    }
+  }
+};
+
+// Throws where two cores touched the same bytes and one of them wrote: nothing orders blocks of a launch.
+void check_races(std::vector<AccessLog>& logs);
+
+// A core's scalar data cache: 64-byte lines, not coherent with the other cores' nor with DMA.
+struct ScalarLine {
+  uint8_t data[kScalarLine];
+  uint64_t dirty = 0;  // bit per byte
+};
+
+class GlobalMemory {
+ public:
+  explicit GlobalMemory(std::vector<Region> regions) : regions_(std::move(regions)) {}
+
+  void check(uintptr_t at, uint64_t bytes, bool write, const char* what) const;
+  // Loads and stores of whole lines, of the bytes that belong to the launch.
+  void load_line(uintptr_t line, uint8_t* data) const;
+  void store_line(uintptr_t line, const uint8_t* data) const;
+
+ private:
+  template <class F>
+  void for_each_part(uintptr_t line, F f) const;
+
+  std::vector<Region> regions_;
+  mutable std::mutex lines_;  // two cores' lines may overlap: that is reported, not a data race of this program
+};
+
+}  // namespace ngram_npu::twin

@@ -1,0 +1,129 @@
+// The twin's counterpart of csrc/ascendc/launch.cpp: carries the operators' plans out on simulated cores. The entry
+// points are the device library's; what a check said, what a launch cost and what machine is simulated come beside
+// them.
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+
+#include "ascendc/entry_points.h"
+#include "regions.h"
+#include "run.h"
+
+#define NGRAM_TWIN_KERNEL(name) extern "C" void name(NgramNpuLaunchArgs args);
+NGRAM_NPU_ASCENDC_KERNELS(NGRAM_TWIN_KERNEL)
+#undef NGRAM_TWIN_KERNEL
+
+namespace ngram_npu::twin {
+namespace {
+
+using KernelFunction = void (*)(NgramNpuLaunchArgs);
+constexpr KernelFunction kKernels[] = {
+#define NGRAM_TWIN_KERNEL(name) name,
+    NGRAM_NPU_ASCENDC_KERNELS(NGRAM_TWIN_KERNEL)
+#undef NGRAM_TWIN_KERNEL
+};
+
+// One for the process: the last thing that went wrong, and what launches cost since it was asked.
+struct State {
+  std::mutex mutex;
+  std::string fault;
+  Cost total;    // `cycles`: the sum of the launches', which run one after another
+  Cost slowest;  // the block that took longest, of all
+  uint64_t launches = 0;
+  int64_t max_blocks = 0;  // of a launch
+  std::atomic<int64_t> cores{8};
+  std::atomic<uint64_t> seed{1};
+};
+
+State& state() {
+  static State one;
+  return one;
+}
+
+void account(const std::vector<Cost>& costs) {
+  State& s = state();
+  double slowest = 0;
+  for (const Cost& cost : costs) {
+    const double before = s.total.cycles;
+    s.total.add(cost);
+    s.total.cycles = before;
+    if (cost.cycles > s.slowest.cycles) s.slowest = cost;
+    slowest = std::max(slowest, cost.cycles);
+  }
+  s.total.cycles += slowest;
+  ++s.launches;
+  s.max_blocks = std::max(s.max_blocks, static_cast<int64_t>(costs.size()));
+}
+
+template <class Params>
+int32_t carry_out(const Params& params) {
+  State& s = state();
+  ascendc::LaunchPlan plan = ascendc::plan(params, {s.cores, kChip.ub_bytes});
+  if (plan.status != kOk) return plan.status;
+  Regions regions;
+  tensors(params, regions);
+  // Uninitialised, as an allocator's memory is; its neighbours are nobody's.
+  std::vector<uint64_t> workspace(static_cast<size_t>(plan.workspace_bytes + 7) / 8, 0xA5A5A5A5A5A5A5A5u);
+  if (plan.workspace_bytes > 0) {
+    plan.set_workspace(workspace.data());
+    regions.add("workspace", workspace.data(), 1, plan.workspace_bytes, 0, true);
+  }
+  for (int32_t i = 0; i < plan.num_launches; ++i) {
+    const ascendc::Launch& launch = plan.launches[i];
+    Options options;
+    options.seed = s.seed++;
+    const KernelFunction kernel = kKernels[static_cast<size_t>(launch.kernel)];
+    const Outcome outcome = run(regions.list, static_cast<int32_t>(launch.blocks), [&] { kernel(plan.args); }, options);
+    const std::lock_guard<std::mutex> lock(s.mutex);
+    if (!outcome.fault.empty()) {
+      s.fault = outcome.fault;
+      return kLaunchFailed;
+    }
+    account(outcome.costs);
+  }
+  return kOk;
+}
+
+}  // namespace
+}  // namespace ngram_npu::twin
+
+#define NGRAM_TWIN_ENTRY_POINT(op, Params)                                                      \
+  NGRAM_NPU_EXPORT int32_t ngram_npu_ascendc_##op(const ngram_npu::Params* params, void*) {     \
+    return params == nullptr ? ngram_npu::kInvalidParams : ngram_npu::twin::carry_out(*params); \
+  }
+NGRAM_NPU_ASCENDC_OPS(NGRAM_TWIN_ENTRY_POINT)
+#undef NGRAM_TWIN_ENTRY_POINT
+
+// How many vector cores the machine has from now on.
+NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_set_cores(int64_t cores) { ngram_npu::twin::state().cores = cores; }
+
+// What the last check that failed said; empty where none did. Until the next call.
+NGRAM_NPU_EXPORT const char* ngram_npu_ascendc_twin_fault() {
+  static thread_local std::string copy;
+  const std::lock_guard<std::mutex> lock(ngram_npu::twin::state().mutex);
+  copy = ngram_npu::twin::state().fault;
+  return copy.c_str();
+}
+
+// What the launches since the last call of this cost, as 13 numbers: of all blocks the bytes from and to global memory,
+// copies, vector instructions, their repeats of 256 bytes, scalar accesses to UB and to global memory, of those the
+// cache misses, flags and barriers; modelled cycles, launches one after another; launches; blocks of the largest; the
+// clock in GHz that the cycles are of.
+NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_take_cost(double* out) {
+  using ngram_npu::twin::Cost;
+  ngram_npu::twin::State& s = ngram_npu::twin::state();
+  const std::lock_guard<std::mutex> lock(s.mutex);
+  const Cost& c = s.total;
+  const double numbers[] = {static_cast<double>(c.gm_to_ub_bytes), static_cast<double>(c.ub_to_gm_bytes),
+                            static_cast<double>(c.copies),         static_cast<double>(c.vector_instructions),
+                            static_cast<double>(c.vector_repeats), static_cast<double>(c.scalar_ub),
+                            static_cast<double>(c.scalar_gm),      static_cast<double>(c.scalar_gm_misses),
+                            static_cast<double>(c.syncs),          c.cycles,
+                            static_cast<double>(s.launches),       static_cast<double>(s.max_blocks),
+                            ngram_npu::twin::CostModel().clock_ghz};
+  std::copy(std::begin(numbers), std::end(numbers), out);
+  s.total = Cost();
+  s.slowest = Cost();
+  s.launches = 0;
+  s.max_blocks = 0;
+}

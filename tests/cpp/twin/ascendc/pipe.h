@@ -1,0 +1,267 @@
+// TPipe, its queues and buffers, flags and barriers.
+#pragma once
+
+#include "tensor.h"
+
+namespace AscendC {
+
+enum class TPosition : uint8_t { GM, VECIN, VECOUT, VECCALC };
+using QuePosition = TPosition;
+using TEventID = int8_t;
+
+enum class HardEvent : uint8_t {
+  MTE2_V,
+  V_MTE2,
+  MTE3_V,
+  V_MTE3,
+  V_V,
+  MTE3_MTE2,
+  MTE2_MTE3,
+  S_V,
+  V_S,
+  S_MTE2,
+  MTE2_S,
+  S_MTE3,
+  MTE3_S,
+  MAX
+};
+
+}  // namespace AscendC
+
+enum pipe_t { PIPE_S, PIPE_V, PIPE_MTE2, PIPE_MTE3, PIPE_ALL };
+enum event_t : int32_t { EVENT_ID0, EVENT_ID1, EVENT_ID2, EVENT_ID3, EVENT_ID4, EVENT_ID5 };
+
+namespace ngram_npu::twin {
+
+struct Ends {
+  Pipe from;
+  Pipe to;
+  constexpr int index() const { return from * kPipes + to; }
+};
+
+constexpr Ends ends_of(AscendC::HardEvent event) {
+  using E = AscendC::HardEvent;
+  switch (event) {
+    case E::MTE2_V: return {kMte2, kV};
+    case E::V_MTE2: return {kV, kMte2};
+    case E::MTE3_V: return {kMte3, kV};
+    case E::V_MTE3: return {kV, kMte3};
+    case E::V_V: return {kV, kV};
+    case E::MTE3_MTE2: return {kMte3, kMte2};
+    case E::MTE2_MTE3: return {kMte2, kMte3};
+    case E::S_V: return {kS, kV};
+    case E::V_S: return {kV, kS};
+    case E::S_MTE2: return {kS, kMte2};
+    case E::MTE2_S: return {kMte2, kS};
+    case E::S_MTE3: return {kS, kMte3};
+    default: return {kMte3, kS};
+  }
+}
+
+constexpr Pipe pipe_of(pipe_t pipe) {
+  return pipe == PIPE_S ? kS : pipe == PIPE_V ? kV : pipe == PIPE_MTE2 ? kMte2 : pipe == PIPE_MTE3 ? kMte3 : kPipes;
+}
+
+}  // namespace ngram_npu::twin
+
+namespace AscendC {
+
+template <HardEvent event>
+void SetFlag(int32_t eventID) {
+  constexpr auto ends = ngram_npu::twin::ends_of(event);
+  Core::current().set_flag(ends.index(), ends.from, eventID);
+}
+
+template <HardEvent event>
+void WaitFlag(int32_t eventID) {
+  constexpr auto ends = ngram_npu::twin::ends_of(event);
+  Core::current().wait_flag(ends.index(), ends.to, eventID);
+}
+
+template <pipe_t pipe>
+void PipeBarrier() {
+  Core::current().barrier(ngram_npu::twin::pipe_of(pipe));
+}
+
+inline int64_t GetBlockIdx() { return Core::current().block(); }
+inline int64_t GetBlockNum() { return Core::current().blocks(); }
+
+// A queue between two pipes: VECIN from MTE2 to V, VECOUT from V to MTE3. What the steps order is theirs alone.
+template <TPosition pos, int32_t depth>
+class TQue {
+  static_assert(pos == TPosition::VECIN || pos == TPosition::VECOUT, "the twin has queues at VECIN and VECOUT");
+  static_assert(depth >= 1, "a queue of depth 0 is another kind, which the twin has not");
+  static constexpr HardEvent kFull = pos == TPosition::VECIN ? HardEvent::MTE2_V : HardEvent::V_MTE3;
+  static constexpr HardEvent kEmpty = pos == TPosition::VECIN ? HardEvent::V_MTE2 : HardEvent::MTE3_V;
+  static constexpr int kFullEvent = ngram_npu::twin::ends_of(kFull).index();
+  static constexpr int kEmptyEvent = ngram_npu::twin::ends_of(kEmpty).index();
+
+ public:
+  template <class T>
+  LocalTensor<T> AllocTensor() {
+    Core& core = Core::current();
+    NGRAM_TWIN_CHECK(count_ > 0, "block %d: AllocTensor of a queue without InitBuffer", core.block());
+    for (int tried = 0; tried < count_; ++tried) {
+      const int slot = cursor_;
+      cursor_ = (cursor_ + 1) % count_;
+      if (core.buffer(first_ + slot).state != ngram_npu::twin::BufferState::kFree) continue;
+      core.wait_until_emptied(first_ + slot);
+      core.buffer(first_ + slot).queued_ever = true;
+      return {core.allocate(first_ + slot), core.buffer(first_ + slot).bytes / static_cast<uint32_t>(sizeof(T))};
+    }
+    NGRAM_TWIN_FAULT("block %d: AllocTensor: all %d buffers of the queue are in use, the core would hang", core.block(),
+                     count_);
+  }
+
+  template <class T>
+  bool EnQue(const LocalTensor<T>& tensor) {
+    Core& core = Core::current();
+    const int slot = slot_of(tensor, "EnQue");
+    NGRAM_TWIN_CHECK(queued_ < depth, "block %d: EnQue: the queue holds its depth of %d already", core.block(), depth);
+    full_[slot] = core.alloc_event(kFullEvent);
+    SetFlag<kFull>(full_[slot]);
+    core.buffer(first_ + slot).state = ngram_npu::twin::BufferState::kQueued;
+    ++core.buffer(first_ + slot).generation;
+    line_[(head_ + queued_++) % depth] = slot;
+    return true;
+  }
+
+  template <class T>
+  LocalTensor<T> DeQue() {
+    Core& core = Core::current();
+    NGRAM_TWIN_CHECK(queued_ > 0, "block %d: DeQue from an empty queue", core.block());
+    const int slot = line_[head_];
+    head_ = (head_ + 1) % depth;
+    --queued_;
+    WaitFlag<kFull>(full_[slot]);
+    core.release_event(kFullEvent, full_[slot]);
+    core.buffer(first_ + slot).state = ngram_npu::twin::BufferState::kAllocated;
+    return {core.place(first_ + slot), core.buffer(first_ + slot).bytes / static_cast<uint32_t>(sizeof(T))};
+  }
+
+  template <class T>
+  void FreeTensor(LocalTensor<T>& tensor) {
+    Core& core = Core::current();
+    const int slot = slot_of(tensor, "FreeTensor");
+    core.release(first_ + slot);
+    const int id = core.alloc_event(kEmptyEvent);
+    SetFlag<kEmpty>(id);
+    core.buffer(first_ + slot).emptied = {kEmptyEvent, id};
+  }
+
+  bool VacantInQue() const { return queued_ < depth; }
+  bool HasTensorInQue() const { return queued_ > 0; }
+
+ private:
+  friend class TPipe;
+
+  template <class T>
+  int slot_of(const LocalTensor<T>& tensor, const char* what) {
+    Core& core = Core::current();
+    core.live(tensor.place(), what);
+    const int slot = tensor.place().buffer - first_;
+    NGRAM_TWIN_CHECK(slot >= 0 && slot < count_, "block %d: %s: the tensor is not this queue's", core.block(), what);
+    return slot;
+  }
+
+  static constexpr int kMaxSlots = 16;
+  int32_t first_ = 0;
+  int count_ = 0;
+  int cursor_ = 0;
+  int head_ = 0;
+  int queued_ = 0;
+  int line_[depth] = {};
+  int full_[kMaxSlots] = {};
+};
+
+template <TPosition pos = TPosition::VECCALC>
+class TBuf {
+ public:
+  template <class T>
+  LocalTensor<T> Get() {
+    return Get<T>(bytes_ / static_cast<uint32_t>(sizeof(T)));
+  }
+  template <class T>
+  LocalTensor<T> Get(uint32_t len) {
+    return GetWithOffset<T>(len, 0);
+  }
+  template <class T>
+  LocalTensor<T> GetWithOffset(uint32_t size, uint32_t bufOffset) {
+    Core& core = Core::current();
+    NGRAM_TWIN_CHECK(bytes_ > 0, "block %d: TBuf without InitBuffer", core.block());
+    NGRAM_TWIN_CHECK(uint64_t{size} * sizeof(T) + bufOffset <= bytes_,
+                     "block %d: TBuf: %u elements at byte %u of %u bytes", core.block(), size, bufOffset, bytes_);
+    Place place = core.place(buffer_);
+    place.address += bufOffset;
+    return {place, size};
+  }
+
+ private:
+  friend class TPipe;
+  int32_t buffer_ = -1;
+  uint32_t bytes_ = 0;
+};
+
+class TPipe {
+ public:
+  TPipe() {
+    Core::current().pipe_made();
+    current() = this;
+  }
+  // Waits for what the queues' buffers were last used by, as the device's does.
+  ~TPipe() noexcept(false) {
+    current() = nullptr;
+    if (std::uncaught_exceptions() > 0) return;
+    Core::current().pipe_gone();
+  }
+  TPipe(const TPipe&) = delete;
+
+  template <TPosition pos, int32_t depth>
+  bool InitBuffer(TQue<pos, depth>& que, uint8_t num, uint32_t len) {
+    using Que = TQue<pos, depth>;
+    NGRAM_TWIN_CHECK(num >= 1 && num <= Que::kMaxSlots, "InitBuffer: %d buffers of a queue", num);
+    NGRAM_TWIN_CHECK(que.count_ == 0, "InitBuffer: the queue has buffers already");
+    que.count_ = num;
+    for (int slot = 0; slot < num; ++slot) {
+      const int32_t buffer = Core::current().new_buffer(len);
+      if (slot == 0) que.first_ = buffer;
+    }
+    return true;
+  }
+  template <TPosition pos>
+  bool InitBuffer(TBuf<pos>& buf, uint32_t len) {
+    buf.buffer_ = Core::current().new_buffer(len);
+    Core::current().buffer(buf.buffer_).state = ngram_npu::twin::BufferState::kAllocated;
+    buf.bytes_ = Core::current().buffer(buf.buffer_).bytes;
+    return true;
+  }
+
+  template <HardEvent event>
+  TEventID AllocEventID() {
+    return static_cast<TEventID>(Core::current().alloc_event(ngram_npu::twin::ends_of(event).index()));
+  }
+  template <HardEvent event>
+  void ReleaseEventID(TEventID id) {
+    Core::current().release_event(ngram_npu::twin::ends_of(event).index(), id);
+  }
+  template <HardEvent event>
+  TEventID FetchEventID() {
+    return FetchEventID(event);
+  }
+  TEventID FetchEventID(HardEvent event) {
+    return static_cast<TEventID>(Core::current().fetch_event(ngram_npu::twin::ends_of(event).index()));
+  }
+
+  static TPipe*& current() {
+    static thread_local TPipe* pipe = nullptr;
+    return pipe;
+  }
+};
+
+}  // namespace AscendC
+
+// Not in AscendC: where the device's header has it.
+inline AscendC::TPipe* GetTPipePtr() {
+  NGRAM_TWIN_CHECK(AscendC::TPipe::current() != nullptr, "GetTPipePtr: the kernel has no TPipe");
+  return AscendC::TPipe::current();
+}

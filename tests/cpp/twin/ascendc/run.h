@@ -1,0 +1,26 @@
+// A launch on the twin: its blocks in shuffled order and on threads, one simulated core each.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core.h"
+
+namespace ngram_npu::twin {
+
+struct Outcome {
+  std::string fault;        // empty: nothing was wrong
+  std::vector<Cost> costs;  // per block
+};
+
+struct Options {
+  uint64_t seed = 0;
+  int threads = 2;
+  CostModel model;
+};
+
+Outcome run(const std::vector<Region>& regions, int32_t blocks, const std::function<void()>& kernel,
+            const Options& options);
+
+}  // namespace ngram_npu::twin

@@ -1,0 +1,28 @@
+// What the scalar unit does besides arithmetic.
+#pragma once
+
+#include "select.h"
+
+namespace AscendC {
+
+// kernel_scalar.h:169-187.
+template <class T, class U, RoundMode roundMode>
+U ScalarCast(T valueIn) {
+  static_assert(std::is_same_v<T, float> && std::is_same_v<U, int32_t>, "the twin has float to int32");
+  static_assert(roundMode == RoundMode::CAST_ROUND || roundMode == RoundMode::CAST_CEIL ||
+                    roundMode == RoundMode::CAST_FLOOR || roundMode == RoundMode::CAST_RINT,
+                "the scalar unit does not round this way");
+  return ngram_npu::twin::converted<U>(valueIn, roundMode);
+}
+
+// The place of the lowest bit that is countValue, -1 without.
+template <int countValue>
+int64_t ScalarGetSFFValue(uint64_t valueIn) {
+  static_assert(countValue == 0 || countValue == 1, "a bit is 0 or 1");
+  const uint64_t bits = countValue == 1 ? valueIn : ~valueIn;
+  return bits == 0 ? -1 : __builtin_ctzll(bits);
+}
+
+inline int64_t ScalarCountLeadingZero(uint64_t valueIn) { return valueIn == 0 ? 64 : __builtin_clzll(valueIn); }
+
+}  // namespace AscendC

@@ -1,0 +1,189 @@
+// The order of the pipes: what needs a queue, a flag or a barrier, and what the build orders by itself.
+#include "twin_test.h"
+
+namespace ngram_npu::twin {
+namespace {
+
+using AscendC::Add;
+using AscendC::DataCopy;
+using AscendC::Duplicate;
+using AscendC::PipeBarrier;
+using AscendC::SetFlag;
+using AscendC::WaitFlag;
+
+template <HardEvent event>
+void order() {
+  const int32_t id = GetTPipePtr()->FetchEventID(event);
+  SetFlag<event>(id);
+  WaitFlag<event>(id);
+}
+
+class Order : public testing::Test {
+ protected:
+  // Two steps on one piece of UB, with something or nothing between them.
+  std::function<void()> steps(const std::function<void(Order&, LocalTensor<int32_t>)>& first,
+                              const std::function<void()>& between,
+                              const std::function<void(Order&, LocalTensor<int32_t>)>& second) {
+    return [this, first, between, second] {
+      Scratch<int32_t> s(64);
+      PipeBarrier<PIPE_ALL>();
+      first(*this, s.tensor);
+      between();
+      second(*this, s.tensor);
+    };
+  }
+  static void copy_in(Order& o, LocalTensor<int32_t> t) { DataCopy(t, o.memory.global(), 64); }
+  static void copy_out(Order& o, LocalTensor<int32_t> t) { DataCopy(o.target.global(), t, 64); }
+  static void compute(Order&, LocalTensor<int32_t> t) { Add(t, t, t, 64); }
+  static void scalar_write(Order&, LocalTensor<int32_t> t) { t.SetValue(0, 5); }
+  static void scalar_read(Order&, LocalTensor<int32_t> t) { t.GetValue(0); }
+  static void nothing() {}
+
+  Tensor<int32_t> memory{64, 3};
+  Tensor<int32_t> target{64};
+  std::vector<Region> regions{memory.region(false), target.region()};
+};
+
+TEST_F(Order, WhatTheBuildDoesNotInsert) {
+  EXPECT_FAULT("pipe V reads what pipe MTE2 wrote", steps(copy_in, nothing, compute), regions);
+  EXPECT_CLEAN(steps(copy_in, order<HardEvent::MTE2_V>, compute), regions);
+  EXPECT_FAULT("pipe MTE3 reads what pipe V wrote", steps(compute, nothing, copy_out), regions);
+  EXPECT_CLEAN(steps(compute, order<HardEvent::V_MTE3>, copy_out), regions);
+  EXPECT_FAULT("pipe MTE3 reads what pipe MTE2 wrote", steps(copy_in, nothing, copy_out), regions);
+  EXPECT_CLEAN(steps(copy_in, order<HardEvent::MTE2_MTE3>, copy_out), regions);
+  EXPECT_FAULT("pipe MTE2 overwrites what pipe V", steps(compute, nothing, copy_in), regions);
+  EXPECT_CLEAN(steps(compute, order<HardEvent::V_MTE2>, copy_in), regions);
+  EXPECT_FAULT("pipe V overwrites what pipe MTE3 reads", steps(copy_out, nothing, compute), regions);
+  EXPECT_CLEAN(steps(copy_out, order<HardEvent::MTE3_V>, compute), regions);
+  EXPECT_FAULT("pipe MTE2 overwrites what pipe MTE3 reads", steps(copy_out, nothing, copy_in), regions);
+  EXPECT_CLEAN(steps(copy_out, order<HardEvent::MTE3_MTE2>, copy_in), regions);
+}
+
+TEST_F(Order, ScalarStores) {
+  EXPECT_FAULT("pipe V reads what pipe S wrote", steps(scalar_write, nothing, compute), regions);
+  EXPECT_CLEAN(steps(scalar_write, order<HardEvent::S_V>, compute), regions);
+  EXPECT_FAULT("pipe MTE3 reads what pipe S wrote", steps(scalar_write, nothing, copy_out), regions);
+  EXPECT_CLEAN(steps(scalar_write, order<HardEvent::S_MTE3>, copy_out), regions);
+  EXPECT_FAULT("pipe MTE2 overwrites what pipe S wrote", steps(scalar_write, nothing, copy_in), regions);
+  EXPECT_CLEAN(steps(scalar_write, order<HardEvent::S_MTE2>, copy_in), regions);
+}
+
+TEST_F(Order, WhatTheBuildInserts) {
+  EXPECT_CLEAN(steps(compute, nothing, compute), regions);
+  EXPECT_CLEAN(steps(compute, nothing, scalar_read), regions);
+  EXPECT_CLEAN(steps(copy_in, nothing, scalar_read), regions);
+  EXPECT_CLEAN(steps(copy_out, nothing, scalar_write), regions);
+}
+
+TEST_F(Order, TheWrongOrder) {
+  EXPECT_FAULT("nothing orders them", steps(copy_in, order<HardEvent::V_MTE2>, compute), regions);
+  EXPECT_FAULT("nothing orders them", steps(copy_in, PipeBarrier<PIPE_V>, compute), regions);
+  EXPECT_FAULT("nothing orders them", steps(copy_in, PipeBarrier<PIPE_MTE2>, compute), regions);
+  EXPECT_CLEAN(steps(copy_in, PipeBarrier<PIPE_ALL>, compute), regions);
+  // That S waited for V says nothing about MTE2's data; that it waited for MTE2 holds for all that it issues then.
+  EXPECT_FAULT("nothing orders them", steps(copy_in, order<HardEvent::V_S>, compute), regions);
+  EXPECT_CLEAN(steps(copy_in, order<HardEvent::MTE2_S>, compute), regions);
+  // The order by way of a third pipe.
+  EXPECT_CLEAN(steps(
+                   copy_in,
+                   [] {
+                     order<HardEvent::MTE2_V>();
+                     order<HardEvent::V_MTE3>();
+                   },
+                   copy_out),
+               regions);
+  // The flag is set before what it should cover.
+  EXPECT_FAULT(
+      "nothing orders them",
+      [this] {
+        Scratch<int32_t> s(64);
+        PipeBarrier<PIPE_ALL>();
+        SetFlag<HardEvent::MTE2_V>(0);
+        copy_in(*this, s.tensor);
+        WaitFlag<HardEvent::MTE2_V>(0);
+        compute(*this, s.tensor);
+      },
+      regions);
+}
+
+TEST_F(Order, Queues) {
+  const auto kernel = [this](bool through_the_queue) {
+    return [this, through_the_queue] {
+      TPipe pipe;
+      In in;
+      Out out;
+      pipe.InitBuffer(in, 2, 256);
+      pipe.InitBuffer(out, 2, 256);
+      for (int i = 0; i < 6; ++i) {
+        LocalTensor<int32_t> x = in.AllocTensor<int32_t>();
+        DataCopy(x, memory.global(), 64);
+        if (through_the_queue) {
+          in.EnQue(x);
+          x = in.DeQue<int32_t>();
+        }
+        LocalTensor<int32_t> y = out.AllocTensor<int32_t>();
+        Add(y, x, x, 64);
+        in.FreeTensor(x);
+        out.EnQue(y);
+        y = out.DeQue<int32_t>();
+        DataCopy(target.global(), y, 64);
+        out.FreeTensor(y);
+      }
+    };
+  };
+  EXPECT_CLEAN(kernel(true), regions);
+  EXPECT_EQ(target.values[63], 6);
+  EXPECT_FAULT("pipe V reads what pipe MTE2 wrote", kernel(false), regions);
+  // A VECIN buffer that MTE3 reads comes free too early: its queue asks V alone.
+  EXPECT_FAULT(
+      "pipe MTE2 overwrites what pipe MTE3 reads",
+      [this] {
+        TPipe pipe;
+        In in;
+        pipe.InitBuffer(in, 1, 256);
+        for (int i = 0; i < 2; ++i) {
+          LocalTensor<int32_t> x = in.AllocTensor<int32_t>();
+          DataCopy(x, memory.global(), 64);
+          in.EnQue(x);
+          x = in.DeQue<int32_t>();
+          order<HardEvent::V_MTE3>();
+          DataCopy(target.global(), x, 64);
+          in.FreeTensor(x);
+        }
+      },
+      regions);
+}
+
+TEST_F(Order, Flags) {
+  const auto in_pipe = [](const std::function<void()>& steps) {
+    return [steps] {
+      TPipe pipe;
+      steps();
+    };
+  };
+  EXPECT_CLEAN(in_pipe([] { order<HardEvent::V_MTE3>(); }));
+  EXPECT_FAULT("never set", in_pipe([] { WaitFlag<HardEvent::V_MTE3>(0); }));
+  EXPECT_FAULT("never set", in_pipe([] {
+                 SetFlag<HardEvent::V_MTE3>(0);
+                 WaitFlag<HardEvent::V_MTE3>(1);
+               }));
+  EXPECT_FAULT("set already", in_pipe([] {
+                 SetFlag<HardEvent::V_MTE3>(0);
+                 SetFlag<HardEvent::V_MTE3>(0);
+               }));
+  EXPECT_FAULT("never waited for", in_pipe([] { SetFlag<HardEvent::V_MTE3>(0); }));
+  EXPECT_FAULT("the IDs are 0 to 5", in_pipe([] { SetFlag<HardEvent::V_MTE3>(6); }));
+  EXPECT_FAULT("no event ID left", in_pipe([] {
+                 for (int i = 0; i < 7; ++i) GetTPipePtr()->AllocEventID<HardEvent::V_MTE3>();
+               }));
+  EXPECT_FAULT("not allocated", in_pipe([] { GetTPipePtr()->ReleaseEventID<HardEvent::V_MTE3>(0); }));
+  EXPECT_CLEAN(in_pipe([] {
+    const auto id = GetTPipePtr()->AllocEventID<HardEvent::V_MTE3>();
+    EXPECT_NE(GetTPipePtr()->FetchEventID(HardEvent::V_MTE3), id);
+    GetTPipePtr()->ReleaseEventID<HardEvent::V_MTE3>(id);
+  }));
+  EXPECT_FAULT("no TPipe", [] { GetTPipePtr(); });
+}
+
+}  // namespace
+}  // namespace ngram_npu::twin

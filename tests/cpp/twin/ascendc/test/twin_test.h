@@ -1,0 +1,83 @@
+// Kernels that are wrong in one way each, and the right ones beside them.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "kernel_operator.h"
+#include "run.h"
+
+namespace ngram_npu::twin {
+
+using AscendC::GlobalTensor;
+using AscendC::HardEvent;
+using AscendC::LocalTensor;
+using AscendC::TBuf;
+using AscendC::TPipe;
+using AscendC::TPosition;
+using AscendC::TQue;
+using In = TQue<TPosition::VECIN, 2>;
+using Out = TQue<TPosition::VECOUT, 2>;
+
+// A tensor in global memory.
+template <class T>
+class Tensor {
+ public:
+  explicit Tensor(size_t size, T value = T{}) : values(size, value) {}
+  Region region(bool writable = true) {
+    return {
+        "tensor", reinterpret_cast<uintptr_t>(values.data()), 1, values.size() * sizeof(T), values.size() * sizeof(T),
+        writable};
+  }
+  GlobalTensor<T> global() {
+    GlobalTensor<T> tensor;
+    tensor.SetGlobalBuffer(values.data(), values.size());
+    return tensor;
+  }
+  std::vector<T> values;
+};
+
+inline std::string fault_of(const std::function<void()>& kernel, const std::vector<Region>& regions = {},
+                            int32_t blocks = 1, Cost* cost = nullptr) {
+  const Outcome outcome = run(regions, blocks, kernel, Options());
+  if (cost != nullptr) *cost = outcome.costs[0];
+  return outcome.fault;
+}
+
+// `len` elements that V computed, and a pipe to have them in.
+template <class T>
+struct Scratch {
+  explicit Scratch(uint32_t len, bool filled = true) {
+    pipe.InitBuffer(buffer, static_cast<uint32_t>(len * sizeof(T)));
+    tensor = buffer.template Get<T>(len);
+    if (filled) AscendC::Duplicate(tensor, T(1), static_cast<int32_t>(len));
+  }
+  template <class U>
+  LocalTensor<U> more(uint32_t len, bool filled = true) {
+    TBuf<TPosition::VECCALC> another;
+    pipe.InitBuffer(another, static_cast<uint32_t>(len * sizeof(U)));
+    LocalTensor<U> made = another.template Get<U>(len);
+    if constexpr (sizeof(U) > 1) {
+      if (filled) AscendC::Duplicate(made, U(1), static_cast<int32_t>(len));
+    } else {
+      if (filled)
+        AscendC::Duplicate(made.template ReinterpretCast<uint16_t>(), uint16_t{0}, static_cast<int32_t>(len / 2));
+    }
+    return made;
+  }
+  TPipe pipe;
+  TBuf<TPosition::VECCALC> buffer;
+  LocalTensor<T> tensor;
+};
+
+}  // namespace ngram_npu::twin
+
+#define EXPECT_CLEAN(...) EXPECT_EQ(::ngram_npu::twin::fault_of(__VA_ARGS__), "")
+#define EXPECT_FAULT(says, ...)                                                    \
+  do {                                                                             \
+    const std::string said = ::ngram_npu::twin::fault_of(__VA_ARGS__);             \
+    EXPECT_NE(said.find(says), std::string::npos) << "it said: \"" << said << '"'; \
+  } while (false)

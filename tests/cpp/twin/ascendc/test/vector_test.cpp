@@ -1,0 +1,292 @@
+// The vector calls: what they compute, and what they refuse.
+#include "twin_test.h"
+
+namespace ngram_npu::twin {
+namespace {
+
+using AscendC::CMPMODE;
+using AscendC::Duplicate;
+using AscendC::RoundMode;
+
+template <class T>
+void fill(const LocalTensor<T>& t, const std::vector<T>& values) {
+  for (uint32_t i = 0; i < values.size(); ++i) t.SetValue(i, values[i]);
+  AscendC::PipeBarrier<PIPE_ALL>();
+}
+
+template <class T>
+std::vector<T> values(const LocalTensor<T>& t, uint32_t count) {
+  std::vector<T> all;
+  for (uint32_t i = 0; i < count; ++i) all.push_back(t.GetValue(i));
+  return all;
+}
+
+template <class T>
+using Binary = void (*)(const LocalTensor<T>&, const LocalTensor<T>&, const LocalTensor<T>&, const int32_t&);
+template <class T>
+using Scalar = void (*)(const LocalTensor<T>&, const LocalTensor<T>&, const T&, const int32_t&);
+
+template <class T>
+void check_binary(Binary<T> call, T a, T b, T expected) {
+  EXPECT_CLEAN([=] {
+    Scratch<T> s(64);
+    const LocalTensor<T> other = s.template more<T>(64);
+    fill(s.tensor, std::vector<T>(5, a));
+    fill(other, std::vector<T>(5, b));
+    call(s.tensor, s.tensor, other, 5);
+    EXPECT_EQ(values(s.tensor, 6), (std::vector<T>{expected, expected, expected, expected, expected, T(1)}));
+  });
+}
+
+template <class T>
+void check_scalar(Scalar<T> call, T a, T b, T expected) {
+  EXPECT_CLEAN([=] {
+    Scratch<T> s(64);
+    const LocalTensor<T> out = s.template more<T>(64);
+    fill(s.tensor, std::vector<T>(3, a));
+    call(out, s.tensor, b, 3);
+    EXPECT_EQ(values(out, 4), (std::vector<T>{expected, expected, expected, T(1)}));
+  });
+}
+
+TEST(Vector, Arithmetic) {
+  check_binary<int32_t>(AscendC::Add, 7, -9, -2);
+  check_binary<int32_t>(AscendC::Add, INT32_MAX, 1, INT32_MIN);
+  check_binary<int32_t>(AscendC::Sub, INT32_MIN, 1, INT32_MAX);
+  check_binary<int32_t>(AscendC::Mul, 1 << 20, 1 << 12, 0);
+  check_binary<int32_t>(AscendC::Max, 7, -9, 7);
+  check_binary<int32_t>(AscendC::Min, 7, -9, -9);
+  check_binary<float>(AscendC::Add, 0.5f, 0.25f, 0.75f);
+  check_binary<half>(AscendC::Mul, half(3), half(5), half(15));
+  check_binary<uint16_t>(AscendC::And, 0xF0F0, 0xFF00, 0xF000);
+  check_binary<uint16_t>(AscendC::Or, 0xF0F0, 0xFF00, 0xFFF0);
+  check_scalar<int32_t>(AscendC::Adds<int32_t>, 5, -6, -1);
+  check_scalar<int32_t>(AscendC::Muls<int32_t>, 5, -6, -30);
+  check_scalar<int32_t>(AscendC::Maxs<int32_t>, 5, 6, 6);
+  check_scalar<int32_t>(AscendC::Mins<int32_t>, 5, 6, 5);
+  check_scalar<int32_t>(AscendC::ShiftLeft<int32_t>, 3, 30, static_cast<int32_t>(0xC0000000));
+  check_scalar<uint32_t>(AscendC::ShiftRight<uint32_t>, 0x80000000u, 31u, 1u);
+  check_scalar<int32_t>(AscendC::ShiftRight<int32_t>, INT32_MIN, 31, -1);
+  check_scalar<uint32_t>(AscendC::ShiftLeft<uint32_t>, 5u, 32u, 0u);
+  EXPECT_CLEAN([] {
+    Scratch<uint16_t> s(16);
+    AscendC::Not(s.tensor, s.tensor, 16);
+    EXPECT_EQ(s.tensor.GetValue(15), 0xFFFE);
+  });
+  EXPECT_CLEAN([] {
+    Scratch<int32_t> s(100);
+    AscendC::CreateVecIndex(s.tensor, -3, 100);
+    EXPECT_EQ(s.tensor.GetValue(99), 96);
+  });
+}
+
+TEST(Vector, Operands) {
+  EXPECT_FAULT("a count of 0", [] {
+    Scratch<int32_t> s(64);
+    AscendC::Add(s.tensor, s.tensor, s.tensor, 0);
+  });
+  EXPECT_FAULT("overlap", [] {
+    Scratch<int32_t> s(64);
+    AscendC::Adds(s.tensor[8], s.tensor, 1, 9);
+  });
+  EXPECT_CLEAN([] {
+    Scratch<int32_t> s(64);
+    AscendC::Adds(s.tensor[8], s.tensor, 1, 8);
+  });
+  EXPECT_FAULT("by 33 bits", [] {
+    Scratch<int32_t> s(64);
+    AscendC::ShiftLeft(s.tensor, s.tensor, 33, 8);
+  });
+  EXPECT_FAULT("by -1 bits", [] {
+    Scratch<int32_t> s(64);
+    AscendC::ShiftRight(s.tensor, s.tensor, -1, 8);
+  });
+}
+
+TEST(Vector, Compare) {
+  const auto kernel = [](uint32_t count, CMPMODE mode) {
+    return [count, mode] {
+      Scratch<int32_t> s(256);
+      const LocalTensor<uint8_t> bits = s.more<uint8_t>(32, false);
+      s.tensor.SetValue(3, 9);
+      s.tensor.SetValue(64, 9);
+      AscendC::PipeBarrier<PIPE_ALL>();
+      AscendC::CompareScalar(bits, s.tensor, 9, mode, count);
+      EXPECT_EQ(bits.GetValue(0), 8);
+      if (count > 64) {
+        EXPECT_EQ(bits.GetValue(8), 1);
+      }
+      EXPECT_EQ(bits.GetValue(7), 0);
+    };
+  };
+  EXPECT_CLEAN(kernel(64, CMPMODE::EQ));
+  EXPECT_CLEAN(kernel(128, CMPMODE::EQ));
+  EXPECT_FAULT("left over of 256 bytes", kernel(65, CMPMODE::EQ));
+  EXPECT_FAULT("left over of 256 bytes", kernel(0, CMPMODE::EQ));
+  EXPECT_FAULT("every mode for EQ", kernel(64, CMPMODE::GT));
+  EXPECT_CLEAN([] {  // float has them all
+    Scratch<float> s(64);
+    const LocalTensor<uint8_t> bits = s.more<uint8_t>(32, false);
+    AscendC::CompareScalar(bits, s.tensor, 0.5f, CMPMODE::GT, 64);
+    EXPECT_EQ(bits.GetValue(7), 0xFF);
+  });
+  EXPECT_CLEAN([] {
+    Scratch<int32_t> s(64);
+    const LocalTensor<int32_t> other = s.more<int32_t>(64);
+    const LocalTensor<uint8_t> bits = s.more<uint8_t>(32, false);
+    fill(other, {1, 0, 1});
+    AscendC::Compare(bits, s.tensor, other, CMPMODE::EQ, 64);
+    EXPECT_EQ(bits.GetValue(0), 0xFD);
+  });
+}
+
+// A bit of an element that nothing computed is poison; its neighbours in the byte are not.
+TEST(Vector, ComparePoison) {
+  const auto kernel = [](uint8_t mask) {
+    return [mask] {
+      Scratch<int32_t> s(64, false);
+      Duplicate(s.tensor, 7, 60);
+      const LocalTensor<uint8_t> bits = s.more<uint8_t>(32);
+      const LocalTensor<uint8_t> masks = s.more<uint8_t>(32);
+      AscendC::CompareScalar(bits, s.tensor, 7, CMPMODE::EQ, 64);
+      fill(masks, {0, 0, 0, 0, 0, 0, 0, mask});
+      const LocalTensor<uint16_t> out = bits.ReinterpretCast<uint16_t>();
+      AscendC::And(out, out, masks.ReinterpretCast<uint16_t>(), 4);
+      EXPECT_EQ(bits.GetValue(7), mask & 0x0F);
+    };
+  };
+  EXPECT_CLEAN(kernel(0x0F));
+  EXPECT_FAULT("nothing has computed", kernel(0x1F));
+}
+
+TEST(Vector, Gather) {
+  const auto kernel = [](uint32_t offset, uint32_t base) {
+    return [offset, base] {
+      Scratch<int32_t> s(64);
+      const LocalTensor<int32_t> out = s.more<int32_t>(64);
+      const LocalTensor<uint32_t> offsets = s.more<uint32_t>(64);
+      fill(s.tensor, {0, 10, 20, 30});
+      fill(offsets, {offset, 0});
+      AscendC::Gather(out, s.tensor, offsets, base, 2);
+      EXPECT_EQ(values(out, 3), (std::vector<int32_t>{static_cast<int32_t>(offset + base) * 10 / 4,
+                                                      static_cast<int32_t>(base) * 10 / 4, 1}));
+    };
+  };
+  EXPECT_CLEAN(kernel(12, 0));
+  EXPECT_CLEAN(kernel(8, 4));
+  EXPECT_FAULT("byte offset 256 into 256", kernel(256, 0));
+  EXPECT_FAULT("byte offset 256 into 256", kernel(252, 4));
+  EXPECT_FAULT("byte offset 2 into", kernel(2, 0));
+  EXPECT_FAULT("overlap", [] {
+    Scratch<int32_t> s(64);
+    const LocalTensor<uint32_t> offsets = s.more<uint32_t>(64);
+    AscendC::Gather(s.tensor, s.tensor, offsets, 0, 8);
+  });
+  EXPECT_FAULT("nothing has computed", [] {
+    Scratch<int32_t> s(64);
+    const LocalTensor<int32_t> out = s.more<int32_t>(64);
+    AscendC::Gather(out, s.tensor, s.more<uint32_t>(64, false), 0, 8);
+  });
+  const auto repeats = [](uint32_t count) {
+    return [count] {
+      Scratch<uint16_t> s(64);
+      const LocalTensor<uint16_t> out = s.more<uint16_t>(count);
+      const LocalTensor<uint32_t> offsets = s.more<uint32_t>(count, false);
+      Duplicate(offsets, 0u, static_cast<int32_t>(count));
+      AscendC::Gather(out, s.tensor, offsets, 0, count);
+    };
+  };
+  EXPECT_CLEAN(repeats(255 * 64));
+  EXPECT_FAULT("more than 255 repeats", [] {
+    Scratch<int32_t> s(64);
+    const LocalTensor<int32_t> out = s.more<int32_t>(256 * 64);
+    const LocalTensor<uint32_t> offsets = s.more<uint32_t>(256 * 64);
+    AscendC::Gather(out, s.tensor, offsets, 0, 256 * 64);
+  });
+}
+
+template <class To, class From>
+void check_cast(From from, RoundMode mode, To expected) {
+  EXPECT_CLEAN([=] {
+    Scratch<From> s(64);
+    const LocalTensor<To> out = s.template more<To>(64);
+    fill(s.tensor, std::vector<From>{from});
+    AscendC::Cast(out, s.tensor, mode, 1);
+    EXPECT_EQ(out.GetValue(0), expected);
+  });
+}
+
+TEST(Vector, Cast) {
+  check_cast<float, int32_t>(-5, RoundMode::CAST_NONE, -5.0f);
+  check_cast<float, int32_t>((1 << 24) + 1, RoundMode::CAST_RINT, 16777216.0f);
+  check_cast<int32_t, float>(2.5f, RoundMode::CAST_RINT, 2);
+  check_cast<int32_t, float>(2.5f, RoundMode::CAST_ROUND, 3);
+  check_cast<int32_t, float>(-2.5f, RoundMode::CAST_FLOOR, -3);
+  check_cast<int32_t, float>(-2.5f, RoundMode::CAST_CEIL, -2);
+  check_cast<int32_t, float>(-2.5f, RoundMode::CAST_TRUNC, -2);
+  check_cast<int32_t, float>(3e9f, RoundMode::CAST_TRUNC, INT32_MAX);
+  check_cast<int64_t, int32_t>(-7, RoundMode::CAST_NONE, -7);
+  check_cast<int32_t, int64_t>(-7, RoundMode::CAST_NONE, -7);
+  check_cast<half, int16_t>(-7, RoundMode::CAST_NONE, half(-7));
+  check_cast<float, half>(half(0.5f), RoundMode::CAST_NONE, 0.5f);
+  const auto with_mode = [](auto to, auto from, RoundMode mode) {
+    return [=] {
+      Scratch<decltype(from)> s(64);
+      const LocalTensor<decltype(to)> out = s.template more<decltype(to)>(64);
+      AscendC::Cast(out, s.tensor, mode, 1);
+    };
+  };
+  EXPECT_FAULT("needs a rounding mode", with_mode(int32_t{}, float{}, RoundMode::CAST_NONE));
+  EXPECT_FAULT("takes no rounding mode", with_mode(int64_t{}, int32_t{}, RoundMode::CAST_RINT));
+}
+
+TEST(Vector, Reduce) {
+  const auto kernel = [](uint32_t work) {
+    return [work] {
+      Scratch<float> s(200);
+      const LocalTensor<float> out = s.more<float>(8, false);
+      const LocalTensor<float> temporary = s.more<float>(work);
+      fill(s.tensor, {0, 5, -1, 5});
+      AscendC::ReduceMax(out, s.tensor, temporary, 200, true);
+      EXPECT_EQ(out.GetValue(0), 5.0f);
+      EXPECT_EQ(out.ReinterpretCast<uint32_t>().GetValue(1), 1u);  // of equals the first
+      AscendC::ReduceMin(out, s.tensor, temporary, 200, false);
+      EXPECT_EQ(out.GetValue(0), -1.0f);
+    };
+  };
+  EXPECT_CLEAN(kernel(24));
+  EXPECT_FAULT("of a tensor of 64 bytes", kernel(16));
+  EXPECT_FAULT("nothing has computed", [] {  // the work buffer holds nothing afterwards
+    Scratch<float> s(64);
+    const LocalTensor<float> out = s.more<float>(8);
+    const LocalTensor<float> temporary = s.more<float>(64);
+    AscendC::ReduceMax(out, s.tensor, temporary, 64);
+    temporary.GetValue(0);
+  });
+  EXPECT_FAULT("nothing has computed", [] {
+    Scratch<float> s(64, false);
+    const LocalTensor<float> out = s.more<float>(8);
+    AscendC::ReduceMax(out, s.tensor, s.more<float>(64), 64);
+  });
+  EXPECT_FAULT("a half's 16 bits", [] {
+    Scratch<half> s(70000);
+    const LocalTensor<half> out = s.more<half>(16);
+    AscendC::ReduceMax(out, s.tensor, s.more<half>(4096), 70000, true);
+  });
+}
+
+TEST(Half, RoundTripsAndRounding) {
+  for (uint32_t bits = 0; bits < 65536; ++bits) {
+    const float f = half_to_float(static_cast<uint16_t>(bits));
+    if (f == f) {
+      ASSERT_EQ(float_to_half(f), bits);
+    }
+  }
+  EXPECT_EQ(float_to_half(2049.0f), float_to_half(2048.0f));  // a tie goes to even
+  EXPECT_EQ(float_to_half(2051.0f), float_to_half(2052.0f));
+  EXPECT_EQ(float_to_half(1e6f), 0x7C00);
+  EXPECT_NE(float_to_half(0x1p-25f), 1);
+}
+
+}  // namespace
+}  // namespace ngram_npu::twin

@@ -1,0 +1,245 @@
+// The vector calls: element by element, with poison handed on.
+#pragma once
+
+#include "copy.h"
+
+namespace ngram_npu::twin {
+
+inline bool any_poison(const uint8_t* shadow, uint64_t bytes) {
+  uint64_t any = 0;
+  uint64_t i = 0;
+  for (; i + 8 <= bytes; i += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, shadow + i, 8);
+    any |= word;
+  }
+  for (; i < bytes; ++i) any |= shadow[i];
+  return any != 0;
+}
+
+template <class T>
+T load(const uint8_t* at, uint64_t i) {
+  T value;
+  std::memcpy(&value, at + i * sizeof(T), sizeof(T));
+  return value;
+}
+template <class T>
+void store(uint8_t* at, uint64_t i, T value) {
+  std::memcpy(at + i * sizeof(T), &value, sizeof(T));
+}
+
+// Operands may be the very same memory or apart; a partial overlap is forbidden.
+inline void check_overlap(const Core& core, const Place& dst, uint64_t dst_bytes, const Place& src, uint64_t src_bytes,
+                          bool same_allowed) {
+  if (same_allowed && dst.address == src.address) return;
+  NGRAM_TWIN_CHECK(dst.address + dst_bytes <= src.address || src.address + src_bytes <= dst.address,
+                   "block %d: %s: source and destination overlap", core.block(), core.what());
+}
+
+inline uint64_t checked_count(const Core& core, int64_t count) {
+  NGRAM_TWIN_CHECK(count >= 1, "block %d: %s: a count of %lld", core.block(), core.what(),
+                   static_cast<long long>(count));
+  return static_cast<uint64_t>(count);
+}
+
+// dst[i] = f(a[i]); an element is poison where a's is.
+template <class D, class S, class F>
+void unary(const char* what, const AscendC::LocalTensor<D>& dst, const AscendC::LocalTensor<S>& src, int64_t count,
+           F f) {
+  Core& core = Core::current();
+  core.issue(kV, what);
+  const uint64_t n = checked_count(core, count);
+  check_overlap(core, dst.place(), n * sizeof(D), src.place(), n * sizeof(S), sizeof(D) == sizeof(S));
+  const uint8_t* a = core.read(src.place(), n * sizeof(S));
+  uint8_t* d = core.write(dst.place(), n * sizeof(D));
+  uint8_t* ds = core.shadow(d);
+  if (any_poison(core.shadow(a), n * sizeof(S))) {
+    for (uint64_t i = 0; i < n; ++i)
+      std::memset(ds + i * sizeof(D), any_poison(core.shadow(a) + i * sizeof(S), sizeof(S)) ? 0xFF : 0, sizeof(D));
+  } else {
+    std::memset(ds, 0, n * sizeof(D));
+  }
+  for (uint64_t i = 0; i < n; ++i) store<D>(d, i, f(load<S>(a, i)));
+  core.vector_cost(n * std::max(sizeof(D), sizeof(S)), 1);
+}
+
+struct Elementwise {  // poison of a result, of values and poison of both operands: all of the element or nothing
+  template <class T>
+  static void shadow(uint8_t* d, const uint8_t*, const uint8_t* as, const uint8_t*, const uint8_t* bs, uint64_t n) {
+    for (uint64_t i = 0; i < n; ++i) {
+      const bool poison = any_poison(as + i * sizeof(T), sizeof(T)) || any_poison(bs + i * sizeof(T), sizeof(T));
+      std::memset(d + i * sizeof(T), poison ? 0xFF : 0, sizeof(T));
+    }
+  }
+};
+struct AndBits {  // a 0 that is known hides poison
+  template <class T>
+  static void shadow(uint8_t* d, const uint8_t* a, const uint8_t* as, const uint8_t* b, const uint8_t* bs, uint64_t n) {
+    for (uint64_t i = 0; i < n * sizeof(T); ++i)
+      d[i] = static_cast<uint8_t>((as[i] & bs[i]) | (as[i] & b[i]) | (bs[i] & a[i]));
+  }
+};
+struct OrBits {
+  template <class T>
+  static void shadow(uint8_t* d, const uint8_t* a, const uint8_t* as, const uint8_t* b, const uint8_t* bs, uint64_t n) {
+    for (uint64_t i = 0; i < n * sizeof(T); ++i)
+      d[i] = static_cast<uint8_t>((as[i] & bs[i]) | (as[i] & ~b[i]) | (bs[i] & ~a[i]));
+  }
+};
+
+template <class Poison = Elementwise, class T, class F>
+void binary(const char* what, const AscendC::LocalTensor<T>& dst, const AscendC::LocalTensor<T>& src0,
+            const AscendC::LocalTensor<T>& src1, int64_t count, F f) {
+  Core& core = Core::current();
+  core.issue(kV, what);
+  const uint64_t n = checked_count(core, count);
+  const uint64_t bytes = n * sizeof(T);
+  check_overlap(core, dst.place(), bytes, src0.place(), bytes, true);
+  check_overlap(core, dst.place(), bytes, src1.place(), bytes, true);
+  const uint8_t* a = core.read(src0.place(), bytes);
+  const uint8_t* b = core.read(src1.place(), bytes);
+  uint8_t* d = core.write(dst.place(), bytes);
+  const uint8_t* as = core.shadow(a);
+  const uint8_t* bs = core.shadow(b);
+  if (any_poison(as, bytes) || any_poison(bs, bytes)) {
+    Poison::template shadow<T>(core.shadow(d), a, as, b, bs, n);
+  } else {
+    std::memset(core.shadow(d), 0, bytes);
+  }
+  for (uint64_t i = 0; i < n; ++i) store<T>(d, i, f(load<T>(a, i), load<T>(b, i)));
+  core.vector_cost(bytes, 1);
+}
+
+// Integers wrap; half rounds after each operation.
+template <class T, class F>
+auto wrapping(F f) {
+  return [f](T a, T b) {
+    if constexpr (std::is_same_v<T, half>) {
+      return half(f(static_cast<float>(a), static_cast<float>(b)));
+    } else if constexpr (std::is_integral_v<T>) {
+      return static_cast<T>(f(static_cast<uint64_t>(a), static_cast<uint64_t>(b)));
+    } else {
+      return f(a, b);
+    }
+  };
+}
+
+inline constexpr auto plus = [](auto a, auto b) { return a + b; };
+inline constexpr auto minus = [](auto a, auto b) { return a - b; };
+inline constexpr auto times = [](auto a, auto b) { return a * b; };
+inline constexpr auto lesser = [](auto a, auto b) { return b < a ? b : a; };
+inline constexpr auto greater = [](auto a, auto b) { return a < b ? b : a; };
+
+// A shift moves the poison along.
+template <class T, class F>
+void shifted(const char* what, const AscendC::LocalTensor<T>& dst, const AscendC::LocalTensor<T>& src, T by,
+             int64_t count, F f) {
+  Core& core = Core::current();
+  core.issue(kV, what);
+  const uint64_t n = checked_count(core, count);
+  NGRAM_TWIN_CHECK(by >= 0 && static_cast<uint64_t>(by) <= sizeof(T) * 8, "block %d: %s by %lld bits", core.block(),
+                   what, static_cast<long long>(by));
+  check_overlap(core, dst.place(), n * sizeof(T), src.place(), n * sizeof(T), true);
+  const uint8_t* a = core.read(src.place(), n * sizeof(T));
+  uint8_t* d = core.write(dst.place(), n * sizeof(T));
+  const uint8_t* as = core.shadow(a);
+  if (any_poison(as, n * sizeof(T))) {
+    for (uint64_t i = 0; i < n; ++i) store<T>(core.shadow(d), i, f(load<T>(as, i), by));
+  } else {
+    std::memset(core.shadow(d), 0, n * sizeof(T));
+  }
+  for (uint64_t i = 0; i < n; ++i) store<T>(d, i, f(load<T>(a, i), by));
+  core.vector_cost(n * sizeof(T), 1);
+}
+
+}  // namespace ngram_npu::twin
+
+namespace AscendC {
+
+using ngram_npu::twin::Call;
+
+#define NGRAM_TWIN_OFFERED(call, T) \
+  static_assert(ngram_npu::twin::offers<T>(Call::call), "this chip does not offer the call on this element type")
+
+#define NGRAM_TWIN_BINARY(name, op)                                                                                    \
+  template <class T>                                                                                                   \
+  void name(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, const int32_t& count) { \
+    NGRAM_TWIN_OFFERED(k##name, T);                                                                                    \
+    ngram_npu::twin::binary(#name, dst, src0, src1, count, op);                                                        \
+  }
+NGRAM_TWIN_BINARY(Add, ngram_npu::twin::wrapping<T>(ngram_npu::twin::plus))
+NGRAM_TWIN_BINARY(Sub, ngram_npu::twin::wrapping<T>(ngram_npu::twin::minus))
+NGRAM_TWIN_BINARY(Mul, ngram_npu::twin::wrapping<T>(ngram_npu::twin::times))
+NGRAM_TWIN_BINARY(Max, ngram_npu::twin::greater)
+NGRAM_TWIN_BINARY(Min, ngram_npu::twin::lesser)
+#undef NGRAM_TWIN_BINARY
+
+#define NGRAM_TWIN_SCALAR(name, op)                                                                             \
+  template <class T>                                                                                            \
+  void name(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, const int32_t& count) { \
+    NGRAM_TWIN_OFFERED(k##name, T);                                                                             \
+    const auto f = op;                                                                                          \
+    ngram_npu::twin::unary(#name, dst, src, count, [&](T a) { return f(a, scalarValue); });                     \
+  }
+NGRAM_TWIN_SCALAR(Adds, ngram_npu::twin::wrapping<T>(ngram_npu::twin::plus))
+NGRAM_TWIN_SCALAR(Muls, ngram_npu::twin::wrapping<T>(ngram_npu::twin::times))
+NGRAM_TWIN_SCALAR(Maxs, ngram_npu::twin::greater)
+NGRAM_TWIN_SCALAR(Mins, ngram_npu::twin::lesser)
+#undef NGRAM_TWIN_SCALAR
+
+template <class T>
+void And(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, const int32_t& count) {
+  NGRAM_TWIN_OFFERED(kAnd, T);
+  ngram_npu::twin::binary<ngram_npu::twin::AndBits>("And", dst, src0, src1, count,
+                                                    [](T a, T b) { return static_cast<T>(a & b); });
+}
+template <class T>
+void Or(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor<T>& src1, const int32_t& count) {
+  NGRAM_TWIN_OFFERED(kOr, T);
+  ngram_npu::twin::binary<ngram_npu::twin::OrBits>("Or", dst, src0, src1, count,
+                                                   [](T a, T b) { return static_cast<T>(a | b); });
+}
+// Bit by bit too: a bit of the result is poison where the source's is.
+template <class T>
+void Not(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t& count) {
+  NGRAM_TWIN_OFFERED(kNot, T);
+  Core& core = Core::current();
+  core.issue(ngram_npu::twin::kV, "Not");
+  const uint64_t bytes = ngram_npu::twin::checked_count(core, count) * sizeof(T);
+  ngram_npu::twin::check_overlap(core, dst.place(), bytes, src.place(), bytes, true);
+  const uint8_t* a = core.read(src.place(), bytes);
+  uint8_t* d = core.write(dst.place(), bytes);
+  std::memmove(core.shadow(d), core.shadow(a), bytes);
+  for (uint64_t i = 0; i < bytes; ++i) d[i] = static_cast<uint8_t>(~a[i]);
+  core.vector_cost(bytes, 1);
+}
+
+template <class T>
+void ShiftLeft(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, const int32_t& count) {
+  NGRAM_TWIN_OFFERED(kShiftLeft, T);
+  ngram_npu::twin::shifted("ShiftLeft", dst, src, scalarValue, count, [](T a, T by) {
+    return static_cast<T>(static_cast<uint64_t>(a) << static_cast<uint64_t>(by));
+  });
+}
+// Signed types keep their sign.
+template <class T>
+void ShiftRight(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, const int32_t& count) {
+  NGRAM_TWIN_OFFERED(kShiftRight, T);
+  using Wide = std::conditional_t<std::is_signed_v<T>, int64_t, uint64_t>;
+  ngram_npu::twin::shifted("ShiftRight", dst, src, scalarValue, count,
+                           [](T a, T by) { return static_cast<T>(static_cast<Wide>(a) >> static_cast<Wide>(by)); });
+}
+
+template <class T>
+void Duplicate(const LocalTensor<T>& dst, const T& scalarValue, const int32_t& count) {
+  NGRAM_TWIN_OFFERED(kDuplicate, T);
+  Core& core = Core::current();
+  core.issue(ngram_npu::twin::kV, "Duplicate");
+  const uint64_t n = ngram_npu::twin::checked_count(core, count);
+  uint8_t* d = core.write(dst.place(), n * sizeof(T));
+  std::memset(core.shadow(d), 0, n * sizeof(T));
+  for (uint64_t i = 0; i < n; ++i) ngram_npu::twin::store<T>(d, i, scalarValue);
+  core.vector_cost(n * sizeof(T), 1);
+}
+
+}  // namespace AscendC
