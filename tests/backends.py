@@ -1,5 +1,6 @@
 """Every implementation that one parity suite runs on: the CPU kernels at each instruction set,
-through torch and through numpy; the host twins, through torch in the CPU's place; and a GPU."""
+through torch and through numpy; the host twins, through torch in the CPU's place; and the devices
+that are here."""
 
 from __future__ import annotations
 
@@ -25,8 +26,7 @@ class Backend:
     """Runs an operator on numpy arguments, writing to those it marks, and returns its results."""
     instruction_set: str = "auto"
     twin: Twin | None = None
-    device: str = ""
-    """Of an accelerator that is really there."""
+    device: str = "cpu"
 
     @contextmanager
     def selected(self) -> Iterator[None]:
@@ -34,8 +34,9 @@ class Backend:
             yield
 
     def serves(self, spec: OpSpec) -> bool:
-        device = self.twin.device if self.twin is not None else self.device
-        return device not in spec.no_kernel
+        if self.twin is not None:
+            return self.twin.device not in spec.no_kernel
+        return _library.has_kernel(spec.name, self.device)
 
 
 @contextmanager
@@ -76,11 +77,18 @@ def call_numpy(op: str, args: Args) -> tuple[Array, ...]:
     return as_arrays(getattr(_C, op)(*args))
 
 
+def available_devices() -> list[str]:
+    modules = {"cuda": torch.cuda, "npu": getattr(torch, "npu", None)}
+    return [
+        name for name, module in modules.items() if module is not None and module.is_available()
+    ]
+
+
 def as_arrays(results: Any) -> tuple[Array, ...]:
     if results is None:
         return ()
     several = results if isinstance(results, tuple) else (results,)
-    return tuple(r.numpy() if isinstance(r, torch.Tensor) else r for r in several)
+    return tuple(r.cpu().numpy() if isinstance(r, torch.Tensor) else r for r in several)
 
 
 def available_instruction_sets() -> list[str]:
@@ -100,7 +108,7 @@ BACKENDS = [
     for front_end, call in (("torch", call_torch), ("numpy", call_numpy))
 ]
 TWIN_BACKENDS = [Backend(twin.name, call_torch, twin=twin) for twin in TWINS]
-DEVICE_BACKENDS = (
-    [Backend("device-cuda", call_on("cuda"), device="cuda")] if torch.cuda.is_available() else []
-)
+DEVICE_BACKENDS = [
+    Backend(f"device-{name}", call_on(name), device=name) for name in available_devices()
+]
 FRONT_ENDS = [Backend(n, c) for n, c in (("torch", call_torch), ("numpy", call_numpy))]
