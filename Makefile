@@ -10,7 +10,7 @@ CXX_TESTS := $(BUILD)/cpp
 SAN_STAGE := $(BUILD)/python-asan
 
 .PHONY: demo test setup wheel install lint format twins cuda-resources test-python test-cpp test-sanitizers test-neon fuzz test-fuzz gtest bench \
-  test-vllm clean
+  test-vllm gpu clean
 
 demo: install
 	$(VENV)/bin/ngram-npu doctor
@@ -146,7 +146,12 @@ $(VLLM_VENV)/.ready: tools/requirements-vllm.txt
 test-vllm: wheel $(VLLM_VENV)/.ready
 	$(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl
 	$(VLLM_VENV)/bin/python -m pytest tests/vllm
-	$(VLLM_VENV)/bin/python -m pytest tests/bench/test_bench_peers.py
+	$(VLLM_VENV)/bin/python -m pytest tests/bench/test_bench_peers.py tests/bench/test_bench_gpu_peers.py
+
+# On a machine with an NVIDIA GPU, with what is there and without a network (docs/performance.md): builds, tests, checks
+# and measures in under eight minutes. Results go to $$OUT, else to tools/bench/results.
+gpu:
+	$(PYTHON) -m tools.gpu
 
 bench: install
 	$(PY) -m tools.bench ngram_step_

@@ -33,6 +33,11 @@ class Backend:
         with instruction_set(self.instruction_set), in_place_of_the_cpu(self.twin):
             yield
 
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """While samples for this backend are drawn."""
+        yield
+
     def serves(self, spec: OpSpec) -> bool:
         device = self.twin.device if self.twin is not None else self.device
         return device not in spec.no_kernel

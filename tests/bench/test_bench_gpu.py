@@ -132,7 +132,7 @@ def test_corrections_stay_within_their_blocks() -> None:
 def test_unknown_names() -> None:
     for peers in (("nobody",), ("ours:engine=hash",)):
         options = Options(**{**OPTIONS.__dict__, "peers": peers})
-        with pytest.raises(BenchError, match="expected one of|engine"):
+        with pytest.raises(BenchError, match=r"expected one of|engine"):
             GPU_OPS["ngram_step_"].run(options, lambda _: None, Host())
 
 

@@ -28,6 +28,9 @@ _V1 = _SPEC / "ngram_proposer_gpu.py"
 _V2 = Path("vllm/v1/worker/gpu/spec_decode/ngram/speculator.py")
 _CORRECTION = _SPEC / "utils.py"
 _BLOCK_TABLE = Path("vllm/v1/worker/block_table.py")
+FILES = (_V1, _V2, _CORRECTION, _BLOCK_TABLE)
+"""All that is run of vLLM, below the folder that contains it."""
+
 _PAD_SLOT_ID = -1
 
 
