@@ -89,6 +89,7 @@ class Correction(GpuContestant):
     """The state between two forward passes; `semantics` compares all that was put right."""
 
     semantics = ("corrected",)
+    is_drafter = False
     _COMPARED = ("num_computed_tokens", "num_accepted_tokens", "positions", "seq_lens",
                  "slot_mapping")  # fmt: skip
 
