@@ -35,7 +35,10 @@ class Twin:
         return hasattr(_library(self.path), f"ngram_npu_{self.prefix}_{op}")
 
 
-TWINS: tuple[Twin, ...] = ()
+TWINS = (
+    Twin("cuda_fast", "cuda", "cuda"),
+    Twin("cuda_resident", "cuda", "cuda"),
+)
 
 
 def kernel_exists(op: str, device: str) -> bool:

@@ -9,7 +9,7 @@ from ngram_npu import reference
 
 from .batches import hostile_offsets, index_vectors, lengths_lists, offsets, unordered_offsets
 from .rows import HOSTILE_INT32, HOSTILE_INT64
-from .spec import Args, Array, BadCall, OpSpec, Sample, in_buffer
+from .spec import NOT_YET, Args, Array, BadCall, OpSpec, Sample, in_buffer
 
 # block_size, blocks_per_kv_block, cp_world, cp_rank, cp_interleave
 LAYOUTS = [
@@ -61,8 +61,20 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         few = in_buffer(np.zeros(size), gap=3, dtype=np.int64)
         yield Sample(f"slots-{size}", (*args[:4], few, 16, 1, 1, 0, 1, -1))
         yield Sample(f"positions-{size}", (start, positions[:size], *args[2:], 16, 1, 1, 0, 1, -1))
+    yield from _long_samples(rng)
     yield from _empty_samples()
     yield from _hostile_samples(rng, args)
+
+
+def _long_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for tokens in (255, 256, 257, 1000):
+        for batch in (1, 100):
+            cuts = np.sort(rng.integers(0, tokens + 1, batch - 1))
+            start = in_buffer([0, *cuts.tolist(), tokens])
+            positions = in_buffer(rng.integers(0, 1100, tokens), dtype=np.int64)
+            slots = in_buffer(np.zeros(tokens + 3), gap=1, dtype=np.int64)
+            args = (start, positions, table(rng, batch, 64), None, slots)
+            yield Sample(f"long-{tokens}-{batch}", (*args, 16, 1, 1, 0, 1, -1))
 
 
 def _empty_samples() -> Iterator[Sample]:
@@ -241,4 +253,5 @@ SPEC = OpSpec(
         ),
     ),
     sizes=_sizes(),
+    no_kernel={"npu": NOT_YET["npu"]},
 )

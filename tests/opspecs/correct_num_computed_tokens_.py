@@ -8,7 +8,7 @@ from ngram_npu import reference
 
 from .batches import index_vectors, int32_vectors, one_hostile, previous
 from .rows import HOSTILE_INT32, HOSTILE_INT64
-from .spec import Args, BadCall, OpSpec, Sample, in_buffer
+from .spec import NOT_YET, Args, BadCall, OpSpec, Sample, in_buffer
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -104,4 +104,5 @@ SPEC = OpSpec(
     strategy=_strategy(),
     bad_calls=COUNTS_BAD_CALLS,
     sizes=_sizes(),
+    no_kernel={"npu": NOT_YET["npu"]},
 )

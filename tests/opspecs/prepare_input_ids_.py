@@ -17,7 +17,7 @@ from .batches import (
     unordered_offsets,
 )
 from .rows import HOSTILE_INT32, HOSTILE_INT64, INT32_MAX, INT32_MIN
-from .spec import Args, Array, BadCall, OpSpec, Sample, in_buffer
+from .spec import NOT_YET, Args, Array, BadCall, OpSpec, Sample, in_buffer
 
 
 def _drafts(rng: np.random.Generator, requests: int, k: int) -> Array:
@@ -144,4 +144,5 @@ SPEC = OpSpec(
         BadCall("no token", {"pad_token": 2**31}, r"-2147483648 to 2147483647, got", "pad_token"),
     ),
     sizes=_sizes(),
+    no_kernel={"npu": NOT_YET["npu"]},
 )

@@ -18,7 +18,7 @@ EDGE_LENGTHS = sorted(
 
 # The same for what a device reads at once: vectors of a warp (128 tokens), tiles of a block (4096).
 TILE_CAPACITY = 8211
-TILE_LENGTHS = [8211, 8210, 8193, 8192, 8191, 4099, 4098, 4097, 4096, 4095]
+TILE_LENGTHS = [8193, 8211, 8210, 8209, 8191, 8192, 4099, 4098, 4096, 4097]
 
 POLICIES = [(match, overlap) for match in (0, 1) for overlap in (False, True)]
 
@@ -49,14 +49,23 @@ def structured_rows(capacity: int) -> list[tuple[str, Array]]:
 
 
 def planted_rows(rng: np.random.Generator, lengths: list[int], capacity: int) -> Array:
-    """Rows without a repetition but copies of their last tokens, some shorter than others, that
-    end next to the edges of vectors and tiles."""
-    rows = np.tile(np.arange(capacity, dtype=np.int32), (len(lengths), 1))
+    """Rows without a repetition but copies of their last tokens: next to the edges of vectors and
+    tiles; or 1024 tokens apart, where the same warp sees them one after the other, each a better
+    match than the one before, or a worse one, or as good; or as good at the row's very ends."""
     edges = np.array([4, 128, 256, 512, 1024, 3968, 4096, 4224, 8064, 8192])
-    for row, length in zip(rows, lengths, strict=True):
-        for n in rng.permutation([1, 2, 3, 5, 5, 8, 8]):
-            end = int(rng.choice(edges[edges < length])) + int(rng.integers(-2, 4))
-            if n <= end < length - 10:
+    strides = np.arange(100, capacity, 1024)
+    rows = np.tile(np.arange(capacity, dtype=np.int32), (len(lengths), 1))
+    for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        near = rng.choice(edges[edges < length], 7) + rng.integers(-2, 4, 7)
+        plants = [
+            zip(near, rng.permutation([1, 2, 3, 5, 5, 8, 8]), strict=True),
+            zip(strides, range(1, 9), strict=False),
+            zip(strides, range(8, 0, -1), strict=False),
+            zip(strides, [5] * 8, strict=False),
+            [(2, 1), (960, 1), (length - 961, 1), (length - 1, 1)],
+        ]
+        for end, n in plants[i % len(plants)]:
+            if n <= end < length:
                 row[end - n : end] = row[length - n : length]
     return rows
 

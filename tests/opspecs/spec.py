@@ -91,6 +91,9 @@ class OpSpec:
                 return sample
         raise LookupError(f"{self.name}: no sample has {name}")
 
+    def get(self, args: Args, name: str) -> Any:
+        return args[[n for n, _ in self.arguments].index(name)]
+
     def replace(self, args: Args, **change: Any) -> Args:
         names = [name for name, _ in self.arguments]
         values = dict(zip(names, args, strict=True))
