@@ -33,6 +33,11 @@ class Backend:
         with instruction_set(self.instruction_set), in_place_of_the_cpu(self.twin):
             yield
 
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """While samples for this backend are drawn."""
+        yield
+
     def serves(self, spec: OpSpec) -> bool:
         if self.twin is not None:
             return self.twin.device not in spec.no_kernel

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import importlib.util
 import os
 
-if importlib.util.find_spec("hypothesis") is None:
-    import without_hypothesis
+from without_hypothesis import install_where_missing
 
-    without_hypothesis.install()
+install_where_missing()
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, settings  # noqa: E402
 
 # CI repeats one run exactly; a developer's machine looks further each time.
 settings.register_profile(

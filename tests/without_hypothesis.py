@@ -3,6 +3,7 @@ everything else of the suite runs. Never in place of one that is there."""
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -41,6 +42,11 @@ def _given(*_: Any, **__: Any) -> Callable[[Callable[..., Any]], Callable[[], No
         return skipped
 
     return decorate
+
+
+def install_where_missing() -> None:
+    if importlib.util.find_spec("hypothesis") is None:
+        install()
 
 
 def install(modules: dict[str, ModuleType] = sys.modules) -> None:

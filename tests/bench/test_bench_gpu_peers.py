@@ -1,5 +1,5 @@
-"""vLLM's GPU code from its files: it loads without vLLM, and where its code can run on the CPU it
-drafts what ours drafts. Its Triton kernels need a GPU: there the harness compares before it times."""
+"""vLLM's GPU code from its files: it loads without vLLM, and where it can run on the CPU it drafts
+what ours drafts. Its Triton kernels need a GPU: there the harness compares before it times."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_file_with_stand_ins(tmp_path: Path) -> None:
 
 def test_what_does_not_load_is_said(tmp_path: Path) -> None:
     files = vllm_files.load(unpacked(tmp_path, "from nowhere_at_all import x\n"))
-    with pytest.raises(UnavailableError, match="ngram_proposer_gpu.py does not load"):
+    with pytest.raises(UnavailableError, match=r"ngram_proposer_gpu\.py does not load"):
         _ = files.proposer
     with pytest.raises(UnavailableError, match=r"no .*speculator\.py"):
         _ = files.speculator

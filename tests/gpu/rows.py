@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from ngram_npu import NgramIndex
+from ngram_npu.ops import workspace_size
+
+from tools.bench.gpu.ours import make_index
 
 MIN_N, MAX_N, K = 2, 4, 5
 CAPACITY = 1 << 13
@@ -35,7 +37,7 @@ class Rows:
         self._start = self.tokens.clone(), self.lengths.clone()
 
     def _make_index(self, batch: int, device: str) -> Any:
-        index = new_index(batch, batch * CAPACITY, device)
+        index = make_index(batch, batch * CAPACITY, MIN_N, MAX_N, device)
         index.append(self.tokens, self.lengths, match_policy=self._match)
         return index
 
@@ -60,13 +62,8 @@ class Rows:
         return torch.ops.ngram_npu.ngram_index_step_(*head, *lookup, *index, self.workspace)
 
 
-def new_index(num_slots: int, token_capacity: int, device: str) -> Any:
-    """An empty index whose tensor is on `device`."""
-    return NgramIndex(num_slots, token_capacity, min_n=MIN_N, max_n=MAX_N, kind="torch")
-
-
 def workspace(op: str, batch: int, device: str) -> torch.Tensor:
-    return torch.zeros(16 * batch + 64, dtype=torch.int32, device=device)
+    return torch.zeros(workspace_size(op, batch), dtype=torch.int32, device=device)
 
 
 def same(got: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> bool:

@@ -23,12 +23,14 @@ class GpuContestant:
     Attributes:
         name: short, the key in results.
         detail: what exactly it is, for the record.
-        semantics: contestants with equal semantics must draft the same; None: drafts nothing.
+        semantics: contestants with equal semantics must give the same; None: nothing to compare.
+        is_drafter: whether what it gives are drafts, of which a share can be told.
     """
 
     name: str = ""
     detail: str = ""
     semantics: tuple[Any, ...] | None = None
+    is_drafter: bool = True
 
     def __init__(self, workload: Workload, options: Options, device: str) -> None:
         self.options = options
@@ -55,7 +57,7 @@ class GpuContestant:
         raise NotImplementedError
 
     def drafts(self, result: Any) -> Drafts:
-        """The drafts that a result holds, each without its unused slots."""
+        """What a result holds, to be compared: drafts, each without its unused slots."""
         raise NotImplementedError
 
 

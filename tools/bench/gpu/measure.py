@@ -130,7 +130,7 @@ def _check(
             contestant.drafts(contestant.step(number))
             for number in range(min(_CHECKED_STEPS, checked.steps))
         ]
-        if contestant is contestants[0]:
+        if contestant is contestants[0] and contestant.is_drafter:
             rows = [bool(draft) for drafts in made for draft in drafts]
             share = sum(rows) / len(rows)
         name, expected = seen.setdefault(contestant.semantics, (contestant.name, made))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -84,8 +85,8 @@ class GpuOp:
 
 
 def drafting(workload: Workload) -> Workload:
-    """The same lengths over few different ids, so that most requests draft."""
-    few = 8
+    """The same lengths over so few different ids that most pairs occur again: requests draft."""
+    few = max(8, math.isqrt(workload.size.context) // 2)
     workload.token_ids %= few
     workload.sampled = np.where(workload.sampled >= 0, workload.sampled % few, -1)
     return workload

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import ngram_npu
 import torch
 from ngram_npu import NgramIndex
 from ngram_npu.config import UNLIMITED
+from ngram_npu.ops import workspace_size
 
 from tools.bench.data import Workload
 from tools.bench.gpu.contestant import Drafts, GpuContestant, by_count
@@ -61,7 +63,9 @@ class IndexStep(Step):
     def __init__(self, workload: Workload, options: Options, device: str) -> None:
         super().__init__(workload, options, device)
         self.workspace = workspace("ngram_index_step_", self.batch, device)
-        self._index = new_index(self.batch, self.batch * self.capacity, options, device)
+        self._index = make_index(
+            self.batch, self.batch * self.capacity, options.min_n, options.max_n, device
+        )
         self._saved = self._index.tensor.clone()
 
     def load(self, workload: Workload) -> None:
@@ -85,6 +89,7 @@ class Correction(GpuContestant):
     """The state between two forward passes; `semantics` compares all that was put right."""
 
     semantics = ("corrected",)
+    is_drafter = False
     _COMPARED = ("num_computed_tokens", "num_accepted_tokens", "positions", "seq_lens",
                  "slot_mapping")  # fmt: skip
 
@@ -128,16 +133,12 @@ def _only_sizes(workload: Workload) -> Workload:
 
 
 def workspace(op: str, batch: int, device: str) -> torch.Tensor:
-    return torch.zeros(16 * batch + 64, dtype=torch.int32, device=device)
+    return torch.zeros(workspace_size(op, batch), dtype=torch.int32, device=device)
 
 
-def new_index(num_slots: int, token_capacity: int, options: Options, device: str) -> NgramIndex:
-    """Whatever the data is: no step may find it full."""
-    return NgramIndex(
-        num_slots,
-        token_capacity,
-        min_n=options.min_n,
-        max_n=options.max_n,
-        kind="torch",
-        any_data=True,
-    )
+def make_index(num_slots: int, token_capacity: int, min_n: int, max_n: int, device: str) -> Any:
+    """An empty index on the device, for whatever data: no step may find it full."""
+    sizes = {"min_n": min_n, "max_n": max_n, "any_data": True}
+    if device == "cpu":
+        return NgramIndex(num_slots, token_capacity, kind="torch", **sizes)
+    return ngram_npu.DeviceNgramIndex(num_slots, token_capacity, device=device, **sizes)

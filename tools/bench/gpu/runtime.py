@@ -49,6 +49,7 @@ class Cuda:
     def __init__(self) -> None:
         self._properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         self._spoiler: torch.Tensor | None = None
+        self._bandwidth: float | None = None
 
     def prepare(self, works: list[Work], restore: Work, cold: bool) -> Microseconds:
         before = [self._spoil] if cold else []
@@ -63,6 +64,11 @@ class Cuda:
         return once
 
     def copy_bandwidth(self) -> float:
+        if self._bandwidth is None:
+            self._bandwidth = self._measure_bandwidth()
+        return self._bandwidth
+
+    def _measure_bandwidth(self) -> float:
         source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
         graph = self._graph([lambda: target.copy_(source)])

@@ -28,6 +28,9 @@ _V1 = _SPEC / "ngram_proposer_gpu.py"
 _V2 = Path("vllm/v1/worker/gpu/spec_decode/ngram/speculator.py")
 _CORRECTION = _SPEC / "utils.py"
 _BLOCK_TABLE = Path("vllm/v1/worker/block_table.py")
+FILES = (_V1, _V2, _CORRECTION, _BLOCK_TABLE)
+"""All that is run of vLLM, below the folder that contains it."""
+
 _PAD_SLOT_ID = -1
 
 
@@ -63,9 +66,14 @@ class Files:
         if not path.is_file():
             raise UnavailableError(f"no {file} in the folder given as vLLM's")
         try:
-            return run_file(path, f"tools.bench._vllm_{file.stem}", _given())
+            module = run_file(path, f"tools.bench._vllm_{file.stem}", _given())
         except Exception as error:
             raise UnavailableError(f"vLLM's {file.name} does not load: {error}") from error
+        _ran.append(self)
+        return module
+
+
+_ran: list[Files] = []
 
 
 @functools.cache
@@ -94,14 +102,7 @@ def load(path: Path | None) -> Files:
 
 def loaded_version() -> str | None:
     """Of the vLLM whose files took part in this process; there is one at most."""
-    return next(iter(_versions), None)
-
-
-_versions: dict[str, None] = {}
-
-
-def took_part(files: Files) -> None:
-    _versions[files.version] = None
+    return _ran[-1].version if _ran else None
 
 
 def has_triton() -> bool:

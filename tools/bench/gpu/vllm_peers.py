@@ -10,7 +10,7 @@ import torch
 from tools.bench.data import Workload
 from tools.bench.gpu.contestant import Drafts, GpuContestant, by_count
 from tools.bench.gpu.ours import Correction
-from tools.bench.gpu.vllm_files import has_triton, load, took_part
+from tools.bench.gpu.vllm_files import has_triton, load
 from tools.bench.ops.spec_state import BLOCK_SIZE, PAD_ID
 from tools.bench.options import Options, UnavailableError
 from tools.bench.vllm_peer import proposer_config
@@ -33,7 +33,6 @@ class V1(GpuContestant):
         self._proposer.device = self.token_ids.device
         self._batch = SimpleNamespace(num_reqs=self.batch, vocab_size=_VOCAB)
         self._none = torch.zeros(self.batch, dtype=torch.bool, device=device)
-        took_part(files)
         self.semantics = (options.min_n, options.max_n, options.k, "earliest")
         self.detail = f"{files.version} NgramProposerGPU: update_token_ids_ngram and propose"
 
@@ -81,7 +80,6 @@ class V2(GpuContestant):
         self._counts = torch.ones(self.batch, dtype=torch.int32, device=device)
         # What it fills unused slots with: so they can be told from drafts.
         self._last = torch.full((self.batch, 1), -1, dtype=torch.int64, device=device)
-        took_part(files)
         self.semantics = (options.min_n, options.max_n, options.k, "latest")
         self.detail = f"{files.version} NgramGPUSpeculator.propose: scan and finalize kernels"
 
@@ -111,7 +109,6 @@ class VllmCorrection(Correction):
         self._correct = files.correct
         kernel = files.slot_mapping_kernel
         self._kernel, self._block = kernel.kernel, kernel.triton_block_size
-        took_part(files)
         tokens = len(self.tensors["positions"])
         width = options.k + 1
         places = torch.arange(tokens, device=device)
