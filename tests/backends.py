@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from ngram_npu import _C, _library
 from opspecs import Args, Array, OpSpec
+from opspecs.ngram_index_ import CPU_INDEXES, IndexMaker, gpu_index, made_by
 from twins import TWINS, Twin
 
 ALL_INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "neon")
@@ -29,6 +30,19 @@ class Backend:
     def selected(self) -> Iterator[None]:
         with instruction_set(self.instruction_set), in_place_of_the_cpu(self.twin):
             yield
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """While samples for this backend are drawn: its own kind of index."""
+        maker = CPU_INDEXES
+        if self.twin is not None and self.twin.device == "cuda":
+            maker = IndexMaker(gpu_index, self._append)
+        with made_by(maker):
+            yield
+
+    def _append(self, *args: Any) -> None:
+        with self.selected():
+            self.call("ngram_index_append_", args)
 
     def serves(self, spec: OpSpec) -> bool:
         return self.twin is None or self.twin.device not in spec.no_kernel
