@@ -36,13 +36,9 @@ class Backend:
         """While samples for this backend are drawn: its own kind of index."""
         maker = CPU_INDEXES
         if self.twin is not None and self.twin.device == "cuda":
-            maker = IndexMaker(gpu_index, self._append)
+            maker = IndexMaker(gpu_index, _append_on_a_twin)
         with made_by(maker):
             yield
-
-    def _append(self, *args: Any) -> None:
-        with self.selected():
-            self.call("ngram_index_append_", args)
 
     def serves(self, spec: OpSpec) -> bool:
         return self.twin is None or self.twin.device not in spec.no_kernel
@@ -69,6 +65,11 @@ def in_place_of_the_cpu(twin: Twin | None) -> Iterator[None]:
         yield
     finally:
         _library.load_backend("cpu", "cpu", _library.cpu_library_path())
+
+
+def _append_on_a_twin(*args: Any) -> None:
+    with in_place_of_the_cpu(next(twin for twin in TWINS if twin.device == "cuda")):
+        call_torch("ngram_index_append_", args)
 
 
 def to_torch(args: Args) -> Args:

@@ -209,12 +209,12 @@ def test_statistics() -> None:
 
 def test_a_long_prompt_is_caught_up_over_several_steps() -> None:
     tokens = _tokens(1, 3000, 50)
-    rows = Rows(tokens, 1290, DeviceNgramIndex(1, 3000, min_n=2, max_n=4, device="cpu"))
-    for _ in range(8):
+    rows = Rows(tokens, 2600, DeviceNgramIndex(1, 3000, min_n=2, max_n=4, device="cpu"))
+    for _ in range(13):
         rows.step()
     stats = rows.index.statistics
-    assert (stats.rows_scanned_catching_up, stats.rows_indexed) == (5, 3)
-    rows.index.check_integrity({0: tokens[0, :1298]})
+    assert (stats.rows_scanned_catching_up, stats.rows_indexed) == (10, 3)
+    rows.index.check_integrity({0: tokens[0, :2613]})
 
 
 def test_a_full_row_asks_the_same_question_again() -> None:
