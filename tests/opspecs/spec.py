@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 Array = npt.NDArray[Any]
 Args = tuple[Any, ...]
 
-NOT_YET = {"cuda": "this version scans on a GPU: its index is a later one's"}
 NO_INDEX_ON_NPU = {"npu": "this version scans on the NPU: its index is a later one's"}
 
 CANARY = 1_094_795_585  # 0x41414141: what surrounds the data that an operator may touch
