@@ -86,7 +86,8 @@ def on_device(device: str) -> Callable[[str, Args], tuple[Array, ...]]:
                 moved[id(whole)] = whole, torch.from_numpy(whole.reshape(-1)).to(device)
             strides = [stride // array.itemsize for stride in array.strides]
             offset = (array.ctypes.data - whole.ctypes.data) // array.itemsize
-            return moved[id(whole)][1].as_strided(array.shape, strides, offset)
+            flat = moved[id(whole)][1].view(torch.from_numpy(array[:0]).dtype)  # bytes as a mask
+            return flat.as_strided(array.shape, strides, offset)
 
         given = (tensor(a) if isinstance(a, np.ndarray) else a for a in args)
         results = as_arrays(getattr(torch.ops.ngram_npu, op)(*given))
