@@ -9,14 +9,14 @@ VLLM_VENV ?= .venv-vllm
 CXX_TESTS := $(BUILD)/cpp
 SAN_STAGE := $(BUILD)/python-asan
 
-.PHONY: demo test setup wheel install lint format twins cuda-resources test-python test-cpp test-sanitizers test-neon fuzz test-fuzz gtest bench \
+.PHONY: demo test setup wheel install lint format twins launch cuda-resources test-python test-cpp test-sanitizers test-neon fuzz test-fuzz gtest bench \
   test-vllm clean
 
 demo: install
 	$(VENV)/bin/ngram-npu doctor
 	$(VENV)/bin/ngram-npu replay
 
-test: lint install cuda-resources test-cpp test-sanitizers twins test-python test-fuzz
+test: lint install cuda-resources test-cpp test-sanitizers twins launch test-python test-fuzz
 
 setup: $(VENV)/.ready
 
@@ -46,10 +46,10 @@ format: setup
 	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs $(VENV)/bin/clang-format -i
 
 # The wheel is installed, so the tests see what a user gets, not the source tree.
-test-python: install twins
+test-python: install twins launch
 	NGRAM_NPU_WHEEL=$$(ls $(DIST)/ngram_npu-*.whl) $(PY) -m pytest
 
-CONFIGURE = cmake -G Ninja -S . -DNGRAM_NPU_CUDA=OFF -DPython_EXECUTABLE=$(abspath $(PY)) -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja)
+CONFIGURE = cmake -G Ninja -S . -DNGRAM_NPU_CUDA=OFF -DNGRAM_NPU_ASCENDC=OFF -DPython_EXECUTABLE=$(abspath $(PY)) -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja)
 
 define cpp_suite
 	$(CONFIGURE) -B $(CXX_TESTS)$(1) -DNGRAM_NPU_TESTS=ON -DNGRAM_NPU_TORCH=OFF -DNGRAM_NPU_PYTHON=OFF $(2) >/dev/null
@@ -83,6 +83,22 @@ twins: setup gtest
 	$(CONFIGURE) -B $(BUILD)/twins -DNGRAM_NPU_TWINS=ON -DNGRAM_NPU_TORCH=OFF -DNGRAM_NPU_PYTHON=OFF >/dev/null
 	$(VENV)/bin/ninja -C $(BUILD)/twins --quiet
 	ctest --test-dir $(BUILD)/twins --output-on-failure -j $(JOBS)
+
+# The NPU backend built without an NPU: torch_npu's wheel in a folder of its own, stand-ins for CANN beside it
+# (tests/ascend). In the twins' build, which has the CPU kernels already.
+TORCH_NPU := $(BUILD)/torch-npu
+$(TORCH_NPU)/.ready: $(VENV)/.ready
+	rm -rf $(TORCH_NPU)
+	$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --target $(TORCH_NPU) torch-npu==2.13.0 || \
+	  { echo "The NPU's launches are tested against torch_npu: torch-npu==2.13.0 must be on pip's index (for $$(uname -m))"; exit 1; }
+	touch $@
+
+launch: twins $(TORCH_NPU)/.ready
+	$(PY) tests/ascend/stand_ins.py $(TORCH_NPU)/torch_npu $(BUILD)/cann
+	$(CONFIGURE) -B $(BUILD)/twins -DNGRAM_NPU_ASCENDC=ON -DASCEND_HOME_PATH=$(abspath $(BUILD)/cann) -DSOC_VERSION=Ascend910B3 \
+	  -DNGRAM_NPU_TORCH_NPU=$(abspath $(TORCH_NPU)/torch_npu) >/dev/null
+	$(VENV)/bin/ninja -C $(BUILD)/twins --quiet ngram_npu_launch
+	rm -rf $(BUILD)/launch && cmake --install $(BUILD)/twins --prefix $(BUILD)/launch >/dev/null
 
 # The C++ suite on NEON, cross-compiled and emulated (Debian: g++-aarch64-linux-gnu, qemu-user, libgtest-dev). Not part of
 # `make test`: it needs packages that no other part does. Emulation cannot fork a program with threads, nor start one anew.

@@ -47,3 +47,17 @@ function(ngram_npu_op_sources out)
   list(TRANSFORM NGRAM_NPU_OPS APPEND ".cpp" OUTPUT_VARIABLE sources)
   set(${out} ${sources} PARENT_SCOPE)
 endfunction()
+
+# The package folder of the torch that Python_EXECUTABLE imports, without importing it.
+function(ngram_npu_find_torch out)
+  find_package(Python REQUIRED COMPONENTS Interpreter)
+  execute_process(
+    COMMAND "${Python_EXECUTABLE}" -c
+            "import importlib.util, os; print(os.path.dirname(importlib.util.find_spec('torch').origin))"
+    OUTPUT_VARIABLE torch_dir OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE torch_missing ERROR_QUIET)
+  if(torch_missing)
+    message(FATAL_ERROR "torch is not installed for ${Python_EXECUTABLE}: install torch >= 2.10, or build without the torch "
+                        "operators (-DNGRAM_NPU_TORCH=OFF)")
+  endif()
+  set(${out} "${torch_dir}" PARENT_SCOPE)
+endfunction()

@@ -1,5 +1,6 @@
 """Every implementation that one parity suite runs on: the CPU kernels at each instruction set,
-through torch and through numpy; and the host twins, through torch in the CPU's place."""
+through torch and through numpy; the host twins, through torch in the CPU's place; and the devices
+that are here."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from ngram_npu import _C, _library
-from opspecs import Args, Array, OpSpec
+from opspecs import Args, Array, OpSpec, owner
 from twins import TWINS, Twin
 
 ALL_INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "neon")
@@ -24,6 +25,7 @@ class Backend:
     """Runs an operator on numpy arguments, writing to those it marks, and returns its results."""
     instruction_set: str = "auto"
     twin: Twin | None = None
+    device: str = "cpu"
 
     @contextmanager
     def selected(self) -> Iterator[None]:
@@ -31,7 +33,9 @@ class Backend:
             yield
 
     def serves(self, spec: OpSpec) -> bool:
-        return self.twin is None or self.twin.device not in spec.no_kernel
+        if self.twin is not None:
+            return self.twin.device not in spec.no_kernel
+        return _library.has_kernel(spec.name, self.device)
 
 
 @contextmanager
@@ -72,11 +76,42 @@ def call_numpy(op: str, args: Args) -> tuple[Array, ...]:
     return as_arrays(getattr(_C, op)(*args))
 
 
+def on_device(device: str) -> Callable[[str, Args], tuple[Array, ...]]:
+    """Calls through torch on copies of the arguments' whole memory, which is copied back."""
+
+    def call(op: str, args: Args) -> tuple[Array, ...]:
+        moved: dict[int, tuple[Array, torch.Tensor]] = {}
+
+        def tensor(array: Array) -> torch.Tensor:
+            whole = owner(array)
+            if id(whole) not in moved:
+                moved[id(whole)] = whole, torch.from_numpy(whole.reshape(-1)).to(device)
+            strides = [stride // array.itemsize for stride in array.strides]
+            offset = (array.ctypes.data - whole.ctypes.data) // array.itemsize
+            flat = moved[id(whole)][1].view(torch.from_numpy(array[:0]).dtype)  # bytes as a mask
+            return flat.as_strided(array.shape, strides, offset)
+
+        given = (tensor(a) if isinstance(a, np.ndarray) else a for a in args)
+        results = as_arrays(getattr(torch.ops.ngram_npu, op)(*given))
+        for whole, flat in moved.values():
+            whole.reshape(-1)[:] = flat.cpu().numpy()
+        return results
+
+    return call
+
+
+def available_devices() -> list[str]:
+    modules = {"cuda": torch.cuda, "npu": getattr(torch, "npu", None)}
+    return [
+        name for name, module in modules.items() if module is not None and module.is_available()
+    ]
+
+
 def as_arrays(results: Any) -> tuple[Array, ...]:
     if results is None:
         return ()
     several = results if isinstance(results, tuple) else (results,)
-    return tuple(r.numpy() if isinstance(r, torch.Tensor) else r for r in several)
+    return tuple(r.cpu().numpy() if isinstance(r, torch.Tensor) else r for r in several)
 
 
 def available_instruction_sets() -> list[str]:
@@ -96,4 +131,5 @@ BACKENDS = [
     for front_end, call in (("torch", call_torch), ("numpy", call_numpy))
 ]
 TWIN_BACKENDS = [Backend(twin.name, call_torch, twin=twin) for twin in TWINS]
+DEVICE_BACKENDS = [Backend(name, on_device(name), device=name) for name in available_devices()]
 FRONT_ENDS = [Backend(n, c) for n, c in (("torch", call_torch), ("numpy", call_numpy))]

@@ -34,9 +34,10 @@ Tensor empty_like_on(const Tensor& like, std::initializer_list<int64_t> sizes);
 inline int32_t* int32_data(const Tensor& tensor) { return static_cast<int32_t*>(tensor.mutable_data_ptr()); }
 
 // One adapter serves every device; the backends' table (backends.h) knows the kernels.
-#define NGRAM_NPU_IMPL(op)                                                      \
-  STABLE_TORCH_LIBRARY_IMPL(ngram_npu, CPU, m) { m.impl(#op, TORCH_BOX(&op)); } \
-  STABLE_TORCH_LIBRARY_IMPL(ngram_npu, CUDA, m) { m.impl(#op, TORCH_BOX(&op)); }
+#define NGRAM_NPU_IMPL(op)                                                       \
+  STABLE_TORCH_LIBRARY_IMPL(ngram_npu, CPU, m) { m.impl(#op, TORCH_BOX(&op)); }  \
+  STABLE_TORCH_LIBRARY_IMPL(ngram_npu, CUDA, m) { m.impl(#op, TORCH_BOX(&op)); } \
+  STABLE_TORCH_LIBRARY_IMPL(ngram_npu, PrivateUse1, m) { m.impl(#op, TORCH_BOX(&op)); }
 
 // torch's own threads: what at::parallel_for uses, as many as torch.get_num_threads() says.
 Executor torch_executor();

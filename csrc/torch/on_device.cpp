@@ -19,6 +19,7 @@ using NativeHandle = AOTITorchError (*)(StreamHandle stream, void** handle);
 }  // namespace
 
 void* OnDevice::stream() const {
+  if (device_.type == kNpu) return nullptr;  // torch_npu would empty its queue to tell: its launches ask it otherwise
   void* stream = nullptr;
   static const auto cuda_stream = loaded_function<CudaStream>("libtorch_cuda.so", "aoti_torch_get_current_cuda_stream");
   if (device_.type == kCuda && cuda_stream != nullptr) {

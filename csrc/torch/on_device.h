@@ -9,6 +9,7 @@ namespace ngram_npu::torch_side {
 
 constexpr int32_t kCpu = 0;  // torch's numbering of device types
 constexpr int32_t kCuda = 1;
+constexpr int32_t kNpu = 20;  // torch's PrivateUse1
 
 // While it lives, an accelerator's device is the current one. Throws where torch cannot say which stream is.
 class OnDevice {

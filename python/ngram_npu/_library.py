@@ -124,7 +124,7 @@ def _load() -> _State:
         backends={
             "cpu": _load_backend(library, "cpu", "cpu", cpu_library_path()),
             "cuda": _load_cuda(library),
-            "npu": Backend("npu", reason="this version has no AscendC kernels yet"),
+            "npu": _load_npu(library),
         },
     )
 
@@ -157,6 +157,21 @@ def _driver_problem(driver: int, runtime: int) -> str:
     needed = f"CUDA {runtime // 1000}" + (" (580 or later)" if runtime // 1000 == 13 else "")
     found = f"CUDA {driver // 1000}.{driver % 1000 // 10}"
     return f"the kernels need a driver for {needed}, this one is for {found}"
+
+
+def _load_npu(library: ctypes.CDLL) -> Backend:
+    """The AscendC kernels, launched through torch_npu's queue by a library that links to it."""
+    path = _PACKAGE / "libngram_npu_launch.so"
+    if not path.exists():
+        return Backend("npu", reason="this build has no AscendC kernels (it was made without CANN)")
+    if importlib.util.find_spec("torch_npu") is None:
+        return Backend("npu", reason="torch_npu is not installed")
+    try:
+        importlib.import_module("torch_npu")
+    except Exception as error:  # without CANN's libraries, for one
+        first_line = str(error).partition("\n")[0]
+        return Backend("npu", reason=f"torch_npu does not import: {first_line}")
+    return replace(_load_backend(library, "ascendc", "npu", path), name="npu")
 
 
 def _without_torch(reason: str) -> _State:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from backends import BACKENDS, TWIN_BACKENDS, Backend, as_arrays
+from backends import BACKENDS, DEVICE_BACKENDS, TWIN_BACKENDS, Backend, as_arrays
 from hypothesis import given
 from hypothesis import strategies as st
 from opspecs import OPSPECS, OpSpec, Sample, clone_args, owner
@@ -14,7 +14,7 @@ from ops.parity import MismatchError, check_parity
 SPECS = list(OPSPECS.values())
 PAIRS = [
     pytest.param(spec, backend, id=f"{spec.name}-{backend.name}")
-    for backend in [*BACKENDS, *TWIN_BACKENDS]
+    for backend in [*BACKENDS, *TWIN_BACKENDS, *DEVICE_BACKENDS]
     for spec in SPECS
     if backend.serves(spec)
 ]

@@ -1,0 +1,48 @@
+# Finds CANN and torch_npu for the NPU backend. NGRAM_NPU_ASCENDC says whether it is wanted; in the end it is ON or OFF.
+set(ASCEND_HOME_PATH "$ENV{ASCEND_HOME_PATH}" CACHE PATH "CANN's folder; its set_env.sh exports it")
+set(SOC_VERSION "$ENV{SOC_VERSION}" CACHE STRING "The chip the kernels are compiled for, e.g. Ascend910B3: npu-smi info shows it")
+set(NGRAM_NPU_TORCH_NPU "" CACHE PATH "The package folder of torch_npu; empty: the one of Python_EXECUTABLE")
+
+# Where CANN's releases have kept the file.
+foreach(folder tools/tikcpp/ascendc_kernel_cmake compiler/tikcpp/ascendc_kernel_cmake
+               ascendc_devkit/tikcpp/samples/cmake)
+  if(ASCEND_HOME_PATH AND NOT NGRAM_NPU_ASCENDC_CMAKE AND EXISTS "${ASCEND_HOME_PATH}/${folder}/ascendc.cmake")
+    set(NGRAM_NPU_ASCENDC_CMAKE "${ASCEND_HOME_PATH}/${folder}/ascendc.cmake")
+  endif()
+endforeach()
+
+if(NOT NGRAM_NPU_ASCENDC_CMAKE)
+  if(NOT ASCEND_HOME_PATH)
+    set(reason "ASCEND_HOME_PATH is not set (source CANN's set_env.sh)")
+  else()
+    set(reason "there is no ascendc.cmake under ASCEND_HOME_PATH=${ASCEND_HOME_PATH} (tools/tikcpp, compiler/tikcpp, \
+ascendc_devkit/tikcpp/samples): install CANN's toolkit")
+  endif()
+  if(NOT NGRAM_NPU_ASCENDC STREQUAL AUTO)
+    message(FATAL_ERROR "NGRAM_NPU_ASCENDC=${NGRAM_NPU_ASCENDC}: ${reason}")
+  endif()
+  message(STATUS "The NPU backend is left out: ${reason}")
+  set(NGRAM_NPU_ASCENDC OFF)
+  return()
+endif()
+
+# Who has CANN wants the backend: what else is missing is an error, also with AUTO.
+set(without "(or build without the NPU backend: -DNGRAM_NPU_ASCENDC=OFF)")
+if(NOT SOC_VERSION)
+  message(FATAL_ERROR "SOC_VERSION is not set: the chip to compile for, e.g. Ascend910B3 (npu-smi info shows it) ${without}")
+endif()
+if(NOT NGRAM_NPU_TORCH_NPU)
+  find_package(Python REQUIRED COMPONENTS Interpreter)
+  execute_process(
+    COMMAND "${Python_EXECUTABLE}" -c
+            "import importlib.util, os; print(os.path.dirname(importlib.util.find_spec('torch_npu').origin))"
+    OUTPUT_VARIABLE NGRAM_NPU_TORCH_NPU OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE missing ERROR_QUIET)
+  if(missing)
+    message(FATAL_ERROR "torch_npu is not installed for ${Python_EXECUTABLE} ${without}")
+  endif()
+endif()
+if(NOT EXISTS "${NGRAM_NPU_TORCH_NPU}/lib/libtorch_npu.so")
+  message(FATAL_ERROR "NGRAM_NPU_TORCH_NPU=${NGRAM_NPU_TORCH_NPU} has no lib/libtorch_npu.so ${without}")
+endif()
+set(NGRAM_NPU_ASCENDC ON)
+message(STATUS "The NPU backend is built for ${SOC_VERSION}, by ${NGRAM_NPU_ASCENDC_CMAKE}, for ${NGRAM_NPU_TORCH_NPU}")

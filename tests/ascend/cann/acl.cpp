@@ -1,0 +1,142 @@
+// Stands in for the parts of CANN's runtime that do something: a device whose memory is the host's and whose streams
+// run each thing at once. The other functions do nothing (stand_ins.py). The prototypes are the real headers'.
+#include <acl/acl.h>
+#include <acl/acl_op_compiler.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <string>
+
+#include "stand_in.h"
+
+namespace {
+
+std::mutex mutex;
+std::string record;  // one line a launch or copy
+const void* last_stream = nullptr;
+std::atomic<int> waits{0};
+std::mutex device;  // held by a test: the device does nothing meanwhile
+
+// A fault or a size that a test asks for.
+int64_t asked(const char* variable, int64_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text != nullptr ? std::atoll(text) : otherwise;
+}
+
+void note(const std::string& line) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  record += line + "\n";
+}
+
+aclError allocate(void** memory, size_t bytes) {
+  return posix_memalign(memory, 512, bytes > 0 ? bytes : 1) == 0 ? ACL_SUCCESS : ACL_ERROR_BAD_ALLOC;
+}
+
+aclError copy(void* to, const void* from, size_t bytes) {
+  std::memmove(to, from, bytes);
+  note("copy");
+  return ACL_SUCCESS;
+}
+
+template <class Handle>
+aclError make(Handle* handle) {
+  *handle = std::malloc(1);
+  return ACL_SUCCESS;
+}
+
+}  // namespace
+
+extern "C" {
+
+uint32_t stand_in_record(const char* kernel, const void* stream) {
+  const std::lock_guard<std::mutex> turn(device);
+  note(kernel);
+  last_stream = stream;
+  return asked("STAND_IN_FAILS", 0) != 0 ? ACL_ERROR_RT_AICORE_EXCEPTION : ACL_SUCCESS;
+}
+
+void stand_in_hold() { device.lock(); }
+void stand_in_release() { device.unlock(); }
+
+// How often anything has waited for the device.
+int stand_in_waits() { return waits; }
+
+int stand_in_last_stream_is(const void* stream) {
+  aclrtSynchronizeDevice();
+  return last_stream == stream;
+}
+
+// Copies the record so far and forgets it. Returns its length, more than `bytes` where it does not fit.
+size_t stand_in_take_record(char* into, size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const size_t length = record.copy(into, bytes);
+  const size_t all = record.size();
+  record.clear();
+  return all > length ? all : length;
+}
+
+aclError aclrtGetDeviceCount(uint32_t* count) {
+  *count = 1;
+  return ACL_SUCCESS;
+}
+aclError aclrtGetDevice(int32_t* device) {
+  *device = 0;
+  return ACL_SUCCESS;
+}
+const char* aclrtGetSocName() { return "Ascend910B3"; }
+aclError aclrtGetDeviceInfo(uint32_t, aclrtDevAttr what, int64_t* value) {
+  if (what != ACL_DEV_ATTR_VECTOR_CORE_NUM) return ACL_ERROR_INVALID_PARAM;  // the UB's size is not told, as by CANN 8
+  *value = asked("STAND_IN_CORES", kStandInVectorCores);
+  return ACL_SUCCESS;
+}
+aclError aclrtSynchronizeStream(aclrtStream) { return ++waits, ACL_SUCCESS; }
+aclError aclrtSynchronizeStreamWithTimeout(aclrtStream, int32_t) { return ++waits, ACL_SUCCESS; }
+aclError aclrtSynchronizeDevice() { return ++waits, ACL_SUCCESS; }
+aclError aclrtSynchronizeDeviceWithTimeout(int32_t) { return ++waits, ACL_SUCCESS; }
+aclError aclrtSynchronizeEvent(aclrtEvent) { return ++waits, ACL_SUCCESS; }
+aclError aclrtMalloc(void** memory, size_t bytes, aclrtMemMallocPolicy) { return allocate(memory, bytes); }
+aclError aclrtMallocAlign32(void** memory, size_t bytes, aclrtMemMallocPolicy) { return allocate(memory, bytes); }
+aclError aclrtMallocHost(void** memory, size_t bytes) { return allocate(memory, bytes); }
+aclError aclrtFree(void* memory) {
+  std::free(memory);
+  return ACL_SUCCESS;
+}
+aclError aclrtFreeHost(void* memory) { return aclrtFree(memory); }
+aclError aclrtMemcpy(void* to, size_t, const void* from, size_t bytes, aclrtMemcpyKind) {
+  return copy(to, from, bytes);
+}
+aclError aclrtMemcpyAsync(void* to, size_t, const void* from, size_t bytes, aclrtMemcpyKind, aclrtStream) {
+  return copy(to, from, bytes);
+}
+aclError aclrtMemset(void* memory, size_t, int32_t value, size_t bytes) {
+  std::memset(memory, value, bytes);
+  return ACL_SUCCESS;
+}
+aclError aclrtMemsetAsync(void* memory, size_t, int32_t value, size_t bytes, aclrtStream) {
+  return aclrtMemset(memory, bytes, value, bytes);
+}
+aclError aclrtGetMemInfo(aclrtMemAttr, size_t* free, size_t* total) {
+  *free = *total = size_t{1} << 33;
+  return ACL_SUCCESS;
+}
+aclError aclrtCreateStream(aclrtStream* stream) { return make(stream); }
+aclError aclrtCreateStreamWithConfig(aclrtStream* stream, uint32_t, uint32_t) { return make(stream); }
+aclError aclrtCreateEventWithFlag(aclrtEvent* event, uint32_t) { return make(event); }
+aclError aclrtCreateEventExWithFlag(aclrtEvent* event, uint32_t) { return make(event); }
+aclError aclrtQueryEventStatus(aclrtEvent, aclrtEventRecordedStatus* status) {
+  *status = ACL_EVENT_RECORDED_STATUS_COMPLETE;
+  return ACL_SUCCESS;
+}
+aclError aclrtGetCurrentContext(aclrtContext* context) {
+  static int only;
+  *context = &only;
+  return ACL_SUCCESS;
+}
+size_t aclGetCompileoptSize(aclCompileOpt) { return 2; }
+aclError aclGetCompileopt(aclCompileOpt, char* value, size_t length) {
+  std::strncpy(value, "0", length);
+  return ACL_SUCCESS;
+}
+}

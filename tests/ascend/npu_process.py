@@ -1,0 +1,60 @@
+"""Python processes that have an NPU: the installed package with the NPU backend that `make launch`
+built, torch_npu, and stand-ins for CANN whose device is the host's memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import ngram_npu
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ.get("NGRAM_NPU_BUILD", ROOT / "build"))
+LIBRARIES = ("libngram_npu_launch.so", "libngram_npu_ascendc.so")
+# Without a real CANN's variables.
+_OTHERS = {name: value for name, value in os.environ.items() if not name.startswith("ASCEND_")}
+
+
+@dataclass(frozen=True)
+class Npu:
+    stage: Path
+    """Where `ngram_npu` is."""
+    environment: dict[str, str]
+
+    def run(self, *arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            env={**_OTHERS, **self.environment, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
+        )
+
+    def python(self, code: str, **environment: str) -> str:
+        """What the code prints."""
+        done = self.run("-c", code, **environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.strip()
+
+
+def make_npu(stage: Path) -> Npu:
+    built = BUILD / "launch" / "ngram_npu"
+    torch_npu = BUILD / "torch-npu"
+    for path in (*(built / name for name in LIBRARIES), torch_npu / "torch_npu"):
+        if not path.exists():
+            raise FileNotFoundError(f"{path} is missing: `make launch` makes it")
+    shutil.copytree(Path(ngram_npu.__file__).parent, stage / "ngram_npu")
+    for name in LIBRARIES:
+        shutil.copy(built / name, stage / "ngram_npu")
+    environment = {
+        "PYTHONPATH": os.pathsep.join(map(str, (stage, torch_npu))),
+        "LD_LIBRARY_PATH": str(BUILD / "cann" / "lib64"),
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+    }
+    return Npu(stage, environment)

@@ -1,0 +1,112 @@
+"""Run by test_launch.py in a process that has the stand-in's NPU: what calls do to the device."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import pytest
+import torch
+from ngram_npu import _library
+from opspecs import OPSPECS
+
+acl = ctypes.CDLL("libascendcl.so")
+LAUNCH = "ngram_npu_prepare_inputs_padded"
+
+
+def record() -> list[str]:
+    """What the device did since the last call, once all that is queued is done."""
+    torch.npu.synchronize()
+    buffer = ctypes.create_string_buffer(1 << 16)
+    length = acl.stand_in_take_record(buffer, len(buffer))
+    assert length < len(buffer)
+    return buffer.raw[:length].decode().splitlines()
+
+
+@pytest.fixture
+def tensors() -> Iterator[list[torch.Tensor]]:
+    """Arguments of prepare_inputs_padded: three requests of two drafts, one of them rejected."""
+    values = ([2, 4, 6], [2, 2, 2], [0, 3, 6, 9])
+    yield [torch.tensor(x, dtype=torch.int32).npu() for x in values]
+    record()
+
+
+def call(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return torch.ops.ngram_npu.prepare_inputs_padded(*tensors)
+
+
+def test_a_call_is_one_turn_of_the_queue(tensors: list[torch.Tensor]) -> None:
+    record()
+    call(tensors)
+    assert record() == [LAUNCH]
+    three = torch.tensor([3, 3, 3], dtype=torch.int32).pin_memory()
+    tensors[1].copy_(three, non_blocking=True)
+    _, rejected = call(tensors)
+    assert rejected.cpu().tolist() == [0, 0, 0]
+    assert record() == ["copy", LAUNCH, "copy"]
+
+
+def test_launches_of_one_call_are_in_order() -> None:
+    rows = torch.zeros((2, 64), dtype=torch.int32).npu()
+    lengths = torch.tensor([60, 9], dtype=torch.int32).npu()
+    record()
+    for _ in range(2):
+        torch.ops.ngram_npu.ngram_propose(rows, lengths, None, None, 2, 4, 3, 0, False, 64)
+    assert record() == ["ngram_npu_ngram_propose_search", "ngram_npu_ngram_propose_draft"] * 2
+
+
+def test_no_call_waits(tensors: list[torch.Tensor]) -> None:
+    """Neither for the device nor for torch_npu's queue: they return while nothing runs."""
+    record()
+    acl.stand_in_hold()
+    try:
+        before = acl.stand_in_waits()
+        results = [call(tensors) for _ in range(100)]
+        waits = acl.stand_in_waits() - before
+    finally:
+        acl.stand_in_release()
+    assert waits == 0
+    assert record() == [LAUNCH] * 100
+    assert all(rejected.cpu().tolist() == [1, 1, 1] for _, rejected in results)
+
+
+def test_results_that_are_gone_before_their_turn(tensors: list[torch.Tensor]) -> None:
+    """Their memory goes to none but work that is queued behind."""
+    acl.stand_in_hold()
+    try:
+        for _ in range(10):
+            call(tensors)
+        others = torch.full((3,), 7, dtype=torch.int32).pin_memory()
+        place = torch.empty(3, dtype=torch.int32, device="npu")
+        place.copy_(others, non_blocking=True)
+    finally:
+        acl.stand_in_release()
+    assert place.cpu().tolist() == [7, 7, 7]
+
+
+def test_the_current_stream(tensors: list[torch.Tensor]) -> None:
+    side = torch.npu.Stream()
+    with torch.npu.stream(side):
+        call(tensors)
+    record()
+    assert acl.stand_in_last_stream_is(ctypes.c_void_p(side.npu_stream))
+    call(tensors)
+    record()
+    assert not acl.stand_in_last_stream_is(ctypes.c_void_p(side.npu_stream))
+
+
+def test_bad_arguments_are_refused_before_a_launch(tensors: list[torch.Tensor]) -> None:
+    cu, sampled, starts = tensors
+    record()
+    for wrong in (sampled.cpu(), sampled[:2], sampled.as_strided((3,), (0,))):
+        with pytest.raises(ValueError, match=r"^prepare_inputs_padded: num_sampled: expected"):
+            call([cu, wrong, starts])
+    assert LAUNCH not in record()
+
+
+def test_an_operator_without_a_kernel_says_so() -> None:
+    without = [name for name in OPSPECS if not _library.has_kernel(name, "npu")]
+    assert "ngram_index_reset_" in without
+    index, slots = (torch.zeros(64, dtype=torch.int32).npu() for _ in range(2))
+    with pytest.raises(RuntimeError, match="no kernel is loaded for this device"):
+        torch.ops.ngram_npu.ngram_index_reset_(index, slots[:1])

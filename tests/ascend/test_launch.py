@@ -1,0 +1,104 @@
+"""The NPU backend through torch_npu itself, beside stand-ins for CANN: loading, registration, what
+is launched and in which order, and the results. The kernels' own code is for the host twin to test;
+here the operators' CPU kernels run in their place, on the arguments that the launches bring."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from opspecs import OPSPECS
+
+from ascend.npu_process import LIBRARIES, ROOT, Npu
+
+ENTRY_POINTS = (ROOT / "csrc/ascendc/entry_points.h").read_text()
+SERVED = set(re.findall(r"\bX\((\w+), \w+Params\)", ENTRY_POINTS))
+
+CALL = """
+import torch, torch_npu, ngram_npu
+tensors = [torch.tensor(x, dtype=torch.int32).npu() for x in ([2], [1], [0, 3])]
+try:
+    torch.ops.ngram_npu.prepare_inputs_padded(*tensors)
+    torch.npu.synchronize()
+except RuntimeError as error:
+    print(*str(error).split())
+"""
+
+
+def test_every_kernel_is_loaded_and_registered(npu: Npu) -> None:
+    code = """
+import json, torch, ngram_npu
+from ngram_npu import _library
+ops = torch._C._dispatch_get_all_op_names()
+ops = sorted(name.removeprefix("ngram_npu::") for name in ops if name.startswith("ngram_npu::"))
+print(json.dumps({
+    "doctor": ngram_npu.doctor().to_dict()["backends"]["npu"],
+    "registered": [op for op in ops
+        if torch._C._dispatch_has_kernel_for_dispatch_key(f"ngram_npu::{op}", "PrivateUse1")],
+    "kernels": [op for op in ops if _library.has_kernel(op, "npu")],
+}))
+"""
+    found = json.loads(npu.python(code).splitlines()[-1])
+    assert found["doctor"] == {"name": "npu", "kernels": len(SERVED), "reason": ""}
+    assert set(found["registered"]) == set(OPSPECS)
+    assert set(found["kernels"]) == SERVED
+    assert SERVED
+
+
+def test_on_the_device(npu: Npu) -> None:
+    """on_device.py; and the parity suite, as on a machine with an NPU."""
+    parity = [
+        f"tests/ops/test_parity.py::{test}[{op}-npu]"
+        for test in ("test_samples", "test_random")
+        for op in sorted(SERVED)
+    ]
+    code = "import torch, torch_npu, pytest, sys; sys.exit(pytest.main(sys.argv[1:]))"
+    chosen = ("-q", "-p", "no:cacheprovider", "tests/ascend/on_device.py", *parity)
+    done = npu.run("-c", code, *chosen, CI="1")
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    here = (ROOT / "tests/ascend/on_device.py").read_text().count("\ndef test_")
+    assert f"\n{here + len(parity)} passed" in done.stdout
+
+
+def test_a_launch_that_fails_is_an_error(npu: Npu) -> None:
+    assert "ngram_npu_prepare_inputs_padded" in npu.python(CALL, STAND_IN_FAILS="1")
+
+
+def test_a_device_that_does_not_tell_its_cores(npu: Npu) -> None:
+    said = npu.python(CALL, STAND_IN_CORES="0").splitlines()[-1]
+    assert said == "prepare_inputs_padded: the kernel returned status 1"
+
+
+class TestReasons:
+    """What the doctor says where the backend is absent; on the CPU the operators work."""
+
+    CODE = """
+import torch, ngram_npu
+tensors = [torch.tensor(x, dtype=torch.int32) for x in ([2], [1], [0, 3])]
+assert torch.ops.ngram_npu.prepare_inputs_padded(*tensors)[1].tolist() == [2]
+print("\\n".join(line for line in str(ngram_npu.doctor()).splitlines() if "backend npu" in line))
+"""
+
+    def test_no_torch_npu(self, npu: Npu) -> None:
+        assert "torch_npu is not installed" in npu.python(self.CODE, PYTHONPATH=str(npu.stage))
+
+    def test_no_cann(self, npu: Npu) -> None:
+        said = npu.python(self.CODE, LD_LIBRARY_PATH="")
+        assert "torch_npu does not import: lib" in said
+
+    def test_no_kernels(self, npu: Npu, tmp_path: Path) -> None:
+        shutil.copytree(npu.stage, tmp_path / "stage")
+        for name in LIBRARIES:
+            (tmp_path / "stage" / "ngram_npu" / name).unlink()
+        path = npu.environment["PYTHONPATH"].replace(str(npu.stage), str(tmp_path / "stage"))
+        assert "it was made without CANN" in npu.python(self.CODE, PYTHONPATH=path)
+
+    @pytest.mark.parametrize("name", LIBRARIES)
+    def test_a_library_that_does_not_load(self, npu: Npu, tmp_path: Path, name: str) -> None:
+        shutil.copytree(npu.stage, tmp_path / "stage")
+        (tmp_path / "stage" / "ngram_npu" / name).write_bytes(b"not a library")
+        path = npu.environment["PYTHONPATH"].replace(str(npu.stage), str(tmp_path / "stage"))
+        assert name in npu.python(self.CODE, PYTHONPATH=path)
