@@ -5,6 +5,7 @@
 #include <acl/acl_rt.h>
 #include <torch_npu/csrc/core/npu/NPUStream.h>
 #include <torch_npu/csrc/framework/OpCommand.h>
+#include <torch_npu/csrc/framework/utils/OpPreparation.h>
 
 #include "ascendc/entry_points.h"
 
@@ -49,22 +50,6 @@ Machine current_machine() {
   return machine;
 }
 
-// The adapters provide it (torch/workspace.h) for the operators that may need one.
-template <class Params>
-auto workspace_of(const Params& params, int) -> decltype(params.workspace) {
-  return params.workspace;
-}
-template <class Params>
-void* workspace_of(const Params&, long) {
-  return nullptr;
-}
-
-template <class Params>
-int64_t workspace_words(const Params& params) {
-  constexpr int64_t kWord = sizeof(int32_t);
-  return (plan(params, current_machine()).workspace_bytes + kWord - 1) / kWord;
-}
-
 template <class Params>
 int32_t enqueue(const char* name, const Params& params) {
   LaunchPlan ready = plan(params, current_machine());
@@ -72,10 +57,11 @@ int32_t enqueue(const char* name, const Params& params) {
   for (int32_t i = 0; i < ready.num_launches; ++i) {
     if (start(ready.launches[i].kernel) == nullptr) return kInvalidParams;
   }
+  at::Tensor workspace;  // of the caching allocator, as all tensors: its memory outlives it as theirs does
   if (ready.workspace_bytes > 0) {
-    void* workspace = workspace_of(params, 0);
-    if (workspace == nullptr) return kInvalidParams;
-    ready.set_workspace(workspace);
+    const at::TensorOptions bytes = at::TensorOptions(at::kByte).device(c10::DeviceType::PrivateUse1);
+    workspace = at_npu::native::OpPreparation::apply_tensor_without_format({ready.workspace_bytes}, bytes);
+    ready.set_workspace(workspace.data_ptr());
   }
   // Without waiting for the queue to empty: the launch goes through the queue, in its turn.
   aclrtStream stream = c10_npu::getCurrentNPUStream().stream(false);
@@ -93,11 +79,8 @@ int32_t enqueue(const char* name, const Params& params) {
 }  // namespace
 }  // namespace ngram_npu::ascendc
 
-#define NGRAM_NPU_ENTRY_POINTS(op, Params)                                                       \
-  NGRAM_NPU_EXPORT int32_t ngram_npu_ascendc_##op(const ngram_npu::Params* params, void*) {      \
-    return ngram_npu::ascendc::enqueue("ngram_npu_" #op, *params);                               \
-  }                                                                                              \
-  NGRAM_NPU_EXPORT int64_t ngram_npu_ascendc_##op##_workspace(const ngram_npu::Params* params) { \
-    return ngram_npu::ascendc::workspace_words(*params);                                         \
+#define NGRAM_NPU_ENTRY_POINT(op, Params)                                                   \
+  NGRAM_NPU_EXPORT int32_t ngram_npu_ascendc_##op(const ngram_npu::Params* params, void*) { \
+    return ngram_npu::ascendc::enqueue("ngram_npu_" #op, *params);                          \
   }
-NGRAM_NPU_ASCENDC_OPS(NGRAM_NPU_ENTRY_POINTS)
+NGRAM_NPU_ASCENDC_OPS(NGRAM_NPU_ENTRY_POINT)

@@ -11,7 +11,7 @@ from ngram_npu import _library
 from opspecs import OPSPECS
 
 acl = ctypes.CDLL("libascendcl.so")
-LAUNCH = "ngram_npu_prepare_inputs_padded 1"
+LAUNCH = "ngram_npu_prepare_inputs_padded"
 
 
 def record() -> list[str]:
@@ -44,6 +44,15 @@ def test_a_call_is_one_turn_of_the_queue(tensors: list[torch.Tensor]) -> None:
     _, rejected = call(tensors)
     assert rejected.cpu().tolist() == [0, 0, 0]
     assert record() == ["copy", LAUNCH, "copy"]
+
+
+def test_launches_of_one_call_are_in_order() -> None:
+    rows = torch.zeros((2, 64), dtype=torch.int32).npu()
+    lengths = torch.tensor([60, 9], dtype=torch.int32).npu()
+    record()
+    for _ in range(2):
+        torch.ops.ngram_npu.ngram_propose(rows, lengths, None, None, 2, 4, 3, 0, False, 64)
+    assert record() == ["ngram_npu_ngram_propose_search", "ngram_npu_ngram_propose_draft"] * 2
 
 
 def test_no_call_waits(tensors: list[torch.Tensor]) -> None:

@@ -10,10 +10,12 @@ from .rows import (
     EDGE_LENGTHS,
     HOSTILE_INT32,
     HOSTILE_INT64,
+    PIECE_ENDS,
     POLICIES,
     TILE_CAPACITY,
     TILE_LENGTHS,
     lookup_options,
+    matches_ending_at,
     planted_rows,
     random_rows,
     structured_rows,
@@ -55,6 +57,12 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         rows = in_buffer(planted_rows(rng, at, TILE_CAPACITY), before=before)
         args = (rows, in_buffer(at), None, None, 1, 8, 5, *policy, UNLIMITED)
         yield Sample(f"tile-edges-{policy}", args)
+    for match, n in ((0, 3), (1, 3), (0, 64), (1, 64)):
+        rows = in_buffer(matches_ending_at(PIECE_ENDS, n, 2300), before=1, gap=1)
+        whole = in_buffer([2300] * len(PIECE_ENDS))
+        args = (rows, whole, None, None, 2, n, 4, match, False, UNLIMITED)
+        yield Sample(f"pieces-{n}-{match}", args)
+
     for k in (1, 64):
         for max_len in (-(2**63), -1, 0, 89, 90, 91, 95, UNLIMITED):
             args = (tokens, lengths, None, None, 1, 2, k, 0, True, max_len)

@@ -12,10 +12,12 @@ from .rows import (
     HOSTILE_INT32,
     HOSTILE_INT64,
     INT32_MAX,
+    PIECE_ENDS,
     POLICIES,
     TILE_CAPACITY,
     TILE_LENGTHS,
     lookup_options,
+    matches_ending_at,
     planted_rows,
     random_rows,
     structured_rows,
@@ -75,6 +77,14 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         head = (in_buffer(grown, before=before), at, in_buffer(new), None, None, True, INT32_MAX)
         memory = workspace if before % 2 else None
         yield Sample(f"tile-edges-{policy}", (*head, 1, 8, 5, *policy, UNLIMITED, memory))
+    for match, n in ((0, 3), (1, 64)):
+        grown = matches_ending_at(PIECE_ENDS, n, 2300)
+        for width in (1, 2, 64):  # of which none, some, all of the suffix are in the row already
+            old = 2300 - width
+            rows = in_buffer(np.where(np.arange(2300) < old, grown, -7), gap=1)
+            args = (rows, in_buffer([old] * len(rows)), in_buffer(grown[:, old:]), None, None)
+            tail = (True, UNLIMITED, 2, n, 4, match, False, UNLIMITED, None)
+            yield Sample(f"pieces-{n}-{match}-{width}", (*args, *tail))
     yield from _empty_samples()
     yield from _hostile_samples(rng)
 

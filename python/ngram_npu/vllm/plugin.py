@@ -15,12 +15,10 @@ import importlib.util
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from ngram_npu.vllm.after_import import after_import, one_line, parameters
 from ngram_npu.vllm.engines import Int32Array
 from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.proposer import Drafter
@@ -68,14 +66,17 @@ def install() -> None:
     Never raises, since vLLM would not start for it; may be called again.
     """
     try:
-        if MODULE in sys.modules:
-            _replace(sys.modules[MODULE])
-        elif importlib.util.find_spec(MODULE) is None:
+        if importlib.util.find_spec("vllm_ascend") is not None:
+            # Its drafters are classes of its own, and one of them derives from the stock class.
+            from ngram_npu.vllm import ascend_plugin
+
+            ascend_plugin.install()
+        elif MODULE not in sys.modules and importlib.util.find_spec(MODULE) is None:
             _refuse(f"it has no {MODULE}")
-        elif not any(isinstance(finder, _AfterImport) for finder in sys.meta_path):
-            sys.meta_path.insert(0, _AfterImport(MODULE, _replace))
+        else:
+            after_import(MODULE, _replace)
     except Exception as error:
-        _refuse(f"{MODULE} is not found: {_one_line(error)}")
+        _refuse(f"{MODULE} is not found: {one_line(error)}")
 
 
 def _replace(module: ModuleType) -> None:
@@ -85,7 +86,7 @@ def _replace(module: ModuleType) -> None:
     try:
         doubt = _doubt(stock)
     except Exception as error:
-        doubt = _one_line(error)
+        doubt = one_line(error)
     if doubt:
         _refuse(doubt)
         return
@@ -109,22 +110,12 @@ def _doubt(stock: Any) -> str:
         theirs = getattr(stock, name, None)
         if not inspect.isfunction(theirs):
             return f"{CLASS} has no {name}"
-        found, ours = _parameters(theirs), _parameters(getattr(StockNgramProposer, name))
+        found, ours = parameters(theirs), parameters(getattr(StockNgramProposer, name))
         if found != ours:
             return f"{CLASS}.{name} takes ({', '.join(found)}), expected ({', '.join(ours)})"
     if getattr(sys.modules.get(RUNNER), CLASS, None) is stock:
         return f"{RUNNER} has bound {CLASS} already"
     return ""
-
-
-def _parameters(function: Any) -> list[str]:
-    """Names with their stars, without annotations and defaults."""
-    found = inspect.signature(function).parameters.values()
-    return [str(p).partition(":")[0].partition("=")[0].strip() for p in found]
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _vllm_version() -> str:
@@ -134,41 +125,3 @@ def _vllm_version() -> str:
         except importlib.metadata.PackageNotFoundError:
             continue
     return "version unknown"
-
-
-class _AfterImport(MetaPathFinder):
-    """Calls ``then`` with the module called ``name`` once it has been imported."""
-
-    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
-        self._name = name
-        self._then = then
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname != self._name or self not in sys.meta_path:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._then)
-        return spec
-
-
-class _Loader(Loader):
-    def __init__(self, loader: Loader, then: Callable[[ModuleType], None]) -> None:
-        self._loader = loader
-        self._then = then
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # get_source and the like
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        self._then(module)

@@ -7,4 +7,4 @@ constexpr int64_t kStandInVectorCores = 40;
 constexpr int64_t kStandInUbBytes = 192 * 1024;
 
 // Adds a launch to the record that tests read. An error where a test asks for one.
-extern "C" uint32_t stand_in_record(const char* kernel, uint32_t blocks, const void* stream);
+extern "C" uint32_t stand_in_record(const char* kernel, const void* stream);

@@ -164,6 +164,7 @@ def lookup_result(twin: Twin, op: str, call: Callable[[], object], data: Workloa
         "read_per_live_byte": stats.rounded(result["counts"]["gm_to_ub_bytes"] / (live * 4)),
         "scalar_accesses_per_live_token": stats.rounded(scalars / live),
         "one_core": {key: one_core[key] for key in ("model_us", "work_us")},
+        "work_spread": stats.rounded(one_core["work_us"] / result["work_us"]),
     }
 
 

@@ -1,0 +1,112 @@
+"""vLLM-Ascend's ``method="ngram"`` and ``method="ngram_gpu"`` served by us.
+
+Its runner has the drafters' classes and the launcher of the device's lookup as globals, and a
+factory elsewhere makes the drafter: what is of one method is replaced in both places at once, once
+the runner's module has been imported, and only where it has the signatures this was written
+against.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import logging
+import sys
+from types import ModuleType
+from typing import Any
+
+from ngram_npu import _library
+from ngram_npu.vllm.after_import import after_import, one_line, parameters
+
+logger = logging.getLogger("vllm.ngram_npu")
+
+RUNNER = "vllm_ascend.worker.model_runner_v1"
+FACTORY = "vllm_ascend.spec_decode"
+HOST = "AscendNgramProposer"
+DEVICE = "AscendNgramProposerNPU"
+LAUNCHER = "triton_ngram_spec_decode"
+
+
+def install() -> None:
+    """Replaces what is known, now or when vLLM-Ascend imports its runner, and says so in one line a
+    method, or why not. Never raises; may be called again."""
+    after_import(RUNNER, _replace)
+
+
+def _replace(runner: ModuleType) -> None:
+    _serve("ngram", runner, (HOST,), ("propose",))
+    _serve("ngram_gpu", runner, (DEVICE, LAUNCHER), ())
+
+
+def _serve(
+    method: str, runner: ModuleType, names: tuple[str, ...], called: tuple[str, ...]
+) -> None:
+    try:
+        from ngram_npu.vllm import ascend
+
+        factory = sys.modules[FACTORY]
+        ours = {name: getattr(ascend, name) for name in names}
+        if all(getattr(runner, name, None) is own for name, own in ours.items()):
+            return
+        doubt = _no_kernel() if LAUNCHER in names else ""
+        for name, own in ours.items():
+            doubt = doubt or _doubt(name, getattr(runner, name, None), own, called)
+            if not doubt and inspect.isclass(own):
+                doubt = _bound_elsewhere(name, factory, runner)
+        if not doubt:
+            for name, own in ours.items():
+                setattr(runner, name, own)
+                if inspect.isclass(own):
+                    setattr(factory, name, own)
+    except Exception as error:
+        doubt = one_line(error)
+    if doubt:
+        logger.warning(
+            "ngram_npu: not enabled for method %r, vllm-ascend (%s) is left as it is: %s",
+            method,
+            _version(),
+            doubt,
+        )
+    else:
+        logger.info("ngram_npu: enabled for method %r of vllm-ascend (NGRAM_NPU_VLLM=1)", method)
+
+
+def _no_kernel() -> str:
+    if _library.has_kernel("ngram_step_", "npu"):
+        return ""
+    return f"no NPU kernels: {_library.backends()['npu'].reason}"
+
+
+def _doubt(name: str, theirs: Any, own: Any, called: tuple[str, ...]) -> str:
+    """What is unlike the vLLM-Ascend this was written against; empty: nothing."""
+    if not inspect.isclass(own):
+        return _difference(name, theirs, own)
+    if not inspect.isclass(theirs):
+        return f"{RUNNER} has no class {name}"
+    for method in ("__init__", "load_model", "dummy_run", *called):
+        doubt = _difference(f"{name}.{method}", getattr(theirs, method, None), getattr(own, method))
+        if doubt:
+            return doubt
+    return ""
+
+
+def _difference(name: str, theirs: Any, own: Any) -> str:
+    if not inspect.isfunction(theirs):
+        return f"there is no {name}"
+    found, expected = parameters(theirs), parameters(own)
+    if found != expected:
+        return f"{name} takes ({', '.join(found)}), expected ({', '.join(expected)})"
+    return ""
+
+
+def _bound_elsewhere(name: str, factory: ModuleType, runner: ModuleType) -> str:
+    if getattr(factory, name, None) is getattr(runner, name):
+        return ""
+    return f"{FACTORY} makes another {name} than {RUNNER} knows"
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("vllm-ascend")
+    except importlib.metadata.PackageNotFoundError:
+        return "version unknown"

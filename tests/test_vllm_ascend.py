@@ -1,0 +1,335 @@
+"""The drafters as vLLM-Ascend's runner calls them, on CPU tensors; and how they get there, with a
+vLLM-Ascend of a few lines in its place."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ngram_npu import _library, reference, set_num_threads
+from ngram_npu.vllm import ascend, ascend_plugin, plugin
+from vllm_config import vllm_config
+
+# As of vLLM-Ascend in August 2026.
+THEIRS = """
+class {name}:
+    def __init__(self, {arguments}): ...
+    def load_model(self, *args, **kwargs): ...
+    def dummy_run(
+        self, num_tokens, with_prefill=None, in_graph_capturing=None, num_reqs=None,
+        num_tokens_across_dp=None, aclgraph_runtime_mode=None, batch_descriptor=None,
+        dummy_compute_logits=lambda hidden_states: None, is_profile=False,
+    ): ...
+    def propose(
+        self, num_speculative_tokens: int, sampled_token_ids: "list[list[int]]",
+        num_tokens_no_spec=None, token_ids_cpu=None, slot_mappings=None,
+    ): ...
+"""
+FACTORY = (
+    THEIRS.format(name="AscendNgramProposer", arguments="vllm_config, runner")
+    + THEIRS.format(name="AscendNgramProposerNPU", arguments="vllm_config, device, runner")
+    + """
+def get_spec_decode_method(method, vllm_config, device, runner):
+    if method == "ngram":
+        return AscendNgramProposer(vllm_config, runner)
+    return AscendNgramProposerNPU(vllm_config, device, runner)
+"""
+)
+LAUNCHER = """
+def triton_ngram_spec_decode(
+    token_ids, num_tokens_no_spec, sampled_token_ids, discard_request_mask, vocab_size, min_n,
+    max_n, k,
+): ...
+"""
+RUNNER = (
+    """
+from vllm_ascend.spec_decode import (
+    AscendNgramProposer, AscendNgramProposerNPU, get_spec_decode_method
+)
+"""
+    + LAUNCHER
+)
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    yield
+    set_num_threads(0)
+
+
+def _config(**options: Any) -> Any:
+    config = vllm_config(prompt_lookup_min=2, prompt_lookup_max=4, k=3, **options)
+    config.model_config.get_vocab_size = lambda: 100
+    return config
+
+
+def _drafter() -> ascend.AscendNgramProposerNPU:
+    return ascend.AscendNgramProposerNPU(_config(), torch.device("cpu"), object())
+
+
+def _batch(seed: int, batch: int = 9, capacity: int = 48, width: int = 4) -> dict[str, Any]:
+    """Rows of few tokens, some full, some discarded, some without a sampled token."""
+    draw = np.random.default_rng(seed)
+    lengths = draw.integers(0, capacity + 1, batch)
+    counts = draw.integers(0, width + 1, batch)
+    sampled = draw.integers(0, 4, (batch, width))
+    sampled[np.arange(width) >= counts[:, None]] = -1
+    return {
+        "token_ids": torch.from_numpy(draw.integers(0, 4, (batch, capacity)).astype(np.int32)),
+        "num_tokens_no_spec": torch.from_numpy(lengths.astype(np.int32)),
+        "sampled_token_ids": torch.from_numpy(sampled.astype(np.int32)),
+        "discard_request_mask": torch.from_numpy(draw.random(batch) < 0.2),
+    }
+
+
+def _expected(given: dict[str, Any], vocab_size: int) -> tuple[list[Any], np.ndarray]:
+    """The reference's results in the launcher's order, and the rows afterwards."""
+    rows = given["token_ids"].numpy().copy()
+    results = reference.ngram_step_(
+        rows,
+        given["num_tokens_no_spec"].numpy().copy(),
+        given["sampled_token_ids"].numpy(),
+        given["discard_request_mask"].numpy(),
+        None,
+        False,
+        vocab_size,
+        2,
+        4,
+        3,
+        0,
+        False,
+        rows.shape[1],
+        None,
+    )
+    following, sampled, drafts, counts, _ = results
+    return [following.tolist(), drafts.tolist(), counts.tolist(), sampled.tolist()], rows
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_launcher_s_contract(seed: int) -> None:
+    given = _batch(seed)
+    expected, rows = _expected(given, 100)
+    lengths = given["num_tokens_no_spec"].clone()
+    got = ascend.triton_ngram_spec_decode(**given, vocab_size=100, min_n=2, max_n=4, k=3)
+    assert [r.tolist() for r in got] == expected
+    assert all(r.dtype == torch.int32 for r in got)
+    assert np.array_equal(given["token_ids"].numpy(), rows)
+    assert torch.equal(given["num_tokens_no_spec"], lengths)
+
+
+def test_what_else_the_runner_may_pass() -> None:
+    """Rows of lists, int64, more rows than the batch, slices of its buffers."""
+    given = _batch(1)
+    expected, _ = _expected(given, 3)
+    lists = [[t for t in row if t >= 0] for row in given["sampled_token_ids"].tolist()]
+    more = torch.cat([given["sampled_token_ids"].long(), torch.zeros((2, 4), dtype=torch.int64)])
+    for sampled in (lists, more):
+        buffer = torch.full((12, 48), 7, dtype=torch.int32)
+        buffer[:9] = _batch(1)["token_ids"]
+        changed = {**given, "token_ids": buffer[:9], "sampled_token_ids": sampled}
+        got = ascend.triton_ngram_spec_decode(**changed, vocab_size=3, min_n=2, max_n=4, k=3)
+        assert [r.tolist() for r in got] == expected
+        assert buffer[9:].eq(7).all()
+
+
+def test_an_empty_batch() -> None:
+    given = _batch(1, batch=0)
+    for sampled in (given["sampled_token_ids"], []):
+        given["sampled_token_ids"] = sampled
+        got = ascend.triton_ngram_spec_decode(**given, vocab_size=100, min_n=2, max_n=4, k=3)
+        assert [tuple(r.shape) for r in got] == [(0,), (0, 3), (0,), (0,)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_two_steps_of_vllm_s_own_runner(seed: int) -> None:
+    given = _batch(seed)
+    expected, rows = _expected(given, 100)
+    drafter = _drafter()
+    batch = SimpleNamespace(num_reqs=9, vocab_size=100)
+    following, counts, valid = drafter.update_token_ids_ngram(
+        given["sampled_token_ids"],
+        batch,
+        given["token_ids"],
+        given["num_tokens_no_spec"],
+        given["discard_request_mask"],
+    )
+    assert valid[given["discard_request_mask"]].eq(-1).all()
+    drafts, num_drafts = drafter.propose(
+        3, given["num_tokens_no_spec"], given["token_ids"], valid, counts
+    )
+    got = [following.tolist(), drafts.tolist(), num_drafts.tolist(), counts.tolist()]
+    assert got == expected
+    assert np.array_equal(given["token_ids"].numpy(), rows)
+
+
+def test_no_call_of_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of CUDA, and nothing that waits, in a step."""
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("called")
+
+    for name in ("current_stream", "Stream", "Event", "synchronize", "current_device"):
+        monkeypatch.setattr(torch.cuda, name, forbidden)
+    for name in ("item", "tolist", "cpu", "pin_memory", "nonzero", "cuda"):
+        monkeypatch.setattr(torch.Tensor, name, forbidden)
+    given = _batch(2)
+    ascend.triton_ngram_spec_decode(**given, vocab_size=100, min_n=2, max_n=4, k=3)
+    drafter = _drafter()
+    sampled = given["sampled_token_ids"]
+    rest = (given["token_ids"], given["num_tokens_no_spec"], given["discard_request_mask"])
+    batch = SimpleNamespace(num_reqs=9, vocab_size=100)
+    _, counts, valid = drafter.update_token_ids_ngram(sampled, batch, *rest)
+    drafter.propose(3, rest[1], rest[0], valid, counts)
+
+
+def test_as_the_runner_makes_and_warms_it() -> None:
+    drafter = _drafter()
+    assert (drafter.min_n, drafter.max_n, drafter.k) == (2, 4, 3)
+    drafter.load_model(object())
+    drafter.dummy_run(
+        num_tokens=8,
+        with_prefill=True,
+        num_reqs=2,
+        num_tokens_across_dp=None,
+        aclgraph_runtime_mode=None,
+        batch_descriptor=None,
+        dummy_compute_logits=lambda hidden_states: None,
+        in_graph_capturing=True,
+        is_profile=False,
+    )
+    wrong = _config()
+    wrong.speculative_config.prompt_lookup_max = 65
+    with pytest.raises(ValueError, match="max_n"):
+        ascend.AscendNgramProposerNPU(wrong, torch.device("cpu"), object())
+
+
+def test_the_host_s_drafter() -> None:
+    drafter = ascend.AscendNgramProposer(_config(), object())
+    token_ids = np.zeros((8, 64), np.int32)
+    token_ids[0, :5] = [1, 2, 3, 1, 2]
+    lengths = np.array([5] + [0] * 7, np.int32)
+    assert drafter.propose(2, [[2]], lengths, token_ids) == [[3, 1]]
+    assert drafter.load_model(object()) is None
+    assert drafter.dummy_run(1) is None
+
+
+Package = Callable[..., None]
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package]:
+    """Makes a vLLM-Ascend with these texts; the device's kernels are taken for present."""
+    finders = list(sys.meta_path)
+    for folder in ("spec_decode", "worker"):
+        (tmp_path / "vllm_ascend" / folder).mkdir(parents=True)
+    for init in ("__init__.py", "worker/__init__.py"):
+        (tmp_path / "vllm_ascend" / init).touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    has_kernel = _library.has_kernel
+    monkeypatch.setattr(
+        _library, "has_kernel", lambda op, device: device == "npu" or has_kernel(op, device)
+    )
+
+    def make(factory: str = FACTORY, runner: str = RUNNER) -> None:
+        (tmp_path / "vllm_ascend/spec_decode/__init__.py").write_text(factory)
+        (tmp_path / "vllm_ascend/worker/model_runner_v1.py").write_text(runner)
+
+    yield make
+    sys.meta_path[:] = finders
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm_ascend"]:
+        del sys.modules[name]
+
+
+def _runner() -> ModuleType:
+    return importlib.import_module(ascend_plugin.RUNNER)
+
+
+def test_both_methods_are_served(package: Package) -> None:
+    package()
+    plugin.install()
+    plugin.install()
+    assert "vllm_ascend" not in sys.modules
+    runner = _runner()
+    for method, ours in (
+        ("ngram", ascend.AscendNgramProposer),
+        ("ngram_gpu", ascend.AscendNgramProposerNPU),
+    ):
+        drafter = runner.get_spec_decode_method(method, _config(), torch.device("cpu"), object())
+        assert isinstance(drafter, ours)
+        assert isinstance(drafter, getattr(runner, ours.__name__))
+    assert runner.triton_ngram_spec_decode is ascend.triton_ngram_spec_decode
+
+
+def test_a_runner_that_is_there_already(package: Package) -> None:
+    package()
+    runner = _runner()
+    assert runner.AscendNgramProposerNPU is not ascend.AscendNgramProposerNPU
+    plugin.install()
+    assert runner.AscendNgramProposerNPU is ascend.AscendNgramProposerNPU
+
+
+@pytest.mark.parametrize(
+    ("change", "method", "doubt"),
+    [
+        pytest.param(
+            ("vllm_config, device, runner", "vllm_config, device"),
+            "ngram_gpu",
+            "AscendNgramProposerNPU.__init__ takes (self, vllm_config, device), expected",
+            id="constructor",
+        ),
+        pytest.param(
+            ("is_profile=False", "profiling=False"), "ngram", "AscendNgramProposer.dummy_run takes"
+        ),
+        pytest.param(
+            ("max_n, k,\n", "max_n, k, stride\n"), "ngram_gpu", "triton_ngram_spec_decode takes"
+        ),
+        pytest.param(
+            ("def triton_ngram_spec_decode", "def spec_decode"),
+            "ngram_gpu",
+            "there is no triton_ngram_spec_decode",
+        ),
+        pytest.param(
+            (LAUNCHER, LAUNCHER + "AscendNgramProposer = int\n"),
+            "ngram",
+            "there is no AscendNgramProposer.",
+        ),
+    ],
+)
+def test_what_is_unlike_is_left_as_it_is(
+    package: Package,
+    caplog: pytest.LogCaptureFixture,
+    change: tuple[str, str],
+    method: str,
+    doubt: str,
+) -> None:
+    package(FACTORY.replace(*change), RUNNER.replace(*change))
+    plugin.install()
+    runner = _runner()
+    said = [m for m in caplog.messages if f"not enabled for method {method!r}" in m]
+    assert len(said) == 1
+    assert doubt in said[0]
+    assert "\n" not in said[0]
+    name = ascend_plugin.HOST if method == "ngram" else ascend_plugin.DEVICE
+    assert getattr(runner, name) is not getattr(ascend, name)
+    if method == "ngram_gpu":
+        launcher = getattr(runner, ascend_plugin.LAUNCHER, None)
+        assert launcher is not ascend.triton_ngram_spec_decode
+
+
+def test_without_kernels_only_the_host_s_is_served(
+    package: Package, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package()
+    monkeypatch.setattr(_library, "has_kernel", lambda op, device: False)
+    plugin.install()
+    runner = _runner()
+    assert runner.AscendNgramProposer is ascend.AscendNgramProposer
+    assert runner.AscendNgramProposerNPU is not ascend.AscendNgramProposerNPU
+    assert "no NPU kernels: this build has no AscendC kernels" in caplog.text
