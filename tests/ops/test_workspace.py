@@ -1,5 +1,5 @@
-"""Workspaces on the devices' twins: the size that is told suffices, every call leaves zeros, and
-one that cannot be used is refused before anything is written."""
+"""Workspaces on devices and their twins: the size that is told suffices, every call leaves zeros,
+and one that cannot be used is refused before anything is written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from backends import TWIN_BACKENDS, Backend
+from backends import DEVICE_BACKENDS, TWIN_BACKENDS, Backend
 from ngram_npu.ops import workspace_size
 from opspecs import OPSPECS, Args, Array, OpSpec, Sample, clone_args, owner
 
@@ -20,11 +20,11 @@ BATCH_OF = {
 }
 PAIRS = [
     pytest.param(OPSPECS[op], backend, id=f"{op}-{backend.name}")
-    for backend in TWIN_BACKENDS
+    for backend in [*TWIN_BACKENDS, *DEVICE_BACKENDS]
     for op in BATCH_OF
     if backend.serves(OPSPECS[op])
 ]
-LOOKUPS = [b for b in TWIN_BACKENDS if b.serves(OPSPECS["ngram_step_"])]
+LOOKUPS = [b for b in [*TWIN_BACKENDS, *DEVICE_BACKENDS] if b.serves(OPSPECS["ngram_step_"])]
 
 
 def _sized(spec: OpSpec, args: Args) -> Args:
