@@ -25,6 +25,8 @@ PAIRS = [
     if backend.serves(OPSPECS[op])
 ]
 LOOKUPS = [b for b in [*TWIN_BACKENDS, *DEVICE_BACKENDS] if b.serves(OPSPECS["ngram_step_"])]
+# The NPU's launches bring memory of their own and leave this one alone.
+USERS = [b for b in LOOKUPS if "cuda" in (b.device, b.twin.device if b.twin else "")]
 
 
 def _sized(spec: OpSpec, args: Args) -> Args:
@@ -75,7 +77,7 @@ def _misaligned(workspace: Array) -> Array:
         (_misaligned, r"expected memory aligned to 16 bytes, got an address 4 bytes behind one"),
     ],
 )
-@pytest.mark.parametrize("backend", LOOKUPS, ids=lambda b: b.name)
+@pytest.mark.parametrize("backend", USERS, ids=lambda b: b.name)
 def test_one_that_cannot_be_used_is_refused(
     backend: Backend, change: Callable[[Array], Array], message: str
 ) -> None:
