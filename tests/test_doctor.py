@@ -33,6 +33,14 @@ def test_cuda_kernels_are_not_loaded_beside_a_torch_without_cuda() -> None:
         assert "without CUDA" in reason or "without nvcc" in reason
 
 
+def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_found(_: str) -> None:
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(_library.ctypes, "CDLL", not_found)
+    assert _library._cuda_driver() == 0
+
+
 @pytest.mark.parametrize(
     ("driver", "problem"),
     [
