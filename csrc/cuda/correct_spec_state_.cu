@@ -6,6 +6,7 @@ namespace ngram_npu::cuda {
 namespace {
 
 constexpr int32_t kThreads = 512;
+constexpr int32_t kBlocks = 2;  // of a multiprocessor, at least: asked for more, the compiler spills registers
 
 // Token n's position and slot, from the counts as they were before.
 template <class Slot>
@@ -48,7 +49,7 @@ __device__ bool is_last_block(uint32_t* arrived) {
 
 // Every block goes by the counts as they were, and the last one then overwrites them.
 template <class Slot>
-__global__ void __launch_bounds__(kThreads) correct_spec_state_kernel(const CorrectSpecStateParams p) {
+__global__ void __launch_bounds__(kThreads, kBlocks) correct_spec_state_kernel(const CorrectSpecStateParams p) {
   const int64_t first = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const int64_t step = int64_t{gridDim.x} * kThreads;
   const int64_t tokens = larger(p.slots.num_slots, p.slots.num_positions);
