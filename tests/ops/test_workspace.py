@@ -104,6 +104,19 @@ def test_one_that_was_not_zeroed_leads_nowhere(backend: Backend) -> None:
             backend.call(spec.name, spec.replace(clone_args(args), workspace=dirty))
 
 
+@pytest.mark.parametrize("backend", LOOKUPS, ids=lambda b: b.name)
+def test_requests_with_one_row_leave_it_zeroed(backend: Backend) -> None:
+    """Their blocks see the row's length change under them. What they draft is unspecified."""
+    spec, args = _tiles()
+    batch = len(spec.get(args, "sampled_token_ids"))
+    args = spec.replace(args, row_indices=np.zeros(batch, np.int64))
+    with backend.selected():
+        for _ in range(5):
+            mine = clone_args(args)
+            backend.call(spec.name, mine)
+            assert not spec.get(mine, "workspace").any()
+
+
 def test_sizes() -> None:
     for op in BATCH_OF:
         sizes = [workspace_size(op, batch) for batch in (0, 1, 2, 1000)]
