@@ -36,12 +36,14 @@ __device__ void write_request(const CorrectSpecStateParams& p, int64_t i) {
 // afterwards. All threads must call it.
 __device__ bool is_last_block(uint32_t* arrived) {
   __shared__ bool last;
-  __threadfence();
   __syncthreads();
   if (gridDim.x == 1) return true;
-  if (threadIdx.x == 0) last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;
+    __threadfence();
+  }
   __syncthreads();
-  __threadfence();
   return last;
 }
 

@@ -225,6 +225,37 @@ def test_a_full_row_asks_the_same_question_again() -> None:
     assert rows.index.statistics.rows_indexed == 3
 
 
+@pytest.mark.parametrize("match", [0, 1])
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_row_that_lost_its_last_tokens(cut: int, match: int) -> None:
+    """And gets the same ones again, so that only its length tells."""
+    tokens = np.tile(np.array([1], np.int32), (1, 100))
+    index = DeviceNgramIndex(1, 100, min_n=2, max_n=4, device="cpu")
+    rows = Rows(tokens, 50, index)
+    for _ in range(4):
+        rows.step(match=match)
+        rows.lengths -= cut
+
+
+@pytest.mark.parametrize("by_step", [False, True], ids=["append", "step"])
+def test_what_a_request_long_gone_left_behind(by_step: bool) -> None:
+    """Its entry of a gram says the place where the question now is: a true occurrence, but no
+    answer, and no reason not to enter the earlier one."""
+    index = index_of_buckets(1, 100, Lookup())
+    _C.device_index_init(index.tensor.numpy()[: _C.DEVICE_INDEX_HEADER_WORDS], 1, 100, 0, 0)
+    tokens = np.array([[8, 7, 1, 2, 3, 4, 9, 6, 1, 2, 3, 5, 0, 0, 0]], np.int32)
+    index.append(torch.from_numpy(tokens), torch.tensor([12], dtype=torch.int32), match_policy=1)
+    index.reset(torch.tensor([0], dtype=torch.int32))
+    rows = Rows(tokens, 10, index)
+    if not by_step:
+        eleven = torch.tensor([11], dtype=torch.int32)
+        index.append(torch.from_numpy(tokens), eleven, match_policy=1)
+    for _ in range(2):
+        rows.lengths[:] = 10
+        rows.step(sampled=3, match=1)
+        assert rows.index.statistics.rows_indexed > 0
+
+
 @pytest.mark.parametrize("by_step", [False, True], ids=["append", "step"])
 def test_a_slot_given_up_starts_again_when_there_is_room(by_step: bool) -> None:
     lookup = Lookup()
