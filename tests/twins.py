@@ -48,6 +48,7 @@ TWINS = (
     Twin("cuda_fast", "cuda", "cuda"),
     Twin("cuda_resident", "cuda", "cuda"),
     Twin("ascendc_twin", "npu", "ascendc"),
+    Twin("ascendc_twin_950", "npu", "ascendc"),
 )
 
 

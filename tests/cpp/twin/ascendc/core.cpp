@@ -47,6 +47,7 @@ void Core::begin(const GlobalMemory* gm, int32_t block, int32_t blocks, const Co
   block_ = block;
   blocks_ = blocks;
   pipes_made_ = 0;
+  issued_ = 0;
 }
 
 void Core::end(AccessLog& log, Cost& total) {
@@ -120,6 +121,8 @@ void Core::pipe_gone() {
 }
 
 void Core::issue(Pipe pipe, const char* what) {
+  constexpr uint64_t kMost = 20'000'000;  // fifty times what the largest batch of the tests takes
+  NGRAM_TWIN_CHECK(++issued_ < kMost, "block %d: %s: the kernel does not seem to end", block_, what);
   pipe_ = pipe;
   what_ = what;
   if (pipe == kS) {

@@ -152,6 +152,7 @@ class Core {
   int32_t block_ = 0;
   int32_t blocks_ = 0;
   int pipes_made_ = 0;
+  uint64_t issued_ = 0;
 };
 
 }  // namespace ngram_npu::twin

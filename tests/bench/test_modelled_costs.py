@@ -1,4 +1,7 @@
-"""What the model of the AscendC kernels' costs must show; a design that costs more is caught."""
+"""What the model of the AscendC kernels' costs must show; a design that costs more is caught.
+
+Not named before test_bench_cli.py: that watches this process's memory, of which this takes much.
+"""
 
 from __future__ import annotations
 
