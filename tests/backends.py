@@ -57,6 +57,8 @@ def in_place_of_the_cpu(twin: Twin | None) -> Iterator[None]:
         loaded = _library.load_backend(twin.prefix, "cpu", twin.path)
         assert loaded.kernels > 0, loaded.reason
         yield
+    except RuntimeError as error:
+        raise RuntimeError(f"{error}: {twin.fault()}") from error
     finally:
         _library.load_backend("cpu", "cpu", _library.cpu_library_path())
 

@@ -34,6 +34,14 @@ class Twin:
     def serves(self, op: str) -> bool:
         return hasattr(_library(self.path), f"ngram_npu_{self.prefix}_{op}")
 
+    def fault(self) -> str:
+        """What the model's last check that failed said; empty where none did or it does not say."""
+        said = getattr(_library(self.path), f"ngram_npu_{self.prefix}_twin_fault", None)
+        if said is None:
+            return ""
+        said.restype = ctypes.c_char_p
+        return str(said().decode())
+
 
 TWINS: tuple[Twin, ...] = (Twin("ascendc_twin", device="npu", prefix="ascendc"),)
 

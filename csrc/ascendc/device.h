@@ -38,6 +38,12 @@ __aicore__ inline int64_t first_item(const Shares& shares) {
 }
 __aicore__ inline int64_t items_between(const Shares& shares) { return shares.cores * shares.per_pass; }
 
+// A copy of `count` items and not a byte more.
+template <class T>
+__aicore__ inline AscendC::DataCopyExtParams one_block(int64_t count) {
+  return AscendC::DataCopyExtParams(1, static_cast<uint32_t>(count * int64_t{sizeof(T)}), 0, 0, 0);
+}
+
 // A piece of the unified buffer for as long as the kernel runs, read and written by scalars, vectors and copies; which
 // of these wait for which is the kernel's to say by order().
 template <class T>
@@ -54,26 +60,22 @@ class Local {
   __aicore__ inline T get(int64_t i) const { return tensor_.GetValue(static_cast<uint32_t>(i)); }
   __aicore__ inline void set(int64_t i, T value) { tensor_.SetValue(static_cast<uint32_t>(i), value); }
 
-  // Items [at, at + count) from and to a tensor, no byte more; `at` items are a multiple of 32 bytes.
+  // Items [at, at + count) from and to a tensor; `at` items are a multiple of 32 bytes.
   __aicore__ inline void load(int64_t at, Gm<const T> from, int64_t count) {
     if (count <= 0) return;
     AscendC::GlobalTensor<T> global;
     global.SetGlobalBuffer((Gm<T>)from, static_cast<uint64_t>(count));  // a class on the twin: no const_cast
-    AscendC::DataCopyPad(tensor_[static_cast<uint32_t>(at)], global, one_block(count),
+    AscendC::DataCopyPad(tensor_[static_cast<uint32_t>(at)], global, one_block<T>(count),
                          AscendC::DataCopyPadExtParams<T>());
   }
   __aicore__ inline void store(int64_t at, Gm<T> to, int64_t count) {
     if (count <= 0) return;
     AscendC::GlobalTensor<T> global;
     global.SetGlobalBuffer(to, static_cast<uint64_t>(count));
-    AscendC::DataCopyPad(global, tensor_[static_cast<uint32_t>(at)], one_block(count));
+    AscendC::DataCopyPad(global, tensor_[static_cast<uint32_t>(at)], one_block<T>(count));
   }
 
  private:
-  __aicore__ static inline AscendC::DataCopyExtParams one_block(int64_t count) {
-    return AscendC::DataCopyExtParams(1, static_cast<uint32_t>(count * int64_t{sizeof(T)}), 0, 0, 0);
-  }
-
   AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
   AscendC::LocalTensor<T> tensor_;
 };

@@ -1,8 +1,7 @@
 // The lookup of ngram_propose and ngram_step_, in two launches. How and why: docs/design/ascendc.md.
 //
-// A row's tokens are never compared at an offset, which vectors cannot do. Each token of the suffix is compared with
-// the whole tile as it lies, which gives a bit per position; these are joined after moving what was found so far by one
-// bit:
+// Vectors cannot compare tokens at an offset. So each token of the suffix is compared with the tile as it lies, which
+// gives a bit per position, and what was found so far moves by one bit:
 //   starts_1 = [t[i] == last],   starts_n[i] = starts_(n-1)[i + 1] and [t[i] == the n-th token from the end],
 // the positions at which the last n tokens of the row begin. The largest n for which there is any is the best match.
 #pragma once
@@ -60,8 +59,7 @@ class Tiles {
     if (item_ >= p_.batch * tiling_.spans) return false;
     const int64_t i = item_ / tiling_.spans;
     row_ = grown_row(p_, i);
-    // The last token ends the suffix itself. Turned by i, so that the first spans of short rows fall on different
-    // cores.
+    // The last token ends only the suffix itself. Turned by i: short rows' first spans go to different cores.
     const int64_t ends = larger<int64_t>(row_.length - 1, 0);
     const int64_t span = larger(kMinSpan, (ends + tiling_.spans - 1) / tiling_.spans);
     end_ = smaller(ends, (item_ + i) % tiling_.spans * span);
@@ -87,7 +85,7 @@ class Searcher {
  public:
   __aicore__ inline Searcher(AscendC::TPipe& pipe, int64_t tile_tokens, const LookupOptions& options)
       : options_(options),
-        words_(tile_tokens / kWord),
+        words_(static_cast<int32_t>(tile_tokens / kWord)),
         starts_{Local<uint32_t>(pipe, words_ + kBlock), Local<uint32_t>(pipe, words_ + kBlock)},
         moved_(pipe, words_),
         carry_(pipe, words_),
@@ -99,12 +97,13 @@ class Searcher {
     pipe.InitBuffer(tiles_, kTileBuffers, static_cast<uint32_t>(tile_tokens * int64_t{sizeof(int32_t)}));
     // Byte offsets of each word, and the words' ranks: the word that wins has the highest.
     const auto offsets = following_.tensor().ReinterpretCast<int32_t>();
-    AscendC::CreateVecIndex(offsets, 0, static_cast<uint32_t>(words_));
-    AscendC::Muls(offsets, offsets, static_cast<int32_t>(sizeof(uint32_t)), static_cast<int32_t>(words_));
-    AscendC::CreateVecIndex(ranks_.tensor(), 1.0f, static_cast<uint32_t>(words_));
+    AscendC::CreateVecIndex(offsets, 0, words_);
+    AscendC::Muls(offsets, offsets, kWordBytes, words_);
+    const auto& ranks = ranks_.tensor();
+    AscendC::CreateVecIndex(ranks, 1.0f, words_);
     if (options.match == kEarliest) {
-      AscendC::Muls(ranks_.tensor(), ranks_.tensor(), -1.0f, static_cast<int32_t>(words_));
-      AscendC::Adds(ranks_.tensor(), ranks_.tensor(), static_cast<float>(words_ + 1), static_cast<int32_t>(words_));
+      AscendC::Muls(ranks, ranks, -1.0f, words_);
+      AscendC::Adds(ranks, ranks, static_cast<float>(words_ + 1), words_);
     }
   }
 
@@ -116,10 +115,8 @@ class Searcher {
       AscendC::GlobalTensor<int32_t> global;
       global.SetGlobalBuffer((Gm<int32_t>)(tile.row.tokens + tile.base), static_cast<uint64_t>(count));
       const auto filling = static_cast<uint8_t>(up_to(count, kBlock) - count);
-      AscendC::DataCopyPad(
-          tokens, global,
-          AscendC::DataCopyExtParams(1, static_cast<uint32_t>(count * int64_t{sizeof(int32_t)}), 0, 0, 0),
-          AscendC::DataCopyPadExtParams<int32_t>(true, 0, filling, filler(tile)));
+      AscendC::DataCopyPad(tokens, global, one_block<int32_t>(count),
+                           AscendC::DataCopyPadExtParams<int32_t>(true, 0, filling, filler(tile)));
     }
     tiles_.EnQue(tokens);
   }
@@ -129,29 +126,28 @@ class Searcher {
     if (tile.count == 0) return {-1, 0};
     auto tokens = tiles_.DeQue<int32_t>();
     complete(tile, tokens);
-    const int64_t words = up_to(tile.count, kTileUnit) / kWord;
-    Occurrence found{-1, 0};
+    const auto words = static_cast<int32_t>(up_to(tile.count, kTileUnit) / kWord);
+    int64_t len = 0;
     int64_t winner = -1;
-    for (int64_t n = 1; n <= options_.max_n; ++n) {
-      mark_starts(tokens, tile.row[tile.row.length - n], n, words);
-      const int64_t word = winning_word(starts_[n % 2], words);
+    while (len < options_.max_n) {
+      mark_starts(tokens, tile.row[tile.row.length - (len + 1)], len + 1, words);
+      const int64_t word = winning_word(starts_[(len + 1) % 2].tensor(), words);
       if (word < 0) break;
-      found.len = n;
       winner = word;
+      ++len;
     }
     tiles_.FreeTensor(tokens);
-    if (found.len > 0) {
-      const uint64_t bits = starts_[found.len % 2].get(winner);
-      const int64_t bit =
-          options_.match == kLatest ? 63 - AscendC::ScalarCountLeadingZero(bits) : AscendC::ScalarGetSFFValue<1>(bits);
-      found.end = tile.base + winner * kWord + bit + found.len - 1;
-    }
-    return found;
+    if (len == 0) return {-1, 0};
+    const uint64_t bits = starts_[len % 2].get(winner);
+    const int64_t bit =
+        options_.match == kLatest ? 63 - AscendC::ScalarCountLeadingZero(bits) : AscendC::ScalarGetSFFValue<1>(bits);
+    return {tile.base + winner * kWord + bit + len - 1, len};
   }
 
  private:
-  static constexpr int64_t kWord = 32;  // positions
-  static constexpr int64_t kBlock = 8;  // 32-bit items of 32 bytes
+  static constexpr int32_t kWord = 32;  // positions
+  static constexpr int32_t kWordBytes = 4;
+  static constexpr int32_t kBlock = 8;  // words of 32 bytes
 
   __aicore__ static inline int64_t up_to(int64_t count, int64_t unit) { return (count + unit - 1) / unit * unit; }
   __aicore__ static inline int64_t in_memory(const Tile& tile) {
@@ -163,11 +159,9 @@ class Searcher {
   // Behind the tokens from memory: fills up what the vectors will read, and puts the sampled tokens in.
   __aicore__ inline void complete(const Tile& tile, const AscendC::LocalTensor<int32_t>& tokens) {
     const int64_t loaded = in_memory(tile);
-    const int64_t first = up_to(loaded, kBlock);
-    const int64_t fill = up_to(tile.count, kTileUnit) - first;
-    if (fill > 0) {
-      AscendC::Duplicate(tokens[static_cast<uint32_t>(first)], filler(tile), static_cast<int32_t>(fill));
-    }
+    const auto first = static_cast<int32_t>(up_to(loaded, kBlock));
+    const auto fill = static_cast<int32_t>(up_to(tile.count, kTileUnit)) - first;
+    if (fill > 0) AscendC::Duplicate(tokens[first], filler(tile), fill);
     if (loaded == tile.count) return;
     order<AscendC::HardEvent::V_S>();
     for (int64_t i = loaded; i < tile.count; ++i) {
@@ -178,39 +172,34 @@ class Searcher {
 
   // starts_n from starts_(n-1), its token being the n-th from the row's end. They take turns in two buffers.
   __aicore__ inline void mark_starts(const AscendC::LocalTensor<int32_t>& tokens, int32_t token, int64_t n,
-                                     int64_t words) {
+                                     int32_t words) {
     const auto& starts = starts_[n % 2].tensor();
-    const auto count = static_cast<int32_t>(words);
-    AscendC::CompareScalar(starts.ReinterpretCast<uint8_t>(), tokens, token, AscendC::CMPMODE::EQ,
-                           static_cast<uint32_t>(words * kWord));
-    AscendC::Duplicate(starts[static_cast<uint32_t>(words)], 0u, static_cast<int32_t>(kBlock));
+    AscendC::CompareScalar(starts.ReinterpretCast<uint8_t>(), tokens, token, AscendC::CMPMODE::EQ, words * kWord);
+    AscendC::Duplicate(starts[words], 0u, kBlock);  // what follows the last word
     if (n == 1) return;
     // One position down: within each word, and the first bit of the following word over into its last.
     const auto& before = starts_[(n - 1) % 2].tensor();
     const auto& moved = moved_.tensor();
     const auto& carry = carry_.tensor();
-    AscendC::Gather(carry, before, following_.tensor(), static_cast<uint32_t>(sizeof(uint32_t)),
-                    static_cast<uint32_t>(words));
-    AscendC::ShiftLeft(carry, carry, 31u, count);
-    AscendC::ShiftRight(moved, before, 1u, count);
+    AscendC::Gather(carry, before, following_.tensor(), kWordBytes, words);
+    AscendC::ShiftLeft(carry, carry, 31u, words);
+    AscendC::ShiftRight(moved, before, 1u, words);
     // And, Or know 16-bit integers alone.
     const auto halves = moved.ReinterpretCast<uint16_t>();
     const auto starts_halves = starts.ReinterpretCast<uint16_t>();
-    AscendC::Or(halves, halves, carry.ReinterpretCast<uint16_t>(), 2 * count);
-    AscendC::And(starts_halves, starts_halves, halves, 2 * count);
+    AscendC::Or(halves, halves, carry.ReinterpretCast<uint16_t>(), 2 * words);
+    AscendC::And(starts_halves, starts_halves, halves, 2 * words);
   }
 
   // The first or the last word with a bit set, -1 without. Floats, because integers have no reductions: a word that is
   // not zero counts its rank.
-  __aicore__ inline int64_t winning_word(const Local<uint32_t>& starts, int64_t words) {
-    const auto count = static_cast<int32_t>(words);
+  __aicore__ inline int64_t winning_word(const AscendC::LocalTensor<uint32_t>& starts, int32_t words) {
     const auto& flags = flags_.tensor();
-    AscendC::Cast(flags, starts.tensor().ReinterpretCast<int32_t>(), AscendC::RoundMode::CAST_NONE,
-                  static_cast<uint32_t>(words));
-    AscendC::Mul(flags, flags, flags, count);
-    AscendC::Mins(flags, flags, 1.0f, count);
-    AscendC::Mul(flags, flags, ranks_.tensor(), count);
-    AscendC::ReduceMax(best_.tensor(), flags, scratch_.tensor(), count);
+    AscendC::Cast(flags, starts.ReinterpretCast<int32_t>(), AscendC::RoundMode::CAST_NONE, words);
+    AscendC::Mul(flags, flags, flags, words);
+    AscendC::Mins(flags, flags, 1.0f, words);
+    AscendC::Mul(flags, flags, ranks_.tensor(), words);
+    AscendC::ReduceMax(best_.tensor(), flags, scratch_.tensor(), words);
     order<AscendC::HardEvent::V_S>();
     const int64_t rank = AscendC::ScalarCast<float, int32_t, AscendC::RoundMode::CAST_RINT>(best_.get(0));
     if (rank == 0) return -1;
@@ -218,7 +207,7 @@ class Searcher {
   }
 
   const LookupOptions options_;
-  const int64_t words_;
+  const int32_t words_;
   AscendC::TQue<AscendC::TPosition::VECIN, kTileBuffers> tiles_;
   Local<uint32_t> starts_[2];
   Local<uint32_t> moved_, carry_, following_;

@@ -5,6 +5,8 @@ free), aligned, and native-endian; what an operator writes must be writable. Bad
 ValueError naming op, argument, expected and got, before anything is written. Semantics: docs/ops.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -33,6 +35,14 @@ def set_num_threads(limit: int) -> None:
 def workspace_words(op: str, batch: int) -> int:
     """int32 items of workspace that suffice ``op`` for a batch on any device; 0 where it takes
     none."""
+
+def ascendc_plan(
+    op: str, sizes: dict[str, int], vector_cores: int, ub_bytes: int
+) -> dict[str, Any] | None:
+    """How the AscendC kernels of ``op`` would be launched on an NPU with so many vector cores and
+    bytes of unified buffer a core: ``launches`` [(kernel, blocks)], ``workspace_bytes``, ``tiling``
+    (csrc/ascendc/tilings.h). None where that NPU cannot run them. ``sizes`` are those the plan
+    depends on, e.g. ``batch``, ``capacity`` and ``k``. For tests."""
 
 def ngram_propose(
     token_ids: _Int32,

@@ -102,8 +102,8 @@ WRONG: dict[str, tuple[Callable[[Tree], Tree], str]] = {
     ),
     "no reason": (lambda t: _with_spec(t, no_kernel={}), "no kernel for cuda and no reason"),
     "stale reason": (
-        lambda t: replace(t, kernels={**t.kernels, (OP, "npu"): True}),
-        "kernel for npu, but",
+        lambda t: _with_spec(t, no_kernel={"cpu": "none yet", "cuda": "none yet"}),
+        "kernel for cpu, but",
     ),
     "no reference": (lambda t: replace(t, references=_without(t.references, OP)), "reference/"),
     "other reference": (

@@ -8,7 +8,7 @@ from ngram_npu import reference
 
 from .ngram_index_ import fresh, nonsense, warm
 from .rows import HOSTILE_INT32, HOSTILE_INT64, random_rows, token_rows
-from .spec import NOT_YET, NO_INDEX_ON_NPU, Args, BadCall, OpSpec, Sample, in_buffer
+from .spec import NO_INDEX_ON_NPU, NOT_YET, Args, BadCall, OpSpec, Sample, in_buffer
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:

@@ -9,7 +9,7 @@ from ngram_npu import reference
 from . import ngram_step_
 from .ngram_index_ import fresh, nonsense, warm
 from .rows import HOSTILE_INT32, HOSTILE_INT64, POLICIES, random_rows
-from .spec import NOT_YET, NO_INDEX_ON_NPU, Args, Array, BadCall, OpSpec, Sample, in_buffer
+from .spec import NO_INDEX_ON_NPU, NOT_YET, Args, Array, BadCall, OpSpec, Sample, in_buffer
 
 # Where an argument of ngram_step_ stands.
 TOKENS, LENGTHS, SAMPLED, ROWS, MIN_N, MAX_N, POLICY = 0, 1, 2, 4, 7, 8, 10

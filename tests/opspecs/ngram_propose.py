@@ -10,8 +10,10 @@ from .rows import (
     EDGE_LENGTHS,
     HOSTILE_INT32,
     HOSTILE_INT64,
+    PIECE_ENDS,
     POLICIES,
     lookup_options,
+    matches_ending_at,
     random_rows,
     structured_rows,
     token_rows,
@@ -46,6 +48,12 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
             rows = in_buffer(np.tile(row, (10, 1)), gap=3)
             args = (rows, lengths_of_one, None, None, 2, 8, 10, *policy, 182)
             yield Sample(f"{name}-{policy}", args)
+
+    for match, n in ((0, 3), (1, 3), (0, 64), (1, 64)):
+        rows = in_buffer(matches_ending_at(PIECE_ENDS, n, 2300), before=1, gap=1)
+        whole = in_buffer([2300] * len(PIECE_ENDS))
+        args = (rows, whole, None, None, 2, n, 4, match, False, UNLIMITED)
+        yield Sample(f"pieces-{n}-{match}", args)
 
     for k in (1, 64):
         for max_len in (-(2**63), -1, 0, 89, 90, 91, 95, UNLIMITED):

@@ -12,8 +12,10 @@ from .rows import (
     HOSTILE_INT32,
     HOSTILE_INT64,
     INT32_MAX,
+    PIECE_ENDS,
     POLICIES,
     lookup_options,
+    matches_ending_at,
     random_rows,
     structured_rows,
     token_rows,
@@ -63,6 +65,14 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
                 new = np.stack([np.resize(row[t:], 3) if t < 150 else row[:3] for t in at])
                 args = (rows, in_buffer(at), in_buffer(new), None, None, advance, INT32_MAX)
                 yield Sample(f"{name}-{label}", (*args, 2, 8, 10, *policy, 152, None))
+    for match, n in ((0, 3), (1, 64)):
+        grown = matches_ending_at(PIECE_ENDS, n, 2300)
+        for width in (1, 2, 64):  # of which none, some, all of the suffix are in the row already
+            old = 2300 - width
+            rows = in_buffer(np.where(np.arange(2300) < old, grown, -7), gap=1)
+            args = (rows, in_buffer([old] * len(rows)), in_buffer(grown[:, old:]), None, None)
+            tail = (True, UNLIMITED, 2, n, 4, match, False, UNLIMITED, None)
+            yield Sample(f"pieces-{n}-{match}-{width}", (*args, *tail))
     yield from _empty_samples()
     yield from _hostile_samples(rng)
 

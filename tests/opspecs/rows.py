@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -54,6 +56,23 @@ def _rising_matches(capacity: int) -> Array:
         row += [*tail[-n:], stop]
         stop -= 1
     return np.array((row * (capacity // len(row) + 1))[: max(0, capacity - 16)] + tail)[-capacity:]
+
+
+def matches_ending_at(ends: Sequence[int], n: int, length: int) -> Array:
+    """A row for each end: the last n tokens occur once more there, and again 40 ends later; all
+    else is different. Where a kernel divides rows, a match lies across."""
+    rows = np.tile(np.arange(length, dtype=np.int32), (len(ends), 1))
+    suffix = np.arange(INT32_MAX - n, INT32_MAX)
+    for row, end in zip(rows, ends, strict=True):
+        for at in (end, end + n + 40):
+            assert n - 1 <= at < length - n
+            row[at - n + 1 : at + 1] = suffix
+        row[length - n :] = suffix
+    return rows
+
+
+# Device kernels take a row in pieces of 1024 ends or more, one off which matches end here.
+PIECE_ENDS = (1023, 1024, 1025, 2047, 2048, 2049)
 
 
 def token_rows(max_rows: int = 4, max_capacity: int = 70) -> st.SearchStrategy[Array]:

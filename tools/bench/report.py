@@ -70,6 +70,13 @@ def write(path: Path, found: dict[str, Any]) -> None:
 
 def lines(result: Result) -> list[str]:
     """One size's part of the table."""
+    if "model_us" in result:
+        against = f", {result['model_to_floor']:.2f}x" if "model_to_floor" in result else ""
+        return [
+            f"{result['size']:>15}  {result['op']:<28} {result.get('data_kind', ''):<9} MODELLED "
+            f"{result['model_us']:.2f} us, work {result['work_us']:.2f} us, floor "
+            f"{result['floor_us']:.2f} us{against}"
+        ]
     if "host_us" in result:
         parts = ", ".join(f"{part} {us['median']:.1f}" for part, us in result["host_us"].items())
         return [f"{result['size']:>10}  churn {result['churn']:.0%}: host us a step: {parts}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tools.bench.ops.ascendc_model import AscendcModel
 from tools.bench.ops.async_host import AsyncHost
 from tools.bench.ops.base import Op
 from tools.bench.ops.call_overhead import CallOverhead
@@ -25,6 +26,7 @@ OPS: dict[str, Op] = {
         Memory(),
         CorrectSpecState(),
         AsyncHost(),
+        AscendcModel(),
     )
 }
 

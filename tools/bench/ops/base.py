@@ -30,6 +30,7 @@ class Op(ABC):
         peer_makers: peer's name -> how it is made; it raises UnavailableError where it cannot be.
             Every op besides knows ``ours:key=value``, itself with other options.
         workload: size and options -> the data.
+        assumptions: what figures rest on that were not measured; kept in the file.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Op(ABC):
     peers: tuple[str, ...] = ()
     engines: tuple[str, ...] = ("scan",)
     peer_makers: ClassVar[Mapping[str, Make]] = {}
+    assumptions: Mapping[str, Any] = {}
 
     @abstractmethod
     def make(self, workload: Workload, options: Options) -> Contestant:

@@ -86,13 +86,11 @@ enum class Call {
   kShiftRight,
   kCompare,
   kCompareScalar,
-  kSelect,
   kGather,
   kDuplicate,
   kCreateVecIndex,
   kReduceMax,
   kReduceMin,
-  kReduceSum,
 };
 
 struct DtypeRow {
@@ -140,8 +138,6 @@ constexpr DtypeRow kDtypes[] = {
      C220 "cmp_impl.h:188, " C310 "compare_continuous_impl.h:278, " M200 "cmpsel_impl.h:161"},
     {Call::kCompareScalar, kFloats | kI32, kFloats | kIntegers, kFloats,
      C220 "cmp_impl.h:354-365, " C310 "cmp_impl.h, " M200 "cmpsel_impl.h:171"},
-    {Call::kSelect, kFloats, kMoves, kFloats,
-     C220 "cmpsel_impl.h:165, " C310 "sel_impl.h:212, " M200 "cmpsel_impl.h:465"},
     {Call::kGather, kMoves, kMoves | kI8 | kU8, kMoves,
      C220 "gather_impl.h:59, kernel_operator_vec_gather_intf_impl.h:185, " M200 "gather_impl.h:44"},
     {Call::kDuplicate, kMoves, kMoves | kIntegers, kMoves,
@@ -152,8 +148,6 @@ constexpr DtypeRow kDtypes[] = {
      "kernel_operator_vec_reduce_intf_impl.h:1049, " C310 "reduce_impl.h:1083"},
     {Call::kReduceMin, kFloats, kMoves | kI64 | kU64, kFloats,
      "kernel_operator_vec_reduce_intf_impl.h:1095, " C310 "reduce_impl.h:1083"},
-    {Call::kReduceSum, kFloats, kFloats | kI32 | kU32 | kI64 | kU64, kFloats,
-     "kernel_operator_vec_reduce_intf_impl.h:1418, " C310 "reduce_impl.h:739"},
 };
 
 // Casts, by source and destination, and whether they take a rounding mode, none, or either. int32 -> half exists on the

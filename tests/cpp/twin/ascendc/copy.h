@@ -199,7 +199,7 @@ void DataCopy(const LocalTensor<T>& dst, const LocalTensor<T>& src, const uint32
   uint8_t* to = core.write(dst.place(), bytes);
   std::memmove(core.shadow(to), core.shadow(from), bytes);
   std::memmove(to, from, bytes);
-  core.vector_cost(bytes, 1);
+  core.vector_cost(bytes);
 }
 
 template <class T>

@@ -47,6 +47,7 @@ void Core::begin(const GlobalMemory* gm, int32_t block, int32_t blocks, const Co
   block_ = block;
   blocks_ = blocks;
   pipes_made_ = 0;
+  issued_ = 0;
 }
 
 void Core::end(AccessLog& log, Cost& total) {
@@ -120,6 +121,8 @@ void Core::pipe_gone() {
 }
 
 void Core::issue(Pipe pipe, const char* what) {
+  constexpr uint64_t kMost = 20'000'000;  // fifty times what the largest batch of the tests takes
+  NGRAM_TWIN_CHECK(++issued_ < kMost, "block %d: %s: the kernel does not seem to end", block_, what);
   pipe_ = pipe;
   what_ = what;
   if (pipe == kS) {
@@ -177,18 +180,18 @@ void Core::order(uint32_t address, uint64_t bytes, bool write) {
 
 void Core::spend(double cycles) { time_[pipe_] += cycles; }
 
-void Core::vector_cost(uint64_t bytes, double cycles_per_repeat) {
+void Core::vector_cost(uint64_t bytes, Speed speed) {
   const uint64_t repeats = (bytes + kRepeatBytes - 1) / kRepeatBytes;
   ++cost.vector_instructions;
   cost.vector_repeats += repeats;
   spend(model_.vector_startup +
-        static_cast<double>(repeats) * (cycles_per_repeat > 0 ? cycles_per_repeat : model_.gather_cycles_per_repeat));
+        static_cast<double>(repeats) * (speed == Speed::kGather ? model_.gather_repeat : model_.vector_repeat));
 }
 
 void Core::copy_cost(uint64_t bytes, bool to_gm) {
   ++cost.copies;
   (to_gm ? cost.ub_to_gm_bytes : cost.gm_to_ub_bytes) += bytes;
-  spend(static_cast<double>(bytes) / model_.bytes_per_cycle());
+  spend(static_cast<double>(bytes) * model_.cycles_per_byte(blocks_));
 }
 
 void Core::gm_copy(uintptr_t at, uint64_t bytes, bool write) {
@@ -221,7 +224,7 @@ ScalarLine& Core::line_of(uintptr_t line) {
     gm_->load_line(line, found->second.data);
     ++cost.scalar_gm_misses;
   }
-  time_[kS] += missed ? model_.scalar_gm_miss : model_.scalar_gm_hit;
+  time_[kS] += missed ? model_.scalar_gm_miss : model_.scalar_gm;
   return found->second;
 }
 
@@ -306,7 +309,7 @@ void Core::set_flag(int event, Pipe from, int id) {
   issue(from, "SetFlag");
   flag.set = true;
   std::copy_n(clock_[from], static_cast<size_t>(kPipes), flag.clock);
-  flag.time = time_[from] + model_.sync + (from == kMte2 || from == kMte3 ? model_.dma_latency : 0);
+  flag.time = time_[from] + model_.sync + (from == kMte2 || from == kMte3 ? model_.copy_latency : 0);
 }
 
 void Core::wait_flag(int event, Pipe to, int id) {

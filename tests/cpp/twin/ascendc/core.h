@@ -52,6 +52,8 @@ struct Flag {
   double time = 0;
 };
 
+enum class Speed : uint8_t { kNormal, kGather };
+
 class Core {
  public:
   Core();
@@ -96,7 +98,7 @@ class Core {
   }
   void spend(double cycles);
   void scalar_ub_cost() { time_[kS] += model_.scalar_ub; }
-  void vector_cost(uint64_t bytes, double cycles_per_repeat);
+  void vector_cost(uint64_t bytes, Speed speed = Speed::kNormal);
   void copy_cost(uint64_t bytes, bool to_gm);
 
   // Global memory.
@@ -150,6 +152,7 @@ class Core {
   int32_t block_ = 0;
   int32_t blocks_ = 0;
   int pipes_made_ = 0;
+  uint64_t issued_ = 0;
 };
 
 }  // namespace ngram_npu::twin

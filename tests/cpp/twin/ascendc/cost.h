@@ -7,23 +7,25 @@ namespace ngram_npu::twin {
 
 enum Pipe : int { kS = 0, kV = 1, kMte2 = 2, kMte3 = 3, kPipes = 4 };
 
-// The model's constants, in cycles of the vector core's clock unless said otherwise. docs/design/ascendc-twin.md says
-// where each comes from; most are assumptions, and the times that come out are a model's.
+// What the model takes for each thing, in cycles of the vector core's clock unless said otherwise. Whoever wants times
+// sets it, and says where its figures are from (tools/bench/ops/ascendc_model.py); here all is free.
 struct CostModel {
-  double clock_ghz = 1.85;
-  double gm_bytes_per_second = 1.6e12;  // all cores together
-  int cores = 48;                       // that share it
-  double dma_latency = 1000;            // from issue to the first byte, ~0.5 us
-  double vector_startup = 20;           // of every vector instruction
-  double vector_cycles_per_repeat = 1;  // 256 bytes of the widest operand
-  double gather_cycles_per_repeat = 8;  // 64 addresses
-  double issue = 8;                     // the scalar unit's work per instruction it hands to a pipe
-  double scalar_ub = 4;                 // GetValue, SetValue on UB
-  double scalar_gm_hit = 4;
-  double scalar_gm_miss = 300;
-  double sync = 20;  // a flag set and waited for, a barrier
+  double copy_bytes_per_cycle = 1e9;  // of one core
+  double gm_bytes_per_cycle = 1e9;    // that all cores of a launch share
+  double copy_latency = 0;            // from the end of a copy's last byte until another pipe may go on
+  double vector_startup = 0;          // of every vector instruction
+  double vector_repeat = 0;           // 256 bytes of the widest operand
+  double gather_repeat = 0;           // as many addresses as make 256 bytes of results
+  double issue = 0;                   // the scalar unit's work for an instruction that it hands to a pipe
+  double scalar_ub = 0;               // GetValue, SetValue on UB
+  double scalar_gm = 0;               // a load that the scalar cache has
+  double scalar_gm_miss = 0;          // one that it has not
+  double sync = 0;                    // a flag set and waited for, a barrier
 
-  double bytes_per_cycle() const { return gm_bytes_per_second / cores / (clock_ghz * 1e9); }
+  double cycles_per_byte(int32_t cores) const {
+    const double share = gm_bytes_per_cycle / cores;
+    return 1 / (share < copy_bytes_per_cycle ? share : copy_bytes_per_cycle);
+  }
 };
 
 struct Cost {

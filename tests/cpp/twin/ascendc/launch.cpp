@@ -3,6 +3,7 @@
 // them.
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <mutex>
 
 #include "ascendc/entry_points.h"
@@ -30,9 +31,10 @@ struct State {
   Cost total;    // `cycles`: the sum of the launches', which run one after another
   Cost slowest;  // the block that took longest, of all
   uint64_t launches = 0;
-  int64_t max_blocks = 0;  // of a launch
-  std::atomic<int64_t> cores{8};
+  int64_t max_blocks = 0;         // of a launch
+  std::atomic<int64_t> cores{0};  // 0: machines of several sizes in turn
   std::atomic<uint64_t> seed{1};
+  CostModel model;
 };
 
 State& state() {
@@ -47,7 +49,6 @@ void account(const std::vector<Cost>& costs) {
     const double before = s.total.cycles;
     s.total.add(cost);
     s.total.cycles = before;
-    if (cost.cycles > s.slowest.cycles) s.slowest = cost;
     slowest = std::max(slowest, cost.cycles);
   }
   s.total.cycles += slowest;
@@ -55,10 +56,23 @@ void account(const std::vector<Cost>& costs) {
   s.max_blocks = std::max(s.max_blocks, static_cast<int64_t>(costs.size()));
 }
 
+// Small machines bring out of small tensors what large ones bring out of large: several tiles, passes and blocks.
+template <class Params>
+ascendc::LaunchPlan plan_for(const Params& params, int64_t cores, uint64_t seed) {
+  constexpr int64_t kCores[] = {1, 2, 7, 8, 40, 48};
+  constexpr int64_t kUbBytes[] = {12 * 1024, 16 * 1024, 48 * 1024, kChip.ub_bytes};
+  if (cores > 0) return ascendc::plan(params, {cores, kChip.ub_bytes});
+  for (size_t size = seed % std::size(kUbBytes);; ++size) {
+    const ascendc::LaunchPlan plan =
+        ascendc::plan(params, {kCores[seed / std::size(kUbBytes) % std::size(kCores)], kUbBytes[size]});
+    if (plan.status == kOk || size + 1 == std::size(kUbBytes)) return plan;
+  }
+}
+
 template <class Params>
 int32_t carry_out(const Params& params) {
   State& s = state();
-  ascendc::LaunchPlan plan = ascendc::plan(params, {s.cores, kChip.ub_bytes});
+  ascendc::LaunchPlan plan = plan_for(params, s.cores, s.seed);
   if (plan.status != kOk) return plan.status;
   Regions regions;
   tensors(params, regions);
@@ -71,7 +85,8 @@ int32_t carry_out(const Params& params) {
   for (int32_t i = 0; i < plan.num_launches; ++i) {
     const ascendc::Launch& launch = plan.launches[i];
     Options options;
-    options.seed = s.seed++;
+    options.seed = s.seed + static_cast<uint64_t>(i);
+    options.model = s.model;
     const KernelFunction kernel = kKernels[static_cast<size_t>(launch.kernel)];
     const Outcome outcome = run(regions.list, static_cast<int32_t>(launch.blocks), [&] { kernel(plan.args); }, options);
     const std::lock_guard<std::mutex> lock(s.mutex);
@@ -81,6 +96,7 @@ int32_t carry_out(const Params& params) {
     }
     account(outcome.costs);
   }
+  ++s.seed;
   return kOk;
 }
 
@@ -94,7 +110,7 @@ int32_t carry_out(const Params& params) {
 NGRAM_NPU_ASCENDC_OPS(NGRAM_TWIN_ENTRY_POINT)
 #undef NGRAM_TWIN_ENTRY_POINT
 
-// How many vector cores the machine has from now on.
+// How many vector cores the machine has from now on; 0: machines of several sizes take turns.
 NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_set_cores(int64_t cores) { ngram_npu::twin::state().cores = cores; }
 
 // What the last check that failed said; empty where none did. Until the next call.
@@ -105,10 +121,15 @@ NGRAM_NPU_EXPORT const char* ngram_npu_ascendc_twin_fault() {
   return copy.c_str();
 }
 
-// What the launches since the last call of this cost, as 13 numbers: of all blocks the bytes from and to global memory,
+// What the modelled cycles are made of: the members of CostModel, in order.
+NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_set_model(const double* values) {
+  static_assert(sizeof(ngram_npu::twin::CostModel) == 11 * sizeof(double));
+  std::memcpy(static_cast<void*>(&ngram_npu::twin::state().model), values, sizeof(ngram_npu::twin::CostModel));
+}
+
+// What the launches since the last call of this cost, as 12 numbers: of all blocks the bytes from and to global memory,
 // copies, vector instructions, their repeats of 256 bytes, scalar accesses to UB and to global memory, of those the
-// cache misses, flags and barriers; modelled cycles, launches one after another; launches; blocks of the largest; the
-// clock in GHz that the cycles are of.
+// cache misses, flags and barriers; modelled cycles, launches one after another; launches; blocks of the largest.
 NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_take_cost(double* out) {
   using ngram_npu::twin::Cost;
   ngram_npu::twin::State& s = ngram_npu::twin::state();
@@ -119,11 +140,9 @@ NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_take_cost(double* out) {
                             static_cast<double>(c.vector_repeats), static_cast<double>(c.scalar_ub),
                             static_cast<double>(c.scalar_gm),      static_cast<double>(c.scalar_gm_misses),
                             static_cast<double>(c.syncs),          c.cycles,
-                            static_cast<double>(s.launches),       static_cast<double>(s.max_blocks),
-                            ngram_npu::twin::CostModel().clock_ghz};
+                            static_cast<double>(s.launches),       static_cast<double>(s.max_blocks)};
   std::copy(std::begin(numbers), std::end(numbers), out);
   s.total = Cost();
-  s.slowest = Cost();
   s.launches = 0;
   s.max_blocks = 0;
 }

@@ -1,7 +1,7 @@
 // What the scalar unit does besides arithmetic.
 #pragma once
 
-#include "select.h"
+#include "compare.h"
 
 namespace AscendC {
 

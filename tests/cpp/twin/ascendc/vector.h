@@ -60,7 +60,7 @@ void unary(const char* what, const AscendC::LocalTensor<D>& dst, const AscendC::
     std::memset(ds, 0, n * sizeof(D));
   }
   for (uint64_t i = 0; i < n; ++i) store<D>(d, i, f(load<S>(a, i)));
-  core.vector_cost(n * std::max(sizeof(D), sizeof(S)), 1);
+  core.vector_cost(n * std::max(sizeof(D), sizeof(S)));
 }
 
 struct Elementwise {  // poison of a result, of values and poison of both operands: all of the element or nothing
@@ -107,7 +107,7 @@ void binary(const char* what, const AscendC::LocalTensor<T>& dst, const AscendC:
     std::memset(core.shadow(d), 0, bytes);
   }
   for (uint64_t i = 0; i < n; ++i) store<T>(d, i, f(load<T>(a, i), load<T>(b, i)));
-  core.vector_cost(bytes, 1);
+  core.vector_cost(bytes);
 }
 
 // Integers wrap; half rounds after each operation.
@@ -149,7 +149,7 @@ void shifted(const char* what, const AscendC::LocalTensor<T>& dst, const AscendC
     std::memset(core.shadow(d), 0, n * sizeof(T));
   }
   for (uint64_t i = 0; i < n; ++i) store<T>(d, i, f(load<T>(a, i), by));
-  core.vector_cost(n * sizeof(T), 1);
+  core.vector_cost(n * sizeof(T));
 }
 
 }  // namespace ngram_npu::twin
@@ -211,7 +211,7 @@ void Not(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t& co
   uint8_t* d = core.write(dst.place(), bytes);
   std::memmove(core.shadow(d), core.shadow(a), bytes);
   for (uint64_t i = 0; i < bytes; ++i) d[i] = static_cast<uint8_t>(~a[i]);
-  core.vector_cost(bytes, 1);
+  core.vector_cost(bytes);
 }
 
 template <class T>
@@ -239,7 +239,7 @@ void Duplicate(const LocalTensor<T>& dst, const T& scalarValue, const int32_t& c
   uint8_t* d = core.write(dst.place(), n * sizeof(T));
   std::memset(core.shadow(d), 0, n * sizeof(T));
   for (uint64_t i = 0; i < n; ++i) ngram_npu::twin::store<T>(d, i, scalarValue);
-  core.vector_cost(n * sizeof(T), 1);
+  core.vector_cost(n * sizeof(T));
 }
 
 }  // namespace AscendC

@@ -185,5 +185,12 @@ TEST_F(Order, Flags) {
   EXPECT_FAULT("no TPipe", [] { GetTPipePtr(); });
 }
 
+TEST_F(Order, AKernelThatNeverEnds) {
+  EXPECT_FAULT("does not seem to end", [] {
+    TPipe pipe;
+    for (;;) order<HardEvent::V_MTE3>();
+  });
+}
+
 }  // namespace
 }  // namespace ngram_npu::twin

@@ -47,29 +47,30 @@ inline std::string fault_of(const std::function<void()>& kernel, const std::vect
   return outcome.fault;
 }
 
+// Ones; zeros of types that Duplicate does not know.
+template <class T>
+void fill_in(const LocalTensor<T>& tensor, uint32_t len) {
+  if constexpr (offers<T>(Call::kDuplicate)) {
+    AscendC::Duplicate(tensor, T(1), static_cast<int32_t>(len));
+  } else {
+    AscendC::Duplicate(tensor.template ReinterpretCast<uint16_t>(), uint16_t{0},
+                       static_cast<int32_t>(len * sizeof(T) / 2));
+  }
+}
+
 // `len` elements that V computed, and a pipe to have them in.
 template <class T>
 struct Scratch {
-  explicit Scratch(uint32_t len, bool filled = true) {
-    pipe.InitBuffer(buffer, static_cast<uint32_t>(len * sizeof(T)));
-    tensor = buffer.template Get<T>(len);
-    if (filled) AscendC::Duplicate(tensor, T(1), static_cast<int32_t>(len));
-  }
+  explicit Scratch(uint32_t len, bool filled = true) : tensor(more<T>(len, filled)) {}
   template <class U>
   LocalTensor<U> more(uint32_t len, bool filled = true) {
-    TBuf<TPosition::VECCALC> another;
-    pipe.InitBuffer(another, static_cast<uint32_t>(len * sizeof(U)));
-    LocalTensor<U> made = another.template Get<U>(len);
-    if constexpr (sizeof(U) > 1) {
-      if (filled) AscendC::Duplicate(made, U(1), static_cast<int32_t>(len));
-    } else {
-      if (filled)
-        AscendC::Duplicate(made.template ReinterpretCast<uint16_t>(), uint16_t{0}, static_cast<int32_t>(len / 2));
-    }
+    TBuf<TPosition::VECCALC> buffer;
+    pipe.InitBuffer(buffer, static_cast<uint32_t>(len * sizeof(U)));
+    LocalTensor<U> made = buffer.template Get<U>(len);
+    if (filled) fill_in(made, len);
     return made;
   }
   TPipe pipe;
-  TBuf<TPosition::VECCALC> buffer;
   LocalTensor<T> tensor;
 };
 

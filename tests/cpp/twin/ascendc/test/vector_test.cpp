@@ -275,6 +275,16 @@ TEST(Vector, Reduce) {
   });
 }
 
+TEST(ScalarUnit, BitsAndRounding) {
+  EXPECT_EQ(AscendC::ScalarGetSFFValue<1>(0x28), 3);
+  EXPECT_EQ(AscendC::ScalarGetSFFValue<0>(0x27), 3);
+  EXPECT_EQ(AscendC::ScalarGetSFFValue<1>(0), -1);
+  EXPECT_EQ(AscendC::ScalarCountLeadingZero(1), 63);
+  EXPECT_EQ(AscendC::ScalarCountLeadingZero(0), 64);
+  EXPECT_EQ((AscendC::ScalarCast<float, int32_t, RoundMode::CAST_RINT>(2.5f)), 2);
+  EXPECT_EQ((AscendC::ScalarCast<float, int32_t, RoundMode::CAST_CEIL>(2.1f)), 3);
+}
+
 TEST(Half, RoundTripsAndRounding) {
   for (uint32_t bits = 0; bits < 65536; ++bits) {
     const float f = half_to_float(static_cast<uint16_t>(bits));

@@ -55,7 +55,7 @@ void compare_bits(const char* what, const AscendC::LocalTensor<uint8_t>& dst, co
   for (uint32_t i = 0; poison && i < count; ++i)
     if (any_poison(core.shadow(a) + i * sizeof(T), sizeof(T)) || poison_at(i, 1))
       ds[i / 8] = static_cast<uint8_t>(ds[i / 8] | 1 << i % 8);
-  core.vector_cost(bytes, 1);
+  core.vector_cost(bytes);
 }
 
 template <class To, class From>
@@ -122,8 +122,8 @@ void reduce(const char* what, const AscendC::LocalTensor<T>& dst, const AscendC:
   std::memset(core.shadow(d), 0, results);
   store<T>(d, 0, value);
   if (with_index) std::memcpy(d + sizeof(T), &best, sizeof(T));
-  core.vector_cost(n * sizeof(T), 1);
-  core.vector_cost(work, 1);
+  core.vector_cost(n * sizeof(T));
+  core.vector_cost(work);
 }
 
 }  // namespace ngram_npu::twin
@@ -181,7 +181,7 @@ void Gather(const LocalTensor<T>& dst, const LocalTensor<T>& src, const LocalTen
     std::memcpy(d + i * sizeof(T), a + at, sizeof(T));
     std::memcpy(core.shadow(d) + i * sizeof(T), core.shadow(a) + at, sizeof(T));
   }
-  core.vector_cost(n * sizeof(T), 0);
+  core.vector_cost(n * sizeof(T), Speed::kGather);
 }
 
 template <class T, class U>
@@ -216,7 +216,7 @@ void CreateVecIndex(LocalTensor<T> dst, const T& firstValue, uint32_t count) {
     }
   }
   core.cost.scalar_ub += kBlockBytes / sizeof(T);
-  for (uint64_t done = 0; done < n * sizeof(T); done += kRepeatBytes) core.vector_cost(kRepeatBytes, 1);
+  for (uint64_t done = 0; done < n * sizeof(T); done += kRepeatBytes) core.vector_cost(kRepeatBytes);
 }
 
 template <class T>

@@ -1,0 +1,240 @@
+"""What the AscendC kernels would take on a 910B, by a model: nothing here was measured on an NPU.
+
+The host twin (docs/design/ascendc-twin.md) runs the kernels and counts; the times follow from the
+counts, pipe by pipe and core by core, and the figures in ``MODEL``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from ngram_npu import _library
+from ngram_npu.config import UNLIMITED
+
+from tools.bench import stats
+from tools.bench.contestant import Contestant
+from tools.bench.data import Workload, make_workload
+from tools.bench.ops import spec_state
+from tools.bench.ops.base import Op, Result, Skipped
+from tools.bench.ops.lookup import StepContestant, torch_op
+from tools.bench.options import MATCHES, BenchError, Options, Size
+
+CLOCK_HZ = 1.85e9
+GM_BYTES_PER_SECOND = 1.6e12
+CORES = 48
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@dataclass(frozen=True)
+class Figure:
+    value: float
+    unit: str
+    source: str
+
+
+_INI = "CANN's platform_config/Ascend910B1.ini"
+_GUESS = "assumption: no public figure found"
+# In the order of CostModel (tests/cpp/twin/ascendc/cost.h).
+MODEL: dict[str, Figure] = {
+    "copy_bytes_per_cycle": Figure(32, "bytes/cycle, one core", f"{_INI}: ddr_rate=32"),
+    "gm_bytes_per_cycle": Figure(
+        GM_BYTES_PER_SECOND / CLOCK_HZ,
+        "bytes/cycle, all cores",
+        f"1.6 TB/s of HBM, the 910B's published bandwidth, at {_INI}: cube_freq=1850",
+    ),
+    "copy_latency": Figure(1000, "cycles from a copy's last byte until a pipe may go on", _GUESS),
+    "vector_startup": Figure(20, "cycles per vector instruction", _GUESS),
+    "vector_repeat": Figure(1, "cycles per 256 bytes", f"{_INI}: vec_calc_size=128 halves a cycle"),
+    "gather_repeat": Figure(8, "cycles per 256 bytes gathered", _GUESS),
+    "issue": Figure(20, "cycles of the scalar unit per instruction it hands out", _GUESS),
+    "scalar_ub": Figure(4, "cycles per scalar access to UB", _GUESS),
+    "scalar_gm": Figure(4, "cycles per scalar load the cache has", _GUESS),
+    "scalar_gm_miss": Figure(500, "cycles per scalar load it has not", _GUESS),
+    "sync": Figure(20, "cycles per flag or barrier", _GUESS),
+}
+WORK_ALONE = ("copy_bytes_per_cycle", "gm_bytes_per_cycle", "vector_repeat", "gather_repeat")
+"""What counts towards ``work_us``: bytes and repeats, no latencies and no overheads."""
+
+_COUNTS = (
+    "gm_to_ub_bytes", "ub_to_gm_bytes", "copies", "vector_instructions", "vector_repeats",
+    "scalar_ub", "scalar_gm", "scalar_gm_misses", "syncs", "cycles", "launches", "blocks",
+)  # fmt: skip
+
+
+class Twin:
+    """The kernels' library on the host twin, with the CPU's operators in torch lent to it."""
+
+    def __init__(self) -> None:
+        folder = os.environ.get("NGRAM_NPU_TWINS", ROOT / "build" / "twins" / "lib")
+        self.path = Path(folder) / "libngram_npu_ascendc_twin.so"
+        if not self.path.exists():
+            raise BenchError(f"{self.path} is missing: `make twins` builds it")
+        self._library = ctypes.CDLL(str(self.path))
+        self._library.ngram_npu_ascendc_twin_set_cores.argtypes = [ctypes.c_int64]
+
+    @contextmanager
+    def in_place_of_the_cpu(self) -> Iterator[None]:
+        try:
+            _library.load_backend("ascendc", "cpu", self.path)
+            yield
+        finally:
+            self._library.ngram_npu_ascendc_twin_set_cores(0)
+            _library.load_backend("cpu", "cpu", _library.cpu_library_path())
+
+    def counts(self, call: Callable[[], object], cores: int, model: list[float]) -> dict[str, Any]:
+        """What one call cost on a machine of so many cores: the counts, and cycles by the model."""
+        self._library.ngram_npu_ascendc_twin_set_cores(cores)
+        self._library.ngram_npu_ascendc_twin_set_model((ctypes.c_double * len(model))(*model))
+        out = (ctypes.c_double * len(_COUNTS))()
+        self._library.ngram_npu_ascendc_twin_take_cost(out)
+        call()
+        self._library.ngram_npu_ascendc_twin_take_cost(out)
+        return dict(zip(_COUNTS, out, strict=True))
+
+
+class AscendcModel(Op):
+    name = "ascendc-model"
+    help = "modelled times of the AscendC kernels on a 910B; nothing is timed"
+    sizes = ("1x8k", "1x128k", "16x128k", "128x8k", "128x32k")
+    assumptions: Mapping[str, Any] = {
+        "what": "a model of a 910B fed with the host twin's counts; no NPU was used",
+        "cores": CORES,
+        "clock_hz": CLOCK_HZ,
+        "figures": {name: vars(figure) for name, figure in MODEL.items()},
+        "left_out": "the launch itself, L2 hits, bank conflicts, scalar arithmetic and branches",
+    }
+
+    def make(self, workload: Workload, options: Options) -> Contestant:
+        return StepContestant(workload, options)
+
+    def run(
+        self, options: Options, report: Callable[[Result], None]
+    ) -> tuple[list[Result], Skipped]:
+        results: list[Result] = []
+        twin = Twin()
+        with twin.in_place_of_the_cpu():
+            for size in self.sizes_of(options):
+                for kind in ("nomatch", "periodic"):
+                    data = make_workload(size, replace(options, data_kind=kind))
+                    for op, call in lookups(data, options).items():
+                        results.append(lookup_result(twin, op, call, data))
+                        report(results[-1])
+            for batch in (1, 128, 1024):
+                for op, call in bookkeeping(Size(batch, 4096), options.k).items():
+                    results.append({"op": op, "size": f"{batch} requests", **modelled(twin, call)})
+                    report(results[-1])
+        return results, {}
+
+
+def modelled(twin: Twin, call: Callable[[], object], cores: int = CORES) -> dict[str, Any]:
+    """One call's counts and times. ``floor_us`` is what its bytes alone take at full bandwidth."""
+    work = [figure.value if name in WORK_ALONE else 0.0 for name, figure in MODEL.items()]
+    counts = twin.counts(call, cores, [figure.value for figure in MODEL.values()])
+    work_cycles = twin.counts(call, cores, work)["cycles"]
+    moved = counts["gm_to_ub_bytes"] + counts["ub_to_gm_bytes"]
+    return {
+        "cores": cores,
+        "model_us": _us(counts.pop("cycles")),
+        "work_us": _us(work_cycles),
+        "floor_us": stats.rounded(moved / GM_BYTES_PER_SECOND * 1e6),
+        "counts": {name: int(count) for name, count in counts.items()},
+    }
+
+
+def lookup_result(twin: Twin, op: str, call: Callable[[], object], data: Workload) -> Result:
+    live = int(data.lengths[0].sum())
+    result = modelled(twin, call)
+    floor_us = live * 4 / GM_BYTES_PER_SECOND * 1e6
+    scalars = result["counts"]["scalar_ub"] + result["counts"]["scalar_gm"]
+    one_core = modelled(twin, call, cores=1)
+    return {
+        "op": op,
+        "size": str(data.size),
+        "data_kind": data.describes["kind"],
+        **result,
+        "floor_us": stats.rounded(floor_us),
+        "model_to_floor": stats.rounded(result["model_us"] / floor_us),
+        "read_per_live_byte": stats.rounded(result["counts"]["gm_to_ub_bytes"] / (live * 4)),
+        "scalar_accesses_per_live_token": stats.rounded(scalars / live),
+        "one_core": {key: one_core[key] for key in ("model_us", "work_us")},
+        "work_spread": stats.rounded(one_core["work_us"] / result["work_us"]),
+    }
+
+
+def lookups(data: Workload, options: Options) -> dict[str, Callable[[], object]]:
+    import torch
+
+    tokens = torch.from_numpy(data.token_ids)
+    lengths = torch.from_numpy(data.lengths[0].copy())
+    sampled = torch.from_numpy(data.sampled[0])
+    look = (options.min_n, options.max_n, options.k, MATCHES[options.match], False, UNLIMITED)
+    return {
+        "ngram_propose": lambda: torch_op("ngram_propose")(tokens, lengths, None, None, *look),
+        "ngram_step_": lambda: torch_op("ngram_step_")(
+            tokens, lengths, sampled, None, None, False, 1 << 30, *look, None
+        ),
+    }
+
+
+def bookkeeping(size: Size, k: int) -> dict[str, Callable[[], object]]:
+    """Each of the other operators, called on a batch in which every request had ``k`` drafts."""
+    import torch
+
+    batch = size.batch
+    rng = np.random.default_rng(2026)
+    names = spec_state.state(size, k) | {
+        "sampled_token_ids": rng.integers(0, 1000, (batch, k + 1)).astype(np.int32),
+        "backup_token_ids": np.zeros(batch, np.int32),
+        "cu_num_draft_tokens": np.arange(k, batch * k + 1, k, dtype=np.int32),
+        "num_sampled": rng.integers(1, k + 2, batch).astype(np.int32),
+        "num_rejected": rng.integers(0, k + 1, batch).astype(np.int32),
+        "input_ids": np.zeros(batch * (k + 1), np.int32),
+        "next_token_ids": np.zeros(batch, np.int32),
+        "draft_token_ids": rng.integers(0, 1000, (batch, k)).astype(np.int32),
+        "num_scheduled_drafts": np.full(batch, k, np.int32),
+    }
+    tensors: dict[str, Any] = {
+        n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in names.items()
+    }
+    layout = (spec_state.BLOCK_SIZE, 1, 1, 0, 1, -1)
+    fused = (
+        "num_computed_tokens", "num_accepted_tokens", "positions", "seq_lens", "slot_mapping",
+        "discard", "prev_positions", "num_sampled_prev", "num_draft_prev",
+        "host_num_computed_tokens", "query_start_loc", "num_tokens", "block_table",
+    )  # fmt: skip
+    arguments: dict[str, tuple[Any, ...]] = {
+        "prepare_next_token_ids": (
+            "sampled_token_ids", None, "backup_token_ids", None, None, None, 1 << 30,
+        ),
+        "prepare_inputs_padded": ("cu_num_draft_tokens", "num_sampled", "query_start_loc"),
+        "prepare_inputs": ("query_start_loc", "seq_lens", "num_rejected", batch * (k + 1)),
+        "correct_num_computed_tokens_": (
+            "num_computed_tokens", "num_accepted_tokens", "prev_positions", "num_sampled_prev",
+            "num_draft_prev", "host_num_computed_tokens",
+        ),
+        "compute_slot_mapping_": (
+            "query_start_loc", "positions", "block_table", None, "slot_mapping", *layout,
+        ),
+        "correct_spec_state_": (*fused, None, *layout, None),
+        "prepare_input_ids_": (
+            "input_ids", "query_start_loc", "prev_positions", "next_token_ids", "draft_token_ids",
+            "num_scheduled_drafts", -1,
+        ),
+    }  # fmt: skip
+
+    def caller(op: str, given: tuple[Any, ...]) -> Callable[[], object]:
+        values = tuple(tensors[a] if isinstance(a, str) else a for a in given)
+        return lambda: torch_op(op)(*values)
+
+    return {op: caller(op, given) for op, given in arguments.items()}
+
+
+def _us(cycles: float) -> float:
+    return stats.rounded(cycles / CLOCK_HZ * 1e6)
