@@ -31,6 +31,11 @@ set(without "(or build without the NPU backend: -DNGRAM_NPU_ASCENDC=OFF)")
 if(NOT SOC_VERSION)
   message(FATAL_ERROR "SOC_VERSION is not set: the chip to compile for, e.g. Ascend910B3 (npu-smi info shows it) ${without}")
 endif()
+string(TOLOWER "${SOC_VERSION}" chip)
+if(NOT chip MATCHES "^ascend(910b[1-4]|910_93|950)")
+  message(FATAL_ERROR "SOC_VERSION=${SOC_VERSION}: there are kernels for the 910B (Ascend910B1 to B4), the A3 (Ascend910_93...) "
+                      "and the 950 only ${without}")
+endif()
 if(NOT NGRAM_NPU_TORCH_NPU)
   find_package(Python REQUIRED COMPONENTS Interpreter)
   execute_process(

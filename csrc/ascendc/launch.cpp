@@ -34,7 +34,8 @@ StartKernel start(Kernel kernel) {
 
 // The current device, asked once a thread; no vector cores where the runtime does not tell.
 Machine current_machine() {
-  constexpr int64_t kSmallestUbBytes = 192 * 1024;  // of the chips; not every CANN tells
+  constexpr auto kUbPerVectorCore = static_cast<aclrtDevAttr>(204);  // its name differs between releases
+  constexpr int64_t kSmallestUbBytes = 192 * 1024;                   // of the chips; not every CANN tells
   thread_local int32_t known = -1;
   thread_local Machine machine{};
   int32_t device = 0;
@@ -45,7 +46,7 @@ Machine current_machine() {
     const aclError error = aclrtGetDeviceInfo(static_cast<uint32_t>(device), what, &value);
     return error == ACL_SUCCESS && value > 0 ? value : otherwise;
   };
-  machine = {ask(ACL_DEV_ATTR_VECTOR_CORE_NUM, 0), ask(ACL_DEV_ATTR_UBUF_PER_VECTOR_CORE, kSmallestUbBytes)};
+  machine = {ask(ACL_DEV_ATTR_VECTOR_CORE_NUM, 0), ask(kUbPerVectorCore, kSmallestUbBytes)};
   known = device;
   return machine;
 }

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from ngram_npu import _library
+from ngram_npu.vllm.ascend import triton_ngram_spec_decode
 from opspecs import OPSPECS
 
 acl = ctypes.CDLL("libascendcl.so")
@@ -93,6 +94,26 @@ def test_the_current_stream(tensors: list[torch.Tensor]) -> None:
     call(tensors)
     record()
     assert not acl.stand_in_last_stream_is(ctypes.c_void_p(side.npu_stream))
+
+
+def test_vllm_ascend_s_step_is_one_call() -> None:
+    rows = torch.arange(24, dtype=torch.int32).reshape(2, 12) % 3
+    host = (rows, torch.tensor([7, 9], dtype=torch.int32), torch.tensor([[2], [1]]).int())
+    keep = torch.zeros(2, dtype=torch.bool)
+    device = [t.npu() for t in host]
+    record()
+    acl.stand_in_hold()
+    try:
+        results = triton_ngram_spec_decode(*device, keep.npu(), 100, 2, 3, 4)
+    finally:
+        acl.stand_in_release()
+    assert [line for line in record() if line != "copy"] == [
+        "ngram_npu_ngram_step_search",
+        "ngram_npu_ngram_step_draft",
+    ]
+    expected = triton_ngram_spec_decode(*host, keep, 100, 2, 3, 4)
+    assert [r.cpu().tolist() for r in results] == [r.tolist() for r in expected]
+    assert torch.equal(device[0].cpu(), rows)
 
 
 def test_bad_arguments_are_refused_before_a_launch(tensors: list[torch.Tensor]) -> None:

@@ -113,6 +113,36 @@ def test_what_is_missing_beside_cann(tmp_path: Path, torch_npu: Path, wish: str)
     assert f"NGRAM_NPU_TORCH_NPU={torch_npu} has no lib/libtorch_npu.so" in said
 
 
+@pytest.mark.parametrize(
+    ("chip", "kernels"),
+    [
+        ("Ascend910B1", True),
+        ("ascend910b4-1", True),
+        ("Ascend910_9362", True),
+        ("Ascend950PR_9599", True),
+        ("Ascend910B", False),  # CANN's name for a chip of the generation before
+        ("Ascend910A", False),
+        ("Ascend310P3", False),
+        ("Tesla", False),
+    ],
+)
+def test_chips_without_kernels_are_refused(
+    tmp_path: Path, torch_npu: Path, chip: str, kernels: bool
+) -> None:
+    make_cann(tmp_path / "cann", FOLDERS[0])
+    said = find(
+        "ON",
+        ASCEND_HOME_PATH=tmp_path / "cann",
+        SOC_VERSION=chip,
+        NGRAM_NPU_TORCH_NPU=torch_npu,
+    )
+    if kernels:
+        assert f"built for {chip}," in said
+    else:
+        assert said.startswith("FAILS ")
+        assert f"SOC_VERSION={chip}: there are kernels for the 910B" in said
+
+
 def test_what_is_built_is_installed_in_the_package() -> None:
     """`lib` is CANN's own doing, which pyproject.toml keeps out of the wheel."""
     found = {path.relative_to(BUILD / "launch") for path in (BUILD / "launch").rglob("*.so")}

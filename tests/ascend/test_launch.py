@@ -16,6 +16,8 @@ from ascend.npu_process import LIBRARIES, ROOT, Npu
 
 ENTRY_POINTS = (ROOT / "csrc/ascendc/entry_points.h").read_text()
 SERVED = set(re.findall(r"\bX\((\w+), \w+Params\)", ENTRY_POINTS))
+ON_DEVICE = (ROOT / "tests/ascend/npu_checks.py").read_text()
+DEF = "\ndef test_"
 
 CALL = """
 import torch, torch_npu, ngram_npu
@@ -49,18 +51,28 @@ print(json.dumps({
 
 
 def test_on_the_device(npu: Npu) -> None:
-    """npu_checks.py; and the parity suite, as on a machine with an NPU."""
-    parity = [
-        f"tests/ops/test_parity.py::{test}[{op}-device-npu]"
-        for test in ("test_samples", "test_random")
-        for op in sorted(SERVED)
-    ]
     code = "import torch, torch_npu, pytest, sys; sys.exit(pytest.main(sys.argv[1:]))"
-    chosen = ("-q", "-p", "no:cacheprovider", "tests/ascend/npu_checks.py", *parity)
-    done = npu.run("-c", code, *chosen, CI="1")
+    done = npu.run("-c", code, "-q", "-p", "no:cacheprovider", "tests/ascend/npu_checks.py")
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    here = (ROOT / "tests/ascend/npu_checks.py").read_text().count("\ndef test_")
-    assert f"\n{here + len(parity)} passed" in done.stdout
+    assert f"\n{ON_DEVICE.count(DEF)} passed" in done.stdout
+
+
+def test_what_a_person_with_an_npu_runs(npu: Npu, tmp_path: Path) -> None:
+    """The parity suite on the device, and the bench, by tools/npu."""
+    file = tmp_path / "npu.json"
+    steps = ("--steps", "parity,bench", "--sizes", "2x1k,1x300", "--rounds", "2")
+    load = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}  # as it is by default
+    done = npu.run("-m", "tools.npu", *steps, "--json", file, **load)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    found = json.loads(file.read_text())
+    assert found["command"] == "python -m tools.npu " + " ".join(steps)
+    # test_samples and test_random
+    assert found["parity"] == {"ok": True, "passed": 2 * len(SERVED), "failed": 0, "error": 0}
+    assert found["machine"]["npu"] == "Ascend910B3"
+    assert [r["size"] for r in found["bench"]["results"]] == ["2x1k", "1x300"]
+    for result in found["bench"]["results"]:
+        assert result["us"]["ours"]["host"]["min"] > 0
+        assert result["us"]["ours"]["device"]["min"] > 0
 
 
 def test_a_launch_that_fails_is_an_error(npu: Npu) -> None:

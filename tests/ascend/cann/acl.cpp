@@ -4,6 +4,7 @@
 #include <acl/acl_op_compiler.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
@@ -40,9 +41,12 @@ aclError copy(void* to, const void* from, size_t bytes) {
   return ACL_SUCCESS;
 }
 
-template <class Handle>
-aclError make(Handle* handle) {
-  *handle = std::malloc(1);
+struct Event {
+  std::chrono::steady_clock::time_point time;
+};
+
+aclError make(void** handle) {  // of a stream or an event
+  *handle = new Event;
   return ACL_SUCCESS;
 }
 
@@ -125,6 +129,16 @@ aclError aclrtCreateStream(aclrtStream* stream) { return make(stream); }
 aclError aclrtCreateStreamWithConfig(aclrtStream* stream, uint32_t, uint32_t) { return make(stream); }
 aclError aclrtCreateEventWithFlag(aclrtEvent* event, uint32_t) { return make(event); }
 aclError aclrtCreateEventExWithFlag(aclrtEvent* event, uint32_t) { return make(event); }
+aclError aclrtRecordEvent(aclrtEvent event, aclrtStream) {
+  static_cast<Event*>(event)->time = std::chrono::steady_clock::now();
+  return ACL_SUCCESS;
+}
+aclError aclrtEventElapsedTime(float* milliseconds, aclrtEvent from, aclrtEvent to) {
+  const std::chrono::duration<float, std::milli> elapsed =
+      static_cast<Event*>(to)->time - static_cast<Event*>(from)->time;
+  *milliseconds = elapsed.count();
+  return ACL_SUCCESS;
+}
 aclError aclrtQueryEventStatus(aclrtEvent, aclrtEventRecordedStatus* status) {
   *status = ACL_EVENT_RECORDED_STATUS_COMPLETE;
   return ACL_SUCCESS;
