@@ -13,6 +13,7 @@ import torch
 from ngram_npu import _C, _library
 from on_device import call_on
 from opspecs import Args, Array, OpSpec
+from opspecs.ngram_index_ import CPU_INDEXES, IndexMaker, gpu_index, made_by
 from twins import TWINS, Twin
 
 ALL_INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "neon")
@@ -35,8 +36,14 @@ class Backend:
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """While samples for this backend are drawn."""
-        yield
+        """While samples for this backend are drawn: its own kind of index."""
+        maker = CPU_INDEXES
+        if self.twin is not None and self.twin.device == "cuda":
+            maker = IndexMaker(gpu_index, _append_on_a_twin)
+        elif self.device == "cuda":
+            maker = IndexMaker(gpu_index, lambda *args: self.call("ngram_index_append_", args))
+        with made_by(maker):
+            yield
 
     def serves(self, spec: OpSpec) -> bool:
         device = self.twin.device if self.twin is not None else self.device
@@ -64,6 +71,11 @@ def in_place_of_the_cpu(twin: Twin | None) -> Iterator[None]:
         yield
     finally:
         _library.load_backend("cpu", "cpu", _library.cpu_library_path())
+
+
+def _append_on_a_twin(*args: Any) -> None:
+    with in_place_of_the_cpu(next(twin for twin in TWINS if twin.device == "cuda")):
+        call_torch("ngram_index_append_", args)
 
 
 def to_torch(args: Args) -> Args:

@@ -23,10 +23,11 @@ class Twin:
     """"cuda" or "npu"."""
     prefix: str
     """Of the entry points: ``ngram_npu_<prefix>_<op>``."""
+    folder: Path = FOLDER
 
     @property
     def path(self) -> Path:
-        path = FOLDER / f"libngram_npu_{self.name}.so"
+        path = self.folder / f"libngram_npu_{self.name}.so"
         if not path.exists():
             raise FileNotFoundError(f"{path} is missing: `make twins` builds it")
         return path

@@ -6,6 +6,7 @@ namespace ngram_npu::cuda {
 namespace {
 
 constexpr int32_t kThreads = 512;
+constexpr int32_t kBlocks = 2;  // of a multiprocessor, at least: asked for more, the compiler spills registers
 
 // Token n's position and slot, from the counts as they were before.
 template <class Slot>
@@ -35,18 +36,20 @@ __device__ void write_request(const CorrectSpecStateParams& p, int64_t i) {
 // afterwards. All threads must call it.
 __device__ bool is_last_block(uint32_t* arrived) {
   __shared__ bool last;
-  __threadfence();
   __syncthreads();
   if (gridDim.x == 1) return true;
-  if (threadIdx.x == 0) last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;
+  if (threadIdx.x == 0) {
+    __threadfence();
+    last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;
+    __threadfence();
+  }
   __syncthreads();
-  __threadfence();
   return last;
 }
 
 // Every block goes by the counts as they were, and the last one then overwrites them.
 template <class Slot>
-__global__ void __launch_bounds__(kThreads) correct_spec_state_kernel(const CorrectSpecStateParams p) {
+__global__ void __launch_bounds__(kThreads, kBlocks) correct_spec_state_kernel(const CorrectSpecStateParams p) {
   const int64_t first = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const int64_t step = int64_t{gridDim.x} * kThreads;
   const int64_t tokens = larger(p.slots.num_slots, p.slots.num_positions);

@@ -34,9 +34,8 @@ int32_t launch(void (*kernel)(Parameters...), dim3 grid, int32_t threads, void* 
 
 }  // namespace ngram_npu::cuda
 
-// The CUDA versions of the driver and of these kernels' runtime, as 1000 * major + 10 * minor; 0 without a driver. A
-// driver of an older major version cannot run the kernels.
-NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_driver_version();
+// The CUDA version of the kernels' runtime, as 1000 * major + 10 * minor. A driver of an older major version cannot run
+// them.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_runtime_version();
 
 // Why the calling thread's last launch failed; empty where it did not.

@@ -8,7 +8,7 @@ from ngram_npu import reference
 
 from .ngram_index_ import fresh, nonsense, warm
 from .rows import HOSTILE_INT32, HOSTILE_INT64, random_rows, token_rows
-from .spec import Args, BadCall, OpSpec, Sample, in_buffer
+from .spec import NOT_YET, Args, BadCall, OpSpec, Sample, in_buffer
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -83,4 +83,5 @@ SPEC = OpSpec(
     ),
     sizes=_sizes(),
     opaque=frozenset({"index"}),
+    no_kernel={"npu": NOT_YET["npu"]},
 )

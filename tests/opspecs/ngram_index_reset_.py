@@ -8,7 +8,7 @@ from ngram_npu import reference
 
 from .ngram_index_ import fresh, nonsense, warm
 from .rows import HOSTILE_INT32, HOSTILE_INT64, random_rows
-from .spec import Args, OpSpec, Sample, in_buffer
+from .spec import NOT_YET, Args, OpSpec, Sample, in_buffer
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -37,4 +37,5 @@ SPEC = OpSpec(
     bad_calls=(),
     sizes=_sizes(),
     opaque=frozenset({"index"}),
+    no_kernel={"npu": NOT_YET["npu"]},
 )

@@ -1,44 +1,10 @@
 // Kernels that are wrong, each in one way, and what the model says of them.
-#include <gtest/gtest.h>
 #include <sys/mman.h>
 
-#include "control.h"
+#include "launching.h"
 
 namespace twin {
 namespace {
-
-struct Launch {
-  dim3 grid{1};
-  dim3 block{64};
-};
-
-template <class... P, class... A>
-cudaError_t run(const Launch& shape, void (*kernel)(P...), A... arguments) {
-  cudaLaunchConfig_t config{};
-  config.gridDim = shape.grid;
-  config.blockDim = shape.block;
-  return cudaLaunchKernelEx(&config, kernel, arguments...);
-}
-
-// The kernel breaks a rule whatever the order, and the message says which.
-template <class... A>
-void expect_caught(const std::string& message, const Launch& shape, A... arguments) {
-  for (int i = 0; i < 20; ++i) {
-    ASSERT_EQ(run(shape, arguments...), cudaErrorLaunchFailure);
-    ASSERT_NE(std::string(ngram_npu_twin_cuda_violation()).find(message), std::string::npos)
-        << ngram_npu_twin_cuda_violation();
-  }
-  EXPECT_EQ(cudaGetLastError(), cudaErrorLaunchFailure);
-  EXPECT_EQ(cudaGetLastError(), cudaSuccess);
-}
-
-// In some order the kernel's result is wrong; `wrong` runs it and looks.
-template <class Wrong>
-void expect_wrong_in_some_order(const Wrong& wrong) {
-  int count = 0;
-  for (int i = 0; i < 200; ++i) count += wrong();
-  EXPECT_GT(count, 0);
-}
 
 class CudaTwin : public ::testing::TestWithParam<Options> {
  protected:

@@ -20,6 +20,7 @@ class Stack {
   Stack& operator=(const Stack&) = delete;
 
   char* top() const { return memory_ + kBytes; }
+  bool holds(const void* address) const { return address >= memory_ && address < memory_ + kBytes; }
   bool guards(const void* address) const;
 
  private:

@@ -53,7 +53,9 @@ class Grid {
     return violation_;
   }
 
+  bool running() const { return current_ != nullptr; }
   Thread& current() { return *current_; }
+  Watch* watch() { return options_.watches ? &watch_ : nullptr; }
   bool yields() const { return options_.yields; }
   bool coin() { return random_.below(2) != 0; }
 
@@ -120,6 +122,7 @@ class Grid {
       thread.index = {n % blockDim.x, n / blockDim.x % blockDim.y, n / blockDim.x / blockDim.y};
       thread.state = State::kAtBarrier;  // as if all had waited for the start
     }
+    if (options_.watches) watch_.begin_block(*block, shared_bytes());
     wake(*block, 0, num_threads_, State::kAtBarrier, ~0u);
     resident_.push_back(std::move(block));
   }
@@ -200,6 +203,7 @@ class Grid {
       }
     }
     block.at_barrier = 0;
+    if (options_.watches) watch_.barrier(block);
     wake(block, 0, num_threads_, State::kAtBarrier, ~0u);
   }
 
@@ -232,6 +236,7 @@ class Grid {
   void* context_;
   Options options_;
   Random random_;
+  Watch watch_{random_};
   uint32_t order_;  // 0: ascending, 1: descending, else: any
   bool reversed_;   // the last block first
   int num_threads_;
@@ -359,6 +364,7 @@ uint64_t collective(Collective kind, uint32_t mask, uint64_t value, int operand,
   try {
     if (finish_collective(*t.block, t)) {
       waiting &= ~mask;
+      if (kind == Collective::kSync && grid->watch() != nullptr) grid->watch()->syncwarp(*t.block, t.warp(), mask);
       grid->wake(*t.block, t.block->first_of_warp(t.warp()), t.block->lanes_of_warp(t.warp()), State::kInCollective,
                  mask);
     }
@@ -373,22 +379,25 @@ uint64_t collective(Collective kind, uint32_t mask, uint64_t value, int operand,
 uint32_t lanes_of_warp() { return lanes_that_run(*grid->current().block, grid->current().warp()); }
 
 void fence(Fence) {
+  if (grid->watch() != nullptr) grid->watch()->fence(grid->current());
   grid->finish_atomics(grid->current());
   if (grid->yields() && grid->coin()) grid->give_way();
 }
 
 namespace {
 
-void check_alignment(const void* address, int bytes) {
+void check_atomic(void* address, int bytes) {
   if (reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(bytes) != 0) {
     violation("an atomic of %d bytes at %p, which is not aligned", bytes, address);
   }
+  const std::string broken = notice(address, static_cast<size_t>(bytes), Access::kAtomicWrite);
+  if (!broken.empty()) violation("%s", broken.c_str());
 }
 
 }  // namespace
 
 uint64_t atomic(void* address, int bytes, Apply apply, uint64_t operand, uint64_t other) {
-  check_alignment(address, bytes);
+  check_atomic(address, bytes);
   if (grid->yields() && grid->coin()) grid->give_way();
   Thread& t = grid->current();
   // What it did to this address before comes first; what it did to others may still wait.
@@ -397,17 +406,32 @@ uint64_t atomic(void* address, int bytes, Apply apply, uint64_t operand, uint64_
     t.late[i].apply(address, t.late[i].operand, t.late[i].other);
     t.late.erase(t.late.begin() + static_cast<std::ptrdiff_t>(i--));
   }
+  if (grid->watch() != nullptr) grid->watch()->pass_on(t, reinterpret_cast<uintptr_t>(address));
   return apply(address, operand, other);
 }
 
 void atomic_without_result(void* address, int bytes, Apply apply, uint64_t operand, uint64_t other) {
-  check_alignment(address, bytes);
+  check_atomic(address, bytes);
   if (!grid->yields()) {
     apply(address, operand, other);
     return;
   }
+  if (grid->watch() != nullptr) grid->watch()->pass_on(grid->current(), reinterpret_cast<uintptr_t>(address));
   grid->current().late.push_back({address, apply, operand, other});
   if (grid->coin()) grid->give_way();
+}
+
+bool in_kernel() { return grid != nullptr && grid->running(); }
+
+std::string notice(void* address, size_t bytes, Access access) {
+  if (!in_kernel() || grid->watch() == nullptr || grid->current().stack->holds(address)) return {};
+  try {
+    grid->watch()->access(grid->current(), reinterpret_cast<uintptr_t>(address), bytes, access,
+                          reinterpret_cast<uintptr_t>(shared_begin), shared_bytes());
+  } catch (const Violation& violation) {
+    return violation.what;
+  }
+  return {};
 }
 
 cudaError_t launch(const cudaLaunchConfig_t& config, void (*thread)(void*), void* context) {

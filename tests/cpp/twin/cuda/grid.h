@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fiber.h"
+#include "watch.h"
 
 namespace twin {
 
@@ -18,10 +19,12 @@ constexpr int kWarp = 32;
 struct Options {
   int resident_blocks = 1;  // at most so many have begun and not ended
   bool yields = false;      // threads give way at atomics and fences, and an atomic without a result takes effect late
+  bool watches = false;     // single accesses, which the kernels must be compiled to report
 };
 
-constexpr Options kFast{1, false};
-constexpr Options kResident{5, true};
+constexpr Options kFast{1, false, false};
+constexpr Options kResident{5, true, false};
+constexpr Options kHooks{5, true, true};
 
 class Random {
  public:
@@ -78,6 +81,7 @@ struct Block {
   int at_barrier;                       // of these
   std::vector<uint32_t> in_collective;  // by warp: the lanes that wait
   std::vector<char> shared;             // its shared memory, while another block has the section
+  BlockWatch watch;
 
   int first_of_warp(int warp) const { return warp * kWarp; }
   int lanes_of_warp(int warp) const;
@@ -90,6 +94,11 @@ struct Violation {
   std::string what;
 };
 Violation violation_of(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+// What the running thread does to memory; returns the rule that it breaks, or nothing.
+std::string notice(void* address, size_t bytes, Access access);
+bool in_kernel();
+
 const char* name_of(Collective kind);
 std::string place_of(const Thread& thread);  // "thread 3 of block (0, 0, 0)"
 std::string place_of(const Site& site);      // "file:line"

@@ -12,7 +12,9 @@ std::string last_violation;
 }  // namespace
 
 Options& options() {
-#if defined(NGRAM_TWIN_RESIDENT)
+#if defined(NGRAM_TWIN_HOOKS)
+  static Options chosen = kHooks;
+#elif defined(NGRAM_TWIN_RESIDENT)
   static Options chosen = kResident;
 #else
   static Options chosen = kFast;
@@ -30,6 +32,17 @@ cudaError_t set_error(cudaError_t error, const std::string& what) {
 
 const char* ngram_npu_twin_cuda_violation() { return twin::last_violation.c_str(); }
 void ngram_npu_twin_cuda_seed(uint64_t seed) { twin::set_seed(seed); }
+
+void ngram_npu_twin_cuda_allow_races(int32_t allowed) { twin::races_are_allowed() = allowed != 0; }
+void ngram_npu_twin_cuda_forget_tensors() { twin::regions().clear(); }
+
+void ngram_npu_twin_cuda_tensor(const void* owner, int64_t owner_bytes, const void* first, int64_t rows,
+                                int64_t row_bytes, int64_t stride_bytes, int32_t writable) {
+  const auto number = [](int64_t value) { return static_cast<uintptr_t>(value); };
+  twin::regions().push_back({reinterpret_cast<uintptr_t>(owner), number(owner_bytes),
+                             reinterpret_cast<uintptr_t>(first), number(rows), number(row_bytes), number(stride_bytes),
+                             writable != 0});
+}
 
 cudaError_t cudaPeekAtLastError() { return twin::last_error; }
 
