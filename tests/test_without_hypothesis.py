@@ -17,7 +17,7 @@ sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:hypothesispytest
 
 
 def test_the_suite_runs_without_it() -> None:
-    tests = ("tests/ops/test_parity.py", "tests/gpu", "tests/test_on_device.py")
+    tests = ("tests/ops/test_parity.py", "tests/gpu", "tests/test_gpu_rows.py")
     run = subprocess.run(
         [sys.executable, "-c", WITHOUT, *tests, "-k", "(prepare_inputs-numpy or gpu) and not step"],
         cwd=ROOT, capture_output=True, text=True, check=False,

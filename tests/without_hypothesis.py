@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +29,10 @@ class _Anything:
 
 
 class _Module(ModuleType):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__spec__ = ModuleSpec(name, None)  # others ask whether it is installed
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -45,7 +50,7 @@ def _given(*_: Any, **__: Any) -> Callable[[Callable[..., Any]], Callable[[], No
 
 
 def install_where_missing() -> None:
-    if importlib.util.find_spec("hypothesis") is None:
+    if "hypothesis" not in sys.modules and importlib.util.find_spec("hypothesis") is None:
         install()
 
 
