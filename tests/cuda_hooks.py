@@ -36,10 +36,12 @@ def watched(spec: OpSpec, sample: Sample, path: Path) -> Backend:
 
 
 def _extent(array: Array) -> tuple[int, ...]:
-    """Owner, its bytes, first item, rows, bytes of a row, bytes from row to row."""
+    """Owner, its bytes, first item, rows, bytes of a row, bytes from row to row. What lies right
+    before and behind the owner's memory is the allocator's, and so never another tensor's."""
+    beside = 8
     base = owner(array)
     rows, width = (1, array.shape[0]) if array.ndim == 1 else array.shape
     begin = base.__array_interface__["data"][0]
     first = array.__array_interface__["data"][0]
     stride = array.strides[0] if array.ndim > 1 else 0
-    return begin, base.nbytes, first, rows, width * array.itemsize, stride
+    return begin - beside, base.nbytes + 2 * beside, first, rows, width * array.itemsize, stride

@@ -49,18 +49,17 @@ __device__ bool is_last_block(uint32_t* arrived) {
 
 // Every block goes by the counts as they were, and the last one then overwrites them.
 template <class Slot>
-__global__ void __launch_bounds__(kThreads, kBlocks) correct_spec_state_kernel(const CorrectSpecStateParams p) {
-  const int64_t first = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  const int64_t step = int64_t{gridDim.x} * kThreads;
-  const int64_t tokens = larger(p.slots.num_slots, p.slots.num_positions);
-  for (int64_t n = first; n < tokens; n += step) write_token<Slot>(p, n);
-  for (int64_t i = first; i < p.num_seq_lens; i += step) write_request(p, i);
+__global__ void __launch_bounds__(kThreads) correct_spec_state_kernel(const CorrectSpecStateParams p) {
+  const int64_t n = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  write_token<Slot>(p, n);
+  if (n < p.num_seq_lens) write_request(p, n);
   if (!is_last_block(static_cast<uint32_t*>(p.workspace))) return;
   for (int64_t i = threadIdx.x; i < p.counts.batch; i += kThreads) settle_counts(p.counts, i);
 }
 
-int64_t items_of(const CorrectSpecStateParams& p) {
-  return larger(larger(p.slots.num_slots, p.slots.num_positions), p.num_seq_lens);
+dim3 grid_for(const CorrectSpecStateParams& p) {
+  const int64_t tokens = larger(p.slots.num_slots, p.slots.num_positions);
+  return blocks_for(larger(tokens, p.num_seq_lens), kThreads);
 }
 
 }  // namespace
@@ -69,13 +68,13 @@ int64_t items_of(const CorrectSpecStateParams& p) {
 using namespace ngram_npu;
 
 NGRAM_NPU_EXPORT int64_t ngram_npu_cuda_correct_spec_state__workspace(const CorrectSpecStateParams* p) {
-  return cuda::items_of(*p) > cuda::kThreads ? 1 : 0;
+  return cuda::grid_for(*p).x > 1 ? 1 : 0;
 }
 
-// Without a workspace one block does it all.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_correct_spec_state_(const CorrectSpecStateParams* params, void* stream) {
   const CorrectSpecStateParams& p = *params;
-  const dim3 grid = p.workspace == nullptr ? dim3(1) : cuda::blocks_for(cuda::items_of(p), cuda::kThreads);
+  const dim3 grid = cuda::grid_for(p);
+  if (grid.x > 1 && p.workspace == nullptr) return kInvalidParams;
   const auto kernel =
       p.slots.slot_bytes == 8 ? cuda::correct_spec_state_kernel<int64_t> : cuda::correct_spec_state_kernel<int32_t>;
   return cuda::launch(kernel, grid, cuda::kThreads, stream, p);

@@ -63,7 +63,6 @@ __global__ void __launch_bounds__(kThreads) prepare_inputs_kernel(const PrepareI
       }
     }
     before = block.kept_before[kThreads];
-    __syncthreads();
   }
   for (int64_t n = before + thread; n < p.total_tokens; n += kThreads) p.token_indices[n] = kNoToken;
 }

@@ -29,6 +29,9 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         ):
             made = (*good, in_buffer(drop), int(lengths.sum()))
             yield Sample(f"batch-{batch}-{name}", made)
+    lengths = np.array([100, 33, 32, 0, 64])
+    long = (in_buffer(offsets(lengths)), in_buffer(lengths), in_buffer([3, 0, 0, 0, 31]))
+    yield Sample("long", (*long, int(lengths.sum())))
     shifted = (in_buffer(offsets([3, 4], first=7)), in_buffer([3, 4]), in_buffer([1, 2]), 20)
     yield Sample("first-is-not-0", shifted)
     # A kept length is an int32, their list has no width: every offset is defined here.

@@ -115,16 +115,16 @@ NGRAM_TWIN_COLLECTIVE(unsigned, __reduce_or_sync, unsigned, kOr)
 NGRAM_TWIN_COLLECTIVE(unsigned, __reduce_xor_sync, unsigned, kXor)
 #undef NGRAM_TWIN_COLLECTIVE
 
-#define NGRAM_TWIN_ATOMIC(name, T, expression)                           \
-  inline twin::AtomicResult<T> name(T* address, T operand) {             \
-    return {address,                                                     \
-            [](void* at, uint64_t operand_bits, uint64_t) NGRAM_TWIN_UNWATCHED {              \
-              T& value = *static_cast<T*>(at);                           \
-              const T old = value, x = twin::from_bits<T>(operand_bits); \
-              value = static_cast<T>(expression);                        \
-              return twin::bits_of(old);                                 \
-            },                                                           \
-            operand, static_cast<T>(0)};                                 \
+#define NGRAM_TWIN_ATOMIC(name, T, expression)                                   \
+  inline twin::AtomicResult<T> name(T* address, T operand) {                     \
+    return {address,                                                             \
+            [](void* at, uint64_t operand_bits, uint64_t) NGRAM_TWIN_UNWATCHED { \
+              T& value = *static_cast<T*>(at);                                   \
+              const T old = value, x = twin::from_bits<T>(operand_bits);         \
+              value = static_cast<T>(expression);                                \
+              return twin::bits_of(old);                                         \
+            },                                                                   \
+            operand, static_cast<T>(0)};                                         \
   }
 #define NGRAM_TWIN_ATOMICS(T)                        \
   NGRAM_TWIN_ATOMIC(atomicExch, T, x)                \
@@ -151,7 +151,7 @@ NGRAM_TWIN_ATOMIC(atomicDec, unsigned, old == 0 || old > x ? x : old - 1)
 #define NGRAM_TWIN_CAS(T)                                                                             \
   inline twin::AtomicResult<T> atomicCAS(T* address, T expected, T desired) {                         \
     return {address,                                                                                  \
-            [](void* at, uint64_t expected_bits, uint64_t desired_bits) NGRAM_TWIN_UNWATCHED {                             \
+            [](void* at, uint64_t expected_bits, uint64_t desired_bits) NGRAM_TWIN_UNWATCHED {        \
               T& value = *static_cast<T*>(at);                                                        \
               const T old = value;                                                                    \
               if (old == twin::from_bits<T>(expected_bits)) value = twin::from_bits<T>(desired_bits); \

@@ -1,0 +1,48 @@
+"""All mutants, or those whose names contain a text.
+
+PYTHONPATH=tests python -m cuda_mutants [--json FILE] [TEXT]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from cuda_mutants.catch import caught
+from cuda_mutants.mutants import MUTANTS
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="cuda_mutants")
+    parser.add_argument("text", nargs="?", default="")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args(arguments)
+    found = {}
+    for mutant in MUTANTS:
+        if given.text not in mutant.name:
+            continue
+        found[mutant.name] = caught(mutant)
+        print(f"{mutant.name}: {found[mutant.name][:150] or 'SURVIVED'}", flush=True)
+    survived = [name for name, how in found.items() if not how]
+    print(f"{len(found) - len(survived)} of {len(found)} caught")
+    if given.json:
+        record = {
+            "command": "PYTHONPATH=tests python -m cuda_mutants " + shlex.join(arguments),
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "machine": platform.platform(),
+            "mutants": len(found),
+            "survived": survived,
+            "caught_by": {name: how.split(":")[0] for name, how in found.items() if how},
+        }
+        given.json.write_text(json.dumps(record, indent=2) + "\n")
+    return bool(survived)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

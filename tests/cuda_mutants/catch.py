@@ -1,0 +1,112 @@
+"""Compiles a changed kernel against the twin's model and runs the parity samples on it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from backends import Backend, call_torch
+from cuda_hooks import watched
+from ops.parity import MismatchError, check_parity
+from opspecs import OPSPECS
+from twins import FOLDER, ROOT, Twin
+
+MODES = ("resident", "hooks")
+SECONDS = 120
+"""A kernel that takes longer does not end."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    file: str
+    """In csrc/cuda."""
+    old: str
+    """Text that stands there exactly once."""
+    new: str
+    op: str
+
+    def apply(self, csrc: Path) -> None:
+        path = csrc / "cuda" / self.file
+        text = path.read_text()
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.name}: {text.count(self.old)} places in {path.name}")
+        path.write_text(text.replace(self.old, self.new))
+
+
+def caught(mutant: Mutant) -> str:
+    """In which mode the samples noticed, and how; empty where none did."""
+    with tempfile.TemporaryDirectory() as folder:
+        csrc = Path(folder) / "csrc"
+        for part in ("core", "cuda"):
+            shutil.copytree(ROOT / "csrc" / part, csrc / part)
+        mutant.apply(csrc)
+        for mode in MODES:
+            library = build(csrc, mutant.op, mode)
+            noticed = in_a_child(lambda mode=mode, lib=library: run_samples(mutant.op, mode, lib))
+            if noticed:
+                return f"{mode}: {noticed}"
+    return ""
+
+
+def build(csrc: Path, op: str, mode: str) -> Path:
+    """One operator's kernels as a library of their own, where Twin looks for it."""
+    library = csrc.parent / mode / f"libngram_npu_cuda_{mode}.so"
+    library.parent.mkdir()
+    compiled = library.with_suffix(".o")
+    include = [f"-I{ROOT / 'tests/cpp/twin/cuda/include'}", f"-I{csrc}"]
+    _run(
+        f"g++ -std=c++17 -fPIC -fvisibility=hidden -w @{FOLDER / mode}.flags",
+        *(*include, "-c", "-x", "c++", csrc / "cuda" / f"{op}.cu", "-o", compiled),
+    )
+    # Without the flags, which would bring the sanitizers' own libraries.
+    model = FOLDER / f"libcuda_twin_{mode}.a"
+    _run("g++ -shared -Wl,--no-undefined", compiled, model, "-o", library)
+    return library
+
+
+def _run(command: str, *more: str | Path) -> None:
+    subprocess.run([*shlex.split(command), *map(str, more)], check=True)
+
+
+def run_samples(op: str, mode: str, library: Path) -> str:
+    spec = OPSPECS[op]
+    plain = Backend(mode, call_torch, twin=Twin(f"cuda_{mode}", "cuda", "cuda", library.parent))
+    for sample in spec.samples(np.random.default_rng(2026)):
+        try:
+            check_parity(spec, watched(spec, sample, library) if mode == "hooks" else plain, sample)
+        except (MismatchError, RuntimeError) as error:
+            return f"{sample.label}: {type(error).__name__}: {error}"
+    return ""
+
+
+def in_a_child(task: Callable[[], str]) -> str:
+    """What it returns, or how it ended: a wrong kernel may take its process with it."""
+    receiving, sending = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            signal.alarm(SECONDS)
+            os.write(sending, task()[:4000].encode())
+            status = 0
+        except Exception:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    os.close(sending)
+    with os.fdopen(receiving, "rb") as pipe:
+        said = pipe.read().decode(errors="replace")
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status > 0:
+        raise RuntimeError("the samples could not be run; see above")
+    return said if status == 0 else f"ended by {signal.Signals(-status).name}"

@@ -1,0 +1,282 @@
+"""One fault each, that a kernel had or might have. A fault that cannot change what a kernel does
+on a GPU has no place here."""
+
+from __future__ import annotations
+
+from .catch import Mutant
+
+MUTANTS: list[Mutant] = []
+
+
+def _of(op: str, file: str, faults: dict[str, tuple[str, str]]) -> None:
+    for what, (old, new) in faults.items():
+        MUTANTS.append(Mutant(f"{op}: {what}", file, old, new, op))
+
+
+_BARRIER = "  __syncthreads();\n"
+
+for _op in ("prepare_next_token_ids", "prepare_inputs_padded"):
+    _of(
+        _op,
+        f"{_op}.cu",
+        {
+            "one request too many": ("i >= p.batch", "i > p.batch"),
+            "one request too few": ("i >= p.batch", "i >= p.batch - 1"),
+            "blocks overlap": ("blockIdx.x} * kThreads", "blockIdx.x} * (kThreads - 1)"),
+            "one block": ("cuda::blocks_for(params->batch, cuda::kThreads)", "dim3(1)"),
+        },
+    )
+
+_of(
+    "prepare_input_ids_",
+    "prepare_input_ids_.cu",
+    {
+        "one request too many": ("i >= p.batch", "i > p.batch"),
+        "any previous position": ("if (!p.draft_token_ids.has(prev)) return;", ""),
+        "every lane writes all": ("n += kWarpSize", "n += 1"),
+        "lanes leave gaps": ("n += kWarpSize", "n += kThreads"),
+        "warps overlap": ("threadIdx.x / kWarpSize", "threadIdx.x / (2 * kWarpSize)"),
+        "one block": ("cuda::blocks_for(params->batch, cuda::kWarps)", "dim3(1)"),
+    },
+)
+
+_of(
+    "prepare_inputs",
+    "prepare_inputs.cu",
+    {
+        "sums are read before they are written": (
+            "= in_warp;\n" + _BARRIER,
+            "= in_warp;\n",
+        ),
+        "sums are read before they are added up": (
+            "sum_over_warp(warp_sums[thread]);\n" + _BARRIER,
+            "sum_over_warp(warp_sums[thread]);\n",
+        ),
+        "offsets are read before they are written": (
+            "kept_before[thread + 1] = upto;\n  " + _BARRIER,
+            "kept_before[thread + 1] = upto;\n",
+        ),
+        "the scan takes a lane too few": ("if (lane >= distance)", "if (lane > distance)"),
+        "the scan takes a lane too many": ("if (lane >= distance)", "if (lane >= distance - 1)"),
+        "the scan stops early": ("distance < kWarpSize", "distance < kWarpSize / 2"),
+        "a warp adds its own sum": ("warp_sums[warp - 1]", "warp_sums[warp]"),
+        "sums of 32 bits": ("int64_t before = 0;", "int32_t before = 0;"),
+        "every chunk begins at nothing": ("before = block.kept_before[kThreads];", ""),
+        "more indices than room": (
+            "smaller(block.kept_before[r + 1], p.total_tokens)",
+            "block.kept_before[r + 1]",
+        ),
+        "the rest begins one late": ("n = before + thread;", "n = before + thread + 1;"),
+        "one request too many": ("i < p.batch) {", "i <= p.batch) {"),
+        "indices of the wrong chunk": ("p.query_start_loc[first + r]", "p.query_start_loc[r]"),
+        "requests of the last chunk only": ("first += kThreads", "first += kThreads + 1"),
+        "lanes leave gaps": ("n < end; n += kWarpSize", "n < end; n += kThreads"),
+    },
+)
+
+_of(
+    "correct_num_computed_tokens_",
+    "correct_num_computed_tokens_.cu",
+    {
+        "no barrier": (_BARRIER, ""),
+        "a warp's barrier": (_BARRIER, "  __syncwarp();\n"),
+        "nothing staged": ("stage_counts(p, i, corrected(p, i));", ";"),
+        "one request too few": (
+            "i < p.batch; i += kThreads) settle",
+            "i < p.batch - 1; i += kThreads) settle",
+        ),
+        "one request too many": (
+            "i < p.batch; i += kThreads) settle",
+            "i <= p.batch; i += kThreads) settle",
+        ),
+        "no second round": (
+            "i < p.batch; i += kThreads) stage",
+            "i < kThreads && i < p.batch; i += kThreads) stage",
+        ),
+    },
+)
+_of(
+    "correct_num_computed_tokens_",
+    "counts.cuh",
+    {
+        "staged without drafts": ("if (counts.accepted_changes) ", ""),
+        "accepted before computed": (
+            "p.num_computed_tokens[i] = p.num_accepted_tokens[i];\n    "
+            "p.num_accepted_tokens[i] = p.num_sampled_prev[drafted];",
+            "p.num_accepted_tokens[i] = p.num_sampled_prev[drafted];\n    "
+            "p.num_computed_tokens[i] = p.num_accepted_tokens[i];",
+        ),
+        "position 0 counts as none": ("if (drafted < 0)", "if (drafted <= 0)"),
+    },
+)
+
+_of(
+    "compute_slot_mapping_",
+    "compute_slot_mapping_.cu",
+    {
+        "one slot too many": ("n >= p.num_slots", "n > p.num_slots"),
+        "one slot too few": ("n >= p.num_slots", "n >= p.num_slots - 1"),
+        "the other width": ("slot_bytes == 8", "slot_bytes == 4"),
+        "blocks overlap": ("blockIdx.x} * kThreads", "blockIdx.x} * (kThreads - 1)"),
+    },
+)
+_of(
+    "compute_slot_mapping_",
+    "slots.cuh",
+    {
+        "the next request's first token": (
+            "query_start_loc[middle] > n",
+            "query_start_loc[middle] >= n",
+        ),
+        "the request before": ("return low - 1;", "return low - 2;"),
+        "one offset too many": ("high = batch + 1;", "high = batch + 2;"),
+        "one offset too few": ("high = batch + 1;", "high = batch;"),
+        "writes before the first request": ("if (request < 0) return;", ""),
+        "padding as a request": ("request < p.batch && ", ""),
+        "positions beyond the last": (" && n < p.num_positions", ""),
+        "padding is -1": ("slot == kNoSlot ? p.pad_id : slot", "slot"),
+    },
+)
+
+_of(
+    "correct_spec_state_",
+    "correct_spec_state_.cu",
+    {
+        "no barrier before the fence": ("bool last;\n" + _BARRIER, "bool last;\n"),
+        "no fence before arriving": ("    __threadfence();\n    last =", "    last ="),
+        "no fence after arriving": ("gridDim.x - 1;\n    __threadfence();\n", "gridDim.x - 1;\n"),
+        "no barrier after arriving": ("  }\n" + _BARRIER + "  return last;", "  }\n  return last;"),
+        "the counter does not wrap": (
+            "atomicInc(arrived, gridDim.x - 1)",
+            "atomicInc(arrived, gridDim.x)",
+        ),
+        "the first block is taken for the last": ("== gridDim.x - 1;", "== 0;"),
+        "every block settles": ("  return last;", "  return true;"),
+        "nothing staged": ("  stage_counts(p.counts, i, counts);\n", ""),
+        "one request too few": (
+            "i < p.counts.batch; i += kThreads",
+            "i < p.counts.batch - 1; i += kThreads",
+        ),
+        "the rest of the lengths is kept": ("    p.seq_lens[i] = 0;\n", ""),
+        "fewer blocks than items": ("larger(tokens, p.num_seq_lens)", "p.num_seq_lens"),
+        "positions beyond the last": ("    if (n < p.slots.num_positions) p.", "    p."),
+        "slots beyond the last": ("  if (n < p.slots.num_slots) write", "  write"),
+        "new counts read as old": (
+            "corrected(p.counts, request).num_computed",
+            "p.counts.num_computed_tokens[request]",
+        ),
+    },
+)
+
+_LOOKUP = {
+    "the suffix is read before it is written": (
+        "- 1 - thread];\n    }\n    __syncthreads();",
+        "- 1 - thread];\n    }",
+    ),
+    "the best is read before all reported": (
+        "search.report(&block.best);\n  }\n  __syncthreads();",
+        "search.report(&block.best);\n  }",
+    ),
+    "the best begins with anything": ("if (thread == 0) block.best = 0;", ""),
+    "a suffix of one token less": (
+        "static_cast<int32_t>(options.max_n), tokens.length)",
+        "static_cast<int32_t>(options.max_n) - 1, tokens.length)",
+    ),
+    "a warp's later chunks need not be better": (
+        "need_ = larger(min_n_, best_len() + 1);",
+        "need_ = larger(min_n_, best_len() + 2);",
+    ),
+    "an edge has to be better": (
+        "const int32_t need = larger(min_n_, best_len());",
+        "const int32_t need = larger(min_n_, best_len() + 1);",
+    ),
+    "the newest token matches itself": (
+        "smaller(tokens.in_row, tokens.length - 1)",
+        "smaller(tokens.in_row, tokens.length)",
+    ),
+    "no edge behind the vectors": (
+        "count = head_ + (tokens_.length - 1 - behind)",
+        "count = head_",
+    ),
+    "no edge before the vectors": ("verify(i < head_ ? i :", "verify(i < head_ ? behind :"),
+    "vectors from any address": (
+        "head_ = smaller(ends, -misaligned &",
+        "head_ = smaller(ends, 0 &",
+    ),
+    "vectors beyond the last": ("v < num_vectors_ ? vectors[v] : int4{}", "vectors[v]"),
+    "the vector before the lane's own is the last lane's": (
+        "before == second || lane_ == 0)",
+        "before == second)",
+    ),
+    "the second token of the wrong place": ("(v.z == second) << 3", "(v.w == second) << 3"),
+    "longer than max_n": (
+        "const int32_t limit = smaller(max_n_, end + 1);",
+        "const int32_t limit = end + 1;",
+    ),
+    "before the row's first token": ("if (end + 1 < need || ", "if ("),
+    "the latest as the earliest": ("(latest_ ? num_chunks_ - 1 - chunk : chunk)", "chunk"),
+    "tiles are left out": ("      tile += groups;", "      tile += groups + 1;"),
+    "only the first tile": ("search.look(tile);)", "search.look(tile) && tile < 0;)"),
+    "no edges": ("if (group == 0 && thread", "if (group == 1 && thread"),
+    "places of shorter matches count": (
+        "static_cast<int32_t>(len_of(best_)) == longest ?",
+        "true ?",
+    ),
+    "no fence before arriving": ("block.best);\n    __threadfence();", "block.best);"),
+    "the rank of the block alone": (
+        "block.best = atomicExch(&shared->best, 0ull);",
+        "atomicExch(&shared->best, 0ull);",
+    ),
+    "the shared rank is kept": (
+        "block.best = atomicExch(&shared->best, 0ull);",
+        "block.best = *static_cast<volatile Rank*>(&shared->best);",
+    ),
+    "the counter does not wrap": (
+        "atomicInc(&shared->arrived, static_cast<uint32_t>(groups - 1))",
+        "atomicInc(&shared->arrived, static_cast<uint32_t>(groups))",
+    ),
+    "no barrier after arriving": (
+        "  __syncthreads();\n  return block.last;",
+        "  return block.last;",
+    ),
+    "drafts beyond the count": ("j < count ? tokens[", "j <= count ? tokens["),
+}
+_of("ngram_propose", "lookup.cuh", _LOOKUP)
+_of(
+    "ngram_propose",
+    "ngram_propose.cu",
+    {
+        "the length is read before it is written": (
+            "live_row(p, i);\n  __syncthreads();",
+            "live_row(p, i);",
+        ),
+        "every block drafts": ("block)) return;\n  write_draft", "block)) {}\n  write_draft"),
+        "all share one workspace": ("(p.workspace) + i;", "(p.workspace);"),
+    },
+)
+_of(
+    "ngram_step_",
+    "ngram_step_.cu",
+    {
+        "lengths grow without being asked to": ("p.advance && a.num_appended", "a.num_appended"),
+        "one token too many": ("if (thread < a.num_appended)", "if (thread <= a.num_appended)"),
+        "one token too few": ("if (thread < a.num_appended)", "if (thread + 1 < a.num_appended)"),
+        "every block appends": ("block)) return;", "block)) {}"),
+        "the run is read before it is counted": (
+            "? 0 : run;\n  }\n  __syncthreads();",
+            "? 0 : run;\n  }",
+        ),
+        "the wrong thread says which row": (
+            "if (thread == kWarpSize) live",
+            "if (thread == 0) live",
+        ),
+    },
+)
+_of(
+    "ngram_step_",
+    "sampled.cuh",
+    {
+        "tokens beyond the width": ("k < width && ", ""),
+        "the first run only": ("first += kWarpSize)", "first += 2 * kWarpSize)"),
+    },
+)
