@@ -43,7 +43,10 @@ class Twin:
         return str(said().decode())
 
 
-TWINS: tuple[Twin, ...] = (Twin("ascendc_twin", device="npu", prefix="ascendc"),)
+TWINS: tuple[Twin, ...] = (
+    Twin("ascendc_twin", device="npu", prefix="ascendc"),
+    Twin("ascendc_twin_950", device="npu", prefix="ascendc"),
+)
 
 
 def kernel_exists(op: str, device: str) -> bool:
