@@ -53,6 +53,12 @@ class Rows:
         self.sampled.copy_(torch.from_numpy(tokens))
         self.discard.copy_(torch.from_numpy(self._rng.random(shape[0]) < 0.1))
 
+    def redraw_lengths(self) -> None:
+        """Any, the shortest and the longest among them: other requests than before."""
+        lengths = self._rng.integers(0, CAPACITY + 1, len(self.lengths), dtype=np.int32)
+        lengths[self._rng.permutation(len(lengths))[:4]] = [0, 1, CAPACITY - 1, CAPACITY]
+        self.lengths.copy_(torch.from_numpy(lengths))
+
     def step(self) -> tuple[torch.Tensor, ...]:
         head = (self.tokens, self.lengths, self.sampled, self.discard, None, True, UNLIMITED)
         lookup = (MIN_N, MAX_N, K, self._match, False, CAPACITY)

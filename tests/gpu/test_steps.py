@@ -12,15 +12,18 @@ KINDS = pytest.mark.parametrize("indexed", [False, True], ids=["scan", "index"])
 ON = pytest.mark.parametrize("device", DEVICES)
 
 
-def check_growing_rows(mine: Rows, truth: Rows, device: str, steps: int) -> None:
-    """`truth` is on the CPU and of the same seed; `mine` is replayed."""
+def check_steps(mine: Rows, truth: Rows, device: str, steps: int, growing: bool = True) -> None:
+    """`truth` is on the CPU and of the same seed; `mine` is replayed. Rows grow, or have other
+    lengths in each step."""
     mine.sample()
     truth.sample()
     replay = Replay(device, mine.step)
     mine.restart()
     for number in range(steps):
-        mine.sample()
-        truth.sample()
+        for rows in (mine, truth):
+            rows.sample()
+            if not growing:
+                rows.redraw_lengths()
         synchronize(device)
         before = num_allocations(device)
         with no_synchronisation(device):
@@ -38,20 +41,27 @@ def check_growing_rows(mine: Rows, truth: Rows, device: str, steps: int) -> None
 def test_replays_while_rows_grow(device: str, indexed: bool, match: int) -> None:
     mine = Rows(device, 37, indexed, seed=1, match=match)
     truth = Rows("cpu", 37, indexed=False, seed=1, match=match)
-    check_growing_rows(mine, truth, device, times(device, 2000, 20))
+    check_steps(mine, truth, device, times(device, 2000, 20))
+
+
+@ON
+@KINDS
+def test_replays_with_drawn_lengths(device: str, indexed: bool) -> None:
+    mine, truth = Rows(device, 37, indexed, seed=2), Rows("cpu", 37, False, seed=2)
+    check_steps(mine, truth, device, times(device, 1000, 20), growing=False)
 
 
 def test_a_wrong_step_is_caught() -> None:
     mine, truth = Rows("cpu", 9, False, seed=1), Rows("cpu", 9, False, seed=2)
     with pytest.raises(AssertionError, match="step 0"):
-        check_growing_rows(mine, truth, "cpu", 3)
+        check_steps(mine, truth, "cpu", 3)
 
 
 def test_a_dirty_workspace_is_caught() -> None:
     mine, truth = Rows("cpu", 9, False, seed=1), Rows("cpu", 9, False, seed=1)
     mine.workspace[3] = 1
     with pytest.raises(AssertionError, match="workspace"):
-        check_growing_rows(mine, truth, "cpu", 3)
+        check_steps(mine, truth, "cpu", 3)
 
 
 @ON
