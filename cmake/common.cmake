@@ -13,7 +13,8 @@ set(CMAKE_INSTALL_RPATH "$ORIGIN")
 set(NGRAM_NPU_CSRC "${CMAKE_CURRENT_SOURCE_DIR}/csrc")
 
 add_library(ngram_npu_options INTERFACE)
-target_compile_options(ngram_npu_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror)
+target_compile_options(ngram_npu_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion
+                                                   $<$<BOOL:${NGRAM_NPU_WERROR}>:-Werror>)
 target_include_directories(ngram_npu_options INTERFACE "${NGRAM_NPU_CSRC}")
 if(NGRAM_NPU_SANITIZE)
   target_compile_options(ngram_npu_options INTERFACE -fsanitize=${NGRAM_NPU_SANITIZE} -fno-sanitize-recover=all

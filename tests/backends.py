@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from ngram_npu import _C, _library
-from opspecs import Args, Array, OpSpec, owner
+from on_device import call_on
+from opspecs import Args, Array, OpSpec
+from opspecs.ngram_index_ import CPU_INDEXES, IndexMaker, gpu_index, made_by
 from twins import TWINS, Twin
 
 ALL_INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "neon")
@@ -30,6 +32,17 @@ class Backend:
     @contextmanager
     def selected(self) -> Iterator[None]:
         with instruction_set(self.instruction_set), in_place_of_the_cpu(self.twin):
+            yield
+
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """While samples for this backend are drawn: its own kind of index."""
+        maker = CPU_INDEXES
+        if self.twin is not None and self.twin.device == "cuda":
+            maker = IndexMaker(gpu_index, _append_on_a_twin)
+        elif self.device == "cuda":
+            maker = IndexMaker(gpu_index, lambda *args: self.call("ngram_index_append_", args))
+        with made_by(maker):
             yield
 
     def serves(self, spec: OpSpec) -> bool:
@@ -63,6 +76,11 @@ def in_place_of_the_cpu(twin: Twin | None) -> Iterator[None]:
         _library.load_backend("cpu", "cpu", _library.cpu_library_path())
 
 
+def _append_on_a_twin(*args: Any) -> None:
+    with in_place_of_the_cpu(next(twin for twin in TWINS if twin.device == "cuda")):
+        call_torch("ngram_index_append_", args)
+
+
 def to_torch(args: Args) -> Args:
     """Tensors over the same memory, strides kept."""
     return tuple(torch.from_numpy(a) if isinstance(a, np.ndarray) else a for a in args)
@@ -74,30 +92,6 @@ def call_torch(op: str, args: Args) -> tuple[Array, ...]:
 
 def call_numpy(op: str, args: Args) -> tuple[Array, ...]:
     return as_arrays(getattr(_C, op)(*args))
-
-
-def on_device(device: str) -> Callable[[str, Args], tuple[Array, ...]]:
-    """Calls through torch on copies of the arguments' whole memory, which is copied back."""
-
-    def call(op: str, args: Args) -> tuple[Array, ...]:
-        moved: dict[int, tuple[Array, torch.Tensor]] = {}
-
-        def tensor(array: Array) -> torch.Tensor:
-            whole = owner(array)
-            if id(whole) not in moved:
-                moved[id(whole)] = whole, torch.from_numpy(whole.reshape(-1)).to(device)
-            strides = [stride // array.itemsize for stride in array.strides]
-            offset = (array.ctypes.data - whole.ctypes.data) // array.itemsize
-            flat = moved[id(whole)][1].view(torch.from_numpy(array[:0]).dtype)  # bytes as a mask
-            return flat.as_strided(array.shape, strides, offset)
-
-        given = (tensor(a) if isinstance(a, np.ndarray) else a for a in args)
-        results = as_arrays(getattr(torch.ops.ngram_npu, op)(*given))
-        for whole, flat in moved.values():
-            whole.reshape(-1)[:] = flat.cpu().numpy()
-        return results
-
-    return call
 
 
 def available_devices() -> list[str]:
@@ -131,5 +125,7 @@ BACKENDS = [
     for front_end, call in (("torch", call_torch), ("numpy", call_numpy))
 ]
 TWIN_BACKENDS = [Backend(twin.name, call_torch, twin=twin) for twin in TWINS]
-DEVICE_BACKENDS = [Backend(name, on_device(name), device=name) for name in available_devices()]
+DEVICE_BACKENDS = [
+    Backend(f"device-{name}", call_on(name), device=name) for name in available_devices()
+]
 FRONT_ENDS = [Backend(n, c) for n, c in (("torch", call_torch), ("numpy", call_numpy))]

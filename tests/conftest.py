@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import os
 
-from hypothesis import HealthCheck, settings
+from without_hypothesis import install_where_missing
+
+install_where_missing()
+
+from hypothesis import HealthCheck, settings  # noqa: E402
 
 # CI repeats one run exactly; a developer's machine looks further each time.
 settings.register_profile(

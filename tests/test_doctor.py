@@ -33,6 +33,28 @@ def test_cuda_kernels_are_not_loaded_beside_a_torch_without_cuda() -> None:
         assert "without CUDA" in reason or "without nvcc" in reason
 
 
+def test_cuda_kernels_load_where_torch_has_cuda() -> None:
+    """They need no driver for that."""
+    if "without nvcc" in ngram_npu.doctor().backends["cuda"].reason:
+        pytest.skip("this build has no CUDA kernels")
+    code = """
+import torch
+torch.version.cuda = "13.0"  # what a CPU torch does not say of itself
+from ngram_npu import _library
+print(_library.backends()["cuda"])
+"""
+    kernels = sum("cuda" not in spec.no_kernel for spec in OPSPECS.values())
+    assert f"kernels={kernels}, " in _python(code)
+
+
+def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_found(_: str) -> None:
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(_library.ctypes, "CDLL", not_found)
+    assert _library._cuda_driver() == 0
+
+
 @pytest.mark.parametrize(
     ("driver", "problem"),
     [

@@ -23,10 +23,11 @@ class Twin:
     """"cuda" or "npu"."""
     prefix: str
     """Of the entry points: ``ngram_npu_<prefix>_<op>``."""
+    folder: Path = FOLDER
 
     @property
     def path(self) -> Path:
-        path = FOLDER / f"libngram_npu_{self.name}.so"
+        path = self.folder / f"libngram_npu_{self.name}.so"
         if not path.exists():
             raise FileNotFoundError(f"{path} is missing: `make twins` builds it")
         return path
@@ -43,7 +44,12 @@ class Twin:
         return str(said().decode())
 
 
-TWINS: tuple[Twin, ...] = (Twin("ascendc_twin", device="npu", prefix="ascendc"),)
+TWINS = (
+    Twin("cuda_fast", "cuda", "cuda"),
+    Twin("cuda_resident", "cuda", "cuda"),
+    Twin("ascendc_twin", "npu", "ascendc"),
+    Twin("ascendc_twin_950", "npu", "ascendc"),
+)
 
 
 def kernel_exists(op: str, device: str) -> bool:

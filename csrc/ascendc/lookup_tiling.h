@@ -6,19 +6,19 @@
 
 namespace ngram_npu::ascendc {
 
-// Of launch 1: the buffers of tokens; five of a bit and four of a float... a token's share of each, and the slot.
+// What a core of launch 1 keeps: tokens; words of bits and of floats, by the names they have in Searcher; a slot.
 constexpr int64_t search_ub_bytes(int64_t tile_tokens) {
-  constexpr int64_t kUnit = 32;
-  const int64_t words = tile_tokens / 32;
-  const int64_t tokens = kTileBuffers * tile_tokens * 4;
-  const int64_t marks = 5 * words * 4 + 2 * kUnit;
-  const int64_t ranks = 3 * words * 4 + kUnit;
-  return tokens + marks + ranks + kSlotInts * 4;
+  constexpr int64_t kBlock = 32;
+  const int64_t words = tile_tokens / 32 * 4;
+  const int64_t tiles = kTileBuffers * tile_tokens * 4;
+  const int64_t starts_moved_carry_following = 5 * words + 2 * kBlock;
+  const int64_t ranks_flags_scratch_best = 3 * words + kBlock;
+  return tiles + starts_moved_carry_following + ranks_flags_scratch_best + kSlotInts * 4;
 }
 
-// Of launch 2, for ngram_step_, which needs more of it.
+// And of launch 2, for ngram_step_, which needs more: eight arrays, each rounded up to 32 bytes.
 constexpr int64_t draft_ub_bytes(int64_t per_pass, int64_t spans, int64_t k) {
-  return per_pass * 4 * (spans * kSlotInts + k + 4 + kTokenPlace + kLengthPlace);
+  return per_pass * 4 * (spans * kSlotInts + k + 4 + kTokenPlace + kLengthPlace) + 8 * 32;
 }
 
 // `spans` 0: the machine cannot carry it out.

@@ -24,10 +24,16 @@ struct CorrectedCounts {
   bool accepted_changes;
 };
 
+// Where request i was in the previous step, if it had drafts there; else -1.
+NGRAM_FN int64_t drafted_at(const CorrectNumComputedTokensParams& c, int64_t i) {
+  const int64_t p = c.prev_positions[i];
+  return p < 0 || p >= c.num_previous || c.num_draft_prev[p] <= 0 ? -1 : p;
+}
+
 // Reads the old num_computed_tokens of any position: no position may be overwritten before all have been corrected.
 NGRAM_FN CorrectedCounts corrected(const CorrectNumComputedTokensParams& c, int64_t i) {
-  const int64_t p = c.prev_positions[i];
-  if (p < 0 || p >= c.num_previous || c.num_draft_prev[p] <= 0) return {c.host_num_computed_tokens[i], 0, false};
+  const int64_t p = drafted_at(c, i);
+  if (p < 0) return {c.host_num_computed_tokens[i], 0, false};
   const int32_t sampled = c.num_sampled_prev[p];
   return {wrap_add(c.num_computed_tokens[p], sampled), sampled, true};
 }

@@ -18,7 +18,7 @@ struct CorrectSpecStateParams {
   Gm<void> workspace;  // device backends only
 };
 
-// Words of workspace on a device: both new counts of each request, and what the blocks agree by.
+// Words of workspace that suffice on any device: both new counts of each request, and what the blocks agree by.
 NGRAM_FN int64_t correct_spec_state_workspace_words(int64_t batch) { return 2 * batch + 4; }
 
 // The position of token n of the batch, in a request that begins at query_start_loc `begin` with `num_computed` tokens.

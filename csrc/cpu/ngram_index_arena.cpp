@@ -136,6 +136,8 @@ const IndexTable& index_table() {
 #if defined(__x86_64__)
     case InstructionSet::kAvx512: return kIndexTableAvx512;
     case InstructionSet::kAvx2: return kIndexTableAvx2;
+#elif defined(__aarch64__)
+    case InstructionSet::kNeon: return kIndexTableNeon;
 #endif
     default: return kIndexTableScalar;
   }

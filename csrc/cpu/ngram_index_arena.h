@@ -75,6 +75,8 @@ extern const IndexTable kIndexTableScalar;
 #if defined(__x86_64__)
 extern const IndexTable kIndexTableAvx2;
 extern const IndexTable kIndexTableAvx512;
+#elif defined(__aarch64__)
+extern const IndexTable kIndexTableNeon;
 #endif
 
 // The one for the instruction set in force (instruction_set.h).

@@ -30,6 +30,9 @@ struct Avx2 {
     return static_cast<uint32_t>(__builtin_clz((differ << 24) | 0x800000u));
   }
 
+  static constexpr bool kGathers = false;
+  static void gather(const uint32_t*, const void*, void*) {}
+
   static uint32_t split_line(const uint32_t* line, uint32_t home, uint32_t depth, uint32_t* low, uint32_t* high) {
     return split_line_by_lanes(line, home, depth, low, high);
   }

@@ -10,7 +10,9 @@ namespace {
 using namespace index;
 
 // Isa: match(line, want, mask), bit i: lane i agrees in the bits of mask; used(line): entries in the line, which fill
-// from lane 0; common_suffix8(a, b): of 8 tokens each; split_line: see below.
+// from lane 0; common_suffix8(a, b): of 8 tokens each; split_line: see below; gather(words, at, out), where kGathers:
+// 16 words at 16 places, both vectors of VectorOf<16>. Several loads and a store are quicker where gathers are not
+// native.
 
 // An entry as it stands in the page of depth + 1 that a split gives it.
 inline uint32_t deepened(uint32_t entry, uint32_t depth) {

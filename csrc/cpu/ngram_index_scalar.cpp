@@ -22,6 +22,9 @@ struct Scalar {
     return common;
   }
 
+  static constexpr bool kGathers = false;
+  static void gather(const uint32_t*, const void*, void*) {}
+
   static uint32_t split_line(const uint32_t* line, uint32_t home, uint32_t depth, uint32_t* low, uint32_t* high) {
     return split_line_by_lanes(line, home, depth, low, high);
   }

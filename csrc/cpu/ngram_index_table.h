@@ -92,9 +92,14 @@ class SlotTable {
     for (int level = 0; level < levels(); ++level) {
       const Vector key = batch->key[level];
       Vector entry{};
-      for (uint32_t i = 0; i < size; ++i) {
-        const uint32_t at = dir_index(key[i], dir_depth);
-        entry[i] = dir_depth <= kDirPageDepth ? directory[at] : *directory_at(at, dir_depth);
+      if (Isa::kGathers && kWidth == 16 && dir_depth <= kDirPageDepth) {
+        const Vector at = (key >> (31 - dir_depth)) >> 1;
+        Isa::gather(directory, &at, &entry);
+      } else {
+        for (uint32_t i = 0; i < size; ++i) {
+          const uint32_t at = dir_index(key[i], dir_depth);
+          entry[i] = dir_depth <= kDirPageDepth ? directory[at] : *directory_at(at, dir_depth);
+        }
       }
       const Vector depth = entry & 15u;
       const Vector page = entry >> 4;
@@ -279,25 +284,23 @@ class SlotTable {
     return {-1, 0};
   }
 
-  // Whether a level above this one may have overflowed into a line that was not looked at.
-  bool overflow_above(const Batch& batch, uint32_t i, int level) const {
-    uint32_t full = 0;
-    for (int l = 0; l < levels(); ++l) {
-      full |= static_cast<uint32_t>(line_at(batch.line[l][i])[kLineWords - 1] != 0) << l;
-    }
-    return full >> (level + 1) != 0;
-  }
+  static bool is_full(const uint32_t* line) { return line[kLineWords - 1] != 0; }
 
   int find_deepest(const Batch& batch, uint32_t i, Hit* hit) const {
     const uint32_t end = batch.first + i;
     int level = grams(end) - 1;
     if (level + 1 == levels()) {
       const Glance seen = glance(batch, i);
-      if (seen.level == level || !overflow_above(batch, i, seen.level)) {
-        if (seen.level < 0) return -1;
+      const int above = seen.level + 1;
+      // What is above may have overflowed into a line that was not looked at; further above there is nothing without
+      // it.
+      const bool overflowed = above < levels() && is_full(line_at(batch.line[above][i]));
+      if (seen.level < 0) {
+        if (!overflowed) return -1;
+      } else {
         uint32_t* entry = line_at(batch.line[seen.level][i]) + seen.lane;
         const uint32_t n = min_n_ + static_cast<uint32_t>(seen.level);
-        if (verify(entry, batch.start[seen.level][i], end, n, hit)) return seen.level;
+        if (verify(entry, batch.start[seen.level][i], end, n, hit) && (!overflowed || !hit->twice())) return seen.level;
       }
     }
     // A row's beginning, a fingerprint that lied, or a full line.

@@ -33,9 +33,4 @@ int32_t status_of(cudaError_t error) {
 
 const char* ngram_npu_cuda_error() { return ngram_npu::cuda::last_error; }
 
-int32_t ngram_npu_cuda_driver_version() {
-  int version = 0;
-  return cudaDriverGetVersion(&version) == cudaSuccess ? version : 0;
-}
-
 int32_t ngram_npu_cuda_runtime_version() { return CUDART_VERSION; }

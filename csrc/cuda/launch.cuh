@@ -14,6 +14,12 @@ constexpr uint32_t kWholeWarp = 0xffffffffu;
 // Multiprocessors of the current device; it never waits, and may be called under graph capture.
 int32_t num_multiprocessors();
 
+// The grid of one thread, or warp, or block for each of `items`, where a block takes `per_block` of them. At least one
+// block: a launch may not be empty.
+inline dim3 blocks_for(int64_t items, int32_t per_block) {
+  return dim3(static_cast<uint32_t>(larger<int64_t>((items + per_block - 1) / per_block, 1)));
+}
+
 // The Status that an entry point returns; the text of an error is kept for ngram_npu_cuda_error().
 int32_t status_of(cudaError_t error);
 
@@ -28,9 +34,8 @@ int32_t launch(void (*kernel)(Parameters...), dim3 grid, int32_t threads, void* 
 
 }  // namespace ngram_npu::cuda
 
-// The CUDA versions of the driver and of these kernels' runtime, as 1000 * major + 10 * minor; 0 without a driver. A
-// driver of an older major version cannot run the kernels.
-NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_driver_version();
+// The CUDA version of the kernels' runtime, as 1000 * major + 10 * minor. A driver of an older major version cannot run
+// them.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_runtime_version();
 
 // Why the calling thread's last launch failed; empty where it did not.

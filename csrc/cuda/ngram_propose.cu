@@ -5,7 +5,8 @@ namespace ngram_npu::cuda {
 namespace {
 
 // Block (i, g) is the g-th of request i.
-__global__ void __launch_bounds__(kLookupThreads, kLookupBlocks) ngram_propose_kernel(const __grid_constant__ NgramProposeParams p) {
+__global__ void __launch_bounds__(kLookupThreads, kLookupBlocks)
+    ngram_propose_kernel(const __grid_constant__ NgramProposeParams p) {
   __shared__ LookupBlock block;
   __shared__ LiveRow live_of_block;
   const int64_t i = blockIdx.x;

@@ -15,7 +15,8 @@ __device__ LiveTokens tokens_of(const NgramStepParams& p, int64_t i, const Accep
 
 // Block (i, g) is the g-th of request i. All of them read the sampled tokens where the sampler left them, so that
 // nobody waits for the append, and the last one may append: nobody reads the row's end or its length any more.
-__global__ void __launch_bounds__(kLookupThreads, kLookupBlocks) ngram_step_kernel(const __grid_constant__ NgramStepParams p) {
+__global__ void __launch_bounds__(kLookupThreads, kLookupBlocks)
+    ngram_step_kernel(const __grid_constant__ NgramStepParams p) {
   __shared__ LookupBlock block;
   __shared__ LiveRow live_of_block;
   __shared__ int64_t run_of_block;

@@ -35,6 +35,7 @@ PYBIND11_MODULE(_C, m) {
   define_ngram_step_(m);
   define_index_tools(m);
   define_ascendc_plans(m);
+  define_device_index_tools(m);
   define_prepare_next_token_ids(m);
   define_prepare_inputs_padded(m);
   define_prepare_inputs(m);

@@ -22,6 +22,7 @@ void define_prepare_input_ids_(py::module_& m);
 void define_index_tools(py::module_& m);
 // How the AscendC kernels would be launched, for tests.
 void define_ascendc_plans(py::module_& m);
+void define_device_index_tools(py::module_& m);
 
 // The positional numpy calls take about a microsecond, so they make their outputs without a detour through Python.
 inline py::array_t<int32_t> empty(int64_t size) { return py::array_t<int32_t>(size); }

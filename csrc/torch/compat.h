@@ -10,6 +10,11 @@
 
 #include "host/arguments.h"
 
+// The headers of torch before 2.13 know it by another name only.
+#ifndef STABLE_TORCH_ERROR_CODE_CHECK
+#define STABLE_TORCH_ERROR_CODE_CHECK(call) TORCH_ERROR_CODE_CHECK(call)
+#endif
+
 namespace ngram_npu::torch_side {
 
 using torch::stable::Tensor;

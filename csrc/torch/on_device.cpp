@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include "torch/compat.h"
+
 namespace ngram_npu::torch_side {
 namespace {
 

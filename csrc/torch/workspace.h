@@ -28,7 +28,7 @@ class Workspace {
   void* data() const { return data_; }  // null where the kernel needs none
 
  private:
-  std::optional<Tensor> own_;  // alive until the call is queued, which is as long as its stream's allocator asks for
+  std::optional<Tensor> own_;  // until the call is queued: torch's allocators keep the order of a stream
   void* data_ = nullptr;
 };
 

@@ -135,6 +135,33 @@ def index_check_row(index: _Int32, slot: int, tokens: _Int32) -> int:
 def index_statistics(index: _Int32) -> dict[str, int]:
     """The counters an index keeps; they wrap at 2**32."""
 
+DEVICE_INDEX_HEADER_WORDS: int
+
+def device_index_words(num_slots: int, num_buckets: int) -> int:
+    """Size in int32 words of an index of a GPU's layout; 0 where none can be so large."""
+
+def device_index_buckets(tokens: int, min_n: int, max_n: int) -> int:
+    """Buckets that ``tokens`` tokens need, whatever they are."""
+
+def device_index_init(
+    header: _Int32,
+    num_slots: int,
+    num_buckets: int,
+    fingerprint_bits: int = 9,
+    generation_bits: int = 24,
+) -> None:
+    """Writes the header [DEVICE_INDEX_HEADER_WORDS] of an empty index; all behind it is zero.
+    Fewer bits change no answer: for tests."""
+
+def device_index_check(index: _Int32) -> tuple[int, int]:
+    """(number of the broken rule or 0, slot) of what can be checked without tokens."""
+
+def device_index_check_row(index: _Int32, slot: int, tokens: _Int32) -> int:
+    """Number of the broken rule, or 0, of one slot against the tokens of its row."""
+
+def device_index_statistics(index: _Int32) -> dict[str, int]:
+    """The counters in the header of an index; they wrap at 2**32."""
+
 def prepare_next_token_ids(
     sampled_token_ids: _Int32,
     discard: _Mask | None,

@@ -9,11 +9,19 @@ from ngram_npu import _library
 from ngram_npu._C import __version__, num_threads, set_num_threads
 from ngram_npu.config import NgramConfig
 from ngram_npu.doctor import Report, doctor
-from ngram_npu.index import IndexStatistics, IntegrityError, NgramIndex
+from ngram_npu.index import (
+    DeviceIndexStatistics,
+    DeviceNgramIndex,
+    IndexStatistics,
+    IntegrityError,
+    NgramIndex,
+)
 from ngram_npu.proposer import Drafts, NgramProposer, StepResult
 
 __all__ = [
     "CONTRACT_VERSION",
+    "DeviceIndexStatistics",
+    "DeviceNgramIndex",
     "Drafts",
     "IndexStatistics",
     "IntegrityError",

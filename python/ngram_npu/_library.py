@@ -141,15 +141,23 @@ def _load_cuda(library: ctypes.CDLL) -> Backend:
     loaded = _load_backend(library, "cuda", "cuda", path)
     if loaded.kernels == 0:
         return loaded
-    kernels = ctypes.CDLL(str(path))
-    reason = _driver_problem(
-        kernels.ngram_npu_cuda_driver_version(), kernels.ngram_npu_cuda_runtime_version()
-    )
-    return replace(loaded, reason=reason)
+    runtime = ctypes.CDLL(str(path)).ngram_npu_cuda_runtime_version()
+    return replace(loaded, reason=_driver_problem(_cuda_driver(), runtime))
+
+
+def _cuda_driver() -> int:
+    """The CUDA version of the driver as 1000 * major + 10 * minor; 0 where there is none. It is
+    asked without being initialised: that would spoil CUDA for processes forked later."""
+    version = ctypes.c_int(0)
+    try:
+        ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return 0
+    return version.value
 
 
 def _driver_problem(driver: int, runtime: int) -> str:
-    """Why a driver cannot run the kernels; versions of CUDA as 1000 * major + 10 * minor."""
+    """Why a driver cannot run kernels of that runtime."""
     if driver == 0:
         return "there is no CUDA driver"
     if driver // 1000 >= runtime // 1000:

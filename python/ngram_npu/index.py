@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import mmap
 import sys
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +17,8 @@ from ngram_npu import _C, _library
 from ngram_npu.config import MAX_INDEX_SPAN
 
 _TORCH_ABSENCE = _library.torch_absence()
+Int32Array = npt.NDArray[np.int32]
+
 _HUGE_PAGE_BYTES = 2 << 20
 _WORD_BYTES = 4
 
@@ -34,6 +37,9 @@ _FAULTS = {
     12: "an entry is there, or is marked, against the rule",
     13: "an entry is missing",
     14: "the slot has indexed more tokens than the row holds",
+    15: "a slot holds another number of entries than it says",
+    16: "the entries in use are not as many as the header says",
+    17: "a slot's state is none that an operator leaves",
 }
 
 
@@ -42,14 +48,10 @@ class IntegrityError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class IndexStatistics:
+class IndexCounters:
     """What an index has done since it was made; counters wrap at 2**32."""
 
     num_slots: int
-    num_pages: int
-    """Capacity, in pages of 4 KiB."""
-    pages_in_use: int
-    pages_peak: int
     rows_indexed: int
     """Rows of all steps that were answered from the index."""
     rows_scanned_full: int
@@ -64,15 +66,112 @@ class IndexStatistics:
     """Slots built anew because their row held other tokens than before."""
     rebuilds_options: int
     """Slots built anew because min_n, max_n or the policy had changed."""
-    page_splits: int
     slots_given_up: int
+
+
+@dataclass(frozen=True)
+class IndexStatistics(IndexCounters):
+    """Of an index in host memory."""
+
+    num_pages: int
+    """Capacity, in pages of 4 KiB."""
+    pages_in_use: int
+    pages_peak: int
+    page_splits: int
 
     @property
     def bytes_in_use(self) -> int:
         return self.pages_in_use * _C.INDEX_PAGE_WORDS * _WORD_BYTES
 
 
-class NgramIndex:
+@dataclass(frozen=True)
+class DeviceIndexStatistics(IndexCounters):
+    """Of an index on a GPU."""
+
+    num_buckets: int
+    """Capacity, in buckets of 16 entries."""
+    entries_in_use: int
+
+
+class _Index(ABC):
+    """What an index is wherever it lies."""
+
+    tensor: Any
+    """[W] int32, what the operators take as ``index``."""
+
+    def __init__(self, num_slots: int, token_capacity: int, min_n: int, max_n: int) -> None:
+        name = type(self).__name__
+        if num_slots < 1:
+            raise ValueError(f"{name}: num_slots: expected at least 1, got {num_slots}")
+        if token_capacity < 0:
+            raise ValueError(f"{name}: token_capacity: expected >= 0, got {token_capacity}")
+        if not 1 <= min_n <= max_n < min_n + MAX_INDEX_SPAN:
+            raise ValueError(
+                f"{name}: min_n, max_n: expected 1 <= min_n <= max_n <= min_n + 7, "
+                f"got {min_n}, {max_n}"
+            )
+        self.num_slots = num_slots
+        self.min_n, self.max_n = min_n, max_n
+
+    @abstractmethod
+    def _host_words(self) -> Int32Array:
+        """The tensor's words, in host memory."""
+
+    @abstractmethod
+    def _check(self, words: Int32Array) -> tuple[int, int]: ...
+
+    @abstractmethod
+    def _check_row(self, words: Int32Array, slot: int, tokens: Int32Array) -> int: ...
+
+    def reset(self, slot_indices: Any) -> None:
+        """Empties the slots of finished requests: slot_indices [N] int32 or int64."""
+        operators_for(self.tensor).ngram_index_reset_(self.tensor, slot_indices)
+
+    def append(
+        self,
+        token_ids: Any,
+        num_tokens: Any,
+        *,
+        match_policy: int = 0,
+        row_indices: Any = None,
+        slot_indices: Any = None,
+    ) -> None:
+        """Indexes what rows hold and their slots do not yet: prompts, in one piece or in several.
+
+        Without it a step does the same, a bounded number of tokens at a time, and scans meanwhile.
+        Shapes as in ``ngram_index_append_``; no slot twice.
+        """
+        operators_for(self.tensor).ngram_index_append_(
+            token_ids,
+            num_tokens,
+            row_indices,
+            self.tensor,
+            slot_indices,
+            self.min_n,
+            self.max_n,
+            match_policy,
+        )
+
+    def check_integrity(self, rows: dict[int, Int32Array] | None = None) -> None:
+        """Checks the structure, and each slot of ``rows`` (slot -> its row's live tokens) against
+        the tokens it indexes. Slow: for tests and for diagnosis.
+
+        An index on a device is copied from there first.
+
+        Raises:
+            IntegrityError: it names the broken rule, and the slot or page.
+        """
+        words = self._host_words()
+        fault, where = self._check(words)
+        if fault:
+            raise IntegrityError(f"{type(self).__name__}: {_FAULTS[fault]} (slot or page {where})")
+        for slot, tokens in (rows or {}).items():
+            fault = self._check_row(words, slot, np.ascontiguousarray(tokens))
+            if fault:
+                raise IntegrityError(f"{type(self).__name__}: slot {slot}: {_FAULTS[fault]}")
+
+
+class NgramIndex(_Index):
     """The memory behind ``ngram_index_step_``: one int32 tensor of slots and a shared arena.
 
     A slot belongs to a request for as long as it lives and follows it when rows move. All slots
@@ -104,25 +203,14 @@ class NgramIndex:
         any_data: bool = False,
         prefault: bool = False,
     ) -> None:
-        if num_slots < 1:
-            raise ValueError(f"NgramIndex: num_slots: expected at least 1, got {num_slots}")
-        if token_capacity < 0:
-            raise ValueError(f"NgramIndex: token_capacity: expected >= 0, got {token_capacity}")
-        if not 1 <= min_n <= max_n < min_n + MAX_INDEX_SPAN:
-            raise ValueError(
-                "NgramIndex: min_n, max_n: expected 1 <= min_n <= max_n <= min_n + 7, "
-                f"got {min_n}, {max_n}"
-            )
+        super().__init__(num_slots, token_capacity, min_n, max_n)
         pages = _C.index_pages(token_capacity, num_slots, min_n, max_n, any_data)
         words = _C.index_words(num_slots, pages)
         if words == 0:
             raise ValueError(f"NgramIndex: token_capacity: too large, got {token_capacity}")
-        self.num_slots = num_slots
-        self.min_n, self.max_n = min_n, max_n
         self._words, self._mapping = _allocate(words, prefault)
         _C.index_init(self._words, num_slots)
-        self.tensor: Any = self._words
-        """[W] int32, what the operators take as ``index``."""
+        self.tensor = self._words
         if kind == "torch":
             import torch
 
@@ -137,49 +225,79 @@ class NgramIndex:
     def statistics(self) -> IndexStatistics:
         return IndexStatistics(**_C.index_statistics(self._words))
 
-    def reset(self, slot_indices: Any) -> None:
-        """Empties the slots of finished requests: slot_indices [N] int32 or int64."""
-        operators_for(self.tensor).ngram_index_reset_(self.tensor, slot_indices)
+    def _host_words(self) -> Int32Array:
+        return self._words
 
-    def append(
+    def _check(self, words: Int32Array) -> tuple[int, int]:
+        return _C.index_check(words)
+
+    def _check_row(self, words: Int32Array, slot: int, tokens: Int32Array) -> int:
+        return _C.index_check_row(words, slot, tokens)
+
+
+class DeviceNgramIndex(_Index):
+    """:class:`NgramIndex` in a GPU's memory: a hash table that all slots share.
+
+    It takes 10 bytes for each token and n, so 30 a token for min_n, max_n = 2, 4. Where it is full,
+    a row is scanned instead (exact, slower) and counted in :attr:`statistics`. The entries of a
+    slot that is reset give their places up one by one, as others need them.
+
+    Args:
+        num_slots: requests that may be indexed at once; at most 2**20.
+        token_capacity: tokens they may hold together.
+        min_n, max_n: the range the steps will ask for; max_n - min_n is at most 7.
+        device: where the tensor is to lie.
+
+    Raises:
+        ValueError: a size or range out of bounds.
+    """
+
+    def __init__(
         self,
-        token_ids: Any,
-        num_tokens: Any,
+        num_slots: int,
+        token_capacity: int,
         *,
-        match_policy: int = 0,
-        row_indices: Any = None,
-        slot_indices: Any = None,
+        min_n: int,
+        max_n: int,
+        device: Any = "cuda",
     ) -> None:
-        """Indexes what rows hold and their slots do not yet: prompts, in one piece or in several.
+        super().__init__(num_slots, token_capacity, min_n, max_n)
+        buckets = _C.device_index_buckets(token_capacity, min_n, max_n)
+        self._allocate(num_slots, buckets, device)
 
-        Without it a step does the same, a bounded number of tokens at a time, and scans meanwhile.
-        Shapes as in ``ngram_index_append_``; no slot twice.
-        """
-        operators_for(self.tensor).ngram_index_append_(
-            token_ids,
-            num_tokens,
-            row_indices,
-            self.tensor,
-            slot_indices,
-            self.min_n,
-            self.max_n,
-            match_policy,
-        )
+    def _allocate(self, num_slots: int, num_buckets: int, device: Any) -> None:
+        import torch
 
-    def check_integrity(self, rows: dict[int, npt.NDArray[np.int32]] | None = None) -> None:
-        """Checks the structure, and each slot of ``rows`` (slot -> its row's live tokens) against
-        the tokens it indexes. Slow: for tests and for diagnosis.
+        size = _C.device_index_words(num_slots, num_buckets)
+        if size == 0:
+            raise ValueError(
+                f"DeviceNgramIndex: num_slots: expected at most 2**20, got {num_slots}"
+            )
+        header = np.zeros(_C.DEVICE_INDEX_HEADER_WORDS, np.int32)
+        _C.device_index_init(header, num_slots, num_buckets)
+        self.tensor = torch.zeros(size, dtype=torch.int32, device=device)
+        self.tensor[: header.size] = torch.from_numpy(header)
 
-        Raises:
-            IntegrityError: it names the broken rule, and the slot or page.
-        """
-        fault, where = _C.index_check(self._words)
-        if fault:
-            raise IntegrityError(f"NgramIndex: {_FAULTS[fault]} (slot or page {where})")
-        for slot, tokens in (rows or {}).items():
-            fault = _C.index_check_row(self._words, slot, np.ascontiguousarray(tokens))
-            if fault:
-                raise IntegrityError(f"NgramIndex: slot {slot}: {_FAULTS[fault]}")
+    @property
+    def nbytes(self) -> int:
+        """Size of the tensor."""
+        return int(self.tensor.nbytes)
+
+    @property
+    def statistics(self) -> DeviceIndexStatistics:
+        """Waits for the device."""
+        header = self.tensor[: _C.DEVICE_INDEX_HEADER_WORDS].cpu().numpy()
+        return DeviceIndexStatistics(**_C.device_index_statistics(header))
+
+    def _host_words(self) -> Int32Array:
+        words: Int32Array = self.tensor.cpu().numpy()
+        return words
+
+    def _check(self, words: Int32Array) -> tuple[int, int]:
+        return _C.device_index_check(words)
+
+    def _check_row(self, words: Int32Array, slot: int, tokens: Int32Array) -> int:
+        return _C.device_index_check_row(words, slot, tokens)
 
 
 def operators_for(tensor: object) -> Any:
@@ -196,7 +314,7 @@ def operators_for(tensor: object) -> Any:
     return _C
 
 
-def _allocate(words: int, prefault: bool) -> tuple[npt.NDArray[np.int32], mmap.mmap]:
+def _allocate(words: int, prefault: bool) -> tuple[Int32Array, mmap.mmap]:
     """Zeroed words from the system, at a huge page's boundary and in huge pages where it has them:
     lookups jump about, and with small pages every jump misses the TLB as well."""
     # Private: a shared mapping gets no huge pages.

@@ -7,7 +7,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from ngram_npu.config import MAX_INDEX_SPAN, NgramConfig
-from ngram_npu.index import NgramIndex, operators_for
+from ngram_npu.index import DeviceNgramIndex, NgramIndex, operators_for
 
 SHORT_ROW = 2048
 """Up to this row capacity (tokens) a scan is about as fast as the index: tools/bench/results."""
@@ -70,7 +70,8 @@ class NgramProposer:
         Args:
             config: what to look for.
             engine: ``"index"``, ``"scan"``, or ``"auto"``: the index unless ``max_n - min_n``
-                exceeds 7 or the buffer's rows are too short for it to pay.
+                exceeds 7, the buffer's rows are too short for it to pay, or they are on a GPU,
+                where it has not been measured yet.
             num_slots: slots of the index; None: the rows of the first step's buffer.
             token_capacity: tokens that all slots may hold together (a KV cache's capacity); None:
                 all rows full. Where it is exceeded, rows are scanned.
@@ -90,7 +91,7 @@ class NgramProposer:
             )
         self.config = config
         self.engine = "scan" if span > MAX_INDEX_SPAN else engine
-        self.index: NgramIndex | None = None
+        self.index: NgramIndex | DeviceNgramIndex | None = None
         """Made by the first step or :meth:`append` that uses it: outside a compiled function."""
         self._num_slots, self._token_capacity = num_slots, token_capacity
         self._lookup = (
@@ -196,17 +197,24 @@ class NgramProposer:
         if self.index is not None:
             self.index.reset(slot_indices)
 
-    def _index_for(self, token_ids: Any) -> NgramIndex | None:
+    def _index_for(self, token_ids: Any) -> NgramIndex | DeviceNgramIndex | None:
         if self.index is None:
             rows, capacity = token_ids.shape
-            if self.engine == "scan" or (self.engine == "auto" and capacity <= SHORT_ROW):
+            kind: Literal["numpy", "torch"] = (
+                "numpy" if isinstance(token_ids, np.ndarray) else "torch"
+            )
+            on_device = kind == "torch" and token_ids.device.type != "cpu"
+            if self.engine == "scan" or (
+                self.engine == "auto" and (on_device or capacity <= SHORT_ROW)
+            ):
                 return None
             tokens = rows * capacity if self._token_capacity is None else self._token_capacity
-            self.index = NgramIndex(
-                max(1, rows) if self._num_slots is None else self._num_slots,
-                tokens,
-                min_n=self.config.min_n,
-                max_n=self.config.max_n,
-                kind="numpy" if isinstance(token_ids, np.ndarray) else "torch",
-            )
+            slots = max(1, rows) if self._num_slots is None else self._num_slots
+            low, high = self.config.min_n, self.config.max_n
+            if on_device:
+                self.index = DeviceNgramIndex(
+                    slots, tokens, min_n=low, max_n=high, device=token_ids.device
+                )
+            else:
+                self.index = NgramIndex(slots, tokens, min_n=low, max_n=high, kind=kind)
         return self.index

@@ -17,7 +17,7 @@ from tools import abi_audit
 
 ENTRY_POINTS = (ROOT / "csrc/ascendc/entry_points.h").read_text()
 SERVED = set(re.findall(r"\bX\((\w+), \w+Params\)", ENTRY_POINTS))
-ON_DEVICE = (ROOT / "tests/ascend/on_device.py").read_text()
+ON_DEVICE = (ROOT / "tests/ascend/npu_checks.py").read_text()
 DEF = "\ndef test_"
 
 CALL = """
@@ -57,7 +57,7 @@ def test_the_launch_library_needs_what_is_there(npu: Npu) -> None:
 
 def test_on_the_device(npu: Npu) -> None:
     code = "import torch, torch_npu, pytest, sys; sys.exit(pytest.main(sys.argv[1:]))"
-    done = npu.run("-c", code, "-q", "-p", "no:cacheprovider", "tests/ascend/on_device.py")
+    done = npu.run("-c", code, "-q", "-p", "no:cacheprovider", "tests/ascend/npu_checks.py")
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert f"\n{ON_DEVICE.count(DEF)} passed" in done.stdout
 

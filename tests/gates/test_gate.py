@@ -100,7 +100,10 @@ WRONG: dict[str, tuple[Callable[[Tree], Tree], str]] = {
         lambda t: replace(t, kernels=_without(t.kernels, (OP, "cpu"))),
         "no kernel for cpu",
     ),
-    "no reason": (lambda t: _with_spec(t, no_kernel={}), "no kernel for cuda and no reason"),
+    "no reason": (
+        lambda t: replace(_with_spec(t, no_kernel={}), kernels=_without(t.kernels, (OP, "cuda"))),
+        "no kernel for cuda and no reason",
+    ),
     "stale reason": (
         lambda t: _with_spec(t, no_kernel={"cpu": "none yet", "cuda": "none yet"}),
         "kernel for cpu, but",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +14,8 @@ Int32Array = npt.NDArray[np.int32]
 
 UNLIMITED = 2**63 - 1
 PAD = 7
-_HEADER_WORDS, _SLOT_WORDS = 64, 32
-_OPTIONS, _LENGTH, _GIVEN_UP, _TAIL = 0, 1, 4, 8
+_HEADER_WORDS = 64
+_OPTIONS, _LENGTH, _TAIL = 0, 1, 8
 _TAIL_TOKENS = 8
 
 
@@ -44,7 +45,11 @@ class World:
         rows, lengths: the runner's, between canaries.
         slots: [R], the slot of each row's request.
         steps: requests compared with a rescan so far; ``blind`` of them could not be.
+
+    Slots of all layouts begin with the same words.
     """
+
+    SLOT_WORDS, GIVEN_UP = 32, 4
 
     def __init__(
         self, num_rows: int, capacity: int, lookup: Lookup, num_slots: int, num_pages: int
@@ -54,14 +59,25 @@ class World:
         self.rows = self._buffer[1:-1, PAD:-PAD]
         self.rows[:] = -5
         self.lengths: Int32Array = np.zeros(num_rows, np.int32)
-        self.index = index_of_pages(num_slots, num_pages, lookup)
+        self.index = self._make_index(num_slots, num_pages)
+        self.words: Int32Array = self._words_of_index()
         self.slots: Int32Array = np.arange(num_rows, dtype=np.int32)
         self.known: dict[int, Int32Array] = {}
         self.steps = self.blind = self.drafts = 0
 
+    def _make_index(self, num_slots: int, num_pages: int) -> Any:
+        return index_of_pages(num_slots, num_pages, self.lookup)
+
+    def _words_of_index(self) -> Int32Array:
+        words: Int32Array = self.index.tensor
+        return words
+
+    def _call(self, op: str, *args: Any) -> Any:
+        return getattr(_C, op)(*args)
+
     def slot_words(self, slot: int) -> Int32Array:
-        at = _HEADER_WORDS + slot * _SLOT_WORDS
-        words: Int32Array = self.index.tensor[at : at + _SLOT_WORDS]
+        at = _HEADER_WORDS + slot * self.SLOT_WORDS
+        words: Int32Array = self.words[at : at + self.SLOT_WORDS]
         return words
 
     def live(self, row: int) -> Int32Array:
@@ -79,19 +95,18 @@ class World:
         at = np.asarray(rows, np.int32)
         for row in at:
             self._forget(int(row), int(self.lengths[row]))
-        self.index.append(
-            self.rows,
-            self.lengths,
-            match_policy=self.lookup.match,
-            row_indices=at,
-            slot_indices=self.slots[at],
-        )
+        look = self.lookup
+        self._call(
+            "ngram_index_append_",
+            self.rows, self.lengths, at, self.words, self.slots[at], look.min_n, look.max_n,
+            look.match,
+        )  # fmt: skip
         for row in at:
             self._note(int(row))
 
     def reset(self, rows: Sequence[int]) -> None:
         slots = self.slots[np.asarray(rows, np.int32)]
-        self.index.reset(slots)
+        self._call("ngram_index_reset_", self.words, slots)
         for slot in slots:
             self.known.pop(int(slot), None)
 
@@ -121,9 +136,10 @@ class World:
         )  # fmt: skip
         truth = _C.ngram_step_(buffer[1:-1, PAD:-PAD], lengths, sampled, *middle, None)
         given = None if by_row and np.array_equal(self.slots[at], at) else self.slots[at]
-        found = _C.ngram_index_step_(
-            self.rows, self.lengths, sampled, *middle, self.index.tensor, given, None
-        )
+        found = self._call(
+            "ngram_index_step_",
+            self.rows, self.lengths, sampled, *middle, self.words, given, None,
+        )  # fmt: skip
         np.testing.assert_array_equal(self._buffer, buffer)  # tokens, and nothing around them
         np.testing.assert_array_equal(self.lengths, lengths)
         for name, got, want in zip(("next", "num_sampled"), found[:2], truth[:2], strict=True):
@@ -168,7 +184,7 @@ class World:
     def _assess(self, row: int, length: int) -> bool:
         """Whether the slot holds other tokens than its row and nobody can notice."""
         slot = int(self.slots[row])
-        if self._will_rebuild(row, length) or self.slot_words(slot)[_GIVEN_UP]:
+        if self._will_rebuild(row, length) or self.slot_words(slot)[self.GIVEN_UP]:
             return False
         known = self.known.get(slot)
         return known is not None and not np.array_equal(known, self.rows[row, : len(known)])
@@ -176,19 +192,20 @@ class World:
     def _forget(self, row: int, length: int) -> None:
         """Before an operator that takes this row: its slot may be about to be built anew."""
         slot = int(self.slots[row])
-        if self._will_rebuild(row, length) or self.slot_words(slot)[_GIVEN_UP]:
+        if self._will_rebuild(row, length) or self.slot_words(slot)[self.GIVEN_UP]:
             self.known.pop(slot, None)
 
     def _note(self, row: int) -> None:
         slot = int(self.slots[row])
         words = self.slot_words(slot)
-        if words[_GIVEN_UP] or words[_OPTIONS] == 0:
+        if words[self.GIVEN_UP] or words[_OPTIONS] == 0:
             self.known.pop(slot, None)
             return
         known = self.known.get(slot)
         before = 0 if known is None else len(known)
         new = self.rows[row, before : words[_LENGTH]].copy()
-        self.known[slot] = new if known is None else np.concatenate([known, new])
+        all_known = new if known is None else np.concatenate([known, new])
+        self.known[slot] = all_known[: words[_LENGTH]]
 
     def _check_blind(self, row: int, ids: list[int], count: int, match: int) -> None:
         """A draft that need not be the rescan's is still what followed an occurrence, in this row,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from backends import Backend, as_arrays
-from opspecs import Args, OpSpec, Sample, clone_args, owner, same_bits
+from opspecs import Args, Array, OpSpec, Sample, clone_args, owner, same_bits
 
 
 class MismatchError(AssertionError):
@@ -18,6 +18,18 @@ def check_parity(spec: OpSpec, backend: Backend, sample: Sample) -> None:
     expected = as_arrays(spec.reference(*expected_args))
     with backend.selected():
         got = backend.call(spec.name, got_args)
+    compare(spec, sample, got, got_args, expected, expected_args)
+
+
+def compare(
+    spec: OpSpec,
+    sample: Sample,
+    got: tuple[Array, ...],
+    got_args: Args,
+    expected: tuple[Array, ...],
+    expected_args: Args,
+) -> None:
+    """Raises MismatchError unless results and arguments after the call are the expected ones."""
     _check_arguments(spec, sample, got_args, expected_args if sample.compare else None)
     if not sample.compare:
         return

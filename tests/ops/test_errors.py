@@ -9,10 +9,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from backends import FRONT_ENDS, Backend, to_torch
+from backends import DEVICE_BACKENDS, FRONT_ENDS, Backend, to_torch
 from opspecs import OPSPECS, BadCall, OpSpec, clone_args, owner
 
 SPECS = list(OPSPECS.values())
+CALLERS = [*FRONT_ENDS, *DEVICE_BACKENDS]
 
 
 def _inner_stride_two(array: np.ndarray) -> np.ndarray:
@@ -35,7 +36,7 @@ CASES = [
     pytest.param(spec, bad, front_end, id=f"{spec.name}-{bad.label}-{front_end.name}")
     for spec in SPECS
     for bad in (*spec.bad_calls, *_derived(spec))
-    for front_end in FRONT_ENDS
+    for front_end in CALLERS
 ]
 
 
@@ -54,7 +55,7 @@ def test_refused_before_anything_is_written(spec: OpSpec, bad: BadCall, front_en
             assert np.array_equal(owner(mine), owner(original))
 
 
-@pytest.mark.parametrize("front_end", FRONT_ENDS, ids=lambda b: b.name)
+@pytest.mark.parametrize("front_end", CALLERS, ids=lambda b: b.name)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_memory_of_a_written_tensor_is_its_own(spec: OpSpec, front_end: Backend) -> None:
     """Every pair of a written int32 tensor and another one of its rank that share memory."""

@@ -23,9 +23,10 @@ PAIRS = [
 @pytest.mark.parametrize(("spec", "backend"), PAIRS)
 def test_samples(spec: OpSpec, backend: Backend) -> None:
     count = 0
-    for sample in spec.samples(np.random.default_rng(2026)):
-        check_parity(spec, backend, sample)
-        count += 1
+    with backend.drawing():
+        for sample in spec.samples(np.random.default_rng(2026)):
+            check_parity(spec, backend, sample)
+            count += 1
     assert count >= 10
 
 
@@ -35,7 +36,8 @@ def test_random(spec: OpSpec, backend: Backend) -> None:
     def check(args: tuple[object, ...]) -> None:
         check_parity(spec, backend, Sample("hypothesis", args))
 
-    check()
+    with backend.drawing():
+        check()
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)

@@ -61,8 +61,20 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         few = in_buffer(np.zeros(size), gap=3, dtype=np.int64)
         yield Sample(f"slots-{size}", (*args[:4], few, 16, 1, 1, 0, 1, -1))
         yield Sample(f"positions-{size}", (start, positions[:size], *args[2:], 16, 1, 1, 0, 1, -1))
+    yield from _long_samples(rng)
     yield from _empty_samples()
     yield from _hostile_samples(rng, args)
+
+
+def _long_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for tokens in (255, 256, 257, 1000):
+        for batch in (1, 100):
+            cuts = np.sort(rng.integers(0, tokens + 1, batch - 1))
+            start = in_buffer([0, *cuts.tolist(), tokens])
+            positions = in_buffer(rng.integers(0, 1100, tokens), dtype=np.int64)
+            slots = in_buffer(np.zeros(tokens + 3), gap=1, dtype=np.int64)
+            args = (start, positions, table(rng, batch, 64), None, slots)
+            yield Sample(f"long-{tokens}-{batch}", (*args, 16, 1, 1, 0, 1, -1))
 
 
 def _empty_samples() -> Iterator[Sample]:

@@ -77,6 +77,8 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     four = _step(rng, 4, query_start_loc=start)
     yield sample("ordinary", four)
     yield sample("workspace", four | {"workspace": np.zeros(64, np.int32)})
+    large = _step(rng, 400, workspace=np.zeros(1024, np.int32))  # on devices: of several blocks
+    yield sample("workspace-large", large)
     yield sample("no-mask", four | {"discard": None, "num_tokens": None})
     yield sample("lengths-without-mask", four | {"discard": None})
     for batch in (0, 1, 2, 3, 30, 2049):

@@ -8,7 +8,7 @@ from ngram_npu import reference
 
 from .ngram_index_ import fresh, nonsense, warm
 from .rows import HOSTILE_INT32, HOSTILE_INT64, random_rows
-from .spec import NO_INDEX_ON_NPU, NOT_YET, Args, OpSpec, Sample, in_buffer
+from .spec import NO_INDEX_ON_NPU, Args, OpSpec, Sample, in_buffer
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -30,7 +30,7 @@ def _sizes() -> tuple[Args, ...]:
 
 SPEC = OpSpec(
     name="ngram_index_reset_",
-    no_kernel={**NOT_YET, **NO_INDEX_ON_NPU},
+    no_kernel=NO_INDEX_ON_NPU,
     schema="ngram_index_reset_(Tensor(a!) index, Tensor slot_indices) -> ()",
     reference=reference.ngram_index_reset_,
     samples=_samples,

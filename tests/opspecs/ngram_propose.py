@@ -12,8 +12,11 @@ from .rows import (
     HOSTILE_INT64,
     PIECE_ENDS,
     POLICIES,
+    TILE_CAPACITY,
+    TILE_LENGTHS,
     lookup_options,
     matches_ending_at,
+    planted_rows,
     random_rows,
     structured_rows,
     token_rows,
@@ -49,6 +52,11 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
             args = (rows, lengths_of_one, None, None, 2, 8, 10, *policy, 182)
             yield Sample(f"{name}-{policy}", args)
 
+    for before, policy in enumerate(POLICIES):
+        at = TILE_LENGTHS * (1 + before // 2)  # a large batch has fewer blocks for each row
+        rows = in_buffer(planted_rows(rng, at, TILE_CAPACITY), before=before)
+        args = (rows, in_buffer(at), None, None, 1, 8, 5, *policy, UNLIMITED)
+        yield Sample(f"tile-edges-{policy}", args)
     for match, n in ((0, 3), (1, 3), (0, 64), (1, 64)):
         rows = in_buffer(matches_ending_at(PIECE_ENDS, n, 2300), before=1, gap=1)
         whole = in_buffer([2300] * len(PIECE_ENDS))

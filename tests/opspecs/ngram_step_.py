@@ -14,8 +14,11 @@ from .rows import (
     INT32_MAX,
     PIECE_ENDS,
     POLICIES,
+    TILE_CAPACITY,
+    TILE_LENGTHS,
     lookup_options,
     matches_ending_at,
+    planted_rows,
     random_rows,
     structured_rows,
     token_rows,
@@ -42,7 +45,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     head = (tokens, lengths, sampled, discard, indices)
     yield Sample("ordinary", (*head, True, 1000, 2, 4, 5, 0, False, 4096, None))
 
-    workspace = np.zeros(64, np.int32)
+    workspace = np.zeros(96, np.int32)
     for advance in (False, True):
         for policy in POLICIES:
             label = f"{policy}-advance-{advance}"
@@ -65,6 +68,15 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
                 new = np.stack([np.resize(row[t:], 3) if t < 150 else row[:3] for t in at])
                 args = (rows, in_buffer(at), in_buffer(new), None, None, advance, INT32_MAX)
                 yield Sample(f"{name}-{label}", (*args, 2, 8, 10, *policy, 152, None))
+    for before, policy in enumerate(POLICIES):
+        # What is appended is the row's end already, so that the copies match what it becomes.
+        ends = TILE_LENGTHS * (1 + before // 2)  # a large batch has fewer blocks for each row
+        grown = planted_rows(rng, ends, TILE_CAPACITY)
+        new = np.stack([row[t - 3 : t] for row, t in zip(grown, ends, strict=True)])
+        at = in_buffer([t - 3 for t in ends])
+        head = (in_buffer(grown, before=before), at, in_buffer(new), None, None, True, INT32_MAX)
+        memory = workspace if before % 2 else None
+        yield Sample(f"tile-edges-{policy}", (*head, 1, 8, 5, *policy, UNLIMITED, memory))
     for match, n in ((0, 3), (1, 64)):
         grown = matches_ending_at(PIECE_ENDS, n, 2300)
         for width in (1, 2, 64):  # of which none, some, all of the suffix are in the row already

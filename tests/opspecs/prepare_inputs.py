@@ -17,7 +17,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample("ordinary", (*args, 13))
     for total in (0, 1, 4, 7, 8, 9, 14, 100):
         yield Sample(f"total-{total}", (*args, total))
-    for batch in (0, 1, 2, 3, 60):
+    for batch in (0, 1, 2, 3, 60, 1023, 1024, 1025, 2100):
         lengths = rng.integers(0, 12, batch)
         good = (in_buffer(offsets(lengths)), in_buffer(lengths + rng.integers(0, 99, batch)))
         for name, drop in (

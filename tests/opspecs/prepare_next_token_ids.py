@@ -39,6 +39,11 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
             yield Sample(f"{label}-rows", (new, None, None, rows, ragged, None, 5))
             yield Sample(f"{label}-indices", (new, None, None, rows, ragged, order, UNLIMITED))
             yield Sample(f"{label}-given", (new, None, ragged, None, None, None, 5))
+    for batch in (127, 128, 129):
+        new = in_buffer(sampled_matrix(rng, batch, 2, 6), gap=1)
+        yield Sample(
+            f"batch-{batch}", (new, None, np.arange(batch, dtype=np.int32), *[None] * 3, 5)
+        )
     yield from _empty_samples()
     yield from _hostile_samples(rng)
 

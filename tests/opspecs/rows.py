@@ -18,6 +18,10 @@ EDGE_LENGTHS = sorted(
     {0, 1, 2, 3} | {b + d for b in (4, 8, 16, 32, 64, 128, 192) for d in (-1, 0, 1, 2)}
 )
 
+# The same for what a device reads at once: vectors of a warp (128 tokens), tiles of a block (4096).
+TILE_CAPACITY = 8211
+TILE_LENGTHS = [8193, 8211, 8210, 8209, 8191, 8192, 4099, 4098, 4096, 4097]
+
 POLICIES = [(match, overlap) for match in (0, 1) for overlap in (False, True)]
 
 
@@ -44,6 +48,28 @@ def structured_rows(capacity: int) -> list[tuple[str, Array]]:
         "hostile-tokens": np.resize(HOSTILE_INT32, capacity),
     }
     return [(name, values.astype(np.int32)) for name, values in rows.items()]
+
+
+def planted_rows(rng: np.random.Generator, lengths: list[int], capacity: int) -> Array:
+    """Rows without a repetition but copies of their last tokens: next to the edges of vectors and
+    tiles; or 1024 tokens apart, where the same warp sees them one after the other, each a better
+    match than the one before, or a worse one, or as good; or as good at the row's very ends."""
+    edges = np.array([4, 128, 256, 512, 1024, 3968, 4096, 4224, 8064, 8192])
+    strides = np.arange(100, capacity, 1024)
+    rows = np.tile(np.arange(capacity, dtype=np.int32), (len(lengths), 1))
+    for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        near = rng.choice(edges[edges < length], 7) + rng.integers(-2, 4, 7)
+        plants = [
+            zip(near, rng.permutation([1, 2, 3, 5, 5, 8, 8]), strict=True),
+            zip(strides, range(1, 9), strict=False),
+            zip(strides, range(8, 0, -1), strict=False),
+            zip(strides, [5] * 8, strict=False),
+            [(2, 1), (960, 1), (length - 961, 1), (length - 1, 1)],
+        ]
+        for end, n in plants[i % len(plants)]:
+            if n <= end < length:
+                row[end - n : end] = row[length - n : length]
+    return rows
 
 
 def _rising_matches(capacity: int) -> Array:

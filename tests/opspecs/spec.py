@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 Array = npt.NDArray[Any]
 Args = tuple[Any, ...]
 
-NOT_YET = {"cuda": "this version has no CUDA kernels yet"}
 NO_INDEX_ON_NPU = {"npu": "this version scans on the NPU: its index is a later one's"}
 
 CANARY = 1_094_795_585  # 0x41414141: what surrounds the data that an operator may touch
@@ -58,7 +57,7 @@ class OpSpec:
     takes two equal sizes for one symbol)."""
     opaque: frozenset[str] = frozenset()
     """Arguments whose contents are an implementation's own affair and are not compared."""
-    no_kernel: dict[str, str] = field(default_factory=lambda: NOT_YET)
+    no_kernel: dict[str, str] = field(default_factory=dict)
     """Backend -> why this operator has no kernel there."""
 
     @property
@@ -88,6 +87,9 @@ class OpSpec:
             if value is not None and min(value.shape) > 1:
                 return sample
         raise LookupError(f"{self.name}: no sample has {name}")
+
+    def get(self, args: Args, name: str) -> Any:
+        return args[[n for n, _ in self.arguments].index(name)]
 
     def replace(self, args: Args, **change: Any) -> Args:
         names = [name for name, _ in self.arguments]

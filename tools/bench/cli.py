@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ngram_npu import _C
 from ngram_npu.replay import ReplayError
@@ -15,6 +16,7 @@ from tools.bench.ops import OPS
 from tools.bench.options import (
     CACHE_STATES,
     DATA_KINDS,
+    DEVICES,
     FRONTENDS,
     MATCHES,
     BenchError,
@@ -42,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
-    op = OPS[given.op]
     options = _options(given)
+    op = _op(given)
     limit = _C.num_threads()
     print(report.header(), flush=True)
     try:
@@ -60,6 +62,19 @@ def _run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
             found["assumptions"] = op.assumptions
         report.write(given.json, found)
     return 0
+
+
+def _op(given: argparse.Namespace) -> Any:
+    """The op on the device asked for; torch is needed on a GPU only."""
+    if given.device == "cpu":
+        return OPS[given.op]
+    try:
+        from tools.bench.gpu.ops import GPU_OPS
+    except ImportError as error:
+        raise BenchError(f"device {given.device}: {error}") from None
+    if given.op not in GPU_OPS:
+        raise BenchError(f"{given.op}: not measured on a GPU; these are: {', '.join(GPU_OPS)}")
+    return GPU_OPS[given.op]
 
 
 def _options(given: argparse.Namespace) -> Options:
@@ -84,6 +99,7 @@ def _options(given: argparse.Namespace) -> Options:
         data_kind=given.data_kind,
         data=given.data,
         vllm_path=given.vllm_path,
+        device=given.device,
     )
 
 
@@ -117,6 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--idle", type=float, default=default.idle_ms, metavar="MS", help="sleep before each step")
     add("--frontend", default=default.frontend, choices=FRONTENDS)
+    add("--device", default=default.device, choices=DEVICES, help="of a GPU: by its own clock")
     add("--rounds", type=int, default=default.rounds)
     add("--steps", type=int, default=default.steps, help="timed steps a round (0: by duration)")
     add("--data-kind", default=default.data_kind, choices=DATA_KINDS)

@@ -10,14 +10,21 @@ import ngram_npu
 from ngram_npu import _C
 from ngram_npu.replay import environment
 
+from tools.bench import vllm_peer
+
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
-def machine() -> dict[str, Any]:
-    """CPU model, cores this process may use, caches, instruction set in force."""
+def machine(device: str = "cpu") -> dict[str, Any]:
+    """CPU model, cores this process may use, caches, instruction set in force; and the GPU."""
     found = environment.machine(None)
     del found["threads"]  # a contestant's own affair
-    return {**found, "caches": caches(), "instruction_set": _C.instruction_set()}
+    found |= {"caches": caches(), "instruction_set": _C.instruction_set()}
+    if device == "cuda":
+        from tools.bench.gpu.runtime import Cuda
+
+        found["gpu"] = Cuda().describe()
+    return found
 
 
 def caches(folder: Path = _CACHES) -> dict[str, str]:
@@ -36,12 +43,18 @@ def caches(folder: Path = _CACHES) -> dict[str, str]:
     return found
 
 
-def versions(vllm: str | None) -> dict[str, str | None]:
+def versions(device: str = "cpu") -> dict[str, str | None]:
     """Versions by package; None for what is not there or took no part."""
+    vllm = vllm_peer.loaded_version()
+    if device == "cuda":
+        from tools.bench.gpu import vllm_files
+
+        vllm = vllm_files.loaded_version()
     return {
         **environment.versions(),
         "ngram_npu": ngram_npu.__version__,
         "numba": environment.package_version("numba"),
+        "triton": environment.package_version("triton"),
         "vllm": vllm,
     }
 

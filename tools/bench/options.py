@@ -10,6 +10,7 @@ CACHE_STATES = {"hot": 0, "l2-cold": 4 << 20, "dram-cold": 256 << 20}
 """Cache state -> bytes of other memory read between steps, outside the timed part."""
 
 DATA_KINDS = ("text", "random", "periodic", "nomatch")
+DEVICES = ("cpu", "cuda")
 FRONTENDS = ("numpy", "torch")
 MATCHES = {"earliest": 0, "latest": 1}
 
@@ -70,6 +71,8 @@ class Options:
         data_kind: what the rows hold.
         data: folder or file of recorded conversations; None: the default.
         vllm_path: folder that contains ``vllm/``; None: an installed one.
+        device: where the operators run; on a GPU ``frontend``, ``threads`` and ``idle_ms`` say
+            nothing, and every cold state is one with an L2 cache that holds other data.
     """
 
     sizes: tuple[Size, ...] = ()
@@ -88,6 +91,7 @@ class Options:
     data_kind: str = "text"
     data: Path | None = None
     vllm_path: Path | None = None
+    device: str = "cpu"
     quiet: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -98,6 +102,7 @@ class Options:
         _check("cache", self.cache in CACHE_STATES, f"one of {', '.join(CACHE_STATES)}")
         _check("idle", 0 <= self.idle_ms <= 1000, "0 to 1000 ms")
         _check("frontend", self.frontend in FRONTENDS, f"one of {', '.join(FRONTENDS)}")
+        _check("device", self.device in DEVICES, f"one of {', '.join(DEVICES)}")
         _check("rounds", self.rounds >= 1, "at least 1")
         _check("steps", self.steps >= 0, "at least 0")
         _check("data-kind", self.data_kind in DATA_KINDS, f"one of {', '.join(DATA_KINDS)}")

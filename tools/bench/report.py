@@ -10,7 +10,7 @@ from typing import Any
 
 from ngram_npu.replay.output import atomic_output
 
-from tools.bench import environment, vllm_peer
+from tools.bench import environment
 from tools.bench.ops.base import Result, Skipped
 from tools.bench.options import Options
 
@@ -29,8 +29,8 @@ def document(
         "command": command_line(arguments),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "note": note,
-        "machine": environment.machine(),
-        "versions": environment.versions(vllm_peer.loaded_version()),
+        "machine": environment.machine(options.device),
+        "versions": environment.versions(options.device),
         "settings": {
             "config": [options.min_n, options.max_n],
             "k": options.k,
@@ -41,6 +41,7 @@ def document(
             "idle_ms": options.idle_ms,
             "rounds": options.rounds,
             "data_kind": options.data_kind,
+            "device": options.device,
         },
         "skipped": skipped,
         "results": results,
@@ -113,7 +114,14 @@ def lines(result: Result) -> list[str]:
             f"{_time(figures['mad_us'])} {figures['ns_per_token']:>9.4f}  "
             + (f"{ratio['median']:.2f}x ({ratio['p10']:.2f}-{ratio['p90']:.2f})" if ratio else "")
         )
-    if result["disturbed_rounds"]:
+    if "floors" in result:
+        floors = result["floors"]
+        text.append(
+            f"{'':>10}  {floors['ours_over_read']:.2f}x of reading the live tokens "
+            f"({floors['read_us']:.2f} us at {floors['copy_gb_per_s']:.0f} GB/s), "
+            f"{floors['ours_above_empty_us']:.2f} us above an empty graph node"
+        )
+    if result.get("disturbed_rounds"):
         text.append(
             f"{'':>10}  {result['disturbed_rounds']} of {result['rounds']} rounds disturbed"
         )

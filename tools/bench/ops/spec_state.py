@@ -19,20 +19,21 @@ from tools.bench.options import Options, Size, UnavailableError
 Arrays = dict[str, npt.NDArray[Any]]
 BLOCK_SIZE = 16
 PAD_ID = -1
-_LAYOUT = (BLOCK_SIZE, 1, 1, 0, 1, PAD_ID)
-_COUNTS = ("num_computed_tokens", "num_accepted_tokens", "prev_positions", "num_sampled_prev",
+LAYOUT = (BLOCK_SIZE, 1, 1, 0, 1, PAD_ID)
+COUNTS = ("num_computed_tokens", "num_accepted_tokens", "prev_positions", "num_sampled_prev",
            "num_draft_prev", "host_num_computed_tokens")  # fmt: skip
-_SLOTS = ("query_start_loc", "positions", "block_table", "row_indices", "slot_mapping")
-_FUSED = (*_COUNTS[:2], "positions", "seq_lens", "slot_mapping", "discard", *_COUNTS[2:],
+SLOTS = ("query_start_loc", "positions", "block_table", "row_indices", "slot_mapping")
+FUSED = (*COUNTS[:2], "positions", "seq_lens", "slot_mapping", "discard", *COUNTS[2:],
           "query_start_loc", "num_tokens", "block_table", "row_indices")  # fmt: skip
 
 
-def state(size: Size, k: int) -> Arrays:
-    """A batch whose requests all had k drafts in the step before and have changed places since."""
+def state(size: Size, k: int, steps: int = 1) -> Arrays:
+    """A batch whose requests all had k drafts in the step before and have changed places since;
+    with blocks for as many corrections one after the other."""
     rng = np.random.default_rng(SEED)
     batch, tokens = size.batch, size.batch * (k + 1)
     computed = np.full(batch, size.context, np.int32)
-    blocks = -(-(size.context + 2 * k + 2) // BLOCK_SIZE)
+    blocks = -(-(size.context + (steps + 1) * (k + 1)) // BLOCK_SIZE)
     return {
         "num_computed_tokens": computed,
         "num_accepted_tokens": np.ones(batch, np.int32),
@@ -74,7 +75,7 @@ class Fused(Correction):
         super().__init__(workload, options, options.frontend)
         numpy = options.frontend == "numpy"
         op: Any = _C.correct_spec_state_ if numpy else torch_op("correct_spec_state_")
-        arguments = (*(self.tensors[name] for name in _FUSED), *_LAYOUT, None)
+        arguments = (*(self.tensors[name] for name in FUSED), *LAYOUT, None)
         self.function = lambda: op(*arguments)
         self.detail = (
             "_C.correct_spec_state_" if numpy else "torch.ops.ngram_npu.correct_spec_state_"
@@ -91,8 +92,8 @@ class Parts(Correction):
         counts, slots = (
             torch_op(f"{n}_") for n in ("correct_num_computed_tokens", "compute_slot_mapping")
         )
-        count_arguments = tuple(self.tensors[name] for name in _COUNTS)
-        slot_arguments = (*(self.tensors[name] for name in _SLOTS), *_LAYOUT)
+        count_arguments = tuple(self.tensors[name] for name in COUNTS)
+        slot_arguments = (*(self.tensors[name] for name in SLOTS), *LAYOUT)
 
         def run() -> None:
             counts(*count_arguments)
@@ -129,7 +130,7 @@ class Eager(Parts):
         import torch
 
         t = self.tensors
-        computed, accepted, prev = (t[name] for name in _COUNTS[:3])
+        computed, accepted, prev = (t[name] for name in COUNTS[:3])
         at = prev.clamp(min=0)
         sampled = t["num_sampled_prev"][at]
         drafted = (prev >= 0) & (t["num_draft_prev"][at] > 0)

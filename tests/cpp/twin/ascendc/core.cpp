@@ -25,7 +25,7 @@ void scalar_store(void* to, const void* from, size_t bytes) {
   std::memcpy(Core::current().gm_scalar(reinterpret_cast<uintptr_t>(to), bytes, true), from, bytes);
 }
 
-void Core::begin(const GlobalMemory* gm, int32_t block, int32_t blocks, const CostModel& model) {
+void Core::begin(const GlobalMemory* gm, int32_t block, int32_t blocks, uint32_t ub_bytes, const CostModel& model) {
   std::fill_n(ub_.begin(), top_, uint8_t{0xA5});
   std::fill_n(shadow_.begin(), top_, uint8_t{0xFF});
   for (int p = 0; p < kPipes; ++p) {
@@ -46,6 +46,7 @@ void Core::begin(const GlobalMemory* gm, int32_t block, int32_t blocks, const Co
   cost = Cost();
   block_ = block;
   blocks_ = blocks;
+  ub_bytes_ = ub_bytes;
   pipes_made_ = 0;
   issued_ = 0;
 }
@@ -69,7 +70,7 @@ void Core::end(AccessLog& log, Cost& total) {
 int32_t Core::new_buffer(uint32_t bytes) {
   const uint32_t rounded = (bytes + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
   NGRAM_TWIN_CHECK(bytes > 0, "InitBuffer: a length of 0");
-  const uint32_t budget = kChip.ub_bytes - kChip.ub_reserved_bytes;
+  const uint32_t budget = ub_bytes_ - kChip.ub_reserved_bytes;
   NGRAM_TWIN_CHECK(rounded <= budget && top_ <= budget - rounded,
                    "InitBuffer: %u more bytes after %u leave the %u bytes of UB", rounded, top_, budget);
   NGRAM_TWIN_CHECK(buffers_.size() < kMaxBuffers, "InitBuffer: more than %d buffers", kMaxBuffers);

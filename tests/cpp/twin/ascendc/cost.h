@@ -38,9 +38,10 @@ struct Cost {
   uint64_t scalar_gm = 0;
   uint64_t scalar_gm_misses = 0;
   uint64_t syncs = 0;
-  double cycles = 0;  // of the slowest pipe, by the model; of several cores: of the slowest core
+  double cycles = 0;  // until the slowest pipe is done, by the model
 
-  void add(const Cost& o) {
+  // The counts; blocks run side by side, and their cycles do not add up.
+  void add_counts(const Cost& o) {
     gm_to_ub_bytes += o.gm_to_ub_bytes;
     ub_to_gm_bytes += o.ub_to_gm_bytes;
     copies += o.copies;
@@ -50,7 +51,6 @@ struct Cost {
     scalar_gm += o.scalar_gm;
     scalar_gm_misses += o.scalar_gm_misses;
     syncs += o.syncs;
-    cycles = cycles > o.cycles ? cycles : o.cycles;
   }
 };
 

@@ -28,8 +28,7 @@ constexpr KernelFunction kKernels[] = {
 struct State {
   std::mutex mutex;
   std::string fault;
-  Cost total;    // `cycles`: the sum of the launches', which run one after another
-  Cost slowest;  // the block that took longest, of all
+  Cost total;  // `cycles`: of the launches' slowest blocks, one launch after another
   uint64_t launches = 0;
   int64_t max_blocks = 0;         // of a launch
   std::atomic<int64_t> cores{0};  // 0: machines of several sizes in turn
@@ -46,9 +45,7 @@ void account(const std::vector<Cost>& costs) {
   State& s = state();
   double slowest = 0;
   for (const Cost& cost : costs) {
-    const double before = s.total.cycles;
-    s.total.add(cost);
-    s.total.cycles = before;
+    s.total.add_counts(cost);
     slowest = std::max(slowest, cost.cycles);
   }
   s.total.cycles += slowest;
@@ -56,15 +53,16 @@ void account(const std::vector<Cost>& costs) {
   s.max_blocks = std::max(s.max_blocks, static_cast<int64_t>(costs.size()));
 }
 
-// Small machines bring out of small tensors what large ones bring out of large: several tiles, passes and blocks.
+// Small machines bring out of small tensors what large ones bring out of large: several tiles, passes and blocks. Where
+// a plan does not fit one it gets the next larger.
 template <class Params>
-ascendc::LaunchPlan plan_for(const Params& params, int64_t cores, uint64_t seed) {
+ascendc::LaunchPlan plan_for(const Params& params, int64_t cores, uint64_t seed, ascendc::Machine& machine) {
   constexpr int64_t kCores[] = {1, 2, 7, 8, 40, 48};
   constexpr int64_t kUbBytes[] = {12 * 1024, 16 * 1024, 48 * 1024, kChip.ub_bytes};
-  if (cores > 0) return ascendc::plan(params, {cores, kChip.ub_bytes});
-  for (size_t size = seed % std::size(kUbBytes);; ++size) {
-    const ascendc::LaunchPlan plan =
-        ascendc::plan(params, {kCores[seed / std::size(kUbBytes) % std::size(kCores)], kUbBytes[size]});
+  const int64_t varied = kCores[seed / std::size(kUbBytes) % std::size(kCores)];
+  for (size_t size = cores > 0 ? std::size(kUbBytes) - 1 : seed % std::size(kUbBytes);; ++size) {
+    machine = {cores > 0 ? cores : varied, kUbBytes[size]};
+    const ascendc::LaunchPlan plan = ascendc::plan(params, machine);
     if (plan.status == kOk || size + 1 == std::size(kUbBytes)) return plan;
   }
 }
@@ -72,7 +70,8 @@ ascendc::LaunchPlan plan_for(const Params& params, int64_t cores, uint64_t seed)
 template <class Params>
 int32_t carry_out(const Params& params) {
   State& s = state();
-  ascendc::LaunchPlan plan = plan_for(params, s.cores, s.seed);
+  ascendc::Machine machine{};
+  ascendc::LaunchPlan plan = plan_for(params, s.cores, s.seed, machine);
   if (plan.status != kOk) return plan.status;
   Regions regions;
   tensors(params, regions);
@@ -86,6 +85,7 @@ int32_t carry_out(const Params& params) {
     const ascendc::Launch& launch = plan.launches[i];
     Options options;
     options.seed = s.seed + static_cast<uint64_t>(i);
+    options.ub_bytes = static_cast<uint32_t>(machine.ub_bytes);
     options.model = s.model;
     const KernelFunction kernel = kKernels[static_cast<size_t>(launch.kernel)];
     const Outcome outcome = run(regions.list, static_cast<int32_t>(launch.blocks), [&] { kernel(plan.args); }, options);

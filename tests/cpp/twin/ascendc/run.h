@@ -17,6 +17,7 @@ struct Outcome {
 struct Options {
   uint64_t seed = 0;
   int threads = 2;
+  uint32_t ub_bytes = kChip.ub_bytes;
   CostModel model;
 };
 

@@ -1,0 +1,179 @@
+// What the index tensor contains where a GPU's kernels made it: one hash table for all slots, which thousands of
+// threads fill at once. The CPU's is another (ngram_index_layout.h). Everything in it is a number, never a pointer, and
+// every number is checked where it is used, so that no contents, however wrong, lead a kernel outside the tensor.
+//
+//   header       64 words
+//   slots        num_slots x 16 words: what a slot remembers of its row
+//   generations  num_slots words, padded to a multiple of 32 words
+//   buckets      num_buckets x 16 entries of 64 bits, 128 bytes from the tensor's start or a multiple
+//
+// An entry says where a gram of a slot occurs. A gram belongs into either of two buckets. From the top:
+//   level         3 bits   n - min_n
+//   fingerprint   9
+//   tenant       24        generation and slot
+//   start        28        where the recorded occurrence ends, plus one; the whole word 0: no entry
+// A slot that is emptied changes its generation. Its entries are then dead and give their places to others; nothing is
+// swept. All-zero words behind a good header are an empty index.
+#pragma once
+
+#include "core/common.h"
+
+namespace ngram_npu::device_index {
+
+constexpr uint32_t kMagic = 0x31444e47;  // "GND1"
+constexpr int64_t kHeaderWords = 64;
+constexpr int64_t kSlotWords = 16;
+constexpr int64_t kBucketWords = 32;
+constexpr int64_t kBucketEntries = 16;
+constexpr uint32_t kTailTokens = 8;
+constexpr uint32_t kStartBits = 28;
+constexpr uint32_t kTenantBits = 24;
+constexpr uint32_t kFingerprintBits = 9;
+constexpr uint32_t kMaxIndexedTokens = (1u << kStartBits) - 2;  // longer rows are scanned
+constexpr int64_t kMaxSlots = int64_t{1} << 20;
+constexpr int64_t kMaxBuckets = int64_t{1} << 28;
+
+// Words of the header. Counters wrap.
+enum Header : int {
+  kHeaderMagic,
+  kHeaderSlots,
+  kHeaderBuckets,
+  kHeaderEntries,          // entries that slots hold; those of former generations are not counted
+  kHeaderFingerprintBits,  // how many bits of a fingerprint are used, and of a generation. No answer depends on them,
+  kHeaderGenerationBits,   // since hits are verified against the row: tests with few drive that verification
+  kStatIndexed = 16,       // rows answered from the index
+  kStatScanFull,           // rows scanned because the table was full
+  kStatScanCatchUp,        // rows of which more was left to index than one step does
+  kStatScanOther,          // rows scanned: no such slot, or too long
+  kStatRebuildLength,      // slots emptied: the row is shorter than what was indexed
+  kStatRebuildTokens,      // slots emptied: the row's tokens are not those that were indexed
+  kStatRebuildOptions,     // slots emptied: min_n, max_n or match differ
+  kStatGivenUp,            // slots given up because the table was full
+};
+
+// Words of a slot. An all-zero slot is empty.
+enum Slot : int {
+  kSlotOptions,   // pack_options(); 0: empty
+  kSlotIndexed,   // the ends below this one are indexed
+  kSlotHeld,      // entries
+  kSlotGivenUp,   // entries held when the table was full, else 0: the row is scanned until there is room again
+  kSlotTail = 8,  // the last min(8, indexed) tokens indexed, the newest last
+};
+
+NGRAM_FN uint32_t pack_options(int64_t min_n, int64_t max_n, int32_t match) {
+  return 0x1000000u | static_cast<uint32_t>(match) << 16 | static_cast<uint32_t>(max_n) << 8 |
+         static_cast<uint32_t>(min_n);
+}
+
+NGRAM_FN int64_t words_before_buckets(int64_t num_slots) {
+  const int64_t words = kHeaderWords + num_slots * (kSlotWords + 1);
+  return (words + kBucketWords - 1) / kBucketWords * kBucketWords;
+}
+
+// The words of an index of that size; 0 where none can be that large.
+NGRAM_FN int64_t words_for(int64_t num_slots, int64_t num_buckets) {
+  if (num_slots < 1 || num_buckets < 1 || num_slots > kMaxSlots || num_buckets > kMaxBuckets) return 0;
+  return words_before_buckets(num_slots) + num_buckets * kBucketWords;
+}
+
+// The tensor's parts; num_slots 0 where the header does not fit the tensor.
+struct Table {
+  uint32_t* header;
+  uint32_t* slots;
+  uint32_t* generations;
+  unsigned long long* entries;
+  uint32_t num_slots;
+  uint32_t num_buckets;
+  uint32_t slot_bits;
+  uint32_t fingerprint_mask;
+  uint32_t generation_mask;
+
+  NGRAM_FN bool has(int64_t slot) const { return slot >= 0 && slot < num_slots; }
+  NGRAM_FN uint32_t* slot(uint32_t id) const { return slots + static_cast<int64_t>(id) * kSlotWords; }
+  NGRAM_FN int64_t capacity() const { return num_buckets * kBucketEntries; }
+  NGRAM_FN uint32_t tenant(uint32_t id, uint32_t generation) const {
+    return (generation & generation_mask) << slot_bits | id;
+  }
+};
+
+NGRAM_FN Table open_table(int32_t* index, int64_t words) {
+  Table table{};
+  // 64-bit entries cannot lie at odd words; a table that could not be opened is scanned around.
+  if (words < kHeaderWords || reinterpret_cast<uintptr_t>(index) % sizeof(unsigned long long) != 0) return table;
+  uint32_t* base = reinterpret_cast<uint32_t*>(index);
+  const int64_t num_slots = base[kHeaderSlots];
+  const int64_t num_buckets = base[kHeaderBuckets];
+  const int64_t needed = words_for(num_slots, num_buckets);
+  if (base[kHeaderMagic] != kMagic || needed == 0 || needed > words) return table;
+  table.header = base;
+  table.slots = base + kHeaderWords;
+  table.generations = table.slots + num_slots * kSlotWords;
+  table.entries = reinterpret_cast<unsigned long long*>(base + words_before_buckets(num_slots));
+  table.num_slots = static_cast<uint32_t>(num_slots);
+  table.num_buckets = static_cast<uint32_t>(num_buckets);
+  while (int64_t{1} << table.slot_bits < num_slots) ++table.slot_bits;
+  table.fingerprint_mask = (1u << smaller(base[kHeaderFingerprintBits], kFingerprintBits)) - 1;
+  table.generation_mask = (1u << smaller(base[kHeaderGenerationBits], kTenantBits - table.slot_bits)) - 1;
+  return table;
+}
+
+// A gram's hash, its tokens taken in one by one, newest first: the gram one longer takes one more.
+struct GramHash {
+  uint64_t sum = 0;
+  uint64_t power = 1;
+
+  NGRAM_FN void take(int32_t token) {
+    sum += power * static_cast<uint32_t>(token);
+    power *= 0xd1342543de82ef95u;
+  }
+};
+
+NGRAM_FN GramHash hash_gram(const int32_t* tokens, uint32_t end, uint32_t n) {
+  GramHash hash;
+  for (uint32_t j = 0; j < n; ++j) hash.take(tokens[end - j]);
+  return hash;
+}
+
+// Where a gram belongs: what its entry starts with (all but `start`), and the two buckets.
+struct Place {
+  uint64_t head;
+  uint32_t bucket[2];
+};
+
+// Equal grams of two slots have nothing in common: requests often begin with the same text.
+NGRAM_FN Place place_of(const Table& table, const GramHash& hash, uint32_t slot, uint32_t tenant, uint32_t level) {
+  uint64_t h = hash.sum + (uint64_t{slot} * kMaxIndexSpan + level + 1) * 0x9e3779b97f4a7c15u;
+  h = (h ^ h >> 33) * 0xff51afd7ed558ccdu;
+  h = (h ^ h >> 33) * 0xc4ceb9fe1a85ec53u;
+  h ^= h >> 33;
+  const uint32_t high = static_cast<uint32_t>(h >> 32), low = static_cast<uint32_t>(h);
+  Place place;
+  place.bucket[0] = static_cast<uint32_t>(uint64_t{high} * table.num_buckets >> 32);
+  place.bucket[1] = static_cast<uint32_t>(uint64_t{low} * table.num_buckets >> 32);
+  // Of `high` the bucket took the upper bits.
+  place.head = (uint64_t{level} << kFingerprintBits | (high & table.fingerprint_mask)) << kTenantBits | tenant;
+  return place;
+}
+
+NGRAM_FN uint64_t make_entry(uint64_t head, uint32_t end) { return head << kStartBits | (end + 1); }
+NGRAM_FN uint64_t head_of(uint64_t entry) { return entry >> kStartBits; }
+NGRAM_FN uint32_t tenant_of(uint64_t entry) {
+  return static_cast<uint32_t>(entry >> kStartBits) & ((1u << kTenantBits) - 1);
+}
+NGRAM_FN uint32_t level_of(uint64_t entry) { return static_cast<uint32_t>(entry >> 61); }
+// The end an entry records; a huge one for the word 0.
+NGRAM_FN uint32_t end_of(uint64_t entry) { return (static_cast<uint32_t>(entry) & ((1u << kStartBits) - 1)) - 1; }
+
+// Whether an entry belongs to no slot as it stands now, so that another may take its place.
+NGRAM_FN bool is_dead(const Table& table, uint64_t entry, const volatile uint32_t* generations) {
+  const uint32_t tenant = tenant_of(entry);
+  const uint32_t slot = tenant & ((1u << table.slot_bits) - 1);
+  return slot >= table.num_slots || table.tenant(slot, generations[slot]) != tenant;
+}
+
+// Whether a slot given up may try again: the table has room for a quarter more than it held.
+NGRAM_FN bool has_room(const Table& table, uint32_t entries, uint32_t held) {
+  return entries + static_cast<int64_t>(held) / 4 * 5 + kBucketEntries < table.capacity() / 4 * 3;
+}
+
+}  // namespace ngram_npu::device_index

@@ -1,0 +1,55 @@
+#include <arm_neon.h>
+
+#include "cpu/ngram_index_walk.h"
+
+namespace ngram_npu::cpu {
+namespace {
+
+struct Neon {
+  // Bit i: the vector's lane i is all ones; `first` numbers lane 0.
+  static uint32x4_t lane_bits(uint32x4_t lanes, int first) {
+    constexpr uint32x4_t kLaneBit = {1, 2, 4, 8};
+    return vandq_u32(lanes, vshlq_u32(kLaneBit, vdupq_n_s32(first)));
+  }
+
+  // Bit i: word i of the line satisfies `test`, four at a time.
+  template <class Test>
+  static uint32_t lanes_where(const uint32_t* line, const Test& test) {
+    uint32x4_t bits = lane_bits(test(vld1q_u32(line)), 0);
+    bits = vorrq_u32(bits, lane_bits(test(vld1q_u32(line + 4)), 4));
+    bits = vorrq_u32(bits, lane_bits(test(vld1q_u32(line + 8)), 8));
+    bits = vorrq_u32(bits, lane_bits(test(vld1q_u32(line + 12)), 12));
+    return vaddvq_u32(bits);
+  }
+
+  static uint32_t match(const uint32_t* line, uint32_t want, uint32_t mask) {
+    const uint32x4_t wanted = vdupq_n_u32(want);
+    const uint32x4_t masked = vdupq_n_u32(mask);
+    return lanes_where(line, [&](uint32x4_t words) { return vceqzq_u32(vandq_u32(veorq_u32(words, wanted), masked)); });
+  }
+
+  static uint32_t used(const uint32_t* line) {
+    const uint32_t empty = lanes_where(line, [](uint32x4_t words) { return vceqzq_u32(words); });
+    return static_cast<uint32_t>(__builtin_ctz(empty | 0x8000u));
+  }
+
+  static uint32_t common_suffix8(const int32_t* a, const int32_t* b) {
+    const uint32x4_t low = vmvnq_u32(vceqq_s32(vld1q_s32(a), vld1q_s32(b)));
+    const uint32x4_t high = vmvnq_u32(vceqq_s32(vld1q_s32(a + 4), vld1q_s32(b + 4)));
+    const uint32_t differ = vaddvq_u32(vorrq_u32(lane_bits(low, 0), lane_bits(high, 4)));
+    return static_cast<uint32_t>(__builtin_clz((differ << 24) | 0x800000u));
+  }
+
+  static constexpr bool kGathers = false;
+  static void gather(const uint32_t*, const void*, void*) {}
+
+  static uint32_t split_line(const uint32_t* line, uint32_t home, uint32_t depth, uint32_t* low, uint32_t* high) {
+    return split_line_by_lanes(line, home, depth, low, high);
+  }
+};
+
+}  // namespace
+
+const IndexTable kIndexTableNeon = {look_up<Neon>, extend<Neon>};
+
+}  // namespace ngram_npu::cpu

@@ -1,0 +1,153 @@
+"""The comparison on a GPU, with the CPU in its place: everything but the clock is the same."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tools.bench.cli import main
+from tools.bench.data import make_workload
+from tools.bench.gpu.contestant import GpuContestant
+from tools.bench.gpu.measure import STEPS, floors
+from tools.bench.gpu.ops import GPU_OPS, LATEST, SCAN, drafting
+from tools.bench.gpu.ours import Correction, Step
+from tools.bench.options import BenchError, Options, Size
+from tools.bench.report import lines
+
+Work = Callable[[], Any]
+
+
+class Host:
+    """A Runtime whose steps take what this process takes for them."""
+
+    device = "cpu"
+
+    def __init__(self) -> None:
+        self.laps = 0
+
+    def prepare(self, works: list[Work], restore: Work, cold: bool) -> Callable[[], float]:
+        def once() -> float:
+            restore()
+            self.laps += 1
+            start = time.perf_counter()
+            for work in works:
+                work()
+            return (time.perf_counter() - start) * 1e6
+
+        return once
+
+    def copy_bandwidth(self) -> float:
+        return 4e12
+
+    def empty_node_us(self) -> float:
+        return 1.5
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+
+OPTIONS = Options(sizes=(Size(6, 300),), rounds=3, data_kind="nomatch", device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("op", "peers", "compared"),
+    [
+        ("ngram_propose", (LATEST,), None),
+        ("ngram_step_", (LATEST,), None),
+        ("ngram_step_", ("ours:max_n=4",), True),
+        ("ngram_index_step_", (SCAN, LATEST), True),
+        ("correct_spec_state_", (), None),
+    ],
+)
+def test_what_a_run_finds(op: str, peers: tuple[str, ...], compared: bool | None) -> None:
+    runtime = Host()
+    options = Options(**{**OPTIONS.__dict__, "peers": peers})
+    reported: list[dict[str, Any]] = []
+    results, skipped = GPU_OPS[op].run(options, reported.append, runtime)
+    assert skipped == {}
+    assert results == reported
+    (result,) = results
+    assert (result["size"], result["steps_per_round"]) == ("6x300", STEPS)
+    assert result["same_drafts"] is compared
+    if op == "correct_spec_state_":
+        assert result["drafted_share"] is None
+    else:
+        assert result["drafted_share"] > 0.5
+    assert set(result["ratio"]) == set(peers)
+    assert result["ours"]["median_us"] > 0
+    assert runtime.laps == (1 + len(peers)) * (3 + 2)
+    assert lines(result)[0].split()[3:4] == ["ours"]
+
+
+def test_floors() -> None:
+    workload = make_workload(Size(4, 1000), Options(data_kind="random"))
+    found = floors(workload, Host(), [3.0, 2.0, 9.0])
+    assert found["live_bytes"] == 16_000
+    assert found["read_us"] == 0.004
+    assert found["ours_over_read"] == 750.0
+    assert found["ours_above_empty_us"] == 1.5
+
+
+def test_the_checked_data_make_drafts() -> None:
+    workload = drafting(make_workload(Size(3, 500), Options(data_kind="random")))
+    assert 0 <= workload.token_ids.min() <= workload.token_ids.max() < 11
+    assert workload.sampled.min() == -1
+
+
+def test_contestants_that_differ_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Step.drafts
+    monkeypatch.setattr(
+        Step,
+        "drafts",
+        lambda self, result: honest(self, result)[:: -1 if self.name != "ours" else 1],
+    )
+    options = Options(**{**OPTIONS.__dict__, "peers": ("ours:max_n=4",)})
+    with pytest.raises(BenchError, match="draft differently"):
+        GPU_OPS["ngram_step_"].run(options, lambda _: None, Host())
+
+
+def test_a_lap_begins_where_the_last_one_began() -> None:
+    workload = make_workload(Size(3, 200), OPTIONS)
+    contestant = Step(workload, OPTIONS, "cpu")
+    contestant.load(workload)
+    laps = []
+    for _ in range(2):
+        contestant.restore()
+        laps.append([contestant.drafts(contestant.step(n)) for n in range(STEPS)])
+        assert contestant.num_tokens.tolist() == workload.lengths[STEPS].tolist()
+    assert laps[0] == laps[1]
+
+
+def test_corrections_stay_within_their_blocks() -> None:
+    workload = make_workload(Size(5, 100), OPTIONS)
+    contestant = GPU_OPS["correct_spec_state_"].makers["fused"](workload, OPTIONS, "cpu")
+    assert isinstance(contestant, Correction)
+    contestant.restore()
+    for number in range(workload.steps):
+        contestant.step(number)
+    assert (contestant.tensors["slot_mapping"] >= 0).all()
+
+
+def test_unknown_names() -> None:
+    for peers in (("nobody",), ("ours:engine=hash",)):
+        options = Options(**{**OPTIONS.__dict__, "peers": peers})
+        with pytest.raises(BenchError, match=r"expected one of|engine"):
+            GPU_OPS["ngram_step_"].run(options, lambda _: None, Host())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ngram_step_", "--device", "cuda", "--data-kind", "nomatch"]) == 2
+    assert "torch sees no GPU" in capsys.readouterr().err
+    assert main(["memory", "--device", "cuda"]) == 2
+    assert "not measured on a GPU" in capsys.readouterr().err
+
+
+def test_the_base_contestant_is_no_contestant() -> None:
+    workload = make_workload(Size(1, 40), OPTIONS)
+    with pytest.raises(NotImplementedError):
+        GpuContestant(workload, OPTIONS, "cpu").step(0)

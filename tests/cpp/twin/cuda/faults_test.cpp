@@ -1,0 +1,319 @@
+// Kernels that are wrong, each in one way, and what the model says of them.
+#include <sys/mman.h>
+
+#include "launching.h"
+
+namespace twin {
+namespace {
+
+class CudaTwin : public ::testing::TestWithParam<Options> {
+ protected:
+  void SetUp() override {
+    set_seed(7);
+    options() = GetParam();
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Modes, CudaTwin, ::testing::Values(kFast, kResident),
+                         [](const auto& mode) { return mode.param.yields ? "Resident" : "Fast"; });
+
+// Whatever is right has to pass.
+__global__ void right(int* out, unsigned* counter) {
+  __shared__ int sums[2];
+  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
+  int sum = static_cast<int>(threadIdx.x);
+  for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+  if (lane == 0) sums[warp] = sum;
+  __syncthreads();
+  out[blockIdx.x * blockDim.x + threadIdx.x] = sums[0] + sums[1] + __syncthreads_count(lane == 3);
+  if (threadIdx.x == 40) return;
+  __syncthreads();
+  if (threadIdx.x == 0) atomicAdd(counter, 1u);
+}
+
+TEST_P(CudaTwin, RunsEveryThreadOfEveryBlock) {
+  std::vector<int> out(7 * 64);
+  unsigned counter = 0;
+  ASSERT_EQ(run({7, 64}, right, out.data(), &counter), cudaSuccess);
+  for (const int value : out) EXPECT_EQ(value, 63 * 64 / 2 + 2);
+  EXPECT_EQ(counter, 7u);
+}
+
+__global__ void index_of_each(unsigned* out) {
+  const unsigned block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
+  const unsigned thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
+  atomicAdd(out + block * blockDim.x * blockDim.y * blockDim.z + thread, 1u);
+}
+
+TEST_P(CudaTwin, CountsInThreeDimensions) {
+  std::vector<unsigned> out(2 * 3 * 4 * 5 * 6 * 7);
+  ASSERT_EQ(run({dim3(2, 3, 4), dim3(5, 6, 7)}, index_of_each, out.data()), cudaSuccess);
+  EXPECT_EQ(out, std::vector<unsigned>(out.size(), 1));
+}
+
+__global__ void lanes(int* out) {
+  const int lane = static_cast<int>(threadIdx.x);
+  int* mine = out + lane * 12;
+  *mine++ = __shfl_sync(~0u, lane * 10, 5);
+  *mine++ = __shfl_sync(~0u, lane, 9, 8);
+  *mine++ = __shfl_up_sync(~0u, lane, 3);
+  *mine++ = __shfl_down_sync(~0u, lane, 3, 8);
+  *mine++ = __shfl_xor_sync(~0u, lane, 1);
+  *mine++ = static_cast<int>(__ballot_sync(~0u, lane % 3 == 0));
+  *mine++ = __any_sync(~0u, lane == 4) + 2 * __all_sync(~0u, lane < 31);
+  *mine++ = static_cast<int>(__match_any_sync(~0u, lane / 16));
+  *mine++ = __reduce_min_sync(~0u, lane - 9);
+  *mine++ = static_cast<int>(__reduce_max_sync(~0u, static_cast<unsigned>(lane - 9)));
+  *mine++ = __reduce_add_sync(lane < 16 ? 0xffffu : 0xffff0000u, lane);
+  *mine++ = static_cast<int>(__shfl_sync(~0u, 1ull << 40 | static_cast<unsigned>(lane), 7) >> 33) + lane;
+}
+
+TEST_P(CudaTwin, WarpsComputeWhatCudaSays) {
+  std::vector<int> out(32 * 12);
+  ASSERT_EQ(run({1, 32}, lanes, out.data()), cudaSuccess) << ngram_npu_twin_cuda_violation();
+  for (int lane = 0; lane < 32; ++lane) {
+    const std::vector<int> mine(out.begin() + lane * 12, out.begin() + lane * 12 + 12);
+    const int low = lane < 16;
+    EXPECT_EQ(mine, (std::vector<int>{50, lane / 8 * 8 + 1, lane < 3 ? lane : lane - 3, lane % 8 > 4 ? lane : lane + 3,
+                                      lane ^ 1, 0x49249249, 1, low ? 0xffff : static_cast<int>(0xffff0000), -9, -1,
+                                      low ? 120 : 376, 128 + lane}));
+  }
+}
+
+__global__ void bit_functions(unsigned* out) {
+  out[0] = static_cast<unsigned>(__popc(0xf0u) + __clz(1) + __ffs(8) + __ffsll(1ll << 40) + __clz(0));
+  out[1] = __brev(0x3u);
+  out[2] = __funnelshift_l(0x80000000u, 1u, 1);
+  out[3] = __funnelshift_r(1u, 3u, 1);
+  out[4] = max(-1, 1u);
+  out[5] = static_cast<unsigned>(min(-1, 1));
+}
+
+TEST_P(CudaTwin, BitsAndMinima) {
+  unsigned out[6];
+  ASSERT_EQ(run({1, 1}, bit_functions, out), cudaSuccess);
+  EXPECT_EQ(std::vector<unsigned>(out, out + 6),
+            (std::vector<unsigned>{4 + 31 + 4 + 41 + 32, 0xc0000000u, 3u, 0x80000000u, ~0u, ~0u}));
+}
+
+__global__ void atomics(unsigned* out, unsigned* old) {
+  old[0] = atomicAdd(out, 5u);
+  old[1] = atomicInc(out, 5u);
+  old[2] = atomicDec(out, 9u);
+  old[3] = atomicCAS(out, 9u, 77u);
+  old[4] = atomicExch(out, 3u);
+  old[5] = atomicOr(out, 8u);
+  old[6] = atomicMax(reinterpret_cast<int*>(out), -1);
+  old[7] = atomicMax(out, ~0u);
+  old[8] = atomicAnd(out, 6u);
+  atomicMin(out, 2u);
+  old[9] = atomicSub(out, 1u);
+}
+
+TEST_P(CudaTwin, AtomicsReturnWhatWasThere) {
+  unsigned value = 0, old[10];
+  ASSERT_EQ(run({1, 1}, atomics, &value, old), cudaSuccess);
+  EXPECT_EQ(std::vector<unsigned>(old, old + 10), (std::vector<unsigned>{0, 5, 0, 9, 77, 3, 11, 11, ~0u, 2}));
+  EXPECT_EQ(value, 1u);
+}
+
+__global__ void barrier_in_a_branch() {
+  if (threadIdx.x < 32) __syncthreads();
+  if (threadIdx.x >= 32) __syncthreads();
+}
+
+TEST_P(CudaTwin, DivergentBarriers) { expect_caught("divergent barriers: thread 0", {}, barrier_in_a_branch); }
+
+__global__ void warp_waits_for_barrier() {
+  if (threadIdx.x % 32 == 5) {
+    __syncthreads();
+  } else {
+    __syncwarp();
+  }
+}
+
+TEST_P(CudaTwin, Deadlock) {
+  expect_caught("deadlock: thread 0 of block (0, 0, 0) waits in __syncwarp", {}, warp_waits_for_barrier);
+}
+
+__global__ void shuffle_after_exit() {
+  if (threadIdx.x % 32 >= 20) return;
+  __syncwarp(0xfffffu);
+  __shfl_sync(0xffffffffu, 1, 0);
+}
+
+TEST_P(CudaTwin, ShuffleWaitsForALaneThatHasLeft) { expect_caught("left the kernel", {}, shuffle_after_exit); }
+
+__global__ void shuffle_from_outside() { __shfl_sync(0xffffffffu >> 12, 1, 25); }
+
+TEST_P(CudaTwin, ShuffleReadsALaneThatIsNotInTheMask) {
+  expect_caught("reads lane 25, which is not in the mask", {1, 20}, shuffle_from_outside);
+}
+
+__global__ void mask_without_itself() { __ballot_sync(0xffff0000u, 1); }
+
+TEST_P(CudaTwin, MaskWithoutTheLaneItself) { expect_caught("lacks its own lane", {1, 32}, mask_without_itself); }
+
+__global__ void half_a_warp() { __syncwarp(); }
+
+TEST_P(CudaTwin, MaskNamesLanesThatTheBlockLacks) { expect_caught("the block does not have", {1, 40}, half_a_warp); }
+
+__global__ void different_masks() { __syncwarp(threadIdx.x < 16 ? 0xffffffffu : 0xffff0001u); }
+
+TEST_P(CudaTwin, LanesDisagreeOnTheMask) { expect_caught("with mask ffff0001", {1, 32}, different_masks); }
+
+__global__ void different_collectives() {
+  if (threadIdx.x < 16) {
+    __any_sync(0xffffffffu, 1);
+  } else {
+    __all_sync(0xffffffffu, 1);
+  }
+}
+
+TEST_P(CudaTwin, LanesDisagreeOnWhatTheyDo) { expect_caught("in __a", {1, 32}, different_collectives); }
+
+__global__ void odd_width() { __shfl_sync(0xffffffffu, 1, 0, 12); }
+
+TEST_P(CudaTwin, WidthThatIsNoPowerOfTwo) { expect_caught("with a width of 12", {1, 32}, odd_width); }
+
+__global__ void misaligned_atomic(char* at) { atomicAdd(reinterpret_cast<unsigned*>(at + 2), 1u); }
+
+TEST_P(CudaTwin, MisalignedAtomic) {
+  alignas(8) char memory[8] = {};
+  expect_caught("not aligned", {1, 1}, misaligned_atomic, static_cast<char*>(memory));
+}
+
+__global__ void writes(int* at) { at[threadIdx.x] = 1; }
+
+TEST_P(CudaTwin, MemoryThatMayNotBeTouched) {
+  void* page = mmap(nullptr, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  expect_caught("touched memory at 0x", {1, 32}, writes, static_cast<int*>(page));
+  munmap(page, 4096);
+}
+
+__global__ void divides(int* out, int by) { *out = 7 / by; }
+
+TEST_P(CudaTwin, DivisionByZero) {
+  int out = 0;
+  expect_caught("divided by zero", {1, 1}, divides, &out, 0);
+}
+
+int recurse(volatile int* depth) {
+  volatile char fill[1024];
+  fill[0] = static_cast<char>(++*depth);
+  return *depth < 0 ? 0 : recurse(depth) + fill[0];
+}
+__global__ void endless(int* out) { *out = recurse(out); }
+
+TEST_P(CudaTwin, StackOverflow) {
+  int out = 0;
+  expect_caught("stack is exhausted", {1, 1}, endless, &out);
+}
+
+TEST_P(CudaTwin, ShapesThatNoGpuTakes) {
+  int out = 0;
+  const auto refused = [&](const Launch& shape) { return run(shape, writes, &out) == cudaErrorInvalidConfiguration; };
+  EXPECT_TRUE(refused({0, 32}));
+  EXPECT_TRUE(refused({1, 0}));
+  EXPECT_TRUE(refused({1, 1025}));
+  EXPECT_TRUE(refused({dim3(1, 65536), 32}));
+  EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidConfiguration);
+}
+
+// The launch after one that failed starts from nothing.
+TEST_P(CudaTwin, GoesOnAfterAViolation) {
+  ASSERT_NE(run({}, barrier_in_a_branch), cudaSuccess);
+  int out[32] = {};
+  ASSERT_EQ(run({1, 32}, writes, out), cudaSuccess);
+  EXPECT_EQ(out[31], 1);
+}
+
+__global__ void no_barrier(int* out) {
+  __shared__ int first;
+  if (threadIdx.x == 0) first = 42;
+  *(out + threadIdx.x) = *static_cast<volatile int*>(&first);
+}
+
+TEST_P(CudaTwin, AMissingBarrierShowsInSomeOrder) {
+  expect_wrong_in_some_order([] {
+    int out[64];
+    return run({}, no_barrier, out) != cudaSuccess || std::vector<int>(out, out + 64) != std::vector<int>(64, 42);
+  });
+}
+
+__global__ void block_before(int* out) {
+  if (blockIdx.x == 0) out[0] = 5;
+  if (blockIdx.x == 1) out[1] = *static_cast<volatile int*>(out);
+}
+
+TEST_P(CudaTwin, OneBlockReliesOnAnother) {
+  expect_wrong_in_some_order([] {
+    int out[2] = {};
+    return run({2, 1}, block_before, static_cast<int*>(out)) != cudaSuccess || out[1] != 5;
+  });
+}
+
+// The last block adds up what all brought, which without a fence may not have come yet.
+template <bool kFenced>
+__global__ void last_block_adds(unsigned* total, unsigned* arrived, unsigned* out) {
+  atomicAdd(total, blockIdx.x + 1);
+  if (kFenced) __threadfence();
+  if (atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1) *out = atomicExch(total, 0u);
+}
+
+template <bool kFenced>
+bool adds_wrongly() {
+  unsigned total = 0, arrived = 0, out = 0;
+  return run({6, 1}, last_block_adds<kFenced>, &total, &arrived, &out) != cudaSuccess || out != 21;
+}
+
+TEST(CudaTwinResident, AMissingFenceShows) {
+  options() = kResident;
+  expect_wrong_in_some_order(adds_wrongly<false>);
+  for (int i = 0; i < 200; ++i) EXPECT_FALSE(adds_wrongly<true>());
+}
+
+// Each block takes a turn at a counter, as if no other did between its load and its store.
+__global__ void not_atomic(unsigned* counter) {
+  const unsigned before = *static_cast<volatile unsigned*>(counter);
+  __threadfence();
+  *counter = before + 1;
+}
+
+TEST(CudaTwinResident, BlocksRunAtOnce) {
+  options() = kResident;
+  expect_wrong_in_some_order([] {
+    unsigned counter = 0;
+    return run({5, 1}, not_atomic, &counter) != cudaSuccess || counter != 5;
+  });
+}
+
+// Shared memory is a block's own, also while others run.
+__global__ void own_shared_memory(unsigned* out) {
+  __shared__ unsigned mine[64];
+  mine[threadIdx.x] = blockIdx.x * 100 + threadIdx.x;
+  __threadfence();
+  __syncthreads();
+  out[blockIdx.x * 64 + threadIdx.x] = mine[63 - threadIdx.x];
+}
+
+TEST_P(CudaTwin, BlocksDoNotShareSharedMemory) {
+  std::vector<unsigned> out(9 * 64);
+  ASSERT_EQ(run({9, 64}, own_shared_memory, out.data()), cudaSuccess);
+  for (unsigned i = 0; i < out.size(); ++i) EXPECT_EQ(out[i], i / 64 * 100 + 63 - i % 64);
+}
+
+__global__ void reads_what_nobody_wrote(unsigned* out) {
+  __shared__ unsigned mine[64];
+  out[threadIdx.x] = static_cast<volatile unsigned*>(mine)[threadIdx.x];
+}
+
+TEST_P(CudaTwin, SharedMemoryBeginsWithAnything) {
+  expect_wrong_in_some_order([] {
+    unsigned out[64];
+    return run({}, reads_what_nobody_wrote, out) != cudaSuccess || out[3] != 0;
+  });
+}
+
+}  // namespace
+}  // namespace twin

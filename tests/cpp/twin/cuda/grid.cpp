@@ -1,0 +1,457 @@
+#include "grid.h"
+
+#include <algorithm>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+
+#include "control.h"
+
+uint3 threadIdx, blockIdx;
+dim3 blockDim, gridDim;
+
+// The linker's names for the section's ends; absent where no kernel has shared memory.
+extern char shared_begin[] __asm__("__start_" NGRAM_TWIN_SHARED_SECTION) __attribute__((weak));
+extern char shared_end[] __asm__("__stop_" NGRAM_TWIN_SHARED_SECTION) __attribute__((weak));
+
+namespace twin {
+namespace {
+
+class Grid;
+Grid* grid = nullptr;  // of the launch under way
+
+size_t shared_bytes() { return static_cast<size_t>(shared_end - shared_begin); }
+
+uint32_t lanes_that_run(const Block& block, int warp) {
+  uint32_t lanes = 0;
+  for (int lane = 0; lane < block.lanes_of_warp(warp); ++lane) {
+    const auto number = static_cast<size_t>(block.first_of_warp(warp) + lane);
+    if (block.threads[number].state != State::kDone) lanes |= 1u << lane;
+  }
+  return lanes;
+}
+
+void enter_thread();
+
+class Grid {
+ public:
+  Grid(const cudaLaunchConfig_t& config, void (*thread)(void*), void* context, const Options& options, uint64_t seed)
+      : thread_(thread), context_(context), options_(options), random_(seed), order_(random_.below(4)) {
+    num_threads_ = static_cast<int>(config.blockDim.x * config.blockDim.y * config.blockDim.z);
+    blocks_left_ = uint64_t{config.gridDim.x} * config.gridDim.y * config.gridDim.z;
+    num_blocks_ = blocks_left_;
+    reversed_ = random_.below(2) != 0;
+  }
+
+  // Runs all blocks; returns what rule was broken, or nothing.
+  std::string run() {
+    while (violation_.empty() && (blocks_left_ > 0 || !resident_.empty())) {
+      while (blocks_left_ > 0 && resident_.size() < static_cast<size_t>(options_.resident_blocks)) begin_block();
+      step();
+    }
+    return violation_;
+  }
+
+  bool running() const { return current_ != nullptr; }
+  Thread& current() { return *current_; }
+  Watch* watch() { return options_.watches ? &watch_ : nullptr; }
+  bool yields() const { return options_.yields; }
+  bool coin() { return random_.below(2) != 0; }
+
+  // Gives the running thread up; it goes on when its block is asked for it again.
+  void suspend() { Context::switch_to(current_->context, scheduler_); }
+
+  void give_way() {
+    current_->block->runnable.push_back(current_->number);
+    suspend();
+  }
+
+  void fail(std::string what) {
+    violation_ = std::move(what);
+    suspend();  // for good
+  }
+
+  void run_thread() {
+    thread_(context_);
+    while (!current_->late.empty() && random_.below(8) != 0) give_way();  // what it did may come later than its end
+    finish_atomics(*current_);
+    current_->state = State::kDone;
+    --current_->block->running;
+    suspend();
+  }
+
+  void wake(Block& block, int first, int count, State waiting, uint32_t lanes) {
+    // The last in this list runs first.
+    for (int i = 0; i < count; ++i) {
+      const int number = first + (order_ == 1 ? i : count - 1 - i);
+      if ((lanes >> number % kWarp & 1u) == 0) continue;
+      Thread& thread = block.threads[static_cast<size_t>(number)];
+      if (thread.state != waiting) continue;
+      thread.state = State::kRunnable;
+      block.runnable.push_back(number);
+    }
+  }
+
+  void finish_atomics(Thread& thread) {
+    for (const LateAtomic& late : thread.late) late.apply(late.address, late.operand, late.other);
+    thread.late.clear();
+  }
+
+  Thread* find_by_stack_guard(const void* address) {
+    return current_ != nullptr && current_->stack != nullptr && current_->stack->guards(address) ? current_ : nullptr;
+  }
+
+ private:
+  void begin_block() {
+    const uint64_t number = reversed_ ? blocks_left_ - 1 : num_blocks_ - blocks_left_;
+    --blocks_left_;
+    auto block = std::make_unique<Block>();
+    block->index = {static_cast<unsigned>(number % gridDim.x), static_cast<unsigned>(number / gridDim.x % gridDim.y),
+                    static_cast<unsigned>(number / gridDim.x / gridDim.y)};
+    block->threads.resize(static_cast<size_t>(num_threads_));
+    block->running = num_threads_;
+    block->at_barrier = 0;
+    block->in_collective.assign(static_cast<size_t>((num_threads_ + kWarp - 1) / kWarp), 0);
+    block->shared.assign(shared_bytes(), static_cast<char>(random_.next()));  // whatever was there before
+    for (int i = 0; i < num_threads_; ++i) {
+      Thread& thread = block->threads[static_cast<size_t>(i)];
+      const auto n = static_cast<unsigned>(i);
+      thread.block = block.get();
+      thread.number = i;
+      thread.index = {n % blockDim.x, n / blockDim.x % blockDim.y, n / blockDim.x / blockDim.y};
+      thread.state = State::kAtBarrier;  // as if all had waited for the start
+    }
+    if (options_.watches) watch_.begin_block(*block, shared_bytes());
+    wake(*block, 0, num_threads_, State::kAtBarrier, ~0u);
+    resident_.push_back(std::move(block));
+  }
+
+  // Lets one thread run until it gives way.
+  void step() {
+    if (next_ >= resident_.size() || resident_[next_]->runnable.empty() || random_.below(4) == 0) choose_block();
+    if (!violation_.empty()) return;
+    Block& block = *resident_[next_];
+    auto& runnable = block.runnable;
+    if (order_ >= 2) std::swap(runnable[random_.below(runnable.size())], runnable.back());
+    Thread& thread = block.threads[static_cast<size_t>(runnable.back())];
+    runnable.pop_back();
+    resume(thread);
+    if (violation_.empty() && block.running == 0) end_block();
+  }
+
+  void choose_block() {
+    const size_t first = random_.below(resident_.size());
+    for (size_t i = 0; i < resident_.size(); ++i) {
+      next_ = (first + i) % resident_.size();
+      if (!resident_[next_]->runnable.empty()) return;
+    }
+    violation_ = "deadlock: " + describe_waiting(*resident_[next_]);
+  }
+
+  void resume(Thread& thread) {
+    if (in_section_ != thread.block && shared_bytes() > 0) {
+      if (in_section_ != nullptr) in_section_->shared.assign(shared_begin, shared_end);
+      std::memcpy(shared_begin, thread.block->shared.data(), shared_bytes());
+    }
+    in_section_ = thread.block;
+    if (thread.stack == nullptr) {
+      if (stacks_.empty()) stacks_.push_back(std::make_unique<Stack>());
+      thread.stack = std::move(stacks_.back());
+      stacks_.pop_back();
+      thread.context.begin(*thread.stack, enter_thread);
+    }
+    threadIdx = thread.index;
+    blockIdx = thread.block->index;
+    current_ = &thread;
+    Context::switch_to(scheduler_, thread.context);
+    current_ = nullptr;
+    if (thread.state == State::kDone || !violation_.empty()) stacks_.push_back(std::move(thread.stack));
+    if (thread.state == State::kDone) open_barrier_if_complete(*thread.block);
+  }
+
+  void end_block() {
+    in_section_ = nullptr;
+    resident_.erase(resident_.begin() + static_cast<std::ptrdiff_t>(next_));
+  }
+
+ public:
+  // Opens the block's barrier once every thread that has not left the kernel waits there.
+  void open_barrier_if_complete(Block& block) {
+    if (block.at_barrier == 0 || block.at_barrier != block.running) return;
+    const Thread* first = nullptr;
+    int total = 0;
+    for (const Thread& t : block.threads) {
+      if (t.state != State::kAtBarrier) continue;
+      if (first == nullptr) first = &t;
+      if (t.barrier != first->barrier || t.site.line != first->site.line ||
+          std::strcmp(t.site.file, first->site.file) != 0) {
+        violation_ = "divergent barriers: " + place_of(*first) + " waits at " + place_of(first->site) + ", " +
+                     place_of(t) + " at " + place_of(t.site);
+        return;
+      }
+      total += t.value != 0;
+    }
+    const int waiting = block.at_barrier;
+    for (Thread& t : block.threads) {
+      if (t.state != State::kAtBarrier) continue;
+      switch (t.barrier) {
+        case Barrier::kSync: break;
+        case Barrier::kOr: t.value = total > 0; break;
+        case Barrier::kAnd: t.value = total == waiting; break;
+        case Barrier::kCount: t.value = static_cast<uint64_t>(total); break;
+      }
+    }
+    block.at_barrier = 0;
+    if (options_.watches) watch_.barrier(block);
+    wake(block, 0, num_threads_, State::kAtBarrier, ~0u);
+  }
+
+ private:
+  static std::string describe_waiting(const Block& block) {
+    std::string text;
+    int shown = 0;
+    const Thread* before = nullptr;
+    for (const Thread& t : block.threads) {
+      if (t.state == State::kDone) continue;
+      const bool same =
+          before != nullptr && before->state == t.state && before->site.line == t.site.line && before->mask == t.mask;
+      before = &t;
+      if (same) continue;
+      if (++shown > 4) return text + "; ...";
+      text += (text.empty() ? "" : "; ") + place_of(t) + " waits ";
+      if (t.state == State::kAtBarrier) {
+        text += "at the barrier of " + place_of(t.site);
+      } else {
+        char masks[96];
+        std::snprintf(masks, sizeof masks, "%08x, of which %08x have left the kernel", t.mask,
+                      t.mask & ~lanes_that_run(block, t.warp()));
+        text += std::string("in ") + name_of(t.collective) + " at " + place_of(t.site) + " for the lanes " + masks;
+      }
+    }
+    return text;
+  }
+
+  void (*thread_)(void*);
+  void* context_;
+  Options options_;
+  Random random_;
+  Watch watch_{random_};
+  uint32_t order_;  // 0: ascending, 1: descending, else: any
+  bool reversed_;   // the last block first
+  int num_threads_;
+  uint64_t num_blocks_;
+  uint64_t blocks_left_;
+  std::vector<std::unique_ptr<Block>> resident_;
+  size_t next_ = 0;
+  Block* in_section_ = nullptr;
+  Thread* current_ = nullptr;
+  Context scheduler_;
+  std::string violation_;
+  static std::vector<std::unique_ptr<Stack>> stacks_;  // kept for the next launch
+};
+
+std::vector<std::unique_ptr<Stack>> Grid::stacks_;
+
+void enter_thread() {
+  grid->run_thread();
+  __builtin_unreachable();
+}
+
+// A fault inside a kernel ends the launch, not the process.
+class FaultHandlers {
+ public:
+  FaultHandlers() {
+    static char memory[1 << 16];
+    stack_t stack{};
+    stack.ss_sp = memory;
+    stack.ss_size = sizeof memory;
+    sigaltstack(&stack, &old_stack_);
+    struct sigaction action{};
+    action.sa_sigaction = &on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+    for (size_t i = 0; i < kCount; ++i) sigaction(kSignals[i], &action, &old_[i]);
+  }
+  ~FaultHandlers() {
+    for (size_t i = 0; i < kCount; ++i) sigaction(kSignals[i], &old_[i], nullptr);
+    sigaltstack(&old_stack_, nullptr);
+  }
+
+ private:
+  static void on_fault(int signal, siginfo_t* info, void*) {
+    if (signal == SIGFPE) violation("divided by zero, or the quotient does not fit");
+    if (grid->find_by_stack_guard(info->si_addr) != nullptr) violation("its stack is exhausted");
+    violation("touched memory at %p, which it may not", info->si_addr);
+  }
+
+  static constexpr size_t kCount = 3;
+  static constexpr int kSignals[kCount] = {SIGSEGV, SIGBUS, SIGFPE};
+  struct sigaction old_[kCount];
+  stack_t old_stack_{};
+};
+
+std::mutex one_launch_at_a_time;
+uint64_t seed = 1;
+
+}  // namespace
+
+int Block::lanes_of_warp(int warp) const {
+  return std::min(kWarp, static_cast<int>(threads.size()) - first_of_warp(warp));
+}
+
+void set_seed(uint64_t value) { seed = value; }
+
+std::string place_of(const Thread& thread) {
+  char text[96];
+  std::snprintf(text, sizeof text, "thread %d of block (%u, %u, %u)", thread.number, thread.block->index.x,
+                thread.block->index.y, thread.block->index.z);
+  return text;
+}
+
+std::string place_of(const Site& site) {
+  const char* name = std::strrchr(site.file, '/');
+  return std::string(name == nullptr ? site.file : name + 1) + ":" + std::to_string(site.line);
+}
+
+Violation violation_of(const char* format, ...) {
+  char text[512];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  return {text};
+}
+
+void violation(const char* format, ...) {
+  char text[512];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  grid->fail(place_of(grid->current()) + ": " + text);
+  __builtin_unreachable();
+}
+
+int barrier(Barrier kind, int predicate, Site site) {
+  Thread& t = grid->current();
+  grid->finish_atomics(t);
+  t.barrier = kind;
+  t.value = predicate != 0;
+  t.site = site;
+  t.state = State::kAtBarrier;
+  ++t.block->at_barrier;
+  grid->open_barrier_if_complete(*t.block);
+  grid->suspend();
+  return static_cast<int>(t.value);
+}
+
+uint64_t collective(Collective kind, uint32_t mask, uint64_t value, int operand, int width, Site site) {
+  Thread& t = grid->current();
+  t.collective = kind;
+  t.mask = mask;
+  t.value = value;
+  t.operand = operand;
+  t.width = width;
+  t.site = site;
+  if ((mask >> t.lane() & 1u) == 0) {
+    violation("%s at %s with mask %08x, which lacks its own lane", name_of(kind), place_of(site).c_str(), mask);
+  }
+  if (kind == Collective::kSync) grid->finish_atomics(t);
+  t.state = State::kInCollective;
+  uint32_t& waiting = t.block->in_collective[static_cast<size_t>(t.warp())];
+  waiting |= 1u << t.lane();
+  std::string broken;
+  try {
+    if (finish_collective(*t.block, t)) {
+      waiting &= ~mask;
+      if (kind == Collective::kSync && grid->watch() != nullptr) grid->watch()->syncwarp(*t.block, t.warp(), mask);
+      grid->wake(*t.block, t.block->first_of_warp(t.warp()), t.block->lanes_of_warp(t.warp()), State::kInCollective,
+                 mask);
+    }
+  } catch (const Violation& what) {
+    broken = what.what;
+  }
+  if (!broken.empty()) grid->fail(broken);
+  grid->suspend();
+  return t.value;
+}
+
+uint32_t lanes_of_warp() { return lanes_that_run(*grid->current().block, grid->current().warp()); }
+
+void fence(Fence) {
+  if (grid->watch() != nullptr) grid->watch()->fence(grid->current());
+  grid->finish_atomics(grid->current());
+  if (grid->yields() && grid->coin()) grid->give_way();
+}
+
+namespace {
+
+void check_atomic(void* address, int bytes) {
+  if (reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(bytes) != 0) {
+    violation("an atomic of %d bytes at %p, which is not aligned", bytes, address);
+  }
+  const std::string broken = notice(address, static_cast<size_t>(bytes), Access::kAtomicWrite);
+  if (!broken.empty()) violation("%s", broken.c_str());
+}
+
+}  // namespace
+
+uint64_t atomic(void* address, int bytes, Apply apply, uint64_t operand, uint64_t other) {
+  check_atomic(address, bytes);
+  if (grid->yields() && grid->coin()) grid->give_way();
+  Thread& t = grid->current();
+  // What it did to this address before comes first; what it did to others may still wait.
+  for (size_t i = 0; i < t.late.size(); ++i) {
+    if (t.late[i].address != address) continue;
+    t.late[i].apply(address, t.late[i].operand, t.late[i].other);
+    t.late.erase(t.late.begin() + static_cast<std::ptrdiff_t>(i--));
+  }
+  if (grid->watch() != nullptr) grid->watch()->pass_on(t, reinterpret_cast<uintptr_t>(address));
+  return apply(address, operand, other);
+}
+
+void atomic_without_result(void* address, int bytes, Apply apply, uint64_t operand, uint64_t other) {
+  check_atomic(address, bytes);
+  if (!grid->yields()) {
+    apply(address, operand, other);
+    return;
+  }
+  if (grid->watch() != nullptr) grid->watch()->pass_on(grid->current(), reinterpret_cast<uintptr_t>(address));
+  grid->current().late.push_back({address, apply, operand, other});
+  if (grid->coin()) grid->give_way();
+}
+
+bool in_kernel() { return grid != nullptr && grid->running(); }
+
+std::string notice(void* address, size_t bytes, Access access) {
+  if (!in_kernel() || grid->watch() == nullptr || grid->current().stack->holds(address)) return {};
+  try {
+    grid->watch()->access(grid->current(), reinterpret_cast<uintptr_t>(address), bytes, access,
+                          reinterpret_cast<uintptr_t>(shared_begin), shared_bytes());
+  } catch (const Violation& violation) {
+    return violation.what;
+  }
+  return {};
+}
+
+cudaError_t launch(const cudaLaunchConfig_t& config, void (*thread)(void*), void* context) {
+  const std::lock_guard<std::mutex> lock(one_launch_at_a_time);
+  const dim3 &g = config.gridDim, &b = config.blockDim;
+  if (g.x == 0 || g.y == 0 || g.z == 0 || g.x > 0x7fffffff || g.y > 65535 || g.z > 65535 || b.x == 0 || b.y == 0 ||
+      b.z == 0 || b.z > 64 || uint64_t{b.x} * b.y * b.z > 1024 || config.dynamicSmemBytes != 0) {
+    return set_error(cudaErrorInvalidConfiguration, "invalid configuration argument");
+  }
+  gridDim = g;
+  blockDim = b;
+  Grid made(config, thread, context, options(), seed++);
+  grid = &made;
+  std::string broken;
+  {
+    const FaultHandlers handlers;
+    broken = made.run();
+  }
+  grid = nullptr;
+  return broken.empty() ? cudaSuccess : set_error(cudaErrorLaunchFailure, broken);
+}
+
+}  // namespace twin

@@ -1,0 +1,106 @@
+// One launch as the model runs it: blocks of threads, each a fiber, of which one runs at a time.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdarg>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fiber.h"
+#include "watch.h"
+
+namespace twin {
+
+constexpr int kWarp = 32;
+
+// The order in which threads run, of which a kernel may assume nothing.
+struct Options {
+  int resident_blocks = 1;  // at most so many have begun and not ended
+  bool yields = false;      // threads give way at atomics and fences, and an atomic without a result takes effect late
+  bool watches = false;     // single accesses, which the kernels must be compiled to report
+};
+
+constexpr Options kFast{1, false, false};
+constexpr Options kResident{5, true, false};
+constexpr Options kHooks{5, true, true};
+
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u + 0x632be59bd9b4e019u) {}
+  uint32_t below(size_t n) { return static_cast<uint32_t>((next() >> 32) * n >> 32); }
+  uint64_t next() {  // splitmix64 (Steele, Lea, Flood 2014)
+    uint64_t z = state_ += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+
+ private:
+  uint64_t state_;
+};
+
+enum class State : uint8_t { kRunnable, kAtBarrier, kInCollective, kDone };
+
+struct LateAtomic {
+  void* address;
+  Apply apply;
+  uint64_t operand;
+  uint64_t other;
+};
+
+struct Block;
+
+struct Thread {
+  Context context;
+  std::unique_ptr<Stack> stack;  // from its first step to its end
+  Block* block;
+  uint3 index;
+  int number;  // in the block
+  State state;
+  Site site;  // where it waits
+  // What it brought to the barrier or collective that it waits in, and took from it.
+  Barrier barrier;
+  Collective collective;
+  uint32_t mask;
+  uint64_t value;
+  int operand;
+  int width;
+  std::vector<LateAtomic> late;
+
+  int lane() const { return number % kWarp; }
+  int warp() const { return number / kWarp; }
+};
+
+struct Block {
+  uint3 index;
+  std::vector<Thread> threads;
+  std::vector<int> runnable;
+  int running;                          // threads that have not left
+  int at_barrier;                       // of these
+  std::vector<uint32_t> in_collective;  // by warp: the lanes that wait
+  std::vector<char> shared;             // its shared memory, while another block has the section
+  BlockWatch watch;
+
+  int first_of_warp(int warp) const { return warp * kWarp; }
+  int lanes_of_warp(int warp) const;
+};
+
+// Whether all lanes of a warp's collective have come; if so their values become its results. Throws what breaks a rule.
+bool finish_collective(Block& block, const Thread& last);
+
+struct Violation {
+  std::string what;
+};
+Violation violation_of(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+// What the running thread does to memory; returns the rule that it breaks, or nothing.
+std::string notice(void* address, size_t bytes, Access access);
+bool in_kernel();
+
+const char* name_of(Collective kind);
+std::string place_of(const Thread& thread);  // "thread 3 of block (0, 0, 0)"
+std::string place_of(const Site& site);      // "file:line"
+
+}  // namespace twin

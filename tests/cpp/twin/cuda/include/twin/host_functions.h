@@ -1,0 +1,55 @@
+// What CUDA offers the host side of a kernel; included by cuda_runtime.h. A launch has run when it returns.
+#pragma once
+
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorInvalidConfiguration = 9,
+  cudaErrorLaunchFailure = 719,
+};
+
+#define CUDART_VERSION 13000
+
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
+
+enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
+union cudaLaunchAttributeValue {
+  int programmaticStreamSerializationAllowed;
+};
+struct cudaLaunchAttribute {
+  cudaLaunchAttributeID id;
+  cudaLaunchAttributeValue val;
+};
+
+struct cudaLaunchConfig_t {
+  dim3 gridDim;
+  dim3 blockDim;
+  size_t dynamicSmemBytes;
+  cudaStream_t stream;
+  cudaLaunchAttribute* attrs;
+  unsigned numAttrs;
+};
+
+namespace twin {
+
+// Runs `thread(context)` once for each thread of the grid.
+cudaError_t launch(const cudaLaunchConfig_t& config, void (*thread)(void*), void* context);
+
+}  // namespace twin
+
+cudaError_t cudaGetLastError();  // and forgets it
+cudaError_t cudaPeekAtLastError();
+const char* cudaGetErrorString(cudaError_t error);  // of a failed launch: what the kernel did
+cudaError_t cudaDriverGetVersion(int* version);
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
+cudaError_t cudaMemsetAsync(void* address, int value, size_t bytes, cudaStream_t stream = nullptr);
+
+template <class... Parameters, class... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                               Arguments&&... arguments) {
+  auto call = [&, given = std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)] {
+    std::apply(kernel, given);  // each thread has its own copy
+  };
+  return twin::launch(*config, [](void* context) { (*static_cast<decltype(call)*>(context))(); }, &call);
+}

@@ -1,0 +1,62 @@
+// The model of a GPU: what a device function asks of it. Every call may give way to other threads, and does not return
+// where the kernel breaks a rule: the launch ends with an error that says which.
+#pragma once
+
+#include <cstdint>
+
+#define NGRAM_TWIN_SHARED_SECTION "ngram_twin_shared"
+// Where in the kernel's source a call stands: two defaulted parameters, and what they say. The compiler may double
+// code, so an address would not do.
+#define NGRAM_TWIN_CALLER const char *file = __builtin_FILE(), int line = __builtin_LINE()
+#define NGRAM_TWIN_SITE (twin::Site{file, line})
+
+namespace twin {
+
+struct Site {
+  const char* file;
+  int line;
+};
+
+enum class Barrier { kSync, kOr, kAnd, kCount };
+
+enum class Collective {
+  kSync,
+  kShuffle,  // from the lane `operand`
+  kShuffleUp,
+  kShuffleDown,
+  kShuffleXor,
+  kBallot,
+  kAny,
+  kAll,
+  kMatchAny,
+  kAddSigned,
+  kAddUnsigned,
+  kMinSigned,
+  kMinUnsigned,
+  kMaxSigned,
+  kMaxUnsigned,
+  kAnd,
+  kOr,
+  kXor,
+};
+
+enum class Fence { kBlock, kDevice, kSystem };
+
+// All threads of the block; returns what the predicates make together.
+int barrier(Barrier kind, int predicate, Site site);
+
+// The lanes in `mask`; values are passed as their bits, 32-bit ones without sign extension.
+uint64_t collective(Collective kind, uint32_t mask, uint64_t value, int operand, int width, Site site);
+
+void fence(Fence kind);
+uint32_t lanes_of_warp();  // those that have not left the kernel
+
+// An atomic operation: `apply` changes *address by `operand` (and `other`) and returns what was there. Where the result
+// is not used (`deferrable`) it may take effect later, though not later than the thread's next fence or barrier.
+using Apply = uint64_t (*)(void* address, uint64_t operand, uint64_t other);
+uint64_t atomic(void* address, int bytes, Apply apply, uint64_t operand, uint64_t other);
+void atomic_without_result(void* address, int bytes, Apply apply, uint64_t operand, uint64_t other);
+
+[[noreturn]] void violation(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+}  // namespace twin

@@ -1,0 +1,78 @@
+// The host side of CUDA's runtime, and of the model's control.
+#include <cstring>
+
+#include "control.h"
+
+namespace twin {
+namespace {
+
+cudaError_t last_error = cudaSuccess;
+std::string last_violation;
+
+}  // namespace
+
+Options& options() {
+#if defined(NGRAM_TWIN_HOOKS)
+  static Options chosen = kHooks;
+#elif defined(NGRAM_TWIN_RESIDENT)
+  static Options chosen = kResident;
+#else
+  static Options chosen = kFast;
+#endif
+  return chosen;
+}
+
+cudaError_t set_error(cudaError_t error, const std::string& what) {
+  last_error = error;
+  last_violation = what;
+  return error;
+}
+
+}  // namespace twin
+
+const char* ngram_npu_twin_cuda_violation() { return twin::last_violation.c_str(); }
+void ngram_npu_twin_cuda_seed(uint64_t seed) { twin::set_seed(seed); }
+
+void ngram_npu_twin_cuda_allow_races(int32_t allowed) { twin::races_are_allowed() = allowed != 0; }
+void ngram_npu_twin_cuda_forget_tensors() { twin::regions().clear(); }
+
+void ngram_npu_twin_cuda_tensor(const void* owner, int64_t owner_bytes, const void* first, int64_t rows,
+                                int64_t row_bytes, int64_t stride_bytes, int32_t writable) {
+  const auto number = [](int64_t value) { return static_cast<uintptr_t>(value); };
+  twin::regions().push_back({reinterpret_cast<uintptr_t>(owner), number(owner_bytes),
+                             reinterpret_cast<uintptr_t>(first), number(rows), number(row_bytes), number(stride_bytes),
+                             writable != 0});
+}
+
+cudaError_t cudaPeekAtLastError() { return twin::last_error; }
+
+cudaError_t cudaGetLastError() {
+  const cudaError_t error = twin::last_error;
+  twin::last_error = cudaSuccess;
+  return error;
+}
+
+const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaSuccess ? "no error" : twin::last_violation.c_str();
+}
+
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  if (attribute != cudaDevAttrMultiProcessorCount) return twin::set_error(cudaErrorInvalidValue, "unknown attribute");
+  *value = 4;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void* address, int value, size_t bytes, cudaStream_t) {
+  std::memset(address, value, bytes);
+  return cudaSuccess;
+}

@@ -1,0 +1,125 @@
+// Kernels that touch memory wrongly, and others that do not.
+#include "launching.h"
+#include "watched_kernels.h"
+
+namespace twin {
+namespace {
+
+class CudaTwinWatch : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    set_seed(7);
+    options() = kHooks;
+  }
+  void TearDown() override {
+    ngram_npu_twin_cuda_forget_tensors();
+    ngram_npu_twin_cuda_allow_races(0);
+  }
+
+  int* ints() { return ints_.data(); }
+
+  std::vector<int> ints_ = std::vector<int>(1024);
+  std::vector<int> staging_ = std::vector<int>(1024);
+  unsigned counter_ = 0;
+};
+
+TEST_F(CudaTwinWatch, ABarrierOrdersABlock) {
+  expect_right({3, 64}, neighbour, ints(), staging_.data(), Order::kBarrier);
+  expect_right({3, 64}, neighbour_in_shared_memory, ints(), Order::kBarrier);
+  expect_right({1, 64}, overwrites_what_others_read, ints(), staging_.data(), Order::kBarrier);
+}
+
+TEST_F(CudaTwinWatch, ASyncwarpOrdersAWarpAndNoMore) {
+  expect_right({3, 32}, neighbour, ints(), staging_.data(), Order::kSyncwarp);
+  expect_right({3, 32}, neighbour_in_shared_memory, ints(), Order::kSyncwarp);
+  expect_right({1, 32}, overwrites_what_others_read, ints(), staging_.data(), Order::kSyncwarp);
+  expect_caught("race: ", {3, 64}, neighbour, ints(), staging_.data(), Order::kSyncwarp);
+  expect_caught("race: ", {3, 64}, overwrites_what_others_read, ints(), staging_.data(), Order::kSyncwarp);
+}
+
+TEST_F(CudaTwinWatch, WithoutEitherIsARace) {
+  expect_caught("global memory", {1, 32}, neighbour, ints(), staging_.data(), Order::kNone);
+  // Before anybody wrote it, or after, but then in no order.
+  expect_caught("shared memory", {1, 32}, neighbour_in_shared_memory, ints(), Order::kNone);
+  expect_caught("race: ", {1, 32}, overwrites_what_others_read, ints(), staging_.data(), Order::kNone);
+  expect_caught("race: ", {1, 32}, shuffle_is_no_barrier, ints());
+  expect_caught("race: ", {1, 32}, same_word_twice, ints());
+  expect_caught("race: ", {32, 1}, same_word_twice, ints());
+}
+
+TEST_F(CudaTwinWatch, NeighbouringBytesAreNoRace) {
+  expect_right({1, 64}, bytes_of_one_word, reinterpret_cast<uint8_t*>(ints()));
+}
+
+TEST_F(CudaTwinWatch, TheLastBlock) {
+  const auto with = [this](const LastBlock& parts) {
+    return [this, parts](auto expect) { expect(last_block_reads, staging_.data(), &counter_, ints(), parts); };
+  };
+  const auto right = [](auto... a) { expect_right({5, 64}, a...); };
+  const auto wrong = [this](auto... a) {
+    for (int i = 0; i < 20; ++i) {
+      counter_ = 0;
+      ASSERT_EQ(run({5, 64}, a...), cudaErrorLaunchFailure);
+    }
+  };
+  with({})(right);
+  EXPECT_EQ(ints_[0], 5);
+  with({false, true, true, true})(wrong);
+  with({true, false, true, true})(wrong);
+  with({true, true, false, true})(wrong);
+  with({true, true, true, false})(right);  // thread 0 alone goes on
+}
+
+TEST_F(CudaTwinWatch, AtomicOrNot) {
+  expect_caught("race: ", {1, 32}, atomic_and_plain, reinterpret_cast<unsigned*>(ints()));
+  expect_right({1, 32}, atomic_and_volatile, reinterpret_cast<unsigned*>(ints()), &counter_);
+}
+
+TEST_F(CudaTwinWatch, RacesThatTheCallerAsksFor) {
+  ngram_npu_twin_cuda_allow_races(1);
+  expect_right({32, 1}, same_word_twice, ints());
+}
+
+TEST_F(CudaTwinWatch, SharedMemoryThatNobodyWrote) {
+  expect_caught("at offset", {1, 64}, reads_unwritten_shared_memory, ints());
+}
+
+// Rows of three in a buffer of rows of five, the first of which begins at one.
+TEST_F(CudaTwinWatch, OnlyTensorsMayBeTouched) {
+  int buffer[15] = {};
+  int out = 0;
+  const int64_t item = sizeof(int);
+  const auto give = [&](int writable) {
+    ngram_npu_twin_cuda_forget_tensors();
+    ngram_npu_twin_cuda_tensor(buffer, 15 * item, buffer + 1, 2, 3 * item, 5 * item, writable);
+  };
+  give(0);
+  for (int i = 0; i < 15; ++i) {
+    const bool inside = i < 10 && i % 5 >= 1 && i % 5 <= 3;
+    const cudaError_t read = run({1, 1}, reads_row, static_cast<const int*>(buffer), i, &out);
+    EXPECT_EQ(read, inside ? cudaSuccess : cudaErrorLaunchFailure) << i;
+    EXPECT_EQ(run({1, 1}, writes_row, static_cast<int*>(buffer), i), cudaErrorLaunchFailure) << i;
+    give(1);
+    const cudaError_t write = run({1, 1}, writes_row, static_cast<int*>(buffer), i);
+    EXPECT_EQ(write, inside ? cudaSuccess : cudaErrorLaunchFailure) << i;
+    give(0);
+  }
+}
+
+TEST_F(CudaTwinWatch, MisalignedVectors) {
+  alignas(16) const char memory[64] = {};
+  int4 out{};
+  expect_right({1, 1}, loads_vector, memory + 16, &out);
+  expect_caught("is not aligned", {1, 1}, loads_vector, memory + 8, &out);
+}
+
+TEST_F(CudaTwinWatch, UndefinedBehaviour) {
+  expect_right({1, 1}, array_of_three, 2, ints());
+  expect_caught("out_of_bounds", {1, 1}, array_of_three, 3, ints());
+  expect_right({1, 1}, adds, INT32_MAX, -1, ints());
+  expect_caught("add_overflow", {1, 1}, adds, INT32_MAX, 1, ints());
+  expect_caught("shift_out_of_bounds", {1, 1}, shifts, 32, ints());
+}
+
+}  // namespace
+}  // namespace twin

@@ -1,0 +1,98 @@
+#include "watched_kernels.h"
+
+namespace twin {
+namespace {
+
+void wait(Order order) {
+  if (order == Order::kBarrier) __syncthreads();
+  if (order == Order::kSyncwarp) __syncwarp();
+}
+
+}  // namespace
+
+void neighbour(int* out, int* staging, Order order) {
+  const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+  staging[i] = static_cast<int>(i);
+  wait(order);
+  out[i] = staging[blockIdx.x * blockDim.x + (threadIdx.x + 1) % blockDim.x];
+}
+
+void neighbour_in_shared_memory(int* out, Order order) {
+  __shared__ int staging[64];
+  staging[threadIdx.x] = 1;
+  wait(order);
+  out[blockIdx.x * blockDim.x + threadIdx.x] = staging[(threadIdx.x + 1) % blockDim.x];
+}
+
+void overwrites_what_others_read(int* at, int* out, Order order) {
+  out[threadIdx.x] = *at;
+  wait(order);
+  if (threadIdx.x == 0) *at = 1;
+}
+
+void shuffle_is_no_barrier(int* staging) {
+  staging[threadIdx.x] = 1;
+  const int source = __shfl_xor_sync(~0u, static_cast<int>(threadIdx.x), 1);
+  staging[32 + threadIdx.x] = staging[source];
+}
+
+void last_block_reads(int* from_all, unsigned* arrived, int* out, LastBlock with) {
+  __shared__ bool last;
+  from_all[blockIdx.x * blockDim.x + threadIdx.x] = 1;
+  if (with.barrier) __syncthreads();
+  if (threadIdx.x == 0) {
+    if (with.fence_before) __threadfence();
+    last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;
+    if (with.fence_after) __threadfence();
+  }
+  if (with.barrier_after) {
+    __syncthreads();
+    if (!last) return;
+  } else if (threadIdx.x != 0 || !last) {
+    return;
+  }
+  int sum = 0;
+  for (unsigned i = threadIdx.x; i < gridDim.x * blockDim.x; i += blockDim.x) sum += from_all[i];
+  out[threadIdx.x] = sum;
+}
+
+void same_word_twice(int* out) { *out = 1; }
+
+void bytes_of_one_word(uint8_t* out) { out[threadIdx.x] = 1; }
+
+void atomic_and_plain(unsigned* out) {
+  if (threadIdx.x == 0) {
+    out[1] = out[0];
+  } else {
+    atomicAdd(out, 1u);
+  }
+}
+
+void atomic_and_volatile(unsigned* out, unsigned* seen) {
+  if (threadIdx.x == 0) {
+    *seen = *static_cast<volatile unsigned*>(out);
+  } else {
+    atomicAdd(out, 1u);
+  }
+}
+
+void reads_unwritten_shared_memory(int* out) {
+  __shared__ int mine[64];
+  if (threadIdx.x != 7) mine[threadIdx.x] = 1;
+  out[threadIdx.x] = mine[threadIdx.x];
+}
+
+void reads_row(const int* at, int index, int* out) { *out = at[index]; }
+void writes_row(int* at, int index) { at[index] = 1; }
+void loads_vector(const char* at, int4* out) { *out = *reinterpret_cast<const int4*>(at); }
+
+void array_of_three(int index, int* out) {
+  __shared__ int three[3];
+  three[index] = index;
+  *out = three[index];
+}
+
+void adds(int a, int b, int* out) { *out = a + b; }
+void shifts(int by, int* out) { *out = 1 << by; }
+
+}  // namespace twin

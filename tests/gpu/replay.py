@@ -1,0 +1,74 @@
+"""Work that is done again and again: a CUDA graph's replays; on the CPU plain calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+HAS_GPU = torch.cuda.is_available()
+NO_GPU = "NO GPU: nothing of the CUDA backend was run; its kernels run on their host twin only"
+GPU_ONLY = pytest.mark.skipif(not HAS_GPU, reason=NO_GPU)
+DEVICES = ["cpu", "cuda"] if HAS_GPU else ["cpu"]
+
+Work = Callable[[], Any]
+
+
+class Replay:
+    """`work`, captured into a CUDA graph; each call is a replay and gives the graph's results,
+    which the next call overwrites. On the CPU each call is a call."""
+
+    def __init__(self, device: str, work: Work) -> None:
+        self._work = work
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if device == "cpu":
+            return
+        # Kernels are loaded, and what they keep is allocated, before the capture.
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            work()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._results = work()
+
+    def __call__(self) -> Any:
+        if self._graph is None:
+            return self._work()
+        self._graph.replay()
+        return self._results
+
+
+def times(device: str, on_a_gpu: int, on_the_cpu: int = 3) -> int:
+    return on_the_cpu if device == "cpu" else on_a_gpu
+
+
+def synchronize(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+def num_allocations(device: str) -> int:
+    """Blocks that torch's allocator has handed out so far."""
+    if device == "cpu":
+        return 0
+    return int(torch.cuda.memory_stats()["allocation.all.allocated"])
+
+
+@contextmanager
+def no_synchronisation(device: str) -> Iterator[None]:
+    """Within it a call of torch that waits for the GPU is an error."""
+    if device == "cpu":
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

@@ -1,0 +1,72 @@
+"""Rows that grow on a device, and what the CPU says about them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from ngram_npu.ops import workspace_size
+
+from tools.bench.gpu.ours import make_index
+
+MIN_N, MAX_N, K = 2, 4, 5
+CAPACITY = 1 << 13
+WIDTH = 3
+UNLIMITED = 2**63 - 1
+
+
+class Rows:
+    """Rows that gain up to WIDTH tokens a step, on a device; with an index or without.
+
+    The step's input is a tensor of fixed address that :meth:`sample` fills, as a sampler would.
+    """
+
+    def __init__(self, device: str, batch: int, indexed: bool, seed: int, match: int = 0) -> None:
+        self._rng = np.random.default_rng(seed)
+        self._match = match
+        start = self._rng.integers(0, 3000, batch, dtype=np.int32)
+        tokens = self._rng.integers(0, 40, (batch, CAPACITY), dtype=np.int32)
+        self.tokens = torch.from_numpy(tokens).to(device)
+        self.lengths = torch.from_numpy(start).to(device)
+        self.sampled = torch.zeros((batch, WIDTH), dtype=torch.int32, device=device)
+        self.discard = torch.zeros(batch, dtype=torch.bool, device=device)
+        self.workspace = workspace("ngram_index_step_" if indexed else "ngram_step_", batch, device)
+        self._index = self._make_index(batch, device) if indexed else None
+        self.index = None if self._index is None else self._index.tensor
+        self._start = self.tokens.clone(), self.lengths.clone()
+
+    def _make_index(self, batch: int, device: str) -> Any:
+        index = make_index(batch, batch * CAPACITY, MIN_N, MAX_N, device)
+        index.append(self.tokens, self.lengths, match_policy=self._match)
+        return index
+
+    def restart(self) -> None:
+        """As before the first step; the index notices by itself."""
+        for mine, start in zip((self.tokens, self.lengths), self._start, strict=True):
+            mine.copy_(start)
+
+    def sample(self) -> None:
+        shape = self.sampled.shape
+        tokens = self._rng.integers(0, 40, shape, dtype=np.int32)
+        tokens[np.arange(shape[1]) >= self._rng.integers(0, shape[1] + 1, (shape[0], 1))] = -1
+        self.sampled.copy_(torch.from_numpy(tokens))
+        self.discard.copy_(torch.from_numpy(self._rng.random(shape[0]) < 0.1))
+
+    def step(self) -> tuple[torch.Tensor, ...]:
+        head = (self.tokens, self.lengths, self.sampled, self.discard, None, True, UNLIMITED)
+        lookup = (MIN_N, MAX_N, K, self._match, False, CAPACITY)
+        if self.index is None:
+            return torch.ops.ngram_npu.ngram_step_(*head, *lookup, self.workspace)
+        index = (self.index, None)
+        return torch.ops.ngram_npu.ngram_index_step_(*head, *lookup, *index, self.workspace)
+
+
+def workspace(op: str, batch: int, device: str) -> torch.Tensor:
+    return torch.zeros(workspace_size(op, batch), dtype=torch.int32, device=device)
+
+
+def same(got: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> bool:
+    return len(got) == len(expected) and all(
+        torch.equal(mine.cpu(), truth.cpu()) for mine, truth in zip(got, expected, strict=True)
+    )

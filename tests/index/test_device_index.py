@@ -1,0 +1,444 @@
+"""The index's CUDA kernels on their host twin, and DeviceNgramIndex, what they work on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from backends import call_torch, in_place_of_the_cpu
+from device_world import DeviceWorld, index_of_buckets
+from hypothesis import settings
+from index_machine import IndexMachine
+from index_world import UNLIMITED, Int32Array, Lookup
+from ngram_npu import _C, DeviceNgramIndex, IntegrityError, NgramConfig, NgramProposer
+from twins import TWINS
+
+TWIN = next(twin for twin in TWINS if twin.name == "cuda_fast")
+
+HEADER, SLOT = 64, 16
+SLOTS, ENTRIES = 1, 3
+OPTIONS, INDEXED, HELD, GIVEN_UP, TAIL = 0, 1, 2, 3, 8
+# Of an entry, a uint64.
+START, TENANT, FINGERPRINT, LEVEL = 0, 28, 52, 61
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _on_the_twin() -> Iterator[None]:
+    with in_place_of_the_cpu(TWIN):
+        yield
+
+
+class DeviceIndexMachine(IndexMachine):
+    WORLD = DeviceWorld
+
+
+TestDeviceIndexMachine = DeviceIndexMachine.TestCase
+TestDeviceIndexMachine.settings = settings(
+    settings.default, max_examples=60, stateful_step_count=30, deadline=None
+)
+
+
+def _tokens(rows: int = 3, length: int = 300, alphabet: int = 9) -> Int32Array:
+    return np.random.default_rng(4).integers(0, alphabet, (rows, length), dtype=np.int32)
+
+
+def _indexed(tokens: Int32Array, policy: int = 0) -> DeviceNgramIndex:
+    rows, length = tokens.shape
+    index = DeviceNgramIndex(rows, tokens.size, min_n=2, max_n=4, device="cpu")
+    lengths = torch.full((rows,), length, dtype=torch.int32)
+    index.append(torch.from_numpy(tokens), lengths, match_policy=policy)
+    return index
+
+
+class Rows:
+    """Rows, an index of theirs, and copies that are scanned."""
+
+    def __init__(self, tokens: Int32Array, length: int, index: DeviceNgramIndex) -> None:
+        self.tokens, self.index = tokens, index
+        self.lengths = np.full(len(tokens), length, np.int32)
+
+    def step(
+        self,
+        sampled: int = 1,
+        slots: list[int] | None = None,
+        span: int = 2,
+        match: int = 0,
+        advance: bool = True,
+    ) -> None:
+        """Asserts that the index answers as a scan does."""
+        new = np.full((len(self.tokens), 1), sampled, np.int32)
+        options = (None, None, advance, UNLIMITED, 2, 2 + span, 4, match, False, UNLIMITED)
+        tokens, lengths = self.tokens.copy(), self.lengths.copy()
+        expected = _C.ngram_step_(tokens, lengths, new, *options, None)
+        given = None if slots is None else np.array(slots, np.int32)
+        words = self.index.tensor.numpy()
+        found = call_torch(
+            "ngram_index_step_",
+            (self.tokens, self.lengths, new, *options, words, given, None),
+        )
+        assert all(map(np.array_equal, found, expected))
+        assert np.array_equal(self.tokens, tokens)
+        assert np.array_equal(self.lengths, lengths)
+
+
+def _few_bits(world: DeviceWorld, fingerprint_bits: int, generation_bits: int) -> None:
+    header = world.words[: _C.DEVICE_INDEX_HEADER_WORDS]
+    _C.device_index_init(header, header[SLOTS], header[2], fingerprint_bits, generation_bits)
+
+
+@pytest.mark.parametrize("bits", [(9, 24), (1, 1), (0, 0)], ids=["all-bits", "one-bit", "no-bits"])
+@pytest.mark.parametrize("pages", [200, 8], ids=["room", "too-full"])
+@pytest.mark.parametrize("match", [0, 1], ids=["earliest", "latest"])
+def test_long_run(match: int, pages: int, bits: tuple[int, int]) -> None:
+    """Requests come, grow, are cut and go. With few bits, entries of other grams and of requests
+    long gone look like one's own, and only the row tells them apart."""
+    rng = np.random.default_rng([match, pages, *bits])
+    steps = drafts = scanned = 0
+    while steps < 700:
+        low = int(rng.integers(1, 4))
+        lookup = Lookup(low, low + int(rng.choice([0, 2, 7])), 4, match, bool(rng.integers(2)), 240)
+        world = DeviceWorld(8, 250, lookup, 8, pages)
+        _few_bits(world, *bits)
+        alphabet = int(rng.integers(2, 12))
+
+        def admit(row: int, world: DeviceWorld = world, alphabet: int = alphabet) -> None:
+            world.write(row, rng.integers(0, alphabet, rng.integers(0, 200)).tolist(), at=0)
+            if rng.random() < 0.5:
+                world.append([row])
+
+        for row in range(8):
+            admit(row)
+        for turn in range(40):
+            chosen = rng.permutation(8)[: rng.integers(1, 9)]
+            sampled = rng.integers(0, alphabet, (len(chosen), 3), dtype=np.int32)
+            sampled[rng.random(sampled.shape) < 0.2] = -1
+            discard = rng.random(len(chosen)) < 0.1
+            world.step(chosen.tolist(), sampled, discard, advance=bool(rng.integers(2)))
+            for row in np.flatnonzero(rng.random(8) < 0.05).tolist():
+                world.reset([row])
+                admit(row)
+            if rng.random() < 0.1:
+                order = rng.permutation(8)
+                for array in (world.rows, world.lengths, world.slots):
+                    array[:] = array[order]
+            if rng.random() < 0.05:
+                world.lengths[rng.integers(8)] //= 2
+            if turn % 20 == 10:
+                world.check()
+        steps += world.steps
+        drafts += world.drafts
+        scanned += world.index.statistics.rows_scanned_full
+        assert world.blind <= world.steps // 100
+    if pages == 8:
+        assert scanned > 0
+    elif bits[1] == 24:  # with few bits, entries of requests long gone keep their places
+        assert scanned == 0
+    assert drafts > steps // 4
+
+
+def test_what_goes_unnoticed_stays_within_the_row() -> None:
+    rng = np.random.default_rng(0)
+    blind = 0
+    for turn in range(6):
+        world = DeviceWorld(4, 200, Lookup(1 + turn % 3, 4, 4, turn % 2), 4, 40)
+        for row in range(4):
+            world.write(row, rng.integers(0, 3, 150).tolist())
+        world.append(range(4))
+        for _ in range(12):
+            world.rows[rng.integers(0, 4, 30), rng.integers(0, 140, 30)] = rng.integers(0, 4, 30)
+            world.step(range(4), rng.integers(0, 3, (4, 2), dtype=np.int32))
+        world.index.check_integrity()
+        blind += world.blind
+    assert blind > 200
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_slots": 0}, r"num_slots: expected at least 1, got 0"),
+        ({"token_capacity": -1}, r"token_capacity: expected >= 0, got -1"),
+        ({"min_n": 5}, r"min_n, max_n: .* got 5, 4"),
+        ({"max_n": 10}, r"min_n, max_n: .* got 2, 10"),
+        ({"num_slots": 2**20 + 1}, r"num_slots: expected at most 2\*\*20, got 1048577"),
+    ],
+)
+def test_errors(changes: dict[str, int], message: str) -> None:
+    arguments: dict[str, Any] = {"num_slots": 2, "token_capacity": 100, "min_n": 2, "max_n": 4}
+    with pytest.raises(ValueError, match="DeviceNgramIndex: " + message):
+        DeviceNgramIndex(**{**arguments, **changes}, device="cpu")
+
+
+def test_sizes() -> None:
+    index = DeviceNgramIndex(8, 100_000, min_n=2, max_n=4, device="cpu")
+    assert index.statistics.num_slots == 8
+    assert 100_000 * 30 < index.nbytes < 100_000 * 30.1
+    assert 16 * 8 * index.statistics.num_buckets < index.nbytes
+    # Tokens that never repeat, to the last one that was asked for.
+    rows = np.random.default_rng(1).permutation(3000).astype(np.int32).reshape(3, 1000)
+    full = _indexed(rows)
+    assert full.statistics.slots_given_up == 0
+    assert full.statistics.entries_in_use >= 3 * (999 + 998 + 997) - 9
+    full.check_integrity(dict(enumerate(rows)))
+
+
+def test_statistics() -> None:
+    rows = Rows(_tokens(2), 240, DeviceNgramIndex(2, 600, min_n=2, max_n=4, device="cpu"))
+    rows.step(slots=[0, 1])
+    stats = rows.index.statistics
+    assert (stats.rows_indexed, stats.num_slots) == (2, 2)
+    assert stats.entries_in_use == sum(rows.index.tensor[HEADER + HELD + s * SLOT] for s in (0, 1))
+    rows.step(slots=[0, 7])
+    assert rows.index.statistics.rows_scanned_other == 1
+    rows.lengths[:] = 200
+    rows.step(slots=[0, 1])
+    stats = rows.index.statistics
+    assert (stats.rebuilds_shorter, stats.entries_in_use) == (2, 0)
+    rows.step(slots=[0, 1])
+    rows.tokens[0] += 1
+    rows.step(slots=[0, 1])
+    assert rows.index.statistics.rebuilds_rewritten == 1
+    rows.step(slots=[0, 1], span=3)
+    rows.step(slots=[0, 1], span=3, match=1)
+    assert rows.index.statistics.rebuilds_options >= 3
+    assert rows.index.statistics.rows_scanned_full == 0
+    rows.index.check_integrity()
+
+
+def test_a_long_prompt_is_caught_up_over_several_steps() -> None:
+    tokens = _tokens(1, 3000, 50)
+    rows = Rows(tokens, 2600, DeviceNgramIndex(1, 3000, min_n=2, max_n=4, device="cpu"))
+    for _ in range(13):
+        rows.step()
+    stats = rows.index.statistics
+    assert (stats.rows_scanned_catching_up, stats.rows_indexed) == (10, 3)
+    rows.index.check_integrity({0: tokens[0, :2613]})
+
+
+def test_a_full_row_asks_the_same_question_again() -> None:
+    tokens = _tokens(1, 100)
+    rows = Rows(tokens, 99, DeviceNgramIndex(1, 100, min_n=2, max_n=4, device="cpu"))
+    for _ in range(3):
+        rows.step()
+    assert rows.index.statistics.rows_indexed == 3
+
+
+@pytest.mark.parametrize("match", [0, 1])
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_row_that_lost_its_last_tokens(cut: int, match: int) -> None:
+    """And gets the same ones again, so that only its length tells."""
+    tokens = np.tile(np.array([1], np.int32), (1, 100))
+    index = DeviceNgramIndex(1, 100, min_n=2, max_n=4, device="cpu")
+    rows = Rows(tokens, 50, index)
+    for _ in range(4):
+        rows.step(match=match)
+        rows.lengths -= cut
+
+
+@pytest.mark.parametrize("by_step", [False, True], ids=["append", "step"])
+def test_what_a_request_long_gone_left_behind(by_step: bool) -> None:
+    """Its entry of a gram says the place where the question now is: a true occurrence, but no
+    answer, and no reason not to enter the earlier one."""
+    index = index_of_buckets(1, 100, Lookup())
+    _C.device_index_init(index.tensor.numpy()[: _C.DEVICE_INDEX_HEADER_WORDS], 1, 100, 0, 0)
+    tokens = np.array([[8, 7, 1, 2, 3, 4, 9, 6, 1, 2, 3, 5, 0, 0, 0]], np.int32)
+    index.append(torch.from_numpy(tokens), torch.tensor([12], dtype=torch.int32), match_policy=1)
+    index.reset(torch.tensor([0], dtype=torch.int32))
+    rows = Rows(tokens, 10, index)
+    if not by_step:
+        eleven = torch.tensor([11], dtype=torch.int32)
+        index.append(torch.from_numpy(tokens), eleven, match_policy=1)
+    for _ in range(2):
+        rows.lengths[:] = 10
+        rows.step(sampled=3, match=1)
+        assert rows.index.statistics.rows_indexed > 0
+
+
+@pytest.mark.parametrize("by_step", [False, True], ids=["append", "step"])
+def test_a_slot_given_up_starts_again_when_there_is_room(by_step: bool) -> None:
+    lookup = Lookup()
+    tokens = np.random.default_rng(2).integers(0, 5000, (2, 400), dtype=np.int32)
+    index = index_of_buckets(2, 100, lookup)  # 1600 entries, where two rows need 2100
+    rows = Rows(tokens, 350, index)
+    if by_step:
+        rows.step(slots=[0, 1])
+    else:
+        index.append(torch.from_numpy(tokens), torch.from_numpy(rows.lengths))
+        rows.step(slots=[0, 1])
+    stats = index.statistics
+    assert (stats.slots_given_up, stats.rows_scanned_full) in {(1, 1), (1, 2)}
+    index.check_integrity({0: tokens[0], 1: tokens[1]})
+    given_up = [s for s in (0, 1) if index.tensor[HEADER + s * SLOT + GIVEN_UP] != 0]
+    assert len(given_up) == 1
+    index.reset(torch.tensor([1 - given_up[0]], dtype=torch.int32))
+    for _ in range(2):
+        rows.step(slots=[given_up[0], 7])
+    assert index.tensor[HEADER + given_up[0] * SLOT + GIVEN_UP] == 0
+    assert index.statistics.rows_indexed >= 1
+    index.check_integrity({given_up[0]: tokens[0, : rows.lengths[0]]})
+
+
+def test_the_proposer_takes_it_on_a_device() -> None:
+    """On a GPU; here the twin stands for the CPU's kernels, and its index for theirs."""
+    config = NgramConfig(min_n=2, max_n=4, k=3)
+    proposer = NgramProposer(config, "index")
+    tokens = _tokens()
+    proposer.index = DeviceNgramIndex(3, tokens.size, min_n=2, max_n=4, device="cpu")
+    lengths = np.full(3, 240, np.int32)
+    expected = tokens.copy()
+    truth = NgramProposer(config, "scan").step(expected, lengths.copy(), np.ones((3, 2), np.int32))
+    drafts = proposer.step(
+        torch.from_numpy(tokens), torch.from_numpy(lengths), torch.ones((3, 2), dtype=torch.int32)
+    )
+    assert np.array_equal(drafts.draft_token_ids, truth.draft_token_ids)
+    assert proposer.index.statistics.rows_indexed == 3
+    proposer.reset(torch.arange(3, dtype=torch.int32))
+    assert proposer.index.statistics.entries_in_use == 0
+
+
+def _entries(words: Int32Array) -> Any:
+    """Those in use, as places in an array of uint64, and the array."""
+    num_slots = int(words[SLOTS])
+    first = -(-(HEADER + num_slots * (SLOT + 1)) // 32) * 32
+    entries = words[first:].view(np.uint64)
+    return np.flatnonzero(entries), entries
+
+
+def _of_slot(words: Int32Array, slot: int) -> Any:
+    used, entries = _entries(words)
+    slot_bits = int(words[SLOTS] - 1).bit_length()
+    tenants = entries[used] >> np.uint64(TENANT) & np.uint64((1 << slot_bits) - 1)
+    return used[tenants == slot], entries
+
+
+def _broken_header(words: Int32Array) -> None:
+    words[0] = 0
+
+
+def _more_buckets_than_fit(words: Int32Array) -> None:
+    words[2] += 1
+
+
+def _strange_options(words: Int32Array) -> None:
+    words[HEADER + OPTIONS] = 1 << 24 | 9 << 8 | 1
+
+
+def _empty_but_indexed(words: Int32Array) -> None:
+    words[HEADER + OPTIONS] = 0
+
+
+def _too_long(words: Int32Array) -> None:
+    words[HEADER + INDEXED] = -1
+
+
+def _one_held_too_many(words: Int32Array) -> None:
+    words[HEADER + HELD] += 1
+
+
+def _one_in_use_too_many(words: Int32Array) -> None:
+    words[ENTRIES] += 1
+
+
+def _elsewhere(words: Int32Array) -> None:
+    """All entries go on by a bucket."""
+    _, entries = _entries(words)
+    entries[:] = np.roll(entries, 16)
+
+
+def _other_fingerprint(words: Int32Array) -> None:
+    used, entries = _of_slot(words, 0)
+    entries[used[0]] ^= np.uint64(1 << FINGERPRINT)
+
+
+def _no_such_level(words: Int32Array) -> None:
+    used, entries = _of_slot(words, 0)
+    entries[used[0]] |= np.uint64(7 << LEVEL)
+
+
+def _behind_the_row(words: Int32Array) -> None:
+    used, entries = _of_slot(words, 0)
+    entries[used[0]] |= np.uint64((1 << TENANT) - 1)
+
+
+def _before_the_row(words: Int32Array) -> None:
+    used, entries = _of_slot(words, 0)
+    entries[used[0]] &= ~np.uint64((1 << TENANT) - 1)
+    entries[used[0]] |= np.uint64(1)
+
+
+def _lost(words: Int32Array) -> None:
+    used, entries = _of_slot(words, 0)
+    entries[used[0]] = 0
+    words[HEADER + HELD] -= 1
+    words[ENTRIES] -= 1
+
+
+def _longer_than_its_row(words: Int32Array) -> None:
+    words[HEADER + INDEXED] += 2
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (_broken_header, "no index of its size"),
+        (_more_buckets_than_fit, "no index of its size"),
+        (_strange_options, r"a slot's state .* \(slot or page 0\)"),
+        (_empty_but_indexed, r"a slot's state .* \(slot or page 0\)"),
+        (_too_long, r"a slot's state .* \(slot or page 0\)"),
+        (_one_held_too_many, r"another number of entries than it says \(slot or page 0\)"),
+        (_one_in_use_too_many, "not as many as the header says"),
+        (_elsewhere, "slot 0: an entry stands where its key does not lead"),
+        (_other_fingerprint, "slot 0: an entry stands where its key does not lead"),
+        (_no_such_level, "slot 0: an entry stands where its key does not lead"),
+        (_behind_the_row, "slot 0: an entry lies outside the row"),
+        (_before_the_row, "slot 0: an entry lies outside the row"),
+        (_lost, "slot 0: an entry is missing"),
+        (_longer_than_its_row, "slot 0: the slot has indexed more tokens than the row holds"),
+    ],
+)
+def test_a_broken_index_is_told(harm: Callable[[Int32Array], None], message: str) -> None:
+    tokens = _tokens()
+    index = _indexed(tokens)
+    index.check_integrity(dict(enumerate(tokens)))
+    harm(index.tensor.numpy())
+    with pytest.raises(IntegrityError, match="DeviceNgramIndex: .*" + message):
+        index.check_integrity({0: tokens[0]})
+
+
+@pytest.mark.parametrize("match", [0, 1])
+def test_an_entry_with_the_wrong_occurrence_is_told(match: int) -> None:
+    tokens = np.tile(np.array([1, 2, 3], np.int32), 20)[None]
+    index = _indexed(tokens, match)
+    index.check_integrity({0: tokens[0]})
+    used, entries = _entries(index.tensor.numpy())
+    entries[used] = entries[used].astype(np.int64) + (3 if match == 0 else -3)
+    with pytest.raises(IntegrityError, match="does not record the occurrence it should"):
+        index.check_integrity({0: tokens[0]})
+
+
+def test_a_slot_that_is_none() -> None:
+    with pytest.raises(IntegrityError, match="slot 9: a slot's state"):
+        _indexed(_tokens()).check_integrity({9: _tokens()[0]})
+
+
+def test_a_copy_is_an_index() -> None:
+    """Nothing in it is an address."""
+    tokens = _tokens()
+    index = _indexed(tokens)
+    copy = DeviceNgramIndex(3, tokens.size, min_n=2, max_n=4, device="cpu")
+    copy.tensor[:] = index.tensor
+    index.tensor[:] = -1
+    copy.check_integrity(dict(enumerate(tokens)))
+
+
+def test_an_index_at_an_odd_word_is_scanned_around() -> None:
+    """Its entries are of 64 bits."""
+    whole = _indexed(_tokens())
+    words = torch.zeros(whole.tensor.numel() + 1, dtype=torch.int32)
+    words[1:] = whole.tensor
+    before = words.clone()
+    whole.tensor = words[1:]
+    Rows(_tokens(), 290, whole).step()
+    assert torch.equal(words, before)

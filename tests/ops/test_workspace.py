@@ -1,0 +1,138 @@
+"""Workspaces on devices and their twins: the size that is told suffices, every call leaves zeros,
+and one that cannot be used is refused before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from backends import DEVICE_BACKENDS, TWIN_BACKENDS, Backend
+from ngram_npu.ops import workspace_size
+from opspecs import OPSPECS, Args, Array, OpSpec, Sample, clone_args, owner
+
+from ops.parity import check_parity
+
+BATCH_OF = {
+    "ngram_step_": "sampled_token_ids",
+    "ngram_index_step_": "sampled_token_ids",
+    "correct_spec_state_": "prev_positions",
+}
+PAIRS = [
+    pytest.param(OPSPECS[op], backend, id=f"{op}-{backend.name}")
+    for backend in [*TWIN_BACKENDS, *DEVICE_BACKENDS]
+    for op in BATCH_OF
+    if backend.serves(OPSPECS[op])
+]
+LOOKUPS = [b for b in [*TWIN_BACKENDS, *DEVICE_BACKENDS] if b.serves(OPSPECS["ngram_step_"])]
+# The NPU's launches bring memory of their own and leave this one alone.
+USERS = [b for b in LOOKUPS if "cuda" in (b.device, b.twin.device if b.twin else "")]
+
+
+def _sized(spec: OpSpec, args: Args) -> Args:
+    batch = spec.get(args, BATCH_OF[spec.name]).shape[0]
+    return spec.replace(args, workspace=np.zeros(workspace_size(spec.name, batch), np.int32))
+
+
+def _tiles() -> tuple[OpSpec, Args]:
+    """A call whose rows are shared out to several blocks, so that it needs a workspace."""
+    spec = OPSPECS["ngram_step_"]
+    samples = spec.samples(np.random.default_rng(1))
+    return spec, _sized(spec, next(s.args for s in samples if s.label.startswith("tile-edges")))
+
+
+def test_every_operator_with_a_workspace_is_here() -> None:
+    takers = {op for op, spec in OPSPECS.items() if "workspace" in spec.tensor_names}
+    assert takers == set(BATCH_OF)
+
+
+@pytest.mark.parametrize(("spec", "backend"), PAIRS)
+def test_the_told_size_suffices_and_is_left_zeroed(spec: OpSpec, backend: Backend) -> None:
+    for sample in spec.samples(np.random.default_rng(11)):
+        if sample.compare:  # with the workspace, which the reference leaves alone
+            check_parity(spec, backend, Sample(sample.label, _sized(spec, sample.args)))
+
+
+@pytest.mark.parametrize("backend", LOOKUPS, ids=lambda b: b.name)
+def test_one_workspace_serves_call_after_call(backend: Backend) -> None:
+    spec, args = _tiles()
+    workspace = spec.get(args, "workspace")
+    with backend.selected():
+        first = backend.call(spec.name, spec.replace(clone_args(args), workspace=workspace))
+        for _ in range(3):
+            again = backend.call(spec.name, spec.replace(clone_args(args), workspace=workspace))
+            assert all(map(np.array_equal, first, again))
+            assert not workspace.any()
+
+
+def _misaligned(workspace: Array) -> Array:
+    return np.concatenate([workspace, workspace])[1 : 1 + len(workspace)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: w[:-1], r"expected size >= \d+ \(for this batch\), got size \d+"),
+        (lambda w: w[:0], r"got size 0"),
+        (_misaligned, r"expected memory aligned to 16 bytes, got an address 4 bytes behind one"),
+    ],
+)
+@pytest.mark.parametrize("backend", USERS, ids=lambda b: b.name)
+def test_one_that_cannot_be_used_is_refused(
+    backend: Backend, change: Callable[[Array], Array], message: str
+) -> None:
+    spec, args = _tiles()
+    args = spec.replace(args, workspace=change)
+    before = clone_args(args)
+    with (
+        backend.selected(),
+        pytest.raises(ValueError, match=r"^ngram_step_: workspace: .*" + message),
+    ):
+        backend.call(spec.name, args)
+    for mine, original in zip(args, before, strict=True):
+        if isinstance(mine, np.ndarray):
+            assert np.array_equal(owner(mine), owner(original))
+
+
+@pytest.mark.parametrize("backend", LOOKUPS, ids=lambda b: b.name)
+def test_one_that_was_not_zeroed_leads_nowhere(backend: Backend) -> None:
+    """The results are then unspecified, but the twin would report an access outside the tensors."""
+    spec, args = _tiles()
+    rng = np.random.default_rng(5)
+    for fill in (-1, 2**31 - 1, 1, None):
+        dirty = spec.get(args, "workspace").copy()
+        dirty[:] = rng.integers(-(2**31), 2**31, len(dirty)) if fill is None else fill
+        with backend.selected():
+            backend.call(spec.name, spec.replace(clone_args(args), workspace=dirty))
+
+
+@pytest.mark.parametrize("backend", LOOKUPS, ids=lambda b: b.name)
+def test_requests_with_one_row_leave_it_zeroed(backend: Backend) -> None:
+    """Their blocks see the row's length change under them. What they draft is unspecified."""
+    spec, args = _tiles()
+    batch = len(spec.get(args, "sampled_token_ids"))
+    args = spec.replace(args, row_indices=np.zeros(batch, np.int64))
+    with backend.selected():
+        for _ in range(5):
+            mine = clone_args(args)
+            backend.call(spec.name, mine)
+            assert not spec.get(mine, "workspace").any()
+
+
+def test_sizes() -> None:
+    for op in BATCH_OF:
+        sizes = [workspace_size(op, batch) for batch in (0, 1, 2, 1000)]
+        assert sizes == sorted(sizes)
+        assert sizes[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("op", "batch", "message"),
+    [
+        ("ngram_propose", 3, "workspace_size: op: expected one of correct_.*'ngram_propose'"),
+        ("ngram_step_", -1, "workspace_size: batch: expected >= 0, got -1"),
+    ],
+)
+def test_a_size_nobody_can_tell(op: str, batch: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        workspace_size(op, batch)

@@ -1,0 +1,142 @@
+"""Rounds in which contestants take turns on a GPU, and what the device could do at best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tools.bench import stats
+from tools.bench.data import Workload
+from tools.bench.gpu.contestant import GpuContestant
+from tools.bench.gpu.runtime import Runtime
+from tools.bench.options import BenchError, Options
+
+STEPS = 12
+"""Steps of the workload in one graph; each replay does them from the beginning."""
+_CHECKED_STEPS = 4
+_WARM_UP_ROUNDS = 2
+
+
+def compare(
+    contestants: Sequence[GpuContestant],
+    checked: Workload,
+    timed: Workload,
+    runtime: Runtime,
+    options: Options,
+) -> dict[str, Any]:
+    """Measures the contestants, ours first in the list.
+
+    In each round every contestant replays its graph of STEPS steps once; who begins changes from
+    round to round. Clock changes and whatever else the machine does touch all of them alike.
+
+    Args:
+        checked: data on which there are drafts, compared before anything is timed.
+        timed: what the figures are of.
+
+    Raises:
+        BenchError: contestants that ought to agree do not.
+    """
+    steps = min(STEPS, timed.steps)
+    share, same = _check(contestants, checked)
+    replays = {}
+    for contestant in contestants:
+        contestant.load(timed)
+        works = [_step(contestant, number) for number in range(steps)]
+        contestant.restore()
+        cold = options.cache != "hot"
+        replays[contestant.name] = runtime.prepare(works, contestant.restore, cold)
+    rounds_us: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
+    names = list(rounds_us)
+    for number in range(-_WARM_UP_ROUNDS, options.rounds):
+        first = number % len(names)
+        for name in [*names[first:], *names[:first]]:
+            us = replays[name]() / steps
+            if number >= 0:
+                rounds_us[name].append(us)
+    return {
+        "size": str(timed.size),
+        "batch": timed.size.batch,
+        "context": timed.size.context,
+        "config": [options.min_n, options.max_n],
+        "cache": options.cache,
+        "idle_ms": 0.0,
+        "frontend": "torch",
+        "engine": options.engine,
+        "device": runtime.device,
+        "data": timed.describes,
+        "rounds": options.rounds,
+        "steps_per_round": steps,
+        "drafted_share": share,
+        "same_drafts": same,
+        **_figures(contestants, rounds_us, timed),
+        "floors": floors(timed, runtime, rounds_us[names[0]]),
+    }
+
+
+def _step(contestant: GpuContestant, number: int) -> Any:
+    return lambda: contestant.step(number)
+
+
+def _figures(
+    contestants: Sequence[GpuContestant], rounds_us: dict[str, list[float]], timed: Workload
+) -> dict[str, Any]:
+    figures = {
+        c.name: {**stats.times(rounds_us[c.name], timed.size.tokens), "what": c.detail}
+        for c in contestants
+    }
+    ours = contestants[0].name
+    against = {p: stats.ratios(rounds_us[p], rounds_us[ours]) for p in figures if p != ours}
+    return {
+        "ours": figures.pop(ours),
+        "peers": figures,
+        "ratio": {peer: ratio["median"] for peer, ratio in against.items()},
+        "ratio_spread": against,
+    }
+
+
+def floors(timed: Workload, runtime: Runtime, ours_us: list[float]) -> dict[str, float]:
+    """What no step can be faster than, and how ours stands to it."""
+    bandwidth, empty = runtime.copy_bandwidth(), runtime.empty_node_us()
+    live_bytes = timed.size.tokens * timed.token_ids.itemsize
+    read_us = live_bytes / bandwidth * 1e6
+    median = stats.spread(ours_us)["median"]
+    values = {
+        "copy_gb_per_s": bandwidth / 1e9,
+        "live_bytes": live_bytes,
+        "read_us": read_us,
+        "empty_node_us": empty,
+        "ours_over_read": median / read_us,
+        "ours_above_empty_us": median - empty,
+    }
+    return {name: stats.rounded(value) for name, value in values.items()}
+
+
+def _check(
+    contestants: Sequence[GpuContestant], checked: Workload
+) -> tuple[float | None, bool | None]:
+    """A few steps of all, whose results are compared.
+
+    Returns:
+        The share of requests for which ours drafted, and whether anything was compared.
+    """
+    seen: dict[Any, tuple[str, list[Any]]] = {}
+    share, same = None, None
+    for contestant in contestants:
+        if contestant.semantics is None:
+            continue
+        contestant.load(checked)
+        contestant.restore()
+        made = [
+            contestant.drafts(contestant.step(number))
+            for number in range(min(_CHECKED_STEPS, checked.steps))
+        ]
+        if contestant is contestants[0] and contestant.is_drafter:
+            rows = [bool(draft) for drafts in made for draft in drafts]
+            share = sum(rows) / len(rows)
+        name, expected = seen.setdefault(contestant.semantics, (contestant.name, made))
+        if name == contestant.name:
+            continue
+        same = True
+        if made != expected:
+            raise BenchError(f"{contestant.name} and {name} draft differently: nothing to compare")
+    return share, same

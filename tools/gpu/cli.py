@@ -1,0 +1,100 @@
+"""The command line of ``make gpu``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from tools.gpu import summary
+from tools.gpu.runner import Outcome, execute, run_all
+from tools.gpu.stages import DEADLINE_SECONDS, NCU, ROOT, Stage, stages
+
+RESULTS = ROOT / "tools" / "bench" / "results"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = _parser().parse_args(arguments)
+    out = given.out or Path(os.environ.get("OUT") or RESULTS)
+    chosen = _chosen(stages(out), given.only)
+    if given.dry_run:
+        for stage in chosen:
+            print(f"{stage.name:<26}{stage.seconds:>4} s  {_command(stage)}")
+        print(f"{'all':<26}{given.seconds:>4} s")
+        return 0
+    out.mkdir(parents=True, exist_ok=True)
+    log: list[str] = []
+
+    def report(outcome: Outcome) -> None:
+        reason = f": {outcome.reason}" if outcome.reason else ""
+        print(f"{outcome.name:<26}{outcome.seconds:>6.1f} s  {outcome.status}{reason}", flush=True)
+        if outcome.status in ("failed", "timed out"):
+            print(outcome.tail[-2500:], flush=True)
+        log.append(f"=== {outcome.name}: {outcome.status}{reason}\n{outcome.tail}\n")
+        (out / "gpu-run.log").write_text("\n".join(log), encoding="utf-8")
+
+    outcomes = run_all(chosen, given.seconds, execute, report)
+    found = document(chosen, outcomes, out, given.seconds)
+    (out / "gpu-run.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(*summary.lines(found), sep="\n")
+    return 0 if all(outcome.status == "passed" for outcome in outcomes) else 1
+
+
+def document(
+    chosen: Sequence[Stage], outcomes: Sequence[Outcome], out: Path, seconds: float
+) -> dict[str, Any]:
+    """What the run came to; the figures themselves are in the files of the benches."""
+    commands = {stage.name: _command(stage) for stage in chosen}
+    files = [file for stage in chosen for file in stage.writes if (out / file).is_file()]
+    kept = [outcome.to_dict() for outcome in outcomes]
+    for outcome in kept:
+        if outcome["status"] == "passed":
+            del outcome["tail"]  # the log has it
+    return {
+        "schema": 1,
+        "command": "make gpu",
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "deadline_seconds": seconds,
+        "stages": [{**outcome, "command": commands[outcome["name"]]} for outcome in kept],
+        "files": files,
+        "counts": summary.counts(outcomes),
+        "ncu": summary.ncu(NCU),
+        "targets": summary.targets(out),
+    }
+
+
+def _command(stage: Stage) -> str:
+    """Without the places of one machine."""
+    words = ["python3" if word == sys.executable else word for word in stage.command]
+    return shlex.join(Path(w).name if w.startswith("/") else w for w in words)
+
+
+def _chosen(all_stages: list[Stage], only: Sequence[str]) -> list[Stage]:
+    """Those named, and what they need."""
+    if not only:
+        return all_stages
+    by_name = {stage.name: stage for stage in all_stages}
+    unknown = [name for name in only if name not in by_name]
+    if unknown:
+        raise SystemExit(f"tools.gpu: no stage {unknown[0]!r}; there are: {', '.join(by_name)}")
+    wanted = set(only).union(*(by_name[name].needs for name in only))
+    return [stage for stage in all_stages if stage.name in wanted]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.gpu",
+        description="Builds, tests, checks and measures on a machine with an NVIDIA GPU, without "
+        "a network. Each stage's failure is reported and the next one runs.",
+    )
+    parser.add_argument("--out", type=Path, help="for the files (default: $OUT, else the results)")
+    parser.add_argument("--only", action="append", default=[], metavar="STAGE")
+    parser.add_argument("--seconds", type=float, default=DEADLINE_SECONDS, help="for all of it")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be run")
+    return parser

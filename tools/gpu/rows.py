@@ -1,0 +1,231 @@
+"""A million rows, random, recorded and adversarial: do the device's lookups give the CPU's bits?
+
+    python -m tools.gpu.rows --rows 1000000
+
+Each batch of rows goes through ngram_propose, ngram_step_ and, indexed before, ngram_index_step_ on
+the device, with other options each time; the CPU says what is right, about all results and about
+everything that was written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from ngram_npu.config import UNLIMITED
+from ngram_npu.ops import workspace_size
+from ngram_npu.replay import stdlib_conversations
+
+Int32Array = npt.NDArray[np.int32]
+Calls = dict[str, Callable[..., Any]]
+"""Operator -> what is called for it on the device; for tests with a wrong one."""
+
+BATCH = 4096
+CAPACITY = 768
+WIDTH = 4
+KINDS = ("random", "recorded", "adversarial")
+_EXTREMES = (-(2**31), -1, 2**31 - 1, CAPACITY + 1)
+
+
+class DifferenceError(AssertionError):
+    pass
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of one kind, what is sampled for them, and the options of the lookup."""
+
+    kind: str
+    number: int
+    tokens: Int32Array
+    lengths: Int32Array
+    sampled: Int32Array
+    discard: npt.NDArray[np.bool_]
+    options: tuple[Any, ...]
+    """min_n, max_n, k, match, overlap, max_len."""
+
+
+def make_batch(number: int, rows: int) -> Batch:
+    """Wholly determined by its number."""
+    rng = np.random.default_rng(number)
+    kind = KINDS[number % len(KINDS)]
+    tokens = _TOKENS[kind](rng, rows)
+    lengths = rng.integers(0, CAPACITY + 1, rows, dtype=np.int32)
+    bad = rng.random(rows) < 0.01
+    lengths[bad] = rng.choice(np.array(_EXTREMES, np.int32), int(bad.sum()))
+    at = np.clip(lengths, 0, CAPACITY - WIDTH)[:, None] + np.arange(WIDTH)
+    # Half of the rows sample what they already say there, the others anything of theirs.
+    sampled = np.take_along_axis(tokens, at.astype(np.int64), axis=1)
+    other = rng.random(rows) < 0.5
+    sampled[other] = tokens[other, :WIDTH]
+    sampled[np.arange(WIDTH) >= rng.integers(0, WIDTH + 1, (rows, 1))] = -1
+    min_n = int(rng.integers(1, 5))
+    options = (
+        min_n,
+        min_n + int(rng.integers(0, 8)),
+        int(rng.integers(1, 9)),
+        int(rng.integers(0, 2)),
+        bool(rng.integers(0, 2)),
+        int(rng.choice([UNLIMITED, CAPACITY, CAPACITY // 2])),
+    )
+    return Batch(kind, number, tokens, lengths, sampled, rng.random(rows) < 0.1, options)
+
+
+def _random(rng: np.random.Generator, rows: int) -> Int32Array:
+    alphabet = int(rng.choice([1, 2, 4, 30, 1000, 150_000]))
+    return rng.integers(0, alphabet, (rows, CAPACITY), dtype=np.int32)
+
+
+_recorded: list[Int32Array] = []
+
+
+def _recorded_rows(rng: np.random.Generator, rows: int) -> Int32Array:
+    """Words and signs of the Python standard library's sources, which are on every machine."""
+    if not _recorded:
+        conversations, _ = stdlib_conversations()
+        text = " ".join(str(t.completion) for c in conversations for t in c.turns)
+        words = text.replace("(", " ( ").replace(".", " . ").replace(":", " : ").split()
+        ids = {word: number for number, word in enumerate(dict.fromkeys(words))}
+        _recorded.append(np.array([ids[word] for word in words], np.int32))
+    starts = rng.integers(0, len(_recorded[0]), (rows, 1))
+    return np.take(_recorded[0], starts + np.arange(CAPACITY), mode="wrap")
+
+
+def _adversarial(rng: np.random.Generator, rows: int) -> Int32Array:
+    """Rows that repeat with some period and are broken in few places, and copies of a row's end at
+    any of its places: many candidates, ever longer ones, and ties."""
+    period = rng.integers(1, 40, (rows, 1))
+    tokens = (np.arange(CAPACITY) % period).astype(np.int32)
+    broken = rng.random((rows, CAPACITY)) < rng.choice([0.0, 0.002, 0.05], (rows, 1))
+    tokens[broken] = rng.integers(0, 40, int(broken.sum()))
+    for row in range(0, rows, 2):
+        n = int(rng.integers(1, 16))
+        at = int(rng.integers(0, CAPACITY - n))
+        tokens[row, at : at + n] = tokens[row, CAPACITY - n :]
+    return tokens
+
+
+_TOKENS: dict[str, Callable[[np.random.Generator, int], Int32Array]] = {
+    "random": _random,
+    "recorded": _recorded_rows,
+    "adversarial": _adversarial,
+}
+
+
+def check_batch(batch: Batch, device: str, calls: Calls | None = None) -> int:
+    """
+    Returns:
+        How many rows drafted, by ngram_step_.
+
+    Raises:
+        DifferenceError: it names batch, operator, result and the first row that differs.
+    """
+    ops: Calls = {name: getattr(torch.ops.ngram_npu, name) for name in _ARGUMENTS} | (calls or {})
+    drafted = 0
+    for op, arguments in _ARGUMENTS.items():
+        mine, truth = _Tensors(batch, device), _Tensors(batch, "cpu")
+        reference = "ngram_step_" if op == "ngram_index_step_" else op
+        got = ops[op](*arguments(mine, batch))
+        expected = getattr(torch.ops.ngram_npu, reference)(*_ARGUMENTS[reference](truth, batch))
+        pairs = [*zip(got, expected, strict=True), *zip(mine.written, truth.written, strict=True)]
+        for place, (result, wanted) in enumerate(pairs):
+            differs = (result.cpu() != wanted).flatten(1 if wanted.dim() > 1 else 0)
+            rows = differs.any(1) if differs.dim() > 1 else differs
+            if rows.any():
+                first = int(rows.nonzero()[0])
+                raise DifferenceError(
+                    f"batch {batch.number} ({batch.kind}, options {batch.options}): {op}: result "
+                    f"{place}, row {first} of length {batch.lengths[first]}: got "
+                    f"{result[first].tolist()}, expected {wanted[first].tolist()}"
+                )
+        if op == "ngram_step_":
+            drafted = int((expected[3] > 0).sum())
+    return drafted
+
+
+class _Tensors:
+    def __init__(self, batch: Batch, device: str) -> None:
+        self.device = device
+        self.tokens, self.lengths, self.sampled, self.discard = (
+            torch.from_numpy(array.copy()).to(device)
+            for array in (batch.tokens, batch.lengths, batch.sampled, batch.discard)
+        )
+        self.written = (self.tokens, self.lengths)
+
+    def workspace(self, op: str) -> torch.Tensor:
+        size = workspace_size(op, len(self.lengths))
+        return torch.zeros(size, dtype=torch.int32, device=self.device)
+
+    def index(self, batch: Batch) -> torch.Tensor:
+        """Of the rows as they are before the step."""
+        from tools.bench.gpu.ours import make_index
+
+        min_n, max_n, _, match = batch.options[:4]
+        rows, capacity = self.tokens.shape
+        index = make_index(rows, rows * capacity, min_n, max_n, self.device)
+        index.append(self.tokens, self.lengths, match_policy=match)
+        tensor: torch.Tensor = index.tensor
+        return tensor
+
+
+def _propose(t: _Tensors, batch: Batch) -> tuple[Any, ...]:
+    return (t.tokens, t.lengths, None, None, *batch.options)
+
+
+def _head(t: _Tensors, batch: Batch) -> tuple[Any, ...]:
+    vocab_size = UNLIMITED if batch.number % 2 else 100
+    return (t.tokens, t.lengths, t.sampled, t.discard, None, True, vocab_size, *batch.options)
+
+
+def _step(t: _Tensors, batch: Batch) -> tuple[Any, ...]:
+    return (*_head(t, batch), t.workspace("ngram_step_"))
+
+
+def _index_step(t: _Tensors, batch: Batch) -> tuple[Any, ...]:
+    return (*_head(t, batch), t.index(batch), None, t.workspace("ngram_index_step_"))
+
+
+_ARGUMENTS = {
+    "ngram_propose": _propose,
+    "ngram_step_": _step,
+    "ngram_index_step_": _index_step,
+}
+
+
+def run(rows: int, device: str, calls: Calls | None = None) -> dict[str, Any]:
+    """At least ``rows`` rows; the first that differs ends it (DifferenceError)."""
+    checked: Counter[str] = Counter()
+    drafted: Counter[str] = Counter()
+    number = 0
+    while checked.total() < rows:
+        batch = make_batch(number, min(BATCH, rows))
+        drafted[batch.kind] += check_batch(batch, device, calls)
+        checked[batch.kind] += len(batch.lengths)
+        number += 1
+    return {"identical": True, "rows": dict(checked), "drafted": dict(drafted), "device": device}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.gpu.rows", description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--device", default="cuda")
+    given = parser.parse_args(arguments)
+    try:
+        found = run(given.rows, given.device)
+    except DifferenceError as error:
+        print(f"tools.gpu.rows: {error}", file=sys.stderr)
+        return 1
+    print("RESULT", json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
