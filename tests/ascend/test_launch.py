@@ -13,6 +13,7 @@ import pytest
 from opspecs import OPSPECS
 
 from ascend.npu_process import LIBRARIES, ROOT, Npu
+from tools import abi_audit
 
 ENTRY_POINTS = (ROOT / "csrc/ascendc/entry_points.h").read_text()
 SERVED = set(re.findall(r"\bX\((\w+), \w+Params\)", ENTRY_POINTS))
@@ -48,6 +49,10 @@ print(json.dumps({
     assert set(found["registered"]) == set(OPSPECS)
     assert set(found["kernels"]) == SERVED
     assert SERVED
+
+
+def test_the_launch_library_needs_what_is_there(npu: Npu) -> None:
+    assert abi_audit.problems(npu.stage / "ngram_npu" / "libngram_npu_launch.so") == []
 
 
 def test_on_the_device(npu: Npu) -> None:
