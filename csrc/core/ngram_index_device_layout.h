@@ -30,7 +30,8 @@ constexpr uint32_t kStartBits = 28;
 constexpr uint32_t kTenantBits = 24;
 constexpr uint32_t kFingerprintBits = 9;
 constexpr uint32_t kMaxIndexedTokens = (1u << kStartBits) - 2;  // longer rows are scanned
-constexpr int64_t kMaxSlots = int64_t{1} << 20;
+constexpr uint32_t kMaxSlotBits = 20;
+constexpr int64_t kMaxSlots = int64_t{1} << kMaxSlotBits;
 constexpr int64_t kMaxBuckets = int64_t{1} << 28;
 
 // Words of the header. Counters wrap.
@@ -38,6 +39,7 @@ enum Header : int {
   kHeaderMagic,
   kHeaderSlots,
   kHeaderBuckets,
+  kHeaderSlotBits,         // of a slot's number
   kHeaderEntries,          // entries that slots hold; those of former generations are not counted
   kHeaderFingerprintBits,  // how many bits of a fingerprint are used, and of a generation. No answer depends on them,
   kHeaderGenerationBits,   // since hits are verified against the row: tests with few drive that verification
@@ -105,13 +107,14 @@ NGRAM_FN Table open_table(int32_t* index, int64_t words) {
   const int64_t num_buckets = base[kHeaderBuckets];
   const int64_t needed = words_for(num_slots, num_buckets);
   if (base[kHeaderMagic] != kMagic || needed == 0 || needed > words) return table;
+  if (base[kHeaderSlotBits] > kMaxSlotBits || num_slots > int64_t{1} << base[kHeaderSlotBits]) return table;
   table.header = base;
   table.slots = base + kHeaderWords;
   table.generations = table.slots + num_slots * kSlotWords;
   table.entries = reinterpret_cast<unsigned long long*>(base + words_before_buckets(num_slots));
   table.num_slots = static_cast<uint32_t>(num_slots);
   table.num_buckets = static_cast<uint32_t>(num_buckets);
-  while (int64_t{1} << table.slot_bits < num_slots) ++table.slot_bits;
+  table.slot_bits = base[kHeaderSlotBits];
   table.fingerprint_mask = (1u << smaller(base[kHeaderFingerprintBits], kFingerprintBits)) - 1;
   table.generation_mask = (1u << smaller(base[kHeaderGenerationBits], kTenantBits - table.slot_bits)) - 1;
   return table;

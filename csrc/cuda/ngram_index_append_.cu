@@ -47,6 +47,7 @@ __global__ void __launch_bounds__(kThreads)
   if (!r.usable) return;
   const uint32_t options = pack_options(p.min_n, p.max_n, p.match);
   const SlotState state = view_slot(r.table, r.slot, options, r.tokens, r.ends).state;
+  __syncwarp();  // all lanes have read what one now writes
   if (lane_id() != 0 || state == SlotState::kUsable || state == SlotState::kGivenUp) return;
   uint32_t* slot = r.table.slot(r.slot);
   if (state > SlotState::kGivenUp) empty_slot(r.table, r.slot, state);
@@ -98,8 +99,10 @@ __global__ void __launch_bounds__(kThreads)
   const Request r = request_of(p, i);
   if (!r.usable) return;
   uint32_t* slot = r.table.slot(r.slot);
-  if (slot[kSlotGivenUp] != 0) {
-    // Given up just now, or before, when it already holds nothing.
+  const bool given_up = slot[kSlotGivenUp] != 0;
+  __syncwarp();
+  if (given_up) {
+    // Just now, or before, when it already holds nothing.
     if (lane_id() == 0 && slot[kSlotHeld] != 0) give_up_slot(r.table, r.slot);
   } else {
     note_indexed(r.table, r.slot, r.tokens, r.ends);

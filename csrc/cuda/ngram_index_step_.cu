@@ -23,10 +23,10 @@ struct Plan {
 
 // What a block's threads tell each other. Each value they decide by is read from memory once: with one row or slot in
 // two requests, against the contract, they would otherwise see different ones, and wait for each other for ever.
-struct Shared {
+struct alignas(16) Shared {
   LiveRow live;
-  int64_t num_sampled;
   Plan plan;
+  int64_t num_sampled;
   LookupBlock lookup;
   Rank best[kWarps];
   uint32_t added[kWarps];
@@ -167,6 +167,8 @@ __global__ void __launch_bounds__(kThreads, 3) ngram_index_step_kernel(const __g
   const NgramStepParams& s = p.step;
   const int64_t i = blockIdx.x;
   const uint32_t thread = threadIdx.x;
+  const bool has_levels = s.lookup.max_n - s.lookup.min_n < kMaxIndexSpan;
+  const Table table = has_levels ? open_table(p.index, p.index_words) : Table{};
   if (thread == kWarpSize) shared.live = live_row(s, i);  // beside warp 0, whose loads need not wait for these
   if (thread < kWarpSize) {
     const int64_t run = leading_run_by_warp(s.sampled_token_ids[i], s.sampled_token_ids.capacity, s.vocab_size);
@@ -178,8 +180,6 @@ __global__ void __launch_bounds__(kThreads, 3) ngram_index_step_kernel(const __g
   const int64_t length = a.old_length + a.num_appended;
   const bool asks = drafts(a) && can_look_up(length, s.token_ids.capacity);
   const int64_t slot = p.slot_indices.bytes != 0 ? p.slot_indices[i] : a.row;
-  const bool has_levels = s.lookup.max_n - s.lookup.min_n < kMaxIndexSpan;
-  const Table table = has_levels ? open_table(p.index, p.index_words) : Table{};
   if (thread < kWarpSize && asks) {
     const uint32_t options = pack_options(s.lookup.min_n, s.lookup.max_n, s.lookup.match);
     const Plan plan = plan_row(p, table, a, slot, static_cast<uint32_t>(length), options);

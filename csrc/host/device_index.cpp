@@ -54,9 +54,12 @@ int64_t device_index_buckets(int64_t tokens, int64_t min_n, int64_t max_n) {
 bool device_index_init(int32_t* header, int64_t num_slots, int64_t num_buckets, int32_t fingerprint_bits,
                        int32_t generation_bits) {
   if (words_for(num_slots, num_buckets) == 0) return false;
+  int32_t slot_bits = 0;
+  while (int64_t{1} << slot_bits < num_slots) ++slot_bits;
   header[kHeaderMagic] = static_cast<int32_t>(kMagic);
   header[kHeaderSlots] = static_cast<int32_t>(num_slots);
   header[kHeaderBuckets] = static_cast<int32_t>(num_buckets);
+  header[kHeaderSlotBits] = slot_bits;
   header[kHeaderFingerprintBits] = fingerprint_bits;
   header[kHeaderGenerationBits] = generation_bits;
   return true;

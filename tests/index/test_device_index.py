@@ -19,7 +19,7 @@ from twins import TWINS
 TWIN = next(twin for twin in TWINS if twin.name == "cuda_fast")
 
 HEADER, SLOT = 64, 16
-SLOTS, ENTRIES = 1, 3
+SLOTS, ENTRIES = 1, 4
 OPTIONS, INDEXED, HELD, GIVEN_UP, TAIL = 0, 1, 2, 3, 8
 # Of an entry, a uint64.
 START, TENANT, FINGERPRINT, LEVEL = 0, 28, 52, 61

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from backends import Backend, call_torch
 from cuda_hooks import HOOKS, watched
 from opspecs import OPSPECS, OpSpec
 
@@ -15,5 +16,6 @@ SPECS = [spec for spec in OPSPECS.values() if HOOKS.device not in spec.no_kernel
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_samples(spec: OpSpec) -> None:
-    for sample in spec.samples(np.random.default_rng(2026)):
-        check_parity(spec, watched(spec, sample, HOOKS.path), sample)
+    with Backend(HOOKS.name, call_torch, twin=HOOKS).drawing():
+        for sample in spec.samples(np.random.default_rng(2026)):
+            check_parity(spec, watched(spec, sample, HOOKS.path), sample)
