@@ -155,7 +155,7 @@ def test_a_run_leaves_its_document(
     found = json.loads((tmp_path / "out" / "gpu-run.json").read_text())
     assert [s["status"] for s in found["stages"]] == ["passed", "failed"]
     assert "ZeroDivisionError" in found["stages"][1]["tail"]
-    assert found["counts"] == {"rows": {"n": 3}}
+    assert found["results"] == {"rows": {"n": 3}}
     assert {t["met"] for t in found["targets"]} == {None}
     assert "ZeroDivisionError" in (tmp_path / "out" / "gpu-run.log").read_text()
     printed = capsys.readouterr().out
@@ -165,10 +165,10 @@ def test_a_run_leaves_its_document(
 
 def test_counts_of_tests() -> None:
     tail = "....\n== 3 failed, 120 passed, 2 skipped, 7 deselected in 4.1s ==\n"
-    assert summary.counts([Outcome("parity", "failed", tail=tail)]) == {
+    assert summary.results([Outcome("parity", "failed", tail=tail)]) == {
         "parity": {"failed": 3, "passed": 120, "skipped": 2, "deselected": 7}
     }
-    assert summary.counts([Outcome("build", "passed", tail=tail)]) == {}
+    assert summary.results([Outcome("build", "passed", tail=tail)]) == {}
 
 
 def test_what_ncu_writes(tmp_path: Path) -> None:
@@ -215,10 +215,12 @@ def test_targets(tmp_path: Path) -> None:
             )
         ],
     )  # fmt: skip
-    found = summary.targets(tmp_path)
+    found = summary.targets(tmp_path, [f.name for f in tmp_path.iterdir()])
     assert [t["met"] for t in found] == [True, False, True, None, False, True, None]
     assert [t["measured"] for t in found] == [1.29, 5.2, 3.5, None, 2.25, 1.1, None]
     assert str(tmp_path) not in json.dumps(found)
+    # What an earlier run left there is not this one's.
+    assert {t["met"] for t in summary.targets(tmp_path, [])} == {None}
     assert summary.lines({"targets": found})[1].startswith("MISSED")
 
 

@@ -51,7 +51,8 @@ def document(
 ) -> dict[str, Any]:
     """What the run came to; the figures themselves are in the files of the benches."""
     commands = {stage.name: _command(stage) for stage in chosen}
-    files = [file for stage in chosen for file in stage.writes if (out / file).is_file()]
+    passed = {outcome.name for outcome in outcomes if outcome.status == "passed"}
+    files = [file for stage in chosen if stage.name in passed for file in stage.writes]
     kept = [outcome.to_dict() for outcome in outcomes]
     for outcome in kept:
         if outcome["status"] == "passed":
@@ -63,9 +64,9 @@ def document(
         "deadline_seconds": seconds,
         "stages": [{**outcome, "command": commands[outcome["name"]]} for outcome in kept],
         "files": files,
-        "counts": summary.counts(outcomes),
-        "ncu": summary.ncu(NCU),
-        "targets": summary.targets(out),
+        "results": summary.results(outcomes),
+        "ncu": summary.ncu(NCU) if "ncu" in passed else [],
+        "targets": summary.targets(out, files),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import ngram_npu
 import torch
 from ngram_npu import _library
 
+from tools.bench import environment
 from tools.gpu.stages import PREFIX
 
 
@@ -28,6 +30,8 @@ def main() -> int:
     package = Path(ngram_npu.__file__).parent
     found = problems(package, torch.cuda.is_available(), _library.backends()["cuda"])
     print(*found, sep="\n")
+    if not found:
+        print("RESULT", json.dumps({"machine": environment.machine("cuda")}))
     return 1 if found else 0
 
 

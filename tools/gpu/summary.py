@@ -16,7 +16,7 @@ _TESTS = re.compile(r"(\d+) (passed|failed|skipped|deselected|errors?)")
 _RESULT = re.compile(r"^RESULT (\{.*\})$", re.MULTILINE)
 
 
-def counts(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def results(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Per stage, what it said of itself: pytest's last line, or a line ``RESULT {json}``."""
     found: dict[str, Any] = {}
     for outcome in outcomes:
@@ -79,18 +79,23 @@ TARGETS: tuple[tuple[str, str, Callable[[Any], float], str, float], ...] = (
 """What it is, the result file, how to read it there, and the bound."""
 
 
-def targets(out: Path) -> list[dict[str, Any]]:
-    """Each target, what was measured, and whether it is met; None where it was not measured."""
+def targets(out: Path, files: Sequence[str]) -> list[dict[str, Any]]:
+    """Each target, what was measured, and whether it is met; None where it was not measured.
+
+    Args:
+        files: those in ``out`` that this run wrote; an earlier run's say nothing of it.
+    """
     found = []
     for name, file, read, bound, value in TARGETS:
         entry: dict[str, Any] = {"target": name, "bound": bound, "value": value}
         try:
+            if f"{file}.json" not in files:
+                raise LookupError(f"no {file}.json")
             measured = read(json.loads((out / f"{file}.json").read_text(encoding="utf-8")))
             met = measured <= value if bound == "at most" else measured >= value
             entry |= {"measured": round(measured, 3), "met": met}
         except (OSError, ValueError, LookupError) as error:
-            reason = f"{type(error).__name__}: {Path(str(error)).name}"
-            entry |= {"measured": None, "met": None, "reason": reason}
+            entry |= {"measured": None, "met": None, "reason": f"{type(error).__name__}: {error}"}
         found.append(entry)
     return found
 
