@@ -168,6 +168,18 @@ _of(
     },
 )
 
+# Of the operator that is given a workspace, so that what is left in it shows.
+_JOIN = {
+    "no fence before arriving": ("block.best);\n    __threadfence();", "block.best);"),
+    "the shared rank is kept": (
+        "block.best = atomicExch(&shared->best, 0ull);",
+        "block.best = *static_cast<volatile Rank*>(&shared->best);",
+    ),
+    "the counter does not wrap": (
+        "atomicInc(&shared->arrived, static_cast<uint32_t>(groups - 1))",
+        "atomicInc(&shared->arrived, static_cast<uint32_t>(groups))",
+    ),
+}
 _LOOKUP = {
     "the suffix is read before it is written": (
         "- 1 - thread];\n    }\n    __syncthreads();",
@@ -222,18 +234,9 @@ _LOOKUP = {
         "static_cast<int32_t>(len_of(best_)) == longest ?",
         "true ?",
     ),
-    "no fence before arriving": ("block.best);\n    __threadfence();", "block.best);"),
     "the rank of the block alone": (
         "block.best = atomicExch(&shared->best, 0ull);",
         "atomicExch(&shared->best, 0ull);",
-    ),
-    "the shared rank is kept": (
-        "block.best = atomicExch(&shared->best, 0ull);",
-        "block.best = *static_cast<volatile Rank*>(&shared->best);",
-    ),
-    "the counter does not wrap": (
-        "atomicInc(&shared->arrived, static_cast<uint32_t>(groups - 1))",
-        "atomicInc(&shared->arrived, static_cast<uint32_t>(groups))",
     ),
     "no barrier after arriving": (
         "  __syncthreads();\n  return block.last;",
@@ -242,6 +245,7 @@ _LOOKUP = {
     "drafts beyond the count": ("j < count ? tokens[", "j <= count ? tokens["),
 }
 _of("ngram_propose", "lookup.cuh", _LOOKUP)
+_of("ngram_step_", "lookup.cuh", _JOIN)
 _of(
     "ngram_propose",
     "ngram_propose.cu",
@@ -265,10 +269,6 @@ _of(
         "the run is read before it is counted": (
             "? 0 : run;\n  }\n  __syncthreads();",
             "? 0 : run;\n  }",
-        ),
-        "the wrong thread says which row": (
-            "if (thread == kWarpSize) live",
-            "if (thread == 0) live",
         ),
     },
 )

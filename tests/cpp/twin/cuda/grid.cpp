@@ -74,8 +74,7 @@ class Grid {
 
   void run_thread() {
     thread_(context_);
-    while (!current_->late.empty() && random_.below(8) != 0) give_way();  // what it did may come later than its end
-    finish_atomics(*current_);
+    finish_atomics_some_time();
     current_->state = State::kDone;
     --current_->block->running;
     suspend();
@@ -96,6 +95,12 @@ class Grid {
   void finish_atomics(Thread& thread) {
     for (const LateAtomic& late : thread.late) late.apply(late.address, late.operand, late.other);
     thread.late.clear();
+  }
+
+  // Where only the thread's own block may count on them: other blocks may go on for long without.
+  void finish_atomics_some_time() {
+    while (!current_->late.empty() && random_.below(8) != 0) give_way();
+    finish_atomics(*current_);
   }
 
   Thread* find_by_stack_guard(const void* address) {
@@ -334,7 +339,7 @@ void violation(const char* format, ...) {
 
 int barrier(Barrier kind, int predicate, Site site) {
   Thread& t = grid->current();
-  grid->finish_atomics(t);
+  grid->finish_atomics_some_time();
   t.barrier = kind;
   t.value = predicate != 0;
   t.site = site;
@@ -356,7 +361,7 @@ uint64_t collective(Collective kind, uint32_t mask, uint64_t value, int operand,
   if ((mask >> t.lane() & 1u) == 0) {
     violation("%s at %s with mask %08x, which lacks its own lane", name_of(kind), place_of(site).c_str(), mask);
   }
-  if (kind == Collective::kSync) grid->finish_atomics(t);
+  if (kind == Collective::kSync) grid->finish_atomics_some_time();
   t.state = State::kInCollective;
   uint32_t& waiting = t.block->in_collective[static_cast<size_t>(t.warp())];
   waiting |= 1u << t.lane();
