@@ -6,7 +6,6 @@ namespace ngram_npu::cuda {
 namespace {
 
 constexpr int32_t kThreads = 512;
-constexpr int32_t kBlocks = 2;  // of a multiprocessor, at least: asked for more, the compiler spills registers
 
 // Token n's position and slot, from the counts as they were before.
 template <class Slot>
