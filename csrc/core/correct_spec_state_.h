@@ -18,8 +18,8 @@ struct CorrectSpecStateParams {
   Gm<void> workspace;  // device backends only
 };
 
-// Words of workspace that suffice on any device: both new counts of each request, and what the blocks agree by.
-NGRAM_FN int64_t correct_spec_state_workspace_words(int64_t batch) { return 2 * batch + 4; }
+// Words of workspace that suffice on any device: what the blocks agree by. The counts need none (cuda/counts.cuh).
+constexpr int64_t kCorrectSpecStateWorkspaceWords = 1;
 
 // The position of token n of the batch, in a request that begins at query_start_loc `begin` with `num_computed` tokens.
 NGRAM_FN int64_t position_of(int64_t n, int32_t begin, int32_t num_computed) { return num_computed + (n - begin); }

@@ -67,7 +67,7 @@ dim3 grid_for(const CorrectSpecStateParams& p) {
 using namespace ngram_npu;
 
 NGRAM_NPU_EXPORT int64_t ngram_npu_cuda_correct_spec_state__workspace(const CorrectSpecStateParams* p) {
-  return cuda::grid_for(*p).x > 1 ? 1 : 0;
+  return cuda::grid_for(*p).x > 1 ? kCorrectSpecStateWorkspaceWords : 0;
 }
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_correct_spec_state_(const CorrectSpecStateParams* params, void* stream) {

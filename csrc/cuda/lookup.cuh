@@ -201,16 +201,18 @@ __device__ inline void search_tiles(const LiveTokens& tokens, const LookupOption
 }
 
 // Joins what the blocks of a request found. True in the last of them, for all its threads; block.best is then the
-// request's. `shared` is null where there is one block.
+// request's. `workspace` may be null where there is one block.
 //
 // Every block arrives, also one without a tile: had they to agree on how many do, rows that change meanwhile (two
 // requests with one row) could leave the counter astray for good.
-__device__ inline bool join_blocks(LookupShared* shared, int32_t groups, LookupBlock& block) {
+__device__ inline bool join_blocks(void* workspace, LookupBlock& block) {
+  const uint32_t groups = gridDim.y;
   if (groups == 1) return true;
+  LookupShared* shared = static_cast<LookupShared*>(workspace) + blockIdx.x;
   if (threadIdx.x == 0) {
     if (block.best != 0) atomicMax(&shared->best, block.best);
     __threadfence();
-    block.last = atomicInc(&shared->arrived, static_cast<uint32_t>(groups - 1)) == static_cast<uint32_t>(groups - 1);
+    block.last = atomicInc(&shared->arrived, groups - 1) == groups - 1;
     if (block.last) {
       __threadfence();
       block.best = atomicExch(&shared->best, 0ull);

@@ -9,9 +9,10 @@ namespace {
 
 constexpr int32_t kThreads = 256;
 constexpr int32_t kWarps = kThreads / kWarpSize;
-constexpr int64_t kChunk = 512;     // ends a block takes at a time
-constexpr int64_t kBlocks = 2048;   // some for each row, where they have so many chunks; each then takes several
-constexpr int64_t kRowBlocks = 16;  // but a row has that many at least
+constexpr int64_t kChunk = 512;        // ends a block takes at a time
+constexpr int64_t kBlocks = 2048;      // some for each row, where they have so many chunks; each then takes several
+constexpr int64_t kRowBlocks = 16;     // but a row has that many at least
+constexpr uint32_t kGivenUpNow = ~0u;  // a slot's kSlotGivenUp between the second launch and the third
 
 // A batch position as all three kernels see it.
 struct Request {
@@ -88,7 +89,7 @@ __global__ void __launch_bounds__(kThreads, 3)
     atomicAdd(slot + kSlotHeld, added);
     atomicAdd(r.table.header + kHeaderEntries, added);
   }
-  if (full) *given_up = 1;
+  if (full) *given_up = kGivenUpNow;
 }
 
 // One warp a request.
@@ -99,14 +100,10 @@ __global__ void __launch_bounds__(kThreads)
   const Request r = request_of(p, i);
   if (!r.usable) return;
   uint32_t* slot = r.table.slot(r.slot);
-  const bool given_up = slot[kSlotGivenUp] != 0;
+  const uint32_t given_up = slot[kSlotGivenUp];
   __syncwarp();
-  if (given_up) {
-    // Just now, or before, when it already holds nothing.
-    if (lane_id() == 0 && slot[kSlotHeld] != 0) give_up_slot(r.table, r.slot);
-  } else {
-    note_indexed(r.table, r.slot, r.tokens, r.ends);
-  }
+  if (given_up == kGivenUpNow && lane_id() == 0) give_up_slot(r.table, r.slot);
+  if (given_up == 0) note_indexed(r.table, r.slot, r.tokens, r.ends);
 }
 
 }  // namespace

@@ -19,8 +19,7 @@ __global__ void __launch_bounds__(kLookupThreads, kLookupBlocks)
     tokens = {p.token_ids[live.row], p.token_ids.data, length, length};
   }
   search_tiles(tokens, p.lookup, static_cast<int32_t>(blockIdx.y), static_cast<int32_t>(gridDim.y), block);
-  auto* shared = static_cast<LookupShared*>(p.workspace) + i;
-  if (!join_blocks(shared, static_cast<int32_t>(gridDim.y), block)) return;
+  if (!join_blocks(p.workspace, block)) return;
   write_draft(tokens, occurrence_of(block.best, tokens, p.lookup), p.lookup, p.draft_token_ids + i * p.lookup.k,
               p.num_draft_tokens + i, p.match_len + i);
 }

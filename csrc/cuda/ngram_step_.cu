@@ -30,8 +30,7 @@ __global__ void __launch_bounds__(kLookupThreads, kLookupBlocks)
   __syncthreads();
   const LiveTokens tokens = tokens_of(p, i, accept(p, i, live_of_block, run_of_block));
   search_tiles(tokens, p.lookup, static_cast<int32_t>(blockIdx.y), static_cast<int32_t>(gridDim.y), block);
-  auto* shared = static_cast<LookupShared*>(p.workspace) + i;
-  if (!join_blocks(shared, static_cast<int32_t>(gridDim.y), block)) return;
+  if (!join_blocks(p.workspace, block)) return;
 
   const Accepted a = accept(p, i, live_of_block, run_of_block);  // again: held all along it costs registers
   write_draft(tokens, occurrence_of(block.best, tokens, p.lookup), p.lookup, p.draft_token_ids + i * p.lookup.k,

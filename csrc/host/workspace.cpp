@@ -7,7 +7,7 @@ namespace ngram_npu::host {
 
 int64_t workspace_words(std::string_view op, int64_t batch) {
   if (op == "ngram_step_" || op == "ngram_index_step_") return lookup_workspace_words(batch);
-  if (op == "correct_spec_state_") return correct_spec_state_workspace_words(batch);
+  if (op == "correct_spec_state_") return kCorrectSpecStateWorkspaceWords;
   return 0;
 }
 

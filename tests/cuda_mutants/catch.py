@@ -1,4 +1,5 @@
-"""Compiles a changed kernel against the twin's model and runs the parity samples on it."""
+"""Compiles a changed kernel against the twin's model and runs the parity samples on it, and for an
+index, which shows what it remembers only later, the tests of its own."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 from backends import Backend, call_torch
 from cuda_hooks import watched
 from ops.parity import MismatchError, check_parity
@@ -21,6 +24,8 @@ from opspecs import OPSPECS
 from twins import FOLDER, ROOT, Twin
 
 MODES = ("resident", "hooks")
+INDEX_OPS = ("ngram_index_append_", "ngram_index_step_", "ngram_index_reset_")
+INDEX_TESTS = ROOT / "tests" / "index" / "test_device_index.py"
 SECONDS = 120
 """A kernel that takes longer does not end."""
 
@@ -53,24 +58,28 @@ def caught(mutant: Mutant) -> str:
         for mode in MODES:
             library = build(csrc, mutant.op, mode)
             noticed = in_a_child(lambda mode=mode, lib=library: run_samples(mutant.op, mode, lib))
+            if not noticed and mode == "resident" and mutant.op in INDEX_OPS:
+                noticed = run_index_tests(library)
             if noticed:
                 return f"{mode}: {noticed}"
     return ""
 
 
 def build(csrc: Path, op: str, mode: str) -> Path:
-    """One operator's kernels as a library of their own, where Twin looks for it."""
+    """The operator's kernels, or all of an index, as a library of their own, where Twin looks."""
     library = csrc.parent / mode / f"libngram_npu_cuda_{mode}.so"
     library.parent.mkdir()
-    compiled = library.with_suffix(".o")
     include = [f"-I{ROOT / 'tests/cpp/twin/cuda/include'}", f"-I{csrc}"]
-    _run(
-        f"g++ -std=c++17 -fPIC -fvisibility=hidden -w @{FOLDER / mode}.flags",
-        *(*include, "-c", "-x", "c++", csrc / "cuda" / f"{op}.cu", "-o", compiled),
-    )
+    compiled = []
+    for name in INDEX_OPS if op in INDEX_OPS else [op]:
+        compiled.append(library.parent / f"{name}.o")
+        _run(
+            f"g++ -std=c++17 -fPIC -fvisibility=hidden -w @{FOLDER / mode}.flags",
+            *(*include, "-c", "-x", "c++", csrc / "cuda" / f"{name}.cu", "-o", compiled[-1]),
+        )
     # Without the flags, which would bring the sanitizers' own libraries.
     model = FOLDER / f"libcuda_twin_{mode}.a"
-    _run("g++ -shared -Wl,--no-undefined", compiled, model, "-o", library)
+    _run("g++ -shared -Wl,--no-undefined", *compiled, model, "-o", library)
     return library
 
 
@@ -81,12 +90,33 @@ def _run(command: str, *more: str | Path) -> None:
 def run_samples(op: str, mode: str, library: Path) -> str:
     spec = OPSPECS[op]
     plain = Backend(mode, call_torch, twin=Twin(f"cuda_{mode}", "cuda", "cuda", library.parent))
-    for sample in spec.samples(np.random.default_rng(2026)):
+    with plain.drawing():
+        samples = list(spec.samples(np.random.default_rng(2026)))
+    for sample in samples:
         try:
             check_parity(spec, watched(spec, sample, library) if mode == "hooks" else plain, sample)
         except (MismatchError, RuntimeError) as error:
             return f"{sample.label}: {type(error).__name__}: {error}"
     return ""
+
+
+def run_index_tests(library: Path) -> str:
+    (library.parent / "libngram_npu_cuda_fast.so").symlink_to(library)  # which the tests take
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    try:
+        done = subprocess.run(
+            [*command, str(INDEX_TESTS)],
+            env={**os.environ, "CI": "1", "NGRAM_NPU_TWINS": str(library.parent)},
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return "the index's tests do not end"
+    failed = done.returncode == pytest.ExitCode.TESTS_FAILED or done.returncode < 0
+    if done.returncode != pytest.ExitCode.OK and not failed:
+        raise RuntimeError(f"the tests could not be run: {done.stdout}{done.stderr}")
+    return f"the index's tests: {done.stdout[-4000:]}" if failed else ""
 
 
 def in_a_child(task: Callable[[], str]) -> str:

@@ -170,14 +170,15 @@ _of(
 
 # Of the operator that is given a workspace, so that what is left in it shows.
 _JOIN = {
+    "all share one workspace": ("(workspace) + blockIdx.x;", "(workspace);"),
     "no fence before arriving": ("block.best);\n    __threadfence();", "block.best);"),
     "the shared rank is kept": (
         "block.best = atomicExch(&shared->best, 0ull);",
         "block.best = *static_cast<volatile Rank*>(&shared->best);",
     ),
     "the counter does not wrap": (
-        "atomicInc(&shared->arrived, static_cast<uint32_t>(groups - 1))",
-        "atomicInc(&shared->arrived, static_cast<uint32_t>(groups))",
+        "atomicInc(&shared->arrived, groups - 1)",
+        "atomicInc(&shared->arrived, groups)",
     ),
 }
 _LOOKUP = {
@@ -255,7 +256,6 @@ _of(
             "live_row(p, i);",
         ),
         "every block drafts": ("block)) return;\n  write_draft", "block)) {}\n  write_draft"),
-        "all share one workspace": ("(p.workspace) + i;", "(p.workspace);"),
     },
 )
 _of(
@@ -278,5 +278,170 @@ _of(
     {
         "tokens beyond the width": ("k < width && ", ""),
         "the first run only": ("first += kWarpSize)", "first += 2 * kWarpSize)"),
+    },
+)
+
+_STEP, _APPEND, _RESET = "ngram_index_step_", "ngram_index_append_", "ngram_index_reset_"
+_of(
+    _STEP,
+    "ngram_index.cuh",
+    {
+        "a hit need not be in the row": (" && same_gram(tokens, other, end, n)", ""),
+        "any hit is as good": ("better(other, found, match)) &&", "true) &&"),
+        "the first hit counts": (
+            "(found == limit || better(other, found, match)) &&",
+            "found == limit &&",
+        ),
+        "hits that begin before the row": (" && recorded >= n - 1);", ");"),
+        "nothing is improved": ("!better(end, found, match)) return true;", "true) return true;"),
+        "one bucket only": ("lane < kBucketEntries ? place.bucket[0]", "true ? place.bucket[0]"),
+        "an entry that came meanwhile is overwritten": (
+            "atomicCAS(const_cast<unsigned long long*>(mine), entry, make_entry(place.head, end)) "
+            "== entry",
+            "(*mine = make_entry(place.head, end), true)",
+        ),
+        "other slots' entries give way": ("is_dead(table, entry, table.generations)", "true"),
+        "dead entries keep their places": ("is_dead(table, entry, table.generations)", "false"),
+        "any tokens are the slot's": (
+            "if (!__all_sync(kWholeWarp, agrees)) return",
+            "if (false) return",
+        ),
+        "the newest token only is compared": ("lane < kSlotTail ||", "lane < kSlotWords - 1 ||"),
+        "any length will do": ("if (indexed > known) return {SlotState::kLength, 0};", ""),
+        "any options will do": (
+            "if (held_options != options) return {SlotState::kOptions, 0};",
+            "",
+        ),
+        "what is given up stays so": (
+            "has_room(table, entries, given_up) ? SlotState::kRetry",
+            "false ? SlotState::kRetry",
+        ),
+        "entries stay in use": (
+            "atomicAdd(table.header + kHeaderEntries, 0u - slot[kSlotHeld]);",
+            "",
+        ),
+        "one end too many is noted": (
+            "slot[kSlotIndexed] = indexed;",
+            "slot[kSlotIndexed] = indexed + 1;",
+        ),
+        "one end too few is noted": (
+            "slot[kSlotIndexed] = indexed;",
+            "slot[kSlotIndexed] = indexed - (indexed > 0);",
+        ),
+        "the generation stays": ("atomicAdd(table.generations + slot_id, 1u);", ""),
+        "what is given up is not marked": ("slot[kSlotGivenUp] = larger(slot[kSlotHeld], 1u);", ""),
+    },
+)
+_of(
+    _STEP,
+    "ngram_index_step_.cu",
+    {
+        "new ends are not looked at": (
+            "best = look_at_ends(live.row, plan.indexed, length, look);",
+            "best = 0;",
+        ),
+        "the rest is not read": (
+            "const bool reads_all = drafts &&",
+            "const bool reads_all = false &&",
+        ),
+        "the block is as full as its warp": ("    full = full || shared.full[w];\n", ""),
+        "the best of the warp": ("    best = larger(best, shared.best[w]);\n", ""),
+        "the best of the lane": (
+            "best = larger(best, __shfl_xor_sync(kWholeWarp, best, step));",
+            "",
+        ),
+        "the entries of the warp": ("added += shared.added[w];", "added = shared.added[0];"),
+        "the plan is read before it is made": (
+            "s.sampled_token_ids[i][thread];\n  __syncthreads();",
+            "s.sampled_token_ids[i][thread];",
+        ),
+        "results are read before they are written": (
+            "shared.full[warp] = full;\n  }\n  __syncthreads();",
+            "shared.full[warp] = full;\n  }",
+        ),
+        "an end is its own answer": (
+            "end < length - 1; end += kThreads",
+            "end < length; end += kThreads",
+        ),
+        "ends are left out": (
+            "end < length - 1; end += kThreads",
+            "end < length - 1; end += 2 * kThreads",
+        ),
+        "a match may be short": ("if (len < look.min_n) continue;", ""),
+        "grams from before the row": ("if (end + 1 < n) continue;", ""),
+        "levels are left out": (
+            "task < tasks && !*full; task += kWarps",
+            "task < tasks && !*full; task += kWarps + 1",
+        ),
+        "more than a step's share": (
+            "smaller(p.catch_up_tokens, kCatchUpTokensPerRow)",
+            "p.catch_up_tokens",
+        ),
+        "more is noted than entered": (
+            "note_indexed(table, slot_id, tokens, plan.upto)",
+            "note_indexed(table, slot_id, tokens, length - 1)",
+        ),
+        "the given up start again by themselves": (
+            "if (plan.state != SlotState::kGivenUp) note_indexed",
+            "note_indexed",
+        ),
+        "a slot nobody has": ("if (!table.has(slot) || ", "if ("),
+        "another slot's generation": ("table.generations[slot_id], 0)", "table.generations[0], 0)"),
+        "full is not told": ("if (full) give_up_slot(table, slot_id);", ""),
+        "a slot that was emptied is not": ("empty_slot(table, slot_id, plan.state);", ";"),
+    },
+)
+_OF_PREPARE = (
+    "\n  const Request r = request_of(p, i);\n  if (!r.usable) return;\n  const uint32_t options"
+)
+_of(
+    _APPEND,
+    "ngram_index_append_.cu",
+    {
+        "the question's own end": ("larger<int64_t>(length - 1, 0)", "length"),
+        "the last end is left out": (
+            "larger<int64_t>(length - 1, 0)",
+            "larger<int64_t>(length - 2, 0)",
+        ),
+        "chunks are left out": ("chunk += gridDim.y", "chunk += gridDim.y + 1"),
+        "ends are left out": ("at += kWarps", "at += kWarps + 1"),
+        "grams of one token more": ("smaller(min_n - 1, end)", "smaller(min_n, end)"),
+        "the longest gram is left out": ("n <= max_n && n <= end + 1", "n < max_n && n <= end + 1"),
+        "grams from before the row": ("n <= max_n && n <= end + 1", "n <= max_n"),
+        "full is not told": ("if (full) *given_up = kGivenUpNow;", ""),
+        "entries are not counted": ("atomicAdd(slot + kSlotHeld, added);", ""),
+        "nothing is noted": ("note_indexed(r.table, r.slot, r.tokens, r.ends);", ""),
+        "noted though given up": ("if (given_up == 0) note_indexed", "note_indexed"),
+        "given up without entries": ("given_up == kGivenUpNow &&", "slot[kSlotHeld] != 0 &&"),
+        "slots that hold others' grams": (
+            "if (state > SlotState::kGivenUp) empty_slot",
+            "if (false) empty_slot",
+        ),
+        "a slot written while others read it": (
+            "  __syncwarp();  // all lanes have read",
+            "  // all lanes have read",
+        ),
+        "rows of any length": ("length > p.token_ids.capacity || ", ""),
+        "one request too many": ("return;" + _OF_PREPARE, "{}" + _OF_PREPARE),
+        "finished after the next": (
+            "cuda::ngram_index_finish_kernel, by_warp",
+            "cuda::ngram_index_prepare_kernel, by_warp",
+        ),
+    },
+)
+_of(
+    _RESET,
+    "ngram_index_reset_.cu",
+    {
+        "one slot too many": ("i >= p.count", "i > p.count"),
+        "one slot too few": ("i >= p.count", "i >= p.count - 1"),
+        "a slot nobody has": (" || !table.has(p.slot_indices[i])", ""),
+        "its entries stay": ("  drop_entries(table, slot_id);\n", ""),
+        "its words stay": ("word < kSlotWords; ++word", "word < kSlotIndexed; ++word"),
+        "the empty change their generation": (
+            "if (atomicExch(slot + kSlotOptions, 0u) == 0) return;",
+            "slot[kSlotOptions] = 0;",
+        ),
+        "one block": ("cuda::blocks_for(params->count, cuda::kThreads)", "dim3(1)"),
     },
 )

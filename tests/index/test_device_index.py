@@ -256,28 +256,60 @@ def test_what_a_request_long_gone_left_behind(by_step: bool) -> None:
         assert rows.index.statistics.rows_indexed > 0
 
 
+@pytest.mark.parametrize("match", [0, 1])
+def test_of_several_entries_of_one_gram_the_best_counts(match: int) -> None:
+    """Two warps may have entered it at once."""
+    tokens = np.tile(np.array([1, 2, 3], np.int32), 20)[None]
+    rows = Rows(tokens, 50, _indexed(tokens[:, :50], match))
+    used, entries = _entries(rows.index.tensor.numpy())
+    worse = 3 if match == 0 else -3
+    for place in used.tolist():
+        bucket = place - place % 16
+        free = bucket + np.flatnonzero(entries[bucket : bucket + 16] == 0)
+        entries[free[0]] = entries[place]
+        entries[[place, free[1]]] = int(entries[place]) + worse
+    rows.step(sampled=3, match=match)
+    assert rows.index.statistics.rows_indexed == 1
+
+
+def test_a_slot_that_finds_no_room_for_its_first_entry() -> None:
+    """Short rows have no gram to enter, and are indexed all the same."""
+    tokens = np.arange(80, dtype=np.int32).reshape(2, 40)
+    index = index_of_buckets(2, 2, Lookup(5, 5))
+    for length, slot in ((4, 0), (40, 1), (20, 0), (20, 0)):
+        lengths = torch.full((2,), length, dtype=torch.int32)
+        slots = torch.tensor([slot if row == slot else 7 for row in (0, 1)], dtype=torch.int32)
+        index.append(torch.from_numpy(tokens), lengths, slot_indices=slots)
+    assert index.statistics.slots_given_up == 1
+    index.check_integrity({1: tokens[1]})
+
+
 @pytest.mark.parametrize("by_step", [False, True], ids=["append", "step"])
 def test_a_slot_given_up_starts_again_when_there_is_room(by_step: bool) -> None:
     lookup = Lookup()
     tokens = np.random.default_rng(2).integers(0, 5000, (2, 400), dtype=np.int32)
     index = index_of_buckets(2, 100, lookup)  # 1600 entries, where two rows need 2100
     rows = Rows(tokens, 350, index)
-    if by_step:
-        rows.step(slots=[0, 1])
-    else:
-        index.append(torch.from_numpy(tokens), torch.from_numpy(rows.lengths))
-        rows.step(slots=[0, 1])
-    stats = index.statistics
-    assert (stats.slots_given_up, stats.rows_scanned_full) in {(1, 1), (1, 2)}
+    # One slot after the other: at once, in some orders neither would have room.
+    for slots in ([0, 7], [0, 7], [7, 1]):
+        if by_step:
+            rows.step(slots=slots)
+        else:
+            slot_indices = torch.tensor(slots, dtype=torch.int32)
+            lengths = torch.from_numpy(rows.lengths)
+            index.append(torch.from_numpy(tokens), lengths, slot_indices=slot_indices)
+    assert index.statistics.slots_given_up == 1
+    rows.step(slots=[0, 1])
+    assert index.statistics.slots_given_up == 1
+    assert index.statistics.rows_scanned_full == (2 if by_step else 1)
     index.check_integrity({0: tokens[0], 1: tokens[1]})
-    given_up = [s for s in (0, 1) if index.tensor[HEADER + s * SLOT + GIVEN_UP] != 0]
-    assert len(given_up) == 1
-    index.reset(torch.tensor([1 - given_up[0]], dtype=torch.int32))
+    assert [int(index.tensor[HEADER + s * SLOT + GIVEN_UP] != 0) for s in (0, 1)] == [0, 1]
+    index.reset(torch.tensor([0], dtype=torch.int32))
     for _ in range(2):
-        rows.step(slots=[given_up[0], 7])
-    assert index.tensor[HEADER + given_up[0] * SLOT + GIVEN_UP] == 0
+        rows.step(slots=[7, 1])
+    assert index.tensor[HEADER + SLOT + GIVEN_UP] == 0
     assert index.statistics.rows_indexed >= 1
-    index.check_integrity({given_up[0]: tokens[0, : rows.lengths[0]]})
+    index.check_integrity({1: tokens[1, : rows.lengths[1]]})
 
 
 def test_the_proposer_takes_it_on_a_device() -> None:
