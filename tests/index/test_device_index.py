@@ -89,56 +89,6 @@ def _few_bits(world: DeviceWorld, fingerprint_bits: int, generation_bits: int) -
     _C.device_index_init(header, header[SLOTS], header[2], fingerprint_bits, generation_bits)
 
 
-@pytest.mark.parametrize("bits", [(9, 24), (1, 1), (0, 0)], ids=["all-bits", "one-bit", "no-bits"])
-@pytest.mark.parametrize("pages", [200, 8], ids=["room", "too-full"])
-@pytest.mark.parametrize("match", [0, 1], ids=["earliest", "latest"])
-def test_long_run(match: int, pages: int, bits: tuple[int, int]) -> None:
-    """Requests come, grow, are cut and go. With few bits, entries of other grams and of requests
-    long gone look like one's own, and only the row tells them apart."""
-    rng = np.random.default_rng([match, pages, *bits])
-    steps = drafts = scanned = 0
-    while steps < 700:
-        low = int(rng.integers(1, 4))
-        lookup = Lookup(low, low + int(rng.choice([0, 2, 7])), 4, match, bool(rng.integers(2)), 240)
-        world = DeviceWorld(8, 250, lookup, 8, pages)
-        _few_bits(world, *bits)
-        alphabet = int(rng.integers(2, 12))
-
-        def admit(row: int, world: DeviceWorld = world, alphabet: int = alphabet) -> None:
-            world.write(row, rng.integers(0, alphabet, rng.integers(0, 200)).tolist(), at=0)
-            if rng.random() < 0.5:
-                world.append([row])
-
-        for row in range(8):
-            admit(row)
-        for turn in range(40):
-            chosen = rng.permutation(8)[: rng.integers(1, 9)]
-            sampled = rng.integers(0, alphabet, (len(chosen), 3), dtype=np.int32)
-            sampled[rng.random(sampled.shape) < 0.2] = -1
-            discard = rng.random(len(chosen)) < 0.1
-            world.step(chosen.tolist(), sampled, discard, advance=bool(rng.integers(2)))
-            for row in np.flatnonzero(rng.random(8) < 0.05).tolist():
-                world.reset([row])
-                admit(row)
-            if rng.random() < 0.1:
-                order = rng.permutation(8)
-                for array in (world.rows, world.lengths, world.slots):
-                    array[:] = array[order]
-            if rng.random() < 0.05:
-                world.lengths[rng.integers(8)] //= 2
-            if turn % 20 == 10:
-                world.check()
-        steps += world.steps
-        drafts += world.drafts
-        scanned += world.index.statistics.rows_scanned_full
-        assert world.blind <= world.steps // 100
-    if pages == 8:
-        assert scanned > 0
-    elif bits[1] == 24:  # with few bits, entries of requests long gone keep their places
-        assert scanned == 0
-    assert drafts > steps // 4
-
-
 def test_what_goes_unnoticed_stays_within_the_row() -> None:
     rng = np.random.default_rng(0)
     blind = 0
@@ -270,6 +220,21 @@ def test_of_several_entries_of_one_gram_the_best_counts(match: int) -> None:
         entries[[place, free[1]]] = int(entries[place]) + worse
     rows.step(sampled=3, match=match)
     assert rows.index.statistics.rows_indexed == 1
+
+
+def test_an_entry_that_would_begin_before_the_row_is_no_hit() -> None:
+    tokens = _tokens(1)
+    index = _indexed(tokens[:, :200])
+    used, entries = _entries(index.tensor.numpy())
+    end = np.uint64((1 << TENANT) - 1)
+    entries[used] = entries[used] & ~end | np.uint64(1)
+    new = np.array([[tokens[0, 7]]], np.int32)
+    options = (None, None, True, UNLIMITED, 2, 4, 4, 0, False, UNLIMITED)
+    lengths = np.full(1, 200, np.int32)
+    call_torch(
+        "ngram_index_step_", (tokens, lengths, new, *options, index.tensor.numpy(), None, None)
+    )
+    assert index.statistics.rows_indexed == 1
 
 
 def test_a_slot_that_finds_no_room_for_its_first_entry() -> None:
@@ -474,3 +439,53 @@ def test_an_index_at_an_odd_word_is_scanned_around() -> None:
     whole.tensor = words[1:]
     Rows(_tokens(), 290, whole).step()
     assert torch.equal(words, before)
+
+
+@pytest.mark.parametrize("bits", [(9, 24), (1, 1), (0, 0)], ids=["all-bits", "one-bit", "no-bits"])
+@pytest.mark.parametrize("pages", [200, 8], ids=["room", "too-full"])
+@pytest.mark.parametrize("match", [0, 1], ids=["earliest", "latest"])
+def test_long_run(match: int, pages: int, bits: tuple[int, int]) -> None:
+    """Requests come, grow, are cut and go. With few bits, entries of other grams and of requests
+    long gone look like one's own, and only the row tells them apart."""
+    rng = np.random.default_rng([match, pages, *bits])
+    steps = drafts = scanned = 0
+    while steps < 700:
+        low = int(rng.integers(1, 4))
+        lookup = Lookup(low, low + int(rng.choice([0, 2, 7])), 4, match, bool(rng.integers(2)), 240)
+        world = DeviceWorld(8, 250, lookup, 8, pages)
+        _few_bits(world, *bits)
+        alphabet = int(rng.integers(2, 12))
+
+        def admit(row: int, world: DeviceWorld = world, alphabet: int = alphabet) -> None:
+            world.write(row, rng.integers(0, alphabet, rng.integers(0, 200)).tolist(), at=0)
+            if rng.random() < 0.5:
+                world.append([row])
+
+        for row in range(8):
+            admit(row)
+        for turn in range(40):
+            chosen = rng.permutation(8)[: rng.integers(1, 9)]
+            sampled = rng.integers(0, alphabet, (len(chosen), 3), dtype=np.int32)
+            sampled[rng.random(sampled.shape) < 0.2] = -1
+            discard = rng.random(len(chosen)) < 0.1
+            world.step(chosen.tolist(), sampled, discard, advance=bool(rng.integers(2)))
+            for row in np.flatnonzero(rng.random(8) < 0.05).tolist():
+                world.reset([row])
+                admit(row)
+            if rng.random() < 0.1:
+                order = rng.permutation(8)
+                for array in (world.rows, world.lengths, world.slots):
+                    array[:] = array[order]
+            if rng.random() < 0.05:
+                world.lengths[rng.integers(8)] //= 2
+            if turn % 20 == 10:
+                world.check()
+        steps += world.steps
+        drafts += world.drafts
+        scanned += world.index.statistics.rows_scanned_full
+        assert world.blind <= world.steps // 100
+    if pages == 8:
+        assert scanned > 0
+    elif bits[1] == 24:  # with few bits, entries of requests long gone keep their places
+        assert scanned == 0
+    assert drafts > steps // 4

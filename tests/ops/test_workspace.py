@@ -106,7 +106,7 @@ def test_one_that_was_not_zeroed_leads_nowhere(backend: Backend) -> None:
             backend.call(spec.name, spec.replace(clone_args(args), workspace=dirty))
 
 
-@pytest.mark.parametrize("backend", LOOKUPS, ids=lambda b: b.name)
+@pytest.mark.parametrize("backend", USERS, ids=lambda b: b.name)
 def test_requests_with_one_row_leave_it_zeroed(backend: Backend) -> None:
     """Their blocks see the row's length change under them. What they draft is unspecified."""
     spec, args = _tiles()
