@@ -340,10 +340,6 @@ _of(
             "best = look_at_ends(live.row, plan.indexed, length, look);",
             "best = 0;",
         ),
-        "the rest is not read": (
-            "const bool reads_all = drafts &&",
-            "const bool reads_all = false &&",
-        ),
         "the block is as full as its warp": ("    full = full || shared.full[w];\n", ""),
         "the best of the warp": ("    best = larger(best, shared.best[w]);\n", ""),
         "the best of the lane": (
