@@ -101,7 +101,7 @@ __device__ Rank work_on_table(const SlotTable& mine, const Plan& plan, uint32_t 
 __device__ void update_slot(const Table& table, uint32_t slot_id, const Plan& plan, const int32_t* tokens,
                             uint32_t options, uint32_t length, uint32_t added, bool full) {
   uint32_t* slot = table.slot(slot_id);
-  if (plan.state != SlotState::kGivenUp) note_indexed(table, slot_id, tokens, plan.upto);
+  note_indexed(table, slot_id, tokens, plan.upto);
   if (threadIdx.x != 0) return;
   if (plan.state <= SlotState::kRetry) {
     slot[kSlotGivenUp] = 0;

@@ -377,10 +377,6 @@ _of(
             "note_indexed(table, slot_id, tokens, plan.upto)",
             "note_indexed(table, slot_id, tokens, length - 1)",
         ),
-        "the given up start again by themselves": (
-            "if (plan.state != SlotState::kGivenUp) note_indexed",
-            "note_indexed",
-        ),
         "a slot nobody has": ("if (!table.has(slot) || ", "if ("),
         "another slot's generation": ("table.generations[slot_id], 0)", "table.generations[0], 0)"),
         "full is not told": ("if (full) give_up_slot(table, slot_id);", ""),
@@ -406,7 +402,7 @@ _of(
         "grams from before the row": ("n <= max_n && n <= end + 1", "n <= max_n"),
         "full is not told": ("if (full) *given_up = kGivenUpNow;", ""),
         "entries are not counted": ("atomicAdd(slot + kSlotHeld, added);", ""),
-        "nothing is noted": ("note_indexed(r.table, r.slot, r.tokens, r.ends);", ""),
+        "nothing is noted": ("note_indexed(r.table, r.slot, r.tokens, r.ends);", ";"),
         "noted though given up": ("if (given_up == 0) note_indexed", "note_indexed"),
         "given up without entries": ("given_up == kGivenUpNow &&", "slot[kSlotHeld] != 0 &&"),
         "slots that hold others' grams": (

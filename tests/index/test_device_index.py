@@ -167,6 +167,17 @@ def test_a_long_prompt_is_caught_up_over_several_steps() -> None:
     rows.index.check_integrity({0: tokens[0, :2613]})
 
 
+def test_a_prompt_of_more_chunks_than_its_row_has_blocks() -> None:
+    tokens = np.zeros((128, 9000), np.int32)
+    tokens[5] = np.random.default_rng(3).integers(0, 20000, 9000)
+    lengths = np.zeros(128, np.int32)
+    lengths[5] = 9000
+    index = DeviceNgramIndex(128, 9000, min_n=2, max_n=4, device="cpu")
+    index.append(torch.from_numpy(tokens), torch.from_numpy(lengths))
+    index.check_integrity({5: tokens[5]})
+    assert index.tensor[HEADER + 5 * SLOT + INDEXED] == 8999
+
+
 def test_a_full_row_asks_the_same_question_again() -> None:
     tokens = _tokens(1, 100)
     rows = Rows(tokens, 99, DeviceNgramIndex(1, 100, min_n=2, max_n=4, device="cpu"))
