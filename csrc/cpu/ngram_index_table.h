@@ -18,7 +18,8 @@ namespace {
 
 using namespace index;
 
-// kLevels: how many n there are, where that is known at compile time, else 0. kWidth: ends located at a time.
+// kLevels: how many n there are, where that is known at compile time, else 0. kWidth: ends located at a time. What most
+// tokens go through is NGRAM_FN: the compiler's own idea of size would keep it out of line.
 template <class Isa, int kLevels, uint32_t kWidth>
 class SlotTable {
  public:
@@ -149,7 +150,7 @@ class SlotTable {
   Occurrence walk_earliest(Batch* batch, uint32_t i) {
     const uint32_t end = batch->first + i;
     if (batch->version != version_) locate(batch);
-    Hit hit;
+    Hit hit{};
     // The deepest entry there is is the answer. Found at the top it is not even touched.
     const int level = find_deepest(*batch, i, &hit);
     const uint32_t n = min_n_ + static_cast<uint32_t>(level);
@@ -341,7 +342,7 @@ class SlotTable {
 
   // A gram occurred for the second time, at end i: from now on it is told apart by its extensions, as far as these two
   // occurrences agree, and one further.
-  Occurrence second_occurrence(Batch* batch, uint32_t i, int level, const Hit& hit, uint32_t record) {
+  NGRAM_FN Occurrence second_occurrence(Batch* batch, uint32_t i, int level, const Hit& hit, uint32_t record) {
     const uint32_t end = batch->first + i;
     uint32_t n = min_n_ + static_cast<uint32_t>(++level);
     for (; n <= hit.common; ++n, ++level) insert(batch, i, level, record, true);
@@ -354,7 +355,7 @@ class SlotTable {
     return {static_cast<int64_t>(hit.start) - 1, hit.common};
   }
 
-  void insert(Batch* batch, uint32_t i, int level, uint32_t start, bool twice) {
+  NGRAM_FN void insert(Batch* batch, uint32_t i, int level, uint32_t start, bool twice) {
     if (batch->version != version_) locate(batch);
     uint32_t* line = line_at(batch->line[level][i]);
     const uint32_t mask = batch->start[level][i];
@@ -365,7 +366,7 @@ class SlotTable {
     }
   }
 
-  void insert(Key key, uint32_t start, bool twice) {
+  NGRAM_FN void insert(Key key, uint32_t start, bool twice) {
     while (!failed_) {
       const Probe at = probe(key);
       const uint32_t entry = at.want | (twice ? at.start + 1 : 0) | start;
