@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from bench_host import Host
 
 from tools.bench.cli import main
 from tools.bench.data import make_workload
@@ -17,38 +16,6 @@ from tools.bench.gpu.ops import GPU_OPS, LATEST, SCAN, drafting
 from tools.bench.gpu.ours import Correction, Step
 from tools.bench.options import BenchError, Options, Size
 from tools.bench.report import lines
-
-Work = Callable[[], Any]
-
-
-class Host:
-    """A Runtime whose steps take what this process takes for them."""
-
-    device = "cpu"
-
-    def __init__(self) -> None:
-        self.laps = 0
-
-    def prepare(self, works: list[Work], restore: Work, cold: bool) -> Callable[[], float]:
-        def once() -> float:
-            restore()
-            self.laps += 1
-            start = time.perf_counter()
-            for work in works:
-                work()
-            return (time.perf_counter() - start) * 1e6
-
-        return once
-
-    def copy_bandwidth(self) -> float:
-        return 4e12
-
-    def empty_node_us(self) -> float:
-        return 1.5
-
-    def describe(self) -> dict[str, Any]:
-        return {}
-
 
 OPTIONS = Options(sizes=(Size(6, 300),), rounds=3, data_kind="nomatch", device="cuda")
 
