@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ngram_npu import _library
 
-from tools.gpu import build, cli, peers, presence, summary
+from tools.gpu import build, cli, peers, presence, runner, summary
 from tools.gpu.runner import Outcome, environment, execute, run_all
 from tools.gpu.stages import DEADLINE_SECONDS, METRICS, PREFIX, ROOT, Stage, stages
 
@@ -46,7 +46,7 @@ class Machine:
         reported: list[Outcome] = []
         outcomes = run_all(
             given, deadline, self.execute, reported.append, self.clock,
-            which=lambda tool: None if tool == "absent" else tool,
+            which=lambda tool, path: None if tool == "absent" else tool,
         )  # fmt: skip
         assert outcomes == reported
         return {outcome.name: outcome for outcome in outcomes}
@@ -80,6 +80,21 @@ def test_the_deadline_is_for_all() -> None:
 
 def test_a_tool_that_is_absent() -> None:
     assert Machine().run(stage("a", tool="absent"))["a"].reason == "absent is not here"
+
+
+def test_a_tool_among_cudas_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They need not be on the path of who starts the run, and one of them on it does not mean that
+    all are."""
+    on_the_path, cudas = tmp_path / "bin", tmp_path / "cuda"
+    for program in (on_the_path / "nvcc", cudas / "nvcc", cudas / "ncu"):
+        program.parent.mkdir(exist_ok=True)
+        program.write_text("#!/bin/sh\necho from $0\n")
+        program.chmod(0o755)
+    monkeypatch.setattr(runner, "CUDA_PROGRAMS", cudas)
+    monkeypatch.setenv("PATH", f"{on_the_path}:/bin:/usr/bin")
+    ncu = Stage("ncu", ("sh", "-c", "nvcc; ncu"), 20, tool="ncu", needs=())
+    (found,) = run_all([ncu], 20, execute, lambda _: None)
+    assert (found.status, found.tail) == ("passed", f"from {on_the_path}/nvcc\nfrom {cudas}/ncu\n")
 
 
 def test_a_program_that_does_not_start() -> None:
