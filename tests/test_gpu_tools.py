@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -176,6 +177,19 @@ def test_a_run_leaves_its_document(
     printed = capsys.readouterr().out
     assert "ZeroDivisionError" in printed
     assert "not measured" in printed
+
+
+def test_the_figures_of_a_bench_that_was_ended_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = "import sys; open(sys.argv[1], 'w').write('{}'); sys.exit(1)"
+    command = (sys.executable, "-c", write, str(tmp_path / "new.json"))
+    bench = Stage("bench", command, 20, needs=(), writes=("new.json", "old.json", "absent.json"))
+    (tmp_path / "old.json").write_text("{}")
+    os.utime(tmp_path / "old.json", (0, 0))
+    monkeypatch.setattr(cli, "stages", lambda out: [bench])
+    assert cli.main(["--out", str(tmp_path)]) == 1
+    assert json.loads((tmp_path / "gpu-run.json").read_text())["files"] == ["new.json"]
 
 
 def test_counts_of_tests() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -39,20 +40,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.append(f"=== {outcome.name}: {outcome.status}{reason}\n{outcome.tail}\n")
         (out / "gpu-run.log").write_text("\n".join(log), encoding="utf-8")
 
+    begun = time.time()
     outcomes = run_all(chosen, given.seconds, execute, report)
-    found = document(chosen, outcomes, out, given.seconds)
+    found = document(chosen, outcomes, out, given.seconds, begun)
     (out / "gpu-run.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(*summary.lines(found), sep="\n")
     return 0 if all(outcome.status == "passed" for outcome in outcomes) else 1
 
 
 def document(
-    chosen: Sequence[Stage], outcomes: Sequence[Outcome], out: Path, seconds: float
+    chosen: Sequence[Stage], outcomes: Sequence[Outcome], out: Path, seconds: float, begun: float
 ) -> dict[str, Any]:
-    """What the run came to; the figures themselves are in the files of the benches."""
+    """What the run came to; the figures themselves are in the files of the benches, of which one
+    that did not come to its end may have left some.
+
+    Args:
+        begun: the time of day; older files are another run's.
+    """
     commands = {stage.name: _command(stage) for stage in chosen}
     passed = {outcome.name for outcome in outcomes if outcome.status == "passed"}
-    files = [file for stage in chosen if stage.name in passed for file in stage.writes]
+    written = [out / file for stage in chosen for file in stage.writes]
+    files = [file.name for file in written if file.is_file() and file.stat().st_mtime >= begun]
     kept = [outcome.to_dict() for outcome in outcomes]
     for outcome in kept:
         if outcome["status"] == "passed":
