@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +12,8 @@ import torch
 from bench_host import Host
 
 from tools.bench.cli import main
-from tools.bench.data import make_workload
+from tools.bench.data import Workload, make_workload
+from tools.bench.gpu import ops, runtime, vllm_peers
 from tools.bench.gpu.contestant import GpuContestant
 from tools.bench.gpu.measure import STEPS, floors
 from tools.bench.gpu.ops import GPU_OPS, LATEST, SCAN, drafting
@@ -104,6 +108,87 @@ def test_unknown_names() -> None:
         options = Options(**{**OPTIONS.__dict__, "peers": peers})
         with pytest.raises(BenchError, match=r"expected one of|engine"):
             GPU_OPS["ngram_step_"].run(options, lambda _: None, Host())
+
+
+class Broken(Step):
+    """A peer's code, which may fail anywhere."""
+
+    where = ""
+
+    def __init__(self, *args: Any) -> None:
+        self._fail("made")
+        super().__init__(*args)
+
+    def step(self, number: int) -> Any:
+        self._fail("run")
+        return super().step(number)
+
+    def drafts(self, result: Any) -> Any:
+        drafts = super().drafts(result)
+        return drafts[::-1] if self.where == "compared" else drafts
+
+    def _fail(self, where: str) -> None:
+        if self.where == where:
+            raise TypeError("of /some/where/else.py\n:  no such argument" + 300 * "!")
+
+
+class Capturing(Host):
+    """A capture refuses what a plain call does not."""
+
+    def prepare(self, works: list[Any], restore: Any, cold: bool) -> Any:
+        contestant = restore.__self__
+        if isinstance(contestant, Broken):
+            contestant._fail("captured")
+        return super().prepare(works, restore, cold)
+
+
+@pytest.mark.parametrize("where", ["made", "run", "compared", "captured"])
+def test_a_peer_that_fails_is_left_out(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Broken, "where", where)
+    op = replace(GPU_OPS["ngram_step_"], peer_makers={"broken": Broken})
+    options = replace(OPTIONS, sizes=(Size(6, 300), Size(4, 200)), peers=("broken", LATEST))
+    results, skipped = op.run(options, lambda _: None, Capturing())
+    assert [set(result["ratio"]) for result in results] == [{LATEST}, {LATEST}]
+    if where == "compared":
+        assert "broken and ours draft differently" in skipped["broken"]
+    else:
+        assert skipped["broken"].startswith("TypeError: of else.py : no such argument!!!")
+        assert len(skipped["broken"]) == 300
+
+
+@pytest.mark.parametrize("where", ["made", "run", "captured"])
+def test_ours_must_not_fail(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Broken, "where", where)
+    op = replace(GPU_OPS["ngram_step_"], makers={"scan": Broken})
+    with pytest.raises(TypeError):
+        op.run(replace(OPTIONS, peers=()), lambda _: None, Capturing())
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All of it but the GPU; a fault at a later size leaves what was measured before."""
+    file = tmp_path / "found.json"
+    command = ["ngram_step_", "--device", "cuda", "--rounds", "1", "--data-kind", "nomatch"]
+    command += ["--peer", LATEST, "--peer", "vllm-v2", "--json", str(file), "--sizes", "2x40"]
+    monkeypatch.setattr(ops, "cuda", lambda op: Host())
+    monkeypatch.setattr(runtime, "Cuda", Host)
+    monkeypatch.setattr(vllm_peers, "has_triton", lambda: False)
+    assert main(command) == 0
+    found = json.loads(file.read_text())
+    assert set(found["results"][0]["ratio"]) == {LATEST}
+    assert found["skipped"] == {"vllm-v2": "Triton is not installed"}
+    assert "unfinished" not in found
+
+    def broken(size: Size, options: Options) -> Workload:
+        if size.batch == 3:
+            raise RuntimeError("CUDA error")
+        return make_workload(size, options)
+
+    monkeypatch.setattr(ops, "make_workload", broken)
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        main([*command, "4x40", "3x40"])
+    found = json.loads(file.read_text())
+    assert [result["size"] for result in found["results"]] == ["2x40", "4x40"]
+    assert found["unfinished"] is True
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
