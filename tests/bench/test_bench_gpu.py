@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -189,6 +190,47 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = json.loads(file.read_text())
     assert [result["size"] for result in found["results"]] == ["2x40", "4x40"]
     assert found["unfinished"] is True
+
+
+class Device:
+    """Clocks of a host and of a device that works off what the host gives it, in microseconds;
+    with the calls of `torch.cuda` and of a graph that the timing needs."""
+
+    def __init__(self, launch_us: float) -> None:
+        self.launch_us = launch_us
+        self.host = self.busy_until = 0.0
+
+    def _sleep(self, cycles: int) -> None:
+        self.busy_until = max(self.busy_until, self.host) + cycles / 2000
+
+    def replay(self) -> None:
+        self.host += self.launch_us
+        self.busy_until = max(self.busy_until, self.host) + 7
+
+    def Event(self, enable_timing: bool) -> SimpleNamespace:  # noqa: N802
+        event = SimpleNamespace(at=-1.0)
+        event.record = lambda: event.__dict__.update(at=self.busy_until)
+        event.query = lambda: event.at <= self.host
+        event.synchronize = lambda: self.__dict__.update(host=max(self.host, event.at))
+        event.elapsed_time = lambda end: (end.at - event.at) / 1e3
+        return event
+
+
+@pytest.mark.parametrize("launch_us", [5, 130, 3000])
+def test_a_late_host_does_not_count(launch_us: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(launch_us)
+    monkeypatch.setattr(torch.cuda, "_sleep", device._sleep)
+    monkeypatch.setattr(torch.cuda, "Event", device.Event)
+    cuda = runtime.Cuda.__new__(runtime.Cuda)
+    restored: list[int] = []
+    assert cuda._time(device, lambda: restored.append(1)) == pytest.approx(7)
+    first = len(restored)
+    assert (first > 1) == (launch_us > 130)
+    assert cuda._time(device, lambda: restored.append(1)) == pytest.approx(7)
+    assert len(restored) == first + 1, "the longer wait was not kept"
+    device.launch_us = 1e9
+    with pytest.raises(BenchError, match="the host is slower"):
+        cuda._time(device)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
