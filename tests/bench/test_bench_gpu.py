@@ -18,7 +18,7 @@ from tools.bench.gpu import ops, runtime, vllm_peers
 from tools.bench.gpu.contestant import GpuContestant
 from tools.bench.gpu.measure import STEPS, floors
 from tools.bench.gpu.ops import GPU_OPS, LATEST, SCAN, drafting
-from tools.bench.gpu.ours import Correction, Step
+from tools.bench.gpu.ours import Correction, Fused, IndexStep, Step
 from tools.bench.options import BenchError, Options, Size
 from tools.bench.report import lines
 
@@ -53,15 +53,25 @@ def test_what_a_run_finds(op: str, peers: tuple[str, ...], compared: bool | None
     assert result["ours"]["median_us"] > 0
     assert runtime.laps == (1 + len(peers)) * (3 + 2)
     assert lines(result)[0].split()[3:4] == ["ours"]
+    reads = op in ("ngram_propose", "ngram_step_")
+    assert ("of reading the live tokens" in lines(result)[-1]) == reads
+    assert "above an empty graph node" in lines(result)[-1]
 
 
 def test_floors() -> None:
     workload = make_workload(Size(4, 1000), Options(data_kind="random"))
-    found = floors(workload, Host(), [3.0, 2.0, 9.0])
+    found = floors(Step(workload, OPTIONS, "cpu"), workload, Host(), [3.0, 2.0, 9.0])
     assert found["live_bytes"] == 16_000
     assert found["read_us"] == 0.004
     assert found["ours_over_read"] == 750.0
     assert found["ours_above_empty_us"] == 1.5
+
+
+@pytest.mark.parametrize("kind", [IndexStep, Fused])
+def test_who_need_not_read_the_tokens_is_not_compared_to_that(kind: Any) -> None:
+    workload = make_workload(Size(4, 1000), Options(data_kind="random"))
+    found = floors(kind(workload, OPTIONS, "cpu"), workload, Host(), [3.0])
+    assert set(found) == {"copy_gb_per_s", "empty_node_us", "ours_above_empty_us"}
 
 
 def test_the_checked_data_make_drafts() -> None:

@@ -80,7 +80,7 @@ def compare(
         "drafted_share": share,
         "same_drafts": same,
         **_figures(contestants, rounds_us, timed),
-        "floors": floors(timed, runtime, rounds_us[names[0]]),
+        "floors": floors(contestants[0], timed, runtime, rounds_us[names[0]]),
     }
 
 
@@ -120,20 +120,21 @@ def _figures(
     }
 
 
-def floors(timed: Workload, runtime: Runtime, ours_us: list[float]) -> dict[str, float]:
+def floors(
+    ours: GpuContestant, timed: Workload, runtime: Runtime, ours_us: list[float]
+) -> dict[str, float]:
     """What no step can be faster than, and how ours stands to it."""
     bandwidth, empty = runtime.copy_bandwidth(), runtime.empty_node_us()
-    live_bytes = timed.size.tokens * timed.token_ids.itemsize
-    read_us = live_bytes / bandwidth * 1e6
     median = stats.spread(ours_us)["median"]
     values = {
         "copy_gb_per_s": bandwidth / 1e9,
-        "live_bytes": live_bytes,
-        "read_us": read_us,
         "empty_node_us": empty,
-        "ours_over_read": median / read_us,
         "ours_above_empty_us": median - empty,
     }
+    if ours.reads_tokens:
+        live_bytes = timed.size.tokens * timed.token_ids.itemsize
+        read_us = live_bytes / bandwidth * 1e6
+        values |= {"live_bytes": live_bytes, "read_us": read_us, "ours_over_read": median / read_us}
     return {name: stats.rounded(value) for name, value in values.items()}
 
 

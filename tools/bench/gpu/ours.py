@@ -17,6 +17,7 @@ from tools.bench.options import MATCHES, Options, Size
 
 class _Lookup(GpuContestant):
     draft_result: int
+    reads_tokens = True
 
     def __init__(self, workload: Workload, options: Options, device: str) -> None:
         super().__init__(workload, options, device)
@@ -58,6 +59,7 @@ class IndexStep(Step):
     """All rows are indexed when they are loaded; each lap begins with a copy of that index."""
 
     detail = "torch.ops.ngram_npu.ngram_index_step_"
+    reads_tokens = False
 
     def __init__(self, workload: Workload, options: Options, device: str) -> None:
         super().__init__(workload, options, device)
