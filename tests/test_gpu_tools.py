@@ -123,8 +123,8 @@ def test_the_plan() -> None:
         assert set(s.needs) <= before, s.name
         before.add(s.name)
     assert before >= {"build", "doctor", "tests", "parity", "rows", "memcheck", "racecheck", "ncu"}
-    # What comes back of a lent machine is few files: theirs, the document and the log.
-    assert len({file for s in plan for file in s.writes}) + 2 <= 8
+    files = [file for s in plan for file in s.writes]
+    assert len(set(files)) == len(files)
     assert {s.name for s in plan if s.tool} == {"memcheck", "racecheck", "ncu"}
 
 
@@ -138,6 +138,8 @@ def test_the_commands_exist() -> None:
             given = _parser().parse_args(words[2:])
             assert given.device == "cuda"
             assert given.json == OUT / s.writes[0]
+            # Before a replay a step with the index has its index copied, a rescan next to nothing.
+            assert given.cache == "l2-cold" or given.op != "ngram_index_step_"
         elif words[1] != "pytest":
             assert (ROOT / words[1].replace(".", "/")).with_suffix(".py").is_file()
 

@@ -56,7 +56,8 @@ class Step(_Lookup):
 
 
 class IndexStep(Step):
-    """All rows are indexed when they are loaded; each lap begins with a copy of that index."""
+    """All rows are indexed when they are loaded; each lap begins with a copy of that index, which
+    drives all else from the L2: figures that are compared with others' are taken with it cold."""
 
     detail = "torch.ops.ngram_npu.ngram_index_step_"
     reads_tokens = False
