@@ -270,6 +270,24 @@ def test_the_build_command(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None
     assert "no GPU" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("harm", ["", "no cache", "unfinished", "elsewhere"])
+def test_a_build_from_elsewhere_is_made_anew(
+    harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "object.o").touch()
+    if harm != "unfinished":
+        (tmp_path / "build.ninja").touch()
+    if harm != "no cache":
+        home = f"{ROOT}/else" if harm == "elsewhere" else str(ROOT)
+        cache = f"// Of cmake\nCMAKE_HOME_DIRECTORY:INTERNAL={home}\nX:BOOL=ON\n"
+        (tmp_path / "CMakeCache.txt").write_text(cache)
+    monkeypatch.setattr(build, "BUILD", tmp_path)
+    monkeypatch.setattr(build, "stage_python", lambda: None)
+    monkeypatch.setattr(build, "commands", lambda *_: [["true"]])
+    assert build.main(["--architecture", "90"]) == 0
+    assert (tmp_path / "object.o").exists() == (harm == "")
+
+
 def test_the_doctor_stage_wants_its_own_package_and_kernels() -> None:
     good = _library.Backend("cuda", kernels=12)
     assert presence.problems(PREFIX / "ngram_npu", True, good) == []
