@@ -181,6 +181,40 @@ def test_a_run_leaves_its_document(
     assert "not measured" in printed
 
 
+def test_a_document_names_no_place_of_one_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail = f"raise SystemExit('in {PREFIX}/x.py and {ROOT}/y.py of {ROOT}, for {tmp_path}/z.json')"
+    bad = Stage("bad", (sys.executable, "-c", fail), 20, needs=())
+    monkeypatch.setattr(cli, "stages", lambda out: [bad])
+    assert cli.main(["--out", str(tmp_path)]) == 1
+    (stage,) = json.loads((tmp_path / "gpu-run.json").read_text())["stages"]
+    assert stage["tail"] == "in build/gpu/stage/x.py and y.py of ., for $OUT/z.json\n"
+
+
+@pytest.mark.parametrize("launches", [0, 1, None])
+def test_ncu_that_reads_nothing_has_failed(
+    launches: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None: it leaves the file of an earlier run alone."""
+    csv = '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
+    csv += '"0","step_kernel","launch__grid_size","","132"\n'
+    (tmp_path / "ncu.csv").write_text(csv)
+    text = csv if launches else "==ERROR== ERR_NVGPUCTRPERM\n"
+    write = "import sys; open(sys.argv[1], 'w').write(sys.argv[2])" if launches is not None else ""
+    command = (sys.executable, "-c", write, str(tmp_path / "ncu.csv"), text)
+    monkeypatch.setattr(cli, "NCU", tmp_path / "ncu.csv")
+    monkeypatch.setattr(cli, "stages", lambda out: [Stage("ncu", command, 20, (), tool="ncu")])
+    monkeypatch.setattr(runner, "CUDA_PROGRAMS", tmp_path)
+    (tmp_path / "ncu").touch(0o755)
+    assert cli.main(["--out", str(tmp_path)]) == (0 if launches else 1)
+    found = json.loads((tmp_path / "gpu-run.json").read_text())
+    assert len(found["ncu"]) == (launches or 0)
+    if not launches:
+        assert found["stages"][0]["tail"].endswith("no launch was read\n")
+        assert ("ERR_NVGPUCTRPERM" in found["stages"][0]["tail"]) == (launches == 0)
+
+
 def test_the_figures_of_a_bench_that_was_ended_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
