@@ -10,7 +10,7 @@ import pytest
 from backends import in_place_of_the_cpu
 from bench_host import Host
 from gpu.rows import Rows
-from gpu.test_steps import check_steps
+from gpu.test_steps import check_building, check_steps
 from ngram_npu import DeviceNgramIndex
 from twins import TWINS
 
@@ -51,6 +51,10 @@ def test_steps(indexes: list[DeviceNgramIndex], growing: bool) -> None:
     mine, truth = Rows("cpu", 7, True, seed=1), Rows("cpu", 7, False, seed=1)
     check_steps(mine, truth, "cpu", 12, growing)
     assert min(rows_indexed(indexes)) > 0
+
+
+def test_building() -> None:
+    check_building(Rows("cpu", 4, True, seed=6), "cpu", 1)
 
 
 def test_the_calls_that_are_profiled(indexes: list[DeviceNgramIndex]) -> None:
