@@ -67,6 +67,10 @@ def stages(out: Path) -> list[Stage]:
         Stage("rows", python("-m", "tools.gpu.rows", "--rows", "1000000"), 80),
         # Hot, its figures would be of what the restored index leaves in the L2.
         bench("ngram_index_step_-cuda", "ngram_index_step_", 60, out, "--cache", "l2-cold"),
+        bench(
+            "ngram_step_-cuda-v1", "ngram_step_", 100, out,
+            "--sizes", "128x32k", "--peer", "vllm-v1", "--peer", "vllm-v1-kernel",
+        ),
         Stage(
             "memcheck",
             (
@@ -88,10 +92,6 @@ def stages(out: Path) -> list[Stage]:
                 *python("-m", "tools.gpu.lookups"),
             ),
             60, tool="ncu",
-        ),
-        bench(
-            "ngram_step_-cuda-v1", "ngram_step_", 100, out,
-            "--sizes", "128x32k", "--peer", "vllm-v1", "--peer", "vllm-v1-kernel",
         ),
         bench("ngram_propose-cuda", "ngram_propose", 40, out),
         bench(
