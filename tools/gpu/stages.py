@@ -68,7 +68,7 @@ def stages(out: Path) -> list[Stage]:
         # Hot, its figures would be of what the restored index leaves in the L2.
         bench("ngram_index_step_-cuda", "ngram_index_step_", 60, out, "--cache", "l2-cold"),
         bench(
-            "ngram_step_-cuda-v1", "ngram_step_", 100, out,
+            "ngram_step_-cuda-v1", "ngram_step_", 120, out,
             "--sizes", "128x32k", "--peer", "vllm-v1", "--peer", "vllm-v1-kernel",
         ),
         Stage(
