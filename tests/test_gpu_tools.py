@@ -184,12 +184,16 @@ def test_a_run_leaves_its_document(
 def test_a_document_names_no_place_of_one_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail = f"raise SystemExit('in {PREFIX}/x.py and {ROOT}/y.py of {ROOT}, for {tmp_path}/z.json')"
+    places = f"in {PREFIX}/x.py and {ROOT}/y.py of {ROOT}, for {tmp_path}/z.json"
+    fail = f"print('lost' + 6000 * '.'); raise SystemExit({places!r})"
     bad = Stage("bad", (sys.executable, "-c", fail), 20, needs=())
     monkeypatch.setattr(cli, "stages", lambda out: [bad])
     assert cli.main(["--out", str(tmp_path)]) == 1
     (stage,) = json.loads((tmp_path / "gpu-run.json").read_text())["stages"]
-    assert stage["tail"] == "in build/gpu/stage/x.py and y.py of ., for $OUT/z.json\n"
+    assert "lost" not in stage["tail"]
+    assert "lost" in (tmp_path / "gpu-run.log").read_text()
+    said = stage["tail"].splitlines()[-1]
+    assert said == "in build/gpu/stage/x.py and y.py of ., for $OUT/z.json"
 
 
 @pytest.mark.parametrize("launches", [0, 1, None])

@@ -18,6 +18,8 @@ from tools.gpu.runner import Outcome, execute, run_all
 from tools.gpu.stages import DEADLINE_SECONDS, NCU, ROOT, Stage, stages
 
 RESULTS = ROOT / "tools" / "bench" / "results"
+_KEPT_CHARACTERS = 6000
+"""Of a failed stage's output in the document; the log, which git ignores, has more."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,6 +81,7 @@ def document(
         if outcome["status"] == "passed":
             del outcome["tail"]  # the log has it
         else:
+            outcome["tail"] = outcome["tail"][-_KEPT_CHARACTERS:]
             for place, name in ((f"{ROOT}/", ""), (str(ROOT), "."), (str(out), "$OUT")):
                 outcome["tail"] = outcome["tail"].replace(place, name)
     return {

@@ -14,7 +14,7 @@ from typing import Any
 
 from tools.gpu.stages import PEERS, PREFIX, ROOT, Stage
 
-_TAIL_CHARACTERS = 6000
+_TAIL_CHARACTERS = 60_000
 _LEAST_SECONDS = 5.0
 CUDA_PROGRAMS = Path("/usr/local/cuda/bin")
 """Where an installer puts nvcc, compute-sanitizer and ncu, on the path or not."""

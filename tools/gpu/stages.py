@@ -77,12 +77,12 @@ def stages(out: Path) -> list[Stage]:
                 "compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9",
                 "--report-api-errors", "no", *checked,
             ),
-            60, tool="compute-sanitizer", environment=unpooled,
+            75, tool="compute-sanitizer", environment=unpooled,
         ),
         Stage(
             "racecheck",
             ("compute-sanitizer", "--tool", "racecheck", "--error-exitcode", "9", *checked),
-            60, tool="compute-sanitizer",
+            75, tool="compute-sanitizer",
         ),
         Stage(
             "ncu",
