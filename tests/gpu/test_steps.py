@@ -54,7 +54,7 @@ def test_replays_with_drawn_lengths(device: str, indexed: bool) -> None:
 
 def check_building(rows: Rows, device: str, checks: int) -> None:
     """Of the index, replayed, with other slots to empty and other lengths to index each time."""
-    slots = torch.zeros(2, dtype=torch.int32, device=device)
+    slots = torch.arange(2, dtype=torch.int32, device=device)
 
     def build() -> None:
         rows.reset(slots)

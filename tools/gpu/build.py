@@ -59,7 +59,7 @@ def project_version(pyproject: Path = ROOT / "pyproject.toml") -> str:
     return found[1]
 
 
-def is_ours(build: Path) -> bool:
+def belongs_here(build: Path) -> bool:
     """Whether cmake goes on there: a folder that came along from another place it refuses, and one
     whose configuration ended early it does not mend."""
     cache = build / "CMakeCache.txt"
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pybind11 = subprocess.run(
         [sys.executable, "-m", "pybind11", "--cmakedir"], capture_output=True, text=True, check=True
     ).stdout.strip()
-    if not is_ours(BUILD):
+    if not belongs_here(BUILD):
         shutil.rmtree(BUILD, ignore_errors=True)
     stage_python()
     for command in commands(f"{architecture}-real", pybind11, project_version()):
