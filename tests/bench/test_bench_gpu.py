@@ -2,53 +2,25 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from bench_host import Host
 
 from tools.bench.cli import main
-from tools.bench.data import make_workload
+from tools.bench.data import Workload, make_workload
+from tools.bench.gpu import ops, runtime, vllm_peers
 from tools.bench.gpu.contestant import GpuContestant
 from tools.bench.gpu.measure import STEPS, floors
 from tools.bench.gpu.ops import GPU_OPS, LATEST, SCAN, drafting
-from tools.bench.gpu.ours import Correction, Step
+from tools.bench.gpu.ours import Correction, Fused, IndexStep, Step
 from tools.bench.options import BenchError, Options, Size
 from tools.bench.report import lines
-
-Work = Callable[[], Any]
-
-
-class Host:
-    """A Runtime whose steps take what this process takes for them."""
-
-    device = "cpu"
-
-    def __init__(self) -> None:
-        self.laps = 0
-
-    def prepare(self, works: list[Work], restore: Work, cold: bool) -> Callable[[], float]:
-        def once() -> float:
-            restore()
-            self.laps += 1
-            start = time.perf_counter()
-            for work in works:
-                work()
-            return (time.perf_counter() - start) * 1e6
-
-        return once
-
-    def copy_bandwidth(self) -> float:
-        return 4e12
-
-    def empty_node_us(self) -> float:
-        return 1.5
-
-    def describe(self) -> dict[str, Any]:
-        return {}
-
 
 OPTIONS = Options(sizes=(Size(6, 300),), rounds=3, data_kind="nomatch", device="cuda")
 
@@ -81,15 +53,25 @@ def test_what_a_run_finds(op: str, peers: tuple[str, ...], compared: bool | None
     assert result["ours"]["median_us"] > 0
     assert runtime.laps == (1 + len(peers)) * (3 + 2)
     assert lines(result)[0].split()[3:4] == ["ours"]
+    reads = op in ("ngram_propose", "ngram_step_")
+    assert ("of reading the live tokens" in lines(result)[-1]) == reads
+    assert "above an empty graph node" in lines(result)[-1]
 
 
 def test_floors() -> None:
     workload = make_workload(Size(4, 1000), Options(data_kind="random"))
-    found = floors(workload, Host(), [3.0, 2.0, 9.0])
+    found = floors(Step(workload, OPTIONS, "cpu"), workload, Host(), [3.0, 2.0, 9.0])
     assert found["live_bytes"] == 16_000
     assert found["read_us"] == 0.004
     assert found["ours_over_read"] == 750.0
     assert found["ours_above_empty_us"] == 1.5
+
+
+@pytest.mark.parametrize("kind", [IndexStep, Fused])
+def test_who_need_not_read_the_tokens_is_not_compared_to_that(kind: Any) -> None:
+    workload = make_workload(Size(4, 1000), Options(data_kind="random"))
+    found = floors(kind(workload, OPTIONS, "cpu"), workload, Host(), [3.0])
+    assert set(found) == {"copy_gb_per_s", "empty_node_us", "ours_above_empty_us"}
 
 
 def test_the_checked_data_make_drafts() -> None:
@@ -137,6 +119,128 @@ def test_unknown_names() -> None:
         options = Options(**{**OPTIONS.__dict__, "peers": peers})
         with pytest.raises(BenchError, match=r"expected one of|engine"):
             GPU_OPS["ngram_step_"].run(options, lambda _: None, Host())
+
+
+class Broken(Step):
+    """A peer's code, which may fail anywhere."""
+
+    where = ""
+
+    def __init__(self, *args: Any) -> None:
+        self._fail("made")
+        super().__init__(*args)
+
+    def step(self, number: int) -> Any:
+        self._fail("run")
+        return super().step(number)
+
+    def drafts(self, result: Any) -> Any:
+        drafts = super().drafts(result)
+        return drafts[::-1] if self.where == "compared" else drafts
+
+    def _fail(self, where: str) -> None:
+        if self.where == where:
+            raise TypeError("of /some/where/else.py\n:  no such argument" + 300 * "!")
+
+
+class Capturing(Host):
+    """A capture refuses what a plain call does not."""
+
+    def prepare(self, works: list[Any], restore: Any, cold: bool) -> Any:
+        contestant = restore.__self__
+        if isinstance(contestant, Broken):
+            contestant._fail("captured")
+        return super().prepare(works, restore, cold)
+
+
+@pytest.mark.parametrize("where", ["made", "run", "compared", "captured"])
+def test_a_peer_that_fails_is_left_out(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Broken, "where", where)
+    op = replace(GPU_OPS["ngram_step_"], peer_makers={"broken": Broken})
+    options = replace(OPTIONS, sizes=(Size(6, 300), Size(4, 200)), peers=("broken", LATEST))
+    results, skipped = op.run(options, lambda _: None, Capturing())
+    assert [set(result["ratio"]) for result in results] == [{LATEST}, {LATEST}]
+    if where == "compared":
+        assert "broken and ours draft differently" in skipped["broken"]
+    else:
+        assert skipped["broken"].startswith("TypeError: of else.py : no such argument!!!")
+        assert len(skipped["broken"]) == 300
+
+
+@pytest.mark.parametrize("where", ["made", "run", "captured"])
+def test_ours_must_not_fail(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Broken, "where", where)
+    op = replace(GPU_OPS["ngram_step_"], makers={"scan": Broken})
+    with pytest.raises(TypeError):
+        op.run(replace(OPTIONS, peers=()), lambda _: None, Capturing())
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All of it but the GPU; a fault at a later size leaves what was measured before."""
+    file = tmp_path / "found.json"
+    command = ["ngram_step_", "--device", "cuda", "--rounds", "1", "--data-kind", "nomatch"]
+    command += ["--peer", LATEST, "--peer", "vllm-v2", "--json", str(file), "--sizes", "2x40"]
+    monkeypatch.setattr(ops, "cuda", lambda op: Host())
+    monkeypatch.setattr(runtime, "Cuda", Host)
+    monkeypatch.setattr(vllm_peers, "has_triton", lambda: False)
+    assert main(command) == 0
+    found = json.loads(file.read_text())
+    assert set(found["results"][0]["ratio"]) == {LATEST}
+    assert found["skipped"] == {"vllm-v2": "Triton is not installed"}
+    assert "unfinished" not in found
+
+    def broken(size: Size, options: Options) -> Workload:
+        if size.batch == 3:
+            raise RuntimeError("CUDA error")
+        return make_workload(size, options)
+
+    monkeypatch.setattr(ops, "make_workload", broken)
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        main([*command, "4x40", "3x40"])
+    found = json.loads(file.read_text())
+    assert [result["size"] for result in found["results"]] == ["2x40", "4x40"]
+    assert found["unfinished"] is True
+
+
+class Device:
+    """Clocks of a host and of a device that works off what the host gives it, in microseconds;
+    with the calls of `torch.cuda` and of a graph that the timing needs."""
+
+    def __init__(self, launch_us: float) -> None:
+        self.launch_us = launch_us
+        self.host = self.busy_until = 0.0
+
+    def _sleep(self, cycles: int) -> None:
+        self.busy_until = max(self.busy_until, self.host) + cycles / 2000
+
+    def replay(self) -> None:
+        self.host += self.launch_us
+        self.busy_until = max(self.busy_until, self.host) + 7
+
+    def Event(self, enable_timing: bool) -> SimpleNamespace:  # noqa: N802
+        event = SimpleNamespace(at=-1.0)
+        event.record = lambda: event.__dict__.update(at=self.busy_until)
+        event.query = lambda: event.at <= self.host
+        event.synchronize = lambda: self.__dict__.update(host=max(self.host, event.at))
+        event.elapsed_time = lambda end: (end.at - event.at) / 1e3
+        return event
+
+
+@pytest.mark.parametrize("launch_us", [5, 130, 3000])
+def test_a_late_host_does_not_count(launch_us: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(launch_us)
+    monkeypatch.setattr(torch.cuda, "_sleep", device._sleep)
+    monkeypatch.setattr(torch.cuda, "Event", device.Event)
+    cuda = runtime.Cuda.__new__(runtime.Cuda)
+    restored: list[int] = []
+    assert cuda._time(device, lambda: restored.append(1)) == pytest.approx(7)
+    first = len(restored)
+    assert (first > 1) == (launch_us > 130)
+    assert cuda._time(device, lambda: restored.append(1)) == pytest.approx(7)
+    assert len(restored) == first + 1, "the longer wait was not kept"
+    device.launch_us = 1e9
+    with pytest.raises(BenchError, match="the host is slower"):
+        cuda._time(device)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

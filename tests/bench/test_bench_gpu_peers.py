@@ -93,6 +93,7 @@ def test_v1_drafts_what_ours_drafts(config: tuple[int, int]) -> None:
     options = Options(min_n=config[0], max_n=config[1], data_kind="random")
     workload = drafting(make_workload(Size(7, 400), options))
     contestants = [kind(workload, options, "cpu") for kind in (Step, V1, V1Kernel)]
+    assert contestants[1]._proposer is contestants[2]._proposer
     drafts = []
     for contestant in contestants:
         contestant.load(workload)

@@ -32,14 +32,13 @@ class Rows:
         self.sampled = torch.zeros((batch, WIDTH), dtype=torch.int32, device=device)
         self.discard = torch.zeros(batch, dtype=torch.bool, device=device)
         self.workspace = workspace("ngram_index_step_" if indexed else "ngram_step_", batch, device)
-        self._index = self._make_index(batch, device) if indexed else None
-        self.index = None if self._index is None else self._index.tensor
+        self._index: Any = None
+        self.index = None
+        if indexed:
+            self._index = make_index(batch, batch * CAPACITY, MIN_N, MAX_N, device)
+            self.index = self._index.tensor
+            self.append()
         self._start = self.tokens.clone(), self.lengths.clone()
-
-    def _make_index(self, batch: int, device: str) -> Any:
-        index = make_index(batch, batch * CAPACITY, MIN_N, MAX_N, device)
-        index.append(self.tokens, self.lengths, match_policy=self._match)
-        return index
 
     def restart(self) -> None:
         """As before the first step; the index notices by itself."""
@@ -58,6 +57,17 @@ class Rows:
         lengths = self._rng.integers(0, CAPACITY + 1, len(self.lengths), dtype=np.int32)
         lengths[self._rng.permutation(len(lengths))[:4]] = [0, 1, CAPACITY - 1, CAPACITY]
         self.lengths.copy_(torch.from_numpy(lengths))
+
+    def append(self) -> None:
+        self._index.append(self.tokens, self.lengths, match_policy=self._match)
+
+    def reset(self, slots: torch.Tensor) -> None:
+        self._index.reset(slots)
+
+    def check_index(self) -> None:
+        """Each slot is what its row of now leads to."""
+        held = zip(self.tokens.cpu().numpy(), self.lengths.tolist(), strict=True)
+        self._index.check_integrity({i: row[:length] for i, (row, length) in enumerate(held)})
 
     def step(self) -> tuple[torch.Tensor, ...]:
         head = (self.tokens, self.lengths, self.sampled, self.discard, None, True, UNLIMITED)

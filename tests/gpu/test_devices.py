@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import pytest
 import torch
-from on_device import OnDevice
+from backends import Backend
+from on_device import OnDevice, call_on
 from opspecs import OPSPECS, OpSpec
 
 from gpu.replay import GPU_ONLY
 
 pytestmark = GPU_ONLY
+CUDA = Backend("device-cuda", call_on("cuda"), device="cuda")
 SPECS = pytest.mark.parametrize("spec", OPSPECS.values(), ids=lambda s: s.name)
 
 
 @SPECS
 def test_opcheck(spec: OpSpec) -> None:
     op = getattr(torch.ops.ngram_npu, spec.name).default
-    for args in (spec.sample().args, *spec.sizes):
+    with CUDA.drawing():
+        sample = spec.sample()
+    for args in (sample.args, *spec.sizes):
         torch.library.opcheck(op, OnDevice(args, "cuda").args)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ngram_npu import IntegrityError
 
 from gpu.replay import DEVICES, Replay, no_synchronisation, num_allocations, synchronize, times
 from gpu.rows import Rows, same
@@ -49,6 +50,37 @@ def test_replays_while_rows_grow(device: str, indexed: bool, match: int) -> None
 def test_replays_with_drawn_lengths(device: str, indexed: bool) -> None:
     mine, truth = Rows(device, 37, indexed, seed=2), Rows("cpu", 37, False, seed=2)
     check_steps(mine, truth, device, times(device, 1000, 20), growing=False)
+
+
+def check_building(rows: Rows, device: str, checks: int) -> None:
+    """Of the index, replayed, with other slots to empty and other lengths to index each time."""
+    slots = torch.arange(2, dtype=torch.int32, device=device)
+
+    def build() -> None:
+        rows.reset(slots)
+        rows.append()
+
+    replay = Replay(device, build)
+    for check in range(checks):
+        for number in range(times(device, 30, 1)):
+            rows.redraw_lengths()
+            first = 2 * (check + number)
+            slots.copy_(torch.tensor([first, first + 1], dtype=torch.int32) % len(rows.lengths))
+            replay()
+        rows.check_index()
+
+
+@ON
+@pytest.mark.parametrize("match", [0, 1])
+def test_replays_that_build_the_index(device: str, match: int) -> None:
+    check_building(Rows(device, 7, True, seed=6, match=match), device, times(device, 4, 1))
+
+
+def test_an_index_that_was_not_built_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Rows("cpu", 5, True, seed=6)
+    monkeypatch.setattr(rows, "append", lambda: None)
+    with pytest.raises(IntegrityError):
+        check_building(rows, "cpu", 1)
 
 
 def test_a_wrong_step_is_caught() -> None:

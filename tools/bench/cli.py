@@ -13,6 +13,7 @@ from ngram_npu.replay import ReplayError
 
 from tools.bench import readme, report
 from tools.bench.ops import OPS
+from tools.bench.ops.base import Result, Skipped
 from tools.bench.options import (
     CACHE_STATES,
     DATA_KINDS,
@@ -47,20 +48,30 @@ def _run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
     options = _options(given)
     op = _op(given)
     limit = _C.num_threads()
+    so_far: list[Result] = []
+
+    def write(results: list[Result], skipped: Skipped, **more: Any) -> None:
+        if given.json is None:
+            return
+        found = report.document(op.name, arguments, options, results, skipped, given.note)
+        if op.assumptions:
+            found["assumptions"] = op.assumptions
+        report.write(given.json, found | more)
+
+    def show(result: Result) -> None:
+        print(*report.lines(result), sep="\n", flush=True)
+        so_far.append(result)
+        if options.device != "cpu":  # time there is short, and a fault ends the process
+            write(so_far, {}, unfinished=True)
+
     print(report.header(), flush=True)
     try:
-        results, skipped = op.run(
-            options, lambda result: print(*report.lines(result), sep="\n", flush=True)
-        )
+        results, skipped = op.run(options, show)
     finally:
         _C.set_num_threads(limit)
     for peer, reason in skipped.items():
         print(f"skipped {peer}: {reason}")
-    if given.json is not None:
-        found = report.document(op.name, arguments, options, results, skipped, given.note)
-        if op.assumptions:
-            found["assumptions"] = op.assumptions
-        report.write(given.json, found)
+    write(results, skipped)
     return 0
 
 

@@ -116,11 +116,14 @@ def lines(result: Result) -> list[str]:
         )
     if "floors" in result:
         floors = result["floors"]
-        text.append(
-            f"{'':>10}  {floors['ours_over_read']:.2f}x of reading the live tokens "
-            f"({floors['read_us']:.2f} us at {floors['copy_gb_per_s']:.0f} GB/s), "
-            f"{floors['ours_above_empty_us']:.2f} us above an empty graph node"
-        )
+        reading = ""
+        if "ours_over_read" in floors:
+            reading = (
+                f"{floors['ours_over_read']:.2f}x of reading the live tokens "
+                f"({floors['read_us']:.2f} us at {floors['copy_gb_per_s']:.0f} GB/s), "
+            )
+        above = f"{floors['ours_above_empty_us']:.2f} us above an empty graph node"
+        text.append(f"{'':>10}  {reading}{above}")
     if result.get("disturbed_rounds"):
         text.append(
             f"{'':>10}  {result['disturbed_rounds']} of {result['rounds']} rounds disturbed"

@@ -59,6 +59,15 @@ def project_version(pyproject: Path = ROOT / "pyproject.toml") -> str:
     return found[1]
 
 
+def belongs_here(build: Path) -> bool:
+    """Whether cmake goes on there: a folder that came along from another place it refuses, and one
+    whose configuration ended early it does not mend."""
+    cache = build / "CMakeCache.txt"
+    if not (build / "build.ninja").exists() or not cache.exists():
+        return False
+    return f"CMAKE_HOME_DIRECTORY:INTERNAL={ROOT}" in cache.read_text().splitlines()
+
+
 def stage_python() -> None:
     """The Python half, where the libraries are then installed into."""
     shutil.rmtree(PREFIX, ignore_errors=True)
@@ -82,8 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     pybind11 = subprocess.run(
         [sys.executable, "-m", "pybind11", "--cmakedir"], capture_output=True, text=True, check=True
     ).stdout.strip()
-    # Compiled code of one machine is no use on the next, and a cache of cmake's less.
-    if not (BUILD / "build.ninja").exists():
+    if not belongs_here(BUILD):
         shutil.rmtree(BUILD, ignore_errors=True)
     stage_python()
     for command in commands(f"{architecture}-real", pybind11, project_version()):

@@ -7,7 +7,8 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from tools.gpu.runner import Outcome, execute, run_all
 from tools.gpu.stages import DEADLINE_SECONDS, NCU, ROOT, Stage, stages
 
 RESULTS = ROOT / "tools" / "bench" / "results"
+_KEPT_CHARACTERS = 6000
+"""Of a failed stage's output in the document; the log, which git ignores, has more."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,24 +42,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.append(f"=== {outcome.name}: {outcome.status}{reason}\n{outcome.tail}\n")
         (out / "gpu-run.log").write_text("\n".join(log), encoding="utf-8")
 
-    outcomes = run_all(chosen, given.seconds, execute, report)
-    found = document(chosen, outcomes, out, given.seconds)
+    begun = time.time()
+    outcomes = run_all(chosen, given.seconds, execute_and_look, report)
+    found = document(chosen, outcomes, out, given.seconds, begun)
     (out / "gpu-run.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(*summary.lines(found), sep="\n")
     return 0 if all(outcome.status == "passed" for outcome in outcomes) else 1
 
 
+def execute_and_look(
+    stage: Stage, seconds: float, env: Mapping[str, str]
+) -> tuple[int | None, str]:
+    """As `execute`. ncu that may not read the counters ends well, and has written no launch."""
+    if stage.tool == "ncu":
+        NCU.unlink(missing_ok=True)
+    rc, output = execute(stage, seconds, env)
+    if stage.tool == "ncu" and rc == 0 and not summary.ncu(NCU):
+        said = NCU.read_text(errors="replace") if NCU.is_file() else ""
+        return 1, f"{output}{said}no launch was read\n"
+    return rc, output
+
+
 def document(
-    chosen: Sequence[Stage], outcomes: Sequence[Outcome], out: Path, seconds: float
+    chosen: Sequence[Stage], outcomes: Sequence[Outcome], out: Path, seconds: float, begun: float
 ) -> dict[str, Any]:
-    """What the run came to; the figures themselves are in the files of the benches."""
+    """What the run came to; the figures themselves are in the files of the benches, of which one
+    that did not come to its end may have left some.
+
+    Args:
+        begun: the time of day; older files are another run's.
+    """
     commands = {stage.name: _command(stage) for stage in chosen}
     passed = {outcome.name for outcome in outcomes if outcome.status == "passed"}
-    files = [file for stage in chosen if stage.name in passed for file in stage.writes]
+    written = [out / file for stage in chosen for file in stage.writes]
+    files = [file.name for file in written if file.is_file() and file.stat().st_mtime >= begun]
     kept = [outcome.to_dict() for outcome in outcomes]
     for outcome in kept:
         if outcome["status"] == "passed":
             del outcome["tail"]  # the log has it
+        else:
+            outcome["tail"] = outcome["tail"][-_KEPT_CHARACTERS:]
+            for place, name in ((f"{ROOT}/", ""), (str(ROOT), "."), (str(out), "$OUT")):
+                outcome["tail"] = outcome["tail"].replace(place, name)
     return {
         "schema": 1,
         "command": "make gpu",

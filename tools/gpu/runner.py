@@ -14,11 +14,15 @@ from typing import Any
 
 from tools.gpu.stages import PEERS, PREFIX, ROOT, Stage
 
-_TAIL_CHARACTERS = 6000
+_TAIL_CHARACTERS = 60_000
 _LEAST_SECONDS = 5.0
+CUDA_PROGRAMS = Path("/usr/local/cuda/bin")
+"""Where an installer puts nvcc, compute-sanitizer and ncu, on the path or not."""
 _VLLM = "NGRAM_NPU_BENCH_VLLM_PATH"
 
 Clock = Callable[[], float]
+Which = Callable[..., str | None]
+"""`shutil.which`."""
 
 
 @dataclass
@@ -46,7 +50,7 @@ def run_all(
     execute: Execute,
     report: Callable[[Outcome], None],
     clock: Clock = time.monotonic,
-    which: Callable[[str], str | None] = shutil.which,
+    which: Which = shutil.which,
 ) -> list[Outcome]:
     """Each stage gets its own time or what is left of all. One that fails takes along only those
     that need it."""
@@ -57,7 +61,7 @@ def run_all(
         missing = [n for n in stage.needs if n not in outcomes or outcomes[n].status != "passed"]
         if missing:
             outcome = Outcome(stage.name, "left out", reason=f"needs {', '.join(missing)}")
-        elif stage.tool and which(stage.tool) is None:
+        elif stage.tool and which(stage.tool, path=environment(stage)["PATH"]) is None:
             outcome = Outcome(stage.name, "left out", reason=f"{stage.tool} is not here")
         elif left < _LEAST_SECONDS:
             outcome = Outcome(stage.name, "left out", reason="no time was left")
@@ -89,9 +93,7 @@ def environment(stage: Stage) -> dict[str, str]:
     found["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PREFIX), found.get("PYTHONPATH"))))
     if _VLLM not in found and PEERS.is_dir():
         found[_VLLM] = str(PEERS)
-    cuda = Path("/usr/local/cuda/bin")
-    if shutil.which("nvcc") is None and cuda.is_dir():
-        found["PATH"] = os.pathsep.join((found.get("PATH", ""), str(cuda)))
+    found["PATH"] = os.pathsep.join(filter(None, (found.get("PATH"), str(CUDA_PROGRAMS))))
     return found
 
 

@@ -25,12 +25,14 @@ class GpuContestant:
         detail: what exactly it is, for the record.
         semantics: contestants with equal semantics must give the same; None: nothing to compare.
         is_drafter: whether what it gives are drafts, of which a share can be told.
+        reads_tokens: whether no step can do without reading every live token.
     """
 
     name: str = ""
     detail: str = ""
     semantics: tuple[Any, ...] | None = None
     is_drafter: bool = True
+    reads_tokens: bool = False
 
     def __init__(self, workload: Workload, options: Options, device: str) -> None:
         self.options = options

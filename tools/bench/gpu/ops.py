@@ -6,7 +6,7 @@ import gc
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,11 +14,12 @@ from ngram_npu import _library
 
 from tools.bench.data import Workload, make_workload
 from tools.bench.gpu.contestant import GpuContestant
-from tools.bench.gpu.measure import compare
+from tools.bench.gpu.measure import compare, left_out_if_it_fails
 from tools.bench.gpu.ours import Fused, IndexStep, Propose, Step
 from tools.bench.gpu.runtime import Cuda, Runtime
 from tools.bench.gpu.vllm_peers import V1, V2, V1Kernel, VllmCorrection
-from tools.bench.options import BenchError, Options, Size, UnavailableError
+from tools.bench.ops.base import Skipped
+from tools.bench.options import BenchError, Options, Size
 
 Result = dict[str, Any]
 Make = Callable[[Workload, Options, str], GpuContestant]
@@ -37,6 +38,8 @@ class GpuOp:
     sizes: tuple[str, ...]
     peers: tuple[str, ...]
     peer_makers: dict[str, Make] = field(default_factory=dict)
+    assumptions: ClassVar[dict[str, Any]] = {}
+    """Of `Op`; nothing is modelled here."""
 
     def run(
         self,
@@ -48,18 +51,20 @@ class GpuOp:
         runtime = runtime or cuda(self.name)
         options = replace(options, engine=options.engine or next(iter(self.makers)))
         sizes = options.sizes or tuple(Size.parse(text) for text in self.sizes)
+        peers = self.peers if options.peers is None else options.peers
+        makers = {name: self._maker(name, options) for name in ("ours", *peers)}
         results: list[Result] = []
-        skipped: dict[str, str] = {}
+        skipped: Skipped = {}
         for size in sizes:
             timed = make_workload(size, options)
-            contestants = [self._make("", timed, options, runtime.device)]
-            for peer in self.peers if options.peers is None else options.peers:
-                try:
-                    contestants.append(self._make(peer, timed, options, runtime.device))
-                except UnavailableError as error:
-                    skipped[peer] = str(error)
+            contestants = []
+            for name, make in makers.items():
+                if name not in skipped:  # who failed at one size is not asked again
+                    with left_out_if_it_fails(name, skipped):
+                        contestants.append(make(timed, runtime.device))
+                        contestants[-1].name = name
             checked = drafting(make_workload(size, replace(options, data_kind="random")))
-            results.append(compare(contestants, checked, timed, runtime, options))
+            results.append(compare(contestants, checked, timed, runtime, options, skipped))
             report(results[-1])
             del contestants
             gc.collect()
@@ -67,21 +72,20 @@ class GpuOp:
                 torch.cuda.empty_cache()
         return results, skipped
 
-    def _make(self, peer: str, workload: Workload, options: Options, device: str) -> GpuContestant:
-        if peer.startswith("ours:") or not peer:
-            changed = options.changed(peer.removeprefix("ours:")) if peer else options
+    def _maker(self, name: str, options: Options) -> Callable[[Workload, str], GpuContestant]:
+        if name.partition(":")[0] == "ours":
+            changed = options if name == "ours" else options.changed(name.removeprefix("ours:"))
             if changed.engine not in self.makers:
                 raise BenchError(f"{self.name}: engine: one of {', '.join(self.makers)}")
-            contestant = self.makers[changed.engine](workload, changed, device)
-        elif peer in self.peer_makers:
+            make = self.makers[changed.engine]
+        elif name in self.peer_makers:
             # A peer that knows one policy takes part with that one.
-            match = "latest" if peer == "vllm-v2" else options.match
-            contestant = self.peer_makers[peer](workload, replace(options, match=match), device)
+            match = "latest" if name == "vllm-v2" else options.match
+            changed, make = replace(options, match=match), self.peer_makers[name]
         else:
             known = ", ".join([*self.peer_makers, "ours:key=value"])
-            raise BenchError(f"{self.name}: peer {peer!r}: expected one of {known}")
-        contestant.name = peer or "ours"
-        return contestant
+            raise BenchError(f"{self.name}: peer {name!r}: expected one of {known}")
+        return lambda workload, device: make(workload, changed, device)
 
 
 def drafting(workload: Workload) -> Workload:

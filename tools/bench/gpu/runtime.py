@@ -9,13 +9,17 @@ from typing import Any, Protocol
 
 import torch
 
+from tools.bench.options import BenchError
+
 Work = Callable[[], Any]
 Microseconds = Callable[[], float]
 
 _COPY_BYTES = 2 << 30
-_AHEAD_CYCLES = 40_000
-"""About 20 us of waiting on the device, in which the host gets ahead of it with the next launch: a
-host that is late must not count."""
+_AHEAD_CYCLES = 1 << 18
+"""Some 130 us of waiting on the device, in which the host gets ahead of it with the launch of a
+graph: a host that is late must not count. Where it is, the wait is doubled, up to a tenth of a
+second."""
+_MOST_AHEAD_CYCLES = 1 << 28
 
 
 class Runtime(Protocol):
@@ -45,6 +49,7 @@ class Cuda:
     """The current CUDA device."""
 
     device = "cuda"
+    _ahead_cycles = _AHEAD_CYCLES
 
     def __init__(self) -> None:
         self._properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -57,8 +62,7 @@ class Cuda:
         spoiling = self._graph([self._spoil] * len(works)) if cold else None
 
         def once() -> float:
-            restore()
-            us = self._time(timed)
+            us = self._time(timed, restore)
             return us if spoiling is None else us - self._time(spoiling)
 
         return once
@@ -101,19 +105,31 @@ class Cuda:
                 work()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # A capture that is refused leaves torch on the stream of the capture: the block does not.
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
             for work in works:
                 work()
         return graph
 
-    def _time(self, graph: torch.cuda.CUDAGraph) -> float:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(_AHEAD_CYCLES)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) * 1e3
+    def _time(self, graph: torch.cuda.CUDAGraph, restore: Work = lambda: None) -> float:
+        """Microseconds of one replay.
+
+        Raises:
+            BenchError: the host never gets ahead of the device.
+        """
+        while self._ahead_cycles <= _MOST_AHEAD_CYCLES:
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            restore()
+            torch.cuda._sleep(self._ahead_cycles)
+            start.record()
+            graph.replay()
+            end.record()
+            late = start.query()
+            end.synchronize()
+            if not late:
+                return float(start.elapsed_time(end)) * 1e3
+            self._ahead_cycles *= 2
+        raise BenchError("the host is slower than the device waits for it: is a debugger at work?")
 
     def _spoil(self) -> None:
         """Overwrites twice as much as the L2 holds."""

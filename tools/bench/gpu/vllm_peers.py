@@ -10,13 +10,27 @@ import torch
 from tools.bench.data import Workload
 from tools.bench.gpu.contestant import Drafts, GpuContestant, by_count
 from tools.bench.gpu.ours import Correction
-from tools.bench.gpu.vllm_files import has_triton, load
+from tools.bench.gpu.vllm_files import Files, has_triton, load
 from tools.bench.ops.spec_state import BLOCK_SIZE, PAD_ID
 from tools.bench.options import Options, UnavailableError
 from tools.bench.vllm_peer import proposer_config
 
 _VOCAB = 1 << 30
 """Above every id of any workload: all sampled tokens count."""
+
+
+_proposers: dict[tuple[Any, ...], Any] = {}
+
+
+def _proposer(files: Files, workload: Workload, options: Options, device: str) -> Any:
+    """V1's, the same for both contestants: it compiles for up to a minute and keeps no state."""
+    lookup = (options.min_n, options.max_n, options.k)
+    key = (files, *lookup, workload.capacity, workload.size.batch, device)
+    if key not in _proposers:
+        _proposers.clear()
+        config = proposer_config(workload, options)
+        _proposers[key] = files.proposer(config, torch.device(device))
+    return _proposers[key]
 
 
 class V1(GpuContestant):
@@ -28,8 +42,7 @@ class V1(GpuContestant):
             raise UnavailableError("vLLM's V1 proposer knows the earliest match only")
         super().__init__(workload, options, device)
         files = load(options.vllm_path)
-        config = proposer_config(workload, options)
-        self._proposer = files.proposer(config, torch.device(device))
+        self._proposer = _proposer(files, workload, options, device)
         self._proposer.device = self.token_ids.device
         self._batch = SimpleNamespace(num_reqs=self.batch, vocab_size=_VOCAB)
         self._none = torch.zeros(self.batch, dtype=torch.bool, device=device)
