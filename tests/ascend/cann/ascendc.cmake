@@ -13,6 +13,7 @@ if(NOT chip MATCHES "^ascend(910b[1-4]|910_93[0-9]+|950[a-z]+_[0-9a-z]+|310p[0-9
   message(FATAL_ERROR "SOC_VERSION ${SOC_VERSION} is not supported")
 endif()
 set(STAND_IN "${CMAKE_CURRENT_LIST_DIR}")
+set(CMAKE_SKIP_RPATH TRUE)  # where it is included, as the real one does
 
 function(ascendc_library target type)
   if(NOT type STREQUAL SHARED)
