@@ -1,5 +1,5 @@
 """How the build finds CANN, and what it says where something is missing. That the rest of the build
-works is seen in `make launch`, with stand-ins that make CANN's demands."""
+works is seen in `make launch`, with stand-ins that make the demands of CANN that are known."""
 
 from __future__ import annotations
 
@@ -141,6 +141,29 @@ def test_chips_without_kernels_are_refused(
     else:
         assert said.startswith("FAILS ")
         assert f"SOC_VERSION={chip}: there are kernels for the 910B" in said
+
+
+NEEDED = {"ASCEND_CANN_PACKAGE_PATH", "RUN_MODE", "SOC_VERSION", "ASCEND_KERNEL_LAUNCH_ONLY"}
+
+
+@pytest.mark.parametrize("left_out", [None, *sorted(NEEDED)])
+def test_what_the_stand_in_demands(tmp_path: Path, left_out: str | None) -> None:
+    (tmp_path / "lib64").mkdir()
+    given = dict.fromkeys(NEEDED, "ON") | {
+        "ASCEND_CANN_PACKAGE_PATH": str(tmp_path),
+        "SOC_VERSION": "Ascend910B3",
+    }
+    given.pop(left_out or "", None)
+    definitions = [f"-D{name}={value}" for name, value in given.items()]
+    done = subprocess.run(
+        ["cmake", *definitions, "-P", ROOT / "tests/ascend/cann/ascendc.cmake"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode == 0) is (left_out is None)
+    if left_out is not None:
+        assert f"{left_out} is not set" in done.stderr
 
 
 def test_what_is_built_is_installed_in_the_package() -> None:
