@@ -30,7 +30,8 @@ struct State {
   std::string fault;
   Cost total;  // `cycles`: of the launches' slowest blocks, one launch after another
   uint64_t launches = 0;
-  int64_t max_blocks = 0;         // of a launch
+  int64_t max_blocks = 0;  // of a launch
+  std::atomic<bool> races_allowed{false};
   std::atomic<int64_t> cores{0};  // 0: machines of several sizes in turn
   std::atomic<uint64_t> seed{1};
   CostModel model;
@@ -87,6 +88,7 @@ int32_t carry_out(const Params& params) {
     options.seed = s.seed + static_cast<uint64_t>(i);
     options.ub_bytes = static_cast<uint32_t>(machine.ub_bytes);
     options.model = s.model;
+    options.races_allowed = s.races_allowed;
     const KernelFunction kernel = kKernels[static_cast<size_t>(launch.kernel)];
     const Outcome outcome = run(regions.list, static_cast<int32_t>(launch.blocks), [&] { kernel(plan.args); }, options);
     const std::lock_guard<std::mutex> lock(s.mutex);
@@ -112,6 +114,12 @@ NGRAM_NPU_ASCENDC_OPS(NGRAM_TWIN_ENTRY_POINT)
 
 // How many vector cores the machine has from now on; 0: machines of several sizes take turns.
 NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_set_cores(int64_t cores) { ngram_npu::twin::state().cores = cores; }
+
+// Whether launches may break the rules on who writes what, as those on class-B input do. They have to stay inside their
+// tensors all the same.
+NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_allow_races(int32_t allowed) {
+  ngram_npu::twin::state().races_allowed = allowed != 0;
+}
 
 // What the last check that failed said; empty where none did. Until the next call.
 NGRAM_NPU_EXPORT const char* ngram_npu_ascendc_twin_fault() {
