@@ -265,6 +265,7 @@ class Drafter {
     Occurrence found{-1, 0};
     for (int64_t at = j * slot_ints_; at < (j + 1) * slot_ints_; at += kSlotInts) {
       const Occurrence candidate{slots_.get(at + 1), slots_.get(at)};
+      if (candidate.end + 1 >= row.length) continue;  // found in a row that another request has changed meanwhile
       if (candidate.len >= options_.min_n && better(candidate, found, options_.match)) found = candidate;
     }
     const int64_t count = num_drafts(found, row.length, options_);
