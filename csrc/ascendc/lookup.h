@@ -48,6 +48,7 @@ class Tiles {
 
   __aicore__ inline Tile next() {
     if (end_ >= item_end_ && !enter_next_item()) return {row_, -1, 0, 0, true};
+    if (end_ == item_end_) return {row_, item_, end_, 0, true};
     const int64_t base = larger<int64_t>(end_ - kHalo, 0);
     end_ = smaller(end_ + tile_ends_, item_end_);
     return {row_, item_, base, end_ - base, end_ >= item_end_};
