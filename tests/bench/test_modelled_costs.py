@@ -5,10 +5,13 @@ Not named before test_bench_cli.py: that watches this process's memory, of which
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tools.bench.cli import main
 from tools.bench.data import Workload, make_workload
 from tools.bench.ops.ascendc_model import (
     CORES,
@@ -134,6 +137,12 @@ def test_every_operator_has_a_modelled_cost() -> None:
             result = modelled(twin, call)
             assert result["counts"]["copies"] > 0, op
             assert result["model_us"] > result["work_us"] > 0, op
+
+
+def test_the_file_tells_no_settings_that_nothing_asked_for(tmp_path: Path) -> None:
+    assert main(["ascendc-model", "--sizes", "1x1k", "--json", str(tmp_path / "model.json")]) == 0
+    found = json.loads((tmp_path / "model.json").read_text())
+    assert found["settings"] == {"config": [2, 4], "k": 4, "match": "earliest"}
 
 
 def test_every_assumption_has_a_source() -> None:

@@ -116,6 +116,9 @@ class AscendcModel(Op):
     name = "ascendc-model"
     help = "modelled times of the AscendC kernels on a 910B; nothing is timed"
     sizes = ("1x8k", "1x128k", "16x128k", "128x8k", "128x32k")
+    unused_settings = frozenset(
+        {"frontend", "threads", "cache", "idle_ms", "rounds", "data_kind", "device"}
+    )
     assumptions: Mapping[str, Any] = {
         "what": "a model of a 910B fed with the host twin's counts; no NPU was used",
         "cores": CORES,
