@@ -23,6 +23,9 @@ struct BatchTiling {
 constexpr int64_t kInputPiece = 16;
 constexpr int64_t kInputPieces = 32;
 
+// What a core has of an array that it goes through item by item.
+constexpr int64_t kStretch = 1056;
+
 // The lookup. Launch 1 takes each row's ends in `spans` equal pieces, one item each, and finds the best match of an
 // item; its cores read an item in tiles. Launch 2 deals out the requests.
 struct LookupTiling {

@@ -139,6 +139,17 @@ def test_every_operator_has_a_modelled_cost() -> None:
             assert result["model_us"] > result["work_us"] > 0, op
 
 
+def test_a_request_costs_what_it_needs_itself() -> None:
+    """No core reads all requests by scalars from global memory, and none waits twice for each."""
+    twin = Twin()
+    batch = 1024
+    with twin.in_place_of_the_cpu():
+        for op, call in bookkeeping(Size(batch, 4096), 4).items():
+            counts = modelled(twin, call)["counts"]
+            assert counts["scalar_gm"] <= 16 * batch, op
+            assert counts["syncs"] <= 2.5 * batch, op
+
+
 def test_the_file_tells_no_settings_that_nothing_asked_for(tmp_path: Path) -> None:
     assert main(["ascendc-model", "--sizes", "1x1k", "--json", str(tmp_path / "model.json")]) == 0
     found = json.loads((tmp_path / "model.json").read_text())
