@@ -175,6 +175,16 @@ def test_parity_that_fails_says_which_and_how(
     assert "got 1, expected 2" in found["parity"]["output"]
 
 
+def test_an_error_is_told_with_its_cause(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("does not load") from OSError("libascend.so is missing")
+
+    monkeypatch.setitem(check._RUN, "build", fails)
+    _, found = run("--device", "cpu")
+    expected = "RuntimeError: does not load (from OSError: libascend.so is missing)"
+    assert found["build"]["error"] == expected
+
+
 def test_what_was_found_is_written_when_interrupted(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -69,8 +69,10 @@ def _run_steps(steps: Sequence[str], arguments: argparse.Namespace, found: dict[
     return True
 
 
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+def _text(error: BaseException) -> str:
+    """With its causes: torch says of torch_npu only that it does not load."""
+    text = f"{type(error).__name__}: {error}"
+    return text if error.__cause__ is None else f"{text} (from {_text(error.__cause__)})"
 
 
 def _run(command: Sequence[str], **environment: str) -> subprocess.CompletedProcess[str]:
