@@ -75,6 +75,13 @@ def test_by_the_environment(tmp_path: Path, torch_npu: Path) -> None:
     assert "built for Ascend910B3" in said
 
 
+def test_by_the_environment_where_a_build_before_had_none(tmp_path: Path, torch_npu: Path) -> None:
+    make_cann(tmp_path / "cann", FOLDERS[0])
+    variables = {"ASCEND_HOME_PATH": str(tmp_path / "cann"), "SOC_VERSION": "Ascend910B3"}
+    cached = {"ASCEND_HOME_PATH": "", "SOC_VERSION": "", "NGRAM_NPU_TORCH_NPU": torch_npu}
+    assert "built for Ascend910B3" in find("AUTO", environment=variables, **cached)
+
+
 def test_the_newest_layout_goes_first(tmp_path: Path, torch_npu: Path) -> None:
     first, *_ = [make_cann(tmp_path / "cann", folder) for folder in FOLDERS]
     said = find(
