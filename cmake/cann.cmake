@@ -1,6 +1,11 @@
 # Finds CANN and torch_npu for the NPU backend. NGRAM_NPU_ASCENDC says whether it is wanted; in the end it is ON or OFF.
 set(ASCEND_HOME_PATH "$ENV{ASCEND_HOME_PATH}" CACHE PATH "CANN's folder; its set_env.sh exports it")
 set(SOC_VERSION "$ENV{SOC_VERSION}" CACHE STRING "The chip the kernels are compiled for, e.g. Ascend910B3: npu-smi info shows it")
+foreach(variable ASCEND_HOME_PATH SOC_VERSION)  # a build folder remembers that they were missing once
+  if(NOT ${variable})
+    set(${variable} "$ENV{${variable}}")
+  endif()
+endforeach()
 set(NGRAM_NPU_TORCH_NPU "" CACHE PATH "The package folder of torch_npu; empty: the one of Python_EXECUTABLE")
 
 # Where CANN's releases have kept the file.

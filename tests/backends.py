@@ -30,8 +30,12 @@ class Backend:
     device: str = "cpu"
 
     @contextmanager
-    def selected(self) -> Iterator[None]:
-        with instruction_set(self.instruction_set), in_place_of_the_cpu(self.twin):
+    def selected(self, *, races_allowed: bool = False) -> Iterator[None]:
+        """`races_allowed`: for a call that breaks the contract's rules (class B)."""
+        with (
+            instruction_set(self.instruction_set),
+            in_place_of_the_cpu(self.twin, races_allowed=races_allowed),
+        ):
             yield
 
     @contextmanager
@@ -62,10 +66,11 @@ def instruction_set(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def in_place_of_the_cpu(twin: Twin | None) -> Iterator[None]:
+def in_place_of_the_cpu(twin: Twin | None, *, races_allowed: bool = False) -> Iterator[None]:
     if twin is None:
         yield
         return
+    twin.allow_races(races_allowed)
     try:
         loaded = _library.load_backend(twin.prefix, "cpu", twin.path)
         assert loaded.kernels > 0, loaded.reason
@@ -73,6 +78,7 @@ def in_place_of_the_cpu(twin: Twin | None) -> Iterator[None]:
     except RuntimeError as error:
         raise RuntimeError(f"{error}: {twin.fault()}") from error
     finally:
+        twin.allow_races(False)
         _library.load_backend("cpu", "cpu", _library.cpu_library_path())
 
 

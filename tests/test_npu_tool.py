@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ def test_dry_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
         raise AssertionError("a dry run runs nothing")
 
     monkeypatch.setattr(subprocess, "run", forbidden)
+    monkeypatch.setattr(subprocess, "Popen", forbidden)
     assert check.main(["--dry-run", "--soc-version", "Ascend910B3"]) == 0
     said = capsys.readouterr().out
     assert [line for line in said.splitlines() if line.startswith("==")] == [
@@ -66,7 +68,8 @@ def test_what_is_written_without_a_peer(run: Run) -> None:
     code, found = run(*BENCH)
     assert code == 0
     assert found["command"] == "python -m tools.npu " + " ".join(BENCH)
-    assert found["machine"]["versions"]["torch"] == torch.__version__
+    assert found["machine"]["versions"]["torch"] == importlib.metadata.version("torch")
+    assert "unknown" not in found["machine"]
     assert "build" not in found
     assert list(found["bench"]["skipped"]) == [bench.PEER]
     (result,) = found["bench"]["results"]
@@ -114,23 +117,86 @@ def test_a_peer_that_drafts_otherwise(run: Run, monkeypatch: pytest.MonkeyPatch)
 def test_parity_counts(
     run: Run, monkeypatch: pytest.MonkeyPatch, said: str, code: int, ok: bool
 ) -> None:
-    done = SimpleNamespace(returncode=code, stdout=said)
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
+    done = subprocess.CompletedProcess([], code, said)
+    monkeypatch.setattr(check, "_run", lambda *_, **__: done)
     exit_code, found = run("--steps", "parity,bench", "--device", "cpu", "--sizes", "1x64")
     assert found["parity"]["ok"] is ok
     assert exit_code == (0 if ok else 1)
     assert ("bench" in found) is ok  # nothing is measured that is not right
 
 
-def test_a_build_that_fails_is_written_down(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(command: list[str], **_: object) -> None:
-        raise subprocess.CalledProcessError(1, command)
-
-    monkeypatch.setattr(subprocess, "run", fails)
-    code, found = run("--device", "cpu", "--soc-version", "Ascend910B3")
+def test_a_build_that_fails_is_written_down(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Here no package can be imported and no device is there, as where nothing was ever built."""
+    fails = "import sys; print('x' * 99_999); print('no compiler', file=sys.stderr); sys.exit(3)"
+    install = [sys.executable, "-c", fails, "SOC_VERSION=Ascend910B3"]
+    monkeypatch.setattr(check, "_build_commands", lambda _: [install, []])
+    monkeypatch.setitem(sys.modules, "ngram_npu.replay", None)
+    monkeypatch.setitem(sys.modules, "torch_npu", None)
+    code, found = run("--device", "npu")
     assert code == 1
-    assert "CalledProcessError" in found["build"]["error"]
+    assert found["build"]["error"] == "pip ended with 3"
+    assert found["build"]["output"].endswith("no compiler\n")
+    assert len(found["build"]["output"]) == check.KEPT
+    assert "no compiler" in capfd.readouterr().out
     assert "parity" not in found
+    assert "ModuleNotFoundError" in found["machine"]["unknown"]["npu"]
+    assert "ModuleNotFoundError" in found["machine"]["unknown"]["processor"]
+    assert found["machine"]["versions"]["numpy"]
+
+
+def test_a_package_that_does_not_start_is_written_down(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install = [sys.executable, "-c", "", "SOC_VERSION=Ascend910B3"]
+    doctor = [sys.executable, "-c", "raise ImportError('undefined symbol')"]
+    monkeypatch.setattr(check, "_build_commands", lambda _: [install, doctor])
+    code, found = run("--steps", "build", "--device", "cpu")
+    assert code == 1
+    assert "ImportError: undefined symbol" in found["build"]["output"]
+
+
+def test_parity_that_fails_says_which_and_how(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "test_one.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.parametrize('op', ['right', 'wrong'])\n"
+        "def test_samples(op): assert op == 'right', 'got 1, expected 2'\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    monkeypatch.setattr(check, "_parity_commands", lambda _: [command])
+    code, found = run("--steps", "parity", "--device", "cpu")
+    assert code == 1
+    assert (found["parity"]["passed"], found["parity"]["failed"]) == (1, 1)
+    (failing,) = found["parity"]["failing"]
+    assert failing.endswith("test_one.py::test_samples[wrong]")
+    assert "got 1, expected 2" in found["parity"]["output"]
+
+
+def test_an_error_is_told_with_its_cause(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("does not load") from OSError("libascend.so is missing")
+
+    monkeypatch.setitem(check._RUN, "build", fails)
+    _, found = run("--device", "cpu")
+    expected = "RuntimeError: does not load (from OSError: libascend.so is missing)"
+    assert found["build"]["error"] == expected
+
+
+def test_what_was_found_is_written_when_interrupted(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(check._RUN, "build", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run("--device", "cpu")
+    found = json.loads((tmp_path / "npu.json").read_text())
+    assert found["build"] == {"ok": False, "error": "interrupted"}
+    assert "versions" in found["machine"]
 
 
 @pytest.mark.parametrize(("kernels", "reason"), [(9, ""), (0, "torch_npu is not installed")])
@@ -138,7 +204,8 @@ def test_a_build_is_good_where_its_kernels_load(
     run: Run, monkeypatch: pytest.MonkeyPatch, kernels: int, reason: str
 ) -> None:
     backends = {"npu": {"name": "npu", "kernels": kernels, "reason": reason}}
-    done = SimpleNamespace(stdout="a warning\n" + json.dumps(backends))
+    done = subprocess.CompletedProcess([], 0, "a warning\n" + json.dumps(backends))
+    monkeypatch.setattr(check, "_run", lambda *_, **__: done)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
     code, found = run("--steps", "build", "--device", "cpu", "--soc-version", "Ascend910B3")
     assert code == (0 if kernels else 1)

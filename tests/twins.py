@@ -35,6 +35,12 @@ class Twin:
     def serves(self, op: str) -> bool:
         return hasattr(_library(self.path), f"ngram_npu_{self.prefix}_{op}")
 
+    def allow_races(self, allowed: bool) -> None:
+        """Whether calls may break the rules on who writes what, where the model watches that."""
+        allow = getattr(_library(self.path), f"ngram_npu_{self.prefix}_twin_allow_races", None)
+        if allow is not None:
+            allow(allowed)
+
     def fault(self) -> str:
         """What the model's last check that failed said; empty where none did or it does not say."""
         said = getattr(_library(self.path), f"ngram_npu_{self.prefix}_twin_fault", None)

@@ -13,12 +13,17 @@ __aicore__ inline void map_tokens(const ComputeSlotMappingParams& p, const Share
   AscendC::TPipe pipe;
   Window<int64_t> positions(pipe, share.per_pass);
   Window<Slot> slots(pipe, share.per_pass);
+  Sequence query_start_loc(pipe, p.query_start_loc, p.batch + 1);
   for (int64_t first = first_item(share); first < p.num_slots; first += items_between(share)) {
     order<AscendC::HardEvent::S_MTE2>();
     positions.load(given, p.num_positions, first, share.per_pass);
     slots.load(mapping, p.num_slots, first, share.per_pass);
+    if (!query_start_loc.has(0)) query_start_loc.load(0);
     order<AscendC::HardEvent::MTE2_S>();
-    for (int64_t i = 0; i < p.batch; ++i) map_request(p, i, positions, slots);
+    for (int64_t i = 0; i < p.batch; ++i) {
+      query_start_loc.reach(i);
+      map_request(p, i, query_start_loc, positions, slots);
+    }
     pad_rest(p, slots);
     order<AscendC::HardEvent::S_MTE3>();
     slots.store(mapping);

@@ -6,7 +6,7 @@
 namespace ngram_npu::ascendc {
 
 inline LaunchPlan plan(const ComputeSlotMappingParams& p, const Machine& machine) {
-  if (!can_run(machine, kMaxPerPass * 2 * int64_t{sizeof(int64_t)})) return {};
+  if (!can_run(machine, kMaxPerPass * 2 * int64_t{sizeof(int64_t)} + kStretchBytes)) return {};
   const Shares tokens = deal_out(p.num_slots, machine, kMaxPerPass);
   LaunchPlan plan = plan_with(p, tokens);
   plan.add(Kernel::ngram_npu_compute_slot_mapping, tokens.cores);

@@ -37,20 +37,23 @@ __aicore__ inline void write_tokens(AscendC::TPipe& pipe, const CorrectSpecState
   const auto mapping = (Gm<Slot>)p.slots.slot_mapping;
   Window<int64_t> positions(pipe, share.per_pass);
   Window<Slot> slots(pipe, share.per_pass);
+  Sequence query_start_loc(pipe, p.slots.query_start_loc, p.slots.batch + 1);
   const int64_t tokens = larger(p.slots.num_positions, p.slots.num_slots);
   for (int64_t first = first_item(share); first < tokens; first += items_between(share)) {
     order<AscendC::HardEvent::S_MTE2>();
     positions.load(p.positions, p.slots.num_positions, first, share.per_pass);
     slots.load(mapping, p.slots.num_slots, first, share.per_pass);
+    if (!query_start_loc.has(0)) query_start_loc.load(0);
     order<AscendC::HardEvent::MTE2_S>();
     for (int64_t i = 0; i < p.counts.batch; ++i) {
-      const TokenRange own = positions.within(tokens_of(p.slots.query_start_loc, i, p.slots.num_positions));
+      query_start_loc.reach(i);
+      const TokenRange own = positions.within(tokens_of(query_start_loc, i, p.slots.num_positions));
       if (own.begin < own.end) {
         const int32_t num_computed = corrected(p.counts, i).num_computed;
-        const int32_t begin = p.slots.query_start_loc[i];
+        const int32_t begin = query_start_loc[i];
         for (int64_t n = own.begin; n < own.end; ++n) positions.set(n, position_of(n, begin, num_computed));
       }
-      map_request(p.slots, i, positions, slots);
+      map_request(p.slots, i, query_start_loc, positions, slots);
     }
     pad_rest(p.slots, slots);
     order<AscendC::HardEvent::S_MTE3>();

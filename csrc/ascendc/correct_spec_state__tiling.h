@@ -11,7 +11,8 @@ namespace ngram_npu::ascendc {
 static_assert(std::is_standard_layout_v<CorrectSpecStateParams> && offsetof(CorrectSpecStateParams, counts) == 0);
 
 inline LaunchPlan plan(const CorrectSpecStateParams& p, const Machine& machine) {
-  if (!can_run(machine, kMaxPerPass * int64_t{3 * sizeof(int32_t) + 1 + 2 * sizeof(int64_t)})) return {};
+  if (!can_run(machine, kMaxPerPass * int64_t{3 * sizeof(int32_t) + 1 + 2 * sizeof(int64_t)} + kStretchBytes))
+    return {};
   const BatchTiling tiling{deal_out(p.num_seq_lens, machine, kMaxPerPass),
                            deal_out(larger(p.slots.num_positions, p.slots.num_slots), machine, kMaxPerPass)};
   LaunchPlan plan = plan_with(p, tiling);

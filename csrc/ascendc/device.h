@@ -80,4 +80,35 @@ class Local {
   AscendC::LocalTensor<T> tensor_;
 };
 
+// An array that scalars go through from front to back, a stretch of it at a time in the unified buffer: every core goes
+// through all requests, and scalar loads from global memory would wait for each line of the cache.
+class Sequence {
+ public:
+  __aicore__ inline Sequence(AscendC::TPipe& pipe, Gm<const int32_t> array, int64_t size)
+      : array_(array), size_(size), stretch_(pipe, kStretch) {}
+
+  // Whether items i and i + 1, where there are such, can be read.
+  __aicore__ inline bool has(int64_t i) const {
+    return first_ <= i && (i + 1 < first_ + kStretch || first_ + kStretch >= size_);
+  }
+  // Those from `first` on; the caller orders the copy.
+  __aicore__ inline void load(int64_t first) {
+    first_ = first;
+    stretch_.load(0, array_ + first, smaller(kStretch, size_ - first));
+  }
+  __aicore__ inline void reach(int64_t i) {
+    if (has(i)) return;
+    order<AscendC::HardEvent::S_MTE2>();
+    load(i);
+    order<AscendC::HardEvent::MTE2_S>();
+  }
+  __aicore__ inline int32_t operator[](int64_t i) const { return stretch_.get(i - first_); }
+
+ private:
+  const Gm<const int32_t> array_;
+  const int64_t size_;
+  Local<int32_t> stretch_;
+  int64_t first_ = INT64_MAX;
+};
+
 }  // namespace ngram_npu::ascendc

@@ -77,6 +77,8 @@ inline Shares deal_out(int64_t items, const Machine& machine, int64_t max_per_pa
 // Items a core of a bookkeeping kernel stages at a time, at most: what any unified buffer has room for.
 constexpr int64_t kMaxPerPass = 1024;
 
+constexpr int64_t kStretchBytes = kStretch * int64_t{sizeof(int32_t)};
+
 // One launch, one item a request, `bytes` of the unified buffer an item.
 template <class Params>
 LaunchPlan plan_requests(const Params& p, const Machine& machine, int64_t bytes, Kernel kernel) {

@@ -48,6 +48,7 @@ class Tiles {
 
   __aicore__ inline Tile next() {
     if (end_ >= item_end_ && !enter_next_item()) return {row_, -1, 0, 0, true};
+    if (end_ == item_end_) return {row_, item_, end_, 0, true};
     const int64_t base = larger<int64_t>(end_ - kHalo, 0);
     end_ = smaller(end_ + tile_ends_, item_end_);
     return {row_, item_, base, end_ - base, end_ >= item_end_};
@@ -265,6 +266,7 @@ class Drafter {
     Occurrence found{-1, 0};
     for (int64_t at = j * slot_ints_; at < (j + 1) * slot_ints_; at += kSlotInts) {
       const Occurrence candidate{slots_.get(at + 1), slots_.get(at)};
+      if (candidate.end + 1 >= row.length) continue;  // found in a row that another request has changed meanwhile
       if (candidate.len >= options_.min_n && better(candidate, found, options_.match)) found = candidate;
     }
     const int64_t count = num_drafts(found, row.length, options_);

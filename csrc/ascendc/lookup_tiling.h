@@ -33,9 +33,11 @@ inline LookupTiling lookup_tiling(int64_t batch, int64_t capacity, int64_t k, co
   const int64_t most = smaller(machine.vector_cores, larger<int64_t>((capacity + kMinSpan - 1) / kMinSpan, 1));
   t.spans = smaller((kItemsPerCore * machine.vector_cores + batch - 1) / larger<int64_t>(batch, 1), most);
   t.cores = smaller(machine.vector_cores, batch * t.spans);
-  t.requests = deal_out(batch, machine, kMaxRequests);
-  if (!can_run(machine, draft_ub_bytes(t.requests.per_pass, t.spans, k))) return {};
-  return t;
+  for (int64_t most_requests = kMaxRequests; most_requests > 0; most_requests /= 2) {
+    t.requests = deal_out(batch, machine, most_requests);
+    if (can_run(machine, draft_ub_bytes(t.requests.per_pass, t.spans, k))) return t;
+  }
+  return {};
 }
 
 template <class Params>

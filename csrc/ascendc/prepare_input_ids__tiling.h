@@ -6,8 +6,8 @@
 namespace ngram_npu::ascendc {
 
 inline LaunchPlan plan(const PrepareInputIdsParams& p, const Machine& machine) {
-  if (!can_run(machine, kInputPiece * int64_t{sizeof(int32_t)})) return {};
-  const Shares requests = deal_out(p.batch, machine, 1);  // each writes to a place of its own
+  if (!can_run(machine, kInputPieces * kInputPiece * int64_t{sizeof(int32_t)})) return {};
+  const Shares requests = deal_out(p.batch, machine, kMaxPerPass);
   LaunchPlan plan = plan_with(p, requests);
   plan.add(Kernel::ngram_npu_prepare_input_ids, requests.cores);
   return plan;

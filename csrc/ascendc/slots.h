@@ -38,9 +38,9 @@ class Window {
 
 // The slots of one request's tokens at the positions in `positions`, as far as both windows have them.
 template <class Slot>
-__aicore__ inline void map_request(const ComputeSlotMappingParams& p, int64_t i, const Window<int64_t>& positions,
-                                   Window<Slot>& slots) {
-  const TokenRange own = slots.within(tokens_of(p.query_start_loc, i, p.num_slots));
+__aicore__ inline void map_request(const ComputeSlotMappingParams& p, int64_t i, const Sequence& query_start_loc,
+                                   const Window<int64_t>& positions, Window<Slot>& slots) {
+  const TokenRange own = slots.within(tokens_of(query_start_loc, i, p.num_slots));
   if (own.begin >= own.end) return;
   const BlockList list = blocks_of(p.block_table, p.row_indices[i]);
   const int64_t positioned = smaller(own.end, p.num_positions);

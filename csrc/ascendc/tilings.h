@@ -19,8 +19,12 @@ struct BatchTiling {
   Shares tokens;
 };
 
-// Input ids that prepare_input_ids_ writes at a time.
-constexpr int64_t kInputPiece = 512;
+// prepare_input_ids_ writes pieces of so many input ids, and waits once for so many pieces.
+constexpr int64_t kInputPiece = 16;
+constexpr int64_t kInputPieces = 32;
+
+// What a core has of an array that it goes through item by item.
+constexpr int64_t kStretch = 1056;
 
 // The lookup. Launch 1 takes each row's ends in `spans` equal pieces, one item each, and finds the best match of an
 // item; its cores read an item in tiles. Launch 2 deals out the requests.

@@ -21,7 +21,9 @@ struct KeptTokens {
   int32_t rejected;
 };
 
-NGRAM_FN KeptTokens kept_tokens(const PrepareInputsParams& p, int64_t i) {
+// Of the parameters, or of what a kernel has of their arrays under the same names.
+template <class Batch>
+NGRAM_FN KeptTokens kept_tokens(const Batch& p, int64_t i) {
   const int32_t length = larger(scheduled(p.query_start_loc, i), 0);
   const int32_t rejected = smaller(larger(p.num_rejected[i], 0), length);
   return {length - rejected, rejected};

@@ -1,5 +1,5 @@
 """How the build finds CANN, and what it says where something is missing. That the rest of the build
-works is seen in `make launch`, with stand-ins that make CANN's demands."""
+works is seen in `make launch`, with stand-ins that make the demands of CANN that are known."""
 
 from __future__ import annotations
 
@@ -75,6 +75,13 @@ def test_by_the_environment(tmp_path: Path, torch_npu: Path) -> None:
     assert "built for Ascend910B3" in said
 
 
+def test_by_the_environment_where_a_build_before_had_none(tmp_path: Path, torch_npu: Path) -> None:
+    make_cann(tmp_path / "cann", FOLDERS[0])
+    variables = {"ASCEND_HOME_PATH": str(tmp_path / "cann"), "SOC_VERSION": "Ascend910B3"}
+    cached = {"ASCEND_HOME_PATH": "", "SOC_VERSION": "", "NGRAM_NPU_TORCH_NPU": torch_npu}
+    assert "built for Ascend910B3" in find("AUTO", environment=variables, **cached)
+
+
 def test_the_newest_layout_goes_first(tmp_path: Path, torch_npu: Path) -> None:
     first, *_ = [make_cann(tmp_path / "cann", folder) for folder in FOLDERS]
     said = find(
@@ -141,6 +148,29 @@ def test_chips_without_kernels_are_refused(
     else:
         assert said.startswith("FAILS ")
         assert f"SOC_VERSION={chip}: there are kernels for the 910B" in said
+
+
+NEEDED = {"ASCEND_CANN_PACKAGE_PATH", "RUN_MODE", "SOC_VERSION", "ASCEND_KERNEL_LAUNCH_ONLY"}
+
+
+@pytest.mark.parametrize("left_out", [None, *sorted(NEEDED)])
+def test_what_the_stand_in_demands(tmp_path: Path, left_out: str | None) -> None:
+    (tmp_path / "lib64").mkdir()
+    given = dict.fromkeys(NEEDED, "ON") | {
+        "ASCEND_CANN_PACKAGE_PATH": str(tmp_path),
+        "SOC_VERSION": "Ascend910B3",
+    }
+    given.pop(left_out or "", None)
+    definitions = [f"-D{name}={value}" for name, value in given.items()]
+    done = subprocess.run(
+        ["cmake", *definitions, "-P", ROOT / "tests/ascend/cann/ascendc.cmake"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode == 0) is (left_out is None)
+    if left_out is not None:
+        assert f"{left_out} is not set" in done.stderr
 
 
 def test_what_is_built_is_installed_in_the_package() -> None:

@@ -5,41 +5,55 @@ Not named before test_bench_cli.py: that watches this process's memory, of which
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from copy import deepcopy
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tools.bench.data import make_workload
+from tools.bench.cli import main
+from tools.bench.data import Workload, make_workload
 from tools.bench.ops.ascendc_model import (
     CORES,
     MODEL,
+    SHORT_ROWS,
     AscendcModel,
     Twin,
     bookkeeping,
     lookup_result,
     lookups,
     modelled,
+    short_rows,
 )
 from tools.bench.options import Options, Size
 
 Result = dict[str, Any]
 
+GATED_SIZES = ("1x128k", "128x32k")
+TO_FLOOR = {"nomatch": 2.0, "periodic": 3.2}
+WORK_SPREAD = {"nomatch": 20, "periodic": 15}
+
 
 def problems(result: Result) -> list[str]:
-    """Of a lookup's result: what a design must not cost, whatever the size."""
+    """Of a lookup's result: what a design must not cost.
+
+    The aims are of rows without a match: 128x32k within twice the bandwidth floor, and 1x128k
+    spread so evenly that a core's work is a twentieth. Of the modelled time, in which launches have
+    their latency, nothing of the sort is true: it falls to a third. Periodic rows, which match at
+    every n, have limits of their own, which only keep them from getting worse.
+    """
     found = []
-    if result["read_per_live_byte"] > 1.1:
+    size, kind = result["size"], result["data_kind"]
+    if result["tokens_read_per_live_token"] > 1.1:
         found.append("reads live tokens more than once")
-    if result["scalar_accesses_per_live_token"] > 1 / 16:
+    if size in GATED_SIZES and result["scalar_accesses_per_live_token"] > 1 / 16:
         found.append("scalar accesses grow with the tokens")
-    if result["size"] == "128x32k" and result["model_to_floor"] > 2:
-        found.append("more than twice the bandwidth floor")
-    if result["size"] == "1x128k":
+    if size == "128x32k" and result["model_to_floor"] > TO_FLOOR[kind]:
+        found.append(f"more than {TO_FLOOR[kind]} times the bandwidth floor")
+    if size == "1x128k":
         if result["counts"]["blocks"] < CORES:
             found.append("one request leaves cores idle")
-        if result["work_spread"] < 20:
+        if result["work_spread"] < WORK_SPREAD[kind]:
             found.append("one request's work is not spread evenly")
     return found
 
@@ -49,44 +63,49 @@ def results() -> list[Result]:
     twin = Twin()
     found = []
     with twin.in_place_of_the_cpu():
-        for size in ("1x128k", "128x32k"):
+        for kind in ("nomatch", "periodic"):
+            options = Options(data_kind=kind)
+            for size in GATED_SIZES:
+                found += _results(twin, make_workload(Size.parse(size), options), options)
+        for short in SHORT_ROWS:
             options = Options(data_kind="nomatch")
-            data = make_workload(Size.parse(size), options)
-            for op, call in lookups(data, options).items():
-                found.append(lookup_result(twin, op, call, data))
+            found += _results(twin, short_rows(short, options), options)
     return found
 
 
+def _results(twin: Twin, data: Workload, options: Options) -> list[Result]:
+    calls = lookups(data, options)
+    return [lookup_result(twin, op, call, data, options.k) for op, call in calls.items()]
+
+
 def test_lookups(results: list[Result]) -> None:
-    assert len(results) == 4
+    assert len(results) == 2 * (2 * len(GATED_SIZES) + len(SHORT_ROWS))
     for result in results:
-        assert not problems(result), f"{result['op']} {result['size']}"
-
-
-def _more_scalars(result: Result) -> None:
-    result["scalar_accesses_per_live_token"] += 1
-
-
-def _fewer_blocks(result: Result) -> None:
-    result["counts"]["blocks"] -= 1
+        assert not problems(result), f"{result['op']} {result['size']} {result['data_kind']}"
 
 
 @pytest.mark.parametrize(
-    ("worsen", "says"),
+    ("size", "plan", "says"),
     [
-        (lambda r: r.update(read_per_live_byte=1.2), "more than once"),
-        (_more_scalars, "scalar accesses"),
-        (lambda r: r.update(size="128x32k", model_to_floor=2.1), "twice the bandwidth"),
-        (_fewer_blocks, "cores idle"),
-        (lambda r: r.update(work_spread=19.0), "not spread"),
+        ("1x128k", {"spans": 1}, {"cores idle", "not spread"}),
+        ("1x128k", {"tile_tokens": 256}, {"more than once"}),
+        ("128x32k", {"tile_tokens": 256}, {"more than once", "bandwidth floor"}),
     ],
 )
-def test_a_worse_design_is_caught(
-    results: list[Result], worsen: Callable[[Result], None], says: str
-) -> None:
-    result = deepcopy(results[0])
-    worsen(result)
-    assert any(says in problem for problem in problems(result))
+def test_a_worse_plan_is_caught(size: str, plan: dict[str, int], says: set[str]) -> None:
+    twin = Twin()
+    options = Options(data_kind="nomatch")
+    data = make_workload(Size.parse(size), options)
+    call = lookups(data, options)["ngram_propose"]
+    with twin.in_place_of_the_cpu(), twin.planned_worse(**plan):
+        found = problems(lookup_result(twin, "ngram_propose", call, data, options.k))
+    assert len(found) == len(says)
+    for text in says:
+        assert any(text in problem for problem in found), found
+
+
+def test_scalars_for_each_token_are_caught(results: list[Result]) -> None:
+    assert problems({**results[0], "scalar_accesses_per_live_token": 1.0})
 
 
 def test_times_follow_from_the_figures(results: list[Result]) -> None:
@@ -117,6 +136,23 @@ def test_every_operator_has_a_modelled_cost() -> None:
             result = modelled(twin, call)
             assert result["counts"]["copies"] > 0, op
             assert result["model_us"] > result["work_us"] > 0, op
+
+
+def test_a_request_costs_what_it_needs_itself() -> None:
+    """No core reads all requests by scalars from global memory, and none waits twice for each."""
+    twin = Twin()
+    batch = 1024
+    with twin.in_place_of_the_cpu():
+        for op, call in bookkeeping(Size(batch, 4096), 4).items():
+            counts = modelled(twin, call)["counts"]
+            assert counts["scalar_gm"] <= 16 * batch, op
+            assert counts["syncs"] <= 2.5 * batch, op
+
+
+def test_the_file_tells_no_settings_that_nothing_asked_for(tmp_path: Path) -> None:
+    assert main(["ascendc-model", "--sizes", "1x1k", "--json", str(tmp_path / "model.json")]) == 0
+    found = json.loads((tmp_path / "model.json").read_text())
+    assert found["settings"] == {"config": [2, 4], "k": 4, "match": "earliest"}
 
 
 def test_every_assumption_has_a_source() -> None:

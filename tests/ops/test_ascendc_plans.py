@@ -128,4 +128,13 @@ def test_lookup_tiles_fit_what_is_there(op: str) -> None:
         assert 2 * HALO < tile <= MAX_TILE
     assert smallest is not None
     assert smallest <= 64 * 1024
+    # The second launch takes fewer requests at a time where there is less room, down to one.
+    for cores, batch, k in ((1, 1024, 64), (1, 1, 64), (48, 1, 64), (8, 100, 1)):
+        for ub_bytes in range(smallest, 64 * 1024, 1024):
+            tiling = plan(op, cores, ub_bytes, batch=batch, k=k, capacity=1 << 20)["tiling"]
+            per_request = 8 * tiling["spans"] + k + 4 + 72 + 8
+            per_pass = tiling["requests"]["per_pass"]
+            assert 4 * per_pass * per_request + 8 * 32 <= ub_bytes - RESERVED
+            even = min(-(-batch // cores), 32)
+            assert per_pass == even or 8 * per_pass * per_request > ub_bytes - RESERVED - 8 * 32
     assert plan(op, ub_bytes=UB_910B)["tiling"]["tile_tokens"] == MAX_TILE

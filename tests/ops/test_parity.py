@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 from backends import BACKENDS, DEVICE_BACKENDS, TWIN_BACKENDS, Backend, as_arrays
@@ -92,6 +94,16 @@ def _faults(spec: OpSpec) -> list[str]:
 def test_the_comparison_catches(spec: OpSpec, fault: str) -> None:
     sample = next(spec.samples(np.random.default_rng(3)))
     with pytest.raises(MismatchError):
+        check_parity(spec, _wrong_backend(spec, fault), sample)
+
+
+@pytest.mark.parametrize(
+    ("fault", "caught"), [("value", False), ("outside", True), ("unmarked", True)]
+)
+def test_where_results_are_unspecified_the_tensors_around_are_not(fault: str, caught: bool) -> None:
+    spec = OPSPECS["ngram_step_"]
+    sample = Sample("class B", spec.sample().args, compare=False)
+    with pytest.raises(MismatchError) if caught else nullcontext():
         check_parity(spec, _wrong_backend(spec, fault), sample)
 
 

@@ -128,6 +128,19 @@ def _hostile_samples(rng: np.random.Generator) -> Iterator[Sample]:
     twice = in_buffer([2, 2, 0, 2])
     args = (rows[:4], four, holes, None, twice, True, 10, *tail)
     yield Sample("repeated-rows", args, compare=False)
+    # Requests append to one row, which is longer then than it was when it was searched: with a
+    # max_len that the first of them reaches, and in a row that several blocks share.
+    for capacity, length, batch in ((40, 20, 12), (2300, 2278, 3)):
+        rows = in_buffer(random_rows(rng, 3, capacity, 2), before=1, gap=2)
+        at = in_buffer([length, capacity - 1, 2], gap=1)
+        new = in_buffer(rng.integers(0, 2, (batch, 3)), gap=1)
+        shared = in_buffer(np.resize([0, 0, 0, 0, 1, 2], batch), dtype=np.int64)
+        for advance in (False, True):
+            for match, overlap in POLICIES:
+                for max_len in (length + 2, length + 4, UNLIMITED):
+                    args = (rows, at, new, None, shared, advance, 10, 1, 3, 4, match, overlap)
+                    label = f"shared-rows-{capacity}-{advance}-{match}-{overlap}-{max_len}"
+                    yield Sample(label, (*args, max_len, None), compare=False)
 
 
 @st.composite

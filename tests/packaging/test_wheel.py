@@ -62,7 +62,8 @@ def test_libraries() -> None:
 
 
 def test_the_audit_bites(tmp_path: Path) -> None:
-    """A library of the wrong name, one under another's name, and a folder without any."""
+    """A library of the wrong name, one under another's name, one that does not look
+    beside itself, and a folder without any."""
     (tmp_path / "empty").mkdir()
     assert abi_audit.main(tmp_path / "empty") == 1
     module = next(PACKAGE.glob("_C*.so"))
@@ -72,6 +73,13 @@ def test_the_audit_bites(tmp_path: Path) -> None:
     assert any("needs libngram_npu_cpu.so" in problem for problem in found)
     shutil.copy(module, tmp_path / "libother.so")
     assert abi_audit.problems(tmp_path / "libother.so") == ["libother.so: an unknown library"]
+    searching = module.read_bytes()
+    assert searching.count(b"\0$ORIGIN\0") == 1
+    (tmp_path / module.name).write_bytes(searching.replace(b"\0$ORIGIN\0", b"\0/origin\0"))
+    assert abi_audit.problems(tmp_path / module.name) == [
+        f"{module.name}: does not find libngram_npu_cpu.so beside it",
+        f"{module.name}: searches /origin",
+    ]
 
 
 def test_no_source_is_needed() -> None:

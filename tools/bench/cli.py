@@ -54,6 +54,8 @@ def _run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
         if given.json is None:
             return
         found = report.document(op.name, arguments, options, results, skipped, given.note)
+        for name in op.unused_settings:
+            del found["settings"][name]
         if op.assumptions:
             found["assumptions"] = op.assumptions
         report.write(given.json, found | more)

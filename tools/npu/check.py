@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
+import platform
 import re
 import shlex
 import subprocess
@@ -18,6 +20,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = 1
 STEPS = ("build", "parity", "bench")
+PACKAGES = (
+    "ngram-npu", "numpy", "torch", "torch_npu", "vllm", "vllm-ascend", "triton-ascend",
+)  # fmt: skip
+KEPT = 16_000
+"""Characters of what a failing command said last."""
 SIZES = "1x1k,1x32k,1x128k,16x8k,128x8k,128x32k"
 BACKEND = "import ngram_npu, json; print(json.dumps(ngram_npu.doctor().to_dict()['backends']))"
 
@@ -34,29 +41,57 @@ def main(argv: Sequence[str]) -> int:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "device": arguments.device,
     }
-    ok = True
-    for step in STEPS:
-        if step not in arguments.steps:
-            continue
+    steps = [step for step in STEPS if step in arguments.steps]
+    if arguments.dry_run:
+        for step in steps:
+            print(f"== {step}", *map(shlex.join, _COMMANDS[step](arguments)), sep="\n")
+        return 0
+    try:
+        return 0 if _run_steps(steps, arguments, found) else 1
+    finally:  # interrupted as well
+        found["machine"] = machine(arguments.device)
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def _run_steps(steps: Sequence[str], arguments: argparse.Namespace, found: dict[str, Any]) -> bool:
+    """Up to the first that fails; what each found goes into ``found``."""
+    for step in steps:
         print(f"== {step}", flush=True)
-        if arguments.dry_run:
-            for command in _COMMANDS[step](arguments):
-                print(shlex.join(command))
-            continue
+        found[step] = {"ok": False, "error": "interrupted"}
         try:
             found[step] = _RUN[step](arguments)
         except Exception as error:  # the file is worth having all the same
-            found[step] = {"ok": False, "error": f"{type(error).__name__}: {error}"}
-        ok = ok and found[step]["ok"]
+            found[step] = {"ok": False, "error": _text(error)}
         if not found[step]["ok"]:
             print(f"{step} FAILED: {found[step].get('error', 'see above')}", flush=True)
-            break
-    if arguments.dry_run:
-        return 0
-    found["machine"] = machine(arguments.device)
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return 0 if ok else 1
+            return False
+    return True
+
+
+def _text(error: BaseException) -> str:
+    """With its causes: torch says of torch_npu only that it does not load."""
+    text = f"{type(error).__name__}: {error}"
+    return text if error.__cause__ is None else f"{text} (from {_text(error.__cause__)})"
+
+
+def _run(command: Sequence[str], **environment: str) -> subprocess.CompletedProcess[str]:
+    """Shows what a command says while it runs, and keeps it, both streams in one."""
+    said = []
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            said.append(line)
+    return subprocess.CompletedProcess(command, process.returncode, "".join(said))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -151,16 +186,21 @@ def _build_commands(arguments: argparse.Namespace) -> list[list[str]]:
 def _build(arguments: argparse.Namespace) -> dict[str, Any]:
     install, doctor = _build_commands(arguments)
     began = time.monotonic()
-    subprocess.run(install, check=True, cwd=ROOT)
-    seconds = round(time.monotonic() - began, 1)
-    # Elsewhere than in the repository: the installed package is asked.
-    said = subprocess.run(doctor, check=True, capture_output=True, text=True, cwd="/").stdout
-    backend = json.loads(said.splitlines()[-1])["npu"]
     chip = next(part for part in install if "SOC_VERSION=" in part).partition("SOC_VERSION=")[2]
+    built = _run(install)
+    found = {"soc_version": chip, "seconds": round(time.monotonic() - began, 1)}
+    if built.returncode:
+        error = f"pip ended with {built.returncode}"
+        return {"ok": False, **found, "error": error, "output": built.stdout[-KEPT:]}
+    # Elsewhere than in the repository: the installed package is asked.
+    asked = subprocess.run(doctor, check=False, capture_output=True, text=True, cwd="/")
+    if asked.returncode:
+        error = f"the package that was built ended with {asked.returncode}"
+        return {"ok": False, **found, "error": error, "output": asked.stderr[-KEPT:]}
+    backend = json.loads(asked.stdout.splitlines()[-1])["npu"]
     return {
         "ok": backend["kernels"] > 0,
-        "soc_version": chip,
-        "seconds": seconds,
+        **found,
         "kernels": backend["kernels"],
         **({"error": backend["reason"]} if backend["reason"] else {}),
     }
@@ -175,20 +215,20 @@ def _parity_commands(arguments: argparse.Namespace) -> list[list[str]]:
 
 def _parity(arguments: argparse.Namespace) -> dict[str, Any]:
     (command,) = _parity_commands(arguments)
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        check=False,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "CI": "1"},
-    )
-    print(done.stdout[-4000:], flush=True)
+    done = _run(command, CI="1")
     counts = {
         kind: int(found[1]) if (found := re.search(rf"(\d+) {kind}", done.stdout)) else 0
         for kind in ("passed", "failed", "error")
     }
-    return {"ok": done.returncode == 0 and counts["passed"] > 0, **counts}
+    if done.returncode == 0 and counts["passed"] > 0:
+        return {"ok": True, **counts}
+    return {
+        "ok": False,
+        **counts,
+        "error": f"pytest ended with {done.returncode}",
+        "failing": re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE),
+        "output": done.stdout[-KEPT:],
+    }
 
 
 def _bench_commands(arguments: argparse.Namespace) -> list[list[str]]:
@@ -212,20 +252,42 @@ def device_name() -> str:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Processor, chip and versions."""
-    from ngram_npu.replay import environment
-
-    packages = ("torch_npu", "vllm", "vllm-ascend", "triton-ascend")
-    cann = Path(os.environ.get("ASCEND_HOME_PATH", "/nowhere"))
-    return {
-        **environment.machine(None),
-        "npu": device_name() if device == "npu" else None,
-        "cann": next((p.read_text().strip() for p in cann.glob("**/version.info")), None),
-        "versions": {
-            **environment.versions(),
-            **{name: environment.package_version(name) for name in packages},
-        },
+    """Processor, chip and versions; under ``unknown`` why some of that is not here."""
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "versions": _versions,
+        "processor": _processor,
+        "npu": lambda: {"npu": device_name() if device == "npu" else None},
+        "cann": _cann,
     }
+    found: dict[str, Any] = {}
+    unknown: dict[str, str] = {}
+    for part, look in parts.items():
+        try:
+            found |= look()
+        except Exception as error:
+            unknown[part] = _text(error)
+    return found | ({"unknown": unknown} if unknown else {})
+
+
+def _versions() -> dict[str, Any]:
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    return {"versions": versions}
+
+
+def _processor() -> dict[str, Any]:
+    from ngram_npu.replay import environment  # of the package, which may not have been built
+
+    return environment.machine(None)
+
+
+def _cann() -> dict[str, Any]:
+    home = Path(os.environ.get("ASCEND_HOME_PATH", "/nowhere"))
+    return {"cann": next((p.read_text().strip() for p in home.glob("**/version.info")), None)}
 
 
 _COMMANDS: dict[str, Callable[[argparse.Namespace], list[list[str]]]] = {

@@ -5,6 +5,10 @@ foreach(variable ASCEND_CANN_PACKAGE_PATH RUN_MODE SOC_VERSION)
     message(FATAL_ERROR "${variable} is not set")
   endif()
 endforeach()
+# Its second link, of host code in the kernels' sources, reads link.txt.
+if(NOT ASCEND_KERNEL_LAUNCH_ONLY AND NOT CMAKE_GENERATOR MATCHES "Makefiles")
+  message(FATAL_ERROR "ASCEND_KERNEL_LAUNCH_ONLY is not set: link.txt file does not exist")
+endif()
 if(NOT EXISTS "${ASCEND_CANN_PACKAGE_PATH}/lib64")
   message(FATAL_ERROR "ASCEND_CANN_PACKAGE_PATH=${ASCEND_CANN_PACKAGE_PATH} is not CANN")
 endif()
@@ -13,6 +17,7 @@ if(NOT chip MATCHES "^ascend(910b[1-4]|910_93[0-9]+|950[a-z]+_[0-9a-z]+|310p[0-9
   message(FATAL_ERROR "SOC_VERSION ${SOC_VERSION} is not supported")
 endif()
 set(STAND_IN "${CMAKE_CURRENT_LIST_DIR}")
+set(CMAKE_SKIP_RPATH TRUE)  # where it is included, as the real one does
 
 function(ascendc_library target type)
   if(NOT type STREQUAL SHARED)

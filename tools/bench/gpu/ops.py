@@ -38,6 +38,7 @@ class GpuOp:
     sizes: tuple[str, ...]
     peers: tuple[str, ...]
     peer_makers: dict[str, Make] = field(default_factory=dict)
+    unused_settings: ClassVar[frozenset[str]] = frozenset()
     assumptions: ClassVar[dict[str, Any]] = {}
     """Of `Op`; nothing is modelled here."""
 

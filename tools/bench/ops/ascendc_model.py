@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ngram_npu import _library
+from ngram_npu import _C, _library
 from ngram_npu.config import UNLIMITED
 
 from tools.bench import stats
@@ -29,6 +29,9 @@ from tools.bench.options import MATCHES, BenchError, Options, Size
 CLOCK_HZ = 1.85e9
 GM_BYTES_PER_SECOND = 1.6e12
 CORES = 48
+UB_BYTES = 192 * 1024
+SHORT_ROWS = (Size(1, 300), Size(1, 2048), Size(16, 2048))
+SHORT_ROWS_CAPACITY = 128 * 1024
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -78,6 +81,7 @@ class Twin:
             raise BenchError(f"{self.path} is missing: `make twins` builds it")
         self._library = ctypes.CDLL(str(self.path))
         self._library.ngram_npu_ascendc_twin_set_cores.argtypes = [ctypes.c_int64]
+        self._library.ngram_npu_ascendc_twin_set_lookup.argtypes = [ctypes.c_int64] * 2
 
     @contextmanager
     def in_place_of_the_cpu(self) -> Iterator[None]:
@@ -87,6 +91,15 @@ class Twin:
         finally:
             self._library.ngram_npu_ascendc_twin_set_cores(0)
             _library.load_backend("cpu", "cpu", _library.cpu_library_path())
+
+    @contextmanager
+    def planned_worse(self, *, spans: int = 0, tile_tokens: int = 0) -> Iterator[None]:
+        """Lookups with fewer spans a row, or smaller tiles, than their plan says; 0: as planned."""
+        self._library.ngram_npu_ascendc_twin_set_lookup(spans, tile_tokens)
+        try:
+            yield
+        finally:
+            self._library.ngram_npu_ascendc_twin_set_lookup(0, 0)
 
     def counts(self, call: Callable[[], object], cores: int, model: list[float]) -> dict[str, Any]:
         """What one call cost on a machine of so many cores: the counts, and cycles by the model."""
@@ -103,6 +116,9 @@ class AscendcModel(Op):
     name = "ascendc-model"
     help = "modelled times of the AscendC kernels on a 910B; nothing is timed"
     sizes = ("1x8k", "1x128k", "16x128k", "128x8k", "128x32k")
+    unused_settings = frozenset(
+        {"frontend", "threads", "cache", "idle_ms", "rounds", "data_kind", "device"}
+    )
     assumptions: Mapping[str, Any] = {
         "what": "a model of a 910B fed with the host twin's counts; no NPU was used",
         "cores": CORES,
@@ -123,14 +139,32 @@ class AscendcModel(Op):
             for size in self.sizes_of(options):
                 for kind in ("nomatch", "periodic"):
                     data = make_workload(size, replace(options, data_kind=kind))
-                    for op, call in lookups(data, options).items():
-                        results.append(lookup_result(twin, op, call, data))
-                        report(results[-1])
+                    results += self._lookups(twin, data, options, report)
+            for size in () if options.sizes else SHORT_ROWS:
+                data = short_rows(size, replace(options, data_kind="nomatch"))
+                results += self._lookups(twin, data, options, report)
             for batch in (1, 128, 1024):
                 for op, call in bookkeeping(Size(batch, 4096), options.k).items():
                     results.append({"op": op, "size": f"{batch} requests", **modelled(twin, call)})
                     report(results[-1])
         return results, {}
+
+    def _lookups(
+        self, twin: Twin, data: Workload, options: Options, report: Callable[[Result], None]
+    ) -> list[Result]:
+        results = []
+        for op, call in lookups(data, options).items():
+            results.append(lookup_result(twin, op, call, data, options.k))
+            report(results[-1])
+        return results
+
+
+def short_rows(size: Size, options: Options) -> Workload:
+    """Rows that fill little of a buffer for ``SHORT_ROWS_CAPACITY`` tokens."""
+    data = make_workload(size, options)
+    tokens = np.zeros((size.batch, SHORT_ROWS_CAPACITY), np.int32)
+    tokens[:, : data.capacity] = data.token_ids
+    return replace(data, token_ids=tokens)
 
 
 def modelled(twin: Twin, call: Callable[[], object], cores: int = CORES) -> dict[str, Any]:
@@ -148,20 +182,30 @@ def modelled(twin: Twin, call: Callable[[], object], cores: int = CORES) -> dict
     }
 
 
-def lookup_result(twin: Twin, op: str, call: Callable[[], object], data: Workload) -> Result:
+def lookup_result(
+    twin: Twin, op: str, call: Callable[[], object], data: Workload, k: int
+) -> Result:
+    """``tokens_read_per_live_token`` leaves out what the second launch reads of the first one's
+    results; ``read_per_live_byte`` does not."""
     live = int(data.lengths[0].sum())
+    sizes = {"batch": data.size.batch, "capacity": data.capacity, "k": k}
+    plan = _C.ascendc_plan(op, sizes, CORES, UB_BYTES)
+    assert plan is not None
     result = modelled(twin, call)
     floor_us = live * 4 / GM_BYTES_PER_SECOND * 1e6
     scalars = result["counts"]["scalar_ub"] + result["counts"]["scalar_gm"]
     one_core = modelled(twin, call, cores=1)
     return {
         "op": op,
-        "size": str(data.size),
+        "size": str(data.size) + (" in 128k" if data.capacity == SHORT_ROWS_CAPACITY else ""),
         "data_kind": data.describes["kind"],
         **result,
         "floor_us": stats.rounded(floor_us),
         "model_to_floor": stats.rounded(result["model_us"] / floor_us),
         "read_per_live_byte": stats.rounded(result["counts"]["gm_to_ub_bytes"] / (live * 4)),
+        "tokens_read_per_live_token": stats.rounded(
+            (result["counts"]["gm_to_ub_bytes"] - plan["workspace_bytes"]) / (live * 4)
+        ),
         "scalar_accesses_per_live_token": stats.rounded(scalars / live),
         "one_core": {key: one_core[key] for key in ("model_us", "work_us")},
         "work_spread": stats.rounded(one_core["work_us"] / result["work_us"]),

@@ -30,6 +30,7 @@ class Op(ABC):
         peer_makers: peer's name -> how it is made; it raises UnavailableError where it cannot be.
             Every op besides knows ``ours:key=value``, itself with other options.
         workload: size and options -> the data.
+        unused_settings: what the command line says, and this op does not ask.
         assumptions: what figures rest on that were not measured; kept in the file.
     """
 
@@ -39,6 +40,7 @@ class Op(ABC):
     peers: tuple[str, ...] = ()
     engines: tuple[str, ...] = ("scan",)
     peer_makers: ClassVar[Mapping[str, Make]] = {}
+    unused_settings: frozenset[str] = frozenset()
     assumptions: Mapping[str, Any] = {}
 
     @abstractmethod

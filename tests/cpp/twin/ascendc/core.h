@@ -63,7 +63,8 @@ class Core {
   static Core& current() { return *of_this_thread(); }
   static Core*& of_this_thread();
 
-  void begin(const GlobalMemory* gm, int32_t block, int32_t blocks, uint32_t ub_bytes, const CostModel& model);
+  void begin(const GlobalMemory* gm, int32_t block, int32_t blocks, uint32_t ub_bytes, const CostModel& model,
+             bool races_allowed);
   // Throws for what a kernel may not leave behind; takes the block's log and cost along.
   void end(AccessLog& log, Cost& cost);
 
@@ -152,6 +153,7 @@ class Core {
   int32_t block_ = 0;
   int32_t blocks_ = 0;
   uint32_t ub_bytes_ = 0;
+  bool races_allowed_ = false;
   int pipes_made_ = 0;
   uint64_t issued_ = 0;
 };

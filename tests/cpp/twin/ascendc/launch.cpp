@@ -30,7 +30,10 @@ struct State {
   std::string fault;
   Cost total;  // `cycles`: of the launches' slowest blocks, one launch after another
   uint64_t launches = 0;
-  int64_t max_blocks = 0;         // of a launch
+  int64_t max_blocks = 0;  // of a launch
+  std::atomic<bool> races_allowed{false};
+  std::atomic<int64_t> spans{0};  // of lookups, fewer than planned; 0: as planned
+  std::atomic<int64_t> tile_tokens{0};
   std::atomic<int64_t> cores{0};  // 0: machines of several sizes in turn
   std::atomic<uint64_t> seed{1};
   CostModel model;
@@ -67,12 +70,26 @@ ascendc::LaunchPlan plan_for(const Params& params, int64_t cores, uint64_t seed,
   }
 }
 
+// A lookup's plan with other spans and tiles, where the tests want a worse one.
+void worsen(const State& s, int64_t batch, ascendc::LaunchPlan& plan) {
+  ascendc::LookupTiling tiling{};
+  std::memcpy(&tiling, plan.args.tiling, sizeof(tiling));
+  if (s.spans > 0) tiling.spans = s.spans;
+  if (s.tile_tokens > 0) tiling.tile_tokens = s.tile_tokens;
+  tiling.cores = std::min(tiling.cores, batch * tiling.spans);
+  std::memcpy(plan.args.tiling, &tiling, sizeof(tiling));
+  if (plan.num_launches > 0) plan.launches[0].blocks = static_cast<uint32_t>(tiling.cores);
+}
+
 template <class Params>
 int32_t carry_out(const Params& params) {
   State& s = state();
   ascendc::Machine machine{};
   ascendc::LaunchPlan plan = plan_for(params, s.cores, s.seed, machine);
   if (plan.status != kOk) return plan.status;
+  if constexpr (std::is_same_v<Params, NgramProposeParams> || std::is_same_v<Params, NgramStepParams>) {
+    worsen(s, params.batch, plan);
+  }
   Regions regions;
   tensors(params, regions);
   // Uninitialised, as an allocator's memory is; its neighbours are nobody's.
@@ -87,6 +104,7 @@ int32_t carry_out(const Params& params) {
     options.seed = s.seed + static_cast<uint64_t>(i);
     options.ub_bytes = static_cast<uint32_t>(machine.ub_bytes);
     options.model = s.model;
+    options.races_allowed = s.races_allowed;
     const KernelFunction kernel = kKernels[static_cast<size_t>(launch.kernel)];
     const Outcome outcome = run(regions.list, static_cast<int32_t>(launch.blocks), [&] { kernel(plan.args); }, options);
     const std::lock_guard<std::mutex> lock(s.mutex);
@@ -112,6 +130,19 @@ NGRAM_NPU_ASCENDC_OPS(NGRAM_TWIN_ENTRY_POINT)
 
 // How many vector cores the machine has from now on; 0: machines of several sizes take turns.
 NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_set_cores(int64_t cores) { ngram_npu::twin::state().cores = cores; }
+
+// How lookups are cut up from now on, instead of as planned: spans a row, fewer than there would be, and tokens a tile;
+// 0, 0: as planned.
+NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_set_lookup(int64_t spans, int64_t tile_tokens) {
+  ngram_npu::twin::state().spans = spans;
+  ngram_npu::twin::state().tile_tokens = tile_tokens;
+}
+
+// Whether launches may break the rules on who writes what, as those on class-B input do. They have to stay inside their
+// tensors all the same.
+NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_allow_races(int32_t allowed) {
+  ngram_npu::twin::state().races_allowed = allowed != 0;
+}
 
 // What the last check that failed said; empty where none did. Until the next call.
 NGRAM_NPU_EXPORT const char* ngram_npu_ascendc_twin_fault() {

@@ -19,6 +19,7 @@ struct Options {
   int threads = 2;
   uint32_t ub_bytes = kChip.ub_bytes;
   CostModel model;
+  bool races_allowed = false;  // the launch breaks the rules on purpose: it must still stay inside its tensors
 };
 
 Outcome run(const std::vector<Region>& regions, int32_t blocks, const std::function<void()>& kernel,

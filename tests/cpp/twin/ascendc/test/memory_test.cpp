@@ -288,6 +288,28 @@ TEST(Blocks, Races) {
   EXPECT_FAULT("one writes what the other reads", kernel(64, 64), {memory.region()}, 4);
 }
 
+// For launches on class-B input: blocks and pipes may get in each other's way, but stay inside the tensors.
+TEST(Blocks, RacesAllowed) {
+  Tensor<int32_t> memory(256);
+  const auto fault = [&](uint32_t written, bool allowed) {
+    Options options;
+    options.races_allowed = allowed;
+    const auto kernel = [&] {
+      Scratch<int32_t> s(512);
+      const GlobalTensor<int32_t> global = memory.global();
+      PipeBarrier<PIPE_ALL>();
+      global.GetValue(0);
+      DataCopy(global, s.tensor, written);
+      DataCopy(s.more<int32_t>(64, false), global, 64);
+      global.GetValue(0);
+    };
+    return run({memory.region()}, 4, kernel, options).fault;
+  };
+  EXPECT_NE(fault(64, false), "");
+  EXPECT_EQ(fault(64, true), "");
+  EXPECT_NE(fault(264, true).find("leaves its rows"), std::string::npos);
+}
+
 TEST(Blocks, RunShuffledOnThreads) {
   std::mutex mutex;
   std::vector<int64_t> order;
