@@ -1,16 +1,18 @@
 """All mutants, or those whose names contain a text.
 
-PYTHONPATH=tests python -m cuda_mutants [--json FILE] [TEXT]
+PYTHONPATH=tests python -m cuda_mutants [--json FILE] [--jobs N] [TEXT]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import shlex
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -22,13 +24,14 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="cuda_mutants")
     parser.add_argument("text", nargs="?", default="")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
     given = parser.parse_args(arguments)
+    chosen = [mutant for mutant in MUTANTS if given.text in mutant.name]
     found = {}
-    for mutant in MUTANTS:
-        if given.text not in mutant.name:
-            continue
-        found[mutant.name] = caught(mutant)
-        print(f"{mutant.name}: {found[mutant.name][:150] or 'SURVIVED'}", flush=True)
+    with ProcessPoolExecutor(given.jobs) as pool:
+        for mutant, how in zip(chosen, pool.map(caught, chosen), strict=True):
+            found[mutant.name] = how
+            print(f"{mutant.name}: {how[:150] or 'SURVIVED'}", flush=True)
     survived = [name for name, how in found.items() if not how]
     print(f"{len(found) - len(survived)} of {len(found)} caught")
     if given.json:

@@ -5,12 +5,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from backends import call_torch
-from index_world import Int32Array, Lookup, World
-from ngram_npu import DeviceNgramIndex
+from index_world import UNLIMITED, Int32Array, Lookup, World
+from ngram_npu import _C, DeviceNgramIndex
 
 BUCKETS_PER_PAGE = 4
+
+HEADER, SLOT = 64, 16
+SLOTS, ENTRIES = 1, 4
+OPTIONS, INDEXED, HELD, GIVEN_UP, TAIL = 0, 1, 2, 3, 8
+# Of an entry, a uint64.
+START, TENANT, FINGERPRINT, LEVEL = 0, 28, 52, 61
 
 
 def index_of_buckets(num_slots: int, num_buckets: int, lookup: Lookup) -> DeviceNgramIndex:
@@ -34,3 +41,54 @@ class DeviceWorld(World):
 
     def _call(self, op: str, *args: Any) -> Any:
         return call_torch(op, args)
+
+
+def some_tokens(rows: int = 3, length: int = 300, alphabet: int = 9) -> Int32Array:
+    return np.random.default_rng(4).integers(0, alphabet, (rows, length), dtype=np.int32)
+
+
+def indexed(tokens: Int32Array, policy: int = 0) -> DeviceNgramIndex:
+    rows, length = tokens.shape
+    index = DeviceNgramIndex(rows, tokens.size, min_n=2, max_n=4, device="cpu")
+    lengths = torch.full((rows,), length, dtype=torch.int32)
+    index.append(torch.from_numpy(tokens), lengths, match_policy=policy)
+    return index
+
+
+class Rows:
+    """Rows, an index of theirs, and copies that are scanned."""
+
+    def __init__(self, tokens: Int32Array, length: int, index: DeviceNgramIndex) -> None:
+        self.tokens, self.index = tokens, index
+        self.lengths = np.full(len(tokens), length, np.int32)
+
+    def step(
+        self,
+        sampled: int = 1,
+        slots: list[int] | None = None,
+        span: int = 2,
+        match: int = 0,
+        advance: bool = True,
+    ) -> None:
+        """Asserts that the index answers as a scan does."""
+        new = np.full((len(self.tokens), 1), sampled, np.int32)
+        options = (None, None, advance, UNLIMITED, 2, 2 + span, 4, match, False, UNLIMITED)
+        tokens, lengths = self.tokens.copy(), self.lengths.copy()
+        expected = _C.ngram_step_(tokens, lengths, new, *options, None)
+        given = None if slots is None else np.array(slots, np.int32)
+        words = self.index.tensor.numpy()
+        found = call_torch(
+            "ngram_index_step_",
+            (self.tokens, self.lengths, new, *options, words, given, None),
+        )
+        assert all(map(np.array_equal, found, expected))
+        assert np.array_equal(self.tokens, tokens)
+        assert np.array_equal(self.lengths, lengths)
+
+
+def entries_of(words: Int32Array) -> Any:
+    """Those in use, as places in an array of uint64, and the array."""
+    num_slots = int(words[SLOTS])
+    first = -(-(HEADER + num_slots * (SLOT + 1)) // 32) * 32
+    entries = words[first:].view(np.uint64)
+    return np.flatnonzero(entries), entries

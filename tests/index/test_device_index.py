@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from backends import call_torch, in_place_of_the_cpu
-from device_world import DeviceWorld, index_of_buckets
+from device_world import (
+    GIVEN_UP,
+    HEADER,
+    HELD,
+    INDEXED,
+    SLOT,
+    SLOTS,
+    TENANT,
+    DeviceWorld,
+    Rows,
+    entries_of,
+    index_of_buckets,
+    indexed,
+    some_tokens,
+)
 from hypothesis import settings
 from index_machine import IndexMachine
-from index_world import UNLIMITED, Int32Array, Lookup
-from ngram_npu import _C, DeviceNgramIndex, IntegrityError, NgramConfig, NgramProposer
+from index_world import UNLIMITED, Lookup
+from ngram_npu import _C, DeviceNgramIndex, NgramConfig, NgramProposer
 from twins import TWINS
 
 TWIN = next(twin for twin in TWINS if twin.name == "cuda_fast")
-
-HEADER, SLOT = 64, 16
-SLOTS, ENTRIES = 1, 4
-OPTIONS, INDEXED, HELD, GIVEN_UP, TAIL = 0, 1, 2, 3, 8
-# Of an entry, a uint64.
-START, TENANT, FINGERPRINT, LEVEL = 0, 28, 52, 61
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -39,49 +47,6 @@ TestDeviceIndexMachine = DeviceIndexMachine.TestCase
 TestDeviceIndexMachine.settings = settings(
     settings.default, max_examples=60, stateful_step_count=30, deadline=None
 )
-
-
-def _tokens(rows: int = 3, length: int = 300, alphabet: int = 9) -> Int32Array:
-    return np.random.default_rng(4).integers(0, alphabet, (rows, length), dtype=np.int32)
-
-
-def _indexed(tokens: Int32Array, policy: int = 0) -> DeviceNgramIndex:
-    rows, length = tokens.shape
-    index = DeviceNgramIndex(rows, tokens.size, min_n=2, max_n=4, device="cpu")
-    lengths = torch.full((rows,), length, dtype=torch.int32)
-    index.append(torch.from_numpy(tokens), lengths, match_policy=policy)
-    return index
-
-
-class Rows:
-    """Rows, an index of theirs, and copies that are scanned."""
-
-    def __init__(self, tokens: Int32Array, length: int, index: DeviceNgramIndex) -> None:
-        self.tokens, self.index = tokens, index
-        self.lengths = np.full(len(tokens), length, np.int32)
-
-    def step(
-        self,
-        sampled: int = 1,
-        slots: list[int] | None = None,
-        span: int = 2,
-        match: int = 0,
-        advance: bool = True,
-    ) -> None:
-        """Asserts that the index answers as a scan does."""
-        new = np.full((len(self.tokens), 1), sampled, np.int32)
-        options = (None, None, advance, UNLIMITED, 2, 2 + span, 4, match, False, UNLIMITED)
-        tokens, lengths = self.tokens.copy(), self.lengths.copy()
-        expected = _C.ngram_step_(tokens, lengths, new, *options, None)
-        given = None if slots is None else np.array(slots, np.int32)
-        words = self.index.tensor.numpy()
-        found = call_torch(
-            "ngram_index_step_",
-            (self.tokens, self.lengths, new, *options, words, given, None),
-        )
-        assert all(map(np.array_equal, found, expected))
-        assert np.array_equal(self.tokens, tokens)
-        assert np.array_equal(self.lengths, lengths)
 
 
 def _few_bits(world: DeviceWorld, fingerprint_bits: int, generation_bits: int) -> None:
@@ -128,14 +93,14 @@ def test_sizes() -> None:
     assert 16 * 8 * index.statistics.num_buckets < index.nbytes
     # Tokens that never repeat, to the last one that was asked for.
     rows = np.random.default_rng(1).permutation(3000).astype(np.int32).reshape(3, 1000)
-    full = _indexed(rows)
+    full = indexed(rows)
     assert full.statistics.slots_given_up == 0
     assert full.statistics.entries_in_use >= 3 * (999 + 998 + 997) - 9
     full.check_integrity(dict(enumerate(rows)))
 
 
 def test_statistics() -> None:
-    rows = Rows(_tokens(2), 240, DeviceNgramIndex(2, 600, min_n=2, max_n=4, device="cpu"))
+    rows = Rows(some_tokens(2), 240, DeviceNgramIndex(2, 600, min_n=2, max_n=4, device="cpu"))
     rows.step(slots=[0, 1])
     stats = rows.index.statistics
     assert (stats.rows_indexed, stats.num_slots) == (2, 2)
@@ -158,7 +123,7 @@ def test_statistics() -> None:
 
 
 def test_a_long_prompt_is_caught_up_over_several_steps() -> None:
-    tokens = _tokens(1, 3000, 50)
+    tokens = some_tokens(1, 3000, 50)
     rows = Rows(tokens, 2600, DeviceNgramIndex(1, 3000, min_n=2, max_n=4, device="cpu"))
     for _ in range(13):
         rows.step()
@@ -178,8 +143,24 @@ def test_a_prompt_of_more_chunks_than_its_row_has_blocks() -> None:
     assert index.tensor[HEADER + 5 * SLOT + INDEXED] == 8999
 
 
+def test_a_slot_with_another_rows_tokens_is_built_anew() -> None:
+    tokens = some_tokens()
+    index = indexed(tokens)
+    other = some_tokens() + 9
+    index.append(torch.from_numpy(other), torch.full((3,), 300, dtype=torch.int32))
+    index.check_integrity(dict(enumerate(other)))
+    assert index.statistics.rebuilds_rewritten == 3
+
+
+def test_many_slots_are_emptied_at_once() -> None:
+    index = indexed(some_tokens(300, 20))
+    index.reset(torch.arange(300, dtype=torch.int32))
+    assert index.statistics.entries_in_use == 0
+    index.check_integrity()
+
+
 def test_a_full_row_asks_the_same_question_again() -> None:
-    tokens = _tokens(1, 100)
+    tokens = some_tokens(1, 100)
     rows = Rows(tokens, 99, DeviceNgramIndex(1, 100, min_n=2, max_n=4, device="cpu"))
     for _ in range(3):
         rows.step()
@@ -221,8 +202,8 @@ def test_what_a_request_long_gone_left_behind(by_step: bool) -> None:
 def test_of_several_entries_of_one_gram_the_best_counts(match: int) -> None:
     """Two warps may have entered it at once."""
     tokens = np.tile(np.array([1, 2, 3], np.int32), 20)[None]
-    rows = Rows(tokens, 50, _indexed(tokens[:, :50], match))
-    used, entries = _entries(rows.index.tensor.numpy())
+    rows = Rows(tokens, 50, indexed(tokens[:, :50], match))
+    used, entries = entries_of(rows.index.tensor.numpy())
     worse = 3 if match == 0 else -3
     for place in used.tolist():
         bucket = place - place % 16
@@ -234,9 +215,9 @@ def test_of_several_entries_of_one_gram_the_best_counts(match: int) -> None:
 
 
 def test_an_entry_that_would_begin_before_the_row_is_no_hit() -> None:
-    tokens = _tokens(1)
-    index = _indexed(tokens[:, :200])
-    used, entries = _entries(index.tensor.numpy())
+    tokens = some_tokens(1)
+    index = indexed(tokens[:, :200])
+    used, entries = entries_of(index.tensor.numpy())
     end = np.uint64((1 << TENANT) - 1)
     entries[used] = entries[used] & ~end | np.uint64(1)
     new = np.array([[tokens[0, 7]]], np.int32)
@@ -292,7 +273,7 @@ def test_the_proposer_takes_it_on_a_device() -> None:
     """On a GPU; here the twin stands for the CPU's kernels, and its index for theirs."""
     config = NgramConfig(min_n=2, max_n=4, k=3)
     proposer = NgramProposer(config, "index")
-    tokens = _tokens()
+    tokens = some_tokens()
     proposer.index = DeviceNgramIndex(3, tokens.size, min_n=2, max_n=4, device="cpu")
     lengths = np.full(3, 240, np.int32)
     expected = tokens.copy()
@@ -304,152 +285,6 @@ def test_the_proposer_takes_it_on_a_device() -> None:
     assert proposer.index.statistics.rows_indexed == 3
     proposer.reset(torch.arange(3, dtype=torch.int32))
     assert proposer.index.statistics.entries_in_use == 0
-
-
-def _entries(words: Int32Array) -> Any:
-    """Those in use, as places in an array of uint64, and the array."""
-    num_slots = int(words[SLOTS])
-    first = -(-(HEADER + num_slots * (SLOT + 1)) // 32) * 32
-    entries = words[first:].view(np.uint64)
-    return np.flatnonzero(entries), entries
-
-
-def _of_slot(words: Int32Array, slot: int) -> Any:
-    used, entries = _entries(words)
-    slot_bits = int(words[SLOTS] - 1).bit_length()
-    tenants = entries[used] >> np.uint64(TENANT) & np.uint64((1 << slot_bits) - 1)
-    return used[tenants == slot], entries
-
-
-def _broken_header(words: Int32Array) -> None:
-    words[0] = 0
-
-
-def _more_buckets_than_fit(words: Int32Array) -> None:
-    words[2] += 1
-
-
-def _strange_options(words: Int32Array) -> None:
-    words[HEADER + OPTIONS] = 1 << 24 | 9 << 8 | 1
-
-
-def _empty_but_indexed(words: Int32Array) -> None:
-    words[HEADER + OPTIONS] = 0
-
-
-def _too_long(words: Int32Array) -> None:
-    words[HEADER + INDEXED] = -1
-
-
-def _one_held_too_many(words: Int32Array) -> None:
-    words[HEADER + HELD] += 1
-
-
-def _one_in_use_too_many(words: Int32Array) -> None:
-    words[ENTRIES] += 1
-
-
-def _elsewhere(words: Int32Array) -> None:
-    """All entries go on by a bucket."""
-    _, entries = _entries(words)
-    entries[:] = np.roll(entries, 16)
-
-
-def _other_fingerprint(words: Int32Array) -> None:
-    used, entries = _of_slot(words, 0)
-    entries[used[0]] ^= np.uint64(1 << FINGERPRINT)
-
-
-def _no_such_level(words: Int32Array) -> None:
-    used, entries = _of_slot(words, 0)
-    entries[used[0]] |= np.uint64(7 << LEVEL)
-
-
-def _behind_the_row(words: Int32Array) -> None:
-    used, entries = _of_slot(words, 0)
-    entries[used[0]] |= np.uint64((1 << TENANT) - 1)
-
-
-def _before_the_row(words: Int32Array) -> None:
-    used, entries = _of_slot(words, 0)
-    entries[used[0]] &= ~np.uint64((1 << TENANT) - 1)
-    entries[used[0]] |= np.uint64(1)
-
-
-def _lost(words: Int32Array) -> None:
-    used, entries = _of_slot(words, 0)
-    entries[used[0]] = 0
-    words[HEADER + HELD] -= 1
-    words[ENTRIES] -= 1
-
-
-def _longer_than_its_row(words: Int32Array) -> None:
-    words[HEADER + INDEXED] += 2
-
-
-@pytest.mark.parametrize(
-    ("harm", "message"),
-    [
-        (_broken_header, "no index of its size"),
-        (_more_buckets_than_fit, "no index of its size"),
-        (_strange_options, r"a slot's state .* \(slot or page 0\)"),
-        (_empty_but_indexed, r"a slot's state .* \(slot or page 0\)"),
-        (_too_long, r"a slot's state .* \(slot or page 0\)"),
-        (_one_held_too_many, r"another number of entries than it says \(slot or page 0\)"),
-        (_one_in_use_too_many, "not as many as the header says"),
-        (_elsewhere, "slot 0: an entry stands where its key does not lead"),
-        (_other_fingerprint, "slot 0: an entry stands where its key does not lead"),
-        (_no_such_level, "slot 0: an entry stands where its key does not lead"),
-        (_behind_the_row, "slot 0: an entry lies outside the row"),
-        (_before_the_row, "slot 0: an entry lies outside the row"),
-        (_lost, "slot 0: an entry is missing"),
-        (_longer_than_its_row, "slot 0: the slot has indexed more tokens than the row holds"),
-    ],
-)
-def test_a_broken_index_is_told(harm: Callable[[Int32Array], None], message: str) -> None:
-    tokens = _tokens()
-    index = _indexed(tokens)
-    index.check_integrity(dict(enumerate(tokens)))
-    harm(index.tensor.numpy())
-    with pytest.raises(IntegrityError, match="DeviceNgramIndex: .*" + message):
-        index.check_integrity({0: tokens[0]})
-
-
-@pytest.mark.parametrize("match", [0, 1])
-def test_an_entry_with_the_wrong_occurrence_is_told(match: int) -> None:
-    tokens = np.tile(np.array([1, 2, 3], np.int32), 20)[None]
-    index = _indexed(tokens, match)
-    index.check_integrity({0: tokens[0]})
-    used, entries = _entries(index.tensor.numpy())
-    entries[used] = entries[used].astype(np.int64) + (3 if match == 0 else -3)
-    with pytest.raises(IntegrityError, match="does not record the occurrence it should"):
-        index.check_integrity({0: tokens[0]})
-
-
-def test_a_slot_that_is_none() -> None:
-    with pytest.raises(IntegrityError, match="slot 9: a slot's state"):
-        _indexed(_tokens()).check_integrity({9: _tokens()[0]})
-
-
-def test_a_copy_is_an_index() -> None:
-    """Nothing in it is an address."""
-    tokens = _tokens()
-    index = _indexed(tokens)
-    copy = DeviceNgramIndex(3, tokens.size, min_n=2, max_n=4, device="cpu")
-    copy.tensor[:] = index.tensor
-    index.tensor[:] = -1
-    copy.check_integrity(dict(enumerate(tokens)))
-
-
-def test_an_index_at_an_odd_word_is_scanned_around() -> None:
-    """Its entries are of 64 bits."""
-    whole = _indexed(_tokens())
-    words = torch.zeros(whole.tensor.numel() + 1, dtype=torch.int32)
-    words[1:] = whole.tensor
-    before = words.clone()
-    whole.tensor = words[1:]
-    Rows(_tokens(), 290, whole).step()
-    assert torch.equal(words, before)
 
 
 @pytest.mark.parametrize("bits", [(9, 24), (1, 1), (0, 0)], ids=["all-bits", "one-bit", "no-bits"])

@@ -27,6 +27,8 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         good = warm(tokens, lengths, 5, 2, 4, policy)
         for i, words in enumerate(nonsense(rng, good)):
             yield Sample(f"nonsense-{i}", (tokens, lengths, None, words, None, 2, 4, policy))
+    longer = in_buffer([91, 90, 95, 89, 91])
+    yield Sample("longer-than-rows", (tokens, longer, None, fresh(5), None, 2, 4, 0))
     few = in_buffer(random_rows(rng, len(HOSTILE_INT32), 20, 2))
     hostile = in_buffer(HOSTILE_INT32)
     yield Sample("hostile-lengths", (few, hostile, None, fresh(8), None, 2, 4, 0))

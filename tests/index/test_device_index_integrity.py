@@ -1,0 +1,175 @@
+"""What check_integrity() of a DeviceNgramIndex tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from backends import in_place_of_the_cpu
+from device_world import (
+    ENTRIES,
+    FINGERPRINT,
+    HEADER,
+    HELD,
+    INDEXED,
+    LEVEL,
+    OPTIONS,
+    SLOTS,
+    TENANT,
+    Rows,
+    entries_of,
+    indexed,
+    some_tokens,
+)
+from index_world import Int32Array
+from ngram_npu import DeviceNgramIndex, IntegrityError
+from twins import TWINS
+
+TWIN = next(twin for twin in TWINS if twin.name == "cuda_fast")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _on_the_twin() -> Iterator[None]:
+    with in_place_of_the_cpu(TWIN):
+        yield
+
+
+def _of_slot(words: Int32Array, slot: int) -> Any:
+    used, entries = entries_of(words)
+    slot_bits = int(words[SLOTS] - 1).bit_length()
+    tenants = entries[used] >> np.uint64(TENANT) & np.uint64((1 << slot_bits) - 1)
+    return used[tenants == slot], entries
+
+
+def _broken_header(words: Int32Array) -> None:
+    words[0] = 0
+
+
+def _more_buckets_than_fit(words: Int32Array) -> None:
+    words[2] += 1
+
+
+def _strange_options(words: Int32Array) -> None:
+    words[HEADER + OPTIONS] = 1 << 24 | 9 << 8 | 1
+
+
+def _empty_but_indexed(words: Int32Array) -> None:
+    words[HEADER + OPTIONS] = 0
+
+
+def _too_long(words: Int32Array) -> None:
+    words[HEADER + INDEXED] = -1
+
+
+def _one_held_too_many(words: Int32Array) -> None:
+    words[HEADER + HELD] += 1
+
+
+def _one_in_use_too_many(words: Int32Array) -> None:
+    words[ENTRIES] += 1
+
+
+def _elsewhere(words: Int32Array) -> None:
+    """All entries go on by a bucket."""
+    _, entries = entries_of(words)
+    entries[:] = np.roll(entries, 16)
+
+
+def _other_fingerprint(words: Int32Array) -> None:
+    used, entries = _of_slot(words, 0)
+    entries[used[0]] ^= np.uint64(1 << FINGERPRINT)
+
+
+def _no_such_level(words: Int32Array) -> None:
+    used, entries = _of_slot(words, 0)
+    entries[used[0]] |= np.uint64(7 << LEVEL)
+
+
+def _behind_the_row(words: Int32Array) -> None:
+    used, entries = _of_slot(words, 0)
+    entries[used[0]] |= np.uint64((1 << TENANT) - 1)
+
+
+def _before_the_row(words: Int32Array) -> None:
+    used, entries = _of_slot(words, 0)
+    entries[used[0]] &= ~np.uint64((1 << TENANT) - 1)
+    entries[used[0]] |= np.uint64(1)
+
+
+def _lost(words: Int32Array) -> None:
+    used, entries = _of_slot(words, 0)
+    entries[used[0]] = 0
+    words[HEADER + HELD] -= 1
+    words[ENTRIES] -= 1
+
+
+def _longer_than_its_row(words: Int32Array) -> None:
+    words[HEADER + INDEXED] += 2
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (_broken_header, "no index of its size"),
+        (_more_buckets_than_fit, "no index of its size"),
+        (_strange_options, r"a slot's state .* \(slot or page 0\)"),
+        (_empty_but_indexed, r"a slot's state .* \(slot or page 0\)"),
+        (_too_long, r"a slot's state .* \(slot or page 0\)"),
+        (_one_held_too_many, r"another number of entries than it says \(slot or page 0\)"),
+        (_one_in_use_too_many, "not as many as the header says"),
+        (_elsewhere, "slot 0: an entry stands where its key does not lead"),
+        (_other_fingerprint, "slot 0: an entry stands where its key does not lead"),
+        (_no_such_level, "slot 0: an entry stands where its key does not lead"),
+        (_behind_the_row, "slot 0: an entry lies outside the row"),
+        (_before_the_row, "slot 0: an entry lies outside the row"),
+        (_lost, "slot 0: an entry is missing"),
+        (_longer_than_its_row, "slot 0: the slot has indexed more tokens than the row holds"),
+    ],
+)
+def test_a_broken_index_is_told(harm: Callable[[Int32Array], None], message: str) -> None:
+    tokens = some_tokens()
+    index = indexed(tokens)
+    index.check_integrity(dict(enumerate(tokens)))
+    harm(index.tensor.numpy())
+    with pytest.raises(IntegrityError, match="DeviceNgramIndex: .*" + message):
+        index.check_integrity({0: tokens[0]})
+
+
+@pytest.mark.parametrize("match", [0, 1])
+def test_an_entry_with_the_wrong_occurrence_is_told(match: int) -> None:
+    tokens = np.tile(np.array([1, 2, 3], np.int32), 20)[None]
+    index = indexed(tokens, match)
+    index.check_integrity({0: tokens[0]})
+    used, entries = entries_of(index.tensor.numpy())
+    entries[used] = entries[used].astype(np.int64) + (3 if match == 0 else -3)
+    with pytest.raises(IntegrityError, match="does not record the occurrence it should"):
+        index.check_integrity({0: tokens[0]})
+
+
+def test_a_slot_that_is_none() -> None:
+    with pytest.raises(IntegrityError, match="slot 9: a slot's state"):
+        indexed(some_tokens()).check_integrity({9: some_tokens()[0]})
+
+
+def test_a_copy_is_an_index() -> None:
+    """Nothing in it is an address."""
+    tokens = some_tokens()
+    index = indexed(tokens)
+    copy = DeviceNgramIndex(3, tokens.size, min_n=2, max_n=4, device="cpu")
+    copy.tensor[:] = index.tensor
+    index.tensor[:] = -1
+    copy.check_integrity(dict(enumerate(tokens)))
+
+
+def test_an_index_at_an_odd_word_is_scanned_around() -> None:
+    """Its entries are of 64 bits."""
+    whole = indexed(some_tokens())
+    words = torch.zeros(whole.tensor.numel() + 1, dtype=torch.int32)
+    words[1:] = whole.tensor
+    before = words.clone()
+    whole.tensor = words[1:]
+    Rows(some_tokens(), 290, whole).step()
+    assert torch.equal(words, before)
