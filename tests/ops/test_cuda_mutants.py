@@ -18,7 +18,7 @@ OF_INDEXES = [m for m in MUTANTS if m.op in INDEX_OPS]
 RECORD = ROOT / "tools" / "bench" / "results" / "cuda-mutants.json"
 
 
-@pytest.mark.parametrize("mutant", QUICK + OF_INDEXES[::8], ids=lambda m: m.name.replace(" ", "-"))
+@pytest.mark.parametrize("mutant", QUICK + OF_INDEXES[::20], ids=lambda m: m.name.replace(" ", "-"))
 def test_each_is_caught(mutant: Mutant) -> None:
     assert caught(mutant)
 
@@ -29,7 +29,8 @@ def _unchanged(op: str) -> Mutant:
     )
 
 
-@pytest.mark.parametrize("op", OPS)
+# An index's kernels are built and tested together.
+@pytest.mark.parametrize("op", [op for op in OPS if op not in INDEX_OPS] + ["ngram_index_step_"])
 def test_a_kernel_without_a_fault_passes(op: str) -> None:
     assert caught(_unchanged(op)) == ""
 
