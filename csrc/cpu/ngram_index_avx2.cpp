@@ -5,7 +5,7 @@
 namespace ngram_npu::cpu {
 namespace {
 
-struct Avx2 {
+struct Avx2 : LaneByLane {
   static __m256i load(const void* at) { return _mm256_loadu_si256(static_cast<const __m256i*>(at)); }
 
   static uint32_t zeros(__m256i lanes) {
@@ -28,13 +28,6 @@ struct Avx2 {
     const __m256i equal = _mm256_cmpeq_epi32(load(a), load(b));
     const uint32_t differ = ~static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(equal)));
     return static_cast<uint32_t>(__builtin_clz((differ << 24) | 0x800000u));
-  }
-
-  static constexpr bool kGathers = false;
-  static void gather(const uint32_t*, const void*, void*) {}
-
-  static uint32_t split_line(const uint32_t* line, uint32_t home, uint32_t depth, uint32_t* low, uint32_t* high) {
-    return split_line_by_lanes(line, home, depth, low, high);
   }
 };
 

@@ -10,9 +10,7 @@ namespace {
 using namespace index;
 
 // Isa: match(line, want, mask), bit i: lane i agrees in the bits of mask; used(line): entries in the line, which fill
-// from lane 0; common_suffix8(a, b): of 8 tokens each; split_line: see below; gather(words, at, out), where kGathers:
-// 16 words at 16 places, both vectors of VectorOf<16>. Several loads and a store are quicker where gathers are not
-// native.
+// from lane 0; common_suffix8(a, b): of 8 tokens each; and what LaneByLane has, where there is nothing better.
 
 // An entry as it stands in the page of depth + 1 that a split gives it.
 inline uint32_t deepened(uint32_t entry, uint32_t depth) {
@@ -20,24 +18,30 @@ inline uint32_t deepened(uint32_t entry, uint32_t depth) {
   return (entry & ~start) << 1 | (entry & start);
 }
 
-// Distributes the entries of a line that are in their home line over the two halves' lines, which it writes whole.
-// Returns the lanes of the others. (The version for instruction sets that cannot compress.)
-inline uint32_t split_line_by_lanes(const uint32_t* line, uint32_t home, uint32_t depth, uint32_t* low,
-                                    uint32_t* high) {
-  uint32_t* const out[2] = {low, high};
-  uint32_t used[2] = {0, 0};
-  uint32_t displaced = 0;
-  for (uint32_t lane = 0; lane < kLineWords; ++lane) low[lane] = high[lane] = 0;
-  for (uint32_t lane = 0; lane < kLineWords && line[lane] != 0; ++lane) {
-    if ((line[lane] >> home_shift(depth)) % kGroupLines != home) {
-      displaced |= 1u << lane;
-    } else {
-      const uint32_t half = line[lane] >> 31;
-      out[half][used[half]++] = deepened(line[lane], depth);
+struct LaneByLane {
+  // 16 words at 16 places, both vectors of VectorOf<16>; asked for where kGathers. Several loads and a store are
+  // quicker where gathers are not native.
+  static constexpr bool kGathers = false;
+  static void gather(const uint32_t*, const void*, void*) {}
+
+  // Distributes the entries of a line that are in their home line over the two halves' lines, which it writes whole.
+  // Returns the lanes of the others.
+  static uint32_t split_line(const uint32_t* line, uint32_t home, uint32_t depth, uint32_t* low, uint32_t* high) {
+    uint32_t* const out[2] = {low, high};
+    uint32_t used[2] = {0, 0};
+    uint32_t displaced = 0;
+    for (uint32_t lane = 0; lane < kLineWords; ++lane) low[lane] = high[lane] = 0;
+    for (uint32_t lane = 0; lane < kLineWords && line[lane] != 0; ++lane) {
+      if ((line[lane] >> home_shift(depth)) % kGroupLines != home) {
+        displaced |= 1u << lane;
+      } else {
+        const uint32_t half = line[lane] >> 31;
+        out[half][used[half]++] = deepened(line[lane], depth);
+      }
     }
+    return displaced;
   }
-  return displaced;
-}
+};
 
 // Vectors of the compiler's own kind: it makes of them what the instruction set has.
 template <uint32_t kWidth>

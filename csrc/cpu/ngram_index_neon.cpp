@@ -5,7 +5,7 @@
 namespace ngram_npu::cpu {
 namespace {
 
-struct Neon {
+struct Neon : LaneByLane {
   // Bit i: the vector's lane i is all ones; `first` numbers lane 0.
   static uint32x4_t lane_bits(uint32x4_t lanes, int first) {
     constexpr uint32x4_t kLaneBit = {1, 2, 4, 8};
@@ -38,13 +38,6 @@ struct Neon {
     const uint32x4_t high = vmvnq_u32(vceqq_s32(vld1q_s32(a + 4), vld1q_s32(b + 4)));
     const uint32_t differ = vaddvq_u32(vorrq_u32(lane_bits(low, 0), lane_bits(high, 4)));
     return static_cast<uint32_t>(__builtin_clz((differ << 24) | 0x800000u));
-  }
-
-  static constexpr bool kGathers = false;
-  static void gather(const uint32_t*, const void*, void*) {}
-
-  static uint32_t split_line(const uint32_t* line, uint32_t home, uint32_t depth, uint32_t* low, uint32_t* high) {
-    return split_line_by_lanes(line, home, depth, low, high);
   }
 };
 

@@ -3,7 +3,7 @@
 namespace ngram_npu::cpu {
 namespace {
 
-struct Scalar {
+struct Scalar : LaneByLane {
   static uint32_t match(const uint32_t* line, uint32_t want, uint32_t mask) {
     uint32_t lanes = 0;
     for (uint32_t i = 0; i < kLineWords; ++i) lanes |= static_cast<uint32_t>(((line[i] ^ want) & mask) == 0) << i;
@@ -20,13 +20,6 @@ struct Scalar {
     uint32_t common = 0;
     while (common < 8 && a[7 - common] == b[7 - common]) ++common;
     return common;
-  }
-
-  static constexpr bool kGathers = false;
-  static void gather(const uint32_t*, const void*, void*) {}
-
-  static uint32_t split_line(const uint32_t* line, uint32_t home, uint32_t depth, uint32_t* low, uint32_t* high) {
-    return split_line_by_lanes(line, home, depth, low, high);
   }
 };
 

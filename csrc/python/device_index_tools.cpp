@@ -1,18 +1,11 @@
-// Making, sizing, checking and reading an index of a GPU's layout, for NgramIndex (python/ngram_npu/index.py).
+// Making, sizing, checking and reading an index of a GPU's layout, for DeviceNgramIndex (python/ngram_npu/index.py).
 #include "core/ngram_index_device_layout.h"
-#include "host/arguments.h"
 #include "host/device_index.h"
-#include "python/numpy_view.h"
+#include "python/index_view.h"
 #include "python/ops.h"
 
 namespace ngram_npu::python {
 namespace {
-
-host::TensorView index_view(const char* op, py::handle index, host::Arguments::Access access) {
-  const ArrayView array(op, "index", index);
-  host::Arguments(op).vector("index", *array, {host::DType::kInt32}, -1, access);
-  return *array;
-}
 
 void device_index_init(py::handle header, int64_t num_slots, int64_t num_buckets, int32_t fingerprint_bits,
                        int32_t generation_bits) {
@@ -34,12 +27,7 @@ std::pair<int32_t, int64_t> device_index_check(py::handle index) {
 }
 
 int32_t device_index_check_row(py::handle index, int64_t slot, py::handle tokens) {
-  constexpr const char* op = "device_index_check_row";
-  const host::TensorView view = index_view(op, index, host::Arguments::kRead);
-  const ArrayView row(op, "tokens", tokens);
-  host::Arguments(op).vector("tokens", *row, {host::DType::kInt32}, -1);
-  return static_cast<int32_t>(host::check_device_index_row(static_cast<const int32_t*>(view.data), view.sizes[0], slot,
-                                                           static_cast<const int32_t*>((*row).data), (*row).sizes[0]));
+  return check_index_row("device_index_check_row", index, slot, tokens, host::check_device_index_row);
 }
 
 // Of an index, or as much of one as its header.
@@ -57,11 +45,7 @@ py::dict device_index_statistics(py::handle index) {
       {"rebuilds_options", device_index::kStatRebuildOptions},
       {"slots_given_up", device_index::kStatGivenUp},
   };
-  const host::TensorView view = index_view("device_index_statistics", index, host::Arguments::kRead);
-  const auto* words = static_cast<const uint32_t*>(view.data);
-  py::dict found;
-  for (const auto& [name, word] : kWords) found[name] = word < view.sizes[0] ? words[word] : 0;
-  return found;
+  return header_words("device_index_statistics", index, kWords);
 }
 
 }  // namespace

@@ -1,17 +1,11 @@
 // Making, sizing, checking and reading an index, for NgramIndex (python/ngram_npu/index.py).
 #include "core/ngram_index_layout.h"
 #include "cpu/ngram_index.h"
-#include "host/arguments.h"
+#include "python/index_view.h"
 #include "python/ops.h"
 
 namespace ngram_npu::python {
 namespace {
-
-host::TensorView index_view(const char* op, py::handle index, host::Arguments::Access access) {
-  const ArrayView array(op, "index", index);
-  host::Arguments(op).vector("index", *array, {host::DType::kInt32}, -1, access);
-  return *array;
-}
 
 void index_init(py::handle index, int64_t num_slots) {
   constexpr const char* op = "index_init";
@@ -30,12 +24,7 @@ std::pair<int32_t, int64_t> index_check(py::handle index) {
 }
 
 int32_t index_check_row(py::handle index, int64_t slot, py::handle tokens) {
-  constexpr const char* op = "index_check_row";
-  const host::TensorView view = index_view(op, index, host::Arguments::kRead);
-  const ArrayView row(op, "tokens", tokens);
-  host::Arguments(op).vector("tokens", *row, {host::DType::kInt32}, -1);
-  return ngram_npu_cpu_ngram_index_check_row(static_cast<const int32_t*>(view.data), view.sizes[0], slot,
-                                             static_cast<const int32_t*>((*row).data), (*row).sizes[0]);
+  return check_index_row("index_check_row", index, slot, tokens, ngram_npu_cpu_ngram_index_check_row);
 }
 
 py::dict index_statistics(py::handle index) {
@@ -54,11 +43,7 @@ py::dict index_statistics(py::handle index) {
       {"page_splits", index::kStatSplits},
       {"slots_given_up", index::kStatGivenUp},
   };
-  const host::TensorView view = index_view("index_statistics", index, host::Arguments::kRead);
-  const auto* words = static_cast<const uint32_t*>(view.data);
-  py::dict found;
-  for (const auto& [name, word] : kWords) found[name] = word < view.sizes[0] ? words[word] : 0;
-  return found;
+  return header_words("index_statistics", index, kWords);
 }
 
 }  // namespace
