@@ -240,11 +240,22 @@ __device__ inline void write_draft(const LiveTokens& tokens, Occurrence found, c
 
 // How many blocks share a row: enough to fill the device, no more than tiles fit into the row. Never from a length,
 // which only the device knows.
-inline int32_t groups_per_row(int64_t batch, int64_t capacity) {
+inline int64_t groups_per_row(int64_t batch, int64_t capacity) {
   constexpr int64_t kBlocksPerMultiprocessor = 8;
   const int64_t fill = kBlocksPerMultiprocessor * num_multiprocessors() / batch;
   const int64_t tiles = (capacity + kTileTokens - 1) / kTileTokens;
-  return static_cast<int32_t>(larger<int64_t>(1, smaller(fill, tiles)));
+  return larger<int64_t>(1, smaller(fill, tiles));
+}
+
+// Words of workspace that a lookup has a use for.
+inline int64_t workspace_words(int64_t batch, int64_t capacity) {
+  return groups_per_row(batch, capacity) > 1 ? lookup_workspace_words(batch) : 0;
+}
+
+// Block (i, g) is the g-th of request i. Without a workspace a request has one.
+inline dim3 lookup_grid(int64_t batch, int64_t capacity, const void* workspace) {
+  const int64_t groups = workspace != nullptr ? groups_per_row(batch, capacity) : 1;
+  return dim3(static_cast<uint32_t>(batch), static_cast<uint32_t>(groups));
 }
 
 }  // namespace ngram_npu::cuda

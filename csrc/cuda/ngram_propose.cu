@@ -4,7 +4,6 @@
 namespace ngram_npu::cuda {
 namespace {
 
-// Block (i, g) is the g-th of request i.
 __global__ void __launch_bounds__(kLookupThreads, kLookupBlocks)
     ngram_propose_kernel(const __grid_constant__ NgramProposeParams p) {
   __shared__ LookupBlock block;
@@ -30,13 +29,12 @@ __global__ void __launch_bounds__(kLookupThreads, kLookupBlocks)
 using namespace ngram_npu;
 
 NGRAM_NPU_EXPORT int64_t ngram_npu_cuda_ngram_propose_workspace(const NgramProposeParams* p) {
-  return cuda::groups_per_row(p->batch, p->token_ids.capacity) > 1 ? lookup_workspace_words(p->batch) : 0;
+  return cuda::workspace_words(p->batch, p->token_ids.capacity);
 }
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_ngram_propose(const NgramProposeParams* params, void* stream) {
   const NgramProposeParams& p = *params;
   if (p.batch < 1 || p.batch > INT32_MAX) return kInvalidParams;
-  const int32_t groups = p.workspace != nullptr ? cuda::groups_per_row(p.batch, p.token_ids.capacity) : 1;
-  const dim3 grid(static_cast<uint32_t>(p.batch), static_cast<uint32_t>(groups));
+  const dim3 grid = cuda::lookup_grid(p.batch, p.token_ids.capacity, p.workspace);
   return cuda::launch(cuda::ngram_propose_kernel, grid, cuda::kLookupThreads, stream, p);
 }

@@ -13,7 +13,7 @@ __device__ LiveTokens tokens_of(const NgramStepParams& p, int64_t i, const Accep
   return {p.token_ids[a.row], p.sampled_token_ids[i], static_cast<int32_t>(a.old_length), static_cast<int32_t>(length)};
 }
 
-// Block (i, g) is the g-th of request i. All of them read the sampled tokens where the sampler left them, so that
+// All blocks of a request read the sampled tokens where the sampler left them, so that
 // nobody waits for the append, and the last one may append: nobody reads the row's end or its length any more.
 __global__ void __launch_bounds__(kLookupThreads, kLookupBlocks)
     ngram_step_kernel(const __grid_constant__ NgramStepParams p) {
@@ -49,13 +49,12 @@ __global__ void __launch_bounds__(kLookupThreads, kLookupBlocks)
 using namespace ngram_npu;
 
 NGRAM_NPU_EXPORT int64_t ngram_npu_cuda_ngram_step__workspace(const NgramStepParams* p) {
-  return cuda::groups_per_row(p->batch, p->token_ids.capacity) > 1 ? lookup_workspace_words(p->batch) : 0;
+  return cuda::workspace_words(p->batch, p->token_ids.capacity);
 }
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_ngram_step_(const NgramStepParams* params, void* stream) {
   const NgramStepParams& p = *params;
   if (p.batch < 1 || p.batch > INT32_MAX) return kInvalidParams;
-  const int32_t groups = p.workspace != nullptr ? cuda::groups_per_row(p.batch, p.token_ids.capacity) : 1;
-  const dim3 grid(static_cast<uint32_t>(p.batch), static_cast<uint32_t>(groups));
+  const dim3 grid = cuda::lookup_grid(p.batch, p.token_ids.capacity, p.workspace);
   return cuda::launch(cuda::ngram_step_kernel, grid, cuda::kLookupThreads, stream, p);
 }
