@@ -15,7 +15,7 @@ from ngram_npu import _C, _library
 from on_device import call_on
 from opspecs import Args, Array, OpSpec
 from opspecs.ngram_index_ import CPU_INDEXES, IndexMaker, gpu_index, made_by
-from twins import TWINS, Twin
+from twins import FAST_CUDA, TWINS, Twin
 
 ALL_INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "neon")
 
@@ -83,7 +83,7 @@ def in_place_of_the_cpu(twin: Twin | None, *, races_allowed: bool = False) -> It
 
 
 def _append_on_a_twin(*args: Any) -> None:
-    with in_place_of_the_cpu(next(twin for twin in TWINS if twin.device == "cuda")):
+    with in_place_of_the_cpu(FAST_CUDA):
         call_torch("ngram_index_append_", args)
 
 

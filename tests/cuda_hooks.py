@@ -8,29 +8,27 @@ from pathlib import Path
 
 import numpy as np
 from backends import Backend, call_torch
-from opspecs import Args, Array, OpSpec, Sample, owner
+from opspecs import Args, Array, OpSpec, owner
 from twins import Twin
 
 HOOKS = Twin("cuda_hooks", "cuda", "cuda")
 
 
-def watched(spec: OpSpec, sample: Sample, path: Path) -> Backend:
-    """The library's kernels as the backend for one sample. Only what the arguments are made of may
-    be read, and only what the schema marks written; what lies between a slice's rows is neither.
-    Where the sample breaks the contract's rules, races are its own fault."""
+def watched(spec: OpSpec, path: Path) -> Backend:
+    """The library's kernels as a backend for that operator. Only what the arguments are made of may
+    be read, and only what the schema marks written; what lies between a slice's rows is neither."""
     library = ctypes.CDLL(str(path))
-    tell = library.ngram_npu_twin_cuda_tensor
+    tell = library.ngram_npu_cuda_twin_tensor
     tell.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, *[ctypes.c_int64] * 4]
 
     def call(op: str, args: Args) -> tuple[Array, ...]:
-        library.ngram_npu_twin_cuda_allow_races(not sample.compare)
         for (name, _), value in zip(spec.arguments, args, strict=True):
             if isinstance(value, np.ndarray):
                 tell(*_extent(value), name in spec.written)
         try:
             return call_torch(op, args)
         finally:
-            library.ngram_npu_twin_cuda_forget_tensors()
+            library.ngram_npu_cuda_twin_forget_tensors()
 
     return Backend(HOOKS.name, call, twin=replace(HOOKS, folder=path.parent))
 

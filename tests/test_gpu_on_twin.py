@@ -12,14 +12,12 @@ from bench_host import Host
 from gpu.rows import Rows
 from gpu.test_steps import check_building, check_steps
 from ngram_npu import DeviceNgramIndex
-from twins import TWINS
+from twins import FAST_CUDA
 
 from tools.bench.gpu import ours
 from tools.bench.gpu.ops import GPU_OPS, LATEST, SCAN
 from tools.bench.options import Options, Size
 from tools.gpu import lookups, rows
-
-TWIN = next(twin for twin in TWINS if twin.name == "cuda_fast")
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +30,7 @@ def indexes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[DeviceNgramIndex]]
         return made[-1]
 
     monkeypatch.setattr(ours, "host_index", keep)
-    with in_place_of_the_cpu(TWIN):
+    with in_place_of_the_cpu(FAST_CUDA):
         yield made
 
 

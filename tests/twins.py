@@ -56,6 +56,7 @@ TWINS = (
     Twin("ascendc_twin", "npu", "ascendc"),
     Twin("ascendc_twin_950", "npu", "ascendc"),
 )
+FAST_CUDA = TWINS[0]
 
 
 def kernel_exists(op: str, device: str) -> bool:

@@ -90,12 +90,16 @@ def _run(command: str, *more: str | Path) -> None:
 
 def run_samples(op: str, mode: str, library: Path) -> str:
     spec = OPSPECS[op]
-    plain = Backend(mode, call_torch, twin=Twin(f"cuda_{mode}", "cuda", "cuda", library.parent))
-    with plain.drawing():
+    if mode == "hooks":
+        backend = watched(spec, library)
+    else:
+        twin = Twin(f"cuda_{mode}", "cuda", "cuda", library.parent)
+        backend = Backend(mode, call_torch, twin=twin)
+    with backend.drawing():
         samples = list(spec.samples(np.random.default_rng(2026)))
     for sample in samples:
         try:
-            check_parity(spec, watched(spec, sample, library) if mode == "hooks" else plain, sample)
+            check_parity(spec, backend, sample)
         except (MismatchError, RuntimeError) as error:
             return f"{sample.label}: {type(error).__name__}: {error}"
     return ""

@@ -13,11 +13,12 @@ from ngram_npu import _C, DeviceNgramIndex
 
 BUCKETS_PER_PAGE = 4
 
+# Words of core/ngram_index_device_layout.h.
 HEADER, SLOT = 64, 16
 SLOTS, ENTRIES = 1, 4
-OPTIONS, INDEXED, HELD, GIVEN_UP, TAIL = 0, 1, 2, 3, 8
+OPTIONS, INDEXED, HELD, GIVEN_UP = 0, 1, 2, 3
 # Of an entry, a uint64.
-START, TENANT, FINGERPRINT, LEVEL = 0, 28, 52, 61
+TENANT, FINGERPRINT, LEVEL = 28, 52, 61
 
 
 def index_of_buckets(num_slots: int, num_buckets: int, lookup: Lookup) -> DeviceNgramIndex:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from backends import call_torch, in_place_of_the_cpu
+from backends import call_torch
 from device_world import (
     GIVEN_UP,
     HEADER,
@@ -28,15 +27,8 @@ from hypothesis import settings
 from index_machine import IndexMachine
 from index_world import UNLIMITED, Lookup
 from ngram_npu import _C, DeviceNgramIndex, NgramConfig, NgramProposer
-from twins import TWINS
 
-TWIN = next(twin for twin in TWINS if twin.name == "cuda_fast")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _on_the_twin() -> Iterator[None]:
-    with in_place_of_the_cpu(TWIN):
-        yield
+pytestmark = pytest.mark.usefixtures("on_the_cuda_twin")
 
 
 class DeviceIndexMachine(IndexMachine):

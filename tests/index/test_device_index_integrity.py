@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from backends import in_place_of_the_cpu
 from device_world import (
     ENTRIES,
     FINGERPRINT,
@@ -26,15 +25,8 @@ from device_world import (
 )
 from index_world import Int32Array
 from ngram_npu import DeviceNgramIndex, IntegrityError
-from twins import TWINS
 
-TWIN = next(twin for twin in TWINS if twin.name == "cuda_fast")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _on_the_twin() -> Iterator[None]:
-    with in_place_of_the_cpu(TWIN):
-        yield
+pytestmark = pytest.mark.usefixtures("on_the_cuda_twin")
 
 
 def _of_slot(words: Int32Array, slot: int) -> Any:

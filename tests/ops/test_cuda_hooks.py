@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from backends import Backend, call_torch
 from cuda_hooks import HOOKS, watched
 from opspecs import OPSPECS, OpSpec
 
@@ -16,6 +15,7 @@ SPECS = [spec for spec in OPSPECS.values() if HOOKS.device not in spec.no_kernel
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_samples(spec: OpSpec) -> None:
-    with Backend(HOOKS.name, call_torch, twin=HOOKS).drawing():
+    backend = watched(spec, HOOKS.path)
+    with backend.drawing():
         for sample in spec.samples(np.random.default_rng(2026)):
-            check_parity(spec, watched(spec, sample, HOOKS.path), sample)
+            check_parity(spec, backend, sample)

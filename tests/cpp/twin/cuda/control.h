@@ -22,11 +22,11 @@ cudaError_t set_error(cudaError_t error, const std::string& what);
 #define NGRAM_TWIN_EXPORT extern "C" __attribute__((visibility("default")))
 
 // What the last launch that failed did wrong; empty where none has.
-NGRAM_TWIN_EXPORT const char* ngram_npu_twin_cuda_violation();
-NGRAM_TWIN_EXPORT void ngram_npu_twin_cuda_seed(uint64_t seed);
+NGRAM_TWIN_EXPORT const char* ngram_npu_cuda_twin_violation();
+NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_seed(uint64_t seed);
 // For watched launches: see watch.h.
-NGRAM_TWIN_EXPORT void ngram_npu_twin_cuda_allow_races(int32_t allowed);
-NGRAM_TWIN_EXPORT void ngram_npu_twin_cuda_forget_tensors();
-NGRAM_TWIN_EXPORT void ngram_npu_twin_cuda_tensor(const void* owner, int64_t owner_bytes, const void* first,
+NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_allow_races(int32_t allowed);
+NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_forget_tensors();
+NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_tensor(const void* owner, int64_t owner_bytes, const void* first,
                                                   int64_t rows, int64_t row_bytes, int64_t stride_bytes,
                                                   int32_t writable);

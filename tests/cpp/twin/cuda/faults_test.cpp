@@ -70,7 +70,7 @@ __global__ void lanes(int* out) {
 
 TEST_P(CudaTwin, WarpsComputeWhatCudaSays) {
   std::vector<int> out(32 * 12);
-  ASSERT_EQ(run({1, 32}, lanes, out.data()), cudaSuccess) << ngram_npu_twin_cuda_violation();
+  ASSERT_EQ(run({1, 32}, lanes, out.data()), cudaSuccess) << ngram_npu_cuda_twin_violation();
   for (int lane = 0; lane < 32; ++lane) {
     const std::vector<int> mine(out.begin() + lane * 12, out.begin() + lane * 12 + 12);
     const int low = lane < 16;

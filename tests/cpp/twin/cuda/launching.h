@@ -25,8 +25,8 @@ template <class... A>
 void expect_caught(const std::string& message, const Launch& shape, A... arguments) {
   for (int i = 0; i < 20; ++i) {
     ASSERT_EQ(run(shape, arguments...), cudaErrorLaunchFailure);
-    ASSERT_NE(std::string(ngram_npu_twin_cuda_violation()).find(message), std::string::npos)
-        << ngram_npu_twin_cuda_violation();
+    ASSERT_NE(std::string(ngram_npu_cuda_twin_violation()).find(message), std::string::npos)
+        << ngram_npu_cuda_twin_violation();
   }
   EXPECT_EQ(cudaGetLastError(), cudaErrorLaunchFailure);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
@@ -35,7 +35,7 @@ void expect_caught(const std::string& message, const Launch& shape, A... argumen
 template <class... A>
 void expect_right(const Launch& shape, A... arguments) {
   for (int i = 0; i < 20; ++i) {
-    ASSERT_EQ(run(shape, arguments...), cudaSuccess) << ngram_npu_twin_cuda_violation();
+    ASSERT_EQ(run(shape, arguments...), cudaSuccess) << ngram_npu_cuda_twin_violation();
   }
 }
 

@@ -30,13 +30,13 @@ cudaError_t set_error(cudaError_t error, const std::string& what) {
 
 }  // namespace twin
 
-const char* ngram_npu_twin_cuda_violation() { return twin::last_violation.c_str(); }
-void ngram_npu_twin_cuda_seed(uint64_t seed) { twin::set_seed(seed); }
+const char* ngram_npu_cuda_twin_violation() { return twin::last_violation.c_str(); }
+void ngram_npu_cuda_twin_seed(uint64_t seed) { twin::set_seed(seed); }
 
-void ngram_npu_twin_cuda_allow_races(int32_t allowed) { twin::races_are_allowed() = allowed != 0; }
-void ngram_npu_twin_cuda_forget_tensors() { twin::regions().clear(); }
+void ngram_npu_cuda_twin_allow_races(int32_t allowed) { twin::races_are_allowed() = allowed != 0; }
+void ngram_npu_cuda_twin_forget_tensors() { twin::regions().clear(); }
 
-void ngram_npu_twin_cuda_tensor(const void* owner, int64_t owner_bytes, const void* first, int64_t rows,
+void ngram_npu_cuda_twin_tensor(const void* owner, int64_t owner_bytes, const void* first, int64_t rows,
                                 int64_t row_bytes, int64_t stride_bytes, int32_t writable) {
   const auto number = [](int64_t value) { return static_cast<uintptr_t>(value); };
   twin::regions().push_back({reinterpret_cast<uintptr_t>(owner), number(owner_bytes),

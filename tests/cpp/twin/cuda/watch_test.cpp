@@ -12,8 +12,8 @@ class CudaTwinWatch : public ::testing::Test {
     options() = kHooks;
   }
   void TearDown() override {
-    ngram_npu_twin_cuda_forget_tensors();
-    ngram_npu_twin_cuda_allow_races(0);
+    ngram_npu_cuda_twin_forget_tensors();
+    ngram_npu_cuda_twin_allow_races(0);
   }
 
   int* ints() { return ints_.data(); }
@@ -76,7 +76,7 @@ TEST_F(CudaTwinWatch, AtomicOrNot) {
 }
 
 TEST_F(CudaTwinWatch, RacesThatTheCallerAsksFor) {
-  ngram_npu_twin_cuda_allow_races(1);
+  ngram_npu_cuda_twin_allow_races(1);
   expect_right({32, 1}, same_word_twice, ints());
 }
 
@@ -90,8 +90,8 @@ TEST_F(CudaTwinWatch, OnlyTensorsMayBeTouched) {
   int out = 0;
   const int64_t item = sizeof(int);
   const auto give = [&](int writable) {
-    ngram_npu_twin_cuda_forget_tensors();
-    ngram_npu_twin_cuda_tensor(buffer, 15 * item, buffer + 1, 2, 3 * item, 5 * item, writable);
+    ngram_npu_cuda_twin_forget_tensors();
+    ngram_npu_cuda_twin_tensor(buffer, 15 * item, buffer + 1, 2, 3 * item, 5 * item, writable);
   };
   give(0);
   for (int i = 0; i < 15; ++i) {
