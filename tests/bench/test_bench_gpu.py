@@ -253,5 +253,5 @@ def test_without_a_gpu_the_command_says_so(capsys: pytest.CaptureFixture[str]) -
 
 def test_the_base_contestant_is_no_contestant() -> None:
     workload = make_workload(Size(1, 40), OPTIONS)
-    with pytest.raises(NotImplementedError):
-        GpuContestant(workload, OPTIONS, "cpu").step(0)
+    with pytest.raises(TypeError, match="abstract"):
+        GpuContestant(workload, OPTIONS, "cpu")  # type: ignore[abstract]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
 import torch
 
+from tools.bench.contestant import Drafts
 from tools.bench.data import Workload
 from tools.bench.options import Options
 
-Drafts = list[list[int]]
 
-
-class GpuContestant:
+class GpuContestant(ABC):
     """One way of doing the steps of a workload; the base holds the rows on the device.
 
     All data of all steps is on the device before; :meth:`step` is captured into a graph, so its
@@ -54,13 +54,13 @@ class GpuContestant:
         """Back to before step 0; not timed."""
         self.num_tokens.copy_(self.lengths[0])
 
+    @abstractmethod
     def step(self, number: int) -> Any:
         """The work of that step; steps come in order."""
-        raise NotImplementedError
 
+    @abstractmethod
     def drafts(self, result: Any) -> Drafts:
         """What a result holds, to be compared: drafts, each without its unused slots."""
-        raise NotImplementedError
 
 
 def by_count(ids: torch.Tensor, counts: torch.Tensor) -> Drafts:

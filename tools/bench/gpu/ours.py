@@ -9,8 +9,9 @@ import torch
 from ngram_npu.config import UNLIMITED
 from ngram_npu.ops import workspace_size
 
+from tools.bench.contestant import Drafts
 from tools.bench.data import Workload
-from tools.bench.gpu.contestant import Drafts, GpuContestant, by_count
+from tools.bench.gpu.contestant import GpuContestant, by_count
 from tools.bench.ops.spec_state import FUSED, LAYOUT, state
 from tools.bench.options import MATCHES, Options, Size
 

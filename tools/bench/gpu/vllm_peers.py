@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from tools.bench.contestant import Drafts
 from tools.bench.data import Workload
-from tools.bench.gpu.contestant import Drafts, GpuContestant, by_count
+from tools.bench.gpu.contestant import GpuContestant, by_count
 from tools.bench.gpu.ours import Correction
 from tools.bench.gpu.vllm_files import Files, has_triton, load
 from tools.bench.ops.spec_state import BLOCK_SIZE, PAD_ID
