@@ -28,7 +28,7 @@ $(VENV)/.ready: tools/requirements-dev.txt
 # Without isolation the wheel is built against the torch of this environment, not a second one.
 wheel: setup
 	rm -rf $(DIST)
-	$(PY) -m pip wheel --quiet --no-build-isolation --no-deps -w $(DIST) .
+	$(PY) -m pip wheel --quiet --no-build-isolation --no-deps --config-settings=cmake.define.NGRAM_NPU_WERROR=ON -w $(DIST) .
 
 install: wheel
 	$(PY) -m pip install --quiet --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl
