@@ -303,7 +303,7 @@ def test_plot_without_matplotlib(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert cli.main(["replay", str(talk), "--plot", str(tmp_path / "x.png")]) == 2
-    assert '--plot needs matplotlib: pip install "ngram-npu[plot]"' in capsys.readouterr().err
+    assert "--plot needs matplotlib: pip install matplotlib" in capsys.readouterr().err
 
 
 # The rest of the command

@@ -74,4 +74,4 @@ def _matplotlib(module: str) -> Any:
     try:
         return importlib.import_module(f"matplotlib.{module}")
     except ImportError as error:
-        raise ReplayError('--plot needs matplotlib: pip install "ngram-npu[plot]"') from error
+        raise ReplayError("--plot needs matplotlib: pip install matplotlib") from error

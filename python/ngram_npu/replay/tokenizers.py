@@ -79,7 +79,8 @@ def _load_mistral(name: str) -> ReplayTokenizer:
     except ImportError as error:
         raise ReplayError(
             f'tokenizer "{name}" needs the package {error.name or "mistral_common"}: '
-            'pip install "ngram-npu[replay]" (or choose --tokenizer bytes)'
+            'pip install mistral-common sentencepiece (the extra "replay"), or choose '
+            "--tokenizer bytes"
         ) from error
     file = Path(str(package.__file__)).parent / "data" / _MISTRAL_FILES[name]
     if not file.is_file():
