@@ -5,7 +5,7 @@
 
 namespace ngram_npu::cpu {
 
-// Finds the occurrence of op 1's definition in tokens[0..num_tokens), num_tokens >= 2.
+// Finds the occurrence that docs/ops/ngram_propose.md defines in tokens[0..num_tokens), num_tokens >= 2.
 using FindOccurrence = Occurrence (*)(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n,
                                       int32_t match);
 

@@ -348,7 +348,7 @@ def test_a_decoding_request_needs_blocks_for_all_its_drafts() -> None:
 def test_a_rank_needs_blocks_for_its_own_tokens(
     block_size: int, per_kv_block: int, interleave: int, rank: int
 ) -> None:
-    """As many as operator 8 finds a slot with for each of the rank's tokens, and no more."""
+    """As many as compute_slot_mapping_ needs for the rank's tokens, and no more."""
     for length in range(1, 13):
         stored = None
         for count in range(6, -1, -1):

@@ -283,7 +283,7 @@ TEST_P(NgramStepTest, RowsWithoutCapacity) {
   EXPECT_EQ(Tokens(drafts, drafts + 3), (Tokens{-1, -1, -1}));
 }
 
-// The definition of op 2, request by request.
+// The definition of ngram_step_, request by request.
 StepResult expected_step(const StepInputs& in) {
   StepResult want;
   for (const Tokens& row : in.rows) want.rows.push_back(filled(row, in.capacity));

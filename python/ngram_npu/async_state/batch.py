@@ -55,15 +55,15 @@ class AsyncConfig:
     kv_groups: tuple[KVGroup, ...]
     """At least one."""
     disable_padded_drafter_batch: bool = False
-    """Whether the batch of a model-based drafter drops the rejected tokens (operator 6) instead of
-    keeping and skipping them (operators 4 and 5). vLLM's name."""
+    """Whether the batch of a model-based drafter drops the rejected tokens (``prepare_inputs``)
+    instead of keeping and skipping them (``prepare_inputs_padded``). vLLM's name."""
     pad_token: int = 0
     """Input where a draft was scheduled but none was found. It is verified like any draft."""
     pad_slot: int = -1
     """Slot of a token whose KV is not stored; of `slot_dtype`."""
     slot_dtype: Literal["int32", "int64"] = "int64"
     cp_world: int = 1
-    """Context parallel ranks that positions are dealt out to (operator 8)."""
+    """Context parallel ranks that positions are dealt out to (``compute_slot_mapping_``)."""
     cp_rank: int = 0
     """This one: 0 to cp_world-1."""
     cp_interleave: int = 1
@@ -85,8 +85,8 @@ class AsyncConfig:
         self._check_layout()
 
     def _check_layout(self) -> None:
-        """What operators 8 and 9 ask of it. They would refuse it too, but in begin_step, when the
-        host has taken the step for begun."""
+        """What the operators that map slots ask of it. They would refuse it too, but in
+        begin_step, when the host has taken the step for begun."""
         limit = 2 ** (31 if self.slot_dtype == "int32" else 63)
         self._check_range("pad_slot", -limit, limit - 1)
         self._check_range("cp_rank", 0, self.cp_world - 1)

@@ -258,7 +258,7 @@ class Mirrors:
 
     def known_input_ids(self, step: Step, input_ids: Int32Array) -> bool:
         """Writes the input ids that the host knows, those of requests without a previous step;
-        False where there are none. The others' are left to operator 10."""
+        False where there are none. The others' are left to ``prepare_input_ids_``."""
         if not len(step.rows) or int(step.prev_positions.min()) >= 0:
             return False
         known = np.flatnonzero(step.prev_positions < 0)

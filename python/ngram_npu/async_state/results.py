@@ -46,7 +46,7 @@ class StepInputs:
 
 @dataclass(frozen=True)
 class RaggedDrafterBatch:
-    """The step without its rejected tokens (operator 6)."""
+    """The step without its rejected tokens (``prepare_inputs``)."""
 
     query_start_loc: torch.Tensor
     """[B+1] int32; each request's last token is the one to draft from."""
@@ -58,7 +58,7 @@ class RaggedDrafterBatch:
 
 @dataclass(frozen=True)
 class PaddedDrafterBatch:
-    """The step with its rejected tokens (operator 5)."""
+    """The step with its rejected tokens (``prepare_inputs_padded``)."""
 
     token_indices_to_sample: torch.Tensor
     """[B] int32: the flat position of each request's last accepted token."""

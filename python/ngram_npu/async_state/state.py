@@ -37,7 +37,7 @@ class AsyncSpecState:
 
     Neither begin_step nor end_step waits for the device or reads from it. The host may run one step
     ahead: step n must be reconciled before step n+2 begins. Until then its drafts count as accepted
-    on the host; the device knows better and corrects itself (operator 9).
+    on the host; the device knows better and corrects itself (``correct_spec_state_``).
 
     Requests live in rows 0 to R-1 of the runner's numbering; within, each keeps one slot for life
     (`StepInputs.slot_indices`), so that moves of rows cost nothing. Not thread-safe; device work
