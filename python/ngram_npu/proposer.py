@@ -48,8 +48,8 @@ class NgramProposer:
     It owns no token data: the runner's buffers are read and, by :meth:`step`, appended to in place.
     Nothing waits for a device. Rows may be slices of a larger buffer.
 
-    With ``engine="index"`` it owns an index of the rows, so that a step costs the same whatever the
-    context's length; drafts are those of ``engine="scan"``, bit for bit. The index is made at the
+    With ``engine="index"`` it owns an index of the rows, so that a step's cost hardly grows with
+    the context; drafts are those of ``engine="scan"``, bit for bit. The index is made at the
     first step, for that buffer's rows. A runner that moves rows passes each request's slot; one
     that reuses a slot for another request may say so by :meth:`reset` (it is also noticed).
 

@@ -33,10 +33,11 @@ def ngram_index_step_(
     max_len: int = UNLIMITED,
     workspace: torch.Tensor | None = None,
 ) -> NgramStepResult:
-    """:func:`ngram_step_`, bit for bit, at a cost that does not grow with the context.
+    """:func:`ngram_step_`, bit for bit, at a cost that hardly grows with the context.
 
     Args:
-        index: [W] int32, made by :class:`ngram_npu.NgramIndex`; written.
+        index: [W] int32, made by :class:`ngram_npu.NgramIndex`, or for a GPU by
+            :class:`ngram_npu.DeviceNgramIndex`; written.
         slot_indices: [B] int32 or int64, which slot of the index each request uses; None: the slot
             of a row is the row.
         others: as in :func:`ngram_step_`; max_n - min_n is at most 7.
