@@ -74,7 +74,8 @@ enum Slot : int {
   kSlotLength,     // tokens indexed
   kSlotDepth,      // D, where kSlotPages > 0
   kSlotPages,      // pages held, directory included; 0: no table
-  kSlotGivenUp,    // pages held when the arena was full, else 0; the row is scanned until there is room again
+  kSlotGivenUp,    // else 0: pages held when the arena was full; the row is scanned until there is room again
+  kSlotMarked,     // 0 between calls; append marks the slots of its batch
   kSlotTail = 8,   // the last min(8, length) tokens indexed, the newest last
   kSlotRoot = 16,  // the directory (D <= 4), or the ids of its pages
 };
@@ -83,6 +84,9 @@ static NGRAM_FN uint32_t pack_options(int64_t min_n, int64_t max_n, int32_t matc
   return 0x1000000u | static_cast<uint32_t>(match) << 16 | static_cast<uint32_t>(max_n) << 8 |
          static_cast<uint32_t>(min_n);
 }
+
+// In kSlotGivenUp: the row needs a table larger than there can be. There is no room until it is another row.
+constexpr uint32_t kNeverRoom = ~0u;
 
 // A directory entry: page id << 4 | depth of the page.
 static NGRAM_FN uint32_t dir_entry(uint32_t page, uint32_t depth) { return page << 4 | depth; }

@@ -1,5 +1,7 @@
 #include "cpu/ngram_index_arena.h"
 
+#include <pthread.h>
+
 #include <atomic>
 
 #include "cpu/instruction_set.h"
@@ -26,10 +28,14 @@ class PageLock {
   PageLock(const PageLock&) = delete;
   PageLock& operator=(const PageLock&) = delete;
 
+  // A forked child has no thread that could release what another one held.
+  static void release_in_child() { held_.clear(); }
+
  private:
   static std::atomic_flag held_;
 };
 std::atomic_flag PageLock::held_ = ATOMIC_FLAG_INIT;
+[[maybe_unused]] const int released = pthread_atfork(nullptr, nullptr, PageLock::release_in_child);
 
 // Written under the lock, read without it by has_room_again.
 uint32_t count_pages(const Arena& arena, uint32_t difference) {
@@ -114,10 +120,10 @@ void clear_slot(const Arena& arena, uint32_t slot_id) {
 void give_up_slot(const Arena& arena, uint32_t slot_id) {
   uint32_t* slot = arena.slot(slot_id);
   const uint32_t options = slot[kSlotOptions];
-  const uint32_t pages = slot[kSlotPages];
+  const uint32_t needed = larger(larger(slot[kSlotPages], slot[kSlotGivenUp]), 1u);
   clear_slot(arena, slot_id);
   slot[kSlotOptions] = options;
-  slot[kSlotGivenUp] = pages < 1 ? 1 : pages;
+  slot[kSlotGivenUp] = needed;
   count(arena, kStatGivenUp);
 }
 
@@ -159,7 +165,7 @@ int64_t ngram_npu_cpu_ngram_index_pages(int64_t tokens, int64_t num_slots, int64
   // page and its directory come on top.
   const int64_t tenths = any_data ? 5 * (max_n - min_n + 2) : 12;
   const int64_t pages = tokens / 5900 * tenths + tokens % 5900 * tenths / 5900 + 2 * num_slots + 1;
-  return smaller(pages, index::kMaxPages);
+  return pages <= index::kMaxPages ? pages : 0;
 }
 
 int32_t ngram_npu_cpu_ngram_index_init(int32_t* index, int64_t words, int64_t num_slots) {

@@ -36,7 +36,7 @@ void release_page(const Arena& arena, uint32_t slot_id, uint32_t page);
 void clear_slot(const Arena& arena, uint32_t slot_id);
 // The same, but the slot stays marked: its row is scanned until there is room again.
 void give_up_slot(const Arena& arena, uint32_t slot_id);
-// Whether a slot given up may try again: a quarter more pages are free than it held.
+// Whether a slot given up may try again: a quarter more pages are free than it held, unless its table was at its limit.
 bool has_room_again(const Arena& arena, uint32_t slot_id);
 
 void count(const Arena& arena, index::Header statistic, uint32_t times = 1);

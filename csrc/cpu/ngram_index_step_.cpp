@@ -116,12 +116,13 @@ class Step {
       // What the call appended is not charged: those tokens are few and new.
       const int64_t backlog = r.accepted.old_length - done;
       if (budget_ >= 0 && backlog > budget_) upto = smaller(upto, done + static_cast<uint32_t>(budget_));
+      // Also where the arena turns out to be full: the pages then free again would let the next row try as much.
+      if (budget_ > 0 && backlog > 0) budget_ -= smaller(backlog, budget_);
       if (upto > done && !table_.extend(arena_, options_, slot_id, tokens, readable_, done, upto)) {
         give_up_slot(arena_, slot_id);
-        note_indexed(arena_, slot_id, tokens, done);
+        note_indexed(arena_, slot_id, tokens, static_cast<uint32_t>(r.accepted.old_length));
         return scan_for(kStatScanFull);
       }
-      if (budget_ > 0 && backlog > 0) budget_ -= smaller(backlog, budget_);
       if (upto > done) note_indexed(arena_, slot_id, tokens, upto);
       done = upto;
       if (length - done > kMaxPending) return scan_for(kStatScanCatchUp);

@@ -403,6 +403,7 @@ class SlotTable {
   void split(Key key) {
     const uint32_t old_entry = *directory_at(dir_index(key, dir_depth_), dir_depth_);
     const uint32_t depth = old_entry & 15u;
+    if (depth >= kMaxDepth) slot_[kSlotGivenUp] = kNeverRoom;
     if (depth >= kMaxDepth || depth > dir_depth_ || (depth == dir_depth_ && !double_directory())) {
       failed_ = true;
       return;

@@ -93,6 +93,10 @@ class DeviceIndexStatistics(IndexCounters):
     entries_in_use: int
 
 
+_HEADER_PAGES, _HEADER_PAGES_IN_USE = 2, 5
+_MAX_SLOTS = 2**28
+
+
 class _Index(ABC):
     """What an index is wherever it lies."""
 
@@ -204,6 +208,8 @@ class NgramIndex(_Index):
         prefault: bool = False,
     ) -> None:
         super().__init__(num_slots, token_capacity, min_n, max_n)
+        if num_slots > _MAX_SLOTS:
+            raise ValueError(f"NgramIndex: num_slots: expected at most 2**28, got {num_slots}")
         pages = _C.index_pages(token_capacity, num_slots, min_n, max_n, any_data)
         words = _C.index_words(num_slots, pages)
         if words == 0:
@@ -220,6 +226,11 @@ class NgramIndex(_Index):
     def nbytes(self) -> int:
         """Size of the tensor; what is committed of it is what has been used."""
         return self._words.nbytes
+
+    @property
+    def share_in_use(self) -> float:
+        """How much of the memory for entries is in use, 0 to 1; cheaper than the statistics."""
+        return float(self._words[_HEADER_PAGES_IN_USE] / self._words[_HEADER_PAGES])
 
     @property
     def statistics(self) -> IndexStatistics:

@@ -86,5 +86,63 @@ TEST_P(IndexTest, AWrongHeaderIsNoIndex) {
   }
 }
 
+// A row of pairs that all belong into one group of lines of the deepest page there can be: more than fit.
+Tokens crowded_row() {
+  constexpr uint32_t kPairs = 80, kSamePage = ~0u << (32 - static_cast<int>(index::kMaxDepth));
+  Tokens row;
+  index::Key first = 0;
+  for (int32_t newest = 0; row.size() < 2 * kPairs; ++newest) {
+    for (int32_t before = 0; before < 4096 && row.size() < 2 * kPairs; ++before) {
+      const uint32_t sum =
+          static_cast<uint32_t>(newest) * index::kFactors.of[0] + static_cast<uint32_t>(before) * index::kFactors.of[1];
+      const index::Key key = index::make_key(sum, 0);
+      if (row.empty()) first = key;
+      const bool same_group = index::line_of(key) / index::kGroupLines == index::line_of(first) / index::kGroupLines;
+      if (((key ^ first) & kSamePage) == 0 && same_group) row.insert(row.end(), {before, newest});
+    }
+  }
+  return row;
+}
+
+TEST_P(IndexTest, ATableAtItsLimitIsNotTriedAgain) {
+  Tokens row = crowded_row();
+  int32_t length = static_cast<int32_t>(row.size());
+  row.resize(row.size() + 8);
+  const int64_t capacity = static_cast<int64_t>(row.size()), words = ngram_npu_cpu_ngram_index_words(1, 1000);
+  Tokens arena(static_cast<size_t>(words));
+  ASSERT_EQ(ngram_npu_cpu_ngram_index_init(arena.data(), words, 1), kOk);
+  int32_t next, num_sampled, num_draft, match_len, drafts[2];
+  NgramIndexStepParams p{};
+  p.step.token_ids = {row.data(), 1, capacity, capacity};
+  p.step.num_tokens = &length;
+  p.step.batch = 1;
+  p.step.advance = true;
+  p.step.vocab_size = 1 << 30;
+  p.step.lookup = {2, 4, 2, int64_t{1} << 40, kEarliest, false};
+  p.step.next_token_ids = &next;
+  p.step.num_sampled = &num_sampled;
+  p.step.draft_token_ids = drafts;
+  p.step.num_draft_tokens = &num_draft;
+  p.step.match_len = &match_len;
+  p.index = arena.data();
+  p.index_words = words;
+  p.catch_up_tokens = -1;
+  for (const size_t at : {0, 1, 2}) {  // what the row begins with
+    p.step.sampled_token_ids = {&row[at], 1, 1, 1};
+    ASSERT_EQ(ngram_npu_cpu_ngram_index_step_(&p, nullptr), kOk);
+    EXPECT_EQ(num_draft, at == 0 ? 0 : 2);
+    if (at > 0) {
+      EXPECT_EQ(drafts[0], row[at + 1]);
+    }
+    EXPECT_EQ(arena[index::kStatGivenUp], 1);
+    EXPECT_EQ(arena[index::kStatScanFull], static_cast<int32_t>(at) + 1);
+    EXPECT_EQ(arena[index::kHeaderPagesInUse], 0);
+  }
+  length = 2;  // a shorter row may fit
+  p.step.sampled_token_ids = {row.data(), 1, 1, 1};
+  ASSERT_EQ(ngram_npu_cpu_ngram_index_step_(&p, nullptr), kOk);
+  EXPECT_EQ(arena[index::kStatIndexed], 1);
+}
+
 }  // namespace
 }  // namespace ngram_npu::test

@@ -36,7 +36,8 @@ def _indexed(tokens: Int32Array, **options: int) -> NgramIndex:
         ({"min_n": 0}, r"min_n, max_n: expected 1 <= .* got 0, 4"),
         ({"min_n": 5}, r"min_n, max_n: .* got 5, 4"),
         ({"max_n": 10}, r"min_n, max_n: .* got 2, 10"),
-        ({"num_slots": 2**40}, r"too large"),
+        ({"num_slots": 2**28 + 1}, r"num_slots: expected at most 2\*\*28, got 268435457"),
+        ({"token_capacity": 10**12}, r"token_capacity: too large, got 1000000000000"),
     ],
 )
 def test_errors(changes: dict[str, int], message: str) -> None:
@@ -150,6 +151,22 @@ def test_full_memory_is_counted() -> None:
     assert index.statistics.slots_given_up == 1
     assert index.statistics.pages_in_use == 0
     index.check_integrity({0: tokens[0]})
+
+
+def test_a_step_tries_no_more_than_its_share_where_memory_is_full() -> None:
+    """What a row that did not fit has cost counts: else each of a batch would try."""
+    rows, length = 6, 20_000
+    tokens = _tokens(rows, length + 10, 9999)
+    lengths = np.full(rows, length, np.int32)
+    index = NgramIndex(rows, 6000, min_n=2, max_n=4)
+    _C.ngram_index_step_(
+        tokens, lengths, np.ones((rows, 1), np.int32), None, None, True, 9999, 2, 4, 4, 0, False,
+        10**6, index.tensor, None, None,
+    )  # fmt: skip
+    statistics = index.statistics
+    assert statistics.slots_given_up == 1
+    assert statistics.rows_scanned_full == 1
+    assert statistics.rows_scanned_catching_up == 5
 
 
 def _root_entry(words: Int32Array, slot: int) -> int:
