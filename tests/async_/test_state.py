@@ -270,6 +270,18 @@ def test_more_tokens_than_a_step_or_a_row_takes() -> None:
         _state().begin_step(_batch([0], [12], [0], new=[_admit(0, 12)]))
 
 
+@pytest.mark.parametrize("token", [-1, 1 << 30])
+def test_a_sampler_that_gave_nothing_is_named(token: int) -> None:
+    """Not two steps later, when the next one has made a token of it."""
+    state = _state(ngram=NgramConfig(min_n=1, max_n=3, k=2, vocab_size=100))
+    state.begin_step(_batch([0, 1], [4, 4], [0, 0], new=[_admit(0), _admit(1)]))
+    state.end_step(_sampled([5, -1, -1], [token, -1, -1]))
+    before = _all_of(state)
+    with pytest.raises(ValueError, match="a valid token of step 0 at batch position 1, got none"):
+        state.reconcile()
+    assert _all_of(state) == before
+
+
 def test_the_order_of_calls() -> None:
     state = _state()
     with pytest.raises(RuntimeError, match="no step has begun"):

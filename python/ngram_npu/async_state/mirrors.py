@@ -279,7 +279,8 @@ class Mirrors:
             request is gone.
 
         Raises:
-            ValueError: more tokens than the step could add to a request; nothing has changed then.
+            ValueError: more tokens than the step could add to a request, or none where the next
+                step was scheduled on one; nothing has changed then.
         """
         excess = num_sampled > step.sampled_up_to
         if excess.any():
@@ -289,6 +290,14 @@ class Mirrors:
                 f"reconcile: sampled_token_ids: expected at most {step.sampled_up_to[i]} tokens "
                 f"of step {step.number} at batch position {i}, which had "
                 f"{step.num_scheduled_drafts[i]} drafts, got {num_sampled[i]}"
+            )
+        # Drafts that are all refused, and no token: the device takes that back. Without drafts it
+        # has nothing to take back, and the next step has run on a token that nobody sampled.
+        nothing = (num_sampled < 1) & (step.sampled_up_to > 0) & (step.num_scheduled_drafts == 0)
+        if nothing.any():
+            raise ValueError(
+                "reconcile: sampled_token_ids: expected a valid token of step "
+                f"{step.number} at batch position {int(nothing.argmax())}, got none"
             )
         alive = self._generation[step.slots] == step.generation
         gained = np.where(
