@@ -164,7 +164,7 @@ class NgramProposer:
             self.config.vocab_size_or_unlimited,
             *self._lookup,
         )
-        index = self._index_for(token_ids)
+        index = self._index_for("ngram_index_step_", token_ids)
         if index is None:
             return StepResult(*ops.ngram_step_(*arguments, workspace))
         return StepResult(*ops.ngram_index_step_(*arguments, index.tensor, slot_indices, workspace))
@@ -182,7 +182,7 @@ class NgramProposer:
 
         Arguments and errors as in :meth:`step`; no slot twice.
         """
-        index = self._index_for(token_ids)
+        index = self._index_for("ngram_index_append_", token_ids)
         if index is not None:
             index.append(
                 token_ids,
@@ -197,16 +197,22 @@ class NgramProposer:
         if self.index is not None:
             self.index.reset(slot_indices)
 
-    def _index_for(self, token_ids: Any) -> NgramIndex | DeviceNgramIndex | None:
+    def _index_for(self, op: str, token_ids: Any) -> NgramIndex | DeviceNgramIndex | None:
+        if self.engine == "scan":
+            return None
         if self.index is None:
+            # It is kept from here on, so nothing is made for what the operator would refuse.
+            if token_ids.ndim != 2 or str(token_ids.dtype).removeprefix("torch.") != "int32":
+                raise ValueError(
+                    f"{op}: token_ids: expected a matrix of int32, got {token_ids.ndim} dimensions "
+                    f"of {token_ids.dtype}"
+                )
             rows, capacity = token_ids.shape
             kind: Literal["numpy", "torch"] = (
                 "numpy" if isinstance(token_ids, np.ndarray) else "torch"
             )
             on_device = kind == "torch" and token_ids.device.type != "cpu"
-            if self.engine == "scan" or (
-                self.engine == "auto" and (on_device or capacity <= SHORT_ROW)
-            ):
+            if self.engine == "auto" and (on_device or capacity <= SHORT_ROW):
                 return None
             tokens = rows * capacity if self._token_capacity is None else self._token_capacity
             slots = max(1, rows) if self._num_slots is None else self._num_slots
