@@ -11,6 +11,7 @@ import pytest
 from ngram_npu.vllm import NgramProposer
 from ngram_npu.vllm import engines as engines_module
 from ngram_npu.vllm.engines import IndexEngine, ScanEngine
+from ngram_npu.vllm.plugin import StockNgramProposer
 from test_vllm_rows import WIDTH, Runner
 from vllm_config import vllm_config
 
@@ -186,6 +187,50 @@ def test_memory_that_runs_low_is_taken_from_requests_that_are_gone() -> None:
     assert pages[0] < pages[1]
     assert max(pages) <= statistics.num_pages / 2 + pages[0]
     assert statistics.rows_scanned_full == 0
+
+
+def test_memory_is_taken_from_requests_that_are_gone_while_others_grow() -> None:
+    """Not only when a request comes that was not there before."""
+    proposer = _proposer("index", rows=8, max_model_len=6000)
+    engine = _index_engine(proposer)
+    engine._cache_config = SimpleNamespace(num_gpu_blocks=1500, block_size=16)
+    token_ids = np.random.default_rng(0).integers(0, 9999, (8, 6000), np.int32)
+    proposer.propose([[1]] * 3, np.full(3, 5990, np.int32), token_ids[:3])
+    first = engine.index.statistics
+    assert 0.3 < engine.index.share_in_use < 0.5
+    lengths = np.full(5, 20, np.int32)
+    for _ in range(145):
+        lengths += 40
+        proposer.propose([[1] * 40] * 5, lengths, token_ids[3:])
+    last = engine.index.statistics
+    assert first.pages_in_use + last.pages_in_use > last.num_pages
+    assert last.rows_scanned_full == 0
+    assert engine.index.share_in_use == last.pages_in_use / last.num_pages
+
+
+def test_requests_are_followed_while_no_drafts_are_asked_for() -> None:
+    token_ids = np.random.default_rng(0).integers(0, 9, (2, WIDTH), np.int32)
+    lengths = np.array([200, 210], np.int32)
+    proposer = StockNgramProposer(
+        vllm_config(
+            additional_config={"ngram_npu": {"engine": "index"}},
+            max_model_len=WIDTH,
+            prompt_lookup_min=2,
+            prompt_lookup_max=4,
+        )
+    )
+    for k in (2, 0, 0, 2, 2):
+        lengths += 1
+        drafts = proposer.propose(k, [[1]] * 2, lengths, token_ids)
+        assert max(map(len, drafts)) == k
+    engine = proposer._drafter.engine
+    assert isinstance(engine, IndexEngine)
+    assert engine.index is not None
+    statistics = engine.index.statistics
+    assert statistics.rows_indexed == 10
+    assert statistics.rebuilds_shorter == statistics.rebuilds_rewritten == 0
+    assert statistics.slots_given_up == 0
+    assert (engine._indexed > 0).sum() == 2
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ lines in vLLM's place."""
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -67,6 +68,26 @@ def test_the_module_is_waited_for_not_imported(stock: Stock) -> None:
     stock(KNOWN)
     plugin.install()
     assert plugin.MODULE not in sys.modules
+    assert _replaced()
+
+
+def test_who_only_looks_for_the_module_changes_nothing(stock: Stock) -> None:
+    stock(KNOWN)
+    plugin.install()
+    spec = importlib.util.find_spec(plugin.MODULE)
+    assert spec is not None
+    assert spec.origin is not None
+    assert spec.origin.endswith("ngram_proposer.py")
+    assert _replaced()
+    assert importlib.reload(_module()).NgramProposer is not plugin.StockNgramProposer
+
+
+def test_an_import_that_failed_may_be_tried_again(stock: Stock) -> None:
+    stock("raise RuntimeError('theirs')")
+    plugin.install()
+    with pytest.raises(RuntimeError, match="theirs"):
+        _module()
+    stock(KNOWN + "# longer, so that the cached bytecode is stale\n")
     assert _replaced()
 
 

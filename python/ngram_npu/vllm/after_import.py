@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Sequence
@@ -38,19 +37,31 @@ class _AfterImport(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self.name or self not in sys.meta_path:
+        if fullname != self.name:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._then)
+        # Asked for the spec only, as importlib.util.find_spec does, or for an import: it goes on
+        # standing here until the module has been executed.
+        for finder in sys.meta_path:
+            if not isinstance(finder, _AfterImport):
+                spec = finder.find_spec(fullname, path, target)
+                if spec is not None:
+                    break
+        else:
+            return None
+        if spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self)
         return spec
+
+    def executed(self, module: ModuleType) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self._then(module)
 
 
 class _Loader(Loader):
-    def __init__(self, loader: Loader, then: Callable[[ModuleType], None]) -> None:
+    def __init__(self, loader: Loader, waiting: _AfterImport) -> None:
         self._loader = loader
-        self._then = then
+        self._waiting = waiting
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)  # get_source and the like
@@ -63,4 +74,4 @@ class _Loader(Loader):
             module.__spec__.loader = self._loader
         module.__loader__ = self._loader
         self._loader.exec_module(module)
-        self._then(module)
+        self._waiting.executed(module)

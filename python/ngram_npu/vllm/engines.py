@@ -42,8 +42,10 @@ class Engine(Protocol):
             num_sampled: [B], how many of their last tokens this step sampled; 0: a row whose
                 prefill goes on, which drafts nothing.
 
+            k: 0 asks for none; what is kept of the rows is then brought up to date all the same.
+
         Returns:
-            Drafts [B, k] and how many of each row count [B].
+            Drafts [B, >= k] and how many of each row count [B].
         """
 
 
@@ -61,6 +63,8 @@ class ScanEngine:
     def draft(
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
     ) -> tuple[Int32Array, Int32Array]:
+        if k < 1:
+            return np.empty((len(num_tokens), 0), np.int32), np.zeros(len(num_tokens), np.int32)
         drafts, counts, _ = _C.ngram_propose(
             token_ids, num_tokens, None, num_sampled > 0, self._min_n, self._max_n, k, *self._policy
         )
@@ -116,7 +120,7 @@ class IndexEngine:
             UNLIMITED,
             config.min_n,
             config.max_n,
-            k,
+            max(k, 1),
             config.match_code,
             config.overlap,
             config.max_len_or_unlimited,
@@ -124,7 +128,9 @@ class IndexEngine:
             slots,
             None,
         )
-        return drafts, counts
+        if self.index.share_in_use > 0.5:
+            self.index.reset(self._rows.forget_absent())
+        return drafts, counts if k > 0 else np.zeros_like(counts)
 
     def _make_index(self) -> NgramIndex:
         config = self._options.ngram
@@ -139,13 +145,10 @@ class IndexEngine:
         )
 
     def _begin(self, slots: Int32Array) -> None:
-        """Makes room for requests not seen before."""
+        """Slots for requests not seen before."""
         assert self.index is not None
         self.index.reset(slots)
         self._indexed[slots] = 0
-        statistics = self.index.statistics
-        if 2 * statistics.pages_in_use > statistics.num_pages:
-            self.index.reset(self._rows.forget_absent())
 
     def _index_prompts(
         self, token_ids: Int32Array, num_tokens: Int32Array, slots: Int32Array, rows: Int64Array

@@ -44,8 +44,8 @@ class Drafter:
         token_ids_cpu: Int32Array,
     ) -> list[list[int]]:
         batch = len(sampled_token_ids)
-        if batch == 0 or k < 1:
-            return [[] for _ in range(batch)]
+        if batch == 0:
+            return []
         started = time.perf_counter()
         num_sampled = np.fromiter(map(len, sampled_token_ids), np.int32, batch)
         drafts, counts = self.engine.draft(
