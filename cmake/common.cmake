@@ -16,6 +16,9 @@ add_library(ngram_npu_options INTERFACE)
 target_compile_options(ngram_npu_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion
                                                    $<$<BOOL:${NGRAM_NPU_WERROR}>:-Werror>)
 target_include_directories(ngram_npu_options INTERFACE "${NGRAM_NPU_CSRC}")
+# Before glibc 2.34 pthread_atfork is in a library of its own.
+find_package(Threads REQUIRED)
+target_link_libraries(ngram_npu_options INTERFACE Threads::Threads)
 if(NGRAM_NPU_SANITIZE)
   target_compile_options(ngram_npu_options INTERFACE -fsanitize=${NGRAM_NPU_SANITIZE} -fno-sanitize-recover=all
                                                      -fno-omit-frame-pointer -g)
