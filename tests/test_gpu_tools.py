@@ -187,6 +187,7 @@ def test_a_document_names_no_place_of_one_machine(
     places = f"in {PREFIX}/x.py and {ROOT}/y.py of {ROOT}, for {tmp_path}/z.json"
     fail = f"print('lost' + 6000 * '.'); raise SystemExit({places!r})"
     bad = Stage("bad", (sys.executable, "-c", fail), 20, needs=())
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     monkeypatch.setattr(cli, "stages", lambda out: [bad])
     assert cli.main(["--out", str(tmp_path)]) == 1
     (stage,) = json.loads((tmp_path / "gpu-run.json").read_text())["stages"]

@@ -131,6 +131,7 @@ def test_a_build_that_fails_is_written_down(
     """Here no package can be imported and no device is there, as where nothing was ever built."""
     fails = "import sys; print('x' * 99_999); print('no compiler', file=sys.stderr); sys.exit(3)"
     install = [sys.executable, "-c", fails, "SOC_VERSION=Ascend910B3"]
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     monkeypatch.setattr(check, "_build_commands", lambda _: [install, []])
     monkeypatch.setitem(sys.modules, "ngram_npu.replay", None)
     monkeypatch.setitem(sys.modules, "torch_npu", None)

@@ -93,6 +93,7 @@ def environment(stage: Stage) -> dict[str, str]:
     found["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PREFIX), found.get("PYTHONPATH"))))
     if _VLLM not in found and PEERS.is_dir():
         found[_VLLM] = str(PEERS)
+    found["PYTHONUNBUFFERED"] = "1"  # both streams go into one, in order
     found["PATH"] = os.pathsep.join(filter(None, (found.get("PATH"), str(CUDA_PROGRAMS))))
     return found
 

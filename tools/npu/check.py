@@ -81,7 +81,7 @@ def _run(command: Sequence[str], **environment: str) -> subprocess.CompletedProc
     with subprocess.Popen(
         command,
         cwd=ROOT,
-        env={**os.environ, **environment},
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},  # the streams keep their order
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
