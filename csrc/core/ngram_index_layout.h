@@ -12,11 +12,11 @@
 // comes by pages.
 //
 // An entry is one word. In a page of depth d, from the top:
-//   fingerprint  15 - d bits  the bits of the prefix after its first d
+//   fingerprint  14 - d bits  the bits of the prefix after its first d
 //   level         3           n - min_n of its gram
 //   home          2           the line within its group of four where the search for it starts
 //   twice         1           the gram has occurred more than once
-//   start        11 + d       where the recorded occurrence ends, plus one; 0: no entry
+//   start        12 + d       where the recorded occurrence ends, plus one; 0: no entry
 // A split takes the fingerprint's top bit to choose the half, and `start` gets a bit: nothing is hashed, no token is
 // read.
 #pragma once
@@ -26,12 +26,12 @@
 // How many bits of the fingerprint a probe compares. No answer depends on it, since hits are verified against the row:
 // test builds with 0 and 1 drive that verification.
 #ifndef NGRAM_INDEX_FINGERPRINT_BITS
-#define NGRAM_INDEX_FINGERPRINT_BITS 15
+#define NGRAM_INDEX_FINGERPRINT_BITS 14
 #endif
 
 namespace ngram_npu::index {
 
-constexpr uint32_t kMagic = 0x31584e47;  // "GNX1"
+constexpr uint32_t kMagic = 0x32584e47;  // "GNX2"
 constexpr int64_t kHeaderWords = 64;
 constexpr int64_t kSlotWords = 32;
 constexpr int64_t kPageWords = 1024;
@@ -39,12 +39,16 @@ constexpr uint32_t kLineWords = 16;
 constexpr uint32_t kGroupLines = 4;  // lines 4g .. 4g+3 take each other's overflow
 constexpr uint32_t kPageLines = 64;
 constexpr int kMaxLevels = 8;
-constexpr uint32_t kMaxDepth = 14;
+constexpr uint32_t kPrefixBits = 14;
+// Of an entry in a page of depth 0. A page whose row grows beyond what its entries can record splits, full or not. On
+// text it is full before that; one bit less, and a row that passed a power of two split many of its pages early.
+constexpr uint32_t kStartBits = 12;
+constexpr uint32_t kMaxDepth = kPrefixBits - 1;
 constexpr uint32_t kRootDepth = 4;      // directories of up to 2^4 entries live in the slot itself
 constexpr uint32_t kDirPageDepth = 10;  // a directory page has 2^10 entries
 constexpr uint32_t kTailTokens = 8;
-constexpr uint32_t kMaxIndexedTokens = (1u << (11 + kMaxDepth)) - 1;  // longer rows are scanned
-constexpr int64_t kMaxPages = int64_t{1} << 26;                       // line numbers fit 32 bits
+constexpr uint32_t kMaxIndexedTokens = (1u << (kStartBits + kMaxDepth)) - 1;  // longer rows are scanned
+constexpr int64_t kMaxPages = int64_t{1} << 26;                               // line numbers fit 32 bits
 constexpr int64_t kMaxSlots = int64_t{1} << 28;
 
 // Words of the header. The statistics wrap.
@@ -74,7 +78,7 @@ enum Slot : int {
   kSlotLength,     // tokens indexed
   kSlotDepth,      // D, where kSlotPages > 0
   kSlotPages,      // pages held, directory included; 0: no table
-  kSlotGivenUp,    // else 0: pages held when the arena was full; the row is scanned until there is room again
+  kSlotGivenUp,    // not 0: the row is scanned. Pages held when the arena turned out full, or kNeverRoom
   kSlotMarked,     // 0 between calls; append marks the slots of its batch
   kSlotTail = 8,   // the last min(8, length) tokens indexed, the newest last
   kSlotRoot = 16,  // the directory (D <= 4), or the ids of its pages
@@ -92,22 +96,23 @@ constexpr uint32_t kNeverRoom = ~0u;
 static NGRAM_FN uint32_t dir_entry(uint32_t page, uint32_t depth) { return page << 4 | depth; }
 
 // Fields of an entry; any depth of four bits gives defined shifts.
-static NGRAM_FN uint32_t start_mask(uint32_t depth) { return (1u << (11 + depth)) - 1; }
-static NGRAM_FN uint32_t twice_bit(uint32_t depth) { return 1u << (11 + depth); }
-static NGRAM_FN uint32_t home_shift(uint32_t depth) { return 12 + depth; }
-static NGRAM_FN uint32_t level_shift(uint32_t depth) { return 14 + depth; }
+static NGRAM_FN uint32_t start_mask(uint32_t depth) { return (1u << (kStartBits + depth)) - 1; }
+static NGRAM_FN uint32_t twice_bit(uint32_t depth) { return 1u << (kStartBits + depth); }
+static NGRAM_FN uint32_t home_shift(uint32_t depth) { return kStartBits + 1 + depth; }
+static NGRAM_FN uint32_t level_shift(uint32_t depth) { return kStartBits + 3 + depth; }
 
 // What a probe compares: home, level, and as much of the fingerprint as this build asks for.
 static NGRAM_FN uint32_t probe_mask(uint32_t depth) {
   constexpr uint32_t kWanted = NGRAM_INDEX_FINGERPRINT_BITS;
-  if (kWanted >= 15) return ~0u << home_shift(depth);
-  const uint32_t bits = smaller(kWanted, 15 - depth);
+  if (kWanted >= kPrefixBits) return ~0u << home_shift(depth);
+  const uint32_t bits = smaller(kWanted, kPrefixBits - depth);
   return 0x1fu << home_shift(depth) | (bits > 0 ? ~0u << (32 - bits) : 0u);
 }
 
 // Where a gram belongs, in one word: the head of its entry in a page of depth 0, and below it the line within the page.
-//   prefix 15 bits | level 3 | home 2 | 0 0 0 0 0 0 | line 6 (home are its last two bits)
+//   prefix 14 bits | level 3 | home 2 | 0 0 0 0 0 0 0 | line 6 (home are its last two bits)
 using Key = uint32_t;
+constexpr uint32_t kHeadBits = ~0u << (kStartBits + 1);
 
 static NGRAM_FN uint32_t line_of(Key key) { return key & (kPageLines - 1); }
 // The page's place in a directory of that depth.
@@ -115,7 +120,7 @@ static NGRAM_FN uint32_t dir_index(Key key, uint32_t dir_depth) {
   return static_cast<uint32_t>(static_cast<uint64_t>(key) << dir_depth >> 32);
 }
 // Its entry in a page of that depth, without `twice` and `start`.
-static NGRAM_FN uint32_t entry_head(Key key, uint32_t depth) { return (key & ~0xfffu) << depth; }
+static NGRAM_FN uint32_t entry_head(Key key, uint32_t depth) { return (key & kHeadBits) << depth; }
 
 // The hash of a gram is a sum of products of its tokens, newest first, with these factors: the gram one longer adds
 // one.
@@ -147,7 +152,8 @@ static NGRAM_FN void make_keys(const Word& sum, uint32_t level, Word* key) {
   // steadily.
   const Word u = x >> 16;
   const Word prefix = u + ((u * (0x10000u - u) >> 16) * 22610u >> 16);
-  *key = prefix >> 1 << 17 | level << 14 | (x & 3u) << 12 | (x & (kPageLines - 1));
+  *key = prefix >> (16 - kPrefixBits) << (32 - kPrefixBits) | level << (kStartBits + 3) |
+         (x & (kGroupLines - 1)) << (kStartBits + 1) | (x & (kPageLines - 1));
 }
 
 static NGRAM_FN Key make_key(uint32_t sum, uint32_t level) {

@@ -106,10 +106,10 @@ class SlotTable {
       const Vector page = entry >> 4;
       const Vector line = (page < last_page ? page : last_page + Vector{}) * kPageLines + (key & (kPageLines - 1));
       batch->line[level] = line;
-      batch->want[level] = (key & ~0xfffu) << depth;
-      batch->start[level] = ((0x800u + Vector{}) << depth) - 1;
-      if constexpr (NGRAM_INDEX_FINGERPRINT_BITS >= 15) {
-        batch->mask[level] = (~0xfffu + Vector{}) << depth;
+      batch->want[level] = (key & kHeadBits) << depth;
+      batch->start[level] = (((1u << kStartBits) + Vector{}) << depth) - 1;
+      if constexpr (NGRAM_INDEX_FINGERPRINT_BITS >= kPrefixBits) {
+        batch->mask[level] = (kHeadBits + Vector{}) << depth;
       } else {
         for (uint32_t i = 0; i < kWidth; ++i) batch->mask[level][i] = probe_mask(depth[i]);
       }

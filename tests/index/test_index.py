@@ -191,7 +191,7 @@ def _owners(words: Int32Array) -> Int32Array:
 
 
 def _start_bits(words: Int32Array, slot: int) -> int:
-    return 11 + (_root_entry(words, slot) & 15)
+    return 12 + (_root_entry(words, slot) & 15)
 
 
 def _broken_header(words: Int32Array) -> None:
