@@ -47,6 +47,35 @@ TEST_P(IndexTest, DraftsAreTheRescans) { run(false); }
 
 TEST_P(IndexTest, NonsenseStaysWithinTheTensors) { run(true); }
 
+// ngram_index_step_ on one row, for up to two drafts.
+struct OneRowStep {
+  int32_t length, next, num_sampled, num_draft, match_len, drafts[2];
+  NgramIndexStepParams params{};
+
+  OneRowStep(int32_t* row, size_t capacity, int32_t tokens, int32_t* index, int64_t words) : length(tokens) {
+    const int64_t width = static_cast<int64_t>(capacity);
+    params.step.token_ids = {row, 1, width, width};
+    params.step.num_tokens = &length;
+    params.step.batch = 1;
+    params.step.advance = true;
+    params.step.vocab_size = 1 << 30;
+    params.step.lookup = {2, 4, 2, int64_t{1} << 40, kEarliest, false};
+    params.step.next_token_ids = &next;
+    params.step.num_sampled = &num_sampled;
+    params.step.draft_token_ids = drafts;
+    params.step.num_draft_tokens = &num_draft;
+    params.step.match_len = &match_len;
+    params.index = index;
+    params.index_words = words;
+    params.catch_up_tokens = -1;
+  }
+
+  int32_t run(const int32_t* sampled, int64_t count) {
+    params.step.sampled_token_ids = {sampled, 1, count, count};
+    return ngram_npu_cpu_ngram_index_step_(&params, nullptr);
+  }
+};
+
 TEST_P(IndexTest, AWrongHeaderIsNoIndex) {
   const Tokens row = {1, 2, 3, 9, 1, 2, 0, 0};
   for (const Flush flush : kFlushes) {
@@ -57,29 +86,13 @@ TEST_P(IndexTest, AWrongHeaderIsNoIndex) {
         if (size > 0) words.data()[0] = static_cast<int32_t>(index::kMagic);
         const std::vector<int32_t> before = words.values();
         Guarded<int32_t> tokens(row, flush);
-        int32_t length = 6, next, num_sampled, num_draft, match_len, drafts[2];
         const int32_t sampled[] = {3, -1};
-        NgramIndexStepParams p{};
-        p.step.token_ids = {tokens.data(), 1, 8, 8};
-        p.step.num_tokens = &length;
-        p.step.sampled_token_ids = {sampled, 1, 2, 2};
-        p.step.batch = 1;
-        p.step.advance = true;
-        p.step.vocab_size = 100;
-        p.step.lookup = {2, 4, 2, int64_t{1} << 40, kEarliest, false};
-        p.step.next_token_ids = &next;
-        p.step.num_sampled = &num_sampled;
-        p.step.draft_token_ids = drafts;
-        p.step.num_draft_tokens = &num_draft;
-        p.step.match_len = &match_len;
-        p.index = words.data();
-        p.index_words = size;
-        p.catch_up_tokens = -1;
-        ASSERT_EQ(ngram_npu_cpu_ngram_index_step_(&p, nullptr), kOk);
-        EXPECT_EQ(length, 7);
-        EXPECT_EQ(num_draft, 2);
-        EXPECT_EQ(match_len, 3);
-        EXPECT_EQ(drafts[0], 9);
+        OneRowStep step(tokens.data(), row.size(), 6, words.data(), size);
+        ASSERT_EQ(step.run(sampled, 2), kOk);
+        EXPECT_EQ(step.length, 7);
+        EXPECT_EQ(step.num_draft, 2);
+        EXPECT_EQ(step.match_len, 3);
+        EXPECT_EQ(step.drafts[0], 9);
         EXPECT_EQ(words.values(), before);
       }
     }
@@ -106,41 +119,24 @@ Tokens crowded_row() {
 
 TEST_P(IndexTest, ATableAtItsLimitIsNotTriedAgain) {
   Tokens row = crowded_row();
-  int32_t length = static_cast<int32_t>(row.size());
+  const int32_t length = static_cast<int32_t>(row.size());
   row.resize(row.size() + 8);
-  const int64_t capacity = static_cast<int64_t>(row.size()), words = ngram_npu_cpu_ngram_index_words(1, 1000);
+  const int64_t words = ngram_npu_cpu_ngram_index_words(1, 1000);
   Tokens arena(static_cast<size_t>(words));
   ASSERT_EQ(ngram_npu_cpu_ngram_index_init(arena.data(), words, 1), kOk);
-  int32_t next, num_sampled, num_draft, match_len, drafts[2];
-  NgramIndexStepParams p{};
-  p.step.token_ids = {row.data(), 1, capacity, capacity};
-  p.step.num_tokens = &length;
-  p.step.batch = 1;
-  p.step.advance = true;
-  p.step.vocab_size = 1 << 30;
-  p.step.lookup = {2, 4, 2, int64_t{1} << 40, kEarliest, false};
-  p.step.next_token_ids = &next;
-  p.step.num_sampled = &num_sampled;
-  p.step.draft_token_ids = drafts;
-  p.step.num_draft_tokens = &num_draft;
-  p.step.match_len = &match_len;
-  p.index = arena.data();
-  p.index_words = words;
-  p.catch_up_tokens = -1;
+  OneRowStep step(row.data(), row.size(), length, arena.data(), words);
   for (const size_t at : {0, 1, 2}) {  // what the row begins with
-    p.step.sampled_token_ids = {&row[at], 1, 1, 1};
-    ASSERT_EQ(ngram_npu_cpu_ngram_index_step_(&p, nullptr), kOk);
-    EXPECT_EQ(num_draft, at == 0 ? 0 : 2);
+    ASSERT_EQ(step.run(&row[at], 1), kOk);
+    EXPECT_EQ(step.num_draft, at == 0 ? 0 : 2);
     if (at > 0) {
-      EXPECT_EQ(drafts[0], row[at + 1]);
+      EXPECT_EQ(step.drafts[0], row[at + 1]);
     }
     EXPECT_EQ(arena[index::kStatGivenUp], 1);
     EXPECT_EQ(arena[index::kStatScanFull], static_cast<int32_t>(at) + 1);
     EXPECT_EQ(arena[index::kHeaderPagesInUse], 0);
   }
-  length = 2;  // a shorter row may fit
-  p.step.sampled_token_ids = {row.data(), 1, 1, 1};
-  ASSERT_EQ(ngram_npu_cpu_ngram_index_step_(&p, nullptr), kOk);
+  step.length = 2;  // a shorter row may fit
+  ASSERT_EQ(step.run(row.data(), 1), kOk);
   EXPECT_EQ(arena[index::kStatIndexed], 1);
 }
 
