@@ -50,6 +50,10 @@ py::dict index_statistics(py::handle index) {
 
 void define_index_tools(py::module_& m) {
   m.attr("INDEX_PAGE_WORDS") = index::kPageWords;
+  m.attr("INDEX_MAX_SLOTS") = index::kMaxSlots;
+  m.attr("INDEX_HEADER_PAGES") = static_cast<int>(index::kHeaderPages);
+  m.attr("INDEX_HEADER_UNUSED_PAGE") = static_cast<int>(index::kHeaderUnusedPage);
+  m.attr("INDEX_HEADER_PAGES_IN_USE") = static_cast<int>(index::kHeaderPagesInUse);
   m.def("index_words", ngram_npu_cpu_ngram_index_words, py::arg("num_slots"), py::arg("num_pages"));
   m.def(
       "index_pages",

@@ -115,6 +115,10 @@ def ngram_index_reset_(index: _Int32, slot_indices: _Index) -> None:
     """index [W] is written; slot_indices [N]."""
 
 INDEX_PAGE_WORDS: int
+INDEX_MAX_SLOTS: int
+INDEX_HEADER_PAGES: int
+INDEX_HEADER_UNUSED_PAGE: int
+INDEX_HEADER_PAGES_IN_USE: int
 
 def index_words(num_slots: int, num_pages: int) -> int:
     """Size in int32 words of an index with that many slots and pages; 0 where none can be so

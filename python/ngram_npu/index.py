@@ -93,10 +93,6 @@ class DeviceIndexStatistics(IndexCounters):
     entries_in_use: int
 
 
-_HEADER_PAGES, _HEADER_PAGES_IN_USE = 2, 5
-_MAX_SLOTS = 2**28
-
-
 class _Index(ABC):
     """What an index is wherever it lies."""
 
@@ -208,7 +204,7 @@ class NgramIndex(_Index):
         prefault: bool = False,
     ) -> None:
         super().__init__(num_slots, token_capacity, min_n, max_n)
-        if num_slots > _MAX_SLOTS:
+        if num_slots > _C.INDEX_MAX_SLOTS:
             raise ValueError(f"NgramIndex: num_slots: expected at most 2**28, got {num_slots}")
         pages = _C.index_pages(token_capacity, num_slots, min_n, max_n, any_data)
         words = _C.index_words(num_slots, pages)
@@ -230,7 +226,8 @@ class NgramIndex(_Index):
     @property
     def share_in_use(self) -> float:
         """How much of the memory for entries is in use, 0 to 1; cheaper than the statistics."""
-        return float(self._words[_HEADER_PAGES_IN_USE] / self._words[_HEADER_PAGES])
+        words = self._words
+        return float(words[_C.INDEX_HEADER_PAGES_IN_USE] / words[_C.INDEX_HEADER_PAGES])
 
     @property
     def statistics(self) -> IndexStatistics:

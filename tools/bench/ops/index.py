@@ -19,8 +19,6 @@ from tools.bench.ops.lookup import ReadPass, StepContestant
 from tools.bench.options import MATCHES, Options, Size
 from tools.bench.vllm_peer import VllmNumba
 
-_HEADER_UNUSED_PAGE = 3
-
 
 class IndexStepContestant(StepContestant):
     """A step that is answered from an index of all rows, which were indexed before."""
@@ -204,13 +202,13 @@ def _append(
 
 def pages_after(words: Int32Array) -> int:
     """Pages that were never used; they lie at the end."""
-    unused = _C.index_statistics(words)["num_pages"] - int(words[_HEADER_UNUSED_PAGE])
+    unused = _C.index_statistics(words)["num_pages"] - int(words[_C.INDEX_HEADER_UNUSED_PAGE])
     return max(0, unused)
 
 
 def _entries(index: NgramIndex) -> int:
     """Words of pages that hold something: entries, and a few of directories."""
-    held = int(index.tensor[_HEADER_UNUSED_PAGE])
+    held = int(index.tensor[_C.INDEX_HEADER_UNUSED_PAGE])
     pages = index.statistics.num_pages
     at = len(index.tensor) - pages * _C.INDEX_PAGE_WORDS
     return int(np.count_nonzero(index.tensor[at : at + held * _C.INDEX_PAGE_WORDS]))
