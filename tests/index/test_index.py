@@ -143,6 +143,23 @@ def test_a_row_whose_directory_takes_several_pages(match: int) -> None:
     index.check_integrity()
 
 
+def test_repetitive_text_that_passes_a_power_of_two_splits_no_page_early() -> None:
+    """A page splits when it is full, not because its row has grown longer than entries can say."""
+    rng = np.random.default_rng(0)
+    phrases = rng.integers(0, 30_000, (80, 10), np.int32)
+    words = np.empty((3200, 11), np.int32)
+    words[:, :10] = phrases[rng.integers(0, 80, 3200)]
+    words[:, 10] = rng.integers(0, 30_000, 3200)
+    tokens = words.reshape(1, -1)
+    index = NgramIndex(1, tokens.size, min_n=2, max_n=4)
+    splits = []
+    for length in (32_700, 33_200):
+        index.append(tokens, np.full(1, length, np.int32))
+        splits.append(index.statistics.page_splits)
+    assert 15 < splits[0] < 31  # so few pages that some are of depth 4
+    assert splits[1] - splits[0] <= 2
+
+
 def test_full_memory_is_counted() -> None:
     tokens = _tokens(1, 20_000, 300)
     index = NgramIndex(1, 2000, min_n=2, max_n=4)
