@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from ngram_npu.vllm import plugin
@@ -80,6 +81,25 @@ def test_who_only_looks_for_the_module_changes_nothing(stock: Stock) -> None:
     assert spec.origin.endswith("ngram_proposer.py")
     assert _replaced()
     assert importlib.reload(_module()).NgramProposer is not plugin.StockNgramProposer
+
+
+class _FinderOfOld:
+    """As they were before Python 3.4; importing passes it over."""
+
+    @staticmethod
+    def find_module(name: str, path: object = None) -> None: ...
+
+
+@pytest.mark.filterwarnings("ignore::ImportWarning")
+def test_finders_without_find_spec_are_passed_over(stock: Stock) -> None:
+    stock(KNOWN)
+    plugin.install()
+    finder: Any = _FinderOfOld()
+    sys.meta_path.insert(0, finder)
+    try:
+        assert _replaced()
+    finally:
+        sys.meta_path.remove(finder)
 
 
 def test_an_import_that_failed_may_be_tried_again(stock: Stock) -> None:

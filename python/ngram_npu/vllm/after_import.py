@@ -42,8 +42,9 @@ class _AfterImport(MetaPathFinder):
         # Asked for the spec only, as importlib.util.find_spec does, or for an import: it goes on
         # standing here until the module has been executed.
         for finder in sys.meta_path:
-            if not isinstance(finder, _AfterImport):
-                spec = finder.find_spec(fullname, path, target)
+            find_spec = getattr(finder, "find_spec", None)  # a finder of old has none
+            if find_spec is not None and not isinstance(finder, _AfterImport):
+                spec: ModuleSpec | None = find_spec(fullname, path, target)
                 if spec is not None:
                     break
         else:
