@@ -208,6 +208,43 @@ def test_memory_is_taken_from_requests_that_are_gone_while_others_grow() -> None
     assert engine.index.share_in_use == last.pages_in_use / last.num_pages
 
 
+def test_requests_that_take_turns_keep_their_memory() -> None:
+    """As micro-batches of a pipeline do, all of them running, in memory that is more than half
+    used."""
+    proposer = _proposer("index", rows=8, max_model_len=6000)
+    engine = _index_engine(proposer)
+    engine._cache_config = SimpleNamespace(num_gpu_blocks=1750, block_size=16)
+    token_ids = np.random.default_rng(0).integers(0, 9999, (2, 3, 6000), np.int32)
+    lengths = np.full(3, 5000, np.int32)
+    splits = []
+    for _ in range(100):
+        lengths += 1
+        for turn in range(2):
+            proposer.propose([[1]] * 3, lengths, token_ids[turn])
+        splits.append(engine.index.statistics.page_splits)
+    assert 0.5 < engine.index.share_in_use < 0.9
+    assert splits[-1] - splits[0] < splits[0] / 10
+    assert engine.index.statistics.rows_scanned_full == 0
+
+
+def test_rows_that_grew_in_a_step_without_drafts_are_not_indexed_anew() -> None:
+    """vLLM leaves the drafter out where any request is within k tokens of its limit."""
+    proposer, scan = _proposer("index", max_model_len=3000), _proposer("scan", max_model_len=3000)
+    token_ids = np.random.default_rng(0).integers(0, 50, (3, 3000), np.int32)
+    lengths = np.array([2000, 2100, 2200], np.int32)
+    engine = _index_engine(proposer)
+    begun = []
+    for order in ([0, 1, 2], [0, 1, 2], [2, 1]):  # grown where they were, then moved as well
+        rows, ends = token_ids[order], lengths[order]
+        assert proposer.propose([[1]] * len(order), ends, rows) == scan.propose(
+            [[1]] * len(order), ends, rows
+        )
+        begun.append(engine.index.statistics.page_splits)
+        lengths += 3
+    assert begun[0] > 10
+    assert begun[2] - begun[0] <= 2
+
+
 def test_requests_are_followed_while_no_drafts_are_asked_for() -> None:
     token_ids = np.random.default_rng(0).integers(0, 9, (2, WIDTH), np.int32)
     lengths = np.array([200, 210], np.int32)
@@ -234,20 +271,22 @@ def test_requests_are_followed_while_no_drafts_are_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cache", "tokens"),
+    ("cache", "context_ranks", "tokens"),
     [
-        (None, 8 * WIDTH),
-        (SimpleNamespace(num_gpu_blocks=None, block_size=16), 8 * WIDTH),
-        (SimpleNamespace(num_gpu_blocks=10, block_size=16), 160),
-        (SimpleNamespace(num_gpu_blocks=10**6, block_size=16), 8 * WIDTH),
+        (None, 1, 8 * WIDTH),
+        (SimpleNamespace(num_gpu_blocks=None, block_size=16), 4, 8 * WIDTH),
+        (SimpleNamespace(num_gpu_blocks=10, block_size=16), 1, 160),
+        (SimpleNamespace(num_gpu_blocks=10, block_size=16), 4, 640),
+        (SimpleNamespace(num_gpu_blocks=10**6, block_size=16), 1, 8 * WIDTH),
     ],
 )
 def test_size_goes_by_the_kv_cache(
-    monkeypatch: pytest.MonkeyPatch, cache: Any, tokens: int
+    monkeypatch: pytest.MonkeyPatch, cache: Any, context_ranks: int, tokens: int
 ) -> None:
     section = {"ngram_npu": {"engine": "index"}}
     config = vllm_config(max_model_len=WIDTH, additional_config=section)
     config.cache_config = cache
+    config.parallel_config.decode_context_parallel_size = context_ranks
     proposer = NgramProposer(config)
     made = []
     real = engines_module.NgramIndex

@@ -26,6 +26,11 @@ PROMPT_TOKENS_PER_STEP = 32768
 """Indexed ahead of their first draft while rows prefill: about a millisecond."""
 
 
+PATIENCE = 64
+"""Steps that a request may sit out while memory is half used, and keep its index: it may be running
+(another micro-batch of a pipeline has its turn, or the step's token budget ends before it)."""
+
+
 class Engine(Protocol):
     """Drafts for the rows of vLLM's token buffer."""
 
@@ -75,15 +80,17 @@ class IndexEngine:
     """Looks through what is new in each row, from an index of each request's tokens.
 
     A request keeps its slot of the index while its row moves (:class:`RowRecognizer`). Slots of
-    requests that are gone are kept, since preempted ones come back, until half of the memory is in
-    use. The index is made by the first draft, when vLLM knows how many tokens its KV cache holds.
+    requests that are gone are kept, since preempted ones come back: while half of the memory is
+    free all of them, then those that were there lately, and none where little is left. The index is
+    made by the first draft, when vLLM knows how many tokens its KV cache holds.
     """
 
     name = "index"
 
-    def __init__(self, options: Options, cache_config: Any) -> None:
+    def __init__(self, options: Options, cache_config: Any, context_ranks: int) -> None:
         self._options = options
         self._cache_config = cache_config
+        self._context_ranks = context_ranks  # among which decode context parallelism shares a block
         num_slots = 2 * options.max_num_seqs
         self._rows = RowRecognizer(num_slots)
         self._indexed = np.zeros(num_slots, np.int64)  # of the tokens; those of a prompt, in pieces
@@ -128,15 +135,19 @@ class IndexEngine:
             slots,
             None,
         )
-        if self.index.share_in_use > 0.5:
-            self.index.reset(self._rows.forget_absent())
+        share = self.index.share_in_use
+        if share > 0.5:
+            steps = 0 if share > 0.9 else PATIENCE
+            self.index.reset(self._rows.forget_absent(steps))
         return drafts, counts if k > 0 else np.zeros_like(counts)
 
     def _make_index(self) -> NgramIndex:
         config = self._options.ngram
         tokens = self._options.max_num_seqs * config.max_len_or_unlimited
         blocks = getattr(self._cache_config, "num_gpu_blocks", None)
-        cached = blocks * self._cache_config.block_size if blocks else MOST_TOKENS
+        cached = MOST_TOKENS
+        if blocks:
+            cached = blocks * self._cache_config.block_size * self._context_ranks
         return NgramIndex(
             2 * self._options.max_num_seqs,
             min(tokens, cached),
@@ -173,11 +184,13 @@ class IndexEngine:
             )
 
 
-def make_engine(options: Options, cache_config: Any) -> Engine:
+def make_engine(options: Options, cache_config: Any, context_ranks: int = 1) -> Engine:
     """The engine that the options ask for; ``auto``: the index where it can be and pays."""
     name, config = options.engine, options.ngram
     if name == "auto":
         possible = config.max_n - config.min_n < MAX_INDEX_SPAN
         pays = config.max_len_or_unlimited > SHORT_CONTEXT
         name = "index" if possible and pays else "scan"
-    return IndexEngine(options, cache_config) if name == "index" else ScanEngine(config)
+    if name == "scan":
+        return ScanEngine(config)
+    return IndexEngine(options, cache_config, context_ranks)

@@ -26,8 +26,11 @@ class Drafter:
 
     def __init__(self, vllm_config: Any, options: Options, method: str) -> None:
         self.options = options
-        self.engine = make_engine(options, getattr(vllm_config, "cache_config", None))
         parallel = vllm_config.parallel_config
+        context_ranks = getattr(parallel, "decode_context_parallel_size", 1)
+        self.engine = make_engine(
+            options, getattr(vllm_config, "cache_config", None), context_ranks
+        )
         # Every tensor-parallel rank drafts the same; one of them speaks and counts.
         speaks = getattr(parallel, "rank", 0) % parallel.tensor_parallel_size == 0
         self._stats = Stats(vllm_config) if speaks else None

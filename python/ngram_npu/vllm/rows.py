@@ -5,20 +5,25 @@ requests finish, leave when they are preempted, and come back elsewhere. An engi
 something per request (an index, which need not be rebuilt while it follows its request) has to find
 the request again. A row is taken for the request a slot has seen where
 
-- it has grown by exactly the tokens just sampled: its length is the slot's plus their number, and
+- without the tokens just sampled it is at least as long as the slot's, and
 - the tokens at up to 14 positions below the slot's length are the slot's: the last six, and those
   at the powers of four up to 16384.
 
-What slips through: two requests of the same length with the same tokens at all of these positions
-that differ elsewhere, changing places. An index then describes another request's tokens; since hits
-are verified against the row that is drafted for, and drafts by the model, the price is a missed or
-a worse draft, never a wrong token. Requests that are equal throughout (n samples of one prompt) may
-change places at no price at all.
+It may have grown by more than was sampled, since vLLM leaves the drafter out of steps (where any
+request is within k tokens of ``max_model_len``) in which rows grow all the same. So the next turn
+of a conversation goes on with the slot of the turn before, while there is one.
+
+What slips through: a request that has the tokens of another at all of these positions, and differs
+from it elsewhere, may get the other's slot: where they change places, or where the other is gone.
+An index then describes another request's tokens; since hits are verified against the row that is
+drafted for, and drafts by the model, the price is a missed or a worse draft, never a wrong token.
+Requests that are equal as far as the slot goes (n samples of one prompt) may change places at no
+price at all.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -53,7 +58,7 @@ class RowRecognizer:
     def __init__(self, num_slots: int) -> None:
         self._lengths = np.full(num_slots, _FREE, np.int64)
         self._prints = np.zeros((num_slots, _WIDTH), np.int32)
-        self._last_seen = np.zeros(num_slots, np.int64)
+        self._last_seen = np.zeros(num_slots, np.int64)  # 0: never, or forgotten
         self._step = 0
         # Of the previous step, by row: what the slots above do not have yet. Where no row has
         # moved, which is the usual step, that is all there is to compare and to keep.
@@ -80,7 +85,8 @@ class RowRecognizer:
         lengths = np.empty((2, batch), np.int64)
         lengths[1] = num_tokens
         before, after = np.subtract(lengths[1], num_sampled, out=lengths[0]), lengths[1]
-        found, prints = _fingerprints(token_ids, lengths)
+        found, prints = _fingerprints(token_ids, np.arange(batch), lengths)
+        self._step += 1
         if (
             np.array_equal(before, self._row_lengths)
             and np.array_equal(found, self._row_prints)
@@ -89,20 +95,21 @@ class RowRecognizer:
             slots, new = self._row_slots, np.zeros(batch, np.bool_)
         else:
             self._remember()
-            self._step += 1
-            slots, new = self._search(found, before)
+            slots, new = self._search(token_ids, found, before)
         self._row_slots, self._row_lengths, self._row_prints = slots, after, prints
         return Assignment(slots, new, prints[:, :1])
 
     def _remember(self) -> None:
         self._lengths[self._row_slots] = self._row_lengths
         self._prints[self._row_slots] = self._row_prints
+        self._last_seen[self._row_slots] = self._step - 1
 
     def _search(
-        self, found: Int32Array, before: Int64Array
+        self, token_ids: Int32Array, found: Int32Array, before: Int64Array
     ) -> tuple[Int32Array, npt.NDArray[np.bool_]]:
-        slots = self._unmoved(found, before)
+        slots = self._unmoved(token_ids, before)
         self._find_moved(slots, found, before)
+        self._find_grown(slots, token_ids, before)
         new = slots == _FREE
         self._last_seen[slots[~new]] = self._step
         if new.any():
@@ -110,24 +117,34 @@ class RowRecognizer:
             self._last_seen[slots[new]] = self._step
         return slots.astype(np.int32), new
 
-    def forget_absent(self) -> Int32Array:
-        """Frees the slots of all requests that the last step did not have, and returns them."""
-        absent = np.flatnonzero((self._last_seen != self._step) & (self._last_seen > 0))
+    def forget_absent(self, steps: int) -> Int32Array:
+        """Frees the slots of requests that more than the last ``steps`` steps did not have, at
+        least the last one, and returns them."""
+        self._last_seen[self._row_slots] = self._step
+        absent = np.flatnonzero((self._last_seen < self._step - steps) & (self._last_seen > 0))
         self._lengths[absent] = _FREE
         self._last_seen[absent] = 0
         return absent.astype(np.int32)
 
-    def _unmoved(self, found: Int32Array, before: Int64Array) -> Int64Array:
+    def _unmoved(self, token_ids: Int32Array, before: Int64Array) -> Int64Array:
         """The previous step's slot of each row where it still fits."""
         batch = len(before)
         slots = np.full(batch, _FREE, np.int64)
         known = min(batch, len(self._row_slots))
         candidates = self._row_slots[:known]
-        fits = (self._lengths[candidates] == before[:known]) & (before[:known] > 0)
-        wide = self._prints[candidates].view(np.int64) == found[:known].view(np.int64)
-        fits &= wide.all(axis=1)
+        fits = self._fits(token_ids, np.arange(known), candidates, before[:known])
         slots[:known][fits] = candidates[fits]
         return slots
+
+    def _fits(
+        self, token_ids: Int32Array, rows: Int64Array, slots: npt.NDArray[Any], before: Int64Array
+    ) -> npt.NDArray[np.bool_]:
+        """[N], for pairs of a row and a slot: whether the row may be the slot's request, grown."""
+        lengths = self._lengths[slots]
+        prints = _fingerprints(token_ids, rows, lengths[None])[0]
+        fits: npt.NDArray[np.bool_] = (lengths > 0) & (lengths <= before)
+        fits &= (self._prints[slots] == prints).all(axis=1)
+        return fits
 
     def _find_moved(self, slots: Int64Array, found: Int32Array, before: Int64Array) -> None:
         missing = np.flatnonzero((slots == _FREE) & (before > 0))
@@ -144,24 +161,47 @@ class RowRecognizer:
             if candidates:
                 slots[row] = candidates.pop()
 
+    def _find_grown(self, slots: Int64Array, token_ids: Int32Array, before: Int64Array) -> None:
+        """Rows that moved and grew while nobody looked, or begin with what another row held."""
+        missing = np.flatnonzero((slots == _FREE) & (before > 0))
+        taken = self._lengths <= 0
+        taken[slots[slots != _FREE]] = True
+        free = np.flatnonzero(~taken)
+        if not len(missing) or not len(free):
+            return
+        # One token decides nearly all pairs.
+        lengths = self._lengths[free]
+        last = np.minimum(lengths, token_ids.shape[1]) - 1
+        likely = token_ids[missing[:, None], last] == self._prints[free, 0]
+        likely &= lengths <= before[missing][:, None]
+        pairs = np.nonzero(likely)
+        rows, candidates = missing[pairs[0]], free[pairs[1]]
+        fits = self._fits(token_ids, rows, candidates, before[rows])
+        rows, candidates = rows[fits], candidates[fits]
+        for i in np.argsort(-self._lengths[candidates], kind="stable").tolist():
+            if slots[rows[i]] == _FREE and not taken[candidates[i]]:
+                slots[rows[i]] = candidates[i]
+                taken[candidates[i]] = True
+
     def _oldest(self, count: int) -> Int64Array:
         """``count`` slots that no row of this step has; free ones, then those unseen longest."""
         order = np.argsort(self._last_seen, kind="stable")
         return order[self._last_seen[order] < self._step][:count]
 
 
-def _fingerprints(token_ids: Int32Array, lengths: Int64Array) -> Int32Array:
-    """[2, B, 14]: tokens of each row [B, S] at positions that its length alone decides, for both
-    of its lengths [2, B]. The powers stay where they are while a row grows, and so in the cache."""
-    rows, capacity = token_ids.shape
+def _fingerprints(token_ids: Int32Array, rows: Int64Array, lengths: Int64Array) -> Int32Array:
+    """[L, N, 14]: tokens of the rows [N] of token_ids [B, S] at positions that a length alone
+    decides, for lengths [L, N]. The powers stay where they are while a row grows, and so in the
+    cache."""
+    capacity = token_ids.shape[1]
     last = np.minimum(lengths, capacity)[:, :, None] - 1
-    positions = np.empty((2, rows, _WIDTH), np.int64)
+    positions = np.empty((*lengths.shape, _WIDTH), np.int64)
     np.subtract(last, _TAIL, out=positions[:, :, : len(_TAIL)])
     np.minimum(_POWERS, last, out=positions[:, :, len(_TAIL) :])
     np.maximum(positions, 0, out=positions)
     if not token_ids.flags.c_contiguous:
-        gathered: Int32Array = token_ids[np.arange(rows)[:, None], positions]
+        gathered: Int32Array = token_ids[rows[:, None], positions]
         return gathered
     # The runner's buffer; the same by one flat index, in a fraction of the time.
-    positions += np.arange(0, rows * capacity, capacity)[:, None]
+    positions += (rows * capacity)[:, None]
     return token_ids.reshape(-1).take(positions, mode="clip")
