@@ -8,6 +8,7 @@ const char* name_of(DType dtype) {
     case DType::kBool: return "bool";
     case DType::kInt32: return "int32";
     case DType::kInt64: return "int64";
+    case DType::kNone: return "None";
     case DType::kOther: break;
   }
   return "another dtype";

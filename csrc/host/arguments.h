@@ -20,7 +20,7 @@ class ArgumentError : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-enum class DType : int32_t { kBool, kInt32, kInt64, kOther };
+enum class DType : int32_t { kBool, kInt32, kInt64, kOther, kNone };
 
 struct Device {
   int32_t type = 0;  // torch's numbering; 0 is the CPU

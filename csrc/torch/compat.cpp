@@ -7,6 +7,10 @@ host::TensorView view_of(const Tensor& tensor) {
   static const int32_t kInt32 = aoti_torch_dtype_int32();
   static const int32_t kInt64 = aoti_torch_dtype_int64();
   host::TensorView view;
+  if (!tensor.defined()) {
+    view.dtype = host::DType::kNone;
+    return view;
+  }
   AtenTensorHandle handle = tensor.get();
   int32_t dtype = 0;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(handle, &dtype));
@@ -27,6 +31,7 @@ host::TensorView view_of(const Tensor& tensor) {
     view.strides[d] = strides[d];
   }
   view.data = tensor.data_ptr();
+  view.aligned = reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(view.item_bytes) == 0;
   return view;
 }
 

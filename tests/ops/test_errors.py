@@ -108,6 +108,26 @@ def test_numpy_layouts_that_torch_cannot_have(spec: OpSpec) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_torch_tensors_without_a_place_to_read(spec: OpSpec) -> None:
+    """Unaligned ones, and None for what is not optional."""
+    call = getattr(torch.ops.ngram_npu, spec.name)
+    required = {a.name for a in call.default._schema.arguments if str(a.type) == "Tensor"}
+    assert required
+    for name in spec.tensor_names:
+        good = clone_args(spec.sample_with(name).args)
+        args = dict(zip([n for n, _ in spec.arguments], to_torch(good), strict=True))
+        value = args[name]
+        if value.itemsize > 1:
+            raw = bytearray(value.nbytes + 1)
+            odd = torch.frombuffer(raw, dtype=value.dtype, offset=1, count=value.numel())
+            with pytest.raises(ValueError, match=f"{spec.name}: {name}: expected .* aligned"):
+                call(**{**args, name: odd.view(value.shape)})
+        if name in required:
+            with pytest.raises(ValueError, match=f"{spec.name}: {name}: expected .* got None"):
+                call(**{**args, name: None})
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_devices_are_not_mixed(spec: OpSpec) -> None:
     """A real tensor beside one without data: torch asks the fake, which must refuse as well."""
     for name in spec.tensor_names:
