@@ -160,11 +160,16 @@ int64_t ngram_npu_cpu_ngram_index_words(int64_t num_slots, int64_t num_pages) {
 
 int64_t ngram_npu_cpu_ngram_index_pages(int64_t tokens, int64_t num_slots, int64_t min_n, int64_t max_n,
                                         int32_t any_data) {
-  if (tokens < 0 || num_slots < 1 || min_n < 1 || max_n < min_n || max_n - min_n >= index::kMaxLevels) return 0;
-  // A page holds 590 entries on average. Text has up to 1.2 per token, any data up to (levels + 1) / 2; a slot's last
-  // page and its directory come on top.
-  const int64_t tenths = any_data ? 5 * (max_n - min_n + 2) : 12;
-  const int64_t pages = tokens / 5900 * tenths + tokens % 5900 * tenths / 5900 + 2 * num_slots + 1;
+  if (tokens < 0 || num_slots < 1 || num_slots > index::kMaxSlots || min_n < 1 || max_n < min_n ||
+      max_n - min_n >= index::kMaxLevels)
+    return 0;
+  // A page holds 590 entries on average over rows of all lengths, 529 at the length where it holds fewest. Text has up
+  // to 1.2 per token, any data up to (levels + 1) / 2, which is reached with one level and with two; a slot's last page
+  // and its directory come on top.
+  const int64_t levels = max_n - min_n + 1;
+  const int64_t tenths = any_data ? 5 * (levels + 1) : 12;
+  const int64_t per = any_data && levels <= 2 ? 5250 : 5900;
+  const int64_t pages = tokens / per * tenths + tokens % per * tenths / per + 2 * num_slots + 1;
   return pages <= index::kMaxPages ? pages : 0;
 }
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ngram_npu import _C, _library
-from ngram_npu.config import MAX_INDEX_SPAN
+from ngram_npu.config import MAX_INDEX_SPAN, MAX_NGRAM, UNLIMITED
 
 _TORCH_ABSENCE = _library.torch_absence()
 Int32Array = npt.NDArray[np.int32]
@@ -105,10 +105,12 @@ class _Index(ABC):
             raise ValueError(f"{name}: num_slots: expected at least 1, got {num_slots}")
         if token_capacity < 0:
             raise ValueError(f"{name}: token_capacity: expected >= 0, got {token_capacity}")
-        if not 1 <= min_n <= max_n < min_n + MAX_INDEX_SPAN:
+        if token_capacity > UNLIMITED:
+            raise ValueError(f"{name}: token_capacity: too large, got {token_capacity}")
+        if not 1 <= min_n <= max_n < min_n + MAX_INDEX_SPAN or max_n > MAX_NGRAM:
             raise ValueError(
-                f"{name}: min_n, max_n: expected 1 <= min_n <= max_n <= min_n + 7, "
-                f"got {min_n}, {max_n}"
+                f"{name}: min_n, max_n: expected 1 <= min_n <= max_n <= min_n + 7, max_n <= "
+                f"{MAX_NGRAM}, got {min_n}, {max_n}"
             )
         self.num_slots = num_slots
         self.min_n, self.max_n = min_n, max_n

@@ -36,6 +36,8 @@ def _indexed(tokens: Int32Array, **options: int) -> NgramIndex:
         ({"min_n": 0}, r"min_n, max_n: expected 1 <= .* got 0, 4"),
         ({"min_n": 5}, r"min_n, max_n: .* got 5, 4"),
         ({"max_n": 10}, r"min_n, max_n: .* got 2, 10"),
+        ({"min_n": 60, "max_n": 65}, r"min_n, max_n: .* max_n <= 64, got 60, 65"),
+        ({"token_capacity": 2**63}, r"token_capacity: too large, got 9223372036854775808"),
         ({"num_slots": 2**28 + 1}, r"num_slots: expected at most 2\*\*28, got 268435457"),
         ({"token_capacity": 10**12}, r"token_capacity: too large, got 1000000000000"),
     ],
@@ -57,6 +59,18 @@ def test_sizes() -> None:
     assert worst.nbytes < 100_000 * 16, "bounded, whatever the tokens are"
     assert text.tensor.ctypes.data % (2 << 20) == 0, "at a huge page's boundary"
     assert NgramIndex(8, 1000, min_n=2, max_n=4, prefault=True).tensor.max() > 0  # its header
+
+
+@pytest.mark.parametrize("length", [7_500, 16_384, 32_768, 60_000, 131_072])
+def test_the_size_for_any_data_suffices(length: int) -> None:
+    """Where no token comes twice, and where all come twice: one entry a token and one and a half,
+    the most that one length and two can ask for."""
+    fresh = np.random.default_rng(length).permutation(length).astype(np.int32)[None]
+    twice = np.tile(fresh[:, : length // 2], 2)
+    for high, tokens in ((1, fresh), (2, twice)):
+        index = NgramIndex(1, length, min_n=1, max_n=high, any_data=True)
+        index.append(tokens, np.array([tokens.size], np.int32))
+        assert index.statistics.slots_given_up == 0
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
