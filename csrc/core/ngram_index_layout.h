@@ -43,6 +43,7 @@ constexpr uint32_t kPrefixBits = 14;
 // Of an entry in a page of depth 0. A page whose row grows beyond what its entries can record splits, full or not. On
 // text it is full before that; one bit less, and a row that passed a power of two split many of its pages early.
 constexpr uint32_t kStartBits = 12;
+static_assert(kPrefixBits + 3 + 2 + 1 + kStartBits == 32);
 constexpr uint32_t kMaxDepth = kPrefixBits - 1;
 constexpr uint32_t kRootDepth = 4;      // directories of up to 2^4 entries live in the slot itself
 constexpr uint32_t kDirPageDepth = 10;  // a directory page has 2^10 entries
@@ -152,8 +153,8 @@ static NGRAM_FN void make_keys(const Word& sum, uint32_t level, Word* key) {
   // steadily.
   const Word u = x >> 16;
   const Word prefix = u + ((u * (0x10000u - u) >> 16) * 22610u >> 16);
-  *key = prefix >> (16 - kPrefixBits) << (32 - kPrefixBits) | level << (kStartBits + 3) |
-         (x & (kGroupLines - 1)) << (kStartBits + 1) | (x & (kPageLines - 1));
+  *key = prefix >> (16 - kPrefixBits) << (32 - kPrefixBits) | level << level_shift(0) |
+         (x & (kGroupLines - 1)) << home_shift(0) | (x & (kPageLines - 1));
 }
 
 static NGRAM_FN Key make_key(uint32_t sum, uint32_t level) {

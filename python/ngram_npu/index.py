@@ -183,9 +183,10 @@ class NgramIndex(_Index):
     the system until it is used, unless ``prefault`` asks for it.
 
     Args:
-        num_slots: requests that may be indexed at once.
+        num_slots: requests that may be indexed at once; at most 2**28.
         token_capacity: tokens they may hold together.
-        min_n, max_n: the range the steps will ask for; max_n - min_n is at most 7.
+        min_n, max_n: the range the steps will ask for; max_n is at most 64, max_n - min_n at
+            most 7.
         kind: ``"numpy"`` or ``"torch"`` (a CPU tensor over the same memory).
         any_data: size for the worst data there is instead of for text.
         prefault: touch all memory now; a first touch later costs a step about a microsecond a page.
@@ -255,7 +256,8 @@ class DeviceNgramIndex(_Index):
     Args:
         num_slots: requests that may be indexed at once; at most 2**20.
         token_capacity: tokens they may hold together.
-        min_n, max_n: the range the steps will ask for; max_n - min_n is at most 7.
+        min_n, max_n: the range the steps will ask for; max_n is at most 64, max_n - min_n at
+            most 7.
         device: where the tensor is to lie.
 
     Raises:

@@ -87,7 +87,7 @@ def test_numpy_wants_arrays(spec: OpSpec) -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
-def test_numpy_layouts_that_torch_cannot_have(spec: OpSpec) -> None:
+def test_numpy_layouts_no_kernel_can_take(spec: OpSpec) -> None:
     """Read-only, unaligned and byte-swapped arrays."""
     for name in spec.tensor_names:
         good = spec.sample_with(name).args

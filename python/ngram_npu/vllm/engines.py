@@ -25,7 +25,6 @@ MOST_TOKENS = 1 << 26
 PROMPT_TOKENS_PER_STEP = 32768
 """Indexed ahead of their first draft while rows prefill: about a millisecond."""
 
-
 PATIENCE = 64
 """Steps that a request may sit out while memory is half used, and keep its index: it may be running
 (another micro-batch of a pipeline has its turn, or the step's token budget ends before it)."""
@@ -184,7 +183,7 @@ class IndexEngine:
             )
 
 
-def make_engine(options: Options, cache_config: Any, context_ranks: int = 1) -> Engine:
+def make_engine(options: Options, cache_config: Any, context_ranks: int) -> Engine:
     """The engine that the options ask for; ``auto``: the index where it can be and pays."""
     name, config = options.engine, options.ngram
     if name == "auto":

@@ -146,14 +146,19 @@ class RowRecognizer:
         fits &= (self._prints[slots] == prints).all(axis=1)
         return fits
 
+    def _unmatched(self, slots: Int64Array, before: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Rows that have tokens and no slot yet, and slots whose requests no row has yet."""
+        absent = self._lengths > 0
+        absent[slots[slots != _FREE]] = False
+        return np.flatnonzero((slots == _FREE) & (before > 0)), np.flatnonzero(absent)
+
     def _find_moved(self, slots: Int64Array, found: Int32Array, before: Int64Array) -> None:
-        missing = np.flatnonzero((slots == _FREE) & (before > 0))
+        """Rows that grew by what was sampled, at a cost that does not multiply rows by slots."""
+        missing, absent = self._unmatched(slots, before)
         if not len(missing):
             return
-        taken = np.zeros(len(self._lengths), np.bool_)
-        taken[slots[slots != _FREE]] = True
         by_print: dict[tuple[int, bytes], list[int]] = {}
-        for slot in np.flatnonzero(~taken & np.isin(self._lengths, before[missing])).tolist():
+        for slot in absent[np.isin(self._lengths[absent], before[missing])].tolist():
             key = int(self._lengths[slot]), self._prints[slot].tobytes()
             by_print.setdefault(key, []).append(slot)
         for row in missing.tolist():
@@ -163,25 +168,21 @@ class RowRecognizer:
 
     def _find_grown(self, slots: Int64Array, token_ids: Int32Array, before: Int64Array) -> None:
         """Rows that moved and grew while nobody looked, or begin with what another row held."""
-        missing = np.flatnonzero((slots == _FREE) & (before > 0))
-        taken = self._lengths <= 0
-        taken[slots[slots != _FREE]] = True
-        free = np.flatnonzero(~taken)
-        if not len(missing) or not len(free):
+        missing, absent = self._unmatched(slots, before)
+        if not len(missing) or not len(absent):
             return
         # One token decides nearly all pairs.
-        lengths = self._lengths[free]
-        last = np.minimum(lengths, token_ids.shape[1]) - 1
-        likely = token_ids[missing[:, None], last] == self._prints[free, 0]
-        likely &= lengths <= before[missing][:, None]
-        pairs = np.nonzero(likely)
-        rows, candidates = missing[pairs[0]], free[pairs[1]]
+        last = np.minimum(self._lengths[absent], token_ids.shape[1]) - 1
+        pairs = np.nonzero(token_ids[missing[:, None], last] == self._prints[absent, 0])
+        rows, candidates = missing[pairs[0]], absent[pairs[1]]
         fits = self._fits(token_ids, rows, candidates, before[rows])
         rows, candidates = rows[fits], candidates[fits]
+        left = set(candidates.tolist())
         for i in np.argsort(-self._lengths[candidates], kind="stable").tolist():
-            if slots[rows[i]] == _FREE and not taken[candidates[i]]:
-                slots[rows[i]] = candidates[i]
-                taken[candidates[i]] = True
+            row, slot = int(rows[i]), int(candidates[i])
+            if slots[row] == _FREE and slot in left:
+                slots[row] = slot
+                left.remove(slot)
 
     def _oldest(self, count: int) -> Int64Array:
         """``count`` slots that no row of this step has; free ones, then those unseen longest."""
