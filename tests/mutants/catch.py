@@ -1,0 +1,133 @@
+"""Builds a changed copy of the project in a build folder of its own, and runs the tests that ought
+to notice, stage after stage."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pybind11
+from twins import ROOT
+
+from .common import failing_tests, replace_once
+
+SCRATCH = ROOT / "build" / "mutants"
+SOURCE, BUILD, STAGE = (SCRATCH / part for part in ("source", "build", "stage"))
+COPIED = ("CMakeLists.txt", "cmake", "csrc", "python/ngram_npu", "tests/cpp")
+JOBS = f"-j{os.cpu_count()}"
+SECONDS = 600
+"""Tests that take longer do not end."""
+
+
+class BrokenMutantError(Exception):
+    """A fault that does not compile shows nothing about the tests."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    file: str
+    """From the project's root."""
+    old: str
+    """Text that stands there exactly once."""
+    new: str
+    equivalent: str = ""
+    """Why no test can notice; empty where one has to."""
+
+    def changed(self) -> str:
+        return replace_once(self.name, (ROOT / self.file).read_text(), self.old, self.new)
+
+
+def noticed(mutant: Mutant | None) -> str:
+    """At which stage the tests noticed, and how; empty where none did. None: the code as it is."""
+    copy_sources({} if mutant is None else {mutant.file: mutant.changed()})
+    stages = PYTHON_STAGES if mutant and mutant.file.startswith("python/") else CSRC_STAGES
+    if mutant is None:
+        stages = CSRC_STAGES | PYTHON_STAGES
+    for name, stage in stages.items():
+        if said := stage():
+            return f"{name}: {said}"
+    return ""
+
+
+def copy_sources(changed: Mapping[str, str]) -> None:
+    """A file that is the same stays untouched, so that only what depends on the others is built."""
+    wanted = {}
+    for part in COPIED:
+        path = ROOT / part
+        for file in [path] if path.is_file() else path.rglob("*"):
+            if file.is_file() and "__pycache__" not in file.parts:
+                wanted[file.relative_to(ROOT)] = file.read_bytes()
+    for name, text in changed.items():
+        wanted[Path(name)] = text.encode()
+    for file in SOURCE.rglob("*"):
+        if file.is_file() and file.relative_to(SOURCE) not in wanted:
+            file.unlink()
+    for name, content in wanted.items():
+        copy = SOURCE / name
+        if not copy.exists() or copy.read_bytes() != content:
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(content)
+
+
+def build(*targets: str) -> None:
+    if not (BUILD / "build.ninja").exists():
+        launcher = shutil.which("ccache") or ""
+        tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        configure = ["cmake", "-G", "Ninja", "-S", SOURCE, "-B", BUILD]
+        configure += ["-DNGRAM_NPU_TESTS=ON", "-DNGRAM_NPU_CUDA=OFF", "-DNGRAM_NPU_ASCENDC=OFF"]
+        # A change may leave something unused, and none is timed.
+        configure += ["-DNGRAM_NPU_WERROR=OFF", "-DCMAKE_CXX_FLAGS_RELEASE=-O1"]
+        configure += [
+            "-DCMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF",
+            "-DSKBUILD_PROJECT_VERSION=mutant",
+        ]
+        configure += [f"-DPython_EXECUTABLE={sys.executable}"]
+        configure += [f"-Dpybind11_DIR={pybind11.get_cmake_dir()}"]
+        configure += [f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja', path=tools)}"]
+        configure += [f"-DCMAKE_CXX_COMPILER_LAUNCHER={launcher}"]
+        subprocess.run(configure, check=True, stdout=subprocess.DEVNULL)
+    command = ["cmake", "--build", BUILD, JOBS, "--target", *targets]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise BrokenMutantError(done.stdout[-4000:])
+
+
+def cpp_suite() -> str:
+    build("tests/cpp/all")
+    command = ["ctest", "--test-dir", BUILD, JOBS, "--stop-on-failure", "--output-on-failure"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.stdout[-4000:] if done.returncode != 0 else ""
+
+
+def python_tests(*files: str, choice: str = "") -> Callable[[], str]:
+    def run() -> str:
+        build("all")
+        shutil.rmtree(STAGE, ignore_errors=True)
+        shutil.copytree(SOURCE / "python", STAGE)
+        command = ["cmake", "--install", BUILD, "--prefix", STAGE]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        environment = {"PYTHONPATH": str(STAGE), "NGRAM_NPU_EXPECT_VERSION": "mutant"}
+        return failing_tests([*files, "-k", choice], environment, SECONDS)
+
+    return run
+
+
+ON_THIS_MACHINE = "not cuda_ and not ascendc_"  # the twins' kernels are not the changed ones
+CSRC_STAGES = {
+    "C++ suite": cpp_suite,
+    "parity and errors": python_tests(
+        "tests/ops/test_parity.py",
+        "tests/ops/test_errors.py",
+        "tests/ops/test_guard_pages.py",
+        "tests/ops/test_bookkeeping.py",
+        choice=ON_THIS_MACHINE,
+    ),
+    "index": python_tests("tests/index", choice=ON_THIS_MACHINE),
+}
+PYTHON_STAGES = {"async state": python_tests("tests/async_")}
