@@ -18,6 +18,7 @@ from .common import failing_tests, replace_once
 
 SCRATCH = ROOT / "build" / "mutants"
 SOURCE, BUILD, STAGE = (SCRATCH / part for part in ("source", "build", "stage"))
+CPP_TESTS = BUILD / "tests/cpp"
 COPIED = ("CMakeLists.txt", "cmake", "csrc", "python/ngram_npu", "tests/cpp")
 JOBS = f"-j{os.cpu_count()}"
 SECONDS = 600
@@ -80,7 +81,8 @@ def build(*targets: str) -> None:
         launcher = shutil.which("ccache") or ""
         tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         configure = ["cmake", "-G", "Ninja", "-S", SOURCE, "-B", BUILD]
-        configure += ["-DNGRAM_NPU_TESTS=ON", "-DNGRAM_NPU_CUDA=OFF", "-DNGRAM_NPU_ASCENDC=OFF"]
+        configure += ["-DNGRAM_NPU_CUDA=OFF", "-DNGRAM_NPU_ASCENDC=OFF"]
+        configure += ["-DNGRAM_NPU_TESTS=ON", "-DNGRAM_NPU_TWINS=ON"]
         # A change may leave something unused, and none is timed.
         configure += ["-DNGRAM_NPU_WERROR=OFF", "-DCMAKE_CXX_FLAGS_RELEASE=-O1"]
         configure += [
@@ -99,35 +101,37 @@ def build(*targets: str) -> None:
 
 
 def cpp_suite() -> str:
-    build("tests/cpp/all")
-    command = ["ctest", "--test-dir", BUILD, JOBS, "--stop-on-failure", "--output-on-failure"]
+    build(f"{CPP_TESTS.relative_to(BUILD)}/all")
+    command = ["ctest", "--test-dir", CPP_TESTS, JOBS, "--stop-on-failure", "--output-on-failure"]
     done = subprocess.run(command, capture_output=True, text=True)
     return done.stdout[-4000:] if done.returncode != 0 else ""
 
 
-def python_tests(*files: str, choice: str = "") -> Callable[[], str]:
+def python_tests(*files: str, choice: str = "", twin: bool = False) -> Callable[[], str]:
     def run() -> str:
-        build("all")
+        build("_C", "ngram_npu", "ngram_npu_cpu", *["ngram_npu_cuda_fast"] * twin)
         shutil.rmtree(STAGE, ignore_errors=True)
         shutil.copytree(SOURCE / "python", STAGE)
         command = ["cmake", "--install", BUILD, "--prefix", STAGE]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        environment = {"PYTHONPATH": str(STAGE), "NGRAM_NPU_EXPECT_VERSION": "mutant"}
+        environment = {"PYTHONPATH": str(STAGE), "NGRAM_NPU_TWINS": str(BUILD / "lib")}
         return failing_tests([*files, "-k", choice], environment, SECONDS)
 
     return run
 
 
-ON_THIS_MACHINE = "not cuda_ and not ascendc_"  # the twins' kernels are not the changed ones
+ON_THE_CPU = "not cuda_ and not ascendc_"
 CSRC_STAGES = {
     "C++ suite": cpp_suite,
     "parity and errors": python_tests(
-        "tests/ops/test_parity.py",
-        "tests/ops/test_errors.py",
-        "tests/ops/test_guard_pages.py",
-        "tests/ops/test_bookkeeping.py",
-        choice=ON_THIS_MACHINE,
+        "tests/ops/test_parity.py", "tests/ops/test_errors.py", choice=ON_THE_CPU
     ),
-    "index": python_tests("tests/index", choice=ON_THIS_MACHINE),
+    "index": python_tests(
+        "tests/index/test_index.py",
+        "tests/index/test_identity.py",
+        "tests/index/test_stateful.py",
+        choice=ON_THE_CPU,
+    ),
+    "device index": python_tests("tests/index/test_device_index_integrity.py", twin=True),
 }
 PYTHON_STAGES = {"async state": python_tests("tests/async_")}
