@@ -106,6 +106,11 @@ class NgramConfig:
         return MATCH_CODES[self.match]
 
     @property
+    def fits_index(self) -> bool:
+        """Whether an index holds n-grams of all the lengths asked for."""
+        return self.max_n - self.min_n < MAX_INDEX_SPAN
+
+    @property
     def max_len_or_unlimited(self) -> int:
         return UNLIMITED if self.max_len is None else self.max_len
 

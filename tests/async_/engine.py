@@ -11,6 +11,7 @@ import numpy as np
 from ngram_npu.async_state import Admission, Batch, NewBlocks, Reconciled
 
 from async_.device_side import DeviceSide, Launched
+from async_.failing import DeviceError
 from async_.late import value_of
 from async_.scenario import Request, Scenario
 
@@ -21,7 +22,7 @@ class Engine:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.rng = scenario.rng
-        self.state, self.device = scenario.state()
+        self.state, self.device, self.countdown = scenario.state()
         self.side = DeviceSide(scenario, self.state, self.device)
         self.waiting = list(scenario.requests)
         self.running: list[Request] = []
@@ -42,6 +43,11 @@ class Engine:
             self._reconcile()
         for request in self.scenario.requests:
             assert request.tokens == request.wanted
+        if self.state.index is not None:
+            found = self.state.index.statistics
+            # A slot with another request's tokens would have been built anew.
+            assert not found.rebuilds_shorter + found.rebuilds_rewritten + found.rebuilds_options
+            self.counts += Counter(indexed=found.rows_indexed, scanned=found.rows_scanned_full)
 
     # One step.
 
@@ -69,7 +75,24 @@ class Engine:
         rng.shuffle(scheduled)
         if self.scenario.dense_rows:
             scheduled.sort(key=lambda entry: entry[0].row)
-        self._launch(scheduled, admitted, moves, grown)
+        if rng.random() < self.scenario.failing:
+            self.countdown.left = rng.randint(1, 20)
+        try:
+            self._launch(scheduled, admitted, moves, grown)
+        except DeviceError:
+            self._rebuild()
+        self.countdown.left = 0
+
+    def _rebuild(self) -> None:
+        self.launched, self.last, self.removed = [], None, []
+        for request in self.running:
+            request.computed, request.upper = request.exact_computed, len(request.tokens)
+            request.position = -1
+        self.state.rebuild([_admission(request) for request in self.running])
+        self.counts["rebuilt"] += 1
+        self._check_upper()
+        if self.rng.random() < 0.3:
+            self._check_device()
 
     def _budget(self, scheduled: list[tuple[Request, int, int]]) -> int:
         return self.scenario.step_tokens - sum(tokens for _, tokens, _ in scheduled)
@@ -182,15 +205,7 @@ class Engine:
     ) -> None:
         requests = [entry[0] for entry in scheduled]
         previous_positions = [r.position for r in requests]
-        entries = [
-            Admission(
-                r.row,
-                np.array(r.tokens, np.int32),
-                tuple(np.array(b, np.int32) for b in r.blocks),
-                r.computed,
-            )
-            for r in admitted
-        ]
+        entries = [_admission(request) for request in admitted]
         cut = self.rng.randint(0, len(entries))
         batch = Batch(
             rows=_array([r.row for r in requests]),
@@ -310,6 +325,7 @@ class Engine:
 
     def _take(self, truth: Reconciled, i: int, request: Request, step: Launched) -> None:
         count = int(truth.num_sampled[i])
+        assert not truth.faults
         lives = request.running and request.residency == step.residencies[i]
         assert bool(truth.alive[i]) == lives
         assert count == step.num_sampled[i]
@@ -347,6 +363,8 @@ class Engine:
     def _check_upper(self) -> None:
         computed = self.state.upper_num_computed_tokens
         tokens = self.state.upper_num_tokens
+        assert computed is not None
+        assert tokens is not None
         for request in self.running:
             assert computed[request.row] == request.computed
             assert tokens[request.row] == request.upper
@@ -357,6 +375,7 @@ class Engine:
         if computed is None or tokens is None:
             return
         self.device.drain()
+        indexed: dict[int, Any] = {}
         for request in self.running:
             if request.residency == 0 or request.row in self.removed:
                 continue
@@ -370,12 +389,20 @@ class Engine:
             assert row.tolist() == mirrored.tolist()
             if not request.finished:
                 assert mirrored.tolist() == request.tokens
+            indexed[int(slot)] = mirrored
+        if self.state.index is not None and self.rng.random() < 0.1:
+            self.state.index.check_integrity(indexed)
 
 
 def _shuffled(rng: Any, values: list[Any]) -> list[Any]:
     values = list(values)
     rng.shuffle(values)
     return values
+
+
+def _admission(request: Request) -> Admission:
+    blocks = tuple(np.array(b, np.int32) for b in request.blocks)
+    return Admission(request.row, np.array(request.tokens, np.int32), blocks, request.computed)
 
 
 def _array(values: Any) -> np.ndarray[Any, Any]:

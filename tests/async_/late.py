@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from ngram_npu import NgramIndex
 from torch.utils._pytree import tree_map
 
 POISON = -559038737
@@ -65,6 +66,11 @@ class LateDevice:
 
     def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(tuple(shape), dtype=dtype)
+
+    def index(self, num_slots: int, token_capacity: int, min_n: int, max_n: int) -> NgramIndex:
+        made = NgramIndex(num_slots, token_capacity, min_n=min_n, max_n=max_n, kind="torch")
+        made.tensor = LateTensor(made.tensor, self)
+        return made
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: str) -> None:
         assert isinstance(target, LateTensor) != isinstance(source, LateTensor)

@@ -19,6 +19,8 @@ from ngram_npu.async_state.truth import (
     COMPUTED,
     CU_DRAFTS,
     DRAFTS,
+    FREED,
+    NUM_PACKED,
     PREVIOUS,
     PREVIOUS_DRAFTS,
     QUERY_START,
@@ -49,19 +51,19 @@ def _after_init(change: Callable[[AsyncSpecState], None]) -> Mutant:
 
 
 def _uploaded(change: Callable[[Any, Any], None]) -> Mutant:
-    """Changes the packed upload of a step: change(packed [8,R+1], step)."""
+    """Changes the packed upload of a step: change(packed [P,R+1], step)."""
 
     def make(original: Any) -> Any:
-        def upload(self: AsyncSpecState, step: Any) -> None:
+        def upload(self: AsyncSpecState, changes: Any, step: Any) -> None:
             device, copy = self._device, self._device.copy
 
             def changed_copy(target: Any, source: Any, stream: Any) -> None:
                 if target is self._truth.packed:
-                    change(source.numpy().reshape(8, -1), step)
+                    change(source.numpy().reshape(NUM_PACKED, -1), step)
                 copy(target, source, stream)
 
             with mock.patch.object(device, "copy", changed_copy):
-                original(self, step)
+                original(self, changes, step)
 
         return upload
 
@@ -113,6 +115,8 @@ OPERATORS = (
     "prepare_inputs_padded",
     "prepare_inputs",
     "ngram_step_",
+    "ngram_index_step_",
+    "ngram_index_reset_",
 )
 for _name in OPERATORS:
     MUTANTS[f"without {_name}"] = _without(_name)
@@ -132,6 +136,9 @@ MUTANTS |= {
     ),
     "next tokens one too high": _operator("prepare_next_token_ids", lambda a, r: _add(r[0], 1)),
     "drafts of the neighbour": _operator("ngram_step_", lambda a, r: r[2].copy_(r[2].roll(1, 0))),
+    "drafts of the neighbour, indexed": _operator(
+        "ngram_index_step_", lambda a, r: r[2].copy_(r[2].roll(1, 0))
+    ),
     "draft counts one too few": _operator("ngram_step_", lambda a, r: r[3].sub_(1).clamp_(min=0)),
     "lengths not advanced": _operator("ngram_step_", lambda a, r: a[1].sub_(1).clamp_(min=1)),
     "rejected one too many": _operator("prepare_inputs_padded", lambda a, r: _add(r[1], 1)),
@@ -180,6 +187,7 @@ MUTANTS |= {
     "graph padding of query starts missing": _uploaded(
         lambda p, s: p[QUERY_START, len(s.rows) + 1 :].fill(0)
     ),
+    "another index slot emptied": _uploaded(lambda p, s: p[FREED].__iadd__(1)),
     "discarded taken for sampled": _step_changed(
         sampled_up_to=lambda s: s.num_scheduled_drafts + 1
     ),
@@ -383,6 +391,23 @@ def _host_waits(state: AsyncSpecState) -> None:
         state._counts[state._last.number % 2].finish()
 
 
+def _slots_by_previous_position(original: Any) -> Any:
+    def propose(self: DeviceTruth, sampled: Any, views: Any, *arguments: Any) -> Any:
+        operators = self._ops
+
+        class Operators:
+            def __getattr__(self, name: str) -> Any:
+                found = getattr(operators, name)
+                if name != "ngram_index_step_":
+                    return found
+                return lambda *given: found(*given[:-2], views.previous, given[-1])
+
+        with mock.patch.object(self, "_ops", Operators()):
+            return original(self, sampled, views, *arguments)
+
+    return propose
+
+
 def _reading_end(original: Any) -> Any:
     def end(self: AsyncSpecState, sampled: Any) -> Any:
         if len(sampled.shape) and sampled.shape[0]:
@@ -435,6 +460,11 @@ MUTANTS |= {
     "counts download reused": _fewer_downloads("_counts", 1),
     "drafts download reused": _fewer_downloads("_drafts", 2),
     "drafts of the step before": _wrapped(DeviceTruth, "propose", _drafts_of_the_step_before),
+    "index slots by previous position": _wrapped(
+        DeviceTruth, "propose", _slots_by_previous_position
+    ),
+    "rebuilt without waiting": lambda: mock.patch.object(AsyncSpecState, "_wait_for_device"),
+    "rebuilt without emptying the index": lambda: mock.patch.object(DeviceTruth, "clear"),
     "host waits in begin_step": _in_begin_step(_host_waits),
     "host reads in end_step": _wrapped(AsyncSpecState, "end_step", _reading_end),
 }

@@ -12,6 +12,7 @@ import torch
 from ngram_npu import NgramConfig
 from ngram_npu.async_state import AsyncConfig, AsyncSpecState, CpuDevice, KVGroup
 
+from async_.failing import Countdown
 from async_.late import POLICIES, LateDevice
 from async_.model import VOCAB, Target
 
@@ -92,6 +93,8 @@ class Scenario:
         self.preemption = pick((0.0, 0.0, 0.1, 0.3))
         self.skipping = pick((0.0, 0.0, 0.1, 0.3))
         self.shuffling = pick((0.0, 0.2, 0.8))
+        self.failing = fixed.get("failing", pick((0.0, 0.0, 0.1)))
+        self.engine = fixed.get("engine", pick(("scan", "index")))
         self.chunk = rng.randint(1, self.step_tokens)
         self.target = Target(
             [n * size for n, size in zip(self.num_blocks, self.block_sizes, strict=True)],
@@ -136,16 +139,17 @@ class Scenario:
                 KVGroup(block_size=size, max_blocks=-(-self.capacity // size))
                 for size in self.block_sizes
             ),
+            engine=self.engine,
+            token_capacity=self.rng.choice((None, None, 0)),
             disable_padded_drafter_batch=self.unpadded,
             slot_dtype=self.rng.choice(("int32", "int64")),
         )
 
-    def state(self) -> tuple[AsyncSpecState, LateDevice | PlainDevice]:
-        if self.device_name == "cpu":
-            plain = PlainDevice()
-            return AsyncSpecState(self.config, runtime=plain), plain
-        late = LateDevice(self.device_name, self.rng)
-        return AsyncSpecState(self.config, runtime=late), late
+    def state(self) -> tuple[AsyncSpecState, LateDevice | PlainDevice, Countdown]:
+        late = self.device_name != "cpu"
+        device = LateDevice(self.device_name, self.rng) if late else PlainDevice()
+        state = AsyncSpecState(self.config, runtime=device)
+        return state, device, Countdown(state)
 
 
 def as_rows(tensor: torch.Tensor, count: int) -> Sequence[int]:

@@ -17,7 +17,7 @@ from ngram_npu.async_state import (
     KVGroup,
     NewBlocks,
 )
-from ngram_npu.async_state.device import device_for
+from ngram_npu.async_state.device import StreamDevice, device_for
 
 
 def _ints(*values: Any) -> Any:
@@ -49,6 +49,13 @@ def _sampled(*rows: Any) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.int32).reshape(len(rows), -1)
 
 
+def _upper(state: AsyncSpecState, of: str = "tokens") -> list[int]:
+    bound = getattr(state, f"upper_num_{of}")
+    assert bound is not None
+    found: list[int] = bound.tolist()
+    return found
+
+
 def _started() -> AsyncSpecState:
     """Rows 0 and 1 live; row 0 has sampled, row 1 is inside its prompt."""
     state = _state()
@@ -62,14 +69,14 @@ def test_upper_bounds_and_truth() -> None:
     assert state.num_tokens is None
     assert state.num_computed_tokens is None
     assert state.known_token_ids(0) is None
-    assert state.upper_num_tokens.tolist() == [5, 4, 0]
-    assert state.upper_num_computed_tokens.tolist() == [4, 2, 0]
+    assert _upper(state) == [5, 4, 0]
+    assert _upper(state, "computed_tokens") == [4, 2, 0]
     state.begin_step(_batch([1, 0], [2, 3], [0, 2]))
-    assert state.upper_num_tokens.tolist() == [8, 5, 0]
+    assert _upper(state) == [8, 5, 0]
     state.end_step(_sampled([9, -1, -1], [7, -1, -1]))
     assert state.reconcile().num_sampled.tolist() == [1, 0]
     assert state.num_tokens is None
-    assert state.upper_num_tokens.tolist() == [8, 5, 0]
+    assert _upper(state) == [8, 5, 0]
     truth = state.reconcile()
     assert truth.num_sampled.tolist() == [1, 1]
     assert truth.rows.tolist() == [1, 0]
@@ -154,8 +161,32 @@ WRONG: dict[str, tuple[Callable[[], Batch], str]] = {
     ),
     "admitted with blocks of no group": (
         lambda: _batch([0], [1], [0], new=[_admit(2, block_ids=())]),
-        "expected 1, one for each KV group",
+        "block_ids: expected 1 arrays, one for each KV group, got ()",
     ),
+    "admitted without blocks": (
+        lambda: _batch([0], [1], [0], new=[_admit(2, block_ids=None)]),
+        "block_ids: expected 1 arrays, one for each KV group, got None",
+    ),
+    "admitted with a negative block": (
+        lambda: _batch([0], [1], [0], new=[_admit(2, block_ids=(_ints(1, -1),))]),
+        "new/resumed: block_ids: expected ids >= 0, got -1",
+    ),
+    "a negative new block": (
+        lambda: _batch([0], [1], [0], new_blocks=(NewBlocks(_ints(0), _ints(-2)),)),
+        "new_blocks: block_ids: expected ids >= 0, got -2",
+    ),
+    "no batch": (lambda: None, "batch: expected a Batch, got NoneType"),  # type: ignore[arg-type,return-value]
+    "new of nothing": (lambda: _batch([0], [1], [0], new=None), "new: expected a sequence of Adm"),
+    "resumed that is none": (
+        lambda: _batch([0], [1], [0], resumed=[(2, _ints(1), ())]),
+        "resumed: expected a sequence of Admission, got tuple",
+    ),
+    "new blocks of nothing": (
+        lambda: _batch([0], [1], [0], new_blocks=None),
+        "new_blocks: expected a sequence of NewBlocks, got NoneType",
+    ),
+    "removed nothing": (lambda: _batch([0], [1], [0], removed=None), "removed: expected one dim"),
+    "moves of nothing": (lambda: _batch([0], [1], [0], moves=None), "moves: expected [N,2]"),
     "too many blocks": (
         lambda: _batch([0], [1], [0], new_blocks=(NewBlocks(_ints(0, 0), _ints(5, 6)),)),
         "at most 3 blocks a row, got 4",
@@ -214,6 +245,14 @@ WRONG: dict[str, tuple[Callable[[], Batch], str]] = {
         lambda: _batch([0], [1], [0], resumed=[_admit(2, token_ids=np.array([1, 2**31]))]),
         "token_ids: expected 32 bits",
     ),
+    "a row that is a bool": (
+        lambda: _batch([0], [1], [0], new=[_admit(True)]),
+        "a free row, got T",
+    ),
+    "computed tokens that are a bool": (
+        lambda: _batch([0], [1], [0], new=[_admit(2, num_computed_tokens=True)]),
+        "num_computed_tokens: expected 0 to 3, got True",
+    ),
     "a row that is a float": (lambda: _batch([0], [1], [0], new=[_admit(2.0)]), "a free row"),  # type: ignore[arg-type]
     "half a computed token": (
         lambda: _batch([0], [1], [0], new=[_admit(2, num_computed_tokens=0.5)]),
@@ -237,8 +276,8 @@ WRONG: dict[str, tuple[Callable[[], Batch], str]] = {
 def _all_of(state: AsyncSpecState) -> list[Any]:
     """What a refused batch must leave as it is."""
     return [
-        state.upper_num_tokens.tolist(),
-        state.upper_num_computed_tokens.tolist(),
+        _upper(state),
+        _upper(state, "computed_tokens"),
         state._mirrors.slot_of.tolist(),
         state._mirrors.token_ids.tolist(),
         state.token_ids.tolist(),
@@ -268,18 +307,6 @@ def test_more_tokens_than_a_step_or_a_row_takes() -> None:
         state.begin_step(_batch([0, 1], [4, 4], [0, 0], new=[_admit(0), _admit(1)]))
     with pytest.raises(ValueError, match="at most 12 tokens"):
         _state().begin_step(_batch([0], [12], [0], new=[_admit(0, 12)]))
-
-
-@pytest.mark.parametrize("token", [-1, 1 << 30])
-def test_a_sampler_that_gave_nothing_is_named(token: int) -> None:
-    """Not two steps later, when the next one has made a token of it."""
-    state = _state(ngram=NgramConfig(min_n=1, max_n=3, k=2, vocab_size=100))
-    state.begin_step(_batch([0, 1], [4, 4], [0, 0], new=[_admit(0), _admit(1)]))
-    state.end_step(_sampled([5, -1, -1], [token, -1, -1]))
-    before = _all_of(state)
-    with pytest.raises(ValueError, match="a valid token of step 0 at batch position 1, got none"):
-        state.reconcile()
-    assert _all_of(state) == before
 
 
 def test_the_order_of_calls() -> None:
@@ -353,6 +380,15 @@ def test_a_decoding_request_needs_blocks_for_all_its_drafts() -> None:
     state.begin_step(_batch([0], [3], [2], new_blocks=grown))
 
 
+def test_blocks_for_all_but_the_last_draft_are_one_too_few() -> None:
+    state = _state(kv_groups=(KVGroup(3, 3),))
+    state.begin_step(_batch([0], [4], [0], new=[_admit(0)]))
+    state.end_step(_sampled([5, -1, -1]))
+    with pytest.raises(ValueError, match="KV group 0 for up to 7 tokens"):
+        state.begin_step(_batch([0], [3], [2]))
+    state.begin_step(_batch([0], [2], [1]))
+
+
 @pytest.mark.parametrize(
     ("block_size", "per_kv_block", "interleave"), [(2, 1, 1), (2, 2, 4), (4, 1, 2)]
 )
@@ -385,20 +421,6 @@ def test_a_rank_needs_blocks_for_its_own_tokens(
                 assert int((mapping >= 0).sum()) == stored
 
 
-def test_more_tokens_sampled_than_the_step_could_add() -> None:
-    state = _started()
-    state.reconcile()
-    state.begin_step(_batch([1, 0], [2, 2], [0, 1]))
-    state.end_step(_sampled([9, -1, -1], [7, 8, 9]))
-    before = (state._mirrors.token_ids.tolist(), state._mirrors.exact_tokens.tolist())
-    for _ in range(2):
-        with pytest.raises(ValueError, match="at most 2 tokens of step 1 at batch position 1") as e:
-            state.reconcile()
-        assert "had 1 drafts, got 3" in str(e.value)
-        assert state.upper_num_tokens.tolist() == [7, 5, 0]
-        assert (state._mirrors.token_ids.tolist(), state._mirrors.exact_tokens.tolist()) == before
-
-
 @pytest.mark.parametrize(("row", "message"), [(-1, "0 to 2"), (3, "0 to 2"), (2, "live row")])
 def test_known_tokens_of_no_request(row: int, message: str) -> None:
     with pytest.raises(ValueError, match=f"known_token_ids: row: expected .*{message}"):
@@ -417,6 +439,9 @@ def test_known_tokens_of_no_request(row: int, message: str) -> None:
         {"kv_groups": (KVGroup(4, 1.5),)},  # type: ignore[arg-type]
         {"kv_groups": (KVGroup(2**16, 1, 2**15),)},
         {"kv_groups": (KVGroup(4, 3), KVGroup(2**20, 1)), "cp_world": 2**11},
+        {"engine": "fast"},
+        {"engine": "index", "ngram": NgramConfig(min_n=1, max_n=9)},
+        {"token_capacity": -1},
         {"cp_world": 0},
         {"cp_rank": 1},
         {"cp_rank": -1},
@@ -444,6 +469,30 @@ def test_extreme_sizes_that_the_operators_take() -> None:
     blocks = (_ints(1), _ints(0))
     inputs = state.begin_step(_batch([0], [4], [0], new=[_admit(0, block_ids=blocks)]))
     assert inputs.slot_mappings[0][:5].tolist() == [*range(2**30, 2**30 + 4), 2**40]
+
+
+@pytest.mark.parametrize(
+    ("changes", "indexed"),
+    [
+        ({}, False),
+        ({"row_capacity": 2049}, True),
+        ({"row_capacity": 2049, "ngram": NgramConfig(min_n=1, max_n=9)}, False),
+        ({"row_capacity": 2049, "engine": "scan"}, False),
+        ({"engine": "index"}, True),
+    ],
+    ids=str,
+)
+def test_which_engine_drafts(changes: dict[str, Any], indexed: bool) -> None:
+    assert (_state(**changes).index is not None) == indexed
+
+
+def test_a_device_without_an_index() -> None:
+    class Npu(StreamDevice):
+        def __init__(self) -> None:
+            self._device = torch.device("meta")
+
+    with pytest.raises(ValueError, match="AsyncConfig: engine: expected 'scan' on meta"):
+        Npu().index(1, 1, 1, 2)
 
 
 def test_unknown_device() -> None:

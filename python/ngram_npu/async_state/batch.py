@@ -54,6 +54,13 @@ class AsyncConfig:
     """Tokens of the largest step, all its requests together."""
     kv_groups: tuple[KVGroup, ...]
     """At least one."""
+    engine: Literal["index", "scan", "auto"] = "auto"
+    """How ``ngram`` is looked up: in an index of the rows, or by scanning them. The drafts are the
+    same. ``"auto"``: the index on the CPU for rows beyond 2048 tokens, else the scan; on a GPU the
+    index has not been measured, on an NPU there is none."""
+    token_capacity: int | None = None
+    """Tokens that the index holds for all rows together (a KV cache's capacity); None: all rows
+    full. Rows beyond it are scanned."""
     disable_padded_drafter_batch: bool = False
     """Whether the batch of a model-based drafter drops the rejected tokens (``prepare_inputs``)
     instead of keeping and skipping them (``prepare_inputs_padded``). vLLM's name."""
@@ -82,6 +89,17 @@ class AsyncConfig:
                 raise ValueError(f"AsyncConfig: kv_groups: expected integers >= 1, got {group}")
         if self.slot_dtype not in ("int32", "int64"):
             raise ValueError(f"AsyncConfig: slot_dtype: int32 or int64, got {self.slot_dtype!r}")
+        if self.engine not in ("index", "scan", "auto"):
+            raise ValueError(
+                f"AsyncConfig: engine: expected 'index', 'scan' or 'auto', got {self.engine!r}"
+            )
+        if self.engine == "index" and not self.ngram.fits_index:
+            raise ValueError(
+                "AsyncConfig: engine: expected max_n - min_n <= 7 for 'index', "
+                f"got {self.ngram.min_n} to {self.ngram.max_n}"
+            )
+        if self.token_capacity is not None:
+            self._check_range("token_capacity", 0, _INT32_MAX)
         self._check_layout()
 
     def _check_layout(self) -> None:
@@ -162,3 +180,34 @@ class Batch:
     resumed: Sequence[Admission] = ()
     new_blocks: tuple[NewBlocks, ...] = ()
     """One for each KV group, or none at all."""
+
+
+def check_types(batch: Batch, num_groups: int) -> None:
+    """What would otherwise fail somewhere inside, by a name that the caller does not know.
+
+    Raises:
+        ValueError: it names the field.
+    """
+    if not isinstance(batch, Batch):
+        raise ValueError(f"batch: expected a Batch, got {type(batch).__name__}")
+    for name, kind in (("new", Admission), ("resumed", Admission), ("new_blocks", NewBlocks)):
+        given = getattr(batch, name)
+        wrong = (
+            [given]
+            if not isinstance(given, Sequence)
+            else [one for one in given if not isinstance(one, kind)]
+        )
+        if wrong:
+            raise ValueError(
+                f"{name}: expected a sequence of {kind.__name__}, got {type(wrong[0]).__name__}"
+            )
+    for admission in (*batch.new, *batch.resumed):
+        if not isinstance(admission.block_ids, Sequence) or len(admission.block_ids) != num_groups:
+            raise ValueError(
+                f"new/resumed: block_ids: expected {num_groups} arrays, one for each KV group, got "
+                f"{admission.block_ids!r}"
+            )
+    if len(batch.new_blocks) not in (0, num_groups):
+        raise ValueError(
+            f"new_blocks: expected {num_groups}, one for each KV group, got {len(batch.new_blocks)}"
+        )

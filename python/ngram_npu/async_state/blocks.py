@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ngram_npu.async_state.batch import AsyncConfig, Batch
+from ngram_npu.async_state.batch import AsyncConfig, Batch, IntArray
 from ngram_npu.async_state.device import Device
 from ngram_npu.async_state.mirrors import (
     Int64Array,
@@ -46,12 +46,15 @@ class BlockTable:
         self._flat = [staging.numpy().reshape(-1) for staging in self._staging]
         for flat in self._flat:
             flat.fill(_UNUSED)
-        # The first step writes to this one too, maybe before it is copied: then its own copy
-        # follows, of all of it.
-        device.copy(table, self._staging[0], "main")
         self._num_blocks = np.zeros(max_rows, np.int64)
         self._missing: tuple[Int64Array, npt.NDArray[np.int32]] | None = None
         """What the other staging buffer got and the next one lacks."""
+
+    def clear_on_device(self) -> None:
+        """To be called before the first step."""
+        # The first step may write to this buffer before it is copied: then its own copy follows, of
+        # all of it.
+        self._device.copy(self._table, self._staging[0], "main")
 
     def plan(self, batch: Batch, changes: RowChanges, step: Step) -> Planned | None:
         """What the batch writes; None where it changes nothing.
@@ -70,7 +73,7 @@ class BlockTable:
         if lacking.any():
             i = int(lacking.argmax())
             raise ValueError(
-                f"begin_step: new_blocks: expected blocks of KV group {self._index} for up to "
+                f"new_blocks: expected blocks of KV group {self._index} for up to "
                 f"{step.host_num_computed[i] + step.num_scheduled_tokens[i]} tokens at batch "
                 f"position {i} (block_size {self._block_size}, cp_world {self._config.cp_world}), "
                 f"got {num_blocks[step.slots[i]]}"
@@ -96,7 +99,7 @@ class BlockTable:
         indices, values = [], []
         if changes.admissions:
             blocks = [
-                int32_vector(admission.block_ids[self._index], "new/resumed: block_ids")
+                _block_ids(admission.block_ids[self._index], "new/resumed: block_ids")
                 for admission in changes.admissions
             ]
             counts = np.array([len(ids) for ids in blocks])
@@ -113,11 +116,11 @@ class BlockTable:
             num_blocks[admitted] = counts
         if appended is not None and len(appended.rows):
             rows = int32_vector(appended.rows, "new_blocks: rows")
-            block_ids = int32_vector(appended.block_ids, "new_blocks: block_ids")
+            block_ids = _block_ids(appended.block_ids, "new_blocks: block_ids")
             slots = live_slots(changes.slot_of, rows, "new_blocks")
             if len(slots) != len(block_ids):
                 raise ValueError(
-                    f"begin_step: new_blocks: expected {len(slots)} block_ids, one for each of "
+                    f"new_blocks: expected {len(slots)} block_ids, one for each of "
                     f"rows, got {len(block_ids)}"
                 )
             order = np.argsort(slots, kind="stable")
@@ -145,6 +148,12 @@ class BlockTable:
 
     def _check_width(self, count: int) -> None:
         if count > self._width:
-            raise ValueError(
-                f"begin_step: block_ids: expected at most {self._width} blocks a row, got {count}"
-            )
+            raise ValueError(f"block_ids: expected at most {self._width} blocks a row, got {count}")
+
+
+def _block_ids(values: IntArray, field: str) -> npt.NDArray[np.int32]:
+    """A negative one is an unused entry to the device, which would store no KV there."""
+    ids = int32_vector(values, field)
+    if len(ids) and int(ids.min()) < 0:
+        raise ValueError(f"{field}: expected ids >= 0, got {int(ids.min())}")
+    return ids

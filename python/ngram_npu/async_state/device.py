@@ -7,6 +7,8 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from ngram_npu.index import DeviceNgramIndex, NgramIndex
+
 Stream = Literal["main", "side"]
 """`main` is the stream the model runs on, current when a method is called; `side` is for copies
 to the host, which nothing on the main stream should wait for."""
@@ -24,6 +26,15 @@ class Device(Protocol):
 
     def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Zeros in memory that the device copies from and to without the host's help."""
+
+    def index(
+        self, num_slots: int, token_capacity: int, min_n: int, max_n: int
+    ) -> NgramIndex | DeviceNgramIndex:
+        """An empty index on the device.
+
+        Raises:
+            ValueError: the device has none.
+        """
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         """Enqueues a copy between a host and a device tensor; both stay as they are until then."""
@@ -48,6 +59,9 @@ class CpuDevice:
         return torch.zeros(tuple(shape), dtype=dtype)
 
     host_tensor = tensor
+
+    def index(self, num_slots: int, token_capacity: int, min_n: int, max_n: int) -> NgramIndex:
+        return NgramIndex(num_slots, token_capacity, min_n=min_n, max_n=max_n, kind="torch")
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         target.copy_(source)
@@ -78,6 +92,17 @@ class StreamDevice:
 
     def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(tuple(shape), dtype=dtype, pin_memory=True)
+
+    def index(
+        self, num_slots: int, token_capacity: int, min_n: int, max_n: int
+    ) -> DeviceNgramIndex:
+        if self._device.type != "cuda":
+            raise ValueError(
+                f"AsyncConfig: engine: expected 'scan' on {self._device.type}, which has no index"
+            )
+        return DeviceNgramIndex(
+            num_slots, token_capacity, min_n=min_n, max_n=max_n, device=self._device
+        )
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         if stream == "main":

@@ -22,7 +22,6 @@ Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 _INT32 = np.dtype(np.int32)
-_INTEGERS = (int, np.integer)
 
 
 @dataclass(frozen=True)
@@ -79,6 +78,8 @@ class Mirrors:
         self.token_ids = np.zeros((max_rows, capacity), np.int32)
         self._flat_token_ids = self.token_ids.reshape(-1)
         self._generation = np.zeros(max_rows, np.int64)
+        self._faults: dict[int, str] = {}
+        """Slots whose sampler broke its contract, and how; until the request is removed."""
         self._last_position = np.full(max_rows, -1, np.int32)
         self._free = list(range(max_rows))[::-1]
         self._arange = np.arange(max(max_rows, max_step_tokens) + 1, dtype=np.int32)
@@ -90,8 +91,8 @@ class Mirrors:
         Raises:
             ValueError: a row that is not live, not free, or out of range.
         """
-        removed, moves = batch.removed, batch.moves
-        if not (len(removed) or len(moves) or batch.new or batch.resumed):
+        removed, moves = int32_vector(batch.removed, "removed"), np.asarray(batch.moves)
+        if not (len(removed) or moves.size or batch.new or batch.resumed):
             return RowChanges(
                 self.slot_of,
                 self.upper_computed,
@@ -104,12 +105,11 @@ class Mirrors:
             )
         slot_of = self.slot_of.copy()
         last_position = self._last_position.copy()
-        freed = _take(slot_of, int32_vector(removed, "removed"), "removed")
+        freed = _take(slot_of, removed, "removed")
         last_position[freed] = -1
-        if len(moves):
-            moves = np.asarray(moves)
+        if moves.size:
             if moves.ndim != 2 or moves.shape[1] != 2:
-                raise ValueError(f"begin_step: moves: expected [N,2], got {list(moves.shape)}")
+                raise ValueError(f"moves: expected [N,2], got {list(moves.shape)}")
             moving = _take(slot_of, int32_vector(moves[:, 0], "moves"), "moves")
             _put(slot_of, int32_vector(moves[:, 1], "moves"), moving, "moves")
         changes = RowChanges(
@@ -131,21 +131,15 @@ class Mirrors:
         row, computed = admission.row, admission.num_computed_tokens
         token_ids = int32_vector(admission.token_ids, "new/resumed: token_ids")
         length = len(token_ids)
-        if (
-            not isinstance(row, _INTEGERS)
-            or not 0 <= row < self.max_rows
-            or changes.slot_of[row] >= 0
-        ):
-            raise ValueError(f"begin_step: new/resumed: expected a free row, got {row}")
+        if not _is_integer(row) or not 0 <= row < self.max_rows or changes.slot_of[row] >= 0:
+            raise ValueError(f"new/resumed: row: expected a free row, got {row!r}")
         if not 1 <= length <= self.capacity:
             raise ValueError(
-                f"begin_step: new/resumed: token_ids: expected 1 to {self.capacity} tokens, "
-                f"got {length}"
+                f"new/resumed: token_ids: expected 1 to {self.capacity} tokens, got {length}"
             )
-        if not isinstance(computed, _INTEGERS) or not 0 <= computed < length:
+        if not _is_integer(computed) or not 0 <= computed < length:
             raise ValueError(
-                f"begin_step: new/resumed: num_computed_tokens: expected 0 to {length - 1}, "
-                f"got {computed}"
+                f"new/resumed: num_computed_tokens: expected 0 to {length - 1}, got {computed!r}"
             )
         slot = free.pop()
         changes.slot_of[row] = slot
@@ -166,12 +160,14 @@ class Mirrors:
         drafts = _int32(batch.num_scheduled_drafts, "num_scheduled_drafts")
         if not len(rows) == len(scheduled) == len(drafts):
             raise ValueError(
-                "begin_step: rows, num_scheduled_tokens, num_scheduled_drafts: expected equal "
+                "rows, num_scheduled_tokens, num_scheduled_drafts: expected equal "
                 f"lengths, got {len(rows)}, {len(scheduled)}, {len(drafts)}"
             )
         slots = live_slots(changes.slot_of, rows, "rows")
         if len(rows) and int(np.bincount(rows).max()) > 1:
-            raise ValueError(f"begin_step: rows: expected each row once, got {rows}")
+            raise ValueError(f"rows: expected each row once, got {rows}")
+        if self._faults:
+            self._check_sound(slots, changes.freed)
         computed, tokens = changes.upper_computed[slots], changes.upper_tokens[slots]
         previous = changes.last_position[slots]
         query_start_loc = np.zeros(len(rows) + 1, np.int32)
@@ -184,7 +180,7 @@ class Mirrors:
         total = int(query_start_loc[-1])
         if total > self._max_step_tokens:
             raise ValueError(
-                f"begin_step: num_scheduled_tokens: expected at most {self._max_step_tokens} "
+                f"num_scheduled_tokens: expected at most {self._max_step_tokens} "
                 f"together, got {total}"
             )
         return Step(
@@ -200,6 +196,14 @@ class Mirrors:
             query_start_loc,
             total,
         )
+
+    def _check_sound(self, slots: Int64Array, freed: Int64Array) -> None:
+        for i, slot in enumerate(slots.tolist()):
+            if slot in self._faults and slot not in freed:
+                raise ValueError(
+                    f"rows: the request at batch position {i} cannot go on, remove it: "
+                    f"{self._faults[slot]}"
+                )
 
     def _check_step(
         self,
@@ -221,13 +225,13 @@ class Mirrors:
         if bad_drafts.any():
             i = int(bad_drafts.argmax())
             raise ValueError(
-                f"begin_step: num_scheduled_drafts: expected 0 to {self._max_drafts} behind the "
+                f"num_scheduled_drafts: expected 0 to {self._max_drafts} behind the "
                 "request's one uncomputed token, and 0 unless it sampled in the last step, "
                 f"got {drafts[i]} of {scheduled[i]} scheduled tokens at batch position {i}"
             )
         i = int(bad_length.argmax())
         raise ValueError(
-            f"begin_step: num_scheduled_tokens: expected 1 to {known[i]} tokens and drafts that "
+            f"num_scheduled_tokens: expected 1 to {known[i]} tokens and drafts that "
             f"lead to at most {self.capacity} tokens, got {scheduled[i]} with {drafts[i]} drafts "
             f"at batch position {i}"
         )
@@ -239,6 +243,8 @@ class Mirrors:
             self.slot_of = changes.slot_of
             self.upper_computed, self.upper_tokens = changes.upper_computed, changes.upper_tokens
             self._generation[changes.freed] += 1
+            for slot in changes.freed.tolist():
+                self._faults.pop(slot, None)
             self._free += changes.freed.tolist()
             taken = len(changes.admitted)
             del self._free[len(self._free) - taken :]
@@ -271,38 +277,23 @@ class Mirrors:
 
     def reconcile(
         self, step: Step, num_sampled: Int32Array, sampled: Int32Array
-    ) -> tuple[BoolArray, Int32Array, Int32Array]:
+    ) -> tuple[BoolArray, Int32Array, Int32Array, dict[int, str]]:
         """Takes the truth of `step`: num_sampled [B], sampled [B,M].
 
-        Returns:
-            alive [B], and the exact computed and known tokens after the step [B], 0 where the
-            request is gone.
+        A request whose sampler broke its contract stays as it was before the step; `num_sampled`
+        becomes 0 there.
 
-        Raises:
-            ValueError: more tokens than the step could add to a request, or none where the next
-                step was scheduled on one; nothing has changed then.
+        Returns:
+            alive [B]; the exact computed and known tokens after the step [B], 0 where the request
+            is gone; and the reason for each batch position whose result cannot be used.
         """
-        excess = num_sampled > step.sampled_up_to
-        if excess.any():
-            # Taken, they would reach beyond the request's row, into another one's.
-            i = int(excess.argmax())
-            raise ValueError(
-                f"reconcile: sampled_token_ids: expected at most {step.sampled_up_to[i]} tokens "
-                f"of step {step.number} at batch position {i}, which had "
-                f"{step.num_scheduled_drafts[i]} drafts, got {num_sampled[i]}"
-            )
-        # Drafts that are all refused, and no token: the device takes that back. Without drafts it
-        # has nothing to take back, and the next step has run on a token that nobody sampled.
-        nothing = (num_sampled < 1) & (step.sampled_up_to > 0) & (step.num_scheduled_drafts == 0)
-        if nothing.any():
-            raise ValueError(
-                "reconcile: sampled_token_ids: expected a valid token of step "
-                f"{step.number} at batch position {int(nothing.argmax())}, got none"
-            )
         alive = self._generation[step.slots] == step.generation
+        faults = self._new_faults(step, num_sampled, alive)
         gained = np.where(
             step.num_scheduled_drafts > 0, num_sampled, step.num_scheduled_tokens
         ).astype(np.int32)
+        if faults:
+            gained[list(faults)] = num_sampled[list(faults)] = 0
         slots = step.slots
         over_computed = step.num_scheduled_tokens - gained
         over_tokens = step.sampled_up_to - num_sampled
@@ -322,7 +313,31 @@ class Mirrors:
         computed, tokens = np.zeros_like(num_sampled), np.zeros_like(num_sampled)
         computed[alive] = self.exact_computed[slots]
         tokens[alive] = self.exact_tokens[slots]
-        return alive, computed, tokens
+        return alive, computed, tokens, faults
+
+    def _new_faults(self, step: Step, num_sampled: Int32Array, alive: BoolArray) -> dict[int, str]:
+        """The reason for each batch position whose result cannot be used; remembered by slot."""
+        # Taken, more tokens would reach beyond the request's row, into another one's.
+        excess = num_sampled > step.sampled_up_to
+        # Drafts that are all refused, and no token: the device takes that back. Without drafts it
+        # has nothing to take back, and the next step has run on a token that nobody sampled.
+        nothing = (num_sampled < 1) & (step.sampled_up_to > 0) & (step.num_scheduled_drafts == 0)
+        bad = excess | nothing
+        if not self._faults and not bad.any():
+            return {}
+        found = {}
+        for i in np.flatnonzero(alive).tolist():
+            slot = int(step.slots[i])
+            if bad[i] and slot not in self._faults:
+                expected = "at most" if excess[i] else "at least 1 valid token and at most"
+                self._faults[slot] = (
+                    f"sampled_token_ids: expected {expected} {step.sampled_up_to[i]} tokens of "
+                    f"step {step.number} at batch position {i}, which had "
+                    f"{step.num_scheduled_drafts[i]} drafts, got {num_sampled[i]}"
+                )
+            if slot in self._faults:
+                found[i] = self._faults[slot]
+        return found
 
     def by_row(self, by_slot: Int32Array) -> Int32Array:
         """A copy [R] by row; 0 in free rows."""
@@ -338,6 +353,11 @@ def ragged_ranks(counts: npt.NDArray[Any]) -> Int64Array:
     return ranks
 
 
+def _is_integer(value: object) -> bool:
+    """Not a bool, which Python takes for one."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
 def int32_vector(values: IntArray, field: str) -> Int32Array:
     """As a vector of int32: the very same array where it is one.
 
@@ -346,18 +366,16 @@ def int32_vector(values: IntArray, field: str) -> Int32Array:
     """
     array: npt.NDArray[Any] = np.asarray(values)
     if array.ndim != 1:
-        raise ValueError(
-            f"begin_step: {field}: expected one dimension, got shape {list(array.shape)}"
-        )
+        raise ValueError(f"{field}: expected one dimension, got shape {list(array.shape)}")
     if array.dtype == _INT32:
         return array
     if not array.size:  # [] is of floats
         return np.zeros(0, np.int32)
     if array.dtype.kind not in "iu":
-        raise ValueError(f"begin_step: {field}: expected integers, got {array.dtype}")
+        raise ValueError(f"{field}: expected integers, got {array.dtype}")
     converted: Int32Array = array.astype(np.int32)
     if (converted != array).any():
-        raise ValueError(f"begin_step: {field}: expected 32 bits, got {array}")
+        raise ValueError(f"{field}: expected 32 bits, got {array}")
     return converted
 
 
@@ -375,11 +393,11 @@ def live_slots(slot_of: Int64Array, rows: IntArray, field: str) -> Int64Array:
     if not len(rows):
         return np.zeros(0, np.int64)
     if int(np.min(rows)) < 0 or int(np.max(rows)) >= len(slot_of):
-        raise ValueError(f"begin_step: {field}: expected 0 to {len(slot_of) - 1}, got {rows}")
+        raise ValueError(f"{field}: expected 0 to {len(slot_of) - 1}, got {rows}")
     slots: Int64Array = slot_of[rows]
     if int(slots.min()) < 0:
         raise ValueError(
-            f"begin_step: {field}: expected live rows, got {rows[int(slots.argmin())]}: it is free"
+            f"{field}: expected live rows, got {rows[int(slots.argmin())]}: it is free"
         )
     return slots
 
@@ -388,14 +406,14 @@ def _take(slot_of: Int64Array, rows: IntArray, field: str) -> Int64Array:
     """The slots of `rows`, which become free."""
     slots = live_slots(slot_of, rows, field)
     if len(np.unique(slots)) != len(slots):
-        raise ValueError(f"begin_step: {field}: expected each row once, got {rows}")
+        raise ValueError(f"{field}: expected each row once, got {rows}")
     slot_of[rows] = -1
     return slots
 
 
 def _put(slot_of: Int64Array, rows: IntArray, slots: Int64Array, field: str) -> None:
     if not 0 <= int(np.min(rows)) <= int(np.max(rows)) < len(slot_of):
-        raise ValueError(f"begin_step: {field}: expected 0 to {len(slot_of) - 1}, got {rows}")
+        raise ValueError(f"{field}: expected 0 to {len(slot_of) - 1}, got {rows}")
     if len(np.unique(rows)) != len(rows) or (slot_of[rows] >= 0).any():
-        raise ValueError(f"begin_step: {field}: expected different free rows, got {rows}")
+        raise ValueError(f"{field}: expected different free rows, got {rows}")
     slot_of[rows] = slots

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -124,3 +125,7 @@ class Reconciled:
     """After the step; 0 unless alive."""
     num_tokens: Int32Array
     """After the step; 0 unless alive."""
+    faults: Mapping[int, str]
+    """The batch positions of live requests that cannot go on, as the sampler gave them no valid
+    token or too many, and why. Nothing of theirs is handed out: `num_sampled` is 0, the counts are
+    those before the step. Remove them; no step may run on them again."""

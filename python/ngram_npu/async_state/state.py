@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
-from ngram_npu.async_state.batch import AsyncConfig, Batch
-from ngram_npu.async_state.blocks import BlockTable
-from ngram_npu.async_state.device import Device, device_for
+from ngram_npu.async_state.batch import Admission, AsyncConfig, Batch, check_types
+from ngram_npu.async_state.blocks import BlockTable, Planned
+from ngram_npu.async_state.device import CpuDevice, Device, device_for
 from ngram_npu.async_state.mirrors import Int32Array, Mirrors, RowChanges, Step
 from ngram_npu.async_state.results import HostDrafts, Reconciled, StepInputs, StepOutputs
 from ngram_npu.async_state.staging import Download, HostBuffer
@@ -16,6 +18,7 @@ from ngram_npu.async_state.truth import (
     COMPUTED,
     CU_DRAFTS,
     DRAFTS,
+    FREED,
     NUM_PACKED,
     PREVIOUS,
     PREVIOUS_DRAFTS,
@@ -23,6 +26,8 @@ from ngram_npu.async_state.truth import (
     SLOTS,
     DeviceTruth,
 )
+from ngram_npu.index import DeviceNgramIndex, NgramIndex
+from ngram_npu.proposer import SHORT_ROW
 
 
 class AsyncSpecState:
@@ -42,6 +47,10 @@ class AsyncSpecState:
     Requests live in rows 0 to R-1 of the runner's numbering; within, each keeps one slot for life
     (`StepInputs.slot_indices`), so that moves of rows cost nothing. Not thread-safe; device work
     goes to the current stream, downloads to a stream of their own.
+
+    Where a device call fails in begin_step or end_step (out of memory, a launch error), host and
+    device no longer agree. Every method then raises RuntimeError with that error as its cause, and
+    the mirrors read None, until :meth:`rebuild`.
     """
 
     def __init__(
@@ -62,13 +71,11 @@ class AsyncSpecState:
         """
         self.config = config
         self._device = device_for(device) if runtime is None else runtime
-        self._truth = DeviceTruth(config, self._device)
+        self._truth = DeviceTruth(config, self._device, indexed=self._is_indexed())
         rows, tokens, k = config.max_rows, config.max_step_tokens, config.ngram.k
-        self._mirrors = Mirrors(rows, config.row_capacity, k, tokens)
-        self._block_tables = [
-            BlockTable(self._device, table, config, index)
-            for index, table in enumerate(self._truth.block_tables)
-        ]
+        self._mirrors, self._block_tables = self._empty_mirrors()
+        for table in self._block_tables:
+            table.clear_on_device()
         self._packed_uploads = self._staging(NUM_PACKED * (rows + 1))
         self._input_id_uploads = self._staging(tokens)
         self._prompt_uploads = self._staging(tokens)
@@ -82,6 +89,25 @@ class AsyncSpecState:
         self._begun: Step | None = None
         self._pending: list[Step] = []
         self._last: Step | None = None
+        self._failure: BaseException | None = None
+
+    def _is_indexed(self) -> bool:
+        config = self.config
+        if config.engine != "auto":
+            return config.engine == "index"
+        on_cpu = isinstance(self._device, CpuDevice)
+        return on_cpu and config.row_capacity > SHORT_ROW and config.ngram.fits_index
+
+    def _empty_mirrors(self) -> tuple[Mirrors, list[BlockTable]]:
+        config = self.config
+        mirrors = Mirrors(
+            config.max_rows, config.row_capacity, config.ngram.k, config.max_step_tokens
+        )
+        tables = [
+            BlockTable(self._device, table, config, index)
+            for index, table in enumerate(self._truth.block_tables)
+        ]
+        return mirrors, tables
 
     def _staging(self, size: int) -> tuple[HostBuffer, HostBuffer]:
         """Two buffers, used in turn: when a step begins, the copies of the last one may not have
@@ -105,39 +131,47 @@ class AsyncSpecState:
         """[R,NB] int32 on the device for each KV group, -1 where unused."""
         return self._truth.block_tables
 
+    @property
+    def index(self) -> NgramIndex | DeviceNgramIndex | None:
+        """The index of the slots' tokens, for its statistics; None where rows are scanned."""
+        return self._truth.index
+
     # The host's mirrors, by row.
 
     @property
     def is_exact(self) -> bool:
-        """Whether every step is reconciled."""
-        return self._begun is None and not self._pending
+        """Whether every step is reconciled, and no device call has failed."""
+        return self._begun is None and not self._pending and self._failure is None
 
     @property
     def num_computed_tokens(self) -> Int32Array | None:
-        """[R] by row, 0 in free ones; None while a step is not reconciled."""
+        """[R] by row, 0 in free ones; None unless :attr:`is_exact`."""
         return self._mirrors.by_row(self._mirrors.upper_computed) if self.is_exact else None
 
     @property
     def num_tokens(self) -> Int32Array | None:
-        """[R] by row, 0 in free ones; None while a step is not reconciled."""
+        """[R] by row, 0 in free ones; None unless :attr:`is_exact`."""
         return self._mirrors.by_row(self._mirrors.upper_tokens) if self.is_exact else None
 
     @property
-    def upper_num_computed_tokens(self) -> Int32Array:
-        """[R] by row: the truth is this or less, by the drafts in flight that are rejected."""
-        return self._mirrors.by_row(self._mirrors.upper_computed)
+    def upper_num_computed_tokens(self) -> Int32Array | None:
+        """[R] by row: the truth is this or less, by the drafts in flight that are rejected. None
+        after a device call has failed."""
+        return None if self._failure else self._mirrors.by_row(self._mirrors.upper_computed)
 
     @property
-    def upper_num_tokens(self) -> Int32Array:
-        """[R] by row: the truth is this or less."""
-        return self._mirrors.by_row(self._mirrors.upper_tokens)
+    def upper_num_tokens(self) -> Int32Array | None:
+        """[R] by row: the truth is this or less. None after a device call has failed."""
+        return None if self._failure else self._mirrors.by_row(self._mirrors.upper_tokens)
 
     def known_token_ids(self, row: int) -> Int32Array | None:
         """A copy of a row's tokens; None while a step is not reconciled.
 
         Raises:
             ValueError: the row is free or out of range.
+            RuntimeError: a device call has failed.
         """
+        self._require_sound("known_token_ids")
         if not 0 <= row < self.config.max_rows:
             raise ValueError(
                 f"known_token_ids: row: expected 0 to {self.config.max_rows - 1}, got {row}"
@@ -148,6 +182,13 @@ class AsyncSpecState:
         if not self.is_exact:
             return None
         return np.array(self._mirrors.token_ids[slot, : self._mirrors.exact_tokens[slot]])
+
+    def _require_sound(self, method: str) -> None:
+        if self._failure is not None:
+            raise RuntimeError(
+                f"{method}: a device call has failed and the state no longer agrees with the "
+                "device; call rebuild with the requests as the runner knows them"
+            ) from self._failure
 
     # The pipeline.
 
@@ -160,36 +201,32 @@ class AsyncSpecState:
         Raises:
             ValueError: the batch contradicts itself or what is known of its requests, or a request
                 has too few blocks for all its tokens and drafts; nothing has changed then.
-            RuntimeError: the last step has not ended, or the one before it is not reconciled.
+            RuntimeError: the last step has not ended, or the one before it is not reconciled, or a
+                device call has failed.
         """
+        self._require_sound("begin_step")
         if self._begun is not None:
             raise RuntimeError("begin_step: end_step has not been called for the last step")
         if len(self._pending) > 1:
             raise RuntimeError(
                 f"begin_step: step {self._pending[0].number} must be reconciled first"
             )
-        groups = len(self._block_tables)
-        given = [len(admission.block_ids) for admission in (*batch.new, *batch.resumed)]
-        if any(count != groups for count in given) or len(batch.new_blocks) not in (0, groups):
-            raise ValueError(
-                f"begin_step: block_ids, new_blocks: expected {groups}, one for each KV group, got "
-                f"{given} and {len(batch.new_blocks)}"
-            )
-        changes = self._mirrors.plan_rows(batch)
-        step = self._mirrors.plan_step(batch, changes, self._step_count)
-        tables = [table.plan(batch, changes, step) for table in self._block_tables]
-
-        if self._last is not None:
-            # What the last step handed out may live in buffers of the runner or of a device graph
-            # that this step overwrites: not before it has been copied to the host.
-            self._device.wait("main", self._drafts[self._last.number % 3].event)
-        self._mirrors.commit(changes, step)
-        for table, planned in zip(self._block_tables, tables, strict=True):
-            table.commit(step.number, planned)
-        self._upload_admitted(changes, step.number)
-        self._upload_step(step)
-        views = self._truth.views(len(step.rows))
-        self._truth.correct(views)
+        changes, step, tables = self._plan(
+            "begin_step", batch, self._step_count, self._mirrors, self._block_tables
+        )
+        try:
+            if self._last is not None:
+                # What the last step handed out may live in buffers of the runner or of a device
+                # graph that this step overwrites: not before it has been copied to the host.
+                self._device.wait("main", self._drafts[self._last.number % 3].event)
+            self._commit(changes, step, tables)
+            self._upload_step(changes, step)
+            self._truth.forget(len(changes.freed))
+            views = self._truth.views(len(step.rows))
+            self._truth.correct(views)
+        except BaseException as error:
+            self._failure = error
+            raise
         self._begun = step
         self._step_count += 1
         ends = step.query_start_loc[1:]
@@ -208,6 +245,24 @@ class AsyncSpecState:
             cu_num_scheduled_drafts=views.cu_drafts,
             draft_spans=np.stack((ends - step.num_scheduled_drafts, ends), axis=1),
         )
+
+    def _plan(
+        self, method: str, batch: Batch, number: int, mirrors: Mirrors, tables: list[BlockTable]
+    ) -> tuple[RowChanges, Step, list[Planned | None]]:
+        """What the batch does to rows, lengths and blocks; changes nothing."""
+        try:
+            check_types(batch, len(tables))
+            changes = mirrors.plan_rows(batch)
+            step = mirrors.plan_step(batch, changes, number)
+            return changes, step, [table.plan(batch, changes, step) for table in tables]
+        except ValueError as error:
+            raise ValueError(f"{method}: {error}") from None
+
+    def _commit(self, changes: RowChanges, step: Step, tables: list[Planned | None]) -> None:
+        self._mirrors.commit(changes, step)
+        for table, planned in zip(self._block_tables, tables, strict=True):
+            table.commit(step.number, planned)
+        self._upload_admitted(changes, step.number)
 
     def _upload_admitted(self, changes: RowChanges, number: int) -> None:
         if not changes.admissions:
@@ -230,8 +285,8 @@ class AsyncSpecState:
         sources += [length_cells[slot] for slot in changes.admitted]
         self._device.upload_all(targets, sources)
 
-    def _upload_step(self, step: Step) -> None:
-        batch = len(step.rows)
+    def _upload_step(self, changes: RowChanges, step: Step) -> None:
+        batch, freed = len(step.rows), changes.freed
         staging = self._packed_uploads[step.number % 2]
         packed = staging.array.reshape(NUM_PACKED, -1)
         packed[SLOTS, :batch] = step.slots
@@ -245,6 +300,7 @@ class AsyncSpecState:
             packed[PREVIOUS_DRAFTS, : len(drafts)] = drafts
         packed[QUERY_START, : batch + 1] = step.query_start_loc
         packed[QUERY_START, batch + 1 :] = step.num_step_tokens
+        packed[FREED, : len(freed)] = freed
         self._device.copy(self._truth.packed, staging.tensor, "main")
         input_ids = self._input_id_uploads[step.number % 2]
         if self._mirrors.known_input_ids(step, input_ids.array):
@@ -261,8 +317,9 @@ class AsyncSpecState:
 
         Raises:
             ValueError: another shape or dtype.
-            RuntimeError: no step has begun.
+            RuntimeError: no step has begun, or a device call has failed.
         """
+        self._require_sound("end_step")
         step = self._begun
         if step is None:
             raise RuntimeError("end_step: no step has begun")
@@ -278,13 +335,17 @@ class AsyncSpecState:
                 f"end_step: sampled_token_ids: expected int32 [{batch}, 1 to {width}], got "
                 f"{sampled_token_ids.dtype} {list(shape)}"
             )
-        views = self._truth.views(batch)
-        next_token_ids, num_sampled = self._truth.accept(sampled_token_ids, views)
-        self._counts[step.number % 2].start((num_sampled, sampled_token_ids))
-        outputs = self._truth.propose(
-            sampled_token_ids, views, step.num_step_tokens, next_token_ids, num_sampled
-        )
-        self._drafts[step.number % 3].start((outputs.num_draft_tokens, outputs.draft_token_ids))
+        try:
+            views = self._truth.views(batch)
+            next_token_ids, num_sampled = self._truth.accept(sampled_token_ids, views)
+            self._counts[step.number % 2].start((num_sampled, sampled_token_ids))
+            outputs = self._truth.propose(
+                sampled_token_ids, views, step.num_step_tokens, next_token_ids, num_sampled
+            )
+            self._drafts[step.number % 3].start((outputs.num_draft_tokens, outputs.draft_token_ids))
+        except BaseException as error:
+            self._failure = error
+            raise
         self._begun, self._last = None, step
         self._pending.append(step)
         return outputs
@@ -294,8 +355,9 @@ class AsyncSpecState:
         rather trims the next step to what was drafted than pads it.
 
         Raises:
-            RuntimeError: no step has ended, or the next one has begun.
+            RuntimeError: no step has ended, or the next one has begun, or a device call has failed.
         """
+        self._require_sound("wait_drafts")
         if self._last is None or self._begun is not None:
             raise RuntimeError("wait_drafts: to be called between end_step and begin_step")
         counts, drafts = self._drafts[self._last.number % 3].finish()
@@ -304,18 +366,20 @@ class AsyncSpecState:
     def reconcile(self) -> Reconciled:
         """Waits for the counts of the oldest pending step and corrects the mirrors with them.
 
+        A request whose sampler gave no valid token, or more than the step's drafts and one, is
+        named in `Reconciled.faults`; the others go on.
+
         Raises:
-            RuntimeError: no step is pending.
-            ValueError: the sampler gave a request more tokens than the step's drafts and one; the
-                mirrors have not changed then, but the device's truth has.
+            RuntimeError: no step is pending, or a device call has failed.
         """
+        self._require_sound("reconcile")
         if not self._pending:
             raise RuntimeError("reconcile: every step that has ended is reconciled already")
         step = self._pending[0]
         counts, tokens = self._counts[step.number % 2].finish()
         num_sampled, sampled = counts.copy(), tokens.copy()
         valid = self._valid_drafts(step)
-        alive, computed, known = self._mirrors.reconcile(step, num_sampled, sampled)
+        alive, computed, known, faults = self._mirrors.reconcile(step, num_sampled, sampled)
         self._pending.pop(0)
         drafted = step.num_scheduled_drafts > 0
         accepted = np.where(drafted, np.maximum(num_sampled - 1, 0), 0)
@@ -330,6 +394,7 @@ class AsyncSpecState:
             num_accepted_drafts=np.minimum(accepted, valid),
             num_computed_tokens=computed,
             num_tokens=known,
+            faults=faults,
         )
 
     def _valid_drafts(self, step: Step) -> Int32Array:
@@ -343,3 +408,44 @@ class AsyncSpecState:
             np.minimum(step.num_scheduled_drafts, found[step.prev_positions]),
             0,
         ).astype(np.int32)
+
+    def rebuild(self, requests: Sequence[Admission]) -> None:
+        """Makes the state anew from what the runner knows, after a device call of this object or
+        the forward pass has failed. Steps in flight are dropped; waits for the device.
+
+        Args:
+            requests: all that live, with the tokens, counts and blocks that the last
+                :meth:`reconcile` led to. What later steps stored lies behind those counts and is
+                computed again.
+
+        Raises:
+            ValueError: requests that contradict each other; nothing has changed then.
+        """
+        nothing = np.zeros(0, np.int32)
+        mirrors, tables = self._empty_mirrors()
+        # As if it were the step before the next one, which then has the other staging buffers.
+        changes, step, planned = self._plan(
+            "rebuild",
+            Batch(nothing, nothing, nothing, new=requests),
+            self._step_count - 1,
+            mirrors,
+            tables,
+        )
+        try:
+            self._wait_for_device()
+            self._mirrors, self._block_tables = mirrors, tables
+            self._begun, self._last = None, None
+            self._pending.clear()
+            for table in tables:
+                table.clear_on_device()
+            self._truth.clear(self._device)
+            self._commit(changes, step, planned)
+            self._wait_for_device()
+        except BaseException as error:
+            self._failure = error
+            raise
+        self._failure = None
+
+    def _wait_for_device(self) -> None:
+        for stream in ("main", "side"):
+            self._device.synchronize(self._device.record(stream))

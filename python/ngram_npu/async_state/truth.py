@@ -12,9 +12,9 @@ from ngram_npu.async_state.device import Device
 from ngram_npu.async_state.results import PaddedDrafterBatch, RaggedDrafterBatch, StepOutputs
 from ngram_npu.ops import workspace_size
 
-NUM_PACKED = 8
+NUM_PACKED = 9
 # The host's int32 arrays of a step, rows of one tensor: they go to the device in one copy.
-SLOTS, PREVIOUS, COMPUTED, ACCEPTED, DRAFTS, CU_DRAFTS, PREVIOUS_DRAFTS, QUERY_START = range(
+SLOTS, PREVIOUS, COMPUTED, ACCEPTED, DRAFTS, CU_DRAFTS, PREVIOUS_DRAFTS, QUERY_START, FREED = range(
     NUM_PACKED
 )
 
@@ -38,7 +38,7 @@ class BatchViews:
 class DeviceTruth:
     """Device tensors and the launches on the main stream, in the order they are to be called."""
 
-    def __init__(self, config: AsyncConfig, device: Device) -> None:
+    def __init__(self, config: AsyncConfig, device: Device, *, indexed: bool) -> None:
         rows, tokens, k = config.max_rows, config.max_step_tokens, config.ngram.k
         int32 = torch.int32
         self._config = config
@@ -67,13 +67,17 @@ class DeviceTruth:
         self._num_sampled = device.tensor((rows,), int32)
         self._next_token_ids = device.tensor((rows,), int32)
         self._draft_token_ids = device.tensor((rows, k), int32)
+        lookup = config.ngram
+        capacity = config.token_capacity
+        if capacity is None:
+            capacity = rows * config.row_capacity
+        self.index = device.index(rows, capacity, lookup.min_n, lookup.max_n) if indexed else None
         # What the blocks of a launch agree by, on devices that have blocks; zeros between launches.
         self._correct_workspace, self._step_workspace = (
             device.tensor((workspace_size(op, rows),), int32)
-            for op in ("correct_spec_state_", "ngram_step_")
+            for op in ("correct_spec_state_", "ngram_index_step_" if indexed else "ngram_step_")
         )
         self._views: dict[int, BatchViews] = {}
-        lookup = config.ngram
         self._lookup = (
             lookup.vocab_size_or_unlimited,
             lookup.min_n,
@@ -104,6 +108,22 @@ class DeviceTruth:
                 seq_lens=self.seq_lens[:batch],
             )
         return found
+
+    def clear(self, device: Device) -> None:
+        """What a launch that failed may have left behind, and what no host array tells of."""
+        for workspace in (self._correct_workspace, self._step_workspace):
+            device.copy(workspace, device.host_tensor(workspace.shape, torch.int32), "main")
+        if self.index is not None:
+            rows = self._config.max_rows
+            slots = device.host_tensor((rows,), torch.int32)
+            slots.copy_(torch.arange(rows))
+            device.copy(self._packed_row(FREED, rows), slots, "main")
+            self.forget(rows)
+
+    def forget(self, count: int) -> None:
+        """Empties the index slots of the requests that have left: the first `count` uploaded."""
+        if self.index is not None and count:
+            self._ops.ngram_index_reset_(self.index.tensor, self._packed_row(FREED, count))
 
     def correct(self, views: BatchViews) -> None:
         """Puts the uploaded assumptions right and completes the inputs of the forward pass."""
@@ -174,7 +194,7 @@ class DeviceTruth:
         num_sampled: torch.Tensor,
     ) -> StepOutputs:
         """Appends the new tokens to the rows, drafts, and lays out a drafter's batch."""
-        _, _, draft_token_ids, num_draft_tokens, match_len = self._ops.ngram_step_(
+        arguments = (
             self.token_ids,
             self.num_tokens,
             sampled,
@@ -182,8 +202,14 @@ class DeviceTruth:
             views.slots,
             True,
             *self._lookup,
-            self._step_workspace,
         )
+        if self.index is None:
+            found = self._ops.ngram_step_(*arguments, self._step_workspace)
+        else:
+            found = self._ops.ngram_index_step_(
+                *arguments, self.index.tensor, views.slots, self._step_workspace
+            )
+        _, _, draft_token_ids, num_draft_tokens, match_len = found
         indices, num_rejected = self._ops.prepare_inputs_padded(
             views.cu_drafts, num_sampled, views.query_start_loc
         )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from tools.bench.contestant import Contestant
 from tools.bench.data import Workload
 from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.options import BenchError, Options, Size
+
+Engine = Literal["scan", "index"]
 
 STEPS = 100
 _WARM_UP = 20
@@ -39,6 +42,7 @@ class NoOperators:
             "prepare_inputs": (starts, counts, tokens),
             "ngram_step_": (counts, counts, drafts, torch.full_like(counts, _K), counts),
         }
+        self._results["ngram_index_step_"] = self._results["ngram_step_"]
 
     def __getattr__(self, name: str) -> Any:
         result = self._results.get(name)
@@ -98,28 +102,30 @@ class AsyncHost(Op):
         results = []
         try:
             for size in self.sizes_of(options):
-                for churn in (0.0, 0.1):
-                    results.append(measure(size, churn, options.rounds))
+                for engine, churn in itertools.product(("scan", "index"), (0.0, 0.1)):
+                    results.append(measure(size, engine, churn, options.rounds))
                     report(results[-1])
         finally:
             torch.set_num_threads(threads)
         return results, {}
 
 
-def measure(size: Size, churn: float, rounds: int) -> Result:
+def measure(size: Size, engine: Engine, churn: float, rounds: int) -> Result:
     """One step ahead: each timed step is begin_step and end_step of step n, reconcile of n-1.
 
     Args:
         size: requests, and the length of their prompts in tokens.
+        engine: what drafts; its operators are replaced by nothing as well.
         churn: share of the requests that are replaced in each step.
         rounds: each is STEPS steps; a figure of a round is the median over its steps.
     """
-    found = np.array([_round(size, churn) for _ in range(rounds)])  # [rounds, parts]
+    found = np.array([_round(size, engine, churn) for _ in range(rounds)])  # [rounds, parts]
     parts = ("begin_step", "end_step", "reconcile", "together")
     return {
         "size": str(size),
         "batch": size.batch,
         "context": size.context,
+        "engine": engine,
         "churn": churn,
         "rounds": rounds,
         "steps_per_round": STEPS,
@@ -134,7 +140,7 @@ def measure(size: Size, churn: float, rounds: int) -> Result:
     }
 
 
-def _round(size: Size, churn: float) -> list[float]:
+def _round(size: Size, engine: Engine, churn: float) -> list[float]:
     """Medians over the steps in microseconds: the three calls and their sum."""
     requests, prompt = size.batch, size.context
     steps = _WARM_UP + STEPS
@@ -145,6 +151,7 @@ def _round(size: Size, churn: float) -> list[float]:
             ngram=NgramConfig(k=_K),
             max_rows=requests,
             row_capacity=capacity,
+            engine=engine,
             max_step_tokens=step_tokens,
             kv_groups=(KVGroup(_BLOCK, -(-capacity // _BLOCK) + 1),),
         )

@@ -1,0 +1,205 @@
+"""What goes wrong around AsyncSpecState: device calls that raise, a sampler that errs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ngram_npu import NgramConfig
+from ngram_npu.async_state import Admission, AsyncConfig, AsyncSpecState, Batch, KVGroup, NewBlocks
+
+from async_.failing import Countdown, DeviceError
+
+_VOCAB = 100
+
+
+def _ints(*values: Any) -> Any:
+    return np.array(values, np.int32)
+
+
+def _sampled(*rows: Any) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.int32)
+
+
+def _state(engine: Any = "scan") -> AsyncSpecState:
+    return AsyncSpecState(
+        AsyncConfig(
+            ngram=NgramConfig(min_n=1, max_n=3, k=2, vocab_size=_VOCAB),
+            max_rows=4,
+            row_capacity=32,
+            max_step_tokens=32,
+            kv_groups=(KVGroup(4, 8), KVGroup(8, 4)),
+            engine=engine,
+        )
+    )
+
+
+def _admit(row: int, tokens: Any, computed: int = 0) -> Admission:
+    return Admission(row, _ints(*tokens), (_ints(2 * row, 2 * row + 1), _ints(row)), computed)
+
+
+def _running() -> AsyncSpecState:
+    """Rows 0, 1 and 2 live, with 5 tokens each, all reconciled."""
+    state = _state("index")
+    new = [_admit(row, (row, 1, 2, 3)) for row in range(3)]
+    state.begin_step(Batch(_ints(0, 1, 2), _ints(4, 4, 4), _ints(0, 0, 0), new=new))
+    state.end_step(_sampled(*([[7, -1, -1]] * 3)))
+    state.reconcile()
+    return state
+
+
+def _next_batch() -> Batch:
+    """Everything that leads to a device call: one leaves, one joins, one grows."""
+    return Batch(
+        rows=_ints(0, 2, 3),
+        num_scheduled_tokens=_ints(3, 3, 2),
+        num_scheduled_drafts=_ints(2, 2, 0),
+        removed=_ints(1),
+        new=[_admit(3, (5, 6, 5))],
+        new_blocks=(NewBlocks(_ints(0), _ints(8)), NewBlocks()),
+    )
+
+
+_NEXT_SAMPLES = ([8, -1, -1], [9, -1, -1], [4, -1, -1])
+
+
+def _failed(method: str) -> Iterator[tuple[AsyncSpecState, DeviceError]]:
+    """A state for each device call of the method, which has failed there."""
+    for left in range(1, 100):
+        state = _running()
+        countdown = Countdown(state)
+        if method == "end_step":
+            state.begin_step(_next_batch())
+        countdown.left = left
+        try:
+            if method == "begin_step":
+                state.begin_step(_next_batch())
+            else:
+                state.end_step(_sampled(*_NEXT_SAMPLES))
+        except DeviceError as error:
+            yield state, error
+            continue
+        assert left > 5, "hardly a device call"
+        return
+    raise AssertionError("no end of device calls")
+
+
+@pytest.mark.parametrize("method", ["begin_step", "end_step"])
+def test_after_any_failed_device_call_all_is_refused_until_rebuilt(method: str) -> None:
+    for state, error in _failed(method):
+        assert not state.is_exact
+        assert state.num_tokens is None
+        assert state.num_computed_tokens is None
+        assert state.upper_num_tokens is None
+        assert state.upper_num_computed_tokens is None
+        calls: dict[str, tuple[Any, ...]] = {
+            "begin_step": (_next_batch(),),
+            "end_step": (_sampled(*_NEXT_SAMPLES),),
+            "wait_drafts": (),
+            "reconcile": (),
+            "known_token_ids": (0,),
+        }
+        for name, arguments in calls.items():
+            with pytest.raises(RuntimeError, match=f"{name}: a device call has failed") as refused:
+                getattr(state, name)(*arguments)
+            assert refused.value.__cause__ is error
+
+        state.rebuild([_admit(0, (0, 1, 2, 3, 7), 4), _admit(2, (2, 1, 2, 3, 7), 4)])
+        assert state.is_exact
+        assert state.num_tokens is not None
+        assert state.num_tokens.tolist() == [5, 0, 5, 0]
+        inputs = state.begin_step(Batch(_ints(2, 0), _ints(1, 1), _ints(0, 0)))
+        assert inputs.positions[:2].tolist() == [4, 4]
+        assert inputs.input_ids[:2].tolist() == [7, 7]
+        assert inputs.slot_mappings[0][:2].tolist() == [20, 4]
+        drafts = state.end_step(_sampled([1, -1, -1], [3, -1, -1])).draft_token_ids
+        assert drafts.tolist() == [[2, 3], [7, 3]]
+        assert state.reconcile().num_tokens.tolist() == [6, 6]
+        assert state.index is not None
+        live = {
+            int(state._mirrors.slot_of[row]): np.array(state.known_token_ids(row)) for row in (0, 2)
+        }
+        state.index.check_integrity(live)
+
+
+def test_a_rebuild_that_fails_or_is_refused() -> None:
+    state, error = next(_failed("begin_step"))
+    with pytest.raises(ValueError, match="rebuild: new/resumed: row: expected a free row, got 0"):
+        state.rebuild([_admit(0, (1, 2)), _admit(0, (1, 2))])
+    with pytest.raises(RuntimeError, match="a device call has failed") as refused:
+        state.reconcile()
+    assert refused.value.__cause__ is error
+    Countdown(state).left = 3
+    with pytest.raises(DeviceError):
+        state.rebuild([_admit(0, (1, 2))])
+    assert not state.is_exact
+    state.rebuild([_admit(0, (1, 2))])
+    assert state.is_exact
+
+
+def test_a_rebuild_after_the_forward_pass_has_failed() -> None:
+    state = _running()
+    state.begin_step(_next_batch())
+    state.rebuild([_admit(row, (row, 1, 2, 3, 7), 4) for row in (0, 2)])
+    assert state.is_exact
+    state.begin_step(Batch(_ints(2), _ints(1), _ints(0)))
+    state.end_step(_sampled([1, -1, -1]))
+    assert state.reconcile().num_tokens.tolist() == [6]
+
+
+BAD_SAMPLES = {
+    "no token": ([-1, -1, -1], "expected at least 1 valid token and at most 1 .*, got 0"),
+    "an id beyond the vocabulary": ([_VOCAB, -1, -1], "at least 1 valid token .*, got 0"),
+    "a token too many": ([5, 6, -1], "expected at most 1 tokens of step 1 at batch position 1"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_SAMPLES)
+def test_a_bad_row_of_the_sampler_is_named_and_the_others_go_on(bad: str) -> None:
+    sampled, reason = BAD_SAMPLES[bad]
+    state = _running()
+    state.begin_step(Batch(_ints(0, 1, 2), _ints(1, 1, 1), _ints(0, 0, 0)))
+    state.end_step(_sampled([8, -1, -1], sampled, [9, -1, -1]))
+    state.begin_step(Batch(_ints(2, 1, 0), _ints(1, 1, 1), _ints(0, 0, 0)))
+    state.end_step(_sampled([10, -1, -1], [11, -1, -1], [12, -1, -1]))
+
+    truth = state.reconcile()
+    assert list(truth.faults) == [1]
+    message = truth.faults[1]
+    assert re.search(reason, message), message
+    assert np.array_equal(truth.num_sampled, [1, 0, 1])
+    assert truth.num_tokens.tolist() == [6, 5, 6]
+    assert truth.alive.all()
+    # The next step had begun already: what it says of the bad row is of no use either.
+    truth = state.reconcile()
+    assert truth.faults == {1: message}
+    assert truth.num_tokens.tolist() == [7, 5, 7]
+    assert state.num_tokens is not None
+    assert state.num_tokens.tolist() == [7, 5, 7, 0]
+
+    with pytest.raises(ValueError, match=r"begin_step: rows: .* batch position 1 cannot go on"):
+        state.begin_step(Batch(_ints(0, 1), _ints(1, 1), _ints(0, 0)))
+    again = _admit(1, (1, 1, 2, 3, 7), 4)
+    state.begin_step(
+        Batch(_ints(0, 1, 2), _ints(1, 1, 1), _ints(0, 0, 0), removed=_ints(1), resumed=[again])
+    )
+    state.end_step(_sampled([13, -1, -1], [14, -1, -1], [15, -1, -1]))
+    truth = state.reconcile()
+    assert not truth.faults
+    assert truth.num_tokens.tolist() == [8, 6, 8]
+
+
+@pytest.mark.parametrize("bad", BAD_SAMPLES)
+def test_a_bad_row_that_has_left_is_ignored(bad: str) -> None:
+    state = _running()
+    state.begin_step(Batch(_ints(0, 1, 2), _ints(1, 1, 1), _ints(0, 0, 0)))
+    state.end_step(_sampled([8, -1, -1], BAD_SAMPLES[bad][0], [9, -1, -1]))
+    state.begin_step(Batch(_ints(0, 2), _ints(1, 1), _ints(0, 0), removed=_ints(1)))
+    truth = state.reconcile()
+    assert not truth.faults
+    assert truth.alive.tolist() == [True, False, True]
+    assert truth.num_tokens.tolist() == [6, 0, 6]
