@@ -204,3 +204,46 @@ _of(
         ),
     },
 )
+
+_of(
+    "python/ngram_npu/async_state/mirrors.py",
+    {
+        "a slot given away keeps its generation": (
+            "            self._generation[changes.freed] += 1\n",
+            "",
+        ),
+        "a fault outlives its request": ("self._faults.pop(slot, None)", "pass"),
+        "tokens of a broken sampler are taken": (
+            "gained[list(faults)] = num_sampled[list(faults)] = 0",
+            "gained[list(faults)] = 0",
+        ),
+    },
+)
+_of(
+    "python/ngram_npu/async_state/state.py",
+    {
+        "a rebuilt state has a last step": (
+            "self._mirrors, self._block_tables = mirrors, tables\n"
+            "            self._begun, self._last = None, None",
+            "self._mirrors, self._block_tables = mirrors, tables\n            self._begun = None",
+        ),
+        "rebuilding takes the next step's buffers": ("self._step_count - 1,", "self._step_count,"),
+        "an index for any span": (
+            "config.row_capacity > SHORT_ROW and config.ngram.fits_index",
+            "config.row_capacity > SHORT_ROW",
+        ),
+    },
+)
+_of(
+    "python/ngram_npu/async_state/truth.py",
+    {"the last slot is not emptied": ("self.forget(rows)", "self.forget(rows - 1)")},
+)
+_of(
+    "python/ngram_npu/async_state/blocks.py",
+    {
+        "a round's rest is stored whole": (
+            "rest - self._config.cp_rank * interleave, 0, interleave",
+            "rest - self._config.cp_rank * interleave, 0, None",
+        ),
+    },
+)
