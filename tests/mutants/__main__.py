@@ -1,4 +1,4 @@
-"""All mutants, or those whose names contain a text.
+"""All mutants that the record lacks, or those whose names contain a text.
 
 PYTHONPATH=tests python -m mutants [--json FILE] [TEXT]
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mutants.catch import noticed
-from mutants.common import write_record
+from mutants.common import read_record, write_record
 from mutants.faults import MUTANTS
 
 
@@ -20,21 +20,16 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("text", nargs="?", default="")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
-    if how := noticed(None):
-        print(f"the tests fail without a fault: {how}")
-        return 1
-    found = {}
-    unexpected = 0
-    for mutant in MUTANTS:
-        if given.text in mutant.name:
-            found[mutant.name] = how = noticed(mutant)
-            unexpected += bool(how) == bool(mutant.equivalent)
-            print(
-                f"{mutant.name}: {how.split(':')[0] or 'SURVIVED'} {mutant.equivalent}", flush=True
-            )
-    print(f"{sum(map(bool, found.values()))} of {len(found)} noticed, {unexpected} not as expected")
-    if given.json:
-        write_record(given.json, "mutants", arguments, found)
+    recorded = read_record(given.json) if given.json and given.json.exists() else {}
+    found = {mutant.name: recorded[mutant.name] for mutant in MUTANTS if mutant.name in recorded}
+    chosen = [m for m in MUTANTS if (given.text in m.name if given.text else m.name not in found)]
+    for mutant in chosen:
+        found[mutant.name] = how = noticed(mutant)
+        print(f"{mutant.name}: {how[:150] or 'SURVIVED'} {mutant.equivalent}", flush=True)
+        if given.json:
+            write_record(given.json, "mutants", arguments, found)
+    unexpected = [m.name for m in chosen if bool(found[m.name]) == bool(m.equivalent)]
+    print(f"{len(chosen)} tried, not as expected: {unexpected}")
     return bool(unexpected)
 
 

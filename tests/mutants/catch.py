@@ -44,13 +44,10 @@ class Mutant:
         return replace_once(self.name, (ROOT / self.file).read_text(), self.old, self.new)
 
 
-def noticed(mutant: Mutant | None) -> str:
-    """At which stage the tests noticed, and how; empty where none did. None: the code as it is."""
-    copy_sources({} if mutant is None else {mutant.file: mutant.changed()})
-    stages = PYTHON_STAGES if mutant and mutant.file.startswith("python/") else CSRC_STAGES
-    if mutant is None:
-        stages = CSRC_STAGES | PYTHON_STAGES
-    for name, stage in stages.items():
+def noticed(mutant: Mutant) -> str:
+    """At which stage the tests noticed, and how; empty where none did."""
+    copy_sources({mutant.file: mutant.changed()})
+    for name, stage in stages_for(mutant.file).items():
         if said := stage():
             return f"{name}: {said}"
     return ""
@@ -121,17 +118,29 @@ def python_tests(*files: str, choice: str = "", twin: bool = False) -> Callable[
 
 
 ON_THE_CPU = "not cuda_ and not ascendc_"
+PARITY = ("tests/ops/test_parity.py", "tests/ops/test_errors.py")
+INDEX = tuple(f"tests/index/test_{name}.py" for name in ("index", "identity", "stateful"))
+DEVICE_INDEX = "tests/index/test_device_index_integrity.py"
 CSRC_STAGES = {
     "C++ suite": cpp_suite,
-    "parity and errors": python_tests(
-        "tests/ops/test_parity.py", "tests/ops/test_errors.py", choice=ON_THE_CPU
-    ),
-    "index": python_tests(
-        "tests/index/test_index.py",
-        "tests/index/test_identity.py",
-        "tests/index/test_stateful.py",
-        choice=ON_THE_CPU,
-    ),
-    "device index": python_tests("tests/index/test_device_index_integrity.py", twin=True),
+    "parity and errors": python_tests(*PARITY, choice=ON_THE_CPU),
+    "index": python_tests(*INDEX, choice=ON_THE_CPU),
 }
-PYTHON_STAGES = {"async state": python_tests("tests/async_")}
+INDEX_STAGES = {
+    "C++ suite": cpp_suite,
+    "index": python_tests(*INDEX, choice=ON_THE_CPU),
+    "device index": python_tests(DEVICE_INDEX, twin=True),
+    "parity and errors": python_tests(*PARITY, choice=f"index_ and {ON_THE_CPU}"),
+}
+PYTHON_STAGES = {
+    "async state": python_tests(
+        *(f"tests/async_/test_{name}.py" for name in ("state", "failures", "loop"))
+    ),
+}
+
+
+def stages_for(file: str) -> dict[str, Callable[[], str]]:
+    """Those that may notice; what a file cannot change is left out, as it takes minutes."""
+    if file.startswith("python/"):
+        return PYTHON_STAGES
+    return INDEX_STAGES if "index_" in file else CSRC_STAGES

@@ -56,3 +56,9 @@ def write_record(
         "caught_by": {name: how.split(":")[0] for name, how in found.items() if how},
     }
     file.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def read_record(file: Path) -> dict[str, str]:
+    """What noticed each; empty where none did."""
+    record = json.loads(file.read_text())
+    return {**record["caught_by"], **dict.fromkeys(record["survived"], "")}
