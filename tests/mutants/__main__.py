@@ -1,6 +1,6 @@
-"""All mutants that the record lacks, or those whose names contain a text.
+"""All mutants that the record lacks, or those whose names contain one of the texts.
 
-PYTHONPATH=tests python -m mutants [--json FILE] [TEXT]
+PYTHONPATH=tests python -m mutants [--json FILE] [TEXT ...]
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ from mutants.faults import MUTANTS
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="mutants")
-    parser.add_argument("text", nargs="?", default="")
+    parser.add_argument("texts", nargs="*")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     recorded = read_record(given.json) if given.json and given.json.exists() else {}
     found = {mutant.name: recorded[mutant.name] for mutant in MUTANTS if mutant.name in recorded}
-    chosen = [m for m in MUTANTS if (given.text in m.name if given.text else m.name not in found)]
+    if given.texts:
+        chosen = [m for m in MUTANTS if any(text in m.name for text in given.texts)]
+    else:
+        chosen = [m for m in MUTANTS if m.name not in found]
     for mutant in chosen:
         found[mutant.name] = how = noticed(mutant)
-        print(f"{mutant.name}: {how[:150] or 'SURVIVED'} {mutant.equivalent}", flush=True)
+        stage = how.split(":")[0] or "SURVIVED"
+        print(f"{mutant.name}: {stage} {mutant.equivalent}", flush=True)
         if given.json:
             write_record(given.json, "mutants", arguments, found)
     unexpected = [m.name for m in chosen if bool(found[m.name]) == bool(m.equivalent)]

@@ -118,19 +118,19 @@ def python_tests(*files: str, choice: str = "", twin: bool = False) -> Callable[
 
 
 ON_THE_CPU = "not cuda_ and not ascendc_"
-PARITY = ("tests/ops/test_parity.py", "tests/ops/test_errors.py")
+PARITY = ("tests/ops/test_errors.py", "tests/ops/test_parity.py")  # the quick one first
 INDEX = tuple(f"tests/index/test_{name}.py" for name in ("index", "identity", "stateful"))
 DEVICE_INDEX = "tests/index/test_device_index_integrity.py"
 CSRC_STAGES = {
     "C++ suite": cpp_suite,
-    "parity and errors": python_tests(*PARITY, choice=ON_THE_CPU),
+    "errors and parity": python_tests(*PARITY, choice=ON_THE_CPU),
     "index": python_tests(*INDEX, choice=ON_THE_CPU),
 }
 INDEX_STAGES = {
     "C++ suite": cpp_suite,
     "index": python_tests(*INDEX, choice=ON_THE_CPU),
     "device index": python_tests(DEVICE_INDEX, twin=True),
-    "parity and errors": python_tests(*PARITY, choice=f"index_ and {ON_THE_CPU}"),
+    "errors and parity": python_tests(*PARITY, choice=f"index_ and {ON_THE_CPU}"),
 }
 PYTHON_STAGES = {
     "async state": python_tests(
@@ -143,4 +143,4 @@ def stages_for(file: str) -> dict[str, Callable[[], str]]:
     """Those that may notice; what a file cannot change is left out, as it takes minutes."""
     if file.startswith("python/"):
         return PYTHON_STAGES
-    return INDEX_STAGES if "index_" in file else CSRC_STAGES
+    return INDEX_STAGES if "index" in file else CSRC_STAGES
