@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from index_world import Lookup, index_of_pages
 from ngram_npu import _C, IntegrityError, NgramIndex
 
 Int32Array = npt.NDArray[np.int32]
@@ -158,42 +157,6 @@ def test_a_row_whose_directory_takes_several_pages(match: int) -> None:
     index.check_integrity()
 
 
-def test_a_slot_of_any_depth_gives_its_pages_back() -> None:
-    """Its directory lies in the slot, in a page, in several."""
-    tokens = _tokens(1, 1_000_000, 100_000)
-    index = NgramIndex(1, tokens.size, min_n=2, max_n=4, any_data=True)
-    depths = set()
-    length = 100.0
-    while length < tokens.size:
-        index.append(tokens, np.full(1, length, np.int32))
-        depths.add(int(index.tensor[HEADER + DEPTH]))
-        index.reset(np.zeros(1, np.int32))
-        assert index.statistics.pages_in_use == 0
-        index.check_integrity()
-        length *= 1.4
-    assert depths >= set(range(12))
-
-
-def test_a_directory_that_finds_no_room_to_grow_gives_its_pages_back() -> None:
-    """At depth 12 it takes two pages more at once: here the first is there, the second is not."""
-    tokens = _tokens(1, 1_000_000, 100_000)
-    look = Lookup()
-    index = index_of_pages(1, 2000, look)
-    for length in range(800_000, tokens.size, 1000):
-        before = index.statistics.pages_in_use
-        index.append(tokens, np.full(1, length, np.int32))
-        if index.tensor[HEADER + DEPTH] == 12:
-            break
-    after = index.statistics.pages_in_use
-    assert after - before >= 3  # two of the directory, one that was full
-    for pages in range(before, after):
-        index = index_of_pages(1, pages, look)
-        index.append(tokens, np.full(1, length, np.int32))
-        assert index.statistics.slots_given_up == 1
-        assert index.statistics.pages_in_use == 0
-        index.check_integrity()
-
-
 def test_repetitive_text_that_passes_a_power_of_two_splits_no_page_early() -> None:
     """A page splits when it is full, not because its row has grown longer than entries can say."""
     rng = np.random.default_rng(0)
@@ -209,14 +172,6 @@ def test_repetitive_text_that_passes_a_power_of_two_splits_no_page_early() -> No
         splits.append(index.statistics.page_splits)
     assert 15 < splits[0] < 31  # so few pages that some are of depth 4
     assert splits[1] - splits[0] <= 2
-
-
-def test_an_end_one_beyond_what_a_page_records_splits_it() -> None:
-    """The latest occurrence is recorded anew at every end, in a page that is almost empty."""
-    tokens = np.resize(np.array([1, 2, 3], np.int32), (1, 4096))
-    index = NgramIndex(1, tokens.size, min_n=2, max_n=4)
-    index.append(tokens, np.full(1, tokens.size, np.int32), match_policy=1)
-    index.check_integrity({0: tokens[0]})
 
 
 def test_full_memory_is_counted() -> None:
