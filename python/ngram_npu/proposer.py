@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+import sys
+from collections import namedtuple
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,30 +18,35 @@ ArrayT = TypeVar("ArrayT")
 """``torch.Tensor`` or ``numpy.ndarray``; a call takes one kind and returns it."""
 
 
-class Drafts(NamedTuple, Generic[ArrayT]):
-    """What :meth:`NgramProposer.propose` returns; all int32."""
+if TYPE_CHECKING or sys.version_info >= (3, 11):
 
-    draft_token_ids: ArrayT
-    """[B, k], -1 in unused slots."""
-    num_draft_tokens: ArrayT
-    """[B], used slots of each request."""
-    match_len: ArrayT
-    """[B], length in tokens of the match behind the draft; 0 without one."""
+    class Drafts(NamedTuple, Generic[ArrayT]):
+        """What :meth:`NgramProposer.propose` returns; all int32."""
 
+        draft_token_ids: ArrayT
+        """[B, k], -1 in unused slots."""
+        num_draft_tokens: ArrayT
+        """[B], used slots of each request."""
+        match_len: ArrayT
+        """[B], length in tokens of the match behind the draft; 0 without one."""
 
-class StepResult(NamedTuple, Generic[ArrayT]):
-    """What :meth:`NgramProposer.step` returns; all int32."""
+    class StepResult(NamedTuple, Generic[ArrayT]):
+        """What :meth:`NgramProposer.step` returns; all int32."""
 
-    next_token_ids: ArrayT
-    """[B], each request's newest token."""
-    num_sampled: ArrayT
-    """[B], valid sampled tokens."""
-    draft_token_ids: ArrayT
-    """[B, k], -1 in unused slots."""
-    num_draft_tokens: ArrayT
-    """[B], used slots of each request."""
-    match_len: ArrayT
-    """[B], length in tokens of the match behind the draft; 0 without one."""
+        next_token_ids: ArrayT
+        """[B], each request's newest token."""
+        num_sampled: ArrayT
+        """[B], valid sampled tokens."""
+        draft_token_ids: ArrayT
+        """[B, k], -1 in unused slots."""
+        num_draft_tokens: ArrayT
+        """[B], used slots of each request."""
+        match_len: ArrayT
+        """[B], length in tokens of the match behind the draft; 0 without one."""
+
+else:  # Python 3.10 has no generic named tuples, but takes Drafts[...] of a plain one.
+    Drafts = namedtuple("Drafts", "draft_token_ids num_draft_tokens match_len")
+    StepResult = namedtuple("StepResult", ("next_token_ids", "num_sampled", *Drafts._fields))
 
 
 class NgramProposer:
