@@ -281,13 +281,16 @@ class _Bar:
 
     def show(self, progress: Progress) -> None:
         """Draw, at most ten times a second."""
+        from ngram_npu.replay.errors import printable
+
         now = time.monotonic()
         if now < self._next_at:
             return
         self._next_at = now + self.INTERVAL_S
         share = progress.done / progress.total if progress.total else 1.0
         filled = "#" * round(share * self.WIDTH)
-        line = f"{progress.phase:8} [{filled:<{self.WIDTH}}] {share:4.0%} {progress.name}"
+        name = printable(progress.name)
+        line = f"{progress.phase:8} [{filled:<{self.WIDTH}}] {share:4.0%} {name}"
         # One line only: a wrapped one could not be drawn over.
         line = line[: max(20, _terminal_columns(self._stream) - 1)]
         self._write(line)
