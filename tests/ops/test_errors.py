@@ -181,3 +181,16 @@ def test_devices_are_not_mixed(spec: OpSpec) -> None:
         args[name] = args[name].to("meta")
         with pytest.raises(ValueError, match=rf"{spec.name}: \w+: expected device \w+ as \w+, got"):
             getattr(torch.ops.ngram_npu, spec.name)(*args.values())
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_fakes_refuse_rank_0(spec: OpSpec) -> None:
+    for name in spec.tensor_names:
+        args = [
+            value.to("meta") if isinstance(value, torch.Tensor) else value
+            for value in to_torch(clone_args(spec.sample_with(name).args))
+        ]
+        at = [n for n, _ in spec.arguments].index(name)
+        args[at] = args[at].new_empty(())
+        with pytest.raises(ValueError, match=rf"{spec.name}: {name}: expected rank .* got rank 0"):
+            getattr(torch.ops.ngram_npu, spec.name)(*args)
