@@ -1,17 +1,20 @@
-"""What NgramProposer refuses and what it warns of."""
+"""What NgramProposer refuses, what it warns of, and what a copy of it is."""
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from ngram_npu import NgramConfig, NgramProposer
+from ngram_npu import DeviceNgramIndex, NgramConfig, NgramIndex, NgramProposer
 
 ROWS = 5
 CONFIG = NgramConfig(min_n=2, max_n=4, k=3)
@@ -114,6 +117,44 @@ def test_the_warning_breaks_no_graph() -> None:
     compiled = torch.compile(lambda given: proposer.step(**given), fullgraph=True, backend="eager")
     truth = NgramProposer(CONFIG, "scan").step(**other)
     assert torch.equal(compiled(batch).draft_token_ids, truth.draft_token_ids)
+
+
+def _through_pickle(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
+
+
+COPIES = [copy.copy, copy.deepcopy, _through_pickle]
+
+
+@pytest.mark.parametrize("duplicate", COPIES)
+@pytest.mark.parametrize("kind", [dict, _tensors])
+def test_a_copy_makes_an_index_of_its_own(
+    kind: Callable[[dict[str, np.ndarray]], Any], duplicate: Callable[[Any], Any]
+) -> None:
+    fresh = NgramProposer(CONFIG, "index", num_slots=9)
+    used = duplicate(fresh)
+    assert used.index is None
+    batch = kind(_batch())
+    used.step(**batch)
+    again = duplicate(used)
+    assert again.index is None
+    assert (again.config, again.engine) == (used.config, used.engine)
+    found, truth = again.step(**kind(_batch())), fresh.step(**kind(_batch()))
+    assert np.array_equal(found.draft_token_ids, truth.draft_token_ids)
+    assert again.index is not used.index
+    assert again.index.num_slots == 9
+    assert used.index.statistics.rows_indexed == again.index.statistics.rows_indexed
+
+
+@pytest.mark.parametrize("duplicate", COPIES)
+def test_an_index_is_not_copied(duplicate: Callable[[Any], Any]) -> None:
+    for index in (
+        NgramIndex(2, 100, min_n=2, max_n=4),
+        NgramIndex(2, 100, min_n=2, max_n=4, kind="torch"),
+        DeviceNgramIndex(2, 100, min_n=2, max_n=4, device="cpu"),
+    ):
+        with pytest.raises(TypeError, match=f"^{type(index).__name__}: .* make a new one"):
+            duplicate(index)
 
 
 TYPED = """

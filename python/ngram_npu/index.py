@@ -8,7 +8,7 @@ import mmap
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -114,6 +114,12 @@ class _Index(ABC):
             )
         self.num_slots = num_slots
         self.min_n, self.max_n = min_n, max_n
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__}: an index cannot be copied or pickled; "
+            "make a new one: it fills itself from the rows"
+        )
 
     @abstractmethod
     def _host_words(self) -> Int32Array:

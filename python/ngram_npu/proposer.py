@@ -65,6 +65,8 @@ class NgramProposer:
     first step, for that buffer's rows. A runner that moves rows passes each request's slot; one
     that reuses a slot for another request may say so by :meth:`reset` (it is also noticed).
 
+    A copy, or a pickle, has the settings and makes an index of its own.
+
     Letters: R rows of the token buffer, S their capacity, B requests in this step, M width of the
     sampled-token matrix (1 to 65). ``num_tokens``, ``token_ids``, ``sampled_token_ids`` are int32,
     ``row_indices`` (batch position -> row; None: row i = i) int32 or int64, masks bool.
@@ -118,6 +120,9 @@ class NgramProposer:
             config.overlap,
             config.max_len_or_unlimited,
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "index": None}
 
     def propose(
         self,
