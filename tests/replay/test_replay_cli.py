@@ -321,6 +321,15 @@ def test_plot(talk: Path, tmp_path: Path) -> None:
     assert files_in(tmp_path) == ["result.SVG", "result.png"]
 
 
+def test_a_plot_takes_names_as_they_are(write_jsonl: Write, tmp_path: Path) -> None:
+    """Not as matplotlib's formulas."""
+    pytest.importorskip("matplotlib", reason="needs the extra ngram-npu[plot]")
+    path = write_jsonl(EXAMPLE_LINE, name="$\\no{$.jsonl")
+    picture = tmp_path / "result.svg"
+    assert cli.main(["replay", str(path), "--plot", str(picture)]) == 0
+    assert picture.stat().st_size > 0
+
+
 def test_plot_format_is_checked_before_the_replay(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -395,6 +404,14 @@ def test_no_file_name_steers_the_terminal(
     monkeypatch.setattr(sys, "stderr", terminal)
     cli.main(["replay", str(path)])
     assert terminal.text.replace("\r", "").replace("\n", "").isprintable()
+
+
+def test_no_argument_steers_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """`*` in a shell makes an option of a file's name that begins with dashes."""
+    assert cli.main(["replay", "--\x1b[2J.jsonl"]) == 2
+    err = capsys.readouterr().err
+    assert "unrecognized arguments: --\\x1b[2J.jsonl" in err
+    assert err.replace("\n", "").isprintable()
 
 
 def test_no_text_of_an_input_steers_the_terminal() -> None:
