@@ -86,7 +86,8 @@ class NgramProposer:
             engine: ``"index"``, ``"scan"``, or ``"auto"``: the index unless ``max_n - min_n``
                 exceeds 7, the buffer's rows are too short for it to pay, or they are on a GPU,
                 where it has not been measured yet.
-            num_slots: slots of the index; None: the rows of the first step's buffer.
+            num_slots: slots of the index; None: the rows of the first step's buffer. Rows without
+                a slot are scanned; the first such call warns.
             token_capacity: tokens that all slots may hold together (a KV cache's capacity); None:
                 all rows full. Where it is exceeded, rows are scanned.
 
