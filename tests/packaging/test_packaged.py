@@ -1,8 +1,9 @@
-"""The wheel's tag and errors."""
+"""The wheel's tag and errors, and what building it requires."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 WHEEL = Path(os.environ.get("NGRAM_NPU_WHEEL", "")).resolve()
+ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 needs_wheel = pytest.mark.skipif(
     WHEEL.suffix != ".whl", reason="`make test` names the wheel in NGRAM_NPU_WHEEL"
@@ -71,3 +73,19 @@ def test_a_value_error_arrives_through_torch_and_pybind11(tmp_path: Path) -> Non
     assert len(lines) == 2
     assert lines[0] == lines[1]
     assert lines[0].startswith("ngram_propose: ")
+
+
+@pytest.mark.parametrize(
+    ("value", "torch"), [(None, True), ("ON", True), ("OFF", False), ("0", False)]
+)
+def test_only_torch_operators_require_torch_to_build(value: str | None, torch: bool) -> None:
+    """What pip installs before it builds."""
+    ask = "from scikit_build_core.build import *; print(get_requires_for_build_wheel())"
+    environment = {k: v for k, v in os.environ.items() if k != "NGRAM_NPU_TORCH"}
+    done = subprocess.run(
+        [sys.executable, "-c", ask], cwd=ROOT, capture_output=True, text=True, check=True,
+        env=environment if value is None else {**environment, "NGRAM_NPU_TORCH": value},
+    )  # fmt: skip
+    always = re.search(r"^requires = .*$", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert always is not None
+    assert ("torch==2.13.0" in always[0] + done.stdout) is torch
