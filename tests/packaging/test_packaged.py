@@ -1,4 +1,4 @@
-"""The wheel's tag and errors, and what building it requires."""
+"""The wheel's tag, description and errors, and what building it requires."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from email import message_from_bytes
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,10 @@ def _audit(platform: str, folder: Path) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+def relative_links(text: str) -> list[str]:
+    return re.findall(r"\]\((?!\w+://)([^)]+)\)", text)
 
 
 @needs_wheel
@@ -73,6 +78,16 @@ def test_a_value_error_arrives_through_torch_and_pybind11(tmp_path: Path) -> Non
     assert len(lines) == 2
     assert lines[0] == lines[1]
     assert lines[0].startswith("ngram_propose: ")
+
+
+@needs_wheel
+def test_the_description_has_no_relative_link() -> None:
+    with zipfile.ZipFile(WHEEL) as wheel:
+        name = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+        description = message_from_bytes(wheel.read(name)).get_payload()
+    assert "# ngram_npu" in description
+    assert relative_links(description) == []
+    assert relative_links((ROOT / "README.md").read_text()), "no link: the rewriting is of no use"
 
 
 @pytest.mark.parametrize(
