@@ -9,14 +9,14 @@ VLLM_VENV ?= .venv-vllm
 CXX_TESTS := $(BUILD)/cpp
 SAN_STAGE := $(BUILD)/python-asan
 
-.PHONY: demo test setup wheel install lint format twins launch cuda-resources test-python test-cpp test-sanitizers \
+.PHONY: demo test setup wheel install lint format twins launch cuda-resources test-python test-pythons test-cpp test-sanitizers \
   test-neon fuzz test-fuzz gtest bench test-vllm gpu clean
 
 demo: install
 	$(VENV)/bin/ngram-npu doctor
 	$(VENV)/bin/ngram-npu replay
 
-test: lint install cuda-resources test-cpp test-sanitizers twins launch test-python test-fuzz
+test: lint install cuda-resources test-cpp test-sanitizers twins launch test-python test-pythons test-fuzz
 
 setup: $(VENV)/.ready
 
@@ -52,6 +52,10 @@ format: setup
 # The wheel is installed, so the tests see what a user gets, not the source tree.
 test-python: install twins launch
 	NGRAM_NPU_WHEEL=$$(ls $(DIST)/ngram_npu-*.whl) $(PY) -m pytest
+
+# The other Pythons that pyproject.toml promises, those that are here.
+test-pythons: setup
+	$(PY) -m tools.pythons
 
 CONFIGURE = cmake -G Ninja -S . -DNGRAM_NPU_CUDA=OFF -DNGRAM_NPU_ASCENDC=OFF -DPython_EXECUTABLE=$(abspath $(PY)) \
   -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja)

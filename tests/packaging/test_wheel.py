@@ -50,6 +50,7 @@ def test_in_an_empty_environment(tmp_path: Path) -> None:
     for command in (
         [home / "bin/python", "-c", USE],
         [home / "bin/ngram-npu", "doctor"],
+        [home / "bin/python", "-m", "ngram_npu", "doctor"],
         [home / "bin/ngram-npu", "replay", "--tokenizer", "ids", conversation],
     ):
         done = subprocess.run(command, cwd=tmp_path, env=bare, capture_output=True, text=True)
