@@ -9,14 +9,14 @@ VLLM_VENV ?= .venv-vllm
 CXX_TESTS := $(BUILD)/cpp
 SAN_STAGE := $(BUILD)/python-asan
 
-.PHONY: demo test setup wheel install lint format twins launch cuda-resources test-python test-cpp test-sanitizers test-neon \
-  fuzz test-fuzz gtest bench test-vllm gpu clean
+.PHONY: demo test setup wheel install lint format twins launch cuda-resources test-python test-pythons test-cpp test-sanitizers \
+  test-neon fuzz test-fuzz gtest bench test-vllm gpu clean
 
 demo: install
 	$(VENV)/bin/ngram-npu doctor
 	$(VENV)/bin/ngram-npu replay
 
-test: lint install cuda-resources test-cpp test-sanitizers twins launch test-python test-fuzz
+test: lint install cuda-resources test-cpp test-sanitizers twins launch test-python test-pythons test-fuzz
 
 setup: $(VENV)/.ready
 
@@ -26,9 +26,13 @@ $(VENV)/.ready: tools/requirements-dev.txt
 	touch $@
 
 # Without isolation the wheel is built against the torch of this environment, not a second one.
+# auditwheel gives it the manylinux tag that its symbols allow, and vendors nothing: torch is the user's, and a second C++
+# runtime could not catch the first one's exceptions. A wheel with the NPU backend needs CANN, which no manylinux has.
 wheel: setup
-	rm -rf $(DIST)
-	$(PY) -m pip wheel --quiet --no-build-isolation --no-deps --config-settings=cmake.define.NGRAM_NPU_WERROR=ON -w $(DIST) .
+	rm -rf $(DIST) $(BUILD)/wheel
+	$(PY) -m pip wheel --quiet --no-build-isolation --no-deps --config-settings=cmake.define.NGRAM_NPU_WERROR=ON -w $(BUILD)/wheel .
+	@if [ -n "$$ASCEND_HOME_PATH" ]; then mv $(BUILD)/wheel $(DIST); else \
+	  PATH="$(abspath $(VENV)/bin):$$PATH" $(VENV)/bin/auditwheel repair --exclude 'libtorch*.so' -w $(DIST) $(BUILD)/wheel/*.whl; fi
 
 install: wheel
 	$(PY) -m pip install --quiet --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl
@@ -48,6 +52,10 @@ format: setup
 # The wheel is installed, so the tests see what a user gets, not the source tree.
 test-python: install twins launch
 	NGRAM_NPU_WHEEL=$$(ls $(DIST)/ngram_npu-*.whl) $(PY) -m pytest
+
+# The other Pythons that pyproject.toml promises, those that are here.
+test-pythons: setup
+	$(PY) -m tools.pythons
 
 CONFIGURE = cmake -G Ninja -S . -DNGRAM_NPU_CUDA=OFF -DNGRAM_NPU_ASCENDC=OFF -DPython_EXECUTABLE=$(abspath $(PY)) \
   -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja)
@@ -117,21 +125,23 @@ test-neon: setup
 	$(VENV)/bin/ninja -C $(NEON)/suite --quiet
 	GTEST_FILTER='-*DeathTest*:*Fork*' ctest --test-dir $(NEON)/suite --output-on-failure -j $(JOBS)
 
-# The index against the rescan, on whatever libFuzzer makes up; inputs that reach new code are kept in the corpus. Needs
-# clang (Debian: clang-14). `make fuzz FUZZ_SECONDS=3600` looks longer.
+# The index with small pages against the rescan, on whatever libFuzzer makes up; inputs that reach new code are kept in
+# the corpus. At its end it prints how many pages were split, directories doubled and so on; a 0 fails it. Needs clang
+# (Debian: clang-14). `make install`, then `make fuzz FUZZ_SECONDS=3600 FUZZ_JSON=tools/bench/results/fuzz-index.json`
+# looks longer and records what came of it.
 FUZZ := $(BUILD)/fuzz
 FUZZ_CXX ?= clang++-14
 FUZZ_SECONDS ?= 30
 # 0: another one each time.
 FUZZ_SEED ?= 0
+FUZZ_JSON ?=
 fuzz: setup
 	$(CONFIGURE) -B $(FUZZ) -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) -DCMAKE_BUILD_TYPE=RelWithDebInfo -DNGRAM_NPU_TESTS=ON \
 	  -DNGRAM_NPU_FUZZ=ON -DNGRAM_NPU_SANITIZE=fuzzer-no-link$(comma)address$(comma)undefined \
 	  -DNGRAM_NPU_TORCH=OFF -DNGRAM_NPU_PYTHON=OFF >/dev/null
 	$(VENV)/bin/ninja -C $(FUZZ) --quiet fuzz_index
-	mkdir -p $(FUZZ)/corpus
-	$(FUZZ)/tests/cpp/fuzz_index -max_total_time=$(FUZZ_SECONDS) -seed=$(FUZZ_SEED) -max_len=600 -print_final_stats=1 \
-	  -artifact_prefix=$(FUZZ)/ $(FUZZ)/corpus
+	$(PY) -m tools.fuzz $(FUZZ)/tests/cpp/fuzz_index --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) \
+	  $(if $(FUZZ_JSON),--json $(FUZZ_JSON))
 
 # Of `make test`: a short run where clang is, or may be installed.
 test-fuzz: setup
