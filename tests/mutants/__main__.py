@@ -30,11 +30,14 @@ def main(arguments: Sequence[str]) -> int:
         found[mutant.name] = how = noticed(mutant)
         stage = how.split(":")[0] or "SURVIVED"
         print(f"{mutant.name}: {stage} {mutant.equivalent}", flush=True)
+        if how and mutant.equivalent:  # then the others' tests fail without their faults
+            print(how)
+            return 1
         if given.json:
             write_record(given.json, "mutants", arguments, found)
-    unexpected = [m.name for m in chosen if bool(found[m.name]) == bool(m.equivalent)]
-    print(f"{len(chosen)} tried, not as expected: {unexpected}")
-    return bool(unexpected)
+    survived = [m.name for m in chosen if not found[m.name] and not m.equivalent]
+    print(f"{len(chosen)} tried, survived: {survived}")
+    return bool(survived)
 
 
 if __name__ == "__main__":

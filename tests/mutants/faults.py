@@ -222,7 +222,13 @@ _of(
             "            self._generation[changes.freed] += 1\n",
             "",
         ),
-        "a fault outlives its request": ("self._faults.pop(slot, None)", "pass"),
+        "what follows a bad row is taken once it has left": (
+            "        if faults:\n            gained[list(faults)] = num_sampled[list(faults)] = 0\n"
+            "            faults = {i: reason for i, reason in faults.items() if alive[i]}\n",
+            "        faults = {i: reason for i, reason in faults.items() if alive[i]}\n"
+            "        if faults:\n"
+            "            gained[list(faults)] = num_sampled[list(faults)] = 0\n",
+        ),
         "tokens of a broken sampler are taken": (
             "gained[list(faults)] = num_sampled[list(faults)] = 0",
             "gained[list(faults)] = 0",
