@@ -136,4 +136,4 @@ def test_tensors_without_operators_say_why(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(index, "_TORCH_ABSENCE", "torch 2.9.0 is older than 2.10")
     with pytest.raises(RuntimeError, match=r"not available: torch 2\.9\.0 is older"):
-        index.operators_for(torch.zeros(1))
+        index.operators_for("op", tensor=torch.zeros(1))

@@ -29,24 +29,31 @@
 #define NGRAM_INDEX_FINGERPRINT_BITS 14
 #endif
 
+// Small pages, and few bits for `start`: test builds in which rows of some hundred tokens go through everything that
+// rows of a million go through as shipped.
+#ifndef NGRAM_INDEX_SMALL_PAGES
+#define NGRAM_INDEX_SMALL_PAGES 0
+#endif
+
 namespace ngram_npu::index {
 
 constexpr uint32_t kMagic = 0x32584e47;  // "GNX2"
 constexpr int64_t kHeaderWords = 64;
 constexpr int64_t kSlotWords = 32;
-constexpr int64_t kPageWords = 1024;
 constexpr uint32_t kLineWords = 16;
 constexpr uint32_t kGroupLines = 4;  // lines 4g .. 4g+3 take each other's overflow
-constexpr uint32_t kPageLines = 64;
+constexpr uint32_t kPageLines = NGRAM_INDEX_SMALL_PAGES ? 8 : 64;
+constexpr int64_t kPageWords = kPageLines * kLineWords;
 constexpr int kMaxLevels = 8;
 constexpr uint32_t kPrefixBits = 14;
 // Of an entry in a page of depth 0. A page whose row grows beyond what its entries can record splits, full or not. On
 // text it is full before that; one bit less, and a row that passed a power of two split many of its pages early.
-constexpr uint32_t kStartBits = 12;
-static_assert(kPrefixBits + 3 + 2 + 1 + kStartBits == 32);
-constexpr uint32_t kMaxDepth = kPrefixBits - 1;
-constexpr uint32_t kRootDepth = 4;      // directories of up to 2^4 entries live in the slot itself
-constexpr uint32_t kDirPageDepth = 10;  // a directory page has 2^10 entries
+constexpr uint32_t kStartBits = NGRAM_INDEX_SMALL_PAGES ? 6 : 12;
+static_assert(kPrefixBits + 3 + 2 + 1 + kStartBits == (NGRAM_INDEX_SMALL_PAGES ? 26 : 32));
+constexpr uint32_t kRootDepth = NGRAM_INDEX_SMALL_PAGES ? 2 : 4;      // 2^4 directory entries live in the slot itself
+constexpr uint32_t kDirPageDepth = NGRAM_INDEX_SMALL_PAGES ? 7 : 10;  // so many are a page
+static_assert(kPageWords == 1 << kDirPageDepth);
+constexpr uint32_t kMaxDepth = NGRAM_INDEX_SMALL_PAGES ? kDirPageDepth + 4 : kPrefixBits - 1;
 constexpr uint32_t kTailTokens = 8;
 constexpr uint32_t kMaxIndexedTokens = (1u << (kStartBits + kMaxDepth)) - 1;  // longer rows are scanned
 constexpr int64_t kMaxPages = int64_t{1} << 26;                               // line numbers fit 32 bits

@@ -1,6 +1,4 @@
 // Whether an index is what it should be: for tests, and for `NgramIndex.check_integrity()`. Slow, and reads only.
-#include <cstring>
-
 #include "cpu/ngram_index.h"
 #include "cpu/ngram_index_arena.h"
 
@@ -116,6 +114,11 @@ Fault check_entries(const cpu::Arena& arena, uint32_t* slot, uint32_t place, con
   return kFine;
 }
 
+bool same_gram(const int32_t* tokens, uint32_t end, uint32_t other, uint32_t n) {
+  while (n > 0 && tokens[end--] == tokens[other--]) --n;
+  return n == 0;
+}
+
 // Finds the entry of the gram t[end-n+1..end], trusting nothing but the words: null where there is none.
 const uint32_t* entry_of(const cpu::Arena& arena, uint32_t* slot, const int32_t* tokens, uint32_t end, uint32_t n,
                          uint32_t level, uint32_t* depth) {
@@ -129,7 +132,7 @@ const uint32_t* entry_of(const cpu::Arena& arena, uint32_t* slot, const int32_t*
     for (uint32_t lane = 0; lane < kLineWords; ++lane) {
       const uint32_t start = line[lane] & start_mask(*depth);
       if (start == 0 || (line[lane] & ~(start_mask(*depth) | twice_bit(*depth))) != head || start < n) continue;
-      if (std::memcmp(tokens + start - n, tokens + end + 1 - n, n * sizeof *tokens) == 0) return line + lane;
+      if (same_gram(tokens, start - 1, end, n)) return line + lane;
     }
     if (line[kLineWords - 1] == 0) return nullptr;
   }
@@ -178,7 +181,7 @@ int32_t ngram_npu_cpu_ngram_index_check_row(const int32_t* index, int64_t words,
       // By definition, slowly: how often, and where, this gram occurs.
       uint32_t times = 0, earliest = 0, last = 0;
       for (uint32_t e = n - 1; e < length; ++e) {
-        if (std::memcmp(tokens + e + 1 - n, tokens + end + 1 - n, n * sizeof *tokens) != 0) continue;
+        if (!same_gram(tokens, e, end, n)) continue;
         if (times++ == 0) earliest = e;
         last = e;
       }

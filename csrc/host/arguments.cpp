@@ -10,6 +10,16 @@ const char* name_of(DType dtype) {
     case DType::kBool: return "bool";
     case DType::kInt32: return "int32";
     case DType::kInt64: return "int64";
+    case DType::kInt8: return "int8";
+    case DType::kInt16: return "int16";
+    case DType::kUInt8: return "uint8";
+    case DType::kUInt16: return "uint16";
+    case DType::kUInt32: return "uint32";
+    case DType::kUInt64: return "uint64";
+    case DType::kFloat16: return "float16";
+    case DType::kBFloat16: return "bfloat16";
+    case DType::kFloat32: return "float32";
+    case DType::kFloat64: return "float64";
     case DType::kNone: return "None";
     case DType::kOther: break;
   }
@@ -76,7 +86,14 @@ void Arguments::tensor(const TensorView& view, std::initializer_list<DType> dtyp
     matches = matches || dtype == view.dtype;
     expected += (expected.empty() ? "" : " or ") + std::string(name_of(dtype));
   }
-  if (!matches) fail(name, expected, name_of(view.dtype));
+  if (!matches) {
+    std::string got = name_of(view.dtype);
+    // What argmax gives. Of a tensor that is written, a converted copy would get what the caller's own should.
+    if (view.dtype == DType::kInt64 && expected == "int32" && access == kRead) {
+      got += " (convert it: .int() in torch, .astype(numpy.int32) in numpy)";
+    }
+    fail(name, expected, got);
+  }
   if (!seen_.empty() && !(seen_.front().view.device == view.device)) {
     fail(name, "device " + name_of(seen_.front().view.device) + " as " + seen_.front().view.name, name_of(view.device));
   }

@@ -23,7 +23,24 @@ class ArgumentError : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
-enum class DType : int32_t { kBool, kInt32, kInt64, kOther, kNone };
+enum class DType : int32_t {
+  kBool,
+  kInt32,
+  kInt64,
+  // The others are never expected; a message names them.
+  kInt8,
+  kInt16,
+  kUInt8,
+  kUInt16,
+  kUInt32,
+  kUInt64,
+  kFloat16,
+  kBFloat16,
+  kFloat32,
+  kFloat64,
+  kOther,
+  kNone
+};
 
 struct Device {
   int32_t type = 0;  // torch's numbering; 0 is the CPU

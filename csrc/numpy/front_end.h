@@ -13,11 +13,21 @@ namespace py = pybind11;
 
 inline host::DType dtype_of(const py::dtype& dtype) {
   if (dtype.byteorder() == '>') return host::DType::kOther;  // every machine we build for is little-endian
-  const py::ssize_t bytes = dtype.itemsize();
-  if (dtype.kind() == 'b') return host::DType::kBool;
-  if (dtype.kind() == 'i' && bytes == 4) return host::DType::kInt32;
-  if (dtype.kind() == 'i' && bytes == 8) return host::DType::kInt64;
-  return host::DType::kOther;
+  struct Known {
+    char kind;
+    py::ssize_t bytes;
+    host::DType dtype;
+  };
+  using host::DType;
+  static constexpr Known kKnown[] = {
+      {'i', 4, DType::kInt32},  {'i', 8, DType::kInt64},   {'b', 1, DType::kBool},    {'i', 1, DType::kInt8},
+      {'i', 2, DType::kInt16},  {'u', 1, DType::kUInt8},   {'u', 2, DType::kUInt16},  {'u', 4, DType::kUInt32},
+      {'u', 8, DType::kUInt64}, {'f', 2, DType::kFloat16}, {'f', 4, DType::kFloat32}, {'f', 8, DType::kFloat64},
+  };
+  for (const Known& known : kKnown) {
+    if (known.kind == dtype.kind() && known.bytes == dtype.itemsize()) return known.dtype;
+  }
+  return DType::kOther;
 }
 
 class NumpyCall : public host::Arguments {

@@ -2,10 +2,32 @@
 
 namespace ngram_npu::torch_side {
 
+namespace {
+
+host::DType dtype_of(int32_t code) {
+  struct Known {
+    int32_t code;
+    host::DType dtype;
+  };
+  using host::DType;
+  static const Known kKnown[] = {
+      {aoti_torch_dtype_int32(), DType::kInt32},       {aoti_torch_dtype_int64(), DType::kInt64},
+      {aoti_torch_dtype_bool(), DType::kBool},         {aoti_torch_dtype_int8(), DType::kInt8},
+      {aoti_torch_dtype_int16(), DType::kInt16},       {aoti_torch_dtype_uint8(), DType::kUInt8},
+      {aoti_torch_dtype_uint16(), DType::kUInt16},     {aoti_torch_dtype_uint32(), DType::kUInt32},
+      {aoti_torch_dtype_uint64(), DType::kUInt64},     {aoti_torch_dtype_float16(), DType::kFloat16},
+      {aoti_torch_dtype_float32(), DType::kFloat32},   {aoti_torch_dtype_float64(), DType::kFloat64},
+      {aoti_torch_dtype_bfloat16(), DType::kBFloat16},
+  };
+  for (const Known& known : kKnown) {
+    if (known.code == code) return known.dtype;
+  }
+  return DType::kOther;
+}
+
+}  // namespace
+
 host::TensorView view_of(const Tensor& tensor) {
-  static const int32_t kBool = aoti_torch_dtype_bool();
-  static const int32_t kInt32 = aoti_torch_dtype_int32();
-  static const int32_t kInt64 = aoti_torch_dtype_int64();
   host::TensorView view;
   if (!tensor.defined()) {
     view.dtype = host::DType::kNone;
@@ -14,10 +36,7 @@ host::TensorView view_of(const Tensor& tensor) {
   AtenTensorHandle handle = tensor.get();
   int32_t dtype = 0;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(handle, &dtype));
-  view.dtype = dtype == kInt32   ? host::DType::kInt32
-               : dtype == kInt64 ? host::DType::kInt64
-               : dtype == kBool  ? host::DType::kBool
-                                 : host::DType::kOther;
+  view.dtype = dtype_of(dtype);
   view.item_bytes = static_cast<int64_t>(aoti_torch_dtype_element_size(dtype));
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(handle, &view.device.type));
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(handle, &view.device.index));

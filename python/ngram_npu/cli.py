@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 if TYPE_CHECKING:
     from ngram_npu.replay import Progress, ReplayReport
@@ -63,8 +63,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """The message may hold a file's name, which a shell put among the options."""
+        from ngram_npu.replay.errors import printable
+
+        super().error(printable(message))
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=PROGRAM, description="N-gram speculative-decoding drafting.", allow_abbrev=False
     )
     parser.add_argument(
@@ -281,13 +289,16 @@ class _Bar:
 
     def show(self, progress: Progress) -> None:
         """Draw, at most ten times a second."""
+        from ngram_npu.replay.errors import printable
+
         now = time.monotonic()
         if now < self._next_at:
             return
         self._next_at = now + self.INTERVAL_S
         share = progress.done / progress.total if progress.total else 1.0
         filled = "#" * round(share * self.WIDTH)
-        line = f"{progress.phase:8} [{filled:<{self.WIDTH}}] {share:4.0%} {progress.name}"
+        name = printable(progress.name)
+        line = f"{progress.phase:8} [{filled:<{self.WIDTH}}] {share:4.0%} {name}"
         # One line only: a wrapped one could not be drawn over.
         line = line[: max(20, _terminal_columns(self._stream) - 1)]
         self._write(line)

@@ -8,7 +8,7 @@ import mmap
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -115,6 +115,12 @@ class _Index(ABC):
         self.num_slots = num_slots
         self.min_n, self.max_n = min_n, max_n
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError(
+            f"{type(self).__name__}: an index cannot be copied or pickled; "
+            "make a new one: it fills itself from the rows"
+        )
+
     @abstractmethod
     def _host_words(self) -> Int32Array:
         """The tensor's words, in host memory."""
@@ -127,7 +133,8 @@ class _Index(ABC):
 
     def reset(self, slot_indices: Any) -> None:
         """Empties the slots of finished requests: slot_indices [N] int32 or int64."""
-        operators_for(self.tensor).ngram_index_reset_(self.tensor, slot_indices)
+        ops = operators_for("ngram_index_reset_", index=self.tensor, slot_indices=slot_indices)
+        ops.ngram_index_reset_(self.tensor, slot_indices)
 
     def append(
         self,
@@ -143,7 +150,15 @@ class _Index(ABC):
         Without it a step does the same, a bounded number of tokens at a time, and scans meanwhile.
         Shapes as in ``ngram_index_append_``; no slot twice.
         """
-        operators_for(self.tensor).ngram_index_append_(
+        ops = operators_for(
+            "ngram_index_append_",
+            index=self.tensor,
+            token_ids=token_ids,
+            num_tokens=num_tokens,
+            row_indices=row_indices,
+            slot_indices=slot_indices,
+        )
+        ops.ngram_index_append_(
             token_ids,
             num_tokens,
             row_indices,
@@ -312,18 +327,26 @@ class DeviceNgramIndex(_Index):
         return _C.device_index_check_row(words, slot, tokens)
 
 
-def operators_for(tensor: object) -> Any:
-    """torch's operators for a tensor, else numpy's: a tensor cannot exist without torch loaded.
+def operators_for(op: str, /, **arguments: Any) -> Any:
+    """torch's operators where the first argument is a tensor, which cannot exist without torch
+    loaded; else numpy's, which themselves refuse what is no array.
 
     Raises:
+        ValueError: something else beside a tensor, which torch would refuse in many lines.
         RuntimeError: a tensor where the operators are not registered; it says why.
     """
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(tensor, torch.Tensor):
-        if _TORCH_ABSENCE:
-            raise RuntimeError(f"torch.ops.ngram_npu is not available: {_TORCH_ABSENCE}")
-        return torch.ops.ngram_npu
-    return _C
+    first = next(iter(arguments))
+    if torch is None or not isinstance(arguments[first], torch.Tensor):
+        return _C
+    if _TORCH_ABSENCE:
+        raise RuntimeError(f"torch.ops.ngram_npu is not available: {_TORCH_ABSENCE}")
+    for name, value in arguments.items():
+        if value is not None and not isinstance(value, torch.Tensor):
+            raise ValueError(
+                f"{op}: {name}: expected a torch.Tensor as {first}, got {type(value).__name__}"
+            )
+    return torch.ops.ngram_npu
 
 
 def _allocate(words: int, prefault: bool) -> tuple[Int32Array, mmap.mmap]:

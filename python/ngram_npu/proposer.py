@@ -2,44 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+import sys
+import warnings
+from collections import namedtuple
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
 from ngram_npu.config import MAX_INDEX_SPAN, NgramConfig
 from ngram_npu.index import DeviceNgramIndex, NgramIndex, operators_for
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
+
 SHORT_ROW = 2048
 """Up to this row capacity (tokens) a scan is about as fast as the index: tools/bench/results."""
 
-ArrayT = TypeVar("ArrayT")
+ArrayT = TypeVar("ArrayT", "npt.NDArray[Any]", "torch.Tensor")
 """``torch.Tensor`` or ``numpy.ndarray``; a call takes one kind and returns it."""
 
 
-class Drafts(NamedTuple, Generic[ArrayT]):
-    """What :meth:`NgramProposer.propose` returns; all int32."""
+if TYPE_CHECKING or sys.version_info >= (3, 11):
 
-    draft_token_ids: ArrayT
-    """[B, k], -1 in unused slots."""
-    num_draft_tokens: ArrayT
-    """[B], used slots of each request."""
-    match_len: ArrayT
-    """[B], length in tokens of the match behind the draft; 0 without one."""
+    class Drafts(NamedTuple, Generic[ArrayT]):
+        """What :meth:`NgramProposer.propose` returns; all int32."""
 
+        draft_token_ids: ArrayT
+        """[B, k], -1 in unused slots."""
+        num_draft_tokens: ArrayT
+        """[B], used slots of each request."""
+        match_len: ArrayT
+        """[B], length in tokens of the match behind the draft; 0 without one."""
 
-class StepResult(NamedTuple, Generic[ArrayT]):
-    """What :meth:`NgramProposer.step` returns; all int32."""
+    class StepResult(NamedTuple, Generic[ArrayT]):
+        """What :meth:`NgramProposer.step` returns; all int32."""
 
-    next_token_ids: ArrayT
-    """[B], each request's newest token."""
-    num_sampled: ArrayT
-    """[B], valid sampled tokens."""
-    draft_token_ids: ArrayT
-    """[B, k], -1 in unused slots."""
-    num_draft_tokens: ArrayT
-    """[B], used slots of each request."""
-    match_len: ArrayT
-    """[B], length in tokens of the match behind the draft; 0 without one."""
+        next_token_ids: ArrayT
+        """[B], each request's newest token."""
+        num_sampled: ArrayT
+        """[B], valid sampled tokens."""
+        draft_token_ids: ArrayT
+        """[B, k], -1 in unused slots."""
+        num_draft_tokens: ArrayT
+        """[B], used slots of each request."""
+        match_len: ArrayT
+        """[B], length in tokens of the match behind the draft; 0 without one."""
+
+else:  # Python 3.10 has no generic named tuples, but takes Drafts[...] of a plain one.
+    Drafts = namedtuple("Drafts", "draft_token_ids num_draft_tokens match_len")
+    StepResult = namedtuple("StepResult", ("next_token_ids", "num_sampled", *Drafts._fields))
 
 
 class NgramProposer:
@@ -52,6 +64,8 @@ class NgramProposer:
     the context; drafts are those of ``engine="scan"``, bit for bit. The index is made at the
     first step, for that buffer's rows. A runner that moves rows passes each request's slot; one
     that reuses a slot for another request may say so by :meth:`reset` (it is also noticed).
+
+    A copy, or a pickle, has the settings and makes an index of its own.
 
     Letters: R rows of the token buffer, S their capacity, B requests in this step, M width of the
     sampled-token matrix (1 to 65). ``num_tokens``, ``token_ids``, ``sampled_token_ids`` are int32,
@@ -72,13 +86,17 @@ class NgramProposer:
             engine: ``"index"``, ``"scan"``, or ``"auto"``: the index unless ``max_n - min_n``
                 exceeds 7, the buffer's rows are too short for it to pay, or they are on a GPU,
                 where it has not been measured yet.
-            num_slots: slots of the index; None: the rows of the first step's buffer.
+            num_slots: slots of the index; None: the rows of the first step's buffer. Rows without
+                a slot are scanned; the first such call warns.
             token_capacity: tokens that all slots may hold together (a KV cache's capacity); None:
                 all rows full. Where it is exceeded, rows are scanned.
 
         Raises:
+            TypeError: ``config`` is no :class:`NgramConfig`.
             ValueError: an unknown engine; the index for a span it does not hold.
         """
+        if not isinstance(config, NgramConfig):
+            raise TypeError(f"NgramProposer: config: expected NgramConfig, got {config!r}")
         if engine not in ("index", "scan", "auto"):
             raise ValueError(
                 f"NgramProposer: engine: expected 'index', 'scan' or 'auto', got {engine!r}"
@@ -94,6 +112,7 @@ class NgramProposer:
         self.index: NgramIndex | DeviceNgramIndex | None = None
         """Made by the first step or :meth:`append` that uses it: outside a compiled function."""
         self._num_slots, self._token_capacity = num_slots, token_capacity
+        self._warned = False
         self._lookup = (
             config.min_n,
             config.max_n,
@@ -102,6 +121,9 @@ class NgramProposer:
             config.overlap,
             config.max_len_or_unlimited,
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "index": None}
 
     def propose(
         self,
@@ -122,7 +144,13 @@ class NgramProposer:
         Raises:
             ValueError: an argument of the wrong dtype, device, shape or stride.
         """
-        ops = operators_for(token_ids)
+        ops = operators_for(
+            "ngram_propose",
+            token_ids=token_ids,
+            num_tokens=num_tokens,
+            row_indices=row_indices,
+            active=active,
+        )
         return Drafts(*ops.ngram_propose(token_ids, num_tokens, row_indices, active, *self._lookup))
 
     def step(
@@ -153,7 +181,18 @@ class NgramProposer:
         Raises:
             ValueError: an argument of the wrong dtype, device, shape or stride; nothing is written.
         """
-        ops = operators_for(token_ids)
+        index = self._index_for("ngram_index_step_", token_ids)
+        ops = operators_for(
+            "ngram_step_" if index is None else "ngram_index_step_",
+            token_ids=token_ids,
+            num_tokens=num_tokens,
+            sampled_token_ids=sampled_token_ids,
+            discard=discard,
+            row_indices=row_indices,
+            index=None if index is None else index.tensor,
+            slot_indices=slot_indices,
+            workspace=workspace,
+        )
         arguments = (
             token_ids,
             num_tokens,
@@ -164,10 +203,11 @@ class NgramProposer:
             self.config.vocab_size_or_unlimited,
             *self._lookup,
         )
-        index = self._index_for("ngram_index_step_", token_ids)
         if index is None:
             return StepResult(*ops.ngram_step_(*arguments, workspace))
-        return StepResult(*ops.ngram_index_step_(*arguments, index.tensor, slot_indices, workspace))
+        result = ops.ngram_index_step_(*arguments, index.tensor, slot_indices, workspace)
+        self._keep(index, sampled_token_ids if row_indices is None else token_ids, slot_indices)
+        return StepResult(*result)
 
     def append(
         self,
@@ -191,6 +231,7 @@ class NgramProposer:
                 row_indices=row_indices,
                 slot_indices=slot_indices,
             )
+            self._keep(index, token_ids, slot_indices)
 
     def reset(self, slot_indices: ArrayT) -> None:
         """Forgets requests that have finished: slot_indices [N]."""
@@ -200,27 +241,41 @@ class NgramProposer:
     def _index_for(self, op: str, token_ids: Any) -> NgramIndex | DeviceNgramIndex | None:
         if self.engine == "scan":
             return None
-        if self.index is None:
-            # It is kept from here on, so nothing is made for what the operator would refuse.
-            if token_ids.ndim != 2 or str(token_ids.dtype).removeprefix("torch.") != "int32":
-                raise ValueError(
-                    f"{op}: token_ids: expected a matrix of int32, got {token_ids.ndim} dimensions "
-                    f"of {token_ids.dtype}"
-                )
-            rows, capacity = token_ids.shape
-            kind: Literal["numpy", "torch"] = (
-                "numpy" if isinstance(token_ids, np.ndarray) else "torch"
+        if self.index is not None:
+            return self.index
+        shape = getattr(token_ids, "shape", None)
+        if shape is None or len(shape) != 2:
+            got = type(token_ids).__name__ if shape is None else f"rank {len(shape)}"
+            raise ValueError(f"{op}: token_ids: expected rank 2, got {got}")
+        rows, capacity = shape
+        kind: Literal["numpy", "torch"] = "numpy" if isinstance(token_ids, np.ndarray) else "torch"
+        on_device = kind == "torch" and token_ids.device.type != "cpu"
+        if self.engine == "auto" and (on_device or capacity <= SHORT_ROW):
+            return None
+        tokens = rows * capacity if self._token_capacity is None else self._token_capacity
+        slots = max(1, rows) if self._num_slots is None else self._num_slots
+        low, high = self.config.min_n, self.config.max_n
+        if on_device:
+            return DeviceNgramIndex(slots, tokens, min_n=low, max_n=high, device=token_ids.device)
+        return NgramIndex(slots, tokens, min_n=low, max_n=high, kind=kind)
+
+    def _keep(
+        self, index: NgramIndex | DeviceNgramIndex, rows: ArrayT, slot_indices: ArrayT | None
+    ) -> None:
+        """After the operator: a call that it refuses keeps no index."""
+        self.index = index
+        if self._warned or slot_indices is not None or _is_being_compiled():
+            return
+        if len(rows) > index.num_slots:
+            self._warned = True
+            warnings.warn(
+                f"NgramProposer: the index has {index.num_slots} slots; rows beyond are scanned. "
+                "Pass num_slots to the proposer, or slot_indices to each call",
+                stacklevel=3,
             )
-            on_device = kind == "torch" and token_ids.device.type != "cpu"
-            if self.engine == "auto" and (on_device or capacity <= SHORT_ROW):
-                return None
-            tokens = rows * capacity if self._token_capacity is None else self._token_capacity
-            slots = max(1, rows) if self._num_slots is None else self._num_slots
-            low, high = self.config.min_n, self.config.max_n
-            if on_device:
-                self.index = DeviceNgramIndex(
-                    slots, tokens, min_n=low, max_n=high, device=token_ids.device
-                )
-            else:
-                self.index = NgramIndex(slots, tokens, min_n=low, max_n=high, kind=kind)
-        return self.index
+
+
+def _is_being_compiled() -> bool:
+    """Then there is no warning: torch could not make one graph of it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()

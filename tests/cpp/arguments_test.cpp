@@ -203,16 +203,20 @@ TEST(ArgumentsTest, RowIndicesMayBeWideAndSetTheBatch) {
 }
 
 TEST(ArgumentsTest, Dtypes) {
-  both([](Call& c) { c.token_ids.dtype = DType::kInt64; }, "token_ids: expected int32, got int64");
+  const std::string convert = " (convert it: .int() in torch, .astype(numpy.int32) in numpy)";
+  const auto wide = [](Call& c) { c.token_ids.dtype = DType::kInt64; };
+  EXPECT_EQ(error(kPropose, wide), "ngram_propose: token_ids: expected int32, got int64" + convert);
+  EXPECT_EQ(error(kStep, wide), "ngram_step_: token_ids: expected int32, got int64");  // it is written
+  both([](Call& c) { c.token_ids.dtype = DType::kFloat32; }, "token_ids: expected int32, got float32");
   both([](Call& c) { c.token_ids.dtype = DType::kOther; }, "token_ids: expected int32, got another dtype");
-  both([](Call& c) { c.num_tokens.dtype = DType::kInt64; }, "num_tokens: expected int32, got int64");
+  both([](Call& c) { c.num_tokens.dtype = DType::kUInt32; }, "num_tokens: expected int32, got uint32");
   both([](Call& c) { c.row_indices.dtype = DType::kBool; }, "row_indices: expected int32 or int64, got bool");
   EXPECT_EQ(error(kPropose, [](Call& c) { c.mask.dtype = DType::kInt32; }),
             "ngram_propose: active: expected bool, got int32");
   EXPECT_EQ(error(kStep, [](Call& c) { c.mask.dtype = DType::kInt32; }),
             "ngram_step_: discard: expected bool, got int32");
   EXPECT_EQ(error(kStep, [](Call& c) { c.sampled.dtype = DType::kInt64; }),
-            "ngram_step_: sampled_token_ids: expected int32, got int64");
+            "ngram_step_: sampled_token_ids: expected int32, got int64" + convert);
   EXPECT_EQ(error(kStep, [](Call& c) { c.workspace.dtype = DType::kInt64; }),
             "ngram_step_: workspace: expected int32, got int64");
 }

@@ -24,7 +24,19 @@ class Bytes : public ngram_npu::test::Choices {
   const uint8_t* end_;
 };
 
+ngram_npu::test::Reached reached;
+
 }  // namespace
+
+// tools/fuzz.py reads the lines, and fails where one of them says 0.
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+  std::atexit([] {
+    for (const auto& [name, at] : reached.kNames) {
+      std::fprintf(stderr, "reached %s: %lld\n", name, static_cast<long long>(reached.*at));
+    }
+  });
+  return 0;
+}
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace ngram_npu::test;
@@ -37,5 +49,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     std::fprintf(stderr, "fuzz_index: %s\n", wrong);
     std::abort();
   }
+  reached += episode.reached();
   return 0;
 }

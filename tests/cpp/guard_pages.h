@@ -66,11 +66,11 @@ class GuardedRows {
 
   // False where something was written between a row and its other guard.
   bool intact() const {
+    const auto canary = [](uint8_t byte) { return byte == kCanary; };
     for (int64_t r = 0; r < rows_; ++r) {
-      for (int64_t b = 0; b < data_bytes_; ++b) {
-        const bool slack = b < offset() || b >= offset() + capacity_ * item;
-        if (slack && pages(r)[b] != kCanary) return false;
-      }
+      const uint8_t* const at = pages(r);
+      if (!std::all_of(at, at + offset(), canary)) return false;
+      if (!std::all_of(at + offset() + capacity_ * item, at + data_bytes_, canary)) return false;
     }
     return true;
   }

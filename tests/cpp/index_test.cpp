@@ -1,7 +1,8 @@
-// The index between guard pages, against the definitions, at every instruction set. Built three times: as shipped, and
-// with fingerprints of one bit and of none, where nearly every probe finds a wrong entry first.
+// The index between guard pages, against the definitions, at every instruction set. Built four times: as shipped, with
+// fingerprints of one bit and of none, where nearly every probe finds a wrong entry first, and with small pages.
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <random>
 
 #include "entry_points.h"
@@ -30,15 +31,20 @@ class RandomChoices : public Choices {
 class IndexTest : public InstructionSetTest {
  protected:
   static void run(bool nonsense) {
-    int64_t drafts = 0;
+    Reached reached;
     for (uint64_t seed = 1; seed <= kEpisodes; ++seed) {
       RandomChoices choices(seed);
       IndexEpisode episode(choices, kFlushes[seed % 2], nonsense);
       const char* wrong = episode.run();
       ASSERT_EQ(wrong, nullptr) << "seed " << seed << ": " << wrong;
-      drafts += episode.drafts();
+      reached += episode.reached();
     }
-    EXPECT_GT(drafts, 10 * kEpisodes);  // or the comparison would say little
+    EXPECT_GT(reached.drafts, 10 * kEpisodes);  // or the comparison would say little
+    if (nonsense) return;
+    for (const auto& [name, at] : Reached::kNames) {
+      std::printf("%s: %lld\n", name, static_cast<long long>(reached.*at));
+      EXPECT_GT(reached.*at, 0) << name;
+    }
   }
 };
 INSTANTIATE_TEST_SUITE_P(Isa, IndexTest, testing::ValuesIn(instruction_sets()), name_of_instruction_set);
@@ -79,7 +85,7 @@ struct OneRowStep {
 TEST_P(IndexTest, AWrongHeaderIsNoIndex) {
   const Tokens row = {1, 2, 3, 9, 1, 2, 0, 0};
   for (const Flush flush : kFlushes) {
-    for (const int64_t size : {0, 1, 63, 64, 1024}) {
+    for (const int64_t size : {int64_t{0}, int64_t{1}, int64_t{63}, int64_t{64}, index::kPageWords}) {
       for (const int32_t filling : {0, 1, -1, static_cast<int32_t>(index::kMagic)}) {
         Guarded<int32_t> words(size, flush);
         std::fill_n(words.data(), size, filling);

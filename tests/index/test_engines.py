@@ -46,7 +46,7 @@ def test_errors() -> None:
 def test_wrong_rows_are_named_and_make_no_index() -> None:
     tokens, lengths, sampled = _batch(700)
     proposer = NgramProposer(NgramConfig(min_n=2, max_n=4), "index")
-    for wrong, got in ((tokens.astype(np.int64), "2 dimensions of int64"), (tokens[0], "1 dim")):
+    for wrong, got in ((tokens.astype(np.int64), "int64"), (tokens[0], "rank 1"), ([[1]], "list")):
         with pytest.raises(ValueError, match=f"ngram_index_step_: token_ids: .* got {got}"):
             proposer.step(wrong, lengths, sampled[0])
         with pytest.raises(ValueError, match=f"ngram_index_append_: token_ids: .* got {got}"):

@@ -25,7 +25,7 @@ def _derived(spec: OpSpec) -> Iterator[BadCall]:
     for name in spec.tensor_names:
         label = spec.sample_with(name).label
         for what, change, message in (
-            ("dtype", lambda a: a.astype(np.float32), "got another"),
+            ("dtype", lambda a: a.astype(np.float32), "got float32"),
             ("rank", lambda a: a[None], "expected rank"),
             ("stride", _inner_stride_two, "inner stride 2"),
         ):
@@ -76,6 +76,44 @@ def test_memory_of_a_written_tensor_is_its_own(spec: OpSpec, front_end: Backend)
             with pytest.raises(ValueError, match=rf"{spec.name}: \w+: expected memory of its own"):
                 front_end.call(spec.name, spec.replace(tuple(values.values()), **{other: shared}))
     assert pairs > 0 or not spec.written
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS, ids=lambda b: b.name)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_int64_for_int32_says_how_to_convert(spec: OpSpec, front_end: Backend) -> None:
+    """What argmax gives; not for what is written, where the result would go to the copy."""
+    for name in spec.tensor_names:
+        args = spec.sample_with(name).args
+        if spec.get(args, name).dtype != np.int32:
+            continue
+        wide = spec.replace(clone_args(args), **{name: lambda a: a.astype(np.int64)})
+        if name in {"row_indices", "slot_indices", "prev_positions", "slot_mapping"}:
+            front_end.call(spec.name, wide)
+            continue
+        with pytest.raises(ValueError, match=f"{name}: expected int32, got int64") as raised:
+            front_end.call(spec.name, wide)
+        assert (".astype(numpy.int32)" in str(raised.value)) == (name not in spec.written)
+
+
+DTYPES = "int8 int16 uint8 uint16 uint32 uint64 float16 float32 float64 complex64"
+
+
+@pytest.mark.parametrize("front_end", FRONT_ENDS, ids=lambda b: b.name)
+@pytest.mark.parametrize("dtype", DTYPES.split())
+def test_a_wrong_dtype_is_named(dtype: str, front_end: Backend) -> None:
+    spec = OPSPECS["ngram_step_"]
+    args = spec.replace(spec.sample().args, sampled_token_ids=np.zeros((3, 2), dtype))
+    expected = "another dtype" if dtype == "complex64" else dtype
+    with pytest.raises(ValueError, match=f"sampled_token_ids: expected int32, got {expected}$"):
+        front_end.call(spec.name, args)
+
+
+def test_bfloat16_is_named() -> None:
+    """Which numpy has not."""
+    args = list(to_torch(clone_args(OPSPECS["ngram_step_"].sample().args)))
+    args[2] = args[2].bfloat16()
+    with pytest.raises(ValueError, match="sampled_token_ids: expected int32, got bfloat16"):
+        torch.ops.ngram_npu.ngram_step_(*args)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
@@ -143,3 +181,16 @@ def test_devices_are_not_mixed(spec: OpSpec) -> None:
         args[name] = args[name].to("meta")
         with pytest.raises(ValueError, match=rf"{spec.name}: \w+: expected device \w+ as \w+, got"):
             getattr(torch.ops.ngram_npu, spec.name)(*args.values())
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_fakes_refuse_rank_0(spec: OpSpec) -> None:
+    for name in spec.tensor_names:
+        args = [
+            value.to("meta") if isinstance(value, torch.Tensor) else value
+            for value in to_torch(clone_args(spec.sample_with(name).args))
+        ]
+        at = [n for n, _ in spec.arguments].index(name)
+        args[at] = args[at].new_empty(())
+        with pytest.raises(ValueError, match=rf"{spec.name}: {name}: expected rank .* got rank 0"):
+            getattr(torch.ops.ngram_npu, spec.name)(*args)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,16 @@ import ngram_npu
 import numpy as np
 import pytest
 from ngram_npu import cli
-from ngram_npu.replay import ReplayError, ReplayReport
+from ngram_npu.replay import (
+    Conversation,
+    ReplayError,
+    ReplayInput,
+    ReplayReport,
+    ReplayTokenizer,
+    Turn,
+    format_table,
+    replay,
+)
 from ngram_npu.replay import plot as plot_module
 from ngram_npu.replay.output import atomic_output, check_writable
 from replay_helpers import EXAMPLE_LINE
@@ -271,6 +281,33 @@ def test_a_failing_write_is_a_replay_error(tmp_path: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+def test_nothing_can_be_planted_where_an_output_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, victim = tmp_path / "x", tmp_path / "victim"
+    victim.write_text("theirs")
+    with atomic_output(target) as one, atomic_output(target) as two:
+        assert one != two
+    # Even where the name is guessed.
+    monkeypatch.setattr(secrets, "token_hex", lambda _: "guessed")
+    link = tmp_path / ".guessed.tmp"
+    link.symlink_to(victim)
+    with pytest.raises(ReplayError, match="cannot be written: File exists"):
+        _write_half(target)
+    assert victim.read_text() == "theirs"
+    assert link.is_symlink()
+
+
+def test_an_output_has_the_permissions_of_a_new_file(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        with atomic_output(tmp_path / "x") as scratch:
+            scratch.write_text("new")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640
+
+
 # Plot
 
 
@@ -282,6 +319,15 @@ def test_plot(talk: Path, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert b"<svg" in drawing.read_bytes()
     assert files_in(tmp_path) == ["result.SVG", "result.png"]
+
+
+def test_a_plot_takes_names_as_they_are(write_jsonl: Write, tmp_path: Path) -> None:
+    """Not as matplotlib's formulas."""
+    pytest.importorskip("matplotlib", reason="needs the extra ngram-npu[plot]")
+    path = write_jsonl(EXAMPLE_LINE, name="$\\no{$.jsonl")
+    picture = tmp_path / "result.svg"
+    assert cli.main(["replay", str(path), "--plot", str(picture)]) == 0
+    assert picture.stat().st_size > 0
 
 
 def test_plot_format_is_checked_before_the_replay(
@@ -339,6 +385,43 @@ def test_progress_bar_on_a_terminal(talk: Path, monkeypatch: pytest.MonkeyPatch)
     assert any(line.startswith("replay ") and "100% talk" in line for line in drawn)
     assert drawn[-1] == ""
     assert drawn[-2].strip() == "", "the bar is wiped away at the end"
+
+
+@pytest.mark.parametrize("line", [EXAMPLE_LINE, b"{"], ids=["table", "error"])
+def test_no_file_name_steers_the_terminal(
+    write_jsonl: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    line: object,
+) -> None:
+    path = write_jsonl(line, name="\x1b[2J\n\x9b\u202e\udcff.jsonl")
+    cli.main(["replay", str(path)])
+    out, err = capsys.readouterr()
+    assert "\\x1b[2J\\n\\x9b\\u202e\\udcff" in out + err
+    assert (out + err).replace("\n", "").isprintable()
+
+    terminal = _Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    cli.main(["replay", str(path)])
+    assert terminal.text.replace("\r", "").replace("\n", "").isprintable()
+
+
+def test_no_argument_steers_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """`*` in a shell makes an option of a file's name that begins with dashes."""
+    assert cli.main(["replay", "--\x1b[2J.jsonl"]) == 2
+    err = capsys.readouterr().err
+    assert "unrecognized arguments: --\\x1b[2J.jsonl" in err
+    assert err.replace("\n", "").isprintable()
+
+
+def test_no_text_of_an_input_steers_the_terminal() -> None:
+    hostile = "\x1b[2J"
+    tokenizer = ReplayTokenizer(hostile, "source", None, lambda text: list(text.encode()))
+    conversation = Conversation("a", (Turn("p", "completion"),))
+    inputs = [ReplayInput(hostile, (conversation,), notes=("note\n",))]
+    table = format_table(replay(inputs=inputs, tokenizer=tokenizer))
+    assert table.count("\\x1b[2J") == 3, "the caption, the row, its note"
+    assert table.replace("\n", "").isprintable()
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ngram_npu.replay import Conversation, ReplayError, Turn, load_inputs, read_conversations
+from ngram_npu.replay import records as records_module
 
 Write = Callable[..., Path]
 
@@ -122,6 +124,31 @@ def test_damaged_gzip(tmp_path: Path) -> None:
     path.write_bytes(whole)
     with pytest.raises(ReplayError, match=r"x.jsonl.gz:3: damaged gzip data: CRC"):
         read_conversations(path)
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz"])
+def test_a_line_has_a_limit(write_jsonl: Write, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(records_module, "_MAX_LINE_MIB", 1)
+    line = b'{"id": "a", "turns": [{"prompt": "p", "completion": "c"}]}'
+    longest = line.ljust(1 << 20)
+    assert len(read_conversations(write_jsonl(longest, line, longest, name=name))) == 3
+    path = write_jsonl(line, longest + b" ", name=name)
+    with pytest.raises(ReplayError, match=f"{path}:2: the line is longer than 1 MiB"):
+        read_conversations(path)
+
+
+def test_a_line_that_is_too_long_is_never_read_whole(
+    write_jsonl: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records_module, "_MAX_LINE_MIB", 1)
+    path = write_jsonl(b" " * (32 << 20), name="bomb.jsonl.gz")
+    tracemalloc.start()
+    try:
+        with pytest.raises(ReplayError, match="the line is longer than 1 MiB"):
+            read_conversations(path)
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n"])

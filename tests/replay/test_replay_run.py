@@ -265,6 +265,23 @@ def test_hugging_face_folder_without_the_packages(
         load_tokenizer(str(tmp_path))
 
 
+def test_no_code_of_a_tokenizer_folder_is_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Nor does `transformers` ask about it on a terminal, as it does where nothing is said."""
+    said = {}
+
+    def from_pretrained(folder: str, **options: Any) -> Any:
+        said.update(options)
+        raise ValueError("seen")
+
+    stand_in = SimpleNamespace(AutoTokenizer=SimpleNamespace(from_pretrained=from_pretrained))
+    monkeypatch.setitem(sys.modules, "transformers", stand_in)
+    with pytest.raises(ReplayError, match="seen"):
+        load_tokenizer(str(tmp_path))
+    assert said == {"local_files_only": True, "trust_remote_code": False}
+
+
 # Report
 
 

@@ -16,10 +16,11 @@ def register_fake(name: str) -> Callable[[FunctionT], FunctionT]:
     """Registers the decorated function as what ``name`` returns for tensors without data.
 
     Those may be on several devices, and a call that mixes them with real ones comes here too: it is
-    refused as the kernels would refuse it.
+    refused as the kernels would refuse it. So is a tensor of rank 0, which has no size to read.
     """
 
     def register(fake: FunctionT) -> FunctionT:
+        op = name.removeprefix("ngram_npu::")
         parameters = list(inspect.signature(fake).parameters)
 
         @functools.wraps(fake)
@@ -28,11 +29,13 @@ def register_fake(name: str) -> Callable[[FunctionT], FunctionT]:
             for parameter, value in zip(parameters, args, strict=True):
                 if not isinstance(value, torch.Tensor):
                     continue
+                if value.ndim == 0:
+                    raise ValueError(f"{op}: {parameter}: expected rank 1 or 2, got rank 0")
                 first = first or (parameter, value.device)
                 if value.device != first[1]:
                     raise ValueError(
-                        f"{name.removeprefix('ngram_npu::')}: {parameter}: "
-                        f"expected device {first[1]} as {first[0]}, got {value.device}"
+                        f"{op}: {parameter}: expected device {first[1]} as {first[0]}, "
+                        f"got {value.device}"
                     )
             return fake(*args)
 

@@ -1,6 +1,13 @@
-"""The one exception of the replay package."""
+"""The one exception of the replay package, and how text from outside is shown."""
 
-__all__ = ["ReplayError"]
+from __future__ import annotations
+
+__all__ = ["ReplayError", "printable"]
+
+
+def printable(text: str) -> str:
+    """Text from outside, safe on a terminal: control characters become escapes like `\\x1b`."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class ReplayError(Exception):
@@ -9,3 +16,6 @@ class ReplayError(Exception):
     Raised for input that cannot be read or is malformed (the message names file and line), for a
     missing optional dependency, and for output that cannot be written.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(message))

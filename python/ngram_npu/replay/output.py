@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -44,17 +45,20 @@ def atomic_output(path: Path) -> Iterator[Path]:
         yield path
         return
     target = path.resolve()
-    scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    # Nobody can plant a file or link under a name that is not known before; the file must be new.
+    scratch = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
-        yield scratch
-        if target.exists():
-            shutil.copymode(target, scratch)
-        os.replace(scratch, target)
+        scratch.touch(exist_ok=False)
+        try:
+            yield scratch
+            if target.exists():
+                shutil.copymode(target, scratch)
+            os.replace(scratch, target)
+        finally:
+            with suppress(OSError):
+                scratch.unlink(missing_ok=True)
     except OSError as error:
         raise ReplayError(f"{path}: cannot be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            scratch.unlink(missing_ok=True)
 
 
 def _is_special(path: Path) -> bool:

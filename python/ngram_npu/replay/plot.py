@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from ngram_npu.replay.errors import ReplayError
+from ngram_npu.replay.errors import ReplayError, printable
 from ngram_npu.replay.report import ReplayReport
 
 __all__ = ["check_plot", "save_plot"]
@@ -43,7 +43,8 @@ def save_plot(report: ReplayReport, path: Path, file_format: str) -> None:
         figsize=(12, 1.8 + max(2.4, 0.36 * len(inputs))), layout="constrained"
     )
     gain, positions = figure.subplots(1, 2)
-    names = [figures.name for figures in inputs]
+    # Between two dollar signs matplotlib would read formulas.
+    names = [printable(figures.name).replace("$", r"\$") for figures in inputs]
     values = [figures.tokens_per_step or 0.0 for figures in inputs]
     # By index: two inputs of one name would otherwise share a bar.
     bars = gain.barh(range(len(names)), values)
@@ -53,11 +54,11 @@ def save_plot(report: ReplayReport, path: Path, file_format: str) -> None:
     gain.set_xlim(0, 1.15 * max([1.0, *values]))
     gain.set_xlabel("tokens per step (1.0: no gain)")
     gain.invert_yaxis()
-    for figures in inputs:
+    for figures, name in zip(inputs, names, strict=True):
         rates = [rate or 0.0 for rate in figures.acceptance_rate_per_pos]
         # Colours repeat after ten lines; the dashes tell the second ten from the first.
         style = "-" if len(positions.lines) < 10 else "--"
-        positions.plot(range(1, len(rates) + 1), rates, style, marker=".", label=figures.name)
+        positions.plot(range(1, len(rates) + 1), rates, style, marker=".", label=name)
     positions.set_ylim(0, 1)
     positions.set_xlabel("draft position")
     positions.set_ylabel("accepted, of the steps with a draft")

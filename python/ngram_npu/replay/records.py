@@ -22,6 +22,8 @@ SUFFIXES = (".jsonl", ".jsonl.gz")
 _TEXT_KEYS = ("prompt", "completion")
 _IDS_KEYS = ("prompt_token_ids", "completion_token_ids")
 _MAX_TOKEN_ID = 2**31 - 1
+_MAX_LINE_MIB = 64
+"""Longest line, decompressed: a small gzip file may stand for a line that fills the memory."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,11 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     line = 0
     try:
         with _open(path) as file:
-            for raw in file:
+            limit = _MAX_LINE_MIB << 20
+            while raw := file.readline(limit + 1):
                 line += 1
+                if len(raw) > limit and not raw.endswith(b"\n"):
+                    raise ReplayError(f"{path}:{line}: the line is longer than {_MAX_LINE_MIB} MiB")
                 yield line, raw
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         # What was decompressed before the damage is whole lines, so the damage is on the next one.

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ngram_npu.replay.errors import printable
 from ngram_npu.replay.figures import ReplayFigures
 
 __all__ = ["FORMAT", "ReplayReport", "format_table"]
@@ -108,7 +109,7 @@ def format_table(report: ReplayReport) -> str:
         cells += [cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:-1], strict=True)]
         lines.append("  ".join([*cells, row[-1]]).rstrip())
     for figures in report.inputs:
-        lines += [f"note ({figures.name}): {note}" for note in figures.notes]
+        lines += [printable(f"note ({figures.name}): {note}") for note in figures.notes]
     return "\n".join(lines)
 
 
@@ -130,7 +131,7 @@ def _row(figures: ReplayFigures) -> tuple[str, ...]:
     rates = figures.acceptance_rate_per_pos
     positions = " ".join(_number(rate) for rate in rates[:_MAX_POSITIONS])
     return (
-        figures.name,
+        printable(figures.name),
         str(figures.num_requests),
         str(figures.num_tokens),
         _number(figures.tokens_per_step),
@@ -162,4 +163,4 @@ def _caption(report: ReplayReport) -> str:
         parts.append(f"first {report.limit} of each input")
     tokenizer = "token ids as recorded" if report.tokenizer is None else report.tokenizer["name"]
     parts.append(f"tokenizer: {tokenizer}")
-    return ", ".join(parts)
+    return printable(", ".join(parts))

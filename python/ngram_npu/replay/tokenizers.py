@@ -116,7 +116,9 @@ def _load_folder(name: str, folder: Path) -> ReplayTokenizer:
             f'tokenizer folder "{name}" needs {wanted}: pip install {wanted.split()[0]}'
         ) from error
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # transformers raises whatever its many tokenizers raise
         message = " ".join(str(error).split())
         raise ReplayError(f'tokenizer folder "{name}" cannot be loaded: {message:.200}') from error
