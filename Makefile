@@ -9,14 +9,14 @@ VLLM_VENV ?= .venv-vllm
 CXX_TESTS := $(BUILD)/cpp
 SAN_STAGE := $(BUILD)/python-asan
 
-.PHONY: demo test setup wheel install lint format twins launch cuda-resources test-python test-cpp test-sanitizers test-neon \
-  fuzz test-fuzz gtest bench test-vllm gpu clean
+.PHONY: demo test setup wheel install lint format twins launch cuda-resources test-python test-pythons test-cpp test-sanitizers \
+  test-neon fuzz test-fuzz gtest bench test-vllm gpu clean
 
 demo: install
 	$(VENV)/bin/ngram-npu doctor
 	$(VENV)/bin/ngram-npu replay
 
-test: lint install cuda-resources test-cpp test-sanitizers twins launch test-python test-fuzz
+test: lint install cuda-resources test-cpp test-sanitizers twins launch test-python test-pythons test-fuzz
 
 setup: $(VENV)/.ready
 
@@ -26,9 +26,13 @@ $(VENV)/.ready: tools/requirements-dev.txt
 	touch $@
 
 # Without isolation the wheel is built against the torch of this environment, not a second one.
+# auditwheel gives it the manylinux tag that its symbols allow, and vendors nothing: torch is the user's, and a second C++
+# runtime could not catch the first one's exceptions. A wheel with the NPU backend needs CANN, which no manylinux has.
 wheel: setup
-	rm -rf $(DIST)
-	$(PY) -m pip wheel --quiet --no-build-isolation --no-deps --config-settings=cmake.define.NGRAM_NPU_WERROR=ON -w $(DIST) .
+	rm -rf $(DIST) $(BUILD)/wheel
+	$(PY) -m pip wheel --quiet --no-build-isolation --no-deps --config-settings=cmake.define.NGRAM_NPU_WERROR=ON -w $(BUILD)/wheel .
+	@if [ -n "$$ASCEND_HOME_PATH" ]; then mv $(BUILD)/wheel $(DIST); else \
+	  PATH="$(abspath $(VENV)/bin):$$PATH" $(VENV)/bin/auditwheel repair --exclude 'libtorch*.so' -w $(DIST) $(BUILD)/wheel/*.whl; fi
 
 install: wheel
 	$(PY) -m pip install --quiet --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl
@@ -48,6 +52,10 @@ format: setup
 # The wheel is installed, so the tests see what a user gets, not the source tree.
 test-python: install twins launch
 	NGRAM_NPU_WHEEL=$$(ls $(DIST)/ngram_npu-*.whl) $(PY) -m pytest
+
+# The other Pythons that pyproject.toml promises, those that are here.
+test-pythons: setup
+	$(PY) -m tools.pythons
 
 CONFIGURE = cmake -G Ninja -S . -DNGRAM_NPU_CUDA=OFF -DNGRAM_NPU_ASCENDC=OFF -DPython_EXECUTABLE=$(abspath $(PY)) \
   -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from ngram_npu import _C, _library
 from on_device import call_on
+from ops.parity import as_arrays
 from opspecs import Args, Array, OpSpec
 from opspecs.ngram_index_ import CPU_INDEXES, IndexMaker, gpu_index, made_by
 from twins import FAST_CUDA, TWINS, Twin
@@ -105,13 +106,6 @@ def available_devices() -> list[str]:
     return [
         name for name, module in modules.items() if module is not None and module.is_available()
     ]
-
-
-def as_arrays(results: Any) -> tuple[Array, ...]:
-    if results is None:
-        return ()
-    several = results if isinstance(results, tuple) else (results,)
-    return tuple(r.cpu().numpy() if isinstance(r, torch.Tensor) else r for r in several)
 
 
 def available_instruction_sets() -> list[str]:

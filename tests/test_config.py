@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ngram_npu import NgramConfig
+from ngram_npu.async_state import AsyncConfig, KVGroup
 
 
 def test_defaults_and_codes() -> None:
@@ -64,3 +65,12 @@ def test_frozen_and_hashable() -> None:
 def test_bad_values(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         NgramConfig(**options)
+
+
+def test_positions_of_all_ranks_and_kernel_blocks_fit_32_bits() -> None:
+    """Of a block of the block manager: kernel blocks times their size, on every rank."""
+    group = KVGroup(block_size=2**20, max_blocks=1, blocks_per_kv_block=2**5)
+    sizes = {"ngram": NgramConfig(), "max_rows": 1, "row_capacity": 64, "max_step_tokens": 64}
+    AsyncConfig(**sizes, kv_groups=(group,), cp_world=2**6 - 1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"kv_groups: .* below 2\*\*31, got 2147483648"):
+        AsyncConfig(**sizes, kv_groups=(group,), cp_world=2**6)  # type: ignore[arg-type]

@@ -109,6 +109,17 @@ def test_prompts_are_indexed_while_they_prefill(monkeypatch: pytest.MonkeyPatch)
     assert statistics.rows_scanned_catching_up == 0
 
 
+def test_a_slot_of_a_request_that_is_gone_keeps_nothing_of_it() -> None:
+    """Else the prompt of the slot's next request would count as indexed."""
+    proposer = _proposer("index", rows=1)
+    prompts = np.random.default_rng(0).integers(0, 9, (3, 1, WIDTH), np.int32)
+    pages = []
+    for prompt in prompts:  # two slots
+        proposer.propose([[]], np.array([200], np.int32), prompt)
+        pages.append(_index_engine(proposer).index.statistics.pages_in_use)
+    assert pages == [1, 2, 2]
+
+
 def _follows_a_match(draft: list[int], row: list[int], low: int, high: int) -> bool:
     """Whether the row holds the draft behind an earlier occurrence of one of its own ends."""
     return any(

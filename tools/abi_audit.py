@@ -3,8 +3,9 @@
     python tools/abi_audit.py FOLDER
 
 A wheel must load beside any torch from 2.10 on, without the libraries of a compiler, so it may
-depend only on the C and C++ runtimes (the torch side: and libtorch_cpu), must not export C++
-symbols, and must look for our own libraries beside itself and search nothing else.
+depend only on the C and C++ runtimes (the torch side: and what libtorch_cpu of the oldest torch
+exports), must not export C++ symbols, and must look for our own libraries beside itself and search
+nothing else.
 """
 
 from __future__ import annotations
@@ -38,6 +39,41 @@ EXPORTED = {
     "libngram_npu_launch.so": r"ngram_npu_ascendc_\w+",
 }
 EXPORTED_BY_MODULE = r"PyInit_\w+"
+TORCH_FLOOR = (2, 10)
+# What libngram_npu.so may take from libtorch_cpu, with the torch that had it first. From PyTorch's
+# torch/csrc/stable/c/shim_function_versions.txt, which lacks what is older than 2.10: 2.9 here.
+TORCH_SYMBOLS = {
+    "aoti_torch_abi_version": (2, 9),
+    "aoti_torch_create_device_guard": (2, 9),
+    "aoti_torch_delete_device_guard": (2, 9),
+    "aoti_torch_delete_library_object": (2, 9),
+    "aoti_torch_delete_stream": (2, 9),
+    "aoti_torch_delete_tensor_object": (2, 9),
+    "aoti_torch_dtype_bool": (2, 9),
+    "aoti_torch_dtype_element_size": (2, 9),
+    "aoti_torch_dtype_int32": (2, 9),
+    "aoti_torch_dtype_int64": (2, 9),
+    "aoti_torch_empty_strided": (2, 9),
+    "aoti_torch_get_current_stream": (2, 9),
+    "aoti_torch_get_data_ptr": (2, 9),
+    "aoti_torch_get_device_index": (2, 9),
+    "aoti_torch_get_device_type": (2, 9),
+    "aoti_torch_get_dim": (2, 9),
+    "aoti_torch_get_dtype": (2, 9),
+    "aoti_torch_get_sizes": (2, 9),
+    "aoti_torch_get_strides": (2, 9),
+    "aoti_torch_is_defined": (2, 9),
+    "aoti_torch_library_def": (2, 9),
+    "aoti_torch_library_init_def": (2, 9),
+    "aoti_torch_library_init_fragment": (2, 9),
+    "aoti_torch_library_init_impl": (2, 9),
+    "aoti_torch_new_tensor_handle": (2, 9),
+    "torch_call_dispatcher": (2, 10),
+    "torch_get_mutable_data_ptr": (2, 10),
+    "torch_get_num_threads": (2, 10),
+    "torch_library_impl": (2, 10),
+    "torch_parallel_for": (2, 10),
+}
 MAX_VERSIONS = {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 30), "CXXABI": (1, 3, 13)}
 
 
@@ -46,6 +82,16 @@ def _readelf(option: str, path: Path) -> str:
         ["readelf", "-W", option, path], capture_output=True, text=True, check=True
     )
     return done.stdout
+
+
+def torch_problems(symbol: str, floor: tuple[int, int] = TORCH_FLOOR) -> list[str]:
+    """Why the oldest torch may lack that symbol."""
+    since = TORCH_SYMBOLS.get(symbol)
+    if since is None:
+        return [f"needs {symbol}: TORCH_SYMBOLS does not say since which torch it is there"]
+    if since > floor:
+        return [f"needs {symbol}, which is there since torch {since[0]}.{since[1]} only"]
+    return []
 
 
 def problems(path: Path) -> list[str]:
@@ -66,7 +112,12 @@ def problems(path: Path) -> list[str]:
     symbols = _readelf("--dyn-syms", path)
     for line in symbols.splitlines():
         fields = line.split()
-        if len(fields) < 8 or fields[4] not in {"GLOBAL", "WEAK"} or fields[6] == "UND":
+        if len(fields) < 8 or fields[4] not in {"GLOBAL", "WEAK"}:
+            continue
+        if fields[6] == "UND":
+            # The runtimes' symbols have versions, so what has none comes from torch.
+            if name == "libngram_npu.so" and fields[4] == "GLOBAL" and "@" not in fields[7]:
+                found += [f"{path.name}: {problem}" for problem in torch_problems(fields[7])]
             continue
         if not re.fullmatch(EXPORTED.get(name, EXPORTED_BY_MODULE), fields[7].split("@")[0]):
             found.append(f"{path.name}: exports {fields[7]}")

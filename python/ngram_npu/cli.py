@@ -322,7 +322,3 @@ def _terminal_columns(stream: TextIO) -> int:
         return os.get_terminal_size(stream.fileno()).columns or 80
     except (OSError, ValueError):
         return 80
-
-
-if __name__ == "__main__":
-    sys.exit(main())

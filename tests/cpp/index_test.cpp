@@ -146,5 +146,75 @@ TEST_P(IndexTest, ATableAtItsLimitIsNotTriedAgain) {
   EXPECT_EQ(arena[index::kStatIndexed], 1);
 }
 
+TEST_P(IndexTest, EveryPageIsGivenBack) {
+  Tokens row = crowded_row();
+  int64_t at_limit = 0;  // of the table; all others ran out of memory, each at another point
+  for (int64_t pages = 1; pages <= 32; ++pages) {
+    const int64_t words = ngram_npu_cpu_ngram_index_words(1, pages);
+    Tokens arena(static_cast<size_t>(words));
+    ASSERT_EQ(ngram_npu_cpu_ngram_index_init(arena.data(), words, 1), kOk);
+    const int32_t* const slot = arena.data() + index::kHeaderWords;
+    OneRowStep step(row.data(), row.size(), 0, arena.data(), words);
+    int32_t depth = 0;
+    for (size_t end = 0; end < row.size() && slot[index::kSlotGivenUp] == 0; ++end) {
+      ASSERT_EQ(step.run(&row[end], 1), kOk);
+      if (slot[index::kSlotDepth] == depth) continue;
+      depth = slot[index::kSlotDepth];
+      Tokens emptied = arena;  // the row ends here
+      const int64_t first = 0;
+      const NgramIndexResetParams reset{{&first, 8}, 1, emptied.data(), words};
+      ngram_npu_cpu_ngram_index_reset_(&reset, nullptr);
+      EXPECT_EQ(emptied[index::kHeaderPagesInUse], 0) << pages << " pages, a directory of depth " << depth;
+      EXPECT_EQ(ngram_npu_cpu_ngram_index_check(emptied.data(), words, nullptr), 0);
+    }
+    EXPECT_NE(slot[index::kSlotGivenUp], 0);
+    at_limit += slot[index::kSlotGivenUp] == static_cast<int32_t>(index::kNeverRoom);
+    EXPECT_EQ(arena[index::kHeaderPagesInUse], 0) << pages << " pages, too few";
+    EXPECT_EQ(ngram_npu_cpu_ngram_index_check(arena.data(), words, nullptr), 0) << pages << " pages";
+  }
+  EXPECT_GT(at_limit, 0);
+  EXPECT_LT(at_limit, 16);
+}
+
+TEST_P(IndexTest, RowsPassWhatEntriesOfADepthCanRecord) {
+  constexpr int32_t kFirst = 1 << index::kStartBits;
+  Tokens row(4 * kFirst + 16);
+  for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<int32_t>(i % 7);
+  const int64_t words = ngram_npu_cpu_ngram_index_words(1, 64);
+  Tokens arena(static_cast<size_t>(words));
+  ASSERT_EQ(ngram_npu_cpu_ngram_index_init(arena.data(), words, 1), kOk);
+  OneRowStep step(row.data(), row.size(), 0, arena.data(), words);
+  step.params.step.lookup.match = kLatest;
+  for (const int32_t passed : {kFirst, 2 * kFirst, 4 * kFirst}) {
+    for (step.length = passed - 4; step.length < passed + 12;) {
+      ASSERT_EQ(step.run(&row[static_cast<size_t>(step.length)], 1), kOk);
+      const Draft want = expected_draft(Tokens(row.begin(), row.begin() + step.length), step.params.step.lookup);
+      const Draft got{{step.drafts[0], step.drafts[1]}, step.num_draft, step.match_len};
+      ASSERT_TRUE(got == want) << "a row of " << step.length;
+    }
+  }
+  EXPECT_EQ(arena[index::kStatIndexed], 3 * 16);
+}
+
+TEST_P(IndexTest, ASlotGivenUpIsTriedAgainWithAQuarterMoreRoom) {
+  constexpr int32_t kPages = 64;
+  Tokens row = {1, 2, 3, 1, 2, 0};
+  const int64_t words = ngram_npu_cpu_ngram_index_words(1, kPages);
+  for (const int32_t held : {1, 4, 40}) {
+    for (const int32_t more : {0, 1}) {
+      Tokens arena(static_cast<size_t>(words));
+      ASSERT_EQ(ngram_npu_cpu_ngram_index_init(arena.data(), words, 1), kOk);
+      arena[index::kHeaderPagesInUse] = kPages - (held + held / 4 + 2 + more);
+      arena[index::kHeaderWords + index::kSlotOptions] = static_cast<int32_t>(index::pack_options(2, 4, kEarliest));
+      arena[index::kHeaderWords + index::kSlotGivenUp] = held;
+      OneRowStep step(row.data(), row.size(), 5, arena.data(), words);
+      ASSERT_EQ(step.run(row.data() + 2, 1), kOk);
+      EXPECT_EQ(step.num_draft, 2);
+      EXPECT_EQ(arena[index::kStatIndexed], more) << held;
+      EXPECT_EQ(arena[index::kStatScanFull], 1 - more) << held;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ngram_npu::test

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,4 +147,26 @@ def source_problems(root: Path) -> list[str]:
             r'^#include [<"]torch_npu', text, re.MULTILINE
         ):
             found.append(f"{relative}: includes torch_npu outside csrc/ascendc/launch.cpp")
+        if path.suffix == ".py":
+            found += [f"{relative}: {problem}" for problem in _python_310_problems(text)]
     return found
+
+
+def _python_310_problems(text: str) -> list[str]:
+    """What Python 3.10 refuses at import, though ruff and mypy with that target do not."""
+    return [
+        f"class {node.name} is generic and a {kind}, which needs Python 3.11"
+        for node in _reached_by_python_310(ast.parse(text))
+        if isinstance(node, ast.ClassDef) and len(node.bases) > 1
+        for kind in ("NamedTuple", "TypedDict")
+        if kind in [ast.unparse(base).rpartition(".")[2] for base in node.bases]
+    ]
+
+
+def _reached_by_python_310(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    children = ast.iter_child_nodes(node)
+    if isinstance(node, ast.If) and "sys.version_info >= (3, 11)" in ast.unparse(node.test):
+        children = iter(node.orelse)
+    for child in children:
+        yield from _reached_by_python_310(child)

@@ -160,6 +160,8 @@ def test_sources() -> None:
         ("csrc/cpu/kernel.cpp", "#include <torch/all.h>\n", "outside csrc/torch"),
         ("csrc/core/op.h", "#include <ATen/ATen.h>\n", "outside csrc/torch"),
         ("csrc/torch/op.cpp", "#include <torch_npu/npu.h>\n", "torch_npu outside"),
+        ("python/a.py", "class A(NamedTuple, Generic[T]):\n    x: T\n", "and a NamedTuple"),
+        ("tools/a.py", "class A(typing.TypedDict, Generic[T]): ...\n", "and a TypedDict"),
     ],
 )
 def test_wrong_sources_fail(tmp_path: Path, file: str, text: str, message: str) -> None:

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import ngram_npu
 import pytest
+from ngram_npu import _library
 
 from tools import abi_audit
 
 WHEEL = os.environ.get("NGRAM_NPU_WHEEL")
 PACKAGE = Path(ngram_npu.__file__).parent
+ROOT = Path(__file__).resolve().parents[2]
 
 USE = """
 import sys
@@ -48,6 +50,7 @@ def test_in_an_empty_environment(tmp_path: Path) -> None:
     for command in (
         [home / "bin/python", "-c", USE],
         [home / "bin/ngram-npu", "doctor"],
+        [home / "bin/python", "-m", "ngram_npu", "doctor"],
         [home / "bin/ngram-npu", "replay", "--tokenizer", "ids", conversation],
     ):
         done = subprocess.run(command, cwd=tmp_path, env=bare, capture_output=True, text=True)
@@ -80,6 +83,28 @@ def test_the_audit_bites(tmp_path: Path) -> None:
         f"{module.name}: does not find libngram_npu_cpu.so beside it",
         f"{module.name}: searches /origin",
     ]
+
+
+def test_a_symbol_that_the_oldest_torch_lacks_is_found(tmp_path: Path) -> None:
+    library = (PACKAGE / "libngram_npu.so").read_bytes()
+    assert library.count(b"\0torch_get_num_threads\0") == 1
+    newer = library.replace(b"\0torch_get_num_threads\0", b"\0torch_get_num_threadz\0")
+    (tmp_path / "libngram_npu.so").write_bytes(newer)
+    assert abi_audit.problems(tmp_path / "libngram_npu.so") == [
+        "libngram_npu.so: needs torch_get_num_threadz: "
+        "TORCH_SYMBOLS does not say since which torch it is there"
+    ]
+    assert abi_audit.torch_problems("torch_parallel_for", (2, 9)) == [
+        "needs torch_parallel_for, which is there since torch 2.10 only"
+    ]
+
+
+def test_the_oldest_torch_is_the_same_everywhere() -> None:
+    major, minor = abi_audit.TORCH_FLOOR
+    assert (major, minor) == _library._MINIMUM_TORCH
+    assert f'torch = ["torch>={major}.{minor}"]' in (ROOT / "pyproject.toml").read_text()
+    target = f"TORCH_TARGET_VERSION=0x{major:02x}{minor:02x}000000000000ULL"
+    assert target in (ROOT / "csrc/torch/CMakeLists.txt").read_text()
 
 
 def test_no_source_is_needed() -> None:

@@ -459,6 +459,6 @@ def test_help_needs_no_heavy_import(arguments: list[str]) -> None:
 
 
 def test_a_closed_pipe_is_no_traceback(talk: Path) -> None:
-    command = f'"{sys.executable}" -m ngram_npu.cli replay "{talk}" | true'
+    command = f'"{sys.executable}" -m ngram_npu replay "{talk}" | true'
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stderr == ""

@@ -1,0 +1,111 @@
+"""Builds the package for the other Pythons of this machine, without torch, and tries it with each.
+
+    python -m tools.pythons [--version 3.12]
+
+Each gets a fresh environment with the wheel and numpy, and runs `ngram-npu doctor`, a replay, and
+every operator on numpy arrays against its reference. What is missing is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14")
+# Only Python's side differs between them: kernels are built as fast as can be.
+SETTINGS = (
+    "cmake.build-type=Debug",
+    "cmake.define.CMAKE_UNITY_BUILD=ON",
+    "cmake.define.NGRAM_NPU_CUDA=OFF",
+    "cmake.define.NGRAM_NPU_ASCENDC=OFF",
+    "cmake.define.NGRAM_NPU_WERROR=ON",
+)
+CAN_BUILD = """
+import ensurepip, os, sys, sysconfig, venv
+if not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")):
+    sys.exit("it lacks its headers")
+"""
+
+
+def find(version: str, environment: Mapping[str, str]) -> tuple[Path | None, str]:
+    """A Python of that version that can build extensions, on PATH or of pyenv; or None and why."""
+    pyenv = Path(environment.get("PYENV_ROOT") or Path(environment.get("HOME", "/")) / ".pyenv")
+    on_path = shutil.which(f"python{version}", path=environment.get("PATH", ""))
+    candidates = [Path(on_path)] if on_path else []
+    candidates += sorted(pyenv.glob(f"versions/{version}.*/bin/python{version}"), reverse=True)
+    reason = "not found"
+    for candidate in candidates:
+        probe = subprocess.run(
+            [candidate, "-c", CAN_BUILD], capture_output=True, text=True, check=False
+        )
+        if probe.returncode == 0:
+            return candidate, ""
+        lines = probe.stderr.strip().splitlines() or [f"exit status {probe.returncode}"]
+        reason = f"{candidate}: {lines[-1]}"
+    return None, reason
+
+
+def commands(python: Path, folder: Path) -> list[list[str]]:
+    """What is run for one Python, one after the other, in a folder of its own."""
+    home = folder / "venv"
+    mine, pip = str(home / "bin/python"), ["-m", "pip", "--quiet", "--disable-pip-version-check"]
+    settings = [f"--config-settings={s}" for s in (*SETTINGS, f"build-dir={folder / 'build'}")]
+    return [
+        [str(python), "-m", "venv", str(home)],
+        [mine, *pip, "install", "hypothesis>=6.100,<7", *settings, str(ROOT)],
+        [mine, "-m", "ngram_npu", "doctor"],
+        [str(home / "bin/ngram-npu"), "replay", "--tokenizer", "bytes", "--limit", "8"],
+        [mine, str(ROOT / "tests/packaging/numpy_parity.py")],
+    ]
+
+
+def try_on(python: Path) -> str:
+    """The first problem found with that Python, or nothing."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with tempfile.TemporaryDirectory(prefix="ngram-npu-") as folder:
+        for command in commands(python, Path(folder)):
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                env={**kept, "NGRAM_NPU_TORCH": "OFF"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+            )
+            if done.returncode != 0:
+                return f"{' '.join(command)}\n{done.stdout}exit status {done.returncode}"
+    return ""
+
+
+def main(
+    arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ
+) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.pythons", description=__doc__)
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    others = [version for version in SUPPORTED if version != own]
+    parser.add_argument("--version", action="append", choices=SUPPORTED, help="only these")
+    failed = False
+    for version in parser.parse_args(arguments).version or others:
+        began = time.monotonic()
+        python, reason = find(version, environment)
+        if python is None:
+            print(f"Python {version}: {reason}, not tried", flush=True)
+            continue
+        problem = try_on(python)
+        failed = failed or bool(problem)
+        verdict = f"failed: {problem}" if problem else "passed"
+        print(f"Python {version} ({time.monotonic() - began:.0f} s): {verdict}", flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
