@@ -47,7 +47,7 @@ class Engine:
             found = self.state.index.statistics
             # A slot with another request's tokens would have been built anew.
             assert not found.rebuilds_shorter + found.rebuilds_rewritten + found.rebuilds_options
-            self.counts += Counter(indexed=found.rows_indexed, scanned=found.rows_scanned_full)
+            self.counts += Counter(indexed=found.rows_indexed)
 
     # One step.
 

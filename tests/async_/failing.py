@@ -17,7 +17,7 @@ class Countdown:
     def __init__(self, state: AsyncSpecState) -> None:
         self.left = 0
         device: Any = state._device
-        for name in ("copy", "upload_all", "record", "wait"):
+        for name in ("copy", "upload_all", "record", "wait", "synchronize"):
             setattr(device, name, self.through(getattr(device, name)))
         state._truth._ops = _Operators(state._truth._ops, self)
 

@@ -140,7 +140,6 @@ class Scenario:
                 for size in self.block_sizes
             ),
             engine=self.engine,
-            token_capacity=self.rng.choice((None, None, 0)),
             disable_padded_drafter_batch=self.unpadded,
             slot_dtype=self.rng.choice(("int32", "int64")),
         )

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 import torch
 from ngram_npu import NgramConfig
-from ngram_npu.async_state import Admission, AsyncConfig, AsyncSpecState, Batch, KVGroup, NewBlocks
+from ngram_npu.async_state import (
+    Admission,
+    AsyncConfig,
+    AsyncSpecState,
+    Batch,
+    KVGroup,
+    NewBlocks,
+    PaddedDrafterBatch,
+)
 
 from async_.failing import Countdown, DeviceError
 
@@ -126,6 +134,20 @@ def test_after_any_failed_device_call_all_is_refused_until_rebuilt(method: str) 
         state.index.check_integrity(live)
 
 
+@pytest.mark.parametrize("method", ["wait_drafts", "reconcile"])
+def test_a_wait_that_reports_an_error_breaks_the_state(method: str) -> None:
+    state = _running()
+    state.begin_step(_next_batch())
+    state.end_step(_sampled(*_NEXT_SAMPLES))
+    Countdown(state).left = 1
+    with pytest.raises(DeviceError) as error:
+        getattr(state, method)()
+    assert state.upper_num_tokens is None
+    with pytest.raises(RuntimeError, match="a device call has failed") as refused:
+        state.reconcile()
+    assert refused.value.__cause__ is error.value
+
+
 def test_a_rebuild_that_fails_or_is_refused() -> None:
     state, error = next(_failed("begin_step"))
     with pytest.raises(ValueError, match="rebuild: new/resumed: row: expected a free row, got 0"):
@@ -133,10 +155,14 @@ def test_a_rebuild_that_fails_or_is_refused() -> None:
     with pytest.raises(RuntimeError, match="a device call has failed") as refused:
         state.reconcile()
     assert refused.value.__cause__ is error
-    Countdown(state).left = 3
+    with pytest.raises(ValueError, match="rebuild: requests: expected a sequence of Admission"):
+        state.rebuild(None)  # type: ignore[arg-type]
+    Countdown(state).left = 5
     with pytest.raises(DeviceError):
         state.rebuild([_admit(0, (1, 2))])
-    assert not state.is_exact
+    with pytest.raises(RuntimeError, match="a device call has failed") as refused:
+        state.reconcile()
+    assert refused.value.__cause__ is error
     state.rebuild([_admit(0, (1, 2))])
     assert state.is_exact
 
@@ -151,55 +177,86 @@ def test_a_rebuild_after_the_forward_pass_has_failed() -> None:
     assert state.reconcile().num_tokens.tolist() == [6]
 
 
-BAD_SAMPLES = {
-    "no token": ([-1, -1, -1], "expected at least 1 valid token and at most 1 .*, got 0"),
-    "an id beyond the vocabulary": ([_VOCAB, -1, -1], "at least 1 valid token .*, got 0"),
-    "a token too many": ([5, 6, -1], "expected at most 1 tokens of step 1 at batch position 1"),
+# Scheduled drafts, what the sampler gives, and the reason.
+BAD_SAMPLES: dict[str, tuple[int, list[int], str]] = {
+    "no token": (
+        0,
+        [-1, -1, -1],
+        "1 to 1 valid tokens of step 1 at batch position 2, got 0",
+    ),
+    "no token with drafts": (1, [-1, -1, -1], "expected 1 to 2 valid tokens .*, got 0"),
+    "an id beyond the vocabulary": (0, [_VOCAB, -1, -1], "expected 1 to 1 valid tokens .*, got 0"),
+    "a token too many": (0, [5, 6, -1], "expected 1 to 1 valid tokens .*, got 2"),
+    "a token too many with drafts": (1, [5, 6, 7], "expected 1 to 2 valid tokens .*, got 3"),
 }
+
+
+def _with_a_bad_row(bad: str) -> AsyncSpecState:
+    """Step 1, in which row 2, the last, gets what no sampler should give; not reconciled."""
+    drafts, sampled, _ = BAD_SAMPLES[bad]
+    state = _running()
+    state.begin_step(Batch(_ints(0, 1, 2), _ints(1, 1, 1 + drafts), _ints(0, 0, drafts)))
+    outputs = state.end_step(_sampled([8, -1, -1], [9, -1, -1], sampled))
+    batch = outputs.drafter_batch
+    assert isinstance(batch, PaddedDrafterBatch)
+    assert batch.num_rejected.min() >= 0
+    assert batch.token_indices_to_sample.max() < 3 + drafts
+    return state
 
 
 @pytest.mark.parametrize("bad", BAD_SAMPLES)
 def test_a_bad_row_of_the_sampler_is_named_and_the_others_go_on(bad: str) -> None:
-    sampled, reason = BAD_SAMPLES[bad]
-    state = _running()
-    state.begin_step(Batch(_ints(0, 1, 2), _ints(1, 1, 1), _ints(0, 0, 0)))
-    state.end_step(_sampled([8, -1, -1], sampled, [9, -1, -1]))
-    state.begin_step(Batch(_ints(2, 1, 0), _ints(1, 1, 1), _ints(0, 0, 0)))
+    state = _with_a_bad_row(bad)
+    inputs = state.begin_step(Batch(_ints(2, 1, 0), _ints(1, 1, 1), _ints(0, 0, 0)))
+    assert inputs.positions[0] < 8, "beyond the request's blocks"
     state.end_step(_sampled([10, -1, -1], [11, -1, -1], [12, -1, -1]))
 
     truth = state.reconcile()
-    assert list(truth.faults) == [1]
-    message = truth.faults[1]
-    assert re.search(reason, message), message
-    assert np.array_equal(truth.num_sampled, [1, 0, 1])
-    assert truth.num_tokens.tolist() == [6, 5, 6]
+    assert list(truth.faults) == [2]
+    message = truth.faults[2]
+    assert re.search(BAD_SAMPLES[bad][2], message), message
+    assert truth.num_sampled.tolist() == [1, 1, 0]
+    assert truth.num_valid_drafts.tolist() == [0, 0, 0]
+    assert truth.num_tokens.tolist() == [6, 6, 5]
     assert truth.alive.all()
     # The next step had begun already: what it says of the bad row is of no use either.
     truth = state.reconcile()
-    assert truth.faults == {1: message}
-    assert truth.num_tokens.tolist() == [7, 5, 7]
+    assert truth.faults == {0: message}
+    assert truth.num_tokens.tolist() == [5, 7, 7]
     assert state.num_tokens is not None
-    assert state.num_tokens.tolist() == [7, 5, 7, 0]
+    assert state.num_tokens.tolist() == [7, 7, 5, 0]
 
     with pytest.raises(ValueError, match=r"begin_step: rows: .* batch position 1 cannot go on"):
-        state.begin_step(Batch(_ints(0, 1), _ints(1, 1), _ints(0, 0)))
-    again = _admit(1, (1, 1, 2, 3, 7), 4)
+        state.begin_step(Batch(_ints(0, 2), _ints(1, 1), _ints(0, 0)))
+    again = _admit(2, (2, 1, 2, 3, 7), 4)
     state.begin_step(
-        Batch(_ints(0, 1, 2), _ints(1, 1, 1), _ints(0, 0, 0), removed=_ints(1), resumed=[again])
+        Batch(_ints(0, 1, 2), _ints(1, 1, 1), _ints(0, 0, 0), removed=_ints(2), resumed=[again])
     )
     state.end_step(_sampled([13, -1, -1], [14, -1, -1], [15, -1, -1]))
     truth = state.reconcile()
     assert not truth.faults
-    assert truth.num_tokens.tolist() == [8, 6, 8]
+    assert truth.num_tokens.tolist() == [8, 8, 6]
 
 
 @pytest.mark.parametrize("bad", BAD_SAMPLES)
 def test_a_bad_row_that_has_left_is_ignored(bad: str) -> None:
-    state = _running()
-    state.begin_step(Batch(_ints(0, 1, 2), _ints(1, 1, 1), _ints(0, 0, 0)))
-    state.end_step(_sampled([8, -1, -1], BAD_SAMPLES[bad][0], [9, -1, -1]))
-    state.begin_step(Batch(_ints(0, 2), _ints(1, 1), _ints(0, 0), removed=_ints(1)))
+    state = _with_a_bad_row(bad)
+    state.begin_step(Batch(_ints(0, 1), _ints(1, 1), _ints(0, 0), removed=_ints(2)))
     truth = state.reconcile()
     assert not truth.faults
-    assert truth.alive.tolist() == [True, False, True]
-    assert truth.num_tokens.tolist() == [6, 0, 6]
+    assert truth.alive.tolist() == [True, True, False]
+    assert truth.num_sampled.tolist() == [1, 1, 0]
+    assert truth.num_tokens.tolist() == [6, 6, 0]
+
+
+@pytest.mark.parametrize("bad", BAD_SAMPLES)
+def test_what_followed_a_bad_row_is_not_returned_after_it_has_left(bad: str) -> None:
+    state = _with_a_bad_row(bad)
+    state.begin_step(Batch(_ints(2, 0), _ints(1, 1), _ints(0, 0)))
+    state.end_step(_sampled([11, -1, -1], [12, -1, -1]))
+    assert list(state.reconcile().faults) == [2]
+    state.begin_step(Batch(_ints(0, 1), _ints(1, 1), _ints(0, 0), removed=_ints(2)))
+    truth = state.reconcile()
+    assert not truth.faults
+    assert truth.num_sampled.tolist() == [0, 1]
+    assert not state._mirrors._faults

@@ -336,8 +336,15 @@ def test_the_order_of_calls() -> None:
         torch.zeros((2, 0), dtype=torch.int32),
         torch.zeros((2, 3), dtype=torch.int64),
         torch.zeros(2, dtype=torch.int32),
+        torch.zeros((3, 2), dtype=torch.int32).T,
+        torch.zeros((2, 3), dtype=torch.int32, device="meta"),
+        torch.zeros((2, 3), dtype=torch.int32).to_sparse(),
+        [[1], [2]],
     ],
-    ids=lambda t: f"{t.dtype} {list(t.shape)}",
+    ids=[
+        *("rows", "columns", "no column", "int64", "rank"),
+        *("transposed", "device", "sparse", "list"),
+    ],
 )
 def test_wrong_samples(sampled: torch.Tensor) -> None:
     state = _started()
@@ -484,6 +491,16 @@ def test_extreme_sizes_that_the_operators_take() -> None:
 )
 def test_which_engine_drafts(changes: dict[str, Any], indexed: bool) -> None:
     assert (_state(**changes).index is not None) == indexed
+
+
+def test_a_capacity_in_tokens_bounds_the_index() -> None:
+    whole, bounded = (
+        _state(engine="index", row_capacity=4096, token_capacity=tokens).index
+        for tokens in (None, 100)
+    )
+    assert whole is not None
+    assert bounded is not None
+    assert bounded.nbytes < whole.nbytes
 
 
 def test_a_device_without_an_index() -> None:

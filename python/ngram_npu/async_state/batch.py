@@ -57,7 +57,7 @@ class AsyncConfig:
     engine: Literal["index", "scan", "auto"] = "auto"
     """How ``ngram`` is looked up: in an index of the rows, or by scanning them. The drafts are the
     same. ``"auto"``: the index on the CPU for rows beyond 2048 tokens, else the scan; on a GPU the
-    index has not been measured, on an NPU there is none."""
+    index has not run yet, on an NPU there is none."""
     token_capacity: int | None = None
     """Tokens that the index holds for all rows together (a KV cache's capacity); None: all rows
     full. Rows beyond it are scanned."""
@@ -191,23 +191,28 @@ def check_types(batch: Batch, num_groups: int) -> None:
     if not isinstance(batch, Batch):
         raise ValueError(f"batch: expected a Batch, got {type(batch).__name__}")
     for name, kind in (("new", Admission), ("resumed", Admission), ("new_blocks", NewBlocks)):
-        given = getattr(batch, name)
-        wrong = (
-            [given]
-            if not isinstance(given, Sequence)
-            else [one for one in given if not isinstance(one, kind)]
-        )
-        if wrong:
-            raise ValueError(
-                f"{name}: expected a sequence of {kind.__name__}, got {type(wrong[0]).__name__}"
-            )
+        check_sequence(name, getattr(batch, name), kind)
     for admission in (*batch.new, *batch.resumed):
-        if not isinstance(admission.block_ids, Sequence) or len(admission.block_ids) != num_groups:
+        ids = admission.block_ids
+        if not isinstance(ids, (tuple, list)) or len(ids) != num_groups:
             raise ValueError(
                 f"new/resumed: block_ids: expected {num_groups} arrays, one for each KV group, got "
-                f"{admission.block_ids!r}"
+                f"{ids!r}"
             )
     if len(batch.new_blocks) not in (0, num_groups):
         raise ValueError(
             f"new_blocks: expected {num_groups}, one for each KV group, got {len(batch.new_blocks)}"
         )
+
+
+def check_sequence(name: str, given: object, kind: type) -> None:
+    # Tuples and lists first: asking for Sequence costs a microsecond.
+    if not isinstance(given, (tuple, list)) and not isinstance(given, Sequence):
+        raise ValueError(
+            f"{name}: expected a sequence of {kind.__name__}, got {type(given).__name__}"
+        )
+    for one in given:
+        if not isinstance(one, kind):
+            raise ValueError(
+                f"{name}: expected a sequence of {kind.__name__}, got {type(one).__name__}"
+            )

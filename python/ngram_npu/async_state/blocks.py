@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ngram_npu.async_state.batch import AsyncConfig, Batch, IntArray
+from ngram_npu.async_state.batch import AsyncConfig, Batch
 from ngram_npu.async_state.device import Device
 from ngram_npu.async_state.mirrors import (
     Int64Array,
@@ -99,7 +99,7 @@ class BlockTable:
         indices, values = [], []
         if changes.admissions:
             blocks = [
-                _block_ids(admission.block_ids[self._index], "new/resumed: block_ids")
+                int32_vector(admission.block_ids[self._index], "new/resumed: block_ids")
                 for admission in changes.admissions
             ]
             counts = np.array([len(ids) for ids in blocks])
@@ -107,7 +107,7 @@ class BlockTable:
             admitted = np.array(changes.admitted)
             starts = admitted * self._width
             indices.append(np.repeat(starts, counts) + ragged_ranks(counts))
-            values.append(np.concatenate(blocks))
+            values.append(_used(np.concatenate(blocks), "new/resumed: block_ids"))
             # What the slot's last request had beyond that is wiped, so that nothing is ever written
             # to a block that belongs to somebody else by now.
             left = np.maximum(num_blocks[admitted] - counts, 0)
@@ -116,7 +116,7 @@ class BlockTable:
             num_blocks[admitted] = counts
         if appended is not None and len(appended.rows):
             rows = int32_vector(appended.rows, "new_blocks: rows")
-            block_ids = _block_ids(appended.block_ids, "new_blocks: block_ids")
+            block_ids = int32_vector(appended.block_ids, "new_blocks: block_ids")
             slots = live_slots(changes.slot_of, rows, "new_blocks")
             if len(slots) != len(block_ids):
                 raise ValueError(
@@ -129,7 +129,7 @@ class BlockTable:
             column = num_blocks[ordered] + ragged_ranks(counts)
             self._check_width(int(column.max()) + 1)
             indices.append(ordered * self._width + column)
-            values.append(block_ids[order])
+            values.append(_used(block_ids[order], "new_blocks: block_ids"))
             num_blocks += counts
         return np.concatenate(indices), np.concatenate(values), num_blocks
 
@@ -151,9 +151,8 @@ class BlockTable:
             raise ValueError(f"block_ids: expected at most {self._width} blocks a row, got {count}")
 
 
-def _block_ids(values: IntArray, field: str) -> npt.NDArray[np.int32]:
-    """A negative one is an unused entry to the device, which would store no KV there."""
-    ids = int32_vector(values, field)
-    if len(ids) and int(ids.min()) < 0:
-        raise ValueError(f"{field}: expected ids >= 0, got {int(ids.min())}")
-    return ids
+def _used(block_ids: npt.NDArray[np.int32], field: str) -> npt.NDArray[np.int32]:
+    """A negative one would be an unused entry to the device, which stores no KV there."""
+    if len(block_ids) and int(block_ids.min()) < 0:
+        raise ValueError(f"{field}: expected ids >= 0, got {int(block_ids.min())}")
+    return block_ids

@@ -8,6 +8,7 @@ step that the former request took part in are told from the new one's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,6 +62,13 @@ class Step:
     num_step_tokens: int
 
 
+@dataclass
+class _Fault:
+    reason: str
+    last_step: float = math.inf
+    """The last step that the request is in, once it is removed."""
+
+
 class Mirrors:
     """Arrays [R] by slot. *upper* counts all drafts in flight as accepted, *exact* is the truth
     after the last reconciled step."""
@@ -78,8 +86,9 @@ class Mirrors:
         self.token_ids = np.zeros((max_rows, capacity), np.int32)
         self._flat_token_ids = self.token_ids.reshape(-1)
         self._generation = np.zeros(max_rows, np.int64)
-        self._faults: dict[int, str] = {}
-        """Slots whose sampler broke its contract, and how; until the request is removed."""
+        self._faults: dict[tuple[int, int], _Fault] = {}
+        """By slot and generation: requests whose sampler broke its contract. Kept until the last
+        step that they are in is reconciled."""
         self._last_position = np.full(max_rows, -1, np.int32)
         self._free = list(range(max_rows))[::-1]
         self._arange = np.arange(max(max_rows, max_step_tokens) + 1, dtype=np.int32)
@@ -131,13 +140,13 @@ class Mirrors:
         row, computed = admission.row, admission.num_computed_tokens
         token_ids = int32_vector(admission.token_ids, "new/resumed: token_ids")
         length = len(token_ids)
-        if not _is_integer(row) or not 0 <= row < self.max_rows or changes.slot_of[row] >= 0:
+        if not is_integer(row) or not 0 <= row < self.max_rows or changes.slot_of[row] >= 0:
             raise ValueError(f"new/resumed: row: expected a free row, got {row!r}")
         if not 1 <= length <= self.capacity:
             raise ValueError(
                 f"new/resumed: token_ids: expected 1 to {self.capacity} tokens, got {length}"
             )
-        if not _is_integer(computed) or not 0 <= computed < length:
+        if not is_integer(computed) or not 0 <= computed < length:
             raise ValueError(
                 f"new/resumed: num_computed_tokens: expected 0 to {length - 1}, got {computed!r}"
             )
@@ -199,10 +208,11 @@ class Mirrors:
 
     def _check_sound(self, slots: Int64Array, freed: Int64Array) -> None:
         for i, slot in enumerate(slots.tolist()):
-            if slot in self._faults and slot not in freed:
+            fault = self._faults.get((slot, int(self._generation[slot])))
+            if fault is not None and slot not in freed:
                 raise ValueError(
                     f"rows: the request at batch position {i} cannot go on, remove it: "
-                    f"{self._faults[slot]}"
+                    f"{fault.reason}"
                 )
 
     def _check_step(
@@ -242,9 +252,11 @@ class Mirrors:
         if len(changes.freed) or changes.admissions or changes.slot_of is not self.slot_of:
             self.slot_of = changes.slot_of
             self.upper_computed, self.upper_tokens = changes.upper_computed, changes.upper_tokens
+            for slot in changes.freed.tolist() if self._faults else ():
+                fault = self._faults.get((slot, int(self._generation[slot])))
+                if fault is not None:
+                    fault.last_step = step.number - 1
             self._generation[changes.freed] += 1
-            for slot in changes.freed.tolist():
-                self._faults.pop(slot, None)
             self._free += changes.freed.tolist()
             taken = len(changes.admitted)
             del self._free[len(self._free) - taken :]
@@ -285,15 +297,16 @@ class Mirrors:
 
         Returns:
             alive [B]; the exact computed and known tokens after the step [B], 0 where the request
-            is gone; and the reason for each batch position whose result cannot be used.
+            is gone; and the reason for each live request whose result cannot be used.
         """
         alive = self._generation[step.slots] == step.generation
-        faults = self._new_faults(step, num_sampled, alive)
+        faults = self._new_faults(step, num_sampled)
         gained = np.where(
             step.num_scheduled_drafts > 0, num_sampled, step.num_scheduled_tokens
         ).astype(np.int32)
         if faults:
             gained[list(faults)] = num_sampled[list(faults)] = 0
+            faults = {i: reason for i, reason in faults.items() if alive[i]}
         slots = step.slots
         over_computed = step.num_scheduled_tokens - gained
         over_tokens = step.sampled_up_to - num_sampled
@@ -315,28 +328,24 @@ class Mirrors:
         tokens[alive] = self.exact_tokens[slots]
         return alive, computed, tokens, faults
 
-    def _new_faults(self, step: Step, num_sampled: Int32Array, alive: BoolArray) -> dict[int, str]:
-        """The reason for each batch position whose result cannot be used; remembered by slot."""
-        # Taken, more tokens would reach beyond the request's row, into another one's.
-        excess = num_sampled > step.sampled_up_to
-        # Drafts that are all refused, and no token: the device takes that back. Without drafts it
-        # has nothing to take back, and the next step has run on a token that nobody sampled.
-        nothing = (num_sampled < 1) & (step.sampled_up_to > 0) & (step.num_scheduled_drafts == 0)
-        bad = excess | nothing
+    def _new_faults(self, step: Step, num_sampled: Int32Array) -> dict[int, str]:
+        """The reason for each batch position whose result cannot be used."""
+        # Taken, more tokens would reach beyond the request's row, into another one's; and where
+        # there is none, the next step has run on a token that nobody sampled.
+        bad = (num_sampled > step.sampled_up_to) | ((num_sampled < 1) & (step.sampled_up_to > 0))
         if not self._faults and not bad.any():
             return {}
         found = {}
-        for i in np.flatnonzero(alive).tolist():
-            slot = int(step.slots[i])
-            if bad[i] and slot not in self._faults:
-                expected = "at most" if excess[i] else "at least 1 valid token and at most"
-                self._faults[slot] = (
-                    f"sampled_token_ids: expected {expected} {step.sampled_up_to[i]} tokens of "
-                    f"step {step.number} at batch position {i}, which had "
-                    f"{step.num_scheduled_drafts[i]} drafts, got {num_sampled[i]}"
+        for i, key in enumerate(zip(step.slots.tolist(), step.generation.tolist(), strict=True)):
+            if bad[i] and key not in self._faults:
+                limit = int(step.sampled_up_to[i])
+                self._faults[key] = _Fault(
+                    f"sampled_token_ids: expected {min(1, limit)} to {limit} valid tokens of step "
+                    f"{step.number} at batch position {i}, got {num_sampled[i]}"
                 )
-            if slot in self._faults:
-                found[i] = self._faults[slot]
+            if key in self._faults:
+                found[i] = self._faults[key].reason
+        self._faults = {k: f for k, f in self._faults.items() if f.last_step > step.number}
         return found
 
     def by_row(self, by_slot: Int32Array) -> Int32Array:
@@ -353,7 +362,7 @@ def ragged_ranks(counts: npt.NDArray[Any]) -> Int64Array:
     return ranks
 
 
-def _is_integer(value: object) -> bool:
+def is_integer(value: object) -> bool:
     """Not a bool, which Python takes for one."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 

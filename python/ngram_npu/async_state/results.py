@@ -126,6 +126,6 @@ class Reconciled:
     num_tokens: Int32Array
     """After the step; 0 unless alive."""
     faults: Mapping[int, str]
-    """The batch positions of live requests that cannot go on, as the sampler gave them no valid
-    token or too many, and why. Nothing of theirs is handed out: `num_sampled` is 0, the counts are
-    those before the step. Remove them; no step may run on them again."""
+    """Batch position -> reason, of each live request that cannot go on: the sampler gave it no
+    valid token, or more than the step's drafts and one. Its tokens are not returned: `num_sampled`
+    is 0, the counts are those before the step. Remove it; no step may run on it again."""

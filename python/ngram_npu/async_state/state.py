@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ngram_npu.async_state.batch import Admission, AsyncConfig, Batch, check_types
+from ngram_npu.async_state.batch import Admission, AsyncConfig, Batch, check_sequence, check_types
 from ngram_npu.async_state.blocks import BlockTable, Planned
 from ngram_npu.async_state.device import CpuDevice, Device, device_for
-from ngram_npu.async_state.mirrors import Int32Array, Mirrors, RowChanges, Step
+from ngram_npu.async_state.mirrors import Int32Array, Mirrors, RowChanges, Step, is_integer
 from ngram_npu.async_state.results import HostDrafts, Reconciled, StepInputs, StepOutputs
 from ngram_npu.async_state.staging import Download, HostBuffer
 from ngram_npu.async_state.truth import (
@@ -28,6 +28,20 @@ from ngram_npu.async_state.truth import (
 )
 from ngram_npu.index import DeviceNgramIndex, NgramIndex
 from ngram_npu.proposer import SHORT_ROW
+
+
+class _BreaksOnError:
+    """A with block in which host and device change together: an error leaves the state broken."""
+
+    def __init__(self, state: AsyncSpecState) -> None:
+        self._state = state
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if self._state._failure is None:
+            self._state._failure = error
 
 
 class AsyncSpecState:
@@ -48,9 +62,9 @@ class AsyncSpecState:
     (`StepInputs.slot_indices`), so that moves of rows cost nothing. Not thread-safe; device work
     goes to the current stream, downloads to a stream of their own.
 
-    Where a device call fails in begin_step or end_step (out of memory, a launch error), host and
-    device no longer agree. Every method then raises RuntimeError with that error as its cause, and
-    the mirrors read None, until :meth:`rebuild`.
+    Where a device call or a wait for the device fails (out of memory, say), host and device no
+    longer agree. Every method then raises RuntimeError with that error as its cause, and the
+    mirrors read None, until :meth:`rebuild`.
     """
 
     def __init__(
@@ -73,7 +87,7 @@ class AsyncSpecState:
         self._device = device_for(device) if runtime is None else runtime
         self._truth = DeviceTruth(config, self._device, indexed=self._is_indexed())
         rows, tokens, k = config.max_rows, config.max_step_tokens, config.ngram.k
-        self._mirrors, self._block_tables = self._empty_mirrors()
+        self._mirrors, self._block_tables = self._empty_host_state()
         for table in self._block_tables:
             table.clear_on_device()
         self._packed_uploads = self._staging(NUM_PACKED * (rows + 1))
@@ -90,6 +104,7 @@ class AsyncSpecState:
         self._pending: list[Step] = []
         self._last: Step | None = None
         self._failure: BaseException | None = None
+        self._breaking = _BreaksOnError(self)
 
     def _is_indexed(self) -> bool:
         config = self.config
@@ -98,7 +113,7 @@ class AsyncSpecState:
         on_cpu = isinstance(self._device, CpuDevice)
         return on_cpu and config.row_capacity > SHORT_ROW and config.ngram.fits_index
 
-    def _empty_mirrors(self) -> tuple[Mirrors, list[BlockTable]]:
+    def _empty_host_state(self) -> tuple[Mirrors, list[BlockTable]]:
         config = self.config
         mirrors = Mirrors(
             config.max_rows, config.row_capacity, config.ngram.k, config.max_step_tokens
@@ -141,7 +156,7 @@ class AsyncSpecState:
     @property
     def is_exact(self) -> bool:
         """Whether every step is reconciled, and no device call has failed."""
-        return self._begun is None and not self._pending and self._failure is None
+        return self._begun is None and not self._pending and not self._is_broken
 
     @property
     def num_computed_tokens(self) -> Int32Array | None:
@@ -157,12 +172,18 @@ class AsyncSpecState:
     def upper_num_computed_tokens(self) -> Int32Array | None:
         """[R] by row: the truth is this or less, by the drafts in flight that are rejected. None
         after a device call has failed."""
-        return None if self._failure else self._mirrors.by_row(self._mirrors.upper_computed)
+        return (
+            None
+            if self._failure is not None
+            else self._mirrors.by_row(self._mirrors.upper_computed)
+        )
 
     @property
     def upper_num_tokens(self) -> Int32Array | None:
         """[R] by row: the truth is this or less. None after a device call has failed."""
-        return None if self._failure else self._mirrors.by_row(self._mirrors.upper_tokens)
+        return (
+            None if self._failure is not None else self._mirrors.by_row(self._mirrors.upper_tokens)
+        )
 
     def known_token_ids(self, row: int) -> Int32Array | None:
         """A copy of a row's tokens; None while a step is not reconciled.
@@ -172,9 +193,9 @@ class AsyncSpecState:
             RuntimeError: a device call has failed.
         """
         self._require_sound("known_token_ids")
-        if not 0 <= row < self.config.max_rows:
+        if not is_integer(row) or not 0 <= row < self.config.max_rows:
             raise ValueError(
-                f"known_token_ids: row: expected 0 to {self.config.max_rows - 1}, got {row}"
+                f"known_token_ids: row: expected 0 to {self.config.max_rows - 1}, got {row!r}"
             )
         slot = int(self._mirrors.slot_of[row])
         if slot < 0:
@@ -183,8 +204,12 @@ class AsyncSpecState:
             return None
         return np.array(self._mirrors.token_ids[slot, : self._mirrors.exact_tokens[slot]])
 
+    @property
+    def _is_broken(self) -> bool:
+        return self._failure is not None
+
     def _require_sound(self, method: str) -> None:
-        if self._failure is not None:
+        if self._is_broken:
             raise RuntimeError(
                 f"{method}: a device call has failed and the state no longer agrees with the "
                 "device; call rebuild with the requests as the runner knows them"
@@ -214,7 +239,7 @@ class AsyncSpecState:
         changes, step, tables = self._plan(
             "begin_step", batch, self._step_count, self._mirrors, self._block_tables
         )
-        try:
+        with self._breaking:
             if self._last is not None:
                 # What the last step handed out may live in buffers of the runner or of a device
                 # graph that this step overwrites: not before it has been copied to the host.
@@ -224,11 +249,8 @@ class AsyncSpecState:
             self._truth.forget(len(changes.freed))
             views = self._truth.views(len(step.rows))
             self._truth.correct(views)
-        except BaseException as error:
-            self._failure = error
-            raise
-        self._begun = step
-        self._step_count += 1
+            self._begun = step
+            self._step_count += 1
         ends = step.query_start_loc[1:]
         return StepInputs(
             num_step_tokens=step.num_step_tokens,
@@ -316,26 +338,16 @@ class AsyncSpecState:
                 overwriting it.
 
         Raises:
-            ValueError: another shape or dtype.
+            ValueError: another shape, dtype, layout or device; nothing has changed then.
             RuntimeError: no step has begun, or a device call has failed.
         """
         self._require_sound("end_step")
         step = self._begun
         if step is None:
             raise RuntimeError("end_step: no step has begun")
-        batch, width = len(step.rows), self.config.ngram.k + 1
-        shape = tuple(sampled_token_ids.shape)
-        if (
-            len(shape) != 2
-            or shape[0] != batch
-            or not 1 <= shape[1] <= width
-            or sampled_token_ids.dtype != torch.int32
-        ):
-            raise ValueError(
-                f"end_step: sampled_token_ids: expected int32 [{batch}, 1 to {width}], got "
-                f"{sampled_token_ids.dtype} {list(shape)}"
-            )
-        try:
+        batch = len(step.rows)
+        self._check_sampled(sampled_token_ids, batch)
+        with self._breaking:
             views = self._truth.views(batch)
             next_token_ids, num_sampled = self._truth.accept(sampled_token_ids, views)
             self._counts[step.number % 2].start((num_sampled, sampled_token_ids))
@@ -343,12 +355,30 @@ class AsyncSpecState:
                 sampled_token_ids, views, step.num_step_tokens, next_token_ids, num_sampled
             )
             self._drafts[step.number % 3].start((outputs.num_draft_tokens, outputs.draft_token_ids))
-        except BaseException as error:
-            self._failure = error
-            raise
-        self._begun, self._last = None, step
-        self._pending.append(step)
+            self._begun, self._last = None, step
+            self._pending.append(step)
         return outputs
+
+    def _check_sampled(self, sampled: torch.Tensor, batch: int) -> None:
+        """All that the operators would refuse, before any of them runs."""
+        width, device = self.config.ngram.k + 1, self._truth.token_ids.device
+        if (
+            not isinstance(sampled, torch.Tensor)
+            or sampled.layout != torch.strided
+            or sampled.ndim != 2
+            or sampled.shape[0] != batch
+            or not 1 <= sampled.shape[1] <= width
+            or sampled.dtype != torch.int32
+            or sampled.device != device
+            or (sampled.shape[1] > 1 and sampled.stride(1) != 1)
+        ):
+            got = type(sampled).__name__
+            if isinstance(sampled, torch.Tensor):
+                got = f"{sampled.dtype} {list(sampled.shape)} on {sampled.device}"
+            raise ValueError(
+                f"end_step: sampled_token_ids: expected int32 [{batch}, 1 to {width}] with "
+                f"contiguous rows on {device}, got {got}"
+            )
 
     def wait_drafts(self) -> HostDrafts:
         """Waits for the drafts of the last ended step: for a scheduler that looks at them, or that
@@ -360,7 +390,8 @@ class AsyncSpecState:
         self._require_sound("wait_drafts")
         if self._last is None or self._begun is not None:
             raise RuntimeError("wait_drafts: to be called between end_step and begin_step")
-        counts, drafts = self._drafts[self._last.number % 3].finish()
+        with self._breaking:
+            counts, drafts = self._drafts[self._last.number % 3].finish()
         return HostDrafts(drafts.copy(), counts.copy())
 
     def reconcile(self) -> Reconciled:
@@ -376,11 +407,13 @@ class AsyncSpecState:
         if not self._pending:
             raise RuntimeError("reconcile: every step that has ended is reconciled already")
         step = self._pending[0]
-        counts, tokens = self._counts[step.number % 2].finish()
-        num_sampled, sampled = counts.copy(), tokens.copy()
-        valid = self._valid_drafts(step)
-        alive, computed, known, faults = self._mirrors.reconcile(step, num_sampled, sampled)
-        self._pending.pop(0)
+        with self._breaking:
+            counts, tokens = self._counts[step.number % 2].finish()
+            num_sampled, sampled = counts.copy(), tokens.copy()
+            valid = self._valid_drafts(step)
+            alive, computed, known, faults = self._mirrors.reconcile(step, num_sampled, sampled)
+            valid[list(faults)] = 0
+            self._pending.pop(0)
         drafted = step.num_scheduled_drafts > 0
         accepted = np.where(drafted, np.maximum(num_sampled - 1, 0), 0)
         return Reconciled(
@@ -410,8 +443,9 @@ class AsyncSpecState:
         ).astype(np.int32)
 
     def rebuild(self, requests: Sequence[Admission]) -> None:
-        """Makes the state anew from what the runner knows, after a device call of this object or
-        the forward pass has failed. Steps in flight are dropped; waits for the device.
+        """Resets the state to these requests, after a device call of this object or the forward
+        pass has failed and left the device usable. Steps in flight are dropped. Waits for the
+        device. Device buffers keep their addresses, but requests may get other slots.
 
         Args:
             requests: all that live, with the tokens, counts and blocks that the last
@@ -421,8 +455,14 @@ class AsyncSpecState:
         Raises:
             ValueError: requests that contradict each other; nothing has changed then.
         """
+        if self._failure is not None:  # its traceback holds what the failed call had in memory
+            self._failure = self._failure.with_traceback(None)
+        try:
+            check_sequence("requests", requests, Admission)
+        except ValueError as error:
+            raise ValueError(f"rebuild: {error}") from None
         nothing = np.zeros(0, np.int32)
-        mirrors, tables = self._empty_mirrors()
+        mirrors, tables = self._empty_host_state()
         # As if it were the step before the next one, which then has the other staging buffers.
         changes, step, planned = self._plan(
             "rebuild",
@@ -431,8 +471,8 @@ class AsyncSpecState:
             mirrors,
             tables,
         )
-        try:
-            self._wait_for_device()
+        with self._breaking:
+            self._wait_for_device()  # copies in flight use the old staging buffers
             self._mirrors, self._block_tables = mirrors, tables
             self._begun, self._last = None, None
             self._pending.clear()
@@ -440,11 +480,8 @@ class AsyncSpecState:
                 table.clear_on_device()
             self._truth.clear(self._device)
             self._commit(changes, step, planned)
-            self._wait_for_device()
-        except BaseException as error:
-            self._failure = error
-            raise
-        self._failure = None
+            self._wait_for_device()  # the step after the next one uses the same buffers
+            self._failure = None
 
     def _wait_for_device(self) -> None:
         for stream in ("main", "side"):

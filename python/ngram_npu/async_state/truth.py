@@ -110,7 +110,7 @@ class DeviceTruth:
         return found
 
     def clear(self, device: Device) -> None:
-        """What a launch that failed may have left behind, and what no host array tells of."""
+        """Zeroes the workspaces and empties the index."""
         for workspace in (self._correct_workspace, self._step_workspace):
             device.copy(workspace, device.host_tensor(workspace.shape, torch.int32), "main")
         if self.index is not None:
