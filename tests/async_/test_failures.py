@@ -172,6 +172,8 @@ def test_a_rebuild_after_the_forward_pass_has_failed() -> None:
     state.begin_step(_next_batch())
     state.rebuild([_admit(row, (row, 1, 2, 3, 7), 4) for row in (0, 2)])
     assert state.is_exact
+    with pytest.raises(RuntimeError, match="wait_drafts: to be called between end_step and"):
+        state.wait_drafts()  # those there were are of requests that the rows no longer hold
     state.begin_step(Batch(_ints(2), _ints(1), _ints(0)))
     state.end_step(_sampled([1, -1, -1]))
     assert state.reconcile().num_tokens.tolist() == [6]

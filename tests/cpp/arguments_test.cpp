@@ -235,6 +235,12 @@ TEST(ArgumentsTest, Devices) {
   both([](Call& c) { c.num_tokens.device = {1, 0}; }, "num_tokens: expected device cpu as token_ids, got cuda:0");
   both([](Call& c) { c.row_indices.device = {20, 3}; }, "row_indices: expected device cpu as token_ids, got npu:3");
   both([](Call& c) { c.token_ids.device = {1, 1}; }, "num_tokens: expected device cuda:1 as token_ids, got cpu");
+  both(
+      [](Call& c) {
+        c.token_ids.device = {1, 1};
+        c.num_tokens.device = {1, 0};
+      },
+      "num_tokens: expected device cuda:1 as token_ids, got cuda:0");
   EXPECT_EQ(error(kPropose, [](Call& c) { c.mask.device = {7, -1}; }),
             "ngram_propose: active: expected device cpu as token_ids, got device type 7");
 }

@@ -6,15 +6,13 @@ PYTHONPATH=tests python -m cuda_mutants [--json FILE] [--jobs N] [TEXT]
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
-import shlex
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from datetime import datetime, timezone
 from pathlib import Path
+
+from mutants.common import write_record
 
 from cuda_mutants.catch import caught
 from cuda_mutants.mutants import MUTANTS
@@ -35,15 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     survived = [name for name, how in found.items() if not how]
     print(f"{len(found) - len(survived)} of {len(found)} caught")
     if given.json:
-        record = {
-            "command": "PYTHONPATH=tests python -m cuda_mutants " + shlex.join(arguments),
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "machine": platform.platform(),
-            "mutants": len(found),
-            "survived": survived,
-            "caught_by": {name: how.split(":")[0] for name, how in found.items() if how},
-        }
-        given.json.write_text(json.dumps(record, indent=2) + "\n")
+        write_record(given.json, "cuda_mutants", arguments, found)
     return bool(survived)
 
 

@@ -9,7 +9,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -17,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pytest
 from backends import Backend, call_torch
 from cuda_hooks import watched
+from mutants.common import failing_tests, replace_once
 from ops.parity import MismatchError, check_parity
 from opspecs import OPSPECS
 from twins import FOLDER, ROOT, Twin
@@ -43,10 +42,7 @@ class Mutant:
 
     def apply(self, csrc: Path) -> None:
         path = csrc / "cuda" / self.file
-        text = path.read_text()
-        if text.count(self.old) != 1:
-            raise ValueError(f"{self.name}: {text.count(self.old)} places in {path.name}")
-        path.write_text(text.replace(self.old, self.new))
+        path.write_text(replace_once(self.name, path.read_text(), self.old, self.new))
 
 
 def caught(mutant: Mutant) -> str:
@@ -107,22 +103,10 @@ def run_samples(op: str, mode: str, library: Path) -> str:
 
 def run_index_tests(library: Path) -> str:
     (library.parent / "libngram_npu_cuda_fast.so").symlink_to(library)  # which the tests take
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    command += ["-k", "not Machine"]  # it would take long to find the shortest failure
-    try:
-        done = subprocess.run(
-            [*command, *map(str, INDEX_TESTS)],
-            env={**os.environ, "CI": "1", "NGRAM_NPU_TWINS": str(library.parent)},
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        return "the index's tests do not end"
-    failed = done.returncode == pytest.ExitCode.TESTS_FAILED or done.returncode < 0
-    if done.returncode != pytest.ExitCode.OK and not failed:
-        raise RuntimeError(f"the tests could not be run: {done.stdout}{done.stderr}")
-    return f"the index's tests: {done.stdout[-4000:]}" if failed else ""
+    # Machine: it would take long to find the shortest failure.
+    arguments = [*map(str, INDEX_TESTS), "-k", "not Machine"]
+    said = failing_tests(arguments, {"NGRAM_NPU_TWINS": str(library.parent)}, SECONDS)
+    return said and f"the index's tests: {said}"
 
 
 def in_a_child(task: Callable[[], str]) -> str:

@@ -64,6 +64,10 @@ def _one_in_use_too_many(words: Int32Array) -> None:
     words[ENTRIES] += 1
 
 
+def _one_in_use_too_few(words: Int32Array) -> None:
+    words[ENTRIES] -= 1
+
+
 def _elsewhere(words: Int32Array) -> None:
     """All entries go on by a bucket."""
     _, entries = entries_of(words)
@@ -83,6 +87,12 @@ def _no_such_level(words: Int32Array) -> None:
 def _behind_the_row(words: Int32Array) -> None:
     used, entries = _of_slot(words, 0)
     entries[used[0]] |= np.uint64((1 << TENANT) - 1)
+
+
+def _right_behind_the_row(words: Int32Array) -> None:
+    used, entries = _of_slot(words, 0)
+    entries[used[0]] &= ~np.uint64((1 << TENANT) - 1)
+    entries[used[0]] |= np.uint64(words[HEADER + INDEXED] + 1)
 
 
 def _before_the_row(words: Int32Array) -> None:
@@ -112,10 +122,12 @@ def _longer_than_its_row(words: Int32Array) -> None:
         (_too_long, r"a slot's state .* \(slot or page 0\)"),
         (_one_held_too_many, r"another number of entries than it says \(slot or page 0\)"),
         (_one_in_use_too_many, "not as many as the header says"),
+        (_one_in_use_too_few, "not as many as the header says"),
         (_elsewhere, "slot 0: an entry stands where its key does not lead"),
         (_other_fingerprint, "slot 0: an entry stands where its key does not lead"),
         (_no_such_level, "slot 0: an entry stands where its key does not lead"),
         (_behind_the_row, "slot 0: an entry lies outside the row"),
+        (_right_behind_the_row, "slot 0: an entry lies outside the row"),
         (_before_the_row, "slot 0: an entry lies outside the row"),
         (_lost, "slot 0: an entry is missing"),
         (_longer_than_its_row, "slot 0: the slot has indexed more tokens than the row holds"),

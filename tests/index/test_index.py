@@ -184,6 +184,30 @@ def test_full_memory_is_counted() -> None:
     index.check_integrity({0: tokens[0]})
 
 
+@pytest.mark.parametrize("by_step", [False, True], ids=["append", "step"])
+def test_a_slot_given_up_takes_another_row(by_step: bool) -> None:
+    """It remembers which row did not fit: another one need not wait for as much room."""
+    tokens = _tokens(1, 20_000, 300)
+    lengths = np.full(1, 19_990, np.int32)
+    index = NgramIndex(1, 2000, min_n=2, max_n=4)
+
+    def step() -> None:
+        _C.ngram_index_step_(
+            tokens, lengths, np.ones((1, 1), np.int32), None, None, True, 999, 2, 4, 4, 0, False,
+            10**6, index.tensor, None, None,
+        )  # fmt: skip
+
+    if by_step:
+        step()
+    else:
+        index.append(tokens, lengths)
+    assert index.statistics.slots_given_up == 1
+    lengths[:] = 100
+    step()
+    assert index.statistics.rebuilds_shorter == 1
+    assert index.statistics.rows_indexed == 1
+
+
 def test_a_step_tries_no_more_than_its_share_where_memory_is_full() -> None:
     """What a row that did not fit has cost counts: else each of a batch would try."""
     rows, length = 6, 20_000

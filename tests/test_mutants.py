@@ -1,0 +1,30 @@
+"""The faults in `mutants` can still be made, and the record is of them: building and running them
+(`python -m mutants`) takes too long for here. Of those in the record some change nothing."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from mutants.catch import Mutant
+from mutants.faults import MUTANTS
+from twins import ROOT
+
+RECORD = ROOT / "tools" / "bench" / "results" / "mutants.json"
+
+
+def test_each_can_be_made() -> None:
+    for mutant in MUTANTS:
+        unchanged = mutant.changed() == (ROOT / mutant.file).read_text()
+        assert unchanged == mutant.name.endswith("unchanged")
+
+
+def test_a_fault_that_cannot_be_made_is_an_error() -> None:
+    with pytest.raises(ValueError, match="nowhere: its old text stands at 0 places"):
+        Mutant("nowhere", "csrc/core/batch.h", "no such text", "").changed()
+
+
+def test_the_record_is_of_these_faults() -> None:
+    record = json.loads(RECORD.read_text())
+    assert record["survived"] == [mutant.name for mutant in MUTANTS if mutant.equivalent]
+    assert {*record["survived"], *record["caught_by"]} == {mutant.name for mutant in MUTANTS}
