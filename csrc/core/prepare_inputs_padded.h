@@ -14,9 +14,11 @@ struct PrepareInputsPaddedParams {
   Gm<int32_t> num_rejected;             // [B]
 };
 
-// Of the drafts and the token before them one is sampled for each that was accepted, and one more.
+// Of the drafts and the token before them one is sampled for each that was accepted, and one more. Never below 0: the
+// token to sample from would lie behind the request.
 NGRAM_FN int32_t rejected_drafts(int32_t num_drafts, int32_t num_sampled) {
-  return num_drafts > 0 ? wrap_sub(wrap_add(num_drafts, 1), num_sampled) : 0;
+  const int32_t rejected = wrap_sub(wrap_add(num_drafts, 1), num_sampled);
+  return num_drafts > 0 && rejected > 0 ? rejected : 0;
 }
 
 NGRAM_FN int32_t rejected_of(const PrepareInputsPaddedParams& p, int64_t i) {

@@ -19,7 +19,7 @@ __device__ inline void settle_counts(const CorrectNumComputedTokensParams& p, in
     p.num_computed_tokens[i] = p.host_num_computed_tokens[i];
   } else {
     p.num_computed_tokens[i] = p.num_accepted_tokens[i];
-    p.num_accepted_tokens[i] = p.num_sampled_prev[drafted];
+    p.num_accepted_tokens[i] = sampled_at(p, drafted);
   }
 }
 

@@ -1,5 +1,7 @@
 #include "host/arguments.h"
 
+#include "core/correct_spec_state_.h"
+
 namespace ngram_npu::host {
 namespace {
 
@@ -76,8 +78,8 @@ void Arguments::fail(const char* name, const std::string& expected, const std::s
   throw ArgumentError(std::string(op_) + ": " + name + ": expected " + expected + ", got " + got);
 }
 
-void Arguments::tensor(const char* name, const TensorView& view, std::initializer_list<DType> dtypes, int32_t ndim,
-                       Access access) {
+void Arguments::tensor(const TensorView& view, std::initializer_list<DType> dtypes, int32_t ndim, Access access) {
+  const char* name = view.name;
   bool matches = false;
   std::string expected;
   for (DType dtype : dtypes) {
@@ -93,7 +95,7 @@ void Arguments::tensor(const char* name, const TensorView& view, std::initialize
     fail(name, expected, got);
   }
   if (!seen_.empty() && !(seen_.front().view.device == view.device)) {
-    fail(name, "device " + name_of(seen_.front().view.device) + " as " + seen_.front().name, name_of(view.device));
+    fail(name, "device " + name_of(seen_.front().view.device) + " as " + seen_.front().view.name, name_of(view.device));
   }
   if (!view.aligned) fail(name, "memory aligned to its items", "an unaligned address or stride");
   if (view.ndim != ndim) fail(name, "rank " + std::to_string(ndim), "rank " + std::to_string(view.ndim));
@@ -103,68 +105,78 @@ void Arguments::tensor(const char* name, const TensorView& view, std::initialize
     fail(name, "a contiguous inner dimension", "inner stride " + std::to_string(view.strides[inner]));
   }
   if (access == kWrite && !view.writable) fail(name, "a writable array", "a read-only one");
-  seen_.push_back({name, view, access});
+  seen_.push_back({view, access});
 }
 
-void Arguments::vector(const char* name, const TensorView& view, std::initializer_list<DType> dtypes, int64_t size,
-                       Access access) {
-  tensor(name, view, dtypes, 1, access);
+void Arguments::vector(const TensorView& view, std::initializer_list<DType> dtypes, int64_t size, Access access) {
+  tensor(view, dtypes, 1, access);
   if (size >= 0 && view.sizes[0] != size) {
-    fail(name, "size " + std::to_string(size), "size " + std::to_string(view.sizes[0]));
+    fail(view.name, "size " + std::to_string(size), "size " + std::to_string(view.sizes[0]));
   }
 }
 
-void Arguments::matrix(const char* name, const TensorView& view, DType dtype, Access access) {
-  tensor(name, view, {dtype}, 2, access);
-  if (view.sizes[1] > INT32_MAX) fail(name, "rows shorter than 2**31", std::to_string(view.sizes[1]));
-  if (view.sizes[0] > 1 && view.strides[0] < 0) {
-    fail(name, "an outer stride >= 0", std::to_string(view.strides[0]));
-  }
-}
-
-void Arguments::vector_of_at_least(const char* name, const TensorView& view, std::initializer_list<DType> dtypes,
-                                   int64_t low, const char* what, Access access) {
-  tensor(name, view, dtypes, 1, access);
-  if (view.sizes[0] < low) {
-    fail(name, "size >= " + std::to_string(low) + " (" + what + ")", "size " + std::to_string(view.sizes[0]));
-  }
-}
-
-const int32_t* Arguments::int32s(const char* name, const TensorView& view, int64_t size) {
-  vector(name, view, {DType::kInt32}, size);
+const int32_t* Arguments::int32s(const TensorView& view, int64_t size) {
+  vector(view, {DType::kInt32}, size);
   return static_cast<const int32_t*>(view.data);
 }
 
-int64_t Arguments::query_start_loc(const TensorView& view, int64_t batch) {
-  constexpr const char* kName = "query_start_loc";
-  if (batch >= 0) {
-    vector(kName, view, {DType::kInt32}, batch + 1);
-  } else {
-    vector_of_at_least(kName, view, {DType::kInt32}, 1, "batch + 1");
-  }
-  return view.sizes[0] - 1;
+int32_t* Arguments::written_int32s(const TensorView& view, int64_t size) {
+  vector(view, {DType::kInt32}, size, kWrite);
+  return static_cast<int32_t*>(view.data);
 }
 
-IndexArray Arguments::indices(const char* name, const TensorView* view, int64_t size) {
-  if (view == nullptr) return {nullptr, 0};
-  vector(name, *view, {DType::kInt32, DType::kInt64}, size);
+void Arguments::vector_of_at_least(const TensorView& view, DType dtype, int64_t low, const char* what, Access access) {
+  tensor(view, {dtype}, 1, access);
+  if (view.sizes[0] < low) {
+    fail(view.name, "size >= " + std::to_string(low) + " (" + what + ")", "size " + std::to_string(view.sizes[0]));
+  }
+}
+
+const int32_t* Arguments::starts(const TensorView& view) {
+  vector_of_at_least(view, DType::kInt32, 1, "batch + 1", kRead);
+  return static_cast<const int32_t*>(view.data);
+}
+
+void Arguments::matrix(const TensorView& view, Access access) {
+  tensor(view, {DType::kInt32}, 2, access);
+  if (view.sizes[1] > INT32_MAX) fail(view.name, "rows shorter than 2**31", std::to_string(view.sizes[1]));
+  if (view.sizes[0] > 1 && view.strides[0] < 0) {
+    fail(view.name, "an outer stride >= 0", std::to_string(view.strides[0]));
+  }
+}
+
+TokenRows<const int32_t> Arguments::sampled(const TensorView& view) {
+  const auto found = rows<const int32_t>(view);
+  scalar("sampled_token_ids width", found.capacity, 1, kMaxSampledWidth);
+  return found;
+}
+
+IndexArray Arguments::indices(const std::optional<TensorView>& view, int64_t size) {
+  if (!view) return {nullptr, 0};
+  vector(*view, {DType::kInt32, DType::kInt64}, size);
   return {view->data, static_cast<int32_t>(view->item_bytes)};
 }
 
-const uint8_t* Arguments::mask(const char* name, const TensorView* view, int64_t size) {
-  if (view == nullptr) return nullptr;
-  vector(name, *view, {DType::kBool}, size);
+IndexArray Arguments::row_indices(const std::optional<TensorView>& view, const char* batch_of, int64_t batch,
+                                  int64_t limit, const char* limit_of) {
+  if (!view) at_most(batch_of, "batch", batch, limit, limit_of);
+  return indices(view, batch);
+}
+
+const uint8_t* Arguments::mask(const std::optional<TensorView>& view, int64_t size) {
+  if (!view) return nullptr;
+  vector(*view, {DType::kBool}, size);
   return static_cast<const uint8_t*>(view->data);
+}
+
+void Arguments::absent(const std::optional<TensorView>& view, const char* because) {
+  if (view) fail(view->name, std::string("None (") + because + ")", "a tensor");
 }
 
 void Arguments::scalar(const char* name, int64_t value, int64_t low, int64_t high) {
   if (value < low || value > high) {
     fail(name, std::to_string(low) + " to " + std::to_string(high), std::to_string(value));
   }
-}
-
-void Arguments::absent(const char* name, const TensorView* view, const char* because) {
-  if (view != nullptr) fail(name, std::string("None (") + because + ")", "a tensor");
 }
 
 void Arguments::at_most(const char* name, const char* what, int64_t value, int64_t limit, const char* of) {
@@ -190,19 +202,49 @@ LookupOptions Arguments::lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t
   return {min_n, max_n, k, max_len, static_cast<int32_t>(match_policy), overlap};
 }
 
+// Products stay below 2**31, so that a device may hold them in 32 bits.
+void Arguments::slot_layout(const SlotLayout& l) {
+  scalar("block_size", l.block_size, 1, INT32_MAX);
+  scalar("blocks_per_kv_block", l.blocks_per_kv_block, 1, INT32_MAX / l.block_size);
+  const int64_t kv_block = l.block_size * l.blocks_per_kv_block;
+  scalar("cp_world", l.cp_world, 1, INT32_MAX / kv_block);
+  scalar("cp_rank", l.cp_rank, 0, l.cp_world - 1);
+  scalar("cp_interleave", l.cp_interleave, 1, INT32_MAX / l.cp_world);
+  if (l.cp_world > 1 && kv_block % l.cp_interleave != 0) {
+    fail("cp_interleave", "a divisor of " + std::to_string(kv_block) + " (block_size * blocks_per_kv_block)",
+         std::to_string(l.cp_interleave));
+  }
+}
+
+void Arguments::usable_workspace(const TensorView& view, int64_t words) const {
+  constexpr uintptr_t kAlignment = 16;
+  if (view.sizes[0] < words) {
+    fail(view.name, "size >= " + std::to_string(words) + " (for this batch)", "size " + std::to_string(view.sizes[0]));
+  }
+  if (const uintptr_t beyond = reinterpret_cast<uintptr_t>(view.data) % kAlignment; beyond != 0) {
+    fail(view.name, "memory aligned to 16 bytes", "an address " + std::to_string(beyond) + " bytes behind one");
+  }
+}
+
 void Arguments::disjoint() const {
   for (const Seen& written : seen_) {
     if (written.access != kWrite) continue;
     const TensorView& v = written.view;
     if (v.ndim == 2 && v.sizes[0] > 1 && v.sizes[1] > 0 && v.strides[0] < v.sizes[1]) {
-      fail(written.name, "rows that do not overlap (it is written)", "outer stride " + std::to_string(v.strides[0]));
+      fail(v.name, "rows that do not overlap (it is written)", "outer stride " + std::to_string(v.strides[0]));
     }
     for (const Seen& other : seen_) {
       if (&other != &written && overlap(v, other.view)) {
-        fail(written.name, "memory of its own (it is written)", std::string("memory shared with ") + other.name);
+        fail(v.name, "memory of its own (it is written)", std::string("memory shared with ") + other.view.name);
       }
     }
   }
+}
+
+int64_t workspace_words(std::string_view op, int64_t batch) {
+  if (op == "ngram_step_" || op == "ngram_index_step_") return lookup_workspace_words(batch);
+  if (op == "correct_spec_state_") return kCorrectSpecStateWorkspaceWords;
+  return 0;
 }
 
 }  // namespace ngram_npu::host

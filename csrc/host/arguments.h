@@ -5,11 +5,14 @@
 #pragma once
 
 #include <initializer_list>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/common.h"
+#include "core/compute_slot_mapping_.h"
 #include "core/lookup.h"
 
 namespace ngram_npu::host {
@@ -46,10 +49,11 @@ struct Device {
   bool operator==(const Device& other) const { return type == other.type && index == other.index; }
 };
 
-// What the checks need to know of a torch tensor or a numpy array. Sizes and strides are in elements.
+// An argument: what the checks need to know of a torch tensor or a numpy array. Sizes and strides are in elements.
 struct TensorView {
   static constexpr int32_t kMaxDim = 2;
 
+  const char* name = nullptr;
   void* data = nullptr;
   DType dtype = DType::kOther;
   int64_t item_bytes = 0;
@@ -65,28 +69,45 @@ class Arguments {
  public:
   explicit Arguments(const char* op) : op_(op) {}
 
+  const char* op() const { return op_; }
+
   enum Access { kRead, kWrite };
 
   // Every tensor must live on the device of the first one checked. The size -1 stands for any.
-  void vector(const char* name, const TensorView& view, std::initializer_list<DType> dtypes, int64_t size,
-              Access access = kRead);
-  void matrix(const char* name, const TensorView& view, DType dtype, Access access = kRead);
-  // A vector of `low` items or more; `what` says what they are one for.
-  void vector_of_at_least(const char* name, const TensorView& view, std::initializer_list<DType> dtypes, int64_t low,
-                          const char* what, Access access = kRead);
-  // A vector of int32 that is read, as the kernels take it.
-  const int32_t* int32s(const char* name, const TensorView& view, int64_t size);
-  // Where requests start in the flat batch. Returns the number of requests, which -1 leaves open.
-  int64_t query_start_loc(const TensorView& view, int64_t batch);
+  void vector(const TensorView& view, std::initializer_list<DType> dtypes, int64_t size, Access access = kRead);
+  const int32_t* int32s(const TensorView& view, int64_t size);
+  int32_t* written_int32s(const TensorView& view, int64_t size);
+  // A written vector of `low` items or more; `what` says what they are one for.
+  template <class T>
+  T* at_least(const TensorView& view, DType dtype, int64_t low, const char* what) {
+    vector_of_at_least(view, dtype, low, what, kWrite);
+    return static_cast<T*>(view.data);
+  }
+  // Where requests start in the flat batch: one more than there are requests.
+  const int32_t* starts(const TensorView& view);
+  // A matrix of int32.
+  template <class Token>
+  TokenRows<Token> rows(const TensorView& view, Access access = kRead) {
+    matrix(view, access);
+    return {static_cast<Token*>(view.data), view.sizes[0], view.sizes[1], view.strides[0]};
+  }
+  TokenRows<const int32_t> sampled(const TensorView& view);
 
-  IndexArray indices(const char* name, const TensorView* view, int64_t size);
-  const uint8_t* mask(const char* name, const TensorView* view, int64_t size);
+  IndexArray indices(const std::optional<TensorView>& view, int64_t size);
+  // Which of `limit` rows each of `batch` requests is; where it is absent, request i is row i.
+  IndexArray row_indices(const std::optional<TensorView>& view, const char* batch_of, int64_t batch, int64_t limit,
+                         const char* limit_of);
+  const uint8_t* mask(const std::optional<TensorView>& view, int64_t size);
+  void absent(const std::optional<TensorView>& view, const char* because);
+
   void scalar(const char* name, int64_t value, int64_t low, int64_t high);
-  void absent(const char* name, const TensorView* view, const char* because);
   void at_most(const char* name, const char* what, int64_t value, int64_t limit, const char* of);
   void ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy);
   void index_span(int64_t min_n, int64_t max_n);
   LookupOptions lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len);
+  void slot_layout(const SlotLayout& layout);
+  // A workspace that a kernel is about to use: `words` of them, aligned to 16 bytes.
+  void usable_workspace(const TensorView& view, int64_t words) const;
 
   // A tensor that is written may share memory neither with another argument nor with itself. Call it last.
   void disjoint() const;
@@ -95,21 +116,19 @@ class Arguments {
 
  private:
   struct Seen {
-    const char* name;
     TensorView view;
     Access access;
   };
 
-  void tensor(const char* name, const TensorView& view, std::initializer_list<DType> dtypes, int32_t ndim,
-              Access access);
+  void tensor(const TensorView& view, std::initializer_list<DType> dtypes, int32_t ndim, Access access);
+  void matrix(const TensorView& view, Access access);
+  void vector_of_at_least(const TensorView& view, DType dtype, int64_t low, const char* what, Access access);
 
   const char* op_;
   std::vector<Seen> seen_;
 };
 
-template <class Token>
-TokenRows<Token> token_rows(const TensorView& view) {
-  return {static_cast<Token*>(view.data), view.sizes[0], view.sizes[1], view.strides[0]};
-}
+// Words (int32) of workspace that suffice an operator for a batch on any device; 0 where it takes none.
+int64_t workspace_words(std::string_view op, int64_t batch);
 
 }  // namespace ngram_npu::host

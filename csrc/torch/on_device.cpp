@@ -2,7 +2,7 @@
 
 #include <dlfcn.h>
 
-#include "torch/compat.h"
+#include "torch/front_end.h"
 
 namespace ngram_npu::torch_side {
 namespace {

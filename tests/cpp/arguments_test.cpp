@@ -4,10 +4,10 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <vector>
 
-#include "host/ngram_propose.h"
-#include "host/ngram_step_.h"
+#include "host/drafting.h"
 
 namespace ngram_npu::test {
 namespace {
@@ -42,6 +42,49 @@ TensorView view(T* data, DType dtype, int64_t size) {
   return v;
 }
 
+// A front end without tensors: an operator's body returns the parameters that its kernel would get.
+class ViewCall : public host::Arguments {
+ public:
+  using Params = std::tuple<NgramProposeParams, NgramStepParams>;
+  using In = const TensorView&;
+  using Optional = const TensorView*;
+  struct Output {};
+  using Arguments::Arguments;
+
+  TensorView operator()(const char* name, In given) const {
+    TensorView named = given;
+    named.name = name;
+    return named;
+  }
+  std::optional<TensorView> operator()(const char* name, Optional given) const {
+    if (given == nullptr) return std::nullopt;
+    return (*this)(name, *given);
+  }
+  static Output empty(int64_t) { return {}; }
+  static Output empty(int64_t, int64_t) { return {}; }
+  static int32_t* data(Output&) { return nullptr; }
+  struct Memory {
+    void* address;
+    void* data() const { return address; }
+  };
+  template <class Op>
+  static Memory workspace(const typename Op::Params&, const std::optional<TensorView>& given) {
+    return {given ? given->data : nullptr};
+  }
+  template <class Op>
+  void run(const typename Op::Params& params) {
+    std::get<typename Op::Params>(params_) = params;
+  }
+  template <class... Outputs>
+  Params results(Outputs&...) const {
+    return params_;
+  }
+  static Executor executor() { return {}; }
+
+ private:
+  Params params_;
+};
+
 constexpr int64_t kRows = 4;
 constexpr int64_t kCapacity = 10;
 constexpr int64_t kWidth = 3;
@@ -68,25 +111,15 @@ struct Call {
   int64_t min_n = 1, max_n = 3, k = 4, match = kEarliest, max_len = 100;
 
   NgramProposeParams propose() {
-    return host::check_ngram_propose(token_ids, num_tokens, with_row_indices ? &row_indices : nullptr,
-                                     with_mask ? &mask : nullptr, min_n, max_n, k, match, true, max_len);
+    return std::get<NgramProposeParams>(
+        host::ngram_propose<ViewCall>(token_ids, num_tokens, with_row_indices ? &row_indices : nullptr,
+                                      with_mask ? &mask : nullptr, min_n, max_n, k, match, true, max_len));
   }
 
   NgramStepParams step() {
-    const host::StepArguments given{token_ids,
-                                    num_tokens,
-                                    sampled,
-                                    with_mask ? &mask : nullptr,
-                                    with_row_indices ? &row_indices : nullptr,
-                                    true,
-                                    50,
-                                    min_n,
-                                    max_n,
-                                    k,
-                                    match,
-                                    true,
-                                    max_len};
-    return host::check_ngram_step_(given, with_workspace ? &workspace : nullptr);
+    return std::get<NgramStepParams>(host::ngram_step_<ViewCall>(
+        token_ids, num_tokens, sampled, with_mask ? &mask : nullptr, with_row_indices ? &row_indices : nullptr, true,
+        50, min_n, max_n, k, match, true, max_len, with_workspace ? &workspace : nullptr));
   }
 
   bool untouched() const {

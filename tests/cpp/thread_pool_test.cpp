@@ -1,5 +1,5 @@
 // The pool behind `_C`, compiled in.
-#include "python/thread_pool.h"
+#include "numpy/thread_pool.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -24,7 +24,7 @@ namespace {
 // only after all of them.
 std::vector<int> run(int32_t num_tasks) {
   std::vector<int> counts(static_cast<size_t>(num_tasks));
-  const Executor executor = python::pool_executor();
+  const Executor executor = numpy::pool_executor();
   executor.run(
       &executor, num_tasks, [](void* context, int32_t task) { ++static_cast<int*>(context)[task]; }, counts.data());
   return counts;
@@ -67,7 +67,7 @@ TEST(ThreadPoolTest, ABusyPoolMakesNobodyWait) {
     std::atomic<bool> leave{false};
   } shared;
   std::thread holder([&shared] {
-    const Executor executor = python::pool_executor();
+    const Executor executor = numpy::pool_executor();
     executor.run(
         &executor, 2,
         [](void* context, int32_t) {
@@ -83,11 +83,11 @@ TEST(ThreadPoolTest, ABusyPoolMakesNobodyWait) {
   holder.join();
 }
 
-TEST(ThreadPoolTest, OffersAtLeastOneThread) { EXPECT_GE(python::pool_executor().max_threads, 1); }
+TEST(ThreadPoolTest, OffersAtLeastOneThread) { EXPECT_GE(numpy::pool_executor().max_threads, 1); }
 
 [[noreturn]] void offers(const char* omp_num_threads, int32_t expected) {
   setenv("OMP_NUM_THREADS", omp_num_threads, 1);
-  std::_Exit(python::pool_executor().max_threads == expected ? 0 : 1);
+  std::_Exit(numpy::pool_executor().max_threads == expected ? 0 : 1);
 }
 
 // Re-executed: the environment is read at first use.
@@ -147,7 +147,7 @@ TEST(ThreadPoolForkTest, ForkWhileOthersUseThePool) {
   for (int i = 0; i < 2; ++i) {
     users.emplace_back([&stop] {
       // Nothing that allocates: only the pool's own state shall be caught half-way.
-      const Executor executor = python::pool_executor();
+      const Executor executor = numpy::pool_executor();
       while (!stop) executor.run(&executor, 2, [](void*, int32_t) {}, nullptr);
     });
   }

@@ -17,8 +17,8 @@ from opspecs import OpSpec
 DEVICES = ("cpu", "cuda", "npu")
 
 _CPP_TYPES = {
-    "Tensor": "const Tensor&",
-    "Tensor?": "const std::optional<Tensor>&",
+    "Tensor": "In<F>",
+    "Tensor?": "Optional<F>",
     "SymInt": "int64_t",
     "int": "int64_t",
     "bool": "bool",
@@ -37,8 +37,8 @@ class Tree:
     fakes: set[str]
     numpy_functions: set[str]
     documents: dict[str, str]
-    adapters: dict[str, str]
-    """Source text of csrc/torch/<op>.cpp."""
+    bodies: str
+    """Source text of csrc/host/*.h."""
     core_headers: set[str]
     stub: str
     """Source text of _C.pyi."""
@@ -83,7 +83,7 @@ def _problems_of(tree: Tree, name: str, spec: OpSpec) -> list[str]:
         if name not in names:
             found.append(f"lacks {what}")
     found += _document_problems(spec, tree.documents.get(name))
-    found += _adapter_problems(spec, tree.adapters.get(name))
+    found += _body_problems(spec, tree.bodies)
     found += _stub_problems(spec, tree.stub)
     return found
 
@@ -99,13 +99,11 @@ def _document_problems(spec: OpSpec, text: str | None) -> list[str]:
     return found
 
 
-def _adapter_problems(spec: OpSpec, text: str | None) -> list[str]:
+def _body_problems(spec: OpSpec, text: str) -> list[str]:
     """Neither torch nor the compiler compares a schema with the function behind it."""
-    if text is None:
-        return ["lacks csrc/torch/<op>.cpp"]
-    signature = re.search(rf"^(\S[^;{{}}()]*?)\s{spec.name}\(([^)]*)\) {{", text, re.MULTILINE)
+    signature = re.search(rf"^(auto|void) {spec.name}\(([^)]*)\) {{", text, re.MULTILINE)
     if signature is None:
-        return ["its adapter has no function of its name"]
+        return ["has no body in csrc/host"]
     returned, parameters = (" ".join(part.split()) for part in signature.groups())
     kinds = [(name, re.sub(r"\(\w+!\)", "", kind)) for name, kind in spec.arguments]
     expected = [f"{_CPP_TYPES[kind]} {name}" for name, kind in kinds]
@@ -114,9 +112,8 @@ def _adapter_problems(spec: OpSpec, text: str | None) -> list[str]:
         found.append(
             f"schema and C++ signature differ: {parameters} instead of {', '.join(expected)}"
         )
-    results = spec.schema.split(" -> ")[1].count("Tensor")
-    if returned.count("Tensor") != results:
-        found.append(f"schema and C++ signature differ: {returned} for {results} results")
+    if (returned == "void") != spec.schema.endswith("-> ()"):
+        found.append(f"schema and C++ signature differ: {returned}")
     return found
 
 

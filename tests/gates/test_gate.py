@@ -55,7 +55,7 @@ def tree() -> Tree:
         },
         numpy_functions={op for op in schemas if callable(getattr(_C, op, None))},
         documents=_texts("docs/ops", ".md"),
-        adapters=_texts("csrc/torch", ".cpp"),
+        bodies="".join(_texts("csrc/host", ".h").values()),
         core_headers=set(_texts("csrc/core", ".h")),
         stub=(Path(ngram_npu.__file__).parent / "_C.pyi").read_text(),
     )
@@ -78,10 +78,9 @@ def _with_spec(tree: Tree, **change: Any) -> Tree:
     return replace(tree, specs={**tree.specs, OP: replace(tree.specs[OP], **change)})
 
 
-def _with_adapter(tree: Tree, old: str, new: str) -> Tree:
-    text = tree.adapters[OP]
-    assert old in text
-    return replace(tree, adapters={**tree.adapters, OP: text.replace(old, new)})
+def _with_body(tree: Tree, old: str, new: str) -> Tree:
+    assert old in tree.bodies
+    return replace(tree, bodies=tree.bodies.replace(old, new))
 
 
 WRONG: dict[str, tuple[Callable[[Tree], Tree], str]] = {
@@ -131,16 +130,10 @@ WRONG: dict[str, tuple[Callable[[Tree], Tree], str]] = {
         lambda t: replace(t, documents={**t.documents, OP: t.specs[OP].schema}),
         "no worked example",
     ),
-    "no adapter": (lambda t: replace(t, adapters=_without(t.adapters, OP)), "lacks csrc/torch"),
-    "C++ type": (lambda t: _with_adapter(t, "int64_t max_n", "double max_n"), "signature differ"),
-    "C++ order": (
-        lambda t: _with_adapter(t, "int64_t min_n, int64_t max_n", "int64_t max_n, int64_t min_n"),
-        "signature differ",
-    ),
-    "C++ results": (
-        lambda t: _with_adapter(t, "std::tuple<Tensor, Tensor, ", "std::tuple<Tensor, "),
-        "signature differ",
-    ),
+    "no body": (lambda t: _with_body(t, f"auto {OP}(", "auto other("), "has no body"),
+    "C++ type": (lambda t: _with_body(t, "int64_t max_n", "double max_n"), "signature differ"),
+    "C++ name": (lambda t: _with_body(t, "int64_t max_n", "int64_t most"), "signature differ"),
+    "C++ results": (lambda t: _with_body(t, f"auto {OP}(", f"void {OP}("), "signature differ"),
     "no stub": (lambda t: replace(t, stub=""), "not in _C.pyi"),
     "other stub": (
         lambda t: replace(t, stub=t.stub.replace("    advance: bool,\n", "")),

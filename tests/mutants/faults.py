@@ -196,11 +196,11 @@ _of(
     },
 )
 _of(
-    "csrc/host/correct_num_computed_tokens_.cpp",
+    "csrc/host/correction.h",
     {
         "positions beyond the computed counts": (
-            "p.num_previous = smaller(num_computed_tokens.sizes[0], smaller(num_sampled_prev",
-            "p.num_previous = (smaller(num_sampled_prev",
+            "smaller(computed.sizes[0], smaller(sampled.sizes[0], drafted.sizes[0]))",
+            "smaller(sampled.sizes[0], drafted.sizes[0])",
         ),
     },
 )

@@ -135,7 +135,8 @@ LOW, HIGH = -(2**31), 2**31 - 1
 def test_counts_wrap(front_end: Backend, old: int, sampled: int, expected: int) -> None:
     one = np.ones(1, np.int32)
     computed = np.array([old], np.int32)
-    args = (computed, one.copy(), np.zeros(1, np.int64), np.array([sampled], np.int32), one, one)
+    drafts = np.array([HIGH], np.int32)
+    args = (computed, one.copy(), np.zeros(1, np.int64), np.array([sampled], np.int32), drafts, one)
     front_end.call("correct_num_computed_tokens_", args)
     assert computed.tolist() == [expected]
 

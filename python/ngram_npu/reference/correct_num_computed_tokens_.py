@@ -22,7 +22,8 @@ def correct_num_computed_tokens_(
     for i in range(len(prev_positions)):
         p = int(prev_positions[i])
         if 0 <= p < previous and num_draft_prev[p] > 0:
-            num_computed_tokens[i] = wrap32(int(old[p]) + int(num_sampled_prev[p]))
-            num_accepted_tokens[i] = num_sampled_prev[p]
+            sampled = min(int(num_sampled_prev[p]), int(num_draft_prev[p]) + 1)
+            num_computed_tokens[i] = wrap32(int(old[p]) + sampled)
+            num_accepted_tokens[i] = sampled
         else:
             num_computed_tokens[i] = host_num_computed_tokens[i]

@@ -19,7 +19,7 @@ def prepare_inputs_padded(
     for i in range(batch):
         before = int(cu_num_draft_tokens[i - 1]) if i > 0 else 0
         drafts = wrap32(int(cu_num_draft_tokens[i]) - before)
-        rejected = wrap32(drafts + 1 - int(num_sampled[i])) if drafts > 0 else 0
+        rejected = max(wrap32(drafts + 1 - int(num_sampled[i])), 0) if drafts > 0 else 0
         num_rejected[i] = rejected
         token_indices_to_sample[i] = wrap32(int(query_start_loc[i + 1]) - 1 - rejected)
     return token_indices_to_sample, num_rejected

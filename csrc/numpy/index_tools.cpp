@@ -1,0 +1,154 @@
+// Making, sizing, checking and reading an index, for NgramIndex and DeviceNgramIndex (python/ngram_npu/index.py).
+#include "numpy/index_tools.h"
+
+#include <utility>
+
+#include "core/ngram_index_device_layout.h"
+#include "core/ngram_index_layout.h"
+#include "cpu/ngram_index.h"
+#include "host/device_index.h"
+#include "numpy/front_end.h"
+
+namespace ngram_npu::numpy {
+namespace {
+
+host::TensorView index_view(const char* op, py::handle index, host::Arguments::Access access) {
+  NumpyCall call(op);
+  const host::TensorView view = call("index", index);
+  call.vector(view, {host::DType::kInt32}, -1, access);
+  return view;
+}
+
+// What check(index, words, slot, tokens, num_tokens) says.
+template <class Check>
+int32_t check_index_row(const char* op, py::handle index, int64_t slot, py::handle tokens, const Check& check) {
+  const host::TensorView view = index_view(op, index, host::Arguments::kRead);
+  NumpyCall call(op);
+  const host::TensorView row = call("tokens", tokens);
+  const int32_t* data = call.int32s(row, -1);
+  return static_cast<int32_t>(check(static_cast<const int32_t*>(view.data), view.sizes[0], slot, data, row.sizes[0]));
+}
+
+// The header's words under their names; 0 for those that the tensor lacks.
+template <size_t kCount>
+py::dict header_words(const char* op, py::handle index, const std::pair<const char*, int> (&names)[kCount]) {
+  const host::TensorView view = index_view(op, index, host::Arguments::kRead);
+  const auto* words = static_cast<const uint32_t*>(view.data);
+  py::dict found;
+  for (const auto& [name, word] : names) found[name] = word < view.sizes[0] ? words[word] : 0;
+  return found;
+}
+
+// In host memory.
+
+void index_init(py::handle index, int64_t num_slots) {
+  constexpr const char* op = "index_init";
+  const host::TensorView view = index_view(op, index, host::Arguments::kWrite);
+  if (ngram_npu_cpu_ngram_index_init(static_cast<int32_t*>(view.data), view.sizes[0], num_slots) != kOk) {
+    host::Arguments(op).fail("index", "room for " + std::to_string(num_slots) + " slots and a page",
+                             std::to_string(view.sizes[0]) + " words");
+  }
+}
+
+std::pair<int32_t, int64_t> index_check(py::handle index) {
+  const host::TensorView view = index_view("index_check", index, host::Arguments::kRead);
+  int64_t where = 0;
+  const int32_t fault = ngram_npu_cpu_ngram_index_check(static_cast<const int32_t*>(view.data), view.sizes[0], &where);
+  return {fault, where};
+}
+
+int32_t index_check_row(py::handle index, int64_t slot, py::handle tokens) {
+  return check_index_row("index_check_row", index, slot, tokens, ngram_npu_cpu_ngram_index_check_row);
+}
+
+py::dict index_statistics(py::handle index) {
+  constexpr std::pair<const char*, int> kWords[] = {
+      {"num_slots", index::kHeaderSlots},
+      {"num_pages", index::kHeaderPages},
+      {"pages_in_use", index::kHeaderPagesInUse},
+      {"pages_peak", index::kHeaderPagesPeak},
+      {"rows_indexed", index::kStatIndexed},
+      {"rows_scanned_full", index::kStatScanFull},
+      {"rows_scanned_catching_up", index::kStatScanCatchUp},
+      {"rows_scanned_other", index::kStatScanOther},
+      {"rebuilds_shorter", index::kStatRebuildLength},
+      {"rebuilds_rewritten", index::kStatRebuildTokens},
+      {"rebuilds_options", index::kStatRebuildOptions},
+      {"page_splits", index::kStatSplits},
+      {"slots_given_up", index::kStatGivenUp},
+  };
+  return header_words("index_statistics", index, kWords);
+}
+
+// Of the layout that a GPU's kernels use.
+
+void device_index_init(py::handle header, int64_t num_slots, int64_t num_buckets, int32_t fingerprint_bits,
+                       int32_t generation_bits) {
+  NumpyCall call("device_index_init");
+  int32_t* words = call.written_int32s(call("header", header), device_index::kHeaderWords);
+  if (!host::device_index_init(words, num_slots, num_buckets, fingerprint_bits, generation_bits)) {
+    call.fail("num_slots, num_buckets", "sizes an index can have",
+              std::to_string(num_slots) + ", " + std::to_string(num_buckets));
+  }
+}
+
+std::pair<int32_t, int64_t> device_index_check(py::handle index) {
+  const host::TensorView view = index_view("device_index_check", index, host::Arguments::kRead);
+  int64_t where = 0;
+  const auto fault = host::check_device_index(static_cast<const int32_t*>(view.data), view.sizes[0], &where);
+  return {static_cast<int32_t>(fault), where};
+}
+
+int32_t device_index_check_row(py::handle index, int64_t slot, py::handle tokens) {
+  return check_index_row("device_index_check_row", index, slot, tokens, host::check_device_index_row);
+}
+
+// Of an index, or as much of one as its header.
+py::dict device_index_statistics(py::handle index) {
+  constexpr std::pair<const char*, int> kWords[] = {
+      {"num_slots", device_index::kHeaderSlots},
+      {"num_buckets", device_index::kHeaderBuckets},
+      {"entries_in_use", device_index::kHeaderEntries},
+      {"rows_indexed", device_index::kStatIndexed},
+      {"rows_scanned_full", device_index::kStatScanFull},
+      {"rows_scanned_catching_up", device_index::kStatScanCatchUp},
+      {"rows_scanned_other", device_index::kStatScanOther},
+      {"rebuilds_shorter", device_index::kStatRebuildLength},
+      {"rebuilds_rewritten", device_index::kStatRebuildTokens},
+      {"rebuilds_options", device_index::kStatRebuildOptions},
+      {"slots_given_up", device_index::kStatGivenUp},
+  };
+  return header_words("device_index_statistics", index, kWords);
+}
+
+}  // namespace
+
+void define_index_tools(py::module_& m) {
+  m.attr("INDEX_PAGE_WORDS") = index::kPageWords;
+  m.attr("INDEX_MAX_SLOTS") = index::kMaxSlots;
+  m.attr("INDEX_HEADER_PAGES") = static_cast<int>(index::kHeaderPages);
+  m.attr("INDEX_HEADER_UNUSED_PAGE") = static_cast<int>(index::kHeaderUnusedPage);
+  m.attr("INDEX_HEADER_PAGES_IN_USE") = static_cast<int>(index::kHeaderPagesInUse);
+  m.def("index_words", ngram_npu_cpu_ngram_index_words, py::arg("num_slots"), py::arg("num_pages"));
+  m.def(
+      "index_pages",
+      [](int64_t tokens, int64_t num_slots, int64_t min_n, int64_t max_n, bool any_data) {
+        return ngram_npu_cpu_ngram_index_pages(tokens, num_slots, min_n, max_n, any_data);
+      },
+      py::arg("tokens"), py::arg("num_slots"), py::arg("min_n"), py::arg("max_n"), py::arg("any_data"));
+  m.def("index_init", index_init, py::arg("index"), py::arg("num_slots"));
+  m.def("index_check", index_check, py::arg("index"));
+  m.def("index_check_row", index_check_row, py::arg("index"), py::arg("slot"), py::arg("tokens"));
+  m.def("index_statistics", index_statistics, py::arg("index"));
+  m.attr("DEVICE_INDEX_HEADER_WORDS") = device_index::kHeaderWords;
+  m.def("device_index_words", host::device_index_words, py::arg("num_slots"), py::arg("num_buckets"));
+  m.def("device_index_buckets", host::device_index_buckets, py::arg("tokens"), py::arg("min_n"), py::arg("max_n"));
+  m.def("device_index_init", device_index_init, py::arg("header"), py::arg("num_slots"), py::arg("num_buckets"),
+        py::arg("fingerprint_bits") = device_index::kFingerprintBits,
+        py::arg("generation_bits") = device_index::kTenantBits);
+  m.def("device_index_check", device_index_check, py::arg("index"));
+  m.def("device_index_check_row", device_index_check_row, py::arg("index"), py::arg("slot"), py::arg("tokens"));
+  m.def("device_index_statistics", device_index_statistics, py::arg("index"));
+}
+
+}  // namespace ngram_npu::numpy

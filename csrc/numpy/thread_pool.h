@@ -1,0 +1,12 @@
+// The small pool behind `_C`, for callers without torch. Its threads sleep between calls and start with the first one.
+#pragma once
+
+#include "core/common.h"
+
+namespace ngram_npu::numpy {
+
+// An executor over the pool. A call that finds the pool busy runs on its own thread instead of waiting; a process
+// forked from one that used the pool starts a new one.
+Executor pool_executor();
+
+}  // namespace ngram_npu::numpy

@@ -1,0 +1,108 @@
+// torch's front end: the LibTorch stable ABI's tensors as the operators' bodies take them (csrc/host/front_end.h).
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <optional>
+#include <tuple>
+
+#include "host/front_end.h"
+#include "torch/backends.h"
+
+// The headers of torch before 2.13 know it by another name only.
+#ifndef STABLE_TORCH_ERROR_CODE_CHECK
+#define STABLE_TORCH_ERROR_CODE_CHECK(call) TORCH_ERROR_CODE_CHECK(call)
+#endif
+
+namespace ngram_npu::torch_side {
+
+using torch::stable::Tensor;
+
+host::TensorView view_of(const Tensor& tensor);
+
+// Uninitialised int32 outputs on the device of `like`.
+Tensor empty_like_on(const Tensor& like, std::initializer_list<int64_t> sizes);
+
+// torch's own threads: what at::parallel_for uses, as many as torch.get_num_threads() says.
+Executor torch_executor();
+
+// The memory between a call's blocks, where the device's kernel needs some: the caller's, or zeroed memory of the
+// call's own.
+class Workspace {
+ public:
+  Workspace() = default;
+  explicit Workspace(void* given) : data_(given) {}
+  explicit Workspace(Tensor own) : own_(std::move(own)) {
+    torch::stable::zero_(*own_);
+    data_ = own_->mutable_data_ptr();
+  }
+
+  void* data() const { return data_; }  // null where the kernel needs none
+
+ private:
+  std::optional<Tensor> own_;  // until the call is queued: torch's allocators keep the order of a stream
+  void* data_ = nullptr;
+};
+
+class TorchCall : public host::Arguments {
+ public:
+  using In = const Tensor&;
+  using Optional = const std::optional<Tensor>&;
+  using Output = Tensor;
+  using Arguments::Arguments;
+
+  host::TensorView operator()(const char* name, In tensor) {
+    host::TensorView view = view_of(tensor);
+    view.name = name;
+    if (first_ == nullptr) {
+      first_ = &tensor;
+      device_ = view.device;
+    }
+    return view;
+  }
+  std::optional<host::TensorView> operator()(const char* name, Optional tensor) const {
+    if (!tensor.has_value()) return std::nullopt;
+    host::TensorView view = view_of(*tensor);
+    view.name = name;
+    return view;
+  }
+
+  Tensor empty(int64_t size) const { return empty_like_on(*first_, {size}); }
+  Tensor empty(int64_t rows, int64_t columns) const { return empty_like_on(*first_, {rows, columns}); }
+  static int32_t* data(Tensor& tensor) { return static_cast<int32_t*>(tensor.mutable_data_ptr()); }
+
+  template <class Op>
+  Workspace workspace(const typename Op::Params& params, const std::optional<host::TensorView>& given) const {
+    const int64_t words = kOperator<Op>.workspace_words(device_, &params);
+    if (words == 0) return Workspace();
+    if (!given) return Workspace(empty(words));
+    usable_workspace(*given, words);
+    return Workspace(given->data);
+  }
+
+  template <class Op>
+  void run(const typename Op::Params& params) const {
+    kOperator<Op>.call(device_, &params);
+  }
+
+  template <class... Tensors>
+  static std::tuple<Tensors...> results(Tensors&... tensors) {
+    return {std::move(tensors)...};
+  }
+
+  static Executor executor() { return torch_executor(); }
+
+ private:
+  template <class Op>
+  static Operator kOperator;
+
+  const Tensor* first_ = nullptr;
+  host::Device device_;
+};
+
+template <class Op>
+Operator TorchCall::kOperator{Op::kName};
+
+}  // namespace ngram_npu::torch_side
