@@ -75,6 +75,7 @@ TORCH_SYMBOLS = {
     "aoti_torch_is_defined": (2, 9),
     "aoti_torch_library_def": (2, 9),
     "aoti_torch_library_init_def": (2, 9),
+    "aoti_torch_library_init_fragment": (2, 9),
     "aoti_torch_library_init_impl": (2, 9),
     "aoti_torch_new_tensor_handle": (2, 9),
     "torch_call_dispatcher": (2, 10),
