@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from mutants.catch import Mutant
+from mutants.common import failing_tests
 from mutants.faults import MUTANTS
 from twins import ROOT
 
@@ -22,6 +24,12 @@ def test_each_can_be_made() -> None:
 def test_a_fault_that_cannot_be_made_is_an_error() -> None:
     with pytest.raises(ValueError, match="nowhere: its old text stands at 0 places"):
         Mutant("nowhere", "csrc/core/batch.h", "no such text", "").changed()
+
+
+def test_a_crash_is_noticed(tmp_path: Path) -> None:
+    crashing = tmp_path / "test_crash.py"
+    crashing.write_text("import os, signal\ndef test(): os.kill(os.getpid(), signal.SIGKILL)\n")
+    assert failing_tests([str(crashing)], {}, 60)
 
 
 def test_the_record_is_of_these_faults() -> None:

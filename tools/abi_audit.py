@@ -122,7 +122,7 @@ def problems(path: Path) -> list[str]:
     symbols = _readelf("--dyn-syms", path)
     for line in symbols.splitlines():
         fields = line.split()
-        if len(fields) < 8 or fields[4] not in {"GLOBAL", "WEAK"}:
+        if len(fields) < 8 or fields[4] not in {"GLOBAL", "WEAK", "UNIQUE"}:
             continue
         if fields[6] == "UND":
             # The runtimes' symbols have versions, so what has none comes from torch.

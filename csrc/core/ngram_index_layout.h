@@ -50,8 +50,8 @@ constexpr uint32_t kPrefixBits = 14;
 // text it is full before that; one bit less, and a row that passed a power of two split many of its pages early.
 constexpr uint32_t kStartBits = NGRAM_INDEX_SMALL_PAGES ? 6 : 12;
 static_assert(kPrefixBits + 3 + 2 + 1 + kStartBits == (NGRAM_INDEX_SMALL_PAGES ? 26 : 32));
-constexpr uint32_t kRootDepth = NGRAM_INDEX_SMALL_PAGES ? 2 : 4;      // 2^4 directory entries live in the slot itself
-constexpr uint32_t kDirPageDepth = NGRAM_INDEX_SMALL_PAGES ? 7 : 10;  // so many are a page
+constexpr uint32_t kRootDepth = NGRAM_INDEX_SMALL_PAGES ? 2 : 4;      // 2^kRootDepth directory entries fit the slot
+constexpr uint32_t kDirPageDepth = NGRAM_INDEX_SMALL_PAGES ? 7 : 10;  // 2^kDirPageDepth fill a page
 static_assert(kPageWords == 1 << kDirPageDepth);
 constexpr uint32_t kMaxDepth = NGRAM_INDEX_SMALL_PAGES ? kDirPageDepth + 4 : kPrefixBits - 1;
 constexpr uint32_t kTailTokens = 8;

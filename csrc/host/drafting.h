@@ -72,7 +72,8 @@ auto ngram_propose(In<F> token_ids, In<F> num_tokens, Optional<F> row_indices, O
 // What ngram_step_ and ngram_index_step_ share; `workspace` is checked, not yet used.
 template <class F>
 NgramStepParams check_step(F& call, In<F> token_ids, In<F> num_tokens, In<F> sampled_token_ids, Optional<F> discard,
-                           Optional<F> row_indices, bool advance, int64_t vocab_size, const LookupOptions& lookup,
+                           Optional<F> row_indices, bool advance, int64_t vocab_size, int64_t min_n, int64_t max_n,
+                           int64_t k, int64_t match_policy, bool overlap, int64_t max_len,
                            const std::optional<TensorView>& workspace) {
   NgramStepParams p{};
   p.token_ids = call.template rows<int32_t>(call("token_ids", token_ids), Arguments::kWrite);
@@ -84,7 +85,7 @@ NgramStepParams check_step(F& call, In<F> token_ids, In<F> num_tokens, In<F> sam
                                    "rows of token_ids, without row_indices");
   p.advance = advance;
   p.vocab_size = vocab_size;
-  p.lookup = lookup;
+  p.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len);
   if (workspace) call.written_int32s(*workspace, -1);
   return p;
 }
@@ -114,7 +115,7 @@ auto ngram_step_(In<F> token_ids, In<F> num_tokens, In<F> sampled_token_ids, Opt
   F call("ngram_step_");
   const auto memory = call("workspace", workspace);
   NgramStepParams p = check_step(call, token_ids, num_tokens, sampled_token_ids, discard, row_indices, advance,
-                                 vocab_size, call.lookup(min_n, max_n, k, match_policy, overlap, max_len), memory);
+                                 vocab_size, min_n, max_n, k, match_policy, overlap, max_len, memory);
   call.disjoint();
   return run_step<ngram_step__op>(call, p, p, memory);
 }
@@ -127,8 +128,8 @@ auto ngram_index_step_(In<F> token_ids, In<F> num_tokens, In<F> sampled_token_id
   F call("ngram_index_step_");
   const auto memory = call("workspace", workspace);
   NgramIndexStepParams p{};
-  p.step = check_step(call, token_ids, num_tokens, sampled_token_ids, discard, row_indices, advance, vocab_size,
-                      call.lookup(min_n, max_n, k, match_policy, overlap, max_len), memory);
+  p.step = check_step(call, token_ids, num_tokens, sampled_token_ids, discard, row_indices, advance, vocab_size, min_n,
+                      max_n, k, match_policy, overlap, max_len, memory);
   call.index_span(min_n, max_n);
   check_index(call, p, index);
   p.slot_indices = call.indices(call("slot_indices", slot_indices), p.step.batch);

@@ -1,6 +1,6 @@
 // From an operator and a device to the backend's kernel.
 //
-// Backend libraries are torch-free and loaded at run time (numpy/ngram_npu/_library.py); each exports
+// Backend libraries are torch-free and loaded at run time (python/ngram_npu/_library.py); each exports
 // `ngram_npu_<backend>_<op>`. Loading one fills the slots of every operator it has a kernel for. A host twin is a
 // backend library like any other, so tests put it into a device's slots. Optional beside them:
 //   int64_t ngram_npu_<backend>_<op>_workspace(const <Op>Params*)   words of workspace this call needs, 0: none

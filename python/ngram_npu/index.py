@@ -335,18 +335,23 @@ def operators_for(op: str, /, **arguments: Any) -> Any:
         ValueError: something else beside a tensor, which torch would refuse in many lines.
         RuntimeError: a tensor where the operators are not registered; it says why.
     """
-    torch = sys.modules.get("torch")
     first = next(iter(arguments))
-    if torch is None or not isinstance(arguments[first], torch.Tensor):
+    if not is_tensor(arguments[first]):
         return _C
     if _TORCH_ABSENCE:
         raise RuntimeError(f"torch.ops.ngram_npu is not available: {_TORCH_ABSENCE}")
     for name, value in arguments.items():
-        if value is not None and not isinstance(value, torch.Tensor):
+        if value is not None and not is_tensor(value):
             raise ValueError(
                 f"{op}: {name}: expected a torch.Tensor as {first}, got {type(value).__name__}"
             )
-    return torch.ops.ngram_npu
+    return sys.modules["torch"].ops.ngram_npu
+
+
+def is_tensor(value: object) -> bool:
+    """Of torch, which is not imported for it: without torch loaded there is no tensor."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _allocate(words: int, prefault: bool) -> tuple[Int32Array, mmap.mmap]:

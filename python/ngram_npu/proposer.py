@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from ngram_npu.config import MAX_INDEX_SPAN, NgramConfig
-from ngram_npu.index import DeviceNgramIndex, NgramIndex, operators_for
+from ngram_npu.index import DeviceNgramIndex, NgramIndex, is_tensor, operators_for
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -92,7 +92,7 @@ class NgramProposer:
                 all rows full. Where it is exceeded, rows are scanned.
 
         Raises:
-            TypeError: ``config`` is no :class:`NgramConfig`.
+            TypeError: ``config`` is no :class:`NgramConfig`, or a size is no integer.
             ValueError: an unknown engine; the index for a span it does not hold.
         """
         if not isinstance(config, NgramConfig):
@@ -101,6 +101,9 @@ class NgramProposer:
             raise ValueError(
                 f"NgramProposer: engine: expected 'index', 'scan' or 'auto', got {engine!r}"
             )
+        for name, size in (("num_slots", num_slots), ("token_capacity", token_capacity)):
+            if size is not None and not hasattr(size, "__index__"):
+                raise TypeError(f"NgramProposer: {name}: expected int or None, got {size!r}")
         span = config.max_n - config.min_n + 1
         if engine == "index" and span > MAX_INDEX_SPAN:
             raise ValueError(
@@ -123,7 +126,7 @@ class NgramProposer:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "index": None}
+        return {**self.__dict__, "index": None, "_warned": False}
 
     def propose(
         self,
@@ -206,7 +209,9 @@ class NgramProposer:
         if index is None:
             return StepResult(*ops.ngram_step_(*arguments, workspace))
         result = ops.ngram_index_step_(*arguments, index.tensor, slot_indices, workspace)
-        self._keep(index, sampled_token_ids if row_indices is None else token_ids, slot_indices)
+        # The host does not read which rows they are: then nobody can warn.
+        all_rows = row_indices is None and slot_indices is None
+        self._keep(index, len(sampled_token_ids) if all_rows else 0)
         return StepResult(*result)
 
     def append(
@@ -231,7 +236,8 @@ class NgramProposer:
                 row_indices=row_indices,
                 slot_indices=slot_indices,
             )
-            self._keep(index, token_ids, slot_indices)
+            all_rows = row_indices is None and slot_indices is None
+            self._keep(index, len(token_ids) if all_rows else 0)
 
     def reset(self, slot_indices: ArrayT) -> None:
         """Forgets requests that have finished: slot_indices [N]."""
@@ -243,12 +249,14 @@ class NgramProposer:
             return None
         if self.index is not None:
             return self.index
-        shape = getattr(token_ids, "shape", None)
-        if shape is None or len(shape) != 2:
-            got = type(token_ids).__name__ if shape is None else f"rank {len(shape)}"
-            raise ValueError(f"{op}: token_ids: expected rank 2, got {got}")
-        rows, capacity = shape
         kind: Literal["numpy", "torch"] = "numpy" if isinstance(token_ids, np.ndarray) else "torch"
+        if kind == "torch" and not is_tensor(token_ids):
+            raise ValueError(
+                f"{op}: token_ids: expected a tensor or an array, got {type(token_ids).__name__}"
+            )
+        if token_ids.ndim != 2:
+            raise ValueError(f"{op}: token_ids: expected rank 2, got rank {token_ids.ndim}")
+        rows, capacity = token_ids.shape
         on_device = kind == "torch" and token_ids.device.type != "cpu"
         if self.engine == "auto" and (on_device or capacity <= SHORT_ROW):
             return None
@@ -259,14 +267,10 @@ class NgramProposer:
             return DeviceNgramIndex(slots, tokens, min_n=low, max_n=high, device=token_ids.device)
         return NgramIndex(slots, tokens, min_n=low, max_n=high, kind=kind)
 
-    def _keep(
-        self, index: NgramIndex | DeviceNgramIndex, rows: ArrayT, slot_indices: ArrayT | None
-    ) -> None:
+    def _keep(self, index: NgramIndex | DeviceNgramIndex, rows: int) -> None:
         """After the operator: a call that it refuses keeps no index."""
         self.index = index
-        if self._warned or slot_indices is not None or _is_being_compiled():
-            return
-        if len(rows) > index.num_slots:
+        if rows > index.num_slots and not self._warned and not _is_being_compiled():
             self._warned = True
             warnings.warn(
                 f"NgramProposer: the index has {index.num_slots} slots; rows beyond are scanned. "

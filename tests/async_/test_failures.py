@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from ngram_npu import NgramConfig
 from ngram_npu.async_state import (
     Admission,
@@ -21,16 +20,9 @@ from ngram_npu.async_state import (
 )
 
 from async_.failing import Countdown, DeviceError
+from async_.small import ints, sampled_of
 
 _VOCAB = 100
-
-
-def _ints(*values: Any) -> Any:
-    return np.array(values, np.int32)
-
-
-def _sampled(*rows: Any) -> torch.Tensor:
-    return torch.tensor(rows, dtype=torch.int32)
 
 
 def _state(engine: Any = "scan") -> AsyncSpecState:
@@ -47,15 +39,15 @@ def _state(engine: Any = "scan") -> AsyncSpecState:
 
 
 def _admit(row: int, tokens: Any, computed: int = 0) -> Admission:
-    return Admission(row, _ints(*tokens), (_ints(2 * row, 2 * row + 1), _ints(row)), computed)
+    return Admission(row, ints(*tokens), (ints(2 * row, 2 * row + 1), ints(row)), computed)
 
 
 def _running() -> AsyncSpecState:
     """Rows 0, 1 and 2 live, with 5 tokens each, all reconciled."""
     state = _state("index")
     new = [_admit(row, (row, 1, 2, 3)) for row in range(3)]
-    state.begin_step(Batch(_ints(0, 1, 2), _ints(4, 4, 4), _ints(0, 0, 0), new=new))
-    state.end_step(_sampled(*([[7, -1, -1]] * 3)))
+    state.begin_step(Batch(ints(0, 1, 2), ints(4, 4, 4), ints(0, 0, 0), new=new))
+    state.end_step(sampled_of(*([[7, -1, -1]] * 3)))
     state.reconcile()
     return state
 
@@ -63,12 +55,12 @@ def _running() -> AsyncSpecState:
 def _next_batch() -> Batch:
     """Everything that leads to a device call: one leaves, one joins, one grows."""
     return Batch(
-        rows=_ints(0, 2, 3),
-        num_scheduled_tokens=_ints(3, 3, 2),
-        num_scheduled_drafts=_ints(2, 2, 0),
-        removed=_ints(1),
+        rows=ints(0, 2, 3),
+        num_scheduled_tokens=ints(3, 3, 2),
+        num_scheduled_drafts=ints(2, 2, 0),
+        removed=ints(1),
         new=[_admit(3, (5, 6, 5))],
-        new_blocks=(NewBlocks(_ints(0), _ints(8)), NewBlocks()),
+        new_blocks=(NewBlocks(ints(0), ints(8)), NewBlocks()),
     )
 
 
@@ -87,7 +79,7 @@ def _failed(method: str) -> Iterator[tuple[AsyncSpecState, DeviceError]]:
             if method == "begin_step":
                 state.begin_step(_next_batch())
             else:
-                state.end_step(_sampled(*_NEXT_SAMPLES))
+                state.end_step(sampled_of(*_NEXT_SAMPLES))
         except DeviceError as error:
             yield state, error
             continue
@@ -106,7 +98,7 @@ def test_after_any_failed_device_call_all_is_refused_until_rebuilt(method: str) 
         assert state.upper_num_computed_tokens is None
         calls: dict[str, tuple[Any, ...]] = {
             "begin_step": (_next_batch(),),
-            "end_step": (_sampled(*_NEXT_SAMPLES),),
+            "end_step": (sampled_of(*_NEXT_SAMPLES),),
             "wait_drafts": (),
             "reconcile": (),
             "known_token_ids": (0,),
@@ -120,11 +112,11 @@ def test_after_any_failed_device_call_all_is_refused_until_rebuilt(method: str) 
         assert state.is_exact
         assert state.num_tokens is not None
         assert state.num_tokens.tolist() == [5, 0, 5, 0]
-        inputs = state.begin_step(Batch(_ints(2, 0), _ints(1, 1), _ints(0, 0)))
+        inputs = state.begin_step(Batch(ints(2, 0), ints(1, 1), ints(0, 0)))
         assert inputs.positions[:2].tolist() == [4, 4]
         assert inputs.input_ids[:2].tolist() == [7, 7]
         assert inputs.slot_mappings[0][:2].tolist() == [20, 4]
-        drafts = state.end_step(_sampled([1, -1, -1], [3, -1, -1])).draft_token_ids
+        drafts = state.end_step(sampled_of([1, -1, -1], [3, -1, -1])).draft_token_ids
         assert drafts.tolist() == [[2, 3], [7, 3]]
         assert state.reconcile().num_tokens.tolist() == [6, 6]
         assert state.index is not None
@@ -138,7 +130,7 @@ def test_after_any_failed_device_call_all_is_refused_until_rebuilt(method: str) 
 def test_a_wait_that_reports_an_error_breaks_the_state(method: str) -> None:
     state = _running()
     state.begin_step(_next_batch())
-    state.end_step(_sampled(*_NEXT_SAMPLES))
+    state.end_step(sampled_of(*_NEXT_SAMPLES))
     Countdown(state).left = 1
     with pytest.raises(DeviceError) as error:
         getattr(state, method)()
@@ -174,8 +166,8 @@ def test_a_rebuild_after_the_forward_pass_has_failed() -> None:
     assert state.is_exact
     with pytest.raises(RuntimeError, match="wait_drafts: to be called between end_step and"):
         state.wait_drafts()  # those there were are of requests that the rows no longer hold
-    state.begin_step(Batch(_ints(2), _ints(1), _ints(0)))
-    state.end_step(_sampled([1, -1, -1]))
+    state.begin_step(Batch(ints(2), ints(1), ints(0)))
+    state.end_step(sampled_of([1, -1, -1]))
     assert state.reconcile().num_tokens.tolist() == [6]
 
 
@@ -197,8 +189,8 @@ def _with_a_bad_row(bad: str) -> AsyncSpecState:
     """Step 1, in which row 2, the last, gets what no sampler should give; not reconciled."""
     drafts, sampled, _ = BAD_SAMPLES[bad]
     state = _running()
-    state.begin_step(Batch(_ints(0, 1, 2), _ints(1, 1, 1 + drafts), _ints(0, 0, drafts)))
-    outputs = state.end_step(_sampled([8, -1, -1], [9, -1, -1], sampled))
+    state.begin_step(Batch(ints(0, 1, 2), ints(1, 1, 1 + drafts), ints(0, 0, drafts)))
+    outputs = state.end_step(sampled_of([8, -1, -1], [9, -1, -1], sampled))
     batch = outputs.drafter_batch
     assert isinstance(batch, PaddedDrafterBatch)
     assert batch.num_rejected.min() >= 0
@@ -209,9 +201,9 @@ def _with_a_bad_row(bad: str) -> AsyncSpecState:
 @pytest.mark.parametrize("bad", BAD_SAMPLES)
 def test_a_bad_row_of_the_sampler_is_named_and_the_others_go_on(bad: str) -> None:
     state = _with_a_bad_row(bad)
-    inputs = state.begin_step(Batch(_ints(2, 1, 0), _ints(1, 1, 1), _ints(0, 0, 0)))
+    inputs = state.begin_step(Batch(ints(2, 1, 0), ints(1, 1, 1), ints(0, 0, 0)))
     assert inputs.positions[0] < 8, "beyond the request's blocks"
-    state.end_step(_sampled([10, -1, -1], [11, -1, -1], [12, -1, -1]))
+    state.end_step(sampled_of([10, -1, -1], [11, -1, -1], [12, -1, -1]))
 
     truth = state.reconcile()
     assert list(truth.faults) == [2]
@@ -229,12 +221,12 @@ def test_a_bad_row_of_the_sampler_is_named_and_the_others_go_on(bad: str) -> Non
     assert state.num_tokens.tolist() == [7, 7, 5, 0]
 
     with pytest.raises(ValueError, match=r"begin_step: rows: .* batch position 1 cannot go on"):
-        state.begin_step(Batch(_ints(0, 2), _ints(1, 1), _ints(0, 0)))
+        state.begin_step(Batch(ints(0, 2), ints(1, 1), ints(0, 0)))
     again = _admit(2, (2, 1, 2, 3, 7), 4)
     state.begin_step(
-        Batch(_ints(0, 1, 2), _ints(1, 1, 1), _ints(0, 0, 0), removed=_ints(2), resumed=[again])
+        Batch(ints(0, 1, 2), ints(1, 1, 1), ints(0, 0, 0), removed=ints(2), resumed=[again])
     )
-    state.end_step(_sampled([13, -1, -1], [14, -1, -1], [15, -1, -1]))
+    state.end_step(sampled_of([13, -1, -1], [14, -1, -1], [15, -1, -1]))
     truth = state.reconcile()
     assert not truth.faults
     assert truth.num_tokens.tolist() == [8, 8, 6]
@@ -243,7 +235,7 @@ def test_a_bad_row_of_the_sampler_is_named_and_the_others_go_on(bad: str) -> Non
 @pytest.mark.parametrize("bad", BAD_SAMPLES)
 def test_a_bad_row_that_has_left_is_ignored(bad: str) -> None:
     state = _with_a_bad_row(bad)
-    state.begin_step(Batch(_ints(0, 1), _ints(1, 1), _ints(0, 0), removed=_ints(2)))
+    state.begin_step(Batch(ints(0, 1), ints(1, 1), ints(0, 0), removed=ints(2)))
     truth = state.reconcile()
     assert not truth.faults
     assert truth.alive.tolist() == [True, True, False]
@@ -254,10 +246,10 @@ def test_a_bad_row_that_has_left_is_ignored(bad: str) -> None:
 @pytest.mark.parametrize("bad", BAD_SAMPLES)
 def test_what_followed_a_bad_row_is_not_returned_after_it_has_left(bad: str) -> None:
     state = _with_a_bad_row(bad)
-    state.begin_step(Batch(_ints(2, 0), _ints(1, 1), _ints(0, 0)))
-    state.end_step(_sampled([11, -1, -1], [12, -1, -1]))
+    state.begin_step(Batch(ints(2, 0), ints(1, 1), ints(0, 0)))
+    state.end_step(sampled_of([11, -1, -1], [12, -1, -1]))
     assert list(state.reconcile().faults) == [2]
-    state.begin_step(Batch(_ints(0, 1), _ints(1, 1), _ints(0, 0), removed=_ints(2)))
+    state.begin_step(Batch(ints(0, 1), ints(1, 1), ints(0, 0), removed=ints(2)))
     truth = state.reconcile()
     assert not truth.faults
     assert truth.num_sampled.tolist() == [0, 1]

@@ -8,45 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ngram_npu import NgramConfig
 from ngram_npu.async_state import (
-    Admission,
-    AsyncConfig,
     AsyncSpecState,
     Batch,
     KVGroup,
     NewBlocks,
 )
-from ngram_npu.async_state.device import StreamDevice, device_for
 
-
-def _ints(*values: Any) -> Any:
-    return np.array(values, np.int32)
-
-
-def _state(**changes: Any) -> AsyncSpecState:
-    sizes: dict[str, Any] = {
-        "ngram": NgramConfig(min_n=1, max_n=3, k=2),
-        "max_rows": 3,
-        "row_capacity": 12,
-        "max_step_tokens": 16,
-        "kv_groups": (KVGroup(4, 3),),
-    }
-    return AsyncSpecState(AsyncConfig(**{**sizes, **changes}))
-
-
-def _admit(row: int, length: int = 4, **changes: Any) -> Admission:
-    blocks = _ints(2 * row, 2 * row + 1)
-    values: dict[str, Any] = {"token_ids": np.arange(length), "block_ids": (blocks,)}
-    return Admission(row, **{**values, **changes})
-
-
-def _batch(rows: Any, scheduled: Any, drafts: Any, **changes: Any) -> Batch:
-    return Batch(_ints(*rows), _ints(*scheduled), _ints(*drafts), **changes)
-
-
-def _sampled(*rows: Any) -> torch.Tensor:
-    return torch.tensor(rows, dtype=torch.int32).reshape(len(rows), -1)
+from async_.small import admit as _admit
+from async_.small import batch_of as _batch
+from async_.small import ints as _ints
+from async_.small import sampled_of as _sampled
+from async_.small import small_state as _state
 
 
 def _upper(state: AsyncSpecState, of: str = "tokens") -> list[int]:
@@ -432,86 +405,3 @@ def test_a_rank_needs_blocks_for_its_own_tokens(
 def test_known_tokens_of_no_request(row: int, message: str) -> None:
     with pytest.raises(ValueError, match=f"known_token_ids: row: expected .*{message}"):
         _started().known_token_ids(row)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"max_rows": 0},
-        {"row_capacity": 0},
-        {"max_step_tokens": 0},
-        {"kv_groups": ()},
-        {"kv_groups": (KVGroup(0, 1),)},
-        {"slot_dtype": "int16"},
-        {"kv_groups": (KVGroup(4, 1.5),)},  # type: ignore[arg-type]
-        {"kv_groups": (KVGroup(2**16, 1, 2**15),)},
-        {"kv_groups": (KVGroup(4, 3), KVGroup(2**20, 1)), "cp_world": 2**11},
-        {"engine": "fast"},
-        {"engine": "index", "ngram": NgramConfig(min_n=1, max_n=9)},
-        {"token_capacity": -1},
-        {"cp_world": 0},
-        {"cp_rank": 1},
-        {"cp_rank": -1},
-        {"cp_rank": 2, "cp_world": 2},
-        {"cp_interleave": 0},
-        {"cp_interleave": 3, "cp_world": 2},
-        {"cp_interleave": 2**30, "cp_world": 2, "kv_groups": (KVGroup(2**30, 1),)},
-        {"pad_slot": 2**31, "slot_dtype": "int32"},
-        {"pad_slot": -(2**63) - 1},
-        {"pad_slot": 0.5},
-        {"pad_token": 2**31},
-        {"max_rows": 1.5},
-    ],
-    ids=str,
-)
-def test_wrong_sizes(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"AsyncConfig: {next(iter(changes))}"):
-        _state(**changes)
-
-
-def test_extreme_sizes_that_the_operators_take() -> None:
-    state = _state(
-        kv_groups=(KVGroup(2**30, 1), KVGroup(4, 3)), cp_interleave=3, pad_slot=2**40, max_rows=1
-    )
-    blocks = (_ints(1), _ints(0))
-    inputs = state.begin_step(_batch([0], [4], [0], new=[_admit(0, block_ids=blocks)]))
-    assert inputs.slot_mappings[0][:5].tolist() == [*range(2**30, 2**30 + 4), 2**40]
-
-
-@pytest.mark.parametrize(
-    ("changes", "indexed"),
-    [
-        ({}, False),
-        ({"row_capacity": 2049}, True),
-        ({"row_capacity": 2049, "ngram": NgramConfig(min_n=1, max_n=9)}, False),
-        ({"row_capacity": 2049, "engine": "scan"}, False),
-        ({"engine": "index"}, True),
-    ],
-    ids=str,
-)
-def test_which_engine_drafts(changes: dict[str, Any], indexed: bool) -> None:
-    assert (_state(**changes).index is not None) == indexed
-
-
-def test_a_capacity_in_tokens_bounds_the_index() -> None:
-    whole, bounded = (
-        _state(engine="index", row_capacity=4096, token_capacity=tokens).index
-        for tokens in (None, 100)
-    )
-    assert whole is not None
-    assert bounded is not None
-    assert bounded.nbytes < whole.nbytes
-
-
-def test_a_device_without_an_index() -> None:
-    class Npu(StreamDevice):
-        def __init__(self) -> None:
-            self._device = torch.device("meta")
-
-    with pytest.raises(ValueError, match="AsyncConfig: engine: expected 'scan' on meta"):
-        Npu().index(1, 1, 1, 2)
-
-
-def test_unknown_device() -> None:
-    with pytest.raises(ValueError, match="expected cpu, cuda or npu, got meta"):
-        device_for("meta")

@@ -112,8 +112,13 @@ def _body_problems(spec: OpSpec, text: str) -> list[str]:
         found.append(
             f"schema and C++ signature differ: {parameters} instead of {', '.join(expected)}"
         )
-    if (returned == "void") != spec.schema.endswith("-> ()"):
-        found.append(f"schema and C++ signature differ: {returned}")
+    body = text[signature.end() : text.index("\n}\n", signature.end())]
+    if "run_step<" in body:
+        body = text[text.index("auto run_step(") :]
+    given = re.search(r"call\.results\(([^)]*)\)", body)
+    results = len(given[1].split(",")) if given and returned != "void" else 0
+    if results != spec.schema.split(" -> ")[1].count("Tensor"):
+        found.append(f"schema and C++ signature differ: {results} results")
     return found
 
 

@@ -133,6 +133,14 @@ WRONG: dict[str, tuple[Callable[[Tree], Tree], str]] = {
     "no body": (lambda t: _with_body(t, f"auto {OP}(", "auto other("), "has no body"),
     "C++ type": (lambda t: _with_body(t, "int64_t max_n", "double max_n"), "signature differ"),
     "C++ name": (lambda t: _with_body(t, "int64_t max_n", "int64_t most"), "signature differ"),
+    "C++ order": (
+        lambda t: _with_body(t, "min_n, int64_t max_n,", "max_n, int64_t min_n,"),
+        "signature differ",
+    ),
+    "C++ fewer results": (
+        lambda t: _with_body(t, "call.results(next_token_ids, ", "call.results("),
+        "signature differ",
+    ),
     "C++ results": (lambda t: _with_body(t, f"auto {OP}(", f"void {OP}("), "signature differ"),
     "no stub": (lambda t: replace(t, stub=""), "not in _C.pyi"),
     "other stub": (

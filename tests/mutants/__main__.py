@@ -14,6 +14,8 @@ from mutants.catch import noticed
 from mutants.common import read_record, write_record
 from mutants.faults import MUTANTS
 
+_NOTE = "made in several runs, each of what the record lacked or of chosen faults; date: the last"
+
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="mutants")
@@ -34,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
             print(how)
             return 1
         if given.json:
-            write_record(given.json, "mutants", arguments, found)
+            write_record(given.json, "mutants", ["--json", str(given.json)], found, _NOTE)
     survived = [m.name for m in chosen if not found[m.name] and not m.equivalent]
     print(f"{len(chosen)} tried, survived: {survived}")
     return bool(survived)

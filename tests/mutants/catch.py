@@ -134,7 +134,7 @@ INDEX_STAGES = {
 }
 PYTHON_STAGES = {
     "async state": python_tests(
-        *(f"tests/async_/test_{name}.py" for name in ("state", "failures", "loop"))
+        *(f"tests/async_/test_{name}.py" for name in ("config", "state", "failures", "loop"))
     ),
 }
 

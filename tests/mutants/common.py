@@ -40,17 +40,19 @@ def failing_tests(arguments: Sequence[str], environment: Mapping[str, str], seco
         return ""
     if done.returncode != pytest.ExitCode.TESTS_FAILED and done.returncode > 0:
         raise RuntimeError(f"the tests could not be run: {done.stdout}{done.stderr}")
-    return done.stdout[-4000:]
+    # A process that dies at once has said nothing, and that is not the same as all is well.
+    return done.stdout[-4000:] or f"pytest ended with {done.returncode}"
 
 
 def write_record(
-    file: Path, module: str, arguments: Sequence[str], found: Mapping[str, str]
+    file: Path, module: str, arguments: Sequence[str], found: Mapping[str, str], note: str = ""
 ) -> None:
     """Which mutants survived, and what noticed the others."""
     record = {
         "command": f"PYTHONPATH=tests python -m {module} {shlex.join(arguments)}",
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": platform.platform(),
+        **({"note": note} if note else {}),
         "mutants": len(found),
         "survived": [name for name, how in found.items() if not how],
         "caught_by": {name: how.split(":")[0] for name, how in found.items() if how},

@@ -1,0 +1,39 @@
+"""A small AsyncSpecState and what is fed to it, in few words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from ngram_npu import NgramConfig
+from ngram_npu.async_state import Admission, AsyncConfig, AsyncSpecState, Batch, KVGroup
+
+
+def ints(*values: Any) -> Any:
+    return np.array(values, np.int32)
+
+
+def small_state(**changes: Any) -> AsyncSpecState:
+    sizes: dict[str, Any] = {
+        "ngram": NgramConfig(min_n=1, max_n=3, k=2),
+        "max_rows": 3,
+        "row_capacity": 12,
+        "max_step_tokens": 16,
+        "kv_groups": (KVGroup(4, 3),),
+    }
+    return AsyncSpecState(AsyncConfig(**{**sizes, **changes}))
+
+
+def admit(row: int, length: int = 4, **changes: Any) -> Admission:
+    blocks = ints(2 * row, 2 * row + 1)
+    values: dict[str, Any] = {"token_ids": np.arange(length), "block_ids": (blocks,)}
+    return Admission(row, **{**values, **changes})
+
+
+def batch_of(rows: Any, scheduled: Any, drafts: Any, **changes: Any) -> Batch:
+    return Batch(ints(*rows), ints(*scheduled), ints(*drafts), **changes)
+
+
+def sampled_of(*rows: Any) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.int32).reshape(len(rows), -1)
