@@ -84,6 +84,8 @@ class Engine:
         self.countdown.left = 0
 
     def _rebuild(self) -> None:
+        for request in [r for r in self.running if r.finished]:
+            self._remove(request)
         self.launched, self.last, self.removed = [], None, []
         for request in self.running:
             request.computed, request.upper = request.exact_computed, len(request.tokens)

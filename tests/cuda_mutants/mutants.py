@@ -102,10 +102,11 @@ _of(
         "staged without drafts": ("if (counts.accepted_changes) ", ""),
         "accepted before computed": (
             "p.num_computed_tokens[i] = p.num_accepted_tokens[i];\n    "
-            "p.num_accepted_tokens[i] = p.num_sampled_prev[drafted];",
-            "p.num_accepted_tokens[i] = p.num_sampled_prev[drafted];\n    "
+            "p.num_accepted_tokens[i] = sampled_at(p, drafted);",
+            "p.num_accepted_tokens[i] = sampled_at(p, drafted);\n    "
             "p.num_computed_tokens[i] = p.num_accepted_tokens[i];",
         ),
+        "accepted without a bound": ("sampled_at(p, drafted)", "p.num_sampled_prev[drafted]"),
         "position 0 counts as none": ("if (drafted < 0)", "if (drafted <= 0)"),
     },
 )
