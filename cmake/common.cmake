@@ -34,15 +34,16 @@ endfunction()
 
 # The operators; each has a source of its name in every layer.
 set(NGRAM_NPU_OPS
-    compute_slot_mapping_
-    correct_num_computed_tokens_
-    correct_spec_state_
-    ngram_index_append_
-    ngram_index_reset_
-    ngram_index_step_
+    compute_slot_mapping
+    correct_num_computed_tokens
+    correct_spec_state
+    ngram_index_append
+    ngram_index_reset
+    ngram_index_propose
+    ngram_index_step
     ngram_propose
-    ngram_step_
-    prepare_input_ids_
+    ngram_step
+    prepare_input_ids
     prepare_inputs
     prepare_inputs_padded
     prepare_next_token_ids)

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "ascendc/device.h"
-#include "core/correct_num_computed_tokens_.h"
+#include "core/correct_num_computed_tokens.h"
 
 namespace ngram_npu::ascendc {
 

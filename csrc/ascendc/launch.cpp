@@ -7,7 +7,7 @@
 #include <torch_npu/csrc/framework/OpCommand.h>
 #include <torch_npu/csrc/framework/utils/OpPreparation.h>
 
-#include "ascendc/entry_points.h"
+#include "ascendc/plans.h"
 
 // Made by CANN's compiler, one for each kernel of the chip; weak, because a chip may lack some, and so that this file
 // links without CANN.

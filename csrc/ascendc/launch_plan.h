@@ -1,5 +1,5 @@
 // From an operator's parameters and the machine to the launches that carry it out: what torch_npu's launcher and the
-// host twin share. Torch-free and CANN-free; each <op>_tiling.h makes the plan of its operator.
+// host twin share. Torch-free and CANN-free; plans.h makes the plan of each operator.
 //
 // A launcher finds bytes for the workspace (uninitialised, this call's own until its last launch has run), sets it, and
 // launches in order on one stream: a launch sees what the one before it wrote.

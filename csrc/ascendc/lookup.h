@@ -7,7 +7,7 @@
 #pragma once
 
 #include "ascendc/device.h"
-#include "core/lookup.h"
+#include "core/lookup_rules.h"
 
 namespace ngram_npu::ascendc {
 
@@ -215,16 +215,16 @@ class Searcher {
   Local<float> ranks_, flags_, scratch_, best_;
 };
 
-// Launch 1: leaves the best match of each item in its slot of the workspace.
+// Launch 1: leaves the best match of each item in its place of the workspace.
 template <class Params>
 __aicore__ inline void search_items(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<Params>(args.params);
   const auto tiling = read_as<LookupTiling>(args.tiling);
-  const auto slots = Gm<int32_t>(args.workspace);
+  const auto matches = Gm<int32_t>(args.workspace);
   AscendC::TPipe pipe;
   Searcher searcher(pipe, tiling.tile_tokens, p.lookup);
-  Local<int32_t> slot(pipe, kSlotInts);
-  for (int64_t j = 0; j < kSlotInts; ++j) slot.set(j, 0);
+  Local<int32_t> match(pipe, kMatchInts);
+  for (int64_t j = 0; j < kMatchInts; ++j) match.set(j, 0);
   Tiles<Params> tiles(p, tiling);
   Occurrence best{-1, 0};
   Tile queue[kTileBuffers];
@@ -236,36 +236,36 @@ __aicore__ inline void search_items(const NgramNpuLaunchArgs& args) {
     if (better(found, best, p.lookup.match)) best = found;
     if (!tile.last_of_item) continue;
     order<AscendC::HardEvent::MTE3_S>();
-    slot.set(0, static_cast<int32_t>(best.len));
-    slot.set(1, static_cast<int32_t>(best.end));
+    match.set(0, static_cast<int32_t>(best.len));
+    match.set(1, static_cast<int32_t>(best.end));
     order<AscendC::HardEvent::S_MTE3>();
-    slot.store(0, slots + tile.item * kSlotInts, kSlotInts);
+    match.store(0, matches + tile.item * kMatchInts, kMatchInts);
     best = {-1, 0};
   }
 }
 
-// Launch 2: from the slots of a pass of requests to their drafts.
+// Launch 2: from the matches of a pass of requests to their drafts.
 class Drafter {
  public:
   __aicore__ inline Drafter(AscendC::TPipe& pipe, const LookupTiling& tiling, const LookupOptions& options)
       : options_(options),
-        slot_ints_(tiling.spans * kSlotInts),
-        slots_(pipe, tiling.requests.per_pass * slot_ints_),
+        match_ints_(tiling.spans * kMatchInts),
+        matches_(pipe, tiling.requests.per_pass * match_ints_),
         drafts_(pipe, tiling.requests.per_pass * options.k),
         num_drafts_(pipe, tiling.requests.per_pass),
         match_lens_(pipe, tiling.requests.per_pass) {}
 
   __aicore__ inline void load(uint64_t workspace, int64_t first, int64_t count) {
     order<AscendC::HardEvent::S_MTE2>();
-    slots_.load(0, Gm<const int32_t>(workspace) + first * slot_ints_, count * slot_ints_);
+    matches_.load(0, Gm<const int32_t>(workspace) + first * match_ints_, count * match_ints_);
     order<AscendC::HardEvent::MTE2_S>();
   }
 
   // Request j of the pass.
   __aicore__ inline void draft(int64_t j, const GrownRow& row) {
     Occurrence found{-1, 0};
-    for (int64_t at = j * slot_ints_; at < (j + 1) * slot_ints_; at += kSlotInts) {
-      const Occurrence candidate{slots_.get(at + 1), slots_.get(at)};
+    for (int64_t at = j * match_ints_; at < (j + 1) * match_ints_; at += kMatchInts) {
+      const Occurrence candidate{matches_.get(at + 1), matches_.get(at)};
       if (candidate.end + 1 >= row.length) continue;  // found in a row that another request has changed meanwhile
       if (candidate.len >= options_.min_n && better(candidate, found, options_.match)) found = candidate;
     }
@@ -286,8 +286,8 @@ class Drafter {
 
  private:
   const LookupOptions options_;
-  const int64_t slot_ints_;
-  Local<int32_t> slots_, drafts_, num_drafts_, match_lens_;
+  const int64_t match_ints_;
+  Local<int32_t> matches_, drafts_, num_drafts_, match_lens_;
 };
 
 }  // namespace ngram_npu::ascendc

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ascendc/device.h"
-#include "core/compute_slot_mapping_.h"
+#include "core/compute_slot_mapping.h"
 
 namespace ngram_npu::ascendc {
 

@@ -1,4 +1,4 @@
-// How the plan of a launch divides the work: decided on the host (<op>_tiling.h), followed by the kernels. No
+// How the plan of a launch divides the work: decided on the host (plans.h), followed by the kernels. No
 // functions, because the AscendC compiler lets host and device code call only their own.
 #pragma once
 
@@ -44,7 +44,7 @@ constexpr int64_t kMinSpan = 1024;
 // Buffers of a tile's tokens: while one is searched, two are on their way.
 constexpr int64_t kTileBuffers = 3;
 // What launch 1 leaves of an item for launch 2, in int32s: length and end of its best match, and nothing.
-constexpr int64_t kSlotInts = 8;
+constexpr int64_t kMatchInts = 8;
 // Room for a request's sampled tokens, and for one length, on their way to its row: whole 32-byte units.
 constexpr int64_t kTokenPlace = 72;
 constexpr int64_t kLengthPlace = 8;

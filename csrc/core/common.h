@@ -26,7 +26,7 @@ constexpr int64_t kMaxNgram = 64;         // upper limit of max_n
 constexpr int64_t kMaxIndexSpan = 8;      // upper limit of max_n - min_n + 1 where an index answers
 constexpr int64_t kMaxDraftTokens = 64;   // upper limit of k
 constexpr int64_t kMaxSampledWidth = 65;  // upper limit of M, the width of sampled_token_ids
-constexpr int32_t kNoToken = -1;          // an unused draft slot
+constexpr int32_t kNoToken = -1;          // no draft
 
 // A pointer into a tensor. An NPU keeps the tensors in an address space of its own; everywhere else this is a plain
 // pointer, and Params have the same bytes on the host and on every device.

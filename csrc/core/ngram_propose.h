@@ -2,7 +2,7 @@
 // docs/ops/ngram_propose.md.
 #pragma once
 
-#include "core/lookup.h"
+#include "core/lookup_rules.h"
 
 namespace ngram_npu {
 
@@ -10,7 +10,7 @@ struct NgramProposeParams {
   TokenRows<const int32_t> token_ids;  // [R, S]
   Gm<const int32_t> num_tokens;        // [R]
   IndexArray row_indices;              // [B]
-  Gm<const uint8_t> active;            // [B], or null: all; bool bytes, any nonzero is true
+  Gm<const int32_t> num_sampled;       // [B], or null: all draft; else those above 0 do
   int64_t batch;
   LookupOptions lookup;
   Gm<int32_t> draft_token_ids;   // [B, k]
@@ -22,7 +22,7 @@ struct NgramProposeParams {
 
 NGRAM_FN LiveRow live_row(const NgramProposeParams& p, int64_t i) {
   const int64_t row = p.row_indices[i];
-  if (!p.token_ids.has(row) || (p.active != nullptr && p.active[i] == 0)) return {-1, 0};
+  if (!p.token_ids.has(row) || (p.num_sampled != nullptr && p.num_sampled[i] <= 0)) return {-1, 0};
   return {row, p.num_tokens[row]};
 }
 

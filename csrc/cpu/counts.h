@@ -1,7 +1,7 @@
 // The correction of the counts, for the operator that does only that and for the one that goes on from it.
 #pragma once
 
-#include "core/correct_num_computed_tokens_.h"
+#include "core/correct_num_computed_tokens.h"
 
 namespace ngram_npu::cpu {
 

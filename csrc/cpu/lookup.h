@@ -1,7 +1,7 @@
 // The stateless lookup on the CPU: one pass over the row, in vectors of the widest instruction set the machine has.
 #pragma once
 
-#include "core/lookup.h"
+#include "core/lookup_rules.h"
 
 namespace ngram_npu::cpu {
 

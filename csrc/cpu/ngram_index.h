@@ -21,3 +21,6 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_check(const int32_t* index, i
 // occurrence, and obeys the lazy rule.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_check_row(const int32_t* index, int64_t words, int64_t slot,
                                                              const int32_t* tokens, int64_t num_tokens);
+// How many tokens each of `count` slots has indexed; 0 for one that the index does not have.
+NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_index_lengths(const int32_t* index, int64_t words, const int32_t* slots,
+                                                        int64_t count, int64_t* lengths);

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "core/lookup.h"
+#include "core/lookup_rules.h"
 #include "core/ngram_index_layout.h"
 
 namespace ngram_npu::cpu {

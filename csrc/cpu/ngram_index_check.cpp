@@ -1,4 +1,5 @@
 // Whether an index is what it should be: for tests, and for `NgramIndex.check_integrity()`. Slow, and reads only.
+#include "core/ngram_index_faults.h"
 #include "cpu/ngram_index.h"
 #include "cpu/ngram_index_arena.h"
 
@@ -6,24 +7,6 @@ using namespace ngram_npu;
 using namespace ngram_npu::index;
 
 namespace {
-
-enum Fault : int32_t {
-  kFine = 0,
-  kFaultHeader = 1,     // not an index, or one for a tensor of another size
-  kFaultSlot = 2,       // a slot's directory is deeper than can be
-  kFaultDirectory = 3,  // a page does not fill its part of the directory evenly
-  kFaultOwner = 4,      // a directory names a page that is not its slot's, or names it twice
-  kFaultPageCount = 5,  // a slot holds another number of pages than it says
-  kFaultInUse = 6,      // so does the header
-  kFaultFreeList = 7,   // the list of freed pages is broken
-  kFaultLine = 8,       // a line does not fill from lane 0
-  kFaultPlace = 9,      // an entry stands where its key does not lead
-  kFaultStart = 10,     // an entry lies outside the row
-  kFaultRecorded = 11,  // an entry does not record the earliest (latest) occurrence
-  kFaultLazyRule = 12,  // an entry is there against the lazy rule, or `twice` is wrong
-  kFaultMissing = 13,   // an entry is missing
-  kFaultRow = 14,       // the slot says it indexed more tokens than the row has
-};
 
 uint32_t* directory_at(const cpu::Arena& arena, uint32_t* slot, uint32_t i) {
   if (slot[kSlotDepth] <= kRootDepth) return slot + kSlotRoot + i;
@@ -37,9 +20,9 @@ bool page_fills_lines(const uint32_t* page) {
   return true;
 }
 
-Fault check_slot(const cpu::Arena& arena, uint32_t slot_id) {
+IndexFault check_slot(const cpu::Arena& arena, uint32_t slot_id) {
   uint32_t* slot = arena.slot(slot_id);
-  if (slot[kSlotPages] == 0) return kFine;
+  if (slot[kSlotPages] == 0) return kFaultNone;
   const uint32_t depth = slot[kSlotDepth];
   if (depth > kMaxDepth) return kFaultSlot;
   uint32_t pages = 0;
@@ -57,10 +40,10 @@ Fault check_slot(const cpu::Arena& arena, uint32_t slot_id) {
     i += span;
   }
   if (depth > kRootDepth) pages += depth <= kDirPageDepth ? 1 : 1u << (depth - kDirPageDepth);
-  return pages == slot[kSlotPages] ? kFine : kFaultPageCount;
+  return pages == slot[kSlotPages] ? kFaultNone : kFaultPageCount;
 }
 
-Fault check_pages(const cpu::Arena& arena, int64_t* where) {
+IndexFault check_pages(const cpu::Arena& arena, int64_t* where) {
   uint32_t held = 0;
   for (uint32_t i = 0; i < arena.num_slots; ++i) held += arena.slot(i)[kSlotPages];
   uint32_t owned = 0, freed = 0, never = 0;
@@ -84,7 +67,7 @@ Fault check_pages(const cpu::Arena& arena, int64_t* where) {
   }
   if (listed != freed) return kFaultFreeList;
   if (owned != held || owned != arena.header[kHeaderPagesInUse]) return kFaultInUse;
-  return arena.header[kHeaderUnusedPage] + never == arena.num_pages ? kFine : kFaultInUse;
+  return arena.header[kHeaderUnusedPage] + never == arena.num_pages ? kFaultNone : kFaultInUse;
 }
 
 Key key_of(const int32_t* tokens, uint32_t end, uint32_t n, uint32_t level) {
@@ -94,8 +77,8 @@ Key key_of(const int32_t* tokens, uint32_t end, uint32_t n, uint32_t level) {
 }
 
 // Whether each entry of a page records an end in the row, and stands where the gram there leads.
-Fault check_entries(const cpu::Arena& arena, uint32_t* slot, uint32_t place, const int32_t* tokens, uint32_t min_n,
-                    uint32_t max_n) {
+IndexFault check_entries(const cpu::Arena& arena, uint32_t* slot, uint32_t place, const int32_t* tokens, uint32_t min_n,
+                         uint32_t max_n) {
   const uint32_t depth = place & 15u;
   const uint32_t* page = arena.page(place >> 4);
   for (uint32_t w = 0; w < kPageWords; ++w) {
@@ -111,7 +94,7 @@ Fault check_entries(const cpu::Arena& arena, uint32_t* slot, uint32_t place, con
       return kFaultPlace;
     }
   }
-  return kFine;
+  return kFaultNone;
 }
 
 bool same_gram(const int32_t* tokens, uint32_t end, uint32_t other, uint32_t n) {
@@ -149,7 +132,7 @@ int32_t ngram_npu_cpu_ngram_index_check(const int32_t* index, int64_t words, int
   if (!cpu::open_arena(const_cast<int32_t*>(index), words, &arena)) return kFaultHeader;
   for (uint32_t i = 0; i < arena.num_slots; ++i) {
     *where = i;
-    if (const Fault fault = check_slot(arena, i); fault != kFine) return fault;
+    if (const IndexFault fault = check_slot(arena, i); fault != kFaultNone) return fault;
   }
   return check_pages(arena, where);
 }
@@ -158,10 +141,10 @@ int32_t ngram_npu_cpu_ngram_index_check_row(const int32_t* index, int64_t words,
                                             int64_t num_tokens) {
   cpu::Arena arena;
   if (!cpu::open_arena(const_cast<int32_t*>(index), words, &arena)) return kFaultHeader;
-  if (slot_id < 0 || slot_id >= arena.num_slots) return kFaultSlot;
+  if (slot_id < 0 || slot_id >= arena.num_slots) return kFaultNoSlot;
   uint32_t* slot = arena.slot(static_cast<uint32_t>(slot_id));
-  if (slot[kSlotGivenUp] != 0 || slot[kSlotPages] == 0) return kFine;
-  if (const Fault fault = check_slot(arena, static_cast<uint32_t>(slot_id)); fault != kFine) return fault;
+  if (slot[kSlotGivenUp] != 0 || slot[kSlotPages] == 0) return kFaultNone;
+  if (const IndexFault fault = check_slot(arena, static_cast<uint32_t>(slot_id)); fault != kFaultNone) return fault;
   const uint32_t length = slot[kSlotLength];
   if (length > num_tokens) return kFaultRow;
   const uint32_t min_n = slot[kSlotOptions] & 0xffu, max_n = slot[kSlotOptions] >> 8 & 0xffu;
@@ -170,7 +153,8 @@ int32_t ngram_npu_cpu_ngram_index_check_row(const int32_t* index, int64_t words,
   uint32_t present = 0;
   for (uint32_t i = 0; i < 1u << slot[kSlotDepth];) {
     const uint32_t place = *directory_at(arena, slot, i);
-    if (const Fault fault = check_entries(arena, slot, place, tokens, min_n, max_n); fault != kFine) return fault;
+    if (const IndexFault fault = check_entries(arena, slot, place, tokens, min_n, max_n); fault != kFaultNone)
+      return fault;
     const uint32_t* page = arena.page(place >> 4);
     for (uint32_t w = 0; w < kPageWords; ++w) present += page[w] != 0;
     i += 1u << (slot[kSlotDepth] - (place & 15u));
@@ -196,5 +180,5 @@ int32_t ngram_npu_cpu_ngram_index_check_row(const int32_t* index, int64_t words,
       if (times == 1) break;  // nothing longer has an entry
     }
   }
-  return present == expected ? kFine : kFaultLazyRule;
+  return present == expected ? kFaultNone : kFaultLazyRule;
 }

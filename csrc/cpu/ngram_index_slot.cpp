@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "cpu/ngram_index.h"
+
 namespace ngram_npu::cpu {
 
 using namespace index;
@@ -54,3 +56,15 @@ void note_indexed(const Arena& arena, uint32_t slot_id, const int32_t* tokens, u
 }
 
 }  // namespace ngram_npu::cpu
+
+using namespace ngram_npu;
+
+NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_index_lengths(const int32_t* index, int64_t words, const int32_t* slots,
+                                                        int64_t count, int64_t* lengths) {
+  cpu::Arena arena;
+  const bool usable = cpu::open_arena(const_cast<int32_t*>(index), words, &arena);
+  for (int64_t i = 0; i < count; ++i) {
+    const bool known = usable && slots[i] >= 0 && static_cast<uint32_t>(slots[i]) < arena.num_slots;
+    lengths[i] = known ? arena.slot(static_cast<uint32_t>(slots[i]))[index::kSlotLength] : 0;
+  }
+}

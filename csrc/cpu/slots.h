@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "core/compute_slot_mapping_.h"
+#include "core/compute_slot_mapping.h"
 
 namespace ngram_npu::cpu {
 

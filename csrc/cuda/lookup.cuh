@@ -3,7 +3,7 @@
 // is built this way: docs/design/cuda.md.
 #pragma once
 
-#include "core/lookup.h"
+#include "core/lookup_rules.h"
 #include "cuda/launch.cuh"
 
 namespace ngram_npu::cuda {

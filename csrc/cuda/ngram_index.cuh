@@ -2,7 +2,7 @@
 // core/ngram_index_device_layout.h; why the answers are a scan's: docs/design/index.md.
 #pragma once
 
-#include "core/lookup.h"
+#include "core/lookup_rules.h"
 #include "core/ngram_index_device_layout.h"
 #include "cuda/launch.cuh"
 
@@ -24,7 +24,7 @@ __device__ inline bool better(uint32_t end, uint32_t than, int32_t match) {
 }
 
 // One row and the slot that indexes it.
-struct SlotTable {
+struct SlotGrams {
   Table table;
   const int32_t* tokens;
   uint32_t slot;

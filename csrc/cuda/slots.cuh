@@ -1,7 +1,7 @@
 // Slots token by token, for the operator that reads positions and for the one that has just made them.
 #pragma once
 
-#include "core/compute_slot_mapping_.h"
+#include "core/compute_slot_mapping.h"
 #include "cuda/launch.cuh"
 
 namespace ngram_npu::cuda {

@@ -1,6 +1,6 @@
 #include "host/arguments.h"
 
-#include "core/correct_spec_state_.h"
+#include "core/correct_spec_state.h"
 
 namespace ngram_npu::host {
 namespace {
@@ -242,9 +242,10 @@ void Arguments::disjoint() const {
 }
 
 int64_t workspace_words(std::string_view op, int64_t batch) {
-  if (op == "ngram_step_" || op == "ngram_index_step_") return lookup_workspace_words(batch);
-  if (op == "correct_spec_state_") return kCorrectSpecStateWorkspaceWords;
-  return 0;
+  for (const std::string_view lookup : {"ngram_propose", "ngram_step_", "ngram_index_propose_", "ngram_index_step_"}) {
+    if (op == lookup) return lookup_workspace_words(batch);
+  }
+  return op == "correct_spec_state_" ? kCorrectSpecStateWorkspaceWords : -1;
 }
 
 }  // namespace ngram_npu::host

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "core/common.h"
-#include "core/compute_slot_mapping_.h"
-#include "core/lookup.h"
+#include "core/compute_slot_mapping.h"
+#include "core/lookup_rules.h"
 
 namespace ngram_npu::host {
 
@@ -128,7 +128,7 @@ class Arguments {
   std::vector<Seen> seen_;
 };
 
-// Words (int32) of workspace that suffice an operator for a batch on any device; 0 where it takes none.
+// Words (int32) of workspace that suffice an operator for a batch on any device; -1 where it takes none.
 int64_t workspace_words(std::string_view op, int64_t batch);
 
 }  // namespace ngram_npu::host

@@ -2,7 +2,7 @@
 // kernel. `F` is the front end, torch or numpy (front_end.h says what it has).
 #pragma once
 
-#include "core/prepare_input_ids_.h"
+#include "core/prepare_input_ids.h"
 #include "core/prepare_inputs.h"
 #include "core/prepare_inputs_padded.h"
 #include "core/prepare_next_token_ids.h"

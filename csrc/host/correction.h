@@ -2,9 +2,9 @@
 // end, torch or numpy (front_end.h says what it has).
 #pragma once
 
-#include "core/compute_slot_mapping_.h"
-#include "core/correct_num_computed_tokens_.h"
-#include "core/correct_spec_state_.h"
+#include "core/compute_slot_mapping.h"
+#include "core/correct_num_computed_tokens.h"
+#include "core/correct_spec_state.h"
 #include "host/front_end.h"
 
 namespace ngram_npu::host {
@@ -72,8 +72,8 @@ void correct_num_computed_tokens_(In<F> num_computed_tokens, In<F> num_accepted_
 }
 
 template <class F>
-void compute_slot_mapping_(In<F> query_start_loc, In<F> positions, In<F> block_table, Optional<F> row_indices,
-                           In<F> slot_mapping, int64_t block_size, int64_t blocks_per_kv_block, int64_t cp_world,
+void compute_slot_mapping_(In<F> query_start_loc, In<F> positions, In<F> block_table, In<F> slot_mapping,
+                           Optional<F> row_indices, int64_t block_size, int64_t blocks_per_kv_block, int64_t cp_world,
                            int64_t cp_rank, int64_t cp_interleave, int64_t pad_id) {
   F call("compute_slot_mapping_");
   const TensorView starts = call("query_start_loc", query_start_loc);

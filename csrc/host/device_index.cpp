@@ -3,13 +3,12 @@
 #include <cstring>
 #include <vector>
 
-#include "core/lookup.h"
+#include "core/lookup_rules.h"
 #include "core/ngram_index_device_layout.h"
 
 namespace ngram_npu::host {
 
 using namespace device_index;
-using Fault = DeviceIndexFault;
 
 namespace {
 
@@ -65,10 +64,10 @@ bool device_index_init(int32_t* header, int64_t num_slots, int64_t num_buckets, 
   return true;
 }
 
-Fault check_device_index(const int32_t* index, int64_t words, int64_t* where) {
+IndexFault check_device_index(const int32_t* index, int64_t words, int64_t* where) {
   *where = 0;
   const Table table = open_readonly(index, words);
-  if (table.num_slots == 0) return Fault::kHeader;
+  if (table.num_slots == 0) return kFaultHeader;
   std::vector<uint32_t> counted(table.num_slots);
   for (int64_t i = 0; i < table.capacity(); ++i) {
     const uint64_t entry = table.entries[i];
@@ -81,40 +80,40 @@ Fault check_device_index(const int32_t* index, int64_t words, int64_t* where) {
     const uint32_t* slot = table.slot(i);
     uint32_t min_n, max_n;
     bool latest;
-    if (slot[kSlotOptions] != 0 && !unpack(slot[kSlotOptions], &min_n, &max_n, &latest)) return Fault::kSlot;
+    if (slot[kSlotOptions] != 0 && !unpack(slot[kSlotOptions], &min_n, &max_n, &latest)) return kFaultState;
     const bool holds_nothing = slot[kSlotHeld] == 0 && slot[kSlotIndexed] == 0;
-    if ((slot[kSlotOptions] == 0 || slot[kSlotGivenUp] != 0) && !holds_nothing) return Fault::kSlot;
-    if (slot[kSlotIndexed] > kMaxIndexedTokens) return Fault::kSlot;
-    if (is_other_number(table, i, slot[kSlotHeld], counted[i])) return Fault::kHeld;
+    if ((slot[kSlotOptions] == 0 || slot[kSlotGivenUp] != 0) && !holds_nothing) return kFaultState;
+    if (slot[kSlotIndexed] > kMaxIndexedTokens) return kFaultState;
+    if (is_other_number(table, i, slot[kSlotHeld], counted[i])) return kFaultHeld;
     held += slot[kSlotHeld];
   }
-  return held == table.header[kHeaderEntries] ? Fault::kNone : Fault::kEntries;
+  return held == table.header[kHeaderEntries] ? kFaultNone : kFaultEntries;
 }
 
-Fault check_device_index_row(const int32_t* index, int64_t words, int64_t slot_id, const int32_t* tokens,
-                             int64_t num_tokens) {
+IndexFault check_device_index_row(const int32_t* index, int64_t words, int64_t slot_id, const int32_t* tokens,
+                                  int64_t num_tokens) {
   const Table table = open_readonly(index, words);
-  if (table.num_slots == 0) return Fault::kHeader;
-  if (!table.has(slot_id)) return Fault::kSlot;
+  if (table.num_slots == 0) return kFaultHeader;
+  if (!table.has(slot_id)) return kFaultNoSlot;
   const uint32_t id = static_cast<uint32_t>(slot_id);
   const uint32_t* slot = table.slot(id);
-  if (slot[kSlotOptions] == 0 || slot[kSlotGivenUp] != 0) return Fault::kNone;
+  if (slot[kSlotOptions] == 0 || slot[kSlotGivenUp] != 0) return kFaultNone;
   uint32_t min_n, max_n;
   bool latest;
-  if (!unpack(slot[kSlotOptions], &min_n, &max_n, &latest)) return Fault::kSlot;
+  if (!unpack(slot[kSlotOptions], &min_n, &max_n, &latest)) return kFaultState;
   const uint32_t indexed = slot[kSlotIndexed];
-  if (indexed > num_tokens) return Fault::kRow;
+  if (indexed > num_tokens) return kFaultRow;
 
   const uint32_t tenant = table.tenant(id, table.generations[id]);
   for (int64_t i = 0; i < table.capacity() && !has_wrapped(table, id); ++i) {
     const uint64_t entry = table.entries[i];
     if (entry == 0 || tenant_of(entry) != tenant) continue;
     const uint32_t level = level_of(entry), n = min_n + level, end = end_of(entry);
-    if (n > max_n) return Fault::kPlace;
-    if (end >= indexed || end + 1 < n) return Fault::kOutside;
+    if (n > max_n) return kFaultPlace;
+    if (end >= indexed || end + 1 < n) return kFaultStart;
     const Place place = place_at(table, id, tokens, end, n, level);
     const uint32_t bucket = static_cast<uint32_t>(i / kBucketEntries);
-    if (head_of(entry) != place.head || (bucket != place.bucket[0] && bucket != place.bucket[1])) return Fault::kPlace;
+    if (head_of(entry) != place.head || (bucket != place.bucket[0] && bucket != place.bucket[1])) return kFaultPlace;
   }
 
   for (uint32_t end = min_n - 1; end < indexed; ++end) {
@@ -129,14 +128,14 @@ Fault check_device_index_row(const int32_t* index, int64_t words, int64_t slot_i
           if (found == indexed || (latest ? at > found : at < found)) found = at;
         }
       }
-      if (found == indexed) return Fault::kMissing;
+      if (found == indexed) return kFaultMissing;
       // By definition, slowly.
       for (uint32_t e = latest ? found + 1 : n - 1; e < (latest ? indexed : found); ++e) {
-        if (same(tokens, e, end, n)) return Fault::kRecorded;
+        if (same(tokens, e, end, n)) return kFaultRecorded;
       }
     }
   }
-  return Fault::kNone;
+  return kFaultNone;
 }
 
 }  // namespace ngram_npu::host

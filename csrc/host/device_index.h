@@ -3,22 +3,9 @@
 #pragma once
 
 #include "core/common.h"
+#include "core/ngram_index_faults.h"
 
 namespace ngram_npu::host {
-
-// What can be wrong with an index; the numbers are those of python/ngram_npu/index.py.
-enum class DeviceIndexFault : int32_t {
-  kNone = 0,
-  kHeader = 1,     // not an index, or one for a tensor of another size
-  kPlace = 9,      // an entry stands where its gram does not belong
-  kOutside = 10,   // an entry lies outside what was indexed
-  kRecorded = 11,  // the entries of a gram do not record its earliest (latest) occurrence
-  kMissing = 13,   // a gram has no entry
-  kRow = 14,       // the slot says it indexed more tokens than the row has
-  kHeld = 15,      // a slot holds another number of entries than it says
-  kEntries = 16,   // so does the header
-  kSlot = 17,      // a slot's words contradict each other, or there is no such slot
-};
 
 // The words of an index of that size; 0 where none can be that large.
 int64_t device_index_words(int64_t num_slots, int64_t num_buckets);
@@ -29,10 +16,10 @@ int64_t device_index_buckets(int64_t tokens, int64_t min_n, int64_t max_n);
 bool device_index_init(int32_t* header, int64_t num_slots, int64_t num_buckets, int32_t fingerprint_bits,
                        int32_t generation_bits);
 // What can be checked without the tokens; *where names the slot.
-DeviceIndexFault check_device_index(const int32_t* index, int64_t words, int64_t* where);
+IndexFault check_device_index(const int32_t* index, int64_t words, int64_t* where);
 // One slot against the row it indexes: for every gram that occurs, its entries record the right occurrence, and there
 // are no others.
-DeviceIndexFault check_device_index_row(const int32_t* index, int64_t words, int64_t slot, const int32_t* tokens,
-                                        int64_t num_tokens);
+IndexFault check_device_index_row(const int32_t* index, int64_t words, int64_t slot, const int32_t* tokens,
+                                  int64_t num_tokens);
 
 }  // namespace ngram_npu::host

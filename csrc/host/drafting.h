@@ -2,17 +2,19 @@
 // torch or numpy (front_end.h says what it has).
 #pragma once
 
-#include "core/ngram_index_append_.h"
-#include "core/ngram_index_reset_.h"
-#include "core/ngram_index_step_.h"
+#include "core/ngram_index_append.h"
+#include "core/ngram_index_propose.h"
+#include "core/ngram_index_reset.h"
+#include "core/ngram_index_step.h"
 #include "core/ngram_propose.h"
-#include "core/ngram_step_.h"
+#include "core/ngram_step.h"
 #include "host/front_end.h"
 
 namespace ngram_npu::host {
 
 NGRAM_NPU_OPERATOR(ngram_propose, NgramProposeParams)
 NGRAM_NPU_OPERATOR(ngram_step_, NgramStepParams)
+NGRAM_NPU_OPERATOR(ngram_index_propose_, NgramIndexProposeParams)
 NGRAM_NPU_OPERATOR(ngram_index_step_, NgramIndexStepParams)
 NGRAM_NPU_OPERATOR(ngram_index_append_, NgramIndexAppendParams)
 NGRAM_NPU_OPERATOR(ngram_index_reset_, NgramIndexResetParams)
@@ -43,38 +45,81 @@ void check_rows(F& call, Params& p, In<F> token_ids, In<F> num_tokens, Optional<
   p.batch = rows ? rows->sizes[0] : p.token_ids.rows;
 }
 
-template <class F, class Params>
-void check_index(F& call, Params& p, In<F> index) {
+template <class F>
+IndexAccess check_index(F& call, In<F> index, Optional<F> slot_indices, int64_t batch, int64_t min_n, int64_t max_n) {
+  call.index_span(min_n, max_n);
   const TensorView view = call("index", index);
-  p.index = call.written_int32s(view, -1);
-  p.index_words = view.sizes[0];
+  int32_t* words = call.written_int32s(view, -1);
+  return {words, view.sizes[0], call.indices(call("slot_indices", slot_indices), batch)};
 }
 
 template <class F>
-auto ngram_propose(In<F> token_ids, In<F> num_tokens, Optional<F> row_indices, Optional<F> active, int64_t min_n,
-                   int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len) {
-  F call("ngram_propose");
+std::optional<TensorView> check_workspace(F& call, Optional<F> workspace) {
+  const auto view = call("workspace", workspace);
+  if (view) call.written_int32s(*view, -1);
+  return view;
+}
+
+// Calls an operator's kernel: `all` is what it takes, `p` the lookup in it.
+template <class Operator, class F, class Params>
+void run_lookup(F& call, typename Operator::Params& all, Params& p, const std::optional<TensorView>& workspace) {
+  if (p.batch == 0) return;
+  const Executor executor = F::executor();
+  p.executor = &executor;
+  const auto memory = call.template workspace<Operator>(all, workspace);
+  p.workspace = memory.data();
+  call.template run<Operator>(all);
+}
+
+// What ngram_propose and ngram_index_propose_ share.
+template <class F>
+NgramProposeParams check_propose(F& call, In<F> token_ids, In<F> num_tokens, Optional<F> row_indices,
+                                 Optional<F> num_sampled) {
   NgramProposeParams p{};
   check_rows(call, p, token_ids, num_tokens, row_indices);
-  p.active = call.mask(call("active", active), p.batch);
-  p.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len);
+  if (const auto counts = call("num_sampled", num_sampled)) p.num_sampled = call.int32s(*counts, p.batch);
+  return p;
+}
+
+template <class Operator, class F>
+auto run_propose(F& call, typename Operator::Params& all, NgramProposeParams& p,
+                 const std::optional<TensorView>& workspace) {
   DraftOutputs<F> drafts(call, p);
-  if (p.batch > 0) {
-    const Executor executor = F::executor();
-    p.executor = &executor;
-    const auto memory = call.template workspace<ngram_propose_op>(p, std::nullopt);
-    p.workspace = memory.data();
-    call.template run<ngram_propose_op>(p);
-  }
+  run_lookup<Operator>(call, all, p, workspace);
   return call.results(drafts.draft_token_ids, drafts.num_draft_tokens, drafts.match_len);
 }
 
-// What ngram_step_ and ngram_index_step_ share; `workspace` is checked, not yet used.
+template <class F>
+auto ngram_propose(In<F> token_ids, In<F> num_tokens, Optional<F> row_indices, Optional<F> num_sampled, int64_t min_n,
+                   int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len,
+                   Optional<F> workspace) {
+  F call("ngram_propose");
+  NgramProposeParams p = check_propose(call, token_ids, num_tokens, row_indices, num_sampled);
+  p.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len);
+  const auto memory = check_workspace(call, workspace);
+  call.disjoint();
+  return run_propose<ngram_propose_op>(call, p, p, memory);
+}
+
+template <class F>
+auto ngram_index_propose_(In<F> token_ids, In<F> num_tokens, In<F> index, Optional<F> row_indices,
+                          Optional<F> slot_indices, Optional<F> num_sampled, int64_t min_n, int64_t max_n, int64_t k,
+                          int64_t match_policy, bool overlap, int64_t max_len, Optional<F> workspace) {
+  F call("ngram_index_propose_");
+  NgramIndexProposeParams p{};
+  p.propose = check_propose(call, token_ids, num_tokens, row_indices, num_sampled);
+  p.propose.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len);
+  p.index = check_index(call, index, slot_indices, p.propose.batch, min_n, max_n);
+  p.catch_up_tokens = kNgramIndexCatchUpTokens;
+  const auto memory = check_workspace(call, workspace);
+  call.disjoint();
+  return run_propose<ngram_index_propose__op>(call, p, p.propose, memory);
+}
+
+// What ngram_step_ and ngram_index_step_ share.
 template <class F>
 NgramStepParams check_step(F& call, In<F> token_ids, In<F> num_tokens, In<F> sampled_token_ids, Optional<F> discard,
-                           Optional<F> row_indices, bool advance, int64_t vocab_size, int64_t min_n, int64_t max_n,
-                           int64_t k, int64_t match_policy, bool overlap, int64_t max_len,
-                           const std::optional<TensorView>& workspace) {
+                           Optional<F> row_indices, bool advance, int64_t vocab_size) {
   NgramStepParams p{};
   p.token_ids = call.template rows<int32_t>(call("token_ids", token_ids), Arguments::kWrite);
   p.num_tokens = call.written_int32s(call("num_tokens", num_tokens), p.token_ids.rows);
@@ -85,12 +130,9 @@ NgramStepParams check_step(F& call, In<F> token_ids, In<F> num_tokens, In<F> sam
                                    "rows of token_ids, without row_indices");
   p.advance = advance;
   p.vocab_size = vocab_size;
-  p.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len);
-  if (workspace) call.written_int32s(*workspace, -1);
   return p;
 }
 
-// Makes the outputs of a step and calls its kernel: `all` is what the kernel takes, `p` the step in it.
 template <class Operator, class F>
 auto run_step(F& call, typename Operator::Params& all, NgramStepParams& p, const std::optional<TensorView>& workspace) {
   auto next_token_ids = call.empty(p.batch);
@@ -98,13 +140,7 @@ auto run_step(F& call, typename Operator::Params& all, NgramStepParams& p, const
   DraftOutputs<F> drafts(call, p);
   p.next_token_ids = call.data(next_token_ids);
   p.num_sampled = call.data(num_sampled);
-  if (p.batch > 0) {
-    const Executor executor = F::executor();
-    p.executor = &executor;
-    const auto memory = call.template workspace<Operator>(all, workspace);
-    p.workspace = memory.data();
-    call.template run<Operator>(all);
-  }
+  run_lookup<Operator>(call, all, p, workspace);
   return call.results(next_token_ids, num_sampled, drafts.draft_token_ids, drafts.num_draft_tokens, drafts.match_len);
 }
 
@@ -113,41 +149,38 @@ auto ngram_step_(In<F> token_ids, In<F> num_tokens, In<F> sampled_token_ids, Opt
                  Optional<F> row_indices, bool advance, int64_t vocab_size, int64_t min_n, int64_t max_n, int64_t k,
                  int64_t match_policy, bool overlap, int64_t max_len, Optional<F> workspace) {
   F call("ngram_step_");
-  const auto memory = call("workspace", workspace);
-  NgramStepParams p = check_step(call, token_ids, num_tokens, sampled_token_ids, discard, row_indices, advance,
-                                 vocab_size, min_n, max_n, k, match_policy, overlap, max_len, memory);
+  NgramStepParams p =
+      check_step(call, token_ids, num_tokens, sampled_token_ids, discard, row_indices, advance, vocab_size);
+  p.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len);
+  const auto memory = check_workspace(call, workspace);
   call.disjoint();
   return run_step<ngram_step__op>(call, p, p, memory);
 }
 
 template <class F>
-auto ngram_index_step_(In<F> token_ids, In<F> num_tokens, In<F> sampled_token_ids, Optional<F> discard,
-                       Optional<F> row_indices, bool advance, int64_t vocab_size, int64_t min_n, int64_t max_n,
-                       int64_t k, int64_t match_policy, bool overlap, int64_t max_len, In<F> index,
-                       Optional<F> slot_indices, Optional<F> workspace) {
+auto ngram_index_step_(In<F> token_ids, In<F> num_tokens, In<F> sampled_token_ids, In<F> index, Optional<F> discard,
+                       Optional<F> row_indices, Optional<F> slot_indices, bool advance, int64_t vocab_size,
+                       int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len,
+                       Optional<F> workspace) {
   F call("ngram_index_step_");
-  const auto memory = call("workspace", workspace);
   NgramIndexStepParams p{};
-  p.step = check_step(call, token_ids, num_tokens, sampled_token_ids, discard, row_indices, advance, vocab_size, min_n,
-                      max_n, k, match_policy, overlap, max_len, memory);
-  call.index_span(min_n, max_n);
-  check_index(call, p, index);
-  p.slot_indices = call.indices(call("slot_indices", slot_indices), p.step.batch);
+  p.step = check_step(call, token_ids, num_tokens, sampled_token_ids, discard, row_indices, advance, vocab_size);
+  p.step.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len);
+  p.index = check_index(call, index, slot_indices, p.step.batch, min_n, max_n);
   p.catch_up_tokens = kNgramIndexCatchUpTokens;
+  const auto memory = check_workspace(call, workspace);
   call.disjoint();
   return run_step<ngram_index_step__op>(call, p, p.step, memory);
 }
 
 template <class F>
-void ngram_index_append_(In<F> token_ids, In<F> num_tokens, Optional<F> row_indices, In<F> index,
+void ngram_index_append_(In<F> token_ids, In<F> num_tokens, In<F> index, Optional<F> row_indices,
                          Optional<F> slot_indices, int64_t min_n, int64_t max_n, int64_t match_policy) {
   F call("ngram_index_append_");
   NgramIndexAppendParams p{};
   check_rows(call, p, token_ids, num_tokens, row_indices);
-  check_index(call, p, index);
-  p.slot_indices = call.indices(call("slot_indices", slot_indices), p.batch);
   call.ngram_range(min_n, max_n, match_policy);
-  call.index_span(min_n, max_n);
+  p.index = check_index(call, index, slot_indices, p.batch, min_n, max_n);
   p.min_n = min_n;
   p.max_n = max_n;
   p.match = static_cast<int32_t>(match_policy);
@@ -162,9 +195,11 @@ template <class F>
 void ngram_index_reset_(In<F> index, In<F> slot_indices) {
   F call("ngram_index_reset_");
   NgramIndexResetParams p{};
-  check_index(call, p, index);
+  const TensorView words = call("index", index);
+  p.index.words = call.written_int32s(words, -1);
+  p.index.num_words = words.sizes[0];
   const TensorView slots = call("slot_indices", slot_indices);
-  p.slot_indices = call.indices(slots, -1);
+  p.index.slot_indices = call.indices(slots, -1);
   p.count = slots.sizes[0];
   call.disjoint();
   if (p.count > 0) call.template run<ngram_index_reset__op>(p);

@@ -60,6 +60,11 @@ int64_t Operator::workspace_words(const host::Device& device, const void* params
 
 using namespace ngram_npu::torch_side;
 
+int32_t ngram_npu_device_type(const char* name) {
+  const std::string_view device = name;
+  return device == "cpu" ? kCpu : device == "cuda" ? kCuda : device == "npu" ? kNpu : -1;
+}
+
 int32_t ngram_npu_load_backend(const char* backend, int32_t device_type, const char* path, char* error,
                                int64_t error_bytes) {
   const auto refuse = [&](const char* reason) {

@@ -1,8 +1,8 @@
 // From an operator and a device to the backend's kernel.
 //
 // Backend libraries are torch-free and loaded at run time (python/ngram_npu/_library.py); each exports
-// `ngram_npu_<backend>_<op>`. Loading one fills the slots of every operator it has a kernel for. A host twin is a
-// backend library like any other, so tests put it into a device's slots. Optional beside them:
+// `ngram_npu_<backend>_<op>`. Loading one gives a device the kernels it has. A host twin is a backend library like any
+// other, so tests load it in a device's place. Optional beside them:
 //   int64_t ngram_npu_<backend>_<op>_workspace(const <Op>Params*)   words of workspace this call needs, 0: none
 //   const char* ngram_npu_<backend>_error()                        why the calling thread's last launch failed
 #pragma once
@@ -44,6 +44,9 @@ class Operator {
 };
 
 }  // namespace ngram_npu::torch_side
+
+// torch's number for "cpu", "cuda" or "npu"; -1 for another name.
+NGRAM_NPU_EXPORT int32_t ngram_npu_device_type(const char* name);
 
 // Loads the library at `path` and gives its kernels to `device_type`. Returns how many operators it serves, or -1 with
 // the loader's reason in `error`. Not to be called while operators run.

@@ -1,11 +1,12 @@
-"""The CPU kernels on numpy arrays: positional, no copy, the GIL released while they run.
+"""The CPU kernels on numpy arrays: no copy, the GIL released while they run.
+
+Names and defaults are those of the torch operators (csrc/schemas.h). Keyword-only arguments may be
+passed by position too, in the same order.
 
 Arrays are int32 unless said otherwise, contiguous in their inner dimension (the outer stride is
 free), aligned, and native-endian; what an operator writes must be writable. Bad arguments raise
 ValueError naming op, argument, expected and got, before anything is written. Semantics: docs/ops.
 """
-
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,9 @@ _Mask = npt.NDArray[np.bool_]
 
 __version__: str
 compiler: str
+MAX_NGRAM: int
+MAX_DRAFT_TOKENS: int
+MAX_INDEX_SPAN: int
 
 def instruction_set() -> str:
     """The instruction set in force: "scalar", "avx2", "avx512" or "neon"."""
@@ -33,87 +37,104 @@ def set_num_threads(limit: int) -> None:
     limit (then torch's own number, or OMP_NUM_THREADS, or the cores of this process)."""
 
 def workspace_words(op: str, batch: int) -> int:
-    """int32 items of workspace that suffice ``op`` for a batch on any device; 0 where it takes
+    """int32 items of workspace that suffice ``op`` for a batch on any device; -1 where it takes
     none."""
-
-def ascendc_plan(
-    op: str, sizes: dict[str, int], vector_cores: int, ub_bytes: int
-) -> dict[str, Any] | None:
-    """How the AscendC kernels of ``op`` would be launched on an NPU with so many vector cores and
-    bytes of unified buffer a core: ``launches`` [(kernel, blocks)], ``workspace_bytes``, ``tiling``
-    (csrc/ascendc/tilings.h). None where that NPU cannot run them. ``sizes`` are those the plan
-    depends on, e.g. ``batch``, ``capacity`` and ``k``. For tests."""
 
 def ngram_propose(
     token_ids: _Int32,
     num_tokens: _Int32,
-    row_indices: _Index | None,
-    active: _Mask | None,
+    *,
+    row_indices: _Index | None = None,
+    num_sampled: _Int32 | None = None,
     min_n: int,
     max_n: int,
     k: int,
-    match_policy: int,
-    overlap: bool,
-    max_len: int,
+    match_policy: int = 0,
+    overlap: bool = False,
+    max_len: int = ...,
+    workspace: _Int32 | None = None,
 ) -> tuple[_Int32, _Int32, _Int32]:
-    """token_ids [R,S], num_tokens [R], row_indices and active [B] ->
+    """token_ids [R,S], num_tokens [R], row_indices and num_sampled [B] ->
     draft_token_ids [B,k], num_draft_tokens [B], match_len [B]."""
 
 def ngram_step_(
     token_ids: _Int32,
     num_tokens: _Int32,
     sampled_token_ids: _Int32,
-    discard: _Mask | None,
-    row_indices: _Index | None,
-    advance: bool,
-    vocab_size: int,
+    *,
+    discard: _Mask | None = None,
+    row_indices: _Index | None = None,
+    advance: bool = True,
+    vocab_size: int = ...,
     min_n: int,
     max_n: int,
     k: int,
-    match_policy: int,
-    overlap: bool,
-    max_len: int,
-    workspace: _Int32 | None,
+    match_policy: int = 0,
+    overlap: bool = False,
+    max_len: int = ...,
+    workspace: _Int32 | None = None,
 ) -> tuple[_Int32, _Int32, _Int32, _Int32, _Int32]:
     """token_ids [R,S] and num_tokens [R] are written; sampled_token_ids [B,M], discard and
     row_indices [B] -> next_token_ids [B], num_sampled [B], draft_token_ids [B,k],
     num_draft_tokens [B], match_len [B]."""
 
+def ngram_index_propose_(
+    token_ids: _Int32,
+    num_tokens: _Int32,
+    index: _Int32,
+    *,
+    row_indices: _Index | None = None,
+    slot_indices: _Index | None = None,
+    num_sampled: _Int32 | None = None,
+    min_n: int,
+    max_n: int,
+    k: int,
+    match_policy: int = 0,
+    overlap: bool = False,
+    max_len: int = ...,
+    workspace: _Int32 | None = None,
+) -> tuple[_Int32, _Int32, _Int32]:
+    """As ngram_propose, answered from index [W], which is written; slot_indices [B]."""
+
 def ngram_index_step_(
     token_ids: _Int32,
     num_tokens: _Int32,
     sampled_token_ids: _Int32,
-    discard: _Mask | None,
-    row_indices: _Index | None,
-    advance: bool,
-    vocab_size: int,
+    index: _Int32,
+    *,
+    discard: _Mask | None = None,
+    row_indices: _Index | None = None,
+    slot_indices: _Index | None = None,
+    advance: bool = True,
+    vocab_size: int = ...,
     min_n: int,
     max_n: int,
     k: int,
-    match_policy: int,
-    overlap: bool,
-    max_len: int,
-    index: _Int32,
-    slot_indices: _Index | None,
-    workspace: _Int32 | None,
+    match_policy: int = 0,
+    overlap: bool = False,
+    max_len: int = ...,
+    workspace: _Int32 | None = None,
 ) -> tuple[_Int32, _Int32, _Int32, _Int32, _Int32]:
     """As ngram_step_, answered from index [W], which is written; slot_indices [B]."""
 
 def ngram_index_append_(
     token_ids: _Int32,
     num_tokens: _Int32,
-    row_indices: _Index | None,
     index: _Int32,
-    slot_indices: _Index | None,
+    *,
+    row_indices: _Index | None = None,
+    slot_indices: _Index | None = None,
     min_n: int,
     max_n: int,
-    match_policy: int,
+    match_policy: int = 0,
 ) -> None:
     """token_ids [R,S], num_tokens [R], row_indices and slot_indices [B]; index [W] is written."""
 
 def ngram_index_reset_(index: _Int32, slot_indices: _Index) -> None:
     """index [W] is written; slot_indices [N]."""
 
+INDEX_FAULTS: list[str]
+"""What the numbers of index_check and its kin mean."""
 INDEX_PAGE_WORDS: int
 INDEX_MAX_SLOTS: int
 INDEX_HEADER_PAGES: int
@@ -138,6 +159,40 @@ def index_check_row(index: _Int32, slot: int, tokens: _Int32) -> int:
 
 def index_statistics(index: _Int32) -> dict[str, int]:
     """The counters an index keeps; they wrap at 2**32."""
+
+def index_plan(
+    index: _Int32,
+    slot_indices: _Int32,
+    num_tokens: _Int32,
+    num_sampled: _Int32,
+    least_tokens: int,
+    prompt_tokens: int,
+) -> tuple[_Int64, _Int32, _Int32, int]:
+    """Which rows to append before a lookup [N], up to where [B], the slots to look up with, -1 for
+    a row to be scanned [B], and how many rows are left behind: as much as a fifth of a scan of the
+    rows that draft (num_sampled > 0) takes, and at least ``least_tokens``; ``prompt_tokens`` where
+    no row drafts."""
+
+class RowRecognizer:
+    """Gives each row of a step the slot of its request: csrc/numpy/row_recognizer.h."""
+
+    row_slots: _Int32
+    """The slots of the last step's rows."""
+
+    def __init__(self, num_slots: int) -> None: ...
+    def assign(
+        self, token_ids: _Int32, num_tokens: _Int32, num_sampled: _Int32
+    ) -> tuple[_Int32, _Int64]:
+        """The slot of each row [B], no two alike, and the rows [N] that are no request seen before:
+        what their slots hold is to be forgotten. token_ids [>= B,S], the sampled tokens already in
+        them; num_tokens and num_sampled [B]. A length outside 0 to S is no request's. ValueError:
+        more rows than slots."""
+
+    def forget_absent(self, steps: int) -> _Int32:
+        """Frees the slots of requests that more than the last ``steps`` steps did not have, at
+        least the last one, and returns them."""
+
+    def __copy__(self) -> RowRecognizer: ...
 
 DEVICE_INDEX_HEADER_WORDS: int
 
@@ -168,12 +223,13 @@ def device_index_statistics(index: _Int32) -> dict[str, int]:
 
 def prepare_next_token_ids(
     sampled_token_ids: _Int32,
-    discard: _Mask | None,
-    backup_token_ids: _Int32 | None,
-    token_ids: _Int32 | None,
-    num_tokens: _Int32 | None,
-    row_indices: _Index | None,
-    vocab_size: int,
+    *,
+    discard: _Mask | None = None,
+    backup_token_ids: _Int32 | None = None,
+    token_ids: _Int32 | None = None,
+    num_tokens: _Int32 | None = None,
+    row_indices: _Index | None = None,
+    vocab_size: int = ...,
 ) -> tuple[_Int32, _Int32]:
     """sampled_token_ids [B,M], discard [B], and either backup_token_ids [B] or token_ids [R,S],
     num_tokens [R], row_indices [B] -> next_token_ids [B], num_sampled [B]."""
@@ -190,6 +246,7 @@ def prepare_inputs(
     query_start_loc: _Int32,
     seq_lens: _Int32,
     num_rejected: _Int32,
+    *,
     total_tokens: int,
 ) -> tuple[_Int32, _Int32, _Int32]:
     """query_start_loc [B+1], seq_lens and num_rejected [B] -> query_start_loc_out [B+1],
@@ -198,6 +255,7 @@ def prepare_inputs(
 def correct_num_computed_tokens_(
     num_computed_tokens: _Int32,
     num_accepted_tokens: _Int32,
+    *,
     prev_positions: _Index,
     num_sampled_prev: _Int32,
     num_draft_prev: _Int32,
@@ -210,40 +268,42 @@ def compute_slot_mapping_(
     query_start_loc: _Int32,
     positions: _Int64,
     block_table: _Int32,
-    row_indices: _Index | None,
     slot_mapping: _Index,
+    *,
+    row_indices: _Index | None = None,
     block_size: int,
-    blocks_per_kv_block: int,
-    cp_world: int,
-    cp_rank: int,
-    cp_interleave: int,
-    pad_id: int,
+    blocks_per_kv_block: int = 1,
+    cp_world: int = 1,
+    cp_rank: int = 0,
+    cp_interleave: int = 1,
+    pad_id: int = -1,
 ) -> None:
     """slot_mapping is written. query_start_loc [B+1], positions [P] int64, block_table [R,NB],
     row_indices [B]."""
 
 def correct_spec_state_(
+    *,
     num_computed_tokens: _Int32,
     num_accepted_tokens: _Int32,
     positions: _Int64,
     seq_lens: _Int32,
     slot_mapping: _Index,
-    discard: _Mask | None,
+    discard: _Mask | None = None,
     prev_positions: _Index,
     num_sampled_prev: _Int32,
     num_draft_prev: _Int32,
     host_num_computed_tokens: _Int32,
     query_start_loc: _Int32,
-    num_tokens: _Int32 | None,
+    num_tokens: _Int32 | None = None,
     block_table: _Int32,
-    row_indices: _Index | None,
+    row_indices: _Index | None = None,
     block_size: int,
-    blocks_per_kv_block: int,
-    cp_world: int,
-    cp_rank: int,
-    cp_interleave: int,
-    pad_id: int,
-    workspace: _Int32 | None,
+    blocks_per_kv_block: int = 1,
+    cp_world: int = 1,
+    cp_rank: int = 0,
+    cp_interleave: int = 1,
+    pad_id: int = -1,
+    workspace: _Int32 | None = None,
 ) -> None:
     """The first six and workspace are written. num_computed_tokens, num_accepted_tokens, seq_lens
     and discard have B items or more; positions [P] int64; prev_positions and
@@ -252,12 +312,13 @@ def correct_spec_state_(
 
 def prepare_input_ids_(
     input_ids: _Int32,
+    *,
     query_start_loc: _Int32,
     prev_positions: _Index,
     next_token_ids: _Int32,
     draft_token_ids: _Int32,
     num_scheduled_drafts: _Int32,
-    pad_token: int,
+    pad_token: int = 0,
 ) -> None:
     """input_ids is written. query_start_loc [B+1], prev_positions and num_scheduled_drafts [B],
     next_token_ids [Q], draft_token_ids [Q,K]."""

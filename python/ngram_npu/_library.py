@@ -12,8 +12,10 @@ import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-_PACKAGE = Path(__file__).parent
-_DEVICE_TYPES = {"cpu": 0, "cuda": 1, "npu": 20}  # torch's numbering; the NPU is PrivateUse1
+from ngram_npu import _C
+
+_PACKAGE = Path(_C.__file__).parent  # not this file's: an editable install keeps sources elsewhere
+_DEVICES = ("cpu", "cuda", "npu")
 _MINIMUM_TORCH = (2, 10)
 
 
@@ -66,19 +68,8 @@ def has_kernel(op: str, device: str) -> bool:
     assert _state is not None
     if _state.library is None:
         return False
-    return bool(_state.library.ngram_npu_has_kernel(op.encode(), _DEVICE_TYPES[device]))
-
-
-def load_backend(prefix: str, device: str, path: Path) -> Backend:
-    """Gives the kernels ``ngram_npu_<prefix>_<op>`` of the library at ``path`` to ``device``.
-
-    For tests, which put a host twin in the CPU's place; not to be called while operators run.
-    """
-    load()
-    assert _state is not None
-    if _state.library is None:
-        return Backend(prefix, reason=_state.reason)
-    return _load_backend(_state.library, prefix, device, path)
+    device_type = _state.library.ngram_npu_device_type(device.encode())
+    return bool(_state.library.ngram_npu_has_kernel(op.encode(), device_type))
 
 
 def cpu_library_path() -> Path:
@@ -117,6 +108,8 @@ def _load() -> _State:
         ctypes.c_char_p,
         ctypes.c_int64,
     ]
+    library.ngram_npu_device_type.restype = ctypes.c_int32
+    library.ngram_npu_device_type.argtypes = [ctypes.c_char_p]
     library.ngram_npu_has_kernel.restype = ctypes.c_int32
     library.ngram_npu_has_kernel.argtypes = [ctypes.c_char_p, ctypes.c_int32]
     return _State(
@@ -184,14 +177,15 @@ def _load_npu(library: ctypes.CDLL) -> Backend:
 
 def _without_torch(reason: str) -> _State:
     only_numpy = {"cpu": Backend("cpu", reason=f"on numpy arrays only: {reason}")}
-    others = {name: Backend(name, reason=reason) for name in _DEVICE_TYPES if name != "cpu"}
+    others = {name: Backend(name, reason=reason) for name in _DEVICES if name != "cpu"}
     return _State(reason=reason, backends=only_numpy | others)
 
 
 def _load_backend(library: ctypes.CDLL, prefix: str, device: str, path: Path) -> Backend:
     error = ctypes.create_string_buffer(1024)
+    device_type = library.ngram_npu_device_type(device.encode())
     served: int = library.ngram_npu_load_backend(
-        prefix.encode(), _DEVICE_TYPES[device], str(path).encode(), error, len(error)
+        prefix.encode(), device_type, str(path).encode(), error, len(error)
     )
     if served < 0:
         return Backend(prefix, reason=error.value.decode(errors="replace"))

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-MAX_NGRAM = 64
-MAX_DRAFT_TOKENS = 64
-MAX_INDEX_SPAN = 8
+from ngram_npu import _C
+
+MAX_NGRAM = _C.MAX_NGRAM
+MAX_DRAFT_TOKENS = _C.MAX_DRAFT_TOKENS
+MAX_INDEX_SPAN = _C.MAX_INDEX_SPAN
+
+SHORT_ROW = 2048
+"""Up to this row capacity (tokens) a scan is about as fast as the index, which ``auto`` then does
+not use: tools/bench/results/crossover.json."""
+SHORT_CONTEXT = 8192
+"""The same for vLLM's ``max_model_len``, where finding a row's slot costs as well:
+tools/bench/results/vllm-propose.json."""
 UNLIMITED = 2**63 - 1
-"""What the operators get for a limit that is not set."""
+"""The operators' ``max_len`` without a limit."""
+ANY_TOKEN = 2**31 - 1
+"""The operators' ``vocab_size`` by default: ids from 0 to 2**31 - 2 are valid."""
 
 MATCH_CODES = {"earliest": 0, "latest": 1}
 
@@ -27,7 +38,7 @@ class NgramConfig:
             or ``"latest"`` (vLLM's V2 runner).
         overlap: whether a draft that reaches the row's end continues into itself.
         max_len: no request drafts past this many tokens (vLLM's ``max_model_len``); None: no limit.
-        vocab_size: sampled ids at or above it are invalid; None: every id ``>= 0`` is valid.
+        vocab_size: sampled ids at or above it are invalid; None: ids up to 2**31 - 2 are valid.
 
     vLLM's names ``prompt_lookup_min``, ``prompt_lookup_max`` and ``num_speculative_tokens`` are
     accepted for ``min_n``, ``max_n`` and ``k``; of the two bounds, one that is missing is then the
@@ -111,12 +122,25 @@ class NgramConfig:
         return self.max_n - self.min_n < MAX_INDEX_SPAN
 
     @property
+    def lookup_arguments(self) -> dict[str, Any]:
+        """What every lookup operator takes by keyword. Those that have their default are left out:
+        each one passed takes time."""
+        arguments: dict[str, Any] = {"min_n": self.min_n, "max_n": self.max_n, "k": self.k}
+        if self.match_code:
+            arguments["match_policy"] = self.match_code
+        if self.overlap:
+            arguments["overlap"] = True
+        if self.max_len is not None:
+            arguments["max_len"] = self.max_len
+        return arguments
+
+    @property
     def max_len_or_unlimited(self) -> int:
         return UNLIMITED if self.max_len is None else self.max_len
 
     @property
     def vocab_size_or_unlimited(self) -> int:
-        return UNLIMITED if self.vocab_size is None else self.vocab_size
+        return ANY_TOKEN if self.vocab_size is None else self.vocab_size
 
 
 def _one_of(name: str, value: int | None, alias: str, aliased: int | None) -> int | None:

@@ -22,26 +22,6 @@ Int32Array = npt.NDArray[np.int32]
 _HUGE_PAGE_BYTES = 2 << 20
 _WORD_BYTES = 4
 
-_FAULTS = {
-    1: "the tensor is no index of its size",
-    2: "a slot's directory is deeper than can be",
-    3: "a page does not fill its part of the directory evenly",
-    4: "a page is not its slot's, or named twice",
-    5: "a slot holds another number of pages than it says",
-    6: "the pages in use are not as many as the header says",
-    7: "the list of freed pages is broken",
-    8: "a line has a gap",
-    9: "an entry stands where its key does not lead",
-    10: "an entry lies outside the row",
-    11: "an entry does not record the occurrence it should",
-    12: "an entry is there, or is marked, against the rule",
-    13: "an entry is missing",
-    14: "the slot has indexed more tokens than the row holds",
-    15: "a slot holds another number of entries than it says",
-    16: "the entries in use are not as many as the header says",
-    17: "a slot's state is none that an operator leaves",
-}
-
 
 class IntegrityError(RuntimeError):
     """An index is not what its operators leave behind."""
@@ -161,12 +141,12 @@ class _Index(ABC):
         ops.ngram_index_append_(
             token_ids,
             num_tokens,
-            row_indices,
             self.tensor,
-            slot_indices,
-            self.min_n,
-            self.max_n,
-            match_policy,
+            row_indices=row_indices,
+            slot_indices=slot_indices,
+            min_n=self.min_n,
+            max_n=self.max_n,
+            match_policy=match_policy,
         )
 
     def check_integrity(self, rows: dict[int, Int32Array] | None = None) -> None:
@@ -181,15 +161,17 @@ class _Index(ABC):
         words = self._host_words()
         fault, where = self._check(words)
         if fault:
-            raise IntegrityError(f"{type(self).__name__}: {_FAULTS[fault]} (slot or page {where})")
+            said = _C.INDEX_FAULTS[fault]
+            raise IntegrityError(f"{type(self).__name__}: {said} (slot or page {where})")
         for slot, tokens in (rows or {}).items():
             fault = self._check_row(words, slot, np.ascontiguousarray(tokens))
             if fault:
-                raise IntegrityError(f"{type(self).__name__}: slot {slot}: {_FAULTS[fault]}")
+                said = _C.INDEX_FAULTS[fault]
+                raise IntegrityError(f"{type(self).__name__}: slot {slot}: {said}")
 
 
 class NgramIndex(_Index):
-    """The memory behind ``ngram_index_step_``: one int32 tensor of slots and a shared arena.
+    """The memory behind the index operators: one int32 tensor of slots and a shared arena.
 
     A slot belongs to a request for as long as it lives and follows it when rows move. All slots
     draw pages of 4 KiB from one arena, so memory goes with the tokens held and not with rows times

@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from ngram_npu.config import MAX_INDEX_SPAN, NgramConfig
+from ngram_npu.config import MAX_INDEX_SPAN, SHORT_ROW, NgramConfig
 from ngram_npu.index import DeviceNgramIndex, NgramIndex, is_tensor, operators_for
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
-
-SHORT_ROW = 2048
-"""Up to this row capacity (tokens) a scan is about as fast as the index: tools/bench/results."""
 
 ArrayT = TypeVar("ArrayT", "npt.NDArray[Any]", "torch.Tensor")
 """``torch.Tensor`` or ``numpy.ndarray``; a call takes one kind and returns it."""
@@ -29,7 +26,7 @@ if TYPE_CHECKING or sys.version_info >= (3, 11):
         """What :meth:`NgramProposer.propose` returns; all int32."""
 
         draft_token_ids: ArrayT
-        """[B, k], -1 in unused slots."""
+        """[B, k], -1 in unused places."""
         num_draft_tokens: ArrayT
         """[B], used slots of each request."""
         match_len: ArrayT
@@ -43,7 +40,7 @@ if TYPE_CHECKING or sys.version_info >= (3, 11):
         num_sampled: ArrayT
         """[B], valid sampled tokens."""
         draft_token_ids: ArrayT
-        """[B, k], -1 in unused slots."""
+        """[B, k], -1 in unused places."""
         num_draft_tokens: ArrayT
         """[B], used slots of each request."""
         match_len: ArrayT
@@ -61,9 +58,10 @@ class NgramProposer:
     Nothing waits for a device. Rows may be slices of a larger buffer.
 
     With ``engine="index"`` it owns an index of the rows, so that a step's cost hardly grows with
-    the context; drafts are those of ``engine="scan"``, bit for bit. The index is made at the
-    first step, for that buffer's rows. A runner that moves rows passes each request's slot; one
-    that reuses a slot for another request may say so by :meth:`reset` (it is also noticed).
+    the context; drafts are those of ``engine="scan"``, bit for bit. The index is made by the
+    first call that uses it, for that buffer's rows. A runner that moves rows passes each request's
+    slot; one that reuses a slot for another request may say so by :meth:`reset` (it is also
+    noticed).
 
     A copy, or a pickle, has the settings and makes an index of its own.
 
@@ -86,7 +84,7 @@ class NgramProposer:
             engine: ``"index"``, ``"scan"``, or ``"auto"``: the index unless ``max_n - min_n``
                 exceeds 7, the buffer's rows are too short for it to pay, or they are on a GPU,
                 where it has not been measured yet.
-            num_slots: slots of the index; None: the rows of the first step's buffer. Rows without
+            num_slots: slots of the index; None: the rows of the first call's buffer. Rows without
                 a slot are scanned; the first such call warns.
             token_capacity: tokens that all slots may hold together (a KV cache's capacity); None:
                 all rows full. Where it is exceeded, rows are scanned.
@@ -113,17 +111,10 @@ class NgramProposer:
         self.config = config
         self.engine = "scan" if span > MAX_INDEX_SPAN else engine
         self.index: NgramIndex | DeviceNgramIndex | None = None
-        """Made by the first step or :meth:`append` that uses it: outside a compiled function."""
+        """Made by the first call that uses it: outside a compiled function."""
         self._num_slots, self._token_capacity = num_slots, token_capacity
         self._warned = False
-        self._lookup = (
-            config.min_n,
-            config.max_n,
-            config.k,
-            config.match_code,
-            config.overlap,
-            config.max_len_or_unlimited,
-        )
+        self._lookup = config.lookup_arguments
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "index": None, "_warned": False}
@@ -134,27 +125,51 @@ class NgramProposer:
         num_tokens: ArrayT,
         *,
         row_indices: ArrayT | None = None,
-        active: ArrayT | None = None,
+        num_sampled: ArrayT | None = None,
+        slot_indices: ArrayT | None = None,
+        workspace: ArrayT | None = None,
     ) -> Drafts[ArrayT]:
-        """Drafts for each request as its row stands.
+        """Drafts for each request as its row stands: for a runner that appends by itself.
+
+        With ``engine="index"`` the index answers, as in :meth:`step`: no slot twice, one call at a
+        time, and no row changes below what has been indexed. Otherwise rows are scanned, and
+        nothing is kept.
 
         Args:
             token_ids: [R, S], the contexts.
             num_tokens: [R], their live lengths in tokens.
             row_indices: [B]; B = R without it.
-            active: [B] bool; others draft nothing.
+            num_sampled: [B], tokens that the step sampled; requests with none draft nothing.
+            slot_indices: [B], the index slot of each request; None: that of its row.
+            workspace: for device tensors; the CPU ignores it.
 
         Raises:
             ValueError: an argument of the wrong dtype, device, shape or stride.
         """
+        index = None
+        if self.engine == "index":
+            index = self._index_for("ngram_index_propose_", token_ids)
         ops = operators_for(
-            "ngram_propose",
+            "ngram_propose" if index is None else "ngram_index_propose_",
             token_ids=token_ids,
             num_tokens=num_tokens,
             row_indices=row_indices,
-            active=active,
+            num_sampled=num_sampled,
+            index=None if index is None else index.tensor,
+            slot_indices=slot_indices,
+            workspace=workspace,
         )
-        return Drafts(*ops.ngram_propose(token_ids, num_tokens, row_indices, active, *self._lookup))
+        arguments = self._lookup | _given(
+            row_indices=row_indices, num_sampled=num_sampled, workspace=workspace
+        )
+        if index is None:
+            return Drafts(*ops.ngram_propose(token_ids, num_tokens, **arguments))
+        found = ops.ngram_index_propose_(
+            token_ids, num_tokens, index.tensor, slot_indices=slot_indices, **arguments
+        )
+        all_rows = row_indices is None and slot_indices is None
+        self._keep(index, len(token_ids) if all_rows else 0)
+        return Drafts(*found)
 
     def step(
         self,
@@ -196,19 +211,25 @@ class NgramProposer:
             slot_indices=slot_indices,
             workspace=workspace,
         )
-        arguments = (
+        arguments = self._lookup | _given(
+            discard=discard,
+            row_indices=row_indices,
+            advance=None if advance else False,
+            vocab_size=self.config.vocab_size,
+            workspace=workspace,
+        )
+        if index is None:
+            return StepResult(
+                *ops.ngram_step_(token_ids, num_tokens, sampled_token_ids, **arguments)
+            )
+        result = ops.ngram_index_step_(
             token_ids,
             num_tokens,
             sampled_token_ids,
-            discard,
-            row_indices,
-            advance,
-            self.config.vocab_size_or_unlimited,
-            *self._lookup,
+            index.tensor,
+            slot_indices=slot_indices,
+            **arguments,
         )
-        if index is None:
-            return StepResult(*ops.ngram_step_(*arguments, workspace))
-        result = ops.ngram_index_step_(*arguments, index.tensor, slot_indices, workspace)
         # The host does not read which rows they are: then nobody can warn.
         all_rows = row_indices is None and slot_indices is None
         self._keep(index, len(sampled_token_ids) if all_rows else 0)
@@ -277,6 +298,11 @@ class NgramProposer:
                 "Pass num_slots to the proposer, or slot_indices to each call",
                 stacklevel=3,
             )
+
+
+def _given(**arguments: Any) -> dict[str, Any]:
+    """Those that are not None, which is the default of the others."""
+    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def _is_being_compiled() -> bool:

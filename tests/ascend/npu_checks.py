@@ -52,7 +52,7 @@ def test_launches_of_one_call_are_in_order() -> None:
     lengths = torch.tensor([60, 9], dtype=torch.int32).npu()
     record()
     for _ in range(2):
-        torch.ops.ngram_npu.ngram_propose(rows, lengths, None, None, 2, 4, 3, 0, False, 64)
+        torch.ops.ngram_npu.ngram_propose(rows, lengths, min_n=2, max_n=4, k=3)
     assert record() == ["ngram_npu_ngram_propose_search", "ngram_npu_ngram_propose_draft"] * 2
 
 

@@ -173,6 +173,7 @@ def test_what_the_stand_in_demands(tmp_path: Path, left_out: str | None) -> None
         assert f"{left_out} is not set" in done.stderr
 
 
+@pytest.mark.slow  # needs `make launch`
 def test_what_is_built_is_installed_in_the_package() -> None:
     """`lib` is CANN's own doing, which pyproject.toml keeps out of the wheel."""
     found = {path.relative_to(BUILD / "launch") for path in (BUILD / "launch").rglob("*.so")}

@@ -14,8 +14,11 @@ from opspecs import OPSPECS
 
 from ascend.npu_process import LIBRARIES, ROOT, Npu
 from tools import abi_audit
+from tools.npu.__main__ import SIZES
 
-ENTRY_POINTS = (ROOT / "csrc/ascendc/entry_points.h").read_text()
+pytestmark = pytest.mark.slow  # needs `make launch`
+
+ENTRY_POINTS = (ROOT / "csrc/ascendc/plans.h").read_text()
 SERVED = set(re.findall(r"\bX\((\w+), \w+Params\)", ENTRY_POINTS))
 ON_DEVICE = (ROOT / "tests/ascend/npu_checks.py").read_text()
 DEF = "\ndef test_"
@@ -63,21 +66,21 @@ def test_on_the_device(npu: Npu) -> None:
 
 
 def test_what_a_person_with_an_npu_runs(npu: Npu, tmp_path: Path) -> None:
-    """The parity suite on the device, and the bench, by tools/npu."""
-    file = tmp_path / "npu.json"
-    steps = ("--steps", "parity,bench", "--sizes", "2x1k,1x300", "--rounds", "2")
+    """All but the build: what is there, the parity suite on the device, the bench."""
     load = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}  # as it is by default
-    done = npu.run("-m", "tools.npu", *steps, "--json", file, **load)
+    stages = ("doctor", "parity", "bench")
+    done = npu.run("-m", "tools.npu", "--out", tmp_path, "--only", *stages, **load)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    found = json.loads(file.read_text())
-    assert found["command"] == "python -m tools.npu " + " ".join(steps)
-    # test_samples and test_random
-    assert found["parity"] == {"ok": True, "passed": 2 * len(SERVED), "failed": 0, "error": 0}
-    assert found["machine"]["npu"] == "Ascend910B3"
-    assert [r["size"] for r in found["bench"]["results"]] == ["2x1k", "1x300"]
+    found = json.loads((tmp_path / "npu-run.json").read_text())
+    doctor, parity, _ = found["stages"]
+    assert f"backend npu          {len(SERVED)} operators" in doctor["result"]
+    assert found["bench"]["machine"]["npu"]["name"] == "Ascend910B3"
+    assert parity["result"]["passed"] == 2 * len(SERVED)  # test_samples and test_random
+    assert list(found["bench"]["skipped"]) == ["vllm-ascend"]
+    assert [result["size"] for result in found["bench"]["results"]] == list(SIZES)
     for result in found["bench"]["results"]:
-        assert result["us"]["ours"]["host"]["min"] > 0
-        assert result["us"]["ours"]["device"]["min"] > 0
+        assert result["ours"]["median_us"] > 0
+        assert result["host_us"]["ours"]["median"] > 0
 
 
 def test_a_launch_that_fails_is_an_error(npu: Npu) -> None:

@@ -97,13 +97,15 @@ struct Call {
   std::vector<int32_t> index32 = std::vector<int32_t>(kRows, 0);
   std::vector<int64_t> index64 = std::vector<int64_t>(kRows, 0);
   std::vector<uint8_t> bytes = std::vector<uint8_t>(kRows, 1);
+  std::vector<int32_t> counted = std::vector<int32_t>(kRows, 1);
   std::vector<int32_t> scratch = std::vector<int32_t>(8, 0);
 
   TensorView token_ids = view(tokens.data(), DType::kInt32, kRows, kCapacity, kCapacity);
   TensorView num_tokens = view(lengths.data(), DType::kInt32, kRows);
   TensorView sampled = view(samples.data(), DType::kInt32, kRows, kWidth, kWidth);
   TensorView row_indices = view(index32.data(), DType::kInt32, kRows);
-  TensorView mask = view(bytes.data(), DType::kBool, kRows);  // active, or discard
+  TensorView mask = view(bytes.data(), DType::kBool, kRows);       // discard
+  TensorView counts = view(counted.data(), DType::kInt32, kRows);  // num_sampled
   TensorView workspace = view(scratch.data(), DType::kInt32, 8);
   bool with_row_indices = true;
   bool with_mask = true;
@@ -111,9 +113,9 @@ struct Call {
   int64_t min_n = 1, max_n = 3, k = 4, match = kEarliest, max_len = 100;
 
   NgramProposeParams propose() {
-    return std::get<NgramProposeParams>(
-        host::ngram_propose<ViewCall>(token_ids, num_tokens, with_row_indices ? &row_indices : nullptr,
-                                      with_mask ? &mask : nullptr, min_n, max_n, k, match, true, max_len));
+    return std::get<NgramProposeParams>(host::ngram_propose<ViewCall>(
+        token_ids, num_tokens, with_row_indices ? &row_indices : nullptr, with_mask ? &counts : nullptr, min_n, max_n,
+        k, match, true, max_len, with_workspace ? &workspace : nullptr));
   }
 
   NgramStepParams step() {
@@ -125,7 +127,7 @@ struct Call {
   bool untouched() const {
     const Call fresh;
     return tokens == fresh.tokens && lengths == fresh.lengths && samples == fresh.samples && index32 == fresh.index32 &&
-           index64 == fresh.index64 && bytes == fresh.bytes && scratch == fresh.scratch;
+           index64 == fresh.index64 && bytes == fresh.bytes && counted == fresh.counted && scratch == fresh.scratch;
   }
 };
 
@@ -160,7 +162,7 @@ TEST(ArgumentsTest, ValidCallsPass) {
   EXPECT_EQ(p.num_tokens, call.lengths.data());
   EXPECT_EQ(p.row_indices.data, call.index32.data());
   EXPECT_EQ(p.row_indices.bytes, 4);
-  EXPECT_EQ(p.active, call.bytes.data());
+  EXPECT_EQ(p.num_sampled, call.counted.data());
   EXPECT_EQ(p.batch, kRows);
   EXPECT_EQ(p.lookup.min_n, 1);
   EXPECT_EQ(p.lookup.max_n, 3);
@@ -186,7 +188,7 @@ TEST(ArgumentsTest, OptionalOnesMayBeAbsent) {
   Call call;
   call.with_row_indices = call.with_mask = call.with_workspace = false;
   EXPECT_EQ(call.propose().row_indices.bytes, 0);
-  EXPECT_EQ(call.propose().active, nullptr);
+  EXPECT_EQ(call.propose().num_sampled, nullptr);
   EXPECT_EQ(call.propose().batch, kRows);
   EXPECT_EQ(call.step().row_indices.bytes, 0);
   EXPECT_EQ(call.step().discard, nullptr);
@@ -196,7 +198,7 @@ TEST(ArgumentsTest, OptionalOnesMayBeAbsent) {
 TEST(ArgumentsTest, RowIndicesMayBeWideAndSetTheBatch) {
   Call call;
   call.row_indices = view(call.index64.data(), DType::kInt64, 2);
-  call.mask.sizes[0] = 2;
+  call.mask.sizes[0] = call.counts.sizes[0] = 2;
   const NgramProposeParams p = call.propose();
   EXPECT_EQ(p.row_indices.bytes, 8);
   EXPECT_EQ(p.batch, 2);
@@ -211,8 +213,8 @@ TEST(ArgumentsTest, Dtypes) {
   both([](Call& c) { c.token_ids.dtype = DType::kOther; }, "token_ids: expected int32, got another dtype");
   both([](Call& c) { c.num_tokens.dtype = DType::kUInt32; }, "num_tokens: expected int32, got uint32");
   both([](Call& c) { c.row_indices.dtype = DType::kBool; }, "row_indices: expected int32 or int64, got bool");
-  EXPECT_EQ(error(kPropose, [](Call& c) { c.mask.dtype = DType::kInt32; }),
-            "ngram_propose: active: expected bool, got int32");
+  EXPECT_EQ(error(kPropose, [](Call& c) { c.counts.dtype = DType::kBool; }),
+            "ngram_propose: num_sampled: expected int32, got bool");
   EXPECT_EQ(error(kStep, [](Call& c) { c.mask.dtype = DType::kInt32; }),
             "ngram_step_: discard: expected bool, got int32");
   EXPECT_EQ(error(kStep, [](Call& c) { c.sampled.dtype = DType::kInt64; }),
@@ -241,8 +243,8 @@ TEST(ArgumentsTest, Devices) {
         c.num_tokens.device = {1, 0};
       },
       "num_tokens: expected device cuda:1 as token_ids, got cuda:0");
-  EXPECT_EQ(error(kPropose, [](Call& c) { c.mask.device = {7, -1}; }),
-            "ngram_propose: active: expected device cpu as token_ids, got device type 7");
+  EXPECT_EQ(error(kPropose, [](Call& c) { c.counts.device = {7, -1}; }),
+            "ngram_propose: num_sampled: expected device cpu as token_ids, got device type 7");
 }
 
 TEST(ArgumentsTest, Strides) {
@@ -294,10 +296,10 @@ TEST(ArgumentsTest, ReadOnly) {
 TEST(ArgumentsTest, Sizes) {
   both([](Call& c) { c.num_tokens.sizes[0] = 3; }, "num_tokens: expected size 4, got size 3");
   both([](Call& c) { c.num_tokens.sizes[0] = 5; }, "num_tokens: expected size 4, got size 5");
-  EXPECT_EQ(error(kPropose, [](Call& c) { c.mask.sizes[0] = 3; }),
-            "ngram_propose: active: expected size 4, got size 3");
+  EXPECT_EQ(error(kPropose, [](Call& c) { c.counts.sizes[0] = 3; }),
+            "ngram_propose: num_sampled: expected size 4, got size 3");
   EXPECT_EQ(error(kPropose, [](Call& c) { c.row_indices.sizes[0] = 2; }),
-            "ngram_propose: active: expected size 2, got size 4");
+            "ngram_propose: num_sampled: expected size 2, got size 4");
   EXPECT_EQ(error(kStep, [](Call& c) { c.mask.sizes[0] = 3; }), "ngram_step_: discard: expected size 4, got size 3");
   EXPECT_EQ(error(kStep, [](Call& c) { c.row_indices.sizes[0] = 3; }),
             "ngram_step_: row_indices: expected size 4, got size 3");
@@ -391,7 +393,7 @@ TEST(ArgumentsTest, ColumnSlicesOfOneBuffer) {
 TEST(ArgumentsTest, EmptyTensorsShareNothing) {
   Call call;
   call.sampled = view(call.tokens.data() + 3, DType::kInt32, 0, kWidth, kWidth);
-  call.row_indices.sizes[0] = call.mask.sizes[0] = call.workspace.sizes[0] = 0;
+  call.row_indices.sizes[0] = call.mask.sizes[0] = call.counts.sizes[0] = call.workspace.sizes[0] = 0;
   call.workspace.data = call.tokens.data() + 5;
   EXPECT_EQ(call.step().batch, 0);
   call.token_ids = view<int32_t>(nullptr, DType::kInt32, 0, 0, 1);

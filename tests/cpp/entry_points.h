@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/ngram_propose.h"
-#include "core/ngram_step_.h"
+#include "core/ngram_step.h"
 #include "cpu/instruction_set.h"
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_propose(const ngram_npu::NgramProposeParams* params, void* stream);

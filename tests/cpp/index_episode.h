@@ -7,15 +7,17 @@
 #include <utility>
 #include <vector>
 
-#include "core/ngram_index_append_.h"
+#include "core/ngram_index_append.h"
 #include "core/ngram_index_layout.h"
-#include "core/ngram_index_reset_.h"
-#include "core/ngram_index_step_.h"
+#include "core/ngram_index_propose.h"
+#include "core/ngram_index_reset.h"
+#include "core/ngram_index_step.h"
 #include "cpu/ngram_index.h"
 #include "guard_pages.h"
 #include "oracle.h"
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_append_(const ngram_npu::NgramIndexAppendParams* params, void*);
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_propose_(const ngram_npu::NgramIndexProposeParams* params, void*);
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_reset_(const ngram_npu::NgramIndexResetParams* params, void*);
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_step_(const ngram_npu::NgramIndexStepParams* params, void*);
 
@@ -155,13 +157,11 @@ class IndexEpisode {
     const NgramIndexAppendParams p{tokens_.view<const int32_t>(),
                                    lengths_.data(),
                                    {},
-                                   {slot_indices_.data(), 8},
                                    rows_,
                                    look_.min_n,
                                    look_.max_n,
                                    look_.match,
-                                   index_.data(),
-                                   words_,
+                                   {index_.data(), words_, {slot_indices_.data(), 8}},
                                    nullptr};
     ngram_npu_cpu_ngram_index_append_(&p, nullptr);
     observe();
@@ -169,7 +169,7 @@ class IndexEpisode {
 
   void reset(int64_t slot) {
     slot_indices_.data()[0] = slot;
-    const NgramIndexResetParams p{{slot_indices_.data(), 8}, 1, index_.data(), words_};
+    const NgramIndexResetParams p{{index_.data(), words_, {slot_indices_.data(), 8}}, 1};
     ngram_npu_cpu_ngram_index_reset_(&p, nullptr);
     observe();
   }
@@ -222,25 +222,49 @@ class IndexEpisode {
     }
     const auto size = static_cast<size_t>(batch);
     Words next(size), num_sampled(size), drafts(size * static_cast<size_t>(look_.k)), num_draft(size), match_len(size);
-    NgramIndexStepParams p{};
-    p.step.token_ids = tokens_.view();
-    p.step.num_tokens = lengths_.data();
-    p.step.sampled_token_ids = sampled_.view<const int32_t>();
-    p.step.row_indices = {row_indices_.data(), 8};
-    p.step.batch = batch;
-    p.step.advance = advance;
-    p.step.vocab_size = 1000;
-    p.step.lookup = look_;
-    p.step.next_token_ids = next.data();
-    p.step.num_sampled = num_sampled.data();
-    p.step.draft_token_ids = drafts.data();
-    p.step.num_draft_tokens = num_draft.data();
-    p.step.match_len = match_len.data();
-    p.index = index_.data();
-    p.index_words = words_;
-    p.slot_indices = {slot_indices_.data(), 8};
-    p.catch_up_tokens = c_.one_in(3) ? c_.below(50) : -1;
-    ngram_npu_cpu_ngram_index_step_(&p, nullptr);
+    const IndexAccess index{index_.data(), words_, {slot_indices_.data(), 8}};
+    const int64_t catch_up_tokens = c_.one_in(3) ? c_.below(50) : -1;
+    const auto fill = [&](auto& lookup) {
+      lookup.row_indices = {row_indices_.data(), 8};
+      lookup.batch = batch;
+      lookup.lookup = look_;
+      lookup.draft_token_ids = drafts.data();
+      lookup.num_draft_tokens = num_draft.data();
+      lookup.match_len = match_len.data();
+    };
+    if (c_.one_in(4)) {  // the runner appends, and only then asks
+      for (int64_t i = 0; i < batch; ++i) {
+        const auto at = static_cast<size_t>(i);
+        const int64_t row = row_indices_.data()[i];
+        int32_t& length = lengths_.data()[row];
+        if (length > 0) next[at] = tokens_[row][length - 1];
+        for (; num_sampled[at] < width_ && sampled_[i][num_sampled[at]] >= 0; ++num_sampled[at]) {
+          next[at] = sampled_[i][num_sampled[at]];
+          if (length < capacity_) tokens_[row][length++] = next[at];
+        }
+      }
+      NgramIndexProposeParams p{};
+      p.propose.token_ids = tokens_.view<const int32_t>();
+      p.propose.num_tokens = lengths_.data();
+      p.propose.num_sampled = num_sampled.data();
+      fill(p.propose);
+      p.index = index;
+      p.catch_up_tokens = catch_up_tokens;
+      ngram_npu_cpu_ngram_index_propose_(&p, nullptr);
+    } else {
+      NgramIndexStepParams p{};
+      p.step.token_ids = tokens_.view();
+      p.step.num_tokens = lengths_.data();
+      p.step.sampled_token_ids = sampled_.view<const int32_t>();
+      p.step.advance = advance;
+      p.step.vocab_size = 1000;
+      p.step.next_token_ids = next.data();
+      p.step.num_sampled = num_sampled.data();
+      fill(p.step);
+      p.index = index;
+      p.catch_up_tokens = catch_up_tokens;
+      ngram_npu_cpu_ngram_index_step_(&p, nullptr);
+    }
     observe();
     for (int64_t i = 0; i < batch; ++i) {
       const auto at = static_cast<size_t>(i);

@@ -71,8 +71,7 @@ struct OneRowStep {
     params.step.draft_token_ids = drafts;
     params.step.num_draft_tokens = &num_draft;
     params.step.match_len = &match_len;
-    params.index = index;
-    params.index_words = words;
+    params.index = {index, words, {}};
     params.catch_up_tokens = -1;
   }
 
@@ -162,7 +161,7 @@ TEST_P(IndexTest, EveryPageIsGivenBack) {
       depth = slot[index::kSlotDepth];
       Tokens emptied = arena;  // the row ends here
       const int64_t first = 0;
-      const NgramIndexResetParams reset{{&first, 8}, 1, emptied.data(), words};
+      const NgramIndexResetParams reset{{emptied.data(), words, {&first, 8}}, 1};
       ngram_npu_cpu_ngram_index_reset_(&reset, nullptr);
       EXPECT_EQ(emptied[index::kHeaderPagesInUse], 0) << pages << " pages, a directory of depth " << depth;
       EXPECT_EQ(ngram_npu_cpu_ngram_index_check(emptied.data(), words, nullptr), 0);

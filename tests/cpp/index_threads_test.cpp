@@ -9,10 +9,10 @@
 #include <thread>
 #include <vector>
 
-#include "core/ngram_index_append_.h"
+#include "core/ngram_index_append.h"
 #include "core/ngram_index_layout.h"
-#include "core/ngram_index_reset_.h"
-#include "core/ngram_index_step_.h"
+#include "core/ngram_index_reset.h"
+#include "core/ngram_index_step.h"
 #include "cpu/ngram_index.h"
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_append_(const ngram_npu::NgramIndexAppendParams* params, void*);
@@ -44,13 +44,11 @@ Tokens drafts_after(const Executor* executor, const Tokens& tokens, int64_t page
   const NgramIndexAppendParams append{{buffer.data(), kRows, kCapacity, kCapacity},
                                       lengths.data(),
                                       {},
-                                      {},
                                       kRows,
                                       2,
                                       4,
                                       match,
-                                      index.data(),
-                                      words,
+                                      {index.data(), words, {}},
                                       executor};
   EXPECT_EQ(ngram_npu_cpu_ngram_index_append_(&append, nullptr), kOk);
   int64_t where = 0;
@@ -73,8 +71,7 @@ Tokens drafts_after(const Executor* executor, const Tokens& tokens, int64_t page
     p.step.draft_token_ids = drafts.data();
     p.step.num_draft_tokens = num_draft.data();
     p.step.match_len = match_len.data();
-    p.index = index.data();
-    p.index_words = words;
+    p.index = {index.data(), words, {}};
     p.catch_up_tokens = -1;
     EXPECT_EQ(ngram_npu_cpu_ngram_index_step_(&p, nullptr), kOk);
     all.insert(all.end(), drafts.begin(), drafts.end());
@@ -117,19 +114,17 @@ class Indexed {
     const NgramIndexAppendParams params{{tokens_.data(), kRows, kCapacity, kCapacity},
                                         lengths_.data(),
                                         {},
-                                        {slots.data(), 4},
                                         static_cast<int64_t>(slots.size()),
                                         2,
                                         4,
                                         kEarliest,
-                                        words_.data(),
-                                        size(),
+                                        {words_.data(), size(), {slots.data(), 4}},
                                         executor};
     EXPECT_EQ(ngram_npu_cpu_ngram_index_append_(&params, nullptr), kOk);
   }
 
   void reset(const Tokens& slots) {
-    const NgramIndexResetParams params{{slots.data(), 4}, static_cast<int64_t>(slots.size()), words_.data(), size()};
+    const NgramIndexResetParams params{{words_.data(), size(), {slots.data(), 4}}, static_cast<int64_t>(slots.size())};
     EXPECT_EQ(ngram_npu_cpu_ngram_index_reset_(&params, nullptr), kOk);
   }
 

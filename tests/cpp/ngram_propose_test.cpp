@@ -114,15 +114,15 @@ TEST_P(NgramProposeTest, LengthsThatAreNone) {
   EXPECT_EQ(got.match_len, (Tokens{0, 0, 0, 0, 0, 0, 2, 1}));
 }
 
-TEST_P(NgramProposeTest, InactiveRequestsDraftNothing) {
+TEST_P(NgramProposeTest, RequestsThatSampledNothingDraftNothing) {
   ProposeInputs in;
   in.rows.assign(4, {5, 6, 5});
-  in.active = {1, 0, 255, 2};  // any nonzero byte is true
+  in.num_sampled = {1, 0, 255, -2};
   in.lookup = options(1, 1, 1);
   const ProposeResult got = propose(in);
-  EXPECT_EQ(got.drafts, (Tokens{6, -1, 6, 6}));
-  EXPECT_EQ(got.num_draft, (Tokens{1, 0, 1, 1}));
-  EXPECT_EQ(got.match_len, (Tokens{1, 0, 1, 1}));
+  EXPECT_EQ(got.drafts, (Tokens{6, -1, 6, -1}));
+  EXPECT_EQ(got.num_draft, (Tokens{1, 0, 1, 0}));
+  EXPECT_EQ(got.match_len, (Tokens{1, 0, 1, 0}));
 }
 
 TEST_P(NgramProposeTest, RowIndices) {
@@ -167,12 +167,12 @@ TEST_P(NgramProposeTest, RowsThatMayNotDraftAreNotRead) {
   GuardedRows<int32_t> rows(5, 4096, Flush::kEnd);
   rows.hide();
   const int32_t num_tokens[] = {4000, 1, 0, 4097, 4096};
-  const uint8_t active[] = {0, 1, 1, 1, 1};
+  const int32_t num_sampled[] = {0, 1, 1, 1, 1};
   int32_t drafts[5], num_draft[5], match_len[5];
   NgramProposeParams p{};
   p.token_ids = rows.view<const int32_t>();
   p.num_tokens = num_tokens;
-  p.active = active;
+  p.num_sampled = num_sampled;
   p.batch = 5;
   p.lookup = options(1, 3, 1, kLatest, true, 4096);
   p.draft_token_ids = drafts;

@@ -95,14 +95,14 @@ ProposeResult propose(const ProposeInputs& in, Layout layout) {
   Guarded<int32_t> num_tokens(lengths_of(in.rows, in.num_tokens), flush);
   num_tokens.freeze();
   const GuardedIndices row_indices(in.row_indices, flush);
-  Guarded<uint8_t> active(in.active, flush);
-  active.freeze();
+  Guarded<int32_t> num_sampled(in.num_sampled, flush);
+  num_sampled.freeze();
 
   NgramProposeParams p{};
   p.token_ids = rows.view<const int32_t>();
   p.num_tokens = num_tokens.data();
   p.row_indices = row_indices.get();
-  p.active = in.active.empty() ? nullptr : active.data();
+  p.num_sampled = in.num_sampled.empty() ? nullptr : num_sampled.data();
   p.batch = in.row_indices.bytes > 0 ? static_cast<int64_t>(in.row_indices.values.size()) : p.token_ids.rows;
   p.lookup = in.lookup;
   const Guarded<int32_t> drafts = output(p.batch * p.lookup.k, layout);

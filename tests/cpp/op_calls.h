@@ -38,7 +38,7 @@ struct ProposeInputs {
   int64_t capacity = 16;
   std::vector<int32_t> num_tokens;  // empty: the rows' sizes
   Indices row_indices;
-  std::vector<uint8_t> active;  // empty: absent
+  std::vector<int32_t> num_sampled;  // empty: absent
   LookupOptions lookup{1, 3, 4, kNoLimit, kEarliest, false};
 };
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/lookup.h"
+#include "core/lookup_rules.h"
 
 namespace ngram_npu::test {
 

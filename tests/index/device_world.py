@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from backends import call_torch
-from index_world import UNLIMITED, Int32Array, Lookup, World
+from index_world import Int32Array, Lookup, World
 from ngram_npu import _C, DeviceNgramIndex
 
 BUCKETS_PER_PAGE = 4
@@ -73,15 +73,18 @@ class Rows:
     ) -> None:
         """Asserts that the index answers as a scan does."""
         new = np.full((len(self.tokens), 1), sampled, np.int32)
-        options = (None, None, advance, UNLIMITED, 2, 2 + span, 4, match, False, UNLIMITED)
+        options = {"advance": advance, "min_n": 2, "max_n": 2 + span, "k": 4, "match_policy": match}
         tokens, lengths = self.tokens.copy(), self.lengths.copy()
-        expected = _C.ngram_step_(tokens, lengths, new, *options, None)
+        expected = _C.ngram_step_(tokens, lengths, new, **options)
         given = None if slots is None else np.array(slots, np.int32)
-        words = self.index.tensor.numpy()
-        found = call_torch(
-            "ngram_index_step_",
-            (self.tokens, self.lengths, new, *options, words, given, None),
+        rows = [torch.from_numpy(array) for array in (self.tokens, self.lengths, new)]
+        results = torch.ops.ngram_npu.ngram_index_step_(
+            *rows,
+            self.index.tensor,
+            slot_indices=None if given is None else torch.from_numpy(given),
+            **options,
         )
+        found = [result.numpy() for result in results]
         assert all(map(np.array_equal, found, expected))
         assert np.array_equal(self.tokens, tokens)
         assert np.array_equal(self.lengths, lengths)

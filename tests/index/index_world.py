@@ -98,7 +98,7 @@ class World:
         look = self.lookup
         self._call(
             "ngram_index_append_",
-            self.rows, self.lengths, at, self.words, self.slots[at], look.min_n, look.max_n,
+            self.rows, self.lengths, self.words, at, self.slots[at], look.min_n, look.max_n,
             look.match,
         )  # fmt: skip
         for row in at:
@@ -130,16 +130,16 @@ class World:
         for row in at:
             self._forget(int(row), int(self.lengths[row]))
         buffer, lengths = self._buffer.copy(), self.lengths.copy()
-        middle = (
-            discard, None if by_row else at, advance, vocab_size, look.min_n, look.max_n, look.k,
-            look.match, look.overlap, look.max_len,
+        head = (discard, None if by_row else at)
+        tail = (
+            advance, vocab_size, look.min_n, look.max_n, look.k, look.match, look.overlap,
+            look.max_len, None,
         )  # fmt: skip
-        truth = _C.ngram_step_(buffer[1:-1, PAD:-PAD], lengths, sampled, *middle, None)
+        truth = _C.ngram_step_(buffer[1:-1, PAD:-PAD], lengths, sampled, *head, *tail)
         given = None if by_row and np.array_equal(self.slots[at], at) else self.slots[at]
         found = self._call(
-            "ngram_index_step_",
-            self.rows, self.lengths, sampled, *middle, self.words, given, None,
-        )  # fmt: skip
+            "ngram_index_step_", self.rows, self.lengths, sampled, self.words, *head, given, *tail
+        )
         np.testing.assert_array_equal(self._buffer, buffer)  # tokens, and nothing around them
         np.testing.assert_array_equal(self.lengths, lengths)
         for name, got, want in zip(("next", "num_sampled"), found[:2], truth[:2], strict=True):

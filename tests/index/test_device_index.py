@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from backends import call_torch
 from device_world import (
     GIVEN_UP,
     HEADER,
@@ -25,7 +24,7 @@ from device_world import (
 )
 from hypothesis import settings
 from index_machine import IndexMachine
-from index_world import UNLIMITED, Lookup
+from index_world import Lookup
 from ngram_npu import _C, DeviceNgramIndex, NgramConfig, NgramProposer
 
 pytestmark = pytest.mark.usefixtures("on_the_cuda_twin")
@@ -213,11 +212,8 @@ def test_an_entry_that_would_begin_before_the_row_is_no_hit() -> None:
     end = np.uint64((1 << TENANT) - 1)
     entries[used] = entries[used] & ~end | np.uint64(1)
     new = np.array([[tokens[0, 7]]], np.int32)
-    options = (None, None, True, UNLIMITED, 2, 4, 4, 0, False, UNLIMITED)
-    lengths = np.full(1, 200, np.int32)
-    call_torch(
-        "ngram_index_step_", (tokens, lengths, new, *options, index.tensor.numpy(), None, None)
-    )
+    rows = [torch.from_numpy(array) for array in (tokens, np.full(1, 200, np.int32), new)]
+    torch.ops.ngram_npu.ngram_index_step_(*rows, index.tensor, min_n=2, max_n=4, k=4)
     assert index.statistics.rows_indexed == 1
 
 

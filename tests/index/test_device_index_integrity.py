@@ -115,20 +115,20 @@ def _longer_than_its_row(words: Int32Array) -> None:
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (_broken_header, "no index of its size"),
-        (_more_buckets_than_fit, "no index of its size"),
-        (_strange_options, r"a slot's state .* \(slot or page 0\)"),
-        (_empty_but_indexed, r"a slot's state .* \(slot or page 0\)"),
-        (_too_long, r"a slot's state .* \(slot or page 0\)"),
-        (_one_held_too_many, r"another number of entries than it says \(slot or page 0\)"),
+        (_broken_header, "header does not match the tensor's size"),
+        (_more_buckets_than_fit, "header does not match the tensor's size"),
+        (_strange_options, r"the slot's state .* \(slot or page 0\)"),
+        (_empty_but_indexed, r"the slot's state .* \(slot or page 0\)"),
+        (_too_long, r"the slot's state .* \(slot or page 0\)"),
+        (_one_held_too_many, r"entries are not as many as it says \(slot or page 0\)"),
         (_one_in_use_too_many, "not as many as the header says"),
         (_one_in_use_too_few, "not as many as the header says"),
-        (_elsewhere, "slot 0: an entry stands where its key does not lead"),
-        (_other_fingerprint, "slot 0: an entry stands where its key does not lead"),
-        (_no_such_level, "slot 0: an entry stands where its key does not lead"),
-        (_behind_the_row, "slot 0: an entry lies outside the row"),
-        (_right_behind_the_row, "slot 0: an entry lies outside the row"),
-        (_before_the_row, "slot 0: an entry lies outside the row"),
+        (_elsewhere, "slot 0: an entry is not where its key leads"),
+        (_other_fingerprint, "slot 0: an entry is not where its key leads"),
+        (_no_such_level, "slot 0: an entry is not where its key leads"),
+        (_behind_the_row, "slot 0: an entry points outside the row"),
+        (_right_behind_the_row, "slot 0: an entry points outside the row"),
+        (_before_the_row, "slot 0: an entry points outside the row"),
         (_lost, "slot 0: an entry is missing"),
         (_longer_than_its_row, "slot 0: the slot has indexed more tokens than the row holds"),
     ],
@@ -149,12 +149,12 @@ def test_an_entry_with_the_wrong_occurrence_is_told(match: int) -> None:
     index.check_integrity({0: tokens[0]})
     used, entries = entries_of(index.tensor.numpy())
     entries[used] = entries[used].astype(np.int64) + (3 if match == 0 else -3)
-    with pytest.raises(IntegrityError, match="does not record the occurrence it should"):
+    with pytest.raises(IntegrityError, match="does not record the earliest"):
         index.check_integrity({0: tokens[0]})
 
 
 def test_a_slot_that_is_none() -> None:
-    with pytest.raises(IntegrityError, match="slot 9: a slot's state"):
+    with pytest.raises(IntegrityError, match="slot 9: the index has no such slot"):
         indexed(some_tokens()).check_integrity({9: some_tokens()[0]})
 
 

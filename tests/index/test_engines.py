@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from ngram_npu import NgramConfig, NgramProposer
-from ngram_npu.proposer import SHORT_ROW
+from ngram_npu.config import SHORT_ROW
 
 ROWS = 5
 

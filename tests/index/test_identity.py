@@ -23,8 +23,8 @@ def test_one_wrong_bit_is_found(place: int) -> None:
     """In each of the five results, in a row's tokens, in its length."""
     calls = []
 
-    def wrong(tokens: Any, lengths: Any, *arguments: Any) -> Any:
-        results = _C.ngram_index_step_(tokens, lengths, *arguments)
+    def wrong(tokens: Any, lengths: Any, *arguments: Any, **keywords: Any) -> Any:
+        results = _C.ngram_index_step_(tokens, lengths, *arguments, **keywords)
         calls.append(None)
         if len(calls) == 20:
             (*results, tokens, lengths)[place].reshape(-1)[-1] ^= 1

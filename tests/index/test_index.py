@@ -92,8 +92,8 @@ def test_statistics() -> None:
 
     def step(slots: list[int], sampled: int = 1, span: int = 2) -> None:
         _C.ngram_index_step_(
-            tokens, lengths, np.full((2, 1), sampled, np.int32), None, None, True, 99, 2, 2 + span,
-            4, 0, False, 10**6, index.tensor, np.array(slots, np.int32), None,
+            tokens, lengths, np.full((2, 1), sampled, np.int32), index.tensor, min_n=2,
+            max_n=2 + span, k=4, slot_indices=np.array(slots, np.int32),
         )  # fmt: skip
 
     step([0, 1])
@@ -120,9 +120,8 @@ def test_a_long_prompt_is_caught_up_over_several_steps() -> None:
     index = NgramIndex(1, 200_010, min_n=2, max_n=4, any_data=True)
     for _ in range(8):
         _C.ngram_index_step_(
-            tokens, lengths, np.ones((1, 1), np.int32), None, None, True, 99, 2, 4, 4, 0, False,
-            10**6, index.tensor, None, None,
-        )  # fmt: skip
+            tokens, lengths, np.ones((1, 1), np.int32), index.tensor, min_n=2, max_n=4, k=4
+        )
     stats = index.statistics
     assert (stats.rows_scanned_catching_up, stats.rows_indexed) == (6, 2)
     assert stats.page_splits > 100
@@ -144,12 +143,10 @@ def test_a_row_whose_directory_takes_several_pages(match: int) -> None:
     for start in (1500, 1700, length // 2 + 900, 5):
         for at in range(start, start + 6):
             sampled = tokens[:, at : at + 1].copy()
-            options = (None, None, True, 10**6, 2, 4, 4, match, False, 10**7)
+            options = {"min_n": 2, "max_n": 4, "k": 4, "match_policy": match}
             expected_lengths = lengths.copy()
-            expected = _C.ngram_step_(scanned, expected_lengths, sampled, *options, None)
-            found = _C.ngram_index_step_(
-                tokens, lengths, sampled, *options, index.tensor, None, None
-            )
+            expected = _C.ngram_step_(scanned, expected_lengths, sampled, **options)
+            found = _C.ngram_index_step_(tokens, lengths, sampled, index.tensor, **options)
             assert all(map(np.array_equal, found, expected))
             drafted += int(expected[3][0])
     assert drafted > 20
@@ -193,9 +190,8 @@ def test_a_slot_given_up_takes_another_row(by_step: bool) -> None:
 
     def step() -> None:
         _C.ngram_index_step_(
-            tokens, lengths, np.ones((1, 1), np.int32), None, None, True, 999, 2, 4, 4, 0, False,
-            10**6, index.tensor, None, None,
-        )  # fmt: skip
+            tokens, lengths, np.ones((1, 1), np.int32), index.tensor, min_n=2, max_n=4, k=4
+        )
 
     if by_step:
         step()
@@ -215,9 +211,8 @@ def test_a_step_tries_no_more_than_its_share_where_memory_is_full() -> None:
     lengths = np.full(rows, length, np.int32)
     index = NgramIndex(rows, 6000, min_n=2, max_n=4)
     _C.ngram_index_step_(
-        tokens, lengths, np.ones((rows, 1), np.int32), None, None, True, 9999, 2, 4, 4, 0, False,
-        10**6, index.tensor, None, None,
-    )  # fmt: skip
+        tokens, lengths, np.ones((rows, 1), np.int32), index.tensor, min_n=2, max_n=4, k=4
+    )
     statistics = index.statistics
     assert statistics.slots_given_up == 1
     assert statistics.rows_scanned_full == 1
@@ -334,22 +329,22 @@ def _longer_than_its_row(words: Int32Array) -> None:
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (_broken_header, "no index of its size"),
-        (_too_deep, r"deeper than can be \(slot or page 0\)"),
+        (_broken_header, "header does not match the tensor's size"),
+        (_too_deep, r"deeper than the layout allows \(slot or page 0\)"),
         (_uneven, "does not fill its part of the directory"),
-        (_anothers_page, "not its slot's"),
-        (_page_of_nobody, r"not its slot's, or named twice \(slot or page \d+\)"),
-        (_page_too_many, "another number of pages than it says"),
-        (_page_lost, "not as many as the header says"),
+        (_anothers_page, "belongs to another slot"),
+        (_page_of_nobody, r"another slot, or is named twice \(slot or page \d+\)"),
+        (_page_too_many, "pages are not as many as it says"),
+        (_page_lost, "pages in use are not as many as the header says"),
         (_freed_page_that_is_none, "freed pages is broken"),
         (_freed_pages_in_a_circle, "freed pages is broken"),
         (_freed_pages_forgotten, "freed pages is broken"),
-        (_gap, "a line has a gap"),
-        (_entry_elsewhere, "slot 0: an entry stands where its key does not lead"),
-        (_entry_outside, "slot 0: an entry lies outside the row"),
-        (_flip_twice, "slot 0: an entry is there, or is marked, against the rule"),
+        (_gap, "a line of a page has a gap"),
+        (_entry_elsewhere, "slot 0: an entry is not where its key leads"),
+        (_entry_outside, "slot 0: an entry points outside the row"),
+        (_flip_twice, "slot 0: an entry exists, or is marked, although"),
         (_entry_lost, "slot 0: an entry is missing"),
-        (_entry_too_many, "slot 0: an entry is there, or is marked, against the rule"),
+        (_entry_too_many, "slot 0: an entry exists, or is marked, although"),
         (_longer_than_its_row, "slot 0: the slot has indexed more tokens than the row holds"),
     ],
 )
@@ -370,12 +365,12 @@ def test_an_entry_with_the_wrong_occurrence_is_told(match: int) -> None:
     page = _page(index.tensor, 0)
     held = np.flatnonzero(page)
     page[held] += -3 if match else 3  # another occurrence of the same gram
-    with pytest.raises(IntegrityError, match="does not record the occurrence it should"):
+    with pytest.raises(IntegrityError, match="does not record the earliest"):
         index.check_integrity({0: tokens[0]})
 
 
 def test_a_slot_that_is_none() -> None:
-    with pytest.raises(IntegrityError, match="slot 9"):
+    with pytest.raises(IntegrityError, match="slot 9: the index has no such slot"):
         _indexed(_tokens()).check_integrity({9: _tokens()[0]})
 
 

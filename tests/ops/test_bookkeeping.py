@@ -88,7 +88,7 @@ def test_every_position_has_one_slot_of_its_own(
     stored = np.zeros(tokens, int)
     for rank in range(world):
         slots = np.full(tokens, -9, np.int64)
-        args = (start, positions, table, None, slots)
+        args = (start, positions, table, slots, None)
         front_end.call(
             "compute_slot_mapping_", (*args, block_size, per_kv, world, rank, interleave, -1)
         )

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from backends import DEVICE_BACKENDS, FRONT_ENDS, Backend, to_torch
+from on_device import torch_op
 from opspecs import OPSPECS, BadCall, OpSpec, clone_args, owner
 
 SPECS = list(OPSPECS.values())
@@ -75,7 +76,7 @@ def test_memory_of_a_written_tensor_is_its_own(spec: OpSpec, front_end: Backend)
             pairs += 1
             with pytest.raises(ValueError, match=rf"{spec.name}: \w+: expected memory of its own"):
                 front_end.call(spec.name, spec.replace(tuple(values.values()), **{other: shared}))
-    assert pairs > 0 or not spec.written
+    assert pairs > 0 or not spec.written - {"workspace"}
 
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS, ids=lambda b: b.name)
@@ -113,7 +114,7 @@ def test_bfloat16_is_named() -> None:
     args = list(to_torch(clone_args(OPSPECS["ngram_step_"].sample().args)))
     args[2] = args[2].bfloat16()
     with pytest.raises(ValueError, match="sampled_token_ids: expected int32, got bfloat16"):
-        torch.ops.ngram_npu.ngram_step_(*args)
+        torch_op("ngram_step_")(*args)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
@@ -180,7 +181,7 @@ def test_devices_are_not_mixed(spec: OpSpec) -> None:
             continue
         args[name] = args[name].to("meta")
         with pytest.raises(ValueError, match=rf"{spec.name}: \w+: expected device \w+ as \w+, got"):
-            getattr(torch.ops.ngram_npu, spec.name)(*args.values())
+            torch_op(spec.name)(*args.values())
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
@@ -193,4 +194,4 @@ def test_fakes_refuse_rank_0(spec: OpSpec) -> None:
         at = [n for n, _ in spec.arguments].index(name)
         args[at] = args[at].new_empty(())
         with pytest.raises(ValueError, match=rf"{spec.name}: {name}: expected rank .* got rank 0"):
-            getattr(torch.ops.ngram_npu, spec.name)(*args)
+            torch_op(spec.name)(*args)

@@ -27,7 +27,7 @@ def _propose(
     tokens = np.full((1, 32), -7, np.int32)
     tokens[0, : len(context)] = context
     lengths = np.array([len(context)], np.int32)
-    args = (tokens, lengths, None, None, *n, k, match, overlap, max_len)
+    args = (tokens, lengths, None, None, *n, k, match, overlap, max_len, None)
     draft, count, _ = front_end.call("ngram_propose", args)
     assert list(draft[0, count[0] :]) == [-1] * (k - count[0])
     return draft[0, : count[0]].tolist()
@@ -71,7 +71,7 @@ class TestVllmNgramGpuV1AndAscend:
 
 
 class TestVllmV2:
-    """The latest match; its adapter, not the operator, fills unused slots with the last token."""
+    """The latest match; its adapter, not the operator, fills unused places with the last token."""
 
     def test_latest_of_equals(self, front_end: Backend) -> None:
         context = [1, 2, 70, 1, 2, 80, 1, 2]

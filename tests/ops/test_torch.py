@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 from backends import FRONT_ENDS, as_arrays, to_torch
+from ngram_npu import _C
+from on_device import torch_op
 from opspecs import OPSPECS, OpSpec, Sample, clone_args
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from ops.parity import check_parity
+from ops.parity import check_parity, compare
 
 SPECS = list(OPSPECS.values())
 
@@ -22,7 +24,7 @@ def _op(spec: OpSpec) -> torch._ops.OpOverload:
 def test_opcheck(spec: OpSpec) -> None:
     first = next(spec.samples(np.random.default_rng(5))).args
     for args in (first, *spec.sizes):
-        torch.library.opcheck(_op(spec), to_torch(clone_args(args)))
+        torch.library.opcheck(_op(spec), *spec.split(to_torch(clone_args(args))))
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
@@ -32,7 +34,8 @@ def test_one_graph_serves_every_size(spec: OpSpec) -> None:
     compiled = torch.compile(_op(spec), fullgraph=True, dynamic=True, backend=counter)
 
     def call(_: str, args: tuple[object, ...]) -> tuple[np.ndarray, ...]:
-        return as_arrays(compiled(*to_torch(args)))
+        positional, keywords = spec.split(to_torch(args))
+        return as_arrays(compiled(*positional, **keywords))
 
     backend = type(FRONT_ENDS[0])("compiled", call, "auto")
     for i, args in enumerate(spec.sizes):
@@ -48,7 +51,42 @@ def test_fake_has_the_real_shapes(spec: OpSpec) -> None:
         args = to_torch(clone_args(sample.args))
         with FakeTensorMode() as mode:
             faked = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args]
-            fakes = _op(spec)(*faked)
-        for fake, real in zip(fakes or (), _op(spec)(*args) or (), strict=True):
+            fakes = torch_op(spec.name)(*faked)
+        for fake, real in zip(fakes or (), torch_op(spec.name)(*args) or (), strict=True):
             assert (fake.shape, fake.dtype) == (real.shape, real.dtype), sample.label
             assert fake.stride() == real.stride() or real.numel() == 0, sample.label
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_defaults_and_keywords_are_those_of_the_schema(spec: OpSpec) -> None:
+    """Arguments left out, with torch, in a graph, and with numpy; and nothing beyond the first few
+    by position."""
+    args = next(spec.samples(np.random.default_rng(8))).args
+    defaults = {
+        a.name: a.default_value for a in _op(spec)._schema.arguments if a.has_default_value()
+    }
+    whole = spec.replace(clone_args(args), **defaults)
+    if spec.name == "prepare_next_token_ids":  # wants one source of backups
+        whole = spec.replace(whole, backup_token_ids=np.zeros(len(args[0]), np.int32))
+    expected_args = clone_args(whole)
+    expected = as_arrays(spec.reference(*expected_args))
+
+    def left_out(values: tuple[object, ...]) -> tuple[tuple[object, ...], dict[str, object]]:
+        positional, keywords = spec.split(values)
+        given = {n: v for n, v in keywords.items() if n not in defaults or n == "backup_token_ids"}
+        return positional, given
+
+    sample = Sample("defaults", whole)
+    torch._dynamo.reset()
+    for function, convert in (
+        (_op(spec), to_torch),
+        (torch.compile(_op(spec), fullgraph=True, backend="aot_eager"), to_torch),
+        (getattr(_C, spec.name), lambda values: values),
+    ):
+        mine = clone_args(whole)
+        positional, keywords = left_out(convert(mine))
+        got = as_arrays(function(*positional, **keywords))
+        compare(spec, sample, got, mine, expected, expected_args)
+    if spec.num_positional < len(spec.arguments):
+        with pytest.raises(RuntimeError, match="positional argument"):
+            getattr(torch.ops.ngram_npu, spec.name)(*to_torch(clone_args(whole)))

@@ -2,15 +2,16 @@
 backend are derived from these (tests/ops); so adding an operator adds one file here."""
 
 from . import (
-    compute_slot_mapping_,
-    correct_num_computed_tokens_,
-    correct_spec_state_,
-    ngram_index_append_,
-    ngram_index_reset_,
-    ngram_index_step_,
+    compute_slot_mapping,
+    correct_num_computed_tokens,
+    correct_spec_state,
+    ngram_index_append,
+    ngram_index_propose,
+    ngram_index_reset,
+    ngram_index_step,
     ngram_propose,
-    ngram_step_,
-    prepare_input_ids_,
+    ngram_step,
+    prepare_input_ids,
     prepare_inputs,
     prepare_inputs_padded,
     prepare_next_token_ids,
@@ -21,17 +22,18 @@ OPSPECS: dict[str, OpSpec] = {
     spec.name: spec
     for spec in (
         ngram_propose.SPEC,
-        ngram_step_.SPEC,
-        ngram_index_step_.SPEC,
-        ngram_index_append_.SPEC,
-        ngram_index_reset_.SPEC,
+        ngram_step.SPEC,
+        ngram_index_propose.SPEC,
+        ngram_index_step.SPEC,
+        ngram_index_append.SPEC,
+        ngram_index_reset.SPEC,
         prepare_next_token_ids.SPEC,
         prepare_inputs_padded.SPEC,
         prepare_inputs.SPEC,
-        correct_num_computed_tokens_.SPEC,
-        compute_slot_mapping_.SPEC,
-        correct_spec_state_.SPEC,
-        prepare_input_ids_.SPEC,
+        correct_num_computed_tokens.SPEC,
+        compute_slot_mapping.SPEC,
+        correct_spec_state.SPEC,
+        prepare_input_ids.SPEC,
     )
 }
 

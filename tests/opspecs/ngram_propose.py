@@ -30,42 +30,56 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     tokens = in_buffer(random_rows(rng, 5, 90, 3), before=3, gap=5)
     lengths = in_buffer([90, 60, 33, 17, 2])
     indices = in_buffer([4, 0, 2], gap=2, dtype=np.int64)
-    active = in_buffer([True, True, False], dtype=np.bool_)
-    yield Sample("ordinary", (tokens, lengths, indices, active, 2, 4, 5, 0, False, 4096))
+    num_sampled = in_buffer([3, 1, 0], gap=1)
+    yield Sample("ordinary", (tokens, lengths, indices, num_sampled, 2, 4, 5, 0, False, 4096, None))
 
     for match, overlap in POLICIES:
         policy = (match, overlap)
-        yield Sample(f"all-rows-{policy}", (tokens, lengths, None, None, 1, 3, 4, *policy, 64))
+        yield Sample(
+            f"all-rows-{policy}", (tokens, lengths, None, None, 1, 3, 4, *policy, 64, None)
+        )
         for n in (1, 2, 3, 4, 5, 6, 7, 8, 33, 64):
             for low in sorted({1, (n + 1) // 2, n}):
                 rows = in_buffer(random_rows(rng, 12, 200, int(rng.integers(1, 5))), gap=1)
                 ragged = in_buffer(rng.integers(0, 201, 12))
-                args = (rows, ragged, None, None, low, n, int(rng.integers(1, 65)), *policy, 190)
+                args = (
+                    rows,
+                    ragged,
+                    None,
+                    None,
+                    low,
+                    n,
+                    int(rng.integers(1, 65)),
+                    *policy,
+                    190,
+                    None,
+                )
                 yield Sample(f"n-{low}-{n}-{policy}", args)
         for alphabet in (1, 2, 4):
             rows = in_buffer(random_rows(rng, len(EDGE_LENGTHS), 200, alphabet), before=1, gap=2)
-            args = (rows, in_buffer(EDGE_LENGTHS), None, None, 2, 5, 6, *policy, UNLIMITED)
+            args = (rows, in_buffer(EDGE_LENGTHS), None, None, 2, 5, 6, *policy, UNLIMITED, None)
             yield Sample(f"edge-lengths-{alphabet}-{policy}", args)
         for name, row in structured_rows(180):
             lengths_of_one = in_buffer([180, 179, 100, 67, 66, 65, 64, 63, 18, 3])
             rows = in_buffer(np.tile(row, (10, 1)), gap=3)
-            args = (rows, lengths_of_one, None, None, 2, 8, 10, *policy, 182)
+            args = (rows, lengths_of_one, None, None, 2, 8, 10, *policy, 182, None)
             yield Sample(f"{name}-{policy}", args)
 
     for before, policy in enumerate(POLICIES):
         at = TILE_LENGTHS * (1 + before // 2)  # a large batch has fewer blocks for each row
         rows = in_buffer(planted_rows(rng, at, TILE_CAPACITY), before=before)
-        args = (rows, in_buffer(at), None, None, 1, 8, 5, *policy, UNLIMITED)
+        memory = np.zeros(4 * len(at), np.int32) if before % 2 else None
+        args = (rows, in_buffer(at), None, None, 1, 8, 5, *policy, UNLIMITED, memory)
         yield Sample(f"tile-edges-{policy}", args)
     for match, n in ((0, 3), (1, 3), (0, 64), (1, 64)):
         rows = in_buffer(matches_ending_at(PIECE_ENDS, n, 2300), before=1, gap=1)
         whole = in_buffer([2300] * len(PIECE_ENDS))
-        args = (rows, whole, None, None, 2, n, 4, match, False, UNLIMITED)
+        args = (rows, whole, None, None, 2, n, 4, match, False, UNLIMITED, None)
         yield Sample(f"pieces-{n}-{match}", args)
 
     for k in (1, 64):
         for max_len in (-(2**63), -1, 0, 89, 90, 91, 95, UNLIMITED):
-            args = (tokens, lengths, None, None, 1, 2, k, 0, True, max_len)
+            args = (tokens, lengths, None, None, 1, 2, k, 0, True, max_len, None)
             yield Sample(f"max-len-{max_len}-k-{k}", args)
     yield from _empty_samples()
     yield from _hostile_samples(rng)
@@ -76,7 +90,7 @@ def _empty_samples() -> Iterator[Sample]:
         tokens = np.zeros((rows, capacity), np.int32)
         indices = None if batch is None else np.zeros(batch, np.int32)
         lengths = np.full(rows, capacity, np.int32)
-        args = (tokens, lengths, indices, None, 1, 2, 3, 0, False, 10)
+        args = (tokens, lengths, indices, None, 1, 2, 3, 0, False, 10, None)
         yield Sample(f"empty-{rows}x{capacity}-{batch}", args)
 
 
@@ -84,18 +98,17 @@ def _hostile_samples(rng: np.random.Generator) -> Iterator[Sample]:
     lengths = [*HOSTILE_INT32, 40, 41, 39]
     rows = in_buffer(random_rows(rng, len(lengths), 40, 2), gap=4)
     for match, overlap in POLICIES:
-        args = (rows, in_buffer(lengths), None, None, 1, 3, 4, match, overlap, UNLIMITED)
+        args = (rows, in_buffer(lengths), None, None, 1, 3, 4, match, overlap, UNLIMITED, None)
         yield Sample(f"hostile-lengths-{match}-{overlap}", args)
     good = in_buffer([40] * len(lengths))
     for dtype, bad in ((np.int32, HOSTILE_INT32), (np.int64, HOSTILE_INT64)):
         indices = in_buffer([*bad, len(lengths) - 1, len(lengths)], dtype=dtype)
-        args = (rows, good, indices, None, 1, 3, 4, 0, False, UNLIMITED)
+        args = (rows, good, indices, None, 1, 3, 4, 0, False, UNLIMITED, None)
         yield Sample(f"hostile-indices-{np.dtype(dtype).name}", args)
-    mask = np.array([0, 1, 2, 255], np.uint8).view(np.bool_)
-    args = (rows[:4], good[:4], None, mask, 1, 3, 4, 0, False, UNLIMITED)
-    yield Sample("mask-bytes-above-1", args, compare=False)
+    args = (rows, good, None, in_buffer([*HOSTILE_INT32, 2, 3, 65]), 1, 3, 4, 0, False, UNLIMITED)
+    yield Sample("hostile-counts", (*args, None))
     repeated = in_buffer([2, 2, 2, 0])
-    yield Sample("repeated-rows", (rows, good, repeated, None, 1, 3, 4, 0, False, UNLIMITED))
+    yield Sample("repeated-rows", (rows, good, repeated, None, 1, 3, 4, 0, False, UNLIMITED, None))
 
 
 @st.composite
@@ -109,11 +122,11 @@ def _strategy(draw: st.DrawFn) -> Args:
         dtype = draw(st.sampled_from([np.int32, np.int64]))
         indices = in_buffer(draw(st.lists(st.integers(-1, rows), max_size=5)), dtype=dtype)
     batch = rows if indices is None else len(indices)
-    active = None
+    num_sampled = None
     if draw(st.booleans()):
-        mask = draw(st.lists(st.booleans(), min_size=batch, max_size=batch))
-        active = in_buffer(mask, dtype=np.bool_)
-    return (tokens, lengths, indices, active, *draw(lookup_options()))
+        count = st.one_of(st.integers(0, 3), st.sampled_from(HOSTILE_INT32))
+        num_sampled = in_buffer(draw(st.lists(count, min_size=batch, max_size=batch)))
+    return (tokens, lengths, indices, num_sampled, *draw(lookup_options()), None)
 
 
 def _sizes() -> tuple[Args, ...]:
@@ -122,9 +135,10 @@ def _sizes() -> tuple[Args, ...]:
     for rows, capacity, k, low, high in ((12, 50, 3, 2, 5), (17, 61, 5, 3, 6), (20, 83, 8, 4, 9)):
         lengths = np.full(rows, capacity - 5, np.int32)
         indices = np.arange(rows - 1, dtype=np.int32)
-        active = np.ones(rows - 1, np.bool_)
+        num_sampled = np.ones(rows - 1, np.int32)
         tokens = random_rows(rng, rows, capacity, 3)
-        made.append((tokens, lengths, indices, active, low, high, k, 0, False, capacity + 3))
+        options = (low, high, k, 0, False, capacity + 3, None)
+        made.append((tokens, lengths, indices, num_sampled, *options))
     return tuple(made)
 
 
@@ -140,17 +154,14 @@ LOOKUP_BAD_CALLS = (
 
 SPEC = OpSpec(
     name="ngram_propose",
-    schema=(
-        "ngram_propose(Tensor token_ids, Tensor num_tokens, Tensor? row_indices, Tensor? active, "
-        "SymInt min_n, SymInt max_n, SymInt k, int match_policy, bool overlap, SymInt max_len) -> "
-        "(Tensor draft_token_ids, Tensor num_draft_tokens, Tensor match_len)"
-    ),
     reference=reference.ngram_propose,
     samples=_samples,
     strategy=_strategy(),
     bad_calls=(
         *LOOKUP_BAD_CALLS,
-        BadCall("B mismatch", {"active": lambda a: a[:-1]}, r"size 3, got size 2", "active"),
+        BadCall(
+            "B mismatch", {"num_sampled": lambda a: a[:-1]}, r"size 3, got size 2", "num_sampled"
+        ),
     ),
     sizes=_sizes(),
 )

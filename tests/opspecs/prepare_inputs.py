@@ -74,11 +74,6 @@ def _sizes() -> tuple[Args, ...]:
 
 SPEC = OpSpec(
     name="prepare_inputs",
-    schema=(
-        "prepare_inputs(Tensor query_start_loc, Tensor seq_lens, Tensor num_rejected, "
-        "SymInt total_tokens) -> (Tensor query_start_loc_out, Tensor seq_lens_out, "
-        "Tensor token_indices)"
-    ),
     reference=reference.prepare_inputs,
     samples=_samples,
     strategy=_strategy(),

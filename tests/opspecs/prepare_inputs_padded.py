@@ -48,10 +48,6 @@ def _strategy(draw: st.DrawFn) -> Args:
 
 SPEC = OpSpec(
     name="prepare_inputs_padded",
-    schema=(
-        "prepare_inputs_padded(Tensor cu_num_draft_tokens, Tensor num_sampled, "
-        "Tensor query_start_loc) -> (Tensor token_indices_to_sample, Tensor num_rejected)"
-    ),
     reference=reference.prepare_inputs_padded,
     samples=_samples,
     strategy=_strategy(),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from ngram_npu import reference
 
 from .batches import index_vectors, int32_vectors
-from .ngram_step_ import _sampled as sampled_matrix
+from .ngram_step import _sampled as sampled_matrix
 from .rows import HOSTILE_INT32, HOSTILE_INT64, INT32_MAX, random_rows, token_rows
 from .spec import Args, BadCall, OpSpec, Sample, in_buffer
 
@@ -120,11 +120,6 @@ def _sizes() -> tuple[Args, ...]:
 
 SPEC = OpSpec(
     name="prepare_next_token_ids",
-    schema=(
-        "prepare_next_token_ids(Tensor sampled_token_ids, Tensor? discard, "
-        "Tensor? backup_token_ids, Tensor? token_ids, Tensor? num_tokens, Tensor? row_indices, "
-        "SymInt vocab_size) -> (Tensor next_token_ids, Tensor num_sampled)"
-    ),
     reference=reference.prepare_next_token_ids,
     samples=_samples,
     strategy=_strategy(),

@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
+
+OPERATOR_DOCUMENTS = Path(__file__).parents[2] / "docs" / "ops"
 
 Array = npt.NDArray[Any]
 Args = tuple[Any, ...]
@@ -43,10 +47,24 @@ class BadCall:
     """The label of the sample that is changed; the first one where empty."""
 
 
+def schema_of(op: str) -> str:
+    text = (OPERATOR_DOCUMENTS / f"{op.rstrip('_')}.md").read_text()
+    return next(line for line in text.splitlines() if line.startswith(f"{op}("))
+
+
+def arguments_of(op: str) -> list[tuple[str, str]]:
+    split = [part.split() for part in _parts(op) if part != "*"]
+    return [(name.partition("=")[0], kind) for kind, name in split]
+
+
+def _parts(op: str) -> list[str]:
+    schema = schema_of(op)
+    return schema[schema.index("(") + 1 : schema.index(") ->")].split(", ")
+
+
 @dataclass(frozen=True)
 class OpSpec:
     name: str
-    schema: str
     reference: Callable[..., tuple[Array, ...] | None]
     samples: Callable[[np.random.Generator], Iterator[Sample]]
     """Ordinary, edge and hostile ones; the first is an ordinary one with every size above 1."""
@@ -60,11 +78,27 @@ class OpSpec:
     no_kernel: dict[str, str] = field(default_factory=dict)
     """Backend -> why this operator has no kernel there."""
 
-    @property
+    @cached_property
+    def schema(self) -> str:
+        """What the operator's document says; a gate compares what is registered with it."""
+        return schema_of(self.name)
+
+    @cached_property
     def arguments(self) -> list[tuple[str, str]]:
         """(name, type) of each argument, e.g. ("token_ids", "Tensor(a!)")."""
-        inside = self.schema[self.schema.index("(") + 1 : self.schema.index(") ->")]
-        return [(part.split()[1], part.split()[0]) for part in inside.split(", ")]
+        return arguments_of(self.name)
+
+    @cached_property
+    def num_positional(self) -> int:
+        """How many arguments may be passed by position."""
+        parts = _parts(self.name)
+        return parts.index("*") if "*" in parts else len(parts)
+
+    def split(self, args: Args) -> tuple[Args, dict[str, Any]]:
+        """Positional and keyword arguments of a call."""
+        names = [name for name, _ in self.arguments[self.num_positional :]]
+        keywords = dict(zip(names, args[self.num_positional :], strict=True))
+        return args[: self.num_positional], keywords
 
     @property
     def tensor_names(self) -> list[str]:

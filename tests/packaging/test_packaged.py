@@ -27,7 +27,7 @@ assert ngram_npu.__file__.startswith(sys.argv[1]), ngram_npu.__file__
 tokens, lengths = numpy.zeros((1, 8), numpy.int32), numpy.zeros(1, numpy.int32)
 for module, make in ((torch.ops.ngram_npu, torch.from_numpy), (_C, numpy.asarray)):
     try:
-        module.ngram_propose(make(tokens), make(lengths), None, None, 5, 2, 3, 0, False, 8)
+        module.ngram_propose(make(tokens), make(lengths), min_n=5, max_n=2, k=3)
     except ValueError as error:
         print(error)
 """

@@ -76,7 +76,7 @@ class StepOutputs:
     num_sampled: torch.Tensor
     """[B] tokens it gained."""
     draft_token_ids: torch.Tensor
-    """[B,k], -1 in unused slots; its shape does not depend on data (for device graphs)."""
+    """[B,k], -1 in unused places; its shape does not depend on data (for device graphs)."""
     num_draft_tokens: torch.Tensor
     """[B]."""
     match_len: torch.Tensor
@@ -90,7 +90,7 @@ class HostDrafts:
     """The drafts of the last ended step; own copies."""
 
     draft_token_ids: Int32Array
-    """[B,k], -1 in unused slots."""
+    """[B,k], -1 in unused places."""
     num_draft_tokens: Int32Array
     """[B]: schedule no more than this and nothing is padded."""
 

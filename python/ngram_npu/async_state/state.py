@@ -26,8 +26,8 @@ from ngram_npu.async_state.truth import (
     SLOTS,
     DeviceTruth,
 )
+from ngram_npu.config import SHORT_ROW
 from ngram_npu.index import DeviceNgramIndex, NgramIndex
-from ngram_npu.proposer import SHORT_ROW
 
 
 class _BreaksOnError:

@@ -78,15 +78,8 @@ class DeviceTruth:
             for op in ("correct_spec_state_", "ngram_index_step_" if indexed else "ngram_step_")
         )
         self._views: dict[int, BatchViews] = {}
-        self._lookup = (
-            lookup.vocab_size_or_unlimited,
-            lookup.min_n,
-            lookup.max_n,
-            k,
-            lookup.match_code,
-            lookup.overlap,
-            lookup.max_len_or_unlimited,
-        )
+        self._lookup = lookup.lookup_arguments
+        self._vocab_size = lookup.vocab_size_or_unlimited
 
     def _packed_row(self, index: int, length: int) -> torch.Tensor:
         start = index * (self._config.max_rows + 1)
@@ -128,47 +121,52 @@ class DeviceTruth:
     def correct(self, views: BatchViews) -> None:
         """Puts the uploaded assumptions right and completes the inputs of the forward pass."""
         config = self._config
-        placement = (config.cp_world, config.cp_rank, config.cp_interleave, config.pad_slot)
+        placement = {
+            "cp_world": config.cp_world,
+            "cp_rank": config.cp_rank,
+            "cp_interleave": config.cp_interleave,
+            "pad_id": config.pad_slot,
+        }
         first, *others = config.kv_groups
         self._ops.correct_spec_state_(
-            self._computed,
-            self._accepted,
-            self.positions,
-            self.seq_lens,
-            self.slot_mappings[0],
-            views.discard,
-            views.previous,
-            self._num_sampled,
-            self._previous_drafts,
-            views.host_computed,
-            views.query_start_loc,
-            self.num_tokens,
-            self.block_tables[0],
-            views.slots,
-            first.block_size,
-            first.blocks_per_kv_block,
-            *placement,
-            self._correct_workspace,
+            num_computed_tokens=self._computed,
+            num_accepted_tokens=self._accepted,
+            positions=self.positions,
+            seq_lens=self.seq_lens,
+            slot_mapping=self.slot_mappings[0],
+            discard=views.discard,
+            prev_positions=views.previous,
+            num_sampled_prev=self._num_sampled,
+            num_draft_prev=self._previous_drafts,
+            host_num_computed_tokens=views.host_computed,
+            query_start_loc=views.query_start_loc,
+            num_tokens=self.num_tokens,
+            block_table=self.block_tables[0],
+            row_indices=views.slots,
+            block_size=first.block_size,
+            blocks_per_kv_block=first.blocks_per_kv_block,
+            workspace=self._correct_workspace,
+            **placement,
         )
         for i, group in enumerate(others, 1):
             self._ops.compute_slot_mapping_(
                 views.query_start_loc,
                 self.positions,
                 self.block_tables[i],
-                views.slots,
                 self.slot_mappings[i],
-                group.block_size,
-                group.blocks_per_kv_block,
-                *placement,
+                row_indices=views.slots,
+                block_size=group.block_size,
+                blocks_per_kv_block=group.blocks_per_kv_block,
+                **placement,
             )
         self._ops.prepare_input_ids_(
             self.input_ids,
-            views.query_start_loc,
-            views.previous,
-            self._next_token_ids,
-            self._draft_token_ids,
-            views.drafts,
-            config.pad_token,
+            query_start_loc=views.query_start_loc,
+            prev_positions=views.previous,
+            next_token_ids=self._next_token_ids,
+            draft_token_ids=self._draft_token_ids,
+            num_scheduled_drafts=views.drafts,
+            pad_token=config.pad_token,
         )
 
     def accept(self, sampled: torch.Tensor, views: BatchViews) -> tuple[torch.Tensor, torch.Tensor]:
@@ -176,12 +174,11 @@ class DeviceTruth:
         host's mirrors need: so it comes before the lookup."""
         next_token_ids, num_sampled = self._ops.prepare_next_token_ids(
             sampled,
-            views.discard,
-            None,
-            self.token_ids,
-            self.num_tokens,
-            views.slots,
-            self._lookup[0],
+            discard=views.discard,
+            token_ids=self.token_ids,
+            num_tokens=self.num_tokens,
+            row_indices=views.slots,
+            vocab_size=self._vocab_size,
         )
         return next_token_ids, num_sampled
 
@@ -194,20 +191,19 @@ class DeviceTruth:
         num_sampled: torch.Tensor,
     ) -> StepOutputs:
         """Appends the new tokens to the rows, drafts, and lays out a drafter's batch."""
-        arguments = (
-            self.token_ids,
-            self.num_tokens,
-            sampled,
-            views.discard,
-            views.slots,
-            True,
-            *self._lookup,
-        )
+        rows = (self.token_ids, self.num_tokens, sampled)
+        arguments = {
+            "discard": views.discard,
+            "row_indices": views.slots,
+            "vocab_size": self._vocab_size,
+            "workspace": self._step_workspace,
+            **self._lookup,
+        }
         if self.index is None:
-            found = self._ops.ngram_step_(*arguments, self._step_workspace)
+            found = self._ops.ngram_step_(*rows, **arguments)
         else:
             found = self._ops.ngram_index_step_(
-                *arguments, self.index.tensor, views.slots, self._step_workspace
+                *rows, self.index.tensor, slot_indices=views.slots, **arguments
             )
         _, _, draft_token_ids, num_draft_tokens, match_len = found
         indices, num_rejected = self._ops.prepare_inputs_padded(
@@ -217,7 +213,10 @@ class DeviceTruth:
         if self._config.disable_padded_drafter_batch:
             drafter_batch = RaggedDrafterBatch(
                 *self._ops.prepare_inputs(
-                    views.query_start_loc, views.seq_lens, num_rejected, num_step_tokens
+                    views.query_start_loc,
+                    views.seq_lens,
+                    num_rejected,
+                    total_tokens=num_step_tokens,
                 )
             )
         else:

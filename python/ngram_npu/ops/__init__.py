@@ -1,16 +1,17 @@
-"""The operators as typed functions on torch tensors, with the defaults that the schemas leave out.
+"""The operators as typed functions on torch tensors.
 
 Importing this registers their fakes (``torch.compile``, ``FakeTensor``)."""
 
-from ngram_npu.ops.compute_slot_mapping_ import compute_slot_mapping_
-from ngram_npu.ops.correct_num_computed_tokens_ import correct_num_computed_tokens_
-from ngram_npu.ops.correct_spec_state_ import computed_tokens_drift, correct_spec_state_
-from ngram_npu.ops.ngram_index_append_ import ngram_index_append_
-from ngram_npu.ops.ngram_index_reset_ import ngram_index_reset_
-from ngram_npu.ops.ngram_index_step_ import ngram_index_step_
+from ngram_npu.ops.compute_slot_mapping import compute_slot_mapping_
+from ngram_npu.ops.correct_num_computed_tokens import correct_num_computed_tokens_
+from ngram_npu.ops.correct_spec_state import computed_tokens_drift, correct_spec_state_
+from ngram_npu.ops.ngram_index_append import ngram_index_append_
+from ngram_npu.ops.ngram_index_propose import ngram_index_propose_
+from ngram_npu.ops.ngram_index_reset import ngram_index_reset_
+from ngram_npu.ops.ngram_index_step import ngram_index_step_
 from ngram_npu.ops.ngram_propose import ngram_propose
-from ngram_npu.ops.ngram_step_ import ngram_step_
-from ngram_npu.ops.prepare_input_ids_ import prepare_input_ids_
+from ngram_npu.ops.ngram_step import ngram_step_
+from ngram_npu.ops.prepare_input_ids import prepare_input_ids_
 from ngram_npu.ops.prepare_inputs import prepare_inputs
 from ngram_npu.ops.prepare_inputs_padded import prepare_inputs_padded
 from ngram_npu.ops.prepare_next_token_ids import prepare_next_token_ids
@@ -22,6 +23,7 @@ __all__ = [
     "correct_num_computed_tokens_",
     "correct_spec_state_",
     "ngram_index_append_",
+    "ngram_index_propose_",
     "ngram_index_reset_",
     "ngram_index_step_",
     "ngram_propose",

@@ -17,6 +17,9 @@ def register_fake(name: str) -> Callable[[FunctionT], FunctionT]:
 
     Those may be on several devices, and a call that mixes them with real ones comes here too: it is
     refused as the kernels would refuse it. So is a tensor of rank 0, which has no size to read.
+
+    torch leaves out keywords that have their default: a fake names what it needs, ``**_`` takes the
+    rest.
     """
 
     def register(fake: FunctionT) -> FunctionT:
@@ -24,9 +27,10 @@ def register_fake(name: str) -> Callable[[FunctionT], FunctionT]:
         parameters = list(inspect.signature(fake).parameters)
 
         @functools.wraps(fake)
-        def checked(*args: Any) -> Any:
+        def checked(*args: Any, **keywords: Any) -> Any:
             first: tuple[str, torch.device] | None = None
-            for parameter, value in zip(parameters, args, strict=True):
+            positional = zip(parameters, args, strict=False)
+            for parameter, value in (*positional, *keywords.items()):
                 if not isinstance(value, torch.Tensor):
                     continue
                 if value.ndim == 0:
@@ -37,7 +41,7 @@ def register_fake(name: str) -> Callable[[FunctionT], FunctionT]:
                         f"{op}: {parameter}: expected device {first[1]} as {first[0]}, "
                         f"got {value.device}"
                     )
-            return fake(*args)
+            return fake(*args, **keywords)
 
         torch.library.register_fake(name)(checked)
         return fake

@@ -17,25 +17,36 @@ class NgramProposeResult(NamedTuple):
     """All int32, on the device of ``token_ids``."""
 
     draft_token_ids: torch.Tensor
-    """[B, k], -1 in unused slots."""
+    """[B, k], -1 in unused places."""
     num_draft_tokens: torch.Tensor
     """[B]."""
     match_len: torch.Tensor
     """[B]; 0 without a draft."""
 
 
+def fake_drafts(
+    token_ids: torch.Tensor, batch: torch.Tensor, k: int | SymInt
+) -> NgramProposeResult:
+    """What a lookup for the requests of ``batch`` [B, ...] returns, without data."""
+    size = batch.shape[0]
+    return NgramProposeResult(
+        token_ids.new_empty((size, k)), token_ids.new_empty((size,)), token_ids.new_empty((size,))
+    )
+
+
 def ngram_propose(
     token_ids: torch.Tensor,
     num_tokens: torch.Tensor,
-    row_indices: torch.Tensor | None = None,
-    active: torch.Tensor | None = None,
     *,
+    row_indices: torch.Tensor | None = None,
+    num_sampled: torch.Tensor | None = None,
     min_n: int,
     max_n: int,
     k: int,
     match_policy: int = 0,
     overlap: bool = False,
     max_len: int = UNLIMITED,
+    workspace: torch.Tensor | None = None,
 ) -> NgramProposeResult:
     """Finds the longest earlier occurrence of each row's last tokens and drafts what followed it.
 
@@ -43,12 +54,15 @@ def ngram_propose(
         token_ids: [R, S] int32, inner stride 1.
         num_tokens: [R] int32, live lengths in tokens.
         row_indices: [B] int32 or int64, batch position -> row; None: B = R, row i = i.
-        active: [B] bool; the others draft nothing.
+        num_sampled: [B] int32, tokens that the step sampled; requests with none draft nothing.
+            None: all draft.
         min_n, max_n: bounds of the match length in tokens, 1 <= min_n <= max_n <= 64.
-        k: draft slots, 1 to 64.
+        k: draft tokens per request, 1 to 64.
         match_policy: 0 the earliest of the longest matches, 1 the latest.
         overlap: whether a draft that reaches the row's end continues into itself.
         max_len: no row drafts past this many tokens.
+        workspace: [W] int32 zeroed once, for device backends (``workspace_size`` tells W); the
+            CPU ignores it.
 
     Raises:
         ValueError: a wrong argument (dtype, device, shape, stride, range), before any work.
@@ -57,14 +71,15 @@ def ngram_propose(
         *torch.ops.ngram_npu.ngram_propose(
             token_ids,
             num_tokens,
-            row_indices,
-            active,
-            min_n,
-            max_n,
-            k,
-            match_policy,
-            overlap,
-            max_len,
+            row_indices=row_indices,
+            num_sampled=num_sampled,
+            min_n=min_n,
+            max_n=max_n,
+            k=k,
+            match_policy=match_policy,
+            overlap=overlap,
+            max_len=max_len,
+            workspace=workspace,
         )
     )
 
@@ -73,18 +88,9 @@ def ngram_propose(
 def _fake(
     token_ids: torch.Tensor,
     num_tokens: torch.Tensor,
-    row_indices: torch.Tensor | None,
-    active: torch.Tensor | None,
-    min_n: int | SymInt,
-    max_n: int | SymInt,
+    *,
+    row_indices: torch.Tensor | None = None,
     k: int | SymInt,
-    match_policy: int,
-    overlap: bool,
-    max_len: int | SymInt,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    batch = token_ids.shape[0] if row_indices is None else row_indices.shape[0]
-    return (
-        token_ids.new_empty((batch, k)),
-        token_ids.new_empty((batch,)),
-        token_ids.new_empty((batch,)),
-    )
+    **_: object,
+) -> NgramProposeResult:
+    return fake_drafts(token_ids, token_ids if row_indices is None else row_indices, k)

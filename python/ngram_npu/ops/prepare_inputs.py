@@ -43,7 +43,9 @@ def prepare_inputs(
         ValueError: a wrong argument (dtype, device, shape, stride, range), before any work.
     """
     return PrepareInputsResult(
-        *torch.ops.ngram_npu.prepare_inputs(query_start_loc, seq_lens, num_rejected, total_tokens)
+        *torch.ops.ngram_npu.prepare_inputs(
+            query_start_loc, seq_lens, num_rejected, total_tokens=total_tokens
+        )
     )
 
 
@@ -52,6 +54,7 @@ def _fake(
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,
     num_rejected: torch.Tensor,
+    *,
     total_tokens: int | SymInt,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return (

@@ -3,15 +3,12 @@ docs/ops/prepare_next_token_ids.md."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from ngram_npu.config import UNLIMITED
+from ngram_npu.config import ANY_TOKEN
 from ngram_npu.ops._register import register_fake
-
-if TYPE_CHECKING:
-    from torch import SymInt
 
 
 class PrepareNextTokenIdsResult(NamedTuple):
@@ -25,13 +22,13 @@ class PrepareNextTokenIdsResult(NamedTuple):
 
 def prepare_next_token_ids(
     sampled_token_ids: torch.Tensor,
-    discard: torch.Tensor | None = None,
     *,
+    discard: torch.Tensor | None = None,
     backup_token_ids: torch.Tensor | None = None,
     token_ids: torch.Tensor | None = None,
     num_tokens: torch.Tensor | None = None,
     row_indices: torch.Tensor | None = None,
-    vocab_size: int = UNLIMITED,
+    vocab_size: int = ANY_TOKEN,
 ) -> PrepareNextTokenIdsResult:
     """The last valid sampled token of each request; with none, its backup token.
 
@@ -55,25 +52,19 @@ def prepare_next_token_ids(
     return PrepareNextTokenIdsResult(
         *torch.ops.ngram_npu.prepare_next_token_ids(
             sampled_token_ids,
-            discard,
-            backup_token_ids,
-            token_ids,
-            num_tokens,
-            row_indices,
-            vocab_size,
+            discard=discard,
+            backup_token_ids=backup_token_ids,
+            token_ids=token_ids,
+            num_tokens=num_tokens,
+            row_indices=row_indices,
+            vocab_size=vocab_size,
         )
     )
 
 
 @register_fake("ngram_npu::prepare_next_token_ids")
-def _fake(
-    sampled_token_ids: torch.Tensor,
-    discard: torch.Tensor | None,
-    backup_token_ids: torch.Tensor | None,
-    token_ids: torch.Tensor | None,
-    num_tokens: torch.Tensor | None,
-    row_indices: torch.Tensor | None,
-    vocab_size: int | SymInt,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    batch = sampled_token_ids.shape[0]
-    return sampled_token_ids.new_empty((batch,)), sampled_token_ids.new_empty((batch,))
+def _fake(sampled_token_ids: torch.Tensor, **_: object) -> PrepareNextTokenIdsResult:
+    size = sampled_token_ids.shape[0]
+    return PrepareNextTokenIdsResult(
+        sampled_token_ids.new_empty((size,)), sampled_token_ids.new_empty((size,))
+    )

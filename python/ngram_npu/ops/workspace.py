@@ -8,7 +8,7 @@ from ngram_npu import _C
 def workspace_size(op: str, batch: int) -> int:
     """How many int32 items the workspace of ``op`` needs for up to ``batch`` requests.
 
-    Make it once, zeroed, outside graph capture, one for each operator and stream; every call leaves
+    Make it once, zeroed, outside graph capture, one per operator and stream; every call leaves
     it zeroed. Device kernels want its memory aligned to 16 bytes, as torch's allocators give it::
 
         workspace = torch.zeros(
@@ -16,15 +16,15 @@ def workspace_size(op: str, batch: int) -> int:
         )
 
     Args:
-        op: ``ngram_step_``, ``ngram_index_step_`` or ``correct_spec_state_``.
+        op: an operator whose schema has a ``workspace``.
         batch: the largest number of requests in a call.
 
     Raises:
         ValueError: an operator without a workspace, or a negative batch.
     """
-    takes_one = ("correct_spec_state_", "ngram_index_step_", "ngram_step_")
-    if op not in takes_one:
-        raise ValueError(f"workspace_size: op: expected one of {', '.join(takes_one)}, got {op!r}")
     if batch < 0:
         raise ValueError(f"workspace_size: batch: expected >= 0, got {batch}")
-    return _C.workspace_words(op, batch)
+    size = _C.workspace_words(op, batch)
+    if size < 0:
+        raise ValueError(f"workspace_size: op: expected an operator with a workspace, got {op!r}")
+    return size

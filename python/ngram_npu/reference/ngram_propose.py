@@ -50,15 +50,16 @@ def ngram_propose(
     token_ids: Array,
     num_tokens: Array,
     row_indices: Array | None,
-    active: Array | None,
+    num_sampled: Array | None,
     min_n: int,
     max_n: int,
     k: int,
     match_policy: int,
     overlap: bool,
     max_len: int,
+    workspace: Array | None,
 ) -> tuple[Array, Array, Array]:
-    """token_ids [R,S], num_tokens [R], row_indices and active [B] ->
+    """token_ids [R,S], num_tokens [R], row_indices and num_sampled [B] ->
     draft_token_ids [B,k], num_draft_tokens [B], match_len [B]; all int32."""
     num_rows, capacity = token_ids.shape
     rows = list(range(num_rows)) if row_indices is None else [int(row) for row in row_indices]
@@ -66,7 +67,7 @@ def ngram_propose(
     num_draft_tokens = np.zeros(len(rows), np.int32)
     match_len = np.zeros(len(rows), np.int32)
     for i, row in enumerate(rows):
-        if not 0 <= row < num_rows or (active is not None and not active[i]):
+        if not 0 <= row < num_rows or (num_sampled is not None and num_sampled[i] <= 0):
             continue
         length = int(num_tokens[row])
         if not 2 <= length <= capacity:

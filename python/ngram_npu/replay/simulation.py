@@ -29,7 +29,7 @@ class StepResult(Protocol):
 
     @property
     def draft_token_ids(self) -> Any:
-        """[B, K] int32, unused slots -1."""
+        """[B, K] int32, unused places -1."""
 
     @property
     def num_draft_tokens(self) -> Any:

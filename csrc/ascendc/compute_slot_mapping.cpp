@@ -1,0 +1,48 @@
+#include "core/compute_slot_mapping.h"
+
+#include "ascendc/slots.h"
+
+namespace ngram_npu::ascendc {
+
+// Cores share the tokens rather than the requests, because one request may have most of them; each looks through all
+// requests for those that reach into its window.
+template <class Slot>
+__aicore__ inline void map_tokens(const ComputeSlotMappingParams& p, const Shares& share) {
+  const auto mapping = (Gm<Slot>)p.slot_mapping;
+  const auto given = (Gm<int64_t>)p.positions;  // a window may be written back; this one is not
+  AscendC::TPipe pipe;
+  Window<int64_t> positions(pipe, share.per_pass);
+  Window<Slot> slots(pipe, share.per_pass);
+  Sequence query_start_loc(pipe, p.query_start_loc, p.batch + 1);
+  for (int64_t first = first_item(share); first < p.num_slots; first += items_between(share)) {
+    order<AscendC::HardEvent::S_MTE2>();
+    positions.load(given, p.num_positions, first, share.per_pass);
+    slots.load(mapping, p.num_slots, first, share.per_pass);
+    if (!query_start_loc.has(0)) query_start_loc.load(0);
+    order<AscendC::HardEvent::MTE2_S>();
+    for (int64_t i = 0; i < p.batch; ++i) {
+      query_start_loc.reach(i);
+      map_request(p, i, query_start_loc, positions, slots);
+    }
+    pad_rest(p, slots);
+    order<AscendC::HardEvent::S_MTE3>();
+    slots.store(mapping);
+    order<AscendC::HardEvent::MTE3_S>();
+  }
+}
+
+}  // namespace ngram_npu::ascendc
+
+using namespace ngram_npu;
+using namespace ngram_npu::ascendc;
+
+extern "C" __global__ __aicore__ void ngram_npu_compute_slot_mapping(NgramNpuLaunchArgs args) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+  const auto p = read_as<ComputeSlotMappingParams>(args.params);
+  const auto share = read_as<Shares>(args.tiling);
+  if (p.slot_bytes == 8) {
+    map_tokens<int64_t>(p, share);
+  } else {
+    map_tokens<int32_t>(p, share);
+  }
+}

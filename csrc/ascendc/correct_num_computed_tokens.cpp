@@ -1,0 +1,33 @@
+#include "core/correct_num_computed_tokens.h"
+
+#include "ascendc/counts.h"
+
+using namespace ngram_npu;
+using namespace ngram_npu::ascendc;
+
+extern "C" __global__ __aicore__ void ngram_npu_correct_num_computed_tokens(NgramNpuLaunchArgs args) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+  const auto p = read_as<CorrectNumComputedTokensParams>(args.params);
+  const Shares share = read_as<BatchTiling>(args.tiling).requests;
+  AscendC::TPipe pipe;
+  CountCorrector corrector(pipe, share.per_pass);
+  for (int64_t first = first_item(share); first < p.batch; first += items_between(share)) {
+    corrector.correct(p, Gm<int32_t>(args.workspace), first, smaller(share.per_pass, p.batch - first));
+  }
+}
+
+// The second launch, here and of correct_spec_state_, whose parameters begin with these: the new counts into place.
+extern "C" __global__ __aicore__ void ngram_npu_place_num_computed_tokens(NgramNpuLaunchArgs args) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+  const auto p = read_as<CorrectNumComputedTokensParams>(args.params);
+  const Shares share = read_as<BatchTiling>(args.tiling).requests;
+  AscendC::TPipe pipe;
+  Local<int32_t> computed(pipe, share.per_pass);
+  for (int64_t first = first_item(share); first < p.batch; first += items_between(share)) {
+    const int64_t count = smaller(share.per_pass, p.batch - first);
+    computed.load(0, Gm<const int32_t>(args.workspace) + first, count);
+    order<AscendC::HardEvent::MTE2_MTE3>();
+    computed.store(0, p.num_computed_tokens + first, count);
+    order<AscendC::HardEvent::MTE3_MTE2>();
+  }
+}

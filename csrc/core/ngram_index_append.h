@@ -1,0 +1,21 @@
+// ngram_index_append_: index the tokens that rows hold, prompts in one piece or in several. Contract:
+// docs/ops/ngram_index_append.md.
+#pragma once
+
+#include "core/ngram_index_access.h"
+
+namespace ngram_npu {
+
+struct NgramIndexAppendParams {
+  TokenRows<const int32_t> token_ids;  // [R, S]
+  const int32_t* num_tokens;           // [R]
+  IndexArray row_indices;              // [B]
+  int64_t batch;
+  int64_t min_n;
+  int64_t max_n;
+  int32_t match;
+  IndexAccess index;
+  const Executor* executor;  // null: the calling thread
+};
+
+}  // namespace ngram_npu

@@ -1,0 +1,13 @@
+// ngram_index_reset_: forget what slots hold. Contract: docs/ops/ngram_index_reset.md.
+#pragma once
+
+#include "core/ngram_index_access.h"
+
+namespace ngram_npu {
+
+struct NgramIndexResetParams {
+  IndexAccess index;  // its slot_indices: [count], present
+  int64_t count;
+};
+
+}  // namespace ngram_npu

@@ -1,0 +1,15 @@
+// ngram_index_step_: ngram_step_, answered from an index. Contract: docs/ops/ngram_index_step.md.
+#pragma once
+
+#include "core/ngram_index_propose.h"
+#include "core/ngram_step.h"
+
+namespace ngram_npu {
+
+struct NgramIndexStepParams {
+  NgramStepParams step;  // its executor is not used: one thread is fastest here
+  IndexAccess index;
+  int64_t catch_up_tokens;  // as NgramIndexProposeParams has it
+};
+
+}  // namespace ngram_npu

@@ -1,0 +1,41 @@
+// prepare_input_ids_: last step's tokens into this step's input. Contract: docs/ops/prepare_input_ids.md.
+#pragma once
+
+#include "core/batch.h"
+
+namespace ngram_npu {
+
+struct PrepareInputIdsParams {
+  Gm<int32_t> input_ids;  // [num_inputs], written
+  int64_t num_inputs;
+  Gm<const int32_t> query_start_loc;         // [B + 1]
+  IndexArray prev_positions;                 // [B]
+  Gm<const int32_t> next_token_ids;          // [Q]
+  TokenRows<const int32_t> draft_token_ids;  // [Q, K]
+  Gm<const int32_t> num_scheduled_drafts;    // [B]
+  int64_t batch;
+  int32_t pad_token;
+};
+
+// The input positions that a request's newest token and drafts take; begin >= end where there are none.
+struct InputSpan {
+  int64_t begin;
+  int64_t end;
+  int64_t first_draft;  // where draft 0 goes; the newest token goes right before it
+};
+
+NGRAM_FN InputSpan input_span(const PrepareInputIdsParams& p, int64_t i) {
+  const TokenRange own = tokens_of(p.query_start_loc, i, p.num_inputs);
+  const int64_t first_draft = int64_t{p.query_start_loc[i + 1]} - p.num_scheduled_drafts[i];
+  return {larger(own.begin, first_draft - 1), own.end, first_draft};
+}
+
+// What goes to input position n of the span, for a request that was at position `prev`.
+NGRAM_FN int32_t input_id(const PrepareInputIdsParams& p, const InputSpan& span, int64_t prev, int64_t n) {
+  if (n < span.first_draft) return p.next_token_ids[prev];
+  const int64_t j = n - span.first_draft;
+  const int32_t draft = j < p.draft_token_ids.capacity ? p.draft_token_ids[prev][j] : kNoToken;
+  return draft < 0 ? p.pad_token : draft;
+}
+
+}  // namespace ngram_npu

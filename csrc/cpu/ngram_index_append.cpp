@@ -1,0 +1,59 @@
+#include "core/ngram_index_append.h"
+
+#include "cpu/ngram_index_slot.h"
+#include "cpu/parallel.h"
+
+using namespace ngram_npu;
+
+namespace {
+
+int64_t slot_of(const NgramIndexAppendParams& p, int64_t i) { return p.index.slot_of(i, p.row_indices[i]); }
+
+// Two batch positions of one slot are the caller's fault, and must not meet in two threads: one would free pages that
+// the other writes to, and that a third may have taken meanwhile.
+bool names_a_slot_twice(const NgramIndexAppendParams& p, const cpu::Arena& arena) {
+  bool twice = false;
+  for (uint32_t mark = 2; mark-- > 0;) {  // sets the marks, then takes them away
+    for (int64_t i = 0; i < p.batch; ++i) {
+      const int64_t slot = slot_of(p, i);
+      if (slot < 0 || slot >= arena.num_slots) continue;
+      uint32_t& marked = arena.slot(static_cast<uint32_t>(slot))[index::kSlotMarked];
+      twice |= mark != 0 && marked != 0;
+      marked = mark;
+    }
+  }
+  return twice;
+}
+
+void append_row(const NgramIndexAppendParams& p, const cpu::Arena& arena, const cpu::IndexTable& table, int64_t i) {
+  const int64_t row = p.row_indices[i];
+  const int64_t slot = slot_of(p, i);
+  if (!p.token_ids.has(row) || slot < 0 || slot >= arena.num_slots) return;
+  const int64_t length = p.num_tokens[row];
+  if (length < 0 || length > p.token_ids.capacity || length > index::kMaxIndexedTokens) return;
+  const cpu::IndexOptions options{p.min_n, p.max_n, p.match};
+  const int32_t* tokens = p.token_ids[row];
+  const uint32_t slot_id = static_cast<uint32_t>(slot);
+  const uint32_t upto = static_cast<uint32_t>(length);
+  if (!cpu::prepare_slot(arena, slot_id, options, tokens, upto)) return;
+  const uint32_t readable = static_cast<uint32_t>(smaller<int64_t>(p.token_ids.capacity, index::kMaxIndexedTokens));
+  const uint32_t done = arena.slot(slot_id)[index::kSlotLength];
+  if (done >= upto) return;
+  if (!table.extend(arena, options, slot_id, tokens, readable, done, upto)) cpu::give_up_slot(arena, slot_id);
+  cpu::note_indexed(arena, slot_id, tokens, upto);
+}
+
+}  // namespace
+
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_append_(const NgramIndexAppendParams* params, void*) {
+  const NgramIndexAppendParams& p = *params;
+  cpu::Arena arena;
+  if (p.max_n - p.min_n >= index::kMaxLevels || !cpu::open_arena(p.index.words, p.index.num_words, &arena)) return kOk;
+  const cpu::IndexTable& table = cpu::index_table();
+  // Building costs some fifteen times a scan, so threads pay for shorter rows.
+  constexpr int64_t kScansPerBuild = 16;
+  const int64_t tokens = kScansPerBuild * cpu::tokens_to_read(p.token_ids, p.num_tokens, p.row_indices, p.batch);
+  const Executor* executor = p.executor != nullptr && !names_a_slot_twice(p, arena) ? p.executor : nullptr;
+  cpu::for_each_row(executor, p.batch, tokens, [&](int64_t i) { append_row(p, arena, table, i); });
+  return kOk;
+}

@@ -1,0 +1,176 @@
+// Drafts from an index, in groups of rows whose cache misses overlap: what ngram_index_propose_ and ngram_index_step_
+// share.
+#pragma once
+
+#include "core/lookup_rules.h"
+#include "core/ngram_index_access.h"
+#include "cpu/lookup.h"
+#include "cpu/ngram_index_slot.h"
+
+namespace ngram_npu::cpu {
+
+// A request's row when it is looked up.
+struct GrownRow {
+  int64_t row;
+  int64_t length;
+  int64_t known;    // a slot that has indexed more than this is another request's
+  int64_t settled;  // tokens above this are new, and are not charged to the budget
+  bool drafts;
+};
+
+namespace {
+
+using namespace index;
+
+// How a batch position is answered.
+enum class Answer : uint8_t { kNone, kScan, kIndex };
+
+struct Request {
+  GrownRow grown;
+  int query;  // among the group's, where answered by the index
+  Answer answer;
+};
+
+// kGrow(p, i) appends what is to be appended to request i's row, and describes the row.
+template <class Params, GrownRow (*kGrow)(const Params& p, int64_t i)>
+class IndexDrafter {
+ public:
+  IndexDrafter(const Params& params, const IndexAccess& index, int64_t catch_up_tokens)
+      : p_(params),
+        index_(index),
+        options_{p_.lookup.min_n, p_.lookup.max_n, p_.lookup.match},
+        table_(index_table()),
+        find_(find_occurrence()),
+        readable_(static_cast<uint32_t>(smaller<int64_t>(p_.token_ids.capacity, kMaxIndexedTokens))),
+        budget_(catch_up_tokens),
+        usable_(open_arena(index.words, index.num_words, &arena_) && p_.lookup.max_n - p_.lookup.min_n < kMaxLevels) {}
+
+  void run() {
+    for (int64_t first = 0; first < p_.batch; first += kQueryGroup)
+      group(first, smaller<int64_t>(p_.batch - first, kQueryGroup));
+    if (!usable_) return;
+    for (int i = kHeaderMagic; i < kHeaderEnd; ++i) {
+      if (counts_[i] != 0) count(arena_, static_cast<Header>(i), counts_[i]);
+    }
+  }
+
+ private:
+  int64_t slot_of(int64_t i) const { return index_.slot_of(i, p_.row_indices[i]); }
+
+  bool has_slot(int64_t slot) const { return usable_ && slot >= 0 && slot < arena_.num_slots; }
+
+  void group(int64_t first, int64_t size) {
+    for (int64_t i = first; i < first + size; ++i) prefetch(i);
+    Request requests[kQueryGroup];
+    IndexQuery queries[kQueryGroup];
+    int num_queries = 0;
+    for (int64_t i = 0; i < size; ++i) {
+      Request& r = requests[i];
+      r.grown = kGrow(p_, first + i);
+      r.answer = Answer::kNone;
+      if (!r.grown.drafts || !can_look_up(r.grown.length, p_.token_ids.capacity)) continue;
+      r.query = num_queries;
+      r.answer = prepare(first + i, r.grown, &queries[num_queries]) ? Answer::kIndex : Answer::kScan;
+      if (r.answer == Answer::kIndex) ++num_queries;
+    }
+    if (num_queries > 0) table_.look_up(arena_, options_, queries, num_queries, p_.lookup.k);
+    for (int64_t i = 0; i < size; ++i) finish(first + i, requests[i], queries);
+  }
+
+  // A row's state, and its tokens around the end.
+  void prefetch(int64_t i) const {
+    const int64_t row = p_.row_indices[i];
+    if (p_.token_ids.has(row)) {
+      const int64_t length = p_.num_tokens[row];
+      if (length > 0 && length < p_.token_ids.capacity) {
+        __builtin_prefetch(p_.token_ids[row] + length - smaller<int64_t>(length, kTailTokens));
+        __builtin_prefetch(p_.token_ids[row] + length);
+      }
+    }
+    const int64_t slot = slot_of(i);
+    if (has_slot(slot)) {
+      const uint32_t* state = arena_.slot(static_cast<uint32_t>(slot));
+      __builtin_prefetch(state);
+      __builtin_prefetch(state + kSlotRoot);
+    }
+  }
+
+  // Brings a slot so far that only a few new tokens are left to walk. False: the row is to be scanned.
+  bool prepare(int64_t i, const GrownRow& r, IndexQuery* query) {
+    const int64_t slot = slot_of(i);
+    if (!has_slot(slot) || r.length > kMaxIndexedTokens) return scan_for(kStatScanOther);
+    const int32_t* tokens = p_.token_ids[r.row];
+    const uint32_t slot_id = static_cast<uint32_t>(slot);
+    if (!prepare_slot(arena_, slot_id, options_, tokens, static_cast<uint32_t>(r.known)))
+      return scan_for(kStatScanFull);
+    const uint32_t length = static_cast<uint32_t>(r.length);
+    uint32_t done = arena_.slot(slot_id)[kSlotLength];
+    // The row has not grown, so that its last token is indexed: the question was already asked, and its answer is gone.
+    if (done >= length) return scan_for(kStatScanOther);
+    if (length - done > kMaxPending) {
+      uint32_t upto = length - kMaxPending;
+      // New tokens are not charged: they are few.
+      const int64_t backlog = r.settled - done;
+      if (budget_ >= 0 && backlog > budget_) upto = smaller(upto, done + static_cast<uint32_t>(budget_));
+      // Also where the arena turns out to be full: the pages then free again would let the next row try as much.
+      if (budget_ > 0 && backlog > 0) budget_ -= smaller(backlog, budget_);
+      if (upto > done && !table_.extend(arena_, options_, slot_id, tokens, readable_, done, upto)) {
+        give_up_slot(arena_, slot_id);
+        note_indexed(arena_, slot_id, tokens, static_cast<uint32_t>(r.known));
+        return scan_for(kStatScanFull);
+      }
+      if (upto > done) note_indexed(arena_, slot_id, tokens, upto);
+      done = upto;
+      if (length - done > kMaxPending) return scan_for(kStatScanCatchUp);
+    }
+    *query = {tokens, readable_, slot_id, done, length, {-1, 0}, false};
+    return true;
+  }
+
+  bool scan_for(Header statistic) {
+    ++counts_[statistic];
+    return false;
+  }
+
+  void finish(int64_t i, const Request& r, const IndexQuery* queries) {
+    const GrownRow& row = r.grown;
+    const int32_t* tokens = row.row >= 0 ? p_.token_ids[row.row] : nullptr;
+    Occurrence found{-1, 0};
+    bool scan = r.answer == Answer::kScan;
+    if (r.answer == Answer::kIndex) {
+      const IndexQuery& query = queries[r.query];
+      if (query.ok) {
+        note_indexed(arena_, query.slot_id, tokens, query.length);
+        found = query.found;
+        ++counts_[kStatIndexed];
+      } else {
+        give_up_slot(arena_, query.slot_id);
+        note_indexed(arena_, query.slot_id, tokens, query.length);
+        scan = true;
+        ++counts_[kStatScanFull];
+      }
+    }
+    const bool may_draft = r.answer != Answer::kNone && draft_budget(p_.lookup.k, p_.lookup.max_len, row.length) > 0;
+    if (!may_draft) {
+      found = {-1, 0};
+    } else if (scan) {
+      found = find_(tokens, row.length, p_.lookup.min_n, p_.lookup.max_n, p_.lookup.match);
+    }
+    write_draft(tokens, row.length, found, p_.lookup, p_.draft_token_ids + i * p_.lookup.k, p_.num_draft_tokens + i,
+                p_.match_len + i);
+  }
+
+  const Params& p_;
+  const IndexAccess& index_;
+  const IndexOptions options_;
+  const IndexTable& table_;
+  const FindOccurrence find_;
+  const uint32_t readable_;
+  int64_t budget_;
+  Arena arena_;
+  const bool usable_;
+  uint32_t counts_[kHeaderEnd] = {};
+};
+
+}  // namespace
+}  // namespace ngram_npu::cpu

@@ -1,0 +1,80 @@
+// The API: every operator's schema, for torch (torch/library.cpp) and for numpy (numpy/module.cpp). Contracts:
+// docs/ops.
+//
+// Arguments behind `*` are passed by keyword. The numpy functions take the same names and defaults, and all arguments
+// by position too.
+#pragma once
+
+// NGRAM_NPU_OPERATORS(X) calls X(op) for each of them. Their bodies: csrc/host.
+#define NGRAM_NPU_OPERATORS(X)    \
+  X(ngram_propose)                \
+  X(ngram_step_)                  \
+  X(ngram_index_propose_)         \
+  X(ngram_index_step_)            \
+  X(ngram_index_append_)          \
+  X(ngram_index_reset_)           \
+  X(prepare_next_token_ids)       \
+  X(prepare_inputs_padded)        \
+  X(prepare_inputs)               \
+  X(prepare_input_ids_)           \
+  X(correct_num_computed_tokens_) \
+  X(compute_slot_mapping_)        \
+  X(correct_spec_state_)
+
+namespace ngram_npu {
+
+inline constexpr const char* kSchemas[] = {
+    "ngram_propose(Tensor token_ids, Tensor num_tokens, *, Tensor? row_indices=None, Tensor? num_sampled=None, "
+    "SymInt min_n, SymInt max_n, SymInt k, int match_policy=0, bool overlap=False, SymInt max_len=9223372036854775807, "
+    "Tensor(w!)? workspace=None) -> (Tensor draft_token_ids, Tensor num_draft_tokens, Tensor match_len)",
+
+    "ngram_step_(Tensor(a!) token_ids, Tensor(b!) num_tokens, Tensor sampled_token_ids, *, Tensor? discard=None, "
+    "Tensor? row_indices=None, bool advance=True, SymInt vocab_size=2147483647, SymInt min_n, SymInt max_n, SymInt k, "
+    "int match_policy=0, bool overlap=False, SymInt max_len=9223372036854775807, Tensor(w!)? workspace=None) -> "
+    "(Tensor next_token_ids, Tensor num_sampled, Tensor draft_token_ids, Tensor num_draft_tokens, Tensor match_len)",
+
+    "ngram_index_propose_(Tensor token_ids, Tensor num_tokens, Tensor(a!) index, *, Tensor? row_indices=None, "
+    "Tensor? slot_indices=None, Tensor? num_sampled=None, SymInt min_n, SymInt max_n, SymInt k, int match_policy=0, "
+    "bool overlap=False, SymInt max_len=9223372036854775807, Tensor(w!)? workspace=None) -> "
+    "(Tensor draft_token_ids, Tensor num_draft_tokens, Tensor match_len)",
+
+    "ngram_index_step_(Tensor(a!) token_ids, Tensor(b!) num_tokens, Tensor sampled_token_ids, Tensor(c!) index, *, "
+    "Tensor? discard=None, Tensor? row_indices=None, Tensor? slot_indices=None, bool advance=True, "
+    "SymInt vocab_size=2147483647, SymInt min_n, SymInt max_n, SymInt k, int match_policy=0, bool overlap=False, "
+    "SymInt max_len=9223372036854775807, Tensor(w!)? workspace=None) -> (Tensor next_token_ids, Tensor num_sampled, "
+    "Tensor draft_token_ids, Tensor num_draft_tokens, Tensor match_len)",
+
+    "ngram_index_append_(Tensor token_ids, Tensor num_tokens, Tensor(a!) index, *, Tensor? row_indices=None, "
+    "Tensor? slot_indices=None, SymInt min_n, SymInt max_n, int match_policy=0) -> ()",
+
+    "ngram_index_reset_(Tensor(a!) index, Tensor slot_indices) -> ()",
+
+    "prepare_next_token_ids(Tensor sampled_token_ids, *, Tensor? discard=None, Tensor? backup_token_ids=None, "
+    "Tensor? token_ids=None, Tensor? num_tokens=None, Tensor? row_indices=None, SymInt vocab_size=2147483647) -> "
+    "(Tensor next_token_ids, Tensor num_sampled)",
+
+    "prepare_inputs_padded(Tensor cu_num_draft_tokens, Tensor num_sampled, Tensor query_start_loc) -> "
+    "(Tensor token_indices_to_sample, Tensor num_rejected)",
+
+    "prepare_inputs(Tensor query_start_loc, Tensor seq_lens, Tensor num_rejected, *, SymInt total_tokens) -> "
+    "(Tensor query_start_loc_out, Tensor seq_lens_out, Tensor token_indices)",
+
+    "prepare_input_ids_(Tensor(a!) input_ids, *, Tensor query_start_loc, Tensor prev_positions, Tensor next_token_ids, "
+    "Tensor draft_token_ids, Tensor num_scheduled_drafts, int pad_token=0) -> ()",
+
+    "correct_num_computed_tokens_(Tensor(a!) num_computed_tokens, Tensor(b!) num_accepted_tokens, *, "
+    "Tensor prev_positions, Tensor num_sampled_prev, Tensor num_draft_prev, Tensor host_num_computed_tokens) -> ()",
+
+    "compute_slot_mapping_(Tensor query_start_loc, Tensor positions, Tensor block_table, Tensor(a!) slot_mapping, *, "
+    "Tensor? row_indices=None, SymInt block_size, SymInt blocks_per_kv_block=1, SymInt cp_world=1, SymInt cp_rank=0, "
+    "SymInt cp_interleave=1, int pad_id=-1) -> ()",
+
+    "correct_spec_state_(*, Tensor(a!) num_computed_tokens, Tensor(b!) num_accepted_tokens, Tensor(c!) positions, "
+    "Tensor(d!) seq_lens, Tensor(e!) slot_mapping, Tensor(f!)? discard=None, Tensor prev_positions, "
+    "Tensor num_sampled_prev, Tensor num_draft_prev, Tensor host_num_computed_tokens, Tensor query_start_loc, "
+    "Tensor? num_tokens=None, Tensor block_table, Tensor? row_indices=None, SymInt block_size, "
+    "SymInt blocks_per_kv_block=1, SymInt cp_world=1, SymInt cp_rank=0, SymInt cp_interleave=1, int pad_id=-1, "
+    "Tensor(w!)? workspace=None) -> ()",
+};
+
+}  // namespace ngram_npu

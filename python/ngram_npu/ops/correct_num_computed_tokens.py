@@ -1,0 +1,50 @@
+"""``correct_num_computed_tokens_``: the host's optimism put right. Semantics:
+docs/ops/correct_num_computed_tokens.md."""
+
+from __future__ import annotations
+
+import torch
+
+from ngram_npu.ops._register import register_fake
+
+
+def correct_num_computed_tokens_(
+    num_computed_tokens: torch.Tensor,
+    num_accepted_tokens: torch.Tensor,
+    *,
+    prev_positions: torch.Tensor,
+    num_sampled_prev: torch.Tensor,
+    num_draft_prev: torch.Tensor,
+    host_num_computed_tokens: torch.Tensor,
+) -> None:
+    """Replaces the host's assumption that every draft was accepted by what the device knows.
+
+    Args:
+        num_computed_tokens: [N] int32, N >= B; written: in the previous step's order before, in
+            this step's afterwards.
+        num_accepted_tokens: [at least B] int32; written.
+        prev_positions: [B] int32 or int64, batch position -> position in the previous step; any
+            value outside the previous arrays: new.
+        num_sampled_prev: int32, valid sampled tokens of the previous step, by its positions.
+        num_draft_prev: int32, scheduled drafts of the previous step, by its positions.
+        host_num_computed_tokens: [B] int32, exact for requests without previous drafts.
+
+    Raises:
+        ValueError: a wrong argument (dtype, device, shape, stride, overlapping memory), before
+            anything is written.
+    """
+    torch.ops.ngram_npu.correct_num_computed_tokens_(
+        num_computed_tokens,
+        num_accepted_tokens,
+        prev_positions=prev_positions,
+        num_sampled_prev=num_sampled_prev,
+        num_draft_prev=num_draft_prev,
+        host_num_computed_tokens=host_num_computed_tokens,
+    )
+
+
+@register_fake("ngram_npu::correct_num_computed_tokens_")
+def _fake(
+    num_computed_tokens: torch.Tensor, num_accepted_tokens: torch.Tensor, **_: object
+) -> None:
+    return None

@@ -1,0 +1,90 @@
+"""``correct_spec_state_``: all that the device corrects between two forward passes, in one launch.
+Semantics: docs/ops/correct_spec_state.md."""
+
+from __future__ import annotations
+
+import torch
+
+from ngram_npu.ops._register import register_fake
+from ngram_npu.ops.compute_slot_mapping import PAD_SLOT_ID
+
+
+def correct_spec_state_(
+    *,
+    num_computed_tokens: torch.Tensor,
+    num_accepted_tokens: torch.Tensor,
+    positions: torch.Tensor,
+    seq_lens: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    discard: torch.Tensor | None = None,
+    prev_positions: torch.Tensor,
+    num_sampled_prev: torch.Tensor,
+    num_draft_prev: torch.Tensor,
+    host_num_computed_tokens: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    num_tokens: torch.Tensor | None = None,
+    block_table: torch.Tensor,
+    row_indices: torch.Tensor | None = None,
+    block_size: int,
+    blocks_per_kv_block: int = 1,
+    cp_world: int = 1,
+    cp_rank: int = 0,
+    cp_interleave: int = 1,
+    pad_id: int = PAD_SLOT_ID,
+    workspace: torch.Tensor | None = None,
+) -> None:
+    """Corrects the computed counts, then derives positions, lengths and slots from them.
+
+    Args:
+        num_computed_tokens, num_accepted_tokens, prev_positions, num_sampled_prev, num_draft_prev,
+            host_num_computed_tokens: as in ``correct_num_computed_tokens_``.
+        positions: [P] int64; written.
+        seq_lens: [at least B] int32; written, 0 from B on.
+        discard: [at least B] bool; written: the request ends this step still inside its
+            ``num_tokens``.
+        num_tokens: [R] int32, known tokens of each row; needed with ``discard``.
+        query_start_loc, slot_mapping, block_table, row_indices, block_size ... pad_id: as in
+            ``compute_slot_mapping_``; ``row_indices`` leads to ``num_tokens`` as well.
+        workspace: [W] int32 zeroed once, for device backends (``workspace_size`` tells W); the
+            CPU ignores it.
+
+    Raises:
+        ValueError: a wrong argument (dtype, device, shape, stride, range, overlapping memory),
+            before anything is written.
+    """
+    torch.ops.ngram_npu.correct_spec_state_(
+        num_computed_tokens=num_computed_tokens,
+        num_accepted_tokens=num_accepted_tokens,
+        positions=positions,
+        seq_lens=seq_lens,
+        slot_mapping=slot_mapping,
+        discard=discard,
+        prev_positions=prev_positions,
+        num_sampled_prev=num_sampled_prev,
+        num_draft_prev=num_draft_prev,
+        host_num_computed_tokens=host_num_computed_tokens,
+        query_start_loc=query_start_loc,
+        num_tokens=num_tokens,
+        block_table=block_table,
+        row_indices=row_indices,
+        block_size=block_size,
+        blocks_per_kv_block=blocks_per_kv_block,
+        cp_world=cp_world,
+        cp_rank=cp_rank,
+        cp_interleave=cp_interleave,
+        pad_id=pad_id,
+        workspace=workspace,
+    )
+
+
+def computed_tokens_drift(
+    num_computed_tokens: torch.Tensor, host_num_computed_tokens: torch.Tensor
+) -> torch.Tensor:
+    """[B] int32: corrected minus assumed counts, by which runners with positions of several
+    dimensions (M-RoPE) shift what their host prepared."""
+    return num_computed_tokens[: host_num_computed_tokens.shape[0]] - host_num_computed_tokens
+
+
+@register_fake("ngram_npu::correct_spec_state_")
+def _fake(**_: object) -> None:
+    return None

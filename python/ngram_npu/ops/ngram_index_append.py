@@ -1,0 +1,50 @@
+"""``ngram_index_append_``: index what rows hold. Semantics: docs/ops/ngram_index_append.md."""
+
+from __future__ import annotations
+
+import torch
+
+from ngram_npu.ops._register import register_fake
+
+
+def ngram_index_append_(
+    token_ids: torch.Tensor,
+    num_tokens: torch.Tensor,
+    index: torch.Tensor,
+    *,
+    row_indices: torch.Tensor | None = None,
+    slot_indices: torch.Tensor | None = None,
+    min_n: int,
+    max_n: int,
+    match_policy: int = 0,
+) -> None:
+    """Indexes the tokens that rows hold and their slots do not: prompts, or pieces of them.
+
+    Args:
+        token_ids: [R, S] int32, inner stride 1.
+        num_tokens: [R] int32, live lengths in tokens.
+        index: [W] int32, made by :class:`ngram_npu.NgramIndex`; written.
+        row_indices: [B] int32 or int64, batch position -> row; None: B = R, row i = i.
+        slot_indices: [B] int32 or int64; None: the slot of a row is the row. No slot twice.
+        min_n, max_n, match_policy: what the steps will ask for; max_n - min_n is at most 7.
+
+    Raises:
+        ValueError: a wrong argument, before anything is written.
+    """
+    torch.ops.ngram_npu.ngram_index_append_(
+        token_ids,
+        num_tokens,
+        index,
+        row_indices=row_indices,
+        slot_indices=slot_indices,
+        min_n=min_n,
+        max_n=max_n,
+        match_policy=match_policy,
+    )
+
+
+@register_fake("ngram_npu::ngram_index_append_")
+def _fake(
+    token_ids: torch.Tensor, num_tokens: torch.Tensor, index: torch.Tensor, **_: object
+) -> None:
+    return None

@@ -1,0 +1,75 @@
+"""``ngram_index_propose_``: ngram_propose from an index. Semantics:
+docs/ops/ngram_index_propose.md."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ngram_npu.config import UNLIMITED
+from ngram_npu.ops._register import register_fake
+from ngram_npu.ops.ngram_propose import NgramProposeResult, fake_drafts
+
+if TYPE_CHECKING:
+    from torch import SymInt
+
+
+def ngram_index_propose_(
+    token_ids: torch.Tensor,
+    num_tokens: torch.Tensor,
+    index: torch.Tensor,
+    *,
+    row_indices: torch.Tensor | None = None,
+    slot_indices: torch.Tensor | None = None,
+    num_sampled: torch.Tensor | None = None,
+    min_n: int,
+    max_n: int,
+    k: int,
+    match_policy: int = 0,
+    overlap: bool = False,
+    max_len: int = UNLIMITED,
+    workspace: torch.Tensor | None = None,
+) -> NgramProposeResult:
+    """:func:`ngram_propose`, bit for bit, at a cost that hardly grows with the context.
+
+    Args:
+        index: [W] int32, made by :class:`ngram_npu.NgramIndex`, or for a GPU by
+            :class:`ngram_npu.DeviceNgramIndex`; written.
+        slot_indices: [B] int32 or int64, the slot of the index that each request uses; None: the
+            slot of a row is the row. No slot twice.
+        others: as in :func:`ngram_propose`; max_n - min_n is at most 7.
+
+    Raises:
+        ValueError: a wrong argument, before anything is written.
+    """
+    return NgramProposeResult(
+        *torch.ops.ngram_npu.ngram_index_propose_(
+            token_ids,
+            num_tokens,
+            index,
+            row_indices=row_indices,
+            slot_indices=slot_indices,
+            num_sampled=num_sampled,
+            min_n=min_n,
+            max_n=max_n,
+            k=k,
+            match_policy=match_policy,
+            overlap=overlap,
+            max_len=max_len,
+            workspace=workspace,
+        )
+    )
+
+
+@register_fake("ngram_npu::ngram_index_propose_")
+def _fake(
+    token_ids: torch.Tensor,
+    num_tokens: torch.Tensor,
+    index: torch.Tensor,
+    *,
+    row_indices: torch.Tensor | None = None,
+    k: int | SymInt,
+    **_: object,
+) -> NgramProposeResult:
+    return fake_drafts(token_ids, token_ids if row_indices is None else row_indices, k)

@@ -1,0 +1,50 @@
+"""``prepare_input_ids_``: last step's tokens into this step's input. Semantics:
+docs/ops/prepare_input_ids.md."""
+
+from __future__ import annotations
+
+import torch
+
+from ngram_npu.ops._register import register_fake
+
+
+def prepare_input_ids_(
+    input_ids: torch.Tensor,
+    *,
+    query_start_loc: torch.Tensor,
+    prev_positions: torch.Tensor,
+    next_token_ids: torch.Tensor,
+    draft_token_ids: torch.Tensor,
+    num_scheduled_drafts: torch.Tensor,
+    pad_token: int = 0,
+) -> None:
+    """Writes each request's newest token and its drafts over the end of its tokens.
+
+    Args:
+        input_ids: [any size] int32; written.
+        query_start_loc: [B + 1] int32, where each request's tokens start in the flat batch.
+        prev_positions: [B] int32 or int64, batch position -> position in the previous step; any
+            value outside [0, Q): new, its tokens are the host's.
+        next_token_ids: [Q] int32, by previous position.
+        draft_token_ids: [Q, K] int32, by previous position, < 0 in unused places.
+        num_scheduled_drafts: [B] int32, drafts of each request in this step.
+        pad_token: what a scheduled draft that does not exist becomes.
+
+    Raises:
+        ValueError: a wrong argument (dtype, device, shape, stride, range, overlapping memory),
+            before anything is written.
+    """
+    torch.ops.ngram_npu.prepare_input_ids_(
+        input_ids,
+        query_start_loc=query_start_loc,
+        prev_positions=prev_positions,
+        next_token_ids=next_token_ids,
+        draft_token_ids=draft_token_ids,
+        num_scheduled_drafts=num_scheduled_drafts,
+        pad_token=pad_token,
+    )
+
+
+@register_fake("ngram_npu::prepare_input_ids_")
+def _fake(input_ids: torch.Tensor, **_: object) -> None:
+    return None

@@ -1,0 +1,62 @@
+"""The lookup on the AscendC twin where its kernels divide rows: for a row, a machine and a plan, a
+match is laid across every edge between cores and between tiles, and must be found."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from backends import TWIN_BACKENDS, Backend
+from ops.parity import check_parity
+from opspecs import OPSPECS, Sample
+from opspecs.rows import matches_ending_at
+from twins import ascendc_plan
+
+TWIN = next(b for b in TWIN_BACKENDS if b.twin is not None and b.twin.device == "npu")
+UB_910B = 192 * 1024
+HALO, MIN_SPAN = 64, 1024
+
+
+@contextmanager
+def machine(cores: int) -> Iterator[Backend]:
+    assert TWIN.twin is not None
+    set_cores = ctypes.CDLL(str(TWIN.twin.path)).ngram_npu_ascendc_twin_set_cores
+    set_cores(ctypes.c_int64(cores))
+    try:
+        yield TWIN
+    finally:
+        set_cores(ctypes.c_int64(0))
+
+
+def edges(length: int, batch: int, cores: int) -> list[int]:
+    """The first ends of all pieces but the first: csrc/ascendc/lookup.h, told again."""
+    sizes = {"batch": batch, "capacity": length, "k": 4}
+    plan = ascendc_plan("ngram_propose", sizes, cores, UB_910B)
+    assert plan is not None
+    tiling = plan["tiling"]
+    ends = length - 1
+    span = max(MIN_SPAN, -(-ends // tiling["spans"]))
+    most = tiling["tile_tokens"] - HALO
+    found = []
+    for begin in range(0, ends, span):
+        size = min(span, ends - begin)
+        tile = -(-size // -(-size // most))
+        found += list(range(begin, begin + size, tile))
+    return found[1:]
+
+
+@pytest.mark.parametrize("n", [*range(1, 9), 33, 64])
+@pytest.mark.parametrize(("cores", "length"), [(1, 8193), (1, 8194), (1, 16_300), (3, 27_000)])
+def test_matches_across_edges(cores: int, length: int, n: int) -> None:
+    inner = [e + d for e in edges(length, 1, cores) for d in (-1, 0, 1)]
+    at = [end for end in inner if end + 2 * n + 40 < length]
+    assert at or length == 8193  # one tile and no edge
+    rows = matches_ending_at(at[:6], n, length)
+    spec = OPSPECS["ngram_propose"]
+    with machine(cores) as backend:
+        for i, row in enumerate(rows):
+            args = (row[None], np.array([length], np.int32), None, None, 1, n, 4, i % 2, False)
+            check_parity(spec, backend, Sample(f"{cores}-{length}-{n}-{i}", (*args, 2**40, None)))

@@ -1,0 +1,49 @@
+"""vLLM-Ascend's launcher as a peer, with ours under its name in its place, on the CPU. The rest of
+tools/npu runs in test_launch.py."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from gpu.host import Host
+from ngram_npu.vllm.ascend import triton_ngram_spec_decode
+
+from tools.bench.gpu import ops
+from tools.bench.gpu.ops import GPU_OPS
+from tools.bench.options import Options, Size
+from tools.npu import build
+
+MODULE = "vllm_ascend.ops.triton.spec_decode.ngram"
+
+
+def wrong(*arguments: Any, **lookup: Any) -> tuple[torch.Tensor, ...]:
+    following, drafts, counts, sampled = triton_ngram_spec_decode(*arguments, **lookup)
+    return following, drafts + 1, counts, sampled
+
+
+@pytest.mark.parametrize("launcher", [triton_ngram_spec_decode, wrong])
+def test_beside_vllm_ascend(launcher: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = MODULE.split(".")
+    for end in range(1, len(parts) + 1):
+        monkeypatch.setitem(sys.modules, ".".join(parts[:end]), ModuleType(parts[end - 1]))
+    monkeypatch.setattr(sys.modules[MODULE], "triton_ngram_spec_decode", launcher, raising=False)
+    monkeypatch.setattr(ops, "runtime_of", lambda op, device: Host())
+    options = Options(sizes=(Size(3, 200),), rounds=1, peers=("vllm-ascend",), data_kind="nomatch")
+    (result,), skipped = GPU_OPS["ngram_step_"].run(options, lambda _: None)
+    if launcher is wrong:
+        assert "draft differently" in skipped["vllm-ascend"]
+        assert result["ratio"] == {}
+    else:
+        assert result["same_drafts"] is True
+        assert result["ratio"]["vllm-ascend"] > 0
+
+
+def test_the_chip_that_is_named_is_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOC_VERSION", "Ascend910B3")
+    command = build.command()
+    assert "--config-settings=cmake.define.SOC_VERSION=Ascend910B3" in command
+    assert "--config-settings=cmake.define.NGRAM_NPU_ASCENDC=ON" in command

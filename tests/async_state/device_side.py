@@ -1,0 +1,199 @@
+"""The forward pass, the rejection sampler and a model-based drafter: what runs on the device,
+launched by the host that never looks at a result. Each checks what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from ngram_npu.async_state import PaddedDrafterBatch, StepInputs, StepOutputs
+from ngram_npu.reference.ngram_propose import draft_for
+
+from async_state.late import value_of
+from async_state.model import Target
+from async_state.scenario import Scenario, as_rows
+
+
+@dataclass
+class Launched:
+    """One step as the host launched it, and what the device found out."""
+
+    requests: list[Any]
+    residencies: list[int]
+    scheduled: list[int]
+    drafts: list[int]
+    discarded: list[bool]
+    blocks: list[list[list[int]]]
+    """[group][B] as the block manager had given them out."""
+    previous: Launched | None
+    previous_positions: list[int]
+    contexts: list[int] = field(default_factory=list)
+    """The hash at each token of the step."""
+    computed: list[int] = field(default_factory=list)
+    num_sampled: list[int] = field(default_factory=list)
+    valid_drafts: dict[int, int] = field(default_factory=dict)
+    """Of the requests with drafts: how many are not padding."""
+
+
+class DeviceSide:
+    def __init__(self, scenario: Scenario, state: Any, device: Any) -> None:
+        self.scenario = scenario
+        self.target: Target = scenario.target
+        self.state = state
+        self.device = device
+        self._static: torch.Tensor | None = None
+
+    def empty_sampled(self, batch: int) -> torch.Tensor:
+        """Where the sampler writes: a fresh tensor, or always the same one, as with device
+        graphs."""
+        shape = (self.scenario.max_rows, self.scenario.k + 1)
+        if not self.scenario.static_sampled:
+            return self.device.tensor((batch, shape[1]), torch.int32)
+        if self._static is None:
+            self._static = self.device.tensor(shape, torch.int32)
+        return self._static[:batch]
+
+    def forward(self, inputs: StepInputs, sampled: torch.Tensor, step: Launched) -> None:
+        batch = len(step.requests)
+        if not batch:
+            return
+        tokens = inputs.num_step_tokens
+        tables = [value_of(table) for table in self.state.block_tables]
+        names = ("input_ids", "positions", "query_start_loc", "seq_lens", "discard")
+        values = {name: value_of(getattr(inputs, name)) for name in names}
+        slot_indices = value_of(inputs.slot_indices)
+        mappings = [value_of(mapping) for mapping in inputs.slot_mappings]
+        computed = value_of(inputs.num_computed_tokens)
+        accepted = value_of(inputs.num_accepted_tokens)
+        target = value_of(sampled)
+        scheduled_drafts = value_of(inputs.num_scheduled_drafts)
+
+        def work() -> None:
+            ids = as_rows(values["input_ids"], tokens)
+            positions = as_rows(values["positions"], tokens)
+            starts = as_rows(values["query_start_loc"], len(values["query_start_loc"]))
+            lengths = as_rows(values["seq_lens"], len(values["seq_lens"]))
+            slots = [as_rows(mapping, len(mapping)) for mapping in mappings]
+            step.computed = as_rows(computed, batch)
+            assert starts[batch:] == [tokens] * (len(starts) - batch)
+            assert not any(lengths[batch:])
+            assert all(set(mapping[tokens:]) <= {-1} for mapping in slots)
+            assert as_rows(values["discard"], batch) == step.discarded
+            assert as_rows(scheduled_drafts, batch) == step.drafts
+            self._check_accepted(as_rows(accepted, batch), step)
+            self._check_slots([mapping[:tokens] for mapping in slots], positions, starts, step)
+            rows = as_rows(slot_indices, batch)
+            for i in range(batch):
+                begin, end = starts[i], starts[i + 1]
+                assert end - begin == step.scheduled[i]
+                listed = [
+                    self._slots_of(g, as_rows(t[rows[i]], t.shape[1])) for g, t in enumerate(tables)
+                ]
+                first = lengths[i] - (end - begin)
+                self._check_drafts(ids[end - step.drafts[i] : end], first + 1, step, i)
+                context = self.target.attend([s[:first] for s in listed], 0, 0)
+                for n in range(begin, end):
+                    before, place = context, first + n - begin
+                    for g, mapping in enumerate(slots):
+                        if 0 <= mapping[n] < self.target.slots[g]:
+                            self.target.store(g, mapping[n], ids[n], positions[n], before)
+                    here = [s[place : place + 1] for s in listed]
+                    context = self.target.attend(here, before, place)
+                    step.contexts.append(context)
+            target.fill_(-1)
+            for i in range(batch):
+                self._sample(target[i], ids, starts[i + 1], step, i)
+
+        self.device.launch(work)
+
+    def _sample(
+        self, row: torch.Tensor, ids: Sequence[int], end: int, step: Launched, i: int
+    ) -> None:
+        """Rejection sampling, greedy. It does not know of discarded requests."""
+        first = end - 1 - step.drafts[i]
+        count = 0
+        for n in range(first, end):
+            says = self.target.says(step.contexts[n])
+            row[count] = says
+            count += 1
+            if n + 1 == end or ids[n + 1] != says:
+                break
+        step.num_sampled.append(0 if step.discarded[i] else count)
+
+    def _slots_of(self, group: int, blocks: Sequence[int]) -> list[int]:
+        size = self.scenario.block_sizes[group]
+        return [block * size + j if block >= 0 else -1 for block in blocks for j in range(size)]
+
+    def _check_accepted(self, accepted: Sequence[int], step: Launched) -> None:
+        for i, p in enumerate(step.previous_positions):
+            drafted = step.previous is not None and p >= 0 and step.previous.drafts[p] > 0
+            assert step.previous is not None or not drafted
+            assert accepted[i] == (step.previous.num_sampled[p] if drafted else 1)
+
+    def _check_drafts(self, found: Sequence[int], num_tokens: int, step: Launched, i: int) -> None:
+        """Wrong drafts cost no token, they are just rejected: so they are compared with what the
+        lookup is defined to find in the right context."""
+        if not found:
+            return
+        lookup = self.scenario.config.ngram
+        drafts, _ = draft_for(
+            step.requests[i].decoded[:num_tokens],
+            lookup.min_n,
+            lookup.max_n,
+            lookup.k,
+            lookup.match_code,
+            lookup.overlap,
+            lookup.max_len_or_unlimited,
+        )
+        step.valid_drafts[i] = min(len(drafts), len(found))
+        padding = [self.scenario.config.pad_token] * len(found)
+        assert list(found) == (drafts + padding)[: len(found)], "drafts of another context"
+
+    def _check_slots(
+        self,
+        slots: list[Sequence[int]],
+        positions: Sequence[int],
+        starts: Sequence[int],
+        step: Launched,
+    ) -> None:
+        """Every token's KV goes to a slot of its own, in a block of its own request."""
+        for group, mapping in enumerate(slots):
+            size = self.scenario.block_sizes[group]
+            assert len(set(mapping)) == len(mapping), "a slot shared by two tokens"
+            for i, blocks in enumerate(step.blocks[group]):
+                for n in range(starts[i], starts[i + 1]):
+                    block, offset = divmod(mapping[n], size)
+                    assert block in blocks, "a slot in somebody else's block"
+                    assert blocks.index(block) * size + offset == positions[n]
+
+    def draft_with_model(self, inputs: StepInputs, outputs: StepOutputs, step: Launched) -> None:
+        """A drafter that goes on from the hidden state of each request's last accepted token: the
+        state that the newest token was sampled from."""
+        batch = len(step.requests)
+        next_token_ids = value_of(outputs.next_token_ids)
+        parts = outputs.drafter_batch
+        padded = isinstance(parts, PaddedDrafterBatch)
+        values = [value_of(t) for t in vars(parts).values()]
+
+        def work() -> None:
+            listed = [value.tolist() for value in values]
+            rejected = [
+                drafts + 1 - sampled if drafts else 0
+                for drafts, sampled in zip(step.drafts, step.num_sampled, strict=True)
+            ]
+            if padded:
+                indices, num_rejected = listed
+                assert num_rejected == rejected
+            else:
+                starts, lengths, kept = listed
+                indices = [kept[starts[i + 1] - 1] for i in range(batch)]
+                assert kept[starts[-1] :] == [-1] * sum(rejected)
+                for i in range(batch):
+                    assert lengths[i] == step.computed[i] + step.scheduled[i] - rejected[i]
+            for i, token in enumerate(next_token_ids.tolist()):
+                if not step.discarded[i]:
+                    assert self.target.says(step.contexts[indices[i]]) == token
+
+        self.device.launch(work)

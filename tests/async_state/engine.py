@@ -1,0 +1,442 @@
+"""A scheduler that never waits, over random events; what comes out is compared with plain
+decoding, and what it believes with the device."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from ngram_npu.async_state import Admission, Batch, NewBlocks, Reconciled
+
+from async_state.device_side import DeviceSide, Launched
+from async_state.failing import DeviceError
+from async_state.late import value_of
+from async_state.scenario import Request, Scenario
+
+_MAX_STEPS = 600
+
+
+class Engine:
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.rng = scenario.rng
+        self.state, self.device, self.countdown = scenario.state()
+        self.side = DeviceSide(scenario, self.state, self.device)
+        self.waiting = list(scenario.requests)
+        self.running: list[Request] = []
+        self.removed: list[int] = []
+        self.free_blocks = [list(range(count)) for count in scenario.num_blocks]
+        self.launched: list[Launched] = []
+        self.last: Launched | None = None
+        self.steps = 0
+        self.counts: Counter[str] = Counter()
+        """Of what happened, for the record."""
+
+    def run(self) -> None:
+        while self.waiting or self.running:
+            self.steps += 1
+            assert self.steps < _MAX_STEPS, "no progress"
+            self._step()
+        while self.launched:
+            self._reconcile()
+        for request in self.scenario.requests:
+            assert request.tokens == request.wanted
+        if self.state.index is not None:
+            found = self.state.index.statistics
+            # A slot with another request's tokens would have been built anew.
+            assert not found.rebuilds_shorter + found.rebuilds_rewritten + found.rebuilds_options
+            self.counts += Counter(indexed=found.rows_indexed)
+
+    # One step.
+
+    def _step(self) -> None:
+        rng, mode = self.rng, self.scenario.reconciling
+        if len(self.launched) > 1 or (
+            self.launched and (mode == "at once" or (mode == "any" and rng.random() < 0.4))
+        ):
+            while self.launched:
+                self._reconcile()
+                if mode != "at once" and rng.random() < 0.8:
+                    break
+        found = None
+        if self.scenario.drafting == "trimmed" and self.last is not None:
+            found = self.state.wait_drafts().num_draft_tokens
+        for request in [r for r in self.running if r.finished]:
+            self._remove(request)
+        for request in list(self.running):
+            # Those that have come back often enough are left alone, or nobody would ever finish.
+            if request.residency < 4 and rng.random() < self.scenario.preemption:
+                self._preempt(request)
+        scheduled, grown = self._schedule_running(found)
+        admitted = self._admit(scheduled)
+        moves = self._place(admitted)
+        rng.shuffle(scheduled)
+        if self.scenario.dense_rows:
+            scheduled.sort(key=lambda entry: entry[0].row)
+        if rng.random() < self.scenario.failing:
+            self.countdown.left = rng.randint(1, 20)
+        try:
+            self._launch(scheduled, admitted, moves, grown)
+        except DeviceError:
+            self._rebuild()
+        self.countdown.left = 0
+
+    def _rebuild(self) -> None:
+        for request in [r for r in self.running if r.finished]:
+            self._remove(request)
+        self.launched, self.last, self.removed = [], None, []
+        for request in self.running:
+            request.computed, request.upper = request.exact_computed, len(request.tokens)
+            request.position = -1
+        self.state.rebuild([_admission(request) for request in self.running])
+        self.counts["rebuilt"] += 1
+        self._check_upper()
+        if self.rng.random() < 0.3:
+            self._check_device()
+
+    def _budget(self, scheduled: list[tuple[Request, int, int]]) -> int:
+        return self.scenario.step_tokens - sum(tokens for _, tokens, _ in scheduled)
+
+    def _schedule_running(
+        self, found: Any
+    ) -> tuple[list[tuple[Request, int, int]], list[list[tuple[Request, int]]]]:
+        scheduled: list[tuple[Request, int, int]] = []
+        grown: list[list[tuple[Request, int]]] = [[] for _ in self.free_blocks]
+        for request in list(self.running):
+            if not request.running or self.rng.random() < self.scenario.skipping:
+                continue
+            tokens, drafts = self._wish(request, self._budget(scheduled), found)
+            if tokens <= 0:
+                continue
+            while not self._has_blocks(request, request.computed + tokens):
+                others = [
+                    r
+                    for r in self.running
+                    if r is not request and all(r is not s[0] for s in scheduled)
+                ]
+                if not others:
+                    self._take_kept_blocks()
+                    break
+                self._preempt(others[-1], keep=False)
+            if self._has_blocks(request, request.computed + tokens):
+                self._grow(request, request.computed + tokens, grown)
+                scheduled.append((request, tokens, drafts))
+        return scheduled, grown
+
+    def _wish(self, request: Request, budget: int, found: Any) -> tuple[int, int]:
+        known = request.upper - request.computed
+        if known > 1 or request.position < 0:
+            if known == 1 and request.upper >= self.scenario.capacity:
+                return 0, 0  # as far as the host knows it is over
+            return min(known, budget, self.rng.randint(1, self.scenario.chunk)), 0
+        room = self.scenario.capacity - 1 - request.upper
+        if room < 0:
+            return 0, 0
+        drafts = self.scenario.k
+        if self.scenario.drafting == "any":
+            drafts = self.rng.randint(0, drafts)
+        elif found is not None:
+            drafts = int(found[request.position])
+        drafts = min(drafts, room, budget - 1)
+        return 1 + drafts, drafts
+
+    def _admit(self, scheduled: list[tuple[Request, int, int]]) -> list[Request]:
+        admitted = []
+        for request in [r for r in self.waiting if r.arrival <= self.steps]:
+            budget = self._budget(scheduled)
+            if budget <= 0 or len(self.running) >= self.scenario.max_rows:
+                break
+            if not request.kept_blocks:
+                request.blocks = [[] for _ in self.free_blocks]
+                request.exact_computed = 0
+            tokens = min(
+                len(request.tokens or request.prompt) - request.exact_computed,
+                budget,
+                self.rng.randint(1, self.scenario.chunk),
+            )
+            if not self._has_blocks(request, request.exact_computed + tokens):
+                self._take_kept_blocks()
+                break
+            request.tokens = request.tokens or list(request.prompt)
+            request.computed = request.exact_computed
+            request.upper = len(request.tokens)
+            request.residency += 1
+            request.position = -1
+            request.kept_blocks = False
+            self._grow(request, request.computed + tokens, None)
+            self.waiting.remove(request)
+            self.running.append(request)
+            admitted.append(request)
+            if self.rng.random() >= self.scenario.skipping:
+                scheduled.append((request, tokens, 0))
+        return admitted
+
+    def _place(self, admitted: list[Request]) -> list[tuple[int, int]]:
+        """Rows for all that run: dense as in vLLM's V1 runner, or wherever there is one."""
+        staying = [r for r in self.running if r.row >= 0 and r not in admitted]
+        rows = list(range(self.scenario.max_rows))
+        if self.scenario.dense_rows:
+            order = (
+                staying
+                if self.rng.random() >= self.scenario.shuffling
+                else _shuffled(self.rng, staying)
+            )
+            places = {id(r): row for row, r in enumerate(order)}
+        elif self.rng.random() < self.scenario.shuffling:
+            places = dict(zip(map(id, staying), _shuffled(self.rng, rows), strict=False))
+        else:
+            places = {id(r): r.row for r in staying}
+        moves = [(r.row, places[id(r)]) for r in staying if r.row != places[id(r)]]
+        for request in staying:
+            request.row = places[id(request)]
+        free = [row for row in rows if row not in set(places.values())]
+        if not self.scenario.dense_rows:
+            free = _shuffled(self.rng, free)
+        for request, row in zip(admitted, free, strict=False):
+            request.row = row
+        return moves
+
+    def _launch(
+        self,
+        scheduled: list[tuple[Request, int, int]],
+        admitted: list[Request],
+        moves: list[tuple[int, int]],
+        grown: list[list[tuple[Request, int]]],
+    ) -> None:
+        requests = [entry[0] for entry in scheduled]
+        previous_positions = [r.position for r in requests]
+        entries = [_admission(request) for request in admitted]
+        cut = self.rng.randint(0, len(entries))
+        batch = Batch(
+            rows=_array([r.row for r in requests]),
+            num_scheduled_tokens=_array([entry[1] for entry in scheduled]),
+            num_scheduled_drafts=_array([entry[2] for entry in scheduled]),
+            removed=_array(self.removed),
+            moves=_array(moves).reshape(-1, 2),
+            new=entries[:cut],
+            resumed=entries[cut:],
+            new_blocks=tuple(
+                NewBlocks(_array([r.row for r, _ in g]), _array([b for _, b in g])) for g in grown
+            ),
+        )
+        self.removed = []
+        self.counts += Counter(moves=len(moves), empty=not requests)
+        step = Launched(
+            requests,
+            [r.residency for r in requests],
+            [entry[1] for entry in scheduled],
+            [entry[2] for entry in scheduled],
+            [r.computed + tokens < r.upper for r, tokens, _ in scheduled],
+            [[list(r.blocks[g]) for r in requests] for g in range(len(self.free_blocks))],
+            self.last,
+            previous_positions,
+        )
+        before = copy.deepcopy(batch)
+        with self.device.critical():
+            inputs = self.state.begin_step(batch)
+        _assert_same(batch, before)
+        _scribble(batch)
+        ends = np.cumsum(step.scheduled)
+        assert inputs.draft_spans[:, 1].tolist() == ends.tolist()
+        assert inputs.draft_spans[:, 0].tolist() == (ends - step.drafts).tolist()
+        sampled = self.side.empty_sampled(len(requests))
+        self.side.forward(inputs, sampled, step)
+        with self.device.critical():
+            outputs = self.state.end_step(sampled)
+        self.side.draft_with_model(inputs, outputs, step)
+        assert self.state.num_computed_tokens is None
+        for request in self.running:
+            request.position = -1
+        for i, (request, tokens, drafts) in enumerate(scheduled):
+            request.computed += tokens
+            if not step.discarded[i]:
+                request.upper += 1 + drafts
+                request.position = i
+        self._check_upper()
+        self.launched.append(step)
+        self.last = step
+        if self.scenario.reconciling == "at once":
+            self._reconcile()
+
+    # Leaving.
+
+    def _remove(self, request: Request) -> None:
+        self.removed.append(request.row)
+        self.running.remove(request)
+        request.row = -1
+        request.position = -1
+        self._free(request)
+
+    def _preempt(self, request: Request, keep: bool | None = None) -> None:
+        admitted_now = request.row < 0
+        assert not admitted_now
+        self.removed.append(request.row)
+        self.running.remove(request)
+        request.row = -1
+        request.position = -1
+        request.drops_in_flight = self.rng.random() < 0.5
+        request.kept_blocks = self.rng.random() < 0.3 if keep is None else keep
+        if not request.kept_blocks:
+            self._free(request)
+        request.arrival = self.steps + self.rng.randint(0, 3)
+        self.waiting.append(request)
+        self.rng.shuffle(self.waiting)
+
+    def _free(self, request: Request) -> None:
+        for free, blocks in zip(self.free_blocks, request.blocks, strict=True):
+            free += blocks
+        request.blocks = [[] for _ in self.free_blocks]
+
+    def _take_kept_blocks(self) -> None:
+        """From those who wait with them, or all would wait for ever."""
+        for request in self.waiting:
+            if request.kept_blocks:
+                request.kept_blocks = False
+                self._free(request)
+
+    def _missing(self, request: Request, group: int, tokens: int) -> int:
+        return -(-tokens // self.scenario.block_sizes[group]) - len(request.blocks[group])
+
+    def _has_blocks(self, request: Request, tokens: int) -> bool:
+        return all(
+            self._missing(request, g, tokens) <= len(free)
+            for g, free in enumerate(self.free_blocks)
+        )
+
+    def _grow(
+        self, request: Request, tokens: int, grown: list[list[tuple[Request, int]]] | None
+    ) -> None:
+        for group, free in enumerate(self.free_blocks):
+            for _ in range(self._missing(request, group, tokens)):
+                block = free.pop()
+                request.blocks[group].append(block)
+                if grown is not None:
+                    grown[group].append((request, block))
+
+    # The truth.
+
+    def _reconcile(self) -> None:
+        step = self.launched.pop(0)
+        truth = self.state.reconcile()
+        for i, request in enumerate(step.requests):
+            self._take(truth, i, request, step)
+        if self.state.is_exact or self.rng.random() < 0.1:
+            self._check_device()
+
+    def _take(self, truth: Reconciled, i: int, request: Request, step: Launched) -> None:
+        count = int(truth.num_sampled[i])
+        assert not truth.faults
+        lives = request.running and request.residency == step.residencies[i]
+        assert bool(truth.alive[i]) == lives
+        assert count == step.num_sampled[i]
+        gained = count if step.drafts[i] else step.scheduled[i]
+        assert truth.num_scheduled_drafts[i] == step.drafts[i]
+        assert truth.num_valid_drafts[i] == step.valid_drafts.get(i, 0)
+        assert truth.num_accepted_drafts[i] <= truth.num_valid_drafts[i] <= step.drafts[i]
+        valid, accepted = int(truth.num_valid_drafts[i]), int(truth.num_accepted_drafts[i])
+        self.counts += Counter(
+            discarded=step.discarded[i],
+            padded=step.drafts[i] - valid,
+            accepted=accepted,
+            rejected=valid - accepted,
+        )
+        if lives:
+            request.computed -= step.scheduled[i] - gained
+            request.upper -= 0 if step.discarded[i] else 1 + step.drafts[i] - count
+            assert truth.num_computed_tokens[i] == step.computed[i] + gained
+        if request.residency != step.residencies[i] or request.finished:
+            return
+        if not request.running and request.drops_in_flight:
+            return
+        request.exact_computed = step.computed[i] + gained
+        request.tokens += truth.sampled_token_ids[i, :count].tolist()
+        assert not lives or truth.num_tokens[i] == len(request.tokens)
+        wanted = request.wanted
+        if len(request.tokens) >= len(wanted):
+            request.tokens = request.tokens[: len(wanted)]
+            request.finished = True
+            if not request.running:
+                self._free(request)
+                self.waiting.remove(request)
+        assert request.tokens == wanted[: len(request.tokens)], "a wrong token"
+
+    def _check_upper(self) -> None:
+        computed = self.state.upper_num_computed_tokens
+        tokens = self.state.upper_num_tokens
+        assert computed is not None
+        assert tokens is not None
+        for request in self.running:
+            assert computed[request.row] == request.computed
+            assert tokens[request.row] == request.upper
+
+    def _check_device(self) -> None:
+        """The mirrors are what the device has."""
+        computed, tokens = self.state.num_computed_tokens, self.state.num_tokens
+        if computed is None or tokens is None:
+            return
+        self.device.drain()
+        indexed: dict[int, Any] = {}
+        for request in self.running:
+            if request.residency == 0 or request.row in self.removed:
+                continue
+            assert computed[request.row] == request.computed
+            mirrored = self.state.known_token_ids(request.row)
+            assert mirrored is not None
+            assert len(mirrored) == tokens[request.row] == request.upper
+            slot = self.state._mirrors.slot_of[request.row]
+            assert value_of(self.state.num_tokens_on_device)[slot] == request.upper
+            row = value_of(self.state.token_ids)[slot, : request.upper]
+            assert row.tolist() == mirrored.tolist()
+            if not request.finished:
+                assert mirrored.tolist() == request.tokens
+            indexed[int(slot)] = mirrored
+        if self.state.index is not None and self.rng.random() < 0.1:
+            self.state.index.check_integrity(indexed)
+
+
+def _shuffled(rng: Any, values: list[Any]) -> list[Any]:
+    values = list(values)
+    rng.shuffle(values)
+    return values
+
+
+def _admission(request: Request) -> Admission:
+    blocks = tuple(np.array(b, np.int32) for b in request.blocks)
+    return Admission(request.row, np.array(request.tokens, np.int32), blocks, request.computed)
+
+
+def _array(values: Any) -> np.ndarray[Any, Any]:
+    return np.array(values, np.int32)
+
+
+def _arrays(batch: Batch) -> list[Any]:
+    admissions = (*batch.new, *batch.resumed)
+    return [
+        batch.rows,
+        batch.num_scheduled_tokens,
+        batch.num_scheduled_drafts,
+        batch.removed,
+        batch.moves,
+        *(a.token_ids for a in admissions),
+        *(blocks for a in admissions for blocks in a.block_ids),
+        *(part for g in batch.new_blocks for part in (g.rows, g.block_ids)),
+    ]
+
+
+def _assert_same(batch: Batch, before: Batch) -> None:
+    for found, expected in zip(_arrays(batch), _arrays(before), strict=True):
+        assert found.tolist() == expected.tolist(), "begin_step wrote to its argument"
+
+
+def _scribble(batch: Batch) -> None:
+    """A runner uses its arrays again."""
+    for array in _arrays(batch):
+        array[...] = -77
+
+
+def run(scenario: Scenario) -> Engine:
+    engine = Engine(scenario)
+    engine.run()
+    return engine

@@ -1,0 +1,41 @@
+"""Device calls that fail: out of memory, a launch error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ngram_npu.async_state import AsyncSpecState
+
+
+class DeviceError(RuntimeError):
+    pass
+
+
+class Countdown:
+    """Lets one device call of a state fail: the `left`-th from now; none while that is 0."""
+
+    def __init__(self, state: AsyncSpecState) -> None:
+        self.left = 0
+        device: Any = state._device
+        for name in ("copy", "upload_all", "record", "wait", "synchronize"):
+            setattr(device, name, self.through(getattr(device, name)))
+        state._truth._ops = _Operators(state._truth._ops, self)
+
+    def through(self, call: Any) -> Any:
+        def counted(*arguments: Any, **keywords: Any) -> Any:
+            if self.left > 0:
+                self.left -= 1
+                if not self.left:
+                    raise DeviceError("out of memory")
+            return call(*arguments, **keywords)
+
+        return counted
+
+
+class _Operators:
+    def __init__(self, operators: Any, countdown: Countdown) -> None:
+        self._operators = operators
+        self._countdown = countdown
+
+    def __getattr__(self, name: str) -> Any:
+        return self._countdown.through(getattr(self._operators, name))

@@ -1,0 +1,277 @@
+"""A device that is late.
+
+Operators and copies are put into streams and run when an event is waited for, or when the policy
+pleases, but never in another order than streams and events allow. Its tensors have no data that
+the host could read.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from ngram_npu import NgramIndex
+from torch.utils._pytree import tree_map
+
+POISON = -559038737
+POLICIES = ("eager", "lazy", "main first", "side first", "random")
+
+_ALIASES = {"slice", "view", "unbind", "split", "select", "detach", "alias", "as_strided"}
+
+
+class HostReadError(AssertionError):
+    """The host asked for a value that is on the device."""
+
+
+class CriticalWaitError(AssertionError):
+    """The host waited where it must not."""
+
+
+class Event:
+    def __init__(self, stream: str) -> None:
+        self.stream = stream
+        self.happened = False
+
+
+class LateDevice:
+    """See ngram_npu.async_state.Device.
+
+    Attributes:
+        without: operators that do nothing here.
+        distort: for an operator, what to do to its results.
+        launches: names of the operators launched so far.
+    """
+
+    def __init__(self, policy: str, rng: random.Random) -> None:
+        self.policy = policy
+        self.without: set[str] = set()
+        self.distort: dict[str, Callable[..., None]] = {}
+        self.launches: list[str] = []
+        self._rng = rng
+        self._queues: dict[str, deque[Callable[[], None] | Event]] = {
+            "main": deque(),
+            "side": deque(),
+        }
+        self._waits: set[int] = set()
+        self._critical = False
+
+    # What AsyncSpecState uses.
+
+    def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return LateTensor(torch.zeros(tuple(shape), dtype=dtype), self)
+
+    def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(tuple(shape), dtype=dtype)
+
+    def index(self, num_slots: int, token_capacity: int, min_n: int, max_n: int) -> NgramIndex:
+        made = NgramIndex(num_slots, token_capacity, min_n=min_n, max_n=max_n, kind="torch")
+        made.tensor = LateTensor(made.tensor, self)
+        return made
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: str) -> None:
+        assert isinstance(target, LateTensor) != isinstance(source, LateTensor)
+        if isinstance(target, LateTensor):
+            inner = target.inner
+            self.launch(lambda: _copy(inner, source), stream)
+            return
+        # Until somebody has waited for a download there may be anything in its target.
+        target.fill_(POISON)
+        origin = source.inner
+        self.launch(lambda: _copy(target, origin), stream)
+
+    def upload_all(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+        for target, source in zip(targets, sources, strict=True):
+            self.copy(target, source, "main")
+
+    def record(self, stream: str) -> Event:
+        event = Event(stream)
+        self._queues[stream].append(event)
+        self._advance()
+        return event
+
+    def wait(self, stream: str, event: Event) -> None:
+        self._waits.add(id(event))
+        self._queues[stream].append(_Wait(event))
+        self._advance()
+
+    def synchronize(self, event: Event) -> None:
+        if self._critical and not event.happened:
+            raise CriticalWaitError("the host waits on the critical path")
+        self._run_until(event)
+
+    # What the tests use.
+
+    def launch(self, work: Callable[[], None], stream: str = "main") -> None:
+        self._queues[stream].append(work)
+        self._advance()
+
+    def drain(self) -> None:
+        for stream in self._queues:
+            self._run_until(self.record(stream))
+
+    @contextmanager
+    def critical(self) -> Iterator[None]:
+        """Within, nobody may wait for anything that has not happened."""
+        self._critical = True
+        try:
+            yield
+        finally:
+            self._critical = False
+
+    # Execution.
+
+    def _run_until(self, event: Event) -> None:
+        while not event.happened:
+            head = self._queues[event.stream][0]
+            if isinstance(head, _Wait) and not head.event.happened:
+                self._run_until(head.event)
+            self._step(event.stream)
+
+    def _step(self, stream: str) -> bool:
+        """Runs the first thing in a stream; False if there is none or it has to wait."""
+        queue = self._queues[stream]
+        if not queue:
+            return False
+        head = queue[0]
+        if isinstance(head, _Wait):
+            if not head.event.happened:
+                return False
+        elif isinstance(head, Event):
+            head.happened = True
+        else:
+            queue.popleft()
+            head()
+            return True
+        queue.popleft()
+        return True
+
+    def _advance(self) -> None:
+        if self.policy == "eager":
+            while self._step("main") or self._step("side"):
+                pass
+        elif self.policy == "main first":
+            while self._step("main"):
+                pass
+        elif self.policy == "side first":
+            while self._step("side"):
+                pass
+        elif self.policy == "random":
+            while self._rng.random() < 0.5:
+                self._step(self._rng.choice(("main", "side")))
+
+
+class _Wait:
+    def __init__(self, event: Event) -> None:
+        self.event = event
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.copy_(source)
+
+
+class LateTensor(torch.Tensor):
+    """A tensor of a LateDevice: shape and type are known, values are not."""
+
+    inner: torch.Tensor
+    owner: LateDevice
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor, owner: LateDevice) -> LateTensor:
+        made: LateTensor = torch.Tensor._make_wrapper_subclass(
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+        )
+        made.inner = inner
+        made.owner = owner
+        return made
+
+    def __init__(self, inner: torch.Tensor, owner: LateDevice) -> None:
+        pass
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        function: Any,
+        types: Any,
+        arguments: tuple[Any, ...] = (),
+        keywords: dict[str, Any] | None = None,
+    ) -> Any:
+        name = function._schema.name.partition("::")[2]
+        if function.namespace == "ngram_npu":
+            given = (*arguments, *(keywords or {}).values())
+            owner = next(a.owner for a in given if isinstance(a, LateTensor))
+            return _launch(owner, name, function, arguments, keywords or {})
+        if name in _ALIASES:
+            owner = arguments[0].owner
+            made = function(*tree_map(_inner, arguments), **(keywords or {}))
+            return tree_map(lambda t: LateTensor(t, owner), made)
+        raise HostReadError(f"{function} on the device is neither an operator nor a view")
+
+
+def _refuse(name: str) -> Callable[..., Any]:
+    def refuse(*arguments: Any, **keywords: Any) -> Any:
+        raise HostReadError(f"{name} reads the device on the host")
+
+    return refuse
+
+
+for _name in (
+    *("item", "tolist", "numpy", "cpu", "to", "nonzero", "__bool__", "__int__", "__float__"),
+    *("__index__", "__array__", "__iter__", "__contains__", "__len__", "__format__", "any", "all"),
+    *("__dlpack__", "data_ptr", "equal", "allclose", "is_nonzero", "max", "min", "sum", "copy_"),
+):
+    setattr(LateTensor, _name, _refuse(_name))
+
+
+def _inner(value: Any) -> Any:
+    return value.inner if isinstance(value, LateTensor) else value
+
+
+def _meta(value: Any) -> Any:
+    return value.inner.to("meta") if isinstance(value, LateTensor) else value
+
+
+def _launch(
+    owner: LateDevice,
+    name: str,
+    function: Any,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+) -> Any:
+    owner.launches.append(name)
+    for argument in (*arguments, *keywords.values()):
+        if isinstance(argument, torch.Tensor) and not isinstance(argument, LateTensor):
+            raise HostReadError(f"{name} was given a tensor of the host")
+    names = [argument.name for argument in function._schema.arguments]
+    real = {n: _inner(value) for n, value in zip(names, arguments, strict=False)}
+    positional = tuple(real.values())
+    named = {n: _inner(value) for n, value in keywords.items()}
+    real |= named
+    results: tuple[torch.Tensor, ...] = ()
+    if function._schema.returns:
+        shapes = function(
+            *map(_meta, arguments), **{n: _meta(value) for n, value in keywords.items()}
+        )
+        results = tuple(torch.zeros(s.shape, dtype=s.dtype) for s in shapes)
+
+    def work() -> None:
+        for result, found in zip(results, function(*positional, **named) or (), strict=True):
+            result.copy_(found)
+        if name in owner.distort:
+            owner.distort[name](real, results)
+
+    if name not in owner.without:
+        owner.launch(work)
+    return tuple(LateTensor(result, owner) for result in results) or None
+
+
+def value_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What is in a tensor now; for work that runs on the device."""
+    return tensor.inner if isinstance(tensor, LateTensor) else tensor

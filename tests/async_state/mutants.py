@@ -1,0 +1,476 @@
+"""Deliberate faults. Each is something that a pipeline like this one had or might have; the harness
+has to notice every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from ngram_npu.async_state import AsyncSpecState
+from ngram_npu.async_state.blocks import BlockTable
+from ngram_npu.async_state.mirrors import Mirrors
+from ngram_npu.async_state.staging import Download
+from ngram_npu.async_state.truth import (
+    ACCEPTED,
+    COMPUTED,
+    CU_DRAFTS,
+    DRAFTS,
+    FREED,
+    NUM_PACKED,
+    PREVIOUS,
+    PREVIOUS_DRAFTS,
+    QUERY_START,
+    SLOTS,
+    DeviceTruth,
+)
+
+Mutant = Callable[[], Any]
+"""Makes a context in which the fault exists."""
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+def _wrapped(owner: Any, name: str, make: Callable[[Any], Any]) -> Mutant:
+    """`owner.name` replaced by `make(of what it was)`."""
+    return lambda: mock.patch.object(owner, name, make(getattr(owner, name)))
+
+
+def _after_init(change: Callable[[AsyncSpecState], None]) -> Mutant:
+    def make(original: Any) -> Any:
+        def init(self: AsyncSpecState, *arguments: Any, **keywords: Any) -> None:
+            original(self, *arguments, **keywords)
+            change(self)
+
+        return init
+
+    return _wrapped(AsyncSpecState, "__init__", make)
+
+
+def _uploaded(change: Callable[[Any, Any], None]) -> Mutant:
+    """Changes the packed upload of a step: change(packed [P,R+1], step)."""
+
+    def make(original: Any) -> Any:
+        def upload(self: AsyncSpecState, changes: Any, step: Any) -> None:
+            device, copy = self._device, self._device.copy
+
+            def changed_copy(target: Any, source: Any, stream: Any) -> None:
+                if target is self._truth.packed:
+                    change(source.numpy().reshape(NUM_PACKED, -1), step)
+                copy(target, source, stream)
+
+            with mock.patch.object(device, "copy", changed_copy):
+                original(self, changes, step)
+
+        return upload
+
+    return _wrapped(AsyncSpecState, "_upload_step", make)
+
+
+def _operator(name: str, change: Callable[..., None]) -> Mutant:
+    """Changes what an operator leaves behind: change(arguments by name, results)."""
+
+    def distort(state: AsyncSpecState) -> None:
+        device: Any = state._device
+        device.distort[name] = change
+
+    return _after_init(distort)
+
+
+def _without(name: str) -> Mutant:
+    def remove(state: AsyncSpecState) -> None:
+        device: Any = state._device
+        device.without.add(name)
+
+    return _after_init(remove)
+
+
+def _step_changed(**make: Callable[[Any], Any]) -> Mutant:
+    """Changes fields of the planned step."""
+
+    def wrap(original: Any) -> Any:
+        def plan(self: Mirrors, *arguments: Any) -> Any:
+            step = original(self, *arguments)
+            return replace(step, **{name: change(step) for name, change in make.items()})
+
+        return plan
+
+    return _wrapped(Mirrors, "plan_step", wrap)
+
+
+def _turned(values: Any) -> Any:
+    return np.roll(values, 1)
+
+
+# Removed operators.
+
+OPERATORS = (
+    "correct_spec_state_",
+    "compute_slot_mapping_",
+    "prepare_input_ids_",
+    "prepare_next_token_ids",
+    "prepare_inputs_padded",
+    "prepare_inputs",
+    "ngram_step_",
+    "ngram_index_step_",
+    "ngram_index_reset_",
+)
+for _name in OPERATORS:
+    MUTANTS[f"without {_name}"] = _without(_name)
+
+
+# Operators that are slightly wrong.
+
+
+def _add(tensor: Any, number: int) -> None:
+    tensor += number
+
+
+MUTANTS |= {
+    "sampled counts one too many": _operator("prepare_next_token_ids", lambda a, r: _add(r[1], 1)),
+    "sampled counts one too few": _operator(
+        "prepare_next_token_ids", lambda a, r: r[1].sub_(1).clamp_(min=0)
+    ),
+    "next tokens one too high": _operator("prepare_next_token_ids", lambda a, r: _add(r[0], 1)),
+    "drafts of the neighbour": _operator("ngram_step_", lambda a, r: r[2].copy_(r[2].roll(1, 0))),
+    "drafts of the neighbour, indexed": _operator(
+        "ngram_index_step_", lambda a, r: r[2].copy_(r[2].roll(1, 0))
+    ),
+    "draft counts one too few": _operator("ngram_step_", lambda a, r: r[3].sub_(1).clamp_(min=0)),
+    "lengths not advanced": _operator(
+        "ngram_step_", lambda a, r: a["num_tokens"].sub_(1).clamp_(min=1)
+    ),
+    "rejected one too many": _operator("prepare_inputs_padded", lambda a, r: _add(r[1], 1)),
+    "index one too far": _operator("prepare_inputs_padded", lambda a, r: _add(r[0], 1)),
+    "kept tokens one off": _operator("prepare_inputs", lambda a, r: _add(r[2], 1)),
+    "kept lengths one off": _operator("prepare_inputs", lambda a, r: _add(r[1], 1)),
+    "positions one off": _operator("correct_spec_state_", lambda a, r: _add(a["positions"], 1)),
+    "sequence lengths one off": _operator(
+        "correct_spec_state_", lambda a, r: _add(a["seq_lens"], 1)
+    ),
+    "slots one off": _operator("correct_spec_state_", lambda a, r: _add(a["slot_mapping"], 1)),
+    "slots of the second group one off": _operator(
+        "compute_slot_mapping_", lambda a, r: _add(a["slot_mapping"], 1)
+    ),
+    "everything discarded": _operator("correct_spec_state_", lambda a, r: a["discard"].fill_(True)),
+    "nothing discarded": _operator("correct_spec_state_", lambda a, r: a["discard"].fill_(False)),
+    "input ids one off": _operator("prepare_input_ids_", lambda a, r: _add(a["input_ids"], 1)),
+}
+
+
+# Wrong uploads.
+
+
+def _set(packed: Any, index: int, values: Any) -> None:
+    packed[index, : len(values)] = values
+
+
+MUTANTS |= {
+    "rows swapped": _uploaded(lambda p, s: _set(p, SLOTS, _turned(s.slots))),
+    "previous positions swapped": _uploaded(
+        lambda p, s: _set(p, PREVIOUS, _turned(s.prev_positions))
+    ),
+    "previous positions taken for equal": _uploaded(
+        lambda p, s: _set(p, PREVIOUS, np.where(s.prev_positions >= 0, np.arange(len(s.rows)), -1))
+    ),
+    "optimistic value taken for truth": _uploaded(lambda p, s: p[PREVIOUS_DRAFTS].fill(0)),
+    "previous drafts of this step": _uploaded(
+        lambda p, s: _set(p, PREVIOUS_DRAFTS, s.num_scheduled_drafts)
+    ),
+    "accepted counts left over": _uploaded(lambda p, s: p[ACCEPTED].fill(2)),
+    "host count one off": _uploaded(lambda p, s: _set(p, COMPUTED, s.host_num_computed + 1)),
+    "draft counts one too few in the upload": _uploaded(
+        lambda p, s: _set(p, DRAFTS, np.maximum(s.num_scheduled_drafts - 1, 0))
+    ),
+    "draft counts not cumulated": _uploaded(
+        lambda p, s: _set(p, CU_DRAFTS, s.num_scheduled_drafts)
+    ),
+    "graph padding of query starts missing": _uploaded(
+        lambda p, s: p[QUERY_START, len(s.rows) + 1 :].fill(0)
+    ),
+    "another index slot emptied": _uploaded(lambda p, s: p[FREED].__iadd__(1)),
+    "discarded taken for sampled": _step_changed(
+        sampled_up_to=lambda s: s.num_scheduled_drafts + 1
+    ),
+    "step keeps the runner's arrays": lambda: mock.patch(
+        "ngram_npu.async_state.mirrors._int32", lambda values, field: np.asarray(values, np.int32)
+    ),
+}
+
+
+# The host's bookkeeping.
+
+
+def _reconcile_with(change: Callable[[Any, Any, Any], tuple[Any, Any]]) -> Mutant:
+    def make(original: Any) -> Any:
+        def reconcile(self: Mirrors, step: Any, counts: Any, sampled: Any) -> Any:
+            return original(self, step, *change(step, counts, sampled))
+
+        return reconcile
+
+    return _wrapped(Mirrors, "reconcile", make)
+
+
+def _forgetting_generations(original: Any) -> Any:
+    def reconcile(self: Mirrors, step: Any, counts: Any, sampled: Any) -> Any:
+        with mock.patch.object(self, "_generation", np.zeros_like(self._generation)):
+            return original(self, replace(step, generation=0 * step.generation), counts, sampled)
+
+    return reconcile
+
+
+def _commit_then(change: Callable[[Mirrors, Any, Any], None]) -> Mutant:
+    def make(original: Any) -> Any:
+        def commit(self: Mirrors, changes: Any, step: Any) -> None:
+            original(self, changes, step)
+            change(self, changes, step)
+
+        return commit
+
+    return _wrapped(Mirrors, "commit", make)
+
+
+def _without_moves(original: Any) -> Any:
+    def plan(self: Mirrors, batch: Any) -> Any:
+        return original(self, replace(batch, moves=np.zeros((0, 2), np.int32)))
+
+    return plan
+
+
+def _moves_one_by_one(original: Any) -> Any:
+    def plan(self: Mirrors, batch: Any) -> Any:
+        kept = self.slot_of
+        if len(batch.moves):
+            self.slot_of = kept.copy()
+            for source, target in batch.moves:
+                self.slot_of[target] = self.slot_of[source]
+                self.slot_of[source] = -1
+            batch = replace(batch, moves=np.zeros((0, 2), np.int32))
+        try:
+            return original(self, batch)
+        finally:
+            self.slot_of = kept
+
+    return plan
+
+
+def _writing_to_the_batch(original: Any) -> Any:
+    """As a runner that trims the scheduled drafts where it was told of them."""
+
+    def begin(self: AsyncSpecState, batch: Any) -> Any:
+        inputs = original(self, batch)
+        batch.num_scheduled_drafts[:] = 0
+        return inputs
+
+    return begin
+
+
+def _last_positions_kept(mirrors: Mirrors, changes: Any, step: Any) -> None:
+    mirrors._last_position[step.slots] = np.arange(len(step.slots))
+
+
+MUTANTS |= {
+    "host counts one too few": _reconcile_with(lambda s, c, t: (np.maximum(c - 1, 0), t)),
+    "host counts one too many": _reconcile_with(lambda s, c, t: (c + 1, t)),
+    "host counts of the neighbour": _reconcile_with(lambda s, c, t: (_turned(c), t)),
+    "host tokens of the neighbour": _reconcile_with(lambda s, c, t: (c, np.roll(t, 1, 0))),
+    "rejections never reach the host": _reconcile_with(
+        lambda s, c, t: (np.where(s.num_scheduled_drafts > 0, s.num_scheduled_drafts + 1, c), t)
+    ),
+    "results of a former request": _wrapped(Mirrors, "reconcile", _forgetting_generations),
+    "moves forgotten": _wrapped(Mirrors, "plan_rows", _without_moves),
+    "moves one by one": _wrapped(Mirrors, "plan_rows", _moves_one_by_one),
+    "argument written to": _wrapped(AsyncSpecState, "begin_step", _writing_to_the_batch),
+    "position in a step that sampled nothing": _commit_then(_last_positions_kept),
+    "known input ids not uploaded": lambda: mock.patch.object(
+        Mirrors, "known_input_ids", return_value=False
+    ),
+    "exact mirrors readable too soon": lambda: mock.patch.object(AsyncSpecState, "is_exact", True),
+}
+
+
+# Waits, events, buffers.
+
+
+def _no_wait(download: Download) -> Any:
+    return [
+        buffer.array[: source.numel()].reshape(source.shape)
+        for buffer, source in zip(download._buffers, download._sources, strict=True)
+    ]
+
+
+@contextmanager
+def _patched_start(change: Callable[[Any], Any]) -> Iterator[None]:
+    """Download.start with another device between it and the real one."""
+    original = Download.start
+
+    def start(self: Download, sources: Any) -> None:
+        kept = self._device
+        self._device = change(kept)
+        try:
+            original(self, sources)
+        finally:
+            self._device = kept
+
+    with mock.patch.object(Download, "start", start):
+        yield
+
+
+class _Between:
+    def __init__(self, device: Any) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+
+class _SideDoesNotWait(_Between):
+    def wait(self, stream: str, event: Any) -> None:
+        pass
+
+
+class _EventTooEarly(_Between):
+    """The event that tells of the copies is recorded before them."""
+
+    def copy(self, target: Any, source: Any, stream: str) -> None:
+        if not hasattr(self, "early"):
+            self.early = self._device.record("side")
+        self._device.copy(target, source, stream)
+
+    def record(self, stream: str) -> Any:
+        return self.early if stream == "side" else self._device.record(stream)
+
+
+class _EventOnTheOtherStream(_Between):
+    def record(self, stream: str) -> Any:
+        return self._device.record("main")
+
+
+class _ReadyTooEarly(_Between):
+    """The side stream waits for the event of the last download."""
+
+    def wait(self, stream: str, event: Any) -> None:
+        last = vars(self._device).setdefault("last", event)
+        self._device.wait(stream, last)
+        self._device.last = event
+
+
+def _one_upload(*names: str) -> Mutant:
+    def change(state: AsyncSpecState) -> None:
+        for name in names:
+            setattr(state, name, getattr(state, name)[:1] * 2)
+
+    return _after_init(change)
+
+
+def _one_block_staging(state: AsyncSpecState) -> None:
+    for table in state._block_tables:
+        table._staging[1], table._flat[1] = table._staging[0], table._flat[0]
+
+
+def _fewer_downloads(name: str, count: int) -> Mutant:
+    def change(state: AsyncSpecState) -> None:
+        downloads = getattr(state, name)
+        setattr(state, name, [downloads[i % count] for i in range(len(downloads))])
+
+    return _after_init(change)
+
+
+def _in_begin_step(change: Callable[[AsyncSpecState], None]) -> Mutant:
+    def make(original: Any) -> Any:
+        def begin(self: AsyncSpecState, batch: Any) -> Any:
+            change(self)
+            return original(self, batch)
+
+        return begin
+
+    return _wrapped(AsyncSpecState, "begin_step", make)
+
+
+def _host_waits(state: AsyncSpecState) -> None:
+    if state._last is not None:
+        state._counts[state._last.number % 2].finish()
+
+
+def _slots_by_previous_position(original: Any) -> Any:
+    def propose(self: DeviceTruth, sampled: Any, views: Any, *arguments: Any) -> Any:
+        operators = self._ops
+
+        class Operators:
+            def __getattr__(self, name: str) -> Any:
+                found = getattr(operators, name)
+                if name != "ngram_index_step_":
+                    return found
+                return lambda *given, **named: found(
+                    *given, **{**named, "slot_indices": views.previous}
+                )
+
+        with mock.patch.object(self, "_ops", Operators()):
+            return original(self, sampled, views, *arguments)
+
+    return propose
+
+
+def _reading_end(original: Any) -> Any:
+    def end(self: AsyncSpecState, sampled: Any) -> Any:
+        if len(sampled.shape) and sampled.shape[0]:
+            int(sampled[0, 0])
+        return original(self, sampled)
+
+    return end
+
+
+def _main_does_not_wait(state: AsyncSpecState) -> None:
+    device: Any = state._device
+    wait = device.wait
+    device.wait = lambda stream, event: None if stream == "main" else wait(stream, event)
+
+
+def _forgetting_the_other_staging(original: Any) -> Any:
+    def commit(self: BlockTable, number: int, planned: Any) -> None:
+        self._missing = None
+        original(self, number, planned)
+
+    return commit
+
+
+def _drafts_of_the_step_before(original: Any) -> Any:
+    def propose(self: DeviceTruth, *arguments: Any) -> Any:
+        kept = self._draft_token_ids
+        outputs = original(self, *arguments)
+        if kept.shape == self._draft_token_ids.shape:
+            self._draft_token_ids = kept
+        return outputs
+
+    return propose
+
+
+MUTANTS |= {
+    "wait for the counts missing": lambda: mock.patch.object(Download, "finish", _no_wait),
+    "side stream does not wait for main": lambda: _patched_start(_SideDoesNotWait),
+    "side stream waits for an old event": lambda: _patched_start(_ReadyTooEarly),
+    "event recorded too early": lambda: _patched_start(_EventTooEarly),
+    "event of the other stream": lambda: _patched_start(_EventOnTheOtherStream),
+    "main overwrites what is being downloaded": _after_init(_main_does_not_wait),
+    "one staging buffer for the packed upload": _one_upload("_packed_uploads"),
+    "one staging buffer for input ids": _one_upload("_input_id_uploads"),
+    "one staging buffer for prompts": _one_upload("_prompt_uploads"),
+    "one staging buffer for lengths": _one_upload("_length_uploads", "_length_cells"),
+    "one staging buffer for block tables": _after_init(_one_block_staging),
+    "block table staging lacks the other's changes": _wrapped(
+        BlockTable, "commit", _forgetting_the_other_staging
+    ),
+    "counts download reused": _fewer_downloads("_counts", 1),
+    "drafts download reused": _fewer_downloads("_drafts", 2),
+    "drafts of the step before": _wrapped(DeviceTruth, "propose", _drafts_of_the_step_before),
+    "index slots by previous position": _wrapped(
+        DeviceTruth, "propose", _slots_by_previous_position
+    ),
+    "rebuilt without waiting": lambda: mock.patch.object(AsyncSpecState, "_wait_for_device"),
+    "rebuilt without emptying the index": lambda: mock.patch.object(DeviceTruth, "clear"),
+    "host waits in begin_step": _in_begin_step(_host_waits),
+    "host reads in end_step": _wrapped(AsyncSpecState, "end_step", _reading_end),
+}

@@ -1,0 +1,156 @@
+"""What varies from one scenario to the next, and the requests of one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from ngram_npu import NgramConfig
+from ngram_npu.async_state import AsyncConfig, AsyncSpecState, CpuDevice, KVGroup
+
+from async_state.failing import Countdown
+from async_state.late import POLICIES, LateDevice
+from async_state.model import VOCAB, Target
+
+DEVICES = ("cpu", *POLICIES)
+DRAFTING = ("padded", "trimmed", "any")
+RECONCILING = ("late", "at once", "any")
+
+
+class PlainDevice(CpuDevice):
+    """The CPU as it is, with what the tests ask of a LateDevice."""
+
+    def __init__(self) -> None:
+        self.without: set[str] = set()
+
+    def launch(self, work: Any, stream: str = "main") -> None:
+        work()
+
+    def drain(self) -> None:
+        pass
+
+    def critical(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+@dataclass
+class Request:
+    uid: int
+    prompt: list[int]
+    decoded: list[int]
+    """Prompt and output, as plain decoding gives them, as far as a row reaches."""
+    wanted: list[int]
+    """Up to its stop token or its last."""
+    arrival: int
+    tokens: list[int] = field(default_factory=list)
+    """What the scheduler knows of it."""
+    computed: int = 0
+    """Counting all drafts in flight as accepted; so does `upper`."""
+    upper: int = 0
+    exact_computed: int = 0
+    row: int = -1
+    residency: int = 0
+    """Counts its admissions."""
+    blocks: list[list[int]] = field(default_factory=list)
+    kept_blocks: bool = False
+    drops_in_flight: bool = False
+    """Preempted, it forgets what steps in flight sample for it."""
+    position: int = -1
+    """In the last step, if it sampled there."""
+    finished: bool = False
+
+    @property
+    def running(self) -> bool:
+        return self.row >= 0
+
+
+class Scenario:
+    """Drawn from `rng`, which may be hypothesis's."""
+
+    def __init__(self, rng: random.Random, device: str | None = None, **fixed: Any) -> None:
+        self.rng = rng
+        pick = rng.choice
+        self.device_name = device or pick(DEVICES)
+        self.k = fixed.get("k", rng.randint(1, 4))
+        self.drafting = fixed.get("drafting", pick(DRAFTING))
+        self.reconciling = fixed.get("reconciling", pick(RECONCILING))
+        self.dense_rows = pick((True, False))
+        self.static_sampled = pick((True, False))
+        self.unpadded = fixed.get("unpadded", pick((True, False)))
+        self.max_rows = rng.randint(1, 5)
+        self.capacity = rng.randint(12, 40)
+        self.step_tokens = rng.randint(self.k + 2, 24)
+        self.block_sizes = [rng.randint(1, 5) for _ in range(rng.randint(1, 2))]
+        # From barely enough for one request to more than is ever needed.
+        self.num_blocks = [
+            -(-self.capacity // size) * rng.randint(1, self.max_rows) + rng.randint(0, 3)
+            for size in self.block_sizes
+        ]
+        self.preemption = pick((0.0, 0.0, 0.1, 0.3))
+        self.skipping = pick((0.0, 0.0, 0.1, 0.3))
+        self.shuffling = pick((0.0, 0.2, 0.8))
+        self.failing = fixed.get("failing", pick((0.0, 0.0, 0.1)))
+        self.engine = fixed.get("engine", pick(("scan", "index")))
+        self.chunk = rng.randint(1, self.step_tokens)
+        self.target = Target(
+            [n * size for n, size in zip(self.num_blocks, self.block_sizes, strict=True)],
+            rng.getrandbits(32),
+        )
+        self.requests = list(self._requests())
+        self.config = self._config()
+
+    def _requests(self) -> Iterator[Request]:
+        rng = self.rng
+        repeats = rng.choice((0.0, 0.5, 0.8, 0.95, 1.0))
+        for uid in range(rng.randint(1, 7)):
+            prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, self.capacity - 1))]
+            if rng.random() < 0.5:
+                prompt = prompt[: rng.randint(1, 6)]
+            length = rng.randint(len(prompt) + 1, self.capacity)
+            decoded = self.target.decode(prompt, self.capacity, rng.randint(1, 4), repeats)
+            wanted = decoded[:length]
+            stop = rng.choice((None, None, rng.randrange(VOCAB)))
+            for n in range(len(prompt), length):
+                if wanted[n] == stop:
+                    wanted = wanted[: n + 1]
+                    break
+            yield Request(uid, prompt, decoded, wanted, rng.choice((0, 0, rng.randint(0, 12))))
+
+    def _config(self) -> AsyncConfig:
+        min_n = self.rng.randint(1, 2)
+        return AsyncConfig(
+            ngram=NgramConfig(
+                min_n=min_n,
+                max_n=min_n + self.rng.randint(0, 2),
+                k=self.k,
+                match=self.rng.choice(("earliest", "latest")),
+                overlap=self.rng.choice((False, True)),
+                max_len=self.rng.choice((None, self.capacity)),
+                vocab_size=self.rng.choice((None, VOCAB + 1)),
+            ),
+            max_rows=self.max_rows,
+            row_capacity=self.capacity,
+            max_step_tokens=self.step_tokens,
+            kv_groups=tuple(
+                KVGroup(block_size=size, max_blocks=-(-self.capacity // size))
+                for size in self.block_sizes
+            ),
+            engine=self.engine,
+            disable_padded_drafter_batch=self.unpadded,
+            slot_dtype=self.rng.choice(("int32", "int64")),
+        )
+
+    def state(self) -> tuple[AsyncSpecState, LateDevice | PlainDevice, Countdown]:
+        late = self.device_name != "cpu"
+        device = LateDevice(self.device_name, self.rng) if late else PlainDevice()
+        state = AsyncSpecState(self.config, runtime=device)
+        return state, device, Countdown(state)
+
+
+def as_rows(tensor: torch.Tensor, count: int) -> Sequence[int]:
+    listed: list[int] = tensor[:count].tolist()
+    return listed

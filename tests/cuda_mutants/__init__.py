@@ -1,1 +1,0 @@
-"""CUDA kernels made wrong on purpose: the host twin has to notice each of them."""

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from ngram_npu import reference
+
+from .batches import hostile_offsets, index_vectors, lengths_lists, offsets, unordered_offsets
+from .rows import HOSTILE_INT32, HOSTILE_INT64
+from .spec import Args, Array, BadCall, OpSpec, Sample, in_buffer
+
+# block_size, blocks_per_kv_block, cp_world, cp_rank, cp_interleave
+LAYOUTS = [
+    (16, 1, 1, 0, 1),
+    (1, 1, 1, 0, 1),
+    (7, 1, 1, 0, 1),
+    (4, 3, 1, 0, 1),
+    (5, 2, 1, 0, 3),  # one rank: the interleave does not matter
+    (16, 1, 2, 0, 1),
+    (16, 1, 2, 1, 1),
+    (8, 1, 3, 1, 4),
+    (8, 1, 2, 1, 8),
+    (6, 2, 3, 2, 4),  # chunks that lie across two blocks
+    (3, 4, 2, 0, 12),
+    (1, 1, 4, 3, 1),
+    (2**31 - 1, 1, 1, 0, 1),
+    (1, 2**31 - 1, 1, 0, 1),
+    (1, 1, 2**31 - 1, 5, 1),
+    (2**10, 2**10, 2**10, 3, 2**11),
+]
+SLOT_DTYPES = (np.int64, np.int32)
+
+
+def table(rng: np.random.Generator, rows: int, blocks: int) -> Array:
+    """A block table inside a wider one; no block is anybody else's."""
+    ids = rng.permutation(rows * blocks).reshape(rows, blocks) + 1
+    return in_buffer(ids, before=1, gap=3)
+
+
+def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    start = in_buffer([0, 5, 6, 30], gap=1)
+    positions = in_buffer([*range(60, 65), 17, *range(24)], before=2, gap=2, dtype=np.int64)
+    blocks = table(rng, 5, 6)
+    indices = in_buffer([3, 0, 4], gap=1, dtype=np.int64)
+    slots = in_buffer(np.zeros(40), before=1, gap=3, dtype=np.int64)
+    args = (start, positions, blocks, slots, indices)
+    yield Sample("ordinary", (*args, 16, 1, 1, 0, 1, -1))
+    for dtype in SLOT_DTYPES:
+        out = in_buffer(np.zeros(40), before=1, gap=3, dtype=dtype)
+        for layout in LAYOUTS:
+            for rows in (None, indices):
+                for pad_id in (-1, 0, 12345):
+                    made = (start, positions, blocks, out, rows, *layout, pad_id)
+                    yield Sample(f"{layout}-{np.dtype(dtype).name}-{pad_id}", made)
+    shuffled = in_buffer(rng.permutation(positions), dtype=np.int64)
+    for layout in LAYOUTS:
+        yield Sample(f"any-order-{layout}", (start, shuffled, blocks, slots, None, *layout, -1))
+    for size in (0, 1, 5, 6, 29, 30, 31):
+        few = in_buffer(np.zeros(size), gap=3, dtype=np.int64)
+        yield Sample(f"slots-{size}", (*args[:3], few, indices, 16, 1, 1, 0, 1, -1))
+        yield Sample(f"positions-{size}", (start, positions[:size], *args[2:], 16, 1, 1, 0, 1, -1))
+    yield from _long_samples(rng)
+    yield from _empty_samples()
+    yield from _hostile_samples(rng, args)
+
+
+def _long_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for tokens in (255, 256, 257, 1000):
+        # At 1056 offsets a kernel that goes through all of them takes the next stretch.
+        for batch in (1, 100, *((1055, 1056, 2200) if tokens == 1000 else ())):
+            cuts = np.sort(rng.integers(0, tokens + 1, batch - 1))
+            start = in_buffer([0, *cuts.tolist(), tokens])
+            positions = in_buffer(rng.integers(0, 1100, tokens), dtype=np.int64)
+            slots = in_buffer(np.zeros(tokens + 3), gap=1, dtype=np.int64)
+            args = (start, positions, table(rng, batch, 64), slots, None)
+            yield Sample(f"long-{tokens}-{batch}", (*args, 16, 1, 1, 0, 1, -1))
+
+
+def _empty_samples() -> Iterator[Sample]:
+    tail = (16, 1, 1, 0, 1, -1)
+    for batch, rows, width, tokens in ((0, 0, 0, 0), (0, 3, 4, 5), (2, 2, 0, 4), (1, 1, 1, 1)):
+        start = in_buffer(offsets([1] * batch))
+        positions = np.arange(tokens, dtype=np.int64)
+        slots = in_buffer(np.zeros(tokens), gap=1, dtype=np.int64)
+        args = (start, positions, np.ones((rows, width), np.int32), slots, None, *tail)
+        yield Sample(f"empty-{batch}-{rows}x{width}-{tokens}", args)
+
+
+def _hostile_samples(rng: np.random.Generator, args: Args) -> Iterator[Sample]:
+    start, positions, blocks, slots, indices = args
+    tails = [(*layout, -1) for layout in LAYOUTS]
+    far = [b + d for b in (2**31, 2**32, 2**62) for d in (-1, 0, 1)]
+    for tail in tails:
+        hostile = in_buffer(np.resize([*HOSTILE_INT64, *far, 95, 96, 97], 30), dtype=np.int64)
+        yield Sample(f"positions-{tail}", (start, hostile, blocks, slots, None, *tail))
+        up = in_buffer(2**63 - 1 - np.arange(30)[::-1], dtype=np.int64)
+        yield Sample(f"last-positions-{tail}", (start, up, blocks, slots, None, *tail))
+        for dtype in SLOT_DTYPES:  # slots of any block fit 64 bits and wrap in 32
+            ids = in_buffer(np.resize(HOSTILE_INT32, (5, 6)), gap=1)
+            out = in_buffer(np.zeros(33), dtype=dtype)
+            yield Sample(f"blocks-{tail}", (start, positions, ids, out, None, *tail))
+    for dtype, bad in ((np.int32, HOSTILE_INT32), (np.int64, HOSTILE_INT64)):
+        for value in (*bad, 4, 5):
+            rows = in_buffer([3, value, 0], dtype=dtype)
+            yield Sample(f"row-{value}", (start, positions, blocks, slots, rows, *tails[0]))
+    for name, bad in hostile_offsets(start.tolist()):
+        for tail in tails[:6]:
+            made = (in_buffer(bad), positions, blocks, slots, indices, *tail)
+            yield Sample(f"offsets-{name}", made)
+    for name, bad in unordered_offsets(rng, start.tolist()):
+        made = (in_buffer(bad), positions, blocks, slots, indices, *tails[0])
+        yield Sample(f"unordered-offsets-{name}", made, compare=False)
+    low, high = -(2**63), 2**63 - 1
+    for pad_id in (low, high):
+        yield Sample(f"pad-{pad_id}", (*args, 16, 1, 2, 1, 1, pad_id))
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> tuple[int, ...]:
+    block_size, per_kv, world = draw(st.tuples(*[st.sampled_from([1, 2, 3, 4, 16])] * 3))
+    divisors = [n for n in range(1, block_size * per_kv + 1) if block_size * per_kv % n == 0]
+    return (
+        block_size,
+        per_kv,
+        world,
+        draw(st.integers(0, world - 1)),
+        draw(st.sampled_from(divisors)),
+    )
+
+
+@st.composite
+def block_tables(draw: st.DrawFn, min_rows: int = 0) -> Array:
+    rows, blocks = draw(st.integers(min_rows, min_rows + 3)), draw(st.integers(0, 6))
+    block = st.one_of(st.integers(0, 40), st.integers(0, 40), st.sampled_from(HOSTILE_INT32))
+    flat = draw(st.lists(block, min_size=rows * blocks, max_size=rows * blocks))
+    return in_buffer(np.array(flat, np.int32).reshape(rows, blocks), gap=draw(st.integers(0, 2)))
+
+
+@st.composite
+def slot_arrays(draw: st.DrawFn, high: int) -> Array:
+    size = draw(st.integers(0, high))
+    return in_buffer(np.zeros(size), gap=2, dtype=draw(st.sampled_from(SLOT_DTYPES)))
+
+
+@st.composite
+def _strategy(draw: st.DrawFn) -> Args:
+    lengths = draw(lengths_lists())
+    start = offsets(lengths, draw(st.integers(-3, 3)))
+    blocks = draw(block_tables(len(lengths)))
+    indices = draw(st.one_of(st.none(), index_vectors(len(lengths), len(blocks))))
+    position = st.one_of(st.integers(0, 99), st.integers(0, 99), st.sampled_from(HOSTILE_INT64))
+    positions: Any = draw(st.lists(position, max_size=60))
+    if draw(st.booleans()):
+        positions = np.arange(len(positions)) + draw(st.integers(-3, 90))
+    return (
+        in_buffer(start),
+        in_buffer(positions, dtype=np.int64),
+        blocks,
+        draw(slot_arrays(60)),
+        indices,
+        *draw(layouts()),
+        draw(st.sampled_from([-1, 0, 77])),
+    )
+
+
+def _sizes() -> tuple[Args, ...]:
+    rng = np.random.default_rng(1)
+    made = []
+    for batch, tokens, slots, width, layout in (
+        (5, 20, 33, 9, (16, 2, 3, 2, 4)),
+        (7, 22, 36, 10, (24, 3, 5, 4, 6)),
+        (11, 25, 39, 12, (28, 4, 6, 5, 7)),
+    ):
+        start = np.array(offsets([2] * batch), np.int32)
+        indices = np.arange(batch, dtype=np.int32)
+        blocks = np.ascontiguousarray(table(rng, batch + 3, width))
+        positions = np.arange(tokens, dtype=np.int64)
+        out = np.zeros(slots, np.int64)
+        made.append((start, positions, blocks, out, indices, *layout, -1))
+    return tuple(made)
+
+
+LAYOUT_BAD_CALLS = (
+    BadCall("block_size 0", {"block_size": 0}, r"1 to 2147483647, got 0", "block_size"),
+    BadCall("block_size 2**31", {"block_size": 2**31}, r"1 to 2147483647", "block_size"),
+    BadCall("no block", {"blocks_per_kv_block": 0}, r"got 0", "blocks_per_kv_block"),
+    BadCall(
+        "kv block too large",
+        {"block_size": 2**16, "blocks_per_kv_block": 2**15},
+        r"expected 1 to 32767, got 32768",
+        "blocks_per_kv_block",
+    ),
+    BadCall(
+        "block_size * blocks_per_kv_block beyond 2**63",
+        {"block_size": 2**31 - 1, "blocks_per_kv_block": 2**62},
+        r"expected 1 to 1, got",
+        "blocks_per_kv_block",
+    ),
+    BadCall("no rank", {"cp_world": 0}, r"got 0", "cp_world"),
+    BadCall("too many ranks", {"cp_world": 2**40}, r"expected 1 to 134217727", "cp_world"),
+    BadCall("negative rank", {"cp_rank": -1}, r"expected 0 to 0, got -1", "cp_rank"),
+    BadCall("rank = world", {"cp_world": 2, "cp_rank": 2}, r"expected 0 to 1, got 2", "cp_rank"),
+    BadCall("interleave 0", {"cp_interleave": 0}, r"got 0", "cp_interleave"),
+    BadCall("interleave too large", {"cp_interleave": 2**31}, r"1 to 2147483647", "cp_interleave"),
+    BadCall(
+        "interleave lets ranks share a slot",
+        {"cp_world": 2, "cp_interleave": 5},
+        r"a divisor of 16 \(block_size \* blocks_per_kv_block\), got 5",
+        "cp_interleave",
+    ),
+    BadCall(
+        "pad_id of 64 bits in 32",
+        {"pad_id": 2**31, "slot_mapping": lambda a: a.astype(np.int32)},
+        r"-2147483648 to 2147483647, got 2147483648",
+        "pad_id",
+    ),
+    BadCall(
+        "positions of 32 bits",
+        {"positions": lambda a: a.astype(np.int32)},
+        r"expected int64, got int32",
+        "positions",
+    ),
+)
+
+SPEC = OpSpec(
+    name="compute_slot_mapping_",
+    reference=reference.compute_slot_mapping_,
+    samples=_samples,
+    strategy=_strategy(),
+    bad_calls=(
+        *LAYOUT_BAD_CALLS,
+        BadCall(
+            "no offset at all",
+            {"query_start_loc": lambda a: a[:0]},
+            r"size >= 1 \(batch \+ 1\), got size 0",
+            "query_start_loc",
+        ),
+        BadCall(
+            "B mismatch", {"row_indices": lambda a: a[:-1]}, r"size 3, got size 2", "row_indices"
+        ),
+        BadCall(
+            "more requests than rows",
+            {"block_table": lambda a: a[:2], "row_indices": None},
+            r"batch <= 2 \(rows of block_table, without row_indices\), got 3",
+            "query_start_loc",
+        ),
+    ),
+    sizes=_sizes(),
+)

@@ -1,0 +1,205 @@
+"""Indexes to call the index operators with: fresh, warm, too small, and full of nonsense.
+
+What an index contains is each backend's own affair, and so is making one: ``made_by``. The lookups
+in an index have the samples of their scanning counterparts: ``indexed_spec``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from ngram_npu import _C
+
+from .rows import HOSTILE_INT32, HOSTILE_INT64, POLICIES, random_rows
+from .spec import (
+    NO_INDEX_ON_NPU,
+    Args,
+    Array,
+    BadCall,
+    OpSpec,
+    Sample,
+    arguments_of,
+    in_buffer,
+)
+
+PAGE_WORDS = 1024
+
+
+@dataclass(frozen=True)
+class IndexMaker:
+    fresh: Callable[[int, int], Array]
+    """An empty index of so many slots and pages of 4 KiB."""
+    append: Callable[..., Any]
+    """``ngram_index_append_`` on numpy arrays."""
+
+
+def _cpu_index(num_slots: int, num_pages: int) -> Array:
+    index = np.zeros(_C.index_words(num_slots, num_pages), np.int32)
+    _C.index_init(index, num_slots)
+    return index
+
+
+def gpu_index(num_slots: int, num_pages: int) -> Array:
+    buckets = num_pages * PAGE_WORDS // 32
+    index = np.zeros(_C.device_index_words(num_slots, buckets), np.int32)
+    _C.device_index_init(index[: _C.DEVICE_INDEX_HEADER_WORDS], num_slots, buckets)
+    return index
+
+
+CPU_INDEXES = IndexMaker(_cpu_index, _C.ngram_index_append_)
+_maker = CPU_INDEXES
+
+
+@contextmanager
+def made_by(maker: IndexMaker) -> Iterator[None]:
+    """Samples that are drawn meanwhile have that maker's indexes."""
+    global _maker
+    before, _maker = _maker, maker
+    try:
+        yield
+    finally:
+        _maker = before
+
+
+def fresh(num_slots: int, num_pages: int = 64) -> Array:
+    return _maker.fresh(num_slots, num_pages)
+
+
+def warm(
+    tokens: Array, lengths: Array, num_slots: int, min_n: int, max_n: int, policy: int, **size: Any
+) -> Array:
+    """One that has indexed those rows, row i in slot i."""
+    index = fresh(num_slots, **size)
+    _maker.append(tokens, lengths, index, None, None, min_n, max_n, policy)
+    return index
+
+
+def nonsense(rng: np.random.Generator, good: Array) -> Iterator[Array]:
+    """Contents that no operator leaves behind. A kernel stays inside the tensor and, since hits are
+    verified, may draft something else; tests compare nothing but safety."""
+    for share in (0.001, 0.05, 1.0):
+        index = good.copy()
+        hit = rng.random(index.size) < share
+        hit[:64] = False  # behind a good header
+        index[hit] = rng.integers(-(2**31), 2**31, int(hit.sum()))
+        yield index
+    yield rng.integers(-(2**31), 2**31, 5000).astype(np.int32)
+    yield np.full(5000, -1, np.int32)
+    yield np.zeros(5000, np.int32)
+    yield np.zeros(0, np.int32)
+    yield good[:100].copy()
+
+
+def indexed_spec(
+    name: str,
+    scan: OpSpec,
+    reference: Callable[..., tuple[Array, ...] | None],
+    *,
+    batch_of: Callable[[Args], int],
+    missing: tuple[int, ...],
+    bad_calls: tuple[BadCall, ...],
+    slot_call: Callable[[np.random.Generator, Array, Array, tuple[int, bool]], Args],
+) -> OpSpec:
+    """The spec of a lookup in an index: the calls of ``scan``, with indexes of every kind.
+
+    Args:
+        batch_of: the number of requests of a call.
+        missing: the number of tokens of each row, in turn, that a warm index does not have yet.
+        slot_call: from rows, lengths and a policy the call of 8 requests for rows 0 to 7.
+    """
+    names = [argument for argument, _ in arguments_of(name)]
+
+    def call(args: Args, index: Array, slots: Array | None = None) -> Args:
+        values = dict(zip([n for n, _ in scan.arguments], args, strict=True))
+        values |= {"index": index, "slot_indices": slots}
+        return tuple(values[argument] for argument in names)
+
+    def within_span(args: Args) -> bool:
+        return bool(scan.get(args, "max_n") - scan.get(args, "min_n") < 8)
+
+    def a_slot_twice(args: Args) -> bool:
+        rows = scan.get(args, "row_indices")
+        return rows is not None and len(set(rows.tolist())) < len(rows)
+
+    def num_rows(args: Args) -> int:
+        return max(1, scan.get(args, "token_ids").shape[0])
+
+    def warm_for(args: Args, **size: Any) -> Array:
+        tokens, lengths = scan.get(args, "token_ids"), scan.get(args, "num_tokens")
+        behind = np.resize(np.array(missing, np.int32), len(lengths))
+        known = np.where(lengths > behind, lengths - behind, lengths)
+        options = [scan.get(args, n) for n in ("min_n", "max_n", "match_policy")]
+        return warm(tokens, known, num_rows(args), *options, **size)
+
+    def samples(rng: np.random.Generator) -> Iterator[Sample]:
+        for i, sample in enumerate(scan.samples(rng)):
+            args, compare = sample.args, sample.compare and not a_slot_twice(sample.args)
+            if not within_span(args):
+                continue
+            if i == 0:
+                yield Sample("ordinary", call(args, fresh(7), in_buffer([3, 0, 6], gap=1)))
+                continue
+            if rng.random() < 0.5:  # of the eight variants that a sample comes in, half
+                cold = call(args, fresh(num_rows(args)))
+                yield Sample(f"cold-{sample.label}", cold, compare)
+            else:
+                yield Sample(f"warm-{sample.label}", call(args, warm_for(args)), compare)
+            if i % 5 == 0:
+                small = call(args, warm_for(args, num_pages=2))
+                yield Sample(f"no-memory-{sample.label}", small, compare)
+        yield from slot_samples(rng)
+
+    def slot_samples(rng: np.random.Generator) -> Iterator[Sample]:
+        tokens = in_buffer(random_rows(rng, 9, 60, 2), gap=2)
+        lengths = in_buffer([50] * 9)
+        for policy in POLICIES:
+            args = slot_call(rng, tokens, lengths, policy)
+            index = warm_for(args)
+            order = rng.permutation(9)[:8]
+            # Slots that index other rows, and slots nobody has.
+            yield Sample(f"others-slots-{policy}", call(args, index, in_buffer(order)))
+            for dtype, bad in ((np.int32, HOSTILE_INT32), (np.int64, HOSTILE_INT64[3:])):
+                slots = in_buffer(bad[:8], dtype=dtype)
+                yield Sample(f"hostile-slots-{policy}", call(args, index, slots))
+            twice = in_buffer([1, 1, 1, 2, 2, 3, 3, 1])
+            yield Sample(f"one-slot-twice-{policy}", call(args, index, twice), compare=False)
+            other = scan.replace(args, min_n=1, max_n=3)
+            yield Sample(f"other-range-{policy}", call(other, index))
+            shorter = scan.replace(args, num_tokens=in_buffer([30] * 9))
+            yield Sample(f"shorter-{policy}", call(shorter, index))
+            rewritten = scan.replace(args, token_ids=in_buffer(random_rows(rng, 9, 60, 5)))
+            yield Sample(f"rewritten-{policy}", call(rewritten, index), compare=False)
+            for i, words in enumerate(nonsense(rng, index)):
+                yield Sample(f"nonsense-{i}-{policy}", call(args, words), compare=False)
+
+    @st.composite
+    def strategy(draw: st.DrawFn) -> Args:
+        args = draw(scan.strategy.filter(within_span))
+        index = fresh(draw(st.integers(1, 6)), num_pages=draw(st.sampled_from([1, 8])))
+        slots = None
+        if draw(st.booleans()) or a_slot_twice(args):
+            slots = in_buffer(draw(st.permutations(range(-1, 6)))[: batch_of(args)])
+        return call(args, index, slots)
+
+    sizes = (
+        call(args, fresh(30 + i, 5 + i), np.arange(batch_of(args), dtype=np.int32))
+        for i, args in enumerate(scan.sizes)
+    )
+    return OpSpec(
+        name=name,
+        no_kernel=NO_INDEX_ON_NPU,
+        reference=reference,
+        samples=samples,
+        strategy=strategy(),
+        bad_calls=(
+            *bad_calls,
+            BadCall("span of 9", {"min_n": 2, "max_n": 10}, r"max_n <= 9 .*got 10", "max_n"),
+            BadCall("slots", {"slot_indices": lambda a: a[:-1]}, "size 3, got", "slot_indices"),
+        ),
+        sizes=tuple(sizes),
+        opaque=frozenset({"index"}),
+    )

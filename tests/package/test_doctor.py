@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import ngram_npu
+import pytest
+import torch
+from backends import instruction_set
+from ngram_npu import _library
+from opspecs import OPSPECS
+from twins import load_kernels
+
+
+def test_report() -> None:
+    report = ngram_npu.doctor()
+    assert report.version == ngram_npu.__version__
+    assert report.torch_operators == "registered"
+    assert report.backends["cpu"].kernels == len(OPSPECS)
+    for absent in ("cuda", "npu"):
+        assert report.backends[absent].kernels == 0
+        assert report.backends[absent].reason
+    text = str(report)
+    for part in (report.version, "registered", report.instruction_set, "backend npu"):
+        assert part in text
+    json.dumps(report.to_dict())
+
+
+def test_cuda_kernels_are_not_loaded_beside_a_torch_without_cuda() -> None:
+    reason = ngram_npu.doctor().backends["cuda"].reason
+    if torch.version.cuda is None:
+        assert "without CUDA" in reason or "without nvcc" in reason
+
+
+def test_cuda_kernels_load_where_torch_has_cuda() -> None:
+    """They need no driver for that."""
+    if "without nvcc" in ngram_npu.doctor().backends["cuda"].reason:
+        pytest.skip("this build has no CUDA kernels")
+    code = """
+import torch
+torch.version.cuda = "13.0"  # what a CPU torch does not say of itself
+from ngram_npu import _library
+print(_library.backends()["cuda"])
+"""
+    kernels = sum("cuda" not in spec.no_kernel for spec in OPSPECS.values())
+    assert f"kernels={kernels}, " in _python(code)
+
+
+def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_found(_: str) -> None:
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(_library.ctypes, "CDLL", not_found)
+    assert _library._cuda_driver() == 0
+
+
+@pytest.mark.parametrize(
+    ("driver", "problem"),
+    [
+        (0, "there is no CUDA driver"),
+        (12080, "need a driver for CUDA 13 (580 or later), this one is for CUDA 12.8"),
+        (13000, ""),
+        (13010, ""),
+        (14000, ""),
+    ],
+)
+def test_what_is_said_of_a_cuda_driver(driver: int, problem: str) -> None:
+    found = _library._driver_problem(driver, 13000)
+    assert found == "" if problem == "" else problem in found
+
+
+def test_instruction_set_in_force_is_reported() -> None:
+    with instruction_set("scalar"):
+        assert ngram_npu.doctor().instruction_set == "scalar"
+
+
+def _python(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin", **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_environment_chooses_the_instruction_set() -> None:
+    code = "import ngram_npu; print(ngram_npu.doctor().instruction_set)"
+    assert _python(code, NGRAM_NPU_INSTRUCTION_SET="scalar").strip() == "scalar"
+    unknown = _python(code, NGRAM_NPU_INSTRUCTION_SET="abacus").strip()
+    assert unknown == ngram_npu.doctor().instruction_set
+    code = "import ngram_npu; print(ngram_npu.doctor())"
+    refused = "(NGRAM_NPU_INSTRUCTION_SET asks for abacus)"
+    assert refused in _python(code, NGRAM_NPU_INSTRUCTION_SET="abacus")
+    assert "NGRAM_NPU_INSTRUCTION_SET" not in _python(code, NGRAM_NPU_INSTRUCTION_SET="scalar")
+
+
+def test_without_torch_numpy_still_works() -> None:
+    code = """
+import sys
+sys.modules["torch"] = None  # what an import sees where torch is not installed
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *a: None if name == "torch" else found(name, *a)
+import numpy as np, ngram_npu
+report = ngram_npu.doctor()
+assert report.torch is None, report
+tokens = np.array([[1, 2, 3, 1, 2]], np.int32)
+drafts = ngram_npu.NgramProposer(ngram_npu.NgramConfig()).propose(tokens, np.array([5], np.int32))
+print(report.torch_operators, drafts.draft_token_ids.tolist(), report.backends["cpu"].reason)
+"""
+    assert _python(code).strip() == (
+        "torch is not installed [[3, 1, 2, -1, -1]] on numpy arrays only: torch is not installed"
+    )
+
+
+def test_a_library_that_does_not_load_says_why(tmp_path: object) -> None:
+    bad = load_kernels("cpu", "npu", _library.cpu_library_path().with_name("absent.so"))
+    assert bad.kernels == 0
+    assert "absent.so" in bad.reason
+
+
+@pytest.mark.parametrize("error", ["ImportError", "OSError", "RuntimeError"])
+def test_a_torch_that_does_not_import_is_a_reason(tmp_path: Path, error: str) -> None:
+    (tmp_path / "torch.py").write_text(f"raise {error}('libsomething.so: no such file')")
+    code = "import ngram_npu; print(ngram_npu.doctor())"
+    text = _python(code, PYTHONPATH=str(tmp_path))
+    assert "torch does not import: libsomething.so" in text
+    assert "on numpy arrays only" in text
+
+
+def test_tensors_without_operators_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ngram_npu import index
+
+    monkeypatch.setattr(index, "_TORCH_ABSENCE", "torch 2.9.0 is older than 2.10")
+    with pytest.raises(RuntimeError, match=r"not available: torch 2\.9\.0 is older"):
+        index.operators_for("op", tensor=torch.zeros(1))

@@ -1,0 +1,103 @@
+"""Numpy arguments on a torch device and back: same strides, same offsets, guards around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from ops.parity import as_arrays
+from opspecs import OPSPECS, Args, Array, owner
+
+GUARD = 256
+"""Bytes before and behind each owner: as much as any kernel loads at once or a multiple of it, so
+that a view there is aligned as it is here."""
+_CANARY = 0x41
+
+Call = Callable[..., Any]
+
+
+class StrayWriteError(AssertionError):
+    pass
+
+
+class OnDevice:
+    """The arguments of one call, copied to a device: whole owners, so that a view is a slice of the
+    same surroundings there, and what is written beside it shows when they are copied back."""
+
+    def __init__(self, args: Args, device: str | torch.device) -> None:
+        self._device = torch.device(device)
+        self._owners: dict[int, tuple[Array, torch.Tensor]] = {}
+        self.args: Args = tuple(
+            self._view(value) if isinstance(value, np.ndarray) else value for value in args
+        )
+
+    def _view(self, array: Array) -> torch.Tensor:
+        base = owner(array)
+        if id(base) not in self._owners:
+            self._owners[id(base)] = (base, self._upload(base))
+        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        buffer = self._owners[id(base)][1].view(dtype)
+        start = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+        strides = [step // array.itemsize for step in array.strides]
+        return buffer.as_strided(array.shape, strides, (GUARD + start) // array.itemsize)
+
+    def _upload(self, base: Array) -> torch.Tensor:
+        if not base.flags.c_contiguous:
+            raise ValueError("an argument's owner must be contiguous")
+        whole = np.full(GUARD + -(-base.nbytes // GUARD) * GUARD + GUARD, _CANARY, np.uint8)
+        whole[GUARD : GUARD + base.nbytes] = np.frombuffer(base.tobytes(), np.uint8)
+        return torch.from_numpy(whole).to(self._device)
+
+    def refresh(self) -> None:
+        """Copies what the owners hold by now to where they were copied before: what a graph that
+        was captured on these arguments reads next."""
+        for base, buffer in self._owners.values():
+            inside = buffer[GUARD : GUARD + base.nbytes]
+            inside.copy_(torch.from_numpy(np.frombuffer(bytearray(base.tobytes()), np.uint8)))
+
+    def copy_back(self) -> None:
+        """Brings every owner back to where it came from.
+
+        Raises:
+            StrayWriteError: something lies in the guards that was not there.
+        """
+        for base, buffer in self._owners.values():
+            whole = buffer.cpu().numpy()
+            inside = slice(GUARD, GUARD + base.nbytes)
+            if (np.delete(whole, inside) != _CANARY).any():
+                raise StrayWriteError("a write before or behind an argument's memory")
+            base[...] = whole[inside].view(base.dtype).reshape(base.shape)
+
+
+def call_on(device: str) -> Callable[[str, Args], tuple[Array, ...]]:
+    """A `Backend.call` that runs operators on `device`."""
+
+    def call(op: str, args: Args) -> tuple[Array, ...]:
+        return run_on(device, torch_op(op), args)
+
+    return call
+
+
+def torch_op(op: str) -> Call:
+    """The operator, taking all arguments by position, in the order of its schema."""
+    spec, operator = OPSPECS[op], getattr(torch.ops.ngram_npu, op)
+
+    def call(*args: Any) -> Any:
+        positional, keywords = spec.split(args)
+        return operator(*positional, **keywords)
+
+    return call
+
+
+def run_on(device: str, function: Call, args: Args) -> tuple[Array, ...]:
+    """`function` on copies of `args`; what it wrote is in `args` afterwards."""
+    there = OnDevice(args, device)
+    try:
+        results = function(*there.args)
+    except ValueError:  # a refused call has written nothing: its tests look
+        there.copy_back()
+        raise
+    there.copy_back()
+    return as_arrays(results)

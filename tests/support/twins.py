@@ -1,0 +1,106 @@
+"""The host twins: device kernels compiled for this machine, against strict models of the devices.
+
+Each is one more backend library with the entry points of its device, made by ``make twins``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ngram_npu import _library
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = Path(os.environ.get("NGRAM_NPU_TWINS", ROOT / "build" / "twins" / "lib"))
+
+
+@dataclass(frozen=True)
+class Twin:
+    name: str
+    """Of the library, and of the backend in the parity suite."""
+    device: str
+    """"cuda" or "npu"."""
+    prefix: str
+    """Of the entry points: ``ngram_npu_<prefix>_<op>``."""
+    folder: Path = FOLDER
+
+    @property
+    def path(self) -> Path:
+        path = self.folder / f"libngram_npu_{self.name}.so"
+        if not path.exists():
+            raise FileNotFoundError(f"{path} is missing: `make twins` builds it")
+        return path
+
+    def serves(self, op: str) -> bool:
+        return hasattr(_loaded(self.path), f"ngram_npu_{self.prefix}_{op}")
+
+    def allow_races(self, allowed: bool) -> None:
+        """Whether calls may break the rules on who writes what, where the model watches that."""
+        allow = getattr(_loaded(self.path), f"ngram_npu_{self.prefix}_twin_allow_races", None)
+        if allow is not None:
+            allow(allowed)
+
+    def fault(self) -> str:
+        """What the model's last check that failed said; empty where none did or it does not say."""
+        said = getattr(_loaded(self.path), f"ngram_npu_{self.prefix}_twin_fault", None)
+        if said is None:
+            return ""
+        said.restype = ctypes.c_char_p
+        return str(said().decode())
+
+
+TWINS = (
+    Twin("cuda_fast", "cuda", "cuda"),
+    Twin("cuda_resident", "cuda", "cuda"),
+    Twin("ascendc_twin", "npu", "ascendc"),
+    Twin("ascendc_twin_950", "npu", "ascendc"),
+)
+FAST_CUDA = TWINS[0]
+
+
+def load_kernels(prefix: str, device: str, path: Path) -> _library.Backend:
+    """Gives the kernels ``ngram_npu_<prefix>_<op>`` of a library to a device. Not to be called
+    while operators run."""
+    _library.load()
+    state = _library._state
+    assert state is not None
+    assert state.library is not None, state.reason
+    return _library._load_backend(state.library, prefix, device, path)
+
+
+_PLAN_SIZES = (
+    "batch", "capacity", "k", "total_tokens", "num_slots", "num_positions", "num_seq_lens",
+)  # fmt: skip
+
+
+def ascendc_plan(
+    op: str, sizes: dict[str, int], vector_cores: int, ub_bytes: int
+) -> dict[str, Any] | None:
+    """How the AscendC kernels of ``op`` would be launched on such an NPU: ``launches`` [(kernel,
+    blocks)], ``workspace_bytes``, ``tiling`` (csrc/ascendc/tilings.h). None: it cannot run them."""
+    plan = _loaded(FOLDER / "libngram_npu_ascendc_twin.so").ngram_npu_ascendc_twin_plan
+    plan.restype = ctypes.c_int64
+    numbers = (ctypes.c_int64 * len(_PLAN_SIZES))(*(sizes.get(name, 0) for name in _PLAN_SIZES))
+    text = ctypes.create_string_buffer(4096)
+    size = plan(
+        op.encode(), numbers, ctypes.c_int64(vector_cores), ctypes.c_int64(ub_bytes), text,
+        ctypes.c_int64(len(text)),
+    )  # fmt: skip
+    if size == 0:
+        raise ValueError(f"ascendc_plan: op: expected one with an AscendC kernel, got {op!r}")
+    made: dict[str, Any] | None = json.loads(text.value)
+    return made
+
+
+def kernel_exists(op: str, device: str) -> bool:
+    return any(twin.serves(op) for twin in TWINS if twin.device == device)
+
+
+@functools.cache
+def _loaded(path: Path) -> ctypes.CDLL:
+    return ctypes.CDLL(str(path))
