@@ -25,6 +25,16 @@ def parameters(function: Any) -> list[str]:
     return [str(p).partition(":")[0].partition("=")[0].strip() for p in found]
 
 
+def difference(name: str, theirs: Any, own: Any) -> str:
+    """How the parameters of ``theirs``, called ``name``, differ from ours; empty: they do not."""
+    if not inspect.isfunction(theirs):
+        return f"there is no {name}"
+    found, expected = parameters(theirs), parameters(own)
+    if found != expected:
+        return f"{name} takes ({', '.join(found)}), expected ({', '.join(expected)})"
+    return ""
+
+
 def one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 

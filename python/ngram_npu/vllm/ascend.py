@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from ngram_npu.config import NgramConfig
-from ngram_npu.ops import ngram_step_, prepare_next_token_ids
-from ngram_npu.vllm.plugin import StockNgramProposer
+from ngram_npu.vllm.device import DeviceDrafter, Found, look_up, never_empty
+from ngram_npu.vllm.options import read_options
+from ngram_npu.vllm.proposer import StockNgramProposer
 
 
 class _Drafter:
@@ -43,7 +43,7 @@ class AscendNgramProposer(_Drafter, StockNgramProposer):
         StockNgramProposer.__init__(self, vllm_config)
 
 
-class AscendNgramProposerNPU(_Drafter):
+class AscendNgramProposerNPU(_Drafter, DeviceDrafter):
     """vLLM-Ascend's drafter of ``method="ngram_gpu"``: on the device, for asynchronous scheduling.
 
     The runner reads ``min_n``, ``max_n`` and ``k`` and calls :func:`triton_ngram_spec_decode` with
@@ -56,78 +56,14 @@ class AscendNgramProposerNPU(_Drafter):
     """
 
     def __init__(self, vllm_config: Any, device: torch.device, runner: object) -> None:
-        speculative = vllm_config.speculative_config
-        config = NgramConfig(
-            prompt_lookup_min=speculative.prompt_lookup_min,
-            prompt_lookup_max=speculative.prompt_lookup_max,
-            num_speculative_tokens=speculative.num_speculative_tokens,
-        )
-        self.min_n, self.max_n, self.k = config.min_n, config.max_n, config.k
-        self.device = device
-        self.vocab_size: int = vllm_config.model_config.get_vocab_size()
+        global _keep_drafting
+        options = read_options(vllm_config, "ngram_gpu")
+        DeviceDrafter.__init__(self, options, vllm_config.model_config.get_vocab_size(), device)
+        _keep_drafting = options.keep_drafting
 
-    def update_token_ids_ngram(
-        self,
-        sampled_token_ids: torch.Tensor | list[list[int]],
-        gpu_input_batch: Any,
-        token_ids_gpu: torch.Tensor,
-        num_tokens_no_spec: torch.Tensor,
-        discard_request_mask: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Which of the sampled tokens count.
 
-        Args:
-            sampled_token_ids: [B, M] int32 or lists of different lengths, -1 where rejected.
-            gpu_input_batch: its ``num_reqs`` is B, its ``vocab_size`` the model's.
-            token_ids_gpu: [R, S] int32, R >= B.
-            num_tokens_no_spec: [R] int32, lengths without the sampled tokens.
-            discard_request_mask: [>= B] bool, requests whose prefill goes on.
-
-        Returns:
-            The newest token [B], how many count [B], the sampled tokens [B, M] with -1 in place of
-            the discarded requests'; all int32.
-        """
-        batch = gpu_input_batch.num_reqs
-        sampled = _as_matrix(sampled_token_ids, token_ids_gpu.device)[:batch]
-        discard = discard_request_mask[:batch]
-        next_token_ids, counts = prepare_next_token_ids(
-            sampled,
-            discard,
-            token_ids=token_ids_gpu[:batch],
-            num_tokens=num_tokens_no_spec[:batch],
-            vocab_size=gpu_input_batch.vocab_size,
-        )
-        return next_token_ids, counts, sampled.masked_fill(discard.unsqueeze(1), -1)
-
-    def propose(
-        self,
-        num_speculative_tokens: int,
-        num_tokens_no_spec: torch.Tensor,
-        token_ids_gpu: torch.Tensor,
-        valid_sampled_token_ids_gpu: torch.Tensor,
-        valid_sampled_tokens_count: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writes the sampled tokens into the rows, not into the lengths, and drafts.
-
-        Args:
-            num_speculative_tokens: drafts asked for.
-            num_tokens_no_spec, token_ids_gpu, valid_sampled_token_ids_gpu: [B], [B, S], [B, M].
-            valid_sampled_tokens_count: [B]; follows from the tokens and is not read.
-
-        Returns:
-            Drafts [B, num_speculative_tokens], -1 behind the last, and how many there are [B].
-        """
-        _, drafts, counts, _ = triton_ngram_spec_decode(
-            token_ids_gpu,
-            num_tokens_no_spec,
-            valid_sampled_token_ids_gpu,
-            None,
-            self.vocab_size,
-            self.min_n,
-            self.max_n,
-            num_speculative_tokens,
-        )
-        return drafts, counts
+# The launcher is not told for which model it drafts; a process has one runner.
+_keep_drafting = False
 
 
 def triton_ngram_spec_decode(
@@ -139,7 +75,7 @@ def triton_ngram_spec_decode(
     min_n: int,
     max_n: int,
     k: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> Found:
     """``ngram_step_`` under the name and with the arguments of vLLM-Ascend's launcher.
 
     Args:
@@ -155,30 +91,14 @@ def triton_ngram_spec_decode(
         row whose capacity cuts the sampled tokens off the newest is the last that was sampled, not
         the last that fits.
     """
-    batch, capacity = token_ids.shape
-    result = ngram_step_(
+    found = look_up(
         token_ids,
         num_tokens_no_spec,
-        _as_matrix(sampled_token_ids, token_ids.device)[:batch],
+        sampled_token_ids,
         discard_request_mask,
+        vocab_size=vocab_size,
         min_n=min_n,
         max_n=max_n,
         k=k,
-        advance=False,
-        vocab_size=vocab_size,
-        max_len=capacity,
     )
-    return (
-        result.next_token_ids,
-        result.draft_token_ids,
-        result.num_draft_tokens,
-        result.num_sampled,
-    )
-
-
-def _as_matrix(sampled: torch.Tensor | list[list[int]], device: torch.device) -> torch.Tensor:
-    if isinstance(sampled, torch.Tensor):
-        return sampled.to(torch.int32)
-    width = max([1, *map(len, sampled)])
-    rows = [[*row, *[-1] * (width - len(row))] for row in sampled]
-    return torch.tensor(rows, dtype=torch.int32, device=device).reshape(len(rows), width)
+    return never_empty(found) if _keep_drafting else found

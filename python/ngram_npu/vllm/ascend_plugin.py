@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from ngram_npu import _library
-from ngram_npu.vllm.after_import import after_import, one_line, parameters
+from ngram_npu.vllm.after_import import after_import, difference, one_line
 
 logger = logging.getLogger("vllm.ngram_npu")
 
@@ -80,22 +80,13 @@ def _no_kernel() -> str:
 def _doubt(name: str, theirs: Any, own: Any, called: tuple[str, ...]) -> str:
     """What is unlike the vLLM-Ascend this was written against; empty: nothing."""
     if not inspect.isclass(own):
-        return _difference(name, theirs, own)
+        return difference(name, theirs, own)
     if not inspect.isclass(theirs):
         return f"{RUNNER} has no class {name}"
     for method in ("__init__", "load_model", "dummy_run", *called):
-        doubt = _difference(f"{name}.{method}", getattr(theirs, method, None), getattr(own, method))
+        doubt = difference(f"{name}.{method}", getattr(theirs, method, None), getattr(own, method))
         if doubt:
             return doubt
-    return ""
-
-
-def _difference(name: str, theirs: Any, own: Any) -> str:
-    if not inspect.isfunction(theirs):
-        return f"there is no {name}"
-    found, expected = parameters(theirs), parameters(own)
-    if found != expected:
-        return f"{name} takes ({', '.join(found)}), expected ({', '.join(expected)})"
     return ""
 
 

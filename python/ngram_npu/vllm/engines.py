@@ -8,22 +8,20 @@ import numpy as np
 import numpy.typing as npt
 
 from ngram_npu import _C
-from ngram_npu.config import MAX_INDEX_SPAN, UNLIMITED, NgramConfig
+from ngram_npu.config import MAX_INDEX_SPAN, SHORT_CONTEXT, NgramConfig
 from ngram_npu.index import NgramIndex
 from ngram_npu.vllm.options import Options
-from ngram_npu.vllm.rows import RowRecognizer
 
 Int32Array = npt.NDArray[np.int32]
-Int64Array = npt.NDArray[np.int64]
-
-SHORT_CONTEXT = 8192
-"""Up to this ``max_model_len`` a scan is as fast: tools/bench/results/vllm-propose.json."""
 
 MOST_TOKENS = 1 << 26
 """That an index holds where the KV cache's capacity is not known."""
 
 PROMPT_TOKENS_PER_STEP = 32768
-"""Indexed ahead of their first draft while rows prefill: about a millisecond."""
+"""Indexed in a step in which all rows prefill, beside which a millisecond does not count."""
+
+LEAST_TOKENS_PER_STEP = 64
+"""Indexed in any step in which something is missing: about two microseconds."""
 
 PATIENCE = 64
 """Steps that a request may sit out while memory is half used, and keep its index: it may be running
@@ -60,9 +58,7 @@ class ScanEngine:
     name = "scan"
 
     def __init__(self, config: NgramConfig) -> None:
-        self._min_n = config.min_n
-        self._max_n = config.max_n
-        self._policy = (config.match_code, config.overlap, config.max_len_or_unlimited)
+        self._lookup = config.lookup_arguments
 
     def draft(
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
@@ -70,7 +66,7 @@ class ScanEngine:
         if k < 1:
             return np.empty((len(num_tokens), 0), np.int32), np.zeros(len(num_tokens), np.int32)
         drafts, counts, _ = _C.ngram_propose(
-            token_ids, num_tokens, None, num_sampled > 0, self._min_n, self._max_n, k, *self._policy
+            token_ids, num_tokens, num_sampled=num_sampled, **{**self._lookup, "k": k}
         )
         return drafts, counts
 
@@ -78,7 +74,7 @@ class ScanEngine:
 class IndexEngine:
     """Looks through what is new in each row, from an index of each request's tokens.
 
-    A request keeps its slot of the index while its row moves (:class:`RowRecognizer`). Slots of
+    A request keeps its slot of the index while its row moves (``_C.RowRecognizer``). Slots of
     requests that are gone are kept, since preempted ones come back: while half of the memory is
     free all of them, then those that were there lately, and none where little is left. The index is
     made by the first draft, when vLLM knows how many tokens its KV cache holds.
@@ -90,49 +86,28 @@ class IndexEngine:
         self._options = options
         self._cache_config = cache_config
         self._context_ranks = context_ranks  # among which decode context parallelism shares a block
-        num_slots = 2 * options.max_num_seqs
-        self._rows = RowRecognizer(num_slots)
-        self._indexed = np.zeros(num_slots, np.int64)  # of the tokens; those of a prompt, in pieces
+        self._rows = _C.RowRecognizer(2 * options.max_num_seqs)
+        self._behind = False  # rows whose tokens are not all indexed
         self.index: NgramIndex | None = None
 
     def draft(
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
     ) -> tuple[Int32Array, Int32Array]:
-        for name, array in (("token_ids", token_ids), ("num_tokens", num_tokens)):
-            if array.dtype != np.int32:
-                raise ValueError(f"ngram_index_step_: {name}: expected int32, got {array.dtype}")
         if self.index is None:
             self.index = self._make_index()
-        slots, new, last = self._rows.assign(token_ids, num_tokens, num_sampled)
-        if new.any():
-            self._begin(slots[new])
-        waiting = num_sampled == 0
-        if waiting.any():
-            self._index_prompts(token_ids, num_tokens, slots, np.flatnonzero(waiting))
-            self._indexed[slots[~waiting]] = num_tokens[~waiting]
-        else:
-            self._indexed[slots] = num_tokens
-        # The operator appends what it is given, and vLLM has done that: it gets each row without
-        # its last token, and that token to write where it is. What else is new it finds itself.
-        before = num_tokens - (num_sampled > 0)
-        config = self._options.ngram
-        _, _, drafts, counts, _ = _C.ngram_index_step_(
+        slots, new = self._rows.assign(token_ids, num_tokens, num_sampled)
+        if len(new):
+            self.index.reset(slots[new])
+            self._behind = True
+        if self._behind:
+            slots = self._catch_up(token_ids, num_tokens, num_sampled, slots)
+        drafts, counts, _ = _C.ngram_index_propose_(
             token_ids,
-            before,
-            last,
-            waiting,
-            None,
-            False,
-            UNLIMITED,
-            config.min_n,
-            config.max_n,
-            max(k, 1),
-            config.match_code,
-            config.overlap,
-            config.max_len_or_unlimited,
+            num_tokens,
             self.index.tensor,
-            slots,
-            None,
+            slot_indices=slots,
+            num_sampled=num_sampled,
+            **{**self._options.ngram.lookup_arguments, "k": max(k, 1)},
         )
         share = self.index.share_in_use
         if share > 0.5:
@@ -154,26 +129,25 @@ class IndexEngine:
             max_n=config.max_n,
         )
 
-    def _begin(self, slots: Int32Array) -> None:
-        """Slots for requests not seen before."""
+    def _catch_up(
+        self,
+        token_ids: Int32Array,
+        num_tokens: Int32Array,
+        num_sampled: Int32Array,
+        slots: Int32Array,
+    ) -> Int32Array:
+        """Indexes what was there before the first draft, a bounded number of tokens, and returns
+        the slots to look up with; -1: the row is to be scanned."""
         assert self.index is not None
-        self.index.reset(slots)
-        self._indexed[slots] = 0
-
-    def _index_prompts(
-        self, token_ids: Int32Array, num_tokens: Int32Array, slots: Int32Array, rows: Int64Array
-    ) -> None:
-        """Beside a prefill there is time for it; a bounded number, so that no step stalls."""
-        assert self.index is not None
-        done = self._indexed[slots[rows]]
-        missing = np.maximum(num_tokens[rows] - done, 0)
-        before = np.cumsum(missing) - missing
-        taken = np.clip(PROMPT_TOKENS_PER_STEP - before, 0, missing)
-        rows = rows[taken > 0]
+        rows, upto, slots_to_look_up, behind = _C.index_plan(
+            self.index.tensor,
+            slots,
+            num_tokens,
+            num_sampled,
+            LEAST_TOKENS_PER_STEP,
+            PROMPT_TOKENS_PER_STEP,
+        )
         if len(rows):
-            upto = np.zeros(len(num_tokens), np.int32)
-            upto[rows] = (done + taken)[taken > 0]
-            self._indexed[slots[rows]] = upto[rows]
             self.index.append(
                 token_ids,
                 upto,
@@ -181,6 +155,8 @@ class IndexEngine:
                 row_indices=rows,
                 slot_indices=slots[rows],
             )
+        self._behind = behind > 0
+        return slots_to_look_up
 
 
 def make_engine(options: Options, cache_config: Any, context_ranks: int) -> Engine:

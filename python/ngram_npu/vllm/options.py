@@ -6,6 +6,7 @@ a key of our own because other backends keep theirs there, or in the environment
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,9 +21,11 @@ PREFIX = "NGRAM_NPU_VLLM_"
 """Of our environment variables: the prefix and an option's name in capitals."""
 
 ENGINES = ("auto", "index", "scan")
+DRAFTS = ("padded", "trimmed")
 DEFAULT_LOOKUP = (2, 5)
 
-Method = Literal["custom_class", "ngram"]
+Method = Literal["custom_class", "ngram", "ngram_gpu", "v2"]
+"""In whose place the proposer stands: one of V1's, or any n-gram method of the V2 runner."""
 
 
 @dataclass(frozen=True)
@@ -33,22 +36,29 @@ class Options:
     engine: str
     num_threads: int
     max_num_seqs: int
+    max_model_len: int
+    drafts: str
+    """Of ``ngram_gpu``: whether the runner is told how many tokens of a draft were found."""
+    keep_drafting: bool
+    """Whether a request that sampled something gets a draft in any case."""
     sources: tuple[str, ...]
     """Where options were given, for the line at start-up; empty: nowhere, all are defaults."""
 
 
 def read_options(vllm_config: Any, method: Method) -> Options:
-    """The options for ``method``, the one in whose place the proposer stands.
+    """The options for ``method``. For V2's runner the policy is ``latest`` unless given, and drafts
+    may pass ``max_model_len``, as its own do.
 
     Raises:
         ValueError: an option that is unknown, malformed, or contradicts another; one line.
     """
     speculative = vllm_config.speculative_config
     given, sources = _given(vllm_config)
-    if method == "ngram":
-        lookup = _lookup_of_stock(speculative, given)
-    else:
+    max_model_len = vllm_config.model_config.max_model_len
+    if method == "custom_class":
         lookup = _lookup(given.get("prompt_lookup_min"), given.get("prompt_lookup_max"))
+    else:
+        lookup = _lookup_of_stock(speculative, given)
     low, high = lookup
     if low > high:
         raise ValueError(
@@ -60,6 +70,9 @@ def read_options(vllm_config: Any, method: Method) -> Options:
     engine = given.get("engine", "auto")
     if engine not in ENGINES:
         raise ValueError(f"ngram_npu: engine: expected one of {', '.join(ENGINES)}, got {engine!r}")
+    drafts = given.get("drafts", "padded")
+    if drafts not in DRAFTS:
+        raise ValueError(f"ngram_npu: drafts: expected one of {', '.join(DRAFTS)}, got {drafts!r}")
     if engine == "index" and high - low >= MAX_INDEX_SPAN:
         raise ValueError(
             "ngram_npu: engine: 'index' needs prompt_lookup_max - prompt_lookup_min <= "
@@ -70,9 +83,9 @@ def read_options(vllm_config: Any, method: Method) -> Options:
             prompt_lookup_min=low,
             prompt_lookup_max=high,
             num_speculative_tokens=speculative.num_speculative_tokens,
-            match=given.get("match", "earliest"),
+            match=given.get("match", "latest" if method == "v2" else "earliest"),
             overlap=given.get("overlap", False),
-            max_len=vllm_config.model_config.max_model_len,
+            max_len=None if method == "v2" else max_model_len,
         )
     except (TypeError, ValueError) as error:
         # Our short names stand for vLLM's; whoever reads this has only ever seen the latter.
@@ -83,7 +96,18 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         engine=engine,
         num_threads=num_threads,
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
+        max_model_len=max_model_len,
+        drafts=drafts,
+        keep_drafting=given.get("keep_drafting", _is_recurrent(vllm_config.model_config)),
         sources=sources,
+    )
+
+
+def _is_recurrent(model_config: Any) -> bool:
+    """Whether layers keep a state instead of a cache (mamba, GDN): a step without drafts after one
+    whose drafts were accepted spoils it in runners that lack vLLM's fix."""
+    return bool(
+        getattr(model_config, "has_inner_state", False) or getattr(model_config, "is_hybrid", False)
     )
 
 
@@ -98,6 +122,12 @@ def _given(vllm_config: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
 def _section(additional_config: object) -> dict[str, Any]:
     if not isinstance(additional_config, Mapping):  # another platform's own class
         return {}
+    for name in additional_config:
+        if name != SECTION and _letters(str(name)) == _letters(SECTION):
+            raise ValueError(
+                f"ngram_npu: unknown section {name!r} in additional_config; did you mean "
+                f"{SECTION!r}?"
+            )
     section = additional_config.get(SECTION, {})
     where = f"additional_config[{SECTION!r}]"
     if not isinstance(section, Mapping):
@@ -128,11 +158,17 @@ def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
     return options
 
 
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name)).lower()
+
+
 def _check_known(name: str, known: tuple[str, ...], where: str) -> None:
     if name not in known:
         hint = ""
         if name in ("num_speculative_tokens", "k"):
             hint = "; num_speculative_tokens belongs in speculative_config"
+        elif similar := difflib.get_close_matches(name, known, n=1):
+            hint = f"; did you mean {similar[0]!r}?"
         raise ValueError(
             f"ngram_npu: unknown option {name!r} in {where}; known: {', '.join(known)}{hint}"
         )
@@ -154,7 +190,7 @@ def _lookup_of_stock(speculative: Any, given: Mapping[str, Any]) -> tuple[int, i
         if name in given and given[name] != stock:
             raise ValueError(
                 f"ngram_npu: {name}={given[name]} contradicts speculative_config, which decides "
-                f"for method 'ngram' and says {stock}"
+                f"for vLLM's own methods and says {stock}"
             )
     return speculative.prompt_lookup_min, speculative.prompt_lookup_max
 
@@ -166,6 +202,8 @@ _KINDS: dict[str, type] = {
     "overlap": bool,
     "engine": str,
     "num_threads": int,
+    "drafts": str,
+    "keep_drafting": bool,
 }
 _NAMES = tuple(_KINDS)
 _FLAGS = {"1": True, "true": True, "0": False, "false": False}

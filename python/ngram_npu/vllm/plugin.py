@@ -18,45 +18,15 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from ngram_npu.vllm import v1_plugin, v2_plugin
 from ngram_npu.vllm.after_import import after_import, one_line, parameters
-from ngram_npu.vllm.engines import Int32Array
-from ngram_npu.vllm.options import read_options
-from ngram_npu.vllm.proposer import Drafter
+from ngram_npu.vllm.proposer import StockNgramProposer
 
 logger = logging.getLogger("vllm.ngram_npu")
 
 MODULE = "vllm.v1.spec_decode.ngram_proposer"
 RUNNER = "vllm.v1.worker.gpu_model_runner"
 CLASS = "NgramProposer"
-
-
-class StockNgramProposer:
-    """Stands in for vLLM's ``NgramProposer``; n, k and the limits are ``speculative_config``'s."""
-
-    def __init__(self, vllm_config: Any) -> None:
-        options = read_options(vllm_config, "ngram")
-        self._drafter = Drafter(vllm_config, options, "ngram")
-        self.k = options.ngram.k
-
-    def load_model(self, *args: object, **kwargs: object) -> None:
-        """vLLM calls it; there is no model."""
-
-    def propose(
-        self,
-        num_speculative_tokens: int,
-        sampled_token_ids: list[list[int]],
-        num_tokens_no_spec: Int32Array,
-        token_ids_cpu: Int32Array,
-        slot_mappings: object = None,
-    ) -> list[list[int]]:
-        """As :meth:`ngram_npu.vllm.NgramProposer.propose`, with up to ``num_speculative_tokens``
-        in each draft (vLLM lowers it with the batch where it is told to)."""
-        return self._drafter.propose(
-            min(num_speculative_tokens, self.k),
-            sampled_token_ids,
-            num_tokens_no_spec,
-            token_ids_cpu,
-        )
 
 
 def install() -> None:
@@ -75,6 +45,8 @@ def install() -> None:
             _refuse(f"it has no {MODULE}")
         else:
             after_import(MODULE, _replace)
+            v1_plugin.install()
+            v2_plugin.install()
     except Exception as error:
         _refuse(f"{MODULE} is not found: {one_line(error)}")
 

@@ -37,7 +37,7 @@ class Drafter:
         # vLLM runs one of us per tensor-parallel rank, beside tokenisation, on the same cores.
         _C.set_num_threads(options.num_threads)
         if speaks:
-            self._announce(method)
+            announce(options, method, self.engine.name)
 
     def propose(
         self,
@@ -47,42 +47,52 @@ class Drafter:
         token_ids_cpu: Int32Array,
     ) -> list[list[int]]:
         batch = len(sampled_token_ids)
-        if batch == 0:
-            return []
+        if batch == 0 or token_ids_cpu.shape[1] == 0:
+            return [[] for _ in sampled_token_ids]
         started = time.perf_counter()
         num_sampled = np.fromiter(map(len, sampled_token_ids), np.int32, batch)
         drafts, counts = self.engine.draft(
             token_ids_cpu[:batch], num_tokens_no_spec[:batch], num_sampled, k
         )
         lists = [row[:n] for row, n in zip(drafts.tolist(), counts.tolist(), strict=True)]
+        if self.options.keep_drafting and k > 0:
+            limit, lengths = self.options.ngram.max_len_or_unlimited, num_tokens_no_spec.tolist()
+            for draft, sampled, length in zip(lists, sampled_token_ids, lengths, strict=False):
+                if sampled and not draft and length < limit:
+                    draft.append(sampled[-1])
+            counts = np.fromiter(map(len, lists), np.int32, batch)
         if self._stats is not None:
             self._stats.observe(started, num_sampled, counts)
         return lists
 
-    def _announce(self, method: str) -> None:
-        config, threads = self.options.ngram, self.options.num_threads
-        logger.info(
-            "ngram_npu %s drafts for this engine (method %s): prompt_lookup_min=%d "
-            "prompt_lookup_max=%d num_speculative_tokens=%d match=%s overlap=%s max_model_len=%d "
-            "engine=%s num_threads=%s instruction_set=%s; options from %s",
-            _C.__version__,
-            method,
-            config.min_n,
-            config.max_n,
-            config.k,
-            config.match,
-            config.overlap,
-            config.max_len,
-            self.engine.name,
-            threads or "as torch's",
-            _C.instruction_set(),
-            " and ".join(self.options.sources) or "the defaults",
+
+def announce(options: Options, method: str, engine: str) -> None:
+    """The line at start-up."""
+    config, threads = options.ngram, options.num_threads
+    logger.info(
+        "ngram_npu %s drafts for this engine (method %s): prompt_lookup_min=%d "
+        "prompt_lookup_max=%d num_speculative_tokens=%d match=%s overlap=%s max_model_len=%d "
+        "engine=%s num_threads=%s instruction_set=%s keep_drafting=%s%s; options from %s",
+        _C.__version__,
+        method,
+        config.min_n,
+        config.max_n,
+        config.k,
+        config.match,
+        config.overlap,
+        config.max_len,
+        engine,
+        threads or "as torch's",
+        _C.instruction_set(),
+        options.keep_drafting,
+        f" drafts={options.drafts}" if method == "ngram_gpu" else "",
+        " and ".join(options.sources) or "the defaults",
+    )
+    cores = os.environ.get("OMP_NUM_THREADS", "")
+    if cores.isdigit() and 0 < int(cores) < threads:
+        logger.warning(
+            "ngram_npu: num_threads=%d has no effect beyond OMP_NUM_THREADS=%s", threads, cores
         )
-        cores = os.environ.get("OMP_NUM_THREADS", "")
-        if cores.isdigit() and 0 < int(cores) < threads:
-            logger.warning(
-                "ngram_npu: num_threads=%d has no effect beyond OMP_NUM_THREADS=%s", threads, cores
-            )
 
 
 class NgramProposer:
@@ -130,3 +140,32 @@ class NgramProposer:
             ValueError: an array of the wrong dtype, shape or stride.
         """
         return self._drafter.propose(self.k, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+
+
+class StockNgramProposer:
+    """Stands in for vLLM's ``NgramProposer``; n, k and the limits are ``speculative_config``'s."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        options = read_options(vllm_config, "ngram")
+        self._drafter = Drafter(vllm_config, options, "ngram")
+        self.k = options.ngram.k
+
+    def load_model(self, *args: object, **kwargs: object) -> None:
+        """vLLM calls it; there is no model."""
+
+    def propose(
+        self,
+        num_speculative_tokens: int,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: Int32Array,
+        token_ids_cpu: Int32Array,
+        slot_mappings: object = None,
+    ) -> list[list[int]]:
+        """As :meth:`ngram_npu.vllm.NgramProposer.propose`, with up to ``num_speculative_tokens``
+        in each draft (vLLM lowers it with the batch where it is told to)."""
+        return self._drafter.propose(
+            min(num_speculative_tokens, self.k),
+            sampled_token_ids,
+            num_tokens_no_spec,
+            token_ids_cpu,
+        )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import random
+import re
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from ngram_npu.vllm.rows import RowRecognizer
+from ngram_npu._C import RowRecognizer
+from ops.guard_pages import guarded
 
 WIDTH = 400
 
@@ -19,6 +23,19 @@ class Request:
     name: int
     tokens: list[int]
     slots: set[int] = field(default_factory=set)
+
+
+class Assignment(NamedTuple):
+    slots: np.ndarray
+    new: np.ndarray
+    """By row, as the flags of a batch."""
+
+
+def _assign(recognizer: RowRecognizer, *arguments: np.ndarray) -> Assignment:
+    slots, rows = recognizer.assign(*arguments)
+    new = np.zeros(len(slots), bool)
+    new[rows] = True
+    return Assignment(slots, new)
 
 
 class Runner:
@@ -70,7 +87,7 @@ def test_every_request_keeps_its_slot(seed: int) -> None:
     recognizer = RowRecognizer(num_slots=64)
     holder: dict[int, Request] = {}
     for _ in range(120):
-        slots, new, _ = recognizer.assign(*runner.step())
+        slots, new = _assign(recognizer, *runner.step())
         assert len(set(slots.tolist())) == len(runner.rows)
         for request, slot, fresh in zip(runner.rows, slots.tolist(), new.tolist(), strict=True):
             assert fresh == (not request.slots)
@@ -88,7 +105,7 @@ def test_scarce_slots_forget_but_never_mix_up(seed: int) -> None:
     recognizer = RowRecognizer(num_slots=6)
     holder: dict[int, Request] = {}
     for _ in range(120):
-        slots, new, _ = recognizer.assign(*runner.step())
+        slots, new = _assign(recognizer, *runner.step())
         for request, slot, fresh in zip(runner.rows, slots.tolist(), new.tolist(), strict=True):
             assert fresh or holder[slot] is request
             holder[slot] = request
@@ -103,7 +120,7 @@ def test_few_tokens_may_only_mix_up_what_looks_the_same(seed: int) -> None:
     holder: dict[int, tuple[int, list[int]]] = {}
     for _ in range(120):
         token_ids, lengths, counts = runner.step()
-        slots, new, _ = recognizer.assign(token_ids, lengths, counts)
+        slots, new = _assign(recognizer, token_ids, lengths, counts)
         assert len(set(slots.tolist())) == len(slots)
         for row, (slot, fresh) in enumerate(zip(slots.tolist(), new.tolist(), strict=True)):
             tokens = token_ids[row, : lengths[row]].tolist()
@@ -118,10 +135,10 @@ def test_a_request_changed_below_its_length_is_new() -> None:
     recognizer = RowRecognizer(num_slots=4)
     row = np.arange(100, dtype=np.int32)[None].copy()
     one = np.array([1], np.int32)
-    recognizer.assign(row, np.array([50], np.int32), one)
-    assert not recognizer.assign(row, np.array([51], np.int32), one).new[0]
+    _assign(recognizer, row, np.array([50], np.int32), one)
+    assert not _assign(recognizer, row, np.array([51], np.int32), one).new[0]
     row[0, 48] = 7
-    assert recognizer.assign(row, np.array([52], np.int32), one).new[0]
+    assert _assign(recognizer, row, np.array([52], np.int32), one).new[0]
 
 
 def test_rows_of_a_larger_buffer() -> None:
@@ -133,10 +150,10 @@ def test_rows_of_a_larger_buffer() -> None:
     second = RowRecognizer(num_slots=4)
     for _ in range(3):
         lengths += 1
-        rows = rows[::-1]
-        lengths = lengths[::-1]
+        rows[:] = rows[::-1].copy()
+        lengths = lengths[::-1].copy()
         strided, plain = (
-            recognizer.assign(tokens, lengths, ones)
+            _assign(recognizer, tokens, lengths, ones)
             for recognizer, tokens in ((first, rows), (second, rows.copy()))
         )
         assert np.array_equal(strided.slots, plain.slots)
@@ -148,10 +165,10 @@ def test_a_row_may_have_grown_unseen_but_not_shrunk() -> None:
     recognizer = RowRecognizer(num_slots=4)
     row = np.arange(100, dtype=np.int32)[None].copy()
     one = np.array([1], np.int32)
-    recognizer.assign(row, np.array([50], np.int32), one)
-    assert not recognizer.assign(row, np.array([53], np.int32), one).new[0]
-    assert not recognizer.assign(row, np.array([54], np.int32), one).new[0]
-    assert recognizer.assign(row, np.array([54], np.int32), one).new[0]
+    _assign(recognizer, row, np.array([50], np.int32), one)
+    assert not _assign(recognizer, row, np.array([53], np.int32), one).new[0]
+    assert not _assign(recognizer, row, np.array([54], np.int32), one).new[0]
+    assert _assign(recognizer, row, np.array([54], np.int32), one).new[0]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -165,7 +182,7 @@ def test_steps_that_nobody_told_of(seed: int) -> None:
         step = runner.step()
         if runner.chooser.random() < 0.4:
             continue
-        slots, new, _ = recognizer.assign(*step)
+        slots, new = _assign(recognizer, *step)
         assert len(set(slots.tolist())) == len(runner.rows)
         for request, slot, fresh in zip(runner.rows, slots.tolist(), new.tolist(), strict=True):
             assert fresh == (not request.slots)
@@ -185,8 +202,8 @@ def test_of_several_beginnings_the_longest_is_continued() -> None:
     one = np.array([1], np.int32)
     slots = []
     for length in (50, 40, 90):  # the second is too short for the first
-        slots.append(recognizer.assign(row, np.array([length], np.int32), one).slots[0])
-        recognizer.assign(other, np.array([7], np.int32), one)
+        slots.append(_assign(recognizer, row, np.array([length], np.int32), one).slots[0])
+        _assign(recognizer, other, np.array([7], np.int32), one)
     assert slots[2] == slots[0] != slots[1]
 
 
@@ -196,7 +213,7 @@ def test_who_was_there_lately_is_not_forgotten() -> None:
     one = np.ones(1, np.int32)
 
     def step(row: int, length: int) -> int:
-        found = recognizer.assign(rows[row : row + 1], np.array([length], np.int32), one)
+        found = _assign(recognizer, rows[row : row + 1], np.array([length], np.int32), one)
         return int(found.slots[0])
 
     first, second = step(0, 10), step(1, 10)
@@ -215,8 +232,8 @@ def test_equal_requests_take_different_slots() -> None:
     recognizer = RowRecognizer(num_slots=4)
     rows = np.tile(np.arange(100, dtype=np.int32), (3, 1))
     lengths, ones = np.full(3, 50, np.int32), np.ones(3, np.int32)
-    first = recognizer.assign(rows, lengths, ones)
-    second = recognizer.assign(rows, lengths + 1, ones)
+    first = _assign(recognizer, rows, lengths, ones)
+    second = _assign(recognizer, rows, lengths + 1, ones)
     assert sorted(first.slots) == sorted(second.slots)
     assert len(set(second.slots.tolist())) == 3
     assert not second.new.any()
@@ -226,19 +243,19 @@ def test_the_request_absent_longest_gives_way() -> None:
     recognizer = RowRecognizer(num_slots=2)
     rows = [np.full((1, 100), token, np.int32) for token in range(3)]
     length, one = np.array([50], np.int32), np.array([1], np.int32)
-    slots = [recognizer.assign(row, length, one).slots[0] for row in rows]
+    slots = [_assign(recognizer, row, length, one).slots[0] for row in rows]
     assert slots[2] == slots[0] != slots[1]
-    assert not recognizer.assign(rows[1], length + 1, one).new[0]
-    assert recognizer.assign(rows[0], length + 1, one).new[0]
+    assert not _assign(recognizer, rows[1], length + 1, one).new[0]
+    assert _assign(recognizer, rows[0], length + 1, one).new[0]
 
 
 def test_empty_rows_and_no_rows() -> None:
     recognizer = RowRecognizer(num_slots=2)
     empty = np.zeros((0, 10), np.int32), np.zeros(0, np.int32), np.zeros(0, np.int32)
-    assert len(recognizer.assign(*empty).slots) == 0
+    assert len(_assign(recognizer, *empty).slots) == 0
     zero = np.zeros((2, 10), np.int32), np.zeros(2, np.int32), np.zeros(2, np.int32)
     for _ in range(2):
-        slots, new, _ = recognizer.assign(*zero)
+        slots, new = _assign(recognizer, *zero)
         assert sorted(slots.tolist()) == [0, 1]
         assert new.all()
 
@@ -247,3 +264,68 @@ def test_more_rows_than_slots_is_an_error() -> None:
     three = np.zeros((3, 10), np.int32), np.ones(3, np.int32), np.ones(3, np.int32)
     with pytest.raises(ValueError, match=r"^RowRecognizer: 3 rows, 2 slots$"):
         RowRecognizer(num_slots=2).assign(*three)
+
+
+def test_lengths_that_no_row_has_are_nobodys() -> None:
+    """Nothing outside the rows is read for them, and no request is found by them."""
+    row, one = np.arange(100, dtype=np.int32)[None].copy(), np.array([1], np.int32)
+    for length in (-5, 0, 101, 2**31 - 1, -(2**31)):
+        recognizer = RowRecognizer(num_slots=4)
+        for _ in range(2):
+            assert _assign(recognizer, row, np.array([length], np.int32), one).new[0]
+    for count in (-1, 51, 2**31 - 1, -(2**31)):
+        recognizer = RowRecognizer(num_slots=4)
+        _assign(recognizer, row, np.array([50], np.int32), one)
+        assert _assign(recognizer, row, np.array([50], np.int32), np.array([count], np.int32)).new
+
+
+@pytest.mark.parametrize("capacity", [0, 1, 3, 40])
+@pytest.mark.parametrize("at_end", [False, True])
+def test_lengths_are_data(capacity: int, at_end: bool) -> None:
+    """Readable memory begins or ends where the rows do."""
+    generator = np.random.default_rng(0)
+    recognizer = RowRecognizer(num_slots=8)
+    rows = guarded(np.zeros((8, capacity), np.int32), at_end=at_end, writable=True)
+    for _ in range(300):
+        rows[:] = generator.integers(0, 2, rows.shape)
+        lengths = generator.integers(-2, capacity + 3, 8).astype(np.int32)
+        counts = generator.integers(-2, 4, 8).astype(np.int32)
+        slots, _ = recognizer.assign(rows, lengths, counts)
+        assert sorted(slots.tolist()) == list(range(8))
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    first = RowRecognizer(num_slots=4)
+    row, one = np.arange(100, dtype=np.int32)[None].copy(), np.array([1], np.int32)
+    _assign(first, row, np.array([50], np.int32), one)
+    second = copy.copy(first)
+    assert first.forget_absent(0).tolist() == []
+    _assign(first, row[:, ::-1].copy(), np.array([50], np.int32), one)
+    assert not _assign(second, row, np.array([51], np.int32), one).new[0]
+    assert first.row_slots.tolist() != second.row_slots.tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((np.zeros((1, 4), np.int64), [1], [1]), "token_ids: expected int32, got int64"),
+        ((np.zeros(4, np.int32), [1], [1]), "token_ids: expected rank 2, got rank 1"),
+        ((np.zeros((1, 8), np.int32)[:, ::2], [1], [1]), "token_ids: expected a contiguous inner"),
+        ((np.zeros((1, 4), np.int32), [1, 1], [1, 1]), "token_ids: expected 2 rows, got 1"),
+        ((np.zeros((2, 4), np.int32), [1, 1], [1]), "num_sampled: expected size 2, got size 1"),
+        ((np.zeros((2, 4), np.int32), [[1]], [1]), "num_tokens: expected rank 1, got rank 2"),
+    ],
+)
+def test_wrong_arrays_are_named(arguments: tuple[Any, ...], message: str) -> None:
+    token_ids, lengths, counts = arguments
+    with pytest.raises(ValueError, match=f"^RowRecognizer: {re.escape(message)}"):
+        RowRecognizer(num_slots=4).assign(
+            token_ids, np.array(lengths, np.int32), np.array(counts, np.int32)
+        )
+
+
+def test_wrong_numbers_are_named() -> None:
+    with pytest.raises(ValueError, match=r"^RowRecognizer: num_slots: expected 0 to "):
+        RowRecognizer(num_slots=-1)
+    with pytest.raises(ValueError, match=r"^RowRecognizer: steps: expected 0 to "):
+        RowRecognizer(num_slots=1).forget_absent(-1)

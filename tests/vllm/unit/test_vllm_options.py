@@ -88,10 +88,32 @@ def test_what_is_not_ours_is_left_alone() -> None:
     assert read_options(vllm_config(additional_config=object()), "custom_class").sources == ()
 
 
+@pytest.mark.parametrize("name", ["ngram-npu", "ngramnpu", "NGRAM_NPU", "Ngram.NPU"])
+def test_a_section_that_looks_like_ours_is_a_typo(name: str) -> None:
+    config = vllm_config(additional_config={name: {"engine": "scan"}})
+    with pytest.raises(ValueError) as raised:
+        read_options(config, "custom_class")
+    assert str(raised.value) == (
+        f"ngram_npu: unknown section {name!r} in additional_config; did you mean 'ngram_npu'?"
+    )
+
+
+def test_the_v2_runner_has_the_latest_match_and_no_limit() -> None:
+    config = vllm_config(prompt_lookup_min=3, prompt_lookup_max=7, max_model_len=77)
+    options = read_options(config, "v2")
+    assert _lookup(options) == (3, 7)
+    assert (options.ngram.match, options.ngram.max_len) == ("latest", None)
+    assert options.max_model_len == 77
+    config.additional_config = {"ngram_npu": {"match": "earliest"}}
+    assert read_options(config, "v2").ngram.match == "earliest"
+
+
 @pytest.mark.parametrize(
     ("section", "message"),
     [
         ({"prompt_lokup_min": 2}, "unknown option 'prompt_lokup_min'"),
+        ({"prompt_lokup_min": 2}, "did you mean 'prompt_lookup_min'?"),
+        ({"Engine": "scan"}, "did you mean 'engine'?"),
         ({"num_speculative_tokens": 2}, "belongs in speculative_config"),
         ({"prompt_lookup_min": "2"}, "prompt_lookup_min in additional_config['ngram_npu']: expec"),
         ({"prompt_lookup_min": True}, "expected int, got True"),
@@ -122,6 +144,7 @@ def test_what_cannot_be_meant_is_one_clear_line(section: Any, message: str) -> N
     ("name", "value", "message"),
     [
         ("PROMPT_LOOKUP", "2", "unknown option 'prompt_lookup' in the environment"),
+        ("THREADS", "2", "did you mean 'num_threads'?"),
         ("PROMPT_LOOKUP_MIN", "two", "NGRAM_NPU_VLLM_PROMPT_LOOKUP_MIN: expected int, got 'two'"),
         ("OVERLAP", "maybe", "NGRAM_NPU_VLLM_OVERLAP: expected bool, got 'maybe'"),
     ],
@@ -152,3 +175,14 @@ def test_an_option_that_contradicts_the_stock_method(environment: pytest.MonkeyP
 def test_more_draft_tokens_than_the_operators_give() -> None:
     with pytest.raises(ValueError, match="k: expected 1 to 64, got 65"):
         read_options(vllm_config(k=65), "custom_class")
+
+
+@pytest.mark.parametrize("name", ["is_hybrid", "has_inner_state"])
+def test_drafting_is_kept_up_where_layers_keep_a_state(name: str) -> None:
+    config = vllm_config()
+    setattr(config.model_config, name, False)
+    assert not read_options(config, "custom_class").keep_drafting
+    setattr(config.model_config, name, True)
+    assert read_options(config, "custom_class").keep_drafting
+    config.additional_config = {"ngram_npu": {"keep_drafting": False}}
+    assert not read_options(config, "custom_class").keep_drafting

@@ -8,14 +8,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ngram_npu import _C
+from ngram_npu.index import NgramIndex
 from ngram_npu.vllm import NgramProposer
 from ngram_npu.vllm import engines as engines_module
 from ngram_npu.vllm.engines import IndexEngine, ScanEngine
-from ngram_npu.vllm.plugin import StockNgramProposer
+from ngram_npu.vllm.proposer import StockNgramProposer
 from test_vllm_rows import WIDTH, Runner
 from vllm_config import vllm_config
 
 K = 4
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts are indexed by their first draft, however little a scan of them would take."""
+    monkeypatch.setattr(engines_module, "LEAST_TOKENS_PER_STEP", 32768)
 
 
 def _proposer(
@@ -70,6 +78,7 @@ def test_drafts_are_the_scans(seed: int, match: str) -> None:
     assert statistics.rebuilds_shorter == statistics.rebuilds_rewritten == 0
 
 
+@pytest.mark.usefixtures("at_once")
 def test_a_moved_request_is_not_indexed_anew() -> None:
     token_ids = np.random.default_rng(0).integers(0, 50, (4, WIDTH), np.int32)
     lengths = np.array([200, 210, 220, 230], np.int32)
@@ -78,7 +87,7 @@ def test_a_moved_request_is_not_indexed_anew() -> None:
     slots = []
     for _ in range(5):
         proposer.propose([[1]] * 4, lengths, token_ids)
-        slots.append(engine._rows._row_slots.tolist())
+        slots.append(engine._rows.row_slots.tolist())
         token_ids, lengths = np.roll(token_ids, 1, axis=0), np.roll(lengths + 1, 1)
     assert slots[1] == np.roll(slots[0], 1).tolist() != slots[0]
     statistics = engine.index.statistics
@@ -97,7 +106,7 @@ def test_prompts_are_indexed_while_they_prefill(monkeypatch: pytest.MonkeyPatch)
     for first, second in ((150, 0), (200, 100), (200, 170), (200, 170)):
         assert proposer.propose([[], []], lengths, token_ids) == [[], []]
         live = {0: token_ids[0, :first], 1: token_ids[1, :second]}
-        slots = engine._rows._row_slots
+        slots = engine._rows.row_slots
         engine.index.check_integrity({int(slots[row]): live[row] for row in live})
     for grown in ([1, 2], [1, 1], [0, 3]):
         lengths = lengths + np.array(grown, np.int32)
@@ -107,6 +116,73 @@ def test_prompts_are_indexed_while_they_prefill(monkeypatch: pytest.MonkeyPatch)
     statistics = engine.index.statistics
     assert statistics.rebuilds_shorter == statistics.rebuilds_rewritten == 0
     assert statistics.rows_scanned_catching_up == 0
+
+
+def test_catching_up_costs_a_fifth_of_a_scan_and_what_it_saves() -> None:
+    """Of 512 tokens scanned for one that is indexed; a row that is not done is scanned."""
+    index = NgramIndex(4, 10**6, min_n=2, max_n=4)
+    token_ids = np.random.default_rng(0).integers(0, 50, (3, 60000), np.int32)
+    lengths, one = np.array([50000, 30000, 51200], np.int32), np.ones(3, np.int32)
+    slots = np.array([2, 0, 1], np.int32)
+    allowed = (131200 // 5) // 512
+    plan = _C.index_plan(index.tensor, slots, lengths, one, 0, 7)
+    rows, upto, looked_up, behind = plan
+    assert (rows.tolist(), upto.tolist()) == ([0], [allowed, 0, 0])
+    assert (looked_up.tolist(), behind) == ([-1, -1, -1], 3)
+    assert _C.index_plan(index.tensor, slots, lengths, one, 300, 7)[1].tolist() == [300, 0, 0]
+    index.append(token_ids, lengths - 65, row_indices=np.array([2]), slot_indices=slots[2:])
+    rows, upto, looked_up, behind = _C.index_plan(index.tensor, slots, lengths, one, 0, 7)
+    assert (rows.tolist(), upto.tolist()) == (
+        [0],
+        [(131200 // 5 + 51200) // 512, 0, 51200 - 65],
+    )
+    assert (looked_up.tolist(), behind) == ([-1, -1, 1], 2)
+
+
+def test_prompts_alone_in_a_step_have_a_share_of_their_own() -> None:
+    index = NgramIndex(4, 10**6, min_n=2, max_n=4)
+    slots, lengths = np.array([2, 0], np.int32), np.array([500, 300], np.int32)
+    none, mixed = np.zeros(2, np.int32), np.array([0, 1], np.int32)
+    rows, upto, looked_up, behind = _C.index_plan(index.tensor, slots, lengths, none, 50, 600)
+    assert (rows.tolist(), upto.tolist()) == ([0, 1], [500, 100])
+    assert (looked_up.tolist(), behind) == ([2, -1], 1)
+    rows, upto, looked_up, behind = _C.index_plan(index.tensor, slots, lengths, mixed, 50, 600)
+    assert (rows.tolist(), upto.tolist()) == ([0], [50, 0])
+
+
+def test_a_plan_takes_lengths_and_slots_for_data() -> None:
+    index = NgramIndex(2, 1000, min_n=2, max_n=4)
+    slots = np.array([-1, 2, 2**31 - 1, 0, 1], np.int32)
+    lengths = np.array([-5, 2**31 - 1, 7, -(2**31), 9], np.int32)
+    counts = np.array([2**31 - 1, -(2**31), -3, 1, 0], np.int32)
+    for words in (index.tensor, np.zeros(3, np.int32)):
+        rows, upto, looked_up, _ = _C.index_plan(words, slots, lengths, counts, 5, 5)
+        assert rows.tolist() == [1]
+        assert upto.tolist() == [0, 5, 0, 0, 0]
+        assert set(looked_up.tolist()) <= {-1, *slots.tolist()}
+    with pytest.raises(ValueError, match=r"^index_plan: num_tokens: expected size 5, got size 2"):
+        _C.index_plan(index.tensor, slots, lengths[:2], counts, 5, 5)
+    with pytest.raises(ValueError, match=r"^index_plan: least_tokens: expected 0 to"):
+        _C.index_plan(index.tensor, slots, lengths, counts, -1, 5)
+
+
+@pytest.mark.parametrize("match", ["earliest", "latest"])
+def test_drafts_are_the_scans_while_prompts_are_caught_up_with(match: str) -> None:
+    token_ids = np.random.default_rng(1).integers(0, 12, (4, 4000), np.int32)
+    lengths = np.array([3000, 2000, 1500, 2500], np.int32)
+    index = _proposer("index", max_model_len=4000, match=match)
+    scan = _proposer("scan", max_model_len=4000, match=match)
+    answered = []
+    for _ in range(200):
+        lengths += 2
+        arguments = [[1, 2]] * 4, lengths, token_ids
+        assert index.propose(*arguments) == scan.propose(*arguments)
+        answered.append(_index_engine(index).index.statistics.rows_indexed)
+    steps = np.diff(answered, prepend=0)
+    assert steps[0] == 0
+    assert steps[-1] == 4
+    assert (np.diff(steps) >= 0).all()  # one after the other
+    assert 9000 / 64 / 2 < np.argmax(steps == 4) < 9000 / 64 + 10
 
 
 def test_a_slot_of_a_request_that_is_gone_keeps_nothing_of_it() -> None:
@@ -132,7 +208,7 @@ def _follows_a_match(draft: list[int], row: list[int], low: int, high: int) -> b
 def test_requests_that_are_mixed_up_cost_drafts_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """The two rows are alike wherever is looked, below the length they are moved at, and change
     places behind the recogniser's back: one index then describes the other's tokens."""
-    monkeypatch.setattr(engines_module, "PROMPT_TOKENS_PER_STEP", 10**9)
+    monkeypatch.setattr(engines_module, "LEAST_TOKENS_PER_STEP", 10**9)
     generator = np.random.default_rng(3)
     rows = generator.integers(0, 6, (2, WIDTH), np.int32)
     looked_at = [4**i for i in range(5)]
@@ -144,7 +220,7 @@ def test_requests_that_are_mixed_up_cost_drafts_at_most(monkeypatch: pytest.Monk
     slots = []
     for step in range(40):
         drafts = proposer.propose([[1], [1]], lengths, rows)
-        slots.append(_index_engine(proposer)._rows._row_slots.tolist())
+        slots.append(_index_engine(proposer)._rows.row_slots.tolist())
         for draft, row, length in zip(drafts, rows, lengths, strict=True):
             assert not draft or _follows_a_match(draft, row[:length].tolist(), 2, 4)
         differing += drafts != scan.propose([[1], [1]], lengths, rows)
@@ -156,6 +232,20 @@ def test_requests_that_are_mixed_up_cost_drafts_at_most(monkeypatch: pytest.Monk
     assert _index_engine(proposer).index.statistics.rebuilds_rewritten == 0
 
 
+class AtRandom:
+    """A recogniser that hands out slots without looking."""
+
+    def __init__(self) -> None:
+        self._generator = np.random.default_rng(0)
+
+    def assign(self, token_ids: Any, num_tokens: Any, num_sampled: Any) -> Any:
+        slots = self._generator.permutation(16)[: len(num_tokens)].astype(np.int32)
+        return slots, np.zeros(0, np.int64)
+
+    def forget_absent(self, steps: int) -> Any:
+        return np.zeros(0, np.int32)
+
+
 def test_slots_that_belong_to_no_one_reach_nothing_outside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -163,16 +253,7 @@ def test_slots_that_belong_to_no_one_reach_nothing_outside(
     runner = Runner(5, rows=8, vocabulary=5)
     proposer = _proposer("index")
     engine = _index_engine(proposer)
-    assign, generator = engine._rows.assign, np.random.default_rng(0)
-
-    def wrong(*arguments: Any) -> Any:
-        found = assign(*arguments)
-        return found._replace(
-            slots=generator.permutation(16)[: len(found.slots)].astype(np.int32),
-            new=np.zeros(len(found.slots), bool),
-        )
-
-    monkeypatch.setattr(engine._rows, "assign", wrong)
+    monkeypatch.setattr(engine, "_rows", AtRandom())
     drafted = 0
     for sampled, lengths, token_ids in _steps(runner, 150):
         for draft, row, length in zip(
@@ -185,6 +266,7 @@ def test_slots_that_belong_to_no_one_reach_nothing_outside(
     assert drafted > 100
 
 
+@pytest.mark.usefixtures("at_once")
 def test_memory_that_runs_low_is_taken_from_requests_that_are_gone() -> None:
     proposer = _proposer("index", rows=2)
     engine = _index_engine(proposer)
@@ -200,6 +282,7 @@ def test_memory_that_runs_low_is_taken_from_requests_that_are_gone() -> None:
     assert statistics.rows_scanned_full == 0
 
 
+@pytest.mark.usefixtures("at_once")
 def test_memory_is_taken_from_requests_that_are_gone_while_others_grow() -> None:
     """Not only when a request comes that was not there before."""
     proposer = _proposer("index", rows=8, max_model_len=6000)
@@ -219,6 +302,7 @@ def test_memory_is_taken_from_requests_that_are_gone_while_others_grow() -> None
     assert engine.index.share_in_use == last.pages_in_use / last.num_pages
 
 
+@pytest.mark.usefixtures("at_once")
 def test_requests_that_take_turns_keep_their_memory() -> None:
     """As micro-batches of a pipeline do, all of them running, in memory that is more than half
     used."""
@@ -238,6 +322,7 @@ def test_requests_that_take_turns_keep_their_memory() -> None:
     assert engine.index.statistics.rows_scanned_full == 0
 
 
+@pytest.mark.usefixtures("at_once")
 def test_rows_that_grew_in_a_step_without_drafts_are_not_indexed_anew() -> None:
     """vLLM leaves the drafter out where any request is within k tokens of its limit."""
     proposer, scan = _proposer("index", max_model_len=3000), _proposer("scan", max_model_len=3000)
@@ -256,6 +341,7 @@ def test_rows_that_grew_in_a_step_without_drafts_are_not_indexed_anew() -> None:
     assert begun[2] - begun[0] <= 2
 
 
+@pytest.mark.usefixtures("at_once")
 def test_requests_are_followed_while_no_drafts_are_asked_for() -> None:
     token_ids = np.random.default_rng(0).integers(0, 9, (2, WIDTH), np.int32)
     lengths = np.array([200, 210], np.int32)
@@ -278,7 +364,7 @@ def test_requests_are_followed_while_no_drafts_are_asked_for() -> None:
     assert statistics.rows_indexed == 10
     assert statistics.rebuilds_shorter == statistics.rebuilds_rewritten == 0
     assert statistics.slots_given_up == 0
-    assert (engine._indexed > 0).sum() == 2
+    assert statistics.pages_in_use == 2  # of two slots
 
 
 @pytest.mark.parametrize(

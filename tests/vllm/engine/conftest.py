@@ -31,7 +31,7 @@ else:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if not HAVE_VLLM:
         terminalreporter.write_line(
-            "tests/vllm: left out, vLLM is not in this environment (make test-vllm makes one)"
+            "tests/vllm/engine: left out, vLLM is not installed here (make test-vllm)"
         )
 
 
@@ -39,7 +39,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def model() -> Path:
     import tiny_model
 
-    folder = Path(__file__).parents[2] / "build" / "vllm"
+    folder = Path(__file__).parents[3] / "build" / "vllm"
     folder.mkdir(parents=True, exist_ok=True)
     return tiny_model.cached(folder)
 

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import cpu_platform  # noqa: F401, before what brings numba in
-from ngram_npu.vllm import plugin
+import cpu_platform  # before what brings numba in
+import pytest
+import torch
+from ngram_npu.vllm import plugin, v1
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
-from vllm.v1.spec_decode import ngram_proposer
+from vllm.v1.spec_decode import ngram_proposer, ngram_proposer_gpu
+from vllm.v1.worker import gpu_model_runner
 
 Request = tuple[list[int], SamplingParams]
 
 LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 K = 4
 STOCK = ngram_proposer.NgramProposer
+STOCK_ASYNC = ngram_proposer_gpu.NgramProposerGPU
+REPLACED = [
+    (ngram_proposer, "NgramProposer"),
+    (gpu_model_runner, "NgramProposerGPU"),
+    (gpu_model_runner, "update_scheduler_for_invalid_drafts"),
+]
 MAX_MODEL_LEN = 512
 
 ENGINE: dict[str, Any] = {
@@ -44,10 +53,22 @@ class Method:
     additional_config: dict[str, Any] = field(default_factory=dict)
     plugged: bool = False
 
+    @property
+    def is_async(self) -> bool:
+        return (
+            self.speculative_config is not None and self.speculative_config["method"] == "ngram_gpu"
+        )
 
-def custom_class(model: str) -> Method:
+
+def asynchronous(drafts: str, engine: str, **more: Any) -> Method:
+    config = {"method": "ngram_gpu", "num_speculative_tokens": K, **LOOKUP}
+    section = {"drafts": drafts, "engine": engine, **more}
+    return Method(config, {"ngram_npu": section}, plugged=True)
+
+
+def custom_class(model: str, **more: Any) -> Method:
     config = {"method": "custom_class", "model": model, "num_speculative_tokens": K}
-    return Method(config, {"ngram_npu": {**LOOKUP, "engine": "index"}})
+    return Method(config, {"ngram_npu": {**LOOKUP, "engine": "index", **more}})
 
 
 # Both engines, without a run for each method with each: the class looks up in an index, what is
@@ -61,6 +82,12 @@ METHODS = {
         {"ngram_npu": {"engine": "scan"}},
         plugged=True,
     ),
+    "async_stock": Method({"method": "ngram_gpu", "num_speculative_tokens": K, **LOOKUP}),
+    "padded": asynchronous("padded", "index"),
+    "padded_scan": asynchronous("padded", "scan"),
+    "trimmed": asynchronous("trimmed", "scan"),
+    "kept": custom_class("ngram_npu.vllm.NgramProposer", keep_drafting=True),
+    "trimmed_kept": asynchronous("trimmed", "scan", keep_drafting=True),
 }
 
 
@@ -88,6 +115,9 @@ class Run:
     accepted: int
     discarded_rows: int
     """Rows that a step of their prefill left without a sampled token."""
+    waits: int
+    """Of the host for the number of drafts, under asynchronous scheduling."""
+    steps: int
 
     def differing(self, other: Run) -> list[int]:
         """The requests whose tokens, text or end are not the same."""
@@ -107,21 +137,27 @@ class Engine:
             str(model),
             speculative_config=method.speculative_config,
             additional_config=method.additional_config,
-            **{**ENGINE, **engine},
+            **{**ENGINE, "async_scheduling": method.is_async, **engine},
         )
         core = self.llm.llm_engine.engine_core.engine_core  # type: ignore[attr-defined]
+        assert (core.batch_queue_size == 2) == method.is_async
         self.runner = core.model_executor.driver_worker.worker.model_runner
         self.drafter = getattr(self.runner, "drafter", None)
+        if getattr(self.runner, "_num_valid_draft_tokens_event", None) is not None:
+            self.runner._num_valid_draft_tokens_event = cpu_platform.Event()  # one that counts
         self._drafts: dict[str, dict[int, list[int]]] = {}
         self._mismatches: list[str] = []
         self._discarded_rows = 0
+        self._steps = 0
         if self.drafter is not None:
-            self.drafter.propose = self._recorder(self.drafter.propose)
+            recorder = self._async_recorder if method.is_async else self._recorder
+            self.drafter.propose = recorder(self.drafter.propose)
 
     def run(self, requests: Sequence[Request]) -> Run:
         """All of the requests at once, from an empty prefix cache."""
         assert self.llm.reset_prefix_cache()
         self._drafts, self._mismatches, self._discarded_rows = {}, [], 0
+        self._steps, waits = 0, self._waits()
         before = self._counters()
         results = self.llm.generate(
             [{"prompt_token_ids": tokens} for tokens, _ in requests],
@@ -136,6 +172,8 @@ class Engine:
             preemptions=after["preemptions"] - before["preemptions"],
             accepted=after["accepted"] - before["accepted"],
             discarded_rows=self._discarded_rows,
+            waits=self._waits() - waits,
+            steps=self._steps,
         )
 
     def close(self) -> None:
@@ -148,6 +186,7 @@ class Engine:
             stock.min_n, stock.max_n = LOOKUP.values()  # vLLM zeroes them for a custom class
 
         def recorded(*args: Any, **kwargs: Any) -> list[list[int]]:
+            self._steps += 1
             sampled, num_tokens, token_ids = args[-3:]
             expected = stock.propose(K, sampled, num_tokens, token_ids) if stock else None
             drafts = propose(*args, **kwargs)
@@ -162,6 +201,40 @@ class Engine:
 
         return recorded
 
+    def _async_recorder(self, propose: Callable[..., Any]) -> Callable[..., Any]:
+        """As the other, of tensors; what was padded is left away."""
+        stock: Any = None
+        if _is_ours(self.drafter):
+            stock = STOCK_ASYNC(self.llm.llm_engine.vllm_config, torch.device("cpu"), self.runner)
+
+        def recorded(k: int, lengths: Any, token_ids: Any, sampled: Any, counts: Any) -> Any:
+            expected = stock and stock.propose(k, lengths, token_ids.clone(), sampled, counts)
+            drafts, found = propose(k, lengths, token_ids, sampled, counts)
+            expected_drafts, expected_counts = expected or (drafts, found)
+            ends = expected_counts if found is None else found
+            self._steps += 1
+            for i, req_id in enumerate(self.runner.input_batch.req_ids):
+                count, end = int(counts[i]), int(ends[i])
+                self._discarded_rows += count == 0
+                if count == 0:
+                    continue
+                name = req_id.rpartition("-")[0]
+                length = int(lengths[i]) + count
+                draft, rest = drafts[i, :end].tolist(), drafts[i, end:].tolist()
+                self._drafts.setdefault(name, {})[length] = draft
+                filling = int(token_ids[i, length - 1]) if found is None else -1
+                right = expected_drafts[i, : int(expected_counts[i])].tolist()
+                if draft != right or rest != [filling] * len(rest):
+                    self._mismatches.append(f"{req_id}: {draft} {rest} instead of {right}")
+            return drafts, found
+
+        return recorded
+
+    def _waits(self) -> int:
+        """For the event behind which the number of drafts is; None, where nobody may wait."""
+        event = getattr(self.runner, "_num_valid_draft_tokens_event", None)
+        return 0 if event is None else event.waits
+
     def _counters(self) -> dict[str, int]:
         values = {m.name: getattr(m, "value", 0) for m in self.llm.get_metrics()}
         return {
@@ -171,7 +244,7 @@ class Engine:
 
 
 def _is_ours(drafter: Any) -> bool:
-    return type(drafter).__module__.startswith("ngram_npu.")
+    return any(c.__module__.startswith("ngram_npu.") for c in type(drafter).__mro__)
 
 
 def _output(sample: Any) -> Output:
@@ -184,17 +257,28 @@ def _output(sample: Any) -> Output:
 
 
 @contextmanager
-def engine(model: Path, method: Method, **options: Any) -> Iterator[Engine]:
-    """An engine for the block; with a plugged method, the stock class is replaced meanwhile."""
-    if method.plugged:
-        plugin.install()
-        assert ngram_proposer.NgramProposer is plugin.StockNgramProposer
-    try:
-        made = Engine(model, method, **options)
+def engine(
+    model: Path, method: Method, drafter: type | None = None, **options: Any
+) -> Iterator[Engine]:
+    """An engine for the block; with a plugged method, the stock classes are replaced meanwhile, by
+    ``drafter`` the asynchronous one."""
+    with ExitStack() as stack:
+        patched = stack.enter_context(pytest.MonkeyPatch.context())
+        for module, name in REPLACED:
+            patched.setattr(module, name, getattr(module, name))  # to be put back
+        if method.plugged:
+            plugin.install()
+            assert ngram_proposer.NgramProposer is plugin.StockNgramProposer
+            assert gpu_model_runner.NgramProposerGPU is v1.AsyncNgramProposer
+        if drafter is not None:
+            patched.setattr(gpu_model_runner, "NgramProposerGPU", drafter)
+        if method.is_async:
+            stack.enter_context(cpu_platform.asynchronous())
         try:
-            yield made
+            made = Engine(model, method, **options)
+            try:
+                yield made
+            finally:
+                made.close()
         finally:
-            made.close()
-    finally:
-        cleanup_dist_env_and_memory()
-        ngram_proposer.NgramProposer = STOCK  # type: ignore[misc]
+            cleanup_dist_env_and_memory()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from ngram_npu import _C, num_threads, set_num_threads
 from ngram_npu.vllm import NgramProposer
-from ngram_npu.vllm.plugin import StockNgramProposer
+from ngram_npu.vllm.proposer import StockNgramProposer
 from vllm_config import vllm_config
 
 
@@ -91,6 +91,13 @@ def test_lists_of_plain_integers_come_back() -> None:
     assert {type(token) for token in drafts[0]} == {int}
 
 
+@pytest.mark.parametrize("engine", ["scan", "index"])
+def test_a_buffer_without_columns_gets_empty_drafts(engine: str) -> None:
+    proposer = NgramProposer(vllm_config(additional_config={"ngram_npu": {"engine": engine}}))
+    buffer = np.empty((2, 0), np.int32)
+    assert proposer.propose([[1], []], np.zeros(2, np.int32), buffer) == [[], []]
+
+
 def test_what_comes_in_is_not_changed() -> None:
     token_ids = np.tile(np.array([1, 2, 3, 1, 2, 9], np.int32), (4, 1))
     lengths = np.full(4, 5, np.int32)
@@ -106,9 +113,7 @@ def test_no_requests() -> None:
     assert _propose(_proposer(2, 2), []) == []
 
 
-@pytest.mark.parametrize(
-    ("engine", "op"), [("scan", "ngram_propose"), ("index", "ngram_index_step_")]
-)
+@pytest.mark.parametrize(("engine", "op"), [("scan", "ngram_propose"), ("index", "RowRecognizer")])
 def test_wrong_arrays_are_named(engine: str, op: str) -> None:
     proposer = NgramProposer(vllm_config(additional_config={"ngram_npu": {"engine": engine}}))
     with pytest.raises(ValueError, match=f"{op}: token_ids: expected"):
@@ -121,6 +126,20 @@ def test_the_stock_signature_lowers_k() -> None:
     lengths = np.array([6], np.int32)
     drafts = [proposer.propose(k, [[2]], lengths, rows, slot_mappings={}) for k in (0, 1, 2, 9)]
     assert drafts == [[[]], [[3]], [[3, 4]], [[3, 4, 1, 2]]]
+
+
+@pytest.mark.parametrize("engine", ["scan", "index"])
+def test_a_draft_for_everybody_where_layers_keep_a_state(engine: str) -> None:
+    """The newest token where nothing is found; but none without a sampled token, or room."""
+    token_ids = np.arange(5 * 64, dtype=np.int32).reshape(5, 64)
+    token_ids[0, :5] = [1, 2, 3, 1, 2]
+    lengths = np.array([5, 5, 5, 64, 63], np.int32)
+    sampled = [[2], [7, 68], [], [255], [318]]
+    config = vllm_config(additional_config={"ngram_npu": {"engine": engine}}, max_num_seqs=5)
+    assert NgramProposer(config).propose(sampled, lengths, token_ids)[1:] == [[], [], [], []]
+    config.model_config.is_hybrid = True
+    given = NgramProposer(config).propose(sampled, lengths, token_ids)
+    assert given == [[3, 1, 2], [68], [], [], [318]]
 
 
 def test_load_model_takes_what_it_is_given() -> None:
@@ -202,6 +221,7 @@ def test_installed_but_not_enabled_imports_nothing(wish: str | None) -> None:
     environment = {name: v for name, v in os.environ.items() if name != "NGRAM_NPU_VLLM"}
     if wish is not None:
         environment["NGRAM_NPU_VLLM"] = wish
+    environment["NGRAM_NPU_VLLM_ENGINE"] = "no option that would be accepted"
     subprocess.run([sys.executable, "-c", INERT], env=environment, check=True)
 
 
@@ -220,6 +240,7 @@ import sys
 import time
 import numpy as np
 from ngram_npu.vllm import NgramProposer
+from ngram_npu.vllm.proposer import StockNgramProposer
 from vllm_config import vllm_config
 
 token_ids = np.tile(np.arange(50, dtype=np.int32), (32, 40))

@@ -139,6 +139,27 @@ def test_what_else_the_runner_may_pass() -> None:
         assert buffer[9:].eq(7).all()
 
 
+def test_the_launcher_keeps_drafting_where_layers_keep_a_state() -> None:
+    """It is the drafter, made before, that knows the model."""
+    given = _batch(3)
+    config = _config()
+    for hybrid in (True, False):
+        config.model_config.is_hybrid = hybrid
+        ascend.AscendNgramProposerNPU(config, torch.device("cpu"), object())
+        got = ascend.triton_ngram_spec_decode(
+            given["token_ids"].clone(),
+            given["num_tokens_no_spec"],
+            given["sampled_token_ids"],
+            given["discard_request_mask"],
+            vocab_size=100,
+            min_n=2,
+            max_n=4,
+            k=3,
+        )
+        empty = (got[2] == 0) & (got[3] > 0)
+        assert bool(empty.any()) is not hybrid
+
+
 def test_an_empty_batch() -> None:
     given = _batch(1, batch=0)
     for sampled in (given["sampled_token_ids"], []):

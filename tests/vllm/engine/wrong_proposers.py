@@ -7,7 +7,9 @@ import random
 from typing import Any
 
 import numpy as np
+import torch
 from ngram_npu.vllm import NgramProposer
+from ngram_npu.vllm.v1 import AsyncNgramProposer
 
 
 class WrongProposer(NgramProposer):
@@ -57,18 +59,53 @@ class WrongProposer(NgramProposer):
         draft[:] = [self._chooser.randrange(1000) for _ in draft]
 
 
+class MixedUpRows:
+    """A recogniser that takes rows for requests which they are not, at every step anew."""
+
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows
+        self._chooser = np.random.default_rng(0)
+
+    def assign(self, *arguments: Any) -> Any:
+        slots, _ = self._rows.assign(*arguments)
+        return self._chooser.permutation(slots), np.zeros(0, np.int64)
+
+    def forget_absent(self, steps: int) -> Any:
+        return self._rows.forget_absent(steps)
+
+
 class MixedUpProposer(NgramProposer):
-    """Its index is told that rows are requests which they are not, at every step anew."""
+    """Its index is told the wrong requests."""
 
     def __init__(self, vllm_config: Any) -> None:
         super().__init__(vllm_config)
-        rows = self._drafter.engine._rows  # type: ignore[attr-defined]
-        assign, chooser = rows.assign, np.random.default_rng(0)
+        engine: Any = self._drafter.engine
+        engine._rows = MixedUpRows(engine._rows)
 
-        def wrong(*args: Any) -> Any:
-            found = assign(*args)
-            return found._replace(
-                slots=chooser.permutation(found.slots), new=np.zeros_like(found.new)
-            )
 
-        rows.assign = wrong
+class WrongAsyncProposer(AsyncNgramProposer):
+    """The same for asynchronous scheduling, in about one of three rows. Here a proposer also tells
+    the runner which of the sampled tokens count."""
+
+    fault = ""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._generator = torch.Generator().manual_seed(0)
+
+    def update_token_ids_ngram(self, *args: Any) -> Any:
+        following, counts, valid = super().update_token_ids_ngram(*args)
+        hit = (torch.rand(counts.shape, generator=self._generator) < 0.3) & (counts > 0)
+        if self.fault == "wrong_next_token":
+            following = torch.where(hit, (following + 1) % 1000, following)
+        elif self.fault == "wrong_count":
+            counts = counts - (hit & (counts > 1)).int()
+        return following, counts, valid
+
+    def propose(self, *args: Any) -> Any:
+        drafts, counts = super().propose(*args)
+        if self.fault == "random_draft":
+            drafts = torch.randint(0, 1000, drafts.shape, generator=self._generator).int()
+        elif self.fault == "not_padded":
+            drafts = drafts.masked_fill(drafts == drafts[:, -1:], -1)
+        return drafts, counts

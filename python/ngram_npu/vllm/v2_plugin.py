@@ -1,0 +1,73 @@
+"""The n-gram methods of vLLM's V2 runner served by us.
+
+The runner imports the stock speculator's class when it makes one, for ``ngram`` and ``ngram_gpu``
+alike, so that one assignment in its module is all there is to do. It is done only where the stock
+class is what this was written against; else vLLM stays as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from types import ModuleType
+from typing import Any
+
+from ngram_npu.vllm.after_import import after_import, one_line, parameters
+
+logger = logging.getLogger("vllm.ngram_npu")
+
+MODULE = "vllm.v1.worker.gpu.spec_decode.ngram.speculator"
+CLASS = "NgramGPUSpeculator"
+
+
+def install() -> None:
+    """Replaces the stock class, now or when vLLM imports it, and says so in one line, or why not. A
+    vLLM without it has nothing to be served. Never raises; may be called again."""
+    after_import(MODULE, _replace)
+
+
+def _replace(module: ModuleType) -> None:
+    try:
+        from ngram_npu.vllm import v2
+
+        stock: Any = getattr(module, CLASS, None)
+        if inspect.isclass(stock) and issubclass(stock, v2.NgramSpeculator):
+            return
+        doubt = _doubt(stock, v2.NgramSpeculator)
+        if not doubt:
+            setattr(module, CLASS, v2.in_place_of(stock, _refuse))
+    except Exception as error:
+        doubt = one_line(error)
+    if doubt:
+        _refuse(doubt)
+    else:
+        logger.info("ngram_npu: enabled for n-gram methods of the V2 runner (NGRAM_NPU_VLLM=1)")
+
+
+def _refuse(doubt: str) -> None:
+    logger.warning("ngram_npu: not enabled for the V2 runner, which is left as it is: %s", doubt)
+
+
+def _doubt(stock: Any, ours: type) -> str:
+    """What is unlike the vLLM this was written against; empty: nothing."""
+    if not inspect.isclass(stock):
+        return f"{MODULE} has no class {CLASS}"
+    lacking = {name for name in dir(stock) if not name.startswith("_")} - set(dir(ours))
+    if lacking:
+        return f"{CLASS} has {', '.join(sorted(lacking))}, which ngram_npu's class lacks"
+    for name in ("__init__", "init_cudagraph_manager", "capture", "propose"):
+        theirs = getattr(stock, name, None)
+        if not inspect.isfunction(theirs):
+            return f"{CLASS} has no {name}"
+        found, expected = parameters(theirs), parameters(getattr(ours, name))
+        if not _agree(found, expected):
+            return f"{CLASS}.{name} takes ({', '.join(found)}), expected ({', '.join(expected)})"
+    return ""
+
+
+def _agree(found: list[str], expected: list[str]) -> bool:
+    """Behind those that both name, ``*args`` and ``**kwargs`` are any others."""
+    if "*args" not in expected:
+        return found == expected
+    end = expected.index("*args")
+    return found[:end] == expected[:end] and set(expected[end + 1 : -1]) <= set(found)

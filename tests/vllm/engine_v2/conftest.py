@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from v2_runs import Run
+
+HERE = Path(__file__).parent
+_vllm = importlib.util.find_spec("vllm")  # the folder above is called so too, without a loader
+HAVE_V2 = (
+    _vllm is not None
+    and _vllm.loader is not None
+    and importlib.util.find_spec("triton") is not None
+)
+if HAVE_V2:
+    # Before vLLM is imported, and only where its V2 runner can be. The processes that tests start
+    # inherit all of this.
+    paths = [str(HERE / "site"), str(HERE), str(HERE.parent / "engine")]
+    sys.path[:0] = paths
+    os.environ.update(
+        PYTHONPATH=os.pathsep.join([*paths, *filter(None, [os.environ.get("PYTHONPATH")])]),
+        TRITON_INTERPRET="1",
+        VLLM_USE_V2_MODEL_RUNNER="1",
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        HF_HUB_OFFLINE="1",
+        TORCHDYNAMO_DISABLE="1",
+        OMP_NUM_THREADS="1",
+        VLLM_CPU_KVCACHE_SPACE="1",
+        VLLM_NO_USAGE_STATS="1",
+    )
+else:
+    collect_ignore_glob = ["*"]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not HAVE_V2:
+        terminalreporter.write_line(
+            "tests/vllm/engine_v2: left out, vLLM and Triton are not installed here "
+            "(make test-vllm-v2)"
+        )
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    import tiny_model
+
+    folder = HERE.parents[2] / "build" / "vllm"
+    folder.mkdir(parents=True, exist_ok=True)
+    return tiny_model.cached(folder)
+
+
+@pytest.fixture(scope="session")
+def runs(model: Path) -> Runs:
+    return Runs(model)
+
+
+class Runs:
+    """What each method made of the requests; each engine is started once."""
+
+    def __init__(self, model: Path) -> None:
+        self._model = model
+        self._done: dict[str, Run] = {}
+
+    def __call__(self, method: str) -> Run:
+        import v2_runs
+
+        if method not in self._done:
+            self._done[method] = v2_runs.run(self._model, v2_runs.METHODS[method])
+        return self._done[method]

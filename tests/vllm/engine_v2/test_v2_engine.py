@@ -1,0 +1,59 @@
+"""The V2 runner with our speculator: text as without speculation, drafts as the stock one's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from v2_runs import METHODS
+
+if TYPE_CHECKING:
+    from conftest import Runs
+
+OURS = ["async-scan", "async-index", "sync-scan", "sync-index"]
+
+
+@pytest.mark.parametrize("method", ["stock", *OURS, "other-options"])
+def test_text_equals_no_speculation(runs: Runs, method: str) -> None:
+    assert runs(method).differing(runs("none")) == []
+
+
+@pytest.mark.parametrize("method", OURS)
+def test_drafts_equal_the_stock_speculator_in_every_row(runs: Runs, method: str) -> None:
+    run = runs(method)
+    assert run.mismatches == []
+    assert run.state_changes == 0
+    assert run.found >= 50
+
+
+@pytest.mark.parametrize("method", OURS)
+def test_the_requests_meet_what_they_are_for(runs: Runs, method: str) -> None:
+    """Without these the comparisons above would say little."""
+    run = runs(method)
+    assert run.preemptions >= 3
+    assert run.prefilling >= 10
+    assert run.partly_accepted >= 5
+    assert run.accepted >= 100
+    ends = [reason for _, reason in run.outputs]
+    assert ends.count("stop") >= 1
+    assert ends.count("length") >= 12
+    assert len({tuple(tokens) for tokens, _ in run.outputs}) >= 18
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_asynchronous_where_asked_for(runs: Runs, method: str) -> None:
+    assert runs(method).batch_queue_size == (2 if METHODS[method].asynchronous else 1)
+
+
+def test_other_options_show_in_the_drafts_alone(runs: Runs) -> None:
+    assert runs("other-options").mismatches
+    assert runs("other-options").state_changes == 0
+
+
+@pytest.mark.parametrize("method", OURS)
+def test_nothing_waits_for_the_device_that_did_not(runs: Runs, method: str) -> None:
+    """The one wait of a step is for its sampled tokens, with the stock speculator as with ours."""
+    run, stock = runs(method), runs("stock")
+    assert run.waits_in_propose == 0
+    assert run.waits > 0
+    assert run.waits / run.steps == pytest.approx(stock.waits / stock.steps)

@@ -1,0 +1,210 @@
+"""vLLM's engine with the V2 runner in this process: what it put out, and what was drafted."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm.v1.worker.cpu.shm  # noqa: F401, puts stand-ins in the place of events
+from ngram_npu.vllm import v2_plugin
+from tiny_model import corpus
+from vllm import LLM, SamplingParams
+from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.v1.worker.gpu.spec_decode.ngram import speculator as stock_module
+
+STOCK = stock_module.NgramGPUSpeculator
+K = 4
+LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
+MAX_MODEL_LEN = 256
+
+ENGINE: dict[str, Any] = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "max_model_len": MAX_MODEL_LEN,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 96,  # less than the prompts of a step: prefill in chunks
+    "block_size": 32,
+    "num_gpu_blocks_override": 10,  # too few for eight requests: preemption
+    "enable_prefix_caching": True,
+    "disable_log_stats": False,
+    "seed": 0,
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way of drafting and of scheduling."""
+
+    name: str | None = "ngram_gpu"
+    asynchronous: bool = True
+    ours: dict[str, Any] | None = None
+    """Options; None: vLLM's own speculator."""
+    prepare: Callable[[Any], None] = field(default=lambda speculator: None)
+    """What is done to the speculator before it is used."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        speculative = {"method": self.name, "num_speculative_tokens": K, **LOOKUP}
+        return {
+            **ENGINE,
+            "speculative_config": speculative if self.name else None,
+            "additional_config": {"ngram_npu": self.ours} if self.ours else {},
+            "async_scheduling": self.asynchronous,
+        }
+
+
+# vLLM's gate lets "ngram" be scheduled synchronously only.
+METHODS = {
+    "none": Method(name=None),
+    "stock": Method(),
+    "async-scan": Method(ours={"engine": "scan"}),
+    "async-index": Method(ours={"engine": "index"}),
+    "sync-scan": Method("ngram", asynchronous=False, ours={"engine": "scan"}),
+    "sync-index": Method("ngram", asynchronous=False, ours={"engine": "index"}),
+    "other-options": Method(ours={"engine": "index", "match": "earliest", "overlap": True}),
+}
+
+
+@dataclass
+class Run:
+    """What one batch of requests got from one engine."""
+
+    outputs: list[tuple[list[int], str | None]] = field(default_factory=list)
+    """Of each request the tokens and why it ended."""
+    batch_queue_size: int = 0
+    preemptions: int = 0
+    accepted: int = 0
+    rows: int = 0
+    """Rows drafted for, of all steps, in which something was sampled."""
+    prefilling: int = 0
+    """Rows in which nothing was."""
+    partly_accepted: int = 0
+    """Rows with some of their drafts accepted, and not all."""
+    found: int = 0
+    """Rows whose drafts are not just the newest token repeated."""
+    mismatches: list[str] = field(default_factory=list)
+    """Rows whose drafts are not the stock speculator's."""
+    state_changes: int = 0
+    """Calls after which the runner's state was not what it was."""
+    steps: int = 0
+    waits: int = 0
+    """Times that somebody waited for an event."""
+    waits_in_propose: int = 0
+
+    def differing(self, other: Run) -> list[int]:
+        """The requests whose tokens or end are not the same."""
+        pairs = zip(self.outputs, other.outputs, strict=True)
+        return [i for i, (a, b) in enumerate(pairs) if a != b]
+
+
+def requests(tokenizer: Any) -> list[tuple[list[int], SamplingParams]]:
+    """20 requests: chunks, shared prefixes, stops, penalties, ends at max_model_len."""
+    ids: list[int] = tokenizer.encode(corpus()[1_000_000:1_060_000])
+    made = []
+    for i in range(20):
+        length = 16 + 37 * i % 70
+        start = i * 577
+        prompt = ids[start : start + length] + ids[start : start + 12]
+        params: dict[str, Any] = {"max_tokens": 20 + 7 * i % 30, "ignore_eos": True}
+        match i % 5:
+            case 1:  # until the model's length ends it
+                prompt = ids[start : start + MAX_MODEL_LEN - 14 - i]
+                params["max_tokens"] = MAX_MODEL_LEN - len(prompt)
+            case 2:
+                params["stop_token_ids"] = prompt[5:15]
+            case 3:
+                params["repetition_penalty"] = 1.3
+            case 4:
+                prompt = ids[:64] + prompt[:16]
+        made.append((prompt, SamplingParams(temperature=0, **params)))
+    return made
+
+
+def run(model: Path, method: Method, first: int = 20) -> Run:
+    """The first of the requests at once, with a fresh engine."""
+    result = Run()
+    if method.ours is not None:
+        v2_plugin.install()
+        assert stock_module.NgramGPUSpeculator is not STOCK
+    event, torch.cuda.Event = torch.cuda.Event, _counting(torch.cuda.Event, result)
+    try:
+        llm = LLM(str(model), **method.arguments)
+        core = llm.llm_engine.engine_core.engine_core  # type: ignore[attr-defined]
+        result.batch_queue_size = core.batch_queue_size
+        runner = core.model_executor.driver_worker.worker.model_runner
+        if method.name:
+            assert type(runner.speculator).__module__.startswith("ngram_npu.") == bool(method.ours)
+            method.prepare(runner.speculator)
+            _record(runner, llm.llm_engine.vllm_config, result)
+        asked = requests(llm.get_tokenizer())[:first]
+        waits, outputs = (
+            result.waits,
+            llm.generate(
+                [{"prompt_token_ids": tokens} for tokens, _ in asked],
+                [params for _, params in asked],
+                use_tqdm=False,
+            ),
+        )
+        result.waits -= waits
+        ends = [output.outputs[0] for output in outputs]
+        result.outputs = [(list(end.token_ids), end.finish_reason) for end in ends]
+        values = {m.name: getattr(m, "value", 0) for m in llm.get_metrics()}
+        result.preemptions = int(values["vllm:num_preemptions"])
+        result.accepted = int(values.get("vllm:spec_decode_num_accepted_tokens", 0))
+        del llm, core, runner
+        gc.collect()
+    finally:
+        torch.cuda.Event = event
+        cleanup_dist_env_and_memory()
+        stock_module.NgramGPUSpeculator = STOCK  # type: ignore[misc]
+    return result
+
+
+def _record(runner: Any, vllm_config: Any, result: Run) -> None:
+    """Compares every call with the stock speculator's on the same state."""
+    speculator, state = runner.speculator, runner.req_states
+    stock = STOCK(vllm_config, runner.device, state)
+    propose = speculator.propose
+
+    def recorded(input_batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if kwargs.get("dummy_run"):
+            drafts: torch.Tensor = propose(input_batch, *args, **kwargs)
+            return drafts
+        expected = stock.propose(input_batch, *args, **kwargs).clone()
+        before = state.all_token_ids.gpu.clone(), state.total_len.gpu.clone()
+        waits = result.waits
+        drafts = propose(input_batch, *args, **kwargs)
+        result.waits_in_propose += result.waits - waits
+        after = state.all_token_ids.gpu, state.total_len.gpu
+        result.state_changes += not all(map(torch.equal, before, after))
+        result.steps += 1
+        num_sampled = args[4]
+        newest = state.last_sampled_tokens[input_batch.idx_mapping]
+        result.rows += int((num_sampled > 0).sum())
+        result.prefilling += int((num_sampled == 0).sum())
+        result.partly_accepted += int(((num_sampled > 1) & (num_sampled <= K)).sum())
+        result.found += int((expected != newest).any(1).sum())
+        for i, (ours, theirs) in enumerate(zip(drafts.tolist(), expected.tolist(), strict=True)):
+            if ours != theirs:
+                result.mismatches.append(f"{input_batch.req_ids[i]}: {ours} instead of {theirs}")
+        return drafts
+
+    speculator.propose = recorded
+
+
+def _counting(event: Any, result: Run) -> type:
+    """vLLM's stand-in for an event, whose waits are counted."""
+
+    class Event(event):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.synchronize = self._wait
+
+        def _wait(self) -> None:
+            result.waits += 1
+
+    return Event

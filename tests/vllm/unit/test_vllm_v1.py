@@ -1,0 +1,366 @@
+"""The asynchronous drafter as V1's runner calls it, on CPU tensors; and how it gets there, with a
+runner of a few lines in vLLM's place."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ngram_npu import reference, set_num_threads
+from ngram_npu.vllm import plugin, v1, v1_plugin
+from vllm_config import vllm_config
+
+K = 3
+VOCABULARY = 100
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    yield
+    set_num_threads(0)
+
+
+class Runner:
+    """Requests that come, end, are preempted and come back; rows that move."""
+
+    def __init__(self, seed: int, rows: int = 6, capacity: int = 120) -> None:
+        self._random = random.Random(seed)
+        self.requests: dict[str, list[int]] = {}  # alive
+        self.input_batch = SimpleNamespace(req_ids=[], num_reqs=0, vocab_size=VOCABULARY)
+        self.token_ids = torch.zeros((rows, capacity), dtype=torch.int32)
+        self.lengths = torch.zeros(rows, dtype=torch.int32)
+        self._rows, self._started = rows, 0
+        self._num_valid_draft_tokens_event = "event"
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self._random.randrange(5) for _ in range(count)]
+
+    def step(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What was sampled [B, K + 1], and who goes on with its prefill [rows]."""
+        here, draw = self.input_batch.req_ids, self._random.random
+        for name in list(self.requests):
+            if len(self.requests[name]) > self.token_ids.shape[1] - 10 or draw() < 0.03:
+                del self.requests[name]
+        here[:] = [name for name in here if name in self.requests and draw() > 0.1]
+        away = [name for name in self.requests if name not in here]
+        while len(here) < self._rows and draw() < 0.7:
+            if away and draw() < 0.5:
+                here.append(away.pop())
+                continue
+            self._started += 1
+            name = f"request {self._started}"
+            self.requests[name] = self._tokens(self._random.randrange(1, 60))
+            here.append(name)
+        if draw() < 0.3:
+            self._random.shuffle(here)
+        self.input_batch.num_reqs = len(here)
+        sampled = torch.full((len(here), K + 1), -1, dtype=torch.int32)
+        discard = torch.zeros(self._rows, dtype=torch.bool)
+        for row, name in enumerate(here):
+            tokens = self.requests[name]
+            self.token_ids[row, : len(tokens)] = torch.tensor(tokens)
+            self.lengths[row] = len(tokens)
+            new = self._tokens(self._random.randrange(1, K + 2))
+            sampled[row, : len(new)] = torch.tensor(new)
+            discard[row] = draw() < 0.1
+            if not discard[row]:
+                tokens += new
+        return sampled, discard
+
+
+def _config(max_num_seqs: int = 6, **options: Any) -> Any:
+    config = vllm_config(
+        prompt_lookup_min=2,
+        prompt_lookup_max=4,
+        k=K,
+        max_model_len=120,
+        max_num_seqs=max_num_seqs,
+        additional_config={"ngram_npu": options},
+    )
+    config.model_config.get_vocab_size = lambda: VOCABULARY
+    return config
+
+
+def _drafter(runner: Any, max_num_seqs: int = 6, **options: Any) -> v1.AsyncNgramProposer:
+    return v1.AsyncNgramProposer(_config(max_num_seqs, **options), torch.device("cpu"), runner)
+
+
+def _step(drafter: v1.AsyncNgramProposer, runner: Runner, k: int = K) -> tuple[Any, ...]:
+    """The step's arguments as numpy, what the two calls gave, and the rows afterwards."""
+    sampled, discard = runner.step()
+    batch = runner.input_batch.num_reqs
+    token_ids, lengths = runner.token_ids.clone(), runner.lengths.clone()
+    given = (token_ids[:batch].numpy().copy(), lengths[:batch].numpy().copy(), sampled.numpy())
+    following, counts, valid = drafter.update_token_ids_ngram(
+        sampled, runner.input_batch, token_ids, lengths, discard
+    )
+    drafts, num_drafts = drafter.propose(k, lengths[:batch], token_ids[:batch], valid, counts)
+    assert torch.equal(lengths, runner.lengths)
+    expected = reference.ngram_step_(
+        given[0], given[1], given[2], discard[:batch].numpy(), None, False, VOCABULARY, 2, 4, K,
+        0, False, 120, None,
+    )  # fmt: skip
+    assert following.tolist() == expected[0].tolist()
+    assert counts.tolist() == expected[1].tolist()
+    assert np.array_equal(token_ids[:batch].numpy(), given[0])
+    assert drafts.dtype == torch.int32
+    return expected, drafts, num_drafts
+
+
+@pytest.mark.parametrize("engine", ["scan", "index"])
+@pytest.mark.parametrize("seed", range(5))
+def test_trimmed_drafts_are_the_contract_s(seed: int, engine: str) -> None:
+    runner = Runner(seed)
+    drafter = _drafter(runner, drafts="trimmed", engine=engine)
+    drafter.load_model(object())
+    assert runner._num_valid_draft_tokens_event == "event"
+    found = 0
+    for _ in range(80):
+        (_, _, drafts, counts, _), got, num_drafts = _step(drafter, runner)
+        assert got.tolist() == drafts.tolist()
+        assert num_drafts is not None
+        assert num_drafts.tolist() == counts.tolist()
+        found += int(counts.sum())
+    assert found > 200
+
+
+@pytest.mark.parametrize("engine", ["scan", "index"])
+@pytest.mark.parametrize("seed", range(5))
+def test_padded_drafts_go_on_with_the_newest_token(seed: int, engine: str) -> None:
+    """Of any number that is asked for, and without a number of those found."""
+    runner = Runner(seed)
+    drafter = _drafter(runner, engine=engine)
+    drafter.load_model(object())
+    assert runner._num_valid_draft_tokens_event is None
+    padded = 0
+    for step in range(80):
+        k = (3, 1, 0, 2, 5)[step % 5]
+        (newest, _, drafts, _, _), got, num_drafts = _step(drafter, runner, k)
+        filled = np.where(drafts < 0, newest[:, None], drafts)[:, :k]
+        assert got.tolist() == filled.tolist()
+        assert num_drafts is None
+        padded += int((drafts < 0).sum())
+    assert padded > 200
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_more_preempted_requests_than_slots(seed: int) -> None:
+    runner = Runner(seed, rows=6)
+    drafter = _drafter(runner, max_num_seqs=3, drafts="trimmed", engine="index")
+    slots = drafter._slots
+    assert slots is not None
+    most = 0
+    for _ in range(120):
+        (_, _, drafts, _, _), got, _ = _step(drafter, runner)
+        assert got.tolist() == drafts.tolist()
+        most = max(most, len(runner.requests))
+        held = slots._slot_of.values()
+        assert sorted([*held, *slots._free]) == list(range(6))
+        slots.index.check_integrity()
+    assert most > 6
+
+
+def test_slots_of_finished_requests_are_emptied() -> None:
+    runner = Runner(0)
+    drafter = _drafter(runner, engine="index")
+    for _ in range(60):
+        _step(drafter, runner)
+    slots = drafter._slots
+    assert slots is not None
+    runner.requests.clear()
+    runner.input_batch.req_ids.clear()
+    _step(drafter, runner)
+    assert set(slots._slot_of) == set(runner.requests)
+    assert slots.index.statistics.rows_indexed > 100
+    assert slots.index.statistics.pages_in_use <= len(runner.requests)
+
+
+def test_trimmed_drafts_are_never_empty_where_asked_for() -> None:
+    """And not for requests that sampled nothing."""
+    runner = Runner(1)
+    drafter = _drafter(runner, drafts="trimmed", keep_drafting=True)
+    kept = 0
+    for step in range(60):
+        k = (3, 1)[step % 2]
+        (newest, sampled, drafts, counts, _), got, num_drafts = _step(drafter, runner, k)
+        assert num_drafts is not None
+        none = (counts == 0) & (sampled > 0)
+        drafts[none, 0] = newest[none]
+        assert got.tolist() == drafts[:, :k].tolist()
+        assert num_drafts.tolist() == np.minimum(counts + none, k).tolist()
+        kept += int(none.sum())
+    assert kept > 20
+
+
+@pytest.mark.parametrize("options", [{}, {"engine": "index"}, {"drafts": "trimmed"}])
+def test_nothing_waits(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    runner = Runner(2)
+    drafter = _drafter(runner, **options)
+    sampled, discard = runner.step()
+    batch = runner.input_batch.num_reqs
+
+    def step() -> None:
+        rest = (runner.token_ids, runner.lengths, discard)
+        _, counts, valid = drafter.update_token_ids_ngram(sampled, runner.input_batch, *rest)
+        drafter.propose(K, runner.lengths[:batch], runner.token_ids[:batch], valid, counts)
+
+    step()
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("called")
+
+    for name in ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__"):
+        monkeypatch.setattr(torch.Tensor, name, forbidden)
+    step()
+
+
+def test_engines() -> None:
+    def engine(device: str, **options: Any) -> bool:
+        read = v1.read_options(_config(**options), "ngram_gpu")
+        return v1._takes_index(read, torch.device(device))
+
+    assert not engine("cpu")  # 120 tokens
+    assert engine("cpu", engine="index")
+    assert engine("cuda", engine="index")
+    long = _config()
+    long.model_config.max_model_len = 8193
+    read = v1.read_options(long, "ngram_gpu")
+    assert v1._takes_index(read, torch.device("cpu"))
+    assert not v1._takes_index(read, torch.device("cuda"))
+
+
+def test_the_line_at_start_up(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "vllm.ngram_npu"):
+        _drafter(Runner(0), engine="index")
+        config = _config()
+        config.parallel_config.tensor_parallel_size, config.parallel_config.rank = 2, 1
+        v1.AsyncNgramProposer(config, torch.device("cpu"), Runner(0))
+    (line,) = caplog.messages
+    assert "(method ngram_gpu)" in line
+    assert " engine=index " in line
+    assert " drafts=padded;" in line
+
+
+def test_a_wrong_option_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^ngram_npu: drafts: expected one of padded, trimmed"):
+        _drafter(Runner(0), drafts="full")
+    with pytest.raises(ValueError, match=r"^ngram_npu: prompt_lookup_min=1 contradicts"):
+        _drafter(Runner(0), prompt_lookup_min=1)
+
+
+KNOWN = """
+class NgramProposerGPU:
+    def __init__(self, vllm_config: "VllmConfig", device: "torch.device", runner=None): ...
+    def load_model(self, *args, **kwargs): ...
+    def update_token_ids_ngram(
+        self, sampled_token_ids, gpu_input_batch, token_ids_gpu, num_tokens_no_spec,
+        discard_request_mask,
+    ): ...
+    def propose(
+        self, num_speculative_tokens: int, num_tokens_no_spec, token_ids_gpu,
+        valid_sampled_token_ids_gpu, valid_sampled_tokens_count,
+    ): ...
+STOCK = NgramProposerGPU
+calls = []
+def update_scheduler_for_invalid_drafts(
+    num_valid_draft_tokens_event, num_valid_draft_tokens_cpu, scheduler_output, req_id_to_index
+):
+    calls.append((num_valid_draft_tokens_event, scheduler_output))
+def copy_num_valid_draft_tokens(
+    num_valid_draft_tokens_cpu, num_valid_draft_tokens_copy_stream, num_valid_draft_tokens_event,
+    num_valid_draft_tokens, batch_size,
+): ...
+"""
+
+Package = Callable[..., None]
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package]:
+    """Makes a vLLM with this text for its runner."""
+    hidden = {name: m for name, m in sys.modules.items() if name.partition(".")[0] == "vllm"}
+    for name in hidden:
+        del sys.modules[name]
+    finders = list(sys.meta_path)
+    for folder in ("spec_decode", "worker"):
+        (tmp_path / "vllm/v1" / folder).mkdir(parents=True)
+    for folder in ("vllm", "vllm/v1", "vllm/v1/spec_decode", "vllm/v1/worker"):
+        (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / "vllm/v1/spec_decode/ngram_proposer.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make(text: str = KNOWN) -> None:
+        (tmp_path / "vllm/v1/worker/gpu_model_runner.py").write_text(text)
+
+    yield make
+    sys.meta_path[:] = finders
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        del sys.modules[name]
+    sys.modules.update(hidden)
+
+
+def _module() -> ModuleType:
+    return importlib.import_module(v1_plugin.RUNNER)
+
+
+def test_the_plugin_serves_it(package: Package, caplog: pytest.LogCaptureFixture) -> None:
+    package()
+    plugin.install()
+    assert v1_plugin.RUNNER not in sys.modules
+    with caplog.at_level("INFO", "vllm.ngram_npu"):
+        module = _module()
+        trim = module.update_scheduler_for_invalid_drafts
+        plugin.install()
+    assert module.NgramProposerGPU is v1.AsyncNgramProposer
+    assert module.update_scheduler_for_invalid_drafts is trim
+    assert [m for m in caplog.messages if "'ngram_gpu'" in m] == [
+        "ngram_npu: enabled for method 'ngram_gpu' of the V1 runner (NGRAM_NPU_VLLM=1)"
+    ]
+    trim(None, None, "padded", {})
+    assert module.calls == []
+    trim("event", None, "trimmed", {})
+    assert module.calls == [("event", "trimmed")]
+
+
+def test_a_runner_that_is_there_already(package: Package) -> None:
+    package()
+    module = _module()
+    plugin.install()
+    assert module.NgramProposerGPU is v1.AsyncNgramProposer
+
+
+@pytest.mark.parametrize(
+    ("change", "doubt"),
+    [
+        (
+            ("class NgramProposerGPU:", "NgramProposerGPU = None\nclass Other:"),
+            "has no class NgramProposerGPU",
+        ),
+        (("runner=None", "pool"), "NgramProposerGPU.__init__ takes (self, vllm_config, device, p"),
+        (("        discard_request_mask,\n", ""), "update_token_ids_ngram takes"),
+        (("valid_sampled_tokens_count", "more"), "NgramProposerGPU.propose takes"),
+        (("scheduler_output, req", "output, req"), "update_scheduler_for_invalid_drafts takes"),
+        (("def copy_num", "def copied_num"), "there is no copy_num_valid_draft_tokens"),
+    ],
+)
+def test_what_is_unlike_is_left_as_it_is(
+    package: Package, caplog: pytest.LogCaptureFixture, change: tuple[str, str], doubt: str
+) -> None:
+    text = KNOWN.replace(*change)
+    assert text != KNOWN
+    package(text)
+    plugin.install()
+    module = _module()
+    (said,) = [m for m in caplog.messages if "not enabled for method 'ngram_gpu'" in m]
+    assert doubt in said
+    assert "\n" not in said
+    assert module.NgramProposerGPU is module.STOCK
+    assert module.update_scheduler_for_invalid_drafts.__module__ == v1_plugin.RUNNER

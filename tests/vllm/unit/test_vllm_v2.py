@@ -1,0 +1,289 @@
+"""The speculator for vLLM's V2 runner, with a runner's state of a few tensors in vLLM's place."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ngram_npu.reference.ngram_propose import draft_for
+from ngram_npu.vllm import v2
+from torch.utils._python_dispatch import TorchDispatchMode
+from vllm_config import vllm_config
+
+CPU = torch.device("cpu")
+R, S, K = 6, 96, 4
+
+
+class _State:
+    """What the speculator reads of vLLM's ``RequestState``."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.all_token_ids = SimpleNamespace(gpu=torch.zeros(R, S, dtype=torch.int32))
+        self.total_len = SimpleNamespace(gpu=torch.zeros(R, dtype=torch.int32))
+        self.last_sampled_tokens = torch.zeros(R, 1, dtype=torch.int64)
+        self.req_id_to_index: dict[str, int] = {}
+        for row in range(R):
+            self.add_request(f"{row}", row)
+
+    def add_request(self, req_id: str, row: int, length: int = 40) -> None:
+        self.req_id_to_index[req_id] = row
+        self.total_len.gpu[row] = 0
+        self.sample(row, self.rng.integers(0, 3, length).tolist())
+
+    def sample(self, row: int, tokens: list[int]) -> None:
+        begin = int(self.total_len.gpu[row])
+        end = begin + len(tokens)
+        self.all_token_ids.gpu[row, begin:end] = torch.tensor(tokens, dtype=torch.int32)
+        self.total_len.gpu[row] = end
+        self.last_sampled_tokens[row] = tokens[-1]
+
+
+def _speculator(state: _State, engine: str = "scan", **options: Any) -> v2.NgramSpeculator:
+    return v2.NgramSpeculator(_config(engine=engine, **options), CPU, state)
+
+
+def _config(*, max_model_len: int = S, rank: int = 0, **options: Any) -> Any:
+    return vllm_config(
+        k=K,
+        additional_config={"ngram_npu": options},
+        max_model_len=max_model_len,
+        max_num_seqs=R,
+        rank=rank,
+        method="ngram_gpu",
+        prompt_lookup_min=2,
+        prompt_lookup_max=4,
+    )
+
+
+def _propose(
+    speculator: v2.NgramSpeculator, state: _State, rows: list[int], sampled: list[int], **more: Any
+) -> torch.Tensor:
+    batch = SimpleNamespace(num_reqs=len(rows), idx_mapping=torch.tensor(rows))
+    num_sampled = torch.tensor(sampled, dtype=torch.int32)
+    return speculator.propose(
+        batch,
+        None,
+        None,
+        None,
+        None,
+        num_sampled,
+        None,
+        state.last_sampled_tokens,
+        None,
+        None,
+        None,
+        dp_sync_state=None,
+        num_speculative_tokens=K,
+        **more,
+    )
+
+
+def _expected(
+    state: _State, rows: list[int], sampled: list[int], policy: int = 1, overlap: bool = False
+) -> list[list[int]]:
+    expected = []
+    for row, count in zip(rows, sampled, strict=True):
+        tokens = state.all_token_ids.gpu[row, : state.total_len.gpu[row]].tolist()
+        draft = draft_for(tokens, 2, 4, K, policy, overlap, 2 * S)[0] if count else []
+        newest = int(state.last_sampled_tokens[row])
+        expected.append(draft + [newest] * (K - len(draft)))
+    return expected
+
+
+@pytest.mark.parametrize("engine", ["scan", "index"])
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        ({}, {}),
+        ({"match": "earliest"}, {"policy": 0}),
+        ({"overlap": True}, {"overlap": True}),
+    ],
+)
+def test_drafts_are_the_references_and_the_newest_token_fills_them(
+    engine: str, options: Any, arguments: Any
+) -> None:
+    state = _State()
+    speculator = _speculator(state, engine, **options)
+    filled = 0
+    for step in range(60):
+        rows = state.rng.permutation(R)[: 1 + step % R].tolist()
+        sampled = [int(n) for n in state.rng.integers(0, K + 2, len(rows))]
+        for row, count in zip(rows, sampled, strict=True):
+            if state.total_len.gpu[row] + count > S:
+                state.add_request(f"{step}", row)
+            elif count:
+                state.sample(row, state.rng.integers(0, 3, count).tolist())
+        drafts = _propose(speculator, state, rows, sampled)
+        assert drafts.dtype == torch.int64
+        assert drafts.tolist() == _expected(state, rows, sampled, **arguments)
+        filled += int((drafts == state.last_sampled_tokens[rows]).all(1).sum())
+    assert filled >= 10
+
+
+def test_a_draft_may_pass_the_models_length_as_the_stock_ones_do() -> None:
+    state = _State()
+    state.add_request("full", 0, S)
+    state.sample(1, [7, 8, 9, 7, 8])
+    drafts = _propose(_speculator(state), state, [0, 1], [1, 1])
+    assert drafts.tolist() == _expected(state, [0, 1], [1, 1])
+    assert drafts[0].tolist() != state.last_sampled_tokens[0].expand(K).tolist()
+
+
+class _Operators(TorchDispatchMode):
+    """Notes what torch is asked to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func).removesuffix(".default"))
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize(
+    ("engine", "lookup"),
+    [("scan", "ngram_npu.ngram_propose"), ("index", "ngram_npu.ngram_index_propose_")],
+)
+def test_a_step_is_one_lookup_and_what_fills_the_drafts(engine: str, lookup: str) -> None:
+    """And so nothing that reads from the device, or copies there."""
+    state = _State()
+    speculator = _speculator(state, engine)
+    batch = SimpleNamespace(num_reqs=2, idx_mapping=torch.tensor([3, 1]))
+    num_sampled = torch.ones(2, dtype=torch.int32)
+    rest = (None, None, None, None, num_sampled, None, state.last_sampled_tokens)
+    with _Operators() as seen:
+        speculator.propose(batch, *rest)
+    assert seen.names == [
+        lookup,
+        "aten.lt.Scalar",
+        "aten.view",
+        "aten.index.Tensor",
+        "aten.where.self",
+    ]
+
+
+def test_a_dummy_run_looks_nothing_up() -> None:
+    state = _State()
+    with _Operators() as seen:
+        drafts = _propose(_speculator(state), state, [0, 1], [1, 1], dummy_run=True)
+    assert not any(name.startswith("ngram_npu") for name in seen.names)
+    assert drafts.dtype == torch.int64
+    assert drafts.tolist() == [[0] * K] * 2
+
+
+def test_a_row_for_another_request_is_indexed_anew() -> None:
+    """One that looks like the request before at the place that an index checks by itself."""
+    state = _State()
+    state.add_request("before", 2, 1)
+    state.sample(2, [5, 6, 7, 8, *range(20, 40)])
+    speculator = _speculator(state, "index")
+    assert speculator.index is not None
+    _propose(speculator, state, [2], [1])
+    state.add_request("after", 2, 1)
+    state.sample(2, [9, 9, 9, 9, *range(20, 40), 5, 6, 7])
+    assert _propose(speculator, state, [2], [1]).tolist() == [[7] * K]
+    speculator.index.check_integrity({2: state.all_token_ids.gpu[2].numpy()})
+    assert speculator.index.statistics.rebuilds_rewritten == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "max_model_len", "engine"),
+    [
+        ({}, 8192, "scan"),
+        ({}, 8193, "index"),
+        ({"engine": "scan"}, 8193, "scan"),
+        ({"engine": "index"}, 64, "index"),
+    ],
+)
+def test_auto_is_the_index_where_it_pays(options: Any, max_model_len: int, engine: str) -> None:
+    config = _config(max_model_len=max_model_len, **options)
+    assert v2.NgramSpeculator(config, CPU, _State()).engine == engine
+
+
+def test_auto_is_the_scan_where_the_index_cannot_be_or_was_not_measured() -> None:
+    config = _config(max_model_len=8193)
+    options = v2.read_options(config, "v2")
+    assert v2._engine(options, torch.device("cuda")) == "scan"
+    config.speculative_config.prompt_lookup_max = 64
+    assert v2.NgramSpeculator(config, CPU, _State()).engine == "scan"
+
+
+def test_one_rank_says_what_it_does(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "vllm.ngram_npu")
+    v2.NgramSpeculator(_config(), CPU, _State())
+    (line,) = caplog.messages
+    assert "(method ngram_gpu, V2 runner): prompt_lookup_min=2 prompt_lookup_max=4" in line
+    assert "match=latest overlap=False max_model_len=96 engine=scan device=cpu" in line
+    caplog.clear()
+    config = _config(rank=1)
+    config.parallel_config.tensor_parallel_size = 2
+    v2.NgramSpeculator(config, CPU, _State())
+    assert caplog.messages == []
+
+
+def test_a_contradicting_option_is_refused() -> None:
+    with pytest.raises(ValueError, match="contradicts speculative_config"):
+        v2.NgramSpeculator(_config(prompt_lookup_min=3), CPU, _State())
+
+
+class _Stock:
+    def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
+        self.arguments = vllm_config, device, req_states
+
+
+def _made(state: Any, device: torch.device = CPU) -> tuple[Any, list[str]]:
+    said: list[str] = []
+    return v2.in_place_of(_Stock, said.append)(_config(), device, state), said
+
+
+def test_ours_is_made_from_a_state_that_is_known() -> None:
+    made, said = _made(_State())
+    assert isinstance(made, v2.NgramSpeculator)
+    assert said == []
+
+
+def _without(state: _State, name: str) -> Any:
+    parts = ("all_token_ids", "total_len", "add_request", "req_id_to_index")
+    return SimpleNamespace(**{part: getattr(state, part) for part in parts if part != name})
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "doubt"),
+    [
+        ("all_token_ids", torch.zeros(R, S, dtype=torch.int64), "is (2, torch.int64, 'cpu', 1)"),
+        ("all_token_ids", torch.zeros(S, R, dtype=torch.int32).t(), "'cpu', 6), expected (2, tor"),
+        ("total_len", torch.zeros(R, 1, dtype=torch.int32), "total_len.gpu (rank, dtype, device"),
+        ("total_len", np.zeros(R, np.int32), "the runner's state has no total_len.gpu"),
+        ("req_id_to_index", None, "the runner's state has no req_id_to_index"),
+    ],
+)
+def test_the_stock_one_is_made_from_any_other(name: str, gpu: Any, doubt: str) -> None:
+    state = _without(_State(), name)
+    if gpu is not None:
+        setattr(state, name, SimpleNamespace(gpu=gpu))
+    made, said = _made(state)
+    assert isinstance(made, _Stock)
+    assert made.arguments[2] is state
+    assert len(said) == 1
+    assert doubt in said[0]
+
+
+def test_the_stock_one_is_made_where_requests_are_added_otherwise() -> None:
+    state = _without(_State(), "add_request")
+    state.add_request = lambda request: None
+    made, said = _made(state)
+    assert isinstance(made, _Stock)
+    assert said == ["add_request takes (request), expected (req_id, ...)"]
+
+
+@pytest.mark.parametrize("device", ["xpu", "meta"])
+def test_the_stock_one_is_made_where_there_are_no_kernels(device: str) -> None:
+    made, said = _made(_State(), torch.device(device))
+    assert isinstance(made, _Stock)
+    assert said == [f"no kernels for {device}"]
