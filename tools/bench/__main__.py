@@ -1,8 +1,136 @@
-"""``python -m tools.bench``."""
+"""The command line: ``python -m tools.bench``."""
 
+from __future__ import annotations
+
+import argparse
 import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
 
-from tools.bench.cli import main
+from ngram_npu import _C
+from ngram_npu.replay import ReplayError
+
+from tools.bench import report
+from tools.bench.ops import OPS
+from tools.bench.ops.base import Op, Result, Skipped
+from tools.bench.options import (
+    CACHE_STATES,
+    DATA_KINDS,
+    DEVICES,
+    FRONTENDS,
+    MATCHES,
+    BenchError,
+    Options,
+    Size,
+    UnavailableError,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    try:
+        return _run(_parser().parse_args(arguments), arguments)
+    except (BenchError, ReplayError, UnavailableError) as error:
+        print(f"tools.bench: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("tools.bench: interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
+    options = _options(vars(given))
+    op = _op(given.op, options.device)
+    limit = _C.num_threads()
+    so_far: list[Result] = []
+
+    def write(results: list[Result], skipped: Skipped, **more: Any) -> None:
+        if given.json is not None:
+            found = report.document(op, arguments, options, results, skipped, given.note)
+            report.write(given.json, found | more)
+
+    def show(result: Result) -> None:
+        print(*report.lines(result), sep="\n", flush=True)
+        so_far.append(result)
+        if options.device != "cpu":  # time there is short, and a fault ends the process
+            write(so_far, {}, unfinished=True)
+
+    print(report.header(), flush=True)
+    try:
+        results, skipped = op.run(options, show)
+    finally:
+        _C.set_num_threads(limit)
+    for peer, reason in skipped.items():
+        print(f"skipped {peer}: {reason}")
+    write(results, skipped)
+    return 0
+
+
+def _op(name: str, device: str) -> Op:
+    """The op on the device asked for; torch is needed on others than the CPU."""
+    if device == "cpu":
+        return OPS[name]
+    try:
+        from tools.bench.gpu.ops import GPU_OPS
+    except ImportError as error:
+        raise BenchError(f"device {device}: {error}") from None
+    if name not in GPU_OPS:
+        raise BenchError(f"{name}: not measured on {device}; these are: {', '.join(GPU_OPS)}")
+    return GPU_OPS[name]
+
+
+def _options(given: dict[str, Any]) -> Options:
+    if "config" in given:
+        try:
+            given["min_n"], given["max_n"] = (int(part) for part in given["config"].split(","))
+        except ValueError:
+            raise BenchError("config: expected MIN_N,MAX_N, for example 2,4") from None
+    if "sizes" in given:
+        given["sizes"] = tuple(Size.parse(text) for text in given["sizes"])
+    if "peers" in given:
+        given["peers"] = tuple(peer for peer in given["peers"] if peer != "none")
+    names = {field.name for field in fields(Options)}
+    return Options(**{name: value for name, value in given.items() if name in names})
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.bench",
+        description="Measures an op of ours and its peers, in turns, in one process.",
+        epilog="ops: " + "; ".join(f"{op.name}: {op.help}" for op in OPS.values()),
+        argument_default=argparse.SUPPRESS,  # the defaults are those of Options
+    )
+    add = parser.add_argument
+    add("op", choices=list(OPS), metavar="OP", help="what to measure")
+    add("--sizes", nargs="+", metavar="BxC", help="batch x context, such as 128x32k")
+    add(
+        "--peer",
+        action="append",
+        dest="peers",
+        metavar="NAME",
+        help="one of the op's peers, ours:key=value,... (ours with other options), or none; may be "
+        "given several times (default: the op's own)",
+    )
+    add("--engine", help="how ours looks up (default: the op's first)")
+    add("--config", metavar="MIN_N,MAX_N", help="(default: 2,4)")
+    add("--k", type=int, help="draft tokens (default: 4)")
+    add("--match", choices=list(MATCHES))
+    add("--threads", type=int, help="most threads of ours (default: 1)")
+    add("--cache", choices=list(CACHE_STATES), help="back to back, or after reading 4 or 256 MB")
+    add("--idle", type=float, dest="idle_ms", metavar="MS", help="sleep before each step")
+    add("--frontend", choices=FRONTENDS)
+    add("--device", choices=DEVICES, help="of a GPU or an NPU: by its own clock")
+    add("--rounds", type=int)
+    add("--steps", type=int, help="timed steps a round (default: by duration)")
+    add("--data-kind", choices=DATA_KINDS)
+    add("--data", type=Path, help="recorded conversations: a *.jsonl[.gz] file or a folder of them")
+    add("--vllm-path", type=Path, help="folder that contains vllm/ (default: an installed vLLM)")
+    add("--json", type=Path, default=None, metavar="FILE", help="write all figures here")
+    add("--note", default="", help="a remark kept in the file")
+    return parser
+
 
 if __name__ == "__main__":
     sys.exit(main())

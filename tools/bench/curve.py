@@ -23,31 +23,14 @@ LINES = {
 """Contestants, slowest first, as the legend calls them."""
 
 
-def points(document: dict[str, Any], contestant: str) -> list[tuple[int, float]]:
-    """(context in tokens, median us of a step), by context.
-
-    Raises:
-        ValueError: results of several batch sizes, or one without this contestant.
-    """
-    results = document["results"]
-    if len({result["batch"] for result in results}) != 1:
-        raise ValueError("a curve is of one batch size")
-    found = []
-    for result in results:
-        figures = result["ours"] if contestant == "ours" else result["peers"].get(contestant)
-        if figures is None:
-            raise ValueError(f"{result['size']}: no {contestant}")
-        found.append((int(result["context"]), float(figures["median_us"])))
-    return sorted(found)
-
-
 def draw(document: dict[str, Any]) -> Figure:
-    """Both axes logarithmic."""
+    """Both axes logarithmic. The results are of one batch size, by context."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
+    contexts = [result["context"] for result in document["results"]]
     for contestant, label in LINES.items():
-        contexts, times = zip(*points(document, contestant), strict=True)
-        axes.plot(contexts, times, marker="o", label=label)
+        found = [{"ours": r["ours"], **r["peers"]}[contestant] for r in document["results"]]
+        axes.plot(contexts, [of["median_us"] for of in found], marker="o", label=label)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(contexts, [f"{context // 1024}k" for context in contexts])

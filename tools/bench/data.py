@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from ngram_npu.replay import load_tokenizer, read_conversations, stdlib_conversations
-from ngram_npu.replay.records import Conversation, find_files
+from ngram_npu.replay.records import find_files
 
 from tools.bench.options import BenchError, Options, Size
 
@@ -23,14 +24,6 @@ PERIOD = 61
 SEED = 20_240_607
 _NOMATCH_FIRST_ID = 1 << 24
 _DEFAULT_DATA = Path(__file__).parents[3] / "shared" / "data" / "replay"
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """A long run of tokens, and what it was made from (for the record, without private paths)."""
-
-    tokens: Int32Array
-    source: str
 
 
 @dataclass
@@ -63,32 +56,23 @@ class Workload:
         return int(self.token_ids.shape[1])
 
 
-_corpora: dict[Path | None, Corpus] = {}
-
-
-def load_corpus(path: Path | None) -> Corpus:
-    """Recorded conversations as one run of tokens; read once per process.
+@functools.cache
+def load_corpus(path: Path | None) -> tuple[Int32Array, str]:
+    """Recorded conversations as one run of tokens, and what it was made from (for the record,
+    without private paths).
 
     Args:
         path: a file or folder of conversations; None: the recorded sets where they lie beside the
             repository, else the sources of the Python standard library.
     """
-    if path not in _corpora:
-        _corpora[path] = _load_corpus(path)
-    return _corpora[path]
-
-
-def _load_corpus(path: Path | None) -> Corpus:
     if path is None and _DEFAULT_DATA.is_dir():
         path = _DEFAULT_DATA
-    conversations: list[Conversation] = []
     if path is None:
         conversations, _ = stdlib_conversations()
         name = "sources of the Python standard library"
     else:
         files = find_files(path)
-        for file in files:
-            conversations += read_conversations(file)
+        conversations = [talk for file in files for talk in read_conversations(file)]
         name = ", ".join(file.name for file in files)
     tokenizer = load_tokenizer()
     ids: list[int] = []
@@ -98,7 +82,7 @@ def _load_corpus(path: Path | None) -> Corpus:
             ids += turn.completion_token_ids or tokenizer.encode(str(turn.completion))
     if len(ids) < 2:
         raise BenchError(f"{name}: too little text")
-    return Corpus(np.array(ids, dtype=np.int32), f"{name}; {tokenizer.source}; {len(ids)} tokens")
+    return np.array(ids, dtype=np.int32), f"{name}; {tokenizer.source}; {len(ids)} tokens"
 
 
 def make_workload(size: Size, options: Options) -> Workload:
@@ -147,13 +131,11 @@ def _rows(
         fresh = max(0, size.context - options.max_n)
         rows[:, fresh:] = _NOMATCH_FIRST_ID + np.arange(width - fresh, dtype=np.int32)
         return rows, f"uniform over {VOCAB_SIZE} ids, then ids that never occurred before"
-    corpus = load_corpus(options.data)
-    if corpus.tokens.size < width:
-        source = f"{corpus.source}, repeating within a row"
-    else:
-        source = corpus.source
+    corpus, source = load_corpus(options.data)
+    if corpus.size < width:
+        source += ", repeating within a row"
     rows = np.empty(shape, np.int32)
     for row in range(size.batch):
-        start = row * corpus.tokens.size // size.batch
-        rows[row] = np.take(corpus.tokens, np.arange(start, start + width), mode="wrap")
+        start = row * corpus.size // size.batch
+        rows[row] = np.take(corpus, np.arange(start, start + width), mode="wrap")
     return rows, source

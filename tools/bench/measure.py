@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tools.bench.contestant import Contestant, Drafts
-from tools.bench.options import CACHE_STATES, BenchError, Options
+from tools.bench.options import CACHE_STATES, Options
+from tools.bench.stats import Agreement, Drafts, drafted_share
 
 _MIN_STEPS, _MAX_STEPS = 3, 50
 _TURN_SECONDS = 0.03
@@ -21,6 +21,42 @@ _CALM = 0.01
 _MOST_ROUNDS = 5
 
 Clock = Callable[[], int]
+
+
+class Contestant:
+    """One way of doing what a step asks for; the base does nothing and counts as ready.
+
+    The harness times ``function(*arguments(step))`` alone, the call and not the making of its
+    arguments. Steps of a lap come in order and each once: a contestant may keep state from one to
+    the next. The results of calls are dropped, except in the warm-up.
+
+    Attributes:
+        name: short, the key in results.
+        detail: what exactly it is, for the record.
+        function: what is timed.
+        calls: how often one timed call does the work, for work too short to time once.
+        semantics: contestants with equal semantics must draft the same; None: drafts nothing.
+    """
+
+    name: str = ""
+    detail: str = ""
+    function: Callable[..., Any]
+    calls: int = 1
+    semantics: tuple[Any, ...] | None = None
+
+    def activate(self) -> None:
+        """Called before its turn in a round: settings that others change too."""
+
+    def reset(self) -> None:
+        """Back to the workload's base lengths, before step 0 of a lap."""
+
+    def arguments(self, step: int) -> tuple[Any, ...]:
+        """What ``function`` is to be called with in this step."""
+        return ()
+
+    def drafts(self, result: Any) -> Drafts:
+        """The drafts that a result holds, each without its unused places."""
+        return []
 
 
 @dataclass
@@ -69,10 +105,6 @@ class Spoiler:
         # Ones and not zeros: untouched pages all map to one page of zeros, which evicts nothing.
         self._other = np.ones(CACHE_STATES[cache] // 8, np.int64)
         self._idle = idle_ms / 1e3
-
-    @property
-    def idle(self) -> bool:
-        return self._idle > 0
 
     def __call__(self) -> None:
         if self._idle:
@@ -167,26 +199,20 @@ def _turn(
 
 def _check(contestants: Sequence[Contestant], result: Measurement) -> None:
     """A few steps of all, untimed (numba compiles here), whose drafts are compared."""
-    drafts: dict[tuple[Any, ...], tuple[str, list[Drafts]]] = {}
+    agreement = Agreement()
     for contestant in contestants:
         contestant.activate()
-        made: list[Drafts] = []
-        for step in range(_CHECKED_STEPS):
-            output = contestant.function(*contestant.arguments(step))
-            if contestant.semantics is not None:
-                made.append(contestant.drafts(output))
+        made = [
+            contestant.drafts(contestant.function(*contestant.arguments(step)))
+            for step in range(_CHECKED_STEPS)
+        ]
         contestant.reset()
         if contestant.semantics is None:
             continue
         if contestant is contestants[0]:
-            rows = [bool(draft) for step_drafts in made for draft in step_drafts]
-            result.drafted_share = sum(rows) / len(rows)
-        name, expected = drafts.setdefault(contestant.semantics, (contestant.name, made))
-        if name == contestant.name:
-            continue
-        result.same_drafts = True
-        if made != expected:
-            raise BenchError(f"{contestant.name} and {name} draft differently: nothing to compare")
+            result.drafted_share = drafted_share(made)
+        agreement.add(contestant.name, contestant.semantics, made)
+    result.same_drafts = agreement.same
 
 
 def _choose_steps(contestants: Sequence[Contestant], options: Options, clock: Clock) -> int:

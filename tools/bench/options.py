@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 CACHE_STATES = {"hot": 0, "l2-cold": 4 << 20, "dram-cold": 256 << 20}
 """Cache state -> bytes of other memory read between steps, outside the timed part."""
 
 DATA_KINDS = ("text", "random", "periodic", "nomatch")
-DEVICES = ("cpu", "cuda")
+DEVICES = ("cpu", "cuda", "npu")
 FRONTENDS = ("numpy", "torch")
 MATCHES = {"earliest": 0, "latest": 1}
 
@@ -71,8 +72,8 @@ class Options:
         data_kind: what the rows hold.
         data: folder or file of recorded conversations; None: the default.
         vllm_path: folder that contains ``vllm/``; None: an installed one.
-        device: where the operators run; on a GPU ``frontend``, ``threads`` and ``idle_ms`` say
-            nothing, and every cold state is one with an L2 cache that holds other data.
+        device: where the operators run; on one that is not the CPU ``frontend``, ``threads`` and
+            ``idle_ms`` say nothing, and every cold state is one with an L2 that holds other data.
     """
 
     sizes: tuple[Size, ...] = ()
@@ -92,7 +93,17 @@ class Options:
     data: Path | None = None
     vllm_path: Path | None = None
     device: str = "cpu"
-    quiet: bool = field(default=False, compare=False)
+
+    @property
+    def lookup(self) -> dict[str, Any]:
+        """What every lookup takes by keyword, in its schema's order."""
+        return {
+            "min_n": self.min_n,
+            "max_n": self.max_n,
+            "k": self.k,
+            "match_policy": MATCHES[self.match],
+            "overlap": False,
+        }
 
     def __post_init__(self) -> None:
         _check("min_n, max_n", 1 <= self.min_n <= self.max_n <= 64, "1 <= min_n <= max_n <= 64")

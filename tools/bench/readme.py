@@ -1,9 +1,13 @@
-"""Do the documents say what was measured? The marks are described in README.md beside this."""
+"""Do the documents say what was measured? The marks are described in README.md beside this.
+
+python -m tools.bench.readme [FILE ...]
+"""
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,10 +21,9 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]|\[([^=\]]+=[^\]]*)\]")
 
 
-def documents(root: Path = REPOSITORY) -> list[Path]:
-    """README.md and all of docs, as far as they are there."""
-    readme = root / "README.md"
-    return [*([readme] if readme.is_file() else []), *sorted((root / "docs").rglob("*.md"))]
+def documents() -> list[Path]:
+    """README.md and all of docs."""
+    return [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 
 
 def check(files: Iterable[Path], results: Path = RESULTS) -> tuple[int, list[str]]:
@@ -100,3 +103,9 @@ def _entry(data: Any, wanted: str) -> Any:
     if len(found) != 1:
         raise LookupError(f"{len(found)} entries with {wanted}")
     return found[0]
+
+
+if __name__ == "__main__":
+    marks, wrong = check([Path(name) for name in sys.argv[1:]] or documents())
+    print(*wrong, f"{marks} marked figures, {len(wrong)} wrong", sep="\n")
+    sys.exit(1 if wrong else 0)

@@ -20,7 +20,7 @@ Given = Mapping[str, Mapping[str, Any]]
 """Module -> the names in it that must be more than stand-ins."""
 
 
-def run_file(file: Path, name: str, given: Given | None = None) -> ModuleType:
+def run_file(file: Path, name: str, given: Given) -> ModuleType:
     """Executes ``file`` as a module called ``name``, with ``vllm`` made of stand-ins.
 
     Whatever the file raises comes out. The module stays importable by its name: torch.compile
@@ -32,7 +32,7 @@ def run_file(file: Path, name: str, given: Given | None = None) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        with _stand_ins(given or {}):
+        with _stand_ins(given):
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]

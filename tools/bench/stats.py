@@ -1,11 +1,16 @@
-"""Figures of a sample of times."""
+"""Figures of a sample of times, and the result of a comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from tools.bench.data import Workload
+from tools.bench.options import BenchError, Options
+
+Drafts = list[list[int]]
 
 DIGITS = 5
 """Significant digits kept in files: more would only show noise."""
@@ -16,28 +21,80 @@ def rounded(value: float) -> float:
 
 
 def spread(sample: Sequence[float]) -> dict[str, float]:
-    """Median, 10th and 90th percentile, median absolute deviation, and smallest of a sample."""
-    values = np.asarray(sample, dtype=np.float64)
-    if values.size == 0:
-        raise ValueError("spread of an empty sample")
-    median = float(np.median(values))
-    return {
-        "median": rounded(median),
-        "p10": rounded(float(np.percentile(values, 10))),
-        "p90": rounded(float(np.percentile(values, 90))),
-        "mad": rounded(float(np.median(np.abs(values - median)))),
-        "min": rounded(float(values.min())),
-    }
-
-
-def times(rounds_us: Sequence[float], tokens: int) -> dict[str, Any]:
-    """The figures of one contestant: microseconds per step in each round, tokens it looks at."""
-    figures: dict[str, Any] = {f"{name}_us": v for name, v in spread(rounds_us).items()}
-    figures["ns_per_token"] = rounded(float(np.median(rounds_us)) * 1e3 / max(tokens, 1))
-    return figures
+    """Median, 10th and 90th percentile."""
+    median, p10, p90 = np.percentile(np.asarray(sample, dtype=np.float64), [50, 10, 90])
+    return {"median": rounded(median), "p10": rounded(p10), "p90": rounded(p90)}
 
 
 def ratios(peer_us: Sequence[float], ours_us: Sequence[float]) -> dict[str, float]:
     """Peer over ours, round by round: both were measured within moments of each other, so what
     slowed the machine in a round hardly touches their quotient."""
     return spread([p / o for p, o in zip(peer_us, ours_us, strict=True)])
+
+
+class Agreement:
+    """Whether contestants of equal semantics draft the same."""
+
+    same: bool | None = None
+    """None: nothing was compared."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, tuple[str, list[Drafts]]] = {}
+
+    def add(self, name: str, semantics: Hashable, made: list[Drafts]) -> None:
+        """
+        Args:
+            semantics: what contestants that ought to agree share.
+            made: the drafts of each step.
+
+        Raises:
+            BenchError: they differ from those of another with these semantics.
+        """
+        other, expected = self._seen.setdefault(semantics, (name, made))
+        if made != expected:
+            raise BenchError(f"{name} and {other} draft differently: nothing to compare")
+        if name != other:
+            self.same = True
+
+
+def drafted_share(made: list[Drafts]) -> float:
+    """Share of requests for which there was a draft."""
+    rows = [bool(draft) for step in made for draft in step]
+    return sum(rows) / len(rows)
+
+
+def comparison(
+    workload: Workload,
+    options: Options,
+    details: Mapping[str, str],
+    rounds_us: Mapping[str, Sequence[float]],
+    **more: Any,
+) -> dict[str, Any]:
+    """One size's result.
+
+    Args:
+        details: contestant -> what exactly it is, ours first.
+        rounds_us: contestant -> microseconds per step in each round.
+        more: kept in the result as it is.
+    """
+    ours, *peers = details
+    figures = {
+        name: {f"{key}_us": us for key, us in spread(rounds_us[name]).items()} | {"what": what}
+        for name, what in details.items()
+    }
+    against = {peer: ratios(rounds_us[peer], rounds_us[ours]) for peer in peers}
+    return {
+        "size": str(workload.size),
+        "batch": workload.size.batch,
+        "context": workload.size.context,
+        "cache": options.cache,
+        "idle_ms": options.idle_ms,
+        "frontend": options.frontend,
+        "engine": options.engine,
+        "data": workload.describes,
+        **more,
+        "ours": figures.pop(ours),
+        "peers": figures,
+        "ratio": {peer: ratio.pop("median") for peer, ratio in against.items()},
+        "ratio_spread": against,
+    }

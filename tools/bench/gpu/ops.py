@@ -1,92 +1,156 @@
-"""What can be measured on a GPU, by name."""
+"""What can be measured on a device, by name, and how."""
 
 from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+import re
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
-from ngram_npu import _library
 
+from tools.bench import stats
 from tools.bench.data import Workload, make_workload
-from tools.bench.gpu.contestant import GpuContestant
-from tools.bench.gpu.measure import compare, left_out_if_it_fails
-from tools.bench.gpu.ours import Fused, IndexStep, Propose, Step
-from tools.bench.gpu.runtime import Cuda, Runtime
-from tools.bench.gpu.vllm_peers import V1, V2, V1Kernel, VllmCorrection
-from tools.bench.ops.base import Skipped
-from tools.bench.options import BenchError, Options, Size
+from tools.bench.gpu.ours import Fused, GpuContestant, IndexStep, Propose, Step
+from tools.bench.gpu.peers import V1, V2, V1Kernel, VllmAscend, VllmCorrection
+from tools.bench.gpu.runtime import Cuda, Npu, Work, runtime_of
+from tools.bench.ops.base import Make, Op, Result, Skipped
+from tools.bench.options import Options, Size
 
-Result = dict[str, Any]
-Make = Callable[[Workload, Options, str], GpuContestant]
-
+STEPS = 12
+"""Steps of the workload in one graph; each replay does them from the beginning."""
 LATEST = "ours:match=latest"
 SCAN = "ours:engine=scan"
+_CHECKED_STEPS = 4
+_WARM_UP_ROUNDS = 2
+_REASON_CHARACTERS = 300
 
 
-@dataclass(frozen=True)
-class GpuOp:
-    """An operator of ours and who else does its job; the form of `tools.bench.ops.base.Op`."""
+class GpuOp(Op):
+    """An operator of ours and who else does its job."""
 
-    name: str
-    makers: dict[str, Make]
-    """Engine -> ours; the first is the default."""
-    sizes: tuple[str, ...]
-    peers: tuple[str, ...]
-    peer_makers: dict[str, Make] = field(default_factory=dict)
-    unused_settings: ClassVar[frozenset[str]] = frozenset()
-    assumptions: ClassVar[dict[str, Any]] = {}
-    """Of `Op`; nothing is modelled here."""
+    runtime: Cuda | Npu
+
+    def __init__(
+        self,
+        name: str,
+        makers: Mapping[str, Make],
+        sizes: tuple[str, ...],
+        peers: tuple[str, ...],
+        peer_makers: Mapping[str, Make],
+    ) -> None:
+        """
+        Args:
+            makers: engine -> ours; the first is the default.
+        """
+        self.name, self.sizes, self.peers, self.peer_makers = name, sizes, peers, peer_makers
+        self.makers, self.engines = makers, tuple(makers)
 
     def run(
-        self,
-        options: Options,
-        report: Callable[[Result], None],
-        runtime: Runtime | None = None,
-    ) -> tuple[list[Result], dict[str, str]]:
-        """As `Op.run`; for tests with another runtime than the GPU's."""
-        runtime = runtime or cuda(self.name)
-        options = replace(options, engine=options.engine or next(iter(self.makers)))
-        sizes = options.sizes or tuple(Size.parse(text) for text in self.sizes)
-        peers = self.peers if options.peers is None else options.peers
-        makers = {name: self._maker(name, options) for name in ("ours", *peers)}
-        results: list[Result] = []
-        skipped: Skipped = {}
-        for size in sizes:
-            timed = make_workload(size, options)
-            contestants = []
-            for name, make in makers.items():
-                if name not in skipped:  # who failed at one size is not asked again
-                    with left_out_if_it_fails(name, skipped):
-                        contestants.append(make(timed, runtime.device))
-                        contestants[-1].name = name
-            checked = drafting(make_workload(size, replace(options, data_kind="random")))
-            results.append(compare(contestants, checked, timed, runtime, options, skipped))
-            report(results[-1])
-            del contestants
-            gc.collect()
-            if runtime.device == "cuda":
-                torch.cuda.empty_cache()
-        return results, skipped
+        self, options: Options, report: Callable[[Result], None]
+    ) -> tuple[list[Result], Skipped]:
+        self.runtime = runtime_of(self.name, options.device)
+        there = replace(options, device=self.runtime.device, frontend="torch", idle_ms=0.0)
+        return super().run(there, report)
 
-    def _maker(self, name: str, options: Options) -> Callable[[Workload, str], GpuContestant]:
-        if name.partition(":")[0] == "ours":
-            changed = options if name == "ours" else options.changed(name.removeprefix("ours:"))
-            if changed.engine not in self.makers:
-                raise BenchError(f"{self.name}: engine: one of {', '.join(self.makers)}")
-            make = self.makers[changed.engine]
-        elif name in self.peer_makers:
-            # A peer that knows one policy takes part with that one.
-            match = "latest" if name == "vllm-v2" else options.match
-            changed, make = replace(options, match=match), self.peer_makers[name]
-        else:
-            known = ", ".join([*self.peer_makers, "ours:key=value"])
-            raise BenchError(f"{self.name}: peer {name!r}: expected one of {known}")
-        return lambda workload, device: make(workload, changed, device)
+    def workload(self, size: Size, options: Options) -> Workload:
+        gc.collect()
+        torch.cuda.empty_cache()
+        return super().workload(size, options)
+
+    def make(self, workload: Workload, options: Options) -> GpuContestant:
+        contestant: GpuContestant = self.makers[options.engine](workload, options)
+        return contestant
+
+    @contextmanager
+    def left_out(self, name: str, skipped: Skipped) -> Iterator[None]:
+        """What others' code may raise must not cost our figures; what ours raises comes out."""
+        try:
+            with super().left_out(name, skipped):
+                yield
+        except Exception as error:
+            if name.partition(":")[0] == "ours":
+                raise
+            traceback.print_exc()
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            skipped[name] = re.sub(r"/\S*/", "", text)[:_REASON_CHARACTERS]  # no machine's folders
+
+    def compare(
+        self, contestants: list[Any], workload: Workload, options: Options, skipped: Skipped
+    ) -> Result:
+        """In each round every contestant replays its graph of STEPS steps once; who begins changes
+        from round to round. Clock changes and whatever else the machine does touch all alike."""
+        runtime = self.runtime
+        checked = drafting(make_workload(workload.size, replace(options, data_kind="random")))
+        share, same = self._check(contestants, checked, skipped)
+        steps = min(STEPS, workload.steps)
+        replays: dict[str, Callable[[], float]] = {}
+        for contestant in contestants:
+            if contestant.name not in skipped:
+                with self.left_out(contestant.name, skipped):
+                    contestant.load(workload)
+                    works: list[Work] = [partial(contestant.step, n) for n in range(steps)]
+                    contestant.restore()
+                    cold = options.cache != "hot"
+                    replays[contestant.name] = runtime.prepare(works, contestant.restore, cold)
+        rounds_us: dict[str, list[float]] = {name: [] for name in replays}
+        host_us: dict[str, list[float]] = {name: [] for name in replays}
+        names = list(replays)
+        for number in range(-_WARM_UP_ROUNDS, options.rounds):
+            first = number % len(names)
+            for name in [*names[first:], *names[:first]]:
+                us = replays[name]() / steps
+                if number >= 0:
+                    rounds_us[name].append(us)
+                    host_us[name].append(runtime.host_us / steps)
+        result = stats.comparison(
+            workload,
+            options,
+            {c.name: c.detail for c in contestants if c.name in replays},
+            rounds_us,
+            steps_per_round=steps,
+            drafted_share=share,
+            same_drafts=same,
+        )
+        live_bytes = workload.size.tokens * workload.token_ids.itemsize
+        reads = contestants[0].reads_tokens
+        if floors := runtime.floors(result["ours"]["median_us"], live_bytes if reads else None):
+            result["floors"] = floors
+        if any(map(any, host_us.values())):
+            result["host_us"] = {name: stats.spread(us) for name, us in host_us.items()}
+        return result
+
+    def _check(
+        self, contestants: list[GpuContestant], checked: Workload, skipped: Skipped
+    ) -> tuple[float | None, bool | None]:
+        """A few steps of all, on data on which there are drafts, whose results are compared before
+        anything is timed.
+
+        Returns:
+            The share of requests for which ours drafted, and whether anything was compared.
+        """
+        agreement = stats.Agreement()
+        share = None
+        for contestant in contestants:
+            if contestant.semantics is None:
+                continue
+            with self.left_out(contestant.name, skipped):
+                contestant.load(checked)
+                contestant.restore()
+                made = [
+                    contestant.drafts(contestant.step(number))
+                    for number in range(min(_CHECKED_STEPS, checked.steps))
+                ]
+                if contestant is contestants[0] and contestant.is_drafter:
+                    share = stats.drafted_share(made)
+                agreement.add(contestant.name, contestant.semantics, made)
+        return share, agreement.same
 
 
 def drafting(workload: Workload) -> Workload:
@@ -95,18 +159,6 @@ def drafting(workload: Workload) -> Workload:
     workload.token_ids %= few
     workload.sampled = np.where(workload.sampled >= 0, workload.sampled % few, -1)
     return workload
-
-
-def cuda(op: str) -> Runtime:
-    """
-    Raises:
-        BenchError: no GPU, or no kernel of the operator for it; it says why.
-    """
-    if not torch.cuda.is_available():
-        raise BenchError("device cuda: torch sees no GPU here (torch.cuda.is_available() is false)")
-    if not _library.has_kernel(op, "cuda"):
-        raise BenchError(f"device cuda: no kernel of {op}: {_library.backends()['cuda'].reason}")
-    return Cuda()
 
 
 _LOOKUP_SIZES = ("128x4k", "128x32k", "256x128k")
@@ -120,7 +172,7 @@ GPU_OPS: dict[str, GpuOp] = {
         ),
         GpuOp(
             "ngram_step_", {"scan": Step}, _LOOKUP_SIZES, (LATEST, "vllm-v2"),
-            {"vllm-v1": V1, "vllm-v1-kernel": V1Kernel, "vllm-v2": V2},
+            {"vllm-v1": V1, "vllm-v1-kernel": V1Kernel, "vllm-v2": V2, "vllm-ascend": VllmAscend},
         ),
         GpuOp(
             "ngram_index_step_", {"index": IndexStep, "scan": Step},

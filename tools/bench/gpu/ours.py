@@ -1,30 +1,83 @@
-"""Our operators on a GPU."""
+"""What is measured on a device, a step's work as calls of torch without any decision of the host;
+and our operators."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import Any
 
-import ngram_npu
+import numpy as np
 import torch
-from ngram_npu.config import UNLIMITED
+from ngram_npu import DeviceNgramIndex, NgramIndex
 from ngram_npu.ops import workspace_size
 
-from tools.bench.contestant import Drafts
 from tools.bench.data import Workload
-from tools.bench.gpu.contestant import GpuContestant, by_count
 from tools.bench.ops.spec_state import FUSED, LAYOUT, state
-from tools.bench.options import MATCHES, Options, Size
+from tools.bench.options import MATCHES, Options
+from tools.bench.stats import Drafts
+
+
+class GpuContestant(ABC):
+    """One way of doing the steps of a workload; the base holds the rows on the device.
+
+    All data of all steps is on the device before; :meth:`step` is captured into a graph, so its
+    arguments are tensors of fixed addresses. As in the harness for the CPU the rows hold the text
+    that steps append already, and only lengths say how far a context goes.
+
+    Attributes:
+        name, detail, semantics: as of `Contestant`.
+        is_drafter: whether what it gives are drafts, of which a share can be told.
+        reads_tokens: whether no step can do without reading every live token.
+    """
+
+    name: str = ""
+    detail: str = ""
+    semantics: tuple[Any, ...] | None = None
+    is_drafter: bool = True
+    reads_tokens: bool = False
+
+    def __init__(self, workload: Workload, options: Options) -> None:
+        self.options = options
+        self.device = device = options.device
+        self.capacity = workload.capacity
+        self.batch = workload.size.batch
+        self.token_ids = torch.zeros(workload.token_ids.shape, dtype=torch.int32, device=device)
+        self.lengths = torch.zeros(workload.lengths.shape, dtype=torch.int32, device=device)
+        self.sampled = torch.zeros(workload.sampled.shape, dtype=torch.int32, device=device)
+        self.num_tokens = torch.zeros(self.batch, dtype=torch.int32, device=device)
+
+    def load(self, workload: Workload) -> None:
+        """Puts a workload of the same shape into its tensors."""
+        self.token_ids.copy_(torch.from_numpy(workload.token_ids))
+        self.lengths.copy_(torch.from_numpy(workload.lengths))
+        self.sampled.copy_(torch.from_numpy(workload.sampled))
+
+    def restore(self) -> None:
+        """Back to before step 0; not timed."""
+        self.num_tokens.copy_(self.lengths[0])
+
+    @abstractmethod
+    def step(self, number: int) -> Any:
+        """The work of that step; steps come in order."""
+
+    @abstractmethod
+    def drafts(self, result: Any) -> Drafts:
+        """What a result holds, to be compared: drafts, each without its unused places."""
+
+
+def by_count(ids: torch.Tensor, counts: torch.Tensor) -> Drafts:
+    rows = zip(ids.cpu().numpy(), counts.cpu().numpy(), strict=True)
+    return [np.asarray(row)[:count].tolist() for row, count in rows]
 
 
 class _Lookup(GpuContestant):
     draft_result: int
     reads_tokens = True
 
-    def __init__(self, workload: Workload, options: Options, device: str) -> None:
-        super().__init__(workload, options, device)
-        self._lookup = (
-            options.min_n, options.max_n, options.k, MATCHES[options.match], False, self.capacity,
-        )  # fmt: skip
+    def __init__(self, workload: Workload, options: Options) -> None:
+        super().__init__(workload, options)
+        self._lookup = options.lookup | {"max_len": self.capacity}
         self.semantics = (options.min_n, options.max_n, options.k, options.match)
 
     def drafts(self, result: Any) -> Drafts:
@@ -37,23 +90,24 @@ class Propose(_Lookup):
 
     def step(self, number: int) -> Any:
         lengths = self.lengths[number + 1]
-        return torch.ops.ngram_npu.ngram_propose(self.token_ids, lengths, None, None, *self._lookup)
+        return torch.ops.ngram_npu.ngram_propose(self.token_ids, lengths, **self._lookup)
 
 
 class Step(_Lookup):
     draft_result = 2
     detail = "torch.ops.ngram_npu.ngram_step_"
 
-    def __init__(self, workload: Workload, options: Options, device: str) -> None:
-        super().__init__(workload, options, device)
-        self.workspace = workspace("ngram_step_", self.batch, device)
+    def __init__(self, workload: Workload, options: Options) -> None:
+        super().__init__(workload, options)
+        self.workspace = workspace("ngram_step_", self.batch, self.device)
 
-    def arguments(self, number: int) -> tuple[Any, ...]:
-        head = (self.token_ids, self.num_tokens, self.sampled[number], None, None, True, UNLIMITED)
-        return (*head, *self._lookup)
+    def rows(self, number: int) -> tuple[Any, ...]:
+        return (self.token_ids, self.num_tokens, self.sampled[number])
 
     def step(self, number: int) -> Any:
-        return torch.ops.ngram_npu.ngram_step_(*self.arguments(number), self.workspace)
+        return torch.ops.ngram_npu.ngram_step_(
+            *self.rows(number), workspace=self.workspace, **self._lookup
+        )
 
 
 class IndexStep(Step):
@@ -63,12 +117,11 @@ class IndexStep(Step):
     detail = "torch.ops.ngram_npu.ngram_index_step_"
     reads_tokens = False
 
-    def __init__(self, workload: Workload, options: Options, device: str) -> None:
-        super().__init__(workload, options, device)
-        self.workspace = workspace("ngram_index_step_", self.batch, device)
-        self._index = make_index(
-            self.batch, self.batch * self.capacity, options.min_n, options.max_n, device
-        )
+    def __init__(self, workload: Workload, options: Options) -> None:
+        super().__init__(workload, options)
+        self.workspace = workspace("ngram_index_step_", self.batch, self.device)
+        tokens = self.batch * self.capacity
+        self._index = make_index(self.batch, tokens, options.min_n, options.max_n, self.device)
         self._saved = self._index.tensor.clone()
 
     def load(self, workload: Workload) -> None:
@@ -84,7 +137,7 @@ class IndexStep(Step):
 
     def step(self, number: int) -> Any:
         return torch.ops.ngram_npu.ngram_index_step_(
-            *self.arguments(number), self._index.tensor, None, self.workspace
+            *self.rows(number), self._index.tensor, workspace=self.workspace, **self._lookup
         )
 
 
@@ -96,11 +149,13 @@ class Correction(GpuContestant):
     _COMPARED = ("num_computed_tokens", "num_accepted_tokens", "positions", "seq_lens",
                  "slot_mapping")  # fmt: skip
 
-    def __init__(self, workload: Workload, options: Options, device: str) -> None:
-        super().__init__(_only_sizes(workload), options, device)
+    def __init__(self, workload: Workload, options: Options) -> None:
+        # No rows: the correction reads none, and a long context's would be gigabytes.
+        empty = replace(workload, token_ids=workload.token_ids[:, :0])
+        super().__init__(empty, options)
         arrays = state(workload.size, options.k, steps=workload.steps)
         self.tensors: dict[str, Any] = {
-            name: torch.from_numpy(array).to(device) for name, array in arrays.items()
+            name: torch.from_numpy(array).to(self.device) for name, array in arrays.items()
         }
         self._start = {name: tensor.clone() for name, tensor in self.tensors.items()}
 
@@ -118,21 +173,14 @@ class Correction(GpuContestant):
 class Fused(Correction):
     detail = "torch.ops.ngram_npu.correct_spec_state_"
 
-    def __init__(self, workload: Workload, options: Options, device: str) -> None:
-        super().__init__(workload, options, device)
-        tensors = {**self.tensors, "row_indices": None}
-        space = workspace("correct_spec_state_", self.batch, device)
-        self._arguments = (*(tensors[name] for name in FUSED), *LAYOUT, space)
+    def __init__(self, workload: Workload, options: Options) -> None:
+        super().__init__(workload, options)
+        space = workspace("correct_spec_state_", self.batch, self.device)
+        self._arguments = {name: self.tensors[name] for name in FUSED} | LAYOUT
+        self._arguments |= {"workspace": space}
 
     def step(self, number: int) -> Any:
-        return torch.ops.ngram_npu.correct_spec_state_(*self._arguments)
-
-
-def _only_sizes(workload: Workload) -> Workload:
-    """No rows: the correction reads none, and a long context's would be gigabytes."""
-    empty = workload.token_ids[:, :0]
-    size = Size(workload.size.batch, workload.size.context)
-    return Workload(size, empty, workload.lengths, workload.sampled, workload.describes)
+        return torch.ops.ngram_npu.correct_spec_state_(**self._arguments)
 
 
 def workspace(op: str, batch: int, device: str) -> torch.Tensor:
@@ -141,17 +189,7 @@ def workspace(op: str, batch: int, device: str) -> torch.Tensor:
 
 def make_index(num_slots: int, token_capacity: int, min_n: int, max_n: int, device: str) -> Any:
     """An empty index on the device, for whatever data: no step may find it full."""
-    make = host_index if device == "cpu" else device_index
-    return make(num_slots, token_capacity, min_n, max_n, device)
-
-
-def host_index(num_slots: int, token_capacity: int, min_n: int, max_n: int, _: str) -> Any:
-    return ngram_npu.NgramIndex(
-        num_slots, token_capacity, min_n=min_n, max_n=max_n, kind="torch", any_data=True
-    )
-
-
-def device_index(num_slots: int, token_capacity: int, min_n: int, max_n: int, device: str) -> Any:
-    return ngram_npu.DeviceNgramIndex(
-        num_slots, token_capacity, min_n=min_n, max_n=max_n, device=device
-    )
+    span = {"min_n": min_n, "max_n": max_n}
+    if device == "cpu":
+        return NgramIndex(num_slots, token_capacity, **span, kind="torch", any_data=True)
+    return DeviceNgramIndex(num_slots, token_capacity, **span, device=device)

@@ -1,14 +1,19 @@
-"""What the comparison needs of a GPU: a clock, graphs, a cache to empty, and its limits."""
+"""What the comparison needs of a device: a clock, repeatable steps, and a GPU's limits."""
 
 from __future__ import annotations
 
-import shutil
+import functools
+import os
 import subprocess
+import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 import torch
+from ngram_npu import _library
 
+from tools.bench import stats
 from tools.bench.options import BenchError
 
 Work = Callable[[], Any]
@@ -22,10 +27,29 @@ second."""
 _MOST_AHEAD_CYCLES = 1 << 28
 
 
-class Runtime(Protocol):
-    """The seam between the comparison and a device; tests put the CPU here."""
+def captured(work: Work) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A graph of `work`, and its results, which each replay overwrites. Run once before: compilers
+    run, libraries load, and memory is allocated in the open."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # A capture that is refused leaves torch on the stream of the capture: the block does not.
+    with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
+        results = work()
+    return graph, results
 
-    device: str
+
+class Cuda:
+    """The current CUDA device; the seam at which tests put the CPU."""
+
+    device = "cuda"
+    host_us = 0.0
+    """Of the last time measured, the host's part until all was launched; 0 where none counts."""
+    _ahead_cycles = _AHEAD_CYCLES
+    _spoiler: torch.Tensor | None = None
 
     def prepare(self, works: list[Work], restore: Work, cold: bool) -> Microseconds:
         """Makes `works`, in order, repeatable as a whole.
@@ -34,29 +58,6 @@ class Runtime(Protocol):
             What restores, does all of them once, and says how long they took together, without
             restoring and without emptying caches.
         """
-
-    def copy_bandwidth(self) -> float:
-        """Bytes per second of a large copy, read and written bytes both counted."""
-
-    def empty_node_us(self) -> float:
-        """A kernel that does nothing, one of a graph's many."""
-
-    def describe(self) -> dict[str, Any]:
-        """For the record."""
-
-
-class Cuda:
-    """The current CUDA device."""
-
-    device = "cuda"
-    _ahead_cycles = _AHEAD_CYCLES
-
-    def __init__(self) -> None:
-        self._properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        self._spoiler: torch.Tensor | None = None
-        self._bandwidth: float | None = None
-
-    def prepare(self, works: list[Work], restore: Work, cold: bool) -> Microseconds:
         before = [self._spoil] if cold else []
         timed = self._graph([part for work in works for part in (*before, work)])
         spoiling = self._graph([self._spoil] * len(works)) if cold else None
@@ -67,12 +68,27 @@ class Cuda:
 
         return once
 
-    def copy_bandwidth(self) -> float:
-        if self._bandwidth is None:
-            self._bandwidth = self._measure_bandwidth()
-        return self._bandwidth
+    def floors(self, ours_us: float, live_bytes: int | None) -> dict[str, float]:
+        """What no step can be faster than, and how ours stands to it.
 
-    def _measure_bandwidth(self) -> float:
+        Args:
+            live_bytes: what every step has to read; None: it need not.
+        """
+        bandwidth, empty = self.copy_bandwidth, self.empty_node_us()
+        values = {
+            "copy_gb_per_s": bandwidth / 1e9,
+            "empty_node_us": empty,
+            "ours_above_empty_us": ours_us - empty,
+        }
+        if live_bytes is not None:
+            read_us = live_bytes / bandwidth * 1e6
+            over = ours_us / read_us
+            values |= {"live_bytes": live_bytes, "read_us": read_us, "ours_over_read": over}
+        return {name: stats.rounded(value) for name, value in values.items()}
+
+    @functools.cached_property
+    def copy_bandwidth(self) -> float:
+        """Bytes per second of a large copy, read and written bytes both counted."""
         source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
         graph = self._graph([lambda: target.copy_(source)])
@@ -80,36 +96,17 @@ class Cuda:
         return 2 * _COPY_BYTES / fastest * 1e6
 
     def empty_node_us(self) -> float:
+        """A kernel that does nothing, one of a graph's many."""
         nodes = 100
         graph = self._graph([lambda: torch.cuda._sleep(0)] * nodes)
         return sorted(self._time(graph) for _ in range(21))[10] / nodes
 
-    def describe(self) -> dict[str, Any]:
-        found = self._properties
-        return {
-            "name": found.name,
-            "multiprocessors": found.multi_processor_count,
-            "memory_gib": round(found.total_memory / (1 << 30), 1),
-            "l2_mib": round(found.L2_cache_size / (1 << 20), 1),
-            "compute_capability": f"{found.major}.{found.minor}",
-            "driver": query("driver_version"),
-            "cuda": torch.version.cuda,
-        }
-
     def _graph(self, works: list[Work]) -> torch.cuda.CUDAGraph:
-        """Run once before: compilers run, libraries load, and memory is allocated in the open."""
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        def all_of_them() -> None:
             for work in works:
                 work()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        # A capture that is refused leaves torch on the stream of the capture: the block does not.
-        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
-            for work in works:
-                work()
-        return graph
+
+        return captured(all_of_them)[0]
 
     def _time(self, graph: torch.cuda.CUDAGraph, restore: Work = lambda: None) -> float:
         """Microseconds of one replay.
@@ -134,16 +131,75 @@ class Cuda:
     def _spoil(self) -> None:
         """Overwrites twice as much as the L2 holds."""
         if self._spoiler is None:
-            size = 2 * self._properties.L2_cache_size
+            size = 2 * torch.cuda.get_device_properties(self.device).L2_cache_size
             self._spoiler = torch.empty(size, dtype=torch.uint8, device=self.device)
         self._spoiler.zero_()
 
 
-def query(field: str) -> str | None:
-    """A field of the first GPU as nvidia-smi reports it; None where it does not."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
+class Npu:
+    """The current NPU: plain calls, one after the other, and no floors."""
+
+    device = "npu"
+    host_us = 0.0
+
+    def prepare(self, works: list[Work], restore: Work, cold: bool) -> Microseconds:
+        if cold:
+            raise BenchError("device npu: cache: expected hot")
+        start, end = (torch.npu.Event(enable_timing=True) for _ in range(2))
+
+        def once() -> float:
+            restore()
+            torch.npu.synchronize()
+            began = time.perf_counter()
+            start.record()
+            for work in works:
+                work()
+            end.record()
+            self.host_us = (time.perf_counter() - began) * 1e6
+            end.synchronize()
+            return float(start.elapsed_time(end)) * 1e3
+
+        return once
+
+    def floors(self, ours_us: float, live_bytes: int | None) -> dict[str, float]:
+        return {}
+
+
+def runtime_of(op: str, device: str) -> Cuda | Npu:
+    """
+    Raises:
+        BenchError: no such device, or no kernel of the operator for it; it says why.
+    """
+    found = _library.has_kernel(op, device) and torch.get_device_module(device).is_available()
+    if not found:
+        reason = _library.backends()[device].reason or "torch sees none here"
+        raise BenchError(f"device {device}: no kernel of {op}: {reason}")
+    return Cuda() if device == "cuda" else Npu()
+
+
+def describe(device: str) -> dict[str, Any]:
+    """The current device, for the record."""
+    if device == "npu":
+        home = Path(os.environ.get("ASCEND_HOME_PATH", "/nowhere"))
+        cann = next((p.read_text().strip() for p in home.glob("**/version.info")), None)
+        return {"name": torch.npu.get_device_name(0), "cann": cann}
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {
+        "name": found.name,
+        "multiprocessors": found.multi_processor_count,
+        "memory_gib": round(found.total_memory / (1 << 30), 1),
+        "l2_mib": round(found.L2_cache_size / (1 << 20), 1),
+        "compute_capability": f"{found.major}.{found.minor}",
+        "driver": _driver(),
+        "cuda": torch.version.cuda,
+    }
+
+
+def _driver() -> str | None:
+    """The first GPU's, as nvidia-smi reports it; None where it does not."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
         return None
-    command = [program, f"--query-gpu={field}", "--format=csv,noheader", "--id=0"]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-    return answer.stdout.strip() or None
+    return answer.stdout.strip()

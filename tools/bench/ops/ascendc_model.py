@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ngram_npu import _C, _library
-from ngram_npu.config import UNLIMITED
+from ngram_npu import _library
 
+from tests.support.twins import ascendc_plan, load_kernels
 from tools.bench import stats
-from tools.bench.contestant import Contestant
 from tools.bench.data import Workload, make_workload
+from tools.bench.measure import Contestant
 from tools.bench.ops import spec_state
 from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.ops.lookup import StepContestant, torch_op
-from tools.bench.options import MATCHES, BenchError, Options, Size
+from tools.bench.options import BenchError, Options, Size
 
 CLOCK_HZ = 1.85e9
 GM_BYTES_PER_SECOND = 1.6e12
@@ -44,7 +44,7 @@ class Figure:
 
 _INI = "CANN's platform_config/Ascend910B1.ini"
 _GUESS = "assumption: no public figure found"
-# In the order of CostModel (tests/cpp/twin/ascendc/cost.h).
+# In the order of CostModel (tests/twins/ascendc/cost.h).
 MODEL: dict[str, Figure] = {
     "copy_bytes_per_cycle": Figure(32, "bytes/cycle, one core", f"{_INI}: ddr_rate=32"),
     "gm_bytes_per_cycle": Figure(
@@ -86,11 +86,11 @@ class Twin:
     @contextmanager
     def in_place_of_the_cpu(self) -> Iterator[None]:
         try:
-            _library.load_backend("ascendc", "cpu", self.path)
+            load_kernels("ascendc", "cpu", self.path)
             yield
         finally:
             self._library.ngram_npu_ascendc_twin_set_cores(0)
-            _library.load_backend("cpu", "cpu", _library.cpu_library_path())
+            load_kernels("cpu", "cpu", _library.cpu_library_path())
 
     @contextmanager
     def planned_worse(self, *, spans: int = 0, tile_tokens: int = 0) -> Iterator[None]:
@@ -189,7 +189,7 @@ def lookup_result(
     results; ``read_per_live_byte`` does not."""
     live = int(data.lengths[0].sum())
     sizes = {"batch": data.size.batch, "capacity": data.capacity, "k": k}
-    plan = _C.ascendc_plan(op, sizes, CORES, UB_BYTES)
+    plan = ascendc_plan(op, sizes, CORES, UB_BYTES)
     assert plan is not None
     result = modelled(twin, call)
     floor_us = live * 4 / GM_BYTES_PER_SECOND * 1e6
@@ -218,11 +218,11 @@ def lookups(data: Workload, options: Options) -> dict[str, Callable[[], object]]
     tokens = torch.from_numpy(data.token_ids)
     lengths = torch.from_numpy(data.lengths[0].copy())
     sampled = torch.from_numpy(data.sampled[0])
-    look = (options.min_n, options.max_n, options.k, MATCHES[options.match], False, UNLIMITED)
+    look = options.lookup
     return {
-        "ngram_propose": lambda: torch_op("ngram_propose")(tokens, lengths, None, None, *look),
+        "ngram_propose": lambda: torch_op("ngram_propose")(tokens, lengths, **look),
         "ngram_step_": lambda: torch_op("ngram_step_")(
-            tokens, lengths, sampled, None, None, False, 1 << 30, *look, None
+            tokens, lengths, sampled, advance=False, **look
         ),
     }
 
@@ -247,37 +247,31 @@ def bookkeeping(size: Size, k: int) -> dict[str, Callable[[], object]]:
     tensors: dict[str, Any] = {
         n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in names.items()
     }
-    layout = (spec_state.BLOCK_SIZE, 1, 1, 0, 1, -1)
-    fused = (
-        "num_computed_tokens", "num_accepted_tokens", "positions", "seq_lens", "slot_mapping",
-        "discard", "prev_positions", "num_sampled_prev", "num_draft_prev",
-        "host_num_computed_tokens", "query_start_loc", "num_tokens", "block_table",
-    )  # fmt: skip
-    arguments: dict[str, tuple[Any, ...]] = {
-        "prepare_next_token_ids": (
-            "sampled_token_ids", None, "backup_token_ids", None, None, None, 1 << 30,
+    # Positional arguments, and those by name: None stands for the tensor of that name.
+    arguments: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+        "prepare_next_token_ids": (("sampled_token_ids",), {"backup_token_ids": None}),
+        "prepare_inputs_padded": (("cu_num_draft_tokens", "num_sampled", "query_start_loc"), {}),
+        "prepare_inputs": (
+            ("query_start_loc", "seq_lens", "num_rejected"), {"total_tokens": batch * (k + 1)},
         ),
-        "prepare_inputs_padded": ("cu_num_draft_tokens", "num_sampled", "query_start_loc"),
-        "prepare_inputs": ("query_start_loc", "seq_lens", "num_rejected", batch * (k + 1)),
-        "correct_num_computed_tokens_": (
-            "num_computed_tokens", "num_accepted_tokens", "prev_positions", "num_sampled_prev",
-            "num_draft_prev", "host_num_computed_tokens",
-        ),
-        "compute_slot_mapping_": (
-            "query_start_loc", "positions", "block_table", None, "slot_mapping", *layout,
-        ),
-        "correct_spec_state_": (*fused, None, *layout, None),
+        "correct_num_computed_tokens_": ((), dict.fromkeys(spec_state.COUNTS)),
+        "compute_slot_mapping_": ((), {**dict.fromkeys(spec_state.SLOTS), **spec_state.LAYOUT}),
+        "correct_spec_state_": ((), {**dict.fromkeys(spec_state.FUSED), **spec_state.LAYOUT}),
         "prepare_input_ids_": (
-            "input_ids", "query_start_loc", "prev_positions", "next_token_ids", "draft_token_ids",
-            "num_scheduled_drafts", -1,
+            ("input_ids",),
+            dict.fromkeys(
+                ("query_start_loc", "prev_positions", "next_token_ids", "draft_token_ids",
+                 "num_scheduled_drafts"),
+            ) | {"pad_token": -1},
         ),
     }  # fmt: skip
 
-    def caller(op: str, given: tuple[Any, ...]) -> Callable[[], object]:
-        values = tuple(tensors[a] if isinstance(a, str) else a for a in given)
-        return lambda: torch_op(op)(*values)
+    def caller(op: str, names: tuple[str, ...], given: dict[str, Any]) -> Callable[[], object]:
+        values = [tensors[name] for name in names]
+        keywords = {n: tensors[n] if value is None else value for n, value in given.items()}
+        return lambda: torch_op(op)(*values, **keywords)
 
-    return {op: caller(op, given) for op, given in arguments.items()}
+    return {op: caller(op, *given) for op, given in arguments.items()}
 
 
 def _us(cycles: float) -> float:

@@ -13,8 +13,8 @@ from ngram_npu import NgramConfig
 from ngram_npu.async_state import Admission, AsyncConfig, AsyncSpecState, Batch, KVGroup, NewBlocks
 
 from tools.bench import stats
-from tools.bench.contestant import Contestant
 from tools.bench.data import Workload
+from tools.bench.measure import Contestant
 from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.options import BenchError, Options, Size
 
@@ -46,7 +46,7 @@ class NoOperators:
 
     def __getattr__(self, name: str) -> Any:
         result = self._results.get(name)
-        return lambda *arguments: result
+        return lambda *arguments, **keywords: result
 
 
 def batches(requests: int, leaving: int, prompt: int) -> Iterator[Batch]:
@@ -130,12 +130,7 @@ def measure(size: Size, engine: Engine, churn: float, rounds: int) -> Result:
         "rounds": rounds,
         "steps_per_round": STEPS,
         "host_us": {
-            part: {
-                "median": stats.rounded(float(np.median(column))),
-                "p10": stats.rounded(float(np.percentile(column, 10))),
-                "p90": stats.rounded(float(np.percentile(column, 90))),
-            }
-            for part, column in zip(parts, found.T, strict=True)
+            part: stats.spread(column) for part, column in zip(parts, found.T, strict=True)
         },
     }
 

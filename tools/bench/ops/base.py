@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
 
 from tools.bench import stats
-from tools.bench.contestant import Contestant
 from tools.bench.data import Workload, make_workload
 from tools.bench.measure import measure
 from tools.bench.options import BenchError, Options, Size, UnavailableError
 
-Make = Callable[[Workload, Options], Contestant]
+Make = Callable[[Workload, Options], Any]
+"""What makes a contestant; it raises UnavailableError where there can be none."""
 Result = dict[str, Any]
 Skipped = dict[str, str]
 
@@ -27,15 +27,14 @@ class Op(ABC):
         help: one line.
         sizes, peers: what is taken where the command line names none.
         engines: the first is the default.
-        peer_makers: peer's name -> how it is made; it raises UnavailableError where it cannot be.
-            Every op besides knows ``ours:key=value``, itself with other options.
-        workload: size and options -> the data.
+        peer_makers: peer's name -> how it is made. Every op besides knows ``ours:key=value``,
+            itself with other options.
         unused_settings: what the command line says, and this op does not ask.
         assumptions: what figures rest on that were not measured; kept in the file.
     """
 
     name: str
-    help: str
+    help: str = ""
     sizes: tuple[str, ...]
     peers: tuple[str, ...] = ()
     engines: tuple[str, ...] = ("scan",)
@@ -44,7 +43,7 @@ class Op(ABC):
     assumptions: Mapping[str, Any] = {}
 
     @abstractmethod
-    def make(self, workload: Workload, options: Options) -> Contestant:
+    def make(self, workload: Workload, options: Options) -> Any:
         """Ours."""
 
     def workload(self, size: Size, options: Options) -> Workload:
@@ -58,87 +57,62 @@ class Op(ABC):
         Returns:
             The results, and for each peer that was left out the reason.
         """
-        return self.compare(self.sizes_of(options), options, report)
+        options = replace(options, engine=options.engine or self.engines[0])
+        results: list[Result] = []
+        skipped: Skipped = {}
+        for size in self.sizes_of(options):
+            contestants: list[Any] = []  # first: those of the size before hold memory
+            workload = self.workload(size, options)
+            for name in ("ours", *(self.peers if options.peers is None else options.peers)):
+                make, changed = self._maker(name, options)
+                if name not in skipped:  # who was left out at one size is not asked again
+                    with self.left_out(name, skipped):
+                        contestants.append(make(workload, changed))
+                        contestants[-1].name = name
+            results.append(self.compare(contestants, workload, options, skipped))
+            report(results[-1])
+        return results, skipped
 
     def sizes_of(self, options: Options) -> tuple[Size, ...]:
         return options.sizes or tuple(Size.parse(text) for text in self.sizes)
 
+    def _maker(self, name: str, options: Options) -> tuple[Make, Options]:
+        """How that contestant is made, and with what."""
+        if name.partition(":")[0] == "ours":
+            changed = options if name == "ours" else options.changed(name.removeprefix("ours:"))
+            if changed.engine not in self.engines:
+                raise BenchError(f"{self.name}: engine: expected one of {', '.join(self.engines)}")
+            return self.make, changed
+        if name in self.peer_makers:
+            return self.peer_makers[name], options
+        known = ", ".join([*self.peer_makers, "ours:key=value"])
+        raise BenchError(f"{self.name}: peer {name!r}: expected one of {known}")
+
+    @contextmanager
+    def left_out(self, name: str, skipped: Skipped) -> Iterator[None]:
+        """A peer that cannot take part is, with the reason; ours has to."""
+        try:
+            yield
+        except UnavailableError as error:
+            if name == "ours":
+                raise
+            skipped[name] = str(error)
+
     def compare(
-        self, sizes: tuple[Size, ...], options: Options, report: Callable[[Result], None]
-    ) -> tuple[list[Result], Skipped]:
-        options = replace(options, engine=options.engine or self.engines[0])
-        if options.engine not in self.engines:
-            raise BenchError(f"{self.name}: engine: expected one of {', '.join(self.engines)}")
-        results: list[Result] = []
-        skipped: Skipped = {}
-        for size in sizes:
-            workload = self.workload(size, options)
-            contestants = [self._ours(workload, options)]
-            for peer in self.peers if options.peers is None else options.peers:
-                try:
-                    contestants.append(self._peer(peer, workload, options))
-                except UnavailableError as error:
-                    skipped[peer] = str(error)
-            results.append(_compare_one(contestants, workload, options))
-            report(results[-1])
-        return results, skipped
-
-    def _ours(self, workload: Workload, options: Options) -> Contestant:
-        contestant = self.make(workload, options)
-        contestant.name = "ours"
-        return contestant
-
-    def _peer(self, peer: str, workload: Workload, options: Options) -> Contestant:
-        if peer.startswith("ours:"):
-            contestant = self.make(workload, options.changed(peer.removeprefix("ours:")))
-        elif peer in self.peer_makers:
-            contestant = self.peer_makers[peer](workload, options)
-        else:
-            known = ", ".join([*self.peer_makers, "ours:key=value"])
-            raise BenchError(f"{self.name}: peer {peer!r}: expected one of {known}")
-        contestant.name = peer
-        return contestant
-
-
-def _compare_one(contestants: list[Contestant], workload: Workload, options: Options) -> Result:
-    measured = measure(contestants, workload.steps, options)
-    size = workload.size
-    result: Result = {
-        "size": str(size),
-        "batch": size.batch,
-        "context": size.context,
-        "config": [options.min_n, options.max_n],
-        "cache": options.cache,
-        "idle_ms": options.idle_ms,
-        "frontend": options.frontend,
-        "engine": options.engine,
-        "data": workload.describes,
-        "rounds": options.rounds,
-        "disturbed_rounds": measured.disturbed_rounds,
-        "steps_per_round": measured.steps,
-        "drafted_share": measured.drafted_share,
-        "same_drafts": measured.same_drafts,
-    }
-    figures = {}
-    for contestant in contestants:
-        rounds = measured.rounds_us[contestant.name]
-        figures[contestant.name] = {
-            **stats.times(rounds, size.tokens),
-            "worst_step_us": stats.rounded(measured.worst_us[contestant.name]),
-            "what": contestant.detail,
-        }
-    ours = contestants[0].name
-    result["ours"] = figures.pop(ours)
-    result["peers"] = figures
-    against = {p: stats.ratios(measured.rounds_us[p], measured.rounds_us[ours]) for p in figures}
-    result["ratio"] = {peer: ratio["median"] for peer, ratio in against.items()}
-    result["ratio_spread"] = against
-    return result
-
-
-def all_cores() -> int:
-    """Cores that this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on every system
-        return os.cpu_count() or 1
+        self, contestants: list[Any], workload: Workload, options: Options, skipped: Skipped
+    ) -> Result:
+        """Measures the contestants, ours first, at one size. ``skipped``: who is left out yet."""
+        measured = measure(contestants, workload.steps, options)
+        result = stats.comparison(
+            workload,
+            options,
+            {contestant.name: contestant.detail for contestant in contestants},
+            measured.rounds_us,
+            disturbed_rounds=measured.disturbed_rounds,
+            steps_per_round=measured.steps,
+            drafted_share=measured.drafted_share,
+            same_drafts=measured.same_drafts,
+        )
+        for name, figures in [("ours", result["ours"]), *result["peers"].items()]:
+            figures["worst_step_us"] = stats.rounded(measured.worst_us[name])
+        return result

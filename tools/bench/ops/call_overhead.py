@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from ngram_npu import _C, NgramConfig, NgramProposer
-from ngram_npu.config import UNLIMITED
+from ngram_npu.config import ANY_TOKEN
 
-from tools.bench.contestant import Contestant
 from tools.bench.data import Workload
+from tools.bench.measure import Contestant
 from tools.bench.ops.base import Make, Op
 from tools.bench.ops.lookup import torch_op
-from tools.bench.options import MATCHES, Options
+from tools.bench.options import Options
 
 CALLS = 1000
 
@@ -32,8 +32,8 @@ class _Call(Contestant):
         _C.set_num_threads(self.options.threads)
 
 
-class Positional(_Call):
-    """All arguments by position; of numpy arrays or of tensors."""
+class Operator(_Call):
+    """The bare call: of numpy arrays by position, of tensors as its schema has it."""
 
     def __init__(self, workload: Workload, options: Options, frontend: str) -> None:
         super().__init__(workload, options)
@@ -45,19 +45,20 @@ class Positional(_Call):
             import torch
 
             arrays = tuple(torch.from_numpy(array) for array in arrays)
-            self.detail = "torch.ops.ngram_npu.ngram_step_.default, positional"
+            self.detail = "torch.ops.ngram_npu.ngram_step_.default"
         tokens, lengths, sampled = arrays
-        min_n, max_n, k = options.min_n, options.max_n, options.k
-        match, capacity, unlimited = MATCHES[options.match], workload.capacity, UNLIMITED
+        lookup = options.lookup | {"advance": False, "max_len": workload.capacity}
+        tail = (None, None, False, ANY_TOKEN, *options.lookup.values(), workload.capacity)
 
-        def run() -> None:
+        def by_keyword() -> None:
             for _ in range(CALLS):
-                op(
-                    tokens, lengths, sampled, None, None, False, unlimited,
-                    min_n, max_n, k, match, False, capacity, None,
-                )  # fmt: skip
+                op(tokens, lengths, sampled, **lookup)
 
-        self.function = run
+        def by_position() -> None:
+            for _ in range(CALLS):
+                op(tokens, lengths, sampled, *tail)
+
+        self.function = by_keyword if frontend == "torch" else by_position
 
 
 class Proposer(_Call):
@@ -102,10 +103,10 @@ class CallOverhead(Op):
     sizes = ("1x1k",)
     peers = ("torch", "proposer", "no-op")
     peer_makers: ClassVar[Mapping[str, Make]] = {
-        "torch": lambda workload, options: Positional(workload, options, "torch"),
+        "torch": lambda workload, options: Operator(workload, options, "torch"),
         "proposer": Proposer,
         "no-op": NoOp,
     }
 
     def make(self, workload: Workload, options: Options) -> Contestant:
-        return Positional(workload, options, "numpy")
+        return Operator(workload, options, "numpy")

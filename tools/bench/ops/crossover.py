@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tools.bench import stats
-from tools.bench.contestant import Contestant
+from tools.bench import environment, stats
 from tools.bench.data import Workload
-from tools.bench.ops.base import Op, Result, Skipped, all_cores
+from tools.bench.measure import Contestant
+from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.ops.lookup import StepContestant
 from tools.bench.options import FRONTENDS, Options
 
@@ -35,20 +35,16 @@ class Crossover(Op):
     def run(
         self, options: Options, report: Callable[[Result], None]
     ) -> tuple[list[Result], Skipped]:
-        threads = options.threads if options.threads > 1 else all_cores()
+        threads = options.threads if options.threads > 1 else environment.machine()["cores"]
         results: list[Result] = []
         skipped: Skipped = {}
         for frontend in FRONTENDS:
             for idle in IDLE_MS:
                 chosen = replace(
-                    options,
-                    threads=threads,
-                    frontend=frontend,
-                    idle_ms=idle,
-                    peers=(_ONE_THREAD,),
-                    data_kind="nomatch",
-                )
-                found, left_out = self.compare(self.sizes_of(options), chosen, report)
+                    options, threads=threads, frontend=frontend, idle_ms=idle,
+                    peers=(_ONE_THREAD,), data_kind="nomatch",
+                )  # fmt: skip
+                found, left_out = super().run(chosen, report)
                 for result in found:
                     result.update(wake(result, threads))
                 results += found

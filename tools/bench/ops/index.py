@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 from ngram_npu import _C, NgramIndex
-from ngram_npu.config import UNLIMITED
+from ngram_npu.config import ANY_TOKEN
 
-from tools.bench import stats
-from tools.bench.contestant import Contestant
+from tools.bench import environment, stats
 from tools.bench.data import Int32Array, Workload, make_workload
-from tools.bench.ops.base import Make, Op, Result, Skipped, all_cores
+from tools.bench.measure import Contestant
+from tools.bench.ops.base import Make, Op, Result, Skipped
 from tools.bench.ops.lookup import ReadPass, StepContestant
 from tools.bench.options import MATCHES, Options, Size
 from tools.bench.vllm_peer import VllmNumba
@@ -24,6 +24,7 @@ class IndexStepContestant(StepContestant):
     """A step that is answered from an index of all rows, which were indexed before."""
 
     op = "ngram_index_step_"
+    before_lookup = (None, None, None, True, ANY_TOKEN)
 
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options)
@@ -42,7 +43,8 @@ class IndexStepContestant(StepContestant):
         self._words[: len(self._saved)] = self._saved
 
     def arguments(self, step: int) -> tuple[Any, ...]:
-        return (*super().arguments(step)[:-1], self._tensor, None, None)
+        tokens, lengths, sampled, *tail = super().arguments(step)
+        return (tokens, lengths, sampled, self._tensor, *tail)
 
 
 class NgramIndexStep(Op):
@@ -100,7 +102,7 @@ def _build(workload: Workload, options: Options, data: str) -> Result:
     lengths: Int32Array = workload.lengths[0].copy()
     index = _presized(workload, options, any_data=data != "text")
     slots = np.arange(workload.size.batch, dtype=np.int32)
-    several = all_cores()
+    several = environment.machine()["cores"]
     per_token: dict[int, list[float]] = {1: [], several: []}
     for number in range(-1, options.rounds):
         for threads, figures in per_token.items():
@@ -122,21 +124,13 @@ def _build(workload: Workload, options: Options, data: str) -> Result:
         "data_kind": data,
         "rounds": options.rounds,
         "what": "_C.ngram_index_append_, presized and touched before",
-        "build_ns_per_token": _times(per_token[1]),
+        "build_ns_per_token": stats.spread(per_token[1]),
         "bytes_per_token": round(held.bytes_in_use / workload.size.tokens, 2),
         "entries_per_token": round(_entries(index) / workload.size.tokens, 2),
     }
     if several > 1:
-        result["threaded_ns_per_token"] = {"threads": several, **_times(per_token[several])}
+        result["threaded_ns_per_token"] = {"threads": several, **stats.spread(per_token[several])}
     return result
-
-
-def _times(values: list[float]) -> dict[str, float]:
-    return {
-        "median": stats.rounded(float(np.median(values))),
-        "p10": stats.rounded(float(np.percentile(values, 10))),
-        "p90": stats.rounded(float(np.percentile(values, 90))),
-    }
 
 
 def _grow(size: Size, options: Options) -> Result:
@@ -157,11 +151,7 @@ def _grow(size: Size, options: Options) -> Result:
         for step, (count, end) in enumerate(zip(counts, ends, strict=True)):
             sampled = np.ascontiguousarray(tokens[:, end - count : end])
             start = time.thread_time_ns()
-            _C.ngram_index_step_(
-                tokens, lengths, sampled, None, None, True, UNLIMITED, options.min_n,
-                options.max_n, options.k, MATCHES[options.match], False, UNLIMITED, index.tensor,
-                None, None,
-            )  # fmt: skip
+            _C.ngram_index_step_(tokens, lengths, sampled, index.tensor, **options.lookup)
             least[step] = min(least[step], (time.thread_time_ns() - start) / 1e3)
         splits = index.statistics.page_splits
     return {
@@ -195,9 +185,13 @@ def _append(
     token_ids: Int32Array, lengths: Int32Array, index: NgramIndex, options: Options
 ) -> None:
     _C.ngram_index_append_(
-        token_ids, lengths, None, index.tensor, None, options.min_n, options.max_n,
-        MATCHES[options.match],
-    )  # fmt: skip
+        token_ids,
+        lengths,
+        index.tensor,
+        min_n=options.min_n,
+        max_n=options.max_n,
+        match_policy=MATCHES[options.match],
+    )
 
 
 def pages_after(words: Int32Array) -> int:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 from ngram_npu import _C
-from ngram_npu.config import UNLIMITED
+from ngram_npu.config import ANY_TOKEN
 
-from tools.bench.contestant import Contestant, Drafts
 from tools.bench.data import Int32Array, Workload
+from tools.bench.measure import Contestant
 from tools.bench.ops.base import Make, Op
-from tools.bench.options import MATCHES, Options, UnavailableError
+from tools.bench.options import Options, UnavailableError
+from tools.bench.stats import Drafts
 from tools.bench.vllm_peer import VllmNumba
 
 
@@ -41,6 +43,8 @@ class _Lookup(Contestant):
     op: str
     draft_result: int
     """At which place of its results the op returns drafts; their counts follow."""
+    before_lookup: tuple[Any, ...]
+    """Defaults of the arguments between the tensors and min_n."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
         self._workload = workload
@@ -54,14 +58,13 @@ class _Lookup(Contestant):
         self.detail = f"{name}, threads: at most {options.threads}, match: {options.match}"
         self._array = array_of(options)
         self._token_ids = self._array(workload.token_ids)
-        self._lookup = (
-            options.min_n,
-            options.max_n,
-            options.k,
-            MATCHES[options.match],
-            False,
-            workload.capacity,
-        )
+        lookup = options.lookup | {"max_len": workload.capacity}
+        # By position where that is possible: a call from a hot loop.
+        self._tail: tuple[Any, ...] = ()
+        if options.frontend == "torch":
+            self.function = partial(self.function, **lookup)
+        else:
+            self._tail = (*self.before_lookup, *lookup.values())
         self.semantics = (options.min_n, options.max_n, options.k, options.match)
 
     def activate(self) -> None:
@@ -75,18 +78,20 @@ class _Lookup(Contestant):
 class ProposeContestant(_Lookup):
     op = "ngram_propose"
     draft_result = 0
+    before_lookup = (None, None)
 
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options)
         self._lengths = [self._array(lengths) for lengths in workload.lengths]
 
     def arguments(self, step: int) -> tuple[Any, ...]:
-        return (self._token_ids, self._lengths[step + 1], None, None, *self._lookup)
+        return (self._token_ids, self._lengths[step + 1], *self._tail)
 
 
 class StepContestant(_Lookup):
     op = "ngram_step_"
     draft_result = 2
+    before_lookup = (None, None, True, ANY_TOKEN)
 
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options)
@@ -98,18 +103,7 @@ class StepContestant(_Lookup):
         self._own_lengths[:] = self._workload.lengths[0]
 
     def arguments(self, step: int) -> tuple[Any, ...]:
-        sampled = self._sampled[step]
-        return (
-            self._token_ids,
-            self._num_tokens,
-            sampled,
-            None,
-            None,
-            True,
-            UNLIMITED,
-            *self._lookup,
-            None,
-        )
+        return (self._token_ids, self._num_tokens, self._sampled[step], *self._tail)
 
 
 class ReadPass(Contestant):
@@ -144,13 +138,10 @@ class ReadPass(Contestant):
         return fastest
 
 
-_SIZES = ("1x1k", "32x1k", "128x1k", "128x8k", "128x32k", "256x128k")
-
-
 class NgramPropose(Op):
     name = "ngram_propose"
     help = "draft from the rows as they are"
-    sizes = _SIZES
+    sizes = ("1x1k", "32x1k", "128x1k", "128x8k", "128x32k", "256x128k")
     peers = ("vllm-numba", "read")
     peer_makers: ClassVar[Mapping[str, Make]] = {"vllm-numba": VllmNumba, "read": ReadPass}
 
@@ -158,12 +149,9 @@ class NgramPropose(Op):
         return ProposeContestant(workload, options)
 
 
-class NgramStep(Op):
+class NgramStep(NgramPropose):
     name = "ngram_step_"
     help = "append what was sampled, then draft"
-    sizes = _SIZES
-    peers = ("vllm-numba", "read")
-    peer_makers: ClassVar[Mapping[str, Make]] = {"vllm-numba": VllmNumba, "read": ReadPass}
 
     def make(self, workload: Workload, options: Options) -> Contestant:
         return StepContestant(workload, options)

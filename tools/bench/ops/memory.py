@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 from ngram_npu import _C
-from ngram_npu.config import UNLIMITED
 
 from tools.bench import stats
-from tools.bench.contestant import Contestant
 from tools.bench.data import Int32Array, Workload, make_workload
+from tools.bench.measure import Contestant
 from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.ops.lookup import StepContestant, array_of, torch_op
-from tools.bench.options import MATCHES, BenchError, Options, Size
+from tools.bench.options import BenchError, Options, Size
 
 STEPS = 10_000
 WARM_UP = 200
@@ -103,10 +102,7 @@ def _stepper(
     own: Int32Array = workload.lengths[0].copy()
     buffer, lengths = array(tokens), array(own)
     sampled = [array(step) for step in workload.sampled]
-    tail: tuple[Any, ...] = (
-        UNLIMITED, options.min_n, options.max_n, options.k, MATCHES[options.match], False,
-        tokens.shape[1], None,
-    )  # fmt: skip
+    lookup = options.lookup | {"max_len": tokens.shape[1]}
     op: Callable[..., Any]
     if variant.startswith("torch.compile"):
         import torch
@@ -121,7 +117,7 @@ def _stepper(
             at = number % workload.steps
             if at == 0:
                 own[:] = workload.lengths[0]
-            op(buffer, lengths, sampled[at], None, None, True, *tail)
+            op(buffer, lengths, sampled[at], **lookup)
 
     return step
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from ngram_npu import _C
 
-from tools.bench.contestant import Contestant
 from tools.bench.data import SEED, Workload
+from tools.bench.measure import Contestant
 from tools.bench.ops.base import Make, Op
 from tools.bench.ops.lookup import torch_op
 from tools.bench.options import Options, Size, UnavailableError
@@ -19,12 +19,12 @@ from tools.bench.options import Options, Size, UnavailableError
 Arrays = dict[str, npt.NDArray[Any]]
 BLOCK_SIZE = 16
 PAD_ID = -1
-LAYOUT = (BLOCK_SIZE, 1, 1, 0, 1, PAD_ID)
+LAYOUT = {"block_size": BLOCK_SIZE, "pad_id": PAD_ID}
 COUNTS = ("num_computed_tokens", "num_accepted_tokens", "prev_positions", "num_sampled_prev",
            "num_draft_prev", "host_num_computed_tokens")  # fmt: skip
-SLOTS = ("query_start_loc", "positions", "block_table", "row_indices", "slot_mapping")
+SLOTS = ("query_start_loc", "positions", "block_table", "slot_mapping")
 FUSED = (*COUNTS[:2], "positions", "seq_lens", "slot_mapping", "discard", *COUNTS[2:],
-          "query_start_loc", "num_tokens", "block_table", "row_indices")  # fmt: skip
+          "query_start_loc", "num_tokens", "block_table")  # fmt: skip
 
 
 def state(size: Size, k: int, steps: int = 1) -> Arrays:
@@ -57,7 +57,7 @@ class Correction(Contestant):
     def __init__(self, workload: Workload, options: Options, frontend: str = "torch") -> None:
         self.arrays = state(workload.size, options.k)
         self._computed = self.arrays["num_computed_tokens"].copy()
-        self.tensors: dict[str, Any] = {**self.arrays, "row_indices": None}
+        self.tensors: dict[str, Any] = dict(self.arrays)
         if frontend == "torch":
             try:
                 import torch
@@ -75,8 +75,8 @@ class Fused(Correction):
         super().__init__(workload, options, options.frontend)
         numpy = options.frontend == "numpy"
         op: Any = _C.correct_spec_state_ if numpy else torch_op("correct_spec_state_")
-        arguments = (*(self.tensors[name] for name in FUSED), *LAYOUT, None)
-        self.function = lambda: op(*arguments)
+        arguments = {name: self.tensors[name] for name in FUSED} | LAYOUT
+        self.function = lambda: op(**arguments)
         self.detail = (
             "_C.correct_spec_state_" if numpy else "torch.ops.ngram_npu.correct_spec_state_"
         )
@@ -92,13 +92,13 @@ class Parts(Correction):
         counts, slots = (
             torch_op(f"{n}_") for n in ("correct_num_computed_tokens", "compute_slot_mapping")
         )
-        count_arguments = tuple(self.tensors[name] for name in COUNTS)
-        slot_arguments = (*(self.tensors[name] for name in SLOTS), *LAYOUT)
+        count_arguments = {name: self.tensors[name] for name in COUNTS}
+        slot_arguments = {name: self.tensors[name] for name in SLOTS} | LAYOUT
 
         def run() -> None:
-            counts(*count_arguments)
+            counts(**count_arguments)
             self.derive()
-            slots(*slot_arguments)
+            slots(**slot_arguments)
 
         self.function = run
 

@@ -11,11 +11,12 @@ from ngram_npu import _C
 from ngram_npu.vllm import NgramProposer
 from ngram_npu.vllm.engines import PROMPT_TOKENS_PER_STEP, IndexEngine
 
-from tools.bench.contestant import Contestant, Drafts
 from tools.bench.data import Workload
+from tools.bench.measure import Contestant
 from tools.bench.ops.base import Make, Op
 from tools.bench.ops.index import pages_after
 from tools.bench.options import Options
+from tools.bench.stats import Drafts
 from tools.bench.vllm_peer import VllmNumba, proposer_config, sampled_lists
 
 
@@ -24,7 +25,7 @@ class ProposerContestant(Contestant):
         self._workload = workload
         self._threads = options.threads
         self._sampled = sampled_lists(workload)
-        config = proposer_config(workload, options)
+        config = proposer_config(options, workload.capacity, workload.size.batch)
         config.additional_config = {
             "ngram_npu": {
                 "prompt_lookup_min": options.min_n,
@@ -54,10 +55,11 @@ class ProposerContestant(Contestant):
         lengths, nothing = self._workload.lengths[0], [[]] * self._workload.size.batch
         for _ in range(int(lengths.sum()) // PROMPT_TOKENS_PER_STEP + 1):
             self.function(nothing, lengths, self._workload.token_ids)
+        assert not engine._behind
         assert engine.index is not None
         words = engine.index.tensor
         used = len(words) - pages_after(words) * _C.INDEX_PAGE_WORDS
-        self._saved = words[:used].copy(), copy.deepcopy(engine._rows)
+        self._saved = words[:used].copy(), copy.copy(engine._rows)
 
     def activate(self) -> None:
         _C.set_num_threads(self._threads)
@@ -66,7 +68,7 @@ class ProposerContestant(Contestant):
         if self._engine is not None and self._engine.index is not None:
             words, rows = self._saved
             self._engine.index.tensor[: len(words)] = words
-            self._engine._rows = copy.deepcopy(rows)
+            self._engine._rows = copy.copy(rows)
 
     def arguments(self, step: int) -> tuple[Any, ...]:
         return (self._sampled[step], self._workload.lengths[step + 1], self._workload.token_ids)

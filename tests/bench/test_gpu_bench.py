@@ -10,19 +10,23 @@ from typing import Any
 
 import pytest
 import torch
-from bench_host import Host
+from gpu.host import Host
 
-from tools.bench.cli import main
+from tools.bench.__main__ import main
 from tools.bench.data import Workload, make_workload
-from tools.bench.gpu import ops, runtime, vllm_peers
-from tools.bench.gpu.contestant import GpuContestant
-from tools.bench.gpu.measure import STEPS, floors
-from tools.bench.gpu.ops import GPU_OPS, LATEST, SCAN, drafting
-from tools.bench.gpu.ours import Correction, Fused, IndexStep, Step
+from tools.bench.gpu import ops, peers, runtime
+from tools.bench.gpu.ops import GPU_OPS, LATEST, SCAN, STEPS, GpuOp
+from tools.bench.gpu.ours import Fused, Step
 from tools.bench.options import BenchError, Options, Size
-from tools.bench.report import lines
 
-OPTIONS = Options(sizes=(Size(6, 300),), rounds=3, data_kind="nomatch", device="cuda")
+OPTIONS = Options(sizes=(Size(6, 300),), rounds=3, data_kind="nomatch")
+
+
+@pytest.fixture(autouse=True)
+def host(monkeypatch: pytest.MonkeyPatch) -> Host:
+    found = Host()
+    monkeypatch.setattr(ops, "runtime_of", lambda op, device: found)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -35,11 +39,11 @@ OPTIONS = Options(sizes=(Size(6, 300),), rounds=3, data_kind="nomatch", device="
         ("correct_spec_state_", (), None),
     ],
 )
-def test_what_a_run_finds(op: str, peers: tuple[str, ...], compared: bool | None) -> None:
-    runtime = Host()
-    options = Options(**{**OPTIONS.__dict__, "peers": peers})
+def test_what_a_run_finds(
+    op: str, peers: tuple[str, ...], compared: bool | None, host: Host
+) -> None:
     reported: list[dict[str, Any]] = []
-    results, skipped = GPU_OPS[op].run(options, reported.append, runtime)
+    results, skipped = GPU_OPS[op].run(replace(OPTIONS, peers=peers), reported.append)
     assert skipped == {}
     assert results == reported
     (result,) = results
@@ -51,50 +55,21 @@ def test_what_a_run_finds(op: str, peers: tuple[str, ...], compared: bool | None
         assert result["drafted_share"] > 0.5
     assert set(result["ratio"]) == set(peers)
     assert result["ours"]["median_us"] > 0
-    assert runtime.laps == (1 + len(peers)) * (3 + 2)
-    assert lines(result)[0].split()[3:4] == ["ours"]
-    reads = op in ("ngram_propose", "ngram_step_")
-    assert ("of reading the live tokens" in lines(result)[-1]) == reads
-    assert "above an empty graph node" in lines(result)[-1]
+    assert host.laps == (1 + len(peers)) * (3 + 2)
+    # Who need not read the tokens is not compared to that.
+    assert ("ours_over_read" in result["floors"]) == (op in ("ngram_propose", "ngram_step_"))
 
 
 def test_floors() -> None:
-    workload = make_workload(Size(4, 1000), Options(data_kind="random"))
-    found = floors(Step(workload, OPTIONS, "cpu"), workload, Host(), [3.0, 2.0, 9.0])
-    assert found["live_bytes"] == 16_000
-    assert found["read_us"] == 0.004
-    assert found["ours_over_read"] == 750.0
-    assert found["ours_above_empty_us"] == 1.5
-
-
-@pytest.mark.parametrize("kind", [IndexStep, Fused])
-def test_who_need_not_read_the_tokens_is_not_compared_to_that(kind: Any) -> None:
-    workload = make_workload(Size(4, 1000), Options(data_kind="random"))
-    found = floors(kind(workload, OPTIONS, "cpu"), workload, Host(), [3.0])
-    assert set(found) == {"copy_gb_per_s", "empty_node_us", "ours_above_empty_us"}
-
-
-def test_the_checked_data_make_drafts() -> None:
-    workload = drafting(make_workload(Size(3, 500), Options(data_kind="random")))
-    assert 0 <= workload.token_ids.min() <= workload.token_ids.max() < 11
-    assert workload.sampled.min() == -1
-
-
-def test_contestants_that_differ_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Step.drafts
-    monkeypatch.setattr(
-        Step,
-        "drafts",
-        lambda self, result: honest(self, result)[:: -1 if self.name != "ours" else 1],
-    )
-    options = Options(**{**OPTIONS.__dict__, "peers": ("ours:max_n=4",)})
-    with pytest.raises(BenchError, match="draft differently"):
-        GPU_OPS["ngram_step_"].run(options, lambda _: None, Host())
+    assert Host().floors(3.0, 16_000) == {
+        "copy_gb_per_s": 4000.0, "empty_node_us": 1.5, "ours_above_empty_us": 1.5,
+        "live_bytes": 16_000, "read_us": 0.004, "ours_over_read": 750.0,
+    }  # fmt: skip
 
 
 def test_a_lap_begins_where_the_last_one_began() -> None:
     workload = make_workload(Size(3, 200), OPTIONS)
-    contestant = Step(workload, OPTIONS, "cpu")
+    contestant = Step(workload, OPTIONS)
     contestant.load(workload)
     laps = []
     for _ in range(2):
@@ -106,19 +81,11 @@ def test_a_lap_begins_where_the_last_one_began() -> None:
 
 def test_corrections_stay_within_their_blocks() -> None:
     workload = make_workload(Size(5, 100), OPTIONS)
-    contestant = GPU_OPS["correct_spec_state_"].makers["fused"](workload, OPTIONS, "cpu")
-    assert isinstance(contestant, Correction)
+    contestant = Fused(workload, OPTIONS)
     contestant.restore()
     for number in range(workload.steps):
         contestant.step(number)
     assert (contestant.tensors["slot_mapping"] >= 0).all()
-
-
-def test_unknown_names() -> None:
-    for peers in (("nobody",), ("ours:engine=hash",)):
-        options = Options(**{**OPTIONS.__dict__, "peers": peers})
-        with pytest.raises(BenchError, match=r"expected one of|engine"):
-            GPU_OPS["ngram_step_"].run(options, lambda _: None, Host())
 
 
 class Broken(Step):
@@ -143,36 +110,31 @@ class Broken(Step):
             raise TypeError("of /some/where/else.py\n:  no such argument" + 300 * "!")
 
 
-class Capturing(Host):
-    """A capture refuses what a plain call does not."""
-
-    def prepare(self, works: list[Any], restore: Any, cold: bool) -> Any:
-        contestant = restore.__self__
-        if isinstance(contestant, Broken):
-            contestant._fail("captured")
-        return super().prepare(works, restore, cold)
-
-
 @pytest.mark.parametrize("where", ["made", "run", "compared", "captured"])
-def test_a_peer_that_fails_is_left_out(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_fails_is_left_out_and_ours_is_not(
+    where: str, host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = host.prepare
+
+    def capture(works: list[Any], restore: Any, cold: bool) -> Any:
+        """It refuses what a plain call does not."""
+        if isinstance(restore.__self__, Broken):
+            restore.__self__._fail("captured")
+        return honest(works, restore, cold)
+
+    monkeypatch.setattr(host, "prepare", capture)
     monkeypatch.setattr(Broken, "where", where)
-    op = replace(GPU_OPS["ngram_step_"], peer_makers={"broken": Broken})
     options = replace(OPTIONS, sizes=(Size(6, 300), Size(4, 200)), peers=("broken", LATEST))
-    results, skipped = op.run(options, lambda _: None, Capturing())
+    op = GpuOp("ngram_step_", {"scan": Step, "broken": Broken}, (), (), {"broken": Broken})
+    results, skipped = op.run(options, lambda _: None)
     assert [set(result["ratio"]) for result in results] == [{LATEST}, {LATEST}]
     if where == "compared":
         assert "broken and ours draft differently" in skipped["broken"]
     else:
         assert skipped["broken"].startswith("TypeError: of else.py : no such argument!!!")
         assert len(skipped["broken"]) == 300
-
-
-@pytest.mark.parametrize("where", ["made", "run", "captured"])
-def test_ours_must_not_fail(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Broken, "where", where)
-    op = replace(GPU_OPS["ngram_step_"], makers={"scan": Broken})
-    with pytest.raises(TypeError):
-        op.run(replace(OPTIONS, peers=()), lambda _: None, Capturing())
+    with pytest.raises((BenchError, TypeError), match=r"draft differently|no such argument"):
+        op.run(replace(OPTIONS, peers=("ours:engine=broken",)), print)
 
 
 def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -180,13 +142,13 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     command = ["ngram_step_", "--device", "cuda", "--rounds", "1", "--data-kind", "nomatch"]
     command += ["--peer", LATEST, "--peer", "vllm-v2", "--json", str(file), "--sizes", "2x40"]
-    monkeypatch.setattr(ops, "cuda", lambda op: Host())
-    monkeypatch.setattr(runtime, "Cuda", Host)
-    monkeypatch.setattr(vllm_peers, "has_triton", lambda: False)
+    monkeypatch.setattr(runtime, "describe", lambda device: {"name": device})
+    monkeypatch.setattr(peers, "has_triton", lambda: False)
     assert main(command) == 0
     found = json.loads(file.read_text())
     assert set(found["results"][0]["ratio"]) == {LATEST}
     assert found["skipped"] == {"vllm-v2": "Triton is not installed"}
+    assert found["machine"]["cuda"] == {"name": "cuda"}
     assert "unfinished" not in found
 
     def broken(size: Size, options: Options) -> Workload:
@@ -231,7 +193,7 @@ def test_a_late_host_does_not_count(launch_us: float, monkeypatch: pytest.Monkey
     device = Device(launch_us)
     monkeypatch.setattr(torch.cuda, "_sleep", device._sleep)
     monkeypatch.setattr(torch.cuda, "Event", device.Event)
-    cuda = runtime.Cuda.__new__(runtime.Cuda)
+    cuda = runtime.Cuda()
     restored: list[int] = []
     assert cuda._time(device, lambda: restored.append(1)) == pytest.approx(7)
     first = len(restored)
@@ -241,17 +203,3 @@ def test_a_late_host_does_not_count(launch_us: float, monkeypatch: pytest.Monkey
     device.launch_us = 1e9
     with pytest.raises(BenchError, match="the host is slower"):
         cuda._time(device)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_the_command_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ngram_step_", "--device", "cuda", "--data-kind", "nomatch"]) == 2
-    assert "torch sees no GPU" in capsys.readouterr().err
-    assert main(["memory", "--device", "cuda"]) == 2
-    assert "not measured on a GPU" in capsys.readouterr().err
-
-
-def test_the_base_contestant_is_no_contestant() -> None:
-    workload = make_workload(Size(1, 40), OPTIONS)
-    with pytest.raises(TypeError, match="abstract"):
-        GpuContestant(workload, OPTIONS, "cpu")  # type: ignore[abstract]

@@ -1,4 +1,5 @@
-"""The rounds: turns alternate, only calls are timed, laps are reset, wrong drafts are caught."""
+"""The rounds: turns alternate, only calls are timed, laps are reset, wrong drafts are caught; and
+the figures that are made of them."""
 
 from __future__ import annotations
 
@@ -6,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from tools.bench.contestant import Contestant, Drafts
-from tools.bench.measure import Spoiler, measure, waited_ns
+from tools.bench import stats
+from tools.bench.measure import Contestant, Measurement, measure, waited_ns
 from tools.bench.options import BenchError, Options
+from tools.bench.stats import Drafts
 
 Journal = list[tuple[str, Any]]
 
@@ -16,9 +18,7 @@ Journal = list[tuple[str, Any]]
 class Recorder(Contestant):
     """Writes down what the harness does with it; each timed call takes ``cost`` of a fake clock."""
 
-    def __init__(
-        self, name: str, journal: list[tuple[str, Any]], now: list[int], cost: int
-    ) -> None:
+    def __init__(self, name: str, journal: Journal, now: list[int], cost: int) -> None:
         self.name = name
         self._journal = journal
         self._now = now
@@ -39,7 +39,7 @@ class Recorder(Contestant):
         self._now[0] += self._cost
 
 
-def run(rounds: int, steps: int, lap: int) -> tuple[Journal, Any]:
+def run(rounds: int, steps: int, lap: int) -> tuple[Journal, Measurement]:
     journal: Journal = []
     now = [0]
     contestants = [Recorder("a", journal, now, 2_000), Recorder("b", journal, now, 6_000)]
@@ -59,22 +59,15 @@ def turns(journal: Journal) -> list[tuple[str, list[int]]]:
     return [turn for turn in found if turn[1]][2:]
 
 
-def test_only_the_calls_are_timed() -> None:
-    _, found = run(rounds=3, steps=4, lap=100)
-    assert found.rounds_us == {"a": [2.0] * 3, "b": [6.0] * 3}
+def test_only_the_calls_are_timed_and_turns_change() -> None:
+    journal, found = run(rounds=4, steps=2, lap=100)
+    assert found.rounds_us == {"a": [2.0] * 4, "b": [6.0] * 4}
     assert found.worst_us == {"a": 2.0, "b": 6.0}
-
-
-def test_contestants_take_turns_and_the_first_changes() -> None:
-    journal, _ = run(rounds=4, steps=2, lap=100)
     names = "".join(name for name, _ in turns(journal))
     assert names == "ba" + "ab" + "ba" + "ab" + "ba"  # one round in front to warm up
-
-
-def test_both_do_the_same_steps_and_one_more_than_is_timed() -> None:
-    journal, _ = run(rounds=3, steps=2, lap=100)
     made = [steps for _, steps in turns(journal)]
-    assert made[0::2] == made[1::2] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    assert made[0::2] == made[1::2]
+    assert made[0::2] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11], [12, 13, 14]]
 
 
 def test_a_lap_ends_with_a_reset() -> None:
@@ -88,15 +81,12 @@ def test_a_lap_ends_with_a_reset() -> None:
     assert found.steps == 4
 
 
-def test_steps_are_chosen_by_duration() -> None:
-    _, found = run(rounds=1, steps=0, lap=1000)
-    assert found.steps == 50  # a few microseconds each: the most
-    journal: Journal = []
+@pytest.mark.parametrize(("cost", "steps"), [(2_000, 50), (60_000_000, 3)])
+def test_steps_are_chosen_by_duration(cost: int, steps: int) -> None:
     now = [0]
-    slow = Recorder("slow", journal, now, 60_000_000)
-    assert (
-        measure([slow], 1000, Options(rounds=1), clock=lambda: now[0], waited=lambda: 0).steps == 3
-    )
+    one = Recorder("a", [], now, cost)
+    found = measure([one], 1000, Options(rounds=1), clock=lambda: now[0], waited=lambda: 0)
+    assert found.steps == steps
 
 
 def test_disturbed_rounds_are_repeated() -> None:
@@ -119,22 +109,10 @@ def test_disturbed_rounds_are_repeated() -> None:
     found = measure([Turn()], 1000, Options(rounds=3, steps=1), lambda: now[0], waited)
     assert found.rounds_us["turn"] == [1.0, 1.0, 1.0]
     assert found.disturbed_rounds == 0
-
-
-def test_never_calm_is_said() -> None:
-    now, waiting = [0], [0]
-
-    def always() -> int:
-        waiting[0] += 1_000_000
-        return waiting[0]
-
+    always = iter(range(0, 10**12, 10**6))
     one = Recorder("a", [], now, 1_000)
-    found = measure([one], 1000, Options(rounds=2, steps=1), lambda: now[0], always)
-    assert len(found.rounds_us["a"]) == 2
-    assert found.disturbed_rounds == 2
-
-
-def test_waiting_is_told_by_the_system() -> None:
+    found = measure([one], 1000, Options(rounds=2, steps=1), lambda: now[0], lambda: next(always))
+    assert len(found.rounds_us["a"]) == found.disturbed_rounds == 2
     assert 0 <= waited_ns() <= waited_ns()
 
 
@@ -143,30 +121,23 @@ class Drafter(Contestant):
 
     def __init__(self, name: str, drafts: Drafts) -> None:
         self.name = name
-        self._drafts = drafts
-
-    def function(self) -> Drafts:
-        return self._drafts
+        self.function = lambda: drafts
 
     def drafts(self, result: Any) -> Drafts:
         return list(result)
 
 
-def test_equal_drafts_are_said_to_be() -> None:
-    one, other = Drafter("one", [[1], []]), Drafter("other", [[1], []])
-    found = measure([one, other], 20, Options(rounds=1, steps=1))
+def test_different_drafts_are_an_error() -> None:
+    one = Drafter("one", [[1], []])
+    found = measure([one, Drafter("same", [[1], []])], 20, Options(rounds=1, steps=1))
     assert found.same_drafts is True
     assert found.drafted_share == 0.5
-
-
-def test_different_drafts_are_an_error() -> None:
-    one, other = Drafter("one", [[1], []]), Drafter("other", [[2], []])
     with pytest.raises(BenchError, match="other and one draft differently"):
-        measure([one, other], 20, Options(rounds=1, steps=1))
+        measure([one, Drafter("other", [[2], []])], 20, Options(rounds=1, steps=1))
 
 
-@pytest.mark.parametrize(("cache", "read"), [("hot", 0), ("l2-cold", 4 << 20)])
-def test_spoiler_holds_as_much_as_is_read(cache: str, read: int) -> None:
-    spoiler = Spoiler(cache, 0.0)
-    assert spoiler._other.nbytes == read
-    spoiler()
+def test_spread_and_ratio() -> None:
+    """A slow machine in one round slows both: their quotient stays, the quotient of medians not."""
+    assert stats.spread([10.0, *range(10)]) == {"median": 5.0, "p10": 1.0, "p90": 9.0}
+    ours, peer = [1.0, 10.0, 2.0], [5.0, 50.0, 30.0]
+    assert stats.ratios(peer, ours)["median"] == 5.0
