@@ -9,7 +9,6 @@ episodes never reached (page splits, for example), because drafts were then not 
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import re
 import subprocess
@@ -89,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="needs ngram_npu installed, for the machine")
     given = parser.parse_args(arguments)
     if given.json is not None:
-        from tools.bench import environment  # now: not after an hour
+        from tools.bench import environment, report  # now: not after an hour
     begun = time.perf_counter()
     status, output = run(given.target, given.seconds, given.seed)
     seconds = time.perf_counter() - begun
@@ -104,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             **({} if status else summary(output)),
             "findings": found,
         }
-        given.json.write_text(json.dumps(result, indent=2) + "\n")
+        report.write(given.json, result)
     for problem in found:
         print(f"fuzz: {problem}", file=sys.stderr)
     return 1 if found else 0

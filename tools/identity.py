@@ -8,7 +8,6 @@ A case is wholly determined by its number.
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from collections import Counter
@@ -21,9 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from ngram_npu import _C, NgramIndex
-from ngram_npu.config import UNLIMITED
 
-from tools.bench import environment
+from tools.bench import environment, report
 from tools.bench.data import make_workload
 from tools.bench.options import Options, Size
 
@@ -86,7 +84,13 @@ def run_case(case: Case, steps: int, index_step: IndexStep, data: Path | None) -
         tokens, lengths, sampled_at = _random_steps(case, rng)
     tokens, base = tokens.copy(), lengths.copy()
     low, high = case.span
-    options = (low, high, K, case.match_policy, case.overlap, UNLIMITED)
+    options = {
+        "min_n": low,
+        "max_n": high,
+        "k": K,
+        "match_policy": case.match_policy,
+        "overlap": case.overlap,
+    }
     index = NgramIndex(ROWS, tokens.size, min_n=low, max_n=high, any_data=True)
     slots = np.arange(ROWS, dtype=np.int32)
     totals: Counter[str] = Counter()
@@ -102,9 +106,9 @@ def run_case(case: Case, steps: int, index_step: IndexStep, data: Path | None) -
         sampled = sampled_at(step)
         discard = rng.random(ROWS) < 0.05
         expected_tokens, expected_lengths = tokens.copy(), lengths.copy()
-        arguments = (sampled, discard, None, True, UNLIMITED, *options)
-        expected = _C.ngram_step_(expected_tokens, expected_lengths, *arguments, None)
-        found = index_step(tokens, lengths, *arguments, index.tensor, slots, None)
+        arguments = {"discard": discard, **options}
+        expected = _C.ngram_step_(expected_tokens, expected_lengths, sampled, **arguments)
+        found = index_step(tokens, lengths, sampled, index.tensor, slot_indices=slots, **arguments)
         pairs = [*zip(found, expected, strict=True), (lengths, expected_lengths)]
         if not all(map(np.array_equal, *zip(*pairs, strict=True))) or not np.array_equal(
             tokens, expected_tokens
@@ -144,10 +148,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "note": given.note,
         **run(given.cases, given.steps, given.data),
     }
-    text = json.dumps(result, indent=1) + "\n"
     if given.json is not None:
-        given.json.write_text(text)
-    print(text, end="")
+        report.write(given.json, result)
+    print(report.laid_out(result))
 
 
 if __name__ == "__main__":

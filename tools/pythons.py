@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -40,7 +41,8 @@ def find(version: str, environment: Mapping[str, str]) -> tuple[Path | None, str
     pyenv = Path(environment.get("PYENV_ROOT") or Path(environment.get("HOME", "/")) / ".pyenv")
     on_path = shutil.which(f"python{version}", path=environment.get("PATH", ""))
     candidates = [Path(on_path)] if on_path else []
-    candidates += sorted(pyenv.glob(f"versions/{version}.*/bin/python{version}"), reverse=True)
+    installed = pyenv.glob(f"versions/{version}.*/bin/python{version}")
+    candidates += sorted(installed, key=_patch_level, reverse=True)
     reason = "not found"
     for candidate in candidates:
         probe = subprocess.run(
@@ -51,6 +53,11 @@ def find(version: str, environment: Mapping[str, str]) -> tuple[Path | None, str
         lines = probe.stderr.strip().splitlines() or [f"exit status {probe.returncode}"]
         reason = f"{candidate}: {lines[-1]}"
     return None, reason
+
+
+def _patch_level(python: Path) -> list[int]:
+    """Of one of pyenv's: as numbers, because 3.12.10 is newer than 3.12.9."""
+    return [int(number) for number in re.findall(r"\d+", python.parents[1].name)]
 
 
 def commands(python: Path, folder: Path) -> list[list[str]]:

@@ -84,23 +84,23 @@ def main() -> int:
         for name, options in chosen.items():
             print(f"run {number + 1} of {arguments.repeat}: {name}", file=sys.stderr)
             runs[name].append(_run(arguments, options))
-    medians = {name: _medians(of) for name, of in runs.items()}
+    figures = {name: _figures(of) for name, of in runs.items()}
     result = {
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "model": arguments.model,
         "versions": _versions(arguments.vllm),
         "serve": arguments.serve,
         "bench": arguments.bench,
-        "runs": runs,
-        "median": medians,
+        "repeat": arguments.repeat,
+        "figures": figures,
     }
     text = json.dumps(result, indent=1) + "\n"
     if arguments.json is None:
         sys.stdout.write(text)
     else:
         arguments.json.write_text(text)
-    for name, figures in medians.items():
-        shown = ", ".join(f"{key} {value:.4g}" for key, value in figures.items())
+    for name, of in figures.items():
+        shown = ", ".join(f"{key} {value['median']:.4g}" for key, value in of.items())
         print(f"{name:10} {shown}", file=sys.stderr)
     return 0
 
@@ -203,9 +203,13 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
                 continue
 
 
-def _medians(runs: list[dict[str, Any]]) -> dict[str, float]:
-    names = [name for name in runs[0] if all(name in run for run in runs)]
-    return {name: statistics.median(run[name] for run in runs) for name in names}
+def _figures(runs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    found = {}
+    for name in set(runs[0]).intersection(*runs):
+        values = [run[name] for run in runs]
+        median = statistics.median(values)
+        found[name] = {"median": median, "min": min(values), "max": max(values)}
+    return dict(sorted(found.items()))
 
 
 def _versions(vllm: str) -> dict[str, str]:

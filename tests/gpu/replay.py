@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
+from tools.bench.gpu.runtime import Work, captured
+
 HAS_GPU = torch.cuda.is_available()
 NO_GPU = "NO GPU: nothing of the CUDA backend was run; its kernels run on their host twin only"
 GPU_ONLY = pytest.mark.skipif(not HAS_GPU, reason=NO_GPU)
 DEVICES = ["cpu", "cuda"] if HAS_GPU else ["cpu"]
-
-Work = Callable[[], Any]
 
 
 class Replay:
@@ -23,19 +23,7 @@ class Replay:
 
     def __init__(self, device: str, work: Work) -> None:
         self._work = work
-        self._graph: torch.cuda.CUDAGraph | None = None
-        if device == "cpu":
-            return
-        # Kernels are loaded, and what they keep is allocated, before the capture.
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            work()
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.synchronize()
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._results = work()
+        self._graph, self._results = (None, None) if device == "cpu" else captured(work)
 
     def __call__(self) -> Any:
         if self._graph is None:

@@ -6,14 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from ngram_npu.ops import workspace_size
 
-from tools.bench.gpu.ours import make_index
+from tools.bench.gpu.ours import make_index, workspace
 
 MIN_N, MAX_N, K = 2, 4, 5
 CAPACITY = 1 << 13
 WIDTH = 3
-UNLIMITED = 2**63 - 1
 
 
 class Rows:
@@ -70,16 +68,19 @@ class Rows:
         self._index.check_integrity({i: row[:length] for i, (row, length) in enumerate(held)})
 
     def step(self) -> tuple[torch.Tensor, ...]:
-        head = (self.tokens, self.lengths, self.sampled, self.discard, None, True, UNLIMITED)
-        lookup = (MIN_N, MAX_N, K, self._match, False, CAPACITY)
+        rows = (self.tokens, self.lengths, self.sampled)
+        keywords = {
+            "discard": self.discard,
+            "min_n": MIN_N,
+            "max_n": MAX_N,
+            "k": K,
+            "match_policy": self._match,
+            "max_len": CAPACITY,
+            "workspace": self.workspace,
+        }
         if self.index is None:
-            return torch.ops.ngram_npu.ngram_step_(*head, *lookup, self.workspace)
-        index = (self.index, None)
-        return torch.ops.ngram_npu.ngram_index_step_(*head, *lookup, *index, self.workspace)
-
-
-def workspace(op: str, batch: int, device: str) -> torch.Tensor:
-    return torch.zeros(workspace_size(op, batch), dtype=torch.int32, device=device)
+            return torch.ops.ngram_npu.ngram_step_(*rows, **keywords)
+        return torch.ops.ngram_npu.ngram_index_step_(*rows, self.index, **keywords)
 
 
 def same(got: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> bool:

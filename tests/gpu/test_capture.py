@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from backends import call_torch
-from on_device import OnDevice
-from ops.parity import MismatchError, compare
+from on_device import OnDevice, torch_op
+from ops.parity import MismatchError, as_arrays, compare
 from opspecs import OPSPECS, Args, OpSpec, Sample, clone_args
 
 from gpu.replay import DEVICES, Replay, num_allocations, synchronize, times
@@ -39,7 +39,7 @@ def check_replays(spec: OpSpec, device: str, args: Args, count: int, **changed: 
     rng = np.random.default_rng(17)
     mine = clone_args(args)
     there = OnDevice(mine, device)
-    function = changed.get("function", getattr(torch.ops.ngram_npu, spec.name))
+    function = changed.get("function", torch_op(spec.name))
     replay = Replay(device, lambda: function(*there.args))
     for number in range(count):
         values = reordered(spec, args, rng)
@@ -51,11 +51,10 @@ def check_replays(spec: OpSpec, device: str, args: Args, count: int, **changed: 
         synchronize(device)
         assert num_allocations(device) == before
         there.copy_back()
-        several = results if isinstance(results, (tuple, list)) else (results,)
-        got = tuple(r.cpu().numpy() for r in several if r is not None)
         truth = clone_args(values)
         expected = call_torch(spec.name, truth)
-        compare(spec, Sample(f"replay {number}", values), got, mine, expected, truth)
+        sample = Sample(f"replay {number}", values)
+        compare(spec, sample, as_arrays(results), mine, expected, truth)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -84,7 +83,7 @@ def test_a_replay_that_does_nothing_is_caught() -> None:
 
     def stale(*args: object) -> tuple[torch.Tensor, ...]:
         if not first:
-            first.append(torch.ops.ngram_npu.ngram_step_(*args))
+            first.append(torch_op("ngram_step_")(*args))
         return first[0]
 
     with pytest.raises(MismatchError):

@@ -1,6 +1,101 @@
-import sys
+"""Builds, tests, checks and measures on a machine with an NVIDIA GPU, with what is there and
+without a network: ``make gpu``. See docs/performance.md."""
 
-from tools.gpu.cli import main
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tools.gpu.build import PREFIX
+from tools.gpu.targets import launches, targets
+from tools.runner import Stage, counts, main, pytest, python, said
+
+DEADLINE_SECONDS = 460
+"""For all stages together: under eight minutes with the start of the program."""
+CUDA_PROGRAMS = "/usr/local/cuda/bin"
+"""Where an installer puts nvcc, compute-sanitizer and ncu, on the path or not."""
+METRICS = (
+    "gpu__time_duration.sum",
+    "dram__bytes_read.sum",
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "lts__t_sector_hit_rate.pct",
+    "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed",
+    "launch__registers_per_thread",
+    "launch__grid_size",
+)
+
+
+def bench(name: str, op: str, seconds: int, out: Path, *options: str) -> Stage:
+    command = python(
+        "-m", "tools.bench", op, "--device", "cuda", "--data-kind", "nomatch", *options,
+        "--json", str(out / f"{name}.json"),
+    )  # fmt: skip
+    return Stage(name, command, seconds)
+
+
+def plan(out: Path) -> list[Stage]:
+    """In the order in which they run: what everything needs, then what would be missed most."""
+    # Each tensor is an allocation of its own, so that memcheck sees where it ends.
+    unpooled = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    sanitizer = ("compute-sanitizer", "--error-exitcode", "9", "--tool")
+    checked = python("-m", "tools.gpu.watched", "parity")
+    return [
+        Stage("build", python("-m", "tools.gpu.build"), 150, required=True),
+        Stage(
+            "presence", pytest("tests/gpu/test_devices.py", "-k", "takes_part"), 60,
+            required=True, read=counts,
+        ),
+        # The twins are not built here.
+        Stage("tests", pytest("tests/gpu", "-k", "not on_twin"), 90, read=counts),
+        Stage("parity", pytest("tests/ops", "-k", "device-cuda"), 90, read=counts),
+        bench("ngram_step_-cuda", "ngram_step_", 60, out),
+        bench("correct_spec_state_-cuda", "correct_spec_state_", 60, out),
+        Stage("rows", python("-m", "tools.gpu.rows"), 80, read=said),
+        # Hot, its figures would be of what the restored index leaves in the L2.
+        bench("ngram_index_step_-cuda", "ngram_index_step_", 60, out, "--cache", "l2-cold"),
+        bench(
+            "ngram_step_-cuda-v1", "ngram_step_", 120, out,
+            "--sizes", "128x32k", "--peer", "vllm-v1", "--peer", "vllm-v1-kernel",
+        ),
+        Stage(
+            "memcheck", (*sanitizer, "memcheck", "--report-api-errors", "no", *checked), 75,
+            read=said, environment=unpooled,
+        ),
+        Stage("racecheck", (*sanitizer, "racecheck", *checked), 75, read=said),
+        Stage(
+            "ncu",
+            (
+                "ncu", "--clock-control", "none", "--profile-from-start", "off", "--csv",
+                "--metrics", ",".join(METRICS), *python("-m", "tools.gpu.watched", "lookups"),
+            ),
+            60, read=launches,
+        ),
+        bench("ngram_propose-cuda", "ngram_propose", 40, out),
+        bench(
+            "ngram_step_-cuda-cold", "ngram_step_", 40, out,
+            "--cache", "l2-cold", "--peer", "vllm-v2",
+        ),
+    ]  # fmt: skip
+
+
+def environment() -> dict[str, str]:
+    """The installed package in front."""
+    return {
+        "NGRAM_NPU_REQUIRE_GPU": str(PREFIX),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(PREFIX), os.environ.get("PYTHONPATH")))),
+        "PATH": os.pathsep.join((os.environ.get("PATH", os.defpath), CUDA_PROGRAMS)),
+    }
+
+
+def findings(out: Path, begun: float) -> dict[str, Any]:
+    """The figures are in the benches' files, of which one that was ended may have left some."""
+    written = [file for file in out.glob("*-cuda*.json") if file.stat().st_mtime >= begun]
+    files = sorted(file.name for file in written)
+    return {"files": files, "targets": targets(out, files)}
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("gpu", plan, findings, seconds=DEADLINE_SECONDS, environment=environment()))

@@ -1,6 +1,6 @@
 """A million rows, random, recorded and adversarial: do the device's lookups give the CPU's bits?
 
-    python -m tools.gpu.rows --rows 1000000
+    python -m tools.gpu.rows [1000000]
 
 Each batch of rows goes through ngram_propose, ngram_step_ and, indexed before, ngram_index_step_ on
 the device, with other options each time; the CPU says what is right, about all results and about
@@ -9,20 +9,22 @@ everything that was written.
 
 from __future__ import annotations
 
-import argparse
+import functools
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from ngram_npu.config import UNLIMITED
-from ngram_npu.ops import workspace_size
+from ngram_npu.config import ANY_TOKEN, UNLIMITED
 from ngram_npu.replay import stdlib_conversations
+
+from tools.bench import environment
+from tools.bench.gpu.ours import make_index, workspace
 
 Int32Array = npt.NDArray[np.int32]
 Calls = dict[str, Callable[..., Any]]
@@ -31,7 +33,6 @@ Calls = dict[str, Callable[..., Any]]
 BATCH = 4096
 CAPACITY = 768
 WIDTH = 4
-KINDS = ("random", "recorded", "adversarial")
 _EXTREMES = (-(2**31), -1, 2**31 - 1, CAPACITY + 1)
 
 
@@ -49,15 +50,15 @@ class Batch:
     lengths: Int32Array
     sampled: Int32Array
     discard: npt.NDArray[np.bool_]
-    options: tuple[Any, ...]
-    """min_n, max_n, k, match, overlap, max_len."""
+    options: dict[str, Any]
+    """min_n, max_n, k, match_policy, overlap, max_len."""
 
 
 def make_batch(number: int, rows: int) -> Batch:
     """Wholly determined by its number."""
     rng = np.random.default_rng(number)
-    kind = KINDS[number % len(KINDS)]
-    tokens = _TOKENS[kind](rng, rows)
+    kind = list(KINDS)[number % len(KINDS)]
+    tokens = KINDS[kind](rng, rows)
     lengths = rng.integers(0, CAPACITY + 1, rows, dtype=np.int32)
     bad = rng.random(rows) < 0.01
     lengths[bad] = rng.choice(np.array(_EXTREMES, np.int32), int(bad.sum()))
@@ -68,14 +69,14 @@ def make_batch(number: int, rows: int) -> Batch:
     sampled[other] = tokens[other, :WIDTH]
     sampled[np.arange(WIDTH) >= rng.integers(0, WIDTH + 1, (rows, 1))] = -1
     min_n = int(rng.integers(1, 5))
-    options = (
-        min_n,
-        min_n + int(rng.integers(0, 8)),
-        int(rng.integers(1, 9)),
-        int(rng.integers(0, 2)),
-        bool(rng.integers(0, 2)),
-        int(rng.choice([UNLIMITED, CAPACITY, CAPACITY // 2])),
-    )
+    options = {
+        "min_n": min_n,
+        "max_n": min_n + int(rng.integers(0, 8)),
+        "k": int(rng.integers(1, 9)),
+        "match_policy": int(rng.integers(0, 2)),
+        "overlap": bool(rng.integers(0, 2)),
+        "max_len": int(rng.choice([UNLIMITED, CAPACITY, CAPACITY // 2])),
+    }
     return Batch(kind, number, tokens, lengths, sampled, rng.random(rows) < 0.1, options)
 
 
@@ -84,19 +85,19 @@ def _random(rng: np.random.Generator, rows: int) -> Int32Array:
     return rng.integers(0, alphabet, (rows, CAPACITY), dtype=np.int32)
 
 
-_recorded: list[Int32Array] = []
-
-
-def _recorded_rows(rng: np.random.Generator, rows: int) -> Int32Array:
+@functools.cache
+def _text() -> Int32Array:
     """Words and signs of the Python standard library's sources, which are on every machine."""
-    if not _recorded:
-        conversations, _ = stdlib_conversations()
-        text = " ".join(str(t.completion) for c in conversations for t in c.turns)
-        words = text.replace("(", " ( ").replace(".", " . ").replace(":", " : ").split()
-        ids = {word: number for number, word in enumerate(dict.fromkeys(words))}
-        _recorded.append(np.array([ids[word] for word in words], np.int32))
-    starts = rng.integers(0, len(_recorded[0]), (rows, 1))
-    return np.take(_recorded[0], starts + np.arange(CAPACITY), mode="wrap")
+    conversations, _ = stdlib_conversations()
+    text = " ".join(str(t.completion) for c in conversations for t in c.turns)
+    words = text.replace("(", " ( ").replace(".", " . ").replace(":", " : ").split()
+    ids = {word: number for number, word in enumerate(dict.fromkeys(words))}
+    return np.array([ids[word] for word in words], np.int32)
+
+
+def _recorded(rng: np.random.Generator, rows: int) -> Int32Array:
+    starts = rng.integers(0, len(_text()), (rows, 1))
+    return np.take(_text(), starts + np.arange(CAPACITY), mode="wrap")
 
 
 def _adversarial(rng: np.random.Generator, rows: int) -> Int32Array:
@@ -113,11 +114,7 @@ def _adversarial(rng: np.random.Generator, rows: int) -> Int32Array:
     return tokens
 
 
-_TOKENS: dict[str, Callable[[np.random.Generator, int], Int32Array]] = {
-    "random": _random,
-    "recorded": _recorded_rows,
-    "adversarial": _adversarial,
-}
+KINDS = {"random": _random, "recorded": _recorded, "adversarial": _adversarial}
 
 
 def check_batch(batch: Batch, device: str, calls: Calls | None = None) -> int:
@@ -132,9 +129,11 @@ def check_batch(batch: Batch, device: str, calls: Calls | None = None) -> int:
     drafted = 0
     for op, arguments in _ARGUMENTS.items():
         mine, truth = _Tensors(batch, device), _Tensors(batch, "cpu")
-        reference = "ngram_step_" if op == "ngram_index_step_" else op
-        got = ops[op](*arguments(mine, batch))
-        expected = getattr(torch.ops.ngram_npu, reference)(*_ARGUMENTS[reference](truth, batch))
+        given, keywords = arguments(mine, batch)
+        got = ops[op](*given, **keywords)
+        reference = _SCANNING.get(op, op)
+        given, keywords = _ARGUMENTS[reference](truth, batch)
+        expected = getattr(torch.ops.ngram_npu, reference)(*given, **keywords)
         pairs = [*zip(got, expected, strict=True), *zip(mine.written, truth.written, strict=True)]
         for place, (result, wanted) in enumerate(pairs):
             differs = (result.cpu() != wanted).flatten(1 if wanted.dim() > 1 else 0)
@@ -161,43 +160,54 @@ class _Tensors:
         self.written = (self.tokens, self.lengths)
 
     def workspace(self, op: str) -> torch.Tensor:
-        size = workspace_size(op, len(self.lengths))
-        return torch.zeros(size, dtype=torch.int32, device=self.device)
+        return workspace(op, len(self.lengths), self.device)
 
-    def index(self, batch: Batch) -> torch.Tensor:
-        """Of the rows as they are before the step."""
-        from tools.bench.gpu.ours import make_index
-
-        min_n, max_n, _, match = batch.options[:4]
+    def index(self, batch: Batch, missing: int) -> torch.Tensor:
+        """Of the rows as they are before the call, but for their last tokens."""
+        options = batch.options
         rows, capacity = self.tokens.shape
+        min_n, max_n = options["min_n"], options["max_n"]
         index = make_index(rows, rows * capacity, min_n, max_n, self.device)
-        index.append(self.tokens, self.lengths, match_policy=match)
+        lengths = torch.where(self.lengths > missing, self.lengths - missing, self.lengths)
+        index.append(self.tokens, lengths, match_policy=options["match_policy"])
         tensor: torch.Tensor = index.tensor
         return tensor
 
 
-def _propose(t: _Tensors, batch: Batch) -> tuple[Any, ...]:
-    return (t.tokens, t.lengths, None, None, *batch.options)
+_Arguments = tuple[tuple[torch.Tensor, ...], dict[str, Any]]
 
 
-def _head(t: _Tensors, batch: Batch) -> tuple[Any, ...]:
-    vocab_size = UNLIMITED if batch.number % 2 else 100
-    return (t.tokens, t.lengths, t.sampled, t.discard, None, True, vocab_size, *batch.options)
+def _propose(t: _Tensors, batch: Batch) -> _Arguments:
+    counts = t.sampled[:, 0].clamp(max=1)  # 1 where something was sampled, else less
+    return (t.tokens, t.lengths), {"num_sampled": counts, **batch.options}
 
 
-def _step(t: _Tensors, batch: Batch) -> tuple[Any, ...]:
-    return (*_head(t, batch), t.workspace("ngram_step_"))
+def _index_propose(t: _Tensors, batch: Batch) -> _Arguments:
+    rows, keywords = _propose(t, batch)
+    return (*rows, t.index(batch, missing=1)), keywords
 
 
-def _index_step(t: _Tensors, batch: Batch) -> tuple[Any, ...]:
-    return (*_head(t, batch), t.index(batch), None, t.workspace("ngram_index_step_"))
+def _step(t: _Tensors, batch: Batch, op: str = "ngram_step_") -> _Arguments:
+    return (t.tokens, t.lengths, t.sampled), {
+        "discard": t.discard,
+        "vocab_size": ANY_TOKEN if batch.number % 2 else 100,
+        "workspace": t.workspace(op),
+        **batch.options,
+    }
+
+
+def _index_step(t: _Tensors, batch: Batch) -> _Arguments:
+    rows, keywords = _step(t, batch, "ngram_index_step_")
+    return (*rows, t.index(batch, missing=0)), keywords
 
 
 _ARGUMENTS = {
     "ngram_propose": _propose,
     "ngram_step_": _step,
+    "ngram_index_propose_": _index_propose,
     "ngram_index_step_": _index_step,
 }
+_SCANNING = {"ngram_index_propose_": "ngram_propose", "ngram_index_step_": "ngram_step_"}
 
 
 def run(rows: int, device: str, calls: Calls | None = None) -> dict[str, Any]:
@@ -213,19 +223,7 @@ def run(rows: int, device: str, calls: Calls | None = None) -> dict[str, Any]:
     return {"identical": True, "rows": dict(checked), "drafted": dict(drafted), "device": device}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.gpu.rows", description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--device", default="cuda")
-    given = parser.parse_args(arguments)
-    try:
-        found = run(given.rows, given.device)
-    except DifferenceError as error:
-        print(f"tools.gpu.rows: {error}", file=sys.stderr)
-        return 1
-    print("RESULT", json.dumps(found))
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    rows = int(sys.argv[1]) if sys.argv[1:] else 1_000_000
+    found = run(rows, "cuda") | {"machine": environment.machine("cuda")}
+    print("RESULT", json.dumps(found))

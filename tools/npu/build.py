@@ -1,0 +1,31 @@
+"""Builds the package for SOC_VERSION, else for the NPU at hand, and installs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from tools.runner import ROOT
+
+
+def chip() -> str:
+    """The name as torch_npu has it, which is what SOC_VERSION wants."""
+    if given := os.environ.get("SOC_VERSION"):
+        return given
+    import torch
+    import torch_npu  # noqa: F401
+
+    name: str = torch.npu.get_device_name(0)
+    return name
+
+
+def command() -> list[str]:
+    pip = [sys.executable, "-m", "pip", "install", "--no-build-isolation", "--no-deps"]
+    defined = ("NGRAM_NPU_ASCENDC=ON", f"SOC_VERSION={chip()}")
+    settings = [f"--config-settings=cmake.define.{setting}" for setting in defined]
+    return [*pip, "--force-reinstall", *settings, str(ROOT)]
+
+
+if __name__ == "__main__":
+    sys.exit(subprocess.run(command(), check=False).returncode)

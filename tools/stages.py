@@ -1,0 +1,32 @@
+"""Makes targets one after the other; at the end, or where one fails, says how long each took.
+
+python tools/stages.py MAKE TARGET...
+"""
+
+import resource
+import subprocess
+import sys
+import time
+
+
+def main(make: str, targets: list[str]) -> int:
+    table, status = [], 0
+    for target in targets:
+        print(f"== {target}", flush=True)
+        before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+        status = subprocess.run([make, "--no-print-directory", target], check=False).returncode
+        wall, after = time.monotonic() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        table.append((target, wall, cpu))
+        if status:
+            break
+    failed = f"{targets[len(table) - 1]} failed" if status else "all passed"
+    table.append((failed, sum(row[1] for row in table), sum(row[2] for row in table)))
+    print(f"{'stage':24}{'seconds':>9}{'CPU seconds':>13}")
+    for name, wall, cpu in table:
+        print(f"{name:24}{wall:9.1f}{cpu:13.1f}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,8 @@
+"""Proofs by many cases, or by faults made on purpose, that take long and keep what they found as
+JSON."""
+
+import sys
+from pathlib import Path
+
+_TESTS = Path(__file__).resolve().parents[2] / "tests"
+sys.path[:0] = [str(_TESTS), str(_TESTS / "support")]  # they run what the tests are made of

@@ -1,0 +1,138 @@
+"""Compiles a changed kernel against the twin's model and runs the parity samples on it, and for an
+index, which shows what it remembers only later, the tests of its own."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from backends import Backend, call_torch
+from cuda_hooks import watched
+from ops.parity import MismatchError, check_parity
+from opspecs import OPSPECS
+from twins import FOLDER, ROOT, Twin
+
+from tools.verify.mutant import Mutant, failing_tests
+
+MODES = ("resident", "hooks")
+INDEX_OPS = (
+    "ngram_index_append_",
+    "ngram_index_propose_",
+    "ngram_index_reset_",
+    "ngram_index_step_",
+)
+INDEX_TESTS = sorted((ROOT / "tests" / "index").glob("test_device_index*.py"))
+SECONDS = 120
+"""A kernel that takes longer does not end."""
+
+
+def op_of(mutant: Mutant) -> str:
+    return mutant.name.partition(":")[0]
+
+
+def caught(mutant: Mutant) -> str:
+    """In which mode the samples noticed, and how; empty where none did."""
+    op = op_of(mutant)
+    with tempfile.TemporaryDirectory() as folder:
+        csrc = Path(folder) / "csrc"
+        for part in ("core", "cuda"):
+            shutil.copytree(ROOT / "csrc" / part, csrc / part)
+        (Path(folder) / mutant.file).write_text(mutant.changed())
+        for mode in MODES:
+            library = build(csrc, op, mode)
+            noticed = in_a_child(lambda mode=mode, lib=library: run_samples(op, mode, lib))
+            if not noticed and mode == "resident" and op in INDEX_OPS:
+                noticed = run_index_tests(library)
+            if noticed:
+                return f"{mode}: {noticed}"
+    return ""
+
+
+def build(csrc: Path, op: str, mode: str) -> Path:
+    """The operator's kernels, or all of an index, as a library of their own, where Twin looks."""
+    library = csrc.parent / mode / f"libngram_npu_cuda_{mode}.so"
+    library.parent.mkdir()
+    include = [f"-I{ROOT / 'tests/twins/cuda/include'}", f"-I{csrc}"]
+    compiled = []
+    for name in INDEX_OPS if op in INDEX_OPS else [op]:
+        compiled.append(library.parent / f"{name}.o")
+        _run(
+            f"g++ -std=c++17 -fPIC -fvisibility=hidden -w @{FOLDER / mode}.flags",
+            *(
+                *include,
+                "-c",
+                "-x",
+                "c++",
+                csrc / "cuda" / f"{name.rstrip('_')}.cu",
+                "-o",
+                compiled[-1],
+            ),
+        )
+    # Without the flags, which would bring the sanitizers' own libraries.
+    model = FOLDER / f"libcuda_twin_{mode}.a"
+    _run("g++ -shared -Wl,--no-undefined", *compiled, model, "-o", library)
+    return library
+
+
+def _run(command: str, *more: str | Path) -> None:
+    subprocess.run([*shlex.split(command), *map(str, more)], check=True)
+
+
+def run_samples(op: str, mode: str, library: Path) -> str:
+    spec = OPSPECS[op]
+    if mode == "hooks":
+        backend = watched(spec, library)
+    else:
+        twin = Twin(f"cuda_{mode}", "cuda", "cuda", library.parent)
+        backend = Backend(mode, call_torch, twin=twin)
+    with backend.drawing():
+        samples = list(spec.samples(np.random.default_rng(2026)))
+    for sample in samples:
+        try:
+            check_parity(spec, backend, sample)
+        except (MismatchError, RuntimeError) as error:
+            return f"{sample.label}: {type(error).__name__}: {error}"
+    return ""
+
+
+def run_index_tests(library: Path) -> str:
+    (library.parent / "libngram_npu_cuda_fast.so").symlink_to(library)  # which the tests take
+    # Machine: it would take long to find the shortest failure.
+    arguments = [*map(str, INDEX_TESTS), "-k", "not Machine"]
+    said = failing_tests(arguments, {"NGRAM_NPU_TWINS": str(library.parent)}, SECONDS)
+    return said and f"the index's tests: {said}"
+
+
+def in_a_child(task: Callable[[], str]) -> str:
+    """What it returns, or how it ended: a wrong kernel may take its process with it."""
+    receiving, sending = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            signal.alarm(SECONDS)
+            faulthandler.disable()  # a crash is what some faults lead to
+            os.write(sending, task()[:4000].encode())
+            status = 0
+        except Exception:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    os.close(sending)
+    with os.fdopen(receiving, "rb") as pipe:
+        said = pipe.read().decode(errors="replace")
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status == 1:
+        raise RuntimeError("the samples could not be run; see above")
+    if status > 0:  # what a library found broken: of its heap, say
+        return f"ended with status {status}"
+    return said if status == 0 else f"ended by {signal.Signals(-status).name}"

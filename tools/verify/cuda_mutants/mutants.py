@@ -1,0 +1,460 @@
+"""One fault each, that a kernel had or might have. A fault that cannot change what a kernel does
+on a GPU has no place here."""
+
+from __future__ import annotations
+
+from tools.verify.mutant import Mutant
+
+MUTANTS: list[Mutant] = []
+
+
+def _of(op: str, file: str, faults: dict[str, tuple[str, str]]) -> None:
+    for what, (old, new) in faults.items():
+        MUTANTS.append(Mutant(f"{op}: {what}", f"csrc/cuda/{file}", old, new))
+
+
+_BARRIER = "  __syncthreads();\n"
+
+for _op in ("prepare_next_token_ids", "prepare_inputs_padded"):
+    _of(
+        _op,
+        f"{_op}.cu",
+        {
+            "one request too many": ("i >= p.batch", "i > p.batch"),
+            "one request too few": ("i >= p.batch", "i >= p.batch - 1"),
+            "blocks overlap": ("blockIdx.x} * kThreads", "blockIdx.x} * (kThreads - 1)"),
+            "one block": ("cuda::blocks_for(params->batch, cuda::kThreads)", "dim3(1)"),
+        },
+    )
+
+_of(
+    "prepare_input_ids_",
+    "prepare_input_ids.cu",
+    {
+        "one request too many": ("i >= p.batch", "i > p.batch"),
+        "any previous position": ("if (!p.draft_token_ids.has(prev)) return;", ""),
+        "every lane writes all": ("n += kWarpSize", "n += 1"),
+        "lanes leave gaps": ("n += kWarpSize", "n += kThreads"),
+        "warps overlap": ("threadIdx.x / kWarpSize", "threadIdx.x / (2 * kWarpSize)"),
+        "one block": ("cuda::blocks_for(params->batch, cuda::kWarps)", "dim3(1)"),
+    },
+)
+
+_of(
+    "prepare_inputs",
+    "prepare_inputs.cu",
+    {
+        "sums are read before they are written": (
+            "= in_warp;\n" + _BARRIER,
+            "= in_warp;\n",
+        ),
+        "sums are read before they are added up": (
+            "sum_over_warp(warp_sums[thread]);\n" + _BARRIER,
+            "sum_over_warp(warp_sums[thread]);\n",
+        ),
+        "offsets are read before they are written": (
+            "kept_before[thread + 1] = upto;\n  " + _BARRIER,
+            "kept_before[thread + 1] = upto;\n",
+        ),
+        "the scan takes a lane too few": ("if (lane >= distance)", "if (lane > distance)"),
+        "the scan takes a lane too many": ("if (lane >= distance)", "if (lane >= distance - 1)"),
+        "the scan stops early": ("distance < kWarpSize", "distance < kWarpSize / 2"),
+        "a warp adds its own sum": ("warp_sums[warp - 1]", "warp_sums[warp]"),
+        "sums of 32 bits": ("int64_t before = 0;", "int32_t before = 0;"),
+        "every chunk begins at nothing": ("before = block.kept_before[kThreads];", ""),
+        "more indices than room": (
+            "smaller(block.kept_before[r + 1], p.total_tokens)",
+            "block.kept_before[r + 1]",
+        ),
+        "the rest begins one late": ("n = before + thread;", "n = before + thread + 1;"),
+        "one request too many": ("i < p.batch) {", "i <= p.batch) {"),
+        "indices of the wrong chunk": ("p.query_start_loc[first + r]", "p.query_start_loc[r]"),
+        "requests of the last chunk only": ("first += kThreads", "first += kThreads + 1"),
+        "lanes leave gaps": ("n < end; n += kWarpSize", "n < end; n += kThreads"),
+    },
+)
+
+_of(
+    "correct_num_computed_tokens_",
+    "correct_num_computed_tokens.cu",
+    {
+        "no barrier": (_BARRIER, ""),
+        "a warp's barrier": (_BARRIER, "  __syncwarp();\n"),
+        "nothing staged": ("stage_counts(p, i, corrected(p, i));", ";"),
+        "one request too few": (
+            "i < p.batch; i += kThreads) settle",
+            "i < p.batch - 1; i += kThreads) settle",
+        ),
+        "one request too many": (
+            "i < p.batch; i += kThreads) settle",
+            "i <= p.batch; i += kThreads) settle",
+        ),
+        "no second round": (
+            "i < p.batch; i += kThreads) stage",
+            "i < kThreads && i < p.batch; i += kThreads) stage",
+        ),
+    },
+)
+_of(
+    "correct_num_computed_tokens_",
+    "counts.cuh",
+    {
+        "staged without drafts": ("if (counts.accepted_changes) ", ""),
+        "accepted before computed": (
+            "p.num_computed_tokens[i] = p.num_accepted_tokens[i];\n    "
+            "p.num_accepted_tokens[i] = sampled_at(p, drafted);",
+            "p.num_accepted_tokens[i] = sampled_at(p, drafted);\n    "
+            "p.num_computed_tokens[i] = p.num_accepted_tokens[i];",
+        ),
+        "accepted without a bound": ("sampled_at(p, drafted)", "p.num_sampled_prev[drafted]"),
+        "position 0 counts as none": ("if (drafted < 0)", "if (drafted <= 0)"),
+    },
+)
+
+_of(
+    "compute_slot_mapping_",
+    "compute_slot_mapping.cu",
+    {
+        "one slot too many": ("n >= p.num_slots", "n > p.num_slots"),
+        "one slot too few": ("n >= p.num_slots", "n >= p.num_slots - 1"),
+        "the other width": ("slot_bytes == 8", "slot_bytes == 4"),
+        "blocks overlap": ("blockIdx.x} * kThreads", "blockIdx.x} * (kThreads - 1)"),
+    },
+)
+_of(
+    "compute_slot_mapping_",
+    "slots.cuh",
+    {
+        "the next request's first token": (
+            "query_start_loc[middle] > n",
+            "query_start_loc[middle] >= n",
+        ),
+        "the request before": ("return low - 1;", "return low - 2;"),
+        "one offset too many": ("high = batch + 1;", "high = batch + 2;"),
+        "one offset too few": ("high = batch + 1;", "high = batch;"),
+        "writes before the first request": ("if (request < 0) return;", ""),
+        "padding as a request": ("request < p.batch && ", ""),
+        "positions beyond the last": (" && n < p.num_positions", ""),
+        "padding is -1": ("slot == kNoSlot ? p.pad_id : slot", "slot"),
+    },
+)
+
+_of(
+    "correct_spec_state_",
+    "correct_spec_state.cu",
+    {
+        "no barrier before the fence": ("bool last;\n" + _BARRIER, "bool last;\n"),
+        "no fence before arriving": ("    __threadfence();\n    last =", "    last ="),
+        "no fence after arriving": ("gridDim.x - 1;\n    __threadfence();\n", "gridDim.x - 1;\n"),
+        "no barrier after arriving": ("  }\n" + _BARRIER + "  return last;", "  }\n  return last;"),
+        "the counter does not wrap": (
+            "atomicInc(arrived, gridDim.x - 1)",
+            "atomicInc(arrived, gridDim.x)",
+        ),
+        "the first block is taken for the last": ("== gridDim.x - 1;", "== 0;"),
+        "every block settles": ("  return last;", "  return true;"),
+        "nothing staged": ("  stage_counts(p.counts, i, counts);\n", ""),
+        "one request too few": (
+            "i < p.counts.batch; i += kThreads",
+            "i < p.counts.batch - 1; i += kThreads",
+        ),
+        "the rest of the lengths is kept": ("    p.seq_lens[i] = 0;\n", ""),
+        "fewer blocks than items": ("larger(tokens, p.num_seq_lens)", "p.num_seq_lens"),
+        "positions beyond the last": ("    if (n < p.slots.num_positions) p.", "    p."),
+        "slots beyond the last": ("  if (n < p.slots.num_slots) write", "  write"),
+        "new counts read as old": (
+            "corrected(p.counts, request).num_computed",
+            "p.counts.num_computed_tokens[request]",
+        ),
+    },
+)
+
+# Of the operator that is given a workspace, so that what is left in it shows.
+_JOIN = {
+    "all share one workspace": ("(workspace) + blockIdx.x;", "(workspace);"),
+    "no fence before arriving": ("block.best);\n    __threadfence();", "block.best);"),
+    "the shared rank is kept": (
+        "block.best = atomicExch(&shared->best, 0ull);",
+        "block.best = *static_cast<volatile Rank*>(&shared->best);",
+    ),
+    "the counter does not wrap": (
+        "atomicInc(&shared->arrived, groups - 1)",
+        "atomicInc(&shared->arrived, groups)",
+    ),
+}
+_LOOKUP = {
+    "the suffix is read before it is written": (
+        "- 1 - thread];\n    }\n    __syncthreads();",
+        "- 1 - thread];\n    }",
+    ),
+    "the best is read before all reported": (
+        "search.report(&block.best);\n  }\n  __syncthreads();",
+        "search.report(&block.best);\n  }",
+    ),
+    "the best begins with anything": ("if (thread == 0) block.best = 0;", ""),
+    "a suffix of one token less": (
+        "static_cast<int32_t>(options.max_n), tokens.length)",
+        "static_cast<int32_t>(options.max_n) - 1, tokens.length)",
+    ),
+    "a warp's later chunks need not be better": (
+        "need_ = larger(min_n_, best_len() + 1);",
+        "need_ = larger(min_n_, best_len() + 2);",
+    ),
+    "an edge has to be better": (
+        "const int32_t need = larger(min_n_, best_len());",
+        "const int32_t need = larger(min_n_, best_len() + 1);",
+    ),
+    "the newest token matches itself": (
+        "smaller(tokens.in_row, tokens.length - 1)",
+        "smaller(tokens.in_row, tokens.length)",
+    ),
+    "no edge behind the vectors": (
+        "count = head_ + (tokens_.length - 1 - behind)",
+        "count = head_",
+    ),
+    "no edge before the vectors": ("verify(i < head_ ? i :", "verify(i < head_ ? behind :"),
+    "vectors from any address": (
+        "head_ = smaller(ends, -misaligned &",
+        "head_ = smaller(ends, 0 &",
+    ),
+    "vectors beyond the last": ("v < num_vectors_ ? vectors[v] : int4{}", "vectors[v]"),
+    "the vector before the lane's own is the last lane's": (
+        "before == second || lane_ == 0)",
+        "before == second)",
+    ),
+    "the second token of the wrong place": ("(v.z == second) << 3", "(v.w == second) << 3"),
+    "longer than max_n": (
+        "const int32_t limit = smaller(max_n_, end + 1);",
+        "const int32_t limit = end + 1;",
+    ),
+    "before the row's first token": ("if (end + 1 < need || ", "if ("),
+    "the latest as the earliest": ("(latest_ ? num_chunks_ - 1 - chunk : chunk)", "chunk"),
+    "tiles are left out": ("      tile += groups;", "      tile += groups + 1;"),
+    "only the first tile": ("search.look(tile);)", "search.look(tile) && tile < 0;)"),
+    "no edges": ("if (group == 0 && thread", "if (group == 1 && thread"),
+    "places of shorter matches count": (
+        "static_cast<int32_t>(len_of(best_)) == longest ?",
+        "true ?",
+    ),
+    "the rank of the block alone": (
+        "block.best = atomicExch(&shared->best, 0ull);",
+        "atomicExch(&shared->best, 0ull);",
+    ),
+    "no barrier after arriving": (
+        "  __syncthreads();\n  return block.last;",
+        "  return block.last;",
+    ),
+    "drafts beyond the count": ("j < count ? tokens[", "j <= count ? tokens["),
+}
+_of("ngram_propose", "lookup.cuh", _LOOKUP)
+_of("ngram_step_", "lookup.cuh", _JOIN)
+_of(
+    "ngram_propose",
+    "ngram_propose.cu",
+    {
+        "the length is read before it is written": (
+            "live_row(p, i);\n  __syncthreads();",
+            "live_row(p, i);",
+        ),
+        "every block drafts": ("block)) return;\n  write_draft", "block)) {}\n  write_draft"),
+    },
+)
+_of(
+    "ngram_step_",
+    "ngram_step.cu",
+    {
+        "lengths grow without being asked to": ("p.advance && a.num_appended", "a.num_appended"),
+        "one token too many": ("if (thread < a.num_appended)", "if (thread <= a.num_appended)"),
+        "one token too few": ("if (thread < a.num_appended)", "if (thread + 1 < a.num_appended)"),
+        "every block appends": ("block)) return;", "block)) {}"),
+        "the run is read before it is counted": (
+            "? 0 : run;\n  }\n  __syncthreads();",
+            "? 0 : run;\n  }",
+        ),
+    },
+)
+_of(
+    "ngram_step_",
+    "sampled.cuh",
+    {
+        "tokens beyond the width": ("k < width && ", ""),
+        "the first run only": ("first += kWarpSize)", "first += 2 * kWarpSize)"),
+    },
+)
+
+_STEP, _APPEND, _RESET = "ngram_index_step_", "ngram_index_append_", "ngram_index_reset_"
+_of(
+    _STEP,
+    "ngram_index.cuh",
+    {
+        "a hit need not be in the row": (" && same_gram(tokens, other, end, n)", ""),
+        "any hit is as good": ("better(other, found, match)) &&", "true) &&"),
+        "the first hit counts": (
+            "(found == limit || better(other, found, match)) &&",
+            "found == limit &&",
+        ),
+        "hits that begin before the row": (" && recorded >= n - 1);", ");"),
+        "nothing is improved": ("!better(end, found, match)) return true;", "true) return true;"),
+        "one bucket only": ("lane < kBucketEntries ? place.bucket[0]", "true ? place.bucket[0]"),
+        "an entry that came meanwhile is overwritten": (
+            "atomicCAS(const_cast<unsigned long long*>(mine), entry, make_entry(place.head, end)) "
+            "== entry",
+            "(*mine = make_entry(place.head, end), true)",
+        ),
+        "other slots' entries give way": ("is_dead(table, entry, table.generations)", "true"),
+        "dead entries keep their places": ("is_dead(table, entry, table.generations)", "false"),
+        "any tokens are the slot's": (
+            "if (!__all_sync(kWholeWarp, agrees)) return",
+            "if (false) return",
+        ),
+        "the newest token only is compared": ("lane < kSlotTail ||", "lane < kSlotWords - 1 ||"),
+        "any length will do": ("if (indexed > known) return {SlotState::kLength, 0};", ""),
+        "any options will do": (
+            "if (held_options != options) return {SlotState::kOptions, 0};",
+            "",
+        ),
+        "what is given up stays so": (
+            "has_room(table, entries, given_up) ? SlotState::kRetry",
+            "false ? SlotState::kRetry",
+        ),
+        "entries stay in use": (
+            "atomicAdd(table.header + kHeaderEntries, 0u - slot[kSlotHeld]);",
+            "",
+        ),
+        "one end too many is noted": (
+            "slot[kSlotIndexed] = indexed;",
+            "slot[kSlotIndexed] = indexed + 1;",
+        ),
+        "one end too few is noted": (
+            "slot[kSlotIndexed] = indexed;",
+            "slot[kSlotIndexed] = indexed - (indexed > 0);",
+        ),
+        "the generation stays": ("atomicAdd(table.generations + slot_id, 1u);", ""),
+        "what is given up is not marked": ("slot[kSlotGivenUp] = larger(slot[kSlotHeld], 1u);", ""),
+    },
+)
+_of(
+    _STEP,
+    "ngram_index_drafter.cuh",
+    {
+        "new ends are not looked at": (
+            "best = look_at_ends(live.row, plan.indexed, length, look);",
+            "best = 0;",
+        ),
+        "the block is as full as its warp": ("    full = full || shared.full[w];\n", ""),
+        "the best of the warp": ("    best = larger(best, shared.best[w]);\n", ""),
+        "the best of the lane": (
+            "best = larger(best, __shfl_xor_sync(kWholeWarp, best, step));",
+            "",
+        ),
+        "the entries of the warp": ("added += shared.added[w];", "added = shared.added[0];"),
+        "results are read before they are written": (
+            "shared.full[warp] = full;\n  }\n  __syncthreads();",
+            "shared.full[warp] = full;\n  }",
+        ),
+        "an end is its own answer": (
+            "end < length - 1; end += kThreads",
+            "end < length; end += kThreads",
+        ),
+        "ends are left out": (
+            "end < length - 1; end += kThreads",
+            "end < length - 1; end += 2 * kThreads",
+        ),
+        "a match may be short": ("if (len < look.min_n) continue;", ""),
+        "grams from before the row": ("if (end + 1 < n) continue;", ""),
+        "levels are left out": (
+            "task < tasks && !*full; task += kWarps",
+            "task < tasks && !*full; task += kWarps + 1",
+        ),
+        "more than a step's share": (
+            "smaller(catch_up_tokens, kCatchUpTokensPerRow)",
+            "catch_up_tokens",
+        ),
+        "more is noted than entered": (
+            "note_indexed(table, slot_id, tokens, plan.upto)",
+            "note_indexed(table, slot_id, tokens, length - 1)",
+        ),
+        "a slot nobody has": ("if (table.has(slot) && ", "if ("),
+        "another slot's generation": ("table.generations[slot_id], 0)", "table.generations[0], 0)"),
+        "full is not told": ("if (full) give_up_slot(table, slot_id);", ""),
+        "a slot that was emptied is not": ("empty_slot(table, slot_id, plan.state);", ";"),
+    },
+)
+_of(
+    _STEP,
+    "ngram_index_step.cu",
+    {
+        "the plan is read before it is made": (
+            "s.sampled_token_ids[i][thread];\n  __syncthreads();",
+            "s.sampled_token_ids[i][thread];",
+        ),
+    },
+)
+_of(
+    "ngram_index_propose_",
+    "ngram_index_propose.cu",
+    {
+        "the plan is read before it is made": (
+            "grown, shared);\n  __syncthreads();",
+            "grown, shared);",
+        ),
+        "rows of any length": (
+            "can_look_up(live.length, lookup.token_ids.capacity)",
+            "live.row >= 0",
+        ),
+    },
+)
+_OF_PREPARE = (
+    "\n  const Request r = request_of(p, i);\n  if (!r.usable) return;\n  const uint32_t options"
+)
+_of(
+    _APPEND,
+    "ngram_index_append.cu",
+    {
+        "the question's own end": ("larger<int64_t>(length - 1, 0)", "length"),
+        "the last end is left out": (
+            "larger<int64_t>(length - 1, 0)",
+            "larger<int64_t>(length - 2, 0)",
+        ),
+        "chunks are left out": ("chunk += gridDim.y", "chunk += gridDim.y + 1"),
+        "ends are left out": ("at += kWarps", "at += kWarps + 1"),
+        "grams of one token more": ("smaller(min_n - 1, end)", "smaller(min_n, end)"),
+        "the longest gram is left out": ("n <= max_n && n <= end + 1", "n < max_n && n <= end + 1"),
+        "grams from before the row": ("n <= max_n && n <= end + 1", "n <= max_n"),
+        "full is not told": ("if (full) *given_up = kGivenUpNow;", ""),
+        "entries are not counted": ("atomicAdd(slot + kSlotHeld, added);", ""),
+        "nothing is noted": ("note_indexed(r.table, r.slot, r.tokens, r.ends);", ";"),
+        "noted though given up": ("if (given_up == 0) note_indexed", "note_indexed"),
+        "given up without entries": ("given_up == kGivenUpNow &&", "slot[kSlotHeld] != 0 &&"),
+        "slots that hold others' grams": (
+            "if (state > SlotState::kGivenUp) empty_slot",
+            "if (false) empty_slot",
+        ),
+        "a slot written while others read it": (
+            "  __syncwarp();  // all lanes have read",
+            "  // all lanes have read",
+        ),
+        "rows of any length": ("length > p.token_ids.capacity || ", ""),
+        "one request too many": ("return;" + _OF_PREPARE, "{}" + _OF_PREPARE),
+        "finished after the next": (
+            "cuda::ngram_index_finish_kernel, by_warp",
+            "cuda::ngram_index_prepare_kernel, by_warp",
+        ),
+    },
+)
+_of(
+    _RESET,
+    "ngram_index_reset.cu",
+    {
+        "one slot too many": ("i >= p.count", "i > p.count"),
+        "one slot too few": ("i >= p.count", "i >= p.count - 1"),
+        "a slot nobody has": (" || !table.has(p.index.slot_indices[i])", ""),
+        "its entries stay": ("  drop_entries(table, slot_id);\n", ""),
+        "its words stay": ("word < kSlotWords; ++word", "word < kSlotIndexed; ++word"),
+        "the empty change their generation": (
+            "if (atomicExch(slot + kSlotOptions, 0u) == 0) return;",
+            "slot[kSlotOptions] = 0;",
+        ),
+        "one block": ("cuda::blocks_for(params->count, cuda::kThreads)", "dim3(1)"),
+    },
+)

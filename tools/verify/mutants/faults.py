@@ -1,0 +1,265 @@
+"""One fault each, as a careless maintainer might make it."""
+
+from __future__ import annotations
+
+from tools.verify.mutant import Mutant
+
+MUTANTS: list[Mutant] = []
+
+
+def _of(file: str, faults: dict[str, tuple[str, str]], equivalent: str = "") -> None:
+    for what, (old, new) in faults.items():
+        name = f"{file.rpartition('/')[2]}: {what}"
+        MUTANTS.append(Mutant(name, file, old, new, equivalent))
+
+
+# One for each set of stages: they pass without a fault.
+for _file, _text in {
+    "csrc/core/batch.h": "#pragma once",
+    "csrc/cpu/ngram_index_table.h": "#pragma once",
+    "python/ngram_npu/async_state/state.py": "from __future__ import annotations",
+}.items():
+    _of(_file, {"unchanged": (_text, _text)}, equivalent="nothing is changed")
+
+
+_of(
+    "csrc/core/batch.h",
+    {
+        "a request's tokens end beyond the tensor": (
+            "smaller<int64_t>(query_start_loc[i + 1], size)",
+            "query_start_loc[i + 1]",
+        ),
+    },
+)
+_of(
+    "csrc/core/compute_slot_mapping.h",
+    {
+        "a run goes on beyond its chunk": (
+            "count = l.cp_interleave - in_chunk",
+            "count = l.cp_interleave",
+        ),
+        "blocks of a neighbour of a sliced table": (
+            "BlockList{block_table[row], block_table.capacity}",
+            "BlockList{block_table[row], block_table.stride}",
+        ),
+    },
+)
+_of(
+    "csrc/core/correct_num_computed_tokens.h",
+    {"previous positions below the batch": ("p >= c.num_previous", "p >= c.batch")},
+)
+_of(
+    "csrc/core/correct_spec_state.h",
+    {"a row behind the last": ("row >= p.num_rows ||", "row > p.num_rows ||")},
+)
+_of(
+    "csrc/core/lookup_rules.h",
+    {
+        "the budget wraps": (
+            "return max_len <= num_tokens ? 0 : smaller(k, max_len - num_tokens);",
+            "const uint64_t left = uint64_t(max_len) - uint64_t(num_tokens);\n"
+            "return larger<int64_t>(0, smaller(k, int64_t(left)));",
+        ),
+    },
+)
+_of(
+    "csrc/core/ngram_step.h",
+    {
+        "a row that is full does not draft": (
+            "a.row >= 0 && a.num_sampled > 0",
+            "a.row >= 0 && a.num_appended > 0",
+        ),
+    },
+)
+_of(
+    "csrc/core/prepare_input_ids.h",
+    {
+        "the first draft's place wraps": (
+            "int64_t{p.query_start_loc[i + 1]} - p.num_scheduled_drafts[i]",
+            "wrap_sub(p.query_start_loc[i + 1], p.num_scheduled_drafts[i])",
+        ),
+    },
+)
+_of(
+    "csrc/core/prepare_inputs.h",
+    {"rejected tokens below zero": ("larger(p.num_rejected[i], 0)", "p.num_rejected[i]")},
+)
+
+_of(
+    "csrc/cpu/ngram_index_append.cpp",
+    {
+        "a row without room is not remembered": (
+            "cpu::give_up_slot(arena, slot_id);\n",
+            "return cpu::give_up_slot(arena, slot_id);\n",
+        ),
+    },
+)
+_of(
+    "csrc/cpu/ngram_index_slot.cpp",
+    {
+        "the newest two tokens are not compared": (" | (ours[3] ^ theirs[3])", ""),
+    },
+)
+_of(
+    "csrc/cpu/ngram_index_arena.cpp",
+    {
+        "the first directory page is not given back": (
+            "if (dir_depth > kRootDepth) {",
+            "if (dir_depth > kRootDepth + 1) {",
+        ),
+        "a table at its limit tries again": (
+            "const uint64_t held = arena.slot(slot_id)[kSlotGivenUp];",
+            "const int64_t held = static_cast<int32_t>(arena.slot(slot_id)[kSlotGivenUp]);",
+        ),
+    },
+)
+_of(
+    "csrc/cpu/ngram_index_table.h",
+    {
+        "an end larger than its page records": (
+            "if (batch->first + i + 1 > hits[level].mask)",
+            "if (batch->first + i > hits[level].mask)",
+        ),
+        "what overflowed is not looked for": (
+            "hit) && (!overflowed || !hit->twice())) return seen.level;",
+            "hit)) return seen.level;",
+        ),
+        "a gram at the row's start is not inserted": (
+            "if (n <= hit.start) {",
+            "if (n < hit.start) {",
+        ),
+        "directory pages leak where the last is refused": (
+            "while (j-- > had) release_page(arena_, slot_id_, root[j]);",
+            "while (j-- > had + 1) release_page(arena_, slot_id_, root[j]);",
+        ),
+    },
+)
+_of(
+    "csrc/cpu/ngram_index_drafter.h",
+    {
+        "each row has the call's budget": ("budget_ -= smaller(backlog, budget_);", "{}"),
+        "a row indexed to its end asks the index": (
+            "if (done >= length) return scan_for",
+            "if (done > length) return scan_for",
+        ),
+    },
+)
+_of(
+    "csrc/cpu/ngram_index_check.cpp",
+    {
+        "freed pages that no list has": (
+            "  if (listed != freed) return kFaultFreeList;\n",
+            "",
+        ),
+    },
+)
+_of(
+    "csrc/cpu/lookup_impl.h",
+    {
+        "vectors before the row": ("if (end >= need_ - 1) hits = narrow", "hits = narrow"),
+        "the row's end matches itself": (
+            "end + block <= last_; end",
+            "end + block <= last_ + 1; end",
+        ),
+    },
+)
+_of(
+    "csrc/cpu/compute_slot_mapping.cpp",
+    {
+        "padding begins before the request": (
+            "slots.fill(larger(own.begin, positioned), own.end)",
+            "slots.fill(positioned, own.end)",
+        ),
+    },
+)
+
+_of(
+    "csrc/host/arguments.cpp",
+    {
+        "columns that reach into the next row": (
+            "offset >= width_bytes(a) && offset + width_bytes(b) <= pitch",
+            "offset >= width_bytes(a)",
+        ),
+        "the last row is one item wide": (
+            "static_cast<uintptr_t>(last + width_bytes(v))",
+            "static_cast<uintptr_t>(last + v.item_bytes)",
+        ),
+    },
+)
+_of(
+    "csrc/host/arguments.h",
+    {
+        "any device of a kind": (
+            "type == other.type && index == other.index",
+            "type == other.type",
+        ),
+    },
+)
+_of(
+    "csrc/host/correction.h",
+    {
+        "positions beyond the computed counts": (
+            "smaller(computed.sizes[0], smaller(sampled.sizes[0], drafted.sizes[0]))",
+            "smaller(sampled.sizes[0], drafted.sizes[0])",
+        ),
+    },
+)
+_of(
+    "csrc/host/device_index.cpp",
+    {
+        "an entry right behind what was indexed": ("if (end >= indexed ||", "if (end > indexed ||"),
+        "slots hold more than the header says": (
+            "held == table.header[kHeaderEntries]",
+            "held >= table.header[kHeaderEntries]",
+        ),
+    },
+)
+
+_of(
+    "python/ngram_npu/async_state/mirrors.py",
+    {
+        "a slot given away keeps its generation": (
+            "            self._generation[changes.freed] += 1\n",
+            "",
+        ),
+        "what follows a bad row is taken once it has left": (
+            "        if faults:\n            gained[list(faults)] = num_sampled[list(faults)] = 0\n"
+            "            faults = {i: reason for i, reason in faults.items() if alive[i]}\n",
+            "        faults = {i: reason for i, reason in faults.items() if alive[i]}\n"
+            "        if faults:\n"
+            "            gained[list(faults)] = num_sampled[list(faults)] = 0\n",
+        ),
+        "tokens of a broken sampler are taken": (
+            "gained[list(faults)] = num_sampled[list(faults)] = 0",
+            "gained[list(faults)] = 0",
+        ),
+    },
+)
+_of(
+    "python/ngram_npu/async_state/state.py",
+    {
+        "a rebuilt state has a last step": (
+            "self._mirrors, self._block_tables = mirrors, tables\n"
+            "            self._begun, self._last = None, None",
+            "self._mirrors, self._block_tables = mirrors, tables\n            self._begun = None",
+        ),
+        "rebuilding takes the next step's buffers": ("self._step_count - 1,", "self._step_count,"),
+        "an index for any span": (
+            "config.row_capacity > SHORT_ROW and config.ngram.fits_index",
+            "config.row_capacity > SHORT_ROW",
+        ),
+    },
+)
+_of(
+    "python/ngram_npu/async_state/truth.py",
+    {"the last slot is not emptied": ("self.forget(rows)", "self.forget(rows - 1)")},
+)
+_of(
+    "python/ngram_npu/async_state/blocks.py",
+    {
+        "a round's rest is stored whole": (
+            "rest - self._config.cp_rank * interleave, 0, interleave",
+            "rest - self._config.cp_rank * interleave, 0, None",
+        ),
+    },
+)
