@@ -140,6 +140,12 @@ def never_empty(found: Found) -> Found:
     return found._replace(num_draft_tokens=found.num_draft_tokens + none)
 
 
+def vector(values: list[int], device: torch.device) -> torch.Tensor:
+    """[N] int32 on ``device``; from pinned memory, since the copy to a GPU would wait else."""
+    host = torch.tensor(values, dtype=torch.int32, pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True)
+
+
 def as_matrix(sampled: torch.Tensor | list[list[int]], device: torch.device) -> torch.Tensor:
     if isinstance(sampled, torch.Tensor):
         return sampled.to(torch.int32)

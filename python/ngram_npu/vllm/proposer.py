@@ -31,13 +31,8 @@ class Drafter:
         self.engine = make_engine(
             options, getattr(vllm_config, "cache_config", None), context_ranks
         )
-        # Every tensor-parallel rank drafts the same; one of them speaks and counts.
-        speaks = getattr(parallel, "rank", 0) % parallel.tensor_parallel_size == 0
+        speaks = start(vllm_config, options, method, self.engine.name)
         self._stats = Stats(vllm_config) if speaks else None
-        # vLLM runs one of us per tensor-parallel rank, beside tokenisation, on the same cores.
-        _C.set_num_threads(options.num_threads)
-        if speaks:
-            announce(options, method, self.engine.name)
 
     def propose(
         self,
@@ -66,13 +61,21 @@ class Drafter:
         return lists
 
 
-def announce(options: Options, method: str, engine: str) -> None:
-    """The line at start-up."""
+def start(
+    vllm_config: Any, options: Options, method: str, engine: str, device: object = "cpu"
+) -> bool:
+    """Sets the number of threads and writes the line at start-up, if this rank is to speak: every
+    tensor-parallel rank drafts the same, and one of them speaks and counts. Whether it is."""
     config, threads = options.ngram, options.num_threads
+    # vLLM runs one of us per tensor-parallel rank, beside tokenisation, on the same cores.
+    _C.set_num_threads(threads)
+    parallel = vllm_config.parallel_config
+    if getattr(parallel, "rank", 0) % parallel.tensor_parallel_size != 0:
+        return False
     logger.info(
         "ngram_npu %s drafts for this engine (method %s): prompt_lookup_min=%d "
         "prompt_lookup_max=%d num_speculative_tokens=%d match=%s overlap=%s max_model_len=%d "
-        "engine=%s num_threads=%s instruction_set=%s keep_drafting=%s%s; options from %s",
+        "engine=%s device=%s num_threads=%s instruction_set=%s keep_drafting=%s%s; options from %s",
         _C.__version__,
         method,
         config.min_n,
@@ -80,8 +83,9 @@ def announce(options: Options, method: str, engine: str) -> None:
         config.k,
         config.match,
         config.overlap,
-        config.max_len,
+        options.max_model_len,
         engine,
+        device,
         threads or "as torch's",
         _C.instruction_set(),
         options.keep_drafting,
@@ -93,6 +97,7 @@ def announce(options: Options, method: str, engine: str) -> None:
         logger.warning(
             "ngram_npu: num_threads=%d has no effect beyond OMP_NUM_THREADS=%s", threads, cores
         )
+    return True
 
 
 class NgramProposer:

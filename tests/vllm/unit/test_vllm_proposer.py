@@ -162,7 +162,7 @@ class TestLog:
         (line,) = caplog.messages
         assert line.startswith(f"ngram_npu {_C.__version__} drafts for this engine (method custom_")
         assert "prompt_lookup_min=2 prompt_lookup_max=5 num_speculative_tokens=3" in line
-        assert "engine=scan num_threads=1" in line
+        assert "engine=scan device=cpu num_threads=1" in line
         assert line.endswith("options from the defaults")
 
     def test_other_ranks_are_silent(self, caplog: pytest.LogCaptureFixture) -> None:

@@ -222,19 +222,12 @@ def test_nothing_waits(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any])
     step()
 
 
-def test_engines() -> None:
-    def engine(device: str, **options: Any) -> bool:
-        read = v1.read_options(_config(**options), "ngram_gpu")
-        return v1._takes_index(read, torch.device(device))
-
-    assert not engine("cpu")  # 120 tokens
-    assert engine("cpu", engine="index")
-    assert engine("cuda", engine="index")
-    long = _config()
-    long.model_config.max_model_len = 8193
-    read = v1.read_options(long, "ngram_gpu")
-    assert v1._takes_index(read, torch.device("cpu"))
-    assert not v1._takes_index(read, torch.device("cuda"))
+@pytest.mark.parametrize(("max_model_len", "index"), [(8192, False), (8193, True)])
+def test_auto_is_the_index_where_it_pays(max_model_len: int, index: bool) -> None:
+    config = _config()
+    config.model_config.max_model_len = max_model_len
+    drafter = v1.AsyncNgramProposer(config, torch.device("cpu"), Runner(0))
+    assert (drafter._slots is not None) == index
 
 
 def test_the_line_at_start_up(caplog: pytest.LogCaptureFixture) -> None:

@@ -192,26 +192,10 @@ def test_a_row_for_another_request_is_indexed_anew() -> None:
     assert speculator.index.statistics.rebuilds_rewritten == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "max_model_len", "engine"),
-    [
-        ({}, 8192, "scan"),
-        ({}, 8193, "index"),
-        ({"engine": "scan"}, 8193, "scan"),
-        ({"engine": "index"}, 64, "index"),
-    ],
-)
-def test_auto_is_the_index_where_it_pays(options: Any, max_model_len: int, engine: str) -> None:
-    config = _config(max_model_len=max_model_len, **options)
-    assert v2.NgramSpeculator(config, CPU, _State()).engine == engine
-
-
-def test_auto_is_the_scan_where_the_index_cannot_be_or_was_not_measured() -> None:
-    config = _config(max_model_len=8193)
-    options = v2.read_options(config, "v2")
-    assert v2._engine(options, torch.device("cuda")) == "scan"
-    config.speculative_config.prompt_lookup_max = 64
-    assert v2.NgramSpeculator(config, CPU, _State()).engine == "scan"
+@pytest.mark.parametrize(("max_model_len", "index"), [(8192, False), (8193, True)])
+def test_auto_is_the_index_where_it_pays(max_model_len: int, index: bool) -> None:
+    speculator = v2.NgramSpeculator(_config(max_model_len=max_model_len), CPU, _State())
+    assert (speculator.index is not None) == index
 
 
 def test_one_rank_says_what_it_does(caplog: pytest.LogCaptureFixture) -> None:
@@ -219,7 +203,7 @@ def test_one_rank_says_what_it_does(caplog: pytest.LogCaptureFixture) -> None:
     v2.NgramSpeculator(_config(), CPU, _State())
     (line,) = caplog.messages
     assert "(method ngram_gpu, V2 runner): prompt_lookup_min=2 prompt_lookup_max=4" in line
-    assert "match=latest overlap=False max_model_len=96 engine=scan device=cpu" in line
+    assert "match=latest overlap=False max_model_len=96 engine=scan device=cpu num_th" in line
     caplog.clear()
     config = _config(rank=1)
     config.parallel_config.tensor_parallel_size = 2
