@@ -22,6 +22,7 @@ class Found(NamedTuple):
     """[B, k], -1 behind a draft's end."""
     num_draft_tokens: torch.Tensor
     num_sampled: torch.Tensor
+    match_len: torch.Tensor
 
 
 class DeviceDrafter:
@@ -90,9 +91,7 @@ class DeviceDrafter:
             Drafts [B, num_speculative_tokens], -1 behind the last, and how many there are [B].
         """
         k = min(num_speculative_tokens, self.k)
-        found = self._look_up(
-            token_ids_gpu, num_tokens_no_spec, valid_sampled_token_ids_gpu, max(k, 1)
-        )
+        found = self._look_up(token_ids_gpu, num_tokens_no_spec, valid_sampled_token_ids_gpu, k)
         if self._keep_drafting:
             found = never_empty(found)
         return self._given(found, k)
@@ -100,7 +99,7 @@ class DeviceDrafter:
     def _look_up(
         self, token_ids: torch.Tensor, num_tokens: torch.Tensor, sampled: torch.Tensor, k: int
     ) -> Found:
-        return look_up(token_ids, num_tokens, sampled, None, **{**self._lookup, "k": k})
+        return look_up(token_ids, num_tokens, sampled, None, **{**self._lookup, "k": max(k, 1)})
 
     def _given(self, found: Found, k: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         return found.draft_token_ids[:, :k], found.num_draft_tokens.clamp(max=k)
@@ -129,6 +128,7 @@ def look_up(
         result.draft_token_ids,
         result.num_draft_tokens,
         result.num_sampled,
+        result.match_len,
     )
 
 

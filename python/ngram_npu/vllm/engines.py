@@ -35,7 +35,7 @@ class Engine(Protocol):
 
     def draft(
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
-    ) -> tuple[Int32Array, Int32Array]:
+    ) -> tuple[Int32Array, Int32Array, Int32Array]:
         """Up to ``k`` tokens for each row in which something was sampled.
 
         Args:
@@ -47,8 +47,11 @@ class Engine(Protocol):
             k: 0 asks for none; what is kept of the rows is then brought up to date all the same.
 
         Returns:
-            Drafts [B, >= k] and how many of each row count [B].
+            Drafts [B, >= k], how many of each row count [B], the lengths of their matches [B].
         """
+
+    def rows_indexed(self) -> int:
+        """Rows of all drafts so far that an index answered."""
 
 
 class ScanEngine:
@@ -62,13 +65,16 @@ class ScanEngine:
 
     def draft(
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
-    ) -> tuple[Int32Array, Int32Array]:
+    ) -> tuple[Int32Array, Int32Array, Int32Array]:
         if k < 1:
-            return np.empty((len(num_tokens), 0), np.int32), np.zeros(len(num_tokens), np.int32)
-        drafts, counts, _ = _C.ngram_propose(
+            none = np.zeros(len(num_tokens), np.int32)
+            return np.empty((len(num_tokens), 0), np.int32), none, none
+        return _C.ngram_propose(
             token_ids, num_tokens, num_sampled=num_sampled, **{**self._lookup, "k": k}
         )
-        return drafts, counts
+
+    def rows_indexed(self) -> int:
+        return 0
 
 
 class IndexEngine:
@@ -84,6 +90,7 @@ class IndexEngine:
 
     def __init__(self, options: Options, cache_config: Any, context_ranks: int) -> None:
         self._options = options
+        self._lookup = options.ngram.lookup_arguments
         self._cache_config = cache_config
         self._context_ranks = context_ranks  # among which decode context parallelism shares a block
         self._rows = _C.RowRecognizer(2 * options.max_num_seqs)
@@ -92,7 +99,7 @@ class IndexEngine:
 
     def draft(
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
-    ) -> tuple[Int32Array, Int32Array]:
+    ) -> tuple[Int32Array, Int32Array, Int32Array]:
         if self.index is None:
             self.index = self._make_index()
         slots, new = self._rows.assign(token_ids, num_tokens, num_sampled)
@@ -101,19 +108,22 @@ class IndexEngine:
             self._behind = True
         if self._behind:
             slots = self._catch_up(token_ids, num_tokens, num_sampled, slots)
-        drafts, counts, _ = _C.ngram_index_propose_(
+        drafts, counts, match_len = _C.ngram_index_propose_(
             token_ids,
             num_tokens,
             self.index.tensor,
             slot_indices=slots,
             num_sampled=num_sampled,
-            **{**self._options.ngram.lookup_arguments, "k": max(k, 1)},
+            **{**self._lookup, "k": max(k, 1)},
         )
         share = self.index.share_in_use
         if share > 0.5:
             steps = 0 if share > 0.9 else PATIENCE
             self.index.reset(self._rows.forget_absent(steps))
-        return drafts, counts if k > 0 else np.zeros_like(counts)
+        return drafts, counts if k > 0 else np.zeros_like(counts), match_len
+
+    def rows_indexed(self) -> int:
+        return 0 if self.index is None else self.index.statistics.rows_indexed
 
     def _make_index(self) -> Any:
         blocks = getattr(self._cache_config, "num_gpu_blocks", None)

@@ -32,7 +32,7 @@ class Drafter:
             options, getattr(vllm_config, "cache_config", None), context_ranks
         )
         speaks = start(vllm_config, options, method, self.engine.name)
-        self._stats = Stats(vllm_config) if speaks else None
+        self._stats = Stats(vllm_config, options) if speaks else None
 
     def propose(
         self,
@@ -46,18 +46,23 @@ class Drafter:
             return [[] for _ in sampled_token_ids]
         started = time.perf_counter()
         num_sampled = np.fromiter(map(len, sampled_token_ids), np.int32, batch)
-        drafts, counts = self.engine.draft(
-            token_ids_cpu[:batch], num_tokens_no_spec[:batch], num_sampled, k
+        lengths = num_tokens_no_spec[:batch]
+        drafts, counts, match_len = self.engine.draft(
+            token_ids_cpu[:batch], lengths, num_sampled, k
         )
         lists = [row[:n] for row, n in zip(drafts.tolist(), counts.tolist(), strict=True)]
         if self.options.keep_drafting and k > 0:
-            limit, lengths = self.options.ngram.max_len_or_unlimited, num_tokens_no_spec.tolist()
-            for draft, sampled, length in zip(lists, sampled_token_ids, lengths, strict=False):
-                if sampled and not draft and length < limit:
+            limit = self.options.max_model_len
+            for draft, sampled, n in zip(lists, sampled_token_ids, lengths.tolist(), strict=True):
+                if sampled and not draft and n < limit:
                     draft.append(sampled[-1])
-            counts = np.fromiter(map(len, lists), np.int32, batch)
         if self._stats is not None:
-            self._stats.observe(started, num_sampled, counts)
+            self._stats.observe(
+                time.perf_counter() - started,
+                slice(batch),
+                (lengths, num_sampled, match_len, counts),
+                self.engine.rows_indexed() if self.options.metrics else 0,
+            )
         return lists
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
 
 from ngram_npu.vllm.device import DeviceDrafter, Found, look_up, vector
+from ngram_npu.vllm.device_stats import DeviceStats
 from ngram_npu.vllm.engines import make_index, takes_index
 from ngram_npu.vllm.options import Options, read_options
 from ngram_npu.vllm.proposer import start
@@ -35,7 +37,13 @@ class AsyncNgramProposer(DeviceDrafter):
         self._slots: _IndexSlots | None = None
         if takes_index(options, device.type):
             self._slots = _IndexSlots(options, device)
-        start(vllm_config, options, "ngram_gpu", "index" if self._slots else "scan", device)
+        speaks = start(
+            vllm_config, options, "ngram_gpu", "index" if self._slots else "scan", device
+        )
+        self._stats: DeviceStats | None = None
+        if speaks and options.metrics:
+            index = self._slots.index if self._slots else None
+            self._stats = DeviceStats(vllm_config, options, options.max_num_seqs, index, device)
 
     def load_model(self, *args: object, **kwargs: object) -> None:
         """There is no model. The runner calls it before its first step."""
@@ -43,6 +51,17 @@ class AsyncNgramProposer(DeviceDrafter):
             self._runner._num_valid_draft_tokens_event = None
 
     def _look_up(
+        self, token_ids: torch.Tensor, num_tokens: torch.Tensor, sampled: torch.Tensor, k: int
+    ) -> Found:
+        started = time.perf_counter()
+        found = self._find(token_ids, num_tokens, sampled, k)
+        if self._stats is not None and k > 0:
+            lengths = num_tokens + found.num_sampled
+            values = lengths, found.num_sampled, found.match_len, found.num_draft_tokens
+            self._stats.observe(started, slice(len(num_tokens)), values)
+        return found
+
+    def _find(
         self, token_ids: torch.Tensor, num_tokens: torch.Tensor, sampled: torch.Tensor, k: int
     ) -> Found:
         if self._slots is None:
@@ -55,7 +74,7 @@ class AsyncNgramProposer(DeviceDrafter):
             None,
             index=self._slots.index.tensor,
             slot_indices=self._slots.of(requests, self._runner.requests),
-            **{**self._lookup, "k": k},
+            **{**self._lookup, "k": max(k, 1)},
         )
 
     def _given(self, found: Found, k: int) -> tuple[torch.Tensor, torch.Tensor | None]:

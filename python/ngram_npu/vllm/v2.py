@@ -7,6 +7,7 @@ is its slot of the index too, and nothing waits for the device.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from ngram_npu import _library
 from ngram_npu.ops import workspace_size
 from ngram_npu.vllm.after_import import parameters
 from ngram_npu.vllm.device import vector
+from ngram_npu.vllm.device_stats import DeviceStats
 from ngram_npu.vllm.engines import make_index, takes_index
 from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.proposer import start
@@ -55,7 +57,10 @@ class NgramSpeculator:
             size = workspace_size(op, options.max_num_seqs)
             self._arguments["workspace"] = torch.zeros(size, dtype=torch.int32, device=device)
         method = f"{vllm_config.speculative_config.method}, V2 runner"
-        start(vllm_config, options, method, "index" if self.index else "scan", device)
+        speaks = start(vllm_config, options, method, "index" if self.index else "scan", device)
+        self._stats: DeviceStats | None = None
+        if speaks and options.metrics:
+            self._stats = DeviceStats(vllm_config, options, len(self._state[1]), self.index, device)
 
     def init_cudagraph_manager(self, cudagraph_mode: object) -> None:
         """The lookup is no part of the model's graphs."""
@@ -92,23 +97,27 @@ class NgramSpeculator:
         if dummy_run:
             shape = input_batch.num_reqs, self.k
             return torch.zeros(shape, dtype=torch.int64, device=self.device)
+        started = time.perf_counter()
         rows = input_batch.idx_mapping
-        drafts = self._look_up(rows, num_sampled)
+        drafts, counts, match_len = self._look_up(rows, num_sampled)
+        if self._stats is not None:
+            values = self._state[1][rows], num_sampled, match_len, counts
+            self._stats.observe(started, input_batch.idx_mapping_np, values)
         return torch.where(drafts < 0, last_sampled.view(-1, 1)[rows], drafts)
 
-    def _look_up(self, rows: torch.Tensor, num_sampled: torch.Tensor) -> torch.Tensor:
-        """[B, k] int32, -1 behind the last token that was found."""
+    def _look_up(self, rows: torch.Tensor, num_sampled: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Drafts [B, k], -1 behind the last token that was found, how many these are [B], and the
+        length of their match [B]; int32."""
         requests = {"row_indices": rows, "num_sampled": num_sampled, **self._arguments}
         ops = torch.ops.ngram_npu
         if self.index is None:
-            found = ops.ngram_propose(*self._state, **requests)
+            found: tuple[torch.Tensor, ...] = ops.ngram_propose(*self._state, **requests)
         else:
             self._reset_begun()
             found = ops.ngram_index_propose_(
                 *self._state, self.index.tensor, slot_indices=rows, **requests
             )
-        drafts: torch.Tensor = found[0]
-        return drafts
+        return found
 
     def _watch(self, req_states: Any) -> None:
         """Notes which rows the runner gives to new requests."""
