@@ -9,7 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ngram_npu.ops import ngram_index_step_, ngram_step_, prepare_next_token_ids
+from ngram_npu.ops import (
+    ngram_index_step_,
+    ngram_step_,
+    prepare_next_token_ids,
+    workspace_size,
+)
 from ngram_npu.vllm.options import Options
 
 
@@ -138,6 +143,14 @@ def never_empty(found: Found) -> Found:
     drafts = found.draft_token_ids
     drafts[:, 0] = torch.where(none, found.next_token_ids, drafts[:, 0])
     return found._replace(num_draft_tokens=found.num_draft_tokens + none)
+
+
+def workspace(op: str, options: Options, device: torch.device) -> dict[str, torch.Tensor]:
+    """What ``op`` takes for itself on a GPU: without it, each call allocates and zeroes one."""
+    if device.type == "cpu":
+        return {}
+    size = workspace_size(op, options.max_num_seqs)
+    return {"workspace": torch.zeros(size, dtype=torch.int32, device=device)}
 
 
 def vector(values: list[int], device: torch.device) -> torch.Tensor:

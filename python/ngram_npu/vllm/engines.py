@@ -69,9 +69,8 @@ class ScanEngine:
         if k < 1:
             none = np.zeros(len(num_tokens), np.int32)
             return np.empty((len(num_tokens), 0), np.int32), none, none
-        return _C.ngram_propose(
-            token_ids, num_tokens, num_sampled=num_sampled, **{**self._lookup, "k": k}
-        )
+        self._lookup["k"] = k
+        return _C.ngram_propose(token_ids, num_tokens, num_sampled=num_sampled, **self._lookup)
 
     def rows_indexed(self) -> int:
         return 0
@@ -108,13 +107,14 @@ class IndexEngine:
             self._behind = True
         if self._behind:
             slots = self._catch_up(token_ids, num_tokens, num_sampled, slots)
+        self._lookup["k"] = max(k, 1)
         drafts, counts, match_len = _C.ngram_index_propose_(
             token_ids,
             num_tokens,
             self.index.tensor,
             slot_indices=slots,
             num_sampled=num_sampled,
-            **{**self._lookup, "k": max(k, 1)},
+            **self._lookup,
         )
         share = self.index.share_in_use
         if share > 0.5:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ngram_npu.vllm.device import DeviceDrafter, Found, look_up, vector
+from ngram_npu.vllm.device import DeviceDrafter, Found, look_up, vector, workspace
 from ngram_npu.vllm.device_stats import DeviceStats
 from ngram_npu.vllm.engines import make_index, takes_index
 from ngram_npu.vllm.options import Options, read_options
@@ -37,6 +37,8 @@ class AsyncNgramProposer(DeviceDrafter):
         self._slots: _IndexSlots | None = None
         if takes_index(options, device.type):
             self._slots = _IndexSlots(options, device)
+        op = "ngram_step_" if self._slots is None else "ngram_index_step_"
+        self._lookup.update(workspace(op, options, device))
         speaks = start(
             vllm_config, options, "ngram_gpu", "index" if self._slots else "scan", device
         )

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 
 from ngram_npu import _library
-from ngram_npu.ops import workspace_size
 from ngram_npu.vllm.after_import import parameters
-from ngram_npu.vllm.device import vector
+from ngram_npu.vllm.device import vector, workspace
 from ngram_npu.vllm.device_stats import DeviceStats
 from ngram_npu.vllm.engines import make_index, takes_index
 from ngram_npu.vllm.options import read_options
@@ -52,10 +51,8 @@ class NgramSpeculator:
         if takes_index(options, device.type):
             self.index = make_index(options, options.max_num_seqs, device)
             self._watch(req_states)
-        if device.type != "cpu":
-            op = "ngram_propose" if self.index is None else "ngram_index_propose_"
-            size = workspace_size(op, options.max_num_seqs)
-            self._arguments["workspace"] = torch.zeros(size, dtype=torch.int32, device=device)
+        op = "ngram_propose" if self.index is None else "ngram_index_propose_"
+        self._arguments.update(workspace(op, options, device))
         method = f"{vllm_config.speculative_config.method}, V2 runner"
         speaks = start(vllm_config, options, method, "index" if self.index else "scan", device)
         self._stats: DeviceStats | None = None

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from ngram_npu import reference, set_num_threads
+from ngram_npu.vllm import device as device_module
 from ngram_npu.vllm import plugin, v1, v1_plugin
 from vllm_config import vllm_config
 
@@ -220,6 +221,32 @@ def test_nothing_waits(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any])
     for name in ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__"):
         monkeypatch.setattr(torch.Tensor, name, forbidden)
     step()
+
+
+@pytest.mark.parametrize(
+    ("engine", "lookup"), [("scan", "ngram_step_"), ("index", "ngram_index_step_")]
+)
+def test_a_workspace_is_made_once(
+    monkeypatch: pytest.MonkeyPatch, engine: str, lookup: str
+) -> None:
+    made, given = [], []
+
+    def workspace(op: str, options: Any, device: torch.device) -> Any:
+        made.append(op)
+        return {"workspace": torch.zeros(64, dtype=torch.int32)}
+
+    real = getattr(device_module, lookup)
+    monkeypatch.setattr(
+        device_module, lookup, lambda *a, **kw: given.append(kw["workspace"]) or real(*a, **kw)
+    )
+    monkeypatch.setattr(v1, "workspace", workspace)
+    runner = Runner(3)
+    drafter = _drafter(runner, engine=engine)
+    for _ in range(3):
+        _step(drafter, runner)
+    assert made == [lookup]
+    assert len(given) == 3
+    assert all(tensor is given[0] for tensor in given)
 
 
 @pytest.mark.parametrize(("max_model_len", "index"), [(8192, False), (8193, True)])

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ngram_npu.ops import workspace_size
 from ngram_npu.reference.ngram_propose import draft_for
+from ngram_npu.vllm import device as device_module
 from ngram_npu.vllm import v2
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm_config import vllm_config
@@ -139,10 +141,14 @@ class _Operators(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.names: list[str] = []
+        self.calls: list[tuple[str, Any]] = []
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.calls]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(str(func).removesuffix(".default"))
+        self.calls.append((str(func).removesuffix(".default"), kwargs))
         return func(*args, **kwargs or {})
 
 
@@ -166,6 +172,32 @@ def test_a_step_is_one_lookup_and_what_fills_the_drafts(engine: str, lookup: str
         "aten.index.Tensor",
         "aten.where.self",
     ]
+
+
+@pytest.mark.parametrize(
+    ("engine", "lookup"), [("scan", "ngram_propose"), ("index", "ngram_index_propose_")]
+)
+def test_a_workspace_is_made_once(
+    monkeypatch: pytest.MonkeyPatch, engine: str, lookup: str
+) -> None:
+    made = []
+
+    def workspace(op: str, options: Any, device: torch.device) -> Any:
+        assert device_module.workspace(op, options, device) == {}  # the CPU needs none
+        made.append(device_module.workspace(op, options, torch.device("meta"))["workspace"])
+        assert made[0].shape == (workspace_size(op, R),)
+        return {"workspace": torch.zeros_like(made[0], device="cpu")}
+
+    monkeypatch.setattr(v2, "workspace", workspace)
+    state = _State()
+    speculator = _speculator(state, engine)
+    with _Operators() as seen:
+        for _ in range(3):
+            _propose(speculator, state, [3, 1], [1, 1])
+    assert len(made) == 1
+    given = [kw["workspace"] for name, kw in seen.calls if name == f"ngram_npu.{lookup}"]
+    assert len(given) == 3
+    assert all(tensor is given[0] for tensor in given)
 
 
 def test_a_dummy_run_looks_nothing_up() -> None:
