@@ -100,7 +100,7 @@ class NgramSpeculator:
         if self._stats is not None:
             values = self._state[1][rows], num_sampled, match_len, counts
             self._stats.observe(started, input_batch.idx_mapping_np, values)
-        return torch.where(drafts < 0, last_sampled.view(-1, 1)[rows], drafts)
+        return torch.where(drafts < 0, last_sampled.index_select(0, rows), drafts)
 
     def _look_up(self, rows: torch.Tensor, num_sampled: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Drafts [B, k], -1 behind the last token that was found, how many these are [B], and the

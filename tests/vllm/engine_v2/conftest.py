@@ -33,6 +33,7 @@ if HAVE_V2:
         OMP_NUM_THREADS="1",
         VLLM_CPU_KVCACHE_SPACE="1",
         VLLM_NO_USAGE_STATS="1",
+        VLLM_LOG_STATS_INTERVAL="100000",  # what is counted is kept until a test asks for it
     )
 else:
     collect_ignore_glob = ["*"]
