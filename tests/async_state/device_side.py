@@ -143,7 +143,7 @@ class DeviceSide:
             lookup.min_n,
             lookup.max_n,
             lookup.k,
-            lookup.match_code,
+            lookup.match_policy_code,
             lookup.overlap,
             lookup.max_len_or_unlimited,
         )

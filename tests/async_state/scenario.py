@@ -127,7 +127,7 @@ class Scenario:
                 min_n=min_n,
                 max_n=min_n + self.rng.randint(0, 2),
                 k=self.k,
-                match=self.rng.choice(("earliest", "latest")),
+                match_policy=self.rng.choice(("earliest", "latest")),
                 overlap=self.rng.choice((False, True)),
                 max_len=self.rng.choice((None, self.capacity)),
                 vocab_size=self.rng.choice((None, VOCAB + 1)),

@@ -36,7 +36,7 @@ class ReplayOptions:
     Attributes:
         min_n, max_n: shortest and longest n-gram looked up (1 <= min_n <= max_n <= 64).
         k: draft tokens asked for per step (1..64).
-        match: which of several equally long matches is continued.
+        match_policy: which of several equally long matches is continued.
         overlap: whether a draft may go on past the end of the context, repeating itself.
         max_len: no draft reaches beyond this context length; None: no limit.
         engine: how drafts are looked up; what is drafted does not depend on it. "auto" is the
@@ -50,7 +50,7 @@ class ReplayOptions:
     min_n: int = 2
     max_n: int = 5
     k: int = 5
-    match: Literal["earliest", "latest"] = "earliest"
+    match_policy: Literal["earliest", "latest"] = "earliest"
     overlap: bool = False
     max_len: int | None = None
     engine: Literal["index", "scan", "auto"] = "auto"
@@ -67,7 +67,7 @@ class ReplayOptions:
 
     def config(self) -> dict[str, Any]:
         """The arguments of `NgramConfig`."""
-        names = ("min_n", "max_n", "k", "match", "overlap", "max_len")
+        names = ("min_n", "max_n", "k", "match_policy", "overlap", "max_len")
         return {name: getattr(self, name) for name in names}
 
 

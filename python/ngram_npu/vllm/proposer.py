@@ -71,14 +71,15 @@ def announce(options: Options, method: str, engine: str) -> None:
     config, threads = options.ngram, options.num_threads
     logger.info(
         "ngram_npu %s drafts for this engine (method %s): prompt_lookup_min=%d "
-        "prompt_lookup_max=%d num_speculative_tokens=%d match=%s overlap=%s max_model_len=%d "
-        "engine=%s num_threads=%s instruction_set=%s keep_drafting=%s%s; options from %s",
+        "prompt_lookup_max=%d num_speculative_tokens=%d match_policy=%s overlap=%s "
+        "max_model_len=%d engine=%s num_threads=%s instruction_set=%s keep_drafting=%s%s; "
+        "options from %s",
         _C.__version__,
         method,
         config.min_n,
         config.max_n,
         config.k,
-        config.match,
+        config.match_policy,
         config.overlap,
         config.max_len,
         engine,

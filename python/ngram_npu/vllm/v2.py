@@ -137,14 +137,14 @@ class NgramSpeculator:
         config = options.ngram
         logger.info(
             "ngram_npu %s drafts for this engine (method %s, V2 runner): prompt_lookup_min=%d "
-            "prompt_lookup_max=%d num_speculative_tokens=%d match=%s overlap=%s max_model_len=%d "
-            "engine=%s device=%s; options from %s",
+            "prompt_lookup_max=%d num_speculative_tokens=%d match_policy=%s overlap=%s "
+            "max_model_len=%d engine=%s device=%s; options from %s",
             _C.__version__,
             method,
             config.min_n,
             config.max_n,
             config.k,
-            config.match,
+            config.match_policy,
             config.overlap,
             options.max_model_len,
             self.engine,
