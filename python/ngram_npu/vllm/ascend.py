@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ngram_npu.vllm.device import DeviceDrafter, Found, look_up, never_empty
+from ngram_npu.vllm.device import DeviceDrafter, look_up, never_empty
 from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.proposer import StockNgramProposer
 
@@ -75,7 +75,7 @@ def triton_ngram_spec_decode(
     min_n: int,
     max_n: int,
     k: int,
-) -> Found:
+) -> tuple[torch.Tensor, ...]:
     """``ngram_step_`` under the name and with the arguments of vLLM-Ascend's launcher.
 
     Args:
@@ -101,4 +101,4 @@ def triton_ngram_spec_decode(
         max_n=max_n,
         k=k,
     )
-    return never_empty(found) if _keep_drafting else found
+    return (never_empty(found) if _keep_drafting else found)[:4]

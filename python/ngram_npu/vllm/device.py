@@ -9,7 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ngram_npu.ops import ngram_index_step_, ngram_step_, prepare_next_token_ids
+from ngram_npu.ops import (
+    ngram_index_step_,
+    ngram_step_,
+    prepare_next_token_ids,
+    workspace_size,
+)
 from ngram_npu.vllm.options import Options
 
 
@@ -22,6 +27,7 @@ class Found(NamedTuple):
     """[B, k], -1 behind a draft's end."""
     num_draft_tokens: torch.Tensor
     num_sampled: torch.Tensor
+    match_len: torch.Tensor
 
 
 class DeviceDrafter:
@@ -90,9 +96,7 @@ class DeviceDrafter:
             Drafts [B, num_speculative_tokens], -1 behind the last, and how many there are [B].
         """
         k = min(num_speculative_tokens, self.k)
-        found = self._look_up(
-            token_ids_gpu, num_tokens_no_spec, valid_sampled_token_ids_gpu, max(k, 1)
-        )
+        found = self._look_up(token_ids_gpu, num_tokens_no_spec, valid_sampled_token_ids_gpu, k)
         if self._keep_drafting:
             found = never_empty(found)
         return self._given(found, k)
@@ -100,7 +104,7 @@ class DeviceDrafter:
     def _look_up(
         self, token_ids: torch.Tensor, num_tokens: torch.Tensor, sampled: torch.Tensor, k: int
     ) -> Found:
-        return look_up(token_ids, num_tokens, sampled, None, **{**self._lookup, "k": k})
+        return look_up(token_ids, num_tokens, sampled, None, **{**self._lookup, "k": max(k, 1)})
 
     def _given(self, found: Found, k: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         return found.draft_token_ids[:, :k], found.num_draft_tokens.clamp(max=k)
@@ -129,6 +133,7 @@ def look_up(
         result.draft_token_ids,
         result.num_draft_tokens,
         result.num_sampled,
+        result.match_len,
     )
 
 
@@ -138,6 +143,20 @@ def never_empty(found: Found) -> Found:
     drafts = found.draft_token_ids
     drafts[:, 0] = torch.where(none, found.next_token_ids, drafts[:, 0])
     return found._replace(num_draft_tokens=found.num_draft_tokens + none)
+
+
+def workspace(op: str, options: Options, device: torch.device) -> dict[str, torch.Tensor]:
+    """What ``op`` takes for itself on a GPU: without it, each call allocates and zeroes one."""
+    if device.type == "cpu":
+        return {}
+    size = workspace_size(op, options.max_num_seqs)
+    return {"workspace": torch.zeros(size, dtype=torch.int32, device=device)}
+
+
+def vector(values: list[int], device: torch.device) -> torch.Tensor:
+    """[N] int32 on ``device``; from pinned memory, since the copy to a GPU would wait else."""
+    host = torch.tensor(values, dtype=torch.int32, pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True)
 
 
 def as_matrix(sampled: torch.Tensor | list[list[int]], device: torch.device) -> torch.Tensor:

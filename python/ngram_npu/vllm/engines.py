@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ngram_npu import _C
-from ngram_npu.config import MAX_INDEX_SPAN, SHORT_CONTEXT, NgramConfig
-from ngram_npu.index import NgramIndex
+from ngram_npu.config import SHORT_CONTEXT, NgramConfig
+from ngram_npu.index import DeviceNgramIndex, NgramIndex
 from ngram_npu.vllm.options import Options
 
 Int32Array = npt.NDArray[np.int32]
@@ -35,7 +35,7 @@ class Engine(Protocol):
 
     def draft(
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
-    ) -> tuple[Int32Array, Int32Array]:
+    ) -> tuple[Int32Array, Int32Array, Int32Array]:
         """Up to ``k`` tokens for each row in which something was sampled.
 
         Args:
@@ -47,8 +47,11 @@ class Engine(Protocol):
             k: 0 asks for none; what is kept of the rows is then brought up to date all the same.
 
         Returns:
-            Drafts [B, >= k] and how many of each row count [B].
+            Drafts [B, >= k], how many of each row count [B], the lengths of their matches [B].
         """
+
+    def rows_indexed(self) -> int:
+        """Rows of all drafts so far that an index answered."""
 
 
 class ScanEngine:
@@ -62,13 +65,15 @@ class ScanEngine:
 
     def draft(
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
-    ) -> tuple[Int32Array, Int32Array]:
+    ) -> tuple[Int32Array, Int32Array, Int32Array]:
         if k < 1:
-            return np.empty((len(num_tokens), 0), np.int32), np.zeros(len(num_tokens), np.int32)
-        drafts, counts, _ = _C.ngram_propose(
-            token_ids, num_tokens, num_sampled=num_sampled, **{**self._lookup, "k": k}
-        )
-        return drafts, counts
+            none = np.zeros(len(num_tokens), np.int32)
+            return np.empty((len(num_tokens), 0), np.int32), none, none
+        self._lookup["k"] = k
+        return _C.ngram_propose(token_ids, num_tokens, num_sampled=num_sampled, **self._lookup)
+
+    def rows_indexed(self) -> int:
+        return 0
 
 
 class IndexEngine:
@@ -84,15 +89,16 @@ class IndexEngine:
 
     def __init__(self, options: Options, cache_config: Any, context_ranks: int) -> None:
         self._options = options
+        self._lookup = options.ngram.lookup_arguments
         self._cache_config = cache_config
         self._context_ranks = context_ranks  # among which decode context parallelism shares a block
         self._rows = _C.RowRecognizer(2 * options.max_num_seqs)
         self._behind = False  # rows whose tokens are not all indexed
-        self.index: NgramIndex | None = None
+        self.index: Any = None
 
     def draft(
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
-    ) -> tuple[Int32Array, Int32Array]:
+    ) -> tuple[Int32Array, Int32Array, Int32Array]:
         if self.index is None:
             self.index = self._make_index()
         slots, new = self._rows.assign(token_ids, num_tokens, num_sampled)
@@ -101,33 +107,30 @@ class IndexEngine:
             self._behind = True
         if self._behind:
             slots = self._catch_up(token_ids, num_tokens, num_sampled, slots)
-        drafts, counts, _ = _C.ngram_index_propose_(
+        self._lookup["k"] = max(k, 1)
+        drafts, counts, match_len = _C.ngram_index_propose_(
             token_ids,
             num_tokens,
             self.index.tensor,
             slot_indices=slots,
             num_sampled=num_sampled,
-            **{**self._options.ngram.lookup_arguments, "k": max(k, 1)},
+            **self._lookup,
         )
         share = self.index.share_in_use
         if share > 0.5:
             steps = 0 if share > 0.9 else PATIENCE
             self.index.reset(self._rows.forget_absent(steps))
-        return drafts, counts if k > 0 else np.zeros_like(counts)
+        return drafts, counts if k > 0 else np.zeros_like(counts), match_len
 
-    def _make_index(self) -> NgramIndex:
-        config = self._options.ngram
-        tokens = self._options.max_num_seqs * config.max_len_or_unlimited
+    def rows_indexed(self) -> int:
+        return 0 if self.index is None else self.index.statistics.rows_indexed
+
+    def _make_index(self) -> Any:
         blocks = getattr(self._cache_config, "num_gpu_blocks", None)
         cached = MOST_TOKENS
         if blocks:
             cached = blocks * self._cache_config.block_size * self._context_ranks
-        return NgramIndex(
-            2 * self._options.max_num_seqs,
-            min(tokens, cached),
-            min_n=config.min_n,
-            max_n=config.max_n,
-        )
+        return make_index(self._options, 2 * self._options.max_num_seqs, most_tokens=cached)
 
     def _catch_up(
         self,
@@ -138,7 +141,6 @@ class IndexEngine:
     ) -> Int32Array:
         """Indexes what was there before the first draft, a bounded number of tokens, and returns
         the slots to look up with; -1: the row is to be scanned."""
-        assert self.index is not None
         rows, upto, slots_to_look_up, behind = _C.index_plan(
             self.index.tensor,
             slots,
@@ -160,12 +162,26 @@ class IndexEngine:
 
 
 def make_engine(options: Options, cache_config: Any, context_ranks: int) -> Engine:
-    """The engine that the options ask for; ``auto``: the index where it can be and pays."""
-    name, config = options.engine, options.ngram
-    if name == "auto":
-        possible = config.max_n - config.min_n < MAX_INDEX_SPAN
-        pays = config.max_len_or_unlimited > SHORT_CONTEXT
-        name = "index" if possible and pays else "scan"
-    if name == "scan":
-        return ScanEngine(config)
-    return IndexEngine(options, cache_config, context_ranks)
+    """The engine that the options ask for."""
+    if takes_index(options):
+        return IndexEngine(options, cache_config, context_ranks)
+    return ScanEngine(options.ngram)
+
+
+def takes_index(options: Options, device_type: str = "cpu") -> bool:
+    """``auto``: where an index can be and pays, and not on a GPU, where it was not measured."""
+    if options.engine != "auto":
+        return options.engine == "index"
+    pays = options.max_model_len > SHORT_CONTEXT
+    return device_type == "cpu" and options.ngram.fits_index and pays
+
+
+def make_index(
+    options: Options, slots: int, device: Any = None, most_tokens: int = MOST_TOKENS
+) -> Any:
+    """An ``NgramIndex`` of numpy's, or what a runner on ``device`` (a ``torch.device``) takes."""
+    tokens = min(options.max_num_seqs * options.max_model_len, most_tokens)
+    bounds: dict[str, Any] = {"min_n": options.ngram.min_n, "max_n": options.ngram.max_n}
+    if device is None or device.type == "cpu":
+        return NgramIndex(slots, tokens, kind="torch" if device else "numpy", **bounds)
+    return DeviceNgramIndex(slots, tokens, device=device, **bounds)

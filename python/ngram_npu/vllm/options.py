@@ -41,6 +41,8 @@ class Options:
     """Of ``ngram_gpu``: whether the runner is told how many tokens of a draft were found."""
     keep_drafting: bool
     """Whether a request that sampled something gets a draft in any case."""
+    metrics: bool
+    """Whether to count which matches were accepted, and on a device whether to count at all."""
     sources: tuple[str, ...]
     """Where options were given, for the line at start-up; empty: nowhere, all are defaults."""
 
@@ -99,6 +101,7 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         max_model_len=max_model_len,
         drafts=drafts,
         keep_drafting=given.get("keep_drafting", _is_recurrent(vllm_config.model_config)),
+        metrics=given.get("metrics", False),
         sources=sources,
     )
 
@@ -204,6 +207,7 @@ _KINDS: dict[str, type] = {
     "num_threads": int,
     "drafts": str,
     "keep_drafting": bool,
+    "metrics": bool,
 }
 _NAMES = tuple(_KINDS)
 _FLAGS = {"1": True, "true": True, "0": False, "false": False}

@@ -31,13 +31,8 @@ class Drafter:
         self.engine = make_engine(
             options, getattr(vllm_config, "cache_config", None), context_ranks
         )
-        # Every tensor-parallel rank drafts the same; one of them speaks and counts.
-        speaks = getattr(parallel, "rank", 0) % parallel.tensor_parallel_size == 0
-        self._stats = Stats(vllm_config) if speaks else None
-        # vLLM runs one of us per tensor-parallel rank, beside tokenisation, on the same cores.
-        _C.set_num_threads(options.num_threads)
-        if speaks:
-            announce(options, method, self.engine.name)
+        speaks = start(vllm_config, options, method, self.engine.name)
+        self._stats = Stats(vllm_config, options) if speaks else None
 
     def propose(
         self,
@@ -51,29 +46,41 @@ class Drafter:
             return [[] for _ in sampled_token_ids]
         started = time.perf_counter()
         num_sampled = np.fromiter(map(len, sampled_token_ids), np.int32, batch)
-        drafts, counts = self.engine.draft(
-            token_ids_cpu[:batch], num_tokens_no_spec[:batch], num_sampled, k
+        lengths = num_tokens_no_spec[:batch]
+        drafts, counts, match_len = self.engine.draft(
+            token_ids_cpu[:batch], lengths, num_sampled, k
         )
         lists = [row[:n] for row, n in zip(drafts.tolist(), counts.tolist(), strict=True)]
         if self.options.keep_drafting and k > 0:
-            limit, lengths = self.options.ngram.max_len_or_unlimited, num_tokens_no_spec.tolist()
-            for draft, sampled, length in zip(lists, sampled_token_ids, lengths, strict=False):
-                if sampled and not draft and length < limit:
+            limit = self.options.max_model_len
+            for draft, sampled, n in zip(lists, sampled_token_ids, lengths.tolist(), strict=True):
+                if sampled and not draft and n < limit:
                     draft.append(sampled[-1])
-            counts = np.fromiter(map(len, lists), np.int32, batch)
         if self._stats is not None:
-            self._stats.observe(started, num_sampled, counts)
+            self._stats.observe(
+                time.perf_counter() - started,
+                slice(batch),
+                (lengths, num_sampled, match_len, counts),
+                self.engine.rows_indexed() if self.options.metrics else 0,
+            )
         return lists
 
 
-def announce(options: Options, method: str, engine: str) -> None:
-    """The line at start-up."""
+def start(
+    vllm_config: Any, options: Options, method: str, engine: str, device: object = "cpu"
+) -> bool:
+    """Sets the number of threads and writes the line at start-up, if this rank is to speak: every
+    tensor-parallel rank drafts the same, and one of them speaks and counts. Whether it is."""
     config, threads = options.ngram, options.num_threads
+    # vLLM runs one of us per tensor-parallel rank, beside tokenisation, on the same cores.
+    _C.set_num_threads(threads)
+    parallel = vllm_config.parallel_config
+    if getattr(parallel, "rank", 0) % parallel.tensor_parallel_size != 0:
+        return False
     logger.info(
         "ngram_npu %s drafts for this engine (method %s): prompt_lookup_min=%d "
-        "prompt_lookup_max=%d num_speculative_tokens=%d match_policy=%s overlap=%s "
-        "max_model_len=%d engine=%s num_threads=%s instruction_set=%s keep_drafting=%s%s; "
-        "options from %s",
+        "prompt_lookup_max=%d num_speculative_tokens=%d match_policy=%s overlap=%s max_model_len=%d "
+        "engine=%s device=%s num_threads=%s instruction_set=%s keep_drafting=%s%s; options from %s",
         _C.__version__,
         method,
         config.min_n,
@@ -81,8 +88,9 @@ def announce(options: Options, method: str, engine: str) -> None:
         config.k,
         config.match_policy,
         config.overlap,
-        config.max_len,
+        options.max_model_len,
         engine,
+        device,
         threads or "as torch's",
         _C.instruction_set(),
         options.keep_drafting,
@@ -94,6 +102,7 @@ def announce(options: Options, method: str, engine: str) -> None:
         logger.warning(
             "ngram_npu: num_threads=%d has no effect beyond OMP_NUM_THREADS=%s", threads, cores
         )
+    return True
 
 
 class NgramProposer:

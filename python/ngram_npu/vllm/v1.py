@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
 
-from ngram_npu import _C
-from ngram_npu.config import MAX_INDEX_SPAN, SHORT_CONTEXT
-from ngram_npu.index import DeviceNgramIndex, NgramIndex
-from ngram_npu.vllm.device import DeviceDrafter, Found, look_up
-from ngram_npu.vllm.engines import MOST_TOKENS
+from ngram_npu.vllm.device import DeviceDrafter, Found, look_up, vector, workspace
+from ngram_npu.vllm.device_stats import DeviceStats
+from ngram_npu.vllm.engines import make_index, takes_index
 from ngram_npu.vllm.options import Options, read_options
-from ngram_npu.vllm.proposer import announce
+from ngram_npu.vllm.proposer import start
 
 
 class AsyncNgramProposer(DeviceDrafter):
@@ -35,13 +34,18 @@ class AsyncNgramProposer(DeviceDrafter):
         self._keep_drafting = self._keep_drafting and not self._padded
         config = options.ngram
         self._lookup.update(match_policy=config.match_policy_code, overlap=config.overlap)
-        _C.set_num_threads(options.num_threads)
         self._slots: _IndexSlots | None = None
-        if _takes_index(options, device):
-            self._slots = _IndexSlots(options, vllm_config, device)
-        parallel = vllm_config.parallel_config
-        if getattr(parallel, "rank", 0) % parallel.tensor_parallel_size == 0:
-            announce(options, "ngram_gpu", "index" if self._slots else "scan")
+        if takes_index(options, device.type):
+            self._slots = _IndexSlots(options, device)
+        op = "ngram_step_" if self._slots is None else "ngram_index_step_"
+        self._lookup.update(workspace(op, options, device))
+        speaks = start(
+            vllm_config, options, "ngram_gpu", "index" if self._slots else "scan", device
+        )
+        self._stats: DeviceStats | None = None
+        if speaks and options.metrics:
+            index = self._slots.index if self._slots else None
+            self._stats = DeviceStats(vllm_config, options, options.max_num_seqs, index, device)
 
     def load_model(self, *args: object, **kwargs: object) -> None:
         """There is no model. The runner calls it before its first step."""
@@ -49,6 +53,17 @@ class AsyncNgramProposer(DeviceDrafter):
             self._runner._num_valid_draft_tokens_event = None
 
     def _look_up(
+        self, token_ids: torch.Tensor, num_tokens: torch.Tensor, sampled: torch.Tensor, k: int
+    ) -> Found:
+        started = time.perf_counter()
+        found = self._find(token_ids, num_tokens, sampled, k)
+        if self._stats is not None and k > 0:
+            lengths = num_tokens + found.num_sampled
+            values = lengths, found.num_sampled, found.match_len, found.num_draft_tokens
+            self._stats.observe(started, slice(len(num_tokens)), values)
+        return found
+
+    def _find(
         self, token_ids: torch.Tensor, num_tokens: torch.Tensor, sampled: torch.Tensor, k: int
     ) -> Found:
         if self._slots is None:
@@ -61,7 +76,7 @@ class AsyncNgramProposer(DeviceDrafter):
             None,
             index=self._slots.index.tensor,
             slot_indices=self._slots.of(requests, self._runner.requests),
-            **{**self._lookup, "k": k},
+            **{**self._lookup, "k": max(k, 1)},
         )
 
     def _given(self, found: Found, k: int) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -94,20 +109,14 @@ def unless_padded(trim: Callable[..., None]) -> Callable[..., None]:
 class _IndexSlots:
     """An index, and which slot of it each request has."""
 
-    def __init__(self, options: Options, vllm_config: Any, device: torch.device) -> None:
-        config, count = options.ngram, 2 * options.max_num_seqs
-        tokens = options.max_num_seqs * config.max_len_or_unlimited
-        self.index: Any
-        bounds: dict[str, Any] = {"min_n": config.min_n, "max_n": config.max_n}
-        if device.type == "cpu":
-            self.index = NgramIndex(count, min(tokens, MOST_TOKENS), kind="torch", **bounds)
-        else:
-            self.index = DeviceNgramIndex(count, min(tokens, MOST_TOKENS), device=device, **bounds)
+    def __init__(self, options: Options, device: torch.device) -> None:
+        count = 2 * options.max_num_seqs
+        self.index = make_index(options, count, device)
         self._device = device
         self._free = list(range(count))
         self._slot_of: dict[str, int] = {}
         self._requests: Sequence[str] = ()
-        self._slots = self._tensor([])
+        self._slots = vector([], device)
 
     def of(self, requests: Sequence[str], alive: Container[str]) -> torch.Tensor:
         """The slots of a step's requests; those of requests that are no longer alive are freed."""
@@ -124,23 +133,9 @@ class _IndexSlots:
             freed += [name for name in self._slot_of if name not in here][:lacking]
         if freed:
             slots = [self._slot_of.pop(name) for name in freed]
-            self.index.reset(self._tensor(slots))
+            self.index.reset(vector(slots, self._device))
             self._free += slots
         for name in new:
             self._slot_of[name] = self._free.pop()
         self._requests = list(requests)
-        self._slots = self._tensor([self._slot_of[name] for name in requests])
-
-    def _tensor(self, slots: list[int]) -> torch.Tensor:
-        pinned = self._device.type == "cuda"  # else the copy would wait
-        host = torch.tensor(slots, dtype=torch.int32, pin_memory=pinned)
-        return host.to(self._device, non_blocking=True)
-
-
-def _takes_index(options: Options, device: torch.device) -> bool:
-    """``auto``: not on a GPU, where it has not been measured."""
-    if options.engine != "auto":
-        return options.engine == "index"
-    config = options.ngram
-    possible = config.max_n - config.min_n < MAX_INDEX_SPAN
-    return device.type == "cpu" and possible and config.max_len_or_unlimited > SHORT_CONTEXT
+        self._slots = vector([self._slot_of[name] for name in requests], self._device)

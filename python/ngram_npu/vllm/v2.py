@@ -7,21 +7,19 @@ is its slot of the index too, and nothing waits for the device.
 
 from __future__ import annotations
 
-import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ngram_npu import _C, _library
-from ngram_npu.config import SHORT_CONTEXT
-from ngram_npu.index import DeviceNgramIndex, NgramIndex
-from ngram_npu.ops import workspace_size
+from ngram_npu import _library
 from ngram_npu.vllm.after_import import parameters
-from ngram_npu.vllm.engines import MOST_TOKENS
-from ngram_npu.vllm.options import Options, read_options
-
-logger = logging.getLogger("vllm.ngram_npu")
+from ngram_npu.vllm.device import vector, workspace
+from ngram_npu.vllm.device_stats import DeviceStats
+from ngram_npu.vllm.engines import make_index, takes_index
+from ngram_npu.vllm.options import read_options
+from ngram_npu.vllm.proposer import start
 
 
 class NgramSpeculator:
@@ -44,23 +42,22 @@ class NgramSpeculator:
         options = read_options(vllm_config, "v2")
         self.k = options.ngram.k
         self.device = device
-        self.engine = _engine(options, device)
         self._state = req_states.all_token_ids.gpu, req_states.total_len.gpu
         self._arguments = options.ngram.lookup_arguments
-        self.index: NgramIndex | DeviceNgramIndex | None = None
+        # Made before vLLM measures how much memory is left for its KV cache. In host memory only
+        # what is used is committed.
+        self.index: Any = None
         self._begun: list[int] = []  # rows given to new requests since the last lookup
-        if self.engine == "index":
-            self.index = _make_index(options, device)
+        if takes_index(options, device.type):
+            self.index = make_index(options, options.max_num_seqs, device)
             self._watch(req_states)
-        if device.type != "cpu":
-            op = "ngram_propose" if self.index is None else "ngram_index_propose_"
-            size = workspace_size(op, options.max_num_seqs)
-            self._arguments["workspace"] = torch.zeros(size, dtype=torch.int32, device=device)
-        _C.set_num_threads(options.num_threads)
-        parallel = vllm_config.parallel_config
-        # Every tensor-parallel rank drafts the same; one of them speaks.
-        if getattr(parallel, "rank", 0) % parallel.tensor_parallel_size == 0:
-            self._announce(options, vllm_config.speculative_config.method)
+        op = "ngram_propose" if self.index is None else "ngram_index_propose_"
+        self._arguments.update(workspace(op, options, device))
+        method = f"{vllm_config.speculative_config.method}, V2 runner"
+        speaks = start(vllm_config, options, method, "index" if self.index else "scan", device)
+        self._stats: DeviceStats | None = None
+        if speaks and options.metrics:
+            self._stats = DeviceStats(vllm_config, options, len(self._state[1]), self.index, device)
 
     def init_cudagraph_manager(self, cudagraph_mode: object) -> None:
         """The lookup is no part of the model's graphs."""
@@ -97,23 +94,27 @@ class NgramSpeculator:
         if dummy_run:
             shape = input_batch.num_reqs, self.k
             return torch.zeros(shape, dtype=torch.int64, device=self.device)
+        started = time.perf_counter()
         rows = input_batch.idx_mapping
-        drafts = self._look_up(rows, num_sampled)
+        drafts, counts, match_len = self._look_up(rows, num_sampled)
+        if self._stats is not None:
+            values = self._state[1][rows], num_sampled, match_len, counts
+            self._stats.observe(started, input_batch.idx_mapping_np, values)
         return torch.where(drafts < 0, last_sampled.view(-1, 1)[rows], drafts)
 
-    def _look_up(self, rows: torch.Tensor, num_sampled: torch.Tensor) -> torch.Tensor:
-        """[B, k] int32, -1 behind the last token that was found."""
+    def _look_up(self, rows: torch.Tensor, num_sampled: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Drafts [B, k], -1 behind the last token that was found, how many these are [B], and the
+        length of their match [B]; int32."""
         requests = {"row_indices": rows, "num_sampled": num_sampled, **self._arguments}
         ops = torch.ops.ngram_npu
         if self.index is None:
-            found = ops.ngram_propose(*self._state, **requests)
+            found: tuple[torch.Tensor, ...] = ops.ngram_propose(*self._state, **requests)
         else:
-            self._reset_begun(self.index)
+            self._reset_begun()
             found = ops.ngram_index_propose_(
                 *self._state, self.index.tensor, slot_indices=rows, **requests
             )
-        drafts: torch.Tensor = found[0]
-        return drafts
+        return found
 
     def _watch(self, req_states: Any) -> None:
         """Notes which rows the runner gives to new requests."""
@@ -125,32 +126,10 @@ class NgramSpeculator:
 
         req_states.add_request = added
 
-    def _reset_begun(self, index: NgramIndex | DeviceNgramIndex) -> None:
+    def _reset_begun(self) -> None:
         if self._begun:
-            # From pinned memory, without waiting for the device. A row twice is reset once.
-            pinned = self.device.type == "cuda"
-            slots = torch.tensor(sorted(set(self._begun)), dtype=torch.int32, pin_memory=pinned)
-            index.reset(slots.to(self.device, non_blocking=True))
+            self.index.reset(vector(sorted(set(self._begun)), self.device))  # a row twice: once
             self._begun.clear()
-
-    def _announce(self, options: Options, method: str) -> None:
-        config = options.ngram
-        logger.info(
-            "ngram_npu %s drafts for this engine (method %s, V2 runner): prompt_lookup_min=%d "
-            "prompt_lookup_max=%d num_speculative_tokens=%d match_policy=%s overlap=%s "
-            "max_model_len=%d engine=%s device=%s; options from %s",
-            _C.__version__,
-            method,
-            config.min_n,
-            config.max_n,
-            config.k,
-            config.match_policy,
-            config.overlap,
-            options.max_model_len,
-            self.engine,
-            self.device,
-            " and ".join(options.sources) or "the defaults",
-        )
 
 
 def in_place_of(stock: Callable[..., Any], refuse: Callable[[str], None]) -> type:
@@ -192,21 +171,3 @@ def _doubt(device: torch.device, req_states: Any) -> str:
     if found_arguments[:1] != ["req_id"]:
         return f"add_request takes ({', '.join(found_arguments)}), expected (req_id, ...)"
     return ""
-
-
-def _engine(options: Options, device: torch.device) -> str:
-    """``auto``: the index where it was measured, can be and pays; on a GPU it was not measured."""
-    if options.engine != "auto":
-        return options.engine
-    pays = options.ngram.fits_index and options.max_model_len > SHORT_CONTEXT
-    return "index" if pays and device.type == "cpu" else "scan"
-
-
-def _make_index(options: Options, device: torch.device) -> NgramIndex | DeviceNgramIndex:
-    """Before vLLM measures how much memory is left for its KV cache; what this is to hold is then
-    not known. In host memory only what is used is committed."""
-    config, slots = options.ngram, options.max_num_seqs
-    tokens = min(slots * options.max_model_len, MOST_TOKENS)
-    if device.type == "cpu":
-        return NgramIndex(slots, tokens, min_n=config.min_n, max_n=config.max_n, kind="torch")
-    return DeviceNgramIndex(slots, tokens, min_n=config.min_n, max_n=config.max_n, device=device)

@@ -40,6 +40,16 @@ def test_the_requests_meet_what_they_are_for(runs: Runs, method: str) -> None:
     assert len({tuple(tokens) for tokens, _ in run.outputs}) >= 18
 
 
+@pytest.mark.parametrize("method", ["async-index", "sync-scan"])
+def test_found_tokens_that_were_accepted_are_counted(runs: Runs, method: str) -> None:
+    """vLLM counts those that filled a draft up, too."""
+    run = runs(method)
+    assert run.counted is not None
+    verified, accepted = run.counted
+    assert verified > accepted
+    assert run.accepted >= accepted > run.accepted / 2
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_asynchronous_where_asked_for(runs: Runs, method: str) -> None:
     assert runs(method).batch_queue_size == (2 if METHODS[method].asynchronous else 1)

@@ -120,7 +120,7 @@ def test_drafts_equal_on_a_thousand_random_steps() -> None:
             for speculator in ours:
                 drafts = speculator.propose(batch, *rest, *[None] * 3)
                 assert drafts.dtype == torch.int64
-                assert torch.equal(drafts, expected), (seed, step, speculator.engine)
+                assert torch.equal(drafts, expected), (seed, step, speculator.index)
             newest = episode.state.last_sampled_tokens[batch.idx_mapping]
             found += int((expected != newest).any(1).sum())
             waiting += int((num_sampled == 0).sum())

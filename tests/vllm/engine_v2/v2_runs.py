@@ -62,8 +62,8 @@ METHODS = {
     "none": Method(name=None),
     "stock": Method(),
     "async-scan": Method(ours={"engine": "scan"}),
-    "async-index": Method(ours={"engine": "index"}),
-    "sync-scan": Method("ngram", asynchronous=False, ours={"engine": "scan"}),
+    "async-index": Method(ours={"engine": "index", "metrics": True}),
+    "sync-scan": Method("ngram", asynchronous=False, ours={"engine": "scan", "metrics": True}),
     "sync-index": Method("ngram", asynchronous=False, ours={"engine": "index"}),
     "other-options": Method(ours={"engine": "index", "match_policy": "earliest", "overlap": True}),
 }
@@ -94,6 +94,8 @@ class Run:
     waits: int = 0
     """Times that somebody waited for an event."""
     waits_in_propose: int = 0
+    counted: tuple[int, int] | None = None
+    """By the speculator: draft tokens verified and accepted, where it counts."""
 
     def differing(self, other: Run) -> list[int]:
         """The requests whose tokens or end are not the same."""
@@ -155,6 +157,9 @@ def run(model: Path, method: Method, first: int = 20) -> Run:
         values = {m.name: getattr(m, "value", 0) for m in llm.get_metrics()}
         result.preemptions = int(values["vllm:num_preemptions"])
         result.accepted = int(values.get("vllm:spec_decode_num_accepted_tokens", 0))
+        if getattr(runner.speculator, "_stats", None) is not None:
+            tokens = runner.speculator._stats._stats._tally.verdicts.take()
+            result.counted = tokens[0].sum(), tokens[1].sum()
         del llm, core, runner
         gc.collect()
     finally:

@@ -13,6 +13,7 @@ from ngram_npu.index import NgramIndex
 from ngram_npu.vllm import NgramProposer
 from ngram_npu.vllm import engines as engines_module
 from ngram_npu.vllm.engines import IndexEngine, ScanEngine
+from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.proposer import StockNgramProposer
 from test_vllm_rows import WIDTH, Runner
 from vllm_config import vllm_config
@@ -407,3 +408,14 @@ def test_auto_is_the_index_where_it_can_be_and_pays(
         made = _proposer("auto", high=high, max_model_len=max_model_len)._drafter.engine
     assert type(made) is {"index": IndexEngine, "scan": ScanEngine}[engine]
     assert f" engine={engine} " in caplog.messages[0]
+
+
+@pytest.mark.parametrize(
+    ("engine", "device_type", "index"),
+    [("auto", "cuda", False), ("index", "cuda", True), ("scan", "cpu", False)],
+)
+def test_auto_is_the_scan_on_a_gpu(engine: str, device_type: str, index: bool) -> None:
+    """Where the index was not measured."""
+    config = vllm_config(max_model_len=8193, additional_config={"ngram_npu": {"engine": engine}})
+    options = read_options(config, "custom_class")
+    assert engines_module.takes_index(options, device_type) == index

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from ngram_npu import reference, set_num_threads
+from ngram_npu.vllm import device as device_module
 from ngram_npu.vllm import plugin, v1, v1_plugin
 from vllm_config import vllm_config
 
@@ -222,19 +223,38 @@ def test_nothing_waits(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any])
     step()
 
 
-def test_engines() -> None:
-    def engine(device: str, **options: Any) -> bool:
-        read = v1.read_options(_config(**options), "ngram_gpu")
-        return v1._takes_index(read, torch.device(device))
+@pytest.mark.parametrize(
+    ("engine", "lookup"), [("scan", "ngram_step_"), ("index", "ngram_index_step_")]
+)
+def test_a_workspace_is_made_once(
+    monkeypatch: pytest.MonkeyPatch, engine: str, lookup: str
+) -> None:
+    made, given = [], []
 
-    assert not engine("cpu")  # 120 tokens
-    assert engine("cpu", engine="index")
-    assert engine("cuda", engine="index")
-    long = _config()
-    long.model_config.max_model_len = 8193
-    read = v1.read_options(long, "ngram_gpu")
-    assert v1._takes_index(read, torch.device("cpu"))
-    assert not v1._takes_index(read, torch.device("cuda"))
+    def workspace(op: str, options: Any, device: torch.device) -> Any:
+        made.append(op)
+        return {"workspace": torch.zeros(64, dtype=torch.int32)}
+
+    real = getattr(device_module, lookup)
+    monkeypatch.setattr(
+        device_module, lookup, lambda *a, **kw: given.append(kw["workspace"]) or real(*a, **kw)
+    )
+    monkeypatch.setattr(v1, "workspace", workspace)
+    runner = Runner(3)
+    drafter = _drafter(runner, engine=engine)
+    for _ in range(3):
+        _step(drafter, runner)
+    assert made == [lookup]
+    assert len(given) == 3
+    assert all(tensor is given[0] for tensor in given)
+
+
+@pytest.mark.parametrize(("max_model_len", "index"), [(8192, False), (8193, True)])
+def test_auto_is_the_index_where_it_pays(max_model_len: int, index: bool) -> None:
+    config = _config()
+    config.model_config.max_model_len = max_model_len
+    drafter = v1.AsyncNgramProposer(config, torch.device("cpu"), Runner(0))
+    assert (drafter._slots is not None) == index
 
 
 def test_the_line_at_start_up(caplog: pytest.LogCaptureFixture) -> None:

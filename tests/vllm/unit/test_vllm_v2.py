@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ngram_npu.ops import workspace_size
 from ngram_npu.reference.ngram_propose import draft_for
+from ngram_npu.vllm import device as device_module
 from ngram_npu.vllm import v2
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm_config import vllm_config
@@ -139,10 +141,14 @@ class _Operators(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.names: list[str] = []
+        self.calls: list[tuple[str, Any]] = []
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.calls]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(str(func).removesuffix(".default"))
+        self.calls.append((str(func).removesuffix(".default"), kwargs))
         return func(*args, **kwargs or {})
 
 
@@ -166,6 +172,32 @@ def test_a_step_is_one_lookup_and_what_fills_the_drafts(engine: str, lookup: str
         "aten.index.Tensor",
         "aten.where.self",
     ]
+
+
+@pytest.mark.parametrize(
+    ("engine", "lookup"), [("scan", "ngram_propose"), ("index", "ngram_index_propose_")]
+)
+def test_a_workspace_is_made_once(
+    monkeypatch: pytest.MonkeyPatch, engine: str, lookup: str
+) -> None:
+    made = []
+
+    def workspace(op: str, options: Any, device: torch.device) -> Any:
+        assert device_module.workspace(op, options, device) == {}  # the CPU needs none
+        made.append(device_module.workspace(op, options, torch.device("meta"))["workspace"])
+        assert made[0].shape == (workspace_size(op, R),)
+        return {"workspace": torch.zeros_like(made[0], device="cpu")}
+
+    monkeypatch.setattr(v2, "workspace", workspace)
+    state = _State()
+    speculator = _speculator(state, engine)
+    with _Operators() as seen:
+        for _ in range(3):
+            _propose(speculator, state, [3, 1], [1, 1])
+    assert len(made) == 1
+    given = [kw["workspace"] for name, kw in seen.calls if name == f"ngram_npu.{lookup}"]
+    assert len(given) == 3
+    assert all(tensor is given[0] for tensor in given)
 
 
 def test_a_dummy_run_looks_nothing_up() -> None:
@@ -192,26 +224,10 @@ def test_a_row_for_another_request_is_indexed_anew() -> None:
     assert speculator.index.statistics.rebuilds_rewritten == 0
 
 
-@pytest.mark.parametrize(
-    ("options", "max_model_len", "engine"),
-    [
-        ({}, 8192, "scan"),
-        ({}, 8193, "index"),
-        ({"engine": "scan"}, 8193, "scan"),
-        ({"engine": "index"}, 64, "index"),
-    ],
-)
-def test_auto_is_the_index_where_it_pays(options: Any, max_model_len: int, engine: str) -> None:
-    config = _config(max_model_len=max_model_len, **options)
-    assert v2.NgramSpeculator(config, CPU, _State()).engine == engine
-
-
-def test_auto_is_the_scan_where_the_index_cannot_be_or_was_not_measured() -> None:
-    config = _config(max_model_len=8193)
-    options = v2.read_options(config, "v2")
-    assert v2._engine(options, torch.device("cuda")) == "scan"
-    config.speculative_config.prompt_lookup_max = 64
-    assert v2.NgramSpeculator(config, CPU, _State()).engine == "scan"
+@pytest.mark.parametrize(("max_model_len", "index"), [(8192, False), (8193, True)])
+def test_auto_is_the_index_where_it_pays(max_model_len: int, index: bool) -> None:
+    speculator = v2.NgramSpeculator(_config(max_model_len=max_model_len), CPU, _State())
+    assert (speculator.index is not None) == index
 
 
 def test_one_rank_says_what_it_does(caplog: pytest.LogCaptureFixture) -> None:
@@ -219,7 +235,9 @@ def test_one_rank_says_what_it_does(caplog: pytest.LogCaptureFixture) -> None:
     v2.NgramSpeculator(_config(), CPU, _State())
     (line,) = caplog.messages
     assert "(method ngram_gpu, V2 runner): prompt_lookup_min=2 prompt_lookup_max=4" in line
-    assert "match_policy=latest overlap=False max_model_len=96 engine=scan device=cpu" in line
+    assert (
+        "match_policy=latest overlap=False max_model_len=96 engine=scan device=cpu num_th" in line
+    )
     caplog.clear()
     config = _config(rank=1)
     config.parallel_config.tensor_parallel_size = 2
