@@ -22,7 +22,15 @@ from ngram_npu.replay.simulation import Int32Array, Proposer, TokenRequest, Toke
 from ngram_npu.replay.stdlib_corpus import stdlib_conversations
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER, load_tokenizer
 
-__all__ = ["Progress", "ReplayInput", "ReplayOptions", "TokenizerLike", "load_inputs", "replay"]
+__all__ = [
+    "Progress",
+    "ReplayInput",
+    "ReplayOptions",
+    "TokenizerLike",
+    "load_inputs",
+    "replay",
+    "tokenize",
+]
 
 PROMPT_TEMPLATE = "USER: {prompt} ASSISTANT:"
 IDS_ONLY = "ids"
@@ -181,7 +189,7 @@ def replay(
         report = progress or _no_progress
         figures: list[ReplayFigures] = []
         for item in loaded:
-            requests = _tokenize(item, tokenizer, report)
+            requests = tokenize(item, tokenizer, report)
             proposer = make_proposer(options)
             counted = simulate(
                 item.name,
@@ -205,14 +213,27 @@ def replay(
     )
 
 
-def _tokenize(
-    item: ReplayInput, tokenizer: TokenizerLike | None, progress: Callable[[Progress], None]
+def tokenize(
+    item: ReplayInput,
+    tokenizer: TokenizerLike | None,
+    progress: Callable[[Progress], None] | None = None,
 ) -> list[TokenRequest]:
+    """The conversations of one input as a replay takes them: each prompt in its template.
+
+    Args:
+        item: what was read.
+        tokenizer: for turns without token ids.
+        progress: called after each conversation.
+
+    Raises:
+        ReplayError: a turn without token ids, and no tokenizer.
+    """
     requests: list[TokenRequest] = []
     for done, conversation in enumerate(item.conversations, start=1):
         turns = tuple(_token_turn(turn, tokenizer) for turn in conversation.turns)
         requests.append(TokenRequest(conversation.id, turns))
-        progress(Progress(item.name, "tokenize", done, len(item.conversations)))
+        if progress is not None:
+            progress(Progress(item.name, "tokenize", done, len(item.conversations)))
     return requests
 
 
