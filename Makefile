@@ -171,7 +171,7 @@ FUZZ_SEED ?= 0
 FUZZ_JSON ?=
 fuzz: setup
 	$(call build,fuzz,-DCMAKE_CXX_COMPILER=$(FUZZ_CXX),fuzz_index)
-	$(PY) -m tools.fuzz $(BUILD)/fuzz/tests/cpp/fuzz_index --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) \
+	$(PY) -m tools.verify.fuzz $(BUILD)/fuzz/tests/cpp/fuzz_index --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) \
 	  $(if $(FUZZ_JSON),--json $(FUZZ_JSON))
 
 # A short run where clang is, or may be installed.

@@ -22,8 +22,8 @@ struct GrownRow {
 };
 
 // Earlier and later are said of the ends; two matches of one length are equally far from their starts.
-__aicore__ inline bool better(const Occurrence& a, const Occurrence& b, int32_t match) {
-  return a.len != b.len ? a.len > b.len : a.len > 0 && (match == kLatest ? a.end > b.end : a.end < b.end);
+__aicore__ inline bool better(const Occurrence& a, const Occurrence& b, int32_t match_policy) {
+  return a.len != b.len ? a.len > b.len : a.len > 0 && (match_policy == kLatest ? a.end > b.end : a.end < b.end);
 }
 
 // Tokens [base, base + count) of a row, of which the kHalo first only begin matches that end in this tile.
@@ -102,7 +102,7 @@ class Searcher {
     AscendC::Muls(offsets, offsets, kWordBytes, words_);
     const auto& ranks = ranks_.tensor();
     AscendC::CreateVecIndex(ranks, 1.0f, words_);
-    if (options.match == kEarliest) {
+    if (options.match_policy == kEarliest) {
       AscendC::Muls(ranks, ranks, -1.0f, words_);
       AscendC::Adds(ranks, ranks, static_cast<float>(words_ + 1), words_);
     }
@@ -140,8 +140,8 @@ class Searcher {
     tiles_.FreeTensor(tokens);
     if (len == 0) return {-1, 0};
     const uint64_t bits = starts_[len % 2].get(winner);
-    const int64_t bit =
-        options_.match == kLatest ? 63 - AscendC::ScalarCountLeadingZero(bits) : AscendC::ScalarGetSFFValue<1>(bits);
+    const int64_t bit = options_.match_policy == kLatest ? 63 - AscendC::ScalarCountLeadingZero(bits)
+                                                         : AscendC::ScalarGetSFFValue<1>(bits);
     return {tile.base + winner * kWord + bit + len - 1, len};
   }
 
@@ -204,7 +204,7 @@ class Searcher {
     order<AscendC::HardEvent::V_S>();
     const int64_t rank = AscendC::ScalarCast<float, int32_t, AscendC::RoundMode::CAST_RINT>(best_.get(0));
     if (rank == 0) return -1;
-    return options_.match == kLatest ? rank - 1 : words_ - rank;
+    return options_.match_policy == kLatest ? rank - 1 : words_ - rank;
   }
 
   const LookupOptions options_;
@@ -233,7 +233,7 @@ __aicore__ inline void search_items(const NgramNpuLaunchArgs& args) {
     searcher.load(queue[(t + kTileBuffers - 1) % kTileBuffers] = tiles.next());
     const Tile& tile = queue[t % kTileBuffers];
     const Occurrence found = searcher.search(tile);
-    if (better(found, best, p.lookup.match)) best = found;
+    if (better(found, best, p.lookup.match_policy)) best = found;
     if (!tile.last_of_item) continue;
     order<AscendC::HardEvent::MTE3_S>();
     match.set(0, static_cast<int32_t>(best.len));
@@ -267,7 +267,7 @@ class Drafter {
     for (int64_t at = j * match_ints_; at < (j + 1) * match_ints_; at += kMatchInts) {
       const Occurrence candidate{matches_.get(at + 1), matches_.get(at)};
       if (candidate.end + 1 >= row.length) continue;  // found in a row that another request has changed meanwhile
-      if (candidate.len >= options_.min_n && better(candidate, found, options_.match)) found = candidate;
+      if (candidate.len >= options_.min_n && better(candidate, found, options_.match_policy)) found = candidate;
     }
     const int64_t count = num_drafts(found, row.length, options_);
     for (int64_t d = 0; d < options_.k; ++d) {

@@ -41,7 +41,7 @@ template <class T>
 using Gm = T*;
 #endif
 
-enum Match : int32_t { kEarliest = 0, kLatest = 1 };
+enum MatchPolicy : int32_t { kEarliest = 0, kLatest = 1 };
 
 // What an entry point returns. Bad values inside tensors are never an error: their results are defined.
 enum Status : int32_t { kOk = 0, kInvalidParams = 1, kLaunchFailed = 2, kOutOfMemory = 3 };

@@ -11,7 +11,7 @@ struct LookupOptions {
   int64_t max_n;
   int64_t k;
   int64_t max_len;
-  int32_t match;
+  int32_t match_policy;
   bool overlap;
 };
 

@@ -13,7 +13,7 @@ struct NgramIndexAppendParams {
   int64_t batch;
   int64_t min_n;
   int64_t max_n;
-  int32_t match;
+  int32_t match_policy;
   IndexAccess index;
   const Executor* executor;  // null: the calling thread
 };

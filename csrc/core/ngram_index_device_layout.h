@@ -49,7 +49,7 @@ enum Header : int {
   kStatScanOther,          // rows scanned: no such slot, or too long
   kStatRebuildLength,      // slots emptied: the row is shorter than what was indexed
   kStatRebuildTokens,      // slots emptied: the row's tokens are not those that were indexed
-  kStatRebuildOptions,     // slots emptied: min_n, max_n or match differ
+  kStatRebuildOptions,     // slots emptied: min_n, max_n or match_policy differ
   kStatGivenUp,            // slots given up because the table was full
 };
 
@@ -62,8 +62,8 @@ enum Slot : int {
   kSlotTail = 8,  // the last min(8, indexed) tokens indexed, the newest last
 };
 
-NGRAM_FN uint32_t pack_options(int64_t min_n, int64_t max_n, int32_t match) {
-  return 0x1000000u | static_cast<uint32_t>(match) << 16 | static_cast<uint32_t>(max_n) << 8 |
+NGRAM_FN uint32_t pack_options(int64_t min_n, int64_t max_n, int32_t match_policy) {
+  return 0x1000000u | static_cast<uint32_t>(match_policy) << 16 | static_cast<uint32_t>(max_n) << 8 |
          static_cast<uint32_t>(min_n);
 }
 

@@ -74,7 +74,7 @@ enum Header : int {
   kStatScanOther,       // rows scanned: no such slot, too long, or full and indexed to the end
   kStatRebuildLength,   // slots rebuilt: the row is shorter than what was indexed
   kStatRebuildTokens,   // slots rebuilt: the row's tokens are not those that were indexed
-  kStatRebuildOptions,  // slots rebuilt: min_n, max_n or match differ
+  kStatRebuildOptions,  // slots rebuilt: min_n, max_n or match_policy differ
   kStatSplits,
   kStatGivenUp,  // slots given up because the arena, or the row's table, was full
   kHeaderEnd,
@@ -92,8 +92,8 @@ enum Slot : int {
   kSlotRoot = 16,  // the directory (D <= 4), or the ids of its pages
 };
 
-static NGRAM_FN uint32_t pack_options(int64_t min_n, int64_t max_n, int32_t match) {
-  return 0x1000000u | static_cast<uint32_t>(match) << 16 | static_cast<uint32_t>(max_n) << 8 |
+static NGRAM_FN uint32_t pack_options(int64_t min_n, int64_t max_n, int32_t match_policy) {
+  return 0x1000000u | static_cast<uint32_t>(match_policy) << 16 | static_cast<uint32_t>(max_n) << 8 |
          static_cast<uint32_t>(min_n);
 }
 

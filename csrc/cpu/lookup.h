@@ -7,7 +7,7 @@ namespace ngram_npu::cpu {
 
 // Finds the occurrence that docs/ops/ngram_propose.md defines in tokens[0..num_tokens), num_tokens >= 2.
 using FindOccurrence = Occurrence (*)(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n,
-                                      int32_t match);
+                                      int32_t match_policy);
 
 Occurrence find_occurrence_scalar(const int32_t*, int64_t, int64_t, int64_t, int32_t);
 #if defined(__x86_64__)

@@ -159,9 +159,9 @@ class Lookup {
 };
 
 template <class Vec>
-Occurrence find_with(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n, int32_t match) {
+Occurrence find_with(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n, int32_t match_policy) {
   Lookup<Vec> lookup(tokens, num_tokens, min_n, max_n);
-  return match == kEarliest ? lookup.earliest() : lookup.latest();
+  return match_policy == kEarliest ? lookup.earliest() : lookup.latest();
 }
 
 }  // namespace

@@ -18,8 +18,8 @@ struct Neon {
 }  // namespace
 
 Occurrence find_occurrence_neon(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n,
-                                int32_t match) {
-  return find_with<Neon>(tokens, num_tokens, min_n, max_n, match);
+                                int32_t match_policy) {
+  return find_with<Neon>(tokens, num_tokens, min_n, max_n, match_policy);
 }
 
 }  // namespace ngram_npu::cpu

@@ -31,7 +31,7 @@ void append_row(const NgramIndexAppendParams& p, const cpu::Arena& arena, const 
   if (!p.token_ids.has(row) || slot < 0 || slot >= arena.num_slots) return;
   const int64_t length = p.num_tokens[row];
   if (length < 0 || length > p.token_ids.capacity || length > index::kMaxIndexedTokens) return;
-  const cpu::IndexOptions options{p.min_n, p.max_n, p.match};
+  const cpu::IndexOptions options{p.min_n, p.max_n, p.match_policy};
   const int32_t* tokens = p.token_ids[row];
   const uint32_t slot_id = static_cast<uint32_t>(slot);
   const uint32_t upto = static_cast<uint32_t>(length);

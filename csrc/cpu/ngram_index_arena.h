@@ -44,7 +44,7 @@ void count(const Arena& arena, index::Header statistic, uint32_t times = 1);
 struct IndexOptions {
   int64_t min_n;
   int64_t max_n;
-  int32_t match;
+  int32_t match_policy;
 };
 
 // One row to look up: the ends from `first` on are not indexed yet; the last of them, length - 1, is the question.

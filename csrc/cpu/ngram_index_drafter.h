@@ -38,7 +38,7 @@ class IndexDrafter {
   IndexDrafter(const Params& params, const IndexAccess& index, int64_t catch_up_tokens)
       : p_(params),
         index_(index),
-        options_{p_.lookup.min_n, p_.lookup.max_n, p_.lookup.match},
+        options_{p_.lookup.min_n, p_.lookup.max_n, p_.lookup.match_policy},
         table_(index_table()),
         find_(find_occurrence()),
         readable_(static_cast<uint32_t>(smaller<int64_t>(p_.token_ids.capacity, kMaxIndexedTokens))),
@@ -154,7 +154,7 @@ class IndexDrafter {
     if (!may_draft) {
       found = {-1, 0};
     } else if (scan) {
-      found = find_(tokens, row.length, p_.lookup.min_n, p_.lookup.max_n, p_.lookup.match);
+      found = find_(tokens, row.length, p_.lookup.min_n, p_.lookup.max_n, p_.lookup.match_policy);
     }
     write_draft(tokens, row.length, found, p_.lookup, p_.draft_token_ids + i * p_.lookup.k, p_.num_draft_tokens + i,
                 p_.match_len + i);

@@ -99,14 +99,15 @@ bool extend_row(const Arena& arena, const IndexOptions& options, uint32_t slot_i
 template <class Isa, int kLevels>
 void look_up_levels(const Arena& arena, const IndexOptions& options, IndexQuery* queries, int count, int64_t k) {
   const auto group =
-      options.match == kEarliest ? look_up_group<Isa, kEarliest, kLevels> : look_up_group<Isa, kLatest, kLevels>;
+      options.match_policy == kEarliest ? look_up_group<Isa, kEarliest, kLevels> : look_up_group<Isa, kLatest, kLevels>;
   group(arena, options, queries, count, k);
 }
 
 template <class Isa, int kLevels>
 bool extend_levels(const Arena& arena, const IndexOptions& options, uint32_t slot_id, const int32_t* tokens,
                    uint32_t readable, uint32_t first, uint32_t length) {
-  const auto row = options.match == kEarliest ? extend_row<Isa, kEarliest, kLevels> : extend_row<Isa, kLatest, kLevels>;
+  const auto row =
+      options.match_policy == kEarliest ? extend_row<Isa, kEarliest, kLevels> : extend_row<Isa, kLatest, kLevels>;
   return row(arena, options, slot_id, tokens, readable, first, length);
 }
 

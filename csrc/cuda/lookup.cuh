@@ -39,7 +39,7 @@ __device__ inline uint32_t len_of(Rank rank) { return static_cast<uint32_t>(rank
 // Whatever the number is, the occurrence lies in the row.
 __device__ inline Occurrence occurrence_of(Rank rank, const LiveTokens& tokens, const LookupOptions& options) {
   const auto place = static_cast<uint32_t>(rank);
-  const int64_t end = options.match == kLatest ? place : ~place;
+  const int64_t end = options.match_policy == kLatest ? place : ~place;
   const int64_t len = len_of(rank);
   if (end > int64_t{tokens.length} - 2 || len > options.max_n) return {-1, 0};
   return {end, len};
@@ -75,7 +75,7 @@ class WarpSearch {
         need_(min_n_),
         lane_(static_cast<int32_t>(threadIdx.x) % kWarpSize),
         warp_(static_cast<int32_t>(threadIdx.x) / kWarpSize),
-        latest_(options.match == kLatest) {
+        latest_(options.match_policy == kLatest) {
     const int32_t ends = smaller(tokens.in_row, tokens.length - 1);  // in the row itself
     const auto misaligned = static_cast<int32_t>(reinterpret_cast<uintptr_t>(tokens.row) / sizeof(int32_t));
     head_ = smaller(ends, -misaligned & (kVectorTokens - 1));

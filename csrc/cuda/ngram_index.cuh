@@ -19,8 +19,8 @@ __device__ inline bool same_gram(const int32_t* tokens, uint32_t a, uint32_t b, 
   return __all_sync(kWholeWarp, same);
 }
 
-__device__ inline bool better(uint32_t end, uint32_t than, int32_t match) {
-  return match == kEarliest ? end < than : end > than;
+__device__ inline bool better(uint32_t end, uint32_t than, int32_t match_policy) {
+  return match_policy == kEarliest ? end < than : end > than;
 }
 
 // One row and the slot that indexes it.
@@ -29,7 +29,7 @@ struct SlotGrams {
   const int32_t* tokens;
   uint32_t slot;
   uint32_t tenant;
-  int32_t match;
+  int32_t match_policy;
 
   // Where this lane looks: the first 16 lanes in one bucket, the others in the other.
   __device__ volatile unsigned long long* at(const Place& place) const {
@@ -50,7 +50,7 @@ struct SlotGrams {
     for (; candidates != 0; candidates &= candidates - 1) {
       const uint32_t lane = static_cast<uint32_t>(__ffs(static_cast<int>(candidates)) - 1);
       const uint32_t other = __shfl_sync(kWholeWarp, recorded, static_cast<int>(lane));
-      if ((found == limit || better(other, found, match)) && same_gram(tokens, other, end, n)) {
+      if ((found == limit || better(other, found, match_policy)) && same_gram(tokens, other, end, n)) {
         found = other;
         *holder = lane;
       }
@@ -68,7 +68,7 @@ struct SlotGrams {
       uint32_t chosen = 0;
       const uint32_t found = find(place, entry, end, n, limit, &chosen);
       const bool is_new = found == limit;
-      if (!is_new && !better(end, found, match)) return true;
+      if (!is_new && !better(end, found, match_policy)) return true;
       if (is_new) {
         uint32_t free = __ballot_sync(kWholeWarp, entry == 0);
         if (free == 0) free = __ballot_sync(kWholeWarp, is_dead(table, entry, table.generations));

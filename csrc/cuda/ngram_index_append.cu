@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(kThreads)
   if (i >= p.batch) return;
   const Request r = request_of(p, i);
   if (!r.usable) return;
-  const uint32_t options = pack_options(p.min_n, p.max_n, p.match);
+  const uint32_t options = pack_options(p.min_n, p.max_n, p.match_policy);
   const SlotState state = view_slot(r.table, r.slot, options, r.tokens, r.ends).state;
   __syncwarp();  // all lanes have read what one now writes
   if (lane_id() != 0 || state == SlotState::kUsable || state == SlotState::kGivenUp) return;
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads, 3)
   volatile uint32_t* given_up = slot + kSlotGivenUp;
   const uint32_t first = slot[kSlotIndexed];
   const uint32_t tenant = r.table.tenant(r.slot, r.table.generations[r.slot]);
-  const SlotGrams mine{r.table, r.tokens, r.slot, tenant, p.match};
+  const SlotGrams mine{r.table, r.tokens, r.slot, tenant, p.match_policy};
   const uint32_t min_n = static_cast<uint32_t>(p.min_n), max_n = static_cast<uint32_t>(p.max_n);
   uint32_t added = 0;
   bool full = false;
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, 3)
     const int64_t stop = smaller<int64_t>((chunk + 1) * kChunk, int64_t{r.ends} - first);
     for (int64_t at = chunk * kChunk + threadIdx.x / kWarpSize; at < stop && !full; at += kWarps) {
       // Where the latest occurrence counts, the last come first: those before them then have nothing to change.
-      const uint32_t end = static_cast<uint32_t>(p.match == kEarliest ? first + at : r.ends - 1 - at);
+      const uint32_t end = static_cast<uint32_t>(p.match_policy == kEarliest ? first + at : r.ends - 1 - at);
       GramHash hash = hash_gram(r.tokens, end, smaller(min_n - 1, end));
       for (uint32_t n = min_n; n <= max_n && n <= end + 1 && !full; ++n) {
         hash.take(r.tokens[end + 1 - n]);

@@ -61,7 +61,7 @@ __device__ void plan_request(const Params& p, const IndexAccess& index, int64_t 
     // The last token's own end is the question and cannot be an answer: it is indexed by the next call.
     const auto ends = static_cast<uint32_t>(grown.length - 1);
     const auto known = static_cast<uint32_t>(smaller<int64_t>(grown.length - grown.num_appended, ends));
-    const uint32_t options = pack_options(p.lookup.min_n, p.lookup.max_n, p.lookup.match);
+    const uint32_t options = pack_options(p.lookup.min_n, p.lookup.max_n, p.lookup.match_policy);
     const SlotView view = view_slot(table, static_cast<uint32_t>(slot), options, p.token_ids[grown.row], known);
     plan.state = view.state;
     if (view.state <= SlotState::kRetry) {  // not given up, nor to be emptied
@@ -86,7 +86,7 @@ __device__ inline Rank look_at_ends(const int32_t* tokens, uint32_t first, uint3
     uint32_t len = 1;
     while (len < most && tokens[end - len] == tokens[length - 1 - len]) ++len;
     if (len < look.min_n) continue;
-    best = larger(best, rank_of(static_cast<int32_t>(len), static_cast<int32_t>(end), look.match == kLatest));
+    best = larger(best, rank_of(static_cast<int32_t>(len), static_cast<int32_t>(end), look.match_policy == kLatest));
   }
   return best;
 }
@@ -111,7 +111,7 @@ __device__ inline Rank work_on_table(const SlotGrams& mine, const Plan& plan, ui
       uint32_t holder = 0;
       const uint32_t found = mine.find(place, *mine.at(place), end, n, length - 1, &holder);
       if (found == length - 1) continue;
-      best = larger(best, rank_of(static_cast<int32_t>(n), static_cast<int32_t>(found), look.match == kLatest));
+      best = larger(best, rank_of(static_cast<int32_t>(n), static_cast<int32_t>(found), look.match_policy == kLatest));
     } else {
       *full = !mine.insert(place, end, n, plan.upto, added);
     }
@@ -156,7 +156,7 @@ __device__ inline Occurrence answer(const Table& table, int64_t slot, const Plan
   }
   if (plan.has_slot) {
     const uint32_t tenant = table.tenant(slot_id, __shfl_sync(kWholeWarp, table.generations[slot_id], 0));
-    const SlotGrams mine{table, live.row, slot_id, tenant, look.match};
+    const SlotGrams mine{table, live.row, slot_id, tenant, look.match_policy};
     const bool looks_up = drafts && !reads_all && plan.indexed > 0;
     best = larger(best, work_on_table(mine, plan, length, look, looks_up, &added, &full));
   }
@@ -176,7 +176,7 @@ __device__ inline Occurrence answer(const Table& table, int64_t slot, const Plan
     full = full || shared.full[w];
   }
   if (plan.has_slot && warp == 0) {
-    const uint32_t options = pack_options(look.min_n, look.max_n, look.match);
+    const uint32_t options = pack_options(look.min_n, look.max_n, look.match_policy);
     update_slot(table, slot_id, plan, live.row, options, length, added, full);
   }
   return occurrence_of(best, live, look);

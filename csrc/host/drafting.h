@@ -183,7 +183,7 @@ void ngram_index_append_(In<F> token_ids, In<F> num_tokens, In<F> index, Optiona
   p.index = check_index(call, index, slot_indices, p.batch, min_n, max_n);
   p.min_n = min_n;
   p.max_n = max_n;
-  p.match = static_cast<int32_t>(match_policy);
+  p.match_policy = static_cast<int32_t>(match_policy);
   call.disjoint();
   if (p.batch == 0) return;
   const Executor executor = F::executor();

@@ -145,7 +145,7 @@ def _add_replay(commands: Any) -> None:
         help="draft tokens per step (default: %(default)s)",
     )
     lookup.add_argument(
-        "--match",
+        "--match-policy",
         choices=("earliest", "latest"),
         default="earliest",
         help="which of equally long matches is continued (default: %(default)s)",

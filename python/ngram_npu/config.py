@@ -23,7 +23,7 @@ UNLIMITED = 2**63 - 1
 ANY_TOKEN = 2**31 - 1
 """The operators' ``vocab_size`` by default: ids from 0 to 2**31 - 2 are valid."""
 
-MATCH_CODES = {"earliest": 0, "latest": 1}
+MATCH_POLICY_CODES = {"earliest": 0, "latest": 1}
 
 
 @dataclass(frozen=True, init=False)
@@ -34,8 +34,8 @@ class NgramConfig:
         min_n: shortest suffix (in tokens) whose earlier occurrence is worth a draft, to ``max_n``.
         max_n: longest suffix looked for, up to 64.
         k: draft tokens per request and step, 1 to 64.
-        match: which of several longest occurrences to follow, ``"earliest"`` (vLLM's ``ngram``)
-            or ``"latest"`` (vLLM's V2 runner).
+        match_policy: which of several longest occurrences to follow, ``"earliest"`` (vLLM's
+            ``ngram``) or ``"latest"`` (vLLM's V2 runner).
         overlap: whether a draft that reaches the row's end continues into itself.
         max_len: no request drafts past this many tokens (vLLM's ``max_model_len``); None: no limit.
         vocab_size: sampled ids at or above it are invalid; None: ids up to 2**31 - 2 are valid.
@@ -52,7 +52,7 @@ class NgramConfig:
     min_n: int
     max_n: int
     k: int
-    match: Literal["earliest", "latest"]
+    match_policy: Literal["earliest", "latest"]
     overlap: bool
     max_len: int | None
     vocab_size: int | None
@@ -63,7 +63,7 @@ class NgramConfig:
         min_n: int | None = None,
         max_n: int | None = None,
         k: int | None = None,
-        match: Literal["earliest", "latest"] = "earliest",
+        match_policy: Literal["earliest", "latest"] = "earliest",
         overlap: bool = False,
         max_len: int | None = None,
         vocab_size: int | None = None,
@@ -81,7 +81,7 @@ class NgramConfig:
             "min_n": min(2, high) if low is None and hasattr(high, "__index__") else low,
             "max_n": high,
             "k": 5 if draft is None else draft,
-            "match": match,
+            "match_policy": match_policy,
             "overlap": overlap,
             "max_len": max_len,
             "vocab_size": vocab_size,
@@ -103,18 +103,19 @@ class NgramConfig:
         _check_range("max_n", self.max_n, 1, MAX_NGRAM)
         _check_range("min_n", self.min_n, 1, self.max_n)
         _check_range("k", self.k, 1, MAX_DRAFT_TOKENS)
-        if self.match not in MATCH_CODES:
+        if self.match_policy not in MATCH_POLICY_CODES:
             raise ValueError(
-                f"NgramConfig: match: expected 'earliest' or 'latest', got {self.match!r}"
+                "NgramConfig: match_policy: expected 'earliest' or 'latest', "
+                f"got {self.match_policy!r}"
             )
         for name in ("max_len", "vocab_size"):
             if getattr(self, name) is not None:
                 _check_range(name, getattr(self, name), 0, UNLIMITED)
 
     @property
-    def match_code(self) -> int:
-        """``match`` as the operators take it."""
-        return MATCH_CODES[self.match]
+    def match_policy_code(self) -> int:
+        """``match_policy`` as the operators take it."""
+        return MATCH_POLICY_CODES[self.match_policy]
 
     @property
     def fits_index(self) -> bool:
@@ -126,8 +127,8 @@ class NgramConfig:
         """What every lookup operator takes by keyword. Those that have their default are left out:
         each one passed takes time."""
         arguments: dict[str, Any] = {"min_n": self.min_n, "max_n": self.max_n, "k": self.k}
-        if self.match_code:
-            arguments["match_policy"] = self.match_code
+        if self.match_policy_code:
+            arguments["match_policy"] = self.match_policy_code
         if self.overlap:
             arguments["overlap"] = True
         if self.max_len is not None:

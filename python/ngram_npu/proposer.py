@@ -253,7 +253,7 @@ class NgramProposer:
             index.append(
                 token_ids,
                 num_tokens,
-                match_policy=self.config.match_code,
+                match_policy=self.config.match_policy_code,
                 row_indices=row_indices,
                 slot_indices=slot_indices,
             )

@@ -33,8 +33,18 @@ class Launched:
     """The hash at each token of the step."""
     computed: list[int] = field(default_factory=list)
     num_sampled: list[int] = field(default_factory=list)
+    spoilt: list[bool] = field(default_factory=list)
+    """The sampler broke its contract for this request, in this step or before."""
     valid_drafts: dict[int, int] = field(default_factory=dict)
     """Of the requests with drafts: how many are not padding."""
+
+
+_BEYOND = 2**31 - 1
+"""No token id, whatever the vocabulary."""
+
+
+def _sound(values: Sequence[Any], step: Launched) -> list[Any]:
+    return [value for value, spoilt in zip(values, step.spoilt, strict=True) if not spoilt]
 
 
 class DeviceSide:
@@ -44,6 +54,8 @@ class DeviceSide:
         self.state = state
         self.device = device
         self._static: torch.Tensor | None = None
+        self.spoilt: set[tuple[int, int]] = set()
+        """Request and residency; until it is admitted anew, only its slots are looked at."""
 
     def empty_sampled(self, batch: int) -> torch.Tensor:
         """Where the sampler writes: a fresh tensor, or always the same one, as with device
@@ -77,10 +89,13 @@ class DeviceSide:
             lengths = as_rows(values["seq_lens"], len(values["seq_lens"]))
             slots = [as_rows(mapping, len(mapping)) for mapping in mappings]
             step.computed = as_rows(computed, batch)
+            of_requests = zip(step.requests, step.residencies, strict=True)
+            step.spoilt = [(r.uid, residency) in self.spoilt for r, residency in of_requests]
             assert starts[batch:] == [tokens] * (len(starts) - batch)
             assert not any(lengths[batch:])
             assert all(set(mapping[tokens:]) <= {-1} for mapping in slots)
-            assert as_rows(values["discard"], batch) == step.discarded
+            discard = as_rows(values["discard"], batch)
+            assert _sound(discard, step) == _sound(step.discarded, step)
             assert as_rows(scheduled_drafts, batch) == step.drafts
             self._check_accepted(as_rows(accepted, batch), step)
             self._check_slots([mapping[:tokens] for mapping in slots], positions, starts, step)
@@ -120,7 +135,25 @@ class DeviceSide:
             count += 1
             if n + 1 == end or ids[n + 1] != says:
                 break
-        step.num_sampled.append(0 if step.discarded[i] else count)
+        if not (step.discarded[i] or step.spoilt[i]):
+            self._spoil(row, step, i)
+        step.num_sampled.append(0 if step.discarded[i] or step.spoilt[i] else count)
+
+    def _spoil(self, row: torch.Tensor, step: Launched, i: int) -> None:
+        """Now and then breaks the sampler's contract."""
+        rng = self.scenario.rng
+        if rng.random() >= self.scenario.bad_samples:
+            return
+        too_many = step.drafts[i] + 2
+        kinds = ["none", "beyond"] + ["many"] * (too_many <= len(row))
+        kind = rng.choice(kinds)
+        if kind == "many":
+            row[:too_many] = 0
+        else:
+            row.fill_(-1)
+            row[0] = -1 if kind == "none" else _BEYOND
+        step.spoilt[i] = True
+        self.spoilt.add((step.requests[i].uid, step.residencies[i]))
 
     def _slots_of(self, group: int, blocks: Sequence[int]) -> list[int]:
         size = self.scenario.block_sizes[group]
@@ -130,12 +163,14 @@ class DeviceSide:
         for i, p in enumerate(step.previous_positions):
             drafted = step.previous is not None and p >= 0 and step.previous.drafts[p] > 0
             assert step.previous is not None or not drafted
+            if step.spoilt[i]:
+                continue
             assert accepted[i] == (step.previous.num_sampled[p] if drafted else 1)
 
     def _check_drafts(self, found: Sequence[int], num_tokens: int, step: Launched, i: int) -> None:
         """Wrong drafts cost no token, they are just rejected: so they are compared with what the
         lookup is defined to find in the right context."""
-        if not found:
+        if not found or step.spoilt[i]:
             return
         lookup = self.scenario.config.ngram
         drafts, _ = draft_for(
@@ -143,7 +178,7 @@ class DeviceSide:
             lookup.min_n,
             lookup.max_n,
             lookup.k,
-            lookup.match_code,
+            lookup.match_policy_code,
             lookup.overlap,
             lookup.max_len_or_unlimited,
         )
@@ -185,15 +220,18 @@ class DeviceSide:
             ]
             if padded:
                 indices, num_rejected = listed
-                assert num_rejected == rejected
+                assert _sound(num_rejected, step) == _sound(rejected, step)
             else:
                 starts, lengths, kept = listed
                 indices = [kept[starts[i + 1] - 1] for i in range(batch)]
-                assert kept[starts[-1] :] == [-1] * sum(rejected)
+                assert set(kept[starts[-1] :]) <= {-1}
+                ends = [d - r for d, r in zip(step.scheduled, rejected, strict=True)]
                 for i in range(batch):
-                    assert lengths[i] == step.computed[i] + step.scheduled[i] - rejected[i]
+                    if not step.spoilt[i]:
+                        assert starts[i + 1] - starts[i] == ends[i]
+                        assert lengths[i] == step.computed[i] + ends[i]
             for i, token in enumerate(next_token_ids.tolist()):
-                if not step.discarded[i]:
+                if not step.discarded[i] and not step.spoilt[i]:
                     assert self.target.says(step.contexts[indices[i]]) == token
 
         self.device.launch(work)

@@ -43,6 +43,7 @@ class Engine:
             self._reconcile()
         for request in self.scenario.requests:
             assert request.tokens == request.wanted
+        assert not self.state._mirrors._faults, "the fault of a request that is gone"
         if self.state.index is not None:
             found = self.state.index.statistics
             # A slot with another request's tokens would have been built anew.
@@ -65,6 +66,8 @@ class Engine:
             found = self.state.wait_drafts().num_draft_tokens
         for request in [r for r in self.running if r.finished]:
             self._remove(request)
+        for request in [r for r in self.running if r.faulty]:
+            self._preempt(request)
         for request in list(self.running):
             # Those that have come back often enough are left alone, or nobody would ever finish.
             if request.residency < 4 and rng.random() < self.scenario.preemption:
@@ -89,8 +92,9 @@ class Engine:
         self.launched, self.last, self.removed = [], None, []
         for request in self.running:
             request.computed, request.upper = request.exact_computed, len(request.tokens)
-            request.position = -1
+            request.position, request.faulty = -1, False
         self.state.rebuild([_admission(request) for request in self.running])
+        self.side.spoilt.clear()
         self.counts["rebuilt"] += 1
         self._check_upper()
         if self.rng.random() < 0.3:
@@ -163,7 +167,7 @@ class Engine:
             request.computed = request.exact_computed
             request.upper = len(request.tokens)
             request.residency += 1
-            request.position = -1
+            request.position, request.faulty = -1, False
             request.kept_blocks = False
             self._grow(request, request.computed + tokens, None)
             self.waiting.remove(request)
@@ -327,12 +331,20 @@ class Engine:
 
     def _take(self, truth: Reconciled, i: int, request: Request, step: Launched) -> None:
         count = int(truth.num_sampled[i])
-        assert not truth.faults
         lives = request.running and request.residency == step.residencies[i]
         assert bool(truth.alive[i]) == lives
+        assert (i in truth.faults) == (lives and step.spoilt[i])
         assert count == step.num_sampled[i]
-        gained = count if step.drafts[i] else step.scheduled[i]
         assert truth.num_scheduled_drafts[i] == step.drafts[i]
+        gained = count if step.drafts[i] or i in truth.faults else step.scheduled[i]
+        if lives:
+            request.computed -= step.scheduled[i] - gained
+            request.upper -= 0 if step.discarded[i] else 1 + step.drafts[i] - count
+        if step.spoilt[i]:
+            self.counts["bad samples"] += lives and not request.faulty
+            request.faulty |= lives
+            assert not lives or request.finished or truth.num_tokens[i] == len(request.tokens)
+            return
         assert truth.num_valid_drafts[i] == step.valid_drafts.get(i, 0)
         assert truth.num_accepted_drafts[i] <= truth.num_valid_drafts[i] <= step.drafts[i]
         valid, accepted = int(truth.num_valid_drafts[i]), int(truth.num_accepted_drafts[i])
@@ -343,8 +355,6 @@ class Engine:
             rejected=valid - accepted,
         )
         if lives:
-            request.computed -= step.scheduled[i] - gained
-            request.upper -= 0 if step.discarded[i] else 1 + step.drafts[i] - count
             assert truth.num_computed_tokens[i] == step.computed[i] + gained
         if request.residency != step.residencies[i] or request.finished:
             return
@@ -379,7 +389,7 @@ class Engine:
         self.device.drain()
         indexed: dict[int, Any] = {}
         for request in self.running:
-            if request.residency == 0 or request.row in self.removed:
+            if request.residency == 0 or request.row in self.removed or request.faulty:
                 continue
             assert computed[request.row] == request.computed
             mirrored = self.state.known_token_ids(request.row)

@@ -99,6 +99,7 @@ class LateDevice:
         self._advance()
 
     def synchronize(self, event: Event) -> None:
+        assert isinstance(event, Event), "a wait for what was never recorded"
         if self._critical and not event.happened:
             raise CriticalWaitError("the host waits on the critical path")
         self._run_until(event)

@@ -281,6 +281,9 @@ MUTANTS |= {
         lambda s, c, t: (np.where(s.num_scheduled_drafts > 0, s.num_scheduled_drafts + 1, c), t)
     ),
     "results of a former request": _wrapped(Mirrors, "reconcile", _forgetting_generations),
+    "bad rows of the sampler not named": _wrapped(
+        Mirrors, "_new_faults", lambda original: lambda self, step, num_sampled: {}
+    ),
     "moves forgotten": _wrapped(Mirrors, "plan_rows", _without_moves),
     "moves one by one": _wrapped(Mirrors, "plan_rows", _moves_one_by_one),
     "argument written to": _wrapped(AsyncSpecState, "begin_step", _writing_to_the_batch),

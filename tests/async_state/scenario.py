@@ -61,6 +61,8 @@ class Request:
     """Preempted, it forgets what steps in flight sample for it."""
     position: int = -1
     """In the last step, if it sampled there."""
+    faulty: bool = False
+    """The sampler broke its contract for it, as the host knows by now."""
     finished: bool = False
 
     @property
@@ -94,6 +96,7 @@ class Scenario:
         self.skipping = pick((0.0, 0.0, 0.1, 0.3))
         self.shuffling = pick((0.0, 0.2, 0.8))
         self.failing = fixed.get("failing", pick((0.0, 0.0, 0.1)))
+        self.bad_samples = fixed.get("bad_samples", pick((0.0, 0.0, 0.05)))
         self.engine = fixed.get("engine", pick(("scan", "index")))
         self.chunk = rng.randint(1, self.step_tokens)
         self.target = Target(
@@ -127,7 +130,7 @@ class Scenario:
                 min_n=min_n,
                 max_n=min_n + self.rng.randint(0, 2),
                 k=self.k,
-                match=self.rng.choice(("earliest", "latest")),
+                match_policy=self.rng.choice(("earliest", "latest")),
                 overlap=self.rng.choice((False, True)),
                 max_len=self.rng.choice((None, self.capacity)),
                 vocab_size=self.rng.choice((None, VOCAB + 1)),

@@ -241,6 +241,7 @@ def test_a_bad_row_that_has_left_is_ignored(bad: str) -> None:
     assert truth.alive.tolist() == [True, True, False]
     assert truth.num_sampled.tolist() == [1, 1, 0]
     assert truth.num_tokens.tolist() == [6, 6, 0]
+    assert not state._mirrors._faults
 
 
 @pytest.mark.parametrize("bad", BAD_SAMPLES)

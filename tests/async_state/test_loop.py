@@ -46,7 +46,7 @@ def test_the_scenarios_are_not_idle() -> None:
         "indexed",
     ):
         assert result["totals"][figure] > 50, figure
-    for figure in ("empty", "rebuilt"):
+    for figure in ("empty", "rebuilt", "bad samples"):
         assert result["totals"][figure] > 0, figure
 
 

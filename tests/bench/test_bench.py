@@ -48,7 +48,7 @@ def test_every_op_runs(op: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = _C.num_threads()
-    ours = ("ours:match=latest", "ours:frontend=torch")
+    ours = ("ours:match_policy=latest", "ours:frontend=torch")
     peers = (f"--peer={name}" for name in (*ours, "read", "vllm-numba"))
     found = run(
         tmp_path / "out.json", "ngram_step_", "--sizes", "2x64", "3x128", "--threads", "1",

@@ -144,4 +144,4 @@ def test_a_request_costs_what_it_needs_itself() -> None:
 def test_the_file_tells_no_settings_that_nothing_asked_for(tmp_path: Path) -> None:
     assert main(["ascendc-model", "--sizes", "1x1k", "--json", str(tmp_path / "model.json")]) == 0
     found = json.loads((tmp_path / "model.json").read_text())
-    assert found["settings"] == {"config": [2, 4], "k": 4, "match": "earliest"}
+    assert found["settings"] == {"config": [2, 4], "k": 4, "match_policy": "earliest"}

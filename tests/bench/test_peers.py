@@ -126,7 +126,7 @@ def test_what_cannot_take_part_is_said(unpacked: Path, monkeypatch: pytest.Monke
     for kind in (V2, VllmCorrection):
         with pytest.raises(UnavailableError, match="Triton is not installed"):
             kind(workload, options)
-    latest = Options(match="latest", data_kind="random")
+    latest = Options(match_policy="latest", data_kind="random")
     for kind in (VllmNumba, V1):
         with pytest.raises(UnavailableError, match="earliest match only"):
             kind(workload, latest)

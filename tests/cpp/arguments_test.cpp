@@ -110,18 +110,18 @@ struct Call {
   bool with_row_indices = true;
   bool with_mask = true;
   bool with_workspace = true;
-  int64_t min_n = 1, max_n = 3, k = 4, match = kEarliest, max_len = 100;
+  int64_t min_n = 1, max_n = 3, k = 4, match_policy = kEarliest, max_len = 100;
 
   NgramProposeParams propose() {
     return std::get<NgramProposeParams>(host::ngram_propose<ViewCall>(
         token_ids, num_tokens, with_row_indices ? &row_indices : nullptr, with_mask ? &counts : nullptr, min_n, max_n,
-        k, match, true, max_len, with_workspace ? &workspace : nullptr));
+        k, match_policy, true, max_len, with_workspace ? &workspace : nullptr));
   }
 
   NgramStepParams step() {
     return std::get<NgramStepParams>(host::ngram_step_<ViewCall>(
         token_ids, num_tokens, sampled, with_mask ? &mask : nullptr, with_row_indices ? &row_indices : nullptr, true,
-        50, min_n, max_n, k, match, true, max_len, with_workspace ? &workspace : nullptr));
+        50, min_n, max_n, k, match_policy, true, max_len, with_workspace ? &workspace : nullptr));
   }
 
   bool untouched() const {
@@ -168,7 +168,7 @@ TEST(ArgumentsTest, ValidCallsPass) {
   EXPECT_EQ(p.lookup.max_n, 3);
   EXPECT_EQ(p.lookup.k, 4);
   EXPECT_EQ(p.lookup.max_len, 100);
-  EXPECT_EQ(p.lookup.match, kEarliest);
+  EXPECT_EQ(p.lookup.match_policy, kEarliest);
   EXPECT_TRUE(p.lookup.overlap);
 
   const NgramStepParams s = call.step();
@@ -327,11 +327,11 @@ TEST(ArgumentsTest, Scalars) {
   both([](Call& c) { c.max_n = 0; }, "max_n: expected 1 to 64, got 0");
   both([](Call& c) { c.min_n = c.max_n = std::numeric_limits<int64_t>::min(); },
        "max_n: expected 1 to 64, got -9223372036854775808");
-  both([](Call& c) { c.match = 2; }, "match_policy: expected 0 to 1, got 2");
-  both([](Call& c) { c.match = (int64_t{1} << 32) + 1; }, "match_policy: expected 0 to 1, got 4294967297");
+  both([](Call& c) { c.match_policy = 2; }, "match_policy: expected 0 to 1, got 2");
+  both([](Call& c) { c.match_policy = (int64_t{1} << 32) + 1; }, "match_policy: expected 0 to 1, got 4294967297");
   Call limits;
   limits.min_n = limits.max_n = limits.k = 64;
-  limits.match = kLatest;
+  limits.match_policy = kLatest;
   limits.max_len = std::numeric_limits<int64_t>::min();  // any value: it only decides how much is drafted
   EXPECT_EQ(limits.propose().lookup.k, 64);
 }

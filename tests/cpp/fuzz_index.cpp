@@ -28,7 +28,7 @@ ngram_npu::test::Reached reached;
 
 }  // namespace
 
-// tools/fuzz.py reads the lines, and fails where one of them says 0.
+// tools/verify/fuzz.py reads the lines, and fails where one of them says 0.
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
   std::atexit([] {
     for (const auto& [name, at] : reached.kNames) {

@@ -78,7 +78,7 @@ class IndexEpisode {
     look_.max_n = look_.min_n + c_.below(index::kMaxLevels);
     look_.k = c_.from(1, 5);
     look_.max_len = c_.one_in(4) ? c_.from(0, capacity_) : int64_t{1} << 40;
-    look_.match = static_cast<int32_t>(c_.below(2));
+    look_.match_policy = static_cast<int32_t>(c_.below(2));
     look_.overlap = c_.one_in(2);
     std::fill_n(index_.data(), words_, 0);
     std::fill_n(lengths_.data(), rows_, 0);
@@ -160,7 +160,7 @@ class IndexEpisode {
                                    rows_,
                                    look_.min_n,
                                    look_.max_n,
-                                   look_.match,
+                                   look_.match_policy,
                                    {index_.data(), words_, {slot_indices_.data(), 8}},
                                    nullptr};
     ngram_npu_cpu_ngram_index_append_(&p, nullptr);

@@ -183,7 +183,7 @@ TEST_P(IndexTest, RowsPassWhatEntriesOfADepthCanRecord) {
   Tokens arena(static_cast<size_t>(words));
   ASSERT_EQ(ngram_npu_cpu_ngram_index_init(arena.data(), words, 1), kOk);
   OneRowStep step(row.data(), row.size(), 0, arena.data(), words);
-  step.params.step.lookup.match = kLatest;
+  step.params.step.lookup.match_policy = kLatest;
   for (const int32_t passed : {kFirst, 2 * kFirst, 4 * kFirst}) {
     for (step.length = passed - 4; step.length < passed + 12;) {
       ASSERT_EQ(step.run(&row[static_cast<size_t>(step.length)], 1), kOk);

@@ -36,7 +36,7 @@ void run_threads(const Executor*, int32_t num_tasks, void (*fn)(void*, int32_t),
 constexpr int64_t kRows = 12, kCapacity = 6000, kDrafts = 4, kWidth = 3;
 
 // The drafts of a few steps after one append.
-Tokens drafts_after(const Executor* executor, const Tokens& tokens, int64_t pages, int32_t match) {
+Tokens drafts_after(const Executor* executor, const Tokens& tokens, int64_t pages, int32_t match_policy) {
   Tokens buffer = tokens, lengths(kRows, kCapacity - 100), all;
   const int64_t words = ngram_npu_cpu_ngram_index_words(kRows, pages);
   Tokens index(static_cast<size_t>(words), 0);
@@ -47,7 +47,7 @@ Tokens drafts_after(const Executor* executor, const Tokens& tokens, int64_t page
                                       kRows,
                                       2,
                                       4,
-                                      match,
+                                      match_policy,
                                       {index.data(), words, {}},
                                       executor};
   EXPECT_EQ(ngram_npu_cpu_ngram_index_append_(&append, nullptr), kOk);
@@ -65,7 +65,7 @@ Tokens drafts_after(const Executor* executor, const Tokens& tokens, int64_t page
     p.step.batch = kRows;
     p.step.advance = true;
     p.step.vocab_size = 1 << 30;
-    p.step.lookup = {2, 4, kDrafts, int64_t{1} << 40, match, false};
+    p.step.lookup = {2, 4, kDrafts, int64_t{1} << 40, match_policy, false};
     p.step.next_token_ids = next.data();
     p.step.num_sampled = num_sampled.data();
     p.step.draft_token_ids = drafts.data();
@@ -85,10 +85,11 @@ TEST(IndexThreadsTest, SeveralThreadsBuildWhatOneBuilds) {
   for (const int32_t alphabet : {40, 3000}) {
     Tokens tokens(kRows * kCapacity);
     for (int32_t& token : tokens) token = static_cast<int32_t>(random() % static_cast<uint32_t>(alphabet));
-    for (const int32_t match : {kEarliest, kLatest}) {
+    for (const int32_t match_policy : {kEarliest, kLatest}) {
       for (const int64_t pages : {int64_t{1000}, int64_t{60}}) {  // the second are too few
         tasks_seen = 0;
-        EXPECT_EQ(drafts_after(&executor, tokens, pages, match), drafts_after(nullptr, tokens, pages, match));
+        EXPECT_EQ(drafts_after(&executor, tokens, pages, match_policy),
+                  drafts_after(nullptr, tokens, pages, match_policy));
         EXPECT_EQ(tasks_seen, 4);
       }
     }

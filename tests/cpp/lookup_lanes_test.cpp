@@ -29,16 +29,17 @@ class LookupLanesTest : public testing::Test {
   bool check(const Tokens& tokens, int64_t min_n, int64_t max_n) {
     const int64_t length = length_of(tokens);
     if (length < 2) return true;  // the kernel's callers see to that
-    for (const int32_t match : {kEarliest, kLatest}) {
-      const Occurrence expected = expected_occurrence(tokens, min_n, max_n, match);
+    for (const int32_t match_policy : {kEarliest, kLatest}) {
+      const Occurrence expected = expected_occurrence(tokens, min_n, max_n, match_policy);
       for (const Flush flush : kFlushes) {
         int32_t* row = flush == Flush::kEnd ? memory_.data() + memory_.size() - length : memory_.data();
         std::copy(tokens.begin(), tokens.end(), row);
-        const Occurrence got = cpu::find_with<Vec>(row, length, min_n, max_n, match);
+        const Occurrence got = cpu::find_with<Vec>(row, length, min_n, max_n, match_policy);
         if (got.end == expected.end && got.len == expected.len) continue;
-        ADD_FAILURE() << Vec::kLanes << " lanes, " << name_of(flush) << ", match " << match << ", n " << min_n << ".."
-                      << max_n << "\nrow " << testing::PrintToString(tokens) << "\nexpected end " << expected.end
-                      << " length " << expected.len << "\ngot      end " << got.end << " length " << got.len;
+        ADD_FAILURE() << Vec::kLanes << " lanes, " << name_of(flush) << ", match_policy " << match_policy << ", n "
+                      << min_n << ".." << max_n << "\nrow " << testing::PrintToString(tokens) << "\nexpected end "
+                      << expected.end << " length " << expected.len << "\ngot      end " << got.end << " length "
+                      << got.len;
         return false;
       }
     }

@@ -48,19 +48,19 @@ class LookupTest : public InstructionSetTest {
  protected:
   // Compares with the definition: both matches, both edges. Alternates what else could be asked.
   bool check(const Tokens& tokens, int64_t min_n, int64_t max_n) {
-    for (const int32_t match : {kEarliest, kLatest}) {
-      LookupOptions options{min_n, max_n, kMaxDraftTokens, int64_t{1} << 40, match, false};
+    for (const int32_t match_policy : {kEarliest, kLatest}) {
+      LookupOptions options{min_n, max_n, kMaxDraftTokens, int64_t{1} << 40, match_policy, false};
       if (++calls_ % 4 == 0) options.k = 1 + calls_ % 7;
       options.overlap = calls_ % 3 == 0;
       const Draft expected = expected_draft(tokens, options);
       for (RowLookup* lookup : {&at_end_, &at_start_}) {
         const Draft got = (*lookup)(tokens, options);
         if (got == expected) continue;
-        ADD_FAILURE() << GetParam() << (lookup == &at_end_ ? ", end" : ", start") << " at a guard, match " << match
-                      << ", n " << min_n << ".." << max_n << ", k " << options.k << ", overlap " << options.overlap
-                      << "\nrow " << testing::PrintToString(tokens) << "\nexpected " << expected.match_len << ": "
-                      << testing::PrintToString(expected.tokens) << "\ngot      " << got.match_len << ": "
-                      << testing::PrintToString(got.tokens);
+        ADD_FAILURE() << GetParam() << (lookup == &at_end_ ? ", end" : ", start") << " at a guard, match_policy "
+                      << match_policy << ", n " << min_n << ".." << max_n << ", k " << options.k << ", overlap "
+                      << options.overlap << "\nrow " << testing::PrintToString(tokens) << "\nexpected "
+                      << expected.match_len << ": " << testing::PrintToString(expected.tokens) << "\ngot      "
+                      << got.match_len << ": " << testing::PrintToString(got.tokens);
         return false;
       }
     }
@@ -95,18 +95,18 @@ TEST_P(LookupTest, TokensBehindTheLengthDoNotCount) {
     for (int64_t i = 0; i < length + 150; ++i) rows[0][i] = i < length ? tokens[static_cast<size_t>(i)] : tokens.back();
     rows.freeze();
     const auto num_tokens = static_cast<int32_t>(length);
-    for (const int32_t match : {kEarliest, kLatest}) {
+    for (const int32_t match_policy : {kEarliest, kLatest}) {
       int32_t draft[2] = {5, 5}, count = 5, match_len = 5;
       NgramProposeParams p{};
       p.token_ids = rows.view<const int32_t>();
       p.num_tokens = &num_tokens;
       p.batch = 1;
-      p.lookup = {1, 4, 2, 1 << 20, match, true};
+      p.lookup = {1, 4, 2, 1 << 20, match_policy, true};
       p.draft_token_ids = draft;
       p.num_draft_tokens = &count;
       p.match_len = &match_len;
       ASSERT_EQ(ngram_npu_cpu_ngram_propose(&p, nullptr), kOk);
-      ASSERT_EQ(count, 0) << "length " << length << ", match " << match;
+      ASSERT_EQ(count, 0) << "length " << length << ", match_policy " << match_policy;
       ASSERT_EQ(draft[0], -1);
       ASSERT_EQ(match_len, 0);
     }

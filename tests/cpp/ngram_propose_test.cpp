@@ -17,9 +17,9 @@ constexpr int64_t kMax64 = std::numeric_limits<int64_t>::max();
 class NgramProposeTest : public InstructionSetTest {};
 INSTANTIATE_TEST_SUITE_P(Isa, NgramProposeTest, testing::ValuesIn(instruction_sets()), name_of_instruction_set);
 
-LookupOptions options(int64_t min_n, int64_t max_n, int64_t k, Match match = kEarliest, bool overlap = false,
-                      int64_t max_len = kNoLimit) {
-  return {min_n, max_n, k, max_len, match, overlap};
+LookupOptions options(int64_t min_n, int64_t max_n, int64_t k, MatchPolicy match_policy = kEarliest,
+                      bool overlap = false, int64_t max_len = kNoLimit) {
+  return {min_n, max_n, k, max_len, match_policy, overlap};
 }
 
 // One row, one answer.

@@ -21,12 +21,12 @@ inline int64_t common_suffix(const Tokens& t, int64_t e, int64_t max_n) {
   return len;
 }
 
-inline Occurrence expected_occurrence(const Tokens& t, int64_t min_n, int64_t max_n, int32_t match) {
+inline Occurrence expected_occurrence(const Tokens& t, int64_t min_n, int64_t max_n, int32_t match_policy) {
   Occurrence best{-1, 0};
   for (int64_t e = 0; e <= length_of(t) - 2; ++e) {
     const int64_t len = common_suffix(t, e, max_n);
     if (len < min_n) continue;
-    if (len > best.len || (len == best.len && match == kLatest)) best = {e, len};
+    if (len > best.len || (len == best.len && match_policy == kLatest)) best = {e, len};
   }
   return best;
 }
@@ -46,7 +46,7 @@ inline Draft no_draft(int64_t k) { return {Tokens(static_cast<size_t>(k), -1), 0
 // The draft of a row with these tokens, all of them within its capacity.
 inline Draft expected_draft(const Tokens& t, const LookupOptions& o) {
   Draft draft = no_draft(o.k);
-  const Occurrence found = expected_occurrence(t, o.min_n, o.max_n, o.match);
+  const Occurrence found = expected_occurrence(t, o.min_n, o.max_n, o.match_policy);
   if (found.len == 0) return draft;
   Tokens grown = t;  // with overlap, the draft is read as if it had been appended
   for (int64_t j = 0; j < o.k; ++j) {

@@ -95,7 +95,7 @@ struct Batch {
     return {tokens, num_tokens, batch, batch, Tokens(kRows * kDrafts, 77), batch, batch};
   }
 
-  Results step(const Executor* executor, int32_t match) const {
+  Results step(const Executor* executor, int32_t match_policy) const {
     Results out = outputs();
     NgramStepParams p{};
     p.token_ids = {out.tokens.data(), kRows, kCapacity, kCapacity};
@@ -104,7 +104,7 @@ struct Batch {
     p.batch = kRows;
     p.advance = true;
     p.vocab_size = 50000;
-    p.lookup = {2, 5, kDrafts, int64_t{1} << 40, match, true};
+    p.lookup = {2, 5, kDrafts, int64_t{1} << 40, match_policy, true};
     p.next_token_ids = out.next.data();
     p.num_sampled = out.num_sampled.data();
     p.draft_token_ids = out.drafts.data();
@@ -115,13 +115,13 @@ struct Batch {
     return out;
   }
 
-  Results propose(const Executor* executor, int32_t match) const {
+  Results propose(const Executor* executor, int32_t match_policy) const {
     Results out = outputs();
     NgramProposeParams p{};
     p.token_ids = {out.tokens.data(), kRows, kCapacity, kCapacity};
     p.num_tokens = out.num_tokens.data();
     p.batch = kRows;
-    p.lookup = {2, 5, kDrafts, int64_t{1} << 40, match, true};
+    p.lookup = {2, 5, kDrafts, int64_t{1} << 40, match_policy, true};
     p.draft_token_ids = out.drafts.data();
     p.num_draft_tokens = out.num_draft.data();
     p.match_len = out.match_len.data();
@@ -142,18 +142,18 @@ const Batch& batch() {
 
 TEST_P(ThreadsTest, SeveralThreadsGiveWhatOneGives) {
   const Executor backwards{run_backwards, 3, kTokensPerThread, nullptr};
-  for (const int32_t match : {kEarliest, kLatest}) {
-    const Batch::Results stepped = batch().step(nullptr, match);
-    const Batch::Results proposed = batch().propose(nullptr, match);
+  for (const int32_t match_policy : {kEarliest, kLatest}) {
+    const Batch::Results stepped = batch().step(nullptr, match_policy);
+    const Batch::Results proposed = batch().propose(nullptr, match_policy);
     int64_t drafted = 0;
     for (const int32_t count : stepped.num_draft) drafted += count > 0;
     EXPECT_GT(drafted, Batch::kRows / 2);  // or the comparison would say little
     ThreadExecutor threads(4);
-    EXPECT_TRUE(batch().step(threads.get(), match) == stepped);
+    EXPECT_TRUE(batch().step(threads.get(), match_policy) == stepped);
     EXPECT_EQ(threads.tasks(), 3);
-    EXPECT_TRUE(batch().propose(threads.get(), match) == proposed);
+    EXPECT_TRUE(batch().propose(threads.get(), match_policy) == proposed);
     EXPECT_EQ(threads.calls(), 2);
-    EXPECT_TRUE(batch().step(&backwards, match) == stepped);
+    EXPECT_TRUE(batch().step(&backwards, match_policy) == stepped);
   }
 }
 

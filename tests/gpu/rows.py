@@ -20,9 +20,11 @@ class Rows:
     The step's input is a tensor of fixed address that :meth:`sample` fills, as a sampler would.
     """
 
-    def __init__(self, device: str, batch: int, indexed: bool, seed: int, match: int = 0) -> None:
+    def __init__(
+        self, device: str, batch: int, indexed: bool, seed: int, match_policy: int = 0
+    ) -> None:
         self._rng = np.random.default_rng(seed)
-        self._match = match
+        self._match_policy = match_policy
         start = self._rng.integers(0, 3000, batch, dtype=np.int32)
         tokens = self._rng.integers(0, 40, (batch, CAPACITY), dtype=np.int32)
         self.tokens = torch.from_numpy(tokens).to(device)
@@ -57,7 +59,7 @@ class Rows:
         self.lengths.copy_(torch.from_numpy(lengths))
 
     def append(self) -> None:
-        self._index.append(self.tokens, self.lengths, match_policy=self._match)
+        self._index.append(self.tokens, self.lengths, match_policy=self._match_policy)
 
     def reset(self, slots: torch.Tensor) -> None:
         self._index.reset(slots)
@@ -74,7 +76,7 @@ class Rows:
             "min_n": MIN_N,
             "max_n": MAX_N,
             "k": K,
-            "match_policy": self._match,
+            "match_policy": self._match_policy,
             "max_len": CAPACITY,
             "workspace": self.workspace,
         }

@@ -38,10 +38,10 @@ def check_steps(mine: Rows, truth: Rows, device: str, steps: int, growing: bool 
 
 @ON
 @KINDS
-@pytest.mark.parametrize("match", [0, 1])
-def test_replays_while_rows_grow(device: str, indexed: bool, match: int) -> None:
-    mine = Rows(device, 37, indexed, seed=1, match=match)
-    truth = Rows("cpu", 37, indexed=False, seed=1, match=match)
+@pytest.mark.parametrize("match_policy", [0, 1])
+def test_replays_while_rows_grow(device: str, indexed: bool, match_policy: int) -> None:
+    mine = Rows(device, 37, indexed, seed=1, match_policy=match_policy)
+    truth = Rows("cpu", 37, indexed=False, seed=1, match_policy=match_policy)
     check_steps(mine, truth, device, times(device, 2000, 20))
 
 
@@ -71,9 +71,11 @@ def check_building(rows: Rows, device: str, checks: int) -> None:
 
 
 @ON
-@pytest.mark.parametrize("match", [0, 1])
-def test_replays_that_build_the_index(device: str, match: int) -> None:
-    check_building(Rows(device, 7, True, seed=6, match=match), device, times(device, 4, 1))
+@pytest.mark.parametrize("match_policy", [0, 1])
+def test_replays_that_build_the_index(device: str, match_policy: int) -> None:
+    check_building(
+        Rows(device, 7, True, seed=6, match_policy=match_policy), device, times(device, 4, 1)
+    )
 
 
 def test_an_index_that_was_not_built_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

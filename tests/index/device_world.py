@@ -68,12 +68,18 @@ class Rows:
         sampled: int = 1,
         slots: list[int] | None = None,
         span: int = 2,
-        match: int = 0,
+        match_policy: int = 0,
         advance: bool = True,
     ) -> None:
         """Asserts that the index answers as a scan does."""
         new = np.full((len(self.tokens), 1), sampled, np.int32)
-        options = {"advance": advance, "min_n": 2, "max_n": 2 + span, "k": 4, "match_policy": match}
+        options = {
+            "advance": advance,
+            "min_n": 2,
+            "max_n": 2 + span,
+            "k": 4,
+            "match_policy": match_policy,
+        }
         tokens, lengths = self.tokens.copy(), self.lengths.copy()
         expected = _C.ngram_step_(tokens, lengths, new, **options)
         given = None if slots is None else np.array(slots, np.int32)

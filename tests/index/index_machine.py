@@ -21,12 +21,14 @@ class IndexMachine(RuleBasedStateMachine):
         min_n=st.sampled_from([1, 1, 2, 3]),
         span=st.sampled_from([0, 1, 2, 3, 7]),
         k=st.integers(1, 5),
-        match=st.integers(0, 1),
+        match_policy=st.integers(0, 1),
         overlap=st.booleans(),
         pages=st.sampled_from([1, 2, 4, 40]),
     )
-    def start(self, min_n: int, span: int, k: int, match: int, overlap: bool, pages: int) -> None:
-        lookup = Lookup(min_n, min_n + span, k, match, overlap)
+    def start(
+        self, min_n: int, span: int, k: int, match_policy: int, overlap: bool, pages: int
+    ) -> None:
+        lookup = Lookup(min_n, min_n + span, k, match_policy, overlap)
         self.world = self.WORLD(ROWS, CAPACITY, lookup, ROWS + 2, pages)
 
     @rule(row=ROW, tokens=TOKENS, indexed=st.booleans())
@@ -116,10 +118,10 @@ class IndexMachine(RuleBasedStateMachine):
             live[place % len(live)] += by
             live[place % len(live)] %= 3
 
-    @rule(match=st.integers(0, 1))
-    def other_policy(self, match: int) -> None:
+    @rule(match_policy=st.integers(0, 1))
+    def other_policy(self, match_policy: int) -> None:
         look = self.world.lookup
-        self.world.lookup = Lookup(look.min_n, look.max_n, look.k, match, look.overlap)
+        self.world.lookup = Lookup(look.min_n, look.max_n, look.k, match_policy, look.overlap)
 
     @invariant()
     def index_is_sound(self) -> None:

@@ -24,7 +24,7 @@ class Lookup:
     min_n: int = 2
     max_n: int = 4
     k: int = 4
-    match: int = 0
+    match_policy: int = 0
     overlap: bool = False
     max_len: int = UNLIMITED
 
@@ -99,7 +99,7 @@ class World:
         self._call(
             "ngram_index_append_",
             self.rows, self.lengths, self.words, at, self.slots[at], look.min_n, look.max_n,
-            look.match,
+            look.match_policy,
         )  # fmt: skip
         for row in at:
             self._note(int(row))
@@ -132,7 +132,7 @@ class World:
         buffer, lengths = self._buffer.copy(), self.lengths.copy()
         head = (discard, None if by_row else at)
         tail = (
-            advance, vocab_size, look.min_n, look.max_n, look.k, look.match, look.overlap,
+            advance, vocab_size, look.min_n, look.max_n, look.k, look.match_policy, look.overlap,
             look.max_len, None,
         )  # fmt: skip
         truth = _C.ngram_step_(buffer[1:-1, PAD:-PAD], lengths, sampled, *head, *tail)
@@ -145,7 +145,7 @@ class World:
         for name, got, want in zip(("next", "num_sampled"), found[:2], truth[:2], strict=True):
             np.testing.assert_array_equal(got, want, name)
         clear = ~np.array(blind, np.bool_)
-        for name, got, want in zip(("ids", "counts", "match"), found[2:], truth[2:], strict=True):
+        for name, got, want in zip(("ids", "counts", "len"), found[2:], truth[2:], strict=True):
             np.testing.assert_array_equal(got[clear], want[clear], name)
         self.steps += int(clear.sum())
         self.blind += int((~clear).sum())
@@ -174,7 +174,7 @@ class World:
         words = self.slot_words(int(self.slots[row]))
         indexed = int(words[_LENGTH])
         look = self.lookup
-        packed = 1 << 24 | look.match << 16 | look.max_n << 8 | look.min_n
+        packed = 1 << 24 | look.match_policy << 16 | look.max_n << 8 | look.min_n
         if words[_OPTIONS] != packed or indexed > (self.lengths[row] if length is None else length):
             return True
         tail = min(indexed, _TAIL_TOKENS)
@@ -207,20 +207,20 @@ class World:
         all_known = new if known is None else np.concatenate([known, new])
         self.known[slot] = all_known[: words[_LENGTH]]
 
-    def _check_blind(self, row: int, ids: list[int], count: int, match: int) -> None:
+    def _check_blind(self, row: int, ids: list[int], count: int, match_len: int) -> None:
         """A draft that need not be the rescan's is still what followed an occurrence, in this row,
-        of the row's last ``match`` tokens."""
+        of the row's last ``match_len`` tokens."""
         tokens = self.live(row).tolist()
         assert 0 <= count <= self.lookup.k
         assert ids[count:] == [-1] * (self.lookup.k - count)
         if count == 0:
-            assert match == 0
+            assert match_len == 0
             return
-        assert self.lookup.min_n <= match <= self.lookup.max_n
-        suffix = tokens[len(tokens) - match :]
-        for end in range(match, len(tokens)):
+        assert self.lookup.min_n <= match_len <= self.lookup.max_n
+        suffix = tokens[len(tokens) - match_len :]
+        for end in range(match_len, len(tokens)):
             period = len(tokens) - end
             follows = [tokens[end + i % period] for i in range(count)]
-            if tokens[end - match : end] == suffix and follows == ids[:count]:
+            if tokens[end - match_len : end] == suffix and follows == ids[:count]:
                 return
-        raise AssertionError(f"a draft from nowhere: {ids} with a match of {match} in {tokens}")
+        raise AssertionError(f"a draft from nowhere: {ids} with a match of {match_len} in {tokens}")

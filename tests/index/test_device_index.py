@@ -107,7 +107,7 @@ def test_statistics() -> None:
     rows.step(slots=[0, 1])
     assert rows.index.statistics.rebuilds_rewritten == 1
     rows.step(slots=[0, 1], span=3)
-    rows.step(slots=[0, 1], span=3, match=1)
+    rows.step(slots=[0, 1], span=3, match_policy=1)
     assert rows.index.statistics.rebuilds_options >= 3
     assert rows.index.statistics.rows_scanned_full == 0
     rows.index.check_integrity()
@@ -158,15 +158,15 @@ def test_a_full_row_asks_the_same_question_again() -> None:
     assert rows.index.statistics.rows_indexed == 3
 
 
-@pytest.mark.parametrize("match", [0, 1])
+@pytest.mark.parametrize("match_policy", [0, 1])
 @pytest.mark.parametrize("cut", [1, 2, 3])
-def test_a_row_that_lost_its_last_tokens(cut: int, match: int) -> None:
+def test_a_row_that_lost_its_last_tokens(cut: int, match_policy: int) -> None:
     """And gets the same ones again, so that only its length tells."""
     tokens = np.tile(np.array([1], np.int32), (1, 100))
     index = DeviceNgramIndex(1, 100, min_n=2, max_n=4, device="cpu")
     rows = Rows(tokens, 50, index)
     for _ in range(4):
-        rows.step(match=match)
+        rows.step(match_policy=match_policy)
         rows.lengths -= cut
 
 
@@ -185,23 +185,23 @@ def test_what_a_request_long_gone_left_behind(by_step: bool) -> None:
         index.append(torch.from_numpy(tokens), eleven, match_policy=1)
     for _ in range(2):
         rows.lengths[:] = 10
-        rows.step(sampled=3, match=1)
+        rows.step(sampled=3, match_policy=1)
         assert rows.index.statistics.rows_indexed > 0
 
 
-@pytest.mark.parametrize("match", [0, 1])
-def test_of_several_entries_of_one_gram_the_best_counts(match: int) -> None:
+@pytest.mark.parametrize("match_policy", [0, 1])
+def test_of_several_entries_of_one_gram_the_best_counts(match_policy: int) -> None:
     """Two warps may have entered it at once."""
     tokens = np.tile(np.array([1, 2, 3], np.int32), 20)[None]
-    rows = Rows(tokens, 50, indexed(tokens[:, :50], match))
+    rows = Rows(tokens, 50, indexed(tokens[:, :50], match_policy))
     used, entries = entries_of(rows.index.tensor.numpy())
-    worse = 3 if match == 0 else -3
+    worse = 3 if match_policy == 0 else -3
     for place in used.tolist():
         bucket = place - place % 16
         free = bucket + np.flatnonzero(entries[bucket : bucket + 16] == 0)
         entries[free[0]] = entries[place]
         entries[[place, free[1]]] = int(entries[place]) + worse
-    rows.step(sampled=3, match=match)
+    rows.step(sampled=3, match_policy=match_policy)
     assert rows.index.statistics.rows_indexed == 1
 
 
@@ -277,15 +277,17 @@ def test_the_proposer_takes_it_on_a_device() -> None:
 
 @pytest.mark.parametrize("bits", [(9, 24), (1, 1), (0, 0)], ids=["all-bits", "one-bit", "no-bits"])
 @pytest.mark.parametrize("pages", [200, 8], ids=["room", "too-full"])
-@pytest.mark.parametrize("match", [0, 1], ids=["earliest", "latest"])
-def test_long_run(match: int, pages: int, bits: tuple[int, int]) -> None:
+@pytest.mark.parametrize("match_policy", [0, 1], ids=["earliest", "latest"])
+def test_long_run(match_policy: int, pages: int, bits: tuple[int, int]) -> None:
     """Requests come, grow, are cut and go. With few bits, entries of other grams and of requests
     long gone look like one's own, and only the row tells them apart."""
-    rng = np.random.default_rng([match, pages, *bits])
+    rng = np.random.default_rng([match_policy, pages, *bits])
     steps = drafts = scanned = 0
     while steps < 700:
         low = int(rng.integers(1, 4))
-        lookup = Lookup(low, low + int(rng.choice([0, 2, 7])), 4, match, bool(rng.integers(2)), 240)
+        lookup = Lookup(
+            low, low + int(rng.choice([0, 2, 7])), 4, match_policy, bool(rng.integers(2)), 240
+        )
         world = DeviceWorld(8, 250, lookup, 8, pages)
         _few_bits(world, *bits)
         alphabet = int(rng.integers(2, 12))

@@ -142,13 +142,13 @@ def test_a_broken_index_is_told(harm: Callable[[Int32Array], None], message: str
         index.check_integrity({0: tokens[0]})
 
 
-@pytest.mark.parametrize("match", [0, 1])
-def test_an_entry_with_the_wrong_occurrence_is_told(match: int) -> None:
+@pytest.mark.parametrize("match_policy", [0, 1])
+def test_an_entry_with_the_wrong_occurrence_is_told(match_policy: int) -> None:
     tokens = np.tile(np.array([1, 2, 3], np.int32), 20)[None]
-    index = indexed(tokens, match)
+    index = indexed(tokens, match_policy)
     index.check_integrity({0: tokens[0]})
     used, entries = entries_of(index.tensor.numpy())
-    entries[used] = entries[used].astype(np.int64) + (3 if match == 0 else -3)
+    entries[used] = entries[used].astype(np.int64) + (3 if match_policy == 0 else -3)
     with pytest.raises(IntegrityError, match="does not record the earliest"):
         index.check_integrity({0: tokens[0]})
 

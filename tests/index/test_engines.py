@@ -59,10 +59,10 @@ def test_wrong_rows_are_named_and_make_no_index() -> None:
         scan.step(tokens[0], lengths, sampled[0])
 
 
-@pytest.mark.parametrize("match", ["earliest", "latest"])
+@pytest.mark.parametrize("match_policy", ["earliest", "latest"])
 @pytest.mark.parametrize("appended", [False, True])
-def test_engines_and_kinds_draft_alike(match: str, appended: bool) -> None:
-    config = NgramConfig(min_n=1, max_n=4, k=4, match=match, overlap=True)  # type: ignore[arg-type]
+def test_engines_and_kinds_draft_alike(match_policy: str, appended: bool) -> None:
+    config = NgramConfig(min_n=1, max_n=4, k=4, match_policy=match_policy, overlap=True)  # type: ignore[arg-type]
     tokens, lengths, sampled = _batch(900)
     # A row is taken by each step that has it: rows in another order, one of them missing.
     order = np.array([3, 0, 4, 2], np.int64)

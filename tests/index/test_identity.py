@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ngram_npu import _C
 
-from tools import identity
+from tools.verify import identity
 
 
 def test_a_short_run() -> None:

@@ -127,8 +127,8 @@ def test_a_long_prompt_is_caught_up_over_several_steps() -> None:
     assert stats.page_splits > 100
 
 
-@pytest.mark.parametrize("match", [0, 1])
-def test_a_row_whose_directory_takes_several_pages(match: int) -> None:
+@pytest.mark.parametrize("match_policy", [0, 1])
+def test_a_row_whose_directory_takes_several_pages(match_policy: int) -> None:
     rng = np.random.default_rng(7)
     length = 1_500_000
     tokens = rng.integers(0, 100_000, (1, length + 64), dtype=np.int32)
@@ -136,14 +136,14 @@ def test_a_row_whose_directory_takes_several_pages(match: int) -> None:
     tokens[0, length // 2 : length // 2 + 1000] = tokens[0, 1000:2000]
     index = NgramIndex(1, length + 64, min_n=2, max_n=4, any_data=True)
     lengths = np.array([length], np.int32)
-    index.append(tokens, lengths, match_policy=match)
+    index.append(tokens, lengths, match_policy=match_policy)
     assert index.tensor[HEADER + DEPTH] > 10
     scanned = tokens.copy()
     drafted = 0
     for start in (1500, 1700, length // 2 + 900, 5):
         for at in range(start, start + 6):
             sampled = tokens[:, at : at + 1].copy()
-            options = {"min_n": 2, "max_n": 4, "k": 4, "match_policy": match}
+            options = {"min_n": 2, "max_n": 4, "k": 4, "match_policy": match_policy}
             expected_lengths = lengths.copy()
             expected = _C.ngram_step_(scanned, expected_lengths, sampled, **options)
             found = _C.ngram_index_step_(tokens, lengths, sampled, index.tensor, **options)
@@ -357,14 +357,14 @@ def test_a_broken_index_is_told(harm: Callable[[Int32Array], None], message: str
         index.check_integrity({0: tokens[0]})
 
 
-@pytest.mark.parametrize("match", [0, 1])
-def test_an_entry_with_the_wrong_occurrence_is_told(match: int) -> None:
+@pytest.mark.parametrize("match_policy", [0, 1])
+def test_an_entry_with_the_wrong_occurrence_is_told(match_policy: int) -> None:
     tokens = np.tile(np.array([1, 2, 3], np.int32), 20)[None]
-    index = _indexed(tokens, match_policy=match)
+    index = _indexed(tokens, match_policy=match_policy)
     index.check_integrity({0: tokens[0]})
     page = _page(index.tensor, 0)
     held = np.flatnonzero(page)
-    page[held] += -3 if match else 3  # another occurrence of the same gram
+    page[held] += -3 if match_policy else 3  # another occurrence of the same gram
     with pytest.raises(IntegrityError, match="does not record the earliest"):
         index.check_integrity({0: tokens[0]})
 

@@ -27,14 +27,14 @@ def _text(count: int) -> Int32Array:
 
 
 @pytest.mark.parametrize("pages", [4000, 18], ids=["room", "too-few-pages"])
-@pytest.mark.parametrize("match", [0, 1], ids=["earliest", "latest"])
+@pytest.mark.parametrize("match_policy", [0, 1], ids=["earliest", "latest"])
 @pytest.mark.parametrize("source", ["random", "text"])
-def test_long_run(source: str, match: int, pages: int) -> None:
+def test_long_run(source: str, match_policy: int, pages: int) -> None:
     """Requests come, grow, are preempted, and go, for about eight thousand compared steps; more
     with NGRAM_NPU_INDEX_STEPS, all eight runs together."""
     wanted = int(os.environ.get("NGRAM_NPU_INDEX_STEPS", "64000")) // 8
     seed = int(os.environ.get("NGRAM_NPU_INDEX_SEED", "1"))
-    rng = np.random.default_rng([seed, source == "text", match, pages])
+    rng = np.random.default_rng([seed, source == "text", match_policy, pages])
     text = _text(200_000)
     rows, capacity = 16, 1500
     started = time.perf_counter()
@@ -42,7 +42,7 @@ def test_long_run(source: str, match: int, pages: int) -> None:
     while steps < wanted:
         low = int(rng.integers(1, 4))
         lookup = Lookup(
-            low, low + int(rng.choice([0, 2, 3, 7])), 4, match, bool(rng.integers(2)), 1480
+            low, low + int(rng.choice([0, 2, 3, 7])), 4, match_policy, bool(rng.integers(2)), 1480
         )
         world = World(rows, capacity, lookup, rows, pages)
         streams = np.empty((rows, capacity), np.int32)
@@ -93,14 +93,14 @@ def test_long_run(source: str, match: int, pages: int) -> None:
     print(f"{steps} steps, {blind} more not comparable, in {time.perf_counter() - started:.1f} s")
 
 
-@pytest.mark.parametrize("match", [0, 1], ids=["earliest", "latest"])
-def test_what_goes_unnoticed_stays_within_the_row(match: int) -> None:
+@pytest.mark.parametrize("match_policy", [0, 1], ids=["earliest", "latest"])
+def test_what_goes_unnoticed_stays_within_the_row(match_policy: int) -> None:
     """Tokens are rewritten, but not the last eight: nobody can notice. Drafts still follow an
     occurrence of the row's own end, in the row as it is now, and nothing else is touched."""
-    rng = np.random.default_rng(match)
+    rng = np.random.default_rng(match_policy)
     blind = 0
     for turn in range(60):
-        lookup = Lookup(1 + turn % 3, 4 + turn % 3, 4, match, bool(turn % 2))
+        lookup = Lookup(1 + turn % 3, 4 + turn % 3, 4, match_policy, bool(turn % 2))
         world = World(4, 200, lookup, 4, 40)
         for row in range(4):
             world.write(row, rng.integers(0, 3, 150).tolist())

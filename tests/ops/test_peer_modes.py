@@ -20,14 +20,14 @@ def _propose(
     *,
     n: tuple[int, int],
     k: int,
-    match: int = 0,
+    match_policy: int = 0,
     overlap: bool = False,
     max_len: int = UNLIMITED,
 ) -> list[int]:
     tokens = np.full((1, 32), -7, np.int32)
     tokens[0, : len(context)] = context
     lengths = np.array([len(context)], np.int32)
-    args = (tokens, lengths, None, None, *n, k, match, overlap, max_len, None)
+    args = (tokens, lengths, None, None, *n, k, match_policy, overlap, max_len, None)
     draft, count, _ = front_end.call("ngram_propose", args)
     assert list(draft[0, count[0] :]) == [-1] * (k - count[0])
     return draft[0, : count[0]].tolist()
@@ -75,14 +75,14 @@ class TestVllmV2:
 
     def test_latest_of_equals(self, front_end: Backend) -> None:
         context = [1, 2, 70, 1, 2, 80, 1, 2]
-        assert _propose(front_end, context, n=(2, 2), k=3, match=1) == [80, 1, 2]
+        assert _propose(front_end, context, n=(2, 2), k=3, match_policy=1) == [80, 1, 2]
 
     def test_longest_still_wins(self, front_end: Backend) -> None:
         context = [1, 2, 3, 60, 9, 2, 3, 50, 1, 2, 3]
-        assert _propose(front_end, context, n=(2, 3), k=2, match=1) == [60, 9]
+        assert _propose(front_end, context, n=(2, 3), k=2, match_policy=1) == [60, 9]
 
     def test_unused_slots_stay_empty(self, front_end: Backend) -> None:
-        assert _propose(front_end, [9, 9], n=(1, 1), k=3, match=1) == [9]
+        assert _propose(front_end, [9, 9], n=(1, 1), k=3, match_policy=1) == [9]
 
 
 class TestOverlap:

@@ -33,8 +33,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     num_sampled = in_buffer([3, 1, 0], gap=1)
     yield Sample("ordinary", (tokens, lengths, indices, num_sampled, 2, 4, 5, 0, False, 4096, None))
 
-    for match, overlap in POLICIES:
-        policy = (match, overlap)
+    for policy in POLICIES:
         yield Sample(
             f"all-rows-{policy}", (tokens, lengths, None, None, 1, 3, 4, *policy, 64, None)
         )
@@ -71,11 +70,11 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         memory = np.zeros(4 * len(at), np.int32) if before % 2 else None
         args = (rows, in_buffer(at), None, None, 1, 8, 5, *policy, UNLIMITED, memory)
         yield Sample(f"tile-edges-{policy}", args)
-    for match, n in ((0, 3), (1, 3), (0, 64), (1, 64)):
+    for match_policy, n in ((0, 3), (1, 3), (0, 64), (1, 64)):
         rows = in_buffer(matches_ending_at(PIECE_ENDS, n, 2300), before=1, gap=1)
         whole = in_buffer([2300] * len(PIECE_ENDS))
-        args = (rows, whole, None, None, 2, n, 4, match, False, UNLIMITED, None)
-        yield Sample(f"pieces-{n}-{match}", args)
+        args = (rows, whole, None, None, 2, n, 4, match_policy, False, UNLIMITED, None)
+        yield Sample(f"pieces-{n}-{match_policy}", args)
 
     for k in (1, 64):
         for max_len in (-(2**63), -1, 0, 89, 90, 91, 95, UNLIMITED):
@@ -97,9 +96,9 @@ def _empty_samples() -> Iterator[Sample]:
 def _hostile_samples(rng: np.random.Generator) -> Iterator[Sample]:
     lengths = [*HOSTILE_INT32, 40, 41, 39]
     rows = in_buffer(random_rows(rng, len(lengths), 40, 2), gap=4)
-    for match, overlap in POLICIES:
-        args = (rows, in_buffer(lengths), None, None, 1, 3, 4, match, overlap, UNLIMITED, None)
-        yield Sample(f"hostile-lengths-{match}-{overlap}", args)
+    for policy in POLICIES:
+        args = (rows, in_buffer(lengths), None, None, 1, 3, 4, *policy, UNLIMITED, None)
+        yield Sample(f"hostile-lengths-{policy}", args)
     good = in_buffer([40] * len(lengths))
     for dtype, bad in ((np.int32, HOSTILE_INT32), (np.int64, HOSTILE_INT64)):
         indices = in_buffer([*bad, len(lengths) - 1, len(lengths)], dtype=dtype)

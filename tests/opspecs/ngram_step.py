@@ -77,14 +77,14 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         head = (in_buffer(grown, before=before), at, in_buffer(new), None, None, True, INT32_MAX)
         memory = workspace if before % 2 else None
         yield Sample(f"tile-edges-{policy}", (*head, 1, 8, 5, *policy, UNLIMITED, memory))
-    for match, n in ((0, 3), (1, 64)):
+    for match_policy, n in ((0, 3), (1, 64)):
         grown = matches_ending_at(PIECE_ENDS, n, 2300)
         for width in (1, 2, 64):  # of which none, some, all of the suffix are in the row already
             old = 2300 - width
             rows = in_buffer(np.where(np.arange(2300) < old, grown, -7), gap=1)
             args = (rows, in_buffer([old] * len(rows)), in_buffer(grown[:, old:]), None, None)
-            tail = (True, UNLIMITED, 2, n, 4, match, False, UNLIMITED, None)
-            yield Sample(f"pieces-{n}-{match}-{width}", (*args, *tail))
+            tail = (True, UNLIMITED, 2, n, 4, match_policy, False, UNLIMITED, None)
+            yield Sample(f"pieces-{n}-{match_policy}-{width}", (*args, *tail))
     yield from _empty_samples()
     yield from _hostile_samples(rng)
 
@@ -136,10 +136,10 @@ def _hostile_samples(rng: np.random.Generator) -> Iterator[Sample]:
         new = in_buffer(rng.integers(0, 2, (batch, 3)), gap=1)
         shared = in_buffer(np.resize([0, 0, 0, 0, 1, 2], batch), dtype=np.int64)
         for advance in (False, True):
-            for match, overlap in POLICIES:
+            for policy in POLICIES:
                 for max_len in (length + 2, length + 4, UNLIMITED):
-                    args = (rows, at, new, None, shared, advance, 10, 1, 3, 4, match, overlap)
-                    label = f"shared-rows-{capacity}-{advance}-{match}-{overlap}-{max_len}"
+                    args = (rows, at, new, None, shared, advance, 10, 1, 3, 4, *policy)
+                    label = f"shared-rows-{capacity}-{advance}-{policy}-{max_len}"
                     yield Sample(label, (*args, max_len, None), compare=False)
 
 

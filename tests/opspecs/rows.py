@@ -22,7 +22,7 @@ EDGE_LENGTHS = sorted(
 TILE_CAPACITY = 8211
 TILE_LENGTHS = [8193, 8211, 8210, 8209, 8191, 8192, 4099, 4098, 4096, 4097]
 
-POLICIES = [(match, overlap) for match in (0, 1) for overlap in (False, True)]
+POLICIES = [(match_policy, overlap) for match_policy in (0, 1) for overlap in (False, True)]
 
 
 def random_rows(rng: np.random.Generator, rows: int, capacity: int, alphabet: int) -> Array:
@@ -119,7 +119,7 @@ def token_rows(max_rows: int = 4, max_capacity: int = 70) -> st.SearchStrategy[A
 
 @st.composite
 def lookup_options(draw: st.DrawFn) -> tuple[int, int, int, int, bool, int]:
-    """min_n, max_n, k, match, overlap, max_len."""
+    """min_n, max_n, k, match_policy, overlap, max_len."""
     max_n = draw(st.one_of(st.integers(1, 6), st.sampled_from([33, 64])))
     min_n = draw(st.integers(1, max_n))
     max_len = draw(st.one_of(st.integers(0, 80), st.sampled_from([-(2**63), -1, 2**63 - 1])))

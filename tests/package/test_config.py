@@ -11,10 +11,10 @@ from ngram_npu.async_state import AsyncConfig, KVGroup
 
 def test_defaults_and_codes() -> None:
     config = NgramConfig()
-    assert (config.min_n, config.max_n, config.k, config.match_code) == (2, 5, 5, 0)
+    assert (config.min_n, config.max_n, config.k, config.match_policy_code) == (2, 5, 5, 0)
     assert config.max_len_or_unlimited == 2**63 - 1
     assert config.vocab_size_or_unlimited == 2**31 - 1
-    assert NgramConfig(match="latest", max_len=7).match_code == 1
+    assert NgramConfig(match_policy="latest", max_len=7).match_policy_code == 1
     assert NgramConfig(max_len=7).max_len_or_unlimited == 7
 
 
@@ -53,7 +53,11 @@ def test_frozen_and_hashable() -> None:
         ({"max_n": 65}, ValueError, "max_n: expected 1 to 64, got 65"),
         ({"k": 0}, ValueError, "k: expected 1 to 64, got 0"),
         ({"k": 65}, ValueError, "k: expected 1 to 64, got 65"),
-        ({"match": "first"}, ValueError, "match: expected 'earliest' or 'latest', got 'first'"),
+        (
+            {"match_policy": "first"},
+            ValueError,
+            "match_policy: expected 'earliest' or 'latest', got 'first'",
+        ),
         ({"max_len": -1}, ValueError, "max_len: expected 0 to"),
         ({"vocab_size": -1}, ValueError, "vocab_size: expected 0 to"),
         ({"k": 2.0}, TypeError, "k: expected int, got 2.0"),

@@ -22,7 +22,9 @@ def _case() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return tokens, lengths, sampled
 
 
-CONFIG = NgramConfig(min_n=1, max_n=4, k=3, match="latest", overlap=True, max_len=81, vocab_size=3)
+CONFIG = NgramConfig(
+    min_n=1, max_n=4, k=3, match_policy="latest", overlap=True, max_len=81, vocab_size=3
+)
 
 
 def test_step_is_the_operator_on_both_kinds() -> None:

@@ -29,7 +29,7 @@ def naive_draft(
     min_n: int,
     max_n: int,
     k: int,
-    match: str = "earliest",
+    match_policy: str = "earliest",
     overlap: bool = False,
     max_len: int | None = None,
 ) -> list[int]:
@@ -39,7 +39,7 @@ def naive_draft(
         length = 0
         while length < max_n and length <= end and t[end - length] == t[len(t) - 1 - length]:
             length += 1
-        if length > best_length or (length == best_length and match == "latest"):
+        if length > best_length or (length == best_length and match_policy == "latest"):
             best_length, best_end = length, end
     if best_length < min_n:
         return []

@@ -77,7 +77,7 @@ def test_json_on_stdout_is_nothing_but_json(talk: Path, capsys: pytest.CaptureFi
             "--prompt-lookup-min 3 --prompt-lookup-max 4 --num-speculative-tokens 2",
             {"min_n": 3, "max_n": 4, "k": 2},
         ),
-        ("--match latest --overlap", {"match": "latest", "overlap": True}),
+        ("--match-policy latest --overlap", {"match_policy": "latest", "overlap": True}),
         ("--no-overlap --max-len 100", {"overlap": False, "max_len": 100}),
     ],
 )
@@ -147,7 +147,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
         (["--k", "many"], "invalid integer value: 'many'"),
         (["--k", "65"], "k: expected 1 to 64, got 65"),
         (["--min-n", "6"], "min_n: expected 1 to 5, got 6"),
-        (["--match", "middle"], "invalid choice"),
+        (["--match-policy", "middle"], "invalid choice"),
         (["--batch-size", "0"], "--batch-size: must be at least 1"),
         (["--json", "{tmp}/no/such/result.json"], "no/such does not exist"),
         (["--json", "{tmp}"], "is a directory"),

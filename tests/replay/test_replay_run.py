@@ -99,7 +99,7 @@ def test_options_reach_the_proposer(write_jsonl: Write) -> None:
 
 def test_bad_options(write_jsonl: Write) -> None:
     path = write_jsonl(EXAMPLE_LINE)
-    for options in ({"min_n": 6}, {"k": 65}, {"max_n": 65}, {"match": "middle"}):
+    for options in ({"min_n": 6}, {"k": 65}, {"max_n": 65}, {"match_policy": "middle"}):
         with pytest.raises(ReplayError, match=f"{next(iter(options))}: expected"):
             replay([path], ReplayOptions(**options))  # type: ignore[arg-type]
     for name in ("batch_size", "limit", "threads"):
@@ -312,7 +312,7 @@ def test_json_says_what_is_needed_to_take_it_again(report: ReplayReport) -> None
         "min_n": 2,
         "max_n": 5,
         "k": 5,
-        "match": "earliest",
+        "match_policy": "earliest",
         "overlap": False,
         "max_len": None,
     }

@@ -29,7 +29,7 @@ def lookups(draw: st.DrawFn) -> dict[str, Any]:
         "min_n": min_n,
         "max_n": draw(st.integers(min_n, 5)),
         "k": draw(st.integers(1, 6)),
-        "match": draw(st.sampled_from(["earliest", "latest"])),
+        "match_policy": draw(st.sampled_from(["earliest", "latest"])),
         "overlap": draw(st.booleans()),
         "max_len": draw(st.none() | st.integers(0, 40)),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.fuzz import problems, summary
+from tools.verify.fuzz import problems, summary
 
 OUTPUT = """\
 #2  INITED cov: 5 ft: 6 corp: 1/1b exec/s: 0 rss: 40Mb

@@ -20,7 +20,7 @@ from tools.bench.options import (
     DATA_KINDS,
     DEVICES,
     FRONTENDS,
-    MATCHES,
+    MATCH_POLICY_CODES,
     BenchError,
     Options,
     Size,
@@ -116,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--engine", help="how ours looks up (default: the op's first)")
     add("--config", metavar="MIN_N,MAX_N", help="(default: 2,4)")
     add("--k", type=int, help="draft tokens (default: 4)")
-    add("--match", choices=list(MATCHES))
+    add("--match-policy", choices=list(MATCH_POLICY_CODES))
     add("--threads", type=int, help="most threads of ours (default: 1)")
     add("--cache", choices=list(CACHE_STATES), help="back to back, or after reading 4 or 256 MB")
     add("--idle", type=float, dest="idle_ms", metavar="MS", help="sleep before each step")

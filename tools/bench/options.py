@@ -13,7 +13,7 @@ CACHE_STATES = {"hot": 0, "l2-cold": 4 << 20, "dram-cold": 256 << 20}
 DATA_KINDS = ("text", "random", "periodic", "nomatch")
 DEVICES = ("cpu", "cuda", "npu")
 FRONTENDS = ("numpy", "torch")
-MATCHES = {"earliest": 0, "latest": 1}
+MATCH_POLICY_CODES = {"earliest": 0, "latest": 1}
 
 _SUFFIXES = {"": 1, "k": 1 << 10, "m": 1 << 20}
 
@@ -63,7 +63,7 @@ class Options:
         sizes: empty: the op's own.
         peers: names of the op's peers, or ``ours:key=value,...``; None: the op's own.
         engine: one of the op's engines; empty: its first.
-        min_n, max_n, k, match: the lookup's arguments.
+        min_n, max_n, k, match_policy: the lookup's arguments.
         threads: most threads that ours may take; the peers keep their own defaults.
         cache: state of the caches before each timed step.
         idle_ms: sleep before each timed step, so that worker threads fall asleep.
@@ -82,7 +82,7 @@ class Options:
     min_n: int = 2
     max_n: int = 4
     k: int = 4
-    match: str = "earliest"
+    match_policy: str = "earliest"
     threads: int = 1
     cache: str = "hot"
     idle_ms: float = 0.0
@@ -101,14 +101,18 @@ class Options:
             "min_n": self.min_n,
             "max_n": self.max_n,
             "k": self.k,
-            "match_policy": MATCHES[self.match],
+            "match_policy": MATCH_POLICY_CODES[self.match_policy],
             "overlap": False,
         }
 
     def __post_init__(self) -> None:
         _check("min_n, max_n", 1 <= self.min_n <= self.max_n <= 64, "1 <= min_n <= max_n <= 64")
         _check("k", 1 <= self.k <= 64, "1 to 64")
-        _check("match", self.match in MATCHES, f"one of {', '.join(MATCHES)}")
+        _check(
+            "match_policy",
+            self.match_policy in MATCH_POLICY_CODES,
+            f"one of {', '.join(MATCH_POLICY_CODES)}",
+        )
         _check("threads", self.threads >= 1, "at least 1")
         _check("cache", self.cache in CACHE_STATES, f"one of {', '.join(CACHE_STATES)}")
         _check("idle", 0 <= self.idle_ms <= 1000, "0 to 1000 ms")
@@ -123,7 +127,7 @@ class Options:
         changes: dict[str, str | int] = {}
         for part in text.split(","):
             key, _, value = part.partition("=")
-            if key not in ("threads", "frontend", "match", "engine", "min_n", "max_n", "k"):
+            if key not in ("threads", "frontend", "match_policy", "engine", "min_n", "max_n", "k"):
                 raise BenchError(f"peer 'ours:{text}': {key!r} cannot be changed")
             if isinstance(getattr(self, key), int):
                 if not value.isdigit():

@@ -30,7 +30,7 @@ def document(
     settings = {
         "config": [options.min_n, options.max_n],
         "k": options.k,
-        "match": options.match,
+        "match_policy": options.match_policy,
         "threads": options.threads,
         "rounds": options.rounds,
         "device": options.device,

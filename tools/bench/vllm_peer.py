@@ -101,7 +101,7 @@ class VllmNumba(Contestant):
     name = "vllm-numba"
 
     def __init__(self, workload: Workload, options: Options) -> None:
-        if options.match != "earliest":
+        if options.match_policy != "earliest":
             raise UnavailableError("vLLM's proposer knows the earliest match only")
         if importlib.util.find_spec("numba") is None:
             raise UnavailableError("numba is not installed")

@@ -89,6 +89,8 @@ class Mirrors:
         self._faults: dict[tuple[int, int], _Fault] = {}
         """By slot and generation: requests whose sampler broke its contract. Kept until the last
         step that they are in is reconciled."""
+        self._committed = 0
+        """The newest step's number."""
         self._last_position = np.full(max_rows, -1, np.int32)
         self._free = list(range(max_rows))[::-1]
         self._arange = np.arange(max(max_rows, max_step_tokens) + 1, dtype=np.int32)
@@ -272,6 +274,7 @@ class Mirrors:
             step.sampled_up_to > 0, self._arange[: len(slots)], -1
         )
         step.generation[:] = self._generation[slots]
+        self._committed = step.number
         return step
 
     def known_input_ids(self, step: Step, input_ids: Int32Array) -> bool:
@@ -338,10 +341,11 @@ class Mirrors:
         found = {}
         for i, key in enumerate(zip(step.slots.tolist(), step.generation.tolist(), strict=True)):
             if bad[i] and key not in self._faults:
-                limit = int(step.sampled_up_to[i])
+                limit, gone = int(step.sampled_up_to[i]), key[1] != self._generation[key[0]]
                 self._faults[key] = _Fault(
                     f"sampled_token_ids: expected {min(1, limit)} to {limit} valid tokens of step "
-                    f"{step.number} at batch position {i}, got {num_sampled[i]}"
+                    f"{step.number} at batch position {i}, got {num_sampled[i]}",
+                    self._committed - 1 if gone else math.inf,
                 )
             if key in self._faults:
                 found[i] = self._faults[key].reason

@@ -18,6 +18,7 @@ from ngram_npu.replay._run import (
     TokenizerLike,
     load_inputs,
     replay,
+    tokenize,
 )
 from ngram_npu.replay.errors import ReplayError
 from ngram_npu.replay.figures import ReplayFigures
@@ -48,4 +49,5 @@ __all__ = [
     "replay",
     "simulate",
     "stdlib_conversations",
+    "tokenize",
 ]

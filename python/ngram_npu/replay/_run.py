@@ -22,7 +22,15 @@ from ngram_npu.replay.simulation import Int32Array, Proposer, TokenRequest, Toke
 from ngram_npu.replay.stdlib_corpus import stdlib_conversations
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER, load_tokenizer
 
-__all__ = ["Progress", "ReplayInput", "ReplayOptions", "TokenizerLike", "load_inputs", "replay"]
+__all__ = [
+    "Progress",
+    "ReplayInput",
+    "ReplayOptions",
+    "TokenizerLike",
+    "load_inputs",
+    "replay",
+    "tokenize",
+]
 
 PROMPT_TEMPLATE = "USER: {prompt} ASSISTANT:"
 IDS_ONLY = "ids"
@@ -36,7 +44,7 @@ class ReplayOptions:
     Attributes:
         min_n, max_n: shortest and longest n-gram looked up (1 <= min_n <= max_n <= 64).
         k: draft tokens asked for per step (1..64).
-        match: which of several equally long matches is continued.
+        match_policy: which of several equally long matches is continued.
         overlap: whether a draft may go on past the end of the context, repeating itself.
         max_len: no draft reaches beyond this context length; None: no limit.
         engine: how drafts are looked up; what is drafted does not depend on it. "auto" is the
@@ -50,7 +58,7 @@ class ReplayOptions:
     min_n: int = 2
     max_n: int = 5
     k: int = 5
-    match: Literal["earliest", "latest"] = "earliest"
+    match_policy: Literal["earliest", "latest"] = "earliest"
     overlap: bool = False
     max_len: int | None = None
     engine: Literal["index", "scan", "auto"] = "auto"
@@ -67,7 +75,7 @@ class ReplayOptions:
 
     def config(self) -> dict[str, Any]:
         """The arguments of `NgramConfig`."""
-        names = ("min_n", "max_n", "k", "match", "overlap", "max_len")
+        names = ("min_n", "max_n", "k", "match_policy", "overlap", "max_len")
         return {name: getattr(self, name) for name in names}
 
 
@@ -181,7 +189,7 @@ def replay(
         report = progress or _no_progress
         figures: list[ReplayFigures] = []
         for item in loaded:
-            requests = _tokenize(item, tokenizer, report)
+            requests = tokenize(item, tokenizer, report)
             proposer = make_proposer(options)
             counted = simulate(
                 item.name,
@@ -205,14 +213,27 @@ def replay(
     )
 
 
-def _tokenize(
-    item: ReplayInput, tokenizer: TokenizerLike | None, progress: Callable[[Progress], None]
+def tokenize(
+    item: ReplayInput,
+    tokenizer: TokenizerLike | None,
+    progress: Callable[[Progress], None] | None = None,
 ) -> list[TokenRequest]:
+    """The conversations of one input as a replay takes them: each prompt in its template.
+
+    Args:
+        item: what was read.
+        tokenizer: for turns without token ids.
+        progress: called after each conversation.
+
+    Raises:
+        ReplayError: a turn without token ids, and no tokenizer.
+    """
     requests: list[TokenRequest] = []
     for done, conversation in enumerate(item.conversations, start=1):
         turns = tuple(_token_turn(turn, tokenizer) for turn in conversation.turns)
         requests.append(TokenRequest(conversation.id, turns))
-        progress(Progress(item.name, "tokenize", done, len(item.conversations)))
+        if progress is not None:
+            progress(Progress(item.name, "tokenize", done, len(item.conversations)))
     return requests
 
 

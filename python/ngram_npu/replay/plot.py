@@ -66,7 +66,8 @@ def save_plot(report: ReplayReport, path: Path, file_format: str) -> None:
     positions.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
     config = report.config
     figure.suptitle(
-        f"{config['match']} match of {config['min_n']}-{config['max_n']} tokens, k={config['k']}"
+        f"{config['match_policy']} match of {config['min_n']}-{config['max_n']} tokens, "
+        f"k={config['k']}"
     )
     figure.savefig(path, format=file_format, dpi=150)
 

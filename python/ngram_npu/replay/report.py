@@ -151,7 +151,7 @@ def _number(value: float | None, digits: int = 2) -> str:
 def _caption(report: ReplayReport) -> str:
     config = report.config
     parts = [
-        f"{config['match']} match of {config['min_n']}-{config['max_n']} tokens",
+        f"{config['match_policy']} match of {config['min_n']}-{config['max_n']} tokens",
         f"k={config['k']}",
     ]
     if config["overlap"]:

@@ -153,7 +153,7 @@ class IndexEngine:
             self.index.append(
                 token_ids,
                 upto,
-                match_policy=self._options.ngram.match_code,
+                match_policy=self._options.ngram.match_policy_code,
                 row_indices=rows,
                 slot_indices=slots[rows],
             )

@@ -85,7 +85,7 @@ def read_options(vllm_config: Any, method: Method) -> Options:
             prompt_lookup_min=low,
             prompt_lookup_max=high,
             num_speculative_tokens=speculative.num_speculative_tokens,
-            match=given.get("match", "latest" if method == "v2" else "earliest"),
+            match_policy=given.get("match_policy", "latest" if method == "v2" else "earliest"),
             overlap=given.get("overlap", False),
             max_len=None if method == "v2" else max_model_len,
         )
@@ -201,7 +201,7 @@ def _lookup_of_stock(speculative: Any, given: Mapping[str, Any]) -> tuple[int, i
 _KINDS: dict[str, type] = {
     "prompt_lookup_min": int,
     "prompt_lookup_max": int,
-    "match": str,
+    "match_policy": str,
     "overlap": bool,
     "engine": str,
     "num_threads": int,

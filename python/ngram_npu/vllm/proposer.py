@@ -79,14 +79,15 @@ def start(
         return False
     logger.info(
         "ngram_npu %s drafts for this engine (method %s): prompt_lookup_min=%d "
-        "prompt_lookup_max=%d num_speculative_tokens=%d match=%s overlap=%s max_model_len=%d "
-        "engine=%s device=%s num_threads=%s instruction_set=%s keep_drafting=%s%s; options from %s",
+        "prompt_lookup_max=%d num_speculative_tokens=%d match_policy=%s overlap=%s "
+        "max_model_len=%d engine=%s device=%s num_threads=%s instruction_set=%s "
+        "keep_drafting=%s%s; options from %s",
         _C.__version__,
         method,
         config.min_n,
         config.max_n,
         config.k,
-        config.match,
+        config.match_policy,
         config.overlap,
         options.max_model_len,
         engine,

@@ -33,7 +33,7 @@ class AsyncNgramProposer(DeviceDrafter):
         self._padded = options.drafts == "padded"
         self._keep_drafting = self._keep_drafting and not self._padded
         config = options.ngram
-        self._lookup.update(match_policy=config.match_code, overlap=config.overlap)
+        self._lookup.update(match_policy=config.match_policy_code, overlap=config.overlap)
         self._slots: _IndexSlots | None = None
         if takes_index(options, device.type):
             self._slots = _IndexSlots(options, device)

@@ -4,7 +4,7 @@ lets it schedule asynchronously, which it does not by itself."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -94,3 +94,14 @@ def asynchronous() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(platform, "check_and_update_config", classmethod(keeping))
         yield
+
+
+_for_good = ExitStack()
+
+
+def register() -> None:
+    """The same for the whole of a process: the entry point below ``site``, which vLLM loads in each
+    of its processes that has that folder on its path. May be called again."""
+    if not hasattr(register, "done"):
+        register.done = True  # type: ignore[attr-defined]
+        _for_good.enter_context(asynchronous())

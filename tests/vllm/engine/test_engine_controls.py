@@ -75,7 +75,7 @@ def test_another_policy_shows_in_the_drafts_alone(
     model: Path, runs: Runs, prompts: request_sets.Prompts
 ) -> None:
     expected, stock = runs("none", "greedy"), runs("ngram", "greedy")
-    latest = {"ngram_npu": {**LOOKUP, "match": "latest"}}
+    latest = {"ngram_npu": {**LOOKUP, "match_policy": "latest"}}
     method = replace(METHODS["custom_class"], additional_config=latest)
     with engine(model, method) as running:
         run = running.run(request_sets.greedy(prompts))

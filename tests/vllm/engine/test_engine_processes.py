@@ -28,6 +28,7 @@ def _serve(model: Path, method: str, **environment: str) -> tuple[dict[str, Any]
         **ENGINE,
         "speculative_config": METHODS[method].speculative_config,
         "additional_config": METHODS[method].additional_config,
+        "async_scheduling": METHODS[method].is_async,
     }
     done = subprocess.run(
         [
@@ -79,6 +80,26 @@ def test_plugin_by_its_entry_point(model: Path, runs: Runs) -> None:
     assert "MainProcess" not in line
     assert "(method ngram): prompt_lookup_min=2 prompt_lookup_max=4" in line
     assert "engine=scan" in line
+    assert "not enabled" not in log
+
+
+def test_the_asynchronous_proposer_by_its_entry_point(model: Path, runs: Runs) -> None:
+    paths = [str(SCRIPT.with_name("site")), str(SCRIPT.parent)]
+    result, log = _serve(
+        model,
+        "padded",
+        NGRAM_NPU_VLLM="1",
+        VLLM_LOGGING_LEVEL="DEBUG",
+        PYTHONPATH=os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
+    )
+    expected = runs("none", "greedy").outputs
+    assert result["token_ids"] == [expected[i][0].token_ids for i in PLAIN]
+    (line,) = _started(log)
+    assert "MainProcess" not in line
+    assert "(method ngram_gpu): prompt_lookup_min=2 prompt_lookup_max=4" in line
+    assert "engine=index" in line
+    assert "drafts=padded" in line
+    assert "Batch queue is enabled with size 2" in log
     assert "not enabled" not in log
 
 

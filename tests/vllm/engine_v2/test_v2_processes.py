@@ -72,7 +72,7 @@ def test_spawned_workers_have_it_by_its_entry_point(started: Started, runs: Runs
     (line,) = [line for line in log.splitlines() if "drafts for this engine" in line]
     assert "MainProcess" not in line
     assert "(method ngram_gpu, V2 runner): prompt_lookup_min=2 prompt_lookup_max=4" in line
-    assert "match=latest" in line
+    assert "match_policy=latest" in line
     assert "engine=index" in line
     assert "not enabled" not in log
     assert "Batch queue is enabled with size 2" in log

@@ -65,7 +65,7 @@ METHODS = {
     "async-index": Method(ours={"engine": "index", "metrics": True}),
     "sync-scan": Method("ngram", asynchronous=False, ours={"engine": "scan", "metrics": True}),
     "sync-index": Method("ngram", asynchronous=False, ours={"engine": "index"}),
-    "other-options": Method(ours={"engine": "index", "match": "earliest", "overlap": True}),
+    "other-options": Method(ours={"engine": "index", "match_policy": "earliest", "overlap": True}),
 }
 
 

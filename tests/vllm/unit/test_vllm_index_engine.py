@@ -60,12 +60,13 @@ def _steps(runner: Runner, count: int) -> Any:
         yield [row[n - c : n].tolist() for row, n, c in ends], lengths, token_ids
 
 
-@pytest.mark.parametrize("match", ["earliest", "latest"])
+@pytest.mark.parametrize("match_policy", ["earliest", "latest"])
 @pytest.mark.parametrize("seed", range(6))
-def test_drafts_are_the_scans(seed: int, match: str) -> None:
+def test_drafts_are_the_scans(seed: int, match_policy: str) -> None:
     """Twelve tokens: matches everywhere, look-alikes nowhere."""
     runner = Runner(seed, rows=8, vocabulary=12)
-    index, scan = _proposer("index", match=match), _proposer("scan", match=match)
+    index = _proposer("index", match_policy=match_policy)
+    scan = _proposer("scan", match_policy=match_policy)
     drafted = 0
     for arguments in _steps(runner, 150):
         kept = arguments[2].copy()
@@ -167,12 +168,12 @@ def test_a_plan_takes_lengths_and_slots_for_data() -> None:
         _C.index_plan(index.tensor, slots, lengths, counts, -1, 5)
 
 
-@pytest.mark.parametrize("match", ["earliest", "latest"])
-def test_drafts_are_the_scans_while_prompts_are_caught_up_with(match: str) -> None:
+@pytest.mark.parametrize("match_policy", ["earliest", "latest"])
+def test_drafts_are_the_scans_while_prompts_are_caught_up_with(match_policy: str) -> None:
     token_ids = np.random.default_rng(1).integers(0, 12, (4, 4000), np.int32)
     lengths = np.array([3000, 2000, 1500, 2500], np.int32)
-    index = _proposer("index", max_model_len=4000, match=match)
-    scan = _proposer("scan", max_model_len=4000, match=match)
+    index = _proposer("index", max_model_len=4000, match_policy=match_policy)
+    scan = _proposer("scan", max_model_len=4000, match_policy=match_policy)
     answered = []
     for _ in range(200):
         lengths += 2

@@ -27,7 +27,7 @@ def test_defaults() -> None:
     options = read_options(vllm_config(k=3, max_model_len=77), "custom_class")
     config = options.ngram
     assert (config.min_n, config.max_n, config.k, config.max_len) == (2, 5, 3, 77)
-    assert (config.match, config.overlap) == ("earliest", False)
+    assert (config.match_policy, config.overlap) == ("earliest", False)
     assert (options.engine, options.num_threads, options.sources) == ("auto", 1, ())
 
 
@@ -35,13 +35,13 @@ def test_additional_config() -> None:
     options = _section(
         prompt_lookup_min=3,
         prompt_lookup_max=6,
-        match="latest",
+        match_policy="latest",
         overlap=True,
         engine="scan",
         num_threads=2,
     )
     assert _lookup(options) == (3, 6)
-    assert (options.ngram.match, options.ngram.overlap) == ("latest", True)
+    assert (options.ngram.match_policy, options.ngram.overlap) == ("latest", True)
     assert (options.engine, options.num_threads) == ("scan", 2)
     assert options.sources == ("additional_config['ngram_npu']",)
 
@@ -50,7 +50,7 @@ def test_environment(environment: pytest.MonkeyPatch) -> None:
     values = {
         "PROMPT_LOOKUP_MIN": "3",
         "PROMPT_LOOKUP_MAX": "4",
-        "MATCH": "latest",
+        "MATCH_POLICY": "latest",
         "OVERLAP": "true",
         "ENGINE": "scan",
         "NUM_THREADS": "0",
@@ -59,7 +59,7 @@ def test_environment(environment: pytest.MonkeyPatch) -> None:
         environment.setenv(f"NGRAM_NPU_VLLM_{name}", value)
     options = read_options(vllm_config(), "custom_class")
     assert _lookup(options) == (3, 4)
-    assert (options.ngram.match, options.ngram.overlap) == ("latest", True)
+    assert (options.ngram.match_policy, options.ngram.overlap) == ("latest", True)
     assert (options.engine, options.num_threads) == ("scan", 0)
     assert options.sources == ("the environment",)
 
@@ -102,10 +102,10 @@ def test_the_v2_runner_has_the_latest_match_and_no_limit() -> None:
     config = vllm_config(prompt_lookup_min=3, prompt_lookup_max=7, max_model_len=77)
     options = read_options(config, "v2")
     assert _lookup(options) == (3, 7)
-    assert (options.ngram.match, options.ngram.max_len) == ("latest", None)
+    assert (options.ngram.match_policy, options.ngram.max_len) == ("latest", None)
     assert options.max_model_len == 77
-    config.additional_config = {"ngram_npu": {"match": "earliest"}}
-    assert read_options(config, "v2").ngram.match == "earliest"
+    config.additional_config = {"ngram_npu": {"match_policy": "earliest"}}
+    assert read_options(config, "v2").ngram.match_policy == "earliest"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_the_v2_runner_has_the_latest_match_and_no_limit() -> None:
         ({"prompt_lookup_min": 4, "prompt_lookup_max": 3}, "is greater than prompt_lookup_max=3"),
         ({"prompt_lookup_min": 0}, "expected 1 to"),
         ({"prompt_lookup_max": 65}, "expected 1 to 64, got 65"),
-        ({"match": "first"}, "expected 'earliest' or 'latest', got 'first'"),
+        ({"match_policy": "first"}, "expected 'earliest' or 'latest', got 'first'"),
         ({"engine": "magic"}, "engine: expected one of auto, index, scan"),
         (
             {"engine": "index", "prompt_lookup_min": 2, "prompt_lookup_max": 10},
@@ -162,8 +162,8 @@ def test_the_same_for_the_environment(
 def test_the_stock_method_keeps_its_own_options() -> None:
     config = vllm_config(prompt_lookup_min=3, prompt_lookup_max=7)
     assert _lookup(read_options(config, "ngram")) == (3, 7)
-    config.additional_config = {"ngram_npu": {"prompt_lookup_min": 3, "match": "latest"}}
-    assert read_options(config, "ngram").ngram.match == "latest"
+    config.additional_config = {"ngram_npu": {"prompt_lookup_min": 3, "match_policy": "latest"}}
+    assert read_options(config, "ngram").ngram.match_policy == "latest"
 
 
 def test_an_option_that_contradicts_the_stock_method(environment: pytest.MonkeyPatch) -> None:

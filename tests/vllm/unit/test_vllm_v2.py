@@ -86,12 +86,12 @@ def _propose(
 
 
 def _expected(
-    state: _State, rows: list[int], sampled: list[int], policy: int = 1, overlap: bool = False
+    state: _State, rows: list[int], sampled: list[int], match_policy: int = 1, overlap: bool = False
 ) -> list[list[int]]:
     expected = []
     for row, count in zip(rows, sampled, strict=True):
         tokens = state.all_token_ids.gpu[row, : state.total_len.gpu[row]].tolist()
-        draft = draft_for(tokens, 2, 4, K, policy, overlap, 2 * S)[0] if count else []
+        draft = draft_for(tokens, 2, 4, K, match_policy, overlap, 2 * S)[0] if count else []
         newest = int(state.last_sampled_tokens[row])
         expected.append(draft + [newest] * (K - len(draft)))
     return expected
@@ -102,7 +102,7 @@ def _expected(
     ("options", "arguments"),
     [
         ({}, {}),
-        ({"match": "earliest"}, {"policy": 0}),
+        ({"match_policy": "earliest"}, {"match_policy": 0}),
         ({"overlap": True}, {"overlap": True}),
     ],
 )
@@ -234,7 +234,9 @@ def test_one_rank_says_what_it_does(caplog: pytest.LogCaptureFixture) -> None:
     v2.NgramSpeculator(_config(), CPU, _State())
     (line,) = caplog.messages
     assert "(method ngram_gpu, V2 runner): prompt_lookup_min=2 prompt_lookup_max=4" in line
-    assert "match=latest overlap=False max_model_len=96 engine=scan device=cpu num_th" in line
+    assert (
+        "match_policy=latest overlap=False max_model_len=96 engine=scan device=cpu num_th" in line
+    )
     caplog.clear()
     config = _config(rank=1)
     config.parallel_config.tensor_parallel_size = 2

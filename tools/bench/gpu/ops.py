@@ -25,7 +25,7 @@ from tools.bench.options import Options, Size
 
 STEPS = 12
 """Steps of the workload in one graph; each replay does them from the beginning."""
-LATEST = "ours:match=latest"
+LATEST = "ours:match_policy=latest"
 SCAN = "ours:engine=scan"
 _CHECKED_STEPS = 4
 _WARM_UP_ROUNDS = 2

@@ -14,7 +14,7 @@ from ngram_npu.ops import workspace_size
 
 from tools.bench.data import Workload
 from tools.bench.ops.spec_state import FUSED, LAYOUT, state
-from tools.bench.options import MATCHES, Options
+from tools.bench.options import MATCH_POLICY_CODES, Options
 from tools.bench.stats import Drafts
 
 
@@ -78,7 +78,7 @@ class _Lookup(GpuContestant):
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options)
         self._lookup = options.lookup | {"max_len": self.capacity}
-        self.semantics = (options.min_n, options.max_n, options.k, options.match)
+        self.semantics = (options.min_n, options.max_n, options.k, options.match_policy)
 
     def drafts(self, result: Any) -> Drafts:
         return by_count(*result[self.draft_result : self.draft_result + 2])
@@ -128,7 +128,9 @@ class IndexStep(Step):
         super().load(workload)
         self._index.reset(torch.arange(self.batch, dtype=torch.int32, device=self.device))
         lengths = self.lengths[0].clone()
-        self._index.append(self.token_ids, lengths, match_policy=MATCHES[self.options.match])
+        self._index.append(
+            self.token_ids, lengths, match_policy=MATCH_POLICY_CODES[self.options.match_policy]
+        )
         self._saved.copy_(self._index.tensor)
 
     def restore(self) -> None:

@@ -111,7 +111,7 @@ class V1(GpuContestant):
     draft. The lengths are the runner's, which uploads them; here they are there."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
-        if options.match != "earliest":
+        if options.match_policy != "earliest":
             raise UnavailableError("vLLM's V1 proposer knows the earliest match only")
         super().__init__(workload, options)
         self._proposer = _proposer(options, self.capacity, self.batch)
@@ -189,7 +189,7 @@ class VllmAscend(GpuContestant):
             from vllm_ascend.ops.triton.spec_decode.ngram import triton_ngram_spec_decode
         except Exception as error:
             raise UnavailableError(f"{type(error).__name__}: {error}") from error
-        if options.match != "earliest":
+        if options.match_policy != "earliest":
             raise UnavailableError("vLLM-Ascend's kernel knows the earliest match only")
         super().__init__(workload, options)
         self._launch = functools.partial(

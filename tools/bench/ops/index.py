@@ -16,7 +16,7 @@ from tools.bench.data import Int32Array, Workload, make_workload
 from tools.bench.measure import Contestant
 from tools.bench.ops.base import Make, Op, Result, Skipped
 from tools.bench.ops.lookup import ReadPass, StepContestant
-from tools.bench.options import MATCHES, Options, Size
+from tools.bench.options import MATCH_POLICY_CODES, Options, Size
 from tools.bench.vllm_peer import VllmNumba
 
 
@@ -79,8 +79,10 @@ class IndexBuild(Op):
             for data in ("text", "random", "random-128"):
                 workload = _workload(size, options, data)
                 for config in ((2, 4), (2, 5)):
-                    for match in MATCHES:
-                        chosen = replace(options, min_n=config[0], max_n=config[1], match=match)
+                    for match_policy in MATCH_POLICY_CODES:
+                        chosen = replace(
+                            options, min_n=config[0], max_n=config[1], match_policy=match_policy
+                        )
                         results.append(_build(workload, chosen, data))
                         report(results[-1])
             results.append(_grow(size, options))
@@ -119,7 +121,7 @@ def _build(workload: Workload, options: Options, data: str) -> Result:
         "batch": workload.size.batch,
         "context": workload.size.context,
         "config": [options.min_n, options.max_n],
-        "match": options.match,
+        "match_policy": options.match_policy,
         "data": workload.describes,
         "data_kind": data,
         "rounds": options.rounds,
@@ -159,7 +161,7 @@ def _grow(size: Size, options: Options) -> Result:
         "batch": batch,
         "context": int(ends[-1]),
         "config": [options.min_n, options.max_n],
-        "match": options.match,
+        "match_policy": options.match_policy,
         "data": workload.describes,
         "growth_steps": len(counts),
         "growth_page_splits": splits,
@@ -190,7 +192,7 @@ def _append(
         index.tensor,
         min_n=options.min_n,
         max_n=options.max_n,
-        match_policy=MATCHES[options.match],
+        match_policy=MATCH_POLICY_CODES[options.match_policy],
     )
 
 

@@ -55,7 +55,9 @@ class _Lookup(Contestant):
         else:
             self.function = getattr(_C, self.op)
             name = f"_C.{self.op}"
-        self.detail = f"{name}, threads: at most {options.threads}, match: {options.match}"
+        self.detail = (
+            f"{name}, threads: at most {options.threads}, match_policy: {options.match_policy}"
+        )
         self._array = array_of(options)
         self._token_ids = self._array(workload.token_ids)
         lookup = options.lookup | {"max_len": workload.capacity}
@@ -65,7 +67,7 @@ class _Lookup(Contestant):
             self.function = partial(self.function, **lookup)
         else:
             self._tail = (*self.before_lookup, *lookup.values())
-        self.semantics = (options.min_n, options.max_n, options.k, options.match)
+        self.semantics = (options.min_n, options.max_n, options.k, options.match_policy)
 
     def activate(self) -> None:
         _C.set_num_threads(self._threads)

@@ -30,7 +30,7 @@ class ProposerContestant(Contestant):
             "ngram_npu": {
                 "prompt_lookup_min": options.min_n,
                 "prompt_lookup_max": options.max_n,
-                "match": options.match,
+                "match_policy": options.match_policy,
                 "engine": options.engine,
                 "num_threads": options.threads,
             }
@@ -41,9 +41,9 @@ class ProposerContestant(Contestant):
         self.function = proposer.propose
         self.detail = (
             f"ngram_npu.vllm.NgramProposer.propose, engine: {options.engine}, "
-            f"threads: at most {options.threads}, match: {options.match}"
+            f"threads: at most {options.threads}, match_policy: {options.match_policy}"
         )
-        self.semantics = (options.min_n, options.max_n, options.k, options.match)
+        self.semantics = (options.min_n, options.max_n, options.k, options.match_policy)
         engine = proposer._drafter.engine
         self._engine = engine if isinstance(engine, IndexEngine) else None
         if self._engine is not None:

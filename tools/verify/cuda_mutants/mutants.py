@@ -288,13 +288,16 @@ _of(
     "ngram_index.cuh",
     {
         "a hit need not be in the row": (" && same_gram(tokens, other, end, n)", ""),
-        "any hit is as good": ("better(other, found, match)) &&", "true) &&"),
+        "any hit is as good": ("better(other, found, match_policy)) &&", "true) &&"),
         "the first hit counts": (
-            "(found == limit || better(other, found, match)) &&",
+            "(found == limit || better(other, found, match_policy)) &&",
             "found == limit &&",
         ),
         "hits that begin before the row": (" && recorded >= n - 1);", ");"),
-        "nothing is improved": ("!better(end, found, match)) return true;", "true) return true;"),
+        "nothing is improved": (
+            "!better(end, found, match_policy)) return true;",
+            "true) return true;",
+        ),
         "one bucket only": ("lane < kBucketEntries ? place.bucket[0]", "true ? place.bucket[0]"),
         "an entry that came meanwhile is overwritten": (
             "atomicCAS(const_cast<unsigned long long*>(mine), entry, make_entry(place.head, end)) "

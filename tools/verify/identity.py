@@ -1,6 +1,6 @@
 """Does the index draft what the scan drafts? Many steps, random and replayed, compared bit for bit.
 
-    python -m tools.identity --json tools/bench/results/index-identity.json
+    python -m tools.verify.identity --json tools/bench/results/index-identity.json
 
 A case is wholly determined by its number.
 """
@@ -134,7 +134,7 @@ def run(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tools.identity", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.verify.identity", description=__doc__)
     parser.add_argument("--cases", type=int, default=60)
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--data", type=Path, help="recorded conversations, as for tools.bench")
@@ -142,7 +142,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     result = {
-        "command": shlex.join(["python", "-m", "tools.identity", *(arguments or sys.argv[1:])]),
+        "command": shlex.join(
+            ["python", "-m", "tools.verify.identity", *(arguments or sys.argv[1:])]
+        ),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": environment.machine(),
         "note": given.note,

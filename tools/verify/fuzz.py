@@ -1,6 +1,6 @@
 """Runs the fuzz target, and says what the run came to.
 
-    python -m tools.fuzz build/fuzz/tests/cpp/fuzz_index --seconds 3600 --json FILE
+    python -m tools.verify.fuzz build/fuzz/tests/cpp/fuzz_index --seconds 3600 --json FILE
 
 ``make fuzz`` builds the target and calls this. A finding is a failure; so is anything that the
 episodes never reached (page splits, for example), because drafts were then not compared across it.

@@ -1,0 +1,64 @@
+"""Reference of drafts with a ladder of sizes: the candidate, the bytes, the draft by cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+SIZES = (16, 8, 4, 2, 1)
+MAX_MATCH = 16
+
+
+def candidate(tokens: list[int]) -> tuple[int, int]:
+    """(q, m): the place of the token expected next, and how many tokens before it agree with the
+    row's end, at most `MAX_MATCH`; (0, 0) where the row's last token did not occur before."""
+    for size in SIZES:
+        gram = tokens[len(tokens) - size :]
+        for q in range(len(tokens) - 1, size - 1, -1):
+            if tokens[q - size : q] == gram:
+                m = size
+                while m < min(MAX_MATCH, q) and tokens[q - m - 1] == tokens[-m - 1]:
+                    m += 1
+                return q, m
+    return 0, 0
+
+
+def outcome_bytes(tokens: list[int]) -> list[int]:
+    """A byte for each token: min(m, 15) * 2, and 1 more if the candidate of the tokens before it
+    was right; 0 where there was none."""
+    found = []
+    for x, token in enumerate(tokens):
+        q, m = candidate(tokens[:x])
+        found.append(min(m, 15) * 2 + (tokens[q] == token) if m else 0)
+    return found
+
+
+def draft(
+    tokens: list[int],
+    k: int,
+    costs: Sequence[Sequence[int]],
+    limit: int | None,
+    overlap: bool,
+    max_len: int,
+) -> tuple[list[int], list[int], int]:
+    """The row's draft of at most k tokens, the cost of each, and m; ([], [], m) where nothing is
+    drafted.
+
+    Costs are in sixteenths of a bit: ``costs`` is 16 x 32, by match and byte; a draft ends where
+    their sum would pass ``limit``. None: k tokens, whatever their bytes, of cost 0.
+    """
+    q, m = candidate(tokens)
+    if not m:
+        return [], [], 0
+    outcomes = [] if limit is None else outcome_bytes(tokens)
+    ids: list[int] = []
+    paid: list[int] = []
+    for j in range(min(k, max_len - len(tokens))):
+        if q + j >= len(tokens) and not overlap:
+            break
+        place = q + j % (len(tokens) - q)
+        cost = 0 if limit is None else int(costs[min(m + j, 15)][outcomes[place]])
+        if limit is not None and sum(paid) + cost > limit:
+            break
+        ids.append(tokens[place])
+        paid.append(cost)
+    return ids, paid, m

@@ -1,0 +1,89 @@
+"""The fit of the costs, on conversations whose probabilities are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ngram_npu.replay import TokenRequest, TokenTurn
+
+from tools import fit_costs
+from tools.drafts.simulator import walks
+from tools.fit_costs import Observed, fit
+
+HALF = 16  # a cost: one bit
+
+
+def coin(words: int) -> tuple[list[int], list[int]]:
+    """Prompt and completion. The prompt is words that occur once. The completion takes every third
+    of them, and goes on with the next word every second time; then comes what never occurred."""
+    prompt = list(range(words))
+    completion = [-1]
+    for taken in range(0, words - 2, 3):
+        completion += [taken, taken + 1] if taken % 2 else [taken]
+        completion.append(words + taken)
+    return prompt, [token % (3 * words) for token in completion]
+
+
+def observed(words: int) -> Observed:
+    prompt, completion = coin(words)
+    turn = TokenTurn(np.array(prompt, np.int32), np.array(completion, np.int32))
+    return Observed.of(walks([TokenRequest("coin", (turn,))]))
+
+
+def test_what_is_observed() -> None:
+    found = observed(302)
+    # After a word: its follower, right every second time. After two: the third, never right; asked
+    # for once as the second token of a draft, and once by itself.
+    assert found.tried[1, 0] == 100
+    assert found.right[1, 0] == 50
+    assert found.tried[2, 0] == 100
+    assert found.tried.sum() == 200
+    assert found.right.sum() == 50
+
+
+def test_the_costs_of_known_probabilities() -> None:
+    costs = fit([observed(30_002)])
+    assert costs[1, 0] == HALF
+    assert costs[2, 0] > 7 * HALF
+
+
+def test_sets_weigh_the_same_whatever_their_length() -> None:
+    tried = np.zeros((16, 32), np.int64)
+    tried[5, 9] = 1_000_000
+    tried[5, 7] = 10_000
+    always, never = Observed(tried, tried), Observed(tried // 100, tried * 0)
+    costs = fit([always, never])
+    assert costs[5, 9] == HALF
+
+
+def test_an_empty_cell_costs_what_its_neighbours_do() -> None:
+    tried = np.zeros((16, 32), np.int64)
+    tried[5, 9] = 1_000_000
+    costs = fit([Observed(tried, tried // 4)])
+    for neighbour in (costs[4, 9], costs[6, 31], costs[5, 1]):
+        assert neighbour == 2 * HALF
+    assert costs[5, 8] == costs[8, 9] == HALF  # nothing near: as likely as not
+
+
+def test_the_command_writes_a_table_that_says_where_it_is_from(tmp_path: Path) -> None:
+    prompt, completion = coin(302)
+    turn = {"prompt_token_ids": prompt, "completion_token_ids": completion}
+    line = json.dumps({"id": "coin", "turns": [turn]})
+    data, output = tmp_path / "own.jsonl", tmp_path / "costs.json"
+    data.write_text(f"{line}\n{line}\n")
+    assert fit_costs.main(["--tokenizer=bytes", "--data", str(data), "--output", str(output)]) == 0
+    table = json.loads(output.read_text())
+    assert np.array(table["row"]).shape == (16, 32)
+    assert table["sets"]["own"]["conversations"] == 1
+    assert table["command"] == "python -m tools.fit_costs --tokenizer=bytes"
+
+
+def test_missing_data_is_an_error_in_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--tokenizer=bytes", "--data", str(tmp_path / "none.jsonl")]
+    assert fit_costs.main(arguments) == 2
+    assert "none.jsonl" in capsys.readouterr().err

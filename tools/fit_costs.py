@@ -1,0 +1,191 @@
+"""Fits the table of costs that drafts of a ladder end by, from recorded conversations.
+
+    python -m tools.fit_costs --data FILE_OR_FOLDER ... --output FILE
+
+A cost is -16 * log2(probability that a draft token is accepted, given that those before it were),
+rounded, by the token's match (row) and the byte beside it (column). Counted are the drafts at every
+place of every completion, not only at those where steps begin: which these are depends on the table
+itself. Every set weighs the same, whatever its length.
+
+A cell is drawn towards the rate of its neighbours by `STRENGTH` observations of these. Neighbours
+are all cells whose match differs by one at most, and whose byte says as this one's whether the
+candidate was right. How many observations a cell itself has counts after weighing: (sum of
+weights)^2 / sum of squared weights.
+
+The same conversations, tokenizer and options give the same table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from ngram_npu.replay import ReplayError
+from ngram_npu.replay.output import atomic_output, check_writable
+from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
+
+from tools.drafts import recorded
+from tools.drafts.simulator import MAX_K, IntArray, Walks, walks
+
+TABLE = Path(__file__).parents[1] / "python" / "ngram_npu" / "costs.json"
+SHAPE = (16, 32)
+SCALE = 16
+MAX_COST = 255
+STRENGTH = 8.0
+_PRIVATE = ("--data", "--output", "--compare")
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Draft tokens that met the recording after none that was wrong, by cell `[16, 32]`."""
+
+    tried: IntArray
+    right: IntArray
+
+    @classmethod
+    def of(cls, found: Walks) -> Observed:
+        reached = found.reached()
+        accepted = reached & (np.arange(MAX_K) < found.right[:, None])
+        return cls(_by_cell(found, reached), _by_cell(found, accepted))
+
+
+def _by_cell(found: Walks, where: npt.NDArray[np.bool_]) -> IntArray:
+    cells = found.match[where] * SHAPE[1] + found.outcome[where]
+    return np.bincount(cells, minlength=SHAPE[0] * SHAPE[1]).reshape(SHAPE)
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """Observations of several sets, each with the same weight in all; `[16, 32]`."""
+
+    tried: FloatArray
+    right: FloatArray
+    squares: FloatArray
+    """Of the weights, summed."""
+
+    @classmethod
+    def of(cls, sets: Sequence[Observed]) -> Weighed:
+        weights = [1 / max(1, int(of.tried.sum())) for of in sets]
+        pairs = list(zip(weights, sets, strict=True))
+        return cls(
+            np.sum([w * of.tried for w, of in pairs], axis=0),
+            np.sum([w * of.right for w, of in pairs], axis=0),
+            np.sum([w * w * of.tried for w, of in pairs], axis=0),
+        )
+
+    def rate(self, cells: Any, prior: float, strength: float) -> float:
+        """Share that was right in these cells, with `strength` observations of `prior` added."""
+        tried, squares = float(self.tried[cells].sum()), float(self.squares[cells].sum())
+        if tried == 0:
+            return prior
+        observations = tried * tried / squares
+        share = float(self.right[cells].sum()) / tried
+        return (observations * share + strength * prior) / (observations + strength)
+
+
+def fit(sets: Sequence[Observed]) -> IntArray:
+    """The table, [16, 32], of costs from 0 to 255."""
+    weighed = Weighed.of(sets)
+    costs = np.empty(SHAPE, np.int64)
+    for match in range(SHAPE[0]):
+        near = slice(max(0, match - 1), match + 2)
+        for said in (0, 1):
+            prior = weighed.rate((near, slice(said, None, 2)), 0.5, 2.0)
+            for outcome in range(said, SHAPE[1], 2):
+                rate = weighed.rate((match, outcome), prior, STRENGTH)
+                costs[match, outcome] = min(MAX_COST, round(-SCALE * np.log2(rate)))
+    return costs
+
+
+def difference(costs: IntArray, other: IntArray, sets: Sequence[Observed]) -> float:
+    """Mean of the absolute difference of two tables, each cell weighed as often as it occurs."""
+    tried = Weighed.of(sets).tried
+    return float((abs(costs - other) * tried).sum() / tried.sum())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    given = _parser().parse_args(arguments)
+    try:
+        _run(given, arguments)
+    except ReplayError as error:
+        print(f"tools.fit_costs: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _run(given: argparse.Namespace, arguments: Sequence[str]) -> None:
+    check_writable(given.output)
+    data = recorded.load(given.data, given.tokenizer)
+    part = recorded.PARTS[given.part]
+    chosen = {name: requests[part] for name, requests in data.sets.items()}
+    observed = {name: Observed.of(walks(requests)) for name, requests in chosen.items() if requests}
+    costs = fit(list(observed.values()))
+    table: dict[str, Any] = {
+        "about": "Costs of draft tokens: -16 * log2 of the probability that one is accepted, given "
+        "that those before it were; by match (row) and by the byte beside the token (column).",
+        "command": _command(arguments),
+        "date": date.today().isoformat(),
+        "tokenizer": data.tokenizer,
+        "conversations": f"{given.part} of each set, the first is number 0",
+        "sets": {
+            name: {
+                "conversations": len(chosen[name]),
+                "tokens": sum(request.num_tokens for request in chosen[name]),
+                "draft_tokens_observed": int(of.tried.sum()),
+            }
+            for name, of in observed.items()
+        },
+    }
+    if given.compare:
+        other = np.array(json.loads(given.compare.read_text(encoding="utf-8"))["row"])
+        found = difference(costs, other, list(observed.values()))
+        table["mean_difference_from_another_fit"] = round(found, 3)
+    with atomic_output(given.output) as scratch:
+        scratch.write_text(_laid_out(table, costs), encoding="utf-8")
+    print(f"{given.output}: {sum(int(of.tried.sum()) for of in observed.values())} observations")
+
+
+def _laid_out(table: dict[str, Any], costs: IntArray) -> str:
+    """As JSON, a line for each row of the table."""
+    rows = ",\n".join(f"  {json.dumps(row)}" for row in costs.tolist())
+    return f'{json.dumps(table, indent=1)[:-2]},\n "row": [\n{rows}\n ]\n}}\n'
+
+
+def _command(arguments: Sequence[str]) -> str:
+    """Without what only says where things lie on one machine."""
+    pattern = ["python", "-m", "tools.fit_costs"]
+    private = False
+    for argument in arguments:
+        if argument.startswith("--"):
+            private = argument.partition("=")[0] in _PRIVATE
+        if not private:
+            pattern.append(argument)
+    return shlex.join(pattern)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tools.fit_costs", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = parser.add_argument
+    add("--data", type=Path, nargs="+", required=True, help="conversations as replay reads them")
+    add("--output", type=Path, default=TABLE, help="default: the package's own table")
+    add("--tokenizer", default=DEFAULT_TOKENIZER, help="a name or a folder, as for replay")
+    add("--part", choices=list(recorded.PARTS), default="even", help="of each set")
+    add("--compare", type=Path, metavar="FILE", help="another table, to say how far this is off")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
