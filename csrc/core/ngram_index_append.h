@@ -14,6 +14,8 @@ struct NgramIndexAppendParams {
   int64_t min_n;
   int64_t max_n;
   int32_t match_policy;
+  bool ladder;    // n-grams of 1, 2, 4, 8, 16 tokens
+  bool outcomes;  // for drafts by cost (core/ngram_ladder.h)
   IndexAccess index;
   const Executor* executor;  // null: the calling thread
 };

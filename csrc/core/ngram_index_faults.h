@@ -23,7 +23,10 @@ namespace ngram_npu {
   X(Row, "the slot has indexed more tokens than the row holds")                                                    \
   X(Held, "the slot's entries are not as many as it says")                                                         \
   X(Entries, "the entries in use are not as many as the header says")                                              \
-  X(State, "the slot's state is not one that any operator writes") X(NoSlot, "the index has no such slot")
+  X(State, "the slot's state is not one that any operator writes")                                                 \
+  X(NoSlot, "the index has no such slot")                                                                          \
+  X(Candidate, "the slot does not keep the row's candidate")                                                       \
+  X(Outcome, "a token's outcome is not the row's")
 
 enum IndexFault : int32_t {
 #define NGRAM_NPU_FAULT(name, text) kFault##name,

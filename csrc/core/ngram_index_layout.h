@@ -2,7 +2,7 @@
 // Every id is clamped where it is used, so that no contents, however wrong, lead a kernel outside the tensor.
 //
 //   header   64 words
-//   slots    num_slots x 32 words: a line of state, a line of directory root
+//   slots    num_slots x 48 words: a line of state, a line of directory root, a line for the pages of outcomes
 //   owners   num_pages words: the slot that holds a page, or the next free page
 //   pages    num_pages x 1024 words, from a multiple of 1024 words on
 //
@@ -19,6 +19,9 @@
 //   start        12 + d       where the recorded occurrence ends, plus one; 0: no entry
 // A split takes the fingerprint's top bit to choose the half, and `start` gets a bit: nothing is hashed, no token is
 // read.
+//
+// A ladder's slot may also hold a byte beside every indexed token, its outcome (core/ngram_ladder.h), in pages of their
+// own. The slot itself has the ids of up to 16 of them, or those of the pages that have their ids.
 #pragma once
 
 #include "core/common.h"
@@ -39,7 +42,7 @@ namespace ngram_npu::index {
 
 constexpr uint32_t kMagic = 0x32584e47;  // "GNX2"
 constexpr int64_t kHeaderWords = 64;
-constexpr int64_t kSlotWords = 32;
+constexpr int64_t kSlotWords = 48;
 constexpr uint32_t kLineWords = 16;
 constexpr uint32_t kGroupLines = 4;  // lines 4g .. 4g+3 take each other's overflow
 constexpr uint32_t kPageLines = NGRAM_INDEX_SMALL_PAGES ? 8 : 64;
@@ -56,7 +59,10 @@ static_assert(kPageWords == 1 << kDirPageDepth);
 constexpr uint32_t kMaxDepth = NGRAM_INDEX_SMALL_PAGES ? kDirPageDepth + 4 : kPrefixBits - 1;
 constexpr uint32_t kTailTokens = 8;
 constexpr uint32_t kMaxIndexedTokens = (1u << (kStartBits + kMaxDepth)) - 1;  // longer rows are scanned
-constexpr int64_t kMaxPages = int64_t{1} << 26;                               // line numbers fit 32 bits
+constexpr uint32_t kOutcomePageBits = kDirPageDepth + 2;                      // a page has so many bytes
+constexpr uint32_t kRootOutcomePages = 16;
+constexpr uint32_t kMaxOutcomePages = (kMaxIndexedTokens >> kOutcomePageBits) + 1;
+constexpr int64_t kMaxPages = int64_t{1} << 26;  // line numbers fit 32 bits
 constexpr int64_t kMaxSlots = int64_t{1} << 28;
 
 // Words of the header. The statistics wrap.
@@ -85,20 +91,30 @@ enum Slot : int {
   kSlotOptions,    // pack_options(); 0: empty
   kSlotLength,     // tokens indexed
   kSlotDepth,      // D, where kSlotPages > 0
-  kSlotPages,      // pages held, directory included; 0: no table
+  kSlotPages,      // pages held, directories included; 0: no table
   kSlotGivenUp,    // not 0: the row is scanned. Pages held when the arena turned out full, or kNeverRoom
   kSlotMarked,     // 0 between calls; append marks the slots of its batch
+  kSlotCandidate,  // of a ladder: of the next token. Its place << 5 | the length of its match; 0: none
+  kSlotOutcomePages,
   kSlotTail = 8,   // the last min(8, length) tokens indexed, the newest last
   kSlotRoot = 16,  // the directory (D <= 4), or the ids of its pages
+  kSlotOutcomeRoot = 32,
 };
 
-static NGRAM_FN uint32_t pack_options(int64_t min_n, int64_t max_n, int32_t match_policy) {
-  return 0x1000000u | static_cast<uint32_t>(match_policy) << 16 | static_cast<uint32_t>(max_n) << 8 |
-         static_cast<uint32_t>(min_n);
+constexpr uint32_t kOptionLadder = 1u << 17;
+constexpr uint32_t kOptionOutcomes = 1u << 18;
+static NGRAM_FN uint32_t pack_options(int64_t min_n, int64_t max_n, int32_t match_policy, bool ladder, bool outcomes) {
+  return 0x1000000u | (ladder ? kOptionLadder : 0) | (outcomes ? kOptionOutcomes : 0) |
+         static_cast<uint32_t>(match_policy) << 16 | static_cast<uint32_t>(max_n) << 8 | static_cast<uint32_t>(min_n);
 }
 
 // In kSlotGivenUp: the row needs a table larger than there can be. There is no room until it is another row.
 constexpr uint32_t kNeverRoom = ~0u;
+
+// How many pages of ids that many pages of outcomes need.
+static NGRAM_FN uint32_t outcome_directories(uint32_t pages) {
+  return pages <= kRootOutcomePages ? 0 : (pages + (1u << kDirPageDepth) - 1) >> kDirPageDepth;
+}
 
 // A directory entry: page id << 4 | depth of the page.
 static NGRAM_FN uint32_t dir_entry(uint32_t page, uint32_t depth) { return page << 4 | depth; }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "core/ngram_index_access.h"
+#include "core/ngram_ladder.h"
 #include "core/ngram_propose.h"
 
 namespace ngram_npu {
@@ -17,6 +18,7 @@ struct NgramIndexProposeParams {
   // slot): over all rows on the CPU, of each row on a GPU, which has a limit of its own besides. A row that is not
   // caught up within it is scanned, and goes on in the next call: no step stalls. Negative: no limit.
   int64_t catch_up_tokens;
+  LadderOptions ladder;
 };
 
 }  // namespace ngram_npu

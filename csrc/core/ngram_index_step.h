@@ -10,6 +10,7 @@ struct NgramIndexStepParams {
   NgramStepParams step;  // its executor is not used: one thread is fastest here
   IndexAccess index;
   int64_t catch_up_tokens;  // as NgramIndexProposeParams has it
+  LadderOptions ladder;
 };
 
 }  // namespace ngram_npu

@@ -9,9 +9,9 @@
 // The words of an index with that many slots and pages; 0 where no index can be that large.
 NGRAM_NPU_EXPORT int64_t ngram_npu_cpu_ngram_index_words(int64_t num_slots, int64_t num_pages);
 // The pages that `tokens` tokens in at most num_slots rows need: of text, or (any_data) of whatever they may be; 0
-// where no index can have so many.
+// where no index can have so many. Of a ladder min_n and max_n do not count.
 NGRAM_NPU_EXPORT int64_t ngram_npu_cpu_ngram_index_pages(int64_t tokens, int64_t num_slots, int64_t min_n,
-                                                         int64_t max_n, int32_t any_data);
+                                                         int64_t max_n, bool any_data, bool ladder, bool outcomes);
 // Makes an empty index of `words` ZEROED words. kInvalidParams where they do not suffice for one page.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_init(int32_t* index, int64_t words, int64_t num_slots);
 // What can be checked without the tokens: 0, or the number of the broken rule (ngram_index_check.cpp), *where naming

@@ -31,7 +31,7 @@ void append_row(const NgramIndexAppendParams& p, const cpu::Arena& arena, const 
   if (!p.token_ids.has(row) || slot < 0 || slot >= arena.num_slots) return;
   const int64_t length = p.num_tokens[row];
   if (length < 0 || length > p.token_ids.capacity || length > index::kMaxIndexedTokens) return;
-  const cpu::IndexOptions options{p.min_n, p.max_n, p.match_policy};
+  const cpu::IndexOptions options{p.min_n, p.max_n, p.match_policy, p.ladder, p.outcomes};
   const int32_t* tokens = p.token_ids[row];
   const uint32_t slot_id = static_cast<uint32_t>(slot);
   const uint32_t upto = static_cast<uint32_t>(length);
@@ -48,7 +48,8 @@ void append_row(const NgramIndexAppendParams& p, const cpu::Arena& arena, const 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_append_(const NgramIndexAppendParams* params, void*) {
   const NgramIndexAppendParams& p = *params;
   cpu::Arena arena;
-  if (p.max_n - p.min_n >= index::kMaxLevels || !cpu::open_arena(p.index.words, p.index.num_words, &arena)) return kOk;
+  if (!p.ladder && p.max_n - p.min_n >= index::kMaxLevels) return kOk;
+  if (!cpu::open_arena(p.index.words, p.index.num_words, &arena)) return kOk;
   const cpu::IndexTable& table = cpu::index_table();
   // Building costs some fifteen times a scan, so threads pay for shorter rows.
   constexpr int64_t kScansPerBuild = 16;

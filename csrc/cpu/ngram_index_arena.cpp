@@ -4,6 +4,7 @@
 
 #include <atomic>
 
+#include "core/ngram_ladder.h"
 #include "cpu/instruction_set.h"
 #include "cpu/ngram_index.h"
 
@@ -114,6 +115,12 @@ void clear_slot(const Arena& arena, uint32_t slot_id) {
       }
     }
   }
+  if (slot[kSlotOutcomePages] > 0) {
+    const PageLock lock;
+    const uint32_t pages = smaller(slot[kSlotOutcomePages], kMaxOutcomePages);
+    for (uint32_t i = 0; i < pages; ++i) free_page(arena, slot_id, *outcome_page(arena, slot, pages, i));
+    for (uint32_t i = 0; i < outcome_directories(pages); ++i) free_page(arena, slot_id, slot[kSlotOutcomeRoot + i]);
+  }
   for (int64_t i = 0; i < kSlotWords; ++i) slot[i] = 0;
 }
 
@@ -158,18 +165,18 @@ int64_t ngram_npu_cpu_ngram_index_words(int64_t num_slots, int64_t num_pages) {
   return cpu::words_before_pages(num_slots, num_pages) + num_pages * index::kPageWords;
 }
 
-int64_t ngram_npu_cpu_ngram_index_pages(int64_t tokens, int64_t num_slots, int64_t min_n, int64_t max_n,
-                                        int32_t any_data) {
-  if (tokens < 0 || num_slots < 1 || num_slots > index::kMaxSlots || min_n < 1 || max_n < min_n ||
-      max_n - min_n >= index::kMaxLevels)
-    return 0;
+int64_t ngram_npu_cpu_ngram_index_pages(int64_t tokens, int64_t num_slots, int64_t min_n, int64_t max_n, bool any_data,
+                                        bool ladder, bool outcomes) {
+  if (tokens < 0 || num_slots < 1 || num_slots > index::kMaxSlots) return 0;
+  if (!ladder && (min_n < 1 || max_n < min_n || max_n - min_n >= index::kMaxLevels)) return 0;
   // A page holds 590 entries on average over rows of all lengths, 529 at the length where it holds fewest. Text has up
-  // to 1.2 per token, any data up to (levels + 1) / 2, which is reached with one level and with two; a slot's last page
-  // and its directory come on top.
-  const int64_t levels = max_n - min_n + 1;
-  const int64_t tenths = any_data ? 5 * (levels + 1) : 12;
+  // to 1.2 per token, a ladder 1.5, any data up to (levels + 1) / 2, which is reached with one level and with two; a
+  // slot's last page and its directory come on top.
+  const int64_t levels = ladder ? kLadderLevels : max_n - min_n + 1;
+  const int64_t tenths = any_data ? 5 * (levels + 1) : ladder ? 15 : 12;
   const int64_t per = any_data && levels <= 2 ? 5250 : 5900;
-  const int64_t pages = tokens / per * tenths + tokens % per * tenths / per + 2 * num_slots + 1;
+  int64_t pages = tokens / per * tenths + tokens % per * tenths / per + 2 * num_slots + 1;
+  if (outcomes) pages += (tokens >> index::kOutcomePageBits) + num_slots;
   return pages <= index::kMaxPages ? pages : 0;
 }
 

@@ -41,10 +41,19 @@ bool has_room_again(const Arena& arena, uint32_t slot_id);
 
 void count(const Arena& arena, index::Header statistic, uint32_t times = 1);
 
+// Where a slot with that many pages of outcomes has the id of one of them.
+inline uint32_t* outcome_page(const Arena& arena, uint32_t* slot, uint32_t pages, uint32_t number) {
+  uint32_t* root = slot + index::kSlotOutcomeRoot;
+  if (pages <= index::kRootOutcomePages) return root + number;
+  return arena.page(root[number >> index::kDirPageDepth]) + (number & ((1u << index::kDirPageDepth) - 1));
+}
+
 struct IndexOptions {
   int64_t min_n;
   int64_t max_n;
   int32_t match_policy;
+  bool ladder;
+  bool outcomes;
 };
 
 // One row to look up: the ends from `first` on are not indexed yet; the last of them, length - 1, is the question.

@@ -1,7 +1,8 @@
 // Whether an index is what it should be: for tests, and for `NgramIndex.check_integrity()`. Slow, and reads only.
 #include "core/ngram_index_faults.h"
+#include "core/ngram_ladder.h"
 #include "cpu/ngram_index.h"
-#include "cpu/ngram_index_arena.h"
+#include "cpu/ngram_index_outcomes.h"
 
 using namespace ngram_npu;
 using namespace ngram_npu::index;
@@ -40,6 +41,16 @@ IndexFault check_slot(const cpu::Arena& arena, uint32_t slot_id) {
     i += span;
   }
   if (depth > kRootDepth) pages += depth <= kDirPageDepth ? 1 : 1u << (depth - kDirPageDepth);
+  const uint32_t outcomes = slot[kSlotOutcomePages];
+  const bool kept = (slot[kSlotOptions] & kOptionOutcomes) != 0;
+  if (outcomes != (kept ? (slot[kSlotLength] + (1u << kOutcomePageBits) - 1) >> kOutcomePageBits : 0)) {
+    return kFaultPageCount;
+  }
+  for (uint32_t i = 0; i < outcomes; ++i) {
+    const uint32_t page = *cpu::outcome_page(arena, slot, outcomes, i);
+    if (page >= arena.num_pages || arena.owners[page] != slot_id + 1) return kFaultOwner;
+  }
+  pages += outcomes + outcome_directories(outcomes);
   return pages == slot[kSlotPages] ? kFaultNone : kFaultPageCount;
 }
 
@@ -76,18 +87,37 @@ Key key_of(const int32_t* tokens, uint32_t end, uint32_t n, uint32_t level) {
   return make_key(sum, level);
 }
 
+// The lengths of a slot's grams, level by level.
+struct Sizes {
+  uint32_t of[kMaxLevels];
+  uint32_t levels;  // 0: the slot's options are none that an operator leaves
+};
+Sizes sizes_of(uint32_t options) {
+  Sizes sizes{};
+  const uint32_t min_n = options & 0xffu, max_n = options >> 8 & 0xffu;
+  if ((options & kOptionLadder) != 0) {
+    if (min_n != 1 || max_n != kLadderMaxN) return sizes;
+    for (sizes.levels = 0; sizes.levels < kLadderLevels; ++sizes.levels) {
+      sizes.of[sizes.levels] = ladder_size(sizes.levels);
+    }
+  } else if (min_n >= 1 && max_n <= kMaxNgram && max_n >= min_n && max_n - min_n < kMaxLevels) {
+    for (uint32_t n = min_n; n <= max_n; ++n) sizes.of[sizes.levels++] = n;
+  }
+  return sizes;
+}
+
 // Whether each entry of a page records an end in the row, and stands where the gram there leads.
-IndexFault check_entries(const cpu::Arena& arena, uint32_t* slot, uint32_t place, const int32_t* tokens, uint32_t min_n,
-                         uint32_t max_n) {
+IndexFault check_entries(const cpu::Arena& arena, uint32_t* slot, uint32_t place, const int32_t* tokens,
+                         const Sizes& sizes) {
   const uint32_t depth = place & 15u;
   const uint32_t* page = arena.page(place >> 4);
   for (uint32_t w = 0; w < kPageWords; ++w) {
     if (page[w] == 0) continue;
     const uint32_t start = page[w] & start_mask(depth);
     const uint32_t level = page[w] >> level_shift(depth) & 7u;
-    if (min_n + level > max_n) return kFaultPlace;
-    if (start < min_n + level || start > slot[kSlotLength]) return kFaultStart;
-    const Key key = key_of(tokens, start - 1, min_n + level, level);
+    if (level >= sizes.levels) return kFaultPlace;
+    if (start < sizes.of[level] || start > slot[kSlotLength]) return kFaultStart;
+    const Key key = key_of(tokens, start - 1, sizes.of[level], level);
     if (*directory_at(arena, slot, dir_index(key, slot[kSlotDepth])) != place ||
         (page[w] & ~(start_mask(depth) | twice_bit(depth))) != entry_head(key, depth) ||
         line_of(key) / kGroupLines != w / kLineWords / kGroupLines) {
@@ -122,6 +152,32 @@ const uint32_t* entry_of(const cpu::Arena& arena, uint32_t* slot, const int32_t*
   return nullptr;
 }
 
+// The candidate of t[0..length), by definition, slowly.
+Occurrence candidate_of(const int32_t* tokens, uint32_t length) {
+  for (uint32_t level = kLadderLevels; level-- > 0;) {
+    const uint32_t n = ladder_size(level);
+    for (uint32_t place = length; n <= length && --place >= n;) {
+      if (!same_gram(tokens, place - 1, length - 1, n)) continue;
+      uint32_t len = n;
+      while (len < kLadderMaxN && len < place && tokens[place - 1 - len] == tokens[length - 1 - len]) ++len;
+      return {int64_t{place} - 1, len};
+    }
+  }
+  return {-1, 0};
+}
+
+IndexFault check_outcomes(const cpu::Arena& arena, uint32_t slot_id, const int32_t* tokens) {
+  const cpu::Outcomes outcomes(arena, slot_id);
+  const uint32_t* slot = arena.slot(slot_id);
+  const uint32_t length = slot[kSlotLength];
+  const Occurrence next = outcomes.candidate(length), truth = candidate_of(tokens, length);
+  if (next.end != truth.end || next.len != truth.len) return kFaultCandidate;
+  for (uint32_t place = 0; place < length && slot[kSlotOutcomePages] > 0; ++place) {
+    if (outcomes(place) != outcome_of(candidate_of(tokens, place), tokens, place)) return kFaultOutcome;
+  }
+  return kFaultNone;
+}
+
 }  // namespace
 
 int32_t ngram_npu_cpu_ngram_index_check(const int32_t* index, int64_t words, int64_t* where) {
@@ -147,21 +203,21 @@ int32_t ngram_npu_cpu_ngram_index_check_row(const int32_t* index, int64_t words,
   if (const IndexFault fault = check_slot(arena, static_cast<uint32_t>(slot_id)); fault != kFaultNone) return fault;
   const uint32_t length = slot[kSlotLength];
   if (length > num_tokens) return kFaultRow;
-  const uint32_t min_n = slot[kSlotOptions] & 0xffu, max_n = slot[kSlotOptions] >> 8 & 0xffu;
+  const Sizes sizes = sizes_of(slot[kSlotOptions]);
   const bool latest = (slot[kSlotOptions] >> 16 & 1u) != 0;
-  if (min_n < 1 || max_n > kMaxNgram || max_n < min_n || max_n - min_n >= kMaxLevels) return kFaultSlot;
+  if (sizes.levels == 0) return kFaultSlot;
   uint32_t present = 0;
   for (uint32_t i = 0; i < 1u << slot[kSlotDepth];) {
     const uint32_t place = *directory_at(arena, slot, i);
-    if (const IndexFault fault = check_entries(arena, slot, place, tokens, min_n, max_n); fault != kFaultNone)
-      return fault;
+    if (const IndexFault fault = check_entries(arena, slot, place, tokens, sizes); fault != kFaultNone) return fault;
     const uint32_t* page = arena.page(place >> 4);
     for (uint32_t w = 0; w < kPageWords; ++w) present += page[w] != 0;
     i += 1u << (slot[kSlotDepth] - (place & 15u));
   }
   uint32_t expected = 0;  // entries, each counted at the end it records
-  for (uint32_t end = min_n - 1; end < length; ++end) {
-    for (uint32_t n = min_n; n <= max_n && n <= end + 1; ++n) {
+  for (uint32_t end = sizes.of[0] - 1; end < length; ++end) {
+    for (uint32_t level = 0; level < sizes.levels && sizes.of[level] <= end + 1; ++level) {
+      const uint32_t n = sizes.of[level];
       // By definition, slowly: how often, and where, this gram occurs.
       uint32_t times = 0, earliest = 0, last = 0;
       for (uint32_t e = n - 1; e < length; ++e) {
@@ -170,15 +226,17 @@ int32_t ngram_npu_cpu_ngram_index_check_row(const int32_t* index, int64_t words,
         last = e;
       }
       uint32_t depth = 0;
-      const uint32_t* entry = entry_of(arena, slot, tokens, end, n, n - min_n, &depth);
+      const uint32_t* entry = entry_of(arena, slot, tokens, end, n, level, &depth);
       if (entry == nullptr) return kFaultMissing;
       const uint32_t recorded = (*entry & start_mask(depth)) - 1;
       if (recorded != (latest ? last : earliest)) return kFaultRecorded;
       const bool twice = (*entry & twice_bit(depth)) != 0;
-      if (n < max_n && twice != (times > 1)) return kFaultLazyRule;
+      if (level + 1 < sizes.levels && twice != (times > 1)) return kFaultLazyRule;
       expected += recorded == end;
       if (times == 1) break;  // nothing longer has an entry
     }
   }
-  return present == expected ? kFaultNone : kFaultLazyRule;
+  if (present != expected) return kFaultLazyRule;
+  const bool ladder = (slot[kSlotOptions] & kOptionLadder) != 0;
+  return ladder ? check_outcomes(arena, static_cast<uint32_t>(slot_id), tokens) : kFaultNone;
 }

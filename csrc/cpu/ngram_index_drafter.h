@@ -2,9 +2,10 @@
 // share.
 #pragma once
 
-#include "core/lookup_rules.h"
 #include "core/ngram_index_access.h"
+#include "core/ngram_ladder.h"
 #include "cpu/lookup.h"
+#include "cpu/ngram_index_outcomes.h"
 #include "cpu/ngram_index_slot.h"
 
 namespace ngram_npu::cpu {
@@ -35,15 +36,17 @@ struct Request {
 template <class Params, GrownRow (*kGrow)(const Params& p, int64_t i)>
 class IndexDrafter {
  public:
-  IndexDrafter(const Params& params, const IndexAccess& index, int64_t catch_up_tokens)
+  IndexDrafter(const Params& params, const IndexAccess& index, int64_t catch_up_tokens, const LadderOptions& ladder)
       : p_(params),
         index_(index),
-        options_{p_.lookup.min_n, p_.lookup.max_n, p_.lookup.match_policy},
+        ladder_(ladder),
+        options_{p_.lookup.min_n, p_.lookup.max_n, p_.lookup.match_policy, ladder.on, ladder.costs != nullptr},
         table_(index_table()),
         find_(find_occurrence()),
         readable_(static_cast<uint32_t>(smaller<int64_t>(p_.token_ids.capacity, kMaxIndexedTokens))),
         budget_(catch_up_tokens),
-        usable_(open_arena(index.words, index.num_words, &arena_) && p_.lookup.max_n - p_.lookup.min_n < kMaxLevels) {}
+        usable_(open_arena(index.words, index.num_words, &arena_) &&
+                (ladder.on || p_.lookup.max_n - p_.lookup.min_n < kMaxLevels)) {}
 
   void run() {
     for (int64_t first = 0; first < p_.batch; first += kQueryGroup)
@@ -92,6 +95,7 @@ class IndexDrafter {
       const uint32_t* state = arena_.slot(static_cast<uint32_t>(slot));
       __builtin_prefetch(state);
       __builtin_prefetch(state + kSlotRoot);
+      if (options_.outcomes) __builtin_prefetch(state + kSlotOutcomeRoot);
     }
   }
 
@@ -105,8 +109,9 @@ class IndexDrafter {
       return scan_for(kStatScanFull);
     const uint32_t length = static_cast<uint32_t>(r.length);
     uint32_t done = arena_.slot(slot_id)[kSlotLength];
-    // The row has not grown, so that its last token is indexed: the question was already asked, and its answer is gone.
-    if (done >= length) return scan_for(kStatScanOther);
+    // The row has not grown, so that its last token is indexed: the question was already asked. A ladder's slot has
+    // kept the answer.
+    if (done >= length && !options_.ladder) return scan_for(kStatScanOther);
     if (length - done > kMaxPending) {
       uint32_t upto = length - kMaxPending;
       // New tokens are not charged: they are few.
@@ -154,14 +159,41 @@ class IndexDrafter {
     if (!may_draft) {
       found = {-1, 0};
     } else if (scan) {
-      found = find_(tokens, row.length, p_.lookup.min_n, p_.lookup.max_n, p_.lookup.match_policy);
+      found = options_.ladder ? scan_ladder(tokens, row.length)
+                              : find_(tokens, row.length, p_.lookup.min_n, p_.lookup.max_n, p_.lookup.match_policy);
     }
-    write_draft(tokens, row.length, found, p_.lookup, p_.draft_token_ids + i * p_.lookup.k, p_.num_draft_tokens + i,
-                p_.match_len + i);
+    int32_t* const draft = p_.draft_token_ids + i * p_.lookup.k;
+    if (!options_.ladder) {
+      write_draft(tokens, row.length, found, p_.lookup, draft, p_.num_draft_tokens + i, p_.match_len + i);
+      return;
+    }
+    uint8_t* const costs =
+        ladder_.draft_costs == nullptr ? nullptr : ladder_.draft_costs + i * ladder_.draft_costs_stride;
+    const auto write = [&](const auto& outcome) {
+      write_ladder_draft(tokens, row.length, found, p_.lookup, ladder_, outcome, draft, p_.num_draft_tokens + i,
+                         p_.match_len + i, costs);
+    };
+    if (scan || found.len == 0) {
+      write([](int64_t) { return uint8_t{0}; });
+    } else {
+      write(Outcomes(arena_, queries[r.query].slot_id));
+    }
+  }
+
+  // The latest occurrence of the longest size that occurred, and how many tokens agree there.
+  Occurrence scan_ladder(const int32_t* tokens, int64_t length) const {
+    Occurrence found = find_(tokens, length, 1, kLadderMaxN, kLatest);
+    int64_t size = kLadderMaxN;
+    while (size > found.len) size /= 2;
+    if (size == 0 || size == found.len) return found;
+    found = find_(tokens, length, size, size, kLatest);
+    while (found.len <= found.end && tokens[found.end - found.len] == tokens[length - 1 - found.len]) ++found.len;
+    return found;
   }
 
   const Params& p_;
   const IndexAccess& index_;
+  const LadderOptions& ladder_;
   const IndexOptions options_;
   const IndexTable& table_;
   const FindOccurrence find_;

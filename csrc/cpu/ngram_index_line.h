@@ -2,6 +2,7 @@
 // linkage, for the reason given there.
 #pragma once
 
+#include "core/ngram_ladder.h"
 #include "cpu/ngram_index_arena.h"
 
 namespace ngram_npu::cpu {

@@ -14,6 +14,8 @@ cpu::GrownRow as_it_stands(const NgramProposeParams& p, int64_t i) {
 }  // namespace
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_propose_(const NgramIndexProposeParams* params, void*) {
-  cpu::IndexDrafter<NgramProposeParams, as_it_stands>(params->propose, params->index, params->catch_up_tokens).run();
+  cpu::IndexDrafter<NgramProposeParams, as_it_stands>(params->propose, params->index, params->catch_up_tokens,
+                                                      params->ladder)
+      .run();
   return kOk;
 }

@@ -26,7 +26,8 @@ bool tail_agrees(const uint32_t* slot, const int32_t* tokens, uint32_t length) {
 bool prepare_slot(const Arena& arena, uint32_t slot_id, const IndexOptions& options, const int32_t* tokens,
                   uint32_t known) {
   uint32_t* slot = arena.slot(slot_id);
-  const uint32_t packed = pack_options(options.min_n, options.max_n, options.match_policy);
+  const uint32_t packed =
+      pack_options(options.min_n, options.max_n, options.match_policy, options.ladder, options.outcomes);
   const uint32_t length = slot[kSlotLength];
   if (slot[kSlotOptions] != packed) {
     if (slot[kSlotOptions] != 0) count(arena, kStatRebuildOptions);

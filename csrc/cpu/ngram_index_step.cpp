@@ -24,6 +24,7 @@ cpu::GrownRow append(const NgramStepParams& p, int64_t i) {
 }  // namespace
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_step_(const NgramIndexStepParams* params, void*) {
-  cpu::IndexDrafter<NgramStepParams, append>(params->step, params->index, params->catch_up_tokens).run();
+  cpu::IndexDrafter<NgramStepParams, append>(params->step, params->index, params->catch_up_tokens, params->ladder)
+      .run();
   return kOk;
 }

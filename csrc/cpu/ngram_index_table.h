@@ -11,16 +11,17 @@
 // An entry records the earliest or the latest occurrence of its gram, whichever the slot was built for.
 #pragma once
 
-#include "cpu/ngram_index_line.h"
+#include "cpu/ngram_index_page.h"
 
 namespace ngram_npu::cpu {
 namespace {
 
 using namespace index;
 
-// kLevels: how many n there are, where that is known at compile time, else 0. kWidth: ends located at a time. What most
-// tokens go through is NGRAM_FN: the compiler's own idea of size would keep it out of line.
-template <class Isa, int kLevels, uint32_t kWidth>
+// kLevels: how many n there are, where that is known at compile time, else 0. kWidth: ends located at a time. kLadder:
+// n is 1, 2, 4, 8, 16, and the suffix "one shorter" the next smaller. What most tokens go through is NGRAM_FN: the
+// compiler's own idea of size would keep it out of line.
+template <class Isa, int kLevels, uint32_t kWidth, bool kLadder>
 class SlotTable {
  public:
   SlotTable(const Arena& arena, const IndexOptions& options, uint32_t slot_id, const int32_t* tokens)
@@ -71,8 +72,8 @@ class SlotTable {
     for (uint32_t j = 0; j < min_n_; ++j) add_products(newest - j, kFactors.of[j], &sums);
     for (int level = 0; level < levels(); ++level) {
       index::make_keys(sums, static_cast<uint32_t>(level), &batch->key[level]);
-      const uint32_t n = min_n_ + static_cast<uint32_t>(level);
-      if (level + 1 < levels()) add_products(newest - n, kFactors.of[n], &sums);
+      if (level + 1 == levels()) break;
+      for (uint32_t n = size_of(level); n < size_of(level + 1); ++n) add_products(newest - n, kFactors.of[n], &sums);
     }
   }
 
@@ -113,7 +114,7 @@ class SlotTable {
       } else {
         for (uint32_t i = 0; i < kWidth; ++i) batch->mask[level][i] = probe_mask(depth[i]);
       }
-      for (uint32_t i = 0; i < size; ++i) __builtin_prefetch(line_at(line[i]));
+      for (uint32_t i = 0; i < size && level < likely_levels(); ++i) __builtin_prefetch(line_at(line[i]));
     }
     batch->version = version_;
   }
@@ -142,6 +143,12 @@ class SlotTable {
     const uint32_t* line = line_at(batch.line[level][i]);
     const uint32_t lanes = Isa::match(line, batch.want[level][i], batch.mask[level][i]);
     return lanes == 0 ? 0 : line[__builtin_ctz(lanes)] & batch.start[level][i];
+  }
+
+  // Levels whose lines are fetched at once. On text three ends in four find none of a ladder's beyond.
+  int likely_levels() const { return kLadder ? 3 : levels(); }
+  void prefetch_unlikely(const Batch& batch, uint32_t i) const {
+    for (int level = likely_levels(); level < levels(); ++level) __builtin_prefetch(line_at(batch.line[level][i]));
   }
 
   int levels() const { return kLevels != 0 ? kLevels : static_cast<int>(max_n_ - min_n_) + 1; }
@@ -182,17 +189,13 @@ class SlotTable {
     if (failed_) return {-1, 0};
     for (int level = 0; level < found; ++level) hits[level].record(end + 1);
     const int level = found - 1;
-    const uint32_t n = min_n_ + static_cast<uint32_t>(level);
-    if (level >= 0) {
-      const Hit& hit = hits[level];
-      if (n == max_n_) return {static_cast<int64_t>(hit.start) - 1, n};
-      if (once) {
-        hit.set_twice();
-        return second_occurrence(batch, i, level, hit, end + 1);
-      }
+    if (once && level + 1 < levels()) {
+      hits[level].set_twice();
+      return second_occurrence(batch, i, level, hits[level], end + 1);
     }
     if (found < count) insert(batch, i, found, end + 1, false);
-    return level < 0 ? Occurrence{-1, 0} : Occurrence{static_cast<int64_t>(hits[level].start) - 1, n};
+    if (level < 0) return {-1, 0};
+    return {static_cast<int64_t>(hits[level].start) - 1, hits[level].common};
   }
 
  private:
@@ -235,9 +238,14 @@ class SlotTable {
             start_mask(depth)};
   }
 
+  uint32_t size_of(int level) const {
+    return kLadder ? ladder_size(static_cast<uint32_t>(level)) : min_n_ + static_cast<uint32_t>(level);
+  }
+
   // Levels whose grams fit before `end`: fewer than all at the very beginning of a row.
   int grams(uint32_t end) const {
     if (end + 1 >= max_n_) return levels();
+    if (kLadder) return 32 - __builtin_clz(end + 1);
     return end + 1 < min_n_ ? 0 : static_cast<int>(end + 2 - min_n_);
   }
 
@@ -285,8 +293,6 @@ class SlotTable {
     return {-1, 0};
   }
 
-  static bool is_full(const uint32_t* line) { return line[kLineWords - 1] != 0; }
-
   int find_deepest(const Batch& batch, uint32_t i, Hit* hit) const {
     const uint32_t end = batch.first + i;
     int level = grams(end) - 1;
@@ -311,6 +317,10 @@ class SlotTable {
 
   // Tokens up to max_n that agree before and at two ends, a < b.
   uint32_t common_suffix(uint32_t a, uint32_t b) const {
+    if (kLadder && a >= 15) {
+      const uint32_t common = Isa::common_suffix8(tokens_ + a - 7, tokens_ + b - 7);
+      return common < 8 ? common : 8 + Isa::common_suffix8(tokens_ + a - 15, tokens_ + b - 15);
+    }
     if (max_n_ <= 8 && a >= 7) return smaller(Isa::common_suffix8(tokens_ + a - 7, tokens_ + b - 7), max_n_);
     const uint32_t limit = smaller(max_n_, a + 1);
     uint32_t common = 0;
@@ -327,15 +337,23 @@ class SlotTable {
     return hit->common >= n;
   }
 
-  bool find(const Probe& at, int level, uint32_t end, Hit* hit) const {
-    const uint32_t n = min_n_ + static_cast<uint32_t>(level);
+  NGRAM_FN bool find(const Probe& at, int level, uint32_t end, Hit* hit) const {
+    const uint32_t lanes = Isa::match(at.line, at.want, at.mask);
+    if (lanes == 0) return is_full(at.line) && find_on(at, 0, level, end, hit);
+    if (verify(at.line + __builtin_ctz(lanes), at.start, end, size_of(level), hit)) return true;
+    return find_on(at, lanes & (lanes - 1), level, end, hit);
+  }
+
+  // The same from these lanes of the home line on.
+  __attribute__((noinline)) bool find_on(const Probe& at, uint32_t lanes, int level, uint32_t end, Hit* hit) const {
     uint32_t* const group = at.line - line_of(at.key) % kGroupLines * kLineWords;
     for (uint32_t i = 0; i < kGroupLines; ++i) {
       uint32_t* line = group + (line_of(at.key) + i) % kGroupLines * kLineWords;
-      for (uint32_t lanes = Isa::match(line, at.want, at.mask); lanes != 0; lanes &= lanes - 1) {
-        if (verify(line + __builtin_ctz(lanes), at.start, end, n, hit)) return true;
+      if (i > 0) lanes = Isa::match(line, at.want, at.mask);
+      for (; lanes != 0; lanes &= lanes - 1) {
+        if (verify(line + __builtin_ctz(lanes), at.start, end, size_of(level), hit)) return true;
       }
-      if (line[kLineWords - 1] == 0) return false;
+      if (!is_full(line)) return false;
     }
     return false;
   }
@@ -344,8 +362,8 @@ class SlotTable {
   // occurrences agree, and one further.
   NGRAM_FN Occurrence second_occurrence(Batch* batch, uint32_t i, int level, const Hit& hit, uint32_t record) {
     const uint32_t end = batch->first + i;
-    uint32_t n = min_n_ + static_cast<uint32_t>(++level);
-    for (; n <= hit.common; ++n, ++level) insert(batch, i, level, record, true);
+    uint32_t n = size_of(++level);
+    for (; n <= hit.common; n = size_of(++level)) insert(batch, i, level, record, true);
     if (n <= max_n_) {
       if (n <= end + 1) insert(batch, i, level, end + 1, false);
       if (n <= hit.start) {
@@ -370,21 +388,9 @@ class SlotTable {
     while (!failed_) {
       const Probe at = probe(key);
       const uint32_t entry = at.want | (twice ? at.start + 1 : 0) | start;
-      if (start <= at.start && put(at.line - line_of(key) * kLineWords, line_of(key), entry)) return;
+      if (start <= at.start && put_entry<Isa>(at.line - line_of(key) * kLineWords, line_of(key), entry)) return;
       split(key);
     }
-  }
-
-  static bool put(uint32_t* page, uint32_t line_id, uint32_t entry) {
-    for (uint32_t i = 0; i < kGroupLines; ++i) {
-      uint32_t* line = page + line_id * kLineWords;
-      if (line[kLineWords - 1] == 0) {
-        line[Isa::used(line)] = entry;
-        return true;
-      }
-      line_id = (line_id & ~(kGroupLines - 1)) | ((line_id + 1) & (kGroupLines - 1));
-    }
-    return false;
   }
 
   // Makes room for the new end in the pages of these hits; true where that moved entries.
@@ -416,34 +422,12 @@ class SlotTable {
     ++version_;
     ++slot_[kSlotPages];
     count(arena_, kStatSplits);
-    split_page(arena_.page(old_entry >> 4), arena_.page(new_page), depth);
+    split_page<Isa>(arena_.page(old_entry >> 4), arena_.page(new_page), depth);
     const uint32_t half = 1u << (dir_depth_ - depth - 1);
     const uint32_t at = dir_index(key, dir_depth_) & ~(2 * half - 1);
     for (uint32_t j = 0; j < half; ++j) {
       *directory_at(at + j, dir_depth_) = dir_entry(old_entry >> 4, depth + 1);
       *directory_at(at + half + j, dir_depth_) = dir_entry(new_page, depth + 1);
-    }
-  }
-
-  static void split_page(uint32_t* low, uint32_t* high, uint32_t depth) {
-    if (low == high) return;  // only a directory that lies makes them the same
-    alignas(64) uint32_t old[kPageWords];
-    __builtin_memcpy(old, low, sizeof old);
-    uint32_t displaced[kPageLines];
-    uint32_t any_displaced = 0;
-    for (uint32_t line = 0; line < kPageLines; ++line) {
-      const uint32_t at = line * kLineWords;
-      displaced[line] = Isa::split_line(old + at, line % kGroupLines, depth, low + at, high + at);
-      any_displaced |= displaced[line];
-    }
-    if (any_displaced == 0) return;
-    // What had overflowed goes home, now that all that is at home there has its place.
-    for (uint32_t line = 0; line < kPageLines; ++line) {
-      for (uint32_t lanes = displaced[line]; lanes != 0; lanes &= lanes - 1) {
-        const uint32_t entry = old[line * kLineWords + static_cast<uint32_t>(__builtin_ctz(lanes))];
-        const uint32_t home = (line & ~(kGroupLines - 1)) | ((entry >> home_shift(depth)) % kGroupLines);
-        put(entry >> 31 != 0 ? high : low, home, deepened(entry, depth));
-      }
     }
   }
 

@@ -3,15 +3,66 @@
 // the other rows, or tokens, overlap. The early stages only look, so that nothing they saw need still be true later.
 #pragma once
 
+#include <type_traits>
+
+#include "cpu/ngram_index_outcomes.h"
 #include "cpu/ngram_index_table.h"
 
 namespace ngram_npu::cpu {
 namespace {
 
+// What is looked up, known at compile time; kLevels 0: not known.
+template <int kMatchValue, int kLevelsValue, bool kLadderValue = false>
+struct Kind {
+  static constexpr int kMatch = kMatchValue;
+  static constexpr int kLevels = kLevelsValue;
+  static constexpr bool kLadder = kLadderValue;
+};
+
+// A row whose ends are walked one after the other. operator(): false where no memory is left.
 template <int kMatch, class Table>
-Occurrence walk(Table& table, typename Table::Batch* batch, uint32_t i) {
-  return kMatch == kEarliest ? table.walk_earliest(batch, i) : table.walk_latest(batch, i);
-}
+class PlainWalk {
+ public:
+  PlainWalk(const Arena&, const IndexOptions&, uint32_t, const int32_t*, uint32_t) {}
+
+  bool operator()(Table& table, typename Table::Batch* batch, uint32_t i) {
+    found_ = kMatch == kEarliest ? table.walk_earliest(batch, i) : table.walk_latest(batch, i);
+    return !table.failed();
+  }
+  Occurrence finish() const { return found_; }
+
+ private:
+  Occurrence found_{-1, 0};
+};
+
+// The same with a ladder. Before a token is indexed it is noted what became of the candidate that stood for it.
+template <class Table>
+class LadderWalk {
+ public:
+  // `first`: the tokens that are indexed.
+  LadderWalk(const Arena& arena, const IndexOptions& options, uint32_t slot_id, const int32_t* tokens, uint32_t first)
+      : tokens_(tokens),
+        outcomes_(arena, slot_id),
+        candidate_(outcomes_.candidate(first)),
+        keeps_outcomes_(options.outcomes) {}
+
+  bool operator()(Table& table, typename Table::Batch* batch, uint32_t i) {
+    const uint32_t end = batch->first + i;
+    if (keeps_outcomes_ && !outcomes_.put(end, outcome_of(candidate_, tokens_, end))) return false;
+    candidate_ = table.walk_latest(batch, i);
+    return !table.failed();
+  }
+  Occurrence finish() {
+    outcomes_.keep_candidate(candidate_);
+    return candidate_;
+  }
+
+ private:
+  const int32_t* const tokens_;
+  Outcomes outcomes_;
+  Occurrence candidate_;
+  const bool keeps_outcomes_;
+};
 
 // Fetches what common_suffix8 reads before `start`, often two lines, and what a draft would begin with.
 inline void prefetch_tokens(const int32_t* tokens, uint32_t start) {
@@ -19,24 +70,34 @@ inline void prefetch_tokens(const int32_t* tokens, uint32_t start) {
   __builtin_prefetch(tokens + start);
 }
 
-// Fetches the tokens that verifying the likely hits will read, and those a draft would be copied from.
+// Fetches the tokens that verifying the likely hits will read, and those a draft would be copied from. Returns the
+// place that the deepest of them records, 0 without one.
 template <int kMatch, class Table>
-void prefetch_hits(const Table& table, const typename Table::Batch& batch, uint32_t i, const int32_t* tokens,
-                   uint32_t length, uint32_t reach) {
+uint32_t prefetch_hits(const Table& table, const typename Table::Batch& batch, uint32_t i, const int32_t* tokens,
+                       uint32_t length, uint32_t reach) {
   if (kMatch == kEarliest) {  // only the deepest is looked at
     const uint32_t start = smaller(table.peek(batch, i), length - 1);
     prefetch_tokens(tokens, start);
     if (reach > 0) __builtin_prefetch(tokens + smaller(start + reach, length) - 1);
-  } else {
-    for (int level = 0; level < table.levels(); ++level) {
-      prefetch_tokens(tokens, smaller(table.peek(batch, i, level), length - 1));
-    }
+    return start;
   }
+  uint32_t start = 0;
+  for (int level = 0; level < table.likely_levels(); ++level) {
+    const uint32_t found = smaller(table.peek(batch, i, level), length - 1);
+    if (found == 0) return start;
+    start = found;
+    prefetch_tokens(tokens, start);
+  }
+  table.prefetch_unlikely(batch, i);
+  return start;
 }
 
-template <class Isa, int kMatch, int kLevels>
+template <class Kind, class Table>
+using WalkOf = std::conditional_t<Kind::kLadder, LadderWalk<Table>, PlainWalk<Kind::kMatch, Table>>;
+
+template <class Isa, class Kind>
 void look_up_group(const Arena& arena, const IndexOptions& options, IndexQuery* queries, int count, int64_t k) {
-  using Table = SlotTable<Isa, kLevels, kMaxPending>;
+  using Table = SlotTable<Isa, Kind::kLevels, kMaxPending, Kind::kLadder>;
   typename Table::Batch batches[kQueryGroup];
   const auto table_of = [&](const IndexQuery& q) { return Table(arena, options, q.slot_id, q.tokens); };
 
@@ -46,35 +107,40 @@ void look_up_group(const Arena& arena, const IndexOptions& options, IndexQuery* 
     q.ok = table.ensure_table();
     table.make_keys(q.first, q.length - q.first, q.readable, &batches[i]);
     table.prefetch_directory(batches[i]);
+    if (options.outcomes) Outcomes(arena, q.slot_id).prefetch(q.length - 1);
   }
   for (int i = 0; i < count; ++i) table_of(queries[i]).locate(&batches[i]);
   for (int i = 0; i < count; ++i) {
     const IndexQuery& q = queries[i];
     const Table table = table_of(q);
+    uint32_t start = 0;
     for (uint32_t j = 0; j < batches[i].size; ++j) {
       const uint32_t reach = j + 1 == batches[i].size ? static_cast<uint32_t>(k) : 0;
-      prefetch_hits<kMatch>(table, batches[i], j, q.tokens, q.length, reach);
+      start = prefetch_hits<Kind::kMatch>(table, batches[i], j, q.tokens, q.length, reach);
     }
+    if (options.outcomes) Outcomes(arena, q.slot_id).prefetch(start);
   }
   for (int i = 0; i < count; ++i) {
     IndexQuery& q = queries[i];
     if (!q.ok) continue;
     Table table = table_of(q);
-    for (uint32_t j = 0; j < batches[i].size; ++j) q.found = walk<kMatch>(table, &batches[i], j);
-    q.ok = !table.failed();
+    WalkOf<Kind, Table> walk(arena, options, q.slot_id, q.tokens, q.first);
+    for (uint32_t j = 0; j < batches[i].size && q.ok; ++j) q.ok = walk(table, &batches[i], j);
+    q.found = walk.finish();
   }
 }
 
 // Rows up to this long (128 KiB) stay in the second-level cache while they are indexed.
 constexpr uint32_t kNearTokens = 32768;
 
-template <class Isa, int kMatch, int kLevels>
+template <class Isa, class Kind>
 bool extend_row(const Arena& arena, const IndexOptions& options, uint32_t slot_id, const int32_t* tokens,
                 uint32_t readable, uint32_t first, uint32_t length) {
   constexpr uint32_t kWidth = 16;
-  using Table = SlotTable<Isa, kLevels, kWidth>;
+  using Table = SlotTable<Isa, Kind::kLevels, kWidth, Kind::kLadder>;
   Table table(arena, options, slot_id, tokens);
   if (!table.ensure_table()) return false;
+  WalkOf<Kind, Table> walk(arena, options, slot_id, tokens, first);
   // While one batch is walked, the lines of the next arrive.
   typename Table::Batch batches[2];
   const auto fetch = [&](uint32_t begin, typename Table::Batch* batch) {
@@ -86,49 +152,39 @@ bool extend_row(const Arena& arena, const IndexOptions& options, uint32_t slot_i
     typename Table::Batch* batch = &batches[turn];
     if (length - begin > kWidth) fetch(begin + kWidth, &batches[turn ^ 1]);
     if (length > kNearTokens) {
-      for (uint32_t i = 0; i < batch->size; ++i) prefetch_hits<kMatch>(table, *batch, i, tokens, length, 0);
+      for (uint32_t i = 0; i < batch->size; ++i) prefetch_hits<Kind::kMatch>(table, *batch, i, tokens, length, 0);
     }
     for (uint32_t i = 0; i < batch->size; ++i) {
-      walk<kMatch>(table, batch, i);
-      if (table.failed()) return false;
+      if (!walk(table, batch, i)) return false;
     }
   }
+  walk.finish();
   return true;
 }
 
-template <class Isa, int kLevels>
-void look_up_levels(const Arena& arena, const IndexOptions& options, IndexQuery* queries, int count, int64_t k) {
-  const auto group =
-      options.match_policy == kEarliest ? look_up_group<Isa, kEarliest, kLevels> : look_up_group<Isa, kLatest, kLevels>;
-  group(arena, options, queries, count, k);
+// run(Kind). The spans in use, (2, 4) and (2, 5) among them, have their loops unrolled; the others share one version.
+template <class Run>
+auto with_kind(const IndexOptions& options, const Run& run) {
+  if (options.ladder) return run(Kind<kLatest, kLadderLevels, true>());
+  const bool earliest = options.match_policy == kEarliest;
+  switch (options.max_n - options.min_n) {
+    case 2: return earliest ? run(Kind<kEarliest, 3>()) : run(Kind<kLatest, 3>());
+    case 3: return earliest ? run(Kind<kEarliest, 4>()) : run(Kind<kLatest, 4>());
+    default: return earliest ? run(Kind<kEarliest, 0>()) : run(Kind<kLatest, 0>());
+  }
 }
 
-template <class Isa, int kLevels>
-bool extend_levels(const Arena& arena, const IndexOptions& options, uint32_t slot_id, const int32_t* tokens,
-                   uint32_t readable, uint32_t first, uint32_t length) {
-  const auto row =
-      options.match_policy == kEarliest ? extend_row<Isa, kEarliest, kLevels> : extend_row<Isa, kLatest, kLevels>;
-  return row(arena, options, slot_id, tokens, readable, first, length);
-}
-
-// The spans in use, (2, 4) and (2, 5) among them, have their loops unrolled; the others share one version.
 template <class Isa>
 void look_up(const Arena& arena, const IndexOptions& options, IndexQuery* queries, int count, int64_t k) {
-  switch (options.max_n - options.min_n) {
-    case 2: return look_up_levels<Isa, 3>(arena, options, queries, count, k);
-    case 3: return look_up_levels<Isa, 4>(arena, options, queries, count, k);
-    default: return look_up_levels<Isa, 0>(arena, options, queries, count, k);
-  }
+  with_kind(options, [&](auto kind) { look_up_group<Isa, decltype(kind)>(arena, options, queries, count, k); });
 }
 
 template <class Isa>
 bool extend(const Arena& arena, const IndexOptions& options, uint32_t slot_id, const int32_t* tokens, uint32_t readable,
             uint32_t first, uint32_t length) {
-  switch (options.max_n - options.min_n) {
-    case 2: return extend_levels<Isa, 3>(arena, options, slot_id, tokens, readable, first, length);
-    case 3: return extend_levels<Isa, 4>(arena, options, slot_id, tokens, readable, first, length);
-    default: return extend_levels<Isa, 0>(arena, options, slot_id, tokens, readable, first, length);
-  }
+  return with_kind(options, [&](auto kind) {
+    return extend_row<Isa, decltype(kind)>(arena, options, slot_id, tokens, readable, first, length);
+  });
 }
 
 }  // namespace

@@ -137,8 +137,8 @@ const int32_t* Arguments::starts(const TensorView& view) {
   return static_cast<const int32_t*>(view.data);
 }
 
-void Arguments::matrix(const TensorView& view, Access access) {
-  tensor(view, {DType::kInt32}, 2, access);
+void Arguments::matrix(const TensorView& view, DType dtype, Access access) {
+  tensor(view, {dtype}, 2, access);
   if (view.sizes[1] > INT32_MAX) fail(view.name, "rows shorter than 2**31", std::to_string(view.sizes[1]));
   if (view.sizes[0] > 1 && view.strides[0] < 0) {
     fail(view.name, "an outer stride >= 0", std::to_string(view.strides[0]));
@@ -191,7 +191,16 @@ void Arguments::ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy) 
   scalar("match_policy", match_policy, kEarliest, kLatest);
 }
 
-void Arguments::index_span(int64_t min_n, int64_t max_n) {
+void Arguments::index_span(int64_t min_n, int64_t max_n, int64_t match_policy, bool ladder) {
+  if (ladder) {
+    if (const Device& device = seen_.front().view.device; device.type != 0) {
+      fail("ladder", "False on " + name_of(device), "True");
+    }
+    scalar("min_n", min_n, 1, 1);
+    scalar("max_n", max_n, kLadderMaxN, kLadderMaxN);
+    scalar("match_policy", match_policy, kLatest, kLatest);
+    return;
+  }
   at_most("max_n", "max_n", max_n, min_n + kMaxIndexSpan - 1, "min_n + 7: an index holds a span of 8");
 }
 
@@ -200,6 +209,29 @@ LookupOptions Arguments::lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t
   ngram_range(min_n, max_n, match_policy);
   scalar("k", k, 1, kMaxDraftTokens);
   return {min_n, max_n, k, max_len, static_cast<int32_t>(match_policy), overlap};
+}
+
+LadderOptions Arguments::ladder(bool on, const std::optional<TensorView>& costs, int64_t cost_limit,
+                                const std::optional<TensorView>& draft_costs, int64_t batch, int64_t k) {
+  LadderOptions options{on, nullptr, cost_limit, nullptr, 0};
+  scalar("cost_limit", cost_limit, 0, INT32_MAX);
+  if (!on) absent(costs, "without ladder");
+  if (!costs) absent(draft_costs, "without costs");
+  const auto sized = [&](const TensorView& view, int64_t rows, int64_t columns, Access access) {
+    matrix(view, DType::kUInt8, access);
+    if (view.sizes[0] == rows && view.sizes[1] == columns) return static_cast<uint8_t*>(view.data);
+    const auto shape = [](int64_t a, int64_t b) { return "[" + std::to_string(a) + ", " + std::to_string(b) + "]"; };
+    fail(view.name, "shape " + shape(rows, columns), "shape " + shape(view.sizes[0], view.sizes[1]));
+  };
+  if (costs) {
+    options.costs = sized(*costs, kCostRows, kCostColumns, kRead);
+    if (costs->strides[0] != kCostColumns) fail("costs", "a contiguous matrix", "other strides");
+  }
+  if (draft_costs) {
+    options.draft_costs = sized(*draft_costs, batch, k, kWrite);
+    options.draft_costs_stride = draft_costs->strides[0];
+  }
+  return options;
 }
 
 // Products stay below 2**31, so that a device may hold them in 32 bits.

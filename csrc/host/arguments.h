@@ -13,7 +13,7 @@
 
 #include "core/common.h"
 #include "core/compute_slot_mapping.h"
-#include "core/lookup_rules.h"
+#include "core/ngram_ladder.h"
 
 namespace ngram_npu::host {
 
@@ -88,7 +88,7 @@ class Arguments {
   // A matrix of int32.
   template <class Token>
   TokenRows<Token> rows(const TensorView& view, Access access = kRead) {
-    matrix(view, access);
+    matrix(view, DType::kInt32, access);
     return {static_cast<Token*>(view.data), view.sizes[0], view.sizes[1], view.strides[0]};
   }
   TokenRows<const int32_t> sampled(const TensorView& view);
@@ -103,7 +103,10 @@ class Arguments {
   void scalar(const char* name, int64_t value, int64_t low, int64_t high);
   void at_most(const char* name, const char* what, int64_t value, int64_t limit, const char* of);
   void ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy);
-  void index_span(int64_t min_n, int64_t max_n);
+  // The lengths an index holds; a ladder's are fixed.
+  void index_span(int64_t min_n, int64_t max_n, int64_t match_policy, bool ladder);
+  LadderOptions ladder(bool on, const std::optional<TensorView>& costs, int64_t cost_limit,
+                       const std::optional<TensorView>& draft_costs, int64_t batch, int64_t k);
   LookupOptions lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len);
   void slot_layout(const SlotLayout& layout);
   // A workspace that a kernel is about to use: `words` of them, aligned to 16 bytes.
@@ -121,7 +124,7 @@ class Arguments {
   };
 
   void tensor(const TensorView& view, std::initializer_list<DType> dtypes, int32_t ndim, Access access);
-  void matrix(const TensorView& view, Access access);
+  void matrix(const TensorView& view, DType dtype, Access access);
   void vector_of_at_least(const TensorView& view, DType dtype, int64_t low, const char* what, Access access);
 
   const char* op_;

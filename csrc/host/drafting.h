@@ -46,8 +46,7 @@ void check_rows(F& call, Params& p, In<F> token_ids, In<F> num_tokens, Optional<
 }
 
 template <class F>
-IndexAccess check_index(F& call, In<F> index, Optional<F> slot_indices, int64_t batch, int64_t min_n, int64_t max_n) {
-  call.index_span(min_n, max_n);
+IndexAccess check_index(F& call, In<F> index, Optional<F> slot_indices, int64_t batch) {
   const TensorView view = call("index", index);
   int32_t* words = call.written_int32s(view, -1);
   return {words, view.sizes[0], call.indices(call("slot_indices", slot_indices), batch)};
@@ -104,13 +103,17 @@ auto ngram_propose(In<F> token_ids, In<F> num_tokens, Optional<F> row_indices, O
 template <class F>
 auto ngram_index_propose_(In<F> token_ids, In<F> num_tokens, In<F> index, Optional<F> row_indices,
                           Optional<F> slot_indices, Optional<F> num_sampled, int64_t min_n, int64_t max_n, int64_t k,
-                          int64_t match_policy, bool overlap, int64_t max_len, Optional<F> workspace) {
+                          int64_t match_policy, bool overlap, int64_t max_len, Optional<F> workspace, bool ladder,
+                          Optional<F> costs, int64_t cost_limit, Optional<F> draft_costs) {
   F call("ngram_index_propose_");
   NgramIndexProposeParams p{};
   p.propose = check_propose(call, token_ids, num_tokens, row_indices, num_sampled);
   p.propose.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len);
-  p.index = check_index(call, index, slot_indices, p.propose.batch, min_n, max_n);
+  call.index_span(min_n, max_n, match_policy, ladder);
+  p.index = check_index(call, index, slot_indices, p.propose.batch);
   p.catch_up_tokens = kNgramIndexCatchUpTokens;
+  p.ladder =
+      call.ladder(ladder, call("costs", costs), cost_limit, call("draft_costs", draft_costs), p.propose.batch, k);
   const auto memory = check_workspace(call, workspace);
   call.disjoint();
   return run_propose<ngram_index_propose__op>(call, p, p.propose, memory);
@@ -161,13 +164,16 @@ template <class F>
 auto ngram_index_step_(In<F> token_ids, In<F> num_tokens, In<F> sampled_token_ids, In<F> index, Optional<F> discard,
                        Optional<F> row_indices, Optional<F> slot_indices, bool advance, int64_t vocab_size,
                        int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len,
-                       Optional<F> workspace) {
+                       Optional<F> workspace, bool ladder, Optional<F> costs, int64_t cost_limit,
+                       Optional<F> draft_costs) {
   F call("ngram_index_step_");
   NgramIndexStepParams p{};
   p.step = check_step(call, token_ids, num_tokens, sampled_token_ids, discard, row_indices, advance, vocab_size);
   p.step.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len);
-  p.index = check_index(call, index, slot_indices, p.step.batch, min_n, max_n);
+  call.index_span(min_n, max_n, match_policy, ladder);
+  p.index = check_index(call, index, slot_indices, p.step.batch);
   p.catch_up_tokens = kNgramIndexCatchUpTokens;
+  p.ladder = call.ladder(ladder, call("costs", costs), cost_limit, call("draft_costs", draft_costs), p.step.batch, k);
   const auto memory = check_workspace(call, workspace);
   call.disjoint();
   return run_step<ngram_index_step__op>(call, p, p.step, memory);
@@ -175,12 +181,17 @@ auto ngram_index_step_(In<F> token_ids, In<F> num_tokens, In<F> sampled_token_id
 
 template <class F>
 void ngram_index_append_(In<F> token_ids, In<F> num_tokens, In<F> index, Optional<F> row_indices,
-                         Optional<F> slot_indices, int64_t min_n, int64_t max_n, int64_t match_policy) {
+                         Optional<F> slot_indices, int64_t min_n, int64_t max_n, int64_t match_policy, bool ladder,
+                         bool outcomes) {
   F call("ngram_index_append_");
   NgramIndexAppendParams p{};
   check_rows(call, p, token_ids, num_tokens, row_indices);
   call.ngram_range(min_n, max_n, match_policy);
-  p.index = check_index(call, index, slot_indices, p.batch, min_n, max_n);
+  call.index_span(min_n, max_n, match_policy, ladder);
+  if (outcomes && !ladder) call.fail("outcomes", "False without ladder", "True");
+  p.index = check_index(call, index, slot_indices, p.batch);
+  p.ladder = ladder;
+  p.outcomes = outcomes;
   p.min_n = min_n;
   p.max_n = max_n;
   p.match_policy = static_cast<int32_t>(match_policy);

@@ -189,12 +189,8 @@ void define_index_tools(py::module_& m) {
   m.attr("INDEX_HEADER_UNUSED_PAGE") = static_cast<int>(index::kHeaderUnusedPage);
   m.attr("INDEX_HEADER_PAGES_IN_USE") = static_cast<int>(index::kHeaderPagesInUse);
   m.def("index_words", ngram_npu_cpu_ngram_index_words, py::arg("num_slots"), py::arg("num_pages"));
-  m.def(
-      "index_pages",
-      [](int64_t tokens, int64_t num_slots, int64_t min_n, int64_t max_n, bool any_data) {
-        return ngram_npu_cpu_ngram_index_pages(tokens, num_slots, min_n, max_n, any_data);
-      },
-      py::arg("tokens"), py::arg("num_slots"), py::arg("min_n"), py::arg("max_n"), py::arg("any_data"));
+  m.def("index_pages", ngram_npu_cpu_ngram_index_pages, py::arg("tokens"), py::arg("num_slots"), py::arg("min_n"),
+        py::arg("max_n"), py::arg("any_data"), py::arg("ladder") = false, py::arg("outcomes") = false);
   m.def("index_init", index_init, py::arg("index"), py::arg("num_slots"));
   m.def("index_check", index_check, py::arg("index"));
   m.def("index_check_row", index_check_row, py::arg("index"), py::arg("slot"), py::arg("tokens"));

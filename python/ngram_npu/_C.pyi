@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 _Int32 = npt.NDArray[np.int32]
 _Int64 = npt.NDArray[np.int64]
+_UInt8 = npt.NDArray[np.uint8]
 _Index = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.bool_]
 
@@ -93,8 +94,13 @@ def ngram_index_propose_(
     overlap: bool = False,
     max_len: int = ...,
     workspace: _Int32 | None = None,
+    ladder: bool = False,
+    costs: _UInt8 | None = None,
+    cost_limit: int = 40,
+    draft_costs: _UInt8 | None = None,
 ) -> tuple[_Int32, _Int32, _Int32]:
-    """As ngram_propose, answered from index [W], which is written; slot_indices [B]."""
+    """As ngram_propose, answered from index [W], which is written; slot_indices [B]. With a ladder:
+    costs [16,32] uint8; draft_costs [B,k] uint8 is written."""
 
 def ngram_index_step_(
     token_ids: _Int32,
@@ -114,8 +120,13 @@ def ngram_index_step_(
     overlap: bool = False,
     max_len: int = ...,
     workspace: _Int32 | None = None,
+    ladder: bool = False,
+    costs: _UInt8 | None = None,
+    cost_limit: int = 40,
+    draft_costs: _UInt8 | None = None,
 ) -> tuple[_Int32, _Int32, _Int32, _Int32, _Int32]:
-    """As ngram_step_, answered from index [W], which is written; slot_indices [B]."""
+    """As ngram_step_, answered from index [W], which is written; slot_indices [B]; ladder,
+    costs and draft_costs as in ngram_index_propose_."""
 
 def ngram_index_append_(
     token_ids: _Int32,
@@ -127,6 +138,8 @@ def ngram_index_append_(
     min_n: int,
     max_n: int,
     match_policy: int = 0,
+    ladder: bool = False,
+    outcomes: bool = False,
 ) -> None:
     """token_ids [R,S], num_tokens [R], row_indices and slot_indices [B]; index [W] is written."""
 
@@ -145,7 +158,15 @@ def index_words(num_slots: int, num_pages: int) -> int:
     """Size in int32 words of an index with that many slots and pages; 0 where none can be so
     large."""
 
-def index_pages(tokens: int, num_slots: int, min_n: int, max_n: int, any_data: bool) -> int:
+def index_pages(
+    tokens: int,
+    num_slots: int,
+    min_n: int,
+    max_n: int,
+    any_data: bool,
+    ladder: bool = False,
+    outcomes: bool = False,
+) -> int:
     """Pages that ``tokens`` tokens in ``num_slots`` rows need: of text, or of any data at all."""
 
 def index_init(index: _Int32, num_slots: int) -> None:

@@ -49,7 +49,7 @@ class World:
     Slots of all layouts begin with the same words.
     """
 
-    SLOT_WORDS, GIVEN_UP = 32, 4
+    SLOT_WORDS, GIVEN_UP = 48, 4
 
     def __init__(
         self, num_rows: int, capacity: int, lookup: Lookup, num_slots: int, num_pages: int

@@ -12,7 +12,7 @@ from ngram_npu import _C, IntegrityError, NgramIndex
 
 Int32Array = npt.NDArray[np.int32]
 
-HEADER, SLOT = 64, 32
+HEADER, SLOT = 64, 48
 FREE_PAGE, PAGES_IN_USE = 4, 5
 LENGTH, DEPTH, PAGES, TAIL, ROOT = 1, 2, 3, 8, 16
 

@@ -83,10 +83,11 @@ def _wrong_backend(spec: OpSpec, fault: str) -> Backend:
 
 
 def _faults(spec: OpSpec) -> list[str]:
+    always = {name for name, kind in spec.arguments if not kind.endswith("?")}
     results = [] if spec.schema.endswith("-> ()") else ["value", "dtype", "shape", "missing"]
     return [
         *results,
-        *(["written"] if spec.written - spec.opaque - {"workspace"} else []),
+        *(["written"] if spec.written & always - spec.opaque else []),
         "unmarked",
         "outside",
     ]

@@ -35,6 +35,7 @@ class IndexMaker:
     """An empty index of so many slots and pages of 4 KiB."""
     append: Callable[..., Any]
     """``ngram_index_append_`` on numpy arrays."""
+    has_ladder: bool = False
 
 
 def _cpu_index(num_slots: int, num_pages: int) -> Array:
@@ -50,7 +51,7 @@ def gpu_index(num_slots: int, num_pages: int) -> Array:
     return index
 
 
-CPU_INDEXES = IndexMaker(_cpu_index, _C.ngram_index_append_)
+CPU_INDEXES = IndexMaker(_cpu_index, _C.ngram_index_append_, has_ladder=True)
 _maker = CPU_INDEXES
 
 
@@ -69,13 +70,42 @@ def fresh(num_slots: int, num_pages: int = 64) -> Array:
     return _maker.fresh(num_slots, num_pages)
 
 
+def has_ladder() -> bool:
+    return _maker.has_ladder
+
+
 def warm(
-    tokens: Array, lengths: Array, num_slots: int, min_n: int, max_n: int, policy: int, **size: Any
+    tokens: Array,
+    lengths: Array,
+    num_slots: int,
+    min_n: int,
+    max_n: int,
+    policy: int,
+    ladder: bool = False,
+    outcomes: bool = False,
+    **size: Any,
 ) -> Array:
     """One that has indexed those rows, row i in slot i."""
     index = fresh(num_slots, **size)
-    _maker.append(tokens, lengths, index, None, None, min_n, max_n, policy)
+    options = min_n, max_n, policy, ladder, outcomes
+    _maker.append(tokens, lengths, index, None, None, *options)
     return index
+
+
+NO_LADDER = {"ladder": False, "costs": None, "cost_limit": 40, "draft_costs": None}
+
+
+def ladder_lookups(rng: np.random.Generator, batch: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A ladder's arguments for a batch, with a label: without costs, with limits of all sizes."""
+    for overlap in (False, True):
+        lookup = {"min_n": 1, "max_n": 16, "match_policy": 1, "overlap": overlap, "ladder": True}
+        yield f"no-costs-{overlap}", {**lookup, "k": 6, "max_len": 2**63 - 1}
+        for limit, k, asked in ((0, 1, True), (40, 8, False), (75, 20, True), (16320, 64, True)):
+            table = rng.integers(0, 60, (16, 32)).astype(np.uint8)
+            table[rng.random(table.shape) < 0.2] = 0
+            out = in_buffer(rng.integers(0, 9, (batch, k)), gap=3, dtype=np.uint8)
+            costs = {"costs": table, "cost_limit": limit, "draft_costs": out if asked else None}
+            yield f"limit-{limit}-{overlap}", {**lookup, **costs, "k": k}
 
 
 def nonsense(rng: np.random.Generator, good: Array) -> Iterator[Array]:
@@ -92,6 +122,20 @@ def nonsense(rng: np.random.Generator, good: Array) -> Iterator[Array]:
     yield np.zeros(5000, np.int32)
     yield np.zeros(0, np.int32)
     yield good[:100].copy()
+
+
+LADDER = {"ladder": True, "min_n": 1, "max_n": 16, "match_policy": 1}
+_TABLE = np.zeros((16, 32), np.uint8)
+BAD: list[tuple[str, dict[str, Any], str, str]] = [
+    ("ladder's max_n", {"max_n": 8}, "expected 16 to 16, got 8", "max_n"),
+    ("ladder's policy", {"match_policy": 0}, "expected 1 to 1, got 0", "match_policy"),
+    ("costs' shape", {"costs": _TABLE[:, :31]}, r"shape \[16, 32\], got shape", "costs"),
+    ("costs' dtype", {"costs": _TABLE.astype(np.int32)}, "uint8, got int32", "costs"),
+    ("costs' stride", {"costs": np.zeros((16, 64), np.uint8)[:, :32]}, "contiguous", "costs"),
+    ("limit below 0", {"costs": _TABLE, "cost_limit": -1}, "0 to .*, got -1", "cost_limit"),
+    ("draft_costs alone", {"draft_costs": _TABLE}, "without costs", "draft_costs"),
+    ("draft_costs' shape", {"costs": _TABLE, "draft_costs": _TABLE.copy()}, "shape", "draft_costs"),
+]
 
 
 def indexed_spec(
@@ -113,9 +157,9 @@ def indexed_spec(
     """
     names = [argument for argument, _ in arguments_of(name)]
 
-    def call(args: Args, index: Array, slots: Array | None = None) -> Args:
+    def call(args: Args, index: Array, slots: Array | None = None, **ladder: Any) -> Args:
         values = dict(zip([n for n, _ in scan.arguments], args, strict=True))
-        values |= {"index": index, "slot_indices": slots}
+        values |= {"index": index, "slot_indices": slots, **NO_LADDER, **ladder}
         return tuple(values[argument] for argument in names)
 
     def within_span(args: Args) -> bool:
@@ -128,12 +172,12 @@ def indexed_spec(
     def num_rows(args: Args) -> int:
         return max(1, scan.get(args, "token_ids").shape[0])
 
-    def warm_for(args: Args, **size: Any) -> Array:
+    def warm_for(args: Args, ladder: bool = False, costs: Any = None, **size: Any) -> Array:
         tokens, lengths = scan.get(args, "token_ids"), scan.get(args, "num_tokens")
         behind = np.resize(np.array(missing, np.int32), len(lengths))
         known = np.where(lengths > behind, lengths - behind, lengths)
         options = [scan.get(args, n) for n in ("min_n", "max_n", "match_policy")]
-        return warm(tokens, known, num_rows(args), *options, **size)
+        return warm(tokens, known, num_rows(args), *options, ladder, costs is not None, **size)
 
     def samples(rng: np.random.Generator) -> Iterator[Sample]:
         for i, sample in enumerate(scan.samples(rng)):
@@ -152,6 +196,35 @@ def indexed_spec(
                 small = call(args, warm_for(args, num_pages=2))
                 yield Sample(f"no-memory-{sample.label}", small, compare)
         yield from slot_samples(rng)
+        if has_ladder():
+            yield from ladder_samples(rng)
+
+    def ladder_samples(rng: np.random.Generator) -> Iterator[Sample]:
+        lengths = in_buffer([50, 49, 17, 16, 15, 2, 1, 0, 50])
+        for kinds in (1, 2, 4):
+            tokens = in_buffer(random_rows(rng, 9, 60, kinds), gap=2)
+            for label, lookup in ladder_lookups(rng, 8):
+                plain = slot_call(rng, tokens, lengths, (1, False))
+                own = {n: lookup[n] for n in ("min_n", "max_n", "k", "match_policy", "overlap")}
+                args = scan.replace(plain, **own)
+                given = {n: lookup[n] for n in NO_LADDER if n in lookup}
+                index = {
+                    "cold": fresh(9),
+                    "warm": warm_for(args, True, given.get("costs")),
+                    "consecutive": warm_for(plain),
+                    "no-memory": warm_for(args, True, given.get("costs"), num_pages=3),
+                }
+                for state, words in index.items():
+                    # A row that is scanned knows no outcomes.
+                    same = state != "no-memory" or "costs" not in given
+                    name = f"ladder-{kinds}-{label}-{state}"
+                    yield Sample(name, call(args, words, **given), same)
+                slots = in_buffer(HOSTILE_INT32[:8])
+                hostile = call(args, index["warm"], slots, **given)
+                yield Sample(f"ladder-slots-{kinds}-{label}", hostile, "costs" not in given)
+                for i, words in enumerate(nonsense(rng, index["warm"])):
+                    wrong = call(args, words, **given)
+                    yield Sample(f"ladder-nonsense-{i}-{kinds}-{label}", wrong, compare=False)
 
     def slot_samples(rng: np.random.Generator) -> Iterator[Sample]:
         tokens = in_buffer(random_rows(rng, 9, 60, 2), gap=2)
@@ -199,6 +272,12 @@ def indexed_spec(
             *bad_calls,
             BadCall("span of 9", {"min_n": 2, "max_n": 10}, r"max_n <= 9 .*got 10", "max_n"),
             BadCall("slots", {"slot_indices": lambda a: a[:-1]}, "size 3, got", "slot_indices"),
+            BadCall("ladder's min_n", {"ladder": True}, "expected 1 to 1, got", "min_n"),
+            BadCall("costs alone", {"costs": np.zeros((16, 32), np.uint8)}, "None", "costs"),
+            *(
+                BadCall(label, {**LADDER, **change}, said, name)
+                for label, change, said, name in BAD
+            ),
         ),
         sizes=tuple(sizes),
         opaque=frozenset({"index"}),

@@ -17,6 +17,8 @@ def ngram_index_append_(
     min_n: int,
     max_n: int,
     match_policy: int = 0,
+    ladder: bool = False,
+    outcomes: bool = False,
 ) -> None:
     """Indexes the tokens that rows hold and their slots do not: prompts, or pieces of them.
 
@@ -26,7 +28,8 @@ def ngram_index_append_(
         index: [W] int32, made by :class:`ngram_npu.NgramIndex`; written.
         row_indices: [B] int32 or int64, batch position -> row; None: B = R, row i = i.
         slot_indices: [B] int32 or int64; None: the slot of a row is the row. No slot twice.
-        min_n, max_n, match_policy: what the steps will ask for; max_n - min_n is at most 7.
+        min_n, max_n, match_policy, ladder: what the steps will ask for.
+        outcomes: whether the steps will pass ``costs``.
 
     Raises:
         ValueError: a wrong argument, before anything is written.
@@ -40,6 +43,8 @@ def ngram_index_append_(
         min_n=min_n,
         max_n=max_n,
         match_policy=match_policy,
+        ladder=ladder,
+        outcomes=outcomes,
     )
 
 

@@ -30,6 +30,10 @@ def ngram_index_propose_(
     overlap: bool = False,
     max_len: int = UNLIMITED,
     workspace: torch.Tensor | None = None,
+    ladder: bool = False,
+    costs: torch.Tensor | None = None,
+    cost_limit: int = 40,
+    draft_costs: torch.Tensor | None = None,
 ) -> NgramProposeResult:
     """:func:`ngram_propose`, bit for bit, at a cost that hardly grows with the context.
 
@@ -38,6 +42,12 @@ def ngram_index_propose_(
             :class:`ngram_npu.DeviceNgramIndex`; written.
         slot_indices: [B] int32 or int64, the slot of the index that each request uses; None: the
             slot of a row is the row. No slot twice.
+        ladder: n-grams of 1, 2, 4, 8 and 16 tokens; min_n is then 1, max_n 16, match_policy 1. On
+            the CPU only.
+        costs: [16, 32] uint8, what a draft token costs in sixteenths of a bit, by the length of
+            its match and what became of earlier matches; with it a draft ends where its cost would
+            pass ``cost_limit``. Only with ``ladder``.
+        draft_costs: [B, k] uint8, written: the cost of each draft token, 255 where there is none.
         others: as in :func:`ngram_propose`; max_n - min_n is at most 7.
 
     Raises:
@@ -58,6 +68,10 @@ def ngram_index_propose_(
             overlap=overlap,
             max_len=max_len,
             workspace=workspace,
+            ladder=ladder,
+            costs=costs,
+            cost_limit=cost_limit,
+            draft_costs=draft_costs,
         )
     )
 

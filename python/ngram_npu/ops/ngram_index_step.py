@@ -32,6 +32,10 @@ def ngram_index_step_(
     overlap: bool = False,
     max_len: int = UNLIMITED,
     workspace: torch.Tensor | None = None,
+    ladder: bool = False,
+    costs: torch.Tensor | None = None,
+    cost_limit: int = 40,
+    draft_costs: torch.Tensor | None = None,
 ) -> NgramStepResult:
     """:func:`ngram_step_`, bit for bit, at a cost that hardly grows with the context.
 
@@ -40,6 +44,7 @@ def ngram_index_step_(
             :class:`ngram_npu.DeviceNgramIndex`; written.
         slot_indices: [B] int32 or int64, which slot of the index each request uses; None: the slot
             of a row is the row.
+        ladder, costs, cost_limit, draft_costs: as in :func:`ngram_index_propose_`.
         others: as in :func:`ngram_step_`; max_n - min_n is at most 7.
 
     Raises:
@@ -63,6 +68,10 @@ def ngram_index_step_(
             overlap=overlap,
             max_len=max_len,
             workspace=workspace,
+            ladder=ladder,
+            costs=costs,
+            cost_limit=cost_limit,
+            draft_costs=draft_costs,
         )
     )
 

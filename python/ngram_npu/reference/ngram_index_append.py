@@ -14,5 +14,7 @@ def ngram_index_append_(
     min_n: int,
     max_n: int,
     match_policy: int,
+    ladder: bool,
+    outcomes: bool,
 ) -> None:
     """token_ids [R,S], num_tokens [R], row_indices and slot_indices [B], index [W]; no results."""

@@ -1,11 +1,10 @@
-"""Reference of ``ngram_index_step_``: the rescan, whatever the index holds."""
+"""Reference of ``ngram_index_step_``: the rescan, or a ladder's draft."""
 
 from __future__ import annotations
 
-from typing import Any
-
+from ngram_npu.reference.ngram_index_propose import drafter
 from ngram_npu.reference.ngram_propose import Array
-from ngram_npu.reference.ngram_step import ngram_step_
+from ngram_npu.reference.ngram_step import append_and_draft
 
 
 def ngram_index_step_(
@@ -16,8 +15,23 @@ def ngram_index_step_(
     discard: Array | None,
     row_indices: Array | None,
     slot_indices: Array | None,
-    *others: Any,
+    advance: bool,
+    vocab_size: int,
+    min_n: int,
+    max_n: int,
+    k: int,
+    match_policy: int,
+    overlap: bool,
+    max_len: int,
+    workspace: Array | None,
+    ladder: bool,
+    costs: Array | None,
+    cost_limit: int,
+    draft_costs: Array | None,
 ) -> tuple[Array, Array, Array, Array, Array]:
     """As ``ngram_step_``; index [W] is left alone: what is kept in it is an implementation's own
     affair."""
-    return ngram_step_(token_ids, num_tokens, sampled_token_ids, discard, row_indices, *others)
+    lookup = (min_n, max_n, k, match_policy, overlap, max_len)
+    draft_of = drafter(*lookup, ladder, costs, cost_limit, draft_costs)
+    appended = (token_ids, num_tokens, sampled_token_ids, discard, row_indices)
+    return append_and_draft(*appended, advance, vocab_size, k, draft_of)

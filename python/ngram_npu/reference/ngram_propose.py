@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,25 @@ def ngram_propose(
 ) -> tuple[Array, Array, Array]:
     """token_ids [R,S], num_tokens [R], row_indices and num_sampled [B] ->
     draft_token_ids [B,k], num_draft_tokens [B], match_len [B]; all int32."""
+    return draft_rows(
+        token_ids,
+        num_tokens,
+        row_indices,
+        num_sampled,
+        k,
+        lambda _, tokens: draft_for(tokens, min_n, max_n, k, match_policy, overlap, max_len),
+    )
+
+
+def draft_rows(
+    token_ids: Array,
+    num_tokens: Array,
+    row_indices: Array | None,
+    num_sampled: Array | None,
+    k: int,
+    draft_of: Callable[[int, list[int]], tuple[list[int], int]],
+) -> tuple[Array, Array, Array]:
+    """The same with any drafter: from a batch position and its row, the draft and its match."""
     num_rows, capacity = token_ids.shape
     rows = list(range(num_rows)) if row_indices is None else [int(row) for row in row_indices]
     draft_token_ids = np.full((len(rows), k), -1, np.int32)
@@ -73,7 +93,7 @@ def ngram_propose(
         if not 2 <= length <= capacity:
             continue
         tokens = [int(token) for token in token_ids[row, :length]]
-        draft, best = draft_for(tokens, min_n, max_n, k, match_policy, overlap, max_len)
+        draft, best = draft_of(i, tokens)
         draft_token_ids[i, : len(draft)] = draft
         num_draft_tokens[i] = len(draft)
         match_len[i] = best

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import takewhile
 
 import numpy as np
@@ -28,6 +29,31 @@ def ngram_step_(
     """token_ids [R,S] and num_tokens [R] are written; sampled_token_ids [B,M], discard and
     row_indices [B] -> next_token_ids [B], num_sampled [B], draft_token_ids [B,k],
     num_draft_tokens [B], match_len [B]; all int32."""
+    return append_and_draft(
+        token_ids,
+        num_tokens,
+        sampled_token_ids,
+        discard,
+        row_indices,
+        advance,
+        vocab_size,
+        k,
+        lambda _, tokens: draft_for(tokens, min_n, max_n, k, match_policy, overlap, max_len),
+    )
+
+
+def append_and_draft(
+    token_ids: Array,
+    num_tokens: Array,
+    sampled_token_ids: Array,
+    discard: Array | None,
+    row_indices: Array | None,
+    advance: bool,
+    vocab_size: int,
+    k: int,
+    draft_of: Callable[[int, list[int]], tuple[list[int], int]],
+) -> tuple[Array, Array, Array, Array, Array]:
+    """The same with any drafter: from a batch position and its row, the draft and its match."""
     num_rows, capacity = token_ids.shape
     batch = sampled_token_ids.shape[0]
     next_token_ids = np.zeros(batch, np.int32)
@@ -55,7 +81,7 @@ def ngram_step_(
             num_tokens[row] = grown
         if valid and grown >= 2:
             tokens = [int(token) for token in token_ids[row, :grown]]
-            draft, best = draft_for(tokens, min_n, max_n, k, match_policy, overlap, max_len)
+            draft, best = draft_of(i, tokens)
             draft_token_ids[i, : len(draft)] = draft
             num_draft_tokens[i] = len(draft)
             match_len[i] = best

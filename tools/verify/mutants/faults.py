@@ -139,8 +139,8 @@ _of(
     {
         "each row has the call's budget": ("budget_ -= smaller(backlog, budget_);", "{}"),
         "a row indexed to its end asks the index": (
-            "if (done >= length) return scan_for",
-            "if (done > length) return scan_for",
+            "if (done >= length && !options_.ladder)",
+            "if (done > length && !options_.ladder)",
         ),
     },
 )

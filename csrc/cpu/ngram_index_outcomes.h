@@ -1,0 +1,87 @@
+// What a slot of the ladder keeps besides its table: a byte beside every token, in pages of the arena, and the
+// candidate that stands for the next token.
+#pragma once
+
+#include "core/ngram_ladder.h"
+#include "cpu/ngram_index_arena.h"
+
+namespace ngram_npu::cpu {
+namespace {
+
+using namespace index;
+
+class Outcomes {
+ public:
+  Outcomes(const Arena& arena, uint32_t slot_id) : arena_(arena), slot_(arena.slot(slot_id)), slot_id_(slot_id) {}
+
+  // The byte beside the token at `place`; 0 where none is kept.
+  uint8_t operator()(int64_t place) const {
+    const uint32_t number = static_cast<uint32_t>(place >> kOutcomePageBits);
+    return number < pages() ? *at(number, place) : 0;
+  }
+
+  // Writes a byte. Places come in order; false: no memory left.
+  bool put(uint32_t place, uint8_t outcome) {
+    const uint32_t number = place >> kOutcomePageBits;
+    if (number >= pages() && !grow()) return false;
+    *at(number, place) = outcome;
+    return true;
+  }
+
+  void prefetch(uint32_t place) const {
+    const uint32_t number = place >> kOutcomePageBits;
+    if (number < pages()) __builtin_prefetch(at(number, place));
+  }
+
+  // Of the next token of a row whose `length` tokens are indexed; nothing else it may hold leads outside the row.
+  Occurrence candidate(uint32_t length) const {
+    const uint32_t word = slot_[kSlotCandidate];
+    const int64_t len = smaller<int64_t>(word & 31u, kLadderMaxN), place = word >> 5;
+    return len > 0 && len <= place && place < length ? Occurrence{place - 1, len} : Occurrence{-1, 0};
+  }
+  void keep_candidate(Occurrence found) {
+    slot_[kSlotCandidate] = static_cast<uint32_t>((found.end + 1) << 5 | found.len);
+  }
+
+ private:
+  uint32_t pages() const { return smaller(slot_[kSlotOutcomePages], kMaxOutcomePages); }
+
+  uint8_t* at(uint32_t number, int64_t place) const {
+    uint8_t* bytes = reinterpret_cast<uint8_t*>(arena_.page(*outcome_page(arena_, slot_, pages(), number)));
+    return bytes + (place & ((1 << kOutcomePageBits) - 1));
+  }
+
+  bool grow() {
+    const uint32_t count = pages();
+    const uint32_t grown = count + 1;
+    if (grown > kMaxOutcomePages) return false;
+    const uint32_t page = allocate_page(arena_, slot_id_);
+    if (page == kNoPage) return false;
+    if (outcome_directories(grown) > outcome_directories(count)) {
+      const uint32_t directory = allocate_page(arena_, slot_id_);
+      if (directory == kNoPage) {
+        release_page(arena_, slot_id_, page);
+        return false;
+      }
+      // The first one takes over the pages of which the slot itself kept account.
+      uint32_t* root = slot_ + kSlotOutcomeRoot;
+      uint32_t* words = arena_.page(directory);
+      if (count == kRootOutcomePages) {
+        for (uint32_t i = 0; i < count; ++i) words[i] = root[i];
+      }
+      root[count == kRootOutcomePages ? 0 : count >> kDirPageDepth] = directory;
+      ++slot_[kSlotPages];
+    }
+    slot_[kSlotOutcomePages] = grown;
+    ++slot_[kSlotPages];
+    *outcome_page(arena_, slot_, grown, count) = page;
+    return true;
+  }
+
+  const Arena& arena_;
+  uint32_t* const slot_;
+  const uint32_t slot_id_;
+};
+
+}  // namespace
+}  // namespace ngram_npu::cpu
