@@ -56,6 +56,17 @@ class Workload:
         return int(self.token_ids.shape[1])
 
 
+def default_data(path: Path | None) -> Path:
+    """The folder given, else the recorded sets beside the repository.
+
+    Raises:
+        BenchError: they are not there.
+    """
+    if path is None and not _DEFAULT_DATA.is_dir():
+        raise BenchError("no recorded sets here: --data says where they are")
+    return path or _DEFAULT_DATA
+
+
 @functools.cache
 def load_corpus(path: Path | None) -> tuple[Int32Array, str]:
     """Recorded conversations as one run of tokens, and what it was made from (for the record,

@@ -58,6 +58,8 @@ class Walks:
         found: [N], whether there is a candidate.
         right: [N], how many leading draft tokens agree with the recording.
         remaining: [N], tokens from this place to the completion's end.
+        room: [N], tokens from the candidate's place to the row's end: a draft without overlap is
+            not longer.
     """
 
     match: IntArray
@@ -65,6 +67,7 @@ class Walks:
     found: npt.NDArray[np.bool_]
     right: IntArray
     remaining: IntArray
+    room: IntArray
 
     def reached(self) -> npt.NDArray[np.bool_]:
         """[N, K], where a draft token meets the recording after none that was wrong."""
@@ -104,7 +107,7 @@ def walks(
 
 def _walks_of(
     request: TokenRequest, sizes: Sequence[int], cap: int
-) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_], IntArray, IntArray]:
+) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_], IntArray, IntArray, IntArray]:
     tokens = request.tokens().astype(np.int64)
     q, m = candidates(tokens, sizes, cap)
     outcome = outcomes(tokens, q, m)
@@ -114,12 +117,13 @@ def _walks_of(
     x = np.concatenate([none, *(np.arange(start, end) for start, end in spans)])
     remaining = np.concatenate([none, *(np.arange(end - start, 0, -1) for start, end in spans)])
     j = np.arange(MAX_K)
-    places = q[x, None] + j % (x - q[x])[:, None]
+    room = x - q[x]
+    places = q[x, None] + j % room[:, None]
     drafted = tokens[places]
     truth = tokens[np.minimum(x[:, None] + j, len(tokens) - 1)]
     agrees = (drafted == truth) & (j < remaining[:, None]) & (m[x] > 0)[:, None]
     right = np.logical_and.accumulate(agrees, axis=1).sum(axis=1)
-    return np.minimum(m[x, None] + j, 15), outcome[places], m[x] > 0, right, remaining
+    return np.minimum(m[x, None] + j, 15), outcome[places], m[x] > 0, right, remaining, room
 
 
 def candidates(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tools.bench.ops.acceptance import Acceptance
+from tools.bench.ops.acceptance_ablation import AcceptanceAblation
 from tools.bench.ops.ascendc_model import AscendcModel
 from tools.bench.ops.async_host import AsyncHost
 from tools.bench.ops.base import Op
@@ -27,6 +29,8 @@ OPS: dict[str, Op] = {
         CorrectSpecState(),
         AsyncHost(),
         AscendcModel(),
+        Acceptance(),
+        AcceptanceAblation(),
     )
 }
 

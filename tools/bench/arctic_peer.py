@@ -1,0 +1,118 @@
+"""Suffix decoding as a peer: Arctic Inference's own C++, called directly, never copied.
+
+    python -m tools.bench.arctic_peer
+
+takes its source distribution from PyPI and compiles the suffix tree alone into build/arctic-peer,
+which git ignores: it is Snowflake's, and stays out of the repository. Needs cmake, ninja and a C++
+compiler.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from tools.bench.data import Int32Array
+from tools.bench.options import UnavailableError
+
+VERSION = "0.3.0"
+NANOBIND = "2.9.2"  # which that version asks for
+FOLDER = Path(__file__).resolve().parents[2] / "build" / "arctic-peer"
+DEPTH = 64
+"""Of a tree, and the longest context looked at: Arctic's default."""
+FACTOR, OFFSET, PROBABILITY = 1.0, 0.0, 0.1
+DETAIL = (
+    f"arctic-inference {VERSION}, a tree for each conversation, depth {DEPTH}, "
+    f"factor {FACTOR:g}, probability {PROBABILITY:g}"
+)
+
+
+def build() -> None:
+    """Everything below FOLDER."""
+    pip = [sys.executable, "-m", "pip"]
+    source = f"arctic-inference=={VERSION}"
+    fetch = ["download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", source]
+    _run(*pip, *fetch, "--dest", str(FOLDER))
+    _run(*pip, "install", "--target", str(FOLDER / "nanobind"), f"nanobind=={NANOBIND}")
+    with tarfile.open(FOLDER / f"arctic_inference-{VERSION}.tar.gz") as archive:
+        archive.extractall(FOLDER, filter="data")
+    suffix_tree = FOLDER / f"arctic_inference-{VERSION}" / "csrc" / "suffix_decoding"
+    out = str(FOLDER / "out")
+    python = f"-DPython_EXECUTABLE={sys.executable}"
+    _run("cmake", "-S", str(suffix_tree), "-B", out, "-G", "Ninja", python)
+    _run("cmake", "--build", out)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(FOLDER / "nanobind")})
+
+
+@functools.cache
+def suffix_tree() -> Any:
+    """Arctic's class SuffixTree.
+
+    Raises:
+        UnavailableError: it was not built.
+    """
+    found = sorted((FOLDER / "out").glob("_C.*"))
+    spec = importlib.util.spec_from_file_location("arctic._C", found[0]) if found else None
+    if spec is None or spec.loader is None:
+        raise UnavailableError("arctic-inference is not built: python -m tools.bench.arctic_peer")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.SuffixTree
+
+
+class SuffixDecoding:
+    """A proposer for `ngram_npu.replay.simulate`: a tree per row, which holds its conversation."""
+
+    def __init__(self, k: int) -> None:
+        self._k = k
+        self._new_tree = suffix_tree()
+        self._trees: dict[int, Any] = {}
+        self._held: dict[int, int] = {}
+
+    def reset(self, rows: Int32Array) -> None:
+        for row in rows.tolist():
+            self._trees[row] = self._new_tree(DEPTH)
+            self._held[row] = 0
+
+    def step(
+        self,
+        token_ids: Int32Array,
+        num_tokens: Int32Array,
+        sampled_token_ids: Int32Array,
+        row_indices: Int32Array | None = None,
+        advance: bool = True,
+    ) -> SimpleNamespace:
+        rows = range(len(token_ids)) if row_indices is None else row_indices.tolist()
+        drafts = np.full((len(sampled_token_ids), self._k), -1, np.int32)
+        counts = np.zeros(len(sampled_token_ids), np.int32)
+        for i, row in enumerate(rows):
+            new = sampled_token_ids[i][sampled_token_ids[i] >= 0]
+            start, end = int(num_tokens[row]), int(num_tokens[row]) + len(new)
+            token_ids[row, start:end] = new
+            num_tokens[row] = end
+            tree = self._trees[row]
+            tree.extend_ndarray(0, token_ids[row, self._held[row] : end])
+            self._held[row] = end
+            context = token_ids[row, max(0, end - DEPTH) : end]
+            draft = tree.speculate_ndarray(
+                context, self._k, FACTOR, OFFSET, PROBABILITY, False
+            ).token_ids
+            drafts[i, : len(draft)] = draft
+            counts[i] = len(draft)
+        return SimpleNamespace(draft_token_ids=drafts, num_draft_tokens=counts)
+
+
+if __name__ == "__main__":
+    build()

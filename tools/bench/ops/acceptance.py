@@ -1,0 +1,269 @@
+"""What drafting yields: tokens per step against drafted tokens per step, of ours and its peers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import geometric_mean
+from typing import Any
+
+import numpy as np
+from ngram_npu import NgramConfig, NgramProposer
+from ngram_npu.replay import Proposer, TokenRequest, simulate
+from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
+
+from tools.bench import arctic_peer
+from tools.bench.data import Workload, default_data
+from tools.bench.ops.base import Op, Result, Skipped
+from tools.bench.options import BenchError, Options
+from tools.drafts import recorded
+from tools.drafts.calibration import calibration
+from tools.drafts.simulator import Counts, IntArray, walks
+from tools.fit_costs import TABLE
+
+K = (8, 16)
+LIMITS = tuple(range(2, 102, 2))
+DEFAULT_LIMIT, HIGH_LIMIT = 40, 54
+VERIFYING = 0.05
+"""What a drafted token costs, in steps, in the speed-up."""
+REFERENCE = "arctic-local"
+
+Replayer = Callable[[int, int], Counts]
+"""Ours on some conversations: k and limit to what a replay comes to."""
+
+
+def costs_table() -> IntArray:
+    """[16, 32], the package's."""
+    return np.array(json.loads(TABLE.read_text(encoding="utf-8"))["row"], np.int64)
+
+
+def simulated(requests: Sequence[TokenRequest]) -> Replayer:
+    """Ours without its kernels."""
+    found, costs = walks(requests), costs_table()
+    return lambda k, limit: found.replay(found.lengths(costs, limit, k))
+
+
+def proposed(requests: Sequence[TokenRequest], proposer: Proposer, k: int) -> Counts:
+    """Anybody's drafts, by the package's own replay."""
+    figures = simulate("", requests, proposer, k=k, batch_size=32)
+    return Counts(figures.num_tokens, figures.num_steps, figures.num_draft_tokens)
+
+
+def _ngram(k: int) -> Callable[[Sequence[TokenRequest]], Counts]:
+    config = NgramConfig(min_n=2, max_n=5, k=k)
+    return lambda requests: proposed(requests, NgramProposer(config, "index"), k)
+
+
+def _arctic(k: int) -> Callable[[Sequence[TokenRequest]], Counts]:
+    return lambda requests: proposed(requests, arctic_peer.SuffixDecoding(k), k)
+
+
+PEERS: Mapping[str, Callable[[Sequence[TokenRequest]], Counts]] = {
+    "vllm-ngram-k5": _ngram(5),
+    "vllm-ngram-k8": _ngram(8),
+    REFERENCE: _arctic(8),
+}
+ENGINES: Mapping[str, Callable[[Sequence[TokenRequest]], Replayer]] = {"simulator": simulated}
+
+
+@dataclass(frozen=True)
+class Part:
+    """What was counted on a set, or on the odd half of it: peers by name; ours by k and limit."""
+
+    peers: dict[str, Counts]
+    ours: dict[tuple[int, int], Counts]
+
+    def __add__(self, other: Part) -> Part:
+        return Part(
+            {name: counts + other.peers[name] for name, counts in self.peers.items()},
+            {at: counts + other.ours[at] for at, counts in self.ours.items()},
+        )
+
+    def curve(self, k: int) -> list[Counts]:
+        return [self.ours[k, limit] for limit in LIMITS]
+
+
+def at_equal_drafts(curve: Sequence[Counts], drafted_per_step: float) -> tuple[float, float]:
+    """Tokens per step where a curve drafts so much, between two of its points in a straight line;
+    and where that is: the number of the point, and the share of the way to the next.
+
+    Raises:
+        BenchError: the curve does not reach there.
+    """
+    for i, (less, more) in enumerate(pairwise(curve)):
+        low, high = less.drafted_per_step, more.drafted_per_step
+        if low <= drafted_per_step < high:
+            way = (drafted_per_step - low) / (high - low)
+            gained = more.tokens_per_step - less.tokens_per_step
+            return less.tokens_per_step + way * gained, i + way
+    raise BenchError(f"no limit drafts {drafted_per_step:.2f} tokens a step")
+
+
+class Acceptance(Op):
+    name = "acceptance"
+    help = "tokens per step and drafted tokens per step of ours and peers on recorded sets"
+    sizes = ()
+    peers = tuple(PEERS)
+    engines = tuple(ENGINES)
+    unused_settings = frozenset({"config", "k", "match", "threads", "rounds", "device"})
+    assumptions: Mapping[str, Any] = {
+        "k": K,
+        "limits": f"{LIMITS[0]}, {LIMITS[1]}, ... {LIMITS[-1]} sixteenths of a bit, which a "
+        f"draft's costs do not pass; {DEFAULT_LIMIT}, the default, is a probability of "
+        f"{2 ** (-DEFAULT_LIMIT / 16):.3f}",
+        "at_equal_drafts": "tokens per step where ours drafts as many tokens a step as "
+        f"{REFERENCE}, in a straight line between two limits",
+        "dominates": f"more tokens per step and no more drafted tokens per step than {REFERENCE}",
+        "speedup": f"tokens per step / (1 + {VERIFYING:g} * drafted tokens per step), geometric "
+        "mean over the sets",
+        "odd": "the conversations that the costs were not fitted on (the first is number 0)",
+        "vllm-ngram": "n-grams of 2 to 5, the earliest, drafted by this project's operator",
+        REFERENCE: arctic_peer.DETAIL,
+        "target": "recorded completions stand for the target model; a conversation is one row",
+    }
+
+    def make(self, workload: Workload, options: Options) -> Any:
+        raise BenchError(f"{self.name}: counts tokens and times nothing")
+
+    def run(
+        self, options: Options, report: Callable[[Result], None]
+    ) -> tuple[list[Result], Skipped]:
+        engine = options.engine or self.engines[0]
+        if engine not in ENGINES:
+            raise BenchError(f"{self.name}: engine: expected one of {', '.join(ENGINES)}")
+        names = self.peers if options.peers is None else options.peers
+        if unknown := set(names) - set(PEERS):
+            raise BenchError(f"{self.name}: peer {unknown}: expected one of {', '.join(PEERS)}")
+        skipped: Skipped = {}
+        if REFERENCE in names:
+            with self.left_out(REFERENCE, skipped):
+                arctic_peer.suffix_tree()
+        peers = [name for name in names if name not in skipped]
+        data = recorded.load([default_data(options.data)], DEFAULT_TOKENIZER)
+        results: list[Result] = []
+        parts: dict[str, list[Part]] = {"whole": [], "odd": []}
+        for name, requests in data.sets.items():
+            even, odd = (
+                _part(requests[recorded.PARTS[half]], engine, peers) for half in ("even", "odd")
+            )
+            parts["whole"].append(even + odd)
+            parts["odd"].append(odd)
+            results.append(
+                {
+                    "set": name,
+                    "engine": engine,
+                    "conversations": len(requests),
+                    "whole": _figures(even + odd),
+                    "odd": _figures(odd),
+                    "whole_by_limit": _curve(even + odd, K[0]),
+                    "odd_calibration": calibration(
+                        walks(requests[recorded.PARTS["odd"]]), costs_table(), DEFAULT_LIMIT, K[0]
+                    ),
+                }
+            )
+            report(_shown(name, even + odd))
+        results.append(
+            {"set": "all", "engine": engine, **{part: _summary(of) for part, of in parts.items()}}
+        )
+        report({"size": "all", **_summary(parts["whole"])})
+        return results, skipped
+
+
+def _part(requests: Sequence[TokenRequest], engine: str, peers: Sequence[str]) -> Part:
+    ours = ENGINES[engine](requests)
+    return Part(
+        {name: PEERS[name](requests) for name in peers},
+        {(k, limit): ours(k, limit) for k in K for limit in LIMITS},
+    )
+
+
+def _figures(part: Part) -> dict[str, Any]:
+    found: dict[str, Any] = {"peers": {n: _of(counts) for n, counts in part.peers.items()}}
+    for k in K:
+        found[f"k{k}"] = {
+            f"limit_{limit}": _of(part.ours[k, limit]) for limit in (DEFAULT_LIMIT, HIGH_LIMIT)
+        }
+        if REFERENCE in part.peers:
+            found[f"k{k}"] |= _against(part.peers[REFERENCE], part, k)
+    return found
+
+
+def _curve(part: Part, k: int) -> dict[str, list[float]]:
+    """By limit, as `LIMITS` has them."""
+    curve = part.curve(k)
+    return {
+        "tokens_per_step": [round(of.tokens_per_step, 4) for of in curve],
+        "drafted_per_step": [round(of.drafted_per_step, 4) for of in curve],
+    }
+
+
+def _against(peer: Counts, part: Part, k: int) -> dict[str, Any]:
+    tokens, place = at_equal_drafts(part.curve(k), peer.drafted_per_step)
+    return {
+        "at_equal_drafts": {
+            "tokens_per_step": round(tokens, 4),
+            "ratio": round(tokens / peer.tokens_per_step, 5),
+            "limit": round(float(np.interp(place, np.arange(len(LIMITS)), LIMITS)), 1),
+        },
+        "dominates": _dominates(part.ours[k, DEFAULT_LIMIT], peer),
+    }
+
+
+def _dominates(ours: Counts, peer: Counts) -> bool:
+    return (
+        ours.tokens_per_step > peer.tokens_per_step
+        and ours.drafted_per_step <= peer.drafted_per_step
+    )
+
+
+def _summary(parts: Sequence[Part]) -> dict[str, Any]:
+    """Over all sets."""
+
+    def speedup(of: Callable[[Part], Counts]) -> float:
+        return round(geometric_mean(of(part).speedup(VERIFYING) for part in parts), 4)
+
+    found: dict[str, Any] = {
+        "sets": len(parts),
+        "speedup": {name: speedup(lambda p, n=name: p.peers[n]) for name in parts[0].peers},  # type: ignore[misc]
+    }
+    for k in K:
+        by_limit = {
+            limit: speedup(lambda p, at=(k, limit): p.ours[at])  # type: ignore[misc]
+            for limit in LIMITS
+        }
+        best = max(by_limit, key=lambda limit: by_limit[limit])
+        found[f"k{k}"] = {
+            "speedup": {f"limit_{limit}": by_limit[limit] for limit in (DEFAULT_LIMIT, HIGH_LIMIT)}
+            | {"best": by_limit[best], "best_limit": best}
+        }
+        if REFERENCE in parts[0].peers:
+            against = [_against(part.peers[REFERENCE], part, k) for part in parts]
+            ratios = [of["at_equal_drafts"]["ratio"] for of in against]
+            found[f"k{k}"] |= {
+                "sets_at_least_equal": sum(ratio >= 1 for ratio in ratios),
+                "least_ratio": min(ratios),
+                "mean_ratio": round(geometric_mean(ratios), 4),
+                "sets_dominated": sum(of["dominates"] for of in against),
+            }
+    return found
+
+
+def _of(counts: Counts) -> dict[str, float]:
+    return {
+        "tokens_per_step": round(counts.tokens_per_step, 4),
+        "drafted_per_step": round(counts.drafted_per_step, 4),
+    }
+
+
+def _shown(name: str, part: Part) -> Result:
+    ours = {f"ours, k {k}": part.ours[k, DEFAULT_LIMIT] for k in K}
+    figures = {
+        who: f"{of.tokens_per_step:.3f}/{of.drafted_per_step:.3f}"
+        for who, of in (part.peers | ours).items()
+    }
+    if REFERENCE in part.peers:
+        tokens, _ = at_equal_drafts(part.curve(K[0]), part.peers[REFERENCE].drafted_per_step)
+        figures["ours at equal drafts"] = f"{tokens:.3f}"
+    return {"size": name, **figures}
