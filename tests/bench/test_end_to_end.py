@@ -1,0 +1,126 @@
+"""The end-to-end measurement with stand-ins for the engines."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tools.bench.__main__ import main
+from tools.bench.ops import vllm_end_to_end
+from tools.bench.ops.vllm_end_to_end import (
+    CONTESTANTS,
+    OUTPUT_TOKENS,
+    EngineProcess,
+    VllmEndToEnd,
+    prompts_of,
+)
+from tools.bench.options import BenchError, Size
+
+CORPUS = list(range(5000))
+SECONDS = {"ours": 1.0, "no-speculation": 4.0, "vllm-ngram": 2.0, "ours-async": 0.5}
+
+
+@pytest.fixture
+def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Who ran, one after the other; `ours-async` gives one request another text."""
+    ran: list[str] = []
+
+    class Engine:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def run(self, prompts: list[list[int]]) -> dict[str, Any]:
+            ran.append(self.name)
+            texts = [[prompt[-1]] for prompt in prompts]
+            if self.name == "ours-async":
+                texts[0] = [-1]
+            drafts = 0 if self.name == "no-speculation" else 10
+            return {
+                "seconds": SECONDS[self.name],
+                "token_ids": texts,
+                "vllm:spec_decode_num_drafts": drafts,
+                "vllm:spec_decode_num_draft_tokens": 4 * drafts,
+                "vllm:spec_decode_num_accepted_tokens": 3 * drafts,
+            }
+
+    @contextmanager
+    def started(self: VllmEndToEnd, name: str, *_: Any) -> Iterator[Engine]:
+        yield Engine(name)
+
+    monkeypatch.setattr(VllmEndToEnd, "prepared", lambda self: (Path(), CORPUS))
+    monkeypatch.setattr(VllmEndToEnd, "started", started)
+    return ran
+
+
+def test_rounds_ratios_and_texts(order: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    command = ["vllm-end-to-end", "--sizes", "3x1k", "--rounds", "2", "--json", str(file)]
+    assert main(command) == 0
+    names = list(CONTESTANTS)
+    assert order == [*names, *names, *names[1:], names[0]]
+    found = json.loads(file.read_text())
+    (result,) = found["results"]
+    speeds = {name: of["median"] for name, of in result["tokens_per_second"].items()}
+    assert speeds == {name: 3 * OUTPUT_TOKENS / seconds for name, seconds in SECONDS.items()}
+    assert {name: of["median"] for name, of in result["ratio"].items()} == {
+        "ours over no-speculation": 4,
+        "ours over vllm-ngram": 2,
+        "ours-async over no-speculation": 8,
+        "ours-async over vllm-ngram": 4,
+    }
+    assert "no-speculation" not in result["drafts"]
+    assert result["drafts"]["ours"] == {"tokens_per_draft": 4, "accepted_per_draft": 3}
+    assert result["requests_with_other_text"] == {
+        "ours": 0,
+        "no-speculation": 0,
+        "vllm-ngram": 0,
+        "ours-async": 1,
+    }
+    assert "threads" not in found["settings"]
+
+
+@pytest.mark.parametrize("wrong", [["--peer", "read"], ["--sizes", "1x16k"]])
+def test_what_cannot_be_measured_is_refused(order: list[str], wrong: list[str]) -> None:
+    assert main(["vllm-end-to-end", *wrong]) == 2
+    assert order == []
+
+
+def test_without_vllm_it_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(vllm_end_to_end, "_vllm", lambda: "")
+    assert main(["vllm-end-to-end"]) == 2
+    assert "vLLM is not installed" in capsys.readouterr().err
+
+
+def test_prompts_share_all_but_their_end() -> None:
+    first, second = prompts_of(Size(2, 1024), CORPUS)
+    assert len(first) == len(second) == 1024
+    assert first[:512] == second[:512]
+    assert first[512:] != second[512:]
+    assert [len(prompt) for prompt in prompts_of(Size(3, 100), CORPUS)] == [100] * 3
+
+
+ANSWERS = """
+import json, sys
+print(json.dumps({"ready": True}), flush=True)
+for line in sys.stdin:
+    print(json.dumps({"prompts": len(json.loads(line)["prompts"])}), flush=True)
+"""
+
+
+def test_an_engine_process_answers_and_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(vllm_end_to_end, "_openmp", lambda: "")
+    engine = EngineProcess([sys.executable, "-c", ANSWERS], {}, tmp_path / "log")
+    assert engine.run([[1], [2]]) == {"prompts": 2}
+    engine.stop()
+    with pytest.raises(BenchError, match="the engine ended:\nno vLLM"):
+        EngineProcess([sys.executable, "-c", "import sys; sys.exit('no vLLM')"], {}, tmp_path / "l")

