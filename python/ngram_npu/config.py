@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import math
 import operator
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from ngram_npu import _C
 
@@ -26,6 +33,17 @@ ANY_TOKEN = 2**31 - 1
 MATCH_POLICY_CODES = {"earliest": 0, "latest": 1}
 
 
+LADDER_MAX_N = 16
+
+
+@functools.cache
+def default_costs() -> npt.NDArray[np.uint8]:
+    """[16, 32], what draft tokens cost in sixteenths of a bit: fitted from recorded conversations
+    (``python -m tools.fit_costs``; costs.json says from which)."""
+    text = resources.files("ngram_npu").joinpath("costs.json").read_text(encoding="utf-8")
+    return _as_costs(json.loads(text)["row"])
+
+
 @dataclass(frozen=True, init=False)
 class NgramConfig:
     """How a proposer looks up and drafts.
@@ -39,6 +57,15 @@ class NgramConfig:
         overlap: whether a draft that reaches the row's end continues into itself.
         max_len: no request drafts past this many tokens (vLLM's ``max_model_len``); None: no limit.
         vocab_size: sampled ids at or above it are invalid; None: ids up to 2**31 - 2 are valid.
+        sizes: ``"consecutive"``, n-grams of min_n to max_n tokens; or ``"ladder"``, of 1, 2, 4, 8
+            and 16 tokens: on the CPU and from an index only. ``min_n`` is then 1, ``max_n`` 16,
+            ``match_policy`` latest, and ``overlap`` on unless it is given.
+        min_draft_probability: with a ladder, the least probability of being accepted as a whole
+            that is worth drafting, in (0, 1]: drafts are then as long as they deserve, k at most.
+            It is worth about ``c * tokens / (1 + c * drafted)``, where c is what verifying one
+            more token costs in steps; 0.177 serves c = 0.05. None: k tokens.
+        costs: [16, 32] uint8 as nested tuples, what a draft token costs (docs/ops/
+            ngram_index_propose.md), in place of the fitted ones; any such matrix is taken.
 
     vLLM's names ``prompt_lookup_min``, ``prompt_lookup_max`` and ``num_speculative_tokens`` are
     accepted for ``min_n``, ``max_n`` and ``k``; of the two bounds, one that is missing is then the
@@ -56,6 +83,9 @@ class NgramConfig:
     overlap: bool
     max_len: int | None
     vocab_size: int | None
+    sizes: Literal["consecutive", "ladder"]
+    min_draft_probability: float | None
+    costs: tuple[tuple[int, ...], ...] | None
 
     def __init__(
         self,
@@ -63,10 +93,13 @@ class NgramConfig:
         min_n: int | None = None,
         max_n: int | None = None,
         k: int | None = None,
-        match_policy: Literal["earliest", "latest"] = "earliest",
-        overlap: bool = False,
+        match_policy: Literal["earliest", "latest"] | None = None,
+        overlap: bool | None = None,
         max_len: int | None = None,
         vocab_size: int | None = None,
+        sizes: Literal["consecutive", "ladder"] = "consecutive",
+        min_draft_probability: float | None = None,
+        costs: Any = None,
         prompt_lookup_min: int | None = None,
         prompt_lookup_max: int | None = None,
         num_speculative_tokens: int | None = None,
@@ -76,15 +109,21 @@ class NgramConfig:
         draft = _one_of("k", k, "num_speculative_tokens", num_speculative_tokens)
         if prompt_lookup_min is not None or prompt_lookup_max is not None:
             low, high = (high if low is None else low), (low if high is None else high)
+        if sizes == "ladder":
+            low, high = 1 if low is None else low, LADDER_MAX_N if high is None else high
         high = 5 if high is None else high
+        others = ("earliest", False, 5) if sizes != "ladder" else ("latest", True, 8)
         values = {
             "min_n": min(2, high) if low is None and hasattr(high, "__index__") else low,
             "max_n": high,
-            "k": 5 if draft is None else draft,
-            "match_policy": match_policy,
-            "overlap": overlap,
+            "k": others[2] if draft is None else draft,
+            "match_policy": others[0] if match_policy is None else match_policy,
+            "overlap": others[1] if overlap is None else overlap,
             "max_len": max_len,
             "vocab_size": vocab_size,
+            "sizes": sizes,
+            "min_draft_probability": min_draft_probability,
+            "costs": None if costs is None else tuple(map(tuple, _as_costs(costs).tolist())),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -111,6 +150,49 @@ class NgramConfig:
         for name in ("max_len", "vocab_size"):
             if getattr(self, name) is not None:
                 _check_range(name, getattr(self, name), 0, UNLIMITED)
+        if self.sizes not in ("consecutive", "ladder"):
+            raise ValueError(
+                f"NgramConfig: sizes: expected 'consecutive' or 'ladder', got {self.sizes!r}"
+            )
+        self._validate_ladder()
+
+    def _validate_ladder(self) -> None:
+        expected: dict[str, Any] = {"min_draft_probability": None, "costs": None}
+        if self.is_ladder:
+            expected = {"min_n": 1, "max_n": LADDER_MAX_N, "match_policy": "latest"}
+        for name, value in expected.items():
+            if (got := getattr(self, name)) != value:
+                raise ValueError(
+                    f"NgramConfig: {name}: expected {value!r} with sizes={self.sizes!r}, "
+                    f"got {got!r}"
+                )
+        least = self.min_draft_probability
+        if least is None:
+            if self.costs is not None:
+                raise ValueError("NgramConfig: costs: expected None without min_draft_probability")
+        elif isinstance(least, bool) or not isinstance(least, (int, float)):
+            raise TypeError(f"NgramConfig: min_draft_probability: expected float, got {least!r}")
+        elif not 0 < least <= 1:
+            raise ValueError(
+                f"NgramConfig: min_draft_probability: expected above 0, at most 1, got {least}"
+            )
+
+    @property
+    def is_ladder(self) -> bool:
+        return self.sizes == "ladder"
+
+    @property
+    def cost_limit(self) -> int | None:
+        """``min_draft_probability`` in sixteenths of a bit, as the operators take it."""
+        least = self.min_draft_probability
+        return None if least is None else round(-16 * math.log2(least))
+
+    @property
+    def cost_table(self) -> npt.NDArray[np.uint8] | None:
+        """[16, 32], the table in force; None where drafts have k tokens."""
+        if self.min_draft_probability is None:
+            return None
+        return default_costs() if self.costs is None else _as_costs(self.costs)
 
     @property
     def match_policy_code(self) -> int:
@@ -120,12 +202,12 @@ class NgramConfig:
     @property
     def fits_index(self) -> bool:
         """Whether an index holds n-grams of all the lengths asked for."""
-        return self.max_n - self.min_n < MAX_INDEX_SPAN
+        return self.is_ladder or self.max_n - self.min_n < MAX_INDEX_SPAN
 
     @property
     def lookup_arguments(self) -> dict[str, Any]:
-        """What every lookup operator takes by keyword. Those that have their default are left out:
-        each one passed takes time."""
+        """What a lookup operator takes by keyword, but for the costs: some take a tensor, some an
+        array. Those that have their default are left out: each one passed takes time."""
         arguments: dict[str, Any] = {"min_n": self.min_n, "max_n": self.max_n, "k": self.k}
         if self.match_policy_code:
             arguments["match_policy"] = self.match_policy_code
@@ -133,6 +215,10 @@ class NgramConfig:
             arguments["overlap"] = True
         if self.max_len is not None:
             arguments["max_len"] = self.max_len
+        if self.is_ladder:
+            arguments["ladder"] = True
+        if self.cost_limit is not None:
+            arguments["cost_limit"] = self.cost_limit
         return arguments
 
     @property
@@ -142,6 +228,23 @@ class NgramConfig:
     @property
     def vocab_size_or_unlimited(self) -> int:
         return ANY_TOKEN if self.vocab_size is None else self.vocab_size
+
+
+def _as_costs(costs: Any) -> npt.NDArray[np.uint8]:
+    """A table of costs, which nobody writes to."""
+    table = np.array(costs)
+    if (
+        table.shape != (16, 32)
+        or table.dtype.kind not in "iu"
+        or not ((table >= 0) & (table < 256)).all()
+    ):
+        raise ValueError(
+            "NgramConfig: costs: expected 16 rows of 32 integers of 0 to 255, got "
+            f"{table.dtype} of shape {list(table.shape)}"
+        )
+    table = table.astype(np.uint8)
+    table.flags.writeable = False
+    return table
 
 
 def _one_of(name: str, value: int | None, alias: str, aliased: int | None) -> int | None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ngram_npu import _C, _library
-from ngram_npu.config import MAX_INDEX_SPAN, MAX_NGRAM, UNLIMITED
+from ngram_npu.config import LADDER_MAX_N, MAX_INDEX_SPAN, MAX_NGRAM, UNLIMITED, NgramConfig
 
 _TORCH_ABSENCE = _library.torch_absence()
 Int32Array = npt.NDArray[np.int32]
@@ -79,7 +79,15 @@ class _Index(ABC):
     tensor: Any
     """[W] int32, what the operators take as ``index``."""
 
-    def __init__(self, num_slots: int, token_capacity: int, min_n: int, max_n: int) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        token_capacity: int,
+        min_n: int,
+        max_n: int,
+        ladder: bool = False,
+        outcomes: bool = False,
+    ) -> None:
         name = type(self).__name__
         if num_slots < 1:
             raise ValueError(f"{name}: num_slots: expected at least 1, got {num_slots}")
@@ -87,13 +95,19 @@ class _Index(ABC):
             raise ValueError(f"{name}: token_capacity: expected >= 0, got {token_capacity}")
         if token_capacity > UNLIMITED:
             raise ValueError(f"{name}: token_capacity: too large, got {token_capacity}")
-        if not 1 <= min_n <= max_n < min_n + MAX_INDEX_SPAN or max_n > MAX_NGRAM:
+        if ladder and (min_n, max_n) != (1, LADDER_MAX_N):
+            raise ValueError(
+                f"{name}: min_n, max_n: expected 1, {LADDER_MAX_N} with sizes='ladder', got "
+                f"{min_n}, {max_n}"
+            )
+        if not ladder and (not 1 <= min_n <= max_n < min_n + MAX_INDEX_SPAN or max_n > MAX_NGRAM):
             raise ValueError(
                 f"{name}: min_n, max_n: expected 1 <= min_n <= max_n <= min_n + 7, max_n <= "
                 f"{MAX_NGRAM}, got {min_n}, {max_n}"
             )
         self.num_slots = num_slots
         self.min_n, self.max_n = min_n, max_n
+        self._ladder, self._outcomes = ladder, outcomes
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise TypeError(
@@ -126,6 +140,7 @@ class _Index(ABC):
         slot_indices: Any = None,
     ) -> None:
         """Indexes what rows hold and their slots do not yet: prompts, in one piece or in several.
+        ``match_policy`` is a ladder's whatever is passed.
 
         Without it a step does the same, a bounded number of tokens at a time, and scans meanwhile.
         Shapes as in ``ngram_index_append_``; no slot twice.
@@ -146,7 +161,9 @@ class _Index(ABC):
             slot_indices=slot_indices,
             min_n=self.min_n,
             max_n=self.max_n,
-            match_policy=match_policy,
+            match_policy=1 if self._ladder else match_policy,
+            ladder=self._ladder,
+            outcomes=self._outcomes,
         )
 
     def check_integrity(self, rows: dict[int, Int32Array] | None = None) -> None:
@@ -183,7 +200,9 @@ class NgramIndex(_Index):
         num_slots: requests that may be indexed at once; at most 2**28.
         token_capacity: tokens they may hold together.
         min_n, max_n: the range the steps will ask for; max_n is at most 64, max_n - min_n at
-            most 7.
+            most 7. Of a ladder 1 and 16.
+        sizes: ``"consecutive"`` or ``"ladder"``, as the steps will ask.
+        outcomes: of a ladder, whether the steps will pass costs; a byte more for every token.
         kind: ``"numpy"`` or ``"torch"`` (a CPU tensor over the same memory).
         any_data: size for the worst data there is instead of for text.
         prefault: touch all memory now; a first touch later costs a step about a microsecond a page.
@@ -199,14 +218,23 @@ class NgramIndex(_Index):
         *,
         min_n: int,
         max_n: int,
+        sizes: Literal["consecutive", "ladder"] = "consecutive",
+        outcomes: bool = False,
         kind: Literal["numpy", "torch"] = "numpy",
         any_data: bool = False,
         prefault: bool = False,
     ) -> None:
-        super().__init__(num_slots, token_capacity, min_n, max_n)
+        if sizes not in ("consecutive", "ladder"):
+            raise ValueError(
+                f"NgramIndex: sizes: expected 'consecutive' or 'ladder', got {sizes!r}"
+            )
+        ladder = sizes == "ladder"
+        if outcomes and not ladder:
+            raise ValueError("NgramIndex: outcomes: expected False without sizes='ladder'")
+        super().__init__(num_slots, token_capacity, min_n, max_n, ladder, outcomes)
         if num_slots > _C.INDEX_MAX_SLOTS:
             raise ValueError(f"NgramIndex: num_slots: expected at most 2**28, got {num_slots}")
-        pages = _C.index_pages(token_capacity, num_slots, min_n, max_n, any_data)
+        pages = _C.index_pages(token_capacity, num_slots, min_n, max_n, any_data, ladder, outcomes)
         words = _C.index_words(num_slots, pages)
         if words == 0:
             raise ValueError(f"NgramIndex: token_capacity: too large, got {token_capacity}")
@@ -307,6 +335,44 @@ class DeviceNgramIndex(_Index):
 
     def _check_row(self, words: Int32Array, slot: int, tokens: Int32Array) -> int:
         return _C.device_index_check_row(words, slot, tokens)
+
+
+def make_index(
+    config: NgramConfig, num_slots: int, token_capacity: int, *, kind: str, device: Any = None
+) -> NgramIndex | DeviceNgramIndex:
+    """The index that ``config`` asks for.
+
+    Args:
+        kind: ``"numpy"`` or ``"torch"``.
+        device: a torch device; None: the CPU.
+
+    Raises:
+        ValueError: a size out of bounds; a ladder on a device that has none.
+    """
+    low, high = config.min_n, config.max_n
+    if device is not None and device.type != "cpu":
+        if config.is_ladder:
+            raise ValueError(
+                f"NgramConfig: sizes: expected 'consecutive' on {device.type}, got 'ladder'"
+            )
+        return DeviceNgramIndex(num_slots, token_capacity, min_n=low, max_n=high, device=device)
+    return NgramIndex(
+        num_slots,
+        token_capacity,
+        min_n=low,
+        max_n=high,
+        sizes=config.sizes,
+        outcomes=config.cost_limit is not None,
+        kind="torch" if kind == "torch" else "numpy",
+    )
+
+
+def cost_table(config: NgramConfig, like: Any) -> Any:
+    """:attr:`NgramConfig.cost_table` as an array, or as a tensor where ``like`` is one."""
+    table = config.cost_table
+    if table is None or not is_tensor(like):
+        return table
+    return sys.modules["torch"].from_numpy(table.copy())
 
 
 def operators_for(op: str, /, **arguments: Any) -> Any:

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from ngram_npu.config import MAX_INDEX_SPAN, SHORT_ROW, NgramConfig
-from ngram_npu.index import DeviceNgramIndex, NgramIndex, is_tensor, operators_for
+from ngram_npu.config import SHORT_ROW, NgramConfig
+from ngram_npu.index import (
+    DeviceNgramIndex,
+    NgramIndex,
+    cost_table,
+    is_tensor,
+    make_index,
+    operators_for,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -83,7 +90,7 @@ class NgramProposer:
             config: what to look for.
             engine: ``"index"``, ``"scan"``, or ``"auto"``: the index unless ``max_n - min_n``
                 exceeds 7, the buffer's rows are too short for it to pay, or they are on a GPU,
-                where it has not been measured yet.
+                where it has not been measured yet. A ladder has the index only, on the CPU.
             num_slots: slots of the index; None: the rows of the first call's buffer. Rows without
                 a slot are scanned; the first such call warns.
             token_capacity: tokens that all slots may hold together (a KV cache's capacity); None:
@@ -102,19 +109,23 @@ class NgramProposer:
         for name, size in (("num_slots", num_slots), ("token_capacity", token_capacity)):
             if size is not None and not hasattr(size, "__index__"):
                 raise TypeError(f"NgramProposer: {name}: expected int or None, got {size!r}")
-        span = config.max_n - config.min_n + 1
-        if engine == "index" and span > MAX_INDEX_SPAN:
+        if engine == "scan" and config.is_ladder:
+            raise ValueError(
+                "NgramProposer: engine: expected 'index' or 'auto' with sizes='ladder', got 'scan'"
+            )
+        if engine == "index" and not config.fits_index:
             raise ValueError(
                 "NgramProposer: engine: expected max_n - min_n <= 7 for 'index', "
                 f"got {config.min_n} to {config.max_n}"
             )
         self.config = config
-        self.engine = "scan" if span > MAX_INDEX_SPAN else engine
+        self.engine = "index" if config.is_ladder else engine if config.fits_index else "scan"
         self.index: NgramIndex | DeviceNgramIndex | None = None
         """Made by the first call that uses it: outside a compiled function."""
         self._num_slots, self._token_capacity = num_slots, token_capacity
         self._warned = False
         self._lookup = config.lookup_arguments
+        self._costs: Any = None  # of the index's kind, made by the first call
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "index": None, "_warned": False}
@@ -128,6 +139,7 @@ class NgramProposer:
         num_sampled: ArrayT | None = None,
         slot_indices: ArrayT | None = None,
         workspace: ArrayT | None = None,
+        draft_costs: ArrayT | None = None,
     ) -> Drafts[ArrayT]:
         """Drafts for each request as its row stands: for a runner that appends by itself.
 
@@ -142,6 +154,8 @@ class NgramProposer:
             num_sampled: [B], tokens that the step sampled; requests with none draft nothing.
             slot_indices: [B], the index slot of each request; None: that of its row.
             workspace: for device tensors; the CPU ignores it.
+            draft_costs: [B, k] uint8, written: each draft token's cost in sixteenths of a bit, 255
+                where there is none. With a ``min_draft_probability``.
 
         Raises:
             ValueError: an argument of the wrong dtype, device, shape or stride.
@@ -158,14 +172,21 @@ class NgramProposer:
             index=None if index is None else index.tensor,
             slot_indices=slot_indices,
             workspace=workspace,
+            draft_costs=draft_costs,
         )
         arguments = self._lookup | _given(
             row_indices=row_indices, num_sampled=num_sampled, workspace=workspace
         )
         if index is None:
+            _refuse_costs("ngram_propose", draft_costs)
             return Drafts(*ops.ngram_propose(token_ids, num_tokens, **arguments))
         found = ops.ngram_index_propose_(
-            token_ids, num_tokens, index.tensor, slot_indices=slot_indices, **arguments
+            token_ids,
+            num_tokens,
+            index.tensor,
+            slot_indices=slot_indices,
+            **arguments,
+            **self._cost_arguments(index, draft_costs),
         )
         all_rows = row_indices is None and slot_indices is None
         self._keep(index, len(token_ids) if all_rows else 0)
@@ -182,6 +203,7 @@ class NgramProposer:
         slot_indices: ArrayT | None = None,
         advance: bool = True,
         workspace: ArrayT | None = None,
+        draft_costs: ArrayT | None = None,
     ) -> StepResult[ArrayT]:
         """Appends what was sampled to the rows, then drafts from the grown rows.
 
@@ -195,6 +217,8 @@ class NgramProposer:
             advance: add the appended tokens to ``num_tokens``; False for a runner that owns its
                 lengths.
             workspace: for device tensors; the CPU ignores it.
+            draft_costs: [B, k] uint8, written: each draft token's cost in sixteenths of a bit, 255
+                where there is none. With a ``min_draft_probability``.
 
         Raises:
             ValueError: an argument of the wrong dtype, device, shape or stride; nothing is written.
@@ -210,6 +234,7 @@ class NgramProposer:
             index=None if index is None else index.tensor,
             slot_indices=slot_indices,
             workspace=workspace,
+            draft_costs=draft_costs,
         )
         arguments = self._lookup | _given(
             discard=discard,
@@ -219,6 +244,7 @@ class NgramProposer:
             workspace=workspace,
         )
         if index is None:
+            _refuse_costs("ngram_step_", draft_costs)
             return StepResult(
                 *ops.ngram_step_(token_ids, num_tokens, sampled_token_ids, **arguments)
             )
@@ -229,6 +255,7 @@ class NgramProposer:
             index.tensor,
             slot_indices=slot_indices,
             **arguments,
+            **self._cost_arguments(index, draft_costs),
         )
         # The host does not read which rows they are: then nobody can warn.
         all_rows = row_indices is None and slot_indices is None
@@ -283,10 +310,15 @@ class NgramProposer:
             return None
         tokens = rows * capacity if self._token_capacity is None else self._token_capacity
         slots = max(1, rows) if self._num_slots is None else self._num_slots
-        low, high = self.config.min_n, self.config.max_n
-        if on_device:
-            return DeviceNgramIndex(slots, tokens, min_n=low, max_n=high, device=token_ids.device)
-        return NgramIndex(slots, tokens, min_n=low, max_n=high, kind=kind)
+        device = token_ids.device if on_device else None
+        return make_index(self.config, slots, tokens, kind=kind, device=device)
+
+    def _cost_arguments(
+        self, index: NgramIndex | DeviceNgramIndex, draft_costs: Any
+    ) -> dict[str, Any]:
+        if self._costs is None and self.config.cost_limit is not None:
+            self._costs = cost_table(self.config, index.tensor)
+        return _given(costs=self._costs, draft_costs=draft_costs)
 
     def _keep(self, index: NgramIndex | DeviceNgramIndex, rows: int) -> None:
         """After the operator: a call that it refuses keeps no index."""
@@ -298,6 +330,11 @@ class NgramProposer:
                 "Pass num_slots to the proposer, or slot_indices to each call",
                 stacklevel=3,
             )
+
+
+def _refuse_costs(op: str, draft_costs: Any) -> None:
+    if draft_costs is not None:
+        raise ValueError(f"{op}: draft_costs: expected None without sizes='ladder', got a tensor")
 
 
 def _given(**arguments: Any) -> dict[str, Any]:
