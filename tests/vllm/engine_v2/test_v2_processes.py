@@ -76,6 +76,7 @@ def test_spawned_workers_have_it_by_its_entry_point(started: Started, runs: Runs
     assert "engine=index" in line
     assert "not enabled" not in log
     assert "Batch queue is enabled with size 2" in log
+    assert log.count("ngram_npu acceptance: by match length ") == 1  # as the worker ended
 
 
 def test_without_a_fault_nothing_is_noticed(started: Started, runs: Runs) -> None:

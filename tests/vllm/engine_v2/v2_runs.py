@@ -159,7 +159,7 @@ def run(model: Path, method: Method, first: int = 20) -> Run:
         result.accepted = int(values.get("vllm:spec_decode_num_accepted_tokens", 0))
         if getattr(runner.speculator, "_stats", None) is not None:
             tokens = runner.speculator._stats._stats._tally.verdicts.take()
-            result.counted = tokens[0].sum(), tokens[1].sum()
+            result.counted = int(tokens[0].sum()), int(tokens[1].sum())
         del llm, core, runner
         gc.collect()
     finally:
