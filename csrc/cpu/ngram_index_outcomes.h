@@ -20,10 +20,10 @@ class Outcomes {
     return number < pages() ? *at(number, place) : 0;
   }
 
-  // Writes a byte. Places come in order; false: no memory left.
+  // Writes a byte. Places come in order; false: no memory left, or a slot that lies about how far it has come.
   bool put(uint32_t place, uint8_t outcome) {
     const uint32_t number = place >> kOutcomePageBits;
-    if (number >= pages() && !grow()) return false;
+    if (number > pages() || (number == pages() && !grow())) return false;
     *at(number, place) = outcome;
     return true;
   }
