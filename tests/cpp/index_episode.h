@@ -36,20 +36,26 @@ class Choices {
 // What episodes came to. Where one of these stays 0 the comparison says nothing about it.
 struct Reached {
   int64_t drafts = 0, splits = 0, doublings = 0, directories = 0, releases = 0, given_up = 0;
+  int64_t ladder_drafts = 0, told_by_outcomes = 0, ended_by_cost = 0, without_outcomes = 0, outcome_pages = 0;
 
   void operator+=(const Reached& other) {
     for (const auto& [name, at] : kNames) this->*at += other.*at;
   }
 
-  static const std::pair<const char*, int64_t Reached::*> kNames[6];
+  static const std::pair<const char*, int64_t Reached::*> kNames[11];
 };
-inline const std::pair<const char*, int64_t Reached::*> Reached::kNames[6] = {
+inline const std::pair<const char*, int64_t Reached::*> Reached::kNames[11] = {
     {"drafts", &Reached::drafts},
     {"page splits", &Reached::splits},
     {"directory doublings", &Reached::doublings},
     {"directories on pages", &Reached::directories},
     {"page releases", &Reached::releases},
     {"slots given up", &Reached::given_up},
+    {"drafts of a ladder", &Reached::ladder_drafts},
+    {"drafts that other outcomes would change", &Reached::told_by_outcomes},
+    {"drafts ended by their cost", &Reached::ended_by_cost},
+    {"drafts of a scan, by cost", &Reached::without_outcomes},
+    {"outcomes on several pages", &Reached::outcome_pages},
 };
 
 // One index and its rows. Some rows are long enough to fill several pages. What is wrong after an event is returned as
@@ -65,6 +71,7 @@ class IndexEpisode {
         width_(c_.from(1, 4)),
         alphabet_(c_.from(1, c_.one_in(2) ? 4 : 250)),
         pages_(c_.one_in(3) ? c_.from(1, 12) : 64),
+        k_(c_.from(1, 5)),
         words_(ngram_npu_cpu_ngram_index_words(rows_, pages_)),
         tokens_(rows_, capacity_, flush),
         sampled_(rows_, width_, flush),
@@ -72,14 +79,17 @@ class IndexEpisode {
         index_(words_, flush),
         row_indices_(rows_, flush),
         slot_indices_(rows_, flush),
+        costs_(kCostRows * kCostColumns, flush),
+        draft_costs_(rows_, k_, flush),
         slots_(static_cast<size_t>(rows_)),
         depths_(static_cast<size_t>(rows_)) {
     look_.min_n = c_.from(1, 4);
     look_.max_n = look_.min_n + c_.below(index::kMaxLevels);
-    look_.k = c_.from(1, 5);
+    look_.k = k_;
     look_.max_len = c_.one_in(4) ? c_.from(0, capacity_) : int64_t{1} << 40;
     look_.match_policy = static_cast<int32_t>(c_.below(2));
     look_.overlap = c_.one_in(2);
+    if (c_.one_in(3)) draw_ladder();
     std::fill_n(index_.data(), words_, 0);
     std::fill_n(lengths_.data(), rows_, 0);
     for (int64_t r = 0; r < rows_; ++r) {
@@ -93,7 +103,9 @@ class IndexEpisode {
     while (c_.more()) {
       if (const char* wrong = event()) return wrong;
     }
-    if (!tokens_.intact() || !lengths_.intact() || !index_.intact()) return "something was written beside a tensor";
+    if (!tokens_.intact() || !lengths_.intact() || !index_.intact() || !draft_costs_.intact()) {
+      return "something was written beside a tensor";
+    }
     return nonsense_ ? nullptr : check();
   }
 
@@ -101,6 +113,22 @@ class IndexEpisode {
 
  private:
   using Words = std::vector<int32_t>;
+
+  void draw_ladder() {
+    ladder_.on = true;
+    look_.min_n = 1;
+    look_.max_n = kLadderMaxN;
+    look_.match_policy = kLatest;
+    if (c_.one_in(4)) return;
+    ladder_.costs = costs_.data();
+    ladder_.cost_limit = c_.below(150);
+    const auto seed = c_.below(256);
+    for (int64_t i = 0; i < costs_.size(); ++i) costs_.data()[i] = static_cast<uint8_t>((i + 1) * (2 * seed + 1) % 61);
+    costs_.freeze();
+    if (c_.one_in(4)) return;
+    ladder_.draft_costs = draft_costs_[0];
+    ladder_.draft_costs_stride = draft_costs_.view().stride;
+  }
 
   const char* event() {
     const int64_t row = c_.below(rows_);
@@ -161,6 +189,8 @@ class IndexEpisode {
                                    look_.min_n,
                                    look_.max_n,
                                    look_.match_policy,
+                                   ladder_.on,
+                                   ladder_.costs != nullptr,
                                    {index_.data(), words_, {slot_indices_.data(), 8}},
                                    nullptr};
     ngram_npu_cpu_ngram_index_append_(&p, nullptr);
@@ -183,14 +213,17 @@ class IndexEpisode {
     reached_.releases += std::max(0, pages_in_use_ - words[index::kHeaderPagesInUse]);
     pages_in_use_ = words[index::kHeaderPagesInUse];
     for (size_t slot = 0; slot < depths_.size(); ++slot) {
-      const int32_t depth =
-          words[index::kHeaderWords + static_cast<int64_t>(slot) * index::kSlotWords + index::kSlotDepth];
+      const int32_t* const state = state_of(static_cast<int64_t>(slot));
+      const int32_t depth = state[index::kSlotDepth];
+      reached_.outcome_pages += state[index::kSlotOutcomePages] > 1;
       constexpr auto kInSlot = static_cast<int32_t>(index::kRootDepth);
       reached_.doublings += std::max(0, depth - depths_[slot]);
       reached_.directories += depth > kInSlot && depths_[slot] <= kInSlot;
       depths_[slot] = depth;
     }
   }
+
+  const int32_t* state_of(int64_t slot) const { return index_.data() + index::kHeaderWords + slot * index::kSlotWords; }
 
   void damage() {
     const int64_t before_pages = words_ - pages_ * index::kPageWords;
@@ -250,6 +283,7 @@ class IndexEpisode {
       fill(p.propose);
       p.index = index;
       p.catch_up_tokens = catch_up_tokens;
+      p.ladder = ladder_;
       ngram_npu_cpu_ngram_index_propose_(&p, nullptr);
     } else {
       NgramIndexStepParams p{};
@@ -263,6 +297,7 @@ class IndexEpisode {
       fill(p.step);
       p.index = index;
       p.catch_up_tokens = catch_up_tokens;
+      p.ladder = ladder_;
       ngram_npu_cpu_ngram_index_step_(&p, nullptr);
     }
     observe();
@@ -283,10 +318,32 @@ class IndexEpisode {
       reached_.drafts += got.count > 0;
       if (nonsense_) {
         if (!within_row(got, t)) return "a draft that is not of the row";
+      } else if (run > 0 && ladder_.on) {
+        if (const char* wrong = compare_ladder(i, got, t)) return wrong;
       } else if (!(got == (run > 0 ? expected_draft(t, look_) : no_draft(look_.k)))) {
         return "a draft that is not the rescan's";
       }
     }
+    return nullptr;
+  }
+
+  const char* compare_ladder(int64_t i, const Draft& got, const Words& t) {
+    const int32_t* const state = state_of(slot_indices_.data()[i]);
+    const bool scanned = state[index::kSlotGivenUp] != 0 || state[index::kSlotLength] < length_of(t);
+    std::vector<uint8_t> paid, other_paid;
+    const auto expected = [&](bool knows_outcomes, std::vector<uint8_t>* costs) {
+      return expected_ladder_draft(t, look_, ladder_.costs, ladder_.cost_limit, knows_outcomes, costs);
+    };
+    const Draft want = expected(!scanned, &paid);
+    if (!(got == want)) return scanned ? "a ladder's draft that is not a scan's" : "a draft that is not the ladder's";
+    paid.resize(static_cast<size_t>(k_), kNoCost);
+    if (ladder_.draft_costs != nullptr && !std::equal(paid.begin(), paid.end(), draft_costs_[i])) return "draft_costs";
+    reached_.ladder_drafts += want.count > 0;
+    if (ladder_.costs == nullptr) return nullptr;
+    reached_.without_outcomes += scanned && want.count > 0;
+    reached_.told_by_outcomes += !(want == expected(scanned, &other_paid));
+    reached_.ended_by_cost +=
+        want.count < draft_behind(t, expected_candidate(t), look_, [](int64_t, int64_t) { return true; }).count;
     return nullptr;
   }
 
@@ -318,12 +375,15 @@ class IndexEpisode {
 
   Choices& c_;
   const bool nonsense_;
-  const int64_t rows_, capacity_, width_, alphabet_, pages_, words_;
+  const int64_t rows_, capacity_, width_, alphabet_, pages_, k_, words_;
   GuardedRows<int32_t> tokens_, sampled_;
   Guarded<int32_t> lengths_, index_;
   Guarded<int64_t> row_indices_, slot_indices_;
+  Guarded<uint8_t> costs_;
+  GuardedRows<uint8_t> draft_costs_;
   std::vector<int64_t> slots_;
   LookupOptions look_{};
+  LadderOptions ladder_{};
   std::vector<int32_t> depths_;  // of the slots' directories, when last observed
   int32_t pages_in_use_ = 0;
   Reached reached_;

@@ -175,6 +175,38 @@ TEST_P(IndexTest, EveryPageIsGivenBack) {
   EXPECT_LT(at_limit, 16);
 }
 
+// The ids of a row's pages of outcomes fill the slot, then a page; where pages are small, two.
+TEST_P(IndexTest, EveryPageOfOutcomesIsGivenBack) {
+  constexpr uint32_t kFull = NGRAM_INDEX_SMALL_PAGES ? 1u << index::kDirPageDepth : index::kRootOutcomePages;
+  Tokens row((size_t{kFull} << index::kOutcomePageBits) + 100);
+  for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<int32_t>(i % 7);
+  const int32_t size = static_cast<int32_t>(row.size());
+  int64_t given_up = 0, indexed = 0;
+  for (int64_t pages = 1; indexed < 3; pages += NGRAM_INDEX_SMALL_PAGES && pages < 2 * kFull ? 7 : 1) {
+    const int64_t words = ngram_npu_cpu_ngram_index_words(1, pages), first = 0;
+    Tokens arena(static_cast<size_t>(words));
+    ASSERT_EQ(ngram_npu_cpu_ngram_index_init(arena.data(), words, 1), kOk);
+    const IndexAccess access{arena.data(), words, {&first, 8}};
+    const NgramIndexAppendParams append{
+        {row.data(), 1, size, size}, &size, {}, 1, 1, kLadderMaxN, kLatest, true, true, access, nullptr};
+    ASSERT_EQ(ngram_npu_cpu_ngram_index_append_(&append, nullptr), kOk);
+    ASSERT_EQ(ngram_npu_cpu_ngram_index_check(arena.data(), words, nullptr), 0) << pages << " pages";
+    const int32_t* const slot = arena.data() + index::kHeaderWords;
+    if (slot[index::kSlotGivenUp] != 0) {
+      EXPECT_EQ(arena[index::kHeaderPagesInUse], 0) << pages << " pages, too few";
+      ++given_up;
+      continue;
+    }
+    EXPECT_EQ(slot[index::kSlotOutcomePages], static_cast<int32_t>(kFull) + 1);
+    ++indexed;
+    const NgramIndexResetParams reset{access, 1};
+    ngram_npu_cpu_ngram_index_reset_(&reset, nullptr);
+    EXPECT_EQ(arena[index::kHeaderPagesInUse], 0) << pages << " pages";
+    EXPECT_EQ(ngram_npu_cpu_ngram_index_check(arena.data(), words, nullptr), 0);
+  }
+  EXPECT_GT(given_up, 16);
+}
+
 TEST_P(IndexTest, RowsPassWhatEntriesOfADepthCanRecord) {
   constexpr int32_t kFirst = 1 << index::kStartBits;
   Tokens row(4 * kFirst + 16);
@@ -204,7 +236,8 @@ TEST_P(IndexTest, ASlotGivenUpIsTriedAgainWithAQuarterMoreRoom) {
       Tokens arena(static_cast<size_t>(words));
       ASSERT_EQ(ngram_npu_cpu_ngram_index_init(arena.data(), words, 1), kOk);
       arena[index::kHeaderPagesInUse] = kPages - (held + held / 4 + 2 + more);
-      arena[index::kHeaderWords + index::kSlotOptions] = static_cast<int32_t>(index::pack_options(2, 4, kEarliest));
+      arena[index::kHeaderWords + index::kSlotOptions] =
+          static_cast<int32_t>(index::pack_options(2, 4, kEarliest, false, false));
       arena[index::kHeaderWords + index::kSlotGivenUp] = held;
       OneRowStep step(row.data(), row.size(), 5, arena.data(), words);
       ASSERT_EQ(step.run(row.data() + 2, 1), kOk);

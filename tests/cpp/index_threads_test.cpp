@@ -35,8 +35,14 @@ void run_threads(const Executor*, int32_t num_tasks, void (*fn)(void*, int32_t),
 
 constexpr int64_t kRows = 12, kCapacity = 6000, kDrafts = 4, kWidth = 3;
 
-// The drafts of a few steps after one append.
-Tokens drafts_after(const Executor* executor, const Tokens& tokens, int64_t pages, int32_t match_policy) {
+struct Lookup {
+  LookupOptions options;
+  bool ladder;
+  const uint8_t* costs;
+};
+
+// The drafts of a few steps after one append, and what they cost.
+Tokens drafts_after(const Executor* executor, const Tokens& tokens, int64_t pages, const Lookup& lookup) {
   Tokens buffer = tokens, lengths(kRows, kCapacity - 100), all;
   const int64_t words = ngram_npu_cpu_ngram_index_words(kRows, pages);
   Tokens index(static_cast<size_t>(words), 0);
@@ -45,9 +51,11 @@ Tokens drafts_after(const Executor* executor, const Tokens& tokens, int64_t page
                                       lengths.data(),
                                       {},
                                       kRows,
-                                      2,
-                                      4,
-                                      match_policy,
+                                      lookup.options.min_n,
+                                      lookup.options.max_n,
+                                      lookup.options.match_policy,
+                                      lookup.ladder,
+                                      lookup.costs != nullptr,
                                       {index.data(), words, {}},
                                       executor};
   EXPECT_EQ(ngram_npu_cpu_ngram_index_append_(&append, nullptr), kOk);
@@ -55,6 +63,7 @@ Tokens drafts_after(const Executor* executor, const Tokens& tokens, int64_t page
   EXPECT_EQ(ngram_npu_cpu_ngram_index_check(index.data(), words, &where), 0);
   const Tokens batch(kRows);
   Tokens next = batch, num_sampled = batch, num_draft = batch, match_len = batch, drafts(kRows * kDrafts);
+  std::vector<uint8_t> paid(kRows * kDrafts);
   for (int64_t step = 0; step < 5; ++step) {
     Tokens sampled(kRows * kWidth);
     for (size_t i = 0; i < sampled.size(); ++i) sampled[i] = tokens[i * 77 + static_cast<size_t>(step) * 1001];
@@ -65,7 +74,7 @@ Tokens drafts_after(const Executor* executor, const Tokens& tokens, int64_t page
     p.step.batch = kRows;
     p.step.advance = true;
     p.step.vocab_size = 1 << 30;
-    p.step.lookup = {2, 4, kDrafts, int64_t{1} << 40, match_policy, false};
+    p.step.lookup = lookup.options;
     p.step.next_token_ids = next.data();
     p.step.num_sampled = num_sampled.data();
     p.step.draft_token_ids = drafts.data();
@@ -73,8 +82,10 @@ Tokens drafts_after(const Executor* executor, const Tokens& tokens, int64_t page
     p.step.match_len = match_len.data();
     p.index = {index.data(), words, {}};
     p.catch_up_tokens = -1;
+    p.ladder = {lookup.ladder, lookup.costs, 40, lookup.costs == nullptr ? nullptr : paid.data(), kDrafts};
     EXPECT_EQ(ngram_npu_cpu_ngram_index_step_(&p, nullptr), kOk);
     all.insert(all.end(), drafts.begin(), drafts.end());
+    all.insert(all.end(), paid.begin(), paid.end());
   }
   return all;
 }
@@ -82,14 +93,25 @@ Tokens drafts_after(const Executor* executor, const Tokens& tokens, int64_t page
 TEST(IndexThreadsTest, SeveralThreadsBuildWhatOneBuilds) {
   std::mt19937 random(3);
   const Executor executor{run_threads, 4, 1000, nullptr};
+  std::vector<uint8_t> costs(kCostRows * kCostColumns);
+  for (uint8_t& cost : costs) cost = static_cast<uint8_t>(random() % 40);
+  const auto options = [](int64_t min_n, int64_t max_n, int32_t match_policy) {
+    return LookupOptions{min_n, max_n, kDrafts, int64_t{1} << 40, match_policy, false};
+  };
+  const LookupOptions sizes = options(1, kLadderMaxN, kLatest);
+  const Lookup lookups[] = {{options(2, 4, kEarliest), false, nullptr},
+                            {options(2, 4, kLatest), false, nullptr},
+                            {sizes, true, nullptr},
+                            {sizes, true, costs.data()}};
   for (const int32_t alphabet : {40, 3000}) {
     Tokens tokens(kRows * kCapacity);
     for (int32_t& token : tokens) token = static_cast<int32_t>(random() % static_cast<uint32_t>(alphabet));
-    for (const int32_t match_policy : {kEarliest, kLatest}) {
+    for (const Lookup& lookup : lookups) {
       for (const int64_t pages : {int64_t{1000}, int64_t{60}}) {  // the second are too few
+        // Which rows find no room depends on the threads, and those have no outcomes.
+        if (pages == 60 && lookup.costs != nullptr) continue;
         tasks_seen = 0;
-        EXPECT_EQ(drafts_after(&executor, tokens, pages, match_policy),
-                  drafts_after(nullptr, tokens, pages, match_policy));
+        EXPECT_EQ(drafts_after(&executor, tokens, pages, lookup), drafts_after(nullptr, tokens, pages, lookup));
         EXPECT_EQ(tasks_seen, 4);
       }
     }
@@ -119,6 +141,8 @@ class Indexed {
                                         2,
                                         4,
                                         kEarliest,
+                                        false,
+                                        false,
                                         {words_.data(), size(), {slots.data(), 4}},
                                         executor};
     EXPECT_EQ(ngram_npu_cpu_ngram_index_append_(&params, nullptr), kOk);
