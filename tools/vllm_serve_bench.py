@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import shlex
 import signal
 import statistics
@@ -23,6 +24,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +88,11 @@ def main() -> int:
             runs[name].append(_run(arguments, options))
     figures = {name: _figures(of) for name, of in runs.items()}
     result = {
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "model": arguments.model,
+        "command": _command(sys.argv),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": _machine(),
+        **({"note": arguments.note} if arguments.note else {}),
+        "model": Path(arguments.model).name,
         "versions": _versions(arguments.vllm),
         "serve": arguments.serve,
         "bench": arguments.bench,
@@ -112,6 +117,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", required=True, help="as for `vllm serve`")
     parser.add_argument("--vllm", default="vllm", help="the command (default: %(default)s)")
     parser.add_argument("--json", type=Path, help="where to write (default: stdout)")
+    parser.add_argument("--note", default="", help="a remark kept in the JSON")
     parser.add_argument("--variants", default="none,ngram,ngram_npu", help="default: %(default)s")
     parser.add_argument("--repeat", type=int, default=3, help="runs of each (default: %(default)s)")
     parser.add_argument("--num-speculative-tokens", type=int, default=4, metavar="K")
@@ -207,9 +213,29 @@ def _figures(runs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     found = {}
     for name in set(runs[0]).intersection(*runs):
         values = [run[name] for run in runs]
-        median = statistics.median(values)
-        found[name] = {"median": median, "min": min(values), "max": max(values)}
+        of = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+        found[name] = {key: float(f"{value:.5g}") for key, value in of.items()}
     return dict(sorted(found.items()))
+
+
+def _command(words: list[str]) -> str:
+    """Without what only says where things lie on one machine."""
+    kept, options = [Path(words[0]).name], iter(words[1:])
+    for word in options:
+        if word in ("--vllm", "--json"):
+            next(options, None)
+        else:
+            kept.append(Path(word).name if word.startswith("/") else word)
+    return shlex.join(["python", *kept])
+
+
+def _machine() -> dict[str, Any]:
+    """The host; accelerators are what the server's log names."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
+    system = f"{platform.system()} {platform.release()}"
+    cores = len(os.sched_getaffinity(0))
+    return {"cpu": ", ".join(models) or platform.machine(), "system": system, "cores": cores}
 
 
 def _versions(vllm: str) -> dict[str, str]:
