@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from ngram_npu.async_state import PaddedDrafterBatch, StepInputs, StepOutputs
+from ngram_npu.reference import ladder
 from ngram_npu.reference.ngram_propose import draft_for
 
 from async_state.late import value_of
@@ -173,15 +174,14 @@ class DeviceSide:
         if not found or step.spoilt[i]:
             return
         lookup = self.scenario.config.ngram
-        drafts, _ = draft_for(
-            step.requests[i].decoded[:num_tokens],
-            lookup.min_n,
-            lookup.max_n,
-            lookup.k,
-            lookup.match_policy_code,
-            lookup.overlap,
-            lookup.max_len_or_unlimited,
-        )
+        row = step.requests[i].decoded[:num_tokens]
+        rest = lookup.overlap, lookup.max_len_or_unlimited
+        if lookup.is_ladder:
+            table = () if lookup.cost_table is None else lookup.cost_table.tolist()
+            drafts = ladder.draft(row, lookup.k, table, lookup.cost_limit, *rest)[0]
+        else:
+            sizes = lookup.min_n, lookup.max_n, lookup.k, lookup.match_policy_code
+            drafts = draft_for(row, *sizes, *rest)[0]
         step.valid_drafts[i] = min(len(drafts), len(found))
         padding = [self.scenario.config.pad_token] * len(found)
         assert list(found) == (drafts + padding)[: len(found)], "drafts of another context"

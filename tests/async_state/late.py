@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from ngram_npu import NgramIndex
+from ngram_npu import NgramConfig
+from ngram_npu.index import DeviceNgramIndex, NgramIndex, make_index
 from torch.utils._pytree import tree_map
 
 POISON = -559038737
@@ -67,8 +68,10 @@ class LateDevice:
     def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(tuple(shape), dtype=dtype)
 
-    def index(self, num_slots: int, token_capacity: int, min_n: int, max_n: int) -> NgramIndex:
-        made = NgramIndex(num_slots, token_capacity, min_n=min_n, max_n=max_n, kind="torch")
+    def index(
+        self, ngram: NgramConfig, num_slots: int, token_capacity: int
+    ) -> NgramIndex | DeviceNgramIndex:
+        made = make_index(ngram, num_slots, token_capacity, kind="torch")
         made.tensor = LateTensor(made.tensor, self)
         return made
 

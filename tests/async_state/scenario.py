@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from ngram_npu import NgramConfig
 from ngram_npu.async_state import AsyncConfig, AsyncSpecState, CpuDevice, KVGroup
@@ -98,6 +99,7 @@ class Scenario:
         self.failing = fixed.get("failing", pick((0.0, 0.0, 0.1)))
         self.bad_samples = fixed.get("bad_samples", pick((0.0, 0.0, 0.05)))
         self.engine = fixed.get("engine", pick(("scan", "index")))
+        self.ladder = self.engine == "index" and pick((False, False, True))
         self.chunk = rng.randint(1, self.step_tokens)
         self.target = Target(
             [n * size for n, size in zip(self.num_blocks, self.block_sizes, strict=True)],
@@ -123,14 +125,27 @@ class Scenario:
                     break
             yield Request(uid, prompt, decoded, wanted, rng.choice((0, 0, rng.randint(0, 12))))
 
-    def _config(self) -> AsyncConfig:
+    def _sizes(self) -> dict[str, Any]:
+        if self.ladder:
+            least = self.rng.choice((None, 0.5, 0.1))
+            costs = np.random.default_rng(self.rng.getrandbits(32)).integers(0, 40, (16, 32))
+            return {
+                "sizes": "ladder",
+                "min_draft_probability": least,
+                "costs": None if least is None else costs,
+            }
         min_n = self.rng.randint(1, 2)
+        return {
+            "min_n": min_n,
+            "max_n": min_n + self.rng.randint(0, 2),
+            "match_policy": self.rng.choice(("earliest", "latest")),
+        }
+
+    def _config(self) -> AsyncConfig:
         return AsyncConfig(
             ngram=NgramConfig(
-                min_n=min_n,
-                max_n=min_n + self.rng.randint(0, 2),
+                **self._sizes(),
                 k=self.k,
-                match_policy=self.rng.choice(("earliest", "latest")),
                 overlap=self.rng.choice((False, True)),
                 max_len=self.rng.choice((None, self.capacity)),
                 vocab_size=self.rng.choice((None, VOCAB + 1)),

@@ -27,6 +27,7 @@ from async_state.small import admit, batch_of, ints, small_state
         {"kv_groups": (KVGroup(4, 3), KVGroup(2**20, 1)), "cp_world": 2**11},
         {"engine": "fast"},
         {"engine": "index", "ngram": NgramConfig(min_n=1, max_n=9)},
+        {"engine": "scan", "ngram": NgramConfig(sizes="ladder")},
         {"token_capacity": -1},
         {"cp_world": 0},
         {"cp_rank": 1},
@@ -65,6 +66,7 @@ def test_extreme_sizes_that_the_operators_take() -> None:
         ({"row_capacity": 2049, "ngram": NgramConfig(min_n=1, max_n=9)}, False),
         ({"row_capacity": 2049, "engine": "scan"}, False),
         ({"engine": "index"}, True),
+        ({"ngram": NgramConfig(sizes="ladder", k=2)}, True),
     ],
     ids=str,
 )
@@ -88,7 +90,9 @@ def test_a_device_without_an_index() -> None:
             self._device = torch.device("meta")
 
     with pytest.raises(ValueError, match="AsyncConfig: engine: expected 'scan' on meta"):
-        Npu().index(1, 1, 1, 2)
+        Npu().index(NgramConfig(), 1, 1)
+    with pytest.raises(ValueError, match="NgramConfig: sizes: expected 'consecutive' on meta"):
+        Npu().index(NgramConfig(sizes="ladder"), 1, 1)
 
 
 def test_unknown_device() -> None:

@@ -47,7 +47,7 @@ def prove(count: int) -> dict[str, Any]:
         kinds += Counter(
             {
                 f"device {case.device_name}": 1,
-                f"engine {case.engine}": 1,
+                f"engine {case.engine}{', ladder' if case.ladder else ''}": 1,
                 f"drafts {case.drafting}": 1,
                 f"reconciled {case.reconciling}": 1,
                 "unpadded drafter batch" if case.unpadded else "padded drafter batch": 1,

@@ -57,7 +57,7 @@ class AsyncConfig:
     engine: Literal["index", "scan", "auto"] = "auto"
     """How ``ngram`` is looked up: in an index of the rows, or by scanning them. The drafts are the
     same. ``"auto"``: the index on the CPU for rows beyond 2048 tokens, else the scan; on a GPU the
-    index has not run yet, on an NPU there is none."""
+    index has not run yet, on an NPU there is none. A ladder has the index only, on the CPU."""
     token_capacity: int | None = None
     """Tokens that the index holds for all rows together (a KV cache's capacity); None: all rows
     full. Rows beyond it are scanned."""
@@ -92,6 +92,10 @@ class AsyncConfig:
         if self.engine not in ("index", "scan", "auto"):
             raise ValueError(
                 f"AsyncConfig: engine: expected 'index', 'scan' or 'auto', got {self.engine!r}"
+            )
+        if self.engine == "scan" and self.ngram.is_ladder:
+            raise ValueError(
+                "AsyncConfig: engine: expected 'index' or 'auto' with sizes='ladder', got 'scan'"
             )
         if self.engine == "index" and not self.ngram.fits_index:
             raise ValueError(

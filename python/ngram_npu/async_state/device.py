@@ -7,7 +7,8 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from ngram_npu.index import DeviceNgramIndex, NgramIndex
+from ngram_npu.config import NgramConfig
+from ngram_npu.index import DeviceNgramIndex, NgramIndex, make_index
 
 Stream = Literal["main", "side"]
 """`main` is the stream the model runs on, current when a method is called; `side` is for copies
@@ -28,12 +29,12 @@ class Device(Protocol):
         """Zeros in memory that the device copies from and to without the host's help."""
 
     def index(
-        self, num_slots: int, token_capacity: int, min_n: int, max_n: int
+        self, ngram: NgramConfig, num_slots: int, token_capacity: int
     ) -> NgramIndex | DeviceNgramIndex:
-        """An empty index on the device.
+        """An empty index on the device, as ``ngram`` asks for.
 
         Raises:
-            ValueError: the device has none.
+            ValueError: the device has none, or none of these sizes.
         """
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
@@ -60,8 +61,10 @@ class CpuDevice:
 
     host_tensor = tensor
 
-    def index(self, num_slots: int, token_capacity: int, min_n: int, max_n: int) -> NgramIndex:
-        return NgramIndex(num_slots, token_capacity, min_n=min_n, max_n=max_n, kind="torch")
+    def index(
+        self, ngram: NgramConfig, num_slots: int, token_capacity: int
+    ) -> NgramIndex | DeviceNgramIndex:
+        return make_index(ngram, num_slots, token_capacity, kind="torch")
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         target.copy_(source)
@@ -94,15 +97,13 @@ class StreamDevice:
         return torch.zeros(tuple(shape), dtype=dtype, pin_memory=True)
 
     def index(
-        self, num_slots: int, token_capacity: int, min_n: int, max_n: int
-    ) -> DeviceNgramIndex:
-        if self._device.type != "cuda":
+        self, ngram: NgramConfig, num_slots: int, token_capacity: int
+    ) -> NgramIndex | DeviceNgramIndex:
+        if self._device.type != "cuda" and not ngram.is_ladder:
             raise ValueError(
                 f"AsyncConfig: engine: expected 'scan' on {self._device.type}, which has no index"
             )
-        return DeviceNgramIndex(
-            num_slots, token_capacity, min_n=min_n, max_n=max_n, device=self._device
-        )
+        return make_index(ngram, num_slots, token_capacity, kind="torch", device=self._device)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         if stream == "main":

@@ -108,8 +108,8 @@ class AsyncSpecState:
 
     def _is_indexed(self) -> bool:
         config = self.config
-        if config.engine != "auto":
-            return config.engine == "index"
+        if config.engine != "auto" or config.ngram.is_ladder:
+            return config.engine != "scan"
         on_cpu = isinstance(self._device, CpuDevice)
         return on_cpu and config.row_capacity > SHORT_ROW and config.ngram.fits_index
 

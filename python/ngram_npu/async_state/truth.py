@@ -10,6 +10,7 @@ import torch
 from ngram_npu.async_state.batch import AsyncConfig
 from ngram_npu.async_state.device import Device
 from ngram_npu.async_state.results import PaddedDrafterBatch, RaggedDrafterBatch, StepOutputs
+from ngram_npu.index import cost_table
 from ngram_npu.ops import workspace_size
 
 NUM_PACKED = 9
@@ -71,7 +72,7 @@ class DeviceTruth:
         capacity = config.token_capacity
         if capacity is None:
             capacity = rows * config.row_capacity
-        self.index = device.index(rows, capacity, lookup.min_n, lookup.max_n) if indexed else None
+        self.index = device.index(lookup, rows, capacity) if indexed else None
         # What the blocks of a launch agree by, on devices that have blocks; zeros between launches.
         self._correct_workspace, self._step_workspace = (
             device.tensor((workspace_size(op, rows),), int32)
@@ -79,6 +80,9 @@ class DeviceTruth:
         )
         self._views: dict[int, BatchViews] = {}
         self._lookup = lookup.lookup_arguments
+        if (costs := cost_table(lookup, self.token_ids)) is not None:
+            self._lookup["costs"] = device.tensor(costs.shape, torch.uint8)
+            device.copy(self._lookup["costs"], costs, "main")
         self._vocab_size = lookup.vocab_size_or_unlimited
 
     def _packed_row(self, index: int, length: int) -> torch.Tensor:
