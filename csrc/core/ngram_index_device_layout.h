@@ -11,7 +11,7 @@
 //   level         3 bits   n - min_n
 //   fingerprint   9
 //   tenant       24        generation and slot
-//   start        28        where the recorded occurrence ends, plus one; the whole word 0: no entry
+//   next         28        the place of the token behind the recorded occurrence; the whole word 0: no entry
 // A slot that is emptied changes its generation. Its entries are then dead and give their places to others; nothing is
 // swept. All-zero words behind a good header are an empty index.
 #pragma once
@@ -26,10 +26,10 @@ constexpr int64_t kSlotWords = 16;
 constexpr int64_t kBucketWords = 32;
 constexpr int64_t kBucketEntries = 16;
 constexpr uint32_t kTailTokens = 8;
-constexpr uint32_t kStartBits = 28;
+constexpr uint32_t kNextBits = 28;
 constexpr uint32_t kTenantBits = 24;
 constexpr uint32_t kFingerprintBits = 9;
-constexpr uint32_t kMaxIndexedTokens = (1u << kStartBits) - 2;  // longer rows are scanned
+constexpr uint32_t kMaxIndexedTokens = (1u << kNextBits) - 2;  // longer rows are scanned
 constexpr uint32_t kMaxSlotBits = 20;
 constexpr int64_t kMaxSlots = int64_t{1} << kMaxSlotBits;
 constexpr int64_t kMaxBuckets = int64_t{1} << 28;
@@ -137,7 +137,7 @@ NGRAM_FN GramHash hash_gram(const int32_t* tokens, uint32_t end, uint32_t n) {
   return hash;
 }
 
-// Where a gram belongs: what its entry starts with (all but `start`), and the two buckets.
+// Where a gram belongs: what its entry starts with (all but `next`), and the two buckets.
 struct Place {
   uint64_t head;
   uint32_t bucket[2];
@@ -158,14 +158,14 @@ NGRAM_FN Place place_of(const Table& table, const GramHash& hash, uint32_t slot,
   return place;
 }
 
-NGRAM_FN uint64_t make_entry(uint64_t head, uint32_t end) { return head << kStartBits | (end + 1); }
-NGRAM_FN uint64_t head_of(uint64_t entry) { return entry >> kStartBits; }
+NGRAM_FN uint64_t make_entry(uint64_t head, uint32_t end) { return head << kNextBits | (end + 1); }
+NGRAM_FN uint64_t head_of(uint64_t entry) { return entry >> kNextBits; }
 NGRAM_FN uint32_t tenant_of(uint64_t entry) {
-  return static_cast<uint32_t>(entry >> kStartBits) & ((1u << kTenantBits) - 1);
+  return static_cast<uint32_t>(entry >> kNextBits) & ((1u << kTenantBits) - 1);
 }
 NGRAM_FN uint32_t level_of(uint64_t entry) { return static_cast<uint32_t>(entry >> 61); }
 // The end an entry records; a huge one for the word 0.
-NGRAM_FN uint32_t end_of(uint64_t entry) { return (static_cast<uint32_t>(entry) & ((1u << kStartBits) - 1)) - 1; }
+NGRAM_FN uint32_t end_of(uint64_t entry) { return (static_cast<uint32_t>(entry) & ((1u << kNextBits) - 1)) - 1; }
 
 // Whether an entry belongs to no slot as it stands now, so that another may take its place.
 NGRAM_FN bool is_dead(const Table& table, uint64_t entry, const volatile uint32_t* generations) {

@@ -16,7 +16,7 @@ namespace ngram_npu {
   X(FreeList, "the list of freed pages is broken")                                                                 \
   X(Line, "a line of a page has a gap")                                                                            \
   X(Place, "an entry is not where its key leads")                                                                  \
-  X(Start, "an entry points outside the row")                                                                      \
+  X(Outside, "an entry points outside the row")                                                                    \
   X(Recorded, "an entry does not record the earliest (or latest) occurrence")                                      \
   X(LazyRule, "an entry exists, or is marked, although no n-gram asks for it")                                     \
   X(Missing, "an entry is missing")                                                                                \

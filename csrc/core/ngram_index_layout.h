@@ -16,8 +16,8 @@
 //   level         3           n - min_n of its gram
 //   home          2           the line within its group of four where the search for it starts
 //   twice         1           the gram has occurred more than once
-//   start        12 + d       where the recorded occurrence ends, plus one; 0: no entry
-// A split takes the fingerprint's top bit to choose the half, and `start` gets a bit: nothing is hashed, no token is
+//   next        12 + d       the place of the token behind the recorded occurrence; 0: no entry
+// A split takes the fingerprint's top bit to choose the half, and `next` gets a bit: nothing is hashed, no token is
 // read.
 //
 // A ladder's slot may also hold a byte beside every indexed token, its outcome (core/ngram_ladder.h), in pages of their
@@ -32,7 +32,7 @@
 #define NGRAM_INDEX_FINGERPRINT_BITS 14
 #endif
 
-// Small pages, and few bits for `start`: test builds in which rows of some hundred tokens go through everything that
+// Small pages, and few bits for `next`: test builds in which rows of some hundred tokens go through everything that
 // rows of a million go through as shipped.
 #ifndef NGRAM_INDEX_SMALL_PAGES
 #define NGRAM_INDEX_SMALL_PAGES 0
@@ -51,15 +51,15 @@ constexpr int kMaxLevels = 8;
 constexpr uint32_t kPrefixBits = 14;
 // Of an entry in a page of depth 0. A page whose row grows beyond what its entries can record splits, full or not. On
 // text it is full before that; one bit less, and a row that passed a power of two split many of its pages early.
-constexpr uint32_t kStartBits = NGRAM_INDEX_SMALL_PAGES ? 6 : 12;
-static_assert(kPrefixBits + 3 + 2 + 1 + kStartBits == (NGRAM_INDEX_SMALL_PAGES ? 26 : 32));
+constexpr uint32_t kNextBits = NGRAM_INDEX_SMALL_PAGES ? 6 : 12;
+static_assert(kPrefixBits + 3 + 2 + 1 + kNextBits == (NGRAM_INDEX_SMALL_PAGES ? 26 : 32));
 constexpr uint32_t kRootDepth = NGRAM_INDEX_SMALL_PAGES ? 2 : 4;      // 2^kRootDepth directory entries fit the slot
 constexpr uint32_t kDirPageDepth = NGRAM_INDEX_SMALL_PAGES ? 7 : 10;  // 2^kDirPageDepth fill a page
 static_assert(kPageWords == 1 << kDirPageDepth);
 constexpr uint32_t kMaxDepth = NGRAM_INDEX_SMALL_PAGES ? kDirPageDepth + 4 : kPrefixBits - 1;
 constexpr uint32_t kTailTokens = 8;
-constexpr uint32_t kMaxIndexedTokens = (1u << (kStartBits + kMaxDepth)) - 1;  // longer rows are scanned
-constexpr uint32_t kOutcomePageBits = kDirPageDepth + 2;                      // a page has so many bytes
+constexpr uint32_t kMaxIndexedTokens = (1u << (kNextBits + kMaxDepth)) - 1;  // longer rows are scanned
+constexpr uint32_t kOutcomePageBits = kDirPageDepth + 2;                     // a page has so many bytes
 constexpr uint32_t kRootOutcomePages = 16;
 constexpr uint32_t kMaxOutcomePages = (kMaxIndexedTokens >> kOutcomePageBits) + 1;
 constexpr int64_t kMaxPages = int64_t{1} << 26;  // line numbers fit 32 bits
@@ -120,10 +120,10 @@ static NGRAM_FN uint32_t outcome_directories(uint32_t pages) {
 static NGRAM_FN uint32_t dir_entry(uint32_t page, uint32_t depth) { return page << 4 | depth; }
 
 // Fields of an entry; any depth of four bits gives defined shifts.
-static NGRAM_FN uint32_t start_mask(uint32_t depth) { return (1u << (kStartBits + depth)) - 1; }
-static NGRAM_FN uint32_t twice_bit(uint32_t depth) { return 1u << (kStartBits + depth); }
-static NGRAM_FN uint32_t home_shift(uint32_t depth) { return kStartBits + 1 + depth; }
-static NGRAM_FN uint32_t level_shift(uint32_t depth) { return kStartBits + 3 + depth; }
+static NGRAM_FN uint32_t next_mask(uint32_t depth) { return (1u << (kNextBits + depth)) - 1; }
+static NGRAM_FN uint32_t twice_bit(uint32_t depth) { return 1u << (kNextBits + depth); }
+static NGRAM_FN uint32_t home_shift(uint32_t depth) { return kNextBits + 1 + depth; }
+static NGRAM_FN uint32_t level_shift(uint32_t depth) { return kNextBits + 3 + depth; }
 
 // What a probe compares: home, level, and as much of the fingerprint as this build asks for.
 static NGRAM_FN uint32_t probe_mask(uint32_t depth) {
@@ -136,14 +136,14 @@ static NGRAM_FN uint32_t probe_mask(uint32_t depth) {
 // Where a gram belongs, in one word: the head of its entry in a page of depth 0, and below it the line within the page.
 //   prefix 14 bits | level 3 | home 2 | 0 0 0 0 0 0 0 | line 6 (home are its last two bits)
 using Key = uint32_t;
-constexpr uint32_t kHeadBits = ~0u << (kStartBits + 1);
+constexpr uint32_t kHeadBits = ~0u << (kNextBits + 1);
 
 static NGRAM_FN uint32_t line_of(Key key) { return key & (kPageLines - 1); }
 // The page's place in a directory of that depth.
 static NGRAM_FN uint32_t dir_index(Key key, uint32_t dir_depth) {
   return static_cast<uint32_t>(static_cast<uint64_t>(key) << dir_depth >> 32);
 }
-// Its entry in a page of that depth, without `twice` and `start`.
+// Its entry in a page of that depth, without `twice` and `next`.
 static NGRAM_FN uint32_t entry_head(Key key, uint32_t depth) { return (key & kHeadBits) << depth; }
 
 // The hash of a gram is a sum of products of its tokens, newest first, with these factors: the gram one longer adds

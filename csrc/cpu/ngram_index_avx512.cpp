@@ -34,10 +34,10 @@ struct Avx512 {
 
   static uint32_t split_line(const uint32_t* line, uint32_t home, uint32_t depth, uint32_t* low, uint32_t* high) {
     const __m512i entries = _mm512_loadu_si512(line);
-    const __m512i start = _mm512_set1_epi32(static_cast<int32_t>(start_mask(depth)));
-    // What is above `start`, doubled, is one bit further up.
-    const __m512i above = _mm512_and_si512(entries, _mm512_set1_epi32(static_cast<int32_t>(~start_mask(depth))));
-    const __m512i deeper = _mm512_or_si512(_mm512_add_epi32(above, above), _mm512_and_si512(entries, start));
+    const __m512i next = _mm512_set1_epi32(static_cast<int32_t>(next_mask(depth)));
+    // What is above `next`, doubled, is one bit further up.
+    const __m512i above = _mm512_and_si512(entries, _mm512_set1_epi32(static_cast<int32_t>(~next_mask(depth))));
+    const __m512i deeper = _mm512_or_si512(_mm512_add_epi32(above, above), _mm512_and_si512(entries, next));
     const __m512i home_bits = _mm512_set1_epi32(static_cast<int32_t>((kGroupLines - 1) << home_shift(depth)));
     const __m512i home_want = _mm512_set1_epi32(static_cast<int32_t>(home << home_shift(depth)));
     const __mmask16 used = _mm512_test_epi32_mask(entries, entries);

@@ -113,13 +113,13 @@ IndexFault check_entries(const cpu::Arena& arena, uint32_t* slot, uint32_t place
   const uint32_t* page = arena.page(place >> 4);
   for (uint32_t w = 0; w < kPageWords; ++w) {
     if (page[w] == 0) continue;
-    const uint32_t start = page[w] & start_mask(depth);
+    const uint32_t next = page[w] & next_mask(depth);
     const uint32_t level = page[w] >> level_shift(depth) & 7u;
     if (level >= sizes.levels) return kFaultPlace;
-    if (start < sizes.of[level] || start > slot[kSlotLength]) return kFaultStart;
-    const Key key = key_of(tokens, start - 1, sizes.of[level], level);
+    if (next < sizes.of[level] || next > slot[kSlotLength]) return kFaultOutside;
+    const Key key = key_of(tokens, next - 1, sizes.of[level], level);
     if (*directory_at(arena, slot, dir_index(key, slot[kSlotDepth])) != place ||
-        (page[w] & ~(start_mask(depth) | twice_bit(depth))) != entry_head(key, depth) ||
+        (page[w] & ~(next_mask(depth) | twice_bit(depth))) != entry_head(key, depth) ||
         line_of(key) / kGroupLines != w / kLineWords / kGroupLines) {
       return kFaultPlace;
     }
@@ -143,9 +143,9 @@ const uint32_t* entry_of(const cpu::Arena& arena, uint32_t* slot, const int32_t*
     const uint32_t line_id = (line_of(key) & ~(kGroupLines - 1)) | ((line_of(key) + g) % kGroupLines);
     const uint32_t* line = arena.page(place >> 4) + line_id * kLineWords;
     for (uint32_t lane = 0; lane < kLineWords; ++lane) {
-      const uint32_t start = line[lane] & start_mask(*depth);
-      if (start == 0 || (line[lane] & ~(start_mask(*depth) | twice_bit(*depth))) != head || start < n) continue;
-      if (same_gram(tokens, start - 1, end, n)) return line + lane;
+      const uint32_t next = line[lane] & next_mask(*depth);
+      if (next == 0 || (line[lane] & ~(next_mask(*depth) | twice_bit(*depth))) != head || next < n) continue;
+      if (same_gram(tokens, next - 1, end, n)) return line + lane;
     }
     if (line[kLineWords - 1] == 0) return nullptr;
   }
@@ -228,7 +228,7 @@ int32_t ngram_npu_cpu_ngram_index_check_row(const int32_t* index, int64_t words,
       uint32_t depth = 0;
       const uint32_t* entry = entry_of(arena, slot, tokens, end, n, level, &depth);
       if (entry == nullptr) return kFaultMissing;
-      const uint32_t recorded = (*entry & start_mask(depth)) - 1;
+      const uint32_t recorded = (*entry & next_mask(depth)) - 1;
       if (recorded != (latest ? last : earliest)) return kFaultRecorded;
       const bool twice = (*entry & twice_bit(depth)) != 0;
       if (level + 1 < sizes.levels && twice != (times > 1)) return kFaultLazyRule;

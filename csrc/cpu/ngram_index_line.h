@@ -15,8 +15,8 @@ using namespace index;
 
 // An entry as it stands in the page of depth + 1 that a split gives it.
 inline uint32_t deepened(uint32_t entry, uint32_t depth) {
-  const uint32_t start = start_mask(depth);
-  return (entry & ~start) << 1 | (entry & start);
+  const uint32_t next = next_mask(depth);
+  return (entry & ~next) << 1 | (entry & next);
 }
 
 struct LaneByLane {

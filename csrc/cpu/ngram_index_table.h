@@ -47,10 +47,10 @@ class SlotTable {
     uint32_t size;
     uint32_t version;  // of the table when located; a split makes that stale
     Vector key[kRows];
-    Vector line[kRows];   // number of the home line, counted over all pages
-    Vector want[kRows];   // head of the entry there
-    Vector mask[kRows];   // what is compared with it
-    Vector start[kRows];  // mask of `start` in that page
+    Vector line[kRows];  // number of the home line, counted over all pages
+    Vector want[kRows];  // head of the entry there
+    Vector mask[kRows];  // what is compared with it
+    Vector next[kRows];  // mask of `next` in that page
   };
 
   // The ends first .. first + size - 1 of a row. Of `readable` words what lies behind its tokens is read, and not used.
@@ -108,7 +108,7 @@ class SlotTable {
       const Vector line = (page < last_page ? page : last_page + Vector{}) * kPageLines + (key & (kPageLines - 1));
       batch->line[level] = line;
       batch->want[level] = (key & kHeadBits) << depth;
-      batch->start[level] = (((1u << kStartBits) + Vector{}) << depth) - 1;
+      batch->next[level] = (((1u << kNextBits) + Vector{}) << depth) - 1;
       if constexpr (NGRAM_INDEX_FINGERPRINT_BITS >= kPrefixBits) {
         batch->mask[level] = (kHeadBits + Vector{}) << depth;
       } else {
@@ -132,17 +132,17 @@ class SlotTable {
     return true;
   }
 
-  // Where the occurrence starts that the deepest level records that seems to be there, or 0: a hint for prefetching.
+  // The place that the deepest level records that seems to be there, or 0: a hint for prefetching.
   uint32_t peek(const Batch& batch, uint32_t i) const {
     const Glance seen = glance(batch, i);
     if (seen.level < 0) return 0;
-    return line_at(batch.line[seen.level][i])[seen.lane] & batch.start[seen.level][i];
+    return line_at(batch.line[seen.level][i])[seen.lane] & batch.next[seen.level][i];
   }
   // The same for one level.
   uint32_t peek(const Batch& batch, uint32_t i, int level) const {
     const uint32_t* line = line_at(batch.line[level][i]);
     const uint32_t lanes = Isa::match(line, batch.want[level][i], batch.mask[level][i]);
-    return lanes == 0 ? 0 : line[__builtin_ctz(lanes)] & batch.start[level][i];
+    return lanes == 0 ? 0 : line[__builtin_ctz(lanes)] & batch.next[level][i];
   }
 
   // Levels whose lines are fetched at once. On text three ends in four find none of a ladder's beyond.
@@ -162,15 +162,15 @@ class SlotTable {
     const int level = find_deepest(*batch, i, &hit);
     const uint32_t n = min_n_ + static_cast<uint32_t>(level);
     if (level >= 0) {
-      if (n == max_n_) return {static_cast<int64_t>(hit.start) - 1, n};
+      if (n == max_n_) return {static_cast<int64_t>(hit.next) - 1, n};
       if (!hit.twice()) {
         hit.set_twice();
-        return second_occurrence(batch, i, level, hit, hit.start);
+        return second_occurrence(batch, i, level, hit, hit.next);
       }
     }
     // Its gram has occurred, the one longer has not until now.
     if (n + 1 <= end + 1) insert(batch, i, level + 1, end + 1, false);
-    return level < 0 ? Occurrence{-1, 0} : Occurrence{static_cast<int64_t>(hit.start) - 1, n};
+    return level < 0 ? Occurrence{-1, 0} : Occurrence{static_cast<int64_t>(hit.next) - 1, n};
   }
 
   Occurrence walk_latest(Batch* batch, uint32_t i) {
@@ -195,7 +195,7 @@ class SlotTable {
     }
     if (found < count) insert(batch, i, found, end + 1, false);
     if (level < 0) return {-1, 0};
-    return {static_cast<int64_t>(hits[level].start) - 1, hits[level].common};
+    return {static_cast<int64_t>(hits[level].next) - 1, hits[level].common};
   }
 
  private:
@@ -205,7 +205,7 @@ class SlotTable {
     Key key;
     uint32_t want;
     uint32_t mask;
-    uint32_t start;
+    uint32_t next;
   };
 
   // What the home lines tell at one look: the deepest level with a likely entry, -1 where there is none.
@@ -216,8 +216,8 @@ class SlotTable {
 
   struct Hit {
     uint32_t* entry;
-    uint32_t mask;  // of `start` in the entry
-    uint32_t start;
+    uint32_t mask;  // of `next` in the entry
+    uint32_t next;
     uint32_t common;  // tokens up to max_n that agree there
     bool twice() const { return (*entry & (mask + 1)) != 0; }
     void set_twice() const { *entry |= mask + 1; }
@@ -228,14 +228,14 @@ class SlotTable {
 
   Probe probe(const Batch& batch, uint32_t i, int level) const {
     return {line_at(batch.line[level][i]), batch.key[level][i], batch.want[level][i], batch.mask[level][i],
-            batch.start[level][i]};
+            batch.next[level][i]};
   }
 
   Probe probe(Key key) const {
     const uint32_t entry = *directory_at(dir_index(key, dir_depth_), dir_depth_);
     const uint32_t depth = entry & 15u;
     return {arena_.page(entry >> 4) + line_of(key) * kLineWords, key, entry_head(key, depth), probe_mask(depth),
-            start_mask(depth)};
+            next_mask(depth)};
   }
 
   uint32_t size_of(int level) const {
@@ -307,7 +307,7 @@ class SlotTable {
       } else {
         uint32_t* entry = line_at(batch.line[seen.level][i]) + seen.lane;
         const uint32_t n = min_n_ + static_cast<uint32_t>(seen.level);
-        if (verify(entry, batch.start[seen.level][i], end, n, hit) && (!overflowed || !hit->twice())) return seen.level;
+        if (verify(entry, batch.next[seen.level][i], end, n, hit) && (!overflowed || !hit->twice())) return seen.level;
       }
     }
     // A row's beginning, a fingerprint that lied, or a full line.
@@ -330,17 +330,17 @@ class SlotTable {
 
   // Whether the n tokens before and at the occurrence an entry records are those at `end`.
   bool verify(uint32_t* entry, uint32_t mask, uint32_t end, uint32_t n, Hit* hit) const {
-    const uint32_t start = *entry & mask;
-    // Never beyond the row, whatever the entry says; an empty lane's start - 1 is beyond as well.
-    if (start - 1 >= end) return false;
-    *hit = {entry, mask, start, common_suffix(start - 1, end)};
+    const uint32_t next = *entry & mask;
+    // Never beyond the row, whatever the entry says; an empty lane's next - 1 is beyond as well.
+    if (next - 1 >= end) return false;
+    *hit = {entry, mask, next, common_suffix(next - 1, end)};
     return hit->common >= n;
   }
 
   NGRAM_FN bool find(const Probe& at, int level, uint32_t end, Hit* hit) const {
     const uint32_t lanes = Isa::match(at.line, at.want, at.mask);
     if (lanes == 0) return is_full(at.line) && find_on(at, 0, level, end, hit);
-    if (verify(at.line + __builtin_ctz(lanes), at.start, end, size_of(level), hit)) return true;
+    if (verify(at.line + __builtin_ctz(lanes), at.next, end, size_of(level), hit)) return true;
     return find_on(at, lanes & (lanes - 1), level, end, hit);
   }
 
@@ -351,7 +351,7 @@ class SlotTable {
       uint32_t* line = group + (line_of(at.key) + i) % kGroupLines * kLineWords;
       if (i > 0) lanes = Isa::match(line, at.want, at.mask);
       for (; lanes != 0; lanes &= lanes - 1) {
-        if (verify(line + __builtin_ctz(lanes), at.start, end, size_of(level), hit)) return true;
+        if (verify(line + __builtin_ctz(lanes), at.next, end, size_of(level), hit)) return true;
       }
       if (!is_full(line)) return false;
     }
@@ -366,29 +366,29 @@ class SlotTable {
     for (; n <= hit.common; n = size_of(++level)) insert(batch, i, level, record, true);
     if (n <= max_n_) {
       if (n <= end + 1) insert(batch, i, level, end + 1, false);
-      if (n <= hit.start) {
-        insert(make_key(gram_sum(hit.start - 1, n), static_cast<uint32_t>(level)), hit.start, false);
+      if (n <= hit.next) {
+        insert(make_key(gram_sum(hit.next - 1, n), static_cast<uint32_t>(level)), hit.next, false);
       }
     }
-    return {static_cast<int64_t>(hit.start) - 1, hit.common};
+    return {static_cast<int64_t>(hit.next) - 1, hit.common};
   }
 
-  NGRAM_FN void insert(Batch* batch, uint32_t i, int level, uint32_t start, bool twice) {
+  NGRAM_FN void insert(Batch* batch, uint32_t i, int level, uint32_t next, bool twice) {
     if (batch->version != version_) locate(batch);
     uint32_t* line = line_at(batch->line[level][i]);
-    const uint32_t mask = batch->start[level][i];
-    if (start <= mask && line[kLineWords - 1] == 0) {
-      line[Isa::used(line)] = batch->want[level][i] | (twice ? mask + 1 : 0) | start;
+    const uint32_t mask = batch->next[level][i];
+    if (next <= mask && line[kLineWords - 1] == 0) {
+      line[Isa::used(line)] = batch->want[level][i] | (twice ? mask + 1 : 0) | next;
     } else {
-      insert(batch->key[level][i], start, twice);
+      insert(batch->key[level][i], next, twice);
     }
   }
 
-  NGRAM_FN void insert(Key key, uint32_t start, bool twice) {
+  NGRAM_FN void insert(Key key, uint32_t next, bool twice) {
     while (!failed_) {
       const Probe at = probe(key);
-      const uint32_t entry = at.want | (twice ? at.start + 1 : 0) | start;
-      if (start <= at.start && put_entry<Isa>(at.line - line_of(key) * kLineWords, line_of(key), entry)) return;
+      const uint32_t entry = at.want | (twice ? at.next + 1 : 0) | next;
+      if (next <= at.next && put_entry<Isa>(at.line - line_of(key) * kLineWords, line_of(key), entry)) return;
       split(key);
     }
   }

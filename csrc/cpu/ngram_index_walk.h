@@ -64,10 +64,10 @@ class LadderWalk {
   const bool keeps_outcomes_;
 };
 
-// Fetches what common_suffix8 reads before `start`, often two lines, and what a draft would begin with.
-inline void prefetch_tokens(const int32_t* tokens, uint32_t start) {
-  __builtin_prefetch(tokens + start - smaller(start, 8u));
-  __builtin_prefetch(tokens + start);
+// Fetches what common_suffix8 reads before `next`, often two lines, and what a draft would begin with.
+inline void prefetch_tokens(const int32_t* tokens, uint32_t next) {
+  __builtin_prefetch(tokens + next - smaller(next, 8u));
+  __builtin_prefetch(tokens + next);
 }
 
 // Fetches the tokens that verifying the likely hits will read, and those a draft would be copied from. Returns the
@@ -76,20 +76,20 @@ template <int kMatch, class Table>
 uint32_t prefetch_hits(const Table& table, const typename Table::Batch& batch, uint32_t i, const int32_t* tokens,
                        uint32_t length, uint32_t reach) {
   if (kMatch == kEarliest) {  // only the deepest is looked at
-    const uint32_t start = smaller(table.peek(batch, i), length - 1);
-    prefetch_tokens(tokens, start);
-    if (reach > 0) __builtin_prefetch(tokens + smaller(start + reach, length) - 1);
-    return start;
+    const uint32_t next = smaller(table.peek(batch, i), length - 1);
+    prefetch_tokens(tokens, next);
+    if (reach > 0) __builtin_prefetch(tokens + smaller(next + reach, length) - 1);
+    return next;
   }
-  uint32_t start = 0;
+  uint32_t next = 0;
   for (int level = 0; level < table.likely_levels(); ++level) {
     const uint32_t found = smaller(table.peek(batch, i, level), length - 1);
-    if (found == 0) return start;
-    start = found;
-    prefetch_tokens(tokens, start);
+    if (found == 0) return next;
+    next = found;
+    prefetch_tokens(tokens, next);
   }
   table.prefetch_unlikely(batch, i);
-  return start;
+  return next;
 }
 
 template <class Kind, class Table>
@@ -113,12 +113,12 @@ void look_up_group(const Arena& arena, const IndexOptions& options, IndexQuery* 
   for (int i = 0; i < count; ++i) {
     const IndexQuery& q = queries[i];
     const Table table = table_of(q);
-    uint32_t start = 0;
+    uint32_t next = 0;
     for (uint32_t j = 0; j < batches[i].size; ++j) {
       const uint32_t reach = j + 1 == batches[i].size ? static_cast<uint32_t>(k) : 0;
-      start = prefetch_hits<Kind::kMatch>(table, batches[i], j, q.tokens, q.length, reach);
+      next = prefetch_hits<Kind::kMatch>(table, batches[i], j, q.tokens, q.length, reach);
     }
-    if (options.outcomes) Outcomes(arena, q.slot_id).prefetch(start);
+    if (options.outcomes) Outcomes(arena, q.slot_id).prefetch(next);
   }
   for (int i = 0; i < count; ++i) {
     IndexQuery& q = queries[i];

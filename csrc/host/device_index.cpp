@@ -110,7 +110,7 @@ IndexFault check_device_index_row(const int32_t* index, int64_t words, int64_t s
     if (entry == 0 || tenant_of(entry) != tenant) continue;
     const uint32_t level = level_of(entry), n = min_n + level, end = end_of(entry);
     if (n > max_n) return kFaultPlace;
-    if (end >= indexed || end + 1 < n) return kFaultStart;
+    if (end >= indexed || end + 1 < n) return kFaultOutside;
     const Place place = place_at(table, id, tokens, end, n, level);
     const uint32_t bucket = static_cast<uint32_t>(i / kBucketEntries);
     if (head_of(entry) != place.head || (bucket != place.bucket[0] && bucket != place.bucket[1])) return kFaultPlace;

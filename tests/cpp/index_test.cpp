@@ -208,7 +208,7 @@ TEST_P(IndexTest, EveryPageOfOutcomesIsGivenBack) {
 }
 
 TEST_P(IndexTest, RowsPassWhatEntriesOfADepthCanRecord) {
-  constexpr int32_t kFirst = 1 << index::kStartBits;
+  constexpr int32_t kFirst = 1 << index::kNextBits;
   Tokens row(4 * kFirst + 16);
   for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<int32_t>(i % 7);
   const int64_t words = ngram_npu_cpu_ngram_index_words(1, 64);

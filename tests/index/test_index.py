@@ -240,7 +240,7 @@ def _owners(words: Int32Array) -> Int32Array:
     return found
 
 
-def _start_bits(words: Int32Array, slot: int) -> int:
+def _next_bits(words: Int32Array, slot: int) -> int:
     return 12 + (_root_entry(words, slot) & 15)
 
 
@@ -301,12 +301,12 @@ def _entry_elsewhere(words: Int32Array) -> None:
 
 def _entry_outside(words: Int32Array) -> None:
     page = _page(words, 0)
-    page[np.flatnonzero(page)] |= (1 << _start_bits(words, 0)) - 1
+    page[np.flatnonzero(page)] |= (1 << _next_bits(words, 0)) - 1
 
 
 def _flip_twice(words: Int32Array) -> None:
     page = _page(words, 0)
-    page[np.flatnonzero(page)] ^= np.int32(1 << _start_bits(words, 0))
+    page[np.flatnonzero(page)] ^= np.int32(1 << _next_bits(words, 0))
 
 
 def _entry_lost(words: Int32Array) -> None:

@@ -125,8 +125,8 @@ _of(
             "hit)) return seen.level;",
         ),
         "a gram at the row's start is not inserted": (
-            "if (n <= hit.start) {",
-            "if (n < hit.start) {",
+            "if (n <= hit.next) {",
+            "if (n < hit.next) {",
         ),
         "directory pages leak where the last is refused": (
             "while (j-- > had) release_page(arena_, slot_id_, root[j]);",
