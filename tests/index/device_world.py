@@ -32,6 +32,7 @@ class DeviceWorld(World):
     """To be used while the twin stands in the CPU's place."""
 
     SLOT_WORDS, GIVEN_UP = 16, 3
+    HAS_LADDER = False
 
     def _make_index(self, num_slots: int, num_pages: int) -> DeviceNgramIndex:
         return index_of_buckets(num_slots, BUCKETS_PER_PAGE * num_pages, self.lookup)

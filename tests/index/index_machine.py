@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -24,11 +26,24 @@ class IndexMachine(RuleBasedStateMachine):
         match_policy=st.integers(0, 1),
         overlap=st.booleans(),
         pages=st.sampled_from([1, 2, 4, 40]),
+        ladder=st.integers(0, 2).map(lambda one_in_three: one_in_three == 2),
+        cost_limit=st.none() | st.integers(0, 150),
     )
     def start(
-        self, min_n: int, span: int, k: int, match_policy: int, overlap: bool, pages: int
+        self,
+        min_n: int,
+        span: int,
+        k: int,
+        match_policy: int,
+        overlap: bool,
+        pages: int,
+        ladder: bool,
+        cost_limit: int | None,
     ) -> None:
-        lookup = Lookup(min_n, min_n + span, k, match_policy, overlap)
+        if ladder and self.WORLD.HAS_LADDER:
+            lookup = Lookup(1, 16, k, 1, overlap, ladder=True, cost_limit=cost_limit)
+        else:
+            lookup = Lookup(min_n, min_n + span, k, match_policy, overlap)
         self.world = self.WORLD(ROWS, CAPACITY, lookup, ROWS + 2, pages)
 
     @rule(row=ROW, tokens=TOKENS, indexed=st.booleans())
@@ -118,10 +133,11 @@ class IndexMachine(RuleBasedStateMachine):
             live[place % len(live)] += by
             live[place % len(live)] %= 3
 
-    @rule(match_policy=st.integers(0, 1))
-    def other_policy(self, match_policy: int) -> None:
+    @rule(match_policy=st.integers(0, 1), cost_limit=st.none() | st.integers(0, 150))
+    def another_lookup(self, match_policy: int, cost_limit: int | None) -> None:
         look = self.world.lookup
-        self.world.lookup = Lookup(look.min_n, look.max_n, look.k, match_policy, look.overlap)
+        change = {"cost_limit": cost_limit} if look.ladder else {"match_policy": match_policy}
+        self.world.lookup = replace(look, **change)
 
     @invariant()
     def index_is_sound(self) -> None:

@@ -10,13 +10,21 @@ import numpy as np
 import numpy.typing as npt
 from ngram_npu import _C, NgramIndex
 
+from tools.verify.ladder_oracle import UInt8Array, truth_of
+
 Int32Array = npt.NDArray[np.int32]
 
 UNLIMITED = 2**63 - 1
 PAD = 7
+COSTS = np.random.default_rng(0).integers(0, 60, (16, 32), np.uint8)
+_WORST = np.repeat(COSTS[:, :1], 32, axis=1)
+"""For rows that are scanned: their outcomes count as 0."""
+_SHORT = 120
 _HEADER_WORDS = 64
 _OPTIONS, _LENGTH, _TAIL = 0, 1, 8
 _TAIL_TOKENS = 8
+_LOST = -99
+_STAT_INDEXED = 16
 
 
 @dataclass(frozen=True)
@@ -27,15 +35,54 @@ class Lookup:
     match_policy: int = 0
     overlap: bool = False
     max_len: int = UNLIMITED
+    ladder: bool = False
+    cost_limit: int | None = None
+    """Of a ladder, whose drafts are then by cost, after `COSTS`."""
+
+    @property
+    def costs(self) -> UInt8Array | None:
+        return None if self.cost_limit is None else COSTS
 
 
 def index_of_pages(num_slots: int, num_pages: int, lookup: Lookup) -> NgramIndex:
     """With that many pages exactly: too few, where a test wants the memory to run out."""
-    index = NgramIndex(num_slots, 0, min_n=lookup.min_n, max_n=lookup.max_n)
+    index = NgramIndex(
+        num_slots,
+        0,
+        min_n=lookup.min_n,
+        max_n=lookup.max_n,
+        sizes="ladder" if lookup.ladder else "consecutive",
+        outcomes=lookup.costs is not None,
+    )
+    index._words = index.tensor = _words_of(num_slots, num_pages)
+    return index
+
+
+def _words_of(num_slots: int, num_pages: int) -> Int32Array:
     words = np.zeros(_C.index_words(num_slots, num_pages), np.int32)
     _C.index_init(words, num_slots)
-    index._words = index.tensor = words
-    return index
+    return words
+
+
+def ladder_draft(tokens: Int32Array, lookup: Lookup, scanned: bool) -> tuple[Any, ...]:
+    """(ids, count, match length, costs) of a row: by brute force where it is short, else from an
+    index that is built at once."""
+    costs = _WORST if scanned and lookup.costs is not None else lookup.costs
+    limit, k = lookup.cost_limit or 0, lookup.k
+    if len(tokens) <= _SHORT:
+        draft = truth_of(tokens).draft(len(tokens), k, costs, limit, lookup.overlap, lookup.max_len)
+        return draft.ids, draft.count, draft.match_len, draft.costs
+    row, length = tokens[None], np.array([len(tokens)], np.int32)
+    words = _words_of(1, _C.index_pages(len(tokens), 1, 1, 16, True, True, True))
+    ladder: dict[str, Any] = {"min_n": 1, "max_n": 16, "match_policy": 1, "ladder": True}
+    paid = np.full((1, k), 255, np.uint8)
+    _C.ngram_index_append_(row, length, words, outcomes=costs is not None, **ladder)
+    found = _C.ngram_index_propose_(
+        row, length, words, k=k, overlap=lookup.overlap, max_len=lookup.max_len, costs=costs,
+        cost_limit=limit, draft_costs=None if costs is None else paid, **ladder,
+    )  # fmt: skip
+    assert words[_STAT_INDEXED] == 1
+    return found[0][0], found[1][0], found[2][0], paid[0]
 
 
 class World:
@@ -50,6 +97,7 @@ class World:
     """
 
     SLOT_WORDS, GIVEN_UP = 48, 4
+    HAS_LADDER = True
 
     def __init__(
         self, num_rows: int, capacity: int, lookup: Lookup, num_slots: int, num_pages: int
@@ -96,10 +144,11 @@ class World:
         for row in at:
             self._forget(int(row), int(self.lengths[row]))
         look = self.lookup
+        ladder = (True, look.costs is not None) if look.ladder else ()
         self._call(
             "ngram_index_append_",
             self.rows, self.lengths, self.words, at, self.slots[at], look.min_n, look.max_n,
-            look.match_policy,
+            look.match_policy, *ladder,
         )  # fmt: skip
         for row in at:
             self._note(int(row))
@@ -135,23 +184,30 @@ class World:
             advance, vocab_size, look.min_n, look.max_n, look.k, look.match_policy, look.overlap,
             look.max_len, None,
         )  # fmt: skip
-        truth = _C.ngram_step_(buffer[1:-1, PAD:-PAD], lengths, sampled, *head, *tail)
+        truth = [*_C.ngram_step_(buffer[1:-1, PAD:-PAD], lengths, sampled, *head, *tail)]
+        paid = None if look.costs is None else np.zeros((len(at), look.k), np.uint8)
+        ladder = (True, look.costs, look.cost_limit or 0, paid) if look.ladder else ()
         given = None if by_row and np.array_equal(self.slots[at], at) else self.slots[at]
         found = self._call(
-            "ngram_index_step_", self.rows, self.lengths, sampled, self.words, *head, given, *tail
-        )
+            "ngram_index_step_", self.rows, self.lengths, sampled, self.words, *head, given, *tail,
+            *ladder,
+        )  # fmt: skip
         np.testing.assert_array_equal(self._buffer, buffer)  # tokens, and nothing around them
         np.testing.assert_array_equal(self.lengths, lengths)
         for name, got, want in zip(("next", "num_sampled"), found[:2], truth[:2], strict=True):
             np.testing.assert_array_equal(got, want, name)
         clear = ~np.array(blind, np.bool_)
+        ran = truth[1]
+        grown = np.minimum(self.lengths[at] + (0 if advance else ran), self.rows.shape[1])
+        if look.ladder:
+            truth[2:], costs = self._ladder_drafts(at, np.where(ran > 0, grown, 0))
+            if paid is not None:
+                np.testing.assert_array_equal(paid[clear], costs[clear], "costs")
         for name, got, want in zip(("ids", "counts", "len"), found[2:], truth[2:], strict=True):
             np.testing.assert_array_equal(got[clear], want[clear], name)
         self.steps += int(clear.sum())
         self.blind += int((~clear).sum())
         self.drafts += int((found[3] > 0).sum())
-        ran = truth[1]
-        grown = np.minimum(self.lengths[at] + (0 if advance else ran), self.rows.shape[1])
         if not advance:
             self.lengths[at] = grown
         for i in np.flatnonzero(~clear):
@@ -160,6 +216,17 @@ class World:
             self._note(int(row))
         drafts: Int32Array = truth[2]
         return drafts
+
+    def _ladder_drafts(self, rows: Int32Array, lengths: Int32Array) -> tuple[list[Any], Any]:
+        """Ids, counts and match lengths of a step that has been, and the costs; of rows with these
+        lengths, 0 where nothing is drafted."""
+        drafts = []
+        for row, length in zip(rows.tolist(), lengths.tolist(), strict=True):
+            words = self.slot_words(int(self.slots[row]))
+            scanned = bool(words[self.GIVEN_UP]) or int(words[_LENGTH]) < length
+            drafts.append(ladder_draft(self.rows[row, :length], self.lookup, scanned))
+        ids, counts, matches, costs = map(np.array, zip(*drafts, strict=True))
+        return [ids, counts, matches], costs
 
     def check(self) -> None:
         """The index against the rows, where a slot is what its row says."""
@@ -175,6 +242,7 @@ class World:
         indexed = int(words[_LENGTH])
         look = self.lookup
         packed = 1 << 24 | look.match_policy << 16 | look.max_n << 8 | look.min_n
+        packed |= look.ladder << 17 | (look.costs is not None) << 18
         if words[_OPTIONS] != packed or indexed > (self.lengths[row] if length is None else length):
             return True
         tail = min(indexed, _TAIL_TOKENS)
@@ -187,7 +255,10 @@ class World:
         if self._will_rebuild(row, length) or self.slot_words(slot)[self.GIVEN_UP]:
             return False
         known = self.known.get(slot)
-        return known is not None and not np.array_equal(known, self.rows[row, : len(known)])
+        if known is None or np.array_equal(known, self.rows[row, : len(known)]):
+            return False
+        known[:] = _LOST  # what a row is walked with meanwhile stays, also where it turns back
+        return True
 
     def _forget(self, row: int, length: int) -> None:
         """Before an operator that takes this row: its slot may be about to be built anew."""
@@ -217,6 +288,9 @@ class World:
             assert match_len == 0
             return
         assert self.lookup.min_n <= match_len <= self.lookup.max_n
+        if self.lookup.ladder:  # a candidate that a slot has kept is not looked up again
+            assert set(ids[:count]) <= set(tokens)
+            return
         suffix = tokens[len(tokens) - match_len :]
         for end in range(match_len, len(tokens)):
             period = len(tokens) - end

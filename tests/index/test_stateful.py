@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sysconfig
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import settings
 from index_machine import IndexMachine
 from index_world import Int32Array, Lookup, World
 
+LADDER = 2
 TestIndexMachine = IndexMachine.TestCase
 TestIndexMachine.settings = settings(
     settings.default, max_examples=120, stateful_step_count=40, deadline=None
@@ -27,12 +29,12 @@ def _text(count: int) -> Int32Array:
 
 
 @pytest.mark.parametrize("pages", [4000, 18], ids=["room", "too-few-pages"])
-@pytest.mark.parametrize("match_policy", [0, 1], ids=["earliest", "latest"])
+@pytest.mark.parametrize("match_policy", [0, 1, LADDER], ids=["earliest", "latest", "ladder"])
 @pytest.mark.parametrize("source", ["random", "text"])
 def test_long_run(source: str, match_policy: int, pages: int) -> None:
-    """Requests come, grow, are preempted, and go, for about eight thousand compared steps; more
-    with NGRAM_NPU_INDEX_STEPS, all eight runs together."""
-    wanted = int(os.environ.get("NGRAM_NPU_INDEX_STEPS", "64000")) // 8
+    """Requests come, grow, are preempted, and go, for some thousands of compared steps; more with
+    NGRAM_NPU_INDEX_STEPS, all twelve runs together."""
+    wanted = int(os.environ.get("NGRAM_NPU_INDEX_STEPS", "64000")) // 12
     seed = int(os.environ.get("NGRAM_NPU_INDEX_SEED", "1"))
     rng = np.random.default_rng([seed, source == "text", match_policy, pages])
     text = _text(200_000)
@@ -40,10 +42,12 @@ def test_long_run(source: str, match_policy: int, pages: int) -> None:
     started = time.perf_counter()
     steps = drafts = scanned = blind = 0
     while steps < wanted:
-        low = int(rng.integers(1, 4))
-        lookup = Lookup(
-            low, low + int(rng.choice([0, 2, 3, 7])), 4, match_policy, bool(rng.integers(2)), 1480
-        )
+        low, span = int(rng.integers(1, 4)), int(rng.choice([0, 2, 3, 7]))
+        lookup = Lookup(low, low + span, 4, match_policy, bool(rng.integers(2)), 1480)
+        if match_policy == LADDER:
+            limit = int(rng.integers(0, 150)) if rng.random() < 0.8 else None
+            ladder = {"min_n": 1, "max_n": 16, "match_policy": 1, "ladder": True}
+            lookup = replace(lookup, **ladder, cost_limit=limit)
         world = World(rows, capacity, lookup, rows, pages)
         streams = np.empty((rows, capacity), np.int32)
 

@@ -1,0 +1,224 @@
+"""The index of a ladder: its outcomes and candidates as the definition has them, whatever became of
+its rows before, and told where they are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from index_world import Lookup, index_of_pages
+from ngram_npu import _C, IntegrityError, NgramIndex
+from ngram_npu.reference.ladder import candidate, outcome_bytes
+
+Int32Array = npt.NDArray[np.int32]
+
+HEADER, SLOT = 64, 48
+LENGTH, CANDIDATE, OUTCOME_PAGES, OUTCOME_ROOT = 1, 6, 7, 32
+ROOT_PAGES, PAGE_BYTES = 16, 4096
+LADDER: dict[str, Any] = {"min_n": 1, "max_n": 16, "match_policy": 1, "ladder": True}
+COSTS = np.full((16, 32), 5, np.uint8)
+LOOKUP = Lookup(1, 16, match_policy=1, ladder=True, cost_limit=40)
+
+
+def _tokens(rows: int = 3, length: int = 400, alphabet: int = 5) -> Int32Array:
+    return np.random.default_rng(4).integers(0, alphabet, (rows, length), dtype=np.int32)
+
+
+def _ladder(num_slots: int, token_capacity: int) -> NgramIndex:
+    sizes: Any = {"sizes": "ladder", "outcomes": True, "any_data": True}
+    return NgramIndex(num_slots, token_capacity, min_n=1, max_n=16, **sizes)
+
+
+def _at_once(tokens: Int32Array) -> NgramIndex:
+    rows, length = tokens.shape
+    index = _ladder(rows, tokens.size)
+    index.append(tokens, np.full(rows, length, np.int32))
+    return index
+
+
+def _slot(words: Int32Array, slot: int) -> Int32Array:
+    return words[HEADER + slot * SLOT :][:SLOT]
+
+
+def _page(words: Int32Array, page: int) -> Int32Array:
+    first = HEADER + int(words[1]) * SLOT + int(words[2])
+    first = -(-first // _C.INDEX_PAGE_WORDS) * _C.INDEX_PAGE_WORDS
+    return words[first + page * _C.INDEX_PAGE_WORDS :][: _C.INDEX_PAGE_WORDS]
+
+
+def _outcomes(index: NgramIndex, slot: int) -> list[int]:
+    """All that the slot keeps, a byte for each token it has indexed."""
+    words = index.tensor
+    state = _slot(words, slot)
+    pages = state[OUTCOME_ROOT:][: state[OUTCOME_PAGES]]
+    if state[OUTCOME_PAGES] > ROOT_PAGES:
+        pages = _page(words, state[OUTCOME_ROOT])[: state[OUTCOME_PAGES]]
+    kept = [_page(words, page).view(np.uint8) for page in pages]
+    found: list[int] = np.concatenate([np.empty(0, np.uint8), *kept])[: state[LENGTH]].tolist()
+    return found
+
+
+def _step(index: NgramIndex, tokens: Int32Array, lengths: Int32Array, sampled: Int32Array) -> Any:
+    return _C.ngram_index_step_(
+        tokens, lengths, sampled, index.tensor, k=4, costs=COSTS, **LADDER,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("alphabet", [1, 2, 5, 60])
+def test_outcomes_and_candidates_are_the_definitions(alphabet: int) -> None:
+    """In pieces of all sizes, some of them walked by steps."""
+    tokens = _tokens(2, 400, alphabet)
+    tokens[1, 200:] = tokens[1, :200]
+    index = _ladder(2, tokens.size)
+    lengths = np.zeros(2, np.int32)
+    for length in (1, 2, 5, 14, 15, 16, 17, 40, 41, 300):
+        lengths[:] = length
+        index.append(tokens, lengths)
+        _step(index, tokens, lengths, tokens[:, length : length + 3].copy())
+        index.check_integrity({row: tokens[row, : lengths[row]] for row in (0, 1)})
+    assert lengths.tolist() == [303, 303]
+    for row in (0, 1):
+        live = tokens[row, :303].tolist()
+        q, match = candidate(live)
+        assert _slot(index.tensor, row)[CANDIDATE] == q << 5 | match
+        assert _outcomes(index, row) == outcome_bytes(live)
+    index.reset(np.array([0, 1], np.int32))
+    assert index.statistics.pages_in_use == 0
+    index.check_integrity()
+
+
+def _another_outcome(words: Int32Array) -> None:
+    _page(words, _slot(words, 0)[OUTCOME_ROOT]).view(np.uint8)[333] ^= 1
+
+
+def _another_match_length(words: Int32Array) -> None:
+    _slot(words, 0)[CANDIDATE] ^= 1
+
+
+def _another_place(words: Int32Array) -> None:
+    _slot(words, 0)[CANDIDATE] -= 32
+
+
+def _no_candidate(words: Int32Array) -> None:
+    _slot(words, 0)[CANDIDATE] = 0
+
+
+def _anothers_page(words: Int32Array) -> None:
+    _slot(words, 0)[OUTCOME_ROOT] = _slot(words, 1)[OUTCOME_ROOT]
+
+
+def _no_page(words: Int32Array) -> None:
+    _slot(words, 0)[OUTCOME_ROOT] = words[2]
+
+
+def _a_page_too_few(words: Int32Array) -> None:
+    _slot(words, 0)[OUTCOME_PAGES] -= 1
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (_another_outcome, "slot 0: a token's outcome is not the row's"),
+        (_another_match_length, "slot 0: the slot does not keep the row's candidate"),
+        (_another_place, "slot 0: the slot does not keep the row's candidate"),
+        (_no_candidate, "slot 0: the slot does not keep the row's candidate"),
+        (_anothers_page, "belongs to another slot"),
+        (_no_page, "belongs to another slot"),
+        (_a_page_too_few, "pages are not as many as it says"),
+    ],
+)
+def test_a_broken_index_is_told(harm: Callable[[Int32Array], None], message: str) -> None:
+    tokens = _tokens()
+    index = _at_once(tokens)
+    index.check_integrity(dict(enumerate(tokens)))
+    harm(index.tensor)
+    with pytest.raises(IntegrityError, match=message):
+        index.check_integrity({0: tokens[0]})
+
+
+def test_a_row_whose_outcomes_take_a_directory() -> None:
+    """Caught up over steps or appended at once, page by page: the bytes are the same, and all pages
+    are given back."""
+    length = ROOT_PAGES * PAGE_BYTES + 5000
+    tokens = _tokens(1, length + 5, 50)
+    once, grown = _at_once(tokens[:, :length]), _ladder(1, length + 5)
+    lengths = np.full(1, length - 3, np.int32)
+    _step(grown, tokens, lengths, np.array([[-1]], np.int32))  # nothing sampled: nothing is built
+    for i in range(3):
+        _step(grown, tokens, lengths, tokens[:, length - 3 + i :][:, :1].copy())
+    statistics = grown.statistics
+    assert (statistics.rows_scanned_catching_up, statistics.rows_indexed) == (2, 1)
+    assert _outcomes(grown, 0) == _outcomes(once, 0)
+    assert len(_outcomes(grown, 0)) == length
+    assert _slot(grown.tensor, 0)[CANDIDATE] == _slot(once.tensor, 0)[CANDIDATE] > 0
+    for index in (once, grown):
+        assert _slot(index.tensor, 0)[OUTCOME_PAGES] == ROOT_PAGES + 2
+        index.check_integrity()
+        index.reset(np.zeros(1, np.int32))
+        assert index.statistics.pages_in_use == 0
+        index.check_integrity()
+
+
+def test_a_page_of_a_directory_that_is_anothers_is_told() -> None:
+    tokens = _tokens(1, ROOT_PAGES * PAGE_BYTES + 1, 50)
+    index = _at_once(tokens)
+    ids = _page(index.tensor, _slot(index.tensor, 0)[OUTCOME_ROOT])
+    ids[ROOT_PAGES] = index.tensor[2]
+    with pytest.raises(IntegrityError, match="belongs to another slot"):
+        index.check_integrity()
+
+
+@pytest.mark.parametrize("by_step", [False, True], ids=["append", "step"])
+def test_a_row_cut_short_is_as_one_built_at_once(by_step: bool) -> None:
+    tokens = _tokens(1, 9000, 20)
+    index = _ladder(1, 9000)
+    lengths = np.full(1, 9000, np.int32)
+    index.append(tokens, lengths)
+    pages = index.statistics.pages_in_use
+    tokens[0, 300:] = tokens[0, :8700].copy()  # and goes on otherwise
+    lengths[:] = 300
+    if by_step:
+        _step(index, tokens, lengths, tokens[:, 300:303].copy())
+    else:
+        lengths[:] = 303
+        index.append(tokens, lengths)
+    assert index.statistics.rebuilds_shorter == 1
+    assert index.statistics.pages_in_use < pages
+    once = _at_once(tokens[:, :303])
+    assert _outcomes(index, 0) == _outcomes(once, 0) == outcome_bytes(tokens[0, :303].tolist())
+    index.check_integrity({0: tokens[0, :303]})
+
+
+def test_costs_where_there_were_none_build_a_slot_anew() -> None:
+    tokens = _tokens(1, 300)
+    index = _ladder(1, 300)
+    lengths = np.full(1, 290, np.int32)
+    one = np.ones((1, 1), np.int32)
+    _C.ngram_index_step_(tokens, lengths, one, index.tensor, k=4, **LADDER)
+    assert _outcomes(index, 0) == []
+    _step(index, tokens, lengths, one)
+    assert index.statistics.rebuilds_options == 1
+    assert _outcomes(index, 0) == outcome_bytes(tokens[0, :292].tolist())
+
+
+def test_a_row_without_room_is_indexed_once_there_is_some() -> None:
+    """What it had is given back, the pages of outcomes too."""
+    tokens = _tokens(2, 9000, 40)
+    room = _at_once(tokens).statistics.pages_in_use
+    index = index_of_pages(2, room * 4 // 5, LOOKUP)
+    lengths = np.full(2, 8990, np.int32)
+    index.append(tokens, lengths, slot_indices=np.array([1, 0], np.int32))
+    assert index.statistics.slots_given_up == 1
+    assert _slot(index.tensor, 0)[OUTCOME_PAGES] == 0
+    assert _slot(index.tensor, 1)[OUTCOME_PAGES] == 3
+    index.check_integrity()
+    index.reset(np.array([1], np.int32))
+    assert index.statistics.pages_in_use == 0
+    lengths[0] = 0
+    index.append(tokens, lengths, slot_indices=np.array([1, 0], np.int32))
+    assert index.statistics.slots_given_up == 1
+    assert _outcomes(index, 0) == _outcomes(_at_once(tokens[1:, :8990]), 0)
+    index.check_integrity()
