@@ -52,12 +52,14 @@ class AscendNgramProposerNPU(_Drafter, DeviceDrafter):
 
     Raises:
         ValueError: ``prompt_lookup_min``, ``prompt_lookup_max`` or ``num_speculative_tokens`` out
-            of range.
+            of range, or a ladder.
     """
 
     def __init__(self, vllm_config: Any, device: torch.device, runner: object) -> None:
         global _keep_drafting
         options = read_options(vllm_config, "ngram_gpu")
+        if options.ngram.is_ladder:
+            raise ValueError("ngram_npu: sizes: expected 'consecutive' on an NPU, got 'ladder'")
         DeviceDrafter.__init__(self, options, vllm_config.model_config.get_vocab_size(), device)
         _keep_drafting = options.keep_drafting
 

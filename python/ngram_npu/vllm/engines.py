@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ngram_npu import _C
 from ngram_npu.config import SHORT_CONTEXT, NgramConfig
-from ngram_npu.index import DeviceNgramIndex, NgramIndex
+from ngram_npu.index import cost_table, make_index
 from ngram_npu.vllm.options import Options
 
 Int32Array = npt.NDArray[np.int32]
@@ -101,6 +101,7 @@ class IndexEngine:
     ) -> tuple[Int32Array, Int32Array, Int32Array]:
         if self.index is None:
             self.index = self._make_index()
+            self._lookup |= cost_arguments(self._options, self.index)
         slots, new = self._rows.assign(token_ids, num_tokens, num_sampled)
         if len(new):
             self.index.reset(slots[new])
@@ -130,7 +131,7 @@ class IndexEngine:
         cached = MOST_TOKENS
         if blocks:
             cached = blocks * self._cache_config.block_size * self._context_ranks
-        return make_index(self._options, 2 * self._options.max_num_seqs, most_tokens=cached)
+        return index_for(self._options, 2 * self._options.max_num_seqs, most_tokens=cached)
 
     def _catch_up(
         self,
@@ -169,19 +170,34 @@ def make_engine(options: Options, cache_config: Any, context_ranks: int) -> Engi
 
 
 def takes_index(options: Options, device_type: str = "cpu") -> bool:
-    """``auto``: where an index can be and pays, and not on a GPU, where it was not measured."""
+    """``auto``: where an index can be and pays, and not on a GPU, where it was not measured. A
+    ladder has nothing else.
+
+    Raises:
+        ValueError: a ladder where there is none.
+    """
+    if options.ngram.is_ladder:
+        if device_type != "cpu":
+            raise ValueError(
+                f"ngram_npu: sizes: expected 'consecutive' on {device_type}, got 'ladder'"
+            )
+        return True
     if options.engine != "auto":
         return options.engine == "index"
     pays = options.max_model_len > SHORT_CONTEXT
     return device_type == "cpu" and options.ngram.fits_index and pays
 
 
-def make_index(
+def index_for(
     options: Options, slots: int, device: Any = None, most_tokens: int = MOST_TOKENS
 ) -> Any:
     """An ``NgramIndex`` of numpy's, or what a runner on ``device`` (a ``torch.device``) takes."""
     tokens = min(options.max_num_seqs * options.max_model_len, most_tokens)
-    bounds: dict[str, Any] = {"min_n": options.ngram.min_n, "max_n": options.ngram.max_n}
-    if device is None or device.type == "cpu":
-        return NgramIndex(slots, tokens, kind="torch" if device else "numpy", **bounds)
-    return DeviceNgramIndex(slots, tokens, device=device, **bounds)
+    kind = "numpy" if device is None else "torch"
+    return make_index(options.ngram, slots, tokens, kind=kind, device=device)
+
+
+def cost_arguments(options: Options, index: Any) -> dict[str, Any]:
+    """What a lookup in ``index`` takes where drafts end by their cost."""
+    costs = cost_table(options.ngram, index.tensor)
+    return {} if costs is None else {"costs": costs}

@@ -57,12 +57,14 @@ def read_options(vllm_config: Any, method: Method) -> Options:
     speculative = vllm_config.speculative_config
     given, sources = _given(vllm_config)
     max_model_len = vllm_config.model_config.max_model_len
-    if method == "custom_class":
-        lookup = _lookup(given.get("prompt_lookup_min"), given.get("prompt_lookup_max"))
+    sizes = given.get("sizes", "consecutive")
+    if sizes == "ladder":
+        low, high = _none_with_ladder(given)
+    elif method == "custom_class":
+        low, high = _lookup(given.get("prompt_lookup_min"), given.get("prompt_lookup_max"))
     else:
-        lookup = _lookup_of_stock(speculative, given)
-    low, high = lookup
-    if low > high:
+        low, high = _lookup_of_stock(speculative, given)
+    if low is not None and high is not None and low > high:
         raise ValueError(
             f"ngram_npu: prompt_lookup_min={low} is greater than prompt_lookup_max={high}"
         )
@@ -75,24 +77,30 @@ def read_options(vllm_config: Any, method: Method) -> Options:
     drafts = given.get("drafts", "padded")
     if drafts not in DRAFTS:
         raise ValueError(f"ngram_npu: drafts: expected one of {', '.join(DRAFTS)}, got {drafts!r}")
-    if engine == "index" and high - low >= MAX_INDEX_SPAN:
-        raise ValueError(
-            "ngram_npu: engine: 'index' needs prompt_lookup_max - prompt_lookup_min <= "
-            f"{MAX_INDEX_SPAN - 1}, got {low} to {high}"
-        )
     try:
         ngram = NgramConfig(
             prompt_lookup_min=low,
             prompt_lookup_max=high,
             num_speculative_tokens=speculative.num_speculative_tokens,
-            match_policy=given.get("match_policy", "latest" if method == "v2" else "earliest"),
-            overlap=given.get("overlap", False),
+            match_policy=given.get("match_policy", "latest" if method == "v2" else None),
+            overlap=given.get("overlap"),
             max_len=None if method == "v2" else max_model_len,
+            sizes=sizes,
+            min_draft_probability=given.get("min_draft_probability"),
         )
     except (TypeError, ValueError) as error:
         # Our short names stand for vLLM's; whoever reads this has only ever seen the latter.
         names = "min_n, max_n, k: prompt_lookup_min, prompt_lookup_max, num_speculative_tokens"
         raise ValueError(f"ngram_npu: {error} ({names})") from error
+    if engine == "index" and not ngram.fits_index:
+        raise ValueError(
+            "ngram_npu: engine: 'index' needs prompt_lookup_max - prompt_lookup_min <= "
+            f"{MAX_INDEX_SPAN - 1}, got {low} to {high}"
+        )
+    if engine == "scan" and ngram.is_ladder:
+        raise ValueError(
+            "ngram_npu: engine: expected 'auto' or 'index' with sizes='ladder', got 'scan'"
+        )
     return Options(
         ngram=ngram,
         engine=engine,
@@ -138,7 +146,9 @@ def _section(additional_config: object) -> dict[str, Any]:
     for name, value in section.items():
         _check_known(str(name), _NAMES, where)
         kind = _KINDS[name]
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        if not isinstance(value, _TYPES.get(kind, kind)) or (
+            kind is not bool and isinstance(value, bool)
+        ):
             raise ValueError(
                 f"ngram_npu: {name} in {where}: expected {kind.__name__}, got {value!r}"
             )
@@ -177,6 +187,16 @@ def _check_known(name: str, known: tuple[str, ...], where: str) -> None:
         )
 
 
+def _none_with_ladder(given: Mapping[str, Any]) -> tuple[None, None]:
+    """A ladder's sizes are its own. vLLM's own methods always have some, which may mean nothing."""
+    for name in ("prompt_lookup_min", "prompt_lookup_max"):
+        if name in given:
+            raise ValueError(
+                f"ngram_npu: {name}: expected none with sizes='ladder', got {given[name]}"
+            )
+    return None, None
+
+
 def _lookup(low: int | None, high: int | None) -> tuple[int, int]:
     """vLLM's rule: where one of the two is given, the other is the same."""
     if low is None and high is None:
@@ -203,6 +223,8 @@ _KINDS: dict[str, type] = {
     "prompt_lookup_max": int,
     "match_policy": str,
     "overlap": bool,
+    "sizes": str,
+    "min_draft_probability": float,
     "engine": str,
     "num_threads": int,
     "drafts": str,
@@ -210,9 +232,12 @@ _KINDS: dict[str, type] = {
     "metrics": bool,
 }
 _NAMES = tuple(_KINDS)
+_TYPES: dict[type, tuple[type, ...]] = {float: (int, float, type(None))}
+"""What a mapping may hold for a kind, where it is more than that."""
 _FLAGS = {"1": True, "true": True, "0": False, "false": False}
 _PARSERS: dict[type, Callable[[str], Any]] = {
     int: int,
     str: str,
+    float: lambda text: None if text.lower() == "none" else float(text),
     bool: lambda text: _FLAGS[text.lower()],
 }

@@ -78,15 +78,16 @@ def start(
     parallel = vllm_config.parallel_config
     if getattr(parallel, "rank", 0) % parallel.tensor_parallel_size != 0:
         return False
+    sizes = f"prompt_lookup_min={config.min_n} prompt_lookup_max={config.max_n}"
+    if config.is_ladder:
+        sizes = f"sizes=ladder min_draft_probability={config.min_draft_probability}"
     logger.info(
-        "ngram_npu %s drafts for this engine (method %s): prompt_lookup_min=%d "
-        "prompt_lookup_max=%d num_speculative_tokens=%d match_policy=%s overlap=%s "
-        "max_model_len=%d engine=%s device=%s num_threads=%s instruction_set=%s "
-        "keep_drafting=%s%s; options from %s",
+        "ngram_npu %s drafts for this engine (method %s): %s num_speculative_tokens=%d "
+        "match_policy=%s overlap=%s max_model_len=%d engine=%s device=%s num_threads=%s "
+        "instruction_set=%s keep_drafting=%s%s; options from %s",
         _C.__version__,
         method,
-        config.min_n,
-        config.max_n,
+        sizes,
         config.k,
         config.match_policy,
         config.overlap,

@@ -10,7 +10,7 @@ import torch
 
 from ngram_npu.vllm.device import DeviceDrafter, Found, look_up, vector, workspace
 from ngram_npu.vllm.device_stats import DeviceStats
-from ngram_npu.vllm.engines import make_index, takes_index
+from ngram_npu.vllm.engines import cost_arguments, index_for, takes_index
 from ngram_npu.vllm.options import Options, read_options
 from ngram_npu.vllm.proposer import start
 
@@ -32,11 +32,11 @@ class AsyncNgramProposer(DeviceDrafter):
         self._runner = runner
         self._padded = options.drafts == "padded"
         self._keep_drafting = self._keep_drafting and not self._padded
-        config = options.ngram
-        self._lookup.update(match_policy=config.match_policy_code, overlap=config.overlap)
+        self._lookup.update(options.ngram.lookup_arguments)
         self._slots: _IndexSlots | None = None
         if takes_index(options, device.type):
             self._slots = _IndexSlots(options, device)
+            self._lookup.update(cost_arguments(options, self._slots.index))
         op = "ngram_step_" if self._slots is None else "ngram_index_step_"
         self._lookup.update(workspace(op, options, device))
         speaks = start(
@@ -111,7 +111,7 @@ class _IndexSlots:
 
     def __init__(self, options: Options, device: torch.device) -> None:
         count = 2 * options.max_num_seqs
-        self.index = make_index(options, count, device)
+        self.index = index_for(options, count, device)
         self._device = device
         self._free = list(range(count))
         self._slot_of: dict[str, int] = {}

@@ -17,7 +17,7 @@ from ngram_npu import _library
 from ngram_npu.vllm.after_import import parameters
 from ngram_npu.vllm.device import vector, workspace
 from ngram_npu.vllm.device_stats import DeviceStats
-from ngram_npu.vllm.engines import make_index, takes_index
+from ngram_npu.vllm.engines import cost_arguments, index_for, takes_index
 from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.proposer import start
 
@@ -49,8 +49,18 @@ class NgramSpeculator:
         self.index: Any = None
         self._begun: list[int] = []  # rows given to new requests since the last lookup
         if takes_index(options, device.type):
-            self.index = make_index(options, options.max_num_seqs, device)
+            self.index = index_for(options, options.max_num_seqs, device)
+            self._arguments.update(cost_arguments(options, self.index))
             self._watch(req_states)
+        asked = getattr(vllm_config.speculative_config, "enable_adaptive_verification", False)
+        self.enable_adaptive_verification = asked and "costs" in self._arguments
+        """Whether the runner asks how likely each draft token is to be accepted."""
+        if self.enable_adaptive_verification:
+            shape = options.max_num_seqs, self.k
+            self._draft_costs = torch.zeros(shape, dtype=torch.uint8, device=device)
+            self.draft_token_confidence_probs = torch.zeros(shape, device=device)
+            """[max_num_seqs, k] in the order of the batch: of each token, if those before it are
+            accepted."""
         op = "ngram_propose" if self.index is None else "ngram_index_propose_"
         self._arguments.update(workspace(op, options, device))
         method = f"{vllm_config.speculative_config.method}, V2 runner"
@@ -111,9 +121,14 @@ class NgramSpeculator:
             found: tuple[torch.Tensor, ...] = ops.ngram_propose(*self._state, **requests)
         else:
             self._reset_begun()
+            if self.enable_adaptive_verification:
+                requests["draft_costs"] = self._draft_costs[: len(rows)]
             found = ops.ngram_index_propose_(
                 *self._state, self.index.tensor, slot_indices=rows, **requests
             )
+            if self.enable_adaptive_verification:
+                confidence = self.draft_token_confidence_probs[: len(rows)]
+                torch.exp2(requests["draft_costs"] / -16, out=confidence)
         return found
 
     def _watch(self, req_states: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fresh_index import drafts_of
 from ngram_npu import _C
 from ngram_npu.index import NgramIndex
 from ngram_npu.vllm import NgramProposer
@@ -78,6 +79,48 @@ def test_drafts_are_the_scans(seed: int, match_policy: str) -> None:
     statistics = _index_engine(index).index.statistics
     assert statistics.rows_indexed > 0.9 * drafted
     assert statistics.rebuilds_shorter == statistics.rebuilds_rewritten == 0
+
+
+def _ladder(**more: Any) -> Any:
+    section = {"sizes": "ladder", **more}
+    config = vllm_config(additional_config={"ngram_npu": section}, max_model_len=WIDTH, k=K)
+    return NgramProposer(config)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("probability", [None, 0.177])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_ladder_drafts_what_a_fresh_index_does(seed: int, probability: float | None) -> None:
+    runner = Runner(seed, rows=8, vocabulary=4)
+    proposer = _ladder(min_draft_probability=probability)
+    lengths = []
+    for sampled, num_tokens, token_ids in _steps(runner, 60):
+        counts = np.array([len(row) for row in sampled], np.int32)
+        expected = []
+        if len(counts):
+            expected = drafts_of(proposer._drafter.options.ngram, token_ids, num_tokens, counts)[0]
+        drafts = proposer.propose(sampled, num_tokens, token_ids)
+        assert drafts == expected
+        lengths += [len(draft) for draft in drafts if draft]
+    assert len(lengths) > 100
+    assert (min(lengths) < K) == (probability is not None)
+    index = _index_engine(proposer).index
+    index.check_integrity()
+    assert index.statistics.rebuilds_options == 0
+
+
+def test_a_ladder_is_caught_up_with_by_tokens_that_fit_its_slots() -> None:
+    """A few tokens a step, and while they are missing the row is scanned."""
+    proposer = _ladder(min_draft_probability=0.177)
+    token_ids = np.random.default_rng(0).integers(0, 4, (1, WIDTH), np.int32)
+    for length in range(200, WIDTH):
+        num_tokens = np.array([length], np.int32)
+        (draft,) = proposer.propose([[1]], num_tokens, token_ids)
+        assert len(draft) <= K
+    index = _index_engine(proposer).index
+    index.check_integrity({0: token_ids[0]})
+    assert index.statistics.rebuilds_options == 0
+    assert index.statistics.rows_indexed > 50
 
 
 @pytest.mark.usefixtures("at_once")
@@ -388,9 +431,9 @@ def test_size_goes_by_the_kv_cache(
     config.parallel_config.decode_context_parallel_size = context_ranks
     proposer = NgramProposer(config)
     made = []
-    real = engines_module.NgramIndex
+    real = engines_module.make_index
     monkeypatch.setattr(
-        engines_module, "NgramIndex", lambda *a, **kw: made.append(a) or real(*a, **kw)
+        engines_module, "make_index", lambda *a, **kw: made.append(a[1:]) or real(*a, **kw)
     )
     assert made == []  # only the first draft knows
     proposer.propose([[1]], np.array([5], np.int32), np.zeros((1, WIDTH), np.int32))
@@ -408,6 +451,26 @@ def test_auto_is_the_index_where_it_can_be_and_pays(
         made = _proposer("auto", high=high, max_model_len=max_model_len)._drafter.engine
     assert type(made) is {"index": IndexEngine, "scan": ScanEngine}[engine]
     assert f" engine={engine} " in caplog.messages[0]
+
+
+def test_a_ladder_is_the_index_however_short_the_rows_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, "vllm.ngram_npu"):
+        proposer = _ladder(min_draft_probability=0.177)
+    assert isinstance(proposer._drafter.engine, IndexEngine)
+    (line,) = caplog.messages
+    assert "): sizes=ladder min_draft_probability=0.177 num_speculative_tokens=4 " in line
+    assert " engine=index " in line
+    assert "prompt_lookup" not in line
+
+
+@pytest.mark.parametrize("engine", ["auto", "index"])
+def test_a_ladder_on_another_device_is_refused(engine: str) -> None:
+    section = {"sizes": "ladder", "engine": engine}
+    options = read_options(vllm_config(additional_config={"ngram_npu": section}), "v2")
+    with pytest.raises(ValueError, match=r"^ngram_npu: sizes: expected 'consecutive' on cuda, go"):
+        engines_module.takes_index(options, "cuda")
 
 
 @pytest.mark.parametrize(

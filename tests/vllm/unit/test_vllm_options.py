@@ -72,6 +72,31 @@ def test_additional_config_comes_before_the_environment(environment: pytest.Monk
     assert options.sources == ("additional_config['ngram_npu']", "the environment")
 
 
+@pytest.mark.parametrize("method", ["custom_class", "ngram", "ngram_gpu", "v2"])
+@pytest.mark.parametrize(
+    ("probability", "limit"), [(None, None), (0.177, 40), (1, 0), ("environment", 40)]
+)
+def test_a_ladder(
+    environment: pytest.MonkeyPatch, method: Any, probability: Any, limit: int | None
+) -> None:
+    """Whatever lookup vLLM says, which always says one."""
+    section = {"sizes": "ladder", "min_draft_probability": probability}
+    if probability == "environment":
+        environment.setenv("NGRAM_NPU_VLLM_SIZES", "ladder")
+        environment.setenv("NGRAM_NPU_VLLM_MIN_DRAFT_PROBABILITY", "0.177")
+        section = {}
+    config = vllm_config(
+        additional_config={"ngram_npu": section}, prompt_lookup_min=3, prompt_lookup_max=40
+    )
+    ngram = read_options(config, method).ngram
+    assert (ngram.is_ladder, ngram.min_n, ngram.max_n) == (True, 1, 16)
+    assert (ngram.match_policy, ngram.overlap, ngram.cost_limit) == ("latest", True, limit)
+    environment.setenv("NGRAM_NPU_VLLM_MIN_DRAFT_PROBABILITY", "none")
+    config.additional_config = {"ngram_npu": {"sizes": "ladder", "overlap": False}}
+    ngram = read_options(config, method).ngram
+    assert (ngram.overlap, ngram.cost_limit) == (False, None)
+
+
 @pytest.mark.parametrize("name", ["prompt_lookup_min", "prompt_lookup_max"])
 def test_one_of_two_is_both_as_in_vllm(name: str) -> None:
     assert _lookup(_section(**{name: 3})) == (3, 3)
@@ -128,6 +153,14 @@ def test_the_v2_runner_has_the_latest_match_and_no_limit() -> None:
             "engine: 'index' needs prompt_lookup_max - prompt_lookup_min <= 7, got 2 to 10",
         ),
         ({"num_threads": -1}, "num_threads: expected 0 or more, got -1"),
+        ({"sizes": "ladders"}, "sizes: expected 'consecutive' or 'ladder', got 'ladders'"),
+        ({"sizes": "ladder", "engine": "scan"}, "engine: expected 'auto' or 'index' with sizes="),
+        ({"sizes": "ladder", "match_policy": "earliest"}, "match_policy: expected 'latest' with"),
+        ({"sizes": "ladder", "prompt_lookup_max": 4}, "prompt_lookup_max: expected none with siz"),
+        ({"min_draft_probability": 0.5}, "min_draft_probability: expected None with sizes='consec"),
+        ({"sizes": "ladder", "min_draft_probability": 0}, "expected above 0, at most 1, got 0"),
+        ({"min_draft_probability": "0.5"}, "expected float, got '0.5'"),
+        ({"min_draft_probability": True}, "expected float, got True"),
         ("on", "expected a mapping of options, got 'on'"),
     ],
 )
@@ -147,6 +180,8 @@ def test_what_cannot_be_meant_is_one_clear_line(section: Any, message: str) -> N
         ("THREADS", "2", "did you mean 'num_threads'?"),
         ("PROMPT_LOOKUP_MIN", "two", "NGRAM_NPU_VLLM_PROMPT_LOOKUP_MIN: expected int, got 'two'"),
         ("OVERLAP", "maybe", "NGRAM_NPU_VLLM_OVERLAP: expected bool, got 'maybe'"),
+        ("MIN_DRAFT_PROBABILITY", "half", "expected float, got 'half'"),
+        ("MIN_DRAFT_PROBABILITY", "nan", "expected None with sizes='consecutive', got nan"),
     ],
 )
 def test_the_same_for_the_environment(

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fresh_index import drafts_of
 from ngram_npu import reference, set_num_threads
 from ngram_npu.vllm import device as device_module
 from ngram_npu.vllm import plugin, v1, v1_plugin
+from ngram_npu.vllm.options import read_options
 from vllm_config import vllm_config
 
 K = 3
@@ -150,6 +152,38 @@ def test_padded_drafts_go_on_with_the_newest_token(seed: int, engine: str) -> No
         assert num_drafts is None
         padded += int((drafts < 0).sum())
     assert padded > 200
+
+
+@pytest.mark.parametrize("drafts", ["padded", "trimmed"])
+@pytest.mark.parametrize("probability", [None, 0.177])
+def test_a_ladder_drafts_what_a_fresh_index_does(drafts: str, probability: float | None) -> None:
+    runner = Runner(4)
+    options = {"sizes": "ladder", "min_draft_probability": probability}
+    drafter = _drafter(runner, drafts=drafts, **options)
+    ngram = read_options(_config(**options), "ngram_gpu").ngram
+    lengths = []
+    for _ in range(80):
+        (newest, sampled, *_), got, num_drafts = _step(drafter, runner)
+        token_ids, grown = _grown(runner, sampled)
+        expected = drafts_of(ngram, token_ids, grown, sampled)[0] if len(grown) else []
+        for i, draft in enumerate(expected):
+            filling = -1 if drafts == "trimmed" else newest[i]
+            assert got[i].tolist() == draft + [filling] * (K - len(draft))
+            assert num_drafts is None or num_drafts[i] == len(draft)
+        lengths += [len(draft) for draft in expected if draft]
+    assert len(lengths) > 100
+    assert (min(lengths) < K) == (probability is not None)
+    assert drafter._slots is not None
+    drafter._slots.index.check_integrity()
+
+
+def _grown(runner: Runner, sampled: Any) -> tuple[Any, Any]:
+    """The rows of a step with what it sampled, and their lengths."""
+    token_ids = runner.token_ids[: len(sampled)].numpy().copy()
+    lengths = runner.lengths[: len(sampled)].numpy() + sampled
+    for row, name in enumerate(runner.input_batch.req_ids):
+        token_ids[row, : lengths[row]] = runner.requests[name][: lengths[row]]
+    return token_ids, lengths.astype(np.int32)
 
 
 @pytest.mark.parametrize("seed", range(3))

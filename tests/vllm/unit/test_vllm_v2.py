@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fresh_index import drafts_of
 from ngram_npu.ops import workspace_size
 from ngram_npu.reference.ngram_propose import draft_for
 from ngram_npu.vllm import device as device_module
 from ngram_npu.vllm import v2
+from ngram_npu.vllm.options import read_options
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm_config import vllm_config
 
@@ -125,6 +127,60 @@ def test_drafts_are_the_references_and_the_newest_token_fills_them(
         assert drafts.tolist() == _expected(state, rows, sampled, **arguments)
         filled += int((drafts == state.last_sampled_tokens[rows]).all(1).sum())
     assert filled >= 10
+
+
+def _ladder(state: _State, adaptive: bool, probability: float | None) -> v2.NgramSpeculator:
+    config = _config(sizes="ladder", min_draft_probability=probability)
+    config.speculative_config.enable_adaptive_verification = adaptive
+    return v2.NgramSpeculator(config, CPU, state)
+
+
+def test_a_ladder_drafts_what_a_fresh_index_does_and_says_how_likely_it_is() -> None:
+    state = _State()
+    speculator = _ladder(state, True, 0.177)
+    assert speculator.enable_adaptive_verification
+    config = _config(sizes="ladder", min_draft_probability=0.177)
+    ngram = read_options(config, "v2").ngram
+    lengths = []
+    for step in range(60):
+        rows = state.rng.permutation(R)[: 1 + step % R].tolist()
+        sampled = [int(n) for n in state.rng.integers(0, K + 2, len(rows))]
+        for row, count in zip(rows, sampled, strict=True):
+            if state.total_len.gpu[row] + count > S:
+                state.add_request(f"{step}", row)
+            elif count:
+                state.sample(row, state.rng.integers(0, 3, count).tolist())
+        got = _propose(speculator, state, rows, sampled)
+        token_ids, grown = state.all_token_ids.gpu[rows].numpy(), state.total_len.gpu[rows].numpy()
+        drafts, costs = drafts_of(ngram, token_ids, grown, np.array(sampled, np.int32))
+        for i, draft in enumerate(drafts):
+            newest = int(state.last_sampled_tokens[rows[i]])
+            assert got[i].tolist() == draft + [newest] * (K - len(draft))
+        confidence = speculator.draft_token_confidence_probs
+        assert (confidence.dtype, confidence.shape) == (torch.float32, (R, K))
+        expected = 2 ** (np.array(costs) / -16)
+        assert confidence[: len(rows)].numpy() == pytest.approx(expected, rel=1e-5)
+        lengths += [len(draft) for draft in drafts if draft]
+    assert len(lengths) > 100
+    assert min(lengths) < K == max(lengths)
+
+
+@pytest.mark.parametrize(("adaptive", "probability"), [(False, 0.177), (True, None)])
+def test_how_likely_drafts_are_is_said_where_it_is_asked_and_known(
+    adaptive: bool, probability: float | None
+) -> None:
+    state = _State()
+    speculator = _ladder(state, adaptive, probability)
+    assert not speculator.enable_adaptive_verification
+    with _Operators() as seen:
+        _propose(speculator, state, [3, 1], [1, 1])
+    assert seen.names[-4:] == [
+        "ngram_npu.ngram_index_propose_",
+        "aten.lt.Scalar",
+        "aten.index_select",
+        "aten.where.self",
+    ]
+    assert "draft_costs" not in seen.calls[-4][1]
 
 
 def test_a_draft_may_pass_the_models_length_as_the_stock_ones_do() -> None:
