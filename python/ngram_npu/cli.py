@@ -102,6 +102,16 @@ def _count(text: str) -> int:
 _count.__name__ = "integer"  # argparse names the type in its messages
 
 
+def _probability(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"must be above 0, at most 1, got {text}")
+    return value
+
+
+_probability.__name__ = "number"
+
+
 def _add_replay(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "replay",
@@ -124,43 +134,60 @@ def _add_replay(commands: Any) -> None:
         "--min-n",
         "--prompt-lookup-min",
         type=_count,
-        default=2,
         metavar="N",
-        help="shortest n-gram looked up (default: %(default)s)",
+        help="shortest n-gram looked up (default: 2)",
     )
     lookup.add_argument(
         "--max-n",
         "--prompt-lookup-max",
         type=_count,
-        default=5,
         metavar="N",
-        help="longest n-gram looked up (default: %(default)s)",
+        help="longest n-gram looked up (default: 5)",
     )
     lookup.add_argument(
         "--k",
         "--num-speculative-tokens",
         type=_count,
-        default=5,
         metavar="K",
-        help="draft tokens per step (default: %(default)s)",
+        help="draft tokens per step (default: 5, with a ladder 8)",
     )
     lookup.add_argument(
         "--match-policy",
         choices=("earliest", "latest"),
-        default="earliest",
-        help="which of equally long matches is continued (default: %(default)s)",
+        help="which of equally long matches is continued (default: earliest, with a ladder latest)",
     )
     lookup.add_argument(
         "--overlap",
         action=argparse.BooleanOptionalAction,
-        default=False,
-        help="let a draft go on past the end of the context, repeating itself",
+        default=None,
+        help="let a draft go on past the end of the context, repeating itself (default: only with "
+        "a ladder)",
     )
     lookup.add_argument(
         "--max-len",
         type=_count,
         metavar="LEN",
         help="no draft reaches beyond this context length (default: no limit)",
+    )
+    lookup.add_argument(
+        "--sizes",
+        choices=("consecutive", "ladder"),
+        help="look up n-grams of --min-n to --max-n tokens, or of 1, 2, 4, 8 and 16 (default: "
+        "consecutive, with --min-probability a ladder)",
+    )
+    lookup.add_argument(
+        "--min-probability",
+        dest="min_draft_probability",
+        type=_probability,
+        metavar="P",
+        help="draft only as far as a draft as a whole is accepted with this probability; 0.177 is "
+        "a good one (default: K tokens)",
+    )
+    lookup.add_argument(
+        "--costs",
+        metavar="FILE",
+        help="a table of `python -m tools.fit_costs`, for --min-probability (default: the "
+        "package's)",
     )
     lookup.add_argument(
         "--engine",

@@ -7,7 +7,7 @@ out loud, the loop is the definition in docs/guides/replay.md.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 Turns = Sequence[tuple[Sequence[int], Sequence[int]]]
@@ -56,7 +56,12 @@ def naive_draft(
     return draft
 
 
-def naive_replay(conversations: Sequence[Turns], **lookup: object) -> NaiveCounts:
+def naive_replay(
+    conversations: Sequence[Turns],
+    draft_of: Callable[..., list[int]] = naive_draft,
+    **lookup: object,
+) -> NaiveCounts:
+    """``draft_of``: from a context and ``lookup`` to the draft."""
     counts = NaiveCounts()
     for turns in conversations:
         context: list[int] = []
@@ -66,7 +71,7 @@ def naive_replay(conversations: Sequence[Turns], **lookup: object) -> NaiveCount
             if todo:
                 context.append(todo.pop(0))  # the first token comes from prefill
             while todo:
-                draft = naive_draft(context, **lookup)  # type: ignore[arg-type]
+                draft = draft_of(context, **lookup)
                 accepted = 0
                 for drafted, recorded in zip(draft, todo, strict=False):
                     if drafted != recorded:

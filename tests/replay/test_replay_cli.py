@@ -79,6 +79,11 @@ def test_json_on_stdout_is_nothing_but_json(talk: Path, capsys: pytest.CaptureFi
         ),
         ("--match-policy latest --overlap", {"match_policy": "latest", "overlap": True}),
         ("--no-overlap --max-len 100", {"overlap": False, "max_len": 100}),
+        ("--sizes ladder", {"sizes": "ladder", "min_n": 1, "max_n": 16, "overlap": True}),
+        (
+            "--min-probability 0.177 --k 4",
+            {"sizes": "ladder", "min_draft_probability": 0.177, "k": 4},
+        ),
     ],
 )
 def test_drafting_options(
@@ -148,6 +153,12 @@ def test_bad_input_is_one_line_and_exit_code_2(
         (["--k", "65"], "k: expected 1 to 64, got 65"),
         (["--min-n", "6"], "min_n: expected 1 to 5, got 6"),
         (["--match-policy", "middle"], "invalid choice"),
+        (["--min-probability", "0"], "--min-probability: must be above 0, at most 1, got 0"),
+        (["--min-probability", "nan"], "must be above 0, at most 1, got nan"),
+        (["--min-probability", "often"], "invalid number value: 'often'"),
+        (["--sizes", "ladder", "--max-n", "8"], "max_n: expected 16 with sizes='ladder', got 8"),
+        (["--costs", "{tmp}/own.json"], "costs: expected none without min_draft_probability"),
+        (["--costs", "{tmp}/own.json", "--min-probability", "1"], "own.json: no table of costs"),
         (["--batch-size", "0"], "--batch-size: must be at least 1"),
         (["--json", "{tmp}/no/such/result.json"], "no/such does not exist"),
         (["--json", "{tmp}"], "is a directory"),

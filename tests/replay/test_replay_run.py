@@ -107,6 +107,64 @@ def test_bad_options(write_jsonl: Write) -> None:
             ReplayOptions(**{name: 0})
 
 
+def test_a_ladder(write_jsonl: Write, tmp_path: Path) -> None:
+    path = write_jsonl(EXAMPLE_LINE)
+
+    def made(**options: Any) -> ReplayReport:
+        return replay([path], ReplayOptions(**options))
+
+    as_long = made(sizes="ladder")
+    # `1` is enough to draft 2 3 4 .. where the first step of the example had none.
+    assert as_long.total.num_draft_tokens > made(k=8).total.num_draft_tokens
+    assert as_long.config == {
+        "min_n": 1,
+        "max_n": 16,
+        "k": 8,
+        "match_policy": "latest",
+        "overlap": True,
+        "max_len": None,
+        "sizes": "ladder",
+        "min_draft_probability": None,
+        "costs": None,
+    }
+    caption = "latest match of 1, 2, 4, 8 or 16 tokens, k=8, "
+    assert format_table(as_long).startswith(caption + "batch size")
+
+    worth = made(min_draft_probability=0.177)
+    assert (worth.config["sizes"], worth.config["min_draft_probability"]) == ("ladder", 0.177)
+    assert 0 < worth.total.num_draft_tokens < as_long.total.num_draft_tokens
+    assert format_table(worth).startswith(f"{caption}min_draft_probability=0.177, batch size")
+
+    own = tmp_path / "own.json"
+    own.write_text(json.dumps({"row": [[16] * 32] * 16}))
+    one = made(min_draft_probability=0.5, costs=own, overlap=False)
+    assert one.total.num_draft_tokens == one.total.num_drafts > 0  # a token costs all there is
+    assert one.config["costs"] == str(own)
+    assert f"min_draft_probability=0.5, costs={own}, no overlap, batch" in format_table(one)
+
+
+def test_what_contradicts_a_ladder_is_refused_by_name(write_jsonl: Write, tmp_path: Path) -> None:
+    path = write_jsonl(EXAMPLE_LINE)
+    table = tmp_path / "own.json"
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"min_n": 2}, "min_n: expected 1 with sizes='ladder', got 2"),
+        ({"max_n": 5}, "max_n: expected 16 with"),
+        ({"match_policy": "earliest"}, "match_policy: expected 'latest' with"),
+        ({"engine": "scan"}, "engine: expected 'index' or 'auto' with sizes='ladder'"),
+        ({"sizes": "consecutive"}, "min_draft_probability: expected None with sizes='consecutive'"),
+        ({"min_draft_probability": 0.0}, "min_draft_probability: expected above 0"),
+        ({"costs": table, "min_draft_probability": None}, "costs: expected none without min_dr"),
+        ({"costs": table}, "own.json: no table of costs: .*No such file"),
+    ]
+    for options, message in wrong:
+        with pytest.raises(ReplayError, match=message):
+            replay([path], ReplayOptions(**{"min_draft_probability": 0.177, **options}))
+    for text in ("{", "[]", "{}", '{"row": [[1, 2], [3]]}', '{"row": [[1, 2], [3, 4]]}'):
+        table.write_text(text)
+        with pytest.raises(ReplayError, match="costs"):
+            replay([path], ReplayOptions(min_draft_probability=0.177, costs=table))
+
+
 def test_the_thread_limit_holds_during_the_replay_only(write_jsonl: Write) -> None:
     before = ngram_npu.num_threads()
     during: list[int] = []
@@ -315,6 +373,9 @@ def test_json_says_what_is_needed_to_take_it_again(report: ReplayReport) -> None
         "match_policy": "earliest",
         "overlap": False,
         "max_len": None,
+        "sizes": "consecutive",
+        "min_draft_probability": None,
+        "costs": None,
     }
     assert (data["batch_size"], data["limit"], data["tokenizer"]) == (3, 2, None)
     one, two = data["inputs"]

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive_replay import naive_replay
+from naive_replay import NaiveCounts, naive_replay
 from ngram_npu import NgramConfig, NgramProposer
+from ngram_npu.config import default_costs
+from ngram_npu.reference import ladder
 from ngram_npu.replay import ReplayError, ReplayFigures, simulate
 from ngram_npu.replay import simulation as simulation_module
 from replay_helpers import EXAMPLE, ScriptedProposer, token_request
@@ -45,16 +47,7 @@ def run(turns_of_all: Any, batch_size: int, **lookup: Any) -> ReplayFigures:
     )
 
 
-def without_time(figures: ReplayFigures) -> ReplayFigures:
-    return dataclasses.replace(figures, draft_time_ns=0, num_calls=0)
-
-
-@settings(max_examples=300, deadline=None)
-@given(conversations, st.integers(1, 7), lookups())
-def test_equals_the_naive_replay(turns_of_all: Any, batch_size: int, lookup: Any) -> None:
-    figures = run(turns_of_all, batch_size, **lookup)
-    naive = naive_replay(turns_of_all, **lookup)
-    k = lookup["k"]
+def assert_equal(figures: ReplayFigures, naive: NaiveCounts, k: int) -> None:
     assert (figures.num_tokens, figures.num_steps) == (naive.tokens, naive.steps)
     assert figures.accepted_length_counts == tuple(naive.accepted[n] for n in range(k + 1))
     assert figures.num_drafts == naive.steps - naive.drafted[0]
@@ -65,6 +58,53 @@ def test_equals_the_naive_replay(turns_of_all: Any, batch_size: int, lookup: Any
         accepted = sum(c for n, c in naive.accepted.items() if n > j)
         assert figures.draft_tokens_per_pos[j] == drafted
         assert figures.accepted_tokens_per_pos[j] == accepted
+
+
+def without_time(figures: ReplayFigures) -> ReplayFigures:
+    return dataclasses.replace(figures, draft_time_ns=0, num_calls=0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(conversations, st.integers(1, 7), lookups())
+def test_equals_the_naive_replay(turns_of_all: Any, batch_size: int, lookup: Any) -> None:
+    figures = run(turns_of_all, batch_size, **lookup)
+    assert_equal(figures, naive_replay(turns_of_all, **lookup), lookup["k"])
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    conversations,
+    st.integers(1, 7),
+    st.integers(1, 6),
+    st.none() | st.integers(0, 150),
+    st.booleans(),
+    st.integers(0, 40),
+)
+def test_a_ladder_equals_the_naive_replay(
+    turns_of_all: Any, batch_size: int, k: int, limit: int | None, overlap: bool, max_len: int
+) -> None:
+    least = None if limit is None else 2 ** (-limit / 16)
+    lookup = {"k": k, "overlap": overlap, "max_len": max_len}
+    figures = run(turns_of_all, batch_size, **lookup, sizes="ladder", min_draft_probability=least)
+
+    def draft_of(context: list[int], **lookup: Any) -> list[int]:
+        return ladder.draft(context, costs=default_costs(), limit=limit, **lookup)[0]
+
+    assert_equal(figures, naive_replay(turns_of_all, draft_of, **lookup), k)
+
+
+def test_a_ladder_knows_a_prompt_as_soon_as_it_is_there() -> None:
+    """However long it is: bytes of tokens that a step has no time to index count as 0."""
+    rng = np.random.default_rng(3)
+    prompts = [rng.integers(0, 40, 30_000).tolist() for _ in range(4)]
+    talks = [[(prompt, prompt[100:140]), ([7] * 3, prompt[50:90])] for prompt in prompts]
+    options = {"sizes": "ladder", "min_draft_probability": 0.5, "k": 8}
+    alone = without_time(run(talks, 1, **options))
+    assert without_time(run(talks, 4, **options)) == alone
+    proposer = NgramProposer(NgramConfig(**options), "index")
+    simulate("t", [token_request(turns) for turns in talks], proposer, k=8, batch_size=4)
+    assert proposer.index is not None
+    assert proposer.index.statistics.rows_scanned_catching_up == 0
 
 
 @settings(max_examples=60, deadline=None)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from ngram_npu.replay.report import ReplayReport
 from ngram_npu.replay.simulation import Int32Array, Proposer, TokenRequest, TokenTurn, simulate
 from ngram_npu.replay.stdlib_corpus import stdlib_conversations
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER, load_tokenizer
+
+if TYPE_CHECKING:
+    from ngram_npu.config import NgramConfig
 
 __all__ = [
     "Progress",
@@ -36,17 +40,29 @@ PROMPT_TEMPLATE = "USER: {prompt} ASSISTANT:"
 IDS_ONLY = "ids"
 """Tokenizer name that refuses text: every turn must carry token ids."""
 
+_LOOKUP = (
+    "min_n",
+    "max_n",
+    "k",
+    "match_policy",
+    "overlap",
+    "max_len",
+    "sizes",
+    "min_draft_probability",
+)
+"""What options and `NgramConfig` have in common."""
+
 
 @dataclass(frozen=True)
 class ReplayOptions:
     """How to replay.
 
     Attributes:
-        min_n, max_n: shortest and longest n-gram looked up (1 <= min_n <= max_n <= 64).
-        k: draft tokens asked for per step (1..64).
-        match_policy: which of several equally long matches is continued.
-        overlap: whether a draft may go on past the end of the context, repeating itself.
+        min_n, max_n, k, match_policy, overlap, sizes: as in `NgramConfig`, with its defaults where
+            they are None; but the sizes are then a ladder if there is a `min_draft_probability`.
         max_len: no draft reaches beyond this context length; None: no limit.
+        min_draft_probability: as in `NgramConfig`; None: drafts of k tokens.
+        costs: file with a table of `python -m tools.fit_costs`; None: the package's.
         engine: how drafts are looked up; what is drafted does not depend on it. "auto" is the
             index wherever it holds the span of n: a replay's rows soon are long enough for it.
         batch_size: conversations at once.
@@ -55,12 +71,15 @@ class ReplayOptions:
         threads: most CPU threads for drafting; None: the library's default.
     """
 
-    min_n: int = 2
-    max_n: int = 5
-    k: int = 5
-    match_policy: Literal["earliest", "latest"] = "earliest"
-    overlap: bool = False
+    min_n: int | None = None
+    max_n: int | None = None
+    k: int | None = None
+    match_policy: Literal["earliest", "latest"] | None = None
+    overlap: bool | None = None
     max_len: int | None = None
+    sizes: Literal["consecutive", "ladder"] | None = None
+    min_draft_probability: float | None = None
+    costs: str | PathLike[str] | None = None
     engine: Literal["index", "scan", "auto"] = "auto"
     batch_size: int = 32
     limit: int | None = None
@@ -73,10 +92,24 @@ class ReplayOptions:
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
 
-    def config(self) -> dict[str, Any]:
-        """The arguments of `NgramConfig`."""
-        names = ("min_n", "max_n", "k", "match_policy", "overlap", "max_len")
-        return {name: getattr(self, name) for name in names}
+    def config(self) -> NgramConfig:
+        """What is looked for.
+
+        Raises:
+            ReplayError: an option out of its range, or one that contradicts another; no such table.
+        """
+        from ngram_npu import NgramConfig
+
+        least = self.min_draft_probability
+        if self.costs is not None and least is None:
+            raise ReplayError("costs: expected none without min_draft_probability")
+        given = {name: getattr(self, name) for name in _LOOKUP}
+        given["sizes"] = self.sizes or ("consecutive" if least is None else "ladder")
+        costs = None if self.costs is None else _read_costs(Path(self.costs))
+        try:
+            return NgramConfig(**given, costs=costs)
+        except ValueError as error:
+            raise ReplayError(str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -163,7 +196,7 @@ def replay(
 
     Args:
         paths: files and folders; empty for the standard library's sources.
-        options: see `ReplayOptions`.
+        options: see `ReplayOptions`; they come to `make_proposer` with the defaults filled in.
         inputs: used instead of `paths`.
         tokenizer: used instead of the one that the options name.
         make_proposer: makes the proposer of each input; default: `NgramProposer` as configured.
@@ -174,6 +207,8 @@ def replay(
         ReplayError: options, input, tokenizer or proposer cannot be used; the message says why.
     """
     options = options or ReplayOptions()
+    config = options.config()
+    options = replace(options, **{name: getattr(config, name) for name in _LOOKUP})
     make_proposer = make_proposer or _ngram_proposer
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     with _thread_limit(options.threads):
@@ -195,7 +230,7 @@ def replay(
                 item.name,
                 requests,
                 proposer,
-                k=options.k,
+                k=config.k,
                 batch_size=options.batch_size,
                 progress=_phase(report, item.name),
             )
@@ -205,7 +240,10 @@ def replay(
         date=date,
         machine=machine(options.threads),
         versions=versions(),
-        config=options.config(),
+        config={
+            **{name: getattr(config, name) for name in _LOOKUP},
+            "costs": None if options.costs is None else str(options.costs),
+        },
         batch_size=options.batch_size,
         limit=options.limit,
         tokenizer=_describe(tokenizer) if texts and tokenizer is not None else None,
@@ -256,16 +294,22 @@ def _int32(token_ids: Sequence[int]) -> Int32Array:
 
 
 def _ngram_proposer(options: ReplayOptions) -> Proposer:
-    from ngram_npu import NgramConfig, NgramProposer
-    from ngram_npu.config import MAX_INDEX_SPAN
+    from ngram_npu import NgramProposer
 
-    engine = options.engine
-    if engine == "auto" and options.max_n - options.min_n < MAX_INDEX_SPAN:
-        engine = "index"
+    config = options.config()
+    engine = "index" if options.engine == "auto" and config.fits_index else options.engine
     try:
-        return NgramProposer(NgramConfig(**options.config()), engine)
+        return NgramProposer(config, engine)
     except ValueError as error:
         raise ReplayError(str(error)) from error
+
+
+def _read_costs(file: Path) -> Any:
+    try:
+        return np.array(json.loads(file.read_text(encoding="utf-8"))["row"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        message = " ".join(str(error).split())
+        raise ReplayError(f"{file}: no table of costs: {message:.200}") from error
 
 
 def _warm_up(proposer: Proposer) -> None:

@@ -150,11 +150,17 @@ def _number(value: float | None, digits: int = 2) -> str:
 
 def _caption(report: ReplayReport) -> str:
     config = report.config
-    parts = [
-        f"{config['match_policy']} match of {config['min_n']}-{config['max_n']} tokens",
-        f"k={config['k']}",
-    ]
-    if config["overlap"]:
+    # Results from before there was a choice do not name the sizes.
+    is_ladder = config.get("sizes") == "ladder"
+    found = "1, 2, 4, 8 or 16" if is_ladder else f"{config['min_n']}-{config['max_n']}"
+    parts = [f"{config['match_policy']} match of {found} tokens", f"k={config['k']}"]
+    if config.get("min_draft_probability") is not None:
+        parts.append(f"min_draft_probability={config['min_draft_probability']:g}")
+    if config.get("costs") is not None:
+        parts.append(f"costs={config['costs']}")
+    if is_ladder and not config["overlap"]:
+        parts.append("no overlap")
+    elif config["overlap"] and not is_ladder:
         parts.append("overlap")
     if config["max_len"] is not None:
         parts.append(f"max_len={config['max_len']}")

@@ -41,7 +41,9 @@ class Proposer(Protocol):
 
     A step appends the sampled tokens to their rows, adds their number to `num_tokens` (both in
     place) and drafts for each grown row. One that keeps state per row may have `reset(rows)`, rows
-    `[N]` int32: it is called before a step for the rows that went to another conversation.
+    `[N]` int32: it is called before a step for the rows that went to another conversation. One that
+    takes prompts ahead of the step may have `append(token_ids, num_tokens, row_indices=...)`: it is
+    called before a step for the rows that a prompt was written to.
     """
 
     @property
@@ -117,15 +119,18 @@ def simulate(
     batch = _Batch(requests, rows=max(1, min(batch_size, len(requests))), k=k)
     counts = _Counts(k)
     reset: Callable[[Int32Array], object] | None = getattr(proposer, "reset", None)
+    append: Callable[..., object] | None = getattr(proposer, "append", None)
     num_tokens_in_all = sum(end - start - 1 for r in requests for start, end in r.spans())
     while len(rows := batch.active_rows()):
         sampled = batch.sampled_token_ids(rows)
         # With every row taken a runner passes no indices, and neither does the replay.
         row_indices = None if len(rows) == batch.num_rows else rows.astype(np.int32)
-        new_holders = batch.take_new_holders()
+        new_holders, prompted = batch.take_new_holders(), batch.take_prompted()
         started = time.perf_counter_ns()
         if reset is not None and len(new_holders):
             reset(new_holders)
+        if append is not None and len(prompted):
+            append(batch.token_ids, batch.num_tokens, row_indices=prompted)
         step = proposer.step(
             batch.token_ids, batch.num_tokens, sampled, row_indices=row_indices, advance=True
         )
@@ -188,6 +193,13 @@ def _at_least(length_counts: Int64Array) -> tuple[int, ...]:
     return tuple(length_counts[::-1].cumsum()[::-1][1:].tolist())
 
 
+def _take(rows: list[int]) -> Int32Array:
+    """Each of them once, `[N]`; the list is then empty."""
+    taken = np.unique(np.array(rows, np.int32))
+    rows.clear()
+    return taken
+
+
 class _Batch:
     """Rows of a model runner, each holding a conversation on its way or idle.
 
@@ -207,6 +219,7 @@ class _Batch:
         self._end: Int64Array = np.zeros(rows, np.int64)
         self._active = np.zeros(rows, np.bool_)
         self._new_holders: list[int] = []
+        self._prompted: list[int] = []
         self._waiting: Iterator[TokenRequest] = iter(requests)
         self._spans: list[Iterator[tuple[int, int]]] = [iter(()) for _ in range(rows)]
         for row in range(rows):
@@ -218,9 +231,11 @@ class _Batch:
 
     def take_new_holders(self) -> Int32Array:
         """Rows that went to another conversation since this was last asked, `[N]`."""
-        rows = np.unique(np.array(self._new_holders, np.int32))
-        self._new_holders.clear()
-        return rows
+        return _take(self._new_holders)
+
+    def take_prompted(self) -> Int32Array:
+        """Rows that a prompt was written to since this was last asked, `[N]`."""
+        return _take(self._prompted)
 
     def sampled_token_ids(self, rows: Int64Array) -> Int32Array:
         """What the target model sampled last, `[B, K+1]` with -1 after the due ones."""
@@ -288,6 +303,7 @@ class _Batch:
         held = int(self._cursor[row])
         self.token_ids[row, held:start] = self._recorded[row, held:start]
         self.num_tokens[row] = start
+        self._prompted.append(row)
         self._cursor[row] = start
         self._end[row] = end
         self._due[row] = 1
