@@ -71,6 +71,8 @@ def custom_class(model: str, **more: Any) -> Method:
     return Method(config, {"ngram_npu": {**LOOKUP, "engine": "index", **more}})
 
 
+LADDER = {"sizes": "ladder", "min_draft_probability": 0.177}
+
 # Both engines, without a run for each method with each: the class looks up in an index, what is
 # plugged in scans.
 METHODS = {
@@ -88,6 +90,15 @@ METHODS = {
     "trimmed": asynchronous("trimmed", "scan"),
     "kept": custom_class("ngram_npu.vllm.NgramProposer", keep_drafting=True),
     "trimmed_kept": asynchronous("trimmed", "scan", keep_drafting=True),
+    "ladder": Method(
+        {
+            "method": "custom_class",
+            "model": "ngram_npu.vllm.NgramProposer",
+            "num_speculative_tokens": K,
+        },
+        {"ngram_npu": LADDER},
+    ),
+    "ladder_padded": asynchronous("padded", "auto", **LADDER),
 }
 
 
@@ -115,6 +126,8 @@ class Run:
     accepted: int
     discarded_rows: int
     """Rows that a step of their prefill left without a sampled token."""
+    filled_up: int
+    """Padded drafts that end in the newest token, and begin with another."""
     waits: int
     """Of the host for the number of drafts, under asynchronous scheduling."""
     steps: int
@@ -147,7 +160,7 @@ class Engine:
             self.runner._num_valid_draft_tokens_event = cpu_platform.Event()  # one that counts
         self._drafts: dict[str, dict[int, list[int]]] = {}
         self._mismatches: list[str] = []
-        self._discarded_rows = 0
+        self._discarded_rows = self._filled_up = 0
         self._steps = 0
         if self.drafter is not None:
             recorder = self._async_recorder if method.is_async else self._recorder
@@ -157,6 +170,7 @@ class Engine:
         """All of the requests at once, from an empty prefix cache."""
         assert self.llm.reset_prefix_cache()
         self._drafts, self._mismatches, self._discarded_rows = {}, [], 0
+        self._filled_up = 0
         self._steps, waits = 0, self._waits()
         before = self._counters()
         results = self.llm.generate(
@@ -172,6 +186,7 @@ class Engine:
             preemptions=after["preemptions"] - before["preemptions"],
             accepted=after["accepted"] - before["accepted"],
             discarded_rows=self._discarded_rows,
+            filled_up=self._filled_up,
             waits=self._waits() - waits,
             steps=self._steps,
         )
@@ -223,6 +238,7 @@ class Engine:
                 draft, rest = drafts[i, :end].tolist(), drafts[i, end:].tolist()
                 self._drafts.setdefault(name, {})[length] = draft
                 filling = int(token_ids[i, length - 1]) if found is None else -1
+                self._filled_up += int(drafts[i, 0]) != filling == int(drafts[i, -1])
                 right = expected_drafts[i, : int(expected_counts[i])].tolist()
                 if draft != right or rest != [filling] * len(rest):
                     self._mismatches.append(f"{req_id}: {draft} {rest} instead of {right}")

@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from conftest import Runs
 
 OURS = ["async-scan", "async-index", "sync-scan", "sync-index"]
+LADDERS = ["ladder", "ladder-adaptive"]
 
 
-@pytest.mark.parametrize("method", ["stock", *OURS, "other-options"])
+@pytest.mark.parametrize("method", ["stock", *OURS, "other-options", *LADDERS])
 def test_text_equals_no_speculation(runs: Runs, method: str) -> None:
     assert runs(method).differing(runs("none")) == []
 
@@ -58,6 +59,24 @@ def test_asynchronous_where_asked_for(runs: Runs, method: str) -> None:
 def test_other_options_show_in_the_drafts_alone(runs: Runs) -> None:
     assert runs("other-options").mismatches
     assert runs("other-options").state_changes == 0
+
+
+@pytest.mark.parametrize("method", LADDERS)
+def test_a_ladders_drafts_end_early_and_some_are_accepted(runs: Runs, method: str) -> None:
+    run = runs(method)
+    assert run.mismatches
+    assert run.state_changes == run.waits_in_propose == 0
+    assert run.filled_up >= 20
+    assert run.counted is not None
+    verified, accepted = run.counted
+    assert verified > accepted >= 50
+
+
+def test_what_is_unlikely_is_not_verified_where_vllm_may_choose(runs: Runs) -> None:
+    assert runs("ladder").left_out == 0
+    run = runs("ladder-adaptive")
+    assert run.left_out >= 100
+    assert run.partly_accepted >= 5
 
 
 @pytest.mark.parametrize("method", OURS)

@@ -8,12 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import vllm.v1.worker.cpu.shm  # noqa: F401, puts stand-ins in the place of events
 from ngram_npu.vllm import v2_plugin
 from tiny_model import corpus
 from vllm import LLM, SamplingParams
+from vllm.config import VllmConfig
 from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.v1.worker.gpu import model_runner
+from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 from vllm.v1.worker.gpu.spec_decode.ngram import speculator as stock_module
 
 STOCK = stock_module.NgramGPUSpeculator
@@ -45,10 +49,14 @@ class Method:
     """Options; None: vLLM's own speculator."""
     prepare: Callable[[Any], None] = field(default=lambda speculator: None)
     """What is done to the speculator before it is used."""
+    adaptive: bool = False
+    """Whether vLLM chooses which drafts to verify."""
 
     @property
     def arguments(self) -> dict[str, Any]:
         speculative = {"method": self.name, "num_speculative_tokens": K, **LOOKUP}
+        if self.adaptive:
+            speculative["enable_adaptive_verification"] = True
         return {
             **ENGINE,
             "speculative_config": speculative if self.name else None,
@@ -56,6 +64,8 @@ class Method:
             "async_scheduling": self.asynchronous,
         }
 
+
+LADDER = {"sizes": "ladder", "min_draft_probability": 0.177, "metrics": True}
 
 # vLLM's gate lets "ngram" be scheduled synchronously only.
 METHODS = {
@@ -66,6 +76,8 @@ METHODS = {
     "sync-scan": Method("ngram", asynchronous=False, ours={"engine": "scan", "metrics": True}),
     "sync-index": Method("ngram", asynchronous=False, ours={"engine": "index"}),
     "other-options": Method(ours={"engine": "index", "match_policy": "earliest", "overlap": True}),
+    "ladder": Method(ours=LADDER),
+    "ladder-adaptive": Method(ours=LADDER, adaptive=True),
 }
 
 
@@ -96,6 +108,10 @@ class Run:
     waits_in_propose: int = 0
     counted: tuple[int, int] | None = None
     """By the speculator: draft tokens verified and accepted, where it counts."""
+    filled_up: int = 0
+    """Rows whose drafts end in the newest token, and begin with another."""
+    left_out: int = 0
+    """Drafts that vLLM chose not to verify."""
 
     def differing(self, other: Run) -> list[int]:
         """The requests whose tokens or end are not the same."""
@@ -133,6 +149,9 @@ def run(model: Path, method: Method, first: int = 20) -> Run:
         v2_plugin.install()
         assert stock_module.NgramGPUSpeculator is not STOCK
     event, torch.cuda.Event = torch.cuda.Event, _counting(torch.cuda.Event, result)
+    patched = pytest.MonkeyPatch()
+    if method.adaptive:
+        _let_adaptive_be_asked_for(patched)
     try:
         llm = LLM(str(model), **method.arguments)
         core = llm.llm_engine.engine_core.engine_core  # type: ignore[attr-defined]
@@ -142,6 +161,8 @@ def run(model: Path, method: Method, first: int = 20) -> Run:
             assert type(runner.speculator).__module__.startswith("ngram_npu.") == bool(method.ours)
             method.prepare(runner.speculator)
             _record(runner, llm.llm_engine.vllm_config, result)
+        if method.adaptive:
+            _choose(runner.adaptive_verification, result)
         asked = requests(llm.get_tokenizer())[:first]
         waits, outputs = (
             result.waits,
@@ -163,6 +184,7 @@ def run(model: Path, method: Method, first: int = 20) -> Run:
         del llm, core, runner
         gc.collect()
     finally:
+        patched.undo()
         torch.cuda.Event = event
         cleanup_dist_env_and_memory()
         stock_module.NgramGPUSpeculator = STOCK  # type: ignore[misc]
@@ -193,12 +215,36 @@ def _record(runner: Any, vllm_config: Any, result: Run) -> None:
         result.prefilling += int((num_sampled == 0).sum())
         result.partly_accepted += int(((num_sampled > 1) & (num_sampled <= K)).sum())
         result.found += int((expected != newest).any(1).sum())
+        begins, ends = drafts[:, :1] != newest, drafts[:, -1:] == newest
+        result.filled_up += int((begins & ends).sum())
         for i, (ours, theirs) in enumerate(zip(drafts.tolist(), expected.tolist(), strict=True)):
             if ours != theirs:
                 result.mismatches.append(f"{input_batch.req_ids[i]}: {ours} instead of {theirs}")
         return drafts
 
     speculator.propose = recorded
+
+
+def _let_adaptive_be_asked_for(patched: pytest.MonkeyPatch) -> None:
+    """It is for graphs of a GPU; without them it needs no more than to know what a step costs."""
+    patched.setattr(VllmConfig, "_validate_adaptive_verification", lambda self: None)
+    patched.setattr(model_runner, "resolve_adaptive_cudagraph_mode", lambda mode, **_: mode)
+    patched.setattr(
+        adaptive_verification, "get_varlen_cudagraph_unsupported_backend", lambda *_, **__: None
+    )
+
+
+def _choose(manager: Any, result: Run) -> None:
+    """As if another token in a step took a tenth of the step."""
+    manager.set_cost_curves([(1, 0.01), (8, 0.01)], [(1, 1.0), (101, 11.0)])
+    get_num_tokens = manager.get_num_tokens
+
+    def counted(num_tokens: Any, drafts: Any) -> Any:
+        chosen = get_num_tokens(num_tokens, drafts)
+        result.left_out += sum(num_tokens.values()) - chosen
+        return chosen
+
+    manager.get_num_tokens = counted
 
 
 def _counting(event: Any, result: Run) -> type:
