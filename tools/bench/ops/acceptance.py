@@ -26,6 +26,8 @@ from tools.fit_costs import TABLE
 K = (8, 16)
 LIMITS = tuple(range(2, 102, 2))
 DEFAULT_LIMIT, HIGH_LIMIT = 40, 54
+BATCH = 128
+"""Conversations at once, which changes no figure."""
 VERIFYING = 0.05
 """What a drafted token costs, in steps, in the speed-up."""
 REFERENCE = "arctic-local"
@@ -45,9 +47,23 @@ def simulated(requests: Sequence[TokenRequest]) -> Replayer:
     return lambda k, limit: found.replay(found.lengths(costs, limit, k))
 
 
+def indexed(requests: Sequence[TokenRequest]) -> Replayer:
+    """Ours, from its index; the replayer raises BenchError where the simulator counts otherwise."""
+    expected = simulated(requests)
+
+    def replay(k: int, limit: int) -> Counts:
+        config = NgramConfig(sizes="ladder", k=k, min_draft_probability=2 ** (-limit / 16))
+        found = proposed(requests, NgramProposer(config, "index"), k)
+        if found != expected(k, limit):
+            raise BenchError(f"k {k}, limit {limit}: {found}, simulated {expected(k, limit)}")
+        return found
+
+    return replay
+
+
 def proposed(requests: Sequence[TokenRequest], proposer: Proposer, k: int) -> Counts:
     """Anybody's drafts, by the package's own replay."""
-    figures = simulate("", requests, proposer, k=k, batch_size=32)
+    figures = simulate("", requests, proposer, k=k, batch_size=BATCH)
     return Counts(figures.num_tokens, figures.num_steps, figures.num_draft_tokens)
 
 
@@ -65,7 +81,10 @@ PEERS: Mapping[str, Callable[[Sequence[TokenRequest]], Counts]] = {
     "vllm-ngram-k8": _ngram(8),
     REFERENCE: _arctic(8),
 }
-ENGINES: Mapping[str, Callable[[Sequence[TokenRequest]], Replayer]] = {"simulator": simulated}
+ENGINES: Mapping[str, Callable[[Sequence[TokenRequest]], Replayer]] = {
+    "index": indexed,
+    "simulator": simulated,
+}
 
 
 @dataclass(frozen=True)
@@ -109,6 +128,8 @@ class Acceptance(Op):
     engines = tuple(ENGINES)
     unused_settings = frozenset({"config", "k", "match", "threads", "rounds", "device"})
     assumptions: Mapping[str, Any] = {
+        "engine": "index: drafted by NgramProposer, and each figure is the simulator's too, or the "
+        "run ends; simulator: tools/drafts, without kernels",
         "k": K,
         "limits": f"{LIMITS[0]}, {LIMITS[1]}, ... {LIMITS[-1]} sixteenths of a bit, which a "
         f"draft's costs do not pass; {DEFAULT_LIMIT}, the default, is a probability of "

@@ -1,0 +1,91 @@
+"""What drafting yields, on a few conversations made of a few phrases."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ngram_npu import NgramConfig, NgramProposer
+
+from tools.bench.__main__ import main
+from tools.bench.acceptance_plot import lighter
+from tools.bench.ops import acceptance, acceptance_ablation
+from tools.bench.ops.acceptance import PEERS, REFERENCE, proposed
+
+pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Two sets, whose conversations have turns."""
+    rng = random.Random(16)
+    phrases = [[rng.randrange(9) for _ in range(rng.randrange(1, 9))] for _ in range(8)]
+    for name in ("one", "two"):
+        lines = []
+        for number in range(6):
+            ids = [token for phrase in rng.choices(phrases, k=180) for token in phrase]
+            turns = [
+                {"prompt_token_ids": ids[at : at + 20], "completion_token_ids": ids[at + 20 : to]}
+                for at, to in ((0, 90), (90, 180))
+            ]
+            lines.append(json.dumps({"id": str(number), "turns": turns}))
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+    return tmp_path
+
+
+def run(data: Path, op: str, *arguments: str) -> dict[str, Any]:
+    file = data / "out.json"
+    assert main([op, "--data", str(data), "--json", str(file), *arguments]) == 0
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def test_the_index_counts_what_the_simulator_counts(data: Path) -> None:
+    peer = "--peer=vllm-ngram-k5"
+    ours = run(data, "acceptance", peer)
+    assert ours["settings"]["engine"] == "index"
+    simulated = run(data, "acceptance", peer, "--engine", "simulator")
+    for found in (ours, simulated):
+        for result in found["results"]:
+            result.pop("engine", None)
+    assert ours["results"] == simulated["results"]
+    drafted = ours["results"][0]["whole_by_limit"]["drafted_per_step"]
+    assert drafted == sorted(drafted)
+    assert drafted[0] < drafted[-1]
+
+
+def test_an_index_that_counts_otherwise_ends_the_run(
+    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def shorter(config: NgramConfig, engine: str) -> NgramProposer:
+        return NgramProposer(NgramConfig(sizes="ladder", k=config.k), "index")
+
+    monkeypatch.setattr(acceptance, "NgramProposer", shorter)
+    assert main(["acceptance", "--data", str(data), "--peer=none"]) == 2
+    assert "k 8, limit 2: Counts(" in capsys.readouterr().err
+
+
+def test_a_part_taken_away(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = NgramConfig(k=2)
+    standing_in = {REFERENCE: lambda of: proposed(of, NgramProposer(config, "index"), 2)}
+    monkeypatch.setattr(acceptance_ablation, "PEERS", {**PEERS, **standing_in})
+    found = run(data, "acceptance-ablation")
+    whole, *without = found["results"]
+    assert (whole["variant"], whole["ratio"]) == ("all of it", 1)
+    assert all(result["speedup"] > 1 for result in (whole, *without))
+    assert len({result["speedup"] for result in (whole, *without)}) > 4
+
+
+def test_a_lighter_picture() -> None:
+    group = '<g id="a"><g id="b"><path d="M 0.123 1.987" style="fill: red"/></g></g>'
+    kept = '<g clip-path="url(#p0123456789)"><use style="fill: red"/></g>'
+    text = '<text transform="rotate(-0 1 2)">3.11</text>'
+    clip = '<clipPath id="p0123456789"/>'
+    found = lighter(f"<svg>\n<style>*</style>{group}{kept}{text}{clip}</svg>")
+    assert found == (
+        '<svg>\n<style>* .s0{fill: red}</style><path d="M 0.1 2.0" class="s0"/>'
+        '<g clip-path="url(#i0)"><use class="s0"/></g><text>3.1</text><clipPath id="i0"/></svg>\n'
+    )
