@@ -1,4 +1,4 @@
-"""Drafts by cost, as a user of the package asks for them. What is drafted: tests/ops, tests/index."""
+"""Drafts by cost, as a user of the package asks for them."""
 
 from __future__ import annotations
 
