@@ -94,7 +94,7 @@ class Weighed:
         return (observations * share + strength * prior) / (observations + strength)
 
 
-def fit(sets: Sequence[Observed]) -> IntArray:
+def fit(sets: Sequence[Observed], strength: float = STRENGTH) -> IntArray:
     """The table, [16, 32], of costs from 0 to 255."""
     weighed = Weighed.of(sets)
     costs = np.empty(SHAPE, np.int64)
@@ -103,7 +103,7 @@ def fit(sets: Sequence[Observed]) -> IntArray:
         for said in (0, 1):
             prior = weighed.rate((near, slice(said, None, 2)), 0.5, 2.0)
             for outcome in range(said, SHAPE[1], 2):
-                rate = weighed.rate((match, outcome), prior, STRENGTH)
+                rate = weighed.rate((match, outcome), prior, strength)
                 costs[match, outcome] = min(MAX_COST, round(-SCALE * np.log2(rate)))
     return costs
 

@@ -12,7 +12,7 @@ from ngram_npu import NgramConfig, NgramProposer
 
 from tools.bench.__main__ import main
 from tools.bench.acceptance_plot import lighter
-from tools.bench.ops import acceptance, acceptance_ablation
+from tools.bench.ops import acceptance, acceptance_ablation, acceptance_smoothing
 from tools.bench.ops.acceptance import PEERS, REFERENCE, proposed
 
 pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
@@ -68,15 +68,30 @@ def test_an_index_that_counts_otherwise_ends_the_run(
     assert "k 8, limit 2: Counts(" in capsys.readouterr().err
 
 
-def test_a_part_taken_away(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def standing_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer in the place of Arctic's C++, which is not everywhere."""
     config = NgramConfig(k=2)
-    standing_in = {REFERENCE: lambda of: proposed(of, NgramProposer(config, "index"), 2)}
-    monkeypatch.setattr(acceptance_ablation, "PEERS", {**PEERS, **standing_in})
+    peers = {REFERENCE: lambda of: proposed(of, NgramProposer(config, "index"), 2)}
+    for module in (acceptance_ablation, acceptance_smoothing):
+        monkeypatch.setattr(module, "PEERS", {**PEERS, **peers})
+
+
+@pytest.mark.usefixtures("standing_in")
+def test_a_part_taken_away(data: Path) -> None:
     found = run(data, "acceptance-ablation")
     whole, *without = found["results"]
     assert (whole["variant"], whole["ratio"]) == ("all of it", 1)
     assert all(result["speedup"] > 1 for result in (whole, *without))
     assert len({result["speedup"] for result in (whole, *without)}) > 4
+
+
+@pytest.mark.usefixtures("standing_in")
+def test_smoothing(data: Path) -> None:
+    found = run(data, "acceptance-smoothing")["results"]
+    assert [result["strength"] for result in found] == list(acceptance_smoothing.STRENGTHS)
+    assert all(result["odd"]["sets"] == 2 for result in found)
+    assert found[0]["whole"]["k8"] != found[-1]["whole"]["k8"]
 
 
 def test_a_lighter_picture() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tools.bench.ops.acceptance import Acceptance
 from tools.bench.ops.acceptance_ablation import AcceptanceAblation
+from tools.bench.ops.acceptance_smoothing import AcceptanceSmoothing
 from tools.bench.ops.ascendc_model import AscendcModel
 from tools.bench.ops.async_host import AsyncHost
 from tools.bench.ops.base import Op
@@ -33,6 +34,7 @@ OPS: dict[str, Op] = {
         AscendcModel(),
         Acceptance(),
         AcceptanceAblation(),
+        AcceptanceSmoothing(),
     )
 }
 

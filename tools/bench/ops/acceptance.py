@@ -186,9 +186,9 @@ class Acceptance(Op):
             )
             report(_shown(name, even + odd))
         results.append(
-            {"set": "all", "engine": engine, **{part: _summary(of) for part, of in parts.items()}}
+            {"set": "all", "engine": engine, **{part: summary(of) for part, of in parts.items()}}
         )
-        report({"size": "all", **_summary(parts["whole"])})
+        report({"size": "all", **summary(parts["whole"])})
         return results, skipped
 
 
@@ -239,7 +239,7 @@ def _dominates(ours: Counts, peer: Counts) -> bool:
     )
 
 
-def _summary(parts: Sequence[Part]) -> dict[str, Any]:
+def summary(parts: Sequence[Part]) -> dict[str, Any]:
     """Over all sets."""
 
     def speedup(of: Callable[[Part], Counts]) -> float:
