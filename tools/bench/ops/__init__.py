@@ -14,6 +14,7 @@ from tools.bench.ops.index import IndexBuild, NgramIndexStep
 from tools.bench.ops.lookup import NgramPropose, NgramStep
 from tools.bench.ops.memory import Memory
 from tools.bench.ops.spec_state import CorrectSpecState
+from tools.bench.ops.vllm_async import VllmAsync
 from tools.bench.ops.vllm_end_to_end import VllmEndToEnd
 from tools.bench.ops.vllm_propose import VllmPropose
 
@@ -23,6 +24,7 @@ OPS: dict[str, Op] = {
         NgramPropose(),
         NgramStep(),
         VllmPropose(),
+        VllmAsync(),
         VllmEndToEnd(),
         NgramIndexStep(),
         IndexBuild(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import Any, ClassVar
 
 from tools.bench import stats
 from tools.bench.data import Workload, make_workload
-from tools.bench.measure import measure
+from tools.bench.measure import Clock, measure
 from tools.bench.options import BenchError, Options, Size, UnavailableError
 
 Make = Callable[[Workload, Options], Any]
@@ -29,6 +30,7 @@ class Op(ABC):
         engines: the first is the default.
         peer_makers: peer's name -> how it is made. Every op besides knows ``ours:key=value``,
             itself with other options.
+        clock: what times a call, in nanoseconds.
         unused_settings: what the command line says, and this op does not ask.
         assumptions: what figures rest on that were not measured; kept in the file.
     """
@@ -39,6 +41,7 @@ class Op(ABC):
     peers: tuple[str, ...] = ()
     engines: tuple[str, ...] = ("scan",)
     peer_makers: ClassVar[Mapping[str, Make]] = {}
+    clock: Clock = time.perf_counter_ns
     unused_settings: frozenset[str] = frozenset()
     assumptions: Mapping[str, Any] = {}
 
@@ -102,7 +105,7 @@ class Op(ABC):
         self, contestants: list[Any], workload: Workload, options: Options, skipped: Skipped
     ) -> Result:
         """Measures the contestants, ours first, at one size. ``skipped``: who is left out yet."""
-        measured = measure(contestants, workload.steps, options)
+        measured = measure(contestants, workload.steps, options, self.clock)
         result = stats.comparison(
             workload,
             options,

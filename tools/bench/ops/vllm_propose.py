@@ -25,18 +25,7 @@ class ProposerContestant(Contestant):
         self._workload = workload
         self._threads = options.threads
         self._sampled = sampled_lists(workload)
-        config = proposer_config(options, workload.capacity, workload.size.batch)
-        config.additional_config = {
-            "ngram_npu": {
-                "prompt_lookup_min": options.min_n,
-                "prompt_lookup_max": options.max_n,
-                "match_policy": options.match_policy,
-                "engine": options.engine,
-                "num_threads": options.threads,
-            }
-        }
-        config.model_config.served_model_name = "bench"
-        config.parallel_config = SimpleNamespace(tensor_parallel_size=1, rank=0)
+        config = our_config(workload, options)
         proposer = NgramProposer(config)
         self.function = proposer.propose
         self.detail = (
@@ -75,6 +64,24 @@ class ProposerContestant(Contestant):
 
     def drafts(self, result: Any) -> Drafts:
         return [list(draft) for draft in result]
+
+
+def our_config(workload: Workload, options: Options, **more: Any) -> Any:
+    """The parts of a VllmConfig that ours reads; ``more`` of its own options."""
+    config = proposer_config(options, workload.capacity, workload.size.batch)
+    config.additional_config = {
+        "ngram_npu": {
+            "prompt_lookup_min": options.min_n,
+            "prompt_lookup_max": options.max_n,
+            "match_policy": options.match_policy,
+            "engine": options.engine,
+            "num_threads": options.threads,
+            **more,
+        }
+    }
+    config.model_config.served_model_name = "bench"
+    config.parallel_config = SimpleNamespace(tensor_parallel_size=1, rank=0)
+    return config
 
 
 class VllmPropose(Op):
