@@ -69,7 +69,7 @@ class Outcomes {
       if (count == kRootOutcomePages) {
         for (uint32_t i = 0; i < count; ++i) words[i] = root[i];
       }
-      root[count == kRootOutcomePages ? 0 : count >> kDirPageDepth] = directory;
+      root[count >> kDirPageDepth] = directory;
       ++slot_[kSlotPages];
     }
     slot_[kSlotOutcomePages] = grown;
