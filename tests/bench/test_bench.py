@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ngram_npu import _C, reference
+from ngram_npu import _C, NgramConfig, NgramProposer, reference
 
 from tools.bench.__main__ import main
 from tools.bench.data import MAX_NEW_TOKENS, lap_steps, make_workload
@@ -75,6 +75,9 @@ def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         ["--sizes", "many"],
         ["--sizes", "1x64", "--peer", "nobody"],
         ["--sizes", "1x64", "--peer", "ours:rounds=3"],
+        ["--sizes", "1x64", "--peer", "ours:threads=many"],
+        ["--sizes", "1x64", "--peer", "ours:sizes=wide"],
+        ["--sizes", "1x64", "--peer", "ours:sizes=ladder"],  # which has no scan
         ["--sizes", "1x64", "--engine", "magic"],
         ["--config", "4,2"],
         ["--device", "cuda", "--data-kind", "nomatch"],
@@ -133,6 +136,33 @@ def test_steps_are_the_text_that_follows(kind: str, k: int) -> None:
     assert kind not in ("nomatch", "periodic") or drafted == {kind == "periodic"}
 
 
+@pytest.mark.parametrize("least", [None, 0.3])
+def test_a_ladder_drafts_what_the_proposer_drafts(least: float | None, tmp_path: Path) -> None:
+    variant = "sizes=ladder" if least is None else f"min_draft_probability={least}"
+    options = Options(data_kind="periodic", k=8, engine="index").changed(variant)
+    work = make_workload(SIZE, options)
+    work.token_ids %= 17
+    contestant = IndexStepContestant(work, options)
+    contestant.reset()
+    config = NgramConfig(sizes="ladder", k=8, min_draft_probability=least, max_len=work.capacity)
+    proposer = NgramProposer(config, "index")
+    tokens, lengths = work.token_ids.copy(), work.lengths[0].copy()
+    for step in range(4):
+        expected = proposer.step(tokens, lengths, work.sampled[step])
+        drafts = contestant.drafts(contestant.function(*contestant.arguments(step)))
+        counts = expected.num_draft_tokens.tolist()
+        assert drafts == [
+            row[:n].tolist() for row, n in zip(expected.draft_token_ids, counts, strict=True)
+        ]
+        assert max(counts) > 0
+    torch_too = (f"--peer=ours:{variant}", f"--peer=ours:{variant},frontend=torch")
+    found = run(
+        tmp_path / "out.json", "ngram_index_step_", "--sizes", "2x64", "--data-kind", "random",
+        *torch_too,
+    )  # fmt: skip
+    assert found["results"][0]["same_drafts"] is True
+
+
 @pytest.mark.parametrize("frontend", ["numpy", "torch"])
 def test_every_lap_begins_with_the_same_index(frontend: str) -> None:
     options = Options(data_kind="periodic", frontend=frontend)
@@ -152,14 +182,19 @@ def test_what_an_index_holds_is_counted(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(
         "tools.bench.ops.index._workload", lambda size, _, data: make_workload(size, options)
     )
-    *built, grown = OPS["index-build"].run(options, lambda result: None)[0]
-    assert len(built) == 12
+    found = OPS["index-build"].run(options, lambda result: None)[0]
+    built, grown, ladders = found[:12], found[12], found[13:]
     for result in built:
         assert result["build_ns_per_token"]["median"] > 0
         assert 0 < result["bytes_per_token"] < 16
         # A period of 61 ids has 61 grams of each length.
         levels = result["config"][1] - result["config"][0] + 1
         assert result["entries_per_token"] == pytest.approx(61 * levels / 600, abs=0.01)
+    for result, other in zip(ladders[::2], ladders[1::2], strict=True):
+        assert result["entries_per_token"] == pytest.approx(61 * 5 / 600, abs=0.01)
+        assert "entries_per_token" not in other
+        assert result["bytes_per_token"] < other["bytes_per_token"]
+    assert len(ladders) == 6
     assert grown["growth_steps"] == 200
     assert grown["growth_worst_us"] >= grown["growth_p99_us"] >= grown["growth_median_us"] > 0
 

@@ -8,11 +8,13 @@ import importlib.metadata
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from tools.bench import vllm_peer
+from tools.bench import arctic_peer, vllm_peer
 from tools.bench.data import make_workload
 from tools.bench.gpu import peers
 from tools.bench.gpu.ops import STEPS, drafting
@@ -187,6 +189,37 @@ def test_the_correction_corrects(vllm: Path) -> None:
     kernel = take(vllm, "ComputeSlotMappingKernel", given)
     assert kernel.triton_block_size == 1024
     assert kernel.kernel is not None
+
+
+class _Tree:
+    """In the place of Arctic's class: notes what it is given, drafts its context's last token."""
+
+    def __init__(self, depth: int) -> None:
+        self.held: list[int] = []
+
+    def extend_ndarray(self, sequence: int, tokens: np.ndarray) -> None:
+        self.held += tokens.tolist()
+
+    def speculate_ndarray(self, context: np.ndarray, k: int, *options: Any) -> list[int]:
+        assert context.tolist() == self.held[-arctic_peer.DEPTH :]
+        return [k, int(context[-1])]
+
+
+def test_arctic_is_given_what_ours_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arctic_peer, "suffix_tree", lambda: _Tree)
+    workload = make_workload(Size(3, 200), options := Options(data_kind="random"))
+    peer = arctic_peer.ArcticStep(workload, options)
+    for _ in range(2):  # laps
+        peer.reset()
+        for step in range(5):
+            drafts = peer.function(*peer.arguments(step))
+            ends = workload.lengths[step + 1].tolist()
+            rows = zip(workload.token_ids, ends, strict=True)
+            assert drafts == [[4, row[end - 1]] for row, end in rows]
+    peer.reset()
+    trees = peer._trees[:]
+    peer.reset()
+    assert peer._trees == trees, "made once for a lap"
 
 
 def test_read_pass_reads_the_live_tokens() -> None:

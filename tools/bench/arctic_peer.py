@@ -21,8 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from tools.bench.data import Int32Array
-from tools.bench.options import UnavailableError
+from tools.bench.data import Int32Array, Workload
+from tools.bench.measure import Contestant
+from tools.bench.options import Options, UnavailableError
 
 VERSION = "0.3.0"
 NANOBIND = "2.9.2"  # which that version asks for
@@ -112,6 +113,48 @@ class SuffixDecoding:
             drafts[i, : len(draft)] = draft
             counts[i] = len(draft)
         return SimpleNamespace(draft_token_ids=drafts, num_draft_tokens=counts)
+
+
+class ArcticStep(Contestant):
+    """A step of all rows, called directly: what was sampled goes into each row's tree, which then
+    drafts. Trees are made anew for each lap, and all arguments beforehand, untimed."""
+
+    def __init__(self, workload: Workload, options: Options) -> None:
+        self._workload = workload
+        self._new_tree = suffix_tree()
+        self._k = options.k
+        self._trees: list[Any] = []
+        self._at = -1
+        self.detail = DETAIL
+        self.function = self._draft
+
+    def reset(self) -> None:
+        if self._at == 0:
+            return
+        self._trees.clear()
+        for row, length in zip(self._workload.token_ids, self._workload.lengths[0], strict=True):
+            tree = self._new_tree(DEPTH)
+            tree.extend_ndarray(0, row[:length])
+            self._trees.append(tree)
+        self._at = 0
+
+    def arguments(self, step: int) -> tuple[Any, ...]:
+        self._at = step + 1
+        starts, ends = self._workload.lengths[step : step + 2].tolist()
+        rows = zip(self._trees, self._workload.token_ids, starts, ends, strict=True)
+        return (
+            [
+                (tree.extend_ndarray, row[start:end], tree.speculate_ndarray, row[:end][-DEPTH:])
+                for tree, row, start, end in rows
+            ],
+        )
+
+    def _draft(self, requests: list[tuple[Any, ...]]) -> list[Any]:
+        drafts = []
+        for extend, new, speculate, context in requests:
+            extend(0, new)
+            drafts.append(speculate(context, self._k, FACTOR, OFFSET, PROBABILITY, False))
+        return drafts
 
 
 if __name__ == "__main__":

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from ngram_npu.config import LADDER_MAX_N, default_costs
 
 CACHE_STATES = {"hot": 0, "l2-cold": 4 << 20, "dram-cold": 256 << 20}
 """Cache state -> bytes of other memory read between steps, outside the timed part."""
@@ -13,7 +16,18 @@ CACHE_STATES = {"hot": 0, "l2-cold": 4 << 20, "dram-cold": 256 << 20}
 DATA_KINDS = ("text", "random", "periodic", "nomatch")
 DEVICES = ("cpu", "cuda", "npu")
 FRONTENDS = ("numpy", "torch")
+NGRAM_SIZES = ("consecutive", "ladder")
 MATCH_POLICY_CODES = {"earliest": 0, "latest": 1}
+
+CHANGEABLE = {
+    **{
+        name: name
+        for name in ("threads", "frontend", "match_policy", "engine", "min_n", "max_n", "k")
+    },
+    "sizes": "ngram_sizes",
+    "min_draft_probability": "min_draft_probability",
+}
+"""What a variant of ours may change, and the field."""
 
 _SUFFIXES = {"": 1, "k": 1 << 10, "m": 1 << 20}
 
@@ -70,6 +84,9 @@ class Options:
         rounds: measured rounds.
         steps: timed steps per round and contestant; 0: chosen by their duration.
         data_kind: what the rows hold.
+        ngram_sizes: "consecutive" or "ladder"; a ladder has the index on the CPU only, and its own
+            min_n, max_n, match_policy and overlap.
+        min_draft_probability: of a ladder, as in `NgramConfig`; above 0 it implies one.
         data: folder or file of recorded conversations; None: the default.
         vllm_path: folder that contains ``vllm/``; None: an installed one.
         device: where the operators run; on one that is not the CPU ``frontend``, ``threads`` and
@@ -90,6 +107,8 @@ class Options:
     rounds: int = 15
     steps: int = 0
     data_kind: str = "text"
+    ngram_sizes: str = "consecutive"
+    min_draft_probability: float = 0.0
     data: Path | None = None
     vllm_path: Path | None = None
     device: str = "cpu"
@@ -97,6 +116,9 @@ class Options:
     @property
     def lookup(self) -> dict[str, Any]:
         """What every lookup takes by keyword, in its schema's order."""
+        if self.is_ladder:
+            low_high = {"min_n": 1, "max_n": LADDER_MAX_N}
+            return {**low_high, "k": self.k, "match_policy": 1, "overlap": True}
         return {
             "min_n": self.min_n,
             "max_n": self.max_n,
@@ -104,6 +126,20 @@ class Options:
             "match_policy": MATCH_POLICY_CODES[self.match_policy],
             "overlap": False,
         }
+
+    @property
+    def ladder(self) -> dict[str, Any]:
+        """What a lookup from a ladder takes besides, in its schema's order."""
+        if not self.is_ladder:
+            return {}
+        if not self.min_draft_probability:
+            return {"ladder": True}
+        limit = round(-16 * math.log2(self.min_draft_probability))
+        return {"ladder": True, "costs": default_costs(), "cost_limit": limit}
+
+    @property
+    def is_ladder(self) -> bool:
+        return self.ngram_sizes == "ladder" or self.min_draft_probability > 0
 
     def __post_init__(self) -> None:
         _check("min_n, max_n", 1 <= self.min_n <= self.max_n <= 64, "1 <= min_n <= max_n <= 64")
@@ -120,21 +156,22 @@ class Options:
         _check("device", self.device in DEVICES, f"one of {', '.join(DEVICES)}")
         _check("rounds", self.rounds >= 1, "at least 1")
         _check("steps", self.steps >= 0, "at least 0")
+        _check("sizes", self.ngram_sizes in NGRAM_SIZES, f"one of {', '.join(NGRAM_SIZES)}")
+        _check("min_draft_probability", 0 <= self.min_draft_probability <= 1, "0 to 1")
         _check("data-kind", self.data_kind in DATA_KINDS, f"one of {', '.join(DATA_KINDS)}")
 
     def changed(self, text: str) -> Options:
         """With ``key=value,...`` changed: how a variant of ours is named as a peer."""
-        changes: dict[str, str | int] = {}
+        changes: dict[str, str | float] = {}
         for part in text.split(","):
             key, _, value = part.partition("=")
-            if key not in ("threads", "frontend", "match_policy", "engine", "min_n", "max_n", "k"):
+            if key not in CHANGEABLE:
                 raise BenchError(f"peer 'ours:{text}': {key!r} cannot be changed")
-            if isinstance(getattr(self, key), int):
-                if not value.isdigit():
-                    raise BenchError(f"peer 'ours:{text}': {key}: expected a number")
-                changes[key] = int(value)
-            else:
-                changes[key] = value
+            field = CHANGEABLE[key]
+            try:
+                changes[field] = type(getattr(self, field))(value)
+            except ValueError:
+                raise BenchError(f"peer 'ours:{text}': {key}: expected a number") from None
         return replace(self, **changes)  # type: ignore[arg-type]
 
 

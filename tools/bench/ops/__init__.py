@@ -10,7 +10,7 @@ from tools.bench.ops.async_host import AsyncHost
 from tools.bench.ops.base import Op
 from tools.bench.ops.call_overhead import CallOverhead
 from tools.bench.ops.crossover import Crossover
-from tools.bench.ops.index import IndexBuild, NgramIndexStep
+from tools.bench.ops.index import IndexBuild, IndexMemory, NgramIndexStep
 from tools.bench.ops.lookup import NgramPropose, NgramStep
 from tools.bench.ops.memory import Memory
 from tools.bench.ops.spec_state import CorrectSpecState
@@ -28,6 +28,7 @@ OPS: dict[str, Op] = {
         VllmEndToEnd(),
         NgramIndexStep(),
         IndexBuild(),
+        IndexMemory(),
         CallOverhead(),
         Crossover(),
         Memory(),

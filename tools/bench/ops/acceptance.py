@@ -126,7 +126,7 @@ class Acceptance(Op):
     sizes = ()
     peers = tuple(PEERS)
     engines = tuple(ENGINES)
-    unused_settings = frozenset({"config", "k", "match", "threads", "rounds", "device"})
+    unused_settings = frozenset({"config", "k", "match_policy", "threads", "rounds", "device"})
     assumptions: Mapping[str, Any] = {
         "engine": "index: drafted by NgramProposer, and each figure is the simulator's too, or the "
         "run ends; simulator: tools/drafts, without kernels",

@@ -73,7 +73,7 @@ class AcceptanceAblation(Op):
     help = "what each part of the ladder's drafts is worth, on the odd halves of recorded sets"
     sizes = ()
     engines = ("simulator",)
-    unused_settings = frozenset({"config", "k", "match", "threads", "rounds", "device"})
+    unused_settings = frozenset({"config", "k", "match_policy", "threads", "rounds", "device"})
     assumptions: Mapping[str, Any] = {
         "k": K,
         "limits": f"{LIMITS[0]}, {LIMITS[1]}, ... {LIMITS[-1]}; where every draft is as long: "

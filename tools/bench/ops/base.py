@@ -85,6 +85,8 @@ class Op(ABC):
             changed = options if name == "ours" else options.changed(name.removeprefix("ours:"))
             if changed.engine not in self.engines:
                 raise BenchError(f"{self.name}: engine: expected one of {', '.join(self.engines)}")
+            if changed.is_ladder and (changed.engine != "index" or changed.device != "cpu"):
+                raise BenchError(f"{self.name}: a ladder: expected the index, on the CPU")
             return self.make, changed
         if name in self.peer_makers:
             return self.peer_makers[name], options

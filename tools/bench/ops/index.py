@@ -12,11 +12,12 @@ from ngram_npu import _C, NgramIndex
 from ngram_npu.config import ANY_TOKEN
 
 from tools.bench import environment, stats
+from tools.bench.arctic_peer import ArcticStep
 from tools.bench.data import Int32Array, Workload, make_workload
 from tools.bench.measure import Contestant
 from tools.bench.ops.base import Make, Op, Result, Skipped
 from tools.bench.ops.lookup import ReadPass, StepContestant
-from tools.bench.options import MATCH_POLICY_CODES, Options, Size
+from tools.bench.options import MATCH_POLICY_CODES, BenchError, Options, Size
 from tools.bench.vllm_peer import VllmNumba
 
 
@@ -53,12 +54,55 @@ class NgramIndexStep(Op):
     sizes = ("128x1k", "128x32k", "128x128k", "256x128k")
     peers = ("vllm-numba", "ours:engine=scan")
     engines = ("index", "scan")
-    peer_makers: ClassVar[Mapping[str, Make]] = {"vllm-numba": VllmNumba, "read": ReadPass}
+    peer_makers: ClassVar[Mapping[str, Make]] = {
+        "vllm-numba": VllmNumba,
+        "read": ReadPass,
+        "arctic-local": ArcticStep,
+    }
 
     def make(self, workload: Workload, options: Options) -> Contestant:
         if options.engine == "scan":
             return StepContestant(workload, options)
         return IndexStepContestant(workload, options)
+
+
+DATA = ("text", "random", "random-128")
+LADDERS = {"ladder": "sizes=ladder", "ladder with bytes": "min_draft_probability=0.177"}
+
+
+class IndexMemory(Op):
+    """Counts what is in use and times nothing."""
+
+    name = "index-memory"
+    help = "memory that an index holds for each token"
+    sizes = ("128x1k", "128x8k", "128x32k")
+    unused_settings = frozenset({"config", "k", "match_policy", "threads", "rounds", "device"})
+
+    def make(self, workload: Workload, options: Options) -> Any:
+        raise BenchError(f"{self.name}: counts bytes and times nothing")
+
+    def run(
+        self, options: Options, report: Callable[[Result], None]
+    ) -> tuple[list[Result], Skipped]:
+        results: list[Result] = []
+        for size in self.sizes_of(options):
+            workload = _workload(size, options, options.data_kind)
+            for name, changes in {"2 to 5": "min_n=2,max_n=5", **LADDERS}.items():
+                chosen = options.changed(changes)
+                index = _presized(workload, chosen, any_data=options.data_kind != "text")
+                _append(workload.token_ids, workload.lengths[0].copy(), index, chosen)
+                used = index.statistics.bytes_in_use
+                result = {
+                    "size": str(size),
+                    "context": size.context,
+                    "variant": name,
+                    **_index_of(chosen),
+                    "bytes_per_token": round(used / size.tokens, 2),
+                    "data": workload.describes,
+                }
+                results.append(result)
+                report(result)
+        return results, {}
 
 
 class IndexBuild(Op):
@@ -76,7 +120,7 @@ class IndexBuild(Op):
     ) -> tuple[list[Result], Skipped]:
         results: list[Result] = []
         for size in self.sizes_of(options):
-            for data in ("text", "random", "random-128"):
+            for data in DATA:
                 workload = _workload(size, options, data)
                 for config in ((2, 4), (2, 5)):
                     for match_policy in MATCH_POLICY_CODES:
@@ -87,6 +131,11 @@ class IndexBuild(Op):
                         report(results[-1])
             results.append(_grow(size, options))
             report(results[-1])
+            for data in DATA:
+                workload = _workload(size, options, data)
+                for ladder in LADDERS.values():
+                    results.append(_build(workload, options.changed(ladder), data))
+                    report(results[-1])
         return results, {}
 
 
@@ -120,16 +169,16 @@ def _build(workload: Workload, options: Options, data: str) -> Result:
         "size": str(workload.size),
         "batch": workload.size.batch,
         "context": workload.size.context,
-        "config": [options.min_n, options.max_n],
-        "match_policy": options.match_policy,
+        **_index_of(options),
         "data": workload.describes,
         "data_kind": data,
         "rounds": options.rounds,
         "what": "_C.ngram_index_append_, presized and touched before",
         "build_ns_per_token": stats.spread(per_token[1]),
         "bytes_per_token": round(held.bytes_in_use / workload.size.tokens, 2),
-        "entries_per_token": round(_entries(index) / workload.size.tokens, 2),
     }
+    if "costs" not in options.ladder:  # whose bytes are not told from entries
+        result["entries_per_token"] = round(_entries(index) / workload.size.tokens, 2)
     if several > 1:
         result["threaded_ns_per_token"] = {"threads": several, **stats.spread(per_token[several])}
     return result
@@ -176,23 +225,33 @@ def _presized(workload: Workload, options: Options, any_data: bool) -> NgramInde
     return NgramIndex(
         rows,
         rows * capacity,
-        min_n=options.min_n,
-        max_n=options.max_n,
+        min_n=options.lookup["min_n"],
+        max_n=options.lookup["max_n"],
+        sizes="ladder" if options.is_ladder else "consecutive",
+        outcomes="costs" in options.ladder,
         any_data=any_data,
         prefault=True,
     )
 
 
+def _index_of(options: Options) -> dict[str, Any]:
+    """What an index holds, for the record."""
+    if options.is_ladder:
+        return {"sizes": "ladder", "outcomes": "costs" in options.ladder}
+    return {"config": [options.min_n, options.max_n], "match_policy": options.match_policy}
+
+
 def _append(
     token_ids: Int32Array, lengths: Int32Array, index: NgramIndex, options: Options
 ) -> None:
+    lookup = {name: options.lookup[name] for name in ("min_n", "max_n", "match_policy")}
     _C.ngram_index_append_(
         token_ids,
         lengths,
         index.tensor,
-        min_n=options.min_n,
-        max_n=options.max_n,
-        match_policy=MATCH_POLICY_CODES[options.match_policy],
+        **lookup,
+        ladder=options.is_ladder,
+        outcomes="costs" in options.ladder,
     )
 
 

@@ -55,19 +55,27 @@ class _Lookup(Contestant):
         else:
             self.function = getattr(_C, self.op)
             name = f"_C.{self.op}"
-        self.detail = (
-            f"{name}, threads: at most {options.threads}, match_policy: {options.match_policy}"
-        )
+        which = f"match_policy: {options.match_policy}"
+        if options.is_ladder:
+            which = f"a ladder, min_draft_probability: {options.min_draft_probability or None}"
+        self.detail = f"{name}, threads: at most {options.threads}, {which}"
         self._array = array_of(options)
         self._token_ids = self._array(workload.token_ids)
         lookup = options.lookup | {"max_len": workload.capacity}
         # By position where that is possible: a call from a hot loop.
         self._tail: tuple[Any, ...] = ()
         if options.frontend == "torch":
-            self.function = partial(self.function, **lookup)
+            ladder = options.ladder
+            if "costs" in ladder:
+                ladder["costs"] = self._array(ladder["costs"].copy())
+            self.function = partial(self.function, **lookup, **ladder)
         else:
             self._tail = (*self.before_lookup, *lookup.values())
+            if options.is_ladder:
+                self._tail += (None, *options.ladder.values())  # behind the workspace
         self.semantics = (options.min_n, options.max_n, options.k, options.match_policy)
+        if options.is_ladder:
+            self.semantics = ("ladder", options.k, options.min_draft_probability)
 
     def activate(self) -> None:
         _C.set_num_threads(self._threads)
