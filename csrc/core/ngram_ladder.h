@@ -35,7 +35,7 @@ NGRAM_FN uint8_t outcome_of(Occurrence candidate, const int32_t* tokens, int64_t
 // One row's outputs, as write_draft. `outcome(place)`: the byte beside the token there.
 template <class Outcome>
 NGRAM_FN void write_ladder_draft(const int32_t* tokens, int64_t num_tokens, Occurrence found,
-                                 const LookupOptions& options, const LadderOptions& ladder, const Outcome& outcome,
+                                 const LookupOptions& options, const LadderOptions& ladder, Outcome&& outcome,
                                  int32_t* draft, int32_t* num_draft, int32_t* match_len, uint8_t* draft_costs) {
   const int64_t most = num_drafts(found, num_tokens, options);
   int64_t count = 0;

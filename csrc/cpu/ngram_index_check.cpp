@@ -167,7 +167,7 @@ Occurrence candidate_of(const int32_t* tokens, uint32_t length) {
 }
 
 IndexFault check_outcomes(const cpu::Arena& arena, uint32_t slot_id, const int32_t* tokens) {
-  const cpu::Outcomes outcomes(arena, slot_id);
+  cpu::Outcomes outcomes(arena, slot_id);
   const uint32_t* slot = arena.slot(slot_id);
   const uint32_t length = slot[kSlotLength];
   const Occurrence next = outcomes.candidate(length), truth = candidate_of(tokens, length);

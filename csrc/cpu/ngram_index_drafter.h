@@ -169,7 +169,7 @@ class IndexDrafter {
     }
     uint8_t* const costs =
         ladder_.draft_costs == nullptr ? nullptr : ladder_.draft_costs + i * ladder_.draft_costs_stride;
-    const auto write = [&](const auto& outcome) {
+    const auto write = [&](auto&& outcome) {
       write_ladder_draft(tokens, row.length, found, p_.lookup, ladder_, outcome, draft, p_.num_draft_tokens + i,
                          p_.match_len + i, costs);
     };

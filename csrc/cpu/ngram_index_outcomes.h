@@ -15,20 +15,20 @@ class Outcomes {
   Outcomes(const Arena& arena, uint32_t slot_id) : arena_(arena), slot_(arena.slot(slot_id)), slot_id_(slot_id) {}
 
   // The byte beside the token at `place`; 0 where none is kept.
-  uint8_t operator()(int64_t place) const {
+  uint8_t operator()(int64_t place) {
     const uint32_t number = static_cast<uint32_t>(place >> kOutcomePageBits);
-    return number < pages() ? *at(number, place) : 0;
+    return number == at_hand_ || number < pages() ? *at(number, place) : 0;
   }
 
   // Writes a byte. Places come in order; false: no memory left, or a slot that lies about how far it has come.
   bool put(uint32_t place, uint8_t outcome) {
     const uint32_t number = place >> kOutcomePageBits;
-    if (number > pages() || (number == pages() && !grow())) return false;
+    if (number != at_hand_ && (number > pages() || (number == pages() && !grow()))) return false;
     *at(number, place) = outcome;
     return true;
   }
 
-  void prefetch(uint32_t place) const {
+  void prefetch(uint32_t place) {
     const uint32_t number = place >> kOutcomePageBits;
     if (number < pages()) __builtin_prefetch(at(number, place));
   }
@@ -46,9 +46,13 @@ class Outcomes {
  private:
   uint32_t pages() const { return smaller(slot_[kSlotOutcomePages], kMaxOutcomePages); }
 
-  uint8_t* at(uint32_t number, int64_t place) const {
-    uint8_t* bytes = reinterpret_cast<uint8_t*>(arena_.page(*outcome_page(arena_, slot_, pages(), number)));
-    return bytes + (place & ((1 << kOutcomePageBits) - 1));
+  // Of a page that there is. The last one stays at hand: places come in runs.
+  uint8_t* at(uint32_t number, int64_t place) {
+    if (number != at_hand_) {
+      bytes_ = reinterpret_cast<uint8_t*>(arena_.page(*outcome_page(arena_, slot_, pages(), number)));
+      at_hand_ = number;
+    }
+    return bytes_ + (place & ((1 << kOutcomePageBits) - 1));
   }
 
   bool grow() {
@@ -81,6 +85,8 @@ class Outcomes {
   const Arena& arena_;
   uint32_t* const slot_;
   const uint32_t slot_id_;
+  uint32_t at_hand_ = ~0u;
+  uint8_t* bytes_ = nullptr;
 };
 
 }  // namespace
