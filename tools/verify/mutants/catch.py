@@ -106,7 +106,9 @@ def python_tests(*files: str, choice: str = "", twin: bool = False) -> Callable[
 
 ON_THE_CPU = "not cuda_ and not ascendc_"
 PARITY = ("tests/ops/test_errors.py", "tests/ops/test_parity.py")  # the quick one first
-INDEX = tuple(f"tests/index/test_{name}.py" for name in ("index", "identity", "stateful"))
+INDEX = tuple(
+    f"tests/index/test_{name}.py" for name in ("index", "ladder_index", "identity", "stateful")
+)
 DEVICE_INDEX = "tests/index/test_device_index_integrity.py"
 CSRC_STAGES = {
     "C++ suite": cpp_suite,

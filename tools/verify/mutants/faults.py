@@ -63,6 +63,24 @@ _of(
     },
 )
 _of(
+    "csrc/core/ngram_ladder.h",
+    {
+        "a draft ends where it reaches the limit": (
+            "if (total > ladder.cost_limit) break;",
+            "if (total >= ladder.cost_limit) break;",
+        ),
+        "the match does not grow with the draft": ("found.len + count, kCost", "found.len, kCost"),
+        "a draft is read beyond the row": (
+            "place = draft_source(found.end, num_tokens, count);",
+            "place = found.end + 1 + count;",
+        ),
+        "a match of fifteen counts as fourteen": (
+            "smaller<int64_t>(candidate.len, kCostRows - 1) * 2",
+            "smaller<int64_t>(candidate.len, kCostRows - 2) * 2",
+        ),
+    },
+)
+_of(
     "csrc/core/ngram_step.h",
     {
         "a row that is full does not draft": (
@@ -95,6 +113,34 @@ _of(
     },
 )
 _of(
+    "csrc/cpu/ngram_index_outcomes.h",
+    {
+        "a candidate of sixteen tokens is forgotten": ("word & 31u", "word & 15u"),
+        "the last page's id is not taken over": (
+            "for (uint32_t i = 0; i < count; ++i) words[i]",
+            "for (uint32_t i = 0; i + 1 < count; ++i) words[i]",
+        ),
+        "a page leaks where its directory is refused": (
+            "        release_page(arena_, slot_id_, page);\n",
+            "",
+        ),
+    },
+)
+_of(
+    "csrc/cpu/ngram_index_walk.h",
+    {
+        "a call does not know the candidate of the one before": (
+            "candidate_(outcomes_.candidate(first))",
+            "candidate_{-1, 0}",
+        ),
+        "an append does not keep its candidate": ("  walk.finish();\n", ""),
+        "an outcome is told by the token before": (
+            "outcome_of(candidate_, tokens_, end)",
+            "outcome_of(candidate_, tokens_, end - 1)",
+        ),
+    },
+)
+_of(
     "csrc/cpu/ngram_index_slot.cpp",
     {
         "the newest two tokens are not compared": (" | (ours[3] ^ theirs[3])", ""),
@@ -106,6 +152,10 @@ _of(
         "the first directory page is not given back": (
             "if (dir_depth > kRootDepth) {",
             "if (dir_depth > kRootDepth + 1) {",
+        ),
+        "directories of outcomes are not given back": (
+            "for (uint32_t i = 0; i < outcome_directories(pages); ++i)",
+            "for (uint32_t i = 1; i < outcome_directories(pages); ++i)",
         ),
         "a table at its limit tries again": (
             "const uint64_t held = arena.slot(slot_id)[kSlotGivenUp];",
@@ -128,6 +178,14 @@ _of(
             "if (n <= hit.next) {",
             "if (n < hit.next) {",
         ),
+        "a ladder lacks a size at a row's start": (
+            "return 32 - __builtin_clz(end + 1);",
+            "return 31 - __builtin_clz(end + 1);",
+        ),
+        "a long match is compared before the row": (
+            "if (kLadder && a >= 15) {",
+            "if (kLadder && a >= 7) {",
+        ),
         "directory pages leak where the last is refused": (
             "while (j-- > had) release_page(arena_, slot_id_, root[j]);",
             "while (j-- > had + 1) release_page(arena_, slot_id_, root[j]);",
@@ -138,6 +196,10 @@ _of(
     "csrc/cpu/ngram_index_drafter.h",
     {
         "each row has the call's budget": ("budget_ -= smaller(backlog, budget_);", "{}"),
+        "a scan takes the longest match, which is no size": (
+            "    found = find_(tokens, length, size, size, kLatest);\n",
+            "",
+        ),
         "a row indexed to its end asks the index": (
             "if (done >= length && !options_.ladder)",
             "if (done > length && !options_.ladder)",
