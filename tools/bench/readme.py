@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).parents[2]
 _COMMENT = re.compile(r"<!--\s*bench:\s*(.*?)\s*-->")
 _MARK = re.compile(r"(\S+\.json)\s+(.+?)(?:\s+([*/])\s*([\d.]+))?")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
-_STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]|\[([^=\]]+=[^\]]*)\]")
+_STEP = re.compile(r"\.?([^.\[\]]+(?:(?<==0)\.\d+)?)|\[(\d+)\]|\[([^=\]]+=[^\]]*)\]")
 
 
 def documents() -> list[Path]:
