@@ -144,11 +144,10 @@ class World:
         for row in at:
             self._forget(int(row), int(self.lengths[row]))
         look = self.lookup
-        ladder = (True, look.costs is not None) if look.ladder else ()
         self._call(
             "ngram_index_append_",
             self.rows, self.lengths, self.words, at, self.slots[at], look.min_n, look.max_n,
-            look.match_policy, *ladder,
+            look.match_policy, look.ladder, look.costs is not None,
         )  # fmt: skip
         for row in at:
             self._note(int(row))
@@ -186,7 +185,7 @@ class World:
         )  # fmt: skip
         truth = [*_C.ngram_step_(buffer[1:-1, PAD:-PAD], lengths, sampled, *head, *tail)]
         paid = None if look.costs is None else np.zeros((len(at), look.k), np.uint8)
-        ladder = (True, look.costs, look.cost_limit or 0, paid) if look.ladder else ()
+        ladder = (look.ladder, look.costs, look.cost_limit or 0, paid)
         given = None if by_row and np.array_equal(self.slots[at], at) else self.slots[at]
         found = self._call(
             "ngram_index_step_", self.rows, self.lengths, sampled, self.words, *head, given, *tail,
