@@ -175,8 +175,6 @@ class World:
         look = self.lookup
         at = np.asarray(rows, np.int32)
         blind = [self._assess(int(row), int(self.lengths[row])) for row in at]
-        for row in at:
-            self._forget(int(row), int(self.lengths[row]))
         buffer, lengths = self._buffer.copy(), self.lengths.copy()
         head = (discard, None if by_row else at)
         tail = (
@@ -184,6 +182,9 @@ class World:
             look.max_len, None,
         )  # fmt: skip
         truth = [*_C.ngram_step_(buffer[1:-1, PAD:-PAD], lengths, sampled, *head, *tail)]
+        asked = at[truth[1] > 0]  # the slots of the others are left as they are
+        for row in asked:
+            self._forget(int(row), int(self.lengths[row]))
         paid = None if look.costs is None else np.zeros((len(at), look.k), np.uint8)
         ladder = (look.ladder, look.costs, look.cost_limit or 0, paid)
         given = None if by_row and np.array_equal(self.slots[at], at) else self.slots[at]
@@ -211,7 +212,7 @@ class World:
             self.lengths[at] = grown
         for i in np.flatnonzero(~clear):
             self._check_blind(int(at[i]), found[2][i].tolist(), int(found[3][i]), int(found[4][i]))
-        for row in at:
+        for row in asked:
             self._note(int(row))
         drafts: Int32Array = truth[2]
         return drafts
