@@ -15,7 +15,7 @@ from ngram_npu.replay import Proposer, TokenRequest, simulate
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
 
 from tools.bench import arctic_peer
-from tools.bench.data import Workload, default_data
+from tools.bench.data import default_data
 from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.options import BenchError, Options
 from tools.drafts import recorded
@@ -144,9 +144,6 @@ class Acceptance(Op):
         REFERENCE: arctic_peer.DETAIL,
         "target": "recorded completions stand for the target model; a conversation is one row",
     }
-
-    def make(self, workload: Workload, options: Options) -> Any:
-        raise BenchError(f"{self.name}: counts tokens and times nothing")
 
     def run(
         self, options: Options, report: Callable[[Result], None]

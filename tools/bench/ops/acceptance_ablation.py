@@ -12,10 +12,10 @@ from ngram_npu.replay import TokenRequest
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
 
 from tools.bench import arctic_peer
-from tools.bench.data import Workload, default_data
+from tools.bench.data import default_data
 from tools.bench.ops.acceptance import LIMITS, PEERS, REFERENCE, VERIFYING, at_equal_drafts
 from tools.bench.ops.base import Op, Result, Skipped
-from tools.bench.options import BenchError, Options
+from tools.bench.options import Options
 from tools.drafts import recorded
 from tools.drafts.simulator import LADDER, MAX_K, MAX_MATCH, Counts, IntArray, Walks, walks
 from tools.fit_costs import Observed, fit
@@ -86,9 +86,6 @@ class AcceptanceAblation(Op):
         "mean over the sets, at the variant's best limit or length",
         REFERENCE: arctic_peer.DETAIL,
     }
-
-    def make(self, workload: Workload, options: Options) -> Any:
-        raise BenchError(f"{self.name}: counts tokens and times nothing")
 
     def run(
         self, options: Options, report: Callable[[Result], None]

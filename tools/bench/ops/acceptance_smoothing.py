@@ -7,10 +7,10 @@ from typing import Any
 
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
 
-from tools.bench.data import Workload, default_data
+from tools.bench.data import default_data
 from tools.bench.ops.acceptance import LIMITS, PEERS, REFERENCE, Acceptance, K, Part, summary
 from tools.bench.ops.base import Op, Result, Skipped
-from tools.bench.options import BenchError, Options
+from tools.bench.options import Options
 from tools.drafts import recorded
 from tools.drafts.simulator import Counts, IntArray, Walks, walks
 from tools.fit_costs import Observed, fit
@@ -28,9 +28,6 @@ class AcceptanceSmoothing(Op):
         "strength": "observations by which a cell is drawn towards its neighbours",
         **{name: said for name, said in Acceptance.assumptions.items() if name != "engine"},
     }
-
-    def make(self, workload: Workload, options: Options) -> Any:
-        raise BenchError(f"{self.name}: counts tokens and times nothing")
 
     def run(
         self, options: Options, report: Callable[[Result], None]

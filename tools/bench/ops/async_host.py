@@ -13,10 +13,8 @@ from ngram_npu import NgramConfig
 from ngram_npu.async_state import Admission, AsyncConfig, AsyncSpecState, Batch, KVGroup, NewBlocks
 
 from tools.bench import stats
-from tools.bench.data import Workload
-from tools.bench.measure import Contestant
 from tools.bench.ops.base import Op, Result, Skipped
-from tools.bench.options import BenchError, Options, Size
+from tools.bench.options import Options, Size
 
 Engine = Literal["scan", "index"]
 
@@ -89,9 +87,6 @@ class AsyncHost(Op):
     name = "async_host"
     help = "host time of AsyncSpecState's steps, the operators replaced by nothing"
     sizes = ("256x128",)
-
-    def make(self, workload: Workload, options: Options) -> Contestant:
-        raise BenchError("async_host: there is nothing to compare it with")
 
     def run(
         self, options: Options, report: Callable[[Result], None]

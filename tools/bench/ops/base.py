@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +19,7 @@ Result = dict[str, Any]
 Skipped = dict[str, str]
 
 
-class Op(ABC):
+class Op:
     """One thing to measure: how ours does it, and who else does.
 
     Attributes:
@@ -45,9 +44,9 @@ class Op(ABC):
     unused_settings: frozenset[str] = frozenset()
     assumptions: Mapping[str, Any] = {}
 
-    @abstractmethod
     def make(self, workload: Workload, options: Options) -> Any:
-        """Ours."""
+        """Ours. Not of an op whose ``run`` makes no contestants."""
+        raise BenchError(f"{self.name}: there is nothing to compare it with")
 
     def workload(self, size: Size, options: Options) -> Workload:
         return make_workload(size, options)

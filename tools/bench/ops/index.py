@@ -17,7 +17,7 @@ from tools.bench.data import Int32Array, Workload, make_workload
 from tools.bench.measure import Contestant
 from tools.bench.ops.base import Make, Op, Result, Skipped
 from tools.bench.ops.lookup import ReadPass, StepContestant
-from tools.bench.options import MATCH_POLICY_CODES, BenchError, Options, Size
+from tools.bench.options import MATCH_POLICY_CODES, Options, Size
 from tools.bench.vllm_peer import VllmNumba
 
 
@@ -77,9 +77,6 @@ class IndexMemory(Op):
     help = "memory that an index holds for each token"
     sizes = ("128x1k", "128x8k", "128x32k")
     unused_settings = frozenset({"config", "k", "match_policy", "threads", "rounds", "device"})
-
-    def make(self, workload: Workload, options: Options) -> Any:
-        raise BenchError(f"{self.name}: counts bytes and times nothing")
 
     def run(
         self, options: Options, report: Callable[[Result], None]

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench import stats, vllm_engine
-from tools.bench.data import Workload
 from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.options import BenchError, Options, Size, UnavailableError
 
@@ -107,11 +106,8 @@ class VllmEndToEnd(Op):
     sizes = ("1x1k", "16x1k", "1x8k", "16x8k")
     peers = tuple(name for name in CONTESTANTS if name != "ours")
     unused_settings = frozenset(
-        {"match", "frontend", "threads", "cache", "idle_ms", "data_kind", "device"}
+        {"match_policy", "frontend", "threads", "cache", "idle_ms", "data_kind", "device"}
     )
-
-    def make(self, workload: Workload, options: Options) -> Any:
-        raise NotImplementedError  # contestants are processes
 
     def run(
         self, options: Options, report: Callable[[Result], None]
