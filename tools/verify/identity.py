@@ -8,12 +8,9 @@ A case is wholly determined by its number.
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 from ngram_npu import _C, NgramIndex
 
-from tools.bench import environment, report
 from tools.bench.data import make_workload
 from tools.bench.options import Options, Size
+from tools.verify.record import publish
 
 Int32Array = npt.NDArray[np.int32]
 IndexStep = Callable[..., tuple[Int32Array, ...]]
@@ -141,18 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--note", default="")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
-    result = {
-        "command": shlex.join(
-            ["python", "-m", "tools.verify.identity", *(arguments or sys.argv[1:])]
-        ),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": environment.machine(),
-        "note": given.note,
-        **run(given.cases, given.steps, given.data),
-    }
-    if given.json is not None:
-        report.write(given.json, result)
-    print(report.laid_out(result))
+    publish("tools.verify.identity", arguments, given, run(given.cases, given.steps, given.data))
 
 
 if __name__ == "__main__":

@@ -11,12 +11,9 @@ index comes about in another way.
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -26,9 +23,9 @@ import torch
 from ngram_npu import _C, NgramIndex
 from ngram_npu.config import default_costs
 
-from tools.bench import environment, report
 from tools.bench.data import load_corpus
 from tools.verify.ladder_oracle import Draft, Int32Array, Truth, UInt8Array, truth_of
+from tools.verify.record import publish
 
 ROWS = 1024
 """So many that threads pay, also for numpy."""
@@ -265,18 +262,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--note", default="")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
-    result = {
-        "command": shlex.join(
-            ["python", "-m", "tools.verify.ladder_identity", *(arguments or sys.argv[1:])]
-        ),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": environment.machine(),
-        "note": given.note,
-        **run(-(-given.rows // ROWS), given.data),
-    }
-    if given.json is not None:
-        report.write(given.json, result)
-    print(report.laid_out(result))
+    publish(
+        "tools.verify.ladder_identity", arguments, given, run(-(-given.rows // ROWS), given.data)
+    )
 
 
 if __name__ == "__main__":
