@@ -1,0 +1,154 @@
+// The rules of the store that requests share, and what its tensor contains. Definition: docs/ops/ngram_store_step.md;
+// why: docs/design/store.md.
+//
+//   header  64 words
+//   slots   num_slots x 4 words: the open requests
+//   heads   num_blocks x 8 words: whose text a block is
+//   lines   2^line_bits x 16 words, from a multiple of 16 words on: the entries, eight a line
+//   tokens  num_blocks x 256 words: the text
+//   bytes   num_blocks x 64 words: a byte beside every token
+//
+// A place is a block's serial number times 256, plus the token's place in the block. Serial numbers begin with 1 and are
+// given out in order; the block of a serial number is at that number modulo num_blocks. Ids are clamped where they are
+// used: no contents, however wrong, lead a kernel outside the tensor.
+#pragma once
+
+#include "core/ngram_ladder.h"
+
+// Few serial numbers: a test build in which the store starts anew after some thousand tokens.
+#ifndef NGRAM_STORE_SERIAL_BITS
+#define NGRAM_STORE_SERIAL_BITS 24
+#endif
+
+namespace ngram_npu::store {
+
+constexpr uint32_t kMagic = 0x31534e47;  // "GNS1"
+constexpr int64_t kHeaderWords = 64;
+constexpr int64_t kSlotWords = 4;
+constexpr int64_t kHeadWords = 8;
+constexpr int64_t kLineWords = 16;
+constexpr uint32_t kLineEntries = 8;
+constexpr uint32_t kBlockBits = 8;
+constexpr uint32_t kBlockTokens = 1u << kBlockBits;
+constexpr uint32_t kByteWords = kBlockTokens / 4;
+constexpr uint32_t kOverlap = 16;  // tokens that a request's next block repeats from the one before
+constexpr uint32_t kEndOfSerials = 1u << NGRAM_STORE_SERIAL_BITS;
+constexpr int64_t kLeastBlocksPerSlot = 4;
+constexpr int64_t kMaxBlocks = NGRAM_STORE_SERIAL_BITS == 24 ? 1 << 20 : 1 << (NGRAM_STORE_SERIAL_BITS - 1);
+constexpr int64_t kMaxSlots = kMaxBlocks / kLeastBlocksPerSlot;
+constexpr uint32_t kMaxLineBits = 24;
+// Tokens that a call enters beyond those that were just sampled: the later prompts of a conversation.
+constexpr int64_t kBacklogTokens = 4096;
+
+enum Header : uint32_t {
+  kHeaderMagic,
+  kHeaderSlots,
+  kHeaderBlocks,
+  kHeaderLineBits,
+  kHeaderVisibility,
+  kHeaderNextSerial,
+  kHeaderBusy,     // not 0 while a call has the store
+  kStatLookups,    // statistics, which wrap
+  kStatHits,       // lookups that found a candidate
+  kStatDrafts,     // rows whose draft is the store's
+  kStatTokens,     // tokens of these drafts
+  kStatEntered,    // tokens entered
+  kStatEvicted,    // entries that gave way while their block was alive
+  kStatLostBlocks, // blocks given out again while their request was writing to them
+  kStatRestarts,   // the serial numbers had run out
+  kStatBusy,       // calls that went without the store, since another had it
+  kHeaderEnd,
+};
+
+enum Visibility : uint32_t { kLive = 0, kFinish = 1 };
+
+// A slot: the request's newest block (0: none is open), and how many of its row's tokens are stored or were skipped.
+enum Slot : uint32_t { kSlotSerial, kSlotLength };
+
+enum Head : uint32_t {
+  kHeadSerial,  // 0: given back
+  kHeadFill,    // tokens in it
+  kHeadFirst,   // of these, how many are repeated from the block before
+  kHeadPrevious,
+  kHeadNext,  // only while a request's blocks are entered
+  kHeadScope,  // two words
+};
+
+// An entry's words: tag << 8 | right << 4 | wrong, and the place of the token that is expected; place 0: none.
+constexpr uint32_t kMaxCount = 15;
+
+struct Entry {
+  uint32_t state;
+  uint32_t place;
+};
+
+// A table of costs [kCostRows, kStoreCostColumns]: of tokens after the first by outcome, then of the first one by how
+// often it was right and wrong.
+constexpr int64_t kFirstColumns = 24;
+constexpr int64_t kStoreCostColumns = kCostColumns + kFirstColumns;
+
+NGRAM_FN uint64_t mix(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return z ^ (z >> 31);
+}
+
+// The polynomial hash of a gram: the sum of its tokens, the last one first, times the powers of this.
+constexpr uint64_t kBase = 0x9e3779b97f4a7c15u;
+
+NGRAM_FN uint64_t scope_seed(uint64_t scope) { return mix(scope); }
+
+// Its top bits are the line, its low 24 the tag.
+NGRAM_FN uint64_t key_of(uint64_t gram, uint64_t seed, uint32_t level) { return mix((gram ^ seed) + (level + 1) * kBase); }
+
+// After the token `seen` came where the entry expects another, or the same.
+NGRAM_FN Entry updated(Entry entry, bool same, uint32_t place) {
+  uint32_t right = entry.state >> 4 & kMaxCount, wrong = entry.state & kMaxCount;
+  if (same) {
+    entry.place = place;
+    if (++right > kMaxCount) {
+      right = 8;
+      wrong /= 2;
+    }
+  } else if (++wrong > right + 1) {
+    entry.place = place;
+    right = 0;
+    wrong = 1;
+  } else if (wrong > kMaxCount) {
+    wrong = 8;
+    right /= 2;
+  }
+  entry.state = (entry.state & ~0xffu) | right << 4 | wrong;
+  return entry;
+}
+
+// The column of a table of costs for the first token of a draft.
+NGRAM_FN int64_t first_column(uint32_t state) {
+  const uint32_t right = state >> 4 & kMaxCount, wrong = state & kMaxCount;
+  const int64_t h = right < 3 ? right : right < 5 ? 3 : right < 9 ? 4 : 5;
+  const int64_t m = wrong < 2 ? wrong : wrong < 4 ? 2 : 3;
+  return kCostColumns + h * 4 + m;
+}
+
+// 2^(-cost / 16) in 65536ths, by repeated multiplication: the same integers everywhere.
+struct Powers {
+  uint32_t of[256];
+  constexpr Powers() : of() {
+    of[0] = 65536;
+    for (int i = 1; i < 256; ++i) of[i] = static_cast<uint32_t>(uint64_t{of[i - 1]} * 62757 >> 16);
+  }
+};
+
+// What a draft promises: the number of its first tokens that will be accepted, in 65536ths.
+constexpr int64_t kPromisedTokens = 8;
+inline uint32_t promise_of(const Powers& powers, const uint8_t* costs, int64_t count) {
+  uint32_t promise = 0, total = 0;
+  for (int64_t j = 0; j < smaller(count, kPromisedTokens); ++j) {
+    total += costs[j];
+    if (total > 255) break;
+    promise += powers.of[total];
+  }
+  return promise;
+}
+
+}  // namespace ngram_npu::store
