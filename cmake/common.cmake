@@ -42,6 +42,8 @@ set(NGRAM_NPU_OPS
     ngram_index_propose
     ngram_index_step
     ngram_propose
+    ngram_store_finish
+    ngram_store_step
     ngram_step
     prepare_input_ids
     prepare_inputs

@@ -13,6 +13,8 @@
   X(ngram_index_step_)            \
   X(ngram_index_append_)          \
   X(ngram_index_reset_)           \
+  X(ngram_store_step_)            \
+  X(ngram_store_finish_)          \
   X(prepare_next_token_ids)       \
   X(prepare_inputs_padded)        \
   X(prepare_inputs)               \
@@ -51,6 +53,13 @@ inline constexpr const char* kSchemas[] = {
     "bool outcomes=False) -> ()",
 
     "ngram_index_reset_(Tensor(a!) index, Tensor slot_indices) -> ()",
+
+    "ngram_store_step_(Tensor token_ids, Tensor num_tokens, Tensor num_sampled, Tensor(a!) store, *, "
+    "Tensor? row_indices=None, Tensor? slot_indices=None, Tensor? scopes=None, Tensor(b!) draft_token_ids, "
+    "Tensor(c!) num_draft_tokens, Tensor(d!) match_len, Tensor(e!) draft_costs, SymInt max_len=9223372036854775807, "
+    "Tensor costs, SymInt cost_limit=40) -> ()",
+
+    "ngram_store_finish_(Tensor(a!) store, Tensor slot_indices) -> ()",
 
     "prepare_next_token_ids(Tensor sampled_token_ids, *, Tensor? discard=None, Tensor? backup_token_ids=None, "
     "Tensor? token_ids=None, Tensor? num_tokens=None, Tensor? row_indices=None, SymInt vocab_size=2147483647) -> "

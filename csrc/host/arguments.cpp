@@ -211,25 +211,35 @@ LookupOptions Arguments::lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t
   return {min_n, max_n, k, max_len, static_cast<int32_t>(match_policy), overlap};
 }
 
-LadderOptions Arguments::ladder(bool on, const std::optional<TensorView>& costs, int64_t cost_limit,
+void Arguments::shape(const TensorView& view, int64_t rows, int64_t columns) const {
+  if (view.sizes[0] == rows && view.sizes[1] == columns) return;
+  const auto text = [](int64_t a, int64_t b) { return "shape [" + std::to_string(a) + ", " + std::to_string(b) + "]"; };
+  fail(view.name, text(rows, columns), text(view.sizes[0], view.sizes[1]));
+}
+
+TokenRows<uint8_t> Arguments::costs(const TensorView& view, int64_t rows, int64_t columns, Access access) {
+  matrix(view, DType::kUInt8, access);
+  shape(view, rows, columns);
+  return {static_cast<uint8_t*>(view.data), rows, columns, view.strides[0]};
+}
+
+const uint8_t* Arguments::cost_table(const TensorView& view, int64_t columns) {
+  const auto table = costs(view, kCostRows, columns);
+  if (table.stride != columns) fail(view.name, "a contiguous matrix", "other strides");
+  return table.data;
+}
+
+LadderOptions Arguments::ladder(bool on, const std::optional<TensorView>& costs_given, int64_t cost_limit,
                                 const std::optional<TensorView>& draft_costs, int64_t batch, int64_t k) {
   LadderOptions options{on, nullptr, cost_limit, nullptr, 0};
   scalar("cost_limit", cost_limit, 0, INT32_MAX);
-  if (!on) absent(costs, "without ladder");
-  if (!costs) absent(draft_costs, "without costs");
-  const auto sized = [&](const TensorView& view, int64_t rows, int64_t columns, Access access) {
-    matrix(view, DType::kUInt8, access);
-    if (view.sizes[0] == rows && view.sizes[1] == columns) return static_cast<uint8_t*>(view.data);
-    const auto shape = [](int64_t a, int64_t b) { return "[" + std::to_string(a) + ", " + std::to_string(b) + "]"; };
-    fail(view.name, "shape " + shape(rows, columns), "shape " + shape(view.sizes[0], view.sizes[1]));
-  };
-  if (costs) {
-    options.costs = sized(*costs, kCostRows, kCostColumns, kRead);
-    if (costs->strides[0] != kCostColumns) fail("costs", "a contiguous matrix", "other strides");
-  }
+  if (!on) absent(costs_given, "without ladder");
+  if (!costs_given) absent(draft_costs, "without costs");
+  if (costs_given) options.costs = cost_table(*costs_given, kCostColumns);
   if (draft_costs) {
-    options.draft_costs = sized(*draft_costs, batch, k, kWrite);
-    options.draft_costs_stride = draft_costs->strides[0];
+    const auto written = costs(*draft_costs, batch, k, kWrite);
+    options.draft_costs = written.data;
+    options.draft_costs_stride = written.stride;
   }
   return options;
 }

@@ -93,6 +93,12 @@ class Arguments {
   }
   TokenRows<const int32_t> sampled(const TensorView& view);
 
+  void shape(const TensorView& view, int64_t rows, int64_t columns) const;
+  // A matrix of uint8 of that shape.
+  TokenRows<uint8_t> costs(const TensorView& view, int64_t rows, int64_t columns, Access access = kRead);
+  // The table of costs: without gaps.
+  const uint8_t* cost_table(const TensorView& view, int64_t columns);
+
   IndexArray indices(const std::optional<TensorView>& view, int64_t size);
   // Which of `limit` rows each of `batch` requests is; where it is absent, request i is row i.
   IndexArray row_indices(const std::optional<TensorView>& view, const char* batch_of, int64_t batch, int64_t limit,

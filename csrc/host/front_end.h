@@ -1,5 +1,5 @@
-// What an operator's body (drafting.h, bookkeeping.h, correction.h) needs of a front end F, torch's or numpy's, besides
-// being the Arguments of one call:
+// What an operator's body (drafting.h, bookkeeping.h, correction.h, shared_store.h) needs of a front end F, torch's or
+// numpy's, besides being the Arguments of one call:
 //   In, Optional            an argument as the caller gave it; one that may be absent
 //   Output                  a new int32 tensor, on the device of the first argument
 //   view operator()(name, In), optional view operator()(name, Optional)

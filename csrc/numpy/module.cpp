@@ -4,10 +4,12 @@
 #include "host/bookkeeping.h"
 #include "host/correction.h"
 #include "host/drafting.h"
+#include "host/shared_store.h"
 #include "numpy/front_end.h"
 #include "numpy/index_tools.h"
 #include "numpy/row_recognizer.h"
 #include "numpy/schema.h"
+#include "numpy/store_tools.h"
 
 namespace ngram_npu::numpy {
 namespace {
@@ -45,6 +47,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("workspace_words", &host::workspace_words, arg("op"), arg("batch"));
   define_operators(m);
   define_index_tools(m);
+  define_store_tools(m);
   define_row_recognizer(m);
 }
 

@@ -1,0 +1,32 @@
+// What can be wrong with a store, for NgramStore.check_integrity().
+#pragma once
+
+#include <cstdint>
+
+namespace ngram_npu {
+
+#define NGRAM_NPU_STORE_FAULTS(X)                                                              \
+  X(None, "")                                                                                  \
+  X(Header, "the header does not match the tensor's size; was the tensor made by NgramStore?") \
+  X(Slot, "a slot's block is another request's, or holds more tokens than the slot says")      \
+  X(Block, "a block is not where its serial number leads, or was not given out yet")           \
+  X(Fill, "a block says that it holds more tokens than it can")                                \
+  X(Link, "a block does not come after the one that it names as the one before")               \
+  X(Place, "an entry points behind the text")                                                  \
+  X(Key, "an entry is not where its gram leads")                                               \
+  X(Counts, "an entry was wrong more often than its rule allows")                              \
+  X(Twice, "a gram has two entries")
+
+enum StoreFault : int32_t {
+#define NGRAM_NPU_FAULT(name, text) kStoreFault##name,
+  NGRAM_NPU_STORE_FAULTS(NGRAM_NPU_FAULT)
+#undef NGRAM_NPU_FAULT
+};
+
+constexpr const char* kStoreFaultTexts[] = {
+#define NGRAM_NPU_FAULT(name, text) text,
+    NGRAM_NPU_STORE_FAULTS(NGRAM_NPU_FAULT)
+#undef NGRAM_NPU_FAULT
+};
+
+}  // namespace ngram_npu

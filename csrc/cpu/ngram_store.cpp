@@ -1,0 +1,192 @@
+#include "cpu/ngram_store.h"
+
+#include <cstring>
+
+namespace ngram_npu::cpu {
+
+using namespace store;
+
+namespace {
+
+// kPowers[j]: kBase to the power of j.
+struct BasePowers {
+  uint64_t of[kLadderMaxN];
+  constexpr BasePowers() : of() {
+    of[0] = 1;
+    for (int j = 1; j < kLadderMaxN; ++j) of[j] = of[j - 1] * kBase;
+  }
+};
+constexpr BasePowers kPowers;
+
+// How many tokens before two ends agree, at most `limit`.
+uint32_t agreeing(const int32_t* a, const int32_t* b, uint32_t limit) {
+  uint32_t n = 0;
+  while (n < limit && *--a == *--b) ++n;
+  return n;
+}
+
+void enter(const Store& store, const GramKeys& keys, uint64_t scope, uint32_t place) {
+  const uint32_t serial = place >> kBlockBits, offset = place % kBlockTokens;
+  const int32_t* const text = store.text(serial);
+  const int32_t token = text[offset];
+  uint8_t outcome = 0;
+  bool found = false;
+  for (uint32_t level = keys.levels; level-- > 0;) {
+    const StoreHit hit = find_hit(store, keys, level, scope, text + offset, offset);
+    if (hit.entry != nullptr) {
+      const uint32_t at = hit.entry->place;
+      const bool same = store.text(at >> kBlockBits)[at % kBlockTokens] == token;
+      if (!found) outcome = static_cast<uint8_t>(smaller<uint32_t>(hit.agreed, kCostRows - 1) * 2 + same);
+      found = true;
+      *hit.entry = updated(*hit.entry, same, place);
+      continue;
+    }
+    Entry* const line = store.line(keys.of[level]);
+    Entry* victim = nullptr;
+    for (uint32_t i = 0; i < kLineEntries && victim == nullptr; ++i) {
+      if (!store.alive(line[i].place >> kBlockBits)) victim = line + i;
+    }
+    if (victim == nullptr) {
+      victim = line;
+      for (uint32_t i = 1; i < kLineEntries; ++i) {
+        if (line[i].place < victim->place) victim = line + i;
+      }
+      store.count(kStatEvicted);
+    }
+    *victim = {static_cast<uint32_t>(keys.of[level]) << 8, place};
+  }
+  store.outcomes(serial)[offset] = outcome;
+  store.count(kStatEntered);
+}
+
+}  // namespace
+
+StoreParts store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits) {
+  if (num_slots < 1 || num_slots > kMaxSlots || num_blocks < kLeastBlocksPerSlot * num_slots ||
+      num_blocks > kMaxBlocks || line_bits < 1 || line_bits > kMaxLineBits) {
+    return {};
+  }
+  StoreParts parts{};
+  parts.slots = kHeaderWords;
+  parts.heads = parts.slots + num_slots * kSlotWords;
+  const int64_t heads_end = parts.heads + num_blocks * kHeadWords;
+  parts.lines = (heads_end + kLineWords - 1) / kLineWords * kLineWords;
+  parts.tokens = parts.lines + (int64_t{kLineWords} << line_bits);
+  parts.bytes = parts.tokens + num_blocks * kBlockTokens;
+  parts.end = parts.bytes + num_blocks * kByteWords;
+  return parts;
+}
+
+bool open_store(int32_t* words, int64_t num_words, Store* store) {
+  if (num_words < kHeaderWords) return false;
+  auto* const header = reinterpret_cast<uint32_t*>(words);
+  if (header[kHeaderMagic] != kMagic) return false;
+  const StoreParts parts = store_parts(header[kHeaderSlots], header[kHeaderBlocks], header[kHeaderLineBits]);
+  if (parts.end == 0 || parts.end > num_words) return false;
+  *store = {header,
+            header + parts.slots,
+            header + parts.heads,
+            header + parts.lines,
+            words + parts.tokens,
+            reinterpret_cast<uint8_t*>(words + parts.bytes),
+            header[kHeaderSlots],
+            header[kHeaderBlocks],
+            header[kHeaderLineBits]};
+  return true;
+}
+
+void forget_all(const Store& store) {
+  const auto clear = [](uint32_t* words, size_t count) { std::memset(words, 0, count * sizeof(uint32_t)); };
+  clear(store.slots, size_t{store.num_slots} * kSlotWords);
+  clear(store.heads, size_t{store.num_blocks} * kHeadWords);
+  clear(store.lines, size_t{kLineWords} << store.line_bits);
+  store.header[kHeaderNextSerial] = 1;
+}
+
+void count_busy(const Store& store) { __atomic_fetch_add(store.header + kStatBusy, 1u, __ATOMIC_RELAXED); }
+
+GramKeys keys_before(const int32_t* end, int64_t length, uint64_t seed) {
+  GramKeys keys;
+  keys.levels = 0;
+  uint64_t gram = 0;
+  int64_t j = 0;
+  for (uint32_t level = 0; level < kLadderLevels; ++level) {
+    const int64_t size = ladder_size(level);
+    if (size > length) break;
+    for (; j < size; ++j) gram += static_cast<uint32_t>(end[-1 - j]) * kPowers.of[j];
+    keys.of[keys.levels++] = key_of(gram, seed, level);
+  }
+  return keys;
+}
+
+StoreHit find_hit(const Store& store, const GramKeys& keys, uint32_t level, uint64_t scope, const int32_t* end,
+                  int64_t length) {
+  const uint64_t key = keys.of[level];
+  const uint32_t tag = static_cast<uint32_t>(key) & 0xffffffu, size = ladder_size(level);
+  Entry* const line = store.line(key);
+  for (uint32_t i = 0; i < kLineEntries; ++i) {
+    if (line[i].state >> 8 != tag) continue;
+    const uint32_t serial = line[i].place >> kBlockBits, offset = line[i].place % kBlockTokens;
+    // The order is the contract's: whose text it is comes before what it says.
+    if (!store.alive(serial)) continue;
+    if (store.scope(serial) != scope) continue;
+    const uint32_t most = static_cast<uint32_t>(smaller<int64_t>(kLadderMaxN, smaller<int64_t>(offset, length)));
+    const uint32_t agreed = agreeing(store.text(serial) + offset, end, most);
+    if (agreed >= size) return {line + i, agreed};
+  }
+  return {nullptr, 0};
+}
+
+void prefetch_hit(const Store& store, const GramKeys& keys, uint32_t level) {
+  const uint32_t tag = static_cast<uint32_t>(keys.of[level]) & 0xffffffu;
+  const Entry* const line = store.line(keys.of[level]);
+  for (uint32_t i = 0; i < kLineEntries; ++i) {
+    if (line[i].state >> 8 != tag || line[i].place == 0) continue;
+    const uint32_t serial = line[i].place >> kBlockBits, offset = line[i].place % kBlockTokens;
+    __builtin_prefetch(store.head(serial));
+    __builtin_prefetch(store.text(serial) + offset - smaller(offset, 8u));
+    __builtin_prefetch(store.text(serial) + offset);
+    return;
+  }
+}
+
+void Entering::add(uint32_t place, uint64_t scope, uint64_t seed) {
+  Item& item = items_[size_++];
+  const uint32_t serial = place >> kBlockBits, offset = place % kBlockTokens;
+  item.keys = keys_before(store_.text(serial) + offset, offset, seed);
+  item.scope = scope;
+  item.place = place;
+  for (uint32_t level = 0; level < item.keys.levels; ++level) __builtin_prefetch(store_.line(item.keys.of[level]));
+  if (size_ == kGroup) flush();
+}
+
+void Entering::flush() {
+  for (uint32_t i = 0; i < size_; ++i) {
+    for (uint32_t level = 0; level < items_[i].keys.levels; ++level) prefetch_hit(store_, items_[i].keys, level);
+  }
+  for (uint32_t i = 0; i < size_; ++i) enter(store_, items_[i].keys, items_[i].scope, items_[i].place);
+  size_ = 0;
+}
+
+void close_slot(const Store& store, uint32_t slot_id, Entering* entering) {
+  uint32_t* const slot = store.slot(slot_id);
+  const uint32_t newest = slot[kSlotSerial];
+  slot[kSlotSerial] = slot[kSlotLength] = 0;
+  if (store.header[kHeaderVisibility] != kFinish || !store.alive(newest)) return;
+  const uint64_t scope = store.scope(newest), seed = scope_seed(scope);
+  uint32_t oldest = newest;
+  store.head(newest)[kHeadNext] = 0;
+  for (uint32_t before = store.head(oldest)[kHeadPrevious]; before < oldest && store.alive(before);
+       before = store.head(oldest)[kHeadPrevious]) {
+    store.head(before)[kHeadNext] = oldest;
+    oldest = before;
+  }
+  for (uint32_t serial = oldest; serial != 0; serial = store.head(serial)[kHeadNext]) {
+    const uint32_t fill = store.fill(serial);
+    for (uint32_t i = store.head(serial)[kHeadFirst]; i < fill; ++i)
+      entering->add(serial << kBlockBits | i, scope, seed);
+  }
+  entering->flush();
+}
+
+}  // namespace ngram_npu::cpu

@@ -1,0 +1,118 @@
+// Making, checking, reading and clearing a store, for NgramStore (python/ngram_npu/store.py).
+#include "numpy/store_tools.h"
+
+#include <optional>
+#include <utility>
+
+#include "core/ngram_store.h"
+#include "core/ngram_store_faults.h"
+#include "cpu/ngram_store_life.h"
+#include "numpy/front_end.h"
+
+namespace ngram_npu::numpy {
+namespace {
+
+// A store's words, and how many there are.
+std::pair<int32_t*, int64_t> words_of(const char* op, py::handle store, host::Arguments::Access access) {
+  NumpyCall call(op);
+  const host::TensorView view = call("store", store);
+  call.vector(view, {host::DType::kInt32}, -1, access);
+  return {static_cast<int32_t*>(view.data), view.sizes[0]};
+}
+
+std::array<int64_t, 6> parts_of(int64_t num_slots, int64_t num_blocks, int64_t line_bits) {
+  std::array<int64_t, 6> parts;
+  ngram_npu_cpu_ngram_store_parts(num_slots, num_blocks, line_bits, parts.data());
+  return parts;
+}
+
+int64_t store_words(int64_t num_slots, int64_t num_blocks, int64_t line_bits) {
+  return parts_of(num_slots, num_blocks, line_bits).back();
+}
+
+// Where each part begins and ends, in words.
+py::dict store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits) {
+  const auto parts = parts_of(num_slots, num_blocks, line_bits);
+  constexpr const char* kNames[] = {"slots", "heads", "lines", "tokens", "bytes"};
+  py::dict found;
+  for (size_t i = 0; i < 5; ++i) found[kNames[i]] = py::make_tuple(parts[i], parts[i + 1]);
+  return found;
+}
+
+void store_init(py::handle store, int64_t num_slots, int64_t num_blocks, int64_t line_bits, int64_t visibility) {
+  constexpr const char* op = "store_init";
+  const auto [words, size] = words_of(op, store, host::Arguments::kWrite);
+  host::Arguments(op).scalar("visibility", visibility, store::kLive, store::kFinish);
+  if (ngram_npu_cpu_ngram_store_init(words, size, num_slots, num_blocks, line_bits,
+                                     static_cast<uint32_t>(visibility)) != kOk) {
+    host::Arguments(op).fail("store",
+                             "room for " + std::to_string(num_slots) + " slots, " + std::to_string(num_blocks) +
+                                 " blocks and 2**" + std::to_string(line_bits) + " lines",
+                             std::to_string(size) + " words");
+  }
+}
+
+std::pair<int32_t, int64_t> store_check(py::handle store) {
+  const auto [words, size] = words_of("store_check", store, host::Arguments::kRead);
+  int64_t where = 0;
+  const int32_t fault = ngram_npu_cpu_ngram_store_check(words, size, &where);
+  return {fault, where};
+}
+
+py::dict store_statistics(py::handle store) {
+  const auto [words, size] = words_of("store_statistics", store, host::Arguments::kRead);
+  constexpr std::pair<const char*, int> kWords[] = {
+      {"num_slots", store::kHeaderSlots},      {"num_blocks", store::kHeaderBlocks},
+      {"line_bits", store::kHeaderLineBits},   {"visibility", store::kHeaderVisibility},
+      {"lookups", store::kStatLookups},        {"hits", store::kStatHits},
+      {"drafts", store::kStatDrafts},          {"draft_tokens", store::kStatTokens},
+      {"tokens_entered", store::kStatEntered}, {"entries_evicted", store::kStatEvicted},
+      {"blocks_lost", store::kStatLostBlocks}, {"restarts", store::kStatRestarts},
+      {"calls_busy", store::kStatBusy},
+  };
+  py::dict found;
+  for (const auto& [name, word] : kWords) found[name] = word < size ? static_cast<uint32_t>(words[word]) : 0;
+  int64_t held[3];
+  ngram_npu_cpu_ngram_store_held(words, size, held);
+  found["tokens_held"] = held[0];
+  found["blocks_in_use"] = held[1];
+  found["open_slots"] = held[2];
+  return found;
+}
+
+bool store_take(py::handle store) {
+  const auto [words, size] = words_of("store_take", store, host::Arguments::kWrite);
+  return ngram_npu_cpu_ngram_store_take(words, size);
+}
+
+void store_give_back(py::handle store) {
+  const auto [words, size] = words_of("store_give_back", store, host::Arguments::kWrite);
+  ngram_npu_cpu_ngram_store_give_back(words, size);
+}
+
+void store_clear(py::handle store, std::optional<int64_t> scope) {
+  const auto [words, size] = words_of("store_clear", store, host::Arguments::kWrite);
+  ngram_npu_cpu_ngram_store_clear(words, size, scope ? &*scope : nullptr);
+}
+
+}  // namespace
+
+void define_store_tools(py::module_& m) {
+  py::list faults;
+  for (const char* text : kStoreFaultTexts) faults.append(text);
+  m.attr("STORE_FAULTS") = faults;
+  m.attr("STORE_COST_COLUMNS") = store::kStoreCostColumns;
+  m.attr("STORE_BLOCK_TOKENS") = store::kBlockTokens;
+  m.attr("STORE_LEAST_BLOCKS_PER_SLOT") = store::kLeastBlocksPerSlot;
+  m.def("store_words", store_words, py::arg("num_slots"), py::arg("num_blocks"), py::arg("line_bits"));
+  m.def("store_parts", store_parts, py::arg("num_slots"), py::arg("num_blocks"), py::arg("line_bits"));
+  m.def("store_init", store_init, py::arg("store"), py::arg("num_slots"), py::arg("num_blocks"), py::arg("line_bits"),
+        py::arg("visibility"));
+  m.def("store_check", store_check, py::arg("store"));
+  m.def("store_statistics", store_statistics, py::arg("store"));
+  m.def("store_take", store_take, py::arg("store"));
+  m.def("store_give_back", store_give_back, py::arg("store"));
+  m.def("store_clear", store_clear, py::arg("store"), py::arg("scope"));
+}
+
+}  // namespace ngram_npu::numpy

@@ -1,0 +1,10 @@
+// Not operators: what NgramStore needs to make, check, read and clear a store.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace ngram_npu::numpy {
+
+void define_store_tools(pybind11::module_& m);
+
+}  // namespace ngram_npu::numpy
