@@ -33,13 +33,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from ngram_npu.replay import ReplayError
+from ngram_npu import NgramStore
+from ngram_npu.replay import ReplayError, TokenRequest
 from ngram_npu.replay.output import atomic_output, check_writable
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
 
-from tools.drafts import recorded, store_recorder
+from tools.drafts import recorded, stored
 from tools.drafts.simulator import MAX_K, IntArray, Walks, walks
-from tools.drafts.store_recorder import StoreDrafts, store_drafts
 
 TABLE = Path(__file__).parents[1] / "python" / "ngram_npu" / "costs.json"
 SHAPE = (16, 32)
@@ -68,13 +68,15 @@ class Observed:
         )
 
     @classmethod
-    def of_store(cls, found: StoreDrafts) -> Observed:
-        return cls(
-            *(
-                _by_cell(found.row[w], found.column[w], store_recorder.SHAPE)
-                for w in (found.reached, found.right)
-            )
-        )
+    def of_store(cls, requests: Sequence[TokenRequest]) -> Observed:
+        """With a store that none of these conversations is too much for."""
+        tokens = sum(request.num_tokens for request in requests)
+        found = stored.record(requests, lambda: NgramStore(1, max(4096, 2 * tokens)))
+        j, remaining = np.arange(MAX_K), walks(requests).remaining
+        last = np.minimum(found.right, np.minimum(found.length, remaining) - 1)
+        masks = j <= last[:, None], j < found.right[:, None]
+        shape = stored.ROWS, stored.COLUMNS
+        return cls(*(_by_cell(found.match[m], found.column[m], shape) for m in masks))
 
     def part(self, columns: slice, shape: tuple[int, ...]) -> Observed:
         return Observed(
@@ -170,7 +172,7 @@ def _run(given: argparse.Namespace, arguments: Sequence[str]) -> None:
     chosen = {name: requests[part] for name, requests in data.sets.items()}
     observed = {name: Observed.of(walks(requests)) for name, requests in chosen.items() if requests}
     costs = fit(list(observed.values()))
-    stored = {name: Observed.of_store(store_drafts(chosen[name])) for name in observed}
+    stored = {name: Observed.of_store(chosen[name]) for name in observed}
     store_costs = fit_store(list(stored.values()))
     table: dict[str, Any] = {
         "about": "Costs of draft tokens: -16 * log2 of the probability that one is accepted, given "

@@ -11,7 +11,6 @@ from ngram_npu.replay import TokenRequest, TokenTurn
 
 from tools import fit_costs
 from tools.drafts.simulator import walks
-from tools.drafts.store_recorder import store_drafts
 from tools.fit_costs import Observed, fit, fit_store
 
 HALF = 16  # a cost: one bit
@@ -77,15 +76,18 @@ def said(prompt: list[int], completion: list[int]) -> TokenRequest:
 def test_what_a_store_drafts_is_observed() -> None:
     """The second request says the first one's words, and at the end another."""
     words = list(range(10, 20))
-    found = store_drafts([said([1, 2], words), said([3], [*words[:6], 99, 100])])
-    assert found.reached.any(axis=1).tolist() == [False] * 9 + [True] * 6 + [False]
-    # The last word is never entered: no step comes after it. After words[0] all others are drafted.
-    assert found.row[9, :8].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert found.column[9, :8].tolist() == [32] + [0] * 7
-    assert found.right[9, :8].tolist() == [True] * 5 + [False] * 3
-    assert found.reached[9, :8].tolist() == [True] * 6 + [False] * 2
-    assert found.row[14, :3].tolist() == [6, 7, 8]
-    assert found.reached[14, :3].tolist() == [True, False, False]
+    found = Observed.of_store([said([1, 2], words), said([3], [*words[:6], 99, 100])])
+    # The last word is never entered: no step comes after it. All that follows is drafted from each
+    # of six words on, and the first that is wrong is the same each time.
+    tried, right = np.zeros((16, 56)), np.zeros((16, 56))
+    for m in range(1, 7):
+        tried[m, 32] += 1
+        right[m, 32] += m < 6
+        for row in range(m + 1, 7):
+            tried[row, 0] += 1
+            right[row, 0] += row < 6
+    assert np.array_equal(found.tried, tried)
+    assert np.array_equal(found.right, right)
 
 
 def test_a_store_s_costs_of_known_probabilities() -> None:
