@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ngram_npu import _C, store_file
-from ngram_npu.config import STORE_TOKENS
-from ngram_npu.index import IntegrityError, operators_for
+from ngram_npu.config import STORE_TOKENS, NgramConfig
+from ngram_npu.index import IntegrityError, is_tensor, operators_for
 from ngram_npu.memory import WORD_BYTES, Int32Array, zeroed_words
 from ngram_npu.store_file import FileSizes, StoreFileError
 
@@ -383,6 +384,32 @@ class NgramStore:
                 pieces.append(tokens[block, head["first"] : head["fill"]])
             last_of[int(head["serial"])] = pieces
         return [(scope, np.concatenate(pieces)) for scope, pieces in found]
+
+
+def make_store(config: NgramConfig, num_slots: int, like: Any) -> NgramStore:
+    """The store that ``config.store`` asks for; ``like``: a tensor or an array, for its kind.
+
+    Raises:
+        ValueError: too few ``store_tokens`` for so many slots.
+    """
+    assert config.store is not None
+    least = num_slots * LEAST_BLOCKS_PER_SLOT * BLOCK_TOKENS
+    if config.store_tokens < least:
+        raise ValueError(
+            f"NgramConfig: store_tokens: expected at least {least}, 1024 for each of {num_slots} "
+            f"requests, got {config.store_tokens}"
+        )
+    kind: Literal["numpy", "torch"] = "torch" if is_tensor(like) else "numpy"
+    return NgramStore(num_slots, config.store_tokens, visibility=config.store, kind=kind)
+
+
+def store_lookup(config: NgramConfig, like: Any) -> dict[str, Any]:
+    """What ``ngram_store_step_`` takes by keyword from a config, of the kind of ``like``."""
+    table: Any = config.store_cost_table
+    if is_tensor(like):
+        table = sys.modules["torch"].from_numpy(table.copy())
+    found = {"costs": table, "cost_limit": config.cost_limit}
+    return found if config.max_len is None else {**found, "max_len": config.max_len}
 
 
 def scope_of(name: str | int | None) -> int:
