@@ -378,9 +378,9 @@ class NgramProposer:
                     f"NgramProposer: {method}: scopes: expected int32 or int64 [{size}], got "
                     f"{dtype} {list(scopes.shape)}"
                 )
-        store = self.store or make_store(self.config, index.num_slots, index.tensor)
-        if is_tensor(store.tensor) != is_tensor(index.tensor):
-            kind = "torch" if is_tensor(index.tensor) else "numpy"
+        kind: Literal["numpy", "torch"] = "torch" if is_tensor(index.tensor) else "numpy"
+        store = self.store or make_store(self.config, index.num_slots, kind=kind)
+        if store.kind != kind:
             raise ValueError(f"NgramProposer: {method}: store: expected one of kind={kind!r}")
         return store
 

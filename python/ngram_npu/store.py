@@ -152,7 +152,7 @@ class NgramStore:
     def _allocate(self, num_slots: int, sizes: FileSizes, kind: str) -> None:
         if kind not in ("numpy", "torch"):
             raise ValueError(f"NgramStore: kind: expected 'numpy' or 'torch', got {kind!r}")
-        self.num_slots, self._sizes = num_slots, sizes
+        self.num_slots, self._sizes, self.kind = num_slots, sizes, kind
         self._words = zeroed_words(_C.store_words(num_slots, sizes.num_blocks, sizes.line_bits))
         _C.store_init(self._words, num_slots, sizes.num_blocks, sizes.line_bits, sizes.visibility)
         self.tensor = self._words
@@ -386,8 +386,10 @@ class NgramStore:
         return [(scope, np.concatenate(pieces)) for scope, pieces in found]
 
 
-def make_store(config: NgramConfig, num_slots: int, like: Any) -> NgramStore:
-    """The store that ``config.store`` asks for; ``like``: a tensor or an array, for its kind.
+def make_store(
+    config: NgramConfig, num_slots: int, *, kind: Literal["numpy", "torch"]
+) -> NgramStore:
+    """The store that ``config.store`` asks for.
 
     Raises:
         ValueError: too few ``store_tokens`` for so many slots.
@@ -399,7 +401,6 @@ def make_store(config: NgramConfig, num_slots: int, like: Any) -> NgramStore:
             f"NgramConfig: store_tokens: expected at least {least}, 1024 for each of {num_slots} "
             f"requests, got {config.store_tokens}"
         )
-    kind: Literal["numpy", "torch"] = "torch" if is_tensor(like) else "numpy"
     return NgramStore(num_slots, config.store_tokens, visibility=config.store, kind=kind)
 
 
