@@ -11,6 +11,7 @@ from ngram_npu import _C
 from ngram_npu.config import SHORT_CONTEXT, NgramConfig
 from ngram_npu.index import cost_table, make_index
 from ngram_npu.vllm.options import Options
+from ngram_npu.vllm.sharing import SharedStore
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -32,6 +33,7 @@ class Engine(Protocol):
     """Drafts for the rows of vLLM's token buffer."""
 
     name: str
+    store: SharedStore | None
 
     def draft(
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
@@ -59,6 +61,7 @@ class ScanEngine:
     next, so that it does not matter to it which request a row holds."""
 
     name = "scan"
+    store: SharedStore | None = None
 
     def __init__(self, config: NgramConfig) -> None:
         self._lookup = config.lookup_arguments
@@ -95,6 +98,10 @@ class IndexEngine:
         self._rows = _C.RowRecognizer(2 * options.max_num_seqs)
         self._behind = False  # rows whose tokens are not all indexed
         self.index: Any = None
+        self.store: SharedStore | None = None
+        if options.ngram.store is not None:
+            self.store = SharedStore(options, 2 * options.max_num_seqs, "numpy")
+        self._steps = 0
 
     def draft(
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
@@ -104,12 +111,15 @@ class IndexEngine:
             self._lookup |= cost_arguments(self._options, self.index)
         slots, new = self._rows.assign(token_ids, num_tokens, num_sampled)
         if len(new):
-            self.index.reset(slots[new])
+            self._end(slots[new])
             self._behind = True
+        of_requests = slots
         if self._behind:
             slots = self._catch_up(token_ids, num_tokens, num_sampled, slots)
         self._lookup["k"] = max(k, 1)
-        drafts, counts, match_len = _C.ngram_index_propose_(
+        if self.store is not None:
+            self._lookup["draft_costs"] = np.empty((len(num_tokens), max(k, 1)), np.uint8)
+        found = _C.ngram_index_propose_(
             token_ids,
             num_tokens,
             self.index.tensor,
@@ -117,11 +127,32 @@ class IndexEngine:
             num_sampled=num_sampled,
             **self._lookup,
         )
-        share = self.index.share_in_use
-        if share > 0.5:
-            steps = 0 if share > 0.9 else PATIENCE
-            self.index.reset(self._rows.forget_absent(steps))
+        if self.store is not None:
+            self.store.step(
+                _C.ngram_store_step_,
+                (token_ids, num_tokens, num_sampled),
+                found,
+                self._lookup["draft_costs"],
+                slot_indices=of_requests,
+            )
+        self._forget_absent()
+        drafts, counts, match_len = found
         return drafts, counts if k > 0 else np.zeros_like(counts), match_len
+
+    def _forget_absent(self) -> None:
+        """Nobody tells which requests have finished. Where the store waits for their ends, those
+        that have not been there for a while are taken to have."""
+        self._steps += 1
+        share = self.index.share_in_use
+        ends = self.store is not None and self.store.held.visibility == "finish"
+        if share > 0.5 or (ends and self._steps % PATIENCE == 0):
+            self._end(self._rows.forget_absent(0 if share > 0.9 else PATIENCE))
+
+    def _end(self, slots: Int32Array) -> None:
+        """Of requests that are there no more."""
+        self.index.reset(slots)
+        if self.store is not None:
+            self.store.held.finish(slots)
 
     def rows_indexed(self) -> int:
         return 0 if self.index is None else self.index.statistics.rows_indexed

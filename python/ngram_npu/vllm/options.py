@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ngram_npu.config import MAX_INDEX_SPAN, NgramConfig
+from ngram_npu.config import MAX_INDEX_SPAN, STORE_TOKENS, NgramConfig
 
 SECTION = "ngram_npu"
 """Our key in ``additional_config``."""
@@ -43,6 +43,10 @@ class Options:
     """Whether a request that sampled something gets a draft in any case."""
     metrics: bool
     """Whether to count which matches were accepted, and on a device whether to count at all."""
+    store_tokens: int | None
+    """Tokens that the store holds; None: a million, or as many as its slots need."""
+    store_file: str
+    """What the store begins with, and where it goes; empty: nothing, nowhere."""
     sources: tuple[str, ...]
     """Where options were given, for the line at start-up; empty: nowhere, all are defaults."""
 
@@ -87,6 +91,8 @@ def read_options(vllm_config: Any, method: Method) -> Options:
             max_len=None if method == "v2" else max_model_len,
             sizes=sizes,
             min_draft_probability=given.get("min_draft_probability"),
+            store=given.get("store"),
+            store_tokens=given.get("store_tokens", STORE_TOKENS),
         )
     except (TypeError, ValueError) as error:
         # Our short names stand for vLLM's; whoever reads this has only ever seen the latter.
@@ -101,6 +107,9 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         raise ValueError(
             "ngram_npu: engine: expected 'auto' or 'index' with sizes='ladder', got 'scan'"
         )
+    for name in ("store_tokens", "store_file"):
+        if name in given and ngram.store is None:
+            raise ValueError(f"ngram_npu: {name}: expected none without a store")
     return Options(
         ngram=ngram,
         engine=engine,
@@ -110,6 +119,8 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         drafts=drafts,
         keep_drafting=given.get("keep_drafting", _is_recurrent(vllm_config.model_config)),
         metrics=given.get("metrics", False),
+        store_tokens=given.get("store_tokens"),
+        store_file=_own_file(given.get("store_file", ""), vllm_config.parallel_config),
         sources=sources,
     )
 
@@ -120,6 +131,12 @@ def _is_recurrent(model_config: Any) -> bool:
     return bool(
         getattr(model_config, "has_inner_state", False) or getattr(model_config, "is_hybrid", False)
     )
+
+
+def _own_file(path: str, parallel: Any) -> str:
+    """Engines of a data-parallel server have a store each."""
+    rank = getattr(parallel, "data_parallel_rank", 0)
+    return f"{path}.{rank}" if path and rank else path
 
 
 def _given(vllm_config: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -225,6 +242,9 @@ _KINDS: dict[str, type] = {
     "overlap": bool,
     "sizes": str,
     "min_draft_probability": float,
+    "store": str,
+    "store_tokens": int,
+    "store_file": str,
     "engine": str,
     "num_threads": int,
     "drafts": str,

@@ -33,6 +33,8 @@ class Drafter:
             options, getattr(vllm_config, "cache_config", None), context_ranks
         )
         speaks = start(vllm_config, options, method, self.engine.name)
+        if speaks and self.engine.store is not None:
+            self.engine.store.announce(self, scoped=False)
         self._stats = Stats(vllm_config, options) if speaks else None
 
     def propose(

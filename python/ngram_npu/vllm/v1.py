@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from ngram_npu.vllm.device_stats import DeviceStats
 from ngram_npu.vllm.engines import cost_arguments, index_for, takes_index
 from ngram_npu.vllm.options import Options, read_options
 from ngram_npu.vllm.proposer import start
+from ngram_npu.vllm.sharing import SharedStore, scope_of_request
 
 
 class AsyncNgramProposer(DeviceDrafter):
@@ -42,6 +43,8 @@ class AsyncNgramProposer(DeviceDrafter):
         speaks = start(
             vllm_config, options, "ngram_gpu", "index" if self._slots else "scan", device
         )
+        if speaks and self._slots is not None and self._slots.store is not None:
+            self._slots.store.announce(self, scoped=True)
         self._stats: DeviceStats | None = None
         if speaks and options.metrics:
             index = self._slots.index if self._slots else None
@@ -69,15 +72,31 @@ class AsyncNgramProposer(DeviceDrafter):
         if self._slots is None:
             return super()._look_up(token_ids, num_tokens, sampled, k)
         requests = self._runner.input_batch.req_ids[: len(num_tokens)]
-        return look_up(
+        slots = self._slots.of(requests, self._runner.requests)
+        lookup = {**self._lookup, "k": max(k, 1)}
+        store = self._slots.store
+        if store is not None:
+            shape = len(num_tokens), max(k, 1)
+            lookup["draft_costs"] = torch.empty(shape, dtype=torch.uint8, device=self.device)
+        found = look_up(
             token_ids,
             num_tokens,
             sampled,
             None,
             index=self._slots.index.tensor,
-            slot_indices=self._slots.of(requests, self._runner.requests),
-            **{**self._lookup, "k": max(k, 1)},
+            slot_indices=slots,
+            **lookup,
         )
+        if store is not None:
+            store.step(
+                torch.ops.ngram_npu.ngram_store_step_,
+                (token_ids, num_tokens + found.num_sampled, found.num_sampled),
+                (found.draft_token_ids, found.num_draft_tokens, found.match_len),
+                lookup["draft_costs"],
+                slot_indices=slots,
+                scopes=self._slots.scopes,
+            )
+        return found
 
     def _given(self, found: Found, k: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         if not self._padded:
@@ -107,7 +126,7 @@ def unless_padded(trim: Callable[..., None]) -> Callable[..., None]:
 
 
 class _IndexSlots:
-    """An index, and which slot of it each request has."""
+    """An index, a store if there is one, and which slot of them each request has."""
 
     def __init__(self, options: Options, device: torch.device) -> None:
         count = 2 * options.max_num_seqs
@@ -117,14 +136,20 @@ class _IndexSlots:
         self._slot_of: dict[str, int] = {}
         self._requests: Sequence[str] = ()
         self._slots = vector([], device)
+        self.store: SharedStore | None = None
+        if options.ngram.store is not None:
+            self.store = SharedStore(options, count, "torch")
+        self.scopes: torch.Tensor | None = None
+        """[B] int64, of the requests that were asked for last."""
+        self._scope_of: dict[str, int] = {}
 
-    def of(self, requests: Sequence[str], alive: Container[str]) -> torch.Tensor:
+    def of(self, requests: Sequence[str], alive: Mapping[str, Any]) -> torch.Tensor:
         """The slots of a step's requests; those of requests that are no longer alive are freed."""
         if requests != self._requests:
             self._change(requests, alive)
         return self._slots
 
-    def _change(self, requests: Sequence[str], alive: Container[str]) -> None:
+    def _change(self, requests: Sequence[str], alive: Mapping[str, Any]) -> None:
         freed = [name for name in self._slot_of if name not in alive]
         new = [name for name in requests if name not in self._slot_of]
         lacking = len(new) - len(self._free) - len(freed)
@@ -134,8 +159,25 @@ class _IndexSlots:
         if freed:
             slots = [self._slot_of.pop(name) for name in freed]
             self.index.reset(vector(slots, self._device))
+            if self.store is not None:
+                self.store.held.finish(vector(slots, self._device))
             self._free += slots
         for name in new:
             self._slot_of[name] = self._free.pop()
+        if self.store is not None:
+            self._note_scopes(freed, new, alive)
+            scopes = [self._scope_of[name] for name in requests]
+            self.scopes = torch.tensor(scopes, dtype=torch.int64)
         self._requests = list(requests)
         self._slots = vector([self._slot_of[name] for name in requests], self._device)
+
+    def _note_scopes(
+        self, freed: Sequence[str], new: Sequence[str], alive: Mapping[str, Any]
+    ) -> None:
+        for name in freed:
+            del self._scope_of[name]
+        for name in new:
+            request = alive[name]
+            self._scope_of[name] = scope_of_request(
+                getattr(request, "lora_request", None), getattr(request, "sampling_params", None)
+            )

@@ -7,8 +7,9 @@ is its slot of the index too, and nothing waits for the device.
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from ngram_npu.vllm.device_stats import DeviceStats
 from ngram_npu.vllm.engines import cost_arguments, index_for, takes_index
 from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.proposer import start
+from ngram_npu.vllm.sharing import SharedStore, scope_of_request
 
 
 class NgramSpeculator:
@@ -38,6 +40,9 @@ class NgramSpeculator:
     num_extra_query_per_req = 0
     supports_mm_inputs = False
 
+    sees_requests = False
+    """Whether the runner says of new requests what their scopes are."""
+
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
         options = read_options(vllm_config, "v2")
         self.k = options.ngram.k
@@ -48,16 +53,22 @@ class NgramSpeculator:
         # what is used is committed.
         self.index: Any = None
         self._begun: list[int] = []  # rows given to new requests since the last lookup
+        self._ended: list[int] = []  # and rows taken from those that have finished
+        self._store: SharedStore | None = None
+        self._announced: dict[str, int] = {}  # scopes of requests that are about to begin
+        self._scopes = torch.zeros(options.max_num_seqs, dtype=torch.int64)  # by row
         if takes_index(options, device.type):
             self.index = index_for(options, options.max_num_seqs, device)
             self._arguments.update(cost_arguments(options, self.index))
+            if options.ngram.store is not None:
+                self._store = SharedStore(options, options.max_num_seqs, "torch")
             self._watch(req_states)
         asked = getattr(vllm_config.speculative_config, "enable_adaptive_verification", False)
         self.enable_adaptive_verification = asked and "costs" in self._arguments
         """Whether the runner asks how likely each draft token is to be accepted."""
+        shape = options.max_num_seqs, self.k
+        self._draft_costs = torch.zeros(shape, dtype=torch.uint8, device=device)
         if self.enable_adaptive_verification:
-            shape = options.max_num_seqs, self.k
-            self._draft_costs = torch.zeros(shape, dtype=torch.uint8, device=device)
             self.draft_token_confidence_probs = torch.zeros(shape, device=device)
             """[max_num_seqs, k] in the order of the batch: of each token, if those before it are
             accepted."""
@@ -65,6 +76,8 @@ class NgramSpeculator:
         self._arguments.update(workspace(op, options, device))
         method = f"{vllm_config.speculative_config.method}, V2 runner"
         speaks = start(vllm_config, options, method, "index" if self.index else "scan", device)
+        if speaks and self._store is not None:
+            self._store.announce(self, scoped=self.sees_requests)
         self._stats: DeviceStats | None = None
         if speaks and options.metrics:
             self._stats = DeviceStats(vllm_config, options, len(self._state[1]), self.index, device)
@@ -121,30 +134,77 @@ class NgramSpeculator:
             found: tuple[torch.Tensor, ...] = ops.ngram_propose(*self._state, **requests)
         else:
             self._reset_begun()
-            if self.enable_adaptive_verification:
+            if self.enable_adaptive_verification or self._store is not None:
                 requests["draft_costs"] = self._draft_costs[: len(rows)]
             found = ops.ngram_index_propose_(
                 *self._state, self.index.tensor, slot_indices=rows, **requests
             )
+            if self._store is not None:
+                self._store.step(
+                    ops.ngram_store_step_,
+                    (*self._state, num_sampled),
+                    found,
+                    requests["draft_costs"],
+                    row_indices=rows,
+                    scopes=self._scopes[rows],
+                )
             if self.enable_adaptive_verification:
                 confidence = self.draft_token_confidence_probs[: len(rows)]
                 torch.exp2(requests["draft_costs"] / -16, out=confidence)
         return found
 
+    def announce(self, requests: Iterable[Any]) -> None:
+        """Requests that are about to begin, as the scheduler describes them."""
+        if self._store is not None:
+            for request in requests:
+                self._announced[request.req_id] = scope_of_request(
+                    request.lora_request, request.sampling_params
+                )
+
     def _watch(self, req_states: Any) -> None:
-        """Notes which rows the runner gives to new requests."""
+        """Notes which rows the runner gives to new requests, and which it takes from others: they
+        have finished, or are preempted and begin anew."""
         add_request = req_states.add_request
 
         def added(req_id: str, *args: Any, **kwargs: Any) -> None:
             add_request(req_id, *args, **kwargs)
-            self._begun.append(req_states.req_id_to_index[req_id])
+            row = req_states.req_id_to_index[req_id]
+            self._begun.append(row)
+            self._scopes[row] = self._announced.pop(req_id, 0)
 
         req_states.add_request = added
+        remove_request = getattr(req_states, "remove_request", None)
+        if self._store is None or remove_request is None:
+            return
+
+        def removed(req_id: str, *args: Any, **kwargs: Any) -> Any:
+            row = req_states.req_id_to_index.get(req_id)
+            if row is not None:
+                self._ended.append(row)
+            return remove_request(req_id, *args, **kwargs)
+
+        req_states.remove_request = removed
 
     def _reset_begun(self) -> None:
+        if self._store is not None and (ended := sorted({*self._ended, *self._begun})):
+            self._store.held.finish(vector(ended, self.device))
+            self._ended.clear()
         if self._begun:
             self.index.reset(vector(sorted(set(self._begun)), self.device))  # a row twice: once
             self._begun.clear()
+
+
+def telling(add_requests: Callable[..., None]) -> Callable[..., None]:
+    """vLLM's ``GPUModelRunner.add_requests`` for a runner whose speculator is to know of them."""
+
+    @functools.wraps(add_requests)
+    def told(self: Any, scheduler_output: Any) -> None:
+        speculator = getattr(self, "speculator", None)
+        if isinstance(speculator, NgramSpeculator):
+            speculator.announce(scheduler_output.scheduled_new_reqs)
+        add_requests(self, scheduler_output)
+
+    return told
 
 
 def in_place_of(stock: Callable[..., Any], refuse: Callable[[str], None]) -> type:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +19,8 @@ logger = logging.getLogger("vllm.ngram_npu")
 
 MODULE = "vllm.v1.worker.gpu.spec_decode.ngram.speculator"
 CLASS = "NgramGPUSpeculator"
+RUNNER = "vllm.v1.worker.gpu.model_runner"
+RUNNER_CLASS = "GPUModelRunner"
 
 
 def install() -> None:
@@ -36,12 +39,24 @@ def _replace(module: ModuleType) -> None:
         doubt = _doubt(stock, v2.NgramSpeculator)
         if not doubt:
             setattr(module, CLASS, v2.in_place_of(stock, _refuse))
+            _tell_of_requests(v2)
     except Exception as error:
         doubt = one_line(error)
     if doubt:
         _refuse(doubt)
     else:
         logger.info("ngram_npu: enabled for n-gram methods of the V2 runner (NGRAM_NPU_VLLM=1)")
+
+
+def _tell_of_requests(v2: ModuleType) -> None:
+    """A speculator gets tensors only; scopes are in what the scheduler says of new requests."""
+    runner = getattr(sys.modules.get(RUNNER), RUNNER_CLASS, None)
+    add_requests = getattr(runner, "add_requests", None)
+    if not inspect.isfunction(add_requests) or v2.NgramSpeculator.sees_requests:
+        return
+    if parameters(add_requests) == ["self", "scheduler_output"]:
+        runner.add_requests = v2.telling(add_requests)  # type: ignore[union-attr]
+        v2.NgramSpeculator.sees_requests = True
 
 
 def _refuse(doubt: str) -> None:

@@ -1,0 +1,422 @@
+"""The store behind vLLM's methods: what requests share, whose it is, and who keeps it."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ngram_npu import NgramStore, scope_of, set_num_threads
+from ngram_npu.vllm import NgramProposer, v1, v2, v2_plugin
+from ngram_npu.vllm import engines as engines_module
+from ngram_npu.vllm.options import read_options
+from ngram_npu.vllm.sharing import scope_of_request
+from vllm_config import vllm_config
+
+CPU = torch.device("cpu")
+R, S, K = 6, 400, 4
+LADDER: dict[str, Any] = {"sizes": "ladder", "min_draft_probability": 0.01}
+WORDS = list(range(50, 90))
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    yield
+    set_num_threads(0)
+
+
+def config_of(rank: int = 0, store: str | None = "live", **options: Any) -> Any:
+    section = {**LADDER, **({} if store is None else {"store": store}), **options}
+    made = vllm_config(
+        k=K,
+        max_model_len=S,
+        max_num_seqs=R,
+        rank=rank,
+        tensor_parallel_size=2,
+        additional_config={"ngram_npu": section},
+        method="ngram_gpu",
+        prompt_lookup_min=2,
+        prompt_lookup_max=4,
+    )
+    made.model_config.get_vocab_size = lambda: 1000
+    return made
+
+
+# Options.
+
+
+def test_options() -> None:
+    off = read_options(config_of(store=None), "v2")
+    assert (off.ngram.store, off.store_tokens, off.store_file) == (None, None, "")
+    on = read_options(config_of(store_tokens=5000, store_file="/x/y"), "v2")
+    assert (on.ngram.store, on.store_tokens, on.store_file) == ("live", 5000, "/x/y")
+    parallel = config_of(store_file="/x/y")
+    parallel.parallel_config.data_parallel_rank = 2
+    assert read_options(parallel, "v2").store_file == "/x/y.2"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"store": "now"}, "store: expected 'live', 'finish' or None, got 'now'"),
+        ({"store": "live", "min_draft_probability": None}, "store: expected None without"),
+        ({"store": None, "store_tokens": 5000}, "store_tokens: expected none without a store"),
+        ({"store": None, "store_file": "x"}, "store_file: expected none without a store"),
+        ({"store_token": 1}, "unknown option 'store_token' .* did you mean 'store_tokens'"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"ngram_npu: .*{message}"):
+        read_options(config_of(**options), "custom_class")
+
+
+def test_few_tokens_are_refused_at_the_start_and_enough_are_the_default() -> None:
+    with pytest.raises(ValueError, match=r"store_tokens: expected at least 12288, .* 12 slots"):
+        NgramProposer(config_of(store_tokens=12287))
+    many = config_of()
+    many.scheduler_config.max_num_seqs = 1024
+    made = NgramProposer(many)
+    assert made._drafter.engine.store.held.token_capacity == 2048 * 1024  # type: ignore[union-attr]
+
+
+# Scopes.
+
+
+def lora(number: int, name: str) -> Any:
+    return SimpleNamespace(lora_int_id=number, lora_name=name)
+
+
+def params(**extra: Any) -> Any:
+    return SimpleNamespace(extra_args=extra or None)
+
+
+def test_scopes_of_requests() -> None:
+    assert scope_of_request(None, None) == scope_of_request(None, params()) == 0
+    assert scope_of_request(None, params(ngram_npu_scope=7, other=1)) == 7
+    assert scope_of_request(None, params(ngram_npu_scope="a")) == scope_of("a")
+    different = [
+        scope_of_request(adapter, params(**({} if named is None else {"ngram_npu_scope": named})))
+        for adapter in (None, lora(1, "x"), lora(2, "x"), lora(1, "y"))
+        for named in (None, 7, "7", "a", -1, 1.5, ["a"], 'ngram_npu: [[1, "x"], null]')
+    ]
+    assert len(set(different)) == len(different)
+    assert all(0 <= scope < 2**63 for scope in different)
+
+
+# The V1 runner, synchronous.
+
+
+class Rows:
+    """A runner's buffer, in which requests stay in their rows."""
+
+    def __init__(self) -> None:
+        self.tokens = np.zeros((R, S), np.int32)
+        self.lengths = np.zeros(R, np.int32)
+
+    def begin(self, row: int, *prompt: int) -> None:
+        self.lengths[row] = len(prompt)
+        self.tokens[row, : len(prompt)] = prompt
+
+    def step(self, proposers: list[Any], said: dict[int, list[int]]) -> list[list[int]]:
+        sampled = [said.get(row, []) for row in range(R)]
+        for row, tokens in said.items():
+            at = self.lengths[row]
+            self.tokens[row, at : at + len(tokens)] = tokens
+            self.lengths[row] += len(tokens)
+        found = [proposer.propose(sampled, self.lengths, self.tokens) for proposer in proposers]
+        assert all(drafts == found[0] for drafts in found)
+        return found[0]
+
+
+def test_v1_sync_drafts_what_others_said() -> None:
+    rows, shared, alone = Rows(), NgramProposer(config_of()), NgramProposer(config_of(store=None))
+    for row in range(R):
+        rows.begin(row, row, row)
+    for at in range(0, 40, 4):
+        drafts = rows.step([shared], {0: WORDS[at : at + 4]})
+    assert not drafts[1]
+    assert rows.step([shared], {1: WORDS[:3]})[1][0] == WORDS[3]
+    assert alone.propose([[]] * R, rows.lengths, rows.tokens) == [[]] * R
+    assert shared._drafter.engine.store.held.statistics.drafts == 1  # type: ignore[union-attr]
+
+
+def test_v1_sync_at_finish_takes_the_absent_for_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines_module, "PATIENCE", 4)
+    rows, proposer = Rows(), NgramProposer(config_of(store="finish"))
+    rows.begin(0, 9)
+    rows.begin(1, 1)
+    for at in range(0, 40, 4):
+        rows.step([proposer], {0: WORDS[at : at + 4], 1: [2 + at]})
+    held = proposer._drafter.engine.store.held  # type: ignore[union-attr]
+    assert held.statistics.tokens_entered == 0
+    rows.lengths[:2] = rows.lengths[1::-1]  # the last request has the first row now
+    rows.tokens[0] = rows.tokens[1]
+    for at in range(9):
+        end = int(rows.lengths[0])
+        rows.tokens[0, end], rows.lengths[0] = 200 + at, end + 1
+        proposer.propose([[200 + at]], rows.lengths[:1], rows.tokens[:1])
+    assert held.statistics.tokens_entered == 40
+
+
+def test_ranks_have_equal_stores_and_one_keeps_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "vllm.ngram_npu")
+    path = tmp_path / "store"
+    ranks: list[Any] = [NgramProposer(config_of(rank, store_file=str(path))) for rank in (0, 1)]
+    lines = [r.getMessage() for r in caplog.records if "store=" in r.getMessage()]
+    assert len(lines) == 1
+    assert "store=live is on: all requests of this engine, whatever their LoRA adapter" in lines[0]
+    rows, rng = Rows(), np.random.default_rng(4)
+    for at in range(60):
+        for row in rng.permutation(R)[:1] if at % 5 == 0 else ():
+            rows.begin(int(row), *rng.integers(0, 9, 5).tolist())
+        rows.step(ranks, {row: rng.integers(0, 9, 2).tolist() for row in range(at % R)})
+    held = [rank._drafter.engine.store.held for rank in ranks]
+    assert np.array_equal(held[0].tensor, held[1].tensor)
+    assert held[0].statistics.drafts > 10
+    tokens = held[0].statistics.tokens_held
+    assert not path.exists()
+    second = ranks.pop()
+    del second, held
+    gc.collect()
+    assert not path.exists(), "the other rank does not write"
+    del ranks
+    gc.collect()
+    assert NgramStore.load(path).statistics.tokens_held == tokens
+
+    again: list[Any] = [NgramProposer(config_of(rank, store_file=str(path))) for rank in (0, 1)]
+    held = [rank._drafter.engine.store.held for rank in again]
+    assert held[0].statistics.tokens_held == tokens
+    assert np.array_equal(held[0].tensor, held[1].tensor)
+    assert f"{tokens} of them from {path}" in caplog.text
+    other: Any = NgramProposer(
+        config_of(1, store="finish", store_tokens=20000, store_file=str(path))
+    )
+    merged = other._drafter.engine.store.held
+    assert (merged.visibility, merged.statistics.tokens_held) == ("finish", tokens)
+
+
+def test_a_file_that_is_no_store_stops_the_engine_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(b"something else")
+    with pytest.raises(
+        ValueError, match=r"ngram_npu: store_file: .*weights: not a file"
+    ):
+        NgramProposer(config_of(store_file=str(path)))
+    assert path.read_bytes() == b"something else"
+
+
+def test_a_store_that_cannot_be_saved_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = NgramProposer(config_of(store_file=str(tmp_path / "none" / "store")))
+    del made
+    gc.collect()
+    assert "the store is not saved: " in caplog.text
+
+
+# The V1 runner, asynchronous.
+
+
+def request(extra: Any = None, adapter: Any = None) -> Any:
+    given = {} if extra is None else {"ngram_npu_scope": extra}
+    return SimpleNamespace(lora_request=adapter, sampling_params=params(**given))
+
+
+class Async:
+    """A runner with one proposer; requests keep their rows."""
+
+    def __init__(self, store: str, **requests: Any) -> None:
+        self.requests = requests
+        self.input_batch = SimpleNamespace(req_ids=list(requests))
+        self.tokens = torch.zeros((R, S), dtype=torch.int32)
+        self.lengths = torch.ones(R, dtype=torch.int32)
+        self.proposer = v1.AsyncNgramProposer(config_of(store=store, drafts="trimmed"), CPU, self)
+        self.held = self.proposer._slots.store.held  # type: ignore[union-attr]
+
+    def step(self, said: dict[str, list[int]]) -> dict[str, list[int]]:
+        names = self.input_batch.req_ids
+        sampled = torch.full((len(names), K + 1), -1, dtype=torch.int32)
+        for row, name in enumerate(names):
+            new = said.get(name, [])
+            sampled[row, : len(new)] = torch.tensor(new, dtype=torch.int32)
+        here = slice(len(names))
+        counts = (sampled >= 0).sum(1).int()
+        drafts, found = self.proposer.propose(
+            K, self.lengths[here], self.tokens[here], sampled, counts
+        )
+        self.lengths[here] += counts
+        assert found is not None
+        cut = zip(names, drafts.tolist(), found.tolist(), strict=True)
+        return {name: draft[:n] for name, draft, n in cut}
+
+
+def test_v1_async_scopes_are_the_requests() -> None:
+    runner = Async(
+        "live", a=request("t"), b=request("t"), c=request("u"), d=request("t", lora(1, "x"))
+    )
+    for at in range(0, 40, 4):
+        runner.step({"a": WORDS[at : at + 4]})
+    found = runner.step(dict.fromkeys("bcd", WORDS[:3]))
+    assert [found[name][:1] for name in "bcd"] == [[WORDS[3]], [], []]
+    runner.held.check_integrity()
+
+
+def test_v1_async_tells_the_finished_from_the_preempted() -> None:
+    runner = Async("finish", a=request(), b=request())
+    runner.tokens[1] = 7
+    for at in range(0, 40, 4):
+        runner.step({"a": WORDS[at : at + 4]})
+    tokens, length = runner.tokens[0].clone(), runner.lengths[0].clone()
+    runner.input_batch.req_ids = ["b"]  # a is preempted
+    runner.tokens[0], runner.lengths[0] = 7, 1
+    runner.step({"b": [3]})
+    assert runner.held.statistics.open_slots == 2
+    runner.input_batch.req_ids = ["b", "a"]
+    runner.tokens[1], runner.lengths[1] = tokens, length
+    runner.step({"a": [90, 91]})
+    assert runner.held.statistics.tokens_entered == 0
+    runner.input_batch.req_ids = ["b"]
+    del runner.requests["a"]
+    runner.step({"b": [4]})
+    assert runner.held.statistics.tokens_entered == 42, "all that a said, in one piece"
+
+
+def test_v1_async_off_is_off() -> None:
+    proposer = v1.AsyncNgramProposer(config_of(store=None), CPU, SimpleNamespace())
+    assert proposer._slots is not None
+    assert proposer._slots.store is None
+
+
+# The V2 runner.
+
+
+class State:
+    """vLLM's ``RequestState``."""
+
+    def __init__(self) -> None:
+        self.all_token_ids = SimpleNamespace(gpu=torch.zeros(R, S, dtype=torch.int32))
+        self.total_len = SimpleNamespace(gpu=torch.zeros(R, dtype=torch.int32))
+        self.last_sampled_tokens = torch.zeros(R, 1, dtype=torch.int64)
+        self.req_id_to_index: dict[str, int] = {}
+        self._free = list(range(R))
+
+    def add_request(self, req_id: str, prompt: list[int]) -> None:
+        row = self.req_id_to_index[req_id] = self._free.pop()
+        self.all_token_ids.gpu[row, : len(prompt)] = torch.tensor(prompt, dtype=torch.int32)
+        self.total_len.gpu[row] = len(prompt)
+
+    def remove_request(self, req_id: str) -> int | None:
+        row = self.req_id_to_index.pop(req_id, None)
+        if row is not None:
+            self._free.append(row)
+        return row
+
+
+class GPUModelRunner:
+    def __init__(self, store: str) -> None:
+        self.req_states: Any = State()
+        self.speculator = v2.NgramSpeculator(config_of(store=store), CPU, self.req_states)
+        self.held = self.speculator._store.held  # type: ignore[union-attr]
+
+    def add_requests(self, scheduler_output: Any) -> None:
+        for new in scheduler_output.scheduled_new_reqs:
+            self.req_states.remove_request(new.req_id)
+            self.req_states.add_request(req_id=new.req_id, prompt=new.prompt)
+
+    def step(self, said: dict[str, list[int]]) -> dict[str, list[int]]:
+        states = self.req_states
+        rows = [states.req_id_to_index[name] for name in said]
+        for row, tokens in zip(rows, said.values(), strict=True):
+            at = int(states.total_len.gpu[row])
+            states.all_token_ids.gpu[row, at : at + len(tokens)] = torch.tensor(tokens)
+            states.total_len.gpu[row] = at + len(tokens)
+            states.last_sampled_tokens[row] = tokens[-1]
+        batch = SimpleNamespace(num_reqs=len(rows), idx_mapping=torch.tensor(rows))
+        counts = torch.tensor([len(tokens) for tokens in said.values()], dtype=torch.int32)
+        drafts = self.speculator.propose(
+            batch, None, None, None, None, counts, None, states.last_sampled_tokens
+        )
+        return dict(zip(said, drafts.tolist(), strict=True))
+
+
+def begins(name: str, prompt: list[int], extra: Any = None, adapter: Any = None) -> Any:
+    described = request(extra, adapter)
+    described.req_id, described.prompt = name, prompt
+    return described
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> type[GPUModelRunner]:
+    """The runner's class, as the plugin leaves it."""
+    module = ModuleType(v2_plugin.RUNNER)
+    module.GPUModelRunner = GPUModelRunner  # type: ignore[attr-defined]
+    monkeypatch.setitem(v2_plugin.sys.modules, v2_plugin.RUNNER, module)
+    monkeypatch.setattr(GPUModelRunner, "add_requests", GPUModelRunner.add_requests)
+    monkeypatch.setattr(v2.NgramSpeculator, "sees_requests", False)
+    v2_plugin._tell_of_requests(v2)
+    assert v2.NgramSpeculator.sees_requests
+    return GPUModelRunner
+
+
+def test_v2_scopes_are_the_requests(
+    told: type[GPUModelRunner], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "vllm.ngram_npu")
+    runner = told("live")
+    assert "requests of one LoRA adapter and extra_args['ngram_npu_scope'] draft" in caplog.text
+    new = [
+        begins("a", [1], "t"),
+        begins("b", [2], "t"),
+        begins("c", [3]),
+        begins("d", [4], "t", lora(1, "x")),
+    ]
+    runner.add_requests(SimpleNamespace(scheduled_new_reqs=new))
+    for at in range(0, 40, 4):
+        runner.step({"a": WORDS[at : at + 4]})
+    found = runner.step(dict.fromkeys("bcd", WORDS[:3]))
+    newest = WORDS[2]
+    assert [found[name][0] for name in "bcd"] == [WORDS[3], newest, newest]
+    runner.held.check_integrity()
+
+
+def test_v2_what_leaves_has_finished(told: type[GPUModelRunner]) -> None:
+    runner = told("finish")
+    new = [begins("a", [1]), begins("b", [2])]
+    runner.add_requests(SimpleNamespace(scheduled_new_reqs=new))
+    for at in range(0, 40, 4):
+        runner.step({"a": WORDS[at : at + 4]})
+    runner.req_states.remove_request("a")
+    assert runner.step({"b": [3]})["b"] == [3] * K
+    assert runner.held.statistics.tokens_entered == 40
+    assert runner.step({"b": WORDS[:3]})["b"][0] == WORDS[3]
+    assert runner.req_states.remove_request("nobody") is None
+
+
+def test_v2_without_being_told_all_is_one_scope(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "vllm.ngram_npu")
+    runner = GPUModelRunner("live")
+    assert "all requests of this engine, whatever their LoRA adapter or tenant" in caplog.text
+    new = [begins("a", [1], "t"), begins("b", [2], "u")]
+    runner.add_requests(SimpleNamespace(scheduled_new_reqs=new))
+    runner.step({"a": WORDS[:9]})
+    assert runner.step({"b": WORDS[:3]})["b"][0] == WORDS[3]
+
+
+def test_v2_another_runner_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other:
+        def add_requests(self, output: Any) -> None: ...
+
+    module, stays = ModuleType(v2_plugin.RUNNER), Other.add_requests
+    module.GPUModelRunner = Other  # type: ignore[attr-defined]
+    monkeypatch.setitem(v2_plugin.sys.modules, v2_plugin.RUNNER, module)
+    v2_plugin._tell_of_requests(v2)
+    assert Other.add_requests is stays
+    assert not v2.NgramSpeculator.sees_requests
