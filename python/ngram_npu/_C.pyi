@@ -194,6 +194,52 @@ def index_plan(
     rows that draft (num_sampled > 0) takes, and at least ``least_tokens``; ``prompt_tokens`` where
     no row drafts."""
 
+def ngram_store_step_(
+    token_ids: _Int32,
+    num_tokens: _Int32,
+    num_sampled: _Int32,
+    store: _Int32,
+    *,
+    row_indices: _Index | None = None,
+    slot_indices: _Index | None = None,
+    scopes: _Index | None = None,
+    draft_token_ids: _Int32,
+    num_draft_tokens: _Int32,
+    match_len: _Int32,
+    draft_costs: _UInt8,
+    max_len: int = ...,
+    costs: _UInt8,
+    cost_limit: int = 40,
+) -> None:
+    """token_ids [R,S], num_tokens [R], num_sampled, row_indices, slot_indices and scopes [B], costs
+    [16,56] uint8; store [W], draft_token_ids [B,k], num_draft_tokens and match_len [B] and
+    draft_costs [B,k] uint8 are written."""
+
+def ngram_store_finish_(store: _Int32, slot_indices: _Index) -> None:
+    """store [W] is written; slot_indices [N]."""
+
+STORE_FAULTS: list[str]
+"""What the numbers of store_check mean."""
+
+def store_words(num_slots: int, num_blocks: int, line_bits: int) -> int:
+    """Size in int32 words of a store with so many slots, blocks of 256 tokens, and 2**line_bits
+    lines; 0 where there is none of that size."""
+
+def store_init(
+    store: _Int32, num_slots: int, num_blocks: int, line_bits: int, visibility: int
+) -> None:
+    """Makes an empty store of zeroed words; visibility: 0 is "live", 1 is "finish". ValueError
+    where they do not suffice."""
+
+def store_check(store: _Int32) -> tuple[int, int]:
+    """(number of the broken rule or 0, slot, block or line)."""
+
+def store_statistics(store: _Int32) -> dict[str, int]:
+    """The counters a store keeps; they wrap at 2**32."""
+
+def store_clear(store: _Int32, scope: int) -> None:
+    """Forgets the text of a scope."""
+
 class RowRecognizer:
     """Gives each row of a step the slot of its request: csrc/numpy/row_recognizer.h."""
 

@@ -10,6 +10,8 @@ from ngram_npu.reference.ngram_index_reset import ngram_index_reset_
 from ngram_npu.reference.ngram_index_step import ngram_index_step_
 from ngram_npu.reference.ngram_propose import ngram_propose
 from ngram_npu.reference.ngram_step import ngram_step_
+from ngram_npu.reference.ngram_store_finish import ngram_store_finish_
+from ngram_npu.reference.ngram_store_step import ngram_store_step_
 from ngram_npu.reference.prepare_input_ids import prepare_input_ids_
 from ngram_npu.reference.prepare_inputs import prepare_inputs
 from ngram_npu.reference.prepare_inputs_padded import prepare_inputs_padded
@@ -25,6 +27,8 @@ __all__ = [
     "ngram_index_step_",
     "ngram_propose",
     "ngram_step_",
+    "ngram_store_finish_",
+    "ngram_store_step_",
     "prepare_input_ids_",
     "prepare_inputs",
     "prepare_inputs_padded",

@@ -1,0 +1,25 @@
+"""``ngram_store_finish_``: requests have ended. Semantics: docs/ops/ngram_store_finish.md."""
+
+from __future__ import annotations
+
+import torch
+
+from ngram_npu.ops._register import register_fake
+
+
+def ngram_store_finish_(store: torch.Tensor, slot_indices: torch.Tensor) -> None:
+    """Enters what a store still holds back of requests, and frees their slots.
+
+    Args:
+        store: [W] int32 on the CPU, made by :class:`ngram_npu.NgramStore`; written.
+        slot_indices: [N] int32 or int64, closed in this order; those out of range are ignored.
+
+    Raises:
+        ValueError: a wrong argument, before anything is written.
+    """
+    torch.ops.ngram_npu.ngram_store_finish_(store, slot_indices)
+
+
+@register_fake("ngram_npu::ngram_store_finish_")
+def _fake(store: torch.Tensor, slot_indices: torch.Tensor) -> None:
+    return None

@@ -1,0 +1,76 @@
+"""``ngram_store_step_``: drafts from what other requests said. Semantics:
+docs/ops/ngram_store_step.md."""
+
+from __future__ import annotations
+
+import torch
+
+from ngram_npu.config import UNLIMITED
+from ngram_npu.ops._register import register_fake
+
+
+def ngram_store_step_(
+    token_ids: torch.Tensor,
+    num_tokens: torch.Tensor,
+    num_sampled: torch.Tensor,
+    store: torch.Tensor,
+    *,
+    row_indices: torch.Tensor | None = None,
+    slot_indices: torch.Tensor | None = None,
+    scopes: torch.Tensor | None = None,
+    draft_token_ids: torch.Tensor,
+    num_draft_tokens: torch.Tensor,
+    match_len: torch.Tensor,
+    draft_costs: torch.Tensor,
+    max_len: int = UNLIMITED,
+    costs: torch.Tensor,
+    cost_limit: int = 40,
+) -> None:
+    """Replaces drafts where a store's promise more, then enters what this step accepted.
+
+    Args:
+        token_ids: [R, S] int32, inner stride 1, the sampled tokens already in it.
+        num_tokens: [R] int32, live lengths in tokens.
+        num_sampled: [B] int32, how many tokens at each row's end are new; below 1: the request is
+            left alone.
+        store: [W] int32 on the CPU, made by :class:`ngram_npu.NgramStore`; written.
+        row_indices: [B] int32 or int64, batch position -> row; None: B = R, row i = i.
+        slot_indices: [B] int32 or int64, the slot of each request; None: the slot of a row is the
+            row. No slot twice.
+        scopes: [B] int32 or int64, whose text each request's is; None: all have scope 0.
+        draft_token_ids, num_draft_tokens, match_len, draft_costs: [B, k], [B], [B] int32 and
+            [B, k] uint8, as :func:`ngram_index_step_` with ``costs`` gave them; written.
+        max_len: the store's drafts end where a row would be longer, in tokens.
+        costs: [16, 56] uint8, in sixteenths of a bit.
+        cost_limit: 0 to 2**31 - 1, in sixteenths of a bit.
+
+    Raises:
+        ValueError: a wrong argument, before anything is written.
+    """
+    torch.ops.ngram_npu.ngram_store_step_(
+        token_ids,
+        num_tokens,
+        num_sampled,
+        store,
+        row_indices=row_indices,
+        slot_indices=slot_indices,
+        scopes=scopes,
+        draft_token_ids=draft_token_ids,
+        num_draft_tokens=num_draft_tokens,
+        match_len=match_len,
+        draft_costs=draft_costs,
+        max_len=max_len,
+        costs=costs,
+        cost_limit=cost_limit,
+    )
+
+
+@register_fake("ngram_npu::ngram_store_step_")
+def _fake(
+    token_ids: torch.Tensor,
+    num_tokens: torch.Tensor,
+    num_sampled: torch.Tensor,
+    store: torch.Tensor,
+    **_: object,
+) -> None:
+    return None

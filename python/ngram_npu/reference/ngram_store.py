@@ -1,0 +1,295 @@
+"""The store that requests share: its layout is that of csrc/core/ngram_store.h, its rules are those
+of docs/ops/ngram_store_step.md. The step and the finish of the reference work on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from ngram_npu.reference.ladder import MAX_MATCH, SIZES
+from ngram_npu.reference.ngram_propose import Array
+
+MAGIC, NUM_SLOTS, NUM_BLOCKS, LINE_BITS, VISIBILITY, NEXT_SERIAL, BUSY = range(7)
+LOOKUPS, HITS, DRAFTS, DRAFT_TOKENS, ENTERED, EVICTED, LOST_BLOCKS, RESTARTS, REFUSED = range(7, 16)
+HEADER_WORDS = 64
+SLOT_WORDS, SLOT_SERIAL, SLOT_LENGTH = 4, 0, 1
+HEAD_WORDS, HEAD_SERIAL, HEAD_FILL, HEAD_FIRST, HEAD_PREVIOUS, HEAD_NEXT, HEAD_SCOPE = 8, *range(6)
+LINE_ENTRIES, ENTRY_WORDS = 8, 2
+BLOCK = 256
+OVERLAP = 16
+END_OF_SERIALS = 2**24
+FINISH = 1
+
+BASE = 0x9E3779B97F4A7C15
+MASK32, MASK64 = 2**32 - 1, 2**64 - 1
+POWERS = [pow(BASE, j, 2**64) for j in range(MAX_MATCH)]
+
+Tokens = Sequence[int]
+"""As unsigned 32-bit numbers."""
+
+
+def mix(z: int) -> int:
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & MASK64
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & MASK64
+    return z ^ z >> 31
+
+
+@lru_cache
+def seed_of(scope: int) -> int:
+    return mix(scope)
+
+
+def key_of(gram: Tokens, scope: int) -> int:
+    polynomial = sum(token * power for token, power in zip(reversed(gram), POWERS, strict=False))
+    level = len(gram).bit_length() - 1
+    return mix((polynomial & MASK64 ^ seed_of(scope)) + (level + 1) * BASE & MASK64)
+
+
+def updated(right: int, wrong: int, same: bool) -> tuple[int, int, bool]:
+    """The counts of an entry after a token was the expected one or was not, and whether the entry
+    is now for that token's place."""
+    if same:
+        return (8, wrong // 2, True) if right == 15 else (right + 1, wrong, True)
+    if wrong + 1 > right + 1:
+        return 0, 1, True
+    return (right // 2, 8, False) if wrong == 15 else (right, wrong + 1, False)
+
+
+class Gram(NamedTuple):
+    n: int
+    scope: int
+    entries: range
+    """The words in which the entries of its line begin."""
+    tag: int
+
+
+class Hit(NamedTuple):
+    entry: int
+    """The word in which the entry begins."""
+    right: int
+    wrong: int
+    place: int
+    m: int
+    """How many tokens before the place agree with the text, at most 16."""
+
+
+class Store:
+    """The tensor of a store, as unsigned words that are read and written in place."""
+
+    def __init__(self, tensor: Array) -> None:
+        self.words = memoryview(tensor.view(np.uint32))
+        self.octets = memoryview(tensor.view(np.uint8))
+        self.num_slots = self.words[NUM_SLOTS]
+        self.num_blocks = self.words[NUM_BLOCKS]
+        self.line_bits = self.words[LINE_BITS]
+        self.heads = HEADER_WORDS + self.num_slots * SLOT_WORDS
+        self.lines = -(-(self.heads + self.num_blocks * HEAD_WORDS) // 16) * 16
+        self.tokens = self.lines + 2**self.line_bits * LINE_ENTRIES * ENTRY_WORDS
+        self.bytes = self.tokens + self.num_blocks * BLOCK
+
+    def count(self, statistic: int, by: int = 1) -> None:
+        self.words[statistic] = self.words[statistic] + by & MASK32
+
+    # Slots.
+
+    def slot(self, slot: int) -> tuple[int, int]:
+        """The serial number of the slot's block, 0 for none, and the length L of its row."""
+        at = HEADER_WORDS + slot * SLOT_WORDS
+        return self.words[at + SLOT_SERIAL], self.words[at + SLOT_LENGTH]
+
+    def set_slot(self, slot: int, serial: int, length: int) -> None:
+        at = HEADER_WORDS + slot * SLOT_WORDS
+        self.words[at + SLOT_SERIAL] = serial
+        self.words[at + SLOT_LENGTH] = length
+
+    # Blocks.
+
+    def head(self, serial: int) -> int:
+        """The word in which the head of the block with that serial number begins."""
+        return self.heads + serial % self.num_blocks * HEAD_WORDS
+
+    def alive(self, serial: int) -> bool:
+        return serial > 0 and self.words[self.head(serial) + HEAD_SERIAL] == serial
+
+    def fill(self, serial: int) -> int:
+        return min(BLOCK, self.words[self.head(serial) + HEAD_FILL])
+
+    def scope(self, serial: int) -> int:
+        at = self.head(serial) + HEAD_SCOPE
+        return self.words[at] | self.words[at + 1] << 32
+
+    def text(self, serial: int, begin: int, end: int) -> list[int]:
+        at = self.tokens + serial % self.num_blocks * BLOCK
+        return list(self.words[at + begin : at + end])
+
+    def token(self, place: int) -> int:
+        return self.words[self.tokens + place % (self.num_blocks * BLOCK)]
+
+    def byte(self, place: int) -> int:
+        return self.octets[self.bytes * 4 + place % (self.num_blocks * BLOCK)]
+
+    def set_byte(self, place: int, byte: int) -> None:
+        self.octets[self.bytes * 4 + place % (self.num_blocks * BLOCK)] = byte
+
+    def give_out(self, previous: int, scope: int) -> int:
+        """The serial number of a new block, which comes after the one of number ``previous``; 0: it
+        is the first of its request."""
+        if not 0 < self.words[NEXT_SERIAL] < END_OF_SERIALS:
+            self.restart()
+            previous = 0
+        repeated = self.text(previous, BLOCK - OVERLAP, BLOCK) if previous else []
+        serial = self.words[NEXT_SERIAL]
+        self.words[NEXT_SERIAL] = serial + 1
+        head = [serial, 0, len(repeated), previous, 0, scope & MASK32, scope >> 32]
+        for i, word in enumerate(head):
+            self.words[self.head(serial) + i] = word
+        for i in range(BLOCK):
+            self.set_byte(serial * BLOCK + i, 0)
+        for token in repeated:
+            self.append(serial, token)
+        return serial
+
+    def append(self, serial: int, token: int) -> int:
+        """Writes a token to a block and returns its place."""
+        fill = self.fill(serial)
+        place = serial * BLOCK + fill
+        self.words[self.tokens + place % (self.num_blocks * BLOCK)] = token
+        self.words[self.head(serial) + HEAD_FILL] = fill + 1
+        return place
+
+    def restart(self) -> None:
+        """All serial numbers have been given out: begins again with an empty store."""
+        for i in range(HEADER_WORDS, self.tokens):
+            self.words[i] = 0
+        self.words[NEXT_SERIAL] = 1
+        self.count(RESTARTS)
+
+    # Entries.
+
+    def gram(self, text: Tokens, n: int, scope: int) -> Gram:
+        """Where the last n tokens of a text have their entry."""
+        key = key_of(text[-n:], scope)
+        line = self.lines + (key >> 64 - self.line_bits) * LINE_ENTRIES * ENTRY_WORDS
+        entries = range(line, line + LINE_ENTRIES * ENTRY_WORDS, ENTRY_WORDS)
+        return Gram(n, scope, entries, key & 0xFFFFFF)
+
+    def agreement(self, place: int, text: Tokens) -> int:
+        """How many tokens before the place agree with the text's end, at most 16."""
+        serial, most = place // BLOCK, min(place % BLOCK, len(text), MAX_MATCH)
+        before = self.text(serial, place % BLOCK - most, place % BLOCK)
+        m = 0
+        while m < most and before[-1 - m] == text[-1 - m]:
+            m += 1
+        return m
+
+    def look_up(self, gram: Gram, text: Tokens) -> Hit | None:
+        """The hit of the gram at the text's end."""
+        for entry in gram.entries:
+            state, place = self.words[entry], self.words[entry + 1]
+            serial = place // BLOCK
+            if state >> 8 == gram.tag and self.alive(serial) and self.scope(serial) == gram.scope:
+                m = self.agreement(place, text)
+                if m >= gram.n:
+                    return Hit(entry, state >> 4 & 15, state & 15, place, m)
+        return None
+
+    def set_entry(self, entry: int, tag: int, right: int, wrong: int, place: int) -> None:
+        self.words[entry] = tag << 8 | right << 4 | wrong
+        self.words[entry + 1] = place
+
+    def victim(self, entries: range) -> int:
+        """The entry of a line that gives way to a new one."""
+        for entry in entries:
+            if not self.alive(self.words[entry + 1] // BLOCK):
+                return entry
+        self.count(EVICTED)
+        return min(entries, key=lambda entry: self.words[entry + 1])
+
+    def enter(self, place: int) -> None:
+        """Enters the token at that place after the tokens before it."""
+        serial, before = place // BLOCK, place % BLOCK
+        scope = self.scope(serial)
+        text = self.text(serial, max(0, before - MAX_MATCH), before)
+        token = self.token(place)
+        byte = None
+        for n in SIZES:
+            if n > len(text):
+                continue
+            gram = self.gram(text, n, scope)
+            hit = self.look_up(gram, text)
+            if hit is None:
+                self.set_entry(self.victim(gram.entries), gram.tag, 0, 0, place)
+                continue
+            same = self.token(hit.place) == token
+            if byte is None:
+                byte = min(hit.m, 15) * 2 + same
+            right, wrong, moved = updated(hit.right, hit.wrong, same)
+            self.set_entry(hit.entry, gram.tag, right, wrong, place if moved else hit.place)
+        self.set_byte(place, byte or 0)
+        self.count(ENTERED)
+
+    # Requests.
+
+    def close(self, slot: int) -> None:
+        """Enters what a slot holds back, and frees it."""
+        serial, _ = self.slot(slot)
+        if serial and not self.alive(serial):
+            self.count(LOST_BLOCKS)
+        if self.words[VISIBILITY] == FINISH and self.alive(serial):
+            for block in self.chain(serial):
+                first = self.words[self.head(block) + HEAD_FIRST]
+                for i in range(first, self.fill(block)):
+                    self.enter(block * BLOCK + i)
+        self.set_slot(slot, 0, 0)
+
+    def chain(self, newest: int) -> list[int]:
+        """The blocks linked to the newest one of a request, the oldest first. Each is told the one
+        after it."""
+        serials = [newest]
+        self.words[self.head(newest) + HEAD_NEXT] = 0
+        while True:
+            previous = self.words[self.head(serials[0]) + HEAD_PREVIOUS]
+            if not self.alive(previous) or previous >= serials[0]:
+                return serials
+            self.words[self.head(previous) + HEAD_NEXT] = serials[0]
+            serials.insert(0, previous)
+
+    def holds(self, slot: int, row: Tokens, scope: int) -> bool:
+        """Whether the slot's request is that of the row."""
+        serial, length = self.slot(slot)
+        if not self.alive(serial) or self.scope(serial) != scope or length > len(row):
+            return False
+        fill = self.fill(serial)
+        last = self.text(serial, max(0, fill - OVERLAP), fill)
+        return len(last) <= length and list(row[length - len(last) : length]) == last
+
+    def write(self, slot: int, tokens: Tokens, scope: int) -> None:
+        """Appends tokens to a slot's text, the next ones of its row."""
+        for token in tokens:
+            serial, length = self.slot(slot)
+            if not serial or self.fill(serial) == BLOCK:
+                serial = self.give_out(serial, scope)
+            place = self.append(serial, token)
+            self.set_slot(slot, serial, length + 1)
+            if self.words[VISIBILITY] != FINISH:
+                self.enter(place)
+
+
+def opened(tensor: Array) -> Store | None:
+    """The store, or None where a call goes without: the tensor contains none, or another call has
+    it, which is counted."""
+    if len(tensor) < HEADER_WORDS or int(tensor[MAGIC]) != 0x31534E47:
+        return None
+    slots, blocks, bits = (int(word) for word in tensor[NUM_SLOTS : LINE_BITS + 1])
+    if not (1 <= slots <= blocks // 4 and blocks <= 2**20 and 1 <= bits <= 24):
+        return None
+    store = Store(tensor)
+    if store.bytes + blocks * BLOCK // 4 > len(tensor):
+        return None
+    if store.words[BUSY]:
+        store.count(REFUSED)
+        return None
+    return store
