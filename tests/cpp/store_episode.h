@@ -42,8 +42,8 @@ class StoreEpisode {
   StoreEpisode(Choices& choices, Flush flush, bool nonsense)
       : c_(choices),
         nonsense_(nonsense),
-        slots_(c_.from(1, 3)),
-        blocks_(slots_ * store::kLeastBlocksPerSlot + c_.below(5)),
+        slots_(c_.from(1, smaller<int64_t>(3, store::kMaxSlots))),
+        blocks_(smaller(slots_ * store::kLeastBlocksPerSlot + c_.below(5), store::kMaxBlocks)),
         bits_(c_.from(1, 6)),
         k_(c_.from(0, 6)),
         words_(words_of(slots_, blocks_, bits_)),
@@ -61,7 +61,7 @@ class StoreEpisode {
     ngram_npu_cpu_ngram_store_init(store_.data(), words_, slots_, blocks_, bits_, static_cast<uint32_t>(c_.below(2)));
     std::fill_n(lengths_.data(), slots_, 0);
     for (int64_t i = 0; i < kCostRows * store::kStoreCostColumns; ++i)
-      costs_.data()[i] = static_cast<uint8_t>(c_.below(40));
+      costs_.data()[i] = static_cast<uint8_t>(next() % 40);
   }
 
   const char* run() {
@@ -87,7 +87,17 @@ class StoreEpisode {
     return parts[5];
   }
 
-  int32_t token_of(int64_t scope) { return static_cast<int32_t>(scope + kScopes * c_.below(kAlphabet)); }
+  // What needs no choice: a fuzzer has few bytes.
+  uint32_t next() {
+    return static_cast<uint32_t>((state_ = state_ * 6364136223846793005u + 1442695040888963407u) >> 33);
+  }
+
+  void say(int64_t row, int64_t count) {
+    int32_t& length = lengths_.data()[row];
+    for (; count > 0; --count) {
+      tokens_[row][length++] = static_cast<int32_t>(owner_[static_cast<size_t>(row)] + kScopes * (next() % kAlphabet));
+    }
+  }
 
   const char* event() {
     if (nonsense_ && c_.one_in(4)) {
@@ -124,13 +134,14 @@ class StoreEpisode {
   void grow(int64_t row) {
     int32_t& length = lengths_.data()[row];
     auto& owner = owner_[static_cast<size_t>(row)];
-    if (length == 0 || length > kCapacity - 80 || c_.one_in(20)) {
+    if (length == 0 || length > kCapacity - 250 || c_.one_in(20)) {
       owner = c_.below(kScopes);
-      length = static_cast<int32_t>(c_.from(0, 20));
-      for (int32_t i = 0; i < length; ++i) tokens_[row][i] = token_of(owner);
+      length = 0;
+      say(row, c_.from(0, 20));
     }
-    const int64_t count = c_.one_in(4) ? 0 : c_.from(1, c_.one_in(8) ? 70 : 5);
-    for (int64_t i = 0; i < count; ++i) tokens_[row][length++] = token_of(owner);
+    constexpr int64_t kCounts[] = {0, 1, 2, 5, 70, 250};
+    const int64_t count = kCounts[c_.below(c_.one_in(4) ? 6 : 4)];
+    say(row, count);
     sampled_.data()[row] = static_cast<int32_t>(count);
   }
 
@@ -180,6 +191,7 @@ class StoreEpisode {
   GuardedRows<uint8_t> paid_;
   Guarded<uint8_t> costs_;
   std::vector<int64_t> owner_;
+  uint64_t state_ = 1;
   StoreReached reached_;
 };
 
