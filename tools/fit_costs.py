@@ -1,4 +1,4 @@
-"""Fits the table of costs that drafts of a ladder end by, from recorded conversations.
+"""Fits the tables of costs that drafts of a ladder end by, from recorded conversations.
 
     python -m tools.fit_costs --data FILE_OR_FOLDER ... --output FILE
 
@@ -11,6 +11,10 @@ A cell is drawn towards the rate of its neighbours by `STRENGTH` observations of
 are all cells whose match differs by one at most, and whose byte says as this one's whether the
 candidate was right. How many observations a cell itself has counts after weighing: (sum of
 weights)^2 / sum of squared weights.
+
+The store's table has the same for tokens after a draft's first. The first one's column says how
+often its entry was right and wrong, in steps; neighbours differ by one step at most. The store
+holds what the conversations before said, in the order of the file.
 
 The same conversations, tokenizer and options give the same table.
 """
@@ -29,15 +33,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from ngram_npu.replay import ReplayError
+from ngram_npu import NgramStore
+from ngram_npu.replay import ReplayError, TokenRequest
 from ngram_npu.replay.output import atomic_output, check_writable
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
 
-from tools.drafts import recorded
+from tools.drafts import recorded, stored
 from tools.drafts.simulator import MAX_K, IntArray, Walks, walks
 
 TABLE = Path(__file__).parents[1] / "python" / "ngram_npu" / "costs.json"
 SHAPE = (16, 32)
+FIRST_SHAPE = (16, 6, 4)
 SCALE = 16
 MAX_COST = 255
 STRENGTH = 8.0
@@ -48,7 +54,7 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Observed:
-    """Draft tokens that met the recording after none that was wrong, by cell `[16, 32]`."""
+    """Draft tokens that met the recording after none that was wrong, by cell of a table."""
 
     tried: IntArray
     right: IntArray
@@ -57,17 +63,35 @@ class Observed:
     def of(cls, found: Walks) -> Observed:
         reached = found.reached()
         accepted = reached & (np.arange(MAX_K) < found.right[:, None])
-        return cls(_by_cell(found, reached), _by_cell(found, accepted))
+        return cls(
+            *(_by_cell(found.match[w], found.outcome[w], SHAPE) for w in (reached, accepted))
+        )
+
+    @classmethod
+    def of_store(cls, requests: Sequence[TokenRequest]) -> Observed:
+        """With a store that none of these conversations is too much for."""
+        tokens = sum(request.num_tokens for request in requests)
+        found = stored.record(requests, lambda: NgramStore(1, max(4096, 2 * tokens)))
+        j, remaining = np.arange(MAX_K), walks(requests).remaining
+        last = np.minimum(found.right, np.minimum(found.length, remaining) - 1)
+        masks = j <= last[:, None], j < found.right[:, None]
+        shape = stored.ROWS, stored.COLUMNS
+        return cls(*(_by_cell(found.match[m], found.column[m], shape) for m in masks))
+
+    def part(self, columns: slice, shape: tuple[int, ...]) -> Observed:
+        return Observed(
+            self.tried[:, columns].reshape(shape), self.right[:, columns].reshape(shape)
+        )
 
 
-def _by_cell(found: Walks, where: npt.NDArray[np.bool_]) -> IntArray:
-    cells = found.match[where] * SHAPE[1] + found.outcome[where]
-    return np.bincount(cells, minlength=SHAPE[0] * SHAPE[1]).reshape(SHAPE)
+def _by_cell(rows: IntArray, columns: IntArray, shape: tuple[int, int]) -> IntArray:
+    found = np.bincount(rows * shape[1] + columns, minlength=shape[0] * shape[1])
+    return found.reshape(shape)
 
 
 @dataclass(frozen=True)
 class Weighed:
-    """Observations of several sets, each with the same weight in all; `[16, 32]`."""
+    """Observations of several sets, each with the same weight in all, by cell."""
 
     tried: FloatArray
     right: FloatArray
@@ -104,14 +128,30 @@ def fit(sets: Sequence[Observed], strength: float = STRENGTH) -> IntArray:
             prior = weighed.rate((near, slice(said, None, 2)), 0.5, 2.0)
             for outcome in range(said, SHAPE[1], 2):
                 rate = weighed.rate((match, outcome), prior, strength)
-                costs[match, outcome] = min(MAX_COST, round(-SCALE * np.log2(rate)))
+                costs[match, outcome] = _cost(rate)
     return costs
+
+
+def fit_store(sets: Sequence[Observed], strength: float = STRENGTH) -> IntArray:
+    """The store's table, [16, 56]: of tokens after the first, then of the first."""
+    after = fit([of.part(slice(SHAPE[1]), SHAPE) for of in sets], strength)
+    weighed = Weighed.of([of.part(slice(SHAPE[1], None), FIRST_SHAPE) for of in sets])
+    first = np.empty(FIRST_SHAPE, np.int64)
+    for cell in np.ndindex(FIRST_SHAPE):
+        near = tuple(slice(max(0, at - 1), at + 2) for at in cell)
+        prior = weighed.rate(near, 0.5, 2.0)
+        first[cell] = _cost(weighed.rate(cell, prior, strength))
+    return np.hstack([after, first.reshape(SHAPE[0], -1)])
+
+
+def _cost(rate: float) -> int:
+    return min(MAX_COST, round(-SCALE * np.log2(rate)))
 
 
 def difference(costs: IntArray, other: IntArray, sets: Sequence[Observed]) -> float:
     """Mean of the absolute difference of two tables, each cell weighed as often as it occurs."""
     tried = Weighed.of(sets).tried
-    return float((abs(costs - other) * tried).sum() / tried.sum())
+    return float((abs(costs - other) * tried).sum() / max(1.0, tried.sum()))  # a set sums to 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -132,9 +172,13 @@ def _run(given: argparse.Namespace, arguments: Sequence[str]) -> None:
     chosen = {name: requests[part] for name, requests in data.sets.items()}
     observed = {name: Observed.of(walks(requests)) for name, requests in chosen.items() if requests}
     costs = fit(list(observed.values()))
+    stored = {name: Observed.of_store(chosen[name]) for name in observed}
+    store_costs = fit_store(list(stored.values()))
     table: dict[str, Any] = {
         "about": "Costs of draft tokens: -16 * log2 of the probability that one is accepted, given "
-        "that those before it were; by match (row) and by the byte beside the token (column).",
+        "that those before it were; by match (row) and by the byte beside the token (column). The "
+        "store's first tokens: by how often the entry was right (6 steps) and wrong (4), from "
+        "column 32 on.",
         "command": _command(arguments),
         "date": date.today().isoformat(),
         "tokenizer": data.tokenizer,
@@ -144,23 +188,38 @@ def _run(given: argparse.Namespace, arguments: Sequence[str]) -> None:
                 "conversations": len(chosen[name]),
                 "tokens": sum(request.num_tokens for request in chosen[name]),
                 "draft_tokens_observed": int(of.tried.sum()),
+                "store_draft_tokens_observed": int(stored[name].tried.sum()),
             }
             for name, of in observed.items()
         },
     }
     if given.compare:
-        other = np.array(json.loads(given.compare.read_text(encoding="utf-8"))["row"])
-        found = difference(costs, other, list(observed.values()))
+        other = json.loads(given.compare.read_text(encoding="utf-8"))
+        row, store = np.array(other["row"]), _store_table(other)
+        found = difference(costs, row, list(observed.values()))
         table["mean_difference_from_another_fit"] = round(found, 3)
+        found = difference(store_costs, store, list(stored.values()))
+        table["store_mean_difference_from_another_fit"] = round(found, 3)
     with atomic_output(given.output) as scratch:
-        scratch.write_text(_laid_out(table, costs), encoding="utf-8")
+        scratch.write_text(_laid_out(table, row=costs, store=store_costs), encoding="utf-8")
     print(f"{given.output}: {sum(int(of.tried.sum()) for of in observed.values())} observations")
 
 
-def _laid_out(table: dict[str, Any], costs: IntArray) -> str:
-    """As JSON, a line for each row of the table."""
-    rows = ",\n".join(f"  {json.dumps(row)}" for row in costs.tolist())
-    return f'{json.dumps(table, indent=1)[:-2]},\n "row": [\n{rows}\n ]\n}}\n'
+def _store_table(other: dict[str, Any]) -> IntArray:
+    """In one piece, or in two, whose first has a dimension each for right and wrong."""
+    if "store" in other:
+        return np.array(other["store"])
+    first = np.array(other["store_first"]).reshape(SHAPE[0], -1)
+    return np.hstack([np.array(other["store_next"]), first])
+
+
+def _laid_out(table: dict[str, Any], **costs: IntArray) -> str:
+    """As JSON, a line for each row of the tables."""
+    text = json.dumps(table, indent=1)[:-2]
+    for name, rows in costs.items():
+        lines = ",\n".join(f"  {json.dumps(row)}" for row in rows.tolist())
+        text += f',\n "{name}": [\n{lines}\n ]'
+    return text + "\n}\n"
 
 
 def _command(arguments: Sequence[str]) -> str:

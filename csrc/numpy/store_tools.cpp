@@ -1,6 +1,8 @@
 // Making, checking, reading and clearing a store, for NgramStore (python/ngram_npu/store.py).
 #include "numpy/store_tools.h"
 
+#include <pybind11/stl.h>
+
 #include <optional>
 #include <utility>
 

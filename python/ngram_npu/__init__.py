@@ -17,6 +17,8 @@ from ngram_npu.index import (
     NgramIndex,
 )
 from ngram_npu.proposer import Drafts, NgramProposer, StepResult
+from ngram_npu.store import NgramStore, StoreStatistics, scope_of
+from ngram_npu.store_file import StoreFileError
 
 __all__ = [
     "CONTRACT_VERSION",
@@ -28,11 +30,15 @@ __all__ = [
     "NgramConfig",
     "NgramIndex",
     "NgramProposer",
+    "NgramStore",
     "Report",
     "StepResult",
+    "StoreFileError",
+    "StoreStatistics",
     "__version__",
     "doctor",
     "num_threads",
+    "scope_of",
     "set_num_threads",
 ]
 

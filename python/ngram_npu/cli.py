@@ -190,6 +190,24 @@ def _add_replay(commands: Any) -> None:
         "package's)",
     )
     lookup.add_argument(
+        "--store",
+        choices=("live", "finish"),
+        help="with --min-probability: draft also from what the conversations before said, as soon "
+        "as it is said or when they have ended (default: from each conversation's own text alone)",
+    )
+    lookup.add_argument(
+        "--store-tokens",
+        type=_count,
+        default=1_000_000,
+        metavar="N",
+        help="tokens that the store holds (default: %(default)s)",
+    )
+    lookup.add_argument(
+        "--generated-only",
+        action="store_true",
+        help="with --store: each turn is a request, so that only completions are stored",
+    )
+    lookup.add_argument(
         "--engine",
         choices=["index", "scan", "auto"],
         default="auto",
@@ -203,9 +221,8 @@ def _add_replay(commands: Any) -> None:
     data.add_argument(
         "--batch-size",
         type=_count,
-        default=32,
         metavar="B",
-        help="conversations at once (default: %(default)s)",
+        help="conversations at once (default: 32, with --store 1)",
     )
     data.add_argument(
         "--limit", type=_count, metavar="N", help="only the first N conversations of each input"

@@ -32,16 +32,31 @@ ANY_TOKEN = 2**31 - 1
 
 MATCH_POLICY_CODES = {"earliest": 0, "latest": 1}
 
-
 LADDER_MAX_N = 16
+
+STORES = ("live", "finish")
+STORE_TOKENS = 1_000_000
+
+_COST_COLUMNS = {"costs": 32, "store_costs": 56}
+
+
+@functools.cache
+def _packaged_costs() -> Any:
+    text = resources.files("ngram_npu").joinpath("costs.json").read_text(encoding="utf-8")
+    return json.loads(text)
 
 
 @functools.cache
 def default_costs() -> npt.NDArray[np.uint8]:
     """[16, 32], what draft tokens cost in sixteenths of a bit: fitted from recorded conversations
     (``python -m tools.fit_costs``; costs.json says from which)."""
-    text = resources.files("ngram_npu").joinpath("costs.json").read_text(encoding="utf-8")
-    return _as_costs(json.loads(text)["row"])
+    return _as_costs(_packaged_costs()["row"], "costs")
+
+
+@functools.cache
+def default_store_costs() -> npt.NDArray[np.uint8]:
+    """[16, 56], the same for tokens that a store drafts."""
+    return _as_costs(_packaged_costs()["store"], "store_costs")
 
 
 @dataclass(frozen=True, init=False)
@@ -66,6 +81,12 @@ class NgramConfig:
             more token costs in steps; 0.177 serves c = 0.05. None: k tokens.
         costs: [16, 32] uint8 as nested tuples, what a draft token costs (docs/ops/
             ngram_index_propose.md), in place of the fitted ones; any such matrix is taken.
+        store: with a ``min_draft_probability``, whether requests also draft from what others said:
+            as soon as they have, ``"live"``, or when they have ended, ``"finish"``
+            (:class:`ngram_npu.NgramStore`). None: only from their own tokens.
+        store_tokens: tokens that the store holds.
+        store_costs: [16, 56], as ``costs`` for tokens from the store (docs/ops/
+            ngram_store_step.md).
 
     vLLM's names ``prompt_lookup_min``, ``prompt_lookup_max`` and ``num_speculative_tokens`` are
     accepted for ``min_n``, ``max_n`` and ``k``; of the two bounds, one that is missing is then the
@@ -86,6 +107,9 @@ class NgramConfig:
     sizes: Literal["consecutive", "ladder"]
     min_draft_probability: float | None
     costs: tuple[tuple[int, ...], ...] | None
+    store: Literal["live", "finish"] | None
+    store_tokens: int
+    store_costs: tuple[tuple[int, ...], ...] | None
 
     def __init__(
         self,
@@ -100,6 +124,9 @@ class NgramConfig:
         sizes: Literal["consecutive", "ladder"] = "consecutive",
         min_draft_probability: float | None = None,
         costs: Any = None,
+        store: Literal["live", "finish"] | None = None,
+        store_tokens: int = STORE_TOKENS,
+        store_costs: Any = None,
         prompt_lookup_min: int | None = None,
         prompt_lookup_max: int | None = None,
         num_speculative_tokens: int | None = None,
@@ -123,14 +150,17 @@ class NgramConfig:
             "vocab_size": vocab_size,
             "sizes": sizes,
             "min_draft_probability": min_draft_probability,
-            "costs": None if costs is None else tuple(map(tuple, _as_costs(costs).tolist())),
+            "costs": _as_tuples(costs, "costs"),
+            "store": store,
+            "store_tokens": store_tokens,
+            "store_costs": _as_tuples(store_costs, "store_costs"),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
         self._validate()
 
     def _validate(self) -> None:
-        for name in ("min_n", "max_n", "k", "max_len", "vocab_size"):
+        for name in ("min_n", "max_n", "k", "max_len", "vocab_size", "store_tokens"):
             value = getattr(self, name)
             if value is None and name in ("max_len", "vocab_size"):
                 continue
@@ -155,6 +185,7 @@ class NgramConfig:
                 f"NgramConfig: sizes: expected 'consecutive' or 'ladder', got {self.sizes!r}"
             )
         self._validate_ladder()
+        self._validate_store()
 
     def _validate_ladder(self) -> None:
         expected: dict[str, Any] = {"min_draft_probability": None, "costs": None}
@@ -177,6 +208,19 @@ class NgramConfig:
                 f"NgramConfig: min_draft_probability: expected above 0, at most 1, got {least}"
             )
 
+    def _validate_store(self) -> None:
+        if self.store is not None and self.store not in STORES:
+            raise ValueError(
+                f"NgramConfig: store: expected 'live', 'finish' or None, got {self.store!r}"
+            )
+        for name in ("store", "store_costs"):
+            if self.min_draft_probability is None and getattr(self, name) is not None:
+                raise ValueError(
+                    f"NgramConfig: {name}: expected None without sizes='ladder' and a "
+                    "min_draft_probability"
+                )
+        _check_range("store_tokens", self.store_tokens, 1, UNLIMITED)
+
     @property
     def is_ladder(self) -> bool:
         return self.sizes == "ladder"
@@ -192,7 +236,16 @@ class NgramConfig:
         """[16, 32], the table in force; None where drafts have k tokens."""
         if self.min_draft_probability is None:
             return None
-        return default_costs() if self.costs is None else _as_costs(self.costs)
+        return default_costs() if self.costs is None else _as_costs(self.costs, "costs")
+
+    @property
+    def store_cost_table(self) -> npt.NDArray[np.uint8] | None:
+        """[16, 56], of drafts from a store; None where drafts have k tokens."""
+        if self.min_draft_probability is None:
+            return None
+        if self.store_costs is None:
+            return default_store_costs()
+        return _as_costs(self.store_costs, "store_costs")
 
     @property
     def match_policy_code(self) -> int:
@@ -230,21 +283,25 @@ class NgramConfig:
         return ANY_TOKEN if self.vocab_size is None else self.vocab_size
 
 
-def _as_costs(costs: Any) -> npt.NDArray[np.uint8]:
+def _as_costs(costs: Any, name: str) -> npt.NDArray[np.uint8]:
     """A table of costs, which nobody writes to."""
-    table = np.array(costs)
+    table, columns = np.array(costs), _COST_COLUMNS[name]
     if (
-        table.shape != (16, 32)
+        table.shape != (16, columns)
         or table.dtype.kind not in "iu"
         or not ((table >= 0) & (table < 256)).all()
     ):
         raise ValueError(
-            "NgramConfig: costs: expected 16 rows of 32 integers of 0 to 255, got "
+            f"NgramConfig: {name}: expected 16 rows of {columns} integers of 0 to 255, got "
             f"{table.dtype} of shape {list(table.shape)}"
         )
     table = table.astype(np.uint8)
     table.flags.writeable = False
     return table
+
+
+def _as_tuples(costs: Any, name: str) -> tuple[tuple[int, ...], ...] | None:
+    return None if costs is None else tuple(map(tuple, _as_costs(costs, name).tolist()))
 
 
 def _one_of(name: str, value: int | None, alias: str, aliased: int | None) -> int | None:

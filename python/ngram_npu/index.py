@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import mmap
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, SupportsIndex
 
 import numpy as np
-import numpy.typing as npt
 
 from ngram_npu import _C, _library
 from ngram_npu.config import LADDER_MAX_N, MAX_INDEX_SPAN, MAX_NGRAM, UNLIMITED, NgramConfig
+from ngram_npu.memory import WORD_BYTES, Int32Array, zeroed_words
 
 _TORCH_ABSENCE = _library.torch_absence()
-Int32Array = npt.NDArray[np.int32]
-
-_HUGE_PAGE_BYTES = 2 << 20
-_WORD_BYTES = 4
 
 
 class IntegrityError(RuntimeError):
-    """An index is not what its operators leave behind."""
+    """An index or a store is not what its operators leave behind."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +54,7 @@ class IndexStatistics(IndexCounters):
 
     @property
     def bytes_in_use(self) -> int:
-        return self.pages_in_use * _C.INDEX_PAGE_WORDS * _WORD_BYTES
+        return self.pages_in_use * _C.INDEX_PAGE_WORDS * WORD_BYTES
 
 
 @dataclass(frozen=True)
@@ -238,7 +231,7 @@ class NgramIndex(_Index):
         words = _C.index_words(num_slots, pages)
         if words == 0:
             raise ValueError(f"NgramIndex: token_capacity: too large, got {token_capacity}")
-        self._words, self._mapping = _allocate(words, prefault)
+        self._words = zeroed_words(words, prefault=prefault)
         _C.index_init(self._words, num_slots)
         self.tensor = self._words
         if kind == "torch":
@@ -400,20 +393,3 @@ def is_tensor(value: object) -> bool:
     """Of torch, which is not imported for it: without torch loaded there is no tensor."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
-
-
-def _allocate(words: int, prefault: bool) -> tuple[Int32Array, mmap.mmap]:
-    """Zeroed words from the system, at a huge page's boundary and in huge pages where it has them:
-    lookups jump about, and with small pages every jump misses the TLB as well."""
-    # Private: a shared mapping gets no huge pages.
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    mapping = mmap.mmap(-1, words * _WORD_BYTES + _HUGE_PAGE_BYTES, flags=flags)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
-            mapping.madvise(mmap.MADV_HUGEPAGE)
-    whole = np.frombuffer(mapping, np.uint8)
-    start = -ctypes.addressof(ctypes.c_char.from_buffer(mapping)) % _HUGE_PAGE_BYTES
-    array = whole[start : start + words * _WORD_BYTES].view(np.int32)
-    if prefault:
-        array[:: mmap.PAGESIZE // _WORD_BYTES] = 0
-    return array, mapping

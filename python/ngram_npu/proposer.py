@@ -18,6 +18,7 @@ from ngram_npu.index import (
     make_index,
     operators_for,
 )
+from ngram_npu.store import NgramStore, make_store, store_lookup
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -70,7 +71,11 @@ class NgramProposer:
     slot; one that reuses a slot for another request may say so by :meth:`reset` (it is also
     noticed).
 
-    A copy, or a pickle, has the settings and makes an index of its own.
+    With a store, requests also draft from what others said, and it is fed by each step: on the CPU,
+    with a ladder and a ``min_draft_probability`` (docs/guides/store.md).
+
+    A copy, or a pickle, has the settings and makes an index and a store of its own; with a store
+    that it was given, it cannot be made.
 
     Letters: R rows of the token buffer, S their capacity, B requests in this step, M width of the
     sampled-token matrix (1 to 65). ``num_tokens``, ``token_ids``, ``sampled_token_ids`` are int32,
@@ -84,6 +89,7 @@ class NgramProposer:
         *,
         num_slots: int | None = None,
         token_capacity: int | None = None,
+        store: NgramStore | None = None,
     ) -> None:
         """
         Args:
@@ -95,10 +101,14 @@ class NgramProposer:
                 a slot are scanned; the first such call warns.
             token_capacity: tokens that all slots may hold together (a KV cache's capacity); None:
                 all rows full. Where it is exceeded, rows are scanned.
+            store: with a ``min_draft_probability``, what the requests share, whatever the config
+                says of it; None: a store of its own where the config asks for one, made with the
+                index. Those who share one have their requests in different slots.
 
         Raises:
             TypeError: ``config`` is no :class:`NgramConfig`, or a size is no integer.
-            ValueError: an unknown engine; the index for a span it does not hold.
+            ValueError: an unknown engine; the index for a span it does not hold; a store without
+                ``min_draft_probability``.
         """
         if not isinstance(config, NgramConfig):
             raise TypeError(f"NgramProposer: config: expected NgramConfig, got {config!r}")
@@ -118,6 +128,10 @@ class NgramProposer:
                 "NgramProposer: engine: expected max_n - min_n <= 7 for 'index', "
                 f"got {config.min_n} to {config.max_n}"
             )
+        if store is not None and config.min_draft_probability is None:
+            raise ValueError(
+                "NgramProposer: store: expected None without a min_draft_probability, got a store"
+            )
         self.config = config
         self.engine = "index" if config.is_ladder else engine if config.fits_index else "scan"
         self.index: NgramIndex | DeviceNgramIndex | None = None
@@ -126,9 +140,15 @@ class NgramProposer:
         self._warned = False
         self._lookup = config.lookup_arguments
         self._costs: Any = None  # of the index's kind, made by the first call
+        self.store = store
+        """Its own one is made with the index."""
+        self._has_store = store is not None or config.store is not None
+        self._owns_store = store is None
+        self._store_lookup: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "index": None, "_warned": False}
+        state = {**self.__dict__, "index": None, "_warned": False}
+        return {**state, "store": None} if self._owns_store else state
 
     def propose(
         self,
@@ -140,6 +160,7 @@ class NgramProposer:
         slot_indices: ArrayT | None = None,
         workspace: ArrayT | None = None,
         draft_costs: ArrayT | None = None,
+        scopes: ArrayT | None = None,
     ) -> Drafts[ArrayT]:
         """Drafts for each request as its row stands: for a runner that appends by itself.
 
@@ -151,11 +172,14 @@ class NgramProposer:
             token_ids: [R, S], the contexts.
             num_tokens: [R], their live lengths in tokens.
             row_indices: [B]; B = R without it.
-            num_sampled: [B], tokens that the step sampled; requests with none draft nothing.
+            num_sampled: [B], tokens that the step sampled; requests with none draft nothing. A
+                store needs it.
             slot_indices: [B], the index slot of each request; None: that of its row.
             workspace: for device tensors; the CPU ignores it.
             draft_costs: [B, k] uint8, written: each draft token's cost in sixteenths of a bit, 255
                 where there is none. With a ``min_draft_probability``.
+            scopes: [B] int32 or int64, with a store: whose text each request's is
+                (:func:`ngram_npu.scope_of`); None: all the same.
 
         Raises:
             ValueError: an argument of the wrong dtype, device, shape or stride.
@@ -163,6 +187,9 @@ class NgramProposer:
         index = None
         if self.engine == "index":
             index = self._index_for("ngram_index_propose_", token_ids)
+        store = self._store_for("propose", index, num_sampled, scopes)
+        if store is not None and num_sampled is None:
+            raise ValueError("NgramProposer: propose: num_sampled: expected one with a store")
         ops = operators_for(
             "ngram_propose" if index is None else "ngram_index_propose_",
             token_ids=token_ids,
@@ -173,6 +200,8 @@ class NgramProposer:
             slot_indices=slot_indices,
             workspace=workspace,
             draft_costs=draft_costs,
+            store=None if store is None else store.tensor,
+            scopes=scopes,
         )
         arguments = self._lookup | _given(
             row_indices=row_indices, num_sampled=num_sampled, workspace=workspace
@@ -180,6 +209,8 @@ class NgramProposer:
         if index is None:
             _refuse_costs("ngram_propose", draft_costs)
             return Drafts(*ops.ngram_propose(token_ids, num_tokens, **arguments))
+        if store is not None and draft_costs is None:
+            draft_costs = self._cost_buffer(num_sampled)
         found = ops.ngram_index_propose_(
             token_ids,
             num_tokens,
@@ -190,7 +221,12 @@ class NgramProposer:
         )
         all_rows = row_indices is None and slot_indices is None
         self._keep(index, len(token_ids) if all_rows else 0)
-        return Drafts(*found)
+        drafts = Drafts(*found)
+        if store is not None:
+            rows = token_ids, num_tokens, num_sampled
+            requests = _given(row_indices=row_indices, slot_indices=slot_indices, scopes=scopes)
+            self._step_store(ops, store, rows, drafts, draft_costs, requests)
+        return drafts
 
     def step(
         self,
@@ -204,6 +240,7 @@ class NgramProposer:
         advance: bool = True,
         workspace: ArrayT | None = None,
         draft_costs: ArrayT | None = None,
+        scopes: ArrayT | None = None,
     ) -> StepResult[ArrayT]:
         """Appends what was sampled to the rows, then drafts from the grown rows.
 
@@ -215,15 +252,19 @@ class NgramProposer:
             row_indices: [B].
             slot_indices: [B], the index slot of each request; None: that of its row.
             advance: add the appended tokens to ``num_tokens``; False for a runner that owns its
-                lengths.
+                lengths. A store needs it.
             workspace: for device tensors; the CPU ignores it.
             draft_costs: [B, k] uint8, written: each draft token's cost in sixteenths of a bit, 255
                 where there is none. With a ``min_draft_probability``.
+            scopes: as in :meth:`propose`.
 
         Raises:
             ValueError: an argument of the wrong dtype, device, shape or stride; nothing is written.
         """
         index = self._index_for("ngram_index_step_", token_ids)
+        store = self._store_for("step", index, sampled_token_ids, scopes)
+        if store is not None and not advance:
+            raise ValueError("NgramProposer: step: advance: expected True with a store")
         ops = operators_for(
             "ngram_step_" if index is None else "ngram_index_step_",
             token_ids=token_ids,
@@ -235,6 +276,8 @@ class NgramProposer:
             slot_indices=slot_indices,
             workspace=workspace,
             draft_costs=draft_costs,
+            store=None if store is None else store.tensor,
+            scopes=scopes,
         )
         arguments = self._lookup | _given(
             discard=discard,
@@ -248,7 +291,9 @@ class NgramProposer:
             return StepResult(
                 *ops.ngram_step_(token_ids, num_tokens, sampled_token_ids, **arguments)
             )
-        result = ops.ngram_index_step_(
+        if store is not None and draft_costs is None:
+            draft_costs = self._cost_buffer(sampled_token_ids)
+        found = ops.ngram_index_step_(
             token_ids,
             num_tokens,
             sampled_token_ids,
@@ -260,7 +305,12 @@ class NgramProposer:
         # The host does not read which rows they are: then nobody can warn.
         all_rows = row_indices is None and slot_indices is None
         self._keep(index, len(sampled_token_ids) if all_rows else 0)
-        return StepResult(*result)
+        result = StepResult(*found)
+        if store is not None:
+            rows = token_ids, num_tokens, result.num_sampled
+            requests = _given(row_indices=row_indices, slot_indices=slot_indices, scopes=scopes)
+            self._step_store(ops, store, rows, Drafts(*found[2:]), draft_costs, requests)
+        return result
 
     def append(
         self,
@@ -288,9 +338,11 @@ class NgramProposer:
             self._keep(index, len(token_ids) if all_rows else 0)
 
     def reset(self, slot_indices: ArrayT) -> None:
-        """Forgets requests that have finished: slot_indices [N]."""
+        """Forgets requests that have finished: slot_indices [N]. A store keeps what they said."""
         if self.index is not None:
             self.index.reset(slot_indices)
+        if self.store is not None:
+            self.store.finish(slot_indices)
 
     def _index_for(self, op: str, token_ids: Any) -> NgramIndex | DeviceNgramIndex | None:
         if self.engine == "scan":
@@ -312,6 +364,58 @@ class NgramProposer:
         slots = max(1, rows) if self._num_slots is None else self._num_slots
         device = token_ids.device if on_device else None
         return make_index(self.config, slots, tokens, kind=kind, device=device)
+
+    def _store_for(self, method: str, index: Any, requests: Any, scopes: Any) -> NgramStore | None:
+        """Before anything is written: the store, and what is wrong with scopes for it."""
+        if not self._has_store:
+            if scopes is not None:
+                raise ValueError(f"NgramProposer: {method}: scopes: expected None without a store")
+            return None
+        if scopes is not None and requests is not None:
+            size, dtype = len(requests), str(scopes.dtype).rpartition(".")[2]
+            if tuple(scopes.shape) != (size,) or dtype not in ("int32", "int64"):
+                raise ValueError(
+                    f"NgramProposer: {method}: scopes: expected int32 or int64 [{size}], got "
+                    f"{dtype} {list(scopes.shape)}"
+                )
+        kind: Literal["numpy", "torch"] = "torch" if is_tensor(index.tensor) else "numpy"
+        store = self.store or make_store(self.config, index.num_slots, kind=kind)
+        if store.kind != kind:
+            raise ValueError(f"NgramProposer: {method}: store: expected one of kind={kind!r}")
+        return store
+
+    def _cost_buffer(self, like: Any) -> Any:
+        """[B, k] uint8: what a store compares its drafts with."""
+        shape = len(like), self.config.k
+        if is_tensor(like):
+            torch = sys.modules["torch"]
+            return torch.empty(shape, dtype=torch.uint8)
+        return np.empty(shape, np.uint8)
+
+    def _step_store(
+        self,
+        ops: Any,
+        store: NgramStore,
+        rows: tuple[Any, Any, Any],
+        drafts: Drafts[Any],
+        draft_costs: Any,
+        requests: dict[str, Any],
+    ) -> None:
+        """Where the store promises more, its drafts replace ``drafts``; it then takes what was
+        sampled."""
+        self.store = store
+        if not self._store_lookup:
+            self._store_lookup = store_lookup(self.config, store.tensor)
+        ops.ngram_store_step_(
+            *rows,
+            store.tensor,
+            draft_token_ids=drafts.draft_token_ids,
+            num_draft_tokens=drafts.num_draft_tokens,
+            match_len=drafts.match_len,
+            draft_costs=draft_costs,
+            **requests,
+            **self._store_lookup,
+        )
 
     def _cost_arguments(
         self, index: NgramIndex | DeviceNgramIndex, draft_costs: Any

@@ -11,7 +11,7 @@ from ngram_npu.replay import TokenRequest, TokenTurn
 
 from tools import fit_costs
 from tools.drafts.simulator import walks
-from tools.fit_costs import Observed, fit
+from tools.fit_costs import Observed, fit, fit_store
 
 HALF = 16  # a cost: one bit
 
@@ -68,6 +68,44 @@ def test_an_empty_cell_costs_what_its_neighbours_do() -> None:
     assert costs[5, 8] == costs[8, 9] == HALF  # nothing near: as likely as not
 
 
+def said(prompt: list[int], completion: list[int]) -> TokenRequest:
+    turn = TokenTurn(np.array(prompt, np.int32), np.array(completion, np.int32))
+    return TokenRequest("said", (turn,))
+
+
+def test_what_a_store_drafts_is_observed() -> None:
+    """The second request says the first one's words, and at the end another."""
+    words = list(range(10, 20))
+    found = Observed.of_store([said([1, 2], words), said([3], [*words[:6], 99, 100])])
+    # The last word is never entered: no step comes after it. All that follows is drafted from each
+    # of six words on, and the first that is wrong is the same each time.
+    tried, right = np.zeros((16, 56)), np.zeros((16, 56))
+    for m in range(1, 7):
+        tried[m, 32] += 1
+        right[m, 32] += m < 6
+        for row in range(m + 1, 7):
+            tried[row, 0] += 1
+            right[row, 0] += row < 6
+    assert np.array_equal(found.tried, tried)
+    assert np.array_equal(found.right, right)
+
+
+def test_a_store_s_costs_of_known_probabilities() -> None:
+    tried = np.zeros((16, 56), np.int64)
+    tried[5, 32 + 4 * 2 + 1] = tried[7, 3] = 1_000_000
+    costs = fit_store([Observed(tried, tried // 4)])
+    assert costs.shape == (16, 56)
+    assert costs[5, 32 + 4 * 2 + 1] == costs[7, 3] == 2 * HALF
+    assert costs[6, 32 + 4 * 3 + 2] == costs[4, 32 + 4 + 0] == 2 * HALF, "a step apart"
+    assert costs[5, 32 + 4 * 4 + 1] == costs[7, 32] == costs[9, 3] == HALF, "nothing near"
+
+
+def test_the_packaged_tables_have_their_sizes() -> None:
+    table = json.loads(fit_costs.TABLE.read_text())
+    assert np.array(table["row"]).shape == (16, 32)
+    assert np.array(table["store"]).shape == (16, 56)
+
+
 def test_the_command_writes_a_table_that_says_where_it_is_from(tmp_path: Path) -> None:
     prompt, completion = coin(302)
     turn = {"prompt_token_ids": prompt, "completion_token_ids": completion}
@@ -76,7 +114,12 @@ def test_the_command_writes_a_table_that_says_where_it_is_from(tmp_path: Path) -
     data.write_text(f"{line}\n{line}\n")
     assert fit_costs.main(["--tokenizer=bytes", "--data", str(data), "--output", str(output)]) == 0
     table = json.loads(output.read_text())
-    assert np.array(table["row"]).shape == (16, 32)
+    compared = ["--tokenizer=bytes", "--data", str(data), "--output", str(data.with_suffix(".2"))]
+    assert fit_costs.main([*compared, "--compare", str(output)]) == 0
+    again = json.loads(data.with_suffix(".2").read_text())
+    assert again["mean_difference_from_another_fit"] == 0
+    assert np.array(table["store"]).shape == (16, 56)
+    assert table["sets"]["own"]["store_draft_tokens_observed"] == 0
     assert table["sets"]["own"]["conversations"] == 1
     assert table["command"] == "python -m tools.fit_costs --tokenizer=bytes"
 

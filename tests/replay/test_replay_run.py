@@ -125,7 +125,10 @@ def test_a_ladder(write_jsonl: Write, tmp_path: Path) -> None:
         "max_len": None,
         "sizes": "ladder",
         "min_draft_probability": None,
+        "store": None,
+        "store_tokens": 1_000_000,
         "costs": None,
+        "generated_only": False,
     }
     caption = "latest match of 1, 2, 4, 8 or 16 tokens, k=8, "
     assert format_table(as_long).startswith(caption + "batch size")
@@ -375,7 +378,10 @@ def test_json_says_what_is_needed_to_take_it_again(report: ReplayReport) -> None
         "max_len": None,
         "sizes": "consecutive",
         "min_draft_probability": None,
+        "store": None,
+        "store_tokens": 1_000_000,
         "costs": None,
+        "generated_only": False,
     }
     assert (data["batch_size"], data["limit"], data["tokenizer"]) == (3, 2, None)
     one, two = data["inputs"]

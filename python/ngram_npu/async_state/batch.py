@@ -144,6 +144,8 @@ class Admission:
     """Its blocks in each KV group."""
     num_computed_tokens: int = 0
     """Tokens whose KV is in those blocks already (prefix cache), below T."""
+    scope: int = 0
+    """With a store: whose text the request's is (:func:`ngram_npu.scope_of`)."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 
 from ngram_npu.config import NgramConfig
 from ngram_npu.index import DeviceNgramIndex, NgramIndex, make_index
+from ngram_npu.store import NgramStore, make_store
 
 Stream = Literal["main", "side"]
 """`main` is the stream the model runs on, current when a method is called; `side` is for copies
@@ -35,6 +36,13 @@ class Device(Protocol):
 
         Raises:
             ValueError: the device has none, or none of these sizes.
+        """
+
+    def store(self, ngram: NgramConfig, num_slots: int) -> NgramStore:
+        """An empty store, as ``ngram`` asks for.
+
+        Raises:
+            ValueError: the device has none, or ``store_tokens`` are too few.
         """
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
@@ -65,6 +73,9 @@ class CpuDevice:
         self, ngram: NgramConfig, num_slots: int, token_capacity: int
     ) -> NgramIndex | DeviceNgramIndex:
         return make_index(ngram, num_slots, token_capacity, kind="torch")
+
+    def store(self, ngram: NgramConfig, num_slots: int) -> NgramStore:
+        return make_store(ngram, num_slots, kind="torch")
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         target.copy_(source)
@@ -104,6 +115,9 @@ class StreamDevice:
                 f"AsyncConfig: engine: expected 'scan' on {self._device.type}, which has no index"
             )
         return make_index(ngram, num_slots, token_capacity, kind="torch", device=self._device)
+
+    def store(self, ngram: NgramConfig, num_slots: int) -> NgramStore:
+        raise ValueError(f"AsyncConfig: ngram: expected no store on {self._device.type}")
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         if stream == "main":

@@ -83,6 +83,7 @@ class Mirrors:
         self.upper_tokens = np.zeros(max_rows, np.int32)
         self.exact_computed = np.zeros(max_rows, np.int32)
         self.exact_tokens = np.zeros(max_rows, np.int32)
+        self.scopes = np.zeros(max_rows, np.int64)
         self.token_ids = np.zeros((max_rows, capacity), np.int32)
         self._flat_token_ids = self.token_ids.reshape(-1)
         self._generation = np.zeros(max_rows, np.int64)
@@ -151,6 +152,10 @@ class Mirrors:
         if not is_integer(computed) or not 0 <= computed < length:
             raise ValueError(
                 f"new/resumed: num_computed_tokens: expected 0 to {length - 1}, got {computed!r}"
+            )
+        if not is_integer(admission.scope) or not 0 <= admission.scope < 1 << 63:
+            raise ValueError(
+                f"new/resumed: scope: expected 0 to 2**63 - 1, got {admission.scope!r}"
             )
         slot = free.pop()
         changes.slot_of[row] = slot
@@ -267,6 +272,7 @@ class Mirrors:
             self.exact_tokens[admitted] = self.upper_tokens[admitted]
             for slot, token_ids in zip(changes.admitted, changes.token_ids, strict=True):
                 self.token_ids[slot, : len(token_ids)] = token_ids
+            self.scopes[admitted] = [admission.scope for admission in changes.admissions]
         self.upper_computed[slots] = step.host_num_computed + step.num_scheduled_tokens
         self.upper_tokens[slots] += step.sampled_up_to
         self._last_position = np.full(self.max_rows, -1, np.int32)

@@ -25,9 +25,11 @@ from ngram_npu.async_state.truth import (
     QUERY_START,
     SLOTS,
     DeviceTruth,
+    check_store,
 )
 from ngram_npu.config import SHORT_ROW
 from ngram_npu.index import DeviceNgramIndex, NgramIndex
+from ngram_npu.store import NgramStore
 
 
 class _BreaksOnError:
@@ -73,19 +75,23 @@ class AsyncSpecState:
         device: str | torch.device = "cpu",
         *,
         runtime: Device | None = None,
+        store: NgramStore | None = None,
     ) -> None:
         """Allocates everything.
 
         Args:
             device: cpu, cuda or npu.
             runtime: another implementation of memory, copies and streams instead.
+            store: one of ``kind="torch"`` in place of its own; its first ``max_rows`` slots are
+                used. On the CPU, with a ``min_draft_probability``.
 
         Raises:
-            ValueError: no such device.
+            ValueError: no such device, or no store for it.
         """
         self.config = config
         self._device = device_for(device) if runtime is None else runtime
-        self._truth = DeviceTruth(config, self._device, indexed=self._is_indexed())
+        check_store(store, config, self._device)
+        self._truth = DeviceTruth(config, self._device, indexed=self._is_indexed(), store=store)
         rows, tokens, k = config.max_rows, config.max_step_tokens, config.ngram.k
         self._mirrors, self._block_tables = self._empty_host_state()
         for table in self._block_tables:
@@ -94,6 +100,7 @@ class AsyncSpecState:
         self._input_id_uploads = self._staging(tokens)
         self._prompt_uploads = self._staging(tokens)
         self._length_uploads = self._staging(rows)
+        self._scope_uploads = self._staging(2 * rows)
         self._length_cells = [u.tensor.view(-1, 1).unbind(0) for u in self._length_uploads]
         # The counts of a step are read before the second next step begins: two buffers. Its drafts
         # are read when the next step is reconciled, by when two more may have ended: three.
@@ -151,6 +158,11 @@ class AsyncSpecState:
         """The index of the slots' tokens, for its statistics; None where rows are scanned."""
         return self._truth.index
 
+    @property
+    def store(self) -> NgramStore | None:
+        """What the requests share."""
+        return self._truth.store
+
     # The host's mirrors, by row.
 
     @property
@@ -172,18 +184,14 @@ class AsyncSpecState:
     def upper_num_computed_tokens(self) -> Int32Array | None:
         """[R] by row: the truth is this or less, by the drafts in flight that are rejected. None
         after a device call has failed."""
-        return (
-            None
-            if self._failure is not None
-            else self._mirrors.by_row(self._mirrors.upper_computed)
-        )
+        upper = self._mirrors.upper_computed
+        return None if self._is_broken else self._mirrors.by_row(upper)
 
     @property
     def upper_num_tokens(self) -> Int32Array | None:
         """[R] by row: the truth is this or less. None after a device call has failed."""
-        return (
-            None if self._failure is not None else self._mirrors.by_row(self._mirrors.upper_tokens)
-        )
+        upper = self._mirrors.upper_tokens
+        return None if self._is_broken else self._mirrors.by_row(upper)
 
     def known_token_ids(self, row: int) -> Int32Array | None:
         """A copy of a row's tokens; None while a step is not reconciled.
@@ -324,6 +332,10 @@ class AsyncSpecState:
         packed[QUERY_START, batch + 1 :] = step.num_step_tokens
         packed[FREED, : len(freed)] = freed
         self._device.copy(self._truth.packed, staging.tensor, "main")
+        if self.store is not None:
+            scopes = self._scope_uploads[step.number % 2]
+            scopes.array.view(np.int64)[:batch] = self._mirrors.scopes[step.slots]
+            self._device.copy(self._truth.scopes, scopes.tensor.view(torch.int64), "main")
         input_ids = self._input_id_uploads[step.number % 2]
         if self._mirrors.known_input_ids(step, input_ids.array):
             used = step.num_step_tokens

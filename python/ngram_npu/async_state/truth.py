@@ -8,16 +8,33 @@ from typing import Any
 import torch
 
 from ngram_npu.async_state.batch import AsyncConfig
-from ngram_npu.async_state.device import Device
+from ngram_npu.async_state.device import CpuDevice, Device
 from ngram_npu.async_state.results import PaddedDrafterBatch, RaggedDrafterBatch, StepOutputs
 from ngram_npu.index import cost_table
 from ngram_npu.ops import workspace_size
+from ngram_npu.store import NgramStore, store_lookup
 
 NUM_PACKED = 9
 # The host's int32 arrays of a step, rows of one tensor: they go to the device in one copy.
 SLOTS, PREVIOUS, COMPUTED, ACCEPTED, DRAFTS, CU_DRAFTS, PREVIOUS_DRAFTS, QUERY_START, FREED = range(
     NUM_PACKED
 )
+
+
+def check_store(store: NgramStore | None, config: AsyncConfig, device: Device) -> None:
+    """Whether requests can share one that the runner has made.
+
+    Raises:
+        ValueError: they cannot.
+    """
+    if store is None:
+        return
+    if not isinstance(device, CpuDevice):
+        raise ValueError("AsyncSpecState: store: expected None but on the CPU")
+    if config.ngram.min_draft_probability is None:
+        raise ValueError("AsyncSpecState: store: expected None without min_draft_probability")
+    if store.kind != "torch":
+        raise ValueError("AsyncSpecState: store: expected one of kind='torch'")
 
 
 @dataclass(frozen=True)
@@ -39,7 +56,14 @@ class BatchViews:
 class DeviceTruth:
     """Device tensors and the launches on the main stream, in the order they are to be called."""
 
-    def __init__(self, config: AsyncConfig, device: Device, *, indexed: bool) -> None:
+    def __init__(
+        self,
+        config: AsyncConfig,
+        device: Device,
+        *,
+        indexed: bool,
+        store: NgramStore | None = None,
+    ) -> None:
         rows, tokens, k = config.max_rows, config.max_step_tokens, config.ngram.k
         int32 = torch.int32
         self._config = config
@@ -84,6 +108,16 @@ class DeviceTruth:
             self._lookup["costs"] = device.tensor(costs.shape, torch.uint8)
             device.copy(self._lookup["costs"], costs, "main")
         self._vocab_size = lookup.vocab_size_or_unlimited
+        self.store = store
+        if store is None and lookup.store is not None:
+            self.store = device.store(lookup, rows)
+        if self.store is not None:
+            self.scopes = device.tensor((rows,), torch.int64)
+            self._draft_costs = device.tensor((rows, k), torch.uint8)
+            self._store_lookup = store_lookup(lookup, self.token_ids)
+            costs = self._store_lookup["costs"]
+            self._store_lookup["costs"] = device.tensor(costs.shape, torch.uint8)
+            device.copy(self._store_lookup["costs"], costs, "main")
 
     def _packed_row(self, index: int, length: int) -> torch.Tensor:
         start = index * (self._config.max_rows + 1)
@@ -118,9 +152,12 @@ class DeviceTruth:
             self.forget(rows)
 
     def forget(self, count: int) -> None:
-        """Empties the index slots of the requests that have left: the first `count` uploaded."""
+        """Empties the index slots of the requests that have left: the first `count` uploaded. The
+        store has what they said."""
         if self.index is not None and count:
             self._ops.ngram_index_reset_(self.index.tensor, self._packed_row(FREED, count))
+            if self.store is not None:
+                self._ops.ngram_store_finish_(self.store.tensor, self._packed_row(FREED, count))
 
     def correct(self, views: BatchViews) -> None:
         """Puts the uploaded assumptions right and completes the inputs of the forward pass."""
@@ -206,10 +243,27 @@ class DeviceTruth:
         if self.index is None:
             found = self._ops.ngram_step_(*rows, **arguments)
         else:
+            if self.store is not None:
+                arguments["draft_costs"] = self._draft_costs[: len(sampled)]
             found = self._ops.ngram_index_step_(
                 *rows, self.index.tensor, slot_indices=views.slots, **arguments
             )
         _, _, draft_token_ids, num_draft_tokens, match_len = found
+        if self.store is not None:
+            self._ops.ngram_store_step_(
+                self.token_ids,
+                self.num_tokens,
+                num_sampled,
+                self.store.tensor,
+                row_indices=views.slots,
+                slot_indices=views.slots,
+                scopes=self.scopes[: len(sampled)],
+                draft_token_ids=draft_token_ids,
+                num_draft_tokens=num_draft_tokens,
+                match_len=match_len,
+                draft_costs=arguments["draft_costs"],
+                **self._store_lookup,
+            )
         indices, num_rejected = self._ops.prepare_inputs_padded(
             views.cu_drafts, num_sampled, views.query_start_loc
         )

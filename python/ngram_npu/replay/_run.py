@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
+from ngram_npu.config import STORE_TOKENS
 from ngram_npu.replay.environment import machine, versions
 from ngram_npu.replay.errors import ReplayError
 from ngram_npu.replay.figures import ReplayFigures
@@ -49,6 +50,8 @@ _LOOKUP = (
     "max_len",
     "sizes",
     "min_draft_probability",
+    "store",
+    "store_tokens",
 )
 """What options and `NgramConfig` have in common."""
 
@@ -63,9 +66,13 @@ class ReplayOptions:
         max_len: no draft reaches beyond this context length; None: no limit.
         min_draft_probability: as in `NgramConfig`; None: drafts of k tokens.
         costs: file with a table of `python -m tools.fit_costs`; None: the package's.
+        store, store_tokens: as in `NgramConfig`. Each input has its own store, empty at first, and
+            its conversations come one after the other unless `batch_size` says otherwise.
+        generated_only: with a store, each turn is a request: what was said before is its prompt,
+            so that the store is given completions only.
         engine: how drafts are looked up; what is drafted does not depend on it. "auto" is the
             index wherever it holds the span of n: a replay's rows soon are long enough for it.
-        batch_size: conversations at once.
+        batch_size: conversations at once; None: 32, with a store 1.
         limit: conversations per input; None: all.
         tokenizer: as for `load_tokenizer`, or "ids" to accept only recorded token ids.
         threads: most CPU threads for drafting; None: the library's default.
@@ -80,8 +87,11 @@ class ReplayOptions:
     sizes: Literal["consecutive", "ladder"] | None = None
     min_draft_probability: float | None = None
     costs: str | PathLike[str] | None = None
+    store: Literal["live", "finish"] | None = None
+    store_tokens: int = STORE_TOKENS
+    generated_only: bool = False
     engine: Literal["index", "scan", "auto"] = "auto"
-    batch_size: int = 32
+    batch_size: int | None = None
     limit: int | None = None
     tokenizer: str = DEFAULT_TOKENIZER
     threads: int | None = None
@@ -103,11 +113,13 @@ class ReplayOptions:
         least = self.min_draft_probability
         if self.costs is not None and least is None:
             raise ReplayError("costs: expected none without min_draft_probability")
+        if self.generated_only and self.store is None:
+            raise ReplayError("generated_only: expected False without a store")
         given = {name: getattr(self, name) for name in _LOOKUP}
         given["sizes"] = self.sizes or ("consecutive" if least is None else "ladder")
-        costs = None if self.costs is None else _read_costs(Path(self.costs))
+        costs = {} if self.costs is None else _read_costs(Path(self.costs), self.store)
         try:
-            return NgramConfig(**given, costs=costs)
+            return NgramConfig(**given, **costs)
         except ValueError as error:
             raise ReplayError(str(error)) from error
 
@@ -209,6 +221,13 @@ def replay(
     options = options or ReplayOptions()
     config = options.config()
     options = replace(options, **{name: getattr(config, name) for name in _LOOKUP})
+    batch_size = options.batch_size or (32 if config.store is None else 1)
+    least = 1024 * batch_size
+    if config.store is not None and config.store_tokens < least:
+        raise ReplayError(
+            f"store_tokens: expected at least {least}, 1024 for each conversation at once, got "
+            f"{config.store_tokens}"
+        )
     make_proposer = make_proposer or _ngram_proposer
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     with _thread_limit(options.threads):
@@ -225,13 +244,15 @@ def replay(
         figures: list[ReplayFigures] = []
         for item in loaded:
             requests = tokenize(item, tokenizer, report)
+            if options.generated_only:
+                requests = [turn for request in requests for turn in request.turns_apart()]
             proposer = make_proposer(options)
             counted = simulate(
                 item.name,
                 requests,
                 proposer,
                 k=config.k,
-                batch_size=options.batch_size,
+                batch_size=batch_size,
                 progress=_phase(report, item.name),
             )
             figures.append(replace(counted, notes=item.notes))
@@ -243,8 +264,9 @@ def replay(
         config={
             **{name: getattr(config, name) for name in _LOOKUP},
             "costs": None if options.costs is None else str(options.costs),
+            "generated_only": options.generated_only,
         },
-        batch_size=options.batch_size,
+        batch_size=batch_size,
         limit=options.limit,
         tokenizer=_describe(tokenizer) if texts and tokenizer is not None else None,
         inputs=tuple(figures),
@@ -304,9 +326,11 @@ def _ngram_proposer(options: ReplayOptions) -> Proposer:
         raise ReplayError(str(error)) from error
 
 
-def _read_costs(file: Path) -> Any:
+def _read_costs(file: Path, store: str | None) -> dict[str, Any]:
     try:
-        return np.array(json.loads(file.read_text(encoding="utf-8"))["row"])
+        tables = json.loads(file.read_text(encoding="utf-8"))
+        costs = {"costs": np.array(tables["row"])}
+        return costs if store is None else {**costs, "store_costs": np.array(tables["store"])}
     except (OSError, ValueError, LookupError, TypeError) as error:
         message = " ".join(str(error).split())
         raise ReplayError(f"{file}: no table of costs: {message:.200}") from error

@@ -158,6 +158,10 @@ def _caption(report: ReplayReport) -> str:
         parts.append(f"min_draft_probability={config['min_draft_probability']:g}")
     if config.get("costs") is not None:
         parts.append(f"costs={config['costs']}")
+    if config.get("store") is not None:
+        parts.append(f"store={config['store']} of {config['store_tokens']} tokens")
+        if config["generated_only"]:
+            parts.append("each turn a request")
     if is_ladder and not config["overlap"]:
         parts.append("no overlap")
     elif config["overlap"] and not is_ladder:

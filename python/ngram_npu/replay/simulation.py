@@ -86,6 +86,15 @@ class TokenRequest:
                 spans.append((start, offset))
         return spans
 
+    def turns_apart(self) -> list[TokenRequest]:
+        """Each turn as a request of its own, with all that was said before in its prompt."""
+        apart, said = [], np.empty(0, np.int32)
+        for turn in self.turns:
+            prompt = np.concatenate([said, turn.prompt])
+            apart.append(TokenRequest(self.id, (TokenTurn(prompt, turn.completion),)))
+            said = np.concatenate([prompt, turn.completion])
+        return apart
+
     def tokens(self) -> Int32Array:
         """All turns joined, `[num_tokens]` int32."""
         parts = [part for turn in self.turns for part in (turn.prompt, turn.completion)]

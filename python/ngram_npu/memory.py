@@ -1,0 +1,32 @@
+"""Memory of an index or a store: zeroed words from the system."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+
+import numpy as np
+import numpy.typing as npt
+
+Int32Array = npt.NDArray[np.int32]
+
+WORD_BYTES = 4
+_HUGE_PAGE_BYTES = 2 << 20
+
+
+def zeroed_words(words: int, *, prefault: bool = False) -> Int32Array:
+    """At a huge page's boundary and in huge pages where the system has them: lookups jump about,
+    and with small pages every jump misses the TLB as well. Untouched memory is not committed."""
+    # Private: a shared mapping gets no huge pages.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    mapping = mmap.mmap(-1, words * WORD_BYTES + _HUGE_PAGE_BYTES, flags=flags)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+    whole = np.frombuffer(mapping, np.uint8)  # which keeps the mapping
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(mapping)) % _HUGE_PAGE_BYTES
+    array = whole[start : start + words * WORD_BYTES].view(np.int32)
+    if prefault:
+        array[:: mmap.PAGESIZE // WORD_BYTES] = 0
+    return array

@@ -1,0 +1,457 @@
+"""A store of what requests said, for those that come after: memory, life, scopes, statistics."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import operator
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import PathLike, fspath
+from typing import Any, Literal, NoReturn, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from ngram_npu import _C, store_file
+from ngram_npu.config import STORE_TOKENS, NgramConfig
+from ngram_npu.index import IntegrityError, is_tensor, operators_for
+from ngram_npu.memory import WORD_BYTES, Int32Array, zeroed_words
+from ngram_npu.store_file import FileSizes, StoreFileError
+
+BLOCK_TOKENS = _C.STORE_BLOCK_TOKENS
+LEAST_BLOCKS_PER_SLOT = _C.STORE_LEAST_BLOCKS_PER_SLOT
+
+Visibility = Literal["live", "finish"]
+VISIBILITIES: tuple[Visibility, ...] = ("live", "finish")
+"""By their numbers in a store's header."""
+
+_TOKENS_PER_LINE = 4  # eight entries: two for each token
+_MAX_LINE_BITS = 24
+_FIXED_WORDS = 5  # of a header, which never change
+_SLOT_WORDS = 4  # the first of which is 0 where no request is open
+_NAMED_SCOPES = 1 << 62
+_PATIENCE_S = 10.0
+_HEAD = np.dtype(
+    [
+        ("serial", "<u4"),
+        ("fill", "<u4"),
+        ("first", "<u4"),
+        ("previous", "<u4"),
+        ("next", "<u4"),
+        ("scope", "<i8"),
+        ("unused", "<u4"),
+    ]
+)
+"""A block's head (csrc/core/ngram_store.h)."""
+
+
+@dataclass(frozen=True)
+class StoreStatistics:
+    """What a store holds, and what it has done since it was made, before it was saved included;
+    the counters from ``lookups`` on wrap at 2**32."""
+
+    num_slots: int
+    num_blocks: int
+    """Capacity, in blocks of 256 tokens."""
+    line_bits: int
+    visibility: Visibility
+    tokens_held: int
+    """Those that blocks repeat are not counted twice."""
+    blocks_in_use: int
+    open_slots: int
+    lookups: int
+    """Requests that a step could have drafted for."""
+    hits: int
+    """Lookups that found something to draft from, whether or not it promised more."""
+    drafts: int
+    """Drafts that are the store's."""
+    draft_tokens: int
+    """Tokens of these."""
+    tokens_entered: int
+    entries_evicted: int
+    """Entries that gave way to others while their text was still held."""
+    blocks_lost: int
+    """Blocks given out again while their request was still writing to them."""
+    restarts: int
+    """How often all was forgotten since the blocks' numbers had run out, after 4 billion tokens."""
+    calls_busy: int
+    """Calls that went without the store, since another one had it."""
+
+    @property
+    def hit_share(self) -> float:
+        """Hits over lookups, 0 to 1."""
+        return self.hits / max(1, self.lookups)
+
+    @property
+    def draft_share(self) -> float:
+        """Drafts that are the store's over lookups, 0 to 1."""
+        return self.drafts / max(1, self.lookups)
+
+
+class NgramStore:
+    """The memory behind the store operators: what requests said, of which others draft.
+
+    It is bounded: the oldest text gives way. One tensor holds text and entries; it takes 5 bytes
+    for each token of the capacity and 16 to 32 for entries, in powers of two (21 MB for a
+    million tokens).
+
+    A step of requests drafts and enters by ``ngram_store_step_``, which :class:`NgramProposer`
+    calls; a slot is one request's, as in an index. Text is kept apart by *scope*
+    (:func:`scope_of`): none of it is compared with, or drafted to, another scope's.
+
+    One call has the store at a time. What comes to it meanwhile from another thread waits
+    (:meth:`save`, :meth:`clear`, :meth:`merge`, ...) or, being a step, goes without it.
+
+    Args:
+        num_slots: requests that may write at once.
+        token_capacity: tokens held at most; at least 1024 for each slot.
+        visibility: whether what a request said can be drafted at once, ``"live"``, or when it has
+            ended, ``"finish"``.
+        kind: ``"numpy"`` or ``"torch"`` (a CPU tensor over the same memory).
+
+    Raises:
+        ValueError: a size out of bounds, an unknown visibility or kind.
+    """
+
+    tensor: Any
+    """[W] int32, what the operators take as ``store``."""
+
+    def __init__(
+        self,
+        num_slots: int = 256,
+        token_capacity: int = STORE_TOKENS,
+        *,
+        visibility: Visibility = "live",
+        kind: Literal["numpy", "torch"] = "numpy",
+    ) -> None:
+        if visibility not in VISIBILITIES:
+            raise ValueError(
+                f"NgramStore: visibility: expected 'live' or 'finish', got {visibility!r}"
+            )
+        if num_slots < 1:
+            raise ValueError(f"NgramStore: num_slots: expected at least 1, got {num_slots}")
+        least = num_slots * LEAST_BLOCKS_PER_SLOT * BLOCK_TOKENS
+        num_blocks = -(-token_capacity // BLOCK_TOKENS)
+        if num_blocks < num_slots * LEAST_BLOCKS_PER_SLOT:
+            raise ValueError(
+                f"NgramStore: token_capacity: expected at least {least}, 1024 for each of "
+                f"{num_slots} slots, got {token_capacity}"
+            )
+        line_bits = min(
+            _MAX_LINE_BITS, math.ceil(math.log2(num_blocks * BLOCK_TOKENS / _TOKENS_PER_LINE))
+        )
+        sizes = FileSizes(num_blocks, line_bits, VISIBILITIES.index(visibility))
+        if not _C.store_words(num_slots, num_blocks, line_bits):
+            raise ValueError(f"NgramStore: token_capacity: too large, got {token_capacity}")
+        self._allocate(num_slots, sizes, kind)
+
+    def _allocate(self, num_slots: int, sizes: FileSizes, kind: str) -> None:
+        if kind not in ("numpy", "torch"):
+            raise ValueError(f"NgramStore: kind: expected 'numpy' or 'torch', got {kind!r}")
+        self.num_slots, self._sizes, self.kind = num_slots, sizes, kind
+        self._words = zeroed_words(_C.store_words(num_slots, sizes.num_blocks, sizes.line_bits))
+        _C.store_init(self._words, num_slots, sizes.num_blocks, sizes.line_bits, sizes.visibility)
+        self.tensor = self._words
+        if kind == "torch":
+            import torch
+
+            self.tensor = torch.from_numpy(self._words)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise TypeError("NgramStore: a store cannot be copied or pickled; save it and load it")
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the tensor; what is committed of it is what has been used."""
+        return self._words.nbytes
+
+    @property
+    def token_capacity(self) -> int:
+        return self._sizes.num_blocks * BLOCK_TOKENS
+
+    @property
+    def visibility(self) -> Visibility:
+        return VISIBILITIES[self._sizes.visibility]
+
+    @property
+    def statistics(self) -> StoreStatistics:
+        found: dict[str, Any] = _C.store_statistics(self._words)
+        return StoreStatistics(**{**found, "visibility": VISIBILITIES[found["visibility"]]})
+
+    def finish(self, slot_indices: Any) -> None:
+        """Requests have ended: slot_indices [N] int32 or int64. What is held back of them with
+        ``visibility="finish"`` can be drafted from now on."""
+        ops = operators_for("ngram_store_finish_", store=self.tensor, slot_indices=slot_indices)
+        ops.ngram_store_finish_(self.tensor, slot_indices)
+
+    def warm(self, texts: Iterable[npt.ArrayLike], *, scope: int | str | None = None) -> None:
+        """Enters texts, each as if a request had said all of it, one after the other.
+
+        A text is a list or an array of token ids: what answers of this kind look like, so without
+        the prompt that a request would begin with. They go through the last slot; a request that
+        has it goes on in a new block.
+
+        Raises:
+            ValueError: a text that is no vector of token ids, 0 to 2**31 - 1.
+            RuntimeError: another call has had the store for ten seconds.
+        """
+        whose = scope_of(scope)
+        for text in texts:
+            self._enter(_token_ids(text), whose)
+
+    def merge(self, other: NgramStore) -> None:
+        """Enters what another store holds, each request's text under its scope.
+
+        The result is that of a store to which each of these requests had said its text again, as
+        far as it is held, one after the other in the order in which their oldest held blocks were
+        begun. So counts of the entries are made anew, and what is entered last is forgotten last.
+        Open requests of ``other`` are taken as far as they are; it is not changed.
+
+        Raises:
+            ValueError: ``other`` is this store.
+            RuntimeError: another call has had one of the stores for ten seconds.
+        """
+        if other is self:
+            raise ValueError("NgramStore: merge: expected another store, got this one")
+        for scope, text in other._texts():
+            self._enter(text, scope)
+
+    def clear(self, scope: int | str | None = None) -> None:
+        """Forgets all text of a scope and wipes it from the memory; None: of all scopes. Requests
+        that are open go on in new blocks.
+
+        Raises:
+            RuntimeError: another call has had the store for ten seconds.
+        """
+        with self._locked():
+            _C.store_clear(self._words, None if scope is None else scope_of(scope))
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes all but the open requests to a file, which is replaced as a whole: a process that
+        is killed meanwhile leaves the old file, and beside it one that ends in ``.tmp``.
+
+        The file holds text in the clear, as token ids: only its owner may read it.
+
+        Raises:
+            OSError: the system refuses to write.
+            RuntimeError: another call has had the store for ten seconds.
+        """
+        with self._locked():
+            copy = self._words.copy()
+        _C.store_give_back(copy)
+        store_file.write(path, self._sizes, self._saved_parts(copy))
+
+    @classmethod
+    def load(
+        cls,
+        path: str | PathLike[str],
+        *,
+        num_slots: int | None = None,
+        kind: Literal["numpy", "torch"] = "numpy",
+    ) -> NgramStore:
+        """The store that :meth:`save` wrote, with its statistics; no request is open.
+
+        Args:
+            num_slots: requests that may write at once; None: as many as the capacity allows, 1 for
+                each 1024 tokens.
+            kind: ``"numpy"`` or ``"torch"``.
+
+        Raises:
+            StoreFileError: the file is no store's, of another version, truncated or damaged.
+            ValueError: more slots than the file's capacity has blocks for.
+            OSError: it cannot be read.
+        """
+        name = fspath(path)
+        with open(path, "rb") as file:
+            sizes, head = store_file.read_sizes(file, str(name))
+            most = sizes.num_blocks // LEAST_BLOCKS_PER_SLOT
+            possible = _C.store_words(max(1, most), sizes.num_blocks, sizes.line_bits) > 0
+            if not possible or sizes.visibility >= len(VISIBILITIES):
+                raise StoreFileError(f"{name}: corrupt: it names sizes that no store has")
+            slots = most if num_slots is None else num_slots
+            if not 1 <= slots <= most:
+                raise ValueError(f"NgramStore: num_slots: expected 1 to {most}, got {slots}")
+            store = cls.__new__(cls)
+            store._allocate(slots, sizes, kind)
+            fixed = store._words[:_FIXED_WORDS].copy()
+            store_file.read_contents(file, str(name), head, store._saved_parts(store._words))
+        store._words[:_FIXED_WORDS] = fixed
+        _C.store_give_back(store._words)
+        try:
+            store.check_integrity()
+        except IntegrityError as error:
+            raise StoreFileError(f"{name}: corrupt: {error}") from None
+        return store
+
+    def check_integrity(self) -> None:
+        """Checks the structure, and each entry against the text. Slow: for tests and diagnosis.
+
+        Raises:
+            IntegrityError: it names the broken rule, and the slot, block or line.
+            RuntimeError: another call has had the store for ten seconds.
+        """
+        with self._locked():
+            copy = self._words.copy()
+        _C.store_give_back(copy)
+        fault, where = _C.store_check(copy)
+        if fault:
+            raise IntegrityError(f"NgramStore: {_C.STORE_FAULTS[fault]} ({where})")
+
+    def _parts(self) -> dict[str, slice]:
+        """Of the tensor, in words."""
+        blocks = self._sizes.num_blocks
+        spans = _C.store_parts(self.num_slots, blocks, self._sizes.line_bits)
+        found = {name: slice(*span) for name, span in spans.items()}
+        heads = found["heads"].start  # behind which there is room, so that lines are aligned
+        found["heads"] = slice(heads, heads + blocks * _HEAD.itemsize // WORD_BYTES)
+        return found
+
+    def _saved_parts(self, words: Int32Array) -> list[Int32Array]:
+        parts = self._parts()
+        header, rest = words[: parts["slots"].start], words[parts["lines"].start :]
+        return [header, words[parts["heads"]], rest]
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """No step meets what is done meanwhile."""
+        until = time.monotonic() + _PATIENCE_S
+        while not _C.store_take(self._words):
+            _wait(until)
+        try:
+            yield
+        finally:
+            _C.store_give_back(self._words)
+
+    def _enter(self, text: Int32Array, scope: int) -> None:
+        if not len(text):
+            return
+        slot = np.array([self.num_slots - 1], np.int32)
+        length = np.array([len(text)], np.int32)
+
+        def finish() -> None:
+            _C.ngram_store_finish_(self._words, slot)
+
+        def step() -> None:
+            _C.ngram_store_step_(
+                text[None],
+                length,
+                length,
+                self._words,
+                slot_indices=slot,
+                scopes=np.array([scope], np.int64),
+                draft_token_ids=np.zeros((1, 0), np.int32),
+                num_draft_tokens=np.zeros(1, np.int32),
+                match_len=np.zeros(1, np.int32),
+                draft_costs=np.zeros((1, 0), np.uint8),
+                costs=np.zeros((16, _C.STORE_COST_COLUMNS), np.uint8),
+            )
+
+        self._call(finish, opens=False)
+        self._call(step, opens=True)
+        self._call(finish, opens=False)
+
+    def _call(self, operator_call: Callable[[], None], *, opens: bool) -> None:
+        """Until it was not another call that had the store: the last slot tells."""
+        word = self._parts()["slots"].stop - _SLOT_WORDS
+        until = time.monotonic() + _PATIENCE_S
+        while True:
+            operator_call()
+            if bool(self._words[word]) == opens:
+                return
+            _wait(until)
+
+    def _texts(self) -> list[tuple[int, Int32Array]]:
+        """Scope and text of each request, as far as its blocks are held."""
+        with self._locked():
+            parts = self._parts()
+            heads = self._words[parts["heads"]].copy().view(_HEAD)
+            tokens = self._words[parts["tokens"]].copy().reshape(-1, BLOCK_TOKENS)
+        found: list[tuple[int, list[Int32Array]]] = []
+        last_of: dict[int, list[Int32Array]] = {}  # a text's pieces, by its newest block
+        for block in np.argsort(heads["serial"]):
+            head = heads[block]
+            if not head["serial"]:
+                continue
+            pieces = last_of.pop(int(head["previous"]), None)
+            if pieces is None:
+                pieces = [tokens[block, : head["fill"]]]
+                found.append((int(head["scope"]), pieces))
+            else:
+                pieces.append(tokens[block, head["first"] : head["fill"]])
+            last_of[int(head["serial"])] = pieces
+        return [(scope, np.concatenate(pieces)) for scope, pieces in found]
+
+
+def make_store(
+    config: NgramConfig, num_slots: int, *, kind: Literal["numpy", "torch"]
+) -> NgramStore:
+    """The store that ``config.store`` asks for.
+
+    Raises:
+        ValueError: too few ``store_tokens`` for so many slots.
+    """
+    assert config.store is not None
+    least = num_slots * LEAST_BLOCKS_PER_SLOT * BLOCK_TOKENS
+    if config.store_tokens < least:
+        raise ValueError(
+            f"NgramConfig: store_tokens: expected at least {least}, 1024 for each of {num_slots} "
+            f"requests, got {config.store_tokens}"
+        )
+    return NgramStore(num_slots, config.store_tokens, visibility=config.store, kind=kind)
+
+
+def store_lookup(config: NgramConfig, like: Any) -> dict[str, Any]:
+    """What ``ngram_store_step_`` takes by keyword from a config, of the kind of ``like``."""
+    table: Any = config.store_cost_table
+    if is_tensor(like):
+        table = sys.modules["torch"].from_numpy(table.copy())
+    found = {"costs": table, "cost_limit": config.cost_limit}
+    return found if config.max_len is None else {**found, "max_len": config.max_len}
+
+
+def scope_of(name: str | int | None) -> int:
+    """A scope as the operators take it: ``scopes`` [B].
+
+    An integer from 0 to 2**62 - 1 is itself, None is 0. A string is 2**62 and 62 bits of its
+    BLAKE2b hash, so that it never meets an integer, and another string by chance only.
+
+    Raises:
+        TypeError: something else.
+        ValueError: an integer out of range.
+    """
+    if name is None:
+        return 0
+    if isinstance(name, str):
+        digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        return _NAMED_SCOPES | int.from_bytes(digest, "little") & (_NAMED_SCOPES - 1)
+    if isinstance(name, bool) or not hasattr(name, "__index__"):
+        raise TypeError(f"scope_of: name: expected str, int or None, got {name!r}")
+    number = operator.index(name)
+    if not 0 <= number < _NAMED_SCOPES:
+        raise ValueError(f"scope_of: name: expected 0 to 2**62 - 1, got {number}")
+    return number
+
+
+def _wait(until: float) -> None:
+    if time.monotonic() > until:
+        raise RuntimeError(f"NgramStore: another call has had it for {_PATIENCE_S:g} seconds")
+    time.sleep(1e-4)
+
+
+def _token_ids(text: npt.ArrayLike) -> Int32Array:
+    found = np.asarray(text)
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "iu"):
+        raise ValueError(
+            f"NgramStore: warm: expected a vector of token ids, got {found.dtype} of shape "
+            f"{list(found.shape)}"
+        )
+    if found.size and not 0 <= int(found.min()) <= int(found.max()) < 2**31:
+        raise ValueError(
+            f"NgramStore: warm: expected token ids of 0 to 2**31 - 1, got {found.min()} to "
+            f"{found.max()}"
+        )
+    return np.ascontiguousarray(found, np.int32)

@@ -1,0 +1,128 @@
+"""A store's file: what it contains, whole or not at all.
+
+    8 bytes   "NGRSTORE"
+    4 words   version, num_blocks, line_bits, visibility; unsigned
+    8 bytes   size of the contents in bytes
+    32 bytes  BLAKE2b of all that stands before and of the contents
+    contents  the store's words but for its slots (csrc/core/ngram_store.h)
+
+All numbers are little-endian, as in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from io import BufferedReader
+from os import PathLike
+
+from ngram_npu.memory import Int32Array
+
+MAGIC = b"NGRSTORE"
+VERSION = 1
+"""Of the contents' meaning: the layout, the hash, the rules of entering."""
+_SIZES = struct.Struct("<8sIIIIQ")
+_DIGEST_BYTES = 32
+
+
+class StoreFileError(ValueError):
+    """A file is no store, or none that can be used here; the message says why."""
+
+
+@dataclass(frozen=True)
+class FileSizes:
+    """What a file says of the store in it."""
+
+    num_blocks: int
+    line_bits: int
+    visibility: int
+
+
+def write(path: str | PathLike[str], sizes: FileSizes, contents: Sequence[Int32Array]) -> None:
+    """The file under ``path`` is the old one or the new one, whatever happens meanwhile. It holds
+    what users said: nobody but its owner may read it.
+
+    Raises:
+        OSError: the system refuses to write.
+    """
+    target = os.path.realpath(path)
+    folder, name = os.path.split(target)
+    size = sum(part.nbytes for part in contents)
+    head = _SIZES.pack(MAGIC, VERSION, sizes.num_blocks, sizes.line_bits, sizes.visibility, size)
+    scratch = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(head + _digest(head, contents))
+            for part in contents:
+                file.write(part.data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, target)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(scratch)
+        raise
+    _sync_folder(folder)
+
+
+def read_sizes(file: BufferedReader, name: str) -> tuple[FileSizes, bytes]:
+    """The sizes of the store in an open file, and its first bytes for :func:`read_contents`.
+
+    Raises:
+        StoreFileError: no store's file, of another version, or not of the size that it names.
+    """
+    head = file.read(_SIZES.size + _DIGEST_BYTES)
+    if head[: len(MAGIC)] != MAGIC[: len(head)] or not head:
+        raise StoreFileError(f"{name}: not a file of a store")
+    if len(head) < _SIZES.size + _DIGEST_BYTES:
+        raise StoreFileError(f"{name}: truncated: {len(head)} bytes")
+    _, version, num_blocks, line_bits, visibility, size = _SIZES.unpack_from(head)
+    if version != VERSION:
+        whose = "an older" if version < VERSION else "a newer"
+        raise StoreFileError(f"{name}: of {whose} release: format {version}, expected {VERSION}")
+    found = os.fstat(file.fileno()).st_size - len(head)
+    if found != size:
+        how = "truncated" if found < size else "too long"
+        raise StoreFileError(f"{name}: {how}: expected {size} bytes of contents, got {found}")
+    return FileSizes(num_blocks, line_bits, visibility), head
+
+
+def read_contents(
+    file: BufferedReader, name: str, head: bytes, contents: Sequence[Int32Array]
+) -> None:
+    """Fills ``contents``, which are of the sizes that the file names.
+
+    Raises:
+        StoreFileError: the file is not as it was written.
+    """
+    size = _SIZES.unpack_from(head)[5]
+    expected = sum(part.nbytes for part in contents)
+    if size != expected:
+        raise StoreFileError(f"{name}: corrupt: expected {expected} bytes of contents, got {size}")
+    for part in contents:
+        if file.readinto(part.data) != part.nbytes:
+            raise StoreFileError(f"{name}: truncated while it was read")
+    if _digest(head[: _SIZES.size], contents) != head[_SIZES.size :]:
+        raise StoreFileError(f"{name}: corrupt: its checksum is another one")
+
+
+def _digest(head: bytes, contents: Sequence[Int32Array]) -> bytes:
+    digest = hashlib.blake2b(head, digest_size=_DIGEST_BYTES)
+    for part in contents:
+        digest.update(part.data)
+    return digest.digest()
+
+
+def _sync_folder(folder: str) -> None:
+    """So that the new name outlives a loss of power too."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

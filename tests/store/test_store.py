@@ -1,0 +1,250 @@
+"""NgramStore: sizes, scopes, what requests say and others are drafted, statistics, memory."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import torch
+from ngram_npu import _C, IntegrityError, NgramStore, scope_of
+from store.requests import Request, step
+
+TEXT = list(range(100, 140))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_slots": 0}, "num_slots: expected at least 1, got 0"),
+        (
+            {"num_slots": 4, "token_capacity": 3840},
+            "token_capacity: expected at least 4096, 1024 for each of 4 slots, got 3840",
+        ),
+        ({"token_capacity": -1}, "token_capacity: expected at least 1024, .* got -1"),
+        ({"token_capacity": 2**29}, "token_capacity: too large, got 536870912"),
+        ({"visibility": "late"}, "visibility: expected 'live' or 'finish', got 'late'"),
+        ({"kind": "jax"}, "kind: expected 'numpy' or 'torch', got 'jax'"),
+    ],
+)
+def test_errors(changes: dict[str, object], message: str) -> None:
+    arguments = {"num_slots": 1, "token_capacity": 4096, **changes}
+    with pytest.raises(ValueError, match=f"NgramStore: {message}"):
+        NgramStore(**arguments)  # type: ignore[arg-type]
+
+
+def test_sizes() -> None:
+    store = NgramStore()
+    found = store.statistics
+    assert (found.num_slots, found.num_blocks, found.line_bits) == (256, 3907, 18)
+    assert 21_000_000 < store.nbytes < 22_000_000
+    assert store.token_capacity == 3907 * 256
+    assert store.visibility == found.visibility == "live"
+    assert store.tensor.ctypes.data % (2 << 20) == 0, "at a huge page's boundary"
+    assert NgramStore(1, 3841).statistics.num_blocks == 16
+
+
+def test_both_kinds_say_the_same() -> None:
+    numpys, torchs = NgramStore(2, 4096), NgramStore(2, 4096, kind="torch")
+    for store in (numpys, torchs):
+        Request(store, 0).say(TEXT)
+        store.finish(np.array([0]) if store is numpys else torch.tensor([0]))
+    assert isinstance(torchs.tensor, torch.Tensor)
+    assert np.array_equal(numpys.tensor, torchs.tensor.numpy())
+
+
+def test_what_one_said_is_drafted_to_the_next() -> None:
+    store = NgramStore(2, 4096)
+    assert Request(store, 0).say(TEXT) == []
+    assert Request(store, 1, prompt=[9]).say(TEXT[:5]) == TEXT[5:9]
+    found = store.statistics
+    assert (found.lookups, found.hits, found.drafts, found.draft_tokens) == (2, 1, 1, 4)
+    assert (found.hit_share, found.draft_share) == (0.5, 0.5)
+    assert (found.tokens_entered, found.tokens_held) == (45, 45)
+    assert (found.blocks_in_use, found.open_slots) == (2, 2)
+
+
+def test_at_finish_it_is_drafted_when_the_request_has_ended() -> None:
+    store = NgramStore(2, 4096, visibility="finish")
+    first = Request(store, 0)
+    first.say(TEXT)
+    assert Request(store, 1).say(TEXT[:5]) == []
+    assert store.statistics.tokens_entered == 0
+    first.finish()
+    assert Request(store, 1).say(TEXT[:5]) == TEXT[5:9]
+    assert store.statistics.open_slots == 1
+
+
+def test_text_of_another_scope_is_not_drafted() -> None:
+    store = NgramStore(2, 4096)
+    Request(store, 0, scope=scope_of("a")).say(TEXT)
+    assert Request(store, 1, scope=scope_of("b")).say(TEXT[:5]) == []
+    assert Request(store, 1, scope=scope_of(None)).say(TEXT[:5]) == []
+    assert Request(store, 1, scope=scope_of("a")).say(TEXT[:5]) == TEXT[5:9]
+
+
+def test_the_oldest_text_is_forgotten() -> None:
+    store = NgramStore(1, 1024)
+    Request(store, 0).say(TEXT)
+    rng = np.random.default_rng(3)
+    for _ in range(8):
+        Request(store, 0).say(rng.integers(1000, 9000, 200).tolist())
+    assert Request(store, 0).say(TEXT[:5]) == []
+    found = store.statistics
+    assert found.blocks_in_use == found.num_blocks == 4
+    assert found.tokens_held <= 1024
+    assert found.entries_evicted > 0
+    store.check_integrity()
+
+
+def test_scopes() -> None:
+    assert scope_of(None) == scope_of(0) == 0
+    assert scope_of(np.int64(7)) == 7  # type: ignore[arg-type]
+    assert scope_of(2**62 - 1) == 2**62 - 1
+    named = {scope_of(name) for name in ("", "a", "b", "7", "\ud800", "ä")}
+    assert len(named) == 6
+    assert all(2**62 <= scope < 2**63 for scope in named)
+    assert scope_of("tenant") == 8007596991872918313  # saved files depend on it
+    for bad in (-1, 2**62):
+        with pytest.raises(ValueError, match=r"scope_of: name: expected 0 to 2\*\*62 - 1"):
+            scope_of(bad)
+    for kind in (True, 1.5, b"a"):
+        with pytest.raises(TypeError, match="scope_of: name: expected str, int or None"):
+            scope_of(kind)  # type: ignore[arg-type]
+
+
+def test_warm() -> None:
+    store = NgramStore(2, 8192, visibility="finish")
+    store.warm([TEXT, np.arange(1000, 1700), []], scope="jobs")
+    assert store.statistics.tokens_entered == 740
+    assert store.statistics.open_slots == 0
+    assert Request(store, 0, scope=scope_of("jobs")).say([1400, 1401]) == [1402, 1403, 1404, 1405]
+    for bad in ([[1.5]], [[[1, 2]]], [[-1]], [[2**31]]):
+        with pytest.raises(ValueError, match="NgramStore: warm: expected"):
+            store.warm(bad)  # type: ignore[arg-type]
+    store.check_integrity()
+
+
+def test_warm_is_what_a_request_would_have_said() -> None:
+    warmed, said = NgramStore(1, 8192), NgramStore(1, 8192)
+    text = np.random.default_rng(5).integers(0, 30, 3000).tolist()
+    warmed.warm([text])
+    request = Request(said, 0, prompt=[])
+    request.say(text, k=0)
+    request.finish()
+    assert np.array_equal(warmed.tensor, said.tensor)
+
+
+def test_clear_forgets_one_scope_or_all() -> None:
+    store = NgramStore(2, 8192)
+    store.warm([TEXT * 20], scope="a")
+    store.warm([TEXT], scope="b")
+    store.clear("a")
+    assert store.statistics.tokens_held == len(TEXT)
+    assert Request(store, 0, scope=scope_of("a")).say(TEXT[:5]) == []
+    assert Request(store, 0, scope=scope_of("b")).say(TEXT[:5]) == TEXT[5:9]
+    store.check_integrity()
+    store.clear()
+    assert store.statistics.tokens_held == 0
+    words = store.tensor[64:]
+    assert not np.isin(words, TEXT).any(), "wiped, not only forgotten"
+    assert Request(store, 0, scope=scope_of("b")).say(TEXT[:5]) == []
+    store.check_integrity()
+
+
+def test_a_request_goes_on_after_a_clear() -> None:
+    store = NgramStore(2, 4096)
+    request = Request(store, 0)
+    request.say(TEXT)
+    store.clear()
+    request.say([7, 8, 9])
+    assert store.statistics.tokens_held == 3
+    assert Request(store, 1).say([7]) == [8, 9]
+    store.check_integrity()
+
+
+def test_a_broken_store_is_told_from_a_sound_one() -> None:
+    store = NgramStore(1, 4096)
+    store.warm([TEXT])
+    store.check_integrity()
+    store.tensor[64 + 4 + 8] = 99  # the serial number of the block in place 1
+    with pytest.raises(IntegrityError, match=r"NgramStore: a block is not where .* \(1\)"):
+        store.check_integrity()
+
+
+def test_it_cannot_be_copied() -> None:
+    store = NgramStore(1, 4096)
+    for attempt in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="NgramStore: a store cannot be copied or pickled"):
+            attempt(store)
+
+
+def test_what_waits_for_another_call() -> None:
+    """Meanwhile steps go without the store."""
+    store = NgramStore(2, 4096)
+    assert _C.store_take(store.tensor)
+    warming = threading.Thread(target=store.warm, args=([TEXT],))
+    warming.start()
+    while store.statistics.calls_busy == 0:
+        pass
+    assert Request(store, 0).say(TEXT[:5]) == []
+    _C.store_give_back(store.tensor)
+    warming.join()
+    found = store.statistics
+    assert found.calls_busy > 1
+    assert found.tokens_entered == len(TEXT)
+
+
+def test_a_call_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ngram_npu.store._PATIENCE_S", 0.05)
+    store = NgramStore(1, 4096)
+    assert _C.store_take(store.tensor)
+    for attempt in (store.clear, store.check_integrity, lambda: store.warm([TEXT])):
+        with pytest.raises(RuntimeError, match=r"NgramStore: another call has had it for 0\.05"):
+            attempt()  # type: ignore[operator]
+
+
+def test_threads_that_step_warm_and_save(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Every text that was to be entered is, and nothing else; every file is sound."""
+    store = NgramStore(4, 65536)
+    path = tmp_path_factory.mktemp("store") / "store"
+    texts = [list(range(1000 * i, 1000 * i + 50)) for i in range(1, 40)]
+    done = threading.Event()
+
+    def saves() -> None:
+        while not done.is_set():
+            store.save(path)
+            NgramStore.load(path)
+
+    def steps() -> None:
+        request = Request(store, 0)
+        for token in range(400):
+            request.say([token % 7])
+
+    threads = [threading.Thread(target=saves), threading.Thread(target=steps)]
+    for thread in threads:
+        thread.start()
+    store.warm(texts)
+    threads[1].join()
+    done.set()
+    threads[0].join()
+    store.check_integrity()
+    for text in texts:
+        assert Request(store, 1).say(text[:3]) == text[3:7]
+
+
+def test_memory_is_bounded() -> None:
+    """What a store takes is decided when it is made."""
+    store = NgramStore(4, 4096)
+    size = store.tensor.nbytes
+    requests = [Request(store, slot, scope=slot % 2) for slot in range(4)]
+    rng = np.random.default_rng(11)
+    for _ in range(300):
+        for request in requests:
+            request.row += rng.integers(0, 20, 3).tolist()
+        step(store, requests, [3] * 4, 4)
+    assert store.tensor.nbytes == size
+    assert store.statistics.tokens_held <= 4096
+    store.check_integrity()

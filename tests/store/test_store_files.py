@@ -1,0 +1,235 @@
+"""Stores that are saved, loaded and merged, and files that are none."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ngram_npu import NgramStore, StoreFileError, scope_of
+from ngram_npu.store import Visibility
+from store.requests import Request
+
+TEXT = list(range(100, 140))
+PREAMBLE = 32 + 32  # sizes, checksum
+
+
+def filled(visibility: Visibility = "live", slots: int = 3) -> NgramStore:
+    """More text of three scopes than it holds, and open requests."""
+    store = NgramStore(slots, 16384, visibility=visibility)
+    rng = np.random.default_rng(7)
+    for turn in range(60):
+        request = Request(store, turn % slots, scope=turn % 3)
+        request.say(rng.integers(0, 50, int(rng.integers(1, 900))).tolist())
+    return store
+
+
+@pytest.mark.parametrize("visibility", ["live", "finish"])
+def test_a_store_comes_back_as_it_was(visibility: Visibility, tmp_path: Path) -> None:
+    store = filled(visibility)
+    store.save(tmp_path / "store")
+    again = NgramStore.load(tmp_path / "store", num_slots=3, kind="torch")
+    loaded = again.tensor.numpy()
+    assert np.array_equal(loaded[:64], store.tensor[:64])
+    assert np.array_equal(loaded[64 + 12 :], store.tensor[64 + 12 :])
+    assert again.statistics.open_slots == 0
+    assert again.visibility == visibility
+    first, second = Request(store, 0, scope=1), Request(again, 0, scope=1)
+    store.finish(np.arange(3))
+    second.store = NgramStore.load(tmp_path / "store", num_slots=3)
+    assert (visibility == "finish") or first.say([4, 5]) == second.say([4, 5]) != []
+
+
+@pytest.mark.parametrize("slots", [1, 2, 5, None])
+def test_a_store_may_get_other_slots(slots: int | None, tmp_path: Path) -> None:
+    store = filled()
+    store.save(tmp_path / "store")
+    again = NgramStore.load(tmp_path / "store", num_slots=slots)
+    assert again.statistics.num_slots == (slots or 16)
+    again.check_integrity()
+    again.save(tmp_path / "again")
+    twice = NgramStore.load(tmp_path / "again", num_slots=3)
+    assert np.array_equal(twice.tensor[64 + 12 :], store.tensor[64 + 12 :])
+
+
+def test_the_file_is_its_owners(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    path.write_bytes(b"old")
+    path.chmod(0o644)
+    filled().save(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path) == ["store"]
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder" / "store")
+    filled().save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert os.listdir(tmp_path / "folder") == ["store"]
+
+
+def test_where_it_cannot_be_written_nothing_is_left(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        filled().save(tmp_path / "none" / "store")
+    (tmp_path / "folder" / "in").mkdir(parents=True)
+    with pytest.raises(OSError, match="folder"):
+        filled().save(tmp_path / "folder")
+    assert os.listdir(tmp_path) == ["folder"]
+
+
+def test_a_process_that_ends_in_the_middle_leaves_a_whole_file(tmp_path: Path) -> None:
+    """At every step of saving: two opens, fsync, renaming, the folder's open and fsync."""
+    path = tmp_path / "store"
+    subprocess.run([sys.executable, "-c", SAVE_AND_DIE, str(tmp_path)], check=True)
+    held = [NgramStore.load(path / str(n) / "store").statistics.tokens_held for n in range(7)]
+    assert held == [200] * 4 + [700] * 3
+    assert [len(os.listdir(path / str(n))) for n in range(7)] == [1, 2, 2, 2, 1, 1, 1]
+
+
+SAVE_AND_DIE = """
+import os, sys
+from ngram_npu import NgramStore
+store = NgramStore(1, 4096)
+left, fsync = 100, os.fsync
+def count(*_):
+    global left
+    left -= 1
+    if left < 0:
+        os._exit(7)
+def noted(file):
+    count()
+    fsync(file)
+os.fsync = noted
+sys.addaudithook(lambda event, _: count() if event in ("open", "os.rename") else None)
+store.warm([range(200)])
+for n in range(7):
+    left = 100
+    path = f"{sys.argv[1]}/store/{n}"
+    os.makedirs(path)
+    store.save(path + "/store")
+store.warm([range(1000, 1500)])
+for n in range(7):
+    if os.fork() == 0:
+        left = n
+        store.save(f"{sys.argv[1]}/store/{n}/store")
+        os._exit(0)
+    assert os.WEXITSTATUS(os.wait()[1]) == (7 if n < 6 else 0)
+"""
+
+
+def refused(path: Path, message: str) -> None:
+    with pytest.raises(StoreFileError, match=message) as error:
+        NgramStore.load(path)
+    assert str(path) in str(error.value)
+
+
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    NgramStore(1, 1024).save(path)
+    whole = path.read_bytes()
+    path.write_bytes(b"")
+    refused(path, "not a file of a store")
+    for size in (*range(1, PREAMBLE + 3), len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        refused(path, "truncated")
+    path.write_bytes(whole + b"x")
+    refused(path, "too long")
+
+
+def test_foreign_and_other_versions_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    filled().save(path)
+    whole = bytearray(path.read_bytes())
+    path.write_bytes(b"\x89PNG" + bytes(whole))
+    refused(path, "not a file of a store")
+    for version, age in ((0, "an older"), (2, "a newer")):
+        whole[8:12] = struct.pack("<I", version)
+        path.write_bytes(whole)
+        refused(path, f"of {age} release: format {version}, expected 1")
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "message"),
+    [
+        (12, 0, "corrupt: it names sizes that no store has"),  # blocks
+        (12, 2**32 - 1, "corrupt: it names sizes that no store has"),
+        (12, 65, "corrupt: expected [0-9]+ bytes"),
+        (16, 0, "corrupt: it names sizes that no store has"),  # bits
+        (16, 24, "corrupt: expected [0-9]+ bytes"),
+        (20, 2, "corrupt: it names sizes that no store has"),  # visibility
+        (20, 1, "corrupt: its checksum is another one"),
+        (24, 2**30, "truncated: expected 1073741824 bytes"),
+        (32, 5, "corrupt: its checksum is another one"),
+        (PREAMBLE + 4 * 5, 9, "corrupt: its checksum is another one"),
+        (-4, 77, "corrupt: its checksum is another one"),
+    ],
+)
+def test_damage_is_refused(offset: int, value: int, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    filled().save(path)
+    data = bytearray(path.read_bytes())
+    at = offset % len(data)
+    data[at : at + 4] = struct.pack("<I", value)
+    path.write_bytes(data)
+    refused(path, message)
+
+
+def test_what_was_broken_when_it_was_saved_is_refused(tmp_path: Path) -> None:
+    store = filled()
+    store.tensor[64 + 12 + 8 * 5] = 12345  # a block's serial number
+    store.save(tmp_path / "store")
+    refused(tmp_path / "store", "corrupt: NgramStore: a block is not where")
+
+
+def test_more_slots_than_there_are_blocks_for(tmp_path: Path) -> None:
+    filled().save(tmp_path / "store")
+    for slots in (0, 17):
+        with pytest.raises(ValueError, match=f"num_slots: expected 1 to 16, got {slots}"):
+            NgramStore.load(tmp_path / "store", num_slots=slots)
+
+
+def test_merge_is_each_text_said_again() -> None:
+    """Texts of several blocks, whose requests took turns, and one without its beginning."""
+    first, second = NgramStore(4, 16384), NgramStore(2, 32768)
+    texts = [np.random.default_rng(i).integers(0, 40, 700 + 90 * i).tolist() for i in range(3)]
+    requests = [Request(first, i, scope=i % 2, prompt=[]) for i in range(3)]
+    for at in range(0, 900, 100):
+        for request, text in zip(requests, texts, strict=True):
+            if text[at : at + 100]:
+                request.say(text[at : at + 100])
+    before = first.tensor.copy()
+    second.merge(first)
+    assert np.array_equal(first.tensor, before)
+    expected = NgramStore(2, 32768)
+    for i, text in enumerate(texts):
+        expected.warm([text], scope=i % 2)
+    assert np.array_equal(second.tensor, expected.tensor)
+    second.check_integrity()
+
+
+def test_merge_of_what_is_left_of_a_text() -> None:
+    first, second = NgramStore(1, 1024), NgramStore(1, 8192)
+    text = np.random.default_rng(2).integers(0, 40, 2000).tolist()
+    first.warm([text], scope="a")
+    second.merge(first)
+    held = second.statistics.tokens_held
+    assert held == first.statistics.tokens_held + 16  # which its oldest block repeats
+    expected = NgramStore(1, 8192)
+    expected.warm([text[-held:]], scope="a")
+    assert np.array_equal(second.tensor, expected.tensor)
+
+
+def test_merge_keeps_scopes_apart() -> None:
+    first, second = NgramStore(1, 4096), NgramStore(1, 4096)
+    first.warm([TEXT], scope="a")
+    second.warm([TEXT[:3] + [5, 6]], scope="b")
+    second.merge(first)
+    assert Request(second, 0, scope=scope_of("b")).say(TEXT[:3]) == [5, 6]
+    assert Request(second, 0, scope=scope_of("a")).say(TEXT[:3]) == TEXT[3:7]
+    with pytest.raises(ValueError, match="merge: expected another store, got this one"):
+        second.merge(second)

@@ -1,0 +1,283 @@
+"""NgramProposer with a store: what it drafts, and that it is the two operators one by one."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ngram_npu import _C, NgramConfig, NgramProposer, NgramStore, StepResult, scope_of
+from ngram_npu.config import default_costs, default_store_costs
+
+TEXT = list(range(100, 140))
+CONFIG = NgramConfig(sizes="ladder", min_draft_probability=0.177, store="live", store_tokens=16384)
+CHEAP = dataclasses.replace(CONFIG, store_costs=np.ones((16, 56), np.uint8))  # type: ignore[arg-type]
+"""With which a draft does not end before its text."""
+WORDS = np.random.default_rng(6).integers(0, 50, (12, 6))
+
+
+def rows(kind: Callable[[Any], Any], count: int = 4) -> tuple[Any, Any]:
+    return kind(np.full((count, 3000), -7, np.int32)), kind(np.zeros(count, np.int32))
+
+
+def begin(tokens: Any, lengths: Any, row: int, prompt: list[int]) -> None:
+    for at, token in enumerate(prompt):
+        tokens[row, at] = token
+    lengths[row] = len(prompt)
+
+
+def said(kind: Callable[[Any], Any], lists: list[list[int]], width: int = 9) -> Any:
+    return kind(np.array([[*s, *[-1] * (width - len(s))] for s in lists], np.int32))
+
+
+KINDS = pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
+
+
+@KINDS
+def test_one_request_s_words_are_drafted_to_another(kind: Callable[[Any], Any]) -> None:
+    proposer: Any = NgramProposer(CHEAP)
+    tokens, lengths = rows(kind)
+    for row in range(4):
+        begin(tokens, lengths, row, [row])
+    for at in range(0, 40, 8):
+        proposer.step(tokens, lengths, said(kind, [TEXT[at : at + 8], [], [], []]))
+    found = proposer.step(tokens, lengths, said(kind, [[], TEXT[:6], [], []]))
+    assert found.draft_token_ids[1].tolist() == TEXT[6:14]
+    assert found.num_draft_tokens.tolist() == [0, 8, 0, 0]
+    assert found.match_len[1] == 6
+    assert proposer.store.statistics.drafts == 1
+    assert isinstance(proposer.store.tensor, type(tokens))
+
+
+def texts(rng: np.random.Generator) -> list[int]:
+    """A few words: phrases that all requests have in common."""
+    return [int(t) for word in rng.integers(0, 12, 2) for t in WORDS[word]][: int(rng.integers(9))]
+
+
+@KINDS
+@pytest.mark.parametrize("by_slots", [False, True])
+def test_a_step_is_the_operators(kind: Callable[[Any], Any], by_slots: bool) -> None:
+    """Rows that change hands and scopes, with and without slots of their own."""
+    proposer: Any = NgramProposer(CONFIG, num_slots=8)
+    twin = NgramProposer(NgramConfig(sizes="ladder", min_draft_probability=0.177), num_slots=8)
+    store = NgramStore(8, 16384)
+    (tokens, lengths), (twin_tokens, twin_lengths) = rows(kind), rows(np.asarray)
+    rng = np.random.default_rng(1)
+    changed = 0
+    for step in range(200):
+        if step % 9 == 0:
+            for at in ((tokens, lengths), (twin_tokens, twin_lengths)):
+                begin(*at, step % 4, [1, 2, step])
+        order = rng.permutation(4).astype(np.int32)
+        requests: dict[str, Any] = {"row_indices": order}
+        if by_slots:
+            requests["slot_indices"] = (order + 3).astype(np.int64)
+        scopes = (order % 2).astype(np.int64)
+        words = [texts(rng) for _ in range(4)]
+        given = {name: kind(value) for name, value in requests.items()}
+        found = proposer.step(tokens, lengths, said(kind, words), scopes=kind(scopes), **given)
+        costs = np.full((4, 8), 255, np.uint8)
+        own = twin.step(
+            twin_tokens, twin_lengths, said(np.asarray, words), draft_costs=costs, **requests
+        )
+        before = own.draft_token_ids.copy()
+        _C.ngram_store_step_(
+            twin_tokens,
+            twin_lengths,
+            own.num_sampled,
+            store.tensor,
+            scopes=scopes,
+            draft_token_ids=own.draft_token_ids,
+            num_draft_tokens=own.num_draft_tokens,
+            match_len=own.match_len,
+            draft_costs=costs,
+            costs=default_store_costs(),
+            cost_limit=40,
+            **requests,
+        )
+        changed += (before != own.draft_token_ids).any()
+        for a, b in zip(found, own, strict=True):
+            assert np.array_equal(np.asarray(a), b)
+    assert changed > 50, "the store matters"
+    assert np.array_equal(np.asarray(proposer.store.tensor), store.tensor)
+
+
+@KINDS
+def test_propose_is_the_step_of_a_runner_that_appends(kind: Callable[[Any], Any]) -> None:
+    proposer: Any = NgramProposer(CONFIG)
+    stepping: Any = NgramProposer(CONFIG)
+    (tokens, lengths), (others, other_lengths) = rows(kind), rows(kind)
+    rng = np.random.default_rng(2)
+    for row in range(4):
+        begin(tokens, lengths, row, [row])
+        begin(others, other_lengths, row, [row])
+    for _ in range(100):
+        words = [texts(rng) for _ in range(4)]
+        expected = stepping.step(others, other_lengths, said(kind, words))
+        for row, word in enumerate(words):
+            begin_at = int(lengths[row])
+            for at, token in enumerate(word):
+                tokens[row, begin_at + at] = token
+            lengths[row] += len(word)
+        sampled = kind(np.array([len(word) for word in words], np.int32))
+        found = proposer.propose(tokens, lengths, num_sampled=sampled)
+        for a, b in zip(found, expected[2:], strict=True):
+            assert np.array_equal(np.asarray(a), np.asarray(b))
+    assert np.array_equal(np.asarray(proposer.store.tensor), np.asarray(stepping.store.tensor))
+
+
+def test_the_caller_is_told_what_the_store_s_tokens_cost() -> None:
+    store = NgramStore(4, 16384)
+    store.warm([TEXT])
+    proposer = NgramProposer(CONFIG, store=store)
+    tokens, lengths = rows(np.asarray)
+    costs = np.zeros((4, 8), np.uint8)
+    found: Any = proposer.step(
+        tokens, lengths, said(np.asarray, [TEXT[:4], [], [], []]), draft_costs=costs
+    )
+    assert found.num_draft_tokens[0] > 1
+    assert costs[0, 0] == default_store_costs()[4, 32]
+    assert costs[0, 1] == default_store_costs()[5, 0]
+    assert (costs[1:] == 255).all()
+
+
+def test_two_that_are_fed_equally_have_equal_stores() -> None:
+    """As the ranks of a tensor-parallel server: bit for bit, over evictions and ends."""
+    pair: list[Any] = [NgramProposer(CONFIG) for _ in range(2)]
+    states = [rows(np.asarray) for _ in pair]
+    rng = np.random.default_rng(3)
+    for step in range(400):
+        words = [texts(rng) for _ in range(4)]
+        scopes = rng.integers(0, 3, 4)
+        for proposer, state in zip(pair, states, strict=True):
+            if step % 60 == 59:
+                state[1][step % 4] = 0
+                proposer.reset(np.array([step % 4]))
+            proposer.step(*state, said(np.asarray, words), scopes=scopes)
+    assert np.array_equal(pair[0].store.tensor, pair[1].store.tensor)
+    assert pair[0].store.statistics.drafts > 0
+
+
+def test_reset_finishes() -> None:
+    config = NgramConfig(
+        sizes="ladder", min_draft_probability=0.177, store="finish", store_tokens=16384
+    )
+    proposer: Any = NgramProposer(config)
+    tokens, lengths = rows(np.asarray)
+    proposer.step(tokens, lengths, said(np.asarray, [TEXT[:9], [], [], []]))
+    again = said(np.asarray, [[], TEXT[:4], [], []])
+    assert proposer.step(tokens, lengths, again).num_draft_tokens[1] == 0
+    proposer.reset(np.array([0, 1]))
+    lengths[1] = 0
+    assert proposer.step(tokens, lengths, again).num_draft_tokens[1] > 0
+
+
+def test_max_len_ends_the_store_s_drafts_too() -> None:
+    config = NgramConfig(
+        sizes="ladder", min_draft_probability=0.177, store="live", store_tokens=16384, max_len=6
+    )
+    proposer: Any = NgramProposer(config)
+    tokens, lengths = rows(np.asarray)
+    proposer.step(tokens, lengths, said(np.asarray, [TEXT[:9], TEXT[:4], [], []]))
+    found = proposer.step(tokens, lengths, said(np.asarray, [[], [], TEXT[:4], []]))
+    assert found.num_draft_tokens[2] == 2
+
+
+def test_a_given_store_is_shared_and_not_copied() -> None:
+    store = NgramStore(8, 16384)
+    first, second = (NgramProposer(CHEAP, store=store) for _ in range(2))
+    tokens, lengths = rows(np.asarray)
+    words = said(np.asarray, [TEXT[:9], [], [], []])
+    first.step(tokens, lengths, words)
+    tokens, lengths = rows(np.asarray)
+    slots = np.arange(4, 8)
+    words = said(np.asarray, [[], TEXT[:4], [], []])
+    other: Any = NgramProposer(CHEAP, store=store, num_slots=8)
+    assert other.step(tokens, lengths, words, slot_indices=slots).num_draft_tokens[1] == 5
+    with pytest.raises(TypeError, match="cannot be copied or pickled"):
+        copy.deepcopy(second)
+    own: Any = NgramProposer(CHEAP)
+    own.step(*rows(np.asarray), words)
+    assert copy.deepcopy(own).store is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"scopes": np.zeros(3, np.int64)},
+            r"scopes: expected int32 or int64 \[4\], got int64 \[3\]",
+        ),
+        ({"scopes": np.zeros(4)}, r"scopes: expected int32 or int64 \[4\], got float64 \[4\]"),
+        ({"advance": False}, "advance: expected True with a store"),
+    ],
+)
+def test_errors_before_anything_is_written(arguments: dict[str, Any], message: str) -> None:
+    proposer = NgramProposer(CONFIG)
+    tokens, lengths = rows(np.asarray)
+    with pytest.raises(ValueError, match=f"NgramProposer: step: {message}"):
+        proposer.step(tokens, lengths, said(np.asarray, [TEXT[:4]] * 4), **arguments)
+    assert not lengths.any()
+    assert (tokens == -7).all()
+    assert proposer.store is None
+
+
+def test_other_errors() -> None:
+    tokens, lengths = rows(np.asarray)
+    with pytest.raises(ValueError, match="propose: num_sampled: expected one with a store"):
+        NgramProposer(CONFIG).propose(tokens, lengths)
+    ladder = NgramConfig(sizes="ladder", min_draft_probability=0.177)
+    with pytest.raises(ValueError, match="scopes: expected None without a store"):
+        NgramProposer(ladder).propose(tokens, lengths, scopes=np.zeros(4, np.int64))
+    with pytest.raises(ValueError, match="store: expected None without a min_draft_probability"):
+        NgramProposer(NgramConfig(), store=NgramStore(1, 4096))
+    torchs = NgramProposer(ladder, store=NgramStore(4, 16384, kind="torch"))
+    with pytest.raises(ValueError, match="step: store: expected one of kind='numpy'"):
+        torchs.step(tokens, lengths, said(np.asarray, [[1]] * 4))
+    few = NgramConfig(sizes="ladder", min_draft_probability=0.177, store="live", store_tokens=4095)
+    with pytest.raises(
+        ValueError,
+        match="store_tokens: expected at least 4096, 1024 for each of 4 requests, got 4095",
+    ):
+        NgramProposer(few).step(tokens, lengths, said(np.asarray, [[1]] * 4))
+    assert not lengths.any()
+
+
+def test_a_scope_is_a_tenant_s() -> None:
+    proposer: Any = NgramProposer(CHEAP)
+    tokens, lengths = rows(np.asarray)
+    scopes = np.array([scope_of("a"), scope_of("b"), scope_of("a"), 0])
+    proposer.step(tokens, lengths, said(np.asarray, [TEXT[:9], [], [], []]), scopes=scopes)
+    again = said(np.asarray, [[], *[TEXT[:4]] * 3])
+    found: StepResult[Any] = proposer.step(tokens, lengths, again, scopes=scopes)
+    assert found.num_draft_tokens.tolist() == [0, 0, 5, 0]
+
+
+def test_config() -> None:
+    assert (CONFIG.store, CONFIG.store_tokens) == ("live", 16384)
+    assert np.array_equal(CONFIG.store_cost_table, default_store_costs())  # type: ignore[arg-type]
+    assert NgramConfig().store is None
+    assert NgramConfig().store_cost_table is None
+    assert hash(CONFIG) == hash(copy.copy(CONFIG))
+    table = np.arange(16 * 56).reshape(16, 56) % 256
+    own = NgramConfig(sizes="ladder", min_draft_probability=0.2, store="finish", store_costs=table)
+    assert np.array_equal(own.store_cost_table, table)  # type: ignore[arg-type]
+    assert hash(own) != hash(CONFIG)
+    assert default_costs().shape == (16, 32)
+    ladder: dict[str, Any] = {"sizes": "ladder", "min_draft_probability": 0.2}
+    for options, message in (
+        ({"store": "live"}, "store: expected None without sizes='ladder' and a min_draft"),
+        ({"sizes": "ladder", "store": "live"}, "store: expected None without sizes='ladder'"),
+        ({"store_costs": table}, "store_costs: expected None without sizes='ladder'"),
+        ({**ladder, "store": "now"}, "store: expected 'live', 'finish' or None, got 'now'"),
+        ({**ladder, "store_costs": table[:, :32]}, "store_costs: expected 16 rows of 56 integers"),
+        ({**ladder, "store": "live", "store_tokens": 0}, "store_tokens: expected 1 to"),
+    ):
+        with pytest.raises(ValueError, match=f"NgramConfig: {message}"):
+            NgramConfig(**options)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="store_tokens: expected int"):
+        NgramConfig(**ladder, store="live", store_tokens=1.5)
