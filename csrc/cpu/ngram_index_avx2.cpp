@@ -13,6 +13,8 @@ struct Avx2 : LaneByLane {
     return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(zero)));
   }
 
+  static uint32_t equals(const int32_t* a, const int32_t* b) { return zeros(_mm256_xor_si256(load(a), load(b))); }
+
   static uint32_t match(const uint32_t* line, uint32_t want, uint32_t mask) {
     const __m256i wanted = _mm256_set1_epi32(static_cast<int32_t>(want));
     const __m256i masked = _mm256_set1_epi32(static_cast<int32_t>(mask));
@@ -25,9 +27,12 @@ struct Avx2 : LaneByLane {
   }
 
   static uint32_t common_suffix8(const int32_t* a, const int32_t* b) {
-    const __m256i equal = _mm256_cmpeq_epi32(load(a), load(b));
-    const uint32_t differ = ~static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(equal)));
-    return static_cast<uint32_t>(__builtin_clz((differ << 24) | 0x800000u));
+    return static_cast<uint32_t>(__builtin_clz((~equals(a, b) << 24) | 0x800000u));
+  }
+
+  static uint32_t common_suffix16(const int32_t* a, const int32_t* b) {
+    const uint32_t differ = ~(equals(a, b) | equals(a + 8, b + 8) << 8);
+    return static_cast<uint32_t>(__builtin_clz((differ << 16) | 0x8000u));
   }
 };
 

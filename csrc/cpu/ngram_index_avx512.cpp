@@ -24,6 +24,11 @@ struct Avx512 {
     return static_cast<uint32_t>(__builtin_clz((differ << 24) | 0x800000u));
   }
 
+  static uint32_t common_suffix16(const int32_t* a, const int32_t* b) {
+    const uint32_t differ = _mm512_cmpneq_epi32_mask(_mm512_loadu_si512(a), _mm512_loadu_si512(b));
+    return static_cast<uint32_t>(__builtin_clz((differ << 16) | 0x8000u));
+  }
+
   static constexpr bool kGathers = true;
   static void gather(const uint32_t* words, const void* at, void* out) {
     // Masked, all lanes: gcc 12 warns of the plain one's undefined source.

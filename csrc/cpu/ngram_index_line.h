@@ -11,7 +11,8 @@ namespace {
 using namespace index;
 
 // Isa: match(line, want, mask), bit i: lane i agrees in the bits of mask; used(line): entries in the line, which fill
-// from lane 0; common_suffix8(a, b): of 8 tokens each; and what LaneByLane has, where there is nothing better.
+// from lane 0; common_suffix8(a, b) and common_suffix16: of so many tokens each; and what LaneByLane has, where there
+// is nothing better.
 
 // An entry as it stands in the page of depth + 1 that a split gives it.
 inline uint32_t deepened(uint32_t entry, uint32_t depth) {

@@ -33,11 +33,20 @@ struct Neon : LaneByLane {
     return static_cast<uint32_t>(__builtin_ctz(empty | 0x8000u));
   }
 
-  static uint32_t common_suffix8(const int32_t* a, const int32_t* b) {
+  // Bit i: word i of eight differs.
+  static uint32_t differing(const int32_t* a, const int32_t* b) {
     const uint32x4_t low = vmvnq_u32(vceqq_s32(vld1q_s32(a), vld1q_s32(b)));
     const uint32x4_t high = vmvnq_u32(vceqq_s32(vld1q_s32(a + 4), vld1q_s32(b + 4)));
-    const uint32_t differ = vaddvq_u32(vorrq_u32(lane_bits(low, 0), lane_bits(high, 4)));
-    return static_cast<uint32_t>(__builtin_clz((differ << 24) | 0x800000u));
+    return vaddvq_u32(vorrq_u32(lane_bits(low, 0), lane_bits(high, 4)));
+  }
+
+  static uint32_t common_suffix8(const int32_t* a, const int32_t* b) {
+    return static_cast<uint32_t>(__builtin_clz((differing(a, b) << 24) | 0x800000u));
+  }
+
+  static uint32_t common_suffix16(const int32_t* a, const int32_t* b) {
+    const uint32_t differ = differing(a, b) | differing(a + 8, b + 8) << 8;
+    return static_cast<uint32_t>(__builtin_clz((differ << 16) | 0x8000u));
   }
 };
 

@@ -16,11 +16,14 @@ struct Scalar : LaneByLane {
     return count < kLineWords ? count : kLineWords - 1;
   }
 
-  static uint32_t common_suffix8(const int32_t* a, const int32_t* b) {
+  template <uint32_t kMost>
+  static uint32_t common_suffix(const int32_t* a, const int32_t* b) {
     uint32_t common = 0;
-    while (common < 8 && a[7 - common] == b[7 - common]) ++common;
+    while (common < kMost && a[kMost - 1 - common] == b[kMost - 1 - common]) ++common;
     return common;
   }
+  static uint32_t common_suffix8(const int32_t* a, const int32_t* b) { return common_suffix<8>(a, b); }
+  static uint32_t common_suffix16(const int32_t* a, const int32_t* b) { return common_suffix<16>(a, b); }
 };
 
 }  // namespace

@@ -39,6 +39,9 @@ class SlotTable {
 
   using Vector = typename VectorOf<kWidth>::Type;
 
+  // That are compared at once before an occurrence.
+  static constexpr uint32_t kVerifiedTokens = kLadder ? 16 : 8;
+
   // Consecutive ends and where all their grams belong. Made ahead of use, in vectors: of all that a walk does this is
   // what does not depend on what it finds. Level by level, shortest gram first.
   struct Batch {
@@ -317,10 +320,7 @@ class SlotTable {
 
   // Tokens up to max_n that agree before and at two ends, a < b.
   uint32_t common_suffix(uint32_t a, uint32_t b) const {
-    if (kLadder && a >= 15) {
-      const uint32_t common = Isa::common_suffix8(tokens_ + a - 7, tokens_ + b - 7);
-      return common < 8 ? common : 8 + Isa::common_suffix8(tokens_ + a - 15, tokens_ + b - 15);
-    }
+    if (kLadder && a >= 15) return Isa::common_suffix16(tokens_ + a - 15, tokens_ + b - 15);
     if (max_n_ <= 8 && a >= 7) return smaller(Isa::common_suffix8(tokens_ + a - 7, tokens_ + b - 7), max_n_);
     const uint32_t limit = smaller(max_n_, a + 1);
     uint32_t common = 0;

@@ -64,9 +64,10 @@ class LadderWalk {
   const bool keeps_outcomes_;
 };
 
-// Fetches what common_suffix8 reads before `next`, often two lines, and what a draft would begin with.
-inline void prefetch_tokens(const int32_t* tokens, uint32_t next) {
-  __builtin_prefetch(tokens + next - smaller(next, 8u));
+// Fetches what verifying a hit reads before `next`, often two lines, and what a draft would begin with.
+template <class Table>
+void prefetch_tokens(const int32_t* tokens, uint32_t next) {
+  __builtin_prefetch(tokens + next - smaller(next, Table::kVerifiedTokens));
   __builtin_prefetch(tokens + next);
 }
 
@@ -77,7 +78,7 @@ uint32_t prefetch_hits(const Table& table, const typename Table::Batch& batch, u
                        uint32_t length, uint32_t reach) {
   if (kMatch == kEarliest) {  // only the deepest is looked at
     const uint32_t next = smaller(table.peek(batch, i), length - 1);
-    prefetch_tokens(tokens, next);
+    prefetch_tokens<Table>(tokens, next);
     if (reach > 0) __builtin_prefetch(tokens + smaller(next + reach, length) - 1);
     return next;
   }
@@ -86,7 +87,7 @@ uint32_t prefetch_hits(const Table& table, const typename Table::Batch& batch, u
     const uint32_t found = smaller(table.peek(batch, i, level), length - 1);
     if (found == 0) return next;
     next = found;
-    prefetch_tokens(tokens, next);
+    prefetch_tokens<Table>(tokens, next);
   }
   table.prefetch_unlikely(batch, i);
   return next;

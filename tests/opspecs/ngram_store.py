@@ -1,6 +1,6 @@
 """Stores to call the store operators with: empty, full of what was said before, and of nonsense.
 
-What was said before was entered by the reference, so that a kernel's fault shows in its own call."""
+What was said before was entered by the reference: a kernel's fault shows in its own call."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from ngram_npu import _C, reference
 
 from .spec import Array, in_buffer
 
-NO_STORE_ON_DEVICES = {
-    device: "a store is in the host's memory: what a step accepted is entered there, in order"
-    for device in ("cuda", "npu")
-}
+_HOST_ALONE = "a store is in the host's memory: tokens are entered one after the other"
+NO_STORE_ON_DEVICES = {"cuda": _HOST_ALONE, "npu": _HOST_ALONE}
 
 LIVE, FINISH = 0, 1
 UNLIMITED = 2**63 - 1
@@ -24,7 +22,7 @@ END_OF_SERIALS = 2**24
 # The words of csrc/core/ngram_store.h that samples set.
 NUM_SLOTS, NUM_BLOCKS, LINE_BITS, VISIBILITY, NEXT_SERIAL, BUSY, STATISTICS = range(1, 8)
 HEADER_WORDS, SLOT_WORDS, HEAD_WORDS = 64, 4, 8
-SMALL_STORES = [(1, 4, 1), (3, 12, 2), (4, 16, 4), (4, 17, 6)]
+SMALL_STORES = [(1, 4, 1), (2, 8, 2), (3, 13, 6)]
 """Slots, blocks and line bits: lines are full, entries give way, blocks are given out again."""
 
 
@@ -50,10 +48,11 @@ def head_of(store: Array, serial: int) -> Array:
 
 
 def text_rows(rng: np.random.Generator, rows: int, capacity: int, kinds: int) -> Array:
-    """Rows that say the same but for a token here and there, each beginning elsewhere in it."""
-    text = rng.integers(0, kinds, 2 * capacity + 1)
-    starts = rng.integers(0, capacity + 1, rows)
-    tokens = np.stack([text[start : start + capacity] for start in starts])
+    """Rows that say one phrase again and again, but for a token here and there; each begins
+    elsewhere in it."""
+    phrase = rng.integers(0, kinds, 1 + capacity // 3)
+    starts = rng.integers(0, len(phrase), (rows, 1))
+    tokens = phrase[(starts + np.arange(capacity)) % len(phrase)]
     changed = rng.random(tokens.shape) < 0.04
     tokens[changed] = rng.integers(0, kinds, int(changed.sum()))
     return tokens.astype(np.int32)
@@ -124,8 +123,8 @@ def full(rng: np.random.Generator, size: tuple[int, int, int], visibility: int) 
     capacity = 100 + num_blocks * 256 // num_slots
     store = fresh(*size, visibility)
     rows = text_rows(rng, num_slots, capacity, 30)
-    lengths = np.array([capacity, 40, capacity // 3, capacity - 1][:num_slots], np.int32)
-    scopes = np.arange(num_slots) % 3 // 2
+    lengths = np.array([capacity, 40, capacity // 3][:num_slots], np.int32)
+    scopes = np.arange(num_slots) // 2
     return tell(rng, store, rows, lengths, scopes=scopes)
 
 

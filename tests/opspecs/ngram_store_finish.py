@@ -41,20 +41,19 @@ def _spoken(lengths: list[int], visibility: int, **words: int) -> Array:
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample("ordinary", (_spoken([60, 33, 17, 2], FINISH), in_buffer([3, 0, 1], gap=1)))
     for visibility in (LIVE, FINISH):
-        for size in SMALL_STORES:
+        for size, order in zip(SMALL_STORES, ([0], [1, 0], [0, 1, 2]), strict=True):
             store = full(rng, size, visibility)
-            for order in (range(4), [3, 2, 1, 0], [0]):
-                yield Sample(f"full-{visibility}-{size}-{order}", (store, in_buffer(order)))
+            yield Sample(f"full-{visibility}-{size}", (store, in_buffer(order)))
         for dtype, bad in ((np.int32, HOSTILE_INT32), (np.int64, HOSTILE_INT64)):
             yield Sample("hostile-slots", (store, in_buffer(bad, dtype=dtype)))
-        yield Sample("twice", (store, in_buffer([3, 3, 1, 3])))
+        yield Sample("twice", (store, in_buffer([2, 2, 1, 2])))
         yield Sample("none", (store, in_buffer([])))
-        yield Sample("busy", (with_words(store, BUSY=1), in_buffer([1, 3])))
-        yield Sample("busy-without-slots", (with_words(store, BUSY=-1), in_buffer([])))
+        yield Sample("busy", (with_words(store, BUSY=1), in_buffer([1, 2])))
+        yield Sample("busy-without-slots", (with_words(store, BUSY=1), in_buffer([])))
         for name, words in no_stores(store):
-            yield Sample(f"no-store-{name}", (words, in_buffer(range(4))))
+            yield Sample(f"no-store-{name}", (words, in_buffer(range(3))))
         for words in nonsense(rng, store):
-            yield Sample("nonsense", (words, in_buffer(range(4))), compare=False)
+            yield Sample("nonsense", (words, in_buffer(range(3))), compare=False)
     for fill in (1, 2, 15, 16, 17, 255, 256, 257, 496, 497, 1200):
         yield Sample(f"fill-{fill}", (_spoken([fill + 1, 2], FINISH), in_buffer([1, 0])))
     yield from _broken_chains()

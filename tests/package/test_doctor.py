@@ -19,8 +19,9 @@ def test_report() -> None:
     assert report.version == ngram_npu.__version__
     assert report.torch_operators == "registered"
     assert report.backends["cpu"].kernels == len(OPSPECS)
-    for absent in ("cuda", "npu"):
-        assert report.backends[absent].kernels == 0
+    loadable = {"cuda": torch.version.cuda is not None, "npu": False}
+    for absent, loads in loadable.items():
+        assert loads or report.backends[absent].kernels == 0
         assert report.backends[absent].reason
     text = str(report)
     for part in (report.version, "registered", report.instruction_set, "backend npu"):

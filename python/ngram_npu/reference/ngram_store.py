@@ -4,7 +4,8 @@ of docs/ops/ngram_store_step.md. The step and the finish of the reference work o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,7 @@ FINISH = 1
 
 BASE = 0x9E3779B97F4A7C15
 MASK32, MASK64 = 2**32 - 1, 2**64 - 1
+POWERS = [pow(BASE, j, 2**64) for j in range(MAX_MATCH)]
 
 Tokens = Sequence[int]
 """As unsigned 32-bit numbers."""
@@ -35,12 +37,15 @@ def mix(z: int) -> int:
     return z ^ z >> 31
 
 
+@lru_cache
+def seed_of(scope: int) -> int:
+    return mix(scope)
+
+
 def key_of(gram: Tokens, scope: int) -> int:
-    polynomial = 0
-    for token in gram:
-        polynomial = polynomial * BASE + token & MASK64
+    polynomial = sum(token * power for token, power in zip(reversed(gram), POWERS, strict=False))
     level = len(gram).bit_length() - 1
-    return mix((polynomial ^ mix(scope)) + (level + 1) * BASE & MASK64)
+    return mix((polynomial & MASK64 ^ seed_of(scope)) + (level + 1) * BASE & MASK64)
 
 
 def updated(right: int, wrong: int, same: bool) -> tuple[int, int, bool]:
@@ -53,8 +58,15 @@ def updated(right: int, wrong: int, same: bool) -> tuple[int, int, bool]:
     return (right // 2, 8, False) if wrong == 15 else (right, wrong + 1, False)
 
 
-@dataclass(frozen=True)
-class Hit:
+class Gram(NamedTuple):
+    n: int
+    scope: int
+    entries: range
+    """The words in which the entries of its line begin."""
+    tag: int
+
+
+class Hit(NamedTuple):
     entry: int
     """The word in which the entry begins."""
     right: int
@@ -123,7 +135,8 @@ class Store:
         self.octets[self.bytes * 4 + place % (self.num_blocks * BLOCK)] = byte
 
     def give_out(self, previous: int, scope: int) -> int:
-        """The serial number of a new block, which follows the one of number ``previous``, if any."""
+        """The serial number of a new block, which comes after the one of number ``previous``; 0: it
+        is the first of its request."""
         if not 0 < self.words[NEXT_SERIAL] < END_OF_SERIALS:
             self.restart()
             previous = 0
@@ -156,11 +169,12 @@ class Store:
 
     # Entries.
 
-    def line_and_tag(self, gram: Tokens, scope: int) -> tuple[range, int]:
-        """The words in which the line's entries begin, and the gram's tag."""
-        key = key_of(gram, scope)
+    def gram(self, text: Tokens, n: int, scope: int) -> Gram:
+        """Where the last n tokens of a text have their entry."""
+        key = key_of(text[-n:], scope)
         line = self.lines + (key >> 64 - self.line_bits) * LINE_ENTRIES * ENTRY_WORDS
-        return range(line, line + LINE_ENTRIES * ENTRY_WORDS, ENTRY_WORDS), key & 0xFFFFFF
+        entries = range(line, line + LINE_ENTRIES * ENTRY_WORDS, ENTRY_WORDS)
+        return Gram(n, scope, entries, key & 0xFFFFFF)
 
     def agreement(self, place: int, text: Tokens) -> int:
         """How many tokens before the place agree with the text's end, at most 16."""
@@ -171,15 +185,14 @@ class Store:
             m += 1
         return m
 
-    def look_up(self, text: Tokens, n: int, scope: int) -> Hit | None:
-        """The hit of the text's last n tokens."""
-        entries, tag = self.line_and_tag(text[-n:], scope)
-        for entry in entries:
+    def look_up(self, gram: Gram, text: Tokens) -> Hit | None:
+        """The hit of the gram at the text's end."""
+        for entry in gram.entries:
             state, place = self.words[entry], self.words[entry + 1]
             serial = place // BLOCK
-            if state >> 8 == tag and self.alive(serial) and self.scope(serial) == scope:
+            if state >> 8 == gram.tag and self.alive(serial) and self.scope(serial) == gram.scope:
                 m = self.agreement(place, text)
-                if m >= n:
+                if m >= gram.n:
                     return Hit(entry, state >> 4 & 15, state & 15, place, m)
         return None
 
@@ -187,15 +200,13 @@ class Store:
         self.words[entry] = tag << 8 | right << 4 | wrong
         self.words[entry + 1] = place
 
-    def insert(self, gram: Tokens, scope: int, place: int) -> None:
-        """A new entry for a gram that has none."""
-        entries, tag = self.line_and_tag(gram, scope)
-        places = [self.words[entry + 1] for entry in entries]
-        free = [i for i, old in enumerate(places) if not self.alive(old // BLOCK)]
-        if not free:
-            self.count(EVICTED)
-        chosen = free[0] if free else places.index(min(places))
-        self.set_entry(entries[chosen], tag, 0, 0, place)
+    def victim(self, entries: range) -> int:
+        """The entry of a line that gives way to a new one."""
+        for entry in entries:
+            if not self.alive(self.words[entry + 1] // BLOCK):
+                return entry
+        self.count(EVICTED)
+        return min(entries, key=lambda entry: self.words[entry + 1])
 
     def enter(self, place: int) -> None:
         """Enters the token at that place after the tokens before it."""
@@ -207,16 +218,16 @@ class Store:
         for n in SIZES:
             if n > len(text):
                 continue
-            hit = self.look_up(text, n, scope)
+            gram = self.gram(text, n, scope)
+            hit = self.look_up(gram, text)
             if hit is None:
-                self.insert(text[-n:], scope, place)
+                self.set_entry(self.victim(gram.entries), gram.tag, 0, 0, place)
                 continue
             same = self.token(hit.place) == token
             if byte is None:
                 byte = min(hit.m, 15) * 2 + same
             right, wrong, moved = updated(hit.right, hit.wrong, same)
-            tag = self.words[hit.entry] >> 8
-            self.set_entry(hit.entry, tag, right, wrong, place if moved else hit.place)
+            self.set_entry(hit.entry, gram.tag, right, wrong, place if moved else hit.place)
         self.set_byte(place, byte or 0)
         self.count(ENTERED)
 

@@ -8,7 +8,7 @@ from ngram_npu.reference.ngram_store import opened
 
 def ngram_store_finish_(store: Array, slot_indices: Array) -> None:
     """store [W] is written; slot_indices [N]; no results."""
-    opened_store = opened(store)
+    opened_store = opened(store) if len(slot_indices) else None
     if opened_store is None:
         return
     for slot in map(int, slot_indices):

@@ -37,7 +37,7 @@ def promise(costs: list[int]) -> int:
 
 def longest_hit(store: Store, row: Tokens, scope: int) -> Hit | None:
     for n in SIZES:
-        if n <= len(row) and (hit := store.look_up(row, n, scope)):
+        if n <= len(row) and (hit := store.look_up(store.gram(row, n, scope), row)):
             return hit
     return None
 
@@ -82,7 +82,7 @@ def ngram_store_step_(
     """token_ids [R,S], num_tokens [R], num_sampled, row_indices, slot_indices and scopes [B], costs
     [16,56] uint8; store [W], draft_token_ids [B,k], num_draft_tokens and match_len [B] and
     draft_costs [B,k] uint8 are written; no results."""
-    opened_store = opened(store)
+    opened_store = opened(store) if len(num_sampled) else None
     if opened_store is None:
         return
     num_rows, capacity = token_ids.shape

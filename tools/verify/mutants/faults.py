@@ -183,8 +183,8 @@ _of(
             "return 31 - __builtin_clz(end + 1);",
         ),
         "a long match is compared before the row": (
-            "if (kLadder && a >= 15) {",
-            "if (kLadder && a >= 7) {",
+            "if (kLadder && a >= 15) return",
+            "if (kLadder && a >= 7) return",
         ),
         "directory pages leak where the last is refused": (
             "while (j-- > had) release_page(arena_, slot_id_, root[j]);",
