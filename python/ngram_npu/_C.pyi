@@ -218,6 +218,9 @@ def ngram_store_step_(
 def ngram_store_finish_(store: _Int32, slot_indices: _Index) -> None:
     """store [W] is written; slot_indices [N]."""
 
+STORE_BLOCK_TOKENS: int
+STORE_LEAST_BLOCKS_PER_SLOT: int
+STORE_COST_COLUMNS: int
 STORE_FAULTS: list[str]
 """What the numbers of store_check mean."""
 
@@ -237,8 +240,17 @@ def store_check(store: _Int32) -> tuple[int, int]:
 def store_statistics(store: _Int32) -> dict[str, int]:
     """The counters a store keeps; they wrap at 2**32."""
 
-def store_clear(store: _Int32, scope: int) -> None:
-    """Forgets the text of a scope."""
+def store_parts(num_slots: int, num_blocks: int, line_bits: int) -> dict[str, tuple[int, int]]:
+    """Where "slots", "heads", "lines", "tokens" and "bytes" begin and end, in words."""
+
+def store_take(store: _Int32) -> bool:
+    """Takes the store for the caller alone; False where another call has it."""
+
+def store_give_back(store: _Int32) -> None:
+    """After store_take."""
+
+def store_clear(store: _Int32, scope: int | None) -> None:
+    """Forgets and wipes the text of a scope; None: of all. The store has to be taken."""
 
 class RowRecognizer:
     """Gives each row of a step the slot of its request: csrc/numpy/row_recognizer.h."""

@@ -80,8 +80,8 @@ class Store:
     """The tensor of a store, as unsigned words that are read and written in place."""
 
     def __init__(self, tensor: Array) -> None:
-        self.words = memoryview(tensor.view(np.uint32))
-        self.octets = memoryview(tensor.view(np.uint8))
+        self.words = tensor.view(np.uint32).data
+        self.octets = tensor.view(np.uint8).data
         self.num_slots = self.words[NUM_SLOTS]
         self.num_blocks = self.words[NUM_BLOCKS]
         self.line_bits = self.words[LINE_BITS]
