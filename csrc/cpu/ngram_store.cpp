@@ -25,6 +25,28 @@ uint32_t agreeing(const int32_t* a, const int32_t* b, uint32_t limit) {
   return n;
 }
 
+// Which entries of a line have a tag: a bit for each. Without a branch, as the place is anybody's guess.
+uint32_t tagged(const Entry* line, uint32_t tag) {
+  uint32_t found = 0;
+  for (uint32_t i = 0; i < kLineEntries; ++i) found |= uint32_t{line[i].state >> 8 == tag} << i;
+  return found;
+}
+
+// Where a new entry goes: the first place that is empty or whose block is forgotten, else the oldest. No entry is left
+// of a block that was cleared, so that the serial number tells.
+uint32_t victim_in(const Store& store, const Entry* line) {
+  const uint32_t next = store.header[kHeaderNextSerial];
+  const uint32_t oldest = (next > store.num_blocks ? next - store.num_blocks : 1) << kBlockBits;
+  uint32_t forgotten = 0, victim = 0;
+  for (uint32_t i = 0; i < kLineEntries; ++i) {
+    forgotten |= uint32_t{line[i].place < oldest} << i;
+    victim = line[i].place < line[victim].place ? i : victim;
+  }
+  if (forgotten != 0) return static_cast<uint32_t>(__builtin_ctz(forgotten));
+  store.count(kStatEvicted);
+  return victim;
+}
+
 void enter(const Store& store, const GramKeys& keys, uint64_t scope, uint32_t place) {
   const uint32_t serial = place >> kBlockBits, offset = place % kBlockTokens;
   const int32_t* const text = store.text(serial);
@@ -41,18 +63,7 @@ void enter(const Store& store, const GramKeys& keys, uint64_t scope, uint32_t pl
       *hit.entry = updated(*hit.entry, same, place);
       continue;
     }
-    Entry* const line = store.line(keys.of[level]);
-    Entry* victim = nullptr;
-    for (uint32_t i = 0; i < kLineEntries && victim == nullptr; ++i) {
-      if (!store.alive(line[i].place >> kBlockBits)) victim = line + i;
-    }
-    if (victim == nullptr) {
-      victim = line;
-      for (uint32_t i = 1; i < kLineEntries; ++i) {
-        if (line[i].place < victim->place) victim = line + i;
-      }
-      store.count(kStatEvicted);
-    }
+    Entry* const victim = store.line(keys.of[level]) + victim_in(store, store.line(keys.of[level]));
     *victim = {static_cast<uint32_t>(keys.of[level]) << 8, place};
   }
   store.outcomes(serial)[offset] = outcome;
@@ -124,8 +135,8 @@ StoreHit find_hit(const Store& store, const GramKeys& keys, uint32_t level, uint
   const uint64_t key = keys.of[level];
   const uint32_t tag = static_cast<uint32_t>(key) & 0xffffffu, size = ladder_size(level);
   Entry* const line = store.line(key);
-  for (uint32_t i = 0; i < kLineEntries; ++i) {
-    if (line[i].state >> 8 != tag) continue;
+  for (uint32_t left = tagged(line, tag); left != 0; left &= left - 1) {
+    const int i = __builtin_ctz(left);
     const uint32_t serial = line[i].place >> kBlockBits, offset = line[i].place % kBlockTokens;
     // The order is the contract's: whose text it is comes before what it says.
     if (!store.alive(serial)) continue;
@@ -140,14 +151,12 @@ StoreHit find_hit(const Store& store, const GramKeys& keys, uint32_t level, uint
 void prefetch_hit(const Store& store, const GramKeys& keys, uint32_t level) {
   const uint32_t tag = static_cast<uint32_t>(keys.of[level]) & 0xffffffu;
   const Entry* const line = store.line(keys.of[level]);
-  for (uint32_t i = 0; i < kLineEntries; ++i) {
-    if (line[i].state >> 8 != tag || line[i].place == 0) continue;
-    const uint32_t serial = line[i].place >> kBlockBits, offset = line[i].place % kBlockTokens;
-    __builtin_prefetch(store.head(serial));
-    __builtin_prefetch(store.text(serial) + offset - smaller(offset, 8u));
-    __builtin_prefetch(store.text(serial) + offset);
-    return;
-  }
+  const uint32_t found = tagged(line, tag);
+  if (found == 0) return;
+  const uint32_t place = line[__builtin_ctz(found)].place, serial = place >> kBlockBits, offset = place % kBlockTokens;
+  __builtin_prefetch(store.head(serial));
+  __builtin_prefetch(store.text(serial) + offset - smaller(offset, 8u));
+  __builtin_prefetch(store.text(serial) + offset);
 }
 
 void Entering::add(uint32_t place, uint64_t scope, uint64_t seed) {
