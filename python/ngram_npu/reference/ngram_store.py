@@ -87,7 +87,7 @@ class Store:
         self.line_bits = self.words[LINE_BITS]
         self.heads = HEADER_WORDS + self.num_slots * SLOT_WORDS
         self.lines = -(-(self.heads + self.num_blocks * HEAD_WORDS) // 16) * 16
-        self.tokens = self.lines + 2**self.line_bits * LINE_ENTRIES * ENTRY_WORDS
+        self.tokens = self.lines + (LINE_ENTRIES * ENTRY_WORDS << self.line_bits)
         self.bytes = self.tokens + self.num_blocks * BLOCK
 
     def count(self, statistic: int, by: int = 1) -> None:
