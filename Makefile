@@ -162,18 +162,21 @@ launch: twins $(TORCH_NPU)/.ready
 	  -DPython_EXECUTABLE=$(abspath $(PY)) -DNGRAM_NPU_TORCH_NPU=$(abspath $(TORCH_NPU)/torch_npu),ngram_npu_launch)
 	rm -rf $(BUILD)/launch && cmake --install $(BUILD)/twins --prefix $(BUILD)/launch >/dev/null
 
-# The index with small pages against the rescan, on whatever libFuzzer makes up; inputs that reach new code are kept in
-# the corpus. At its end it prints how many pages were split, directories doubled and so on; a 0 fails it. Needs clang
-# (Debian: clang-14). FUZZ_JSON, which needs `make install`, is where a record of the run goes.
+# The index with small pages against the rescan, and the store whose scopes see nothing of each other, on whatever
+# libFuzzer makes up; inputs that reach new code are kept in the corpus. At the end each prints how many pages were split,
+# directories doubled and so on; a 0 fails it. Needs clang (Debian: clang-14). FUZZ_JSON, which needs `make install`, is
+# the folder where a record of each run goes.
 FUZZ_CXX ?= clang++-14
 FUZZ_SECONDS ?= 30
 # 0: another one each time.
 FUZZ_SEED ?= 0
 FUZZ_JSON ?=
 fuzz: setup
-	$(call build,fuzz,-DCMAKE_CXX_COMPILER=$(FUZZ_CXX),fuzz_index)
-	$(PY) -m tools.verify.fuzz $(BUILD)/fuzz/tests/cpp/fuzz_index --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) \
-	  $(if $(FUZZ_JSON),--json $(FUZZ_JSON))
+	$(call build,fuzz,-DCMAKE_CXX_COMPILER=$(FUZZ_CXX),fuzz_index fuzz_store)
+	for target in index store; do \
+	  $(PY) -m tools.verify.fuzz $(BUILD)/fuzz/tests/cpp/fuzz_$$target --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) \
+	    $(if $(FUZZ_JSON),--json $(FUZZ_JSON)/fuzz-$$target.json) || exit 1; \
+	done
 
 # A short run where clang is, or may be installed.
 test-fuzz: setup
@@ -230,7 +233,7 @@ prove-cuda-mutants: install twins
 	mkdir -p $(PROOF) && $(PY) -m tools.verify.cuda_mutants --json $(PROOF)/cuda-mutants.json
 
 prove-fuzz: install
-	mkdir -p $(PROOF) && $(MAKE) fuzz FUZZ_SECONDS=3600 FUZZ_JSON=$(PROOF)/fuzz-index.json
+	mkdir -p $(PROOF) && $(MAKE) fuzz FUZZ_SECONDS=3600 FUZZ_JSON=$(PROOF)
 
 # The C++ suite on NEON, cross-compiled and emulated (Debian: g++-aarch64-linux-gnu, qemu-user, libgtest-dev). It needs
 # packages that no other part does. Emulation cannot fork a program with threads, nor start one anew.

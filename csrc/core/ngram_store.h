@@ -8,9 +8,9 @@
 //   tokens  num_blocks x 256 words: the text
 //   bytes   num_blocks x 64 words: a byte beside every token
 //
-// A place is a block's serial number times 256, plus the token's place in the block. Serial numbers begin with 1 and are
-// given out in order; the block of a serial number is at that number modulo num_blocks. Ids are clamped where they are
-// used: no contents, however wrong, lead a kernel outside the tensor.
+// A place is a block's serial number times 256, plus the token's place in the block. Serial numbers begin with 1 and
+// are given out in order; the block of a serial number is at that number modulo num_blocks. Ids are clamped where they
+// are used: no contents, however wrong, lead a kernel outside the tensor.
 #pragma once
 
 #include "core/ngram_ladder.h"
@@ -34,7 +34,7 @@ constexpr uint32_t kByteWords = kBlockTokens / 4;
 constexpr uint32_t kOverlap = 16;  // tokens that a request's next block repeats from the one before
 constexpr uint32_t kEndOfSerials = 1u << NGRAM_STORE_SERIAL_BITS;
 constexpr int64_t kLeastBlocksPerSlot = 4;
-constexpr int64_t kMaxBlocks = NGRAM_STORE_SERIAL_BITS == 24 ? 1 << 20 : 1 << (NGRAM_STORE_SERIAL_BITS - 1);
+constexpr int64_t kMaxBlocks = int64_t{1} << (NGRAM_STORE_SERIAL_BITS > 20 ? 20 : NGRAM_STORE_SERIAL_BITS - 1);
 constexpr int64_t kMaxSlots = kMaxBlocks / kLeastBlocksPerSlot;
 constexpr uint32_t kMaxLineBits = 24;
 // Tokens that a call enters beyond those that were just sampled: the later prompts of a conversation.
@@ -47,16 +47,16 @@ enum Header : uint32_t {
   kHeaderLineBits,
   kHeaderVisibility,
   kHeaderNextSerial,
-  kHeaderBusy,     // not 0 while a call has the store
-  kStatLookups,    // statistics, which wrap
-  kStatHits,       // lookups that found a candidate
-  kStatDrafts,     // rows whose draft is the store's
-  kStatTokens,     // tokens of these drafts
-  kStatEntered,    // tokens entered
-  kStatEvicted,    // entries that gave way while their block was alive
-  kStatLostBlocks, // blocks given out again while their request was writing to them
-  kStatRestarts,   // the serial numbers had run out
-  kStatBusy,       // calls that went without the store, since another had it
+  kHeaderBusy,      // not 0 while a call has the store
+  kStatLookups,     // statistics, which wrap
+  kStatHits,        // lookups that found a candidate
+  kStatDrafts,      // rows whose draft is the store's
+  kStatTokens,      // tokens of these drafts
+  kStatEntered,     // tokens entered
+  kStatEvicted,     // entries that gave way while their block was alive
+  kStatLostBlocks,  // blocks given out again while their request was writing to them
+  kStatRestarts,    // the serial numbers had run out
+  kStatBusy,        // calls that went without the store, since another had it
   kHeaderEnd,
 };
 
@@ -70,7 +70,7 @@ enum Head : uint32_t {
   kHeadFill,    // tokens in it
   kHeadFirst,   // of these, how many are repeated from the block before
   kHeadPrevious,
-  kHeadNext,  // only while a request's blocks are entered
+  kHeadNext,   // only while a request's blocks are entered
   kHeadScope,  // two words
 };
 
@@ -99,7 +99,9 @@ constexpr uint64_t kBase = 0x9e3779b97f4a7c15u;
 NGRAM_FN uint64_t scope_seed(uint64_t scope) { return mix(scope); }
 
 // Its top bits are the line, its low 24 the tag.
-NGRAM_FN uint64_t key_of(uint64_t gram, uint64_t seed, uint32_t level) { return mix((gram ^ seed) + (level + 1) * kBase); }
+NGRAM_FN uint64_t key_of(uint64_t gram, uint64_t seed, uint32_t level) {
+  return mix((gram ^ seed) + (level + 1) * kBase);
+}
 
 // After the token `seen` came where the entry expects another, or the same.
 NGRAM_FN Entry updated(Entry entry, bool same, uint32_t place) {

@@ -8,22 +8,6 @@
 
 namespace {
 
-class Bytes : public ngram_npu::test::Choices {
- public:
-  Bytes(const uint8_t* at, size_t size) : at_(at), end_(at + size) {}
-  // A choice among few takes one byte; behind the end all choices are 0.
-  int64_t below(int64_t n) override {
-    uint64_t value = 0;
-    for (int64_t range = 1; range < n && at_ < end_; range <<= 8) value = value << 8 | *at_++;
-    return static_cast<int64_t>(value % static_cast<uint64_t>(n));
-  }
-  bool more() override { return at_ < end_; }
-
- private:
-  const uint8_t* at_;
-  const uint8_t* end_;
-};
-
 ngram_npu::test::Reached reached;
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "choices.h"
 #include "core/ngram_index_append.h"
 #include "core/ngram_index_layout.h"
 #include "core/ngram_index_propose.h"
@@ -22,16 +23,6 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_reset_(const ngram_npu::Ngram
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_step_(const ngram_npu::NgramIndexStepParams* params, void*);
 
 namespace ngram_npu::test {
-
-class Choices {
- public:
-  virtual ~Choices() = default;
-  virtual int64_t below(int64_t n) = 0;  // 0 .. n - 1
-  virtual bool more() = 0;               // another event?
-
-  int64_t from(int64_t low, int64_t high) { return low + below(high - low + 1); }
-  bool one_in(int64_t n) { return below(n) == 0; }
-};
 
 // What episodes came to. Where one of these stays 0 the comparison says nothing about it.
 struct Reached {

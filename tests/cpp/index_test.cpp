@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
-#include <random>
 
 #include "entry_points.h"
 #include "index_episode.h"
@@ -16,17 +15,6 @@ constexpr int kEpisodes = 60;
 #else
 constexpr int kEpisodes = 200;
 #endif
-
-class RandomChoices : public Choices {
- public:
-  explicit RandomChoices(uint64_t seed) : engine_(seed) {}
-  int64_t below(int64_t n) override { return static_cast<int64_t>(engine_() % static_cast<uint64_t>(n)); }
-  bool more() override { return left_-- > 0; }
-
- private:
-  std::mt19937_64 engine_;
-  int left_ = 25;
-};
 
 class IndexTest : public InstructionSetTest {
  protected:

@@ -1,4 +1,4 @@
-"""Runs the fuzz target, and says what the run came to.
+"""Runs a fuzz target, and says what the run came to.
 
     python -m tools.verify.fuzz build/fuzz/tests/cpp/fuzz_index --seconds 3600 --json FILE
 
@@ -55,7 +55,7 @@ def problems(exit_status: int, output: str) -> list[str]:
 
 def run(target: Path, seconds: int, seed: int) -> tuple[int, str]:
     """libFuzzer's exit status and output, which is printed as it comes."""
-    corpus = target.parent / "corpus"
+    corpus = target.parent / f"corpus-{target.name}"
     corpus.mkdir(exist_ok=True)
     for number in range(_FIRST_INPUTS):  # an empty corpus takes a minute to grow as long
         opening = random.Random(number).randbytes(_MAX_BYTES)
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.json is not None:
         result = {
             "command": f"make fuzz FUZZ_SECONDS={given.seconds} FUZZ_SEED={given.seed}"
-            f" FUZZ_JSON={given.json}",
+            f" FUZZ_JSON={given.json.parent}",
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "machine": environment.machine(),
             "seconds": round(seconds, 1),

@@ -1,0 +1,186 @@
+// A store between guard pages and the requests that share it, driven by choices that are random or a fuzzer's. A
+// scope's tokens are its own, so that a draft tells whose text it is. No gtest here: the fuzz target has none.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "choices.h"
+#include "core/ngram_store_faults.h"
+#include "core/ngram_store_finish.h"
+#include "cpu/ngram_store_life.h"
+#include "guard_pages.h"
+
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_step_(const ngram_npu::NgramStoreStepParams* params, void*);
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_finish_(const ngram_npu::NgramStoreFinishParams* params, void*);
+
+namespace ngram_npu::test {
+
+// What episodes came to. Where one of these stays 0 they say nothing about it.
+struct StoreReached {
+  int64_t drafts = 0, evicted = 0, lost = 0, restarts = 0, finished = 0, cleared = 0;
+
+  void operator+=(const StoreReached& other) {
+    for (const auto& [name, at] : kNames) this->*at += other.*at;
+  }
+
+  static const std::pair<const char*, int64_t StoreReached::*> kNames[6];
+};
+inline const std::pair<const char*, int64_t StoreReached::*> StoreReached::kNames[6] = {
+    {"drafts", &StoreReached::drafts},
+    {"entries evicted", &StoreReached::evicted},
+    {"blocks lost", &StoreReached::lost},
+    {"restarts", &StoreReached::restarts},
+    {"requests finished", &StoreReached::finished},
+    {"scopes cleared", &StoreReached::cleared},
+};
+
+class StoreEpisode {
+ public:
+  // nonsense: the store's words are overwritten between events; drafts then say nothing, and only stay in their place.
+  StoreEpisode(Choices& choices, Flush flush, bool nonsense)
+      : c_(choices),
+        nonsense_(nonsense),
+        slots_(c_.from(1, 3)),
+        blocks_(slots_ * store::kLeastBlocksPerSlot + c_.below(5)),
+        bits_(c_.from(1, 6)),
+        k_(c_.from(0, 6)),
+        words_(words_of(slots_, blocks_, bits_)),
+        store_(words_, flush),
+        tokens_(slots_, kCapacity, flush),
+        lengths_(slots_, flush),
+        sampled_(slots_, flush),
+        drafts_(slots_, k_, flush),
+        counts_(slots_, flush),
+        match_(slots_, flush),
+        paid_(slots_, k_, flush),
+        costs_(kCostRows * store::kStoreCostColumns, flush),
+        owner_(static_cast<size_t>(slots_)) {
+    std::fill_n(store_.data(), words_, 0);
+    ngram_npu_cpu_ngram_store_init(store_.data(), words_, slots_, blocks_, bits_, static_cast<uint32_t>(c_.below(2)));
+    std::fill_n(lengths_.data(), slots_, 0);
+    for (int64_t i = 0; i < kCostRows * store::kStoreCostColumns; ++i)
+      costs_.data()[i] = static_cast<uint8_t>(c_.below(40));
+  }
+
+  const char* run() {
+    while (c_.more()) {
+      if (const char* wrong = event()) return wrong;
+    }
+    const bool intact = store_.intact() && tokens_.intact() && drafts_.intact() && paid_.intact() && counts_.intact();
+    if (!intact) return "something was written beside a tensor";
+    if (nonsense_) return nullptr;
+    int64_t where = 0;
+    return kStoreFaultTexts[ngram_npu_cpu_ngram_store_check(store_.data(), words_, &where)][0] == 0 ? nullptr
+                                                                                                    : "integrity";
+  }
+
+  const StoreReached& reached() const { return reached_; }
+
+ private:
+  static constexpr int64_t kCapacity = 700, kScopes = 3, kAlphabet = 4;
+
+  static int64_t words_of(int64_t slots, int64_t blocks, int64_t bits) {
+    int64_t parts[6];
+    ngram_npu_cpu_ngram_store_parts(slots, blocks, bits, parts);
+    return parts[5];
+  }
+
+  int32_t token_of(int64_t scope) { return static_cast<int32_t>(scope + kScopes * c_.below(kAlphabet)); }
+
+  const char* event() {
+    if (nonsense_ && c_.one_in(4)) {
+      for (int64_t left = c_.from(1, 30); left-- > 0;) {
+        const int64_t at =
+            c_.one_in(2) ? c_.from(store::kHeaderBusy + 1, words_ - 1) : int64_t{store::kHeaderNextSerial};
+        store_.data()[at] = static_cast<int32_t>(c_.below(int64_t{1} << 32));
+      }
+    }
+    switch (c_.below(12)) {
+      case 0: return finish();
+      case 1: return c_.one_in(4) ? clear() : nullptr;
+      default: return step();
+    }
+  }
+
+  const char* finish() {
+    const int64_t slot = c_.from(-1, slots_);
+    const NgramStoreFinishParams params{{store_.data(), words_}, {&slot, 8}, 1};
+    ngram_npu_cpu_ngram_store_finish_(&params, nullptr);
+    ++reached_.finished;
+    if (slot >= 0 && slot < slots_) lengths_.data()[slot] = 0;
+    return nullptr;
+  }
+
+  const char* clear() {
+    const int64_t scope = c_.below(kScopes);
+    ngram_npu_cpu_ngram_store_clear(store_.data(), words_, &scope);
+    ++reached_.cleared;
+    return nullptr;
+  }
+
+  // A row goes on, with tokens of its scope, or another request takes its slot.
+  void grow(int64_t row) {
+    int32_t& length = lengths_.data()[row];
+    auto& owner = owner_[static_cast<size_t>(row)];
+    if (length == 0 || length > kCapacity - 80 || c_.one_in(20)) {
+      owner = c_.below(kScopes);
+      length = static_cast<int32_t>(c_.from(0, 20));
+      for (int32_t i = 0; i < length; ++i) tokens_[row][i] = token_of(owner);
+    }
+    const int64_t count = c_.one_in(4) ? 0 : c_.from(1, c_.one_in(8) ? 70 : 5);
+    for (int64_t i = 0; i < count; ++i) tokens_[row][length++] = token_of(owner);
+    sampled_.data()[row] = static_cast<int32_t>(count);
+  }
+
+  const char* step() {
+    for (int64_t row = 0; row < slots_; ++row) grow(row);
+    std::fill_n(counts_.data(), slots_, 0);
+    std::fill_n(match_.data(), slots_, 0);
+    NgramStoreStepParams p{};
+    p.token_ids = tokens_.view<const int32_t>();
+    p.num_tokens = lengths_.data();
+    p.num_sampled = sampled_.data();
+    p.scopes = {owner_.data(), 8};
+    p.batch = slots_;
+    p.store = {store_.data(), words_};
+    p.draft_token_ids = drafts_.view();
+    p.num_draft_tokens = counts_.data();
+    p.match_len = match_.data();
+    p.draft_costs = paid_.view();
+    p.max_len = kCapacity;
+    p.costs = costs_.data();
+    p.cost_limit = c_.from(0, 90);
+    const auto* header = reinterpret_cast<const uint32_t*>(store_.data());
+    const uint32_t evicted = header[store::kStatEvicted], lost = header[store::kStatLostBlocks],
+                   restarts = header[store::kStatRestarts];
+    ngram_npu_cpu_ngram_store_step_(&p, nullptr);
+    if (nonsense_) return nullptr;
+    reached_.evicted += header[store::kStatEvicted] - evicted;
+    reached_.lost += header[store::kStatLostBlocks] - lost;
+    reached_.restarts += header[store::kStatRestarts] - restarts;
+    for (int64_t row = 0; row < slots_; ++row) {
+      for (int64_t j = 0; j < counts_.data()[row]; ++j) {
+        if (drafts_[row][j] % kScopes != owner_[static_cast<size_t>(row)]) return "text of another scope was drafted";
+        ++reached_.drafts;
+      }
+    }
+    return nullptr;
+  }
+
+  Choices& c_;
+  const bool nonsense_;
+  const int64_t slots_, blocks_, bits_, k_, words_;
+  Guarded<int32_t> store_;
+  GuardedRows<int32_t> tokens_;
+  Guarded<int32_t> lengths_, sampled_;
+  GuardedRows<int32_t> drafts_;
+  Guarded<int32_t> counts_, match_;
+  GuardedRows<uint8_t> paid_;
+  Guarded<uint8_t> costs_;
+  std::vector<int64_t> owner_;
+  StoreReached reached_;
+};
+
+}  // namespace ngram_npu::test

@@ -1,0 +1,106 @@
+// The store between guard pages: whose text is drafted, whether its structure holds, and that it knows when it does
+// not. Built twice: as shipped, and with so few serial numbers that it starts anew again and again.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <functional>
+
+#include "cpu/ngram_store.h"
+#include "store_episode.h"
+
+namespace ngram_npu::test {
+namespace {
+
+using namespace store;
+
+#if defined(__SANITIZE_ADDRESS__)
+constexpr uint64_t kEpisodes = 40;
+#else
+constexpr uint64_t kEpisodes = 300;
+#endif
+
+StoreReached run(bool nonsense) {
+  StoreReached reached;
+  for (uint64_t seed = 1; seed <= kEpisodes; ++seed) {
+    RandomChoices choices(seed, 400);
+    StoreEpisode episode(choices, kFlushes[seed % 2], nonsense);
+    const char* wrong = episode.run();
+    EXPECT_EQ(wrong, nullptr) << "seed " << seed << ": " << wrong;
+    reached += episode.reached();
+  }
+  return reached;
+}
+
+TEST(StoreTest, DraftsAreOfTheirScope) {
+  const StoreReached reached = run(false);
+  for (const auto& [name, at] : StoreReached::kNames) {
+    std::printf("%s: %lld\n", name, static_cast<long long>(reached.*at));
+    const bool impossible = at == &StoreReached::restarts && kEndOfSerials > 1 << 20;
+    EXPECT_EQ(reached.*at > 0, !impossible) << name;
+  }
+}
+
+TEST(StoreTest, NonsenseStaysWithinTheTensors) { run(true); }
+
+// A store of one request that has said `text`.
+std::vector<int32_t> store_of(const std::vector<int32_t>& text) {
+  int64_t parts[6];
+  ngram_npu_cpu_ngram_store_parts(1, 4, 3, parts);
+  std::vector<int32_t> words(static_cast<size_t>(parts[5]), 0);
+  ngram_npu_cpu_ngram_store_init(words.data(), parts[5], 1, 4, 3, kLive);
+  const auto length = static_cast<int32_t>(text.size());
+  const std::vector<uint8_t> costs(kCostRows * kStoreCostColumns, 0);
+  int32_t count = 0, match = 0;
+  NgramStoreStepParams p{};
+  p.token_ids = {text.data(), 1, length, length};
+  p.num_tokens = p.num_sampled = &length;
+  p.batch = 1;
+  p.store = {words.data(), parts[5]};
+  p.draft_token_ids = {nullptr, 1, 0, 0};
+  p.num_draft_tokens = &count;
+  p.match_len = &match;
+  p.draft_costs = {nullptr, 1, 0, 0};
+  p.costs = costs.data();
+  ngram_npu_cpu_ngram_store_step_(&p, nullptr);
+  return words;
+}
+
+StoreFault fault_after(const std::function<void(const cpu::Store&)>& harm) {
+  std::vector<int32_t> words = store_of({5, 6, 7, 5, 6, 7, 5, 6});
+  const auto size = static_cast<int64_t>(words.size());
+  cpu::Store store;
+  EXPECT_TRUE(cpu::open_store(words.data(), size, &store));
+  harm(store);
+  int64_t where = 0;
+  return static_cast<StoreFault>(ngram_npu_cpu_ngram_store_check(words.data(), size, &where));
+}
+
+Entry* first_entry(const cpu::Store& store, uint32_t after = 0) {
+  auto* entries = reinterpret_cast<Entry*>(store.lines);
+  for (uint32_t i = 0; i < kLineEntries << store.line_bits; ++i) {
+    if (entries[i].place != 0 && after-- == 0) return entries + i;
+  }
+  return nullptr;
+}
+
+TEST(StoreTest, IntegrityNamesWhatIsBroken) {
+  EXPECT_EQ(fault_after([](const cpu::Store&) {}), kStoreFaultNone);
+  EXPECT_EQ(fault_after([](const cpu::Store& s) { s.header[kHeaderMagic] = 1; }), kStoreFaultHeader);
+  EXPECT_EQ(fault_after([](const cpu::Store& s) { s.head(1)[kHeadFill] = 100; }), kStoreFaultSlot);
+  EXPECT_EQ(fault_after([](const cpu::Store& s) { s.head(1)[kHeadSerial] = 9; }), kStoreFaultBlock);
+  EXPECT_EQ(fault_after([](const cpu::Store& s) { s.head(1)[kHeadFirst] = 9; }), kStoreFaultFill);
+  EXPECT_EQ(fault_after([](const cpu::Store& s) { s.head(1)[kHeadPrevious] = 1; }), kStoreFaultLink);
+  EXPECT_EQ(fault_after([](const cpu::Store& s) { first_entry(s)->place += 200; }), kStoreFaultPlace);
+  EXPECT_EQ(fault_after([](const cpu::Store& s) { first_entry(s)->state ^= 1u << 20; }), kStoreFaultKey);
+  EXPECT_EQ(fault_after([](const cpu::Store& s) { first_entry(s)->state |= 15; }), kStoreFaultCounts);
+  EXPECT_EQ(fault_after([](const cpu::Store& s) {
+              Entry* const entry = first_entry(s);
+              const auto offset = static_cast<size_t>(entry - reinterpret_cast<Entry*>(s.lines));
+              Entry* const line = entry - offset % kLineEntries;
+              line[kLineEntries - 1] = *entry;
+            }),
+            kStoreFaultTwice);
+}
+
+}  // namespace
+}  // namespace ngram_npu::test
