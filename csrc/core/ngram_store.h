@@ -54,7 +54,7 @@ enum Header : uint32_t {
   kStatTokens,      // tokens of these drafts
   kStatEntered,     // tokens entered
   kStatEvicted,     // entries that gave way while their block was alive
-  kStatLostBlocks,  // blocks given out again while their request was writing to them
+  kStatLostBlocks,  // slots closed whose block was no longer alive
   kStatRestarts,    // the serial numbers had run out
   kStatBusy,        // calls that went without the store, since another had it
   kHeaderEnd,
@@ -70,7 +70,7 @@ enum Head : uint32_t {
   kHeadFill,    // tokens in it
   kHeadFirst,   // of these, how many are repeated from the block before
   kHeadPrevious,
-  kHeadNext,   // only while a request's blocks are entered
+  kHeadNext,   // the block after it, as of when the request ended
   kHeadScope,  // two words
 };
 

@@ -181,7 +181,9 @@ void close_slot(const Store& store, uint32_t slot_id, Entering* entering) {
   uint32_t* const slot = store.slot(slot_id);
   const uint32_t newest = slot[kSlotSerial];
   slot[kSlotSerial] = slot[kSlotLength] = 0;
-  if (store.header[kHeaderVisibility] != kFinish || !store.alive(newest)) return;
+  if (newest == 0) return;
+  if (!store.alive(newest)) return store.count(kStatLostBlocks);
+  if (store.header[kHeaderVisibility] != kFinish) return;
   const uint64_t scope = store.scope(newest), seed = scope_seed(scope);
   uint32_t oldest = newest;
   store.head(newest)[kHeadNext] = 0;

@@ -104,7 +104,6 @@ class StoreStep {
     uint32_t* const slot = store_.slot(slot_id);
     const int64_t sampled = smaller<int64_t>(p_.num_sampled[i], row.length);
     if (!continues(slot, row)) {
-      if (slot[kSlotSerial] != 0 && !store_.alive(slot[kSlotSerial])) store_.count(kStatLostBlocks);
       cpu::close_slot(store_, slot_id, &entering_);
       slot[kSlotLength] = static_cast<uint32_t>(row.length - sampled);
     }

@@ -32,12 +32,10 @@ DEPTH = 64
 """Of a tree, and the longest context looked at: Arctic's default."""
 FACTOR, OFFSET, PROBABILITY = 1.0, 0.0, 0.1
 _TREES = f"depth {DEPTH}, factor {FACTOR:g}, probability {PROBABILITY:g}"
-DETAIL = (
-    f"arctic-inference {VERSION}, a tree for each conversation, {_TREES}"
-)
+DETAIL = f"arctic-inference {VERSION}, a tree for each conversation, {_TREES}"
 GLOBAL_DETAIL = (
-    f"arctic-inference {VERSION}, a tree for each conversation and one for all that follows a first "
-    f"prompt, of which the draft with the higher score is taken; {_TREES}"
+    f"arctic-inference {VERSION}, a tree for each conversation and one for all that follows the "
+    f"first prompts, of which the draft with the higher score is taken; {_TREES}"
 )
 
 

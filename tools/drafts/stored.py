@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
-from ngram_npu import NgramStore, _C
+from ngram_npu import _C, NgramStore
 from ngram_npu.replay import TokenRequest
 
-from tools.drafts.simulator import MAX_K, Counts, IntArray, Walks
+from tools.drafts.simulator import MAX_K, IntArray
 
 ROWS, COLUMNS = 16, 56
 PROMISED = 8

@@ -20,14 +20,12 @@ from tools.drafts.simulator import Counts
 
 K = 8
 LIMITS = (34, 38, 40, 42, 44, 46, 50, 54, 60)
-DEFAULT_LIMIT = 42
+DEFAULT_LIMIT = 40
 PEER = "arctic-global"
 
 
 def ours(requests: list[TokenRequest], store: str | None, limit: int) -> Counts:
-    config = NgramConfig(
-        sizes="ladder", k=K, min_draft_probability=2 ** (-limit / 16), store=store
-    )
+    config = NgramConfig(sizes="ladder", k=K, min_draft_probability=2 ** (-limit / 16), store=store)
     return proposed(requests, NgramProposer(config, "index"), K, batch_size=1)
 
 
