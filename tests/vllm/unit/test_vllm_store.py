@@ -206,9 +206,7 @@ def test_ranks_have_equal_stores_and_one_keeps_it(
 def test_a_file_that_is_no_store_stops_the_engine_and_stays(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     path.write_bytes(b"something else")
-    with pytest.raises(
-        ValueError, match=r"ngram_npu: store_file: .*weights: not a file"
-    ):
+    with pytest.raises(ValueError, match=r"ngram_npu: store_file: .*weights: not a file"):
         NgramProposer(config_of(store_file=str(path)))
     assert path.read_bytes() == b"something else"
 
