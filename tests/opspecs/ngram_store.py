@@ -128,6 +128,17 @@ def full(rng: np.random.Generator, size: tuple[int, int, int], visibility: int) 
     return tell(rng, store, rows, lengths, scopes=scopes)
 
 
+def recounted(rng: np.random.Generator, store: Array) -> Array:
+    """A copy whose entries were right and wrong as often as it takes to be at every edge."""
+    copy = with_words(store)
+    sizes = (int(store[at]) for at in (NUM_SLOTS, NUM_BLOCKS, LINE_BITS))
+    begin, end = _C.store_parts(*sizes)["lines"]
+    states = copy[begin:end:2]
+    counts = rng.choice([0, 1, 2, 3, 4, 5, 8, 9, 14, 15], (2, len(states)))
+    states[:] = states & ~0xFF | counts[0] << 4 | counts[1]
+    return copy
+
+
 def no_stores(good: Array) -> Iterator[tuple[str, Array]]:
     """Tensors that contain none, with a label: operators leave them alone."""
     yield "empty", np.zeros(0, np.int32)

@@ -21,6 +21,7 @@ from .ngram_store import (
     no_stores,
     nonsense,
     own_drafts,
+    recounted,
     say,
     table,
     tell,
@@ -45,6 +46,7 @@ def _call(
 ) -> Args:
     """The arguments, those left out being None, a flat table of costs and no limits."""
     values = dict.fromkeys(NAMES)
+    store = in_buffer(store, before=1, gap=3)  # a copy: what is said next is not in it
     values |= {"token_ids": tokens, "num_tokens": lengths, "num_sampled": sampled, "store": store}
     values |= {"max_len": UNLIMITED, "costs": FLAT, "cost_limit": 75, **drafts, **more}
     return tuple(values[name] for name in NAMES)
@@ -100,8 +102,14 @@ def _draft_samples(rng: np.random.Generator) -> Iterator[Sample]:
                 drafts = own_drafts(rng, 8, k, dear)
                 if dear == 11:  # ties
                     drafts["draft_costs"][...] = 10
+                    drafts["draft_costs"][:, 7:8] = rng.integers(9, 12, (8, 1))
                 args = _call(tokens, ends, sampled, store, drafts, **more)
                 yield Sample(f"choice-{visibility}-{kinds}-{k}-{limit}-{dear}", args)
+        for i in range(4):
+            counted = recounted(rng, store)
+            more = {"costs": table(rng), "slot_indices": in_buffer([-1] * 6 + [2, 0])}
+            args = _call(tokens, ends, in_buffer([9] * 8), counted, no_drafts(8, 8), **more)
+            yield Sample(f"recounted-{visibility}-{kinds}-{i}", args)
         for cut in (-(2**63), -1, 0, 99, 100, 101, 103, 108):
             all_100 = in_buffer([100] * 8)
             more = {"max_len": cut, "slot_indices": slots}

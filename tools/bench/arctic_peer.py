@@ -31,9 +31,13 @@ FOLDER = Path(__file__).resolve().parents[2] / "build" / "arctic-peer"
 DEPTH = 64
 """Of a tree, and the longest context looked at: Arctic's default."""
 FACTOR, OFFSET, PROBABILITY = 1.0, 0.0, 0.1
+_TREES = f"depth {DEPTH}, factor {FACTOR:g}, probability {PROBABILITY:g}"
 DETAIL = (
-    f"arctic-inference {VERSION}, a tree for each conversation, depth {DEPTH}, "
-    f"factor {FACTOR:g}, probability {PROBABILITY:g}"
+    f"arctic-inference {VERSION}, a tree for each conversation, {_TREES}"
+)
+GLOBAL_DETAIL = (
+    f"arctic-inference {VERSION}, a tree for each conversation and one for all that follows a first "
+    f"prompt, of which the draft with the higher score is taken; {_TREES}"
 )
 
 
@@ -74,18 +78,24 @@ def suffix_tree() -> Any:
 
 
 class SuffixDecoding:
-    """A proposer for `ngram_npu.replay.simulate`: a tree per row, which holds its conversation."""
+    """A proposer for `ngram_npu.replay.simulate`: a tree per row, which holds its conversation; one
+    besides for all, if they are to share what follows their first prompts."""
 
-    def __init__(self, k: int) -> None:
+    def __init__(self, k: int, *, shared: bool = False) -> None:
         self._k = k
         self._new_tree = suffix_tree()
+        self._shared = self._new_tree(DEPTH) if shared else None
+        self._conversations = 0
         self._trees: dict[int, Any] = {}
         self._held: dict[int, int] = {}
+        self._numbers: dict[int, int] = {}
 
     def reset(self, rows: Int32Array) -> None:
         for row in rows.tolist():
             self._trees[row] = self._new_tree(DEPTH)
             self._held[row] = 0
+            self._numbers[row] = self._conversations
+            self._conversations += 1
 
     def step(
         self,
@@ -103,13 +113,18 @@ class SuffixDecoding:
             start, end = int(num_tokens[row]), int(num_tokens[row]) + len(new)
             token_ids[row, start:end] = new
             num_tokens[row] = end
-            tree = self._trees[row]
-            tree.extend_ndarray(0, token_ids[row, self._held[row] : end])
+            held, trees = self._held[row], [self._trees[row]]
+            trees[0].extend_ndarray(0, token_ids[row, held:end])
             self._held[row] = end
+            if self._shared is not None:
+                trees.append(self._shared)
+                self._shared.extend_ndarray(self._numbers[row], token_ids[row, held or start : end])
             context = token_ids[row, max(0, end - DEPTH) : end]
-            draft = tree.speculate_ndarray(
-                context, self._k, FACTOR, OFFSET, PROBABILITY, False
-            ).token_ids
+            found = [
+                tree.speculate_ndarray(context, self._k, FACTOR, OFFSET, PROBABILITY, False)
+                for tree in trees
+            ]
+            draft = max(found, key=lambda of: of.score).token_ids
             drafts[i, : len(draft)] = draft
             counts[i] = len(draft)
         return SimpleNamespace(draft_token_ids=drafts, num_draft_tokens=counts)

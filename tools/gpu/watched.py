@@ -102,4 +102,5 @@ if __name__ == "__main__":
         lookups(SIZES, "cuda", _profiled)
     else:
         (cuda,) = (backend for backend in DEVICE_BACKENDS if backend.device == "cuda")
-        print("RESULT", json.dumps(parity(list(OPSPECS.values()), cuda, SECONDS)))
+        specs = [spec for spec in OPSPECS.values() if "cuda" not in spec.no_kernel]
+        print("RESULT", json.dumps(parity(specs, cuda, SECONDS)))

@@ -80,14 +80,14 @@ class Store:
     """The tensor of a store, as unsigned words that are read and written in place."""
 
     def __init__(self, tensor: Array) -> None:
-        self.words = memoryview(tensor.view(np.uint32))
-        self.octets = memoryview(tensor.view(np.uint8))
+        self.words = tensor.view(np.uint32).data
+        self.octets = tensor.view(np.uint8).data
         self.num_slots = self.words[NUM_SLOTS]
         self.num_blocks = self.words[NUM_BLOCKS]
         self.line_bits = self.words[LINE_BITS]
         self.heads = HEADER_WORDS + self.num_slots * SLOT_WORDS
         self.lines = -(-(self.heads + self.num_blocks * HEAD_WORDS) // 16) * 16
-        self.tokens = self.lines + 2**self.line_bits * LINE_ENTRIES * ENTRY_WORDS
+        self.tokens = self.lines + (LINE_ENTRIES * ENTRY_WORDS << self.line_bits)
         self.bytes = self.tokens + self.num_blocks * BLOCK
 
     def count(self, statistic: int, by: int = 1) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tools.bench.ops.acceptance import Acceptance
 from tools.bench.ops.acceptance_ablation import AcceptanceAblation
 from tools.bench.ops.acceptance_smoothing import AcceptanceSmoothing
+from tools.bench.ops.acceptance_store import AcceptanceStore
 from tools.bench.ops.ascendc_model import AscendcModel
 from tools.bench.ops.async_host import AsyncHost
 from tools.bench.ops.base import Op
@@ -38,6 +39,7 @@ OPS: dict[str, Op] = {
         Acceptance(),
         AcceptanceAblation(),
         AcceptanceSmoothing(),
+        AcceptanceStore(),
     )
 }
 

@@ -61,9 +61,11 @@ def indexed(requests: Sequence[TokenRequest]) -> Replayer:
     return replay
 
 
-def proposed(requests: Sequence[TokenRequest], proposer: Proposer, k: int) -> Counts:
+def proposed(
+    requests: Sequence[TokenRequest], proposer: Proposer, k: int, batch_size: int = BATCH
+) -> Counts:
     """Anybody's drafts, by the package's own replay."""
-    figures = simulate("", requests, proposer, k=k, batch_size=BATCH)
+    figures = simulate("", requests, proposer, k=k, batch_size=batch_size)
     return Counts(figures.num_tokens, figures.num_steps, figures.num_draft_tokens)
 
 
