@@ -38,6 +38,7 @@ def test_the_text_is_that_of_no_speculation(
     found = held.statistics
     assert found.drafts >= 20, "the store matters"
     assert found.calls_busy == 0
-    generated = sum(len(sample.token_ids) for output in run.outputs for sample in output)
-    # A request's last step need not be drafted for, and what comes of a preemption is said again.
-    assert 0.5 * generated < found.tokens_entered < 1.5 * generated
+    # One engine generated all of these; what is sampled behind a stop is entered too.
+    done = [runs(method, name) for name in ("greedy", "structured", "logprobs")]
+    generated = sum(len(o.token_ids) for each in done for samples in each.outputs for o in samples)
+    assert 0.5 * generated < found.tokens_entered < 1.1 * generated
