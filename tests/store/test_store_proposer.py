@@ -145,6 +145,23 @@ def test_the_caller_is_told_what_the_store_s_tokens_cost() -> None:
     assert (costs[1:] == 255).all()
 
 
+@pytest.mark.slow
+def test_a_compiled_step_is_the_same() -> None:
+    compiled, plain = (NgramProposer(CONFIG) for _ in range(2))
+    states = [rows(torch.from_numpy) for _ in range(2)]
+    rng = np.random.default_rng(7)
+    scopes = torch.tensor([0, 1, 0, 1])
+    step: Any = compiled.step
+    for at in range(12):
+        words = said(torch.from_numpy, [texts(rng) for _ in range(4)])
+        found = step(*states[0], words, scopes=scopes)
+        for a, b in zip(found, plain.step(*states[1], words, scopes=scopes), strict=True):
+            assert torch.equal(a, b)
+        if at == 0:  # which made index and store
+            step = torch.compile(compiled.step, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled.store.tensor, plain.store.tensor)  # type: ignore[union-attr]
+
+
 def test_two_that_are_fed_equally_have_equal_stores() -> None:
     """As the ranks of a tensor-parallel server: bit for bit, over evictions and ends."""
     pair: list[Any] = [NgramProposer(CONFIG) for _ in range(2)]

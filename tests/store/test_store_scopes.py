@@ -10,7 +10,8 @@ from store.requests import Request, step
 
 COMMON = 12
 """Tokens below are everybody's; all others are one scope's: its number is their remainder."""
-SCOPES = [scope_of(name) for name in (None, 1, 2**62 - 1, "a", "b")]
+NAMES = (0, 1, 2**62 - 1, "a", "b")
+SCOPES = [scope_of(name) for name in NAMES]
 
 
 def leaks(visibility: Visibility, steps: int, *, mixed: bool = False) -> tuple[int, int]:
@@ -42,7 +43,7 @@ def leaks(visibility: Visibility, steps: int, *, mixed: bool = False) -> tuple[i
             drafted += len(draft)
             leaked += sum(token >= COMMON and token % n != whose for token in draft)
         if at % 997 == 996:
-            store.clear(SCOPES[at % n])
+            store.clear(NAMES[at % n])
     store.check_integrity()
     return leaked, drafted
 

@@ -99,6 +99,15 @@ METHODS = {
         {"ngram_npu": LADDER},
     ),
     "ladder_padded": asynchronous("padded", "auto", **LADDER),
+    "store": Method(
+        {
+            "method": "custom_class",
+            "model": "ngram_npu.vllm.NgramProposer",
+            "num_speculative_tokens": K,
+        },
+        {"ngram_npu": {**LADDER, "store": "live"}},
+    ),
+    "store_padded": asynchronous("padded", "auto", **LADDER, store="finish"),
 }
 
 
