@@ -9,6 +9,7 @@
 #include "core/ngram_index_layout.h"
 #include "cpu/ngram_index.h"
 #include "host/device_index.h"
+#include "host/drafting.h"
 #include "numpy/front_end.h"
 
 namespace ngram_npu::numpy {
@@ -83,28 +84,38 @@ py::dict index_statistics(py::handle index) {
 }
 
 // An indexed token takes as long as this many scanned ones, on machines that scan fast.
-constexpr int64_t kScannedPerIndexed = 512;
+constexpr int64_t kScannedPerIndexed = 768;
+// To look a row up in the index takes as long as to scan this many tokens.
+constexpr int64_t kScannedPerLookup = 2048;
 // Of a row that drafts, so many missing tokens are indexed by the lookup itself.
 constexpr int64_t kLeftToLookup = 64;
 
-// What is to be appended before a lookup, and which rows it then answers from the index, so that a step takes 1.2 times
-// as long as a scan of its rows at most: beside what is saved on the rows that need no scan, a fifth of the scan's
-// time.
-py::tuple index_plan(py::handle index, py::handle slot_indices, py::handle num_tokens, py::handle num_sampled,
-                     int64_t least_tokens, int64_t prompt_tokens) {
-  constexpr const char* op = "index_plan";
-  const host::TensorView view = index_view(op, index, host::Arguments::kRead);
-  NumpyCall call(op);
+// Indexes, before a lookup, a share of what the rows' slots lack, so that a step takes little longer than a scan of its
+// rows: for as long as a 32nd of that scan, since the calls take time as well, and for what rows that need no scan
+// save.
+py::tuple index_catch_up(py::handle token_ids, py::handle num_tokens, py::handle index, py::handle slot_indices,
+                         py::handle num_sampled, int64_t least_tokens, int64_t prompt_tokens, int64_t min_n,
+                         int64_t max_n, int64_t match_policy, bool ladder, bool outcomes) {
+  NumpyCall call("index_catch_up");
   const host::TensorView slots_view = call("slot_indices", slot_indices);
   const int32_t* slots = call.int32s(slots_view, -1);
   const int64_t batch = slots_view.sizes[0];
+  NgramIndexAppendParams p{};
+  p.token_ids = call.rows<const int32_t>(call("token_ids", token_ids));
+  if (p.token_ids.rows < batch)
+    call.fail("token_ids", std::to_string(batch) + " rows", std::to_string(p.token_ids.rows));
   const int32_t* ends = call.int32s(call("num_tokens", num_tokens), batch);
   const int32_t* counts = call.int32s(call("num_sampled", num_sampled), batch);
+  const host::TensorView words = call("index", index);
+  p.index = {call.written_int32s(words, -1), words.sizes[0], {}};
   call.scalar("least_tokens", least_tokens, 0, INT32_MAX);
   call.scalar("prompt_tokens", prompt_tokens, 0, INT32_MAX);
+  call.ngram_range(min_n, max_n, match_policy);
+  call.index_span(min_n, max_n, match_policy, ladder);
+  call.disjoint();
 
   std::vector<int64_t> done(static_cast<size_t>(batch));
-  ngram_npu_cpu_ngram_index_lengths(static_cast<const int32_t*>(view.data), view.sizes[0], slots, batch, done.data());
+  ngram_npu_cpu_ngram_index_lengths(p.index.words, p.index.num_words, slots, batch, done.data());
   const auto missing = [&](int64_t i) {
     return int64_t{ends[i]} - larger(counts[i], 0) - done[static_cast<size_t>(i)];
   };
@@ -114,26 +125,42 @@ py::tuple index_plan(py::handle index, py::handle slot_indices, py::handle num_t
     if (counts[i] < 1) continue;
     drafting = true;
     scanned += ends[i];
-    if (missing(i) <= kLeftToLookup) saved += ends[i];
+    if (missing(i) <= kLeftToLookup) saved += larger(ends[i] - kScannedPerLookup, int64_t{0});
   }
-  int64_t budget = drafting ? larger(least_tokens, (scanned / 5 + saved) / kScannedPerIndexed) : prompt_tokens;
+  int64_t budget = drafting ? larger(least_tokens, (scanned / 32 + saved) / kScannedPerIndexed) : prompt_tokens;
 
-  py::array_t<int32_t> upto(batch), lookup_slots(batch);
-  std::vector<int64_t> rows;
+  py::array_t<int32_t> lookup_slots(batch);
+  std::vector<int32_t> upto(static_cast<size_t>(batch)), appended_slots;
+  std::vector<int64_t> appended;
   int64_t behind = 0;
   for (int64_t i = 0; i < batch; ++i) {
     const int64_t left = missing(i), bearable = counts[i] < 1 ? 0 : kLeftToLookup;
     const int64_t taken = left > bearable ? smaller(left, budget) : 0;
     budget -= taken;
-    upto.mutable_data()[i] = static_cast<int32_t>(done[static_cast<size_t>(i)] + taken);
-    if (taken > 0) rows.push_back(i);
+    if (taken > 0) {
+      upto[static_cast<size_t>(i)] = static_cast<int32_t>(done[static_cast<size_t>(i)] + taken);
+      appended.push_back(i);
+      appended_slots.push_back(slots[i]);
+    }
     const bool late = left - taken > bearable;
     lookup_slots.mutable_data()[i] = late ? -1 : slots[i];
     behind += late ? 1 : 0;
   }
-  py::array_t<int64_t> appended(static_cast<py::ssize_t>(rows.size()));
-  std::copy(rows.begin(), rows.end(), appended.mutable_data());
-  return py::make_tuple(std::move(appended), std::move(upto), std::move(lookup_slots), behind);
+  if (!appended.empty()) {
+    p.num_tokens = upto.data();
+    p.row_indices = {appended.data(), sizeof(int64_t)};
+    p.batch = static_cast<int64_t>(appended.size());
+    p.min_n = min_n;
+    p.max_n = max_n;
+    p.match_policy = static_cast<int32_t>(match_policy);
+    p.ladder = ladder;
+    p.outcomes = outcomes;
+    p.index.slot_indices = {appended_slots.data(), sizeof(int32_t)};
+    const Executor executor = NumpyCall::executor();
+    p.executor = &executor;
+    NumpyCall::run<host::ngram_index_append__op>(p);
+  }
+  return py::make_tuple(std::move(lookup_slots), behind);
 }
 
 // Of the layout that a GPU's kernels use.
@@ -195,8 +222,9 @@ void define_index_tools(py::module_& m) {
   m.def("index_check", index_check, py::arg("index"));
   m.def("index_check_row", index_check_row, py::arg("index"), py::arg("slot"), py::arg("tokens"));
   m.def("index_statistics", index_statistics, py::arg("index"));
-  m.def("index_plan", index_plan, py::arg("index"), py::arg("slot_indices"), py::arg("num_tokens"),
-        py::arg("num_sampled"), py::arg("least_tokens"), py::arg("prompt_tokens"));
+  m.def("index_catch_up", index_catch_up, py::arg("token_ids"), py::arg("num_tokens"), py::arg("index"),
+        py::arg("slot_indices"), py::arg("num_sampled"), py::arg("least_tokens"), py::arg("prompt_tokens"),
+        py::arg("min_n"), py::arg("max_n"), py::arg("match_policy"), py::arg("ladder"), py::arg("outcomes"));
   m.attr("DEVICE_INDEX_HEADER_WORDS") = device_index::kHeaderWords;
   m.def("device_index_words", host::device_index_words, py::arg("num_slots"), py::arg("num_buckets"));
   m.def("device_index_buckets", host::device_index_buckets, py::arg("tokens"), py::arg("min_n"), py::arg("max_n"));

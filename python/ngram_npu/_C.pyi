@@ -181,18 +181,25 @@ def index_check_row(index: _Int32, slot: int, tokens: _Int32) -> int:
 def index_statistics(index: _Int32) -> dict[str, int]:
     """The counters an index keeps; they wrap at 2**32."""
 
-def index_plan(
+def index_catch_up(
+    token_ids: _Int32,
+    num_tokens: _Int32,
     index: _Int32,
     slot_indices: _Int32,
-    num_tokens: _Int32,
     num_sampled: _Int32,
     least_tokens: int,
     prompt_tokens: int,
-) -> tuple[_Int64, _Int32, _Int32, int]:
-    """Which rows to append before a lookup [N], up to where [B], the slots to look up with, -1 for
-    a row to be scanned [B], and how many rows are left behind: as much as a fifth of a scan of the
-    rows that draft (num_sampled > 0) takes, and at least ``least_tokens``; ``prompt_tokens`` where
-    no row drafts."""
+    min_n: int,
+    max_n: int,
+    match_policy: int,
+    ladder: bool,
+    outcomes: bool,
+) -> tuple[_Int32, int]:
+    """Indexes, before a lookup, some of the tokens that rows hold and their slots lack: what takes
+    a 32nd of a scan of the rows that draft (num_sampled > 0), and as long as those save that need
+    none; at least ``least_tokens``, and ``prompt_tokens`` where no row drafts. Returns the slots to
+    look up with, -1 for a row to be scanned [B], and how many rows these are. token_ids [>= B,S],
+    the others [B]; ``min_n`` and on as in ``ngram_index_append_``."""
 
 def ngram_store_step_(
     token_ids: _Int32,

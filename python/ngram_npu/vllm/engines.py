@@ -21,8 +21,12 @@ MOST_TOKENS = 1 << 26
 PROMPT_TOKENS_PER_STEP = 32768
 """Indexed in a step in which all rows prefill, beside which a millisecond does not count."""
 
-LEAST_TOKENS_PER_STEP = 64
-"""Indexed in any step in which something is missing: about two microseconds."""
+LEAST_TOKENS_PER_STEP = 16
+"""Indexed in any step in which something is missing: less than a microsecond."""
+
+SCANNED_TOKENS = 3 << 17
+"""The rows of a step that have no more tokens than this together, or a 128th of it each, are
+scanned: the index would not be quicker."""
 
 PATIENCE = 64
 """Steps that a request may sit out while memory is half used, and keep its index: it may be running
@@ -80,7 +84,8 @@ class ScanEngine:
 
 
 class IndexEngine:
-    """Looks through what is new in each row, from an index of each request's tokens.
+    """Looks through what is new in each row, from an index of each request's tokens; a step of few
+    tokens is scanned.
 
     A request keeps its slot of the index while its row moves (``_C.RowRecognizer``). Slots of
     requests that are gone are kept, since preempted ones come back: while half of the memory is
@@ -92,11 +97,12 @@ class IndexEngine:
 
     def __init__(self, options: Options, cache_config: Any, context_ranks: int) -> None:
         self._options = options
+        self._scan = ScanEngine(options.ngram)
         self._lookup = options.ngram.lookup_arguments
         self._cache_config = cache_config
         self._context_ranks = context_ranks  # among which decode context parallelism shares a block
         self._rows = _C.RowRecognizer(2 * options.max_num_seqs)
-        self._behind = False  # rows whose tokens are not all indexed
+        self._behind = 0  # rows whose tokens are not all indexed
         self.index: Any = None
         self.store: SharedStore | None = None
         if options.ngram.store is not None:
@@ -106,16 +112,37 @@ class IndexEngine:
     def draft(
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
     ) -> tuple[Int32Array, Int32Array, Int32Array]:
+        config = self._options.ngram
+        if not config.is_ladder:
+            few = SCANNED_TOKENS * max(1, len(num_tokens) / 128)
+            if num_tokens.sum() <= few:
+                return self._scan.draft(token_ids, num_tokens, num_sampled, k)
         if self.index is None:
             self.index = self._make_index()
             self._lookup |= cost_arguments(self._options, self.index)
         slots, new = self._rows.assign(token_ids, num_tokens, num_sampled)
+        self._forget_absent()
         if len(new):
             self._end(slots[new])
-            self._behind = True
+            self._behind = len(new)
         of_requests = slots
         if self._behind:
-            slots = self._catch_up(token_ids, num_tokens, num_sampled, slots)
+            slots, self._behind = _C.index_catch_up(
+                token_ids,
+                num_tokens,
+                self.index.tensor,
+                slots,
+                num_sampled,
+                LEAST_TOKENS_PER_STEP,
+                PROMPT_TOKENS_PER_STEP,
+                config.min_n,
+                config.max_n,
+                config.match_policy_code,
+                config.is_ladder,
+                "costs" in self._lookup,
+            )
+            if self._behind == len(num_tokens) and not config.is_ladder:
+                return self._scan.draft(token_ids, num_tokens, num_sampled, k)
         self._lookup["k"] = max(k, 1)
         if self.store is not None:
             self._lookup["draft_costs"] = np.empty((len(num_tokens), max(k, 1)), np.uint8)
@@ -135,7 +162,6 @@ class IndexEngine:
                 self._lookup["draft_costs"],
                 slot_indices=of_requests,
             )
-        self._forget_absent()
         drafts, counts, match_len = found
         return drafts, counts if k > 0 else np.zeros_like(counts), match_len
 
@@ -163,34 +189,6 @@ class IndexEngine:
         if blocks:
             cached = blocks * self._cache_config.block_size * self._context_ranks
         return index_for(self._options, 2 * self._options.max_num_seqs, most_tokens=cached)
-
-    def _catch_up(
-        self,
-        token_ids: Int32Array,
-        num_tokens: Int32Array,
-        num_sampled: Int32Array,
-        slots: Int32Array,
-    ) -> Int32Array:
-        """Indexes what was there before the first draft, a bounded number of tokens, and returns
-        the slots to look up with; -1: the row is to be scanned."""
-        rows, upto, slots_to_look_up, behind = _C.index_plan(
-            self.index.tensor,
-            slots,
-            num_tokens,
-            num_sampled,
-            LEAST_TOKENS_PER_STEP,
-            PROMPT_TOKENS_PER_STEP,
-        )
-        if len(rows):
-            self.index.append(
-                token_ids,
-                upto,
-                match_policy=self._options.ngram.match_policy_code,
-                row_indices=rows,
-                slot_indices=slots[rows],
-            )
-        self._behind = behind > 0
-        return slots_to_look_up
 
 
 def make_engine(options: Options, cache_config: Any, context_ranks: int) -> Engine:

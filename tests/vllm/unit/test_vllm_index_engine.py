@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from fresh_index import drafts_of
-from ngram_npu import _C
-from ngram_npu.index import NgramIndex
 from ngram_npu.vllm import NgramProposer
 from ngram_npu.vllm import engines as engines_module
 from ngram_npu.vllm.engines import IndexEngine, ScanEngine
@@ -61,6 +59,7 @@ def _steps(runner: Runner, count: int) -> Any:
         yield [row[n - c : n].tolist() for row, n, c in ends], lengths, token_ids
 
 
+@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("match_policy", ["earliest", "latest"])
 @pytest.mark.parametrize("seed", range(6))
 def test_drafts_are_the_scans(seed: int, match_policy: str) -> None:
@@ -161,73 +160,6 @@ def test_prompts_are_indexed_while_they_prefill(monkeypatch: pytest.MonkeyPatch)
     statistics = engine.index.statistics
     assert statistics.rebuilds_shorter == statistics.rebuilds_rewritten == 0
     assert statistics.rows_scanned_catching_up == 0
-
-
-def test_catching_up_costs_a_fifth_of_a_scan_and_what_it_saves() -> None:
-    """Of 512 tokens scanned for one that is indexed; a row that is not done is scanned."""
-    index = NgramIndex(4, 10**6, min_n=2, max_n=4)
-    token_ids = np.random.default_rng(0).integers(0, 50, (3, 60000), np.int32)
-    lengths, one = np.array([50000, 30000, 51200], np.int32), np.ones(3, np.int32)
-    slots = np.array([2, 0, 1], np.int32)
-    allowed = (131200 // 5) // 512
-    plan = _C.index_plan(index.tensor, slots, lengths, one, 0, 7)
-    rows, upto, looked_up, behind = plan
-    assert (rows.tolist(), upto.tolist()) == ([0], [allowed, 0, 0])
-    assert (looked_up.tolist(), behind) == ([-1, -1, -1], 3)
-    assert _C.index_plan(index.tensor, slots, lengths, one, 300, 7)[1].tolist() == [300, 0, 0]
-    index.append(token_ids, lengths - 65, row_indices=np.array([2]), slot_indices=slots[2:])
-    rows, upto, looked_up, behind = _C.index_plan(index.tensor, slots, lengths, one, 0, 7)
-    assert (rows.tolist(), upto.tolist()) == (
-        [0],
-        [(131200 // 5 + 51200) // 512, 0, 51200 - 65],
-    )
-    assert (looked_up.tolist(), behind) == ([-1, -1, 1], 2)
-
-
-def test_prompts_alone_in_a_step_have_a_share_of_their_own() -> None:
-    index = NgramIndex(4, 10**6, min_n=2, max_n=4)
-    slots, lengths = np.array([2, 0], np.int32), np.array([500, 300], np.int32)
-    none, mixed = np.zeros(2, np.int32), np.array([0, 1], np.int32)
-    rows, upto, looked_up, behind = _C.index_plan(index.tensor, slots, lengths, none, 50, 600)
-    assert (rows.tolist(), upto.tolist()) == ([0, 1], [500, 100])
-    assert (looked_up.tolist(), behind) == ([2, -1], 1)
-    rows, upto, looked_up, behind = _C.index_plan(index.tensor, slots, lengths, mixed, 50, 600)
-    assert (rows.tolist(), upto.tolist()) == ([0], [50, 0])
-
-
-def test_a_plan_takes_lengths_and_slots_for_data() -> None:
-    index = NgramIndex(2, 1000, min_n=2, max_n=4)
-    slots = np.array([-1, 2, 2**31 - 1, 0, 1], np.int32)
-    lengths = np.array([-5, 2**31 - 1, 7, -(2**31), 9], np.int32)
-    counts = np.array([2**31 - 1, -(2**31), -3, 1, 0], np.int32)
-    for words in (index.tensor, np.zeros(3, np.int32)):
-        rows, upto, looked_up, _ = _C.index_plan(words, slots, lengths, counts, 5, 5)
-        assert rows.tolist() == [1]
-        assert upto.tolist() == [0, 5, 0, 0, 0]
-        assert set(looked_up.tolist()) <= {-1, *slots.tolist()}
-    with pytest.raises(ValueError, match=r"^index_plan: num_tokens: expected size 5, got size 2"):
-        _C.index_plan(index.tensor, slots, lengths[:2], counts, 5, 5)
-    with pytest.raises(ValueError, match=r"^index_plan: least_tokens: expected 0 to"):
-        _C.index_plan(index.tensor, slots, lengths, counts, -1, 5)
-
-
-@pytest.mark.parametrize("match_policy", ["earliest", "latest"])
-def test_drafts_are_the_scans_while_prompts_are_caught_up_with(match_policy: str) -> None:
-    token_ids = np.random.default_rng(1).integers(0, 12, (4, 4000), np.int32)
-    lengths = np.array([3000, 2000, 1500, 2500], np.int32)
-    index = _proposer("index", max_model_len=4000, match_policy=match_policy)
-    scan = _proposer("scan", max_model_len=4000, match_policy=match_policy)
-    answered = []
-    for _ in range(200):
-        lengths += 2
-        arguments = [[1, 2]] * 4, lengths, token_ids
-        assert index.propose(*arguments) == scan.propose(*arguments)
-        answered.append(_index_engine(index).index.statistics.rows_indexed)
-    steps = np.diff(answered, prepend=0)
-    assert steps[0] == 0
-    assert steps[-1] == 4
-    assert (np.diff(steps) >= 0).all()  # one after the other
-    assert 9000 / 64 / 2 < np.argmax(steps == 4) < 9000 / 64 + 10
 
 
 def test_a_slot_of_a_request_that_is_gone_keeps_nothing_of_it() -> None:

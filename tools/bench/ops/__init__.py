@@ -17,7 +17,7 @@ from tools.bench.ops.memory import Memory
 from tools.bench.ops.spec_state import CorrectSpecState
 from tools.bench.ops.vllm_async import VllmAsync
 from tools.bench.ops.vllm_end_to_end import VllmEndToEnd
-from tools.bench.ops.vllm_propose import VllmPropose
+from tools.bench.ops.vllm_propose import VllmCatchUp, VllmPropose
 
 OPS: dict[str, Op] = {
     op.name: op
@@ -25,6 +25,7 @@ OPS: dict[str, Op] = {
         NgramPropose(),
         NgramStep(),
         VllmPropose(),
+        VllmCatchUp(),
         VllmAsync(),
         VllmEndToEnd(),
         NgramIndexStep(),

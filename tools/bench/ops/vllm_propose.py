@@ -45,7 +45,10 @@ class ProposerContestant(Contestant):
         for _ in range(int(lengths.sum()) // PROMPT_TOKENS_PER_STEP + 1):
             self.function(nothing, lengths, self._workload.token_ids)
         assert not engine._behind
-        assert engine.index is not None
+        if engine.index is not None:  # else so few tokens are scanned
+            self._keep(engine)
+
+    def _keep(self, engine: IndexEngine) -> None:
         words = engine.index.tensor
         used = len(words) - pages_after(words) * _C.INDEX_PAGE_WORDS
         self._saved = words[:used].copy(), copy.copy(engine._rows)
@@ -84,6 +87,14 @@ def our_config(workload: Workload, options: Options, **more: Any) -> Any:
     return config
 
 
+class CatchingUpContestant(ProposerContestant):
+    def _prefill(self, engine: IndexEngine) -> None:
+        """As with prompts that all are in the prefix cache: nothing is indexed when drafting
+        begins. The index is there: making it is no part of a step."""
+        engine.index = engine._make_index()
+        self._keep(engine)
+
+
 class VllmPropose(Op):
     name = "vllm-propose"
     help = "the proposer class as vLLM's engine calls it, against vLLM's own"
@@ -94,3 +105,13 @@ class VllmPropose(Op):
 
     def make(self, workload: Workload, options: Options) -> Contestant:
         return ProposerContestant(workload, options)
+
+
+class VllmCatchUp(VllmPropose):
+    name = "vllm-catch-up"
+    help = "the proposer class while prompts of the prefix cache are indexed, against the scan"
+    sizes = ("1x128k", "8x64k", "32x16k", "128x1k", "128x4k", "128x8k", "128x32k")
+    peers = ("ours:engine=scan",)
+
+    def make(self, workload: Workload, options: Options) -> Contestant:
+        return CatchingUpContestant(workload, options)
