@@ -15,6 +15,7 @@ from tools.bench.ops.index import IndexBuild, IndexMemory, NgramIndexStep
 from tools.bench.ops.lookup import NgramPropose, NgramStep
 from tools.bench.ops.memory import Memory
 from tools.bench.ops.spec_state import CorrectSpecState
+from tools.bench.ops.store import StoreStep
 from tools.bench.ops.vllm_async import VllmAsync
 from tools.bench.ops.vllm_end_to_end import VllmEndToEnd
 from tools.bench.ops.vllm_propose import VllmCatchUp, VllmPropose
@@ -41,6 +42,7 @@ OPS: dict[str, Op] = {
         AcceptanceAblation(),
         AcceptanceSmoothing(),
         AcceptanceStore(),
+        StoreStep(),
     )
 }
 
