@@ -166,6 +166,8 @@ class StoreStep {
     head[kHeadNext] = 0;
     head[kHeadScope] = static_cast<uint32_t>(scope);
     head[kHeadScope + 1] = static_cast<uint32_t>(scope >> 32);
+    // What lay there may be another scope's: it is not to be found in memory, or in a file.
+    std::memset(store_.text(serial), 0, kBlockTokens * sizeof(int32_t));
     std::memcpy(store_.text(serial), repeated, count * sizeof(int32_t));
     std::memset(store_.outcomes(serial), 0, kBlockTokens);
     slot[kSlotSerial] = serial;

@@ -148,6 +148,7 @@ class Store:
             self.words[self.head(serial) + i] = word
         for i in range(BLOCK):
             self.set_byte(serial * BLOCK + i, 0)
+            self.words[self.tokens + serial % self.num_blocks * BLOCK + i] = 0
         for token in repeated:
             self.append(serial, token)
         return serial

@@ -1,4 +1,4 @@
-"""A step of requests that share a store, against one without and against suffix decoding's trees."""
+"""A step of requests that share a store, against one without and against suffix decoding."""
 
 from __future__ import annotations
 
