@@ -5,7 +5,7 @@ tokens are chosen, `trace.py` where the time goes. docs/guides/own-runner.md exp
 step. Installed as `ngram_npu.runner`; it needs torch and transformers.
 """
 
-from .paged_model import PagedModel, load
+from .paged_model import PagedModel, load, paged
 from .runner import Figures, Runner, RunnerConfig
 from .sampling import Sampling
 from .scheduler import Request, Scheduler
@@ -21,4 +21,5 @@ __all__ = [
     "Scheduler",
     "Trace",
     "load",
+    "paged",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -169,7 +171,7 @@ class PagedModel:
         if attention != IMPLEMENTATION:
             raise ValueError(
                 f"PagedModel: model: expected attention {IMPLEMENTATION!r}, got {attention!r}; "
-                "load it with ngram_npu.runner.load"
+                "see ngram_npu.runner.load and paged"
             )
         self.model = model
         self.block_size = block_size
@@ -197,6 +199,17 @@ class PagedModel:
             paged_step=step,
         ).logits
         return logits[0]
+
+
+@contextmanager
+def paged(model: PreTrainedModel) -> Iterator[None]:
+    """Within the block, a model that is loaded already has our attention."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(IMPLEMENTATION)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
 
 
 def load(folder: str, *, device: str = "cpu", dtype: torch.dtype | None = None) -> PreTrainedModel:
