@@ -101,8 +101,14 @@ class Runner:
             k=config.ngram.k if config.ngram else 0,
         )
         self.trace = Trace(self.device, enabled=config.trace)
-        self.figures = Figures()
+        self.reset_figures()
         self._in_flight: deque[ScheduledStep] = deque()
+        self._has_drafts = False
+
+    def reset_figures(self) -> None:
+        """Counts and times from here on."""
+        self.figures = Figures()
+        self.trace.clear()
 
     def generate(
         self,
@@ -152,6 +158,7 @@ class Runner:
             sampled = self._sample(step, inputs, logits, rows)
         with self.trace.span("draft", number, device=True):
             self.state.end_step(sampled)
+        self._has_drafts = self.scheduler.k > 0
         self._in_flight.append(step)
         self.figures.steps += 1
         while len(self._in_flight) > int(self.config.asynchronous):
@@ -163,7 +170,7 @@ class Runner:
         assert upper_computed is not None
         assert upper_tokens is not None
         found = None
-        if not self.config.padded and self.figures.steps:
+        if not self.config.padded and self._has_drafts:
             found = self.state.wait_drafts().num_draft_tokens
         return self.scheduler.schedule(upper_computed, upper_tokens, found)
 
@@ -217,4 +224,4 @@ class Runner:
                 self.figures.tokens += len(request.token_ids) - before
             self.figures.drafts += int(truth.num_valid_drafts.sum())
             self.figures.accepted += int(truth.num_accepted_drafts.sum())
-            self.figures.preemptions = self.scheduler.num_preemptions
+            self.figures.preemptions += step.preemptions

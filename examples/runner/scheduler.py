@@ -77,6 +77,8 @@ class ScheduledStep:
     requests: list[Request]
     upper_seq_lens: Int32Array
     """[B] at least the length of each request once the step's tokens are stored."""
+    preemptions: int
+    """Requests that had to leave for it."""
 
 
 class Scheduler:
@@ -103,7 +105,8 @@ class Scheduler:
         """The longest-running first; the last one is preempted first."""
         self.free_rows = list(range(max_rows))[::-1]
         self.free_blocks = list(range(num_blocks))[::-1]
-        self.num_preemptions = 0
+        self._preemptions = 0
+        """Since the last step."""
         self._removed: list[int] = []
 
     @property
@@ -136,9 +139,8 @@ class Scheduler:
         for request in [r for r in self.running if r.finished]:
             self._leave(request)
         self.waiting = deque(r for r in self.waiting if not r.finished)
-        preemptions = self.num_preemptions
         shares, new_blocks = self._schedule_running(upper_computed, upper_tokens, found)
-        new = [] if self.num_preemptions > preemptions else self._admit(shares)
+        new = [] if self._preemptions else self._admit(shares)
         if not shares:
             return None
         for request in self.running:
@@ -147,6 +149,7 @@ class Scheduler:
             if share.samples:
                 share.request.position = position
         removed, self._removed = self._removed, []
+        preemptions, self._preemptions = self._preemptions, 0
         batch = Batch(
             rows=_int32([share.request.row for share in shares]),
             num_scheduled_tokens=_int32([share.tokens for share in shares]),
@@ -159,6 +162,7 @@ class Scheduler:
             batch,
             [share.request for share in shares],
             _int32([share.computed + share.tokens for share in shares]),
+            preemptions,
         )
 
     def _schedule_running(
@@ -227,7 +231,7 @@ class Scheduler:
         sampled for it is known by then: that step is reconciled before the next one but one."""
         self._leave(request)
         self.waiting.appendleft(request)
-        self.num_preemptions += 1
+        self._preemptions += 1
 
     def _leave(self, request: Request) -> None:
         """Its row and blocks are free at once: what pending steps still write to them comes first

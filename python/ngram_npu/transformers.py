@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ngram_npu.config import NgramConfig
@@ -46,9 +47,9 @@ class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
             stop_token_ids: a draft ends before them, as transformers asks of its own.
         """
         self._proposer = NgramProposer(config)
-        self._tokens = np.zeros((1, max_length), np.int32)
-        self._count = np.zeros(1, np.int32)
-        self._stops = np.fromiter(stop_token_ids, np.int32)
+        self._tokens: npt.NDArray[np.int32] = np.zeros((1, max_length), np.int32)
+        self._count: npt.NDArray[np.int32] = np.zeros(1, np.int32)
+        self._stops = np.array(list(stop_token_ids), np.int32)
 
     def get_candidates(
         self, input_ids: torch.Tensor, **_: Any
@@ -57,9 +58,10 @@ class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
         known, length = int(self._count[0]), input_ids.shape[1]
         self._tokens[0, known:length] = input_ids[0, known:].cpu().numpy()
         self._count[0] = length
-        drafts, counts, _ = self._proposer.propose(self._tokens, self._count)
+        drafts = self._proposer.propose(self._tokens, self._count)
         # One token comes after the drafts, within max_length.
-        found = drafts[0, : max(0, min(int(counts[0]), self._tokens.shape[1] - length - 1))]
+        room = max(0, self._tokens.shape[1] - length - 1)
+        found = drafts.draft_token_ids[0, : min(int(drafts.num_draft_tokens[0]), room)]
         stops = np.flatnonzero(np.isin(found, self._stops))
         if len(stops):
             found = found[: stops[0]]
