@@ -212,7 +212,7 @@ class Runner:
 
     def _reconcile(self) -> None:
         """Takes the tokens of the oldest step in flight."""
-        with self.trace.span("reconcile", self.figures.steps - 1):
+        with self.trace.span("reconcile", self.figures.steps - len(self._in_flight)):
             truth = self.state.reconcile()
             step = self._in_flight.popleft()
             if truth.faults:  # a sampler that breaks its contract; this one does not

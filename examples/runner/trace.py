@@ -31,7 +31,7 @@ class Trace:
 
     The device of a CPU is the host itself: it works while the host waits for it, so both tracks
     have the same span. On a GPU the host's span is the launch, and the device's is timed by its own
-    events; nothing waits for them before :meth:`seconds` or :meth:`write`.
+    events; nothing waits for them before they are asked for.
     """
 
     def __init__(self, device: torch.device, *, enabled: bool = True) -> None:
@@ -63,7 +63,7 @@ class Trace:
     def seconds(self) -> dict[str, float]:
         """By phase: the device's time where it works, else the host's."""
         found: dict[tuple[int, str], float] = defaultdict(float)
-        for name, _, track, start, end in self._timed():
+        for name, _, track, start, end in self.spans():
             found[track, name] += end - start
         names = dict.fromkeys(name for _, name in found)
         return {name: found.get((DEVICE, name), found.get((HOST, name), 0.0)) for name in names}
@@ -84,12 +84,12 @@ class Trace:
                 "dur": round((end - start) * 1e6, 1),
                 "args": {"step": step},
             }
-            for name, step, track, start, end in self._timed()
+            for name, step, track, start, end in self.spans()
         ]
         path.write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
 
-    def _timed(self) -> Iterator[tuple[str, int, int, float, float]]:
-        """Name, step, track, and seconds since the trace began."""
+    def spans(self) -> Iterator[tuple[str, int, int, float, float]]:
+        """Name, step, track (HOST or DEVICE), start and end in seconds since the trace began."""
         if self._on_gpu:
             torch.cuda.synchronize()
         for span in self._spans:
