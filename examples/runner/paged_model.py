@@ -53,13 +53,16 @@ class QueryGroup:
     slots: torch.Tensor
     """[b,L] where position 0 to L-1 of each request is in the cache."""
 
+    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
     def mask(self, window: int | None) -> torch.Tensor:
         """[b,1,q,L] what a token sees: its own position and those before it."""
-        before = self.positions[..., None] - torch.arange(
-            self.slots.shape[1], device=self.slots.device
-        )
-        seen = before >= 0
-        return (seen if window is None else seen & (before < window))[:, None]
+        if window not in self.masks:
+            places = torch.arange(self.slots.shape[1], device=self.slots.device)
+            before = self.positions[..., None] - places
+            seen = before >= 0
+            self.masks[window] = (seen if window is None else seen & (before < window))[:, None]
+        return self.masks[window]
 
 
 @dataclass

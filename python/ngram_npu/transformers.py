@@ -20,7 +20,7 @@ from ngram_npu.proposer import NgramProposer
 
 __all__ = ["NgramCandidates", "drafting", "generate"]
 
-TRIED = ("5.23",)
+TRIED = ("5.22", "5.23")
 """Versions of transformers that the tests have run with."""
 
 _VERSION = importlib.metadata.version("transformers")

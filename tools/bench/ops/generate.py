@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import random
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -39,8 +41,9 @@ CONTESTANTS = {
     "async-unpadded": "asynchronous, what was found is verified",
     "ladder": f"synchronous, drafts by cost, k = 8, min_draft_probability {_MIN_PROBABILITY}",
     "hf": "transformers' generate without speculation",
-    "hf-lookup": "transformers' prompt_lookup_num_tokens; batch 1 only",
+    "hf-lookup": "transformers' prompt_lookup_num_tokens, n-grams of 2 or 1; batch 1 only",
     "hf-ours": "transformers' generate with ngram_npu.transformers.drafting; batch 1 only",
+    "hf-ladder": "the same with drafts by cost as in ladder; batch 1 only",
     "hf-batched": "ngram_npu.transformers.generate",
 }
 
@@ -58,7 +61,7 @@ DESCRIBES = {
 class GenerateOp(Op):
     name = "generate"
     help = "tokens per second of the example runner and of transformers, with and without drafts"
-    sizes = ("1x256", "16x256")
+    sizes = ("1x256", "16x128")
     unused_settings = frozenset(
         {"match_policy", "frontend", "threads", "cache", "idle_ms", "data_kind", "device"}
     )
@@ -135,11 +138,12 @@ class GenerateOp(Op):
         if size.batch == 1:
             found["hf-lookup"] = Contestant(lambda asked: _generated(plain, asked, options.k))
 
-            def drafted(asked: Texts) -> Texts:
-                with ours.drafting(plain, ngram):
-                    return _generated(plain, asked, options.k)
+            def drafted(config: NgramConfig, asked: Texts) -> Texts:
+                with ours.drafting(plain, config):
+                    return _generated(plain, asked, config.k)
 
-            found["hf-ours"] = Contestant(drafted)
+            found["hf-ours"] = Contestant(functools.partial(drafted, ngram))
+            found["hf-ladder"] = Contestant(functools.partial(drafted, ladder))
 
         def batched(asked: Texts) -> Texts:
             out = ours.generate(
@@ -231,10 +235,10 @@ def _generated(model: Any, prompts: Texts, lookup: int | None = None) -> Texts:
 def _compared(contestants: dict[str, Contestant], prompts: Texts, rounds: int) -> Result:
     texts = {name: one.run(prompts)[0] for name, one in contestants.items()}  # and warms up
     speeds: dict[str, list[float]] = {name: [] for name in contestants}
-    names = list(contestants)
-    for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
+    names, order = list(contestants), random.Random(0)
+    for _ in range(rounds):
+        # What one leaves in the caches and the allocator is not always the same other's burden.
+        for name in order.sample(names, len(names)):
             speeds[name].append(contestants[name].run(prompts)[1])
     pairs = [(name, "none") for name in RUNNER if name != "none"]
     pairs += [(name, "hf") for name in names if name.startswith("hf-")]
