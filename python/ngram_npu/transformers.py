@@ -20,13 +20,18 @@ from ngram_npu.proposer import NgramProposer
 
 __all__ = ["NgramCandidates", "drafting", "generate"]
 
-TRIED = ("5.22", "5.23")
-"""Versions of transformers that the tests have run with."""
+OLDEST, NEWEST = "4.57", "5.23"
+"""Minor versions of transformers that the tests have run with, as with some between them."""
+
+
+def _parsed(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
+
 
 _VERSION = importlib.metadata.version("transformers")
-if not _VERSION.startswith(tuple(f"{tried}." for tried in TRIED)):
+if not _parsed(OLDEST) <= _parsed(_VERSION) <= _parsed(NEWEST):
     raise ImportError(
-        f"ngram_npu.transformers: expected transformers {' or '.join(TRIED)}, got {_VERSION}"
+        f"ngram_npu.transformers: expected transformers {OLDEST} to {NEWEST}, got {_VERSION}"
     )
 
 from transformers.generation.candidate_generator import CandidateGenerator  # noqa: E402
@@ -52,7 +57,7 @@ class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
         self._stops = np.array(list(stop_token_ids), np.int32)
 
     def get_candidates(
-        self, input_ids: torch.Tensor, **_: Any
+        self, input_ids: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """[1, T] the tokens so far -> [1, T+D] with drafts, and no logits of theirs."""
         known, length = int(self._count[0]), input_ids.shape[1]
