@@ -83,13 +83,13 @@ class GenerateReport:
 def generate(options: GenerateOptions) -> GenerateReport:
     """
     Raises:
-        GenerateError: no such model or prompts; a prompt that the model is too short for.
+        GenerateError: no such model or prompts; a prompt that the model is too short for; an option
+            out of its range, or one that the device does not have.
     """
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     prompts_or_ids = read_prompts(options.prompts)
-    model = _load(options)
-    tokenizer = AutoTokenizer.from_pretrained(options.model, local_files_only=True)
+    model, tokenizer = _load(options)
     prompts = [
         tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts_or_ids
     ]
@@ -100,21 +100,24 @@ def generate(options: GenerateOptions) -> GenerateReport:
             f"{options.prompts}: expected prompts of 1 to {limit - options.max_tokens} tokens, "
             f"got {min(map(len, prompts))} to {longest - options.max_tokens}"
         )
-    config = RunnerConfig(
-        ngram=options.ngram,
-        engine=options.engine,
-        asynchronous=options.asynchronous,
-        padded=options.padded,
-        max_rows=options.batch_size,
-        row_capacity=longest,
-        sampling=Sampling(options.temperature, options.seed),
-        trace=True,
-    )
-    configs = {WITHOUT: replace(config, ngram=None)} if options.baseline else {}
     outputs, runs = {}, {}
-    for name, chosen in {**configs, WITH: config}.items():
-        runner = Runner(model, chosen)
-        outputs[name], runs[name] = _run(runner, prompts, options.max_tokens)
+    try:
+        config = RunnerConfig(
+            ngram=options.ngram,
+            engine=options.engine,
+            asynchronous=options.asynchronous,
+            padded=options.padded,
+            max_rows=options.batch_size,
+            row_capacity=longest,
+            sampling=Sampling(options.temperature, options.seed),
+            trace=True,
+        )
+        configs = {WITHOUT: replace(config, ngram=None)} if options.baseline else {}
+        for name, chosen in {**configs, WITH: config}.items():
+            runner = Runner(model, chosen)
+            outputs[name], runs[name] = _run(runner, prompts, options.max_tokens)
+    except (ValueError, NotImplementedError) as error:
+        raise GenerateError(str(error)) from error
     if options.trace is not None:
         runner.trace.write(options.trace)
     texts = [tokenizer.decode(output) for output in outputs[WITH]]
@@ -125,12 +128,15 @@ def generate(options: GenerateOptions) -> GenerateReport:
     return GenerateReport(texts, outputs[WITH], runs, other)
 
 
-def _load(options: GenerateOptions) -> PreTrainedModel:
+def _load(options: GenerateOptions) -> tuple[PreTrainedModel, Any]:
+    """The model and its tokenizer."""
     if not (options.model / "config.json").is_file():
         raise GenerateError(f"{options.model}: expected a model's folder, found no config.json")
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
+    folder = str(options.model)
     try:
-        return load(str(options.model), device=options.device, dtype=dtype)
+        model = load(folder, device=options.device, dtype=dtype)
+        return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[0]
         raise GenerateError(f"{options.model}: cannot be loaded: {reason}") from error

@@ -127,6 +127,9 @@ def test_what_is_not_there(
         ((str(tmp_path), prompts), "expected a model's folder, found no config.json"),
         ((folder, tmp_path / "none.txt"), "cannot be read"),
         ((folder, prompts, "--trace", str(tmp_path / "no" / "t.json")), "does not exist"),
+        ((folder, prompts, "--temperature", "-1"), "Sampling: temperature: expected at least 0"),
+        ((folder, prompts, "--sizes", "ladder", "--engine", "scan"), "AsyncConfig: engine"),
+        ((folder, prompts, "--device", "nothing"), "cannot be loaded"),
         ((folder, prompts, "--min-n", "6", "--max-n", "3"), "NgramConfig: min_n"),
     ):
         assert _generate(*arguments) == 2  # type: ignore[arg-type]
