@@ -132,8 +132,7 @@ class Runner:
             Request(id, list(prompt), len(prompt) + max_new_tokens, stops)
             for id, prompt in zip(ids, prompts, strict=True)
         ]
-        for request in requests:
-            self.scheduler.add(request)
+        self.scheduler.add(*requests)
         while self.scheduler.has_work:
             self.step()
         while self._in_flight:

@@ -113,18 +113,20 @@ class Scheduler:
     def has_work(self) -> bool:
         return any(not request.finished for request in (*self.running, *self.waiting))
 
-    def add(self, request: Request) -> None:
-        """
+    def add(self, *requests: Request) -> None:
+        """All or none of them.
+
         Raises:
             ValueError: no token to generate, or more tokens than a row or all blocks hold.
         """
-        if not 1 <= request.num_prompt_tokens < request.max_tokens <= self.longest:
-            raise ValueError(
-                f"request {request.id}: expected a prompt of 1 token or more, and at most "
-                f"{self.longest} tokens with its output, got {request.num_prompt_tokens} and "
-                f"{request.max_tokens}"
-            )
-        self.waiting.append(request)
+        for request in requests:
+            if not 1 <= request.num_prompt_tokens < request.max_tokens <= self.longest:
+                raise ValueError(
+                    f"request {request.id}: expected a prompt of 1 token or more, and at most "
+                    f"{self.longest} tokens with its output, got {request.num_prompt_tokens} and "
+                    f"{request.max_tokens}"
+                )
+        self.waiting += requests
 
     def schedule(
         self, upper_computed: Int32Array, upper_tokens: Int32Array, found: Int32Array | None

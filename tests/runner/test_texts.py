@@ -125,8 +125,10 @@ def test_a_request_that_never_fits_is_refused() -> None:
     with pytest.raises(ValueError, match=r"request 3: .* at most 32 tokens .* got 20 and 33"):
         scheduler.add(Request(3, [1] * 20, 33))
     with pytest.raises(ValueError, match="request 4: expected a prompt of 1 token or more"):
-        scheduler.add(Request(4, [], 8))
+        scheduler.add(Request(5, [1], 8), Request(4, [], 8))
+    assert not scheduler.has_work
     scheduler.add(Request(5, [1] * 20, 32))
+    assert scheduler.has_work
 
 
 def test_a_model_whose_attention_is_another_is_refused(folder: str) -> None:
