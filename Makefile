@@ -10,7 +10,7 @@ JOBS ?= $(shell nproc)
 PYTEST := $(PY) -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
 PIP := -m pip --quiet --disable-pip-version-check
 STAGES = $(PYTHON) tools/stages.py $(MAKE)
-SOURCES := $(shell find CMakeLists.txt README.md pyproject.toml cmake csrc python -type f -not -name '*.pyc')
+SOURCES := $(shell find CMakeLists.txt README.md pyproject.toml cmake csrc python examples -type f -not -name '*.pyc')
 
 TEST := lint install test-cpp test-twins test-python
 MORE := tidy cuda-resources test-slow test-sanitizers test-pythons test-fuzz test-vllm test-vllm-v2

@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path, PurePosixPath
 
 PARTS = {
-    "product": ("csrc/", "python/", "cmake/", "CMakeLists.txt"),
+    "product": ("csrc/", "python/", "examples/", "cmake/", "CMakeLists.txt"),
     "tests": ("tests/",),
     "tools": ("tools/", "Makefile", ".ci/"),
     "documents": ("docs/", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"),

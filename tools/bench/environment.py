@@ -40,7 +40,7 @@ def caches() -> dict[str, str]:
 
 def versions() -> dict[str, str | None]:
     """Versions by package, of what is there; vLLM's where it took part."""
-    others = ("numba", "triton", "torch_npu", "vllm-ascend", "triton-ascend")
+    others = ("numba", "triton", "torch_npu", "vllm-ascend", "triton-ascend", "transformers")
     found = environment.versions() | {name: environment.package_version(name) for name in others}
     found["vllm"] = vllm_peer.loaded_version()
     return {name: version for name, version in found.items() if version is not None}

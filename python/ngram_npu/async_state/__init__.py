@@ -11,6 +11,7 @@ from ngram_npu.async_state.results import (
     StepOutputs,
 )
 from ngram_npu.async_state.state import AsyncSpecState
+from ngram_npu.async_state.verify import verify_greedy
 
 __all__ = [
     "Admission",
@@ -28,4 +29,5 @@ __all__ = [
     "StepInputs",
     "StepOutputs",
     "StreamDevice",
+    "verify_greedy",
 ]

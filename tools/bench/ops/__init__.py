@@ -11,6 +11,7 @@ from tools.bench.ops.async_host import AsyncHost
 from tools.bench.ops.base import Op
 from tools.bench.ops.call_overhead import CallOverhead
 from tools.bench.ops.crossover import Crossover
+from tools.bench.ops.generate import GenerateOp
 from tools.bench.ops.index import IndexBuild, IndexMemory, NgramIndexStep
 from tools.bench.ops.lookup import NgramPropose, NgramStep
 from tools.bench.ops.memory import Memory
@@ -37,6 +38,7 @@ OPS: dict[str, Op] = {
         Memory(),
         CorrectSpecState(),
         AsyncHost(),
+        GenerateOp(),
         AscendcModel(),
         Acceptance(),
         AcceptanceAblation(),

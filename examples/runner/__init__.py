@@ -1,0 +1,25 @@
+"""A model runner to copy from: continuous batching, paged KV cache, n-gram drafts, asynchronous.
+
+`runner.py` is the loop, `scheduler.py` what it runs, `paged_model.py` the model, `sampling.py` how
+tokens are chosen, `trace.py` where the time goes. docs/guides/own-runner.md explains it step by
+step. Installed as `ngram_npu.runner`; it needs torch and transformers.
+"""
+
+from .paged_model import PagedModel, load, paged
+from .runner import Figures, Runner, RunnerConfig
+from .sampling import Sampling
+from .scheduler import Request, Scheduler
+from .trace import Trace
+
+__all__ = [
+    "Figures",
+    "PagedModel",
+    "Request",
+    "Runner",
+    "RunnerConfig",
+    "Sampling",
+    "Scheduler",
+    "Trace",
+    "load",
+    "paged",
+]

@@ -1,0 +1,228 @@
+"""A Hugging Face causal LM whose keys and values lie in pages, at the slots that the state says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from ngram_npu.async_state import StepInputs
+from transformers import AttentionInterface, PreTrainedModel
+
+IMPLEMENTATION = "ngram_npu_paged"
+"""The attention function's name in transformers."""
+
+IntArray = npt.NDArray[np.integer[Any]]
+
+
+@dataclass
+class PagedKVCache:
+    """Keys and values of all requests: each layer's [num_slots, heads, size], made when the layer
+    first writes."""
+
+    num_slots: int
+    layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def write(
+        self, layer: int, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stores key and value [N, heads, size] at `slots` [N]; returns the layer's whole cache."""
+        if layer not in self.layers:
+            self.layers[layer] = (
+                key.new_zeros(self.num_slots, *key.shape[1:]),
+                value.new_zeros(self.num_slots, *value.shape[1:]),
+            )
+        keys, values = self.layers[layer]
+        keys.index_copy_(0, slots, key)
+        values.index_copy_(0, slots, value)
+        return keys, values
+
+
+@dataclass
+class QueryGroup:
+    """Requests with the same number of tokens in this step: one attention call serves them."""
+
+    tokens: torch.Tensor
+    """[b,q] where their tokens are in the flat step."""
+    positions: torch.Tensor
+    """[b,q]."""
+    slots: torch.Tensor
+    """[b,L] where position 0 to L-1 of each request is in the cache."""
+
+    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+
+    def mask(self, window: int | None) -> torch.Tensor:
+        """[b,1,q,L] what a token sees: its own position and those before it."""
+        if window not in self.masks:
+            places = torch.arange(self.slots.shape[1], device=self.slots.device)
+            before = self.positions[..., None] - places
+            seen = before >= 0
+            self.masks[window] = (seen if window is None else seen & (before < window))[:, None]
+        return self.masks[window]
+
+
+@dataclass
+class PagedStep:
+    """What attention needs to know of a step, the same for all layers."""
+
+    cache: PagedKVCache
+    slot_mapping: torch.Tensor
+    """[N] where the step's tokens go in the cache."""
+    groups: list[QueryGroup]
+
+
+def plan_step(
+    cache: PagedKVCache,
+    inputs: StepInputs,
+    block_table: torch.Tensor,
+    block_size: int,
+    num_tokens: IntArray,
+    upper_seq_lens: IntArray,
+) -> PagedStep:
+    """Plans the attention of a step without waiting for the device.
+
+    The host knows how many tokens each request has in the step, and an upper bound of its length.
+    What it does not know, where the tokens really are, comes from `inputs.positions`: a slot
+    beyond them is read and masked.
+
+    Args:
+        block_table: [R,NB] by slot index (`AsyncSpecState.block_tables`).
+        num_tokens: [B] tokens of each request in the step.
+        upper_seq_lens: [B] at least the length of each request, with this step's tokens.
+    """
+    device = block_table.device
+    starts = np.cumsum(num_tokens) - num_tokens
+    offsets = torch.arange(block_size, device=device)
+    groups = []
+    for length in np.unique(num_tokens):
+        members = np.flatnonzero(num_tokens == length)
+        num_blocks = -(-int(upper_seq_lens[members].max()) // block_size)
+        tokens = to_device(starts[members, None] + np.arange(length), device)
+        rows = inputs.slot_indices[to_device(members, device)].long()
+        # -1 stands where a request has no block: such places are masked, any slot will do.
+        blocks = block_table[rows, :num_blocks].long().clamp(min=0)
+        slots = (blocks[..., None] * block_size + offsets).flatten(1)
+        groups.append(QueryGroup(tokens, inputs.positions[tokens], slots))
+    slot_mapping = inputs.slot_mappings[0][: inputs.num_step_tokens]
+    return PagedStep(cache, slot_mapping, groups)
+
+
+def to_device(values: IntArray, device: torch.device) -> torch.Tensor:
+    """As int64 on the device; the host does not wait for the copy."""
+    tensor = torch.from_numpy(np.ascontiguousarray(values, np.int64))
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def paged_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    paged_step: PagedStep,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention as transformers calls it, with query, key and value [1, heads, N, size]."""
+    for name in ("softcap", "s_aux"):
+        if options.get(name) is not None:
+            raise NotImplementedError(f"paged_attention: {name}: expected None")
+    keys, values = paged_step.cache.write(
+        module.layer_idx,  # type: ignore[arg-type]
+        paged_step.slot_mapping,
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+    )
+    queries = query[0].transpose(0, 1)
+    attended = values.new_empty(*queries.shape[:2], values.shape[-1])
+    for group in paged_step.groups:
+        found = torch.nn.functional.scaled_dot_product_attention(
+            queries[group.tokens].transpose(1, 2),
+            keys[group.slots].transpose(1, 2),
+            values[group.slots].transpose(1, 2),
+            attn_mask=group.mask(sliding_window),
+            scale=scaling,
+            enable_gqa=True,
+        )
+        attended[group.tokens] = found.transpose(1, 2)
+    return attended[None], None
+
+
+AttentionInterface.register(IMPLEMENTATION, paged_attention)
+
+
+class PagedModel:
+    """Runs a model on the flat tokens of a step."""
+
+    def __init__(self, model: PreTrainedModel, num_blocks: int, block_size: int) -> None:
+        """
+        Args:
+            model: a causal LM in evaluation mode, its attention set to :data:`IMPLEMENTATION`.
+
+        Raises:
+            ValueError: another attention.
+        """
+        attention = model.config._attn_implementation
+        if attention != IMPLEMENTATION:
+            raise ValueError(
+                f"PagedModel: model: expected attention {IMPLEMENTATION!r}, got {attention!r}; "
+                "see ngram_npu.runner.load and paged"
+            )
+        self.model = model
+        self.block_size = block_size
+        self.cache = PagedKVCache(num_blocks * block_size)
+
+    def forward(
+        self,
+        inputs: StepInputs,
+        block_table: torch.Tensor,
+        num_tokens: IntArray,
+        upper_seq_lens: IntArray,
+        logits_of: torch.Tensor,
+    ) -> torch.Tensor:
+        """The logits [L,V] after the flat tokens `logits_of` [L]; arguments as of
+        :func:`plan_step`."""
+        step = plan_step(
+            self.cache, inputs, block_table, self.block_size, num_tokens, upper_seq_lens
+        )
+        used = inputs.num_step_tokens
+        logits: torch.Tensor = self.model(
+            input_ids=inputs.input_ids[None, :used],
+            position_ids=inputs.positions[None, :used],
+            use_cache=False,
+            logits_to_keep=logits_of,
+            paged_step=step,
+        ).logits
+        return logits[0]
+
+
+@contextmanager
+def paged(model: PreTrainedModel) -> Iterator[None]:
+    """Within the block, a model that is loaded already has our attention."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(IMPLEMENTATION)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def load(folder: str, *, device: str = "cpu", dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """A local model folder, with our attention. Nothing is downloaded."""
+    from transformers import AutoModelForCausalLM
+
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder,
+        attn_implementation=IMPLEMENTATION,
+        dtype=dtype or "auto",
+        local_files_only=True,
+    )
+    return model.eval().to(device)

@@ -1,0 +1,226 @@
+"""The loop: schedule, run the model, sample, draft; the host at most one step ahead."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from ngram_npu import NgramConfig
+from ngram_npu.async_state import (
+    AsyncConfig,
+    AsyncSpecState,
+    KVGroup,
+    StepInputs,
+    verify_greedy,
+)
+from transformers import PreTrainedModel
+
+from .paged_model import PagedModel, to_device
+from .sampling import Sampling
+from .scheduler import Request, ScheduledStep, Scheduler
+from .trace import Trace
+
+NO_DRAFTS = NgramConfig(k=1, max_len=0)
+"""A lookup that ends before it looks: without speculation the rest of the state serves as well."""
+
+
+@dataclass(frozen=True)
+class RunnerConfig:
+    """Sizes and modes."""
+
+    ngram: NgramConfig | None = field(default_factory=NgramConfig)
+    """What drafts; None: no speculation."""
+    engine: Literal["index", "scan", "auto"] = "auto"
+    """How it is looked up (`AsyncConfig.engine`)."""
+    asynchronous: bool = True
+    """Whether the host schedules a step while the one before it runs."""
+    padded: bool = True
+    """Whether each request has k drafts in each step, padding where fewer were found: all steps
+    have one shape and the host waits for no lookup."""
+    max_rows: int = 16
+    """Requests that run at once."""
+    row_capacity: int = 2048
+    """Tokens of the longest request."""
+    block_size: int = 16
+    """Tokens of a KV block."""
+    num_blocks: int | None = None
+    """KV blocks of all requests together; None: enough for all rows. With fewer, requests are
+    preempted where they do not suffice."""
+    max_step_tokens: int = 512
+    """Tokens of a step; a longer prompt takes several."""
+    sampling: Sampling = field(default_factory=Sampling)
+    trace: bool = False
+    """Whether `Runner.trace` times the phases of each step. It grows with the steps."""
+
+
+@dataclass
+class Figures:
+    """Counts over all steps; padding is no draft."""
+
+    steps: int = 0
+    tokens: int = 0
+    drafts: int = 0
+    accepted: int = 0
+    preemptions: int = 0
+
+
+class Runner:
+    """Generates text for many requests at once. Not thread-safe."""
+
+    def __init__(self, model: PreTrainedModel, config: RunnerConfig) -> None:
+        """
+        Args:
+            model: a causal LM whose attention is ours (:func:`paged_model.load`).
+        """
+        self.config, self.device = config, model.device
+        width = -(-config.row_capacity // config.block_size)
+        num_blocks = config.num_blocks or config.max_rows * width
+        self.model = PagedModel(model, num_blocks, config.block_size)
+        self.state = AsyncSpecState(
+            AsyncConfig(
+                ngram=config.ngram or NO_DRAFTS,
+                engine=config.engine if config.ngram else "scan",
+                max_rows=config.max_rows,
+                row_capacity=config.row_capacity,
+                max_step_tokens=config.max_step_tokens,
+                kv_groups=(KVGroup(config.block_size, width),),
+                disable_padded_drafter_batch=not config.padded,
+            ),
+            device=self.device,
+        )
+        self.scheduler = Scheduler(
+            max_rows=config.max_rows,
+            row_capacity=config.row_capacity,
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            max_step_tokens=config.max_step_tokens,
+            k=config.ngram.k if config.ngram else 0,
+        )
+        self.trace = Trace(self.device, enabled=config.trace)
+        self.reset_figures()
+        self._in_flight: deque[ScheduledStep] = deque()
+        self._has_drafts = False
+
+    def reset_figures(self) -> None:
+        """Counts and times from here on."""
+        self.figures = Figures()
+        self.trace.clear()
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        *,
+        stop_token_ids: Iterable[int] = (),
+        request_ids: Iterable[int] | None = None,
+    ) -> list[list[int]]:
+        """The continuation of each prompt, a stop token included.
+
+        Args:
+            request_ids: what keys the randomness of each; None: 0, 1, ...
+
+        Raises:
+            ValueError: a prompt that is empty or too long for a row.
+        """
+        ids = range(len(prompts)) if request_ids is None else request_ids
+        stops = frozenset(stop_token_ids)
+        requests = [
+            Request(id, list(prompt), len(prompt) + max_new_tokens, stops)
+            for id, prompt in zip(ids, prompts, strict=True)
+        ]
+        self.scheduler.add(*requests)
+        while self.scheduler.has_work:
+            self.step()
+        while self._in_flight:
+            self._reconcile()
+        return [request.output for request in requests]
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Launches one step, and learns the truth of the one before it (asynchronous) or of this
+        one."""
+        number = self.figures.steps
+        with self.trace.span("schedule", number):
+            step = self._schedule()
+        if step is None:
+            self._reconcile()
+            return
+        with self.trace.span("begin", number, device=True):
+            inputs = self.state.begin_step(step.batch)
+        with self.trace.span("forward", number, device=True):
+            logits, rows = self._forward(step, inputs)
+        with self.trace.span("sample", number, device=True):
+            sampled = self._sample(step, inputs, logits, rows)
+        with self.trace.span("draft", number, device=True):
+            self.state.end_step(sampled)
+        self._has_drafts = self.scheduler.k > 0
+        self._in_flight.append(step)
+        self.figures.steps += 1
+        while len(self._in_flight) > int(self.config.asynchronous):
+            self._reconcile()
+
+    def _schedule(self) -> ScheduledStep | None:
+        upper_computed = self.state.upper_num_computed_tokens
+        upper_tokens = self.state.upper_num_tokens
+        assert upper_computed is not None
+        assert upper_tokens is not None
+        found = None
+        if not self.config.padded and self._has_drafts:
+            found = self.state.wait_drafts().num_draft_tokens
+        return self.scheduler.schedule(upper_computed, upper_tokens, found)
+
+    def _forward(
+        self, step: ScheduledStep, inputs: StepInputs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits [D+B,V] after each request's newest token and each of its drafts, and which flat
+        tokens these are."""
+        rows = np.concatenate([np.arange(start - 1, end) for start, end in inputs.draft_spans])
+        on_device = to_device(rows, self.device)
+        logits = self.model.forward(
+            inputs,
+            self.state.block_tables[0],
+            step.batch.num_scheduled_tokens,
+            step.upper_seq_lens,
+            on_device,
+        )
+        return logits, on_device
+
+    def _sample(
+        self,
+        step: ScheduledStep,
+        inputs: StepInputs,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+    ) -> torch.Tensor:
+        drafts = np.concatenate([np.arange(start, end) for start, end in inputs.draft_spans])
+        owners = np.repeat([r.id for r in step.requests], step.batch.num_scheduled_drafts + 1)
+        # The token sampled after position p comes to stand at p + 1, on the device's own count.
+        scores = self.config.sampling.scores(
+            logits, to_device(owners, self.device), inputs.positions[rows] + 1
+        )
+        return verify_greedy(
+            scores,
+            inputs.input_ids[to_device(drafts, self.device)],
+            inputs.cu_num_scheduled_drafts,
+            self.state.config.ngram.k,
+        )
+
+    def _reconcile(self) -> None:
+        """Takes the tokens of the oldest step in flight."""
+        with self.trace.span("reconcile", self.figures.steps - len(self._in_flight)):
+            truth = self.state.reconcile()
+            step = self._in_flight.popleft()
+            if truth.faults:  # a sampler that breaks its contract; this one does not
+                raise RuntimeError(f"step {truth.step}: {dict(truth.faults)}")
+            for position, request in enumerate(step.requests):
+                count = truth.num_sampled[position]
+                before = len(request.token_ids)
+                request.take(truth.sampled_token_ids[position, :count].tolist())
+                self.figures.tokens += len(request.token_ids) - before
+            self.figures.drafts += int(truth.num_valid_drafts.sum())
+            self.figures.accepted += int(truth.num_accepted_drafts.sum())
+            self.figures.preemptions += step.preemptions

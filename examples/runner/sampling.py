@@ -1,0 +1,73 @@
+"""Greedy choice, or seeded sampling whose randomness belongs to a request and a position.
+
+A token is the argmax of its logits plus Gumbel noise, which is a sample of their softmax. The noise
+is a function of seed, request and position, not of a generator's state: a token is the same in
+whichever step and batch it is sampled, with drafts or without, and `verify_greedy` verifies it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen.
+
+    Raises:
+        ValueError: a negative temperature.
+    """
+
+    temperature: float = 0.0
+    """0: greedy."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"Sampling: temperature: expected at least 0, got {self.temperature}")
+
+    def scores(
+        self, logits: torch.Tensor, requests: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """[L,V] whose argmax is the token to take.
+
+        Args:
+            logits: [L,V].
+            requests: [L] int64, whose each is.
+            positions: [L] int64, where in its request the token comes to stand.
+        """
+        if self.temperature == 0:
+            return logits
+        noise = gumbel_noise(self.seed, requests, positions, logits.shape[-1])
+        return logits.double() / self.temperature + noise
+
+
+def gumbel_noise(
+    seed: int, requests: torch.Tensor, positions: torch.Tensor, vocab_size: int
+) -> torch.Tensor:
+    """[L, vocab_size] float64; each row depends on nothing but seed, its request, its position."""
+    start = torch.tensor(seed, dtype=torch.int64, device=requests.device)
+    key = _mixed(_mixed(_mixed(start) ^ requests) ^ positions)
+    counter = torch.arange(vocab_size, device=requests.device) * _signed(0x9E3779B97F4A7C15)
+    bits = _shifted(_mixed(key[:, None] + counter), 11)
+    uniform = (bits.double() + 0.5) * 2.0**-53
+    return -(-uniform.log()).log()
+
+
+def _mixed(value: torch.Tensor) -> torch.Tensor:
+    """SplitMix64's finalizer. int64 products wrap as those of uint64 do."""
+    value = value + _signed(0x9E3779B97F4A7C15)
+    value = (value ^ _shifted(value, 30)) * _signed(0xBF58476D1CE4E5B9)
+    value = (value ^ _shifted(value, 27)) * _signed(0x94D049BB133111EB)
+    return value ^ _shifted(value, 31)
+
+
+def _shifted(value: torch.Tensor, by: int) -> torch.Tensor:
+    """To the right as uint64: zeros come in."""
+    return (value >> by) & ((1 << (64 - by)) - 1)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value

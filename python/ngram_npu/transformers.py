@@ -1,0 +1,174 @@
+"""Drafts in Hugging Face transformers. Guide: docs/guides/own-runner.md.
+
+:func:`drafting` puts our drafts into `model.generate` (one request at a time, as transformers'
+speculation is); :func:`generate` speculates for a whole batch. Neither changes the text.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ngram_npu.config import NgramConfig
+from ngram_npu.proposer import NgramProposer
+
+__all__ = ["NgramCandidates", "drafting", "generate"]
+
+OLDEST, NEWEST = "4.57", "5.23"
+"""Minor versions of transformers that the tests have run with, as with some between them."""
+
+
+def _parsed(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+_VERSION = importlib.metadata.version("transformers")
+if not _parsed(OLDEST) <= _parsed(_VERSION) <= _parsed(NEWEST):
+    raise ImportError(
+        f"ngram_npu.transformers: expected transformers {OLDEST} to {NEWEST}, got {_VERSION}"
+    )
+
+from transformers.generation.candidate_generator import CandidateGenerator  # noqa: E402
+
+
+class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
+    """A candidate generator of transformers that looks drafts up as :class:`NgramProposer` does.
+
+    One serves one call of `generate`: the tokens it has seen do not change.
+    """
+
+    def __init__(
+        self, config: NgramConfig, max_length: int, stop_token_ids: Iterable[int] = ()
+    ) -> None:
+        """
+        Args:
+            max_length: tokens of prompt and output together.
+            stop_token_ids: a draft ends before them, as transformers asks of its own.
+        """
+        self._proposer = NgramProposer(config)
+        self._tokens: npt.NDArray[np.int32] = np.zeros((1, max_length), np.int32)
+        self._count: npt.NDArray[np.int32] = np.zeros(1, np.int32)
+        self._stops = np.array(list(stop_token_ids), np.int32)
+
+    def get_candidates(
+        self, input_ids: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """[1, T] the tokens so far -> [1, T+D] with drafts, and no logits of theirs."""
+        known, length = int(self._count[0]), input_ids.shape[1]
+        self._tokens[0, known:length] = input_ids[0, known:].cpu().numpy()
+        self._count[0] = length
+        drafts = self._proposer.propose(self._tokens, self._count)
+        # One token comes after the drafts, within max_length.
+        room = max(0, self._tokens.shape[1] - length - 1)
+        found = drafts.draft_token_ids[0, : min(int(drafts.num_draft_tokens[0]), room)]
+        stops = np.flatnonzero(np.isin(found, self._stops))
+        if len(stops):
+            found = found[: stops[0]]
+        tail = torch.from_numpy(found.astype(np.int64)).to(input_ids.device)
+        return torch.cat([input_ids, tail[None]], 1), None
+
+    def update_candidate_strategy(self, *_: Any, **__: Any) -> None:
+        """What was accepted, the next call sees."""
+
+
+@contextmanager
+def drafting(model: Any, config: NgramConfig | None = None) -> Iterator[None]:
+    """Within the block, `model.generate(..., prompt_lookup_num_tokens=k)` has our drafts instead of
+    transformers' prompt lookup::
+
+        config = NgramConfig(k=5)
+        with drafting(model, config):
+            model.generate(**inputs, prompt_lookup_num_tokens=config.k)
+
+    `config` decides how many drafts there are; `prompt_lookup_num_tokens` turns speculation on.
+
+    Args:
+        model: a causal LM of transformers.
+        config: None: `NgramConfig()`.
+    """
+    ngram = config or NgramConfig()
+
+    def candidates(*, generation_config: Any, **_: Any) -> NgramCandidates:
+        stops = generation_config._eos_token_tensor
+        return NgramCandidates(
+            ngram, generation_config.max_length, [] if stops is None else stops.tolist()
+        )
+
+    if "_get_candidate_generator" in vars(model):
+        raise RuntimeError("drafting: the model's drafts have been replaced already")
+    model._get_candidate_generator = candidates
+    try:
+        yield
+    finally:
+        del model._get_candidate_generator
+
+
+def generate(
+    model: Any,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    *,
+    max_new_tokens: int,
+    ngram: NgramConfig | None = None,
+    eos_token_id: int | Iterable[int] | None = None,
+    pad_token_id: int | None = None,
+    max_rows: int = 64,
+) -> torch.Tensor:
+    """Greedy text for a batch, with speculation, which `model.generate` has for one request only.
+
+    The batch runs on :mod:`ngram_npu.runner`, with a paged KV cache: prompts may be of any lengths,
+    and who has ended costs nothing. Meanwhile the model's attention is another, so that nobody else
+    may use it.
+
+    Args:
+        model: a causal LM of transformers, in evaluation mode.
+        input_ids: [B, P] integer; prompts padded on either side.
+        attention_mask: [B, P], 0 where there is padding; None: there is none.
+        max_new_tokens: per request.
+        ngram: what drafts; None: `NgramConfig()`.
+        eos_token_id, pad_token_id: None: those of `model.generation_config`. Without a padding
+            token the first end token pads.
+        max_rows: requests that run at once.
+
+    Returns:
+        [B, P+N] as `model.generate` returns it: the prompts as they were given, then what was
+        generated, padded behind the end; N is that of the longest.
+
+    Raises:
+        ValueError: shapes that do not fit, an empty prompt, or no token to pad with.
+    """
+    from ngram_npu.runner import Runner, RunnerConfig, paged
+
+    mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    if input_ids.ndim != 2 or mask.shape != input_ids.shape:
+        raise ValueError(
+            "generate: attention_mask: expected the shape of input_ids, [B, P], got "
+            f"{list(mask.shape)} with {list(input_ids.shape)}"
+        )
+    settings = model.generation_config
+    eos = settings.eos_token_id if eos_token_id is None else eos_token_id
+    stops = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+    pad = settings.pad_token_id if pad_token_id is None else pad_token_id
+    if pad is None and stops:
+        pad = stops[0]
+    prompts = [row[kept.bool()].tolist() for row, kept in zip(input_ids, mask, strict=True)]
+    config = RunnerConfig(
+        ngram=ngram or NgramConfig(),
+        padded=False,
+        asynchronous=False,
+        max_rows=max(1, min(max_rows, len(prompts))),
+        row_capacity=max(map(len, prompts), default=0) + max_new_tokens,
+    )
+    with paged(model):
+        texts = Runner(model, config).generate(prompts, max_new_tokens, stop_token_ids=stops)
+    longest = max(map(len, texts), default=0)
+    if pad is None and any(len(text) < longest for text in texts):
+        raise ValueError("generate: pad_token_id: expected one, got None, and the model has none")
+    padded = [text + [pad] * (longest - len(text)) for text in texts]
+    return torch.cat([input_ids, input_ids.new_tensor(padded).reshape(len(texts), longest)], 1)

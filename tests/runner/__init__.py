@@ -1,0 +1,1 @@
+"""The example runner, on a model trained here."""

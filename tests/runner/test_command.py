@@ -1,0 +1,155 @@
+"""`ngram-npu generate`: text, figures, trace, and one line for what cannot be done."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ngram_npu import NgramConfig, cli
+from ngram_npu.runner import Runner, RunnerConfig
+
+pytest.importorskip("transformers")
+
+from runner import worlds
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    asked = [bytes(prompt).decode() for prompt in worlds.prompts(3)]
+    entries: list[Any] = [
+        {"prompt": asked[0]},
+        {"turns": [{"prompt": asked[1], "completion": "?"}]},
+        {"prompt_token_ids": list(asked[2].encode())},
+    ]
+    path.write_text("\n\n".join(json.dumps(entry) for entry in entries))
+    return path
+
+
+def _generate(folder: str, prompts: Path, *more: str) -> int:
+    return cli.main(
+        ["generate", "--model", folder, "--prompts", str(prompts), "--max-tokens", "40"]
+        + ["--dtype", "float64", "--threads", "1", *more]
+    )
+
+
+def test_text_figures_and_trace(
+    folder: str, prompts: Path, model: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, record = tmp_path / "trace.json", tmp_path / "record.json"
+    assert _generate(folder, prompts, "--trace", str(trace), "--json", str(record)) == 0
+    found = json.loads(record.read_text())
+    plain = worlds.runner(model, ngram=None).generate(worlds.prompts(3), 40, stop_token_ids=[0])
+    assert found["token_ids"] == plain
+    assert found["texts"] == [bytes(ids).decode() for ids in plain]
+    assert found["other_texts"] == 0
+    with_drafts, without = found["runs"]["speculation"], found["runs"]["no speculation"]
+    assert without["tokens"] == with_drafts["tokens"] == sum(map(len, plain))
+    assert without["drafts"] == 0 < with_drafts["accepted"] <= with_drafts["drafts"]
+    assert with_drafts["steps"] < without["steps"]
+    phases = ["schedule", "begin", "forward", "sample", "draft", "reconcile"]
+    assert list(with_drafts["step_ms"]) == phases
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("0: ")
+    assert out[-3].split()[:2] == ["no", "speculation"]
+    assert out[-1].endswith("x with speculation; all texts the same")
+    _check_trace(json.loads(trace.read_text())["traceEvents"], with_drafts["steps"])
+
+
+def _check_trace(events: list[dict[str, Any]], steps: int) -> None:
+    names = {e["args"]["name"]: e["tid"] for e in events if e["ph"] == "M"}
+    spans = [e for e in events if e["ph"] == "X"]
+    host = [e for e in spans if e["tid"] == names["host"]]
+    device = [e for e in spans if e["tid"] == names["device"]]
+    assert {e["name"].split()[0] for e in device} == {"begin", "forward", "sample", "draft"}
+    assert {e["args"]["step"] for e in device} == set(range(steps))
+    for first, second in itertools.pairwise(host):
+        assert first["ts"] + first["dur"] <= second["ts"] + 0.2  # rounded
+    # The host is one step ahead: a step's truth comes after the next step's launch.
+    order = [e["name"] for e in host]
+    assert order.index("draft 1") < order.index("reconcile 0") < order.index("schedule 2")
+
+
+def test_a_trace_grows_only_where_it_is_asked_for(model: Any) -> None:
+    runner = Runner(model, RunnerConfig(ngram=NgramConfig(), row_capacity=64))
+    runner.generate([[65, 66]], 4)
+    assert runner.trace.seconds() == {}
+
+
+@pytest.mark.parametrize(
+    "more", [["--synchronous", "--unpadded"], ["--sizes", "ladder", "--engine", "index"]]
+)
+def test_options_do_not_change_the_sampled_text(
+    folder: str, prompts: Path, tmp_path: Path, more: list[str]
+) -> None:
+    texts = []
+    for options in ([], more, ["--seed", "1"]):
+        record = tmp_path / "record.json"
+        sampled = ["--temperature", "0.8", "--no-baseline", "--json", str(record)]
+        assert _generate(folder, prompts, *sampled, *options) == 0
+        texts.append(json.loads(record.read_text())["texts"])
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", r"prompts.jsonl:1: expected JSON: .*"),
+        ('{"text": "a"}', r"prompts.jsonl:1: expected an object with a prompt or prompt_token_ids"),
+        ('{"prompt_token_ids": [1, -1]}', r"prompts.jsonl:1: expected an object .*"),
+        ("", r"prompts.jsonl: expected a prompt per line, found none"),
+        (
+            json.dumps({"prompt": "a" * 500}),
+            r"prompts.jsonl: expected prompts of 1 to 472 tokens, got 500 to 500",
+        ),
+    ],
+)
+def test_prompts_that_cannot_be_used(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(line)
+    assert _generate(folder, path) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert re.fullmatch(rf"ngram-npu generate: error: .*{message}", error), error
+
+
+def test_what_is_not_there(
+    folder: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for arguments, message in (
+        ((str(tmp_path), prompts), "expected a model's folder, found no config.json"),
+        ((folder, tmp_path / "none.txt"), "cannot be read"),
+        ((folder, prompts, "--trace", str(tmp_path / "no" / "t.json")), "does not exist"),
+        ((folder, prompts, "--temperature", "-1"), "Sampling: temperature: expected at least 0"),
+        ((folder, prompts, "--sizes", "ladder", "--engine", "scan"), "AsyncConfig: engine"),
+        ((folder, prompts, "--device", "nothing"), "cannot be loaded"),
+        ((folder, prompts, "--min-n", "6", "--max-n", "3"), "NgramConfig: min_n"),
+    ):
+        assert _generate(*arguments) == 2  # type: ignore[arg-type]
+        assert message in capsys.readouterr().err
+
+
+def test_a_folder_that_holds_no_model(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert _generate(str(tmp_path), prompts) == 2
+    assert "cannot be loaded" in capsys.readouterr().err
+
+
+def test_plain_text(folder: str, model: Any, tmp_path: Path) -> None:
+    path, record = tmp_path / "prompts.txt", tmp_path / "record.json"
+    path.write_text("> read(a10)\n\n> list(b22)\n")
+    assert _generate(folder, path, "--no-baseline", "--json", str(record)) == 0
+    asked = [list(b"> read(a10)"), list(b"> list(b22)")]
+    plain = worlds.runner(model, ngram=None).generate(asked, 40, stop_token_ids=[0])
+    assert json.loads(record.read_text())["token_ids"] == plain
+    assert json.loads(record.read_text())["other_texts"] is None
+    assert torch.get_num_threads() == 1

@@ -1,0 +1,140 @@
+"""One text in all modes, that of transformers' own greedy generate."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from ngram_npu import NgramConfig
+
+pytest.importorskip("transformers")
+
+from ngram_npu.runner import Request, Sampling, Scheduler
+
+from runner import worlds
+
+SAMPLED = 12
+"""Requests of the sampled text."""
+MODES = {
+    "none": {"ngram": None},
+    "scan": {"engine": "scan"},
+    "index": {"engine": "index"},
+    "ladder": {"engine": "index", "ngram": worlds.LADDER},
+}
+
+
+@pytest.fixture(scope="module")
+def plain(folder: str) -> list[list[int]]:
+    return worlds.by_transformers(folder, worlds.prompts())
+
+
+@pytest.fixture(scope="module")
+def sampled(model: Any) -> list[list[int]]:
+    """One request at a time, no speculation, a step at a time."""
+    runner = worlds.runner(
+        model, ngram=None, asynchronous=False, max_rows=1, sampling=Sampling(0.8, seed=7)
+    )
+    return runner.generate(
+        worlds.prompts(SAMPLED), worlds.NEW_TOKENS, stop_token_ids=worlds.STOP_TOKENS
+    )
+
+
+QUICK = (
+    *itertools.product(("scan",), ("sync", "async"), ("padded", "unpadded")),
+    ("none", "sync", "padded"),
+    ("index", "sync", "unpadded"),
+    ("index", "async", "padded"),
+    ("ladder", "async", "unpadded"),
+)
+ALL = [
+    pytest.param(*mode, marks=[] if mode in QUICK else pytest.mark.slow)
+    for mode in itertools.product(MODES, ("sync", "async"), ("padded", "unpadded"))
+]
+
+
+@pytest.mark.parametrize(("drafts", "scheduling", "layout"), ALL)
+def test_greedy_text(
+    model: Any, plain: list[list[int]], drafts: str, scheduling: str, layout: str
+) -> None:
+    runner = worlds.runner(
+        model,
+        asynchronous=scheduling == "async",
+        padded=layout == "padded",
+        **MODES[drafts],
+    )
+    found = runner.generate(worlds.prompts(), worlds.NEW_TOKENS, stop_token_ids=worlds.STOP_TOKENS)
+    assert found == plain
+    figures = runner.figures
+    assert figures.preemptions > 5
+    assert figures.tokens == sum(map(len, plain))
+    if drafts == "none":
+        assert figures.drafts == 0
+    else:  # both happen, or the comparison would say little
+        assert 100 < figures.accepted < figures.drafts - 100
+
+
+@pytest.mark.parametrize("mode", ["sync unpadded", "async padded", "async ladder"])
+def test_sampled_text(model: Any, sampled: list[list[int]], mode: str) -> None:
+    changes: dict[str, Any] = {
+        "sync unpadded": {"asynchronous": False, "padded": False},
+        "async padded": {},
+        "async ladder": MODES["ladder"],
+    }[mode]
+    assert worlds.texts(model, SAMPLED, sampling=Sampling(0.8, seed=7), **changes) == sampled
+
+
+def test_sampled_text_belongs_to_the_request_not_to_the_batch(
+    model: Any, sampled: list[list[int]]
+) -> None:
+    some = [11, 4, 7]
+    runner = worlds.runner(model, sampling=Sampling(0.8, seed=7))
+    asked = worlds.prompts()
+    found = runner.generate(
+        [asked[i] for i in some],
+        worlds.NEW_TOKENS,
+        stop_token_ids=worlds.STOP_TOKENS,
+        request_ids=some,
+    )
+    assert found == [sampled[i] for i in some]
+
+
+def test_another_seed_and_another_request_have_another_text(
+    model: Any, sampled: list[list[int]]
+) -> None:
+    runner = worlds.runner(model, sampling=Sampling(0.8, seed=8))
+    asked = worlds.prompts(4)
+    assert runner.generate(asked, worlds.NEW_TOKENS) != sampled[:4]
+    runner = worlds.runner(model, sampling=Sampling(0.8, seed=7))
+    twice = runner.generate([asked[0]] * 2, worlds.NEW_TOKENS)
+    assert twice[0] != twice[1]
+
+
+def test_a_runner_is_used_again(model: Any, plain: list[list[int]]) -> None:
+    runner = worlds.runner(model)
+    asked = worlds.prompts()
+    for some in (slice(0, 3), slice(3, 8)):
+        found = runner.generate(asked[some], worlds.NEW_TOKENS, stop_token_ids=worlds.STOP_TOKENS)
+        assert found == plain[some]
+
+
+def test_a_request_that_never_fits_is_refused() -> None:
+    scheduler = Scheduler(
+        max_rows=2, row_capacity=64, num_blocks=4, block_size=8, max_step_tokens=16, k=2
+    )
+    with pytest.raises(ValueError, match=r"request 3: .* at most 32 tokens .* got 20 and 33"):
+        scheduler.add(Request(3, [1] * 20, 33))
+    with pytest.raises(ValueError, match="request 4: expected a prompt of 1 token or more"):
+        scheduler.add(Request(5, [1], 8), Request(4, [], 8))
+    assert not scheduler.has_work
+    scheduler.add(Request(5, [1] * 20, 32))
+    assert scheduler.has_work
+
+
+def test_a_model_whose_attention_is_another_is_refused(folder: str) -> None:
+    from ngram_npu.runner import Runner, RunnerConfig
+    from transformers import AutoModelForCausalLM
+
+    other = AutoModelForCausalLM.from_pretrained(folder)
+    with pytest.raises(ValueError, match="model: expected attention 'ngram_npu_paged', got 'sdpa'"):
+        Runner(other, RunnerConfig(ngram=NgramConfig()))

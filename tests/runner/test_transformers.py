@@ -1,0 +1,164 @@
+"""Our drafts in `model.generate`, and a batched generate with speculation: the text is the same."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import runpy
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from ngram_npu import NgramConfig
+
+pytest.importorskip("transformers")
+
+import ngram_npu.transformers as ours
+
+from runner import worlds
+
+REQUESTS = 100
+NEW_TOKENS = 24
+STOP = ord("8")
+
+
+@pytest.fixture(scope="module")
+def plain_model(folder: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    """None ends with the stop token, after which older versions speculate no further."""
+    found = [p for p in worlds.prompts(REQUESTS + 20, seed=2) if p[-1] != STOP]
+    return found[:REQUESTS]
+
+
+def _padded(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
+    longest = max(map(len, prompts))
+    return {
+        "input_ids": torch.tensor([[0] * (longest - len(p)) + p for p in prompts]),
+        "attention_mask": torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts]),
+    }
+
+
+@pytest.fixture(scope="module")
+def plain(plain_model: Any, prompts: list[list[int]]) -> torch.Tensor:
+    return plain_model.generate(
+        **_padded(prompts), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=STOP
+    )
+
+
+@pytest.mark.parametrize("ngram", [NgramConfig(k=4), worlds.LADDER], ids=["ngram", "ladder"])
+def test_a_batch(
+    plain_model: Any, prompts: list[list[int]], plain: torch.Tensor, ngram: NgramConfig
+) -> None:
+    found = ours.generate(
+        plain_model,
+        **_padded(prompts),
+        max_new_tokens=NEW_TOKENS,
+        ngram=ngram,
+        eos_token_id=STOP,
+    )
+    assert found.equal(plain)
+    assert plain_model.config._attn_implementation == "sdpa"
+
+
+def test_assisted(
+    plain_model: Any,
+    prompts: list[list[int]],
+    plain: torch.Tensor,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One request at a time. Every text is that of the batch without speculation."""
+    passes, drafted = [], []
+    forward, candidates = plain_model.forward, ours.NgramCandidates.get_candidates
+
+    def counted(*arguments: Any, **keywords: Any) -> Any:
+        passes.append(1)
+        return forward(*arguments, **keywords)
+
+    def recorded(self: Any, input_ids: torch.Tensor, *more: Any, **keywords: Any) -> Any:
+        found = candidates(self, input_ids, *more, **keywords)
+        drafted.append(found[0].shape[1] - input_ids.shape[1])
+        return found
+
+    monkeypatch.setattr(plain_model, "forward", counted)
+    monkeypatch.setattr(ours.NgramCandidates, "get_candidates", recorded)
+    generated = 0
+    with ours.drafting(plain_model, NgramConfig(k=4)):
+        for prompt, row in zip(prompts, plain, strict=True):
+            found = plain_model.generate(
+                torch.tensor([prompt]),
+                max_new_tokens=NEW_TOKENS,
+                do_sample=False,
+                eos_token_id=STOP,
+                prompt_lookup_num_tokens=4,
+            )[0, len(prompt) :]
+            text = row[plain.shape[1] - NEW_TOKENS :]
+            assert text[: len(found)].equal(found)
+            assert not text[len(found) :].any()
+            generated += len(found)
+    assert max(drafted) == 4
+    assert len(passes) < 0.75 * generated
+    assert "_get_candidate_generator" not in vars(plain_model)
+
+
+def test_a_wrong_draft_is_not_believed(plain_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nonsense(self: Any, input_ids: torch.Tensor, *_: Any, **__: Any) -> Any:
+        return torch.cat([input_ids, torch.full((1, 1), 33)], 1), None
+
+    prompt = torch.tensor([worlds.prompts(1)[0]])
+    plain = plain_model.generate(prompt, max_new_tokens=8, do_sample=False)
+    monkeypatch.setattr(ours.NgramCandidates, "get_candidates", nonsense)
+    with ours.drafting(plain_model):
+        assert plain_model.generate(
+            prompt, max_new_tokens=8, do_sample=False, prompt_lookup_num_tokens=1
+        ).equal(plain)
+
+
+def test_candidates_end_before_a_stop_token_and_the_last_token() -> None:
+    seen = torch.tensor([[5, 6, 7, 8, 9, 5, 6]])
+    for longest, stops, expected in ((20, [], [7, 8, 9]), (20, [9], [7, 8]), (9, [], [7])):
+        candidates = ours.NgramCandidates(NgramConfig(k=3), longest, stops)
+        found, logits = candidates.get_candidates(seen)
+        assert found.tolist() == [seen[0].tolist() + expected]
+        assert logits is None
+
+
+def test_without_a_padding_token(plain_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plain_model.generation_config, "pad_token_id", None)
+    monkeypatch.setattr(plain_model.generation_config, "eos_token_id", None)
+    asked = _padded(worlds.prompts(2))
+    assert ours.generate(plain_model, **asked, max_new_tokens=3).shape[1] == (
+        asked["input_ids"].shape[1] + 3
+    )
+    with pytest.raises(ValueError, match="attention_mask: expected the shape of input_ids"):
+        ours.generate(plain_model, asked["input_ids"], torch.ones(2), max_new_tokens=3)
+
+
+def test_drafting_twice_is_refused(plain_model: Any) -> None:
+    with (
+        ours.drafting(plain_model),
+        pytest.raises(RuntimeError, match="replaced already"),
+        ours.drafting(plain_model),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("version", ["4.9.2", "5.24.0", "6.0.0"])
+def test_an_unknown_version_is_refused_in_one_line(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    message = rf"ngram_npu.transformers: expected transformers 4.57 to 5.\d+, got {version}"
+    with pytest.raises(ImportError, match=f"^{message}$"):
+        runpy.run_path(ours.__file__)
+
+
+def test_the_package_does_not_import_transformers() -> None:
+    code = "import sys, ngram_npu, ngram_npu.async_state; assert 'transformers' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,83 @@
+"""The host runs ahead: nothing in a step reads from the device, and its trace times both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytest.importorskip("transformers")
+
+from ngram_npu.runner import Runner, Sampling, Trace
+
+from runner import worlds
+
+WAITING = {"item", "_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2"}
+"""Operators that on a GPU stop the host until the device has come so far."""
+
+
+class NoWaiting(TorchDispatchMode):
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = op.overloadpacket.__name__
+        by_mask = name in ("index", "index_put_") and any(
+            index is not None and index.dtype == torch.bool for index in args[1]
+        )
+        assert name not in WAITING, f"{name} waits for the device"
+        assert not by_mask, f"{name} with a mask waits for the device"
+        return op(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_padded_step_reads_nothing_from_the_device(model: Any, temperature: float) -> None:
+    runner = worlds.runner(model, sampling=Sampling(temperature))
+    with NoWaiting():
+        texts = runner.generate(worlds.prompts(8), worlds.NEW_TOKENS)
+    assert all(len(text) == worlds.NEW_TOKENS for text in texts)
+
+
+def test_reading_is_noticed(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = Runner._forward
+
+    def reading(self: Runner, step: Any, inputs: Any) -> Any:
+        inputs.positions.max().item()
+        return forward(self, step, inputs)
+
+    monkeypatch.setattr(Runner, "_forward", reading)
+    with pytest.raises(AssertionError, match="item waits"), NoWaiting():
+        worlds.runner(model).generate(worlds.prompts(1), 2)
+
+
+class Event:
+    """Of a GPU that is 5 ms behind the host at first; each event comes 2 ms after the last."""
+
+    now = 5.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        Event.now += 2.0
+        self.at = Event.now
+
+    def elapsed_time(self, other: Event) -> float:
+        return other.at - self.at
+
+
+def test_a_gpu_times_its_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[int] = []
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(1))
+    trace = Trace(torch.device("cuda"))
+    with trace.span("forward", 0, device=True):
+        pass
+    with trace.span("schedule", 1):
+        pass
+    assert not waits
+    seconds = trace.seconds()
+    assert waits
+    assert seconds["forward"] == pytest.approx(0.002)
+    assert 0 <= seconds["schedule"] < 0.002
+    tracks = [(name, track) for name, _, track, *_ in trace.spans()]
+    assert tracks == [("forward", 0), ("forward", 1), ("schedule", 0)]

@@ -1,0 +1,98 @@
+"""A tiny Llama, made and trained on this machine in seconds: nothing is downloaded.
+
+It reads ASCII and has learnt how a log goes, in which much is said twice: so drafts are accepted,
+some are rejected, and a token depends on keys and values of many tokens before it. Tests run it in
+float64, where the order of a sum does not decide between tokens.
+Run as a script it writes the model into the folder it is given.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+LONGEST = 512
+STOP = 0
+STEPS = 150
+_BATCH, _LENGTH = 16, 64
+
+
+def cached(folder: Path) -> Path:
+    """The model's folder below `folder`, made if it is not there; one process makes it."""
+    recipe = Path(__file__).read_bytes()
+    recipe += "".join(importlib.metadata.version(n) for n in ("torch", "transformers")).encode()
+    model = folder / f"tiny-bytes-{hashlib.sha256(recipe).hexdigest()[:12]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not model.exists():
+            unfinished = model.with_suffix(".unfinished")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            # In a process of its own: torch's threads and settings stay out of the tests'.
+            subprocess.run([sys.executable, __file__, str(unfinished)], check=True)
+            unfinished.rename(model)
+    return model
+
+
+def transcript(chooser: random.Random, length: int) -> bytes:
+    """An agent's log: each call names a tool and an id, and its result says them again."""
+    lines = []
+    while sum(map(len, lines)) < length:
+        tool = chooser.choice(("read", "write", "list", "find"))
+        call = f"{tool}({chooser.choice('abcdefgh')}{chooser.randrange(10, 100)})"
+        lines.append(f"> {call}\n{call} {chooser.choice(('ok', 'no'))}\n")
+    return "".join(lines).encode()[:length]
+
+
+def _make(folder: Path) -> None:
+    import torch
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    chooser = random.Random(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=128,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=LONGEST,
+            bos_token_id=1,
+            eos_token_id=STOP,
+            pad_token_id=STOP,
+            tie_word_embeddings=True,
+        )
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0)
+    started = time.monotonic()
+    for step in range(STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] = 8e-3 * min(1.0, step / 20) * (1.05 - step / STEPS)
+        batch = torch.tensor([list(transcript(chooser, _LENGTH)) for _ in range(_BATCH)])
+        positions = chooser.randrange(LONGEST - _LENGTH) + torch.arange(_LENGTH)[None]
+        loss = model(input_ids=batch, labels=batch, position_ids=positions).loss
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    print(f"tiny model: {time.monotonic() - started:.0f} s, loss {loss.item():.2f}")
+    model.save_pretrained(folder)
+    vocab = {chr(byte): byte for byte in range(128)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.decoder = decoders.Fuse()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    _make(Path(sys.argv[1]))
