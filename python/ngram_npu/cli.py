@@ -127,7 +127,7 @@ def _add_replay(commands: Any) -> None:
         nargs="*",
         metavar="PATH",
         type=Path,
-        help="a .jsonl or .jsonl.gz file, or a folder of them",
+        help=_PATH_HELP,
     )
     lookup = parser.add_argument_group("drafting")
     lookup.add_argument(
@@ -207,16 +207,7 @@ def _add_replay(commands: Any) -> None:
         metavar="B",
         help="conversations at once (default: %(default)s)",
     )
-    data.add_argument(
-        "--limit", type=_count, metavar="N", help="only the first N conversations of each input"
-    )
-    data.add_argument(
-        "--tokenizer",
-        default="mistral-v1",
-        metavar="NAME|FOLDER",
-        help="mistral-v1, mistral-v3, tekken, bytes, a local Hugging Face folder, or ids: only "
-        "recorded token ids (default: %(default)s)",
-    )
+    _add_reading(data)
     output = parser.add_argument_group("output")
     output.add_argument(
         "--json",
@@ -225,6 +216,37 @@ def _add_replay(commands: Any) -> None:
     )
     output.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw the result (needs matplotlib)"
+    )
+
+
+_PATH_HELP = (
+    "a file of conversations (.jsonl or .json, also .gz or .zst), a folder of them, or - for stdin"
+)
+
+
+def _add_reading(data: argparse._ArgumentGroup) -> None:
+    """Options that say how conversations are read."""
+    data.add_argument(
+        "--limit", type=_count, metavar="N", help="only the first N conversations of each input"
+    )
+    data.add_argument(
+        "--format",
+        choices=("turns", "log", "fastchat", "messages", "sharegpt", "pairs"),
+        help="of the files (default: told by their content)",
+    )
+    data.add_argument(
+        "--tokenizer",
+        default="mistral-v1",
+        metavar="NAME|FOLDER",
+        help="mistral-v1, mistral-v3, tekken, bytes, a local Hugging Face folder, or ids: only "
+        "recorded token ids (default: %(default)s)",
+    )
+    data.add_argument(
+        "--chat-template",
+        choices=("auto", "default", "none"),
+        default="auto",
+        help="auto: the folder's of --tokenizer, else the default; none: texts as they are "
+        "(default: %(default)s)",
     )
 
 

@@ -126,7 +126,7 @@ def test_an_index_that_cannot_be(talk: Path, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [(b"{", "talk.jsonl:1: not JSON"), (b"", "talk.jsonl: empty"), (b"{}", ':1: missing key "id"')],
+    [(b"{", "talk.jsonl:1: not JSON"), (b"", "talk.jsonl: empty"), (b"{}", ":1: no format has")],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
     write_jsonl: Write,
