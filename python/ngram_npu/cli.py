@@ -12,14 +12,13 @@ import json
 import os
 import shlex
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from ngram_npu.replay import Progress, ReplayReport
+    from ngram_npu.replay import ReplayReport
 
 __all__ = ["main"]
 
@@ -80,6 +79,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_replay(commands)
+    _add_tune(commands)
+    _add_measure_cost(commands)
     _add_doctor(commands)
     return parser
 
@@ -110,6 +111,16 @@ def _probability(text: str) -> float:
 
 
 _probability.__name__ = "number"
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 10:
+        raise argparse.ArgumentTypeError(f"must be at least 0, below 10, got {text}")
+    return value
+
+
+_share.__name__ = "number"
 
 
 def _add_replay(commands: Any) -> None:
@@ -250,6 +261,112 @@ def _add_reading(data: argparse._ArgumentGroup) -> None:
     )
 
 
+def _add_tune(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "tune",
+        help="find the setting that suits recorded traffic, and say whether it pays",
+        description="Search settings over recorded traffic: replays each, weighs the tokens it "
+        "yields against the cost of verifying its drafts, and recommends one, as options of vLLM. "
+        "Settings are chosen on one half of the conversations; figures are of the other.",
+        epilog="Without a cost an example is used, which is said. After Ctrl-C the same command "
+        "goes on where it was.",
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=_run_tune)
+    parser.add_argument("paths", nargs="*", metavar="TRAFFIC", type=Path, help=_PATH_HELP)
+    cost = parser.add_argument_group("what verifying costs").add_mutually_exclusive_group()
+    cost.add_argument(
+        "-c",
+        dest="share",
+        type=_share,
+        metavar="C",
+        help="a drafted token costs this part of a step, such as 0.05",
+    )
+    cost.add_argument(
+        "--cost",
+        default="example-8b-h100",
+        metavar="FILE|EXAMPLE",
+        help="step times of `ngram-npu measure-cost`, or an example: example-8b-h100, "
+        "example-8b-l4, example-70b-4xh100 (default: %(default)s)",
+    )
+    search = parser.add_argument_group("search")
+    search.add_argument(
+        "--batch-size",
+        type=_count,
+        action="append",
+        metavar="B",
+        help="only this batch size of those that --cost has; may be given several times",
+    )
+    search.add_argument(
+        "--sizes",
+        choices=("consecutive", "ladder"),
+        help="search only n-grams of consecutive sizes, which every backend has, or only ladders",
+    )
+    search.add_argument(
+        "--against",
+        metavar="JSON",
+        help="a setting to compare with, as fields of NgramConfig, such as "
+        '\'{"prompt_lookup_min": 2, "prompt_lookup_max": 4, "num_speculative_tokens": 3}\' '
+        "(default: n-grams of 2 to 5, k = 5)",
+    )
+    search.add_argument(
+        "--sample",
+        type=int,
+        default=10,
+        metavar="MB",
+        help="replay a sample of this many million characters where there are more; 0: replay all "
+        "(default: %(default)s)",
+    )
+    search.add_argument(
+        "--jobs", type=_count, metavar="N", help="processes (default: one per core)"
+    )
+    search.add_argument(
+        "--cache",
+        type=Path,
+        metavar="FILE",
+        help="keep finished pieces here for later runs (default: only until the run is complete)",
+    )
+    _add_reading(parser.add_argument_group("input"))
+    output = parser.add_argument_group("output")
+    output.add_argument("--html", type=Path, metavar="FILE", help="write a report for a browser")
+    output.add_argument(
+        "--json",
+        metavar="FILE",
+        help="write the result as JSON; - for stdout (the text then goes to stderr)",
+    )
+    output.add_argument(
+        "--progress", action="store_true", help="show progress though stderr is no terminal"
+    )
+
+
+def _add_measure_cost(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "measure-cost",
+        help="measure what verifying costs on your own server, for `tune --cost`",
+        description="Time the steps of an OpenAI-compatible server by batch size. Run it once "
+        "without speculation and once for each number of draft tokens, with the same FILE; "
+        "docs/guides/tune.md shows how.",
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=_run_measure_cost)
+    parser.add_argument("output", metavar="FILE", type=Path, help="JSON; times are added to it")
+    parser.add_argument("--url", default="http://localhost:8000", help="default: %(default)s")
+    parser.add_argument("--model", help="default: the first that the server names")
+    parser.add_argument(
+        "--batch-sizes",
+        default="1,4,16,64",
+        metavar="B,...",
+        help="requests at once (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--prompt-tokens", type=_count, default=1024, help="about; default: %(default)s"
+    )
+    parser.add_argument("--max-tokens", type=_count, default=128, help="default: %(default)s")
+    parser.add_argument(
+        "--rounds", type=_count, default=3, help="of each batch size (default: %(default)s)"
+    )
+
+
 def _add_doctor(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor",
@@ -274,10 +391,11 @@ def _run_replay(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     import dataclasses
 
     from ngram_npu.replay import ReplayError, ReplayOptions, format_table, replay
+    from ngram_npu.replay.bar import Bar
     from ngram_npu.replay.output import check_writable
     from ngram_npu.replay.plot import check_plot
 
-    bar = _Bar(sys.stderr)
+    bar = Bar(sys.stderr)
     try:
         json_path = None if arguments.json in (None, "-") else Path(arguments.json)
         if json_path is not None:
@@ -310,6 +428,55 @@ def _run_replay(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     return EXIT_OK
 
 
+def _run_tune(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
+    from ngram_npu.replay import ReplayError
+    from ngram_npu.replay.bar import Bar
+    from ngram_npu.tune import format_report
+    from ngram_npu.tune.command import run
+
+    bar = Bar(sys.stderr, wanted=arguments.progress or None)
+    try:
+        report = run(arguments, shlex.join([PROGRAM, *argv]), bar)
+    except ReplayError as error:
+        bar.clear()
+        print(f"{PROGRAM} tune: error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        bar.clear()
+        print("finished pieces are kept: the same command goes on from here", file=sys.stderr)
+        raise
+    if arguments.json == "-":
+        print(format_report(report), file=sys.stderr)
+        sys.stdout.write(report.to_json())
+    else:
+        print(format_report(report))
+    return EXIT_OK
+
+
+def _run_measure_cost(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
+    from ngram_npu.replay import ReplayError
+    from ngram_npu.replay.output import check_writable
+    from ngram_npu.tune.server import measure_cost
+
+    try:
+        check_writable(arguments.output)
+        measure_cost(
+            arguments.output,
+            url=arguments.url,
+            model=arguments.model,
+            batch_sizes=arguments.batch_sizes,
+            prompt_tokens=arguments.prompt_tokens,
+            max_tokens=arguments.max_tokens,
+            rounds=arguments.rounds,
+            command=shlex.join([PROGRAM, *argv]),
+            report=print,
+        )
+    except ReplayError as error:
+        print(f"{PROGRAM} measure-cost: error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    return EXIT_OK
+
+
 def _write_files(report: ReplayReport, json_path: Path | None, plot_path: Path | None) -> None:
     """Write all of the files or none: each is complete before the first takes its place."""
     from ngram_npu.replay.output import atomic_output
@@ -322,52 +489,3 @@ def _write_files(report: ReplayReport, json_path: Path | None, plot_path: Path |
         if plot_path is not None:
             scratch = stack.enter_context(atomic_output(plot_path))
             save_plot(report, scratch, plot_path.suffix.lstrip(".").lower())
-
-
-class _Bar:
-    """A one-line progress bar, shown only on a terminal."""
-
-    WIDTH = 24
-    INTERVAL_S = 0.1
-
-    def __init__(self, stream: TextIO) -> None:
-        self.wanted = stream.isatty()
-        self._stream = stream
-        self._next_at = 0.0
-        self._length = 0
-
-    def show(self, progress: Progress) -> None:
-        """Draw, at most ten times a second."""
-        from ngram_npu.replay.errors import printable
-
-        now = time.monotonic()
-        if now < self._next_at:
-            return
-        self._next_at = now + self.INTERVAL_S
-        share = progress.done / progress.total if progress.total else 1.0
-        filled = "#" * round(share * self.WIDTH)
-        name = printable(progress.name)
-        line = f"{progress.phase:8} [{filled:<{self.WIDTH}}] {share:4.0%} {name}"
-        # One line only: a wrapped one could not be drawn over.
-        line = line[: max(20, _terminal_columns(self._stream) - 1)]
-        self._write(line)
-        self._length = len(line)
-
-    def clear(self) -> None:
-        """Remove the bar, so that what follows starts on an empty line."""
-        if self._length:
-            self._write("")
-            self._stream.write("\r")
-            self._stream.flush()
-            self._length = 0
-
-    def _write(self, line: str) -> None:
-        self._stream.write("\r" + line.ljust(self._length))
-        self._stream.flush()
-
-
-def _terminal_columns(stream: TextIO) -> int:
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    except (OSError, ValueError):
-        return 80

@@ -14,6 +14,7 @@ from tools.bench.ops.index import IndexBuild, IndexMemory, NgramIndexStep
 from tools.bench.ops.lookup import NgramPropose, NgramStep
 from tools.bench.ops.memory import Memory
 from tools.bench.ops.spec_state import CorrectSpecState
+from tools.bench.ops.tune_recorded import TuneRecorded
 from tools.bench.ops.vllm_async import VllmAsync
 from tools.bench.ops.vllm_end_to_end import VllmEndToEnd
 from tools.bench.ops.vllm_propose import VllmCatchUp, VllmPropose
@@ -39,6 +40,7 @@ OPS: dict[str, Op] = {
         Acceptance(),
         AcceptanceAblation(),
         AcceptanceSmoothing(),
+        TuneRecorded(),
     )
 }
 
