@@ -477,7 +477,7 @@ def test_the_sample_and_the_example_are_stated(
     assert cli.main([*arguments, "--sizes", "consecutive", "--json", "-"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["traffic"]["is_sample"]
-    assert "(a SAMPLE of 30 conversations, 1.5 million characters)" in err
+    assert "(a SAMPLE of 30 conversations, 1.51 million characters)" in err
     assert "The verification cost is an EXAMPLE" in err
     assert "These figures compare with nothing" in err
 

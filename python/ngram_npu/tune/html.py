@@ -24,7 +24,7 @@ p { margin: .3rem 0; } .soft { color: var(--soft); }
 .advice { background: var(--box); border-left: 4px solid var(--ours); padding: .8rem 1rem;
   margin: 1rem 0; } .advice b { font-size: 1.15rem; }
 .warning { border-left-color: var(--other); }
-pre { background: var(--box); padding: .7rem 1rem; overflow-x: auto; margin: .6rem 0; }
+pre { background: var(--box); white-space: pre-wrap; margin: .6rem 0 0; }
 table { border-collapse: collapse; } td, th { padding: .2rem .8rem; text-align: right;
   border-bottom: 1px solid var(--line); } th { font-weight: 600; color: var(--soft); }
 td:first-child, th:first-child { text-align: left; padding-left: 0; }
@@ -60,7 +60,7 @@ def to_html(report: TuneReport) -> str:
         "</div>",
         '<div class="charts"><div><h2>Speed-up by batch size, held out</h2>',
         _speedups(report, chosen, other),
-        "</div><div><h2>Tokens against drafted tokens per step, held out</h2>",
+        "</div><div><h2>Tokens and drafts per step, held out</h2>",
         _frontier(report, chosen, other),
         "</div><div><h2>Which conversations gain</h2>",
         _histogram(report.singles, chosen, other),

@@ -340,13 +340,13 @@ def describe(report: TuneReport) -> list[str]:
     """What the figures are from."""
     traffic = report.traffic
     kept = (
-        f"{traffic['conversations']} conversations, {traffic['characters'] / 1e6:.1f} million "
+        f"{traffic['conversations']} conversations, {traffic['characters'] / 1e6:.3g} million "
         f"characters, {traffic['tokens']} generated tokens"
     )
     if traffic["is_sample"]:
         kept += (
             f" (a SAMPLE of {traffic['conversations_found']} conversations, "
-            f"{traffic['characters_found'] / 1e6:.1f} million characters)"
+            f"{traffic['characters_found'] / 1e6:.3g} million characters)"
         )
     lines = [
         f"Traffic: {kept}",

@@ -17,6 +17,7 @@ from tools.bench.ops.spec_state import CorrectSpecState
 from tools.bench.ops.tune_recorded import TuneRecorded
 from tools.bench.ops.vllm_async import VllmAsync
 from tools.bench.ops.vllm_end_to_end import VllmEndToEnd
+from tools.bench.ops.vllm_predicted import VllmPredicted
 from tools.bench.ops.vllm_propose import VllmCatchUp, VllmPropose
 
 OPS: dict[str, Op] = {
@@ -28,6 +29,7 @@ OPS: dict[str, Op] = {
         VllmCatchUp(),
         VllmAsync(),
         VllmEndToEnd(),
+        VllmPredicted(),
         NgramIndexStep(),
         IndexBuild(),
         IndexMemory(),

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from ngram_npu.replay import ReplayInput, ReplayOptions, load_inputs, load_tokenizer, replay
+from ngram_npu.replay.files import find_files
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
 from ngram_npu.tune import CANDIDATES, Candidate, share_of_a_step
 from ngram_npu.tune.measure import Cache, Counts, measure
@@ -43,6 +44,8 @@ GRID = tuple(
     ]
 )
 """Beyond what tune searches, in every direction."""
+CACHE = Path("build") / "tune-grid.jsonl"
+"""All of it takes long, and may be interrupted."""
 
 
 class TuneRecorded(Op):
@@ -62,10 +65,11 @@ class TuneRecorded(Op):
     def run(
         self, options: Options, report: Callable[[Result], None]
     ) -> tuple[list[Result], Skipped]:
-        cache = Cache(Path("build") / "tune-grid.jsonl")  # it takes long, and may be interrupted
+        CACHE.parent.mkdir(exist_ok=True)
+        cache = Cache(CACHE)
         results: list[Result] = []
-        for item in load_inputs([default_data(options.data)]):
-            file = default_data(options.data) / f"{item.name}.jsonl.gz"
+        for file in find_files(default_data(options.data)):
+            (item,) = load_inputs([file])
             results.append(_set(item, read_traffic([file]), options.threads, cache))
             report({"size": item.name, **results[-1]["c0.05"]["whole"]})
         results.append(_all(results))
