@@ -47,12 +47,12 @@ def test_tune_against_a_grid_and_a_replay(recorded: Path) -> None:
     *sets, whole = run(recorded, "tune-recorded", "--data", str(recorded / "data"))
     assert [found["set"] for found in sets] == ["one", "two"]
     for found in sets:
-        for share in ("c0.02", "c0.05", "c0.1"):
+        for share in ("c02", "c05", "c10"):
             assert found[share]["whole"]["share_of_best"] <= 1
             assert found[share]["prediction"]["reported_over_replayed"] == 1
-    least = min(found["c0.05"]["whole"]["share_of_best"] for found in sets)
-    assert whole["c0.05"]["whole"]["least_share_of_best"] == least
-    assert whole["c0.05"]["prediction"]["most_off"] == 0
+    least = min(found["c05"]["whole"]["share_of_best"] for found in sets)
+    assert whole["c05"]["whole"]["least_share_of_best"] == least
+    assert whole["c05"]["prediction"]["most_off"] == 0
 
 
 def test_a_replay_that_counts_otherwise_shows(
@@ -63,7 +63,7 @@ def test_a_replay_that_counts_otherwise_shows(
 
     monkeypatch.setattr(tune_recorded, "replay", with_others)
     *_, whole = run(recorded, "tune-recorded", "--data", str(recorded / "data"))
-    assert whole["c0.05"]["prediction"]["most_off"] > 0
+    assert whole["c05"]["prediction"]["most_off"] > 0
 
 
 def test_what_an_engine_wrote_is_replayed_and_compared(

@@ -58,9 +58,9 @@ def to_html(report: TuneReport) -> str:
         f'<div class="advice{" warning" if off else ""}"><b>{_text(verdict)}</b>',
         "" if off else f"<pre>{_text(command)}</pre>",
         "</div>",
-        '<div class="charts"><div><h2>Speed-up by batch size, held out</h2>',
+        '<div class="charts"><div><h2>Speed-up by batch size</h2>',
         _speedups(report, chosen, other),
-        "</div><div><h2>Tokens and drafts per step, held out</h2>",
+        "</div><div><h2>Tokens and drafts per step</h2>",
         _frontier(report, chosen, other),
         "</div><div><h2>Which conversations gain</h2>",
         _histogram(report.singles, chosen, other),
@@ -278,6 +278,8 @@ def _histogram(singles: Sequence[Single], chosen: str, other: str) -> str:
     # A few that gain very much would squeeze all others into one column.
     ordered = sorted(values[0] + values[1])
     high = max(1.2, ordered[int(0.99 * (len(ordered) - 1))])
+    if ordered[-1] - low < 2 * (high - low):
+        high = ordered[-1]
     columns = 24
     width = (high - low) / columns
     counts = [[0] * columns for _ in values]

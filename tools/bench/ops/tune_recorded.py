@@ -71,9 +71,9 @@ class TuneRecorded(Op):
         for file in find_files(default_data(options.data)):
             (item,) = load_inputs([file])
             results.append(_set(item, read_traffic([file]), options.threads, cache))
-            report({"size": item.name, **results[-1]["c0.05"]["whole"]})
+            report({"size": item.name, **results[-1]["c05"]["whole"]})
         results.append(_all(results))
-        report({"size": "all", **results[-1]["c0.05"]["whole"]})
+        report({"size": "all", **results[-1]["c05"]["whole"]})
         return results, {}
 
 
@@ -102,7 +102,7 @@ def _set(item: ReplayInput, traffic: Traffic, jobs: int, cache: Cache) -> Result
         found = interval(searched, number, cost, 1)
         entry["held_out"]["interval_95"] = [round(found.low, 4), round(found.high, 4)]
         entry["prediction"] = _prediction(item, searched, counts, number)
-        result[f"c{share:g}"] = entry
+        result[f"c{100 * share:02.0f}"] = entry
     return result
 
 
@@ -133,7 +133,7 @@ def _all(results: list[Result]) -> Result:
     """Least and mean over the sets."""
     found: Result = {"set": "all", "sets": len(results)}
     for share in COSTS:
-        name = f"c{share:g}"
+        name = f"c{100 * share:02.0f}"
         found[name] = {}
         for part in ("whole", "held_out"):
             shares = [r[name][part]["share_of_best"] for r in results]
