@@ -12,7 +12,17 @@ from typing import Any
 
 import pytest
 from ngram_npu import cli
-from ngram_npu.replay import Conversation, ReplayError, load_inputs, read_conversations
+from ngram_npu.replay import (
+    Conversation,
+    ReplayError,
+    ReplayInput,
+    ReplayOptions,
+    ReplayTokenizer,
+    Turn,
+    load_inputs,
+    read_conversations,
+    replay,
+)
 from ngram_npu.replay import files as files_module
 from ngram_npu.replay.chat_template import texts
 from ngram_npu.replay.formats import FORMATS
@@ -118,6 +128,9 @@ RECORDS: list[tuple[str, object, list[tuple[str, str]]]] = [
         },
         [("Be kind. USER: Find. ASSISTANT:", f"Well.\n{CALL}")],
     ),
+    ("log", {"messages": ASKED["messages"], "response": "9."}, LOGGED),
+    ("log", {"messages": ASKED["messages"], "output": "9.", "model": "m"}, LOGGED),
+    ("log", {"request": "Hi", "response": "Ho"}, [("USER: Hi ASSISTANT:", "Ho")]),
     (
         "log",
         {"request": {"prompt": "[INST] Hi [/INST]"}, "response": {"choices": [{"text": " Ho"}]}},
@@ -225,7 +238,7 @@ def test_ids_are_optional(write_jsonl: Write) -> None:
         ({"messages": [{"role": "user", "content": 1}]}, r"messages\[0\].content must be a string"),
         ({"messages": "hello"}, '"messages" must be an array, got a string'),
         ({"conversations": ["hello"]}, r"conversations\[0\] must be an object, got a string"),
-        ({"request": ASKED, "response": "Internal error"}, "response is not JSON"),
+        ({"request": ASKED, "response": 500}, 'no format has these keys: "request", "response"'),
         ({"request": ASKED, "response": {"error": "busy"}}, 'missing key "choices"'),
         ({"request": ASKED, "response": {"choices": [{}]}}, r"choices\[0\].text must be a string"),
         (
@@ -266,8 +279,8 @@ def test_the_command_offers_all_formats(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_insisting_on_a_format(write_jsonl: Write) -> None:
     path = write_jsonl({"prompt": "a", "completion": "b"})
-    with pytest.raises(ReplayError, match=r':1: missing key "choices"; read as log, of which'):
-        read_conversations(path, format_name="log")
+    with pytest.raises(ReplayError, match=r':1: missing key "messages"; read as messages, of wh'):
+        read_conversations(path, format_name="messages")
 
 
 # Files
@@ -427,3 +440,30 @@ def test_a_template_without_jinja(
 def test_no_template(write_jsonl: Write) -> None:
     (item,) = read_conversations(write_jsonl({"prompt": "[INST] a", "completion": "b"}))
     assert texts(item, None, as_is=True) == [[("[INST] a", "b")]]
+
+
+@pytest.mark.parametrize(
+    ("choice", "prompt"),
+    [
+        ("auto", "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"),
+        ("default", "USER: Hi ASSISTANT:"),
+        ("none", "Hi"),
+    ],
+)
+def test_replay_takes_the_template_of_the_tokenizers_folder(
+    tmp_path: Path, with_template: Callable[[str], Any], choice: Any, prompt: str
+) -> None:
+    with_template(CHATML)  # writes it into the folder
+    seen: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        seen.append(text)
+        return list(text.encode())
+
+    conversation = Conversation("a", (Turn("Hi", "Ho"),))
+    replay(
+        inputs=[ReplayInput("in", (conversation,))],
+        options=ReplayOptions(chat_template=choice),
+        tokenizer=ReplayTokenizer("fake", "made up", None, encode, tmp_path),
+    )
+    assert seen == [prompt, "Ho<|im_end|>" if choice == "auto" else "Ho"]

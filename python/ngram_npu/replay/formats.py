@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ngram_npu.replay.chat_template import completion_text
-from ngram_npu.replay.errors import ReplayError, one_line
+from ngram_npu.replay.errors import ReplayError
 from ngram_npu.replay.files import QUESTIONS, STDIN, values
 from ngram_npu.replay.records import Conversation, Message, Turn
 
@@ -25,7 +25,7 @@ _ID_KEYS = ("id", "conversation_id", "custom_id", "request_id", "question_id")
 _IDS_KEYS = ("prompt_token_ids", "completion_token_ids")
 _ANSWER_KEYS = ("completion", "response", "output")
 _REQUEST_KEYS = ("request", "request_body")
-_RESPONSE_KEYS = ("response", "response_body")
+_RESPONSE_KEYS = ("response", "response_body", "completion", "output")
 _SHAREGPT_ROLES = {
     "human": "user",
     "gpt": "assistant",
@@ -146,7 +146,7 @@ def _pair(data: Record, where: str) -> list[tuple[Turn, ...]]:
 
 
 def _messages(data: Record, where: str) -> list[tuple[Turn, ...]]:
-    key = "messages" if "messages" in data else "conversation"
+    key = "conversation" if "conversation" in data else "messages"
     return [_turns(_array(data, key, where), where, key=key, tools=data.get("tools"))]
 
 
@@ -244,6 +244,8 @@ def _log(data: Record, where: str) -> list[tuple[Turn, ...]]:
             _turns([*messages, answer], where, since=len(messages), tools=tools)
             for answer in answers
         ]
+    if "text" in request:
+        return [(Turn(request["text"], completion_text(a)),) for a in answers]
     if isinstance(request.get("prompt"), str):
         # The completions endpoint: the prompt is what the model was given, its template included.
         prompt = _text(request["prompt"], f"{where}: prompt")
@@ -253,15 +255,19 @@ def _log(data: Record, where: str) -> list[tuple[Turn, ...]]:
 
 
 def _side(data: Record, keys: tuple[str, ...], where: str) -> Record:
-    """A request or response: an object, perhaps spelt as a string, perhaps within "body"."""
+    """A request or response: an object, perhaps spelt as a string, perhaps within "body"; what is
+    just a text, under "text"."""
     key = next((key for key in keys if key in data), None)
     value = data if key is None else data[key]
     for _ in range(2):
         if isinstance(value, str):
+            text = _text(value, f"{where}: {key}")
             try:
-                value = json.loads(value)
-            except ValueError as error:
-                raise _RecordError(f"{where}: {key} is not JSON: {one_line(error)}") from error
+                value = json.loads(text)
+            except ValueError:
+                value = None
+            if not isinstance(value, (dict, list)):
+                return {"text": text}
         if isinstance(value, dict) and "body" in value:
             value = value["body"]
     if isinstance(value, list):
@@ -273,6 +279,8 @@ def _side(data: Record, keys: tuple[str, ...], where: str) -> Record:
 
 def _answers(response: Record, where: str) -> list[Message]:
     """A message for each of the response's choices."""
+    if "text" in response:
+        return [{"role": "assistant", "content": response["text"]}]
     if "chunks" in response:
         return [_joined(response["chunks"], where)]
     if isinstance(response.get("message"), dict):  # Ollama
