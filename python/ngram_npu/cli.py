@@ -12,23 +12,30 @@ import json
 import os
 import shlex
 import sys
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ngram_npu.cli_generate import add_generate
+from ngram_npu.cli_options import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_USAGE,
+    PATH_HELP,
+    PROGRAM,
+    add_lookup,
+    add_reading,
+    count,
+)
+from ngram_npu.cli_tune import add_measure_cost, add_tune
 
 if TYPE_CHECKING:
-    from ngram_npu.replay import Progress, ReplayReport
+    from ngram_npu.replay import ReplayReport
 
 __all__ = ["main"]
 
-EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
-
-PROGRAM = "ngram-npu"
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it  # 128 + SIGINT, as shells report it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,7 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_replay(commands)
-    _add_generate(commands)
+    add_generate(commands)
+    add_tune(commands)
+    add_measure_cost(commands)
     _add_doctor(commands)
     return parser
 
@@ -90,117 +99,6 @@ def _version() -> str:
         return importlib.metadata.version("ngram_npu")
     except importlib.metadata.PackageNotFoundError:
         return "(not installed)"
-
-
-def _count(text: str) -> int:
-    """An option's value that counts something: an integer of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
-
-
-_count.__name__ = "integer"  # argparse names the type in its messages
-
-
-def _probability(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"must be above 0, at most 1, got {text}")
-    return value
-
-
-_probability.__name__ = "number"
-
-
-def _add_lookup(parser: argparse.ArgumentParser, default_engine: str) -> Any:
-    """The options that `ReplayOptions.config` reads, and the engine."""
-    lookup = parser.add_argument_group("drafting")
-    lookup.add_argument(
-        "--min-n",
-        "--prompt-lookup-min",
-        type=_count,
-        metavar="N",
-        help="shortest n-gram looked up (default: 2)",
-    )
-    lookup.add_argument(
-        "--max-n",
-        "--prompt-lookup-max",
-        type=_count,
-        metavar="N",
-        help="longest n-gram looked up (default: 5)",
-    )
-    lookup.add_argument(
-        "--k",
-        "--num-speculative-tokens",
-        type=_count,
-        metavar="K",
-        help="draft tokens per step (default: 5, with a ladder 8)",
-    )
-    lookup.add_argument(
-        "--match-policy",
-        choices=("earliest", "latest"),
-        help="which of equally long matches is continued (default: earliest, with a ladder latest)",
-    )
-    lookup.add_argument(
-        "--overlap",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="let a draft go on past the end of the context, repeating itself (default: only with "
-        "a ladder)",
-    )
-    lookup.add_argument(
-        "--max-len",
-        type=_count,
-        metavar="LEN",
-        help="no draft reaches beyond this context length (default: no limit)",
-    )
-    lookup.add_argument(
-        "--sizes",
-        choices=("consecutive", "ladder"),
-        help="look up n-grams of --min-n to --max-n tokens, or of 1, 2, 4, 8 and 16 (default: "
-        "consecutive, with --min-probability a ladder)",
-    )
-    lookup.add_argument(
-        "--min-probability",
-        dest="min_draft_probability",
-        type=_probability,
-        metavar="P",
-        help="draft only as far as a draft as a whole is accepted with this probability; 0.177 is "
-        "a good one (default: K tokens)",
-    )
-    lookup.add_argument(
-        "--costs",
-        metavar="FILE",
-        help="a table of `python -m tools.fit_costs`, for --min-probability (default: the "
-        "package's)",
-    )
-    lookup.add_argument(
-        "--store",
-        choices=("live", "finish"),
-        help="with --min-probability: draft also from what the conversations before said, as soon "
-        "as it is said or when they have ended (default: from each conversation's own text alone)",
-    )
-    lookup.add_argument(
-        "--store-tokens",
-        type=_count,
-        default=1_000_000,
-        metavar="N",
-        help="tokens that the store holds (default: %(default)s)",
-    )
-    lookup.add_argument(
-        "--generated-only",
-        action="store_true",
-        help="with --store: each turn is a request, so that only completions are stored",
-    )
-    lookup.add_argument(
-        "--engine",
-        choices=["index", "scan", "auto"],
-        default="auto",
-        help="look drafts up in an index, or by reading each context; drafts are the same "
-        f"(default: {default_engine})",
-    )
-    return lookup
 
 
 def _add_replay(commands: Any) -> None:
@@ -218,29 +116,20 @@ def _add_replay(commands: Any) -> None:
         nargs="*",
         metavar="PATH",
         type=Path,
-        help="a .jsonl or .jsonl.gz file, or a folder of them",
+        help=PATH_HELP,
     )
-    lookup = _add_lookup(parser, "the index, unless max_n - min_n exceeds 7")
+    lookup = add_lookup(parser, "the index, unless max_n - min_n exceeds 7")
     lookup.add_argument(
-        "--threads", type=_count, metavar="N", help="most CPU threads (default: the library's)"
+        "--threads", type=count, metavar="N", help="most CPU threads (default: the library's)"
     )
     data = parser.add_argument_group("input")
     data.add_argument(
         "--batch-size",
-        type=_count,
+        type=count,
         metavar="B",
         help="conversations at once (default: 32, with --store 1)",
     )
-    data.add_argument(
-        "--limit", type=_count, metavar="N", help="only the first N conversations of each input"
-    )
-    data.add_argument(
-        "--tokenizer",
-        default="mistral-v1",
-        metavar="NAME|FOLDER",
-        help="mistral-v1, mistral-v3, tekken, bytes, a local Hugging Face folder, or ids: only "
-        "recorded token ids (default: %(default)s)",
-    )
+    add_reading(data)
     output = parser.add_argument_group("output")
     output.add_argument(
         "--json",
@@ -250,72 +139,6 @@ def _add_replay(commands: Any) -> None:
     output.add_argument(
         "--plot", type=Path, metavar="FILE", help="draw the result (needs matplotlib)"
     )
-
-
-def _add_generate(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        "generate",
-        help="generate text with a local model, with and without speculation",
-        description="Generate text for a file of prompts with a Hugging Face causal LM. Prints the "
-        "text, tokens per second with and without speculation, acceptance, and where a step's time "
-        "goes. Needs torch and transformers.",
-        allow_abbrev=False,
-    )
-    parser.set_defaults(run=_run_generate)
-    need = parser.add_argument_group("model and prompts")
-    need.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="a local model")
-    need.add_argument(
-        "--prompts",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help='a prompt per line; .jsonl: {"prompt": "..."}, or recorded conversations',
-    )
-    need.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
-    need.add_argument(
-        "--dtype",
-        choices=("auto", "float64", "float32", "bfloat16", "float16"),
-        default="auto",
-        help="of weights and computation (default: the model's)",
-    )
-    _add_lookup(parser, "the index on the CPU for contexts beyond 2048 tokens")
-    run = parser.add_argument_group("running")
-    run.add_argument(
-        "--max-tokens", type=_count, default=128, metavar="N", help="new tokens per prompt (128)"
-    )
-    run.add_argument(
-        "--batch-size", type=_count, default=16, metavar="B", help="requests at once (16)"
-    )
-    run.add_argument(
-        "--synchronous",
-        dest="asynchronous",
-        action="store_false",
-        help="wait for each step before the next one is scheduled",
-    )
-    run.add_argument(
-        "--unpadded",
-        dest="padded",
-        action="store_false",
-        help="verify what was found, instead of always K drafts",
-    )
-    run.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="0: greedy (default)"
-    )
-    run.add_argument(
-        "--seed", type=int, default=0, help="of sampling; the text depends on nothing else (0)"
-    )
-    run.add_argument(
-        "--no-baseline",
-        dest="baseline",
-        action="store_false",
-        help="leave out the run without speculation",
-    )
-    run.add_argument("--threads", type=_count, metavar="N", help="CPU threads (default: torch's)")
-    output = parser.add_argument_group("output")
-    output.add_argument(
-        "--trace", type=Path, metavar="FILE", help="write a trace for chrome://tracing or Perfetto"
-    )
-    output.add_argument("--json", type=Path, metavar="FILE", help="write texts and figures")
 
 
 def _add_doctor(commands: Any) -> None:
@@ -342,10 +165,11 @@ def _run_replay(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     import dataclasses
 
     from ngram_npu.replay import ReplayError, ReplayOptions, format_table, replay
+    from ngram_npu.replay.bar import Bar
     from ngram_npu.replay.output import check_writable
     from ngram_npu.replay.plot import check_plot
 
-    bar = _Bar(sys.stderr)
+    bar = Bar(sys.stderr)
     try:
         json_path = None if arguments.json in (None, "-") else Path(arguments.json)
         if json_path is not None:
@@ -378,40 +202,6 @@ def _run_replay(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def _run_generate(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    import dataclasses
-
-    from ngram_npu.replay import ReplayError, ReplayOptions
-    from ngram_npu.replay.output import atomic_output, check_writable
-
-    given = vars(arguments)
-    lookup = {f.name: given[f.name] for f in dataclasses.fields(ReplayOptions) if f.name in given}
-    try:
-        ngram = ReplayOptions(**lookup).config()
-        for path in filter(None, (arguments.trace, arguments.json)):
-            check_writable(path)
-    except ReplayError as error:
-        print(f"{PROGRAM} generate: error: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    from ngram_npu.runner import command
-
-    options = {
-        f.name: given[f.name]
-        for f in dataclasses.fields(command.GenerateOptions)
-        if f.name in given
-    }
-    try:
-        report = command.generate(command.GenerateOptions(**options, ngram=ngram))
-        if arguments.json is not None:
-            with atomic_output(arguments.json) as scratch:
-                scratch.write_text(report.to_json(), encoding="utf-8")
-    except (command.GenerateError, ReplayError) as error:
-        print(f"{PROGRAM} generate: error: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    print(command.format_report(report))
-    return EXIT_OK
-
-
 def _write_files(report: ReplayReport, json_path: Path | None, plot_path: Path | None) -> None:
     """Write all of the files or none: each is complete before the first takes its place."""
     from ngram_npu.replay.output import atomic_output
@@ -424,52 +214,3 @@ def _write_files(report: ReplayReport, json_path: Path | None, plot_path: Path |
         if plot_path is not None:
             scratch = stack.enter_context(atomic_output(plot_path))
             save_plot(report, scratch, plot_path.suffix.lstrip(".").lower())
-
-
-class _Bar:
-    """A one-line progress bar, shown only on a terminal."""
-
-    WIDTH = 24
-    INTERVAL_S = 0.1
-
-    def __init__(self, stream: TextIO) -> None:
-        self.wanted = stream.isatty()
-        self._stream = stream
-        self._next_at = 0.0
-        self._length = 0
-
-    def show(self, progress: Progress) -> None:
-        """Draw, at most ten times a second."""
-        from ngram_npu.replay.errors import printable
-
-        now = time.monotonic()
-        if now < self._next_at:
-            return
-        self._next_at = now + self.INTERVAL_S
-        share = progress.done / progress.total if progress.total else 1.0
-        filled = "#" * round(share * self.WIDTH)
-        name = printable(progress.name)
-        line = f"{progress.phase:8} [{filled:<{self.WIDTH}}] {share:4.0%} {name}"
-        # One line only: a wrapped one could not be drawn over.
-        line = line[: max(20, _terminal_columns(self._stream) - 1)]
-        self._write(line)
-        self._length = len(line)
-
-    def clear(self) -> None:
-        """Remove the bar, so that what follows starts on an empty line."""
-        if self._length:
-            self._write("")
-            self._stream.write("\r")
-            self._stream.flush()
-            self._length = 0
-
-    def _write(self, line: str) -> None:
-        self._stream.write("\r" + line.ljust(self._length))
-        self._stream.flush()
-
-
-def _terminal_columns(stream: TextIO) -> int:
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    except (OSError, ValueError):
-        return 80

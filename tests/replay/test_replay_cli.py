@@ -27,6 +27,7 @@ from ngram_npu.replay import (
     replay,
 )
 from ngram_npu.replay import plot as plot_module
+from ngram_npu.replay.bar import Bar
 from ngram_npu.replay.output import atomic_output, check_writable
 from replay_helpers import EXAMPLE_LINE
 
@@ -126,7 +127,7 @@ def test_an_index_that_cannot_be(talk: Path, capsys: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [(b"{", "talk.jsonl:1: not JSON"), (b"", "talk.jsonl: empty"), (b"{}", ':1: missing key "id"')],
+    [(b"{", "talk.jsonl:1: not JSON"), (b"", "talk.jsonl: empty"), (b"{}", ":1: no format has")],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
     write_jsonl: Write,
@@ -389,7 +390,7 @@ class _Terminal:
 def test_progress_bar_on_a_terminal(talk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = _Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(cli._Bar, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(Bar, "INTERVAL_S", 0.0)
     assert cli.main(["replay", str(talk)]) == 0
     drawn = terminal.text.split("\r")
     assert any(line.startswith("tokenize [") for line in drawn)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from ngram_npu.replay import Conversation, ReplayError, Turn, load_inputs, read_conversations
-from ngram_npu.replay import records as records_module
+from ngram_npu.replay import files as files_module
 
 Write = Callable[..., Path]
 
@@ -53,9 +53,9 @@ BAD_LINES = [
     (b'{"id": "\xff"}', "not UTF-8: invalid start byte at byte 9"),
     (b"[]", "expected an object, got an array"),
     (b"null", "expected an object, got null"),
-    ({"turns": []}, 'missing key "id"'),
-    ({"id": "a"}, 'missing key "turns"'),
-    ({"id": None, "turns": []}, '"id" must be a string, got null'),
+    ({"turns": []}, '"turns" is empty; read as turns, of which this works: {"turns": '),
+    ({"id": "a"}, 'no format has these keys: "id"; this would work: {"messages": '),
+    ({"id": 1.5, "turns": []}, '"id" must be a string, got the number 1.5'),
     ({"id": True, "turns": []}, '"id" must be a string, got a boolean'),
     ({"id": "a", "turns": {}}, '"turns" must be an array, got an object'),
     ({"id": "a", "turns": []}, '"turns" is empty'),
@@ -128,7 +128,7 @@ def test_damaged_gzip(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz"])
 def test_a_line_has_a_limit(write_jsonl: Write, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(records_module, "_MAX_LINE_MIB", 1)
+    monkeypatch.setattr(files_module, "_MAX_LINE_MIB", 1)
     line = b'{"id": "a", "turns": [{"prompt": "p", "completion": "c"}]}'
     longest = line.ljust(1 << 20)
     assert len(read_conversations(write_jsonl(longest, line, longest, name=name))) == 3
@@ -140,7 +140,7 @@ def test_a_line_has_a_limit(write_jsonl: Write, monkeypatch: pytest.MonkeyPatch,
 def test_a_line_that_is_too_long_is_never_read_whole(
     write_jsonl: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records_module, "_MAX_LINE_MIB", 1)
+    monkeypatch.setattr(files_module, "_MAX_LINE_MIB", 1)
     path = write_jsonl(b" " * (32 << 20), name="bomb.jsonl.gz")
     tracemalloc.start()
     try:

@@ -231,6 +231,7 @@ def test_the_default_is_replayed_without_a_path() -> None:
     assert [(f.name, f.num_requests) for f in report.inputs] == [("python-stdlib", 2)]
     assert report.total.tokens_per_step is not None
     assert report.total.tokens_per_step > 1.2  # code repeats itself
+    assert "These figures compare with nothing" in format_table(report)
 
 
 # Tokenizers

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from ngram_npu.replay import load_tokenizer, read_conversations, stdlib_conversations
-from ngram_npu.replay.records import find_files
+from ngram_npu.replay.files import find_files
 
 from tools.bench.options import BenchError, Options, Size
 

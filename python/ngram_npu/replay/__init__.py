@@ -22,7 +22,8 @@ from ngram_npu.replay._run import (
 )
 from ngram_npu.replay.errors import ReplayError
 from ngram_npu.replay.figures import ReplayFigures
-from ngram_npu.replay.records import Conversation, Turn, read_conversations
+from ngram_npu.replay.formats import read_conversations
+from ngram_npu.replay.records import Conversation, Turn
 from ngram_npu.replay.report import ReplayReport, format_table
 from ngram_npu.replay.simulation import Proposer, TokenRequest, TokenTurn, simulate
 from ngram_npu.replay.stdlib_corpus import stdlib_conversations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from ngram_npu.config import STORE_TOKENS
+from ngram_npu.replay.chat_template import ChatTemplate, load_chat_template, texts
 from ngram_npu.replay.environment import machine, versions
-from ngram_npu.replay.errors import ReplayError
+from ngram_npu.replay.errors import ReplayError, one_line
 from ngram_npu.replay.figures import ReplayFigures
-from ngram_npu.replay.records import SUFFIXES, Conversation, Turn, find_files, read_conversations
+from ngram_npu.replay.files import STDIN, SUFFIXES, find_files
+from ngram_npu.replay.formats import read_conversations
+from ngram_npu.replay.records import Conversation
 from ngram_npu.replay.report import ReplayReport
 from ngram_npu.replay.simulation import Int32Array, Proposer, TokenRequest, TokenTurn, simulate
 from ngram_npu.replay.stdlib_corpus import stdlib_conversations
@@ -37,7 +40,6 @@ __all__ = [
     "tokenize",
 ]
 
-PROMPT_TEMPLATE = "USER: {prompt} ASSISTANT:"
 IDS_ONLY = "ids"
 """Tokenizer name that refuses text: every turn must carry token ids."""
 
@@ -74,7 +76,10 @@ class ReplayOptions:
             index wherever it holds the span of n: a replay's rows soon are long enough for it.
         batch_size: conversations at once; None: 32, with a store 1.
         limit: conversations per input; None: all.
+        format: of the files, one of `formats.FORMATS`; None: told by their content.
         tokenizer: as for `load_tokenizer`, or "ids" to accept only recorded token ids.
+        chat_template: "auto", that of the tokenizer's folder, where it has one; "default", the
+            package's; "none", texts as they are.
         threads: most CPU threads for drafting; None: the library's default.
     """
 
@@ -93,7 +98,9 @@ class ReplayOptions:
     engine: Literal["index", "scan", "auto"] = "auto"
     batch_size: int | None = None
     limit: int | None = None
+    format: str | None = None
     tokenizer: str = DEFAULT_TOKENIZER
+    chat_template: Literal["auto", "default", "none"] = "auto"
     threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -170,7 +177,7 @@ class ReplayInput:
 
 
 def load_inputs(
-    paths: Sequence[str | PathLike[str]], limit: int | None = None
+    paths: Sequence[str | PathLike[str]], limit: int | None = None, format_name: str | None = None
 ) -> tuple[ReplayInput, ...]:
     """Read every file that `paths` name (folders: their replay files); without a path, the default.
 
@@ -181,15 +188,24 @@ def load_inputs(
         conversations, missing = stdlib_conversations(limit=limit)
         notes = (f"{len(missing)} modules are not installed: {' '.join(missing)}",)
         return (ReplayInput("python-stdlib", tuple(conversations), notes if missing else ()),)
+    return tuple(
+        ReplayInput(name, tuple(read_conversations(file, limit, format_name)))
+        for name, file in named_files(paths)
+    )
+
+
+def named_files(paths: Sequence[str | PathLike[str]]) -> list[tuple[str, Path]]:
+    """The files of `paths`, each with its name in the table.
+
+    Raises:
+        ReplayError: something is not there, or a folder without replay files.
+    """
     files = [file for path in paths for file in find_files(Path(path))]
     names = [_short_name(file) for file in files]
     seen = Counter(names)
     # Two files of one name, in different folders, must stay apart in the table.
     names = [str(f) if seen[n] > 1 else n for f, n in zip(files, names, strict=True)]
-    return tuple(
-        ReplayInput(name, tuple(read_conversations(file, limit)))
-        for file, name in zip(files, names, strict=True)
-    )
+    return list(zip(names, files, strict=True))
 
 
 def replay(
@@ -234,7 +250,9 @@ def replay(
         # Made first so that a wrong option shows before any work, and used once so that loading
         # libraries and starting threads falls into no measurement.
         _warm_up(make_proposer(options))
-        loaded = load_inputs(paths, options.limit) if inputs is None else tuple(inputs)
+        loaded = (
+            load_inputs(paths, options.limit, options.format) if inputs is None else tuple(inputs)
+        )
         texts = [c for item in loaded for c in item.conversations if not c.has_token_ids]
         if texts and tokenizer is None:
             if options.tokenizer == IDS_ONLY:
@@ -243,7 +261,7 @@ def replay(
         report = progress or _no_progress
         figures: list[ReplayFigures] = []
         for item in loaded:
-            requests = tokenize(item, tokenizer, report)
+            requests = tokenize(item, tokenizer, report, options.chat_template)
             if options.generated_only:
                 requests = [turn for request in requests for turn in request.turns_apart()]
             proposer = make_proposer(options)
@@ -277,6 +295,7 @@ def tokenize(
     item: ReplayInput,
     tokenizer: TokenizerLike | None,
     progress: Callable[[Progress], None] | None = None,
+    chat_template: Literal["auto", "default", "none"] = "auto",
 ) -> list[TokenRequest]:
     """The conversations of one input as a replay takes them: each prompt in its template.
 
@@ -284,31 +303,49 @@ def tokenize(
         item: what was read.
         tokenizer: for turns without token ids.
         progress: called after each conversation.
+        chat_template: as in `ReplayOptions`.
 
     Raises:
-        ReplayError: a turn without token ids, and no tokenizer.
+        ReplayError: a turn without token ids, and no tokenizer; a template that refuses.
     """
+    to_requests = request_maker(tokenizer, chat_template)
     requests: list[TokenRequest] = []
     for done, conversation in enumerate(item.conversations, start=1):
-        turns = tuple(_token_turn(turn, tokenizer) for turn in conversation.turns)
-        requests.append(TokenRequest(conversation.id, turns))
+        requests += to_requests(conversation)
         if progress is not None:
             progress(Progress(item.name, "tokenize", done, len(item.conversations)))
     return requests
 
 
-def _token_turn(turn: Turn, tokenizer: TokenizerLike | None) -> TokenTurn:
-    prompt, completion = turn.prompt_token_ids, turn.completion_token_ids
-    if prompt is not None and completion is not None:
-        return TokenTurn(_int32(prompt), _int32(completion))
-    if tokenizer is None:
-        raise ReplayError("a turn without token ids needs a tokenizer")
-    # The two are tokenized apart: the model was given whole prompt tokens, and no token of its
-    # answer can reach back into them.
-    return TokenTurn(
-        _int32(tokenizer.encode(PROMPT_TEMPLATE.format(prompt=turn.prompt))),
-        _int32(tokenizer.encode(turn.completion or "")),
-    )
+def request_maker(
+    tokenizer: TokenizerLike | None, chat_template: str
+) -> Callable[[Conversation], list[TokenRequest]]:
+    """From a conversation to its requests: one, unless its template changes earlier turns."""
+    folder: Path | None = getattr(tokenizer, "folder", None)
+    template: ChatTemplate | None = None
+    if chat_template == "auto" and folder is not None:
+        template = load_chat_template(folder)
+
+    def requests_of(conversation: Conversation) -> list[TokenRequest]:
+        if conversation.has_token_ids:
+            turns = conversation.turns
+            ids = [(t.prompt_token_ids or (), t.completion_token_ids or ()) for t in turns]
+            return [TokenRequest(conversation.id, _token_turns(ids))]
+        if tokenizer is None:
+            raise ReplayError("a turn without token ids needs a tokenizer")
+        # The two are tokenized apart: the model was given whole prompt tokens, and no token of its
+        # answer can reach back into them.
+        encode = tokenizer.encode
+        return [
+            TokenRequest(conversation.id, _token_turns((encode(p), encode(c)) for p, c in turns))
+            for turns in texts(conversation, template, as_is=chat_template == "none")
+        ]
+
+    return requests_of
+
+
+def _token_turns(turns: Iterable[tuple[Sequence[int], Sequence[int]]]) -> tuple[TokenTurn, ...]:
+    return tuple(TokenTurn(_int32(prompt), _int32(completion)) for prompt, completion in turns)
 
 
 def _int32(token_ids: Sequence[int]) -> Int32Array:
@@ -332,8 +369,7 @@ def _read_costs(file: Path, store: str | None) -> dict[str, Any]:
         costs = {"costs": np.array(tables["row"])}
         return costs if store is None else {**costs, "store_costs": np.array(tables["store"])}
     except (OSError, ValueError, LookupError, TypeError) as error:
-        message = " ".join(str(error).split())
-        raise ReplayError(f"{file}: no table of costs: {message:.200}") from error
+        raise ReplayError(f"{file}: no table of costs: {one_line(error):.200}") from error
 
 
 def _warm_up(proposer: Proposer) -> None:
@@ -374,6 +410,8 @@ def _describe(tokenizer: TokenizerLike) -> dict[str, Any]:
 
 
 def _short_name(file: Path) -> str:
+    if file == STDIN:
+        return "stdin"
     for suffix in sorted(SUFFIXES, key=len, reverse=True):
         if file.name.endswith(suffix):
             return file.name[: -len(suffix)]

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ["ReplayError", "printable"]
+__all__ = ["ReplayError", "one_line", "printable"]
 
 
 def printable(text: str) -> str:
     """Text from outside, safe on a terminal: control characters become escapes like `\\x1b`."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def one_line(error: BaseException) -> str:
+    """Its message, whatever line ends it has."""
+    return " ".join(str(error).split())
 
 
 class ReplayError(Exception):

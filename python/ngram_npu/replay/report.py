@@ -15,6 +15,11 @@ __all__ = ["FORMAT", "ReplayReport", "format_table"]
 FORMAT = "ngram_npu.replay/1"
 """Written into every JSON result; the number grows when a field changes its meaning."""
 
+BYTES_WARNING = (
+    "WARNING: a token is a byte here. These figures compare with nothing: no model has such "
+    "tokens, and they come out far too high. Choose another --tokenizer."
+)
+
 _MAX_POSITIONS = 8
 
 
@@ -102,7 +107,10 @@ def format_table(report: ReplayReport) -> str:
     if len(report.inputs) > 1:
         rows.append(_row(report.total))
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER))]
-    lines = [_caption(report), ""]
+    lines = [_caption(report)]
+    if report.tokenizer is not None and report.tokenizer["name"] == "bytes":
+        lines.append(BYTES_WARNING)
+    lines.append("")
     for row in rows:
         # The last column is a list and the first a name: both read from the left.
         cells = [row[0].ljust(widths[0])]

@@ -110,6 +110,7 @@ def simulate(
     k: int,
     batch_size: int,
     progress: Callable[[int, int], None] | None = None,
+    observe: Callable[[Int64Array, Int64Array], None] | None = None,
 ) -> ReplayFigures:
     """Replay `requests` and count.
 
@@ -120,6 +121,8 @@ def simulate(
         k: the number of drafts per step that the proposer was configured for.
         batch_size: rows of the token buffer; at most this many conversations at once.
         progress: called with (tokens done, tokens in all), both in generated tokens.
+        observe: called after each call of the proposer with (numbers of the requests that made a
+            step, tokens drafted for them), both `[B]`; no request is in it twice.
 
     Raises:
         ReplayError: the proposer left rows or lengths in another state than the recording's, or
@@ -148,6 +151,8 @@ def simulate(
         batch.note_sampled(rows)
         num_draft_tokens, num_accepted, num_yielded = batch.verify(rows, step)
         counts.add(num_draft_tokens, num_accepted, num_yielded)
+        if observe is not None:
+            observe(batch.holders[rows], num_draft_tokens)
         batch.move_on(rows, num_yielded)
         if progress is not None:
             progress(counts.num_tokens, num_tokens_in_all)
@@ -214,6 +219,7 @@ class _Batch:
 
     Per row, all in the row's own coordinates: `cursor` tokens are in the buffer, `due` more have
     been sampled and are still to be given to the proposer, the running completion ends at `end`.
+    `holders` has the number of the row's request.
     """
 
     def __init__(self, requests: Sequence[TokenRequest], rows: int, k: int) -> None:
@@ -227,9 +233,10 @@ class _Batch:
         self._due: Int64Array = np.zeros(rows, np.int64)
         self._end: Int64Array = np.zeros(rows, np.int64)
         self._active = np.zeros(rows, np.bool_)
+        self.holders: Int64Array = np.zeros(rows, np.int64)
         self._new_holders: list[int] = []
         self._prompted: list[int] = []
-        self._waiting: Iterator[TokenRequest] = iter(requests)
+        self._waiting: Iterator[tuple[int, TokenRequest]] = iter(enumerate(requests))
         self._spans: list[Iterator[tuple[int, int]]] = [iter(()) for _ in range(rows)]
         for row in range(rows):
             self._next_turn(row)
@@ -295,10 +302,11 @@ class _Batch:
         self._check_tokens(row)
         span = next(self._spans[row], None)
         while span is None:
-            request = next(self._waiting, None)
-            if request is None:
+            waiting = next(self._waiting, None)
+            if waiting is None:
                 self._active[row] = False
                 return
+            self.holders[row], request = waiting
             # The row changes hands here, which a proposer that keeps state per row must be told.
             # Tokens of the previous holder stay beyond the new length, as in a runner.
             self._recorded[row, : request.num_tokens] = request.tokens()

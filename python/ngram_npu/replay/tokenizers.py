@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,14 @@ class ReplayTokenizer:
         source: what it was made from, with the package's version, for the record.
         vocab_size: number of token ids, or None where unknown.
         encode: text -> token ids in [0, vocab_size), without special tokens.
+        folder: where it was loaded from, which may hold a chat template.
     """
 
     name: str
     source: str
     vocab_size: int | None
     encode: Callable[[str], list[int]]
+    folder: Path | None = None
 
 
 def load_tokenizer(name: str = DEFAULT_TOKENIZER) -> ReplayTokenizer:
@@ -61,7 +63,7 @@ def load_tokenizer(name: str = DEFAULT_TOKENIZER) -> ReplayTokenizer:
     if path.is_file() and path.name == "tokenizer.json":
         path = path.parent
     if path.is_dir():
-        return _load_folder(name, path)
+        return replace(_load_folder(name, path), folder=path)
     known = ", ".join(TOKENIZERS)
     raise ReplayError(f'tokenizer "{name}" is neither one of {known} nor an existing folder')
 
@@ -79,8 +81,9 @@ def _load_mistral(name: str) -> ReplayTokenizer:
     except ImportError as error:
         raise ReplayError(
             f'tokenizer "{name}" needs the package {error.name or "mistral_common"}: '
-            'pip install mistral-common sentencepiece (the extra "replay"), or choose '
-            "--tokenizer bytes"
+            'pip install mistral-common sentencepiece (the extra "replay"); or choose --tokenizer '
+            "FOLDER with your model's tokenizer.json; --tokenizer bytes needs nothing, but its "
+            "figures compare with nothing"
         ) from error
     file = Path(str(package.__file__)).parent / "data" / _MISTRAL_FILES[name]
     if not file.is_file():

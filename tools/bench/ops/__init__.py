@@ -17,8 +17,10 @@ from tools.bench.ops.lookup import NgramPropose, NgramStep
 from tools.bench.ops.memory import Memory
 from tools.bench.ops.spec_state import CorrectSpecState
 from tools.bench.ops.store import StoreStep
+from tools.bench.ops.tune_recorded import TuneRecorded
 from tools.bench.ops.vllm_async import VllmAsync
 from tools.bench.ops.vllm_end_to_end import VllmEndToEnd
+from tools.bench.ops.vllm_predicted import VllmPredicted
 from tools.bench.ops.vllm_propose import VllmCatchUp, VllmPropose
 
 OPS: dict[str, Op] = {
@@ -30,6 +32,7 @@ OPS: dict[str, Op] = {
         VllmCatchUp(),
         VllmAsync(),
         VllmEndToEnd(),
+        VllmPredicted(),
         NgramIndexStep(),
         IndexBuild(),
         IndexMemory(),
@@ -45,6 +48,7 @@ OPS: dict[str, Op] = {
         AcceptanceSmoothing(),
         AcceptanceStore(),
         StoreStep(),
+        TuneRecorded(),
     )
 }
 

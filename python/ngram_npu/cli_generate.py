@@ -1,0 +1,111 @@
+"""`ngram-npu generate`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ngram_npu.cli_options import EXIT_OK, EXIT_USAGE, PROGRAM, add_lookup, count
+
+
+def add_generate(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "generate",
+        help="generate text with a local model, with and without speculation",
+        description="Generate text for a file of prompts with a Hugging Face causal LM. Prints the "
+        "text, tokens per second with and without speculation, acceptance, and where a step's time "
+        "goes. Needs torch and transformers.",
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=_run_generate)
+    need = parser.add_argument_group("model and prompts")
+    need.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="a local model")
+    need.add_argument(
+        "--prompts",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help='a prompt per line; .jsonl: {"prompt": "..."}, or recorded conversations',
+    )
+    need.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    need.add_argument(
+        "--dtype",
+        choices=("auto", "float64", "float32", "bfloat16", "float16"),
+        default="auto",
+        help="of weights and computation (default: the model's)",
+    )
+    add_lookup(parser, "the index on the CPU for contexts beyond 2048 tokens")
+    run = parser.add_argument_group("running")
+    run.add_argument(
+        "--max-tokens", type=count, default=128, metavar="N", help="new tokens per prompt (128)"
+    )
+    run.add_argument(
+        "--batch-size", type=count, default=16, metavar="B", help="requests at once (16)"
+    )
+    run.add_argument(
+        "--synchronous",
+        dest="asynchronous",
+        action="store_false",
+        help="wait for each step before the next one is scheduled",
+    )
+    run.add_argument(
+        "--unpadded",
+        dest="padded",
+        action="store_false",
+        help="verify what was found, instead of always K drafts",
+    )
+    run.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0: greedy (default)"
+    )
+    run.add_argument(
+        "--seed", type=int, default=0, help="of sampling; the text depends on nothing else (0)"
+    )
+    run.add_argument(
+        "--no-baseline",
+        dest="baseline",
+        action="store_false",
+        help="leave out the run without speculation",
+    )
+    run.add_argument("--threads", type=count, metavar="N", help="CPU threads (default: torch's)")
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--trace", type=Path, metavar="FILE", help="write a trace for chrome://tracing or Perfetto"
+    )
+    output.add_argument("--json", type=Path, metavar="FILE", help="write texts and figures")
+
+
+def _run_generate(arguments: argparse.Namespace, _: Sequence[str]) -> int:
+    import dataclasses
+
+    from ngram_npu.replay import ReplayError, ReplayOptions
+    from ngram_npu.replay.output import atomic_output, check_writable
+
+    given = vars(arguments)
+    lookup = {f.name: given[f.name] for f in dataclasses.fields(ReplayOptions) if f.name in given}
+    try:
+        ngram = ReplayOptions(**lookup).config()
+        for path in filter(None, (arguments.trace, arguments.json)):
+            check_writable(path)
+    except ReplayError as error:
+        print(f"{PROGRAM} generate: error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    from ngram_npu.runner import command
+
+    options = {
+        f.name: given[f.name]
+        for f in dataclasses.fields(command.GenerateOptions)
+        if f.name in given
+    }
+    try:
+        report = command.generate(command.GenerateOptions(**options, ngram=ngram))
+        if arguments.json is not None:
+            with atomic_output(arguments.json) as scratch:
+                scratch.write_text(report.to_json(), encoding="utf-8")
+    except (command.GenerateError, ReplayError) as error:
+        print(f"{PROGRAM} generate: error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    print(command.format_report(report))
+    return EXIT_OK

@@ -1,0 +1,163 @@
+"""What the subcommands of `ngram-npu` have in common: exit codes and options."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+PROGRAM = "ngram-npu"
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+
+
+def count(text: str) -> int:
+    """An option's value that counts something: an integer of at least 1."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
+    return value
+
+
+count.__name__ = "integer"  # argparse names the type in its messages
+
+
+def probability(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"must be above 0, at most 1, got {text}")
+    return value
+
+
+probability.__name__ = "number"
+
+
+def share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 10:
+        raise argparse.ArgumentTypeError(f"must be at least 0, below 10, got {text}")
+    return value
+
+
+share.__name__ = "number"
+
+
+def add_lookup(parser: argparse.ArgumentParser, default_engine: str) -> Any:
+    """The options that `ReplayOptions.config` reads, and the engine."""
+    lookup = parser.add_argument_group("drafting")
+    lookup.add_argument(
+        "--min-n",
+        "--prompt-lookup-min",
+        type=count,
+        metavar="N",
+        help="shortest n-gram looked up (default: 2)",
+    )
+    lookup.add_argument(
+        "--max-n",
+        "--prompt-lookup-max",
+        type=count,
+        metavar="N",
+        help="longest n-gram looked up (default: 5)",
+    )
+    lookup.add_argument(
+        "--k",
+        "--num-speculative-tokens",
+        type=count,
+        metavar="K",
+        help="draft tokens per step (default: 5, with a ladder 8)",
+    )
+    lookup.add_argument(
+        "--match-policy",
+        choices=("earliest", "latest"),
+        help="which of equally long matches is continued (default: earliest, with a ladder latest)",
+    )
+    lookup.add_argument(
+        "--overlap",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="let a draft go on past the end of the context, repeating itself (default: only with "
+        "a ladder)",
+    )
+    lookup.add_argument(
+        "--max-len",
+        type=count,
+        metavar="LEN",
+        help="no draft reaches beyond this context length (default: no limit)",
+    )
+    lookup.add_argument(
+        "--sizes",
+        choices=("consecutive", "ladder"),
+        help="look up n-grams of --min-n to --max-n tokens, or of 1, 2, 4, 8 and 16 (default: "
+        "consecutive, with --min-probability a ladder)",
+    )
+    lookup.add_argument(
+        "--min-probability",
+        dest="min_draft_probability",
+        type=probability,
+        metavar="P",
+        help="draft only as far as a draft as a whole is accepted with this probability; 0.177 is "
+        "a good one (default: K tokens)",
+    )
+    lookup.add_argument(
+        "--costs",
+        metavar="FILE",
+        help="a table of `python -m tools.fit_costs`, for --min-probability (default: the "
+        "package's)",
+    )
+    lookup.add_argument(
+        "--store",
+        choices=("live", "finish"),
+        help="with --min-probability: draft also from what the conversations before said, as soon "
+        "as it is said or when they have ended (default: from each conversation's own text alone)",
+    )
+    lookup.add_argument(
+        "--store-tokens",
+        type=count,
+        default=1_000_000,
+        metavar="N",
+        help="tokens that the store holds (default: %(default)s)",
+    )
+    lookup.add_argument(
+        "--generated-only",
+        action="store_true",
+        help="with --store: each turn is a request, so that only completions are stored",
+    )
+    lookup.add_argument(
+        "--engine",
+        choices=["index", "scan", "auto"],
+        default="auto",
+        help="look drafts up in an index, or by reading each context; drafts are the same "
+        f"(default: {default_engine})",
+    )
+    return lookup
+
+
+PATH_HELP = (
+    "a file of conversations (.jsonl or .json, also .gz or .zst), a folder of them, or - for stdin"
+)
+
+
+def add_reading(data: argparse._ArgumentGroup) -> None:
+    """Options that say how conversations are read."""
+    data.add_argument(
+        "--limit", type=count, metavar="N", help="only the first N conversations of each input"
+    )
+    data.add_argument(
+        "--format",
+        choices=("turns", "log", "fastchat", "messages", "sharegpt", "pairs"),
+        help="of the files (default: told by their content)",
+    )
+    data.add_argument(
+        "--tokenizer",
+        default="mistral-v1",
+        metavar="NAME|FOLDER",
+        help="mistral-v1, mistral-v3, tekken, bytes, a local Hugging Face folder, or ids: only "
+        "recorded token ids (default: %(default)s)",
+    )
+    data.add_argument(
+        "--chat-template",
+        choices=("auto", "default", "none"),
+        default="auto",
+        help="auto: the folder's of --tokenizer, else the default; none: texts as they are "
+        "(default: %(default)s)",
+    )

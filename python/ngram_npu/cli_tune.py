@@ -1,0 +1,173 @@
+"""`ngram-npu tune` and `ngram-npu measure-cost`."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ngram_npu.cli_options import (
+    EXIT_OK,
+    EXIT_USAGE,
+    PATH_HELP,
+    PROGRAM,
+    add_reading,
+    count,
+    share,
+)
+
+
+def add_tune(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "tune",
+        help="find the setting that suits recorded traffic, and say whether it pays",
+        description="Search settings over recorded traffic: replays each, weighs the tokens it "
+        "yields against the cost of verifying its drafts, and recommends one, as options of vLLM. "
+        "Settings are chosen on one half of the conversations; figures are of the other.",
+        epilog="Without a cost an example is used, which is said. After Ctrl-C the same command "
+        "goes on where it was.",
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=_run_tune)
+    parser.add_argument("paths", nargs="*", metavar="TRAFFIC", type=Path, help=PATH_HELP)
+    cost = parser.add_argument_group("what verifying costs").add_mutually_exclusive_group()
+    cost.add_argument(
+        "-c",
+        dest="share",
+        type=share,
+        metavar="C",
+        help="a drafted token costs this part of a step, such as 0.05",
+    )
+    cost.add_argument(
+        "--cost",
+        default="example-8b-h100",
+        metavar="FILE|EXAMPLE",
+        help="step times of `ngram-npu measure-cost`, or an example: example-8b-h100, "
+        "example-8b-l4, example-70b-4xh100 (default: %(default)s)",
+    )
+    search = parser.add_argument_group("search")
+    search.add_argument(
+        "--batch-size",
+        type=count,
+        action="append",
+        metavar="B",
+        help="only this batch size of those that --cost has; may be given several times",
+    )
+    search.add_argument(
+        "--sizes",
+        choices=("consecutive", "ladder"),
+        help="search only n-grams of consecutive sizes, which every backend has, or only ladders",
+    )
+    search.add_argument(
+        "--against",
+        metavar="JSON",
+        help="a setting to compare with, as fields of NgramConfig, such as "
+        '\'{"prompt_lookup_min": 2, "prompt_lookup_max": 4, "num_speculative_tokens": 3}\' '
+        "(default: n-grams of 2 to 5, k = 5)",
+    )
+    search.add_argument(
+        "--sample",
+        type=int,
+        default=10,
+        metavar="MB",
+        help="replay a sample of this many million characters where there are more; 0: replay all "
+        "(default: %(default)s)",
+    )
+    search.add_argument("--jobs", type=count, metavar="N", help="processes (default: one per core)")
+    search.add_argument(
+        "--cache",
+        type=Path,
+        metavar="FILE",
+        help="keep finished pieces here for later runs (default: only until the run is complete)",
+    )
+    add_reading(parser.add_argument_group("input"))
+    output = parser.add_argument_group("output")
+    output.add_argument("--html", type=Path, metavar="FILE", help="write a report for a browser")
+    output.add_argument(
+        "--json",
+        metavar="FILE",
+        help="write the result as JSON; - for stdout (the text then goes to stderr)",
+    )
+    output.add_argument(
+        "--progress", action="store_true", help="show progress though stderr is no terminal"
+    )
+
+
+def add_measure_cost(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "measure-cost",
+        help="measure what verifying costs on your own server, for `tune --cost`",
+        description="Time the steps of an OpenAI-compatible server by batch size. Run it once "
+        "without speculation and once for each number of draft tokens, with the same FILE; "
+        "docs/guides/tune.md shows how.",
+        allow_abbrev=False,
+    )
+    parser.set_defaults(run=_run_measure_cost)
+    parser.add_argument("output", metavar="FILE", type=Path, help="JSON; times are added to it")
+    parser.add_argument("--url", default="http://localhost:8000", help="default: %(default)s")
+    parser.add_argument("--model", help="default: the first that the server names")
+    parser.add_argument(
+        "--batch-sizes",
+        default="1,4,16,64",
+        metavar="B,...",
+        help="requests at once (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--prompt-tokens", type=count, default=1024, help="about; default: %(default)s"
+    )
+    parser.add_argument("--max-tokens", type=count, default=128, help="default: %(default)s")
+    parser.add_argument(
+        "--rounds", type=count, default=3, help="of each batch size (default: %(default)s)"
+    )
+
+
+def _run_tune(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
+    from ngram_npu.replay import ReplayError
+    from ngram_npu.replay.bar import Bar
+    from ngram_npu.tune import format_report
+    from ngram_npu.tune.command import run
+
+    bar = Bar(sys.stderr, wanted=arguments.progress or None)
+    try:
+        report = run(arguments, shlex.join([PROGRAM, *argv]), bar)
+    except ReplayError as error:
+        bar.clear()
+        print(f"{PROGRAM} tune: error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        bar.clear()
+        print("finished pieces are kept: the same command goes on from here", file=sys.stderr)
+        raise
+    if arguments.json == "-":
+        print(format_report(report), file=sys.stderr)
+        sys.stdout.write(report.to_json())
+    else:
+        print(format_report(report))
+    return EXIT_OK
+
+
+def _run_measure_cost(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
+    from ngram_npu.replay import ReplayError
+    from ngram_npu.replay.output import check_writable
+    from ngram_npu.tune.server import measure_cost
+
+    try:
+        check_writable(arguments.output)
+        measure_cost(
+            arguments.output,
+            url=arguments.url,
+            model=arguments.model,
+            batch_sizes=arguments.batch_sizes,
+            prompt_tokens=arguments.prompt_tokens,
+            max_tokens=arguments.max_tokens,
+            rounds=arguments.rounds,
+            command=shlex.join([PROGRAM, *argv]),
+            report=print,
+        )
+    except ReplayError as error:
+        print(f"{PROGRAM} measure-cost: error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    return EXIT_OK

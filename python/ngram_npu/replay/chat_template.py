@@ -1,0 +1,179 @@
+"""How messages become the text that a model reads.
+
+A model's own template is the Jinja template of its Hugging Face folder. Without one, the default
+here: `USER: {user} ASSISTANT:`, a system's text as it stands, `TOOL: {result}`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ngram_npu.replay.errors import ReplayError, one_line
+from ngram_npu.replay.records import Conversation, Message, Turn
+
+__all__ = ["ChatTemplate", "completion_text", "load_chat_template", "texts"]
+
+ChatTemplate = Callable[[Sequence[Message], Sequence[Any], bool], str]
+"""(messages, tools, whether the assistant is to answer next) -> text."""
+
+_LABELS = {"system": "", "developer": "", "user": "USER: ", "assistant": "ASSISTANT: "}
+
+
+def texts(
+    conversation: Conversation, template: ChatTemplate | None, *, as_is: bool = False
+) -> list[list[tuple[str, str]]]:
+    """The conversation as (prompt, completion) texts; a prompt is what its turn adds.
+
+    Where a template changes earlier turns (some leave out old reasoning), the next turn does not
+    continue the context: a further list begins, whose first prompt is the whole context.
+
+    Args:
+        conversation: without token ids.
+        template: the model's own; None: the default.
+        as_is: no template at all: contents are joined by line ends.
+    """
+    if template is None or as_is or any(turn.raw for turn in conversation.turns):
+        return [[(_plain(turn, as_is), turn.completion or "") for turn in conversation.turns]]
+    requests: list[list[tuple[str, str]]] = []
+    messages: list[Message] = []
+    tools: list[Any] = []
+    context = ""
+    for turn in conversation.turns:
+        tools += turn.tools
+        messages += turn.messages_or_prompt()
+        whole = template(messages, tools, True)
+        messages.append(turn.answer or {"role": "assistant", "content": turn.completion or ""})
+        after = template(messages, tools, False)
+        # What the template puts around an answer is the model's to write, the line end after not.
+        answer = after[len(whole) :].rstrip("\n") if after.startswith(whole) else turn.completion
+        if requests and whole.startswith(context):
+            requests[-1].append((whole[len(context) :], answer or ""))
+        else:
+            requests.append([(whole, answer or "")])
+        context = whole + (answer or "")
+    return requests
+
+
+def _plain(turn: Turn, as_is: bool) -> str:
+    if turn.raw or (as_is and not turn.messages):
+        return turn.prompt or ""
+    if as_is:
+        return "\n".join(message["content"] for message in turn.messages)
+    parts = [json.dumps(turn.tools, ensure_ascii=False)] if turn.tools else []
+    for message in turn.messages_or_prompt():
+        said = completion_text(message) if message["role"] == "assistant" else message["content"]
+        parts.append(_LABELS.get(message["role"], "TOOL: ") + said)
+    return " ".join([*parts, "ASSISTANT:"])
+
+
+def completion_text(message: Message) -> str:
+    """What the model wrote: its reasoning, its text, its tool calls."""
+    parts = []
+    if message.get("reasoning_content"):
+        parts.append(f"<think>\n{message['reasoning_content']}\n</think>\n")
+    if message["content"]:
+        parts.append(message["content"])
+    for call in message.get("tool_calls", ()):
+        function = call.get("function", call) if isinstance(call, dict) else {}
+        arguments = function.get("arguments")
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        name = json.dumps(function.get("name"), ensure_ascii=False)
+        parts.append(f'<tool_call>\n{{"name": {name}, "arguments": {arguments}}}\n</tool_call>')
+    return "\n".join(parts)
+
+
+def load_chat_template(folder: Path) -> ChatTemplate | None:
+    """The template of a Hugging Face folder; None where it has none.
+
+    Raises:
+        ReplayError: it cannot be read, or needs the package jinja2, which is not there.
+    """
+    settings = _settings(folder / "tokenizer_config.json")
+    source = settings.get("chat_template")
+    if isinstance(source, list):  # several, by name
+        named = {item.get("name"): item.get("template") for item in source}
+        source = named.get("default")
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        source = file.read_text(encoding="utf-8")
+    if not isinstance(source, str):
+        return None
+    try:
+        sandbox: Any = importlib.import_module("jinja2.sandbox")
+        loop_controls: Any = importlib.import_module("jinja2.ext").loopcontrols
+    except ImportError as error:
+        raise ReplayError(
+            f"{folder}: its chat template needs the package jinja2: pip install jinja2, or choose "
+            "--chat-template default"
+        ) from error
+    # A template is a program from elsewhere; in the sandbox it reaches nothing but its arguments.
+    environment = sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loop_controls]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda _: "2026-01-01"  # the same text every day
+    special = {name: _special(settings.get(name)) for name in ("bos_token", "eos_token")}
+
+    def render(messages: Sequence[Message], tools: Sequence[Any], answering: bool) -> str:
+        try:
+            text: str = compiled.render(
+                messages=[_with_objects(message) for message in messages],
+                tools=list(tools) or None,
+                add_generation_prompt=answering,
+                **special,
+            )
+        except Exception as error:  # a template may fail in any way
+            raise ReplayError(
+                f"{folder}: its chat template refuses this conversation: {one_line(error):.200}; "
+                "--chat-template default does without it"
+            ) from error
+        return text
+
+    try:
+        compiled = environment.from_string(source)
+    except Exception as error:
+        raise ReplayError(
+            f"{folder}: its chat template cannot be used: {one_line(error):.200}"
+        ) from error
+    return render
+
+
+def _with_objects(message: Message) -> Message:
+    """Arguments of tool calls as objects: an API spells them as text, templates spell them out."""
+    calls = []
+    for call in message.get("tool_calls", ()):
+        function = call.get("function", call) if isinstance(call, dict) else {}
+        arguments = function.get("arguments")
+        with suppress(ValueError):  # what is no JSON stays as it is
+            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+        calls.append({"type": "function", "function": {**function, "arguments": arguments}})
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ReplayError(f"{file}: cannot be read: {one_line(error):.200}") from error
+    return found if isinstance(found, dict) else {}
+
+
+def _special(token: Any) -> str:
+    return str(token.get("content", "") if isinstance(token, dict) else token or "")
+
+
+def _to_json(value: Any, indent: int | None = None, **_: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(message: str) -> None:
+    raise ValueError(message)

@@ -1,0 +1,312 @@
+"""JSON values out of a file, whatever holds them: lines, one array, compressed, or standard input.
+
+Memory stays bounded: no value may be longer than `_MAX_LINE_MIB`, however long the file is.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import importlib
+import io
+import json
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, cast
+
+from ngram_npu.replay.errors import ReplayError, one_line
+
+__all__ = ["STDIN", "SUFFIXES", "find_files", "values"]
+
+STDIN = Path("-")
+SUFFIXES = tuple(
+    f"{kind}{packed}" for kind in (".jsonl", ".json", ".ndjson") for packed in ("", ".gz", ".zst")
+)
+QUESTIONS = "question.jsonl"
+"""FastChat's file of questions: it belongs to the answers beside it and is no traffic itself."""
+
+_MAX_LINE_MIB = 64
+"""Longest value, decompressed: a small gzip file may stand for one that fills the memory."""
+_CHUNK = 1 << 20
+_DECODER = json.JSONDecoder()
+
+
+def find_files(path: Path) -> list[Path]:
+    """The files that `path` stands for: itself, or a folder's files with one of `SUFFIXES`.
+
+    Folders are not searched recursively; the order is that of the names.
+
+    Raises:
+        ReplayError: the path does not exist, or the folder holds no such file.
+    """
+    if path == STDIN:
+        return [path]
+    if not path.is_dir():
+        if not path.exists():
+            raise ReplayError(f"{path}: no such file or directory")
+        return [path]
+    try:
+        files = sorted(p for p in path.iterdir() if p.name.endswith(SUFFIXES) and p.is_file())
+    except OSError as error:
+        raise ReplayError(f"{path}: {error.strerror or error}") from error
+    files = [file for file in files if file.name != QUESTIONS]
+    if not files:
+        raise ReplayError(
+            f"{path}: no replay files (*.jsonl, *.json, also .gz or .zst) in this directory"
+        )
+    return files
+
+
+def values(path: Path) -> Iterator[tuple[int, Any]]:
+    """The JSON values of a file, each with the number of the line it starts on: one per line, or
+    the items of one array.
+
+    Raises:
+        ReplayError: naming file and line.
+    """
+    name = "stdin" if path == STDIN else str(path)
+    reader = _Reader(path, name)
+    first = ""
+    for text in reader.lines():
+        first = text.strip()
+        if first:
+            break
+    if not first:
+        return
+    if _is_document(first):
+        yield from _items(reader, text)
+        return
+    yield reader.line, _parsed(first, f"{name}:{reader.line}")
+    for text in reader.lines():
+        if text.strip():
+            yield reader.line, _parsed(text, f"{name}:{reader.line}")
+
+
+class _Reader:
+    """Decoded text of a file, whole lines or pieces, and how far it was read."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.name = name
+        self.line = 0
+        self.at_end = False
+        self._path = path
+        self._raw = self._bytes()
+        # Windows editors put a byte order mark at a file's front, which JSON does not allow.
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
+
+    def lines(self) -> Iterator[str]:
+        for raw in self._raw:
+            if len(raw) > _MAX_LINE_MIB << 20 and not raw.endswith(b"\n"):
+                if raw.lstrip()[:1] == b"[":  # the array may be long, its items may not
+                    yield self._text(raw)
+                    return
+                raise ReplayError(
+                    f"{self.name}:{self.line}: the line is longer than {_MAX_LINE_MIB} MiB"
+                )
+            yield self._text(raw)
+        self.at_end = True
+
+    def more(self, least: int) -> str:
+        """At least so many further characters, in whole lines; fewer at the file's end."""
+        parts: list[str] = []
+        size = 0
+        for raw in self._raw:
+            parts.append(self._text(raw))
+            size += len(parts[-1])
+            if size >= least:
+                return "".join(parts)
+        self.at_end = True
+        return "".join(parts)
+
+    def _bytes(self) -> Iterator[bytes]:
+        """Lines, none longer than the limit and one byte; a longer one comes in pieces."""
+        whole = True
+        try:
+            with _open(self._path, self.name) as file:
+                while raw := file.readline((_MAX_LINE_MIB << 20) + 1):
+                    self.line += whole
+                    whole = raw.endswith(b"\n")
+                    yield raw
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+            # What was decompressed before is whole lines, so the damage is on the next one.
+            what = f"damaged gzip data: {one_line(error)}"
+            raise ReplayError(f"{self.name}:{self.line + 1}: {what}") from error
+        except OSError as error:
+            raise ReplayError(f"{self.name}: {error.strerror or error}") from error
+        except Exception as error:
+            if type(error).__name__ != "ZstdError":
+                raise
+            what = f"damaged zstd data: {one_line(error)}"
+            raise ReplayError(f"{self.name}:{self.line + 1}: {what}") from error
+
+    def _text(self, raw: bytes) -> str:
+        try:
+            # Only a piece of a longer line may end within a character.
+            return self._decoder.decode(raw, final=len(raw) <= _MAX_LINE_MIB << 20)
+        except UnicodeDecodeError as error:
+            at = f"{error.reason} at byte {error.start + 1}"
+            raise ReplayError(f"{self.name}:{self.line}: not UTF-8: {at}") from error
+
+
+def _is_document(first: str) -> bool:
+    """Whether this line begins one value that the whole file is, rather than a line of values."""
+    if first[0] not in "[{":
+        return False
+    try:
+        value = json.loads(first)
+    except ValueError:
+        return True
+    except RecursionError:
+        return False
+    # A file of one array on one line; an array of messages is one conversation.
+    return isinstance(value, list) and not _is_message(value)
+
+
+def _is_message(value: list[Any]) -> bool:
+    first = value[0] if value else None
+    return isinstance(first, dict) and bool({"role", "from"} & first.keys())
+
+
+def _items(reader: _Reader, text: str) -> Iterator[tuple[int, Any]]:
+    """Of a document: the items of an array, else the value itself."""
+    begun = reader.line
+    buffer = _Buffer(reader, text, begun)
+    if text.lstrip()[0] == "{":
+        yield begun, buffer.value()
+        buffer.end()
+        return
+    messages: list[Any] = []  # an array of messages is one conversation, not a file of them
+    buffer.skip("[")
+    while not buffer.skip("]"):
+        line = buffer.here()
+        value = buffer.value()
+        if _is_message([value]):
+            messages.append(value)
+        else:
+            yield line, value
+        if not buffer.skip(","):
+            if not buffer.skip("]"):
+                buffer.fail("expected , or ] after an item")
+            break
+    buffer.end()
+    if messages:
+        yield begun, messages
+
+
+class _Buffer:
+    """Decodes values from text that is read as it is needed."""
+
+    def __init__(self, reader: _Reader, text: str, line: int) -> None:
+        self._reader = reader
+        self._text = text
+        self._at = 0
+        self._line = line
+        self._line_at = 0
+
+    def here(self) -> int:
+        """Number of the line of the next character that is no space."""
+        self._fill()
+        self._line += self._text.count("\n", self._line_at, self._at)
+        self._line_at = self._at
+        return self._line
+
+    def skip(self, character: str) -> bool:
+        self._fill()
+        if not self._text.startswith(character, self._at):
+            return False
+        self._at += 1
+        return True
+
+    def value(self) -> Any:
+        self._fill()
+        wanted = _CHUNK
+        while True:
+            try:
+                value, at = _DECODER.raw_decode(self._text, self._at)
+            except RecursionError as error:
+                raise self._error(f"not JSON that can be read: {one_line(error)}") from error
+            except json.JSONDecodeError as error:
+                if self._reader.at_end:
+                    self.here()
+                    pos = min(error.pos, len(self._text.rstrip()))
+                    self._line += self._text.count("\n", self._line_at, pos)
+                    column = pos - self._text.rfind("\n", 0, pos)
+                    raise self._error(f"not JSON: {error.msg} at column {column}") from error
+            except ValueError as error:
+                raise self._error(f"not JSON that can be read: {one_line(error)}") from error
+            else:
+                # A number may go on in what is still to be read; other values are complete.
+                if at < len(self._text) or self._reader.at_end:
+                    self._at = at
+                    return value
+            if len(self._text) - self._at > _MAX_LINE_MIB << 20:
+                raise self._error(f"the value is longer than {_MAX_LINE_MIB} MiB")
+            self._more(wanted)
+            wanted *= 2
+
+    def end(self) -> None:
+        self._fill()
+        if self._at < len(self._text):
+            self.fail("expected the file's end after the value")
+
+    def fail(self, what: str) -> None:
+        self.here()
+        found = self._text[self._at : self._at + 1]
+        raise self._error(f"not JSON: {what}, got {found!r}" if found else f"not JSON: {what}")
+
+    def _error(self, what: str) -> ReplayError:
+        return ReplayError(f"{self._reader.name}:{self._line}: {what}")
+
+    def _fill(self) -> None:
+        """Skips spaces; then there is a character, or the file is at its end."""
+        while True:
+            while self._at < len(self._text) and self._text[self._at] in " \t\r\n":
+                self._at += 1
+            if self._at < len(self._text) or self._reader.at_end:
+                return
+            self._more(_CHUNK)
+
+    def _more(self, least: int) -> None:
+        self._line += self._text.count("\n", self._line_at, self._at)
+        self._text = self._text[self._at :] + self._reader.more(least)
+        self._at = self._line_at = 0
+
+
+def _open(path: Path, name: str) -> IO[bytes]:
+    raw: Any = sys.stdin.buffer if path == STDIN else path.open("rb")
+    file = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw)
+    head = file.peek(4)[:4]
+    if path.name.endswith(".gz") or head.startswith(b"\x1f\x8b"):
+        return cast("IO[bytes]", gzip.GzipFile(fileobj=file, mode="rb"))
+    if path.name.endswith(".zst") or head == b"\x28\xb5\x2f\xfd":
+        return _open_zstd(file, name)
+    return file
+
+
+def _open_zstd(file: IO[bytes], name: str) -> IO[bytes]:
+    for module, opened in (("compression.zstd", "ZstdFile"), ("backports.zstd", "ZstdFile")):
+        try:
+            return cast("IO[bytes]", getattr(importlib.import_module(module), opened)(file))
+        except ImportError:
+            continue
+    try:
+        zstandard: Any = importlib.import_module("zstandard")
+    except ImportError as error:
+        raise ReplayError(
+            f"{name}: zstd needs the package zstandard: pip install zstandard, or unpack the file "
+            f"first: zstd -d {name}"
+        ) from error
+    unpacked = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
+    return io.BufferedReader(unpacked)
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        # The line end would put the column of an unfinished line on the next line.
+        return json.loads(text.rstrip())
+    except json.JSONDecodeError as error:
+        raise ReplayError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
+    except (ValueError, RecursionError) as error:  # numbers too long, nesting too deep
+        raise ReplayError(f"{where}: not JSON that can be read: {one_line(error)}") from error

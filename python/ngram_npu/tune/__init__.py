@@ -1,0 +1,29 @@
+"""Tuning: which setting suits recorded traffic, and what it gains at the cost of verifying.
+
+    >>> from ngram_npu.tune import share_of_a_step, tune
+    >>> report = tune(["traffic.jsonl"], share_of_a_step(0.05))  # doctest: +SKIP
+    >>> report.vllm_options  # doctest: +SKIP
+
+Nothing here prints.
+"""
+
+from ngram_npu.tune._run import TuneOptions, tune
+from ngram_npu.tune.candidates import BASELINE, CANDIDATES, Candidate, parse_candidate, vllm_options
+from ngram_npu.tune.costs import EXAMPLES, VerificationCost, load_cost, share_of_a_step
+from ngram_npu.tune.report import TuneReport, format_report
+
+__all__ = [
+    "BASELINE",
+    "CANDIDATES",
+    "EXAMPLES",
+    "Candidate",
+    "TuneOptions",
+    "TuneReport",
+    "VerificationCost",
+    "format_report",
+    "load_cost",
+    "parse_candidate",
+    "share_of_a_step",
+    "tune",
+    "vllm_options",
+]

@@ -1,0 +1,133 @@
+"""From traffic to a report with one recommended setting."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+
+from ngram_npu.replay._run import Progress
+from ngram_npu.replay.environment import machine, versions
+from ngram_npu.tune.candidates import BASELINE, CANDIDATES, Candidate
+from ngram_npu.tune.costs import VerificationCost
+from ngram_npu.tune.measure import Cache, measure
+from ngram_npu.tune.report import TuneReport, make_report
+from ngram_npu.tune.search import Measured
+from ngram_npu.tune.traffic import Traffic, read_traffic
+
+__all__ = ["DEFAULT_SAMPLE", "TuneOptions", "tune"]
+
+DEFAULT_SAMPLE = 10_000_000
+"""Characters: all settings over it take two minutes on two cores."""
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """How to tune.
+
+    Attributes:
+        format, limit, tokenizer, chat_template: as in `ReplayOptions`.
+        sample: most characters of text to replay; None: all there is.
+        jobs: processes; None: as many as there are cores.
+        cache: file that keeps finished pieces, for the next run; None: one of this traffic's own,
+            which is removed when all is done.
+    """
+
+    format: str | None = None
+    limit: int | None = None
+    tokenizer: str = "mistral-v1"
+    chat_template: str = "auto"
+    sample: int | None = DEFAULT_SAMPLE
+    jobs: int | None = None
+    cache: Path | None = None
+
+
+def tune(
+    paths: Sequence[str | PathLike[str]],
+    cost: VerificationCost,
+    options: TuneOptions | None = None,
+    *,
+    candidates: Sequence[Candidate] = CANDIDATES,
+    against: Candidate = BASELINE,
+    progress: Callable[[Progress], None] | None = None,
+    command: str = "",
+) -> TuneReport:
+    """Search settings over recorded traffic.
+
+    Args:
+        paths: as for `replay`.
+        cost: what verifying takes.
+        options: see `TuneOptions`.
+        candidates: the settings; `against` is added where it is missing.
+        against: what the recommended one is compared with.
+        progress: called often; must return quickly.
+        command: for the report.
+
+    Raises:
+        ReplayError: as for `replay`; the cache cannot be used.
+    """
+    options = options or TuneOptions()
+    started = time.monotonic()
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    traffic = read_traffic(
+        paths,
+        format_name=options.format,
+        limit=options.limit,
+        sample=options.sample,
+        tokenizer=options.tokenizer,
+        chat_template=options.chat_template,
+        progress=progress,
+    )
+    searched = tuple(dict.fromkeys([*candidates, against]))
+    cache = Cache(options.cache or _own_cache(traffic))
+    resumed = len(cache)
+
+    def show(done: int, total: int) -> None:
+        if progress is not None:
+            progress(Progress(f"{total} pieces", "replay", done, total))
+
+    jobs = options.jobs or len(os.sched_getaffinity(0))
+    by_request = measure(searched, traffic.requests, jobs=jobs, cache=cache, progress=show)
+    if options.cache is None and cache.path is not None:
+        cache.path.unlink(missing_ok=True)
+    counts = []
+    for of in by_request:
+        summed = np.zeros((len(traffic.names), of.shape[1]), np.int32)
+        np.add.at(summed, traffic.conversation_of, of)
+        counts.append(summed)
+    return make_report(
+        Measured(searched, tuple(counts), traffic.tokens, traffic.chosen_half),
+        cost,
+        traffic,
+        against=searched.index(against),
+        about={
+            "command": command,
+            "date": date,
+            "machine": machine(None),
+            "versions": versions(),
+            "jobs": jobs,
+            "pieces_from_an_earlier_run": resumed,
+            "seconds": round(time.monotonic() - started, 2),
+        },
+    )
+
+
+def _own_cache(traffic: Traffic) -> Path | None:
+    """Where an interrupted run over this traffic left what it had; None: nowhere to leave it."""
+    digest = hashlib.sha256()
+    for request in traffic.requests:
+        digest.update(request.tokens().tobytes())
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    folder = Path(base) / "ngram_npu"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder / f"tune-{digest.hexdigest()[:16]}.jsonl"

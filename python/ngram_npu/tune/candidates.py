@@ -1,0 +1,117 @@
+"""The settings that are searched: a plain list, each as the keywords of `NgramConfig`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+from ngram_npu.config import NgramConfig
+from ngram_npu.replay.errors import ReplayError, one_line
+
+__all__ = ["BASELINE", "CANDIDATES", "Candidate", "parse_candidate", "vllm_options"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One setting; equal settings are equal, whatever was left to its default.
+
+    Attributes:
+        options: keywords of `NgramConfig`, sorted by name.
+    """
+
+    options: tuple[tuple[str, Any], ...]
+
+    @classmethod
+    def of(cls, **options: Any) -> Candidate:
+        """From keywords of `NgramConfig`, which raises ValueError or TypeError for wrong ones."""
+        config = NgramConfig(**options)
+        names = ["sizes", "k", "overlap", "min_draft_probability"]
+        if not config.is_ladder:
+            names = ["min_n", "max_n", "k", "match_policy", "overlap"]
+        return cls(tuple((name, getattr(config, name)) for name in sorted(names)))
+
+    @property
+    def config(self) -> NgramConfig:
+        return NgramConfig(**dict(self.options))
+
+    @property
+    def label(self) -> str:
+        """In one line, as tables and reports show it."""
+        config = self.config
+        if config.is_ladder:
+            least = config.min_draft_probability
+            parts = ["ladder", f"k={config.k}"]
+            parts += [] if least is None else [f"p={least:g}"]
+            return " ".join(parts + ([] if config.overlap else ["no overlap"]))
+        parts = [f"n={config.min_n}-{config.max_n}", config.match_policy, f"k={config.k}"]
+        return " ".join(parts + (["overlap"] if config.overlap else []))
+
+
+BASELINE = Candidate.of(min_n=2, max_n=5, k=5)
+"""What the others are compared with by default: what `ngram-npu replay` replays."""
+
+
+def parse_candidate(text: str | None) -> Candidate:
+    """A setting from JSON, an object of `NgramConfig`'s keywords; None: `BASELINE`.
+
+    Raises:
+        ReplayError: it is none.
+    """
+    if text is None:
+        return BASELINE
+    try:
+        return Candidate.of(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise ReplayError(
+            f'{text:.100}: expected a setting such as {{"min_n": 2, "max_n": 4, "k": 3}}: '
+            f"{one_line(error):.200}"
+        ) from error
+
+
+PROBABILITIES = (0.6, 0.45, 0.35, 0.25, 0.177, 0.125, 0.088, 0.0625, 0.03)
+
+
+def _candidates() -> tuple[Candidate, ...]:
+    ladders = [
+        Candidate.of(sizes="ladder", k=k, min_draft_probability=p)
+        for p in PROBABILITIES
+        for k in (4, 8, 16, 32)
+    ]
+    fixed = [
+        Candidate.of(min_n=low, max_n=high, k=k, match_policy=policy)
+        for low, high in ((2, 5), (3, 8))
+        for k in (2, 3, 5, 8, 12, 16)
+        for policy in ("earliest", "latest")
+    ]
+    return (*ladders, *fixed)
+
+
+CANDIDATES = _candidates()
+
+
+def vllm_options(candidate: Candidate) -> tuple[str, str]:
+    """The options of `vllm serve` for a setting, drafting on the host (`custom_class`)."""
+    config = candidate.config
+    speculative = {
+        "method": "custom_class",
+        "model": "ngram_npu.vllm.NgramProposer",
+        "num_speculative_tokens": config.k,
+    }
+    if config.is_ladder:
+        own: dict[str, Any] = {"sizes": "ladder"}
+        if config.min_draft_probability is not None:
+            own["min_draft_probability"] = config.min_draft_probability
+        if not config.overlap:
+            own["overlap"] = False
+    else:
+        own = {"prompt_lookup_min": config.min_n, "prompt_lookup_max": config.max_n}
+        if config.match_policy != "earliest":
+            own["match_policy"] = config.match_policy
+        if config.overlap:
+            own["overlap"] = True
+    return (
+        f"--speculative-config {shlex.quote(json.dumps(speculative))}",
+        f"--additional-config {shlex.quote(json.dumps({'ngram_npu': own}))}",
+    )

@@ -1,0 +1,58 @@
+"""What `ngram-npu tune` does between its options and its text."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+from pathlib import Path
+
+from ngram_npu.replay.bar import Bar
+from ngram_npu.replay.output import atomic_output, check_writable
+from ngram_npu.tune._run import TuneOptions, tune
+from ngram_npu.tune.candidates import CANDIDATES, parse_candidate
+from ngram_npu.tune.costs import load_cost, share_of_a_step
+from ngram_npu.tune.html import to_html
+from ngram_npu.tune.report import TuneReport
+
+__all__ = ["run"]
+
+
+def run(arguments: argparse.Namespace, command: str, bar: Bar) -> TuneReport:
+    """Tune as the options say and write the files, all of them or none.
+
+    Raises:
+        ReplayError: options, traffic or files cannot be used.
+    """
+    json_path = None if arguments.json in (None, "-") else Path(arguments.json)
+    for path in (json_path, arguments.html, arguments.cache):
+        if path is not None:
+            check_writable(path)
+    if arguments.share is None:
+        cost = load_cost(arguments.cost)
+    else:
+        cost = share_of_a_step(arguments.share)
+    if arguments.batch_size:
+        cost = cost.at(sorted(set(arguments.batch_size)))
+    report = tune(
+        arguments.paths,
+        cost,
+        TuneOptions(
+            format=arguments.format,
+            limit=arguments.limit,
+            tokenizer=arguments.tokenizer,
+            chat_template=arguments.chat_template,
+            sample=arguments.sample * 1_000_000 or None,
+            jobs=arguments.jobs,
+            cache=arguments.cache,
+        ),
+        candidates=[c for c in CANDIDATES if arguments.sizes in (None, c.config.sizes)],
+        against=parse_candidate(arguments.against),
+        progress=bar.show if bar.wanted else None,
+        command=command,
+    )
+    bar.clear()
+    with ExitStack() as stack:
+        for path, text in ((json_path, report.to_json()), (arguments.html, to_html(report))):
+            if path is not None:
+                stack.enter_context(atomic_output(path)).write_text(text, encoding="utf-8")
+    return report

@@ -1,0 +1,396 @@
+"""The result of tuning: its data classes, its text and its JSON. `html` draws it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ngram_npu.replay.errors import printable
+from ngram_npu.replay.report import BYTES_WARNING
+from ngram_npu.tune.candidates import Candidate, vllm_options
+from ngram_npu.tune.costs import VerificationCost
+from ngram_npu.tune.search import Figures, Interval, Measured, advice, best, frontier, interval
+from ngram_npu.tune.traffic import Traffic
+
+__all__ = ["FORMAT", "BatchRow", "Setting", "TuneReport", "format_report", "make_report"]
+
+FORMAT = "ngram_npu.tune/1"
+"""Written into every JSON result; the number grows when a field changes its meaning."""
+
+_MOST_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One that was tried, on the half for choosing and on the held-out half."""
+
+    candidate: Candidate
+    chosen: Figures
+    held_out: Figures
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """Speed-ups on the held-out half at one batch size.
+
+    Attributes:
+        speedup, against: of the recommended setting and of the one it is compared with.
+        ratio: of the two, over the same resampled conversations.
+        expected: of the recommended setting, on the half that it was chosen on.
+        best: number of the setting that is best at this batch size alone, on that half.
+        best_speedup: of that one, held out.
+    """
+
+    batch: int
+    speedup: Interval
+    against: Interval
+    ratio: Interval
+    expected: float
+    best: int
+    best_speedup: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """Held-out conversations of one input.
+
+    Attributes:
+        speedup, against: at the smallest batch size, of all of them together.
+        gaining: how many are faster with the recommended setting than without speculation.
+    """
+
+    name: str
+    conversations: int
+    speedup: float
+    against: float
+    gaining: int
+
+
+@dataclass(frozen=True)
+class Single:
+    """A held-out conversation; speed-ups of a batch of such ones, at the smallest batch size."""
+
+    input: str
+    name: str
+    tokens: int
+    speedup: float
+    against: float
+
+
+@dataclass(frozen=True)
+class TuneReport:
+    """See the classes above.
+
+    Attributes:
+        about: command, date, machine, versions, seconds taken.
+        traffic: what was read, and what of it was replayed.
+        cost: what verifying takes.
+        settings: all that were tried.
+        frontier: numbers of those that no other outdoes on the held-out half.
+        recommended, against: numbers.
+        batches: by batch size, ascending.
+        advice: in a sentence.
+        off_above: batch size above which drafting should be off; 0: at all, None: at none.
+        groups: by input.
+        singles: the held-out conversations, by speed-up, ascending.
+    """
+
+    about: Mapping[str, Any]
+    traffic: Mapping[str, Any]
+    cost: VerificationCost
+    settings: tuple[Setting, ...]
+    frontier: tuple[int, ...]
+    recommended: int
+    against: int
+    batches: tuple[BatchRow, ...]
+    advice: str
+    off_above: int | None
+    groups: tuple[Group, ...]
+    singles: tuple[Single, ...]
+
+    @property
+    def candidate(self) -> Candidate:
+        """The recommended one."""
+        return self.settings[self.recommended].candidate
+
+    @property
+    def vllm_options(self) -> tuple[str, str]:
+        """Of `vllm serve`, for the recommended setting."""
+        return vllm_options(self.candidate)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists, numbers and strings."""
+        return {
+            "format": FORMAT,
+            **self.about,
+            "traffic": dict(self.traffic),
+            "cost": {"name": self.cost.name, "is_example": self.cost.is_example},
+            "advice": self.advice,
+            "off_above_batch": self.off_above,
+            "recommended": {
+                "label": self.candidate.label,
+                "config": dict(self.candidate.options),
+                "vllm_options": list(self.vllm_options),
+                **_pair(self.settings[self.recommended]),
+            },
+            "against": {
+                "label": self.settings[self.against].candidate.label,
+                **_pair(self.settings[self.against]),
+            },
+            "batches": [
+                {**asdict(row), "best": self.settings[row.best].candidate.label}
+                for row in self.batches
+            ],
+            "frontier": [self.settings[i].candidate.label for i in self.frontier],
+            "settings": [
+                {
+                    "label": s.candidate.label,
+                    "config": dict(s.candidate.options),
+                    **_pair(s),
+                }
+                for s in self.settings
+            ],
+            "inputs": [asdict(group) for group in self.groups],
+            "conversations": [asdict(single) for single in self.singles],
+        }
+
+    def to_json(self) -> str:
+        """`to_dict` as indented JSON with a final newline."""
+        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False) + "\n"
+
+
+def _pair(setting: Setting) -> dict[str, Any]:
+    return {
+        half: {
+            **asdict(figures),
+            "tokens_per_step": figures.tokens_per_step,
+            "drafted_per_step": figures.drafted_per_step,
+        }
+        for half, figures in (("chosen_half", setting.chosen), ("held_out", setting.held_out))
+    }
+
+
+def make_report(
+    measured: Measured,
+    cost: VerificationCost,
+    traffic: Traffic,
+    *,
+    against: int,
+    about: Mapping[str, Any],
+) -> TuneReport:
+    """Choose on one half of the conversations and judge on the other."""
+    half = measured.chosen_half
+    recommended = best(measured, cost)
+    settings = tuple(
+        Setting(c, measured.figures(i, half), measured.figures(i, ~half))
+        for i, c in enumerate(measured.candidates)
+    )
+    rows = []
+    for batch in cost.batch_sizes:
+        best_here = best(measured, cost.at([batch]))
+        rows.append(
+            BatchRow(
+                batch=batch,
+                speedup=interval(measured, recommended, cost, batch),
+                against=interval(measured, against, cost, batch),
+                ratio=interval(measured, recommended, cost, batch, against),
+                expected=measured.speedup(recommended, cost, batch, half),
+                best=best_here,
+                best_speedup=measured.speedup(best_here, cost, batch, ~half),
+            )
+        )
+    sentence, off_above = advice([(row.batch, row.speedup) for row in rows], cost)
+    smallest = cost.batch_sizes[0]
+    own = measured.each(recommended, cost, smallest)
+    other = measured.each(against, cost, smallest)
+    singles = [
+        Single(
+            traffic.inputs[traffic.input_of[n]],
+            traffic.names[n],
+            int(measured.tokens[n]),
+            round(float(own[n]), 4),
+            round(float(other[n]), 4),
+        )
+        for n in np.flatnonzero(~half)
+    ]
+    groups = []
+    for number, name in enumerate(traffic.inputs):
+        where = ~half & (traffic.input_of == number)
+        if where.any():
+            groups.append(
+                Group(
+                    name,
+                    int(where.sum()),
+                    measured.speedup(recommended, cost, smallest, where),
+                    measured.speedup(against, cost, smallest, where),
+                    int((own[where] > 1).sum()),
+                )
+            )
+    return TuneReport(
+        about=about,
+        traffic={
+            "inputs": list(traffic.inputs),
+            "conversations": len(traffic.names),
+            "conversations_without_a_step": traffic.left_out,
+            "characters": traffic.characters,
+            "conversations_found": traffic.found,
+            "characters_found": traffic.found_characters,
+            "is_sample": traffic.is_sample,
+            "tokens": int(measured.tokens.sum()),
+            "held_out_conversations": len(singles),
+            "tokenizer": traffic.tokenizer,
+        },
+        cost=cost,
+        settings=settings,
+        frontier=tuple(frontier([s.held_out for s in settings])),
+        recommended=recommended,
+        against=against,
+        batches=tuple(rows),
+        advice=sentence,
+        off_above=off_above,
+        groups=tuple(groups),
+        singles=tuple(sorted(singles, key=lambda s: (s.speedup, s.input, s.name))),
+    )
+
+
+# As text
+
+
+def format_report(report: TuneReport) -> str:
+    """For a terminal, without a final newline."""
+    chosen, other = report.settings[report.recommended], report.settings[report.against]
+    lines = [*describe(report), ""]
+    if report.off_above == 0:
+        lines += [f"ADVICE: {report.advice}", f"The best setting found: {chosen.candidate.label}"]
+    else:
+        lines += [
+            f"RECOMMENDED: {chosen.candidate.label}",
+            report.advice,
+            "",
+            "vllm serve MODEL \\",
+        ]
+        lines += [f"  {report.vllm_options[0]} \\", f"  {report.vllm_options[1]}"]
+    lines += ["", "Speed-up on the held-out half, with its 95 % interval over conversations:", ""]
+    rows = [
+        [
+            _batch_name(report, row.batch),
+            _interval(row.speedup),
+            _interval(row.against),
+            _interval(row.ratio),
+            f"{report.settings[row.best].candidate.label} ({row.best_speedup:.3f})",
+        ]
+        for row in report.batches
+    ]
+    head = ["batch", "recommended", other.candidate.label, "ratio", "best for this batch alone"]
+    lines += _aligned([head, *rows], left_last=True)
+    lines += [
+        "",
+        "Frontier on the held-out half (nothing else yields as much with fewer drafts):",
+        "",
+    ]
+    shown = {report.recommended: "recommended", report.against: "compared with"}
+    numbers = sorted(
+        {*_spread(report.frontier), *shown},
+        key=lambda i: report.settings[i].held_out.drafted_per_step,
+    )
+    lines += _aligned(
+        [["setting", "tokens/step", "drafted/step", ""]]
+        + [
+            [
+                report.settings[i].candidate.label,
+                f"{report.settings[i].held_out.tokens_per_step:.3f}",
+                f"{report.settings[i].held_out.drafted_per_step:.3f}",
+                shown.get(i, ""),
+            ]
+            for i in numbers
+        ],
+        left_first=True,
+        left_last=True,
+    )
+    lines += ["", f"By input, batch {_batch_name(report, report.batches[0].batch)}:", ""]
+    lines += _aligned(
+        [["input", "conversations", "speed-up", other.candidate.label, "gaining"]]
+        + [
+            [
+                printable(g.name),
+                str(g.conversations),
+                f"{g.speedup:.3f}",
+                f"{g.against:.3f}",
+                f"{g.gaining / g.conversations:.0%}",
+            ]
+            for g in sorted(report.groups, key=lambda g: -g.speedup)
+        ],
+        left_first=True,
+    )
+    losing = [s for s in report.singles if s.speedup < 1]
+    lines += ["", f"{len(losing)} of {len(report.singles)} conversations do not gain."]
+    if report.singles:
+        most, least = report.singles[-1], report.singles[0]
+        for word, of in (("Most", most), ("Least", least)):
+            named = printable(f"{of.name} of {of.input}")
+            lines.append(f"{word}: {of.speedup:.2f}, {named}, {of.tokens} tokens")
+    return "\n".join(lines)
+
+
+def describe(report: TuneReport) -> list[str]:
+    """What the figures are from."""
+    traffic = report.traffic
+    kept = (
+        f"{traffic['conversations']} conversations, {traffic['characters'] / 1e6:.3g} million "
+        f"characters, {traffic['tokens']} generated tokens"
+    )
+    if traffic["is_sample"]:
+        kept += (
+            f" (a SAMPLE of {traffic['conversations_found']} conversations, "
+            f"{traffic['characters_found'] / 1e6:.3g} million characters)"
+        )
+    lines = [
+        f"Traffic: {kept}",
+        f"Verification cost: {printable(report.cost.name)}",
+        f"{len(report.settings)} settings, chosen on one half of the conversations; figures are of "
+        f"the other {traffic['held_out_conversations']}. Tokenizer: "
+        f"{printable(traffic['tokenizer'] or 'token ids as recorded')}",
+    ]
+    if (traffic["tokenizer"] or "").startswith("bytes:"):
+        lines.append(BYTES_WARNING)
+    if report.cost.is_example:
+        lines.append(
+            "The verification cost is an EXAMPLE: measure your server's with "
+            "`ngram-npu measure-cost`, or give -c."
+        )
+    return lines
+
+
+def _batch_name(report: TuneReport, batch: int) -> str:
+    return "any" if report.cost.same_for_any_batch else str(batch)
+
+
+def _spread(numbers: Sequence[int]) -> list[int]:
+    """At most `_MOST_SHOWN` of them, evenly, the ends among them."""
+    if len(numbers) <= _MOST_SHOWN:
+        return list(numbers)
+    picked = np.linspace(0, len(numbers) - 1, _MOST_SHOWN).round().astype(int)
+    return [numbers[i] for i in picked]
+
+
+def _interval(of: Interval) -> str:
+    return f"{of.value:.3f} [{of.low:.3f}, {of.high:.3f}]"
+
+
+def _aligned(
+    rows: Sequence[Sequence[str]], left_first: bool = False, left_last: bool = False
+) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        if left_first:
+            cells[0] = row[0].ljust(widths[0])
+        if left_last:
+            cells[-1] = row[-1]
+        lines.append("  ".join(["", *cells]).rstrip())
+    return lines

@@ -1,0 +1,156 @@
+"""From counts to a recommendation: chosen on one half of the conversations, judged on the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ngram_npu.tune.candidates import Candidate
+from ngram_npu.tune.costs import VerificationCost
+from ngram_npu.tune.measure import Counts
+
+__all__ = ["Figures", "Interval", "Measured", "advice", "best", "frontier", "interval"]
+
+FloatArray = npt.NDArray[np.float64]
+
+RESAMPLES = 1000
+SEED = 20_260_801
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One setting over some conversations."""
+
+    tokens: int
+    steps: int
+    drafted: int
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.tokens / self.steps
+
+    @property
+    def drafted_per_step(self) -> float:
+        return self.drafted / self.steps
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A figure and the middle 95 % of what resampled conversations give."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All settings over all conversations.
+
+    Attributes:
+        candidates: the settings.
+        counts: of each [N, K+1], steps of a conversation by the number of tokens drafted.
+        tokens: [N], generated in steps, whatever the setting.
+        chosen_half: [N], whether settings are chosen on the conversation.
+    """
+
+    candidates: tuple[Candidate, ...]
+    counts: tuple[Counts, ...]
+    tokens: npt.NDArray[np.int64]
+    chosen_half: npt.NDArray[np.bool_]
+
+    def figures(self, candidate: int, where: npt.NDArray[np.bool_]) -> Figures:
+        steps = self.counts[candidate][where].sum(axis=0, dtype=np.int64)
+        drafted = int(steps @ np.arange(len(steps)))
+        return Figures(int(self.tokens[where].sum()), int(steps.sum()), drafted)
+
+    def speedup(
+        self, candidate: int, cost: VerificationCost, batch: int, where: npt.NDArray[np.bool_]
+    ) -> float:
+        steps = self.counts[candidate][where].sum(axis=0, dtype=np.int64)
+        tokens = int(self.tokens[where].sum())
+        return float(cost.speedup(batch, [tokens], [steps])[0])
+
+    def each(self, candidate: int, cost: VerificationCost, batch: int) -> FloatArray:
+        """[N], the speed-up of a batch of requests that are all like this conversation."""
+        return cost.speedup(batch, self.tokens, self.counts[candidate])
+
+
+def best(measured: Measured, cost: VerificationCost) -> int:
+    """The setting of the highest speed-up on the half for choosing: the geometric mean over the
+    batch sizes, counting 1 where it does not pay, since it is switched off there."""
+    half = measured.chosen_half
+    scores = [
+        sum(np.log(max(1.0, measured.speedup(i, cost, batch, half))) for batch in cost.batch_sizes)
+        for i in range(len(measured.candidates))
+    ]
+    return int(np.argmax(scores))
+
+
+def interval(
+    measured: Measured,
+    candidate: int,
+    cost: VerificationCost,
+    batch: int,
+    against: int | None = None,
+) -> Interval:
+    """The speed-up on the other half; with `against`, its ratio to that of another setting.
+
+    Whole conversations are drawn, with replacement: steps of one conversation are alike.
+    """
+    where = np.flatnonzero(~measured.chosen_half)
+    draws = np.random.default_rng(SEED).multinomial(
+        len(where), np.full(len(where), 1 / len(where)), RESAMPLES
+    )
+    # The sample itself comes first.
+    weights = np.concatenate([np.ones((1, len(where)), np.int64), draws]).astype(np.float64)
+    tokens = weights @ measured.tokens[where]
+
+    def of(number: int) -> FloatArray:
+        return cost.speedup(batch, tokens, weights @ measured.counts[number][where])
+
+    found = of(candidate) if against is None else of(candidate) / of(against)
+    low, high = np.percentile(found[1:], [2.5, 97.5])
+    return Interval(float(found[0]), float(low), float(high))
+
+
+def frontier(figures: Sequence[Figures]) -> list[int]:
+    """Numbers of those that no other outdoes: as many tokens per step with fewer drafted."""
+    order = sorted(
+        range(len(figures)),
+        key=lambda i: (figures[i].drafted_per_step, -figures[i].tokens_per_step),
+    )
+    kept: list[int] = []
+    for i in order:
+        if not kept or figures[i].tokens_per_step > figures[kept[-1]].tokens_per_step:
+            kept.append(i)
+    return kept
+
+
+def advice(
+    batches: Sequence[tuple[int, Interval]], cost: VerificationCost
+) -> tuple[str, int | None]:
+    """What to do, in a sentence, and the largest batch size up to which drafting surely pays.
+
+    Args:
+        batches: speed-ups by batch size, ascending.
+        cost: they are for.
+
+    Returns:
+        The batch size is 0 where it pays at none, None where it pays at all of them.
+    """
+    paying = 0
+    for batch, speedup in batches:
+        if speedup.low <= 1:
+            break
+        paying = batch
+    if paying == 0:
+        return "Do not speculate: no gain is sure on this traffic.", 0
+    if paying != batches[-1][0]:
+        return f"Do not speculate above batch {paying}: no gain is sure there.", paying
+    if cost.same_for_any_batch:
+        return "It pays at this verification cost.", None
+    return f"It pays at every batch size looked at, up to {paying}.", None

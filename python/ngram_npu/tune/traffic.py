@@ -1,0 +1,199 @@
+"""Recorded traffic for tuning: read once, a sample of it kept where it is large."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from os import PathLike
+
+import numpy as np
+import numpy.typing as npt
+
+from ngram_npu.replay._run import (
+    IDS_ONLY,
+    Progress,
+    ReplayInput,
+    TokenizerLike,
+    load_inputs,
+    named_files,
+    request_maker,
+)
+from ngram_npu.replay.errors import ReplayError
+from ngram_npu.replay.formats import iter_conversations
+from ngram_npu.replay.records import Conversation
+from ngram_npu.replay.simulation import TokenRequest
+from ngram_npu.replay.tokenizers import load_tokenizer
+
+__all__ = ["Traffic", "read_traffic"]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Conversations with at least one step, as requests.
+
+    Attributes:
+        inputs: names, in order.
+        input_of: [N], of each conversation the number of its input.
+        names: of each conversation, its id.
+        number_in_input: [N], its number among the input's that were kept, from 0.
+        requests: of all conversations; more than one of a conversation where a chat template
+            changes earlier turns.
+        conversation_of: [R], of each request.
+        tokens: [N], generated in steps.
+        characters: of text, of the conversations kept.
+        found, found_characters: in all.
+        left_out: conversations kept that make no step.
+        tokenizer: name and source; None for token ids.
+    """
+
+    inputs: tuple[str, ...]
+    input_of: npt.NDArray[np.int64]
+    names: tuple[str, ...]
+    number_in_input: npt.NDArray[np.int64]
+    requests: tuple[TokenRequest, ...]
+    conversation_of: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int64]
+    characters: int
+    found: int
+    found_characters: int
+    left_out: int
+    tokenizer: str | None
+
+    @property
+    def is_sample(self) -> bool:
+        return self.characters < self.found_characters
+
+    @property
+    def chosen_half(self) -> npt.NDArray[np.bool_]:
+        """[N], those that settings are chosen on: numbers 0, 2, 4, ... of each input."""
+        even: npt.NDArray[np.bool_] = self.number_in_input % 2 == 0
+        return even
+
+
+def read_traffic(
+    paths: Sequence[str | PathLike[str]],
+    *,
+    format_name: str | None = None,
+    limit: int | None = None,
+    sample: int | None = None,
+    tokenizer: str = "mistral-v1",
+    chat_template: str = "auto",
+    progress: Callable[[Progress], None] | None = None,
+) -> Traffic:
+    """Read, sample and tokenize.
+
+    Args:
+        paths: files and folders; empty for the standard library's sources.
+        format_name, limit, tokenizer, chat_template: as in `ReplayOptions`.
+        sample: most characters of text to keep: whole conversations, each as likely as any other,
+            the same ones whenever the traffic is the same. None: everything.
+        progress: called after each conversation that is tokenized.
+
+    Raises:
+        ReplayError: as for `replay`; fewer than two conversations that make a step.
+    """
+    kept = _Sample(sample)
+    inputs: list[str] = []
+    for name, conversations in _inputs(paths, format_name, limit):
+        inputs.append(name)
+        before = kept.found
+        for conversation in conversations:
+            kept.add(len(inputs) - 1, conversation)
+        if kept.found == before:
+            raise ReplayError(f"{name}: empty, no conversation in this file")
+    chosen = kept.in_order()
+    loaded: TokenizerLike | None = None
+    texts = [c for _, c in chosen if not c.has_token_ids]
+    if texts:
+        if tokenizer == IDS_ONLY:
+            raise ReplayError(f'{texts[0].where}: missing key "prompt_token_ids"')
+        loaded = load_tokenizer(tokenizer)
+    to_requests = request_maker(loaded, chat_template)
+    requests: list[TokenRequest] = []
+    owners: list[int] = []
+    names: list[str] = []
+    input_of: list[int] = []
+    for done, (number, conversation) in enumerate(chosen, start=1):
+        made = [r for r in to_requests(conversation) if r.spans()]
+        if made:
+            owners += [len(names)] * len(made)
+            requests += made
+            names.append(conversation.id)
+            input_of.append(number)
+        if progress is not None:
+            progress(Progress(inputs[number], "tokenize", done, len(chosen)))
+    if len(names) < 2:
+        raise ReplayError(
+            f"expected 2 or more conversations with an answer of 2 or more tokens, got {len(names)}"
+        )
+    conversation_of = np.array(owners)
+    generated = [sum(end - start - 1 for start, end in r.spans()) for r in requests]
+    of_input = np.array(input_of)
+    return Traffic(
+        inputs=tuple(inputs),
+        input_of=of_input,
+        names=tuple(names),
+        number_in_input=_numbers_within(of_input),
+        requests=tuple(requests),
+        conversation_of=conversation_of,
+        tokens=np.bincount(conversation_of, generated, len(names)).astype(np.int64),
+        characters=kept.characters,
+        found=kept.found,
+        found_characters=kept.found_characters,
+        left_out=len(chosen) - len(names),
+        tokenizer=None if loaded is None else f"{loaded.name}: {loaded.source}",
+    )
+
+
+def _inputs(
+    paths: Sequence[str | PathLike[str]], format_name: str | None, limit: int | None
+) -> Iterator[tuple[str, Iterator[Conversation]]]:
+    if not paths:
+        item: ReplayInput
+        (item,) = load_inputs((), limit)
+        yield item.name, iter(item.conversations)
+        return
+    for name, file in named_files(paths):
+        yield name, islice(iter_conversations(file, format_name), limit)
+
+
+class _Sample:
+    """The conversations of the lowest hashes, as many as fit: memory holds no more than these.
+
+    Once one was left out, none of a higher hash is taken: otherwise short ones would be likelier.
+    """
+
+    def __init__(self, most: int | None) -> None:
+        self.most = most
+        self.found = self.found_characters = self.characters = 0
+        self._heap: list[tuple[int, int, int, Conversation]] = []
+        self._bar = 1 << 64
+
+    def add(self, number: int, conversation: Conversation) -> None:
+        size = conversation.num_characters
+        text = f"{self.found} {size} {conversation.id}".encode()
+        rank = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
+        if rank < self._bar:
+            heapq.heappush(self._heap, (-rank, self.found, number, conversation))
+            self.characters += size
+        self.found += 1
+        self.found_characters += size
+        while self.most is not None and self.characters > self.most and len(self._heap) > 2:
+            left_out = heapq.heappop(self._heap)
+            self._bar = -left_out[0]
+            self.characters -= left_out[3].num_characters
+
+    def in_order(self) -> list[tuple[int, Conversation]]:
+        return [(number, c) for _, _, number, c in sorted(self._heap, key=lambda entry: entry[1])]
+
+
+def _numbers_within(of_input: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """[N], how many before each are of the same input."""
+    numbers = np.zeros(len(of_input), np.int64)
+    for number in np.unique(of_input):
+        own = np.flatnonzero(of_input == number)
+        numbers[own] = np.arange(len(own))
+    return numbers

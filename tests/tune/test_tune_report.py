@@ -1,0 +1,198 @@
+"""Tuning as a whole: traffic, the report and the command."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ngram_npu import cli
+from ngram_npu.replay import ReplayError, ReplayInput, ReplayOptions, load_inputs, replay
+from ngram_npu.tune import (
+    TuneOptions,
+    share_of_a_step,
+    tune,
+)
+from ngram_npu.tune import measure as measure_module
+from ngram_npu.tune.traffic import read_traffic
+from tune_helpers import FEW, cost_file, talk
+
+
+def test_a_sample_is_stated_and_always_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "talk.jsonl"
+    lines = [{"prompt": f"{n} " * 40, "completion": "a b c " * (n % 30)} for n in range(400)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = read_traffic([path], sample=8000, tokenizer="bytes")
+    assert found.is_sample
+    assert 6000 < found.characters <= 8000
+    assert (found.found, found.found_characters) == (
+        400,
+        sum(len(str(line["prompt"])) + len(str(line["completion"])) for line in lines),
+    )
+    assert found.names == read_traffic([path], sample=8000, tokenizer="bytes").names
+    numbers = [int(name) for name in found.names]
+    assert numbers == sorted(numbers)
+    assert max(numbers) > 200, "from everywhere"
+    whole = read_traffic([path], tokenizer="bytes")
+    assert not whole.is_sample
+    assert whole.left_out == sum(n % 30 == 0 for n in range(400))
+
+
+def test_halves_are_of_each_input(tmp_path: Path) -> None:
+    for name, count in (("a", 3), ("b", 4)):
+        lines = [json.dumps(line) + "\n" for line in talk(count, name=name)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    found = read_traffic([tmp_path])
+    assert found.names == ("a0", "a1", "a2", "b0", "b1", "b2", "b3")
+    assert found.chosen_half.tolist() == [True, False, True, True, False, True, False]
+
+
+def test_too_little_traffic(tmp_path: Path) -> None:
+    path = tmp_path / "talk.jsonl"
+    path.write_text(json.dumps(talk(1)[0]))
+    with pytest.raises(ReplayError, match=r"expected 2 or more conversations .* got 1"):
+        read_traffic([path])
+    path.write_text("\n")
+    with pytest.raises(ReplayError, match="talk: empty"):
+        read_traffic([path])
+
+
+# The whole
+
+
+def test_the_prediction_is_what_replay_counts_on_the_held_out_half(traffic: Path) -> None:
+    report = tune([traffic], share_of_a_step(0.05), TuneOptions(jobs=1), candidates=FEW)
+    (item,) = load_inputs([traffic])
+    odd = ReplayInput("odd", item.conversations[1::2])
+    options = ReplayOptions(**dict(report.candidate.options))
+    figures = replay(inputs=[odd], options=options).total
+    held_out = report.settings[report.recommended].held_out
+    assert held_out.tokens_per_step == figures.tokens_per_step
+    assert held_out.drafted_per_step == figures.draft_tokens_per_step
+    expected = held_out.tokens_per_step / (1 + 0.05 * held_out.drafted_per_step)
+    (row,) = report.batches
+    assert row.speedup.value == pytest.approx(expected)
+    assert row.speedup.low < expected < row.speedup.high
+    assert not list((traffic.parent / "cache").rglob("*.jsonl")), "done: nothing to resume"
+
+
+def test_the_reports_show_the_same_and_are_whole(
+    traffic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, data = tmp_path / "r.html", tmp_path / "r.json"
+    traffic = traffic.rename(tmp_path / "\x1b[2J<script>&.jsonl")
+    cost = cost_file(
+        tmp_path / "c.json", (1, 1, 0.01), (1, 9, 0.0101), (32, 32, 0.01), (32, 64, 0.1)
+    )
+    arguments = ["tune", str(traffic), "--cost", cost, "--sizes", "consecutive", "--jobs", "1"]
+    against = json.dumps(dict(FEW[1].options))
+    arguments += ["--against", against, "--html", str(page), "--json", str(data)]
+    assert cli.main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert err == "", "no progress where no terminal is"
+    result = json.loads(data.read_text())
+    label = result["recommended"]["label"]
+    assert result["advice"] == "Do not speculate above batch 1: no gain is sure there."
+    assert result["off_above_batch"] == 1
+    assert result["against"]["label"] == FEW[1].label
+    text = page.read_text(encoding="utf-8")
+    for shown in (out, text):
+        assert f"{label}" in shown
+        assert result["advice"] in shown
+        assert f"{result['batches'][0]['speedup']['value']:.3f}" in shown
+        assert "step times of c.json" in shown
+        assert "\\x1b[2J" in shown
+        assert "\x1b" not in shown
+    for option in result["recommended"]["vllm_options"]:
+        assert option in out
+    assert "<script" not in text
+    assert not re.search(r"(?:src|href|url|@import|http-equiv)\s*[=(]", text), "needs a network"
+    drawings = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    assert len(drawings) == 3
+    for drawing in drawings:
+        root = ET.fromstring(drawing)
+        for element in root.iter():
+            for name in ("cx", "cy", "x1", "x2", "y1", "y2", "x", "y"):
+                if name in element.attrib:
+                    assert -1 <= float(element.attrib[name]) <= 481, "within the drawing"
+
+
+def test_nothing_to_gain_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "talk.jsonl"
+    rng = np.random.default_rng(3)
+    lines = [
+        {
+            "prompt_token_ids": rng.integers(0, 10**6, 30).tolist(),
+            "completion_token_ids": rng.integers(0, 10**6, 30).tolist(),
+        }
+        for _ in range(20)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = tmp_path / "r.html"
+    assert cli.main(["tune", str(path), "-c", "0.05", "--jobs", "1", "--html", str(page)]) == 0
+    assert "ADVICE: Do not speculate: no gain is sure on this traffic." in capsys.readouterr().out
+    assert "--speculative-config" not in page.read_text()
+
+
+def test_the_sample_and_the_example_are_stated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "talk.jsonl"
+    line = json.dumps({"prompt": "again and " * 5000, "completion": "again and " * 20})
+    path.write_text(f"{line}\n" * 30)
+    arguments = ["tune", str(path), "--sample", "1", "--tokenizer", "bytes", "--jobs", "1"]
+    assert cli.main([*arguments, "--sizes", "consecutive", "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["traffic"]["is_sample"]
+    assert "(a SAMPLE of 30 conversations, 1.51 million characters)" in err
+    assert "The verification cost is an EXAMPLE" in err
+    assert "These figures compare with nothing" in err
+
+
+def test_interrupted_and_resumed(
+    traffic: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    replay_piece = measure_module._replay
+    left = iter(range(4))
+
+    def interrupted(*arguments: Any) -> Any:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return replay_piece(*arguments)
+
+    arguments = ["tune", str(traffic), "-c", "0.05", "--jobs", "1", "--sizes", "consecutive"]
+    arguments += ["--json", str(tmp_path / "r.json")]
+    with monkeypatch.context() as patch:
+        patch.setattr(measure_module, "_replay", interrupted)
+        assert cli.main(arguments) == 130
+    assert "the same command goes on from here" in capsys.readouterr().err
+    assert not (tmp_path / "r.json").exists()
+    assert cli.main(arguments) == 0
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert result["pieces_from_an_earlier_run"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-c", "-1"], "must be at least 0, below 10, got -1"),
+        (["-c", "0.1", "--cost", "x"], "not allowed with argument"),
+        (["--cost", "nowhere.json"], "nowhere.json: no file of step times"),
+        (["--batch-size", "3"], "batch size 3: "),
+        (["--against", "{"], "expected a setting such as"),
+        (["--html", "{tmp}/no/such.html"], "does not exist"),
+        (["--jobs", "0"], "--jobs: must be at least 1"),
+        (["{tmp}/nowhere.jsonl"], "no such file"),
+    ],
+)
+def test_bad_options_are_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert cli.main(["tune", *(a.replace("{tmp}", str(tmp_path)) for a in arguments)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
