@@ -147,6 +147,17 @@ _of(
         "no fence before arriving": ("    __threadfence();\n    last =", "    last ="),
         "no fence after arriving": ("gridDim.x - 1;\n    __threadfence();\n", "gridDim.x - 1;\n"),
         "no barrier after arriving": ("  }\n" + _BARRIER + "  return last;", "  }\n  return last;"),
+        "fences of the block alone": (
+            "    __threadfence();\n    last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;\n"
+            "    __threadfence();",
+            "    __threadfence_block();\n    last = atomicInc(arrived, gridDim.x - 1) == "
+            "gridDim.x - 1;\n    __threadfence_block();",
+        ),
+        "old counts read as constant": (
+            "corrected(p.counts, request).num_computed",
+            "(__ldg(p.counts.num_computed_tokens + request), "
+            "corrected(p.counts, request).num_computed)",
+        ),
         "the counter does not wrap": (
             "atomicInc(arrived, gridDim.x - 1)",
             "atomicInc(arrived, gridDim.x)",
@@ -173,6 +184,17 @@ _of(
 _JOIN = {
     "all share one workspace": ("(workspace) + blockIdx.x;", "(workspace);"),
     "no fence before arriving": ("block.best);\n    __threadfence();", "block.best);"),
+    "the counter is raised before the rank is published": (
+        "    if (block.best != 0) atomicMax(&shared->best, block.best);\n    __threadfence();\n"
+        "    block.last = atomicInc(&shared->arrived, groups - 1) == groups - 1;\n",
+        "    block.last = atomicInc(&shared->arrived, groups - 1) == groups - 1;\n"
+        "    if (block.best != 0) atomicMax(&shared->best, block.best);\n    __threadfence();\n",
+    ),
+    "two ranks at once, one of which is lost": (
+        "if (block.best != 0) atomicMax(&shared->best, block.best);",
+        "if (block.best > *static_cast<volatile Rank*>(&shared->best)) "
+        "atomicExch(&shared->best, block.best);",
+    ),
     "the shared rank is kept": (
         "block.best = atomicExch(&shared->best, 0ull);",
         "block.best = *static_cast<volatile Rank*>(&shared->best);",
