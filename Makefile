@@ -17,7 +17,7 @@ MORE := tidy cuda-resources test-slow test-sanitizers test-pythons test-fuzz tes
 
 .PHONY: demo check test test-all prove setup wheel install dev lint format tidy gtest twins launch cuda-resources check-python \
   test-cpp test-twins test-python test-slow test-sanitizers test-pythons fuzz test-fuzz test-vllm test-vllm-v2 test-neon \
-  prove-mutants prove-cuda-mutants prove-async prove-fuzz gpu bench clean
+  prove-mutants prove-cuda-mutants prove-async prove-fuzz gpu gpu-rest bench clean
 
 demo: install
 	$(VENV)/bin/ngram-npu doctor
@@ -247,6 +247,10 @@ test-neon: setup
 # and measures in under eight minutes. Results go to $$OUT, else to tools/bench/results.
 gpu:
 	$(PYTHON) -m tools.gpu
+
+# What does not fit into the same call: a million rows, the sanitizers, the other figures.
+gpu-rest:
+	$(PYTHON) -m tools.gpu.rest
 
 bench: install
 	$(PY) -m tools.bench ngram_step_
