@@ -26,6 +26,7 @@ void outputs_of(NgramStepParams& p) {
   p.batch = 1;
   p.num_draft_tokens = out;
   p.match_len = out + 1;
+  p.sampled_token_ids.data = out;
   p.next_token_ids = out + 2;
   p.num_sampled = out + 3;
 }
