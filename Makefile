@@ -17,7 +17,7 @@ MORE := tidy cuda-resources test-slow test-sanitizers test-pythons test-fuzz tes
 
 .PHONY: demo check test test-all prove setup wheel install dev lint format tidy gtest twins launch cuda-resources check-python \
   test-cpp test-twins test-python test-slow test-sanitizers test-pythons fuzz test-fuzz test-vllm test-vllm-v2 test-neon \
-  prove-mutants prove-cuda-mutants prove-async prove-fuzz gpu bench clean
+  prove-mutants prove-cuda-mutants prove-async prove-fuzz gpu gpu-rest bench clean
 
 demo: install
 	$(VENV)/bin/ngram-npu doctor
@@ -136,8 +136,10 @@ test-sanitizers: setup gtest
 	  tests/ops/test_sanitized.py
 
 # Every CUDA kernel for every architecture: it compiles, spills nothing, and needs what csrc/cuda/resources.json says.
+# The lookup's inner loop, on one of them, is as short as csrc/cuda/sass.json says.
 cuda-resources: setup
-	@if command -v nvcc >/dev/null; then $(PY) -m tools.cuda_resources --jobs $(JOBS); \
+	@if command -v nvcc >/dev/null; then $(PY) -m tools.cuda_resources --jobs $(JOBS) && \
+	  { $(PY) -m tools.cuda_sass || [ $$? = 2 ]; }; \
 	  else echo "cuda-resources: left out, nvcc is missing"; fi
 
 # The device kernels on models of their devices, which need none.
@@ -250,6 +252,10 @@ test-neon: setup
 # and measures in under eight minutes. Results go to $$OUT, else to tools/bench/results.
 gpu:
 	$(PYTHON) -m tools.gpu
+
+# What does not fit into the same call: a million rows, the sanitizers, the other figures.
+gpu-rest:
+	$(PYTHON) -m tools.gpu.rest
 
 bench: install
 	$(PY) -m tools.bench ngram_step_

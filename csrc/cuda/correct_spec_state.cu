@@ -5,15 +5,29 @@
 namespace ngram_npu::cuda {
 namespace {
 
-constexpr int32_t kThreads = 512;
+constexpr int32_t kThreads = 1024;
+
+// Where each request begins and what is computed of it, of a batch that a block can hold: tokens look both up.
+struct Requests {
+  int32_t starts[kThreads + 1];
+  int32_t num_computed[kThreads];
+  bool last;
+};
+__device__ Requests& requests() {
+  __shared__ Requests held;
+  return held;
+}
 
 // Token n's position and slot, from the counts as they were before.
 template <class Slot>
-__device__ void write_token(const CorrectSpecStateParams& p, int64_t n) {
-  const int64_t request = request_of(p.slots.query_start_loc, p.slots.batch, n);
+__device__ void write_token(const CorrectSpecStateParams& p, const Requests& held, bool holds, int64_t n) {
+  const int32_t* starts = p.slots.query_start_loc;
+  const int64_t batch = p.slots.batch;
+  const int64_t request = holds ? request_of(held.starts, batch, n) : request_of(starts, batch, n);
   int64_t position = 0;
-  if (request >= 0 && request < p.counts.batch) {
-    position = position_of(n, p.slots.query_start_loc[request], corrected(p.counts, request).num_computed);
+  if (request >= 0 && request < batch) {
+    position = holds ? position_of(n, held.starts[request], held.num_computed[request])
+                     : position_of(n, starts[request], corrected(p.counts, request).num_computed);
     if (n < p.slots.num_positions) p.positions[n] = position;
   }
   if (n < p.slots.num_slots) write_slot<Slot>(p.slots, request, n, [&] { return position; });
@@ -31,29 +45,23 @@ __device__ void write_request(const CorrectSpecStateParams& p, int64_t i) {
   stage_counts(p.counts, i, counts);
 }
 
-// Whether this block is the last to come here, and so sees what all wrote, and that all have read. `arrived` is 0 again
-// afterwards. All threads must call it.
-__device__ bool is_last_block(uint32_t* arrived) {
-  __shared__ bool last;
-  __syncthreads();
-  if (gridDim.x == 1) return true;
-  if (threadIdx.x == 0) {
-    __threadfence();
-    last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;
-    __threadfence();
-  }
-  __syncthreads();
-  return last;
-}
-
 // Every block goes by the counts as they were, and the last one then overwrites them.
 template <class Slot>
-__global__ void __launch_bounds__(kThreads) correct_spec_state_kernel(const CorrectSpecStateParams p) {
-  const int64_t n = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  write_token<Slot>(p, n);
+__global__ void __launch_bounds__(kThreads, 1) correct_spec_state_kernel(const CorrectSpecStateParams p) {
+  Requests& held = requests();
+  const int64_t thread = threadIdx.x, n = int64_t{blockIdx.x} * kThreads + thread;
+  const bool holds = p.slots.batch <= kThreads;
+  if (holds && thread < p.slots.batch) {
+    held.starts[thread + 1] = p.slots.query_start_loc[thread + 1];
+    held.num_computed[thread] = corrected(p.counts, thread).num_computed;
+  }
+  if (thread == 0) held.starts[0] = p.slots.query_start_loc[0];
+  __syncthreads();
+  write_token<Slot>(p, held, holds, n);
   if (n < p.num_seq_lens) write_request(p, n);
-  if (!is_last_block(static_cast<uint32_t*>(p.workspace))) return;
-  for (int64_t i = threadIdx.x; i < p.counts.batch; i += kThreads) settle_counts(p.counts, i);
+  if (!is_last_block(static_cast<uint32_t*>(p.workspace), &held.last)) return;
+  for (int64_t i = thread; i < p.counts.batch; i += kThreads) settle_counts(p.counts, i);
+  if (gridDim.x > 1 && thread == 0) *static_cast<uint32_t*>(p.workspace) = 0;
 }
 
 dim3 grid_for(const CorrectSpecStateParams& p) {

@@ -1,4 +1,6 @@
-#include <atomic>
+#include <map>
+#include <mutex>
+#include <utility>
 
 #include "cuda/launch.cuh"
 
@@ -9,15 +11,17 @@ thread_local const char* last_error = "";
 
 }  // namespace
 
-int32_t num_multiprocessors() {
-  constexpr int kMaxDevices = 64;
-  static std::atomic<int> known[kMaxDevices];
-  int device = 0;
-  if (cudaGetDevice(&device) != cudaSuccess || device < 0 || device >= kMaxDevices) return 1;
-  int count = known[device].load(std::memory_order_relaxed);
+int32_t resident_blocks(const void* kernel, int32_t threads) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, const void*>, int32_t> known;
+  int device = 0, multiprocessors = 0, each = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 1;
+  const std::lock_guard<std::mutex> lock(mutex);
+  int32_t& count = known[{device, kernel}];
   if (count == 0) {
-    if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 1;
-    known[device].store(count, std::memory_order_relaxed);
+    if (cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 1;
+    if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, 0) != cudaSuccess) return 1;
+    count = larger(1, multiprocessors * each);
   }
   return count;
 }

@@ -1,20 +1,31 @@
-// The stateless lookup on a GPU, for ngram_propose, ngram_step_ and the rows an index does not answer: a request's row
-// is shared out to `groups` blocks, each live token is read once, and the last block to finish has the answer. Why it
-// is built this way: docs/design/cuda.md.
+// The stateless lookup on a GPU: the batch's rows are cut into tiles, which are shared out evenly to one wave of
+// blocks; the last block to finish a row has its answer. Why it is built this way: docs/design/cuda.md.
 #pragma once
 
 #include "core/lookup_rules.h"
+#include "core/sampled.h"
 #include "cuda/launch.cuh"
 
 namespace ngram_npu::cuda {
 
 constexpr int32_t kLookupThreads = 256;
 constexpr int32_t kLookupWarps = kLookupThreads / kWarpSize;
-constexpr int32_t kLookupBlocks = 4;  // of a multiprocessor, at least: asked for more, the compiler spills registers
+// Blocks of a multiprocessor, at least: asked for more, the compiler spills registers.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int32_t kLookupBlocks = 3;
+#else
+constexpr int32_t kLookupBlocks = 4;
+#endif
 constexpr int32_t kVectorTokens = 4;  // 16 bytes: one load
-constexpr int32_t kTileVectors = 4;   // loads a thread has under way at once
-constexpr int32_t kTileChunks = kLookupWarps * kTileVectors;
+constexpr int32_t kTileVectors = 4;   // of a thread; the next tile's are under way while a tile's are looked at
 constexpr int32_t kTileTokens = kLookupThreads * kTileVectors * kVectorTokens;
+
+// A pointer into a tensor. Where the compiler cannot tell, it asks for each access what memory it is for.
+template <class T>
+__device__ T* global(T* pointer) {
+  __builtin_assume(__isGlobal(pointer));
+  return pointer;
+}
 
 // The tokens of one request: those in its row, and behind them those that are about to be appended to it.
 struct LiveTokens {
@@ -23,8 +34,18 @@ struct LiveTokens {
   int32_t in_row;
   int32_t length;  // of both; 0: nothing to look up
 
-  __device__ int32_t operator[](int32_t i) const { return i < in_row ? row[i] : sampled[i - in_row]; }
+  __device__ int32_t operator[](int32_t i) const { return i < in_row ? global(row)[i] : global(sampled)[i - in_row]; }
 };
+
+// leading_run(), with one load a lane instead of a chain of them.
+__device__ inline int64_t leading_run_by_warp(const int32_t* sampled, int64_t width, int64_t vocab_size) {
+  const auto lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
+  for (int32_t first = 0;; first += kWarpSize) {
+    const int32_t k = first + lane;
+    const uint32_t valid = __ballot_sync(kWholeWarp, k < width && is_valid_token(sampled[k], vocab_size));
+    if (valid != kWholeWarp) return first + __ffs(static_cast<int32_t>(~valid)) - 1;
+  }
+}
 
 // A candidate as one number, so that the best of many is their maximum: longer, then earlier or later. 0: none.
 using Rank = unsigned long long;
@@ -45,181 +66,300 @@ __device__ inline Occurrence occurrence_of(Rank rank, const LiveTokens& tokens, 
   return {end, len};
 }
 
-// A request's part of the workspace, where several blocks share its row. The last one leaves it zeroed.
+// A request's part of the workspace, where the grid has several blocks. The grid's last one leaves it zeroed.
 struct LookupShared {
   Rank best;
-  uint32_t arrived;
-  uint32_t unused;
+  uint32_t arrived;  // of the blocks that share the request's row
+  uint32_t left;     // the first request's: of all blocks
 };
 static_assert(sizeof(LookupShared) == kLookupWorkspaceWords * sizeof(int32_t));
 
-// What the threads of one block share.
+// A block's share of the list of all tiles: each has as many as the others, or one more.
+struct Share {
+  int32_t begin;
+  int32_t end;
+  int32_t each;
+  int32_t with_one_more;  // so many blocks, the first ones
+
+  __device__ int32_t block_of(int32_t tile) const {
+    const int32_t longer = with_one_more * (each + 1);
+    return tile < longer ? tile / (each + 1) : with_one_more + (tile - longer) / each;
+  }
+};
+
+// What the threads of one block share. What a search does not need all the time is here, not in registers.
 struct LookupBlock {
   int32_t suffix[kMaxNgram];  // the row's last tokens, the newest first
+  LiveTokens tokens;
   Rank best;
+  int32_t found_in;  // the first tile with a match of max_n tokens
   bool last;
+  Share share;
+  int64_t request;  // the one at hand
+  int32_t its_first_tile;
+  int32_t warp_sums[kLookupWarps];
 };
 
 // One warp's search through the block's part of a row.
 //
 // Ends are looked at by chunks of 32 vectors in the order of the policy: a later chunk has to beat the best of the
-// earlier ones, not to equal it. The few ends before the first whole vector and behind the last one, and those among
-// the sampled tokens, are the edges: one warp of the request looks at them one by one.
+// earlier ones, not to equal it. A vector beyond the row's last is that one once more, which changes nothing. The edges
+// are the few ends before the first whole vector and behind the last one, and those among the sampled tokens.
 class WarpSearch {
  public:
-  __device__ WarpSearch(const LiveTokens& tokens, const LookupOptions& options, const int32_t* suffix)
-      : tokens_(tokens),
-        suffix_(suffix),
-        max_n_(static_cast<int32_t>(options.max_n)),
-        min_n_(static_cast<int32_t>(options.min_n)),
-        need_(min_n_),
-        lane_(static_cast<int32_t>(threadIdx.x) % kWarpSize),
-        warp_(static_cast<int32_t>(threadIdx.x) / kWarpSize),
-        latest_(options.match_policy == kLatest) {
+  __device__ WarpSearch(const LiveTokens& tokens, const LookupOptions& options, LookupBlock& block)
+      : block_(block), options_(options) {
     const int32_t ends = smaller(tokens.in_row, tokens.length - 1);  // in the row itself
-    const auto misaligned = static_cast<int32_t>(reinterpret_cast<uintptr_t>(tokens.row) / sizeof(int32_t));
-    head_ = smaller(ends, -misaligned & (kVectorTokens - 1));
-    num_vectors_ = (ends - head_) / kVectorTokens;
-    num_chunks_ = (num_vectors_ + kWarpSize - 1) / kWarpSize;
+    const int32_t head = head_of(tokens);
+    num_vectors_ = (ends - head) / kVectorTokens;
+    vectors_ = reinterpret_cast<const int4*>(tokens.row + head);
+    const int32_t chunk = static_cast<int32_t>(threadIdx.x) / kWarpSize;
+    const int32_t chunks = (num_vectors_ + kWarpSize - 1) / kWarpSize;
+    first_ = (is_latest() ? chunks - 1 - chunk : chunk) * kWarpSize + lane();
   }
 
-  __device__ int32_t num_tiles() const { return (num_chunks_ + kTileChunks - 1) / kTileChunks; }
+  __device__ int32_t num_tiles() const { return (num_vectors_ + kTileVectors_ - 1) / kTileVectors_; }
 
-  __device__ void load(int32_t tile) {
-    const auto* vectors = reinterpret_cast<const int4*>(tokens_.row + head_);
+  __device__ void load(int32_t tile, int4 (&data)[kTileVectors]) const {
 #pragma unroll
-    for (int32_t u = 0; u < kTileVectors; ++u) {
-      const int32_t v = vector_of(tile, u);
-      data_[u] = v < num_vectors_ ? vectors[v] : int4{};
-    }
+    for (int32_t u = 0; u < kTileVectors; ++u) data[u] = global(vectors_)[vector_of(tile, u)];
+  }
+
+  // Once the suffix is there, for a match of `need` tokens.
+  __device__ void choose_wanted(int32_t need) {
+    second_ = block_.suffix[options_.max_n > 1];
+    factor_ = need > 1 ? 0x9e3779b1u : 0;
+    wanted_ = static_cast<uint32_t>(second_) * factor_ + static_cast<uint32_t>(block_.suffix[0]);
   }
 
   // Looks at what was loaded. False: nothing that follows can be better.
-  __device__ bool look(int32_t tile) {
+  __device__ bool look(int32_t tile, const int4 (&data)[kTileVectors]) {
+    bool noted = found_before(tile);
 #pragma unroll
     for (int32_t u = 0; u < kTileVectors; ++u) {
-      const int32_t v = vector_of(tile, u);
-      const uint32_t found = candidates_in(data_[u]);
-      uint32_t candidates = v < num_vectors_ ? found : 0;
-      if (!__any_sync(kWholeWarp, candidates != 0)) continue;
+      const int4& v = data[u];
+      noted |= is_wanted(before(v), v.x) | is_wanted(v.x, v.y) | is_wanted(v.y, v.z) | is_wanted(v.z, v.w);
+    }
+    return !__any_sync(kWholeWarp, noted) || look_again(tile);
+  }
+
+  __device__ void look_at_edges() {
+    const int32_t head = head_of(block_.tokens);
+    const int32_t behind = head + num_vectors_ * kVectorTokens;  // the vectors
+    const int32_t count = head + (block_.tokens.length - 1 - behind);
+    const int32_t need =
+        larger(static_cast<int32_t>(options_.min_n), best_len());  // out of order: an equal may be better
+    for (int32_t i = lane(); i < count; i += kWarpSize) verify(i < head ? i : behind + (i - head), need);
+  }
+
+  // The warp's best, by its first lane, into the block's.
+  __device__ void report() const {
+    const int32_t longest = best_len();
+    const uint32_t place = static_cast<int32_t>(len_of(best_)) == longest ? static_cast<uint32_t>(best_) : 0u;
+    const Rank rank = static_cast<Rank>(longest) << 32 | __reduce_max_sync(kWholeWarp, place);
+    if (lane() == 0 && longest > 0) atomicMax(&block_.best, rank);
+  }
+
+ private:
+  static constexpr int32_t kTileVectors_ = kLookupThreads * kTileVectors;  // of all threads
+
+  __device__ static int32_t lane() { return static_cast<int32_t>(threadIdx.x) % kWarpSize; }
+  __device__ bool is_latest() const { return options_.match_policy == kLatest; }
+
+  // How many ends come before the first whole vector.
+  __device__ static int32_t head_of(const LiveTokens& tokens) {
+    const auto misaligned = static_cast<int32_t>(reinterpret_cast<uintptr_t>(tokens.row) / sizeof(int32_t));
+    return smaller(smaller(tokens.in_row, tokens.length - 1), -misaligned & (kVectorTokens - 1));
+  }
+
+  // Which vector a thread loads u-th in a tile: in the order of the policy.
+  __device__ uint32_t vector_of(int32_t tile, int32_t u) const {
+    const int32_t step = is_latest() ? -kLookupThreads : kLookupThreads;
+    const int32_t v = first_ + (tile * kTileVectors + u) * step;
+    return smaller(static_cast<uint32_t>(v), static_cast<uint32_t>(num_vectors_ - 1));
+  }
+
+  // Whether a warp of the block found a match of max_n tokens in an earlier tile: all that follow come after it.
+  __device__ bool found_before(int32_t tile) const {
+    return *static_cast<const volatile int32_t*>(&block_.found_in) < tile;
+  }
+
+  // Whether a token may end an occurrence: it is the newest one, and the one before it the newest but one where that is
+  // asked for. A few others pass, and verify() sees to them.
+  __device__ bool is_wanted(int32_t before, int32_t token) const {
+    return static_cast<uint32_t>(before) * factor_ + static_cast<uint32_t>(token) == wanted_;
+  }
+  // The token before a lane's vector. Another warp has the first lane's, which may be any.
+  __device__ int32_t before(const int4& v) const {
+    const int32_t theirs = __shfl_up_sync(kWholeWarp, v.w, 1);
+    return lane() == 0 ? second_ : theirs;
+  }
+
+  // A tile with a candidate, from the cache: to keep all of it at hand costs every tile registers.
+  __device__ bool look_again(int32_t tile) {
+    if (__any_sync(kWholeWarp, found_before(tile))) return false;
+    int32_t need = needed();
+#pragma unroll 1
+    for (int32_t u = 0; u < kTileVectors; ++u) {
+      const auto v = static_cast<int32_t>(vector_of(tile, u));
+      const int4 data = global(vectors_)[v];
+      uint32_t candidates = static_cast<uint32_t>(is_wanted(before(data), data.x)) |
+                            static_cast<uint32_t>(is_wanted(data.x, data.y)) << 1 |
+                            static_cast<uint32_t>(is_wanted(data.y, data.z)) << 2 |
+                            static_cast<uint32_t>(is_wanted(data.z, data.w)) << 3;
       while (candidates != 0) {
         const int32_t k = __ffs(static_cast<int32_t>(candidates)) - 1;
         candidates &= candidates - 1;
-        verify(head_ + v * kVectorTokens + k, need_);
+        verify(head_of(block_.tokens) + v * kVectorTokens + k, need);
       }
-      need_ = larger(min_n_, best_len() + 1);
-      if (need_ > max_n_) return false;
+      need = needed();
+      if (need > options_.max_n) {
+        if (lane() == 0) atomicMin(&block_.found_in, tile);
+        return false;
+      }
+      choose_wanted(need);
     }
     return true;
   }
 
-  __device__ void look_at_edges() {
-    const int32_t behind = head_ + num_vectors_ * kVectorTokens;  // the vectors
-    const int32_t count = head_ + (tokens_.length - 1 - behind);
-    const int32_t need = larger(min_n_, best_len());  // out of order: an equal may be better
-    for (int32_t i = lane_; i < count; i += kWarpSize) verify(i < head_ ? i : behind + (i - head_), need);
-  }
-
-  // The warp's best, by its first lane, into the block's.
-  __device__ void report(Rank* best) const {
-    const int32_t longest = best_len();
-    const uint32_t place = static_cast<int32_t>(len_of(best_)) == longest ? static_cast<uint32_t>(best_) : 0u;
-    const Rank rank = static_cast<Rank>(longest) << 32 | __reduce_max_sync(kWholeWarp, place);
-    if (lane_ == 0 && longest > 0) atomicMax(best, rank);
-  }
-
- private:
-  // Which vector a thread loads u-th in a tile; num_vectors_ or more where there is none.
-  __device__ int32_t vector_of(int32_t tile, int32_t u) const {
-    const int32_t chunk = (tile * kTileVectors + u) * kLookupWarps + warp_;
-    if (chunk >= num_chunks_) return num_vectors_;
-    return (latest_ ? num_chunks_ - 1 - chunk : chunk) * kWarpSize + lane_;
-  }
-
-  // A bit for each token of a vector that may end an occurrence: it is the newest token, and the one before it is the
-  // newest but one where that is asked for.
-  __device__ uint32_t candidates_in(const int4& v) const {
-    const int32_t newest = suffix_[0];
-    const int32_t before = __shfl_up_sync(kWholeWarp, v.w, 1);
-    uint32_t found = (v.x == newest) | (v.y == newest) << 1 | (v.z == newest) << 2 | (v.w == newest) << 3;
-    if (need_ > 1) {
-      const int32_t second = suffix_[1];
-      found &= (before == second || lane_ == 0) | (v.x == second) << 1 | (v.y == second) << 2 | (v.z == second) << 3;
-    }
-    return found;
-  }
-
-  // Whether the last `need` tokens up to `end` are the row's last ones, and how many more. The farthest comes first:
-  // it is the one that most candidates fail at.
+  // Whether the last `need` tokens up to `end` are the row's last ones, and how many more: the farthest first.
   __device__ void verify(int32_t end, int32_t need) {
-    if (end + 1 < need || tokens_[end - (need - 1)] != suffix_[need - 1]) return;
-    const int32_t limit = smaller(max_n_, end + 1);
+    const LiveTokens& tokens = block_.tokens;
+    if (end + 1 < need || tokens[end - (need - 1)] != block_.suffix[need - 1]) return;
+    const int32_t limit = smaller(static_cast<int32_t>(options_.max_n), end + 1);
     int32_t len = 0;
-    while (len < limit && tokens_[end - len] == suffix_[len]) ++len;
-    if (len >= need) best_ = larger(best_, rank_of(len, end, latest_));
+    while (len < limit && tokens[end - len] == block_.suffix[len]) ++len;
+    if (len >= need) best_ = larger(best_, rank_of(len, end, is_latest()));
   }
 
+  // A match has to be that long to be of use.
+  __device__ int32_t needed() const { return larger(static_cast<int32_t>(options_.min_n), best_len() + 1); }
   __device__ int32_t best_len() const { return static_cast<int32_t>(__reduce_max_sync(kWholeWarp, len_of(best_))); }
 
-  const LiveTokens& tokens_;
-  const int32_t* suffix_;
-  int4 data_[kTileVectors];
+  LookupBlock& block_;
+  const LookupOptions& options_;
+  const int4* vectors_;
   Rank best_ = 0;
-  int32_t max_n_;
-  int32_t min_n_;
-  int32_t need_;
-  int32_t lane_;
-  int32_t warp_;
-  int32_t head_;  // ends before the first whole vector
+  int32_t first_;  // the vector that this thread begins with
   int32_t num_vectors_;
-  int32_t num_chunks_;
-  bool latest_;
+  int32_t second_;   // the newest token but one
+  uint32_t factor_;  // see is_wanted()
+  uint32_t wanted_;
 };
 
-// Looks up in the tiles group, group + groups, ... Called by all threads of a block; block.best is known to all of them
-// afterwards.
-__device__ inline void search_tiles(const LiveTokens& tokens, const LookupOptions& options, int32_t group,
-                                    int32_t groups, LookupBlock& block) {
+// Looks up in the tiles from first on, below stop. By all threads of a block, to whom block.best is known afterwards.
+__device__ inline void search_tiles(const LiveTokens& tokens, const LookupOptions& options, int32_t first, int32_t stop,
+                                    LookupBlock& block) {
   const auto thread = static_cast<int32_t>(threadIdx.x);
-  if (thread == 0) block.best = 0;
+  if (thread == 0) {
+    block.tokens = tokens;
+    block.best = 0;
+    block.found_in = INT32_MAX;
+  }
   if (tokens.length >= 2) {
-    WarpSearch search(tokens, options, block.suffix);
+    WarpSearch search(tokens, options, block);
+    int4 now[kTileVectors], next[kTileVectors];
+    stop = smaller(stop, search.num_tiles());
     // The first loads are under way before anybody waits for the suffix.
-    search.load(group);
+    if (first < stop) search.load(first, now);
     if (thread < smaller<int32_t>(static_cast<int32_t>(options.max_n), tokens.length)) {
       block.suffix[thread] = tokens[tokens.length - 1 - thread];
     }
     __syncthreads();
-    for (int32_t tile = group; tile < search.num_tiles() && search.look(tile);) {
-      tile += groups;
-      search.load(tile);
+    search.choose_wanted(static_cast<int32_t>(options.min_n));
+    for (int32_t tile = first; tile < stop; ++tile) {
+      if (tile + 1 < stop) search.load(tile + 1, next);
+      if (!search.look(tile, now)) break;
+#pragma unroll
+      for (int32_t u = 0; u < kTileVectors; ++u) now[u] = next[u];
     }
-    if (group == 0 && thread / kWarpSize == kLookupWarps - 1) search.look_at_edges();
-    search.report(&block.best);
+    if (first == 0 && thread / kWarpSize == kLookupWarps - 1) search.look_at_edges();
+    search.report();
   }
   __syncthreads();
 }
 
-// Joins what the blocks of a request found. True in the last of them, for all its threads; block.best is then the
-// request's. `workspace` may be null where there is one block.
-//
-// Every block arrives, also one without a tile: had they to agree on how many do, rows that change meanwhile (two
-// requests with one row) could leave the counter astray for good.
-__device__ inline bool join_blocks(void* workspace, LookupBlock& block) {
-  const uint32_t groups = gridDim.y;
-  if (groups == 1) return true;
-  LookupShared* shared = static_cast<LookupShared*>(workspace) + blockIdx.x;
+// The tiles of a request on the list of all: one at least, so that every request has a block that writes its results.
+__host__ __device__ inline int32_t tiles_of(int64_t length) {
+  return static_cast<int32_t>(larger<int64_t>(1, (length + kTileTokens - 1) / kTileTokens));
+}
+
+// Makes the list, as every block does for itself, and finds the block's share of it. All have to see the same lengths.
+template <class Lookup>
+__device__ void find_share(const Lookup& lookup, int32_t batch, LookupBlock& block) {
+  const auto thread = static_cast<int32_t>(threadIdx.x), group = static_cast<int32_t>(blockIdx.x);
+  const auto groups = static_cast<int32_t>(gridDim.x);
+  const int32_t per_thread = (batch + kLookupThreads - 1) / kLookupThreads;
+  const int32_t first = smaller(thread * per_thread, batch), stop = smaller(first + per_thread, batch);
+  int32_t tiles = 0;
+#pragma unroll 4
+  for (int32_t i = first; i < stop; ++i) tiles += tiles_of(lookup.length(i));
+  const int32_t upto = sum_over_warp(tiles);
+  if (thread % kWarpSize == kWarpSize - 1) block.warp_sums[thread / kWarpSize] = upto;
+  __syncthreads();
+  int32_t at = upto - tiles, total = 0;
+  for (int32_t warp = 0; warp < kLookupWarps; ++warp) {
+    if (warp == thread / kWarpSize) at += total;
+    total += block.warp_sums[warp];
+  }
+  Share share{0, 0, total / groups, total % groups};
+  share.begin = group * share.each + smaller(group, share.with_one_more);
+  share.end = share.begin + share.each + (group < share.with_one_more);
+  if (at <= share.begin && share.begin < at + tiles) {
+    int32_t i = first;
+    for (int32_t n; at + (n = tiles_of(lookup.length(i))) <= share.begin; ++i) at += n;
+    block.request = i;
+    block.its_first_tile = at;
+  }
+  if (thread == 0) block.share = share;
+  __syncthreads();
+}
+
+// Joins what the blocks of a request found. True in the last of them, where block.best is then the request's.
+__device__ inline bool join_blocks(LookupShared& shared, int32_t blocks, LookupBlock& block) {
   if (threadIdx.x == 0) {
-    if (block.best != 0) atomicMax(&shared->best, block.best);
-    __threadfence();
-    block.last = atomicInc(&shared->arrived, groups - 1) == groups - 1;
-    if (block.last) {
-      __threadfence();
-      block.best = atomicExch(&shared->best, 0ull);
-    }
+    if (block.best != 0) atomicMax(&shared.best, block.best);
+    block.last = arrive(&shared.arrived) + 1 == static_cast<uint32_t>(blocks);
+    if (block.last) block.best = shared.best;
   }
   __syncthreads();
   return block.last;
+}
+
+// All lookups of a batch, by all threads of all blocks. A `lookup` has, for a request,
+//   length(i)                  about how many tokens its row has: the tiles are counted by it
+//   tokens(i)                  for all threads of the block, which may meet at a barrier
+//   finish(i, tokens, found)   writes its results
+//   settle(i)                  writes what blocks go by, once every block has left
+template <class Lookup, class Params>
+__device__ void look_up_all(const Lookup& lookup, const Params& p, LookupBlock& block) {
+  find_share(lookup, static_cast<int32_t>(p.batch), block);
+  auto* shared = static_cast<LookupShared*>(p.workspace);
+  const Share& share = block.share;
+  const auto behind = [&] { return block.its_first_tile + tiles_of(lookup.length(block.request)); };
+  for (bool more = share.begin < share.end; more;) {
+    const int32_t first = larger(share.begin, block.its_first_tile), stop = smaller(share.end, behind());
+    search_tiles(lookup.tokens(block.request), p.lookup, first - block.its_first_tile, stop - block.its_first_tile,
+                 block);
+    const int64_t i = block.request;
+    const int32_t at = block.its_first_tile, next = behind();
+    const bool alone = share.begin <= at && next <= share.end;
+    if (alone || join_blocks(shared[i], share.block_of(next - 1) - share.block_of(at) + 1, block)) {
+      lookup.finish(i, block.tokens, occurrence_of(block.best, block.tokens, p.lookup));
+    }
+    more = next < share.end;
+    __syncthreads();  // all are done with what the block shares
+    if (threadIdx.x == 0) {
+      block.request = i + 1;
+      block.its_first_tile = next;
+    }
+    __syncthreads();
+  }
+  if (!is_last_block(shared == nullptr ? nullptr : &shared->left, &block.last)) return;
+  for (int64_t r = threadIdx.x; r < p.batch; r += kLookupThreads) {
+    if (shared != nullptr) shared[r] = {};
+    lookup.settle(r);
+  }
 }
 
 // One thread a slot.
@@ -238,24 +378,13 @@ __device__ inline void write_draft(const LiveTokens& tokens, Occurrence found, c
   }
 }
 
-// How many blocks share a row: enough to fill the device, no more than tiles fit into the row. Never from a length,
-// which only the device knows.
-inline int64_t groups_per_row(int64_t batch, int64_t capacity) {
-  constexpr int64_t kBlocksPerMultiprocessor = 8;
-  const int64_t fill = kBlocksPerMultiprocessor * num_multiprocessors() / batch;
-  const int64_t tiles = (capacity + kTileTokens - 1) / kTileTokens;
-  return larger<int64_t>(1, smaller(fill, tiles));
-}
-
-// Words of workspace that a lookup has a use for.
-inline int64_t workspace_words(int64_t batch, int64_t capacity) {
-  return groups_per_row(batch, capacity) > 1 ? lookup_workspace_words(batch) : 0;
-}
-
-// Block (i, g) is the g-th of request i. Without a workspace a request has one.
-inline dim3 lookup_grid(int64_t batch, int64_t capacity, const void* workspace) {
-  const int64_t groups = workspace != nullptr ? groups_per_row(batch, capacity) : 1;
-  return dim3(static_cast<uint32_t>(batch), static_cast<uint32_t>(groups));
+// One wave, and no more blocks than tiles fit into the rows; none: more tiles than can be counted.
+template <class Params>
+dim3 lookup_grid(void (*kernel)(Params), int64_t batch, int64_t capacity) {
+  const int64_t tiles = tiles_of(capacity);
+  if (batch < 1 || batch > INT32_MAX / tiles - kLookupThreads) return dim3(0);
+  const int32_t at_once = resident_blocks(reinterpret_cast<const void*>(kernel), kLookupThreads);
+  return dim3(static_cast<uint32_t>(smaller<int64_t>(batch * tiles, at_once)));
 }
 
 }  // namespace ngram_npu::cuda

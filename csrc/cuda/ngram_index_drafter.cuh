@@ -149,7 +149,7 @@ __device__ inline Occurrence answer(const Table& table, int64_t slot, const Plan
   uint32_t added = 0;
   bool full = false;
   if (reads_all) {
-    search_tiles(live, look, 0, 1, shared.lookup);
+    search_tiles(live, look, 0, INT32_MAX, shared.lookup);
     best = shared.lookup.best;
   } else if (drafts) {
     best = look_at_ends(live.row, plan.indexed, length, look);

@@ -1,6 +1,5 @@
 #include "core/ngram_index_step.h"
 #include "cuda/ngram_index_drafter.cuh"
-#include "cuda/sampled.cuh"
 
 namespace ngram_npu::cuda {
 namespace {

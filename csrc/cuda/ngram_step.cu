@@ -1,47 +1,66 @@
 #include "core/ngram_step.h"
 #include "cuda/lookup.cuh"
-#include "cuda/sampled.cuh"
 
 namespace ngram_npu::cuda {
 namespace {
 
-__device__ LiveTokens tokens_of(const NgramStepParams& p, int64_t i, const Accepted& a) {
-  const int64_t length = a.old_length + a.num_appended;
-  if (!drafts(a) || !may_draft(length, p.token_ids.capacity, p.lookup)) {
-    return {p.token_ids.data, p.sampled_token_ids.data, 0, 0};
-  }
-  return {p.token_ids[a.row], p.sampled_token_ids[i], static_cast<int32_t>(a.old_length), static_cast<int32_t>(length)};
-}
+struct StepBlock {
+  LookupBlock lookup;
+  LiveRow live;
+  int64_t num_sampled;
+};
 
-// All blocks of a request read the sampled tokens where the sampler left them, so that
-// nobody waits for the append, and the last one may append: nobody reads the row's end or its length any more.
+// All blocks of a request read the sampled tokens where the sampler left them, so that nobody waits for the append.
+struct StepLookup {
+  const NgramStepParams& p;
+  StepBlock& block;
+
+  __device__ int64_t length(int64_t i) const {
+    if (discarded(p, i) || !is_valid_token(p.sampled_token_ids[i][0], p.vocab_size)) return 0;
+    return live_row(p, i).length;
+  }
+  __device__ LiveTokens tokens(int64_t i) const {
+    const uint32_t thread = threadIdx.x;
+    if (thread == kWarpSize) block.live = live_row(p, i);  // beside warp 0, whose loads need not wait for these
+    if (thread < kWarpSize) {
+      const int64_t run = leading_run_by_warp(p.sampled_token_ids[i], p.sampled_token_ids.capacity, p.vocab_size);
+      if (thread == 0) block.num_sampled = discarded(p, i) ? 0 : run;
+    }
+    __syncthreads();
+    const Accepted a = accept(p, i, block.live, block.num_sampled);
+    const int64_t length = a.old_length + a.num_appended;
+    if (!drafts(a) || !may_draft(length, p.token_ids.capacity, p.lookup)) {
+      return {p.token_ids.data, p.sampled_token_ids.data, 0, 0};
+    }
+    return {p.token_ids[a.row], p.sampled_token_ids[i], static_cast<int32_t>(a.old_length),
+            static_cast<int32_t>(length)};
+  }
+  // Nobody reads the row's end: it may be written before the others are done.
+  __device__ void finish(int64_t i, const LiveTokens& tokens, Occurrence found) const {
+    const Accepted a = accept(p, i, block.live, block.num_sampled);  // again: held all along it costs registers
+    const uint32_t thread = threadIdx.x;
+    write_draft(tokens, found, p.lookup, p.draft_token_ids + i * p.lookup.k, p.num_draft_tokens + i, p.match_len + i);
+    if (thread < a.num_appended) p.token_ids[a.row][a.old_length + thread] = p.sampled_token_ids[i][thread];
+    if (thread == 0) {
+      p.next_token_ids[i] = a.next_token;
+      p.num_sampled[i] = static_cast<int32_t>(a.num_sampled);
+    }
+  }
+  __device__ void settle(int64_t i) const {
+    if (!p.advance || p.num_sampled[i] == 0) return;
+    const LiveRow live = live_row(p, i);
+    const int64_t taken = live.row < 0 ? 0 : appended(p.num_sampled[i], live.length, p.token_ids.capacity);
+    if (taken > 0) p.num_tokens[live.row] = static_cast<int32_t>(live.length + taken);
+  }
+};
+
 __global__ void __launch_bounds__(kLookupThreads, kLookupBlocks)
     ngram_step_kernel(const __grid_constant__ NgramStepParams p) {
-  __shared__ LookupBlock block;
-  __shared__ LiveRow live_of_block;
-  __shared__ int64_t run_of_block;
-  const int64_t i = blockIdx.x;
-  const auto thread = static_cast<int32_t>(threadIdx.x);
-  if (thread == kWarpSize) live_of_block = live_row(p, i);  // beside warp 0, whose loads need not wait for these
-  if (thread < kWarpSize) {
-    const int64_t run = leading_run_by_warp(p.sampled_token_ids[i], p.sampled_token_ids.capacity, p.vocab_size);
-    if (thread == 0) run_of_block = discarded(p, i) ? 0 : run;
-  }
-  __syncthreads();
-  const LiveTokens tokens = tokens_of(p, i, accept(p, i, live_of_block, run_of_block));
-  search_tiles(tokens, p.lookup, static_cast<int32_t>(blockIdx.y), static_cast<int32_t>(gridDim.y), block);
-  if (!join_blocks(p.workspace, block)) return;
-
-  const Accepted a = accept(p, i, live_of_block, run_of_block);  // again: held all along it costs registers
-  write_draft(tokens, occurrence_of(block.best, tokens, p.lookup), p.lookup, p.draft_token_ids + i * p.lookup.k,
-              p.num_draft_tokens + i, p.match_len + i);
-  if (thread < a.num_appended) p.token_ids[a.row][a.old_length + thread] = p.sampled_token_ids[i][thread];
-  if (thread == 0) {
-    p.next_token_ids[i] = a.next_token;
-    p.num_sampled[i] = static_cast<int32_t>(a.num_sampled);
-    if (p.advance && a.num_appended > 0) p.num_tokens[a.row] = static_cast<int32_t>(a.old_length + a.num_appended);
-  }
+  __shared__ StepBlock block;
+  look_up_all(StepLookup{p, block}, p, block.lookup);
 }
+
+dim3 grid_for(const NgramStepParams& p) { return lookup_grid(ngram_step_kernel, p.batch, p.token_ids.capacity); }
 
 }  // namespace
 }  // namespace ngram_npu::cuda
@@ -49,12 +68,12 @@ __global__ void __launch_bounds__(kLookupThreads, kLookupBlocks)
 using namespace ngram_npu;
 
 NGRAM_NPU_EXPORT int64_t ngram_npu_cuda_ngram_step__workspace(const NgramStepParams* p) {
-  return cuda::workspace_words(p->batch, p->token_ids.capacity);
+  return cuda::grid_for(*p).x > 1 ? lookup_workspace_words(p->batch) : 0;
 }
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_ngram_step_(const NgramStepParams* params, void* stream) {
   const NgramStepParams& p = *params;
-  if (p.batch < 1 || p.batch > INT32_MAX) return kInvalidParams;
-  const dim3 grid = cuda::lookup_grid(p.batch, p.token_ids.capacity, p.workspace);
+  const dim3 grid = cuda::grid_for(p);
+  if (grid.x == 0 || (grid.x > 1 && p.workspace == nullptr)) return kInvalidParams;
   return cuda::launch(cuda::ngram_step_kernel, grid, cuda::kLookupThreads, stream, p);
 }

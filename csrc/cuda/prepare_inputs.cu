@@ -13,16 +13,6 @@ struct Block {
   int64_t kept_before[kThreads + 1];  // by request of the chunk; the last: of the chunk that follows
 };
 
-// Each lane's sum of the values up to and including its own.
-__device__ int64_t sum_over_warp(int64_t value) {
-  const auto lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
-  for (int32_t distance = 1; distance < kWarpSize; distance *= 2) {
-    const int64_t before = __shfl_up_sync(kWholeWarp, value, static_cast<uint32_t>(distance));
-    if (lane >= distance) value += before;
-  }
-  return value;
-}
-
 // Each thread's. `warp_sums` must not be in use by any thread.
 __device__ int64_t sum_over_block(int64_t value, int64_t* warp_sums) {
   const auto thread = static_cast<int32_t>(threadIdx.x);

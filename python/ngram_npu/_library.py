@@ -131,11 +131,16 @@ def _load_cuda(library: ctypes.CDLL) -> Backend:
         return Backend("cuda", reason="this build has no CUDA kernels (it was made without nvcc)")
     if torch.version.cuda is None:
         return Backend("cuda", reason=f"torch {torch.__version__} is built without CUDA")
+    try:
+        runtime = ctypes.CDLL(str(path)).ngram_npu_cuda_runtime_version()
+    except OSError as error:
+        return Backend("cuda", reason=str(error))
+    driver = _cuda_driver()
+    problem = _driver_problem(driver, runtime)
+    if driver > 0 and problem:  # a call would find a kernel, and fail at its launch
+        return Backend("cuda", reason=problem)
     loaded = _load_backend(library, "cuda", "cuda", path)
-    if loaded.kernels == 0:
-        return loaded
-    runtime = ctypes.CDLL(str(path)).ngram_npu_cuda_runtime_version()
-    return replace(loaded, reason=_driver_problem(_cuda_driver(), runtime))
+    return replace(loaded, reason=loaded.reason or problem)
 
 
 def _cuda_driver() -> int:

@@ -62,7 +62,8 @@ def test_what_a_run_finds(
 
 def test_floors() -> None:
     assert Host().floors(3.0, 16_000) == {
-        "copy_gb_per_s": 4000.0, "empty_node_us": 1.5, "ours_above_empty_us": 1.5,
+        "copy_gb_per_s": 4000.0,
+        "read_gb_per_s": 4000.0, "empty_node_us": 1.5, "ours_above_empty_us": 1.5,
         "live_bytes": 16_000, "read_us": 0.004, "ours_over_read": 750.0,
     }  # fmt: skip
 

@@ -80,10 +80,18 @@ def test_a_suite_that_passes_nothing_has_failed() -> None:
             counts(last)
 
 
-@pytest.mark.parametrize("program", [gpu, npu])
-def test_a_plan(program: Any) -> None:
+@pytest.mark.parametrize("make", [gpu.plan, gpu.rest])
+def test_every_stage_has_its_time_and_few_files_come_of_it(make: Any) -> None:
+    """A machine that is lent gives back eight files."""
+    plan = make(Path("/out"))
+    assert sum(stage.seconds for stage in plan) <= gpu.DEADLINE_SECONDS
+    assert sum("--json" in stage.command for stage in plan) + 1 <= 8
+
+
+@pytest.mark.parametrize("make", [gpu.plan, gpu.rest, npu.plan])
+def test_a_plan(make: Any) -> None:
     """Every module that it starts, and every bench option in it."""
-    plan = program.plan(Path("/out"))
+    plan = make(Path("/out"))
     assert len({stage.name for stage in plan}) == len(plan)
     assert plan[0].required
     for stage in plan:

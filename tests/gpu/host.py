@@ -13,6 +13,7 @@ class Host(Cuda):
 
     device = "cpu"
     copy_bandwidth = 4e12
+    read_bandwidth = 4e12
     laps = 0
 
     def prepare(self, works: list[Any], restore: Any, cold: bool) -> Any:

@@ -8,6 +8,7 @@ from ngram_npu import reference
 
 from .rows import (
     EDGE_LENGTHS,
+    FEW_LONG,
     HOSTILE_INT32,
     HOSTILE_INT64,
     PIECE_ENDS,
@@ -70,6 +71,11 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         memory = np.zeros(4 * len(at), np.int32) if before % 2 else None
         args = (rows, in_buffer(at), None, None, 1, 8, 5, *policy, UNLIMITED, memory)
         yield Sample(f"tile-edges-{policy}", args)
+        for few in FEW_LONG:
+            long = in_buffer(planted_rows(rng, few, 12303, before), before=1)
+            memory = np.zeros(4 * len(few), np.int32)
+            args = (long, in_buffer(few), None, None, 1, 8, 5, *policy, UNLIMITED, memory)
+            yield Sample(f"few-long-{len(few)}-{policy}", args)
     for match_policy, n in ((0, 3), (1, 3), (0, 64), (1, 64)):
         rows = in_buffer(matches_ending_at(PIECE_ENDS, n, 2300), before=1, gap=1)
         whole = in_buffer([2300] * len(PIECE_ENDS))

@@ -9,6 +9,7 @@ from ngram_npu import reference
 from .ngram_propose import LOOKUP_BAD_CALLS
 from .rows import (
     EDGE_LENGTHS,
+    FEW_LONG,
     HOSTILE_INT32,
     HOSTILE_INT64,
     INT32_MAX,
@@ -77,6 +78,13 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         head = (in_buffer(grown, before=before), at, in_buffer(new), None, None, True, INT32_MAX)
         memory = workspace if before % 2 else None
         yield Sample(f"tile-edges-{policy}", (*head, 1, 8, 5, *policy, UNLIMITED, memory))
+        for few in FEW_LONG:
+            grown = planted_rows(rng, few, 12303, before)
+            new = np.stack([row[t - 3 : t] for row, t in zip(grown, few, strict=True)])
+            at = in_buffer([t - 3 for t in few])
+            head = (in_buffer(grown, before=2), at, in_buffer(new), None, None, True, INT32_MAX)
+            tail = (1, 8, 5, *policy, UNLIMITED, workspace)
+            yield Sample(f"few-long-{len(few)}-{policy}", (*head, *tail))
     for match_policy, n in ((0, 3), (1, 64)):
         grown = matches_ending_at(PIECE_ENDS, n, 2300)
         for width in (1, 2, 64):  # of which none, some, all of the suffix are in the row already

@@ -22,6 +22,9 @@ EDGE_LENGTHS = sorted(
 TILE_CAPACITY = 8211
 TILE_LENGTHS = [8193, 8211, 8210, 8209, 8191, 8192, 4099, 4098, 4096, 4097]
 
+# Of so few requests that several blocks of a device share each row, of three tiles or more.
+FEW_LONG = ([12303], [12291, 12290], [12303, 8193, 12289])
+
 POLICIES = [(match_policy, overlap) for match_policy in (0, 1) for overlap in (False, True)]
 
 
@@ -50,10 +53,13 @@ def structured_rows(capacity: int) -> list[tuple[str, Array]]:
     return [(name, values.astype(np.int32)) for name, values in rows.items()]
 
 
-def planted_rows(rng: np.random.Generator, lengths: list[int], capacity: int) -> Array:
+def planted_rows(
+    rng: np.random.Generator, lengths: list[int], capacity: int, first_kind: int = 0
+) -> Array:
     """Rows without a repetition but copies of their last tokens: next to the edges of vectors and
     tiles; or 1024 tokens apart, where the same warp sees them one after the other, each a better
-    match than the one before, or a worse one, or as good; or as good at the row's very ends."""
+    match than the one before, or a worse one, or as good; or as good at the row's very ends. The
+    kinds take turns, from ``first_kind`` on."""
     edges = np.array([4, 128, 256, 512, 1024, 3968, 4096, 4224, 8064, 8192])
     strides = np.arange(100, capacity, 1024)
     rows = np.tile(np.arange(capacity, dtype=np.int32), (len(lengths), 1))
@@ -66,7 +72,7 @@ def planted_rows(rng: np.random.Generator, lengths: list[int], capacity: int) ->
             zip(strides, [5] * 8, strict=False),
             [(2, 1), (960, 1), (length - 961, 1), (length - 1, 1)],
         ]
-        for end, n in plants[i % len(plants)]:
+        for end, n in plants[(first_kind + i) % len(plants)]:
             if n <= end < length:
                 row[end - n : end] = row[length - n : length]
     return rows

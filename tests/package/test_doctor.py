@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import ngram_npu
 import pytest
@@ -55,6 +56,29 @@ def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(_library.ctypes, "CDLL", not_found)
     assert _library._cuda_driver() == 0
+
+
+def test_a_driver_too_old_has_nothing_registered(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A call is then refused before it is launched, and the doctor says why."""
+    (tmp_path / "libngram_npu_cuda.so").touch()
+    kernels = SimpleNamespace(ngram_npu_cuda_runtime_version=lambda: 13000)
+    loaded: list[str] = []
+
+    def load(*given: object) -> _library.Backend:
+        loaded.append(str(given[1]))
+        return _library.Backend("cuda", kernels=13)
+
+    monkeypatch.setattr(_library, "_PACKAGE", tmp_path)
+    monkeypatch.setattr(_library, "_load_backend", load)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(_library.ctypes, "CDLL", lambda _: kernels)
+    for driver, registered in ((12080, False), (13000, True)):
+        monkeypatch.setattr(_library, "_cuda_driver", lambda driver=driver: driver)
+        found = _library._load_cuda(kernels)
+        assert (found.kernels > 0) == bool(loaded) == registered
+        assert ("this one is for CUDA 12.8" in found.reason) != registered
 
 
 @pytest.mark.parametrize(

@@ -28,54 +28,72 @@ METRICS = (
 )
 
 
-def bench(name: str, op: str, seconds: int, out: Path, *options: str) -> Stage:
+def bench(
+    name: str, op: str, seconds: int, out: Path, *options: str, kind: str = "nomatch"
+) -> Stage:
     command = python(
-        "-m", "tools.bench", op, "--device", "cuda", "--data-kind", "nomatch", *options,
+        "-m", "tools.bench", op, "--device", "cuda", "--data-kind", kind, *options,
         "--json", str(out / f"{name}.json"),
     )  # fmt: skip
     return Stage(name, command, seconds)
 
 
-def plan(out: Path) -> list[Stage]:
-    """In the order in which they run: what everything needs, then what would be missed most."""
-    # Each tensor is an allocation of its own, so that memcheck sees where it ends.
-    unpooled = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    sanitizer = ("compute-sanitizer", "--error-exitcode", "9", "--tool")
-    checked = python("-m", "tools.gpu.watched", "parity")
+def first_stages() -> list[Stage]:
     return [
-        Stage("build", python("-m", "tools.gpu.build"), 150, required=True),
+        Stage("build", python("-m", "tools.gpu.build"), 110, required=True),
         Stage(
-            "presence", pytest("tests/gpu/test_devices.py", "-k", "takes_part"), 60,
+            "presence", pytest("tests/gpu/test_devices.py", "-k", "takes_part"), 30,
             required=True, read=counts,
         ),
+    ]  # fmt: skip
+
+
+def plan(out: Path) -> list[Stage]:
+    """In the order in which they run: what everything needs, then what would be missed most. Their
+    times add up to no more than there is: the last has its own too."""
+    return [
+        *first_stages(),
         # The twins are not built here.
-        Stage("tests", pytest("tests/gpu", "-k", "not on_twin"), 90, read=counts),
-        Stage("parity", pytest("tests/ops", "-k", "device-cuda"), 90, read=counts),
-        bench("ngram_step_-cuda", "ngram_step_", 60, out),
-        bench("correct_spec_state_-cuda", "correct_spec_state_", 60, out),
-        Stage("rows", python("-m", "tools.gpu.rows"), 80, read=said),
-        # Hot, its figures would be of what the restored index leaves in the L2.
-        bench("ngram_index_step_-cuda", "ngram_index_step_", 60, out, "--cache", "l2-cold"),
-        bench(
-            "ngram_step_-cuda-v1", "ngram_step_", 120, out,
-            "--sizes", "128x32k", "--peer", "vllm-v1", "--peer", "vllm-v1-kernel",
-        ),
-        Stage(
-            "memcheck", (*sanitizer, "memcheck", "--report-api-errors", "no", *checked), 75,
-            read=said, environment=unpooled,
-        ),
-        Stage("racecheck", (*sanitizer, "racecheck", *checked), 75, read=said),
+        Stage("tests", pytest("tests/gpu", "-k", "not on_twin"), 70, read=counts),
+        Stage("parity", pytest("tests/ops", "-k", "device-cuda"), 60, read=counts),
+        bench("ngram_step_-cuda", "ngram_step_", 50, out),
+        bench("correct_spec_state_-cuda", "correct_spec_state_", 30, out),
         Stage(
             "ncu",
             (
                 "ncu", "--clock-control", "none", "--profile-from-start", "off", "--csv",
                 "--metrics", ",".join(METRICS), *python("-m", "tools.gpu.watched", "lookups"),
             ),
-            60, read=launches,
+            50, read=launches,
         ),
-        bench("ngram_propose-cuda", "ngram_propose", 40, out),
+        # Hot, its figures would be of what the restored index leaves in the L2.
+        bench("ngram_index_step_-cuda", "ngram_index_step_", 60, out, "--cache", "l2-cold"),
+    ]  # fmt: skip
+
+
+def rest(out: Path) -> list[Stage]:
+    """What a second run is for: ``make gpu-rest``."""
+    # Each tensor is an allocation of its own, so that memcheck sees where it ends.
+    unpooled = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    sanitizer = ("compute-sanitizer", "--error-exitcode", "9", "--tool")
+    checked = python("-m", "tools.gpu.watched", "parity")
+    shapes = ("--sizes", "1x128k", "128x32k", "1024x4k")
+    return [
+        *first_stages(),
+        Stage("rows", python("-m", "tools.gpu.rows"), 60, read=said),
+        Stage(
+            "memcheck", (*sanitizer, "memcheck", "--report-api-errors", "no", *checked), 50,
+            read=said, environment=unpooled,
+        ),
+        Stage("racecheck", (*sanitizer, "racecheck", *checked), 50, read=said),
+        bench("ngram_step_-cuda-text", "ngram_step_", 40, out, *shapes, kind="text"),
         bench(
-            "ngram_step_-cuda-cold", "ngram_step_", 40, out,
+            "ngram_step_-cuda-v1", "ngram_step_", 60, out,
+            "--sizes", "128x32k", "--peer", "vllm-v1", "--peer", "vllm-v1-kernel",
+        ),
+        bench("ngram_propose-cuda", "ngram_propose", 30, out),
+        bench(
+            "ngram_step_-cuda-cold", "ngram_step_", 30, out,
             "--cache", "l2-cold", "--peer", "vllm-v2",
         ),
     ]  # fmt: skip

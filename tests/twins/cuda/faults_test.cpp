@@ -288,6 +288,35 @@ TEST(CudaTwinResident, BlocksRunAtOnce) {
   });
 }
 
+// Which blocks met is counted: those of a row are to, or nothing is said of how they do.
+TEST(CudaTwinResident, BlocksThatMeetAreCounted) {
+  const auto count = [](const Options& mode) {
+    options() = mode;
+    const Meetings before = meetings();
+    for (int i = 0; i < 50; ++i) EXPECT_FALSE(adds_wrongly<true>());
+    return std::vector<int64_t>{meetings().launches - before.launches, meetings().met - before.met};
+  };
+  const auto several = count(kResident);
+  EXPECT_EQ(several[0], 50);
+  EXPECT_GT(several[1], 40);
+  EXPECT_EQ(count(kFast), (std::vector<int64_t>{0, 0}));
+}
+
+TEST(CudaTwinStreams, AreRecorded) {
+  ngram_npu_cuda_twin_streams(nullptr, 0);
+  int out[32] = {}, stream = 0;
+  ASSERT_EQ(run({1, 32}, writes, out), cudaSuccess);
+  cudaLaunchConfig_t config{};
+  config.gridDim = config.blockDim = 1;
+  config.stream = reinterpret_cast<cudaStream_t>(&stream);
+  ASSERT_EQ(cudaLaunchKernelEx(&config, writes, out), cudaSuccess);
+  void* seen[3];
+  EXPECT_EQ(ngram_npu_cuda_twin_streams(seen, 3), 2);
+  EXPECT_EQ(seen[0], nullptr);
+  EXPECT_EQ(seen[1], &stream);
+  EXPECT_EQ(ngram_npu_cuda_twin_streams(seen, 3), 0);
+}
+
 // Shared memory is a block's own, also while others run.
 __global__ void own_shared_memory(unsigned* out) {
   __shared__ unsigned mine[64];

@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <cstring>
 #include <mutex>
+#include <numeric>
+#include <unordered_map>
 
 #include "control.h"
 
@@ -41,15 +43,21 @@ class Grid {
     num_threads_ = static_cast<int>(config.blockDim.x * config.blockDim.y * config.blockDim.z);
     blocks_left_ = uint64_t{config.gridDim.x} * config.gridDim.y * config.gridDim.z;
     num_blocks_ = blocks_left_;
-    reversed_ = random_.below(2) != 0;
+    window_ = options_.yields ? 2 + random_.below(11) : 1;
+    first_ = random_.next() % num_blocks_;
+    const uint64_t strides[] = {1, num_blocks_ - 1, 2 + random_.next() % num_blocks_};
+    stride_ = strides[random_.below(3)];
+    if (std::gcd(stride_, num_blocks_) != 1) stride_ = 1;
   }
 
   // Runs all blocks; returns what rule was broken, or nothing.
   std::string run() {
     while (violation_.empty() && (blocks_left_ > 0 || !resident_.empty())) {
-      while (blocks_left_ > 0 && resident_.size() < static_cast<size_t>(options_.resident_blocks)) begin_block();
+      while (blocks_left_ > 0 && resident_.size() < window_) begin_block();
       step();
     }
+    meetings().launches += shared_a_word_;
+    meetings().met += met_;
     return violation_;
   }
 
@@ -92,6 +100,16 @@ class Grid {
     }
   }
 
+  // Who worked on a word last, of those that did so by atomic operations.
+  void note_atomic(const void* address) {
+    const uint64_t me = current_->block->number;
+    const auto [last, is_first] = atomics_by_.try_emplace(address, me);
+    if (is_first || last->second == me) return;
+    shared_a_word_ = true;
+    for (const auto& block : resident_) met_ = met_ || block->number == last->second;
+    last->second = me;
+  }
+
   void finish_atomics(Thread& thread) {
     for (const LateAtomic& late : thread.late) late.apply(late.address, late.operand, late.other);
     thread.late.clear();
@@ -109,9 +127,10 @@ class Grid {
 
  private:
   void begin_block() {
-    const uint64_t number = reversed_ ? blocks_left_ - 1 : num_blocks_ - blocks_left_;
+    const uint64_t number = (first_ + (num_blocks_ - blocks_left_) % num_blocks_ * stride_) % num_blocks_;
     --blocks_left_;
     auto block = std::make_unique<Block>();
+    block->number = number;
     block->index = {static_cast<unsigned>(number % gridDim.x), static_cast<unsigned>(number / gridDim.x % gridDim.y),
                     static_cast<unsigned>(number / gridDim.x / gridDim.y)};
     block->threads.resize(static_cast<size_t>(num_threads_));
@@ -242,8 +261,9 @@ class Grid {
   Options options_;
   Random random_;
   Watch watch_{random_};
-  uint32_t order_;  // 0: ascending, 1: descending, else: any
-  bool reversed_;   // the last block first
+  uint32_t order_;           // 0: ascending, 1: descending, else: any
+  size_t window_;            // so many blocks are under way at once
+  uint64_t first_, stride_;  // blocks begin with number first_, then stride_ further, and so on round the grid
   int num_threads_;
   uint64_t num_blocks_;
   uint64_t blocks_left_;
@@ -253,6 +273,8 @@ class Grid {
   Thread* current_ = nullptr;
   Context scheduler_;
   std::string violation_;
+  std::unordered_map<const void*, uint64_t> atomics_by_;
+  bool shared_a_word_ = false, met_ = false;
   static std::vector<std::unique_ptr<Stack>> stacks_;  // kept for the next launch
 };
 
@@ -296,15 +318,12 @@ class FaultHandlers {
 };
 
 std::mutex one_launch_at_a_time;
-uint64_t seed = 1;
 
 }  // namespace
 
 int Block::lanes_of_warp(int warp) const {
   return std::min(kWarp, static_cast<int>(threads.size()) - first_of_warp(warp));
 }
-
-void set_seed(uint64_t value) { seed = value; }
 
 std::string place_of(const Thread& thread) {
   char text[96];
@@ -383,9 +402,11 @@ uint64_t collective(Collective kind, uint32_t mask, uint64_t value, int operand,
 
 uint32_t lanes_of_warp() { return lanes_that_run(*grid->current().block, grid->current().warp()); }
 
-void fence(Fence) {
-  if (grid->watch() != nullptr) grid->watch()->fence(grid->current());
-  grid->finish_atomics(grid->current());
+void fence(Fence kind) {
+  if (kind != Fence::kBlock) {  // which is none for the other blocks
+    if (grid->watch() != nullptr) grid->watch()->fence(grid->current());
+    grid->finish_atomics(grid->current());
+  }
   if (grid->yields() && grid->coin()) grid->give_way();
 }
 
@@ -397,21 +418,29 @@ void check_atomic(void* address, int bytes) {
   }
   const std::string broken = notice(address, static_cast<size_t>(bytes), Access::kAtomicWrite);
   if (!broken.empty()) violation("%s", broken.c_str());
+  const bool is_shared = address >= shared_begin && address < shared_end;
+  if (grid->yields() && !is_shared) grid->note_atomic(address);
 }
 
 }  // namespace
 
-uint64_t atomic(void* address, int bytes, Apply apply, uint64_t operand, uint64_t other) {
+void read_constant(const void* address, int bytes) {
+  const std::string broken = notice(const_cast<void*>(address), static_cast<size_t>(bytes), Access::kConstantRead);
+  if (!broken.empty()) violation("%s", broken.c_str());
+}
+
+uint64_t atomic(void* address, int bytes, Apply apply, uint64_t operand, uint64_t other, Ordering order) {
   check_atomic(address, bytes);
   if (grid->yields() && grid->coin()) grid->give_way();
   Thread& t = grid->current();
+  if (order.releases) grid->finish_atomics(t);
   // What it did to this address before comes first; what it did to others may still wait.
   for (size_t i = 0; i < t.late.size(); ++i) {
     if (t.late[i].address != address) continue;
     t.late[i].apply(address, t.late[i].operand, t.late[i].other);
     t.late.erase(t.late.begin() + static_cast<std::ptrdiff_t>(i--));
   }
-  if (grid->watch() != nullptr) grid->watch()->pass_on(t, reinterpret_cast<uintptr_t>(address));
+  if (grid->watch() != nullptr) grid->watch()->pass_on(t, reinterpret_cast<uintptr_t>(address), order);
   return apply(address, operand, other);
 }
 
@@ -421,7 +450,7 @@ void atomic_without_result(void* address, int bytes, Apply apply, uint64_t opera
     apply(address, operand, other);
     return;
   }
-  if (grid->watch() != nullptr) grid->watch()->pass_on(grid->current(), reinterpret_cast<uintptr_t>(address));
+  if (grid->watch() != nullptr) grid->watch()->pass_on(grid->current(), reinterpret_cast<uintptr_t>(address), {});
   grid->current().late.push_back({address, apply, operand, other});
   if (grid->coin()) grid->give_way();
 }
@@ -430,6 +459,8 @@ bool in_kernel() { return grid != nullptr && grid->running(); }
 
 std::string notice(void* address, size_t bytes, Access access) {
   if (!in_kernel() || grid->watch() == nullptr || grid->current().stack->holds(address)) return {};
+  // What is volatile may change between any two looks at it.
+  if (access == Access::kAtomicRead && grid->coin()) grid->give_way();
   try {
     grid->watch()->access(grid->current(), reinterpret_cast<uintptr_t>(address), bytes, access,
                           reinterpret_cast<uintptr_t>(shared_begin), shared_bytes());
@@ -446,9 +477,10 @@ cudaError_t launch(const cudaLaunchConfig_t& config, void (*thread)(void*), void
       b.z == 0 || b.z > 64 || uint64_t{b.x} * b.y * b.z > 1024 || config.dynamicSmemBytes != 0) {
     return set_error(cudaErrorInvalidConfiguration, "invalid configuration argument");
   }
+  note_stream(config.stream);
   gridDim = g;
   blockDim = b;
-  Grid made(config, thread, context, options(), seed++);
+  Grid made(config, thread, context, options(), next_seed());
   grid = &made;
   std::string broken;
   {

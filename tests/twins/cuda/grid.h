@@ -17,14 +17,15 @@ constexpr int kWarp = 32;
 
 // The order in which threads run, of which a kernel may assume nothing.
 struct Options {
-  int resident_blocks = 1;  // at most so many have begun and not ended
-  bool yields = false;      // threads give way at atomics and fences, and an atomic without a result takes effect late
-  bool watches = false;     // single accesses, which the kernels must be compiled to report
+  // Several blocks are under way at once, how many is drawn for each launch; threads give way at atomics, fences and
+  // volatile accesses, and an atomic without a result takes effect late.
+  bool yields = false;
+  bool watches = false;  // single accesses, which the kernels must be compiled to report
 };
 
-constexpr Options kFast{1, false, false};
-constexpr Options kResident{5, true, false};
-constexpr Options kHooks{5, true, true};
+constexpr Options kFast{false, false};
+constexpr Options kResident{true, false};
+constexpr Options kHooks{true, true};
 
 class Random {
  public:
@@ -75,6 +76,7 @@ struct Thread {
 
 struct Block {
   uint3 index;
+  uint64_t number;
   std::vector<Thread> threads;
   std::vector<int> runnable;
   int running;                          // threads that have not left
@@ -94,6 +96,14 @@ struct Violation {
   std::string what;
 };
 Violation violation_of(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+// Of the launches in which several blocks worked on one word by atomic operations, those in which two of them were
+// under way at once when they did.
+struct Meetings {
+  int64_t launches = 0;
+  int64_t met = 0;
+};
+Meetings& meetings();
 
 // What the running thread does to memory; returns the rule that it breaks, or nothing.
 std::string notice(void* address, size_t bytes, Access access);

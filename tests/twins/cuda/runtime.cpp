@@ -1,4 +1,5 @@
 // The host side of CUDA's runtime, and of the model's control.
+#include <cstdlib>
 #include <cstring>
 
 #include "control.h"
@@ -8,6 +9,13 @@ namespace {
 
 cudaError_t last_error = cudaSuccess;
 std::string last_violation;
+std::vector<cudaStream_t> streams;
+
+uint64_t first_seed() {
+  const char* given = std::getenv("NGRAM_NPU_TWIN_SEED");
+  return given != nullptr ? std::strtoull(given, nullptr, 10) << 32 : 1;
+}
+uint64_t seed = first_seed();
 
 }  // namespace
 
@@ -28,10 +36,32 @@ cudaError_t set_error(cudaError_t error, const std::string& what) {
   return error;
 }
 
+void set_seed(uint64_t value) { seed = value; }
+uint64_t next_seed() { return seed++; }
+
+Meetings& meetings() {
+  static Meetings counted;
+  return counted;
+}
+
+void note_stream(cudaStream_t stream) { streams.push_back(stream); }
+
 }  // namespace twin
 
 const char* ngram_npu_cuda_twin_violation() { return twin::last_violation.c_str(); }
 void ngram_npu_cuda_twin_seed(uint64_t seed) { twin::set_seed(seed); }
+
+void ngram_npu_cuda_twin_meetings(int64_t* launches, int64_t* met) {
+  *launches = twin::meetings().launches;
+  *met = twin::meetings().met;
+}
+
+int64_t ngram_npu_cuda_twin_streams(void** streams, int64_t room) {
+  const auto count = static_cast<int64_t>(twin::streams.size());
+  for (int64_t i = 0; i < count && i < room; ++i) streams[i] = twin::streams[static_cast<size_t>(i)];
+  twin::streams.clear();
+  return count;
+}
 
 void ngram_npu_cuda_twin_allow_races(int32_t allowed) { twin::races_are_allowed() = allowed != 0; }
 void ngram_npu_cuda_twin_forget_tensors() { twin::regions().clear(); }
@@ -69,6 +99,11 @@ cudaError_t cudaGetDevice(int* device) {
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   if (attribute != cudaDevAttrMultiProcessorCount) return twin::set_error(cudaErrorInvalidValue, "unknown attribute");
   *value = 4;
+  return cudaSuccess;
+}
+
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int, size_t) {
+  *blocks = 2;
   return cudaSuccess;
 }
 

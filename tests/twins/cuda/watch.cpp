@@ -17,6 +17,7 @@ const char* verb(Access access) {
   switch (access) {
     case Access::kRead: return "reads";
     case Access::kWrite: return "writes";
+    case Access::kConstantRead: return "reads as constant";
     case Access::kAtomicRead: return "reads (volatile)";
     default: return "changes atomically";
   }
@@ -86,13 +87,11 @@ void Watch::syncwarp(Block& block, int warp, uint32_t lanes) {
   }
 }
 
-void Watch::fence(Thread& t) {
+// All that happened before what the thread does next, its own doings included.
+Known Watch::all_before(Thread& t) {
   BlockWatch& block = t.block->watch;
   ThreadWatch& thread = block.threads[static_cast<size_t>(t.number)];
-  thread.known.join(thread.seen_by_atomics);
-  thread.seen_by_atomics = {};
-  Known& released = thread.released;
-  released.join(thread.known);
+  Known released = thread.known;
   released.join(block.known);
   raise_to(released.blocks[block.id], block.barriers);
   for (uint32_t lane = 0; lane < 32; ++lane) {
@@ -100,13 +99,22 @@ void Watch::fence(Thread& t) {
     raise_to(released.threads[id_of(block.id, static_cast<uint32_t>(t.warp()) * 32 + lane)], thread.lanes[lane]);
   }
   raise_to(released.threads[id_of(block.id, static_cast<uint32_t>(t.number))], thread.time++);
+  return released;
 }
 
-void Watch::pass_on(Thread& t, uintptr_t address) {
+void Watch::fence(Thread& t) {
+  ThreadWatch& thread = t.block->watch.threads[static_cast<size_t>(t.number)];
+  thread.known.join(thread.seen_by_atomics);
+  thread.seen_by_atomics = {};
+  thread.released.join(all_before(t));
+}
+
+void Watch::pass_on(Thread& t, uintptr_t address, Ordering order) {
   ThreadWatch& thread = t.block->watch.threads[static_cast<size_t>(t.number)];
   Known& here = passed_on_[address];
-  thread.seen_by_atomics.join(here);
-  here.join(thread.released);
+  const Known seen = here;
+  here.join(order.releases ? all_before(t) : thread.released);
+  (order.acquires ? thread.known : thread.seen_by_atomics).join(seen);
 }
 
 bool Watch::ordered(const Stamp& before, const Thread& now) {
@@ -125,6 +133,12 @@ bool Watch::ordered(const Stamp& before, const Thread& now) {
 }
 
 void Watch::look_at(Granule& granule, const Stamp& now, const Thread& thread, uintptr_t address, const char* memory) {
+  uint8_t& bytes = writes(now.access) ? granule.written : granule.constant;
+  if (writes(now.access) || now.access == Access::kConstantRead) bytes = static_cast<uint8_t>(bytes | now.bytes);
+  if ((granule.written & granule.constant & now.bytes) != 0) {
+    throw violation_of("%s %s %s memory at %p, which the same launch %s", place_of(thread).c_str(), verb(now.access),
+                       memory, reinterpret_cast<void*>(address), writes(now.access) ? "reads as constant" : "writes");
+  }
   Stamp* room = nullptr;
   for (int i = 0; i < granule.count; ++i) {
     Stamp& before = granule.stamps[static_cast<size_t>(i)];

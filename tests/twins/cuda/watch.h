@@ -3,8 +3,9 @@
 //
 // Two accesses of one byte, not both reads and not both atomic, need an order that does not depend on luck: the same
 // thread; a barrier of their block, or a __syncwarp of their warp, between them; or a fence after the first, an atomic
-// operation, one that comes after it on the same address, and a fence before the second. A barrier before the fence
-// makes it count for the whole block. Shuffles and votes order nothing (CUDA programming guide, warp functions).
+// operation, one that comes after it on the same address, and a fence before the second; or such operations that
+// release and acquire by themselves. A barrier before the fence makes it count for the whole block. Shuffles and votes
+// order nothing (CUDA programming guide, warp functions), nor does a fence that is the block's alone.
 #pragma once
 
 #include <array>
@@ -14,13 +15,16 @@
 #include <unordered_map>
 #include <vector>
 
+#include "twin/model.h"
+
 namespace twin {
 
 struct Block;
 struct Thread;
 class Random;
 
-enum class Access : uint8_t { kRead, kWrite, kAtomicRead, kAtomicWrite };
+// kConstantRead: through a cache that no write reaches.
+enum class Access : uint8_t { kRead, kWrite, kAtomicRead, kAtomicWrite, kConstantRead };
 
 // A tensor of the caller's in the buffer it is a part of. What else lies in the buffer is nobody's business.
 struct Region {
@@ -57,6 +61,7 @@ struct Granule {
   static constexpr int kStamps = 6;
   std::array<Stamp, kStamps> stamps;
   int count = 0;
+  uint8_t written = 0, constant = 0;  // which bytes any thread wrote, or read as constant
 };
 
 struct BlockWatch {
@@ -79,10 +84,11 @@ class Watch {
   // Throws Violation. `shared`: where the block's shared memory begins.
   void access(Thread& thread, uintptr_t address, size_t bytes, Access access, uintptr_t shared, size_t shared_bytes);
   // An atomic operation passes on what its thread released, and learns what others did.
-  void pass_on(Thread& thread, uintptr_t address);
+  void pass_on(Thread& thread, uintptr_t address, Ordering order);
 
  private:
   static bool ordered(const Stamp& before, const Thread& now);
+  static Known all_before(Thread& thread);
   void look_at(Granule& granule, const Stamp& now, const Thread& thread, uintptr_t address, const char* memory);
   void check_bounds(uintptr_t address, size_t bytes, bool writes) const;
 

@@ -68,6 +68,32 @@ TEST_F(CudaTwinWatch, TheLastBlock) {
   with({true, false, true, true})(wrong);
   with({true, true, false, true})(wrong);
   with({true, true, true, false})(right);  // thread 0 alone goes on
+  with({true, true, true, true, false})(wrong);
+}
+
+TEST_F(CudaTwinWatch, TheLastBlockByAnAtomicThatAcquiresAndReleases) {
+  const auto with = [this](auto expect, int order, int scope) {
+    counter_ = 0;
+    expect(last_block_acquires, staging_.data(), &counter_, ints(), order, scope);
+  };
+  const auto right = [](auto... a) { expect_right({5, 64}, a...); };
+  const auto wrong = [](auto... a) { ASSERT_EQ(run({5, 64}, a...), cudaErrorLaunchFailure); };
+  with(right, __NV_ATOMIC_ACQ_REL, __NV_THREAD_SCOPE_DEVICE);
+  with(wrong, __NV_ATOMIC_ACQ_REL, __NV_THREAD_SCOPE_BLOCK);
+  for (const int order : {__NV_ATOMIC_ACQUIRE, __NV_ATOMIC_RELEASE, __NV_ATOMIC_RELAXED}) {
+    with(wrong, order, __NV_THREAD_SCOPE_DEVICE);
+  }
+}
+
+TEST_F(CudaTwinWatch, WhatIsReadAsConstantMayNotBeWritten) {
+  expect_right({2, 1}, constant_and_written, ints(), 3, 4, &staging_[0]);
+  expect_caught("constant", {2, 1}, constant_and_written, ints(), 3, 3, &staging_[0]);
+}
+
+TEST_F(CudaTwinWatch, WhatIsVolatileChanges) {
+  unsigned differed = 0;
+  for (int i = 0; i < 200; ++i) ASSERT_EQ(run({2, 1}, volatile_read_twice, &counter_, &differed), cudaSuccess);
+  EXPECT_GT(differed, 0u);
 }
 
 TEST_F(CudaTwinWatch, AtomicOrNot) {

@@ -41,9 +41,10 @@ void last_block_reads(int* from_all, unsigned* arrived, int* out, LastBlock with
   from_all[blockIdx.x * blockDim.x + threadIdx.x] = 1;
   if (with.barrier) __syncthreads();
   if (threadIdx.x == 0) {
-    if (with.fence_before) __threadfence();
+    const auto fence = [&] { with.of_device ? __threadfence() : __threadfence_block(); };
+    if (with.fence_before) fence();
     last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;
-    if (with.fence_after) __threadfence();
+    if (with.fence_after) fence();
   }
   if (with.barrier_after) {
     __syncthreads();
@@ -54,6 +55,17 @@ void last_block_reads(int* from_all, unsigned* arrived, int* out, LastBlock with
   int sum = 0;
   for (unsigned i = threadIdx.x; i < gridDim.x * blockDim.x; i += blockDim.x) sum += from_all[i];
   out[threadIdx.x] = sum;
+}
+
+void last_block_acquires(int* from_all, unsigned* arrived, int* out, int order, int scope) {
+  __shared__ bool last;
+  from_all[blockIdx.x * blockDim.x + threadIdx.x] = 1;
+  __syncthreads();
+  if (threadIdx.x == 0) last = __nv_atomic_fetch_add(arrived, 1u, order, scope) == gridDim.x - 1;
+  __syncthreads();
+  if (!last) return;
+  out[threadIdx.x] = from_all[threadIdx.x] + from_all[(gridDim.x - 1) * blockDim.x + threadIdx.x];
+  if (threadIdx.x == 0) *arrived = 0;
 }
 
 void same_word_twice(int* out) { *out = 1; }
@@ -73,6 +85,23 @@ void atomic_and_volatile(unsigned* out, unsigned* seen) {
     *seen = *static_cast<volatile unsigned*>(out);
   } else {
     atomicAdd(out, 1u);
+  }
+}
+
+void volatile_read_twice(unsigned* at, unsigned* differed) {
+  const volatile unsigned* shown = at;
+  if (blockIdx.x == 0) {
+    atomicAdd(at, 1u);
+  } else if (*shown != *shown) {
+    atomicAdd(differed, 1u);
+  }
+}
+
+void constant_and_written(int* at, int written, int read, int* out) {
+  if (blockIdx.x == 0) {
+    at[written] = 1;
+  } else {
+    *out = __ldg(at + read);
   }
 }
 

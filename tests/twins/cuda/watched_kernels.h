@@ -14,13 +14,18 @@ __global__ void shuffle_is_no_barrier(int* staging);
 // The last block reads what all wrote. Each flag leaves one thing out.
 struct LastBlock {
   bool barrier = true, fence_before = true, fence_after = true, barrier_after = true;
+  bool of_device = true;  // the fences
 };
 __global__ void last_block_reads(int* from_all, unsigned* arrived, int* out, LastBlock with);
+__global__ void last_block_acquires(int* from_all, unsigned* arrived, int* out, int order, int scope);
 
 __global__ void same_word_twice(int* out);        // two threads, both write
 __global__ void bytes_of_one_word(uint8_t* out);  // two threads, different bytes
 __global__ void atomic_and_plain(unsigned* out);  // a plain read of what others change atomically
 __global__ void atomic_and_volatile(unsigned* out, unsigned* seen);
+__global__ void volatile_read_twice(unsigned* at, unsigned* differed);  // while the other block changes it
+// Two blocks: one writes an item, one reads an item as constant.
+__global__ void constant_and_written(int* at, int written, int read, int* out);
 
 __global__ void reads_unwritten_shared_memory(int* out);
 __global__ void reads_row(const int* at, int index, int* out);

@@ -74,9 +74,10 @@ class Cuda:
         Args:
             live_bytes: what every step has to read; None: it need not.
         """
-        bandwidth, empty = self.copy_bandwidth, self.empty_node_us()
+        bandwidth, empty = max(self.copy_bandwidth, self.read_bandwidth), self.empty_node_us()
         values = {
-            "copy_gb_per_s": bandwidth / 1e9,
+            "copy_gb_per_s": self.copy_bandwidth / 1e9,
+            "read_gb_per_s": self.read_bandwidth / 1e9,
             "empty_node_us": empty,
             "ours_above_empty_us": ours_us - empty,
         }
@@ -94,6 +95,13 @@ class Cuda:
         graph = self._graph([lambda: target.copy_(source)])
         fastest = min(self._time(graph) for _ in range(20))
         return 2 * _COPY_BYTES / fastest * 1e6
+
+    @functools.cached_property
+    def read_bandwidth(self) -> float:
+        """Bytes per second of a large sum, which writes next to nothing."""
+        source = torch.zeros(_COPY_BYTES // 4, dtype=torch.float32, device=self.device)
+        graph = self._graph([source.sum])
+        return _COPY_BYTES / min(self._time(graph) for _ in range(20)) * 1e6
 
     def empty_node_us(self) -> float:
         """A kernel that does nothing, one of a graph's many."""
@@ -129,11 +137,11 @@ class Cuda:
         raise BenchError("the host is slower than the device waits for it: is a debugger at work?")
 
     def _spoil(self) -> None:
-        """Overwrites twice as much as the L2 holds."""
+        """Reads twice as much as the L2 holds: what is written would have to leave it first."""
         if self._spoiler is None:
             size = 2 * torch.cuda.get_device_properties(self.device).L2_cache_size
-            self._spoiler = torch.empty(size, dtype=torch.uint8, device=self.device)
-        self._spoiler.zero_()
+            self._spoiler = torch.zeros(size // 4, dtype=torch.int32, device=self.device)
+        self._spoiler.amax()
 
 
 class Npu:
@@ -190,14 +198,15 @@ def describe(device: str) -> dict[str, Any]:
         "memory_gib": round(found.total_memory / (1 << 30), 1),
         "l2_mib": round(found.L2_cache_size / (1 << 20), 1),
         "compute_capability": f"{found.major}.{found.minor}",
-        "driver": _driver(),
+        "driver": _asked("driver_version"),
+        "clocks_sm_memory_highest": _asked("clocks.sm,clocks.mem,clocks.max.sm"),
         "cuda": torch.version.cuda,
     }
 
 
-def _driver() -> str | None:
-    """The first GPU's, as nvidia-smi reports it; None where it does not."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"]
+def _asked(what: str) -> str | None:
+    """Of the first GPU, as nvidia-smi reports it; None where it does not."""
+    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader", "--id=0"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -3,6 +3,7 @@ on a GPU has no place here."""
 
 from __future__ import annotations
 
+from tools.verify.cuda_mutants.lookups import JOIN, LOOKUP
 from tools.verify.mutant import Mutant
 
 MUTANTS: list[Mutant] = []
@@ -56,9 +57,6 @@ _of(
             "kept_before[thread + 1] = upto;\n  " + _BARRIER,
             "kept_before[thread + 1] = upto;\n",
         ),
-        "the scan takes a lane too few": ("if (lane >= distance)", "if (lane > distance)"),
-        "the scan takes a lane too many": ("if (lane >= distance)", "if (lane >= distance - 1)"),
-        "the scan stops early": ("distance < kWarpSize", "distance < kWarpSize / 2"),
         "a warp adds its own sum": ("warp_sums[warp - 1]", "warp_sums[warp]"),
         "sums of 32 bits": ("int64_t before = 0;", "int32_t before = 0;"),
         "every chunk begins at nothing": ("before = block.kept_before[kThreads];", ""),
@@ -71,6 +69,15 @@ _of(
         "indices of the wrong chunk": ("p.query_start_loc[first + r]", "p.query_start_loc[r]"),
         "requests of the last chunk only": ("first += kThreads", "first += kThreads + 1"),
         "lanes leave gaps": ("n < end; n += kWarpSize", "n < end; n += kThreads"),
+    },
+)
+_of(
+    "prepare_inputs",
+    "launch.cuh",
+    {
+        "the scan takes a lane too few": ("if (lane >= distance)", "if (lane > distance)"),
+        "the scan takes a lane too many": ("if (lane >= distance)", "if (lane >= distance - 1)"),
+        "the scan stops early": ("distance < kWarpSize", "distance < kWarpSize / 2"),
     },
 )
 
@@ -143,16 +150,32 @@ _of(
     "correct_spec_state_",
     "correct_spec_state.cu",
     {
-        "no barrier before the fence": ("bool last;\n" + _BARRIER, "bool last;\n"),
-        "no fence before arriving": ("    __threadfence();\n    last =", "    last ="),
-        "no fence after arriving": ("gridDim.x - 1;\n    __threadfence();\n", "gridDim.x - 1;\n"),
-        "no barrier after arriving": ("  }\n" + _BARRIER + "  return last;", "  }\n  return last;"),
-        "the counter does not wrap": (
-            "atomicInc(arrived, gridDim.x - 1)",
-            "atomicInc(arrived, gridDim.x)",
+        "old counts read as constant": (
+            "held.num_computed[thread] = corrected(p.counts, thread).num_computed;",
+            "held.num_computed[thread] = (__ldg(p.counts.num_computed_tokens + thread), "
+            "corrected(p.counts, thread).num_computed);",
         ),
-        "the first block is taken for the last": ("== gridDim.x - 1;", "== 0;"),
-        "every block settles": ("  return last;", "  return true;"),
+        "offsets are read before they are written": (
+            "p.slots.query_start_loc[0];\n" + _BARRIER,
+            "p.slots.query_start_loc[0];\n",
+        ),
+        "a batch of one more than the block holds": (
+            "p.slots.batch <= kThreads;",
+            "p.slots.batch <= kThreads + 1;",
+        ),
+        "the first offset is not held": (
+            "  if (thread == 0) held.starts[0] = p.slots.query_start_loc[0];\n",
+            "",
+        ),
+        "the wrong request's count": (
+            "held.num_computed[request])",
+            "held.num_computed[0])",
+        ),
+        "the counter is not zeroed": (
+            "  if (gridDim.x > 1 && thread == 0) *static_cast<uint32_t*>(p.workspace) = 0;\n",
+            "",
+        ),
+        "every block settles": ("&held.last)) return;", "&held.last)) {}"),
         "nothing staged": ("  stage_counts(p.counts, i, counts);\n", ""),
         "one request too few": (
             "i < p.counts.batch; i += kThreads",
@@ -168,114 +191,54 @@ _of(
         ),
     },
 )
-
-# Of the operator that is given a workspace, so that what is left in it shows.
-_JOIN = {
-    "all share one workspace": ("(workspace) + blockIdx.x;", "(workspace);"),
-    "no fence before arriving": ("block.best);\n    __threadfence();", "block.best);"),
-    "the shared rank is kept": (
-        "block.best = atomicExch(&shared->best, 0ull);",
-        "block.best = *static_cast<volatile Rank*>(&shared->best);",
-    ),
-    "the counter does not wrap": (
-        "atomicInc(&shared->arrived, groups - 1)",
-        "atomicInc(&shared->arrived, groups)",
-    ),
-}
-_LOOKUP = {
-    "the suffix is read before it is written": (
-        "- 1 - thread];\n    }\n    __syncthreads();",
-        "- 1 - thread];\n    }",
-    ),
-    "the best is read before all reported": (
-        "search.report(&block.best);\n  }\n  __syncthreads();",
-        "search.report(&block.best);\n  }",
-    ),
-    "the best begins with anything": ("if (thread == 0) block.best = 0;", ""),
-    "a suffix of one token less": (
-        "static_cast<int32_t>(options.max_n), tokens.length)",
-        "static_cast<int32_t>(options.max_n) - 1, tokens.length)",
-    ),
-    "a warp's later chunks need not be better": (
-        "need_ = larger(min_n_, best_len() + 1);",
-        "need_ = larger(min_n_, best_len() + 2);",
-    ),
-    "an edge has to be better": (
-        "const int32_t need = larger(min_n_, best_len());",
-        "const int32_t need = larger(min_n_, best_len() + 1);",
-    ),
-    "the newest token matches itself": (
-        "smaller(tokens.in_row, tokens.length - 1)",
-        "smaller(tokens.in_row, tokens.length)",
-    ),
-    "no edge behind the vectors": (
-        "count = head_ + (tokens_.length - 1 - behind)",
-        "count = head_",
-    ),
-    "no edge before the vectors": ("verify(i < head_ ? i :", "verify(i < head_ ? behind :"),
-    "vectors from any address": (
-        "head_ = smaller(ends, -misaligned &",
-        "head_ = smaller(ends, 0 &",
-    ),
-    "vectors beyond the last": ("v < num_vectors_ ? vectors[v] : int4{}", "vectors[v]"),
-    "the vector before the lane's own is the last lane's": (
-        "before == second || lane_ == 0)",
-        "before == second)",
-    ),
-    "the second token of the wrong place": ("(v.z == second) << 3", "(v.w == second) << 3"),
-    "longer than max_n": (
-        "const int32_t limit = smaller(max_n_, end + 1);",
-        "const int32_t limit = end + 1;",
-    ),
-    "before the row's first token": ("if (end + 1 < need || ", "if ("),
-    "the latest as the earliest": ("(latest_ ? num_chunks_ - 1 - chunk : chunk)", "chunk"),
-    "tiles are left out": ("      tile += groups;", "      tile += groups + 1;"),
-    "only the first tile": ("search.look(tile);)", "search.look(tile) && tile < 0;)"),
-    "no edges": ("if (group == 0 && thread", "if (group == 1 && thread"),
-    "places of shorter matches count": (
-        "static_cast<int32_t>(len_of(best_)) == longest ?",
-        "true ?",
-    ),
-    "the rank of the block alone": (
-        "block.best = atomicExch(&shared->best, 0ull);",
-        "atomicExch(&shared->best, 0ull);",
-    ),
-    "no barrier after arriving": (
-        "  __syncthreads();\n  return block.last;",
-        "  return block.last;",
-    ),
-    "drafts beyond the count": ("j < count ? tokens[", "j <= count ? tokens["),
-}
-_of("ngram_propose", "lookup.cuh", _LOOKUP)
-_of("ngram_step_", "lookup.cuh", _JOIN)
 _of(
-    "ngram_propose",
-    "ngram_propose.cu",
+    "correct_spec_state_",
+    "launch.cuh",
     {
-        "the length is read before it is written": (
-            "live_row(p, i);\n  __syncthreads();",
-            "live_row(p, i);",
+        "no barrier before arriving": (
+            "bool* last) {\n  __syncthreads();",
+            "bool* last) {",
         ),
-        "every block drafts": ("block)) return;\n  write_draft", "block)) {}\n  write_draft"),
+        "no barrier after arriving": (
+            "gridDim.x - 1;\n  __syncthreads();",
+            "gridDim.x - 1;",
+        ),
+        "the first block is taken for the last": (
+            "*last = arrive(arrived) == gridDim.x - 1;",
+            "*last = arrive(arrived) == 0;",
+        ),
+        "arrives without releasing": ("__NV_ATOMIC_ACQ_REL", "__NV_ATOMIC_ACQUIRE"),
+        "arrives without acquiring": ("__NV_ATOMIC_ACQ_REL", "__NV_ATOMIC_RELEASE"),
+        "arrives in the block's scope": ("__NV_THREAD_SCOPE_DEVICE", "__NV_THREAD_SCOPE_BLOCK"),
     },
 )
+
+_of("ngram_propose", "lookup.cuh", LOOKUP)
+_of("ngram_step_", "lookup.cuh", JOIN)
 _of(
     "ngram_step_",
     "ngram_step.cu",
     {
-        "lengths grow without being asked to": ("p.advance && a.num_appended", "a.num_appended"),
+        "lengths grow without being asked to": ("!p.advance || p.num", "p.num"),
+        "lengths grow before all have read them": (
+            "    if (thread == 0) {\n      p.next_token_ids[i]",
+            "    if (thread == 0) {\n      settle(i);\n      p.next_token_ids[i]",
+        ),
         "one token too many": ("if (thread < a.num_appended)", "if (thread <= a.num_appended)"),
         "one token too few": ("if (thread < a.num_appended)", "if (thread + 1 < a.num_appended)"),
-        "every block appends": ("block)) return;", "block)) {}"),
+        "a row grows beyond its end": (
+            "appended(p.num_sampled[i], live.length, p.token_ids.capacity);",
+            "p.num_sampled[i];",
+        ),
         "the run is read before it is counted": (
-            "? 0 : run;\n  }\n  __syncthreads();",
-            "? 0 : run;\n  }",
+            "? 0 : run;\n    }\n    __syncthreads();",
+            "? 0 : run;\n    }",
         ),
     },
 )
 _of(
     "ngram_step_",
-    "sampled.cuh",
+    "lookup.cuh",
     {
         "tokens beyond the width": ("k < width && ", ""),
         "the first run only": ("first += kWarpSize)", "first += 2 * kWarpSize)"),

@@ -18,7 +18,8 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 // One copy in a section of its own: the model knows where shared memory lies, and swaps it when it swaps blocks. The
-// compiler heeds this in functions of internal linkage alone: kernels belong into an anonymous namespace.
+// compiler heeds this in functions of internal linkage alone that are no templates: kernels belong into an anonymous
+// namespace, and what a template of kernels shares into a function of its own.
 #define __shared__ static __attribute__((section(NGRAM_TWIN_SHARED_SECTION)))
 
 using cudaStream_t = struct CUstream_st*;

@@ -164,11 +164,30 @@ NGRAM_TWIN_CAS(unsigned)
 NGRAM_TWIN_CAS(unsigned long long)
 #undef NGRAM_TWIN_CAS
 
-// Caches do not exist here: a load is a load.
+// The compiler's own atomics. An order within a block is none for the other blocks, and the model holds it for none.
+enum { __NV_ATOMIC_RELAXED, __NV_ATOMIC_CONSUME, __NV_ATOMIC_ACQUIRE, __NV_ATOMIC_RELEASE, __NV_ATOMIC_ACQ_REL };
+enum { __NV_THREAD_SCOPE_THREAD, __NV_THREAD_SCOPE_BLOCK, __NV_THREAD_SCOPE_CLUSTER, __NV_THREAD_SCOPE_DEVICE };
+
+template <class T>
+T __nv_atomic_fetch_add(T* address, T operand, int order, int scope) {
+  const auto add = [](void* at, uint64_t bits, uint64_t) NGRAM_TWIN_UNWATCHED {
+    T& value = *static_cast<T*>(at);
+    const T old = value;
+    value = static_cast<T>(old + twin::from_bits<T>(bits));
+    return twin::bits_of(old);
+  };
+  const bool counts = scope == __NV_THREAD_SCOPE_DEVICE;
+  const twin::Ordering ordered{counts && (order == __NV_ATOMIC_ACQUIRE || order == __NV_ATOMIC_ACQ_REL),
+                               counts && (order == __NV_ATOMIC_RELEASE || order == __NV_ATOMIC_ACQ_REL)};
+  return twin::from_bits<T>(twin::atomic(address, sizeof(T), add, twin::bits_of(operand), 0, ordered));
+}
+
 template <class T>
 T __ldg(const T* address) {
+  twin::read_constant(address, sizeof(T));
   return *address;
 }
+// Otherwise caches do not exist here: a load is a load.
 template <class T>
 T __ldcg(const T* address) {
   return *address;
@@ -226,6 +245,7 @@ inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
 }
 inline void __nanosleep(unsigned) { twin::fence(twin::Fence::kBlock); }
 inline void __builtin_assume(bool) {}
+inline bool __isGlobal(const void*) { return true; }
 
 // Mixed signs give the unsigned type, as in CUDA.
 #define NGRAM_TWIN_MIN_MAX(R, A, B)                                                                                \

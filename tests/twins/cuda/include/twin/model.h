@@ -49,12 +49,19 @@ int barrier(Barrier kind, int predicate, Site site);
 uint64_t collective(Collective kind, uint32_t mask, uint64_t value, int operand, int width, Site site);
 
 void fence(Fence kind);
+// A read of what no thread of the launch may write, neither before nor after.
+void read_constant(const void* address, int bytes);
 uint32_t lanes_of_warp();  // those that have not left the kernel
 
 // An atomic operation: `apply` changes *address by `operand` (and `other`) and returns what was there. Where the result
 // is not used (`deferrable`) it may take effect later, though not later than the thread's next fence or barrier.
 using Apply = uint64_t (*)(void* address, uint64_t operand, uint64_t other);
-uint64_t atomic(void* address, int bytes, Apply apply, uint64_t operand, uint64_t other);
+// What an atomic operation orders besides, for the whole device.
+struct Ordering {
+  bool acquires = false;
+  bool releases = false;
+};
+uint64_t atomic(void* address, int bytes, Apply apply, uint64_t operand, uint64_t other, Ordering order = {});
 void atomic_without_result(void* address, int bytes, Apply apply, uint64_t operand, uint64_t other);
 
 [[noreturn]] void violation(const char* format, ...) __attribute__((format(printf, 1, 2)));

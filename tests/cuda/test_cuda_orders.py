@@ -1,0 +1,84 @@
+"""Blocks that share a row meet on the twin, in whatever order they begin; and the results are the
+same in each."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from backends import TWIN_BACKENDS, Backend
+from cuda_hooks import HOOKS, watched
+from ops.parity import check_parity
+from opspecs import OPSPECS, OpSpec, Sample, clone_args
+
+RESIDENT = next(b for b in TWIN_BACKENDS if b.name == "cuda_resident")
+JOINING = [OPSPECS[op] for op in ("ngram_propose", "ngram_step_", "correct_spec_state_")]
+LOOKUPS = JOINING[:2]
+SEEDS = (1, 2, 3)
+
+
+def _library(backend: Backend) -> ctypes.CDLL:
+    assert backend.twin is not None
+    return ctypes.CDLL(str(backend.twin.path))
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    yield
+    _library(RESIDENT).ngram_npu_cuda_twin_seed(ctypes.c_uint64(1))
+
+
+def _meetings() -> tuple[int, int]:
+    launches, met = ctypes.c_int64(), ctypes.c_int64()
+    _library(RESIDENT).ngram_npu_cuda_twin_meetings(ctypes.byref(launches), ctypes.byref(met))
+    return launches.value, met.value
+
+
+def _shared_rows(spec: OpSpec) -> list[Sample]:
+    """Those whose requests several blocks work on."""
+    labels = ("few-long", "tile-edges", "workspace", "batch-2049")
+    samples = spec.samples(np.random.default_rng(2026))
+    return [s for s in samples if s.label.startswith(labels) and s.compare]
+
+
+@pytest.mark.parametrize("spec", JOINING, ids=lambda s: s.name)
+def test_blocks_that_share_work_meet(spec: OpSpec) -> None:
+    """A fault in how they do shows only if they do: see csrc/cuda, and the twin's document."""
+    launches, met = _meetings()
+    for sample in _shared_rows(spec):
+        check_parity(spec, RESIDENT, sample)
+    shared, together = (now - then for now, then in zip(_meetings(), (launches, met), strict=True))
+    assert shared >= 4
+    assert together > shared / 2
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("spec", JOINING, ids=lambda s: s.name)
+def test_any_order_gives_the_same(spec: OpSpec, seed: int) -> None:
+    _library(RESIDENT).ngram_npu_cuda_twin_seed(ctypes.c_uint64(seed << 32))
+    for sample in _shared_rows(spec):
+        for _ in range(3):
+            check_parity(spec, RESIDENT, sample)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", LOOKUPS, ids=lambda s: s.name)
+def test_a_dirty_workspace_stays_within_the_tensors(spec: OpSpec) -> None:
+    """With overlap on, a draft may continue behind the occurrence that was found: none of the
+    numbers there may lead out of the row."""
+    backend = watched(spec, HOOKS.path)
+    rng = np.random.default_rng(5)
+    for sample in _shared_rows(spec):
+        if not spec.get(sample.args, "overlap") or spec.get(sample.args, "workspace") is None:
+            continue
+        for number in range(6):
+            args = clone_args(sample.args)
+            memory = spec.get(args, "workspace")
+            memory[:] = rng.integers(-(2**31), 2**31, len(memory))
+            if number % 2:  # ranks that pass for good ones, and counters as they should be
+                memory[2::4] = memory[3::4] = 0
+                memory[1::4] = rng.integers(0, 9, len(memory[1::4]))
+            with backend.selected():
+                backend.call(spec.name, args)

@@ -1,0 +1,72 @@
+// Each operator's launches are all for the stream that the operator was given.
+#include <vector>
+
+#include "core/correct_spec_state.h"
+#include "core/ngram_index_append.h"
+#include "core/ngram_index_reset.h"
+#include "core/ngram_index_step.h"
+#include "core/prepare_input_ids.h"
+#include "core/prepare_inputs.h"
+#include "core/prepare_inputs_padded.h"
+#include "core/prepare_next_token_ids.h"
+#include "launching.h"
+
+using namespace ngram_npu;
+
+namespace {
+
+// Nothing to do, or as little as an operator takes.
+int32_t out[8];
+void outputs_of(NgramProposeParams& p) {
+  p.batch = 1;
+  p.num_draft_tokens = out;
+  p.match_len = out + 1;
+}
+void outputs_of(NgramStepParams& p) {
+  p.batch = 1;
+  p.num_draft_tokens = out;
+  p.match_len = out + 1;
+  p.sampled_token_ids.data = out;
+  p.next_token_ids = out + 2;
+  p.num_sampled = out + 3;
+}
+void outputs_of(NgramIndexProposeParams& p) { outputs_of(p.propose); }
+void outputs_of(NgramIndexStepParams& p) { outputs_of(p.step); }
+void outputs_of(NgramIndexAppendParams& p) { p.batch = 1; }
+void outputs_of(NgramIndexResetParams& p) { p.count = 1; }
+void outputs_of(PrepareInputsParams& p) { p.query_start_loc_out = out; }
+void outputs_of(CorrectSpecStateParams& p) { p.slots.query_start_loc = out; }
+template <class Params>
+void outputs_of(Params&) {}
+
+template <class Params>
+void expect_one_stream(int32_t (*op)(const Params*, void*)) {
+  Params params{};
+  outputs_of(params);
+  void* streams[8];
+  ngram_npu_cuda_twin_streams(nullptr, 0);
+  ASSERT_EQ(op(&params, &params), kOk) << ngram_npu_cuda_twin_violation();
+  const int64_t count = ngram_npu_cuda_twin_streams(streams, 8);
+  ASSERT_GE(count, 1);
+  for (int64_t i = 0; i < count; ++i) EXPECT_EQ(streams[i], &params) << "launch " << i;
+}
+
+}  // namespace
+
+#define NGRAM_NPU_TEST_STREAM(op, Params)                                     \
+  extern "C" int32_t ngram_npu_cuda_##op(const Params* params, void* stream); \
+  TEST(CudaTwinOperators, op##OnItsStream) { expect_one_stream(ngram_npu_cuda_##op); }
+
+NGRAM_NPU_TEST_STREAM(prepare_next_token_ids, PrepareNextTokenIdsParams)
+NGRAM_NPU_TEST_STREAM(prepare_inputs_padded, PrepareInputsPaddedParams)
+NGRAM_NPU_TEST_STREAM(prepare_inputs, PrepareInputsParams)
+NGRAM_NPU_TEST_STREAM(prepare_input_ids_, PrepareInputIdsParams)
+NGRAM_NPU_TEST_STREAM(correct_num_computed_tokens_, CorrectNumComputedTokensParams)
+NGRAM_NPU_TEST_STREAM(compute_slot_mapping_, ComputeSlotMappingParams)
+NGRAM_NPU_TEST_STREAM(correct_spec_state_, CorrectSpecStateParams)
+NGRAM_NPU_TEST_STREAM(ngram_propose, NgramProposeParams)
+NGRAM_NPU_TEST_STREAM(ngram_step_, NgramStepParams)
+NGRAM_NPU_TEST_STREAM(ngram_index_append_, NgramIndexAppendParams)
+NGRAM_NPU_TEST_STREAM(ngram_index_propose_, NgramIndexProposeParams)
+NGRAM_NPU_TEST_STREAM(ngram_index_reset_, NgramIndexResetParams)
+NGRAM_NPU_TEST_STREAM(ngram_index_step_, NgramIndexStepParams)

@@ -1,0 +1,183 @@
+"""What the lookup's inner loop is made of, read from the machine code for one architecture.
+
+    python -m tools.cuda_sass [--write]
+
+Compiles the lookups' kernels for sm_90 (no GPU is needed), disassembles them with nvdisasm (of the
+toolkit, or the package nvidia-cuda-nvdisasm) and compares with csrc/cuda/sass.json: the loop over
+the tiles of a row may take as many instructions as recorded and no more than the limit, and the
+tokens have to be read by loads of global memory, 16 bytes each. ``--write`` records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.cuda_resources import ROOT, SOURCES, compiler_version
+
+RECORD = SOURCES / "sass.json"
+ARCHITECTURE = "sm_90"
+KERNELS = ("ngram_propose", "ngram_step")
+LIMIT = 115
+"""Instructions of a warp for a tile of four vectors a thread in which nothing is found."""
+TILE_LOADS = 4
+
+_INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\d) )?\s*([A-Z][\w.]*)([^;]*);")
+_LABEL = re.compile(r"^(\.L_\w+):")
+_TARGET = re.compile(r"`\((\.L_\w+)\)")
+_ENDS = ("EXIT", "BRA", "RET", "BRX", "KILL")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    name: str
+    predicated: bool
+    target: str
+
+
+@dataclass
+class Code:
+    """A kernel's instructions, and where its labels point."""
+
+    instructions: list[Instruction]
+    labels: dict[str, int]
+
+    def following(self, at: int) -> list[int]:
+        one = self.instructions[at]
+        ends = one.name.split(".")[0] in _ENDS and not one.predicated
+        next_ones = [] if ends else [at + 1]
+        if one.name.startswith("BRA") and one.target in self.labels:
+            next_ones.append(self.labels[one.target])
+        return [n for n in next_ones if n < len(self.instructions)]
+
+
+def parse(text: str) -> Code:
+    code = Code([], {})
+    for line in text.splitlines():
+        if label := _LABEL.match(line):
+            code.labels[label.group(1)] = len(code.instructions)
+        elif match := _INSTRUCTION.match(line):
+            _, predicate, name, operands = match.groups()
+            target = _TARGET.search(operands)
+            # A branch may have its predicate among its operands.
+            conditional = bool(predicate) or bool(
+                name == "BRA" and re.match(r"\s*!?U?P\d", operands)
+            )
+            code.instructions.append(
+                Instruction(name, conditional, target.group(1) if target else "")
+            )
+    return code
+
+
+def shortest_loop(code: Code, through: int) -> int:
+    """How many instructions the shortest way from one instruction back to it takes; 0: none."""
+    best: dict[int, int] = {}
+    queue = [(1, n) for n in code.following(through)]
+    while queue:
+        length, at = heapq.heappop(queue)
+        if at == through:
+            return length
+        if best.get(at, length + 1) <= length:
+            continue
+        best[at] = length
+        for n in code.following(at):
+            heapq.heappush(queue, (length + 1, n))
+    return 0
+
+
+def measure(text: str) -> dict[str, int]:
+    """
+    Returns:
+        Instructions of the loop that loads a tile, and how many loads the kernel has of which kind.
+    """
+    code = parse(text)
+    names = [i.name for i in code.instructions]
+    wide = [at for at, name in enumerate(names) if name.startswith("LDG.E.128")]
+    loops = {at: shortest_loop(code, at) for at in wide}
+    # A tile's loads are all in one loop, which is inside another, over the requests.
+    by_length = Counter(length for length in loops.values() if length)
+    length, loads = min(
+        (item for item in by_length.items() if item[1] >= TILE_LOADS), default=(0, 0)
+    )
+    return {
+        "instructions_per_tile": length,
+        "loads_per_tile": loads,
+        "global_loads": sum(name.startswith("LDG") for name in names),
+        "generic_loads": sum(name in ("LD", "LD.E") or name.startswith("LD.E.") for name in names),
+        "local_accesses": sum(name.startswith(("LDL", "STL")) for name in names),
+        "instructions": len(names),
+    }
+
+
+def problems(measured: dict[str, dict[str, int]], recorded: dict[str, dict[str, int]]) -> list[str]:
+    """Why the kernels cannot pass; what is recorded binds where it is not empty."""
+    found = []
+    for kernel, now in measured.items():
+        most = recorded.get(kernel, {}).get("instructions_per_tile", LIMIT)
+        if not 0 < now["instructions_per_tile"] <= min(most, LIMIT):
+            found.append(
+                f"{kernel}: {now['instructions_per_tile']} instructions a tile, expected at most "
+                f"{min(most, LIMIT)}"
+            )
+        if now["loads_per_tile"] != TILE_LOADS:
+            found.append(f"{kernel}: {now['loads_per_tile']} loads a tile, expected {TILE_LOADS}")
+        found += [
+            f"{kernel}: {now[what]} {what.replace('_', ' ')}, expected none"
+            for what in ("generic_loads", "local_accesses")
+            if now[what]
+        ]
+    found += [f"{kernel}: not recorded" for kernel in measured.keys() - recorded.keys()]
+    return found
+
+
+def disassembler() -> str | None:
+    if on_path := shutil.which("nvdisasm"):
+        return on_path
+    places = [Path(place) / "nvidia" for place in sys.path]
+    return next((str(f) for p in places for f in p.glob("*/bin/nvdisasm")), None)
+
+
+def _disassembled(nvcc: str, nvdisasm: str, kernel: str) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = f"{folder}/{kernel}.cubin"
+        source = SOURCES / f"{kernel}.cu"
+        compiled = (f"-arch={ARCHITECTURE}", "-std=c++17", "-O3", f"-I{ROOT / 'csrc'}", "-cubin")
+        subprocess.run([nvcc, *compiled, str(source), "-o", cubin], check=True)
+        done = subprocess.run([nvdisasm, "-c", cubin], check=True, capture_output=True, text=True)
+        return done.stdout
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="record what was measured")
+    arguments = parser.parse_args(argv)
+    nvcc, nvdisasm = shutil.which("nvcc"), disassembler()
+    if nvcc is None or nvdisasm is None:
+        missing = "nvcc" if nvcc is None else "nvdisasm (pip install nvidia-cuda-nvdisasm)"
+        sys.stderr.write(f"cuda_sass: {missing} is not installed\n")
+        return 2
+    measured = {kernel: measure(_disassembled(nvcc, nvdisasm, kernel)) for kernel in KERNELS}
+    compiler = compiler_version(nvcc)
+    if arguments.write:
+        record = {"compiler": compiler, "architecture": ARCHITECTURE, "kernels": measured}
+        RECORD.write_text(json.dumps(record, indent=2) + "\n")
+    recorded = json.loads(RECORD.read_text())
+    # Another compiler has the limit alone to keep.
+    known = recorded["kernels"] if recorded["compiler"] == compiler else {k: {} for k in KERNELS}
+    found = problems(measured, known)
+    sys.stdout.write("\n".join([*found, f"{len(measured)} kernels, {len(found)} problems"]) + "\n")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
