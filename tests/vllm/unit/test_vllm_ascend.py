@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -168,28 +168,6 @@ def test_an_empty_batch() -> None:
         assert [tuple(r.shape) for r in got] == [(0,), (0, 3), (0,), (0,)]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_the_two_steps_of_vllm_s_own_runner(seed: int) -> None:
-    given = _batch(seed)
-    expected, rows = _expected(given, 100)
-    drafter = _drafter()
-    batch = SimpleNamespace(num_reqs=9, vocab_size=100)
-    following, counts, valid = drafter.update_token_ids_ngram(
-        given["sampled_token_ids"],
-        batch,
-        given["token_ids"],
-        given["num_tokens_no_spec"],
-        given["discard_request_mask"],
-    )
-    assert valid[given["discard_request_mask"]].eq(-1).all()
-    drafts, num_drafts = drafter.propose(
-        3, given["num_tokens_no_spec"], given["token_ids"], valid, counts
-    )
-    got = [following.tolist(), drafts.tolist(), num_drafts.tolist(), counts.tolist()]
-    assert got == expected
-    assert np.array_equal(given["token_ids"].numpy(), rows)
-
-
 def test_no_call_of_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of CUDA, and nothing that waits, in a step."""
 
@@ -202,12 +180,6 @@ def test_no_call_of_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.Tensor, name, forbidden)
     given = _batch(2)
     ascend.triton_ngram_spec_decode(**given, vocab_size=100, min_n=2, max_n=4, k=3)
-    drafter = _drafter()
-    sampled = given["sampled_token_ids"]
-    rest = (given["token_ids"], given["num_tokens_no_spec"], given["discard_request_mask"])
-    batch = SimpleNamespace(num_reqs=9, vocab_size=100)
-    _, counts, valid = drafter.update_token_ids_ngram(sampled, batch, *rest)
-    drafter.propose(3, rest[1], rest[0], valid, counts)
 
 
 def test_as_the_runner_makes_and_warms_it() -> None:
