@@ -271,6 +271,48 @@ def test_a_runner_that_is_there_already(package: Package) -> None:
     assert runner.AscendNgramProposerNPU is ascend.AscendNgramProposerNPU
 
 
+# What the plugin looks at, in the releases of the guide's table: names and parameters, no more.
+BEFORE = """
+class NgramProposer:
+    def __init__(self, vllm_config, device, runner): ...
+    def load_model(self, *args, **kwargs): ...
+    def dummy_run(
+        self, num_tokens, with_prefill=None, skip_attn=None, num_reqs=None,
+        num_tokens_across_dp=None, aclgraph_runtime_mode=None, batch_descriptor=None,
+    ): ...
+def get_spec_decode_method(method, vllm_config, device, runner):
+    return NgramProposer(vllm_config, device, runner)
+"""
+RELEASES = {
+    "before v0.24.0rc": (BEFORE, "from vllm_ascend.spec_decode import get_spec_decode_method"),
+    "v0.24.0rc to v0.25.1": (FACTORY, RUNNER.replace(LAUNCHER, "")),
+    "v0.26.0rc, main of August 2026": (FACTORY, RUNNER),
+}
+V2 = "any, with its V2 runner"  # raises by itself; the plugin waits for a module that never comes
+
+
+def _table() -> dict[str, list[str]]:
+    guide = Path(__file__).parents[3] / "docs/guides/ascend.md"
+    _, _, table = guide.read_text(encoding="utf-8").partition("| vLLM-Ascend | `ngram` |")
+    rows = [line.strip("|").split("|") for line in table.split("\n\n")[0].splitlines()[2:]]
+    return {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows}
+
+
+def test_the_guide_has_these_releases() -> None:
+    assert list(_table()) == [*RELEASES, V2]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_what_the_guide_says_of_a_release(package: Package, release: str) -> None:
+    package(*RELEASES[release])
+    plugin.install()
+    runner = _runner()
+    of_both = ((ascend_plugin.HOST,), (ascend_plugin.DEVICE, ascend_plugin.LAUNCHER))
+    for names, says in zip(of_both, _table()[release], strict=True):
+        served = [getattr(runner, name, None) is getattr(ascend, name) for name in names]
+        assert served == [says == "served"] * len(names), says
+
+
 @pytest.mark.parametrize(
     ("change", "method", "doubt"),
     [
