@@ -19,9 +19,9 @@ class RequestPass {
         seq_lens_(pipe, per_pass),
         discard_(pipe, per_pass) {}
 
-  __aicore__ inline void load(const CorrectSpecStateParams& p, int64_t first, int64_t count) {
+  __aicore__ inline void load(const CorrectSpecStateParams& p, int64_t first, int64_t most) {
     first_ = first;
-    count_ = larger<int64_t>(count, 0);
+    count_ = smaller(most, p.num_seq_lens - first);
     requests_ = larger<int64_t>(smaller(count_, p.counts.batch - first), 0);
     corrector_.load(p.counts, first, requests_);
   }
@@ -69,20 +69,17 @@ __aicore__ inline void correct_all(const CorrectSpecStateParams& p, const BatchT
   if (p.discard != nullptr) requests.num_tokens.load();
   int64_t first_entry = first_item(tiling.requests);
   for (int64_t first = first_item(share); first < tokens || first_entry < p.num_seq_lens;) {
-    const int64_t entries =
-        first_entry < p.num_seq_lens ? smaller(tiling.requests.per_pass, p.num_seq_lens - first_entry) : 0;
     const int64_t begin_token = smaller(first, tokens);
     order<AscendC::HardEvent::S_MTE2>();
-    requests.load(p, smaller(first_entry, p.num_seq_lens), entries);
+    requests.load(p, smaller(first_entry, p.num_seq_lens), tiling.requests.per_pass);
     positions.load(p.positions, p.slots.num_positions, begin_token, share.per_pass);
     slots.load(mapping, p.slots.num_slots, begin_token, share.per_pass);
     order<AscendC::HardEvent::MTE2_S>();
     requests.correct(p, counts, staged);
     staged.blocks.clear();
     const int64_t begin = first_request(staged.query_start_loc, p.slots.batch, begin_token);
-    const int64_t end_token = begin_token + share.per_pass;
     int64_t end = begin;
-    for (; begin_token < tokens && end < p.slots.batch && staged.query_start_loc[end] < end_token; ++end) {
+    for (; end < p.slots.batch && staged.query_start_loc[end] < smaller(begin_token + share.per_pass, tokens); ++end) {
       const TokenRange own = positions.within(tokens_of(staged.query_start_loc, end, p.slots.num_positions));
       if (own.begin < own.end) {
         const int32_t num_computed = corrected(counts, end).num_computed;
@@ -100,8 +97,8 @@ __aicore__ inline void correct_all(const CorrectSpecStateParams& p, const BatchT
     positions.store(p.positions);
     slots.store(mapping);
     order<AscendC::HardEvent::MTE3_S>();
-    first = first < tokens ? first + items_between(share) : first;
-    first_entry = first_entry < p.num_seq_lens ? first_entry + items_between(tiling.requests) : first_entry;
+    if (first < tokens) first += items_between(share);
+    if (first_entry < p.num_seq_lens) first_entry += items_between(tiling.requests);
   }
 }
 
@@ -114,10 +111,9 @@ extern "C" __global__ __aicore__ void ngram_npu_correct_spec_state(NgramNpuLaunc
   KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
   const auto p = read_as<CorrectSpecStateParams>(args.params);
   const auto tiling = read_as<BatchTiling>(args.tiling);
-  const auto waiting = Gm<int32_t>(args.workspace);
   if (p.slots.slot_bytes == 8) {
-    correct_all<int64_t>(p, tiling, waiting);
+    correct_all<int64_t>(p, tiling, Gm<int32_t>(args.workspace));
   } else {
-    correct_all<int32_t>(p, tiling, waiting);
+    correct_all<int32_t>(p, tiling, Gm<int32_t>(args.workspace));
   }
 }
