@@ -161,7 +161,7 @@ $(TORCH_NPU)/.ready: $(VENV)/.ready
 launch: twins $(TORCH_NPU)/.ready
 	$(PY) tests/ascend/stand_ins.py $(TORCH_NPU)/torch_npu $(BUILD)/cann
 	$(call build,twins,-DNGRAM_NPU_ASCENDC=ON -DASCEND_HOME_PATH=$(abspath $(BUILD)/cann) -DSOC_VERSION=Ascend910B3 \
-	  -DPython_EXECUTABLE=$(abspath $(PY)) -DNGRAM_NPU_TORCH_NPU=$(abspath $(TORCH_NPU)/torch_npu),ngram_npu_launch)
+	  -DPython_EXECUTABLE=$(abspath $(PY)) -DNGRAM_NPU_TORCH_NPU=$(abspath $(TORCH_NPU)/torch_npu))
 	rm -rf $(BUILD)/launch && cmake --install $(BUILD)/twins --prefix $(BUILD)/launch >/dev/null
 
 # The index with small pages against the rescan, and the store whose scopes see nothing of each other, on whatever

@@ -28,7 +28,7 @@ NEEDED = {
     "libngram_npu_cpu.so": RUNTIME | {"ld-linux-x86-64.so.2"},
     "libngram_npu_cuda.so": RUNTIME | {"ld-linux-x86-64.so.2", "librt.so.1"},
     "libngram_npu_launch.so": RUNTIME
-    | {"libngram_npu_ascendc.so", "libascendcl.so", "libtorch_npu.so", "libc10.so"}
+    | {"libascendcl.so", "libtorch_npu.so", "libc10.so"}
     | {"ld-linux-x86-64.so.2"},
     "_C": RUNTIME | {"libngram_npu_cpu.so", "ld-linux-x86-64.so.2"},
 }

@@ -4,27 +4,31 @@
 
 namespace ngram_npu::ascendc {
 
-// Cores share the tokens rather than the requests, because one request may have most of them; each looks through all
-// requests for those that reach into its window.
+// Cores share the tokens rather than the requests, because one request may have most of them.
 template <class Slot>
 __aicore__ inline void map_tokens(const ComputeSlotMappingParams& p, const Shares& share) {
   const auto mapping = (Gm<Slot>)p.slot_mapping;
   const auto given = (Gm<int64_t>)p.positions;  // a window may be written back; this one is not
   AscendC::TPipe pipe;
+  StagedSlots staged(pipe, p, share.per_pass);
   Window<int64_t> positions(pipe, share.per_pass);
   Window<Slot> slots(pipe, share.per_pass);
-  Sequence query_start_loc(pipe, p.query_start_loc, p.batch + 1);
+  staged.load();
   for (int64_t first = first_item(share); first < p.num_slots; first += items_between(share)) {
     order<AscendC::HardEvent::S_MTE2>();
     positions.load(given, p.num_positions, first, share.per_pass);
     slots.load(mapping, p.num_slots, first, share.per_pass);
-    if (!query_start_loc.has(0)) query_start_loc.load(0);
     order<AscendC::HardEvent::MTE2_S>();
-    for (int64_t i = 0; i < p.batch; ++i) {
-      query_start_loc.reach(i);
-      map_request(p, i, query_start_loc, positions, slots);
+    staged.blocks.clear();
+    const int64_t begin = first_request(staged.query_start_loc, p.batch, first);
+    int64_t end = begin;
+    for (; end < p.batch && staged.query_start_loc[end] < slots.end(); ++end) {
+      ask_for_blocks(p, end, staged, positions, slots);
     }
-    pad_rest(p, slots);
+    order<AscendC::HardEvent::MTE2_S>();
+    int64_t next = 0;
+    for (int64_t i = begin; i < end; ++i) map_request(p, i, staged, next, positions, slots);
+    pad_rest(p, staged, slots);
     order<AscendC::HardEvent::S_MTE3>();
     slots.store(mapping);
     order<AscendC::HardEvent::MTE3_S>();

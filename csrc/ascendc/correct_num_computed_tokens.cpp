@@ -10,9 +10,18 @@ extern "C" __global__ __aicore__ void ngram_npu_correct_num_computed_tokens(Ngra
   const auto p = read_as<CorrectNumComputedTokensParams>(args.params);
   const Shares share = read_as<BatchTiling>(args.tiling).requests;
   AscendC::TPipe pipe;
+  StagedCounts counts(pipe, p);
   CountCorrector corrector(pipe, share.per_pass);
+  counts.load();
   for (int64_t first = first_item(share); first < p.batch; first += items_between(share)) {
-    corrector.correct(p, Gm<int32_t>(args.workspace), first, smaller(share.per_pass, p.batch - first));
+    const int64_t count = smaller(share.per_pass, p.batch - first);
+    order<AscendC::HardEvent::S_MTE2>();
+    corrector.load(p, first, count);
+    order<AscendC::HardEvent::MTE2_S>();
+    corrector.correct(counts, first, count);
+    order<AscendC::HardEvent::S_MTE3>();
+    corrector.store(p, Gm<int32_t>(args.workspace), first, count);
+    order<AscendC::HardEvent::MTE3_S>();
   }
 }
 

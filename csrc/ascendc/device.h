@@ -19,7 +19,8 @@ __aicore__ inline T read_as(const uint64_t (&from)[words]) {
     uint64_t copy[words];
     T value;
   } both;
-  for (int32_t i = 0; i < words; ++i) both.copy[i] = from[i];
+  constexpr int32_t used = (sizeof(T) + sizeof(uint64_t) - 1) / sizeof(uint64_t);
+  for (int32_t i = 0; i < used; ++i) both.copy[i] = from[i];
   return both.value;
 }
 
@@ -76,39 +77,90 @@ class Local {
   }
 
  private:
-  AscendC::TBuf<AscendC::TPosition::VECCALC> buffer_;
+  AscendC::TBuf<AscendC::TPosition::VECIN>
+      buffer_;  // at VECCALC the 910B documents no copies from and to global memory
   AscendC::LocalTensor<T> tensor_;
 };
 
-// An array that scalars go through from front to back, a stretch of it at a time in the unified buffer: every core goes
-// through all requests, and scalar loads from global memory would wait for each line of the cache.
-class Sequence {
+// Items [first, first + count) of an array, in the unified buffer and under their own numbers there.
+template <class T>
+class Part {
  public:
-  __aicore__ inline Sequence(AscendC::TPipe& pipe, Gm<const int32_t> array, int64_t size)
-      : array_(array), size_(size), stretch_(pipe, kStretch) {}
+  __aicore__ inline Part(AscendC::TPipe& pipe, Gm<const T> array, int64_t capacity)
+      : array_(array), items_(pipe, larger<int64_t>(capacity, 1)) {}
 
-  // Whether items i and i + 1, where there are such, can be read.
-  __aicore__ inline bool has(int64_t i) const {
-    return first_ <= i && (i + 1 < first_ + kStretch || first_ + kStretch >= size_);
-  }
-  // Those from `first` on; the caller orders the copy.
-  __aicore__ inline void load(int64_t first) {
+  __aicore__ inline void load(int64_t first, int64_t count) {
     first_ = first;
-    stretch_.load(0, array_ + first, smaller(kStretch, size_ - first));
+    items_.load(0, array_ + first, count);
   }
-  __aicore__ inline void reach(int64_t i) {
-    if (has(i)) return;
-    order<AscendC::HardEvent::S_MTE2>();
-    load(i);
-    order<AscendC::HardEvent::MTE2_S>();
-  }
-  __aicore__ inline int32_t operator[](int64_t i) const { return stretch_.get(i - first_); }
+  __aicore__ inline T operator[](int64_t i) const { return items_.get(i - first_); }
 
  private:
-  const Gm<const int32_t> array_;
-  const int64_t size_;
-  Local<int32_t> stretch_;
-  int64_t first_ = INT64_MAX;
+  const Gm<const T> array_;
+  Local<T> items_;
+  int64_t first_ = 0;
+};
+
+// An array that scalars index anywhere: all of it in the unified buffer, or where it is too long for that, read from
+// global memory, a wait for each line of the cache.
+template <class T>
+class Whole {
+ public:
+  __aicore__ inline Whole(AscendC::TPipe& pipe, Gm<const T> array, int64_t size)
+      : array_(array), staged_(size <= kWhole ? size : 0), part_(pipe, array, staged_) {}
+
+  __aicore__ inline void load() { part_.load(0, staged_); }
+  __aicore__ inline T operator[](int64_t i) const { return staged_ > 0 ? part_[i] : array_[i]; }
+
+ private:
+  const Gm<const T> array_;
+  const int64_t staged_;
+  Part<T> part_;
+};
+
+// The same of an IndexArray.
+class WholeIndices {
+ public:
+  __aicore__ inline WholeIndices(AscendC::TPipe& pipe, const IndexArray& indices, int64_t size)
+      : bytes_(indices.bytes),
+        narrow_(pipe, static_cast<Gm<const int32_t>>(indices.data), bytes_ == 4 ? size : 0),
+        wide_(pipe, static_cast<Gm<const int64_t>>(indices.data), bytes_ == 8 ? size : 0) {}
+
+  __aicore__ inline void load() {
+    narrow_.load();
+    wide_.load();
+  }
+  __aicore__ inline int64_t operator[](int64_t i) const {
+    if (bytes_ == 0) return i;
+    return bytes_ == 8 ? wide_[i] : narrow_[i];
+  }
+
+ private:
+  const int32_t bytes_;
+  Whole<int32_t> narrow_;
+  Whole<int64_t> wide_;
+};
+
+// Single values from anywhere in global memory: asked for one after the other, waited for together. What is asked for
+// beyond the capacity, which only offsets in disorder do, is not there: any other value takes its place.
+class Asked {
+ public:
+  __aicore__ inline Asked(AscendC::TPipe& pipe, int64_t capacity)
+      : capacity_(capacity), places_(pipe, capacity * kPlace) {}
+
+  __aicore__ inline void ask(Gm<const int32_t> value) {
+    if (count_ == capacity_) return;
+    places_.load(count_ * kPlace, value, 1);
+    ++count_;
+  }
+  __aicore__ inline int32_t operator[](int64_t n) const { return places_.get(smaller(n, count_ - 1) * kPlace); }
+  __aicore__ inline void clear() { count_ = 0; }
+
+ private:
+  static constexpr int64_t kPlace = 8;  // 32 bytes
+  const int64_t capacity_;
+  Local<int32_t> places_;
+  int64_t count_ = 0;
 };
 
 }  // namespace ngram_npu::ascendc

@@ -19,6 +19,8 @@ namespace ngram_npu::ascendc {
 struct Machine {
   int64_t vector_cores;
   int64_t ub_bytes;  // unified buffer of one core
+  // Items that are worth a core: cores that write a few bytes each write to one line of 512, one after the other.
+  int64_t least_items = 32;
 };
 
 // What a kernel may not use of the unified buffer: the runtime's own 8 KB, and 256 bytes of slack.
@@ -69,21 +71,31 @@ LaunchPlan plan_with(const Params& params, const Tiling& tiling) {
 
 // Neighbours may share a 32-byte unit of memory: copies write exactly their bytes.
 inline Shares deal_out(int64_t items, const Machine& machine, int64_t max_per_pass) {
+  if (machine.vector_cores < 1) return {};
   const int64_t even = (items + machine.vector_cores - 1) / machine.vector_cores;
-  const int64_t per_pass = smaller(larger<int64_t>(even, 1), max_per_pass);
+  const int64_t per_pass = smaller(larger(even, machine.least_items), max_per_pass);
   return {per_pass, smaller(machine.vector_cores, (items + per_pass - 1) / per_pass)};
 }
 
 // Items a core of a bookkeeping kernel stages at a time, at most: what any unified buffer has room for.
 constexpr int64_t kMaxPerPass = 1024;
 
-constexpr int64_t kStretchBytes = kStretch * int64_t{sizeof(int32_t)};
+// And tokens whose blocks it asks for.
+constexpr int64_t kMaxSlotsPerPass = 512;
 
-// One launch, one item a request, `bytes` of the unified buffer an item.
+// What arrays of these sizes take in the unified buffer, as Whole in device.h has them.
+inline int64_t whole_bytes(int64_t size, int64_t item_bytes) {
+  constexpr int64_t kUnit = 32;
+  return size <= kWhole ? (size * item_bytes + kUnit - 1) / kUnit * kUnit + kUnit : kUnit;
+}
+inline int64_t whole_bytes(const IndexArray& indices, int64_t size) { return whole_bytes(size, indices.bytes) + 32; }
+
+// One launch, one item a request, `bytes` of the unified buffer an item, so many items a pass at most.
 template <class Params>
-LaunchPlan plan_requests(const Params& p, const Machine& machine, int64_t bytes, Kernel kernel) {
-  if (!can_run(machine, kMaxPerPass * bytes)) return {};
-  const Shares requests = deal_out(p.batch, machine, kMaxPerPass);
+LaunchPlan plan_requests(const Params& p, const Machine& machine, int64_t bytes, int64_t max_per_pass, Kernel kernel) {
+  constexpr int64_t kRoundedUp = 8 * 32;  // of the arrays that the bytes are in
+  const Shares requests = deal_out(p.batch, machine, max_per_pass);
+  if (!can_run(machine, requests.per_pass * bytes + kRoundedUp)) return {};
   LaunchPlan plan = plan_with(p, requests);
   plan.add(kernel, requests.cores);
   return plan;

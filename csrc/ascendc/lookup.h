@@ -1,4 +1,4 @@
-// The lookup of ngram_propose and ngram_step_, in two launches. How and why: docs/design/ascendc.md.
+// The lookup of ngram_propose and ngram_step_, in one launch or two. How and why: docs/design/ascendc.md.
 //
 // Vectors cannot compare tokens at an offset. So each token of the suffix is compared with the tile as it lies, which
 // gives a bit per position, and what was found so far moves by one bit:
@@ -44,41 +44,67 @@ template <class Params>
 class Tiles {
  public:
   __aicore__ inline Tiles(const Params& params, const LookupTiling& tiling)
-      : p_(params), tiling_(tiling), item_(AscendC::GetBlockIdx() - tiling.cores) {}
+      : p_(params),
+        tiling_(tiling),
+        backwards_(params.lookup.match_policy == kLatest),
+        pass_(first_item(tiling.items)),
+        item_(pass_ - 1) {}
 
   __aicore__ inline Tile next() {
-    if (end_ >= item_end_ && !enter_next_item()) return {row_, -1, 0, 0, true};
-    if (end_ == item_end_) return {row_, item_, end_, 0, true};
-    const int64_t base = larger<int64_t>(end_ - kHalo, 0);
-    end_ = smaller(end_ + tile_ends_, item_end_);
-    return {row_, item_, base, end_ - base, end_ >= item_end_};
+    if (left_ <= 0 && !enter_next_item()) return {row_, -1, 0, 0, true};
+    if (left_ <= 0) return {row_, item_, 0, 0, true};
+    --left_;
+    const int64_t begin = begin_ + (backwards_ ? left_ : tiles_ - 1 - left_) * tile_ends_;
+    const int64_t base = larger<int64_t>(begin - kHalo, 0);
+    return {row_, item_, base, smaller(begin + tile_ends_, end_) - base, left_ == 0};
+  }
+
+  // No more tiles of this item.
+  __aicore__ inline void leave(int64_t item) {
+    if (item == item_) left_ = 0;
   }
 
  private:
+  __aicore__ static inline int64_t divided(int64_t ends, int64_t parts) {
+    return ((ends + parts - 1) / parts + kTileStep - 1) / kTileStep * kTileStep;
+  }
+
   __aicore__ inline bool enter_next_item() {
-    item_ += tiling_.cores;
-    if (item_ >= p_.batch * tiling_.spans) return false;
+    const int64_t items = p_.batch * tiling_.spans;
+    if (pass_ >= items || ++item_ >= items) return false;
+    if (item_ == pass_ + tiling_.items.per_pass) {
+      item_ = pass_ += items_between(tiling_.items);
+      if (item_ >= items) return false;
+    }
     const int64_t i = item_ / tiling_.spans;
     row_ = grown_row(p_, i);
-    // The last token ends only the suffix itself. Turned by i: short rows' first spans go to different cores.
+    // The last token ends only the suffix itself. The ends are counted from kHalo before the first, so that tiles begin
+    // where they should. Turned by i: short rows' first spans go to different cores.
     const int64_t ends = larger<int64_t>(row_.length - 1, 0);
-    const int64_t span = larger(kMinSpan, (ends + tiling_.spans - 1) / tiling_.spans);
-    end_ = smaller(ends, (item_ + i) % tiling_.spans * span);
-    item_end_ = smaller(ends, end_ + span);
+    const int64_t span = larger(kMinSpan, divided(ends + kHalo, tiling_.spans));
+    begin_ = (item_ + i) % tiling_.spans * span - kHalo;
+    end_ = smaller(ends, begin_ + span);
     // Equal tiles: a small one at the end would not hide the wait for the next.
-    const int64_t most = tiling_.tile_tokens - kHalo;
-    const int64_t tiles = larger<int64_t>((item_end_ - end_ + most - 1) / most, 1);
-    tile_ends_ = (item_end_ - end_ + tiles - 1) / tiles;
+    const int64_t most = (tiling_.tile_tokens - kHalo) / kTileStep * kTileStep;
+    const int64_t size = ends > 0 ? end_ - begin_ : 0;
+    tiles_ = left_ = size > 0 ? (size + most - 1) / most : 0;
+    tile_ends_ = divided(size, larger<int64_t>(tiles_, 1));
+    if (tiles_ > 0) tiles_ = left_ = (size + tile_ends_ - 1) / tile_ends_;
     return true;
   }
 
   const Params& p_;
   const LookupTiling& tiling_;
+  const bool backwards_;  // the better ends come first, so that the first longest match ends the search
   GrownRow row_{};
+  int64_t pass_;  // its first item
   int64_t item_;
-  int64_t end_ = 0;  // of this item, the first end that no tile has had yet
-  int64_t item_end_ = 0;
+  // Of this item: its ends, its tiles, and how many of them are to come.
+  int64_t begin_ = 0;
+  int64_t end_ = 0;
+  int64_t tiles_ = 0;
   int64_t tile_ends_ = 0;
+  int64_t left_ = 0;
 };
 
 // Loads tiles into a few buffers in turn and searches them.
@@ -96,13 +122,17 @@ class Searcher {
         scratch_(pipe, words_),
         best_(pipe, kBlock) {
     pipe.InitBuffer(tiles_, kTileBuffers, static_cast<uint32_t>(tile_tokens * int64_t{sizeof(int32_t)}));
+  }
+
+  // What the searches need; for when the first loads are on their way.
+  __aicore__ inline void prepare() {
     // Byte offsets of each word, and the words' ranks: the word that wins has the highest.
     const auto offsets = following_.tensor().ReinterpretCast<int32_t>();
     AscendC::CreateVecIndex(offsets, 0, words_);
     AscendC::Muls(offsets, offsets, kWordBytes, words_);
     const auto& ranks = ranks_.tensor();
     AscendC::CreateVecIndex(ranks, 1.0f, words_);
-    if (options.match_policy == kEarliest) {
+    if (options_.match_policy == kEarliest) {
       AscendC::Muls(ranks, ranks, -1.0f, words_);
       AscendC::Adds(ranks, ranks, static_cast<float>(words_ + 1), words_);
     }
@@ -115,11 +145,16 @@ class Searcher {
     if (count > 0) {
       AscendC::GlobalTensor<int32_t> global;
       global.SetGlobalBuffer((Gm<int32_t>)(tile.row.tokens + tile.base), static_cast<uint64_t>(count));
-      const auto filling = static_cast<uint8_t>(up_to(count, kBlock) - count);
-      AscendC::DataCopyPad(tokens, global, one_block<int32_t>(count),
-                           AscendC::DataCopyPadExtParams<int32_t>(true, 0, filling, filler(tile)));
+      AscendC::DataCopyPad(tokens, global, one_block<int32_t>(count), AscendC::DataCopyPadExtParams<int32_t>());
     }
     tiles_.EnQue(tokens);
+  }
+
+  // The tile that was loaded longest ago is not needed.
+  __aicore__ inline void drop(const Tile& tile) {
+    if (tile.count == 0) return;
+    auto tokens = tiles_.DeQue<int32_t>();
+    tiles_.FreeTensor(tokens);
   }
 
   // The best match in the tile that was loaded longest ago; ends in its halo may come out shorter than they are.
@@ -130,12 +165,14 @@ class Searcher {
     const auto words = static_cast<int32_t>(up_to(tile.count, kTileUnit) / kWord);
     int64_t len = 0;
     int64_t winner = -1;
-    while (len < options_.max_n) {
-      mark_starts(tokens, tile.row[tile.row.length - (len + 1)], len + 1, words);
-      const int64_t word = winning_word(starts_[(len + 1) % 2].tensor(), words);
+    const int64_t max_n = smaller(options_.max_n, tile.row.length - 1);
+    for (int64_t n = 1; n <= max_n; ++n) {
+      mark_starts(tokens, tile.row[tile.row.length - n], n, words);
+      if (n < options_.min_n) continue;  // too short to be of use, whether there is one or not
+      const int64_t word = winning_word(starts_[n % 2].tensor(), words);
       if (word < 0) break;
       winner = word;
-      ++len;
+      len = n;
     }
     tiles_.FreeTensor(tokens);
     if (len == 0) return {-1, 0};
@@ -154,19 +191,19 @@ class Searcher {
   __aicore__ static inline int64_t in_memory(const Tile& tile) {
     return smaller(larger<int64_t>(tile.row.written - tile.base, 0), tile.count);
   }
-  // What no match can end with.
-  __aicore__ static inline int32_t filler(const Tile& tile) { return ~tile.row[tile.row.length - 1]; }
-
-  // Behind the tokens from memory: fills up what the vectors will read, and puts the sampled tokens in.
+  // Behind the tokens from memory: puts the sampled tokens in, and fills up what the vectors will read with what no
+  // match can end with. Not before the copy is on its way, since the row's last token is a load that may have to wait.
   __aicore__ inline void complete(const Tile& tile, const AscendC::LocalTensor<int32_t>& tokens) {
     const int64_t loaded = in_memory(tile);
     const auto first = static_cast<int32_t>(up_to(loaded, kBlock));
     const auto fill = static_cast<int32_t>(up_to(tile.count, kTileUnit)) - first;
-    if (fill > 0) AscendC::Duplicate(tokens[first], filler(tile), fill);
-    if (loaded == tile.count) return;
+    if (loaded == tile.count && loaded == first && fill == 0) return;
+    const int32_t filler = ~tile.row[tile.row.length - 1];
+    if (fill > 0) AscendC::Duplicate(tokens[first], filler, fill);
+    if (loaded == tile.count && loaded == first) return;
     order<AscendC::HardEvent::V_S>();
-    for (int64_t i = loaded; i < tile.count; ++i) {
-      tokens.SetValue(static_cast<uint32_t>(i), tile.row[tile.base + i]);
+    for (int64_t i = loaded; i < larger<int64_t>(tile.count, first); ++i) {
+      tokens.SetValue(static_cast<uint32_t>(i), i < tile.count ? tile.row[tile.base + i] : filler);
     }
     order<AscendC::HardEvent::S_V>();
   }
@@ -215,60 +252,79 @@ class Searcher {
   Local<float> ranks_, flags_, scratch_, best_;
 };
 
-// Launch 1: leaves the best match of each item in its place of the workspace.
-template <class Params>
-__aicore__ inline void search_items(const NgramNpuLaunchArgs& args) {
-  const auto p = read_as<Params>(args.params);
-  const auto tiling = read_as<LookupTiling>(args.tiling);
-  const auto matches = Gm<int32_t>(args.workspace);
-  AscendC::TPipe pipe;
+// Searches the items of this core and calls found(item, its best match) for each.
+template <class Params, class Found>
+__aicore__ inline void search_items(AscendC::TPipe& pipe, const Params& p, const LookupTiling& tiling, Found& found) {
   Searcher searcher(pipe, tiling.tile_tokens, p.lookup);
-  Local<int32_t> match(pipe, kMatchInts);
-  for (int64_t j = 0; j < kMatchInts; ++j) match.set(j, 0);
   Tiles<Params> tiles(p, tiling);
   Occurrence best{-1, 0};
+  int64_t done = -1;  // the item that has its longest match; some of its tiles may be on their way still
   Tile queue[kTileBuffers];
   for (int64_t t = 0; t < kTileBuffers - 1; ++t) searcher.load(queue[t] = tiles.next());
+  searcher.prepare();
   for (int64_t t = 0; queue[t % kTileBuffers].item >= 0; ++t) {
     searcher.load(queue[(t + kTileBuffers - 1) % kTileBuffers] = tiles.next());
     const Tile& tile = queue[t % kTileBuffers];
-    const Occurrence found = searcher.search(tile);
-    if (better(found, best, p.lookup.match_policy)) best = found;
-    if (!tile.last_of_item) continue;
-    order<AscendC::HardEvent::MTE3_S>();
-    match.set(0, static_cast<int32_t>(best.len));
-    match.set(1, static_cast<int32_t>(best.end));
-    order<AscendC::HardEvent::S_MTE3>();
-    match.store(0, matches + tile.item * kMatchInts, kMatchInts);
+    if (tile.item == done) {
+      searcher.drop(tile);
+      continue;
+    }
+    const Occurrence here = searcher.search(tile);
+    if (better(here, best, p.lookup.match_policy)) best = here;
+    if (best.len == p.lookup.max_n) {
+      tiles.leave(done = tile.item);
+    } else if (!tile.last_of_item) {
+      continue;
+    }
+    found(tile.item, best);
     best = {-1, 0};
   }
 }
 
-// Launch 2: from the matches of a pass of requests to their drafts.
-class Drafter {
+// Of two launches the first: leaves the best match of each item in its place of the workspace.
+class Matches {
  public:
-  __aicore__ inline Drafter(AscendC::TPipe& pipe, const LookupTiling& tiling, const LookupOptions& options)
-      : options_(options),
-        match_ints_(tiling.spans * kMatchInts),
-        matches_(pipe, tiling.requests.per_pass * match_ints_),
-        drafts_(pipe, tiling.requests.per_pass * options.k),
-        num_drafts_(pipe, tiling.requests.per_pass),
-        match_lens_(pipe, tiling.requests.per_pass) {}
+  __aicore__ inline Matches(AscendC::TPipe& pipe, uint64_t workspace)
+      : match_(pipe, kMatchInts), matches_(Gm<int32_t>(workspace)) {}
 
-  __aicore__ inline void load(uint64_t workspace, int64_t first, int64_t count) {
-    order<AscendC::HardEvent::S_MTE2>();
-    matches_.load(0, Gm<const int32_t>(workspace) + first * match_ints_, count * match_ints_);
-    order<AscendC::HardEvent::MTE2_S>();
+  __aicore__ inline void operator()(int64_t item, const Occurrence& best) {
+    order<AscendC::HardEvent::MTE3_S>();
+    match_.set(0, static_cast<int32_t>(best.len));
+    match_.set(1, static_cast<int32_t>(best.end));
+    for (int64_t j = 2; j < kMatchInts; ++j) match_.set(j, 0);
+    order<AscendC::HardEvent::S_MTE3>();
+    match_.store(0, matches_ + item * kMatchInts, kMatchInts);
   }
 
+ private:
+  Local<int32_t> match_;
+  const Gm<int32_t> matches_;
+};
+
+template <class Params>
+__aicore__ inline void search_into_workspace(const NgramNpuLaunchArgs& args) {
+  const auto p = read_as<Params>(args.params);
+  const auto tiling = read_as<LookupTiling>(args.tiling);
+  AscendC::TPipe pipe;
+  Matches matches(pipe, args.workspace);
+  search_items(pipe, p, tiling, matches);
+}
+
+// From the best matches of a pass of requests to their drafts.
+class Drafter {
+ public:
+  __aicore__ inline Drafter(AscendC::TPipe& pipe, int64_t per_pass, const LookupOptions& options)
+      : options_(options),
+        drafts_(pipe, per_pass * options.k),
+        num_drafts_(pipe, per_pass),
+        match_lens_(pipe, per_pass) {}
+
   // Request j of the pass.
-  __aicore__ inline void draft(int64_t j, const GrownRow& row) {
-    Occurrence found{-1, 0};
-    for (int64_t at = j * match_ints_; at < (j + 1) * match_ints_; at += kMatchInts) {
-      const Occurrence candidate{matches_.get(at + 1), matches_.get(at)};
-      if (candidate.end + 1 >= row.length) continue;  // found in a row that another request has changed meanwhile
-      if (candidate.len >= options_.min_n && better(candidate, found, options_.match_policy)) found = candidate;
-    }
+  template <class Best>
+  __aicore__ inline void draft(int64_t j, const GrownRow& row, const Best& best) {
+    Occurrence found = best(j, row);
+    // Too short, or found in a row that another request has changed meanwhile.
+    if (found.len < options_.min_n || found.end + 1 >= row.length) found = {-1, 0};
     const int64_t count = num_drafts(found, row.length, options_);
     for (int64_t d = 0; d < options_.k; ++d) {
       drafts_.set(j * options_.k + d, d < count ? row[draft_source(found.end, row.length, d)] : kNoToken);
@@ -286,8 +342,87 @@ class Drafter {
 
  private:
   const LookupOptions options_;
-  const int64_t match_ints_;
-  Local<int32_t> matches_, drafts_, num_drafts_, match_lens_;
+  Local<int32_t> drafts_, num_drafts_, match_lens_;
 };
+
+// Of two launches the second: the best of each row's pieces.
+class FoundPieces {
+ public:
+  __aicore__ inline FoundPieces(AscendC::TPipe& pipe, const LookupTiling& tiling, int32_t match_policy)
+      : match_policy_(match_policy),
+        match_ints_(tiling.spans * kMatchInts),
+        matches_(pipe, tiling.requests.per_pass * match_ints_) {}
+
+  __aicore__ inline void load(uint64_t workspace, int64_t first, int64_t count) {
+    order<AscendC::HardEvent::S_MTE2>();
+    matches_.load(0, Gm<const int32_t>(workspace) + first * match_ints_, count * match_ints_);
+    order<AscendC::HardEvent::MTE2_S>();
+  }
+
+  // Of request j of the pass.
+  __aicore__ inline Occurrence operator()(int64_t j, const GrownRow& row) const {
+    Occurrence found{-1, 0};
+    for (int64_t at = j * match_ints_; at < (j + 1) * match_ints_; at += kMatchInts) {
+      const Occurrence candidate{matches_.get(at + 1), matches_.get(at)};
+      if (candidate.end + 1 >= row.length) continue;  // as in Drafter
+      if (better(candidate, found, match_policy_)) found = candidate;
+    }
+    return found;
+  }
+
+ private:
+  const int32_t match_policy_;
+  const int64_t match_ints_;
+  Local<int32_t> matches_;
+};
+
+// One launch: a row is one core's, which drafts as soon as it has searched it. Results gives it a pass to write to:
+// add(p, i, j, best) for request i, the pass's j-th, of which best(j, row) is the best match; store(p, first, count).
+template <class Params, class Results>
+class DraftEach {
+ public:
+  __aicore__ inline DraftEach(const Params& p, const Shares& share, Results& results)
+      : p_(p), share_(share), results_(results), first_(first_item(share)) {}
+
+  __aicore__ inline void operator()(int64_t i, const Occurrence& best) {
+    results_.add(p_, i, i - first_, [&best](int64_t, const GrownRow&) { return best; });
+    const int64_t count = smaller(share_.per_pass, p_.batch - first_);
+    if (i + 1 < first_ + count) return;
+    results_.store(p_, first_, count);
+    first_ += items_between(share_);
+  }
+
+ private:
+  const Params& p_;
+  const Shares& share_;
+  Results& results_;
+  int64_t first_;
+};
+
+template <class Params, class Results>
+__aicore__ inline void search_and_draft(const NgramNpuLaunchArgs& args) {
+  const auto p = read_as<Params>(args.params);
+  const auto tiling = read_as<LookupTiling>(args.tiling);
+  AscendC::TPipe pipe;
+  Results results(pipe, tiling.requests.per_pass, p.lookup);
+  DraftEach<Params, Results> each(p, tiling.requests, results);
+  search_items(pipe, p, tiling, each);
+}
+
+template <class Params, class Results>
+__aicore__ inline void draft_from_workspace(const NgramNpuLaunchArgs& args) {
+  const auto p = read_as<Params>(args.params);
+  const auto tiling = read_as<LookupTiling>(args.tiling);
+  const Shares& share = tiling.requests;
+  AscendC::TPipe pipe;
+  FoundPieces pieces(pipe, tiling, p.lookup.match_policy);
+  Results results(pipe, share.per_pass, p.lookup);
+  for (int64_t first = first_item(share); first < p.batch; first += items_between(share)) {
+    const int64_t count = smaller(share.per_pass, p.batch - first);
+    pieces.load(args.workspace, first, count);
+    for (int64_t j = 0; j < count; ++j) results.add(p, first + j, j, pieces);
+    results.store(p, first, count);
+  }
+}
 
 }  // namespace ngram_npu::ascendc

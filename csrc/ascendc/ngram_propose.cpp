@@ -11,29 +11,41 @@ __aicore__ inline GrownRow grown_row(const NgramProposeParams& p, int64_t i) {
   return {p.token_ids[live.row], live.length, nullptr, live.length};
 }
 
+class ProposeResults {
+ public:
+  __aicore__ inline ProposeResults(AscendC::TPipe& pipe, int64_t per_pass, const LookupOptions& options)
+      : drafter_(pipe, per_pass, options) {}
+
+  template <class Best>
+  __aicore__ inline void add(const NgramProposeParams& p, int64_t i, int64_t j, const Best& best) {
+    drafter_.draft(j, grown_row(p, i), best);
+  }
+  __aicore__ inline void store(const NgramProposeParams& p, int64_t first, int64_t count) {
+    order<AscendC::HardEvent::S_MTE3>();
+    drafter_.store(p, first, count);
+    order<AscendC::HardEvent::MTE3_S>();
+  }
+
+ private:
+  Drafter drafter_;
+};
+
 }  // namespace ngram_npu::ascendc
 
 using namespace ngram_npu;
 using namespace ngram_npu::ascendc;
 
+extern "C" __global__ __aicore__ void ngram_npu_ngram_propose(NgramNpuLaunchArgs args) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+  search_and_draft<NgramProposeParams, ProposeResults>(args);
+}
+
 extern "C" __global__ __aicore__ void ngram_npu_ngram_propose_search(NgramNpuLaunchArgs args) {
   KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  search_items<NgramProposeParams>(args);
+  search_into_workspace<NgramProposeParams>(args);
 }
 
 extern "C" __global__ __aicore__ void ngram_npu_ngram_propose_draft(NgramNpuLaunchArgs args) {
   KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  const auto p = read_as<NgramProposeParams>(args.params);
-  const auto tiling = read_as<LookupTiling>(args.tiling);
-  const Shares& share = tiling.requests;
-  AscendC::TPipe pipe;
-  Drafter drafter(pipe, tiling, p.lookup);
-  for (int64_t first = first_item(share); first < p.batch; first += items_between(share)) {
-    const int64_t count = smaller(share.per_pass, p.batch - first);
-    drafter.load(args.workspace, first, count);
-    for (int64_t j = 0; j < count; ++j) drafter.draft(j, grown_row(p, first + j));
-    order<AscendC::HardEvent::S_MTE3>();
-    drafter.store(p, first, count);
-    order<AscendC::HardEvent::MTE3_S>();
-  }
+  draft_from_workspace<NgramProposeParams, ProposeResults>(args);
 }

@@ -4,7 +4,7 @@
 
 namespace ngram_npu::ascendc {
 
-// Launch 1 leaves the rows as they are and looks up what they will be; launch 2 appends.
+// A row is looked up as it will be, and appended to once that is done.
 __aicore__ inline GrownRow grown_row(const NgramStepParams& p, int64_t i, const Accepted& a) {
   const int64_t length = a.old_length + a.num_appended;
   if (!drafts(a) || !may_draft(length, p.token_ids.capacity, p.lookup)) return {};
@@ -34,40 +34,52 @@ class Appender {
   Local<int32_t> tokens_, lengths_;
 };
 
+class StepResults {
+ public:
+  __aicore__ inline StepResults(AscendC::TPipe& pipe, int64_t per_pass, const LookupOptions& options)
+      : drafter_(pipe, per_pass, options),
+        appender_(pipe, per_pass),
+        next_tokens_(pipe, per_pass),
+        num_sampled_(pipe, per_pass) {}
+
+  template <class Best>
+  __aicore__ inline void add(const NgramStepParams& p, int64_t i, int64_t j, const Best& best) {
+    const Accepted a = accept(p, i);
+    next_tokens_.set(j, a.next_token);
+    num_sampled_.set(j, static_cast<int32_t>(a.num_sampled));
+    drafter_.draft(j, grown_row(p, i, a), best);
+    appender_.append(p, i, j, a);
+  }
+  __aicore__ inline void store(const NgramStepParams& p, int64_t first, int64_t count) {
+    order<AscendC::HardEvent::S_MTE3>();
+    next_tokens_.store(0, p.next_token_ids + first, count);
+    num_sampled_.store(0, p.num_sampled + first, count);
+    drafter_.store(p, first, count);
+    order<AscendC::HardEvent::MTE3_S>();
+  }
+
+ private:
+  Drafter drafter_;
+  Appender appender_;
+  Local<int32_t> next_tokens_, num_sampled_;
+};
+
 }  // namespace ngram_npu::ascendc
 
 using namespace ngram_npu;
 using namespace ngram_npu::ascendc;
 
+extern "C" __global__ __aicore__ void ngram_npu_ngram_step(NgramNpuLaunchArgs args) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+  search_and_draft<NgramStepParams, StepResults>(args);
+}
+
 extern "C" __global__ __aicore__ void ngram_npu_ngram_step_search(NgramNpuLaunchArgs args) {
   KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  search_items<NgramStepParams>(args);
+  search_into_workspace<NgramStepParams>(args);
 }
 
 extern "C" __global__ __aicore__ void ngram_npu_ngram_step_draft(NgramNpuLaunchArgs args) {
   KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  const auto p = read_as<NgramStepParams>(args.params);
-  const auto tiling = read_as<LookupTiling>(args.tiling);
-  const Shares& share = tiling.requests;
-  AscendC::TPipe pipe;
-  Drafter drafter(pipe, tiling, p.lookup);
-  Appender appender(pipe, share.per_pass);
-  Local<int32_t> next_tokens(pipe, share.per_pass);
-  Local<int32_t> num_sampled(pipe, share.per_pass);
-  for (int64_t first = first_item(share); first < p.batch; first += items_between(share)) {
-    const int64_t count = smaller(share.per_pass, p.batch - first);
-    drafter.load(args.workspace, first, count);
-    for (int64_t j = 0; j < count; ++j) {
-      const Accepted a = accept(p, first + j);
-      next_tokens.set(j, a.next_token);
-      num_sampled.set(j, static_cast<int32_t>(a.num_sampled));
-      drafter.draft(j, grown_row(p, first + j, a));
-      appender.append(p, first + j, j, a);
-    }
-    order<AscendC::HardEvent::S_MTE3>();
-    next_tokens.store(0, p.next_token_ids + first, count);
-    num_sampled.store(0, p.num_sampled + first, count);
-    drafter.store(p, first, count);
-    order<AscendC::HardEvent::MTE3_S>();
-  }
+  draft_from_workspace<NgramStepParams, StepResults>(args);
 }

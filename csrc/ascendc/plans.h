@@ -17,7 +17,7 @@
 
 namespace ngram_npu::ascendc {
 
-// What a core of launch 1 keeps: tokens; words of bits and of floats, by the names they have in Searcher; a match.
+// What a core keeps to search: tokens; words of bits and of floats, by the names they have in Searcher; a match.
 constexpr int64_t search_ub_bytes(int64_t tile_tokens) {
   constexpr int64_t kBlock = 32;
   const int64_t words = tile_tokens / 32 * 4;
@@ -27,59 +27,89 @@ constexpr int64_t search_ub_bytes(int64_t tile_tokens) {
   return tiles + starts_moved_carry_following + ranks_flags_scratch_best + kMatchInts * 4;
 }
 
-// And of launch 2, for ngram_step_, which needs more: eight arrays, each rounded up to 32 bytes.
+// And to draft, for ngram_step_, which needs more: eight arrays, each rounded up to 32 bytes.
 constexpr int64_t draft_ub_bytes(int64_t per_pass, int64_t spans, int64_t k) {
   return per_pass * 4 * (spans * kMatchInts + k + 4 + kTokenPlace + kLengthPlace) + 8 * 32;
 }
 
-// `spans` 0: the machine cannot carry it out.
-inline LookupTiling lookup_tiling(int64_t batch, int64_t capacity, int64_t k, const Machine& machine) {
-  constexpr int64_t kTileTokens = 8192;  // 32 KB a copy
-  constexpr int64_t kItemsPerCore = 4;   // evens out rows of different lengths
+// The most requests a pass whose drafts take at most so many bytes; no cores where there are none.
+inline Shares draft_shares(int64_t batch, int64_t spans, int64_t k, Machine machine, int64_t other_bytes) {
   constexpr int64_t kMaxRequests = 32;
-  if (!can_run(machine, search_ub_bytes(kTileUnit + kHalo))) return {};
-  LookupTiling t{};
-  t.tile_tokens = kTileTokens;
-  while (!can_run(machine, search_ub_bytes(t.tile_tokens))) t.tile_tokens /= 2;
-  const int64_t most = smaller(machine.vector_cores, larger<int64_t>((capacity + kMinSpan - 1) / kMinSpan, 1));
-  t.spans = smaller((kItemsPerCore * machine.vector_cores + batch - 1) / larger<int64_t>(batch, 1), most);
-  t.cores = smaller(machine.vector_cores, batch * t.spans);
-  for (int64_t most_requests = kMaxRequests; most_requests > 0; most_requests /= 2) {
-    t.requests = deal_out(batch, machine, most_requests);
-    if (can_run(machine, draft_ub_bytes(t.requests.per_pass, t.spans, k))) return t;
+  machine.least_items = 1;  // one is worth a core: its row has to be read
+  for (int64_t most = kMaxRequests; most > 0; most /= 2) {
+    const Shares shares = deal_out(batch, machine, most);
+    if (can_run(machine, other_bytes + draft_ub_bytes(shares.per_pass, spans, k))) return shares;
   }
   return {};
 }
 
+// `spans` 0: the machine cannot carry it out.
+inline LookupTiling lookup_tiling(int64_t batch, int64_t capacity, int64_t k, const Machine& machine) {
+  constexpr int64_t kTileTokens = 8448;  // 33 KB a copy; with the halo, a row of n * 8192 has n tiles
+  constexpr int64_t kItemsPerCore = 2;   // evens out rows of different lengths; each costs its first loads
+  if (!can_run(machine, search_ub_bytes(kTileUnit))) return {};
+  LookupTiling t{};
+  t.tile_tokens = kTileTokens;
+  while (!can_run(machine, search_ub_bytes(t.tile_tokens))) t.tile_tokens = t.tile_tokens / 2 / kTileUnit * kTileUnit;
+  const int64_t most = smaller(machine.vector_cores, larger<int64_t>((capacity + kMinSpan - 1) / kMinSpan, 1));
+  t.spans = smaller((kItemsPerCore * machine.vector_cores + batch - 1) / larger<int64_t>(batch, 1), most);
+  if (t.spans == 1 || capacity <= t.tile_tokens - 2 * kHalo) {
+    t.requests = draft_shares(batch, 0, k, machine, search_ub_bytes(t.tile_tokens));
+    if (t.requests.per_pass > 0) {
+      t.launches = t.spans = 1;
+      t.items = t.requests;
+      return t;
+    }
+  }
+  t.launches = 2;
+  t.items = {1, smaller(machine.vector_cores, batch * t.spans)};
+  t.requests = draft_shares(batch, t.spans, k, machine, 0);
+  return t.requests.per_pass > 0 ? t : LookupTiling{};
+}
+
+struct LookupKernels {
+  Kernel alone, search, draft;
+};
+
 template <class Params>
-LaunchPlan plan_lookup(const Params& p, const Machine& machine, Kernel search, Kernel draft) {
+LaunchPlan plan_lookup(const Params& p, const Machine& machine, const LookupKernels& kernels) {
   const LookupTiling tiling = lookup_tiling(p.batch, p.token_ids.capacity, p.lookup.k, machine);
   if (tiling.spans == 0) return {};
   LaunchPlan plan = plan_with(p, tiling);
+  if (tiling.launches == 1) {
+    plan.add(kernels.alone, tiling.items.cores);
+    return plan;
+  }
   plan.workspace_bytes = p.batch * tiling.spans * kMatchInts * int64_t{sizeof(int32_t)};
-  plan.add(search, tiling.cores);
-  plan.add(draft, tiling.requests.cores);
+  plan.add(kernels.search, tiling.items.cores);
+  plan.add(kernels.draft, tiling.requests.cores);
   return plan;
 }
 
 inline LaunchPlan plan(const NgramProposeParams& p, const Machine& machine) {
-  return plan_lookup(p, machine, Kernel::ngram_npu_ngram_propose_search, Kernel::ngram_npu_ngram_propose_draft);
+  return plan_lookup(
+      p, machine,
+      {Kernel::ngram_npu_ngram_propose, Kernel::ngram_npu_ngram_propose_search, Kernel::ngram_npu_ngram_propose_draft});
 }
 
 inline LaunchPlan plan(const NgramStepParams& p, const Machine& machine) {
-  return plan_lookup(p, machine, Kernel::ngram_npu_ngram_step_search, Kernel::ngram_npu_ngram_step_draft);
+  return plan_lookup(
+      p, machine,
+      {Kernel::ngram_npu_ngram_step, Kernel::ngram_npu_ngram_step_search, Kernel::ngram_npu_ngram_step_draft});
 }
 
 inline LaunchPlan plan(const PrepareNextTokenIdsParams& p, const Machine& machine) {
-  return plan_requests(p, machine, 2 * int64_t{sizeof(int32_t)}, Kernel::ngram_npu_prepare_next_token_ids);
+  constexpr int64_t kRequestInts = kTokenPlace + 3;  // sampled tokens; discard, both results
+  return plan_requests(p, machine, kRequestInts * int64_t{sizeof(int32_t)}, 64,
+                       Kernel::ngram_npu_prepare_next_token_ids);
 }
 
 inline LaunchPlan plan(const PrepareInputsPaddedParams& p, const Machine& machine) {
-  return plan_requests(p, machine, 2 * int64_t{sizeof(int32_t)}, Kernel::ngram_npu_prepare_inputs_padded);
+  return plan_requests(p, machine, 5 * int64_t{sizeof(int32_t)}, kMaxPerPass, Kernel::ngram_npu_prepare_inputs_padded);
 }
 
 inline LaunchPlan plan(const PrepareInputsParams& p, const Machine& machine) {
-  if (!can_run(machine, kMaxPerPass * 3 * int64_t{sizeof(int32_t)} + 2 * kStretchBytes)) return {};
+  if (!can_run(machine, (kMaxPerPass * 4 + kStretch * 3) * int64_t{sizeof(int32_t)})) return {};
   const BatchTiling tiling{deal_out(p.batch + 1, machine, kMaxPerPass), deal_out(p.total_tokens, machine, kMaxPerPass)};
   LaunchPlan plan = plan_with(p, tiling);
   plan.add(Kernel::ngram_npu_prepare_inputs, larger(tiling.requests.cores, tiling.tokens.cores));
@@ -87,16 +117,31 @@ inline LaunchPlan plan(const PrepareInputsParams& p, const Machine& machine) {
 }
 
 inline LaunchPlan plan(const PrepareInputIdsParams& p, const Machine& machine) {
-  if (!can_run(machine, kInputPieces * kInputPiece * int64_t{sizeof(int32_t)})) return {};
-  const Shares requests = deal_out(p.batch, machine, kMaxPerPass);
+  constexpr int64_t kMaxRequests = 64;
+  constexpr int64_t kRequestInts = 2;  // offset, number of drafts
+  const Shares requests = deal_out(p.batch, machine, kMaxRequests);
+  const int64_t row_ints = (smaller(p.draft_token_ids.capacity, kMaxDraftTokens) + 7) / 8 * 8;
+  const int64_t pass_ints = requests.per_pass * (kRequestInts + row_ints) + 4 * 8 + kInputPieces * kInputPiece;
+  const int64_t whole = whole_bytes(p.prev_positions, p.batch) + whole_bytes(p.draft_token_ids.rows, 4);
+  if (!can_run(machine, whole + pass_ints * int64_t{sizeof(int32_t)})) return {};
   LaunchPlan plan = plan_with(p, requests);
   plan.add(Kernel::ngram_npu_prepare_input_ids, requests.cores);
   return plan;
 }
 
+// What StagedCounts and CountCorrector take, and StagedSlots with both windows (counts.h, slots.h).
+inline int64_t counts_ub_bytes(const CorrectNumComputedTokensParams& p, int64_t per_pass) {
+  return 3 * whole_bytes(p.num_previous, 4) + whole_bytes(p.batch, 4) + whole_bytes(p.prev_positions, p.batch) +
+         2 * (per_pass * 4 + 32);
+}
+inline int64_t slots_ub_bytes(const ComputeSlotMappingParams& p, int64_t per_pass) {
+  constexpr int64_t kPlaceAndWindows = 32 + 2 * int64_t{sizeof(int64_t)};
+  return whole_bytes(p.batch + 1, 4) + whole_bytes(p.row_indices, p.batch) + per_pass * kPlaceAndWindows + 2 * 32;
+}
+
 inline LaunchPlan plan(const CorrectNumComputedTokensParams& p, const Machine& machine) {
-  if (!can_run(machine, kMaxPerPass * 2 * int64_t{sizeof(int32_t)})) return {};
   const BatchTiling tiling{deal_out(p.batch, machine, kMaxPerPass), {}};
+  if (!can_run(machine, counts_ub_bytes(p, tiling.requests.per_pass))) return {};
   LaunchPlan plan = plan_with(p, tiling);
   plan.workspace_bytes = p.batch * int64_t{sizeof(int32_t)};
   plan.add(Kernel::ngram_npu_correct_num_computed_tokens, tiling.requests.cores);
@@ -105,8 +150,8 @@ inline LaunchPlan plan(const CorrectNumComputedTokensParams& p, const Machine& m
 }
 
 inline LaunchPlan plan(const ComputeSlotMappingParams& p, const Machine& machine) {
-  if (!can_run(machine, kMaxPerPass * 2 * int64_t{sizeof(int64_t)} + kStretchBytes)) return {};
-  const Shares tokens = deal_out(p.num_slots, machine, kMaxPerPass);
+  const Shares tokens = deal_out(p.num_slots, machine, kMaxSlotsPerPass);
+  if (!can_run(machine, slots_ub_bytes(p, tokens.per_pass))) return {};
   LaunchPlan plan = plan_with(p, tokens);
   plan.add(Kernel::ngram_npu_compute_slot_mapping, tokens.cores);
   return plan;
@@ -116,10 +161,15 @@ inline LaunchPlan plan(const ComputeSlotMappingParams& p, const Machine& machine
 static_assert(std::is_standard_layout_v<CorrectSpecStateParams> && offsetof(CorrectSpecStateParams, counts) == 0);
 
 inline LaunchPlan plan(const CorrectSpecStateParams& p, const Machine& machine) {
-  if (!can_run(machine, kMaxPerPass * int64_t{3 * sizeof(int32_t) + 1 + 2 * sizeof(int64_t)} + kStretchBytes))
+  constexpr int64_t kEntry = sizeof(int32_t) + 1;  // of seq_lens and discard
+  const int64_t tokens = larger(p.slots.num_positions, p.slots.num_slots);
+  const BatchTiling tiling{deal_out(p.num_seq_lens, machine, kMaxSlotsPerPass),
+                           deal_out(tokens, machine, kMaxSlotsPerPass)};
+  const int64_t per_pass = tiling.requests.per_pass;
+  if (!can_run(machine, counts_ub_bytes(p.counts, per_pass) + slots_ub_bytes(p.slots, tiling.tokens.per_pass) +
+                            whole_bytes(p.num_rows, 4) + per_pass * kEntry + 2 * 32)) {
     return {};
-  const BatchTiling tiling{deal_out(p.num_seq_lens, machine, kMaxPerPass),
-                           deal_out(larger(p.slots.num_positions, p.slots.num_slots), machine, kMaxPerPass)};
+  }
   LaunchPlan plan = plan_with(p, tiling);
   plan.workspace_bytes = p.counts.batch * int64_t{sizeof(int32_t)};
   plan.add(Kernel::ngram_npu_correct_spec_state, larger(tiling.requests.cores, tiling.tokens.cores));

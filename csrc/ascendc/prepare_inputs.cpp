@@ -1,82 +1,78 @@
 #include "core/prepare_inputs.h"
 
-#include "ascendc/device.h"
+#include "ascendc/kept.h"
 
 namespace ngram_npu::ascendc {
 
-// What says how many tokens each request keeps.
-struct Kept {
-  Sequence query_start_loc, num_rejected;
+// Items [begin, end) of a pass, staged.
+struct Pass {
+  int64_t begin, end;
 
-  __aicore__ inline KeptTokens of(int64_t i) {
-    if (!query_start_loc.has(i)) {
-      order<AscendC::HardEvent::S_MTE2>();
-      query_start_loc.load(i);
-      num_rejected.load(i);
-      order<AscendC::HardEvent::MTE2_S>();
-    }
-    return kept_tokens(*this, i);
-  }
+  __aicore__ inline Pass(const Shares& share, int64_t first, int64_t size)
+      : begin(smaller(first, size)), end(smaller(begin + share.per_pass, size)) {}
+  __aicore__ inline bool has(int64_t i) const { return begin <= i && i < end; }
+  // Whether none of the items [first, last) is one of the pass's.
+  __aicore__ inline bool lacks(int64_t first, int64_t last) const { return last <= begin || end <= first; }
 };
-
-// Where each request's kept tokens begin is known only from all before it, so every core counts those up to its own
-// requests, which are the items [first, first + count) of query_start_loc_out; the last of these is no request.
-__aicore__ inline void write_requests(const PrepareInputsParams& p, const Shares& share, Kept& kept,
-                                      Local<int32_t>& starts, Local<int32_t>& lengths) {
-  int32_t kept_before = 0;
-  int64_t counted = 0;
-  for (int64_t first = first_item(share); first <= p.batch; first += items_between(share)) {
-    const int64_t count = smaller(share.per_pass, p.batch + 1 - first);
-    for (; counted < first; ++counted) kept_before = wrap_add(kept_before, kept.of(counted).kept);
-    for (; counted < first + count; ++counted) {
-      starts.set(counted - first, kept_before);
-      if (counted == p.batch) continue;
-      const KeptTokens tokens = kept.of(counted);
-      kept_before = wrap_add(kept_before, tokens.kept);
-      lengths.set(counted - first, wrap_sub(p.seq_lens[counted], tokens.rejected));
-    }
-    order<AscendC::HardEvent::S_MTE3>();
-    starts.store(0, p.query_start_loc_out + first, count);
-    lengths.store(0, p.seq_lens_out + first, smaller(count, p.batch - first));
-    order<AscendC::HardEvent::MTE3_S>();
-  }
-}
-
-// The same for the kept tokens that fall on the positions [first, first + count) of token_indices.
-__aicore__ inline void write_indices(const PrepareInputsParams& p, const Shares& share, Kept& kept,
-                                     Local<int32_t>& indices) {
-  for (int64_t first = first_item(share); first < p.total_tokens; first += items_between(share)) {
-    const int64_t end = first + smaller(share.per_pass, p.total_tokens - first);
-    int64_t written = 0;
-    for (int64_t i = 0; i < p.batch && written < end; ++i) {
-      const int64_t count = kept.of(i).kept;
-      const int64_t upto = smaller(end, written + count);
-      for (int64_t n = larger(first, written); n < upto; ++n) {
-        indices.set(n - first, wrap_add(kept.query_start_loc[i], static_cast<int32_t>(n - written)));
-      }
-      written += count;
-    }
-    for (int64_t n = larger(first, written); n < end; ++n) indices.set(n - first, kNoToken);
-    order<AscendC::HardEvent::S_MTE3>();
-    indices.store(0, p.token_indices + first, end - first);
-    order<AscendC::HardEvent::MTE3_S>();
-  }
-}
 
 }  // namespace ngram_npu::ascendc
 
 using namespace ngram_npu;
 using namespace ngram_npu::ascendc;
 
+// Where each request's kept tokens begin is known only from all before it, so every core counts those up to its own
+// requests, items of query_start_loc_out, of which the last is no request, and up to its own items of token_indices.
 extern "C" __global__ __aicore__ void ngram_npu_prepare_inputs(NgramNpuLaunchArgs args) {
   KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
   const auto p = read_as<PrepareInputsParams>(args.params);
   const auto tiling = read_as<BatchTiling>(args.tiling);
   AscendC::TPipe pipe;
-  Kept kept{{pipe, p.query_start_loc, p.batch + 1}, {pipe, p.num_rejected, p.batch}};
+  KeptStretch stretch(pipe);
+  Part<int32_t> seq_lens(pipe, p.seq_lens, tiling.requests.per_pass);
   Local<int32_t> starts(pipe, tiling.requests.per_pass);
   Local<int32_t> lengths(pipe, tiling.requests.per_pass);
-  Local<int32_t> indices(pipe, tiling.tokens.per_pass);
-  write_requests(p, tiling.requests, kept, starts, lengths);
-  write_indices(p, tiling.tokens, kept, indices);
+  Local<int32_t> indices(pipe, larger<int64_t>(tiling.tokens.per_pass, 1));
+  int64_t request = first_item(tiling.requests);
+  int64_t token = first_item(tiling.tokens);
+  while (request <= p.batch || token < p.total_tokens) {
+    const Pass own(tiling.requests, request, p.batch + 1);
+    const Pass tokens(tiling.tokens, token, p.total_tokens);
+    order<AscendC::HardEvent::S_MTE2>();
+    seq_lens.load(own.begin, smaller(own.end, p.batch) - own.begin);
+    stretch.load(p, 0);
+    int32_t kept_before = 0;
+    int64_t written = 0;
+    for (int64_t i = 0; i < p.batch && (i < own.end || written < tokens.end); ++i) {
+      if (!stretch.has(i)) stretch.load(p, i);
+      if (i % 2 == 0 && i + 1 < p.batch && own.lacks(i, i + 2)) {
+        const int64_t both = stretch.kept_by_two(i);
+        if (tokens.lacks(written, written + both)) {
+          kept_before = wrap_add(kept_before, static_cast<int32_t>(both));
+          written += both;
+          ++i;
+          continue;
+        }
+      }
+      const int32_t kept = stretch.kept(i);
+      if (own.has(i)) {
+        starts.set(i - own.begin, kept_before);
+        lengths.set(i - own.begin, wrap_sub(seq_lens[i], stretch.rejected(i)));
+      }
+      const int64_t upto = smaller(tokens.end, written + kept);
+      for (int64_t n = larger(tokens.begin, written); n < upto; ++n) {
+        indices.set(n - tokens.begin, wrap_add(stretch.start(i), static_cast<int32_t>(n - written)));
+      }
+      kept_before = wrap_add(kept_before, kept);
+      written += kept;
+    }
+    if (own.has(p.batch)) starts.set(p.batch - own.begin, kept_before);
+    for (int64_t n = larger(tokens.begin, written); n < tokens.end; ++n) indices.set(n - tokens.begin, kNoToken);
+    order<AscendC::HardEvent::S_MTE3>();
+    starts.store(0, p.query_start_loc_out + own.begin, own.end - own.begin);
+    lengths.store(0, p.seq_lens_out + own.begin, smaller(own.end, p.batch) - own.begin);
+    indices.store(0, p.token_indices + tokens.begin, tokens.end - tokens.begin);
+    order<AscendC::HardEvent::MTE3_S>();
+    if (request <= p.batch) request += items_between(tiling.requests);
+    if (token < p.total_tokens) token += items_between(tiling.tokens);
+  }
 }

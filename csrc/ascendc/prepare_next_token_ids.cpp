@@ -2,6 +2,30 @@
 
 #include "ascendc/device.h"
 
+namespace ngram_npu::ascendc {
+
+// The rows of sampled tokens of a pass of requests, each from 32 bytes on.
+class SampledRows {
+ public:
+  struct Row {
+    const Local<int32_t>& rows;
+    int64_t at;
+    __aicore__ inline int32_t operator[](int64_t t) const { return rows.get(at + t); }
+  };
+
+  __aicore__ inline SampledRows(AscendC::TPipe& pipe, int64_t per_pass) : rows_(pipe, per_pass * kTokenPlace) {}
+
+  __aicore__ inline void load(const TokenRows<const int32_t>& sampled, int64_t first, int64_t count) {
+    for (int64_t j = 0; j < count; ++j) rows_.load(j * kTokenPlace, sampled[first + j], sampled.capacity);
+  }
+  __aicore__ inline Row operator[](int64_t j) const { return {rows_, j * kTokenPlace}; }
+
+ private:
+  Local<int32_t> rows_;
+};
+
+}  // namespace ngram_npu::ascendc
+
 using namespace ngram_npu;
 using namespace ngram_npu::ascendc;
 
@@ -10,12 +34,19 @@ extern "C" __global__ __aicore__ void ngram_npu_prepare_next_token_ids(NgramNpuL
   const auto p = read_as<PrepareNextTokenIdsParams>(args.params);
   const auto share = read_as<Shares>(args.tiling);
   AscendC::TPipe pipe;
+  SampledRows sampled(pipe, share.per_pass);
+  Part<uint8_t> discard(pipe, p.discard, share.per_pass);
   Local<int32_t> tokens(pipe, share.per_pass);
   Local<int32_t> num_sampled(pipe, share.per_pass);
   for (int64_t first = first_item(share); first < p.batch; first += items_between(share)) {
     const int64_t count = smaller(share.per_pass, p.batch - first);
+    order<AscendC::HardEvent::S_MTE2>();
+    sampled.load(p.sampled_token_ids, first, count);
+    if (p.discard != nullptr) discard.load(first, count);
+    order<AscendC::HardEvent::MTE2_S>();
     for (int64_t j = 0; j < count; ++j) {
-      const NextToken next = next_token(p, first + j);
+      const bool discarded = p.discard != nullptr && discard[first + j] != 0;
+      const NextToken next = next_token(p, first + j, sampled[j], discarded);
       tokens.set(j, next.token);
       num_sampled.set(j, next.num_sampled);
     }

@@ -23,14 +23,18 @@ struct BatchTiling {
 constexpr int64_t kInputPiece = 16;
 constexpr int64_t kInputPieces = 32;
 
-// What a core has of an array that it goes through item by item.
-constexpr int64_t kStretch = 1056;
+// Of an array that is indexed anywhere: up to so many items are in the unified buffer, all of them.
+constexpr int64_t kWhole = 2048;
+// What prepare_inputs has of the batch at a time.
+constexpr int64_t kStretch = 1024;
 
-// The lookup. Launch 1 takes each row's ends in `spans` equal pieces, one item each, and finds the best match of an
-// item; its cores read an item in tiles. Launch 2 deals out the requests.
+// The lookup. The ends of each row are `spans` equal pieces, an item each; a core reads an item in tiles, and leaves
+// its best match for a second launch, which deals out the requests. Or a row is one item, its core drafts at once, and
+// `items` are the requests.
 struct LookupTiling {
-  int64_t spans;        // items a row
-  int64_t cores;        // of launch 1; item x goes to core x % cores
+  int64_t launches;
+  int64_t spans;  // items a row
+  Shares items;
   int64_t tile_tokens;  // a multiple of kTileUnit; kHalo of them belong to the tile before
   Shares requests;
 };
@@ -39,6 +43,8 @@ struct LookupTiling {
 constexpr int64_t kTileUnit = 256;
 // A match of max_n tokens that ends at a tile's first end begins at most this far before it.
 constexpr int64_t kHalo = 64;
+// Pieces and tiles of a row begin at 512 bytes from its begin, or multiples.
+constexpr int64_t kTileStep = 128;
 // Shorter spans would read the halo for too few tokens.
 constexpr int64_t kMinSpan = 1024;
 // Buffers of a tile's tokens: while one is searched, two are on their way.

@@ -49,8 +49,10 @@ struct SlotRun {
   int64_t slot;
 };
 
-// The run that begins at `position`. Tokens mostly come in order, so one run's divisions serve many.
-NGRAM_FN SlotRun slot_run(const SlotLayout& l, const BlockList& list, int64_t position) {
+// The run that begins at `position`, in a BlockList or what a kernel has for one. Tokens mostly come in order, so one
+// run's divisions serve many.
+template <class List>
+NGRAM_FN SlotRun slot_run(const SlotLayout& l, const List& list, int64_t position) {
   if (position < 0) return {position, 1, kNoSlot};
   int64_t index;   // of the block in the request's row
   int64_t inside;  // the block

@@ -24,22 +24,26 @@ struct CorrectedCounts {
   bool accepted_changes;
 };
 
-// Where request i was in the previous step, if it had drafts there; else -1.
-NGRAM_FN int64_t drafted_at(const CorrectNumComputedTokensParams& c, int64_t i) {
+// Where request i was in the previous step, if it had drafts there; else -1. Here and below, of the parameters or of
+// what a kernel has of their arrays under the same names.
+template <class Counts>
+NGRAM_FN int64_t drafted_at(const Counts& c, int64_t i) {
   const int64_t p = c.prev_positions[i];
   return p < 0 || p >= c.num_previous || c.num_draft_prev[p] <= 0 ? -1 : p;
 }
 
 // Tokens that the request at previous position p gained there; never more than the host assumed, which gave it blocks
 // for that and no more.
-NGRAM_FN int32_t sampled_at(const CorrectNumComputedTokensParams& c, int64_t p) {
+template <class Counts>
+NGRAM_FN int32_t sampled_at(const Counts& c, int64_t p) {
   const int32_t sampled = c.num_sampled_prev[p];
   const int32_t drafts = c.num_draft_prev[p];
   return sampled > drafts ? drafts + 1 : sampled;
 }
 
 // Reads the old num_computed_tokens of any position: no position may be overwritten before all have been corrected.
-NGRAM_FN CorrectedCounts corrected(const CorrectNumComputedTokensParams& c, int64_t i) {
+template <class Counts>
+NGRAM_FN CorrectedCounts corrected(const Counts& c, int64_t i) {
   const int64_t p = drafted_at(c, i);
   if (p < 0) return {c.host_num_computed_tokens[i], 0, false};
   const int32_t sampled = sampled_at(c, p);

@@ -28,10 +28,14 @@ NGRAM_FN int32_t seq_len_of(const CorrectSpecStateParams& p, int64_t i, int32_t 
   return wrap_add(num_computed, scheduled(p.slots.query_start_loc, i));
 }
 
-// A request that ends the step inside its known tokens samples nothing; nor does one without a row.
-NGRAM_FN bool discards(const CorrectSpecStateParams& p, int64_t i, int32_t seq_len) {
-  const int64_t row = p.slots.row_indices[i];
+// A request that ends the step inside its known tokens samples nothing; nor does one without a row. Of the parameters
+// or of what a kernel has of num_tokens under this name.
+template <class State>
+NGRAM_FN bool row_discards(const State& p, int64_t row, int32_t seq_len) {
   return row < 0 || row >= p.num_rows || seq_len < p.num_tokens[row];
+}
+NGRAM_FN bool discards(const CorrectSpecStateParams& p, int64_t i, int32_t seq_len) {
+  return row_discards(p, p.slots.row_indices[i], seq_len);
 }
 
 }  // namespace ngram_npu

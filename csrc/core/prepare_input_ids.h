@@ -24,14 +24,17 @@ struct InputSpan {
   int64_t first_draft;  // where draft 0 goes; the newest token goes right before it
 };
 
-NGRAM_FN InputSpan input_span(const PrepareInputIdsParams& p, int64_t i) {
+// Here and below, of the parameters or of what a kernel has of their arrays under the same names.
+template <class Inputs>
+NGRAM_FN InputSpan input_span(const Inputs& p, int64_t i) {
   const TokenRange own = tokens_of(p.query_start_loc, i, p.num_inputs);
   const int64_t first_draft = int64_t{p.query_start_loc[i + 1]} - p.num_scheduled_drafts[i];
   return {larger(own.begin, first_draft - 1), own.end, first_draft};
 }
 
 // What goes to input position n of the span, for a request that was at position `prev`.
-NGRAM_FN int32_t input_id(const PrepareInputIdsParams& p, const InputSpan& span, int64_t prev, int64_t n) {
+template <class Inputs>
+NGRAM_FN int32_t input_id(const Inputs& p, const InputSpan& span, int64_t prev, int64_t n) {
   if (n < span.first_draft) return p.next_token_ids[prev];
   const int64_t j = n - span.first_draft;
   const int32_t draft = j < p.draft_token_ids.capacity ? p.draft_token_ids[prev][j] : kNoToken;

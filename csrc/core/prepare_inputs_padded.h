@@ -21,12 +21,15 @@ NGRAM_FN int32_t rejected_drafts(int32_t num_drafts, int32_t num_sampled) {
   return num_drafts > 0 && rejected > 0 ? rejected : 0;
 }
 
-NGRAM_FN int32_t rejected_of(const PrepareInputsPaddedParams& p, int64_t i) {
+// Here and below, of the parameters or of what a kernel has of their arrays under the same names.
+template <class Batch>
+NGRAM_FN int32_t rejected_of(const Batch& p, int64_t i) {
   const int32_t before = i > 0 ? p.cu_num_draft_tokens[i - 1] : 0;
   return rejected_drafts(wrap_sub(p.cu_num_draft_tokens[i], before), p.num_sampled[i]);
 }
 
-NGRAM_FN int32_t index_to_sample(const PrepareInputsPaddedParams& p, int64_t i, int32_t rejected) {
+template <class Batch>
+NGRAM_FN int32_t index_to_sample(const Batch& p, int64_t i, int32_t rejected) {
   return wrap_sub(wrap_sub(p.query_start_loc[i + 1], 1), rejected);
 }
 

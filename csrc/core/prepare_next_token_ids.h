@@ -31,11 +31,14 @@ struct NextToken {
   int32_t num_sampled;
 };
 
-NGRAM_FN NextToken next_token(const PrepareNextTokenIdsParams& p, int64_t i) {
-  Gm<const int32_t> sampled = p.sampled_token_ids[i];
-  const bool discarded = p.discard != nullptr && p.discard[i];
+// From a request's sampled tokens, in the tensor or in what a kernel has of it.
+template <class Tokens>
+NGRAM_FN NextToken next_token(const PrepareNextTokenIdsParams& p, int64_t i, const Tokens& sampled, bool discarded) {
   const int64_t run = discarded ? 0 : leading_run(sampled, p.sampled_token_ids.capacity, p.vocab_size);
   return {run > 0 ? sampled[run - 1] : backup_token(p, i), static_cast<int32_t>(run)};
+}
+NGRAM_FN NextToken next_token(const PrepareNextTokenIdsParams& p, int64_t i) {
+  return next_token(p, i, p.sampled_token_ids[i], p.discard != nullptr && p.discard[i]);
 }
 
 }  // namespace ngram_npu

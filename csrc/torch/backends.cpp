@@ -2,8 +2,11 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstring>
+#include <mutex>
+#include <string>
 
 #include "torch/on_device.h"
 
@@ -16,6 +19,25 @@ Operator*& head() {
 }
 
 LastError last_errors[kNumDeviceTypes] = {};
+
+// The library that a device's first call is to load.
+struct Deferred {
+  std::atomic<bool> pending{false};
+  std::string backend, path;
+};
+Deferred deferred[kNumDeviceTypes];
+std::mutex deferred_mutex;
+
+void load_deferred(const char* op, int32_t device_type) {
+  Deferred& wanted = deferred[device_type];
+  if (!wanted.pending.load(std::memory_order_acquire)) return;
+  const std::lock_guard<std::mutex> lock(deferred_mutex);
+  if (!wanted.pending.load(std::memory_order_relaxed)) return;
+  char error[1024];
+  const int32_t served =
+      ngram_npu_load_backend(wanted.backend.c_str(), device_type, wanted.path.c_str(), error, sizeof(error));
+  if (served < 0) throw std::runtime_error(std::string(op) + ": this device's kernels do not load: " + error);
+}
 
 std::string failure(const char* op, const host::Device& device, int32_t status) {
   std::string text = std::string(op) + ": the kernel returned status " + std::to_string(status);
@@ -33,6 +55,7 @@ Operator* Operator::first() { return head(); }
 
 void Operator::call(const host::Device& device, const void* params) const {
   const bool known = device.type >= 0 && device.type < kNumDeviceTypes;
+  if (known) load_deferred(name_, device.type);
   const Kernel kernel = known ? kernels_[device.type] : nullptr;
   if (kernel == nullptr) {
     throw std::runtime_error(std::string(name_) + ": no kernel is loaded for this device; `ngram-npu doctor` says why");
@@ -49,6 +72,7 @@ void Operator::call(const host::Device& device, const void* params) const {
 
 int64_t Operator::workspace_words(const host::Device& device, const void* params) const {
   const bool known = device.type >= 0 && device.type < kNumDeviceTypes;
+  if (known) load_deferred(name_, device.type);
   const WorkspaceWords words = known ? workspaces_[device.type] : nullptr;
   if (words == nullptr) return 0;
   if (device.type == kCpu) return words(params);
@@ -84,7 +108,16 @@ int32_t ngram_npu_load_backend(const char* backend, int32_t device_type, const c
   }
   last_errors[device_type] =
       reinterpret_cast<LastError>(dlsym(library, (std::string("ngram_npu_") + backend + "_error").c_str()));
+  deferred[device_type].pending.store(false, std::memory_order_release);
   return served;
+}
+
+void ngram_npu_defer_backend(const char* backend, int32_t device_type, const char* path) {
+  if (device_type < 0 || device_type >= kNumDeviceTypes) return;
+  Deferred& wanted = deferred[device_type];
+  wanted.backend = backend;
+  wanted.path = path;
+  wanted.pending.store(true, std::memory_order_release);
 }
 
 int32_t ngram_npu_has_kernel(const char* op_name, int32_t device_type) {

@@ -53,5 +53,9 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_device_type(const char* name);
 NGRAM_NPU_EXPORT int32_t ngram_npu_load_backend(const char* backend, int32_t device_type, const char* path, char* error,
                                                 int64_t error_bytes);
 
-// 1 where `op` has a kernel for `device_type`.
+// Has the library at `path` loaded by the first call of an operator on `device_type`, not before: what loading starts
+// may be unwanted in a process that never makes one. That call reports a library that does not load.
+NGRAM_NPU_EXPORT void ngram_npu_defer_backend(const char* backend, int32_t device_type, const char* path);
+
+// 1 where `op` has a kernel for `device_type` that is loaded.
 NGRAM_NPU_EXPORT int32_t ngram_npu_has_kernel(const char* op, int32_t device_type);

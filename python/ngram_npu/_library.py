@@ -2,12 +2,15 @@
 
 ``libngram_npu.so`` registers the torch operators; defining a namespace twice crashes the process,
 so it is loaded once. Backend libraries are torch-free; loading one gives its kernels to a device.
+The NPU's is left to the first call on an NPU: loading it needs torch_npu and CANN, which a process
+that only imports this package may not want started, or not yet.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
+import re
 import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +18,7 @@ from pathlib import Path
 from ngram_npu import _C
 
 _PACKAGE = Path(_C.__file__).parent  # not this file's: an editable install keeps sources elsewhere
+_NPU_PATH = _PACKAGE / "libngram_npu_launch.so"
 _DEVICES = ("cpu", "cuda", "npu")
 _MINIMUM_TORCH = (2, 10)
 
@@ -33,6 +37,8 @@ class _State:
     library: ctypes.CDLL | None = None
     reason: str = ""
     backends: dict[str, Backend] = field(default_factory=dict)
+    npu_ops: frozenset[str] = frozenset()
+    """Which operators the NPU's library has kernels for, loaded or not."""
 
 
 _state: _State | None = None
@@ -56,18 +62,36 @@ def torch_absence() -> str:
 
 
 def backends() -> dict[str, Backend]:
-    """Every backend by name, present or not."""
+    """Every backend by name, present or not; the NPU's as its files and torch_npu's tell."""
     load()
     assert _state is not None
     return dict(_state.backends)
 
 
+def open_npu() -> Backend:
+    """Loads what the first call on an NPU would, and says what became of it."""
+    load()
+    assert _state is not None
+    known = _state.backends["npu"]
+    if _state.library is None or known.reason:
+        return known
+    try:
+        importlib.import_module("torch_npu")
+    except Exception as error:  # without CANN's libraries, for one
+        first_line = str(error).partition("\n")[0]
+        return Backend("npu", reason=f"torch_npu does not import: {first_line}")
+    return replace(_load_backend(_state.library, "ascendc", "npu", _NPU_PATH), name="npu")
+
+
 def has_kernel(op: str, device: str) -> bool:
-    """Whether operator ``op`` has a kernel loaded for ``device`` ("cpu", "cuda" or "npu")."""
+    """Whether operator ``op`` has a kernel for ``device`` ("cpu", "cuda" or "npu"): a loaded one,
+    or one that the first call loads."""
     load()
     assert _state is not None
     if _state.library is None:
         return False
+    if device == "npu" and op in _state.npu_ops:
+        return True
     device_type = _state.library.ngram_npu_device_type(device.encode())
     return bool(_state.library.ngram_npu_has_kernel(op.encode(), device_type))
 
@@ -108,17 +132,21 @@ def _load() -> _State:
         ctypes.c_char_p,
         ctypes.c_int64,
     ]
+    library.ngram_npu_defer_backend.restype = None
+    library.ngram_npu_defer_backend.argtypes = [ctypes.c_char_p, ctypes.c_int32, ctypes.c_char_p]
     library.ngram_npu_device_type.restype = ctypes.c_int32
     library.ngram_npu_device_type.argtypes = [ctypes.c_char_p]
     library.ngram_npu_has_kernel.restype = ctypes.c_int32
     library.ngram_npu_has_kernel.argtypes = [ctypes.c_char_p, ctypes.c_int32]
+    npu, npu_ops = _find_npu(library)
     return _State(
         library=library,
         backends={
             "cpu": _load_backend(library, "cpu", "cpu", cpu_library_path()),
             "cuda": _load_cuda(library),
-            "npu": _load_npu(library),
+            "npu": npu,
         },
+        npu_ops=npu_ops,
     )
 
 
@@ -165,19 +193,20 @@ def _driver_problem(driver: int, runtime: int) -> str:
     return f"the kernels need a driver for {needed}, this one is for {found}"
 
 
-def _load_npu(library: ctypes.CDLL) -> Backend:
-    """The AscendC kernels, launched through torch_npu's queue by a library that links to it."""
-    path = _PACKAGE / "libngram_npu_launch.so"
-    if not path.exists():
-        return Backend("npu", reason="this build has no AscendC kernels (it was made without CANN)")
+def _find_npu(library: ctypes.CDLL) -> tuple[Backend, frozenset[str]]:
+    """The AscendC kernels, launched through torch_npu's queue by a library that links to it. Its
+    operators are those whose entry points it names."""
+    if not _NPU_PATH.exists():
+        reason = "this build has no AscendC kernels (it was made without CANN)"
+        return Backend("npu", reason=reason), frozenset()
     if importlib.util.find_spec("torch_npu") is None:
-        return Backend("npu", reason="torch_npu is not installed")
-    try:
-        importlib.import_module("torch_npu")
-    except Exception as error:  # without CANN's libraries, for one
-        first_line = str(error).partition("\n")[0]
-        return Backend("npu", reason=f"torch_npu does not import: {first_line}")
-    return replace(_load_backend(library, "ascendc", "npu", path), name="npu")
+        return Backend("npu", reason="torch_npu is not installed"), frozenset()
+    named = re.findall(rb"(?<=\0)ngram_npu_ascendc_(\w+)(?=\0)", _NPU_PATH.read_bytes())
+    ops = frozenset(name.decode() for name in named) - {"error"}
+    library.ngram_npu_defer_backend(
+        b"ascendc", library.ngram_npu_device_type(b"npu"), str(_NPU_PATH).encode()
+    )
+    return Backend("npu", kernels=len(ops)), ops
 
 
 def _without_torch(reason: str) -> _State:

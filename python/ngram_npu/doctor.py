@@ -53,7 +53,8 @@ class Report:
 
 def doctor() -> Report:
     """Looks at the installation: version, torch, backends built and loadable (with the reason where
-    one is not), and the CPU instruction set chosen."""
+    one is not), and the CPU instruction set chosen. To say whether the NPU's kernels load it
+    imports torch_npu, which importing the package does not."""
     import numpy
 
     absence = _library.torch_absence()
@@ -74,5 +75,5 @@ def doctor() -> Report:
         instruction_set=chosen,
         instruction_set_wish=None if wish in ("auto", chosen) else wish,
         thread_limit=_C.num_threads(),
-        backends=_library.backends(),
+        backends=_library.backends() | {"npu": _library.open_npu()},
     )

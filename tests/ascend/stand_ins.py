@@ -35,7 +35,9 @@ def make(torch_npu: Path, folder: Path) -> None:
     shared = ["-w", "-O1", "-shared", "-fPIC"]
     headers = f"-isystem{torch_npu}/include"
     all_in_one = libraries / "libascendcl.so"
-    _run(["g++", "-std=c++17", *shared, headers, device, "-x", "c", rest, "-o", all_in_one])
+    noted = ["-finstrument-functions", "-Wl,-Bsymbolic"]
+    sources = [device, "-x", "c", rest]
+    _run(["g++", "-std=c++17", *shared, *noted, headers, *sources, "-o", all_in_one])
     empty = folder / "empty.c"
     empty.touch()
     for name in LIBRARIES:

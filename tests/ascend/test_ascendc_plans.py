@@ -16,7 +16,7 @@ CORES = (1, 2, 7, 40, 48, 50)
 COUNTS = (0, 1, 2, 7, 8, 47, 48, 49, 128, 1023, 1024, 1025, 50_000)
 LOOKUPS = ("ngram_propose", "ngram_step_")
 KERNEL_OPS = sorted(name for name, spec in OPSPECS.items() if "npu" not in spec.no_kernel)
-TILE_UNIT, MIN_SPAN, HALO, MAX_TILE = 256, 1024, 64, 8192
+TILE_UNIT, MIN_SPAN, HALO, MAX_TILE = 256, 1024, 64, 8448
 
 
 def plan(op: str, cores: int = 48, ub_bytes: int = UB_910B, **sizes: int) -> dict[str, Any]:
@@ -96,7 +96,17 @@ def test_lookup_spans(op: str, cores: int) -> None:
             tiling = made["tiling"]
             spans = tiling["spans"]
             assert 1 <= spans <= max(1, min(cores, -(-capacity // MIN_SPAN)))
-            assert tiling["cores"] == min(cores, batch * spans) == made["launches"][0][1]
+            assert tiling["launches"] == len(made["launches"])
+            assert tiling["items"]["cores"] == made["launches"][0][1] <= cores
+            if tiling["launches"] == 1:
+                # A row is one core's: there are enough of them, or each is one tile.
+                assert spans == 1
+                assert tiling["items"] == tiling["requests"]
+                assert made["workspace_bytes"] == 0
+                continue
+            assert capacity > MAX_TILE - 2 * HALO
+            assert batch < 2 * cores
+            assert tiling["items"] == {"per_pass": 1, "cores": min(cores, batch * spans)}
             assert made["workspace_bytes"] == batch * spans * 32
             # Each of the row's items has a span of its own: that is what the turn must not break.
             for i in (0, 1, batch - 1):
@@ -106,7 +116,7 @@ def test_lookup_spans(op: str, cores: int) -> None:
 
 @pytest.mark.parametrize("op", LOOKUPS)
 def test_a_single_long_row_takes_all_cores(op: str) -> None:
-    assert plan(op, cores=48, batch=1, capacity=128 * 1024)["tiling"]["cores"] == 48
+    assert plan(op, cores=48, batch=1, capacity=128 * 1024)["tiling"]["items"]["cores"] == 48
 
 
 @pytest.mark.parametrize("op", LOOKUPS)
@@ -132,9 +142,13 @@ def test_lookup_tiles_fit_what_is_there(op: str) -> None:
     for cores, batch, k in ((1, 1024, 64), (1, 1, 64), (48, 1, 64), (8, 100, 1)):
         for ub_bytes in range(smallest, 64 * 1024, 1024):
             tiling = plan(op, cores, ub_bytes, batch=batch, k=k, capacity=1 << 20)["tiling"]
-            per_request = 8 * tiling["spans"] + k + 4 + 72 + 8
+            alone = tiling["launches"] == 1
+            per_request = (0 if alone else 8 * tiling["spans"]) + k + 4 + 72 + 8
+            words = tiling["tile_tokens"] // 32
+            search = 12 * tiling["tile_tokens"] + 4 * (8 * words + 3 * 8 + 8) if alone else 0
             per_pass = tiling["requests"]["per_pass"]
-            assert 4 * per_pass * per_request + 8 * 32 <= ub_bytes - RESERVED
+            there = ub_bytes - RESERVED - 8 * 32 - search
+            assert 4 * per_pass * per_request <= there
             even = min(-(-batch // cores), 32)
-            assert per_pass == even or 8 * per_pass * per_request > ub_bytes - RESERVED - 8 * 32
+            assert per_pass == even or 8 * per_pass * per_request > there
     assert plan(op, ub_bytes=UB_910B)["tiling"]["tile_tokens"] == MAX_TILE

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from opspecs import OPSPECS
 
-from ascend.npu_process import LIBRARIES, ROOT, Npu
+from ascend.npu_process import BINARY, LAUNCH, LIBRARIES, ROOT, STUBS, Npu
 from tools import abi_audit
 from tools.npu.__main__ import SIZES
 
@@ -34,7 +34,68 @@ except RuntimeError as error:
 """
 
 
-def test_every_kernel_is_loaded_and_registered(npu: Npu) -> None:
+# What of CANN, torch_npu and ours is open in a process, and how often CANN was called.
+STARTED = """
+import ctypes
+def opened():
+    ours = ("ascendcl", "torch_npu", "ngram_npu_launch", "ngram_npu_ascendc", "ngram_npu_kernels")
+    maps = open("/proc/self/maps").read()
+    return [name for name in ours if f"lib{name}." in maps or f"/{name}." in maps]
+def called():
+    if "ascendcl" not in opened():
+        return []
+    take = ctypes.CDLL("libascendcl.so").stand_in_take_calls
+    take.restype = ctypes.c_char_p
+    return take().decode().splitlines()
+"""
+IMPORT = """
+import ngram_npu
+from ngram_npu import _library
+from ngram_npu.vllm import plugin, ascend_plugin, ascend
+plugin.install()
+ascend_plugin.install()
+assert _library.has_kernel("ngram_step_", "npu") and not _library.has_kernel("nothing", "npu")
+assert _library.backends()["npu"].kernels == 9
+"""
+
+
+def test_importing_starts_nothing(npu: Npu) -> None:
+    assert npu.python(STARTED + IMPORT + "print(opened(), called())") == "[] []"
+
+
+def test_importing_beside_torch_npu_calls_nothing(npu: Npu) -> None:
+    first = STARTED + "import torch, torch_npu\nassert 'ascendcl' in opened()\ncalled()\n"
+    said = npu.python(first + IMPORT + "print(opened(), called())")
+    assert said == "['ascendcl', 'torch_npu'] []"
+    # The check bites: a call is seen.
+    said = npu.python(first + CALL + "print(opened(), len(called()) > 0)").splitlines()[-1]
+    assert said == "['ascendcl', 'torch_npu', 'ngram_npu_launch', 'ngram_npu_kernels'] True"
+
+
+def test_a_child_loads_for_the_devices_that_it_chose(npu: Npu) -> None:
+    code = """
+import os, sys, torch, torch_npu
+called()
+{IMPORT}
+child = os.fork()
+if child == 0:
+    os.environ["ASCEND_RT_VISIBLE_DEVICES"] = "3"
+    {CALL}
+    buffer = ctypes.create_string_buffer(1 << 16)
+    ctypes.CDLL("libascendcl.so").stand_in_take_record(buffer, len(buffer))
+    print([line for line in buffer.value.decode().splitlines() if line != "copy"], flush=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+print(opened(), called())
+""".replace("{IMPORT}", IMPORT).replace("{CALL}", CALL.replace("\n", "\n    "))
+    said = npu.python(STARTED + code).splitlines()
+    assert said == [
+        "['load, devices 3', 'ngram_npu_prepare_inputs_padded']",
+        "['ascendcl', 'torch_npu'] []",
+    ]
+
+
+def test_every_kernel_is_found_and_registered(npu: Npu) -> None:
     code = """
 import json, torch, ngram_npu
 from ngram_npu import _library
@@ -92,6 +153,38 @@ def test_a_device_that_does_not_tell_its_cores(npu: Npu) -> None:
     assert said == "prepare_inputs_padded: the kernel returned status 1"
 
 
+class TestFallback:
+    """Where the kernels' binary cannot be loaded, CANN's launch stubs; where neither can, why."""
+
+    CODE = (
+        STARTED
+        + CALL.replace("    torch.npu.sync", "    called()\n    torch.npu.sync")
+        + ("print(tensors[0].shape[0], {'ngram_npu_ascendc'} <= set(opened()))")
+    )
+
+    def without(self, npu: Npu, folder: Path, *names: str, text: bytes | None = None) -> str:
+        stage = folder / "stage"
+        shutil.copytree(npu.stage, stage)
+        for name in names:
+            (stage / "ngram_npu" / name).unlink()
+            if text is not None:
+                (stage / "ngram_npu" / name).write_bytes(text)
+        path = npu.environment["PYTHONPATH"].replace(str(npu.stage), str(stage))
+        return npu.python(self.CODE, PYTHONPATH=path)
+
+    @pytest.mark.parametrize("text", [None, b"not a binary"])
+    def test_stubs(self, npu: Npu, tmp_path: Path, text: bytes | None) -> None:
+        assert self.without(npu, tmp_path, BINARY, text=text) == "1 True"
+
+    def test_stubs_are_not_opened_beside_a_binary(self, npu: Npu, tmp_path: Path) -> None:
+        assert self.without(npu, tmp_path) == "1 False"
+
+    def test_neither(self, npu: Npu, tmp_path: Path) -> None:
+        said = self.without(npu, tmp_path, BINARY, STUBS)
+        assert said.startswith("prepare_inputs_padded: the kernel returned status 2 (the launch")
+        assert f"{STUBS}: cannot open shared object file" in said
+
+
 class TestReasons:
     """What the doctor says where the backend is absent; on the CPU the operators work."""
 
@@ -116,9 +209,11 @@ print("\\n".join(line for line in str(ngram_npu.doctor()).splitlines() if "backe
         path = npu.environment["PYTHONPATH"].replace(str(npu.stage), str(tmp_path / "stage"))
         assert "it was made without CANN" in npu.python(self.CODE, PYTHONPATH=path)
 
-    @pytest.mark.parametrize("name", LIBRARIES)
-    def test_a_library_that_does_not_load(self, npu: Npu, tmp_path: Path, name: str) -> None:
+    def test_a_library_that_does_not_load(self, npu: Npu, tmp_path: Path) -> None:
         shutil.copytree(npu.stage, tmp_path / "stage")
-        (tmp_path / "stage" / "ngram_npu" / name).write_bytes(b"not a library")
+        (tmp_path / "stage" / "ngram_npu" / LAUNCH).write_bytes(b"not a library")
         path = npu.environment["PYTHONPATH"].replace(str(npu.stage), str(tmp_path / "stage"))
-        assert name in npu.python(self.CODE, PYTHONPATH=path)
+        assert LAUNCH in npu.python(self.CODE, PYTHONPATH=path)
+        said = npu.python(CALL, PYTHONPATH=path)
+        assert said.startswith("prepare_inputs_padded: this device's kernels do not load:")
+        assert LAUNCH in said

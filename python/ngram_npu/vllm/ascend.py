@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ngram_npu.vllm.device import DeviceDrafter, look_up, never_empty
+from ngram_npu.vllm.device import look_up, never_empty
 from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.proposer import StockNgramProposer
 
@@ -43,12 +43,11 @@ class AscendNgramProposer(_Drafter, StockNgramProposer):
         StockNgramProposer.__init__(self, vllm_config)
 
 
-class AscendNgramProposerNPU(_Drafter, DeviceDrafter):
+class AscendNgramProposerNPU(_Drafter):
     """vLLM-Ascend's drafter of ``method="ngram_gpu"``: on the device, for asynchronous scheduling.
 
     The runner reads ``min_n``, ``max_n`` and ``k`` and calls :func:`triton_ngram_spec_decode` with
-    them; :meth:`update_token_ids_ngram` and :meth:`propose` are the two steps of the same in vLLM's
-    own runner (``NgramProposerGPU``).
+    them.
 
     Raises:
         ValueError: ``prompt_lookup_min``, ``prompt_lookup_max`` or ``num_speculative_tokens`` out
@@ -58,9 +57,10 @@ class AscendNgramProposerNPU(_Drafter, DeviceDrafter):
     def __init__(self, vllm_config: Any, device: torch.device, runner: object) -> None:
         global _keep_drafting
         options = read_options(vllm_config, "ngram_gpu")
-        if options.ngram.is_ladder:
+        config = options.ngram
+        if config.is_ladder:
             raise ValueError("ngram_npu: sizes: expected 'consecutive' on an NPU, got 'ladder'")
-        DeviceDrafter.__init__(self, options, vllm_config.model_config.get_vocab_size(), device)
+        self.min_n, self.max_n, self.k = config.min_n, config.max_n, config.k
         _keep_drafting = options.keep_drafting
 
 

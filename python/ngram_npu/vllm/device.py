@@ -1,4 +1,4 @@
-"""Drafts on the runner's device: what vLLM's V1 runner and vLLM-Ascend's share.
+"""Drafts on the runner's device: the V1 runner's drafter, and the lookup that vLLM-Ascend's calls.
 
 Everything here works on tensors of any device that has kernels. Nothing waits for the device.
 """

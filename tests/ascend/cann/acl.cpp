@@ -2,6 +2,7 @@
 // run each thing at once. The other functions do nothing (stand_ins.py). The prototypes are the real headers'.
 #include <acl/acl.h>
 #include <acl/acl_op_compiler.h>
+#include <dlfcn.h>
 
 #include <atomic>
 #include <chrono>
@@ -64,6 +65,33 @@ uint32_t stand_in_record(const char* kernel, const void* stream) {
 void stand_in_hold() { device.lock(); }
 void stand_in_release() { device.unlock(); }
 
+// Every function of this library begins with this (-finstrument-functions): the names of CANN's go into a list, each
+// with a line's end. In C alone: what a std:: header inlines is instrumented too. libc has hooks
+// of its own, so the library is linked with -Bsymbolic.
+#define STAND_IN_HOOK __attribute__((no_instrument_function))
+static char calls[1 << 18];
+static std::atomic<size_t> calls_end{0};
+STAND_IN_HOOK void __cyg_profile_func_enter(void* function, void*) {
+  Dl_info info;
+  if (dladdr(function, &info) == 0 || info.dli_sname == nullptr || info.dli_saddr != function) return;
+  if (std::strncmp(info.dli_sname, "acl", 3) != 0 && std::strncmp(info.dli_sname, "Hccl", 4) != 0) return;
+  const size_t length = std::strlen(info.dli_sname);
+  const size_t at = calls_end.fetch_add(length + 1);
+  if (at + length + 1 >= sizeof(calls)) std::abort();
+  std::memcpy(calls + at, info.dli_sname, length);
+  calls[at + length] = '\n';
+}
+STAND_IN_HOOK void __cyg_profile_func_exit(void*, void*) {}
+
+// The calls since the last one of this.
+__attribute__((no_instrument_function)) const char* stand_in_take_calls() {
+  static char copy[sizeof(calls)];
+  const size_t length = calls_end.exchange(0);
+  std::memcpy(copy, calls, length);
+  copy[length] = 0;
+  return copy;
+}
+
 // How often anything has waited for the device.
 int stand_in_waits() { return waits; }
 
@@ -79,6 +107,26 @@ size_t stand_in_take_record(char* into, size_t bytes) {
   const size_t all = record.size();
   record.clear();
   return all > length ? all : length;
+}
+
+// A binary is a shared library here, a kernel a function in it.
+aclError aclrtBinaryLoadFromFile(const char* path, aclrtBinaryLoadOptions*, aclrtBinHandle* binary) {
+  const char* devices = std::getenv("ASCEND_RT_VISIBLE_DEVICES");
+  note(std::string("load, devices ") + (devices != nullptr ? devices : "all"));
+  *binary = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  return *binary != nullptr ? ACL_SUCCESS : ACL_ERROR_INVALID_FILE;
+}
+aclError aclrtBinaryGetFunction(const aclrtBinHandle binary, const char* name, aclrtFuncHandle* function) {
+  *function = dlsym(binary, name);
+  return *function != nullptr ? ACL_SUCCESS : ACL_ERROR_INVALID_PARAM;
+}
+// Arguments: the kernel's own, and a word behind them.
+aclError aclrtLaunchKernelWithHostArgs(aclrtFuncHandle function, uint32_t blocks, aclrtStream stream,
+                                       aclrtLaunchKernelCfg*, void* args, size_t bytes, aclrtPlaceHolderInfo*,
+                                       size_t placeholders) {
+  if (bytes != kStandInArgsBytes + 8 || placeholders != 0) return ACL_ERROR_INVALID_PARAM;
+  using Kernel = uint32_t (*)(uint32_t blocks, void* stream, const void* args);
+  return static_cast<aclError>(reinterpret_cast<Kernel>(function)(blocks, stream, args));
 }
 
 aclError aclrtGetDeviceCount(uint32_t* count) {

@@ -1,5 +1,6 @@
-// Stands in for what CANN makes of the kernels' sources: `aclrtlaunch_<kernel>` for each. An operator's last launch
-// runs its CPU kernel on the arguments it was given; so the results are right if all that leads here is.
+// Stands in for what CANN makes of the kernels' sources: a binary with an entry for each, which the runtime launches,
+// or a library with a stub for each, `aclrtlaunch_<kernel>`. An operator's first launch runs its CPU kernel on the
+// arguments it was given; so the results are right if all that leads here is.
 #include <cstring>
 
 #include "ascendc/plans.h"
@@ -37,14 +38,32 @@ uint32_t launch(Kernel kernel, const char* name, int32_t (*on_cpu)(const Params*
 
 }  // namespace
 
+static_assert(sizeof(NgramNpuLaunchArgs) == kStandInArgsBytes);
+
 #define STAND_IN_OP(op, Params)          \
   using op##_params = ngram_npu::Params; \
   extern "C" int32_t ngram_npu_cpu_##op(const op##_params* params, void* stream);
 NGRAM_NPU_ASCENDC_OPS(STAND_IN_OP)
 
-#define STAND_IN_LAUNCHER(op, kernel)                                                                           \
-  extern "C" uint32_t aclrtlaunch_##kernel(uint32_t blocks, void* stream, NgramNpuLaunchArgs* args) {           \
+#define STAND_IN_KERNEL(op, kernel)                                                                             \
+  extern "C" uint32_t kernel(uint32_t blocks, void* stream, const NgramNpuLaunchArgs* args) {                   \
     return launch<op##_params>(ngram_npu::ascendc::Kernel::kernel, #kernel, ngram_npu_cpu_##op, blocks, stream, \
                                *args);                                                                          \
   }
-#include "launchers.inc"
+// The generated stubs have a word of the device for each launch, and their library starts CANN when it is opened.
+extern "C" int aclrtMalloc(void** memory, size_t bytes, int policy);
+extern "C" int aclrtFree(void* memory);
+extern "C" const char* aclrtGetSocName();
+#ifdef STAND_IN_STUBS
+__attribute__((constructor)) static void register_kernels() { aclrtGetSocName(); }
+#endif
+#define STAND_IN_STUB(op, kernel)                                                                                    \
+  extern "C" uint32_t aclrtlaunch_##kernel(uint32_t blocks, void* stream, NgramNpuLaunchArgs* args) {                \
+    void* overflow = nullptr;                                                                                        \
+    aclrtMalloc(&overflow, 8, 0);                                                                                    \
+    const uint32_t error =                                                                                           \
+        launch<op##_params>(ngram_npu::ascendc::Kernel::kernel, #kernel, ngram_npu_cpu_##op, blocks, stream, *args); \
+    aclrtFree(overflow);                                                                                             \
+    return error;                                                                                                    \
+  }
+#include "entries.inc"

@@ -21,13 +21,14 @@ struct Chip {
   uint32_t ub_bytes;           // utils/kernel_utils_constants.h, TOTAL_UB_SIZE
   uint32_t ub_reserved_bytes;  // at its end, for the calls' own temporaries: TMP_UB_SIZE, and 256 bytes
   bool copies_with_pad;        // dav_m200/kernel_operator_data_copy_impl.h:1294: DataCopyPad reports itself unsupported
-  bool compares_int32_only_eq;  // dav_c220/kernel_operator_vec_cmp_impl.h:147 and :363
+  bool copies_with_pad_at_calc;  // DataCopyPad's document: TPosition::VECCALC for the 950 alone
+  bool compares_int32_only_eq;   // dav_c220/kernel_operator_vec_cmp_impl.h:147 and :363
 };
 
 constexpr Chip kChips[] = {
-    {2201, "910B, A3", 192 * 1024, 8 * 1024 + 256, true, true},
-    {3510, "950", 248 * 1024, 8 * 1024 + 256, true, false},
-    {2002, "310P", 256 * 1024, 8 * 1024 + 256, false, false},
+    {2201, "910B, A3", 192 * 1024, 8 * 1024 + 256, true, false, true},
+    {3510, "950", 248 * 1024, 8 * 1024 + 256, true, true, false},
+    {2002, "310P", 256 * 1024, 8 * 1024 + 256, false, false, false},
 };
 
 constexpr Chip chip_of(int arch) {

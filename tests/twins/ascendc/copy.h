@@ -111,8 +111,11 @@ inline void copy_out(Core& core, uintptr_t dst, const Place& src, const Blocks& 
 }
 
 template <class Params>
-Blocks padded_blocks(const Core& core, const Params& p, uint64_t unit, bool to_gm) {
+Blocks padded_blocks(Core& core, const Place& ub, const Params& p, uint64_t unit, bool to_gm) {
   static_assert(kChip.copies_with_pad, "this chip has no DataCopyPad");
+  NGRAM_TWIN_CHECK(core.live(ub, "DataCopyPad").copies,
+                   "block %d: DataCopyPad: a TBuf at VECCALC, which this chip does not document: VECIN or VECOUT",
+                   core.block());
   NGRAM_TWIN_CHECK(p.blockCount >= 1 && p.blockCount <= kMaxBlockCount,
                    "block %d: DataCopyPad: blockCount %u, the limit is %u", core.block(), p.blockCount, kMaxBlockCount);
   NGRAM_TWIN_CHECK(p.blockLen >= 1 && p.blockLen <= kMaxPadBlockBytes,
@@ -132,7 +135,7 @@ template <class T, class Params, class Pad>
 void copy_in_padded(const AscendC::LocalTensor<T>& dst, const AscendC::GlobalTensor<T>& src, const Params& params,
                     const Pad& pad) {
   Core& core = Core::current();
-  Blocks blocks = padded_blocks(core, params, sizeof(T), false);
+  Blocks blocks = padded_blocks(core, dst.place(), params, sizeof(T), false);
   T value{};
   if (pad.isPad) {
     blocks.left = pad.leftPadding * sizeof(T);
@@ -216,13 +219,15 @@ template <class T>
 void DataCopyPad(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const DataCopyExtParams& dataCopyParams) {
   Core& core = Core::current();
   ngram_npu::twin::copy_out(core, dst.address(), src.place(),
-                            ngram_npu::twin::padded_blocks(core, dataCopyParams, sizeof(T), true), "DataCopyPad");
+                            ngram_npu::twin::padded_blocks(core, src.place(), dataCopyParams, sizeof(T), true),
+                            "DataCopyPad");
 }
 template <class T>
 void DataCopyPad(const GlobalTensor<T>& dst, const LocalTensor<T>& src, const DataCopyParams& dataCopyParams) {
   Core& core = Core::current();
   ngram_npu::twin::copy_out(core, dst.address(), src.place(),
-                            ngram_npu::twin::padded_blocks(core, dataCopyParams, sizeof(T), true), "DataCopyPad");
+                            ngram_npu::twin::padded_blocks(core, src.place(), dataCopyParams, sizeof(T), true),
+                            "DataCopyPad");
 }
 
 }  // namespace AscendC

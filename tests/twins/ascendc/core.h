@@ -32,6 +32,7 @@ struct Buffer {
   uint32_t generation = 0;  // a tensor of an earlier one is stale
   BufferState state = BufferState::kFree;
   bool queued_ever = false;
+  bool copies = true;  // whether the chip documents DataCopyPad for its position
   // The flag that says its last user is done, of a free buffer of a queue: event and ID.
   struct {
     int event = -1;

@@ -21,6 +21,7 @@ struct CostModel {
   double scalar_gm = 0;               // a load that the scalar cache has
   double scalar_gm_miss = 0;          // one that it has not
   double sync = 0;                    // a flag set and waited for, a barrier
+  double same_line = 0;               // a copy's turn at 512 bytes of memory that another core is at
 
   double cycles_per_byte(int32_t cores) const {
     const double share = gm_bytes_per_cycle / cores;

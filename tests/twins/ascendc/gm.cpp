@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <unordered_map>
 
 #include "fault.h"
 
@@ -75,6 +76,21 @@ void check_pairs(const std::vector<Interval>& a, const std::vector<Interval>& b,
 }
 
 }  // namespace
+
+uint64_t copies_at_one_line(const std::vector<AccessLog>& logs) {
+  constexpr uintptr_t kLine = 512;
+  std::unordered_map<uintptr_t, uint64_t> copies;
+  uint64_t most = 0;
+  for (const AccessLog& log : logs) {
+    for (const auto* list : {&log.reads, &log.writes}) {
+      for (const Interval& x : *list) {
+        if (x.tick == 0) continue;  // a scalar's
+        for (uintptr_t line = x.begin / kLine; line * kLine < x.end; ++line) most = std::max(most, ++copies[line]);
+      }
+    }
+  }
+  return most;
+}
 
 void check_races(std::vector<AccessLog>& logs) {
   std::vector<Interval> writes;

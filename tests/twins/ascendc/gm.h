@@ -52,6 +52,9 @@ class AccessLog {
   }
 };
 
+// The most copies of all cores at one 512-byte line.
+uint64_t copies_at_one_line(const std::vector<AccessLog>& logs);
+
 // Throws where two cores touched the same bytes and one of them wrote: nothing orders blocks of a launch.
 void check_races(std::vector<AccessLog>& logs);
 

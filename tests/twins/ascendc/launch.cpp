@@ -44,14 +44,15 @@ State& state() {
   return one;
 }
 
-void account(const std::vector<Cost>& costs) {
+void account(const Outcome& outcome) {
   State& s = state();
+  const std::vector<Cost>& costs = outcome.costs;
   double slowest = 0;
   for (const Cost& cost : costs) {
     s.total.add_counts(cost);
     slowest = std::max(slowest, cost.cycles);
   }
-  s.total.cycles += slowest;
+  s.total.cycles += slowest + static_cast<double>(outcome.same_line) * s.model.same_line;
   ++s.launches;
   s.max_blocks = std::max(s.max_blocks, static_cast<int64_t>(costs.size()));
 }
@@ -65,6 +66,7 @@ ascendc::LaunchPlan plan_for(const Params& params, int64_t cores, uint64_t seed,
   const int64_t varied = kCores[seed / std::size(kUbBytes) % std::size(kCores)];
   for (size_t size = cores > 0 ? std::size(kUbBytes) - 1 : seed % std::size(kUbBytes);; ++size) {
     machine = {cores > 0 ? cores : varied, kUbBytes[size]};
+    if (cores == 0 && seed % 3 != 0) machine.least_items = static_cast<int64_t>(seed % 3);
     const ascendc::LaunchPlan plan = ascendc::plan(params, machine);
     if (plan.status == kOk || size + 1 == std::size(kUbBytes)) return plan;
   }
@@ -76,9 +78,9 @@ void worsen(const State& s, int64_t batch, ascendc::LaunchPlan& plan) {
   std::memcpy(&tiling, plan.args.tiling, sizeof(tiling));
   if (s.spans > 0) tiling.spans = s.spans;
   if (s.tile_tokens > 0) tiling.tile_tokens = s.tile_tokens;
-  tiling.cores = std::min(tiling.cores, batch * tiling.spans);
+  tiling.items.cores = std::min(tiling.items.cores, batch * tiling.spans);
   std::memcpy(plan.args.tiling, &tiling, sizeof(tiling));
-  if (plan.num_launches > 0) plan.launches[0].blocks = static_cast<uint32_t>(tiling.cores);
+  if (plan.num_launches > 0) plan.launches[0].blocks = static_cast<uint32_t>(tiling.items.cores);
 }
 
 template <class Params>
@@ -112,7 +114,7 @@ int32_t carry_out(const Params& params) {
       s.fault = outcome.fault;
       return kLaunchFailed;
     }
-    account(outcome.costs);
+    account(outcome);
   }
   ++s.seed;
   return kOk;
@@ -154,7 +156,7 @@ NGRAM_NPU_EXPORT const char* ngram_npu_ascendc_twin_fault() {
 
 // What the modelled cycles are made of: the members of CostModel, in order.
 NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_set_model(const double* values) {
-  static_assert(sizeof(ngram_npu::twin::CostModel) == 11 * sizeof(double));
+  static_assert(sizeof(ngram_npu::twin::CostModel) == 12 * sizeof(double));
   std::memcpy(static_cast<void*>(&ngram_npu::twin::state().model), values, sizeof(ngram_npu::twin::CostModel));
 }
 

@@ -232,6 +232,8 @@ class TPipe {
   bool InitBuffer(TBuf<pos>& buf, uint32_t len) {
     buf.buffer_ = Core::current().new_buffer(len);
     Core::current().buffer(buf.buffer_).state = ngram_npu::twin::BufferState::kAllocated;
+    Core::current().buffer(buf.buffer_).copies =
+        pos != TPosition::VECCALC || ngram_npu::twin::kChip.copies_with_pad_at_calc;
     buf.bytes_ = Core::current().buffer(buf.buffer_).bytes;
     return true;
   }

@@ -18,8 +18,9 @@ std::string json(const BatchTiling& t) {
 }
 
 std::string json(const LookupTiling& t) {
-  return "{\"spans\": " + std::to_string(t.spans) + ", \"cores\": " + std::to_string(t.cores) +
-         ", \"tile_tokens\": " + std::to_string(t.tile_tokens) + ", \"requests\": " + json(t.requests) + "}";
+  return "{\"launches\": " + std::to_string(t.launches) + ", \"spans\": " + std::to_string(t.spans) +
+         ", \"items\": " + json(t.items) + ", \"tile_tokens\": " + std::to_string(t.tile_tokens) +
+         ", \"requests\": " + json(t.requests) + "}";
 }
 
 // null where the machine cannot carry the operator out.

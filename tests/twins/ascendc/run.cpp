@@ -69,6 +69,7 @@ Outcome run(const std::vector<Region>& regions, int32_t blocks, const std::funct
   work();
   for (std::thread& thread : threads) thread.join();
 
+  if (outcome.fault.empty() && options.model.same_line > 0) outcome.same_line = copies_at_one_line(logs);
   if (outcome.fault.empty() && !options.races_allowed) {
     try {
       check_races(logs);

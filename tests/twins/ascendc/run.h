@@ -12,6 +12,7 @@ namespace ngram_npu::twin {
 struct Outcome {
   std::string fault;        // empty: nothing was wrong
   std::vector<Cost> costs;  // per block
+  uint64_t same_line = 0;   // the most copies that cores made at one 512-byte line of global memory
 };
 
 struct Options {

@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -168,28 +168,6 @@ def test_an_empty_batch() -> None:
         assert [tuple(r.shape) for r in got] == [(0,), (0, 3), (0,), (0,)]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_the_two_steps_of_vllm_s_own_runner(seed: int) -> None:
-    given = _batch(seed)
-    expected, rows = _expected(given, 100)
-    drafter = _drafter()
-    batch = SimpleNamespace(num_reqs=9, vocab_size=100)
-    following, counts, valid = drafter.update_token_ids_ngram(
-        given["sampled_token_ids"],
-        batch,
-        given["token_ids"],
-        given["num_tokens_no_spec"],
-        given["discard_request_mask"],
-    )
-    assert valid[given["discard_request_mask"]].eq(-1).all()
-    drafts, num_drafts = drafter.propose(
-        3, given["num_tokens_no_spec"], given["token_ids"], valid, counts
-    )
-    got = [following.tolist(), drafts.tolist(), num_drafts.tolist(), counts.tolist()]
-    assert got == expected
-    assert np.array_equal(given["token_ids"].numpy(), rows)
-
-
 def test_no_call_of_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of CUDA, and nothing that waits, in a step."""
 
@@ -202,12 +180,6 @@ def test_no_call_of_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.Tensor, name, forbidden)
     given = _batch(2)
     ascend.triton_ngram_spec_decode(**given, vocab_size=100, min_n=2, max_n=4, k=3)
-    drafter = _drafter()
-    sampled = given["sampled_token_ids"]
-    rest = (given["token_ids"], given["num_tokens_no_spec"], given["discard_request_mask"])
-    batch = SimpleNamespace(num_reqs=9, vocab_size=100)
-    _, counts, valid = drafter.update_token_ids_ngram(sampled, batch, *rest)
-    drafter.propose(3, rest[1], rest[0], valid, counts)
 
 
 def test_as_the_runner_makes_and_warms_it() -> None:
@@ -297,6 +269,48 @@ def test_a_runner_that_is_there_already(package: Package) -> None:
     assert runner.AscendNgramProposerNPU is not ascend.AscendNgramProposerNPU
     plugin.install()
     assert runner.AscendNgramProposerNPU is ascend.AscendNgramProposerNPU
+
+
+# What the plugin looks at, in the releases of the guide's table: names and parameters, no more.
+BEFORE = """
+class NgramProposer:
+    def __init__(self, vllm_config, device, runner): ...
+    def load_model(self, *args, **kwargs): ...
+    def dummy_run(
+        self, num_tokens, with_prefill=None, skip_attn=None, num_reqs=None,
+        num_tokens_across_dp=None, aclgraph_runtime_mode=None, batch_descriptor=None,
+    ): ...
+def get_spec_decode_method(method, vllm_config, device, runner):
+    return NgramProposer(vllm_config, device, runner)
+"""
+RELEASES = {
+    "before v0.24.0rc": (BEFORE, "from vllm_ascend.spec_decode import get_spec_decode_method"),
+    "v0.24.0rc to v0.25.1": (FACTORY, RUNNER.replace(LAUNCHER, "")),
+    "v0.26.0rc, main of August 2026": (FACTORY, RUNNER),
+}
+V2 = "any, with its V2 runner"  # raises by itself; the plugin waits for a module that never comes
+
+
+def _table() -> dict[str, list[str]]:
+    guide = Path(__file__).parents[3] / "docs/guides/ascend.md"
+    _, _, table = guide.read_text(encoding="utf-8").partition("| vLLM-Ascend | `ngram` |")
+    rows = [line.strip("|").split("|") for line in table.split("\n\n")[0].splitlines()[2:]]
+    return {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows}
+
+
+def test_the_guide_has_these_releases() -> None:
+    assert list(_table()) == [*RELEASES, V2]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_what_the_guide_says_of_a_release(package: Package, release: str) -> None:
+    package(*RELEASES[release])
+    plugin.install()
+    runner = _runner()
+    of_both = ((ascend_plugin.HOST,), (ascend_plugin.DEVICE, ascend_plugin.LAUNCHER))
+    for names, says in zip(of_both, _table()[release], strict=True):
+        served = [getattr(runner, name, None) is getattr(ascend, name) for name in names]
+        assert served == [says == "served"] * len(names), says
 
 
 @pytest.mark.parametrize(

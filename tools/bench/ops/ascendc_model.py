@@ -55,13 +55,22 @@ MODEL: dict[str, Figure] = {
     "copy_latency": Figure(1000, "cycles from a copy's last byte until a pipe may go on", _GUESS),
     "vector_startup": Figure(20, "cycles per vector instruction", _GUESS),
     "vector_repeat": Figure(1, "cycles per 256 bytes", f"{_INI}: vec_calc_size=128 halves a cycle"),
-    "gather_repeat": Figure(8, "cycles per 256 bytes gathered", _GUESS),
+    "gather_repeat": Figure(
+        12.8, "cycles per 256 bytes gathered", "the devkit's guide: 5 elements a cycle"
+    ),
     "issue": Figure(20, "cycles of the scalar unit per instruction it hands out", _GUESS),
     "scalar_ub": Figure(4, "cycles per scalar access to UB", _GUESS),
     "scalar_gm": Figure(4, "cycles per scalar load the cache has", _GUESS),
     "scalar_gm_miss": Figure(500, "cycles per scalar load it has not", _GUESS),
     "sync": Figure(20, "cycles per flag or barrier", _GUESS),
+    "same_line": Figure(
+        16,
+        "cycles per copy at the 512 bytes of memory that most copies are at, added to the launch",
+        f"{_GUESS}; 512 bytes at ddr_rate. That they wait in line: the devkit's guide",
+    ),
 }
+LAUNCH_US = Figure(3, "us from one launch on a stream to the next", _GUESS)
+"""Apart from ``model_us``: a kernel's arguments are read and its cores started in it."""
 WORK_ALONE = ("copy_bytes_per_cycle", "gm_bytes_per_cycle", "vector_repeat", "gather_repeat")
 """What counts towards ``work_us``: bytes and repeats, no latencies and no overheads."""
 
@@ -124,7 +133,8 @@ class AscendcModel(Op):
         "cores": CORES,
         "clock_hz": CLOCK_HZ,
         "figures": {name: vars(figure) for name, figure in MODEL.items()},
-        "left_out": "the launch itself, L2 hits, bank conflicts, scalar arithmetic and branches",
+        "launch": vars(LAUNCH_US),
+        "left_out": "L2 hits, bank conflicts, scalar arithmetic, branches; from model_us launches",
     }
 
     def make(self, workload: Workload, options: Options) -> Contestant:
@@ -175,7 +185,8 @@ def modelled(twin: Twin, call: Callable[[], object], cores: int = CORES) -> dict
     moved = counts["gm_to_ub_bytes"] + counts["ub_to_gm_bytes"]
     return {
         "cores": cores,
-        "model_us": _us(counts.pop("cycles")),
+        "model_us": (model_us := _us(counts.pop("cycles"))),
+        "with_launches_us": stats.rounded(model_us + counts["launches"] * LAUNCH_US.value),
         "work_us": _us(work_cycles),
         "floor_us": stats.rounded(moved / GM_BYTES_PER_SECOND * 1e6),
         "counts": {name: int(count) for name, count in counts.items()},

@@ -31,6 +31,24 @@ std::function<void()> load(Tensor<int32_t>& memory, uint64_t offset, uint32_t by
   };
 }
 
+TEST(Memory, PositionsThatAreCopied) {
+  Tensor<int32_t> memory(8);
+  const auto copied = [&memory](auto buffer) {
+    return [&memory, buffer]() mutable {
+      TPipe pipe;
+      pipe.InitBuffer(buffer, 32);
+      const DataCopyExtParams params(1, 32, 0, 0, 0);
+      DataCopyPad(buffer.template Get<int32_t>(8), memory.global(), params, DataCopyPadExtParams<int32_t>());
+      AscendC::SetFlag<HardEvent::MTE2_MTE3>(0);
+      AscendC::WaitFlag<HardEvent::MTE2_MTE3>(0);
+      DataCopyPad(memory.global(), buffer.template Get<int32_t>(8), params);
+    };
+  };
+  EXPECT_CLEAN(copied(TBuf<TPosition::VECIN>()), {memory.region()});
+  EXPECT_CLEAN(copied(TBuf<TPosition::VECOUT>()), {memory.region()});
+  EXPECT_FAULT("a TBuf at VECCALC", copied(TBuf<TPosition::VECCALC>()), {memory.region()});
+}
+
 TEST(Memory, Bounds) {
   Tensor<int32_t> memory(100);
   EXPECT_CLEAN(load(memory, 0, 400), {memory.region()});

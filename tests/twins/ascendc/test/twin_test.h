@@ -64,7 +64,7 @@ struct Scratch {
   explicit Scratch(uint32_t len, bool filled = true) : tensor(more<T>(len, filled)) {}
   template <class U>
   LocalTensor<U> more(uint32_t len, bool filled = true) {
-    TBuf<TPosition::VECCALC> buffer;
+    TBuf<TPosition::VECIN> buffer;
     pipe.InitBuffer(buffer, static_cast<uint32_t>(len * sizeof(U)));
     LocalTensor<U> made = buffer.template Get<U>(len);
     if (filled) fill_in(made, len);

@@ -1,0 +1,91 @@
+#include "ascendc/loaded_kernels.h"
+
+#include <dlfcn.h>
+
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace ngram_npu::ascendc {
+namespace {
+
+constexpr const char* kNames[] = {
+#define NGRAM_NPU_NAME(name) #name,
+    NGRAM_NPU_ASCENDC_KERNELS(NGRAM_NPU_NAME)
+#undef NGRAM_NPU_NAME
+};
+
+thread_local std::string error_text;
+
+// A file of the package, which all lie in one folder.
+std::string beside_this(const char* file) {
+  Dl_info here{};
+  dladdr(reinterpret_cast<void*>(&load_error), &here);
+  const std::string path = here.dli_fname;
+  return path.substr(0, path.find_last_of('/') + 1) + file;
+}
+
+// A function of CANN's runtime; null where this release has none of the name, so that none is linked to.
+template <class Function>
+Function of_runtime(const char* name) {
+  void* runtime = dlopen("libascendcl.so", RTLD_LAZY | RTLD_NOLOAD);
+  return runtime != nullptr ? reinterpret_cast<Function>(dlsym(runtime, name)) : nullptr;
+}
+
+}  // namespace
+
+const char* load_error() { return error_text.c_str(); }
+
+// The kernels' binary, as CANN's "kernel loading and execution" has it.
+bool LoadedKernels::load_binary() {
+  using LoadFromFile = int32_t (*)(const char* path, void* options, void** binary);
+  using GetFunction = int32_t (*)(void* binary, const char* name, void** function);
+  const auto load = of_runtime<LoadFromFile>("aclrtBinaryLoadFromFile");
+  const auto get = of_runtime<GetFunction>("aclrtBinaryGetFunction");
+  const auto launch = of_runtime<LaunchFromHost>("aclrtLaunchKernelWithHostArgs");
+  void* binary = nullptr;
+  if (load == nullptr || get == nullptr || launch == nullptr) return false;
+  if (load(beside_this("ngram_npu_kernels.o").c_str(), nullptr, &binary) != 0) return false;
+  for (int32_t i = 0; i < kNumKernels; ++i) {
+    if (get(binary, kNames[i], &entries_[i]) != 0) return false;
+  }
+  launch_ = launch;
+  return true;
+}
+
+// CANN's generated launch stubs, whose library loads its kernels when it is opened. Each launch through them allocates
+// and frees eight bytes of the device.
+bool LoadedKernels::load_stubs() {
+  void* library = dlopen(beside_this("libngram_npu_ascendc.so").c_str(), RTLD_NOW | RTLD_LOCAL);
+  for (int32_t i = 0; i < kNumKernels && library != nullptr; ++i) {
+    entries_[i] = dlsym(library, (std::string("aclrtlaunch_") + kNames[i]).c_str());
+    if (entries_[i] == nullptr) library = nullptr;
+  }
+  if (library == nullptr) error_text = dlerror();
+  return library != nullptr;
+}
+
+const LoadedKernels* LoadedKernels::on(int32_t device) {
+  static std::mutex mutex;
+  static std::map<int32_t, LoadedKernels> all;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto known = all.find(device);
+  if (known != all.end()) return &known->second;
+  LoadedKernels made;
+  if (!made.load_binary() && !made.load_stubs()) return nullptr;
+  return &all.emplace(device, made).first->second;
+}
+
+int32_t LoadedKernels::start(const Launch& launch, void* stream, const NgramNpuLaunchArgs& args) const {
+  // The word behind the kernel's own argument is that of CANN's overflow check, which these chips do not have.
+  struct {
+    NgramNpuLaunchArgs own;
+    uint64_t overflow;
+  } all{args, 0};
+  void* entry = entries_[static_cast<int32_t>(launch.kernel)];
+  if (launch_ != nullptr) return launch_(entry, launch.blocks, stream, nullptr, &all, sizeof(all), nullptr, 0);
+  using Stub = uint32_t (*)(uint32_t blocks, void* stream, NgramNpuLaunchArgs* args);
+  return static_cast<int32_t>(reinterpret_cast<Stub>(entry)(launch.blocks, stream, &all.own));
+}
+
+}  // namespace ngram_npu::ascendc
