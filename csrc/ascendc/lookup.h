@@ -261,8 +261,8 @@ class Drafter {
     order<AscendC::HardEvent::MTE2_S>();
   }
 
-  // Request j of the pass.
-  __aicore__ inline void draft(int64_t j, const GrownRow& row) {
+  // Request j of the pass; places without a draft get `unused`.
+  __aicore__ inline void draft(int64_t j, const GrownRow& row, int32_t unused) {
     Occurrence found{-1, 0};
     for (int64_t at = j * match_ints_; at < (j + 1) * match_ints_; at += kMatchInts) {
       const Occurrence candidate{matches_.get(at + 1), matches_.get(at)};
@@ -271,7 +271,7 @@ class Drafter {
     }
     const int64_t count = num_drafts(found, row.length, options_);
     for (int64_t d = 0; d < options_.k; ++d) {
-      drafts_.set(j * options_.k + d, d < count ? row[draft_source(found.end, row.length, d)] : kNoToken);
+      drafts_.set(j * options_.k + d, d < count ? row[draft_source(found.end, row.length, d)] : unused);
     }
     num_drafts_.set(j, static_cast<int32_t>(count));
     match_lens_.set(j, reported_len(found, count));

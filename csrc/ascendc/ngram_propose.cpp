@@ -31,7 +31,7 @@ extern "C" __global__ __aicore__ void ngram_npu_ngram_propose_draft(NgramNpuLaun
   for (int64_t first = first_item(share); first < p.batch; first += items_between(share)) {
     const int64_t count = smaller(share.per_pass, p.batch - first);
     drafter.load(args.workspace, first, count);
-    for (int64_t j = 0; j < count; ++j) drafter.draft(j, grown_row(p, first + j));
+    for (int64_t j = 0; j < count; ++j) drafter.draft(j, grown_row(p, first + j), unused_token(p, first + j));
     order<AscendC::HardEvent::S_MTE3>();
     drafter.store(p, first, count);
     order<AscendC::HardEvent::MTE3_S>();

@@ -61,7 +61,7 @@ extern "C" __global__ __aicore__ void ngram_npu_ngram_step_draft(NgramNpuLaunchA
       const Accepted a = accept(p, first + j);
       next_tokens.set(j, a.next_token);
       num_sampled.set(j, static_cast<int32_t>(a.num_sampled));
-      drafter.draft(j, grown_row(p, first + j, a));
+      drafter.draft(j, grown_row(p, first + j, a), unused_token(p, first + j));
       appender.append(p, first + j, j, a);
     }
     order<AscendC::HardEvent::S_MTE3>();

@@ -19,8 +19,8 @@ __global__ void __launch_bounds__(kLookupThreads, kLookupBlocks)
   }
   search_tiles(tokens, p.lookup, static_cast<int32_t>(blockIdx.y), static_cast<int32_t>(gridDim.y), block);
   if (!join_blocks(p.workspace, block)) return;
-  write_draft(tokens, occurrence_of(block.best, tokens, p.lookup), p.lookup, p.draft_token_ids + i * p.lookup.k,
-              p.num_draft_tokens + i, p.match_len + i);
+  write_draft(tokens, occurrence_of(block.best, tokens, p.lookup), p.lookup, unused_token(p, i),
+              p.draft_token_ids + i * p.lookup.k, p.num_draft_tokens + i, p.match_len + i);
 }
 
 }  // namespace

@@ -33,8 +33,8 @@ __global__ void __launch_bounds__(kLookupThreads, kLookupBlocks)
   if (!join_blocks(p.workspace, block)) return;
 
   const Accepted a = accept(p, i, live_of_block, run_of_block);  // again: held all along it costs registers
-  write_draft(tokens, occurrence_of(block.best, tokens, p.lookup), p.lookup, p.draft_token_ids + i * p.lookup.k,
-              p.num_draft_tokens + i, p.match_len + i);
+  write_draft(tokens, occurrence_of(block.best, tokens, p.lookup), p.lookup, unused_token(p, i),
+              p.draft_token_ids + i * p.lookup.k, p.num_draft_tokens + i, p.match_len + i);
   if (thread < a.num_appended) p.token_ids[a.row][a.old_length + thread] = p.sampled_token_ids[i][thread];
   if (thread == 0) {
     p.next_token_ids[i] = a.next_token;
