@@ -28,7 +28,8 @@ namespace ngram_npu {
 inline constexpr const char* kSchemas[] = {
     "ngram_propose(Tensor token_ids, Tensor num_tokens, *, Tensor? row_indices=None, Tensor? num_sampled=None, "
     "SymInt min_n, SymInt max_n, SymInt k, int match_policy=0, bool overlap=False, SymInt max_len=9223372036854775807, "
-    "Tensor(w!)? workspace=None) -> (Tensor draft_token_ids, Tensor num_draft_tokens, Tensor match_len)",
+    "Tensor(w!)? workspace=None, bool fill=False) -> (Tensor draft_token_ids, Tensor num_draft_tokens, "
+    "Tensor match_len)",
 
     "ngram_step_(Tensor(a!) token_ids, Tensor(b!) num_tokens, Tensor sampled_token_ids, *, Tensor? discard=None, "
     "Tensor? row_indices=None, bool advance=True, SymInt vocab_size=2147483647, SymInt min_n, SymInt max_n, SymInt k, "
@@ -38,7 +39,7 @@ inline constexpr const char* kSchemas[] = {
     "ngram_index_propose_(Tensor token_ids, Tensor num_tokens, Tensor(a!) index, *, Tensor? row_indices=None, "
     "Tensor? slot_indices=None, Tensor? num_sampled=None, SymInt min_n, SymInt max_n, SymInt k, int match_policy=0, "
     "bool overlap=False, SymInt max_len=9223372036854775807, Tensor(w!)? workspace=None, bool ladder=False, "
-    "Tensor? costs=None, SymInt cost_limit=40, Tensor(d!)? draft_costs=None) -> "
+    "Tensor? costs=None, SymInt cost_limit=40, Tensor(d!)? draft_costs=None, bool fill=False) -> "
     "(Tensor draft_token_ids, Tensor num_draft_tokens, Tensor match_len)",
 
     "ngram_index_step_(Tensor(a!) token_ids, Tensor(b!) num_tokens, Tensor sampled_token_ids, Tensor(c!) index, *, "

@@ -319,15 +319,15 @@ class Drafter {
         num_drafts_(pipe, per_pass),
         match_lens_(pipe, per_pass) {}
 
-  // Request j of the pass.
+  // Request j of the pass; places without a draft get `unused`.
   template <class Best>
-  __aicore__ inline void draft(int64_t j, const GrownRow& row, const Best& best) {
+  __aicore__ inline void draft(int64_t j, const GrownRow& row, const Best& best, int32_t unused) {
     Occurrence found = best(j, row);
     // Too short, or found in a row that another request has changed meanwhile.
     if (found.len < options_.min_n || found.end + 1 >= row.length) found = {-1, 0};
     const int64_t count = num_drafts(found, row.length, options_);
     for (int64_t d = 0; d < options_.k; ++d) {
-      drafts_.set(j * options_.k + d, d < count ? row[draft_source(found.end, row.length, d)] : kNoToken);
+      drafts_.set(j * options_.k + d, d < count ? row[draft_source(found.end, row.length, d)] : unused);
     }
     num_drafts_.set(j, static_cast<int32_t>(count));
     match_lens_.set(j, reported_len(found, count));

@@ -18,7 +18,7 @@ class ProposeResults {
 
   template <class Best>
   __aicore__ inline void add(const NgramProposeParams& p, int64_t i, int64_t j, const Best& best) {
-    drafter_.draft(j, grown_row(p, i), best);
+    drafter_.draft(j, grown_row(p, i), best, unused_token(p, i));
   }
   __aicore__ inline void store(const NgramProposeParams& p, int64_t first, int64_t count) {
     order<AscendC::HardEvent::S_MTE3>();

@@ -47,7 +47,7 @@ class StepResults {
     const Accepted a = accept(p, i);
     next_tokens_.set(j, a.next_token);
     num_sampled_.set(j, static_cast<int32_t>(a.num_sampled));
-    drafter_.draft(j, grown_row(p, i, a), best);
+    drafter_.draft(j, grown_row(p, i, a), best, unused_token(p, i));
     appender_.append(p, i, j, a);
   }
   __aicore__ inline void store(const NgramStepParams& p, int64_t first, int64_t count) {

@@ -69,12 +69,12 @@ NGRAM_FN int32_t reported_len(Occurrence found, int64_t drafts) {
   return drafts > 0 ? static_cast<int32_t>(found.len) : 0;
 }
 
-// One row's outputs; draft has k slots.
+// One row's outputs; draft has k slots, of which those without a draft get `unused`.
 NGRAM_FN void write_draft(const int32_t* tokens, int64_t num_tokens, Occurrence found, const LookupOptions& options,
-                          int32_t* draft, int32_t* num_draft, int32_t* match_len) {
+                          int32_t unused, int32_t* draft, int32_t* num_draft, int32_t* match_len) {
   const int64_t count = num_drafts(found, num_tokens, options);
   for (int64_t j = 0; j < count; ++j) draft[j] = tokens[draft_source(found.end, num_tokens, j)];
-  for (int64_t j = count; j < options.k; ++j) draft[j] = kNoToken;
+  for (int64_t j = count; j < options.k; ++j) draft[j] = unused;
   *num_draft = static_cast<int32_t>(count);
   *match_len = reported_len(found, count);
 }

@@ -36,7 +36,8 @@ NGRAM_FN uint8_t outcome_of(Occurrence candidate, const int32_t* tokens, int64_t
 template <class Outcome>
 NGRAM_FN void write_ladder_draft(const int32_t* tokens, int64_t num_tokens, Occurrence found,
                                  const LookupOptions& options, const LadderOptions& ladder, Outcome&& outcome,
-                                 int32_t* draft, int32_t* num_draft, int32_t* match_len, uint8_t* draft_costs) {
+                                 int32_t unused, int32_t* draft, int32_t* num_draft, int32_t* match_len,
+                                 uint8_t* draft_costs) {
   const int64_t most = num_drafts(found, num_tokens, options);
   int64_t count = 0;
   for (int64_t total = 0; count < most; ++count) {
@@ -51,7 +52,7 @@ NGRAM_FN void write_ladder_draft(const int32_t* tokens, int64_t num_tokens, Occu
     draft[count] = tokens[place];
   }
   for (int64_t j = count; j < options.k; ++j) {
-    draft[j] = kNoToken;
+    draft[j] = unused;
     if (draft_costs != nullptr) draft_costs[j] = kNoCost;
   }
   *num_draft = static_cast<int32_t>(count);

@@ -13,6 +13,7 @@ struct NgramProposeParams {
   Gm<const int32_t> num_sampled;       // [B], or null: all draft; else those above 0 do
   int64_t batch;
   LookupOptions lookup;
+  bool fill;                     // what stands behind the drafts: unused_token()
   Gm<int32_t> draft_token_ids;   // [B, k]
   Gm<int32_t> num_draft_tokens;  // [B]
   Gm<int32_t> match_len;         // [B]
@@ -24,6 +25,16 @@ NGRAM_FN LiveRow live_row(const NgramProposeParams& p, int64_t i) {
   const int64_t row = p.row_indices[i];
   if (!p.token_ids.has(row) || (p.num_sampled != nullptr && p.num_sampled[i] <= 0)) return {-1, 0};
   return {row, p.num_tokens[row]};
+}
+
+// What the places of request i's draft get that have no draft: with `fill` the row's last token, also where
+// num_sampled lets it draft nothing.
+NGRAM_FN int32_t unused_token(const NgramProposeParams& p, int64_t i) {
+  if (!p.fill) return kNoToken;
+  const int64_t row = p.row_indices[i];
+  if (!p.token_ids.has(row)) return kNoToken;
+  const int64_t length = p.num_tokens[row];
+  return length >= 1 && length <= p.token_ids.capacity ? p.token_ids[row][length - 1] : kNoToken;
 }
 
 }  // namespace ngram_npu

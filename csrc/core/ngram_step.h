@@ -74,4 +74,7 @@ NGRAM_FN Accepted accept(const NgramStepParams& p, int64_t i) {
 // Only a request that got a token drafts: the others are not verified in the next step.
 NGRAM_FN bool drafts(const Accepted& a) { return a.row >= 0 && a.num_sampled > 0; }
 
+// As ngram_propose's, which may fill its drafts.
+NGRAM_FN int32_t unused_token(const NgramStepParams&, int64_t) { return kNoToken; }
+
 }  // namespace ngram_npu

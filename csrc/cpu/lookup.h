@@ -22,6 +22,6 @@ FindOccurrence find_occurrence();
 
 // Looks one row up and writes its outputs.
 void draft_row(FindOccurrence find, const int32_t* tokens, int64_t num_tokens, int64_t capacity,
-               const LookupOptions& options, int32_t* draft, int32_t* num_draft, int32_t* match_len);
+               const LookupOptions& options, int32_t unused, int32_t* draft, int32_t* num_draft, int32_t* match_len);
 
 }  // namespace ngram_npu::cpu

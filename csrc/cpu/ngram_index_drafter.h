@@ -162,15 +162,16 @@ class IndexDrafter {
       found = options_.ladder ? scan_ladder(tokens, row.length)
                               : find_(tokens, row.length, p_.lookup.min_n, p_.lookup.max_n, p_.lookup.match_policy);
     }
+    const int32_t unused = unused_token(p_, i);
     int32_t* const draft = p_.draft_token_ids + i * p_.lookup.k;
     if (!options_.ladder) {
-      write_draft(tokens, row.length, found, p_.lookup, draft, p_.num_draft_tokens + i, p_.match_len + i);
+      write_draft(tokens, row.length, found, p_.lookup, unused, draft, p_.num_draft_tokens + i, p_.match_len + i);
       return;
     }
     uint8_t* const costs =
         ladder_.draft_costs == nullptr ? nullptr : ladder_.draft_costs + i * ladder_.draft_costs_stride;
     const auto write = [&](auto&& outcome) {
-      write_ladder_draft(tokens, row.length, found, p_.lookup, ladder_, outcome, draft, p_.num_draft_tokens + i,
+      write_ladder_draft(tokens, row.length, found, p_.lookup, ladder_, outcome, unused, draft, p_.num_draft_tokens + i,
                          p_.match_len + i, costs);
     };
     if (scan || found.len == 0) {

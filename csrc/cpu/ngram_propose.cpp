@@ -12,7 +12,7 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_propose(const NgramProposeParams* p
   cpu::for_each_row(p.executor, p.batch, tokens, [&](int64_t i) {
     const LiveRow live = live_row(p, i);
     cpu::draft_row(find, live.row >= 0 ? p.token_ids[live.row] : nullptr, live.length, p.token_ids.capacity, p.lookup,
-                   p.draft_token_ids + i * p.lookup.k, p.num_draft_tokens + i, p.match_len + i);
+                   unused_token(p, i), p.draft_token_ids + i * p.lookup.k, p.num_draft_tokens + i, p.match_len + i);
   });
   return kOk;
 }

@@ -21,7 +21,7 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_step_(const NgramStepParams* params
       std::memcpy(row + a.old_length, p.sampled_token_ids[i], static_cast<size_t>(a.num_appended) * sizeof(int32_t));
       if (p.advance) p.num_tokens[a.row] = static_cast<int32_t>(length);
     }
-    cpu::draft_row(find, row, drafts(a) ? length : 0, p.token_ids.capacity, p.lookup,
+    cpu::draft_row(find, row, drafts(a) ? length : 0, p.token_ids.capacity, p.lookup, unused_token(p, i),
                    p.draft_token_ids + i * p.lookup.k, p.num_draft_tokens + i, p.match_len + i);
   });
   return kOk;

@@ -362,15 +362,15 @@ __device__ void look_up_all(const Lookup& lookup, const Params& p, LookupBlock& 
   }
 }
 
-// One thread a slot.
+// One thread a slot; those without a draft get `unused`.
 __device__ inline void write_draft(const LiveTokens& tokens, Occurrence found, const LookupOptions& options,
-                                   int32_t* draft, int32_t* num_draft, int32_t* match_len) {
+                                   int32_t unused, int32_t* draft, int32_t* num_draft, int32_t* match_len) {
   const int64_t count = num_drafts(found, tokens.length, options);
   const uint32_t j = threadIdx.x;
   if (j < options.k) {
     const auto end = static_cast<uint32_t>(found.end);
     draft[j] =
-        j < count ? tokens[static_cast<int32_t>(draft_source(end, static_cast<uint32_t>(tokens.length), j))] : kNoToken;
+        j < count ? tokens[static_cast<int32_t>(draft_source(end, static_cast<uint32_t>(tokens.length), j))] : unused;
   }
   if (j == 0) {
     *num_draft = static_cast<int32_t>(count);

@@ -194,7 +194,8 @@ __device__ void draft_request(const Params& p, const IndexAccess& index, const T
     found = answer(table, index.slot_of(i, grown.row), shared.plan, live, p.token_ids.capacity, p.lookup, shared);
     if (threadIdx.x == 0 && !shared.plan.has_slot && table.num_slots > 0) count(table, kStatScanOther);
   }
-  write_draft(live, found, p.lookup, p.draft_token_ids + i * p.lookup.k, p.num_draft_tokens + i, p.match_len + i);
+  write_draft(live, found, p.lookup, unused_token(p, i), p.draft_token_ids + i * p.lookup.k, p.num_draft_tokens + i,
+              p.match_len + i);
 }
 
 }  // namespace

@@ -16,7 +16,8 @@ struct ProposeLookup {
     return {count > 0 ? p.token_ids[live_row(p, i).row] : p.token_ids.data, p.token_ids.data, count, count};
   }
   __device__ void finish(int64_t i, const LiveTokens& tokens, Occurrence found) const {
-    write_draft(tokens, found, p.lookup, p.draft_token_ids + i * p.lookup.k, p.num_draft_tokens + i, p.match_len + i);
+    write_draft(tokens, found, p.lookup, unused_token(p, i), p.draft_token_ids + i * p.lookup.k, p.num_draft_tokens + i,
+                p.match_len + i);
   }
   __device__ void settle(int64_t) const {}
 };

@@ -39,7 +39,8 @@ struct StepLookup {
   __device__ void finish(int64_t i, const LiveTokens& tokens, Occurrence found) const {
     const Accepted a = accept(p, i, block.live, block.num_sampled);  // again: held all along it costs registers
     const uint32_t thread = threadIdx.x;
-    write_draft(tokens, found, p.lookup, p.draft_token_ids + i * p.lookup.k, p.num_draft_tokens + i, p.match_len + i);
+    write_draft(tokens, found, p.lookup, unused_token(p, i), p.draft_token_ids + i * p.lookup.k, p.num_draft_tokens + i,
+                p.match_len + i);
     if (thread < a.num_appended) p.token_ids[a.row][a.old_length + thread] = p.sampled_token_ids[i][thread];
     if (thread == 0) {
       p.next_token_ids[i] = a.next_token;

@@ -90,11 +90,12 @@ auto run_propose(F& call, typename Operator::Params& all, NgramProposeParams& p,
 
 template <class F>
 auto ngram_propose(In<F> token_ids, In<F> num_tokens, Optional<F> row_indices, Optional<F> num_sampled, int64_t min_n,
-                   int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len,
-                   Optional<F> workspace) {
+                   int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len, Optional<F> workspace,
+                   bool fill) {
   F call("ngram_propose");
   NgramProposeParams p = check_propose(call, token_ids, num_tokens, row_indices, num_sampled);
   p.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len);
+  p.fill = fill;
   const auto memory = check_workspace(call, workspace);
   call.disjoint();
   return run_propose<ngram_propose_op>(call, p, p, memory);
@@ -104,11 +105,12 @@ template <class F>
 auto ngram_index_propose_(In<F> token_ids, In<F> num_tokens, In<F> index, Optional<F> row_indices,
                           Optional<F> slot_indices, Optional<F> num_sampled, int64_t min_n, int64_t max_n, int64_t k,
                           int64_t match_policy, bool overlap, int64_t max_len, Optional<F> workspace, bool ladder,
-                          Optional<F> costs, int64_t cost_limit, Optional<F> draft_costs) {
+                          Optional<F> costs, int64_t cost_limit, Optional<F> draft_costs, bool fill) {
   F call("ngram_index_propose_");
   NgramIndexProposeParams p{};
   p.propose = check_propose(call, token_ids, num_tokens, row_indices, num_sampled);
   p.propose.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len);
+  p.propose.fill = fill;
   call.index_span(min_n, max_n, match_policy, ladder);
   p.index = check_index(call, index, slot_indices, p.propose.batch);
   p.catch_up_tokens = kNgramIndexCatchUpTokens;

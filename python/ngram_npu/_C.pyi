@@ -54,6 +54,7 @@ def ngram_propose(
     overlap: bool = False,
     max_len: int = ...,
     workspace: _Int32 | None = None,
+    fill: bool = False,
 ) -> tuple[_Int32, _Int32, _Int32]:
     """token_ids [R,S], num_tokens [R], row_indices and num_sampled [B] ->
     draft_token_ids [B,k], num_draft_tokens [B], match_len [B]."""
@@ -98,6 +99,7 @@ def ngram_index_propose_(
     costs: _UInt8 | None = None,
     cost_limit: int = 40,
     draft_costs: _UInt8 | None = None,
+    fill: bool = False,
 ) -> tuple[_Int32, _Int32, _Int32]:
     """As ngram_propose, answered from index [W], which is written; slot_indices [B]. With a ladder:
     costs [16,32] uint8; draft_costs [B,k] uint8 is written."""

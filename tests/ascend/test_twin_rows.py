@@ -64,7 +64,7 @@ def _calls(rng: np.random.Generator, text: Rows, first: int) -> Iterator[tuple[s
             int(rng.integers(2)), bool(rng.integers(2)), UNLIMITED,
         )  # fmt: skip
         if call % 3:
-            yield "ngram_propose", (rows, lengths, None, None, *look, None)
+            yield "ngram_propose", (rows, lengths, None, None, *look, None, call % 2 == 1)
         else:
             # The tokens that follow, so that what is appended may match too.
             at = np.minimum(lengths[:, None] + np.arange(5), CAPACITY - 1)

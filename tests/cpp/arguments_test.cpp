@@ -115,7 +115,7 @@ struct Call {
   NgramProposeParams propose() {
     return std::get<NgramProposeParams>(host::ngram_propose<ViewCall>(
         token_ids, num_tokens, with_row_indices ? &row_indices : nullptr, with_mask ? &counts : nullptr, min_n, max_n,
-        k, match_policy, true, max_len, with_workspace ? &workspace : nullptr));
+        k, match_policy, true, max_len, with_workspace ? &workspace : nullptr, false));
   }
 
   NgramStepParams step() {

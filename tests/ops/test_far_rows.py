@@ -37,7 +37,7 @@ def test_far_rows(backend: Backend, far: Array) -> None:
         assert expected is not None
         assert all(map(np.array_equal, got, expected))
         assert np.array_equal(far, near)
-        tail = (None, None, *LOOKUP, None)
+        tail = (None, None, *LOOKUP, None, True)
         drafts = propose.reference(near, lengths, *tail)
         assert drafts is not None
         assert all(map(np.array_equal, backend.call(propose.name, (far, lengths, *tail)), drafts))

@@ -23,12 +23,15 @@ def _propose(
     match_policy: int = 0,
     overlap: bool = False,
     max_len: int = UNLIMITED,
+    fill: bool = False,
 ) -> list[int]:
     tokens = np.full((1, 32), -7, np.int32)
     tokens[0, : len(context)] = context
     lengths = np.array([len(context)], np.int32)
-    args = (tokens, lengths, None, None, *n, k, match_policy, overlap, max_len, None)
+    args = (tokens, lengths, None, None, *n, k, match_policy, overlap, max_len, None, fill)
     draft, count, _ = front_end.call("ngram_propose", args)
+    if fill:
+        return draft[0].tolist()
     assert list(draft[0, count[0] :]) == [-1] * (k - count[0])
     return draft[0, : count[0]].tolist()
 
@@ -71,7 +74,7 @@ class TestVllmNgramGpuV1AndAscend:
 
 
 class TestVllmV2:
-    """The latest match; its adapter, not the operator, fills unused places with the last token."""
+    """The latest match; the last token fills unused places."""
 
     def test_latest_of_equals(self, front_end: Backend) -> None:
         context = [1, 2, 70, 1, 2, 80, 1, 2]
@@ -81,8 +84,10 @@ class TestVllmV2:
         context = [1, 2, 3, 60, 9, 2, 3, 50, 1, 2, 3]
         assert _propose(front_end, context, n=(2, 3), k=2, match_policy=1) == [60, 9]
 
-    def test_unused_slots_stay_empty(self, front_end: Backend) -> None:
-        assert _propose(front_end, [9, 9], n=(1, 1), k=3, match_policy=1) == [9]
+    def test_the_last_token_fills_unused_places(self, front_end: Backend) -> None:
+        context = [7, 9, 7, 8]
+        assert _propose(front_end, [9, 8, 9], n=(1, 1), k=3, match_policy=1, fill=True) == [8, 9, 9]
+        assert _propose(front_end, context, n=(1, 1), k=3, match_policy=1, fill=True) == [8] * 3
 
 
 class TestOverlap:

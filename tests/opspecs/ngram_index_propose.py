@@ -18,7 +18,8 @@ def _slot_call(
     rng: np.random.Generator, tokens: Array, lengths: Array, policy: tuple[int, bool]
 ) -> Args:
     counts = in_buffer(rng.integers(-1, 4, 8))
-    return (tokens, lengths, in_buffer(range(8)), counts, 2, 4, 3, *policy, 70, None)
+    options = (2, 4, 3, *policy, 70, None, bool(counts[0] > 0))  # filled as it happens
+    return (tokens, lengths, in_buffer(range(8)), counts, *options)
 
 
 SPEC = indexed_spec(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
@@ -28,6 +29,15 @@ UNLIMITED = 2**63 - 1
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for i, sample in enumerate(_lookups(rng)):
+        both = sample.label.startswith(("empty", "hostile"))
+        for fill in (False, True) if both else (i // 2 % 2 == 1,):
+            label = f"{sample.label}-filled" if fill else sample.label
+            yield replace(sample, label=label, args=(*sample.args, fill))
+
+
+def _lookups(rng: np.random.Generator) -> Iterator[Sample]:
+    """All arguments but ``fill``."""
     tokens = in_buffer(random_rows(rng, 5, 90, 3), before=3, gap=5)
     lengths = in_buffer([90, 60, 33, 17, 2])
     indices = in_buffer([4, 0, 2], gap=2, dtype=np.int64)
@@ -131,7 +141,8 @@ def _strategy(draw: st.DrawFn) -> Args:
     if draw(st.booleans()):
         count = st.one_of(st.integers(0, 3), st.sampled_from(HOSTILE_INT32))
         num_sampled = in_buffer(draw(st.lists(count, min_size=batch, max_size=batch)))
-    return (tokens, lengths, indices, num_sampled, *draw(lookup_options()), None)
+    options = (*draw(lookup_options()), None, draw(st.booleans()))
+    return (tokens, lengths, indices, num_sampled, *options)
 
 
 def _sizes() -> tuple[Args, ...]:
@@ -142,7 +153,7 @@ def _sizes() -> tuple[Args, ...]:
         indices = np.arange(rows - 1, dtype=np.int32)
         num_sampled = np.ones(rows - 1, np.int32)
         tokens = random_rows(rng, rows, capacity, 3)
-        options = (low, high, k, 0, False, capacity + 3, None)
+        options = (low, high, k, 0, False, capacity + 3, None, False)
         made.append((tokens, lengths, indices, num_sampled, *options))
     return tuple(made)
 

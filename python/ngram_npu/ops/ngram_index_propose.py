@@ -34,6 +34,7 @@ def ngram_index_propose_(
     costs: torch.Tensor | None = None,
     cost_limit: int = 40,
     draft_costs: torch.Tensor | None = None,
+    fill: bool = False,
 ) -> NgramProposeResult:
     """:func:`ngram_propose`, bit for bit, at a cost that hardly grows with the context.
 
@@ -72,6 +73,7 @@ def ngram_index_propose_(
             costs=costs,
             cost_limit=cost_limit,
             draft_costs=draft_costs,
+            fill=fill,
         )
     )
 

@@ -17,7 +17,7 @@ class NgramProposeResult(NamedTuple):
     """All int32, on the device of ``token_ids``."""
 
     draft_token_ids: torch.Tensor
-    """[B, k], -1 in unused places."""
+    """[B, k], -1 in unused places; with ``fill`` the row's last token."""
     num_draft_tokens: torch.Tensor
     """[B]."""
     match_len: torch.Tensor
@@ -47,6 +47,7 @@ def ngram_propose(
     overlap: bool = False,
     max_len: int = UNLIMITED,
     workspace: torch.Tensor | None = None,
+    fill: bool = False,
 ) -> NgramProposeResult:
     """Finds the longest earlier occurrence of each row's last tokens and drafts what followed it.
 
@@ -63,6 +64,9 @@ def ngram_propose(
         max_len: no row drafts past this many tokens.
         workspace: [W] int32 zeroed once, for device backends (``workspace_size`` tells W); the
             CPU ignores it.
+        fill: whether unused places of the drafts hold the row's last token in place of -1, also
+            where ``num_sampled`` lets the request draft nothing. They stay -1 where the row or its
+            length is out of range.
 
     Raises:
         ValueError: a wrong argument (dtype, device, shape, stride, range), before any work.
@@ -80,6 +84,7 @@ def ngram_propose(
             overlap=overlap,
             max_len=max_len,
             workspace=workspace,
+            fill=fill,
         )
     )
 

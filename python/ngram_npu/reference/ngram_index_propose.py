@@ -57,9 +57,10 @@ def ngram_index_propose_(
     costs: Array | None,
     cost_limit: int,
     draft_costs: Array | None,
+    fill: bool = False,
 ) -> tuple[Array, Array, Array]:
     """As ``ngram_propose``; index [W] is left alone: what is kept in it is an implementation's own
     affair."""
     lookup = (min_n, max_n, k, match_policy, overlap, max_len)
     draft_of = drafter(*lookup, ladder, costs, cost_limit, draft_costs)
-    return draft_rows(token_ids, num_tokens, row_indices, num_sampled, k, draft_of)
+    return draft_rows(token_ids, num_tokens, row_indices, num_sampled, k, fill, draft_of)

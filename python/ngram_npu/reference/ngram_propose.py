@@ -59,6 +59,7 @@ def ngram_propose(
     overlap: bool,
     max_len: int,
     workspace: Array | None,
+    fill: bool = False,
 ) -> tuple[Array, Array, Array]:
     """token_ids [R,S], num_tokens [R], row_indices and num_sampled [B] ->
     draft_token_ids [B,k], num_draft_tokens [B], match_len [B]; all int32."""
@@ -68,6 +69,7 @@ def ngram_propose(
         row_indices,
         num_sampled,
         k,
+        fill,
         lambda _, tokens: draft_for(tokens, min_n, max_n, k, match_policy, overlap, max_len),
     )
 
@@ -78,6 +80,7 @@ def draft_rows(
     row_indices: Array | None,
     num_sampled: Array | None,
     k: int,
+    fill: bool,
     draft_of: Callable[[int, list[int]], tuple[list[int], int]],
 ) -> tuple[Array, Array, Array]:
     """The same with any drafter: from a batch position and its row, the draft and its match."""
@@ -87,10 +90,12 @@ def draft_rows(
     num_draft_tokens = np.zeros(len(rows), np.int32)
     match_len = np.zeros(len(rows), np.int32)
     for i, row in enumerate(rows):
-        if not 0 <= row < num_rows or (num_sampled is not None and num_sampled[i] <= 0):
+        if not 0 <= row < num_rows or not 1 <= num_tokens[row] <= capacity:
             continue
         length = int(num_tokens[row])
-        if not 2 <= length <= capacity:
+        if fill:
+            draft_token_ids[i] = token_ids[row, length - 1]
+        if length < 2 or (num_sampled is not None and num_sampled[i] <= 0):
             continue
         tokens = [int(token) for token in token_ids[row, :length]]
         draft, best = draft_of(i, tokens)

@@ -48,7 +48,7 @@ class NgramSpeculator:
         self.k = options.ngram.k
         self.device = device
         self._state = req_states.all_token_ids.gpu, req_states.total_len.gpu
-        self._arguments = options.ngram.lookup_arguments
+        self._arguments = options.ngram.lookup_arguments | {"fill": True}
         # Made before vLLM measures how much memory is left for its KV cache. In host memory only
         # what is used is committed.
         self.index: Any = None
@@ -97,7 +97,7 @@ class NgramSpeculator:
         aux_hidden_states: object,
         num_sampled: torch.Tensor,
         num_rejected: object,
-        last_sampled: torch.Tensor,
+        last_sampled: object,
         *args: object,
         dummy_run: bool = False,
         **kwargs: object,
@@ -107,7 +107,6 @@ class NgramSpeculator:
         Args:
             input_batch: its ``idx_mapping`` [B] int64 has the requests' rows.
             num_sampled: [B] int32; 0: the request's prefill goes on.
-            last_sampled: [max_num_reqs, 1] int64, the newest token of each row.
             dummy_run: a warm-up without requests; nothing is looked up.
             others: not used.
 
@@ -123,11 +122,11 @@ class NgramSpeculator:
         if self._stats is not None:
             values = self._state[1][rows], num_sampled, match_len, counts
             self._stats.observe(started, input_batch.idx_mapping_np, values)
-        return torch.where(drafts < 0, last_sampled.index_select(0, rows), drafts)
+        return drafts.to(torch.int64)
 
     def _look_up(self, rows: torch.Tensor, num_sampled: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Drafts [B, k], -1 behind the last token that was found, how many these are [B], and the
-        length of their match [B]; int32."""
+        """Drafts [B, k], filled up, how many tokens were found [B], and the length of their match
+        [B]; int32."""
         requests = {"row_indices": rows, "num_sampled": num_sampled, **self._arguments}
         ops = torch.ops.ngram_npu
         if self.index is None:
