@@ -147,6 +147,8 @@ def _run(runner: Runner, prompts: list[list[int]], max_tokens: int) -> tuple[lis
     stops = runner.model.model.generation_config.eos_token_id
     stop_token_ids = [] if stops is None else [stops] if isinstance(stops, int) else stops
     runner.generate(prompts[:1], min(_WARM_UP_TOKENS, max_tokens))
+    if runner.state.store is not None:
+        runner.state.store.clear()
     runner.reset_figures()
     start = time.perf_counter()
     outputs = runner.generate(prompts, max_tokens, stop_token_ids=stop_token_ids)

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from ngram_npu import NgramConfig
+from ngram_npu import NgramConfig, NgramStore, scope_of
 from ngram_npu.async_state import (
     AsyncConfig,
     AsyncSpecState,
@@ -33,7 +33,7 @@ class RunnerConfig:
     """Sizes and modes."""
 
     ngram: NgramConfig | None = field(default_factory=NgramConfig)
-    """What drafts; None: no speculation."""
+    """What drafts, from a store too if it asks for one; None: no speculation."""
     engine: Literal["index", "scan", "auto"] = "auto"
     """How it is looked up (`AsyncConfig.engine`)."""
     asynchronous: bool = True
@@ -71,10 +71,13 @@ class Figures:
 class Runner:
     """Generates text for many requests at once. Not thread-safe."""
 
-    def __init__(self, model: PreTrainedModel, config: RunnerConfig) -> None:
+    def __init__(
+        self, model: PreTrainedModel, config: RunnerConfig, *, store: NgramStore | None = None
+    ) -> None:
         """
         Args:
             model: a causal LM whose attention is ours (:func:`paged_model.load`).
+            store: one of ``kind="torch"``, loaded or warmed, in place of its own.
         """
         self.config, self.device = config, model.device
         width = -(-config.row_capacity // config.block_size)
@@ -91,6 +94,7 @@ class Runner:
                 disable_padded_drafter_batch=not config.padded,
             ),
             device=self.device,
+            store=store,
         )
         self.scheduler = Scheduler(
             max_rows=config.max_rows,
@@ -117,26 +121,31 @@ class Runner:
         *,
         stop_token_ids: Iterable[int] = (),
         request_ids: Iterable[int] | None = None,
+        scopes: Iterable[int | str | None] | None = None,
     ) -> list[list[int]]:
         """The continuation of each prompt, a stop token included.
 
         Args:
             request_ids: what keys the randomness of each; None: 0, 1, ...
+            scopes: with a store, whose text each request's is; None: all the same.
 
         Raises:
             ValueError: a prompt that is empty or too long for a row.
         """
         ids = range(len(prompts)) if request_ids is None else request_ids
+        owners = [None] * len(prompts) if scopes is None else scopes
         stops = frozenset(stop_token_ids)
         requests = [
-            Request(id, list(prompt), len(prompt) + max_new_tokens, stops)
-            for id, prompt in zip(ids, prompts, strict=True)
+            Request(id, list(prompt), len(prompt) + max_new_tokens, stops, scope_of(owner))
+            for id, prompt, owner in zip(ids, prompts, owners, strict=True)
         ]
         self.scheduler.add(*requests)
         while self.scheduler.has_work:
             self.step()
         while self._in_flight:
             self._reconcile()
+        if self.state.store is not None:  # no step comes that removes the last ones
+            self.state.store.finish(torch.arange(self.config.max_rows))
         return [request.output for request in requests]
 
     @torch.inference_mode()

@@ -28,6 +28,8 @@ class Request:
     max_tokens: int
     """Prompt and output together."""
     stop_token_ids: frozenset[int] = frozenset()
+    scope: int = 0
+    """With a store: whose text it is."""
     num_prompt_tokens: int = 0
     row: int = -1
     """-1 while it waits."""
@@ -214,7 +216,12 @@ class Scheduler:
             request.row = self.free_rows.pop()
             self._give_blocks(request, missing)
             admissions.append(
-                Admission(request.row, _int32(request.token_ids), (_int32(request.blocks),))
+                Admission(
+                    request.row,
+                    _int32(request.token_ids),
+                    (_int32(request.blocks),),
+                    scope=request.scope,
+                )
             )
             shares.append(share)
             budget -= share.tokens

@@ -120,6 +120,11 @@ def _add_replay(commands: Any) -> None:
     )
     lookup = add_lookup(parser, "the index, unless max_n - min_n exceeds 7")
     lookup.add_argument(
+        "--generated-only",
+        action="store_true",
+        help="with --store: each turn is a request, so that only completions are stored",
+    )
+    lookup.add_argument(
         "--threads", type=count, metavar="N", help="most CPU threads (default: the library's)"
     )
     data = parser.add_argument_group("input")

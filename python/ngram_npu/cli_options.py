@@ -107,8 +107,8 @@ def add_lookup(parser: argparse.ArgumentParser, default_engine: str) -> Any:
     lookup.add_argument(
         "--store",
         choices=("live", "finish"),
-        help="with --min-probability: draft also from what the conversations before said, as soon "
-        "as it is said or when they have ended (default: from each conversation's own text alone)",
+        help="with --min-probability: draft also from what other requests said, as soon as it is "
+        "said or when they have ended (default: from each request's own text alone)",
     )
     lookup.add_argument(
         "--store-tokens",
@@ -116,11 +116,6 @@ def add_lookup(parser: argparse.ArgumentParser, default_engine: str) -> Any:
         default=1_000_000,
         metavar="N",
         help="tokens that the store holds (default: %(default)s)",
-    )
-    lookup.add_argument(
-        "--generated-only",
-        action="store_true",
-        help="with --store: each turn is a request, so that only completions are stored",
     )
     lookup.add_argument(
         "--engine",

@@ -1,7 +1,9 @@
 """Drafts in Hugging Face transformers. Guide: docs/guides/own-runner.md.
 
 :func:`drafting` puts our drafts into `model.generate` (one request at a time, as transformers'
-speculation is); :func:`generate` speculates for a whole batch. Neither changes the text.
+speculation is); :func:`generate` speculates for a whole batch. Neither changes the text. Where the
+config asks for a store, the calls within a `drafting` share one, and so do the requests of a
+`generate`.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import torch
 
 from ngram_npu.config import NgramConfig
 from ngram_npu.proposer import NgramProposer
+from ngram_npu.store import NgramStore, make_store
 
 __all__ = ["NgramCandidates", "drafting", "generate"]
 
@@ -44,14 +47,21 @@ class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
     """
 
     def __init__(
-        self, config: NgramConfig, max_length: int, stop_token_ids: Iterable[int] = ()
+        self,
+        config: NgramConfig,
+        max_length: int,
+        stop_token_ids: Iterable[int] = (),
+        *,
+        store: NgramStore | None = None,
     ) -> None:
         """
         Args:
             max_length: tokens of prompt and output together.
             stop_token_ids: a draft ends before them, as transformers asks of its own.
+            store: what the calls of `generate` share, one after the other.
         """
-        self._proposer = NgramProposer(config)
+        self._proposer = NgramProposer(config, store=store)
+        self._proposer.reset(np.zeros(1, np.int32))  # the call before has ended
         self._tokens: npt.NDArray[np.int32] = np.zeros((1, max_length), np.int32)
         self._count: npt.NDArray[np.int32] = np.zeros(1, np.int32)
         self._stops = np.array(list(stop_token_ids), np.int32)
@@ -63,7 +73,8 @@ class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
         known, length = int(self._count[0]), input_ids.shape[1]
         self._tokens[0, known:length] = input_ids[0, known:].cpu().numpy()
         self._count[0] = length
-        drafts = self._proposer.propose(self._tokens, self._count)
+        # Of a prompt the last token counts as sampled; a store takes later ones as the row grows.
+        drafts = self._proposer.propose(self._tokens, self._count, num_sampled=np.ones(1, np.int32))
         # One token comes after the drafts, within max_length.
         room = max(0, self._tokens.shape[1] - length - 1)
         found = drafts.draft_token_ids[0, : min(int(drafts.num_draft_tokens[0]), room)]
@@ -90,14 +101,19 @@ def drafting(model: Any, config: NgramConfig | None = None) -> Iterator[None]:
 
     Args:
         model: a causal LM of transformers.
-        config: None: `NgramConfig()`.
+        config: None: `NgramConfig()`. With a store, what one call within the block generated the
+            next ones draft from, but for the tokens of its last step.
     """
     ngram = config or NgramConfig()
+    store = make_store(ngram, 1, kind="numpy") if ngram.store else None
 
     def candidates(*, generation_config: Any, **_: Any) -> NgramCandidates:
         stops = generation_config._eos_token_tensor
         return NgramCandidates(
-            ngram, generation_config.max_length, [] if stops is None else stops.tolist()
+            ngram,
+            generation_config.max_length,
+            [] if stops is None else stops.tolist(),
+            store=store,
         )
 
     if "_get_candidate_generator" in vars(model):
@@ -119,6 +135,7 @@ def generate(
     eos_token_id: int | Iterable[int] | None = None,
     pad_token_id: int | None = None,
     max_rows: int = 64,
+    store: NgramStore | None = None,
 ) -> torch.Tensor:
     """Greedy text for a batch, with speculation, which `model.generate` has for one request only.
 
@@ -131,17 +148,20 @@ def generate(
         input_ids: [B, P] integer; prompts padded on either side.
         attention_mask: [B, P], 0 where there is padding; None: there is none.
         max_new_tokens: per request.
-        ngram: what drafts; None: `NgramConfig()`.
+        ngram: what drafts; None: `NgramConfig()`. If it asks for a store, the requests of this call
+            share one.
         eos_token_id, pad_token_id: None: those of `model.generation_config`. Without a padding
             token the first end token pads.
         max_rows: requests that run at once.
+        store: one that several calls share, of ``kind="torch"``; with a `min_draft_probability`.
 
     Returns:
         [B, P+N] as `model.generate` returns it: the prompts as they were given, then what was
         generated, padded behind the end; N is that of the longest.
 
     Raises:
-        ValueError: shapes that do not fit, an empty prompt, or no token to pad with.
+        ValueError: shapes that do not fit, an empty prompt, no token to pad with, or a store that
+            the config or the device cannot use.
     """
     from ngram_npu.runner import Runner, RunnerConfig, paged
 
@@ -166,7 +186,8 @@ def generate(
         row_capacity=max(map(len, prompts), default=0) + max_new_tokens,
     )
     with paged(model):
-        texts = Runner(model, config).generate(prompts, max_new_tokens, stop_token_ids=stops)
+        runner = Runner(model, config, store=store)
+        texts = runner.generate(prompts, max_new_tokens, stop_token_ids=stops)
     longest = max(map(len, texts), default=0)
     if pad is None and any(len(text) < longest for text in texts):
         raise ValueError("generate: pad_token_id: expected one, got None, and the model has none")

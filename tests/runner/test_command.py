@@ -82,7 +82,12 @@ def test_a_trace_grows_only_where_it_is_asked_for(model: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [["--synchronous", "--unpadded"], ["--sizes", "ladder", "--engine", "index"]]
+    "more",
+    [
+        ["--synchronous", "--unpadded"],
+        ["--sizes", "ladder", "--engine", "index"],
+        ["--min-probability", "0.177", "--store", "live"],
+    ],
 )
 def test_options_do_not_change_the_sampled_text(
     folder: str, prompts: Path, tmp_path: Path, more: list[str]
@@ -130,10 +135,31 @@ def test_what_is_not_there(
         ((folder, prompts, "--temperature", "-1"), "Sampling: temperature: expected at least 0"),
         ((folder, prompts, "--sizes", "ladder", "--engine", "scan"), "AsyncConfig: engine"),
         ((folder, prompts, "--device", "nothing"), "cannot be loaded"),
+        ((folder, prompts, "--store", "live"), "NgramConfig: store: expected None without"),
         ((folder, prompts, "--min-n", "6", "--max-n", "3"), "NgramConfig: min_n"),
     ):
         assert _generate(*arguments) == 2  # type: ignore[arg-type]
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("store", ["live", "finish"])
+def test_a_store(folder: str, prompts: Path, tmp_path: Path, store: str) -> None:
+    """The second of two equal prompts, one after the other, drafts what the first one said; what
+    came before the run drafts nothing."""
+    path, record, found = tmp_path / "twice.jsonl", tmp_path / "record.json", []
+    line = prompts.read_text().splitlines()[0]
+    options = ["--min-probability", "0.177", "--batch-size", "1", "--no-baseline"]
+    options += ["--json", str(record)]
+    for count, more in ((1, []), (1, ["--store", store]), (2, []), (2, ["--store", store])):
+        path.write_text("\n".join([line] * count))
+        assert _generate(folder, path, *options, *more) == 0
+        run = json.loads(record.read_text())
+        found.append((run["token_ids"], run["runs"]["speculation"]["steps"]))
+    once, stored, twice, shared = found
+    if store == "finish":  # it has nothing for the only request
+        assert stored[1] == once[1]
+    assert once[0] * 2 == stored[0] * 2 == twice[0] == shared[0]
+    assert shared[1] < min(twice[1], 2 * stored[1])
 
 
 def test_a_folder_that_holds_no_model(

@@ -21,6 +21,8 @@ MODES = {
     "scan": {"engine": "scan"},
     "index": {"engine": "index"},
     "ladder": {"engine": "index", "ngram": worlds.LADDER},
+    "live": {"engine": "index", "ngram": worlds.LIVE},
+    "finish": {"engine": "index", "ngram": worlds.FINISH},
 }
 
 
@@ -46,6 +48,8 @@ QUICK = (
     ("index", "sync", "unpadded"),
     ("index", "async", "padded"),
     ("ladder", "async", "unpadded"),
+    ("live", "async", "padded"),
+    ("finish", "sync", "unpadded"),
 )
 ALL = [
     pytest.param(*mode, marks=[] if mode in QUICK else pytest.mark.slow)
@@ -72,14 +76,18 @@ def test_greedy_text(
         assert figures.drafts == 0
     else:  # both happen, or the comparison would say little
         assert 100 < figures.accepted < figures.drafts - 100
+    if (store := runner.state.store) is not None:
+        assert store.statistics.drafts > 100
+        store.check_integrity()
 
 
-@pytest.mark.parametrize("mode", ["sync unpadded", "async padded", "async ladder"])
+@pytest.mark.parametrize("mode", ["sync unpadded", "async padded", "async ladder", "async live"])
 def test_sampled_text(model: Any, sampled: list[list[int]], mode: str) -> None:
     changes: dict[str, Any] = {
         "sync unpadded": {"asynchronous": False, "padded": False},
         "async padded": {},
         "async ladder": MODES["ladder"],
+        "async live": MODES["live"],
     }[mode]
     assert worlds.texts(model, SAMPLED, sampling=Sampling(0.8, seed=7), **changes) == sampled
 
@@ -116,6 +124,26 @@ def test_a_runner_is_used_again(model: Any, plain: list[list[int]]) -> None:
     for some in (slice(0, 3), slice(3, 8)):
         found = runner.generate(asked[some], worlds.NEW_TOKENS, stop_token_ids=worlds.STOP_TOKENS)
         assert found == plain[some]
+
+
+@pytest.mark.parametrize("ngram", [worlds.LIVE, worlds.FINISH], ids=["live", "finish"])
+def test_a_store_goes_by_scope_and_is_told_of_ends(model: Any, ngram: NgramConfig) -> None:
+    """One request, so that what the store drafts is what an earlier one said."""
+    runner = worlds.runner(model, ngram=ngram, engine="index", max_rows=1)
+    [prompt] = worlds.prompts(1)
+    store, found = runner.state.store, []
+    assert store is not None
+    for scope in ("a", "b", "a"):
+        before = store.statistics.hits
+        runner.generate([prompt], worlds.NEW_TOKENS, scopes=[scope])
+        assert store.statistics.open_slots == 0
+        found.append(store.statistics.hits - before)
+    assert found[1] == found[0] < found[2]
+    later = worlds.runner(model, ngram=ngram, engine="index", max_rows=1)
+    given = worlds.runner(model, ngram=ngram, engine="index", max_rows=1, store=store)
+    for one in (later, given):
+        one.generate([prompt], worlds.NEW_TOKENS, scopes=["b"])
+    assert given.figures.steps < later.figures.steps
 
 
 def test_a_request_that_never_fits_is_refused() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import runpy
 import subprocess
 import sys
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 import torch
-from ngram_npu import NgramConfig
+from ngram_npu import NgramConfig, NgramStore
 
 pytest.importorskip("transformers")
 
@@ -105,6 +107,43 @@ def test_assisted(
     assert max(drafted) == 4
     assert len(passes) < 0.75 * generated
     assert "_get_candidate_generator" not in vars(plain_model)
+
+
+@pytest.mark.parametrize("visibility", ["live", "finish"])
+def test_a_store_is_shared(
+    plain_model: Any, monkeypatch: pytest.MonkeyPatch, visibility: Literal["live", "finish"]
+) -> None:
+    """By the calls within a block, and by those that are given one. The text stays."""
+    passes: list[int] = []
+    forward = plain_model.forward
+
+    def counted(*arguments: Any, **keywords: Any) -> Any:
+        passes.append(1)
+        return forward(*arguments, **keywords)
+
+    def passes_of(generate: Any, **options: Any) -> int:
+        before = len(passes)
+        found = generate(prompt, max_new_tokens=NEW_TOKENS, eos_token_id=STOP, **options)
+        assert found.equal(plain)
+        return len(passes) - before
+
+    prompt = torch.tensor([worlds.prompts(1)[0]])
+    plain = plain_model.generate(
+        prompt, max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=STOP
+    )
+    monkeypatch.setattr(plain_model, "forward", counted)
+    ngram = replace(worlds.LADDER, store=visibility, store_tokens=8192)
+    assisted = {"do_sample": False, "prompt_lookup_num_tokens": ngram.k}
+    for _ in range(2):  # a block does not know what the one before it said
+        with ours.drafting(plain_model, ngram):
+            first, second = (passes_of(plain_model.generate, **assisted) for _ in range(2))
+        assert second < first
+
+    store = NgramStore(1, 8192, visibility=visibility, kind="torch")
+    by_itself = functools.partial(ours.generate, plain_model, ngram=ngram)
+    alone = [passes_of(by_itself) for _ in range(2)]
+    shared = [passes_of(by_itself, store=store) for _ in range(2)]
+    assert alone[0] == alone[1] == shared[0] > shared[1]
 
 
 def test_a_wrong_draft_is_not_believed(plain_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

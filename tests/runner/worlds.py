@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import torch
-from ngram_npu import NgramConfig
+from ngram_npu import NgramConfig, NgramStore
 from ngram_npu.runner import Runner, RunnerConfig
 from transformers import PreTrainedModel
 
@@ -16,6 +17,8 @@ NEW_TOKENS = 32
 STOP_TOKENS = (ord("z"), ord("8"))
 """The model says "8" now and then: some requests end early."""
 LADDER = NgramConfig(sizes="ladder", k=4, min_draft_probability=0.177)
+LIVE = replace(LADDER, store="live", store_tokens=8192)
+FINISH = replace(LIVE, store="finish")
 CONSECUTIVE = NgramConfig(min_n=2, max_n=4, k=4)
 
 
@@ -24,7 +27,7 @@ def prompts(count: int = 40, seed: int = 1) -> list[list[int]]:
     return [list(transcript(chooser, chooser.randint(1, 90))) for _ in range(count)]
 
 
-def runner(model: PreTrainedModel, **changes: Any) -> Runner:
+def runner(model: PreTrainedModel, *, store: NgramStore | None = None, **changes: Any) -> Runner:
     """Six rows, and blocks for fewer; prompts longer than a step."""
     settings: dict[str, Any] = {
         "ngram": CONSECUTIVE,
@@ -35,7 +38,7 @@ def runner(model: PreTrainedModel, **changes: Any) -> Runner:
         "num_blocks": 100,
         "max_step_tokens": 48,
     }
-    return Runner(model, RunnerConfig(**settings | changes))
+    return Runner(model, RunnerConfig(**settings | changes), store=store)
 
 
 def texts(model: PreTrainedModel, count: int = 40, **changes: Any) -> list[list[int]]:
