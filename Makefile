@@ -236,6 +236,7 @@ prove-cuda-mutants: install twins
 
 prove-fuzz: install
 	mkdir -p $(PROOF) && $(MAKE) fuzz FUZZ_SECONDS=3600 FUZZ_JSON=$(PROOF)
+	$(PY) -m tools.verify.store_file_fuzz --seconds 3600 --json $(PROOF)/fuzz-store-file.json
 
 # The C++ suite on NEON, cross-compiled and emulated (Debian: g++-aarch64-linux-gnu, qemu-user, libgtest-dev). It needs
 # packages that no other part does. Emulation cannot fork a program with threads, nor start one anew.

@@ -28,7 +28,9 @@ StoreFault check_blocks(const cpu::Store& store, int64_t* where) {
     if (head[kHeadFill] > kBlockTokens || head[kHeadFirst] > smaller(head[kHeadFill], kOverlap)) {
       return kStoreFaultFill;
     }
-    if (head[kHeadPrevious] >= serial) return kStoreFaultLink;
+    const uint32_t previous = head[kHeadPrevious];
+    if (previous >= serial) return kStoreFaultLink;
+    if (store.alive(previous) && store.scope(previous) != store.scope(serial)) return kStoreFaultLink;
   }
   return kStoreFaultNone;
 }
@@ -71,8 +73,12 @@ StoreFault check_line(const cpu::Store& store, const Entry* line) {
   for (uint32_t i = 0; i < kLineEntries; ++i) {
     const Entry& entry = line[i];
     const uint32_t serial = entry.place >> kBlockBits;
-    if (serial >= store.header[kHeaderNextSerial]) return kStoreFaultPlace;
-    if (!store.alive(serial)) continue;
+    const uint32_t next = store.header[kHeaderNextSerial];
+    if (serial >= next) return kStoreFaultPlace;
+    if (!store.alive(serial)) {  // forgotten; what was cleared has no entries
+      if (serial != 0 && next - serial <= store.num_blocks) return kStoreFaultPlace;
+      continue;
+    }
     if (entry.place % kBlockTokens >= store.fill(serial)) return kStoreFaultPlace;
     if ((entry.state & kMaxCount) > (entry.state >> 4 & kMaxCount) + 1) return kStoreFaultCounts;
     levels[i] = levels_of(store, line, entry);

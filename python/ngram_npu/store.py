@@ -147,12 +147,13 @@ class NgramStore:
         sizes = FileSizes(num_blocks, line_bits, VISIBILITIES.index(visibility))
         if not _C.store_words(num_slots, num_blocks, line_bits):
             raise ValueError(f"NgramStore: token_capacity: too large, got {token_capacity}")
-        self._allocate(num_slots, sizes, kind)
+        self.num_slots, self._sizes = num_slots, sizes
+        self._allocate(kind)
 
-    def _allocate(self, num_slots: int, sizes: FileSizes, kind: str) -> None:
+    def _allocate(self, kind: str) -> None:
         if kind not in ("numpy", "torch"):
             raise ValueError(f"NgramStore: kind: expected 'numpy' or 'torch', got {kind!r}")
-        self.num_slots, self._sizes, self.kind = num_slots, sizes, kind
+        self.kind, num_slots, sizes = kind, self.num_slots, self._sizes
         self._words = zeroed_words(_C.store_words(num_slots, sizes.num_blocks, sizes.line_bits))
         _C.store_init(self._words, num_slots, sizes.num_blocks, sizes.line_bits, sizes.visibility)
         self.tensor = self._words
@@ -272,11 +273,15 @@ class NgramStore:
             possible = _C.store_words(max(1, most), sizes.num_blocks, sizes.line_bits) > 0
             if not possible or sizes.visibility >= len(VISIBILITIES):
                 raise StoreFileError(f"{name}: corrupt: it names sizes that no store has")
-            slots = most if num_slots is None else num_slots
-            if not 1 <= slots <= most:
-                raise ValueError(f"NgramStore: num_slots: expected 1 to {most}, got {slots}")
             store = cls.__new__(cls)
-            store._allocate(slots, sizes, kind)
+            store.num_slots, store._sizes = most, sizes
+            words = sum(span.stop - span.start for span in store._saved_spans())
+            store_file.check_size(str(name), head, words * WORD_BYTES)
+            if num_slots is not None:
+                store.num_slots = num_slots
+            if not 1 <= store.num_slots <= most:
+                raise ValueError(f"NgramStore: num_slots: expected 1 to {most}, got {num_slots}")
+            store._allocate(kind)
             fixed = store._words[:_FIXED_WORDS].copy()
             store_file.read_contents(file, str(name), head, store._saved_parts(store._words))
         store._words[:_FIXED_WORDS] = fixed
@@ -310,10 +315,13 @@ class NgramStore:
         found["heads"] = slice(heads, heads + blocks * _HEAD.itemsize // WORD_BYTES)
         return found
 
-    def _saved_parts(self, words: Int32Array) -> list[Int32Array]:
+    def _saved_spans(self) -> list[slice]:
         parts = self._parts()
-        header, rest = words[: parts["slots"].start], words[parts["lines"].start :]
-        return [header, words[parts["heads"]], rest]
+        header = slice(0, parts["slots"].start)
+        return [header, parts["heads"], slice(parts["lines"].start, parts["bytes"].stop)]
+
+    def _saved_parts(self, words: Int32Array) -> list[Int32Array]:
+        return [words[span] for span in self._saved_spans()]
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -93,6 +93,17 @@ def read_sizes(file: BufferedReader, name: str) -> tuple[FileSizes, bytes]:
     return FileSizes(num_blocks, line_bits, visibility), head
 
 
+def check_size(name: str, head: bytes, expected: int) -> None:
+    """Before memory is taken for what the file names.
+
+    Raises:
+        StoreFileError: a store of the sizes that the file names has other contents, in bytes.
+    """
+    size = _SIZES.unpack_from(head)[5]
+    if size != expected:
+        raise StoreFileError(f"{name}: corrupt: expected {expected} bytes of contents, got {size}")
+
+
 def read_contents(
     file: BufferedReader, name: str, head: bytes, contents: Sequence[Int32Array]
 ) -> None:
@@ -101,10 +112,6 @@ def read_contents(
     Raises:
         StoreFileError: the file is not as it was written.
     """
-    size = _SIZES.unpack_from(head)[5]
-    expected = sum(part.nbytes for part in contents)
-    if size != expected:
-        raise StoreFileError(f"{name}: corrupt: expected {expected} bytes of contents, got {size}")
     for part in contents:
         if file.readinto(part.data) != part.nbytes:
             raise StoreFileError(f"{name}: truncated while it was read")

@@ -90,7 +90,15 @@ TEST(StoreTest, IntegrityNamesWhatIsBroken) {
   EXPECT_EQ(fault_after([](const cpu::Store& s) { s.head(1)[kHeadSerial] = 9; }), kStoreFaultBlock);
   EXPECT_EQ(fault_after([](const cpu::Store& s) { s.head(1)[kHeadFirst] = 9; }), kStoreFaultFill);
   EXPECT_EQ(fault_after([](const cpu::Store& s) { s.head(1)[kHeadPrevious] = 1; }), kStoreFaultLink);
+  EXPECT_EQ(fault_after([](const cpu::Store& s) {
+              s.header[kHeaderNextSerial] = 3;
+              s.head(2)[kHeadSerial] = 2;
+              s.head(2)[kHeadPrevious] = 1;
+              s.head(2)[kHeadScope] = s.head(1)[kHeadScope] + 1;
+            }),
+            kStoreFaultLink);
   EXPECT_EQ(fault_after([](const cpu::Store& s) { first_entry(s)->place += 200; }), kStoreFaultPlace);
+  EXPECT_EQ(fault_after([](const cpu::Store& s) { s.head(1)[kHeadSerial] = 0; }), kStoreFaultPlace);
   EXPECT_EQ(fault_after([](const cpu::Store& s) { first_entry(s)->state ^= 1u << 20; }), kStoreFaultKey);
   EXPECT_EQ(fault_after([](const cpu::Store& s) { first_entry(s)->state |= 15; }), kStoreFaultCounts);
   EXPECT_EQ(fault_after([](const cpu::Store& s) {

@@ -179,6 +179,23 @@ def test_damage_is_refused(offset: int, value: int, message: str, tmp_path: Path
     refused(path, message)
 
 
+def test_sizes_are_compared_before_memory_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And before ``num_slots`` is held against a number of blocks that is wrong."""
+    path = tmp_path / "store"
+    filled().save(path)
+    data = bytearray(path.read_bytes())
+    data[12:20] = struct.pack("<II", 1 << 20, 24)
+    path.write_bytes(data)
+    monkeypatch.setattr("ngram_npu.store.zeroed_words", pytest.fail)
+    refused(path, "corrupt: expected [0-9]+ bytes")
+    data[12:16] = struct.pack("<I", 4)
+    path.write_bytes(data)
+    with pytest.raises(StoreFileError, match=r"corrupt: expected [0-9]+ bytes"):
+        NgramStore.load(path, num_slots=3)
+
+
 def test_what_was_broken_when_it_was_saved_is_refused(tmp_path: Path) -> None:
     store = filled()
     store.tensor[64 + 12 + 8 * 5] = 12345  # a block's serial number
