@@ -427,6 +427,8 @@ def store_lines(report: TuneReport) -> list[str]:
         "A store shares text: what one request says is drafted to others of the engine's scope, "
         "who can find it out by timing (docs/guides/store.md). --no-store searches without."
     )
+    if row.ratio.low <= 1:
+        lines.append("Its gain is NOT SURE: the interval reaches 1. Rather leave it out.")
     tokens = report.candidate.config.store_tokens
     if tokens != STORE_TOKENS:
         lines.append(f"This one holds {tokens} tokens: --max-num-seqs at most {tokens // 1024}.")

@@ -29,7 +29,7 @@ FloatArray = npt.NDArray[np.float64]
 
 RESAMPLES = 1000
 SEED = 20_260_801
-STORE_GAIN = 1.01
+STORE_GAIN = 1.02
 """A store shares text and takes memory: it is chosen only where it is so much faster."""
 STORE_LADDERS = 2
 """How many ladders are tried with stores."""
