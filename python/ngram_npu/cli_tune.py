@@ -62,6 +62,12 @@ def add_tune(commands: Any) -> None:
         help="search only n-grams of consecutive sizes, which every backend has, or only ladders",
     )
     search.add_argument(
+        "--no-store",
+        dest="store",
+        action="store_false",
+        help="search no store: for requests that may not draft from what others said",
+    )
+    search.add_argument(
         "--against",
         metavar="JSON",
         help="a setting to compare with, as fields of NgramConfig, such as "

@@ -34,6 +34,22 @@ def talk(count: int, seed: int = 0, name: str = "") -> list[dict[str, Any]]:
     return lines
 
 
+def alike(count: int, file: Path) -> Path:
+    """Conversations whose answers, of two turns, are parts of one text that no prompt holds."""
+    text = np.random.default_rng(7).integers(0, 10**6, 400).tolist()
+    lines = []
+    for number in range(count):
+        begin = 37 * number % 300
+        parts = text[begin : begin + 60], text[begin + 60 : begin + 100]
+        turns = [
+            {"prompt_token_ids": [10**6 + number, 10**6 + turn], "completion_token_ids": part}
+            for turn, part in enumerate(parts)
+        ]
+        lines.append({"id": f"{number}", "turns": turns})
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
 def cost_file(path: Path, *steps: tuple[int, float, float], **more: Any) -> str:
     entries = [{"batch": b, "verified": v, "seconds": s} for b, v, s in steps]
     path.write_text(json.dumps({"format": "ngram_npu.cost/1", "steps": entries, **more}))

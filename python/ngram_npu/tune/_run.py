@@ -17,9 +17,9 @@ from ngram_npu.replay._run import Progress
 from ngram_npu.replay.environment import machine, versions
 from ngram_npu.tune.candidates import BASELINE, CANDIDATES, Candidate
 from ngram_npu.tune.costs import VerificationCost
-from ngram_npu.tune.measure import Cache, measure
+from ngram_npu.tune.measure import Cache, Counts, measure
 from ngram_npu.tune.report import TuneReport, make_report
-from ngram_npu.tune.search import Measured
+from ngram_npu.tune.search import Measured, with_stores
 from ngram_npu.tune.traffic import Traffic, read_traffic
 
 __all__ = ["DEFAULT_SAMPLE", "TuneOptions", "tune"]
@@ -38,6 +38,8 @@ class TuneOptions:
         jobs: processes; None: as many as there are cores.
         cache: file that keeps finished pieces, for the next run; None: one of this traffic's own,
             which is removed when all is done.
+        store: whether the best ladders are tried with a store, too, by which requests draft from
+            what others said.
     """
 
     format: str | None = None
@@ -47,6 +49,7 @@ class TuneOptions:
     sample: int | None = DEFAULT_SAMPLE
     jobs: int | None = None
     cache: Path | None = None
+    store: bool = True
 
 
 def tune(
@@ -65,7 +68,8 @@ def tune(
         paths: as for `replay`.
         cost: what verifying takes.
         options: see `TuneOptions`.
-        candidates: the settings; `against` is added where it is missing.
+        candidates: the settings; `against` is added where it is missing, and the best ladders
+            among them with a store.
         against: what the recommended one is compared with.
         progress: called often; must return quickly.
         command: for the report.
@@ -94,16 +98,29 @@ def tune(
             progress(Progress(f"{total} pieces", "replay", done, total))
 
     jobs = options.jobs or len(os.sched_getaffinity(0))
-    by_request = measure(searched, traffic.requests, jobs=jobs, cache=cache, progress=show)
+
+    def measured_with(searched: tuple[Candidate, ...]) -> Measured:
+        by_request = measure(
+            searched,
+            traffic.requests,
+            streams=traffic.streams(),
+            jobs=jobs,
+            cache=cache,
+            progress=show,
+        )
+        counts = tuple(_by_conversation(traffic, of) for of in by_request)
+        return Measured(searched, counts, traffic.tokens, traffic.chosen_half)
+
+    measured = measured_with(searched)
+    if options.store:
+        stores = with_stores(measured, cost, candidates)
+        stores = tuple(c for c in stores if c not in searched)
+        if stores:
+            measured = measured.and_also(measured_with(stores))
     if options.cache is None and cache.path is not None:
         cache.path.unlink(missing_ok=True)
-    counts = []
-    for of in by_request:
-        summed = np.zeros((len(traffic.names), of.shape[1]), np.int32)
-        np.add.at(summed, traffic.conversation_of, of)
-        counts.append(summed)
     return make_report(
-        Measured(searched, tuple(counts), traffic.tokens, traffic.chosen_half),
+        measured,
         cost,
         traffic,
         against=searched.index(against),
@@ -117,6 +134,12 @@ def tune(
             "seconds": round(time.monotonic() - started, 2),
         },
     )
+
+
+def _by_conversation(traffic: Traffic, of_requests: Counts) -> Counts:
+    summed = np.zeros((len(traffic.names), of_requests.shape[1]), np.int32)
+    np.add.at(summed, traffic.conversation_of, of_requests)
+    return summed
 
 
 def _own_cache(traffic: Traffic) -> Path | None:

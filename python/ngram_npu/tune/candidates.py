@@ -7,10 +7,17 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from ngram_npu.config import NgramConfig
+from ngram_npu.config import STORE_TOKENS, NgramConfig
 from ngram_npu.replay.errors import ReplayError, one_line
 
-__all__ = ["BASELINE", "CANDIDATES", "Candidate", "parse_candidate", "vllm_options"]
+__all__ = [
+    "BASELINE",
+    "CANDIDATES",
+    "STORE_SIZES",
+    "Candidate",
+    "parse_candidate",
+    "vllm_options",
+]
 
 
 @dataclass(frozen=True)
@@ -30,11 +37,20 @@ class Candidate:
         names = ["sizes", "k", "overlap", "min_draft_probability"]
         if not config.is_ladder:
             names = ["min_n", "max_n", "k", "match_policy", "overlap"]
+        if config.store is not None:
+            if config.store_tokens < 1024:
+                raise ValueError(f"store_tokens: expected at least 1024, got {config.store_tokens}")
+            names += ["store", "store_tokens"]
         return cls(tuple((name, getattr(config, name)) for name in sorted(names)))
 
     @property
     def config(self) -> NgramConfig:
         return NgramConfig(**dict(self.options))
+
+    @property
+    def has_store(self) -> bool:
+        """Whether what one request says is drafted to others."""
+        return self.config.store is not None
 
     @property
     def label(self) -> str:
@@ -44,9 +60,18 @@ class Candidate:
             least = config.min_draft_probability
             parts = ["ladder", f"k={config.k}"]
             parts += [] if least is None else [f"p={least:g}"]
+            if config.store is not None:
+                parts.append(f"{config.store} store={_short(config.store_tokens)}")
             return " ".join(parts + ([] if config.overlap else ["no overlap"]))
         parts = [f"n={config.min_n}-{config.max_n}", config.match_policy, f"k={config.k}"]
         return " ".join(parts + (["overlap"] if config.overlap else []))
+
+
+def _short(tokens: int) -> str:
+    for unit, name in ((1_000_000, "M"), (1000, "k")):
+        if tokens % unit == 0:
+            return f"{tokens // unit}{name}"
+    return str(tokens)
 
 
 BASELINE = Candidate.of(min_n=2, max_n=5, k=5)
@@ -90,6 +115,9 @@ def _candidates() -> tuple[Candidate, ...]:
 
 CANDIDATES = _candidates()
 
+STORE_SIZES = (100_000, STORE_TOKENS)
+"""Tokens: what is searched for the best ladders."""
+
 
 def vllm_options(candidate: Candidate) -> tuple[str, str]:
     """The options of `vllm serve` for a setting, drafting on the host (`custom_class`)."""
@@ -105,6 +133,11 @@ def vllm_options(candidate: Candidate) -> tuple[str, str]:
             own["min_draft_probability"] = config.min_draft_probability
         if not config.overlap:
             own["overlap"] = False
+        if config.store is not None:
+            own["store"] = config.store
+            # As a default it grows with the server's `max_num_seqs`, as it must.
+            if config.store_tokens != STORE_TOKENS:
+                own["store_tokens"] = config.store_tokens
     else:
         own = {"prompt_lookup_min": config.min_n, "prompt_lookup_max": config.max_n}
         if config.match_policy != "earliest":

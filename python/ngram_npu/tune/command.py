@@ -44,6 +44,7 @@ def run(arguments: argparse.Namespace, command: str, bar: Bar) -> TuneReport:
             sample=arguments.sample * 1_000_000 or None,
             jobs=arguments.jobs,
             cache=arguments.cache,
+            store=arguments.store,
         ),
         candidates=[c for c in CANDIDATES if arguments.sizes in (None, c.config.sizes)],
         against=parse_candidate(arguments.against),

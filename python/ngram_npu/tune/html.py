@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from ngram_npu.replay.errors import printable
-from ngram_npu.tune.report import BatchRow, Single, TuneReport, describe
+from ngram_npu.tune.report import BatchRow, Single, TuneReport, describe, store_lines
 from ngram_npu.tune.search import Interval
 
 __all__ = ["to_html"]
@@ -57,6 +57,7 @@ def to_html(report: TuneReport) -> str:
         *(f'<p class="soft">{_text(line)}</p>' for line in describe(report)),
         f'<div class="advice{" warning" if off else ""}"><b>{_text(verdict)}</b>',
         "" if off else f"<pre>{_text(command)}</pre>",
+        *(f"<p>{_text(line)}</p>" for line in store_lines(report)),
         "</div>",
         '<div class="charts"><div><h2>Speed-up by batch size</h2>',
         _speedups(report, chosen, other),

@@ -1,7 +1,8 @@
 """Replays of many settings over many conversations: in pieces, on several processes, resumable.
 
 A piece is one setting on one chunk of conversations. Its result is how many steps of each
-conversation drafted how many tokens; everything else follows from that.
+conversation drafted how many tokens; everything else follows from that. With a store, which learns
+from one conversation for the next, a piece is a whole stream of them, one after the other.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ def measure(
     candidates: Sequence[Candidate],
     requests: Sequence[TokenRequest],
     *,
+    streams: Sequence[Sequence[int]] | None = None,
     jobs: int = 1,
     cache: Cache | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -67,6 +69,8 @@ def measure(
     Args:
         candidates: the settings.
         requests: all with at least one step.
+        streams: numbers of the requests that come one after the other to one store, empty at
+            first, each in one stream; None: all of them in one.
         jobs: processes.
         cache: finished pieces, which are not replayed again.
         progress: called with (pieces done, pieces in all).
@@ -75,21 +79,26 @@ def measure(
         For each setting [N, K+1], steps of each request by the number of tokens drafted.
     """
     chunks = chunks_of(requests)
+    first_stream = len(chunks)
+    if any(candidate.has_store for candidate in candidates):
+        chunks += [list(of) for of in streams or [range(len(requests))]]
     results = [np.zeros((len(requests), c.config.k + 1), np.int32) for c in candidates]
     cache = Cache(None) if cache is None else cache
     digests = [_digest(requests[i] for i in chunk) for chunk in chunks]
     todo: list[tuple[int, int]] = []
-    done = 0
+    total = done = 0
     # Chunk by chunk, the long ones first: a process that ends up alone then has little left.
     for j in reversed(range(len(chunks))):
         for i, candidate in enumerate(candidates):
+            if candidate.has_store != (j >= first_stream):
+                continue
+            total += 1
             found = cache.get(_key(candidate, digests[j]), (len(chunks[j]), candidate.config.k + 1))
             if found is None:
                 todo.append((i, j))
             else:
                 results[i][chunks[j]] = found
                 done += 1
-    total = len(candidates) * len(chunks)
     if progress is not None:
         progress(done, total)
     for (i, j), counts in _results(candidates, requests, chunks, todo, jobs):
@@ -156,17 +165,20 @@ def _replay(requests: Sequence[TokenRequest], candidate: Candidate) -> Counts:
     from ngram_npu import NgramProposer
 
     config = candidate.config
+    # As in vLLM each turn is a request, so that a store is given completions only.
+    turns = [r.turns_apart() if candidate.has_store else [r] for r in requests]
+    owner = np.repeat(np.arange(len(requests)), [len(of) for of in turns])
     counts: Counts = np.zeros((len(requests), config.k + 1), np.int32)
 
     def observe(holders: npt.NDArray[np.int64], drafted: npt.NDArray[np.int64]) -> None:
-        counts[holders, drafted] += 1
+        counts[owner[holders], drafted] += 1
 
     simulate(
         "",
-        requests,
+        [turn for of in turns for turn in of],
         NgramProposer(config, "index" if config.fits_index else "scan"),
         k=config.k,
-        batch_size=len(requests),
+        batch_size=1 if candidate.has_store else len(requests),
         observe=observe,
     )
     return counts
@@ -183,9 +195,9 @@ def _digest(requests: Iterator[TokenRequest]) -> str:
 def _key(candidate: Candidate, chunk: str) -> str:
     """Everything that a piece's result depends on, the drafter's own version included."""
     from ngram_npu import CONTRACT_VERSION
-    from ngram_npu.config import default_costs
+    from ngram_npu.config import default_costs, default_store_costs
 
-    costs = zlib.crc32(default_costs().tobytes())
+    costs = zlib.crc32(default_costs().tobytes() + default_store_costs().tobytes())
     whole = json.dumps([CONTRACT_VERSION, costs, candidate.options, chunk])
     return hashlib.sha256(whole.encode()).hexdigest()[:32]
 

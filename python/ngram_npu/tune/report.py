@@ -9,11 +9,22 @@ from typing import Any
 
 import numpy as np
 
+from ngram_npu.config import STORE_TOKENS
 from ngram_npu.replay.errors import printable
 from ngram_npu.replay.report import BYTES_WARNING
 from ngram_npu.tune.candidates import Candidate, vllm_options
 from ngram_npu.tune.costs import VerificationCost
-from ngram_npu.tune.search import Figures, Interval, Measured, advice, best, frontier, interval
+from ngram_npu.tune.search import (
+    STORE_GAIN,
+    Figures,
+    Interval,
+    Measured,
+    advice,
+    best,
+    frontier,
+    interval,
+    ranked,
+)
 from ngram_npu.tune.traffic import Traffic
 
 __all__ = ["FORMAT", "BatchRow", "Setting", "TuneReport", "format_report", "make_report"]
@@ -82,6 +93,20 @@ class Single:
 
 
 @dataclass(frozen=True)
+class StoreRow:
+    """What a store gains, held out, at the smallest batch size.
+
+    Attributes:
+        best, without: numbers of the best settings with and without a store.
+        ratio: of their speed-ups, over the same resampled conversations.
+    """
+
+    best: int
+    without: int
+    ratio: Interval
+
+
+@dataclass(frozen=True)
 class TuneReport:
     """See the classes above.
 
@@ -97,6 +122,7 @@ class TuneReport:
         off_above: batch size above which drafting should be off; 0: at all, None: at none.
         groups: by input.
         singles: the held-out conversations, by speed-up, ascending.
+        store: None where none was searched.
     """
 
     about: Mapping[str, Any]
@@ -111,6 +137,7 @@ class TuneReport:
     off_above: int | None
     groups: tuple[Group, ...]
     singles: tuple[Single, ...]
+    store: StoreRow | None
 
     @property
     def candidate(self) -> Candidate:
@@ -140,6 +167,13 @@ class TuneReport:
             "against": {
                 "label": self.settings[self.against].candidate.label,
                 **_pair(self.settings[self.against]),
+            },
+            "store": self.store
+            and {
+                "best": self.settings[self.store.best].candidate.label,
+                "without": self.settings[self.store.without].candidate.label,
+                "ratio": asdict(self.store.ratio),
+                "is_recommended": self.candidate.has_store,
             },
             "batches": [
                 {**asdict(row), "best": self.settings[row.best].candidate.label}
@@ -230,6 +264,13 @@ def make_report(
                     int((own[where] > 1).sum()),
                 )
             )
+    order = ranked(measured, cost)
+    with_store = [i for i in order if measured.candidates[i].has_store]
+    without = [i for i in order if not measured.candidates[i].has_store]
+    store = None
+    if with_store and without:
+        ratio = interval(measured, with_store[0], cost, smallest, without[0])
+        store = StoreRow(with_store[0], without[0], ratio)
     return TuneReport(
         about=about,
         traffic={
@@ -254,6 +295,7 @@ def make_report(
         off_above=off_above,
         groups=tuple(groups),
         singles=tuple(sorted(singles, key=lambda s: (s.speedup, s.input, s.name))),
+        store=store,
     )
 
 
@@ -274,6 +316,7 @@ def format_report(report: TuneReport) -> str:
             "vllm serve MODEL \\",
         ]
         lines += [f"  {report.vllm_options[0]} \\", f"  {report.vllm_options[1]}"]
+    lines += store_lines(report)
     lines += ["", "Speed-up on the held-out half, with its 95 % interval over conversations:", ""]
     rows = [
         [
@@ -362,6 +405,33 @@ def describe(report: TuneReport) -> list[str]:
             "The verification cost is an EXAMPLE: measure your server's with "
             "`ngram-npu measure-cost`, or give -c."
         )
+    return lines
+
+
+def store_lines(report: TuneReport) -> list[str]:
+    """What a store gains, and what it shares where it is recommended."""
+    row = report.store
+    if row is None:
+        return []
+    lines = [
+        f"Store: {report.settings[row.best].candidate.label} is {_interval(row.ratio)} times as "
+        f"fast as {report.settings[row.without].candidate.label}, held out."
+    ]
+    if not report.candidate.has_store:
+        lines.append(
+            "No store is recommended: on the half for choosing it gains less than "
+            f"{STORE_GAIN - 1:.0%}."
+        )
+        return lines
+    lines.append(
+        "A store shares text: what one request says is drafted to others of the engine's scope, "
+        "who can find it out by timing (docs/guides/store.md). --no-store searches without."
+    )
+    if row.ratio.low <= 1:
+        lines.append("Its gain is NOT SURE: the interval reaches 1. Rather leave it out.")
+    tokens = report.candidate.config.store_tokens
+    if tokens != STORE_TOKENS:
+        lines.append(f"This one holds {tokens} tokens: --max-num-seqs at most {tokens // 1024}.")
     return lines
 
 

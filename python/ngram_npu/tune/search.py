@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from ngram_npu.tune.candidates import Candidate
+from ngram_npu.tune.candidates import STORE_SIZES, Candidate
 from ngram_npu.tune.costs import VerificationCost
 from ngram_npu.tune.measure import Counts
 
-__all__ = ["Figures", "Interval", "Measured", "advice", "best", "frontier", "interval"]
+__all__ = [
+    "STORE_GAIN",
+    "Figures",
+    "Interval",
+    "Measured",
+    "advice",
+    "best",
+    "frontier",
+    "interval",
+    "ranked",
+    "with_stores",
+]
 
 FloatArray = npt.NDArray[np.float64]
 
 RESAMPLES = 1000
 SEED = 20_260_801
+STORE_GAIN = 1.02
+"""A store shares text and takes memory: it is chosen only where it is so much faster."""
+STORE_LADDERS = 2
+"""How many ladders are tried with stores."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +77,14 @@ class Measured:
     tokens: npt.NDArray[np.int64]
     chosen_half: npt.NDArray[np.bool_]
 
+    def and_also(self, other: Measured) -> Measured:
+        """With other settings over the same conversations."""
+        return replace(
+            self,
+            candidates=self.candidates + other.candidates,
+            counts=self.counts + other.counts,
+        )
+
     def figures(self, candidate: int, where: npt.NDArray[np.bool_]) -> Figures:
         steps = self.counts[candidate][where].sum(axis=0, dtype=np.int64)
         drafted = int(steps @ np.arange(len(steps)))
@@ -82,12 +105,39 @@ class Measured:
 def best(measured: Measured, cost: VerificationCost) -> int:
     """The setting of the highest speed-up on the half for choosing: the geometric mean over the
     batch sizes, counting 1 where it does not pay, since it is switched off there."""
-    half = measured.chosen_half
-    scores = [
-        sum(np.log(max(1.0, measured.speedup(i, cost, batch, half))) for batch in cost.batch_sizes)
-        for i in range(len(measured.candidates))
+    return ranked(measured, cost)[0]
+
+
+def ranked(measured: Measured, cost: VerificationCost) -> list[int]:
+    """All settings, the best first; of equal ones the one that is listed first."""
+
+    def score(number: int) -> float:
+        speedups = [
+            measured.speedup(number, cost, batch, measured.chosen_half)
+            for batch in cost.batch_sizes
+        ]
+        handicap = STORE_GAIN if measured.candidates[number].has_store else 1.0
+        return float(np.mean(np.log(np.maximum(1.0, speedups))) - np.log(handicap))
+
+    return sorted(range(len(measured.candidates)), key=score, reverse=True)
+
+
+def with_stores(
+    measured: Measured, cost: VerificationCost, among: Sequence[Candidate]
+) -> tuple[Candidate, ...]:
+    """The best ladders of some settings, each with a store of every size."""
+    ladders = [
+        candidate
+        for i in ranked(measured, cost)
+        if (candidate := measured.candidates[i]) in among
+        and candidate.config.min_draft_probability is not None
+        and not candidate.has_store
     ]
-    return int(np.argmax(scores))
+    return tuple(
+        Candidate.of(**dict(candidate.options), store="live", store_tokens=tokens)
+        for candidate in ladders[:STORE_LADDERS]
+        for tokens in STORE_SIZES
+    )
 
 
 def interval(

@@ -72,6 +72,13 @@ class Traffic:
         even: npt.NDArray[np.bool_] = self.number_in_input % 2 == 0
         return even
 
+    def streams(self) -> list[list[int]]:
+        """Numbers of the requests that come to one store: each half of each input, in order."""
+        of_request = (
+            self.input_of[self.conversation_of] * 2 + self.chosen_half[self.conversation_of]
+        )
+        return [np.flatnonzero(of_request == n).tolist() for n in np.unique(of_request)]
+
 
 def read_traffic(
     paths: Sequence[str | PathLike[str]],

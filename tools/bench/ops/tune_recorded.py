@@ -1,4 +1,7 @@
-"""How near `ngram-npu tune` comes to an exhaustive grid, and to what a replay then counts."""
+"""How near `ngram-npu tune` comes to an exhaustive grid, and to what a replay then counts.
+
+Neither has a store: what it gains hangs on the order of conversations, of which a set is but a few.
+"""
 
 from __future__ import annotations
 
