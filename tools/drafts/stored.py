@@ -17,10 +17,6 @@ from ngram_npu.replay import TokenRequest
 from tools.drafts.simulator import MAX_K, IntArray
 
 ROWS, COLUMNS = 16, 56
-PROMISED = 8
-POWERS = [65536]
-while len(POWERS) < 256:
-    POWERS.append(POWERS[-1] * 62757 >> 16)
 
 
 @dataclass(frozen=True)
@@ -38,12 +34,6 @@ class StoreWalks:
     column: IntArray
     length: IntArray
     right: IntArray
-
-    def paid(self, costs: IntArray) -> IntArray:
-        """[N, K], summed costs of the draft up to each token; out of reach behind its end."""
-        paid = np.cumsum(costs[self.match, self.column], axis=1)
-        paid[np.arange(MAX_K) >= self.length[:, None]] = 1 << 30
-        return paid
 
 
 def record(requests: Sequence[TokenRequest], make_store: Callable[[], NgramStore]) -> StoreWalks:
