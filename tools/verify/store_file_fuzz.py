@@ -63,20 +63,30 @@ class Saved:
     parts: tuple[tuple[int, int, int], ...]
 
 
-def blocks_of(store: NgramStore) -> Iterator[tuple[int, Int32Array]]:
-    """Scope and text of each block that is in use, read from the tensor."""
+def blocks_of(store: NgramStore) -> Iterator[tuple[int, Int32Array, int]]:
+    """Scope and text of each block that is in use, and how much of it the block repeats."""
     heads, tokens = _parts(store)
     for head, text in zip(heads, tokens, strict=True):
         if head[0]:
-            yield int(head[5:7].copy().view(np.int64)[0]), text[: int(head[1])]
+            yield int(head[5:7].copy().view(np.int64)[0]), text[: int(head[1])], int(head[2])
 
 
 def held(store: NgramStore) -> Held:
     """The tokens of each scope."""
     found: Held = defaultdict(set)
-    for scope, text in blocks_of(store):
+    for scope, text, _ in blocks_of(store):
         found[scope].update(text.tolist())
     return found
+
+
+def more_than(copy: NgramStore, store: NgramStore) -> bool:
+    """Whether some scope has more text in ``copy``, without what blocks repeat, than it had."""
+    left: Counter[int] = Counter()
+    for scope, text, _ in blocks_of(store):
+        left[scope] += len(text)
+    for scope, text, repeated in blocks_of(copy):
+        left[scope] -= len(text) - repeated
+    return min(left.values(), default=0) < 0
 
 
 def step(
@@ -126,7 +136,7 @@ def request(rng: random.Random, store: NgramStore) -> tuple[list[int], int, int]
     scope, row = SCOPES[own], [1000 * own]
     held_blocks = [block for block in blocks_of(store) if len(block[1])]
     if held_blocks and rng.random() < 0.8:
-        scope, text = rng.choice(held_blocks)
+        scope, text, _ = rng.choice(held_blocks)
         start = rng.randrange(len(text))
         row = text[start : start + rng.randint(1, 40)].tolist()
     else:
@@ -141,10 +151,8 @@ def use(rng: random.Random, store: NgramStore, other: NgramStore) -> Counter[str
     copy = NgramStore(2, 4096)
     copy.merge(store)
     copy.check_integrity()
-    before = held(store)
-    for scope, tokens in held(copy).items():
-        if not tokens <= before[scope]:
-            raise FindingError("merge: a scope was told what it does not hold")
+    if more_than(copy, store):
+        raise FindingError("merge: a scope was told what it does not hold")
     for _ in range(rng.randint(1, 3)):
         requests = [request(rng, store) for _ in range(store.num_slots)]
         rows, sampled, scopes = map(list, zip(*requests, strict=True))
@@ -235,7 +243,7 @@ def problems(reached: Counter[str], finding: str | None) -> list[str]:
 def saved_stores() -> Iterator[Saved]:
     """Empty, with a little, full, with a cleared scope, and before the serial numbers' end."""
     for visibility in VISIBILITIES:
-        for kind, turns in (("empty", 0), ("some", 4), ("full", 40), ("cleared", 40), ("end", 9)):
+        for kind, turns in (("empty", 0), ("some", 4), ("full", 38), ("cleared", 38), ("end", 9)):
             rng, store = random.Random(kind), NgramStore(2, 2048 + 256, visibility=visibility)
             if kind == "end":
                 store.tensor[5] = (1 << 24) - 3  # the next serial number
