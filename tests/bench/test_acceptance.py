@@ -12,7 +12,12 @@ from ngram_npu import NgramConfig, NgramProposer
 
 from tools.bench.__main__ import main
 from tools.bench.acceptance_plot import lighter
-from tools.bench.ops import acceptance, acceptance_ablation, acceptance_smoothing
+from tools.bench.ops import (
+    acceptance,
+    acceptance_ablation,
+    acceptance_smoothing,
+    acceptance_store,
+)
 from tools.bench.ops.acceptance import PEERS, REFERENCE, proposed
 
 pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
@@ -21,6 +26,8 @@ pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]"
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """Two sets, whose conversations have turns."""
+    folder = tmp_path / "data"
+    folder.mkdir()
     rng = random.Random(16)
     phrases = [[rng.randrange(9) for _ in range(rng.randrange(1, 9))] for _ in range(8)]
     for name in ("one", "two"):
@@ -32,12 +39,12 @@ def data(tmp_path: Path) -> Path:
                 for at, to in ((0, 90), (90, 180))
             ]
             lines.append(json.dumps({"id": str(number), "turns": turns}))
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
-    return tmp_path
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    return folder
 
 
 def run(data: Path, op: str, *arguments: str) -> dict[str, Any]:
-    file = data / "out.json"
+    file = data.parent / "out.json"
     assert main([op, "--data", str(data), "--json", str(file), *arguments]) == 0
     found: dict[str, Any] = json.loads(file.read_text())
     return found
@@ -104,3 +111,13 @@ def test_a_lighter_picture() -> None:
         '<svg>\n<style>* .s0{fill: red}</style><path d="M 0.1 2.0" class="s0"/>'
         '<g clip-path="url(#i0)"><use class="s0"/></g><text>3.1</text><clipPath id="i0"/></svg>\n'
     )
+
+
+def test_a_store_is_fed_in_the_order_of_the_file(data: Path) -> None:
+    *sets, summary = run(data, "acceptance-store")["results"]
+    assert [found["set"] for found in sets] == ["one", "two"]
+    for found in sets:
+        curve = [found[f"limit_{at}"]["drafted_per_step"] for at in acceptance_store.LIMITS]
+        assert curve[0] < curve[-1]
+        assert found["limit_40"]["tokens_per_step"] > 1
+    assert {"finish", "no store", "limit_40"} <= summary["speedup"].keys()
