@@ -81,7 +81,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield sample("workspace-large", large)
     yield sample("no-mask", four | {"discard": None, "num_tokens": None})
     yield sample("lengths-without-mask", four | {"discard": None})
-    for batch in (0, 1, 2, 3, 30, 2049):
+    for batch in (0, 1, 2, 3, 30, 1024, 1025, 2049):
         for name, order in previous(batch, rng):
             for dtype in (np.int32, np.int64):
                 prev = in_buffer(order, dtype=dtype)

@@ -12,6 +12,7 @@ from .rows import (
     FEW_LONG,
     HOSTILE_INT32,
     HOSTILE_INT64,
+    MANY,
     PIECE_ENDS,
     POLICIES,
     TILE_CAPACITY,
@@ -82,10 +83,13 @@ def _lookups(rng: np.random.Generator) -> Iterator[Sample]:
         args = (rows, in_buffer(at), None, None, 1, 8, 5, *policy, UNLIMITED, memory)
         yield Sample(f"tile-edges-{policy}", args)
         for few in FEW_LONG:
-            long = in_buffer(planted_rows(rng, few, 12303, before), before=1)
+            long = in_buffer(planted_rows(rng, few, 12303, 2 * before), before=1)
             memory = np.zeros(4 * len(few), np.int32)
             args = (long, in_buffer(few), None, None, 1, 8, 5, *policy, UNLIMITED, memory)
             yield Sample(f"few-long-{len(few)}-{policy}", args)
+    for batch, policy in zip(MANY, POLICIES, strict=True):
+        rows, many = random_rows(rng, batch, 20, 2), in_buffer(rng.integers(0, 21, batch))
+        yield Sample(f"many-{batch}", (rows, many, None, None, 1, 3, 4, *policy, 22, None))
     for match_policy, n in ((0, 3), (1, 3), (0, 64), (1, 64)):
         rows = in_buffer(matches_ending_at(PIECE_ENDS, n, 2300), before=1, gap=1)
         whole = in_buffer([2300] * len(PIECE_ENDS))

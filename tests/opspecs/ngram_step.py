@@ -13,6 +13,7 @@ from .rows import (
     HOSTILE_INT32,
     HOSTILE_INT64,
     INT32_MAX,
+    MANY,
     PIECE_ENDS,
     POLICIES,
     TILE_CAPACITY,
@@ -79,12 +80,16 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
         memory = workspace if before % 2 else None
         yield Sample(f"tile-edges-{policy}", (*head, 1, 8, 5, *policy, UNLIMITED, memory))
         for few in FEW_LONG:
-            grown = planted_rows(rng, few, 12303, before)
+            grown = planted_rows(rng, few, 12303, 2 * before)
             new = np.stack([row[t - 3 : t] for row, t in zip(grown, few, strict=True)])
             at = in_buffer([t - 3 for t in few])
             head = (in_buffer(grown, before=2), at, in_buffer(new), None, None, True, INT32_MAX)
             tail = (1, 8, 5, *policy, UNLIMITED, workspace)
             yield Sample(f"few-long-{len(few)}-{policy}", (*head, *tail))
+    for batch, policy in zip(MANY, POLICIES, strict=True):
+        rows, many = random_rows(rng, batch, 20, 2), in_buffer(rng.integers(0, 21, batch))
+        args = (rows, many, _sampled(rng, batch, 3, 2), None, None, True, 2)
+        yield Sample(f"many-{batch}", (*args, 1, 3, 4, *policy, 22, None))
     for match_policy, n in ((0, 3), (1, 64)):
         grown = matches_ending_at(PIECE_ENDS, n, 2300)
         for width in (1, 2, 64):  # of which none, some, all of the suffix are in the row already

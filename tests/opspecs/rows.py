@@ -57,11 +57,11 @@ def planted_rows(
     rng: np.random.Generator, lengths: list[int], capacity: int, first_kind: int = 0
 ) -> Array:
     """Rows without a repetition but copies of their last tokens: next to the edges of vectors and
-    tiles; or 1024 tokens apart, where the same warp sees them one after the other, each a better
-    match than the one before, or a worse one, or as good; or as good at the row's very ends. The
-    kinds take turns, from ``first_kind`` on."""
+    tiles; or 1024 tokens apart, where the same warp sees them one after the other, or 1152, where
+    the next warp does, each a better match than the one before, or a worse one, or as good; or as
+    good at the row's very ends. The kinds take turns, from ``first_kind`` on."""
     edges = np.array([4, 128, 256, 512, 1024, 3968, 4096, 4224, 8064, 8192])
-    strides = np.arange(100, capacity, 1024)
+    strides, others = (np.arange(100, capacity, apart) for apart in (1024, 1152))
     rows = np.tile(np.arange(capacity, dtype=np.int32), (len(lengths), 1))
     for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
         near = rng.choice(edges[edges < length], 7) + rng.integers(-2, 4, 7)
@@ -69,6 +69,8 @@ def planted_rows(
             zip(near, rng.permutation([1, 2, 3, 5, 5, 8, 8]), strict=True),
             zip(strides, range(1, 9), strict=False),
             zip(strides, range(8, 0, -1), strict=False),
+            zip(others, range(1, 9), strict=False),
+            zip(others, range(8, 0, -1), strict=False),
             zip(strides, [5] * 8, strict=False),
             [(2, 1), (960, 1), (length - 961, 1), (length - 1, 1)],
         ]
@@ -101,6 +103,10 @@ def matches_ending_at(ends: Sequence[int], n: int, length: int) -> Array:
             row[at - n + 1 : at + 1] = suffix
         row[length - n :] = suffix
     return rows
+
+
+# A thread of a lookup's block on a GPU sees to one of 256 requests, or to several.
+MANY = (255, 256, 257, 600)
 
 
 # Device kernels take a row in pieces of 1024 ends or more, one off which matches end here.
