@@ -70,13 +70,14 @@ void stand_in_release() { device.unlock(); }
 // of its own, so the library is linked with -Bsymbolic.
 #define STAND_IN_HOOK __attribute__((no_instrument_function))
 static char calls[1 << 18];
-static std::atomic<size_t> calls_end{0};
+static size_t calls_end = 0;
 STAND_IN_HOOK void __cyg_profile_func_enter(void* function, void*) {
+  if (__atomic_load_n(&calls_end, __ATOMIC_SEQ_CST) >= sizeof(calls)) return;
   Dl_info info;
   if (dladdr(function, &info) == 0 || info.dli_sname == nullptr || info.dli_saddr != function) return;
   if (std::strncmp(info.dli_sname, "acl", 3) != 0 && std::strncmp(info.dli_sname, "Hccl", 4) != 0) return;
   const size_t length = std::strlen(info.dli_sname);
-  const size_t at = calls_end.fetch_add(length + 1);
+  const size_t at = __atomic_fetch_add(&calls_end, length + 1, __ATOMIC_SEQ_CST);
   if (at + length + 1 >= sizeof(calls)) return;
   std::memcpy(calls + at, info.dli_sname, length);
   calls[at + length] = '\n';
@@ -86,7 +87,7 @@ STAND_IN_HOOK void __cyg_profile_func_exit(void*, void*) {}
 // The calls since the last one of this, or that there are too many of them.
 __attribute__((no_instrument_function)) const char* stand_in_take_calls() {
   static char copy[sizeof(calls)];
-  const size_t length = calls_end.exchange(0);
+  const size_t length = __atomic_exchange_n(&calls_end, 0, __ATOMIC_SEQ_CST);
   if (length >= sizeof(calls)) return "too many calls to list\n";
   std::memcpy(copy, calls, length);
   copy[length] = 0;
