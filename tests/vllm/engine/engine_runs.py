@@ -38,7 +38,7 @@ ENGINE: dict[str, Any] = {
     "max_num_seqs": 12,
     "max_num_batched_tokens": 96,  # less than most prompts: prefill in chunks
     "block_size": 32,
-    "num_gpu_blocks_override": 40,  # too few for twelve requests: preemption
+    "num_gpu_blocks_override": 36,  # too few for twelve requests: preemption
     "enable_prefix_caching": True,
     "disable_log_stats": False,
     "seed": 0,

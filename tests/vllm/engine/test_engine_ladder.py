@@ -23,7 +23,7 @@ def test_the_text_is_that_of_no_speculation(runs: Runs, method: str, requests: s
 def test_the_requests_meet_what_they_are_for(runs: Runs, method: str) -> None:
     run = runs(method, "greedy")
     assert run.mismatches  # the stock class has other drafts
-    assert run.preemptions >= 3
+    assert run.preemptions >= 5
     assert run.discarded_rows >= 40
     assert run.accepted >= 300
 
