@@ -99,6 +99,15 @@ class IndexEngine:
         self._options = options
         self._scan = ScanEngine(options.ngram)
         self._lookup = options.ngram.lookup_arguments
+        self._is_ladder = options.ngram.is_ladder
+        self._catching_up = (
+            LEAST_TOKENS_PER_STEP,
+            PROMPT_TOKENS_PER_STEP,
+            options.ngram.min_n,
+            options.ngram.max_n,
+            options.ngram.match_policy_code,
+            self._is_ladder,
+        )
         self._cache_config = cache_config
         self._context_ranks = context_ranks  # among which decode context parallelism shares a block
         self._rows = _C.RowRecognizer(2 * options.max_num_seqs)
@@ -112,10 +121,9 @@ class IndexEngine:
     def draft(
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
     ) -> tuple[Int32Array, Int32Array, Int32Array]:
-        config = self._options.ngram
-        if not config.is_ladder:
-            few = SCANNED_TOKENS * max(1, len(num_tokens) / 128)
-            if num_tokens.sum() <= few:
+        if not self._is_ladder:
+            few = max(SCANNED_TOKENS, SCANNED_TOKENS // 128 * len(num_tokens))
+            if np.add.reduce(num_tokens) <= few:  # half of what sum() takes
                 return self._scan.draft(token_ids, num_tokens, num_sampled, k)
         if self.index is None:
             self.index = self._make_index()
@@ -133,15 +141,10 @@ class IndexEngine:
                 self.index.tensor,
                 slots,
                 num_sampled,
-                LEAST_TOKENS_PER_STEP,
-                PROMPT_TOKENS_PER_STEP,
-                config.min_n,
-                config.max_n,
-                config.match_policy_code,
-                config.is_ladder,
+                *self._catching_up,
                 "costs" in self._lookup,
             )
-            if self._behind == len(num_tokens) and not config.is_ladder:
+            if self._behind == len(num_tokens) and not self._is_ladder:
                 return self._scan.draft(token_ids, num_tokens, num_sampled, k)
         self._lookup["k"] = max(k, 1)
         if self.store is not None:
