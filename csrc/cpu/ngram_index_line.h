@@ -20,6 +20,18 @@ inline uint32_t deepened(uint32_t entry, uint32_t depth) {
   return (entry & ~next) << 1 | (entry & next);
 }
 
+// An entry of a gram, and the occurrence that it records.
+struct Hit {
+  uint32_t* entry;
+  uint32_t word;  // the entry when it was found
+  uint32_t mask;  // of `next` in it
+  uint32_t next;
+  uint32_t common;  // tokens up to max_n that agree there
+  bool twice() const { return (word & (mask + 1)) != 0; }
+  void set_twice() const { *entry |= mask + 1; }
+  void record(uint32_t at) const { *entry = word + (at - next); }
+};
+
 struct LaneByLane {
   // 16 words at 16 places, both vectors of VectorOf<16>; asked for where kGathers. Several loads and a store are
   // quicker where gathers are not native.
@@ -55,6 +67,22 @@ struct VectorOf<8> {
 template <>
 struct VectorOf<16> {
   typedef uint32_t Type __attribute__((vector_size(64)));
+};
+
+// Consecutive ends and where all their grams belong. Made ahead of use, in vectors: of all that a walk does this is
+// what does not depend on what it finds. Level by level, shortest gram first.
+template <int kRows, uint32_t kWidth>
+struct EndsOf {
+  using Vector = typename VectorOf<kWidth>::Type;
+  uint32_t first;
+  uint32_t size;
+  uint32_t version;  // of the table when located; a split makes that stale
+  Vector key[kRows];
+  Vector line[kRows];  // number of the home line, counted over all pages
+  Vector want[kRows];  // head of the entry there
+  Vector mask[kRows];  // what is compared with it
+  Vector next[kRows];  // mask of `next` in that page
+  Vector room;         // the least of these
 };
 
 }  // namespace

@@ -42,19 +42,8 @@ class SlotTable {
   // That are compared at once before an occurrence.
   static constexpr uint32_t kVerifiedTokens = kLadder ? 16 : 8;
 
-  // Consecutive ends and where all their grams belong. Made ahead of use, in vectors: of all that a walk does this is
-  // what does not depend on what it finds. Level by level, shortest gram first.
-  struct Batch {
-    static constexpr int kRows = kLevels != 0 ? kLevels : kMaxLevels;
-    uint32_t first;
-    uint32_t size;
-    uint32_t version;  // of the table when located; a split makes that stale
-    Vector key[kRows];
-    Vector line[kRows];  // number of the home line, counted over all pages
-    Vector want[kRows];  // head of the entry there
-    Vector mask[kRows];  // what is compared with it
-    Vector next[kRows];  // mask of `next` in that page
-  };
+  static constexpr int kRows = kLevels != 0 ? kLevels : kMaxLevels;
+  using Batch = EndsOf<kRows, kWidth>;
 
   // The ends first .. first + size - 1 of a row. Of `readable` words what lies behind its tokens is read, and not used.
   void make_keys(uint32_t first, uint32_t size, uint32_t readable, Batch* batch) const {
@@ -94,6 +83,7 @@ class SlotTable {
     const uint32_t size = batch->size;
     const uint32_t dir_depth = dir_depth_;
     const uint32_t* const directory = directory_;
+    Vector room = ~Vector{};
     for (int level = 0; level < levels(); ++level) {
       const Vector key = batch->key[level];
       Vector entry{};
@@ -112,6 +102,7 @@ class SlotTable {
       batch->line[level] = line;
       batch->want[level] = (key & kHeadBits) << depth;
       batch->next[level] = (((1u << kNextBits) + Vector{}) << depth) - 1;
+      room &= batch->next[level];
       if constexpr (NGRAM_INDEX_FINGERPRINT_BITS >= kPrefixBits) {
         batch->mask[level] = (kHeadBits + Vector{}) << depth;
       } else {
@@ -119,6 +110,7 @@ class SlotTable {
       }
       for (uint32_t i = 0; i < size && level < likely_levels(); ++i) __builtin_prefetch(line_at(line[i]));
     }
+    batch->room = room;
     batch->version = version_;
   }
 
@@ -178,14 +170,38 @@ class SlotTable {
 
   Occurrence walk_latest(Batch* batch, uint32_t i) {
     const uint32_t end = batch->first + i;
-    const int count = grams(end);
     if (batch->version != version_) locate(batch);
+    if (end + 1 < max_n_ || end + 1 > batch->room[i]) return walk_latest_widening(batch, i);
+    Occurrence found{-1, 0};
+#pragma GCC unroll 8
+    for (int level = 0; level < kRows; ++level) {
+      if (kLevels == 0 && level == levels()) break;
+      Hit hit;
+      if (!find(*batch, i, level, end, &hit)) {
+        insert(batch, i, level, end + 1, false);
+        return found;
+      }
+      const bool once = !hit.twice();
+      hit.record(end + 1);
+      if (once && level + 1 < levels()) {
+        hit.set_twice();
+        return second_occurrence(batch, i, level, hit, end + 1);
+      }
+      found = {static_cast<int64_t>(hit.next) - 1, hit.common};
+    }
+    return found;
+  }
+
+  // The same where grams do not fit before the end yet, or a page may have to split before an entry can record it.
+  __attribute__((noinline)) Occurrence walk_latest_widening(Batch* batch, uint32_t i) {
+    const uint32_t end = batch->first + i;
+    const int count = grams(end);
     Hit hits[kMaxLevels];
     int found;
     bool once;
     do {
       once = false;
-      for (found = 0; found < count && !once && find(probe(*batch, i, found), found, end, &hits[found]); ++found) {
+      for (found = 0; found < count && !once && find(*batch, i, found, end, &hits[found]); ++found) {
         once = !hits[found].twice();
       }
     } while (widen(batch, i, hits, found));
@@ -205,7 +221,6 @@ class SlotTable {
   // Where one gram belongs.
   struct Probe {
     uint32_t* line;
-    Key key;
     uint32_t want;
     uint32_t mask;
     uint32_t next;
@@ -217,27 +232,12 @@ class SlotTable {
     uint32_t lane;
   };
 
-  struct Hit {
-    uint32_t* entry;
-    uint32_t mask;  // of `next` in the entry
-    uint32_t next;
-    uint32_t common;  // tokens up to max_n that agree there
-    bool twice() const { return (*entry & (mask + 1)) != 0; }
-    void set_twice() const { *entry |= mask + 1; }
-    void record(uint32_t at) const { *entry = (*entry & ~mask) | at; }
-  };
-
   uint32_t* line_at(uint32_t number) const { return pages_ + static_cast<size_t>(number) * kLineWords; }
-
-  Probe probe(const Batch& batch, uint32_t i, int level) const {
-    return {line_at(batch.line[level][i]), batch.key[level][i], batch.want[level][i], batch.mask[level][i],
-            batch.next[level][i]};
-  }
 
   Probe probe(Key key) const {
     const uint32_t entry = *directory_at(dir_index(key, dir_depth_), dir_depth_);
     const uint32_t depth = entry & 15u;
-    return {arena_.page(entry >> 4) + line_of(key) * kLineWords, key, entry_head(key, depth), probe_mask(depth),
+    return {arena_.page(entry >> 4) + line_of(key) * kLineWords, entry_head(key, depth), probe_mask(depth),
             next_mask(depth)};
   }
 
@@ -314,7 +314,7 @@ class SlotTable {
       }
     }
     // A row's beginning, a fingerprint that lied, or a full line.
-    while (level >= 0 && !find(probe(batch, i, level), level, end, hit)) --level;
+    while (level >= 0 && !find(batch, i, level, end, hit)) --level;
     return level;
   }
 
@@ -330,25 +330,44 @@ class SlotTable {
 
   // Whether the n tokens before and at the occurrence an entry records are those at `end`.
   bool verify(uint32_t* entry, uint32_t mask, uint32_t end, uint32_t n, Hit* hit) const {
-    const uint32_t next = *entry & mask;
+    const uint32_t word = *entry, next = word & mask;
     // Never beyond the row, whatever the entry says; an empty lane's next - 1 is beyond as well.
     if (next - 1 >= end) return false;
-    *hit = {entry, mask, next, common_suffix(next - 1, end)};
+    *hit = {entry, word, mask, next, common_suffix(next - 1, end)};
     return hit->common >= n;
   }
 
-  NGRAM_FN bool find(const Probe& at, int level, uint32_t end, Hit* hit) const {
-    const uint32_t lanes = Isa::match(at.line, at.want, at.mask);
-    if (lanes == 0) return is_full(at.line) && find_on(at, 0, level, end, hit);
-    if (verify(at.line + __builtin_ctz(lanes), at.next, end, size_of(level), hit)) return true;
-    return find_on(at, lanes & (lanes - 1), level, end, hit);
+  // The same; of a ladder false where one of the ends has not as many tokens before it as are compared at once.
+  NGRAM_FN bool verify_at_once(uint32_t* entry, uint32_t mask, uint32_t end, uint32_t n, Hit* hit) const {
+    if (!kLadder) return verify(entry, mask, end, n, hit);
+    const uint32_t word = *entry, next = word & mask;
+    if (end < 15 || next - 16 >= end - 15) return false;
+    *hit = {entry, word, mask, next, Isa::common_suffix16(tokens_ + next - 16, tokens_ + end - 15)};
+    return hit->common >= n;
+  }
+
+  // Without a call where the first likely entry of the home line is the gram's, or the line has none and is not full.
+  NGRAM_FN bool find(const Batch& batch, uint32_t i, int level, uint32_t end, Hit* hit) const {
+    uint32_t* const line = line_at(batch.line[level][i]);
+    const uint32_t lanes = Isa::match(line, batch.want[level][i], batch.mask[level][i]);
+    if (lanes == 0) {
+      if (!is_full(line)) return false;
+    } else {
+      uint32_t* const entry = line + __builtin_ctz(lanes);
+      if (verify_at_once(entry, batch.next[level][i], end, size_of(level), hit)) return true;
+    }
+    Hit other;  // of its own, so that a caller's may stay in registers
+    if (!find_on(batch.key[level][i], lanes, level, end, &other)) return false;
+    *hit = other;
+    return true;
   }
 
   // The same from these lanes of the home line on.
-  __attribute__((noinline)) bool find_on(const Probe& at, uint32_t lanes, int level, uint32_t end, Hit* hit) const {
-    uint32_t* const group = at.line - line_of(at.key) % kGroupLines * kLineWords;
+  __attribute__((noinline)) bool find_on(Key key, uint32_t lanes, int level, uint32_t end, Hit* hit) const {
+    const Probe at = probe(key);
+    uint32_t* const group = at.line - line_of(key) % kGroupLines * kLineWords;
     for (uint32_t i = 0; i < kGroupLines; ++i) {
-      uint32_t* line = group + (line_of(at.key) + i) % kGroupLines * kLineWords;
+      uint32_t* line = group + (line_of(key) + i) % kGroupLines * kLineWords;
       if (i > 0) lanes = Isa::match(line, at.want, at.mask);
       for (; lanes != 0; lanes &= lanes - 1) {
         if (verify(line + __builtin_ctz(lanes), at.next, end, size_of(level), hit)) return true;

@@ -131,6 +131,16 @@ void look_up_group(const Arena& arena, const IndexOptions& options, IndexQuery* 
   }
 }
 
+// Out of line: what makes the next batch's keys would leave the walk too few registers.
+template <class Table, class Walk>
+__attribute__((noinline)) bool walk_batch(Table& table, typename Table::Batch* batch, Walk* walk) {
+  const uint32_t size = batch->size;
+  for (uint32_t i = 0; i < size; ++i) {
+    if (!(*walk)(table, batch, i)) return false;
+  }
+  return true;
+}
+
 // Rows up to this long (128 KiB) stay in the second-level cache while they are indexed.
 constexpr uint32_t kNearTokens = 32768;
 
@@ -155,9 +165,7 @@ bool extend_row(const Arena& arena, const IndexOptions& options, uint32_t slot_i
     if (length > kNearTokens) {
       for (uint32_t i = 0; i < batch->size; ++i) prefetch_hits<Kind::kMatch>(table, *batch, i, tokens, length, 0);
     }
-    for (uint32_t i = 0; i < batch->size; ++i) {
-      if (!walk(table, batch, i)) return false;
-    }
+    if (!walk_batch(table, batch, &walk)) return false;
   }
   walk.finish();
   return true;
