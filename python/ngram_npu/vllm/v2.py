@@ -147,6 +147,9 @@ class NgramSpeculator:
                     row_indices=rows,
                     scopes=self._scopes[rows],
                 )
+                drafts = found[0]  # those of the store end in -1
+                newest = self._state[0][rows, self._state[1][rows].long() - 1]
+                torch.where(drafts < 0, newest[:, None], drafts, out=drafts)
             if self.enable_adaptive_verification:
                 confidence = self.draft_token_confidence_probs[: len(rows)]
                 torch.exp2(requests["draft_costs"] / -16, out=confidence)

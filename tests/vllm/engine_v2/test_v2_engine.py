@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from v2_runs import METHODS
+from v2_runs import METHODS, K
 
 if TYPE_CHECKING:
     from conftest import Runs
 
 OURS = ["async-scan", "async-index", "sync-scan", "sync-index"]
 LADDERS = ["ladder", "ladder-adaptive"]
+STORES = ["store", "store-finish"]
 
 
-@pytest.mark.parametrize("method", ["stock", *OURS, "other-options", *LADDERS])
+@pytest.mark.parametrize("method", ["stock", *OURS, "other-options", *LADDERS, *STORES])
 def test_text_equals_no_speculation(runs: Runs, method: str) -> None:
     assert runs(method).differing(runs("none")) == []
 
@@ -77,6 +78,19 @@ def test_what_is_unlikely_is_not_verified_where_vllm_may_choose(runs: Runs) -> N
     run = runs("ladder-adaptive")
     assert run.left_out >= 100
     assert run.partly_accepted >= 5
+
+
+@pytest.mark.parametrize("method", STORES)
+def test_requests_draft_from_what_others_said(runs: Runs, method: str) -> None:
+    run = runs(method)
+    assert run.preemptions >= 3
+    assert run.state_changes == run.waits_in_propose == 0
+    assert run.store is not None
+    assert run.store.drafts >= 20
+    assert run.store.calls_busy == 0
+    generated = sum(len(tokens) for tokens, _ in run.outputs)
+    behind_ends = len(run.outputs) * (2 * K + 1)  # of the last step and of the one launched already
+    assert generated / 2 < run.store.tokens_entered <= generated + behind_ends
 
 
 @pytest.mark.parametrize("method", OURS)

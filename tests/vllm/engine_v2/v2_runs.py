@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import vllm.v1.worker.cpu.shm  # noqa: F401, puts stand-ins in the place of events
+from ngram_npu.store import StoreStatistics
 from ngram_npu.vllm import v2_plugin
 from tiny_model import corpus
 from vllm import LLM, SamplingParams
@@ -78,6 +79,10 @@ METHODS = {
     "other-options": Method(ours={"engine": "index", "match_policy": "earliest", "overlap": True}),
     "ladder": Method(ours=LADDER),
     "ladder-adaptive": Method(ours=LADDER, adaptive=True),
+    "store": Method(ours={**LADDER, "store": "live"}),
+    "store-finish": Method(
+        "ngram", asynchronous=False, ours={**LADDER, "engine": "index", "store": "finish"}
+    ),
 }
 
 
@@ -112,6 +117,8 @@ class Run:
     """Rows whose drafts end in the newest token, and begin with another."""
     left_out: int = 0
     """Drafts that vLLM chose not to verify."""
+    store: StoreStatistics | None = None
+    """Of what the requests share, found in order."""
 
     def differing(self, other: Run) -> list[int]:
         """The requests whose tokens or end are not the same."""
@@ -181,6 +188,10 @@ def run(model: Path, method: Method, first: int = 20) -> Run:
         if getattr(runner.speculator, "_stats", None) is not None:
             tokens = runner.speculator._stats._stats._tally.verdicts.take()
             result.counted = int(tokens[0].sum()), int(tokens[1].sum())
+        if getattr(runner.speculator, "_store", None) is not None:
+            held = runner.speculator._store.held
+            held.check_integrity()
+            result.store = held.statistics
         del llm, core, runner
         gc.collect()
     finally:

@@ -395,6 +395,8 @@ def test_v2_what_leaves_has_finished(told: type[GPUModelRunner]) -> None:
     assert runner.step({"b": [3]})["b"] == [3] * K
     assert runner.held.statistics.tokens_entered == 40
     assert runner.step({"b": WORDS[:3]})["b"][0] == WORDS[3]
+    # The store's own drafts are filled up as well: vLLM's model reads every place.
+    assert runner.step({"b": WORDS[37:39]})["b"] == [WORDS[39]] + [WORDS[38]] * (K - 1)
     assert runner.req_states.remove_request("nobody") is None
 
 
