@@ -150,15 +150,19 @@ test-twins: twins
 	ctest --test-dir $(BUILD)/twins --output-on-failure -j $(JOBS)
 
 # The NPU backend built without an NPU: torch_npu's wheel in a folder of its own, stand-ins for CANN beside it
-# (tests/ascend). In the twins' build, which has the CPU kernels already.
+# (tests/ascend). In the twins' build, which has the CPU kernels already. The next torch_npu wants the next torch, so the
+# launches are only compiled and linked against it.
 TORCH_NPU := $(BUILD)/torch-npu
-$(TORCH_NPU)/.ready: $(VENV)/.ready
-	rm -rf $(TORCH_NPU)
-	$(PY) $(PIP) install --no-deps --target $(TORCH_NPU) torch-npu==2.13.0 || \
-	  { echo "The NPU's launches are tested against torch_npu: torch-npu==2.13.0 must be on pip's index (for $$(uname -m))"; exit 1; }
+NEXT_TORCH_NPU := $(BUILD)/torch-npu-next
+$(TORCH_NPU)/.ready: RELEASE := 2.13.0
+$(NEXT_TORCH_NPU)/.ready: RELEASE := 2.14.0
+$(TORCH_NPU)/.ready $(NEXT_TORCH_NPU)/.ready: $(VENV)/.ready
+	rm -rf $(@D)
+	$(PY) $(PIP) install --no-deps --target $(@D) torch-npu==$(RELEASE) || \
+	  { echo "The NPU's launches are tested against torch_npu: torch-npu==$(RELEASE) must be on pip's index (for $$(uname -m))"; exit 1; }
 	touch $@
 
-launch: twins $(TORCH_NPU)/.ready
+launch: twins $(TORCH_NPU)/.ready $(NEXT_TORCH_NPU)/.ready
 	$(PY) tests/ascend/stand_ins.py $(TORCH_NPU)/torch_npu $(BUILD)/cann
 	$(call build,twins,-DNGRAM_NPU_ASCENDC=ON -DASCEND_HOME_PATH=$(abspath $(BUILD)/cann) -DSOC_VERSION=Ascend910B3 \
 	  -DPython_EXECUTABLE=$(abspath $(PY)) -DNGRAM_NPU_TORCH_NPU=$(abspath $(TORCH_NPU)/torch_npu))

@@ -160,14 +160,15 @@ class Searcher {
   // The best match in the tile that was loaded longest ago; ends in its halo may come out shorter than they are.
   __aicore__ inline Occurrence search(const Tile& tile) {
     if (tile.count == 0) return {-1, 0};
+    const int64_t max_n = smaller(options_.max_n, tile.row.length - 1);
+    if (tile.item != suffix_of_) read_suffix(tile, max_n);
     auto tokens = tiles_.DeQue<int32_t>();
     complete(tile, tokens);
     const auto words = static_cast<int32_t>(up_to(tile.count, kTileUnit) / kWord);
     int64_t len = 0;
     int64_t winner = -1;
-    const int64_t max_n = smaller(options_.max_n, tile.row.length - 1);
     for (int64_t n = 1; n <= max_n; ++n) {
-      mark_starts(tokens, tile.row[tile.row.length - n], n, words);
+      mark_starts(tokens, suffix_[n - 1], n, words);
       if (n < options_.min_n) continue;  // too short to be of use, whether there is one or not
       const int64_t word = winning_word(starts_[n % 2].tensor(), words);
       if (word < 0) break;
@@ -191,14 +192,19 @@ class Searcher {
   __aicore__ static inline int64_t in_memory(const Tile& tile) {
     return smaller(larger<int64_t>(tile.row.written - tile.base, 0), tile.count);
   }
+  // All of it at once, while the item's first tile is on its way: its loads may have to wait as well.
+  __aicore__ inline void read_suffix(const Tile& tile, int64_t max_n) {
+    for (int64_t n = 1; n <= max_n; ++n) suffix_[n - 1] = tile.row[tile.row.length - n];
+    suffix_of_ = tile.item;
+  }
   // Behind the tokens from memory: puts the sampled tokens in, and fills up what the vectors will read with what no
-  // match can end with. Not before the copy is on its way, since the row's last token is a load that may have to wait.
+  // match can end with.
   __aicore__ inline void complete(const Tile& tile, const AscendC::LocalTensor<int32_t>& tokens) {
     const int64_t loaded = in_memory(tile);
     const auto first = static_cast<int32_t>(up_to(loaded, kBlock));
     const auto fill = static_cast<int32_t>(up_to(tile.count, kTileUnit)) - first;
     if (loaded == tile.count && loaded == first && fill == 0) return;
-    const int32_t filler = ~tile.row[tile.row.length - 1];
+    const int32_t filler = ~suffix_[0];
     if (fill > 0) AscendC::Duplicate(tokens[first], filler, fill);
     if (loaded == tile.count && loaded == first) return;
     order<AscendC::HardEvent::V_S>();
@@ -246,6 +252,8 @@ class Searcher {
 
   const LookupOptions options_;
   const int32_t words_;
+  int32_t suffix_[kMaxNgram];  // of the row that is searched: its last tokens, the last one first
+  int64_t suffix_of_ = -1;     // the item
   AscendC::TQue<AscendC::TPosition::VECIN, kTileBuffers> tiles_;
   Local<uint32_t> starts_[2];
   Local<uint32_t> moved_, carry_, following_;
@@ -356,8 +364,10 @@ class FoundPieces {
   __aicore__ inline void load(uint64_t workspace, int64_t first, int64_t count) {
     order<AscendC::HardEvent::S_MTE2>();
     matches_.load(0, Gm<const int32_t>(workspace) + first * match_ints_, count * match_ints_);
-    order<AscendC::HardEvent::MTE2_S>();
+    arrived_ = static_cast<int32_t>(GetTPipePtr()->FetchEventID(AscendC::HardEvent::MTE2_S));
+    AscendC::SetFlag<AscendC::HardEvent::MTE2_S>(arrived_);
   }
+  __aicore__ inline void wait() const { AscendC::WaitFlag<AscendC::HardEvent::MTE2_S>(arrived_); }
 
   // Of request j of the pass.
   __aicore__ inline Occurrence operator()(int64_t j, const GrownRow& row) const {
@@ -374,10 +384,12 @@ class FoundPieces {
   const int32_t match_policy_;
   const int64_t match_ints_;
   Local<int32_t> matches_;
+  int32_t arrived_ = 0;  // the event between load() and wait()
 };
 
 // One launch: a row is one core's, which drafts as soon as it has searched it. Results gives it a pass to write to:
-// add(p, i, j, best) for request i, the pass's j-th, of which best(j, row) is the best match; store(p, first, count).
+// prepare(p, i, j) for request i, the pass's j-th, then add(p, i, j, best), of which best(j, row) is the best match;
+// store(p, first, count).
 template <class Params, class Results>
 class DraftEach {
  public:
@@ -385,6 +397,7 @@ class DraftEach {
       : p_(p), share_(share), results_(results), first_(first_item(share)) {}
 
   __aicore__ inline void operator()(int64_t i, const Occurrence& best) {
+    results_.prepare(p_, i, i - first_);
     results_.add(p_, i, i - first_, [&best](int64_t, const GrownRow&) { return best; });
     const int64_t count = smaller(share_.per_pass, p_.batch - first_);
     if (i + 1 < first_ + count) return;
@@ -420,6 +433,8 @@ __aicore__ inline void draft_from_workspace(const NgramNpuLaunchArgs& args) {
   for (int64_t first = first_item(share); first < p.batch; first += items_between(share)) {
     const int64_t count = smaller(share.per_pass, p.batch - first);
     pieces.load(args.workspace, first, count);
+    for (int64_t j = 0; j < count; ++j) results.prepare(p, first + j, j);  // while the pieces are on their way
+    pieces.wait();
     for (int64_t j = 0; j < count; ++j) results.add(p, first + j, j, pieces);
     results.store(p, first, count);
   }

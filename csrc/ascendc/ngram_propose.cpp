@@ -16,9 +16,13 @@ class ProposeResults {
   __aicore__ inline ProposeResults(AscendC::TPipe& pipe, int64_t per_pass, const LookupOptions& options)
       : drafter_(pipe, per_pass, options) {}
 
+  __aicore__ inline void prepare(const NgramProposeParams& p, int64_t i, int64_t j) {
+    rows_[j] = grown_row(p, i);
+    unused_[j] = unused_token(p, i);
+  }
   template <class Best>
-  __aicore__ inline void add(const NgramProposeParams& p, int64_t i, int64_t j, const Best& best) {
-    drafter_.draft(j, grown_row(p, i), best, unused_token(p, i));
+  __aicore__ inline void add(const NgramProposeParams&, int64_t, int64_t j, const Best& best) {
+    drafter_.draft(j, rows_[j], best, unused_[j]);
   }
   __aicore__ inline void store(const NgramProposeParams& p, int64_t first, int64_t count) {
     order<AscendC::HardEvent::S_MTE3>();
@@ -28,6 +32,8 @@ class ProposeResults {
 
  private:
   Drafter drafter_;
+  GrownRow rows_[kMaxDrafting];
+  int32_t unused_[kMaxDrafting];
 };
 
 }  // namespace ngram_npu::ascendc

@@ -42,11 +42,14 @@ class StepResults {
         next_tokens_(pipe, per_pass),
         num_sampled_(pipe, per_pass) {}
 
-  template <class Best>
-  __aicore__ inline void add(const NgramStepParams& p, int64_t i, int64_t j, const Best& best) {
-    const Accepted a = accept(p, i);
+  __aicore__ inline void prepare(const NgramStepParams& p, int64_t i, int64_t j) {
+    const Accepted a = accepted_[j] = accept(p, i);
     next_tokens_.set(j, a.next_token);
     num_sampled_.set(j, static_cast<int32_t>(a.num_sampled));
+  }
+  template <class Best>
+  __aicore__ inline void add(const NgramStepParams& p, int64_t i, int64_t j, const Best& best) {
+    const Accepted& a = accepted_[j];
     drafter_.draft(j, grown_row(p, i, a), best, unused_token(p, i));
     appender_.append(p, i, j, a);
   }
@@ -62,6 +65,7 @@ class StepResults {
   Drafter drafter_;
   Appender appender_;
   Local<int32_t> next_tokens_, num_sampled_;
+  Accepted accepted_[kMaxDrafting];
 };
 
 }  // namespace ngram_npu::ascendc

@@ -34,9 +34,8 @@ constexpr int64_t draft_ub_bytes(int64_t per_pass, int64_t spans, int64_t k) {
 
 // The most requests a pass whose drafts take at most so many bytes; no cores where there are none.
 inline Shares draft_shares(int64_t batch, int64_t spans, int64_t k, Machine machine, int64_t other_bytes) {
-  constexpr int64_t kMaxRequests = 32;
   machine.least_items = 1;  // one is worth a core: its row has to be read
-  for (int64_t most = kMaxRequests; most > 0; most /= 2) {
+  for (int64_t most = kMaxDrafting; most > 0; most /= 2) {
     const Shares shares = deal_out(batch, machine, most);
     if (can_run(machine, other_bytes + draft_ub_bytes(shares.per_pass, spans, k))) return shares;
   }

@@ -51,6 +51,8 @@ constexpr int64_t kMinSpan = 1024;
 constexpr int64_t kTileBuffers = 3;
 // What launch 1 leaves of an item for launch 2, in int32s: length and end of its best match, and nothing.
 constexpr int64_t kMatchInts = 8;
+// Requests that a pass drafts for, at most.
+constexpr int64_t kMaxDrafting = 32;
 // Room for a request's sampled tokens, and for one length, on their way to its row: whole 32-byte units.
 constexpr int64_t kTokenPlace = 72;
 constexpr int64_t kLengthPlace = 8;

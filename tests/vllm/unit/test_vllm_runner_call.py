@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from ngram_npu.vllm import NgramProposer
-from ngram_npu.vllm.runner_call import RUNNER
+from ngram_npu.vllm.runner_call import ASCEND_RUNNER, CLASSES, RUNNER
 from vllm_config import vllm_config
 
 
@@ -30,6 +31,22 @@ class Known:
             )
         else:
             return self.drafter.propose()
+
+
+class Ascend:
+    """As vLLM-Ascend's pull request 15710 has it, in September 2026."""
+
+    def propose_draft_token_ids(
+        self: Any, valid_sampled_token_ids: Any, attention_metadata: Any = None
+    ) -> Any:
+        if self.speculative_config.method == "custom_class":
+            return self.drafter.propose(
+                valid_sampled_token_ids,
+                self.input_batch.num_tokens_no_spec,
+                self.input_batch.token_ids_cpu,
+                slot_mappings=getattr(attention_metadata, "slot_mapping", None),
+            )
+        return None
 
 
 class OneMore:
@@ -71,15 +88,15 @@ class Elsewhere:
         return self.drafter.propose()
 
 
-Made = Callable[[type], NgramProposer]
+Made = Callable[..., NgramProposer]
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Made:
-    def making(runner: type) -> NgramProposer:
-        module = ModuleType(RUNNER)
-        module.GPUModelRunner = runner  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, RUNNER, module)
+    def making(runner: type, name: str = RUNNER) -> NgramProposer:
+        module = ModuleType(name)
+        setattr(module, CLASSES[name], runner)
+        monkeypatch.setitem(sys.modules, name, module)
         return NgramProposer(vllm_config())
 
     return making
@@ -88,6 +105,26 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
 def test_the_known_call_passes(made: Made, caplog: pytest.LogCaptureFixture) -> None:
     made(Known)
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+
+
+def test_vllm_ascend_s_call_passes(made: Made, caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("vllm").propagate = True
+    runner = Ascend()
+    runner.drafter = made(Ascend, ASCEND_RUNNER)  # type: ignore[attr-defined]
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
+    runner.speculative_config = SimpleNamespace(method="custom_class")  # type: ignore[attr-defined]
+    runner.input_batch = SimpleNamespace(  # type: ignore[attr-defined]
+        num_tokens_no_spec=np.array([5, 2], np.int32),
+        token_ids_cpu=np.array([[1, 2, 3, 1, 2, 0], [4, 5, 0, 0, 0, 0]], np.int32),
+    )
+    assert runner.propose_draft_token_ids([[2], []]) == [[3, 1, 2], []]
+
+
+def test_of_two_runners_vllm_ascend_s_makes_the_call(made: Made) -> None:
+    """It stands on vLLM's, which is loaded beside it."""
+    made(Known)
+    with pytest.raises(ValueError, match=r"with \(k, sampled_token_ids"):
+        made(OneMore, ASCEND_RUNNER)
 
 
 @pytest.mark.parametrize(
