@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from backends import TWIN_BACKENDS, Backend
-from cuda_hooks import HOOKS, watched
+from cuda_hooks import HOOKS, dirty_workspaces, watched
 from ops.parity import check_parity
-from opspecs import OPSPECS, OpSpec, Sample, clone_args
+from opspecs import OPSPECS, OpSpec, Sample
 
 RESIDENT = next(b for b in TWIN_BACKENDS if b.name == "cuda_resident")
 JOINING = [OPSPECS[op] for op in ("ngram_propose", "ngram_step_", "correct_spec_state_")]
@@ -66,19 +66,6 @@ def test_any_order_gives_the_same(spec: OpSpec, seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", LOOKUPS, ids=lambda s: s.name)
 def test_a_dirty_workspace_stays_within_the_tensors(spec: OpSpec) -> None:
-    """With overlap on, a draft may continue behind the occurrence that was found: none of the
-    numbers there may lead out of the row."""
     backend = watched(spec, HOOKS.path)
-    rng = np.random.default_rng(5)
-    for sample in _shared_rows(spec):
-        if not spec.get(sample.args, "overlap") or spec.get(sample.args, "workspace") is None:
-            continue
-        for number in range(6):
-            args = clone_args(sample.args)
-            memory = spec.get(args, "workspace")
-            memory[:] = rng.integers(-(2**31), 2**31, len(memory))
-            if number % 2:  # ranks that pass for good ones, and counters as they should be
-                memory[2::4] = memory[3::4] = 0
-                memory[1::4] = rng.integers(0, 9, len(memory[1::4]))
-            with backend.selected():
-                backend.call(spec.name, args)
+    for sample in dirty_workspaces(spec):
+        check_parity(spec, backend, sample)

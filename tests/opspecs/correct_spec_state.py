@@ -79,6 +79,9 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield sample("workspace", four | {"workspace": np.zeros(64, np.int32)})
     large = _step(rng, 400, workspace=np.zeros(1024, np.int32))  # on devices: of several blocks
     yield sample("workspace-large", large)
+    for name in ("positions", "slot_mapping"):  # so that the other has more blocks
+        few = in_buffer(np.zeros(5), gap=2, dtype=np.int64)
+        yield sample(f"workspace-few-{name}", large | {name: few})
     yield sample("no-mask", four | {"discard": None, "num_tokens": None})
     yield sample("lengths-without-mask", four | {"discard": None})
     for batch in (0, 1, 2, 3, 30, 2049):

@@ -13,6 +13,7 @@ from .rows import (
     HOSTILE_INT32,
     HOSTILE_INT64,
     MANY,
+    ONE_REQUEST,
     PIECE_ENDS,
     POLICIES,
     TILE_CAPACITY,
@@ -87,6 +88,9 @@ def _lookups(rng: np.random.Generator) -> Iterator[Sample]:
             memory = np.zeros(4 * len(few), np.int32)
             args = (long, in_buffer(few), None, None, 1, 8, 5, *policy, UNLIMITED, memory)
             yield Sample(f"few-long-{len(few)}-{policy}", args)
+    for capacity in ONE_REQUEST:
+        one = (random_rows(rng, 1, capacity, 2), in_buffer([60]), None, None)
+        yield Sample(f"one-request-{capacity}", (*one, 1, 3, 4, 0, False, UNLIMITED, None))
     for batch, policy in zip(MANY, POLICIES, strict=True):
         rows, many = random_rows(rng, batch, 20, 2), in_buffer(rng.integers(0, 21, batch))
         yield Sample(f"many-{batch}", (rows, many, None, None, 1, 3, 4, *policy, 22, None))

@@ -14,6 +14,7 @@ from .rows import (
     HOSTILE_INT64,
     INT32_MAX,
     MANY,
+    ONE_REQUEST,
     PIECE_ENDS,
     POLICIES,
     TILE_CAPACITY,
@@ -86,6 +87,10 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
             head = (in_buffer(grown, before=2), at, in_buffer(new), None, None, True, INT32_MAX)
             tail = (1, 8, 5, *policy, UNLIMITED, workspace)
             yield Sample(f"few-long-{len(few)}-{policy}", (*head, *tail))
+    for capacity in ONE_REQUEST:
+        one = (random_rows(rng, 1, capacity, 2), in_buffer([60]), in_buffer([[1, 0, -1]]))
+        tail = (None, None, True, 2, 1, 3, 4, 0, False, UNLIMITED, None)
+        yield Sample(f"one-request-{capacity}", (*one, *tail))
     for batch, policy in zip(MANY, POLICIES, strict=True):
         rows, many = random_rows(rng, batch, 20, 2), in_buffer(rng.integers(0, 21, batch))
         args = (rows, many, _sampled(rng, batch, 3, 2), None, None, True, 2)

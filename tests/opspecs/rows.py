@@ -25,6 +25,9 @@ TILE_LENGTHS = [8193, 8211, 8210, 8209, 8191, 8192, 4099, 4098, 4096, 4097]
 # Of so few requests that several blocks of a device share each row, of three tiles or more.
 FEW_LONG = ([12303], [12291, 12290], [12303, 8193, 12289])
 
+# Room for a short row's tokens: on a device one block, without a workspace; or more than find work.
+ONE_REQUEST = (90, TILE_CAPACITY)
+
 POLICIES = [(match_policy, overlap) for match_policy in (0, 1) for overlap in (False, True)]
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from backends import Backend, call_torch
-from opspecs import Args, Array, OpSpec, owner
+from opspecs import Args, Array, OpSpec, Sample, clone_args, owner
 from twins import Twin
 
 HOOKS = Twin("cuda_hooks", "cuda", "cuda")
@@ -43,3 +44,24 @@ def _extent(array: Array) -> tuple[int, ...]:
     first = array.__array_interface__["data"][0]
     stride = array.strides[0] if array.ndim > 1 else 0
     return begin - beside, base.nbytes + 2 * beside, first, rows, width * array.itemsize, stride
+
+
+def dirty_workspaces(spec: OpSpec) -> Iterator[Sample]:
+    """Lookups in rows that blocks share, whose workspace holds what passes for a good match: next
+    to the row's end, behind which a draft with overlap on would go on, or anywhere; or noise."""
+    rng = np.random.default_rng(5)
+    for sample in spec.samples(np.random.default_rng(2026)):
+        if not sample.label.startswith("few-long") or not spec.get(sample.args, "overlap"):
+            continue
+        for behind in range(6):
+            args = clone_args(sample.args)
+            memory = spec.get(args, "workspace")
+            memory[:] = rng.integers(-(2**31), 2**31, len(memory))
+            if behind < 5:
+                requests = memory.reshape(-1, 4)[: len(spec.get(args, "num_tokens"))]
+                requests[:, 1] = rng.integers(1, 9, len(requests))
+                requests[:, 2:] = 0
+                if behind < 4:
+                    end = spec.get(args, "num_tokens") - 1 + behind
+                    requests[:, 0] = end if spec.get(args, "match_policy") else ~end
+            yield replace(sample, label=f"{sample.label}-dirty-{behind}", args=args, compare=False)

@@ -288,6 +288,22 @@ TEST(CudaTwinResident, BlocksRunAtOnce) {
   });
 }
 
+// Each block has the total as of its own turn: the last to arrive has all of it, unless another took its turn and
+// arrived in between, and be it long after it.
+__global__ void last_block_remembers(unsigned* total, unsigned* arrived, unsigned* out) {
+  for (unsigned i = 0; i < 400 * blockIdx.x; ++i) __syncthreads();
+  const unsigned mine = atomicAdd(total, blockIdx.x + 1) + blockIdx.x + 1;
+  if (atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1) *out = mine;
+}
+
+TEST(CudaTwinResident, OneBlockPassesAnother) {
+  options() = kResident;
+  expect_wrong_in_some_order([] {
+    unsigned total = 0, arrived = 0, out = 0;
+    return run({2, 1}, last_block_remembers, &total, &arrived, &out) != cudaSuccess || out != 3;
+  });
+}
+
 // Which blocks met is counted: those of a row are to, or nothing is said of how they do.
 TEST(CudaTwinResident, BlocksThatMeetAreCounted) {
   const auto count = [](const Options& mode) {

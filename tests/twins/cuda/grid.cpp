@@ -75,6 +75,12 @@ class Grid {
     suspend();
   }
 
+  // Now and then so long that other blocks come to the same word, and past it.
+  void fall_behind() {
+    current_->block->behind_until = steps_ + (1ull << random_.below(16));
+    give_way();
+  }
+
   void fail(std::string what) {
     violation_ = std::move(what);
     suspend();  // for good
@@ -153,7 +159,8 @@ class Grid {
 
   // Lets one thread run until it gives way.
   void step() {
-    if (next_ >= resident_.size() || resident_[next_]->runnable.empty() || random_.below(4) == 0) choose_block();
+    ++steps_;
+    if (next_ >= resident_.size() || !is_ready(*resident_[next_]) || random_.below(4) == 0) choose_block();
     if (!violation_.empty()) return;
     Block& block = *resident_[next_];
     auto& runnable = block.runnable;
@@ -164,12 +171,19 @@ class Grid {
     if (violation_.empty() && block.running == 0) end_block();
   }
 
+  bool is_ready(const Block& block) const { return !block.runnable.empty() && block.behind_until <= steps_; }
+
   void choose_block() {
     const size_t first = random_.below(resident_.size());
-    for (size_t i = 0; i < resident_.size(); ++i) {
-      next_ = (first + i) % resident_.size();
-      if (!resident_[next_]->runnable.empty()) return;
-    }
+    const auto choose = [&](const auto& suits) {
+      for (size_t i = 0; i < resident_.size(); ++i) {
+        next_ = (first + i) % resident_.size();
+        if (suits(*resident_[next_])) return true;
+      }
+      return false;
+    };
+    if (choose([&](const Block& block) { return is_ready(block); })) return;
+    if (choose([](const Block& block) { return !block.runnable.empty(); })) return;
     violation_ = "deadlock: " + describe_waiting(*resident_[next_]);
   }
 
@@ -269,6 +283,7 @@ class Grid {
   uint64_t blocks_left_;
   std::vector<std::unique_ptr<Block>> resident_;
   size_t next_ = 0;
+  uint64_t steps_ = 0;
   Block* in_section_ = nullptr;
   Thread* current_ = nullptr;
   Context scheduler_;
@@ -431,7 +446,7 @@ void read_constant(const void* address, int bytes) {
 
 uint64_t atomic(void* address, int bytes, Apply apply, uint64_t operand, uint64_t other, Ordering order) {
   check_atomic(address, bytes);
-  if (grid->yields() && grid->coin()) grid->give_way();
+  if (grid->yields() && grid->coin()) grid->fall_behind();
   Thread& t = grid->current();
   if (order.releases) grid->finish_atomics(t);
   // What it did to this address before comes first; what it did to others may still wait.

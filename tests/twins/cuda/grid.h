@@ -79,6 +79,7 @@ struct Block {
   uint64_t number;
   std::vector<Thread> threads;
   std::vector<int> runnable;
+  uint64_t behind_until = 0;            // which of the grid's steps: others go first
   int running;                          // threads that have not left
   int at_barrier;                       // of these
   std::vector<uint32_t> in_collective;  // by warp: the lanes that wait

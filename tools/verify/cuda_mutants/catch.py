@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from backends import Backend, call_torch
-from cuda_hooks import watched
+from cuda_hooks import dirty_workspaces, watched
 from ops.parity import MismatchError, check_parity
 from opspecs import OPSPECS
 from twins import FOLDER, ROOT, Twin
@@ -96,6 +96,8 @@ def run_samples(op: str, mode: str, library: Path) -> str:
         backend = Backend(mode, call_torch, twin=twin)
     with backend.drawing():
         samples = list(spec.samples(np.random.default_rng(2026)))
+    if mode == "hooks":
+        samples += dirty_workspaces(spec)
     for sample in samples:
         try:
             check_parity(spec, backend, sample)

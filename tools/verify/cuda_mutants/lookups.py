@@ -49,6 +49,76 @@ JOIN = {
         "r < p.batch; r += kLookupThreads",
         "r < p.batch; r += kLookupThreads + 1",
     ),
+    "a share begins behind the longer ones": (
+        "share.begin = group * share.each + smaller(group, share.with_one_more);",
+        "share.begin = group * share.each + share.with_one_more;",
+    ),
+    "a share belongs to the request it follows": (
+        "<= share.begin; ++i) at += n;",
+        "< share.begin; ++i) at += n;",
+    ),
+    "the longer shares are one tile shorter": (
+        "longer = with_one_more * (each + 1);",
+        "longer = with_one_more * each;",
+    ),
+    "the shorter shares are counted as the longer": (
+        "with_one_more + (tile - longer) / each;",
+        "with_one_more + (tile - longer) / (each + 1);",
+    ),
+    "a row that goes on in the next block is a block's own": (
+        "share.begin <= at && next <= share.end;",
+        "share.begin <= at;",
+    ),
+    "a row that begins with the share is not a block's own": (
+        "share.begin <= at && next <= share.end;",
+        "share.begin < at && next <= share.end;",
+    ),
+    "on to the request behind the share": ("more = next < share.end;", "more = next <= share.end;"),
+    "the rank as it was when the block came": (
+        "    if (block.best != 0) atomicMax(&shared.best, block.best);\n"
+        "    block.last = arrive(&shared.arrived) + 1 == static_cast<uint32_t>(blocks);\n"
+        "    if (block.last) block.best = shared.best;\n",
+        "    block.best = larger<Rank>(block.best, atomicMax(&shared.best, block.best));\n"
+        "    block.last = arrive(&shared.arrived) + 1 == static_cast<uint32_t>(blocks);\n",
+    ),
+    "the joined rank is read as constant": (
+        "if (block.last) block.best = shared.best;",
+        "if (block.last) block.best = __ldg(&shared.best);",
+    ),
+    "the last of a row zeroes its workspace": (
+        "    if (block.last) block.best = shared.best;\n",
+        "    if (block.last) {\n      block.best = shared.best;\n      shared = {};\n    }\n",
+    ),
+    "one counter for two purposes": ("&shared->left", "&shared->arrived"),
+    "the block of the highest number settles": (
+        "if (!is_last_block(shared == nullptr ? nullptr : &shared->left, &block.last)) return;",
+        "if (blockIdx.x + 1 != gridDim.x) return;",
+    ),
+    "settled only where there is a workspace": (
+        "    if (shared != nullptr) shared[r] = {};\n",
+        "    if (shared == nullptr) continue;\n    shared[r] = {};\n",
+    ),
+    "an edge of one round": (
+        "for (int32_t i = lane(); i < count; i += kWarpSize) verify(",
+        "if (const int32_t i = lane(); i < count) verify(",
+    ),
+    "no ends among the sampled tokens": (
+        "head + (block_.tokens.length - 1 - behind);",
+        "head + (smaller(block_.tokens.in_row, block_.tokens.length - 1) - behind);",
+    ),
+}
+ARRIVING = {
+    "a plain counter": (
+        "return __nv_atomic_fetch_add(arrived, 1u, __NV_ATOMIC_ACQ_REL, __NV_THREAD_SCOPE_DEVICE);",
+        "__threadfence();\n"
+        "  const uint32_t before = (*static_cast<volatile uint32_t*>(arrived))++;\n"
+        "  __threadfence();\n"
+        "  return before;",
+    ),
+    "arrives relaxed": ("__NV_ATOMIC_ACQ_REL", "__NV_ATOMIC_RELAXED"),
+    "arrives in the block's scope": ("__NV_THREAD_SCOPE_DEVICE", "__NV_THREAD_SCOPE_BLOCK"),
+    "no barrier after arriving": ("gridDim.x - 1;\n  __syncthreads();", "gridDim.x - 1;"),
+    "the scan stops early": ("distance < kWarpSize", "distance < kWarpSize / 2"),
 }
 LOOKUP = {
     "the suffix is read before it is written": (
@@ -179,5 +249,84 @@ LOOKUP = {
     "requests of the first threads only": (
         "smaller(first + per_thread, batch);",
         "smaller(first + 1, batch);",
+    ),
+    "a warp adds the sum of the one before it alone": (
+        "if (warp == thread / kWarpSize) at += total;",
+        "if (warp + 1 == thread / kWarpSize) at += block.warp_sums[warp];",
+    ),
+    "the requests behind a multiple of the threads": (
+        "const int32_t per_thread = (batch + kLookupThreads - 1) / kLookupThreads;",
+        "const int32_t per_thread = larger(batch / kLookupThreads, 1);",
+    ),
+    "a row that ends with a share waits for the next block": (
+        "share.block_of(next - 1)",
+        "share.block_of(next)",
+    ),
+    "a later request begins with the share": (
+        "first = larger(share.begin, block.its_first_tile)",
+        "first = share.begin",
+    ),
+    "a block without a share looks up": (
+        "for (bool more = share.begin < share.end; more;)",
+        "for (bool more = true; more;)",
+    ),
+    "ranks are extended by their sign": (
+        "const auto place = static_cast<uint32_t>(end);\n  return",
+        "const auto place = end;\n  return",
+    ),
+    "an occurrence at the row's end": (
+        "end > int64_t{tokens.length} - 2 ||",
+        "end > int64_t{tokens.length} - 1 ||",
+    ),
+    "an occurrence anywhere": (
+        "if (end > int64_t{tokens.length} - 2 || len > options.max_n) return {-1, 0};",
+        "",
+    ),
+    "the latest looks at a tile in the other order": (
+        "first_ + (tile * kTileVectors + u) * step;",
+        "first_ + (tile * kTileVectors + (is_latest() ? kTileVectors - 1 - u : u)) * step;",
+    ),
+    "the latest begins a chunk late": (
+        "(is_latest() ? chunks - 1 - chunk : chunk)",
+        "(is_latest() ? chunks - chunk : chunk)",
+    ),
+    "the latest leaves out what fills no chunk": (
+        "(num_vectors_ + kWarpSize - 1) / kWarpSize;",
+        "num_vectors_ / kWarpSize;",
+    ),
+    "vectors before the first": (
+        "smaller(static_cast<uint32_t>(v), static_cast<uint32_t>(num_vectors_ - 1));",
+        "static_cast<uint32_t>(smaller(v, num_vectors_ - 1));",
+    ),
+    "a last vector that is not whole": (
+        "num_vectors_ = (ends - head) / kVectorTokens;",
+        "num_vectors_ = (ends - head + kVectorTokens - 1) / kVectorTokens;",
+    ),
+    "as many tiles as the list has": ("    stop = smaller(stop, search.num_tiles());\n", ""),
+    "each lane looks again by itself": (
+        "return !__any_sync(kWholeWarp, noted) || look_again(tile);",
+        "return !noted || look_again(tile);",
+    ),
+    "the search ends at one token less than max_n": (
+        "if (need > options_.max_n) {",
+        "if (need >= options_.max_n) {",
+    ),
+    "the token before a vector is the last but one": (
+        "__shfl_up_sync(kWholeWarp, v.w, 1)",
+        "__shfl_up_sync(kWholeWarp, v.z, 1)",
+    ),
+    "the edge behind begins late by the one before": (
+        "behind + (i - head), need)",
+        "behind + i, need)",
+    ),
+    "nothing matches at the row's very beginning": ("if (end + 1 < need || ", "if (end < need || "),
+    "a match may not take the row's first token": (
+        "smaller(static_cast<int32_t>(options_.max_n), end + 1);",
+        "smaller(static_cast<int32_t>(options_.max_n), end);",
+    ),
+    "a match shorter than needed": ("if (len >= need) best_ =", "best_ ="),
+    "reports without an atomic": (
+        "if (lane() == 0 && longest > 0) atomicMax(&block_.best, rank);",
+        "if (lane() == 0 && rank > block_.best) block_.best = rank;",
     ),
 }

@@ -3,7 +3,7 @@ on a GPU has no place here."""
 
 from __future__ import annotations
 
-from tools.verify.cuda_mutants.lookups import JOIN, LOOKUP
+from tools.verify.cuda_mutants.lookups import ARRIVING, JOIN, LOOKUP
 from tools.verify.mutant import Mutant
 
 MUTANTS: list[Mutant] = []
@@ -189,6 +189,36 @@ _of(
             "corrected(p.counts, request).num_computed",
             "p.counts.num_computed_tokens[request]",
         ),
+        "positions of 32 bits": ("int64_t position = 0;", "int32_t position = 0;"),
+        "the last offset is not held": (
+            "held.starts[thread + 1] = p.slots.query_start_loc[thread + 1];",
+            "held.starts[thread] = p.slots.query_start_loc[thread];",
+        ),
+        "tokens before the first request": (
+            "if (request >= 0 && request < batch) {",
+            "if (request < batch) {",
+        ),
+        "tokens behind the last request": (
+            "request >= 0 && request < batch) {",
+            "request >= 0 && request <= batch) {",
+        ),
+        "requests of the first round only": (
+            "for (int64_t i = thread; i < p.counts.batch; i += kThreads) "
+            "settle_counts(p.counts, i);",
+            "if (thread < p.counts.batch) settle_counts(p.counts, thread);",
+        ),
+        "fewer blocks than positions": (
+            "larger(p.slots.num_slots, p.slots.num_positions);",
+            "p.slots.num_slots;",
+        ),
+        "fewer blocks than slots": (
+            "larger(p.slots.num_slots, p.slots.num_positions);",
+            "p.slots.num_positions;",
+        ),
+        "no barrier in a grid of one block": (
+            "if (!is_last_block(",
+            "if (gridDim.x > 1 && !is_last_block(",
+        ),
     },
 )
 _of(
@@ -210,11 +240,13 @@ _of(
         "arrives without releasing": ("__NV_ATOMIC_ACQ_REL", "__NV_ATOMIC_ACQUIRE"),
         "arrives without acquiring": ("__NV_ATOMIC_ACQ_REL", "__NV_ATOMIC_RELEASE"),
         "arrives in the block's scope": ("__NV_THREAD_SCOPE_DEVICE", "__NV_THREAD_SCOPE_BLOCK"),
+        "a grid without the rest": ("(items + per_block - 1) / per_block", "items / per_block"),
     },
 )
 
 _of("ngram_propose", "lookup.cuh", LOOKUP)
 _of("ngram_step_", "lookup.cuh", JOIN)
+_of("ngram_step_", "launch.cuh", ARRIVING)
 _of(
     "ngram_step_",
     "ngram_step.cu",
@@ -233,6 +265,22 @@ _of(
         "the run is read before it is counted": (
             "? 0 : run;\n    }\n    __syncthreads();",
             "? 0 : run;\n    }",
+        ),
+        "rows that are none are settled": (
+            "if (taken > 0) p.num_tokens",
+            "if (taken >= 0) p.num_tokens",
+        ),
+        "what a row took counts as sampled": (
+            "static_cast<int32_t>(a.num_sampled);",
+            "static_cast<int32_t>(a.num_appended);",
+        ),
+        "discarded requests grow": (
+            "block.num_sampled = discarded(p, i) ? 0 : run;",
+            "block.num_sampled = run;",
+        ),
+        "may draft by the length before": (
+            "!may_draft(length, p.token_ids.capacity",
+            "!may_draft(a.old_length, p.token_ids.capacity",
         ),
     },
 )
