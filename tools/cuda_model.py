@@ -69,22 +69,24 @@ class Design:
     """Until the first loads of a request are under way."""
     finish: float
     """From a request's last token to its draft."""
+    join: float
+    """Before that, where blocks share the request."""
     end: float
     """Once for the grid, when all are done."""
 
 
 def designs(instructions: int, f: Figures = FIGURES) -> tuple[Design, Design]:
     draft = 2 * f.cache
-    pieces = Design("pieces", 5, 223, 1, 0.0, 2 * f.memory, 2 * f.fence + 3 * f.atomic + draft, 0.0)
+    pieces = Design("pieces", 5, 223, 1, 0.0, 2 * f.memory, draft, 2 * f.fence + 3 * f.atomic, 0.0)
     wave = Design(
-        "one wave", 4, instructions, 2, 2 * f.memory, 2 * f.cache, 2 * f.atomic + draft,
+        "one wave", 4, instructions, 2, 2 * f.memory, 2 * f.cache, draft, 2 * f.atomic,
         f.atomic + 3 * f.cache,
     )  # fmt: skip
     return pieces, wave
 
 
-Block = list[tuple[int, int]]
-"""Of each request that it reads of: tiles, and tokens."""
+Block = list[tuple[int, int, bool]]
+"""Of each request that it reads of: tiles, tokens, and whether other blocks read of it too."""
 
 
 def tiles_of(length: int) -> int:
@@ -99,7 +101,7 @@ def pieces(lengths: Sequence[int], capacity: int, f: Figures = FIGURES) -> list[
         for length in lengths:
             tiles = range(group, tiles_of(length), groups)
             tokens = sum(min(TILE, length - t * TILE) for t in tiles)
-            blocks.append([(len(tiles), max(0, tokens))])
+            blocks.append([(len(tiles), max(0, tokens), groups > 1)])
     return blocks
 
 
@@ -114,7 +116,8 @@ def one_wave(lengths: Sequence[int], capacity: int, each: int, f: Figures = FIGU
         found: Block = []
         for request in np.unique(owner[share]):
             mine = share[owner[share] == request]
-            found.append((len(mine), int(held[mine].sum())))
+            shared = len(mine) < tiles_of(lengths[request])
+            found.append((len(mine), int(held[mine].sum()), shared))
         blocks.append(found)
     return blocks
 
@@ -136,15 +139,16 @@ def simulate(
     ends = [0.0] * min(slots, len(blocks))
     for block in blocks:
         time = design.begin
-        for _, tokens in block:
-            time += design.request + design.finish
+        for _, tokens, shared in block:
+            time += design.request + design.finish + shared * design.join
             if tokens > 0:
                 time += f.memory + max(0.0, tokens / TILE - 1) * per_tile
         heapq.heappush(ends, heapq.heappop(ends) + time)
-    total = sum(tokens for block in blocks for _, tokens in block)
+    total = sum(tokens for block in blocks for _, tokens, _ in block)
     issued = total / TILE * WARPS * design.instructions
     issue = issued / f.issued_per_cycle / f.clock_mhz / f.multiprocessors
     latency = design.begin + design.request + f.memory + design.finish
+    latency += design.join * any(shared for block in blocks for _, _, shared in block)
     return max(*ends, latency + max(issue, total / f.tokens_per_us)) + design.end, len(
         blocks
     ) / slots
@@ -186,7 +190,9 @@ def result(
     count = len(made[new.name][0])
     even = sum(lengths) / count
     requests = max(1.0, len(lengths) / count)
-    each = [(int(np.ceil(even / TILE / requests)), int(even / requests))] * int(np.ceil(requests))
+    shared = len(lengths) < count
+    each = [(int(np.ceil(even / TILE / requests)), int(even / requests), shared)]
+    each *= int(np.ceil(requests))
     bound, _ = simulate([list(each)] * count, new, text_like)
     found["bound_us"] = round(bound, 2)
     found["one wave over bound"] = round(found[new.name]["us"] / found["bound_us"], 3)

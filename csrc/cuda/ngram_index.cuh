@@ -107,12 +107,11 @@ struct SlotView {
   uint32_t indexed;
 };
 
-// Found out by a warp, from one look at the slot's words: were it given to two requests at once, against the contract,
-// all lanes would still agree. `known`: so many ends it may have indexed.
-__device__ inline SlotView view_slot(const Table& table, uint32_t slot_id, uint32_t options, const int32_t* tokens,
+// Found out by a warp, from one look at the slot's words, `word` this lane's: were the slot given to two requests at
+// once, against the contract, all lanes would still agree. `known`: so many ends it may have indexed.
+__device__ inline SlotView view_slot(const Table& table, uint32_t word, uint32_t options, const int32_t* tokens,
                                      uint32_t known) {
   const uint32_t lane = lane_id() % kSlotWords;
-  const uint32_t word = table.slot(slot_id)[lane];
   const uint32_t held_options = __shfl_sync(kWholeWarp, word, kSlotOptions);
   const uint32_t indexed = __shfl_sync(kWholeWarp, word, kSlotIndexed);
   const uint32_t given_up = __shfl_sync(kWholeWarp, word, kSlotGivenUp);

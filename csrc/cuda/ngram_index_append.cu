@@ -47,7 +47,8 @@ __global__ void __launch_bounds__(kThreads)
   const Request r = request_of(p, i);
   if (!r.usable) return;
   const uint32_t options = pack_options(p.min_n, p.max_n, p.match_policy);
-  const SlotState state = view_slot(r.table, r.slot, options, r.tokens, r.ends).state;
+  const SlotState state =
+      view_slot(r.table, r.table.slot(r.slot)[lane_id() % kSlotWords], options, r.tokens, r.ends).state;
   __syncwarp();  // all lanes have read what one now writes
   if (lane_id() != 0 || state == SlotState::kUsable || state == SlotState::kGivenUp) return;
   uint32_t* slot = r.table.slot(r.slot);

@@ -2,18 +2,26 @@
 #pragma once
 
 #include "core/ngram_index_access.h"
+#include "core/ngram_propose.h"
+#include "core/ngram_step.h"
 #include "cuda/lookup.cuh"
 #include "cuda/ngram_index.cuh"
 
 namespace ngram_npu::cuda {
 namespace {
 
-constexpr uint32_t kThreads = kLookupThreads;
-constexpr uint32_t kWarps = kLookupWarps;
+constexpr uint32_t kThreads = 128;
+constexpr uint32_t kWarps = kThreads / kWarpSize;
+constexpr int32_t kBlocks = 8;  // of a multiprocessor: a large batch is one wave
 // What a call indexes of one row beyond what it appended. One block does that, and the others wait for it.
 constexpr int64_t kCatchUpTokensPerRow = 256;
-// Of a row with more ends than that to be indexed, no matter where, all tokens are read.
+constexpr int32_t kScanBlocks = 3;  // of a multiprocessor, in the scan: with more, nvcc spills registers
+// A row with more ends than that to be indexed, no matter where, is scanned: by a launch of all blocks.
 constexpr uint32_t kMostNewEnds = 2048;
+// A match_len until its request's row was scanned; num_draft_tokens then has both counts, until all blocks are done.
+constexpr int32_t kToScan = -1;
+constexpr int32_t kCountBits = 8;
+static_assert(kMaxDraftTokens < 1 << kCountBits);
 
 // What is to be done about a row.
 struct Plan {
@@ -25,44 +33,70 @@ struct Plan {
 
 // What a block's threads tell each other. Each value they decide by is read from memory once: with one row or slot in
 // two requests, against the contract, they would otherwise see different ones, and wait for each other for ever.
-struct alignas(16) Shared {
+struct Shared {
   LiveRow live;
+  int64_t num_sampled;             // ngram_index_step_'s
+  int32_t slot;                    // -1: the table has none
+  uint32_t words[kSlotWords + 1];  // the slot's, and its generation
   Plan plan;
-  int64_t num_sampled;  // ngram_index_step_'s
-  LookupBlock lookup;
-  Rank best[kWarps];
-  uint32_t added[kWarps];
-  bool full[kWarps];
+  int32_t suffix[kMaxNgram];  // the row's last tokens, the newest first
+  Rank best;
+  uint32_t added;  // entries
+  uint32_t full;   // warps that found no room
 };
 
 // A request's row as it is looked up in, `num_appended` of its tokens by this call.
 struct GrownRow {
   int64_t row;
-  int64_t length;
+  LiveTokens tokens;
   int64_t num_appended;
   bool asks;  // whether there is anything to look up
 };
 
+// Reads what hangs on nothing but the request's number, each warp its own: behind a barrier, the block knows it.
 template <class Params>
-__device__ Table open_table_for(const Params& p, const IndexAccess& index) {
-  return p.lookup.max_n - p.lookup.min_n < kMaxIndexSpan ? open_table(index.words, index.num_words) : Table{};
+__device__ Table open_request(const Params& p, const IndexAccess& index, int64_t i, Shared& shared) {
+  const uint32_t warp = threadIdx.x / kWarpSize, lane = lane_id();
+  if (threadIdx.x == kWarpSize) shared.live = live_row(p, i);
+  const bool is_row = index.slot_indices.bytes == 0;  // then, and only then, the row is read for it
+  const int64_t slot = warp == 2 ? index.slot_of(i, is_row ? p.row_indices[i] : 0) : -1;
+  const bool fits = p.lookup.max_n - p.lookup.min_n < kMaxIndexSpan;
+  const Table table = fits ? open_table(index.words, index.num_words) : Table{};
+  if (warp == 2) {
+    const bool has_slot = table.has(slot);
+    if (lane == 0) shared.slot = has_slot ? static_cast<int32_t>(slot) : -1;
+    if (has_slot && lane <= kSlotWords) {
+      const uint32_t* words = table.slot(static_cast<uint32_t>(slot));
+      shared.words[lane] = *(lane < kSlotWords ? words + lane : table.generations + slot);
+    }
+  }
+  if (threadIdx.x == kThreads - 1) {
+    shared.best = 0;
+    shared.added = shared.full = 0;
+  }
+  return table;
 }
 
-// Decides what is to be done about request i, by the first warp. A barrier has to follow, and the appended tokens to be
-// in the row behind it.
+// Decides what is to be done about a request, by the first warp, while the others get the row's last tokens. A barrier
+// has to follow, and the appended tokens to be in the row behind it.
 template <class Params>
-__device__ void plan_request(const Params& p, const IndexAccess& index, int64_t catch_up_tokens, const Table& table,
-                             int64_t i, const GrownRow& grown, Shared& shared) {
-  if (threadIdx.x >= kWarpSize || !grown.asks) return;
+__device__ void plan_request(const Params& p, int64_t catch_up_tokens, const Table& table, const GrownRow& grown,
+                             Shared& shared) {
+  if (!grown.asks) return;
+  const int32_t length = grown.tokens.length, place = static_cast<int32_t>(threadIdx.x) - kWarpSize;
+  if (place >= 0) {
+    if (place < smaller<int64_t>(p.lookup.max_n, length)) shared.suffix[place] = grown.tokens[length - 1 - place];
+    return;
+  }
   Plan plan{SlotState::kEmpty, false, 0, 0};
-  const int64_t slot = index.slot_of(i, grown.row);
-  if (table.has(slot) && grown.length <= kMaxIndexedTokens) {
+  if (shared.slot >= 0 && length <= static_cast<int64_t>(kMaxIndexedTokens)) {
     plan.has_slot = true;
     // The last token's own end is the question and cannot be an answer: it is indexed by the next call.
-    const auto ends = static_cast<uint32_t>(grown.length - 1);
-    const auto known = static_cast<uint32_t>(smaller<int64_t>(grown.length - grown.num_appended, ends));
+    const auto ends = static_cast<uint32_t>(length - 1);
+    const auto known = static_cast<uint32_t>(smaller<int64_t>(length - grown.num_appended, ends));
     const uint32_t options = pack_options(p.lookup.min_n, p.lookup.max_n, p.lookup.match_policy);
-    const SlotView view = view_slot(table, static_cast<uint32_t>(slot), options, p.token_ids[grown.row], known);
+    const SlotView view =
+        view_slot(table, shared.words[lane_id() % kSlotWords], options, p.token_ids[grown.row], known);
     plan.state = view.state;
     if (view.state <= SlotState::kRetry) {  // not given up, nor to be emptied
       plan.indexed = view.indexed;
@@ -76,126 +110,179 @@ __device__ void plan_request(const Params& p, const IndexAccess& index, int64_t 
   if (threadIdx.x == 0) shared.plan = plan;
 }
 
-// The best of the ends first .. length - 2, by reading the row: a block's threads share them out.
-__device__ inline Rank look_at_ends(const int32_t* tokens, uint32_t first, uint32_t length, const LookupOptions& look) {
-  const int32_t newest = tokens[length - 1];
+// The best of the ends first .. length - 2, by reading the row: a block's threads share them out, the last ones first,
+// since the others look at the table as well.
+__device__ inline Rank look_at_ends(const LiveTokens& tokens, uint32_t first, const LookupOptions& look,
+                                    const int32_t* suffix) {
   Rank best = 0;
-  for (uint32_t end = first + threadIdx.x; end < length - 1; end += kThreads) {
-    if (tokens[end] != newest) continue;
+  for (uint32_t end = first + (kThreads - 1 - threadIdx.x); end + 1 < static_cast<uint32_t>(tokens.length);
+       end += kThreads) {
     const uint32_t most = static_cast<uint32_t>(smaller<int64_t>(look.max_n, end + int64_t{1}));
-    uint32_t len = 1;
-    while (len < most && tokens[end - len] == tokens[length - 1 - len]) ++len;
+    uint32_t len = 0;
+    while (len < most && tokens[static_cast<int32_t>(end - len)] == suffix[len]) ++len;
     if (len < look.min_n) continue;
     best = larger(best, rank_of(static_cast<int32_t>(len), static_cast<int32_t>(end), look.match_policy == kLatest));
   }
   return best;
 }
 
-// Looks the row's end up where asked to, and enters its new ends: each gram by one warp. The two do not wait for each
-// other: what is being entered is looked at by look_at_ends() as well, and what one sees of it are occurrences anyhow.
-__device__ inline Rank work_on_table(const SlotGrams& mine, const Plan& plan, uint32_t length,
-                                     const LookupOptions& look, bool looks_up, uint32_t* added, bool* full) {
+// The best that the table knows: each gram at the row's end by one warp.
+__device__ inline Rank look_at_table(const SlotGrams& mine, uint32_t length, const LookupOptions& look,
+                                     const int32_t* suffix) {
   const uint32_t min_n = static_cast<uint32_t>(look.min_n);
-  const uint32_t levels = static_cast<uint32_t>(look.max_n) - min_n + 1;
-  const uint32_t lookups = looks_up ? levels : 0;
-  const uint32_t tasks = lookups + (plan.upto - plan.indexed) * levels;
+  const uint32_t max_n = static_cast<uint32_t>(smaller<int64_t>(look.max_n, length));
   Rank best = 0;
-  for (uint32_t task = threadIdx.x / kWarpSize; task < tasks && !*full; task += kWarps) {
-    const bool is_lookup = task < lookups;
-    const uint32_t level = is_lookup ? task : (task - lookups) % levels;
-    const uint32_t end = is_lookup ? length - 1 : plan.indexed + (task - lookups) / levels;
-    const uint32_t n = min_n + level;
-    if (end + 1 < n) continue;
-    const Place place = place_of(mine.table, hash_gram(mine.tokens, end, n), mine.slot, mine.tenant, level);
-    if (is_lookup) {
-      uint32_t holder = 0;
-      const uint32_t found = mine.find(place, *mine.at(place), end, n, length - 1, &holder);
-      if (found == length - 1) continue;
-      best = larger(best, rank_of(static_cast<int32_t>(n), static_cast<int32_t>(found), look.match_policy == kLatest));
-    } else {
-      *full = !mine.insert(place, end, n, plan.upto, added);
-    }
+  for (uint32_t n = min_n + threadIdx.x / kWarpSize; n <= max_n; n += kWarps) {
+    GramHash hash;
+    for (uint32_t j = 0; j < n; ++j) hash.take(suffix[j]);
+    const Place place = place_of(mine.table, hash, mine.slot, mine.tenant, n - min_n);
+    uint32_t holder = 0;
+    const uint32_t end = mine.find(place, *mine.at(place), length - 1, n, length - 1, &holder);
+    if (end == length - 1) continue;
+    best = larger(best, rank_of(static_cast<int32_t>(n), static_cast<int32_t>(end), look.match_policy == kLatest));
   }
   return best;
 }
 
+// Enters the row's new ends: each gram by one warp.
+__device__ inline void enter_ends(const SlotGrams& mine, const Plan& plan, const LookupOptions& look, Shared& shared) {
+  const uint32_t min_n = static_cast<uint32_t>(look.min_n);
+  const uint32_t levels = static_cast<uint32_t>(look.max_n) - min_n + 1;
+  const uint32_t tasks = (plan.upto - plan.indexed) * levels;
+  uint32_t added = 0;
+  bool full = false;
+  for (uint32_t task = threadIdx.x / kWarpSize; task < tasks && !full; task += kWarps) {
+    const uint32_t level = task % levels, end = plan.indexed + task / levels, n = min_n + level;
+    if (end + 1 < n) continue;
+    const Place place = place_of(mine.table, hash_gram(mine.tokens, end, n), mine.slot, mine.tenant, level);
+    full = !mine.insert(place, end, n, plan.upto, &added);
+  }
+  if (lane_id() != 0) return;
+  if (added > 0) atomicAdd(&shared.added, added);
+  if (full) atomicAdd(&shared.full, 1u);
+}
+
 // By the first warp, when all are done with the slot.
-__device__ inline void update_slot(const Table& table, uint32_t slot_id, const Plan& plan, const int32_t* tokens,
-                                   uint32_t options, uint32_t length, uint32_t added, bool full) {
-  uint32_t* slot = table.slot(slot_id);
-  note_indexed(table, slot_id, tokens, plan.upto);
+__device__ inline void update_slot(const SlotGrams& mine, const Plan& plan, uint32_t options, uint32_t length,
+                                   uint32_t added, bool full) {
+  const Table& table = mine.table;
+  uint32_t* slot = table.slot(mine.slot);
+  note_indexed(table, mine.slot, mine.tokens, plan.upto);
   if (threadIdx.x != 0) return;
   if (plan.state <= SlotState::kRetry) {
     slot[kSlotGivenUp] = 0;
     slot[kSlotHeld] += added;
     if (added > 0) atomicAdd(table.header + kHeaderEntries, added);
-    if (full) give_up_slot(table, slot_id);
+    if (full) give_up_slot(table, mine.slot);
   } else if (plan.state > SlotState::kGivenUp) {
-    empty_slot(table, slot_id, plan.state);
+    empty_slot(table, mine.slot, plan.state);
   }
   slot[kSlotOptions] = options;
   const bool is_full = full || plan.state == SlotState::kGivenUp;
   count(table, is_full ? kStatScanFull : plan.upto + 1 < length ? kStatScanCatchUp : kStatIndexed);
 }
 
-// The answer for one row, known to all threads of the block; its slot indexes what is new.
-__device__ inline Occurrence answer(const Table& table, int64_t slot, const Plan& plan, const LiveTokens& live,
-                                    int64_t capacity, const LookupOptions& look, Shared& shared) {
-  const uint32_t length = static_cast<uint32_t>(live.length), warp = threadIdx.x / kWarpSize;
-  const uint32_t slot_id = static_cast<uint32_t>(slot);
-  const bool drafts = may_draft(live.length, capacity, look);
-  const bool reads_all = drafts && length - plan.indexed > kMostNewEnds;
-  Rank best = 0;
-  uint32_t added = 0;
-  bool full = false;
-  if (reads_all) {
-    search_tiles(live, look, 0, INT32_MAX, shared.lookup);
-    best = shared.lookup.best;
-  } else if (drafts) {
-    best = look_at_ends(live.row, plan.indexed, length, look);
+// Looks request i up and writes its draft, or that its row is to be scanned; then its slot indexes what is new. By all
+// threads of the block. What is being entered by other blocks are occurrences anyhow.
+template <class Params>
+__device__ void draft_request(const Params& p, const Table& table, int64_t i, const GrownRow& grown, Shared& shared) {
+  const LookupOptions& look = p.lookup;
+  const LiveTokens& tokens = grown.tokens;
+  const auto length = static_cast<uint32_t>(tokens.length), slot = static_cast<uint32_t>(shared.slot);
+  const Plan plan = grown.asks ? shared.plan : Plan{};
+  const SlotGrams mine{table, tokens.row, slot, plan.has_slot ? table.tenant(slot, shared.words[kSlotWords]) : 0,
+                       look.match_policy};
+  const bool drafts = grown.asks && may_draft(tokens.length, p.token_ids.capacity, look);
+  if (drafts && length - plan.indexed > kMostNewEnds) {
+    if (threadIdx.x == 0) p.match_len[i] = kToScan;
+  } else {
+    Rank best = 0;
+    if (drafts) best = look_at_ends(tokens, plan.indexed, look, shared.suffix);
+    if (drafts && plan.indexed > 0) best = larger(best, look_at_table(mine, length, look, shared.suffix));
+    for (int32_t step = kWarpSize / 2; step > 0; step /= 2) {
+      best = larger(best, __shfl_xor_sync(kWholeWarp, best, step));
+    }
+    if (lane_id() == 0 && best != 0) atomicMax(&shared.best, best);
+    __syncthreads();
+    write_draft(tokens, occurrence_of(shared.best, tokens, look), look, unused_token(p, i),
+                p.draft_token_ids + i * look.k, p.num_draft_tokens + i, p.match_len + i);
   }
-  if (plan.has_slot) {
-    const uint32_t tenant = table.tenant(slot_id, __shfl_sync(kWholeWarp, table.generations[slot_id], 0));
-    const SlotGrams mine{table, live.row, slot_id, tenant, look.match_policy};
-    const bool looks_up = drafts && !reads_all && plan.indexed > 0;
-    best = larger(best, work_on_table(mine, plan, length, look, looks_up, &added, &full));
+  if (!plan.has_slot) {
+    if (threadIdx.x == 0 && grown.asks && table.num_slots > 0) count(table, kStatScanOther);
+    return;
   }
-  for (int32_t step = kWarpSize / 2; step > 0; step /= 2) {
-    best = larger(best, __shfl_xor_sync(kWholeWarp, best, step));
-  }
-  if (lane_id() == 0) {
-    shared.best[warp] = best;
-    shared.added[warp] = added;
-    shared.full[warp] = full;
-  }
+  enter_ends(mine, plan, look, shared);
   __syncthreads();
-  added = 0;
-  for (uint32_t w = 0; w < kWarps; ++w) {
-    best = larger(best, shared.best[w]);
-    added += shared.added[w];
-    full = full || shared.full[w];
-  }
-  if (plan.has_slot && warp == 0) {
-    const uint32_t options = pack_options(look.min_n, look.max_n, look.match_policy);
-    update_slot(table, slot_id, plan, live.row, options, length, added, full);
-  }
-  return occurrence_of(best, live, look);
+  const uint32_t options = pack_options(look.min_n, look.max_n, look.match_policy);
+  if (threadIdx.x < kWarpSize) update_slot(mine, plan, options, length, shared.added, shared.full != 0);
 }
 
-// Looks request i up and writes its draft, by all threads of the block.
+// A request's row once the first launch is done.
+__device__ inline LiveRow grown_row(const NgramProposeParams& p, int64_t i) { return live_row(p, i); }
+__device__ inline LiveRow grown_row(const NgramStepParams& p, int64_t i) {
+  const LiveRow live = live_row(p, i);
+  if (p.advance || live.row < 0) return live;
+  return {live.row, live.length + appended(p.num_sampled[i], live.length, p.token_ids.capacity)};
+}
+
+// The rows to be scanned, of those of a batch.
 template <class Params>
-__device__ void draft_request(const Params& p, const IndexAccess& index, const Table& table, int64_t i,
-                              const GrownRow& grown, Shared& shared) {
-  LiveTokens live{p.token_ids.data, p.token_ids.data, 0, 0};
-  Occurrence found{-1, 0};
-  if (grown.asks) {
-    live.row = live.sampled = p.token_ids[grown.row];
-    live.in_row = live.length = static_cast<int32_t>(grown.length);
-    found = answer(table, index.slot_of(i, grown.row), shared.plan, live, p.token_ids.capacity, p.lookup, shared);
-    if (threadIdx.x == 0 && !shared.plan.has_slot && table.num_slots > 0) count(table, kStatScanOther);
+struct ScanLookup {
+  const Params& p;
+
+  __device__ bool scans(int64_t i) const { return p.match_len[i] == kToScan; }
+  __device__ int64_t length(int64_t i) const { return scans(i) ? grown_row(p, i).length : 0; }
+  __device__ LiveTokens tokens(int64_t i) const {
+    if (!scans(i)) return {p.token_ids.data, p.token_ids.data, 0, 0};
+    const LiveRow live = grown_row(p, i);
+    const auto length = static_cast<int32_t>(live.length);
+    return {p.token_ids[live.row], p.token_ids[live.row], length, length};
   }
-  write_draft(live, found, p.lookup, unused_token(p, i), p.draft_token_ids + i * p.lookup.k, p.num_draft_tokens + i,
-              p.match_len + i);
+  __device__ void finish(int64_t i, const LiveTokens& tokens, Occurrence found) const {
+    if (!scans(i)) return;
+    int32_t num_draft = 0, match_len = 0;
+    write_draft(tokens, found, p.lookup, unused_token(p, i), p.draft_token_ids + i * p.lookup.k, &num_draft,
+                &match_len);
+    if (threadIdx.x == 0) p.num_draft_tokens[i] = num_draft | match_len << kCountBits;
+  }
+  __device__ void settle(int64_t i) const {
+    if (!scans(i)) return;
+    p.match_len[i] = p.num_draft_tokens[i] >> kCountBits;
+    p.num_draft_tokens[i] &= (1 << kCountBits) - 1;
+  }
+};
+
+__device__ inline LookupBlock& scan_block() {  // not in the template, whose instances the twin could not tell apart
+  __shared__ LookupBlock block;
+  return block;
+}
+
+template <class Params>
+__global__ void __launch_bounds__(kLookupThreads, kScanBlocks)
+    ngram_index_scan_kernel(const __grid_constant__ Params p) {
+  const ScanLookup<Params> lookup{p};
+  bool any = false;
+  for (int64_t i = threadIdx.x; i < p.batch; i += kLookupThreads) any |= lookup.scans(i);
+  if (__syncthreads_or(any)) look_up_all(lookup, p, scan_block());
+}
+
+template <class Params>
+dim3 scan_grid(const Params& p) {
+  return lookup_grid(ngram_index_scan_kernel<Params>, p.batch, p.token_ids.capacity);
+}
+
+template <class Params>
+int64_t scan_workspace(const Params& p) {
+  return scan_grid(p).x > 1 ? lookup_workspace_words(p.batch) : 0;
+}
+
+// Two launches: `kernel`, then the scan, which mostly has nothing to do. `lookup` is a part of `params`.
+template <class Params, class Lookup>
+int32_t launch_drafter(void (*kernel)(Params), const Params& params, const Lookup& lookup, void* stream) {
+  const dim3 grid = scan_grid(lookup);
+  if (grid.x == 0 || (grid.x > 1 && lookup.workspace == nullptr)) return kInvalidParams;
+  const int32_t status = launch(kernel, dim3(static_cast<uint32_t>(lookup.batch)), kThreads, stream, params);
+  return status == kOk ? launch(ngram_index_scan_kernel<Lookup>, grid, kLookupThreads, stream, lookup) : status;
 }
 
 }  // namespace

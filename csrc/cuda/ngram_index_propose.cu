@@ -4,19 +4,23 @@
 namespace ngram_npu::cuda {
 namespace {
 
-__global__ void __launch_bounds__(kThreads, 3)
+__global__ void __launch_bounds__(kThreads, kBlocks)
     ngram_index_propose_kernel(const __grid_constant__ NgramIndexProposeParams p) {
   __shared__ Shared shared;
   const NgramProposeParams& lookup = p.propose;
   const int64_t i = blockIdx.x;
-  const Table table = open_table_for(lookup, p.index);
-  if (threadIdx.x == 0) shared.live = live_row(lookup, i);
+  const Table table = open_request(lookup, p.index, i, shared);
   __syncthreads();
   const LiveRow live = shared.live;
-  const GrownRow grown{live.row, live.length, 0, can_look_up(live.length, lookup.token_ids.capacity)};
-  plan_request(lookup, p.index, p.catch_up_tokens, table, i, grown, shared);
+  GrownRow grown{live.row, {lookup.token_ids.data, lookup.token_ids.data, 0, 0}, 0, false};
+  if (can_look_up(live.length, lookup.token_ids.capacity)) {
+    const auto length = static_cast<int32_t>(live.length);
+    grown.tokens = {lookup.token_ids[live.row], lookup.token_ids.data, length, length};
+    grown.asks = true;
+  }
+  plan_request(lookup, p.catch_up_tokens, table, grown, shared);
   __syncthreads();
-  draft_request(lookup, p.index, table, i, grown, shared);
+  draft_request(lookup, table, i, grown, shared);
 }
 
 }  // namespace
@@ -24,9 +28,10 @@ __global__ void __launch_bounds__(kThreads, 3)
 
 using namespace ngram_npu;
 
+NGRAM_NPU_EXPORT int64_t ngram_npu_cuda_ngram_index_propose__workspace(const NgramIndexProposeParams* params) {
+  return cuda::scan_workspace(params->propose);
+}
+
 NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_ngram_index_propose_(const NgramIndexProposeParams* params, void* stream) {
-  const int64_t batch = params->propose.batch;
-  if (batch < 1 || batch > INT32_MAX) return kInvalidParams;
-  return cuda::launch(cuda::ngram_index_propose_kernel, dim3(static_cast<uint32_t>(batch)), cuda::kThreads, stream,
-                      *params);
+  return cuda::launch_drafter(cuda::ngram_index_propose_kernel, *params, params->propose, stream);
 }

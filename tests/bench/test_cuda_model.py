@@ -28,12 +28,12 @@ RAGGED = ("256 ragged up to 128k", "256 ragged up to 128k, text-like")
 def test_every_token_is_read_once() -> None:
     lengths = [1, TILE, TILE + 1, 10 * TILE + 7, 0]
     for blocks in (pieces(lengths, 16 * TILE, SMALL), one_wave(lengths, 16 * TILE, 4, SMALL)):
-        assert sum(tokens for block in blocks for _, tokens in block) == sum(lengths)
+        assert sum(tokens for block in blocks for _, tokens, _ in block) == sum(lengths)
 
 
 def test_shares_are_equal_whatever_the_lengths() -> None:
     blocks = one_wave([100 * TILE, *[5] * 12], 100 * TILE, 4, SMALL)
-    tiles = [sum(count for count, _ in block) for block in blocks]
+    tiles = [sum(count for count, _, _ in block) for block in blocks]
     assert len(blocks) == 8
     assert sum(tiles) == 100 + 12
     assert max(tiles) - min(tiles) <= 1
@@ -41,20 +41,22 @@ def test_shares_are_equal_whatever_the_lengths() -> None:
 
 def test_a_long_row_among_many_is_one_blocks_where_rows_are_cut_by_capacity() -> None:
     blocks = pieces([100 * TILE, *[5] * 99], 100 * TILE, SMALL)
-    assert max(sum(count for count, _ in block) for block in blocks) == 100
+    assert max(sum(count for count, _, _ in block) for block in blocks) == 100
 
 
 def test_time_grows_with_the_tokens_and_the_waves() -> None:
-    one = [[(1, TILE)]]
+    one = [[(1, TILE, True)]]
     short, waves = simulate(one, OLD, f=SMALL)
     assert waves == pytest.approx(1 / 10)
-    longer, _ = simulate([[(9, 9 * TILE)]], OLD, f=SMALL)
+    longer, _ = simulate([[(9, 9 * TILE, True)]], OLD, f=SMALL)
     full, _ = simulate(one * 10, OLD, f=SMALL)
     twice, waves = simulate(one * 11, OLD, f=SMALL)
     assert waves == pytest.approx(1.1)
     assert short < longer
     assert full < twice == pytest.approx(2 * short, rel=0.1)
-    assert simulate([[(9, 9 * TILE)]], OLD, 0.5, SMALL)[0] > longer
+    assert simulate([[(9, 9 * TILE, True)]], OLD, 0.5, SMALL)[0] > longer
+    alone, _ = simulate([[(1, TILE, False)]], OLD, f=SMALL)
+    assert alone < short
 
 
 def test_no_time_is_shorter_than_memory_takes() -> None:

@@ -352,46 +352,55 @@ _of(
     "ngram_index_drafter.cuh",
     {
         "new ends are not looked at": (
-            "best = look_at_ends(live.row, plan.indexed, length, look);",
-            "best = 0;",
+            "if (drafts) best = look_at_ends(tokens, plan.indexed, look, shared.suffix);",
+            "",
         ),
-        "the block is as full as its warp": ("    full = full || shared.full[w];\n", ""),
-        "the best of the warp": ("    best = larger(best, shared.best[w]);\n", ""),
+        "the block is as full as its warp": (
+            "if (full) atomicAdd(&shared.full, 1u);",
+            "if (full && threadIdx.x == 0) shared.full = 1;",
+        ),
+        "the best of the warp": (
+            "if (lane_id() == 0 && best != 0) atomicMax",
+            "if (threadIdx.x == 0 && best != 0) atomicMax",
+        ),
         "the best of the lane": (
             "best = larger(best, __shfl_xor_sync(kWholeWarp, best, step));",
             "",
         ),
-        "the entries of the warp": ("added += shared.added[w];", "added = shared.added[0];"),
+        "the entries of the warp": (
+            "if (added > 0) atomicAdd(&shared.added, added);",
+            "if (threadIdx.x == 0) shared.added = added;",
+        ),
         "results are read before they are written": (
-            "shared.full[warp] = full;\n  }\n  __syncthreads();",
-            "shared.full[warp] = full;\n  }",
+            "atomicMax(&shared.best, best);\n    __syncthreads();",
+            "atomicMax(&shared.best, best);",
         ),
         "an end is its own answer": (
-            "end < length - 1; end += kThreads",
-            "end < length; end += kThreads",
+            "end + 1 < static_cast<uint32_t>(tokens.length);",
+            "end < static_cast<uint32_t>(tokens.length);",
         ),
-        "ends are left out": (
-            "end < length - 1; end += kThreads",
-            "end < length - 1; end += 2 * kThreads",
-        ),
+        "ends are left out": ("end += kThreads) {", "end += 2 * kThreads) {"),
         "a match may be short": ("if (len < look.min_n) continue;", ""),
         "grams from before the row": ("if (end + 1 < n) continue;", ""),
         "levels are left out": (
-            "task < tasks && !*full; task += kWarps",
-            "task < tasks && !*full; task += kWarps + 1",
+            "task < tasks && !full; task += kWarps",
+            "task < tasks && !full; task += kWarps + 1",
         ),
         "more than a step's share": (
             "smaller(catch_up_tokens, kCatchUpTokensPerRow)",
             "catch_up_tokens",
         ),
         "more is noted than entered": (
-            "note_indexed(table, slot_id, tokens, plan.upto)",
-            "note_indexed(table, slot_id, tokens, length - 1)",
+            "note_indexed(table, mine.slot, mine.tokens, plan.upto)",
+            "note_indexed(table, mine.slot, mine.tokens, length - 1)",
         ),
-        "a slot nobody has": ("if (table.has(slot) && ", "if ("),
-        "another slot's generation": ("table.generations[slot_id], 0)", "table.generations[0], 0)"),
-        "full is not told": ("if (full) give_up_slot(table, slot_id);", ""),
-        "a slot that was emptied is not": ("empty_slot(table, slot_id, plan.state);", ";"),
+        "a slot nobody has": (
+            "const bool has_slot = table.has(slot);",
+            "const bool has_slot = true;",
+        ),
+        "another slot's generation": (": table.generations + slot)", ": table.generations)"),
+        "full is not told": ("if (full) give_up_slot(table, mine.slot);", ""),
+        "a slot that was emptied is not": ("empty_slot(table, mine.slot, plan.state);", ";"),
     },
 )
 _of(
