@@ -1,0 +1,63 @@
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+
+#include "grid.h"
+
+namespace twin {
+
+uint32_t lanes_that_run(const Block& block, int warp) {
+  uint32_t lanes = 0;
+  for (int lane = 0; lane < block.lanes_of_warp(warp); ++lane) {
+    const auto number = static_cast<size_t>(block.first_of_warp(warp) + lane);
+    if (block.threads[number].state != State::kDone) lanes |= 1u << lane;
+  }
+  return lanes;
+}
+
+std::string place_of(const Thread& thread) {
+  char text[96];
+  std::snprintf(text, sizeof text, "thread %d of block (%u, %u, %u)", thread.number, thread.block->index.x,
+                thread.block->index.y, thread.block->index.z);
+  return text;
+}
+
+std::string place_of(const Site& site) {
+  const char* name = std::strrchr(site.file, '/');
+  return std::string(name == nullptr ? site.file : name + 1) + ":" + std::to_string(site.line);
+}
+
+Violation violation_of(const char* format, ...) {
+  char text[512];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  return {text};
+}
+
+std::string describe_waiting(const Block& block) {
+  std::string text;
+  int shown = 0;
+  const Thread* before = nullptr;
+  for (const Thread& t : block.threads) {
+    if (t.state == State::kDone) continue;
+    const bool same =
+        before != nullptr && before->state == t.state && before->site.line == t.site.line && before->mask == t.mask;
+    before = &t;
+    if (same) continue;
+    if (++shown > 4) return text + "; ...";
+    text += (text.empty() ? "" : "; ") + place_of(t) + " waits ";
+    if (t.state == State::kAtBarrier) {
+      text += "at the barrier of " + place_of(t.site);
+    } else {
+      char masks[96];
+      std::snprintf(masks, sizeof masks, "%08x, of which %08x have left the kernel", t.mask,
+                    t.mask & ~lanes_that_run(block, t.warp()));
+      text += std::string("in ") + name_of(t.collective) + " at " + place_of(t.site) + " for the lanes " + masks;
+    }
+  }
+  return text;
+}
+
+}  // namespace twin
