@@ -92,10 +92,10 @@ constexpr int64_t kLeftToLookup = 64;
 
 // Indexes, before a lookup, a share of what the rows' slots lack, so that a step takes little longer than a scan of its
 // rows: for as long as a 32nd of that scan, since the calls take time as well, and for what rows that need no scan
-// save.
+// save. `steps`: as many tokens as in so many steps.
 py::tuple index_catch_up(py::handle token_ids, py::handle num_tokens, py::handle index, py::handle slot_indices,
                          py::handle num_sampled, int64_t least_tokens, int64_t prompt_tokens, int64_t min_n,
-                         int64_t max_n, int64_t match_policy, bool ladder, bool outcomes) {
+                         int64_t max_n, int64_t match_policy, bool ladder, bool outcomes, int64_t steps) {
   NumpyCall call("index_catch_up");
   const host::TensorView slots_view = call("slot_indices", slot_indices);
   const int32_t* slots = call.int32s(slots_view, -1);
@@ -110,6 +110,7 @@ py::tuple index_catch_up(py::handle token_ids, py::handle num_tokens, py::handle
   p.index = {call.written_int32s(words, -1), words.sizes[0], {}};
   call.scalar("least_tokens", least_tokens, 0, INT32_MAX);
   call.scalar("prompt_tokens", prompt_tokens, 0, INT32_MAX);
+  call.scalar("steps", steps, 1, INT32_MAX);
   call.ngram_range(min_n, max_n, match_policy);
   call.index_span(min_n, max_n, match_policy, ladder);
   call.disjoint();
@@ -127,7 +128,7 @@ py::tuple index_catch_up(py::handle token_ids, py::handle num_tokens, py::handle
     scanned += ends[i];
     if (missing(i) <= kLeftToLookup) saved += larger(ends[i] - kScannedPerLookup, int64_t{0});
   }
-  int64_t budget = drafting ? larger(least_tokens, (scanned / 32 + saved) / kScannedPerIndexed) : prompt_tokens;
+  int64_t budget = drafting ? larger(least_tokens, (scanned / 32 + saved) / kScannedPerIndexed) * steps : prompt_tokens;
 
   py::array_t<int32_t> lookup_slots(batch);
   std::vector<int32_t> upto(static_cast<size_t>(batch)), appended_slots;
@@ -224,7 +225,8 @@ void define_index_tools(py::module_& m) {
   m.def("index_statistics", index_statistics, py::arg("index"));
   m.def("index_catch_up", index_catch_up, py::arg("token_ids"), py::arg("num_tokens"), py::arg("index"),
         py::arg("slot_indices"), py::arg("num_sampled"), py::arg("least_tokens"), py::arg("prompt_tokens"),
-        py::arg("min_n"), py::arg("max_n"), py::arg("match_policy"), py::arg("ladder"), py::arg("outcomes"));
+        py::arg("min_n"), py::arg("max_n"), py::arg("match_policy"), py::arg("ladder"), py::arg("outcomes"),
+        py::arg("steps"));
   m.attr("DEVICE_INDEX_HEADER_WORDS") = device_index::kHeaderWords;
   m.def("device_index_words", host::device_index_words, py::arg("num_slots"), py::arg("num_buckets"));
   m.def("device_index_buckets", host::device_index_buckets, py::arg("tokens"), py::arg("min_n"), py::arg("max_n"));

@@ -196,12 +196,14 @@ def index_catch_up(
     match_policy: int,
     ladder: bool,
     outcomes: bool,
+    steps: int,
 ) -> tuple[_Int32, int]:
     """Indexes, before a lookup, some of the tokens that rows hold and their slots lack: what takes
     a 32nd of a scan of the rows that draft (num_sampled > 0), and as long as those save that need
-    none; at least ``least_tokens``, and ``prompt_tokens`` where no row drafts. Returns the slots to
-    look up with, -1 for a row to be scanned [B], and how many rows these are. token_ids [>= B,S],
-    the others [B]; ``min_n`` and on as in ``ngram_index_append_``."""
+    none, at least ``least_tokens``, all this times ``steps``; ``prompt_tokens`` where no row
+    drafts. Returns the slots to look up with, -1 for a row to be scanned [B], and how many rows
+    these are. token_ids [>= B,S], the others [B]; ``min_n`` and on as in
+    ``ngram_index_append_``."""
 
 def ngram_store_step_(
     token_ids: _Int32,

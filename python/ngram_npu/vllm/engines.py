@@ -24,6 +24,10 @@ PROMPT_TOKENS_PER_STEP = 32768
 LEAST_TOKENS_PER_STEP = 16
 """Indexed in any step in which something is missing: less than a microsecond."""
 
+STEPS_TO_CATCH_UP = 4
+"""While no row can be looked up yet, one step of so many indexes for them all: what such a step
+takes longer goes into the calls, hardly into the tokens."""
+
 SCANNED_TOKENS = 3 << 17
 """The rows of a step that have no more tokens than this together, or a 128th of it each, are
 scanned: the index would not be quicker."""
@@ -121,10 +125,16 @@ class IndexEngine:
     def draft(
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
     ) -> tuple[Int32Array, Int32Array, Int32Array]:
+        self._steps += 1
+        steps = 1
         if not self._is_ladder:
             few = max(SCANNED_TOKENS, SCANNED_TOKENS // 128 * len(num_tokens))
             if np.add.reduce(num_tokens) <= few:  # half of what sum() takes
                 return self._scan.draft(token_ids, num_tokens, num_sampled, k)
+            if self._behind == len(num_tokens) and num_sampled[0] > 0:
+                if self._steps % STEPS_TO_CATCH_UP:
+                    return self._scan.draft(token_ids, num_tokens, num_sampled, k)
+                steps = STEPS_TO_CATCH_UP
         if self.index is None:
             self.index = self._make_index()
             self._lookup |= cost_arguments(self._options, self.index)
@@ -143,6 +153,7 @@ class IndexEngine:
                 num_sampled,
                 *self._catching_up,
                 "costs" in self._lookup,
+                steps,
             )
             if self._behind == len(num_tokens) and not self._is_ladder:
                 return self._scan.draft(token_ids, num_tokens, num_sampled, k)
@@ -171,7 +182,6 @@ class IndexEngine:
     def _forget_absent(self) -> None:
         """Nobody tells which requests have finished. Where the store waits for their ends, those
         that have not been there for a while are taken to have."""
-        self._steps += 1
         share = self.index.share_in_use
         ends = self.store is not None and self.store.held.visibility == "finish"
         if share > 0.5 or (ends and self._steps % PATIENCE == 0):

@@ -32,10 +32,11 @@ def _caught_up(
     counts: Any,
     least: int,
     prompt: int,
+    steps: int = 1,
 ) -> tuple[list[int], int, list[int]]:
     """What ``index_catch_up`` returns, and how many tokens each slot then has."""
     arguments = token_ids, lengths, index.tensor, slots, counts, least, prompt
-    looked_up, behind = _C.index_catch_up(*arguments, 2, 4, 0, False, False)
+    looked_up, behind = _C.index_catch_up(*arguments, 2, 4, 0, False, False, steps)
     header, slot_words, length = 64, 48, 1
     indexed = [int(index.tensor[header + slot * slot_words + length]) for slot in slots]
     return looked_up.tolist(), behind, indexed
@@ -50,7 +51,7 @@ def test_catching_up_costs_a_32nd_of_a_scan_and_what_it_saves() -> None:
     rows = token_ids, lengths, slots, one
     allowed = (131200 // 32) // 768
     assert _caught_up(index, *rows, 0, 7) == ([-1, -1, -1], 3, [allowed, 0, 0])
-    assert _caught_up(index, *rows, 300, 7)[2] == [allowed + 300, 0, 0]
+    assert _caught_up(index, *rows, 100, 7, 3)[2] == [allowed + 300, 0, 0]
     index.append(token_ids, lengths - 65, row_indices=np.array([2]), slot_indices=slots[2:])
     more = (131200 // 32 + 51200 - 2048) // 768
     expected = [-1, -1, 1], 2, [allowed + 300 + more, 0, 51200 - 65]
@@ -75,7 +76,7 @@ def test_catching_up_takes_lengths_and_slots_for_data() -> None:
     counts = np.array([2**31 - 1, -(2**31), -3, 1, 0], np.int32)
     for words in (index.tensor, np.zeros(3, np.int32)):
         arguments = token_ids, lengths, words, slots, counts
-        looked_up, _ = _C.index_catch_up(*arguments, 5, 50, 2, 4, 0, False, False)
+        looked_up, _ = _C.index_catch_up(*arguments, 5, 50, 2, 4, 0, False, False, 1)
         assert set(looked_up.tolist()) <= {-1, *slots.tolist()}
     index.check_integrity({0: token_ids[3, :0]})
     for name, at, wrong in (
@@ -84,9 +85,10 @@ def test_catching_up_takes_lengths_and_slots_for_data() -> None:
         ("index: expected int32", 2, index.tensor.astype(np.int64)),
         ("least_tokens: expected 0 to", 5, -1),
         ("min_n: expected", 7, 9),
+        ("steps: expected 1 to", 12, 0),
     ):
         given: list[Any] = [
-            token_ids, lengths, index.tensor, slots, counts, 5, 5, 2, 4, 0, False, False,
+            token_ids, lengths, index.tensor, slots, counts, 5, 5, 2, 4, 0, False, False, 1,
         ]  # fmt: skip
         given[at] = wrong
         with pytest.raises(ValueError, match=f"^index_catch_up: {name}"):
