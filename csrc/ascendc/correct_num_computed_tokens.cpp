@@ -10,18 +10,17 @@ extern "C" __global__ __aicore__ void ngram_npu_correct_num_computed_tokens(Ngra
   const auto p = read_as<CorrectNumComputedTokensParams>(args.params);
   const Shares share = read_as<BatchTiling>(args.tiling).requests;
   AscendC::TPipe pipe;
-  StagedCounts counts(pipe, p);
-  CountCorrector corrector(pipe, share.per_pass);
-  counts.load();
+  PreviousCounts previous(pipe, p);
+  CountCorrector corrector(pipe, p, share.per_pass);
+  previous.load();
   for (int64_t first = first_item(share); first < p.batch; first += items_between(share)) {
-    const int64_t count = smaller(share.per_pass, p.batch - first);
-    order<AscendC::HardEvent::S_MTE2>();
-    corrector.load(p, first, count);
-    order<AscendC::HardEvent::MTE2_S>();
-    corrector.correct(counts, first, count);
-    order<AscendC::HardEvent::S_MTE3>();
-    corrector.store(p, Gm<int32_t>(args.workspace), first, count);
-    order<AscendC::HardEvent::MTE3_S>();
+    corrector.load(p, first, smaller(share.per_pass, p.batch - first));
+    corrector.load_accepted(p);
+    order<AscendC::HardEvent::MTE2_V>();
+    corrector.correct(previous);
+    order<AscendC::HardEvent::V_MTE3>();
+    corrector.store(p, Gm<int32_t>(args.workspace));
+    order<AscendC::HardEvent::MTE3_MTE2>();
   }
 }
 

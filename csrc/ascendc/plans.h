@@ -128,10 +128,19 @@ inline LaunchPlan plan(const PrepareInputIdsParams& p, const Machine& machine) {
   return plan;
 }
 
-// What StagedCounts and CountCorrector take, and StagedSlots with both windows (counts.h, slots.h).
+// What a Gathered takes (gather.h); PreviousCounts; a CountCorrector (counts.h); a RequestPass but for its
+// CountCorrector and its Gathered (request_pass.h); StagedSlots with both windows (slots.h).
+inline int64_t gathered_bytes(int64_t size) { return smaller(size, kWhole) * int64_t{sizeof(int32_t)} + 32; }
+inline int64_t previous_ub_bytes(const CorrectNumComputedTokensParams& p) { return 3 * gathered_bytes(p.num_previous); }
+inline int64_t indices_ub_bytes(const IndexArray& indices, int64_t per_pass) {
+  return per_pass * (4 + (indices.bytes == 8 ? 8 : 0)) + 2 * 32;
+}
 inline int64_t counts_ub_bytes(const CorrectNumComputedTokensParams& p, int64_t per_pass) {
-  return 3 * whole_bytes(p.num_previous, 4) + whole_bytes(p.batch, 4) + whole_bytes(p.prev_positions, p.batch) +
-         2 * (per_pass * 4 + 32);
+  return indices_ub_bytes(p.prev_positions, per_pass) + 7 * (per_pass * 4 + 32);
+}
+inline int64_t requests_ub_bytes(const ComputeSlotMappingParams& p, int64_t per_pass) {
+  constexpr int64_t kHalfAndByte = 2 + 1;
+  return indices_ub_bytes(p.row_indices, per_pass) + 6 * (per_pass * 4 + 32) + per_pass * kHalfAndByte + 2 * 32;
 }
 inline int64_t slots_ub_bytes(const ComputeSlotMappingParams& p, int64_t per_pass) {
   constexpr int64_t kPlaceAndWindows = 32 + 2 * int64_t{sizeof(int64_t)};
@@ -140,7 +149,7 @@ inline int64_t slots_ub_bytes(const ComputeSlotMappingParams& p, int64_t per_pas
 
 inline LaunchPlan plan(const CorrectNumComputedTokensParams& p, const Machine& machine) {
   const BatchTiling tiling{deal_out(p.batch, machine, kMaxPerPass), {}};
-  if (!can_run(machine, counts_ub_bytes(p, tiling.requests.per_pass))) return {};
+  if (!can_run(machine, previous_ub_bytes(p) + counts_ub_bytes(p, tiling.requests.per_pass))) return {};
   LaunchPlan plan = plan_with(p, tiling);
   plan.workspace_bytes = p.batch * int64_t{sizeof(int32_t)};
   plan.add(Kernel::ngram_npu_correct_num_computed_tokens, tiling.requests.cores);
@@ -160,15 +169,15 @@ inline LaunchPlan plan(const ComputeSlotMappingParams& p, const Machine& machine
 static_assert(std::is_standard_layout_v<CorrectSpecStateParams> && offsetof(CorrectSpecStateParams, counts) == 0);
 
 inline LaunchPlan plan(const CorrectSpecStateParams& p, const Machine& machine) {
-  constexpr int64_t kEntry = sizeof(int32_t) + 1;  // of seq_lens and discard
   const int64_t tokens = larger(p.slots.num_positions, p.slots.num_slots);
   const BatchTiling tiling{deal_out(p.num_seq_lens, machine, kMaxSlotsPerPass),
                            deal_out(tokens, machine, kMaxSlotsPerPass)};
   const int64_t per_pass = tiling.requests.per_pass;
-  if (!can_run(machine, counts_ub_bytes(p.counts, per_pass) + slots_ub_bytes(p.slots, tiling.tokens.per_pass) +
-                            whole_bytes(p.num_rows, 4) + per_pass * kEntry + 2 * 32)) {
-    return {};
-  }
+  const int64_t of_requests = counts_ub_bytes(p.counts, per_pass) + requests_ub_bytes(p.slots, per_pass);
+  const int64_t of_tokens =
+      counts_ub_bytes(p.counts, smaller(p.counts.batch, kCorrected)) + slots_ub_bytes(p.slots, tiling.tokens.per_pass);
+  const int64_t looked_up = previous_ub_bytes(p.counts) + gathered_bytes(p.num_rows);
+  if (!can_run(machine, of_requests + of_tokens + looked_up)) return {};
   LaunchPlan plan = plan_with(p, tiling);
   plan.workspace_bytes = p.counts.batch * int64_t{sizeof(int32_t)};
   plan.add(Kernel::ngram_npu_correct_spec_state, larger(tiling.requests.cores, tiling.tokens.cores));

@@ -27,6 +27,8 @@ constexpr int64_t kInputPieces = 32;
 constexpr int64_t kWhole = 2048;
 // What prepare_inputs has of the batch at a time.
 constexpr int64_t kStretch = 1024;
+// Requests whose counts correct_spec_state_ corrects at once for a pass of tokens.
+constexpr int64_t kCorrected = 128;
 
 // The lookup. The ends of each row are `spans` equal pieces, an item each; a core reads an item in tiles, and leaves
 // its best match for a second launch, which deals out the requests. Or a row is one item, its core drafts at once, and
