@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gpu.host import Host
@@ -33,9 +34,10 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     ("op", "peers", "compared"),
     [
         ("ngram_propose", (LATEST,), None),
-        ("ngram_step_", (LATEST,), None),
+        ("ngram_step_", (LATEST, "read"), None),
         ("ngram_step_", ("ours:max_n=4",), True),
         ("ngram_index_step_", (SCAN, LATEST), True),
+        ("index-build", (), None),
         ("correct_spec_state_", (), None),
     ],
 )
@@ -49,7 +51,8 @@ def test_what_a_run_finds(
     (result,) = results
     assert (result["size"], result["steps_per_round"]) == ("6x300", STEPS)
     assert result["same_drafts"] is compared
-    if op == "correct_spec_state_":
+    assert result["clocks_before_and_after"] == ["1980 MHz"] * 2
+    if op in ("index-build", "correct_spec_state_"):
         assert result["drafted_share"] is None
     else:
         assert result["drafted_share"] > 0.5
@@ -57,7 +60,46 @@ def test_what_a_run_finds(
     assert result["ours"]["median_us"] > 0
     assert host.laps == (1 + len(peers)) * (3 + 2)
     # Who need not read the tokens is not compared to that.
-    assert ("ours_over_read" in result["floors"]) == (op in ("ngram_propose", "ngram_step_"))
+    assert ("ours_over_read" in result["floors"]) == (
+        op in ("ngram_propose", "ngram_step_", "index-build")
+    )
+
+
+def test_a_floor_is_of_the_live_tokens() -> None:
+    options = replace(OPTIONS, sizes=(Size(6, 4096, "-one-long"),), peers=("read",))
+    (result,), _ = GPU_OPS["ngram_step_"].run(options, lambda _: None)
+    assert 4 * 4096 < result["floors"]["live_bytes"] <= 4 * (4096 + 5 * 3)
+    ragged = make_workload(Size(200, 1 << 15, "-ragged"), OPTIONS).lengths[0]
+    assert ragged.max() == 1 << 15
+    assert 512 < np.median(ragged) < 4096
+
+
+class Clockwork(runtime.Cuda):
+    """Graphs are lists, and each work takes what it says."""
+
+    def _graph(self, works: list[Any]) -> Any:
+        return works
+
+    def _time(self, graph: Any, restore: Any = lambda: None) -> float:
+        restore()
+        return float(sum(work() for work in graph))
+
+    def _spoil(self) -> float:
+        return 100.0
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_a_time_is_without_what_empties_the_cache(
+    cold: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    restored: list[int] = []
+    cuda = Clockwork()
+    once = cuda.prepare([lambda: 3.0, lambda: 4.0], lambda: restored.append(1), cold)
+    assert once() == 7.0
+    # Once more for plain calls, of which the host's part is taken.
+    assert len(restored) == 2
+    assert cuda.host_us > 0
 
 
 def test_floors() -> None:

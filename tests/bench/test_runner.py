@@ -15,6 +15,7 @@ import pytest
 from tools import runner
 from tools.bench.__main__ import _options, _parser
 from tools.bench.gpu.ops import GPU_OPS
+from tools.bench.options import Size
 from tools.gpu import __main__ as gpu
 from tools.gpu.targets import launches, targets
 from tools.npu import __main__ as npu
@@ -36,7 +37,11 @@ def run(
     return rc, {outcome["stage"]: outcome for outcome in found["stages"]}
 
 
-def test_what_becomes_of_stages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_becomes_of_stages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = tmp_path / "logs"
+    monkeypatch.setattr(runner, "LOGS", logs)
     began = time.monotonic()
     stages = [
         shell("good", "echo 'RESULT {\"n\": 3}'; echo $OF_ALL $OF_ONE", read=said,
@@ -61,12 +66,13 @@ def test_what_becomes_of_stages(tmp_path: Path, capsys: pytest.CaptureFixture[st
         "behind": ("left out", "needs needed"),
     }
     assert found["good"]["result"] == {"n": 3}
-    assert (tmp_path / "good.log").read_text().endswith("all one\n")
+    assert (logs / "good.log").read_text().endswith("all one\n")
     assert found["hangs"]["output"] == "begun\n"
     assert found["bad"]["output"].endswith("x.py\n$OUT\n")
     assert "lost" not in found["bad"]["output"]
-    assert "lost" in (tmp_path / "bad.log").read_text()
+    assert "lost" in (logs / "bad.log").read_text()
     assert "x.py" in capsys.readouterr().out
+    assert [file.name for file in tmp_path.glob("*.*")] == ["gpu-run.json"]
     rc, found = run(tmp_path, stages, "--only", "good", "behind")
     assert (rc, list(found)) == (0, ["good", "behind"])
     assert run(tmp_path, stages, "--seconds", "1")[1]["good"]["reason"] == "no time was left"
@@ -98,6 +104,7 @@ def test_a_plan(make: Any) -> None:
         words = list(stage.command[list(stage.command).index("-m") :])
         if words[1] == "tools.bench":
             given = vars(_parser().parse_args(words[2:]))
+            assert all(str(Size.parse(size)) == size for size in given.get("sizes", ()))
             assert set(given.get("peers", ())) <= GPU_OPS[given["op"]].peer_makers.keys()
             # Before a replay a step with the index has its index copied, a rescan next to nothing.
             assert _options(given).cache == "l2-cold" or given["op"] != "ngram_index_step_"

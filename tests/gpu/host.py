@@ -27,5 +27,8 @@ class Host(Cuda):
 
         return once
 
+    def clocks(self) -> str:
+        return "1980 MHz"
+
     def empty_node_us(self) -> float:
         return 1.5

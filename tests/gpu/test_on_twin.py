@@ -14,6 +14,7 @@ from twins import FAST_CUDA
 from gpu.host import Host
 from gpu.rows import Rows
 from gpu.test_steps import check_building, check_steps
+from tools.bench.data import make_workload
 from tools.bench.gpu import ops, ours
 from tools.bench.gpu.ops import GPU_OPS, LATEST, SCAN
 from tools.bench.options import Options, Size
@@ -63,9 +64,21 @@ def test_the_calls_that_are_profiled(indexes: list[DeviceNgramIndex]) -> None:
     assert rows_indexed(indexes) == [6]
 
 
-def test_the_bench(indexes: list[DeviceNgramIndex]) -> None:
-    options = Options(sizes=(Size(3, 300),), rounds=1, data_kind="nomatch", peers=(SCAN, LATEST))
+@pytest.mark.parametrize("size", ["1x300", "5x900-ragged", "4x2k-one-long"])
+@pytest.mark.parametrize("kind", ["nomatch", "zipf"])
+def test_the_bench(indexes: list[DeviceNgramIndex], size: str, kind: str) -> None:
+    sizes = (Size.parse(size),)
+    options = Options(sizes=sizes, rounds=1, data_kind=kind, peers=(SCAN, LATEST))
     (result,), skipped = GPU_OPS["ngram_index_step_"].run(options, lambda _: None)
-    assert skipped == {}
+    assert (result["size"], skipped) == (size, {})
     assert result["same_drafts"] is True
     assert min(rows_indexed(indexes)) > 0
+
+
+def test_the_building_of_prompts(indexes: list[DeviceNgramIndex]) -> None:
+    options = Options(sizes=(Size.parse("4x900-ragged"),), rounds=1, data_kind="zipf")
+    GPU_OPS["index-build"].run(options, lambda _: None)
+    (index,) = indexes
+    workload = make_workload(options.sizes[0], options)
+    rows = zip(workload.token_ids, workload.lengths[0], strict=True)
+    index.check_integrity({slot: row[:length] for slot, (row, length) in enumerate(rows)})

@@ -27,6 +27,8 @@ from tools.bench.options import (
     UnavailableError,
 )
 
+_SIZES_HELP = "batch x context, such as 128x32k; on a GPU also 128x32k-ragged, 128x32k-one-long"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
@@ -89,6 +91,8 @@ def _options(given: dict[str, Any]) -> Options:
             raise BenchError("config: expected MIN_N,MAX_N, for example 2,4") from None
     if "sizes" in given:
         given["sizes"] = tuple(Size.parse(text) for text in given["sizes"])
+        if given.get("device", "cpu") == "cpu" and any(size.lengths for size in given["sizes"]):
+            raise BenchError("sizes: expected rows of one length on the CPU")
     if "peers" in given:
         given["peers"] = tuple(peer for peer in given["peers"] if peer != "none")
     names = {field.name for field in fields(Options)}
@@ -104,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("op", choices=list(OPS), metavar="OP", help="what to measure")
-    add("--sizes", nargs="+", metavar="BxC", help="batch x context, such as 128x32k")
+    add("--sizes", nargs="+", metavar="BxC", help=_SIZES_HELP)
     add(
         "--peer",
         action="append",

@@ -102,14 +102,13 @@ def make_workload(size: Size, options: Options) -> Workload:
     steps = lap_steps(size.context)
     most = min(MAX_NEW_TOKENS, options.k + 1)
     counts = rng.integers(1, most + 1, size=(steps, size.batch), dtype=np.int32)
-    lengths = np.concatenate(
-        [np.full((1, size.batch), size.context, np.int32), size.context + counts.cumsum(0)]
-    ).astype(np.int32)
+    base = _base_lengths(size, rng)
+    lengths = np.concatenate([base[None], base + counts.cumsum(0)]).astype(np.int32)
     # Rows of a real buffer are as wide as the longest context the server admits. An odd number of
     # cache lines keeps the rows' beginnings off the same cache sets.
     width = size.context + steps * MAX_NEW_TOKENS + MAX_NEW_TOKENS + options.k
     lines = -(-width // 16) | 1
-    rows, source = _rows(size, lines * 16, options, rng)
+    rows, source = _rows(base, lines * 16, options, rng)
 
     places = np.arange(options.k + 1)
     sampled = np.full((steps, size.batch, options.k + 1), -1, np.int32)
@@ -127,26 +126,42 @@ def lap_steps(context: int) -> int:
     return max(12, min(256, context // 8 // 2))
 
 
+def _base_lengths(size: Size, rng: np.random.Generator) -> Int32Array:
+    """Before the first step. The first row's is ``size.context``; of ragged rows few are as long,
+    and most some thirtieth of it."""
+    lengths = np.full(size.batch, size.context, np.int32)
+    if size.lengths == "-ragged":
+        spread = 1 + size.context * (1 / 64 + rng.pareto(1.2, size.batch - 1) / 32)
+        lengths[1:] = np.minimum(size.context, spread)
+    elif size.lengths == "-one-long":
+        lengths[1:] = rng.integers(1, 2 + size.context // 2048, size.batch - 1)
+    return lengths
+
+
 def _rows(
-    size: Size, width: int, options: Options, rng: np.random.Generator
+    lengths: Int32Array, width: int, options: Options, rng: np.random.Generator
 ) -> tuple[Int32Array, str]:
-    shape = (size.batch, width)
+    batch = len(lengths)
+    shape = (batch, width)
+    if options.data_kind == "zipf":
+        ids = (VOCAB_SIZE ** rng.random(shape, np.float32)).astype(np.int32)
+        return ids, f"{VOCAB_SIZE} ids, each as rare as its number is high (Zipf)"
     if options.data_kind == "random":
         return rng.integers(0, VOCAB_SIZE, shape, np.int32), f"uniform over {VOCAB_SIZE} ids"
     if options.data_kind == "periodic":
-        place = (np.arange(size.batch)[:, None] * 7 + np.arange(width)[None]) % PERIOD
+        place = (np.arange(batch)[:, None] * 7 + np.arange(width)[None]) % PERIOD
         return place.astype(np.int32), f"the ids 0 to {PERIOD - 1} over and over"
     if options.data_kind == "nomatch":
         rows = rng.integers(0, VOCAB_SIZE, shape, np.int32)
         # From shortly before the end on, every id is new to its row: no suffix occurred before.
-        fresh = max(0, size.context - options.max_n)
-        rows[:, fresh:] = _NOMATCH_FIRST_ID + np.arange(width - fresh, dtype=np.int32)
+        for row, fresh in zip(rows, np.maximum(0, lengths - options.max_n), strict=True):
+            row[fresh:] = _NOMATCH_FIRST_ID + np.arange(width - fresh, dtype=np.int32)
         return rows, f"uniform over {VOCAB_SIZE} ids, then ids that never occurred before"
     corpus, source = load_corpus(options.data)
     if corpus.size < width:
         source += ", repeating within a row"
     rows = np.empty(shape, np.int32)
-    for row in range(size.batch):
-        start = row * corpus.size // size.batch
+    for row in range(batch):
+        start = row * corpus.size // batch
         rows[row] = np.take(corpus, np.arange(start, start + width), mode="wrap")
     return rows, source

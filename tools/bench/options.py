@@ -13,7 +13,7 @@ from ngram_npu.config import LADDER_MAX_N, default_costs
 CACHE_STATES = {"hot": 0, "l2-cold": 4 << 20, "dram-cold": 256 << 20}
 """Cache state -> bytes of other memory read between steps, outside the timed part."""
 
-DATA_KINDS = ("text", "random", "periodic", "nomatch")
+DATA_KINDS = ("text", "zipf", "random", "periodic", "nomatch")
 DEVICES = ("cpu", "cuda", "npu")
 FRONTENDS = ("numpy", "torch")
 NGRAM_SIZES = ("consecutive", "ladder")
@@ -42,18 +42,20 @@ class UnavailableError(Exception):
 
 @dataclass(frozen=True)
 class Size:
-    """Requests in a batch and the tokens each has before the first step."""
+    """Requests in a batch and the tokens each has before the first step, or the longest has:
+    ``lengths`` is how the others are, "-ragged" or "-one-long"; empty: alike."""
 
     batch: int
     context: int
+    lengths: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Size:
-        """``"128x32k"``; k is 1024 tokens, m 1024 k."""
-        found = re.fullmatch(r"(\d+)x(\d+)([km]?)", text.strip().lower())
+        """``"128x32k"``, ``"256x128k-ragged"``; k is 1024 tokens, m 1024 k."""
+        found = re.fullmatch(r"(\d+)x(\d+)([km]?)(-ragged|-one-long|)", text.strip().lower())
         if not found:
             raise BenchError(f"size {text!r}: expected BATCHxCONTEXT, for example 128x32k")
-        size = cls(int(found[1]), int(found[2]) * _SUFFIXES[found[3]])
+        size = cls(int(found[1]), int(found[2]) * _SUFFIXES[found[3]], found[4])
         if size.batch < 1 or size.context < 1:
             raise BenchError(f"size {text!r}: batch and context must be at least 1")
         return size
@@ -61,8 +63,8 @@ class Size:
     def __str__(self) -> str:
         for suffix in ("m", "k"):
             if self.context % _SUFFIXES[suffix] == 0:
-                return f"{self.batch}x{self.context // _SUFFIXES[suffix]}{suffix}"
-        return f"{self.batch}x{self.context}"
+                return f"{self.batch}x{self.context // _SUFFIXES[suffix]}{suffix}{self.lengths}"
+        return f"{self.batch}x{self.context}{self.lengths}"
 
     @property
     def tokens(self) -> int:

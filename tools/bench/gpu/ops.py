@@ -17,7 +17,7 @@ import torch
 
 from tools.bench import stats
 from tools.bench.data import Workload, make_workload
-from tools.bench.gpu.ours import Fused, GpuContestant, IndexStep, Propose, Step
+from tools.bench.gpu.ours import Fused, GpuContestant, IndexBuild, IndexStep, Propose, Read, Step
 from tools.bench.gpu.peers import V1, V2, V1Kernel, VllmAscend, VllmCorrection
 from tools.bench.gpu.runtime import Cuda, Npu, Work, runtime_of
 from tools.bench.ops.base import Make, Op, Result, Skipped
@@ -44,18 +44,21 @@ class GpuOp(Op):
         sizes: tuple[str, ...],
         peers: tuple[str, ...],
         peer_makers: Mapping[str, Make],
+        kernel: str = "",
     ) -> None:
         """
         Args:
             makers: engine -> ours; the first is the default.
+            kernel: the operator that is called; empty: the one of this name.
         """
+        self.kernel = kernel or name
         self.name, self.sizes, self.peers, self.peer_makers = name, sizes, peers, peer_makers
         self.makers, self.engines = makers, tuple(makers)
 
     def run(
         self, options: Options, report: Callable[[Result], None]
     ) -> tuple[list[Result], Skipped]:
-        self.runtime = runtime_of(self.name, options.device)
+        self.runtime = runtime_of(self.kernel, options.device)
         there = replace(options, device=self.runtime.device, frontend="torch", idle_ms=0.0)
         return super().run(there, report)
 
@@ -102,6 +105,7 @@ class GpuOp(Op):
         rounds_us: dict[str, list[float]] = {name: [] for name in replays}
         host_us: dict[str, list[float]] = {name: [] for name in replays}
         names = list(replays)
+        clocks = [runtime.clocks()]
         for number in range(-_WARM_UP_ROUNDS, options.rounds):
             first = number % len(names)
             for name in [*names[first:], *names[:first]]:
@@ -118,7 +122,10 @@ class GpuOp(Op):
             drafted_share=share,
             same_drafts=same,
         )
-        live_bytes = workload.size.tokens * workload.token_ids.itemsize
+        clocks.append(runtime.clocks())
+        if any(clocks):
+            result["clocks_before_and_after"] = clocks
+        live_bytes = workload.lengths[0].sum().item() * workload.token_ids.itemsize
         reads = contestants[0].reads_tokens
         if floors := runtime.floors(result["ours"]["median_us"], live_bytes if reads else None):
             result["floors"] = floors
@@ -168,16 +175,21 @@ GPU_OPS: dict[str, GpuOp] = {
     for op in (
         GpuOp(
             "ngram_propose", {"scan": Propose}, _LOOKUP_SIZES, (LATEST, "vllm-v2"),
-            {"vllm-v1-kernel": V1Kernel, "vllm-v2": V2},
+            {"read": Read, "vllm-v1-kernel": V1Kernel, "vllm-v2": V2},
         ),
         GpuOp(
-            "ngram_step_", {"scan": Step}, _LOOKUP_SIZES, (LATEST, "vllm-v2"),
-            {"vllm-v1": V1, "vllm-v1-kernel": V1Kernel, "vllm-v2": V2, "vllm-ascend": VllmAscend},
+            "ngram_step_", {"scan": Step}, _LOOKUP_SIZES, (LATEST, "read", "vllm-v2"),
+            {"read": Read, "vllm-v1": V1, "vllm-v1-kernel": V1Kernel, "vllm-v2": V2,
+             "vllm-ascend": VllmAscend},
         ),
         GpuOp(
             "ngram_index_step_", {"index": IndexStep, "scan": Step},
             ("128x1k", "128x4k", "128x16k", "128x32k", "128x128k", "128x1m"), (SCAN,),
             {"vllm-v1": V1, "vllm-v2": V2},
+        ),
+        GpuOp(
+            "index-build", {"index": IndexBuild}, ("1x128k", "128x4k", "1024x4k", "128x32k"), (),
+            {}, kernel="ngram_index_append_",
         ),
         GpuOp(
             "correct_spec_state_", {"fused": Fused}, ("128x4k", "1024x4k"), ("vllm-correction",),

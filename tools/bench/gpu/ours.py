@@ -123,15 +123,18 @@ class IndexStep(Step):
         tokens = self.batch * self.capacity
         self._index = make_index(self.batch, tokens, options.min_n, options.max_n, self.device)
         self._saved = self._index.tensor.clone()
+        self._slots = torch.arange(self.batch, dtype=torch.int32, device=self.device)
 
     def load(self, workload: Workload) -> None:
         super().load(workload)
-        self._index.reset(torch.arange(self.batch, dtype=torch.int32, device=self.device))
-        lengths = self.lengths[0].clone()
-        self._index.append(
-            self.token_ids, lengths, match_policy=MATCH_POLICY_CODES[self.options.match_policy]
-        )
+        self.build()
         self._saved.copy_(self._index.tensor)
+
+    def build(self) -> None:
+        """What the slots held is dead, and rows are indexed whole, as prompts are."""
+        self._index.reset(self._slots)
+        policy = MATCH_POLICY_CODES[self.options.match_policy]
+        self._index.append(self.token_ids, self.lengths[0], match_policy=policy)
 
     def restore(self) -> None:
         super().restore()
@@ -141,6 +144,40 @@ class IndexStep(Step):
         return torch.ops.ngram_npu.ngram_index_step_(
             *self.rows(number), self._index.tensor, workspace=self.workspace, **self._lookup
         )
+
+
+class IndexBuild(IndexStep):
+    detail = "DeviceNgramIndex.reset and append, of all rows"
+    is_drafter = False
+    reads_tokens = True
+
+    def __init__(self, workload: Workload, options: Options) -> None:
+        super().__init__(workload, options)
+        self.semantics = None
+
+    def step(self, number: int) -> None:
+        self.build()
+
+
+class Read(GpuContestant):
+    """What reads as many bytes as a scan has to, in the same state of the caches."""
+
+    detail = "torch's amax over as many tokens as are live, one after the other"
+    is_drafter = False
+
+    def __init__(self, workload: Workload, options: Options) -> None:
+        super().__init__(replace(workload, token_ids=workload.token_ids[:, :0]), options)
+        live = int(workload.lengths[0].sum())
+        self._tokens = torch.zeros(live, dtype=torch.int32, device=self.device)
+
+    def load(self, workload: Workload) -> None:
+        """The same whatever the rows hold."""
+
+    def step(self, number: int) -> Any:
+        return self._tokens.amax()
+
+    def drafts(self, result: Any) -> Drafts:
+        return []
 
 
 class Correction(GpuContestant):

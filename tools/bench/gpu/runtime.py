@@ -47,7 +47,7 @@ class Cuda:
 
     device = "cuda"
     host_us = 0.0
-    """Of the last time measured, the host's part until all was launched; 0 where none counts."""
+    """Of plain calls of the works measured last, the host's part until all were launched."""
     _ahead_cycles = _AHEAD_CYCLES
     _spoiler: torch.Tensor | None = None
 
@@ -64,9 +64,25 @@ class Cuda:
 
         def once() -> float:
             us = self._time(timed, restore)
-            return us if spoiling is None else us - self._time(spoiling)
+            if spoiling is not None:
+                us -= self._time(spoiling)
+            restore()
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            for work in works:
+                work()
+            self.host_us = (time.perf_counter() - began) * 1e6
+            torch.cuda.synchronize()
+            return us
 
         return once
+
+    def clocks(self) -> str | None:
+        """Of a device at work: an idle one's are lower."""
+        torch.cuda._sleep(_MOST_AHEAD_CYCLES * 4)
+        found = _asked("clocks.sm,clocks.mem,power.draw,temperature.gpu")
+        torch.cuda.synchronize()
+        return found
 
     def floors(self, ours_us: float, live_bytes: int | None) -> dict[str, float]:
         """What no step can be faster than, and how ours stands to it.
@@ -168,6 +184,9 @@ class Npu:
             return float(start.elapsed_time(end)) * 1e3
 
         return once
+
+    def clocks(self) -> str | None:
+        return None
 
     def floors(self, ours_us: float, live_bytes: int | None) -> dict[str, float]:
         return {}
