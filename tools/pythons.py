@@ -24,7 +24,6 @@ SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14")
 # Only Python's side differs between them: kernels are built as fast as can be.
 SETTINGS = (
     "cmake.build-type=Debug",
-    "cmake.define.CMAKE_UNITY_BUILD=ON",
     "cmake.define.NGRAM_NPU_CUDA=OFF",
     "cmake.define.NGRAM_NPU_ASCENDC=OFF",
     "cmake.define.NGRAM_NPU_WERROR=ON",
