@@ -37,6 +37,7 @@ set(NGRAM_NPU_OPS
     compute_slot_mapping
     correct_num_computed_tokens
     correct_spec_state
+    merge_drafts
     ngram_index_append
     ngram_index_reset
     ngram_index_propose

@@ -15,6 +15,7 @@
   X(ngram_index_reset_)           \
   X(ngram_store_step_)            \
   X(ngram_store_finish_)          \
+  X(merge_drafts_)                \
   X(prepare_next_token_ids)       \
   X(prepare_inputs_padded)        \
   X(prepare_inputs)               \
@@ -61,6 +62,12 @@ inline constexpr const char* kSchemas[] = {
     "Tensor costs, SymInt cost_limit=40) -> ()",
 
     "ngram_store_finish_(Tensor(a!) store, Tensor slot_indices) -> ()",
+
+    "merge_drafts_(Tensor neural_draft_token_ids, Tensor ngram_draft_token_ids, Tensor num_ngram_draft_tokens, "
+    "Tensor match_len, *, Tensor? num_neural_draft_tokens=None, Tensor? draft_costs=None, "
+    "Tensor? neural_draft_costs=None, Tensor? match_costs=None, Tensor? row_indices=None, Tensor? num_sampled=None, "
+    "Tensor(a!)? neural_acceptance=None, SymInt min_match_len=1, SymInt threshold=0, bool extend=False) -> "
+    "(Tensor draft_token_ids, Tensor num_draft_tokens, Tensor draft_source)",
 
     "prepare_next_token_ids(Tensor sampled_token_ids, *, Tensor? discard=None, Tensor? backup_token_ids=None, "
     "Tensor? token_ids=None, Tensor? num_tokens=None, Tensor? row_indices=None, SymInt vocab_size=2147483647) -> "

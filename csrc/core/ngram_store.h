@@ -14,6 +14,7 @@
 #pragma once
 
 #include "core/ngram_ladder.h"
+#include "core/promise.h"
 
 // Few serial numbers: a test build in which the store starts anew after some thousand tokens.
 #ifndef NGRAM_STORE_SERIAL_BITS
@@ -132,25 +133,7 @@ NGRAM_FN int64_t first_column(uint32_t state) {
   return kCostColumns + h * 4 + m;
 }
 
-// 2^(-cost / 16) in 65536ths, by repeated multiplication: the same integers everywhere.
-struct Powers {
-  uint32_t of[256];
-  constexpr Powers() : of() {
-    of[0] = 65536;
-    for (int i = 1; i < 256; ++i) of[i] = static_cast<uint32_t>(uint64_t{of[i - 1]} * 62757 >> 16);
-  }
-};
-
-// What a draft promises: the number of its first tokens that will be accepted, in 65536ths.
+// How many tokens of a draft count in what it promises (core/promise.h).
 constexpr int64_t kPromisedTokens = 8;
-inline uint32_t promise_of(const Powers& powers, const uint8_t* costs, int64_t count) {
-  uint32_t promise = 0, total = 0;
-  for (int64_t j = 0; j < smaller(count, kPromisedTokens); ++j) {
-    total += costs[j];
-    if (total > 255) break;
-    promise += powers.of[total];
-  }
-  return promise;
-}
 
 }  // namespace ngram_npu::store

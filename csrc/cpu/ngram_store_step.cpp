@@ -10,7 +10,7 @@ namespace {
 
 using namespace store;
 
-constexpr Powers kPromise;
+constexpr Powers kPowers;
 
 class StoreStep {
  public:
@@ -80,7 +80,8 @@ class StoreStep {
       if (total > p_.cost_limit) break;
     }
     const int64_t own = larger<int64_t>(0, smaller<int64_t>(p_.num_draft_tokens[i], k));
-    if (promise_of(kPromise, costs, count) <= promise_of(kPromise, p_.draft_costs[i], own)) return;
+    const uint32_t promised = promise_of(kPowers, costs, smaller(count, kPromisedTokens));
+    if (promised <= promise_of(kPowers, p_.draft_costs[i], smaller(own, kPromisedTokens))) return;
     int32_t* const draft = p_.draft_token_ids[i];
     uint8_t* const draft_costs = p_.draft_costs[i];
     std::memcpy(draft, store_.text(serial) + offset, static_cast<size_t>(count) * sizeof(int32_t));

@@ -137,8 +137,8 @@ const int32_t* Arguments::starts(const TensorView& view) {
   return static_cast<const int32_t*>(view.data);
 }
 
-void Arguments::matrix(const TensorView& view, DType dtype, Access access) {
-  tensor(view, {dtype}, 2, access);
+void Arguments::matrix(const TensorView& view, std::initializer_list<DType> dtypes, Access access) {
+  tensor(view, dtypes, 2, access);
   if (view.sizes[1] > INT32_MAX) fail(view.name, "rows shorter than 2**31", std::to_string(view.sizes[1]));
   if (view.sizes[0] > 1 && view.strides[0] < 0) {
     fail(view.name, "an outer stride >= 0", std::to_string(view.strides[0]));
@@ -218,7 +218,7 @@ void Arguments::shape(const TensorView& view, int64_t rows, int64_t columns) con
 }
 
 TokenRows<uint8_t> Arguments::costs(const TensorView& view, int64_t rows, int64_t columns, Access access) {
-  matrix(view, DType::kUInt8, access);
+  matrix(view, {DType::kUInt8}, access);
   shape(view, rows, columns);
   return {static_cast<uint8_t*>(view.data), rows, columns, view.strides[0]};
 }

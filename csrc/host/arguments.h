@@ -85,10 +85,11 @@ class Arguments {
   }
   // Where requests start in the flat batch: one more than there are requests.
   const int32_t* starts(const TensorView& view);
+  void matrix(const TensorView& view, std::initializer_list<DType> dtypes, Access access = kRead);
   // A matrix of int32.
   template <class Token>
   TokenRows<Token> rows(const TensorView& view, Access access = kRead) {
-    matrix(view, DType::kInt32, access);
+    matrix(view, {DType::kInt32}, access);
     return {static_cast<Token*>(view.data), view.sizes[0], view.sizes[1], view.strides[0]};
   }
   TokenRows<const int32_t> sampled(const TensorView& view);
@@ -130,7 +131,6 @@ class Arguments {
   };
 
   void tensor(const TensorView& view, std::initializer_list<DType> dtypes, int32_t ndim, Access access);
-  void matrix(const TensorView& view, DType dtype, Access access);
   void vector_of_at_least(const TensorView& view, DType dtype, int64_t low, const char* what, Access access);
 
   const char* op_;

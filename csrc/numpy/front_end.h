@@ -47,6 +47,11 @@ class NumpyCall : public host::Arguments {
   static Output empty(int64_t size) { return Output(size); }
   static Output empty(int64_t rows, int64_t columns) { return Output({rows, columns}); }
   static int32_t* data(Output& output) { return output.mutable_data(); }
+  static py::array empty_tokens(int64_t item_bytes, int64_t rows, int64_t columns) {
+    if (item_bytes == 8) return py::array_t<int64_t>({rows, columns});
+    return empty(rows, columns);
+  }
+  static void* tokens(py::array& output) { return output.mutable_data(); }
 
   struct NoWorkspace {
     static void* data() { return nullptr; }

@@ -4,6 +4,7 @@
 #include "host/bookkeeping.h"
 #include "host/correction.h"
 #include "host/drafting.h"
+#include "host/merging.h"
 #include "host/shared_store.h"
 #include "numpy/front_end.h"
 #include "numpy/index_tools.h"

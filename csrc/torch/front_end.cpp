@@ -54,7 +54,7 @@ host::TensorView view_of(const Tensor& tensor) {
   return view;
 }
 
-Tensor empty_like_on(const Tensor& like, std::initializer_list<int64_t> sizes) {
+Tensor empty_like_on(const Tensor& like, std::initializer_list<int64_t> sizes, int64_t item_bytes) {
   int32_t type = 0;
   int32_t index = -1;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &type));
@@ -65,9 +65,10 @@ Tensor empty_like_on(const Tensor& like, std::initializer_list<int64_t> sizes) {
     strides[d] = stride;
     stride *= sizes.begin()[d] > 0 ? sizes.begin()[d] : 1;
   }
+  const int32_t dtype = item_bytes == 8 ? aoti_torch_dtype_int64() : aoti_torch_dtype_int32();
   AtenTensorHandle handle = nullptr;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.begin(), strides,
-                                                         aoti_torch_dtype_int32(), type, index, &handle));
+                                                         dtype, type, index, &handle));
   return Tensor(handle);
 }
 

@@ -22,8 +22,8 @@ using torch::stable::Tensor;
 
 host::TensorView view_of(const Tensor& tensor);
 
-// Uninitialised int32 outputs on the device of `like`.
-Tensor empty_like_on(const Tensor& like, std::initializer_list<int64_t> sizes);
+// Uninitialised outputs on the device of `like`, of int32 or int64.
+Tensor empty_like_on(const Tensor& like, std::initializer_list<int64_t> sizes, int64_t item_bytes = 4);
 
 // torch's own threads: what at::parallel_for uses, as many as torch.get_num_threads() says.
 Executor torch_executor();
@@ -72,6 +72,10 @@ class TorchCall : public host::Arguments {
   Tensor empty(int64_t size) const { return empty_like_on(*first_, {size}); }
   Tensor empty(int64_t rows, int64_t columns) const { return empty_like_on(*first_, {rows, columns}); }
   static int32_t* data(Tensor& tensor) { return static_cast<int32_t*>(tensor.mutable_data_ptr()); }
+  Tensor empty_tokens(int64_t item_bytes, int64_t rows, int64_t columns) const {
+    return empty_like_on(*first_, {rows, columns}, item_bytes);
+  }
+  static void* tokens(Tensor& tensor) { return tensor.mutable_data_ptr(); }
 
   template <class Op>
   Workspace workspace(const typename Op::Params& params, const std::optional<host::TensorView>& given) const {

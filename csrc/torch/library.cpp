@@ -2,6 +2,7 @@
 #include "host/bookkeeping.h"
 #include "host/correction.h"
 #include "host/drafting.h"
+#include "host/merging.h"
 #include "host/shared_store.h"
 #include "schemas.h"
 #include "torch/front_end.h"

@@ -229,6 +229,28 @@ def ngram_store_step_(
 def ngram_store_finish_(store: _Int32, slot_indices: _Index) -> None:
     """store [W] is written; slot_indices [N]."""
 
+def merge_drafts_(
+    neural_draft_token_ids: _Index,
+    ngram_draft_token_ids: _Int32,
+    num_ngram_draft_tokens: _Int32,
+    match_len: _Int32,
+    *,
+    num_neural_draft_tokens: _Int32 | None = None,
+    draft_costs: _UInt8 | None = None,
+    neural_draft_costs: _UInt8 | None = None,
+    match_costs: _UInt8 | None = None,
+    row_indices: _Index | None = None,
+    num_sampled: _Int32 | None = None,
+    neural_acceptance: _Int32 | None = None,
+    min_match_len: int = 1,
+    threshold: int = 0,
+    extend: bool = False,
+) -> tuple[_Index, _Int32, _Int32]:
+    """neural_draft_token_ids [B,Kn], ngram_draft_token_ids [B,k], num_ngram_draft_tokens,
+    match_len, num_neural_draft_tokens, row_indices and num_sampled [B], draft_costs [B,k],
+    neural_draft_costs [B,Kn], match_costs [16]; neural_acceptance [R,2] is written ->
+    draft_token_ids [B,k] of the first argument's dtype, num_draft_tokens [B], draft_source [B]."""
+
 STORE_BLOCK_TOKENS: int
 STORE_LEAST_BLOCKS_PER_SLOT: int
 STORE_COST_COLUMNS: int

@@ -42,7 +42,7 @@ __all__ = [
     "set_num_threads",
 ]
 
-CONTRACT_VERSION = 5
+CONTRACT_VERSION = 6
 """The version of the operators' contract (docs/ops); docs/design/contract.md says what changed."""
 
 if not _library.torch_absence():

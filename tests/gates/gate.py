@@ -60,7 +60,7 @@ def _problems_of(tree: Tree, name: str, spec: OpSpec) -> list[str]:
     schema = tree.schemas.get(name, "")
     if not schema:
         found.append("not registered")
-    elif ("!) " in schema.replace("(w!)? workspace", "")) != name.endswith("_"):
+    elif bool(re.search(r"!\)\?? (?!workspace)", schema)) != name.endswith("_"):
         found.append("an operator's name ends in _ exactly if it writes to an argument")
     for device in DEVICES:
         loaded, reason = tree.kernels.get((name, device), False), spec.no_kernel.get(device)

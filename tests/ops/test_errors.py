@@ -79,6 +79,12 @@ def test_memory_of_a_written_tensor_is_its_own(spec: OpSpec, front_end: Backend)
     assert pairs > 0 or not spec.written - {"workspace"}
 
 
+OF_EITHER_WIDTH = {
+    "row_indices", "slot_indices", "prev_positions", "slot_mapping", "scopes",
+    "neural_draft_token_ids",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("front_end", FRONT_ENDS, ids=lambda b: b.name)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_int64_for_int32_says_how_to_convert(spec: OpSpec, front_end: Backend) -> None:
@@ -88,7 +94,7 @@ def test_int64_for_int32_says_how_to_convert(spec: OpSpec, front_end: Backend) -
         if spec.get(args, name).dtype != np.int32:
             continue
         wide = spec.replace(clone_args(args), **{name: lambda a: a.astype(np.int64)})
-        if name in {"row_indices", "slot_indices", "prev_positions", "slot_mapping", "scopes"}:
+        if name in OF_EITHER_WIDTH:
             front_end.call(spec.name, wide)
             continue
         with pytest.raises(ValueError, match=f"{name}: expected int32, got int64") as raised:

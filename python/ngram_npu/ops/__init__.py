@@ -5,6 +5,7 @@ Importing this registers their fakes (``torch.compile``, ``FakeTensor``)."""
 from ngram_npu.ops.compute_slot_mapping import compute_slot_mapping_
 from ngram_npu.ops.correct_num_computed_tokens import correct_num_computed_tokens_
 from ngram_npu.ops.correct_spec_state import computed_tokens_drift, correct_spec_state_
+from ngram_npu.ops.merge_drafts import merge_drafts_
 from ngram_npu.ops.ngram_index_append import ngram_index_append_
 from ngram_npu.ops.ngram_index_propose import ngram_index_propose_
 from ngram_npu.ops.ngram_index_reset import ngram_index_reset_
@@ -24,6 +25,7 @@ __all__ = [
     "computed_tokens_drift",
     "correct_num_computed_tokens_",
     "correct_spec_state_",
+    "merge_drafts_",
     "ngram_index_append_",
     "ngram_index_propose_",
     "ngram_index_reset_",

@@ -4,6 +4,7 @@ compared with. Independent of the C++ sources; the definitions are those of docs
 from ngram_npu.reference.compute_slot_mapping import compute_slot_mapping_
 from ngram_npu.reference.correct_num_computed_tokens import correct_num_computed_tokens_
 from ngram_npu.reference.correct_spec_state import correct_spec_state_
+from ngram_npu.reference.merge_drafts import merge_drafts_
 from ngram_npu.reference.ngram_index_append import ngram_index_append_
 from ngram_npu.reference.ngram_index_propose import ngram_index_propose_
 from ngram_npu.reference.ngram_index_reset import ngram_index_reset_
@@ -21,6 +22,7 @@ __all__ = [
     "compute_slot_mapping_",
     "correct_num_computed_tokens_",
     "correct_spec_state_",
+    "merge_drafts_",
     "ngram_index_append_",
     "ngram_index_propose_",
     "ngram_index_reset_",

@@ -15,6 +15,7 @@ from tools.bench.ops.generate import GenerateOp
 from tools.bench.ops.index import IndexBuild, IndexMemory, NgramIndexStep
 from tools.bench.ops.lookup import NgramPropose, NgramStep
 from tools.bench.ops.memory import Memory
+from tools.bench.ops.merge import MergeDrafts
 from tools.bench.ops.spec_state import CorrectSpecState
 from tools.bench.ops.store import StoreStep
 from tools.bench.ops.tune_recorded import TuneRecorded
@@ -40,6 +41,7 @@ OPS: dict[str, Op] = {
         Crossover(),
         Memory(),
         CorrectSpecState(),
+        MergeDrafts(),
         AsyncHost(),
         GenerateOp(),
         AscendcModel(),

@@ -29,6 +29,18 @@ for _op in ("prepare_next_token_ids", "prepare_inputs_padded"):
     )
 
 _of(
+    "merge_drafts_",
+    "merge_drafts.cu",
+    {
+        "one request too many": ("i < p.batch", "i <= p.batch"),
+        "one request too few": ("i < p.batch", "i < p.batch - 1"),
+        "blocks overlap": ("blockIdx.x} * kThreads", "blockIdx.x} * (kThreads - 1)"),
+        "one block": ("cuda::blocks_for(params->batch, cuda::kThreads)", "dim3(1)"),
+        "the other width": ("token_bytes == 8", "token_bytes == 4"),
+    },
+)
+
+_of(
     "prepare_input_ids_",
     "prepare_input_ids.cu",
     {

@@ -63,6 +63,25 @@ _of(
     },
 )
 _of(
+    "csrc/core/merge_drafts.h",
+    {
+        "n-grams that promise no more are taken": (
+            "return promised > smaller(mean",
+            "return promised >= smaller(mean",
+        ),
+        "the token after the drafts counts as accepted": (
+            "smaller(num_sampled - 1, drafted)",
+            "smaller(num_sampled, drafted)",
+        ),
+        "any n-grams continue a neural draft": ("if (same == n) source", "source"),
+        "n-grams count as neural drafts": ("source == kNgramDraft ? 0 : n", "n"),
+    },
+)
+_of(
+    "csrc/core/promise.h",
+    {"each token is judged alone": ("total += costs[j];", "total = costs[j];")},
+)
+_of(
     "csrc/core/ngram_ladder.h",
     {
         "a draft ends where it reaches the limit": (

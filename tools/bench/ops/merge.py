@@ -1,0 +1,164 @@
+"""The choice between neural and n-gram drafts: one call, against eager torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+from ngram_npu import _C
+
+from tools.bench.data import SEED, Workload
+from tools.bench.measure import Contestant
+from tools.bench.ops.base import Make, Op, Result, Skipped
+from tools.bench.ops.lookup import torch_op
+from tools.bench.options import Options, Size, UnavailableError
+from tools.bench.stats import Drafts
+
+UNIT = 65536
+
+
+def batch(size: Size, k: int) -> dict[str, npt.NDArray[Any]]:
+    """Requests in the middle of their texts, k drafts of either source each, n-grams for most."""
+    rng = np.random.default_rng(SEED)
+    requests = size.batch
+    acceptance = np.stack(
+        [rng.integers(0, k * UNIT, requests), rng.integers(1, k + 2, requests)], axis=1
+    )
+    return {
+        "neural_draft_token_ids": rng.integers(0, 32000, (requests, k)),
+        "ngram_draft_token_ids": rng.integers(0, 32000, (requests, k), dtype=np.int32),
+        "num_ngram_draft_tokens": rng.integers(0, k + 1, requests).astype(np.int32),
+        "match_len": rng.integers(0, 17, requests).astype(np.int32),
+        "draft_costs": rng.integers(0, 20, (requests, k)).astype(np.uint8),
+        "row_indices": rng.permutation(requests).astype(np.int32),
+        "num_sampled": rng.integers(1, k + 2, requests).astype(np.int32),
+        "neural_acceptance": acceptance.astype(np.int32),
+    }
+
+
+class Merge(Contestant):
+    """Every step merges the same batch: the means go back, untimed, before each."""
+
+    semantics = ("merged",)
+
+    def __init__(self, workload: Workload, options: Options, frontend: str) -> None:
+        self.arrays = batch(workload.size, options.k)
+        self._acceptance = self.arrays["neural_acceptance"].copy()
+        self.tensors: dict[str, Any] = dict(self.arrays)
+        if frontend == "torch":
+            try:
+                import torch
+            except ImportError:
+                raise UnavailableError("torch is not installed") from None
+            self.tensors |= {name: torch.from_numpy(a) for name, a in self.arrays.items()}
+
+    def arguments(self, step: int) -> tuple[Any, ...]:
+        self.arrays["neural_acceptance"][:] = self._acceptance
+        return ()
+
+    def drafts(self, result: Any) -> Drafts:
+        """With the source in front and the request's new means behind."""
+        tokens, counts, sources = (np.asarray(part) for part in result)
+        means = self.arrays["neural_acceptance"][self.arrays["row_indices"]].tolist()
+        return [
+            [source, *draft[:count], *mean]
+            for draft, count, source, mean in zip(
+                tokens.tolist(), counts.tolist(), sources.tolist(), means, strict=True
+            )
+        ]
+
+
+class Operator(Merge):
+    def __init__(self, workload: Workload, options: Options) -> None:
+        super().__init__(workload, options, options.frontend)
+        numpy = options.frontend == "numpy"
+        op: Any = _C.merge_drafts_ if numpy else torch_op("merge_drafts_")
+        self.function = lambda: op(**self.tensors)
+        self.detail = f"{'_C' if numpy else 'torch.ops.ngram_npu'}.merge_drafts_"
+
+
+class Eager(Merge):
+    """No operator of ours: what a runner would write by hand."""
+
+    def __init__(self, workload: Workload, options: Options) -> None:
+        super().__init__(workload, options, "torch")
+        import torch
+
+        powers = [UNIT]
+        while len(powers) < 256:
+            powers.append(powers[-1] * 62757 // UNIT)
+        self._powers = torch.tensor(powers)
+        self._places = torch.arange(options.k)
+        self.function = self.run
+        self.detail = "eager torch, torch.where at its end"
+
+    def run(self) -> tuple[Any, ...]:
+        import torch
+
+        t = self.tensors
+        neural, ngram, g = (
+            t[f"{name}draft_token{ids}"]
+            for name, ids in (("neural_", "_ids"), ("ngram_", "_ids"), ("num_ngram_", "s"))
+        )
+        n = neural.shape[1]
+        total = t["draft_costs"].cumsum(1).clamp_(max=255)
+        promised = (self._powers[total] * (self._places < g[:, None])).sum(1)
+        known = t["neural_acceptance"][t["row_indices"]]
+        mean, last = known.unbind(1)
+        accepted = torch.minimum(t["num_sampled"], last) - 1
+        step = torch.div(accepted * UNIT - mean, 8, rounding_mode="trunc")
+        mean = torch.where((last > 1) & (t["num_sampled"] > 0), mean + step, mean)
+        mean = torch.where(last > 0, mean, n * UNIT)
+        taken = (g > 0) & (t["match_len"] >= 1) & (promised > mean.clamp(max=n * UNIT))
+        given = torch.where(taken, 1, 1 + n).int()
+        new = torch.stack((mean, given), 1)
+        t["neural_acceptance"][t["row_indices"]] = torch.where(
+            t["num_sampled"][:, None] > 0, new, known
+        )
+        return (
+            torch.where(taken[:, None], ngram, neural),
+            torch.where(taken, g, n),
+            1 + taken.int(),
+        )
+
+    def count_calls(self) -> int:
+        """Operators that torch dispatches, views left out: on a GPU each is a launch."""
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        class Counting(TorchDispatchMode):
+            calls = 0
+
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):  # type: ignore[no-untyped-def]
+                self.calls += not func.is_view
+                return func(*args, **(kwargs or {}))
+
+        with Counting() as mode:
+            self.run()
+        return mode.calls
+
+
+class MergeDrafts(Op):
+    name = "merge_drafts_"
+    help = "the choice between neural and n-gram drafts; the context plays no part"
+    sizes = ("1x4k", "32x4k", "256x4k")
+    peers = ("eager",)
+    unused_settings = frozenset({"config", "match_policy"})
+    peer_makers: ClassVar[Mapping[str, Make]] = {"eager": Eager}
+
+    def workload(self, size: Size, options: Options) -> Workload:
+        return super().workload(size, replace(options, data_kind="periodic"))
+
+    def make(self, workload: Workload, options: Options) -> Contestant:
+        return Operator(workload, options)
+
+    def compare(
+        self, contestants: list[Any], workload: Workload, options: Options, skipped: Skipped
+    ) -> Result:
+        result = super().compare(contestants, workload, options, skipped)
+        for contestant in contestants:
+            if isinstance(contestant, Eager):
+                result["torch_operators"] = {"ours": 1, contestant.name: contestant.count_calls()}
+        return result
