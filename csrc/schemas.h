@@ -66,7 +66,8 @@ inline constexpr const char* kSchemas[] = {
     "merge_drafts_(Tensor neural_draft_token_ids, Tensor ngram_draft_token_ids, Tensor num_ngram_draft_tokens, "
     "Tensor match_len, *, Tensor? num_neural_draft_tokens=None, Tensor? draft_costs=None, "
     "Tensor? neural_draft_costs=None, Tensor? match_costs=None, Tensor? row_indices=None, Tensor? num_sampled=None, "
-    "Tensor(a!)? neural_acceptance=None, SymInt min_match_len=1, SymInt threshold=0, bool extend=False) -> "
+    "Tensor? num_scheduled_drafts=None, Tensor(a!)? neural_acceptance=None, SymInt min_match_len=1, "
+    "SymInt threshold=0, bool extend=False) -> "
     "(Tensor draft_token_ids, Tensor num_draft_tokens, Tensor draft_source)",
 
     "prepare_next_token_ids(Tensor sampled_token_ids, *, Tensor? discard=None, Tensor? backup_token_ids=None, "

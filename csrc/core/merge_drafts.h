@@ -18,7 +18,7 @@ struct MergeDraftsParams {
   Gm<const void> neural_draft_token_ids;  // [B, neural_width], ids of token_bytes each, rows neural_stride ids apart
   int64_t neural_width;
   int64_t neural_stride;
-  int32_t token_bytes;                             // 4 or 8
+  int32_t token_bytes;  // 4 or 8
   bool extend;
   TokenRows<const int32_t> ngram_draft_token_ids;  // [B, k]
   Gm<const int32_t> num_ngram_draft_tokens;        // [B]
@@ -29,6 +29,7 @@ struct MergeDraftsParams {
   Gm<const uint8_t> match_costs;                   // [kCostRows]
   IndexArray row_indices;                          // [B]
   Gm<const int32_t> num_sampled;                   // [B]
+  Gm<const int32_t> num_scheduled_drafts;          // [B]
   TokenRows<int32_t> neural_acceptance;            // [R, kAcceptanceColumns]
   int64_t min_match_len;
   int64_t threshold;
@@ -48,12 +49,14 @@ struct CostsByMatch {
 
 NGRAM_FN int64_t clamped(int64_t value, int64_t high) { return larger<int64_t>(0, smaller(value, high)); }
 
-// The mean number of accepted neural drafts, in 65536ths, with what the request's last step says.
-NGRAM_FN int64_t mean_accepted(const MergeDraftsParams& p, Gm<const int32_t> row, int64_t num_sampled) {
-  const int64_t drafted = int64_t{row[kLastNeuralDrafts]} - 1;
+// The mean number of accepted neural drafts, in 65536ths, with what the step says of request i, whose row is `row`.
+NGRAM_FN int64_t mean_accepted(const MergeDraftsParams& p, Gm<const int32_t> row, int64_t i) {
+  int64_t drafted = int64_t{row[kLastNeuralDrafts]} - 1;
   if (drafted < 0) return p.neural_width * kAcceptedUnit;
+  if (p.num_scheduled_drafts != nullptr) drafted = smaller<int64_t>(drafted, p.num_scheduled_drafts[i]);
   const int64_t mean = row[kMeanAccepted];
-  if (drafted == 0 || num_sampled <= 0) return mean;
+  const int64_t num_sampled = p.num_sampled[i];
+  if (drafted <= 0 || num_sampled <= 0) return mean;
   const int64_t accepted = smaller(smaller(num_sampled - 1, drafted), kMaxDraftTokens);
   return mean + (accepted * kAcceptedUnit - mean) / kAcceptanceWeight;
 }
@@ -91,7 +94,7 @@ NGRAM_FN void merge_drafts(const MergeDraftsParams& p, const Powers& powers, int
   int64_t mean = INT64_MIN;
   if (p.neural_acceptance.data != nullptr && p.neural_acceptance.has(p.row_indices[i])) {
     acceptance = p.neural_acceptance[p.row_indices[i]];
-    mean = mean_accepted(p, acceptance, p.num_sampled[i]);
+    mean = mean_accepted(p, acceptance, i);
   }
 
   int32_t source = n > 0 ? kNeuralDraft : kNoDraft;

@@ -13,8 +13,8 @@ template <class F>
 auto merge_drafts_(In<F> neural_draft_token_ids, In<F> ngram_draft_token_ids, In<F> num_ngram_draft_tokens,
                    In<F> match_len, Optional<F> num_neural_draft_tokens, Optional<F> draft_costs,
                    Optional<F> neural_draft_costs, Optional<F> match_costs, Optional<F> row_indices,
-                   Optional<F> num_sampled, Optional<F> neural_acceptance, int64_t min_match_len, int64_t threshold,
-                   bool extend) {
+                   Optional<F> num_sampled, Optional<F> num_scheduled_drafts, Optional<F> neural_acceptance,
+                   int64_t min_match_len, int64_t threshold, bool extend) {
   F call("merge_drafts_");
   MergeDraftsParams p{};
   const TensorView neural = call("neural_draft_token_ids", neural_draft_token_ids);
@@ -59,6 +59,9 @@ auto merge_drafts_(In<F> neural_draft_token_ids, In<F> ngram_draft_token_ids, In
   const auto rows = call("row_indices", row_indices);
   const auto sampled = call("num_sampled", num_sampled);
   if (sampled) p.num_sampled = call.int32s(*sampled, p.batch);
+  if (const auto verified = call("num_scheduled_drafts", num_scheduled_drafts)) {
+    p.num_scheduled_drafts = call.int32s(*verified, p.batch);
+  }
   if (const auto acceptance = call("neural_acceptance", neural_acceptance)) {
     p.neural_acceptance = call.template rows<int32_t>(*acceptance, Arguments::kWrite);
     call.shape(*acceptance, acceptance->sizes[0], kAcceptanceColumns);

@@ -241,15 +241,17 @@ def merge_drafts_(
     match_costs: _UInt8 | None = None,
     row_indices: _Index | None = None,
     num_sampled: _Int32 | None = None,
+    num_scheduled_drafts: _Int32 | None = None,
     neural_acceptance: _Int32 | None = None,
     min_match_len: int = 1,
     threshold: int = 0,
     extend: bool = False,
 ) -> tuple[_Index, _Int32, _Int32]:
     """neural_draft_token_ids [B,Kn], ngram_draft_token_ids [B,k], num_ngram_draft_tokens,
-    match_len, num_neural_draft_tokens, row_indices and num_sampled [B], draft_costs [B,k],
-    neural_draft_costs [B,Kn], match_costs [16]; neural_acceptance [R,2] is written ->
-    draft_token_ids [B,k] of the first argument's dtype, num_draft_tokens [B], draft_source [B]."""
+    match_len, num_neural_draft_tokens, row_indices, num_sampled and num_scheduled_drafts [B],
+    draft_costs [B,k], neural_draft_costs [B,Kn], match_costs [16]; neural_acceptance [R,2] is
+    written -> draft_token_ids [B,k] of the first argument's dtype, num_draft_tokens [B],
+    draft_source [B]."""
 
 STORE_BLOCK_TOKENS: int
 STORE_LEAST_BLOCKS_PER_SLOT: int

@@ -44,6 +44,7 @@ def _batch(
         "draft_costs": _costs(rng, batch, k),
         "row_indices": in_buffer(rng.permutation(batch + 1)[:batch], gap=1),
         "num_sampled": in_buffer(rng.integers(0, width + 2, batch), gap=1),
+        "num_scheduled_drafts": in_buffer(rng.integers(0, k + 1, batch), gap=1),
         "neural_acceptance": in_buffer(acceptance, before=1, gap=2),
         "min_match_len": 1,
         "threshold": 0,
@@ -65,7 +66,10 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield _sample("a neural confidence", ordinary | by_confidence)
     yield _sample("no costs", ordinary | {"draft_costs": None})
     yield _sample("no acceptance", ordinary | {"neural_acceptance": None})
-    bare = {"num_sampled": None, "row_indices": None, "num_neural_draft_tokens": None}
+    yield _sample("all drafts verified", ordinary | {"num_scheduled_drafts": None})
+    bare = dict.fromkeys(
+        ("num_sampled", "row_indices", "num_neural_draft_tokens", "num_scheduled_drafts")
+    )
     yield _sample("no acceptance, bare", ordinary | bare | {"neural_acceptance": None})
     yield _sample("rows in order", ordinary | {"row_indices": None})
 
@@ -81,7 +85,10 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield _sample("widest", _batch(rng, 9, 64, 64) | {"extend": True})
     yield from _edges(rng)
 
-    for name in ("num_ngram_draft_tokens", "match_len", "num_neural_draft_tokens", "num_sampled"):
+    for name in (
+        "num_ngram_draft_tokens", "match_len", "num_neural_draft_tokens", "num_sampled",
+        "num_scheduled_drafts",
+    ):  # fmt: skip
         for bad in one_hostile(ordinary[name].tolist(), HOSTILE_INT32):
             hostile = ordinary | {name: in_buffer(bad)}
             yield _sample(f"hostile-{name}", hostile)
@@ -150,7 +157,9 @@ def _edges(rng: np.random.Generator) -> Iterator[Sample]:
             "neural_acceptance": in_buffer([[mean, last]]),
             "num_sampled": in_buffer([sampled]),
         }
-        yield _sample(f"measured-{mean}-{last}-{sampled}", lone | more)
+        for verified in (None, in_buffer([0]), in_buffer([1]), in_buffer([2])):
+            measured = lone | more | {"num_scheduled_drafts": verified}
+            yield _sample(f"measured-{mean}-{last}-{sampled}", measured)
     for ngram in ([1, 2, 3], [1, 9, 3], [9, 2, 3]):
         for n, g, extend in product((0, 1, 2), (1, 2, 3), (False, True)):
             more = {
@@ -185,6 +194,7 @@ def _strategy(draw: st.DrawFn) -> Args:
     call["num_neural_draft_tokens"] = draw(st.one_of(st.none(), int32_vectors(batch, 0, width)))
     call["match_len"] = draw(int32_vectors(batch, 0, 18))
     call["num_sampled"] = draw(int32_vectors(batch, 0, width + 1))
+    call["num_scheduled_drafts"] = draw(st.one_of(st.none(), int32_vectors(batch, 0, k)))
     call["min_match_len"] = draw(st.sampled_from([0, 1, 5, 2**31 - 1]))
     call["extend"] = draw(st.booleans())
     if draw(st.booleans()):
@@ -262,6 +272,7 @@ SPEC = OpSpec(
         ),
         BadCall("rows", {"row_indices": _cut}, "size 4, got size 3", "row_indices"),
         BadCall("sampled", {"num_sampled": _cut}, "size 4, got size 3", "num_sampled"),
+        BadCall("verified", {"num_scheduled_drafts": _cut}, "4, got", "num_scheduled_drafts"),
         BadCall("nothing sampled", {"num_sampled": None}, r"\(neural_acc.* None", "num_sampled"),
         BadCall(
             "acceptance",

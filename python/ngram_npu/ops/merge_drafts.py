@@ -33,6 +33,7 @@ def merge_drafts_(
     match_costs: torch.Tensor | None = None,
     row_indices: torch.Tensor | None = None,
     num_sampled: torch.Tensor | None = None,
+    num_scheduled_drafts: torch.Tensor | None = None,
     neural_acceptance: torch.Tensor | None = None,
     min_match_len: int = 1,
     threshold: int = 0,
@@ -53,6 +54,8 @@ def merge_drafts_(
         row_indices: [B] int32 or int64, batch position -> row of ``neural_acceptance``; None: row
             i = i. No row twice.
         num_sampled: [B] int32, tokens that this step sampled; with ``neural_acceptance``.
+        num_scheduled_drafts: [B] int32, draft tokens that this step verified; None: all that were
+            given. Where it is 0, the step says nothing about the neural drafter.
         neural_acceptance: [R, 2] int32, what became of each request's neural drafts; written. Zero
             the row of a new request.
         min_match_len: n-grams of a shorter match leave the neural draft, 0 to 2**31 - 1.
@@ -75,6 +78,7 @@ def merge_drafts_(
             match_costs=match_costs,
             row_indices=row_indices,
             num_sampled=num_sampled,
+            num_scheduled_drafts=num_scheduled_drafts,
             neural_acceptance=neural_acceptance,
             min_match_len=min_match_len,
             threshold=threshold,

@@ -32,15 +32,16 @@ def merge_drafts_(
     match_costs: Array | None,
     row_indices: Array | None,
     num_sampled: Array | None,
+    num_scheduled_drafts: Array | None,
     neural_acceptance: Array | None,
     min_match_len: int,
     threshold: int,
     extend: bool,
 ) -> tuple[Array, Array, Array]:
     """neural_draft_token_ids [B,Kn], ngram_draft_token_ids [B,k], num_ngram_draft_tokens,
-    match_len, num_neural_draft_tokens, row_indices and num_sampled [B], draft_costs [B,k],
-    neural_draft_costs [B,Kn] and match_costs [16] uint8; neural_acceptance [R,2] is written ->
-    draft_token_ids [B,k], num_draft_tokens [B], draft_source [B]."""
+    match_len, num_neural_draft_tokens, row_indices, num_sampled and num_scheduled_drafts [B],
+    draft_costs [B,k], neural_draft_costs [B,Kn] and match_costs [16] uint8; neural_acceptance [R,2]
+    is written -> draft_token_ids [B,k], num_draft_tokens [B], draft_source [B]."""
     batch, width = neural_draft_token_ids.shape
     k = ngram_draft_token_ids.shape[1]
     tokens = np.full((batch, k), -1, neural_draft_token_ids.dtype)
@@ -68,10 +69,13 @@ def merge_drafts_(
             if 0 <= at < len(neural_acceptance):
                 row = neural_acceptance[at]
                 mean, last = (int(value) for value in row)
+                verified = last - 1
+                if num_scheduled_drafts is not None:
+                    verified = min(verified, int(num_scheduled_drafts[i]))
                 if last <= 0:
                     mean = width * UNIT
-                elif last > 1 and num_sampled[i] > 0:
-                    mean = measured(mean, min(int(num_sampled[i]) - 1, last - 1, 64))
+                elif verified > 0 and num_sampled[i] > 0:
+                    mean = measured(mean, min(int(num_sampled[i]) - 1, verified, 64))
 
         expected = None
         if neural_draft_costs is not None:

@@ -74,6 +74,10 @@ _of(
             "smaller(num_sampled, drafted)",
         ),
         "any n-grams continue a neural draft": ("if (same == n) source", "source"),
+        "drafts that nobody verified count as rejected": (
+            "drafted <= 0 || num_sampled <= 0",
+            "num_sampled <= 0",
+        ),
         "n-grams count as neural drafts": ("source == kNgramDraft ? 0 : n", "n"),
     },
 )
