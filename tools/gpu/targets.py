@@ -1,4 +1,4 @@
-"""What the figures of a run have to show (docs/performance.md), and what ncu counted."""
+"""What the figures of a run have to show (docs/design/gpu-targets.md), and what ncu counted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tools.bench.readme import lookup
+from tools.bench.figures import lookup
 
 At = Callable[[str], Any]
 """The value at a path of a result file."""
