@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.bench import curve, readme
+from tools import docs_tables
+from tools.bench import curve
 
 DATA = {
     "results": [
@@ -21,40 +22,79 @@ NINE = "results[0].ratio.vllm-numba"
 LARGE = "results[size=128x32k,idle=0.0]"
 
 
+TABLES = f"""
+[one]
+what | ratio | us
+@ a.json {LARGE}
+step | {{a.json {NINE} .1f}}x | {{.us ,.0f}}
+
+[two]
+idle | us
+@ a.json results[size=128x32k,idle=$]
+$ | {{.us .1f}}
+- none = 0.0; 5.0
+"""
+RIGHT = """# Title
+
+<!-- table: one -->
+| what | ratio | us |
+| --- | --- | --- |
+| step | 9.9x | 381 |
+<!-- end -->
+
+<!-- table: two -->
+| idle | us |
+| --- | --- |
+| none | 381.4 |
+| 5.0 | 1234567.0 |
+<!-- end -->
+"""
+
+
 def test_documents_say_what_was_measured() -> None:
-    marks, wrong = readme.check(readme.documents())
-    assert marks > 100
-    assert not wrong, "\n".join(wrong)
+    tables = docs_tables.parse(docs_tables.TABLES.read_text())
+    assert not docs_tables.differences(docs_tables.documents(), tables)
+    text = "".join(path.read_text() for path in docs_tables.documents())
+    assert [name for name in tables if f"<!-- table: {name} -->" not in text] == []
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("old", "new", "says"),
     [
-        (f"| 9.9x <!-- bench: a.json {NINE} --> | 10 <!--bench: a.json {NINE}-->", ""),
-        (f"0.38 ms <!-- bench: a.json {LARGE}.us / 1000 -->", ""),
-        (f"381,400 ns <!-- bench: a.json {LARGE}.us * 1000 -->", ""),
-        ("0.50 <!-- bench: a.json results[size=1x1k].ratio.ours:threads=1 -->", ""),
-        (f"| 9.9 <!-- bench: a.json {NINE} --> | 9.8x <!-- bench: a.json {NINE} -->", "is 9.9"),
-        (f"0.39 ms <!-- bench: a.json {LARGE}.us / 1000 -->", "is 0.38"),
-        (f"many <!-- bench: a.json {NINE} -->", "no figure"),
-        (f"9.9 <!-- bench: a.json {NINE} --><!-- bench: a.json {NINE} -->", "no figure"),
-        ("1 <!-- bench: b.json results[0].us -->", "FileNotFoundError"),
-        ("1 <!-- bench: a.json results[0].us -->", "KeyError"),
-        ("1 <!-- bench: a.json results[size=128x32k].us -->", "2 entries"),
-        ("1 <!-- bench: a.json op -->", "not a number"),
-        ("1 <!-- bench: a.json -->", "expected FILE.json PATH"),
+        ("", "", ""),
+        ("9.9x", "9.8x", ":6: says '| step | 9.8x | 381 |', the results '| step | 9.9x | 381 |'"),
+        ("| 5.0 | 1234567.0 |\n", "", ":13: says '<!-- end -->'"),
+        ("<!-- table: one", "<!-- table: three", "no table 'three'"),
+        ("# Title", "9 <!-- bench: a.json op -->", "not a table's marker"),
+        ("1234567.0 |\n<!-- end -->", "1234567.0 |", "not a table's marker"),
     ],
 )
-def test_wrong_figures_are_caught(line: str, says: str, tmp_path: Path) -> None:
+def test_wrong_figures_are_caught(old: str, new: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(DATA))
     document = tmp_path / "README.md"
-    document.write_text(f"# Title\n\n{line}\n")
-    marks, wrong = readme.check([document], tmp_path)
-    assert marks == line.count("<!--")
+    document.write_text(RIGHT.replace(old, new))
+    wrong = docs_tables.differences([document], docs_tables.parse(TABLES), tmp_path)
     assert len(wrong) == bool(says)
     if says:
-        assert wrong[0].startswith("README.md:3: ")
+        assert wrong[0].startswith("README.md:")
         assert says in wrong[0]
+
+
+@pytest.mark.parametrize(
+    ("figure", "says"),
+    [
+        ("{b.json results[0].us .1f}", "FileNotFoundError"),
+        ("{a.json results[0].us .1f}", "KeyError"),
+        ("{a.json results[size=128x32k].us .1f}", "2 entries"),
+        ("{a.json results[7].us .1f}", "IndexError"),
+        ("{a.json op .1f}", "ValueError"),
+        ("{a.json results[0].ratio .1f}", "TypeError"),
+    ],
+)
+def test_figures_that_do_not_exist_are_caught(figure: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(DATA))
+    with pytest.raises(LookupError, match=says):
+        docs_tables.render([["figure"], [figure]], tmp_path)
 
 
 def test_the_curve_shows_the_medians(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tools.bench.readme import lookup
+from tools.bench.figures import lookup
 
 At = Callable[[str], Any]
 """The value at a path of a result file."""
