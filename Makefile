@@ -2,6 +2,7 @@
 # machine `make demo` runs the main job and `make test` passes the tests: they set up what they need.
 VENV := .venv
 VLLM_VENV := .venv-vllm
+DOCS_VENV := .venv-docs
 BUILD := build
 DIST := dist
 PYTHON ?= python3
@@ -13,9 +14,9 @@ STAGES = $(PYTHON) tools/stages.py $(MAKE)
 SOURCES := $(shell find CMakeLists.txt README.md pyproject.toml cmake csrc python examples -type f -not -name '*.pyc')
 
 TEST := lint install test-cpp test-twins test-python
-MORE := tidy cuda-resources test-slow test-sanitizers test-pythons test-fuzz test-vllm test-vllm-v2
+MORE := docs tidy cuda-resources test-slow test-sanitizers test-pythons test-fuzz test-vllm test-vllm-v2
 
-.PHONY: demo check test test-all prove setup wheel install dev lint format tidy gtest twins launch cuda-resources check-python \
+.PHONY: demo check test docs release-check test-all prove setup wheel install dev lint format tidy gtest twins launch cuda-resources check-python \
   test-cpp test-twins test-python test-slow test-sanitizers test-pythons fuzz test-fuzz test-vllm test-vllm-v2 test-neon \
   prove-mutants prove-cuda-mutants prove-async prove-fuzz gpu gpu-rest bench clean
 
@@ -29,6 +30,29 @@ check:
 
 test:
 	@$(STAGES) $(TEST)
+
+# The documentation as a site in build/docs. A warning, a broken link or a page that loads from elsewhere is an error.
+docs: $(DOCS_VENV)/.ready
+	$(DOCS_VENV)/bin/mkdocs --quiet build --strict
+
+# The wheel and the source distribution in dist, checked and tried in an empty environment (docs/guides/release.md).
+RELEASE := $(BUILD)/release
+release-check: $(DIST)/.ready
+	rm -rf $(RELEASE) $(DIST)/*.tar.gz
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python $(PIP) install build twine
+	NGRAM_NPU_TORCH=OFF $(RELEASE)/bin/python -m build --sdist --outdir $(DIST) . >/dev/null
+	$(PYTHON) -m tools.release_check $(DIST)
+	$(RELEASE)/bin/twine check --strict $(DIST)/*.whl $(DIST)/*.tar.gz
+	$(RELEASE)/bin/python $(PIP) install $(DIST)/ngram_npu-*.whl
+	cd $(RELEASE) && bin/python -m doctest -o FAIL_FAST $(abspath README.md) && bin/ngram-npu doctor
+	NGRAM_NPU_TORCH=OFF $(RELEASE)/bin/python $(PIP) install --force-reinstall --no-deps $(DIST)/ngram_npu-*.tar.gz
+	cd $(RELEASE) && bin/python -m doctest -o FAIL_FAST $(abspath README.md)
+
+$(DOCS_VENV)/.ready: tools/requirements-docs.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python $(PIP) install -r tools/requirements-docs.txt
+	touch $@
 
 test-all:
 	@$(STAGES) $(TEST) $(MORE)
@@ -253,7 +277,7 @@ test-neon: setup
 	$(call build,neon,-DGTest_ROOT=$(abspath $(NEON)/root))
 	GTEST_FILTER='-*DeathTest*:*Fork*' ctest --test-dir $(NEON) --output-on-failure -j $(JOBS)
 
-# On a machine with an NVIDIA GPU, with what is there and without a network (docs/performance.md): builds, tests, checks
+# On a machine with an NVIDIA GPU, with what is there and without a network (docs/design/gpu-targets.md): builds, tests, checks
 # and measures in under eight minutes. Results go to $$OUT, else to tools/bench/results.
 gpu:
 	$(PYTHON) -m tools.gpu

@@ -192,8 +192,8 @@ class NgramIndex(_Index):
     Args:
         num_slots: requests that may be indexed at once; at most 2**28.
         token_capacity: tokens they may hold together.
-        min_n, max_n: the range the steps will ask for; max_n is at most 64, max_n - min_n at
-            most 7. Of a ladder 1 and 16.
+        min_n: the shortest n-gram that the steps will ask for; 1 for a ladder.
+        max_n: the longest; at most 64, and at most min_n + 7. 16 for a ladder.
         sizes: ``"consecutive"`` or ``"ladder"``, as the steps will ask.
         outcomes: of a ladder, whether the steps will pass costs; a byte more for every token.
         kind: ``"numpy"`` or ``"torch"`` (a CPU tensor over the same memory).
@@ -274,8 +274,8 @@ class DeviceNgramIndex(_Index):
     Args:
         num_slots: requests that may be indexed at once; at most 2**20.
         token_capacity: tokens they may hold together.
-        min_n, max_n: the range the steps will ask for; max_n is at most 64, max_n - min_n at
-            most 7.
+        min_n: the shortest n-gram that the steps will ask for.
+        max_n: the longest; at most 64, and at most min_n + 7.
         device: where the tensor is to lie.
 
     Raises:

@@ -150,8 +150,8 @@ def generate(
         max_new_tokens: per request.
         ngram: what drafts; None: `NgramConfig()`. If it asks for a store, the requests of this call
             share one.
-        eos_token_id, pad_token_id: None: those of `model.generation_config`. Without a padding
-            token the first end token pads.
+        eos_token_id: None: those of `model.generation_config`.
+        pad_token_id: None: that of `model.generation_config`, without one the first end token.
         max_rows: requests that run at once.
         store: one that several calls share, of ``kind="torch"``; with a `min_draft_probability`.
 

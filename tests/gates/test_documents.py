@@ -1,8 +1,9 @@
-"""Every example in the documents is run as it stands."""
+"""Every example in the documents is run as it stands, links lead somewhere, lines have a length."""
 
 from __future__ import annotations
 
 import doctest
+import re
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,42 @@ def test_a_wrong_example_fails(tmp_path: Path) -> None:
     path = tmp_path / "wrong.md"
     path.write_text("```python\n>>> 1 + 1\n3\n\n```\n")
     assert doctest.testfile(str(path), module_relative=False, report=False).failed == 1
+
+
+def _links(path: Path) -> list[str]:
+    """What is wrong with a document's links and lines."""
+    wrong = []
+    text = path.read_text()
+    for number, line in enumerate(text.splitlines(), 1):
+        if len(line) > 160 and not line.startswith("|") and not re.search(r"\]\(| -> \(", line):
+            wrong.append(f"{path.name}:{number}: {len(line)} characters")
+    for target, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)]*))?\)", text):
+        file = path.parent / target if target else path
+        if not file.exists():
+            wrong.append(f"{path.name}: no {target}")
+        elif anchor and anchor not in _anchors(file.read_text()):
+            wrong.append(f"{path.name}: no {target}#{anchor}")
+    return wrong
+
+
+def _anchors(text: str) -> list[str]:
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    slugs = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+    return slugs + re.findall(r'<a id="([^"]+)">', text)
+
+
+def test_links_and_lines() -> None:
+    paths = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tools/**/*.md")]
+    wrong = [problem for path in paths for problem in _links(path)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_wrong_links_and_lines_are_found(tmp_path: Path) -> None:
+    (tmp_path / "other.md").write_text("## `a_b`: one, two\n")
+    path = tmp_path / "a.md"
+    path.write_text(
+        "[a](other.md) [b](other.md#a_b-one-two) [c](https://x.y/z) [d](no.md) [e](other.md#no)\n"
+        f"[f](#no) {'x' * 160}\n| {'x' * 160} |\n{'x' * 161}\n"
+    )
+    wrong = ["a.md:4: 161 characters", "a.md: no no.md", "a.md: no other.md#no", "a.md: no #no"]
+    assert _links(path) == wrong

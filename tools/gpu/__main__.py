@@ -1,5 +1,5 @@
 """Builds, tests, checks and measures on a machine with an NVIDIA GPU, with what is there and
-without a network: ``make gpu``. See docs/performance.md."""
+without a network: ``make gpu``. See docs/design/gpu-targets.md."""
 
 from __future__ import annotations
 

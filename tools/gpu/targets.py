@@ -1,4 +1,4 @@
-"""What the figures of a run have to show (docs/performance.md), and what ncu counted."""
+"""What the figures of a run have to show (docs/design/gpu-targets.md), and what ncu counted."""
 
 from __future__ import annotations
 

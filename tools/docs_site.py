@@ -1,0 +1,52 @@
+"""Hooks of the documentation site (mkdocs.yml): links out of docs, and pages without a network."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+README = "overview.md"
+LOG = logging.getLogger("mkdocs.hooks.docs_site")  # a warning ends `mkdocs build --strict`
+
+_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?:\.\./)+[^)#]+)(#[^)]*)?\)")
+_ROLE = re.compile(r":\w+:(?=<code>)")
+_LOADED = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//""")
+
+
+def on_files(files: Any, *, config: Any) -> Any:
+    """The repository's README is a page, too."""
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"\]\((?!docs/|\w+:)", "](../", text).replace("](docs/", "](")
+    files.append(File.generated(config, README, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """A link to a file outside docs becomes the file's name: the site does not have the file."""
+    folder = (REPOSITORY / "docs" / page.file.src_uri).parent
+
+    def named(match: re.Match[str]) -> str:
+        target = (folder / match[2]).resolve()
+        if target.is_relative_to(REPOSITORY / "docs"):
+            return match[0]
+        if target == REPOSITORY / "README.md":
+            up = "../" * page.file.src_uri.count("/")
+            return f"[{match[1]}]({up}{README}{match[3] or ''})"
+        if not target.exists():
+            LOG.warning("%s: no file %s", page.file.src_uri, match[2])
+        name = f"`{target.relative_to(REPOSITORY)}`"
+        return name if match[1].strip("`") in name else f"{match[1]} ({name})"
+
+    return _LINK.sub(named, markdown)
+
+
+def on_post_page(output: str, *, page: Any, **_: Any) -> str:
+    """A page loads nothing from elsewhere; roles of docstrings are not shown."""
+    for found in _LOADED.findall(output):
+        LOG.warning("%s: loads from elsewhere: %s", page.file.src_uri, found)
+    return _ROLE.sub("", output)
