@@ -1,0 +1,56 @@
+"""Checks the distributions of a release: ``make release-check`` builds them.
+
+python -m tools.release_check DIST
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tarfile
+import zipfile
+from email import message_from_bytes
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[1]
+NEEDED = ("LICENSE", "README.md", "CHANGELOG.md", "SECURITY.md", "pyproject.toml", "csrc/schemas.h")
+
+
+def problems(dist: Path, root: Path = REPOSITORY) -> list[str]:
+    """What is wrong with the one wheel and the one source distribution in a folder."""
+    project = (root / "pyproject.toml").read_text(encoding="utf-8")
+    version = re.findall(r'^version = "(.*)"$', project, re.MULTILINE)[0]
+    changes = re.findall(r"^## (\S+)", (root / "CHANGELOG.md").read_text(encoding="utf-8"), re.M)
+    found = []
+    if changes[:1] != [version]:
+        found.append(f"CHANGELOG.md: expected {version} at its head, got {changes[:1]}")
+    wheels, sources = sorted(dist.glob("*.whl")), sorted(dist.glob("*.tar.gz"))
+    if len(wheels) != 1 or len(sources) != 1:
+        return [
+            *found,
+            f"{dist}: expected 1 wheel and 1 .tar.gz, got {len(wheels)}, {len(sources)}",
+        ]
+    stem = f"ngram_npu-{version}"
+    for path in (*wheels, *sources):
+        if not path.name.startswith((f"{stem}-", f"{stem}.")):
+            found.append(f"{path.name}: expected version {version}")
+    with tarfile.open(sources[0]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    found += [f"{sources[0].name}: lacks {name}" for name in NEEDED if name not in names]
+    found += [
+        f"{sources[0].name}: holds {name}" for name in names if name.endswith((".so", ".pyc"))
+    ]
+    with zipfile.ZipFile(wheels[0]) as archive:
+        entry = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        metadata = message_from_bytes(archive.read(entry))
+    if metadata["Version"] != version:
+        found.append(f"{wheels[0].name}: its metadata say {metadata['Version']}")
+    if not str(metadata.get_payload()).startswith("# ngram_npu"):
+        found.append(f"{wheels[0].name}: its description is not the README")
+    return found
+
+
+if __name__ == "__main__":
+    wrong = problems(Path(sys.argv[1]))
+    print(*wrong, sep="\n")
+    sys.exit(bool(wrong))
