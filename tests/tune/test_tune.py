@@ -185,7 +185,9 @@ def test_what_is_no_file_of_step_times(
 
 
 def test_no_file_names_the_examples() -> None:
-    with pytest.raises(ReplayError, match=r"make one with `ngram-npu measure-cost`, .*example-8b-l4"):
+    with pytest.raises(
+        ReplayError, match=r"make one with `ngram-npu measure-cost`, .*example-8b-l4"
+    ):
         load_cost("nowhere.json")
 
 
