@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ngram_npu.config import MAX_INDEX_SPAN, STORE_TOKENS, NgramConfig
+from ngram_npu.config import MAX_DRAFT_TOKENS, MAX_INDEX_SPAN, STORE_TOKENS, NgramConfig
 
 SECTION = "ngram_npu"
 """Our key in ``additional_config``."""
@@ -24,8 +24,9 @@ ENGINES = ("auto", "index", "scan")
 DRAFTS = ("padded", "trimmed")
 DEFAULT_LOOKUP = (2, 5)
 
-Method = Literal["custom_class", "ngram", "ngram_gpu", "v2"]
-"""In whose place the proposer stands: one of V1's, or any n-gram method of the V2 runner."""
+Method = Literal["custom_class", "ngram", "ngram_gpu", "v2", "beside"]
+"""In whose place the proposer stands: one of V1's, or any n-gram method of the V2 runner; or
+beside a neural drafter of the V2 runner."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,21 @@ class Options:
     """Tokens that the store holds; None: a million, or as many as its slots need."""
     store_file: str
     """What the store begins with, and where it goes; empty: nothing, nowhere."""
+    beside: bool
+    """Whether there is a neural drafter, of which another draft comes."""
+    beside_threshold: float
+    """Accepted tokens that an n-gram draft must promise to replace a neural one."""
+    dense_rows: bool
+    """Whether a device gets the rows of all requests into its own memory, beside a neural drafter
+    that leaves them in the host's."""
     sources: tuple[str, ...]
     """Where options were given, for the line at start-up; empty: nowhere, all are defaults."""
 
 
 def read_options(vllm_config: Any, method: Method) -> Options:
     """The options for ``method``. For V2's runner the policy is ``latest`` unless given, and drafts
-    may pass ``max_model_len``, as its own do.
+    may pass ``max_model_len``, as its own do. Beside a neural drafter ``overlap`` is on unless
+    given: the tokens behind a draft's end are verified in any case.
 
     Raises:
         ValueError: an option that is unknown, malformed, or contradicts another; one line.
@@ -64,7 +73,7 @@ def read_options(vllm_config: Any, method: Method) -> Options:
     sizes = given.get("sizes", "consecutive")
     if sizes == "ladder":
         low, high = _none_with_ladder(given)
-    elif method == "custom_class":
+    elif method in ("custom_class", "beside"):
         low, high = _lookup(given.get("prompt_lookup_min"), given.get("prompt_lookup_max"))
     else:
         low, high = _lookup_of_stock(speculative, given)
@@ -81,14 +90,20 @@ def read_options(vllm_config: Any, method: Method) -> Options:
     drafts = given.get("drafts", "padded")
     if drafts not in DRAFTS:
         raise ValueError(f"ngram_npu: drafts: expected one of {', '.join(DRAFTS)}, got {drafts!r}")
+    beside_threshold = given.get("beside_threshold") or 0.0
+    if not 0 <= beside_threshold <= MAX_DRAFT_TOKENS:
+        raise ValueError(
+            f"ngram_npu: beside_threshold: expected 0 to {MAX_DRAFT_TOKENS}, got {beside_threshold}"
+        )
+    in_v2 = method in ("v2", "beside")
     try:
         ngram = NgramConfig(
             prompt_lookup_min=low,
             prompt_lookup_max=high,
             num_speculative_tokens=speculative.num_speculative_tokens,
-            match_policy=given.get("match_policy", "latest" if method == "v2" else None),
-            overlap=given.get("overlap"),
-            max_len=None if method == "v2" else max_model_len,
+            match_policy=given.get("match_policy", "latest" if in_v2 else None),
+            overlap=given.get("overlap", True if method == "beside" else None),
+            max_len=None if in_v2 else max_model_len,
             sizes=sizes,
             min_draft_probability=given.get("min_draft_probability"),
             store=given.get("store"),
@@ -121,8 +136,20 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         metrics=given.get("metrics", False),
         store_tokens=given.get("store_tokens"),
         store_file=_own_file(given.get("store_file", ""), vllm_config.parallel_config),
+        beside=method == "beside",
+        beside_threshold=beside_threshold,
+        dense_rows=given.get("dense_rows", True),
         sources=sources,
     )
+
+
+def wants_beside(vllm_config: Any) -> bool:
+    """Whether n-gram drafts are asked for beside those of a neural drafter.
+
+    Raises:
+        ValueError: an option that is unknown or malformed; one line.
+    """
+    return bool(_given(vllm_config)[0].get("beside", False))
 
 
 def _is_recurrent(model_config: Any) -> bool:
@@ -250,6 +277,9 @@ _KINDS: dict[str, type] = {
     "drafts": str,
     "keep_drafting": bool,
     "metrics": bool,
+    "beside": bool,
+    "beside_threshold": float,
+    "dense_rows": bool,
 }
 _NAMES = tuple(_KINDS)
 _TYPES: dict[type, tuple[type, ...]] = {float: (int, float, type(None))}

@@ -7,7 +7,8 @@ is its slot of the index too, and nothing waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from ngram_npu.vllm.engines import cost_arguments, index_for, takes_index
 from ngram_npu.vllm.options import Options
 from ngram_npu.vllm.proposer import start
 from ngram_npu.vllm.sharing import SharedStore, scope_of_request
+
+BESIDE = "ngram_npu"
+"""The attribute of a neural speculator that holds the lookup beside it."""
 
 
 class RowLookup:
@@ -59,11 +63,13 @@ class RowLookup:
         """Whether a lookup says what its draft tokens cost."""
         op = "ngram_propose" if self.index is None else "ngram_index_propose_"
         self._arguments.update(workspace(op, options, device))
-        speaks = start(vllm_config, options, method, "index" if self.index else "scan", device)
+        self.speaks = speaks = start(
+            vllm_config, options, method, "index" if self.index else "scan", device
+        )
         if speaks and self._store is not None:
             self._store.announce(self, scoped=self.sees_requests)
         self._stats: DeviceStats | None = None
-        if speaks and options.metrics:
+        if self.speaks and options.metrics:
             self._stats = DeviceStats(vllm_config, options, len(self._state[1]), self.index, device)
 
     @property
@@ -148,6 +154,20 @@ class RowLookup:
         """Forgets what is kept of these rows, [N] int32."""
         if self.index is not None:
             self.index.reset(rows)
+
+
+def telling(add_requests: Callable[..., None]) -> Callable[..., None]:
+    """vLLM's ``GPUModelRunner.add_requests`` for a runner whose speculator is to know of them."""
+
+    @functools.wraps(add_requests)
+    def told(self: Any, scheduler_output: Any) -> None:
+        speculator = getattr(self, "speculator", None)
+        lookup = getattr(speculator, BESIDE, speculator)
+        if isinstance(lookup, RowLookup):
+            lookup.announce(scheduler_output.scheduled_new_reqs)
+        add_requests(self, scheduler_output)
+
+    return told
 
 
 def doubt_of_state(device: torch.device, req_states: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -89,19 +88,6 @@ class NgramSpeculator(RowLookup):
             values = self._state[1][rows], num_sampled, match_len, counts
             self._stats.observe(started, input_batch.idx_mapping_np, values)
         return drafts.to(torch.int64)
-
-
-def telling(add_requests: Callable[..., None]) -> Callable[..., None]:
-    """vLLM's ``GPUModelRunner.add_requests`` for a runner whose speculator is to know of them."""
-
-    @functools.wraps(add_requests)
-    def told(self: Any, scheduler_output: Any) -> None:
-        speculator = getattr(self, "speculator", None)
-        if isinstance(speculator, NgramSpeculator):
-            speculator.announce(scheduler_output.scheduled_new_reqs)
-        add_requests(self, scheduler_output)
-
-    return told
 
 
 def in_place_of(stock: Callable[..., Any], refuse: Callable[[str], None]) -> type:
