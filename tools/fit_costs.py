@@ -17,7 +17,7 @@ often its entry was right and wrong, in steps; neighbours differ by one step at 
 holds what the conversations before said, in the order of the file.
 
 A third table, in a file of its own whose name begins with `match_`, knows of a draft token no more
-than its match: for lookups of n-grams of 1 to 5, on the tokens of every draft of 16.
+than its match: the longest n-gram of up to 16 tokens, on the tokens of every draft of 16.
 
 The same conversations, tokenizer and options give the same table.
 """
@@ -46,7 +46,6 @@ from tools.drafts.simulator import MAX_K, IntArray, Walks, walks
 
 TABLE = Path(__file__).parents[1] / "python" / "ngram_npu" / "costs.json"
 SHAPE = (16, 32)
-MATCH_SIZES = (1, 2, 3, 4, 5)
 FIRST_SHAPE = (16, 6, 4)
 SCALE = 16
 MAX_COST = 255
@@ -85,7 +84,7 @@ class Observed:
     @classmethod
     def of_matches(cls, requests: Sequence[TokenRequest]) -> Observed:
         """By match alone, [16, 1]."""
-        of = cls.of(walks(requests, MATCH_SIZES, max(MATCH_SIZES)))
+        of = cls.of(walks(requests, range(1, SHAPE[0] + 1)))
         return cls(of.tried.sum(axis=1, keepdims=True), of.right.sum(axis=1, keepdims=True))
 
     def part(self, columns: slice, shape: tuple[int, ...]) -> Observed:
@@ -225,7 +224,7 @@ def _run(given: argparse.Namespace, arguments: Sequence[str]) -> None:
         scratch.write_text(_laid_out(table, row=costs, store=store_costs), encoding="utf-8")
     matches = {
         "about": "Costs as in costs.json, by min(match + place in the draft, 15) alone, of drafts "
-        "from n-grams of 1 to 5 tokens. The first is of no match.",
+        "from the longest n-gram of up to 16 tokens. The first is of no match.",
         **where,
         "sets": {
             name: {

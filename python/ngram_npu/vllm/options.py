@@ -23,6 +23,8 @@ PREFIX = "NGRAM_NPU_VLLM_"
 ENGINES = ("auto", "index", "scan")
 DRAFTS = ("padded", "trimmed")
 DEFAULT_LOOKUP = (2, 5)
+BESIDE_LOOKUP = (2, 16)
+"""Beside a neural drafter the length of the match decides."""
 
 Method = Literal["custom_class", "ngram", "ngram_gpu", "v2", "beside"]
 """In whose place the proposer stands: one of V1's, or any n-gram method of the V2 runner; or
@@ -74,7 +76,8 @@ def read_options(vllm_config: Any, method: Method) -> Options:
     if sizes == "ladder":
         low, high = _none_with_ladder(given)
     elif method in ("custom_class", "beside"):
-        low, high = _lookup(given.get("prompt_lookup_min"), given.get("prompt_lookup_max"))
+        default = BESIDE_LOOKUP if method == "beside" else DEFAULT_LOOKUP
+        low, high = _lookup(given.get("prompt_lookup_min"), given.get("prompt_lookup_max"), default)
     else:
         low, high = _lookup_of_stock(speculative, given)
     if low is not None and high is not None and low > high:
@@ -241,10 +244,10 @@ def _none_with_ladder(given: Mapping[str, Any]) -> tuple[None, None]:
     return None, None
 
 
-def _lookup(low: int | None, high: int | None) -> tuple[int, int]:
+def _lookup(low: int | None, high: int | None, default: tuple[int, int]) -> tuple[int, int]:
     """vLLM's rule: where one of the two is given, the other is the same."""
     if low is None and high is None:
-        return DEFAULT_LOOKUP
+        return default
     low, high = (high if low is None else low), (low if high is None else high)
     assert low is not None
     assert high is not None

@@ -55,7 +55,7 @@ ENGINES = pytest.mark.parametrize(
     "options",
     [
         {"engine": "scan"},
-        {"engine": "index"},
+        {"engine": "index", "prompt_lookup_min": 2, "prompt_lookup_max": 9},
         {"sizes": "ladder"},
         {"sizes": "ladder", "min_draft_probability": 0.1},
     ],
@@ -88,7 +88,7 @@ def test_theirs_while_they_are_accepted(options: Any) -> None:
 def test_a_new_request_begins_with_trust_and_nothing_of_the_one_before() -> None:
     for engine in ("scan", "index"):
         state = State()
-        speculator, beside = _beside(state, engine=engine)
+        speculator, beside = _beside(state, engine=engine, prompt_lookup_min=2, prompt_lookup_max=5)
         _measured(speculator, state, [3])
         assert step(speculator, [3], [1]).tolist() == [NEXT]
         state.add_request("another", 3, TWICE)
@@ -174,7 +174,7 @@ class _Operators(TorchDispatchMode):
 def test_a_step_is_one_lookup_and_one_merge(engine: str, lookup: str) -> None:
     """And two small calls of torch; nothing reads from the device, or copies there."""
     state = State()
-    speculator, _ = _beside(state, engine=engine)
+    speculator, _ = _beside(state, engine=engine, prompt_lookup_min=2, prompt_lookup_max=5)
     step(speculator, [3, 1], [1, 1])
     batch = SimpleNamespace(num_reqs=2, idx_mapping=torch.tensor([3, 1]))
     counts = torch.ones(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
@@ -206,7 +206,7 @@ class TestAdaptiveVerification:
         assert drafts.tolist() == [NEURAL[0].tolist(), NEXT]
         probs = speculator.draft_token_confidence_probs
         assert torch.equal(probs[[0, 2]], torch.full((2, K), 0.01))
-        costs = torch.from_numpy(default_match_costs()[5 : 5 + K].copy())
+        costs = torch.from_numpy(default_match_costs()[12 : 12 + K].copy())
         assert torch.allclose(probs[1], 2 ** (costs / -16))
 
     def test_by_cost_where_the_lookup_knows(self) -> None:
@@ -216,7 +216,7 @@ class TestAdaptiveVerification:
         speculator.draft_token_confidence_probs[:] = 0.01
         assert step(speculator, [1, 3], [1, 1])[1].tolist() == NEXT
         costs = beside._draft_costs[1]
-        assert costs.tolist() != default_match_costs()[5 : 5 + K].tolist()
+        assert costs.tolist() != default_match_costs()[12 : 12 + K].tolist()
         assert torch.allclose(speculator.draft_token_confidence_probs[1], 2 ** (costs / -16))
 
     def test_the_drafters_confidence_decides_where_its_drafts_are_greedy(self) -> None:
@@ -272,7 +272,10 @@ def test_one_rank_says_what_it_does(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "vllm.ngram_npu")
     _beside(State(), beside_threshold=0.5)
     first, second = caplog.messages
-    assert "(method draft_model, V2 runner, beside its drafts): prompt_lookup_min=2 pro" in first
+    assert (
+        "(method draft_model, V2 runner, beside its drafts): prompt_lookup_min=2 prompt_lookup_max=16"
+        in first
+    )
     assert "match_policy=latest overlap=True" in first
     assert "the one of StandaloneARSpeculator where it promises more" in second
     assert "at least 0.5 (beside_threshold)" in second
