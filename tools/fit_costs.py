@@ -16,6 +16,9 @@ The store's table has the same for tokens after a draft's first. The first one's
 often its entry was right and wrong, in steps; neighbours differ by one step at most. The store
 holds what the conversations before said, in the order of the file.
 
+A third table, in a file of its own whose name begins with `match_`, knows of a draft token no more
+than its match: the longest n-gram of up to 16 tokens, on the tokens of every draft of 16.
+
 The same conversations, tokenizer and options give the same table.
 """
 
@@ -77,6 +80,12 @@ class Observed:
         masks = j <= last[:, None], j < found.right[:, None]
         shape = stored.ROWS, stored.COLUMNS
         return cls(*(_by_cell(found.match[m], found.column[m], shape) for m in masks))
+
+    @classmethod
+    def of_matches(cls, requests: Sequence[TokenRequest]) -> Observed:
+        """By match alone, [16, 1]."""
+        of = cls.of(walks(requests, range(1, SHAPE[0] + 1)))
+        return cls(of.tried.sum(axis=1, keepdims=True), of.right.sum(axis=1, keepdims=True))
 
     def part(self, columns: slice, shape: tuple[int, ...]) -> Observed:
         return Observed(
@@ -144,6 +153,13 @@ def fit_store(sets: Sequence[Observed], strength: float = STRENGTH) -> IntArray:
     return np.hstack([after, first.reshape(SHAPE[0], -1)])
 
 
+def fit_match(sets: Sequence[Observed]) -> IntArray:
+    """[16], the costs by match alone; the first is of no match."""
+    weighed = Weighed.of(sets)
+    rates = [weighed.rate((match, 0), 0.5, 2.0) for match in range(1, SHAPE[0])]
+    return np.array([MAX_COST, *map(_cost, rates)])
+
+
 def _cost(rate: float) -> int:
     return min(MAX_COST, round(-SCALE * np.log2(rate)))
 
@@ -174,15 +190,19 @@ def _run(given: argparse.Namespace, arguments: Sequence[str]) -> None:
     costs = fit(list(observed.values()))
     stored = {name: Observed.of_store(chosen[name]) for name in observed}
     store_costs = fit_store(list(stored.values()))
+    by_match = {name: Observed.of_matches(chosen[name]) for name in observed}
+    where: dict[str, Any] = {
+        "command": _command(arguments),
+        "date": date.today().isoformat(),
+        "tokenizer": data.tokenizer,
+        "conversations": f"{given.part} of each set, the first is number 0",
+    }
     table: dict[str, Any] = {
         "about": "Costs of draft tokens: -16 * log2 of the probability that one is accepted, given "
         "that those before it were; by match (row) and by the byte beside the token (column). The "
         "store's first tokens: by how often the entry was right (6 steps) and wrong (4), from "
         "column 32 on.",
-        "command": _command(arguments),
-        "date": date.today().isoformat(),
-        "tokenizer": data.tokenizer,
-        "conversations": f"{given.part} of each set, the first is number 0",
+        **where,
         "sets": {
             name: {
                 "conversations": len(chosen[name]),
@@ -202,6 +222,24 @@ def _run(given: argparse.Namespace, arguments: Sequence[str]) -> None:
         table["store_mean_difference_from_another_fit"] = round(found, 3)
     with atomic_output(given.output) as scratch:
         scratch.write_text(_laid_out(table, row=costs, store=store_costs), encoding="utf-8")
+    matches = {
+        "about": "Costs as in costs.json, by min(match + place in the draft, 15) alone, of drafts "
+        "from the longest n-gram of up to 16 tokens. The first is of no match.",
+        **where,
+        "sets": {
+            name: {
+                "conversations": len(chosen[name]),
+                "tokens": sum(request.num_tokens for request in chosen[name]),
+                "draft_tokens_observed": int(of.tried.sum()),
+            }
+            for name, of in by_match.items()
+        },
+        "match": fit_match(list(by_match.values())).tolist(),
+    }
+    match_output = given.output.with_name(f"match_{given.output.name}")
+    check_writable(match_output)
+    with atomic_output(match_output) as scratch:
+        scratch.write_text(json.dumps(matches, indent=1) + "\n", encoding="utf-8")
     print(f"{given.output}: {sum(int(of.tried.sum()) for of in observed.values())} observations")
 
 

@@ -55,6 +55,16 @@ def default_costs() -> npt.NDArray[np.uint8]:
 
 
 @functools.cache
+def default_match_costs() -> npt.NDArray[np.uint8]:
+    """[16], what draft tokens cost where no more is known than the length of their match, in
+    sixteenths of a bit: fitted as the others (match_costs.json)."""
+    text = resources.files("ngram_npu").joinpath("match_costs.json").read_text(encoding="utf-8")
+    costs = np.array(json.loads(text)["match"], np.uint8)
+    costs.flags.writeable = False
+    return costs
+
+
+@functools.cache
 def default_store_costs() -> npt.NDArray[np.uint8]:
     """[16, 56], the same for tokens drafted from a store."""
     return _as_costs(_packaged_costs()["store"], "store_costs")

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ngram_npu.config import default_match_costs
 from ngram_npu.replay import TokenRequest, TokenTurn
 
 from tools import fit_costs
 from tools.drafts.simulator import walks
-from tools.fit_costs import Observed, fit, fit_store
+from tools.fit_costs import Observed, fit, fit_match, fit_store
 
 HALF = 16  # a cost: one bit
 
@@ -100,7 +101,19 @@ def test_a_store_s_costs_of_known_probabilities() -> None:
     assert costs[5, 32 + 4 * 4 + 1] == costs[7, 32] == costs[9, 3] == HALF, "nothing near"
 
 
+def test_costs_by_match_alone() -> None:
+    tried = np.zeros((16, 1), np.int64)
+    tried[5], tried[7] = 1_000_000, 1_000_000
+    costs = fit_match([Observed(tried, tried // [[1 + (m == 5) * 3] for m in range(16)])])
+    assert costs.shape == (16,)
+    assert costs[0] == 255, "no match"
+    assert (costs[5], costs[7], costs[6]) == (2 * HALF, 0, HALF)
+    found = Observed.of_matches([said(*coin(302))])
+    assert found.tried[:, 0].tolist() == observed(302).tried.sum(axis=1).tolist()
+
+
 def test_the_packaged_tables_have_their_sizes() -> None:
+    assert default_match_costs().shape == (16,)
     table = json.loads(fit_costs.TABLE.read_text())
     assert np.array(table["row"]).shape == (16, 32)
     assert np.array(table["store"]).shape == (16, 56)
@@ -122,6 +135,9 @@ def test_the_command_writes_a_table_that_says_where_it_is_from(tmp_path: Path) -
     assert table["sets"]["own"]["store_draft_tokens_observed"] == 0
     assert table["sets"]["own"]["conversations"] == 1
     assert table["command"] == "python -m tools.fit_costs --tokenizer=bytes"
+    matches = json.loads(output.with_name("match_costs.json").read_text())
+    assert matches["command"] == table["command"]
+    assert matches["match"][1] == HALF
 
 
 def test_missing_data_is_an_error_in_words(

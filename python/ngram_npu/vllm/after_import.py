@@ -26,6 +26,15 @@ def parameters(function: Any) -> list[str]:
     return [str(p).partition(":")[0].partition("=")[0].strip() for p in found]
 
 
+def agree(found: list[str], expected: list[str]) -> bool:
+    """Whether two lists of parameters allow the same call. Behind those that both name, ``*args``
+    and ``**kwargs`` are any others."""
+    if "*args" not in expected:
+        return found == expected
+    end = expected.index("*args")
+    return found[:end] == expected[:end] and set(expected[end + 1 : -1]) <= set(found)
+
+
 def difference(name: str, theirs: Any, own: Any) -> str:
     """Difference between the parameters of ``theirs``, called ``name``, and ours; empty if none."""
     if not inspect.isfunction(theirs):

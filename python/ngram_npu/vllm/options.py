@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ngram_npu.config import MAX_INDEX_SPAN, STORE_TOKENS, NgramConfig
+from ngram_npu.config import MAX_DRAFT_TOKENS, MAX_INDEX_SPAN, STORE_TOKENS, NgramConfig
 
 SECTION = "ngram_npu"
 """Our key in ``additional_config``."""
@@ -23,9 +23,12 @@ PREFIX = "NGRAM_NPU_VLLM_"
 ENGINES = ("auto", "index", "scan")
 DRAFTS = ("padded", "trimmed")
 DEFAULT_LOOKUP = (2, 5)
+BESIDE_LOOKUP = (2, 16)
+"""Beside a neural drafter the length of the match decides."""
 
-Method = Literal["custom_class", "ngram", "ngram_gpu", "v2"]
-"""The vLLM method that the proposer serves: one of V1's, or any n-gram method of the V2 runner."""
+Method = Literal["custom_class", "ngram", "ngram_gpu", "v2", "beside"]
+"""The vLLM method that the proposer serves: one of V1's, any n-gram method of the V2 runner
+(``v2``), or a neural drafter of the V2 runner that n-gram drafts are put beside."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +50,21 @@ class Options:
     """Capacity of the store in tokens; None: a million, or more if its slots need it."""
     store_file: str
     """File that the store is loaded from and saved to; empty: none."""
+    beside: bool
+    """Whether n-gram drafts are put beside those of a neural drafter."""
+    beside_threshold: float
+    """Accepted tokens that an n-gram draft must promise to replace a neural one."""
+    dense_rows: bool
+    """Whether the rows of all requests are kept in device memory beside a neural drafter, for
+    which vLLM keeps them in host memory."""
     sources: tuple[str, ...]
     """Where options were given, for the log line at start-up; empty: all are defaults."""
 
 
 def read_options(vllm_config: Any, method: Method) -> Options:
     """The options for ``method``. For the V2 runner ``match_policy`` defaults to ``latest``, and
-    drafts may exceed ``max_model_len``, as in that runner's own methods.
+    drafts may exceed ``max_model_len``, as in that runner's own methods. Beside a neural drafter
+    ``overlap`` defaults to true, since the runner verifies all places of a draft anyway.
 
     Raises:
         ValueError: an option that is unknown, malformed, or contradicts another; one line.
@@ -64,8 +75,9 @@ def read_options(vllm_config: Any, method: Method) -> Options:
     sizes = given.get("sizes", "consecutive")
     if sizes == "ladder":
         low, high = _none_with_ladder(given)
-    elif method == "custom_class":
-        low, high = _lookup(given.get("prompt_lookup_min"), given.get("prompt_lookup_max"))
+    elif method in ("custom_class", "beside"):
+        default = BESIDE_LOOKUP if method == "beside" else DEFAULT_LOOKUP
+        low, high = _lookup(given.get("prompt_lookup_min"), given.get("prompt_lookup_max"), default)
     else:
         low, high = _lookup_of_stock(speculative, given)
     if low is not None and high is not None and low > high:
@@ -81,14 +93,20 @@ def read_options(vllm_config: Any, method: Method) -> Options:
     drafts = given.get("drafts", "padded")
     if drafts not in DRAFTS:
         raise ValueError(f"ngram_npu: drafts: expected one of {', '.join(DRAFTS)}, got {drafts!r}")
+    beside_threshold = given.get("beside_threshold") or 0.0
+    if not 0 <= beside_threshold <= MAX_DRAFT_TOKENS:
+        raise ValueError(
+            f"ngram_npu: beside_threshold: expected 0 to {MAX_DRAFT_TOKENS}, got {beside_threshold}"
+        )
+    in_v2 = method in ("v2", "beside")
     try:
         ngram = NgramConfig(
             prompt_lookup_min=low,
             prompt_lookup_max=high,
             num_speculative_tokens=speculative.num_speculative_tokens,
-            match_policy=given.get("match_policy", "latest" if method == "v2" else None),
-            overlap=given.get("overlap"),
-            max_len=None if method == "v2" else max_model_len,
+            match_policy=given.get("match_policy", "latest" if in_v2 else None),
+            overlap=given.get("overlap", True if method == "beside" else None),
+            max_len=None if in_v2 else max_model_len,
             sizes=sizes,
             min_draft_probability=given.get("min_draft_probability"),
             store=given.get("store"),
@@ -121,8 +139,20 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         metrics=given.get("metrics", False),
         store_tokens=given.get("store_tokens"),
         store_file=_own_file(given.get("store_file", ""), vllm_config.parallel_config),
+        beside=method == "beside",
+        beside_threshold=beside_threshold,
+        dense_rows=given.get("dense_rows", True),
         sources=sources,
     )
+
+
+def wants_beside(vllm_config: Any) -> bool:
+    """Whether n-gram drafts are asked for beside those of a neural drafter.
+
+    Raises:
+        ValueError: an option that is unknown or malformed; one line.
+    """
+    return bool(_given(vllm_config)[0].get("beside", False))
 
 
 def _is_recurrent(model_config: Any) -> bool:
@@ -215,10 +245,10 @@ def _none_with_ladder(given: Mapping[str, Any]) -> tuple[None, None]:
     return None, None
 
 
-def _lookup(low: int | None, high: int | None) -> tuple[int, int]:
+def _lookup(low: int | None, high: int | None, default: tuple[int, int]) -> tuple[int, int]:
     """vLLM's rule: if only one of the two is given, the other is the same."""
     if low is None and high is None:
-        return DEFAULT_LOOKUP
+        return default
     low, high = (high if low is None else low), (low if high is None else high)
     assert low is not None
     assert high is not None
@@ -251,6 +281,9 @@ _KINDS: dict[str, type] = {
     "drafts": str,
     "keep_drafting": bool,
     "metrics": bool,
+    "beside": bool,
+    "beside_threshold": float,
+    "dense_rows": bool,
 }
 _NAMES = tuple(_KINDS)
 _TYPES: dict[type, tuple[type, ...]] = {float: (int, float, type(None))}

@@ -17,7 +17,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from ngram_npu.vllm import v1_plugin, v2_plugin
+from ngram_npu.vllm import beside_plugin, v1_plugin, v2_plugin
 from ngram_npu.vllm.after_import import after_import, one_line, parameters, vllm_version
 from ngram_npu.vllm.proposer import StockNgramProposer
 
@@ -46,6 +46,7 @@ def install() -> None:
             after_import(MODULE, _replace)
             v1_plugin.install()
             v2_plugin.install()
+            beside_plugin.install()
     except Exception as error:
         _refuse(f"{MODULE} is not found: {one_line(error)}")
 

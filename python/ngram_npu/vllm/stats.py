@@ -33,6 +33,8 @@ _COUNTERS = {
     "seconds": ("ngram_npu_propose_seconds", "Time spent in propose()."),
 }
 _SOURCE_ROWS = "ngram_npu_source_rows", "Requests looked up, by index or scan."
+_NEURAL = "neural"
+"""Stands for a match length where the draft is a neural drafter's."""
 _BY_MATCH = (
     ("ngram_npu_verified_tokens", "Draft tokens whose verification the drafter observed."),
     ("ngram_npu_accepted_tokens", "Of these, accepted."),
@@ -63,12 +65,13 @@ class Stats:
             seconds: its duration.
             rows: [B], row of each request, the same as long as the request does not move.
             values: four arrays [B]: lengths with the sampled tokens; num_sampled, 0: no lookup;
-                match_len and counts of the drafts found, before any padding.
+                match_len and counts of the drafts found, before any padding. For a neural draft
+                match_len is 0 and the count is its number of tokens.
             rows_indexed: rows answered from the index since it was made.
         """
         tally = self._tally
         with tally.lock:
-            tally.observe(seconds, values[1], values[3])
+            tally.observe(seconds, *values[1:])
             if tally.verdicts is not None:
                 tally.rows_indexed = rows_indexed
                 tally.verdicts.observe(rows, *values)
@@ -122,6 +125,7 @@ class _Tally:
         }
         self._counters = {k: self._counter(name, text) for k, (name, text) in _COUNTERS.items()}
         self._sums: dict[str, float] = dict.fromkeys(_COUNTERS, 0)
+        self._is_beside = options.beside
         self._since = 0.0
         self._timer: threading.Timer | None = None
         self.lock = threading.Lock()
@@ -130,7 +134,11 @@ class _Tally:
             self.verdicts = Verdicts(rows, config.max_n, config.k)
         self.rows_indexed = self._rows_indexed_before = 0
 
-    def observe(self, seconds: float, num_sampled: Int32Array, counts: Int32Array) -> None:
+    def observe(
+        self, seconds: float, num_sampled: Int32Array, match_len: Int32Array, counts: Int32Array
+    ) -> None:
+        if self._is_beside:
+            counts = counts * (match_len > 0)
         amounts = {
             "proposals": 1,
             "rows": int(np.count_nonzero(num_sampled)),
@@ -171,12 +179,16 @@ class _Tally:
             sums["tokens"] / max(sums["drafts"], 1),
         )
         if tokens is not None:
-            self._end_detail(tokens, {"index": indexed, "scan": int(sums["rows"]) - indexed})
+            rows, drafts = int(sums["rows"]), int(sums["drafts"])
+            answered = {"index": indexed, "scan": rows - indexed}
+            if self._is_beside:
+                answered = {"ngram": drafts, _NEURAL: rows - drafts}
+            self._end_detail(tokens, answered)
 
     def _end_detail(self, tokens: npt.NDArray[np.int64], rows: dict[str, int]) -> None:
         logger.info(
             "ngram_npu acceptance: by match length %s; by position %s; rows from %s",
-            _shares(tokens.sum(axis=2)),
+            _shares(tokens.sum(axis=2), first=_NEURAL),
             _shares(tokens.sum(axis=1)),
             ", ".join(f"{source}: {count}" for source, count in rows.items()),
         )
@@ -184,7 +196,7 @@ class _Tally:
             self._counter(*_SOURCE_ROWS, source=source).inc(count)
         for (name, text), table in zip(_BY_MATCH, tokens, strict=True):
             for match_len, position in np.argwhere(table):
-                labels = {"match_len": str(match_len), "position": str(position)}
+                labels = {"match_len": str(match_len or _NEURAL), "position": str(position)}
                 self._counter(name, text, **labels).inc(int(table[match_len, position]))
 
     def _counter(self, name: str, text: str, **more: str) -> Any:
@@ -207,10 +219,15 @@ class _Uncounted:
     def inc(amount: float) -> None: ...
 
 
-def _shares(tokens: npt.NDArray[np.int64]) -> str:
-    """``3: 41% of 120`` for each column of [2, N], verified and accepted, with verified tokens."""
+def _shares(tokens: npt.NDArray[np.int64], first: str = "0") -> str:
+    """``3: 41% of 120`` for each column of [2, N], verified and accepted, with verified tokens;
+    ``first`` names column 0."""
     columns = enumerate(tokens.T.tolist())
-    shares = [f"{i}: {100 * part / whole:.0f}% of {whole}" for i, (whole, part) in columns if whole]
+    shares = [
+        f"{i or first}: {100 * part / whole:.0f}% of {whole}"
+        for i, (whole, part) in columns
+        if whole
+    ]
     return ", ".join(shares) or "none"
 
 

@@ -13,7 +13,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from ngram_npu.vllm.after_import import after_import, one_line, parameters
+from ngram_npu.vllm.after_import import after_import, agree, one_line, parameters
 
 logger = logging.getLogger("vllm.ngram_npu")
 
@@ -39,7 +39,7 @@ def _replace(module: ModuleType) -> None:
         doubt = _doubt(stock, v2.NgramSpeculator)
         if not doubt:
             setattr(module, CLASS, v2.in_place_of(stock, _refuse))
-            _tell_of_requests(v2)
+            tell_of_requests(sys.modules.get(RUNNER))
     except Exception as error:
         doubt = one_line(error)
     if doubt:
@@ -48,15 +48,18 @@ def _replace(module: ModuleType) -> None:
         logger.info("ngram_npu: enabled for n-gram methods of the V2 runner (NGRAM_NPU_VLLM=1)")
 
 
-def _tell_of_requests(v2: ModuleType) -> None:
-    """A speculator gets tensors only; scopes are in what the scheduler says of new requests."""
-    runner = getattr(sys.modules.get(RUNNER), RUNNER_CLASS, None)
+def tell_of_requests(module: ModuleType | None) -> None:
+    """A speculator gets tensors only; scopes are in what the scheduler says of new requests.
+    ``module`` is the runner's."""
+    from ngram_npu.vllm.row_lookup import RowLookup, telling
+
+    runner = getattr(module, RUNNER_CLASS, None)
     add_requests = getattr(runner, "add_requests", None)
-    if not inspect.isfunction(add_requests) or v2.NgramSpeculator.sees_requests:
+    if not inspect.isfunction(add_requests) or RowLookup.sees_requests:
         return
     if parameters(add_requests) == ["self", "scheduler_output"]:
-        runner.add_requests = v2.telling(add_requests)  # type: ignore[union-attr]
-        v2.NgramSpeculator.sees_requests = True
+        runner.add_requests = telling(add_requests)  # type: ignore[union-attr]
+        RowLookup.sees_requests = True
 
 
 def _refuse(doubt: str) -> None:
@@ -75,14 +78,6 @@ def _doubt(stock: Any, ours: type) -> str:
         if not inspect.isfunction(theirs):
             return f"{CLASS} has no {name}"
         found, expected = parameters(theirs), parameters(getattr(ours, name))
-        if not _agree(found, expected):
+        if not agree(found, expected):
             return f"{CLASS}.{name} takes ({', '.join(found)}), expected ({', '.join(expected)})"
     return ""
-
-
-def _agree(found: list[str], expected: list[str]) -> bool:
-    """Behind those that both name, ``*args`` and ``**kwargs`` are any others."""
-    if "*args" not in expected:
-        return found == expected
-    end = expected.index("*args")
-    return found[:end] == expected[:end] and set(expected[end + 1 : -1]) <= set(found)

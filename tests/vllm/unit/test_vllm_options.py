@@ -194,6 +194,22 @@ def test_the_same_for_the_environment(
     assert "\n" not in str(raised.value)
 
 
+def test_beside_a_neural_drafter(environment: pytest.MonkeyPatch) -> None:
+    """Which has no lookup of its own to agree with."""
+    options = read_options(vllm_config(), "beside")
+    assert _lookup(options) == (2, 16)
+    ngram = options.ngram
+    assert (ngram.match_policy, ngram.overlap, ngram.max_len) == ("latest", True, None)
+    assert (options.beside, options.beside_threshold, options.dense_rows) == (True, 0, True)
+    assert not read_options(vllm_config(), "custom_class").beside
+    environment.setenv("NGRAM_NPU_VLLM_OVERLAP", "0")
+    environment.setenv("NGRAM_NPU_VLLM_BESIDE_THRESHOLD", "1.5")
+    environment.setenv("NGRAM_NPU_VLLM_DENSE_ROWS", "0")
+    options = read_options(vllm_config(), "beside")
+    found = options.ngram.overlap, options.beside_threshold, options.dense_rows
+    assert found == (False, 1.5, False)
+
+
 def test_the_stock_method_keeps_its_own_options() -> None:
     config = vllm_config(prompt_lookup_min=3, prompt_lookup_max=7)
     assert _lookup(read_options(config, "ngram")) == (3, 7)

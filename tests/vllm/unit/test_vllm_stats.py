@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 import sys
@@ -275,6 +276,21 @@ class TestIntervals:
             "1: 50% of 2; rows from index: 0, scan: 3"
         ]
 
+    def test_beside_a_neural_drafter_both_are_told_apart(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        config = _config("custom_class")
+        stats = Stats(config, read_options(config, "beside"))
+        for sampled, length in ((1, 10), (2, 12), (3, 15)):  # row 0 from n-grams, row 1 is neural
+            values = [[length] * 2, [sampled] * 2, [3, 0], [2, 2]]
+            stats.observe(0.001, slice(2), np.array(values, np.int32), 0)
+        del stats
+        assert "3 of 6 rows drafted (50.0%), 2.00 tokens per draft" in caplog.messages[0]
+        assert caplog.messages[1:] == [
+            "ngram_npu acceptance: by match length neural: 75% of 4, 3: 75% of 4; by position "
+            "0: 100% of 4, 1: 50% of 4; rows from ngram: 3, neural: 3"
+        ]
+
     def test_nothing_where_nothing_was(self, caplog: pytest.LogCaptureFixture) -> None:
         stats = _stats()
         del stats
@@ -300,6 +316,7 @@ class _Counter:
 
 
 def test_the_counters_of_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
+    gc.collect()  # engines of the tests before count when they end
     monkeypatch.setattr(_Counter, "values", {}, raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", SimpleNamespace(Counter=_Counter))
     monkeypatch.setattr(stats_module, "_registered", {})

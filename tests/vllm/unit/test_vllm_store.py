@@ -16,6 +16,7 @@ from ngram_npu import NgramStore, scope_of, set_num_threads
 from ngram_npu.vllm import NgramProposer, v1, v2, v2_plugin
 from ngram_npu.vllm import engines as engines_module
 from ngram_npu.vllm.options import read_options
+from ngram_npu.vllm.row_lookup import RowLookup
 from ngram_npu.vllm.sharing import scope_of_request
 from vllm_config import vllm_config
 
@@ -356,11 +357,10 @@ def told(monkeypatch: pytest.MonkeyPatch) -> type[GPUModelRunner]:
     """The runner's class, as the plugin leaves it."""
     module = ModuleType(v2_plugin.RUNNER)
     module.GPUModelRunner = GPUModelRunner  # type: ignore[attr-defined]
-    monkeypatch.setitem(v2_plugin.sys.modules, v2_plugin.RUNNER, module)
     monkeypatch.setattr(GPUModelRunner, "add_requests", GPUModelRunner.add_requests)
-    monkeypatch.setattr(v2.NgramSpeculator, "sees_requests", False)
-    v2_plugin._tell_of_requests(v2)
-    assert v2.NgramSpeculator.sees_requests
+    monkeypatch.setattr(RowLookup, "sees_requests", False)
+    v2_plugin.tell_of_requests(module)
+    assert RowLookup.sees_requests
     return GPUModelRunner
 
 
@@ -410,13 +410,12 @@ def test_v2_without_being_told_all_is_one_scope(caplog: pytest.LogCaptureFixture
     assert runner.step({"b": WORDS[:3]})["b"][0] == WORDS[3]
 
 
-def test_v2_another_runner_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_v2_another_runner_is_left_alone() -> None:
     class Other:
         def add_requests(self, output: Any) -> None: ...
 
     module, stays = ModuleType(v2_plugin.RUNNER), Other.add_requests
     module.GPUModelRunner = Other  # type: ignore[attr-defined]
-    monkeypatch.setitem(v2_plugin.sys.modules, v2_plugin.RUNNER, module)
-    v2_plugin._tell_of_requests(v2)
+    v2_plugin.tell_of_requests(module)
     assert Other.add_requests is stays
-    assert not v2.NgramSpeculator.sees_requests
+    assert not RowLookup.sees_requests

@@ -13,7 +13,7 @@ from fresh_index import drafts_of
 from ngram_npu.ops import workspace_size
 from ngram_npu.reference.ngram_propose import draft_for
 from ngram_npu.vllm import device as device_module
-from ngram_npu.vllm import v2
+from ngram_npu.vllm import row_lookup, v2
 from ngram_npu.vllm.options import read_options
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm_config import vllm_config
@@ -233,7 +233,7 @@ def test_a_workspace_is_made_once(
         assert made[0].shape == (workspace_size(op, R),)
         return {"workspace": torch.zeros_like(made[0], device="cpu")}
 
-    monkeypatch.setattr(v2, "workspace", workspace)
+    monkeypatch.setattr(row_lookup, "workspace", workspace)
     state = _State()
     speculator = _speculator(state, engine)
     with _Operators() as seen:

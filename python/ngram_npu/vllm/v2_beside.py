@@ -1,0 +1,270 @@
+"""N-gram drafts beside those of a neural drafter in vLLM's V2 model runner.
+
+Each row of a step gets one of two drafts: that of the neural speculator, or the n-gram draft where
+it promises more. The speculator's instance stays what it is, so that the runner treats it as it
+always does; its ``propose`` is wrapped.
+
+The choice depends on what the request has said so far and on how its drafts fared, never on a
+token that was sampled for a draft: rejection sampling then leaves the text's distribution alone.
+Every tensor-parallel rank chooses the same, being fed the same.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from ngram_npu.config import default_match_costs
+from ngram_npu.ops import merge_drafts_
+from ngram_npu.vllm.after_import import agree, parameters
+from ngram_npu.vllm.options import Options
+from ngram_npu.vllm.proposer import logger
+from ngram_npu.vllm.row_lookup import BESIDE, RowLookup, doubt_of_state
+
+SPECULATORS = {
+    "draft_model": "StandaloneARSpeculator",
+    "eagle": "EagleSpeculator",
+    "eagle3": "EagleSpeculator",
+    "mtp": "MTPSpeculator",
+}
+"""Of each method that is known, the class that vLLM serves it with."""
+
+NGRAM = 2
+"""The source of a row's draft, as ``merge_drafts_`` says it, where it is from n-grams."""
+
+NO_TOKEN = 255
+"""The cost where a draft has no token."""
+
+
+class Beside(RowLookup):
+    """The wrapper around one neural speculator.
+
+    Its ``neural_acceptance`` [max_num_seqs, 2] int32 holds of each row how many neural draft tokens
+    were accepted of late, and whether its last draft was neural (docs/ops/merge_drafts.md).
+    """
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        options: Options,
+        device: torch.device,
+        req_states: Any,
+        neural: Any,
+    ) -> None:
+        if device.type != "cpu" and options.dense_rows:
+            _make_dense(req_states)
+        method = vllm_config.speculative_config.method
+        super().__init__(
+            vllm_config, options, device, req_states, f"{method}, V2 runner, beside its drafts"
+        )
+        self.neural_acceptance = torch.zeros(
+            options.max_num_seqs, 2, dtype=torch.int32, device=device
+        )
+        self._neural = neural
+        self._neural_propose = neural.propose
+        self._gives_costs = self._knows_costs
+        self._steps = torch.arange(self.k, device=device)
+        self._match_costs = torch.from_numpy(default_match_costs().copy()).to(device)
+        self._threshold = round(options.beside_threshold * 65536)
+        self._logits: torch.Tensor | None = None
+        if neural.draft_logits is not None:
+            self._logits = _with_spare_row(neural)
+            self._zero = self._logits.new_zeros(())
+        self._adaptive = bool(getattr(neural, "enable_adaptive_verification", False))
+        if self._adaptive:
+            self._observe_verification = neural.observe_verification
+            neural.observe_verification = self.observe_verification
+        neural.propose = self.propose
+        setattr(neural, BESIDE, self)
+
+    @property
+    def _keeps_rows(self) -> bool:
+        return True
+
+    def _reset(self, rows: torch.Tensor) -> None:
+        super()._reset(rows)
+        self.neural_acceptance.index_fill_(0, rows.long(), 0)
+
+    def propose(
+        self,
+        input_batch: Any,
+        attn_metadata: object,
+        slot_mappings: object,
+        last_hidden_states: object,
+        aux_hidden_states: object,
+        num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
+        *args: object,
+        dummy_run: bool = False,
+        num_speculative_tokens: int | None = None,
+        **kwargs: object,
+    ) -> torch.Tensor:
+        """What the neural speculator drafts, and n-gram drafts in its place where they promise
+        more; arguments and result are the speculator's."""
+        neural: torch.Tensor = self._neural_propose(
+            input_batch,
+            attn_metadata,
+            slot_mappings,
+            last_hidden_states,
+            aux_hidden_states,
+            num_sampled,
+            num_rejected,
+            *args,
+            dummy_run=dummy_run,
+            num_speculative_tokens=num_speculative_tokens,
+            **kwargs,
+        )
+        if dummy_run:
+            return neural
+        started = time.perf_counter()
+        k = self.k if num_speculative_tokens is None else num_speculative_tokens
+        rows = input_batch.idx_mapping
+        ngram, num_ngram, match_len = self._look_up(rows, num_sampled)
+        if k < self.k:
+            num_ngram = num_ngram.clamp(max=k)
+        drafts, num_drafts, source = merge_drafts_(
+            neural,
+            ngram,
+            num_ngram,
+            match_len,
+            row_indices=rows,
+            num_sampled=num_sampled,
+            num_scheduled_drafts=(num_sampled + num_rejected).sub_(1),
+            neural_acceptance=self.neural_acceptance,
+            threshold=self._threshold,
+            **self._limits(neural, k),
+            **self._costs(neural),
+        )
+        if self._logits is None and not self._adaptive and self._stats is None:
+            return drafts
+        replaced = source == NGRAM
+        if self._logits is not None:
+            self._make_one_hot(rows, drafts, replaced)
+        if self._adaptive:
+            self._say_confidence(match_len, num_ngram, replaced)
+        if self._stats is not None:
+            match_len = match_len * replaced  # 0: a neural draft
+            num_drafts = num_drafts * (num_sampled > 0)
+            values = self._state[1][rows], num_sampled, match_len, num_drafts
+            self._stats.observe(started, input_batch.idx_mapping_np, values)
+        return drafts
+
+    def observe_verification(
+        self, idx_mapping: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor
+    ) -> None:
+        """Tells the speculator what became of its drafts; rows whose draft was replaced say nothing
+        about it."""
+        kept = self.neural_acceptance[idx_mapping, 1] > 1
+        self._observe_verification(idx_mapping, num_sampled * kept, num_rejected * kept)
+
+    def _limits(self, neural: torch.Tensor, k: int) -> dict[str, Any]:
+        """Where the runner verifies fewer tokens than ``num_speculative_tokens``, how many."""
+        if k >= self.k:
+            return {}
+        limit = torch.full((len(neural),), k, dtype=torch.int32, device=self.device)
+        return {"num_neural_draft_tokens": limit}
+
+    def _costs(self, neural: torch.Tensor) -> dict[str, Any]:
+        costs = {"match_costs": self._match_costs}
+        if self._gives_costs:
+            costs = {"draft_costs": self._draft_costs[: len(neural)]}
+        if self._adaptive and self._logits is None:
+            # What vLLM predicts of each neural token. Where these are sampled, it would make the
+            # choice depend on them.
+            predicted = self._neural.draft_token_confidence_probs[: len(neural), : neural.shape[1]]
+            cost = (predicted.log2() * -16).round_().clamp_(0, NO_TOKEN)
+            costs["neural_draft_costs"] = cost.to(torch.uint8)
+        return costs
+
+    def _make_one_hot(
+        self, rows: torch.Tensor, drafts: torch.Tensor, replaced: torch.Tensor
+    ) -> None:
+        """An n-gram draft is certain of its tokens, which is what rejection sampling has to go by.
+        Rows that keep their neural draft write to the spare row instead."""
+        logits = self._logits
+        assert logits is not None
+        written = torch.where(replaced, rows, len(logits) - 1)
+        logits.index_fill_(0, written, float("-inf"))
+        tokens = drafts.clamp(0, logits.shape[2] - 1)
+        logits.index_put_((written[:, None], self._steps, tokens), self._zero)
+
+    def _say_confidence(
+        self, match_len: torch.Tensor, num_ngram: torch.Tensor, replaced: torch.Tensor
+    ) -> None:
+        """How likely the tokens of n-gram drafts are to be accepted, in the order of the batch, for
+        vLLM's choice of what to verify."""
+        if self._gives_costs:
+            costs = self._draft_costs[: len(match_len)]
+        else:
+            at = (match_len[:, None] + self._steps).clamp_(max=len(self._match_costs) - 1)
+            costs = self._match_costs[at]
+        costs = costs.masked_fill(self._steps >= num_ngram[:, None], NO_TOKEN)
+        probs = self._neural.draft_token_confidence_probs[: len(match_len)]
+        torch.where(replaced[:, None], torch.exp2(costs / -16), probs, out=probs)
+
+
+def attach(vllm_config: Any, options: Options, device: torch.device, state: Any, made: Any) -> str:
+    """Puts n-gram drafts beside those of ``made``, a speculator of vLLM's; or says in one line why
+    not, and leaves it as it is."""
+    doubt = _doubt(vllm_config, options, device, state, made)
+    if not doubt:
+        beside = Beside(vllm_config, options, device, state, made)
+        if beside.speaks:
+            logger.info(
+                "ngram_npu: beside=True: a request's n-gram draft replaces the one of %s where it "
+                "promises more accepted tokens than that request's neural drafts had, and at least "
+                "%g (beside_threshold)",
+                type(made).__name__,
+                options.beside_threshold,
+            )
+    return doubt
+
+
+def _doubt(
+    vllm_config: Any, options: Options, device: torch.device, req_states: Any, made: Any
+) -> str:
+    """Why nothing can be put beside this speculator; empty: it can."""
+    method, name = vllm_config.speculative_config.method, type(made).__name__
+    if method not in SPECULATORS:
+        return f"method is {method!r}, expected one of {', '.join(SPECULATORS)}"
+    if name != SPECULATORS[method]:
+        return f"{method!r} is served by {name}, expected {SPECULATORS[method]}"
+    for own in (Beside.propose, Beside.observe_verification):
+        theirs = getattr(type(made), own.__name__, None)
+        if theirs is None:
+            return f"{name} has no {own.__name__}"
+        found, expected = parameters(theirs), parameters(own)
+        if not agree(found, expected):
+            called = f"{name}.{own.__name__}"
+            return f"{called} takes ({', '.join(found)}), expected ({', '.join(expected)})"
+    if getattr(made, "draft_watermarker", None) is not None:
+        return "drafts are watermarked, which n-gram drafts cannot be"
+    if not hasattr(made, "draft_logits"):
+        return f"{name} has no draft_logits"
+    if made.draft_logits is not None:
+        found_shape = tuple(made.draft_logits.shape)
+        tokens = vllm_config.model_config.get_vocab_size()
+        if len(found_shape) != 3 or found_shape[1] != options.ngram.k or found_shape[2] < tokens:
+            expected_shape = f"(rows, {options.ngram.k}, {tokens} or more)"
+            return f"draft_logits have shape {found_shape}, expected {expected_shape}"
+    return doubt_of_state(device, req_states)
+
+
+def _make_dense(req_states: Any) -> None:
+    """Rows in the device's memory in place of the host's, which the device reads slowly; nothing is
+    in them yet. As for vLLM's own n-gram method."""
+    rows = req_states.all_token_ids
+    if getattr(rows, "write_contents", None) is not None:  # vLLM's way to tell
+        shape, dtype, device = tuple(rows.gpu.shape), rows.dtype, rows.device
+        req_states.all_token_ids = type(rows)(shape, dtype=dtype, device=device)
+
+
+def _with_spare_row(neural: Any) -> torch.Tensor:
+    """The speculator's logits [rows + 1, k, V], of which it has all rows but the last."""
+    given: torch.Tensor = neural.draft_logits
+    logits = given.new_zeros(len(given) + 1, *given.shape[1:])
+    logits[:-1] = given
+    neural.draft_logits = logits[:-1]
+    return logits

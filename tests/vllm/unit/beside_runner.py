@@ -1,0 +1,106 @@
+"""A neural speculator and a runner's state of a few tensors, in vLLM's place."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from vllm_config import vllm_config
+
+R, S, K, VOCAB = 6, 96, 4, 64
+
+
+class StandaloneARSpeculator:
+    """As vLLM serves ``draft_model``: its drafts are what the test says."""
+
+    enable_adaptive_verification = False
+    draft_watermarker = None
+
+    def __init__(self, probabilistic: bool = False) -> None:
+        self.drafts = torch.zeros(R, K, dtype=torch.int64)
+        self.draft_logits = torch.zeros(R, K, VOCAB) if probabilistic else None
+        self.draft_token_confidence_probs = torch.full((R, K), 0.5)
+        self.observed: list[tuple[list[int], list[int]]] = []
+        self.given: dict[str, Any] = {}
+
+    def propose(
+        self,
+        input_batch: Any,
+        attn_metadata: Any,
+        slot_mappings: Any,
+        last_hidden_states: Any,
+        aux_hidden_states: Any,
+        num_sampled: Any,
+        num_rejected: Any,
+        last_sampled: Any,
+        next_prefill_tokens: Any,
+        temperature: Any,
+        seeds: Any,
+        dp_sync_state: Any = None,
+        dummy_run: bool = False,
+        skip_attn_for_dummy_run: bool = False,
+        mm_inputs: Any = None,
+        is_profile: bool = False,
+        num_speculative_tokens: int | None = None,
+    ) -> torch.Tensor:
+        self.given = dict(locals())
+        return self.drafts[: input_batch.num_reqs]
+
+    def observe_verification(self, idx_mapping: Any, num_sampled: Any, num_rejected: Any) -> None:
+        self.observed.append((num_sampled.tolist(), num_rejected.tolist()))
+
+
+class State:
+    """What is read of vLLM's ``RequestState``. Rows hold a passage said twice, which n-grams go on
+    with, or no token twice."""
+
+    def __init__(self) -> None:
+        self.all_token_ids = SimpleNamespace(gpu=torch.zeros(R, S, dtype=torch.int32))
+        self.total_len = SimpleNamespace(gpu=torch.zeros(R, dtype=torch.int32))
+        self.req_id_to_index: dict[str, int] = {}
+
+    def add_request(self, req_id: str, row: int, tokens: list[int]) -> None:
+        self.req_id_to_index[req_id] = row
+        self.total_len.gpu[row] = 0
+        self.sample(row, tokens)
+
+    def sample(self, row: int, tokens: list[int]) -> None:
+        begin = int(self.total_len.gpu[row])
+        end = begin + len(tokens)
+        self.all_token_ids.gpu[row, begin:end] = torch.tensor(tokens, dtype=torch.int32)
+        self.total_len.gpu[row] = end
+
+
+PASSAGE = list(range(10, 30))
+TWICE = [*PASSAGE, *PASSAGE[:12]]
+ONCE = list(range(30, 62))
+
+
+def config(*, method: str = "draft_model", rank: int = 0, k: int = K, **options: Any) -> Any:
+    made = vllm_config(
+        k=k,
+        additional_config={"ngram_npu": {"beside": True, **options}},
+        max_model_len=S,
+        max_num_seqs=R,
+        rank=rank,
+        method=method,
+    )
+    made.model_config.get_vocab_size = lambda: VOCAB
+    return made
+
+
+def step(
+    speculator: Any, rows: list[int], sampled: list[int], verified: int = K, **more: Any
+) -> torch.Tensor:
+    """The drafts of a step that verified so many of each request."""
+    num_sampled = torch.tensor(sampled, dtype=torch.int32)
+    num_rejected = (verified + 1 - num_sampled) * (num_sampled > 0)
+    batch = SimpleNamespace(
+        num_reqs=len(rows), idx_mapping=torch.tensor(rows), idx_mapping_np=np.array(rows)
+    )
+    drafts: torch.Tensor = speculator.propose(
+        batch, *[None] * 4, num_sampled, num_rejected, *[None] * 4, dp_sync_state=None, **more
+    )
+    return drafts

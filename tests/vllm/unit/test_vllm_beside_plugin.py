@@ -1,0 +1,165 @@
+"""Which speculators get n-gram drafts beside their own, and what is said of the others."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from beside_runner import VOCAB, K, R, StandaloneARSpeculator, State, config
+from ngram_npu.vllm import beside_plugin
+from ngram_npu.vllm.row_lookup import BESIDE
+from ngram_npu.vllm.v2_plugin import RUNNER
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def info(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    caplog.set_level(logging.INFO, "vllm.ngram_npu")
+    finders = list(sys.meta_path)
+    yield
+    sys.meta_path[:] = finders
+
+
+def _made_by_the_runner(
+    speculator: Any, given: Any, monkeypatch: pytest.MonkeyPatch, state: Any = None
+) -> Any:
+    def init_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> Any:
+        return speculator
+
+    module = ModuleType(RUNNER)
+    module.init_speculator = init_speculator  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, RUNNER, module)
+    beside_plugin.install()
+    beside_plugin.install()
+    return module.init_speculator(given, CPU, req_states=state or State())
+
+
+def test_it_is_there_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = _made_by_the_runner(StandaloneARSpeculator(), config(), monkeypatch)
+    assert isinstance(made, StandaloneARSpeculator)
+    assert made.propose.__self__ is getattr(made, BESIDE)
+
+
+@pytest.mark.parametrize("asked", [{"beside": False}, {}])
+def test_it_is_off_otherwise(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, asked: Any
+) -> None:
+    given = config()
+    given.additional_config = {"ngram_npu": asked}
+    made = _made_by_the_runner(StandaloneARSpeculator(), given, monkeypatch)
+    assert not hasattr(made, BESIDE)
+    assert caplog.messages == []
+
+
+def test_the_environment_may_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NGRAM_NPU_VLLM_BESIDE", "1")
+    given = config()
+    given.additional_config = {}
+    assert hasattr(_made_by_the_runner(StandaloneARSpeculator(), given, monkeypatch), BESIDE)
+
+
+def test_an_option_that_cannot_be_meant_stops_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="did you mean 'beside_threshold'"):
+        _made_by_the_runner(StandaloneARSpeculator(), config(beside_treshold=1.0), monkeypatch)
+    with pytest.raises(ValueError, match="beside_threshold: expected 0 to 64, got -1"):
+        _made_by_the_runner(StandaloneARSpeculator(), config(beside_threshold=-1.0), monkeypatch)
+
+
+class Gemma4Speculator(StandaloneARSpeculator):
+    pass
+
+
+def _changed(**attributes: Any) -> Any:
+    """The known speculator's class with some things otherwise; None: without it."""
+    own = {*attributes, "__dict__", "__weakref__"}
+    kept = {n: v for n, v in vars(StandaloneARSpeculator).items() if n not in own}
+    given = {n: v for n, v in attributes.items() if v is not None}
+    return type("StandaloneARSpeculator", (), {**kept, **given})()
+
+
+def _with(**attributes: Any) -> Any:
+    made = StandaloneARSpeculator()
+    for name, value in attributes.items():
+        setattr(made, name, value)
+    return made
+
+
+def _without_logits() -> Any:
+    made = StandaloneARSpeculator()
+    del made.draft_logits
+    return made
+
+
+def _propose_of_old(self: Any, input_batch: Any, num_sampled: Any) -> None: ...
+
+
+def _observe_more(self: Any, idx: Any, sampled: Any, rejected: Any, more: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("made", "given", "doubt"),
+    [
+        (StandaloneARSpeculator(), config(method="dflash"), "method is 'dflash', expected one of"),
+        (StandaloneARSpeculator(), config(method="ngram_gpu"), "method is 'ngram_gpu', expected"),
+        (Gemma4Speculator(), config(), "'draft_model' is served by Gemma4Speculator, expected St"),
+        (StandaloneARSpeculator(), config(method="mtp"), "expected MTPSpeculator"),
+        (_changed(propose=_propose_of_old), config(), "propose takes (self, input_batch, num_sam"),
+        (_changed(observe_verification=_observe_more), config(), "takes (self, idx, sampled, rej"),
+        (_changed(observe_verification=None), config(), "has no observe_verification"),
+        (_with(draft_watermarker=object()), config(), "drafts are watermarked"),
+        (_without_logits(), config(), "has no draft_logits"),
+        (_with(draft_logits=torch.zeros(R, VOCAB)), config(), "draft_logits have shape (6, 64)"),
+        (_with(draft_logits=torch.zeros(R, K, VOCAB - 1)), config(), "expected (rows, 4, 64 or"),
+    ],
+)
+def test_others_are_left_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    made: Any,
+    given: Any,
+    doubt: str,
+) -> None:
+    assert _made_by_the_runner(made, given, monkeypatch) is made
+    assert not hasattr(made, BESIDE)
+    assert "propose" not in vars(made)
+    (line,) = caplog.messages
+    start = "ngram_npu: beside=True has no effect, the speculator is left as it is: "
+    assert line.startswith(start)
+    assert doubt in line
+    assert "\n" not in line
+
+
+def test_a_state_that_cannot_be_looked_up_in(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = SimpleNamespace(all_token_ids=State().all_token_ids)
+    made = _made_by_the_runner(StandaloneARSpeculator(), config(), monkeypatch, state)
+    assert not hasattr(made, BESIDE)
+    assert "the runner's state has no total_len.gpu" in caplog.messages[0]
+
+
+def test_a_runner_that_makes_its_speculator_otherwise(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def init_speculator(vllm_config: Any, device: Any) -> Any:
+        return StandaloneARSpeculator()
+
+    module = ModuleType(RUNNER)
+    module.init_speculator = init_speculator  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, RUNNER, module)
+    beside_plugin.install()
+    assert not hasattr(module.init_speculator(config(), CPU), BESIDE)
+    assert "init_speculator takes (vllm_config, device), expected" in caplog.messages[0]
+
+
+def test_a_runner_without_the_function_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType(RUNNER)
+    monkeypatch.setitem(sys.modules, RUNNER, module)
+    beside_plugin.install()
+    assert not hasattr(module, "init_speculator")
