@@ -272,8 +272,7 @@ def test_one_rank_says_what_it_does(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "vllm.ngram_npu")
     _beside(State(), beside_threshold=0.5)
     first, second = caplog.messages
-    assert "(method draft_model, V2 runner, beside its drafts): " in first
-    assert "prompt_lookup_min=2 prompt_lookup_max=16" in first
+    assert "(method draft_model, V2 runner, beside its drafts): prompt_lookup_min=2" in first
     assert "match_policy=latest overlap=True" in first
     assert "the one of StandaloneARSpeculator where it promises more" in second
     assert "at least 0.5 (beside_threshold)" in second
