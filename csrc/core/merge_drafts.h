@@ -109,7 +109,7 @@ NGRAM_FN void merge_drafts(const MergeDraftsParams& p, const Powers& powers, int
   const bool from_ngram = source == kNgramDraft || source == kExtendedDraft;
   const Gm<Token> draft = static_cast<Gm<Token>>(p.draft_token_ids) + i * k;
   for (int64_t j = 0; j < k; ++j) {
-    draft[j] = from_ngram ? static_cast<Token>(ngram[j]) : j < p.neural_width ? neural[j] : Token{kNoToken};
+    draft[j] = from_ngram ? static_cast<Token>(ngram[j]) : j < n ? neural[j] : Token{kNoToken};
   }
   p.num_draft_tokens[i] = static_cast<int32_t>(from_ngram ? g : n);
   p.draft_source[i] = source;

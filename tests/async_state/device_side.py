@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
-from ngram_npu.async_state import PaddedDrafterBatch, StepInputs, StepOutputs
+from ngram_npu import reference
+from ngram_npu.async_state import NeuralDrafts, PaddedDrafterBatch, StepInputs, StepOutputs
 from ngram_npu.reference import ladder
 from ngram_npu.reference.ngram_propose import draft_for
 
 from async_state.late import value_of
-from async_state.model import Target
+from async_state.model import VOCAB, WRONG, Target
 from async_state.scenario import Scenario, as_rows
 
 
@@ -38,6 +40,10 @@ class Launched:
     """The sampler broke its contract for this request, in this step or before."""
     valid_drafts: dict[int, int] = field(default_factory=dict)
     """Of the requests with drafts: how many are not padding."""
+    sources: dict[int, int] = field(default_factory=dict)
+    """Of the requests with merged drafts: what these are."""
+    merged: dict[int, tuple[list[int], int]] = field(default_factory=dict)
+    """The drafts that are to come of this step, and their source."""
 
 
 _BEYOND = 2**31 - 1
@@ -46,6 +52,10 @@ _BEYOND = 2**31 - 1
 
 def _sound(values: Sequence[Any], step: Launched) -> list[Any]:
     return [value for value, spoilt in zip(values, step.spoilt, strict=True) if not spoilt]
+
+
+def _padded(values: list[int], k: int, rest: int) -> Any:
+    return np.array([(values + [rest] * k)[:k]])
 
 
 class DeviceSide:
@@ -57,6 +67,8 @@ class DeviceSide:
         self._static: torch.Tensor | None = None
         self.spoilt: set[tuple[int, int]] = set()
         """Request and residency; until it is admitted anew, only its slots are looked at."""
+        self.acceptance: dict[tuple[int, int], Any] = {}
+        """[1,2] by request and residency: what merge_drafts_ is to remember of it."""
 
     def empty_sampled(self, batch: int) -> torch.Tensor:
         """Where the sampler writes: a fresh tensor, or always the same one, as with device
@@ -173,18 +185,91 @@ class DeviceSide:
         lookup is defined to find in the right context."""
         if not found or step.spoilt[i]:
             return
-        lookup = self.scenario.config.ngram
-        row = step.requests[i].decoded[:num_tokens]
-        rest = lookup.overlap, lookup.max_len_or_unlimited
-        if lookup.is_ladder:
-            table = () if lookup.cost_table is None else lookup.cost_table.tolist()
-            drafts = ladder.draft(row, lookup.k, table, lookup.cost_limit, *rest)[0]
-        else:
-            sizes = lookup.min_n, lookup.max_n, lookup.k, lookup.match_policy_code
-            drafts = draft_for(row, *sizes, *rest)[0]
+        drafts = self._ngrams(step.requests[i].decoded[:num_tokens])[0]
+        if self.scenario.neural:
+            assert step.previous is not None
+            drafts, step.sources[i] = step.previous.merged[step.previous_positions[i]]
         step.valid_drafts[i] = min(len(drafts), len(found))
         padding = [self.scenario.config.pad_token] * len(found)
         assert list(found) == (drafts + padding)[: len(found)], "drafts of another context"
+
+    def _ngrams(self, row: list[int]) -> tuple[list[int], list[int], int]:
+        """What the lookup is to find: tokens, their costs if it has some, and its match."""
+        lookup = self.scenario.config.ngram
+        rest = lookup.overlap, lookup.max_len_or_unlimited
+        if lookup.is_ladder:
+            table = () if lookup.cost_table is None else lookup.cost_table.tolist()
+            return ladder.draft(row, lookup.k, table, lookup.cost_limit, *rest)
+        sizes = lookup.min_n, lookup.max_n, lookup.k, lookup.match_policy_code
+        drafts, match_len = draft_for(row, *sizes, *rest)
+        return drafts, [], match_len
+
+    def neural_drafts(
+        self, inputs: StepInputs, step: Launched, outputs: StepOutputs
+    ) -> NeuralDrafts:
+        """A drafter that is right as often as the scenario says; notes what should come of it."""
+        self.draft_with_model(inputs, outputs, step)
+        scenario, batch = self.scenario, len(step.requests)
+        shape = (batch, scenario.neural_width)
+        drafts = NeuralDrafts(
+            self.device.tensor(shape, torch.int32),
+            self.device.tensor((batch,), torch.int32) if scenario.neural_ragged else None,
+            self.device.tensor(shape, torch.uint8) if scenario.neural_confident else None,
+        )
+        tokens, counts, costs = (None if t is None else value_of(t) for t in vars(drafts).values())
+        lengths = value_of(self.state.num_tokens_on_device)
+        slots = value_of(inputs.slot_indices)
+
+        def work() -> None:
+            rng = scenario.neural_rng
+            for i, request in enumerate(step.requests):
+                if step.discarded[i] or step.spoilt[i]:
+                    continue
+                row = request.decoded[: int(lengths[slots[i]])]
+                right = [*request.decoded[len(row) :], *[WRONG] * shape[1]]
+                for j in range(shape[1]):
+                    hit = rng.random() < scenario.neural_hits
+                    tokens[i, j] = right[j] if hit else rng.randrange(VOCAB)
+                    if costs is not None:
+                        costs[i, j] = rng.randint(0, 40)
+                if counts is not None:
+                    counts[i] = rng.randint(0, shape[1])
+                parts = [t if t is None else t[i : i + 1].numpy() for t in (tokens, counts, costs)]
+                step.merged[i] = self._merge(step, i, row, parts)
+
+        self.device.launch(work)
+        return drafts
+
+    def _merge(
+        self, step: Launched, i: int, row: list[int], neural: list[Any]
+    ) -> tuple[list[int], int]:
+        """What the definition makes of the drafts of both kinds."""
+        config, request = self.scenario.config, step.requests[i]
+        merge, k = config.merge, config.ngram.k
+        assert merge is not None
+        drafts, paid, match_len = self._ngrams(row)
+        has_costs = config.ngram.cost_table is not None
+        by_match = None if merge.match_costs is None else np.array(merge.match_costs, np.uint8)
+        key = request.uid, step.residencies[i]
+        merged = reference.merge_drafts_(
+            neural[0],
+            _padded(drafts, k, -1),
+            np.array([len(drafts)]),
+            np.array([match_len if drafts else 0]),
+            neural[1],
+            _padded(paid, k, 255) if has_costs else None,
+            neural[2],
+            by_match,
+            None,
+            np.array([step.num_sampled[i]]),
+            np.array([step.drafts[i]]),
+            self.acceptance.setdefault(key, np.zeros((1, 2), np.int32)),
+            1 if merge.min_match_len is None else merge.min_match_len,
+            int(merge.min_accepted * 65536),
+            merge.extend,
+        )
+        tokens, count, source = (part[0] for part in merged)
+        return tokens[:count].tolist(), int(source)
 
     def _check_slots(
         self,

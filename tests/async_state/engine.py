@@ -4,6 +4,7 @@ decoding, and what it believes with the device."""
 from __future__ import annotations
 
 import copy
+import functools
 from collections import Counter
 from typing import Any
 
@@ -95,6 +96,7 @@ class Engine:
             request.position, request.faulty = -1, False
         self.state.rebuild([_admission(request) for request in self.running])
         self.side.spoilt.clear()
+        self.side.acceptance.clear()
         self.counts["rebuilt"] += 1
         self._check_upper()
         if self.rng.random() < 0.3:
@@ -248,8 +250,11 @@ class Engine:
         sampled = self.side.empty_sampled(len(requests))
         self.side.forward(inputs, sampled, step)
         with self.device.critical():
-            outputs = self.state.end_step(sampled)
-        self.side.draft_with_model(inputs, outputs, step)
+            if self.scenario.neural:
+                drafter = functools.partial(self.side.neural_drafts, inputs, step)
+                self.state.end_step(sampled, drafter)
+            else:
+                self.side.draft_with_model(inputs, self.state.end_step(sampled), step)
         assert self.state.num_computed_tokens is None
         for request in self.running:
             request.position = -1
@@ -348,6 +353,10 @@ class Engine:
         assert truth.num_valid_drafts[i] == step.valid_drafts.get(i, 0)
         assert truth.num_accepted_drafts[i] <= truth.num_valid_drafts[i] <= step.drafts[i]
         valid, accepted = int(truth.num_valid_drafts[i]), int(truth.num_accepted_drafts[i])
+        source = step.sources.get(i, 0)
+        assert truth.draft_source is None or truth.draft_source[i] == source
+        of_source = ("", "neural drafts", "n-grams instead", "n-grams behind")[source]
+        self.counts += Counter({of_source: accepted} if of_source else {})
         self.counts += Counter(
             discarded=step.discarded[i],
             padded=step.drafts[i] - valid,

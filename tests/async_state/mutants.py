@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import torch
 from ngram_npu.async_state import AsyncSpecState
 from ngram_npu.async_state.blocks import BlockTable
 from ngram_npu.async_state.mirrors import Mirrors
@@ -117,6 +118,7 @@ OPERATORS = (
     "ngram_step_",
     "ngram_index_step_",
     "ngram_index_reset_",
+    "merge_drafts_",
 )
 for _name in OPERATORS:
     MUTANTS[f"without {_name}"] = _without(_name)
@@ -143,6 +145,11 @@ MUTANTS |= {
     "lengths not advanced": _operator(
         "ngram_step_", lambda a, r: a["num_tokens"].sub_(1).clamp_(min=1)
     ),
+    "drafts of the neighbour, merged": _operator(
+        "merge_drafts_", lambda a, r: r[0].copy_(r[0].roll(1, 0))
+    ),
+    "sources one too high": _operator("merge_drafts_", lambda a, r: _add(r[2], 1)),
+    "acceptance forgotten": _operator("merge_drafts_", lambda a, r: a["neural_acceptance"].zero_()),
     "rejected one too many": _operator("prepare_inputs_padded", lambda a, r: _add(r[1], 1)),
     "index one too far": _operator("prepare_inputs_padded", lambda a, r: _add(r[0], 1)),
     "kept tokens one off": _operator("prepare_inputs", lambda a, r: _add(r[2], 1)),
@@ -418,12 +425,18 @@ def _slots_by_previous_position(original: Any) -> Any:
 
 
 def _reading_end(original: Any) -> Any:
-    def end(self: AsyncSpecState, sampled: Any) -> Any:
+    def end(self: AsyncSpecState, sampled: Any, *draft: Any) -> Any:
         if len(sampled.shape) and sampled.shape[0]:
             int(sampled[0, 0])
-        return original(self, sampled)
+        return original(self, sampled, *draft)
 
     return end
+
+
+def _acceptance_of_whoever_was_there(state: AsyncSpecState) -> None:
+    if state.config.merge is not None:
+        device, rows = state._device, state.config.max_rows
+        state._truth.acceptance_rows = (device.tensor((2,), torch.int32),) * rows
 
 
 def _main_does_not_wait(state: AsyncSpecState) -> None:
@@ -474,6 +487,7 @@ MUTANTS |= {
     ),
     "rebuilt without waiting": lambda: mock.patch.object(AsyncSpecState, "_wait_for_device"),
     "rebuilt without emptying the index": lambda: mock.patch.object(DeviceTruth, "clear"),
+    "acceptance of whoever was there before": _after_init(_acceptance_of_whoever_was_there),
     "host waits in begin_step": _in_begin_step(_host_waits),
     "host reads in end_step": _wrapped(AsyncSpecState, "end_step", _reading_end),
 }

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from ngram_npu import NgramConfig
-from ngram_npu.async_state import AsyncConfig, AsyncSpecState, CpuDevice, KVGroup
+from ngram_npu.async_state import AsyncConfig, AsyncSpecState, CpuDevice, KVGroup, MergeConfig
 
 from async_state.failing import Countdown
 from async_state.late import POLICIES, LateDevice
@@ -105,8 +105,16 @@ class Scenario:
             [n * size for n, size in zip(self.num_blocks, self.block_sizes, strict=True)],
             rng.getrandbits(32),
         )
+        # Drawn apart, so that the other scenarios stay those of a loop without a neural drafter.
+        self.neural_rng = random.Random(self.target.seed)
+        self.neural = fixed.get("neural", self.neural_rng.random() < 0.4)
+        self.neural_width = self.neural_rng.randint(1, self.k)
+        self.neural_ragged, self.neural_confident, extend = (
+            self.neural_rng.random() < 0.5 for _ in range(3)
+        )
+        self.neural_hits = self.neural_rng.choice((0.0, 0.2, 0.5, 1.0))
         self.requests = list(self._requests())
-        self.config = self._config()
+        self.config = self._config(extend)
 
     def _requests(self) -> Iterator[Request]:
         rng = self.rng
@@ -141,15 +149,28 @@ class Scenario:
             "match_policy": self.rng.choice(("earliest", "latest")),
         }
 
-    def _config(self) -> AsyncConfig:
+    def _merge(self, ngram: NgramConfig, extend: bool) -> MergeConfig:
+        pick = self.neural_rng.choice
+        if ngram.cost_table is not None:
+            return MergeConfig(pick((None, 2)), pick((0.0, 0.4)), extend)
+        if pick((True, False)):
+            dearest = pick((2, 8, 40))
+            costs = sorted(self.neural_rng.randint(0, dearest) for _ in range(16))[::-1]
+            return MergeConfig(pick((None, 2)), pick((0.0, 0.4)), extend, costs)
+        self.neural_confident = False
+        return MergeConfig(self.neural_rng.randint(0, 3), 0.0, extend)
+
+    def _config(self, extend: bool) -> AsyncConfig:
+        ngram = NgramConfig(
+            **self._sizes(),
+            k=self.k,
+            overlap=self.rng.choice((False, True)),
+            max_len=self.rng.choice((None, self.capacity)),
+            vocab_size=self.rng.choice((None, VOCAB + 1)),
+        )
         return AsyncConfig(
-            ngram=NgramConfig(
-                **self._sizes(),
-                k=self.k,
-                overlap=self.rng.choice((False, True)),
-                max_len=self.rng.choice((None, self.capacity)),
-                vocab_size=self.rng.choice((None, VOCAB + 1)),
-            ),
+            ngram=ngram,
+            merge=self._merge(ngram, extend) if self.neural else None,
             max_rows=self.max_rows,
             row_capacity=self.capacity,
             max_step_tokens=self.step_tokens,

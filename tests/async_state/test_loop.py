@@ -46,7 +46,9 @@ def test_the_scenarios_are_not_idle() -> None:
         "indexed",
     ):
         assert result["totals"][figure] > 50, figure
-    for figure in ("empty", "rebuilt", "bad samples"):
+    for figure in (
+        "empty", "rebuilt", "bad samples", "neural drafts", "n-grams instead", "n-grams behind",
+    ):  # fmt: skip
         assert result["totals"][figure] > 0, figure
 
 

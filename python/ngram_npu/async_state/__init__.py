@@ -2,6 +2,7 @@
 
 from ngram_npu.async_state.batch import Admission, AsyncConfig, Batch, KVGroup, NewBlocks
 from ngram_npu.async_state.device import CpuDevice, Device, StreamDevice
+from ngram_npu.async_state.neural import MergeConfig, NeuralDrafter, NeuralDrafts
 from ngram_npu.async_state.results import (
     HostDrafts,
     PaddedDrafterBatch,
@@ -22,6 +23,9 @@ __all__ = [
     "Device",
     "HostDrafts",
     "KVGroup",
+    "MergeConfig",
+    "NeuralDrafter",
+    "NeuralDrafts",
     "NewBlocks",
     "PaddedDrafterBatch",
     "RaggedDrafterBatch",

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from ngram_npu.async_state.neural import MergeConfig
 from ngram_npu.config import NgramConfig
 
 IntArray = npt.NDArray[np.integer[Any]]
@@ -61,6 +62,9 @@ class AsyncConfig:
     token_capacity: int | None = None
     """Tokens that the index holds for all rows together (a KV cache's capacity); None: all rows
     full. Rows beyond it are scanned."""
+    merge: MergeConfig | None = None
+    """How n-gram drafts stand beside those of a neural drafter, which each end_step then takes.
+    None: there is none."""
     disable_padded_drafter_batch: bool = False
     """Whether the batch of a model-based drafter drops the rejected tokens (``prepare_inputs``)
     instead of keeping and skipping them (``prepare_inputs_padded``). vLLM's name."""
@@ -104,6 +108,8 @@ class AsyncConfig:
             )
         if self.token_capacity is not None:
             self._check_range("token_capacity", 0, _INT32_MAX)
+        if self.merge is not None:
+            self.merge.check(self.ngram.cost_table is not None)
         self._check_layout()
 
     def _check_layout(self) -> None:

@@ -83,6 +83,12 @@ class StepOutputs:
     """[B]."""
     drafter_batch: PaddedDrafterBatch | RaggedDrafterBatch
     """For a model-based drafter; ragged with `disable_padded_drafter_batch`."""
+    draft_costs: torch.Tensor | None = None
+    """[B,k] uint8, the cost of each n-gram draft token in sixteenths of a bit, also where another
+    draft was chosen. With `AsyncConfig.merge` or a store, from a ladder with a
+    `min_draft_probability`; overwritten by the next end_step."""
+    draft_source: torch.Tensor | None = None
+    """[B] 0 no draft, 1 neural, 2 n-grams, 3 neural and then n-grams; with `AsyncConfig.merge`."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,8 @@ class HostDrafts:
     """[B,k], -1 in unused places."""
     num_draft_tokens: Int32Array
     """[B]: schedule no more than this and nothing is padded."""
+    draft_source: Int32Array | None = None
+    """[B] as in StepOutputs."""
 
     def ragged(self) -> tuple[Int32Array, Int32Array]:
         """All drafts in a row [sum], and where each request's begin [B+1]."""
@@ -129,3 +137,5 @@ class Reconciled:
     """Batch position -> reason, of each live request that cannot go on: the sampler gave it no
     valid token, or more than the step's drafts and one. Its tokens are not returned: `num_sampled`
     is 0, the counts are those before the step. Remove it; no step may run on it again."""
+    draft_source: Int32Array | None = None
+    """Of the scheduled drafts, as in StepOutputs; 0 where there were none."""

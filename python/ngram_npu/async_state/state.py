@@ -11,6 +11,7 @@ from ngram_npu.async_state.batch import Admission, AsyncConfig, Batch, check_seq
 from ngram_npu.async_state.blocks import BlockTable, Planned
 from ngram_npu.async_state.device import CpuDevice, Device, device_for
 from ngram_npu.async_state.mirrors import Int32Array, Mirrors, RowChanges, Step, is_integer
+from ngram_npu.async_state.neural import NeuralDrafter, check_drafter
 from ngram_npu.async_state.results import HostDrafts, Reconciled, StepInputs, StepOutputs
 from ngram_npu.async_state.staging import Download, HostBuffer
 from ngram_npu.async_state.truth import (
@@ -25,6 +26,7 @@ from ngram_npu.async_state.truth import (
     QUERY_START,
     SLOTS,
     DeviceTruth,
+    check_sampled,
     check_store,
 )
 from ngram_npu.config import SHORT_ROW
@@ -105,7 +107,9 @@ class AsyncSpecState:
         # The counts of a step are read before the second next step begins: two buffers. Its drafts
         # are read when the next step is reconciled, by when two more may have ended: three.
         self._counts = [Download(self._device, (rows, rows * (k + 1))) for _ in range(2)]
-        self._drafts = [Download(self._device, (rows, rows * k)) for _ in range(3)]
+        sizes = (rows, rows * k) if config.merge is None else (rows, rows * k, rows)
+        self._drafts = [Download(self._device, sizes) for _ in range(3)]
+        self._nothing_accepted = self._device.host_tensor((2,), torch.int32)
         self._step_count = 0
         self._begun: Step | None = None
         self._pending: list[Step] = []
@@ -313,6 +317,9 @@ class AsyncSpecState:
         sources = list(prompts.tensor[:total].split_with_sizes(counts))
         targets += [cells[slot] for slot in changes.admitted]
         sources += [length_cells[slot] for slot in changes.admitted]
+        if self.config.merge is not None:
+            targets += [self._truth.acceptance_rows[slot] for slot in changes.admitted]
+            sources += [self._nothing_accepted] * len(counts)
         self._device.upload_all(targets, sources)
 
     def _upload_step(self, changes: RowChanges, step: Step) -> None:
@@ -341,16 +348,22 @@ class AsyncSpecState:
             used = step.num_step_tokens
             self._device.copy(self._truth.input_ids[:used], input_ids.tensor[:used], "main")
 
-    def end_step(self, sampled_token_ids: torch.Tensor) -> StepOutputs:
+    def end_step(
+        self, sampled_token_ids: torch.Tensor, draft: NeuralDrafter | None = None
+    ) -> StepOutputs:
         """Accepts what was sampled, drafts for the next step, and sends both towards the host.
 
         Args:
             sampled_token_ids: [B,M] int32 on the device, M at most k+1: the accepted drafts of each
                 request and the token after them, -1 beyond. The next begin_step may be followed by
                 overwriting it.
+            draft: with `AsyncConfig.merge`, the neural drafter: called once the n-gram drafts are
+                launched, with the outputs so far. It must not wait for the device. What it raises,
+                or drafts of another shape, count as a device call that has failed.
 
         Raises:
-            ValueError: another shape, dtype, layout or device; nothing has changed then.
+            ValueError: another shape, dtype, layout or device, or no drafter where one is needed;
+                nothing has changed then.
             RuntimeError: no step has begun, or a device call has failed.
         """
         self._require_sound("end_step")
@@ -358,7 +371,9 @@ class AsyncSpecState:
         if step is None:
             raise RuntimeError("end_step: no step has begun")
         batch = len(step.rows)
-        self._check_sampled(sampled_token_ids, batch)
+        width, device = self.config.ngram.k + 1, self._truth.token_ids.device
+        check_sampled(sampled_token_ids, batch, width, device)
+        check_drafter(draft, self.config.merge)
         with self._breaking:
             views = self._truth.views(batch)
             next_token_ids, num_sampled = self._truth.accept(sampled_token_ids, views)
@@ -366,31 +381,13 @@ class AsyncSpecState:
             outputs = self._truth.propose(
                 sampled_token_ids, views, step.num_step_tokens, next_token_ids, num_sampled
             )
-            self._drafts[step.number % 3].start((outputs.num_draft_tokens, outputs.draft_token_ids))
+            if draft is not None:
+                outputs = self._truth.merge(outputs, draft(outputs), views)
+            results = (outputs.num_draft_tokens, outputs.draft_token_ids, outputs.draft_source)
+            self._drafts[step.number % 3].start([part for part in results if part is not None])
             self._begun, self._last = None, step
             self._pending.append(step)
         return outputs
-
-    def _check_sampled(self, sampled: torch.Tensor, batch: int) -> None:
-        """All that the operators would refuse, before any of them runs."""
-        width, device = self.config.ngram.k + 1, self._truth.token_ids.device
-        if (
-            not isinstance(sampled, torch.Tensor)
-            or sampled.layout != torch.strided
-            or sampled.ndim != 2
-            or sampled.shape[0] != batch
-            or not 1 <= sampled.shape[1] <= width
-            or sampled.dtype != torch.int32
-            or sampled.device != device
-            or (sampled.shape[1] > 1 and sampled.stride(1) != 1)
-        ):
-            got = type(sampled).__name__
-            if isinstance(sampled, torch.Tensor):
-                got = f"{sampled.dtype} {list(sampled.shape)} on {sampled.device}"
-            raise ValueError(
-                f"end_step: sampled_token_ids: expected int32 [{batch}, 1 to {width}] with "
-                f"contiguous rows on {device}, got {got}"
-            )
 
     def wait_drafts(self) -> HostDrafts:
         """Waits for the drafts of the last ended step: for a scheduler that looks at them, or that
@@ -403,8 +400,9 @@ class AsyncSpecState:
         if self._last is None or self._begun is not None:
             raise RuntimeError("wait_drafts: to be called between end_step and begin_step")
         with self._breaking:
-            counts, drafts = self._drafts[self._last.number % 3].finish()
-        return HostDrafts(drafts.copy(), counts.copy())
+            parts = [part.copy() for part in self._drafts[self._last.number % 3].finish()]
+        counts, drafts, *source = parts
+        return HostDrafts(drafts, counts, *source)
 
     def reconcile(self) -> Reconciled:
         """Waits for the counts of the oldest pending step and corrects the mirrors with them.
@@ -422,7 +420,7 @@ class AsyncSpecState:
         with self._breaking:
             counts, tokens = self._counts[step.number % 2].finish()
             num_sampled, sampled = counts.copy(), tokens.copy()
-            valid = self._valid_drafts(step)
+            valid, *source = self._scheduled_drafts(step)
             alive, computed, known, faults = self._mirrors.reconcile(step, num_sampled, sampled)
             valid[list(faults)] = 0
             self._pending.pop(0)
@@ -440,19 +438,20 @@ class AsyncSpecState:
             num_computed_tokens=computed,
             num_tokens=known,
             faults=faults,
+            draft_source=source[0] if source else None,
         )
 
-    def _valid_drafts(self, step: Step) -> Int32Array:
-        """How many of the scheduled drafts the drafter had found, in the step before. They were
-        sent to the host ahead of this step's counts, so there is nothing to wait for."""
-        if not step.num_scheduled_drafts.any():
-            return np.zeros_like(step.num_scheduled_drafts)
-        found = self._drafts[(step.number - 1) % 3].finish()[0]
-        return np.where(
-            step.num_scheduled_drafts > 0,
-            np.minimum(step.num_scheduled_drafts, found[step.prev_positions]),
-            0,
-        ).astype(np.int32)
+    def _scheduled_drafts(self, step: Step) -> list[Int32Array]:
+        """How many of the scheduled drafts the drafter had found in the step before, and if merged
+        their source. They were sent to the host ahead of this step's counts, so there is nothing to
+        wait for."""
+        scheduled = step.num_scheduled_drafts
+        if not scheduled.any():
+            return [np.zeros_like(scheduled) for _ in range(1 + (self.config.merge is not None))]
+        counts, _, *source = self._drafts[(step.number - 1) % 3].finish()
+        found = [np.minimum(scheduled, counts[step.prev_positions])]
+        found += [part[step.prev_positions] for part in source]
+        return [np.where(scheduled > 0, part, 0).astype(np.int32) for part in found]
 
     def rebuild(self, requests: Sequence[Admission]) -> None:
         """Resets the state to these requests, after a device call of this object or the forward

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ngram_npu.async_state.batch import AsyncConfig
 from ngram_npu.async_state.device import CpuDevice, Device
+from ngram_npu.async_state.neural import UNIT, NeuralDrafts
 from ngram_npu.async_state.results import PaddedDrafterBatch, RaggedDrafterBatch, StepOutputs
 from ngram_npu.index import cost_table
 from ngram_npu.ops import workspace_size
@@ -35,6 +36,31 @@ def check_store(store: NgramStore | None, config: AsyncConfig, device: Device) -
         raise ValueError("AsyncSpecState: store: expected None without min_draft_probability")
     if store.kind != "torch":
         raise ValueError("AsyncSpecState: store: expected one of kind='torch'")
+
+
+def check_sampled(sampled: torch.Tensor, batch: int, width: int, device: torch.device) -> None:
+    """All that the operators would refuse, before any of them runs.
+
+    Raises:
+        ValueError: it is refused.
+    """
+    if (
+        not isinstance(sampled, torch.Tensor)
+        or sampled.layout != torch.strided
+        or sampled.ndim != 2
+        or sampled.shape[0] != batch
+        or not 1 <= sampled.shape[1] <= width
+        or sampled.dtype != torch.int32
+        or sampled.device != device
+        or (sampled.shape[1] > 1 and sampled.stride(1) != 1)
+    ):
+        got = type(sampled).__name__
+        if isinstance(sampled, torch.Tensor):
+            got = f"{sampled.dtype} {list(sampled.shape)} on {sampled.device}"
+        raise ValueError(
+            f"end_step: sampled_token_ids: expected int32 [{batch}, 1 to {width}] with "
+            f"contiguous rows on {device}, got {got}"
+        )
 
 
 @dataclass(frozen=True)
@@ -111,9 +137,20 @@ class DeviceTruth:
         self.store = store
         if store is None and lookup.store is not None:
             self.store = device.store(lookup, rows)
+        self._draft_costs: torch.Tensor | None = None
+        if self.store is not None or ("costs" in self._lookup and config.merge is not None):
+            self._draft_costs = device.tensor((rows, k), torch.uint8)
+        self.neural_acceptance: torch.Tensor | None = None
+        if config.merge is not None:
+            self.neural_acceptance = device.tensor((rows, 2), int32)
+            self.acceptance_rows = self.neural_acceptance.unbind(0)
+            self._match_costs: torch.Tensor | None = None
+            if config.merge.match_costs is not None:
+                self._match_costs = device.tensor((16,), torch.uint8)
+                by_match = torch.tensor([*config.merge.match_costs], dtype=torch.uint8)
+                device.copy(self._match_costs, by_match, "main")
         if self.store is not None:
             self.scopes = device.tensor((rows,), torch.int64)
-            self._draft_costs = device.tensor((rows, k), torch.uint8)
             self._store_lookup = store_lookup(lookup, self.token_ids)
             costs = self._store_lookup["costs"]
             self._store_lookup["costs"] = device.tensor(costs.shape, torch.uint8)
@@ -243,8 +280,8 @@ class DeviceTruth:
         if self.index is None:
             found = self._ops.ngram_step_(*rows, **arguments)
         else:
-            if self.store is not None:
-                arguments["draft_costs"] = self._draft_costs[: len(sampled)]
+            if self._draft_costs is not None:
+                arguments["draft_costs"] = self._draft_costs[: sampled.shape[0]]
             found = self._ops.ngram_index_step_(
                 *rows, self.index.tensor, slot_indices=views.slots, **arguments
             )
@@ -257,7 +294,7 @@ class DeviceTruth:
                 self.store.tensor,
                 row_indices=views.slots,
                 slot_indices=views.slots,
-                scopes=self.scopes[: len(sampled)],
+                scopes=self.scopes[: sampled.shape[0]],
                 draft_token_ids=draft_token_ids,
                 num_draft_tokens=num_draft_tokens,
                 match_len=match_len,
@@ -288,4 +325,37 @@ class DeviceTruth:
             num_draft_tokens,
             match_len,
             drafter_batch,
+            draft_costs=arguments.get("draft_costs"),
+        )
+
+    def merge(self, outputs: StepOutputs, neural: NeuralDrafts, views: BatchViews) -> StepOutputs:
+        """Chooses between the drafts of both kinds for each request."""
+        merge = self._config.merge
+        assert merge is not None
+        if not isinstance(neural, NeuralDrafts):
+            raise ValueError(f"draft: expected NeuralDrafts, got {type(neural).__name__}")
+        tokens = neural.token_ids
+        draft_token_ids, num_draft_tokens, draft_source = self._ops.merge_drafts_(
+            tokens if tokens.dtype == torch.int32 else tokens.int(),
+            outputs.draft_token_ids,
+            outputs.num_draft_tokens,
+            outputs.match_len,
+            num_neural_draft_tokens=neural.num_tokens,
+            draft_costs=outputs.draft_costs,
+            neural_draft_costs=neural.costs,
+            match_costs=self._match_costs,
+            row_indices=views.slots,
+            num_sampled=outputs.num_sampled,
+            num_scheduled_drafts=views.drafts,
+            neural_acceptance=self.neural_acceptance,
+            min_match_len=1 if merge.min_match_len is None else merge.min_match_len,
+            threshold=int(merge.min_accepted * UNIT),
+            extend=merge.extend,
+        )
+        self._draft_token_ids = draft_token_ids
+        return replace(
+            outputs,
+            draft_token_ids=draft_token_ids,
+            num_draft_tokens=num_draft_tokens,
+            draft_source=draft_source,
         )

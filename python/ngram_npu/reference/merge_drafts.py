@@ -96,7 +96,7 @@ def merge_drafts_(
         if sources[i] >= 2:
             tokens[i], counts[i] = ngram, g
         else:
-            tokens[i, :width], counts[i] = neural, n
+            tokens[i, :n], counts[i] = neural[:n], n
         if row is not None and num_sampled is not None and num_sampled[i] > 0:
             row[0] = mean
             row[1] = 1 + (0 if sources[i] == 2 else n)
