@@ -264,7 +264,7 @@ class DeviceSide:
             np.array([step.num_sampled[i]]),
             np.array([step.drafts[i]]),
             self.acceptance.setdefault(key, np.zeros((1, 2), np.int32)),
-            1 if merge.min_match_len is None else merge.min_match_len,
+            merge.min_match_len,
             int(merge.min_accepted * 65536),
             merge.extend,
         )

@@ -150,15 +150,11 @@ class Scenario:
         }
 
     def _merge(self, ngram: NgramConfig, extend: bool) -> MergeConfig:
-        pick = self.neural_rng.choice
-        if ngram.cost_table is not None:
-            return MergeConfig(pick((None, 2)), pick((0.0, 0.4)), extend)
-        if pick((True, False)):
+        pick, costs = self.neural_rng.choice, None
+        if ngram.cost_table is None:
             dearest = pick((2, 8, 40))
             costs = sorted(self.neural_rng.randint(0, dearest) for _ in range(16))[::-1]
-            return MergeConfig(pick((None, 2)), pick((0.0, 0.4)), extend, costs)
-        self.neural_confident = False
-        return MergeConfig(self.neural_rng.randint(0, 3), 0.0, extend)
+        return MergeConfig(pick((0, 1, 2)), pick((0.0, 0.4)), extend, costs)
 
     def _config(self, extend: bool) -> AsyncConfig:
         ngram = NgramConfig(

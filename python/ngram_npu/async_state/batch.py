@@ -108,8 +108,6 @@ class AsyncConfig:
             )
         if self.token_capacity is not None:
             self._check_range("token_capacity", 0, _INT32_MAX)
-        if self.merge is not None:
-            self.merge.check(self.ngram.cost_table is not None)
         self._check_layout()
 
     def _check_layout(self) -> None:

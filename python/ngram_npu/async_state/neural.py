@@ -18,26 +18,25 @@ _MOST_ACCEPTED = (2**31 - 1) // UNIT
 @dataclass(frozen=True)
 class MergeConfig:
     """When n-gram drafts replace a neural drafter's (docs/ops/merge_drafts.md): where they promise
-    more accepted tokens than it has achieved on the request, if their costs are known.
+    more accepted tokens than it has achieved on the request.
 
     Raises:
         ValueError: a value out of its range; the message names it.
     """
 
-    min_match_len: int | None = None
-    """Tokens; n-grams of a shorter match leave the neural draft. None: 1. Without costs it alone
-    decides, and has to be given."""
+    min_match_len: int = 1
+    """Tokens; n-grams of a shorter match leave the neural draft."""
     min_accepted: float = 0.0
-    """Accepted tokens per step, 0 to 32767; n-grams that promise fewer leave the neural draft. 0
-    without costs."""
+    """Accepted tokens per step, 0 to 32767; n-grams that promise fewer leave the neural draft."""
     extend: bool = False
     """Whether n-grams continue a shorter neural draft that they begin with."""
     match_costs: Sequence[int] | None = None
     """[16] what an n-gram draft token costs by the length of its match, in sixteenths of a bit, 0
-    to 255. For lookups that know no costs: all but a ladder with a min_draft_probability."""
+    to 255; None: fitted ones. Not read where the lookup knows the cost of each token: a ladder with
+    a `min_draft_probability`."""
 
     def __post_init__(self) -> None:
-        length = 1 if self.min_match_len is None else self.min_match_len
+        length = self.min_match_len
         if not isinstance(length, Integral) or not 0 <= length < 2**31:
             raise ValueError(f"MergeConfig: min_match_len: expected 0 to 2**31 - 1, got {length!r}")
         if not 0 <= self.min_accepted <= _MOST_ACCEPTED:
@@ -53,24 +52,6 @@ class MergeConfig:
                     f"got {self.match_costs!r}"
                 )
 
-    def check(self, has_costs: bool) -> None:
-        """Whether it suits a lookup that gives a cost for each draft token, or one that does not.
-
-        Raises:
-            ValueError: it does not.
-        """
-        if has_costs and self.match_costs is not None:
-            raise ValueError(
-                "AsyncConfig: merge: expected no match_costs with a min_draft_probability"
-            )
-        if has_costs or self.match_costs is not None:
-            return
-        if self.min_match_len is None or self.min_accepted:
-            raise ValueError(
-                "AsyncConfig: merge: expected match_costs, or a min_match_len and no min_accepted, "
-                "as the lookup gives no costs (a ladder with a min_draft_probability does)"
-            )
-
 
 @dataclass(frozen=True)
 class NeuralDrafts:
@@ -82,7 +63,7 @@ class NeuralDrafts:
     """[B] int32, how many each request has, 0 to Kn; None: Kn each."""
     costs: torch.Tensor | None = None
     """[B,Kn] uint8, the drafter's own confidence in sixteenths of a bit, for greedy drafts; None:
-    what the request accepted so far says what its drafts are worth. Needs costs of the n-grams."""
+    what the request accepted so far says what its drafts are worth."""
 
 
 NeuralDrafter = Callable[[StepOutputs], NeuralDrafts]

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from ngram_npu.async_state.batch import AsyncConfig
 from ngram_npu.async_state.device import CpuDevice, Device
 from ngram_npu.async_state.neural import UNIT, NeuralDrafts
 from ngram_npu.async_state.results import PaddedDrafterBatch, RaggedDrafterBatch, StepOutputs
+from ngram_npu.config import default_match_costs
 from ngram_npu.index import cost_table
 from ngram_npu.ops import workspace_size
 from ngram_npu.store import NgramStore, store_lookup
@@ -145,10 +147,11 @@ class DeviceTruth:
             self.neural_acceptance = device.tensor((rows, 2), int32)
             self.acceptance_rows = self.neural_acceptance.unbind(0)
             self._match_costs: torch.Tensor | None = None
-            if config.merge.match_costs is not None:
+            if self._draft_costs is None:
+                given = config.merge.match_costs
+                by_match = np.array(default_match_costs() if given is None else given, np.uint8)
                 self._match_costs = device.tensor((16,), torch.uint8)
-                by_match = torch.tensor([*config.merge.match_costs], dtype=torch.uint8)
-                device.copy(self._match_costs, by_match, "main")
+                device.copy(self._match_costs, torch.from_numpy(by_match), "main")
         if self.store is not None:
             self.scopes = device.tensor((rows,), torch.int64)
             self._store_lookup = store_lookup(lookup, self.token_ids)
@@ -348,7 +351,7 @@ class DeviceTruth:
             num_sampled=outputs.num_sampled,
             num_scheduled_drafts=views.drafts,
             neural_acceptance=self.neural_acceptance,
-            min_match_len=1 if merge.min_match_len is None else merge.min_match_len,
+            min_match_len=merge.min_match_len,
             threshold=int(merge.min_accepted * UNIT),
             extend=merge.extend,
         )
