@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from beside_runs import BesideRun
     from v2_runs import Run
 
 HERE = Path(__file__).parent
@@ -67,6 +68,7 @@ class Runs:
     def __init__(self, model: Path) -> None:
         self._model = model
         self._done: dict[str, Run] = {}
+        self._beside: dict[str, BesideRun] = {}
 
     def __call__(self, method: str) -> Run:
         import v2_runs
@@ -74,3 +76,11 @@ class Runs:
         if method not in self._done:
             self._done[method] = v2_runs.run(self._model, v2_runs.METHODS[method])
         return self._done[method]
+
+    def beside(self, method: str) -> BesideRun:
+        """The same of a neural drafter with n-gram drafts beside it."""
+        import beside_runs
+
+        if method not in self._beside:
+            self._beside[method] = beside_runs.run(self._model, beside_runs.METHODS[method])
+        return self._beside[method]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -155,43 +156,39 @@ def run(model: Path, method: Method, first: int = 20) -> Run:
     if method.ours is not None:
         v2_plugin.install()
         assert stock_module.NgramGPUSpeculator is not STOCK
-    event, torch.cuda.Event = torch.cuda.Event, _counting(torch.cuda.Event, result)
-    patched = pytest.MonkeyPatch()
-    if method.adaptive:
-        _let_adaptive_be_asked_for(patched)
-    try:
-        llm = LLM(str(model), **method.arguments)
-        core = llm.llm_engine.engine_core.engine_core  # type: ignore[attr-defined]
-        result.batch_queue_size = core.batch_queue_size
-        runner = core.model_executor.driver_worker.worker.model_runner
+    with engine(model, method.arguments, result, method.adaptive) as (llm, runner):
         if method.name:
             assert type(runner.speculator).__module__.startswith("ngram_npu.") == bool(method.ours)
             method.prepare(runner.speculator)
             _record(runner, llm.llm_engine.vllm_config, result)
-        if method.adaptive:
-            _choose(runner.adaptive_verification, result)
-        asked = requests(llm.get_tokenizer())[:first]
-        waits, outputs = (
-            result.waits,
-            llm.generate(
-                [{"prompt_token_ids": tokens} for tokens, _ in asked],
-                [params for _, params in asked],
-                use_tqdm=False,
-            ),
-        )
-        result.waits -= waits
-        ends = [output.outputs[0] for output in outputs]
-        result.outputs = [(list(end.token_ids), end.finish_reason) for end in ends]
-        values = {m.name: getattr(m, "value", 0) for m in llm.get_metrics()}
-        result.preemptions = int(values["vllm:num_preemptions"])
-        result.accepted = int(values.get("vllm:spec_decode_num_accepted_tokens", 0))
+        serve(llm, requests(llm.get_tokenizer())[:first], result)
         if getattr(runner.speculator, "_stats", None) is not None:
-            tokens = runner.speculator._stats._stats._tally.verdicts.take()
-            result.counted = int(tokens[0].sum()), int(tokens[1].sum())
+            result.counted = counted(runner.speculator)
         if getattr(runner.speculator, "_store", None) is not None:
             held = runner.speculator._store.held
             held.check_integrity()
             result.store = held.statistics
+        del llm, runner
+    return result
+
+
+@contextmanager
+def engine(
+    model: Path, arguments: dict[str, Any], result: Run, adaptive: bool = False
+) -> Iterator[tuple[LLM, Any]]:
+    """An engine and its runner, for a block that lets go of both at its end."""
+    event, torch.cuda.Event = torch.cuda.Event, _counting(torch.cuda.Event, result)
+    patched = pytest.MonkeyPatch()
+    if adaptive:
+        _let_adaptive_be_asked_for(patched)
+    try:
+        llm = LLM(str(model), **arguments)
+        core = llm.llm_engine.engine_core.engine_core  # type: ignore[attr-defined]
+        result.batch_queue_size = core.batch_queue_size
+        runner = core.model_executor.driver_worker.worker.model_runner
+        if adaptive:
+            _choose(runner.adaptive_verification, result)
+        yield llm, runner
         del llm, core, runner
         gc.collect()
     finally:
@@ -199,7 +196,28 @@ def run(model: Path, method: Method, first: int = 20) -> Run:
         torch.cuda.Event = event
         cleanup_dist_env_and_memory()
         stock_module.NgramGPUSpeculator = STOCK  # type: ignore[misc]
-    return result
+
+
+def serve(llm: LLM, asked: Sequence[tuple[list[int], SamplingParams]], result: Run) -> None:
+    """All of these requests at once, and what vLLM counted by then."""
+    waits = result.waits
+    outputs = llm.generate(
+        [{"prompt_token_ids": tokens} for tokens, _ in asked],
+        [params for _, params in asked],
+        use_tqdm=False,
+    )
+    result.waits -= waits
+    ends = [output.outputs[0] for output in outputs]
+    result.outputs = [(list(end.token_ids), end.finish_reason) for end in ends]
+    values = {m.name: getattr(m, "value", 0) for m in llm.get_metrics()}
+    result.preemptions = int(values["vllm:num_preemptions"])
+    result.accepted = int(values.get("vllm:spec_decode_num_accepted_tokens", 0))
+
+
+def counted(lookup: Any) -> tuple[int, int]:
+    """Draft tokens that were verified and accepted, by what the drafter counts."""
+    tokens = lookup._stats._stats._tally.verdicts.take()
+    return int(tokens[0].sum()), int(tokens[1].sum())
 
 
 def stocks_drafts(stock: Any, state: Any, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:

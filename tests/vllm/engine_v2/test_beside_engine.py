@@ -1,0 +1,75 @@
+"""The V2 runner with n-gram drafts beside a neural drafter: text as without speculation, and each
+row's draft from one of the two, as the rule says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Runs
+
+COMPARED = ["draft-async", "draft-sync", "eagle-async", "eagle-sync"]
+
+
+@pytest.mark.parametrize("method", [*COMPARED, "adaptive"])
+def test_text_equals_no_speculation(runs: Runs, method: str) -> None:
+    assert runs.beside(method).differing(runs("none")) == []
+
+
+@pytest.mark.parametrize("method", COMPARED)
+def test_every_draft_is_the_one_that_the_rule_chooses(runs: Runs, method: str) -> None:
+    run = runs.beside(method)
+    assert run.mismatches == []
+    assert run.replaced >= 15
+    assert run.kept >= 40
+
+
+@pytest.mark.parametrize("method", [*COMPARED, "adaptive"])
+def test_the_runners_state_stays_and_nothing_waits(runs: Runs, method: str) -> None:
+    run = runs.beside(method)
+    assert run.state_changes == run.waits_in_propose == 0
+
+
+@pytest.mark.parametrize("method", COMPARED)
+def test_the_requests_meet_what_they_are_for(runs: Runs, method: str) -> None:
+    """Without these the comparisons above would say little."""
+    run = runs.beside(method)
+    assert run.preemptions >= 3
+    assert run.prefilling >= 10
+    assert run.partly_accepted >= 5
+    assert run.accepted >= 100
+    assert run.batch_queue_size == (2 if method.endswith("async") else 1)
+
+
+@pytest.mark.parametrize("method", ["draft-async", "eagle-async"])
+def test_what_was_accepted_is_counted(runs: Runs, method: str) -> None:
+    run = runs.beside(method)
+    assert run.counted is not None
+    verified, accepted = run.counted
+    assert verified > accepted
+    # Counted here is the step that still runs when a request has ended, too.
+    assert 0.5 < accepted / run.accepted < 1.5
+
+
+def test_drafts_of_wrong_rows_leave_the_text_and_are_noticed(runs: Runs) -> None:
+    wrong, right = runs.beside("wrong-rows"), runs.beside("eagle-sync")
+    assert wrong.outputs == runs("none").outputs[: len(wrong.outputs)]
+    assert len(wrong.mismatches) >= 10
+    assert wrong.accepted / wrong.rows < right.accepted / right.rows
+
+
+def test_the_estimator_sees_its_own_drafts_alone(runs: Runs) -> None:
+    run = runs.beside("adaptive")
+    neural, ngram = run.estimated
+    assert run.replaced >= 15
+    assert neural >= 20
+    assert ngram == 0
+    assert run.left_out >= 20
+
+
+def test_an_estimator_that_sees_the_others_is_noticed(runs: Runs) -> None:
+    run = runs.beside("not-isolated")
+    assert run.estimated[1] >= 5
+    assert run.outputs == runs("none").outputs[: len(run.outputs)], "the text does not depend on it"

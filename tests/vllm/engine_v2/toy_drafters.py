@@ -1,0 +1,128 @@
+"""Neural drafters for the tiny target model, made and trained on this machine in seconds each: a
+draft model and an EAGLE head. Both say what mostly follows, and neither can copy a passage, which
+one layer does not learn: so they are good where n-grams are not, and the other way round.
+
+Run as a script: which of the two, the target's folder, and the folder to write to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+TRAIN_STEPS = {"draft_model": 80, "eagle": 200}
+_BATCH, _LENGTH = 8, 128
+
+
+def cached(kind: str, target: Path) -> Path:
+    """The drafter's folder beside its target's, made if it is not there."""
+    recipe = hashlib.sha256(Path(__file__).read_bytes() + target.name.encode()).hexdigest()[:12]
+    folder = target.parent / f"tiny-{kind}-{recipe}"
+    if not folder.exists():
+        unfinished = folder.with_suffix(".unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        # In a process of its own: torch's threads and settings stay out of the engine's process.
+        subprocess.run([sys.executable, __file__, kind, str(target), str(unfinished)], check=True)
+        unfinished.rename(folder)
+    return folder
+
+
+def _steps(target: Path, kind: str) -> Any:
+    """For each step tokens, the target's hidden states behind its last norm, and what it says
+    next."""
+    import torch
+    from tiny_model import corpus
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    full = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)
+    ids = AutoTokenizer.from_pretrained(target).encode(corpus()[:1_500_000])
+    chooser = random.Random(1)
+    for _ in range(TRAIN_STEPS[kind]):
+        starts = [chooser.randrange(len(ids) - _LENGTH) for _ in range(_BATCH)]
+        batch = torch.tensor([ids[start : start + _LENGTH] for start in starts])
+        with torch.no_grad():
+            output = full(batch, output_hidden_states=True)
+        yield batch, output.hidden_states[-1], output.logits.argmax(-1)
+
+
+def _train(parameters: Any, losses: Any, steps: int) -> None:
+    import torch
+
+    optimizer = torch.optim.AdamW(parameters, lr=4e-3, betas=(0.9, 0.95), weight_decay=0.0)
+    for step, loss in enumerate(losses):
+        for group in optimizer.param_groups:
+            group["lr"] = 4e-3 * min(1.0, step / 30) * (1.02 - step / steps)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        if step % 100 == 0:
+            print(f"toy drafter: step {step}, loss {loss.item():.2f}", flush=True)
+
+
+def _loss(logits: Any, said: Any) -> Any:
+    import torch
+
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), said.flatten())
+
+
+def _draft_model(target: Path, folder: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig.from_pretrained(target)
+    config.update({"num_hidden_layers": 1, "intermediate_size": 192})
+    model = LlamaForCausalLM(config)
+    losses = (
+        _loss(model(input_ids=batch).logits, said)
+        for batch, _, said in _steps(target, "draft_model")
+    )
+    _train(model.parameters(), losses, TRAIN_STEPS["draft_model"])
+    model.save_pretrained(folder)
+    for path in target.glob("tokenizer*"):
+        shutil.copy(path, folder)
+
+
+def _eagle(target: Path, folder: Path) -> None:
+    """One layer over the target's hidden state and the next token's embedding, which the target's
+    own head reads."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import LlamaForCausalLM
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+    full = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32).requires_grad_(False)
+    config = full.config
+    layer = LlamaDecoderLayer(config, 0)
+    layer.input_layernorm = torch.nn.Identity()
+    fc = torch.nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+    positions = full.model.rotary_emb(torch.zeros(1), torch.arange(_LENGTH - 1)[None])
+
+    def losses() -> Any:
+        for batch, hidden, said in _steps(target, "eagle"):
+            embedded = full.model.embed_tokens(batch[:, 1:])
+            joined = fc(torch.cat([embedded, hidden[:, :-1]], dim=-1))
+            yield _loss(full.lm_head(layer(joined, position_embeddings=positions)), said[:, 1:])
+
+    _train([*layer.parameters(), *fc.parameters()], losses(), TRAIN_STEPS["eagle"])
+    folder.mkdir(parents=True)
+    weights = {f"layers.0.{name}": value for name, value in layer.state_dict().items()}
+    save_file({**weights, "fc.weight": fc.weight.detach()}, folder / "model.safetensors")
+    described = json.loads((target / "config.json").read_text())
+    described |= {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}
+    (folder / "config.json").write_text(json.dumps(described))
+
+
+if __name__ == "__main__":
+    import torch
+
+    sys.path.append(str(Path(__file__).parents[1] / "engine"))
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    {"draft_model": _draft_model, "eagle": _eagle}[sys.argv[1]](
+        Path(sys.argv[2]), Path(sys.argv[3])
+    )
