@@ -114,7 +114,8 @@ tidy: setup
 # What needs no twin, and parity for this machine's best instruction set.
 QUICK := tests/ops/test_parity.py tests/ops/test_errors.py tests/ops/test_torch.py tests/ops/test_bookkeeping.py \
   tests/ops/test_peer_modes.py tests/package tests/vllm/unit tests/replay tests/tune tests/verify/test_mutants.py \
-  tests/async_state/test_config.py tests/async_state/test_state.py tests/async_state/test_failures.py tests/gates/test_documents.py \
+  tests/async_state/test_config.py tests/async_state/test_state.py tests/async_state/test_failures.py \
+  tests/gates/test_documents.py tests/bench/test_figures.py \
   tests/index/test_index.py tests/index/test_ladder_index.py tests/index/test_engines.py tests/index/test_stateful.py \
   tests/index/test_identity.py tests/index/test_ladder_identity.py
 check-python:

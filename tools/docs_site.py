@@ -7,8 +7,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-from mkdocs.structure.files import File
-
 REPOSITORY = Path(__file__).resolve().parents[1]
 README = "overview.md"
 LOG = logging.getLogger("mkdocs.hooks.docs_site")  # a warning ends `mkdocs build --strict`
@@ -20,6 +18,8 @@ _LOADED = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["']?(
 
 def on_files(files: Any, *, config: Any) -> Any:
     """The repository's README is a page, too."""
+    from mkdocs.structure.files import File  # not needed by this module's tests
+
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     text = re.sub(r"\]\((?!docs/|\w+:)", "](../", text).replace("](docs/", "](")
     files.append(File.generated(config, README, content=text))

@@ -5,8 +5,11 @@ from __future__ import annotations
 import doctest
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from tools import docs_site
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
@@ -66,3 +69,28 @@ def test_wrong_links_and_lines_are_found(tmp_path: Path) -> None:
     )
     wrong = ["a.md:4: 161 characters", "a.md: no no.md", "a.md: no other.md#no", "a.md: no #no"]
     assert _links(path) == wrong
+
+
+def _page(path: str) -> SimpleNamespace:
+    return SimpleNamespace(file=SimpleNamespace(src_uri=path))
+
+
+def test_the_site_names_files_that_it_lacks() -> None:
+    text = "[x](../../LICENSE) [`csrc/core`](../../csrc/core) [r](../../README.md#a) [t](tune.md#b)"
+    site = docs_site.on_page_markdown(text, page=_page("guides/a.md"))
+    assert site == "x (`LICENSE`) `csrc/core` [r](../overview.md#a) [t](tune.md#b)"
+
+
+def test_the_site_warns_of_lost_files_and_of_what_it_would_load(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    docs_site.on_page_markdown("[x](../no.md)", page=_page("a.md"))
+    page = docs_site.on_post_page(
+        '<a href="https://x.y">z</a> :class:<code>A</code> <script src="//x.y/z.js">',
+        page=_page("b.md"),
+    )
+    assert page.startswith('<a href="https://x.y">z</a> <code>A</code>')
+    assert [r.getMessage().split(" //")[0] for r in caplog.records] == [
+        "a.md: no file ../no.md",
+        'b.md: loads from elsewhere: <script src="//',
+    ]
