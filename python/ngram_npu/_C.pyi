@@ -24,22 +24,22 @@ MAX_DRAFT_TOKENS: int
 MAX_INDEX_SPAN: int
 
 def instruction_set() -> str:
-    """The instruction set in force: "scalar", "avx2", "avx512" or "neon"."""
+    """The instruction set in use: "scalar", "avx2", "avx512" or "neon"."""
 
 def set_instruction_set(name: str) -> None:
-    """Takes another one for the whole process; "auto" is the widest. ValueError where it is
-    unknown or the machine lacks it."""
+    """Selects the instruction set for the whole process; "auto" selects the widest. ValueError if
+    the name is unknown or the machine does not support it."""
 
 def num_threads() -> int:
-    """The limit set by :func:`set_num_threads`; 0 where none is."""
+    """The limit set by :func:`set_num_threads`; 0 means no limit."""
 
 def set_num_threads(limit: int) -> None:
-    """At most ``limit`` threads per call from now on, in numpy and torch calls alike; 0 lifts the
-    limit (then torch's own number, or OMP_NUM_THREADS, or the cores of this process)."""
+    """Limits every numpy and torch call to ``limit`` threads; 0 removes the limit. Without a limit
+    torch uses its own number, and numpy OMP_NUM_THREADS or the cores of this process."""
 
 def workspace_words(op: str, batch: int) -> int:
-    """int32 items of workspace that suffice ``op`` for a batch on any device; -1 where it takes
-    none."""
+    """The number of int32 items of workspace that ``op`` needs for a batch on any device; -1 if
+    ``op`` takes no workspace."""
 
 def ngram_propose(
     token_ids: _Int32,
@@ -149,7 +149,7 @@ def ngram_index_reset_(index: _Int32, slot_indices: _Index) -> None:
     """index [W] is written; slot_indices [N]."""
 
 INDEX_FAULTS: list[str]
-"""What the numbers of index_check and its kin mean."""
+"""Messages by the numbers that index_check, index_check_row and the device_ versions return."""
 INDEX_PAGE_WORDS: int
 INDEX_MAX_SLOTS: int
 INDEX_HEADER_PAGES: int
@@ -157,8 +157,7 @@ INDEX_HEADER_UNUSED_PAGE: int
 INDEX_HEADER_PAGES_IN_USE: int
 
 def index_words(num_slots: int, num_pages: int) -> int:
-    """Size in int32 words of an index with that many slots and pages; 0 where none can be so
-    large."""
+    """Size in int32 words of an index with that many slots and pages; 0 if that is too large."""
 
 def index_pages(
     tokens: int,
@@ -169,16 +168,16 @@ def index_pages(
     ladder: bool = False,
     outcomes: bool = False,
 ) -> int:
-    """Pages that ``tokens`` tokens in ``num_slots`` rows need: of text, or of any data at all."""
+    """Pages that ``tokens`` tokens in ``num_slots`` rows need: for text, or for ``any_data``."""
 
 def index_init(index: _Int32, num_slots: int) -> None:
-    """Makes an empty index of zeroed words. ValueError where they do not suffice."""
+    """Makes an empty index from zeroed words. ValueError if there are too few words."""
 
 def index_check(index: _Int32) -> tuple[int, int]:
-    """(number of the broken rule or 0, slot or page) of what can be checked without tokens."""
+    """Checks what needs no tokens. Returns (number of the broken rule or 0, slot or page)."""
 
 def index_check_row(index: _Int32, slot: int, tokens: _Int32) -> int:
-    """Number of the broken rule, or 0, of one slot against the tokens of its row."""
+    """Checks one slot against the tokens of its row. Returns the number of the broken rule or 0."""
 
 def index_statistics(index: _Int32) -> dict[str, int]:
     """The counters an index keeps; they wrap at 2**32."""
@@ -198,12 +197,15 @@ def index_catch_up(
     outcomes: bool,
     steps: int,
 ) -> tuple[_Int32, int]:
-    """Indexes, before a lookup, some of the tokens that rows hold and their slots lack: what takes
-    a 32nd of a scan of the rows that draft (num_sampled > 0), and as long as those save that need
-    none, at least ``least_tokens``, all this times ``steps``; ``prompt_tokens`` where no row
-    drafts. Returns the slots to look up with, -1 for a row to be scanned [B], and how many rows
-    these are. token_ids [>= B,S], the others [B]; ``min_n`` and on as in
-    ``ngram_index_append_``."""
+    """Indexes, before a lookup, some of the tokens that rows hold and their slots lack.
+
+    The time spent is 1/32 of a scan of the rows that draft (num_sampled > 0), plus the time that
+    rows without a scan save; at least ``least_tokens`` are indexed. All of this is multiplied by
+    ``steps``. If no row drafts, ``prompt_tokens`` are indexed.
+
+    token_ids [>= B,S]; num_tokens, slot_indices and num_sampled [B]; ``min_n`` and later arguments
+    as in ``ngram_index_append_``. Returns the slots to look up with [B], -1 for a row to be
+    scanned, and the number of rows to be scanned."""
 
 def ngram_store_step_(
     token_ids: _Int32,
@@ -233,38 +235,39 @@ STORE_BLOCK_TOKENS: int
 STORE_LEAST_BLOCKS_PER_SLOT: int
 STORE_COST_COLUMNS: int
 STORE_FAULTS: list[str]
-"""What the numbers of store_check mean."""
+"""Messages by the numbers that store_check returns."""
 
 def store_words(num_slots: int, num_blocks: int, line_bits: int) -> int:
-    """Size in int32 words of a store with so many slots, blocks of 256 tokens, and 2**line_bits
-    lines; 0 where there is none of that size."""
+    """Size in int32 words of a store with ``num_slots`` slots, ``num_blocks`` blocks of 256 tokens,
+    and 2**line_bits lines; 0 if a store cannot have these sizes."""
 
 def store_init(
     store: _Int32, num_slots: int, num_blocks: int, line_bits: int, visibility: int
 ) -> None:
-    """Makes an empty store of zeroed words; visibility: 0 is "live", 1 is "finish". ValueError
-    where they do not suffice."""
+    """Makes an empty store from zeroed words; visibility: 0 is "live", 1 is "finish". ValueError
+    if there are too few words."""
 
 def store_check(store: _Int32) -> tuple[int, int]:
-    """(number of the broken rule or 0, slot, block or line)."""
+    """Checks a store. Returns (number of the broken rule or 0, slot, block or line)."""
 
 def store_statistics(store: _Int32) -> dict[str, int]:
     """The counters a store keeps; they wrap at 2**32."""
 
 def store_parts(num_slots: int, num_blocks: int, line_bits: int) -> dict[str, tuple[int, int]]:
-    """Where "slots", "heads", "lines", "tokens" and "bytes" begin and end, in words."""
+    """Begin and end, in words, of "slots", "heads", "lines", "tokens" and "bytes"."""
 
 def store_take(store: _Int32) -> bool:
-    """Takes the store for the caller alone; False where another call has it."""
+    """Locks the store for the caller; False if another call holds the lock."""
 
 def store_give_back(store: _Int32) -> None:
-    """After store_take."""
+    """Releases the lock that store_take took."""
 
 def store_clear(store: _Int32, scope: int | None) -> None:
-    """Forgets and wipes the text of a scope; None: of all. The store has to be taken."""
+    """Forgets and wipes the text of a scope, or of all scopes if None. The caller must hold the
+    lock (store_take)."""
 
 class RowRecognizer:
-    """Gives each row of a step the slot of its request: csrc/numpy/row_recognizer.h."""
+    """Finds the slot of each row's request: csrc/numpy/row_recognizer.h."""
 
     row_slots: _Int32
     """The slots of the last step's rows."""
@@ -273,24 +276,24 @@ class RowRecognizer:
     def assign(
         self, token_ids: _Int32, num_tokens: _Int32, num_sampled: _Int32
     ) -> tuple[_Int32, _Int64]:
-        """The slot of each row [B], no two alike, and the rows [N] that are no request seen before:
-        what their slots hold is to be forgotten. token_ids [>= B,S], the sampled tokens already in
-        them; num_tokens and num_sampled [B]. A length outside 0 to S is no request's. ValueError:
-        more rows than slots."""
+        """Returns the slot of each row [B], all different, and the rows [N] with a request not
+        seen before, whose slots must be reset. token_ids [>= B,S] already contain the sampled
+        tokens; num_tokens and num_sampled [B]. A row with a length outside 0 to S belongs to no
+        request. ValueError: more rows than slots."""
 
     def forget_absent(self, steps: int) -> _Int32:
-        """Frees the slots of requests that more than the last ``steps`` steps did not have, at
-        least the last one, and returns them."""
+        """Frees the slots of requests that were absent from the last step and from more than
+        ``steps`` steps in a row, and returns these slots."""
 
     def __copy__(self) -> RowRecognizer: ...
 
 DEVICE_INDEX_HEADER_WORDS: int
 
 def device_index_words(num_slots: int, num_buckets: int) -> int:
-    """Size in int32 words of an index of a GPU's layout; 0 where none can be so large."""
+    """Size in int32 words of an index in the GPU layout; 0 if that is too large."""
 
 def device_index_buckets(tokens: int, min_n: int, max_n: int) -> int:
-    """Buckets that ``tokens`` tokens need, whatever they are."""
+    """Buckets that any ``tokens`` tokens need."""
 
 def device_index_init(
     header: _Int32,
@@ -299,14 +302,14 @@ def device_index_init(
     fingerprint_bits: int = 9,
     generation_bits: int = 24,
 ) -> None:
-    """Writes the header [DEVICE_INDEX_HEADER_WORDS] of an empty index; all behind it is zero.
-    Fewer bits change no answer: for tests."""
+    """Writes the header [DEVICE_INDEX_HEADER_WORDS] of an empty index; all words after it are zero.
+    Fewer bits change no result; tests use them."""
 
 def device_index_check(index: _Int32) -> tuple[int, int]:
-    """(number of the broken rule or 0, slot) of what can be checked without tokens."""
+    """Checks what needs no tokens. Returns (number of the broken rule or 0, slot)."""
 
 def device_index_check_row(index: _Int32, slot: int, tokens: _Int32) -> int:
-    """Number of the broken rule, or 0, of one slot against the tokens of its row."""
+    """Checks one slot against the tokens of its row. Returns the number of the broken rule or 0."""
 
 def device_index_statistics(index: _Int32) -> dict[str, int]:
     """The counters in the header of an index; they wrap at 2**32."""

@@ -1,8 +1,8 @@
 """N-gram drafting for speculative decoding, inside a model runner.
 
 Importing the package registers the operators ``torch.ops.ngram_npu.*`` where torch is installed;
-without torch the same CPU kernels work on numpy arrays. What is available here, and why something
-is not, :func:`doctor` tells.
+without torch the same CPU kernels work on numpy arrays. :func:`doctor` reports what is available
+and why something is not.
 """
 
 from ngram_npu import _library

@@ -1,9 +1,9 @@
-"""The only place that loads shared libraries, and that knows why a backend is absent.
+"""Loads the shared libraries and records why a backend is absent. No other module loads them.
 
 ``libngram_npu.so`` registers the torch operators; defining a namespace twice crashes the process,
 so it is loaded once. Backend libraries are torch-free; loading one gives its kernels to a device.
-The NPU's is left to the first call on an NPU: loading it needs torch_npu and CANN, which a process
-that only imports this package may not want started, or not yet.
+The NPU library is loaded by the first call on an NPU: it needs torch_npu and CANN, and a process
+that only imports this package may not want to start them yet.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MINIMUM_TORCH = (2, 10)
 
 @dataclass(frozen=True)
 class Backend:
-    """What became of one backend: how many operators it serves, and why it cannot serve them."""
+    """State of one backend: the number of operators it serves, or why it serves none."""
 
     name: str
     kernels: int = 0
@@ -38,7 +38,7 @@ class _State:
     reason: str = ""
     backends: dict[str, Backend] = field(default_factory=dict)
     npu_ops: frozenset[str] = frozenset()
-    """Which operators the NPU's library has kernels for, loaded or not."""
+    """Operators for which the NPU library has kernels, loaded or not."""
 
 
 _state: _State | None = None
@@ -46,8 +46,8 @@ _lock = threading.Lock()
 
 
 def load() -> None:
-    """Registers ``torch.ops.ngram_npu`` and loads the backends, once; a failure is kept for
-    :func:`torch_absence`."""
+    """Registers ``torch.ops.ngram_npu`` and loads the backends, once; :func:`torch_absence` reports
+    a failure."""
     global _state
     with _lock:
         if _state is None:
@@ -55,21 +55,22 @@ def load() -> None:
 
 
 def torch_absence() -> str:
-    """Why the torch operators are not registered; empty where they are."""
+    """Why the torch operators are not registered; empty if they are."""
     load()
     assert _state is not None
     return _state.reason
 
 
 def backends() -> dict[str, Backend]:
-    """Every backend by name, present or not; the NPU's as its files and torch_npu's tell."""
+    """Every backend by name, present or not. The NPU entry is judged by files alone: nothing is
+    loaded for it."""
     load()
     assert _state is not None
     return dict(_state.backends)
 
 
 def open_npu() -> Backend:
-    """Loads what the first call on an NPU would, and says what became of it."""
+    """Loads what the first call on an NPU loads, and returns the resulting state."""
     load()
     assert _state is not None
     known = _state.backends["npu"]
@@ -77,15 +78,15 @@ def open_npu() -> Backend:
         return known
     try:
         importlib.import_module("torch_npu")
-    except Exception as error:  # without CANN's libraries, for one
+    except Exception as error:  # for example, CANN's libraries are missing
         first_line = str(error).partition("\n")[0]
         return Backend("npu", reason=f"torch_npu does not import: {first_line}")
     return replace(_load_backend(_state.library, "ascendc", "npu", _NPU_PATH), name="npu")
 
 
 def has_kernel(op: str, device: str) -> bool:
-    """Whether operator ``op`` has a kernel for ``device`` ("cpu", "cuda" or "npu"): a loaded one,
-    or one that the first call loads."""
+    """Whether operator ``op`` has a kernel for ``device`` ("cpu", "cuda" or "npu"), either loaded
+    or to be loaded by the first call."""
     load()
     assert _state is not None
     if _state.library is None:
@@ -114,7 +115,7 @@ def _load() -> _State:
             found = tuple(int(part) for part in torch.__version__.split(".")[:2])
             if found < _MINIMUM_TORCH:
                 reason = f"torch {torch.__version__} is older than 2.10"
-        except Exception as error:  # a broken torch must not take numpy's half with it
+        except Exception as error:  # numpy arrays must work even if torch is broken
             reason = f"torch does not import: {error}"
     if reason:
         return _without_torch(reason)
@@ -151,7 +152,7 @@ def _load() -> _State:
 
 
 def _load_cuda(library: ctypes.CDLL) -> Backend:
-    """The CUDA kernels, where torch can have tensors for them."""
+    """Loads the CUDA kernels if this torch can have CUDA tensors."""
     import torch
 
     path = _PACKAGE / "libngram_npu_cuda.so"
@@ -165,15 +166,15 @@ def _load_cuda(library: ctypes.CDLL) -> Backend:
         return Backend("cuda", reason=str(error))
     driver = _cuda_driver()
     problem = _driver_problem(driver, runtime)
-    if driver > 0 and problem:  # a call would find a kernel, and fail at its launch
+    if driver > 0 and problem:  # with the kernels loaded, each call would fail at its launch
         return Backend("cuda", reason=problem)
     loaded = _load_backend(library, "cuda", "cuda", path)
     return replace(loaded, reason=loaded.reason or problem)
 
 
 def _cuda_driver() -> int:
-    """The CUDA version of the driver as 1000 * major + 10 * minor; 0 where there is none. It is
-    asked without being initialised: that would spoil CUDA for processes forked later."""
+    """The CUDA version of the driver as 1000 * major + 10 * minor; 0 without a driver. CUDA is not
+    initialised: processes forked later could not use it."""
     version = ctypes.c_int(0)
     try:
         ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
@@ -183,7 +184,7 @@ def _cuda_driver() -> int:
 
 
 def _driver_problem(driver: int, runtime: int) -> str:
-    """Why a driver cannot run kernels of that runtime."""
+    """Why a driver cannot run kernels of that runtime; empty if it can."""
     if driver == 0:
         return "there is no CUDA driver"
     if driver // 1000 >= runtime // 1000:
@@ -194,8 +195,8 @@ def _driver_problem(driver: int, runtime: int) -> str:
 
 
 def _find_npu(library: ctypes.CDLL) -> tuple[Backend, frozenset[str]]:
-    """The AscendC kernels, launched through torch_npu's queue by a library that links to it. Its
-    operators are those whose entry points it names."""
+    """Finds the AscendC kernels: a library linked to torch_npu, which launches through its queue.
+    The operators are read from the entry points that the file names, without loading it."""
     if not _NPU_PATH.exists():
         reason = "this build has no AscendC kernels (it was made without CANN)"
         return Backend("npu", reason=reason), frozenset()

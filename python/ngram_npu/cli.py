@@ -1,7 +1,7 @@
 """The command `ngram-npu`.
 
-Nothing heavy is imported before a subcommand runs: `--help` and `--version` need neither NumPy nor
-torch. This is the only part of the package that prints.
+NumPy and torch are imported only when a subcommand needs them, not for `--help` or `--version`.
+Only the commands print; the rest of the package does not.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it  # 128 + SIGINT, as shells report it
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         parsed = _parser().parse_args(arguments)
-    except SystemExit as stop:  # argparse has said what there is to say
+    except SystemExit as stop:  # argparse has printed the message
         return stop.code if isinstance(stop.code, int) else EXIT_USAGE
     run: Callable[[argparse.Namespace, Sequence[str]], int] = parsed.run
     try:
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{PROGRAM}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader has gone (`| head`); without this Python complains once more on its way out.
+        # The reader has closed the pipe (`| head`). Python would report that again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except ImportError as error:
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """The message may hold a file's name, which a shell put among the options."""
+        """The message may contain a file name with control characters: shells expand globs."""
         from ngram_npu.replay.errors import printable
 
         super().error(printable(message))
@@ -105,8 +105,8 @@ def _add_replay(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "replay",
         help="measure drafting on recorded conversations",
-        description="Replay recorded conversations: the recorded completion stands for what the "
-        "target model says. Prints a table of what drafting gives on each input.",
+        description="Replay recorded conversations: the recorded completion takes the place of the "
+        "target model's output. Prints one line of drafting results per input.",
         epilog="Without a PATH the sources of the Python standard library are replayed.",
         allow_abbrev=False,
     )
@@ -122,17 +122,17 @@ def _add_replay(commands: Any) -> None:
     lookup.add_argument(
         "--generated-only",
         action="store_true",
-        help="with --store: each turn is a request, so that only completions are stored",
+        help="with --store: replay each turn as a request, so that only completions are stored",
     )
     lookup.add_argument(
-        "--threads", type=count, metavar="N", help="most CPU threads (default: the library's)"
+        "--threads", type=count, metavar="N", help="maximum CPU threads (default: no limit)"
     )
     data = parser.add_argument_group("input")
     data.add_argument(
         "--batch-size",
         type=count,
         metavar="B",
-        help="conversations at once (default: 32, with --store 1)",
+        help="conversations replayed together (default: 32; 1 with --store)",
     )
     add_reading(data)
     output = parser.add_argument_group("output")
@@ -149,7 +149,7 @@ def _add_replay(commands: Any) -> None:
 def _add_doctor(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor",
-        help="say what is installed and what can be used",
+        help="report what is installed and what can be used",
         description="Version, backends built and loadable, instruction set chosen, and why a "
         "backend is absent.",
         allow_abbrev=False,
@@ -182,7 +182,7 @@ def _run_replay(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         if arguments.plot is not None:
             check_plot(arguments.plot)
             check_writable(arguments.plot)
-        # The options' names are the fields' names, so that a new field needs no line here.
+        # Options and fields have the same names, so a new field needs no line here.
         options = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(ReplayOptions)}
         report = replay(
             arguments.paths,
@@ -208,7 +208,7 @@ def _run_replay(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
 
 
 def _write_files(report: ReplayReport, json_path: Path | None, plot_path: Path | None) -> None:
-    """Write all of the files or none: each is complete before the first takes its place."""
+    """Write all files or none: every file is complete before the first one is moved into place."""
     from ngram_npu.replay.output import atomic_output
     from ngram_npu.replay.plot import save_plot
 

@@ -16,8 +16,8 @@ def add_generate(commands: Any) -> None:
         "generate",
         help="generate text with a local model, with and without speculation",
         description="Generate text for a file of prompts with a Hugging Face causal LM. Prints the "
-        "text, tokens per second with and without speculation, acceptance, and where a step's time "
-        "goes. Needs torch and transformers.",
+        "text, tokens per second with and without speculation, acceptance, and the time of each "
+        "part of a step. Needs torch and transformers.",
         allow_abbrev=False,
     )
     parser.set_defaults(run=_run_generate)
@@ -28,14 +28,14 @@ def add_generate(commands: Any) -> None:
         type=Path,
         required=True,
         metavar="FILE",
-        help='a prompt per line; .jsonl: {"prompt": "..."}, or recorded conversations',
+        help='one prompt per line; .jsonl: {"prompt": "..."}, or recorded conversations',
     )
     need.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     need.add_argument(
         "--dtype",
         choices=("auto", "float64", "float32", "bfloat16", "float16"),
         default="auto",
-        help="of weights and computation (default: the model's)",
+        help="type of the weights and of computation (default: the model's)",
     )
     add_lookup(parser, "the index on the CPU for contexts beyond 2048 tokens")
     run = parser.add_argument_group("running")
@@ -43,38 +43,38 @@ def add_generate(commands: Any) -> None:
         "--max-tokens", type=count, default=128, metavar="N", help="new tokens per prompt (128)"
     )
     run.add_argument(
-        "--batch-size", type=count, default=16, metavar="B", help="requests at once (16)"
+        "--batch-size", type=count, default=16, metavar="B", help="requests per step (16)"
     )
     run.add_argument(
         "--synchronous",
         dest="asynchronous",
         action="store_false",
-        help="wait for each step before the next one is scheduled",
+        help="wait for each step before scheduling the next one",
     )
     run.add_argument(
         "--unpadded",
         dest="padded",
         action="store_false",
-        help="verify what was found, instead of always K drafts",
+        help="verify only the drafts that were found, instead of always K",
     )
     run.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="0: greedy (default)"
     )
     run.add_argument(
-        "--seed", type=int, default=0, help="of sampling; the text depends on nothing else (0)"
+        "--seed", type=int, default=0, help="seed of sampling; it alone determines the text (0)"
     )
     run.add_argument(
         "--no-baseline",
         dest="baseline",
         action="store_false",
-        help="leave out the run without speculation",
+        help="skip the run without speculation",
     )
     run.add_argument("--threads", type=count, metavar="N", help="CPU threads (default: torch's)")
     output = parser.add_argument_group("output")
     output.add_argument(
         "--trace", type=Path, metavar="FILE", help="write a trace for chrome://tracing or Perfetto"
     )
-    output.add_argument("--json", type=Path, metavar="FILE", help="write texts and figures")
+    output.add_argument("--json", type=Path, metavar="FILE", help="write texts and figures as JSON")
 
 
 def _run_generate(arguments: argparse.Namespace, _: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""What the subcommands of `ngram-npu` have in common: exit codes and options."""
+"""Exit codes and options that the subcommands of `ngram-npu` share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EXIT_USAGE = 2
 
 
 def count(text: str) -> int:
-    """An option's value that counts something: an integer of at least 1."""
+    """Parse an integer of at least 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
@@ -25,7 +25,7 @@ count.__name__ = "integer"  # argparse names the type in its messages
 def probability(text: str) -> float:
     value = float(text)
     if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"must be above 0, at most 1, got {text}")
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {text}")
     return value
 
 
@@ -35,7 +35,7 @@ probability.__name__ = "number"
 def share(text: str) -> float:
     value = float(text)
     if not 0 <= value < 10:
-        raise argparse.ArgumentTypeError(f"must be at least 0, below 10, got {text}")
+        raise argparse.ArgumentTypeError(f"must be at least 0 and below 10, got {text}")
     return value
 
 
@@ -43,7 +43,7 @@ share.__name__ = "number"
 
 
 def add_lookup(parser: argparse.ArgumentParser, default_engine: str) -> Any:
-    """The options that `ReplayOptions.config` reads, and the engine."""
+    """Add the options that `ReplayOptions.config` reads, and `--engine`."""
     lookup = parser.add_argument_group("drafting")
     lookup.add_argument(
         "--min-n",
@@ -64,19 +64,19 @@ def add_lookup(parser: argparse.ArgumentParser, default_engine: str) -> Any:
         "--num-speculative-tokens",
         type=count,
         metavar="K",
-        help="draft tokens per step (default: 5, with a ladder 8)",
+        help="draft tokens per step (default: 5; 8 with a ladder)",
     )
     lookup.add_argument(
         "--match-policy",
         choices=("earliest", "latest"),
-        help="which of equally long matches is continued (default: earliest, with a ladder latest)",
+        help="which of equally long matches to follow (default: earliest; latest with a ladder)",
     )
     lookup.add_argument(
         "--overlap",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="let a draft go on past the end of the context, repeating itself (default: only with "
-        "a ladder)",
+        help="let a draft that reaches the end of the context continue into itself (default: only "
+        "with a ladder)",
     )
     lookup.add_argument(
         "--max-len",
@@ -95,8 +95,8 @@ def add_lookup(parser: argparse.ArgumentParser, default_engine: str) -> Any:
         dest="min_draft_probability",
         type=probability,
         metavar="P",
-        help="draft only as far as a draft as a whole is accepted with this probability; 0.177 is "
-        "a good one (default: K tokens)",
+        help="end a draft where the probability that all of it is accepted falls below P; 0.177 is "
+        "a good value (default: draft K tokens)",
     )
     lookup.add_argument(
         "--costs",
@@ -107,8 +107,8 @@ def add_lookup(parser: argparse.ArgumentParser, default_engine: str) -> Any:
     lookup.add_argument(
         "--store",
         choices=("live", "finish"),
-        help="with --min-probability: draft also from what other requests said, as soon as it is "
-        "said or when they have ended (default: from each request's own text alone)",
+        help="with --min-probability: draft also from other requests' text, at once or after they "
+        "have finished (default: only from each request's own text)",
     )
     lookup.add_argument(
         "--store-tokens",
@@ -121,7 +121,7 @@ def add_lookup(parser: argparse.ArgumentParser, default_engine: str) -> Any:
         "--engine",
         choices=["index", "scan", "auto"],
         default="auto",
-        help="look drafts up in an index, or by reading each context; drafts are the same "
+        help="find drafts with an index or by scanning each context; the drafts are the same "
         f"(default: {default_engine})",
     )
     return lookup

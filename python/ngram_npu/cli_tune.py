@@ -23,12 +23,12 @@ from ngram_npu.cli_options import (
 def add_tune(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "tune",
-        help="find the setting that suits recorded traffic, and say whether it pays",
+        help="find the best setting for recorded traffic, and whether drafting pays at all",
         description="Search settings over recorded traffic: replays each, weighs the tokens it "
         "yields against the cost of verifying its drafts, and recommends one, as options of vLLM. "
         "Settings are chosen on one half of the conversations; figures are of the other.",
-        epilog="Without a cost an example is used, which is said. After Ctrl-C the same command "
-        "goes on where it was.",
+        epilog="Without --cost the report uses an example cost and says so. After Ctrl-C the same "
+        "command continues where it stopped.",
         allow_abbrev=False,
     )
     parser.set_defaults(run=_run_tune)
@@ -39,7 +39,7 @@ def add_tune(commands: Any) -> None:
         dest="share",
         type=share,
         metavar="C",
-        help="a drafted token costs this part of a step, such as 0.05",
+        help="cost of verifying one draft token as a fraction of a step, such as 0.05",
     )
     cost.add_argument(
         "--cost",
@@ -54,18 +54,18 @@ def add_tune(commands: Any) -> None:
         type=count,
         action="append",
         metavar="B",
-        help="only this batch size of those that --cost has; may be given several times",
+        help="use only this batch size of --cost; may be given several times",
     )
     search.add_argument(
         "--sizes",
         choices=("consecutive", "ladder"),
-        help="search only n-grams of consecutive sizes, which every backend has, or only ladders",
+        help="search only n-grams of consecutive sizes (every backend has them), or only ladders",
     )
     search.add_argument(
         "--no-store",
         dest="store",
         action="store_false",
-        help="search no store: for requests that may not draft from what others said",
+        help="do not search stores: for requests that must not draft from other requests' text",
     )
     search.add_argument(
         "--against",
@@ -79,7 +79,7 @@ def add_tune(commands: Any) -> None:
         type=int,
         default=10,
         metavar="MB",
-        help="replay a sample of this many million characters where there are more; 0: replay all "
+        help="replay a sample of at most this many million characters; 0: replay all "
         "(default: %(default)s)",
     )
     search.add_argument("--jobs", type=count, metavar="N", help="processes (default: one per core)")
@@ -87,7 +87,7 @@ def add_tune(commands: Any) -> None:
         "--cache",
         type=Path,
         metavar="FILE",
-        help="keep finished pieces here for later runs (default: only until the run is complete)",
+        help="keep finished pieces here for later runs (default: delete them after the run)",
     )
     add_reading(parser.add_argument_group("input"))
     output = parser.add_argument_group("output")
@@ -98,35 +98,35 @@ def add_tune(commands: Any) -> None:
         help="write the result as JSON; - for stdout (the text then goes to stderr)",
     )
     output.add_argument(
-        "--progress", action="store_true", help="show progress though stderr is no terminal"
+        "--progress", action="store_true", help="show progress even if stderr is not a terminal"
     )
 
 
 def add_measure_cost(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "measure-cost",
-        help="measure what verifying costs on your own server, for `tune --cost`",
+        help="measure what verifying drafts costs on your server, for `tune --cost`",
         description="Time the steps of an OpenAI-compatible server by batch size. Run it once "
         "without speculation and once for each number of draft tokens, with the same FILE; "
         "docs/guides/tune.md shows how.",
         allow_abbrev=False,
     )
     parser.set_defaults(run=_run_measure_cost)
-    parser.add_argument("output", metavar="FILE", type=Path, help="JSON; times are added to it")
+    parser.add_argument("output", metavar="FILE", type=Path, help="JSON file to add the times to")
     parser.add_argument("--url", default="http://localhost:8000", help="default: %(default)s")
-    parser.add_argument("--model", help="default: the first that the server names")
+    parser.add_argument("--model", help="model name (default: the first that the server lists)")
     parser.add_argument(
         "--batch-sizes",
         default="1,4,16,64",
         metavar="B,...",
-        help="requests at once (default: %(default)s)",
+        help="batch sizes to measure (default: %(default)s)",
     )
     parser.add_argument(
         "--prompt-tokens", type=count, default=1024, help="about; default: %(default)s"
     )
     parser.add_argument("--max-tokens", type=count, default=128, help="default: %(default)s")
     parser.add_argument(
-        "--rounds", type=count, default=3, help="of each batch size (default: %(default)s)"
+        "--rounds", type=count, default=3, help="rounds per batch size (default: %(default)s)"
     )
 
 
@@ -145,7 +145,7 @@ def _run_tune(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         return EXIT_USAGE
     except KeyboardInterrupt:
         bar.clear()
-        print("finished pieces are kept: the same command goes on from here", file=sys.stderr)
+        print("finished pieces are kept: the same command continues from here", file=sys.stderr)
         raise
     if arguments.json == "-":
         print(format_report(report), file=sys.stderr)

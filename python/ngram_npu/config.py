@@ -1,4 +1,4 @@
-"""What to look for and how much to draft: one validated, immutable object."""
+"""Lookup and draft settings: one validated, immutable object."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ MAX_DRAFT_TOKENS = _C.MAX_DRAFT_TOKENS
 MAX_INDEX_SPAN = _C.MAX_INDEX_SPAN
 
 SHORT_ROW = 2048
-"""Up to this row capacity (tokens) a scan is about as fast as the index, which ``auto`` then does
-not use: tools/bench/results/crossover.json."""
+"""Row capacity in tokens up to which ``auto`` scans, because the index is not faster:
+tools/bench/results/crossover.json."""
 SHORT_CONTEXT = 8192
-"""The same for vLLM's ``max_model_len``, where finding a row's slot costs as well:
+"""The same for vLLM's ``max_model_len``, where finding a row's slot takes time as well:
 tools/bench/results/vllm-propose.json."""
 UNLIMITED = 2**63 - 1
 """The operators' ``max_len`` without a limit."""
@@ -48,14 +48,15 @@ def _packaged_costs() -> Any:
 
 @functools.cache
 def default_costs() -> npt.NDArray[np.uint8]:
-    """[16, 32], what draft tokens cost in sixteenths of a bit: fitted from recorded conversations
-    (``python -m tools.fit_costs``; costs.json says from which)."""
+    """[16, 32], the cost of a draft token in sixteenths of a bit: -16 * log2 of the probability
+    that it is accepted, fitted to recorded conversations (``python -m tools.fit_costs``;
+    costs.json names them)."""
     return _as_costs(_packaged_costs()["row"], "costs")
 
 
 @functools.cache
 def default_store_costs() -> npt.NDArray[np.uint8]:
-    """[16, 56], the same for tokens that a store drafts."""
+    """[16, 56], the same for tokens drafted from a store."""
     return _as_costs(_packaged_costs()["store"], "store_costs")
 
 
@@ -64,8 +65,8 @@ class NgramConfig:
     """How a proposer looks up and drafts.
 
     Attributes:
-        min_n: shortest suffix (in tokens) whose earlier occurrence is worth a draft, to ``max_n``.
-        max_n: longest suffix looked for, up to 64.
+        min_n: shortest suffix to look up, in tokens, 1 to ``max_n``.
+        max_n: longest suffix to look up, up to 64.
         k: draft tokens per request and step, 1 to 64.
         match_policy: which of several longest occurrences to follow, ``"earliest"`` (vLLM's
             ``ngram``) or ``"latest"`` (vLLM's V2 runner).
@@ -73,27 +74,28 @@ class NgramConfig:
         max_len: no request drafts past this many tokens (vLLM's ``max_model_len``); None: no limit.
         vocab_size: sampled ids at or above it are invalid; None: ids up to 2**31 - 2 are valid.
         sizes: ``"consecutive"``, n-grams of min_n to max_n tokens; or ``"ladder"``, of 1, 2, 4, 8
-            and 16 tokens: on the CPU and from an index only. ``min_n`` is then 1, ``max_n`` 16,
+            and 16 tokens, only on the CPU and with an index. ``min_n`` is then 1, ``max_n`` 16,
             ``match_policy`` latest, and ``overlap`` on unless it is given.
-        min_draft_probability: with a ladder, the least probability of being accepted as a whole
-            that is worth drafting, in (0, 1]: drafts are then as long as they deserve, k at most.
-            It is worth about ``c * tokens / (1 + c * drafted)``, where c is what verifying one
-            more token costs in steps; 0.177 serves c = 0.05. None: k tokens.
-        costs: [16, 32] uint8 as nested tuples, what a draft token costs (docs/ops/
-            ngram_index_propose.md), in place of the fitted ones; any such matrix is taken.
-        store: with a ``min_draft_probability``, whether requests also draft from what others said:
-            as soon as they have, ``"live"``, or when they have ended, ``"finish"``
+        min_draft_probability: with a ladder, in (0, 1]: a draft ends where the probability that all
+            of it is accepted would fall below this value, after k tokens at most. The best value
+            is about ``c * tokens / (1 + c * drafted)``, where c is the cost of verifying one more
+            token in steps; 0.177 suits c = 0.05. None: drafts of k tokens.
+        costs: [16, 32] uint8 as nested tuples or any such matrix: the cost of a draft token
+            (docs/ops/ngram_index_propose.md). None: the fitted costs.
+        store: with a ``min_draft_probability``, whether requests also draft from other requests'
+            text: ``"live"`` as soon as it is generated, ``"finish"`` after the request has finished
             (:class:`ngram_npu.NgramStore`). None: only from their own tokens.
-        store_tokens: tokens that the store holds.
-        store_costs: [16, 56], as ``costs`` for tokens from the store (docs/ops/
+        store_tokens: capacity of the store in tokens.
+        store_costs: [16, 56], as ``costs``, for tokens from the store (docs/ops/
             ngram_store_step.md).
 
     vLLM's names ``prompt_lookup_min``, ``prompt_lookup_max`` and ``num_speculative_tokens`` are
-    accepted for ``min_n``, ``max_n`` and ``k``; of the two bounds, one that is missing is then the
-    other, as in vLLM. Otherwise the defaults are 2 (or ``max_n``, if less), 5, and 5.
+    accepted for ``min_n``, ``max_n`` and ``k``. If only one of the two ``prompt_lookup`` bounds is
+    given, the other is the same, as in vLLM. Otherwise the defaults are 2 (or ``max_n``, if less),
+    5, and 5.
 
     Raises:
-        ValueError: a value out of its range, or given under both its names; the message names it.
+        ValueError: a value out of its range, or given under both names; the message names it.
         TypeError: a value of the wrong type.
     """
 
@@ -233,14 +235,14 @@ class NgramConfig:
 
     @property
     def cost_table(self) -> npt.NDArray[np.uint8] | None:
-        """[16, 32], the table in force; None where drafts have k tokens."""
+        """[16, 32], the costs in use; None if drafts have k tokens."""
         if self.min_draft_probability is None:
             return None
         return default_costs() if self.costs is None else _as_costs(self.costs, "costs")
 
     @property
     def store_cost_table(self) -> npt.NDArray[np.uint8] | None:
-        """[16, 56], of drafts from a store; None where drafts have k tokens."""
+        """[16, 56], the costs in use for a store's tokens; None if drafts have k tokens."""
         if self.min_draft_probability is None:
             return None
         if self.store_costs is None:
@@ -254,13 +256,13 @@ class NgramConfig:
 
     @property
     def fits_index(self) -> bool:
-        """Whether an index holds n-grams of all the lengths asked for."""
+        """Whether an index can hold n-grams of all lengths from ``min_n`` to ``max_n``."""
         return self.is_ladder or self.max_n - self.min_n < MAX_INDEX_SPAN
 
     @property
     def lookup_arguments(self) -> dict[str, Any]:
-        """What a lookup operator takes by keyword, but for the costs: some take a tensor, some an
-        array. Those that have their default are left out: each one passed takes time."""
+        """Keyword arguments of a lookup operator, without the costs, which are tensors or arrays.
+        Defaults are left out, because each argument that is passed takes time."""
         arguments: dict[str, Any] = {"min_n": self.min_n, "max_n": self.max_n, "k": self.k}
         if self.match_policy_code:
             arguments["match_policy"] = self.match_policy_code
@@ -284,7 +286,7 @@ class NgramConfig:
 
 
 def _as_costs(costs: Any, name: str) -> npt.NDArray[np.uint8]:
-    """A table of costs, which nobody writes to."""
+    """A table of costs as a read-only array."""
     table, columns = np.array(costs), _COST_COLUMNS[name]
     if (
         table.shape != (16, columns)

@@ -1,4 +1,4 @@
-"""What this installation can do here, and why it cannot do the rest."""
+"""Which backends work on this machine, and why the others do not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ngram_npu import _C, _library
 
 @dataclass(frozen=True)
 class Report:
-    """The answer of :func:`doctor`; ``str()`` of it is for people, :meth:`to_dict` for programs."""
+    """Result of :func:`doctor`: ``str()`` for people, :meth:`to_dict` for programs."""
 
     version: str
     python: str
@@ -24,9 +24,9 @@ class Report:
     compiler: str
     instruction_set: str
     instruction_set_wish: str | None
-    """``NGRAM_NPU_INSTRUCTION_SET``, where it is not what is in force."""
+    """``NGRAM_NPU_INSTRUCTION_SET`` if another instruction set is in use, else empty."""
     thread_limit: int
-    """0: none but torch's own."""
+    """0: no limit of ngram_npu's own."""
     backends: dict[str, _library.Backend]
 
     def to_dict(self) -> dict[str, Any]:
@@ -52,14 +52,14 @@ class Report:
 
 
 def doctor() -> Report:
-    """Looks at the installation: version, torch, backends built and loadable (with the reason where
-    one is not), and the CPU instruction set chosen. To say whether the NPU's kernels load it
-    imports torch_npu, which importing the package does not."""
+    """Reports the version, torch, which backends are built and loadable (with a reason for each
+    that is not), and the CPU instruction set. Unlike importing the package, it imports torch_npu,
+    to find out whether the NPU kernels load."""
     import numpy
 
     absence = _library.torch_absence()
     torch_version = None
-    with contextlib.suppress(Exception):  # `absence` says it
+    with contextlib.suppress(Exception):  # `absence` holds the reason
         import torch
 
         torch_version = str(torch.__version__)

@@ -1,4 +1,4 @@
-"""An index over growing rows of tokens: allocation, sizes, statistics, integrity."""
+"""Allocation, sizes, statistics and integrity checks of the n-gram index."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ _TORCH_ABSENCE = _library.torch_absence()
 
 
 class IntegrityError(RuntimeError):
-    """An index or a store is not what its operators leave behind."""
+    """The memory of an index or a store is corrupt: no operator leaves it in this state."""
 
 
 @dataclass(frozen=True)
 class IndexCounters:
-    """What an index has done since it was made; counters wrap at 2**32."""
+    """Events since the index was made; counters wrap at 2**32."""
 
     num_slots: int
     rows_indexed: int
-    """Rows of all steps that were answered from the index."""
+    """Rows answered from the index, summed over steps."""
     rows_scanned_full: int
-    """Rows that were scanned because memory had run out."""
+    """Rows scanned because the index was full."""
     rows_scanned_catching_up: int
-    """Rows that were scanned because too much was left to index within the step."""
+    """Rows scanned because the step could not index all of their tokens."""
     rows_scanned_other: int
-    """Rows that were scanned for another reason: no such slot, too long, nothing new."""
+    """Rows scanned for another reason: no such slot, row too long, no new tokens."""
     rebuilds_shorter: int
-    """Slots built anew because their row had become shorter."""
+    """Slots rebuilt because their row had become shorter."""
     rebuilds_rewritten: int
-    """Slots built anew because their row held other tokens than before."""
+    """Slots rebuilt because tokens of their row had changed."""
     rebuilds_options: int
-    """Slots built anew because min_n, max_n or the policy had changed."""
+    """Slots rebuilt because min_n, max_n or match_policy had changed."""
     slots_given_up: int
 
 
 @dataclass(frozen=True)
 class IndexStatistics(IndexCounters):
-    """Of an index in host memory."""
+    """Statistics of an index in host memory."""
 
     num_pages: int
     """Capacity, in pages of 4 KiB."""
@@ -59,7 +59,7 @@ class IndexStatistics(IndexCounters):
 
 @dataclass(frozen=True)
 class DeviceIndexStatistics(IndexCounters):
-    """Of an index on a GPU."""
+    """Statistics of an index on a GPU."""
 
     num_buckets: int
     """Capacity, in buckets of 16 entries."""
@@ -67,10 +67,10 @@ class DeviceIndexStatistics(IndexCounters):
 
 
 class _Index(ABC):
-    """What an index is wherever it lies."""
+    """What indexes in host memory and on a GPU share."""
 
     tensor: Any
-    """[W] int32, what the operators take as ``index``."""
+    """[W] int32, the ``index`` argument of the operators."""
 
     def __init__(
         self,
@@ -132,11 +132,11 @@ class _Index(ABC):
         row_indices: Any = None,
         slot_indices: Any = None,
     ) -> None:
-        """Indexes what rows hold and their slots do not yet: prompts, in one piece or in several.
-        ``match_policy`` is a ladder's whatever is passed.
+        """Indexes the tokens that rows hold and their slots do not yet: prompts, whole or in
+        pieces. A ladder ignores ``match_policy``.
 
-        Without it a step does the same, a bounded number of tokens at a time, and scans meanwhile.
-        Shapes as in ``ngram_index_append_``; no slot twice.
+        Without this call the steps index a bounded number of tokens each, and scan until they have
+        caught up. Shapes as in ``ngram_index_append_``; no slot twice.
         """
         ops = operators_for(
             "ngram_index_append_",
@@ -161,9 +161,9 @@ class _Index(ABC):
 
     def check_integrity(self, rows: dict[int, Int32Array] | None = None) -> None:
         """Checks the structure, and each slot of ``rows`` (slot -> its row's live tokens) against
-        the tokens it indexes. Slow: for tests and for diagnosis.
+        the tokens it indexes. Slow: for tests and diagnosis.
 
-        An index on a device is copied from there first.
+        An index on a device is copied to the host first.
 
         Raises:
             IntegrityError: it names the broken rule, and the slot or page.
@@ -183,22 +183,22 @@ class _Index(ABC):
 class NgramIndex(_Index):
     """The memory behind the index operators: one int32 tensor of slots and a shared arena.
 
-    A slot belongs to a request for as long as it lives and follows it when rows move. All slots
-    draw pages of 4 KiB from one arena, so memory goes with the tokens held and not with rows times
-    capacity: size it by the KV cache's capacity in tokens. Where it runs out, a row is scanned
-    instead (exact, slower) and counted in :attr:`statistics`. Untouched memory is not committed by
-    the system until it is used, unless ``prefault`` asks for it.
+    A slot belongs to a request until the request finishes, also when its row moves. All slots take
+    pages of 4 KiB from one arena, so memory grows with the tokens held, not with rows times row
+    capacity: use the KV cache's capacity in tokens as ``token_capacity``. If the arena is full,
+    rows are scanned instead (same drafts, slower) and counted in :attr:`statistics`. The system
+    commits memory when it is first used, unless ``prefault`` is set.
 
     Args:
         num_slots: requests that may be indexed at once; at most 2**28.
-        token_capacity: tokens they may hold together.
-        min_n, max_n: the range the steps will ask for; max_n is at most 64, max_n - min_n at
-            most 7. Of a ladder 1 and 16.
-        sizes: ``"consecutive"`` or ``"ladder"``, as the steps will ask.
-        outcomes: of a ladder, whether the steps will pass costs; a byte more for every token.
+        token_capacity: tokens that all slots may hold together.
+        min_n, max_n: the range that the steps will pass; max_n is at most 64, max_n - min_n at
+            most 7. For a ladder 1 and 16.
+        sizes: ``"consecutive"`` or ``"ladder"``, as the steps will pass it.
+        outcomes: for a ladder, whether the steps will pass costs; takes one more byte per token.
         kind: ``"numpy"`` or ``"torch"`` (a CPU tensor over the same memory).
-        any_data: size for the worst data there is instead of for text.
-        prefault: touch all memory now; a first touch later costs a step about a microsecond a page.
+        any_data: allocate enough for any tokens instead of for text.
+        prefault: commit all memory now; otherwise a step spends about 1 us on each new page.
 
     Raises:
         ValueError: a size or range out of bounds.
@@ -241,12 +241,12 @@ class NgramIndex(_Index):
 
     @property
     def nbytes(self) -> int:
-        """Size of the tensor; what is committed of it is what has been used."""
+        """Size of the tensor; the system has committed only the part that has been used."""
         return self._words.nbytes
 
     @property
     def share_in_use(self) -> float:
-        """How much of the memory for entries is in use, 0 to 1; cheaper than the statistics."""
+        """Share of the memory for entries that is in use, 0 to 1; faster than the statistics."""
         words = self._words
         return float(words[_C.INDEX_HEADER_PAGES_IN_USE] / words[_C.INDEX_HEADER_PAGES])
 
@@ -267,16 +267,16 @@ class NgramIndex(_Index):
 class DeviceNgramIndex(_Index):
     """:class:`NgramIndex` in a GPU's memory: a hash table that all slots share.
 
-    It takes 10 bytes for each token and n, so 30 a token for min_n, max_n = 2, 4. Where it is full,
-    a row is scanned instead (exact, slower) and counted in :attr:`statistics`. The entries of a
-    slot that is reset give their places up one by one, as others need them.
+    It takes 10 bytes per token and n: 30 bytes per token for min_n, max_n = 2, 4. If it is full,
+    rows are scanned instead (same drafts, slower) and counted in :attr:`statistics`. Entries of a
+    slot that was reset are overwritten when other slots need the space.
 
     Args:
         num_slots: requests that may be indexed at once; at most 2**20.
-        token_capacity: tokens they may hold together.
-        min_n, max_n: the range the steps will ask for; max_n is at most 64, max_n - min_n at
+        token_capacity: tokens that all slots may hold together.
+        min_n, max_n: the range that the steps will pass; max_n is at most 64, max_n - min_n at
             most 7.
-        device: where the tensor is to lie.
+        device: the device of the tensor.
 
     Raises:
         ValueError: a size or range out of bounds.
@@ -315,7 +315,7 @@ class DeviceNgramIndex(_Index):
 
     @property
     def statistics(self) -> DeviceIndexStatistics:
-        """Waits for the device."""
+        """The statistics; reading them waits for the device."""
         header = self.tensor[: _C.DEVICE_INDEX_HEADER_WORDS].cpu().numpy()
         return DeviceIndexStatistics(**_C.device_index_statistics(header))
 
@@ -340,7 +340,7 @@ def make_index(
         device: a torch device; None: the CPU.
 
     Raises:
-        ValueError: a size out of bounds; a ladder on a device that has none.
+        ValueError: a size out of bounds, or a ladder on a device other than the CPU.
     """
     low, high = config.min_n, config.max_n
     if device is not None and device.type != "cpu":
@@ -361,7 +361,7 @@ def make_index(
 
 
 def cost_table(config: NgramConfig, like: Any) -> Any:
-    """:attr:`NgramConfig.cost_table` as an array, or as a tensor where ``like`` is one."""
+    """:attr:`NgramConfig.cost_table` as an array, or as a tensor if ``like`` is one."""
     table = config.cost_table
     if table is None or not is_tensor(like):
         return table
@@ -369,12 +369,13 @@ def cost_table(config: NgramConfig, like: Any) -> Any:
 
 
 def operators_for(op: str, /, **arguments: Any) -> Any:
-    """torch's operators where the first argument is a tensor, which cannot exist without torch
-    loaded; else numpy's, which themselves refuse what is no array.
+    """torch's operators if the first argument is a tensor, otherwise numpy's, which check that
+    their arguments are arrays.
 
     Raises:
-        ValueError: something else beside a tensor, which torch would refuse in many lines.
-        RuntimeError: a tensor where the operators are not registered; it says why.
+        ValueError: the first argument is a tensor and another is not: torch's own message would
+            have many lines.
+        RuntimeError: the argument is a tensor and the operators are not registered.
     """
     first = next(iter(arguments))
     if not is_tensor(arguments[first]):
@@ -390,6 +391,6 @@ def operators_for(op: str, /, **arguments: Any) -> Any:
 
 
 def is_tensor(value: object) -> bool:
-    """Of torch, which is not imported for it: without torch loaded there is no tensor."""
+    """Whether ``value`` is a torch tensor. Does not import torch: without it there are none."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)

@@ -16,15 +16,16 @@ _HUGE_PAGE_BYTES = 2 << 20
 
 
 def zeroed_words(words: int, *, prefault: bool = False) -> Int32Array:
-    """At a huge page's boundary and in huge pages where the system has them: lookups jump about,
-    and with small pages every jump misses the TLB as well. Untouched memory is not committed."""
-    # Private: a shared mapping gets no huge pages.
+    """Allocates zeroed words, in huge pages if the system has them: lookups access memory at
+    random, and with small pages each access also misses the TLB. The system commits memory when it
+    is first used."""
+    # Private, because a shared mapping gets no huge pages.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     mapping = mmap.mmap(-1, words * WORD_BYTES + _HUGE_PAGE_BYTES, flags=flags)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
+        with contextlib.suppress(OSError):  # a kernel without huge pages
             mapping.madvise(mmap.MADV_HUGEPAGE)
-    whole = np.frombuffer(mapping, np.uint8)  # which keeps the mapping
+    whole = np.frombuffer(mapping, np.uint8)  # keeps the mapping alive
     start = -ctypes.addressof(ctypes.c_char.from_buffer(mapping)) % _HUGE_PAGE_BYTES
     array = whole[start : start + words * WORD_BYTES].view(np.int32)
     if prefault:

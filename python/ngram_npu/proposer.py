@@ -60,22 +60,22 @@ else:  # Python 3.10 has no generic named tuples, but takes Drafts[...] of a pla
 
 
 class NgramProposer:
-    """Drafts by looking each request's last tokens up in its own context.
+    """Drafts by looking up each request's last tokens in its own context.
 
-    It owns no token data: the runner's buffers are read and, by :meth:`step`, appended to in place.
-    Nothing waits for a device. Rows may be slices of a larger buffer.
+    It owns no token data: it reads the runner's buffers, and :meth:`step` appends to them in place.
+    No call waits for a device. Rows may be slices of a larger buffer.
 
-    With ``engine="index"`` it owns an index of the rows, so that a step's cost hardly grows with
-    the context; drafts are those of ``engine="scan"``, bit for bit. The index is made by the
-    first call that uses it, for that buffer's rows. A runner that moves rows passes each request's
-    slot; one that reuses a slot for another request may say so by :meth:`reset` (it is also
-    noticed).
+    With ``engine="index"`` it owns an index of the rows, so that the time of a step hardly grows
+    with the context; the drafts are the same as with ``engine="scan"``. The first call that uses
+    the index makes it, for the rows of that call's buffer. A runner that moves rows passes each
+    request's slot. A runner that reuses a slot for another request should call :meth:`reset`; if it
+    does not, the index finds out by itself.
 
-    With a store, requests also draft from what others said, and it is fed by each step: on the CPU,
-    with a ladder and a ``min_draft_probability`` (docs/guides/store.md).
+    With a store, requests also draft from other requests' text, and each step adds to the store.
+    This needs the CPU, a ladder and a ``min_draft_probability`` (docs/guides/store.md).
 
-    A copy, or a pickle, has the settings and makes an index and a store of its own; with a store
-    that it was given, it cannot be made.
+    A copy or a pickle has the same settings and makes its own index and store; a proposer that was
+    given a store cannot be copied or pickled.
 
     Letters: R rows of the token buffer, S their capacity, B requests in this step, M width of the
     sampled-token matrix (1 to 65). ``num_tokens``, ``token_ids``, ``sampled_token_ids`` are int32,
@@ -93,22 +93,22 @@ class NgramProposer:
     ) -> None:
         """
         Args:
-            config: what to look for.
+            config: lookup and draft settings.
             engine: ``"index"``, ``"scan"``, or ``"auto"``: the index unless ``max_n - min_n``
-                exceeds 7, the buffer's rows are too short for it to pay, or they are on a GPU,
-                where it has not been measured yet. A ladder has the index only, on the CPU.
+                exceeds 7, the rows are too short for it to be faster, or they are on a GPU, where
+                it has not been measured yet. A ladder needs the index and the CPU.
             num_slots: slots of the index; None: the rows of the first call's buffer. Rows without
                 a slot are scanned; the first such call warns.
-            token_capacity: tokens that all slots may hold together (a KV cache's capacity); None:
-                all rows full. Where it is exceeded, rows are scanned.
-            store: with a ``min_draft_probability``, what the requests share, whatever the config
-                says of it; None: a store of its own where the config asks for one, made with the
-                index. Those who share one have their requests in different slots.
+            token_capacity: tokens that all slots may hold together (the KV cache's capacity); None:
+                enough for full rows. Beyond it, rows are scanned.
+            store: a store to use with a ``min_draft_probability``, instead of ``config.store``;
+                None: a store of its own if ``config.store`` is set, made with the index. Proposers
+                that share a store must use different slots.
 
         Raises:
-            TypeError: ``config`` is no :class:`NgramConfig`, or a size is no integer.
-            ValueError: an unknown engine; the index for a span it does not hold; a store without
-                ``min_draft_probability``.
+            TypeError: ``config`` is not a :class:`NgramConfig`, or a size is not an integer.
+            ValueError: an unknown engine, an index for ``max_n - min_n`` above 7, or a store
+                without ``min_draft_probability``.
         """
         if not isinstance(config, NgramConfig):
             raise TypeError(f"NgramProposer: config: expected NgramConfig, got {config!r}")
@@ -135,13 +135,13 @@ class NgramProposer:
         self.config = config
         self.engine = "index" if config.is_ladder else engine if config.fits_index else "scan"
         self.index: NgramIndex | DeviceNgramIndex | None = None
-        """Made by the first call that uses it: outside a compiled function."""
+        """Made by the first call that uses it, which must be outside a compiled function."""
         self._num_slots, self._token_capacity = num_slots, token_capacity
         self._warned = False
         self._lookup = config.lookup_arguments
         self._costs: Any = None  # of the index's kind, made by the first call
         self.store = store
-        """Its own one is made with the index."""
+        """The proposer's own store is made with the index."""
         self._has_store = store is not None or config.store is not None
         self._owns_store = store is None
         self._store_lookup: dict[str, Any] = {}
@@ -162,11 +162,10 @@ class NgramProposer:
         draft_costs: ArrayT | None = None,
         scopes: ArrayT | None = None,
     ) -> Drafts[ArrayT]:
-        """Drafts for each request as its row stands: for a runner that appends by itself.
+        """Drafts for each request: for a runner that appends the sampled tokens itself.
 
-        With ``engine="index"`` the index answers, as in :meth:`step`: no slot twice, one call at a
-        time, and no row changes below what has been indexed. Otherwise rows are scanned, and
-        nothing is kept.
+        With ``engine="index"`` the rules of :meth:`step` apply: no slot twice, one call at a time,
+        and indexed tokens of a row must not change. Otherwise rows are scanned and nothing is kept.
 
         Args:
             token_ids: [R, S], the contexts.
@@ -178,8 +177,8 @@ class NgramProposer:
             workspace: for device tensors; the CPU ignores it.
             draft_costs: [B, k] uint8, written: each draft token's cost in sixteenths of a bit, 255
                 where there is none. With a ``min_draft_probability``.
-            scopes: [B] int32 or int64, with a store: whose text each request's is
-                (:func:`ngram_npu.scope_of`); None: all the same.
+            scopes: [B] int32 or int64, with a store: requests share text only within a scope
+                (:func:`ngram_npu.scope_of`); None: one scope for all.
 
         Raises:
             ValueError: an argument of the wrong dtype, device, shape or stride.
@@ -242,13 +241,13 @@ class NgramProposer:
         draft_costs: ArrayT | None = None,
         scopes: ArrayT | None = None,
     ) -> StepResult[ArrayT]:
-        """Appends what was sampled to the rows, then drafts from the grown rows.
+        """Appends the sampled tokens to the rows, then drafts.
 
         Args:
             token_ids: [R, S], written.
-            num_tokens: [R], written where ``advance``.
+            num_tokens: [R], written if ``advance``.
             sampled_token_ids: [B, M]; the leading run of valid ids of each row counts, -1 pads.
-            discard: [B] bool; what these sampled is ignored (chunked prefill).
+            discard: [B] bool; sampled tokens of these requests are ignored (chunked prefill).
             row_indices: [B].
             slot_indices: [B], the index slot of each request; None: that of its row.
             advance: add the appended tokens to ``num_tokens``; False for a runner that owns its
@@ -302,7 +301,7 @@ class NgramProposer:
             **arguments,
             **self._cost_arguments(index, draft_costs),
         )
-        # The host does not read which rows they are: then nobody can warn.
+        # Warns only if no indices are given: reading them could wait for a device.
         all_rows = row_indices is None and slot_indices is None
         self._keep(index, len(sampled_token_ids) if all_rows else 0)
         result = StepResult(*found)
@@ -320,8 +319,8 @@ class NgramProposer:
         row_indices: ArrayT | None = None,
         slot_indices: ArrayT | None = None,
     ) -> None:
-        """Indexes prompts, or pieces of them, ahead of the step that needs them (which would do it
-        itself, a bounded number of tokens at a time). With a scan there is nothing to do.
+        """Indexes prompts or pieces of prompts ahead of the step, which would index only a bounded
+        number of tokens at a time. With ``engine="scan"`` it does nothing.
 
         Arguments and errors as in :meth:`step`; no slot twice.
         """
@@ -338,7 +337,7 @@ class NgramProposer:
             self._keep(index, len(token_ids) if all_rows else 0)
 
     def reset(self, slot_indices: ArrayT) -> None:
-        """Forgets requests that have finished: slot_indices [N]. A store keeps what they said."""
+        """Empties the slots of finished requests: slot_indices [N]. A store keeps their text."""
         if self.index is not None:
             self.index.reset(slot_indices)
         if self.store is not None:
@@ -366,7 +365,7 @@ class NgramProposer:
         return make_index(self.config, slots, tokens, kind=kind, device=device)
 
     def _store_for(self, method: str, index: Any, requests: Any, scopes: Any) -> NgramStore | None:
-        """Before anything is written: the store, and what is wrong with scopes for it."""
+        """Returns the store; checks ``scopes`` before anything is written."""
         if not self._has_store:
             if scopes is not None:
                 raise ValueError(f"NgramProposer: {method}: scopes: expected None without a store")
@@ -385,7 +384,7 @@ class NgramProposer:
         return store
 
     def _cost_buffer(self, like: Any) -> Any:
-        """[B, k] uint8: what a store compares its drafts with."""
+        """[B, k] uint8: costs of the drafts, which a store compares with its own."""
         shape = len(like), self.config.k
         if is_tensor(like):
             torch = sys.modules["torch"]
@@ -401,8 +400,7 @@ class NgramProposer:
         draft_costs: Any,
         requests: dict[str, Any],
     ) -> None:
-        """Where the store promises more, its drafts replace ``drafts``; it then takes what was
-        sampled."""
+        """Replaces ``drafts`` by better ones from the store, then enters the sampled tokens."""
         self.store = store
         if not self._store_lookup:
             self._store_lookup = store_lookup(self.config, store.tensor)
@@ -425,7 +423,7 @@ class NgramProposer:
         return _given(costs=self._costs, draft_costs=draft_costs)
 
     def _keep(self, index: NgramIndex | DeviceNgramIndex, rows: int) -> None:
-        """After the operator: a call that it refuses keeps no index."""
+        """Keeps the index. Called after the operator, so that a rejected call keeps none."""
         self.index = index
         if rows > index.num_slots and not self._warned and not _is_being_compiled():
             self._warned = True
@@ -442,11 +440,11 @@ def _refuse_costs(op: str, draft_costs: Any) -> None:
 
 
 def _given(**arguments: Any) -> dict[str, Any]:
-    """Those that are not None, which is the default of the others."""
+    """The arguments that are not None."""
     return {name: value for name, value in arguments.items() if value is not None}
 
 
 def _is_being_compiled() -> bool:
-    """Then there is no warning: torch could not make one graph of it."""
+    """Whether torch is compiling. A warning would break the graph."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.compiler.is_compiling()

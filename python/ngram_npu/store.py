@@ -1,4 +1,4 @@
-"""A store of what requests said, for those that come after: memory, life, scopes, statistics."""
+"""The store of text that requests share: allocation, files, scopes, statistics."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ LEAST_BLOCKS_PER_SLOT = _C.STORE_LEAST_BLOCKS_PER_SLOT
 
 Visibility = Literal["live", "finish"]
 VISIBILITIES: tuple[Visibility, ...] = ("live", "finish")
-"""By their numbers in a store's header."""
+"""By the numbers in a store's header."""
 
 _TOKENS_PER_LINE = 4  # eight entries: two for each token
 _MAX_LINE_BITS = 24
-_FIXED_WORDS = 5  # of a header, which never change
-_SLOT_WORDS = 4  # the first of which is 0 where no request is open
+_FIXED_WORDS = 5  # header words that never change
+_SLOT_WORDS = 4  # the first one is 0 if no request is open
 _NAMED_SCOPES = 1 << 62
 _PATIENCE_S = 10.0
 _HEAD = np.dtype(
@@ -51,8 +51,8 @@ _HEAD = np.dtype(
 
 @dataclass(frozen=True)
 class StoreStatistics:
-    """What a store holds, and what it has done since it was made, before it was saved included;
-    the counters from ``lookups`` on wrap at 2**32."""
+    """Contents of a store and events since it was made, also those before it was saved; the
+    counters from ``lookups`` on wrap at 2**32."""
 
     num_slots: int
     num_blocks: int
@@ -60,26 +60,27 @@ class StoreStatistics:
     line_bits: int
     visibility: Visibility
     tokens_held: int
-    """Those that blocks repeat are not counted twice."""
+    """Tokens in the store; those that two blocks repeat count once."""
     blocks_in_use: int
     open_slots: int
     lookups: int
     """Requests that a step could have drafted for."""
     hits: int
-    """Lookups that found something to draft from, whether or not it promised more."""
+    """Lookups that found a match, whether or not its draft was used."""
     drafts: int
-    """Drafts that are the store's."""
+    """Drafts taken from the store."""
     draft_tokens: int
     """Tokens of these."""
     tokens_entered: int
     entries_evicted: int
-    """Entries that gave way to others while their text was still held."""
+    """Entries overwritten while their text was still in the store."""
     blocks_lost: int
-    """Blocks given out again while their request was still writing to them."""
+    """Blocks reused while their request was still writing to them."""
     restarts: int
-    """How often all was forgotten since the blocks' numbers had run out, after 4 billion tokens."""
+    """Times that the store was emptied because the block numbers had run out (after 4 billion
+    tokens)."""
     calls_busy: int
-    """Calls that went without the store, since another one had it."""
+    """Calls that skipped the store because another call was using it."""
 
     @property
     def hit_share(self) -> float:
@@ -88,29 +89,29 @@ class StoreStatistics:
 
     @property
     def draft_share(self) -> float:
-        """Drafts that are the store's over lookups, 0 to 1."""
+        """Drafts taken from the store over lookups, 0 to 1."""
         return self.drafts / max(1, self.lookups)
 
 
 class NgramStore:
-    """The memory behind the store operators: what requests said, of which others draft.
+    """The memory behind the store operators: text of requests, from which other requests draft.
 
-    It is bounded: the oldest text gives way. One tensor holds text and entries; it takes 5 bytes
-    for each token of the capacity and 16 to 32 for entries, in powers of two (21 MB for a
-    million tokens).
+    It is bounded: new text overwrites the oldest. One tensor holds text and entries; per token of
+    capacity it takes 5 bytes for text and 16 to 32 bytes for entries, rounded to a power of two
+    (21 MB for a million tokens).
 
-    A step of requests drafts and enters by ``ngram_store_step_``, which :class:`NgramProposer`
-    calls; a slot is one request's, as in an index. Text is kept apart by *scope*
-    (:func:`scope_of`): none of it is compared with, or drafted to, another scope's.
+    :class:`NgramProposer` calls ``ngram_store_step_``, which drafts from the store and adds the new
+    tokens. A slot belongs to one request, as in an index. Requests share text only within a *scope*
+    (:func:`scope_of`): text of one scope is never compared with text of another, or drafted to it.
 
-    One call has the store at a time. What comes to it meanwhile from another thread waits
-    (:meth:`save`, :meth:`clear`, :meth:`merge`, ...) or, being a step, goes without it.
+    One call uses the store at a time. Calls of other threads wait (:meth:`save`, :meth:`clear`,
+    :meth:`merge`, ...), except steps, which skip the store.
 
     Args:
         num_slots: requests that may write at once.
         token_capacity: tokens held at most; at least 1024 for each slot.
-        visibility: whether what a request said can be drafted at once, ``"live"``, or when it has
-            ended, ``"finish"``.
+        visibility: when other requests can draft from a request's text: ``"live"`` at once,
+            ``"finish"`` after it has finished.
         kind: ``"numpy"`` or ``"torch"`` (a CPU tensor over the same memory).
 
     Raises:
@@ -118,7 +119,7 @@ class NgramStore:
     """
 
     tensor: Any
-    """[W] int32, what the operators take as ``store``."""
+    """[W] int32, the ``store`` argument of the operators."""
 
     def __init__(
         self,
@@ -167,7 +168,7 @@ class NgramStore:
 
     @property
     def nbytes(self) -> int:
-        """Size of the tensor; what is committed of it is what has been used."""
+        """Size of the tensor; the system has committed only the part that has been used."""
         return self._words.nbytes
 
     @property
@@ -184,37 +185,36 @@ class NgramStore:
         return StoreStatistics(**{**found, "visibility": VISIBILITIES[found["visibility"]]})
 
     def finish(self, slot_indices: Any) -> None:
-        """Requests have ended: slot_indices [N] int32 or int64. What is held back of them with
-        ``visibility="finish"`` can be drafted from now on."""
+        """Frees the slots of finished requests: slot_indices [N] int32 or int64. With
+        ``visibility="finish"`` their text can be drafted from now on."""
         ops = operators_for("ngram_store_finish_", store=self.tensor, slot_indices=slot_indices)
         ops.ngram_store_finish_(self.tensor, slot_indices)
 
     def warm(self, texts: Iterable[npt.ArrayLike], *, scope: int | str | None = None) -> None:
-        """Enters texts, each as if a request had said all of it, one after the other.
+        """Adds texts to the store, one after the other, each as the output of one request.
 
-        A text is a list or an array of token ids: what answers of this kind look like, so without
-        the prompt that a request would begin with. They go through the last slot; a request that
-        has it goes on in a new block.
+        A text is a list or an array of token ids: an example of an answer, without its prompt. The
+        texts use the last slot; a request in this slot continues in a new block.
 
         Raises:
-            ValueError: a text that is no vector of token ids, 0 to 2**31 - 1.
-            RuntimeError: another call has had the store for ten seconds.
+            ValueError: a text is not a vector of token ids from 0 to 2**31 - 1.
+            RuntimeError: another call has been using the store for ten seconds.
         """
         whose = scope_of(scope)
         for text in texts:
             self._enter(_token_ids(text), whose)
 
     def merge(self, other: NgramStore) -> None:
-        """Enters what another store holds, each request's text under its scope.
+        """Adds the text of another store, each request's text under its scope.
 
-        The result is that of a store to which each of these requests had said its text again, as
-        far as it is held, one after the other in the order in which their oldest held blocks were
-        begun. So counts of the entries are made anew, and what is entered last is forgotten last.
-        Open requests of ``other`` are taken as far as they are; it is not changed.
+        The result is the same as if each of these requests had generated its text again, as far as
+        ``other`` still holds it, in the order of their oldest blocks. So the counts of the entries
+        start again, and the text added last is overwritten last. Of open requests the text so far
+        is added. ``other`` is not changed.
 
         Raises:
             ValueError: ``other`` is this store.
-            RuntimeError: another call has had one of the stores for ten seconds.
+            RuntimeError: another call has been using one of the stores for ten seconds.
         """
         if other is self:
             raise ValueError("NgramStore: merge: expected another store, got this one")
@@ -222,24 +222,24 @@ class NgramStore:
             self._enter(text, scope)
 
     def clear(self, scope: int | str | None = None) -> None:
-        """Forgets all text of a scope and wipes it from the memory; None: of all scopes. Requests
-        that are open go on in new blocks.
+        """Removes all text of a scope and wipes it from memory; None: of all scopes. Open requests
+        continue in new blocks.
 
         Raises:
-            RuntimeError: another call has had the store for ten seconds.
+            RuntimeError: another call has been using the store for ten seconds.
         """
         with self._locked():
             _C.store_clear(self._words, None if scope is None else scope_of(scope))
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Writes all but the open requests to a file, which is replaced as a whole: a process that
-        is killed meanwhile leaves the old file, and beside it one that ends in ``.tmp``.
+        """Writes the store, without the open requests, to a file, which is replaced atomically. A
+        process that is killed during the call leaves the old file and one that ends in ``.tmp``.
 
-        The file holds text in the clear, as token ids: only its owner may read it.
+        The file contains unencrypted text as token ids: only its owner may read it.
 
         Raises:
-            OSError: the system refuses to write.
-            RuntimeError: another call has had the store for ten seconds.
+            OSError: writing fails.
+            RuntimeError: another call has been using the store for ten seconds.
         """
         with self._locked():
             copy = self._words.copy()
@@ -257,13 +257,13 @@ class NgramStore:
         """The store that :meth:`save` wrote, with its statistics; no request is open.
 
         Args:
-            num_slots: requests that may write at once; None: as many as the capacity allows, 1 for
-                each 1024 tokens.
+            num_slots: requests that may write at once; None: the maximum, one for each 1024 tokens
+                of capacity.
             kind: ``"numpy"`` or ``"torch"``.
 
         Raises:
-            StoreFileError: the file is no store's, of another version, truncated or damaged.
-            ValueError: more slots than the file's capacity has blocks for.
+            StoreFileError: the file is not a store file, of another version, truncated or damaged.
+            ValueError: too many slots for the file's capacity.
             OSError: it cannot be read.
         """
         name = fspath(path)
@@ -272,7 +272,7 @@ class NgramStore:
             most = sizes.num_blocks // LEAST_BLOCKS_PER_SLOT
             possible = _C.store_words(max(1, most), sizes.num_blocks, sizes.line_bits) > 0
             if not possible or sizes.visibility >= len(VISIBILITIES):
-                raise StoreFileError(f"{name}: corrupt: it names sizes that no store has")
+                raise StoreFileError(f"{name}: corrupt: a store cannot have the sizes it names")
             store = cls.__new__(cls)
             store.num_slots, store._sizes = most, sizes
             words = sum(span.stop - span.start for span in store._saved_spans())
@@ -297,7 +297,7 @@ class NgramStore:
 
         Raises:
             IntegrityError: it names the broken rule, and the slot, block or line.
-            RuntimeError: another call has had the store for ten seconds.
+            RuntimeError: another call has been using the store for ten seconds.
         """
         with self._locked():
             copy = self._words.copy()
@@ -307,7 +307,7 @@ class NgramStore:
             raise IntegrityError(f"NgramStore: {_C.STORE_FAULTS[fault]} ({where})")
 
     def _parts(self) -> dict[str, slice]:
-        """Of the tensor, in words."""
+        """The parts of the tensor, in words."""
         blocks = self._sizes.num_blocks
         spans = _C.store_parts(self.num_slots, blocks, self._sizes.line_bits)
         found = {name: slice(*span) for name, span in spans.items()}
@@ -325,7 +325,7 @@ class NgramStore:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """No step meets what is done meanwhile."""
+        """Holds the store's lock; steps skip the store meanwhile."""
         until = time.monotonic() + _PATIENCE_S
         while not _C.store_take(self._words):
             _wait(until)
@@ -363,7 +363,7 @@ class NgramStore:
         self._call(finish, opens=False)
 
     def _call(self, operator_call: Callable[[], None], *, opens: bool) -> None:
-        """Until it was not another call that had the store: the last slot tells."""
+        """Repeats the call until it got the lock, which the last slot's state shows."""
         word = self._parts()["slots"].stop - _SLOT_WORDS
         until = time.monotonic() + _PATIENCE_S
         while True:
@@ -373,7 +373,7 @@ class NgramStore:
             _wait(until)
 
     def _texts(self) -> list[tuple[int, Int32Array]]:
-        """Scope and text of each request, as far as its blocks are held."""
+        """Scope and text of each request, as far as its blocks are still in the store."""
         with self._locked():
             parts = self._parts()
             heads = self._words[parts["heads"]].copy().view(_HEAD)
@@ -400,7 +400,7 @@ def make_store(
     """The store that ``config.store`` asks for.
 
     Raises:
-        ValueError: too few ``store_tokens`` for so many slots.
+        ValueError: too few ``store_tokens`` for ``num_slots`` slots.
     """
     assert config.store is not None
     least = num_slots * LEAST_BLOCKS_PER_SLOT * BLOCK_TOKENS
@@ -413,7 +413,7 @@ def make_store(
 
 
 def store_lookup(config: NgramConfig, like: Any) -> dict[str, Any]:
-    """What ``ngram_store_step_`` takes by keyword from a config, of the kind of ``like``."""
+    """Keyword arguments of ``ngram_store_step_`` from a config, of the kind of ``like``."""
     table: Any = config.store_cost_table
     if is_tensor(like):
         table = sys.modules["torch"].from_numpy(table.copy())
@@ -422,13 +422,13 @@ def store_lookup(config: NgramConfig, like: Any) -> dict[str, Any]:
 
 
 def scope_of(name: str | int | None) -> int:
-    """A scope as the operators take it: ``scopes`` [B].
+    """A scope as an integer, for the operators' argument ``scopes`` [B].
 
-    An integer from 0 to 2**62 - 1 is itself, None is 0. A string is 2**62 and 62 bits of its
-    BLAKE2b hash, so that it never meets an integer, and another string by chance only.
+    An integer from 0 to 2**62 - 1 is kept, None becomes 0. A string becomes 2**62 plus 62 bits of
+    its BLAKE2b hash: never equal to an integer, and equal to another string only by chance.
 
     Raises:
-        TypeError: something else.
+        TypeError: another type.
         ValueError: an integer out of range.
     """
     if name is None:
@@ -446,7 +446,7 @@ def scope_of(name: str | int | None) -> int:
 
 def _wait(until: float) -> None:
     if time.monotonic() > until:
-        raise RuntimeError(f"NgramStore: another call has had it for {_PATIENCE_S:g} seconds")
+        raise RuntimeError(f"NgramStore: in use by another call for {_PATIENCE_S:g} seconds")
     time.sleep(1e-4)
 
 

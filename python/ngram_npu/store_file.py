@@ -1,10 +1,10 @@
-"""A store's file: what it contains, whole or not at all.
+"""The file format of a store. A file is written completely or not at all.
 
     8 bytes   "NGRSTORE"
     4 words   version, num_blocks, line_bits, visibility; unsigned
     8 bytes   size of the contents in bytes
-    32 bytes  BLAKE2b of all that stands before and of the contents
-    contents  the store's words but for its slots (csrc/core/ngram_store.h)
+    32 bytes  BLAKE2b of all bytes above and of the contents
+    contents  the store's words without its slots (csrc/core/ngram_store.h)
 
 All numbers are little-endian, as in memory.
 """
@@ -25,18 +25,18 @@ from ngram_npu.memory import Int32Array
 
 MAGIC = b"NGRSTORE"
 VERSION = 1
-"""Of the contents' meaning: the layout, the hash, the rules of entering."""
+"""Changes with the meaning of the contents: layout, hash, rules for adding text."""
 _SIZES = struct.Struct("<8sIIIIQ")
 _DIGEST_BYTES = 32
 
 
 class StoreFileError(ValueError):
-    """A file is no store, or none that can be used here; the message says why."""
+    """A file is not a store file, or cannot be used here; the message says why."""
 
 
 @dataclass(frozen=True)
 class FileSizes:
-    """What a file says of the store in it."""
+    """The sizes and the visibility of the store in a file."""
 
     num_blocks: int
     line_bits: int
@@ -44,11 +44,10 @@ class FileSizes:
 
 
 def write(path: str | PathLike[str], sizes: FileSizes, contents: Sequence[Int32Array]) -> None:
-    """The file under ``path`` is the old one or the new one, whatever happens meanwhile. It holds
-    what users said: nobody but its owner may read it.
+    """Replaces the file ``path`` atomically. It contains users' text: only its owner may read it.
 
     Raises:
-        OSError: the system refuses to write.
+        OSError: writing fails.
     """
     target = os.path.realpath(path)
     folder, name = os.path.split(target)
@@ -75,7 +74,7 @@ def read_sizes(file: BufferedReader, name: str) -> tuple[FileSizes, bytes]:
     """The sizes of the store in an open file, and its first bytes for :func:`read_contents`.
 
     Raises:
-        StoreFileError: no store's file, of another version, or not of the size that it names.
+        StoreFileError: not a store file, of another version, or not of the size that it names.
     """
     head = file.read(_SIZES.size + _DIGEST_BYTES)
     if head[: len(MAGIC)] != MAGIC[: len(head)] or not head:
@@ -84,8 +83,8 @@ def read_sizes(file: BufferedReader, name: str) -> tuple[FileSizes, bytes]:
         raise StoreFileError(f"{name}: truncated: {len(head)} bytes")
     _, version, num_blocks, line_bits, visibility, size = _SIZES.unpack_from(head)
     if version != VERSION:
-        whose = "an older" if version < VERSION else "a newer"
-        raise StoreFileError(f"{name}: of {whose} release: format {version}, expected {VERSION}")
+        whose = "of an older" if version < VERSION else "of a newer"
+        raise StoreFileError(f"{name}: {whose} release: expected format {VERSION}, got {version}")
     found = os.fstat(file.fileno()).st_size - len(head)
     if found != size:
         how = "truncated" if found < size else "too long"
@@ -94,10 +93,11 @@ def read_sizes(file: BufferedReader, name: str) -> tuple[FileSizes, bytes]:
 
 
 def check_size(name: str, head: bytes, expected: int) -> None:
-    """Before memory is taken for what the file names.
+    """Checks that a store of the sizes in the file has ``expected`` bytes of contents; called
+    before memory is allocated for it.
 
     Raises:
-        StoreFileError: a store of the sizes that the file names has other contents, in bytes.
+        StoreFileError: it has another size.
     """
     size = _SIZES.unpack_from(head)[5]
     if size != expected:
@@ -107,16 +107,16 @@ def check_size(name: str, head: bytes, expected: int) -> None:
 def read_contents(
     file: BufferedReader, name: str, head: bytes, contents: Sequence[Int32Array]
 ) -> None:
-    """Fills ``contents``, which are of the sizes that the file names.
+    """Reads ``contents``, whose sizes are those that the file names.
 
     Raises:
-        StoreFileError: the file is not as it was written.
+        StoreFileError: the file was damaged or truncated.
     """
     for part in contents:
         if file.readinto(part.data) != part.nbytes:
             raise StoreFileError(f"{name}: truncated while it was read")
     if _digest(head[: _SIZES.size], contents) != head[_SIZES.size :]:
-        raise StoreFileError(f"{name}: corrupt: its checksum is another one")
+        raise StoreFileError(f"{name}: corrupt: its checksum does not match")
 
 
 def _digest(head: bytes, contents: Sequence[Int32Array]) -> bytes:
@@ -127,7 +127,7 @@ def _digest(head: bytes, contents: Sequence[Int32Array]) -> bytes:
 
 
 def _sync_folder(folder: str) -> None:
-    """So that the new name outlives a loss of power too."""
+    """Syncs the folder, so that the new name survives a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

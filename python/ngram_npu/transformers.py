@@ -1,9 +1,9 @@
 """Drafts in Hugging Face transformers. Guide: docs/guides/own-runner.md.
 
-:func:`drafting` puts our drafts into `model.generate` (one request at a time, as transformers'
-speculation is); :func:`generate` speculates for a whole batch. Neither changes the text. Where the
-config asks for a store, the calls within a `drafting` share one, and so do the requests of a
-`generate`.
+:func:`drafting` makes `model.generate` use our drafts (one request per call, a limit of
+transformers' speculation); :func:`generate` speculates for a whole batch. Neither changes the text.
+If the config asks for a store, all calls within one `drafting` block share a store, and so do the
+requests of one `generate`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ngram_npu.store import NgramStore, make_store
 __all__ = ["NgramCandidates", "drafting", "generate"]
 
 OLDEST, NEWEST = "4.57", "5.23"
-"""Minor versions of transformers that the tests have run with, as with some between them."""
+"""Oldest and newest minor version of transformers that the tests have run with."""
 
 
 def _parsed(version: str) -> tuple[int, ...]:
@@ -41,9 +41,9 @@ from transformers.generation.candidate_generator import CandidateGenerator  # no
 
 
 class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
-    """A candidate generator of transformers that looks drafts up as :class:`NgramProposer` does.
+    """A candidate generator for transformers that drafts with :class:`NgramProposer`.
 
-    One serves one call of `generate`: the tokens it has seen do not change.
+    Use one per call of `generate`: tokens that it has seen must not change.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
         """
         Args:
             max_length: tokens of prompt and output together.
-            stop_token_ids: a draft ends before them, as transformers asks of its own.
-            store: what the calls of `generate` share, one after the other.
+            stop_token_ids: a draft ends before these tokens, as transformers' own drafts do.
+            store: a store that several calls of `generate` share, one after the other.
         """
         self._proposer = NgramProposer(config, store=store)
-        self._proposer.reset(np.zeros(1, np.int32))  # the call before has ended
+        self._proposer.reset(np.zeros(1, np.int32))  # the previous call has ended
         self._tokens: npt.NDArray[np.int32] = np.zeros((1, max_length), np.int32)
         self._count: npt.NDArray[np.int32] = np.zeros(1, np.int32)
         self._stops = np.array(list(stop_token_ids), np.int32)
@@ -69,13 +69,13 @@ class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
     def get_candidates(
         self, input_ids: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """[1, T] the tokens so far -> [1, T+D] with drafts, and no logits of theirs."""
+        """[1, T] the tokens so far -> [1, T+D] with drafts, and None instead of draft logits."""
         known, length = int(self._count[0]), input_ids.shape[1]
         self._tokens[0, known:length] = input_ids[0, known:].cpu().numpy()
         self._count[0] = length
-        # Of a prompt the last token counts as sampled; a store takes later ones as the row grows.
+        # The last token counts as sampled, also for a prompt; a store adds tokens as the row grows.
         drafts = self._proposer.propose(self._tokens, self._count, num_sampled=np.ones(1, np.int32))
-        # One token comes after the drafts, within max_length.
+        # One more token follows the drafts, within max_length.
         room = max(0, self._tokens.shape[1] - length - 1)
         found = drafts.draft_token_ids[0, : min(int(drafts.num_draft_tokens[0]), room)]
         stops = np.flatnonzero(np.isin(found, self._stops))
@@ -85,24 +85,24 @@ class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
         return torch.cat([input_ids, tail[None]], 1), None
 
     def update_candidate_strategy(self, *_: Any, **__: Any) -> None:
-        """What was accepted, the next call sees."""
+        """Nothing to do: the next call sees the accepted tokens."""
 
 
 @contextmanager
 def drafting(model: Any, config: NgramConfig | None = None) -> Iterator[None]:
-    """Within the block, `model.generate(..., prompt_lookup_num_tokens=k)` has our drafts instead of
-    transformers' prompt lookup::
+    """Within the block, `model.generate(..., prompt_lookup_num_tokens=k)` uses our drafts instead
+    of transformers' prompt lookup::
 
         config = NgramConfig(k=5)
         with drafting(model, config):
             model.generate(**inputs, prompt_lookup_num_tokens=config.k)
 
-    `config` decides how many drafts there are; `prompt_lookup_num_tokens` turns speculation on.
+    `config.k` is the number of draft tokens; `prompt_lookup_num_tokens` only turns speculation on.
 
     Args:
         model: a causal LM of transformers.
-        config: None: `NgramConfig()`. With a store, what one call within the block generated the
-            next ones draft from, but for the tokens of its last step.
+        config: None: `NgramConfig()`. With a store, later calls within the block also draft from
+            the output of earlier ones, except for the tokens of its last step.
     """
     ngram = config or NgramConfig()
     store = make_store(ngram, 1, kind="numpy") if ngram.store else None
@@ -117,7 +117,7 @@ def drafting(model: Any, config: NgramConfig | None = None) -> Iterator[None]:
         )
 
     if "_get_candidate_generator" in vars(model):
-        raise RuntimeError("drafting: the model's drafts have been replaced already")
+        raise RuntimeError("drafting: already active for this model; do not nest the blocks")
     model._get_candidate_generator = candidates
     try:
         yield
@@ -137,31 +137,33 @@ def generate(
     max_rows: int = 64,
     store: NgramStore | None = None,
 ) -> torch.Tensor:
-    """Greedy text for a batch, with speculation, which `model.generate` has for one request only.
+    """Generates greedily for a batch, with speculation, which `model.generate` supports only for a
+    single request.
 
-    The batch runs on :mod:`ngram_npu.runner`, with a paged KV cache: prompts may be of any lengths,
-    and who has ended costs nothing. Meanwhile the model's attention is another, so that nobody else
-    may use it.
+    The batch runs on :mod:`ngram_npu.runner` with a paged KV cache: prompts may have any lengths,
+    and finished requests take no time. The model's attention is replaced during the call, so
+    nothing else may use the model meanwhile.
 
     Args:
         model: a causal LM of transformers, in evaluation mode.
         input_ids: [B, P] integer; prompts padded on either side.
-        attention_mask: [B, P], 0 where there is padding; None: there is none.
+        attention_mask: [B, P], 0 at padding; None: no padding.
         max_new_tokens: per request.
-        ngram: what drafts; None: `NgramConfig()`. If it asks for a store, the requests of this call
-            share one.
+        ngram: settings of the drafter; None: `NgramConfig()`. If it asks for a store, the requests
+            of this call share one.
         eos_token_id, pad_token_id: None: those of `model.generation_config`. Without a padding
-            token the first end token pads.
+            token the first end token is used.
         max_rows: requests that run at once.
-        store: one that several calls share, of ``kind="torch"``; with a `min_draft_probability`.
+        store: a store shared by several calls, of ``kind="torch"``; needs a
+            `min_draft_probability`.
 
     Returns:
-        [B, P+N] as `model.generate` returns it: the prompts as they were given, then what was
-        generated, padded behind the end; N is that of the longest.
+        [B, P+N] as from `model.generate`: the prompts as they were given, then the generated
+        tokens, then padding; N is the length of the longest output.
 
     Raises:
-        ValueError: shapes that do not fit, an empty prompt, no token to pad with, or a store that
-            the config or the device cannot use.
+        ValueError: shapes that do not fit, an empty prompt, no padding token, or a store that the
+            config or the device cannot use.
     """
     from ngram_npu.runner import Runner, RunnerConfig, paged
 
@@ -190,6 +192,6 @@ def generate(
         texts = runner.generate(prompts, max_new_tokens, stop_token_ids=stops)
     longest = max(map(len, texts), default=0)
     if pad is None and any(len(text) < longest for text in texts):
-        raise ValueError("generate: pad_token_id: expected one, got None, and the model has none")
+        raise ValueError("generate: pad_token_id: expected one (the model has none), got None")
     padded = [text + [pad] * (longest - len(text)) for text in texts]
     return torch.cat([input_ids, input_ids.new_tensor(padded).reshape(len(texts), longest)], 1)

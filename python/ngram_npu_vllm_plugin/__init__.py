@@ -1,7 +1,7 @@
 """vLLM's entry point into ngram_npu (group ``vllm.general_plugins``).
 
-vLLM loads it in every process of every deployment beside which the package is installed, so that
-it is a package of its own: until it is asked for, it imports nothing, not even ``ngram_npu``.
+vLLM loads it in every process of every deployment in whose environment it is installed. So it is a
+separate package: unless it is enabled, it imports nothing, not even ``ngram_npu``.
 """
 
 import os
@@ -10,7 +10,7 @@ VARIABLE = "NGRAM_NPU_VLLM"
 
 
 def register() -> None:
-    """Serves vLLM's ``method="ngram"`` with ngram_npu where ``NGRAM_NPU_VLLM=1``, else nothing."""
+    """Serves vLLM's ``method="ngram"`` with ngram_npu if ``NGRAM_NPU_VLLM=1``."""
     wish = os.environ.get(VARIABLE, "")
     if wish in ("", "0"):
         return
@@ -18,7 +18,7 @@ def register() -> None:
         import logging
 
         logging.getLogger("vllm.ngram_npu").warning(
-            "ngram_npu: not enabled: %s=%r is neither 0 nor 1", VARIABLE, wish
+            "ngram_npu: not enabled: %s: expected 0 or 1, got %r", VARIABLE, wish
         )
         return
     from ngram_npu.vllm.plugin import install

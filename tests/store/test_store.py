@@ -202,7 +202,7 @@ def test_a_call_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     store = NgramStore(1, 4096)
     assert _C.store_take(store.tensor)
     for attempt in (store.clear, store.check_integrity, lambda: store.warm([TEXT])):
-        with pytest.raises(RuntimeError, match=r"NgramStore: another call has had it for 0\.05"):
+        with pytest.raises(RuntimeError, match=r"NgramStore: in use by another call for 0\.05"):
             attempt()  # type: ignore[operator]
 
 

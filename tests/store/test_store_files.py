@@ -150,23 +150,23 @@ def test_foreign_and_other_versions_are_refused(tmp_path: Path) -> None:
     for version, age in ((0, "an older"), (2, "a newer")):
         whole[8:12] = struct.pack("<I", version)
         path.write_bytes(whole)
-        refused(path, f"of {age} release: format {version}, expected 1")
+        refused(path, f"of {age} release: expected format 1, got {version}")
 
 
 @pytest.mark.parametrize(
     ("offset", "value", "message"),
     [
-        (12, 0, "corrupt: it names sizes that no store has"),  # blocks
-        (12, 2**32 - 1, "corrupt: it names sizes that no store has"),
+        (12, 0, "corrupt: a store cannot have the sizes it names"),  # blocks
+        (12, 2**32 - 1, "corrupt: a store cannot have the sizes it names"),
         (12, 65, "corrupt: expected [0-9]+ bytes"),
-        (16, 0, "corrupt: it names sizes that no store has"),  # bits
+        (16, 0, "corrupt: a store cannot have the sizes it names"),  # bits
         (16, 24, "corrupt: expected [0-9]+ bytes"),
-        (20, 2, "corrupt: it names sizes that no store has"),  # visibility
-        (20, 1, "corrupt: its checksum is another one"),
+        (20, 2, "corrupt: a store cannot have the sizes it names"),  # visibility
+        (20, 1, "corrupt: its checksum does not match"),
         (24, 2**30, "truncated: expected 1073741824 bytes"),
-        (32, 5, "corrupt: its checksum is another one"),
-        (PREAMBLE + 4 * 5, 9, "corrupt: its checksum is another one"),
-        (-4, 77, "corrupt: its checksum is another one"),
+        (32, 5, "corrupt: its checksum does not match"),
+        (PREAMBLE + 4 * 5, 9, "corrupt: its checksum does not match"),
+        (-4, 77, "corrupt: its checksum does not match"),
     ],
 )
 def test_damage_is_refused(offset: int, value: int, message: str, tmp_path: Path) -> None:

@@ -178,5 +178,5 @@ def test_a_file_that_is_something_else_is_not_touched(
     output = tmp_path / "cost.json"
     output.write_text('{"mine": 1}')
     assert run(server, output) == 2
-    assert "is there and no file of step times" in capsys.readouterr().err
+    assert "exists and is not a file of step times" in capsys.readouterr().err
     assert output.read_text() == '{"mine": 1}'

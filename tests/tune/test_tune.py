@@ -117,7 +117,7 @@ def test_a_piece_is_of_its_setting_and_its_conversations(traffic: Path, tmp_path
 def test_a_cache_that_is_something_else(tmp_path: Path) -> None:
     path = tmp_path / "pieces.jsonl"
     path.write_text("[1]\n")
-    with pytest.raises(ReplayError, match="no cache of ngram-npu tune"):
+    with pytest.raises(ReplayError, match="not a cache of ngram-npu tune"):
         Cache(path)
 
 
@@ -172,7 +172,7 @@ def test_a_file_of_step_times(tmp_path: Path) -> None:
         ([(2, 1, 0.1)], {}, "expected batch >= 1, verified >= batch"),
         ([(1, 1, 0.0)], {}, "seconds > 0"),
         ([(1, 1, 0.1)], {"format": "other"}, "expected format 'ngram_npu.cost/1', got 'other'"),
-        ([(1, 1, 0.1)], {"steps": 3}, "no file of step times"),
+        ([(1, 1, 0.1)], {"steps": 3}, "not a file of step times"),
     ],
 )
 def test_what_is_no_file_of_step_times(
@@ -185,7 +185,7 @@ def test_what_is_no_file_of_step_times(
 
 
 def test_no_file_names_the_examples() -> None:
-    with pytest.raises(ReplayError, match=r"`ngram-npu measure-cost` makes one, .*example-8b-l4"):
+    with pytest.raises(ReplayError, match=r"`ngram-npu measure-cost`, or use .*example-8b-l4"):
         load_cost("nowhere.json")
 
 

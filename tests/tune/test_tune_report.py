@@ -169,7 +169,7 @@ def test_interrupted_and_resumed(
     with monkeypatch.context() as patch:
         patch.setattr(measure_module, "_replay", interrupted)
         assert cli.main(arguments) == 130
-    assert "the same command goes on from here" in capsys.readouterr().err
+    assert "the same command continues from here" in capsys.readouterr().err
     assert not (tmp_path / "r.json").exists()
     assert cli.main(arguments) == 0
     result = json.loads((tmp_path / "r.json").read_text())
@@ -179,9 +179,9 @@ def test_interrupted_and_resumed(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-c", "-1"], "must be at least 0, below 10, got -1"),
+        (["-c", "-1"], "must be at least 0 and below 10, got -1"),
         (["-c", "0.1", "--cost", "x"], "not allowed with argument"),
-        (["--cost", "nowhere.json"], "nowhere.json: no file of step times"),
+        (["--cost", "nowhere.json"], "nowhere.json: not a file of step times"),
         (["--batch-size", "3"], "batch size 3: "),
         (["--against", "{"], "expected a setting such as"),
         (["--html", "{tmp}/no/such.html"], "does not exist"),

@@ -41,9 +41,9 @@ MEMORY = 128 << 20
 """Bytes that a file may make the process take: far more than the largest store here needs."""
 REFUSALS = {
     "foreign": ("not a file of a store",),
-    "checksum": ("its checksum is another one",),
-    "version": ("release: format",),
-    "size": ("truncated", "too long", "bytes of contents", "names sizes that no store has"),
+    "checksum": ("its checksum does not match",),
+    "version": ("release: expected format",),
+    "size": ("truncated", "too long", "bytes of contents", "cannot have the sizes it names"),
     "integrity": ("corrupt: NgramStore: ",),
 }
 EXPECTED = (*(f"refused by {kind}" for kind in REFUSALS), "accepted", "drafts", "restarts")

@@ -13,12 +13,13 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def register_fake(name: str) -> Callable[[FunctionT], FunctionT]:
-    """Registers the decorated function as what ``name`` returns for tensors without data.
+    """Registers the decorated function as the fake of operator ``name``.
 
-    Those may be on several devices, and a call that mixes them with real ones comes here too: it is
-    refused as the kernels would refuse it. So is a tensor of rank 0, which has no size to read.
+    torch does not check that fake tensors are on one device, and calls the fake also for a mix of
+    fake and real tensors. Such calls are rejected here, as the kernels would reject them; so are
+    tensors of rank 0, which have no size to read.
 
-    torch leaves out keywords that have their default: a fake names what it needs, ``**_`` takes the
+    torch leaves out keywords with default values: a fake names what it needs, ``**_`` takes the
     rest.
     """
 

@@ -1,4 +1,4 @@
-"""``compute_slot_mapping_``: where each token's KV goes. Semantics:
+"""``compute_slot_mapping_``: the KV cache slot of each token. Semantics:
 docs/ops/compute_slot_mapping.md."""
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def compute_slot_mapping_(
         row_indices: [B] int32 or int64, batch position -> row; None: row i = i, B <= R.
         block_size: tokens in a block of the table.
         blocks_per_kv_block: blocks of the table in one block of the KV cache manager.
-        cp_world, cp_rank: context parallel ranks among which positions are dealt out, and this one.
-        cp_interleave: positions in a row that stay on one rank.
-        pad_id: what tokens without a slot and the end of ``slot_mapping`` get.
+        cp_world, cp_rank: number of context-parallel ranks that share the positions, and this rank.
+        cp_interleave: number of consecutive positions that stay on one rank.
+        pad_id: value for tokens without a slot and for the end of ``slot_mapping``.
 
     Raises:
         ValueError: a wrong argument (dtype, device, shape, stride, range, overlapping memory),

@@ -1,4 +1,4 @@
-"""``correct_num_computed_tokens_``: the host's optimism put right. Semantics:
+"""``correct_num_computed_tokens_``: correct the host's counts for rejected drafts. Semantics:
 docs/ops/correct_num_computed_tokens.md."""
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ def correct_num_computed_tokens_(
     num_draft_prev: torch.Tensor,
     host_num_computed_tokens: torch.Tensor,
 ) -> None:
-    """Replaces the host's assumption that every draft was accepted by what the device knows.
+    """Corrects the host's counts, which assume that every draft was accepted.
 
     Args:
-        num_computed_tokens: [N] int32, N >= B; written: in the previous step's order before, in
-            this step's afterwards.
+        num_computed_tokens: [N] int32, N >= B; in the order of the previous step; written in the
+            order of this step.
         num_accepted_tokens: [at least B] int32; written.
-        prev_positions: [B] int32 or int64, batch position -> position in the previous step; any
-            value outside the previous arrays: new.
+        prev_positions: [B] int32 or int64, batch position -> position in the previous step; a value
+            outside the previous arrays means a new request.
         num_sampled_prev: int32, valid sampled tokens of the previous step, by its positions.
         num_draft_prev: int32, scheduled drafts of the previous step, by its positions.
         host_num_computed_tokens: [B] int32, exact for requests without previous drafts.

@@ -1,4 +1,4 @@
-"""``correct_spec_state_``: all that the device corrects between two forward passes, in one launch.
+"""``correct_spec_state_``: all corrections on the device between two forward passes, in one launch.
 Semantics: docs/ops/correct_spec_state.md."""
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ def correct_spec_state_(
             host_num_computed_tokens: as in ``correct_num_computed_tokens_``.
         positions: [P] int64; written.
         seq_lens: [at least B] int32; written, 0 from B on.
-        discard: [at least B] bool; written: the request ends this step still inside its
-            ``num_tokens``.
+        discard: [at least B] bool; written: whether the request ends this step with fewer than its
+            ``num_tokens`` tokens computed.
         num_tokens: [R] int32, known tokens of each row; needed with ``discard``.
         query_start_loc, slot_mapping, block_table, row_indices, block_size ... pad_id: as in
-            ``compute_slot_mapping_``; ``row_indices`` leads to ``num_tokens`` as well.
-        workspace: [W] int32 zeroed once, for device backends (``workspace_size`` tells W); the
+            ``compute_slot_mapping_``; ``row_indices`` also selects from ``num_tokens``.
+        workspace: [W] int32 zeroed once, for device backends (``workspace_size`` returns W); the
             CPU ignores it.
 
     Raises:
@@ -80,8 +80,8 @@ def correct_spec_state_(
 def computed_tokens_drift(
     num_computed_tokens: torch.Tensor, host_num_computed_tokens: torch.Tensor
 ) -> torch.Tensor:
-    """[B] int32: corrected minus assumed counts, by which runners with positions of several
-    dimensions (M-RoPE) shift what their host prepared."""
+    """[B] int32: corrected minus assumed counts. Runners with multi-dimensional positions (M-RoPE)
+    shift the positions that the host prepared by it."""
     return num_computed_tokens[: host_num_computed_tokens.shape[0]] - host_num_computed_tokens
 
 

@@ -1,4 +1,4 @@
-"""``ngram_index_append_``: index what rows hold. Semantics: docs/ops/ngram_index_append.md."""
+"""``ngram_index_append_``: index the tokens of rows. Semantics: docs/ops/ngram_index_append.md."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def ngram_index_append_(
     ladder: bool = False,
     outcomes: bool = False,
 ) -> None:
-    """Indexes the tokens that rows hold and their slots do not: prompts, or pieces of them.
+    """Indexes the tokens that rows hold and their slots do not: prompts or pieces of prompts.
 
     Args:
         token_ids: [R, S] int32, inner stride 1.
@@ -28,7 +28,7 @@ def ngram_index_append_(
         index: [W] int32, made by :class:`ngram_npu.NgramIndex`; written.
         row_indices: [B] int32 or int64, batch position -> row; None: B = R, row i = i.
         slot_indices: [B] int32 or int64; None: the slot of a row is the row. No slot twice.
-        min_n, max_n, match_policy, ladder: what the steps will ask for.
+        min_n, max_n, match_policy, ladder: as the steps will pass them.
         outcomes: whether the steps will pass ``costs``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""``ngram_index_propose_``: ngram_propose from an index. Semantics:
+"""``ngram_index_propose_``: ngram_propose with an index. Semantics:
 docs/ops/ngram_index_propose.md."""
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ def ngram_index_propose_(
     draft_costs: torch.Tensor | None = None,
     fill: bool = False,
 ) -> NgramProposeResult:
-    """:func:`ngram_propose`, bit for bit, at a cost that hardly grows with the context.
+    """Same results as :func:`ngram_propose`, in a time that hardly grows with the context.
 
     Args:
         index: [W] int32, made by :class:`ngram_npu.NgramIndex`, or for a GPU by
             :class:`ngram_npu.DeviceNgramIndex`; written.
         slot_indices: [B] int32 or int64, the slot of the index that each request uses; None: the
             slot of a row is the row. No slot twice.
-        ladder: n-grams of 1, 2, 4, 8 and 16 tokens; min_n is then 1, max_n 16, match_policy 1. On
+        ladder: n-grams of 1, 2, 4, 8 and 16 tokens; needs min_n 1, max_n 16, match_policy 1. On
             the CPU only.
-        costs: [16, 32] uint8, what a draft token costs in sixteenths of a bit, by the length of
-            its match and what became of earlier matches; with it a draft ends where its cost would
-            pass ``cost_limit``. Only with ``ladder``.
-        draft_costs: [B, k] uint8, written: the cost of each draft token, 255 where there is none.
+        costs: [16, 32] uint8, the cost of a draft token in sixteenths of a bit, by the length of
+            its match and the outcome of earlier matches; a draft ends where its cost would exceed
+            ``cost_limit``. Only with ``ladder``.
+        draft_costs: [B, k] uint8, written: the cost of each draft token, 255 in unused places.
         others: as in :func:`ngram_propose`; max_n - min_n is at most 7.
 
     Raises:

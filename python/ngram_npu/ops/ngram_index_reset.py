@@ -1,4 +1,4 @@
-"""``ngram_index_reset_``: forget what slots hold. Semantics: docs/ops/ngram_index_reset.md."""
+"""``ngram_index_reset_``: empty slots. Semantics: docs/ops/ngram_index_reset.md."""
 
 from __future__ import annotations
 

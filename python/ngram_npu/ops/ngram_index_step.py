@@ -1,4 +1,4 @@
-"""``ngram_index_step_``: ngram_step_ from an index. Semantics: docs/ops/ngram_index_step.md."""
+"""``ngram_index_step_``: ngram_step_ with an index. Semantics: docs/ops/ngram_index_step.md."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def ngram_index_step_(
     cost_limit: int = 40,
     draft_costs: torch.Tensor | None = None,
 ) -> NgramStepResult:
-    """:func:`ngram_step_`, bit for bit, at a cost that hardly grows with the context.
+    """Same results as :func:`ngram_step_`, in a time that hardly grows with the context.
 
     Args:
         index: [W] int32, made by :class:`ngram_npu.NgramIndex`, or for a GPU by
             :class:`ngram_npu.DeviceNgramIndex`; written.
-        slot_indices: [B] int32 or int64, which slot of the index each request uses; None: the slot
-            of a row is the row.
+        slot_indices: [B] int32 or int64, the slot of the index that each request uses; None: the
+            slot of a row is the row.
         ladder, costs, cost_limit, draft_costs: as in :func:`ngram_index_propose_`.
         others: as in :func:`ngram_step_`; max_n - min_n is at most 7.
 

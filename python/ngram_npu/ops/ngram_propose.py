@@ -1,4 +1,4 @@
-"""``ngram_propose``: draft from each row as it stands. Semantics: docs/ops/ngram_propose.md."""
+"""``ngram_propose``: draft for each row. Semantics: docs/ops/ngram_propose.md."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NgramProposeResult(NamedTuple):
 def fake_drafts(
     token_ids: torch.Tensor, batch: torch.Tensor, k: int | SymInt
 ) -> NgramProposeResult:
-    """What a lookup for the requests of ``batch`` [B, ...] returns, without data."""
+    """The fake result of a lookup for the requests of ``batch`` [B, ...]."""
     size = batch.shape[0]
     return NgramProposeResult(
         token_ids.new_empty((size, k)), token_ids.new_empty((size,)), token_ids.new_empty((size,))
@@ -62,11 +62,10 @@ def ngram_propose(
         match_policy: 0 the earliest of the longest matches, 1 the latest.
         overlap: whether a draft that reaches the row's end continues into itself.
         max_len: no row drafts past this many tokens.
-        workspace: [W] int32 zeroed once, for device backends (``workspace_size`` tells W); the
+        workspace: [W] int32 zeroed once, for device backends (``workspace_size`` returns W); the
             CPU ignores it.
-        fill: whether unused places of the drafts hold the row's last token in place of -1, also
-            where ``num_sampled`` lets the request draft nothing. They stay -1 where the row or its
-            length is out of range.
+        fill: whether unused places of the drafts hold the row's last token instead of -1, also if
+            ``num_sampled`` is 0. They are -1 if the row or its length is out of range.
 
     Raises:
         ValueError: a wrong argument (dtype, device, shape, stride, range), before any work.

@@ -1,4 +1,4 @@
-"""``ngram_step_``: accept and draft, fused. Semantics: docs/ops/ngram_step.md."""
+"""``ngram_step_``: append the sampled tokens and draft. Semantics: docs/ops/ngram_step.md."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class NgramStepResult(NamedTuple):
 def fake_step(
     token_ids: torch.Tensor, sampled_token_ids: torch.Tensor, k: int | SymInt
 ) -> NgramStepResult:
-    """What a step returns, without data."""
+    """The fake result of a step."""
     size = sampled_token_ids.shape[0]
     return NgramStepResult(
         token_ids.new_empty((size,)),
@@ -62,9 +62,9 @@ def ngram_step_(
 
     Args:
         token_ids: [R, S] int32, inner stride 1; written.
-        num_tokens: [R] int32, live lengths in tokens; written where ``advance``.
+        num_tokens: [R] int32, live lengths in tokens; written if ``advance``.
         sampled_token_ids: [B, M] int32, M 1 to 65; the leading run of valid ids counts.
-        discard: [B] bool; these sampled nothing.
+        discard: [B] bool; sampled tokens of these requests are ignored.
         row_indices: [B] int32 or int64, batch position -> row; None: row i = i, B <= R.
         advance: whether ``num_tokens`` grows by the appended tokens.
         vocab_size: ids at or above it are invalid.
@@ -73,7 +73,7 @@ def ngram_step_(
         match_policy: 0 the earliest of the longest matches, 1 the latest.
         overlap: whether a draft that reaches the row's end continues into itself.
         max_len: no row drafts past this many tokens.
-        workspace: [W] int32 zeroed once, for device backends (``workspace_size`` tells W); the
+        workspace: [W] int32 zeroed once, for device backends (``workspace_size`` returns W); the
             CPU ignores it.
 
     Raises:

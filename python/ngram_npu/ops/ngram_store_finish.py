@@ -1,4 +1,4 @@
-"""``ngram_store_finish_``: requests have ended. Semantics: docs/ops/ngram_store_finish.md."""
+"""``ngram_store_finish_``: finish requests. Semantics: docs/ops/ngram_store_finish.md."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ngram_npu.ops._register import register_fake
 
 
 def ngram_store_finish_(store: torch.Tensor, slot_indices: torch.Tensor) -> None:
-    """Enters what a store still holds back of requests, and frees their slots.
+    """Makes the text of finished requests available to others and frees their slots.
 
     Args:
         store: [W] int32 on the CPU, made by :class:`ngram_npu.NgramStore`; written.
-        slot_indices: [N] int32 or int64, closed in this order; those out of range are ignored.
+        slot_indices: [N] int32 or int64, finished in this order; those out of range are ignored.
 
     Raises:
         ValueError: a wrong argument, before anything is written.

@@ -1,4 +1,4 @@
-"""``ngram_store_step_``: drafts from what other requests said. Semantics:
+"""``ngram_store_step_``: draft from other requests' text. Semantics:
 docs/ops/ngram_store_step.md."""
 
 from __future__ import annotations
@@ -26,21 +26,24 @@ def ngram_store_step_(
     costs: torch.Tensor,
     cost_limit: int = 40,
 ) -> None:
-    """Replaces drafts where a store's promise more, then enters what this step accepted.
+    """Replaces drafts by better ones from a store, then enters the tokens of this step into it.
+
+    A draft is better if more of its tokens are expected to be accepted.
 
     Args:
-        token_ids: [R, S] int32, inner stride 1, the sampled tokens already in it.
+        token_ids: [R, S] int32, inner stride 1, with the sampled tokens.
         num_tokens: [R] int32, live lengths in tokens.
-        num_sampled: [B] int32, how many tokens at each row's end are new; below 1: the request is
-            left alone.
+        num_sampled: [B] int32, number of new tokens at each row's end; below 1: the request is
+            skipped.
         store: [W] int32 on the CPU, made by :class:`ngram_npu.NgramStore`; written.
         row_indices: [B] int32 or int64, batch position -> row; None: B = R, row i = i.
         slot_indices: [B] int32 or int64, the slot of each request; None: the slot of a row is the
             row. No slot twice.
-        scopes: [B] int32 or int64, whose text each request's is; None: all have scope 0.
+        scopes: [B] int32 or int64; requests share text only within a scope; None: all have
+            scope 0.
         draft_token_ids, num_draft_tokens, match_len, draft_costs: [B, k], [B], [B] int32 and
-            [B, k] uint8, as :func:`ngram_index_step_` with ``costs`` gave them; written.
-        max_len: the store's drafts end where a row would be longer, in tokens.
+            [B, k] uint8, as returned by :func:`ngram_index_step_` with ``costs``; written.
+        max_len: no row drafts past this many tokens.
         costs: [16, 56] uint8, in sixteenths of a bit.
         cost_limit: 0 to 2**31 - 1, in sixteenths of a bit.
 

@@ -1,4 +1,4 @@
-"""``prepare_input_ids_``: last step's tokens into this step's input. Semantics:
+"""``prepare_input_ids_``: copy the last step's tokens to this step's input. Semantics:
 docs/ops/prepare_input_ids.md."""
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def prepare_input_ids_(
     Args:
         input_ids: [any size] int32; written.
         query_start_loc: [B + 1] int32, where each request's tokens start in the flat batch.
-        prev_positions: [B] int32 or int64, batch position -> position in the previous step; any
-            value outside [0, Q): new, its tokens are the host's.
+        prev_positions: [B] int32 or int64, batch position -> position in the previous step; a value
+            outside [0, Q) means a new request, whose tokens the host has written.
         next_token_ids: [Q] int32, by previous position.
         draft_token_ids: [Q, K] int32, by previous position, < 0 in unused places.
         num_scheduled_drafts: [B] int32, drafts of each request in this step.
-        pad_token: what a scheduled draft that does not exist becomes.
+        pad_token: token for a scheduled draft that does not exist.
 
     Raises:
         ValueError: a wrong argument (dtype, device, shape, stride, range, overlapping memory),

@@ -31,7 +31,7 @@ def prepare_inputs(
     *,
     total_tokens: int,
 ) -> PrepareInputsResult:
-    """Takes each request's last ``num_rejected`` tokens out of the flat batch.
+    """Removes each request's last ``num_rejected`` tokens from the flat batch.
 
     Args:
         query_start_loc: [B + 1] int32, where each request's tokens start in the flat batch.

@@ -1,4 +1,4 @@
-"""``prepare_inputs_padded``: which row of logits, with rejected tokens left in the batch.
+"""``prepare_inputs_padded``: rows of logits to sample from, with rejected tokens in the batch.
 Semantics: docs/ops/prepare_inputs_padded.md."""
 
 from __future__ import annotations

@@ -30,15 +30,15 @@ def prepare_next_token_ids(
     row_indices: torch.Tensor | None = None,
     vocab_size: int = ANY_TOKEN,
 ) -> PrepareNextTokenIdsResult:
-    """The last valid sampled token of each request; with none, its backup token.
+    """The last valid sampled token of each request, or its backup token if there is none.
 
-    The backup is either given or the last token of the request's row: exactly one of
-    ``backup_token_ids`` and (``token_ids``, ``num_tokens``).
+    The backup token is either given or the last token of the request's row: pass either
+    ``backup_token_ids``, or ``token_ids`` and ``num_tokens``.
 
     Args:
         sampled_token_ids: [B, M] int32, M 1 to 65; the leading run of ids in [0, vocab_size)
             counts.
-        discard: [B] bool; these sampled nothing.
+        discard: [B] bool; sampled tokens of these requests are ignored.
         backup_token_ids: [B] int32.
         token_ids: [R, S] int32, inner stride 1.
         num_tokens: [R] int32, live lengths in tokens.

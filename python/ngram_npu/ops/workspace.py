@@ -1,4 +1,4 @@
-"""How much workspace an operator needs."""
+"""Size of an operator's workspace."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from ngram_npu import _C
 
 
 def workspace_size(op: str, batch: int) -> int:
-    """How many int32 items the workspace of ``op`` needs for up to ``batch`` requests.
+    """Number of int32 items in the workspace of ``op`` for up to ``batch`` requests.
 
-    Make it once, zeroed, outside graph capture, one per operator and stream; every call leaves
-    it zeroed. Device kernels want its memory aligned to 16 bytes, as torch's allocators give it::
+    Allocate it once, zeroed, outside graph capture, one per operator and stream; every call leaves
+    it zeroed. Device kernels need 16-byte alignment, which torch's allocators provide::
 
         workspace = torch.zeros(
             workspace_size("ngram_step_", max_batch), dtype=torch.int32, device="cuda"

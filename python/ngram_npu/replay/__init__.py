@@ -1,7 +1,7 @@
 """Replay of recorded conversations: what drafting gives on real input.
 
-The recorded completion stands for the target model's output, so no model is needed: a step drafts,
-the leading run of drafts that equals the recording is accepted, and one token more is yielded.
+The recorded completion takes the place of the target model's output, so no model is needed: a step
+drafts, accepts the leading drafts that equal the recording, and yields one token more.
 
     >>> from ngram_npu.replay import ReplayOptions, replay
     >>> report = replay(["conversations.jsonl"], ReplayOptions(k=5))  # doctest: +SKIP

@@ -55,7 +55,7 @@ _LOOKUP = (
     "store",
     "store_tokens",
 )
-"""What options and `NgramConfig` have in common."""
+"""Fields that the options share with `NgramConfig`."""
 
 
 @dataclass(frozen=True)
@@ -63,24 +63,24 @@ class ReplayOptions:
     """How to replay.
 
     Attributes:
-        min_n, max_n, k, match_policy, overlap, sizes: as in `NgramConfig`, with its defaults where
-            they are None; but the sizes are then a ladder if there is a `min_draft_probability`.
+        min_n, max_n, k, match_policy, overlap, sizes: as in `NgramConfig`; None: its defaults,
+            except that `sizes` is a ladder if `min_draft_probability` is given.
         max_len: no draft reaches beyond this context length; None: no limit.
         min_draft_probability: as in `NgramConfig`; None: drafts of k tokens.
-        costs: file with a table of `python -m tools.fit_costs`; None: the package's.
+        costs: file written by `python -m tools.fit_costs`; None: the package's costs.
         store, store_tokens: as in `NgramConfig`. Each input has its own store, empty at first, and
-            its conversations come one after the other unless `batch_size` says otherwise.
-        generated_only: with a store, each turn is a request: what was said before is its prompt,
-            so that the store is given completions only.
-        engine: how drafts are looked up; what is drafted does not depend on it. "auto" is the
-            index wherever it holds the span of n: a replay's rows soon are long enough for it.
-        batch_size: conversations at once; None: 32, with a store 1.
+            its conversations are replayed one after the other unless `batch_size` is given.
+        generated_only: with a store, each turn is a request with the earlier turns as its prompt,
+            so that only completions enter the store.
+        engine: how drafts are found; the drafts do not depend on it. "auto" is the index unless
+            max_n - min_n exceeds 7, because a replay's rows soon are long enough for it.
+        batch_size: conversations replayed together; None: 32, with a store 1.
         limit: conversations per input; None: all.
-        format: of the files, one of `formats.FORMATS`; None: told by their content.
+        format: of the files, one of `formats.FORMATS`; None: detected from their content.
         tokenizer: as for `load_tokenizer`, or "ids" to accept only recorded token ids.
-        chat_template: "auto", that of the tokenizer's folder, where it has one; "default", the
-            package's; "none", texts as they are.
-        threads: most CPU threads for drafting; None: the library's default.
+        chat_template: "auto", the template in the tokenizer's folder, or the package's if there is
+            none; "default", the package's; "none", texts as they are.
+        threads: maximum number of CPU threads for drafting; None: the library's default.
     """
 
     min_n: int | None = None
@@ -110,10 +110,11 @@ class ReplayOptions:
                 raise ValueError(f"{name} must be at least 1, got {value}")
 
     def config(self) -> NgramConfig:
-        """What is looked for.
+        """The drafting settings.
 
         Raises:
-            ReplayError: an option out of its range, or one that contradicts another; no such table.
+            ReplayError: an option out of its range, one that contradicts another, or a `costs` file
+                that cannot be read.
         """
         from ngram_npu import NgramConfig
 
@@ -133,12 +134,12 @@ class ReplayOptions:
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a replay is.
+    """Progress of a replay.
 
     Attributes:
         name: of the input.
         phase: "tokenize" (counted in conversations) or "replay" (in generated tokens).
-        done, total: so far, and in all, of this input's phase.
+        done, total: count so far and in all, for this input and phase.
     """
 
     name: str
@@ -148,7 +149,7 @@ class Progress:
 
 
 class TokenizerLike(Protocol):
-    """What the replay needs of a tokenizer; `ReplayTokenizer` is one."""
+    """The tokenizer interface that the replay needs; `ReplayTokenizer` implements it."""
 
     @property
     def name(self) -> str:
@@ -169,7 +170,7 @@ class TokenizerLike(Protocol):
 
 @dataclass(frozen=True)
 class ReplayInput:
-    """A named list of conversations; `notes` end up in its figures."""
+    """A named list of conversations; `notes` are copied to its figures."""
 
     name: str
     conversations: tuple[Conversation, ...]
@@ -179,10 +180,10 @@ class ReplayInput:
 def load_inputs(
     paths: Sequence[str | PathLike[str]], limit: int | None = None, format_name: str | None = None
 ) -> tuple[ReplayInput, ...]:
-    """Read every file that `paths` name (folders: their replay files); without a path, the default.
+    """Read all files in `paths` (in a folder: its replay files); without a path, the default input.
 
     Raises:
-        ReplayError: something is not there, not readable, empty or malformed.
+        ReplayError: a file or folder is missing, not readable, empty or malformed.
     """
     if not paths:
         conversations, missing = stdlib_conversations(limit=limit)
@@ -198,12 +199,12 @@ def named_files(paths: Sequence[str | PathLike[str]]) -> list[tuple[str, Path]]:
     """The files of `paths`, each with its name in the table.
 
     Raises:
-        ReplayError: something is not there, or a folder without replay files.
+        ReplayError: a path does not exist, or a folder has no replay files.
     """
     files = [file for path in paths for file in find_files(Path(path))]
     names = [_short_name(file) for file in files]
     seen = Counter(names)
-    # Two files of one name, in different folders, must stay apart in the table.
+    # Files of the same name in different folders get different names in the table.
     names = [str(f) if seen[n] > 1 else n for f, n in zip(files, names, strict=True)]
     return list(zip(names, files, strict=True))
 
@@ -218,18 +219,18 @@ def replay(
     progress: Callable[[Progress], None] | None = None,
     command: str = "",
 ) -> ReplayReport:
-    """Replay recorded conversations and report what drafting gave.
+    """Replay recorded conversations and report the results of drafting.
 
-    Everything is read before anything is replayed, so that a malformed last file costs no time.
+    All files are read before the replay starts, so that a malformed file is reported early.
 
     Args:
         paths: files and folders; empty for the standard library's sources.
-        options: see `ReplayOptions`; they come to `make_proposer` with the defaults filled in.
+        options: see `ReplayOptions`; `make_proposer` gets them with the defaults filled in.
         inputs: used instead of `paths`.
-        tokenizer: used instead of the one that the options name.
+        tokenizer: used instead of `options.tokenizer`.
         make_proposer: makes the proposer of each input; default: `NgramProposer` as configured.
         progress: called often; must return quickly. Its time is not counted.
-        command: for the report.
+        command: command line to show in the report.
 
     Raises:
         ReplayError: options, input, tokenizer or proposer cannot be used; the message says why.
@@ -247,8 +248,8 @@ def replay(
     make_proposer = make_proposer or _ngram_proposer
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     with _thread_limit(options.threads):
-        # Made first so that a wrong option shows before any work, and used once so that loading
-        # libraries and starting threads falls into no measurement.
+        # A wrong option is reported before any work, and the time to load libraries and to start
+        # threads is not measured.
         _warm_up(make_proposer(options))
         loaded = (
             load_inputs(paths, options.limit, options.format) if inputs is None else tuple(inputs)
@@ -297,16 +298,16 @@ def tokenize(
     progress: Callable[[Progress], None] | None = None,
     chat_template: Literal["auto", "default", "none"] = "auto",
 ) -> list[TokenRequest]:
-    """The conversations of one input as a replay takes them: each prompt in its template.
+    """Convert one input's conversations to token ids, each prompt in its chat template.
 
     Args:
-        item: what was read.
+        item: the input.
         tokenizer: for turns without token ids.
         progress: called after each conversation.
         chat_template: as in `ReplayOptions`.
 
     Raises:
-        ReplayError: a turn without token ids, and no tokenizer; a template that refuses.
+        ReplayError: a turn has no token ids and there is no tokenizer, or a template fails.
     """
     to_requests = request_maker(tokenizer, chat_template)
     requests: list[TokenRequest] = []
@@ -320,7 +321,8 @@ def tokenize(
 def request_maker(
     tokenizer: TokenizerLike | None, chat_template: str
 ) -> Callable[[Conversation], list[TokenRequest]]:
-    """From a conversation to its requests: one, unless its template changes earlier turns."""
+    """Returns a function from a conversation to its requests. There is one request unless the
+    template changes earlier turns."""
     folder: Path | None = getattr(tokenizer, "folder", None)
     template: ChatTemplate | None = None
     if chat_template == "auto" and folder is not None:
@@ -333,8 +335,8 @@ def request_maker(
             return [TokenRequest(conversation.id, _token_turns(ids))]
         if tokenizer is None:
             raise ReplayError("a turn without token ids needs a tokenizer")
-        # The two are tokenized apart: the model was given whole prompt tokens, and no token of its
-        # answer can reach back into them.
+        # Prompt and answer are tokenized separately, because no token of the answer can begin in
+        # the prompt that the model was given.
         encode = tokenizer.encode
         return [
             TokenRequest(conversation.id, _token_turns((encode(p), encode(c)) for p, c in turns))

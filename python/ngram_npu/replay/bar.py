@@ -15,7 +15,7 @@ __all__ = ["Bar"]
 
 
 class Bar:
-    """One line, shown only on a terminal unless it is wanted anyway."""
+    """A progress line; ``wanted`` None: shown only on a terminal."""
 
     WIDTH = 24
     INTERVAL_S = 0.1
@@ -36,13 +36,13 @@ class Bar:
         filled = "#" * round(share * self.WIDTH)
         name = printable(progress.name)
         line = f"{progress.phase:8} [{filled:<{self.WIDTH}}] {share:4.0%} {name}"
-        # One line only: a wrapped one could not be drawn over.
+        # A wrapped line could not be overwritten.
         line = line[: max(20, _terminal_columns(self._stream) - 1)]
         self._write(line)
         self._length = len(line)
 
     def clear(self) -> None:
-        """Remove the bar, so that what follows starts on an empty line."""
+        """Remove the bar, so that later output starts on an empty line."""
         if self._length:
             self._write("")
             self._stream.write("\r")

@@ -1,4 +1,4 @@
-"""How messages become the text that a model reads.
+"""Converts messages to the text that a model reads.
 
 A model's own template is the Jinja template of its Hugging Face folder. Without one, the default
 here: `USER: {user} ASSISTANT:`, a system's text as it stands, `TOOL: {result}`.
@@ -19,7 +19,7 @@ from ngram_npu.replay.records import Conversation, Message, Turn
 __all__ = ["ChatTemplate", "completion_text", "load_chat_template", "texts"]
 
 ChatTemplate = Callable[[Sequence[Message], Sequence[Any], bool], str]
-"""(messages, tools, whether the assistant is to answer next) -> text."""
+"""(messages, tools, whether the assistant answers next) -> text."""
 
 _LABELS = {"system": "", "developer": "", "user": "USER: ", "assistant": "ASSISTANT: "}
 
@@ -27,15 +27,15 @@ _LABELS = {"system": "", "developer": "", "user": "USER: ", "assistant": "ASSIST
 def texts(
     conversation: Conversation, template: ChatTemplate | None, *, as_is: bool = False
 ) -> list[list[tuple[str, str]]]:
-    """The conversation as (prompt, completion) texts; a prompt is what its turn adds.
+    """The conversation as lists of (prompt, completion) texts; a prompt is the text a turn adds.
 
-    Where a template changes earlier turns (some leave out old reasoning), the next turn does not
-    continue the context: a further list begins, whose first prompt is the whole context.
+    Some templates change earlier turns, for example leave out old reasoning. The next turn then
+    does not continue the context: a new list begins, whose first prompt is the whole context.
 
     Args:
-        conversation: without token ids.
+        conversation: one without token ids.
         template: the model's own; None: the default.
-        as_is: no template at all: contents are joined by line ends.
+        as_is: use no template; join the contents by line ends.
     """
     if template is None or as_is or any(turn.raw for turn in conversation.turns):
         return [[(_plain(turn, as_is), turn.completion or "") for turn in conversation.turns]]
@@ -49,7 +49,7 @@ def texts(
         whole = template(messages, tools, True)
         messages.append(turn.answer or {"role": "assistant", "content": turn.completion or ""})
         after = template(messages, tools, False)
-        # What the template puts around an answer is the model's to write, the line end after not.
+        # The model generates what the template puts around an answer, except the last line end.
         answer = after[len(whole) :].rstrip("\n") if after.startswith(whole) else turn.completion
         if requests and whole.startswith(context):
             requests[-1].append((whole[len(context) :], answer or ""))
@@ -72,7 +72,7 @@ def _plain(turn: Turn, as_is: bool) -> str:
 
 
 def completion_text(message: Message) -> str:
-    """What the model wrote: its reasoning, its text, its tool calls."""
+    """The text that the model generated: its reasoning, its text, its tool calls."""
     parts = []
     if message.get("reasoning_content"):
         parts.append(f"<think>\n{message['reasoning_content']}\n</think>\n")
@@ -92,11 +92,11 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
     """The template of a Hugging Face folder; None where it has none.
 
     Raises:
-        ReplayError: it cannot be read, or needs the package jinja2, which is not there.
+        ReplayError: it cannot be read, or the package jinja2 is not installed.
     """
     settings = _settings(folder / "tokenizer_config.json")
     source = settings.get("chat_template")
-    if isinstance(source, list):  # several, by name
+    if isinstance(source, list):  # several templates, by name
         named = {item.get("name"): item.get("template") for item in source}
         source = named.get("default")
     file = folder / "chat_template.jinja"
@@ -112,7 +112,7 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
             f"{folder}: its chat template needs the package jinja2: pip install jinja2, or choose "
             "--chat-template default"
         ) from error
-    # A template is a program from elsewhere; in the sandbox it reaches nothing but its arguments.
+    # A template is an untrusted program; in the sandbox it can access only its arguments.
     environment = sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loop_controls]
     )
@@ -146,12 +146,12 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
 
 
 def _with_objects(message: Message) -> Message:
-    """Arguments of tool calls as objects: an API spells them as text, templates spell them out."""
+    """Tool-call arguments as objects: an API gives them as JSON text, templates expect objects."""
     calls = []
     for call in message.get("tool_calls", ()):
         function = call.get("function", call) if isinstance(call, dict) else {}
         arguments = function.get("arguments")
-        with suppress(ValueError):  # what is no JSON stays as it is
+        with suppress(ValueError):  # a text that is not JSON is left as it is
             arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
         calls.append({"type": "function", "function": {**function, "arguments": arguments}})
     return {**message, "tool_calls": calls} if calls else message

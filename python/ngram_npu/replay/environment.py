@@ -1,4 +1,4 @@
-"""What a measurement was taken with: machine and versions."""
+"""Machine and versions of a measurement, for its record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["machine", "package_version", "versions"]
 
 
 def machine(threads: int | None) -> dict[str, Any]:
-    """CPU model, cores this process may use, thread limit asked for (None: the default)."""
+    """CPU model, cores that this process may use, requested thread limit (None: the default)."""
     return {
         "cpu": _cpu_model(),
         "architecture": platform.machine(),
@@ -24,7 +24,7 @@ def machine(threads: int | None) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions by package; torch is None unless something has loaded it."""
+    """Versions by package; torch is None if it has not been loaded."""
     torch = sys.modules.get("torch")
     return {
         "python": platform.python_version(),

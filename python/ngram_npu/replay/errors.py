@@ -1,4 +1,4 @@
-"""The one exception of the replay package, and how text from outside is shown."""
+"""The exception of the replay package, and safe printing of text from files."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ __all__ = ["ReplayError", "one_line", "printable"]
 
 
 def printable(text: str) -> str:
-    """Text from outside, safe on a terminal: control characters become escapes like `\\x1b`."""
+    """Text made safe for a terminal: control characters become escapes like `\\x1b`."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def one_line(error: BaseException) -> str:
-    """Its message, whatever line ends it has."""
+    """The error's message on one line."""
     return " ".join(str(error).split())
 
 
 class ReplayError(Exception):
-    """The replay cannot be done as asked; the message is one line that a user can act on.
+    """The replay is not possible; the message is one line that tells the user what to do.
 
     Raised for input that cannot be read or is malformed (the message names file and line), for a
     missing optional dependency, and for output that cannot be written.

@@ -1,4 +1,4 @@
-"""The figures of one replayed input: integer counts and one time, and the ratios made from them."""
+"""The figures of one replayed input: integer counts, one time, and ratios of them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["ReplayFigures"]
 class ReplayFigures:
     """Counts over one input; every ratio is over the whole input, not a mean of ratios.
 
-    K is the number of drafts asked for per step. A step belongs to one request; a call of the
-    proposer serves one step of every request in the batch.
+    K is the number of draft tokens requested per step. A step belongs to one request; one call of
+    the proposer makes a step of every request in the batch.
 
     Attributes:
         name: of the input.
@@ -31,7 +31,7 @@ class ReplayFigures:
         draft_tokens_per_pos: [K], steps that proposed a draft token at each position.
         accepted_tokens_per_pos: [K], steps that accepted the one at each position.
         accepted_length_counts: [K+1], steps that accepted exactly 0, 1, ..., K drafts.
-        notes: what a reader of the figures must know (such as sources that were missing).
+        notes: remarks that readers of the figures need (such as missing sources).
     """
 
     name: str
@@ -101,7 +101,7 @@ class ReplayFigures:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ReplayFigures:
-        """The inverse of `to_dict`; ratios are made anew from the counts.
+        """The inverse of `to_dict`; ratios are computed from the counts.
 
         Raises:
             KeyError: a count is missing.

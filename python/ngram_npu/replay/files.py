@@ -1,6 +1,6 @@
-"""JSON values out of a file, whatever holds them: lines, one array, compressed, or standard input.
+"""Reads JSON values from a file or standard input: lines or one array, possibly compressed.
 
-Memory stays bounded: no value may be longer than `_MAX_LINE_MIB`, however long the file is.
+Memory is bounded for files of any length: no value may be longer than `_MAX_LINE_MIB`.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ SUFFIXES = tuple(
     f"{kind}{packed}" for kind in (".jsonl", ".json", ".ndjson") for packed in ("", ".gz", ".zst")
 )
 QUESTIONS = "question.jsonl"
-"""FastChat's file of questions: it belongs to the answers beside it and is no traffic itself."""
+"""FastChat's file of questions, which belong to the answer files and are not traffic."""
 
 _MAX_LINE_MIB = 64
-"""Longest value, decompressed: a small gzip file may stand for one that fills the memory."""
+"""Longest value after decompression, so that a small gzip file cannot fill the memory."""
 _CHUNK = 1 << 20
 _DECODER = json.JSONDecoder()
 
 
 def find_files(path: Path) -> list[Path]:
-    """The files that `path` stands for: itself, or a folder's files with one of `SUFFIXES`.
+    """The file `path`, or the files with one of `SUFFIXES` in the folder `path`, sorted by name.
 
-    Folders are not searched recursively; the order is that of the names.
+    Folders are not searched recursively.
 
     Raises:
-        ReplayError: the path does not exist, or the folder holds no such file.
+        ReplayError: the path does not exist, or the folder has no such file.
     """
     if path == STDIN:
         return [path]
@@ -60,8 +60,8 @@ def find_files(path: Path) -> list[Path]:
 
 
 def values(path: Path) -> Iterator[tuple[int, Any]]:
-    """The JSON values of a file, each with the number of the line it starts on: one per line, or
-    the items of one array.
+    """The JSON values of a file, one per line or the items of one array, each with the number of
+    its first line.
 
     Raises:
         ReplayError: naming file and line.
@@ -85,7 +85,7 @@ def values(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 class _Reader:
-    """Decoded text of a file, whole lines or pieces, and how far it was read."""
+    """Decodes a file in whole lines or pieces, and counts lines."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.name = name
@@ -93,7 +93,7 @@ class _Reader:
         self.at_end = False
         self._path = path
         self._raw = self._bytes()
-        # Windows editors put a byte order mark at a file's front, which JSON does not allow.
+        # Windows editors begin a file with a byte order mark, which JSON does not allow.
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
 
     def lines(self) -> Iterator[str]:
@@ -109,7 +109,7 @@ class _Reader:
         self.at_end = True
 
     def more(self, least: int) -> str:
-        """At least so many further characters, in whole lines; fewer at the file's end."""
+        """At least ``least`` further characters, in whole lines; fewer at the file's end."""
         parts: list[str] = []
         size = 0
         for raw in self._raw:
@@ -121,7 +121,7 @@ class _Reader:
         return "".join(parts)
 
     def _bytes(self) -> Iterator[bytes]:
-        """Lines, none longer than the limit and one byte; a longer one comes in pieces."""
+        """Lines; one longer than the limit plus one byte comes in pieces."""
         whole = True
         try:
             with _open(self._path, self.name) as file:
@@ -130,7 +130,7 @@ class _Reader:
                     whole = raw.endswith(b"\n")
                     yield raw
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            # What was decompressed before is whole lines, so the damage is on the next one.
+            # Whole lines were decompressed before, so the damage is on the next line.
             what = f"damaged gzip data: {one_line(error)}"
             raise ReplayError(f"{self.name}:{self.line + 1}: {what}") from error
         except OSError as error:
@@ -151,7 +151,7 @@ class _Reader:
 
 
 def _is_document(first: str) -> bool:
-    """Whether this line begins one value that the whole file is, rather than a line of values."""
+    """Whether the whole file is the one value that begins on this line, and not JSON lines."""
     if first[0] not in "[{":
         return False
     try:
@@ -170,14 +170,14 @@ def _is_message(value: list[Any]) -> bool:
 
 
 def _items(reader: _Reader, text: str) -> Iterator[tuple[int, Any]]:
-    """Of a document: the items of an array, else the value itself."""
+    """The values of a document: the items of an array, otherwise the value itself."""
     begun = reader.line
     buffer = _Buffer(reader, text, begun)
     if text.lstrip()[0] == "{":
         yield begun, buffer.value()
         buffer.end()
         return
-    messages: list[Any] = []  # an array of messages is one conversation, not a file of them
+    messages: list[Any] = []  # an array of messages is one conversation
     buffer.skip("[")
     while not buffer.skip("]"):
         line = buffer.here()
@@ -196,7 +196,7 @@ def _items(reader: _Reader, text: str) -> Iterator[tuple[int, Any]]:
 
 
 class _Buffer:
-    """Decodes values from text that is read as it is needed."""
+    """Decodes values from text that is read when it is needed."""
 
     def __init__(self, reader: _Reader, text: str, line: int) -> None:
         self._reader = reader
@@ -206,7 +206,7 @@ class _Buffer:
         self._line_at = 0
 
     def here(self) -> int:
-        """Number of the line of the next character that is no space."""
+        """Line number of the next character that is not a space."""
         self._fill()
         self._line += self._text.count("\n", self._line_at, self._at)
         self._line_at = self._at
@@ -237,7 +237,7 @@ class _Buffer:
             except ValueError as error:
                 raise self._error(f"not JSON that can be read: {one_line(error)}") from error
             else:
-                # A number may go on in what is still to be read; other values are complete.
+                # A number may continue in text that has not been read; other values are complete.
                 if at < len(self._text) or self._reader.at_end:
                     self._at = at
                     return value
@@ -260,7 +260,7 @@ class _Buffer:
         return ReplayError(f"{self._reader.name}:{self._line}: {what}")
 
     def _fill(self) -> None:
-        """Skips spaces; then there is a character, or the file is at its end."""
+        """Skips spaces and reads on until there is a character or the file ends."""
         while True:
             while self._at < len(self._text) and self._text[self._at] in " \t\r\n":
                 self._at += 1
@@ -304,7 +304,7 @@ def _open_zstd(file: IO[bytes], name: str) -> IO[bytes]:
 
 def _parsed(text: str, where: str) -> Any:
     try:
-        # The line end would put the column of an unfinished line on the next line.
+        # With the line end, an error in an unfinished line would be reported on the next line.
         return json.loads(text.rstrip())
     except json.JSONDecodeError as error:
         raise ReplayError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error

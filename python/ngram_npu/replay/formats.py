@@ -1,6 +1,6 @@
-"""What people have, as conversations: one recorded JSON value in, its conversations out.
+"""Converts recorded JSON values of several formats to conversations.
 
-The format is told by the value's keys; docs/guides/replay.md describes each.
+The value's keys determine the format; docs/guides/replay.md describes each format.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def read_conversations(
     """Read a file of conversations, in any of `FORMATS`.
 
     Args:
-        path: the file, decompressed if it is packed by gzip or zstd; "-" for standard input.
-        limit: stop after this many conversations (what follows is then not looked at).
-        format_name: one of `FORMATS`; None: told by the content, record by record.
+        path: the file, possibly compressed by gzip or zstd; "-" for standard input.
+        limit: stop after this many conversations; the rest of the file is not read.
+        format_name: one of `FORMATS`; None: detected from the content of each record.
 
     Raises:
-        ReplayError: naming file and line, for anything that is no conversation; naming the file
-            where it cannot be opened or holds no conversation.
+        ReplayError: a record is not a conversation (the message names file and line), or the file
+            cannot be opened or has no conversation.
     """
     conversations = list(islice(iter_conversations(path, format_name), limit))
     if not conversations:
@@ -60,7 +60,7 @@ def read_conversations(
 
 
 def iter_conversations(path: Path, format_name: str | None = None) -> Iterator[Conversation]:
-    """`read_conversations`, one after the other, for files that do not fit into memory."""
+    """`read_conversations` as an iterator, for files that do not fit into memory."""
     name = "stdin" if path == STDIN else str(path)
     for number, (line, data) in enumerate(values(path), start=1):
         yield from _conversations_of(data, f"{name}:{line}", number, format_name)
@@ -69,7 +69,7 @@ def iter_conversations(path: Path, format_name: str | None = None) -> Iterator[C
 def _conversations_of(
     data: object, where: str, number: int, insisted: str | None
 ) -> list[Conversation]:
-    """Of one value of a file; `number` names a record that has no id."""
+    """The conversations of one value of a file; `number` is the id of a record without one."""
     if isinstance(data, list) and data and isinstance(data[0], dict):
         data = {"conversations" if "from" in data[0] else "messages": data}
     if not isinstance(data, dict):
@@ -94,10 +94,10 @@ def _conversations_of(
 
 
 class _RecordError(ReplayError):
-    """Something is missing or of the wrong type; gets an example that works."""
+    """Something is missing or of the wrong type; the reader adds a working example."""
 
 
-# The project's own
+# ngram_npu's own format
 
 
 def _own(data: Record, where: str) -> list[tuple[Turn, ...]]:
@@ -167,7 +167,7 @@ def _sharegpt(data: Record, where: str) -> list[tuple[Turn, ...]]:
 def _turns(
     items: list[Any], where: str, since: int = 0, key: str = "messages", tools: object = None
 ) -> tuple[Turn, ...]:
-    """A turn for every assistant's message from number `since` on; those before are context."""
+    """A turn for every assistant message from number `since` on; earlier messages are context."""
     turns: list[Turn] = []
     offered = tuple(tools) if isinstance(tools, list) else ()
     context: list[Message] = []
@@ -187,7 +187,7 @@ def _turns(
 
 
 def _message(data: object, where: str) -> Message:
-    """Role and content as text; what a chat template may ask for besides is kept as it is."""
+    """Role and content as text; other keys, which a chat template may use, are kept."""
     if not isinstance(data, dict):
         raise _RecordError(f"{where} must be an object, got {_kind(data)}")
     role = data.get("role")
@@ -212,7 +212,8 @@ def _message(data: object, where: str) -> Message:
 
 
 def _content(value: object, where: str) -> str:
-    """Text of a message: a string, null, or parts, of which images and the like are left out."""
+    """Text of a message: a string, null, or parts. Parts without text, such as images, are left
+    out."""
     if value is None:
         return ""
     if not isinstance(value, list):
@@ -231,7 +232,7 @@ def _content(value: object, where: str) -> str:
 
 
 def _log(data: Record, where: str) -> list[tuple[Turn, ...]]:
-    """The request's messages are context, earlier answers too: a log has these as own records."""
+    """Earlier answers in the request's messages are context: a log has them as records too."""
     request = _side(data, _REQUEST_KEYS, where)
     response = _side(data, _RESPONSE_KEYS, where)
     answers = _answers(response, where)
@@ -247,7 +248,7 @@ def _log(data: Record, where: str) -> list[tuple[Turn, ...]]:
     if "text" in request:
         return [(Turn(request["text"], completion_text(a)),) for a in answers]
     if isinstance(request.get("prompt"), str):
-        # The completions endpoint: the prompt is what the model was given, its template included.
+        # The completions endpoint: the prompt is the model's whole input, template included.
         prompt = _text(request["prompt"], f"{where}: prompt")
         return [(Turn(prompt, completion_text(a), raw=True),) for a in answers]
     found = ", ".join(f'"{key}"' for key in list(request)[:8]) or "nothing"
@@ -255,8 +256,8 @@ def _log(data: Record, where: str) -> list[tuple[Turn, ...]]:
 
 
 def _side(data: Record, keys: tuple[str, ...], where: str) -> Record:
-    """A request or response: an object, perhaps spelt as a string, perhaps within "body"; what is
-    just a text, under "text"."""
+    """A request or response: an object, possibly as a JSON string, possibly within "body". A plain
+    text is returned under the key "text"."""
     key = next((key for key in keys if key in data), None)
     value = data if key is None else data[key]
     for _ in range(2):
@@ -362,7 +363,7 @@ def _questions(answers: Path, where: str) -> dict[Any, list[str]]:
     )
 
 
-# Which it is
+# Detecting the format
 
 
 @dataclass(frozen=True)
@@ -417,14 +418,14 @@ FORMATS: dict[str, _Format] = {
         '{"prompt": "Hello", "completion": "Hi"}',
     ),
 }
-"""By name, in the order in which they are tried."""
+"""Formats by name, in the order in which they are tried."""
 
 
-# Values of the right type
+# Checked access to values
 
 
 def _array(data: Record, key: str, where: str) -> list[Any]:
-    """A list that is not empty."""
+    """The non-empty list under a key."""
     if not isinstance(data, dict) or key not in data:
         raise _RecordError(f'{where}: missing key "{key}"')
     value = data[key]
@@ -441,7 +442,7 @@ def _text(value: object, where: str) -> str:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
-        # JSON may spell half of a surrogate pair, which is no text and which tokenizers refuse.
+        # JSON allows half of a surrogate pair, which is not valid text: tokenizers reject it.
         raise ReplayError(f"{where}: lone surrogate at character {error.start + 1}") from error
     return value
 
@@ -458,7 +459,7 @@ def _token_ids(value: object, where: str) -> tuple[int, ...]:
 
 
 def _kind(value: object) -> str:
-    """The JSON name of a value's type, as the reader of the file knows it."""
+    """The JSON name of a value's type."""
     if value is None:
         return "null"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Output files that are either whole or not there."""
+"""Output files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["atomic_output", "check_writable"]
 
 
 def check_writable(path: Path) -> None:
-    """Say before any work is done that a result could not be written.
+    """Check before any work that a result can be written.
 
     Raises:
-        ReplayError: `path` is a folder, its folder is not there, or may not be written to.
+        ReplayError: `path` is a folder, or its folder does not exist or is not writable.
     """
     if path.is_dir():
         raise ReplayError(f"{path}: is a directory")
@@ -32,20 +32,20 @@ def check_writable(path: Path) -> None:
 
 @contextmanager
 def atomic_output(path: Path) -> Iterator[Path]:
-    """Yield a path to write to; only if the block ends well does it take the place of `path`.
+    """Yield a path to write to, which replaces `path` if the block ends without an exception.
 
-    It lies in the folder of `path` (renaming is atomic only within a file system) and is removed
-    when the block is left by any exception, interruption included. A symbolic link stays a link;
-    devices and pipes, which cannot be replaced, are written directly.
+    It is in the folder of `path` (renaming is atomic only within a file system) and is removed
+    after any exception, including an interruption. A symbolic link stays a link; devices and pipes,
+    which cannot be replaced, are written directly.
 
     Raises:
-        ReplayError: the system refuses to write.
+        ReplayError: writing fails.
     """
     if _is_special(path):
         yield path
         return
     target = path.resolve()
-    # Nobody can plant a file or link under a name that is not known before; the file must be new.
+    # The name is random, so that nobody can create a file or link under it beforehand.
     scratch = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         scratch.touch(exist_ok=False)

@@ -1,4 +1,4 @@
-"""A picture of a replay: tokens per step by input and acceptance by position (needs matplotlib)."""
+"""Plots a replay: tokens per step by input and acceptance by position (needs matplotlib)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["check_plot", "save_plot"]
 
 
 def check_plot(path: Path) -> None:
-    """Say before any work is done that a plot could not be made.
+    """Check before any work that a plot can be made.
 
     Raises:
         ReplayError: matplotlib is not installed, or does not know the format of `path`'s suffix.
@@ -37,16 +37,16 @@ def save_plot(report: ReplayReport, path: Path, file_format: str) -> None:
     Raises:
         ReplayError: matplotlib is not installed.
     """
-    # Figure instead of pyplot: no display is looked for and no global state is left behind.
+    # Figure instead of pyplot, which would look for a display and keep global state.
     inputs = report.inputs
     figure: Any = _matplotlib("figure").Figure(
         figsize=(12, 1.8 + max(2.4, 0.36 * len(inputs))), layout="constrained"
     )
     gain, positions = figure.subplots(1, 2)
-    # Between two dollar signs matplotlib would read formulas.
+    # matplotlib reads text between two dollar signs as a formula.
     names = [printable(figures.name).replace("$", r"\$") for figures in inputs]
     values = [figures.tokens_per_step or 0.0 for figures in inputs]
-    # By index: two inputs of one name would otherwise share a bar.
+    # By index, because two inputs of the same name would share a bar.
     bars = gain.barh(range(len(names)), values)
     gain.set_yticks(range(len(names)), names)
     gain.bar_label(bars, [f"{value:.2f}" for value in values], padding=3)
@@ -56,7 +56,7 @@ def save_plot(report: ReplayReport, path: Path, file_format: str) -> None:
     gain.invert_yaxis()
     for figures, name in zip(inputs, names, strict=True):
         rates = [rate or 0.0 for rate in figures.acceptance_rate_per_pos]
-        # Colours repeat after ten lines; the dashes tell the second ten from the first.
+        # Colours repeat after ten lines; the second ten are dashed.
         style = "-" if len(positions.lines) < 10 else "--"
         positions.plot(range(1, len(rates) + 1), rates, style, marker=".", label=name)
     positions.set_ylim(0, 1)

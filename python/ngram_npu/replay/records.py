@@ -9,25 +9,25 @@ from typing import Any
 __all__ = ["Conversation", "Message", "Turn"]
 
 Message = Mapping[str, Any]
-"""As chat templates take it: "role" and "content", both text, perhaps "tool_calls" and others."""
+"""A message for chat templates: "role" and "content", both text, possibly "tool_calls", ..."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One exchange: what the model was given and what it answered.
+    """One turn: the model's input and its answer.
 
-    Either token ids, both lists of them, or the completion's text with a prompt or messages.
-    Where there are token ids, they are used.
+    It has either both lists of token ids, or the completion's text with a prompt or messages.
+    Token ids are used if they are present.
 
     Attributes:
-        prompt: text given to the model; tool outputs and the like are just text in it.
-        completion: text the model answered; may be empty.
+        prompt: text given to the model; tool outputs are part of the text.
+        completion: text of the answer; may be empty.
         prompt_token_ids: token ids of the whole prompt, used as they are (no template).
         completion_token_ids: token ids of the completion, used as they are.
-        messages: in place of a prompt, what came since the turn before: of system, user, tools.
-        answer: the completion as a message, where it was one.
+        messages: instead of a prompt, the messages since the last turn (system, user, tools).
+        answer: the completion as a message, if it was recorded as one.
         tools: definitions of the tools offered to the model from this turn on.
-        raw: the prompt is what the model was given, its template included.
+        raw: whether the prompt is the model's whole input, including the template.
     """
 
     prompt: str | None = None
@@ -45,18 +45,18 @@ class Turn:
         return self.prompt_token_ids is not None and self.completion_token_ids is not None
 
     def messages_or_prompt(self) -> tuple[Message, ...]:
-        """The messages; a prompt is one of the user's."""
+        """The messages, or the prompt as a user message."""
         return self.messages or ({"role": "user", "content": self.prompt or ""},)
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """A recorded conversation: one growing context over its turns.
+    """A recorded conversation: turns that share one growing context.
 
     Attributes:
-        id: the recording's own name for it; need not be unique.
+        id: its name in the recording; need not be unique.
         turns: in order, at least one.
-        where: where it was read, for messages ("file.jsonl:3"); empty if it was not read.
+        where: file and line for messages ("file.jsonl:3"); empty if it is not from a file.
     """
 
     id: str
@@ -65,12 +65,12 @@ class Conversation:
 
     @property
     def has_token_ids(self) -> bool:
-        """Whether every turn carries token ids (turns of one conversation are all alike)."""
+        """Whether the turns have token ids (either all turns of a conversation or none)."""
         return all(turn.has_token_ids for turn in self.turns)
 
     @property
     def num_characters(self) -> int:
-        """Of all texts, prompts and completions; of token ids, four for each."""
+        """Characters of all prompts and completions; a token id counts as four."""
         total = 0
         for turn in self.turns:
             total += len(turn.prompt or "") + len(turn.completion or "")

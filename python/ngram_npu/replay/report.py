@@ -25,17 +25,17 @@ _MAX_POSITIONS = 8
 
 @dataclass(frozen=True)
 class ReplayReport:
-    """Figures per input with everything needed to take them again.
+    """Figures per input with everything needed to repeat the measurement.
 
     Attributes:
         command: the command line, or empty when called from Python.
-        date: UTC, ISO 8601, when the replay began.
+        date: start of the replay, UTC, ISO 8601.
         machine: CPU model, cores, threads.
         versions: of Python, NumPy, torch (None if it was not loaded) and ngram_npu.
         config: the drafting configuration, under the names of `NgramConfig`.
         batch_size: rows of the batch.
         limit: conversations per input, or None for all.
-        tokenizer: name, source and vocab_size; None where the input was token ids.
+        tokenizer: name, source and vocab_size; None if the input was token ids.
         inputs: figures per input, in order.
     """
 
@@ -112,7 +112,7 @@ def format_table(report: ReplayReport) -> str:
         lines.append(BYTES_WARNING)
     lines.append("")
     for row in rows:
-        # The last column is a list and the first a name: both read from the left.
+        # The first column (a name) and the last one (a list) are left-aligned.
         cells = [row[0].ljust(widths[0])]
         cells += [cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:-1], strict=True)]
         lines.append("  ".join([*cells, row[-1]]).rstrip())
@@ -158,7 +158,7 @@ def _number(value: float | None, digits: int = 2) -> str:
 
 def _caption(report: ReplayReport) -> str:
     config = report.config
-    # Results from before there was a choice do not name the sizes.
+    # Older results do not have the field `sizes`.
     is_ladder = config.get("sizes") == "ladder"
     found = "1, 2, 4, 8 or 16" if is_ladder else f"{config['min_n']}-{config['max_n']}"
     parts = [f"{config['match_policy']} match of {found} tokens", f"k={config['k']}"]

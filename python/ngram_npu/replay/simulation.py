@@ -1,8 +1,9 @@
-"""The replay loop: a model runner's batch, with recordings in the place of the model.
+"""The replay loop: a model runner's batch, with recordings in place of the model.
 
 A runner's state is a token buffer `[R, S]` and a length per row. Here a second buffer of the same
-shape holds each row's whole recording; "the target model" is a look into it. A conversation takes a
-row, goes through its turns there, and hands the row to the next one waiting (continuous batching).
+shape holds each row's whole recording, from which the "target model" reads its tokens. A
+conversation keeps its row for all of its turns; then the next waiting conversation gets the row
+(continuous batching).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 class StepResult(Protocol):
-    """What a proposer's step returns, as far as the replay looks at it."""
+    """The parts of a proposer's result that the replay uses."""
 
     @property
     def draft_token_ids(self) -> Any:
@@ -37,13 +38,12 @@ class StepResult(Protocol):
 
 
 class Proposer(Protocol):
-    """What is replayed against; `ngram_npu.NgramProposer` is one.
+    """The drafter under test; `ngram_npu.NgramProposer` is one.
 
     A step appends the sampled tokens to their rows, adds their number to `num_tokens` (both in
-    place) and drafts for each grown row. One that keeps state per row may have `reset(rows)`, rows
-    `[N]` int32: it is called before a step for the rows that went to another conversation. One that
-    takes prompts ahead of the step may have `append(token_ids, num_tokens, row_indices=...)`: it is
-    called before a step for the rows that a prompt was written to.
+    place) and drafts for each row. Two methods are optional and are called before a step:
+    `reset(rows)`, rows `[N]` int32, for rows that now hold another conversation, and
+    `append(token_ids, num_tokens, row_indices=...)` for rows that a prompt was written to.
     """
 
     @property
@@ -74,8 +74,8 @@ class TokenRequest:
     def spans(self) -> list[tuple[int, int]]:
         """(start, end) of every completion that takes a step, as offsets into `tokens()`.
 
-        A completion's first token comes from prefill, so one of a single token takes none, and
-        neither does an empty one: both are just context for the turns after them.
+        Prefill generates a completion's first token, so a completion of one token or none takes no
+        step: it is only context for the next turns.
         """
         spans: list[tuple[int, int]] = []
         offset = 0
@@ -87,7 +87,7 @@ class TokenRequest:
         return spans
 
     def turns_apart(self) -> list[TokenRequest]:
-        """Each turn as a request of its own, with all that was said before in its prompt."""
+        """Each turn as a separate request, with all earlier turns in its prompt."""
         apart, said = [], np.empty(0, np.int32)
         for turn in self.turns:
             prompt = np.concatenate([said, turn.prompt])
@@ -116,17 +116,17 @@ def simulate(
 
     Args:
         name: given to the figures.
-        requests: the conversations, taken up in this order.
-        proposer: a fresh one; it sees rows change hands, and is told so where it wants to be.
-        k: the number of drafts per step that the proposer was configured for.
-        batch_size: rows of the token buffer; at most this many conversations at once.
+        requests: the conversations, started in this order.
+        proposer: a fresh one; its rows change from one conversation to another.
+        k: the number of draft tokens per step that the proposer was configured for.
+        batch_size: rows of the token buffer: the maximum number of conversations at a time.
         progress: called with (tokens done, tokens in all), both in generated tokens.
         observe: called after each call of the proposer with (numbers of the requests that made a
-            step, tokens drafted for them), both `[B]`; no request is in it twice.
+            step, number of tokens drafted for them), both `[B]`; each request occurs once.
 
     Raises:
-        ReplayError: the proposer left rows or lengths in another state than the recording's, or
-            returned something that is no draft; the figures would mean nothing.
+        ReplayError: the proposer's rows or lengths differ from the recording's, or its result is
+            not a valid draft; the figures would be meaningless.
     """
     batch = _Batch(requests, rows=max(1, min(batch_size, len(requests))), k=k)
     counts = _Counts(k)
@@ -135,7 +135,7 @@ def simulate(
     num_tokens_in_all = sum(end - start - 1 for r in requests for start, end in r.spans())
     while len(rows := batch.active_rows()):
         sampled = batch.sampled_token_ids(rows)
-        # With every row taken a runner passes no indices, and neither does the replay.
+        # A runner passes no indices if all rows are in use.
         row_indices = None if len(rows) == batch.num_rows else rows.astype(np.int32)
         new_holders, prompted = batch.take_new_holders(), batch.take_prompted()
         started = time.perf_counter_ns()
@@ -203,23 +203,23 @@ class _Counts:
 
 
 def _at_least(length_counts: Int64Array) -> tuple[int, ...]:
-    """From counts of lengths 0..K to counts of lengths >= 1, >= 2, ..., >= K."""
+    """Counts of lengths >= 1, >= 2, ..., >= K from counts of lengths 0..K."""
     return tuple(length_counts[::-1].cumsum()[::-1][1:].tolist())
 
 
 def _take(rows: list[int]) -> Int32Array:
-    """Each of them once, `[N]`; the list is then empty."""
+    """The different rows of a list, `[N]`; empties the list."""
     taken = np.unique(np.array(rows, np.int32))
     rows.clear()
     return taken
 
 
 class _Batch:
-    """Rows of a model runner, each holding a conversation on its way or idle.
+    """Rows of a model runner, each with a running conversation or idle.
 
-    Per row, all in the row's own coordinates: `cursor` tokens are in the buffer, `due` more have
-    been sampled and are still to be given to the proposer, the running completion ends at `end`.
-    `holders` has the number of the row's request.
+    Per row, in token positions of the row: `cursor` tokens are in the buffer, `due` more have been
+    sampled but not yet passed to the proposer, the current completion ends at `end`. `holders` is
+    the number of the row's request.
     """
 
     def __init__(self, requests: Sequence[TokenRequest], rows: int, k: int) -> None:
@@ -242,23 +242,23 @@ class _Batch:
             self._next_turn(row)
 
     def active_rows(self) -> Int64Array:
-        """Rows holding a conversation, ascending, `[B]`."""
+        """Rows with a conversation, ascending, `[B]`."""
         return np.flatnonzero(self._active).astype(np.int64, copy=False)
 
     def take_new_holders(self) -> Int32Array:
-        """Rows that went to another conversation since this was last asked, `[N]`."""
+        """Rows that got another conversation since the last call, `[N]`."""
         return _take(self._new_holders)
 
     def take_prompted(self) -> Int32Array:
-        """Rows that a prompt was written to since this was last asked, `[N]`."""
+        """Rows that a prompt was written to since the last call, `[N]`."""
         return _take(self._prompted)
 
     def sampled_token_ids(self, rows: Int64Array) -> Int32Array:
-        """What the target model sampled last, `[B, K+1]` with -1 after the due ones."""
+        """The due tokens: what the target model sampled last, `[B, K+1]`, padded with -1."""
         return self._recorded_from(rows, self._due[rows], self._k + 1)
 
     def note_sampled(self, rows: Int64Array) -> None:
-        """The due tokens are in their rows now, which the proposer's lengths must agree with."""
+        """Counts the due tokens as written; checks that the proposer's lengths agree."""
         self._cursor[rows] += self._due[rows]
         if not np.array_equal(self.num_tokens[rows], self._cursor[rows]):
             raise ReplayError("the proposer's num_tokens is not the number of tokens given to it")
@@ -279,12 +279,12 @@ class _Batch:
         remaining = self._end[rows] - self._cursor[rows]
         comparable = np.minimum(drafted, remaining)
         truth = self._recorded_from(rows, comparable, self._k)
-        equal = (truth >= 0) & (draft == truth)  # both are -1 where nothing is comparable
+        equal = (truth >= 0) & (draft == truth)  # both are -1 where there is no token
         accepted = np.logical_and.accumulate(equal, axis=1).sum(axis=1, dtype=np.int64)
         return drafted, accepted, np.minimum(accepted + 1, remaining)
 
     def move_on(self, rows: Int64Array, num_yielded: Int64Array) -> None:
-        """The yielded tokens become due; a row whose completion is done goes to its next turn."""
+        """Makes the yielded tokens due; a row whose completion is done starts its next turn."""
         self._due[rows] = num_yielded
         done = rows[self._cursor[rows] + num_yielded == self._end[rows]]
         for row in done.tolist():
@@ -298,7 +298,7 @@ class _Batch:
         return np.where(wanted, self._recorded[rows[:, None], positions], np.int32(-1))
 
     def _next_turn(self, row: int) -> None:
-        """Prefill the row's next completion, from a waiting conversation where its own is done."""
+        """Prefill the row's next completion, or a waiting conversation if its own is done."""
         self._check_tokens(row)
         span = next(self._spans[row], None)
         while span is None:
@@ -307,16 +307,15 @@ class _Batch:
                 self._active[row] = False
                 return
             self.holders[row], request = waiting
-            # The row changes hands here, which a proposer that keeps state per row must be told.
-            # Tokens of the previous holder stay beyond the new length, as in a runner.
+            # Tokens of the previous conversation stay beyond the new length, as in a runner.
             self._recorded[row, : request.num_tokens] = request.tokens()
             self._new_holders.append(row)
             self._cursor[row] = 0
             self._spans[row] = iter(request.spans())
             span = next(self._spans[row], None)
         start, end = span
-        # The runner writes the prompt; with it the last tokens of the turn before, which the
-        # proposer never saw because no draft was wanted after them.
+        # The runner writes the prompt, and also the last tokens of the previous turn: the proposer
+        # has not seen them because no draft was needed after them.
         held = int(self._cursor[row])
         self.token_ids[row, held:start] = self._recorded[row, held:start]
         self.num_tokens[row] = start
@@ -327,7 +326,7 @@ class _Batch:
         self._active[row] = True
 
     def _check_tokens(self, row: int) -> None:
-        """The tokens that the proposer appended are those that were sampled."""
+        """Checks that the proposer appended the sampled tokens."""
         held = int(self._cursor[row])
         if not np.array_equal(self.token_ids[row, :held], self._recorded[row, :held]):
             raise ReplayError("the proposer's token_ids are not the tokens given to it")

@@ -1,8 +1,8 @@
 """The embedded default input: sources of the Python standard library.
 
-They are on every machine that runs Python, and code is a text that repeats itself as the outputs
-of real models do. Each module is one conversation: its first half the prompt, what follows the
-completion. The result is the same wherever the Python version is the same.
+They are on every machine that runs Python, and code repeats itself like the output of real models.
+Each module is one conversation: its first half is the prompt, the rest the completion. The result
+depends only on the Python version.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ STDLIB_FILES = tuple(
     unittest/case.py urllib/parse.py urllib/request.py
     """.split()  # noqa: SIM905 - sixty quoted lines would hide the list
 )
-"""Paths below the standard library's folder; single files in every version since Python 3.10."""
+"""Paths in the standard library's folder; each is one file in all versions since Python 3.10."""
 
 MAX_COMPLETION_CHARS = 12_000
-"""Completions are cut at the first line end from here on: no file may outweigh the others."""
+"""Completions are cut at the first line end after this length, so that no file dominates."""
 
 
 def stdlib_conversations(
@@ -41,15 +41,15 @@ def stdlib_conversations(
     """The standard library's sources as conversations of one turn each.
 
     Args:
-        folder: where the sources are; None for the running Python's own.
+        folder: folder of the sources; None for that of the running Python.
         limit: at most this many.
 
     Returns:
-        The conversations in the order of `STDLIB_FILES`, and the listed files that are not there
+        The conversations in the order of `STDLIB_FILES`, and the listed files that are missing
         (some distributions leave modules out).
 
     Raises:
-        ReplayError: none of the files is there.
+        ReplayError: all files are missing.
     """
     root = Path(sysconfig.get_path("stdlib")) if folder is None else folder
     conversations: list[Conversation] = []
@@ -58,7 +58,7 @@ def stdlib_conversations(
         if limit is not None and len(conversations) >= limit:
             break
         try:
-            # Line ends as written would make the result depend on how Python was installed.
+            # The line ends depend on how Python was installed; the result must not.
             source = (root / name).read_bytes().decode("utf-8").replace("\r\n", "\n")
         except (OSError, UnicodeDecodeError):
             missing.append(name)
@@ -71,12 +71,12 @@ def stdlib_conversations(
 
 
 def split_source(source: str) -> tuple[str, str]:
-    """Cut a text at the first line end in its second half; the completion is capped likewise."""
+    """Cut a text into prompt and completion at the first line end of its second half."""
     cut = _line_end(source, len(source) // 2)
     return source[:cut], source[cut : _line_end(source, cut + MAX_COMPLETION_CHARS)]
 
 
 def _line_end(text: str, at: int) -> int:
-    """The index just after the first newline at or after `at`; the text's length without one."""
+    """The index after the first newline from `at` on; the text's length if there is none."""
     found = text.find("\n", at)
     return len(text) if found < 0 else found + 1

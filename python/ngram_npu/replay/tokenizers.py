@@ -1,8 +1,8 @@
 """Tokenizers for recorded text, none of which needs a network.
 
 `mistral-v1` (32k, the default), `mistral-v3` (33k) and `tekken` (131k) come with the package
-`mistral-common`; a Hugging Face folder is read through `tokenizers` or `transformers`; `bytes`
-needs nothing at all. No tokenizer here adds a special token.
+`mistral-common`; a Hugging Face folder is read with `tokenizers` or `transformers`; `bytes` needs
+no package. No tokenizer here adds a special token.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _MISTRAL_FILES = {
 }
 
 TOKENIZERS = (*_MISTRAL_FILES, "bytes")
-"""The names that `load_tokenizer` knows, besides folders."""
+"""The names that `load_tokenizer` accepts, besides folders."""
 
 
 @dataclass(frozen=True)
 class ReplayTokenizer:
-    """A function from text to token ids, and what it is.
+    """A function from text to token ids, and its origin.
 
     Attributes:
-        name: as asked for.
-        source: what it was made from, with the package's version, for the record.
-        vocab_size: number of token ids, or None where unknown.
+        name: the name given to `load_tokenizer`.
+        source: file or package and its version, for reports.
+        vocab_size: number of token ids, or None if unknown.
         encode: text -> token ids in [0, vocab_size), without special tokens.
-        folder: where it was loaded from, which may hold a chat template.
+        folder: the folder it was loaded from, which may contain a chat template.
     """
 
     name: str
@@ -74,8 +74,8 @@ def _load_mistral(name: str) -> ReplayTokenizer:
         if name == "tekken":
             module = importlib.import_module("mistral_common.tokens.tokenizers.tekken")
         else:
-            # The SentencePiece tokenizers need a package that mistral-common only names as an
-            # extra, and whose absence shows as a NameError deep inside it.
+            # The SentencePiece tokenizers need this package, an optional dependency of
+            # mistral-common. Without it they fail with a NameError.
             importlib.import_module("sentencepiece")
             module = importlib.import_module("mistral_common.tokens.tokenizers.sentencepiece")
     except ImportError as error:
@@ -103,7 +103,7 @@ def _load_mistral(name: str) -> ReplayTokenizer:
 
 
 def _load_folder(name: str, folder: Path) -> ReplayTokenizer:
-    """`tokenizers` where it is installed and suffices: it imports in a fraction of the time."""
+    """Prefer `tokenizers` if it is installed and sufficient: it imports much faster."""
     file = folder / "tokenizer.json"
     missing: list[str] = []
     if file.is_file():
@@ -122,7 +122,7 @@ def _load_folder(name: str, folder: Path) -> ReplayTokenizer:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # transformers raises whatever its many tokenizers raise
+    except Exception as error:  # each tokenizer of transformers raises its own types
         message = " ".join(str(error).split())
         raise ReplayError(f'tokenizer folder "{name}" cannot be loaded: {message:.200}') from error
 
@@ -140,7 +140,7 @@ def _load_fast(name: str, file: Path) -> ReplayTokenizer:
     except Exception as error:  # the Rust binding raises bare Exception
         message = " ".join(str(error).split())
         raise ReplayError(f"{file}: cannot be loaded: {message:.200}") from error
-    # A tokenizer.json may carry the truncation and padding of its training set-up.
+    # A tokenizer.json may contain the truncation and padding of its training.
     tokenizer.no_truncation()
     tokenizer.no_padding()
 

@@ -1,4 +1,4 @@
-"""Tuning: which setting suits recorded traffic, and what it gains at the cost of verifying.
+"""Tuning: the best setting for recorded traffic, and its gain at a given verification cost.
 
     >>> from ngram_npu.tune import share_of_a_step, tune
     >>> report = tune(["traffic.jsonl"], share_of_a_step(0.05))  # doctest: +SKIP

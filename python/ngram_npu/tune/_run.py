@@ -1,4 +1,4 @@
-"""From traffic to a report with one recommended setting."""
+"""Tunes on recorded traffic: makes a report with one recommended setting."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class TuneOptions:
 
     Attributes:
         format, limit, tokenizer, chat_template: as in `ReplayOptions`.
-        sample: most characters of text to replay; None: all there is.
-        jobs: processes; None: as many as there are cores.
-        cache: file that keeps finished pieces, for the next run; None: one of this traffic's own,
-            which is removed when all is done.
-        store: whether the best ladders are tried with a store, too, by which requests draft from
-            what others said.
+        sample: maximum number of characters to replay; None: all.
+        jobs: processes; None: one per core.
+        cache: file that keeps finished pieces for later runs; None: a file for this traffic, which
+            is deleted after a complete run.
+        store: whether to try the best ladders also with a store, from which requests draft other
+            requests' text.
     """
 
     format: str | None = None
@@ -66,13 +66,13 @@ def tune(
 
     Args:
         paths: as for `replay`.
-        cost: what verifying takes.
+        cost: the time of verification.
         options: see `TuneOptions`.
-        candidates: the settings; `against` is added where it is missing, and the best ladders
-            among them with a store.
-        against: what the recommended one is compared with.
+        candidates: the settings; `against` is added if it is missing, and so are the best ladders
+            with a store.
+        against: the setting to compare the recommended one with.
         progress: called often; must return quickly.
-        command: for the report.
+        command: command line to show in the report.
 
     Raises:
         ReplayError: as for `replay`; the cache cannot be used.
@@ -143,7 +143,7 @@ def _by_conversation(traffic: Traffic, of_requests: Counts) -> Counts:
 
 
 def _own_cache(traffic: Traffic) -> Path | None:
-    """Where an interrupted run over this traffic left what it had; None: nowhere to leave it."""
+    """The file for finished pieces of this traffic; None: there is no folder for it."""
     digest = hashlib.sha256()
     for request in traffic.requests:
         digest.update(request.tokens().tobytes())

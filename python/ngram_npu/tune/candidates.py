@@ -1,4 +1,4 @@
-"""The settings that are searched: a plain list, each as the keywords of `NgramConfig`."""
+"""The settings to search: a plain list, each as keywords of `NgramConfig`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Candidate:
-    """One setting; equal settings are equal, whatever was left to its default.
+    """One setting. Two of them are equal if their settings are, with defaults given or not.
 
     Attributes:
         options: keywords of `NgramConfig`, sorted by name.
@@ -49,12 +49,12 @@ class Candidate:
 
     @property
     def has_store(self) -> bool:
-        """Whether what one request says is drafted to others."""
+        """Whether requests draft from other requests' text."""
         return self.config.store is not None
 
     @property
     def label(self) -> str:
-        """In one line, as tables and reports show it."""
+        """The setting on one line, for tables and reports."""
         config = self.config
         if config.is_ladder:
             least = config.min_draft_probability
@@ -75,14 +75,14 @@ def _short(tokens: int) -> str:
 
 
 BASELINE = Candidate.of(min_n=2, max_n=5, k=5)
-"""What the others are compared with by default: what `ngram-npu replay` replays."""
+"""The default setting to compare with: the default of `ngram-npu replay`."""
 
 
 def parse_candidate(text: str | None) -> Candidate:
     """A setting from JSON, an object of `NgramConfig`'s keywords; None: `BASELINE`.
 
     Raises:
-        ReplayError: it is none.
+        ReplayError: the text is not a setting.
     """
     if text is None:
         return BASELINE
@@ -116,7 +116,7 @@ def _candidates() -> tuple[Candidate, ...]:
 CANDIDATES = _candidates()
 
 STORE_SIZES = (100_000, STORE_TOKENS)
-"""Tokens: what is searched for the best ladders."""
+"""Capacities in tokens to try for the best ladders."""
 
 
 def vllm_options(candidate: Candidate) -> tuple[str, str]:
@@ -135,7 +135,7 @@ def vllm_options(candidate: Candidate) -> tuple[str, str]:
             own["overlap"] = False
         if config.store is not None:
             own["store"] = config.store
-            # As a default it grows with the server's `max_num_seqs`, as it must.
+            # The default is left out, because it grows with the server's `max_num_seqs`.
             if config.store_tokens != STORE_TOKENS:
                 own["store_tokens"] = config.store_tokens
     else:

@@ -1,4 +1,4 @@
-"""What `ngram-npu tune` does between its options and its text."""
+"""`ngram-npu tune` from its parsed options to its report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["run"]
 
 
 def run(arguments: argparse.Namespace, command: str, bar: Bar) -> TuneReport:
-    """Tune as the options say and write the files, all of them or none.
+    """Tune with the given options and write all files or none.
 
     Raises:
         ReplayError: options, traffic or files cannot be used.

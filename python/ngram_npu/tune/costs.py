@@ -1,4 +1,4 @@
-"""What a step of the target model takes, by batch size and by how many tokens it verifies."""
+"""Step times of the target model, by batch size and by number of verified tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ngram_npu.replay.errors import ReplayError, one_line
 __all__ = ["EXAMPLES", "FORMAT", "VerificationCost", "load_cost", "share_of_a_step"]
 
 FORMAT = "ngram_npu.cost/1"
-"""Of a file of step times."""
+"""The format of a file of step times."""
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -26,11 +26,11 @@ class VerificationCost:
     """Step times.
 
     Attributes:
-        name: where they are from, as the report says it.
+        name: their origin, for the report.
         tables: by batch size, (tokens verified in a step, all requests together, ascending; and
-            what such a step takes, in any unit). Linear in between and beyond.
-        is_example: computed for a machine that the user does not have.
-        same_for_any_batch: the one table, of batch size 1, is for all.
+            the time of such a step, in any unit). Linear in between and beyond.
+        is_example: computed for an example machine, not the user's.
+        same_for_any_batch: whether the table of batch size 1, the only one, is for all sizes.
     """
 
     name: str
@@ -43,10 +43,10 @@ class VerificationCost:
         return tuple(sorted(self.tables))
 
     def at(self, batch_sizes: Sequence[int]) -> VerificationCost:
-        """For these batch sizes alone.
+        """The step times of these batch sizes only.
 
         Raises:
-            ReplayError: there are no step times for one of them.
+            ReplayError: one of them has no step times.
         """
         missing = [size for size in batch_sizes if size not in self.tables]
         if missing:
@@ -56,7 +56,7 @@ class VerificationCost:
         return replace(self, tables=tables)
 
     def seconds(self, batch: int, verified: FloatArray) -> FloatArray:
-        """Of steps of `batch` requests that verify so many tokens in all."""
+        """Times of steps of `batch` requests that verify `verified` tokens in all."""
         tokens, times = (np.asarray(of, np.float64) for of in self.tables[batch])
         found = np.interp(verified, tokens, times)
         slope = (times[-1] - times[-2]) / (tokens[-1] - tokens[-2])
@@ -64,10 +64,10 @@ class VerificationCost:
         return beyond
 
     def speedup(self, batch: int, tokens: Any, counts: Any) -> FloatArray:
-        """Tokens per second over those without speculation.
+        """Tokens per second relative to those without speculation.
 
-        Requests of a batch draft independently of each other: the mean is over how many tokens
-        such a batch verifies in a step, not that of a mean step.
+        Requests of a batch draft independently of each other. So this averages over the number of
+        tokens that a batch verifies in a step, instead of taking a step of average size.
 
         Args:
             batch: requests in a step.
@@ -75,7 +75,7 @@ class VerificationCost:
             counts: [R, K+1], steps that drafted 0, 1, ..., K tokens.
 
         Returns:
-            [R]; 1 where there was no step.
+            [R]; 1 for requests without a step.
         """
         counts = np.asarray(counts, np.float64)
         steps = counts.sum(axis=1)
@@ -91,7 +91,7 @@ class VerificationCost:
 
 
 def share_of_a_step(share: float) -> VerificationCost:
-    """A drafted token costs this part of a step without drafts, at any batch size.
+    """Each drafted token costs this fraction of a step without drafts, at any batch size.
 
     The speed-up is then tokens per step / (1 + share * drafted tokens per step).
     """
@@ -103,10 +103,10 @@ def share_of_a_step(share: float) -> VerificationCost:
 
 
 def load_cost(name: str) -> VerificationCost:
-    """One of `EXAMPLES`, else a file of step times.
+    """One of `EXAMPLES`, or a file of step times.
 
     Raises:
-        ReplayError: no such file, or it is none.
+        ReplayError: the file does not exist or has another format.
     """
     if name in EXAMPLES:
         return _example(name)
@@ -116,8 +116,8 @@ def load_cost(name: str) -> VerificationCost:
     except (OSError, ValueError) as error:
         known = ", ".join(EXAMPLES)
         raise ReplayError(
-            f"{path}: no file of step times: {one_line(error):.200}; `ngram-npu measure-cost` "
-            f"makes one, and there are examples: {known}"
+            f"{path}: not a file of step times: {one_line(error):.200}; make one with `ngram-npu "
+            f"measure-cost`, or use an example: {known}"
         ) from error
     found: dict[int, dict[float, float]] = {}
     try:
@@ -139,7 +139,7 @@ def load_cost(name: str) -> VerificationCost:
         if not found:
             raise ValueError("no steps")
     except (LookupError, TypeError, ValueError) as error:
-        raise ReplayError(f"{path}: no file of step times: {one_line(error):.200}") from error
+        raise ReplayError(f"{path}: not a file of step times: {one_line(error):.200}") from error
     tables = {
         batch: (tuple(sorted(times)), tuple(times[v] for v in sorted(times)))
         for batch, times in found.items()
@@ -152,7 +152,7 @@ def load_cost(name: str) -> VerificationCost:
 
 @dataclass(frozen=True)
 class _Machine:
-    """A model on a machine, by figures from their data sheets; `kv_bytes` are of 1k tokens."""
+    """A model on a machine, with figures from data sheets; `kv_bytes` is for 1k tokens."""
 
     about: str
     parameters: float
@@ -188,9 +188,9 @@ EXAMPLES = {
         (1, 4, 16, 64, 256),
     ),
 }
-"""Computed, not measured. A step takes 2 ms, and at half of the data sheet's rates: reading the
-weights or multiplying, whichever is longer, and reading the KV cache. Each drafted token of a
-request adds 1 % of the step, for kernels and a sampler that see more than one."""
+"""Computed, not measured. A step takes 2 ms, plus the longer of reading the weights and
+multiplying, plus reading the KV cache, at half of the data sheet's rates. Each drafted token of a
+request adds 1 % of the step, because kernels and sampler process more than one token."""
 
 _EFFICIENCY = 0.5
 _OVERHEAD_S = 0.002

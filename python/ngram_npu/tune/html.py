@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs nothing else: no script, no font, no network."""
+"""The report as one self-contained HTML file: no script, no font, no network."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ def _batches(report: TuneReport, other: str) -> str:
             for row in report.batches
         ],
     ) + (
-        '<p class="soft">Brackets hold 95 % of what 1000 resamplings of the conversations give. '
-        "Expected is what the half says that the setting was chosen on.</p>"
+        '<p class="soft">Brackets: 95 % interval over 1000 resamplings of the conversations. '
+        "Expected: the speed-up on the half that the setting was chosen on.</p>"
     )
 
 
@@ -158,7 +158,7 @@ def _side_by_side(report: TuneReport) -> str:
 
 def _accepted(figures: object) -> str:
     tokens, steps, drafted = (getattr(figures, n) for n in ("tokens", "steps", "drafted"))
-    # Each step yields one token more than it accepts, but where an answer ends within a draft.
+    # Each step yields one token more than it accepts, unless the answer ends within a draft.
     return f"{(tokens - steps) / drafted:.1%}" if drafted else "-"
 
 
@@ -173,7 +173,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 class _Axes:
-    """A frame with ticks; data coordinates to those of the drawing."""
+    """A frame with ticks; maps data coordinates to those of the drawing."""
 
     def __init__(self, x: tuple[float, float], y: tuple[float, float], names: tuple[str, str]):
         self._x, self._y = x, y
@@ -204,7 +204,7 @@ class _Axes:
         self.text(self.h(x), _HEIGHT - _BOTTOM + 16, text)
 
     def key(self, names: Sequence[tuple[str, str]]) -> None:
-        """(class, name) of what is drawn, at the top right."""
+        """Draws the legend at the top right: (class, name) of each series."""
         for number, (kind, name) in enumerate(names):
             y = _TOP - 16 + 15 * number
             self.parts.append(
@@ -273,10 +273,10 @@ def _frontier(report: TuneReport, chosen: str, other: str) -> str:
 
 
 def _histogram(singles: Sequence[Single], chosen: str, other: str) -> str:
-    """Conversations by speed-up, with both settings."""
+    """Number of conversations by speed-up, for both settings."""
     values = [[s.speedup for s in singles], [s.against for s in singles]]
     low = min(0.9, *(min(of) for of in values))
-    # A few that gain very much would squeeze all others into one column.
+    # A few very large gains would put all others into one column.
     ordered = sorted(values[0] + values[1])
     high = max(1.2, ordered[int(0.99 * (len(ordered) - 1))])
     if ordered[-1] - low < 2 * (high - low):

@@ -1,8 +1,8 @@
 """Replays of many settings over many conversations: in pieces, on several processes, resumable.
 
-A piece is one setting on one chunk of conversations. Its result is how many steps of each
-conversation drafted how many tokens; everything else follows from that. With a store, which learns
-from one conversation for the next, a piece is a whole stream of them, one after the other.
+A piece is one setting on one chunk of conversations. Its result is the number of steps of each
+conversation by the number of tokens drafted; all figures follow from that. With a store, which
+carries text from one conversation to the next, a piece is a stream of conversations in order.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ Counts = npt.NDArray[np.int32]
 
 _ROWS = 256
 _TOKENS = 4 << 20
-"""Most rows of a chunk, and most tokens of its buffer: what a worker holds at once."""
+"""Maximum rows of a chunk and tokens of its buffer, which bound a worker's memory."""
 
 _requests: Sequence[TokenRequest] = ()
-"""The worker's, by inheritance."""
+"""The requests; worker processes inherit them from the parent."""
 
 
 def chunks_of(requests: Sequence[TokenRequest]) -> list[list[int]]:
-    """Numbers of the requests that are replayed together: those that generate about as much, so
-    that a batch stays full to its end."""
+    """Numbers of the requests that are replayed together: requests of similar length, so that a
+    batch stays full to its end."""
     generated = [sum(end - start for start, end in r.spans()) for r in requests]
     order = sorted(range(len(requests)), key=lambda i: (generated[i], i))
     chunks: list[list[int]] = []
@@ -69,8 +69,8 @@ def measure(
     Args:
         candidates: the settings.
         requests: all with at least one step.
-        streams: numbers of the requests that come one after the other to one store, empty at
-            first, each in one stream; None: all of them in one.
+        streams: numbers of the requests that share a store, in order; the store is empty at first,
+            and each request is in one stream. None: one stream of all requests.
         jobs: processes.
         cache: finished pieces, which are not replayed again.
         progress: called with (pieces done, pieces in all).
@@ -87,7 +87,7 @@ def measure(
     digests = [_digest(requests[i] for i in chunk) for chunk in chunks]
     todo: list[tuple[int, int]] = []
     total = done = 0
-    # Chunk by chunk, the long ones first: a process that ends up alone then has little left.
+    # Long chunks first, so that the last process to finish has little left to do.
     for j in reversed(range(len(chunks))):
         for i, candidate in enumerate(candidates):
             if candidate.has_store != (j >= first_stream):
@@ -125,7 +125,7 @@ def _results(
         waiting = iter(todo)
         running: dict[Future[Counts], tuple[int, int]] = {}
         while True:
-            # No more at once than keeps all busy: an interruption then ends soon.
+            # Only enough pieces to keep all processes busy, so that an interruption ends soon.
             while len(running) < 2 * jobs and (piece := next(waiting, None)) is not None:
                 i, j = piece
                 running[pool.submit(_work, chunks[j], candidates[i])] = piece
@@ -137,7 +137,7 @@ def _results(
 
 @contextmanager
 def _workers(requests: Sequence[TokenRequest], jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that inherit the requests, so that nothing is copied to them."""
+    """Processes that inherit the requests, so that they need not be copied."""
     global _requests
     _requests = requests
     pool = ProcessPoolExecutor(
@@ -165,7 +165,7 @@ def _replay(requests: Sequence[TokenRequest], candidate: Candidate) -> Counts:
     from ngram_npu import NgramProposer
 
     config = candidate.config
-    # As in vLLM each turn is a request, so that a store is given completions only.
+    # As in vLLM each turn is a request, so that only completions enter a store.
     turns = [r.turns_apart() if candidate.has_store else [r] for r in requests]
     owner = np.repeat(np.arange(len(requests)), [len(of) for of in turns])
     counts: Counts = np.zeros((len(requests), config.k + 1), np.int32)
@@ -193,7 +193,7 @@ def _digest(requests: Iterator[TokenRequest]) -> str:
 
 
 def _key(candidate: Candidate, chunk: str) -> str:
-    """Everything that a piece's result depends on, the drafter's own version included."""
+    """Everything that a piece's result depends on, including the drafter's version."""
     from ngram_npu import CONTRACT_VERSION
     from ngram_npu.config import default_costs, default_store_costs
 
@@ -203,7 +203,7 @@ def _key(candidate: Candidate, chunk: str) -> str:
 
 
 class Cache:
-    """Finished pieces in a file of JSON lines; each is on disk as soon as it is there."""
+    """Finished pieces in a file of JSON lines; each is written at once."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -215,9 +215,9 @@ class Cache:
                 entry = json.loads(line)
                 self._found[entry["key"]] = entry["counts"]
         except ValueError:
-            pass  # the last line of an interrupted run may be half written; it is made again
+            pass  # the last line of an interrupted run may be incomplete; the piece is repeated
         except (OSError, LookupError, TypeError) as error:
-            raise ReplayError(f"{path}: no cache of ngram-npu tune: {error}") from error
+            raise ReplayError(f"{path}: not a cache of ngram-npu tune: {error}") from error
 
     def __len__(self) -> int:
         return len(self._found)

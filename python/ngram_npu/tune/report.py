@@ -37,7 +37,7 @@ _MOST_SHOWN = 12
 
 @dataclass(frozen=True)
 class Setting:
-    """One that was tried, on the half for choosing and on the held-out half."""
+    """Figures of one setting, on the half for choosing and on the held-out half."""
 
     candidate: Candidate
     chosen: Figures
@@ -52,8 +52,8 @@ class BatchRow:
         speedup, against: of the recommended setting and of the one it is compared with.
         ratio: of the two, over the same resampled conversations.
         expected: of the recommended setting, on the half that it was chosen on.
-        best: number of the setting that is best at this batch size alone, on that half.
-        best_speedup: of that one, held out.
+        best: number of the setting that is best on that half at this batch size alone.
+        best_speedup: of that setting, on the held-out half.
     """
 
     batch: int
@@ -71,7 +71,7 @@ class Group:
 
     Attributes:
         speedup, against: at the smallest batch size, of all of them together.
-        gaining: how many are faster with the recommended setting than without speculation.
+        gaining: number of conversations that are faster with the recommended setting.
     """
 
     name: str
@@ -83,7 +83,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Single:
-    """A held-out conversation; speed-ups of a batch of such ones, at the smallest batch size."""
+    """A held-out conversation; speed-ups of a batch of equal conversations, at the smallest batch
+    size."""
 
     input: str
     name: str
@@ -94,7 +95,7 @@ class Single:
 
 @dataclass(frozen=True)
 class StoreRow:
-    """What a store gains, held out, at the smallest batch size.
+    """Gain of a store on the held-out half, at the smallest batch size.
 
     Attributes:
         best, without: numbers of the best settings with and without a store.
@@ -108,21 +109,22 @@ class StoreRow:
 
 @dataclass(frozen=True)
 class TuneReport:
-    """See the classes above.
+    """Result of tuning.
 
     Attributes:
         about: command, date, machine, versions, seconds taken.
-        traffic: what was read, and what of it was replayed.
-        cost: what verifying takes.
-        settings: all that were tried.
-        frontier: numbers of those that no other outdoes on the held-out half.
-        recommended, against: numbers.
+        traffic: the conversations that were read, and those that were replayed.
+        cost: the time of verification.
+        settings: all settings that were tried.
+        frontier: numbers of settings on the Pareto front of the held-out half: no other setting
+            yields as many tokens per step with fewer drafts.
+        recommended, against: numbers of settings.
         batches: by batch size, ascending.
-        advice: in a sentence.
-        off_above: batch size above which drafting should be off; 0: at all, None: at none.
+        advice: one sentence.
+        off_above: batch size above which drafting should be off; 0: for all, None: for none.
         groups: by input.
         singles: the held-out conversations, by speed-up, ascending.
-        store: None where none was searched.
+        store: None if no store was tried.
     """
 
     about: Mapping[str, Any]
@@ -146,7 +148,7 @@ class TuneReport:
 
     @property
     def vllm_options(self) -> tuple[str, str]:
-        """Of `vllm serve`, for the recommended setting."""
+        """Options of `vllm serve` for the recommended setting."""
         return vllm_options(self.candidate)
 
     def to_dict(self) -> dict[str, Any]:
@@ -303,7 +305,7 @@ def make_report(
 
 
 def format_report(report: TuneReport) -> str:
-    """For a terminal, without a final newline."""
+    """The report as text for a terminal, without a final newline."""
     chosen, other = report.settings[report.recommended], report.settings[report.against]
     lines = [*describe(report), ""]
     if report.off_above == 0:
@@ -380,7 +382,7 @@ def format_report(report: TuneReport) -> str:
 
 
 def describe(report: TuneReport) -> list[str]:
-    """What the figures are from."""
+    """Lines about traffic, cost and settings."""
     traffic = report.traffic
     kept = (
         f"{traffic['conversations']} conversations, {traffic['characters'] / 1e6:.3g} million "
@@ -403,19 +405,19 @@ def describe(report: TuneReport) -> list[str]:
     if report.cost.is_example:
         lines.append(
             "The verification cost is an EXAMPLE: measure your server's with "
-            "`ngram-npu measure-cost`, or give -c."
+            "`ngram-npu measure-cost`, or pass -c."
         )
     return lines
 
 
 def store_lines(report: TuneReport) -> list[str]:
-    """What a store gains, and what it shares where it is recommended."""
+    """Lines about the gain of a store, and about the sharing of text if it is recommended."""
     row = report.store
     if row is None:
         return []
     lines = [
         f"Store: {report.settings[row.best].candidate.label} is {_interval(row.ratio)} times as "
-        f"fast as {report.settings[row.without].candidate.label}, held out."
+        f"fast as {report.settings[row.without].candidate.label} on the held-out half."
     ]
     if not report.candidate.has_store:
         lines.append(
@@ -424,11 +426,11 @@ def store_lines(report: TuneReport) -> list[str]:
         )
         return lines
     lines.append(
-        "A store shares text: what one request says is drafted to others of the engine's scope, "
-        "who can find it out by timing (docs/guides/store.md). --no-store searches without."
+        "A store shares text: requests of one scope draft each other's text and can detect it by "
+        "timing (docs/guides/store.md). Use --no-store to search without stores."
     )
     if row.ratio.low <= 1:
-        lines.append("Its gain is NOT SURE: the interval reaches 1. Rather leave it out.")
+        lines.append("Its gain is NOT SURE: the interval includes 1. Better use no store.")
     tokens = report.candidate.config.store_tokens
     if tokens != STORE_TOKENS:
         lines.append(f"This one holds {tokens} tokens: --max-num-seqs at most {tokens // 1024}.")
@@ -440,7 +442,7 @@ def _batch_name(report: TuneReport, batch: int) -> str:
 
 
 def _spread(numbers: Sequence[int]) -> list[int]:
-    """At most `_MOST_SHOWN` of them, evenly, the ends among them."""
+    """At most `_MOST_SHOWN` of the numbers, evenly spaced, with the first and the last."""
     if len(numbers) <= _MOST_SHOWN:
         return list(numbers)
     picked = np.linspace(0, len(numbers) - 1, _MOST_SHOWN).round().astype(int)

@@ -1,4 +1,4 @@
-"""From counts to a recommendation: chosen on one half of the conversations, judged on the other."""
+"""Recommends a setting: chosen on one half of the conversations, judged on the other."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ FloatArray = npt.NDArray[np.float64]
 RESAMPLES = 1000
 SEED = 20_260_801
 STORE_GAIN = 1.02
-"""A store shares text and takes memory: it is chosen only where it is so much faster."""
+"""A store shares text and takes memory: it is chosen only if it is faster by this factor."""
 STORE_LADDERS = 2
 """How many ladders are tried with stores."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """One setting over some conversations."""
+    """Figures of one setting over some conversations."""
 
     tokens: int
     steps: int
@@ -54,7 +54,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure and the middle 95 % of what resampled conversations give."""
+    """A figure and its 95 % interval over resampled conversations."""
 
     value: float
     low: float
@@ -63,13 +63,13 @@ class Interval:
 
 @dataclass(frozen=True)
 class Measured:
-    """All settings over all conversations.
+    """Counts of all settings over all conversations.
 
     Attributes:
         candidates: the settings.
-        counts: of each [N, K+1], steps of a conversation by the number of tokens drafted.
-        tokens: [N], generated in steps, whatever the setting.
-        chosen_half: [N], whether settings are chosen on the conversation.
+        counts: per setting [N, K+1], steps of a conversation by the number of tokens drafted.
+        tokens: [N], generated in steps, the same for all settings.
+        chosen_half: [N], whether the conversation belongs to the half for choosing.
     """
 
     candidates: tuple[Candidate, ...]
@@ -78,7 +78,7 @@ class Measured:
     chosen_half: npt.NDArray[np.bool_]
 
     def and_also(self, other: Measured) -> Measured:
-        """With other settings over the same conversations."""
+        """These and other settings over the same conversations."""
         return replace(
             self,
             candidates=self.candidates + other.candidates,
@@ -103,13 +103,13 @@ class Measured:
 
 
 def best(measured: Measured, cost: VerificationCost) -> int:
-    """The setting of the highest speed-up on the half for choosing: the geometric mean over the
-    batch sizes, counting 1 where it does not pay, since it is switched off there."""
+    """The setting with the highest speed-up on the half for choosing: the geometric mean over the
+    batch sizes. A speed-up below 1 counts as 1, because drafting is switched off there."""
     return ranked(measured, cost)[0]
 
 
 def ranked(measured: Measured, cost: VerificationCost) -> list[int]:
-    """All settings, the best first; of equal ones the one that is listed first."""
+    """All settings, the best first; equal settings keep their order."""
 
     def score(number: int) -> float:
         speedups = [
@@ -155,7 +155,7 @@ def interval(
     draws = np.random.default_rng(SEED).multinomial(
         len(where), np.full(len(where), 1 / len(where)), RESAMPLES
     )
-    # The sample itself comes first.
+    # The first row is the sample itself.
     weights = np.concatenate([np.ones((1, len(where)), np.int64), draws]).astype(np.float64)
     tokens = weights @ measured.tokens[where]
 
@@ -168,7 +168,7 @@ def interval(
 
 
 def frontier(figures: Sequence[Figures]) -> list[int]:
-    """Numbers of those that no other outdoes: as many tokens per step with fewer drafted."""
+    """Numbers of the Pareto front: no other yields as many tokens per step with fewer drafted."""
     order = sorted(
         range(len(figures)),
         key=lambda i: (figures[i].drafted_per_step, -figures[i].tokens_per_step),
@@ -183,14 +183,14 @@ def frontier(figures: Sequence[Figures]) -> list[int]:
 def advice(
     batches: Sequence[tuple[int, Interval]], cost: VerificationCost
 ) -> tuple[str, int | None]:
-    """What to do, in a sentence, and the largest batch size up to which drafting surely pays.
+    """One sentence of advice, and the largest batch size up to which a gain is sure.
 
     Args:
         batches: speed-ups by batch size, ascending.
-        cost: they are for.
+        cost: the cost of the speed-ups.
 
     Returns:
-        The batch size is 0 where it pays at none, None where it pays at all of them.
+        The advice and the batch size: 0 if drafting pays at no size, None if it pays at all.
     """
     paying = 0
     for batch, speedup in batches:

@@ -1,8 +1,8 @@
-"""Step times of one's own server, by plain HTTP: `ngram-npu measure-cost`.
+"""Measures step times of a server over HTTP: `ngram-npu measure-cost`.
 
-A streaming server sends each request one chunk per step. So the time between two chunks is a step
-of the model while a known number of requests is running; how many tokens such a step verifies
-follows from the server's own count of drafted tokens (`/metrics` of vLLM).
+A streaming server sends each request one chunk per step. So while a known number of requests is
+running, the time between two chunks is the time of a step. The number of tokens that a step
+verifies follows from the server's count of drafted tokens (`/metrics` of vLLM).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Stream", "measure_cost", "steps_of"]
 _TIMEOUT_S = 600
 _DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
 _PHRASE = "one two three four five six seven eight nine ten eleven twelve "
-"""Text that repeats itself, so that n-gram drafts are found in every step."""
+"""Repetitive text, so that every step finds n-gram drafts."""
 _TOKENS_OF_PHRASE = 12
 _LEAST_STEPS = 8
 
@@ -53,21 +53,21 @@ def measure_cost(
     command: str,
     report: Callable[[str], None],
 ) -> None:
-    """Measure at each batch size and add what was found to a file for `load_cost`.
+    """Measure at each batch size and add the times to a file for `load_cost`.
 
     Args:
-        output: made where it is missing.
+        output: the file; created if it does not exist.
         url: of the server, without /v1.
-        model: by its name there; None: the first that the server lists.
-        batch_sizes: as the command has them, "1,4,16".
-        prompt_tokens: about how long each prompt is.
+        model: its name on the server; None: the first that the server lists.
+        batch_sizes: separated by commas: "1,4,16".
+        prompt_tokens: approximate length of each prompt.
         max_tokens: of each answer.
-        rounds: of each batch size; the median counts.
-        command: for the record.
+        rounds: per batch size; the median counts.
+        command: command line to store in the file.
         report: called with each result as a line.
 
     Raises:
-        ReplayError: the server does not answer as it should, or the file is another.
+        ReplayError: the server's answer is not as expected, or the file has another format.
     """
     try:
         sizes = sorted({int(part) for part in batch_sizes.split(",")})
@@ -121,8 +121,8 @@ def steps_of(streams: Sequence[Stream]) -> float:
         gaps += [later - at for at, later in pairwise(inside)]
     if len(gaps) < _LEAST_STEPS * len(streams):
         raise ReplayError(
-            f"{len(streams)} requests at once: they were running together for only "
-            f"{len(gaps) // max(1, len(streams))} steps, expected {_LEAST_STEPS}; raise "
+            f"{len(streams)} requests at once: expected {_LEAST_STEPS} steps with all of them "
+            f"running, got {len(gaps) // max(1, len(streams))}; raise "
             "--max-tokens, or lower --batch-sizes to what the server runs at once"
         )
     return statistics.median(gaps)
@@ -146,10 +146,10 @@ class _Server:
         try:
             return str(json.loads(self._get("/v1/models"))["data"][0]["id"])
         except (ValueError, LookupError, TypeError) as error:
-            raise ReplayError(f"{self._url}: /v1/models names no model; give --model") from error
+            raise ReplayError(f"{self._url}: /v1/models lists no model; pass --model") from error
 
     def drafted(self) -> float:
-        """Tokens drafted so far; 0 where the server does not count them: it does not speculate."""
+        """Tokens drafted so far; 0 if the server has no such counter: it does not speculate."""
         try:
             text = self._get("/metrics")
         except ReplayError:
@@ -158,14 +158,14 @@ class _Server:
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
     def run(self, model: str, prompt: str, batch: int, max_tokens: int) -> list[Stream]:
-        """So many equal requests at once."""
+        """Sends ``batch`` equal requests at once."""
         streams = [Stream() for _ in range(batch)]
         failed: list[BaseException] = []
 
         def request(stream: Stream) -> None:
             try:
                 self._stream(model, prompt, max_tokens, stream)
-            except Exception as error:  # shown by the thread that waits
+            except Exception as error:  # reported by the waiting thread
                 failed.append(error)
 
         threads = [threading.Thread(target=request, args=(s,), daemon=True) for s in streams]
@@ -235,13 +235,13 @@ def _read(output: Path) -> dict[str, Any]:
         found["runs"], found["steps"] = list(found["runs"]), list(found["steps"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise ReplayError(
-            f"{output}: is there and no file of step times: {printable(one_line(error)):.200}"
+            f"{output}: exists and is not a file of step times: {printable(one_line(error)):.200}"
         ) from error
     return found
 
 
 def _add(found: dict[str, Any], batch: int, verified: float, seconds: float) -> None:
-    """In place of what an earlier run said of the same step."""
+    """Adds a time, or replaces that of an earlier run for the same step."""
     steps = [s for s in found["steps"] if (s["batch"], s["verified"]) != (batch, verified)]
     steps.append({"batch": batch, "verified": verified, "seconds": seconds})
     found["steps"] = sorted(steps, key=lambda s: (s["batch"], s["verified"]))

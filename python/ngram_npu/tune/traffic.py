@@ -1,4 +1,4 @@
-"""Recorded traffic for tuning: read once, a sample of it kept where it is large."""
+"""Recorded traffic for tuning: read once; a sample is kept if it is large."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ class Traffic:
 
     Attributes:
         inputs: names, in order.
-        input_of: [N], of each conversation the number of its input.
-        names: of each conversation, its id.
-        number_in_input: [N], its number among the input's that were kept, from 0.
-        requests: of all conversations; more than one of a conversation where a chat template
+        input_of: [N], number of each conversation's input.
+        names: id of each conversation.
+        number_in_input: [N], number of each conversation among those kept of its input, from 0.
+        requests: of all conversations. A conversation has several requests if its chat template
             changes earlier turns.
-        conversation_of: [R], of each request.
+        conversation_of: [R], number of each request's conversation.
         tokens: [N], generated in steps.
-        characters: of text, of the conversations kept.
-        found, found_characters: in all.
-        left_out: conversations kept that make no step.
+        characters: of the conversations kept.
+        found, found_characters: of all conversations read.
+        left_out: kept conversations without a step.
         tokenizer: name and source; None for token ids.
     """
 
@@ -68,12 +68,12 @@ class Traffic:
 
     @property
     def chosen_half(self) -> npt.NDArray[np.bool_]:
-        """[N], those that settings are chosen on: numbers 0, 2, 4, ... of each input."""
+        """[N], whether settings are chosen on it: numbers 0, 2, 4, ... of each input."""
         even: npt.NDArray[np.bool_] = self.number_in_input % 2 == 0
         return even
 
     def streams(self) -> list[list[int]]:
-        """Numbers of the requests that come to one store: each half of each input, in order."""
+        """Numbers of the requests that share a store: each half of each input, in order."""
         of_request = (
             self.input_of[self.conversation_of] * 2 + self.chosen_half[self.conversation_of]
         )
@@ -95,12 +95,12 @@ def read_traffic(
     Args:
         paths: files and folders; empty for the standard library's sources.
         format_name, limit, tokenizer, chat_template: as in `ReplayOptions`.
-        sample: most characters of text to keep: whole conversations, each as likely as any other,
-            the same ones whenever the traffic is the same. None: everything.
+        sample: maximum number of characters to keep: whole conversations, chosen with equal
+            probability, the same ones for the same traffic. None: all.
         progress: called after each conversation that is tokenized.
 
     Raises:
-        ReplayError: as for `replay`; fewer than two conversations that make a step.
+        ReplayError: as for `replay`, or fewer than two conversations have a step.
     """
     kept = _Sample(sample)
     inputs: list[str] = []
@@ -168,9 +168,9 @@ def _inputs(
 
 
 class _Sample:
-    """The conversations of the lowest hashes, as many as fit: memory holds no more than these.
+    """The conversations with the lowest hashes, as many as fit; no others are kept in memory.
 
-    Once one was left out, none of a higher hash is taken: otherwise short ones would be likelier.
+    After one was left out, none with a higher hash is kept: short ones would be more likely.
     """
 
     def __init__(self, most: int | None) -> None:
@@ -198,7 +198,7 @@ class _Sample:
 
 
 def _numbers_within(of_input: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """[N], how many before each are of the same input."""
+    """[N], number of earlier conversations of the same input."""
     numbers = np.zeros(len(of_input), np.int64)
     for number in np.unique(of_input):
         own = np.flatnonzero(of_input == number)

@@ -1,4 +1,4 @@
-"""ngram_npu inside vLLM: see docs/guides/vllm.md.
+"""ngram_npu in vLLM: see docs/guides/vllm.md.
 
 ``speculative_config={"method": "custom_class", "model": "ngram_npu.vllm.NgramProposer", ...}``
 """

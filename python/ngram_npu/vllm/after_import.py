@@ -1,4 +1,4 @@
-"""Changing a module once somebody imports it, without importing it."""
+"""Changes a module after it has been imported, without importing it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
-    """Calls ``then`` with the module called ``name``: now, or once it has been imported."""
+    """Calls ``then`` with the module ``name``: now, or after it has been imported."""
     if name in sys.modules:
         then(sys.modules[name])
     elif not any(isinstance(f, _AfterImport) and f.name == name for f in sys.meta_path):
@@ -21,13 +21,13 @@ def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
 
 
 def parameters(function: Any) -> list[str]:
-    """Names with their stars, without annotations and defaults."""
+    """Names of a function's parameters with their stars, without annotations and defaults."""
     found = inspect.signature(function).parameters.values()
     return [str(p).partition(":")[0].partition("=")[0].strip() for p in found]
 
 
 def difference(name: str, theirs: Any, own: Any) -> str:
-    """How the parameters of ``theirs``, called ``name``, differ from ours; empty: they do not."""
+    """Difference between the parameters of ``theirs``, called ``name``, and ours; empty if none."""
     if not inspect.isfunction(theirs):
         return f"there is no {name}"
     found, expected = parameters(theirs), parameters(own)
@@ -45,7 +45,7 @@ def vllm_version() -> str:
 
 
 def installed(*names: str) -> str:
-    """The first distribution of these that is there, with its version."""
+    """The first of these distributions that is installed, with its version."""
     for name in names:
         try:
             return f"{name} {importlib.metadata.version(name)}"
@@ -64,10 +64,10 @@ class _AfterImport(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != self.name:
             return None
-        # Asked for the spec only, as importlib.util.find_spec does, or for an import: it goes on
-        # standing here until the module has been executed.
+        # The caller may only want the spec, like importlib.util.find_spec. So the finder stays in
+        # place until the module has been executed.
         for finder in sys.meta_path:
-            find_spec = getattr(finder, "find_spec", None)  # a finder of old has none
+            find_spec = getattr(finder, "find_spec", None)  # old finders have none
             if find_spec is not None and not isinstance(finder, _AfterImport):
                 spec: ModuleSpec | None = find_spec(fullname, path, target)
                 if spec is not None:
@@ -90,7 +90,7 @@ class _Loader(Loader):
         self._waiting = waiting
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # get_source and the like
+        return getattr(self._loader, name)  # get_source and others
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)

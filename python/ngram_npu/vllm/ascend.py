@@ -1,6 +1,6 @@
-"""What vLLM-Ascend's runner calls: its two n-gram drafters, and the function behind one of them.
+"""Replacements for vLLM-Ascend's two n-gram drafters and the launcher that one of them uses.
 
-Everything here works on tensors of any device that has kernels. Nothing waits for the device.
+All of it works on tensors of any device that has kernels. Nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ngram_npu.vllm.proposer import StockNgramProposer
 
 
 class _Drafter:
-    """A runner takes its drafter for a model's."""
+    """Methods that the runner calls as if its drafter had a model."""
 
     def load_model(self, *args: object, **kwargs: object) -> None:
-        """There is no model."""
+        """Does nothing: there is no model."""
 
     def dummy_run(
         self,
@@ -32,8 +32,8 @@ class _Drafter:
         dummy_compute_logits: object = lambda hidden_states: None,
         is_profile: bool = False,
     ) -> None:
-        """The runner calls it to profile, to warm up and while it captures graphs. The kernels are
-        compiled with the wheel and belong into no graph of the model's: there is nothing to do."""
+        """Does nothing. The runner calls it to profile, to warm up and during graph capture; our
+        kernels are compiled ahead of time and are not part of the model's graphs."""
 
 
 class AscendNgramProposer(_Drafter, StockNgramProposer):
@@ -64,7 +64,7 @@ class AscendNgramProposerNPU(_Drafter):
         _keep_drafting = options.keep_drafting
 
 
-# The launcher is not told for which model it drafts; a process has one runner.
+# Global, because the launcher is not told for which model it drafts; a process has one runner.
 _keep_drafting = False
 
 
@@ -89,9 +89,9 @@ def triton_ngram_spec_decode(
 
     Returns:
         next_token_ids [B], draft_token_ids [B, k], num_valid_draft_tokens [B],
-        valid_sampled_tokens_count [B]; int32. Beside theirs: no draft reaches beyond S, and in a
-        row whose capacity cuts the sampled tokens off the newest is the last that was sampled, not
-        the last that fits.
+        valid_sampled_tokens_count [B]; int32. Two differences from the original: no draft reaches
+        beyond S, and if the sampled tokens do not fit into the row, the next token is the last
+        sampled one, not the last one that fits.
     """
     found = look_up(
         token_ids,

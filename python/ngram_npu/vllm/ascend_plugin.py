@@ -1,9 +1,8 @@
-"""vLLM-Ascend's ``method="ngram"`` and ``method="ngram_gpu"`` served by us.
+"""Serves vLLM-Ascend's ``method="ngram"`` and ``method="ngram_gpu"``.
 
-Its runner has the drafters' classes and the launcher of the device's lookup as globals, and a
-factory elsewhere makes the drafter: what is of one method is replaced in both places at once, once
-the runner's module has been imported, and only where it has the signatures this was written
-against.
+The runner's module has the drafter classes and the launcher of the device lookup as globals, and a
+factory in another module makes the drafter. After the runner's module has been imported, both
+places are replaced together for each method, if the signatures are those this was written for.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ LAUNCHER = "triton_ngram_spec_decode"
 
 
 def install() -> None:
-    """Replaces what is known, now or when vLLM-Ascend imports its runner, and says so in one line a
-    method, or why not. Never raises; may be called again."""
+    """Replaces the drafters now or when vLLM-Ascend imports its runner, and logs one line per
+    method: enabled, or why not. Never raises; may be called again."""
     after_import(RUNNER, _replace)
     after_import(V2_RUNNER, _refused)
 
 
 def _refused(runner: ModuleType) -> None:
     logger.warning(
-        "ngram_npu: not enabled, the V2 runner of %s takes no n-gram method; "
-        "VLLM_USE_V2_MODEL_RUNNER=0 chooses its V1 runner",
+        "ngram_npu: not enabled, the V2 runner of %s supports no n-gram method; "
+        "set VLLM_USE_V2_MODEL_RUNNER=0 for its V1 runner",
         installed("vllm-ascend"),
     )
 
@@ -87,7 +86,7 @@ def _no_kernel() -> str:
 
 
 def _doubt(name: str, theirs: Any, own: Any, called: tuple[str, ...]) -> str:
-    """What is unlike the vLLM-Ascend this was written against; empty: nothing."""
+    """How this vLLM-Ascend differs from those this was written for; empty if it does not."""
     if not inspect.isclass(own):
         return difference(name, theirs, own)
     if not inspect.isclass(theirs):

@@ -1,6 +1,6 @@
-"""Drafts on the runner's device: the V1 runner's drafter, and the lookup that vLLM-Ascend's calls.
+"""Drafts on the runner's device, for vLLM's V1 runner and for vLLM-Ascend.
 
-Everything here works on tensors of any device that has kernels. Nothing waits for the device.
+All of it works on tensors of any device that has kernels. Nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ngram_npu.vllm.options import Options
 
 
 class Found(NamedTuple):
-    """What a lookup gives, int32."""
+    """Result of a lookup, int32."""
 
     next_token_ids: torch.Tensor
     """[B], the newest token of each row."""
     draft_token_ids: torch.Tensor
-    """[B, k], -1 behind a draft's end."""
+    """[B, k], -1 in unused places."""
     num_draft_tokens: torch.Tensor
     num_sampled: torch.Tensor
     match_len: torch.Tensor
 
 
 class DeviceDrafter:
-    """The two calls that a runner makes for ``method="ngram_gpu"`` in a step."""
+    """The two methods that a runner calls per step for ``method="ngram_gpu"``."""
 
     def __init__(self, options: Options, vocab_size: int, device: torch.device) -> None:
         config = options.ngram
@@ -52,18 +52,18 @@ class DeviceDrafter:
         num_tokens_no_spec: torch.Tensor,
         discard_request_mask: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Which of the sampled tokens count.
+        """Determines the valid sampled tokens.
 
         Args:
             sampled_token_ids: [B, M] int32 or lists of different lengths, -1 where rejected.
             gpu_input_batch: its ``num_reqs`` is B, its ``vocab_size`` the model's.
             token_ids_gpu: [R, S] int32, R >= B.
             num_tokens_no_spec: [R] int32, lengths without the sampled tokens.
-            discard_request_mask: [>= B] bool, requests whose prefill goes on.
+            discard_request_mask: [>= B] bool, requests still in prefill.
 
         Returns:
-            The newest token [B], how many count [B], the sampled tokens [B, M] with -1 in place of
-            the discarded requests'; all int32.
+            The newest token [B], the number of valid tokens [B], the sampled tokens [B, M] with -1
+            for discarded requests; all int32.
         """
         batch = gpu_input_batch.num_reqs
         sampled = as_matrix(sampled_token_ids, token_ids_gpu.device)[:batch]
@@ -85,15 +85,15 @@ class DeviceDrafter:
         valid_sampled_token_ids_gpu: torch.Tensor,
         valid_sampled_tokens_count: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Writes the sampled tokens into the rows, not into the lengths, and drafts.
+        """Writes the sampled tokens into the rows, leaves the lengths as they are, and drafts.
 
         Args:
-            num_speculative_tokens: drafts asked for.
+            num_speculative_tokens: draft tokens per request.
             num_tokens_no_spec, token_ids_gpu, valid_sampled_token_ids_gpu: [B], [B, S], [B, M].
-            valid_sampled_tokens_count: [B]; follows from the tokens and is not read.
+            valid_sampled_tokens_count: [B]; not read, because it follows from the tokens.
 
         Returns:
-            Drafts [B, num_speculative_tokens], -1 behind the last, and how many there are [B].
+            Drafts [B, num_speculative_tokens], -1 in unused places, and their lengths [B].
         """
         k = min(num_speculative_tokens, self.k)
         found = self._look_up(token_ids_gpu, num_tokens_no_spec, valid_sampled_token_ids_gpu, k)
@@ -119,8 +119,8 @@ def look_up(
     index: torch.Tensor | None = None,
     **lookup: Any,
 ) -> Found:
-    """``ngram_step_``, with an index ``ngram_index_step_``, for a runner that counts its tokens
-    itself."""
+    """Calls ``ngram_step_``, or ``ngram_index_step_`` if there is an index. The runner counts its
+    tokens itself."""
     batch, capacity = token_ids.shape
     sampled = as_matrix(sampled_token_ids, token_ids.device)[:batch]
     arguments = {"discard": discard, "advance": False, "max_len": capacity, **lookup}
@@ -138,7 +138,7 @@ def look_up(
 
 
 def never_empty(found: Found) -> Found:
-    """A request that sampled something and has no draft gets its newest token for one."""
+    """Gives each request that sampled tokens but has no draft its newest token as a draft."""
     none = (found.num_draft_tokens == 0) & (found.num_sampled > 0)
     drafts = found.draft_token_ids
     drafts[:, 0] = torch.where(none, found.next_token_ids, drafts[:, 0])
@@ -146,7 +146,8 @@ def never_empty(found: Found) -> Found:
 
 
 def workspace(op: str, options: Options, device: torch.device) -> dict[str, torch.Tensor]:
-    """What ``op`` takes for itself on a GPU: without it, each call allocates and zeroes one."""
+    """The workspace of ``op`` on a GPU, as a keyword argument. Without it each call would allocate
+    and zero one."""
     if device.type == "cpu":
         return {}
     size = workspace_size(op, options.max_num_seqs)
@@ -154,7 +155,7 @@ def workspace(op: str, options: Options, device: torch.device) -> dict[str, torc
 
 
 def vector(values: list[int], device: torch.device) -> torch.Tensor:
-    """[N] int32 on ``device``; from pinned memory, since the copy to a GPU would wait else."""
+    """[N] int32 on ``device``; copied from pinned memory, so that the copy does not wait."""
     host = torch.tensor(values, dtype=torch.int32, pin_memory=device.type == "cuda")
     return host.to(device, non_blocking=True)
 

@@ -1,4 +1,4 @@
-"""Counting what is drafted on a device, which nobody waits for."""
+"""Statistics of drafts on a device, without waiting for it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ngram_npu.vllm.stats import Rows, Stats
 
 
 class DeviceStats:
-    """:class:`Stats` of tensors. From a GPU they are copied behind the step, and counted by the
-    first later step that finds the copy there."""
+    """:class:`Stats` of tensors. From a GPU they are copied asynchronously after the step; the
+    first later step that finds the copy complete counts it."""
 
     def __init__(
         self, vllm_config: Any, options: Options, rows: int, index: Any, device: torch.device
@@ -32,7 +32,7 @@ class DeviceStats:
         rows: Rows,
         values: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     ) -> None:
-        """One call of ``propose()``, begun at ``started`` (``time.perf_counter()``).
+        """Counts one call of ``propose()`` that began at ``started`` (``time.perf_counter()``).
 
         Args:
             rows: as in :meth:`Stats.observe`, on the host.

@@ -1,4 +1,4 @@
-"""How drafts are found: the seam between what vLLM hands over and the kernels."""
+"""The two ways to find drafts in vLLM's token buffer: with a scan or with an index."""
 
 from __future__ import annotations
 
@@ -16,25 +16,27 @@ from ngram_npu.vllm.sharing import SharedStore
 Int32Array = npt.NDArray[np.int32]
 
 MOST_TOKENS = 1 << 26
-"""That an index holds where the KV cache's capacity is not known."""
+"""Capacity of an index in tokens if the KV cache's capacity is not known."""
 
 PROMPT_TOKENS_PER_STEP = 32768
-"""Indexed in a step in which all rows prefill, beside which a millisecond does not count."""
+"""Indexed in a step in which all rows prefill, which takes much longer than the millisecond for
+indexing."""
 
 LEAST_TOKENS_PER_STEP = 16
-"""Indexed in any step in which something is missing: less than a microsecond."""
+"""Indexed at least, in every step with tokens to index: takes less than a microsecond."""
 
 STEPS_TO_CATCH_UP = 4
-"""While no row can be looked up yet, one step of so many indexes for them all: what such a step
-takes longer goes into the calls, hardly into the tokens."""
+"""While no row can be looked up yet, one of this many steps indexes for all of them: most of the
+additional time is for the call, not for the tokens."""
 
 SCANNED_TOKENS = 3 << 17
-"""The rows of a step that have no more tokens than this together, or a 128th of it each, are
-scanned: the index would not be quicker."""
+"""A step is scanned if its rows have at most this many tokens together, or 1/128 of it each: the
+index would not be faster."""
 
 PATIENCE = 64
-"""Steps that a request may sit out while memory is half used, and keep its index: it may be running
-(another micro-batch of a pipeline has its turn, or the step's token budget ends before it)."""
+"""While memory is half used, a request keeps its index for this many steps without being in the
+batch: it may still run (pipeline parallelism runs another micro-batch, or the step's token budget
+was too small for it)."""
 
 
 class Engine(Protocol):
@@ -46,27 +48,26 @@ class Engine(Protocol):
     def draft(
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
     ) -> tuple[Int32Array, Int32Array, Int32Array]:
-        """Up to ``k`` tokens for each row in which something was sampled.
+        """Drafts up to ``k`` tokens for each row with sampled tokens.
 
         Args:
-            token_ids: [B, max_model_len], the live rows, the sampled tokens already in them.
+            token_ids: [B, max_model_len], the live rows with the sampled tokens.
             num_tokens: [B], their lengths.
-            num_sampled: [B], how many of their last tokens this step sampled; 0: a row whose
-                prefill goes on, which drafts nothing.
-
-            k: 0 asks for none; what is kept of the rows is then brought up to date all the same.
+            num_sampled: [B], number of tokens that this step sampled; 0: the row is still in
+                prefill and gets no draft.
+            k: 0: no drafts; an index is updated all the same.
 
         Returns:
-            Drafts [B, >= k], how many of each row count [B], the lengths of their matches [B].
+            Drafts [B, >= k], their lengths [B], the lengths of their matches [B].
         """
 
     def rows_indexed(self) -> int:
-        """Rows of all drafts so far that an index answered."""
+        """Rows answered from an index, summed over all drafts so far."""
 
 
 class ScanEngine:
-    """Looks through the whole of each row at every step. It keeps nothing from one step to the
-    next, so that it does not matter to it which request a row holds."""
+    """Scans each whole row at every step. It keeps no state between steps, so rows may change to
+    other requests."""
 
     name = "scan"
     store: SharedStore | None = None
@@ -88,13 +89,13 @@ class ScanEngine:
 
 
 class IndexEngine:
-    """Looks through what is new in each row, from an index of each request's tokens; a step of few
-    tokens is scanned.
+    """Reads only the new tokens of each row, and looks drafts up in an index of each request's
+    tokens; a step with few tokens is scanned.
 
-    A request keeps its slot of the index while its row moves (``_C.RowRecognizer``). Slots of
-    requests that are gone are kept, since preempted ones come back: while half of the memory is
-    free all of them, then those that were there lately, and none where little is left. The index is
-    made by the first draft, when vLLM knows how many tokens its KV cache holds.
+    A request keeps its slot of the index when its row moves (``_C.RowRecognizer``). Slots of absent
+    requests are kept, because preempted requests come back: all of them while half of the memory is
+    free, then only recent ones, and none when memory is nearly full. The first draft makes the
+    index, because vLLM then knows how many tokens its KV cache holds.
     """
 
     name = "index"
@@ -113,7 +114,7 @@ class IndexEngine:
             self._is_ladder,
         )
         self._cache_config = cache_config
-        self._context_ranks = context_ranks  # among which decode context parallelism shares a block
+        self._context_ranks = context_ranks  # ranks that share a block (context parallelism)
         self._rows = _C.RowRecognizer(2 * options.max_num_seqs)
         self._behind = 0  # rows whose tokens are not all indexed
         self.index: Any = None
@@ -180,15 +181,15 @@ class IndexEngine:
         return drafts, counts if k > 0 else np.zeros_like(counts), match_len
 
     def _forget_absent(self) -> None:
-        """Nobody tells which requests have finished. Where the store waits for their ends, those
-        that have not been there for a while are taken to have."""
+        """Frees the slots of absent requests when memory runs low. vLLM does not tell which
+        requests have finished, so with ``"finish"`` a store takes absent ones as finished."""
         share = self.index.share_in_use
         ends = self.store is not None and self.store.held.visibility == "finish"
         if share > 0.5 or (ends and self._steps % PATIENCE == 0):
             self._end(self._rows.forget_absent(0 if share > 0.9 else PATIENCE))
 
     def _end(self, slots: Int32Array) -> None:
-        """Of requests that are there no more."""
+        """Frees the slots of absent requests."""
         self.index.reset(slots)
         if self.store is not None:
             self.store.held.finish(slots)
@@ -212,11 +213,11 @@ def make_engine(options: Options, cache_config: Any, context_ranks: int) -> Engi
 
 
 def takes_index(options: Options, device_type: str = "cpu") -> bool:
-    """``auto``: where an index can be and pays, and not on a GPU, where it was not measured. A
-    ladder has nothing else.
+    """Whether to use an index. ``auto``: if an index is possible and faster, and not on a GPU,
+    where it was not measured. A ladder always needs one.
 
     Raises:
-        ValueError: a ladder where there is none.
+        ValueError: a ladder on a device that does not support it.
     """
     if options.ngram.is_ladder:
         if device_type != "cpu":
@@ -233,13 +234,13 @@ def takes_index(options: Options, device_type: str = "cpu") -> bool:
 def index_for(
     options: Options, slots: int, device: Any = None, most_tokens: int = MOST_TOKENS
 ) -> Any:
-    """An ``NgramIndex`` of numpy's, or what a runner on ``device`` (a ``torch.device``) takes."""
+    """A numpy ``NgramIndex``, or the index for a runner on ``device`` (a ``torch.device``)."""
     tokens = min(options.max_num_seqs * options.max_model_len, most_tokens)
     kind = "numpy" if device is None else "torch"
     return make_index(options.ngram, slots, tokens, kind=kind, device=device)
 
 
 def cost_arguments(options: Options, index: Any) -> dict[str, Any]:
-    """What a lookup in ``index`` takes where drafts end by their cost."""
+    """Keyword arguments of a lookup in ``index`` for drafts that end by their cost."""
     costs = cost_table(options.ngram, index.tensor)
     return {} if costs is None else {"costs": costs}

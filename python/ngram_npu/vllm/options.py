@@ -1,7 +1,7 @@
-"""What a deployment asks of us, read from vLLM's configuration and from the environment.
+"""Our options, read from vLLM's configuration and from the environment.
 
-vLLM has no options of its own for a proposer class, so ours travel in ``additional_config``, under
-a key of our own because other backends keep theirs there, or in the environment.
+vLLM has no options for a custom proposer class. So ours are in the environment, or in
+``additional_config`` under our own key, since other backends use ``additional_config`` too.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ SECTION = "ngram_npu"
 """Our key in ``additional_config``."""
 
 PREFIX = "NGRAM_NPU_VLLM_"
-"""Of our environment variables: the prefix and an option's name in capitals."""
+"""Prefix of our environment variables; an option's name in capitals follows."""
 
 ENGINES = ("auto", "index", "scan")
 DRAFTS = ("padded", "trimmed")
 DEFAULT_LOOKUP = (2, 5)
 
 Method = Literal["custom_class", "ngram", "ngram_gpu", "v2"]
-"""In whose place the proposer stands: one of V1's, or any n-gram method of the V2 runner."""
+"""The vLLM method that the proposer serves: one of V1's, or any n-gram method of the V2 runner."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Everything the proposer goes by."""
+    """All settings of a proposer in vLLM."""
 
     ngram: NgramConfig
     engine: str
@@ -38,22 +38,22 @@ class Options:
     max_num_seqs: int
     max_model_len: int
     drafts: str
-    """Of ``ngram_gpu``: whether the runner is told how many tokens of a draft were found."""
+    """For ``ngram_gpu``: ``"trimmed"`` reports the number of draft tokens found to the runner."""
     keep_drafting: bool
-    """Whether a request that sampled something gets a draft in any case."""
+    """Whether a request that sampled tokens always gets a draft."""
     metrics: bool
     """Whether to count which matches were accepted, and on a device whether to count at all."""
     store_tokens: int | None
-    """Tokens that the store holds; None: a million, or as many as its slots need."""
+    """Capacity of the store in tokens; None: a million, or more if its slots need it."""
     store_file: str
-    """What the store begins with, and where it goes; empty: nothing, nowhere."""
+    """File that the store is loaded from and saved to; empty: none."""
     sources: tuple[str, ...]
-    """Where options were given, for the line at start-up; empty: nowhere, all are defaults."""
+    """Where options were given, for the log line at start-up; empty: all are defaults."""
 
 
 def read_options(vllm_config: Any, method: Method) -> Options:
-    """The options for ``method``. For V2's runner the policy is ``latest`` unless given, and drafts
-    may pass ``max_model_len``, as its own do.
+    """The options for ``method``. For the V2 runner ``match_policy`` defaults to ``latest``, and
+    drafts may exceed ``max_model_len``, as in that runner's own methods.
 
     Raises:
         ValueError: an option that is unknown, malformed, or contradicts another; one line.
@@ -95,7 +95,7 @@ def read_options(vllm_config: Any, method: Method) -> Options:
             store_tokens=given.get("store_tokens", STORE_TOKENS),
         )
     except (TypeError, ValueError) as error:
-        # Our short names stand for vLLM's; whoever reads this has only ever seen the latter.
+        # The user knows only vLLM's names, so the message explains our short ones.
         names = "min_n, max_n, k: prompt_lookup_min, prompt_lookup_max, num_speculative_tokens"
         raise ValueError(f"ngram_npu: {error} ({names})") from error
     if engine == "index" and not ngram.fits_index:
@@ -126,15 +126,15 @@ def read_options(vllm_config: Any, method: Method) -> Options:
 
 
 def _is_recurrent(model_config: Any) -> bool:
-    """Whether layers keep a state instead of a cache (mamba, GDN): a step without drafts after one
-    whose drafts were accepted spoils it in runners that lack vLLM's fix."""
+    """Whether layers keep a state instead of a KV cache (Mamba, GDN). Without vLLM's fix, a step
+    without drafts after one with accepted drafts corrupts this state."""
     return bool(
         getattr(model_config, "has_inner_state", False) or getattr(model_config, "is_hybrid", False)
     )
 
 
 def _own_file(path: str, parallel: Any) -> str:
-    """Engines of a data-parallel server have a store each."""
+    """The store file of this engine: each engine of a data-parallel server has its own."""
     rank = getattr(parallel, "data_parallel_rank", 0)
     return f"{path}.{rank}" if path and rank else path
 
@@ -205,7 +205,8 @@ def _check_known(name: str, known: tuple[str, ...], where: str) -> None:
 
 
 def _none_with_ladder(given: Mapping[str, Any]) -> tuple[None, None]:
-    """A ladder's sizes are its own. vLLM's own methods always have some, which may mean nothing."""
+    """Rejects explicit sizes with a ladder. Those of vLLM's own methods are always set and are
+    ignored."""
     for name in ("prompt_lookup_min", "prompt_lookup_max"):
         if name in given:
             raise ValueError(
@@ -215,7 +216,7 @@ def _none_with_ladder(given: Mapping[str, Any]) -> tuple[None, None]:
 
 
 def _lookup(low: int | None, high: int | None) -> tuple[int, int]:
-    """vLLM's rule: where one of the two is given, the other is the same."""
+    """vLLM's rule: if only one of the two is given, the other is the same."""
     if low is None and high is None:
         return DEFAULT_LOOKUP
     low, high = (high if low is None else low), (low if high is None else high)
@@ -253,7 +254,7 @@ _KINDS: dict[str, type] = {
 }
 _NAMES = tuple(_KINDS)
 _TYPES: dict[type, tuple[type, ...]] = {float: (int, float, type(None))}
-"""What a mapping may hold for a kind, where it is more than that."""
+"""Additional types that a mapping may contain for an option's type."""
 _FLAGS = {"1": True, "true": True, "0": False, "false": False}
 _PARSERS: dict[type, Callable[[str], Any]] = {
     int: int,

@@ -1,11 +1,11 @@
-"""vLLM's ``method="ngram"`` served by us: existing deployments keep their configuration.
+"""Serves vLLM's ``method="ngram"``: existing deployments keep their configuration.
 
-The runner looks the stock class up in its module when it makes a drafter and again when it calls
-it, so that one assignment there is all there is to do. It is done only where the stock class has
-the signatures this was written against; else vLLM stays as it is.
+The runner looks up the stock class in its module when it makes a drafter and again when it calls
+it, so one assignment in that module is sufficient. It is made only if the stock class has the
+signatures this was written for; otherwise vLLM is left as it is.
 
-The stock module is not imported for it, but waited for: it brings numba in, and vLLM's CPU worker
-(0.32.0) does not start where numba is there before it.
+The stock module is not imported here: it imports numba, and vLLM's CPU worker (0.32.0) does not
+start if numba was imported before. So the assignment waits until vLLM imports the module.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ CLASS = "NgramProposer"
 
 
 def install() -> None:
-    """Puts :class:`StockNgramProposer` in the stock class's place, now or when vLLM imports it, and
-    says so in one line, or why not.
+    """Replaces the stock class by :class:`StockNgramProposer`, now or when vLLM imports it, and
+    logs one line: enabled, or why not.
 
-    Never raises, since vLLM would not start for it; may be called again.
+    Never raises, because vLLM would not start; may be called again.
     """
     try:
         if importlib.util.find_spec("vllm_ascend") is not None:
-            # Its drafters are classes of its own, and one of them derives from the stock class.
+            # vLLM-Ascend has its own drafter classes; one of them derives from the stock class.
             from ngram_npu.vllm import ascend_plugin
 
             ascend_plugin.install()
@@ -67,14 +67,14 @@ def _replace(module: ModuleType) -> None:
 
 def _refuse(doubt: str) -> None:
     logger.warning(
-        "ngram_npu: not enabled, vLLM is left as it is: this vLLM (%s) is not one it knows: %s",
+        "ngram_npu: not enabled, vLLM is left as it is: this vLLM (%s) is not supported: %s",
         vllm_version(),
         doubt,
     )
 
 
 def _doubt(stock: Any) -> str:
-    """What is unlike the vLLM this was written against; empty: nothing."""
+    """How this vLLM differs from those this was written for; empty if it does not."""
     if not inspect.isclass(stock):
         return f"{MODULE} has no class {CLASS}"
     for name in ("__init__", "propose", "load_model"):

@@ -1,6 +1,6 @@
 """The class behind vLLM's ``method="custom_class"``.
 
-No torch on this path: the runner's token buffer is a numpy array, and the drafts go back as lists.
+It does not use torch: the runner's token buffer is a numpy array, and drafts are returned as lists.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ngram_npu.vllm.options import Options, read_options
 from ngram_npu.vllm.runner_call import check_call
 from ngram_npu.vllm.stats import Stats
 
-# Below vLLM's own logger, so that its format and level hold for our lines too.
+# A child of vLLM's logger, so that its format and level apply to our lines too.
 logger = logging.getLogger("vllm.ngram_npu")
 
 
 class Drafter:
-    """What both of vLLM's methods share: the engine, the options it came from, the counters."""
+    """The part that both host methods share: engine, options and counters."""
 
     def __init__(self, vllm_config: Any, options: Options, method: str) -> None:
         self.options = options
@@ -72,10 +72,10 @@ class Drafter:
 def start(
     vllm_config: Any, options: Options, method: str, engine: str, device: object = "cpu"
 ) -> bool:
-    """Sets the number of threads and writes the line at start-up, if this rank is to speak: every
-    tensor-parallel rank drafts the same, and one of them speaks and counts. Whether it is."""
+    """Sets the number of threads and logs the line at start-up. Returns whether this rank logs and
+    counts: all tensor-parallel ranks draft the same, so only one of them does."""
     config, threads = options.ngram, options.num_threads
-    # vLLM runs one of us per tensor-parallel rank, beside tokenisation, on the same cores.
+    # vLLM runs one drafter per tensor-parallel rank on the same cores, which also tokenise.
     _C.set_num_threads(threads)
     parallel = vllm_config.parallel_config
     if getattr(parallel, "rank", 0) % parallel.tensor_parallel_size != 0:
@@ -114,13 +114,13 @@ class NgramProposer:
     """N-gram drafts for vLLM's V1 model runner, synchronous scheduling.
 
     ``speculative_config={"method": "custom_class", "model": "ngram_npu.vllm.NgramProposer",
-    "num_speculative_tokens": k}``. vLLM keeps no ``prompt_lookup_*`` for a class, so these come
-    from ``additional_config={"ngram_npu": {...}}``, else from the environment
-    (``NGRAM_NPU_VLLM_PROMPT_LOOKUP_MIN``, ...), else are 2 and 5.
+    "num_speculative_tokens": k}``. vLLM drops ``prompt_lookup_*`` for a custom class, so these are
+    taken from ``additional_config={"ngram_npu": {...}}``, otherwise from the environment
+    (``NGRAM_NPU_VLLM_PROMPT_LOOKUP_MIN``, ...), otherwise they are 2 and 5.
 
     Raises:
         ValueError: an option that is unknown, malformed, or contradicts another, or a runner that
-            calls a custom class otherwise; one line.
+            calls a custom class with other arguments; one line.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -131,7 +131,7 @@ class NgramProposer:
         if getattr(vllm_config.speculative_config, "num_speculative_tokens_per_batch_size", None):
             logger.warning(
                 "ngram_npu: num_speculative_tokens_per_batch_size has no effect: vLLM does not "
-                "tell a custom class; method 'ngram' with NGRAM_NPU_VLLM=1 follows it"
+                "pass it to a custom class; use method 'ngram' with NGRAM_NPU_VLLM=1 instead"
             )
 
     def load_model(self, *args: object, **kwargs: object) -> None:
@@ -147,8 +147,8 @@ class NgramProposer:
         """A draft for each request, possibly empty.
 
         Args:
-            sampled_token_ids: what this step sampled for each request; empty: nothing, its prefill
-                goes on, and it gets no draft.
+            sampled_token_ids: tokens that this step sampled for each request; empty: the request is
+                still in prefill and gets no draft.
             num_tokens_no_spec: [max_num_seqs] int32, lengths of the rows, sampled tokens included.
             token_ids_cpu: [max_num_seqs, max_model_len] int32; the first rows are the requests'.
             slot_mappings: not used.
@@ -160,7 +160,7 @@ class NgramProposer:
 
 
 class StockNgramProposer:
-    """Stands in for vLLM's ``NgramProposer``; n, k and the limits are ``speculative_config``'s."""
+    """Replaces vLLM's ``NgramProposer``; n, k and limits are those of ``speculative_config``."""
 
     def __init__(self, vllm_config: Any) -> None:
         options = read_options(vllm_config, "ngram")
@@ -179,7 +179,7 @@ class StockNgramProposer:
         slot_mappings: object = None,
     ) -> list[list[int]]:
         """As :meth:`ngram_npu.vllm.NgramProposer.propose`, with up to ``num_speculative_tokens``
-        in each draft (vLLM lowers it with the batch where it is told to)."""
+        per draft, which vLLM may lower with the batch size."""
         return self._drafter.propose(
             min(num_speculative_tokens, self.k),
             sampled_token_ids,

@@ -1,7 +1,7 @@
-"""Whether vLLM's runner calls a custom class the way ours expects it.
+"""Checks that vLLM's runner calls a custom class with the arguments that ours expects.
 
-vLLM names no contract that could be asked for: a class of another release would be called with
-other arguments, or with the same ones in another order. The call itself is read from the runner.
+vLLM has no version for this interface: another release may pass other arguments, or the same ones
+in another order. So the call is read from the runner's source.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ logger = logging.getLogger("vllm.ngram_npu")
 
 RUNNER = "vllm.v1.worker.gpu_model_runner"
 ASCEND_RUNNER = "vllm_ascend.worker.model_runner_v1"
-# vLLM-Ascend's stands on vLLM's, so where there are both it is the one that calls.
+# vLLM-Ascend's runner derives from vLLM's: if both are loaded, it is the one that calls.
 CLASSES = {ASCEND_RUNNER: "NPUModelRunner", RUNNER: "GPUModelRunner"}
 METHOD = "custom_class"
 
 
 def check_call(propose: Callable[..., Any]) -> None:
-    """Compares the call in the V1 runner that is loaded, vLLM-Ascend's or vLLM's, with the
-    parameters of ``propose``, a bound method.
+    """Compares the call in the loaded V1 runner, vLLM-Ascend's or vLLM's, with the parameters of
+    ``propose``, a bound method. If no call is found, a log line says so, since another runner may
+    make it.
 
     Raises:
-        ValueError: other arguments, or in another order; one line. Where no call is found, that is
-            said in a line of the log instead, since another runner may have it.
+        ValueError: other arguments, or another order; one line.
     """
     name = next((name for name in CLASSES if name in sys.modules), None)
-    if name is None:  # not in a worker of vLLM's
+    if name is None:  # not in a vLLM worker
         return
     try:
         caller = getattr(sys.modules[name], CLASSES[name]).propose_draft_token_ids
@@ -61,13 +61,13 @@ def check_call(propose: Callable[..., Any]) -> None:
         given = ", ".join([*positional, *(f"{name}=" for name in keywords)])
         version = installed("vllm-ascend") if name == ASCEND_RUNNER else vllm_version()
         raise ValueError(
-            f"ngram_npu: this vLLM ({version}) is not one it knows: its runner calls a "
+            f"ngram_npu: this vLLM ({version}) is not supported: its runner calls a "
             f"custom class with ({given}), expected ({', '.join(expected)})"
         )
 
 
 def _call(tree: ast.AST) -> ast.Call | None:
-    """Of ``propose`` in the branch for custom classes."""
+    """The call of ``propose`` in the branch for custom classes."""
     for branch in ast.walk(tree):
         if isinstance(branch, ast.If) and _mentions(branch.test, METHOD):
             for node in (node for statement in branch.body for node in ast.walk(statement)):
@@ -81,7 +81,7 @@ def _mentions(test: ast.expr, text: str) -> bool:
 
 
 def _name(expression: ast.expr) -> str:
-    """The last part of a dotted name; of anything else its text."""
+    """The last part of a dotted name; the text of any other expression."""
     if isinstance(expression, ast.Attribute):
         return expression.attr
     return ast.unparse(expression)

@@ -1,7 +1,7 @@
-"""The store that the requests of an engine share: where it is from, whose text is whose.
+"""The store that the requests of an engine share: its file, and the scopes of requests.
 
-Every rank of a server has a store of its own. They are fed the same and so hold the same; one of
-them writes the file.
+Every rank of a server has its own store. All get the same tokens and so have the same contents;
+one of them writes the file.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ logger = logging.getLogger("vllm.ngram_npu")
 
 TOKENS_PER_SLOT = 1024
 EXTRA_ARGUMENT = "ngram_npu_scope"
-"""Of ``SamplingParams.extra_args``: whose text a request's is."""
+"""Key in ``SamplingParams.extra_args`` for the scope of a request."""
 _MARK = "ngram_npu: "
-"""What scopes begin with that are not an ``extra_args``' string as it stands."""
+"""Prefix of scopes that are not an ``extra_args`` string."""
 
 
 class SharedStore:
-    """A store, and what its operator takes besides a step's tensors."""
+    """A store and the settings of its operator."""
 
     def __init__(self, options: Options, slots: int, kind: Literal["numpy", "torch"]) -> None:
         """
         Raises:
-            ValueError: too few tokens for so many slots, or a file that cannot be used; one line.
+            ValueError: too few tokens for ``slots`` slots, or a file that cannot be used; one line.
         """
         visibility = options.ngram.store
         assert visibility is not None
@@ -49,7 +49,7 @@ class SharedStore:
         self.lookup = store_lookup(options.ngram, self.held.tensor)
 
     def _take(self, path: str, slots: int, kind: Literal["numpy", "torch"]) -> None:
-        """What the file holds; as it is, where it is of the size that was asked for."""
+        """Loads the file; its text is merged into a new store if the sizes differ."""
         try:
             most = NgramStore.load(path).num_slots
             loaded = NgramStore.load(path, num_slots=min(slots, most), kind=kind)
@@ -62,7 +62,7 @@ class SharedStore:
             self.held.merge(loaded)
 
     def announce(self, owner: object, scoped: bool) -> None:
-        """For the rank that speaks: a line in the log, and the file when the engine ends."""
+        """Logs a line about the store, and saves the file when the engine ends. For one rank."""
         if self.path:
             Finalize(owner, _save, args=(self.held, self.path), exitpriority=0)
         whose = "all requests of this engine, whatever their LoRA adapter or tenant"
@@ -70,7 +70,7 @@ class SharedStore:
             whose = f"requests of one LoRA adapter and extra_args[{EXTRA_ARGUMENT!r}]"
         found = self.held.statistics
         logger.info(
-            "ngram_npu: store=%s is on: %s draft from what the others said (%d tokens in %d MB%s)",
+            "ngram_npu: store=%s is on: %s draft from each other's text (%d tokens in %d MB%s)",
             self.held.visibility,
             whose,
             self.held.token_capacity,
@@ -86,8 +86,8 @@ class SharedStore:
         draft_costs: Any,
         **requests: Any,
     ) -> None:
-        """``step`` is the operator, ``rows`` are tokens, lengths and what was sampled, and
-        ``found`` drafts, their lengths and their matches."""
+        """Calls the operator ``step``. ``rows`` are tokens, lengths and numbers of sampled tokens;
+        ``found`` are drafts, their lengths and the lengths of their matches."""
         draft_token_ids, num_draft_tokens, match_len = found
         step(
             *rows,
@@ -102,7 +102,8 @@ class SharedStore:
 
 
 def scope_of_request(lora_request: Any, sampling_params: Any) -> int:
-    """By its LoRA adapter, and by what whoever sent it says. Never raises: an engine would end."""
+    """The scope from the LoRA adapter and from ``extra_args``. Never raises, which would end the
+    engine."""
     extra = getattr(sampling_params, "extra_args", None) or {}
     named = extra.get(EXTRA_ARGUMENT)
     if lora_request is None and not (isinstance(named, str) and named.startswith(_MARK)):

@@ -1,8 +1,7 @@
-"""What the drafter counts, in the log and in Prometheus.
+"""Statistics of the drafter, in the log and in Prometheus.
 
-How much of all drafts was accepted vLLM counts itself, in its ``SpecDecoding metrics`` line and as
-``vllm:spec_decode_*``, for this method as for any other. The option ``metrics`` adds of which
-matches and at which positions.
+vLLM itself counts accepted drafts for every method, in its ``SpecDecoding metrics`` line and as
+``vllm:spec_decode_*``. The option ``metrics`` adds acceptance by match length and by position.
 """
 
 from __future__ import annotations
@@ -27,27 +26,27 @@ Rows = slice | npt.NDArray[np.intp]
 
 _LABELS = ("model_name", "engine")
 _COUNTERS = {
-    "proposals": ("ngram_npu_proposals", "Steps for which drafts were looked for."),
+    "proposals": ("ngram_npu_proposals", "Steps with a lookup."),
     "rows": ("ngram_npu_rows", "Requests looked up, summed over steps."),
-    "drafts": ("ngram_npu_drafts", "Requests for which there was a draft, summed over steps."),
-    "tokens": ("ngram_npu_draft_tokens", "Draft tokens that were found."),
+    "drafts": ("ngram_npu_drafts", "Requests with a draft, summed over steps."),
+    "tokens": ("ngram_npu_draft_tokens", "Draft tokens found."),
     "seconds": ("ngram_npu_propose_seconds", "Time spent in propose()."),
 }
-_SOURCE_ROWS = "ngram_npu_source_rows", "Requests looked up, by what answered."
+_SOURCE_ROWS = "ngram_npu_source_rows", "Requests looked up, by index or scan."
 _BY_MATCH = (
-    ("ngram_npu_verified_tokens", "Draft tokens whose verification the drafter saw."),
+    ("ngram_npu_verified_tokens", "Draft tokens whose verification the drafter observed."),
     ("ngram_npu_accepted_tokens", "Of these, accepted."),
 )
-# A counter's name can be registered once in a process, while engines come and go.
+# A counter can be registered only once per process, but a process may start several engines.
 _registered: dict[str, Any] = {}
 
 
 class Stats:
-    """The counters of one engine; in the log a line for each of vLLM's own intervals in which there
-    was work, the last one's at the latest when the process or the engine ends."""
+    """The counters of one engine. Logs one line per vLLM log interval with drafts, the last one at
+    the latest when the process or the engine ends."""
 
     def __init__(self, vllm_config: Any, options: Options, rows: int | None = None) -> None:
-        """``rows`` there can be; None: ``max_num_seqs``."""
+        """``rows`` is the maximum number of rows; None: ``max_num_seqs``."""
         self._tally = tally = _Tally(vllm_config, options, rows or options.max_num_seqs)
         Finalize(self, tally.end_interval, exitpriority=0)
 
@@ -58,14 +57,14 @@ class Stats:
         values: Sequence[Int32Array] | Int32Array,
         rows_indexed: int,
     ) -> None:
-        """One call of ``propose()``.
+        """Counts one call of ``propose()``.
 
         Args:
-            seconds: how long it took.
-            rows: [B], a request's row, which is the same as long as the request does not move.
-            values: four of [B]. Lengths, with what was sampled; num_sampled, 0: nothing was looked
-                for; match_len and counts: what was found, before anything fills a draft up.
-            rows_indexed: rows that the index has answered since it was made.
+            seconds: its duration.
+            rows: [B], row of each request, the same as long as the request does not move.
+            values: four arrays [B]: lengths with the sampled tokens; num_sampled, 0: no lookup;
+                match_len and counts of the drafts found, before any padding.
+            rows_indexed: rows answered from the index since it was made.
         """
         tally = self._tally
         with tally.lock:
@@ -78,13 +77,13 @@ class Stats:
 class Verdicts:
     """Verified and accepted draft tokens by the length of their match and by position.
 
-    A step samples one token more than it accepts. That is the verdict on the draft that its row got
-    last, if the row has since grown by what was sampled and by nothing else. So what the drafts of
-    requests that ended, or whose row moved, came to is not counted.
+    A step samples one token more than it accepts drafts. This gives the number accepted of the last
+    draft of its row, if the row has grown only by the sampled tokens since. So drafts of requests
+    that ended, or whose row moved, are not counted.
     """
 
     def __init__(self, rows: int, max_n: int, k: int) -> None:
-        self._lengths = np.full(rows, -1, np.int64)  # as the draft was made; -1: there is none
+        self._lengths = np.full(rows, -1, np.int64)  # when the draft was made; -1: no draft
         self._drafts = np.zeros((2, rows), np.int64)  # length of the match, tokens found
         self._ends = np.zeros((2, max_n + 1, k + 1), np.int64)  # drafts by tokens found, accepted
 
@@ -111,7 +110,8 @@ class Verdicts:
 
 
 class _Tally:
-    """What :class:`Stats` counts. It does not hold it, and so learns when nobody does any more."""
+    """The counts of :class:`Stats`. It has no reference to its ``Stats``, whose end it can thus
+    observe."""
 
     def __init__(self, vllm_config: Any, options: Options, rows: int) -> None:
         config = options.ngram
@@ -188,12 +188,12 @@ class _Tally:
                 self._counter(name, text, **labels).inc(int(table[match_len, position]))
 
     def _counter(self, name: str, text: str, **more: str) -> Any:
-        """A counter in prometheus_client's default registry, the one vLLM's ``/metrics`` serves.
-        Where PROMETHEUS_MULTIPROC_DIR is set they are files instead, which ``/metrics`` gathers;
-        counters add up over processes, so that nothing else need be decided here."""
+        """A counter in prometheus_client's default registry, which vLLM's ``/metrics`` serves. With
+        PROMETHEUS_MULTIPROC_DIR the counters are in files, which ``/metrics`` adds up over
+        processes."""
         try:
             import prometheus_client
-        except ImportError:  # not vLLM's doing: it cannot start without
+        except ImportError:  # only outside vLLM, which needs prometheus_client itself
             return _Uncounted
         if name not in _registered:
             _registered[name] = prometheus_client.Counter(name, text, (*_LABELS, *more))
@@ -201,21 +201,21 @@ class _Tally:
 
 
 class _Uncounted:
-    """For a counter, where there are none."""
+    """Replaces a counter if prometheus_client is not installed."""
 
     @staticmethod
     def inc(amount: float) -> None: ...
 
 
 def _shares(tokens: npt.NDArray[np.int64]) -> str:
-    """``3: 41% of 120`` for each of [2, N], verified and accepted, where there are any."""
+    """``3: 41% of 120`` for each column of [2, N], verified and accepted, with verified tokens."""
     columns = enumerate(tokens.T.tolist())
     shares = [f"{i}: {100 * part / whole:.0f}% of {whole}" for i, (whole, part) in columns if whole]
     return ", ".join(shares) or "none"
 
 
 def _log_interval() -> float:
-    """As vLLM reads it: seconds, 10 where it is absent or not positive."""
+    """vLLM's log interval in seconds; 10 if it is absent or not positive, as in vLLM."""
     try:
         seconds = float(os.environ.get("VLLM_LOG_STATS_INTERVAL", "10"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What vLLM's V1 runner calls for ``method="ngram_gpu"``, its asynchronous n-gram method."""
+"""The drafter of vLLM's V1 runner for ``method="ngram_gpu"``, its asynchronous n-gram method."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ngram_npu.vllm.sharing import SharedStore, scope_of_request
 
 
 class AsyncNgramProposer(DeviceDrafter):
-    """Stands in for vLLM's ``NgramProposerGPU``.
+    """Replaces vLLM's ``NgramProposerGPU``.
 
-    Its drafts are padded or trimmed. Padded, each request has as many as were asked for, the newest
-    token in place of those not found: nobody has to be told how many there are. Trimmed, as vLLM's
-    own, the host waits for that number before it prepares the next step.
+    Its drafts are padded or trimmed. Padded drafts always have the requested length, with the
+    newest token in unused places, so the host need not know how many tokens were found. With
+    trimmed drafts, as in vLLM, the host waits for that number before it prepares the next step.
 
     Raises:
         ValueError: an option that is unknown, malformed, or contradicts another; one line.
@@ -51,7 +51,7 @@ class AsyncNgramProposer(DeviceDrafter):
             self._stats = DeviceStats(vllm_config, options, options.max_num_seqs, index, device)
 
     def load_model(self, *args: object, **kwargs: object) -> None:
-        """There is no model. The runner calls it before its first step."""
+        """There is no model. The runner calls this before its first step."""
         if self._padded:
             self._runner._num_valid_draft_tokens_event = None
 
@@ -126,7 +126,7 @@ def unless_padded(trim: Callable[..., None]) -> Callable[..., None]:
 
 
 class _IndexSlots:
-    """An index, a store if there is one, and which slot of them each request has."""
+    """An index, possibly a store, and the slot of each request in them."""
 
     def __init__(self, options: Options, device: torch.device) -> None:
         count = 2 * options.max_num_seqs
@@ -140,11 +140,11 @@ class _IndexSlots:
         if options.ngram.store is not None:
             self.store = SharedStore(options, count, "torch")
         self.scopes: torch.Tensor | None = None
-        """[B] int64, of the requests that were asked for last."""
+        """[B] int64, scopes of the requests of the last call."""
         self._scope_of: dict[str, int] = {}
 
     def of(self, requests: Sequence[str], alive: Mapping[str, Any]) -> torch.Tensor:
-        """The slots of a step's requests; those of requests that are no longer alive are freed."""
+        """The slots of a step's requests; frees the slots of requests that are not alive."""
         if requests != self._requests:
             self._change(requests, alive)
         return self._slots
@@ -153,7 +153,7 @@ class _IndexSlots:
         freed = [name for name in self._slot_of if name not in alive]
         new = [name for name in requests if name not in self._slot_of]
         lacking = len(new) - len(self._free) - len(freed)
-        if lacking > 0:  # preempted requests give way, those known longest first
+        if lacking > 0:  # preempted requests lose their slots, those known longest first
             here = {*requests, *freed}
             freed += [name for name in self._slot_of if name not in here][:lacking]
         if freed:

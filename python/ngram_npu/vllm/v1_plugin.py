@@ -1,8 +1,8 @@
-"""vLLM's V1 ``method="ngram_gpu"`` served by us.
+"""Serves ``method="ngram_gpu"`` of vLLM's V1 runner.
 
 The runner's module has the stock class and the function that trims drafts as globals, and looks
-them up at each call: both are replaced there, once the module has been imported, and only where
-they have the signatures this was written against; else vLLM stays as it is.
+them up at each call. Both are replaced after the module has been imported, if they have the
+signatures this was written for; otherwise vLLM is left as it is.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ COPY = "copy_num_valid_draft_tokens"
 
 
 def install() -> None:
-    """Replaces what is known, now or when vLLM imports its runner, and says so in one line, or why
-    not. Never raises; may be called again."""
+    """Replaces both now or when vLLM imports its runner, and logs one line: enabled, or why not.
+    Never raises; may be called again."""
     after_import(RUNNER, _replace)
 
 
@@ -54,7 +54,7 @@ def _replace(runner: ModuleType) -> None:
 
 
 def _doubt(stock: Any, trim: Any, copy: Any) -> str:
-    """What is unlike the vLLM this was written against; empty: nothing."""
+    """How this vLLM differs from those this was written for; empty if it does not."""
     from ngram_npu.vllm import v1
 
     if not inspect.isclass(stock):
@@ -74,4 +74,4 @@ def _copy(
     num_valid_draft_tokens: Any,
     batch_size: int,
 ) -> None:
-    """vLLM's, which copies nothing where a padded draft's count is None."""
+    """vLLM's function, which copies nothing if the count is None, as for padded drafts."""

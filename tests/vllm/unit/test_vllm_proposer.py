@@ -230,7 +230,7 @@ def test_neither_on_nor_off_is_one_line_and_off(
 
     monkeypatch.setenv("NGRAM_NPU_VLLM", "yes")
     ngram_npu_vllm_plugin.register()
-    assert caplog.messages == ["ngram_npu: not enabled: NGRAM_NPU_VLLM='yes' is neither 0 nor 1"]
+    assert caplog.messages == ["ngram_npu: not enabled: NGRAM_NPU_VLLM: expected 0 or 1, got 'yes'"]
 
 
 FIRST_CALL = """

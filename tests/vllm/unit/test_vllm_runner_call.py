@@ -140,7 +140,7 @@ def test_another_call_is_refused_in_one_line(made: Made, runner: type, given: st
     with pytest.raises(ValueError) as caught:
         made(runner)
     assert str(caught.value).endswith(
-        f"is not one it knows: its runner calls a custom class with ({given}), expected "
+        f"is not supported: its runner calls a custom class with ({given}), expected "
         "(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, slot_mappings)"
     )
     assert "\n" not in str(caught.value)
