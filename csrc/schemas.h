@@ -1,8 +1,8 @@
 // The API: every operator's schema, for torch (torch/library.cpp) and for numpy (numpy/module.cpp). Contracts:
 // docs/ops.
 //
-// Arguments behind `*` are passed by keyword. The numpy functions take the same names and defaults, and all arguments
-// by position too.
+// Arguments after `*` are keyword-only in torch. The numpy functions have the same names and defaults, and take all
+// arguments by position too.
 #pragma once
 
 // NGRAM_NPU_OPERATORS(X) calls X(op) for each of them. Their bodies: csrc/host.

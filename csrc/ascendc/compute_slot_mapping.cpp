@@ -8,7 +8,7 @@ namespace ngram_npu::ascendc {
 template <class Slot>
 __aicore__ inline void map_tokens(const ComputeSlotMappingParams& p, const Shares& share) {
   const auto mapping = (Gm<Slot>)p.slot_mapping;
-  const auto given = (Gm<int64_t>)p.positions;  // a window may be written back; this one is not
+  const auto given = (Gm<int64_t>)p.positions;  // without const, because windows can be written; this one is not
   AscendC::TPipe pipe;
   StagedSlots staged(pipe, p, share.per_pass);
   Window<int64_t> positions(pipe, share.per_pass);

@@ -24,7 +24,7 @@ extern "C" __global__ __aicore__ void ngram_npu_correct_num_computed_tokens(Ngra
   }
 }
 
-// The second launch, here and of correct_spec_state_, whose parameters begin with these: the new counts into place.
+// The second launch copies the new counts into place. correct_spec_state_ uses it too: its parameters begin with these.
 extern "C" __global__ __aicore__ void ngram_npu_place_num_computed_tokens(NgramNpuLaunchArgs args) {
   KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
   const auto p = read_as<CorrectNumComputedTokensParams>(args.params);

@@ -5,8 +5,8 @@
 
 namespace ngram_npu::ascendc {
 
-// The corrected counts of the tokens' requests. Which these are is known after a wait; where requests are few, all of
-// them cost less than another.
+// The corrected counts of the tokens' requests. Finding out which requests these are takes a wait; if there are few
+// requests, correcting all of them is faster than another wait.
 class TokenCounts {
  public:
   __aicore__ inline TokenCounts(AscendC::TPipe& pipe, const CorrectNumComputedTokensParams& p)
@@ -40,8 +40,8 @@ class TokenCounts {
   bool corrected_ = false;
 };
 
-// A core has a pass of requests and one of tokens at a time, so that it waits for both together: for the arrays, for
-// what single requests and tokens then ask for, and for its results to leave.
+// A core processes a pass of requests and one of tokens together, so that it waits for both at once: for the arrays,
+// for the values that single requests and tokens need, and for the stores of its results.
 template <class Slot>
 __aicore__ inline void correct_all(const CorrectSpecStateParams& p, const BatchTiling& tiling, Gm<int32_t> waiting) {
   const auto mapping = (Gm<Slot>)p.slots.slot_mapping;
@@ -78,7 +78,7 @@ __aicore__ inline void correct_all(const CorrectSpecStateParams& p, const BatchT
       for (int64_t n = own.begin; n < own.end; ++n) positions.set(n, position_of(n, start, num_computed));
       ask_for_blocks(p.slots, end, staged, positions, slots);
     }
-    requests.correct(previous);  // while the blocks are on their way
+    requests.correct(previous);  // while the blocks are loaded
     order<AscendC::HardEvent::MTE2_S>();
     int64_t next = 0;
     for (int64_t i = begin; i < end; ++i) map_request(p.slots, i, staged, next, positions, slots);

@@ -1,5 +1,5 @@
-// The correction of the counts, for the operator that does only that and for the one that goes on from it. Any request
-// may need the old count of any other, so the new ones wait in the workspace for the launch that puts them in place.
+// The correction of the counts, for correct_num_computed_tokens_ and correct_spec_state_. Any request may need the old
+// count of any other, so the new counts stay in the workspace until a second launch copies them into place.
 #pragma once
 
 #include "ascendc/gather.h"
@@ -7,7 +7,7 @@
 
 namespace ngram_npu::ascendc {
 
-// The arrays of the previous step, under their names.
+// The arrays of the previous step, under their names in the parameters.
 struct PreviousCounts {
   Gathered num_computed_tokens, num_sampled_prev, num_draft_prev;
 
@@ -23,7 +23,7 @@ struct PreviousCounts {
   }
 };
 
-// The counts of a pass of requests: corrected() of core/correct_num_computed_tokens.h by vectors.
+// The counts of a pass of requests: a vector version of corrected() in core/correct_num_computed_tokens.h.
 class CountCorrector {
  public:
   __aicore__ inline CountCorrector(AscendC::TPipe& pipe, const CorrectNumComputedTokensParams& p, int64_t per_pass)
@@ -35,14 +35,14 @@ class CountCorrector {
         sampled_(pipe, per_pass),
         gained_(pipe, per_pass) {}
 
-  // What a request has without a correction: the host's count.
+  // The count of a request without a correction: the host's.
   __aicore__ inline void load(const CorrectNumComputedTokensParams& p, int64_t first, int64_t count) {
     first_ = first;
     count_ = count;
     prev_positions_.load(first, count);
     computed_.load(0, p.host_num_computed_tokens + first, count);
   }
-  // And num_accepted_tokens, which are written at once and so may be loaded by the request's own core alone.
+  // num_accepted_tokens are written at once, so only the request's own core may load them.
   __aicore__ inline void load_accepted(const CorrectNumComputedTokensParams& p) {
     accepts_ = true;
     accepted_.load(0, p.num_accepted_tokens + first_, count_);
@@ -60,7 +60,7 @@ class CountCorrector {
       places_.find(indices, first, size, n);
       previous.num_draft_prev.gather(drafted, places_, n);
       previous.num_sampled_prev.gather(sampled, places_, n);
-      // One more than the drafts at most; the sum of drafts and 1 could overflow.
+      // At most the drafts plus one, without computing this sum, which could overflow.
       AscendC::Min(gained, sampled, drafted, n);
       AscendC::Sub(sampled, sampled, gained, n);
       AscendC::Mins(sampled, sampled, 1, n);

@@ -1,8 +1,8 @@
-// What the kernels share: reading their arguments, ordering the pipes, and staging what they write.
+// Helpers that the kernels share: reading their arguments, ordering the pipes, staging their results.
 //
-// Scalars are read from global memory through the Params' pointers, by the rules in core/. Nothing is ever stored there
-// by a scalar: the scalar caches of two cores would overwrite each other's halves of a line. Results gather in the
-// unified buffer and leave it by copies of exactly their bytes.
+// The scalar unit reads global memory through the Params' pointers, by the rules in core/. It never writes there: the
+// scalar caches of two cores would overwrite each other's parts of a line. Results are collected in the unified buffer
+// and copied from it, exactly their bytes.
 #pragma once
 
 #include "ascendc/launch_args.h"
@@ -11,7 +11,7 @@
 
 namespace ngram_npu::ascendc {
 
-// The words of an argument as the struct that the host copied into them.
+// Converts the words of an argument back to the struct that the host copied into them.
 template <class T, int32_t words>
 __aicore__ inline T read_as(const uint64_t (&from)[words]) {
   static_assert(sizeof(T) <= sizeof(from));
@@ -24,7 +24,7 @@ __aicore__ inline T read_as(const uint64_t (&from)[words]) {
   return both.value;
 }
 
-// What the second pipe of the event does from here on waits for what the first has been told so far.
+// Later instructions of the event's second pipe wait for earlier ones of the first.
 template <AscendC::HardEvent event>
 __aicore__ inline void order() {
   const int32_t id = static_cast<int32_t>(GetTPipePtr()->FetchEventID(event));
@@ -32,21 +32,21 @@ __aicore__ inline void order() {
   AscendC::WaitFlag<event>(id);
 }
 
-// A launch may have more cores than one of its shares.
+// A launch may have more cores than one of its Shares uses.
 __aicore__ inline int64_t first_item(const Shares& shares) {
   const int64_t core = AscendC::GetBlockIdx();
   return core < shares.cores ? core * shares.per_pass : INT64_MAX;
 }
 __aicore__ inline int64_t items_between(const Shares& shares) { return shares.cores * shares.per_pass; }
 
-// A copy of `count` items and not a byte more.
+// Copies `count` items, without padding.
 template <class T>
 __aicore__ inline AscendC::DataCopyExtParams one_block(int64_t count) {
   return AscendC::DataCopyExtParams(1, static_cast<uint32_t>(count * int64_t{sizeof(T)}), 0, 0, 0);
 }
 
-// A piece of the unified buffer for as long as the kernel runs, read and written by scalars, vectors and copies; which
-// of these wait for which is the kernel's to say by order().
+// A part of the unified buffer for the whole kernel, accessed by scalars, vectors and copies; the kernel orders these
+// accesses with order().
 template <class T>
 class Local {
  public:
@@ -65,7 +65,7 @@ class Local {
   __aicore__ inline void load(int64_t at, Gm<const T> from, int64_t count) {
     if (count <= 0) return;
     AscendC::GlobalTensor<T> global;
-    global.SetGlobalBuffer((Gm<T>)from, static_cast<uint64_t>(count));  // a class on the twin: no const_cast
+    global.SetGlobalBuffer((Gm<T>)from, static_cast<uint64_t>(count));  // Gm is a class on the twin: no const_cast
     AscendC::DataCopyPad(tensor_[static_cast<uint32_t>(at)], global, one_block<T>(count),
                          AscendC::DataCopyPadExtParams<T>());
   }
@@ -78,11 +78,11 @@ class Local {
 
  private:
   AscendC::TBuf<AscendC::TPosition::VECIN>
-      buffer_;  // at VECCALC the 910B documents no copies from and to global memory
+      buffer_;  // not VECCALC: for it the 910B documents no copies from and to global memory
   AscendC::LocalTensor<T> tensor_;
 };
 
-// Items [first, first + count) of an array, in the unified buffer and under their own numbers there.
+// Items [first, first + count) of an array in the unified buffer, indexed by their numbers in the array.
 template <class T>
 class Part {
  public:
@@ -101,8 +101,8 @@ class Part {
   int64_t first_ = 0;
 };
 
-// An array that scalars index anywhere: all of it in the unified buffer, or where it is too long for that, read from
-// global memory, a wait for each line of the cache.
+// An array with random access by scalars: the whole array in the unified buffer, or if it is too long, in global
+// memory, with a wait for each cache line.
 template <class T>
 class Whole {
  public:
@@ -118,7 +118,7 @@ class Whole {
   Part<T> part_;
 };
 
-// The same of an IndexArray.
+// The same for an IndexArray.
 class WholeIndices {
  public:
   __aicore__ inline WholeIndices(AscendC::TPipe& pipe, const IndexArray& indices, int64_t size)
@@ -141,8 +141,8 @@ class WholeIndices {
   Whole<int64_t> wide_;
 };
 
-// Single values from anywhere in global memory: asked for one after the other, waited for together. What is asked for
-// beyond the capacity, which only offsets in disorder do, is not there: any other value takes its place.
+// Single values from anywhere in global memory: loaded one after the other, with one wait for all. Loads beyond the
+// capacity, which happen only with unsorted offsets, are dropped: any other value is returned for them.
 class Asked {
  public:
   __aicore__ inline Asked(AscendC::TPipe& pipe, int64_t capacity)

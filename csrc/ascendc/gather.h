@@ -1,6 +1,6 @@
-// Vectors that look up arrays by the indices of a pass, without a branch: what to take is said by flags, int32s of 0
-// and 1, and taken by products. The 910B compares int32 for equality alone, so a flag is what limits leave of a
-// difference. Sums, differences and products of int32 wrap.
+// Array lookups by the indices of a pass, with vectors and without branches: flags, int32s of 0 and 1, select values by
+// multiplication. The 910B compares int32 only for equality, so a flag is a difference that is clamped to [0, 1]. Sums,
+// differences and products of int32 wrap.
 #pragma once
 
 #include "ascendc/device.h"
@@ -9,22 +9,22 @@ namespace ngram_npu::ascendc {
 
 using Ints = AscendC::LocalTensor<int32_t>;
 
-// 1 for what is not zero.
+// Replaces nonzero values by 1.
 __aicore__ inline void to_flags(const Ints& values, int32_t n) {
   AscendC::Maxs(values, values, -1, n);
   AscendC::Mins(values, values, 1, n);
   AscendC::Mul(values, values, values, n);
 }
 
-// Where the flag is 1, `to` becomes `from`, which is used up.
+// Where the flag is 1, `to` becomes `from`. Overwrites `from`.
 __aicore__ inline void select(const Ints& to, const Ints& from, const Ints& flags, int32_t n) {
   AscendC::Sub(from, from, to, n);
   AscendC::Mul(from, from, flags, n);
   AscendC::Add(to, to, from, n);
 }
 
-// The part of an IndexArray that belongs to a pass, as int32. What that cannot hold becomes its least or greatest, as
-// Cast saturates, and so lies outside of every array still.
+// The part of an IndexArray that belongs to a pass, as int32. Cast saturates, so an int64 out of range becomes the
+// smallest or largest int32, which is still outside of every array.
 class PassIndices {
  public:
   __aicore__ inline PassIndices(AscendC::TPipe& pipe, const IndexArray& indices, int64_t capacity)
@@ -35,7 +35,7 @@ class PassIndices {
     if (indices_.bytes == 4) narrow_.load(0, static_cast<Gm<const int32_t>>(indices_.data) + first, count);
     if (indices_.bytes == 8) wide_.load(0, static_cast<Gm<const int64_t>>(indices_.data) + first, count);
   }
-  // Once they are there.
+  // Call it after the indices have been loaded.
   __aicore__ inline const Ints& convert(int32_t n) const {
     if (indices_.bytes == 0) AscendC::CreateVecIndex(narrow_.tensor(), first_, static_cast<uint32_t>(n));
     if (indices_.bytes == 8) {
@@ -51,7 +51,7 @@ class PassIndices {
   int32_t first_ = 0;
 };
 
-// Where indices lie in a stretch of an array, which is kWhole items from `first` on or what there is of them.
+// The places of indices in a stretch of an array: up to kWhole items from `first` on.
 class Places {
  public:
   __aicore__ inline Places(AscendC::TPipe& pipe, int64_t capacity) : at_(pipe, capacity), inside_(pipe, capacity) {}
@@ -72,7 +72,7 @@ class Places {
   }
 
   __aicore__ inline int64_t first() const { return first_; }
-  // In bytes, and of the nearest item for an index outside.
+  // In bytes; for an index outside the stretch, of the nearest item.
   __aicore__ inline AscendC::LocalTensor<uint32_t> offsets() const {
     return at_.tensor().template ReinterpretCast<uint32_t>();
   }
@@ -83,7 +83,7 @@ class Places {
   int64_t first_ = 0;
 };
 
-// An array that is looked up anywhere: a stretch of it in the unified buffer, which mostly is all of it.
+// An array with random access: a stretch of it in the unified buffer, mostly the whole array.
 class Gathered {
  public:
   const int64_t size;

@@ -1,4 +1,4 @@
-// The tokens that requests keep, counted by vectors.
+// Counts the tokens that requests keep, with vectors.
 #pragma once
 
 #include "ascendc/device.h"
@@ -6,7 +6,7 @@
 
 namespace ngram_npu::ascendc {
 
-// How many tokens each request of a stretch keeps and drops, kept_tokens() by vectors.
+// The numbers of tokens that each request of a stretch keeps and drops: a vector version of kept_tokens().
 class KeptStretch {
  public:
   __aicore__ inline explicit KeptStretch(AscendC::TPipe& pipe)
@@ -18,7 +18,7 @@ class KeptStretch {
     if (count <= 0) return;
     if (first > 0) order<AscendC::HardEvent::S_MTE2>();
     starts_.load(0, p.query_start_loc + first, count);
-    kept_.load(0, p.query_start_loc + first + 1, count);  // their ends
+    kept_.load(0, p.query_start_loc + first + 1, count);  // the requests' ends
     rejected_.load(0, p.num_rejected + first, count);
     order<AscendC::HardEvent::MTE2_V>();
     const auto& kept = kept_.tensor();
@@ -36,7 +36,7 @@ class KeptStretch {
   __aicore__ inline int32_t start(int64_t i) const { return starts_.get(i - first_); }
   __aicore__ inline int32_t kept(int64_t i) const { return kept_.get(i - first_); }
   __aicore__ inline int32_t rejected(int64_t i) const { return rejected_.get(i - first_); }
-  // What requests i and i + 1 keep together, in one load; i is even.
+  // The tokens that requests i and i + 1 keep together, read with one load; i is even.
   __aicore__ inline int64_t kept_by_two(int64_t i) const {
     const auto pairs = kept_.tensor().ReinterpretCast<uint64_t>();
     const uint64_t both = pairs.GetValue(static_cast<uint32_t>((i - first_) / 2));

@@ -1,7 +1,7 @@
-// The NPU's entry points: plans carried out in the order of torch_npu's task queue. The only file that knows torch_npu.
+// The NPU's entry points: they run plans in the order of torch_npu's task queue. The only file that uses torch_npu.
 //
-// The closure runs later, on the queue's thread, so it owns all it needs. The tensors behind its addresses may be gone
-// by then; their memory is not, since torch_npu hands freed memory only to work that is queued behind this.
+// The closure runs later, on the queue's thread, so it owns all its data. The tensors at its addresses may be freed by
+// then, but their memory is still valid: torch_npu reuses freed memory only for work that is queued later.
 #include <acl/acl_rt.h>
 #include <torch_npu/csrc/core/npu/NPUStream.h>
 #include <torch_npu/csrc/framework/OpCommand.h>
@@ -19,10 +19,10 @@ struct CurrentDevice {
   const LoadedKernels* kernels = nullptr;
 };
 
-// Asked and loaded once a thread; no vector cores where the runtime does not tell.
+// Queried and loaded once per thread; no vector cores if the runtime does not report them.
 const CurrentDevice& current_device() {
   constexpr auto kUbPerVectorCore = static_cast<aclrtDevAttr>(204);  // its name differs between releases
-  constexpr int64_t kSmallestUbBytes = 192 * 1024;                   // of the chips; not every CANN tells
+  constexpr int64_t kSmallestUbBytes = 192 * 1024;                   // of all chips; not every CANN reports it
   static const CurrentDevice none{};
   thread_local CurrentDevice known{};
   int32_t device = 0;
@@ -45,13 +45,13 @@ int32_t enqueue(const char* name, const Params& params) {
   if (ready.status != kOk) return ready.status;
   const LoadedKernels* kernels = device.kernels;
   if (kernels == nullptr) return kLaunchFailed;
-  at::Tensor workspace;  // of the caching allocator, as all tensors: its memory outlives it as theirs does
+  at::Tensor workspace;  // from the caching allocator, so its memory stays valid like that of all tensors
   if (ready.workspace_bytes > 0) {
     const at::TensorOptions bytes = at::TensorOptions(at::kByte).device(c10::DeviceType::PrivateUse1);
     workspace = at_npu::native::OpPreparation::apply_tensor_without_format({ready.workspace_bytes}, bytes);
     ready.set_workspace(workspace.data_ptr());
   }
-  // Without waiting for the queue to empty: the launch goes through the queue, in its turn.
+  // false: does not wait for the queue to drain, since the launch itself goes through the queue.
   aclrtStream stream = c10_npu::getCurrentNPUStream().stream(false);
   at_npu::native::OpCommand::RunOpApi(name, [kernels, ready, stream]() -> int {
     for (int32_t i = 0; i < ready.num_launches; ++i) {

@@ -1,6 +1,6 @@
-// What every kernel takes, by value. The generator of CANN's launch stubs copies this struct by its text into files
-// that see nothing else of us: so it is plain, in the global namespace, and made of built-in types. What its words mean
-// is known to the host's plan (launch_plan.h) and the kernel (device.h) alone.
+// The argument of every kernel, passed by value. CANN's generator of launch stubs copies the text of this struct into
+// files without our headers, so it is plain, in the global namespace, and made of built-in types. Only the host's plan
+// (launch_plan.h) and the kernel (device.h) interpret its words.
 #pragma once
 
 #include <cstdint>
@@ -8,5 +8,5 @@
 struct NgramNpuLaunchArgs {
   uint64_t params[48];  // <Op>Params, whose pointers are device addresses
   uint64_t tiling[8];   // <Op>Tiling
-  uint64_t workspace;   // device address of as many bytes as the plan asks for
+  uint64_t workspace;   // device address of the workspace, whose size is in the plan
 };

@@ -1,8 +1,8 @@
-// From an operator's parameters and the machine to the launches that carry it out: what torch_npu's launcher and the
-// host twin share. Torch-free and CANN-free; plans.h makes the plan of each operator.
+// The launches of an operator, from its parameters and the machine; used by torch_npu's launcher and the host twin.
+// Torch-free and CANN-free; plans.h makes the plan of each operator.
 //
-// A launcher finds bytes for the workspace (uninitialised, this call's own until its last launch has run), sets it, and
-// launches in order on one stream: a launch sees what the one before it wrote.
+// A launcher allocates the workspace (uninitialised, exclusive to this call until its last launch has run), sets its
+// address, and launches in order on one stream: a launch sees the results of the previous one.
 #pragma once
 
 #include <cstring>
@@ -15,11 +15,11 @@
 
 namespace ngram_npu::ascendc {
 
-// Asked of the platform at run time.
+// Properties of the machine, queried at run time.
 struct Machine {
   int64_t vector_cores;
   int64_t ub_bytes;  // unified buffer of one core
-  // Items that are worth a core: cores that write a few bytes each write to one line of 512, one after the other.
+  // Minimum number of items per core: cores that write few bytes share a line of 512 bytes and write one after another.
   int64_t least_items = 32;
 };
 
@@ -44,7 +44,7 @@ struct Launch {
 struct LaunchPlan {
   static constexpr int32_t kMaxLaunches = 2;
 
-  Status status = kInvalidParams;  // not kOk: there is nothing to launch, the machine cannot carry it out
+  Status status = kInvalidParams;  // not kOk: the machine cannot run the operator, there is nothing to launch
   int32_t num_launches = 0;        // 0: nothing to do
   Launch launches[kMaxLaunches] = {};
   int64_t workspace_bytes = 0;
@@ -69,7 +69,7 @@ LaunchPlan plan_with(const Params& params, const Tiling& tiling) {
   return plan;
 }
 
-// Neighbours may share a 32-byte unit of memory: copies write exactly their bytes.
+// Neighbouring shares may share a 32-byte unit of memory, because copies write exactly their bytes.
 inline Shares deal_out(int64_t items, const Machine& machine, int64_t max_per_pass) {
   if (machine.vector_cores < 1) return {};
   const int64_t even = (items + machine.vector_cores - 1) / machine.vector_cores;
@@ -77,23 +77,23 @@ inline Shares deal_out(int64_t items, const Machine& machine, int64_t max_per_pa
   return {per_pass, smaller(machine.vector_cores, (items + per_pass - 1) / per_pass)};
 }
 
-// Items a core of a bookkeeping kernel stages at a time, at most: what any unified buffer has room for.
+// Maximum number of items that a core of a bookkeeping kernel stages at a time; fits into any unified buffer.
 constexpr int64_t kMaxPerPass = 1024;
 
-// And tokens whose blocks it asks for.
+// Maximum number of tokens whose blocks it loads at a time.
 constexpr int64_t kMaxSlotsPerPass = 512;
 
-// What arrays of these sizes take in the unified buffer, as Whole in device.h has them.
+// The bytes that arrays of these sizes take in the unified buffer, as Whole in device.h.
 inline int64_t whole_bytes(int64_t size, int64_t item_bytes) {
   constexpr int64_t kUnit = 32;
   return size <= kWhole ? (size * item_bytes + kUnit - 1) / kUnit * kUnit + kUnit : kUnit;
 }
 inline int64_t whole_bytes(const IndexArray& indices, int64_t size) { return whole_bytes(size, indices.bytes) + 32; }
 
-// One launch, one item a request, `bytes` of the unified buffer an item, so many items a pass at most.
+// One launch with one item per request, `bytes` of the unified buffer per item, and a maximum of items per pass.
 template <class Params>
 LaunchPlan plan_requests(const Params& p, const Machine& machine, int64_t bytes, int64_t max_per_pass, Kernel kernel) {
-  constexpr int64_t kRoundedUp = 8 * 32;  // of the arrays that the bytes are in
+  constexpr int64_t kRoundedUp = 8 * 32;  // for rounding up the sizes of up to 8 arrays
   const Shares requests = deal_out(p.batch, machine, max_per_pass);
   if (!can_run(machine, requests.per_pass * bytes + kRoundedUp)) return {};
   LaunchPlan plan = plan_with(p, requests);

@@ -17,7 +17,7 @@ constexpr const char* kNames[] = {
 
 thread_local std::string error_text;
 
-// A file of the package, which all lie in one folder.
+// The path of a file in the folder of this library.
 std::string beside_this(const char* file) {
   Dl_info here{};
   dladdr(reinterpret_cast<void*>(&load_error), &here);
@@ -25,7 +25,7 @@ std::string beside_this(const char* file) {
   return path.substr(0, path.find_last_of('/') + 1) + file;
 }
 
-// A function of CANN's runtime; null where this release has none of the name, so that none is linked to.
+// A function of CANN's runtime, or null if this release lacks it. Not linked, because releases differ.
 template <class Function>
 Function of_runtime(const char* name) {
   void* runtime = dlopen("libascendcl.so", RTLD_LAZY | RTLD_NOLOAD);
@@ -36,7 +36,7 @@ Function of_runtime(const char* name) {
 
 const char* load_error() { return error_text.c_str(); }
 
-// The kernels' binary, as CANN's "kernel loading and execution" has it.
+// Loads the kernels' binary with CANN's "kernel loading and execution" interface.
 bool LoadedKernels::load_binary() {
   using LoadFromFile = int32_t (*)(const char* path, void* options, void** binary);
   using GetFunction = int32_t (*)(void* binary, const char* name, void** function);
@@ -77,7 +77,7 @@ const LoadedKernels* LoadedKernels::on(int32_t device) {
 }
 
 int32_t LoadedKernels::start(const Launch& launch, void* stream, const NgramNpuLaunchArgs& args) const {
-  // The word behind the kernel's own argument is that of CANN's overflow check, which these chips do not have.
+  // The word after the kernel's argument is for CANN's overflow check, which these chips do not have.
   struct {
     NgramNpuLaunchArgs own;
     uint64_t overflow;

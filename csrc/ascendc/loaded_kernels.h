@@ -1,5 +1,5 @@
-// The kernels as they are on a device, and how they are started there. Nothing of them is loaded before it is asked
-// for: that talks to the device, and a process may still choose which it sees.
+// The kernels loaded on a device, and their launch. They are loaded when first used: loading initialises the device,
+// and a process may still want to choose its visible devices.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@ constexpr int32_t kNumKernels = 0
 
 class LoadedKernels {
  public:
-  // Those of the current device, whose number is `device`: loaded by the first call for it. Null where they cannot be
-  // loaded, and then load_error() says why to the calling thread. Lives as long as the process.
+  // The kernels of the current device, whose number is `device`; the first call loads them. Null if that fails; then
+  // load_error() has the reason for the calling thread. Valid until the process ends.
   static const LoadedKernels* on(int32_t device);
 
-  // 0, or the runtime's error. Allocates nothing where the runtime takes the arguments from host memory.
+  // Returns 0 or the runtime's error. Allocates nothing if the runtime takes arguments from host memory.
   int32_t start(const Launch& launch, void* stream, const NgramNpuLaunchArgs& args) const;
 
  private:
@@ -30,7 +30,7 @@ class LoadedKernels {
   bool load_stubs();
 
   LaunchFromHost launch_ = nullptr;  // null: the entries are launch stubs
-  void* entries_[kNumKernels] = {};  // functions of the device, or of the host
+  void* entries_[kNumKernels] = {};  // device functions, or host functions (launch stubs)
 };
 
 const char* load_error();

@@ -1,7 +1,7 @@
 // The lookup of ngram_propose and ngram_step_, in one launch or two. How and why: docs/design/ascendc.md.
 //
-// Vectors cannot compare tokens at an offset. So each token of the suffix is compared with the tile as it lies, which
-// gives a bit per position, and what was found so far moves by one bit:
+// Vectors cannot compare tokens at an offset. So each token of the suffix is compared with the whole tile, which gives
+// a bit per position, and the bits found so far are shifted by one:
 //   starts_1 = [t[i] == last],   starts_n[i] = starts_(n-1)[i + 1] and [t[i] == the n-th token from the end],
 // the positions at which the last n tokens of the row begin. The largest n for which there is any is the best match.
 #pragma once
@@ -11,35 +11,35 @@
 
 namespace ngram_npu::ascendc {
 
-// A row as the lookup sees it: what lies in memory, and the sampled tokens that are about to follow it.
+// A row for the lookup: the tokens in memory, followed by the sampled tokens, which are not in memory yet.
 struct GrownRow {
   Gm<const int32_t> tokens;
   int64_t written;
   Gm<const int32_t> sampled;
-  int64_t length;  // 0 where there is nothing to look up
+  int64_t length;  // 0 if there is nothing to look up
 
   __aicore__ inline int32_t operator[](int64_t at) const { return at < written ? tokens[at] : sampled[at - written]; }
 };
 
-// Earlier and later are said of the ends; two matches of one length are equally far from their starts.
+// Compares the ends: for matches of the same length the order of ends is that of starts.
 __aicore__ inline bool better(const Occurrence& a, const Occurrence& b, int32_t match_policy) {
   return a.len != b.len ? a.len > b.len : a.len > 0 && (match_policy == kLatest ? a.end > b.end : a.end < b.end);
 }
 
-// Tokens [base, base + count) of a row, of which the kHalo first only begin matches that end in this tile.
+// Tokens [base, base + count) of a row; the first kHalo ones only serve matches that end in this tile.
 struct Tile {
   GrownRow row;
-  int64_t item;  // -1: there are no more
+  int64_t item;  // -1: no more tiles
   int64_t base;
-  int64_t count;  // 0 where the item has no ends
+  int64_t count;  // 0 if the item has no ends
   bool last_of_item;
 };
 
-// Each operator's own: the row that batch position i looks up.
+// Defined by each operator: the row that batch position i looks up.
 template <class Params>
 __aicore__ inline GrownRow grown_row(const Params& p, int64_t i);
 
-// The tiles of all items of a core, one after the other, so that the next one can be on its way while one is searched.
+// The tiles of all items of a core in one sequence, so that the next one can be loaded while one is searched.
 template <class Params>
 class Tiles {
  public:
@@ -59,7 +59,7 @@ class Tiles {
     return {row_, item_, base, smaller(begin + tile_ends_, end_) - base, left_ == 0};
   }
 
-  // No more tiles of this item.
+  // Skips the remaining tiles of this item.
   __aicore__ inline void leave(int64_t item) {
     if (item == item_) left_ = 0;
   }
@@ -78,13 +78,13 @@ class Tiles {
     }
     const int64_t i = item_ / tiling_.spans;
     row_ = grown_row(p_, i);
-    // The last token ends only the suffix itself. The ends are counted from kHalo before the first, so that tiles begin
-    // where they should. Turned by i: short rows' first spans go to different cores.
+    // The last token ends only the suffix itself. Ends are counted from kHalo before the first one, so that tiles begin
+    // at multiples of kTileStep. Rotated by i, so that the first spans of short rows go to different cores.
     const int64_t ends = larger<int64_t>(row_.length - 1, 0);
     const int64_t span = larger(kMinSpan, divided(ends + kHalo, tiling_.spans));
     begin_ = (item_ + i) % tiling_.spans * span - kHalo;
     end_ = smaller(ends, begin_ + span);
-    // Equal tiles: a small one at the end would not hide the wait for the next.
+    // Tiles of equal size: a small one at the end would not hide the wait for the next.
     const int64_t most = (tiling_.tile_tokens - kHalo) / kTileStep * kTileStep;
     const int64_t size = ends > 0 ? end_ - begin_ : 0;
     tiles_ = left_ = size > 0 ? (size + most - 1) / most : 0;
@@ -97,9 +97,9 @@ class Tiles {
   const LookupTiling& tiling_;
   const bool backwards_;  // the better ends come first, so that the first longest match ends the search
   GrownRow row_{};
-  int64_t pass_;  // its first item
+  int64_t pass_;  // first item of the pass
   int64_t item_;
-  // Of this item: its ends, its tiles, and how many of them are to come.
+  // For this item: its ends, its tiles, and the number of remaining tiles.
   int64_t begin_ = 0;
   int64_t end_ = 0;
   int64_t tiles_ = 0;
@@ -124,7 +124,7 @@ class Searcher {
     pipe.InitBuffer(tiles_, kTileBuffers, static_cast<uint32_t>(tile_tokens * int64_t{sizeof(int32_t)}));
   }
 
-  // What the searches need; for when the first loads are on their way.
+  // Prepares constants for the searches; call it while the first loads run.
   __aicore__ inline void prepare() {
     // Byte offsets of each word, and the words' ranks: the word that wins has the highest.
     const auto offsets = following_.tensor().ReinterpretCast<int32_t>();
@@ -150,14 +150,14 @@ class Searcher {
     tiles_.EnQue(tokens);
   }
 
-  // The tile that was loaded longest ago is not needed.
+  // Drops the oldest loaded tile without a search.
   __aicore__ inline void drop(const Tile& tile) {
     if (tile.count == 0) return;
     auto tokens = tiles_.DeQue<int32_t>();
     tiles_.FreeTensor(tokens);
   }
 
-  // The best match in the tile that was loaded longest ago; ends in its halo may come out shorter than they are.
+  // The best match in the oldest loaded tile; matches that end in its halo may be reported too short.
   __aicore__ inline Occurrence search(const Tile& tile) {
     if (tile.count == 0) return {-1, 0};
     const int64_t max_n = smaller(options_.max_n, tile.row.length - 1);
@@ -169,7 +169,7 @@ class Searcher {
     int64_t winner = -1;
     for (int64_t n = 1; n <= max_n; ++n) {
       mark_starts(tokens, suffix_[n - 1], n, words);
-      if (n < options_.min_n) continue;  // too short to be of use, whether there is one or not
+      if (n < options_.min_n) continue;  // a match of this length would not be used
       const int64_t word = winning_word(starts_[n % 2].tensor(), words);
       if (word < 0) break;
       winner = word;
@@ -192,13 +192,13 @@ class Searcher {
   __aicore__ static inline int64_t in_memory(const Tile& tile) {
     return smaller(larger<int64_t>(tile.row.written - tile.base, 0), tile.count);
   }
-  // All of it at once, while the item's first tile is on its way: its loads may have to wait as well.
+  // Reads the whole suffix while the item's first tile is loaded, because these reads may wait as well.
   __aicore__ inline void read_suffix(const Tile& tile, int64_t max_n) {
     for (int64_t n = 1; n <= max_n; ++n) suffix_[n - 1] = tile.row[tile.row.length - n];
     suffix_of_ = tile.item;
   }
-  // Behind the tokens from memory: puts the sampled tokens in, and fills up what the vectors will read with what no
-  // match can end with.
+  // Completes a tile after the tokens from memory: adds the sampled tokens, and pads the rest that the vectors read
+  // with a token that no match can end with.
   __aicore__ inline void complete(const Tile& tile, const AscendC::LocalTensor<int32_t>& tokens) {
     const int64_t loaded = in_memory(tile);
     const auto first = static_cast<int32_t>(up_to(loaded, kBlock));
@@ -214,29 +214,29 @@ class Searcher {
     order<AscendC::HardEvent::S_V>();
   }
 
-  // starts_n from starts_(n-1), its token being the n-th from the row's end. They take turns in two buffers.
+  // Computes starts_n from starts_(n-1); `token` is the n-th from the row's end. Two buffers are used in turn.
   __aicore__ inline void mark_starts(const AscendC::LocalTensor<int32_t>& tokens, int32_t token, int64_t n,
                                      int32_t words) {
     const auto& starts = starts_[n % 2].tensor();
     AscendC::CompareScalar(starts.ReinterpretCast<uint8_t>(), tokens, token, AscendC::CMPMODE::EQ, words * kWord);
-    AscendC::Duplicate(starts[words], 0u, kBlock);  // what follows the last word
+    AscendC::Duplicate(starts[words], 0u, kBlock);  // the words after the last one
     if (n == 1) return;
-    // One position down: within each word, and the first bit of the following word over into its last.
+    // Shifts by one position: within each word, and the first bit of the next word into the last bit.
     const auto& before = starts_[(n - 1) % 2].tensor();
     const auto& moved = moved_.tensor();
     const auto& carry = carry_.tensor();
     AscendC::Gather(carry, before, following_.tensor(), kWordBytes, words);
     AscendC::ShiftLeft(carry, carry, 31u, words);
     AscendC::ShiftRight(moved, before, 1u, words);
-    // And, Or know 16-bit integers alone.
+    // And and Or support only 16-bit integers.
     const auto halves = moved.ReinterpretCast<uint16_t>();
     const auto starts_halves = starts.ReinterpretCast<uint16_t>();
     AscendC::Or(halves, halves, carry.ReinterpretCast<uint16_t>(), 2 * words);
     AscendC::And(starts_halves, starts_halves, halves, 2 * words);
   }
 
-  // The first or the last word with a bit set, -1 without. Floats, because integers have no reductions: a word that is
-  // not zero counts its rank.
+  // The first or the last word with a bit set, -1 without one. Uses floats, because integers have no reductions: a
+  // nonzero word contributes its rank.
   __aicore__ inline int64_t winning_word(const AscendC::LocalTensor<uint32_t>& starts, int32_t words) {
     const auto& flags = flags_.tensor();
     AscendC::Cast(flags, starts.ReinterpretCast<int32_t>(), AscendC::RoundMode::CAST_NONE, words);
@@ -252,8 +252,8 @@ class Searcher {
 
   const LookupOptions options_;
   const int32_t words_;
-  int32_t suffix_[kMaxNgram];  // of the row that is searched: its last tokens, the last one first
-  int64_t suffix_of_ = -1;     // the item
+  int32_t suffix_[kMaxNgram];  // last tokens of the searched row, the last one first
+  int64_t suffix_of_ = -1;     // the item of this row
   AscendC::TQue<AscendC::TPosition::VECIN, kTileBuffers> tiles_;
   Local<uint32_t> starts_[2];
   Local<uint32_t> moved_, carry_, following_;
@@ -266,7 +266,7 @@ __aicore__ inline void search_items(AscendC::TPipe& pipe, const Params& p, const
   Searcher searcher(pipe, tiling.tile_tokens, p.lookup);
   Tiles<Params> tiles(p, tiling);
   Occurrence best{-1, 0};
-  int64_t done = -1;  // the item that has its longest match; some of its tiles may be on their way still
+  int64_t done = -1;  // the item whose longest match has been found; some of its tiles may still be loading
   Tile queue[kTileBuffers];
   for (int64_t t = 0; t < kTileBuffers - 1; ++t) searcher.load(queue[t] = tiles.next());
   searcher.prepare();
@@ -289,7 +289,7 @@ __aicore__ inline void search_items(AscendC::TPipe& pipe, const Params& p, const
   }
 }
 
-// Of two launches the first: leaves the best match of each item in its place of the workspace.
+// For the first of two launches: writes the best match of each item to its place in the workspace.
 class Matches {
  public:
   __aicore__ inline Matches(AscendC::TPipe& pipe, uint64_t workspace)
@@ -318,7 +318,7 @@ __aicore__ inline void search_into_workspace(const NgramNpuLaunchArgs& args) {
   search_items(pipe, p, tiling, matches);
 }
 
-// From the best matches of a pass of requests to their drafts.
+// Makes drafts from the best matches of a pass of requests.
 class Drafter {
  public:
   __aicore__ inline Drafter(AscendC::TPipe& pipe, int64_t per_pass, const LookupOptions& options)
@@ -331,7 +331,7 @@ class Drafter {
   template <class Best>
   __aicore__ inline void draft(int64_t j, const GrownRow& row, const Best& best, int32_t unused) {
     Occurrence found = best(j, row);
-    // Too short, or found in a row that another request has changed meanwhile.
+    // Too short, or from a row that another request has changed in the meantime.
     if (found.len < options_.min_n || found.end + 1 >= row.length) found = {-1, 0};
     const int64_t count = num_drafts(found, row.length, options_);
     for (int64_t d = 0; d < options_.k; ++d) {
@@ -353,7 +353,7 @@ class Drafter {
   Local<int32_t> drafts_, num_drafts_, match_lens_;
 };
 
-// Of two launches the second: the best of each row's pieces.
+// For the second of two launches: the best match among each row's pieces.
 class FoundPieces {
  public:
   __aicore__ inline FoundPieces(AscendC::TPipe& pipe, const LookupTiling& tiling, int32_t match_policy)
@@ -369,7 +369,7 @@ class FoundPieces {
   }
   __aicore__ inline void wait() const { AscendC::WaitFlag<AscendC::HardEvent::MTE2_S>(arrived_); }
 
-  // Of request j of the pass.
+  // The best match of request j of the pass.
   __aicore__ inline Occurrence operator()(int64_t j, const GrownRow& row) const {
     Occurrence found{-1, 0};
     for (int64_t at = j * match_ints_; at < (j + 1) * match_ints_; at += kMatchInts) {
@@ -387,9 +387,9 @@ class FoundPieces {
   int32_t arrived_ = 0;  // the event between load() and wait()
 };
 
-// One launch: a row is one core's, which drafts as soon as it has searched it. Results gives it a pass to write to:
-// prepare(p, i, j) for request i, the pass's j-th, then add(p, i, j, best), of which best(j, row) is the best match;
-// store(p, first, count).
+// For a single launch: one core searches a whole row and drafts at once. `Results` collects a pass: prepare(p, i, j)
+// for request i, the j-th of the pass, then add(p, i, j, best), where best(j, row) is the best match, then store(p,
+// first, count).
 template <class Params, class Results>
 class DraftEach {
  public:
@@ -433,7 +433,7 @@ __aicore__ inline void draft_from_workspace(const NgramNpuLaunchArgs& args) {
   for (int64_t first = first_item(share); first < p.batch; first += items_between(share)) {
     const int64_t count = smaller(share.per_pass, p.batch - first);
     pieces.load(args.workspace, first, count);
-    for (int64_t j = 0; j < count; ++j) results.prepare(p, first + j, j);  // while the pieces are on their way
+    for (int64_t j = 0; j < count; ++j) results.prepare(p, first + j, j);  // while the pieces are loaded
     pieces.wait();
     for (int64_t j = 0; j < count; ++j) results.add(p, first + j, j, pieces);
     results.store(p, first, count);

@@ -4,7 +4,7 @@
 
 namespace ngram_npu::ascendc {
 
-// A row is looked up as it will be, and appended to once that is done.
+// The lookup uses the row with the sampled tokens; they are appended to memory afterwards.
 __aicore__ inline GrownRow grown_row(const NgramStepParams& p, int64_t i, const Accepted& a) {
   const int64_t length = a.old_length + a.num_appended;
   if (!drafts(a) || !may_draft(length, p.token_ids.capacity, p.lookup)) return {};
@@ -15,7 +15,7 @@ __aicore__ inline GrownRow grown_row(const NgramStepParams& p, int64_t i) {
   return grown_row(p, i, accept(p, i));
 }
 
-// The tokens and the length that a request's row gets, each in a 32-byte place of its own on the way out.
+// Stages the tokens and the length to write to a request's row, each in its own 32-byte units.
 class Appender {
  public:
   __aicore__ inline Appender(AscendC::TPipe& pipe, int64_t per_pass)

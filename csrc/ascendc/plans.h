@@ -1,5 +1,6 @@
-// How each operator's work is divided and launched: plan(params, machine). NGRAM_NPU_ASCENDC_OPS(X) calls X(op, Params)
-// for each that has a kernel; a launcher makes the C entry points `ngram_npu_ascendc_<op>` of it.
+// The division of each operator's work into launches: plan(params, machine). NGRAM_NPU_ASCENDC_OPS(X) calls
+// X(op, Params) for each operator with a kernel; a launcher defines the C entry points `ngram_npu_ascendc_<op>` with
+// it.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,7 @@
 
 namespace ngram_npu::ascendc {
 
-// What a core keeps to search: tokens; words of bits and of floats, by the names they have in Searcher; a match.
+// Bytes that a core needs for searching: tokens; words of bits and of floats, named as in Searcher; a match.
 constexpr int64_t search_ub_bytes(int64_t tile_tokens) {
   constexpr int64_t kBlock = 32;
   const int64_t words = tile_tokens / 32 * 4;
@@ -27,14 +28,14 @@ constexpr int64_t search_ub_bytes(int64_t tile_tokens) {
   return tiles + starts_moved_carry_following + ranks_flags_scratch_best + kMatchInts * 4;
 }
 
-// And to draft, for ngram_step_, which needs more: eight arrays, each rounded up to 32 bytes.
+// Bytes for drafting, in ngram_step_, which needs more than ngram_propose: eight arrays, rounded up to 32 bytes each.
 constexpr int64_t draft_ub_bytes(int64_t per_pass, int64_t spans, int64_t k) {
   return per_pass * 4 * (spans * kMatchInts + k + 4 + kTokenPlace + kLengthPlace) + 8 * 32;
 }
 
-// The most requests a pass whose drafts take at most so many bytes; no cores where there are none.
+// Shares with the maximum number of requests per pass whose drafts fit besides `other_bytes`; no cores if none fit.
 inline Shares draft_shares(int64_t batch, int64_t spans, int64_t k, Machine machine, int64_t other_bytes) {
-  machine.least_items = 1;  // one is worth a core: its row has to be read
+  machine.least_items = 1;  // one item is enough for a core, which has to read a row for it
   for (int64_t most = kMaxDrafting; most > 0; most /= 2) {
     const Shares shares = deal_out(batch, machine, most);
     if (can_run(machine, other_bytes + draft_ub_bytes(shares.per_pass, spans, k))) return shares;
@@ -42,9 +43,9 @@ inline Shares draft_shares(int64_t batch, int64_t spans, int64_t k, Machine mach
   return {};
 }
 
-// `spans` 0: the machine cannot carry it out.
+// `spans` 0: the machine cannot run the lookup.
 inline LookupTiling lookup_tiling(int64_t batch, int64_t capacity, int64_t k, const Machine& machine) {
-  constexpr int64_t kTileTokens = 8448;  // 33 KB a copy; with the halo, a row of n * 8192 has n tiles
+  constexpr int64_t kTileTokens = 8448;  // 33 KB per copy; with the halo, a row of n * 8192 has n tiles
   constexpr int64_t kItemsPerCore = 2;   // evens out rows of different lengths; each costs its first loads
   if (!can_run(machine, search_ub_bytes(kTileUnit))) return {};
   LookupTiling t{};
@@ -128,8 +129,8 @@ inline LaunchPlan plan(const PrepareInputIdsParams& p, const Machine& machine) {
   return plan;
 }
 
-// What a Gathered takes (gather.h); PreviousCounts; a CountCorrector (counts.h); a RequestPass but for its
-// CountCorrector and its Gathered (request_pass.h); StagedSlots with both windows (slots.h).
+// Bytes of a Gathered (gather.h); of PreviousCounts and a CountCorrector (counts.h); of a RequestPass without its
+// CountCorrector and its Gathered (request_pass.h); of StagedSlots with both windows (slots.h).
 inline int64_t gathered_bytes(int64_t size) { return smaller(size, kWhole) * int64_t{sizeof(int32_t)} + 32; }
 inline int64_t previous_ub_bytes(const CorrectNumComputedTokensParams& p) { return 3 * gathered_bytes(p.num_previous); }
 inline int64_t indices_ub_bytes(const IndexArray& indices, int64_t per_pass) {
@@ -165,7 +166,7 @@ inline LaunchPlan plan(const ComputeSlotMappingParams& p, const Machine& machine
   return plan;
 }
 
-// The second launch is correct_num_computed_tokens_'s and reads no further than its parameters.
+// The second launch is that of correct_num_computed_tokens_, which reads only its own parameters.
 static_assert(std::is_standard_layout_v<CorrectSpecStateParams> && offsetof(CorrectSpecStateParams, counts) == 0);
 
 inline LaunchPlan plan(const CorrectSpecStateParams& p, const Machine& machine) {

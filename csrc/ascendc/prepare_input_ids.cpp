@@ -4,9 +4,9 @@
 
 namespace ngram_npu::ascendc {
 
-// What prepare_input_ids_ reads for a pass of requests, under the names of its parameters. A request's newest token and
-// drafts are asked for once it is known which they are; of a row of drafts more than kMaxDraftTokens stay where they
-// are.
+// The arrays that prepare_input_ids_ reads for a pass of requests, under the names of its parameters. A request's
+// newest token and drafts are loaded after their places are known. Of a row of drafts at most kMaxDraftTokens are
+// staged; the rest is read from global memory.
 class StagedInputs {
  public:
   struct Row {
@@ -40,7 +40,7 @@ class StagedInputs {
     num_scheduled_drafts.load(first, count);
   }
   __aicore__ inline void ask(int64_t j, int64_t prev) { drafts_.load(j * row_place_, rows_[prev], row_staged_); }
-  // Whose drafts the rules get.
+  // Selects the request whose drafts the rules read.
   __aicore__ inline void select(int64_t j) { request_ = j; }
 
   const int64_t num_inputs;
@@ -58,8 +58,8 @@ class StagedInputs {
   int64_t request_ = 0;
 };
 
-// Pieces leave from places of their own in turn, so that none waits for the one before it. A request's span may take
-// several: what it says of its own length may be anything.
+// Pieces are written from several places in turn, so that none waits for the previous one. A request's span may need
+// several pieces, since its length may be any number.
 class Pieces {
  public:
   __aicore__ inline explicit Pieces(AscendC::TPipe& pipe) : ids_(pipe, kInputPieces * kInputPiece) {}

@@ -20,8 +20,8 @@ struct Pass {
 using namespace ngram_npu;
 using namespace ngram_npu::ascendc;
 
-// Where each request's kept tokens begin is known only from all before it, so every core counts those up to its own
-// requests, items of query_start_loc_out, of which the last is no request, and up to its own items of token_indices.
+// The place of a request's kept tokens depends on all earlier requests. So every core counts the kept tokens up to its
+// own part of query_start_loc_out, whose last item is not a request, and up to its own part of token_indices.
 extern "C" __global__ __aicore__ void ngram_npu_prepare_inputs(NgramNpuLaunchArgs args) {
   KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
   const auto p = read_as<PrepareInputsParams>(args.params);

@@ -4,7 +4,7 @@
 
 namespace ngram_npu::ascendc {
 
-// The arrays of PrepareInputsPaddedParams that are read, under their names: those of a pass of requests.
+// The inputs of PrepareInputsPaddedParams for a pass of requests, under their names.
 struct StagedBatch {
   Part<int32_t> cu_num_draft_tokens, num_sampled, query_start_loc;
 

@@ -4,7 +4,7 @@
 
 namespace ngram_npu::ascendc {
 
-// The rows of sampled tokens of a pass of requests, each from 32 bytes on.
+// The rows of sampled tokens of a pass of requests, each at a multiple of 32 bytes.
 class SampledRows {
  public:
   struct Row {

@@ -1,4 +1,4 @@
-// What correct_spec_state_ writes of each request.
+// The per-request results of correct_spec_state_.
 #pragma once
 
 #include "ascendc/counts.h"
@@ -6,8 +6,8 @@
 
 namespace ngram_npu::ascendc {
 
-// A pass of requests: the entries of seq_lens, which are the requests and zeros behind them. The corrected counts wait
-// for the next launch, so that all of this one reads the old ones.
+// A pass of requests: the entries of seq_lens, which are the requests followed by zeros. The next launch writes the
+// corrected counts, because all cores of this launch read the old ones.
 class RequestPass {
  public:
   __aicore__ inline RequestPass(AscendC::TPipe& pipe, const CorrectSpecStateParams& p, int64_t per_pass)
@@ -31,7 +31,7 @@ class RequestPass {
     corrector_.load(p_.counts, first, requests_);
     corrector_.load_accepted(p_.counts);
     begins_.load(0, p_.slots.query_start_loc + first, requests_);
-    lacking_.load(0, p_.slots.query_start_loc + first + 1, requests_);  // the requests' ends, for now
+    lacking_.load(0, p_.slots.query_start_loc + first + 1, requests_);  // first the requests' ends
     if (p_.discard != nullptr) rows_.load(first, requests_);
   }
 
@@ -53,7 +53,7 @@ class RequestPass {
   }
 
  private:
-  // row_discards() by vectors.
+  // A vector version of row_discards().
   __aicore__ inline void discard(const Ints& seq_lens, int32_t n) {
     const Ints& indices = rows_.convert(n);
     const Ints& lacking = lacking_.tensor();

@@ -1,4 +1,4 @@
-// Slots of the flat batch, for the operator that reads positions and for the one that makes them.
+// Slots of the flat batch, for compute_slot_mapping_ and correct_spec_state_.
 #pragma once
 
 #include "ascendc/device.h"
@@ -6,8 +6,8 @@
 
 namespace ngram_npu::ascendc {
 
-// The part of a token tensor that a core works on: its items [begin, end), staged. Whatever lies outside is left alone,
-// and what is not set keeps its value.
+// The staged items [begin, end) of a token tensor. Items outside are ignored, and items that are not set keep their
+// value.
 template <class T>
 class Window {
  public:
@@ -38,11 +38,11 @@ class Window {
   int64_t end_ = 0;
 };
 
-// The requests whose tokens may reach into [begin, end), by offsets that do not fall: from the last that begins at or
-// before `begin`.
+// The requests whose tokens may be in [begin, end), for sorted offsets: from the last one that begins at or before
+// `begin`.
 template <class Offsets>
 __aicore__ inline int64_t first_request(const Offsets& query_start_loc, int64_t batch, int64_t begin) {
-  int64_t low = 0;  // begins at or before, or is the first
+  int64_t low = 0;  // begins at or before `begin`, or is the first
   for (int64_t high = batch; high - low > 1;) {
     const int64_t middle = (low + high) / 2;
     if (query_start_loc[middle] <= begin) {
@@ -54,7 +54,7 @@ __aicore__ inline int64_t first_request(const Offsets& query_start_loc, int64_t 
   return low;
 }
 
-// A request's blocks, of which a first walk through its tokens asks for those that it needs, and a second has them.
+// A request's blocks: a first walk through its tokens loads the blocks that it needs, a second one reads them.
 struct AskForBlocks {
   Asked& asked;
   Gm<const int32_t> row;
@@ -65,7 +65,7 @@ struct AskForBlocks {
 };
 struct AskedBlocks {
   const Asked& asked;
-  int64_t& next;  // of the blocks, the one this run has asked for
+  int64_t& next;  // number of the loaded block for this run
   bool& taken;
   __aicore__ inline int32_t operator[](int64_t) const {
     taken = true;
@@ -78,7 +78,7 @@ struct StagedBlocks {
   int64_t count;
 };
 
-// What the mapping of tokens needs of all requests.
+// The arrays of all requests that the slot mapping needs.
 struct StagedSlots {
   Whole<int32_t> query_start_loc;
   WholeIndices row_indices;
@@ -95,7 +95,7 @@ struct StagedSlots {
   }
 };
 
-// Asks for the blocks of one request's tokens at the positions in `positions`, as far as both windows have them.
+// Loads the blocks of one request's tokens at the positions in `positions`, for tokens in both windows.
 template <class Slot>
 __aicore__ inline void ask_for_blocks(const ComputeSlotMappingParams& p, int64_t i, StagedSlots& staged,
                                       const Window<int64_t>& positions, const Window<Slot>& slots) {
@@ -111,7 +111,7 @@ __aicore__ inline void ask_for_blocks(const ComputeSlotMappingParams& p, int64_t
   }
 }
 
-// The same walk with the blocks there; `next` goes through them.
+// The same walk after the blocks were loaded; `next` counts them.
 template <class Slot>
 __aicore__ inline void map_request(const ComputeSlotMappingParams& p, int64_t i, const StagedSlots& staged,
                                    int64_t& next, const Window<int64_t>& positions, Window<Slot>& slots) {
@@ -133,7 +133,7 @@ __aicore__ inline void map_request(const ComputeSlotMappingParams& p, int64_t i,
   slots.fill({larger(own.begin, positioned), own.end}, static_cast<Slot>(p.pad_id));
 }
 
-// What no request's tokens take, up to the end: a captured graph reads all of it.
+// Pads the places after the last request's tokens, because a captured graph reads the whole mapping.
 template <class Slot>
 __aicore__ inline void pad_rest(const ComputeSlotMappingParams& p, const StagedSlots& staged, Window<Slot>& slots) {
   slots.fill({larger<int64_t>(staged.query_start_loc[p.batch], 0), p.num_slots}, static_cast<Slot>(p.pad_id));

@@ -10,14 +10,14 @@ struct TokenRange {
   int64_t end;
 };
 
-// The tokens of a request that lie in a tensor of `size` items; begin >= end where there are none. Offsets are in a
-// tensor, or in what a kernel has of it.
+// The tokens of a request that lie in a tensor of `size` items; begin >= end if there are none. `Offsets` is
+// query_start_loc, or the part of it that a kernel has loaded.
 template <class Offsets>
 NGRAM_FN TokenRange tokens_of(const Offsets& query_start_loc, int64_t i, int64_t size) {
   return {larger<int64_t>(query_start_loc[i], 0), smaller<int64_t>(query_start_loc[i + 1], size)};
 }
 
-// How many tokens a request has, whatever the tensors hold of them.
+// The number of a request's tokens, including those beyond the tensors' sizes.
 template <class Offsets>
 NGRAM_FN int32_t scheduled(const Offsets& query_start_loc, int64_t i) {
   return wrap_sub(query_start_loc[i + 1], query_start_loc[i]);

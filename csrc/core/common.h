@@ -1,11 +1,11 @@
-// What every operator's core header and every kernel share. Torch-free and dependency-free, so that g++, nvcc and the
-// AscendC compiler all read the same rules.
+// Definitions that all operators and kernels share. No torch and no dependencies, so that g++, nvcc and the AscendC
+// compiler compile the same rules.
 #pragma once
 
 #include <cstdint>
 
 #if defined(__CCE_AICORE__)
-#include "kernel_operator.h"  // says what __aicore__ and __gm__ are
+#include "kernel_operator.h"  // defines __aicore__ and __gm__
 #endif
 
 #if defined(__CUDACC__)
@@ -13,7 +13,8 @@
 #elif defined(__CCE_AICORE__)
 #define NGRAM_FN __aicore__ inline
 #else
-// Always: several files are compiled for other instruction sets, and the linker must not merge what they would emit.
+// Always inlined: several files are compiled for different instruction sets, and the linker must not merge functions
+// that they would emit.
 #define NGRAM_FN inline __attribute__((always_inline))
 #endif
 
@@ -23,17 +24,17 @@
 namespace ngram_npu {
 
 constexpr int64_t kMaxNgram = 64;         // upper limit of max_n
-constexpr int64_t kMaxIndexSpan = 8;      // upper limit of max_n - min_n + 1 where an index answers
+constexpr int64_t kMaxIndexSpan = 8;      // upper limit of max_n - min_n + 1 with an index
 constexpr int64_t kMaxDraftTokens = 64;   // upper limit of k
 constexpr int64_t kMaxSampledWidth = 65;  // upper limit of M, the width of sampled_token_ids
 constexpr int32_t kNoToken = -1;          // no draft
 
-// A pointer into a tensor. An NPU keeps the tensors in an address space of its own; everywhere else this is a plain
-// pointer, and Params have the same bytes on the host and on every device.
+// A pointer into a tensor. On an NPU tensors are in a separate address space; on other devices this is a plain pointer.
+// Params have the same bytes on the host and on every device.
 #if defined(__CCE_AICORE__)
 template <class T>
 using Gm = __gm__ T*;
-#elif defined(NGRAM_NPU_GM_POINTER)  // a host twin, which watches what goes through it
+#elif defined(NGRAM_NPU_GM_POINTER)  // a host twin, which checks every access
 template <class T>
 using Gm = NGRAM_NPU_GM_POINTER<T>;
 #else
@@ -43,22 +44,23 @@ using Gm = T*;
 
 enum MatchPolicy : int32_t { kEarliest = 0, kLatest = 1 };
 
-// What an entry point returns. Bad values inside tensors are never an error: their results are defined.
+// Return value of an entry point. Bad values inside tensors are never an error: their results are defined.
 enum Status : int32_t { kOk = 0, kInvalidParams = 1, kLaunchFailed = 2, kOutOfMemory = 3 };
 
-// Host parallelism is the caller's: torch lends its own pool, `_C` a small one, so that two never fight over the cores.
+// The caller provides the threads, so that two pools never compete for the cores: torch passes its own pool, `_C` a
+// small one.
 struct Executor {
-  // Calls fn(context, task) for every task in [0, num_tasks), possibly at once; returns when all are done.
+  // Calls fn(context, task) for every task in [0, num_tasks), possibly in parallel; returns when all are done.
   void (*run)(const Executor* self, int32_t num_tasks, void (*fn)(void* context, int32_t task), void* context);
   int32_t max_threads;
-  int64_t min_tokens_per_thread;  // less than this is not worth waking a thread for: pools differ
+  int64_t min_tokens_per_thread;  // less work than this is slower with another thread; differs between pools
   void* pool;
 };
 
 // A tensor of indices that may be int32 or int64, or absent: then index i is i.
 struct IndexArray {
   Gm<const void> data;
-  int32_t bytes;  // 4, 8, or 0 where absent
+  int32_t bytes;  // 4, 8, or 0 if absent
 
   NGRAM_FN int64_t operator[](int64_t i) const {
     if (bytes == 0) return i;
@@ -89,7 +91,7 @@ NGRAM_FN T larger(T a, T b) {
   return a < b ? b : a;
 }
 
-// Two's complement, where a plain sum could overflow.
+// Two's complement addition, which is defined on overflow.
 NGRAM_FN int32_t wrap_add(int32_t a, int32_t b) {
   return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
 }

@@ -1,11 +1,11 @@
-// compute_slot_mapping_: where each token's KV goes. Contract: docs/ops/compute_slot_mapping.md.
+// compute_slot_mapping_: the KV cache slot of each token. Contract: docs/ops/compute_slot_mapping.md.
 #pragma once
 
 #include "core/batch.h"
 
 namespace ngram_npu {
 
-// How positions are dealt out to ranks and blocks. All >= 1 (cp_rank: in [0, cp_world)); block_size *
+// How positions are assigned to ranks and blocks. All >= 1 (cp_rank: in [0, cp_world)); block_size *
 // blocks_per_kv_block * cp_world and cp_world * cp_interleave are below 2**31; with several ranks cp_interleave divides
 // block_size * blocks_per_kv_block, so that no two positions share a slot.
 struct SlotLayout {
@@ -30,7 +30,7 @@ struct ComputeSlotMappingParams {
   int64_t pad_id;
 };
 
-// One request's blocks; `count` 0 where its row lies outside the table.
+// One request's blocks; `count` is 0 if its row lies outside the table.
 struct BlockList {
   Gm<const int32_t> blocks;
   int64_t count;
@@ -42,15 +42,15 @@ NGRAM_FN BlockList blocks_of(const TokenRows<const int32_t>& block_table, int64_
 
 constexpr int64_t kNoSlot = -1;
 
-// From `first` on, `count` positions have the slots slot, slot + 1, ...; or none of them has one (kNoSlot).
+// `count` positions from `first` on have the slots slot, slot + 1, ...; or none of them has a slot (kNoSlot).
 struct SlotRun {
   int64_t first;
   int64_t count;
   int64_t slot;
 };
 
-// The run that begins at `position`, in a BlockList or what a kernel has for one. Tokens mostly come in order, so one
-// run's divisions serve many.
+// The run that begins at `position`; `List` is a BlockList or a kernel's copy of one. Tokens are mostly in order, so
+// the divisions are done once per run, not once per token.
 template <class List>
 NGRAM_FN SlotRun slot_run(const SlotLayout& l, const List& list, int64_t position) {
   if (position < 0) return {position, 1, kNoSlot};

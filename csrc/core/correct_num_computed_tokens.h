@@ -1,4 +1,5 @@
-// correct_num_computed_tokens_: the host's optimism put right. Contract: docs/ops/correct_num_computed_tokens.md.
+// correct_num_computed_tokens_: correct the host's counts for rejected drafts. Contract:
+// docs/ops/correct_num_computed_tokens.md.
 #pragma once
 
 #include "core/common.h"
@@ -17,23 +18,23 @@ struct CorrectNumComputedTokensParams {
   int64_t batch;
 };
 
-// What a request's counts become: corrected where it had drafts in the previous step, otherwise the host's.
+// A request's new counts: corrected if it had drafts in the previous step, otherwise the host's.
 struct CorrectedCounts {
   int32_t num_computed;
   int32_t num_accepted;
   bool accepted_changes;
 };
 
-// Where request i was in the previous step, if it had drafts there; else -1. Here and below, of the parameters or of
-// what a kernel has of their arrays under the same names.
+// Position of request i in the previous step if it had drafts there, otherwise -1. Here and below `Counts` is the
+// parameters or a kernel's copies of their arrays under the same names.
 template <class Counts>
 NGRAM_FN int64_t drafted_at(const Counts& c, int64_t i) {
   const int64_t p = c.prev_positions[i];
   return p < 0 || p >= c.num_previous || c.num_draft_prev[p] <= 0 ? -1 : p;
 }
 
-// Tokens that the request at previous position p gained there; never more than the host assumed, which gave it blocks
-// for that and no more.
+// Number of tokens that the request at previous position p gained; never more than the host assumed, because it
+// allocated blocks for that number only.
 template <class Counts>
 NGRAM_FN int32_t sampled_at(const Counts& c, int64_t p) {
   const int32_t sampled = c.num_sampled_prev[p];
@@ -41,7 +42,7 @@ NGRAM_FN int32_t sampled_at(const Counts& c, int64_t p) {
   return sampled > drafts ? drafts + 1 : sampled;
 }
 
-// Reads the old num_computed_tokens of any position: no position may be overwritten before all have been corrected.
+// Reads the old num_computed_tokens of any position, so no position may be overwritten before all are corrected.
 template <class Counts>
 NGRAM_FN CorrectedCounts corrected(const Counts& c, int64_t i) {
   const int64_t p = drafted_at(c, i);

@@ -1,4 +1,4 @@
-// The index as its operators take it.
+// The index arguments that all index operators share.
 #pragma once
 
 #include "core/common.h"

@@ -1,4 +1,4 @@
-// ngram_index_append_: index the tokens that rows hold, prompts in one piece or in several. Contract:
+// ngram_index_append_: index the tokens that rows hold, prompts whole or in pieces. Contract:
 // docs/ops/ngram_index_append.md.
 #pragma once
 

@@ -1,19 +1,19 @@
-// What the index tensor contains where a GPU's kernels made it: one hash table for all slots, which thousands of
-// threads fill at once. The CPU's is another (ngram_index_layout.h). Everything in it is a number, never a pointer, and
-// every number is checked where it is used, so that no contents, however wrong, lead a kernel outside the tensor.
+// Layout of an index on a GPU: one hash table for all slots, which thousands of threads fill at once. The CPU has
+// another layout (ngram_index_layout.h). The tensor contains numbers, no pointers. Every number is checked where it is
+// used, so that even corrupt contents never lead a kernel outside the tensor.
 //
 //   header       64 words
-//   slots        num_slots x 16 words: what a slot remembers of its row
+//   slots        num_slots x 16 words: the state of each slot's row
 //   generations  num_slots words, padded to a multiple of 32 words
-//   buckets      num_buckets x 16 entries of 64 bits, 128 bytes from the tensor's start or a multiple
+//   buckets      num_buckets x 16 entries of 64 bits, at a multiple of 128 bytes from the tensor's start
 //
-// An entry says where a gram of a slot occurs. A gram belongs into either of two buckets. From the top:
+// An entry records where an n-gram ("gram") of a slot occurs. A gram can be in either of two buckets. From the top:
 //   level         3 bits   n - min_n
 //   fingerprint   9
 //   tenant       24        generation and slot
-//   next         28        the place of the token behind the recorded occurrence; the whole word 0: no entry
-// A slot that is emptied changes its generation. Its entries are then dead and give their places to others; nothing is
-// swept. All-zero words behind a good header are an empty index.
+//   next         28        the place of the token after the recorded occurrence; the whole word is 0: no entry
+// Emptying a slot changes its generation. Its old entries are then dead, and new entries overwrite them; there is no
+// cleanup pass. All-zero words after a valid header are an empty index.
 #pragma once
 
 #include "core/common.h"
@@ -39,14 +39,14 @@ enum Header : int {
   kHeaderMagic,
   kHeaderSlots,
   kHeaderBuckets,
-  kHeaderSlotBits,         // of a slot's number
-  kHeaderEntries,          // entries that slots hold; those of former generations are not counted
-  kHeaderFingerprintBits,  // how many bits of a fingerprint are used, and of a generation. No answer depends on them,
-  kHeaderGenerationBits,   // since hits are verified against the row: tests with few drive that verification
+  kHeaderSlotBits,         // bits of a slot's number
+  kHeaderEntries,          // entries of all slots, without those of former generations
+  kHeaderFingerprintBits,  // bits of a fingerprint and of a generation in use. No result depends on them, since hits
+  kHeaderGenerationBits,   // are verified against the row; tests use few bits to exercise the verification
   kStatIndexed = 16,       // rows answered from the index
   kStatScanFull,           // rows scanned because the table was full
-  kStatScanCatchUp,        // rows of which more was left to index than one step does
-  kStatScanOther,          // rows scanned: no such slot, or too long
+  kStatScanCatchUp,        // rows scanned because a step could not index all of their tokens
+  kStatScanOther,          // rows scanned because there is no such slot, or the row is too long
   kStatRebuildLength,      // slots emptied: the row is shorter than what was indexed
   kStatRebuildTokens,      // slots emptied: the row's tokens are not those that were indexed
   kStatRebuildOptions,     // slots emptied: min_n, max_n or match_policy differ
@@ -58,7 +58,7 @@ enum Slot : int {
   kSlotOptions,   // pack_options(); 0: empty
   kSlotIndexed,   // the ends below this one are indexed
   kSlotHeld,      // entries
-  kSlotGivenUp,   // entries held when the table was full, else 0: the row is scanned until there is room again
+  kSlotGivenUp,   // entries held when the table was full, otherwise 0; the row is scanned until there is room again
   kSlotTail = 8,  // the last min(8, indexed) tokens indexed, the newest last
 };
 
@@ -72,13 +72,13 @@ NGRAM_FN int64_t words_before_buckets(int64_t num_slots) {
   return (words + kBucketWords - 1) / kBucketWords * kBucketWords;
 }
 
-// The words of an index of that size; 0 where none can be that large.
+// The words of an index of that size; 0 if that is too large.
 NGRAM_FN int64_t words_for(int64_t num_slots, int64_t num_buckets) {
   if (num_slots < 1 || num_buckets < 1 || num_slots > kMaxSlots || num_buckets > kMaxBuckets) return 0;
   return words_before_buckets(num_slots) + num_buckets * kBucketWords;
 }
 
-// The tensor's parts; num_slots 0 where the header does not fit the tensor.
+// The tensor's parts; num_slots is 0 if the header does not match the tensor.
 struct Table {
   uint32_t* header;
   uint32_t* slots;
@@ -100,7 +100,7 @@ struct Table {
 
 NGRAM_FN Table open_table(int32_t* index, int64_t words) {
   Table table{};
-  // 64-bit entries cannot lie at odd words; a table that could not be opened is scanned around.
+  // 64-bit entries need 8-byte alignment. Without a usable table all rows are scanned.
   if (words < kHeaderWords || reinterpret_cast<uintptr_t>(index) % sizeof(unsigned long long) != 0) return table;
   uint32_t* base = reinterpret_cast<uint32_t*>(index);
   const int64_t num_slots = base[kHeaderSlots];
@@ -120,7 +120,7 @@ NGRAM_FN Table open_table(int32_t* index, int64_t words) {
   return table;
 }
 
-// A gram's hash, its tokens taken in one by one, newest first: the gram one longer takes one more.
+// The hash of a gram. Tokens are added one by one, newest first, so that a gram one longer adds one token.
 struct GramHash {
   uint64_t sum = 0;
   uint64_t power = 1;
@@ -137,13 +137,13 @@ NGRAM_FN GramHash hash_gram(const int32_t* tokens, uint32_t end, uint32_t n) {
   return hash;
 }
 
-// Where a gram belongs: what its entry starts with (all but `next`), and the two buckets.
+// The place of a gram: the head of its entry (all bits but `next`), and its two buckets.
 struct Place {
   uint64_t head;
   uint32_t bucket[2];
 };
 
-// Equal grams of two slots have nothing in common: requests often begin with the same text.
+// Equal grams of different slots get different places, because requests often begin with the same text.
 NGRAM_FN Place place_of(const Table& table, const GramHash& hash, uint32_t slot, uint32_t tenant, uint32_t level) {
   uint64_t h = hash.sum + (uint64_t{slot} * kMaxIndexSpan + level + 1) * 0x9e3779b97f4a7c15u;
   h = (h ^ h >> 33) * 0xff51afd7ed558ccdu;
@@ -153,7 +153,7 @@ NGRAM_FN Place place_of(const Table& table, const GramHash& hash, uint32_t slot,
   Place place;
   place.bucket[0] = static_cast<uint32_t>(uint64_t{high} * table.num_buckets >> 32);
   place.bucket[1] = static_cast<uint32_t>(uint64_t{low} * table.num_buckets >> 32);
-  // Of `high` the bucket took the upper bits.
+  // The bucket number uses the upper bits of `high`.
   place.head = (uint64_t{level} << kFingerprintBits | (high & table.fingerprint_mask)) << kTenantBits | tenant;
   return place;
 }
@@ -164,17 +164,17 @@ NGRAM_FN uint32_t tenant_of(uint64_t entry) {
   return static_cast<uint32_t>(entry >> kNextBits) & ((1u << kTenantBits) - 1);
 }
 NGRAM_FN uint32_t level_of(uint64_t entry) { return static_cast<uint32_t>(entry >> 61); }
-// The end an entry records; a huge one for the word 0.
+// The end that an entry records; a huge number for the word 0.
 NGRAM_FN uint32_t end_of(uint64_t entry) { return (static_cast<uint32_t>(entry) & ((1u << kNextBits) - 1)) - 1; }
 
-// Whether an entry belongs to no slot as it stands now, so that another may take its place.
+// Whether an entry belongs to no current slot, so that another entry may overwrite it.
 NGRAM_FN bool is_dead(const Table& table, uint64_t entry, const volatile uint32_t* generations) {
   const uint32_t tenant = tenant_of(entry);
   const uint32_t slot = tenant & ((1u << table.slot_bits) - 1);
   return slot >= table.num_slots || table.tenant(slot, generations[slot]) != tenant;
 }
 
-// Whether a slot given up may try again: the table has room for a quarter more than it held.
+// Whether a slot given up may try again: the table has room for 1.25 times the entries that it held.
 NGRAM_FN bool has_room(const Table& table, uint32_t entries, uint32_t held) {
   return entries + static_cast<int64_t>(held) / 4 * 5 + kBucketEntries < table.capacity() / 4 * 3;
 }

@@ -1,4 +1,4 @@
-// What can be wrong with an index, for NgramIndex.check_integrity(): the CPU's layout and the GPU's.
+// Faults that NgramIndex.check_integrity() reports, for the CPU's and the GPU's layout.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ namespace ngram_npu {
   X(Slot, "the directory is deeper than the layout allows")                                                        \
   X(Directory, "a page does not fill its part of the directory evenly")                                            \
   X(Owner, "a page belongs to another slot, or is named twice")                                                    \
-  X(PageCount, "the slot's pages are not as many as it says")                                                      \
-  X(InUse, "the pages in use are not as many as the header says")                                                  \
+  X(PageCount, "the slot's number of pages does not match its pages")                                              \
+  X(InUse, "the header's number of pages in use does not match the pages")                                         \
   X(FreeList, "the list of freed pages is broken")                                                                 \
   X(Line, "a line of a page has a gap")                                                                            \
   X(Place, "an entry is not where its key leads")                                                                  \
@@ -21,12 +21,12 @@ namespace ngram_npu {
   X(LazyRule, "an entry exists, or is marked, although no n-gram asks for it")                                     \
   X(Missing, "an entry is missing")                                                                                \
   X(Row, "the slot has indexed more tokens than the row holds")                                                    \
-  X(Held, "the slot's entries are not as many as it says")                                                         \
-  X(Entries, "the entries in use are not as many as the header says")                                              \
+  X(Held, "the slot's number of entries does not match its entries")                                               \
+  X(Entries, "the header's number of entries does not match the entries")                                          \
   X(State, "the slot's state is not one that any operator writes")                                                 \
   X(NoSlot, "the index has no such slot")                                                                          \
-  X(Candidate, "the slot does not keep the row's candidate")                                                       \
-  X(Outcome, "a token's outcome is not the row's")
+  X(Candidate, "the slot's candidate is not that of its row")                                                      \
+  X(Outcome, "a token's outcome is not that of its row")
 
 enum IndexFault : int32_t {
 #define NGRAM_NPU_FAULT(name, text) kFault##name,

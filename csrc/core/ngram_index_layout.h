@@ -1,5 +1,5 @@
-// What the index tensor contains. Everything in it is an offset or an id, never a pointer: it may be copied or moved.
-// Every id is clamped where it is used, so that no contents, however wrong, lead a kernel outside the tensor.
+// Layout of an index on the CPU. The tensor contains offsets and ids, no pointers: it may be copied or moved. Every id
+// is clamped where it is used, so that even corrupt contents never lead a kernel outside the tensor.
 //
 //   header   64 words
 //   slots    num_slots x 48 words: a line of state, a line of directory root, a line for the pages of outcomes
@@ -8,32 +8,32 @@
 //
 // A slot's table is an extendible hash table. Its buckets are pages of 4 KiB: 64 cache lines of 16 entries. A page of
 // depth d holds the entries whose prefix starts with its d bits; a directory maps the first D >= d bits of a prefix to
-// a page. A page that is full splits in two and nothing else moves: growth costs a microsecond at a time, and memory
-// comes by pages.
+// a page. A full page splits in two and nothing else moves: growth takes about a microsecond per page, and memory grows
+// by pages.
 //
 // An entry is one word. In a page of depth d, from the top:
 //   fingerprint  14 - d bits  the bits of the prefix after its first d
-//   level         3           n - min_n of its gram
-//   home          2           the line within its group of four where the search for it starts
+//   level         3           n - min_n of its n-gram ("gram")
+//   home          2           the line within its group of four at which the search for it starts
 //   twice         1           the gram has occurred more than once
-//   next        12 + d       the place of the token behind the recorded occurrence; 0: no entry
-// A split takes the fingerprint's top bit to choose the half, and `next` gets a bit: nothing is hashed, no token is
-// read.
+//   next        12 + d       the place of the token after the recorded occurrence; 0: no entry
+// A split uses the fingerprint's top bit to choose the half, and `next` gets one more bit: nothing is hashed again, and
+// no token is read.
 //
-// A ladder's slot may also hold a byte beside every indexed token, its outcome (core/ngram_ladder.h), in pages of their
-// own. The slot itself has the ids of up to 16 of them, or those of the pages that have their ids.
+// The slot of a ladder may also hold one byte per indexed token, its outcome (core/ngram_ladder.h), in separate pages.
+// The slot contains the ids of up to 16 such pages, or the ids of pages that contain their ids.
 #pragma once
 
 #include "core/common.h"
 
-// How many bits of the fingerprint a probe compares. No answer depends on it, since hits are verified against the row:
-// test builds with 0 and 1 drive that verification.
+// Bits of the fingerprint that a probe compares. No result depends on it, since hits are verified against the row; test
+// builds with 0 and 1 exercise the verification.
 #ifndef NGRAM_INDEX_FINGERPRINT_BITS
 #define NGRAM_INDEX_FINGERPRINT_BITS 14
 #endif
 
-// Small pages, and few bits for `next`: test builds in which rows of some hundred tokens go through everything that
-// rows of a million go through as shipped.
+// Small pages, and few bits for `next`: test builds in which a few hundred tokens reach all the states that a million
+// tokens reach in the released build.
 #ifndef NGRAM_INDEX_SMALL_PAGES
 #define NGRAM_INDEX_SMALL_PAGES 0
 #endif
@@ -49,8 +49,8 @@ constexpr uint32_t kPageLines = NGRAM_INDEX_SMALL_PAGES ? 8 : 64;
 constexpr int64_t kPageWords = kPageLines * kLineWords;
 constexpr int kMaxLevels = 8;
 constexpr uint32_t kPrefixBits = 14;
-// Of an entry in a page of depth 0. A page whose row grows beyond what its entries can record splits, full or not. On
-// text it is full before that; one bit less, and a row that passed a power of two split many of its pages early.
+// For an entry in a page of depth 0. A page splits, full or not, when its row grows beyond what its entries can record.
+// With this number of bits a page of text is full before that; with one bit less, many pages would split early.
 constexpr uint32_t kNextBits = NGRAM_INDEX_SMALL_PAGES ? 6 : 12;
 static_assert(kPrefixBits + 3 + 2 + 1 + kNextBits == (NGRAM_INDEX_SMALL_PAGES ? 26 : 32));
 constexpr uint32_t kRootDepth = NGRAM_INDEX_SMALL_PAGES ? 2 : 4;      // 2^kRootDepth directory entries fit the slot
@@ -59,7 +59,7 @@ static_assert(kPageWords == 1 << kDirPageDepth);
 constexpr uint32_t kMaxDepth = NGRAM_INDEX_SMALL_PAGES ? kDirPageDepth + 4 : kPrefixBits - 1;
 constexpr uint32_t kTailTokens = 8;
 constexpr uint32_t kMaxIndexedTokens = (1u << (kNextBits + kMaxDepth)) - 1;  // longer rows are scanned
-constexpr uint32_t kOutcomePageBits = kDirPageDepth + 2;                     // a page has so many bytes
+constexpr uint32_t kOutcomePageBits = kDirPageDepth + 2;                     // log2 of the bytes in a page
 constexpr uint32_t kRootOutcomePages = 16;
 constexpr uint32_t kMaxOutcomePages = (kMaxIndexedTokens >> kOutcomePageBits) + 1;
 constexpr int64_t kMaxPages = int64_t{1} << 26;  // line numbers fit 32 bits
@@ -71,7 +71,7 @@ enum Header : int {
   kHeaderSlots,
   kHeaderPages,
   kHeaderUnusedPage,  // pages from here on were never used
-  kHeaderFreePage,    // head of the list of freed pages: id + 1, 0 where there is none
+  kHeaderFreePage,    // head of the list of freed pages: id + 1, 0 if there is none
   kHeaderPagesInUse,
   kHeaderPagesPeak,
   kStatIndexed = 16,    // rows answered from the index
@@ -90,11 +90,11 @@ enum Header : int {
 enum Slot : int {
   kSlotOptions,    // pack_options(); 0: empty
   kSlotLength,     // tokens indexed
-  kSlotDepth,      // D, where kSlotPages > 0
+  kSlotDepth,      // D, if kSlotPages > 0
   kSlotPages,      // pages held, directories included; 0: no table
-  kSlotGivenUp,    // not 0: the row is scanned. Pages held when the arena turned out full, or kNeverRoom
+  kSlotGivenUp,    // not 0: the row is scanned. Pages held when the arena was full, or kNeverRoom
   kSlotMarked,     // 0 between calls; append marks the slots of its batch
-  kSlotCandidate,  // of a ladder: of the next token. Its place << 5 | the length of its match; 0: none
+  kSlotCandidate,  // of a ladder: candidate for the next token, place << 5 | length of its match; 0: none
   kSlotOutcomePages,
   kSlotTail = 8,   // the last min(8, length) tokens indexed, the newest last
   kSlotRoot = 16,  // the directory (D <= 4), or the ids of its pages
@@ -108,10 +108,10 @@ static NGRAM_FN uint32_t pack_options(int64_t min_n, int64_t max_n, int32_t matc
          static_cast<uint32_t>(match_policy) << 16 | static_cast<uint32_t>(max_n) << 8 | static_cast<uint32_t>(min_n);
 }
 
-// In kSlotGivenUp: the row needs a table larger than there can be. There is no room until it is another row.
+// In kSlotGivenUp: the row needs a table above the maximum size. It is scanned until the slot gets another row.
 constexpr uint32_t kNeverRoom = ~0u;
 
-// How many pages of ids that many pages of outcomes need.
+// The number of pages of ids for that many pages of outcomes.
 static NGRAM_FN uint32_t outcome_directories(uint32_t pages) {
   return pages <= kRootOutcomePages ? 0 : (pages + (1u << kDirPageDepth) - 1) >> kDirPageDepth;
 }
@@ -119,13 +119,13 @@ static NGRAM_FN uint32_t outcome_directories(uint32_t pages) {
 // A directory entry: page id << 4 | depth of the page.
 static NGRAM_FN uint32_t dir_entry(uint32_t page, uint32_t depth) { return page << 4 | depth; }
 
-// Fields of an entry; any depth of four bits gives defined shifts.
+// Fields of an entry; the shifts are defined for any depth of four bits.
 static NGRAM_FN uint32_t next_mask(uint32_t depth) { return (1u << (kNextBits + depth)) - 1; }
 static NGRAM_FN uint32_t twice_bit(uint32_t depth) { return 1u << (kNextBits + depth); }
 static NGRAM_FN uint32_t home_shift(uint32_t depth) { return kNextBits + 1 + depth; }
 static NGRAM_FN uint32_t level_shift(uint32_t depth) { return kNextBits + 3 + depth; }
 
-// What a probe compares: home, level, and as much of the fingerprint as this build asks for.
+// The bits that a probe compares: home, level, and NGRAM_INDEX_FINGERPRINT_BITS of the fingerprint.
 static NGRAM_FN uint32_t probe_mask(uint32_t depth) {
   constexpr uint32_t kWanted = NGRAM_INDEX_FINGERPRINT_BITS;
   if (kWanted >= kPrefixBits) return ~0u << home_shift(depth);
@@ -133,13 +133,13 @@ static NGRAM_FN uint32_t probe_mask(uint32_t depth) {
   return 0x1fu << home_shift(depth) | (bits > 0 ? ~0u << (32 - bits) : 0u);
 }
 
-// Where a gram belongs, in one word: the head of its entry in a page of depth 0, and below it the line within the page.
+// The place of a gram in one word: the head of its entry in a page of depth 0, and below it the line within the page.
 //   prefix 14 bits | level 3 | home 2 | 0 0 0 0 0 0 0 | line 6 (home are its last two bits)
 using Key = uint32_t;
 constexpr uint32_t kHeadBits = ~0u << (kNextBits + 1);
 
 static NGRAM_FN uint32_t line_of(Key key) { return key & (kPageLines - 1); }
-// The page's place in a directory of that depth.
+// The page's index in a directory of that depth.
 static NGRAM_FN uint32_t dir_index(Key key, uint32_t dir_depth) {
   return static_cast<uint32_t>(static_cast<uint64_t>(key) << dir_depth >> 32);
 }
@@ -171,9 +171,8 @@ static NGRAM_FN void make_keys(const Word& sum, uint32_t level, Word* key) {
   x = (x ^ x >> 16) * 0x85ebca6bu;
   x = (x ^ x >> 13) * 0xc2b2ae35u;
   x ^= x >> 16;
-  // Prefixes are made denser towards one end, about log2(1 + u). Page loads then differ by up to a factor of two, so
-  // that a row's pages, and rows of equal length, split one after the other and not all at once, and memory grows
-  // steadily.
+  // Prefixes are denser towards one end, about log2(1 + u). Page loads then differ by up to a factor of two. So the
+  // pages of a row, and of rows of equal length, do not all split at once, and memory grows steadily.
   const Word u = x >> 16;
   const Word prefix = u + ((u * (0x10000u - u) >> 16) * 22610u >> 16);
   *key = prefix >> (16 - kPrefixBits) << (32 - kPrefixBits) | level << level_shift(0) |

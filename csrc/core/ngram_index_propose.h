@@ -1,5 +1,5 @@
-// ngram_index_propose_: ngram_propose, answered from an index. Contract: docs/ops/ngram_index_propose.md; what the
-// index tensor contains: core/ngram_index_layout.h; why its answers are exact: docs/design/index.md.
+// ngram_index_propose_: ngram_propose with an index. Contract: docs/ops/ngram_index_propose.md; layout of the index:
+// core/ngram_index_layout.h; why its results are exact: docs/design/index.md.
 #pragma once
 
 #include "core/ngram_index_access.h"
@@ -8,15 +8,15 @@
 
 namespace ngram_npu {
 
-// About a millisecond of building.
+// Indexing this many tokens takes about a millisecond.
 constexpr int64_t kNgramIndexCatchUpTokens = 32768;
 
 struct NgramIndexProposeParams {
   NgramProposeParams propose;  // its executor is not used: one thread is fastest here
   IndexAccess index;
-  // The number of tokens that one call may index beyond the newest ones (a prompt that was not appended, a rebuilt
-  // slot): over all rows on the CPU, of each row on a GPU, which has a limit of its own besides. A row that is not
-  // caught up within it is scanned, and goes on in the next call: no step stalls. Negative: no limit.
+  // The number of tokens that one call may index besides the newest ones (a prompt that was not appended, a rebuilt
+  // slot): for all rows together on the CPU, per row on a GPU, which also has its own limit. A row with more tokens is
+  // scanned, and the next call indexes more of it, so that no step stalls. Negative: no limit.
   int64_t catch_up_tokens;
   LadderOptions ladder;
 };

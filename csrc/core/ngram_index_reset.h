@@ -1,4 +1,4 @@
-// ngram_index_reset_: forget what slots hold. Contract: docs/ops/ngram_index_reset.md.
+// ngram_index_reset_: empty slots. Contract: docs/ops/ngram_index_reset.md.
 #pragma once
 
 #include "core/ngram_index_access.h"

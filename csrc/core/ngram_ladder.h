@@ -11,28 +11,28 @@ constexpr int64_t kLadderMaxN = 16;
 // A table of costs: [longest match counted + 1][outcomes].
 constexpr int64_t kCostRows = 16;
 constexpr int64_t kCostColumns = 32;
-constexpr uint8_t kNoCost = 255;  // of a place without a draft
+constexpr uint8_t kNoCost = 255;  // for unused places of a draft
 
 NGRAM_FN uint32_t ladder_size(uint32_t level) { return 1u << level; }
 
-// What a call asks of the ladder.
+// The ladder arguments of a call.
 struct LadderOptions {
   bool on;
   const uint8_t* costs;  // [kCostRows, kCostColumns]; null: drafts of k tokens, and no outcomes are kept
   int64_t cost_limit;
-  uint8_t* draft_costs;  // [B, k], rows `draft_costs_stride` apart; null: not asked for
+  uint8_t* draft_costs;  // [B, k], rows `draft_costs_stride` apart; null: not requested
   int64_t draft_costs_stride;
 };
 
-// What became of the candidate that stood before the token at `place`: how long its match was, and whether it was
-// right. A candidate is an occurrence whose `len` counts up to 16 tokens that agree; `len` 0: there was none.
+// The outcome of the candidate for the token at `place`: the length of its match, and whether it was right. A candidate
+// is an occurrence whose `len` counts up to 16 tokens that agree; `len` 0: there was none.
 NGRAM_FN uint8_t outcome_of(Occurrence candidate, const int32_t* tokens, int64_t place) {
   if (candidate.len == 0) return 0;
   const bool right = tokens[candidate.end + 1] == tokens[place];
   return static_cast<uint8_t>(smaller<int64_t>(candidate.len, kCostRows - 1) * 2 + right);
 }
 
-// One row's outputs, as write_draft. `outcome(place)`: the byte beside the token there.
+// Writes one row's outputs, as write_draft. `outcome(place)` is the outcome byte of the token at `place`.
 template <class Outcome>
 NGRAM_FN void write_ladder_draft(const int32_t* tokens, int64_t num_tokens, Occurrence found,
                                  const LookupOptions& options, const LadderOptions& ladder, Outcome&& outcome,

@@ -10,10 +10,10 @@ struct NgramProposeParams {
   TokenRows<const int32_t> token_ids;  // [R, S]
   Gm<const int32_t> num_tokens;        // [R]
   IndexArray row_indices;              // [B]
-  Gm<const int32_t> num_sampled;       // [B], or null: all draft; else those above 0 do
+  Gm<const int32_t> num_sampled;       // [B]: only requests above 0 draft; or null: all draft
   int64_t batch;
   LookupOptions lookup;
-  bool fill;                     // what stands behind the drafts: unused_token()
+  bool fill;                     // selects the token in unused places: unused_token()
   Gm<int32_t> draft_token_ids;   // [B, k]
   Gm<int32_t> num_draft_tokens;  // [B]
   Gm<int32_t> match_len;         // [B]
@@ -27,8 +27,7 @@ NGRAM_FN LiveRow live_row(const NgramProposeParams& p, int64_t i) {
   return {row, p.num_tokens[row]};
 }
 
-// What the places of request i's draft get that have no draft: with `fill` the row's last token, also where
-// num_sampled lets it draft nothing.
+// The token for unused places of request i's draft: with `fill` the row's last token, also if num_sampled is 0.
 NGRAM_FN int32_t unused_token(const NgramProposeParams& p, int64_t i) {
   if (!p.fill) return kNoToken;
   const int64_t row = p.row_indices[i];

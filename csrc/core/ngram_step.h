@@ -9,7 +9,7 @@ namespace ngram_npu {
 
 struct NgramStepParams {
   TokenRows<int32_t> token_ids;                // [R, S], written
-  Gm<int32_t> num_tokens;                      // [R], written where advance
+  Gm<int32_t> num_tokens;                      // [R], written if advance
   TokenRows<const int32_t> sampled_token_ids;  // [B, M]
   Gm<const uint8_t> discard;                   // [B], or null: none; bool bytes, any nonzero is true
   IndexArray row_indices;                      // [B]
@@ -26,12 +26,12 @@ struct NgramStepParams {
   const Executor* executor;      // host backends only; null: the calling thread
 };
 
-// How many of `count` new tokens a row still takes.
+// The number of `count` new tokens that fit into a row.
 NGRAM_FN int64_t appended(int64_t count, int64_t num_tokens, int64_t capacity) {
   return smaller(count, capacity - num_tokens);
 }
 
-// What the sampled tokens made of one batch position.
+// The result of accepting the sampled tokens of one request.
 struct Accepted {
   int64_t row;          // -1: no usable row, nothing to write or look up
   int64_t old_length;   // of that row, before the append
@@ -40,7 +40,7 @@ struct Accepted {
   int32_t next_token;
 };
 
-// The row a request appends to, where it has one that is usable.
+// The row that a request appends to, if it has a usable one.
 NGRAM_FN LiveRow live_row(const NgramStepParams& p, int64_t i) {
   const int64_t row = p.row_indices[i];
   if (!p.token_ids.has(row)) return {-1, 0};
@@ -62,7 +62,7 @@ NGRAM_FN int32_t next_token(const NgramStepParams& p, int64_t i, const LiveRow& 
   return live.length > 0 ? p.token_ids[live.row][live.length - 1] : 0;
 }
 
-// Decides without writing, so that a device kernel may let every thread decide and one thread write.
+// Does not write, so that in a device kernel every thread can decide and one thread writes.
 NGRAM_FN Accepted accept(const NgramStepParams& p, int64_t i, const LiveRow& live, int64_t num_sampled) {
   const int64_t taken = live.row >= 0 ? appended(num_sampled, live.length, p.token_ids.capacity) : 0;
   return {live.row, live.length, num_sampled, taken, next_token(p, i, live, num_sampled)};
@@ -71,10 +71,10 @@ NGRAM_FN Accepted accept(const NgramStepParams& p, int64_t i) {
   return accept(p, i, live_row(p, i), sampled_run(p, i));
 }
 
-// Only a request that got a token drafts: the others are not verified in the next step.
+// Only requests with a sampled token draft: the drafts of the others would not be verified in the next step.
 NGRAM_FN bool drafts(const Accepted& a) { return a.row >= 0 && a.num_sampled > 0; }
 
-// As ngram_propose's, which may fill its drafts.
+// Counterpart of ngram_propose's, for shared code; a step never fills its drafts.
 NGRAM_FN int32_t unused_token(const NgramStepParams&, int64_t) { return kNoToken; }
 
 }  // namespace ngram_npu

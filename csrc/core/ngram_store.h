@@ -1,22 +1,22 @@
-// The rules of the store that requests share, and what its tensor contains. Definition: docs/ops/ngram_store_step.md;
-// why: docs/design/store.md.
+// Rules and layout of the store that requests share. Definition: docs/ops/ngram_store_step.md; why:
+// docs/design/store.md.
 //
 //   header  64 words
 //   slots   num_slots x 4 words: the open requests
-//   heads   num_blocks x 8 words: whose text a block is
-//   lines   2^line_bits x 16 words, from a multiple of 16 words on: the entries, eight a line
+//   heads   num_blocks x 8 words: the state of each block
+//   lines   2^line_bits x 16 words, from a multiple of 16 words on: the entries, eight per line
 //   tokens  num_blocks x 256 words: the text
-//   bytes   num_blocks x 64 words: a byte beside every token
+//   bytes   num_blocks x 64 words: one byte per token
 //
-// A place is a block's serial number times 256, plus the token's place in the block. Serial numbers begin with 1 and
-// are given out in order; the block of a serial number is at that number modulo num_blocks. Ids are clamped where they
-// are used: no contents, however wrong, lead a kernel outside the tensor.
+// A place is a block's serial number times 256, plus the token's offset in the block. Serial numbers begin with 1 and
+// are assigned in order; the block of a serial number is at that number modulo num_blocks. Ids are clamped where they
+// are used, so that even corrupt contents never lead a kernel outside the tensor.
 #pragma once
 
 #include "core/ngram_ladder.h"
 #include "core/promise.h"
 
-// Few serial numbers: a test build in which the store starts anew after some thousand tokens.
+// Few serial numbers: a test build in which the store starts again after a few thousand tokens.
 #ifndef NGRAM_STORE_SERIAL_BITS
 #define NGRAM_STORE_SERIAL_BITS 24
 #endif
@@ -32,13 +32,13 @@ constexpr uint32_t kLineEntries = 8;
 constexpr uint32_t kBlockBits = 8;
 constexpr uint32_t kBlockTokens = 1u << kBlockBits;
 constexpr uint32_t kByteWords = kBlockTokens / 4;
-constexpr uint32_t kOverlap = 16;  // tokens that a request's next block repeats from the one before
+constexpr uint32_t kOverlap = 16;  // tokens that a request's next block repeats from its previous one
 constexpr uint32_t kEndOfSerials = 1u << NGRAM_STORE_SERIAL_BITS;
 constexpr int64_t kLeastBlocksPerSlot = 4;
 constexpr int64_t kMaxBlocks = int64_t{1} << (NGRAM_STORE_SERIAL_BITS > 20 ? 20 : NGRAM_STORE_SERIAL_BITS - 1);
 constexpr int64_t kMaxSlots = kMaxBlocks / kLeastBlocksPerSlot;
 constexpr uint32_t kMaxLineBits = 24;
-// Tokens that a call enters beyond those that were just sampled: the later prompts of a conversation.
+// Tokens that a call adds besides the newly sampled ones: later prompts of a conversation.
 constexpr int64_t kBacklogTokens = 4096;
 
 enum Header : uint32_t {
@@ -48,16 +48,16 @@ enum Header : uint32_t {
   kHeaderLineBits,
   kHeaderVisibility,
   kHeaderNextSerial,
-  kHeaderBusy,      // not 0 while a call has the store
+  kHeaderBusy,      // not 0 while a call uses the store
   kStatLookups,     // statistics, which wrap
   kStatHits,        // lookups that found a candidate
-  kStatDrafts,      // rows whose draft is the store's
+  kStatDrafts,      // rows whose draft is from the store
   kStatTokens,      // tokens of these drafts
-  kStatEntered,     // tokens entered
-  kStatEvicted,     // entries that gave way while their block was alive
+  kStatEntered,     // tokens added
+  kStatEvicted,     // entries overwritten while their block was alive
   kStatLostBlocks,  // slots closed whose block was no longer alive
-  kStatRestarts,    // the serial numbers had run out
-  kStatBusy,        // calls that went without the store, since another had it
+  kStatRestarts,    // times that the serial numbers had run out
+  kStatBusy,        // calls that skipped the store because another call was using it
   kHeaderEnd,
 };
 
@@ -67,15 +67,15 @@ enum Visibility : uint32_t { kLive = 0, kFinish = 1 };
 enum Slot : uint32_t { kSlotSerial, kSlotLength };
 
 enum Head : uint32_t {
-  kHeadSerial,  // 0: given back
+  kHeadSerial,  // 0: the block is free
   kHeadFill,    // tokens in it
-  kHeadFirst,   // of these, how many are repeated from the block before
+  kHeadFirst,   // number of these that are repeated from the previous block
   kHeadPrevious,
-  kHeadNext,   // the block after it, as of when the request ended
+  kHeadNext,   // the next block, set when the request ends
   kHeadScope,  // two words
 };
 
-// An entry's words: tag << 8 | right << 4 | wrong, and the place of the token that is expected; place 0: none.
+// An entry's words: tag << 8 | right << 4 | wrong, and the place of the expected token; place 0: no entry.
 constexpr uint32_t kMaxCount = 15;
 
 struct Entry {
@@ -83,8 +83,8 @@ struct Entry {
   uint32_t place;
 };
 
-// A table of costs [kCostRows, kStoreCostColumns]: of tokens after the first by outcome, then of the first one by how
-// often it was right and wrong.
+// Columns of a table of costs [kCostRows, kStoreCostColumns]: for later tokens of a draft by outcome, then for the
+// first token by the numbers of times that it was right and wrong.
 constexpr int64_t kFirstColumns = 24;
 constexpr int64_t kStoreCostColumns = kCostColumns + kFirstColumns;
 
@@ -94,17 +94,17 @@ NGRAM_FN uint64_t mix(uint64_t z) {
   return z ^ (z >> 31);
 }
 
-// The polynomial hash of a gram: the sum of its tokens, the last one first, times the powers of this.
+// Base of the polynomial hash of a gram: the sum of its tokens times powers of this, last token first.
 constexpr uint64_t kBase = 0x9e3779b97f4a7c15u;
 
 NGRAM_FN uint64_t scope_seed(uint64_t scope) { return mix(scope); }
 
-// Its top bits are the line, its low 24 the tag.
+// The top bits select the line, the low 24 bits are the tag.
 NGRAM_FN uint64_t key_of(uint64_t gram, uint64_t seed, uint32_t level) {
   return mix((gram ^ seed) + (level + 1) * kBase);
 }
 
-// After the token `seen` came where the entry expects another, or the same.
+// The entry after its expected token came (`same`) or another token at `place`.
 NGRAM_FN Entry updated(Entry entry, bool same, uint32_t place) {
   uint32_t right = entry.state >> 4 & kMaxCount, wrong = entry.state & kMaxCount;
   if (same) {
@@ -133,7 +133,7 @@ NGRAM_FN int64_t first_column(uint32_t state) {
   return kCostColumns + h * 4 + m;
 }
 
-// How many tokens of a draft count in what it promises (core/promise.h).
+// Number of tokens of a draft that count in its promise (core/promise.h).
 constexpr int64_t kPromisedTokens = 8;
 
 }  // namespace ngram_npu::store

@@ -1,20 +1,20 @@
-// What can be wrong with a store, for NgramStore.check_integrity().
+// Faults that NgramStore.check_integrity() reports.
 #pragma once
 
 #include <cstdint>
 
 namespace ngram_npu {
 
-#define NGRAM_NPU_STORE_FAULTS(X)                                                                      \
-  X(None, "")                                                                                          \
-  X(Header, "the header does not match the tensor's size; was the tensor made by NgramStore?")         \
-  X(Slot, "a slot's block is another request's, or holds more tokens than the slot says")              \
-  X(Block, "a block is not where its serial number leads, or was not given out yet")                   \
-  X(Fill, "a block says that it holds more tokens than it can")                                        \
-  X(Link, "a block does not come after the one that it names as the one before, or has another scope") \
-  X(Place, "an entry points behind the text, or to text that was cleared")                             \
-  X(Key, "an entry is not where its gram leads")                                                       \
-  X(Counts, "an entry was wrong more often than its rule allows")                                      \
+#define NGRAM_NPU_STORE_FAULTS(X)                                                                    \
+  X(None, "")                                                                                        \
+  X(Header, "the header does not match the tensor's size; was the tensor made by NgramStore?")       \
+  X(Slot, "a slot's block belongs to another request, or has more tokens than the slot")             \
+  X(Block, "a block is not where its serial number leads, or its serial number was not assigned")    \
+  X(Fill, "a block's number of tokens exceeds its size")                                             \
+  X(Link, "a block does not follow the one that it names as its previous one, or has another scope") \
+  X(Place, "an entry points beyond the text, or to text that was cleared")                           \
+  X(Key, "an entry is not where its gram leads")                                                     \
+  X(Counts, "an entry was wrong more often than its rule allows")                                    \
   X(Twice, "a gram has two entries")
 
 enum StoreFault : int32_t {

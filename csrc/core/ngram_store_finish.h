@@ -1,4 +1,4 @@
-// ngram_store_finish_: requests have ended. Contract: docs/ops/ngram_store_finish.md.
+// ngram_store_finish_: finish requests. Contract: docs/ops/ngram_store_finish.md.
 #pragma once
 
 #include "core/ngram_store_step.h"

@@ -1,4 +1,4 @@
-// ngram_store_step_: drafts from what other requests said, and enters what was accepted. Contract:
+// ngram_store_step_: draft from other requests' text, and add the sampled tokens. Contract:
 // docs/ops/ngram_store_step.md.
 #pragma once
 

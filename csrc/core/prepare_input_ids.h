@@ -1,4 +1,4 @@
-// prepare_input_ids_: last step's tokens into this step's input. Contract: docs/ops/prepare_input_ids.md.
+// prepare_input_ids_: copy the last step's tokens to this step's input. Contract: docs/ops/prepare_input_ids.md.
 #pragma once
 
 #include "core/batch.h"
@@ -17,14 +17,14 @@ struct PrepareInputIdsParams {
   int32_t pad_token;
 };
 
-// The input positions that a request's newest token and drafts take; begin >= end where there are none.
+// The input positions of a request's newest token and drafts; begin >= end if there are none.
 struct InputSpan {
   int64_t begin;
   int64_t end;
-  int64_t first_draft;  // where draft 0 goes; the newest token goes right before it
+  int64_t first_draft;  // position of draft 0; the newest token is right before it
 };
 
-// Here and below, of the parameters or of what a kernel has of their arrays under the same names.
+// Here and below `Inputs` is the parameters or a kernel's copies of their arrays under the same names.
 template <class Inputs>
 NGRAM_FN InputSpan input_span(const Inputs& p, int64_t i) {
   const TokenRange own = tokens_of(p.query_start_loc, i, p.num_inputs);
@@ -32,7 +32,7 @@ NGRAM_FN InputSpan input_span(const Inputs& p, int64_t i) {
   return {larger(own.begin, first_draft - 1), own.end, first_draft};
 }
 
-// What goes to input position n of the span, for a request that was at position `prev`.
+// The token for input position n of the span, for a request that was at position `prev`.
 template <class Inputs>
 NGRAM_FN int32_t input_id(const Inputs& p, const InputSpan& span, int64_t prev, int64_t n) {
   if (n < span.first_draft) return p.next_token_ids[prev];

@@ -1,4 +1,4 @@
-// prepare_inputs: drop the rejected tokens from the flat batch. Contract: docs/ops/prepare_inputs.md.
+// prepare_inputs: remove the rejected tokens from the flat batch. Contract: docs/ops/prepare_inputs.md.
 #pragma once
 
 #include "core/batch.h"
@@ -21,7 +21,7 @@ struct KeptTokens {
   int32_t rejected;
 };
 
-// Of the parameters, or of what a kernel has of their arrays under the same names.
+// `Batch` is the parameters or a kernel's copies of their arrays under the same names.
 template <class Batch>
 NGRAM_FN KeptTokens kept_tokens(const Batch& p, int64_t i) {
   const int32_t length = larger(scheduled(p.query_start_loc, i), 0);

@@ -1,4 +1,4 @@
-// prepare_inputs_padded: which row of logits each request samples from. Contract: docs/ops/prepare_inputs_padded.md.
+// prepare_inputs_padded: the row of logits that each request samples from. Contract: docs/ops/prepare_inputs_padded.md.
 #pragma once
 
 #include "core/common.h"
@@ -14,14 +14,14 @@ struct PrepareInputsPaddedParams {
   Gm<int32_t> num_rejected;             // [B]
 };
 
-// Of the drafts and the token before them one is sampled for each that was accepted, and one more. Never below 0: the
-// token to sample from would lie behind the request.
+// A request samples one token per accepted draft and one more. Never below 0: the token to sample from would lie after
+// the request's tokens.
 NGRAM_FN int32_t rejected_drafts(int32_t num_drafts, int32_t num_sampled) {
   const int32_t rejected = wrap_sub(wrap_add(num_drafts, 1), num_sampled);
   return num_drafts > 0 && rejected > 0 ? rejected : 0;
 }
 
-// Here and below, of the parameters or of what a kernel has of their arrays under the same names.
+// Here and below `Batch` is the parameters or a kernel's copies of their arrays under the same names.
 template <class Batch>
 NGRAM_FN int32_t rejected_of(const Batch& p, int64_t i) {
   const int32_t before = i > 0 ? p.cu_num_draft_tokens[i - 1] : 0;

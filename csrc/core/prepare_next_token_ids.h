@@ -31,7 +31,7 @@ struct NextToken {
   int32_t num_sampled;
 };
 
-// From a request's sampled tokens, in the tensor or in what a kernel has of it.
+// From a request's sampled tokens, in the tensor or in a kernel's copy of it.
 template <class Tokens>
 NGRAM_FN NextToken next_token(const PrepareNextTokenIdsParams& p, int64_t i, const Tokens& sampled, bool discarded) {
   const int64_t run = discarded ? 0 : leading_run(sampled, p.sampled_token_ids.capacity, p.vocab_size);

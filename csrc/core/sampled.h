@@ -1,4 +1,4 @@
-// Which of a request's sampled tokens count.
+// The valid ones of a request's sampled tokens.
 #pragma once
 
 #include "core/common.h"
@@ -7,7 +7,7 @@ namespace ngram_npu {
 
 NGRAM_FN bool is_valid_token(int32_t token, int64_t vocab_size) { return token >= 0 && token < vocab_size; }
 
-// The leading run of valid entries: a rejection sampler fills what it rejected with -1.
+// The leading run of valid entries: a rejection sampler writes -1 for rejected tokens.
 template <class Tokens>
 NGRAM_FN int64_t leading_run(const Tokens& sampled, int64_t width, int64_t vocab_size) {
   int64_t n = 0;

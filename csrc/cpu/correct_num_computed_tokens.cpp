@@ -9,7 +9,7 @@
 namespace ngram_npu::cpu {
 
 int32_t correct_counts(const CorrectNumComputedTokensParams& p) {
-  // The new counts wait here until every old one has been read. Batches of this size do without the heap.
+  // The new counts wait here until every old one has been read. Batches up to this size need no heap memory.
   constexpr int64_t kOnStack = 2048;
   int32_t on_stack[kOnStack];
   std::unique_ptr<int32_t[]> on_heap;

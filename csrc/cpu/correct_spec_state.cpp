@@ -14,7 +14,7 @@ void write_positions(const CorrectSpecStateParams& p, int64_t i, int32_t num_com
   for (int64_t n = own.begin; n < own.end; ++n) p.positions[n] = position_of(n, begin, num_computed);
 }
 
-// The positions of one request's tokens follow one another, so whole runs are written without looking at them.
+// The positions of one request's tokens are consecutive, so whole runs are written without reading them.
 template <class Slot>
 void write_slots(const CorrectSpecStateParams& p, int64_t i, int32_t num_computed, const SlotArray<Slot>& slots) {
   const BlockList list = blocks_of(p.slots.block_table, p.slots.row_indices[i]);

@@ -1,4 +1,4 @@
-// The correction of the counts, for the operator that does only that and for the one that goes on from it.
+// The correction of the counts, for correct_num_computed_tokens_ and correct_spec_state_.
 #pragma once
 
 #include "core/correct_num_computed_tokens.h"

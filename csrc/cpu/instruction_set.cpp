@@ -21,9 +21,9 @@ struct Entry {
 };
 
 #if defined(__x86_64__)
-// A hypervisor may hide these though it shows AVX; without LZCNT that instruction silently counts something else.
+// A hypervisor may hide these although it shows AVX. Without LZCNT its opcode silently runs as BSR.
 bool has_bit_manipulation() {
-  unsigned a = 0, b = 0, features = 0, d = 0;  // clang knows no name for LZCNT
+  unsigned a = 0, b = 0, features = 0, d = 0;  // clang has no feature name for LZCNT
   const bool has_lzcnt = __get_cpuid(0x80000001u, &a, &b, &features, &d) != 0 && (features & bit_LZCNT) != 0;
   return __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && has_lzcnt;
 }

@@ -1,5 +1,5 @@
-// Which instruction set the vector kernels use: the widest the machine has, unless a caller or the environment variable
-// NGRAM_NPU_INSTRUCTION_SET asks for a narrower one (tests do, for each).
+// The instruction set of the vector kernels: the widest of the machine, unless a caller or the environment variable
+// NGRAM_NPU_INSTRUCTION_SET selects a narrower one, as the tests do.
 #pragma once
 
 #include "core/common.h"
@@ -12,7 +12,7 @@ InstructionSet instruction_set();
 
 }  // namespace ngram_npu::cpu
 
-// The name in force: "scalar", "avx2", "avx512", "neon".
+// The name of the one in use: "scalar", "avx2", "avx512", "neon".
 NGRAM_NPU_EXPORT const char* ngram_npu_cpu_instruction_set();
-// A name above, or "auto". kInvalidParams where the machine lacks it; nothing changes then.
+// Takes a name above, or "auto". kInvalidParams if the machine lacks it; nothing changes then.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_set_instruction_set(const char* name);

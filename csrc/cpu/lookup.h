@@ -1,4 +1,4 @@
-// The stateless lookup on the CPU: one pass over the row, in vectors of the widest instruction set the machine has.
+// The lookup without an index on the CPU: one pass over the row with the machine's widest vectors.
 #pragma once
 
 #include "core/lookup_rules.h"
@@ -17,7 +17,7 @@ Occurrence find_occurrence_avx512(const int32_t*, int64_t, int64_t, int64_t, int
 Occurrence find_occurrence_neon(const int32_t*, int64_t, int64_t, int64_t, int32_t);
 #endif
 
-// The one for the instruction set in force (instruction_set.h).
+// The function for the instruction set in use (instruction_set.h).
 FindOccurrence find_occurrence();
 
 // Looks one row up and writes its outputs.

@@ -1,13 +1,13 @@
 // The lookup, generic over a vector type; each lookup_<isa>.cpp compiles it once for its instruction set.
 //
-// A pass keeps the best length found so far and looks only for something strictly longer, in the order that breaks ties
-// (ascending ends for earliest, descending for latest), so the first of equals wins without a comparison of positions.
-// An end e matches `need` tokens only if t[e] is the row's last token and t[e-need+1] the need-th from the end: two
-// loads and compares reject almost every vector, whatever n is, and a longer best makes the test stricter. Each token
-// comes from memory once; the second load hits the cache line of the first.
+// A pass keeps the best length so far and looks only for longer matches, in the order that breaks ties (ascending ends
+// for earliest, descending for latest), so the first of equal matches wins without a comparison of positions. An end e
+// matches `need` tokens only if t[e] is the row's last token and t[e-need+1] the need-th from the end: two loads and
+// compares reject almost every vector for any n, and a longer best makes the test stricter. Each token is read from
+// memory once; the second load hits the cache line of the first.
 //
-// Everything here has internal linkage: a function compiled for one instruction set must never be merged by the linker
-// with its namesake from another.
+// Everything here has internal linkage, because the linker must not merge functions of the same name that were compiled
+// for different instruction sets.
 #pragma once
 
 #include "cpu/lookup.h"
@@ -55,7 +55,7 @@ class Lookup {
     far_ = Vec::splat(need - 1 <= last_ ? tokens_[last_ - (need - 1)] : 0);
   }
 
-  // Blocks of `unroll` vectors, from `end` upwards while a whole block fits; true when nothing longer can follow.
+  // Blocks of `unroll` vectors, from `end` upwards while a whole block fits; true if no longer match is possible.
   template <int64_t unroll>
   bool ascend_blocks(int64_t& end) {
     constexpr int64_t block = unroll * Vec::kLanes;
@@ -70,7 +70,7 @@ class Lookup {
     return false;
   }
 
-  // The same downwards; `end` is exclusive. The bar may rise on the way, so the lower bound is asked anew each time.
+  // The same downwards; `end` is exclusive. need_ may rise on the way, so the lower bound is computed each time.
   template <int64_t unroll>
   bool descend_blocks(int64_t& end) {
     constexpr int64_t block = unroll * Vec::kLanes;
@@ -85,7 +85,7 @@ class Lookup {
     return false;
   }
 
-  // Past a row's end or before its start this is a hint without effect; the address is never read through.
+  // The address may be outside the row: a prefetch never faults.
   template <int64_t block>
   static void prefetch(const int32_t* at, int64_t distance) {
     const uintptr_t address = reinterpret_cast<uintptr_t>(at) + static_cast<uintptr_t>(distance);
@@ -94,7 +94,7 @@ class Lookup {
     }
   }
 
-  // Which ends of the block starting at `end` agree with the suffix in its last and its need-th token.
+  // The ends of the block starting at `end` that agree with the suffix in its last and its need-th token, as bits.
   template <int64_t unroll>
   bool filter(int64_t end, uint64_t* hits) const {
     const int32_t* near = tokens_ + end;
@@ -115,7 +115,7 @@ class Lookup {
   }
 
   bool descend(int64_t end, uint64_t hits) {
-    // A hit of a higher vector may have raised the bar past what lies below this one: then each end is measured alone.
+    // A hit in a higher vector may have raised need_ beyond the tokens below this one: then each end is measured alone.
     if (end >= need_ - 1) hits = narrow(end, hits);
     while (hits) {
       const int bit = 63 - __builtin_clzll(hits);
@@ -137,7 +137,7 @@ class Lookup {
     return tokens_[end] == tokens_[last_] && tokens_[end - (need_ - 1)] == tokens_[last_ - (need_ - 1)];
   }
 
-  // Measures one end; true when nothing longer can follow.
+  // Measures one end; true if no longer match is possible.
   bool improve(int64_t end) {
     const int64_t limit = smaller(max_n_, end + 1);
     int64_t len = 0;

@@ -9,11 +9,11 @@ namespace {
 
 int64_t slot_of(const NgramIndexAppendParams& p, int64_t i) { return p.index.slot_of(i, p.row_indices[i]); }
 
-// Two batch positions of one slot are the caller's fault, and must not meet in two threads: one would free pages that
-// the other writes to, and that a third may have taken meanwhile.
+// Two batch positions with the same slot are the caller's error. They must not run in two threads: one would free pages
+// that the other writes to.
 bool names_a_slot_twice(const NgramIndexAppendParams& p, const cpu::Arena& arena) {
   bool twice = false;
-  for (uint32_t mark = 2; mark-- > 0;) {  // sets the marks, then takes them away
+  for (uint32_t mark = 2; mark-- > 0;) {  // sets the marks, then clears them
     for (int64_t i = 0; i < p.batch; ++i) {
       const int64_t slot = slot_of(p, i);
       if (slot < 0 || slot >= arena.num_slots) continue;
@@ -51,7 +51,7 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_append_(const NgramIndexAppen
   if (!p.ladder && p.max_n - p.min_n >= index::kMaxLevels) return kOk;
   if (!cpu::open_arena(p.index.words, p.index.num_words, &arena)) return kOk;
   const cpu::IndexTable& table = cpu::index_table();
-  // Building costs some fifteen times a scan, so threads pay for shorter rows.
+  // Building takes about 15 times as long as a scan, so threads pay for shorter rows.
   constexpr int64_t kScansPerBuild = 16;
   const int64_t tokens = kScansPerBuild * cpu::tokens_to_read(p.token_ids, p.num_tokens, p.row_indices, p.batch);
   const Executor* executor = p.executor != nullptr && !names_a_slot_twice(p, arena) ? p.executor : nullptr;

@@ -17,8 +17,8 @@ namespace {
 // In `owners`: slot + 1 for a page in use; kFree | (next + 1) for a freed one; 0 for one never used.
 constexpr uint32_t kFree = 0x80000000u;
 
-// Pages are taken once in some hundred insertions, so one lock for the process does. It is not in the tensor: whatever
-// a tensor contains, nobody waits for it.
+// Pages are taken once in a few hundred insertions, so one lock for the process is enough. It is not in the tensor, so
+// that corrupt contents cannot block a caller.
 class PageLock {
  public:
   PageLock() {
@@ -29,7 +29,7 @@ class PageLock {
   PageLock(const PageLock&) = delete;
   PageLock& operator=(const PageLock&) = delete;
 
-  // A forked child has no thread that could release what another one held.
+  // In a forked child the thread that held the lock does not exist.
   static void release_in_child() { held_.clear(); }
 
  private:
@@ -44,7 +44,7 @@ uint32_t count_pages(const Arena& arena, uint32_t difference) {
 }
 
 void free_page(const Arena& arena, uint32_t slot_id, uint32_t page) {
-  // A directory that lies must not free a page twice, or another slot's.
+  // A corrupt directory must not free a page twice, or a page of another slot.
   if (page >= arena.num_pages || arena.owners[page] != slot_id + 1) return;
   arena.owners[page] = kFree | arena.header[kHeaderFreePage];
   arena.header[kHeaderFreePage] = page + 1;
@@ -169,9 +169,9 @@ int64_t ngram_npu_cpu_ngram_index_pages(int64_t tokens, int64_t num_slots, int64
                                         bool ladder, bool outcomes) {
   if (tokens < 0 || num_slots < 1 || num_slots > index::kMaxSlots) return 0;
   if (!ladder && (min_n < 1 || max_n < min_n || max_n - min_n >= index::kMaxLevels)) return 0;
-  // A page holds 590 entries on average over rows of all lengths, 529 at the length where it holds fewest. Text has up
-  // to 1.2 per token, a ladder 1.5, any data up to (levels + 1) / 2, which is reached with one level and with two; a
-  // slot's last page and its directory come on top.
+  // A page holds 590 entries on average over all row lengths, and 529 at the worst length. Text has up to 1.2 entries
+  // per token, a ladder 1.5, any data up to (levels + 1) / 2, which is reached with one level and with two; a slot's
+  // last page and its directory are additional.
   const int64_t levels = ladder ? kLadderLevels : max_n - min_n + 1;
   const int64_t tenths = any_data ? 5 * (levels + 1) : ladder ? 15 : 12;
   const int64_t per = any_data && levels <= 2 ? 5250 : 5900;

@@ -1,4 +1,4 @@
-// Pages and slots of the index tensor, and the seam between the operators and the vectorised table.
+// Pages and slots of the index tensor, and the interface between the operators and the vectorised table.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace ngram_npu::cpu {
 
-// The tensor's parts. Trusted are its size and what open_arena derived from it, never its contents.
+// The tensor's parts. Only its size and what open_arena derived from it are trusted, never its contents.
 struct Arena {
   uint32_t* header;
   uint32_t* slots;
@@ -18,30 +18,31 @@ struct Arena {
   uint32_t num_pages;
 
   NGRAM_FN uint32_t* slot(uint32_t id) const { return slots + id * index::kSlotWords; }
-  // Any id gives a page.
+  // Valid for any id.
   NGRAM_FN uint32_t* page(uint32_t id) const {
     return pages + (id < num_pages ? id : num_pages - 1) * static_cast<size_t>(index::kPageWords);
   }
 };
 
-// False where the header does not fit the tensor.
+// False if the header does not match the tensor.
 bool open_arena(int32_t* index, int64_t words, Arena* arena);
 
-// A page for a slot, not cleared; kNoPage where none is left. Safe among threads, also of different arenas.
+// A page for a slot, not cleared; kNoPage if none is left. Thread-safe, also for several arenas.
 constexpr uint32_t kNoPage = ~0u;
 uint32_t allocate_page(const Arena& arena, uint32_t slot_id);
 void release_page(const Arena& arena, uint32_t slot_id, uint32_t page);
 
-// Gives all pages of a slot back and empties it.
+// Frees all pages of a slot and empties it.
 void clear_slot(const Arena& arena, uint32_t slot_id);
 // The same, but the slot stays marked: its row is scanned until there is room again.
 void give_up_slot(const Arena& arena, uint32_t slot_id);
-// Whether a slot given up may try again: a quarter more pages are free than it held, unless its table was at its limit.
+// Whether a slot given up may try again: 1.25 times the pages that it held are free, and its table was not at its
+// limit.
 bool has_room_again(const Arena& arena, uint32_t slot_id);
 
 void count(const Arena& arena, index::Header statistic, uint32_t times = 1);
 
-// Where a slot with that many pages of outcomes has the id of one of them.
+// The id of page `number` of a slot that has `pages` pages of outcomes.
 inline uint32_t* outcome_page(const Arena& arena, uint32_t* slot, uint32_t pages, uint32_t number) {
   uint32_t* root = slot + index::kSlotOutcomeRoot;
   if (pages <= index::kRootOutcomePages) return root + number;
@@ -56,7 +57,7 @@ struct IndexOptions {
   bool outcomes;
 };
 
-// One row to look up: the ends from `first` on are not indexed yet; the last of them, length - 1, is the question.
+// One row to look up: the ends from `first` on are not indexed yet; the last one, length - 1, is looked up.
 struct IndexQuery {
   const int32_t* tokens;
   uint32_t readable;  // words of the row's memory
@@ -67,7 +68,7 @@ struct IndexQuery {
   bool ok;  // false: no room, the slot is unusable
 };
 
-// Rows whose cache misses overlap, and the new tokens of one of them that take part; more are indexed beforehand.
+// Maximum number of rows whose cache misses overlap, and of new tokens per row; more tokens are indexed beforehand.
 constexpr int kQueryGroup = 32;
 constexpr uint32_t kMaxPending = 8;
 
@@ -88,7 +89,7 @@ extern const IndexTable kIndexTableAvx512;
 extern const IndexTable kIndexTableNeon;
 #endif
 
-// The one for the instruction set in force (instruction_set.h).
+// The functions for the instruction set in use (instruction_set.h).
 const IndexTable& index_table();
 
 }  // namespace ngram_npu::cpu

@@ -31,7 +31,7 @@ struct Avx512 {
 
   static constexpr bool kGathers = true;
   static void gather(const uint32_t* words, const void* at, void* out) {
-    // Masked, all lanes: gcc 12 warns of the plain one's undefined source.
+    // Masked with all lanes, because gcc 12 warns about the undefined source of the plain intrinsic.
     const __m512i found = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), static_cast<__mmask16>(0xffff),
                                                       _mm512_loadu_si512(at), words, sizeof *words);
     _mm512_storeu_si512(out, found);
@@ -40,7 +40,7 @@ struct Avx512 {
   static uint32_t split_line(const uint32_t* line, uint32_t home, uint32_t depth, uint32_t* low, uint32_t* high) {
     const __m512i entries = _mm512_loadu_si512(line);
     const __m512i next = _mm512_set1_epi32(static_cast<int32_t>(next_mask(depth)));
-    // What is above `next`, doubled, is one bit further up.
+    // Adding the bits above `next` to themselves shifts them up by one bit.
     const __m512i above = _mm512_and_si512(entries, _mm512_set1_epi32(static_cast<int32_t>(~next_mask(depth))));
     const __m512i deeper = _mm512_or_si512(_mm512_add_epi32(above, above), _mm512_and_si512(entries, next));
     const __m512i home_bits = _mm512_set1_epi32(static_cast<int32_t>((kGroupLines - 1) << home_shift(depth)));

@@ -1,4 +1,4 @@
-// Whether an index is what it should be: for tests, and for `NgramIndex.check_integrity()`. Slow, and reads only.
+// Integrity checks of an index, for tests and `NgramIndex.check_integrity()`. Slow and read-only.
 #include "core/ngram_index_faults.h"
 #include "core/ngram_ladder.h"
 #include "cpu/ngram_index.h"
@@ -87,10 +87,10 @@ Key key_of(const int32_t* tokens, uint32_t end, uint32_t n, uint32_t level) {
   return make_key(sum, level);
 }
 
-// The lengths of a slot's grams, level by level.
+// The lengths of a slot's grams by level.
 struct Sizes {
   uint32_t of[kMaxLevels];
-  uint32_t levels;  // 0: the slot's options are none that an operator leaves
+  uint32_t levels;  // 0: no operator writes such options
 };
 Sizes sizes_of(uint32_t options) {
   Sizes sizes{};
@@ -106,7 +106,7 @@ Sizes sizes_of(uint32_t options) {
   return sizes;
 }
 
-// Whether each entry of a page records an end in the row, and stands where the gram there leads.
+// Whether each entry of a page records an end in the row, and is where the gram at this end leads.
 IndexFault check_entries(const cpu::Arena& arena, uint32_t* slot, uint32_t place, const int32_t* tokens,
                          const Sizes& sizes) {
   const uint32_t depth = place & 15u;
@@ -132,7 +132,7 @@ bool same_gram(const int32_t* tokens, uint32_t end, uint32_t other, uint32_t n) 
   return n == 0;
 }
 
-// Finds the entry of the gram t[end-n+1..end], trusting nothing but the words: null where there is none.
+// Finds the entry of the gram t[end-n+1..end] without trusting the contents; null if there is none.
 const uint32_t* entry_of(const cpu::Arena& arena, uint32_t* slot, const int32_t* tokens, uint32_t end, uint32_t n,
                          uint32_t level, uint32_t* depth) {
   const Key key = key_of(tokens, end, n, level);
@@ -152,7 +152,7 @@ const uint32_t* entry_of(const cpu::Arena& arena, uint32_t* slot, const int32_t*
   return nullptr;
 }
 
-// The candidate of t[0..length), by definition, slowly.
+// The candidate of t[0..length); follows the definition, slow.
 Occurrence candidate_of(const int32_t* tokens, uint32_t length) {
   for (uint32_t level = kLadderLevels; level-- > 0;) {
     const uint32_t n = ladder_size(level);
@@ -218,7 +218,7 @@ int32_t ngram_npu_cpu_ngram_index_check_row(const int32_t* index, int64_t words,
   for (uint32_t end = sizes.of[0] - 1; end < length; ++end) {
     for (uint32_t level = 0; level < sizes.levels && sizes.of[level] <= end + 1; ++level) {
       const uint32_t n = sizes.of[level];
-      // By definition, slowly: how often, and where, this gram occurs.
+      // Follows the definition: how often and where this gram occurs.
       uint32_t times = 0, earliest = 0, last = 0;
       for (uint32_t e = n - 1; e < length; ++e) {
         if (!same_gram(tokens, e, end, n)) continue;

@@ -1,5 +1,5 @@
-// Drafts from an index, in groups of rows whose cache misses overlap: what ngram_index_propose_ and ngram_index_step_
-// share.
+// Drafts from an index, in groups of rows whose cache misses overlap; shared by ngram_index_propose_ and
+// ngram_index_step_.
 #pragma once
 
 #include "core/ngram_index_access.h"
@@ -10,11 +10,11 @@
 
 namespace ngram_npu::cpu {
 
-// A request's row when it is looked up.
+// A request's row at the time of the lookup.
 struct GrownRow {
   int64_t row;
   int64_t length;
-  int64_t known;    // a slot that has indexed more than this is another request's
+  int64_t known;    // a slot that has indexed more than this belongs to another request
   int64_t settled;  // tokens above this are new, and are not charged to the budget
   bool drafts;
 };
@@ -23,16 +23,16 @@ namespace {
 
 using namespace index;
 
-// How a batch position is answered.
+// How the draft of a request is found.
 enum class Answer : uint8_t { kNone, kScan, kIndex };
 
 struct Request {
   GrownRow grown;
-  int query;  // among the group's, where answered by the index
+  int query;  // number in the group, if answered from the index
   Answer answer;
 };
 
-// kGrow(p, i) appends what is to be appended to request i's row, and describes the row.
+// kGrow(p, i) appends the sampled tokens, if any, to request i's row, and returns the row.
 template <class Params, GrownRow (*kGrow)(const Params& p, int64_t i)>
 class IndexDrafter {
  public:
@@ -80,7 +80,7 @@ class IndexDrafter {
     for (int64_t i = 0; i < size; ++i) finish(first + i, requests[i], queries);
   }
 
-  // A row's state, and its tokens around the end.
+  // Fetches a row's slot, and its tokens around the end.
   void prefetch(int64_t i) const {
     const int64_t row = p_.row_indices[i];
     if (p_.token_ids.has(row)) {
@@ -99,7 +99,7 @@ class IndexDrafter {
     }
   }
 
-  // Brings a slot so far that only a few new tokens are left to walk. False: the row is to be scanned.
+  // Indexes a row's tokens except for at most kMaxPending new ones. False: the row has to be scanned.
   bool prepare(int64_t i, const GrownRow& r, IndexQuery* query) {
     const int64_t slot = slot_of(i);
     if (!has_slot(slot) || r.length > kMaxIndexedTokens) return scan_for(kStatScanOther);
@@ -109,15 +109,15 @@ class IndexDrafter {
       return scan_for(kStatScanFull);
     const uint32_t length = static_cast<uint32_t>(r.length);
     uint32_t done = arena_.slot(slot_id)[kSlotLength];
-    // The row has not grown, so that its last token is indexed: the question was already asked. A ladder's slot has
-    // kept the answer.
+    // The row has not grown, so its last token is already indexed and cannot be looked up. A ladder's slot has kept the
+    // result.
     if (done >= length && !options_.ladder) return scan_for(kStatScanOther);
     if (length - done > kMaxPending) {
       uint32_t upto = length - kMaxPending;
-      // New tokens are not charged: they are few.
+      // The few new tokens are not charged to the budget.
       const int64_t backlog = r.settled - done;
       if (budget_ >= 0 && backlog > budget_) upto = smaller(upto, done + static_cast<uint32_t>(budget_));
-      // Also where the arena turns out to be full: the pages then free again would let the next row try as much.
+      // Charged even if the arena turns out to be full: otherwise the next row would try as much with the freed pages.
       if (budget_ > 0 && backlog > 0) budget_ -= smaller(backlog, budget_);
       if (upto > done && !table_.extend(arena_, options_, slot_id, tokens, readable_, done, upto)) {
         give_up_slot(arena_, slot_id);
@@ -181,7 +181,7 @@ class IndexDrafter {
     }
   }
 
-  // The latest occurrence of the longest size that occurred, and how many tokens agree there.
+  // The latest occurrence of the longest size that occurred, and the number of tokens that agree there.
   Occurrence scan_ladder(const int32_t* tokens, int64_t length) const {
     Occurrence found = find_(tokens, length, 1, kLadderMaxN, kLatest);
     int64_t size = kLadderMaxN;

@@ -1,5 +1,5 @@
-// One line of entries, and vectors of several ends: what ngram_index_table.h asks of an instruction set. Internal
-// linkage, for the reason given there.
+// One line of entries, and vectors of several ends: the parts of ngram_index_table.h that depend on the instruction
+// set. Internal linkage, for the reason given there.
 #pragma once
 
 #include "core/ngram_ladder.h"
@@ -10,11 +10,11 @@ namespace {
 
 using namespace index;
 
-// Isa: match(line, want, mask), bit i: lane i agrees in the bits of mask; used(line): entries in the line, which fill
-// from lane 0; common_suffix8(a, b) and common_suffix16: of so many tokens each; and what LaneByLane has, where there
-// is nothing better.
+// Isa has: match(line, want, mask), bit i: lane i agrees in the bits of mask; used(line): number of entries in the
+// line, which fill from lane 0; common_suffix8(a, b) and common_suffix16 of 8 and 16 tokens; and the functions of
+// LaneByLane or faster ones.
 
-// An entry as it stands in the page of depth + 1 that a split gives it.
+// An entry after a split, in its page of depth + 1.
 inline uint32_t deepened(uint32_t entry, uint32_t depth) {
   const uint32_t next = next_mask(depth);
   return (entry & ~next) << 1 | (entry & next);
@@ -33,13 +33,13 @@ struct Hit {
 };
 
 struct LaneByLane {
-  // 16 words at 16 places, both vectors of VectorOf<16>; asked for where kGathers. Several loads and a store are
-  // quicker where gathers are not native.
+  // With kGathers, Isa also has a gather of 16 words at 16 places, both of VectorOf<16>. Without native gathers several
+  // loads and a store are faster.
   static constexpr bool kGathers = false;
   static void gather(const uint32_t*, const void*, void*) {}
 
-  // Distributes the entries of a line that are in their home line over the two halves' lines, which it writes whole.
-  // Returns the lanes of the others.
+  // Distributes the entries that are in their home line to the lines of the two halves, which it overwrites. Returns
+  // the lanes of the other entries.
   static uint32_t split_line(const uint32_t* line, uint32_t home, uint32_t depth, uint32_t* low, uint32_t* high) {
     uint32_t* const out[2] = {low, high};
     uint32_t used[2] = {0, 0};
@@ -57,7 +57,7 @@ struct LaneByLane {
   }
 };
 
-// Vectors of the compiler's own kind: it makes of them what the instruction set has.
+// The compiler's generic vectors, which it maps to the instruction set.
 template <uint32_t kWidth>
 struct VectorOf;
 template <>
@@ -69,20 +69,20 @@ struct VectorOf<16> {
   typedef uint32_t Type __attribute__((vector_size(64)));
 };
 
-// Consecutive ends and where all their grams belong. Made ahead of use, in vectors: of all that a walk does this is
-// what does not depend on what it finds. Level by level, shortest gram first.
+// Consecutive ends and the places of all their grams, level by level, shortest gram first. They are computed ahead of
+// the walk and in vectors, because they do not depend on what the walk finds.
 template <int kRows, uint32_t kWidth>
 struct EndsOf {
   using Vector = typename VectorOf<kWidth>::Type;
   uint32_t first;
   uint32_t size;
-  uint32_t version;  // of the table when located; a split makes that stale
+  uint32_t version;  // of the table when located; a split makes the lines stale
   Vector key[kRows];
   Vector line[kRows];  // number of the home line, counted over all pages
   Vector want[kRows];  // head of the entry there
-  Vector mask[kRows];  // what is compared with it
+  Vector mask[kRows];  // mask of the bits to compare
   Vector next[kRows];  // mask of `next` in that page
-  Vector room;         // the least of these
+  Vector room;         // the minimum of `next`
 };
 
 }  // namespace

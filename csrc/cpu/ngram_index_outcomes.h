@@ -1,5 +1,5 @@
-// What a slot of the ladder keeps besides its table: a byte beside every token, in pages of the arena, and the
-// candidate that stands for the next token.
+// The state of a ladder's slot besides its table: one byte per token, in pages of the arena, and the candidate for the
+// next token.
 #pragma once
 
 #include "core/ngram_ladder.h"
@@ -14,13 +14,13 @@ class Outcomes {
  public:
   Outcomes(const Arena& arena, uint32_t slot_id) : arena_(arena), slot_(arena.slot(slot_id)), slot_id_(slot_id) {}
 
-  // The byte beside the token at `place`; 0 where none is kept.
+  // The byte of the token at `place`; 0 if none is kept.
   uint8_t operator()(int64_t place) {
     const uint32_t number = static_cast<uint32_t>(place >> kOutcomePageBits);
     return number == at_hand_ || number < pages() ? *at(number, place) : 0;
   }
 
-  // Writes a byte. Places come in order; false: no memory left, or a slot that lies about how far it has come.
+  // Writes a byte. Places come in order; false: no memory left, or a corrupt slot.
   bool put(uint32_t place, uint8_t outcome) {
     const uint32_t number = place >> kOutcomePageBits;
     if (number != at_hand_ && (number > pages() || (number == pages() && !grow()))) return false;
@@ -33,7 +33,7 @@ class Outcomes {
     if (number < pages()) __builtin_prefetch(at(number, place));
   }
 
-  // Of the next token of a row whose `length` tokens are indexed; nothing else it may hold leads outside the row.
+  // The candidate for the next token of a row whose `length` tokens are indexed; inside the row even if corrupt.
   Occurrence candidate(uint32_t length) const {
     const uint32_t word = slot_[kSlotCandidate];
     const int64_t len = smaller<int64_t>(word & 31u, kLadderMaxN), place = word >> 5;
@@ -46,7 +46,7 @@ class Outcomes {
  private:
   uint32_t pages() const { return smaller(slot_[kSlotOutcomePages], kMaxOutcomePages); }
 
-  // Of a page that there is. The last one stays at hand: places come in runs.
+  // The byte in an existing page. The last page is cached, since places come in runs.
   uint8_t* at(uint32_t number, int64_t place) {
     if (number != at_hand_) {
       bytes_ = reinterpret_cast<uint8_t*>(arena_.page(*outcome_page(arena_, slot_, pages(), number)));
@@ -67,7 +67,7 @@ class Outcomes {
         release_page(arena_, slot_id_, page);
         return false;
       }
-      // The first one takes over the pages of which the slot itself kept account.
+      // The first directory takes over the page ids that the slot contained.
       uint32_t* root = slot_ + kSlotOutcomeRoot;
       uint32_t* words = arena_.page(directory);
       if (count == kRootOutcomePages) {

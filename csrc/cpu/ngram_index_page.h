@@ -1,5 +1,4 @@
-// A page of a table: entries go in, and a full one splits in two. Internal linkage, for the reason given in
-// ngram_index_table.h.
+// A page of a table: insertion and splitting. Internal linkage, for the reason given in ngram_index_table.h.
 #pragma once
 
 #include "cpu/ngram_index_line.h"
@@ -9,7 +8,7 @@ namespace {
 
 inline bool is_full(const uint32_t* line) { return line[kLineWords - 1] != 0; }
 
-// Puts an entry into the first line of its group that has room; false: none has.
+// Inserts an entry into the first line of its group with room; false: all are full.
 template <class Isa>
 bool put_entry(uint32_t* page, uint32_t line_id, uint32_t entry) {
   for (uint32_t i = 0; i < kGroupLines; ++i) {
@@ -25,7 +24,7 @@ bool put_entry(uint32_t* page, uint32_t line_id, uint32_t entry) {
 
 template <class Isa>
 void split_page(uint32_t* low, uint32_t* high, uint32_t depth) {
-  if (low == high) return;  // only a directory that lies makes them the same
+  if (low == high) return;  // only with a corrupt directory
   alignas(64) uint32_t old[kPageWords];
   __builtin_memcpy(old, low, sizeof old);
   uint32_t displaced[kPageLines];
@@ -36,7 +35,7 @@ void split_page(uint32_t* low, uint32_t* high, uint32_t depth) {
     any_displaced |= displaced[line];
   }
   if (any_displaced == 0) return;
-  // What had overflowed goes home, now that all that is at home there has its place.
+  // Overflowed entries go last, so that entries in their home line keep their place there.
   for (uint32_t line = 0; line < kPageLines; ++line) {
     for (uint32_t lanes = displaced[line]; lanes != 0; lanes &= lanes - 1) {
       const uint32_t entry = old[line * kLineWords + static_cast<uint32_t>(__builtin_ctz(lanes))];

@@ -1,11 +1,11 @@
 // The table of one slot and the walk of one token through it, generic over an instruction set; each
-// ngram_index_<isa>.cpp compiles it once. Everything here has internal linkage: a function compiled for one instruction
-// set must never be merged by the linker with its namesake from another.
+// ngram_index_<isa>.cpp compiles it once. Everything here has internal linkage, because the linker must not merge
+// functions of the same name that were compiled for different instruction sets.
 //
 // The lazy rule. An entry (n, gram) exists if and only if the gram occurs in the indexed row and n == min_n or its
-// suffix one shorter occurs at least twice. What follows from it:
-//   - a gram that is absent from the table while its suffix is present has either not occurred, or its suffix occurred
-//     once, and then comparing tokens at that one occurrence decides;
+// suffix one shorter occurs at least twice. Consequences:
+//   - if a gram is not in the table but its suffix is, either the gram has not occurred, or its suffix occurred once;
+//     then comparing tokens at that one occurrence decides;
 //   - the entries of one end are levels 0 .. m without a gap, all but the last marked `twice`;
 //   - a new end changes only level m and what is inserted above it.
 // An entry records the earliest or the latest occurrence of its gram, whichever the slot was built for.
@@ -18,9 +18,9 @@ namespace {
 
 using namespace index;
 
-// kLevels: how many n there are, where that is known at compile time, else 0. kWidth: ends located at a time. kLadder:
-// n is 1, 2, 4, 8, 16, and the suffix "one shorter" the next smaller. What most tokens go through is NGRAM_FN: the
-// compiler's own idea of size would keep it out of line.
+// kLevels: number of n if it is known at compile time, otherwise 0. kWidth: ends located at a time. kLadder: n is 1, 2,
+// 4, 8, 16, and the suffix "one shorter" is the next smaller size. The path of most tokens is NGRAM_FN, because the
+// compiler would not inline functions of this size.
 template <class Isa, int kLevels, uint32_t kWidth, bool kLadder>
 class SlotTable {
  public:
@@ -39,20 +39,21 @@ class SlotTable {
 
   using Vector = typename VectorOf<kWidth>::Type;
 
-  // That are compared at once before an occurrence.
+  // Number of tokens that are compared at once at an occurrence.
   static constexpr uint32_t kVerifiedTokens = kLadder ? 16 : 8;
 
   static constexpr int kRows = kLevels != 0 ? kLevels : kMaxLevels;
   using Batch = EndsOf<kRows, kWidth>;
 
-  // The ends first .. first + size - 1 of a row. Of `readable` words what lies behind its tokens is read, and not used.
+  // Keys of the ends first .. first + size - 1 of a row. Words after its tokens, up to `readable`, may be read but are
+  // not used.
   void make_keys(uint32_t first, uint32_t size, uint32_t readable, Batch* batch) const {
     batch->first = first;
     batch->size = size;
     const uint32_t* newest = reinterpret_cast<const uint32_t*>(tokens_) + first;
     uint32_t copy[kMaxNgram + kWidth];
     if (first + 1 < max_n_ || readable - first < kWidth) {
-      // Near the ends of the row's memory a vector would reach beyond it.
+      // Near the ends of the row's memory a vector would exceed it.
       const uint32_t before = smaller(first, max_n_ - 1);
       for (uint32_t i = before; i < max_n_ - 1; ++i) copy[max_n_ - 2 - i] = 0;
       for (uint32_t i = 0; i < before + size; ++i)
@@ -77,7 +78,7 @@ class SlotTable {
     }
   }
 
-  // Looks the keys up in the directory and fetches their lines.
+  // Looks up the keys in the directory and fetches their lines.
   void locate(Batch* batch) const {
     const uint32_t last_page = arena_.num_pages - 1;
     const uint32_t size = batch->size;
@@ -127,7 +128,7 @@ class SlotTable {
     return true;
   }
 
-  // The place that the deepest level records that seems to be there, or 0: a hint for prefetching.
+  // The place recorded at the deepest level with a likely entry, or 0: a hint for prefetching.
   uint32_t peek(const Batch& batch, uint32_t i) const {
     const Glance seen = glance(batch, i);
     if (seen.level < 0) return 0;
@@ -140,7 +141,7 @@ class SlotTable {
     return lanes == 0 ? 0 : line[__builtin_ctz(lanes)] & batch.next[level][i];
   }
 
-  // Levels whose lines are fetched at once. On text three ends in four find none of a ladder's beyond.
+  // Levels whose lines are fetched at once. On text 3 of 4 ends find no entry of a ladder beyond these levels.
   int likely_levels() const { return kLadder ? 3 : levels(); }
   void prefetch_unlikely(const Batch& batch, uint32_t i) const {
     for (int level = likely_levels(); level < levels(); ++level) __builtin_prefetch(line_at(batch.line[level][i]));
@@ -148,12 +149,12 @@ class SlotTable {
 
   int levels() const { return kLevels != 0 ? kLevels : static_cast<int>(max_n_ - min_n_) + 1; }
 
-  // The question and the update in one: the longest earlier occurrence of what ends at `end`, which is indexed.
+  // Looks up and indexes the grams that end at `end`: returns the longest earlier occurrence.
   Occurrence walk_earliest(Batch* batch, uint32_t i) {
     const uint32_t end = batch->first + i;
     if (batch->version != version_) locate(batch);
     Hit hit{};
-    // The deepest entry there is is the answer. Found at the top it is not even touched.
+    // The deepest entry is the answer. If it is at the top level, it does not change.
     const int level = find_deepest(*batch, i, &hit);
     const uint32_t n = min_n_ + static_cast<uint32_t>(level);
     if (level >= 0) {
@@ -163,7 +164,7 @@ class SlotTable {
         return second_occurrence(batch, i, level, hit, hit.next);
       }
     }
-    // Its gram has occurred, the one longer has not until now.
+    // Its gram has occurred before, the gram one longer has not.
     if (n + 1 <= end + 1) insert(batch, i, level + 1, end + 1, false);
     return level < 0 ? Occurrence{-1, 0} : Occurrence{static_cast<int64_t>(hit.next) - 1, n};
   }
@@ -192,7 +193,7 @@ class SlotTable {
     return found;
   }
 
-  // The same where grams do not fit before the end yet, or a page may have to split before an entry can record it.
+  // The same for the beginning of a row, where long grams do not fit, or if a page may have to split to record the end.
   __attribute__((noinline)) Occurrence walk_latest_widening(Batch* batch, uint32_t i) {
     const uint32_t end = batch->first + i;
     const int count = grams(end);
@@ -218,7 +219,7 @@ class SlotTable {
   }
 
  private:
-  // Where one gram belongs.
+  // The place of one gram.
   struct Probe {
     uint32_t* line;
     uint32_t want;
@@ -226,7 +227,7 @@ class SlotTable {
     uint32_t next;
   };
 
-  // What the home lines tell at one look: the deepest level with a likely entry, -1 where there is none.
+  // Result of one look at the home lines: the deepest level with a likely entry, -1 if there is none.
   struct Glance {
     int level;
     uint32_t lane;
@@ -245,7 +246,7 @@ class SlotTable {
     return kLadder ? ladder_size(static_cast<uint32_t>(level)) : min_n_ + static_cast<uint32_t>(level);
   }
 
-  // Levels whose grams fit before `end`: fewer than all at the very beginning of a row.
+  // Levels whose grams fit before `end`: fewer than all at the beginning of a row.
   int grams(uint32_t end) const {
     if (end + 1 >= max_n_) return levels();
     if (kLadder) return 32 - __builtin_clz(end + 1);
@@ -266,7 +267,7 @@ class SlotTable {
     *sums += vector * factor;
   }
 
-  // Where the directory is, once per table and per doubling rather than once per probe.
+  // Finds the directory: called once per table and per doubling instead of once per probe.
   void note_directory() {
     dir_depth_ = smaller(slot_[kSlotDepth], kMaxDepth);
     directory_ = dir_depth_ <= kRootDepth ? slot_ + kSlotRoot : arena_.page(slot_[kSlotRoot]);
@@ -277,7 +278,7 @@ class SlotTable {
     return arena_.page(slot_[kSlotRoot + (i >> kDirPageDepth)]) + (i & ((1u << kDirPageDepth) - 1));
   }
 
-  // Without a branch per level: which of them has the gram is what no processor can predict.
+  // Without a branch per level, since the level of the deepest entry is not predictable.
   Glance glance(const Batch& batch, uint32_t i) const {
     if (kLevels != 0 && kLevels * kLineWords <= 64) {  // all lanes of all levels in one word
       uint64_t lanes = 0;
@@ -302,8 +303,7 @@ class SlotTable {
     if (level + 1 == levels()) {
       const Glance seen = glance(batch, i);
       const int above = seen.level + 1;
-      // What is above may have overflowed into a line that was not looked at; further above there is nothing without
-      // it.
+      // The entry above may have overflowed into a line that was not looked at. Without it there is none further up.
       const bool overflowed = above < levels() && is_full(line_at(batch.line[above][i]));
       if (seen.level < 0) {
         if (!overflowed) return -1;
@@ -313,12 +313,12 @@ class SlotTable {
         if (verify(entry, batch.next[seen.level][i], end, n, hit) && (!overflowed || !hit->twice())) return seen.level;
       }
     }
-    // A row's beginning, a fingerprint that lied, or a full line.
+    // Needed at the beginning of a row, after a false fingerprint match, and with a full line.
     while (level >= 0 && !find(batch, i, level, end, hit)) --level;
     return level;
   }
 
-  // Tokens up to max_n that agree before and at two ends, a < b.
+  // Number of tokens, up to max_n, that agree before and at two ends, a < b.
   uint32_t common_suffix(uint32_t a, uint32_t b) const {
     if (kLadder && a >= 15) return Isa::common_suffix16(tokens_ + a - 15, tokens_ + b - 15);
     if (max_n_ <= 8 && a >= 7) return smaller(Isa::common_suffix8(tokens_ + a - 7, tokens_ + b - 7), max_n_);
@@ -331,13 +331,13 @@ class SlotTable {
   // Whether the n tokens before and at the occurrence an entry records are those at `end`.
   bool verify(uint32_t* entry, uint32_t mask, uint32_t end, uint32_t n, Hit* hit) const {
     const uint32_t word = *entry, next = word & mask;
-    // Never beyond the row, whatever the entry says; an empty lane's next - 1 is beyond as well.
+    // Stays within the row even if the entry is corrupt; next - 1 of an empty lane is beyond it as well.
     if (next - 1 >= end) return false;
     *hit = {entry, word, mask, next, common_suffix(next - 1, end)};
     return hit->common >= n;
   }
 
-  // The same; of a ladder false where one of the ends has not as many tokens before it as are compared at once.
+  // The same; with a ladder also false if there are fewer than kVerifiedTokens before one of the ends.
   NGRAM_FN bool verify_at_once(uint32_t* entry, uint32_t mask, uint32_t end, uint32_t n, Hit* hit) const {
     if (!kLadder) return verify(entry, mask, end, n, hit);
     const uint32_t word = *entry, next = word & mask;
@@ -346,7 +346,7 @@ class SlotTable {
     return hit->common >= n;
   }
 
-  // Without a call where the first likely entry of the home line is the gram's, or the line has none and is not full.
+  // Inline if the first likely entry of the home line is the gram's, or if the line has none and is not full.
   NGRAM_FN bool find(const Batch& batch, uint32_t i, int level, uint32_t end, Hit* hit) const {
     uint32_t* const line = line_at(batch.line[level][i]);
     const uint32_t lanes = Isa::match(line, batch.want[level][i], batch.mask[level][i]);
@@ -356,13 +356,13 @@ class SlotTable {
       uint32_t* const entry = line + __builtin_ctz(lanes);
       if (verify_at_once(entry, batch.next[level][i], end, size_of(level), hit)) return true;
     }
-    Hit other;  // of its own, so that a caller's may stay in registers
+    Hit other;  // a separate variable, so that the caller's may stay in registers
     if (!find_on(batch.key[level][i], lanes, level, end, &other)) return false;
     *hit = other;
     return true;
   }
 
-  // The same from these lanes of the home line on.
+  // Continues with these lanes of the home line.
   __attribute__((noinline)) bool find_on(Key key, uint32_t lanes, int level, uint32_t end, Hit* hit) const {
     const Probe at = probe(key);
     uint32_t* const group = at.line - line_of(key) % kGroupLines * kLineWords;
@@ -377,8 +377,8 @@ class SlotTable {
     return false;
   }
 
-  // A gram occurred for the second time, at end i: from now on it is told apart by its extensions, as far as these two
-  // occurrences agree, and one further.
+  // A gram occurs for the second time, at end i: by the lazy rule longer grams now need entries, up to one token beyond
+  // the length in which the two occurrences agree.
   NGRAM_FN Occurrence second_occurrence(Batch* batch, uint32_t i, int level, const Hit& hit, uint32_t record) {
     const uint32_t end = batch->first + i;
     uint32_t n = size_of(++level);
@@ -412,7 +412,7 @@ class SlotTable {
     }
   }
 
-  // Makes room for the new end in the pages of these hits; true where that moved entries.
+  // Makes room for the new end in the pages of these hits; true if entries moved.
   bool widen(Batch* batch, uint32_t i, const Hit* hits, int found) {
     for (int level = 0; level < found; ++level) {
       if (batch->first + i + 1 > hits[level].mask) {
@@ -424,7 +424,7 @@ class SlotTable {
     return false;
   }
 
-  // Splits the page of a key in two, or fails.
+  // Splits the page of a key in two; fails without memory.
   void split(Key key) {
     const uint32_t old_entry = *directory_at(dir_index(key, dir_depth_), dir_depth_);
     const uint32_t depth = old_entry & 15u;
@@ -455,7 +455,7 @@ class SlotTable {
     if (old_depth >= kMaxDepth) return false;
     const uint32_t depth = old_depth + 1;
     if (depth > kRootDepth && depth <= kDirPageDepth + 4) {
-      // The root turns into the directory's first page, or the directory gets as many pages again.
+      // The root becomes the directory's first page, or the directory doubles its pages.
       uint32_t root[kLineWords] = {};
       const uint32_t pages = depth <= kDirPageDepth ? 1 : 1u << (depth - kDirPageDepth);
       const uint32_t had = old_depth <= kRootDepth ? 0 : old_depth <= kDirPageDepth ? 1 : pages / 2;
@@ -490,7 +490,7 @@ class SlotTable {
   const uint32_t slot_id_;
   const uint32_t min_n_;
   const uint32_t max_n_;
-  uint32_t* directory_;  // all of it, where it is in one piece
+  uint32_t* directory_;  // the whole directory, if it is contiguous
   uint32_t dir_depth_;
   uint32_t version_ = 0;  // grows with every split
   bool failed_ = false;

@@ -1,6 +1,6 @@
-// Rows through their tables: many rows by a few tokens (a step), and one row by many (a prompt). Both are loops around
-// SlotTable's walk, run behind prefetches: what a stage fetches, a later one finds in the cache, while the misses of
-// the other rows, or tokens, overlap. The early stages only look, so that nothing they saw need still be true later.
+// Lookup in many rows with a few new tokens each (a step), and indexing of one row with many (a prompt). Both are loops
+// of SlotTable's walk after prefetching stages: a later stage finds in the cache what an earlier one has fetched, and
+// the cache misses of rows or tokens overlap. The prefetching stages are only hints: the table may change after them.
 #pragma once
 
 #include <type_traits>
@@ -11,7 +11,7 @@
 namespace ngram_npu::cpu {
 namespace {
 
-// What is looked up, known at compile time; kLevels 0: not known.
+// Lookup options known at compile time; kLevels 0: not known.
 template <int kMatchValue, int kLevelsValue, bool kLadderValue = false>
 struct Kind {
   static constexpr int kMatch = kMatchValue;
@@ -19,7 +19,7 @@ struct Kind {
   static constexpr bool kLadder = kLadderValue;
 };
 
-// A row whose ends are walked one after the other. operator(): false where no memory is left.
+// Walks the ends of a row one after the other. operator() returns false if no memory is left.
 template <int kMatch, class Table>
 class PlainWalk {
  public:
@@ -35,11 +35,11 @@ class PlainWalk {
   Occurrence found_{-1, 0};
 };
 
-// The same with a ladder. Before a token is indexed it is noted what became of the candidate that stood for it.
+// The same with a ladder. Before a token is indexed, the outcome of its candidate is recorded.
 template <class Table>
 class LadderWalk {
  public:
-  // `first`: the tokens that are indexed.
+  // `first`: the number of indexed tokens.
   LadderWalk(const Arena& arena, const IndexOptions& options, uint32_t slot_id, const int32_t* tokens, uint32_t first)
       : tokens_(tokens),
         outcomes_(arena, slot_id),
@@ -64,19 +64,19 @@ class LadderWalk {
   const bool keeps_outcomes_;
 };
 
-// Fetches what verifying a hit reads before `next`, often two lines, and what a draft would begin with.
+// Fetches the tokens before `next`, often two lines, for verifying a hit, and the first tokens of a draft.
 template <class Table>
 void prefetch_tokens(const int32_t* tokens, uint32_t next) {
   __builtin_prefetch(tokens + next - smaller(next, Table::kVerifiedTokens));
   __builtin_prefetch(tokens + next);
 }
 
-// Fetches the tokens that verifying the likely hits will read, and those a draft would be copied from. Returns the
-// place that the deepest of them records, 0 without one.
+// Fetches the tokens for verifying the likely hits and for the draft. Returns the place recorded by the deepest hit, 0
+// without one.
 template <int kMatch, class Table>
 uint32_t prefetch_hits(const Table& table, const typename Table::Batch& batch, uint32_t i, const int32_t* tokens,
                        uint32_t length, uint32_t reach) {
-  if (kMatch == kEarliest) {  // only the deepest is looked at
+  if (kMatch == kEarliest) {  // the walk reads only the deepest entry
     const uint32_t next = smaller(table.peek(batch, i), length - 1);
     prefetch_tokens<Table>(tokens, next);
     if (reach > 0) __builtin_prefetch(tokens + smaller(next + reach, length) - 1);
@@ -131,7 +131,7 @@ void look_up_group(const Arena& arena, const IndexOptions& options, IndexQuery* 
   }
 }
 
-// Out of line: what makes the next batch's keys would leave the walk too few registers.
+// Not inlined: together with the code for the next batch's keys the walk would have too few registers.
 template <class Table, class Walk>
 __attribute__((noinline)) bool walk_batch(Table& table, typename Table::Batch* batch, Walk* walk) {
   const uint32_t size = batch->size;
@@ -152,7 +152,7 @@ bool extend_row(const Arena& arena, const IndexOptions& options, uint32_t slot_i
   Table table(arena, options, slot_id, tokens);
   if (!table.ensure_table()) return false;
   WalkOf<Kind, Table> walk(arena, options, slot_id, tokens, first);
-  // While one batch is walked, the lines of the next arrive.
+  // While one batch is walked, the lines of the next are fetched.
   typename Table::Batch batches[2];
   const auto fetch = [&](uint32_t begin, typename Table::Batch* batch) {
     table.make_keys(begin, smaller(kWidth, length - begin), readable, batch);
@@ -171,7 +171,7 @@ bool extend_row(const Arena& arena, const IndexOptions& options, uint32_t slot_i
   return true;
 }
 
-// run(Kind). The spans in use, (2, 4) and (2, 5) among them, have their loops unrolled; the others share one version.
+// Calls run(Kind). Common spans, such as (2, 4) and (2, 5), have unrolled loops; all others share one version.
 template <class Run>
 auto with_kind(const IndexOptions& options, const Run& run) {
   if (options.ladder) return run(Kind<kLatest, kLadderLevels, true>());

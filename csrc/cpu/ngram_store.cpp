@@ -18,22 +18,22 @@ struct BasePowers {
 };
 constexpr BasePowers kPowers;
 
-// How many tokens before two ends agree, at most `limit`.
+// The number of tokens that agree before two ends, at most `limit`.
 uint32_t agreeing(const int32_t* a, const int32_t* b, uint32_t limit) {
   uint32_t n = 0;
   while (n < limit && *--a == *--b) ++n;
   return n;
 }
 
-// Which entries of a line have a tag: a bit for each. Without a branch, as the place is anybody's guess.
+// The entries of a line that have a tag, as bits. Without branches, which would not be predictable.
 uint32_t tagged(const Entry* line, uint32_t tag) {
   uint32_t found = 0;
   for (uint32_t i = 0; i < kLineEntries; ++i) found |= uint32_t{line[i].state >> 8 == tag} << i;
   return found;
 }
 
-// Where a new entry goes: the first place that is empty or whose block is forgotten, else the oldest. No entry is left
-// of a block that was cleared, so that the serial number tells.
+// The entry to overwrite with a new one: the first that is empty or whose block is no longer alive, otherwise the
+// oldest. Clearing a block removes its entries, so the serial number decides.
 uint32_t victim_in(const Store& store, const Entry* line) {
   const uint32_t next = store.header[kHeaderNextSerial];
   const uint32_t oldest = (next > store.num_blocks ? next - store.num_blocks : 1) << kBlockBits;
@@ -138,7 +138,7 @@ StoreHit find_hit(const Store& store, const GramKeys& keys, uint32_t level, uint
   for (uint32_t left = tagged(line, tag); left != 0; left &= left - 1) {
     const int i = __builtin_ctz(left);
     const uint32_t serial = line[i].place >> kBlockBits, offset = line[i].place % kBlockTokens;
-    // The order is the contract's: whose text it is comes before what it says.
+    // The contract demands this order: the scope is compared before any token.
     if (!store.alive(serial)) continue;
     if (store.scope(serial) != scope) continue;
     const uint32_t most = static_cast<uint32_t>(smaller<int64_t>(kLadderMaxN, smaller<int64_t>(offset, length)));

@@ -1,4 +1,4 @@
-// The store's tensor as its operators use it: blocks given out, grams found, tokens entered.
+// Operations on the store's tensor: allocating blocks, finding grams, entering tokens.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace ngram_npu::cpu {
 
-// The tensor's parts. Trusted are its size and what open_store derived from it, never its contents.
+// The tensor's parts. Only its size and what open_store derived from it are trusted, never its contents.
 struct Store {
   uint32_t* header;
   uint32_t* slots;
@@ -37,21 +37,21 @@ struct Store {
   void count(store::Header statistic, uint32_t times = 1) const { header[statistic] += times; }
 };
 
-// The layout's parts in words, one behind the other. `end` 0: there is no store of that size.
+// The offsets of the layout's parts in words. `end` 0: a store cannot have these sizes.
 struct StoreParts {
   int64_t slots, heads, lines, tokens, bytes, end;
 };
 StoreParts store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits);
 
-// False where the header does not fit the tensor.
+// False if the header does not match the tensor.
 bool open_store(int32_t* words, int64_t num_words, Store* store);
 
-// Forgets all text, and which requests are open.
+// Removes all text and closes all requests.
 void forget_all(const Store& store);
-// A call that went without the store.
+// Counts a call that skipped the store.
 void count_busy(const Store& store);
 
-// A store that one call has for itself; false where another has it.
+// Exclusive use of a store by one call; false if another call is using it.
 class StoreUse {
  public:
   explicit StoreUse(const Store& store) : store_(store), got_(take(store)) {}
@@ -74,21 +74,21 @@ class StoreUse {
   const bool got_;
 };
 
-// The keys of the grams that end before a place, one for each size that is there.
+// The keys of the grams that end before a place, one for each size that fits.
 struct GramKeys {
   uint64_t of[kLadderLevels];
   uint32_t levels;
 };
-// `end`: behind the last of `length` tokens.
+// `end`: one past the last of `length` tokens.
 GramKeys keys_before(const int32_t* end, int64_t length, uint64_t seed);
 
-// An entry and the tokens that agree before its place, at most 16; entry null: no hit.
+// An entry and the number of tokens that agree before its place, at most 16; entry null: no hit.
 struct StoreHit {
   store::Entry* entry;
   uint32_t agreed;
 };
 
-// Tokens that wait to be entered, in order. What one of them reads is fetched while others are entered.
+// A queue of tokens to enter, in order. The memory for one token is prefetched while others are entered.
 class Entering {
  public:
   explicit Entering(const Store& store) : store_(store) {}
@@ -112,10 +112,10 @@ class Entering {
 
 StoreHit find_hit(const Store& store, const GramKeys& keys, uint32_t level, uint64_t scope, const int32_t* end,
                   int64_t length);
-// Fetches what find_hit will read of the line at hand.
+// Prefetches what find_hit will read of the line.
 void prefetch_hit(const Store& store, const GramKeys& keys, uint32_t level);
 
-// A slot's request has ended: what it holds back is entered.
+// Closes the slot of a finished request: enters the text that was not visible yet.
 void close_slot(const Store& store, uint32_t slot_id, Entering* entering);
 
 }  // namespace ngram_npu::cpu

@@ -11,7 +11,7 @@ using namespace ngram_npu::store;
 
 namespace {
 
-// The operators' view; what only reads takes a const tensor.
+// Opens a const tensor with the operators' function, for reading.
 bool open_to_read(const int32_t* words, int64_t num_words, cpu::Store* store) {
   return cpu::open_store(const_cast<int32_t*>(words), num_words, store);
 }
@@ -48,7 +48,7 @@ StoreFault check_slots(const cpu::Store& store, int64_t* where) {
   return std::adjacent_find(newest.begin(), newest.end()) == newest.end() ? kStoreFaultNone : kStoreFaultSlot;
 }
 
-// Of which sizes an entry's gram can be: a bit for each level.
+// The possible sizes of an entry's gram: a bit for each level.
 uint32_t levels_of(const cpu::Store& store, const Entry* line, const Entry& entry) {
   const uint32_t serial = entry.place >> kBlockBits, offset = entry.place % kBlockTokens;
   const cpu::GramKeys keys = cpu::keys_before(store.text(serial) + offset, offset, scope_seed(store.scope(serial)));
@@ -75,7 +75,7 @@ StoreFault check_line(const cpu::Store& store, const Entry* line) {
     const uint32_t serial = entry.place >> kBlockBits;
     const uint32_t next = store.header[kHeaderNextSerial];
     if (serial >= next) return kStoreFaultPlace;
-    if (!store.alive(serial)) {  // forgotten; what was cleared has no entries
+    if (!store.alive(serial)) {  // overwritten; entries of cleared text are removed
       if (serial != 0 && next - serial <= store.num_blocks) return kStoreFaultPlace;
       continue;
     }

@@ -28,7 +28,7 @@ class StoreStep {
   static constexpr int64_t kGroup = 16;
 
   struct Row {
-    const int32_t* tokens;  // null: it takes no part
+    const int32_t* tokens;  // null: the request is skipped
     int64_t length;
     uint64_t scope;
   };
@@ -116,7 +116,7 @@ class StoreStep {
     for (int64_t at = from; at < upto;) at += write(slot, row, at, upto, seed);
   }
 
-  // Whether a slot's request is the one that this row is.
+  // Whether the row continues the slot's request.
   bool continues(const uint32_t* slot, const Row& row) const {
     const uint32_t serial = slot[kSlotSerial], stored = slot[kSlotLength];
     if (!store_.alive(serial) || store_.scope(serial) != row.scope || stored > row.length) return false;
@@ -125,7 +125,7 @@ class StoreStep {
            std::memcmp(store_.text(serial) + fill - n, row.tokens + stored - n, n * sizeof(int32_t)) == 0;
   }
 
-  // Writes what the slot's block still takes of the tokens from `at` to `upto`; returns how many.
+  // Writes those of the tokens from `at` to `upto` that fit into the slot's block; returns their number.
   int64_t write(uint32_t* slot, const Row& row, int64_t at, int64_t upto, uint64_t seed) {
     if (slot[kSlotSerial] == 0 || store_.fill(slot[kSlotSerial]) == kBlockTokens) {
       entering_.flush();
@@ -141,7 +141,7 @@ class StoreStep {
     return count;
   }
 
-  // The next block, for the request of a slot.
+  // Allocates the next block for the request of a slot.
   void give_out(uint32_t* slot, uint64_t scope) {
     uint32_t* const header = store_.header;
     uint32_t before = slot[kSlotSerial];
@@ -167,7 +167,7 @@ class StoreStep {
     head[kHeadNext] = 0;
     head[kHeadScope] = static_cast<uint32_t>(scope);
     head[kHeadScope + 1] = static_cast<uint32_t>(scope >> 32);
-    // What lay there may be another scope's: it is not to be found in memory, or in a file.
+    // The old text may be of another scope: it must not stay in memory or get into a file.
     std::memset(store_.text(serial), 0, kBlockTokens * sizeof(int32_t));
     std::memcpy(store_.text(serial), repeated, count * sizeof(int32_t));
     std::memset(store_.outcomes(serial), 0, kBlockTokens);

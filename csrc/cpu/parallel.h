@@ -1,11 +1,11 @@
-// Rows over threads, where that pays.
+// Distributes rows to threads if there is enough work.
 #pragma once
 
 #include <atomic>
 
 #include "core/common.h"
 
-// At most `limit` threads per call from now on, whatever the executor offers; 0: no limit of ours.
+// Limits every call to `limit` threads, in addition to the executor's own limit; 0: no limit.
 NGRAM_NPU_EXPORT void ngram_npu_cpu_set_num_threads(int32_t limit);
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_num_threads();
 
@@ -13,7 +13,7 @@ namespace ngram_npu::cpu {
 
 int32_t threads_for(const Executor* executor, int64_t batch, int64_t tokens);
 
-// The tokens a pass over these rows reads; hostile lengths count as what they can cost, nothing.
+// The number of tokens that a pass over these rows reads; invalid lengths count 0, because such rows are not read.
 template <class Token>
 int64_t tokens_to_read(const TokenRows<Token>& rows, const int32_t* num_tokens, const IndexArray& row_indices,
                        int64_t batch) {
@@ -25,7 +25,7 @@ int64_t tokens_to_read(const TokenRows<Token>& rows, const int32_t* num_tokens, 
   return sum;
 }
 
-// Calls fn(i) for every i in [0, batch). Rows differ in length, so threads take the next row when they are free.
+// Calls fn(i) for every i in [0, batch). Rows differ in length, so a thread takes the next row when it is free.
 template <class Fn>
 void for_each_row(const Executor* executor, int64_t batch, int64_t tokens, const Fn& fn) {
   const int32_t threads = threads_for(executor, batch, tokens);

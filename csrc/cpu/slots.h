@@ -1,4 +1,4 @@
-// Writing slots, for the operator that reads positions and for the one that has just made them.
+// Writes slot mappings, for compute_slot_mapping_ and correct_spec_state_.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace ngram_npu::cpu {
 
-// A slot mapping of either width.
+// A slot mapping of int32 or int64.
 template <class Slot>
 struct SlotArray {
   Slot* slots;
@@ -20,7 +20,7 @@ struct SlotArray {
   }
 };
 
-// Calls fn(SlotArray) with the width that the parameters name.
+// Calls fn(SlotArray) with the width in the parameters.
 template <class Fn>
 void with_slots(const ComputeSlotMappingParams& p, const Fn& fn) {
   if (p.slot_bytes == 8) {
@@ -30,7 +30,7 @@ void with_slots(const ComputeSlotMappingParams& p, const Fn& fn) {
   }
 }
 
-// What no request's tokens take, up to the end: a captured graph reads all of it.
+// Pads the places after the last request's tokens, because a captured graph reads the whole mapping.
 template <class Slot>
 void pad_rest(const ComputeSlotMappingParams& p, const SlotArray<Slot>& slots) {
   slots.fill(larger<int64_t>(p.query_start_loc[p.batch], 0), p.num_slots);

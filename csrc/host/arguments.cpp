@@ -37,7 +37,7 @@ std::string name_of(const Device& device) {
   return device.index >= 0 ? name + ":" + std::to_string(device.index) : name;
 }
 
-// The bytes from a view's first to one past its last element.
+// The byte range of a view, from its first element to one past its last.
 struct Extent {
   uintptr_t begin;
   uintptr_t end;
@@ -61,7 +61,7 @@ bool interleaved(const TensorView& a, const TensorView& b) {
   const int64_t pitch = a.strides[0] * a.item_bytes;
   if (pitch <= 0) return false;
   const auto difference = static_cast<int64_t>(reinterpret_cast<intptr_t>(b.data) - reinterpret_cast<intptr_t>(a.data));
-  const int64_t offset = ((difference % pitch) + pitch) % pitch;  // of b's columns behind a's
+  const int64_t offset = ((difference % pitch) + pitch) % pitch;  // of b's columns relative to a's
   return offset >= width_bytes(a) && offset + width_bytes(b) <= pitch;
 }
 
@@ -88,7 +88,7 @@ void Arguments::tensor(const TensorView& view, std::initializer_list<DType> dtyp
   }
   if (!matches) {
     std::string got = name_of(view.dtype);
-    // What argmax gives. Of a tensor that is written, a converted copy would get what the caller's own should.
+    // argmax returns int64. No hint for written tensors: the kernel would write to the converted copy.
     if (view.dtype == DType::kInt64 && expected == "int32" && access == kRead) {
       got += " (convert it: .int() in torch, .astype(numpy.int32) in numpy)";
     }
@@ -100,7 +100,7 @@ void Arguments::tensor(const TensorView& view, std::initializer_list<DType> dtyp
   if (!view.aligned) fail(name, "memory aligned to its items", "an unaligned address or stride");
   if (view.ndim != ndim) fail(name, "rank " + std::to_string(ndim), "rank " + std::to_string(view.ndim));
   const int32_t inner = ndim - 1;
-  const bool empty = view.sizes[0] == 0 || view.sizes[inner] == 0;  // strides of nothing are arbitrary
+  const bool empty = view.sizes[0] == 0 || view.sizes[inner] == 0;  // strides of an empty tensor are arbitrary
   if (!empty && view.sizes[inner] > 1 && view.strides[inner] != 1) {
     fail(name, "a contiguous inner dimension", "inner stride " + std::to_string(view.strides[inner]));
   }
@@ -225,7 +225,7 @@ TokenRows<uint8_t> Arguments::costs(const TensorView& view, int64_t rows, int64_
 
 const uint8_t* Arguments::cost_table(const TensorView& view, int64_t columns) {
   const auto table = costs(view, kCostRows, columns);
-  if (table.stride != columns) fail(view.name, "a contiguous matrix", "other strides");
+  if (table.stride != columns) fail(view.name, "a contiguous matrix", "outer stride " + std::to_string(table.stride));
   return table.data;
 }
 
@@ -263,8 +263,8 @@ void Arguments::usable_workspace(const TensorView& view, int64_t words) const {
   if (view.sizes[0] < words) {
     fail(view.name, "size >= " + std::to_string(words) + " (for this batch)", "size " + std::to_string(view.sizes[0]));
   }
-  if (const uintptr_t beyond = reinterpret_cast<uintptr_t>(view.data) % kAlignment; beyond != 0) {
-    fail(view.name, "memory aligned to 16 bytes", "an address " + std::to_string(beyond) + " bytes behind one");
+  if (const uintptr_t remainder = reinterpret_cast<uintptr_t>(view.data) % kAlignment; remainder != 0) {
+    fail(view.name, "16-byte alignment", "address % 16 == " + std::to_string(remainder));
   }
 }
 
@@ -277,7 +277,8 @@ void Arguments::disjoint() const {
     }
     for (const Seen& other : seen_) {
       if (&other != &written && overlap(v, other.view)) {
-        fail(v.name, "memory of its own (it is written)", std::string("memory shared with ") + other.view.name);
+        fail(v.name, "memory not shared with another argument (it is written)",
+             std::string("memory shared with ") + other.view.name);
       }
     }
   }

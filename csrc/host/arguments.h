@@ -1,7 +1,7 @@
-// Checking an operator's arguments, once for every backend and both front ends (torch and numpy).
+// Checks of an operator's arguments, shared by all backends and both front ends (torch and numpy).
 //
-// Everything here is what the host can see without waiting for a device: dtype, device, rank, sizes, strides, scalars,
-// overlap. A violation throws ArgumentError before anything is written; the message names op, argument, expected, got.
+// They check what the host knows without waiting for a device: dtype, device, rank, sizes, strides, scalars, overlap.
+// A violation throws ArgumentError before anything is written; the message names op, argument, expected, got.
 #pragma once
 
 #include <initializer_list>
@@ -17,7 +17,7 @@
 
 namespace ngram_npu::host {
 
-// Both front ends turn it into Python's ValueError.
+// Both front ends convert it to Python's ValueError.
 class ArgumentError : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;
@@ -27,7 +27,7 @@ enum class DType : int32_t {
   kBool,
   kInt32,
   kInt64,
-  // The others are never expected; a message names them.
+  // No operator takes the types below; they are for messages.
   kInt8,
   kInt16,
   kUInt8,
@@ -49,7 +49,7 @@ struct Device {
   bool operator==(const Device& other) const { return type == other.type && index == other.index; }
 };
 
-// An argument: what the checks need to know of a torch tensor or a numpy array. Sizes and strides are in elements.
+// The properties of a torch tensor or a numpy array that the checks need. Sizes and strides are in elements.
 struct TensorView {
   static constexpr int32_t kMaxDim = 2;
 
@@ -58,7 +58,7 @@ struct TensorView {
   DType dtype = DType::kOther;
   int64_t item_bytes = 0;
   int32_t ndim = 0;
-  int64_t sizes[kMaxDim] = {};  // the first kMaxDim
+  int64_t sizes[kMaxDim] = {};  // of the first kMaxDim dimensions
   int64_t strides[kMaxDim] = {};
   Device device;
   bool writable = true;
@@ -73,17 +73,17 @@ class Arguments {
 
   enum Access { kRead, kWrite };
 
-  // Every tensor must live on the device of the first one checked. The size -1 stands for any.
+  // Every tensor must be on the device of the first one checked. Size -1 means any size.
   void vector(const TensorView& view, std::initializer_list<DType> dtypes, int64_t size, Access access = kRead);
   const int32_t* int32s(const TensorView& view, int64_t size);
   int32_t* written_int32s(const TensorView& view, int64_t size);
-  // A written vector of `low` items or more; `what` says what they are one for.
+  // A written vector of at least `low` items; `what` explains `low` in the message.
   template <class T>
   T* at_least(const TensorView& view, DType dtype, int64_t low, const char* what) {
     vector_of_at_least(view, dtype, low, what, kWrite);
     return static_cast<T*>(view.data);
   }
-  // Where requests start in the flat batch: one more than there are requests.
+  // query_start_loc: [B + 1].
   const int32_t* starts(const TensorView& view);
   void matrix(const TensorView& view, std::initializer_list<DType> dtypes, Access access = kRead);
   // A matrix of int32.
@@ -95,13 +95,13 @@ class Arguments {
   TokenRows<const int32_t> sampled(const TensorView& view);
 
   void shape(const TensorView& view, int64_t rows, int64_t columns) const;
-  // A matrix of uint8 of that shape.
+  // A uint8 matrix of that shape.
   TokenRows<uint8_t> costs(const TensorView& view, int64_t rows, int64_t columns, Access access = kRead);
-  // The table of costs: without gaps.
+  // The table of costs, which must be contiguous.
   const uint8_t* cost_table(const TensorView& view, int64_t columns);
 
   IndexArray indices(const std::optional<TensorView>& view, int64_t size);
-  // Which of `limit` rows each of `batch` requests is; where it is absent, request i is row i.
+  // The row of each of `batch` requests, out of `limit` rows; if absent, request i has row i.
   IndexArray row_indices(const std::optional<TensorView>& view, const char* batch_of, int64_t batch, int64_t limit,
                          const char* limit_of);
   const uint8_t* mask(const std::optional<TensorView>& view, int64_t size);
@@ -110,16 +110,16 @@ class Arguments {
   void scalar(const char* name, int64_t value, int64_t low, int64_t high);
   void at_most(const char* name, const char* what, int64_t value, int64_t limit, const char* of);
   void ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy);
-  // The lengths an index holds; a ladder's are fixed.
+  // Checks that an index can hold n-grams of these lengths; those of a ladder are fixed.
   void index_span(int64_t min_n, int64_t max_n, int64_t match_policy, bool ladder);
   LadderOptions ladder(bool on, const std::optional<TensorView>& costs, int64_t cost_limit,
                        const std::optional<TensorView>& draft_costs, int64_t batch, int64_t k);
   LookupOptions lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len);
   void slot_layout(const SlotLayout& layout);
-  // A workspace that a kernel is about to use: `words` of them, aligned to 16 bytes.
+  // Checks a workspace for a kernel that needs `words` words.
   void usable_workspace(const TensorView& view, int64_t words) const;
 
-  // A tensor that is written may share memory neither with another argument nor with itself. Call it last.
+  // A written tensor must not share memory with another argument, or between its own rows. Call it last.
   void disjoint() const;
 
   [[noreturn]] void fail(const char* name, const std::string& expected, const std::string& got) const;
@@ -137,7 +137,7 @@ class Arguments {
   std::vector<Seen> seen_;
 };
 
-// Words (int32) of workspace that suffice an operator for a batch on any device; -1 where it takes none.
+// Words (int32) of workspace that an operator needs for a batch on any device; -1 if it takes no workspace.
 int64_t workspace_words(std::string_view op, int64_t batch);
 
 }  // namespace ngram_npu::host

@@ -1,5 +1,5 @@
-// The operators around a step's sampled tokens and a drafter's batch: check the arguments, make the outputs, call the
-// kernel. `F` is the front end, torch or numpy (front_end.h says what it has).
+// Bodies of the operators for sampled tokens and for a drafter's batch: check the arguments, make the outputs, call the
+// kernel. `F` is the front end, torch or numpy (front_end.h).
 #pragma once
 
 #include "core/prepare_input_ids.h"

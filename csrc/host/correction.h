@@ -1,5 +1,5 @@
-// The operators that correct what an asynchronous host assumed: check the arguments, call the kernel. `F` is the front
-// end, torch or numpy (front_end.h says what it has).
+// Bodies of the operators that correct the assumptions of an asynchronous host: check the arguments, call the kernel.
+// `F` is the front end, torch or numpy (front_end.h).
 #pragma once
 
 #include "core/compute_slot_mapping.h"

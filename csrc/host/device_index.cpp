@@ -14,7 +14,7 @@ namespace {
 
 Table open_readonly(const int32_t* index, int64_t words) { return open_table(const_cast<int32_t*>(index), words); }
 
-// Whether so many generations have gone by that entries of a long gone one count as the present one's.
+// Whether the generation number has wrapped, so that entries of an old generation look like current ones.
 bool has_wrapped(const Table& table, uint32_t slot) { return table.generations[slot] > table.generation_mask; }
 
 bool is_other_number(const Table& table, uint32_t slot, uint32_t held, uint32_t counted) {
@@ -29,7 +29,7 @@ bool same(const int32_t* tokens, uint32_t a, uint32_t b, uint32_t n) {
   return std::memcmp(tokens + a + 1 - n, tokens + b + 1 - n, n * sizeof *tokens) == 0;
 }
 
-// The slot's options where they are some that an operator leaves.
+// Unpacks a slot's options; false if no operator writes such options.
 bool unpack(uint32_t options, uint32_t* min_n, uint32_t* max_n, bool* latest) {
   *min_n = options & 0xffu;
   *max_n = options >> 8 & 0xffu;
@@ -43,8 +43,7 @@ int64_t device_index_words(int64_t num_slots, int64_t num_buckets) { return word
 
 int64_t device_index_buckets(int64_t tokens, int64_t min_n, int64_t max_n) {
   if (tokens < 0 || min_n < 1 || max_n < min_n || max_n - min_n >= kMaxIndexSpan) return 0;
-  // For a load of 0.8. With two buckets of 16 to choose from, the first pair that is full is met later, even with 2^23
-  // of them.
+  // For a load of 0.8. With two buckets of 16 per gram no pair is full at this load, even with 2^23 buckets.
   constexpr int64_t kTenBuckets = kBucketEntries * 8;
   const int64_t levels = 10 * (max_n - min_n + 1);
   return smaller(tokens / kTenBuckets * levels + tokens % kTenBuckets * levels / kTenBuckets + 2, kMaxBuckets);
@@ -129,7 +128,7 @@ IndexFault check_device_index_row(const int32_t* index, int64_t words, int64_t s
         }
       }
       if (found == indexed) return kFaultMissing;
-      // By definition, slowly.
+      // Follows the definition; slow.
       for (uint32_t e = latest ? found + 1 : n - 1; e < (latest ? indexed : found); ++e) {
         if (same(tokens, e, end, n)) return kFaultRecorded;
       }

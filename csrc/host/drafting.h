@@ -1,5 +1,5 @@
-// The operators that look n-grams up: check the arguments, make the outputs, call the kernel. `F` is the front end,
-// torch or numpy (front_end.h says what it has).
+// Bodies of the operators that look up n-grams: check the arguments, make the outputs, call the kernel. `F` is the
+// front end, torch or numpy (front_end.h).
 #pragma once
 
 #include "core/ngram_index_append.h"
@@ -19,7 +19,7 @@ NGRAM_NPU_OPERATOR(ngram_index_step_, NgramIndexStepParams)
 NGRAM_NPU_OPERATOR(ngram_index_append_, NgramIndexAppendParams)
 NGRAM_NPU_OPERATOR(ngram_index_reset_, NgramIndexResetParams)
 
-// [B, k], [B], [B]: what every lookup returns, last.
+// The last outputs of every lookup: [B, k], [B], [B].
 template <class F>
 struct DraftOutputs {
   typename F::Output draft_token_ids, num_draft_tokens, match_len;
@@ -35,7 +35,7 @@ struct DraftOutputs {
   }
 };
 
-// The rows that are read, and which of them the requests are.
+// The rows, their lengths, and the row of each request.
 template <class F, class Params>
 void check_rows(F& call, Params& p, In<F> token_ids, In<F> num_tokens, Optional<F> row_indices) {
   p.token_ids = call.template rows<const int32_t>(call("token_ids", token_ids));
@@ -59,7 +59,7 @@ std::optional<TensorView> check_workspace(F& call, Optional<F> workspace) {
   return view;
 }
 
-// Calls an operator's kernel: `all` is what it takes, `p` the lookup in it.
+// Calls an operator's kernel: `all` are its parameters, `p` those of its lookup.
 template <class Operator, class F, class Params>
 void run_lookup(F& call, typename Operator::Params& all, Params& p, const std::optional<TensorView>& workspace) {
   if (p.batch == 0) return;
@@ -70,7 +70,7 @@ void run_lookup(F& call, typename Operator::Params& all, Params& p, const std::o
   call.template run<Operator>(all);
 }
 
-// What ngram_propose and ngram_index_propose_ share.
+// Arguments that ngram_propose and ngram_index_propose_ share.
 template <class F>
 NgramProposeParams check_propose(F& call, In<F> token_ids, In<F> num_tokens, Optional<F> row_indices,
                                  Optional<F> num_sampled) {
@@ -121,7 +121,7 @@ auto ngram_index_propose_(In<F> token_ids, In<F> num_tokens, In<F> index, Option
   return run_propose<ngram_index_propose__op>(call, p, p.propose, memory);
 }
 
-// What ngram_step_ and ngram_index_step_ share.
+// Arguments that ngram_step_ and ngram_index_step_ share.
 template <class F>
 NgramStepParams check_step(F& call, In<F> token_ids, In<F> num_tokens, In<F> sampled_token_ids, Optional<F> discard,
                            Optional<F> row_indices, bool advance, int64_t vocab_size) {

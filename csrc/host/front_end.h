@@ -1,13 +1,13 @@
-// What an operator's body (in the other headers of this folder) needs of a front end F, torch's or numpy's, besides
-// being the Arguments of one call:
-//   In, Optional            an argument as the caller gave it; one that may be absent
+// The interface of a front end F, torch's or numpy's, for the operators' bodies (drafting.h, bookkeeping.h,
+// correction.h, shared_store.h). F derives from Arguments; an object is one call.
+//   In, Optional            types of an argument, and of one that may be absent
 //   Output                  a new int32 tensor, on the device of the first argument
 //   view operator()(name, In), optional view operator()(name, Optional)
 //   Output empty(sizes...), int32_t* data(Output&)
-//   empty_tokens(item_bytes, rows, columns), void* tokens(...)   the same of ids that may be int64
-//   workspace<Op>(params, given)   memory that Op's kernel needs besides, its data() null where it needs none
-//   run<Op>(params)         Op's kernel for the device
-//   results(Output&...)     what the caller gets
+//   empty_tokens(item_bytes, rows, columns), void* tokens(...)   the same for token ids, int32 or int64
+//   workspace<Op>(params, given)   workspace of Op's kernel; its data() is null if the kernel needs none
+//   run<Op>(params)         calls Op's kernel for the device
+//   results(Output&...)     the caller's return value
 //   static Executor executor()
 #pragma once
 

@@ -1,5 +1,5 @@
-// The operators of the store that requests share: check the arguments, call the kernel. `F` is the front end, torch or
-// numpy (front_end.h says what it has).
+// Bodies of the operators of the store that requests share: check the arguments, call the kernel. `F` is the front end,
+// torch or numpy (front_end.h).
 #pragma once
 
 #include "core/ngram_store_finish.h"

@@ -1,4 +1,4 @@
-// numpy's front end: arrays as the operators' bodies take them (csrc/host/front_end.h), without a copy.
+// The numpy front end: passes arrays to the operators' bodies (csrc/host/front_end.h) without a copy.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -12,7 +12,7 @@ namespace ngram_npu::numpy {
 namespace py = pybind11;
 
 inline host::DType dtype_of(const py::dtype& dtype) {
-  if (dtype.byteorder() == '>') return host::DType::kOther;  // every machine we build for is little-endian
+  if (dtype.byteorder() == '>') return host::DType::kOther;  // all supported machines are little-endian
   struct Known {
     char kind;
     py::ssize_t bytes;
@@ -43,7 +43,7 @@ class NumpyCall : public host::Arguments {
     return view(name, object, "a numpy array or None");
   }
 
-  // A call takes about a microsecond, so outputs are made without a detour through Python.
+  // Made without calling Python, since a whole call takes only about a microsecond.
   static Output empty(int64_t size) { return Output(size); }
   static Output empty(int64_t rows, int64_t columns) { return Output({rows, columns}); }
   static int32_t* data(Output& output) { return output.mutable_data(); }
@@ -61,7 +61,7 @@ class NumpyCall : public host::Arguments {
     return {};
   }
 
-  // With the GIL released. The checks leave a kernel nothing to refuse but memory that it cannot get.
+  // Releases the GIL. After the checks a kernel can fail only for lack of memory.
   template <class Op>
   static void run(const typename Op::Params& params) {
     int32_t status = kOk;
@@ -94,7 +94,7 @@ inline host::TensorView NumpyCall::view(const char* name, py::handle object, con
   view.item_bytes = array.itemsize();
   view.ndim = static_cast<int32_t>(array.ndim());
   view.data = const_cast<void*>(array.data());
-  if (view.item_bytes == 0) return view;  // an empty record: kOther, which no check accepts
+  if (view.item_bytes == 0) return view;  // an empty record type: kOther, which all checks reject
   view.writable = array.writeable();
   view.aligned = reinterpret_cast<uintptr_t>(view.data) % static_cast<uintptr_t>(view.item_bytes) == 0;
   for (int32_t d = 0; d < view.ndim && d < host::TensorView::kMaxDim; ++d) {

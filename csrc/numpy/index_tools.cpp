@@ -22,7 +22,7 @@ host::TensorView index_view(const char* op, py::handle index, host::Arguments::A
   return view;
 }
 
-// What check(index, words, slot, tokens, num_tokens) says.
+// The result of check(index, words, slot, tokens, num_tokens).
 template <class Check>
 int32_t check_index_row(const char* op, py::handle index, int64_t slot, py::handle tokens, const Check& check) {
   const host::TensorView view = index_view(op, index, host::Arguments::kRead);
@@ -32,7 +32,7 @@ int32_t check_index_row(const char* op, py::handle index, int64_t slot, py::hand
   return static_cast<int32_t>(check(static_cast<const int32_t*>(view.data), view.sizes[0], slot, data, row.sizes[0]));
 }
 
-// The header's words under their names; 0 for those that the tensor lacks.
+// The header's words by name; 0 for words beyond the tensor.
 template <size_t kCount>
 py::dict header_words(const char* op, py::handle index, const std::pair<const char*, int> (&names)[kCount]) {
   const host::TensorView view = index_view(op, index, host::Arguments::kRead);
@@ -42,7 +42,7 @@ py::dict header_words(const char* op, py::handle index, const std::pair<const ch
   return found;
 }
 
-// In host memory.
+// Functions for an index in host memory.
 
 void index_init(py::handle index, int64_t num_slots) {
   constexpr const char* op = "index_init";
@@ -83,16 +83,16 @@ py::dict index_statistics(py::handle index) {
   return header_words("index_statistics", index, kWords);
 }
 
-// An indexed token takes as long as this many scanned ones, on machines that scan fast.
+// Indexing a token takes as long as scanning this many tokens, on machines that scan fast.
 constexpr int64_t kScannedPerIndexed = 768;
-// To look a row up in the index takes as long as to scan this many tokens.
+// Looking up a row in the index takes as long as scanning this many tokens.
 constexpr int64_t kScannedPerLookup = 2048;
-// Of a row that drafts, so many missing tokens are indexed by the lookup itself.
+// The lookup itself indexes up to this many missing tokens of a row that drafts.
 constexpr int64_t kLeftToLookup = 64;
 
-// Indexes, before a lookup, a share of what the rows' slots lack, so that a step takes little longer than a scan of its
-// rows: for as long as a 32nd of that scan, since the calls take time as well, and for what rows that need no scan
-// save. `steps`: as many tokens as in so many steps.
+// Indexes, before a lookup, some of the tokens that the rows' slots lack. The time for it is 1/32 of a scan of the
+// rows, so that a step takes little longer than a scan, plus the time that rows without a scan save. `steps` multiplies
+// it.
 py::tuple index_catch_up(py::handle token_ids, py::handle num_tokens, py::handle index, py::handle slot_indices,
                          py::handle num_sampled, int64_t least_tokens, int64_t prompt_tokens, int64_t min_n,
                          int64_t max_n, int64_t match_policy, bool ladder, bool outcomes, int64_t steps) {
@@ -164,14 +164,14 @@ py::tuple index_catch_up(py::handle token_ids, py::handle num_tokens, py::handle
   return py::make_tuple(std::move(lookup_slots), behind);
 }
 
-// Of the layout that a GPU's kernels use.
+// Functions for an index in the GPU layout.
 
 void device_index_init(py::handle header, int64_t num_slots, int64_t num_buckets, int32_t fingerprint_bits,
                        int32_t generation_bits) {
   NumpyCall call("device_index_init");
   int32_t* words = call.written_int32s(call("header", header), device_index::kHeaderWords);
   if (!host::device_index_init(words, num_slots, num_buckets, fingerprint_bits, generation_bits)) {
-    call.fail("num_slots, num_buckets", "sizes an index can have",
+    call.fail("num_slots, num_buckets", "possible sizes of an index",
               std::to_string(num_slots) + ", " + std::to_string(num_buckets));
   }
 }
@@ -187,7 +187,7 @@ int32_t device_index_check_row(py::handle index, int64_t slot, py::handle tokens
   return check_index_row("device_index_check_row", index, slot, tokens, host::check_device_index_row);
 }
 
-// Of an index, or as much of one as its header.
+// `index` is an index or only its header.
 py::dict device_index_statistics(py::handle index) {
   constexpr std::pair<const char*, int> kWords[] = {
       {"num_slots", device_index::kHeaderSlots},

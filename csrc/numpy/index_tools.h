@@ -1,4 +1,4 @@
-// Not operators: what NgramIndex and DeviceNgramIndex need to make, size, check and read an index.
+// Functions besides the operators, with which NgramIndex and DeviceNgramIndex make, size, check and read an index.
 #pragma once
 
 #include <pybind11/pybind11.h>

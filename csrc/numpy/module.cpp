@@ -1,4 +1,4 @@
-// `ngram_npu._C`: the CPU kernels on numpy arrays, and what tests and `doctor` ask the build. No torch here.
+// `ngram_npu._C`: the CPU kernels on numpy arrays, and properties of the build for tests and `doctor`. No torch here.
 #include "cpu/instruction_set.h"
 #include "cpu/parallel.h"
 #include "host/bookkeeping.h"

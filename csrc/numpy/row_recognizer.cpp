@@ -18,26 +18,26 @@ constexpr int32_t kFree = -1;
 
 using Print = std::array<int32_t, kWidth>;
 
-// A cache line, which is all that a row costs besides its tokens where no request has moved.
+// One cache line: if no request has moved, a row costs only this line and the reads of its tokens.
 struct alignas(64) Slot {
   int32_t length = kFree;
   Print print{};  // of the request at that length
 };
 
 struct Lengths {
-  int32_t before;  // without the tokens just sampled
+  int32_t before;  // length without the newly sampled tokens
   int32_t after;
 };
 
-// Where a row of `length` tokens is looked at: its last tokens, and those at the powers of four, which stay where they
-// are while it grows, and so in the cache. 1 <= length.
+// Position i of the fingerprint of a row of `length` >= 1 tokens: its last tokens, then those at the powers of four,
+// which do not move while it grows and so stay in the cache.
 int32_t place(int32_t length, int i) {
   const int32_t last = length - 1;
   if (i < kTail) return larger(last - i, 0);
   return smaller(int32_t{1} << (2 * (i - kTail)), last);
 }
 
-// All zeros of a length that the row does not have.
+// All zeros for a length that the row does not have.
 Print fingerprint(const Rows& rows, int64_t row, int32_t length) {
   Print print{};
   if (length < 1 || length > rows.capacity) return print;
@@ -63,13 +63,13 @@ class RowRecognizer {
     const Rows rows = call.rows<const int32_t>(call("token_ids", token_ids));
     if (rows.rows < batch) call.fail("token_ids", std::to_string(batch) + " rows", std::to_string(rows.rows));
     if (batch > static_cast<int64_t>(slots_.size())) {
-      throw host::ArgumentError(std::string(kName) + ": " + std::to_string(batch) + " rows, " +
-                                std::to_string(slots_.size()) + " slots");
+      call.fail("num_tokens", "at most " + std::to_string(slots_.size()) + " rows, the number of slots",
+                std::to_string(batch));
     }
     std::vector<Lengths> grown(static_cast<size_t>(batch));
     for (size_t i = 0; i < grown.size(); ++i) {
       const int32_t after = ends[i];
-      if (after < 0 || after > rows.capacity) continue;  // no length: nobody's row, {0, 0}
+      if (after < 0 || after > rows.capacity) continue;  // not a length: a row without a request, {0, 0}
       grown[i] = {counts[i] < 0 || counts[i] > after ? 0 : after - counts[i], after};
     }
     py::array_t<int32_t> slots(batch);
@@ -99,7 +99,7 @@ class RowRecognizer {
   }
 
  private:
-  // All that may throw comes before anything is changed.
+  // Everything that may throw comes before any change.
   std::vector<int64_t> recognize(const Rows& rows, const std::vector<Lengths>& grown, int32_t* found) {
     const int64_t batch = static_cast<int64_t>(grown.size());
     std::fill(found, found + batch, kFree);
@@ -130,16 +130,16 @@ class RowRecognizer {
     return missing;
   }
 
-  // Whether the row may be the slot's request, grown.
+  // Whether the row may be the slot's request after it has grown.
   bool fits(const Rows& rows, int64_t row, int32_t before, const Slot& slot) const {
     return slot.length > 0 && slot.length <= before && fingerprint(rows, row, slot.length) == slot.print;
   }
 
-  // Rows that hold the request which they held in the step before.
+  // Finds rows with the same request as in the previous step.
   void find_unmoved(const Rows& rows, const std::vector<Lengths>& grown, int32_t* found) const {
     const size_t known = smaller(grown.size(), row_slots_.size());
-    // So that the misses of several rows overlap; a slot's length is needed to know where its row is looked at, but
-    // nearly always its row has grown by what was sampled.
+    // Prefetches ahead, so that the cache misses of several rows overlap. The positions depend on the slot's length;
+    // nearly always it is the row's length without the sampled tokens.
     constexpr size_t kAhead = 8;
     const auto prefetch = [&](size_t i) {
       __builtin_prefetch(&slots_[static_cast<size_t>(row_slots_[i])], 1);
@@ -157,7 +157,7 @@ class RowRecognizer {
     }
   }
 
-  // Slots whose requests no row has yet.
+  // Slots whose requests have not been found in a row.
   std::vector<int32_t> absent_slots(const int32_t* found, int64_t batch) const {
     std::vector<char> taken(slots_.size());
     for (int64_t i = 0; i < batch; ++i) {
@@ -170,7 +170,7 @@ class RowRecognizer {
     return absent;
   }
 
-  // Rows that grew by what was sampled, at a cost that does not multiply rows by slots.
+  // Finds moved rows that grew by the sampled tokens, in less than O(rows * slots) time.
   void find_moved(const Rows& rows, const std::vector<Lengths>& grown, const std::vector<int64_t>& missing,
                   const std::vector<int32_t>& absent, int32_t* found) const {
     std::unordered_map<uint64_t, std::vector<int32_t>> by_print;
@@ -196,7 +196,7 @@ class RowRecognizer {
     }
   }
 
-  // Rows that moved and grew while nobody looked, or begin with what another row held: the longest slot first.
+  // Finds rows that moved and also grew without being seen, or that begin with another row's text: longest slot first.
   void find_grown(const Rows& rows, const std::vector<Lengths>& grown, const std::vector<int64_t>& missing,
                   const std::vector<int32_t>& absent, int32_t* found) const {
     struct Pair {
@@ -211,7 +211,7 @@ class RowRecognizer {
       const int32_t* tokens = rows[i];
       for (const int32_t slot : absent) {
         const Slot& s = slots_[static_cast<size_t>(slot)];
-        // One token decides nearly all pairs.
+        // This one token rules out nearly all pairs.
         if (s.length > before || tokens[s.length - 1] != s.print[0]) continue;
         if (fits(rows, i, before, s)) pairs.push_back({i, slot, pairs.size()});
       }
@@ -228,7 +228,7 @@ class RowRecognizer {
     }
   }
 
-  // Slots that no row of this step has; free ones, then those unseen longest.
+  // Takes slots without a row in this step: free ones first, then those absent longest.
   void take_oldest(const std::vector<int64_t>& rows, int32_t* found, int64_t batch) const {
     if (rows.empty()) return;
     std::vector<char> taken(slots_.size());
@@ -256,7 +256,7 @@ class RowRecognizer {
 
   std::vector<Slot> slots_;
   std::vector<int64_t> last_seen_;  // 0: never, or forgotten
-  std::vector<int32_t> row_slots_;  // of the step before
+  std::vector<int32_t> row_slots_;  // of the previous step
   int64_t step_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// Names and defaults of an operator's arguments, from its schema (schemas.h) to pybind11.
+// Passes names and defaults of an operator's arguments from its schema (schemas.h) to pybind11.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -15,7 +15,7 @@ namespace ngram_npu::numpy {
 
 struct SchemaArgument {
   std::string name;
-  pybind11::object default_value;  // null where there is none
+  pybind11::object default_value;  // null if there is none
 };
 
 template <size_t kCount>

@@ -14,7 +14,7 @@
 namespace ngram_npu::numpy {
 namespace {
 
-// A store's words, and how many there are.
+// A store's words and their number.
 std::pair<int32_t*, int64_t> words_of(const char* op, py::handle store, host::Arguments::Access access) {
   NumpyCall call(op);
   const host::TensorView view = call("store", store);
@@ -32,7 +32,7 @@ int64_t store_words(int64_t num_slots, int64_t num_blocks, int64_t line_bits) {
   return parts_of(num_slots, num_blocks, line_bits).back();
 }
 
-// Where each part begins and ends, in words.
+// Begin and end of each part, in words.
 py::dict store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits) {
   const auto parts = parts_of(num_slots, num_blocks, line_bits);
   constexpr const char* kNames[] = {"slots", "heads", "lines", "tokens", "bytes"};

@@ -1,4 +1,4 @@
-// Not operators: what NgramStore needs to make, check, read and clear a store.
+// Functions besides the operators, with which NgramStore makes, checks, reads and clears a store.
 #pragma once
 
 #include <pybind11/pybind11.h>

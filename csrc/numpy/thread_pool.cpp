@@ -13,7 +13,7 @@
 namespace ngram_npu::numpy {
 namespace {
 
-// What torch itself would take: OMP_NUM_THREADS, else the cores this process may run on.
+// The number that torch would use: OMP_NUM_THREADS, otherwise the cores that this process may use.
 int32_t default_threads() {
   if (const char* text = std::getenv("OMP_NUM_THREADS")) {
     if (const long n = std::strtol(text, nullptr, 10); n > 0) return static_cast<int32_t>(smaller(n, 1024L));
@@ -55,7 +55,7 @@ class Pool {
         threads_.emplace_back([this, id, seen = round_] { work(id, seen); });
       }
     } catch (const std::system_error&) {
-      return false;  // the system gives no more threads: the caller does the work
+      return false;  // no more threads available: the caller does the work itself
     }
     return true;
   }
@@ -79,7 +79,7 @@ class Pool {
   }
 
   std::mutex owner_;  // held by the call that uses the pool
-  std::mutex mutex_;  // guards all below
+  std::mutex mutex_;  // guards all members below
   std::condition_variable start_;
   std::condition_variable done_;
   std::vector<std::thread> threads_;
@@ -90,9 +90,9 @@ class Pool {
   uint64_t round_ = 0;
 };
 
-// Never destroyed: its threads may sleep in it until the process ends. A forked child has none of them, so it leaves
-// the parent's pool behind and makes its own. No lock here: another thread might hold it at the fork, and nobody in the
-// child would ever release it.
+// Never destroyed, because its threads may sleep in it until the process ends. A forked child has no such threads, so
+// it abandons the parent's pool and makes its own. No lock here: if another thread held it during the fork, the child
+// could never get it.
 std::atomic<Pool*> current{nullptr};
 [[maybe_unused]] const int forget_in_child = pthread_atfork(nullptr, nullptr, [] { current.store(nullptr); });
 
@@ -101,15 +101,15 @@ Pool& pool() {
   if (found != nullptr) return *found;
   Pool* made = new Pool;
   if (current.compare_exchange_strong(found, made)) return *made;
-  delete made;  // another thread was first
+  delete made;  // another thread was faster
   return *found;
 }
 
 }  // namespace
 
 Executor pool_executor() {
-  // These threads sleep between calls, so waking one costs more than with torch's pool: two threads win from about 2M
-  // tokens in all (tools/bench/results/crossover.json).
+  // These threads sleep between calls, so waking one takes longer than with torch's pool: two threads are faster from
+  // about 2M tokens in all (tools/bench/results/crossover.json).
   constexpr int64_t kMinTokensPerThread = int64_t{1} << 20;
   static const int32_t threads = default_threads();
   const auto run = [](const Executor*, int32_t num_tasks, void (*fn)(void*, int32_t), void* context) {

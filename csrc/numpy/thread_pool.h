@@ -1,4 +1,5 @@
-// The small pool behind `_C`, for callers without torch. Its threads sleep between calls and start with the first one.
+// The small thread pool of `_C`, for callers without torch. The first call starts its threads; they sleep between
+// calls.
 #pragma once
 
 #include "core/common.h"

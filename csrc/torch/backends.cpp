@@ -20,7 +20,7 @@ Operator*& head() {
 
 LastError last_errors[kNumDeviceTypes] = {};
 
-// The library that a device's first call is to load.
+// A library to be loaded by the first call on a device.
 struct Deferred {
   std::atomic<bool> pending{false};
   std::string backend, path;
@@ -101,7 +101,7 @@ int32_t ngram_npu_load_backend(const char* backend, int32_t device_type, const c
   int32_t served = 0;
   for (Operator* op = Operator::first(); op != nullptr; op = op->next()) {
     const std::string symbol = std::string("ngram_npu_") + backend + "_" + op->name();
-    // An operator the library lacks keeps no kernel of an earlier library: one backend at a time serves a device.
+    // Operators that the library lacks lose the kernel of an earlier library: one backend serves a device at a time.
     op->set_kernel(device_type, reinterpret_cast<Kernel>(dlsym(library, symbol.c_str())),
                    reinterpret_cast<WorkspaceWords>(dlsym(library, (symbol + "_workspace").c_str())));
     served += op->kernel_for(device_type) != nullptr;

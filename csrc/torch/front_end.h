@@ -1,4 +1,4 @@
-// torch's front end: the LibTorch stable ABI's tensors as the operators' bodies take them (csrc/host/front_end.h).
+// The torch front end: passes tensors of the LibTorch stable ABI to the operators' bodies (csrc/host/front_end.h).
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -11,7 +11,7 @@
 #include "host/front_end.h"
 #include "torch/backends.h"
 
-// The headers of torch before 2.13 know it by another name only.
+// Before 2.13 torch's headers have it under another name.
 #ifndef STABLE_TORCH_ERROR_CODE_CHECK
 #define STABLE_TORCH_ERROR_CODE_CHECK(call) TORCH_ERROR_CODE_CHECK(call)
 #endif
@@ -25,11 +25,10 @@ host::TensorView view_of(const Tensor& tensor);
 // Uninitialised outputs on the device of `like`, of int32 or int64.
 Tensor empty_like_on(const Tensor& like, std::initializer_list<int64_t> sizes, int64_t item_bytes = 4);
 
-// torch's own threads: what at::parallel_for uses, as many as torch.get_num_threads() says.
+// torch's own threads: the pool of at::parallel_for, torch.get_num_threads() of them.
 Executor torch_executor();
 
-// The memory between a call's blocks, where the device's kernel needs some: the caller's, or zeroed memory of the
-// call's own.
+// The workspace of a call, if the device's kernel needs one: the caller's, or zeroed memory for this call.
 class Workspace {
  public:
   Workspace() = default;
@@ -39,10 +38,10 @@ class Workspace {
     data_ = own_->mutable_data_ptr();
   }
 
-  void* data() const { return data_; }  // null where the kernel needs none
+  void* data() const { return data_; }  // null if the kernel needs none
 
  private:
-  std::optional<Tensor> own_;  // until the call is queued: torch's allocators keep the order of a stream
+  std::optional<Tensor> own_;  // freed once the call is queued: torch's allocators respect the stream's order
   void* data_ = nullptr;
 };
 

@@ -1,4 +1,4 @@
-// The operators for torch: their schemas, and one body (csrc/host) for every device.
+// Registers the operators with torch: their schemas, and one body (csrc/host) for all devices.
 #include "host/bookkeeping.h"
 #include "host/correction.h"
 #include "host/drafting.h"
@@ -14,7 +14,7 @@ STABLE_TORCH_LIBRARY(ngram_npu, m) {
   for (const char* schema : kSchemas) m.def(schema);
 }
 
-// The backends' table (backends.h) knows the kernels.
+// One implementation for all devices: backends.h selects the kernel.
 #define NGRAM_NPU_IMPL(op) m.impl(#op, TORCH_BOX(&host::op<TorchCall>));
 STABLE_TORCH_LIBRARY_IMPL(ngram_npu, CPU, m){NGRAM_NPU_OPERATORS(NGRAM_NPU_IMPL)} STABLE_TORCH_LIBRARY_IMPL(ngram_npu,
                                                                                                             CUDA, m){

@@ -1,4 +1,4 @@
-// Where a device's kernel runs: its device made current, and that device's current stream.
+// Makes a device current for a kernel call, and finds its current stream.
 #pragma once
 
 #include <torch/csrc/stable/accelerator.h>
@@ -11,7 +11,7 @@ constexpr int32_t kCpu = 0;  // torch's numbering of device types
 constexpr int32_t kCuda = 1;
 constexpr int32_t kNpu = 20;  // torch's PrivateUse1
 
-// While it lives, an accelerator's device is the current one. Throws where torch cannot say which stream is.
+// While it exists, an accelerator's device is the current one. Throws if torch cannot return the current stream.
 class OnDevice {
  public:
   explicit OnDevice(const host::Device& device) : device_(device), guard_(device.index) {}

@@ -339,7 +339,7 @@ TEST(ArgumentsTest, Scalars) {
 TEST(ArgumentsTest, WrittenMemoryIsShared) {
   const auto shared = [](const char* written, const char* other) {
     return std::string("ngram_step_: ") + written +
-           ": expected memory of its own (it is written), got memory shared with " + other;
+           ": expected memory not shared with another argument (it is written), got memory shared with " + other;
   };
   EXPECT_EQ(error(kStep, [](Call& c) { c.num_tokens.data = c.tokens.data() + 35; }), shared("token_ids", "num_tokens"));
   EXPECT_EQ(error(kStep, [](Call& c) { c.sampled.data = c.tokens.data() + kRows * kCapacity - 1; }),
@@ -380,7 +380,8 @@ TEST(ArgumentsTest, ColumnSlicesOfOneBuffer) {
   EXPECT_EQ(error(kStep, columns(0, kCapacity + pitch)), "no error");  // the same columns, a row further
   EXPECT_EQ(error(kStep, columns(kWidth + pitch, 0)), "no error");
   const std::string shared =
-      "ngram_step_: token_ids: expected memory of its own (it is written), got memory shared with sampled_token_ids";
+      "ngram_step_: token_ids: expected memory not shared with another argument (it is written), got memory shared "
+      "with sampled_token_ids";
   EXPECT_EQ(error(kStep, columns(0, kCapacity - 1)), shared);
   EXPECT_EQ(error(kStep, columns(0, kCapacity + 1)), shared);  // runs into the next row's tokens
   EXPECT_EQ(error(kStep, columns(kWidth - 1, 0)), shared);

@@ -121,13 +121,13 @@ def _a_page_too_few(words: Int32Array) -> None:
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (_another_outcome, "slot 0: a token's outcome is not the row's"),
-        (_another_match_length, "slot 0: the slot does not keep the row's candidate"),
-        (_another_place, "slot 0: the slot does not keep the row's candidate"),
-        (_no_candidate, "slot 0: the slot does not keep the row's candidate"),
+        (_another_outcome, "slot 0: a token's outcome is not that of its row"),
+        (_another_match_length, "slot 0: the slot's candidate is not that of its row"),
+        (_another_place, "slot 0: the slot's candidate is not that of its row"),
+        (_no_candidate, "slot 0: the slot's candidate is not that of its row"),
         (_anothers_page, "belongs to another slot"),
         (_no_page, "belongs to another slot"),
-        (_a_page_too_few, "pages are not as many as it says"),
+        (_a_page_too_few, "number of pages does not match its pages"),
     ],
 )
 def test_a_broken_index_is_told(harm: Callable[[Int32Array], None], message: str) -> None:

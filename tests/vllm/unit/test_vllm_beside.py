@@ -113,12 +113,12 @@ def test_a_threshold_keeps_what_promises_little() -> None:
 
 
 def test_fewer_tokens_than_there_are_places() -> None:
-    """The runner writes -1 behind them, and verifies none of those."""
+    """The places behind them hold -1, as the runner expects."""
     state = State()
     speculator, beside = _beside(state)
     for _ in range(30):  # one accepted of one: as good as it gets
         drafts = step(speculator, [3], [2], 1, num_speculative_tokens=1)
-        assert drafts.tolist() == [NEURAL[0].tolist()]
+        assert drafts.tolist() == [[NEURAL[0, 0].item(), *[-1] * (K - 1)]]
         assert beside.neural_acceptance[3, 1] == 2
     assert speculator.given["num_speculative_tokens"] == 1
     step(speculator, [3], [1], 1, num_speculative_tokens=0)

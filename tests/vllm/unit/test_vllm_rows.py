@@ -262,7 +262,8 @@ def test_empty_rows_and_no_rows() -> None:
 
 def test_more_rows_than_slots_is_an_error() -> None:
     three = np.zeros((3, 10), np.int32), np.ones(3, np.int32), np.ones(3, np.int32)
-    with pytest.raises(ValueError, match=r"^RowRecognizer: 3 rows, 2 slots$"):
+    expected = r"^RowRecognizer: num_tokens: expected at most 2 rows, the number of slots, got 3$"
+    with pytest.raises(ValueError, match=expected):
         RowRecognizer(num_slots=2).assign(*three)
 
 
