@@ -8,7 +8,7 @@ install_where_missing()
 
 from hypothesis import HealthCheck, settings  # noqa: E402
 
-# CI repeats one run exactly; a developer's machine looks further each time.
+# CI repeats the same examples; a developer's machine tries new ones in each run.
 settings.register_profile(
     "ci", derandomize=True, deadline=None, suppress_health_check=list(HealthCheck)
 )

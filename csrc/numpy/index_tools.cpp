@@ -1,7 +1,6 @@
 // Making, sizing, checking and reading an index, for NgramIndex and DeviceNgramIndex (python/ngram_npu/index.py).
 #include "numpy/index_tools.h"
 
-#include <algorithm>
 #include <utility>
 #include <vector>
 

@@ -1,4 +1,4 @@
-"""Run by test_launch.py in a process that has the stand-in's NPU: what calls do to the device."""
+"""Tests of the device calls, run by test_launch.py in a process with the stand-in NPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LAUNCH = "ngram_npu_prepare_inputs_padded"
 
 
 def record() -> list[str]:
-    """What the device did since the last call, once all that is queued is done."""
+    """The device's work since the last call, after all queued work is done."""
     torch.npu.synchronize()
     buffer = ctypes.create_string_buffer(1 << 16)
     length = acl.stand_in_take_record(buffer, len(buffer))
@@ -25,7 +25,7 @@ def record() -> list[str]:
 
 
 def calls() -> list[str]:
-    """CANN's functions that were called since the last call, once all that is queued is done."""
+    """CANN's functions called since the last call, after all queued work is done."""
     torch.npu.synchronize()
     acl.stand_in_take_calls.restype = ctypes.c_char_p
     return acl.stand_in_take_calls().decode().splitlines()
@@ -65,7 +65,7 @@ def test_launches_of_one_call_are_in_order() -> None:
 
 
 def test_no_call_waits(tensors: list[torch.Tensor]) -> None:
-    """Neither for the device nor for torch_npu's queue: they return while nothing runs."""
+    """Calls wait neither for the device nor for torch_npu's queue: they return while both stand."""
     record()
     acl.stand_in_hold()
     try:
@@ -80,7 +80,7 @@ def test_no_call_waits(tensors: list[torch.Tensor]) -> None:
 
 
 def test_results_that_are_gone_before_their_turn(tensors: list[torch.Tensor]) -> None:
-    """Their memory goes to none but work that is queued behind."""
+    """Their memory is reused only by work that is queued later."""
     acl.stand_in_hold()
     try:
         for _ in range(10):

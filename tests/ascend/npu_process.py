@@ -39,7 +39,7 @@ class Npu:
         )
 
     def python(self, code: str, **environment: str) -> str:
-        """What the code prints, without what torch_npu has to say of the stand-in."""
+        """The output of the code, without torch_npu's warnings about the stand-in."""
         done = self.run("-c", code, **environment)
         assert done.returncode == 0, done.stdout + done.stderr
         lines = done.stdout.strip().splitlines()

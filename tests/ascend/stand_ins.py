@@ -2,9 +2,9 @@
 
     python tests/ascend/stand_ins.py TORCH_NPU_PACKAGE FOLDER
 
-makes FOLDER what ASCEND_HOME_PATH may point to. torch_npu loads beside it and finds one device
-whose memory is the host's; of the hundreds of functions that it asks for, those in cann/acl.cpp do
-what they say and the others nothing.
+makes FOLDER a stand-in that ASCEND_HOME_PATH may point to. torch_npu loads with it and finds one
+device whose memory is the host's. Of the hundreds of functions that torch_npu needs, those in
+cann/acl.cpp work; the others do nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 LIBRARIES = ("hccl", "acl_op_compiler", "acl_tdt_channel", "ge_runner", "graph", "atb", "opapi")
-"""Beside libascendcl.so, which has all the functions: they lead to it."""
+"""Other library names, linked to libascendcl.so, which has all functions."""
 
 
 def make(torch_npu: Path, folder: Path) -> None:

@@ -1,5 +1,5 @@
-"""The lookup on the AscendC twin where its kernels divide rows: for a row, a machine and a plan, a
-match is laid across every edge between cores and between tiles, and must be found."""
+"""The lookup on the AscendC twin at the edges between cores and between tiles: for each row,
+machine and plan a match is placed across every edge and must be found."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def machine(cores: int) -> Iterator[Backend]:
 
 
 def edges(length: int, batch: int, cores: int) -> list[int]:
-    """The first ends of all pieces but the first: csrc/ascendc/lookup.h, told again."""
+    """The first ends of all pieces but the first, by the rules of csrc/ascendc/lookup.h."""
     sizes = {"batch": batch, "capacity": length, "k": 4}
     plan = ascendc_plan("ngram_propose", sizes, cores, UB_910B)
     assert plan is not None

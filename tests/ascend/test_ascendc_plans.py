@@ -1,5 +1,5 @@
-"""The plans of the AscendC kernels: plain host arithmetic, so it is tested without an NPU. The
-device's side of a tiling (which core takes what) is followed here as csrc/ascendc/device.h does."""
+"""The plans of the AscendC kernels: host arithmetic, tested without an NPU. The assignment of items
+to cores is computed here by the rules of csrc/ascendc/device.h."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def plan(op: str, cores: int = 48, ub_bytes: int = UB_910B, **sizes: int) -> dic
 
 
 def items_taken(shares: dict[str, int], items: int, blocks: int) -> np.ndarray[Any, Any]:
-    """How often each item is taken, by all cores of a launch together."""
+    """The number of times that the cores of a launch take each item."""
     taken = np.zeros(items, np.int64)
     per_pass, cores = shares["per_pass"], shares["cores"]
     for core in range(min(cores, blocks)):
@@ -99,7 +99,7 @@ def test_lookup_spans(op: str, cores: int) -> None:
             assert tiling["launches"] == len(made["launches"])
             assert tiling["items"]["cores"] == made["launches"][0][1] <= cores
             if tiling["launches"] == 1:
-                # A row is one core's: there are enough of them, or each is one tile.
+                # Each row belongs to one core: there are enough rows, or each is one tile.
                 assert spans == 1
                 assert tiling["items"] == tiling["requests"]
                 assert made["workspace_bytes"] == 0
@@ -108,7 +108,7 @@ def test_lookup_spans(op: str, cores: int) -> None:
             assert batch < 2 * cores
             assert tiling["items"] == {"per_pass": 1, "cores": min(cores, batch * spans)}
             assert made["workspace_bytes"] == batch * spans * 32
-            # Each of the row's items has a span of its own: that is what the turn must not break.
+            # Each item of the row has its own span, also after the rotation.
             for i in (0, 1, batch - 1):
                 turned = {(i * spans + s + i) % spans for s in range(spans)}
                 assert turned == set(range(spans))
@@ -121,7 +121,7 @@ def test_a_single_long_row_takes_all_cores(op: str) -> None:
 
 @pytest.mark.parametrize("op", LOOKUPS)
 def test_lookup_tiles_fit_what_is_there(op: str) -> None:
-    """By the buffers of csrc/ascendc/lookup.h, counted anew; ub_bytes down to where none fits."""
+    """Counts the buffers of csrc/ascendc/lookup.h, for ub_bytes down to where none fits."""
     smallest = None
     for ub_bytes in range(4 * 1024, 256 * 1024, 1024):
         sizes = {"batch": 64, "capacity": 1 << 20, "k": 1}
@@ -138,7 +138,7 @@ def test_lookup_tiles_fit_what_is_there(op: str) -> None:
         assert 2 * HALO < tile <= MAX_TILE
     assert smallest is not None
     assert smallest <= 64 * 1024
-    # The second launch takes fewer requests at a time where there is less room, down to one.
+    # With less memory the second launch takes fewer requests at a time, down to one.
     for cores, batch, k in ((1, 1024, 64), (1, 1, 64), (48, 1, 64), (8, 100, 1)):
         for ub_bytes in range(smallest, 64 * 1024, 1024):
             tiling = plan(op, cores, ub_bytes, batch=batch, k=k, capacity=1 << 20)["tiling"]

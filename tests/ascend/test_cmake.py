@@ -1,5 +1,5 @@
-"""How the build finds CANN, and what it says where something is missing. That the rest of the build
-works is seen in `make launch`, with stand-ins that make the demands of CANN that are known."""
+"""How the build finds CANN, and its messages if something is missing. `make launch` tests the rest
+of the build, with stand-ins that check what CANN is known to require."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOLDERS = (
 
 
 def find(wish: str, *, environment: dict[str, str] | None = None, **given: str | Path) -> str:
-    """What cmake says, and whether it fails as FAILS."""
+    """cmake's output; checks that it fails if `wish` is FAILS."""
     known = {"ASCEND_HOME_PATH", "SOC_VERSION"}
     definitions = {"NGRAM_NPU_ASCENDC": wish, **given}
     done = subprocess.run(
@@ -175,7 +175,7 @@ def test_what_the_stand_in_demands(tmp_path: Path, left_out: str | None) -> None
 
 @pytest.mark.slow  # needs `make launch`
 def test_what_is_built_is_installed_in_the_package() -> None:
-    """`lib` is CANN's own doing, which pyproject.toml keeps out of the wheel."""
+    """CANN itself makes `lib`, which pyproject.toml keeps out of the wheel."""
     found = {path.relative_to(BUILD / "launch") for path in (BUILD / "launch").rglob("*.so")}
     assert {path.name for path in found if path.parent.name == "ngram_npu"} == {
         "libngram_npu_launch.so",

@@ -1,6 +1,6 @@
-"""The NPU backend through torch_npu itself, beside stand-ins for CANN: loading, registration, what
-is launched and in which order, and the results. The kernels' own code is for the host twin to test;
-here the operators' CPU kernels run in their place, on the arguments that the launches bring."""
+"""The NPU backend with the real torch_npu and stand-ins for CANN: loading, registration, launches
+and their order, and the results. The host twin tests the kernels' code; here the operators' CPU
+kernels run in their place, on the arguments of the launches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ except RuntimeError as error:
 """
 
 
-# What of CANN, torch_npu and ours is open in a process, and how often CANN was called.
+# The libraries of CANN, torch_npu and ngram_npu that a process has opened, and the calls of CANN.
 STARTED = """
 import ctypes
 def opened():
@@ -122,7 +122,7 @@ def test_the_launch_library_needs_what_is_there(npu: Npu) -> None:
 
 
 def test_the_next_torch_npu_has_what_the_launches_call(npu: Npu, tmp_path: Path) -> None:
-    """Compiled with its headers and linked to it, beside this torch: it runs with the next only."""
+    """Compiles with its headers and links to it, with this torch: it runs only with the next."""
     torch = Path(find_spec("torch").origin).parent  # type: ignore[union-attr, arg-type]
     third_party = ("third_party/acl/inc", "")
     includes = [f"-isystem{NEXT_TORCH_NPU / 'include' / folder}" for folder in third_party]
@@ -158,7 +158,7 @@ def test_on_the_device(npu: Npu) -> None:
 
 
 def test_what_a_person_with_an_npu_runs(npu: Npu, tmp_path: Path) -> None:
-    """All but the build: what is there, the parity suite on the device, the bench."""
+    """Everything but the build: the doctor, the parity suite on the device, the benchmark."""
     load = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}  # as it is by default
     stages = ("doctor", "parity", "bench")
     done = npu.run("-m", "tools.npu", "--out", tmp_path, "--only", *stages, **load)
@@ -185,7 +185,7 @@ def test_a_device_that_does_not_tell_its_cores(npu: Npu) -> None:
 
 
 class TestFallback:
-    """Where the kernels' binary cannot be loaded, CANN's launch stubs; where neither can, why."""
+    """Without a loadable binary CANN's launch stubs are used; without both the error says why."""
 
     CODE = (
         STARTED
@@ -217,7 +217,7 @@ class TestFallback:
 
 
 class TestReasons:
-    """What the doctor says where the backend is absent; on the CPU the operators work."""
+    """The doctor's reason if the backend is absent; the operators work on the CPU."""
 
     CODE = """
 import torch, ngram_npu

@@ -1,5 +1,5 @@
-"""vLLM-Ascend's launcher as a peer, with ours under its name in its place, on the CPU. The rest of
-tools/npu runs in test_launch.py."""
+"""vLLM-Ascend's launcher as a peer in the benchmark, replaced by ours under its name, on the CPU.
+test_launch.py runs the rest of tools/npu."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many rows on the twins against the CPU's kernels, which the parity suite holds to the reference.
+"""Many rows on the twins, compared with the CPU kernels, which the parity suite checks.
 
 Rows of few different tokens, around every edge of a device's vectors and tiles, and of real text.
 """

@@ -1,2 +1,2 @@
-"""The proof of the asynchronous pipeline: a scheduler, a target model in which every error shows,
-and a device on which nothing happens before somebody legitimately waits for it."""
+"""Simulation tests of the asynchronous pipeline: a scheduler, a target model that turns every error
+into a wrong token, and a device that runs work as late as streams and events allow."""

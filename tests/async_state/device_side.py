@@ -1,5 +1,5 @@
-"""The forward pass, the rejection sampler and a model-based drafter: what runs on the device,
-launched by the host that never looks at a result. Each checks what it reads."""
+"""The device's part: the forward pass, the rejection sampler and a model-based drafter. The host
+launches them and never reads a result. Each checks its inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from async_state.scenario import Scenario, as_rows
 
 @dataclass
 class Launched:
-    """One step as the host launched it, and what the device found out."""
+    """One step as the host launched it, and its results on the device."""
 
     requests: list[Any]
     residencies: list[int]
@@ -29,7 +29,7 @@ class Launched:
     drafts: list[int]
     discarded: list[bool]
     blocks: list[list[list[int]]]
-    """[group][B] as the block manager had given them out."""
+    """[group][B], the blocks that the block manager had allocated."""
     previous: Launched | None
     previous_positions: list[int]
     contexts: list[int] = field(default_factory=list)
@@ -139,7 +139,7 @@ class DeviceSide:
     def _sample(
         self, row: torch.Tensor, ids: Sequence[int], end: int, step: Launched, i: int
     ) -> None:
-        """Rejection sampling, greedy. It does not know of discarded requests."""
+        """Greedy rejection sampling, also for discarded requests."""
         first = end - 1 - step.drafts[i]
         count = 0
         for n in range(first, end):
@@ -153,7 +153,7 @@ class DeviceSide:
         step.num_sampled.append(0 if step.discarded[i] or step.spoilt[i] else count)
 
     def _spoil(self, row: torch.Tensor, step: Launched, i: int) -> None:
-        """Now and then breaks the sampler's contract."""
+        """Sometimes breaks the sampler's contract."""
         rng = self.scenario.rng
         if rng.random() >= self.scenario.bad_samples:
             return
@@ -181,8 +181,8 @@ class DeviceSide:
             assert accepted[i] == (step.previous.num_sampled[p] if drafted else 1)
 
     def _check_drafts(self, found: Sequence[int], num_tokens: int, step: Launched, i: int) -> None:
-        """Wrong drafts cost no token, they are just rejected: so they are compared with what the
-        lookup is defined to find in the right context."""
+        """Wrong drafts would only be rejected. So they are compared with the drafts that the
+        definition gives for the correct context."""
         if not found or step.spoilt[i]:
             return
         drafts = self._ngrams(step.requests[i].decoded[:num_tokens])[0]
@@ -285,7 +285,7 @@ class DeviceSide:
             for i, blocks in enumerate(step.blocks[group]):
                 for n in range(starts[i], starts[i + 1]):
                     block, offset = divmod(mapping[n], size)
-                    assert block in blocks, "a slot in somebody else's block"
+                    assert block in blocks, "a slot in another request's block"
                     assert blocks.index(block) * size + offset == positions[n]
 
     def draft_with_model(self, inputs: StepInputs, outputs: StepOutputs, step: Launched) -> None:

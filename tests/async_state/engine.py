@@ -1,5 +1,5 @@
-"""A scheduler that never waits, over random events; what comes out is compared with plain
-decoding, and what it believes with the device."""
+"""A scheduler that never waits, driven by random events. Its output is compared with plain
+decoding, and its state with the device."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Engine:
         self.last: Launched | None = None
         self.steps = 0
         self.counts: Counter[str] = Counter()
-        """Of what happened, for the record."""
+        """Counts of events, for the record."""
 
     def run(self) -> None:
         while self.waiting or self.running:
@@ -70,7 +70,7 @@ class Engine:
         for request in [r for r in self.running if r.faulty]:
             self._preempt(request)
         for request in list(self.running):
-            # Those that have come back often enough are left alone, or nobody would ever finish.
+            # A request is preempted at most three times, so that all of them finish.
             if request.residency < 4 and rng.random() < self.scenario.preemption:
                 self._preempt(request)
         scheduled, grown = self._schedule_running(found)
@@ -180,7 +180,7 @@ class Engine:
         return admitted
 
     def _place(self, admitted: list[Request]) -> list[tuple[int, int]]:
-        """Rows for all that run: dense as in vLLM's V1 runner, or wherever there is one."""
+        """Rows for all running requests: dense as in vLLM's V1 runner, or any free row."""
         staying = [r for r in self.running if r.row >= 0 and r not in admitted]
         rows = list(range(self.scenario.max_rows))
         if self.scenario.dense_rows:
@@ -299,7 +299,7 @@ class Engine:
         request.blocks = [[] for _ in self.free_blocks]
 
     def _take_kept_blocks(self) -> None:
-        """From those who wait with them, or all would wait for ever."""
+        """Takes the blocks of waiting requests, since otherwise all might wait forever."""
         for request in self.waiting:
             if request.kept_blocks:
                 request.kept_blocks = False
@@ -391,7 +391,7 @@ class Engine:
             assert tokens[request.row] == request.upper
 
     def _check_device(self) -> None:
-        """The mirrors are what the device has."""
+        """Checks that the mirrors agree with the device."""
         computed, tokens = self.state.num_computed_tokens, self.state.num_tokens
         if computed is None or tokens is None:
             return
@@ -450,7 +450,7 @@ def _assert_same(batch: Batch, before: Batch) -> None:
 
 
 def _scribble(batch: Batch) -> None:
-    """A runner uses its arrays again."""
+    """Overwrites the arrays, as a runner that reuses them does."""
     for array in _arrays(batch):
         array[...] = -77
 

@@ -1,8 +1,8 @@
-"""A device that is late.
+"""A device that runs its work late.
 
-Operators and copies are put into streams and run when an event is waited for, or when the policy
-pleases, but never in another order than streams and events allow. Its tensors have no data that
-the host could read.
+Operators and copies are queued in streams. They run when the host waits for an event, or when the
+policy decides, but only in an order that streams and events allow. The host cannot read its
+tensors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class HostReadError(AssertionError):
 
 
 class CriticalWaitError(AssertionError):
-    """The host waited where it must not."""
+    """The host waited on the critical path, where it must not."""
 
 
 class Event:
@@ -43,7 +43,7 @@ class LateDevice:
 
     Attributes:
         without: operators that do nothing here.
-        distort: for an operator, what to do to its results.
+        distort: by operator, a function that changes its results.
         launches: names of the operators launched so far.
     """
 
@@ -81,7 +81,7 @@ class LateDevice:
             inner = target.inner
             self.launch(lambda: _copy(inner, source), stream)
             return
-        # Until somebody has waited for a download there may be anything in its target.
+        # Before the host has waited for a download, its target may contain anything.
         target.fill_(POISON)
         origin = source.inner
         self.launch(lambda: _copy(target, origin), stream)
@@ -119,7 +119,7 @@ class LateDevice:
 
     @contextmanager
     def critical(self) -> Iterator[None]:
-        """Within, nobody may wait for anything that has not happened."""
+        """Within the block, the host must not wait for an event that has not happened."""
         self._critical = True
         try:
             yield
@@ -136,7 +136,7 @@ class LateDevice:
             self._step(event.stream)
 
     def _step(self, stream: str) -> bool:
-        """Runs the first thing in a stream; False if there is none or it has to wait."""
+        """Runs the first item of a stream; False if there is none or it has to wait."""
         queue = self._queues[stream]
         if not queue:
             return False
@@ -277,5 +277,5 @@ def _launch(
 
 
 def value_of(tensor: torch.Tensor) -> torch.Tensor:
-    """What is in a tensor now; for work that runs on the device."""
+    """The current value of a tensor, for work that runs on the device."""
     return tensor.inner if isinstance(tensor, LateTensor) else tensor

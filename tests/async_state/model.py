@@ -1,8 +1,9 @@
 """A target model whose next token depends on every token, position and KV slot of the context.
 
-What a layer stores for a token mixes the token, its position and the hash of all before it. A
-token's hash sums up what it reads through the block table. The model knows the hashes of all right
-contexts and says WRONG to any other: so an error is a wrong token at once.
+The value that a layer stores for a token mixes the token, its position and the hash of all earlier
+tokens. A token's hash is the sum of the values that it reads through the block table. The model
+knows the hashes of all correct contexts and outputs WRONG for any other, so that every error gives
+a wrong token at once.
 """
 
 from __future__ import annotations

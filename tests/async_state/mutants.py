@@ -1,5 +1,5 @@
-"""Deliberate faults. Each is something that a pipeline like this one had or might have; the harness
-has to notice every one of them."""
+"""Deliberate faults, each of which a pipeline like this one had or might have. The tests must
+notice all of them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _uploaded(change: Callable[[Any, Any], None]) -> Mutant:
 
 
 def _operator(name: str, change: Callable[..., None]) -> Mutant:
-    """Changes what an operator leaves behind: change(arguments by name, results)."""
+    """Changes the results of an operator: change(arguments by name, results)."""
 
     def distort(state: AsyncSpecState) -> None:
         device: Any = state._device

@@ -23,7 +23,7 @@ RECONCILING = ("late", "at once", "any")
 
 
 class PlainDevice(CpuDevice):
-    """The CPU as it is, with what the tests ask of a LateDevice."""
+    """The plain CPU with the test interface of a LateDevice."""
 
     def __init__(self) -> None:
         self.without: set[str] = set()
@@ -48,7 +48,7 @@ class Request:
     """Up to its stop token or its last."""
     arrival: int
     tokens: list[int] = field(default_factory=list)
-    """What the scheduler knows of it."""
+    """The scheduler's knowledge of the request."""
     computed: int = 0
     """Counting all drafts in flight as accepted; so does `upper`."""
     upper: int = 0

@@ -1,4 +1,4 @@
-"""What goes wrong around AsyncSpecState: device calls that raise, a sampler that errs."""
+"""Failures around AsyncSpecState: device calls that raise, and wrong results of a sampler."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ BAD_SAMPLES: dict[str, tuple[int, list[int], str]] = {
 
 
 def _with_a_bad_row(bad: str) -> AsyncSpecState:
-    """Step 1, in which row 2, the last, gets what no sampler should give; not reconciled."""
+    """Step 1, in which row 2, the last, gets an invalid sampler result; not reconciled."""
     drafts, sampled, _ = BAD_SAMPLES[bad]
     state = _running()
     state.begin_step(Batch(ints(0, 1, 2), ints(1, 1, 1 + drafts), ints(0, 0, drafts)))

@@ -33,7 +33,7 @@ def test_drawn_scenarios(rng: random.Random, device: str) -> None:
 
 
 def test_the_scenarios_are_not_idle() -> None:
-    """All that may happen to a request does happen in them."""
+    """All events occur in the scenarios."""
     result = prove(60)
     assert result["lossless"] == 60
     for figure in (

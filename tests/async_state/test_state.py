@@ -247,7 +247,7 @@ WRONG: dict[str, tuple[Callable[[], Batch], str]] = {
 
 
 def _all_of(state: AsyncSpecState) -> list[Any]:
-    """What a refused batch must leave as it is."""
+    """The state that a rejected batch must not change."""
     return [
         _upper(state),
         _upper(state, "computed_tokens"),

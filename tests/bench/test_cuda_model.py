@@ -1,5 +1,5 @@
-"""The model of how the lookup's tiles are shared out: what it says of small batches is known by
-hand, and what it says of the design is within the bounds that it was made for."""
+"""The model of the distribution of the lookup's tiles: its results for small batches are known by
+hand, and those for the design are within the bounds that the design was made for."""
 
 from __future__ import annotations
 

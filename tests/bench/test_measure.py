@@ -1,5 +1,5 @@
-"""The rounds: turns alternate, only calls are timed, laps are reset, wrong drafts are caught; and
-the figures that are made of them."""
+"""The rounds (turns alternate, only calls are timed, laps are reset, wrong drafts are caught) and
+the figures computed from them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Journal = list[tuple[str, Any]]
 
 
 class Recorder(Contestant):
-    """Writes down what the harness does with it; each timed call takes ``cost`` of a fake clock."""
+    """Records the harness's calls; each timed call takes ``cost`` on a fake clock."""
 
     def __init__(self, name: str, journal: Journal, now: list[int], cost: int) -> None:
         self.name = name

@@ -1,6 +1,6 @@
-"""vLLM's code as peers, from its files: it loads without vLLM, or is left out with a reason, and
-where it runs on the CPU it drafts what ours drafts. Its Triton kernels need a GPU: there the
-harness compares before it times."""
+"""vLLM's code as peers, from its files: it loads without vLLM or is skipped with a reason, and on
+the CPU it drafts the same as ours. Its Triton kernels need a GPU, where the harness compares the
+drafts before timing."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`make gpu` and `python -m tools.npu` without a device: what becomes of stages that fail, the
-plans, and what is made of the results."""
+"""`make gpu` and `python -m tools.npu` without a device: failing stages, the plans, and the
+processing of results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// What an episode does next: at random, or as a fuzzer says.
+// The choices of an episode: random, or from a fuzzer's bytes.
 #pragma once
 
 #include <cstddef>
@@ -28,11 +28,11 @@ class RandomChoices : public Choices {
   int left_;
 };
 
-// Of a fuzzer's bytes.
+// Choices from a fuzzer's bytes.
 class Bytes : public Choices {
  public:
   Bytes(const uint8_t* at, size_t size) : at_(at), end_(at + size) {}
-  // A choice among few takes one byte; behind the end all choices are 0.
+  // A choice among few takes one byte; after the last byte all choices are 0.
   int64_t below(int64_t n) override {
     uint64_t value = 0;
     for (int64_t range = 1; range < n && at_ < end_; range <<= 8) value = value << 8 | *at_++;

@@ -1,4 +1,4 @@
-// libFuzzer's target: what the bytes choose happens to rows and their index, drafts must be the rescan's (`make fuzz`).
+// libFuzzer target: the bytes choose events for rows and their index; drafts must equal those of a scan (`make fuzz`).
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -12,7 +12,7 @@ ngram_npu::test::Reached reached;
 
 }  // namespace
 
-// tools/verify/fuzz.py reads the lines, and fails where one of them says 0.
+// tools/verify/fuzz.py reads these lines and fails if a count is 0.
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
   std::atexit([] {
     for (const auto& [name, at] : reached.kNames) {

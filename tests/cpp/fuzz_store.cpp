@@ -1,4 +1,4 @@
-// libFuzzer's target: what the bytes choose happens to requests that share a store; no scope sees another's text
+// libFuzzer target: the bytes choose events for requests that share a store; no scope may see another's text
 // (`make fuzz`).
 #include <cstdio>
 #include <cstdlib>
@@ -11,7 +11,7 @@ ngram_npu::test::StoreReached reached;
 
 }  // namespace
 
-// tools/verify/fuzz.py reads the lines, and fails where one of them says 0.
+// tools/verify/fuzz.py reads these lines and fails if a count is 0.
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
   std::atexit([] {
     for (const auto& [name, at] : reached.kNames) {

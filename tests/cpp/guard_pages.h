@@ -1,8 +1,8 @@
-// Memory whose edges bite: an inaccessible page before and after every row, so that one element too far faults at once,
-// in vector code and without a sanitizer too.
+// Memory with an inaccessible page before and after every row, so that an access one element too far faults at once,
+// also in vector code and without a sanitizer.
 //
 // A page is larger than most rows, so a row touches one guard: at its end, or in the second mode at its start (both, if
-// its bytes fill whole pages). Tests run in both modes. What lies between the row and its other guard is canaries.
+// its bytes fill whole pages). Tests run in both modes. Canaries fill the space between the row and its other guard.
 #pragma once
 
 #include <sys/mman.h>
@@ -64,7 +64,7 @@ class GuardedRows {
   // From now on a read faults too.
   void hide() { allow(PROT_NONE); }
 
-  // False where something was written between a row and its other guard.
+  // False if something was written between a row and its other guard.
   bool intact() const {
     const auto canary = [](uint8_t byte) { return byte == kCanary; };
     for (int64_t r = 0; r < rows_; ++r) {

@@ -1,5 +1,5 @@
-// The guards must bite, or every test that relies on them proves nothing. EXPECT_DEATH takes a signal as well as a
-// sanitizer's report: ASan and TSan handle SIGSEGV themselves and exit.
+// Checks that the guards work, since other tests rely on them. EXPECT_DEATH accepts a signal as well as a sanitizer's
+// report: ASan and TSan handle SIGSEGV themselves and exit.
 #include "guard_pages.h"
 
 #include <gtest/gtest.h>

@@ -24,7 +24,7 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_step_(const ngram_npu::NgramI
 
 namespace ngram_npu::test {
 
-// What episodes came to. Where one of these stays 0 the comparison says nothing about it.
+// Counts of what episodes reached. The comparison does not cover an event whose count stays 0.
 struct Reached {
   int64_t drafts = 0, splits = 0, doublings = 0, directories = 0, releases = 0, given_up = 0;
   int64_t ladder_drafts = 0, told_by_outcomes = 0, ended_by_cost = 0, without_outcomes = 0, outcome_pages = 0;
@@ -49,8 +49,8 @@ inline const std::pair<const char*, int64_t Reached::*> Reached::kNames[11] = {
     {"outcomes on several pages", &Reached::outcome_pages},
 };
 
-// One index and its rows. Some rows are long enough to fill several pages. What is wrong after an event is returned as
-// text, null where all is well.
+// One index and its rows. Some rows are long enough to fill several pages. Functions return an error after an event as
+// text, or null.
 class IndexEpisode {
  public:
   // nonsense: the index's words are overwritten between events; drafts then are only to stay within the row.
@@ -195,7 +195,7 @@ class IndexEpisode {
     observe();
   }
 
-  // What the call before did, at least: pages taken and given back in one call do not show.
+  // Counts the effects of the last call; pages taken and freed in one call are not visible.
   void observe() {
     if (nonsense_) return;
     const int32_t* words = index_.data();

@@ -1,5 +1,6 @@
-// The index between guard pages, against the definitions, at every instruction set. Built four times: as shipped, with
-// fingerprints of one bit and of none, where nearly every probe finds a wrong entry first, and with small pages.
+// The index between guard pages, compared with the definitions, for every instruction set. Built four times: as
+// released, with fingerprints of one bit and of none, so that nearly every probe finds a wrong entry first, and with
+// small pages.
 #include <gtest/gtest.h>
 
 #include <cstdio>

@@ -1,4 +1,5 @@
-// Appending over threads: the index drafts what one thread's does, with memory enough and without. Runs under TSan too.
+// Appending with threads: the index drafts the same as one built by one thread, with enough memory and with too little.
+// Runs under TSan too.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,5 +1,4 @@
-// Choosing the instruction set. The environment is read once, at first use, so those tests run in processes of their
-// own.
+// Choosing the instruction set. The environment is read once, at first use, so these tests run in separate processes.
 #include "cpu/instruction_set.h"
 
 #include <gtest/gtest.h>
@@ -34,7 +33,7 @@ TEST(InstructionSetTest, AnUnknownNameChangesNothing) {
   EXPECT_EQ(ngram_npu_cpu_set_instruction_set("auto"), kOk);
 }
 
-// Exits with 0 where the first answer is the expected one.
+// Exits with 0 if the first result is the expected one.
 [[noreturn]] void first_answer(const char* wish, const std::string& expected) {
   setenv("NGRAM_NPU_INSTRUCTION_SET", wish, 1);
   std::_Exit(ngram_npu_cpu_instruction_set() == expected ? 0 : 1);

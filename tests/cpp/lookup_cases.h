@@ -1,5 +1,5 @@
-// Rows that have broken, or could break, a lookup in vectors. Each generator calls visit(tokens, min_n, max_n) and
-// stops when that returns false, so that one bug gives one message.
+// Rows that have broken, or could break, a vectorised lookup. Each generator calls visit(tokens, min_n, max_n) and
+// stops when it returns false, so that one bug gives one message.
 #pragma once
 
 #include <cstdint>
@@ -123,8 +123,8 @@ bool periodic_rows(const Visit& visit) {
   return true;
 }
 
-// A copy of the suffix near the row's start, among tokens that all look like the last one: a descending pass raises the
-// bar there, and what lies below has no room for so long a match.
+// A copy of the suffix near the row's start, among tokens equal to the last one: a descending pass finds a long match
+// there, and the tokens below have no room for a longer one.
 template <class Visit>
 bool rows_that_raise_the_bar(const Visit& visit) {
   Random random(11);

@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <string>
 
 #include "entry_points.h"
 #include "guard_pages.h"
@@ -86,7 +85,7 @@ TEST_P(LookupTest, RowsThatRaiseTheBar) { rows_that_raise_the_bar(checker()); }
 TEST_P(LookupTest, SingleOccurrences) { single_occurrences(checker()); }
 TEST_P(LookupTest, ExtremeTokens) { extreme_tokens(checker()); }
 
-// What lies behind a row's length is not part of it, however well it would match.
+// Tokens after a row's length are not part of it, even if they would match.
 TEST_P(LookupTest, TokensBehindTheLengthDoNotCount) {
   for (int64_t length = 2; length <= 140; ++length) {
     Tokens tokens;

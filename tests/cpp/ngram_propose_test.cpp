@@ -50,7 +50,7 @@ TEST_P(NgramProposeTest, TheLongerMatchWinsWhereverItIs) {
 }
 
 TEST_P(NgramProposeTest, MatchesAreCappedAtMaxN) {
-  // Beyond max_n a longer match is no better: the first of the capped ones counts.
+  // Matches longer than max_n count as equal: the first of them is used.
   expect({3, 7, 2, 3, 8, 2, 3}, options(1, 1, 2, kEarliest), {7, 2}, 2, 1);
   expect({3, 7, 2, 3, 8, 2, 3}, options(1, 2, 2, kEarliest), {8, 2}, 2, 2);
 }
@@ -147,7 +147,7 @@ TEST_P(NgramProposeTest, RowsThatAreNone) {
   in.lookup = options(1, 1, 1);
   in.row_indices = Indices::of_int32({-1, 0, 2, kMin32, kMax32, 1});
   EXPECT_EQ(propose(in).drafts, (Tokens{-1, 6, -1, -1, -1, 8}));
-  // An index that only its low 32 bits would make a row is none.
+  // An index whose low 32 bits would be a row is not a row.
   in.row_indices = Indices::of_int64({-1, int64_t{1} << 32, (int64_t{1} << 32) + 1, kMin64, kMax64, 1});
   EXPECT_EQ(propose(in).drafts, (Tokens{-1, -1, -1, -1, -1, 8}));
 }
@@ -162,7 +162,7 @@ TEST_P(NgramProposeTest, NothingToDo) {
   EXPECT_TRUE(propose(in).drafts.empty());  // rows without requests
 }
 
-// What a pass would cost is not paid for a row that cannot draft: its memory is not touched.
+// The memory of a row that cannot draft is not read.
 TEST_P(NgramProposeTest, RowsThatMayNotDraftAreNotRead) {
   GuardedRows<int32_t> rows(5, 4096, Flush::kEnd);
   rows.hide();

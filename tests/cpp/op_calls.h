@@ -1,5 +1,5 @@
-// Calls of the operators' entry points for hand-written examples: inputs and outputs are laid out between guard pages,
-// in every layout, what may not be written is read-only, and every layout must give the same answer.
+// Calls of the operators' entry points for hand-written examples: inputs and outputs are placed between guard pages, in
+// every layout; memory that must not be written is read-only, and every layout must give the same results.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@
 
 namespace ngram_npu::test {
 
-constexpr int64_t kNoLimit = int64_t{1} << 40;  // a max_len that clamps nothing
-constexpr int32_t kFiller = 1000003;            // what a row holds behind its tokens
-constexpr int32_t kGarbage = 0x7B7B7B7B;        // what outputs hold before the call
+constexpr int64_t kNoLimit = int64_t{1} << 40;  // a max_len without effect
+constexpr int32_t kFiller = 1000003;            // contents of a row after its tokens
+constexpr int32_t kGarbage = 0x7B7B7B7B;        // contents of outputs before the call
 
 // Indices as the caller has them: absent, int32 or int64.
 struct Indices {
@@ -25,7 +25,7 @@ struct Indices {
   static Indices of_int64(std::vector<int64_t> v) { return {8, std::move(v)}; }
 };
 
-// Where rows may lie: each against a guard at its end or start, or as slices of a larger buffer.
+// Placement of rows: each against a guard at its end or start, or as slices of a larger buffer.
 enum class Layout { kFlushEnd, kFlushStart, kSliceEnd, kSliceStart };
 constexpr Layout kLayouts[] = {Layout::kFlushEnd, Layout::kFlushStart, Layout::kSliceEnd, Layout::kSliceStart};
 
@@ -52,7 +52,7 @@ struct ProposeResult {
   }
 };
 
-// In one layout; in all of them, expecting the same of each.
+// Calls in one layout, or in all of them, with equal results.
 ProposeResult propose(const ProposeInputs& in, Layout layout);
 ProposeResult propose(const ProposeInputs& in);
 

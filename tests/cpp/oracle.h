@@ -1,5 +1,4 @@
-// The operators' definitions written out as plainly as possible, to check the kernels against. Nothing of csrc's rules
-// is used here, only its types.
+// The operators' definitions as simple code, to check the kernels. It uses the types of csrc, not its rules.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +42,8 @@ struct Draft {
 
 inline Draft no_draft(int64_t k) { return {Tokens(static_cast<size_t>(k), -1), 0, 0}; }
 
-// What follows an occurrence, up to the first token, read at a place of the row, that `takes(j, place)` declines.
+// The tokens after an occurrence, up to the first one, read at a place of the row, for which `takes(j, place)` is
+// false.
 template <class Takes>
 Draft draft_behind(const Tokens& t, const Occurrence& found, const LookupOptions& o, const Takes& takes) {
   Draft draft = no_draft(o.k);
@@ -70,7 +70,7 @@ inline Draft expected_draft(const Tokens& t, const LookupOptions& o) {
   return draft_behind(t, found, o, [](int64_t, int64_t) { return true; });
 }
 
-// Of a ladder: the latest of the occurrences that agree in the most of 1, 2, 4, 8, 16 tokens.
+// The candidate of a ladder: the latest of the occurrences that agree in the most of 1, 2, 4, 8, 16 tokens.
 inline Occurrence expected_candidate(const Tokens& t) {
   Occurrence best{-1, 0};
   int64_t best_size = 1;
@@ -85,7 +85,7 @@ inline Occurrence expected_candidate(const Tokens& t) {
   return best;
 }
 
-// The byte beside the token at `place`.
+// The outcome byte of the token at `place`.
 inline int64_t expected_outcome(const Tokens& t, int64_t place) {
   const Occurrence found = expected_candidate({t.begin(), t.begin() + place});
   if (found.len == 0) return 0;
@@ -93,8 +93,8 @@ inline int64_t expected_outcome(const Tokens& t, int64_t place) {
   return (found.len > 15 ? 15 : found.len) * 2 + right;
 }
 
-// Of a row that is looked up in a ladder. costs: [16][32], or null. knows_outcomes: false where they count 0. paid: as
-// many costs as tokens.
+// The draft of a row with a ladder. costs: [16][32], or null. knows_outcomes: false: all outcomes count as 0. paid: the
+// cost of each token.
 inline Draft expected_ladder_draft(const Tokens& t, const LookupOptions& o, const uint8_t* costs, int64_t cost_limit,
                                    bool knows_outcomes, std::vector<uint8_t>* paid) {
   const Occurrence found = expected_candidate(t);

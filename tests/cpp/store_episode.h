@@ -1,5 +1,5 @@
-// A store between guard pages and the requests that share it, driven by choices that are random or a fuzzer's. A
-// scope's tokens are its own, so that a draft tells whose text it is. No gtest here: the fuzz target has none.
+// A store between guard pages and the requests that share it, driven by random choices or a fuzzer's. Scopes have
+// different tokens, so that a draft shows the scope of its text. No gtest here: the fuzz target has none.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_finish_(const ngram_npu::Ngra
 
 namespace ngram_npu::test {
 
-// What episodes came to. Where one of these stays 0 they say nothing about it.
+// Counts of what episodes reached. They do not cover an event whose count stays 0.
 struct StoreReached {
   int64_t drafts = 0, evicted = 0, lost = 0, restarts = 0, finished = 0, cleared = 0;
 
@@ -87,7 +87,7 @@ class StoreEpisode {
     return parts[5];
   }
 
-  // What needs no choice: a fuzzer has few bytes.
+  // Numbers that need no choice, since a fuzzer has few bytes.
   uint32_t next() {
     return static_cast<uint32_t>((state_ = state_ * 6364136223846793005u + 1442695040888963407u) >> 33);
   }
@@ -130,7 +130,7 @@ class StoreEpisode {
     return nullptr;
   }
 
-  // A row goes on, with tokens of its scope, or another request takes its slot.
+  // A row grows by tokens of its scope, or another request takes its slot.
   void grow(int64_t row) {
     int32_t& length = lengths_.data()[row];
     auto& owner = owner_[static_cast<size_t>(row)];

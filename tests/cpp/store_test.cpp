@@ -1,5 +1,5 @@
-// The store between guard pages: whose text is drafted, whether its structure holds, and that it knows when it does
-// not. Built twice: as shipped, and with so few serial numbers that it starts anew again and again.
+// The store between guard pages: scopes of drafts, integrity, and detection of damage. Built twice: as released, and
+// with so few serial numbers that it is emptied again and again.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -42,7 +42,7 @@ TEST(StoreTest, DraftsAreOfTheirScope) {
 
 TEST(StoreTest, NonsenseStaysWithinTheTensors) { run(true); }
 
-// A store of one request that has said `text`.
+// A store with the text of one request.
 std::vector<int32_t> store_of(const std::vector<int32_t>& text) {
   int64_t parts[6];
   ngram_npu_cpu_ngram_store_parts(1, 4, 3, parts);

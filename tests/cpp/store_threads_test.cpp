@@ -1,4 +1,4 @@
-// Calls that meet in one store: one of them has it, the others go without. Runs under TSan too.
+// Concurrent calls on one store: one of them uses it, the others skip it. Runs under TSan too.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -54,7 +54,7 @@ TEST(StoreThreadsTest, CallsThatMeetDoNoHarm) {
   for (std::thread& thread : threads) thread.join();
   int64_t where = 0;
   EXPECT_EQ(ngram_npu_cpu_ngram_store_check(words.data(), parts[5], &where), 0);
-  // Each call had the store, or was counted.
+  // Each call used the store or was counted.
   const auto* header = reinterpret_cast<const uint32_t*>(words.data());
   EXPECT_EQ(header[store::kHeaderBusy], 0u);
   EXPECT_GT(header[store::kStatEntered], 0u);

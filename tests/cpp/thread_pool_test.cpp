@@ -1,4 +1,4 @@
-// The pool behind `_C`, compiled in.
+// The thread pool of `_C`, compiled into this test.
 #include "numpy/thread_pool.h"
 
 #include <gtest/gtest.h>
@@ -20,8 +20,8 @@
 namespace ngram_npu::test {
 namespace {
 
-// How often each task of a run was called. Plain ints where a task has its own: TSan then sees whether run() returns
-// only after all of them.
+// The number of calls of each task of a run. Each task has its own plain int, so that TSan reports a run() that returns
+// too early.
 std::vector<int> run(int32_t num_tasks) {
   std::vector<int> counts(static_cast<size_t>(num_tasks));
   const Executor executor = numpy::pool_executor();
@@ -45,7 +45,7 @@ TEST(ThreadPoolTest, ManyRounds) {
   }
 }
 
-// A busy pool is not waited for: the second caller works on its own thread.
+// A caller does not wait for a busy pool, but works on its own thread.
 TEST(ThreadPoolTest, ConcurrentCallers) {
   std::atomic<int> wrong{0};
   std::vector<std::thread> callers;
@@ -107,7 +107,7 @@ TEST(ThreadPoolDeathTest, OmpNumThreadsCountsElseTheCores) {
 // TSan does not support what these test: it ends a child of a process with threads as soon as the child starts one.
 #if !NGRAM_NPU_TSAN
 
-// What a child's pool does, as its exit status. The alarm turns a deadlock into a signal.
+// The child's exit status shows whether its pool works. The alarm turns a deadlock into a signal.
 bool works_in_a_child() {
   const pid_t child = fork();
   if (child == 0) {
@@ -140,7 +140,7 @@ TEST(ThreadPoolForkTest, AGrandchildToo) {
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
-// A data loader forks whenever it likes, also while another thread is anywhere inside a call.
+// A data loader may fork at any time, also while another thread is inside a call.
 TEST(ThreadPoolForkTest, ForkWhileOthersUseThePool) {
   std::atomic<bool> stop{false};
   std::vector<std::thread> users;

@@ -1,9 +1,9 @@
-// Rows over threads: when an executor is asked, with how many tasks, and that several threads give what one gives. The
-// suite runs under TSan too, so no test here asks for one row twice in a step: that race would be the caller's.
+// Rows on several threads: when an executor is called, with how many tasks, and that several threads give the same
+// results as one. The suite runs under TSan too, so no test uses a row twice in a step, which would be the caller's
+// race.
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -14,10 +14,10 @@
 namespace ngram_npu::test {
 namespace {
 
-// What the executors here want each thread to do, at least; small, so that the tests are.
+// The minimum work per thread of the executors here; small, so that the tests are fast.
 constexpr int64_t kTokensPerThread = int64_t{1} << 17;
 
-// A thread for every task; counts what it was asked for.
+// One thread per task; counts calls and tasks.
 class ThreadExecutor {
  public:
   explicit ThreadExecutor(int32_t max_threads, int64_t min_tokens_per_thread = kTokensPerThread)
@@ -201,8 +201,8 @@ TEST_P(ThreadsTest, CallsAtOnce) {
   EXPECT_EQ(equal.load(), 3);
 }
 
-// The work that counts is what a pass would read: threads are woken at the crossover, not below it, never for hostile
-// lengths or bad rows, and never more than there are rows.
+// The work is the number of tokens that a pass reads: threads are used from the crossover on, never for invalid lengths
+// or rows, and never more threads than rows.
 TEST_P(ThreadsTest, WorkBelowTheCrossoverStaysOnTheCaller) {
   const Tokens row(static_cast<size_t>(2 * kTokensPerThread), 7);
   const auto tasks_for = [&](const std::vector<int32_t>& lengths, const std::vector<int64_t>& indices) {
@@ -210,7 +210,7 @@ TEST_P(ThreadsTest, WorkBelowTheCrossoverStaysOnTheCaller) {
     Tokens drafts(indices.size()), num_draft(indices.size()), match_len(indices.size());
     ThreadExecutor threads(8);
     NgramProposeParams p{};
-    // All rows are one: reading them at once is no race.
+    // All rows are the same memory, which threads may read at the same time.
     p.token_ids = {row.data(), static_cast<int64_t>(lengths.size()), static_cast<int64_t>(row.size()), 0};
     p.num_tokens = lengths.data();
     p.row_indices = {indices.data(), 8};

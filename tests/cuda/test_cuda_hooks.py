@@ -1,4 +1,4 @@
-"""Races, uninitialised shared memory, and accesses beside the tensors, in every sample of every
+"""No races, uninitialised shared memory or accesses outside the tensors in any sample of any
 operator with a CUDA kernel."""
 
 from __future__ import annotations

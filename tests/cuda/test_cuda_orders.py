@@ -1,5 +1,5 @@
-"""Blocks that share a row meet on the twin, in whatever order they begin; and the results are the
-same in each."""
+"""Blocks that share a row run concurrently on the twin, in any order; the results do not depend on
+the order."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _meetings() -> tuple[int, int]:
 
 
 def _shared_rows(spec: OpSpec) -> list[Sample]:
-    """Those whose requests several blocks work on."""
+    """The samples in which several blocks share a request."""
     labels = ("few-long", "tile-edges", "workspace", "batch-2049")
     samples = spec.samples(np.random.default_rng(2026))
     return [s for s in samples if s.label.startswith(labels) and s.compare]

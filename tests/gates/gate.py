@@ -1,7 +1,7 @@
 """The gate: every operator is complete in every layer, under one name.
 
-`problems` judges a `Tree`, a plain description of what is registered and written down; so the
-tests can feed it wrong ones.
+`problems` checks a `Tree`, a plain description of the registrations and the files, so that tests
+can pass wrong ones.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _problems_of(tree: Tree, name: str, spec: OpSpec) -> list[str]:
 
 
 def _document_problems(schema: str, text: str | None) -> list[str]:
-    """The OpSpec has its arguments from the document."""
+    """The document has the operator's schema and a worked example."""
     if text is None:
         return ["lacks docs/ops/<op>.md"]
     found = []
@@ -136,7 +136,7 @@ def _stub_problems(spec: OpSpec, stub: str) -> list[str]:
 
 
 def source_problems(root: Path) -> list[str]:
-    """What holds for the sources themselves: lengths, and who may name torch."""
+    """Problems of the source files: their lengths, and includes of torch."""
     found = []
     for path in sorted(root.rglob("*")):
         relative = path.relative_to(root).as_posix()
@@ -161,7 +161,7 @@ def source_problems(root: Path) -> list[str]:
 
 
 def _python_310_problems(text: str) -> list[str]:
-    """What Python 3.10 refuses at import, though ruff and mypy with that target do not."""
+    """Code that Python 3.10 rejects at import, although ruff and mypy accept it for 3.10."""
     return [
         f"class {node.name} is generic and a {kind}, which needs Python 3.11"
         for node in _reached_by_python_310(ast.parse(text))

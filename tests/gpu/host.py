@@ -1,4 +1,4 @@
-"""This process in a GPU's place, for the tests of the comparison on a GPU."""
+"""This process as a stand-in for a GPU, for the tests of the GPU benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work that is done again and again: a CUDA graph's replays; on the CPU plain calls."""
+"""Repeated work: replays of a CUDA graph, or plain calls on the CPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def synchronize(device: str) -> None:
 
 
 def num_allocations(device: str) -> int:
-    """Blocks that torch's allocator has handed out so far."""
+    """Number of blocks that torch's allocator has allocated so far."""
     if device == "cpu":
         return 0
     return int(torch.cuda.memory_stats()["allocation.all.allocated"])
@@ -50,7 +50,7 @@ def num_allocations(device: str) -> int:
 
 @contextmanager
 def no_synchronisation(device: str) -> Iterator[None]:
-    """Within it a call of torch that waits for the GPU is an error."""
+    """Within the block, a call of torch that waits for the GPU is an error."""
     if device == "cpu":
         yield
         return

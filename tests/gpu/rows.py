@@ -1,4 +1,4 @@
-"""Rows that grow on a device, and what the CPU says about them."""
+"""Rows that grow on a device, and the CPU's results for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WIDTH = 3
 
 
 class Rows:
-    """Rows that gain up to WIDTH tokens a step, on a device; with an index or without.
+    """Rows that gain up to WIDTH tokens per step, on a device; with an index or without.
 
     The step's input is a tensor of fixed address that :meth:`sample` fills, as a sampler would.
     """
@@ -53,7 +53,7 @@ class Rows:
         self.discard.copy_(torch.from_numpy(self._rng.random(shape[0]) < 0.1))
 
     def redraw_lengths(self) -> None:
-        """Any, the shortest and the longest among them: other requests than before."""
+        """Draws new lengths, including the shortest and the longest: as of other requests."""
         lengths = self._rng.integers(0, CAPACITY + 1, len(self.lengths), dtype=np.int32)
         lengths[self._rng.permutation(len(lengths))[:4]] = [0, 1, CAPACITY - 1, CAPACITY]
         self.lengths.copy_(torch.from_numpy(lengths))
@@ -65,7 +65,7 @@ class Rows:
         self._index.reset(slots)
 
     def check_index(self) -> None:
-        """Each slot is what its row of now leads to."""
+        """Checks that each slot is the index of its current row."""
         held = zip(self.tokens.cpu().numpy(), self.lengths.tolist(), strict=True)
         self._index.check_integrity({i: row[:length] for i, (row, length) in enumerate(held)})
 

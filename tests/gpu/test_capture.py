@@ -15,7 +15,7 @@ from gpu.replay import DEVICES, Replay, num_allocations, synchronize, times
 # An index's own memory is tested with the index (test_steps.py): what it holds decides the result.
 SPECS = [s for s in OPSPECS.values() if not s.opaque and "cuda" not in s.no_kernel]
 ORDERED = {"query_start_loc", "cu_num_draft_tokens"}
-"""Offsets: in another order they would be class-B input."""
+"""Offsets: in another order they would break the contract, which leaves results unspecified."""
 
 
 def reordered(spec: OpSpec, args: Args, rng: np.random.Generator) -> Args:
@@ -77,7 +77,7 @@ def test_the_values_do_change() -> None:
 
 
 def test_a_replay_that_does_nothing_is_caught() -> None:
-    """As a graph would that has captured none of the operator's work."""
+    """Like a graph that has captured none of the operator's work."""
     spec = OPSPECS["ngram_step_"]
     first: list[tuple[torch.Tensor, ...]] = []
 

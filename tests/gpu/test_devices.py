@@ -1,5 +1,4 @@
-"""Operators on CUDA tensors as torch sees them: which have kernels, opcheck, tensors of several
-devices."""
+"""Operators on CUDA tensors in torch: kernels, opcheck, tensors of several devices."""
 
 from __future__ import annotations
 
@@ -22,8 +21,8 @@ SPECS = pytest.mark.parametrize("spec", ON_CUDA, ids=lambda s: s.name)
 
 
 def test_a_gpu_takes_part() -> None:
-    """The one place that says whether the GPU was tested. Skipped without one; `make gpu` names
-    the folder of the package that it built in NGRAM_NPU_REQUIRE_GPU, and has it fail instead."""
+    """Shows whether a GPU was tested. Skipped without one; with NGRAM_NPU_REQUIRE_GPU, in which
+    `make gpu` passes the folder of the package that it built, the test fails instead."""
     required = os.environ.get("NGRAM_NPU_REQUIRE_GPU")
     if not HAS_GPU and required is None:
         pytest.skip(NO_GPU)

@@ -1,5 +1,5 @@
-"""The programs of `make gpu` with what a GPU gets and the CPU does not: the CUDA kernels, which are
-their host twin here in the CPU's place, and the index in a GPU's layout."""
+"""The programs of `make gpu` on the host twin of the CUDA kernels, in place of the CPU kernels,
+with the index in the GPU layout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tools.gpu import rows, watched
 
 @pytest.fixture(autouse=True)
 def indexes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[DeviceNgramIndex]]:
-    """Those that are made: a step that cannot use its index scans, and nobody notices."""
+    """Indexes made by the test: a step that cannot use its index scans without notice."""
     made: list[DeviceNgramIndex] = []
 
     def keep(slots: int, tokens: int, *, min_n: int, max_n: int, **_: Any) -> DeviceNgramIndex:

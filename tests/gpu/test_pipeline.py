@@ -1,4 +1,4 @@
-"""AsyncSpecState on a device: a whole step synchronises nowhere, and its tokens are the CPU's."""
+"""AsyncSpecState on a device: steps never synchronise, and give the same tokens as on the CPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VOCAB = 23
 
 
 def target(sampler_input: torch.Tensor) -> torch.Tensor:
-    """What the model says after each token: few enough answers for drafts to be accepted."""
+    """The model's next token: few different ones, so that drafts are accepted."""
     return (5 * sampler_input + 3) % VOCAB
 
 

@@ -1,4 +1,4 @@
-"""Whole steps on a device, thousands of them, against the CPU's rescan."""
+"""Thousands of whole steps on a device, compared with a scan on the CPU."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The rows and slots of index_world, with an index of a GPU's layout that the kernels' host twin
-works on. Library of the twin: the one the parity suite takes, or another build of it."""
+"""The rows and slots of index_world, with an index in the GPU layout and the kernels' host twin:
+the library of the parity suite, or another build of it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ BUCKETS_PER_PAGE = 4
 HEADER, SLOT = 64, 16
 SLOTS, ENTRIES = 1, 4
 OPTIONS, INDEXED, HELD, GIVEN_UP = 0, 1, 2, 3
-# Of an entry, a uint64.
+# Fields of an entry, a uint64.
 TENANT, FINGERPRINT, LEVEL = 28, 52, 61
 
 
 def index_of_buckets(num_slots: int, num_buckets: int, lookup: Lookup) -> DeviceNgramIndex:
-    """With that many buckets exactly, in host memory."""
+    """An index with exactly this number of buckets, in host memory."""
     index = DeviceNgramIndex(num_slots, 0, min_n=lookup.min_n, max_n=lookup.max_n, device="cpu")
     index._allocate(num_slots, num_buckets, torch.device("cpu"))
     return index
 
 
 class DeviceWorld(World):
-    """To be used while the twin stands in the CPU's place."""
+    """For use while the twin replaces the CPU kernels."""
 
     SLOT_WORDS, GIVEN_UP = 16, 3
     HAS_LADDER = False
@@ -58,7 +58,7 @@ def indexed(tokens: Int32Array, policy: int = 0) -> DeviceNgramIndex:
 
 
 class Rows:
-    """Rows, an index of theirs, and copies that are scanned."""
+    """Rows with an index, and copies of them to scan."""
 
     def __init__(self, tokens: Int32Array, length: int, index: DeviceNgramIndex) -> None:
         self.tokens, self.index = tokens, index
@@ -72,7 +72,7 @@ class Rows:
         match_policy: int = 0,
         advance: bool = True,
     ) -> None:
-        """Asserts that the index answers as a scan does."""
+        """Asserts that the index gives the same results as a scan."""
         new = np.full((len(self.tokens), 1), sampled, np.int32)
         options = {
             "advance": advance,
@@ -98,7 +98,7 @@ class Rows:
 
 
 def entries_of(words: Int32Array) -> Any:
-    """Those in use, as places in an array of uint64, and the array."""
+    """The places of used entries in an array of uint64, and the array."""
     num_slots = int(words[SLOTS])
     first = -(-(HEADER + num_slots * (SLOT + 1)) // 32) * 32
     entries = words[first:].view(np.uint64)

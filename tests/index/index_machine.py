@@ -1,4 +1,4 @@
-"""Whatever may happen to rows and slots, as rules that hypothesis strings together."""
+"""Events of rows and slots, as rules that hypothesis combines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROW = st.integers(0, ROWS - 1)
 
 
 class IndexMachine(RuleBasedStateMachine):
-    """Requests on a few short rows of few different tokens, where everything repeats."""
+    """Requests in a few short rows with few different tokens, so that text repeats."""
 
     WORLD: type[World] = World
 
@@ -106,8 +106,8 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(row=ROW, other=ROW, spare=st.integers(ROWS, ROWS + 1))
     def preempted_and_resumed(self, row: int, other: int, spare: int) -> None:
-        """The request comes back in another row, with the slot it had; who stood there goes to a
-        slot of which nothing is known to it."""
+        """The request comes back in another row with its old slot; the request of that row gets a
+        slot that has not indexed it."""
         world = self.world
         tokens, slot = world.live(row).copy(), world.slots[row]
         world.write(row, [], at=0)

@@ -1,4 +1,4 @@
-"""A runner's rows with an index, next to a copy of them that is rescanned at every step."""
+"""A runner's rows with an index, and a copy of them that every step scans."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Lookup:
     max_len: int = UNLIMITED
     ladder: bool = False
     cost_limit: int | None = None
-    """Of a ladder, whose drafts are then by cost, after `COSTS`."""
+    """For a ladder: drafts end by cost, with the table `COSTS`."""
 
     @property
     def costs(self) -> UInt8Array | None:
@@ -45,7 +45,7 @@ class Lookup:
 
 
 def index_of_pages(num_slots: int, num_pages: int, lookup: Lookup) -> NgramIndex:
-    """With that many pages exactly: too few, where a test wants the memory to run out."""
+    """An index with exactly this number of pages, so that a test can let memory run out."""
     index = NgramIndex(
         num_slots,
         0,
@@ -65,8 +65,8 @@ def _words_of(num_slots: int, num_pages: int) -> Int32Array:
 
 
 def ladder_draft(tokens: Int32Array, lookup: Lookup, scanned: bool) -> tuple[Any, ...]:
-    """(ids, count, match length, costs) of a row: by brute force where it is short, else from an
-    index that is built at once."""
+    """(ids, count, match length, costs) of a row: by brute force if it is short, otherwise from an
+    index built at once."""
     costs = _WORST if scanned and lookup.costs is not None else lookup.costs
     limit, k = lookup.cost_limit or 0, lookup.k
     if len(tokens) <= _SHORT:
@@ -86,12 +86,12 @@ def ladder_draft(tokens: Int32Array, lookup: Lookup, scanned: bool) -> tuple[Any
 
 
 class World:
-    """Rows, their slots, and what each slot must have seen.
+    """Rows, their slots, and the tokens that each slot must have indexed.
 
     Attributes:
         rows, lengths: the runner's, between canaries.
         slots: [R], the slot of each row's request.
-        steps: requests compared with a rescan so far; ``blind`` of them could not be.
+        steps: requests compared with a scan so far; ``blind`` of them could not be compared.
 
     Slots of all layouts begin with the same words.
     """
@@ -133,7 +133,7 @@ class World:
         return tokens
 
     def write(self, row: int, tokens: Sequence[int], at: int | None = None) -> None:
-        """What a runner does by itself: a prompt, or a piece of one."""
+        """Writes a prompt or a piece of one, as a runner does."""
         start = int(self.lengths[row]) if at is None else at
         piece = np.asarray(tokens, np.int32)[: self.rows.shape[1] - start]
         self.rows[row, start : start + len(piece)] = piece
@@ -167,10 +167,10 @@ class World:
         vocab_size: int = UNLIMITED,
         by_row: bool = False,
     ) -> Int32Array:
-        """The same step on the index and, on copies, by a rescan; returns the rescan's drafts.
+        """Makes the step with the index and, on copies, with a scan; returns the scan's drafts.
 
-        Where ``advance`` is false the lengths are grown here, as by a runner that owns them.
-        ``by_row``: no indices are passed; rows must then be the first ones.
+        If ``advance`` is false the lengths grow here, as in a runner that owns them. ``by_row``: no
+        indices are passed; the rows must then be the first ones.
         """
         look = self.lookup
         at = np.asarray(rows, np.int32)
@@ -229,7 +229,7 @@ class World:
         return [ids, counts, matches], costs
 
     def check(self) -> None:
-        """The index against the rows, where a slot is what its row says."""
+        """Checks the index against the rows, for slots that have indexed their row."""
         rows = {}
         for row, slot in enumerate(self.slots.tolist()):
             if not self._assess(row, int(self.lengths[row])) and not self._will_rebuild(row):
@@ -237,7 +237,7 @@ class World:
         self.index.check_integrity(rows)
 
     def _will_rebuild(self, row: int, length: int | None = None) -> bool:
-        """Whether an operator notices that the slot holds something else."""
+        """Whether an operator notices that the slot has indexed other tokens."""
         words = self.slot_words(int(self.slots[row]))
         indexed = int(words[_LENGTH])
         look = self.lookup
@@ -250,7 +250,7 @@ class World:
         return not np.array_equal(words[end - tail : end], self.rows[row, indexed - tail : indexed])
 
     def _assess(self, row: int, length: int) -> bool:
-        """Whether the slot holds other tokens than its row and nobody can notice."""
+        """Whether the slot holds other tokens than its row and cannot notice it."""
         slot = int(self.slots[row])
         if self._will_rebuild(row, length) or self.slot_words(slot)[self.GIVEN_UP]:
             return False
@@ -261,7 +261,7 @@ class World:
         return True
 
     def _forget(self, row: int, length: int) -> None:
-        """Before an operator that takes this row: its slot may be about to be built anew."""
+        """Called before an operator that uses this row, which may rebuild its slot."""
         slot = int(self.slots[row])
         if self._will_rebuild(row, length) or self.slot_words(slot)[self.GIVEN_UP]:
             self.known.pop(slot, None)

@@ -1,4 +1,4 @@
-"""The index's CUDA kernels on their host twin, and DeviceNgramIndex, what they work on."""
+"""The CUDA kernels of the index on their host twin, and DeviceNgramIndex."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_full_row_asks_the_same_question_again() -> None:
 @pytest.mark.parametrize("match_policy", [0, 1])
 @pytest.mark.parametrize("cut", [1, 2, 3])
 def test_a_row_that_lost_its_last_tokens(cut: int, match_policy: int) -> None:
-    """And gets the same ones again, so that only its length tells."""
+    """The row gets the same tokens again, so that only its length shows the change."""
     tokens = np.tile(np.array([1], np.int32), (1, 100))
     index = DeviceNgramIndex(1, 100, min_n=2, max_n=4, device="cpu")
     rows = Rows(tokens, 50, index)
@@ -172,8 +172,8 @@ def test_a_row_that_lost_its_last_tokens(cut: int, match_policy: int) -> None:
 
 @pytest.mark.parametrize("by_step", [False, True], ids=["append", "step"])
 def test_what_a_request_long_gone_left_behind(by_step: bool) -> None:
-    """Its entry of a gram says the place where the question now is: a true occurrence, but no
-    answer, and no reason not to enter the earlier one."""
+    """An old entry of a gram records the end that is looked up: a true occurrence, no answer. The
+    earlier occurrence must still be entered."""
     index = index_of_buckets(1, 100, Lookup())
     _C.device_index_init(index.tensor.numpy()[: _C.DEVICE_INDEX_HEADER_WORDS], 1, 100, 0, 0)
     tokens = np.array([[8, 7, 1, 2, 3, 4, 9, 6, 1, 2, 3, 5, 0, 0, 0]], np.int32)
@@ -191,7 +191,7 @@ def test_what_a_request_long_gone_left_behind(by_step: bool) -> None:
 
 @pytest.mark.parametrize("match_policy", [0, 1])
 def test_of_several_entries_of_one_gram_the_best_counts(match_policy: int) -> None:
-    """Two warps may have entered it at once."""
+    """Two warps may have entered the gram at the same time."""
     tokens = np.tile(np.array([1, 2, 3], np.int32), 20)[None]
     rows = Rows(tokens, 50, indexed(tokens[:, :50], match_policy))
     used, entries = entries_of(rows.index.tensor.numpy())
@@ -218,7 +218,7 @@ def test_an_entry_that_would_begin_before_the_row_is_no_hit() -> None:
 
 
 def test_a_slot_that_finds_no_room_for_its_first_entry() -> None:
-    """Short rows have no gram to enter, and are indexed all the same."""
+    """Short rows have no gram to enter, but count as indexed."""
     tokens = np.arange(80, dtype=np.int32).reshape(2, 40)
     index = index_of_buckets(2, 2, Lookup(5, 5))
     for length, slot in ((4, 0), (40, 1), (20, 0), (20, 0)):
@@ -258,7 +258,7 @@ def test_a_slot_given_up_starts_again_when_there_is_room(by_step: bool) -> None:
 
 
 def test_the_proposer_takes_it_on_a_device() -> None:
-    """On a GPU; here the twin stands for the CPU's kernels, and its index for theirs."""
+    """As on a GPU: here the twin replaces the CPU kernels and their index."""
     config = NgramConfig(min_n=2, max_n=4, k=3)
     proposer = NgramProposer(config, "index")
     tokens = some_tokens()
@@ -279,8 +279,8 @@ def test_the_proposer_takes_it_on_a_device() -> None:
 @pytest.mark.parametrize("pages", [200, 8], ids=["room", "too-full"])
 @pytest.mark.parametrize("match_policy", [0, 1], ids=["earliest", "latest"])
 def test_long_run(match_policy: int, pages: int, bits: tuple[int, int]) -> None:
-    """Requests come, grow, are cut and go. With few bits, entries of other grams and of requests
-    long gone look like one's own, and only the row tells them apart."""
+    """Requests come, grow, are cut and finish. With few bits, entries of other grams and of old
+    requests look like a request's own, and only a comparison with the row finds out."""
     rng = np.random.default_rng([match_policy, pages, *bits])
     steps = drafts = scanned = 0
     while steps < 700:

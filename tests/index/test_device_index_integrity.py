@@ -1,4 +1,4 @@
-"""What check_integrity() of a DeviceNgramIndex tells."""
+"""DeviceNgramIndex.check_integrity() finds each kind of damage."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_slot_that_is_none() -> None:
 
 
 def test_a_copy_is_an_index() -> None:
-    """Nothing in it is an address."""
+    """The tensor contains no address."""
     tokens = some_tokens()
     index = indexed(tokens)
     copy = DeviceNgramIndex(3, tokens.size, min_n=2, max_n=4, device="cpu")
@@ -169,7 +169,7 @@ def test_a_copy_is_an_index() -> None:
 
 
 def test_an_index_at_an_odd_word_is_scanned_around() -> None:
-    """Its entries are of 64 bits."""
+    """64-bit entries need 8-byte alignment."""
     whole = indexed(some_tokens())
     words = torch.zeros(whole.tensor.numel() + 1, dtype=torch.int32)
     words[1:] = whole.tensor

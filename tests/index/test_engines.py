@@ -1,4 +1,4 @@
-"""NgramProposer's engines: which one is taken, and that no draft depends on it."""
+"""NgramProposer's engines: which one is used, and that drafts do not depend on it."""
 
 from __future__ import annotations
 

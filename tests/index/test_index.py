@@ -1,4 +1,4 @@
-"""NgramIndex: sizes, errors, statistics, and that a broken index is told from a sound one."""
+"""NgramIndex: sizes, errors, statistics, and integrity checks."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def test_sizes() -> None:
 
 @pytest.mark.parametrize("length", [7_500, 16_384, 32_768, 60_000, 131_072])
 def test_the_size_for_any_data_suffices(length: int) -> None:
-    """Where no token comes twice, and where all come twice: one entry a token and one and a half,
-    the most that one length and two can ask for."""
+    """Rows without a repeated token and rows in which all repeat once: 1 and 1.5 entries per token,
+    the maximum for one and for two lengths."""
     fresh = np.random.default_rng(length).permutation(length).astype(np.int32)[None]
     twice = np.tile(fresh[:, : length // 2], 2)
     for high, tokens in ((1, fresh), (2, twice)):
@@ -155,7 +155,7 @@ def test_a_row_whose_directory_takes_several_pages(match_policy: int) -> None:
 
 
 def test_repetitive_text_that_passes_a_power_of_two_splits_no_page_early() -> None:
-    """A page splits when it is full, not because its row has grown longer than entries can say."""
+    """A page splits when it is full, not because its row outgrew what its entries can record."""
     rng = np.random.default_rng(0)
     phrases = rng.integers(0, 30_000, (80, 10), np.int32)
     words = np.empty((3200, 11), np.int32)
@@ -183,7 +183,7 @@ def test_full_memory_is_counted() -> None:
 
 @pytest.mark.parametrize("by_step", [False, True], ids=["append", "step"])
 def test_a_slot_given_up_takes_another_row(by_step: bool) -> None:
-    """It remembers which row did not fit: another one need not wait for as much room."""
+    """The slot knows which row did not fit: another row need not wait for as much memory."""
     tokens = _tokens(1, 20_000, 300)
     lengths = np.full(1, 19_990, np.int32)
     index = NgramIndex(1, 2000, min_n=2, max_n=4)
@@ -205,7 +205,7 @@ def test_a_slot_given_up_takes_another_row(by_step: bool) -> None:
 
 
 def test_a_step_tries_no_more_than_its_share_where_memory_is_full() -> None:
-    """What a row that did not fit has cost counts: else each of a batch would try."""
+    """A row that did not fit is charged to the budget: otherwise every row of a batch would try."""
     rows, length = 6, 20_000
     tokens = _tokens(rows, length + 10, 9999)
     lengths = np.full(rows, length, np.int32)
@@ -294,7 +294,7 @@ def _gap(words: Int32Array) -> None:
 
 
 def _entry_elsewhere(words: Int32Array) -> None:
-    """Its group of lines changes places with the next one."""
+    """Swaps its group of lines with the next one."""
     page = _page(words, 0).reshape(-1, 64)
     page[[0, 1]] = page[[1, 0]]
 
@@ -375,7 +375,7 @@ def test_a_slot_that_is_none() -> None:
 
 
 def test_a_copy_is_an_index() -> None:
-    """Nothing in it is an address."""
+    """The tensor contains no address."""
     tokens = _tokens()
     index = _indexed(tokens)
     copy = NgramIndex(3, tokens.size, min_n=2, max_n=4, any_data=True)

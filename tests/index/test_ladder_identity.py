@@ -1,5 +1,5 @@
-"""What tools/bench/results/ladder-identity.json says: it passes here, and can fail; and its brute-
-force search is the reference's."""
+"""The comparison behind tools/bench/results/ladder-identity.json: it passes here and can fail; its
+brute-force search agrees with the reference."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The index of a ladder: its outcomes and candidates as the definition has them, whatever became of
-its rows before, and told where they are not."""
+"""The index of a ladder: its outcomes and candidates follow the definition after any history of its
+rows, and the integrity check finds wrong ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _page(words: Int32Array, page: int) -> Int32Array:
 
 
 def _outcomes(index: NgramIndex, slot: int) -> list[int]:
-    """All that the slot keeps, a byte for each token it has indexed."""
+    """The slot's outcomes, one byte per indexed token."""
     words = index.tensor
     state = _slot(words, slot)
     pages = state[OUTCOME_ROOT:][: state[OUTCOME_PAGES]]

@@ -99,7 +99,7 @@ def test_long_run(source: str, match_policy: int, pages: int) -> None:
 
 @pytest.mark.parametrize("match_policy", [0, 1], ids=["earliest", "latest"])
 def test_what_goes_unnoticed_stays_within_the_row(match_policy: int) -> None:
-    """Tokens are rewritten, but not the last eight: nobody can notice. Drafts still follow an
+    """Tokens are rewritten, but not the last eight: the index cannot notice. Drafts still follow an
     occurrence of the row's own end, in the row as it is now, and nothing else is touched."""
     rng = np.random.default_rng(match_policy)
     blind = 0

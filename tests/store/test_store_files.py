@@ -182,7 +182,7 @@ def test_damage_is_refused(offset: int, value: int, message: str, tmp_path: Path
 def test_sizes_are_compared_before_memory_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And before ``num_slots`` is held against a number of blocks that is wrong."""
+    """Damage is also found before ``num_slots`` is compared with a wrong number of blocks."""
     path = tmp_path / "store"
     filled().save(path)
     data = bytearray(path.read_bytes())

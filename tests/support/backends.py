@@ -32,7 +32,7 @@ class Backend:
 
     @contextmanager
     def selected(self, *, races_allowed: bool = False) -> Iterator[None]:
-        """`races_allowed`: for a call that breaks the contract's rules (class B)."""
+        """`races_allowed`: for a call that breaks the contract's rules, so its results may race."""
         with (
             instruction_set(self.instruction_set),
             in_place_of_the_cpu(self.twin, races_allowed=races_allowed),

@@ -1,5 +1,5 @@
-// Stands in for the parts of CANN's runtime that do something: a device whose memory is the host's and whose streams
-// run each thing at once. The other functions do nothing (stand_ins.py). The prototypes are the real headers'.
+// A stand-in for the necessary parts of CANN's runtime: a device whose memory is the host's and whose streams run work
+// at once. The other functions do nothing (stand_ins.py). The prototypes are those of the real headers.
 #include <acl/acl.h>
 #include <acl/acl_op_compiler.h>
 #include <dlfcn.h>
@@ -16,12 +16,12 @@
 namespace {
 
 std::mutex mutex;
-std::string record;  // one line a launch or copy
+std::string record;  // one line per launch or copy
 const void* last_stream = nullptr;
 std::atomic<int> waits{0};
-std::mutex device;  // held by a test: the device does nothing meanwhile
+std::mutex device;  // a test that holds it stops the device
 
-// A fault or a size that a test asks for.
+// A fault or a size that a test has requested.
 int64_t asked(const char* variable, int64_t otherwise) {
   const char* text = std::getenv(variable);
   return text != nullptr ? std::atoll(text) : otherwise;
@@ -94,7 +94,7 @@ __attribute__((no_instrument_function)) const char* stand_in_take_calls() {
   return copy;
 }
 
-// How often anything has waited for the device.
+// Number of waits for the device.
 int stand_in_waits() { return waits; }
 
 int stand_in_last_stream_is(const void* stream) {
@@ -102,7 +102,7 @@ int stand_in_last_stream_is(const void* stream) {
   return last_stream == stream;
 }
 
-// Copies the record so far and forgets it. Returns its length, more than `bytes` where it does not fit.
+// Copies the record and clears it. Returns its length, which is more than `bytes` if it does not fit.
 size_t stand_in_take_record(char* into, size_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex);
   const size_t length = record.copy(into, bytes);
@@ -122,7 +122,7 @@ aclError aclrtBinaryGetFunction(const aclrtBinHandle binary, const char* name, a
   *function = dlsym(binary, name);
   return *function != nullptr ? ACL_SUCCESS : ACL_ERROR_INVALID_PARAM;
 }
-// Arguments: the kernel's own, and a word behind them.
+// Arguments: the kernel's own, and one word after them.
 aclError aclrtLaunchKernelWithHostArgs(aclrtFuncHandle function, uint32_t blocks, aclrtStream stream,
                                        aclrtLaunchKernelCfg*, void* args, size_t bytes, aclrtPlaceHolderInfo*,
                                        size_t placeholders) {

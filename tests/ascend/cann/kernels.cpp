@@ -1,6 +1,6 @@
-// Stands in for what CANN makes of the kernels' sources: a binary with an entry for each, which the runtime launches,
-// or a library with a stub for each, `aclrtlaunch_<kernel>`. An operator's first launch runs its CPU kernel on the
-// arguments it was given; so the results are right if all that leads here is.
+// A stand-in for CANN's build of the kernels: a binary with an entry per kernel, which the runtime launches, or a
+// library with a stub per kernel, `aclrtlaunch_<kernel>`. An operator's first launch runs its CPU kernel on the
+// arguments of the launch, so the results are right if the launch is.
 #include <cstring>
 
 #include "ascendc/plans.h"
@@ -13,7 +13,7 @@ using namespace ngram_npu::ascendc;
 
 template <class Params>
 auto without_executor(Params& params, int) -> decltype(params.executor, void()) {
-  params.executor = nullptr;  // it was the queueing thread's
+  params.executor = nullptr;  // it belonged to the queueing thread
 }
 template <class Params>
 void without_executor(Params&, long) {}
@@ -26,7 +26,7 @@ uint32_t launch(Kernel kernel, const char* name, int32_t (*on_cpu)(const Params*
   std::memcpy(&params, args.params, sizeof(params));
   const LaunchPlan expected = plan(params, {kStandInVectorCores, kStandInUbBytes});
   const Launch& first = expected.launches[0];
-  if (first.kernel != kernel) return 0;  // which may serve several operators; its work is done already
+  if (first.kernel != kernel) return 0;  // not the first launch of the operator: its work is done already
   if (first.blocks != blocks) return 1;
   if (expected.workspace_bytes > 0) {
     if (args.workspace == 0) return 1;
@@ -50,7 +50,7 @@ NGRAM_NPU_ASCENDC_OPS(STAND_IN_OP)
     return launch<op##_params>(ngram_npu::ascendc::Kernel::kernel, #kernel, ngram_npu_cpu_##op, blocks, stream, \
                                *args);                                                                          \
   }
-// The generated stubs have a word of the device for each launch, and their library starts CANN when it is opened.
+// The generated stubs allocate one word on the device per launch, and their library starts CANN when it is opened.
 extern "C" int aclrtMalloc(void** memory, size_t bytes, int policy);
 extern "C" int aclrtFree(void* memory);
 extern "C" const char* aclrtGetSocName();

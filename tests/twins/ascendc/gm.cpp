@@ -1,7 +1,6 @@
 #include "gm.h"
 
 #include <algorithm>
-#include <cstring>
 #include <unordered_map>
 
 #include "fault.h"

@@ -3,8 +3,6 @@
 
 #include <cstdint>
 #include <mutex>
-#include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "chip.h"

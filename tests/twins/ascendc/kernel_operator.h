@@ -11,7 +11,6 @@
 #define __global__
 #define __aicore__
 #define __gm__
-using GM_ADDR = uint8_t*;
 
 constexpr int KERNEL_TYPE_AIV_ONLY = 0;
 #define KERNEL_TASK_TYPE_DEFAULT(value) static_assert(value == KERNEL_TYPE_AIV_ONLY, "the twin has vector cores only")

@@ -6,7 +6,6 @@
 namespace AscendC {
 
 enum class TPosition : uint8_t { GM, VECIN, VECOUT, VECCALC };
-using QuePosition = TPosition;
 using TEventID = int8_t;
 
 enum class HardEvent : uint8_t {
@@ -148,9 +147,6 @@ class TQue {
     SetFlag<kEmpty>(id);
     core.buffer(first_ + slot).emptied = {kEmptyEvent, id};
   }
-
-  bool VacantInQue() const { return queued_ < depth; }
-  bool HasTensorInQue() const { return queued_ > 0; }
 
  private:
   friend class TPipe;
