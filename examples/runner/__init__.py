@@ -1,10 +1,12 @@
 """A model runner to copy from: continuous batching, paged KV cache, n-gram drafts, asynchronous.
 
-`runner.py` is the loop, `scheduler.py` what it runs, `paged_model.py` the model, `sampling.py` how
-tokens are chosen, `trace.py` where the time goes. docs/guides/own-runner.md explains it step by
-step. Installed as `ngram_npu.runner`; it needs torch and transformers.
+`runner.py` is the loop, `scheduler.py` what it runs, `paged_model.py` the model, `draft_model.py` a
+smaller one beside the n-grams, `sampling.py` how tokens are chosen, `trace.py` where the time goes.
+docs/guides/own-runner.md explains it step by step. Installed as `ngram_npu.runner`; it needs torch
+and transformers.
 """
 
+from .draft_model import DraftModel
 from .paged_model import PagedModel, load, paged
 from .runner import Figures, Runner, RunnerConfig
 from .sampling import Sampling
@@ -12,6 +14,7 @@ from .scheduler import Request, Scheduler
 from .trace import Trace
 
 __all__ = [
+    "DraftModel",
     "Figures",
     "PagedModel",
     "Request",

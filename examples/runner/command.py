@@ -13,7 +13,7 @@ from ngram_npu import NgramConfig
 from ngram_npu.replay.errors import printable
 from transformers import AutoTokenizer, PreTrainedModel
 
-from .paged_model import load
+from .paged_model import IMPLEMENTATION, load
 from .runner import Runner, RunnerConfig
 from .sampling import Sampling
 
@@ -37,6 +37,8 @@ class GenerateOptions:
     """One prompt per line; in a .jsonl, one object with `prompt` or `prompt_token_ids`, or a
     conversation of `ngram-npu replay`, whose first prompt counts."""
     ngram: NgramConfig
+    draft_model: Path | None = None
+    """A smaller model of the same vocabulary, beside the n-grams."""
     engine: Literal["index", "scan", "auto"] = "auto"
     max_tokens: int = 128
     """New tokens per prompt."""
@@ -64,6 +66,9 @@ class Run:
     steps: int
     drafts: int
     accepted: int
+    neural_drafts: int
+    """Of these drafts, those that the draft model began."""
+    neural_accepted: int
     step_ms: dict[str, float]
     """Mean time per step of each phase; what no phase has is missing."""
 
@@ -90,6 +95,7 @@ def generate(options: GenerateOptions) -> GenerateReport:
         torch.set_num_threads(options.threads)
     prompts_or_ids = read_prompts(options.prompts)
     model, tokenizer = _load(options)
+    draft_model = _load_draft_model(options)
     prompts = [
         tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts_or_ids
     ]
@@ -114,7 +120,8 @@ def generate(options: GenerateOptions) -> GenerateReport:
         )
         configs = {WITHOUT: replace(config, ngram=None)} if options.baseline else {}
         for name, chosen in {**configs, WITH: config}.items():
-            runner = Runner(model, chosen)
+            beside = draft_model if chosen.ngram is not None else None
+            runner = Runner(model, chosen, draft_model=beside)
             outputs[name], runs[name] = _run(runner, prompts, options.max_tokens)
     except (ValueError, NotImplementedError) as error:
         raise GenerateError(str(error)) from error
@@ -130,16 +137,33 @@ def generate(options: GenerateOptions) -> GenerateReport:
 
 def _load(options: GenerateOptions) -> tuple[PreTrainedModel, Any]:
     """The model and its tokenizer."""
-    if not (options.model / "config.json").is_file():
-        raise GenerateError(f"{options.model}: expected a model's folder, found no config.json")
-    dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
-    folder = str(options.model)
+    model = _load_model(options.model, options)
     try:
-        model = load(folder, device=options.device, dtype=dtype)
-        return model, AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        return model, AutoTokenizer.from_pretrained(str(options.model), local_files_only=True)
     except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise GenerateError(f"{options.model}: cannot be loaded: {reason}") from error
+        raise _cannot_be_loaded(options.model, error) from error
+
+
+def _load_draft_model(options: GenerateOptions) -> PreTrainedModel | None:
+    folder = options.draft_model
+    return None if folder is None else _load_model(folder, options, attention="sdpa")
+
+
+def _load_model(
+    folder: Path, options: GenerateOptions, attention: str = IMPLEMENTATION
+) -> PreTrainedModel:
+    if not (folder / "config.json").is_file():
+        raise GenerateError(f"{folder}: expected a model's folder, found no config.json")
+    dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
+    try:
+        return load(str(folder), device=options.device, dtype=dtype, attention=attention)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise _cannot_be_loaded(folder, error) from error
+
+
+def _cannot_be_loaded(folder: Path, error: Exception) -> GenerateError:
+    reason = str(error).strip().splitlines()[0]
+    return GenerateError(f"{folder}: cannot be loaded: {reason}")
 
 
 def _run(runner: Runner, prompts: list[list[int]], max_tokens: int) -> tuple[list[list[int]], Run]:
@@ -161,6 +185,8 @@ def _run(runner: Runner, prompts: list[list[int]], max_tokens: int) -> tuple[lis
         steps=figures.steps,
         drafts=figures.drafts,
         accepted=figures.accepted,
+        neural_drafts=figures.neural_drafts,
+        neural_accepted=figures.neural_accepted,
         step_ms={
             name: 1e3 * spent / figures.steps for name, spent in runner.trace.seconds().items()
         },
@@ -214,6 +240,11 @@ def format_report(report: GenerateReport) -> str:
         cells = [f"{run.tokens_per_second:.1f}", run.tokens, run.steps, run.drafts, share]
         cells += [f"{run.step_ms.get(phase, 0.0):.2f}" for phase in phases]
         lines.append(f"{name:<16}" + "".join(f"{cell:>10}" for cell in cells))
+    if neural := report.runs[WITH].neural_drafts:
+        lines.append(
+            f"draft model: {neural} of these drafts, "
+            f"{report.runs[WITH].neural_accepted / neural:.1%} accepted"
+        )
     if WITHOUT in report.runs:
         ratio = report.runs[WITH].tokens_per_second / report.runs[WITHOUT].tokens_per_second
         same = (

@@ -215,13 +215,20 @@ def paged(model: PreTrainedModel) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-def load(folder: str, *, device: str = "cpu", dtype: torch.dtype | None = None) -> PreTrainedModel:
-    """A local model folder, with our attention. Nothing is downloaded."""
+def load(
+    folder: str,
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+    attention: str = IMPLEMENTATION,
+) -> PreTrainedModel:
+    """A local model folder, with our attention or another (a draft model's: "sdpa"). Nothing is
+    downloaded."""
     from transformers import AutoModelForCausalLM
 
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         folder,
-        attn_implementation=IMPLEMENTATION,
+        attn_implementation=attention,
         dtype=dtype or "auto",
         local_files_only=True,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -14,11 +15,13 @@ from ngram_npu.async_state import (
     AsyncConfig,
     AsyncSpecState,
     KVGroup,
+    MergeConfig,
     StepInputs,
     verify_greedy,
 )
 from transformers import PreTrainedModel
 
+from .draft_model import DraftModel
 from .paged_model import PagedModel, to_device
 from .sampling import Sampling
 from .scheduler import Request, ScheduledStep, Scheduler
@@ -34,6 +37,10 @@ class RunnerConfig:
 
     ngram: NgramConfig | None = field(default_factory=NgramConfig)
     """What drafts, from a store too if it asks for one; None: no speculation."""
+    merge: MergeConfig = field(default_factory=MergeConfig)
+    """With a draft model: when n-grams replace its drafts."""
+    draft_window: int = 64
+    """With a draft model: the newest tokens of each request that it reads."""
     engine: Literal["index", "scan", "auto"] = "auto"
     """How it is looked up (`AsyncConfig.engine`)."""
     asynchronous: bool = True
@@ -65,20 +72,57 @@ class Figures:
     tokens: int = 0
     drafts: int = 0
     accepted: int = 0
+    neural_drafts: int = 0
+    """Of these drafts, those that the draft model began."""
+    neural_accepted: int = 0
     preemptions: int = 0
+
+
+def check_draft_model(
+    draft_model: PreTrainedModel, model: PreTrainedModel, config: RunnerConfig
+) -> None:
+    """
+    Raises:
+        ValueError: it cannot draft for the model.
+    """
+    if config.ngram is None:
+        raise ValueError("Runner: draft_model: expected None without speculation")
+    sizes = draft_model.config.vocab_size, model.config.vocab_size
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"Runner: draft_model: expected the model's vocabulary of {sizes[1]} tokens, "
+            f"got {sizes[0]}"
+        )
+    if draft_model.device != model.device:
+        raise ValueError(
+            f"Runner: draft_model: expected device {model.device}, got {draft_model.device}"
+        )
 
 
 class Runner:
     """Generates text for many requests at once. Not thread-safe."""
 
     def __init__(
-        self, model: PreTrainedModel, config: RunnerConfig, *, store: NgramStore | None = None
+        self,
+        model: PreTrainedModel,
+        config: RunnerConfig,
+        *,
+        store: NgramStore | None = None,
+        draft_model: PreTrainedModel | None = None,
     ) -> None:
         """
         Args:
             model: a causal LM whose attention is ours (:func:`paged_model.load`).
             store: one of ``kind="torch"``, loaded or warmed, in place of its own.
+            draft_model: a smaller causal LM of the same vocabulary and device, with transformers'
+                own attention; it drafts where n-grams promise less.
+
+        Raises:
+            ValueError: a model whose attention is another, a draft model that does not fit, or one
+                without speculation.
         """
+        if draft_model is not None:
+            check_draft_model(draft_model, model, config)
         self.config, self.device = config, model.device
         width = -(-config.row_capacity // config.block_size)
         num_blocks = config.num_blocks or config.max_rows * width
@@ -92,6 +136,7 @@ class Runner:
                 max_step_tokens=config.max_step_tokens,
                 kv_groups=(KVGroup(config.block_size, width),),
                 disable_padded_drafter_batch=not config.padded,
+                merge=config.merge if draft_model is not None else None,
             ),
             device=self.device,
             store=store,
@@ -104,6 +149,9 @@ class Runner:
             max_step_tokens=config.max_step_tokens,
             k=config.ngram.k if config.ngram else 0,
         )
+        self.draft_model = None
+        if draft_model is not None:
+            self.draft_model = DraftModel(draft_model, self.scheduler.k, config.draft_window)
         self.trace = Trace(self.device, enabled=config.trace)
         self.reset_figures()
         self._in_flight: deque[ScheduledStep] = deque()
@@ -165,7 +213,10 @@ class Runner:
         with self.trace.span("sample", number, device=True):
             sampled = self._sample(step, inputs, logits, rows)
         with self.trace.span("draft", number, device=True):
-            self.state.end_step(sampled)
+            drafter = None
+            if self.draft_model is not None:
+                drafter = partial(self.draft_model.draft, self.state, inputs)
+            self.state.end_step(sampled, drafter)
         self._has_drafts = self.scheduler.k > 0
         self._in_flight.append(step)
         self.figures.steps += 1
@@ -232,4 +283,8 @@ class Runner:
                 self.figures.tokens += len(request.token_ids) - before
             self.figures.drafts += int(truth.num_valid_drafts.sum())
             self.figures.accepted += int(truth.num_accepted_drafts.sum())
+            if truth.draft_source is not None:
+                neural = truth.draft_source % 2 == 1
+                self.figures.neural_drafts += int(truth.num_valid_drafts[neural].sum())
+                self.figures.neural_accepted += int(truth.num_accepted_drafts[neural].sum())
             self.figures.preemptions += step.preemptions

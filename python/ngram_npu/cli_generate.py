@@ -30,6 +30,12 @@ def add_generate(commands: Any) -> None:
         metavar="FILE",
         help='one prompt per line; .jsonl: {"prompt": "..."}, or recorded conversations',
     )
+    need.add_argument(
+        "--draft-model",
+        type=Path,
+        metavar="FOLDER",
+        help="a smaller local model of the same vocabulary: it drafts where n-grams promise less",
+    )
     need.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     need.add_argument(
         "--dtype",

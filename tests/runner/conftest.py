@@ -29,6 +29,20 @@ def model(folder: str) -> PreTrainedModel:
     return load(folder, dtype=torch.float64)
 
 
+@pytest.fixture(scope="session")
+def draft_models(folder: str) -> dict[str, PreTrainedModel]:
+    """Beside the model: one that says what it says, as far as a window reaches, and one that has
+    learnt nothing."""
+    import torch
+    from ngram_npu.runner import load
+    from transformers import LlamaForCausalLM
+
+    good = load(folder, dtype=torch.float64, attention="sdpa")
+    torch.manual_seed(1)
+    bad = LlamaForCausalLM(good.config).to(torch.float64).eval()
+    return {"good": good, "bad": bad}
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> Any:
     """The model is too small for more, and other tests run beside."""

@@ -137,9 +137,23 @@ def test_what_is_not_there(
         ((folder, prompts, "--device", "nothing"), "cannot be loaded"),
         ((folder, prompts, "--store", "live"), "NgramConfig: store: expected None without"),
         ((folder, prompts, "--min-n", "6", "--max-n", "3"), "NgramConfig: min_n"),
+        ((folder, prompts, "--draft-model", str(tmp_path)), "expected a model's folder, found no"),
     ):
         assert _generate(*arguments) == 2  # type: ignore[arg-type]
         assert message in capsys.readouterr().err
+
+
+def test_a_draft_model(
+    folder: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model beside itself."""
+    record = tmp_path / "record.json"
+    assert _generate(folder, prompts, "--draft-model", folder, "--json", str(record)) == 0
+    found = json.loads(record.read_text())
+    assert found["other_texts"] == 0
+    run, without = found["runs"]["speculation"], found["runs"]["no speculation"]
+    assert without["neural_drafts"] == 0 < run["neural_accepted"] <= run["accepted"]
+    assert "draft model: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("store", ["live", "finish"])

@@ -29,9 +29,12 @@ class NoWaiting(TorchDispatchMode):
         return op(*args, **kwargs or {})
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_padded_step_reads_nothing_from_the_device(model: Any, temperature: float) -> None:
-    runner = worlds.runner(model, sampling=Sampling(temperature))
+@pytest.mark.parametrize(("temperature", "beside"), [(0.0, None), (0.8, None), (0.0, "good")])
+def test_a_padded_step_reads_nothing_from_the_device(
+    model: Any, draft_models: Any, temperature: float, beside: str | None
+) -> None:
+    draft_model = None if beside is None else draft_models[beside]
+    runner = worlds.runner(model, sampling=Sampling(temperature), draft_model=draft_model)
     with NoWaiting():
         texts = runner.generate(worlds.prompts(8), worlds.NEW_TOKENS)
     assert all(len(text) == worlds.NEW_TOKENS for text in texts)

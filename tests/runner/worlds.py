@@ -27,7 +27,13 @@ def prompts(count: int = 40, seed: int = 1) -> list[list[int]]:
     return [list(transcript(chooser, chooser.randint(1, 90))) for _ in range(count)]
 
 
-def runner(model: PreTrainedModel, *, store: NgramStore | None = None, **changes: Any) -> Runner:
+def runner(
+    model: PreTrainedModel,
+    *,
+    store: NgramStore | None = None,
+    draft_model: PreTrainedModel | None = None,
+    **changes: Any,
+) -> Runner:
     """Six rows, and blocks for fewer; prompts longer than a step."""
     settings: dict[str, Any] = {
         "ngram": CONSECUTIVE,
@@ -38,7 +44,7 @@ def runner(model: PreTrainedModel, *, store: NgramStore | None = None, **changes
         "num_blocks": 100,
         "max_step_tokens": 48,
     }
-    return Runner(model, RunnerConfig(**settings | changes), store=store)
+    return Runner(model, RunnerConfig(**settings | changes), store=store, draft_model=draft_model)
 
 
 def texts(model: PreTrainedModel, count: int = 40, **changes: Any) -> list[list[int]]:

@@ -1,0 +1,150 @@
+"""A draft model beside the n-grams: the text is the same, and each drafts where it is better."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from ngram_npu import NgramConfig
+from ngram_npu.async_state import MergeConfig, StepInputs, StepOutputs
+
+pytest.importorskip("transformers")
+
+from ngram_npu.runner import DraftModel, Sampling
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from runner import worlds
+
+COUNT = 14
+NEURAL_ALONE = NgramConfig(k=4, max_len=0)
+"""A lookup that finds nothing."""
+
+
+@pytest.fixture(scope="module")
+def plain(model: Any) -> list[list[int]]:
+    return worlds.texts(model, COUNT, ngram=None, asynchronous=False)
+
+
+def _run(model: Any, draft_model: Any, **changes: Any) -> tuple[list[list[int]], Any]:
+    runner = worlds.runner(model, draft_model=draft_model, **changes)
+    found = runner.generate(
+        worlds.prompts(COUNT), worlds.NEW_TOKENS, stop_token_ids=worlds.STOP_TOKENS
+    )
+    return found, runner.figures
+
+
+@pytest.mark.parametrize("which", ["good", "bad"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"asynchronous": False, "padded": False},
+        {"engine": "index", "ngram": worlds.LADDER},
+        {"engine": "index", "ngram": worlds.LIVE},
+        {"merge": MergeConfig(min_match_len=3, extend=True)},
+        {"ngram": NEURAL_ALONE},
+    ],
+    ids=["scan", "unpadded", "ladder", "live", "extend", "neural alone"],
+)
+def test_greedy_text(
+    model: Any, draft_models: Any, plain: list[list[int]], which: str, changes: dict[str, Any]
+) -> None:
+    found, figures = _run(model, draft_models[which], **changes)
+    assert found == plain
+    assert figures.preemptions > 0
+    assert figures.neural_accepted <= figures.neural_drafts <= figures.drafts
+    if which == "good":
+        assert figures.neural_accepted > figures.neural_drafts / 2 > 50
+    if changes.get("ngram") is NEURAL_ALONE:
+        assert (figures.drafts, figures.accepted) == (
+            figures.neural_drafts,
+            figures.neural_accepted,
+        )
+    elif which == "bad":
+        assert figures.drafts - figures.neural_drafts > 50
+
+
+def test_sampled_text(model: Any, draft_models: Any) -> None:
+    sampling = Sampling(0.8, seed=7)
+    plain = worlds.texts(model, COUNT, ngram=None, asynchronous=False, sampling=sampling)
+    found, figures = _run(model, draft_models["good"], sampling=sampling)
+    assert found == plain
+    assert figures.neural_accepted > 50
+
+
+@pytest.mark.parametrize(
+    ("which", "window", "least"),
+    [
+        ("good", 64, 1.05),  # as good as the drafter, which needs no n-grams
+        ("good", 3, 0.95),  # which forgets what was said: each helps the other
+        ("bad", 64, 1.25),  # until a request has seen that it is of no use
+    ],
+)
+def test_steps_of_both_beside_the_better_one(
+    model: Any, draft_models: Any, which: str, window: int, least: float
+) -> None:
+    def steps(draft_model: Any, **changes: Any) -> int:
+        runner = worlds.runner(
+            model,
+            draft_model=draft_model,
+            draft_window=window,
+            asynchronous=False,
+            row_capacity=200,
+            num_blocks=300,
+            **changes,
+        )
+        runner.generate(worlds.prompts(COUNT), 80)
+        found: int = runner.figures.steps
+        return found
+
+    drafter = draft_models[which]
+    alone = steps(None), steps(drafter, ngram=NEURAL_ALONE)
+    both = steps(drafter)
+    assert both <= least * min(alone), (both, alone)
+
+
+def test_it_says_what_the_model_says(draft_models: Any) -> None:
+    """Rows shorter and longer than the window, one of a single token."""
+    model, width = draft_models["good"], 8
+    rows = [worlds.prompts(1)[0][:n] for n in (1, 5, 8, 13)]
+    drafter = DraftModel(model, 3, window=width)
+    state, inputs, outputs = _state_of(rows)
+    drafts = drafter.draft(state, inputs, outputs).token_ids.tolist()
+    for row, draft in zip(rows[::-1], drafts, strict=True):
+        seen = row[-width:]
+        for token in draft:
+            logits = model(torch.tensor([seen])).logits[0, -1]
+            assert token == int(logits.argmax())
+            seen = [*seen, token]
+
+
+def _state_of(rows: list[list[int]]) -> tuple[Any, StepInputs, StepOutputs]:
+    """What a drafter reads of a state; the batch is in the slots' reverse order."""
+
+    class State:
+        token_ids = torch.full((len(rows), 16), 77, dtype=torch.int32)
+        num_tokens_on_device = torch.tensor([len(row) for row in rows], dtype=torch.int32)
+
+    class Inputs:
+        slot_indices = torch.arange(len(rows), dtype=torch.int32).flip(0)
+
+    for i, row in enumerate(rows):
+        State.token_ids[i, : len(row)] = torch.tensor(row)
+    inputs: Any = Inputs()
+    outputs: Any = None
+    return State(), inputs, outputs
+
+
+def test_a_draft_model_that_does_not_fit(model: Any, draft_models: Any) -> None:
+    with pytest.raises(ValueError, match="draft_model: expected None without speculation"):
+        worlds.runner(model, ngram=None, draft_model=draft_models["good"])
+    small = LlamaConfig(
+        vocab_size=64,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+    )
+    with pytest.raises(ValueError, match="vocabulary of 128 tokens, got 64"):
+        worlds.runner(model, draft_model=LlamaForCausalLM(small))
