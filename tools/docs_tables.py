@@ -133,9 +133,7 @@ def differences(
 def main() -> None:
     tables = parse(TABLES.read_text(encoding="utf-8"))
     if "--check" in sys.argv[1:]:
-        wrong = differences(documents(), tables)
-        print(*wrong, sep="\n")
-        sys.exit(bool(wrong))
+        sys.exit("\n".join(differences(documents(), tables)) or 0)
     for path in documents():
         path.write_text(updated(path.read_text(encoding="utf-8"), tables), encoding="utf-8")
 

@@ -51,6 +51,4 @@ def problems(dist: Path, root: Path = REPOSITORY) -> list[str]:
 
 
 if __name__ == "__main__":
-    wrong = problems(Path(sys.argv[1]))
-    print(*wrong, sep="\n")
-    sys.exit(bool(wrong))
+    sys.exit("\n".join(problems(Path(sys.argv[1]))) or 0)

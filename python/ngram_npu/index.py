@@ -252,6 +252,7 @@ class NgramIndex(_Index):
 
     @property
     def statistics(self) -> IndexStatistics:
+        """Rows looked up, rebuilds and memory since the index was created."""
         return IndexStatistics(**_C.index_statistics(self._words))
 
     def _host_words(self) -> Int32Array:

@@ -181,6 +181,7 @@ class NgramStore:
 
     @property
     def statistics(self) -> StoreStatistics:
+        """Text held, lookups and drafts since the store was created."""
         found: dict[str, Any] = _C.store_statistics(self._words)
         return StoreStatistics(**{**found, "visibility": VISIBILITIES[found["visibility"]]})
 
