@@ -1,5 +1,5 @@
-# `make check` while you work, `make test` before you hand in; both say at the end how long each stage took. On a bare
-# machine `make demo` runs the main job and `make test` passes the tests: they set up what they need.
+# Use `make check` while you work and `make test` before you submit; both print the time of each stage at the end. On a
+# new machine `make demo` and `make test` install what they need.
 VENV := .venv
 VLLM_VENV := .venv-vllm
 DOCS_VENV := .venv-docs
@@ -67,9 +67,9 @@ $(VENV)/.ready: tools/requirements-dev.txt
 	$(PY) $(PIP) install -r tools/requirements-dev.txt
 	touch $@
 
-# Without isolation the wheel is built against the torch of this environment, not a second one.
-# auditwheel gives it the manylinux tag that its symbols allow, and vendors nothing: torch is the user's, and a second C++
-# runtime could not catch the first one's exceptions. A wheel with the NPU backend needs CANN, which no manylinux has.
+# Without isolation the wheel is built with the torch of this environment instead of a second one. auditwheel adds the
+# manylinux tag that its symbols allow, and vendors no library: torch is the user's, and a second C++ runtime could not
+# catch the first one's exceptions. A wheel with the NPU backend needs CANN, which is not part of manylinux.
 $(DIST)/.ready: $(VENV)/.ready $(SOURCES)
 	rm -rf $(DIST) $(BUILD)/wheel
 	$(PY) $(PIP) wheel --no-build-isolation --no-deps --config-settings=cmake.define.NGRAM_NPU_WERROR=ON -w $(BUILD)/wheel .
@@ -85,8 +85,8 @@ $(VENV)/.installed: $(DIST)/.ready
 
 install: $(VENV)/.installed
 
-# In place of the wheel an editable install: changed Python counts at once, changed C++ after `make dev` again. Without
-# CUDA, which takes minutes to compile.
+# An editable install instead of the wheel: Python changes take effect at once, C++ changes after another `make dev`.
+# Without CUDA, which takes minutes to compile.
 BUILD_TYPE ?= Release
 dev: setup
 	$(PY) $(PIP) install --no-build-isolation --no-deps --config-settings=build-dir=$(BUILD)/dev --config-settings=cmake.build-type=$(BUILD_TYPE) \
@@ -111,7 +111,7 @@ tidy: setup
 	git ls-files 'csrc/host/*.cpp' 'csrc/cpu/*.cpp' 'csrc/numpy/*.cpp' 'csrc/torch/*.cpp' | grep -v _neon | \
 	  xargs -P $(JOBS) -n 4 $(VENV)/bin/clang-tidy -p $(BUILD)/python-asan --quiet
 
-# What needs no twin, and parity for this machine's best instruction set.
+# The tests that need no twin, and parity for this machine's best instruction set.
 QUICK := tests/ops/test_parity.py tests/ops/test_errors.py tests/ops/test_torch.py tests/ops/test_bookkeeping.py \
   tests/ops/test_peer_modes.py tests/package tests/vllm/unit tests/replay tests/tune tests/verify/test_mutants.py \
   tests/async_state/test_config.py tests/async_state/test_state.py tests/async_state/test_failures.py \
@@ -122,7 +122,7 @@ check-python:
 	native=$$($(PY) -c 'from ngram_npu import _C; print(_C.instruction_set())') && $(PYTEST) -q $(QUICK) -m "not slow" \
 	  -k "test_parity and $$native or not (test_parity or cuda_ or ascendc_)"
 
-# The wheel is installed, so the tests see what a user gets, not the source tree.
+# The wheel is installed, so that the tests run on what a user gets instead of the source tree.
 WITH_WHEEL = NGRAM_NPU_WHEEL=$$(ls $(DIST)/ngram_npu-*.whl)
 test-python: install twins
 	$(WITH_WHEEL) $(PYTEST) -m "not slow"
@@ -130,7 +130,7 @@ test-python: install twins
 test-slow: install twins launch
 	$(WITH_WHEEL) $(PYTEST) -m slow
 
-# The other Pythons that pyproject.toml promises, those that are here.
+# Those of the other Python versions in pyproject.toml that are installed here.
 test-pythons: setup
 	$(PY) -m tools.pythons
 
@@ -147,7 +147,7 @@ endef
 test-cpp: setup gtest
 	$(call suite,cpp)
 
-# The C++ suite under ASan+UBSan and TSan; then the parity suite on sanitized kernels, for the values only it has.
+# The C++ suite under ASan+UBSan and TSan, then the parity suite on sanitized kernels, for values that only it has.
 SAN_STAGE := $(BUILD)/python-asan/stage
 test-sanitizers: setup gtest
 	$(call suite,asan)
@@ -160,23 +160,23 @@ test-sanitizers: setup gtest
 	  $(PYTEST) -p no:cacheprovider -k "not cuda_ and not ascendc_" tests/ops/test_parity.py tests/ops/test_errors.py \
 	  tests/ops/test_sanitized.py
 
-# Every CUDA kernel for every architecture: it compiles, spills nothing, and needs what csrc/cuda/resources.json says.
-# The lookup's inner loop, on one of them, is as short as csrc/cuda/sass.json says.
+# Every CUDA kernel compiles for every architecture, does not spill, and has the resources in csrc/cuda/resources.json.
+# On one of them the lookup's inner loop is as short as in csrc/cuda/sass.json.
 cuda-resources: setup
 	@if command -v nvcc >/dev/null; then $(PY) -m tools.cuda_resources --jobs $(JOBS) && \
 	  { $(PY) -m tools.cuda_sass || [ $$? = 2 ]; }; \
 	  else echo "cuda-resources: left out, nvcc is missing"; fi
 
-# The device kernels on models of their devices, which need none.
+# The device kernels on models of their devices: no device is needed.
 twins: setup gtest
 	$(call build,twins)
 
 test-twins: twins
 	ctest --test-dir $(BUILD)/twins --output-on-failure -j $(JOBS)
 
-# The NPU backend built without an NPU: torch_npu's wheel in a folder of its own, stand-ins for CANN beside it
-# (tests/ascend). In the twins' build, which has the CPU kernels already. The next torch_npu wants the next torch, so the
-# launches are only compiled and linked against it.
+# Builds the NPU backend without an NPU: torch_npu's wheel in a separate folder, with stand-ins for CANN (tests/ascend).
+# Uses the twins' build folder, which already has the CPU kernels. The next torch_npu needs the next torch, so the
+# launches are only compiled with it and linked to it.
 TORCH_NPU := $(BUILD)/torch-npu
 NEXT_TORCH_NPU := $(BUILD)/torch-npu-next
 $(TORCH_NPU)/.ready: RELEASE := 2.13.0
@@ -193,13 +193,13 @@ launch: twins $(TORCH_NPU)/.ready $(NEXT_TORCH_NPU)/.ready
 	  -DPython_EXECUTABLE=$(abspath $(PY)) -DNGRAM_NPU_TORCH_NPU=$(abspath $(TORCH_NPU)/torch_npu))
 	rm -rf $(BUILD)/launch && cmake --install $(BUILD)/twins --prefix $(BUILD)/launch >/dev/null
 
-# The index with small pages against the rescan, and the store whose scopes see nothing of each other, on whatever
-# libFuzzer makes up; inputs that reach new code are kept in the corpus. At the end each prints how many pages were split,
-# directories doubled and so on; a 0 fails it. Needs clang (Debian: clang-14). FUZZ_JSON, which needs `make install`, is
-# the folder where a record of each run goes.
+# Fuzzes the index with small pages, compared with a scan, and the store, whose scopes must not see each other's text.
+# Inputs that reach new code are kept in the corpus. At the end each target prints counts such as pages split and
+# directories doubled; a count of 0 is a failure. Needs clang (Debian: clang-14). FUZZ_JSON, which needs `make install`,
+# is the folder for a record of each run.
 FUZZ_CXX ?= clang++-14
 FUZZ_SECONDS ?= 30
-# 0: another one each time.
+# 0: a new seed in each run.
 FUZZ_SEED ?= 0
 FUZZ_JSON ?=
 fuzz: setup
@@ -209,7 +209,7 @@ fuzz: setup
 	    $(if $(FUZZ_JSON),--json $(FUZZ_JSON)/fuzz-$$target.json) || exit 1; \
 	done
 
-# A short run where clang is, or may be installed.
+# A short run, if clang is installed or can be.
 test-fuzz: setup
 	@if ! command -v $(FUZZ_CXX) >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  apt-get update -qq; apt-get install -y -qq --no-install-recommends clang-14 libclang-rt-14-dev >/dev/null || true; \
@@ -226,8 +226,7 @@ gtest:
 	  fi; \
 	fi
 
-# vLLM's own engine on the CPU, in an environment of its own (2.5 GB). triton comes with xgrammar, 1 GB
-# that nothing here uses.
+# vLLM's own engine on the CPU, in a separate environment (2.5 GB). xgrammar brings triton, 1 GB that nothing here uses.
 $(VLLM_VENV)/.ready: tools/requirements-vllm.txt
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python $(PIP) install -r tools/requirements-vllm.txt
@@ -240,7 +239,7 @@ test-vllm: wheel $(VLLM_VENV)/.ready
 	$(VLLM_VENV)/bin/python -m pytest tests/vllm/engine
 	$(VLLM_VENV)/bin/python -m pytest tests/bench/test_peers.py
 
-# Its V2 runner, in a third environment: it needs a Triton, beside which the V1 runner does not start on a CPU.
+# Its V2 runner, in a third environment: it needs Triton, and with Triton the V1 runner does not start on a CPU.
 VLLM_V2_VENV := $(VLLM_VENV)-v2
 $(VLLM_V2_VENV)/.ready: tools/requirements-vllm.txt
 	$(PYTHON) -m venv $(VLLM_V2_VENV)
@@ -252,7 +251,7 @@ test-vllm-v2: wheel $(VLLM_V2_VENV)/.ready
 	$(VLLM_V2_VENV)/bin/python $(PIP) install --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl
 	$(VLLM_V2_VENV)/bin/python -m pytest tests/vllm/engine_v2
 
-# What takes hours. Mutants go on from what the record has; PROOF=tools/bench/results brings the published ones up to date.
+# Tests that take hours. Mutants continue from the record; PROOF=tools/bench/results updates the published records.
 PROOF ?= $(BUILD)/proof
 prove-async: install
 	mkdir -p $(PROOF) && $(PY) -m tools.verify.async_proof --json $(PROOF)/async-proof.json
@@ -268,7 +267,7 @@ prove-fuzz: install
 	$(PY) -m tools.verify.store_file_fuzz --seconds 3600 --json $(PROOF)/fuzz-store-file.json
 
 # The C++ suite on NEON, cross-compiled and emulated (Debian: g++-aarch64-linux-gnu, qemu-user, libgtest-dev). It needs
-# packages that no other part does. Emulation cannot fork a program with threads, nor start one anew.
+# packages that no other part needs. Emulation cannot fork a program with threads or re-execute it.
 NEON := $(BUILD)/neon
 test-neon: setup
 	cmake -S /usr/src/googletest -B $(NEON)/googletest -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) \
@@ -283,7 +282,7 @@ test-neon: setup
 gpu:
 	$(PYTHON) -m tools.gpu
 
-# What does not fit into the same call: a million rows, the sanitizers, the other figures.
+# The stages that do not fit into the same call: a million rows, the sanitizers, the other figures.
 gpu-rest:
 	$(PYTHON) -m tools.gpu.rest
 

@@ -1,4 +1,4 @@
-# Finds CANN and torch_npu for the NPU backend. NGRAM_NPU_ASCENDC says whether it is wanted; in the end it is ON or OFF.
+# Finds CANN and torch_npu for the NPU backend. NGRAM_NPU_ASCENDC is ON, OFF or AUTO, and ON or OFF after this file.
 set(ASCEND_HOME_PATH "$ENV{ASCEND_HOME_PATH}" CACHE PATH "CANN's folder; its set_env.sh exports it")
 set(SOC_VERSION "$ENV{SOC_VERSION}" CACHE STRING "The chip the kernels are compiled for, e.g. Ascend910B3: npu-smi info shows it")
 foreach(variable ASCEND_HOME_PATH SOC_VERSION)  # a build folder remembers that they were missing once
@@ -8,7 +8,7 @@ foreach(variable ASCEND_HOME_PATH SOC_VERSION)  # a build folder remembers that 
 endforeach()
 set(NGRAM_NPU_TORCH_NPU "" CACHE PATH "The package folder of torch_npu; empty: the one of Python_EXECUTABLE")
 
-# Where CANN's releases have kept the file.
+# The folders of this file in CANN's releases.
 foreach(folder tools/tikcpp/ascendc_kernel_cmake compiler/tikcpp/ascendc_kernel_cmake
                ascendc_devkit/tikcpp/samples/cmake)
   if(ASCEND_HOME_PATH AND NOT NGRAM_NPU_ASCENDC_CMAKE AND EXISTS "${ASCEND_HOME_PATH}/${folder}/ascendc.cmake")
@@ -31,7 +31,7 @@ ascendc_devkit/tikcpp/samples): install CANN's toolkit")
   return()
 endif()
 
-# Who has CANN wants the backend: what else is missing is an error, also with AUTO.
+# With CANN installed the backend is wanted, so anything else that is missing is an error, also with AUTO.
 set(without "(or build without the NPU backend: -DNGRAM_NPU_ASCENDC=OFF)")
 if(NOT SOC_VERSION)
   message(FATAL_ERROR "SOC_VERSION is not set: the chip to compile for, e.g. Ascend910B3 (npu-smi info shows it) ${without}")

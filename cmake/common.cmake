@@ -1,4 +1,4 @@
-# What every target shares: the language, warnings as errors, hidden symbols, sanitizers.
+# Settings of all targets: the language, warnings as errors, hidden symbols, sanitizers.
 if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release)
 endif()
@@ -16,7 +16,7 @@ add_library(ngram_npu_options INTERFACE)
 target_compile_options(ngram_npu_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion
                                                    $<$<BOOL:${NGRAM_NPU_WERROR}>:-Werror>)
 target_include_directories(ngram_npu_options INTERFACE "${NGRAM_NPU_CSRC}")
-# Before glibc 2.34 pthread_atfork is in a library of its own.
+# Before glibc 2.34 pthread_atfork is in a separate library.
 find_package(Threads REQUIRED)
 target_link_libraries(ngram_npu_options INTERFACE Threads::Threads)
 if(NGRAM_NPU_SANITIZE)

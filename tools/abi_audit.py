@@ -1,4 +1,4 @@
-"""Audits the shared libraries of a package: what they need, export, and search.
+"""Audits the shared libraries of a package: their dependencies, exports and search paths.
 
     python tools/abi_audit.py FOLDER
 
@@ -95,7 +95,7 @@ def _readelf(option: str, path: Path) -> str:
 
 
 def torch_problems(symbol: str, floor: tuple[int, int] = TORCH_FLOOR) -> list[str]:
-    """Why the oldest torch may lack that symbol."""
+    """Why the oldest supported torch may lack that symbol; empty if it has it."""
     since = TORCH_SYMBOLS.get(symbol)
     if since is None:
         return [f"needs {symbol}: TORCH_SYMBOLS does not say since which torch it is there"]

@@ -1,4 +1,5 @@
-"""How large the project is, and what an operator costs it: of the working tree, or of a commit.
+"""Counts the project's lines, and the files and argument lists of an operator, for the working tree
+or a commit.
 
     python -m tools.counts [COMMIT] [--op ngram_step_]
 

@@ -1,4 +1,4 @@
-"""What sharing the lookup's tiles out to a GPU's blocks would cost, by a model; no GPU was used.
+"""A model of the time to distribute the lookup's tiles to a GPU's blocks; no GPU is used.
 
     python -m tools.cuda_model [--json FILE]
 
@@ -64,24 +64,24 @@ FIGURES = Figures()
 
 @dataclass(frozen=True)
 class Design:
-    """How a block works: what it waits for, and how fast it can be."""
+    """A design of the kernel: a block's waits and its speed."""
 
     name: str
     blocks_each: int
-    """Of a multiprocessor at once."""
+    """Blocks per multiprocessor."""
     instructions: int
     """Of a warp for a tile."""
     tiles_under_way: int
     begin: float
-    """Until a block knows which tiles are its own."""
+    """Time until a block knows its tiles."""
     request: float
-    """Until the first loads of a request are under way."""
+    """Time until the first loads of a request start."""
     finish: float
     """From a request's last token to its draft."""
     join: float
     """Before that, where blocks share the request."""
     end: float
-    """Once for the grid, when all are done."""
+    """Once for the grid, after all blocks are done."""
 
 
 def designs(instructions: int, f: Figures = FIGURES) -> tuple[Design, Design, Design]:

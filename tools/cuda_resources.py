@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "csrc" / "cuda"
 RECORD = SOURCES / "resources.json"
 REGISTER_TOLERANCE = 4
-"""Above what unrelated changes of a source move, below a step of occupancy (8 registers)."""
+"""More than unrelated source changes cause, less than a step of occupancy (8 registers)."""
 
 _ENTRY = re.compile(r"Compiling entry function '(\w+)' for '(sm_\w+)'")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -76,7 +76,7 @@ def short_name(demangled: str) -> str:
 def problems(
     measured: Kernels, recorded: Kernels, architectures: Sequence[str], same_compiler: bool
 ) -> list[str]:
-    """Why the kernels cannot pass. Registers are compared for the compiler of the record alone."""
+    """Why the kernels do not pass. Registers are compared only with the compiler of the record."""
     if not measured:
         return ["no kernel was found in the compiler's output"]
     found = []
@@ -106,7 +106,7 @@ def problems(
 
 
 def architectures() -> list[str]:
-    """Those of NGRAM_NPU_CUDA_ARCHITECTURES, as CMakeLists.txt sets it."""
+    """The architectures in NGRAM_NPU_CUDA_ARCHITECTURES, as set in CMakeLists.txt."""
     text = (ROOT / "CMakeLists.txt").read_text()
     match = re.search(r'set\(NGRAM_NPU_CUDA_ARCHITECTURES "([^"]+)"', text)
     assert match is not None

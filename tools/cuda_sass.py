@@ -1,4 +1,4 @@
-"""What the lookup's inner loop is made of, read from the machine code for one architecture.
+"""Checks the instructions of the lookup's inner loop in the machine code for one architecture.
 
     python -m tools.cuda_sass [--write]
 
@@ -80,7 +80,7 @@ def parse(text: str) -> Code:
 
 
 def shortest_loop(code: Code, through: int) -> int:
-    """How many instructions the shortest way from one instruction back to it takes; 0: none."""
+    """The number of instructions of the shortest loop through an instruction; 0: there is none."""
     best: dict[int, int] = {}
     queue = [(1, n) for n in code.following(through)]
     while queue:
@@ -120,7 +120,7 @@ def measure(text: str) -> dict[str, int]:
 
 
 def problems(measured: dict[str, dict[str, int]], recorded: dict[str, dict[str, int]]) -> list[str]:
-    """Why the kernels cannot pass; what is recorded binds where it is not empty."""
+    """Why the kernels do not pass; recorded counts are compared if there are any."""
     found = []
     for kernel, now in measured.items():
         most = recorded.get(kernel, {}).get("instructions_per_tile", LIMIT)
@@ -172,7 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         record = {"compiler": compiler, "architecture": ARCHITECTURE, "kernels": measured}
         RECORD.write_text(json.dumps(record, indent=2) + "\n")
     recorded = json.loads(RECORD.read_text())
-    # Another compiler has the limit alone to keep.
+    # With another compiler only the limit applies.
     known = recorded["kernels"] if recorded["compiler"] == compiler else {k: {} for k in KERNELS}
     found = problems(measured, known)
     sys.stdout.write("\n".join([*found, f"{len(measured)} kernels, {len(found)} problems"]) + "\n")

@@ -1,4 +1,4 @@
-"""Fits the tables of costs that drafts of a ladder end by, from recorded conversations.
+"""Fits the tables of costs by which drafts of a ladder end, from recorded conversations.
 
     python -m tools.fit_costs --data FILE_OR_FOLDER ... --output FILE
 
@@ -57,7 +57,7 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Observed:
-    """Draft tokens that met the recording after none that was wrong, by cell of a table."""
+    """Counts of draft tokens whose predecessors were all accepted, by cell of a table."""
 
     tried: IntArray
     right: IntArray
@@ -72,7 +72,7 @@ class Observed:
 
     @classmethod
     def of_store(cls, requests: Sequence[TokenRequest]) -> Observed:
-        """With a store that none of these conversations is too much for."""
+        """Counts with a store large enough for all of these conversations."""
         tokens = sum(request.num_tokens for request in requests)
         found = stored.record(requests, lambda: NgramStore(1, max(4096, 2 * tokens)))
         j, remaining = np.arange(MAX_K), walks(requests).remaining
@@ -100,7 +100,7 @@ def _by_cell(rows: IntArray, columns: IntArray, shape: tuple[int, int]) -> IntAr
 
 @dataclass(frozen=True)
 class Weighed:
-    """Observations of several sets, each with the same weight in all, by cell."""
+    """Observations of several sets, each set with the same total weight, by cell."""
 
     tried: FloatArray
     right: FloatArray
@@ -261,7 +261,7 @@ def _laid_out(table: dict[str, Any], **costs: IntArray) -> str:
 
 
 def _command(arguments: Sequence[str]) -> str:
-    """Without what only says where things lie on one machine."""
+    """The command without paths of this machine."""
     pattern = ["python", "-m", "tools.fit_costs"]
     private = False
     for argument in arguments:

@@ -1,4 +1,4 @@
-"""Builds the package for the other Pythons of this machine, without torch, and tries it with each.
+"""Builds the package without torch for the other Pythons of this machine, and tests it with each.
 
     python -m tools.pythons [--version 3.12]
 
@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14")
-# Only Python's side differs between them: kernels are built as fast as can be.
+# Only the Python side differs between them, so kernels are built without optimisation.
 SETTINGS = (
     "cmake.build-type=Debug",
     "cmake.define.NGRAM_NPU_CUDA=OFF",
@@ -55,12 +55,12 @@ def find(version: str, environment: Mapping[str, str]) -> tuple[Path | None, str
 
 
 def _patch_level(python: Path) -> list[int]:
-    """Of one of pyenv's: as numbers, because 3.12.10 is newer than 3.12.9."""
+    """The version of a pyenv Python as numbers, because 3.12.10 is newer than 3.12.9."""
     return [int(number) for number in re.findall(r"\d+", python.parents[1].name)]
 
 
 def commands(python: Path, folder: Path) -> list[list[str]]:
-    """What is run for one Python, one after the other, in a folder of its own."""
+    """The commands to run for one Python, in order, in a separate folder."""
     home = folder / "venv"
     mine, pip = str(home / "bin/python"), ["-m", "pip", "--quiet", "--disable-pip-version-check"]
     settings = [f"--config-settings={s}" for s in (*SETTINGS, f"build-dir={folder / 'build'}")]
@@ -74,7 +74,7 @@ def commands(python: Path, folder: Path) -> list[list[str]]:
 
 
 def try_on(python: Path) -> str:
-    """The first problem found with that Python, or nothing."""
+    """The first problem found with that Python, or an empty text."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with tempfile.TemporaryDirectory(prefix="ngram-npu-") as folder:
         for command in commands(python, Path(folder)):

@@ -1,5 +1,5 @@
-"""Runs the stages for a machine with a device one after the other, each for a bounded time, and
-writes down what every one came to: ``python -m tools.gpu``, ``python -m tools.npu``."""
+"""Runs the stages for a machine with a device in order, each for a limited time, and records the
+result of each: ``python -m tools.gpu``, ``python -m tools.npu``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "tools" / "bench" / "results"
 LOGS = ROOT / "build" / "logs"
-"""Not beside the results: a machine that is lent gives back few files."""
+"""Not in the folder of results, because a lent machine returns only a few files."""
 _LEAST_SECONDS = 5.0
 _KEPT_CHARACTERS = 16_000
 """Of a failed stage's output in the document; its log, which git ignores, has all."""
@@ -30,14 +30,14 @@ _KEPT_CHARACTERS = 16_000
 
 @dataclass(frozen=True)
 class Stage:
-    """One command, which may fail, or not come to an end, without harm to the others."""
+    """One command, which may fail or hang without affecting the others."""
 
     name: str
     command: tuple[str, ...]
     seconds: float
-    """It is ended after this long."""
+    """Time limit, after which it is ended."""
     required: bool = False
-    """Without it those behind it make no sense."""
+    """Whether the later stages need it."""
     read: Callable[[str], Any] = lambda output: {}
     """What its output says. ValueError: that it came to nothing, whatever its exit status."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -114,7 +114,7 @@ def run(
 
 
 def _execute(stage: Stage, seconds: float, log: Path, env: Mapping[str, str]) -> tuple[str, str]:
-    """A stage that is ended takes its children with it."""
+    """Runs a stage; ending it also ends its child processes."""
     with log.open("w") as file, subprocess.Popen(
         stage.command, cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT,
         start_new_session=True,
@@ -130,7 +130,7 @@ def _execute(stage: Stage, seconds: float, log: Path, env: Mapping[str, str]) ->
 
 
 def _command(stage: Stage) -> str:
-    """Without the places of one machine."""
+    """The command without paths of this machine."""
     words = ["python3" if word == sys.executable else word for word in stage.command]
     return shlex.join(Path(w).name if w.startswith("/") else w for w in words)
 
@@ -156,7 +156,7 @@ def main(
     add("--out", type=Path, help="for the files (default: $OUT, else tools/bench/results)")
     add("--only", nargs="+", metavar="STAGE", help="instead of all")
     add("--seconds", type=float, default=seconds, help="for all of it (default: %(default)g)")
-    add("--dry-run", action="store_true", help="only say what would be run")
+    add("--dry-run", action="store_true", help="only print what would be run")
     given = parser.parse_args(arguments)
     out = (given.out or Path(os.environ.get("OUT") or RESULTS)).resolve()
     stages = plan(out)

@@ -1,4 +1,4 @@
-"""Makes targets one after the other; at the end, or where one fails, says how long each took.
+"""Makes targets in order and prints the time of each, at the end or when one fails.
 
 python tools/stages.py MAKE TARGET...
 """

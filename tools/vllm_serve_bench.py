@@ -1,12 +1,12 @@
-"""What drafting gives on your server: `vllm bench serve` against it with and without, as JSON.
+"""Benchmarks your server with and without drafting: runs `vllm bench serve` and writes JSON.
 
     python tools/vllm_serve_bench.py --model MODEL [--json FILE] [--bench "OPTION ..."] \
         [-- SERVE-OPTION ...]
 
 For each variant the script starts `vllm serve MODEL SERVE-OPTION ...`, waits until it answers, runs
 `vllm bench serve OPTION ...`, reads `/metrics`, and stops the server. The variants take turns, so
-that a machine that gets warm or busy disturbs all alike. Needs nothing but the `vllm` command with
-ngram_npu installed beside it.
+that a hot or busy machine affects all of them equally. Needs only the `vllm` command, with
+ngram_npu installed in the same environment.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def _figures(runs: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def _command(words: list[str]) -> str:
-    """Without what only says where things lie on one machine."""
+    """The command without paths of this machine."""
     kept, options = [Path(words[0]).name], iter(words[1:])
     for word in options:
         if word in ("--vllm", "--json"):
@@ -230,7 +230,7 @@ def _command(words: list[str]) -> str:
 
 
 def _machine() -> dict[str, Any]:
-    """The host; accelerators are what the server's log names."""
+    """The host; the server's log names the accelerators."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = {line.partition(":")[2].strip() for line in lines if line.startswith("model name")}
     system = f"{platform.system()} {platform.release()}"

@@ -1,4 +1,4 @@
-// What a draft promises by the costs of its tokens. Definition: docs/ops/ngram_store_step.md, "Choice".
+// The promise of a draft, from the costs of its tokens. Definition: docs/ops/ngram_store_step.md, "Choice".
 #pragma once
 
 #include "core/common.h"
@@ -14,8 +14,8 @@ struct Powers {
   }
 };
 
-// The number of a draft's first `count` tokens that will be accepted, in 65536ths. A token's cost is in sixteenths of a
-// bit: costs[j].
+// The expected number of accepted tokens among a draft's first `count`, in 65536ths. costs[j] is in sixteenths of a
+// bit.
 template <class Costs>
 NGRAM_FN uint32_t promise_of(const Powers& powers, const Costs& costs, int64_t count) {
   uint32_t promise = 0, total = 0;

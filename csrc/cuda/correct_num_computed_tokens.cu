@@ -5,7 +5,7 @@ namespace {
 
 constexpr int32_t kThreads = 1024;
 
-// One block, so that a barrier parts the reading of old counts from the writing of new ones.
+// One block, so that a barrier separates reading the old counts from writing the new ones.
 __global__ void __launch_bounds__(kThreads) correct_num_computed_tokens_kernel(const CorrectNumComputedTokensParams p) {
   for (int64_t i = threadIdx.x; i < p.batch; i += kThreads) stage_counts(p, i, corrected(p, i));
   __syncthreads();

@@ -6,7 +6,7 @@ namespace {
 
 constexpr int32_t kThreads = 1024;
 
-// Where each request begins and what is computed of it, of a batch that a block can hold: tokens look both up.
+// Begin and computed count of each request, for a batch that fits into a block: tokens look both up.
 struct Requests {
   int32_t starts[kThreads + 1];
   int32_t num_computed[kThreads];

@@ -26,7 +26,7 @@ int32_t resident_blocks(const void* kernel, int32_t threads) {
 int32_t status_of(cudaError_t error) {
   last_error = error == cudaSuccess ? "" : cudaGetErrorString(error);
   if (error == cudaSuccess) return kOk;
-  cudaGetLastError();  // the next launch starts clean
+  cudaGetLastError();  // clears the error for the next launch
   return kLaunchFailed;
 }
 

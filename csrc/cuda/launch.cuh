@@ -1,5 +1,5 @@
-// What the entry points need of the CUDA runtime. Kernels are launched by cudaLaunchKernelEx and not by <<<>>>, so that
-// any C++ compiler can read the sources.
+// Helpers of the entry points for the CUDA runtime. Kernels are launched with cudaLaunchKernelEx instead of <<<>>>, so
+// that any C++ compiler can compile the sources.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,22 +11,22 @@ namespace ngram_npu::cuda {
 constexpr int32_t kWarpSize = 32;
 constexpr uint32_t kWholeWarp = 0xffffffffu;
 
-// How many blocks of a kernel the current device runs at once; it never waits, and may be called under graph capture.
+// The number of blocks of a kernel that the current device runs at once. Never waits; allowed during graph capture.
 int32_t resident_blocks(const void* kernel, int32_t threads);
 
-// The grid of one thread, or warp, or block for each of `items`, where a block takes `per_block` of them. At least one
-// block: a launch may not be empty.
+// The grid for one thread, warp or block per item, with `per_block` items per block. At least one block, because a
+// launch must not be empty.
 inline dim3 blocks_for(int64_t items, int32_t per_block) {
   return dim3(static_cast<uint32_t>(larger<int64_t>((items + per_block - 1) / per_block, 1)));
 }
 
-// Counts this block in: how many came before. It sees what those wrote, and those that follow see what it wrote.
+// Counts this block as arrived; returns the number of earlier blocks. It sees their writes, and later blocks see its.
 __device__ inline uint32_t arrive(uint32_t* arrived) {
   return __nv_atomic_fetch_add(arrived, 1u, __NV_ATOMIC_ACQ_REL, __NV_THREAD_SCOPE_DEVICE);
 }
 
-// Whether this block is the last of the grid to come here, and so sees what all wrote, and that all have read. All
-// threads must call it; the last block has to zero *arrived. `last` is a place of the block's in shared memory.
+// Whether this block is the last of the grid to arrive. The last block sees the writes of all blocks, and all their
+// reads are done. All threads must call it; the last block has to zero *arrived. `last` is in shared memory.
 __device__ inline bool is_last_block(uint32_t* arrived, bool* last) {
   __syncthreads();
   if (gridDim.x == 1) return true;
@@ -98,5 +98,5 @@ int32_t launch_items(const Params& p, int64_t count, void* stream) {
 // them.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_runtime_version();
 
-// Why the calling thread's last launch failed; empty where it did not.
+// Why the calling thread's last launch failed; empty if it did not.
 NGRAM_NPU_EXPORT const char* ngram_npu_cuda_error();

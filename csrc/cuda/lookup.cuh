@@ -1,5 +1,5 @@
-// The stateless lookup on a GPU: the batch's rows are cut into tiles, which are shared out evenly to one wave of
-// blocks; the last block to finish a row has its answer. Why it is built this way: docs/design/cuda.md.
+// The lookup without an index on a GPU: the batch's rows are divided into tiles, which are distributed evenly to one
+// wave of blocks; the last block to finish a row has its result. Why it is built this way: docs/design/cuda.md.
 #pragma once
 
 #include "core/ngram_step.h"
@@ -9,7 +9,7 @@ namespace ngram_npu::cuda {
 
 constexpr int32_t kLookupThreads = 256;
 constexpr int32_t kLookupWarps = kLookupThreads / kWarpSize;
-// Blocks of a multiprocessor, at least: asked for more, the compiler spills registers.
+// Minimum number of blocks per multiprocessor; with a higher minimum the compiler spills registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr int32_t kLookupBlocks = 3;
 #else
@@ -20,14 +20,14 @@ constexpr int32_t kTileVectors = 4;   // of a thread; the next tile's are under 
 constexpr int32_t kVectorsOfAll = kLookupThreads * kTileVectors;
 constexpr int32_t kTileTokens = kVectorsOfAll * kVectorTokens;
 
-// A pointer into a tensor. Where the compiler cannot tell, it asks for each access what memory it is for.
+// A pointer into a tensor. Without this the compiler may emit generic accesses, which test the kind of memory.
 template <class T>
 __device__ T* global(T* pointer) {
   __builtin_assume(__isGlobal(pointer));
   return pointer;
 }
 
-// The tokens of one request: those in its row, and behind them those that are about to be appended to it.
+// The tokens of one request: those in its row, followed by those that are about to be appended.
 struct LiveTokens {
   const int32_t* row;
   const int32_t* sampled;
@@ -71,7 +71,7 @@ __device__ inline Rank rank_of(int32_t len, int32_t end, bool latest) {
 
 __device__ inline uint32_t len_of(Rank rank) { return static_cast<uint32_t>(rank >> 32); }
 
-// Whatever the number is, the occurrence lies in the row.
+// The occurrence is within the row for any number.
 __device__ inline Occurrence occurrence_of(Rank rank, const LiveTokens& tokens, const LookupOptions& options) {
   const auto place = static_cast<uint32_t>(rank);
   const int64_t end = options.match_policy == kLatest ? place : ~place;
@@ -80,7 +80,7 @@ __device__ inline Occurrence occurrence_of(Rank rank, const LiveTokens& tokens, 
   return {end, len};
 }
 
-// A request's part of the workspace, where the grid has several blocks. The grid's last one leaves it zeroed.
+// A request's part of the workspace, for grids of several blocks. The last block of the grid zeroes it.
 struct LookupShared {
   Rank best;
   uint32_t arrived;  // of the blocks that share the request's row
@@ -104,9 +104,9 @@ struct LookupBlock {
 
 // One warp's search through the block's part of a row.
 //
-// Ends are looked at by chunks of 32 vectors in the order of the policy: a later chunk has to beat the best of the
-// earlier ones, not to equal it. A vector beyond the row's last is that one once more, which changes nothing. The edges
-// are the few ends before the first whole vector and behind the last one, and those among the sampled tokens.
+// Ends are searched in chunks of 32 vectors in the order of the policy: a match in a later chunk must be longer than
+// the best so far. A vector beyond the row's last one reads the last one again, which changes nothing. The edges are
+// the few ends before the first whole vector and after the last one, and those among the sampled tokens.
 class WarpSearch {
  public:
   __device__ WarpSearch(const LiveTokens& tokens, const LookupOptions& options, LookupBlock& block)
@@ -127,14 +127,14 @@ class WarpSearch {
     for (int32_t u = 0; u < kTileVectors; ++u) data[u] = global(vectors_)[vector_of(tile, u)];
   }
 
-  // Once the suffix is there, for a match of `need` tokens.
+  // Sets the wanted tokens for a match of `need` tokens; call it after the suffix has been read.
   __device__ void choose_wanted(int32_t need) {
     second_ = block_.suffix[options_.max_n > 1];
     factor_ = need > 1 ? 0x9e3779b1u : 0;
     wanted_ = static_cast<uint32_t>(second_) * factor_ + static_cast<uint32_t>(block_.suffix[0]);
   }
 
-  // Looks at what was loaded. False: nothing that follows can be better.
+  // Searches the loaded tile. False: no later tile can have a better match.
   __device__ bool look(int32_t tile, const int4 (&data)[kTileVectors]) {
     bool noted = found_before(tile);
 #pragma unroll
@@ -166,13 +166,13 @@ class WarpSearch {
   __device__ static int32_t lane() { return static_cast<int32_t>(threadIdx.x) % kWarpSize; }
   __device__ bool is_latest() const { return options_.match_policy == kLatest; }
 
-  // How many ends come before the first whole vector.
+  // The number of ends before the first whole vector.
   __device__ static int32_t head_of(const LiveTokens& tokens) {
     const auto misaligned = static_cast<int32_t>(reinterpret_cast<uintptr_t>(tokens.row) / sizeof(int32_t));
     return smaller(smaller(tokens.in_row, tokens.length - 1), -misaligned & (kVectorTokens - 1));
   }
 
-  // Which vector a thread loads u-th in a tile: in the order of the policy.
+  // The u-th vector that a thread loads in a tile, in the order of the policy.
   __device__ uint32_t vector_of(int32_t tile, int32_t u) const {
     const int32_t step = is_latest() ? -kLookupThreads : kLookupThreads;
     const int32_t v = first_ + (tile * kTileVectors + u) * step;
@@ -184,18 +184,18 @@ class WarpSearch {
     return *static_cast<const volatile int32_t*>(&block_.found_in) < tile;
   }
 
-  // Whether a token may end an occurrence: it is the newest one, and the one before it the newest but one where that is
-  // asked for. A few others pass, and verify() sees to them.
+  // Whether a token may end an occurrence: it equals the newest token, and for matches of two tokens or more the token
+  // before it equals the second newest. A few others pass, which verify() rejects.
   __device__ bool is_wanted(int32_t before, int32_t token) const {
     return static_cast<uint32_t>(before) * factor_ + static_cast<uint32_t>(token) == wanted_;
   }
-  // The token before a lane's vector. Another warp has the first lane's, which may be any.
+  // The token before a lane's vector. That of the first lane is in another warp, so any token is returned for it.
   __device__ int32_t before(const int4& v) const {
     const int32_t theirs = __shfl_up_sync(kWholeWarp, v.w, 1);
     return lane() == 0 ? second_ : theirs;
   }
 
-  // A tile with a candidate, from the cache: to keep all of it at hand costs every tile registers.
+  // Reads a tile with a candidate again, from the cache: keeping it would cost registers for every tile.
   __device__ bool look_again(int32_t tile) {
     if (__any_sync(kWholeWarp, found_before(tile))) return false;
     int32_t need = needed();
@@ -232,7 +232,7 @@ class WarpSearch {
     if (len >= need) best_ = larger(best_, rank_of(len, end, is_latest()));
   }
 
-  // A match has to be that long to be of use.
+  // The minimum length of a useful match.
   __device__ int32_t needed() const { return larger(static_cast<int32_t>(options_.min_n), best_len() + 1); }
   __device__ int32_t best_len() const { return static_cast<int32_t>(__reduce_max_sync(kWholeWarp, len_of(best_))); }
 
@@ -242,12 +242,12 @@ class WarpSearch {
   Rank best_ = 0;
   int32_t first_;  // the vector that this thread begins with
   int32_t num_vectors_;
-  int32_t second_;   // the newest token but one
+  int32_t second_;   // the second newest token
   uint32_t factor_;  // see is_wanted()
   uint32_t wanted_;
 };
 
-// Looks up in the tiles from first on, below stop. By all threads of a block, to whom block.best is known afterwards.
+// Searches the tiles [first, stop). All threads of a block call it and may read block.best afterwards.
 __device__ inline void search_tiles(const LiveTokens& tokens, const LookupOptions& options, int32_t first, int32_t stop,
                                     LookupBlock& block) {
   const auto thread = static_cast<int32_t>(threadIdx.x);
@@ -260,7 +260,7 @@ __device__ inline void search_tiles(const LiveTokens& tokens, const LookupOption
     WarpSearch search(tokens, options, block);
     int4 now[kTileVectors], next[kTileVectors];
     stop = smaller(stop, search.num_tiles());
-    // The first loads are under way before anybody waits for the suffix.
+    // The first loads start before the wait for the suffix.
     if (first < stop) search.load(first, now);
     if (thread < smaller<int32_t>(static_cast<int32_t>(options.max_n), tokens.length)) {
       block.suffix[thread] = tokens[tokens.length - 1 - thread];
@@ -285,7 +285,7 @@ __host__ __device__ inline int32_t tiles_of(int64_t length) {
   return static_cast<int32_t>(larger<int64_t>(1, (length + kTileTokens - 1) / kTileTokens));
 }
 
-// Makes the list, as every block does for itself, and finds the block's share of it. All have to see the same lengths.
+// Makes the list of tiles, in every block, and finds the block's share. All blocks must see the same lengths.
 template <class Lookup>
 __device__ void find_share(const Lookup& lookup, int32_t batch, LookupBlock& block) {
   const auto thread = static_cast<int32_t>(threadIdx.x), groups = static_cast<int32_t>(gridDim.x);
@@ -310,7 +310,7 @@ __device__ void find_share(const Lookup& lookup, int32_t batch, LookupBlock& blo
   __syncthreads();
 }
 
-// Joins what the blocks of a request found. True in the last of them, where block.best is then the request's.
+// Combines the results of a request's blocks. True in the last of them, whose block.best is then the request's.
 __device__ inline bool join_blocks(LookupShared& shared, int32_t blocks, LookupBlock& block) {
   if (threadIdx.x == 0) {
     if (block.best != 0) atomicMax(&shared.best, block.best);
@@ -322,10 +322,10 @@ __device__ inline bool join_blocks(LookupShared& shared, int32_t blocks, LookupB
 }
 
 // All lookups of a batch, by all threads of all blocks. A `lookup` has, for a request,
-//   length(i)                  about how many tokens its row has: the tiles are counted by it
-//   tokens(i)                  for all threads of the block, which may meet at a barrier
+//   length(i)                  approximate number of tokens, from which the tiles are counted
+//   tokens(i)                  its tokens; called by all threads of the block, so it may have a barrier
 //   finish(i, tokens, found)   writes its results
-//   settle(i)                  writes what blocks go by, once every block has left
+//   settle(i)                  writes what other blocks read; called after every block has finished
 template <class Lookup, class Params>
 __device__ void look_up_all(const Lookup& lookup, const Params& p, LookupBlock& block) {
   find_share(lookup, static_cast<int32_t>(p.batch), block);

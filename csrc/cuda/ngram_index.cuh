@@ -1,5 +1,5 @@
-// The index's hash table as one warp sees it: finding a gram, and noting where it occurs. What the tensor contains:
-// core/ngram_index_device_layout.h; why the answers are a scan's: docs/design/index.md.
+// Operations of one warp on the index's hash table: finding a gram, and entering an occurrence. Layout:
+// core/ngram_index_device_layout.h; why the results equal those of a scan: docs/design/index.md.
 #pragma once
 
 #include "core/lookup_rules.h"
@@ -12,7 +12,7 @@ using namespace device_index;
 
 __device__ inline uint32_t lane_id() { return threadIdx.x % kWarpSize; }
 
-// Whether the n tokens up to a and up to b are the same, found out by a warp together; a, b >= n - 1.
+// Whether the n tokens up to a and up to b are the same, computed by a whole warp; a, b >= n - 1.
 __device__ inline bool same_gram(const int32_t* tokens, uint32_t a, uint32_t b, uint32_t n) {
   bool same = true;
   for (uint32_t j = lane_id(); j < n; j += kWarpSize) same = same && tokens[a - j] == tokens[b - j];
@@ -31,16 +31,16 @@ struct SlotGrams {
   uint32_t tenant;
   int32_t match_policy;
 
-  // Where this lane looks: the first 16 lanes in one bucket, the others in the other.
+  // The entry that this lane reads: the first 16 lanes read one bucket, the others the other one.
   __device__ volatile unsigned long long* at(const Place& place) const {
     const uint32_t lane = lane_id();
     const uint32_t bucket = lane < kBucketEntries ? place.bucket[0] : place.bucket[1];
     return table.entries + (static_cast<int64_t>(bucket) * kBucketEntries + lane % kBucketEntries);
   }
 
-  // The earliest or latest recorded end below `limit` of the gram of n tokens that ends at `end`: every entry is held
-  // against the row's tokens. Two threads may have entered one gram twice, so all that agree count. Returns `limit`
-  // where there is none. In *holder the lane whose entry it is.
+  // The earliest or latest recorded end below `limit` of the gram of n tokens that ends at `end`. Every entry is
+  // compared with the row's tokens. Two threads may have entered one gram twice, so the best of all equal ones is used.
+  // Returns `limit` if there is none. *holder is the lane of the entry.
   __device__ uint32_t find(const Place& place, uint64_t entry, uint32_t end, uint32_t n, uint32_t limit,
                            uint32_t* holder) const {
     const uint32_t recorded = end_of(entry);
@@ -58,8 +58,8 @@ struct SlotGrams {
     return found;
   }
 
-  // Notes that the gram of n tokens that ends at `end` occurs there; of what is recorded at or above `limit`, which may
-  // be a former generation's, nothing is believed. *added counts new entries. False: both buckets are full.
+  // Records that the gram of n tokens occurs at `end`. Entries at or above `limit`, which may be of a former
+  // generation, are ignored. *added counts new entries. False: both buckets are full.
   __device__ bool insert(const Place& place, uint32_t end, uint32_t n, uint32_t limit, uint32_t* added) const {
     volatile unsigned long long* const mine = at(place);
     const uint32_t lane = lane_id();
@@ -73,7 +73,7 @@ struct SlotGrams {
         uint32_t free = __ballot_sync(kWholeWarp, entry == 0);
         if (free == 0) free = __ballot_sync(kWholeWarp, is_dead(table, entry, table.generations));
         if (free == 0) return false;
-        // The emptier bucket's first.
+        // A place in the emptier bucket first.
         const uint32_t first = free & 0xffffu, second = free >> 16;
         chosen = static_cast<uint32_t>(__popc(first) >= __popc(second) ? __ffs(static_cast<int>(first)) - 1
                                                                        : __ffs(static_cast<int>(second)) + 15);
@@ -89,13 +89,13 @@ struct SlotGrams {
   }
 };
 
-// How a slot stands to the row it is to index.
+// The state of a slot relative to the row to index.
 enum class SlotState : int {
-  kUsable,   // what it holds is this row's
-  kEmpty,    // nothing in it yet
-  kRetry,    // given up, but there is room again: empty
-  kGivenUp,  // given up: to be scanned
-  kOptions,  // it holds something else, and is to be emptied
+  kUsable,   // it has indexed this row
+  kEmpty,    // nothing indexed yet
+  kRetry,    // given up and empty, but there is room again
+  kGivenUp,  // given up: the row has to be scanned
+  kOptions,  // this and later: it has indexed something else and has to be emptied
   kLength,
   kTokens,
 };
@@ -105,8 +105,8 @@ struct SlotView {
   uint32_t indexed;
 };
 
-// Found out by a warp, from one look at the slot's words, `word` this lane's: were the slot given to two requests at
-// once, against the contract, all lanes would still agree. `known`: so many ends it may have indexed.
+// Computed by a warp from a single read of the slot's words, of which `word` is this lane's, so that all lanes agree
+// even if two requests have the slot, against the contract. `known`: the maximum number of ends it may have indexed.
 __device__ inline SlotView view_slot(const Table& table, uint32_t word, uint32_t options, const int32_t* tokens,
                                      uint32_t known) {
   const uint32_t lane = lane_id() % kSlotWords;
@@ -127,8 +127,8 @@ __device__ inline SlotView view_slot(const Table& table, uint32_t word, uint32_t
 
 __device__ inline void count(const Table& table, Header statistic) { atomicAdd(table.header + statistic, 1u); }
 
-// Makes the slot's entries dead. After it nothing may be entered for the slot in the same launch: another block could
-// know the former generation still, and hold the new entries for dead.
+// Makes the slot's entries dead. Nothing may be entered for the slot later in the same launch: another block could
+// still have read the former generation and would take the new entries for dead.
 __device__ inline void drop_entries(const Table& table, uint32_t slot_id) {
   uint32_t* slot = table.slot(slot_id);
   atomicAdd(table.generations + slot_id, 1u);
@@ -154,7 +154,7 @@ __device__ inline void give_up_slot(const Table& table, uint32_t slot_id) {
   count(table, kStatGivenUp);
 }
 
-// Notes that the ends below `indexed` are: by the first lanes of a warp.
+// Records that the ends below `indexed` are indexed; executed by the first lanes of a warp.
 __device__ inline void note_indexed(const Table& table, uint32_t slot_id, const int32_t* tokens, uint32_t indexed) {
   uint32_t* slot = table.slot(slot_id);
   const uint32_t lane = lane_id();

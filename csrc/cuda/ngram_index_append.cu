@@ -1,20 +1,20 @@
 #include "core/ngram_index_append.h"
 #include "cuda/ngram_index.cuh"
 
-// Three launches: get the slots ready, enter the grams, note what was entered. The first may empty a slot, and then
-// nothing may be entered for it in the same launch; the last must not come before all blocks of a row are done.
+// Three launches: prepare the slots, enter the grams, record what was entered. The first may empty a slot, after which
+// nothing may be entered for it in the same launch; the last must run after all blocks of a row are done.
 
 namespace ngram_npu::cuda {
 namespace {
 
 constexpr int32_t kThreads = 256;
 constexpr int32_t kWarps = kThreads / kWarpSize;
-constexpr int64_t kChunk = 512;        // ends a block takes at a time
-constexpr int64_t kBlocks = 2048;      // some for each row, where they have so many chunks; each then takes several
-constexpr int64_t kRowBlocks = 16;     // but a row has that many at least
+constexpr int64_t kChunk = 512;        // ends that a block takes at a time
+constexpr int64_t kBlocks = 2048;      // target number of blocks for all rows; a block may take several chunks
+constexpr int64_t kRowBlocks = 16;     // minimum number of blocks per row
 constexpr uint32_t kGivenUpNow = ~0u;  // a slot's kSlotGivenUp between the second launch and the third
 
-// A batch position as all three kernels see it.
+// A request, for all three kernels.
 struct Request {
   Table table;
   const int32_t* tokens;  // null: there is nothing to index
@@ -38,7 +38,7 @@ __device__ Request request_of(const NgramIndexAppendParams& p, int64_t i) {
   return r;
 }
 
-// One warp a request.
+// One warp per request.
 __global__ void __launch_bounds__(kThreads)
     ngram_index_prepare_kernel(const __grid_constant__ NgramIndexAppendParams p) {
   const Request r = request_of(p, int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarpSize);
@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads)
   slot[kSlotGivenUp] = 0;
 }
 
-// blockIdx.x: the request; y: which chunks. A warp enters all grams of one end.
+// blockIdx.x: the request; blockIdx.y: its chunks. A warp enters all grams of one end.
 __global__ void __launch_bounds__(kThreads, 3)
     ngram_index_insert_kernel(const __grid_constant__ NgramIndexAppendParams p) {
   const Request r = request_of(p, blockIdx.x);
@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads, 3)
     if (__shfl_sync(kWholeWarp, *given_up, 0) != 0) break;
     const int64_t stop = smaller<int64_t>((chunk + 1) * kChunk, int64_t{r.ends} - first);
     for (int64_t at = chunk * kChunk + threadIdx.x / kWarpSize; at < stop && !full; at += kWarps) {
-      // Where the latest occurrence counts, the last come first: those before them then have nothing to change.
+      // For the latest match the last ends come first, so that earlier ends have nothing to change.
       const uint32_t end = static_cast<uint32_t>(p.match_policy == kEarliest ? first + at : r.ends - 1 - at);
       GramHash hash = hash_gram(r.tokens, end, smaller(min_n - 1, end));
       for (uint32_t n = min_n; n <= max_n && n <= end + 1 && !full; ++n) {
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads, 3)
   if (full) *given_up = kGivenUpNow;
 }
 
-// One warp a request.
+// One warp per request.
 __global__ void __launch_bounds__(kThreads)
     ngram_index_finish_kernel(const __grid_constant__ NgramIndexAppendParams p) {
   const Request r = request_of(p, int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarpSize);

@@ -1,4 +1,4 @@
-// Drafts from an index, one block per request: what ngram_index_propose_ and ngram_index_step_ share.
+// Drafts from an index, one block per request; shared by ngram_index_propose_ and ngram_index_step_.
 #pragma once
 
 #include "core/ngram_index_access.h"
@@ -12,18 +12,19 @@ namespace {
 
 constexpr uint32_t kThreads = 128;
 constexpr uint32_t kWarps = kThreads / kWarpSize;
-constexpr int32_t kBlocks = 8;  // of a multiprocessor: a large batch is one wave
-// What a call indexes of one row beyond what it appended. One block does that, and the others wait for it.
+constexpr int32_t kBlocks = 8;  // per multiprocessor, so that a large batch is one wave
+// Tokens per row that a call indexes besides those it appended. One block does that while others wait for it.
 constexpr int64_t kCatchUpTokensPerRow = 256;
-constexpr int32_t kScanBlocks = 3;  // of a multiprocessor, in the scan: with more, nvcc spills registers
-// A row with more ends than that to be indexed, no matter where, is scanned: by a launch of all blocks.
+constexpr int32_t kScanBlocks = 3;  // per multiprocessor in the scan; with more, nvcc spills registers
+// A row with more ends to index than this is scanned by a launch of all blocks.
 constexpr uint32_t kMostNewEnds = 2048;
-// A match_len until its request's row was scanned; num_draft_tokens then has both counts, until all blocks are done.
+// Value of match_len until the request's row has been scanned; num_draft_tokens has both counts until all blocks are
+// done.
 constexpr int32_t kToScan = -1;
 constexpr int32_t kCountBits = 8;
 static_assert(kMaxDraftTokens < 1 << kCountBits);
 
-// What is to be done about a row.
+// The work to do for a row.
 struct Plan {
   SlotState state;
   bool has_slot;
@@ -31,8 +32,8 @@ struct Plan {
   uint32_t upto;     // and those below this one will be, after this call
 };
 
-// What a block's threads tell each other. Each value they decide by is read from memory once: with one row or slot in
-// two requests, against the contract, they would otherwise see different ones, and wait for each other for ever.
+// The shared memory of a block. Each value that decides a branch is read from memory only once: if two requests have
+// the same row or slot, against the contract, threads could otherwise read different values and wait forever.
 struct Shared {
   LiveRow live;
   int64_t num_sampled;             // ngram_index_step_'s
@@ -42,7 +43,7 @@ struct Shared {
   int32_t suffix[kMaxNgram];  // the row's last tokens, the newest first
   Rank best;
   uint32_t added;  // entries
-  uint32_t full;   // warps that found no room
+  uint32_t full;   // number of warps that found no room
 };
 
 // Reads what hangs on nothing but the request's number, each warp its own: behind a barrier, the block knows it.
@@ -84,13 +85,13 @@ __device__ void plan_request(const Params& p, int64_t catch_up_tokens, const Tab
   Plan plan{SlotState::kEmpty, false, 0, 0};
   if (shared.slot >= 0 && length <= static_cast<int64_t>(kMaxIndexedTokens)) {
     plan.has_slot = true;
-    // The last token's own end is the question and cannot be an answer: it is indexed by the next call.
+    // The last token's end is looked up and cannot be its own match: the next call indexes it.
     const auto ends = static_cast<uint32_t>(length - 1);
     const uint32_t known = smaller(static_cast<uint32_t>(tokens.in_row), ends);
     const uint32_t options = pack_options(p.lookup.min_n, p.lookup.max_n, p.lookup.match_policy);
     const SlotView view = view_slot(table, shared.words[lane_id() % kSlotWords], options, tokens.row, known);
     plan.state = view.state;
-    if (view.state <= SlotState::kRetry) {  // not given up, nor to be emptied
+    if (view.state <= SlotState::kRetry) {  // neither given up nor to be emptied
       plan.indexed = view.indexed;
       plan.upto = ends;
       if (catch_up_tokens >= 0) {
@@ -102,8 +103,8 @@ __device__ void plan_request(const Params& p, int64_t catch_up_tokens, const Tab
   if (threadIdx.x == 0) shared.plan = plan;
 }
 
-// The best of the ends first .. length - 2, by reading the row: a block's threads share them out, the last ones first,
-// since the others look at the table as well.
+// The best of the ends first .. length - 2, found by reading the row. The block's threads share them, the last threads
+// first, because the first ones also search the table.
 __device__ inline Rank look_at_ends(const LiveTokens& tokens, uint32_t first, const LookupOptions& look,
                                     const int32_t* suffix) {
   Rank best = 0;
@@ -118,7 +119,7 @@ __device__ inline Rank look_at_ends(const LiveTokens& tokens, uint32_t first, co
   return best;
 }
 
-// The best that the table knows: each gram at the row's end by one warp.
+// The best match in the table: one warp per gram at the row's end.
 __device__ inline Rank look_at_table(const SlotGrams& mine, uint32_t length, const LookupOptions& look,
                                      const int32_t* suffix) {
   const uint32_t min_n = static_cast<uint32_t>(look.min_n);
@@ -136,7 +137,7 @@ __device__ inline Rank look_at_table(const SlotGrams& mine, uint32_t length, con
   return best;
 }
 
-// Enters the row's new ends: each gram by one warp.
+// Enters the row's new ends: one warp per gram.
 __device__ inline void enter_ends(const SlotGrams& mine, const Plan& plan, const LookupOptions& look, Shared& shared) {
   const uint32_t min_n = static_cast<uint32_t>(look.min_n);
   const uint32_t levels = static_cast<uint32_t>(look.max_n) - min_n + 1;
@@ -154,7 +155,7 @@ __device__ inline void enter_ends(const SlotGrams& mine, const Plan& plan, const
   if (full) atomicAdd(&shared.full, 1u);
 }
 
-// By the first warp, when all are done with the slot.
+// Called by the first warp after all threads are done with the slot.
 __device__ inline void update_slot(const SlotGrams& mine, const Plan& plan, uint32_t options, uint32_t length,
                                    uint32_t added, bool full) {
   const Table& table = mine.table;
@@ -174,8 +175,8 @@ __device__ inline void update_slot(const SlotGrams& mine, const Plan& plan, uint
   count(table, is_full ? kStatScanFull : plan.upto + 1 < length ? kStatScanCatchUp : kStatIndexed);
 }
 
-// Looks request i up and writes its draft, or that its row is to be scanned; then its slot indexes what is new. By all
-// threads of the block. What is being entered by other blocks are occurrences anyhow.
+// Looks up request i and writes its draft, or marks its row for the scan; then indexes its new tokens. Called by all
+// threads of the block. Entries that other blocks are writing are valid occurrences too.
 template <class Params>
 __device__ void draft_request(const Params& p, const Table& table, int64_t i, const LiveTokens& tokens,
                               Shared& shared) {
@@ -208,7 +209,7 @@ __device__ void draft_request(const Params& p, const Table& table, int64_t i, co
   if (threadIdx.x < kWarpSize) update_slot(mine, plan, options, length, shared.added, shared.full != 0);
 }
 
-// A request's row once the first launch is done.
+// A request's row after the first launch.
 __device__ inline LiveRow grown_row(const NgramProposeParams& p, int64_t i) { return live_row(p, i); }
 __device__ inline LiveRow grown_row(const NgramStepParams& p, int64_t i) {
   const LiveRow live = live_row(p, i);
@@ -216,7 +217,7 @@ __device__ inline LiveRow grown_row(const NgramStepParams& p, int64_t i) {
   return {live.row, live.length + appended(p.num_sampled[i], live.length, p.token_ids.capacity)};
 }
 
-// The rows to be scanned, of those of a batch.
+// The rows of a batch that have to be scanned.
 template <class Params>
 struct ScanLookup {
   const Params& p;
@@ -238,7 +239,7 @@ struct ScanLookup {
   }
 };
 
-__device__ inline LookupBlock& scan_block() {  // not in the template, whose instances the twin could not tell apart
+__device__ inline LookupBlock& scan_block() {  // not in the template, because the twin cannot tell instances apart
   __shared__ LookupBlock block;
   return block;
 }

@@ -10,7 +10,7 @@ static __device__ void write_item(const NgramIndexResetParams& p, int64_t i) {
   if (!table.has(p.index.slot_indices[i])) return;
   const uint32_t slot_id = static_cast<uint32_t>(p.index.slot_indices[i]);
   uint32_t* slot = table.slot(slot_id);
-  // A slot may be named twice: whoever empties it does all of it. One that is empty keeps its generation.
+  // A slot may be named twice: only the first to get here empties it. An empty slot keeps its generation.
   if (atomicExch(slot + kSlotOptions, 0u) == 0) return;
   cuda::drop_entries(table, slot_id);
   for (int64_t word = kSlotIndexed; word < kSlotWords; ++word) slot[word] = 0;

@@ -9,7 +9,7 @@ struct StepBlock {
   int64_t num_sampled;
 };
 
-// All blocks of a request read the sampled tokens where the sampler left them, so that nobody waits for the append.
+// All blocks of a request read the sampled tokens from the sampler's tensor, so that none waits for the append.
 struct StepLookup {
   const NgramStepParams& p;
   StepBlock& block;
@@ -30,7 +30,7 @@ struct StepLookup {
     const bool asks = drafts(a) && may_draft(a.old_length + a.num_appended, p.token_ids.capacity, p.lookup);
     return grown_tokens(p, i, a, asks);
   }
-  // Nobody reads the row's end: it may be written before the others are done.
+  // No block reads the row's end, so it may be written before the others are done.
   __device__ void finish(int64_t i, const LiveTokens& tokens, Occurrence found) const {
     const Accepted a = accept(p, i, block.live, block.num_sampled);  // again: held all along it costs registers
     const uint32_t thread = threadIdx.x;

@@ -7,7 +7,7 @@ namespace {
 constexpr int32_t kThreads = 1024;
 constexpr int32_t kWarps = kThreads / kWarpSize;
 
-// One block, which takes as many requests at a time as it has threads: each needs the sum of all before it.
+// One block with one request per thread at a time, because each request needs the sum of all before it.
 __global__ void __launch_bounds__(kThreads) prepare_inputs_kernel(const PrepareInputsParams p) {
   __shared__ int64_t warp_sums[kWarps];
   __shared__ int64_t kept_before[kThreads + 1];  // by request of the chunk; the last: of the chunk that follows

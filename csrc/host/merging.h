@@ -1,5 +1,5 @@
-// The operator that chooses between a neural drafter's drafts and n-grams': check the arguments, make the outputs, call
-// the kernel. `F` is the front end, torch or numpy (front_end.h says what it has).
+// Body of the operator that chooses between drafts of a neural drafter and of n-grams: check the arguments, make the
+// outputs, call the kernel. `F` is the front end, torch or numpy (front_end.h).
 #pragma once
 
 #include "core/merge_drafts.h"

@@ -1,4 +1,4 @@
-"""What `ngram-npu generate` does: text for a file of prompts, with and without speculation."""
+"""`ngram-npu generate`: text for a file of prompts, with and without speculation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WARM_UP_TOKENS = 8
 
 
 class GenerateError(Exception):
-    """It cannot be done as asked; one line for the user."""
+    """The generation is not possible; one line for the user."""
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
@@ -35,7 +35,7 @@ class GenerateOptions:
     """A local folder, as `save_pretrained` writes it."""
     prompts: Path
     """One prompt per line; in a .jsonl, one object with `prompt` or `prompt_token_ids`, or a
-    conversation of `ngram-npu replay`, whose first prompt counts."""
+    conversation as for `ngram-npu replay`, whose first prompt is used."""
     ngram: NgramConfig
     draft_model: Path | None = None
     """A smaller model of the same vocabulary, beside the n-grams."""
@@ -52,7 +52,7 @@ class GenerateOptions:
     baseline: bool = True
     """Whether to run without speculation too."""
     threads: int | None = None
-    """Of torch on the CPU; None: its default."""
+    """torch's threads on the CPU; None: its default."""
     trace: Path | None = None
 
 
@@ -70,7 +70,7 @@ class Run:
     """Of these drafts, those that the draft model began."""
     neural_accepted: int
     step_ms: dict[str, float]
-    """Mean time per step of each phase; what no phase has is missing."""
+    """Mean time per step of each phase; time outside all phases is missing."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class GenerateReport:
     token_ids: list[list[int]]
     runs: dict[str, Run]
     other_texts: int | None
-    """Prompts whose text is another without speculation; None if that was not run."""
+    """Number of prompts whose text differs without speculation; None without such a run."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"
@@ -88,8 +88,8 @@ class GenerateReport:
 def generate(options: GenerateOptions) -> GenerateReport:
     """
     Raises:
-        GenerateError: no such model or prompts; a prompt that the model is too short for; an option
-            out of its range, or one that the device does not have.
+        GenerateError: the model or the prompts do not exist, a prompt is too long for the model, or
+            an option is out of its range or not supported on the device.
     """
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -167,7 +167,7 @@ def _cannot_be_loaded(folder: Path, error: Exception) -> GenerateError:
 
 
 def _run(runner: Runner, prompts: list[list[int]], max_tokens: int) -> tuple[list[list[int]], Run]:
-    """After a short run that makes what the first one makes."""
+    """Runs the prompts, after a short run for the work that only a first run does."""
     stops = runner.model.model.generation_config.eos_token_id
     stop_token_ids = [] if stops is None else [stops] if isinstance(stops, int) else stops
     runner.generate(prompts[:1], min(_WARM_UP_TOKENS, max_tokens))
@@ -196,7 +196,7 @@ def _run(runner: Runner, prompts: list[list[int]], max_tokens: int) -> tuple[lis
 def read_prompts(path: Path) -> list[Prompt]:
     """
     Raises:
-        GenerateError: a file that cannot be read, or holds none; a line that is no prompt.
+        GenerateError: the file cannot be read or is empty, or a line is not a prompt.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -208,7 +208,7 @@ def read_prompts(path: Path) -> list[Prompt]:
         if line.strip()
     ]
     if not found:
-        raise GenerateError(f"{path}: expected a prompt per line, found none")
+        raise GenerateError(f"{path}: expected a prompt per line, got none")
     return found
 
 
@@ -229,7 +229,7 @@ def _prompt(line: str, where: str) -> Prompt:
 
 
 def format_report(report: GenerateReport) -> str:
-    """Each text on a line, control characters escaped; then a table of the runs."""
+    """Each text on one line with control characters escaped, then a table of the runs."""
     lines = [f"{number}: {printable(text)}" for number, text in enumerate(report.texts)]
     phases = list(dict.fromkeys(name for run in report.runs.values() for name in run.step_ms))
     heads = ["tokens/s", "tokens", "steps", "drafts", "accepted", *phases]

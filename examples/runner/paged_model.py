@@ -1,4 +1,4 @@
-"""A Hugging Face causal LM whose keys and values lie in pages, at the slots that the state says."""
+"""A Hugging Face causal LM with a paged KV cache, at the slots that the state computes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IntArray = npt.NDArray[np.integer[Any]]
 
 @dataclass
 class PagedKVCache:
-    """Keys and values of all requests: each layer's [num_slots, heads, size], made when the layer
+    """Keys and values of all requests: [num_slots, heads, size] per layer, allocated when the layer
     first writes."""
 
     num_slots: int
@@ -47,16 +47,16 @@ class QueryGroup:
     """Requests with the same number of tokens in this step: one attention call serves them."""
 
     tokens: torch.Tensor
-    """[b,q] where their tokens are in the flat step."""
+    """[b,q] positions of their tokens in the flat step."""
     positions: torch.Tensor
     """[b,q]."""
     slots: torch.Tensor
-    """[b,L] where position 0 to L-1 of each request is in the cache."""
+    """[b,L] cache slots of positions 0 to L-1 of each request."""
 
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     def mask(self, window: int | None) -> torch.Tensor:
-        """[b,1,q,L] what a token sees: its own position and those before it."""
+        """[b,1,q,L] attention mask: a token sees its own position and those before it."""
         if window not in self.masks:
             places = torch.arange(self.slots.shape[1], device=self.slots.device)
             before = self.positions[..., None] - places
@@ -67,11 +67,11 @@ class QueryGroup:
 
 @dataclass
 class PagedStep:
-    """What attention needs to know of a step, the same for all layers."""
+    """The attention's arguments for a step, the same for all layers."""
 
     cache: PagedKVCache
     slot_mapping: torch.Tensor
-    """[N] where the step's tokens go in the cache."""
+    """[N] cache slots of the step's tokens."""
     groups: list[QueryGroup]
 
 
@@ -85,14 +85,14 @@ def plan_step(
 ) -> PagedStep:
     """Plans the attention of a step without waiting for the device.
 
-    The host knows how many tokens each request has in the step, and an upper bound of its length.
-    What it does not know, where the tokens really are, comes from `inputs.positions`: a slot
-    beyond them is read and masked.
+    The host knows the number of each request's tokens in the step, and an upper bound of its
+    length. The exact positions, which only the device knows, come from `inputs.positions`: slots
+    beyond them are read and masked.
 
     Args:
         block_table: [R,NB] by slot index (`AsyncSpecState.block_tables`).
         num_tokens: [B] tokens of each request in the step.
-        upper_seq_lens: [B] at least the length of each request, with this step's tokens.
+        upper_seq_lens: [B] upper bounds of each request's length, with this step's tokens.
     """
     device = block_table.device
     starts = np.cumsum(num_tokens) - num_tokens
@@ -103,7 +103,7 @@ def plan_step(
         num_blocks = -(-int(upper_seq_lens[members].max()) // block_size)
         tokens = to_device(starts[members, None] + np.arange(length), device)
         rows = inputs.slot_indices[to_device(members, device)].long()
-        # -1 stands where a request has no block: such places are masked, any slot will do.
+        # -1 means no block: such places are masked, so any slot can be read.
         blocks = block_table[rows, :num_blocks].long().clamp(min=0)
         slots = (blocks[..., None] * block_size + offsets).flatten(1)
         groups.append(QueryGroup(tokens, inputs.positions[tokens], slots))
@@ -112,7 +112,7 @@ def plan_step(
 
 
 def to_device(values: IntArray, device: torch.device) -> torch.Tensor:
-    """As int64 on the device; the host does not wait for the copy."""
+    """The values as int64 on the device; the host does not wait for the copy."""
     tensor = torch.from_numpy(np.ascontiguousarray(values, np.int64))
     if device.type == "cpu":
         return tensor
@@ -168,7 +168,7 @@ class PagedModel:
             model: a causal LM in evaluation mode, its attention set to :data:`IMPLEMENTATION`.
 
         Raises:
-            ValueError: another attention.
+            ValueError: the model has another attention.
         """
         attention = model.config._attn_implementation
         if attention != IMPLEMENTATION:
@@ -206,7 +206,7 @@ class PagedModel:
 
 @contextmanager
 def paged(model: PreTrainedModel) -> Iterator[None]:
-    """Within the block, a model that is loaded already has our attention."""
+    """Within the block, a loaded model uses our attention."""
     before = model.config._attn_implementation
     model.set_attn_implementation(IMPLEMENTATION)
     try:

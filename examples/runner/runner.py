@@ -1,4 +1,4 @@
-"""The loop: schedule, run the model, sample, draft; the host at most one step ahead."""
+"""The loop: schedule, run the model, sample, draft; the host is at most one step ahead."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .scheduler import Request, ScheduledStep, Scheduler
 from .trace import Trace
 
 NO_DRAFTS = NgramConfig(k=1, max_len=0)
-"""A lookup that ends before it looks: without speculation the rest of the state serves as well."""
+"""A lookup without drafts, so that the same state also runs without speculation."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,12 @@ class RunnerConfig:
     draft_window: int = 64
     """With a draft model: the newest tokens of each request that it reads."""
     engine: Literal["index", "scan", "auto"] = "auto"
-    """How it is looked up (`AsyncConfig.engine`)."""
+    """How drafts are found (`AsyncConfig.engine`)."""
     asynchronous: bool = True
-    """Whether the host schedules a step while the one before it runs."""
+    """Whether the host schedules a step while the previous one runs."""
     padded: bool = True
-    """Whether each request has k drafts in each step, padding where fewer were found: all steps
-    have one shape and the host waits for no lookup."""
+    """Whether each request has k drafts in each step, padded if fewer were found: then all steps
+    have one shape and the host never waits for a lookup."""
     max_rows: int = 16
     """Requests that run at once."""
     row_capacity: int = 2048
@@ -55,18 +55,18 @@ class RunnerConfig:
     block_size: int = 16
     """Tokens of a KV block."""
     num_blocks: int | None = None
-    """KV blocks of all requests together; None: enough for all rows. With fewer, requests are
-    preempted where they do not suffice."""
+    """KV blocks of all requests together; None: enough for all rows. If they do not suffice,
+    requests are preempted."""
     max_step_tokens: int = 512
-    """Tokens of a step; a longer prompt takes several."""
+    """Maximum tokens of a step; a longer prompt takes several steps."""
     sampling: Sampling = field(default_factory=Sampling)
     trace: bool = False
-    """Whether `Runner.trace` times the phases of each step. It grows with the steps."""
+    """Whether `Runner.trace` times the phases of each step. Its memory grows with the steps."""
 
 
 @dataclass
 class Figures:
-    """Counts over all steps; padding is no draft."""
+    """Counts over all steps; padding does not count as drafts."""
 
     steps: int = 0
     tokens: int = 0
@@ -158,7 +158,7 @@ class Runner:
         self._has_drafts = False
 
     def reset_figures(self) -> None:
-        """Counts and times from here on."""
+        """Resets counts and times."""
         self.figures = Figures()
         self.trace.clear()
 
@@ -174,8 +174,8 @@ class Runner:
         """The continuation of each prompt, a stop token included.
 
         Args:
-            request_ids: what keys the randomness of each; None: 0, 1, ...
-            scopes: with a store, whose text each request's is; None: all the same.
+            request_ids: keys of each request's randomness; None: 0, 1, ...
+            scopes: with a store: requests share text only within a scope; None: one scope for all.
 
         Raises:
             ValueError: a prompt that is empty or too long for a row.
@@ -192,13 +192,13 @@ class Runner:
             self.step()
         while self._in_flight:
             self._reconcile()
-        if self.state.store is not None:  # no step comes that removes the last ones
+        if self.state.store is not None:  # no further step removes the last requests
             self.state.store.finish(torch.arange(self.config.max_rows))
         return [request.output for request in requests]
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Launches one step, and learns the truth of the one before it (asynchronous) or of this
+        """Launches one step, and gets the results of the previous one (asynchronous) or of this
         one."""
         number = self.figures.steps
         with self.trace.span("schedule", number):
@@ -236,8 +236,8 @@ class Runner:
     def _forward(
         self, step: ScheduledStep, inputs: StepInputs
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits [D+B,V] after each request's newest token and each of its drafts, and which flat
-        tokens these are."""
+        """Logits [D+B,V] after each request's newest token and each of its drafts, and the flat
+        positions of these tokens."""
         rows = np.concatenate([np.arange(start - 1, end) for start, end in inputs.draft_spans])
         on_device = to_device(rows, self.device)
         logits = self.model.forward(
@@ -258,7 +258,7 @@ class Runner:
     ) -> torch.Tensor:
         drafts = np.concatenate([np.arange(start, end) for start, end in inputs.draft_spans])
         owners = np.repeat([r.id for r in step.requests], step.batch.num_scheduled_drafts + 1)
-        # The token sampled after position p comes to stand at p + 1, on the device's own count.
+        # The token sampled after position p gets position p + 1, by the device's count.
         scores = self.config.sampling.scores(
             logits, to_device(owners, self.device), inputs.positions[rows] + 1
         )
@@ -274,7 +274,7 @@ class Runner:
         with self.trace.span("reconcile", self.figures.steps - len(self._in_flight)):
             truth = self.state.reconcile()
             step = self._in_flight.popleft()
-            if truth.faults:  # a sampler that breaks its contract; this one does not
+            if truth.faults:  # only with an invalid sampler; this one is valid
                 raise RuntimeError(f"step {truth.step}: {dict(truth.faults)}")
             for position, request in enumerate(step.requests):
                 count = truth.num_sampled[position]

@@ -1,8 +1,8 @@
-"""Greedy choice, or seeded sampling whose randomness belongs to a request and a position.
+"""Greedy choice, or seeded sampling whose randomness depends on request and position.
 
 A token is the argmax of its logits plus Gumbel noise, which is a sample of their softmax. The noise
-is a function of seed, request and position, not of a generator's state: a token is the same in
-whichever step and batch it is sampled, with drafts or without, and `verify_greedy` verifies it.
+is a function of seed, request and position, not of a generator's state. So a token is the same in
+any step and batch, with drafts or without, and `verify_greedy` verifies it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Sampling:
     def scores(
         self, logits: torch.Tensor, requests: torch.Tensor, positions: torch.Tensor
     ) -> torch.Tensor:
-        """[L,V] whose argmax is the token to take.
+        """[L,V] scores, whose argmax is the token to take.
 
         Args:
             logits: [L,V].
-            requests: [L] int64, whose each is.
-            positions: [L] int64, where in its request the token comes to stand.
+            requests: [L] int64, the request of each row.
+            positions: [L] int64, the position of the token in its request.
         """
         if self.temperature == 0:
             return logits
@@ -47,7 +47,7 @@ class Sampling:
 def gumbel_noise(
     seed: int, requests: torch.Tensor, positions: torch.Tensor, vocab_size: int
 ) -> torch.Tensor:
-    """[L, vocab_size] float64; each row depends on nothing but seed, its request, its position."""
+    """[L, vocab_size] float64; each row depends only on seed, request and position."""
     start = torch.tensor(seed, dtype=torch.int64, device=requests.device)
     key = _mixed(_mixed(_mixed(start) ^ requests) ^ positions)
     counter = torch.arange(vocab_size, device=requests.device) * _signed(0x9E3779B97F4A7C15)
@@ -65,7 +65,7 @@ def _mixed(value: torch.Tensor) -> torch.Tensor:
 
 
 def _shifted(value: torch.Tensor, by: int) -> torch.Tensor:
-    """To the right as uint64: zeros come in."""
+    """Shifts to the right as uint64, filling with zeros."""
     return (value >> by) & ((1 << (64 - by)) - 1)
 
 

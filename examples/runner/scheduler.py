@@ -1,7 +1,7 @@
-"""Continuous batching: which requests run in the next step, with how many tokens and drafts.
+"""Continuous batching: the requests of the next step, with their numbers of tokens and drafts.
 
-It never needs a count that the device has not told yet. Rows and blocks are its own; how long the
-requests are it asks the state, which answers with upper bounds while steps are in flight.
+It never waits for a count from the device. It manages rows and blocks itself; for the lengths of
+requests it uses the state's upper bounds while steps are in flight.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ Int32Array = npt.NDArray[np.int32]
 
 @dataclass(eq=False)
 class Request:
-    """A prompt and what became of it."""
+    """A prompt, its output and its state."""
 
     id: int
-    """Keys the randomness of sampling."""
+    """The key of its randomness in sampling."""
     token_ids: list[int]
-    """The prompt, then what was generated, as far as the host knows."""
+    """The prompt, then the generated tokens known to the host."""
     max_tokens: int
     """Prompt and output together."""
     stop_token_ids: frozenset[int] = frozenset()
     scope: int = 0
-    """With a store: whose text it is."""
+    """With a store: the scope of its text."""
     num_prompt_tokens: int = 0
     row: int = -1
     """-1 while it waits."""
     blocks: list[int] = field(default_factory=list)
     position: int = -1
-    """In the last step's batch, if it sampled there: then it has drafts."""
+    """Position in the last step's batch if it sampled there: then it has drafts."""
     finished: bool = False
 
     def __post_init__(self) -> None:
@@ -46,7 +46,7 @@ class Request:
         return self.token_ids[self.num_prompt_tokens :]
 
     def take(self, token_ids: Sequence[int]) -> None:
-        """Appends what was sampled, up to a stop token or the last token allowed."""
+        """Appends sampled tokens, up to a stop token or the last token allowed."""
         for token in token_ids:
             if self.finished:
                 return
@@ -60,16 +60,16 @@ class Share:
 
     request: Request
     computed: int
-    """Tokens stored before the step, at most: drafts in flight count as accepted."""
+    """Upper bound of the tokens stored before the step: drafts in flight count as accepted."""
     known: int
-    """Tokens before the step, at most."""
+    """Upper bound of the tokens before the step."""
     tokens: int
-    """In this step, drafts included."""
+    """Tokens in this step, drafts included."""
     drafts: int = 0
 
     @property
     def samples(self) -> bool:
-        """Otherwise its prompt goes on in the next step."""
+        """Whether it samples a token; otherwise its prompt continues in the next step."""
         return self.computed + self.tokens >= self.known
 
 
@@ -78,13 +78,13 @@ class ScheduledStep:
     batch: Batch
     requests: list[Request]
     upper_seq_lens: Int32Array
-    """[B] at least the length of each request once the step's tokens are stored."""
+    """[B] upper bounds of each request's length after the step's tokens are stored."""
     preemptions: int
-    """Requests that had to leave for it."""
+    """Requests that were preempted for the step."""
 
 
 class Scheduler:
-    """Rows, blocks, and the queues of requests that wait and that run."""
+    """Rows, blocks, and the queues of waiting and running requests."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Scheduler:
         return any(not request.finished for request in (*self.running, *self.waiting))
 
     def add(self, *requests: Request) -> None:
-        """All or none of them.
+        """Adds all of the requests or none.
 
         Raises:
             ValueError: no token to generate, or more tokens than a row or all blocks hold.
@@ -133,7 +133,7 @@ class Scheduler:
     def schedule(
         self, upper_computed: Int32Array, upper_tokens: Int32Array, found: Int32Array | None
     ) -> ScheduledStep | None:
-        """The next step; None if no request can go on before a pending step is reconciled.
+        """The next step; None if no request can continue before a pending step is reconciled.
 
         Args:
             upper_computed, upper_tokens: [R] by row, the state's upper bounds.
@@ -181,10 +181,10 @@ class Scheduler:
                 break
             computed, known = int(upper_computed[request.row]), int(upper_tokens[request.row])
             if known >= request.max_tokens:
-                continue  # it may be done: wait for the truth
+                continue  # it may be done: wait for the exact length
             share = Share(request, computed, known, min(known - computed, budget))
             if request.position >= 0:
-                # No step may lead past the request's last token.
+                # No step may exceed the request's last token.
                 share.drafts = min(self.k, request.max_tokens - 1 - known, budget - 1)
                 if found is not None:
                     share.drafts = min(share.drafts, int(found[request.position]))
@@ -236,15 +236,15 @@ class Scheduler:
         return given
 
     def _preempt(self, request: Request) -> None:
-        """It will be computed anew, from what the host then knows of it. What a pending step
-        sampled for it is known by then: that step is reconciled before the next one but one."""
+        """Preempts a request, which will be recomputed from the tokens known to the host. Those of
+        a pending step are known by then: it is reconciled before the second next step."""
         self._leave(request)
         self.waiting.appendleft(request)
         self._preemptions += 1
 
     def _leave(self, request: Request) -> None:
-        """Its row and blocks are free at once: what pending steps still write to them comes first
-        on the device."""
+        """Frees its row and blocks at once: on the device, writes of pending steps come before
+        later ones."""
         self.running.remove(request)
         self._removed.append(request.row)
         self.free_rows.append(request.row)

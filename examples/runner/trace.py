@@ -1,4 +1,4 @@
-"""Where a step's time goes: sums by phase, and spans for chrome://tracing or Perfetto."""
+"""Times of a step's phases: sums by phase, and spans for chrome://tracing or Perfetto."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class _Span:
 
 
 class Trace:
-    """Spans on two tracks, what the host does and what the device does.
+    """Spans on two tracks, one for the host and one for the device.
 
-    The device of a CPU is the host itself: it works while the host waits for it, so both tracks
-    have the same span. On a GPU the host's span is the launch, and the device's is timed by its own
-    events; nothing waits for them before they are asked for.
+    On a CPU the host itself does the device's work, so both tracks have the same span. On a GPU the
+    host's span is the launch, and device events time the device's; nothing waits for them until the
+    results are read.
     """
 
     def __init__(self, device: torch.device, *, enabled: bool = True) -> None:
@@ -46,7 +46,7 @@ class Trace:
 
     @contextmanager
     def span(self, name: str, step: int, *, device: bool = False) -> Iterator[None]:
-        """Times the block; `device`: it makes the device work."""
+        """Times the block; `device`: whether the block launches work on the device."""
         if not self._enabled:
             yield
             return
@@ -61,7 +61,7 @@ class Trace:
             self._spans.append(_Span(name, step, DEVICE, start, end))
 
     def seconds(self) -> dict[str, float]:
-        """By phase: the device's time where it works, else the host's."""
+        """Time by phase: the device's if the phase has device work, otherwise the host's."""
         found: dict[tuple[int, str], float] = defaultdict(float)
         for name, _, track, start, end in self.spans():
             found[track, name] += end - start
@@ -69,7 +69,7 @@ class Trace:
         return {name: found.get((DEVICE, name), found.get((HOST, name), 0.0)) for name in names}
 
     def write(self, path: Path) -> None:
-        """As JSON in Chrome's trace format; times in microseconds."""
+        """Writes the spans as JSON in Chrome's trace format; times in microseconds."""
         events: list[dict[str, Any]] = [
             {"ph": "M", "pid": 0, "tid": track, "name": "thread_name", "args": {"name": name}}
             for track, name in ((HOST, "host"), (DEVICE, "device"))

@@ -1,5 +1,5 @@
-"""Every sample of every operator with its arguments against guard pages: a kernel that reads or
-writes one item outside them, or writes to what it may only read, kills this process.
+"""Runs every sample of every operator with its arguments next to guard pages: a kernel that reads
+or writes one item outside them, or writes to a read-only argument, kills this process.
 
 Run by test_guard_pages.py; prints each call before it makes it.
 """
@@ -72,7 +72,7 @@ def main(which: str) -> None:
         else:
             ctypes.c_int32.from_address(address).value = 1
         return
-    # The NPU's twin too; that of CUDA takes long and has bounds of its own.
+    # Includes the NPU's twin; the CUDA twin is slow and has its own bounds checks.
     twins = [b for b in TWIN_BACKENDS if b.twin is not None and b.twin.device == "npu"]
     for spec in OPSPECS.values():
         for backend in [b for b in BACKENDS if b.call is call_numpy] + twins:

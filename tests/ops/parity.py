@@ -1,4 +1,4 @@
-"""Comparing one call with the reference: results, what was written, and what must not be."""
+"""Compares one call with the reference: results, written arguments, and memory around them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class MismatchError(AssertionError):
 
 
 def as_arrays(results: Any) -> tuple[Array, ...]:
-    """An operator's results, of whichever front end."""
+    """An operator's results from either front end, as arrays."""
     if results is None:
         return ()
     several = results if isinstance(results, tuple) else (results,)
@@ -53,7 +53,7 @@ def compare(
 
 
 def _check_arguments(spec: OpSpec, sample: Sample, got: Args, expected: Args | None) -> None:
-    """Whole owners are compared, so a write beside a slice shows as well as one into it."""
+    """Compares whole buffers, so that a write outside a slice is found as well."""
     for (name, _), before, mine, truth in zip(
         spec.arguments, sample.args, got, expected or got, strict=True
     ):

@@ -1,7 +1,7 @@
-"""What the bookkeeping operators must agree on with each other, and with arithmetic done by hand.
+"""The bookkeeping operators agree with each other and with results computed by hand.
 
-Parity with the references is tests/ops/test_parity.py's; these would notice a reference that is
-wrong in the same way as the kernels.
+tests/ops/test_parity.py compares them with the references; these tests would notice a reference
+that is wrong in the same way as the kernels.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def test_every_position_has_one_slot_of_its_own(
 
 
 def test_padded_and_unpadded_speculation_agree(front_end: Backend) -> None:
-    """The last token that one keeps is the one whose logits the other samples."""
+    """The last token that one operator keeps is the one whose logits the other selects."""
     rng = np.random.default_rng(4)
     drafts = rng.integers(0, 6, 30).astype(np.int32)
     sampled = rng.integers(1, drafts + 2).astype(np.int32)

@@ -1,5 +1,5 @@
-"""Bad calls: refused before anything is written, by an error that names op, argument, expected and
-got; derived from the schemas and the OpSpecs."""
+"""Bad calls are rejected before anything is written, by an error that names op, argument, expected
+and got. The calls are derived from the schemas and the OpSpecs."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_wrong_dtype_is_named(dtype: str, front_end: Backend) -> None:
 
 
 def test_bfloat16_is_named() -> None:
-    """Which numpy has not."""
+    """A dtype that numpy does not have."""
     args = list(to_torch(clone_args(OPSPECS["ngram_step_"].sample().args)))
     args[2] = args[2].bfloat16()
     with pytest.raises(ValueError, match="sampled_token_ids: expected int32, got bfloat16"):
@@ -174,7 +174,7 @@ def test_torch_tensors_without_a_place_to_read(spec: OpSpec) -> None:
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_devices_are_not_mixed(spec: OpSpec) -> None:
-    """A real tensor beside one without data: torch asks the fake, which must refuse as well."""
+    """A real tensor and one without data: torch calls the fake, which must reject them as well."""
     for name in spec.tensor_names:
         args = dict(
             zip(

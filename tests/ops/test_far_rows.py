@@ -1,4 +1,4 @@
-"""Rows that lie further apart than 32 bits count: R * S may exceed 2**31."""
+"""Rows whose offsets exceed 32 bits: R * S may exceed 2**31."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each peer's behaviour as a mode of ours, pinned by expectations worked out by hand.
+"""Each peer's behaviour as a mode of our operators, with expected results computed by hand.
 
 The contexts are short enough to check with a pencil; what each peer does is documented in its own
 project (vLLM's `ngram`, V1 `ngram_gpu`, V2 speculator; vLLM-Ascend's n-gram kernel).
@@ -91,7 +91,7 @@ class TestVllmV2:
 
 
 class TestOverlap:
-    """Not a peer's mode: a draft that reaches the row's end goes on as if it had been appended."""
+    """Not a peer's mode: a draft that reaches the row's end continues into itself."""
 
     def test_period_continues(self, front_end: Backend) -> None:
         draft = _propose(front_end, [7, 1, 2, 3, 1, 2, 3], n=(2, 3), k=8, overlap=True)
@@ -102,7 +102,7 @@ class TestOverlap:
 
 
 class TestAcceptance:
-    """ngram_step_: what a rejection sampler returns, as vLLM's runners hand it over."""
+    """ngram_step_ with a rejection sampler's results in the form that vLLM's runners pass."""
 
     def test_run_ends_at_the_first_rejected(self) -> None:
         tokens = np.zeros((2, 12), np.int32)

@@ -1,4 +1,4 @@
-"""Controls the sanitizer run of the parity suite: it must really run on sanitized kernels."""
+"""Checks that the sanitizer run of the parity suite really uses sanitized kernels."""
 
 from __future__ import annotations
 

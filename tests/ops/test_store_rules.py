@@ -1,5 +1,5 @@
-"""What a store drafts, against plain lists of what was said; and its rules by hand. Of the
-reference, which parity compares with the kernel."""
+"""Drafts of a store, compared with plain lists of texts, and its rules by hand. Tests the
+reference, which the parity suite compares with the kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opspecs.ngram_store import FINISH, LIVE, UNLIMITED, fresh, no_drafts
 
 FREE = np.zeros((16, 56), np.uint8)
 KINDS = 5
-"""Few tokens, so that short grams are everybody's and long ones are not."""
+"""Few tokens, so that requests share short grams but not long ones."""
 
 
 def step(
@@ -33,7 +33,7 @@ def step(
 
 
 def continuations(texts: list[list[int]], gram: list[int]) -> list[list[int]]:
-    """What came after each occurrence of a gram; of those at a text's end nothing did."""
+    """The texts after each occurrence of a gram, except at a text's end."""
     n = len(gram)
     found = [
         text[i + n :] for text in texts for i in range(len(text) - n) if text[i : i + n] == gram
@@ -42,8 +42,8 @@ def continuations(texts: list[list[int]], gram: list[int]) -> list[list[int]]:
 
 
 def check_drafts(visibility: int, scope_of: list[int], seed: int) -> int:
-    """Requests speak, some tokens a step, and begin anew; their scopes are those the test knows
-    about, `scope_of` those that the store is told. Returns the number of drafts."""
+    """Requests generate some tokens per step and start again. The test knows their real scopes;
+    `scope_of` are the scopes passed to the store. Returns the number of drafts."""
     rng = np.random.default_rng(seed)
     count = len(scope_of)
     known = [i % 3 for i in range(count)]
@@ -90,7 +90,7 @@ def test_a_store_that_is_told_wrong_scopes_is_found(visibility: int) -> None:
 
 
 def expected_after(outcomes: str) -> str:
-    """What is drafted after a gram that each of these followed in turn."""
+    """The token drafted after a gram that was followed by these tokens in turn."""
     store = fresh(1, 64, 8)
     for outcome in outcomes:
         step(store, [[1, 7, ord(outcome)]], 2, [0])

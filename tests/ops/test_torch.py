@@ -1,4 +1,4 @@
-"""What torch itself asks of an operator: opcheck, one dynamic graph, no copy of what is written."""
+"""torch's requirements of an operator: opcheck, one dynamic graph, no copy of written tensors."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def test_fake_has_the_real_shapes(spec: OpSpec) -> None:
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_defaults_and_keywords_are_those_of_the_schema(spec: OpSpec) -> None:
-    """Arguments left out, with torch, in a graph, and with numpy; and nothing beyond the first few
-    by position."""
+    """Arguments may be left out in torch, in a graph, and in numpy; in torch only the first few may
+    be passed by position."""
     args = next(spec.samples(np.random.default_rng(8))).args
     defaults = {
         a.name: a.default_value for a in _op(spec)._schema.arguments if a.has_default_value()

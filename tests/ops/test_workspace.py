@@ -1,5 +1,5 @@
-"""Workspaces on devices and their twins: the size that is told suffices, every call leaves zeros,
-and one that cannot be used is refused before anything is written."""
+"""Workspaces on devices and their twins: workspace_size returns enough, every call leaves zeros,
+and an unusable workspace is rejected before anything is written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAIRS = [
     if backend.serves(OPSPECS[op])
 ]
 LOOKUPS = [b for b in [*TWIN_BACKENDS, *DEVICE_BACKENDS] if b.serves(OPSPECS["ngram_step_"])]
-# The NPU's launches bring memory of their own and leave this one alone.
+# The NPU's launches allocate their own memory and ignore this one.
 USERS = [b for b in LOOKUPS if "cuda" in (b.device, b.twin.device if b.twin else "")]
 
 
@@ -33,7 +33,7 @@ def _sized(spec: OpSpec, args: Args) -> Args:
 
 
 def _tiles() -> tuple[OpSpec, Args]:
-    """A call whose rows are shared out to several blocks, so that it needs a workspace."""
+    """A call in which several blocks share a row, so that it needs a workspace."""
     spec = OPSPECS["ngram_step_"]
     samples = spec.samples(np.random.default_rng(1))
     return spec, _sized(spec, next(s.args for s in samples if s.label.startswith("tile-edges")))
@@ -102,7 +102,7 @@ def test_one_that_was_not_zeroed_leads_nowhere(backend: Backend) -> None:
 
 @pytest.mark.parametrize("backend", USERS, ids=lambda b: b.name)
 def test_requests_with_one_row_leave_it_zeroed(backend: Backend) -> None:
-    """Their blocks see the row's length change under them. What they draft is unspecified."""
+    """Their blocks may see the row's length change. Their drafts are unspecified."""
     spec, args = _tiles()
     batch = len(spec.get(args, "sampled_token_ids"))
     args = spec.replace(args, row_indices=np.zeros(batch, np.int64))

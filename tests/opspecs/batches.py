@@ -48,7 +48,7 @@ def one_hostile(values: Sequence[int], hostile: Sequence[int]) -> Iterator[list[
 
 
 def previous(batch: int, rng: np.random.Generator) -> Iterator[tuple[str, list[int]]]:
-    """Where the requests of a batch may have been in the step before."""
+    """Positions that the requests of a batch may have had in the previous step."""
     order = np.arange(batch)
     yield "same", order.tolist()
     yield "reversed", order[::-1].tolist()

@@ -34,7 +34,7 @@ SLOT_DTYPES = (np.int64, np.int32)
 
 
 def table(rng: np.random.Generator, rows: int, blocks: int) -> Array:
-    """A block table inside a wider one; no block is anybody else's."""
+    """A block table inside a wider one; no block occurs twice."""
     ids = rng.permutation(rows * blocks).reshape(rows, blocks) + 1
     return in_buffer(ids, before=1, gap=3)
 

@@ -1,7 +1,7 @@
-"""Indexes to call the index operators with: fresh, warm, too small, and full of nonsense.
+"""Indexes for calls of the index operators: fresh, warm, too small, and with random contents.
 
-What an index contains is each backend's own affair, and so is making one: ``made_by``. The lookups
-in an index have the samples of their scanning counterparts: ``indexed_spec``."""
+Each backend has its own layout and its own maker of indexes: ``made_by``. The lookups with an index
+have the samples of those without one: ``indexed_spec``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PAGE_WORDS = 1024
 @dataclass(frozen=True)
 class IndexMaker:
     fresh: Callable[[int, int], Array]
-    """An empty index of so many slots and pages of 4 KiB."""
+    """Makes an empty index from the numbers of slots and of pages of 4 KiB."""
     append: Callable[..., Any]
     """``ngram_index_append_`` on numpy arrays."""
     has_ladder: bool = False
@@ -57,7 +57,7 @@ _maker = CPU_INDEXES
 
 @contextmanager
 def made_by(maker: IndexMaker) -> Iterator[None]:
-    """Samples that are drawn meanwhile have that maker's indexes."""
+    """Within the block, samples have indexes of this maker."""
     global _maker
     before, _maker = _maker, maker
     try:
@@ -85,7 +85,7 @@ def warm(
     outcomes: bool = False,
     **size: Any,
 ) -> Array:
-    """One that has indexed those rows, row i in slot i."""
+    """An index that has indexed these rows, row i in slot i."""
     index = fresh(num_slots, **size)
     options = min_n, max_n, policy, ladder, outcomes
     _maker.append(tokens, lengths, index, None, None, *options)
@@ -109,8 +109,8 @@ def ladder_lookups(rng: np.random.Generator, batch: int) -> Iterator[tuple[str, 
 
 
 def nonsense(rng: np.random.Generator, good: Array) -> Iterator[Array]:
-    """Contents that no operator leaves behind. A kernel stays inside the tensor and, since hits are
-    verified, may draft something else; tests compare nothing but safety."""
+    """Contents that no operator writes. A kernel must stay inside the tensor; its drafts may
+    differ, so tests compare only memory outside the results."""
     for share in (0.001, 0.05, 1.0):
         index = good.copy()
         hit = rng.random(index.size) < share
@@ -234,7 +234,7 @@ def indexed_spec(
             args = slot_call(rng, tokens, lengths, policy)
             index = warm_for(args)
             order = rng.permutation(9)[:8]
-            # Slots that index other rows, and slots nobody has.
+            # Slots that index other rows, and slots that do not exist.
             yield Sample(f"others-slots-{policy}", call(args, index, in_buffer(order)))
             for dtype, bad in ((np.int32, HOSTILE_INT32), (np.int64, HOSTILE_INT64[3:])):
                 slots = in_buffer(bad[:8], dtype=dtype)

@@ -32,7 +32,7 @@ UNLIMITED = 2**63 - 1
 
 
 def _sampled(rng: np.random.Generator, batch: int, width: int, alphabet: int) -> Array:
-    """What a rejection sampler leaves: a run of ids, then -1."""
+    """A rejection sampler's result: a run of ids, then -1."""
     tokens = rng.integers(0, alphabet, (batch, width), dtype=np.int32)
     kept = rng.integers(0, width + 1, (batch, 1))
     tokens[np.arange(width) >= kept] = -1
@@ -72,7 +72,7 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
                 args = (rows, in_buffer(at), in_buffer(new), None, None, advance, INT32_MAX)
                 yield Sample(f"{name}-{label}", (*args, 2, 8, 10, *policy, 152, None))
     for before, policy in enumerate(POLICIES):
-        # What is appended is the row's end already, so that the copies match what it becomes.
+        # The appended tokens equal the row's end, so that the copies match the grown row.
         ends = TILE_LENGTHS * (1 + before // 2)  # a large batch has fewer blocks for each row
         grown = planted_rows(rng, ends, TILE_CAPACITY)
         new = np.stack([row[t - 3 : t] for row, t in zip(grown, ends, strict=True)])

@@ -108,7 +108,7 @@ def test_options_do_not_change_the_sampled_text(
         ("{", r"prompts.jsonl:1: expected JSON: .*"),
         ('{"text": "a"}', r"prompts.jsonl:1: expected an object with a prompt or prompt_token_ids"),
         ('{"prompt_token_ids": [1, -1]}', r"prompts.jsonl:1: expected an object .*"),
-        ("", r"prompts.jsonl: expected a prompt per line, found none"),
+        ("", r"prompts.jsonl: expected a prompt per line, got none"),
         (
             json.dumps({"prompt": "a" * 500}),
             r"prompts.jsonl: expected prompts of 1 to 472 tokens, got 500 to 500",

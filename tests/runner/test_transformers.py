@@ -182,7 +182,7 @@ def test_without_a_padding_token(plain_model: Any, monkeypatch: pytest.MonkeyPat
 def test_drafting_twice_is_refused(plain_model: Any) -> None:
     with (
         ours.drafting(plain_model),
-        pytest.raises(RuntimeError, match="replaced already"),
+        pytest.raises(RuntimeError, match="already active for this model"),
         ours.drafting(plain_model),
     ):
         pass

@@ -130,7 +130,7 @@ def test_errors() -> None:
         ({"store": NgramStore(3, 16384)}, "store: expected one of kind='torch'"),
         (
             {"store": store, "runtime": LateDevice("eager", None)},  # type: ignore[arg-type]
-            "store: expected None but on the CPU",
+            "store: expected None on a device other than the CPU",
         ),
     ):
         with pytest.raises(ValueError, match=f"AsyncSpecState: {message}"):

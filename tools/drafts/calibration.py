@@ -1,4 +1,4 @@
-"""How well the costs of drafted tokens say what becomes of them."""
+"""Calibration: how well the costs of drafted tokens predict their acceptance."""
 
 from __future__ import annotations
 

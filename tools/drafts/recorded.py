@@ -9,7 +9,7 @@ from pathlib import Path
 from ngram_npu.replay import ReplayError, TokenRequest, load_inputs, load_tokenizer, tokenize
 
 PARTS = {"even": slice(0, None, 2), "odd": slice(1, None, 2), "all": slice(None)}
-"""Of a set's conversations, the first having number 0."""
+"""Halves of a set's conversations, whose first has number 0."""
 
 
 @dataclass(frozen=True)

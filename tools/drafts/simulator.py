@@ -1,8 +1,8 @@
 """Drafts of a row, simulated for all of its places at once.
 
-A recording says in advance how a row grows, so the candidate before each of its tokens can be found
-beforehand, and with it what any limit would draft there. Shares no code with the kernels or with
-their reference (``ngram_npu.reference.ladder``), and is compared with the latter by a test.
+A recording contains all tokens of a row, so the candidate for each token can be computed in
+advance, and with it the draft for any limit. It shares no code with the kernels or with their
+reference (``ngram_npu.reference.ladder``), and a test compares it with the latter.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_K = 16
 
 @dataclass(frozen=True)
 class Counts:
-    """What replayed steps came to; those of several replays add up."""
+    """Counts of replayed steps; those of several replays can be added."""
 
     tokens: int = 0
     steps: int = 0
@@ -43,7 +43,7 @@ class Counts:
         return self.drafted / self.steps
 
     def speedup(self, cost: float) -> float:
-        """Of decoding, where verifying a draft token costs this part of a step."""
+        """Speed-up of decoding if verifying a draft token costs this fraction of a step."""
         return self.tokens_per_step / (1 + cost * self.drafted_per_step)
 
 
@@ -82,7 +82,7 @@ class Walks:
         return lengths
 
     def steps(self, lengths: IntArray) -> IntArray:
-        """The places at which a replay that drafts so many tokens makes its steps."""
+        """The places at which a replay with these draft lengths makes its steps."""
         yielded = np.minimum(np.minimum(self.right, lengths) + 1, self.remaining).tolist()
         places = []
         at = 0
@@ -99,7 +99,7 @@ class Walks:
 def walks(
     requests: Sequence[TokenRequest], sizes: Sequence[int] = LADDER, cap: int = MAX_MATCH
 ) -> Walks:
-    """Of all completions of these conversations, one after the other."""
+    """The walks of all completions of these conversations, in order."""
     parts = [_walks_of(request, sizes, cap) for request in requests]
     columns = zip(*parts, strict=True)
     return Walks(*(np.concatenate(list(column)) for column in columns))
@@ -151,7 +151,7 @@ def candidates(
 
 
 def outcomes(tokens: IntArray, q: IntArray, m: IntArray) -> IntArray:
-    """The byte beside each token, [n]."""
+    """The outcome byte of each token, [n]."""
     right = (m > 0) & (tokens[q] == tokens)
     return np.minimum(m, 15) * 2 + right
 
@@ -173,7 +173,7 @@ def _numbered(values: IntArray) -> IntArray:
 
 
 def _previous(values: IntArray) -> IntArray:
-    """[n], the place before of the same value; -1 where there is none."""
+    """[n], the previous place of the same value; -1 if there is none."""
     order = np.argsort(values, kind="stable")
     same = values[order[1:]] == values[order[:-1]]
     places = np.full(len(values), -1, np.int64)

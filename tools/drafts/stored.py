@@ -1,8 +1,8 @@
 """Drafts from a store, recorded from its kernel at every place at which one may be asked for.
 
-What a store holds when a place is reached does not depend on the drafts before it: accepted text is
-the recording's. So one pass over the conversations, in their order and token by token, says what
-any table of costs and any limit would draft.
+The contents of a store at a place do not depend on earlier drafts, since accepted text is always
+the recording's. So one pass over the conversations, in order and token by token, gives the drafts
+for any table of costs and any limit.
 """
 
 from __future__ import annotations

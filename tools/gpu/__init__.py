@@ -1,1 +1,1 @@
-"""Everything that a machine with a GPU is needed for, in one command: ``make gpu``."""
+"""Everything that needs a machine with a GPU, in one command: ``make gpu``."""

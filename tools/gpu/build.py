@@ -2,7 +2,7 @@
 
     python -m tools.gpu.build [ARCHITECTURE, such as 90]
 
-With cmake, ninja and nvcc as they are there: no environment is made and nothing is downloaded.
+Uses the installed cmake, ninja and nvcc: no environment is made and nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tools.runner import ROOT
 
 BUILD = ROOT / "build" / "gpu"
 PREFIX = BUILD / "stage"
-"""Where the package is installed: nothing is put into the machine's own Python."""
+"""Where the package is installed, instead of the machine's own Python."""
 
 
 def local_architecture() -> str:
-    """Of the first GPU, for CMAKE_CUDA_ARCHITECTURES."""
+    """The architecture of the first GPU, for CMAKE_CUDA_ARCHITECTURES."""
     import torch
 
     if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""A million rows, random, recorded and adversarial: do the device's lookups give the CPU's bits?
+"""Compares the device's lookups with the CPU's on a million random, recorded and adversarial rows.
 
     python -m tools.gpu.rows [1000000]
 
@@ -55,7 +55,7 @@ class Batch:
 
 
 def make_batch(number: int, rows: int) -> Batch:
-    """Wholly determined by its number."""
+    """A batch, determined by its number alone."""
     rng = np.random.default_rng(number)
     kind = list(KINDS)[number % len(KINDS)]
     tokens = KINDS[kind](rng, rows)

@@ -1,1 +1,1 @@
-"""Everything that a machine with an NPU is needed for, in one command: ``python -m tools.npu``."""
+"""Everything that needs a machine with an NPU, in one command: ``python -m tools.npu``."""

@@ -1,4 +1,4 @@
-"""Builds the package for SOC_VERSION, else for the NPU at hand, and installs it."""
+"""Builds the package for SOC_VERSION, or for this machine's NPU, and installs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tools.runner import ROOT
 
 
 def chip() -> str:
-    """The name as torch_npu has it, which is what SOC_VERSION wants."""
+    """The chip's name in torch_npu, which is also the value for SOC_VERSION."""
     if given := os.environ.get("SOC_VERSION"):
         return given
     import torch

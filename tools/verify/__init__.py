@@ -1,5 +1,4 @@
-"""Proofs by many cases, or by faults made on purpose, that take long and keep what they found as
-JSON."""
+"""Long checks with many cases or with deliberate faults. They record their results as JSON."""
 
 import sys
 from pathlib import Path

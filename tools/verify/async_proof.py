@@ -1,4 +1,4 @@
-"""Many scenarios from committed seeds, and what they came to.
+"""Runs many scenarios of the asynchronous loop from committed seeds, and records the results.
 
     python -m tools.verify.async_proof --json tools/bench/results/async-proof.json
 

@@ -1,4 +1,4 @@
-"""Runs a fuzz target, and says what the run came to.
+"""Runs a fuzz target and reports the results of the run.
 
     python -m tools.verify.fuzz build/fuzz/tests/cpp/fuzz_index --seconds 3600 --json FILE
 
@@ -46,7 +46,7 @@ def summary(output: str) -> dict[str, Any]:
 
 
 def problems(exit_status: int, output: str) -> list[str]:
-    """Why a run is a failure; empty where it is none."""
+    """Why a run is a failure; empty if it is not."""
     if exit_status != 0:
         return [f"the target ended with {exit_status}; its output names the input"]
     reached = summary(output)["reached"]
@@ -54,7 +54,7 @@ def problems(exit_status: int, output: str) -> list[str]:
 
 
 def run(target: Path, seconds: int, seed: int) -> tuple[int, str]:
-    """libFuzzer's exit status and output, which is printed as it comes."""
+    """libFuzzer's exit status and its output, which is also printed at once."""
     corpus = target.parent / f"corpus-{target.name}"
     corpus.mkdir(exist_ok=True)
     for number in range(_FIRST_INPUTS):  # an empty corpus takes a minute to grow as long

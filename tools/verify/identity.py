@@ -1,8 +1,8 @@
-"""Does the index draft what the scan drafts? Many steps, random and replayed, compared bit for bit.
+"""Compares the drafts of the index with those of a scan over many random and replayed steps.
 
     python -m tools.verify.identity --json tools/bench/results/index-identity.json
 
-A case is wholly determined by its number.
+A case is determined by its number alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ K = 5
 
 @dataclass(frozen=True)
 class Case:
-    """What a number stands for: every combination comes up in turn."""
+    """The case of a number: consecutive numbers go through all combinations."""
 
     number: int
 
@@ -69,7 +69,7 @@ def _replayed_steps(case: Case, data: Path | None) -> Any:
 
 
 def run_case(case: Case, steps: int, index_step: IndexStep, data: Path | None) -> Counter[str]:
-    """Both operators over the same rows: rows end and begin anew, and change places.
+    """Runs both operators on the same rows, which finish, start again and change places.
 
     Raises:
         AssertionError: anything differs: drafts, counts, match lengths, tokens or lengths.

@@ -1,5 +1,5 @@
-"""Does the index draft what a ladder's definition says? Many rows, random and recorded, in all ways
-there are to build an index of them, compared bit for bit with a brute-force search.
+"""Compares the index's drafts with a ladder with those of a brute-force search, for many random and
+recorded rows and all ways to build an index of them.
 
     python -m tools.verify.ladder_identity --json tools/bench/results/ladder-identity.json
 
@@ -42,7 +42,7 @@ Kind = Literal["numpy", "torch"]
 
 @dataclass(frozen=True)
 class Taker:
-    """Who takes a case: with which instructions, from where, on how many threads (0: all)."""
+    """A way to run a case: instruction set, front end and number of threads (0: all)."""
 
     instruction_set: str
     kind: Kind
@@ -96,7 +96,7 @@ class Rows:
         self.truths: list[Truth] = [truth_of(tokens[:length]) for tokens, length in rows]
 
     def _repeat(self, rng: np.random.Generator) -> None:
-        """Half of the rows say something again, so that long matches come up in any vocabulary."""
+        """Half of the rows repeat text, so that long matches occur with any vocabulary."""
         for row in self.tokens[::2]:
             size, start = int(rng.integers(1, 90)), int(rng.integers(0, 90))
             to = int(rng.integers(start + 1, CAPACITY - size))
@@ -127,7 +127,7 @@ class Attempt:
         self.taker.call("ngram_index_append_", *operands, outcomes=True, **LADDER)
 
     def step(self, counts: Int32Array) -> None:
-        """The rows' next tokens are sampled, so many of each."""
+        """Samples the rows' next tokens, ``counts`` of each."""
         places = np.arange(max(1, int(counts.max())))
         at = np.minimum(self.lengths[:, None] + places, CAPACITY - 1)
         sampled = np.take_along_axis(self.rows.tokens, at, 1)
@@ -136,7 +136,7 @@ class Attempt:
         self._draft("ngram_index_step_", operands, counts > 0, self.costs, self.limit, k=8)
 
     def ask_again(self) -> None:
-        """Nothing has been sampled: the answer is what the slot has kept."""
+        """Drafts again without new tokens: the result is the candidate that the slot has kept."""
         operands = (self.tokens, self.lengths, self.index.tensor)
         every = np.ones(ROWS, np.bool_)
         self._draft("ngram_index_propose_", operands, every, OUTCOMES_AS_COSTS, 2**31 - 1, k=64)
@@ -194,7 +194,7 @@ def cut_and_rebuilt(attempt: Attempt, rng: np.random.Generator) -> None:
 
 
 def after_another(attempt: Attempt, rng: np.random.Generator) -> None:
-    """The slots held others' rows, and were reset."""
+    """The slots had indexed other rows and were reset."""
     attempt.tokens[:] = attempt.rows.tokens[rng.permutation(ROWS)]
     attempt.append(np.full(ROWS, CAPACITY, np.int32))
     attempt.taker.call("ngram_index_reset_", attempt.index.tensor, np.arange(ROWS, dtype=np.int32))

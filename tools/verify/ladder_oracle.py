@@ -13,7 +13,7 @@ UInt8Array = npt.NDArray[np.uint8]
 
 MOST = 16
 _RUNGS = np.repeat(np.arange(6, dtype=np.int32), (1, 1, 2, 4, 8, 1))
-"""By how many tokens agree: how many of 1, 2, 4, 8, 16 fit."""
+"""For each number of equal tokens, how many of the sizes 1, 2, 4, 8, 16 fit."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Faults made on purpose: trying each, and keeping a record of what noticed it."""
+"""Deliberate faults: tries each of them and records the test that noticed it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Mutant:
     file: str
     """From the project's root."""
     old: str
-    """Text that stands there exactly once."""
+    """Text that occurs there exactly once."""
     new: str
     equivalent: str = ""
-    """Why no test can notice; empty where one has to."""
+    """Why no test can notice the fault; empty if one must."""
 
     def changed(self) -> str:
         """
@@ -44,7 +44,7 @@ class Mutant:
 
 
 def failing_tests(arguments: Sequence[str], environment: Mapping[str, str], seconds: int) -> str:
-    """What pytest says up to the first failure; empty where all pass."""
+    """pytest's output up to the first failure; empty if all tests pass."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
     try:
         done = subprocess.run(
@@ -61,7 +61,7 @@ def failing_tests(arguments: Sequence[str], environment: Mapping[str, str], seco
         return ""
     if done.returncode != pytest.ExitCode.TESTS_FAILED and done.returncode > 0:
         raise RuntimeError(f"the tests could not be run: {done.stdout}{done.stderr}")
-    # A process that dies at once has said nothing, and that is not the same as all is well.
+    # A process that dies at once prints nothing, but that is not a success.
     return done.stdout[-4000:] or f"pytest ended with {done.returncode}"
 
 
@@ -114,6 +114,6 @@ def _write_record(file: Path, command: str, found: Mapping[str, str]) -> None:
 
 
 def _read_record(file: Path) -> dict[str, str]:
-    """What noticed each; empty where none did."""
+    """What noticed each fault; empty if nothing did."""
     record = json.loads(file.read_text())
     return {**record["caught_by"], **dict.fromkeys(record["survived"], "")}

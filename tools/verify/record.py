@@ -1,4 +1,4 @@
-"""The record of a run: what a proof found, with command, date and machine."""
+"""The record of a check: its results with command, date and machine."""
 
 from __future__ import annotations
 

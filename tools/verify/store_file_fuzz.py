@@ -1,12 +1,12 @@
-"""Loads damaged files of stores: each is refused, or gives a store that works.
+"""Loads damaged store files: each must be rejected or give a store that works.
 
     python -m tools.verify.store_file_fuzz --seconds 3600 --seed 1 --json FILE
 
-A file is changed at random, and read as it then is and with its checksum made right, so that what
-is behind the checksum meets it too. It is refused with StoreFileError; or, its checksum being
-right, the store in it is whole, stays whole in what is done with it, does that as the reference
-does, and tells no scope what another one said. All else is a finding, with a seed that makes this
-file the first one. A file on which the process ended is left in the folder of temporary files.
+A file is changed at random, then read as it is and with a corrected checksum, so that the code
+after the checksum reads damaged data too. It must be rejected with StoreFileError; or, if its
+checksum is correct, the store must be consistent, stay consistent in use, give the same results as
+the reference, and not show a scope another one's text. Anything else is a finding, with a seed for
+which this file is the first one. A file on which the process ended is left in the temporary folder.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CHECKSUM = slice(SIZES.size, SIZES.size + 32)
 BLOCK = 256
 SCOPES = (0, 3, 1 << 62)
 MEMORY = 128 << 20
-"""Bytes that a file may make the process take: far more than the largest store here needs."""
+"""Bytes that a file may make the process allocate: far more than the largest store here needs."""
 REFUSALS = {
     "foreign": ("not a file of a store",),
     "checksum": ("its checksum does not match",),
@@ -234,7 +234,7 @@ def run(seconds: float, seed: int) -> tuple[Counter[str], str | None]:
 
 
 def problems(reached: Counter[str], finding: str | None) -> list[str]:
-    """Why a run is a failure; empty where it is none."""
+    """Why a run is a failure; empty if it is not."""
     if finding is not None:
         return [finding]
     return [f"{name}: never reached" for name in EXPECTED if not reached[name]]

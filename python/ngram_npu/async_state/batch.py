@@ -1,4 +1,4 @@
-"""What a model runner says to :class:`AsyncSpecState`: its sizes once, then one Batch a step."""
+"""Input of :class:`AsyncSpecState` from a model runner: its sizes once, then one Batch per step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class KVGroup:
     """One group of KV caches that share a block table."""
 
     block_size: int
-    """Tokens of one block as the attention kernel sees it."""
+    """Tokens per block, for the attention kernel."""
     max_blocks: int
     """Blocks a row may have: the width NB of its block table."""
     blocks_per_kv_block: int = 1
@@ -40,7 +40,7 @@ class KVGroup:
 
 @dataclass(frozen=True)
 class AsyncConfig:
-    """Sizes and modes; everything is allocated for them once.
+    """Sizes and modes; all memory is allocated once for them.
 
     Raises:
         ValueError: a value out of its range; the message names it.
@@ -50,18 +50,18 @@ class AsyncConfig:
     max_rows: int
     """R, requests that may live at once."""
     row_capacity: int
-    """S, tokens of the longest request. No step may lead past it."""
+    """S, tokens of the longest request. No step may exceed it."""
     max_step_tokens: int
     """Tokens of the largest step, all its requests together."""
     kv_groups: tuple[KVGroup, ...]
     """At least one."""
     engine: Literal["index", "scan", "auto"] = "auto"
-    """How ``ngram`` is looked up: in an index of the rows, or by scanning them. The drafts are the
-    same. ``"auto"``: the index on the CPU for rows beyond 2048 tokens, else the scan; on a GPU the
-    index has not run yet, on an NPU there is none. A ladder has the index only, on the CPU."""
+    """How drafts are found: with an index of the rows, or by scanning them. The drafts are the
+    same. ``"auto"``: the index on the CPU for rows beyond 2048 tokens, otherwise the scan. On a GPU
+    the index has not run yet; an NPU has none. A ladder needs the index and the CPU."""
     token_capacity: int | None = None
-    """Tokens that the index holds for all rows together (a KV cache's capacity); None: all rows
-    full. Rows beyond it are scanned."""
+    """Tokens that the index holds for all rows together (the KV cache's capacity); None: enough for
+    full rows. Rows beyond it are scanned."""
     merge: MergeConfig | None = None
     """How n-gram drafts stand beside those of a neural drafter, which each end_step then takes.
     None: there is none."""
@@ -69,17 +69,17 @@ class AsyncConfig:
     """Whether the batch of a model-based drafter drops the rejected tokens (``prepare_inputs``)
     instead of keeping and skipping them (``prepare_inputs_padded``). vLLM's name."""
     pad_token: int = 0
-    """Input where a draft was scheduled but none was found. It is verified like any draft."""
+    """Input token for a draft that was scheduled but not found. It is verified like any draft."""
     pad_slot: int = -1
     """Slot of a token whose KV is not stored; of `slot_dtype`."""
     slot_dtype: Literal["int32", "int64"] = "int64"
     cp_world: int = 1
-    """Context parallel ranks that positions are dealt out to (``compute_slot_mapping_``)."""
+    """Number of context-parallel ranks that share the positions (``compute_slot_mapping_``)."""
     cp_rank: int = 0
-    """This one: 0 to cp_world-1."""
+    """This rank: 0 to cp_world-1."""
     cp_interleave: int = 1
-    """Positions in a row that stay on one rank. With several ranks it divides each KV group's
-    block_size * blocks_per_kv_block."""
+    """Number of consecutive positions that stay on one rank. With several ranks it must divide each
+    KV group's block_size * blocks_per_kv_block."""
 
     def __post_init__(self) -> None:
         for name in ("max_rows", "row_capacity", "max_step_tokens", "cp_world", "cp_interleave"):
@@ -111,8 +111,8 @@ class AsyncConfig:
         self._check_layout()
 
     def _check_layout(self) -> None:
-        """What the operators that map slots ask of it. They would refuse it too, but in
-        begin_step, when the host has taken the step for begun."""
+        """Checks the requirements of the operators that map slots. They would reject the sizes only
+        in begin_step, after the host has begun the step."""
         limit = 2 ** (31 if self.slot_dtype == "int32" else 63)
         self._check_range("pad_slot", -limit, limit - 1)
         self._check_range("cp_rank", 0, self.cp_world - 1)
@@ -141,22 +141,22 @@ class Admission:
     """A request that takes a row: a new one, or one that comes back after a preemption."""
 
     row: int
-    """0 to R-1, free once the batch's `removed` and `moves` are done."""
+    """0 to R-1, free after the batch's `removed` and `moves`."""
     token_ids: IntArray
-    """[T] its tokens as far as the host knows them: the prompt, and what it generated so far."""
+    """[T] its tokens known to the host: the prompt, and the tokens generated so far."""
     block_ids: tuple[IntArray, ...]
     """Its blocks in each KV group."""
     num_computed_tokens: int = 0
     """Tokens whose KV is in those blocks already (prefix cache), below T."""
     scope: int = 0
-    """With a store: whose text the request's is (:func:`ngram_npu.scope_of`)."""
+    """With a store: requests share text only within a scope (:func:`ngram_npu.scope_of`)."""
 
 
 @dataclass(frozen=True)
 class NewBlocks:
     """Blocks appended to rows in one KV group: `block_ids[j]` goes to row `rows[j]`, in order.
 
-    A step needs blocks for all its tokens: begin_step refuses it without.
+    A step needs blocks for all its tokens; otherwise begin_step rejects it.
     """
 
     rows: IntArray = field(default_factory=_none)
@@ -167,25 +167,26 @@ class NewBlocks:
 
 @dataclass(frozen=True)
 class Batch:
-    """One step, as the scheduler made it. Never written to.
+    """One step, as the scheduler made it. It is never written to.
 
-    The changes of rows are done in the order of the fields `removed`, `moves`, `new` and
-    `resumed`, `new_blocks`; the step then runs on `rows`.
+    Rows change in the order of the fields `removed`, `moves`, `new` and `resumed`, `new_blocks`;
+    then the step runs on `rows`.
     """
 
     rows: IntArray
-    """[B] the row at each batch position, each at most once. An N-th request of the row order of
-    one's own runner (vLLM's V1) is `arange(B)` with `moves`; an index (V2) is just that."""
+    """[B] the row at each batch position, each at most once. A runner that keeps its requests in
+    batch order (vLLM's V1) passes `arange(B)` and `moves`; one that maps positions to rows (V2)
+    passes this mapping."""
     num_scheduled_tokens: IntArray
     """[B] tokens of each request in this step, drafts included; >= 1."""
     num_scheduled_drafts: IntArray
     """[B] how many of them, at the end, are drafts of the last step: 0 to k, and 0 unless the
-    request sampled in the last step. What the drafter did not find is padded (see
-    :meth:`AsyncSpecState.wait_drafts` to schedule no more than was found)."""
+    request sampled in the last step. Drafts that were not found are padded; to schedule only those
+    found, see :meth:`AsyncSpecState.wait_drafts`."""
     removed: IntArray = field(default_factory=_none)
     """[F] rows of finished and preempted requests."""
     moves: IntArray = field(default_factory=lambda: _EMPTY_PAIRS)
-    """[N,2] (from, to), all at once: any permutation. They relabel rows and move no data."""
+    """[N,2] (from, to), all at once: any permutation. Moves relabel rows and copy no data."""
     new: Sequence[Admission] = ()
     resumed: Sequence[Admission] = ()
     new_blocks: tuple[NewBlocks, ...] = ()
@@ -193,7 +194,7 @@ class Batch:
 
 
 def check_types(batch: Batch, num_groups: int) -> None:
-    """What would otherwise fail somewhere inside, by a name that the caller does not know.
+    """Checks the types of all fields, so that errors name the caller's field.
 
     Raises:
         ValueError: it names the field.
@@ -216,7 +217,7 @@ def check_types(batch: Batch, num_groups: int) -> None:
 
 
 def check_sequence(name: str, given: object, kind: type) -> None:
-    # Tuples and lists first: asking for Sequence costs a microsecond.
+    # Tuples and lists first: the test for Sequence takes a microsecond.
     if not isinstance(given, (tuple, list)) and not isinstance(given, Sequence):
         raise ValueError(
             f"{name}: expected a sequence of {kind.__name__}, got {type(given).__name__}"

@@ -1,4 +1,4 @@
-"""Block tables: which KV block holds which part of a request."""
+"""Block tables: the KV blocks of each request."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Planned = tuple[Int64Array, npt.NDArray[np.int32], Int64Array]
 class BlockTable:
     """The block table of one KV group, [R, NB] int32 by slot, -1 where unused.
 
-    It is uploaded whole where anything changed. Both staging buffers are complete tables: a step
-    brings the one it is about to upload from up to date with its own changes and with those of the
-    step before, which went to the other.
+    It is uploaded as a whole if anything changed. Both staging buffers are complete tables: a step
+    updates the one it uploads with its own changes and with those of the previous step, which went
+    to the other buffer.
     """
 
     def __init__(
@@ -48,16 +48,15 @@ class BlockTable:
             flat.fill(_UNUSED)
         self._num_blocks = np.zeros(max_rows, np.int64)
         self._missing: tuple[Int64Array, npt.NDArray[np.int32]] | None = None
-        """What the other staging buffer got and the next one lacks."""
+        """Changes in the other staging buffer that the next one does not have yet."""
 
     def clear_on_device(self) -> None:
         """To be called before the first step."""
-        # The first step may write to this buffer before it is copied: then its own copy follows, of
-        # all of it.
+        # The first step may write to this buffer before it is copied, but then uploads all of it.
         self._device.copy(self._table, self._staging[0], "main")
 
     def plan(self, batch: Batch, changes: RowChanges, step: Step) -> Planned | None:
-        """What the batch writes; None where it changes nothing.
+        """The batch's changes of the table; None if there are none.
 
         Raises:
             ValueError: more blocks than a row has, a row that is not live, or fewer blocks than the
@@ -80,8 +79,8 @@ class BlockTable:
             )
 
     def _stored(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.integer[Any]]:
-        """How many of a request's first `tokens` have their KV on this rank, one slot after the
-        other. Over whole blocks of the block manager that is a cp_world-th."""
+        """The number of a request's first `tokens` whose KV is on this rank, in consecutive slots.
+        For whole blocks of the block manager it is 1/cp_world of them."""
         world, interleave = self._config.cp_world, self._config.cp_interleave
         if world == 1:
             return tokens
@@ -108,8 +107,8 @@ class BlockTable:
             starts = admitted * self._width
             indices.append(np.repeat(starts, counts) + ragged_ranks(counts))
             values.append(_used(np.concatenate(blocks), "new/resumed: block_ids"))
-            # What the slot's last request had beyond that is wiped, so that nothing is ever written
-            # to a block that belongs to somebody else by now.
+            # Blocks of the slot's last request beyond that are removed: they may belong to another
+            # request now and must not be written to.
             left = np.maximum(num_blocks[admitted] - counts, 0)
             indices.append(np.repeat(starts + counts, left) + ragged_ranks(left))
             values.append(np.full(len(indices[-1]), _UNUSED, np.int32))
@@ -152,7 +151,7 @@ class BlockTable:
 
 
 def _used(block_ids: npt.NDArray[np.int32], field: str) -> npt.NDArray[np.int32]:
-    """A negative one would be an unused entry to the device, which stores no KV there."""
+    """Checks block ids: a negative one is an unused entry to the device, which stores no KV."""
     if len(block_ids) and int(block_ids.min()) < 0:
         raise ValueError(f"{field}: expected ids >= 0, got {int(block_ids.min())}")
     return block_ids

@@ -1,4 +1,4 @@
-"""What AsyncSpecState needs of a device besides its operators: memory, copies, two streams."""
+"""The device interface of AsyncSpecState besides the operators: memory, copies, two streams."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Stream = Literal["main", "side"]
 to the host, which nothing on the main stream should wait for."""
 
 Event = Any
-"""Opaque: what :meth:`Device.record` returned."""
+"""Opaque: the result of :meth:`Device.record`."""
 
 
 class Device(Protocol):
-    """The one seam between the pipeline and a runtime; tests put a *late* device here, on which
-    nothing happens before somebody waits for it."""
+    """The only interface between the pipeline and a runtime. Tests use a *late* device, which runs
+    work only when the host waits for it."""
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Zeros on the device."""
@@ -32,37 +32,37 @@ class Device(Protocol):
     def index(
         self, ngram: NgramConfig, num_slots: int, token_capacity: int
     ) -> NgramIndex | DeviceNgramIndex:
-        """An empty index on the device, as ``ngram`` asks for.
+        """An empty index on the device for the settings ``ngram``.
 
         Raises:
-            ValueError: the device has none, or none of these sizes.
+            ValueError: the device does not support an index, or not of these sizes.
         """
 
     def store(self, ngram: NgramConfig, num_slots: int) -> NgramStore:
-        """An empty store, as ``ngram`` asks for.
+        """An empty store for the settings ``ngram``.
 
         Raises:
-            ValueError: the device has none, or ``store_tokens`` are too few.
+            ValueError: the device does not support a store, or ``store_tokens`` are too few.
         """
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
-        """Enqueues a copy between a host and a device tensor; both stay as they are until then."""
+        """Enqueues a copy between a host and a device tensor, which must not change before it."""
 
     def upload_all(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         """Enqueues many small copies to the device on the main stream, in one call."""
 
     def record(self, stream: Stream) -> Event:
-        """An event that happens when all enqueued on `stream` so far is done."""
+        """An event that happens when all work enqueued on `stream` so far is done."""
 
     def wait(self, stream: Stream, event: Event) -> None:
-        """Lets what is enqueued on `stream` from now on wait for `event`; the host goes on."""
+        """Lets work enqueued later on `stream` wait for `event`; the host does not wait."""
 
     def synchronize(self, event: Event) -> None:
-        """Stops the host until `event` has happened."""
+        """Blocks the host until `event` has happened."""
 
 
 class CpuDevice:
-    """The host as its own device: everything has happened when the call returns."""
+    """The host as its own device: all work is done when the call returns."""
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(tuple(shape), dtype=dtype)
@@ -148,7 +148,7 @@ def device_for(device: str | torch.device) -> Device:
     """The Device of a torch device.
 
     Raises:
-        ValueError: neither cpu nor cuda nor npu.
+        ValueError: a device other than cpu, cuda or npu.
     """
     found = torch.device(device)
     if found.type == "cpu":

@@ -1,9 +1,9 @@
-"""What the host knows and assumes of each request: plain arithmetic on lengths, vectorised.
+"""The host's mirrors of each request's lengths, as vectorised arithmetic.
 
-A request lives in a *slot*, which it keeps for life; the runner's row numbers are labels that lead
-to slots. So a move changes one label, and neither token rows nor anything a pending step refers
-to. A slot that is given to another request gets another *generation*, by which the results of a
-step that the former request took part in are told from the new one's.
+A request keeps one *slot* until it leaves; the runner's row numbers are labels of slots. So a move
+changes only a label: token rows and pending steps are not affected. A slot that is given to another
+request gets a new *generation*, so that results of a step with the former request are not taken for
+the new one's.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _INT32 = np.dtype(np.int32)
 
 @dataclass(frozen=True)
 class RowChanges:
-    """The mirrors as they will be once a batch's changes of rows are done."""
+    """The mirrors after a batch's changes of rows."""
 
     slot_of: Int64Array
     upper_computed: Int32Array
@@ -52,9 +52,9 @@ class Step:
     num_scheduled_tokens: Int32Array
     num_scheduled_drafts: Int32Array
     prev_positions: Int32Array
-    """Position in the step before if it sampled there, else -1."""
+    """Position in the previous step if the request sampled there, otherwise -1."""
     host_num_computed: Int32Array
-    """Computed tokens before the step, taking all drafts in flight for accepted."""
+    """Computed tokens before the step, if all drafts in flight are accepted."""
     sampled_up_to: Int32Array
     """Tokens this step adds if all its drafts are accepted; 0 for a discarded request."""
     query_start_loc: Int32Array
@@ -70,8 +70,8 @@ class _Fault:
 
 
 class Mirrors:
-    """Arrays [R] by slot. *upper* counts all drafts in flight as accepted, *exact* is the truth
-    after the last reconciled step."""
+    """Arrays [R] by slot. *upper* counts all drafts in flight as accepted, *exact* is exact as of
+    the last reconciled step."""
 
     def __init__(self, max_rows: int, capacity: int, max_drafts: int, max_step_tokens: int) -> None:
         self.max_rows = max_rows
@@ -88,8 +88,8 @@ class Mirrors:
         self._flat_token_ids = self.token_ids.reshape(-1)
         self._generation = np.zeros(max_rows, np.int64)
         self._faults: dict[tuple[int, int], _Fault] = {}
-        """By slot and generation: requests whose sampler broke its contract. Kept until the last
-        step that they are in is reconciled."""
+        """By slot and generation: requests with an invalid sampler result. Kept until their last
+        step is reconciled."""
         self._committed = 0
         """The newest step's number."""
         self._last_position = np.full(max_rows, -1, np.int32)
@@ -98,7 +98,7 @@ class Mirrors:
         self._columns = np.arange(max_drafts + 1)
 
     def plan_rows(self, batch: Batch) -> RowChanges:
-        """Follows the batch's removals, moves and admissions; changes nothing.
+        """Computes the effect of the batch's removals, moves and admissions; changes nothing.
 
         Raises:
             ValueError: a row that is not live, not free, or out of range.
@@ -166,10 +166,10 @@ class Mirrors:
         changes.token_ids.append(token_ids)
 
     def plan_step(self, batch: Batch, changes: RowChanges, number: int) -> Step:
-        """What the step does to each of its requests; changes nothing.
+        """Computes the step of each of its requests; changes nothing.
 
         Raises:
-            ValueError: a step that the requests' lengths do not allow.
+            ValueError: the requests' lengths do not allow the step.
         """
         rows = _int32(batch.rows, "rows")
         scheduled = _int32(batch.num_scheduled_tokens, "num_scheduled_tokens")
@@ -230,7 +230,7 @@ class Mirrors:
         known: Int32Array,
         after: Int32Array,
     ) -> None:
-        """One pass for the good case; which rule a bad one breaks is found out afterwards."""
+        """Checks valid steps in one pass; finds the broken rule only after that has failed."""
         without = scheduled - drafts
         drafting = drafts != 0
         bad_drafts = drafting & (
@@ -254,7 +254,7 @@ class Mirrors:
         )
 
     def commit(self, changes: RowChanges, step: Step) -> Step:
-        """Makes the planned changes; from here on the step's drafts count as accepted."""
+        """Applies the planned changes; from now on the step's drafts count as accepted."""
         slots = step.slots
         if len(changes.freed) or changes.admissions or changes.slot_of is not self.slot_of:
             self.slot_of = changes.slot_of
@@ -284,8 +284,8 @@ class Mirrors:
         return step
 
     def known_input_ids(self, step: Step, input_ids: Int32Array) -> bool:
-        """Writes the input ids that the host knows, those of requests without a previous step;
-        False where there are none. The others' are left to ``prepare_input_ids_``."""
+        """Writes the input ids known to the host, those of requests without a previous step; False
+        if there are none. ``prepare_input_ids_`` writes the others."""
         if not len(step.rows) or int(step.prev_positions.min()) >= 0:
             return False
         known = np.flatnonzero(step.prev_positions < 0)
@@ -299,14 +299,14 @@ class Mirrors:
     def reconcile(
         self, step: Step, num_sampled: Int32Array, sampled: Int32Array
     ) -> tuple[BoolArray, Int32Array, Int32Array, dict[int, str]]:
-        """Takes the truth of `step`: num_sampled [B], sampled [B,M].
+        """Applies the results of `step`: num_sampled [B], sampled [B,M].
 
-        A request whose sampler broke its contract stays as it was before the step; `num_sampled`
-        becomes 0 there.
+        A request with an invalid sampler result stays as it was before the step, and its
+        `num_sampled` becomes 0.
 
         Returns:
-            alive [B]; the exact computed and known tokens after the step [B], 0 where the request
-            is gone; and the reason for each live request whose result cannot be used.
+            alive [B]; the exact computed and known tokens after the step [B], 0 if the request is
+            gone; and the reason for each live request whose result cannot be used.
         """
         alive = self._generation[step.slots] == step.generation
         faults = self._new_faults(step, num_sampled)
@@ -339,8 +339,8 @@ class Mirrors:
 
     def _new_faults(self, step: Step, num_sampled: Int32Array) -> dict[int, str]:
         """The reason for each batch position whose result cannot be used."""
-        # Taken, more tokens would reach beyond the request's row, into another one's; and where
-        # there is none, the next step has run on a token that nobody sampled.
+        # Too many tokens would not fit into the request's row, and without a token the next step
+        # has run on one that was never sampled.
         bad = (num_sampled > step.sampled_up_to) | ((num_sampled < 1) & (step.sampled_up_to > 0))
         if not self._faults and not bad.any():
             return {}
@@ -373,12 +373,12 @@ def ragged_ranks(counts: npt.NDArray[Any]) -> Int64Array:
 
 
 def is_integer(value: object) -> bool:
-    """Not a bool, which Python takes for one."""
+    """Whether a value is an integer; a bool does not count as one."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def int32_vector(values: IntArray, field: str) -> Int32Array:
-    """As a vector of int32: the very same array where it is one.
+    """As a vector of int32; the same array if it already is one.
 
     Raises:
         ValueError: another number of dimensions, not integers, or beyond 32 bits.
@@ -388,7 +388,7 @@ def int32_vector(values: IntArray, field: str) -> Int32Array:
         raise ValueError(f"{field}: expected one dimension, got shape {list(array.shape)}")
     if array.dtype == _INT32:
         return array
-    if not array.size:  # [] is of floats
+    if not array.size:  # an empty list becomes an array of floats
         return np.zeros(0, np.int32)
     if array.dtype.kind not in "iu":
         raise ValueError(f"{field}: expected integers, got {array.dtype}")
@@ -399,7 +399,7 @@ def int32_vector(values: IntArray, field: str) -> Int32Array:
 
 
 def _int32(values: IntArray, field: str) -> Int32Array:
-    """A copy: a runner may use its arrays again while the step is pending."""
+    """A copy as int32: a runner may reuse its arrays while the step is pending."""
     return np.array(int32_vector(values, field))
 
 
@@ -422,7 +422,7 @@ def live_slots(slot_of: Int64Array, rows: IntArray, field: str) -> Int64Array:
 
 
 def _take(slot_of: Int64Array, rows: IntArray, field: str) -> Int64Array:
-    """The slots of `rows`, which become free."""
+    """Returns the slots of `rows` and frees the rows."""
     slots = live_slots(slot_of, rows, field)
     if len(np.unique(slots)) != len(slots):
         raise ValueError(f"{field}: expected each row once, got {rows}")

@@ -55,15 +55,15 @@ class MergeConfig:
 
 @dataclass(frozen=True)
 class NeuralDrafts:
-    """What a neural drafter says of a step's requests; on the device."""
+    """A neural drafter's drafts for a step's requests; on the device."""
 
     token_ids: torch.Tensor
     """[B,Kn] int32 or int64, Kn at most k."""
     num_tokens: torch.Tensor | None = None
     """[B] int32, how many each request has, 0 to Kn; None: Kn each."""
     costs: torch.Tensor | None = None
-    """[B,Kn] uint8, the drafter's own confidence in sixteenths of a bit, for greedy drafts; None:
-    what the request accepted so far says what its drafts are worth."""
+    """[B,Kn] uint8, the drafter's own costs in sixteenths of a bit, for greedy drafts; None: their
+    worth follows from the drafts that the request has accepted so far."""
 
 
 NeuralDrafter = Callable[[StepOutputs], NeuralDrafts]

@@ -1,4 +1,4 @@
-"""What AsyncSpecState hands back. Tensors are on the device, arrays on the host."""
+"""Results of AsyncSpecState. Tensors are on the device, arrays on the host."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class StepInputs:
     seq_lens: torch.Tensor
     """[R] int32; 0 beyond B."""
     num_computed_tokens: torch.Tensor
-    """[B] int32, the truth before this step."""
+    """[B] int32, exact, before this step."""
     num_accepted_tokens: torch.Tensor
-    """[B] int32, tokens that the last step sampled for requests with drafts there; else 1."""
+    """[B] int32, tokens that the last step sampled for requests with drafts in it, otherwise 1."""
     discard: torch.Tensor
-    """[B] bool: what these sample is to be ignored, their prompt goes on."""
+    """[B] bool: requests still in prefill, whose sampled tokens are to be ignored."""
     slot_indices: torch.Tensor
     """[B] int32: the row of `token_ids`, `num_tokens` and the block tables of each request."""
     num_scheduled_drafts: torch.Tensor
@@ -54,7 +54,7 @@ class RaggedDrafterBatch:
     seq_lens: torch.Tensor
     """[B] int32."""
     token_indices: torch.Tensor
-    """[N] int32: flat positions that stay, in order; -1 beyond."""
+    """[N] int32: flat positions of the kept tokens, in order; -1 beyond."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class PaddedDrafterBatch:
 
 @dataclass(frozen=True)
 class StepOutputs:
-    """What a step led to, all int32 on the device."""
+    """Results of a step, all int32 on the device."""
 
     next_token_ids: torch.Tensor
     """[B] each request's newest token."""
@@ -93,17 +93,17 @@ class StepOutputs:
 
 @dataclass(frozen=True)
 class HostDrafts:
-    """The drafts of the last ended step; own copies."""
+    """The drafts of the last ended step; copies that stay valid."""
 
     draft_token_ids: Int32Array
     """[B,k], -1 in unused places."""
     num_draft_tokens: Int32Array
-    """[B]: schedule no more than this and nothing is padded."""
+    """[B] the number of drafts found; a step that schedules no more needs no padding."""
     draft_source: Int32Array | None = None
     """[B] as in StepOutputs."""
 
     def ragged(self) -> tuple[Int32Array, Int32Array]:
-        """All drafts in a row [sum], and where each request's begin [B+1]."""
+        """All drafts in one array [sum], and the begin of each request's [B+1]."""
         used = np.arange(self.draft_token_ids.shape[1]) < self.num_draft_tokens[:, None]
         starts = np.zeros(len(self.num_draft_tokens) + 1, np.int32)
         np.cumsum(self.num_draft_tokens, out=starts[1:])
@@ -112,23 +112,23 @@ class HostDrafts:
 
 @dataclass(frozen=True)
 class Reconciled:
-    """The truth about one step; arrays [B] by its batch positions, own copies."""
+    """The exact results of one step; arrays [B] by its batch positions, copies that stay valid."""
 
     step: int
     """Counts the steps from 0."""
     rows: Int32Array
     """As scheduled."""
     alive: npt.NDArray[np.bool_]
-    """False where the request has lost its row since; the mirrors then ignore its results."""
+    """False if the request has left its row since; the mirrors then ignore its results."""
     sampled_token_ids: Int32Array
     """[B,M]: the first `num_sampled` of each request are its new tokens."""
     num_sampled: Int32Array
     num_scheduled_drafts: Int32Array
-    """The span before trimming: what was scheduled and verified, padding included."""
+    """Drafts that were scheduled and verified, including padding."""
     num_valid_drafts: Int32Array
-    """The span after trimming: how many of these were drafts. The base of an acceptance rate."""
+    """Drafts among these, without padding: the denominator of an acceptance rate."""
     num_accepted_drafts: Int32Array
-    """Of the valid drafts."""
+    """Accepted ones of the valid drafts."""
     num_computed_tokens: Int32Array
     """After the step; 0 unless alive."""
     num_tokens: Int32Array

@@ -1,4 +1,4 @@
-"""Buffers between host and device that one side may still use while the other runs ahead."""
+"""Buffers between host and device that the slower side may still be using."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class HostBuffer:
         self.array: npt.NDArray[np.int32] = self.tensor.numpy()
 
     def reserve(self, size: int) -> None:
-        """For at least `size` elements; what it held is lost. No copy may be using it."""
+        """Makes room for `size` elements; the contents are lost. No copy may be using it."""
         if size > len(self.array):
             self._allocate(max(size, 2 * len(self.array)))
 
@@ -38,9 +38,9 @@ class Download:
         self.event: Event = None
 
     def start(self, sources: Sequence[torch.Tensor]) -> None:
-        """Copies what `sources` hold once all launched so far is done."""
-        # Kept until the next start: the memory of a tensor that nobody names may be given to
-        # another one while the side stream still reads it.
+        """Copies `sources` after all work launched so far is done."""
+        # Kept until the next start: the allocator could reuse the memory of a freed tensor while
+        # the side stream still reads it.
         self._sources = sources
         device = self._device
         device.wait("side", device.record("main"))

@@ -1,4 +1,4 @@
-"""The asynchronous pipeline: the host schedules ahead of what it knows, the device corrects it."""
+"""The asynchronous pipeline: the host schedules on assumptions, the device corrects them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from ngram_npu.store import NgramStore
 
 
 class _BreaksOnError:
-    """A with block in which host and device change together: an error leaves the state broken."""
+    """Context manager for changes of both host and device: an error in it breaks the state."""
 
     def __init__(self, state: AsyncSpecState) -> None:
         self._state = state
@@ -49,7 +49,7 @@ class _BreaksOnError:
 
 
 class AsyncSpecState:
-    """Owns what speculative decoding has to remember between steps, on the device and on the host.
+    """Owns the state of speculative decoding between steps, on the device and on the host.
 
     The runner calls, for each step n::
 
@@ -62,13 +62,13 @@ class AsyncSpecState:
     ahead: step n must be reconciled before step n+2 begins. Until then its drafts count as accepted
     on the host; the device knows better and corrects itself (``correct_spec_state_``).
 
-    Requests live in rows 0 to R-1 of the runner's numbering; within, each keeps one slot for life
-    (`StepInputs.slot_indices`), so that moves of rows cost nothing. Not thread-safe; device work
-    goes to the current stream, downloads to a stream of their own.
+    Requests are in rows 0 to R-1 of the runner's numbering. Internally each keeps one slot
+    (`StepInputs.slot_indices`), so that moving rows copies nothing. Not thread-safe; device work
+    goes to the current stream, downloads to a separate stream.
 
-    Where a device call or a wait for the device fails (out of memory, say), host and device no
+    If a device call or a wait for the device fails (for example out of memory), host and device no
     longer agree. Every method then raises RuntimeError with that error as its cause, and the
-    mirrors read None, until :meth:`rebuild`.
+    mirrors are None, until :meth:`rebuild`.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class AsyncSpecState:
         Args:
             device: cpu, cuda or npu.
             runtime: another implementation of memory, copies and streams instead.
-            store: one of ``kind="torch"`` in place of its own; its first ``max_rows`` slots are
-                used. On the CPU, with a ``min_draft_probability``.
+            store: a store of ``kind="torch"`` to use instead of its own; its first ``max_rows``
+                slots are used. Needs the CPU and a ``min_draft_probability``.
 
         Raises:
-            ValueError: no such device, or no store for it.
+            ValueError: an unknown device, or a device without a store.
         """
         self.config = config
         self._device = device_for(device) if runtime is None else runtime
@@ -105,7 +105,7 @@ class AsyncSpecState:
         self._scope_uploads = self._staging(2 * rows)
         self._length_cells = [u.tensor.view(-1, 1).unbind(0) for u in self._length_uploads]
         # The counts of a step are read before the second next step begins: two buffers. Its drafts
-        # are read when the next step is reconciled, by when two more may have ended: three.
+        # are read when the next step is reconciled; two more steps may have ended then: three.
         self._counts = [Download(self._device, (rows, rows * (k + 1))) for _ in range(2)]
         sizes = (rows, rows * k) if config.merge is None else (rows, rows * k, rows)
         self._drafts = [Download(self._device, sizes) for _ in range(3)]
@@ -136,11 +136,11 @@ class AsyncSpecState:
         return mirrors, tables
 
     def _staging(self, size: int) -> tuple[HostBuffer, HostBuffer]:
-        """Two buffers, used in turn: when a step begins, the copies of the last one may not have
-        run, but those of the step before it have, as it is reconciled."""
+        """Two buffers, used in turn: when a step begins, the copies of the last step may not have
+        run, but those of the step before it have, because it is reconciled."""
         return HostBuffer(self._device, size), HostBuffer(self._device, size)
 
-    # The device's truth, by slot, for whatever runs on the main stream.
+    # The exact state on the device, by slot, for work on the main stream.
 
     @property
     def token_ids(self) -> torch.Tensor:
@@ -159,12 +159,12 @@ class AsyncSpecState:
 
     @property
     def index(self) -> NgramIndex | DeviceNgramIndex | None:
-        """The index of the slots' tokens, for its statistics; None where rows are scanned."""
+        """The index of the slots' tokens, for its statistics; None if rows are scanned."""
         return self._truth.index
 
     @property
     def store(self) -> NgramStore | None:
-        """What the requests share."""
+        """The store that the requests share, if any."""
         return self._truth.store
 
     # The host's mirrors, by row.
@@ -186,14 +186,14 @@ class AsyncSpecState:
 
     @property
     def upper_num_computed_tokens(self) -> Int32Array | None:
-        """[R] by row: the truth is this or less, by the drafts in flight that are rejected. None
-        after a device call has failed."""
+        """[R] by row: upper bounds, too large by the rejected drafts in flight. None after a device
+        call has failed."""
         upper = self._mirrors.upper_computed
         return None if self._is_broken else self._mirrors.by_row(upper)
 
     @property
     def upper_num_tokens(self) -> Int32Array | None:
-        """[R] by row: the truth is this or less. None after a device call has failed."""
+        """[R] by row: upper bounds. None after a device call has failed."""
         upper = self._mirrors.upper_tokens
         return None if self._is_broken else self._mirrors.by_row(upper)
 
@@ -253,8 +253,8 @@ class AsyncSpecState:
         )
         with self._breaking:
             if self._last is not None:
-                # What the last step handed out may live in buffers of the runner or of a device
-                # graph that this step overwrites: not before it has been copied to the host.
+                # The results of the last step may be in buffers of the runner or of a device graph,
+                # which this step may overwrite only after they have been copied to the host.
                 self._device.wait("main", self._drafts[self._last.number % 3].event)
             self._commit(changes, step, tables)
             self._upload_step(changes, step)
@@ -283,7 +283,7 @@ class AsyncSpecState:
     def _plan(
         self, method: str, batch: Batch, number: int, mirrors: Mirrors, tables: list[BlockTable]
     ) -> tuple[RowChanges, Step, list[Planned | None]]:
-        """What the batch does to rows, lengths and blocks; changes nothing."""
+        """Computes the batch's changes of rows, lengths and blocks; changes nothing."""
         try:
             check_types(batch, len(tables))
             changes = mirrors.plan_rows(batch)
@@ -351,7 +351,7 @@ class AsyncSpecState:
     def end_step(
         self, sampled_token_ids: torch.Tensor, draft: NeuralDrafter | None = None
     ) -> StepOutputs:
-        """Accepts what was sampled, drafts for the next step, and sends both towards the host.
+        """Accepts the sampled tokens, drafts for the next step, and starts copying both to host.
 
         Args:
             sampled_token_ids: [B,M] int32 on the device, M at most k+1: the accepted drafts of each
@@ -390,8 +390,8 @@ class AsyncSpecState:
         return outputs
 
     def wait_drafts(self) -> HostDrafts:
-        """Waits for the drafts of the last ended step: for a scheduler that looks at them, or that
-        rather trims the next step to what was drafted than pads it.
+        """Waits for the drafts of the last ended step: for a scheduler that reads them, or that
+        schedules only the drafts that were found instead of padding them.
 
         Raises:
             RuntimeError: no step has ended, or the next one has begun, or a device call has failed.
@@ -442,9 +442,9 @@ class AsyncSpecState:
         )
 
     def _scheduled_drafts(self, step: Step) -> list[Int32Array]:
-        """How many of the scheduled drafts the drafter had found in the step before, and if merged
-        their source. They were sent to the host ahead of this step's counts, so there is nothing to
-        wait for."""
+        """The number of scheduled drafts that the drafter had found in the previous step, and their
+        source if merged. They were copied to the host before this step's counts, so nothing has to
+        wait."""
         scheduled = step.num_scheduled_drafts
         if not scheduled.any():
             return [np.zeros_like(scheduled) for _ in range(1 + (self.config.merge is not None))]
@@ -459,14 +459,14 @@ class AsyncSpecState:
         device. Device buffers keep their addresses, but requests may get other slots.
 
         Args:
-            requests: all that live, with the tokens, counts and blocks that the last
-                :meth:`reconcile` led to. What later steps stored lies behind those counts and is
-                computed again.
+            requests: all live requests, with the tokens, counts and blocks of the last
+                :meth:`reconcile`. Tokens of later steps are beyond these counts and are computed
+                again.
 
         Raises:
             ValueError: requests that contradict each other; nothing has changed then.
         """
-        if self._failure is not None:  # its traceback holds what the failed call had in memory
+        if self._failure is not None:  # its traceback keeps the failed call's memory alive
             self._failure = self._failure.with_traceback(None)
         try:
             check_sequence("requests", requests, Admission)
@@ -474,7 +474,7 @@ class AsyncSpecState:
             raise ValueError(f"rebuild: {error}") from None
         nothing = np.zeros(0, np.int32)
         mirrors, tables = self._empty_host_state()
-        # As if it were the step before the next one, which then has the other staging buffers.
+        # Counts as the step before the next one, which then uses the other staging buffers.
         changes, step, planned = self._plan(
             "rebuild",
             Batch(nothing, nothing, nothing, new=requests),

@@ -1,4 +1,4 @@
-"""The truth: what lives on the device, and the operators that keep it. Nothing is read back."""
+"""The exact state on the device, and the operators that update it. Nothing is read back."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from ngram_npu.ops import workspace_size
 from ngram_npu.store import NgramStore, store_lookup
 
 NUM_PACKED = 9
-# The host's int32 arrays of a step, rows of one tensor: they go to the device in one copy.
+# The host's int32 arrays of a step are rows of one tensor, which is uploaded in one copy.
 SLOTS, PREVIOUS, COMPUTED, ACCEPTED, DRAFTS, CU_DRAFTS, PREVIOUS_DRAFTS, QUERY_START, FREED = range(
     NUM_PACKED
 )
 
 
 def check_store(store: NgramStore | None, config: AsyncConfig, device: Device) -> None:
-    """Whether requests can share one that the runner has made.
+    """Checks a store that the runner has made.
 
     Raises:
-        ValueError: they cannot.
+        ValueError: the requests cannot share it.
     """
     if store is None:
         return
     if not isinstance(device, CpuDevice):
-        raise ValueError("AsyncSpecState: store: expected None but on the CPU")
+        raise ValueError("AsyncSpecState: store: expected None on a device other than the CPU")
     if config.ngram.min_draft_probability is None:
         raise ValueError("AsyncSpecState: store: expected None without min_draft_probability")
     if store.kind != "torch":
@@ -41,10 +41,10 @@ def check_store(store: NgramStore | None, config: AsyncConfig, device: Device) -
 
 
 def check_sampled(sampled: torch.Tensor, batch: int, width: int, device: torch.device) -> None:
-    """All that the operators would refuse, before any of them runs.
+    """Checks everything that the operators would reject, before any of them runs.
 
     Raises:
-        ValueError: it is refused.
+        ValueError: the tensor would be rejected.
     """
     if (
         not isinstance(sampled, torch.Tensor)
@@ -67,7 +67,7 @@ def check_sampled(sampled: torch.Tensor, batch: int, width: int, device: torch.d
 
 @dataclass(frozen=True)
 class BatchViews:
-    """The buffers cut to B requests; made once for each B, as cutting costs host time."""
+    """The buffers sliced to B requests; made once per B, because slicing takes host time."""
 
     slots: torch.Tensor
     previous: torch.Tensor
@@ -82,7 +82,7 @@ class BatchViews:
 
 
 class DeviceTruth:
-    """Device tensors and the launches on the main stream, in the order they are to be called."""
+    """Device tensors and the launches on the main stream, in the order of their calls."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class DeviceTruth:
         self.positions = device.tensor((tokens,), torch.int64)
         slot_dtype = getattr(torch, config.slot_dtype)
         self.slot_mappings = tuple(device.tensor((tokens,), slot_dtype) for _ in config.kv_groups)
-        # What the last step led to. Before the first one, no previous position leads here.
+        # Results of the last step. Before the first step no previous position refers to them.
         self._num_sampled = device.tensor((rows,), int32)
         self._next_token_ids = device.tensor((rows,), int32)
         self._draft_token_ids = device.tensor((rows, k), int32)
@@ -125,7 +125,7 @@ class DeviceTruth:
         if capacity is None:
             capacity = rows * config.row_capacity
         self.index = device.index(lookup, rows, capacity) if indexed else None
-        # What the blocks of a launch agree by, on devices that have blocks; zeros between launches.
+        # Workspaces by which the blocks of a launch synchronise; zeros between launches.
         self._correct_workspace, self._step_workspace = (
             device.tensor((workspace_size(op, rows),), int32)
             for op in ("correct_spec_state_", "ngram_index_step_" if indexed else "ngram_step_")
@@ -193,14 +193,14 @@ class DeviceTruth:
 
     def forget(self, count: int) -> None:
         """Empties the index slots of the requests that have left: the first `count` uploaded. The
-        store has what they said."""
+        store keeps their text."""
         if self.index is not None and count:
             self._ops.ngram_index_reset_(self.index.tensor, self._packed_row(FREED, count))
             if self.store is not None:
                 self._ops.ngram_store_finish_(self.store.tensor, self._packed_row(FREED, count))
 
     def correct(self, views: BatchViews) -> None:
-        """Puts the uploaded assumptions right and completes the inputs of the forward pass."""
+        """Corrects the uploaded assumptions and completes the inputs of the forward pass."""
         config = self._config
         placement = {
             "cp_world": config.cp_world,
@@ -251,8 +251,8 @@ class DeviceTruth:
         )
 
     def accept(self, sampled: torch.Tensor, views: BatchViews) -> tuple[torch.Tensor, torch.Tensor]:
-        """The newest token and the number of new tokens of each request. Cheap, and all that the
-        host's mirrors need: so it comes before the lookup."""
+        """The newest token and the number of new tokens of each request. The host's mirrors need
+        nothing else, and it is fast, so it runs before the lookup."""
         next_token_ids, num_sampled = self._ops.prepare_next_token_ids(
             sampled,
             discard=views.discard,

@@ -1,4 +1,4 @@
-"""Greedy verification: which drafts the target model would have said itself."""
+"""Greedy verification: accepts the drafts that the target model would have generated."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def verify_greedy(
     first_row = first_draft + torch.arange(batch, device=logits.device)[:, None]
     says = logits.argmax(-1).to(torch.int32)
     sampled = says[(first_row + columns).clamp(max=max(len(says) - 1, 0))]
-    # One more entry, for the places that have no draft.
+    # One more entry, for places without a draft.
     drafts = torch.nn.functional.pad(draft_token_ids.to(torch.int32), (0, 1), value=-1)
     drafts = drafts[(first_draft + columns[:k]).clamp(max=num_drafts)]
     accepted = (drafts == sampled[:, :k]) & (columns[:k] < counts[:, None])

@@ -39,29 +39,29 @@ def merge_drafts_(
     threshold: int = 0,
     extend: bool = False,
 ) -> MergeDraftsResult:
-    """Chooses each request's draft: n-grams where they promise more, the neural drafter elsewhere.
+    """Chooses each request's draft: n-grams if they promise more, otherwise the neural drafter's.
 
     Args:
         neural_draft_token_ids: [B, Kn] int32 or int64, inner stride 1, Kn <= k.
-        ngram_draft_token_ids, num_ngram_draft_tokens, match_len: [B, k], [B], [B] int32, as a
-            lookup gives them; k is 0 to 64.
+        ngram_draft_token_ids, num_ngram_draft_tokens, match_len: [B, k], [B], [B] int32, results
+            of a lookup; k is 0 to 64.
         num_neural_draft_tokens: [B] int32, clamped to 0 to Kn; None: Kn each.
         draft_costs: [B, k] uint8, the cost of each n-gram draft token in sixteenths of a bit.
-        neural_draft_costs: [B, Kn] uint8, the same of the neural drafter. None:
-            ``neural_acceptance`` says what the neural draft promises.
-        match_costs: [16] uint8, in place of ``draft_costs``: what a token costs by the length of
+        neural_draft_costs: [B, Kn] uint8, the same for the neural drafter. None: the promise of a
+            neural draft follows from ``neural_acceptance``.
+        match_costs: [16] uint8, instead of ``draft_costs``: the cost of a token by the length of
             its match.
         row_indices: [B] int32 or int64, batch position -> row of ``neural_acceptance``; None: row
             i = i. No row twice.
         num_sampled: [B] int32, tokens that this step sampled; with ``neural_acceptance``.
         num_scheduled_drafts: [B] int32, draft tokens that this step verified; None: all that were
-            given. Where it is 0, the step says nothing about the neural drafter.
-        neural_acceptance: [R, 2] int32, what became of each request's neural drafts; written. Zero
+            given. If it is 0, the step does not count for ``neural_acceptance``.
+        neural_acceptance: [R, 2] int32, acceptance of each request's neural drafts; written. Zero
             the row of a new request.
         min_match_len: n-grams of a shorter match leave the neural draft, 0 to 2**31 - 1.
         threshold: n-grams that promise less leave the neural draft, in 65536ths of an accepted
             token, 0 to 2**31 - 1; 0 without costs.
-        extend: whether the n-gram draft continues a shorter neural draft that it begins with.
+        extend: whether an n-gram draft that begins with a shorter neural draft continues it.
 
     Raises:
         ValueError: a wrong argument, before anything is written.

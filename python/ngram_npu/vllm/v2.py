@@ -22,7 +22,7 @@ class NgramSpeculator(RowLookup):
         ValueError: an option that is unknown, malformed, or contradicts another; one line.
     """
 
-    # What the runner reads of any speculator.
+    # Attributes that the runner reads of any speculator.
     draft_logits = None
     num_query_per_req = 1
     num_extra_query_per_req = 0
@@ -45,10 +45,10 @@ class NgramSpeculator(RowLookup):
             accepted."""
 
     def init_cudagraph_manager(self, cudagraph_mode: object) -> None:
-        """The lookup is no part of the model's graphs."""
+        """Does nothing: the lookup is not part of the model's graphs."""
 
     def capture(self) -> None:
-        """There is nothing to capture."""
+        """Does nothing: there is nothing to capture."""
 
     def propose(
         self,
@@ -64,11 +64,11 @@ class NgramSpeculator(RowLookup):
         dummy_run: bool = False,
         **kwargs: object,
     ) -> torch.Tensor:
-        """Drafts for the requests of a step, whose sampled tokens are in the buffer already.
+        """Drafts for the requests of a step, whose sampled tokens are already in the buffer.
 
         Args:
             input_batch: its ``idx_mapping`` [B] int64 has the requests' rows.
-            num_sampled: [B] int32; 0: the request's prefill goes on.
+            num_sampled: [B] int32; 0: the request is still in prefill.
             dummy_run: a warm-up without requests; nothing is looked up.
             others: not used.
 
@@ -91,10 +91,10 @@ class NgramSpeculator(RowLookup):
 
 
 def in_place_of(stock: Callable[..., Any], refuse: Callable[[str], None]) -> type:
-    """The class that stands in for the stock speculator.
+    """The class that replaces the stock speculator.
 
-    Where the runner's state is not what the operators take, it makes a stock one and tells
-    ``refuse`` why.
+    If the operators cannot use the runner's state, it makes a stock speculator and passes the
+    reason to ``refuse``.
     """
 
     class Speculator(NgramSpeculator):

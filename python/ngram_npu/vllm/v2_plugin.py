@@ -1,8 +1,8 @@
-"""The n-gram methods of vLLM's V2 runner served by us.
+"""Serves the n-gram methods of vLLM's V2 runner.
 
-The runner imports the stock speculator's class when it makes one, for ``ngram`` and ``ngram_gpu``
-alike, so that one assignment in its module is all there is to do. It is done only where the stock
-class is what this was written against; else vLLM stays as it is.
+The runner imports the stock speculator's class when it makes one, for ``ngram`` and ``ngram_gpu``,
+so one assignment in its module is sufficient. It is made only if the stock class is the one this
+was written for; otherwise vLLM is left as it is.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ RUNNER_CLASS = "GPUModelRunner"
 
 
 def install() -> None:
-    """Replaces the stock class, now or when vLLM imports it, and says so in one line, or why not. A
-    vLLM without it has nothing to be served. Never raises; may be called again."""
+    """Replaces the stock class now or when vLLM imports it, and logs one line: enabled, or why not.
+    Does nothing in a vLLM without it. Never raises; may be called again."""
     after_import(MODULE, _replace)
 
 
@@ -67,7 +67,7 @@ def _refuse(doubt: str) -> None:
 
 
 def _doubt(stock: Any, ours: type) -> str:
-    """What is unlike the vLLM this was written against; empty: nothing."""
+    """How this vLLM differs from those this was written for; empty if it does not."""
     if not inspect.isclass(stock):
         return f"{MODULE} has no class {CLASS}"
     lacking = {name for name in dir(stock) if not name.startswith("_")} - set(dir(ours))

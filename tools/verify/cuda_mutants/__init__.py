@@ -1,1 +1,1 @@
-"""CUDA kernels made wrong on purpose: the host twin has to notice each of them."""
+"""CUDA kernels with deliberate faults: the host twin has to notice each of them."""

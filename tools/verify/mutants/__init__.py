@@ -1,2 +1,2 @@
-"""The rules, the CPU backend, the argument checks and async_state made wrong on purpose, by someone
-who had not read the tests: they have to notice each fault."""
+"""Deliberate faults in the rules, the CPU backend, the argument checks and async_state, chosen
+without a look at the tests, which have to notice each fault."""

@@ -1,5 +1,5 @@
-"""Builds a changed copy of the project in a build folder of its own, and runs the tests that ought
-to notice, stage after stage."""
+"""Builds a changed copy of the project in a separate build folder, and runs the tests that should
+notice the fault, in stages."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ SECONDS = 600
 
 
 class BrokenMutantError(Exception):
-    """A fault that does not compile shows nothing about the tests."""
+    """The fault does not compile, so it does not test the tests."""
 
 
 def caught(mutant: Mutant) -> str:
-    """At which stage the tests noticed, and how; empty where none did."""
+    """The stage at which the tests noticed the fault, and how; empty if none did."""
     copy_sources({mutant.file: mutant.changed()})
     for name, stage in stages_for(mutant.file).items():
         if said := stage():
@@ -129,7 +129,7 @@ PYTHON_STAGES = {
 
 
 def stages_for(file: str) -> dict[str, Callable[[], str]]:
-    """Those that may notice; what a file cannot change is left out, as it takes minutes."""
+    """The stages that may notice a fault in the file; others are left out to save minutes."""
     if file.startswith("python/"):
         return PYTHON_STAGES
     return INDEX_STAGES if "index" in file else CSRC_STAGES

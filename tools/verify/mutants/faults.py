@@ -1,4 +1,4 @@
-"""One fault each, as a careless maintainer might make it."""
+"""Single faults that a careless maintainer might make."""
 
 from __future__ import annotations
 
