@@ -18,9 +18,11 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 // One copy in a section of its own: the model knows where shared memory lies, and swaps it when it swaps blocks. The
-// compiler heeds this in functions of internal linkage alone that are no templates: kernels belong into an anonymous
-// namespace, and what a template of kernels shares into a function of its own.
-#define __shared__ static __attribute__((section(NGRAM_TWIN_SHARED_SECTION)))
+// compiler forgets the section in a template, where all blocks would share one copy: so that does not compile. What a
+// template of kernels shares belongs into a function of its own.
+#define __shared__                                                                                                 \
+  static_assert(twin::keeps_shared_memory(__PRETTY_FUNCTION__), "__shared__ in a template is not kept per block"); \
+  static __attribute__((section(NGRAM_TWIN_SHARED_SECTION)))
 
 using cudaStream_t = struct CUstream_st*;
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #define NGRAM_TWIN_SHARED_SECTION "ngram_twin_shared"
 // Where in the kernel's source a call stands: two defaulted parameters, and what they say. The compiler may double
@@ -11,6 +12,9 @@
 #define NGRAM_TWIN_SITE (twin::Site{file, line})
 
 namespace twin {
+
+// Whether a function, given as the compiler writes it, is no instance of a template: see __shared__.
+constexpr bool keeps_shared_memory(std::string_view function) { return function.find("[with ") == function.npos; }
 
 struct Site {
   const char* file;
