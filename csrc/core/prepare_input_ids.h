@@ -41,4 +41,12 @@ NGRAM_FN int32_t input_id(const Inputs& p, const InputSpan& span, int64_t prev, 
   return draft < 0 ? p.pad_token : draft;
 }
 
+// What request i writes, by `lanes` threads that each call this with a number below that.
+NGRAM_FN void write_item(const PrepareInputIdsParams& p, int64_t i, int64_t lane, int64_t lanes) {
+  const int64_t prev = p.prev_positions[i];
+  if (!p.draft_token_ids.has(prev)) return;
+  const InputSpan span = input_span(p, i);
+  for (int64_t n = span.begin + lane; n < span.end; n += lanes) p.input_ids[n] = input_id(p, span, prev, n);
+}
+
 }  // namespace ngram_npu

@@ -33,4 +33,10 @@ NGRAM_FN int32_t index_to_sample(const Batch& p, int64_t i, int32_t rejected) {
   return wrap_sub(wrap_sub(p.query_start_loc[i + 1], 1), rejected);
 }
 
+NGRAM_FN void write_item(const PrepareInputsPaddedParams& p, int64_t i) {
+  const int32_t rejected = rejected_of(p, i);
+  p.num_rejected[i] = rejected;
+  p.token_indices_to_sample[i] = index_to_sample(p, i, rejected);
+}
+
 }  // namespace ngram_npu

@@ -41,4 +41,10 @@ NGRAM_FN NextToken next_token(const PrepareNextTokenIdsParams& p, int64_t i) {
   return next_token(p, i, p.sampled_token_ids[i], p.discard != nullptr && p.discard[i]);
 }
 
+NGRAM_FN void write_item(const PrepareNextTokenIdsParams& p, int64_t i) {
+  const NextToken next = next_token(p, i);
+  p.next_token_ids[i] = next.token;
+  p.num_sampled[i] = next.num_sampled;
+}
+
 }  // namespace ngram_npu

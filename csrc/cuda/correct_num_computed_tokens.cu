@@ -1,4 +1,4 @@
-#include "cuda/counts.cuh"
+#include "cuda/spec_state.cuh"
 
 namespace ngram_npu::cuda {
 namespace {
@@ -13,11 +13,10 @@ __global__ void __launch_bounds__(kThreads) correct_num_computed_tokens_kernel(c
 }
 
 }  // namespace
-}  // namespace ngram_npu::cuda
-
-using namespace ngram_npu;
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_correct_num_computed_tokens_(const CorrectNumComputedTokensParams* params,
                                                                      void* stream) {
-  return cuda::launch(cuda::correct_num_computed_tokens_kernel, dim3(1), cuda::kThreads, stream, *params);
+  return launch(correct_num_computed_tokens_kernel, dim3(1), kThreads, stream, *params);
 }
+
+}  // namespace ngram_npu::cuda

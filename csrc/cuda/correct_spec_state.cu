@@ -1,6 +1,5 @@
 #include "core/correct_spec_state.h"
-#include "cuda/counts.cuh"
-#include "cuda/slots.cuh"
+#include "cuda/spec_state.cuh"
 
 namespace ngram_npu::cuda {
 namespace {
@@ -13,13 +12,8 @@ struct Requests {
   int32_t num_computed[kThreads];
   bool last;
 };
-__device__ Requests& requests() {
-  __shared__ Requests held;
-  return held;
-}
 
 // Token n's position and slot, from the counts as they were before.
-template <class Slot>
 __device__ void write_token(const CorrectSpecStateParams& p, const Requests& held, bool holds, int64_t n) {
   const int32_t* starts = p.slots.query_start_loc;
   const int64_t batch = p.slots.batch;
@@ -30,7 +24,7 @@ __device__ void write_token(const CorrectSpecStateParams& p, const Requests& hel
                      : position_of(n, starts[request], corrected(p.counts, request).num_computed);
     if (n < p.slots.num_positions) p.positions[n] = position;
   }
-  if (n < p.slots.num_slots) write_slot<Slot>(p.slots, request, n, [&] { return position; });
+  if (n < p.slots.num_slots) write_slot(p.slots, request, n, [&] { return position; });
 }
 
 __device__ void write_request(const CorrectSpecStateParams& p, int64_t i) {
@@ -46,9 +40,8 @@ __device__ void write_request(const CorrectSpecStateParams& p, int64_t i) {
 }
 
 // Every block goes by the counts as they were, and the last one then overwrites them.
-template <class Slot>
 __global__ void __launch_bounds__(kThreads, 1) correct_spec_state_kernel(const CorrectSpecStateParams p) {
-  Requests& held = requests();
+  __shared__ Requests held;
   const int64_t thread = threadIdx.x, n = int64_t{blockIdx.x} * kThreads + thread;
   const bool holds = p.slots.batch <= kThreads;
   if (holds && thread < p.slots.batch) {
@@ -57,7 +50,7 @@ __global__ void __launch_bounds__(kThreads, 1) correct_spec_state_kernel(const C
   }
   if (thread == 0) held.starts[0] = p.slots.query_start_loc[0];
   __syncthreads();
-  write_token<Slot>(p, held, holds, n);
+  write_token(p, held, holds, n);
   if (n < p.num_seq_lens) write_request(p, n);
   if (!is_last_block(static_cast<uint32_t*>(p.workspace), &held.last)) return;
   for (int64_t i = thread; i < p.counts.batch; i += kThreads) settle_counts(p.counts, i);
@@ -70,19 +63,16 @@ dim3 grid_for(const CorrectSpecStateParams& p) {
 }
 
 }  // namespace
-}  // namespace ngram_npu::cuda
-
-using namespace ngram_npu;
 
 NGRAM_NPU_EXPORT int64_t ngram_npu_cuda_correct_spec_state__workspace(const CorrectSpecStateParams* p) {
-  return cuda::grid_for(*p).x > 1 ? kCorrectSpecStateWorkspaceWords : 0;
+  return grid_for(*p).x > 1 ? kCorrectSpecStateWorkspaceWords : 0;
 }
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_correct_spec_state_(const CorrectSpecStateParams* params, void* stream) {
   const CorrectSpecStateParams& p = *params;
-  const dim3 grid = cuda::grid_for(p);
+  const dim3 grid = grid_for(p);
   if (grid.x > 1 && p.workspace == nullptr) return kInvalidParams;
-  const auto kernel =
-      p.slots.slot_bytes == 8 ? cuda::correct_spec_state_kernel<int64_t> : cuda::correct_spec_state_kernel<int32_t>;
-  return cuda::launch(kernel, grid, cuda::kThreads, stream, p);
+  return launch(correct_spec_state_kernel, grid, kThreads, stream, p);
 }
+
+}  // namespace ngram_npu::cuda

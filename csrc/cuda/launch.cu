@@ -5,11 +5,8 @@
 #include "cuda/launch.cuh"
 
 namespace ngram_npu::cuda {
-namespace {
 
-thread_local const char* last_error = "";
-
-}  // namespace
+static thread_local const char* last_error = "";
 
 int32_t resident_blocks(const void* kernel, int32_t threads) {
   static std::mutex mutex;

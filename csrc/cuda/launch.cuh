@@ -46,6 +46,20 @@ __device__ Int sum_over_warp(Int value) {
   return value;
 }
 
+// Each thread's sum of the values up to and including its own, and all threads' in *total. `warp_sums` is shared
+// memory, a place for each warp; nobody may be using it.
+template <class Int>
+__device__ Int sum_over_block(Int value, Int* warp_sums, Int* total) {
+  const auto thread = static_cast<int32_t>(threadIdx.x), warps = static_cast<int32_t>(blockDim.x) / kWarpSize;
+  const int32_t warp = thread / kWarpSize, lane = thread % kWarpSize;
+  const Int in_warp = sum_over_warp(value);
+  if (lane == kWarpSize - 1) warp_sums[warp] = in_warp;
+  __syncthreads();
+  const Int upto = sum_over_warp(lane < warps ? warp_sums[lane] : Int{0});
+  *total = __shfl_sync(kWholeWarp, upto, warps - 1);
+  return in_warp + (warp > 0 ? __shfl_sync(kWholeWarp, upto, warp - 1) : Int{0});
+}
+
 // The Status that an entry point returns; the text of an error is kept for ngram_npu_cuda_error().
 int32_t status_of(cudaError_t error);
 
@@ -56,6 +70,26 @@ int32_t launch(void (*kernel)(Parameters...), dim3 grid, int32_t threads, void* 
   config.blockDim = dim3(static_cast<uint32_t>(threads));
   config.stream = static_cast<cudaStream_t>(stream);
   return status_of(cudaLaunchKernelEx(&config, kernel, arguments...));
+}
+
+constexpr int32_t kItemThreads = 128;
+
+template <int32_t kLanes, class Params>
+__global__ void __launch_bounds__(kItemThreads) items_kernel(const __grid_constant__ Params p, int64_t count) {
+  const int64_t thread = int64_t{blockIdx.x} * kItemThreads + threadIdx.x, i = thread / kLanes;
+  if (i >= count) return;
+  if constexpr (kLanes == 1) {
+    write_item(p, i);
+  } else {
+    write_item(p, i, thread % kLanes, kLanes);
+  }
+}
+
+// An operator whose items have nothing to do with each other: write_item(), which stands beside its parameters, for
+// each of `count` items by kLanes threads.
+template <int32_t kLanes = 1, class Params>
+int32_t launch_items(const Params& p, int64_t count, void* stream) {
+  return launch(items_kernel<kLanes, Params>, blocks_for(count, kItemThreads / kLanes), kItemThreads, stream, p, count);
 }
 
 }  // namespace ngram_npu::cuda

@@ -2,8 +2,7 @@
 // blocks; the last block to finish a row has its answer. Why it is built this way: docs/design/cuda.md.
 #pragma once
 
-#include "core/lookup_rules.h"
-#include "core/sampled.h"
+#include "core/ngram_step.h"
 #include "cuda/launch.cuh"
 
 namespace ngram_npu::cuda {
@@ -18,7 +17,8 @@ constexpr int32_t kLookupBlocks = 4;
 #endif
 constexpr int32_t kVectorTokens = 4;  // 16 bytes: one load
 constexpr int32_t kTileVectors = 4;   // of a thread; the next tile's are under way while a tile's are looked at
-constexpr int32_t kTileTokens = kLookupThreads * kTileVectors * kVectorTokens;
+constexpr int32_t kVectorsOfAll = kLookupThreads * kTileVectors;
+constexpr int32_t kTileTokens = kVectorsOfAll * kVectorTokens;
 
 // A pointer into a tensor. Where the compiler cannot tell, it asks for each access what memory it is for.
 template <class T>
@@ -36,6 +36,20 @@ struct LiveTokens {
 
   __device__ int32_t operator[](int32_t i) const { return i < in_row ? global(row)[i] : global(sampled)[i - in_row]; }
 };
+
+// A row's tokens, with none to be appended.
+template <class Params>
+__device__ LiveTokens whole_row(const Params& p, const LiveRow& live) {
+  const auto length = static_cast<int32_t>(live.length);
+  return {p.token_ids[live.row], p.token_ids[live.row], length, length};
+}
+
+// A row and what it gets in this step, wherever that is now; nothing where the request asks for no lookup.
+__device__ inline LiveTokens grown_tokens(const NgramStepParams& p, int64_t i, const Accepted& a, bool asks) {
+  if (!asks) return {p.token_ids.data, p.sampled_token_ids.data, 0, 0};
+  return {p.token_ids[a.row], p.sampled_token_ids[i], static_cast<int32_t>(a.old_length),
+          static_cast<int32_t>(a.old_length + a.num_appended)};
+}
 
 // leading_run(), with one load a lane instead of a chain of them.
 __device__ inline int64_t leading_run_by_warp(const int32_t* sampled, int64_t width, int64_t vocab_size) {
@@ -74,19 +88,6 @@ struct LookupShared {
 };
 static_assert(sizeof(LookupShared) == kLookupWorkspaceWords * sizeof(int32_t));
 
-// A block's share of the list of all tiles: each has as many as the others, or one more.
-struct Share {
-  int32_t begin;
-  int32_t end;
-  int32_t each;
-  int32_t with_one_more;  // so many blocks, the first ones
-
-  __device__ int32_t block_of(int32_t tile) const {
-    const int32_t longer = with_one_more * (each + 1);
-    return tile < longer ? tile / (each + 1) : with_one_more + (tile - longer) / each;
-  }
-};
-
 // What the threads of one block share. What a search does not need all the time is here, not in registers.
 struct LookupBlock {
   int32_t suffix[kMaxNgram];  // the row's last tokens, the newest first
@@ -94,7 +95,8 @@ struct LookupBlock {
   Rank best;
   int32_t found_in;  // the first tile with a match of max_n tokens
   bool last;
-  Share share;
+  int32_t each;     // places of the list that make a block's share
+  int32_t end;      // of this block's
   int64_t request;  // the one at hand
   int32_t its_first_tile;
   int32_t warp_sums[kLookupWarps];
@@ -118,7 +120,7 @@ class WarpSearch {
     first_ = (is_latest() ? chunks - 1 - chunk : chunk) * kWarpSize + lane();
   }
 
-  __device__ int32_t num_tiles() const { return (num_vectors_ + kTileVectors_ - 1) / kTileVectors_; }
+  __device__ int32_t num_tiles() const { return (num_vectors_ + kVectorsOfAll - 1) / kVectorsOfAll; }
 
   __device__ void load(int32_t tile, int4 (&data)[kTileVectors]) const {
 #pragma unroll
@@ -161,8 +163,6 @@ class WarpSearch {
   }
 
  private:
-  static constexpr int32_t kTileVectors_ = kLookupThreads * kTileVectors;  // of all threads
-
   __device__ static int32_t lane() { return static_cast<int32_t>(threadIdx.x) % kWarpSize; }
   __device__ bool is_latest() const { return options_.match_policy == kLatest; }
 
@@ -279,7 +279,8 @@ __device__ inline void search_tiles(const LiveTokens& tokens, const LookupOption
   __syncthreads();
 }
 
-// The tiles of a request on the list of all: one at least, so that every request has a block that writes its results.
+// The tiles of a request: one at least, so that every request has a block that writes its results. On the list of all
+// it takes one place more, before them: to begin and to end a request costs a block about as much as a tile does.
 __host__ __device__ inline int32_t tiles_of(int64_t length) {
   return static_cast<int32_t>(larger<int64_t>(1, (length + kTileTokens - 1) / kTileTokens));
 }
@@ -287,31 +288,25 @@ __host__ __device__ inline int32_t tiles_of(int64_t length) {
 // Makes the list, as every block does for itself, and finds the block's share of it. All have to see the same lengths.
 template <class Lookup>
 __device__ void find_share(const Lookup& lookup, int32_t batch, LookupBlock& block) {
-  const auto thread = static_cast<int32_t>(threadIdx.x), group = static_cast<int32_t>(blockIdx.x);
-  const auto groups = static_cast<int32_t>(gridDim.x);
+  const auto thread = static_cast<int32_t>(threadIdx.x), groups = static_cast<int32_t>(gridDim.x);
   const int32_t per_thread = (batch + kLookupThreads - 1) / kLookupThreads;
   const int32_t first = smaller(thread * per_thread, batch), stop = smaller(first + per_thread, batch);
-  int32_t tiles = 0;
+  int32_t places = 0, total = 0;
 #pragma unroll 4
-  for (int32_t i = first; i < stop; ++i) tiles += tiles_of(lookup.length(i));
-  const int32_t upto = sum_over_warp(tiles);
-  if (thread % kWarpSize == kWarpSize - 1) block.warp_sums[thread / kWarpSize] = upto;
-  __syncthreads();
-  int32_t at = upto - tiles, total = 0;
-  for (int32_t warp = 0; warp < kLookupWarps; ++warp) {
-    if (warp == thread / kWarpSize) at += total;
-    total += block.warp_sums[warp];
-  }
-  Share share{0, 0, total / groups, total % groups};
-  share.begin = group * share.each + smaller(group, share.with_one_more);
-  share.end = share.begin + share.each + (group < share.with_one_more);
-  if (at <= share.begin && share.begin < at + tiles) {
+  for (int32_t i = first; i < stop; ++i) places += 1 + tiles_of(lookup.length(i));
+  int32_t at = sum_over_block(places, block.warp_sums, &total) - places;
+  const int32_t each = (total + groups - 1) / groups, begin = static_cast<int32_t>(blockIdx.x) * each;
+  if (at <= begin && begin < at + places) {
     int32_t i = first;
-    for (int32_t n; at + (n = tiles_of(lookup.length(i))) <= share.begin; ++i) at += n;
+    for (int32_t n; at + (n = 1 + tiles_of(lookup.length(i))) <= begin; ++i) at += n;
     block.request = i;
-    block.its_first_tile = at;
+    block.its_first_tile = at + 1;
   }
-  if (thread == 0) block.share = share;
+  if (thread == 0) {
+    block.each = each;
+    block.end = smaller(begin + each, total);
+    if (begin >= total) block.its_first_tile = total;
+  }
   __syncthreads();
 }
 
@@ -335,23 +330,20 @@ template <class Lookup, class Params>
 __device__ void look_up_all(const Lookup& lookup, const Params& p, LookupBlock& block) {
   find_share(lookup, static_cast<int32_t>(p.batch), block);
   auto* shared = static_cast<LookupShared*>(p.workspace);
-  const Share& share = block.share;
-  const auto behind = [&] { return block.its_first_tile + tiles_of(lookup.length(block.request)); };
-  for (bool more = share.begin < share.end; more;) {
-    const int32_t first = larger(share.begin, block.its_first_tile), stop = smaller(share.end, behind());
-    search_tiles(lookup.tokens(block.request), p.lookup, first - block.its_first_tile, stop - block.its_first_tile,
-                 block);
+  const int32_t &at = block.its_first_tile, &each = block.each;  // from memory each time: registers are scarce
+  const auto behind = [&] { return at + tiles_of(lookup.length(block.request)); };
+  while (at < block.end) {
+    const int32_t first = larger(static_cast<int32_t>(blockIdx.x) * each, at), stop = smaller(block.end, behind());
+    search_tiles(lookup.tokens(block.request), p.lookup, first - at, stop - at, block);
     const int64_t i = block.request;
-    const int32_t at = block.its_first_tile, next = behind();
-    const bool alone = share.begin <= at && next <= share.end;
-    if (alone || join_blocks(shared[i], share.block_of(next - 1) - share.block_of(at) + 1, block)) {
+    const int32_t next = behind(), blocks = (next - 1) / each - at / each + 1;
+    if (blocks == 1 || join_blocks(shared[i], blocks, block)) {
       lookup.finish(i, block.tokens, occurrence_of(block.best, block.tokens, p.lookup));
     }
-    more = next < share.end;
     __syncthreads();  // all are done with what the block shares
     if (threadIdx.x == 0) {
       block.request = i + 1;
-      block.its_first_tile = next;
+      block.its_first_tile = next + 1;
     }
     __syncthreads();
   }
@@ -362,15 +354,15 @@ __device__ void look_up_all(const Lookup& lookup, const Params& p, LookupBlock& 
   }
 }
 
-// One thread a slot; those without a draft get `unused`.
-__device__ inline void write_draft(const LiveTokens& tokens, Occurrence found, const LookupOptions& options,
-                                   int32_t unused, int32_t* draft, int32_t* num_draft, int32_t* match_len) {
-  const int64_t count = num_drafts(found, tokens.length, options);
-  const uint32_t j = threadIdx.x;
-  if (j < options.k) {
-    const auto end = static_cast<uint32_t>(found.end);
-    draft[j] =
-        j < count ? tokens[static_cast<int32_t>(draft_source(end, static_cast<uint32_t>(tokens.length), j))] : unused;
+// Request i's draft and its two counts, by one thread a slot.
+template <class Params>
+__device__ void write_draft(const Params& p, int64_t i, const LiveTokens& tokens, Occurrence found, int32_t* num_draft,
+                            int32_t* match_len) {
+  const int64_t count = num_drafts(found, tokens.length, p.lookup);
+  const uint32_t j = threadIdx.x, end = static_cast<uint32_t>(found.end), length = static_cast<uint32_t>(tokens.length);
+  if (j < p.lookup.k) {
+    p.draft_token_ids[i * p.lookup.k + j] =
+        j < count ? tokens[static_cast<int32_t>(draft_source(end, length, j))] : unused_token(p, i);
   }
   if (j == 0) {
     *num_draft = static_cast<int32_t>(count);
@@ -378,13 +370,29 @@ __device__ inline void write_draft(const LiveTokens& tokens, Occurrence found, c
   }
 }
 
-// One wave, and no more blocks than tiles fit into the rows; none: more tiles than can be counted.
+// One wave, and no more blocks than there is work for where all rows are full; none: more tiles than can be counted.
 template <class Params>
-dim3 lookup_grid(void (*kernel)(Params), int64_t batch, int64_t capacity) {
-  const int64_t tiles = tiles_of(capacity);
-  if (batch < 1 || batch > INT32_MAX / tiles - kLookupThreads) return dim3(0);
+dim3 lookup_grid(void (*kernel)(Params), const Params& p) {
+  const int64_t tiles = tiles_of(p.token_ids.capacity), shares = tiles > 1 ? 1 + tiles : 1;
+  if (p.batch < 1 || INT32_MAX / 2 / (1 + tiles) < p.batch) return dim3(0);
   const int32_t at_once = resident_blocks(reinterpret_cast<const void*>(kernel), kLookupThreads);
-  return dim3(static_cast<uint32_t>(smaller<int64_t>(batch * tiles, at_once)));
+  return dim3(static_cast<uint32_t>(smaller<int64_t>(p.batch * shares, at_once)));
+}
+
+template <class Params>
+int64_t lookup_workspace(void (*kernel)(Params), const Params& p) {
+  return lookup_grid(kernel, p).x > 1 ? lookup_workspace_words(p.batch) : 0;
+}
+
+template <class Params>
+bool can_launch_lookup(dim3 grid, const Params& p) {
+  return grid.x == 1 || (grid.x > 1 && p.workspace != nullptr);
+}
+
+template <class Params>
+int32_t launch_lookup(void (*kernel)(Params), const Params& p, void* stream) {
+  const dim3 grid = lookup_grid(kernel, p);
+  return can_launch_lookup(grid, p) ? launch(kernel, grid, kLookupThreads, stream, p) : kInvalidParams;
 }
 
 }  // namespace ngram_npu::cuda

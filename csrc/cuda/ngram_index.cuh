@@ -79,11 +79,9 @@ struct SlotGrams {
                                                                        : __ffs(static_cast<int>(second)) + 15);
       }
       // Only over what was seen there: another slot's entry is never lost, whatever happens meanwhile.
-      bool done = false;
-      if (lane == chosen) {
-        done = atomicCAS(const_cast<unsigned long long*>(mine), entry, make_entry(place.head, end)) == entry;
-      }
-      if (__ballot_sync(kWholeWarp, done) != 0) {
+      const bool done = lane == chosen &&
+                        atomicCAS(const_cast<unsigned long long*>(mine), entry, make_entry(place.head, end)) == entry;
+      if (__any_sync(kWholeWarp, done)) {
         if (is_new) ++*added;
         return true;
       }

@@ -17,14 +17,14 @@ constexpr uint32_t kGivenUpNow = ~0u;  // a slot's kSlotGivenUp between the seco
 // A batch position as all three kernels see it.
 struct Request {
   Table table;
-  const int32_t* tokens;
+  const int32_t* tokens;  // null: there is nothing to index
   uint32_t slot;
   uint32_t ends;  // to be indexed: all but the last token's, which the next step looks up
-  bool usable;
 };
 
 __device__ Request request_of(const NgramIndexAppendParams& p, int64_t i) {
   Request r{};
+  if (i >= p.batch) return r;
   const int64_t row = p.row_indices[i];
   const int64_t slot = p.index.slot_of(i, row);
   if (!p.token_ids.has(row) || p.max_n - p.min_n >= kMaxIndexSpan) return r;
@@ -35,17 +35,14 @@ __device__ Request request_of(const NgramIndexAppendParams& p, int64_t i) {
   r.tokens = p.token_ids[row];
   r.slot = static_cast<uint32_t>(slot);
   r.ends = static_cast<uint32_t>(larger<int64_t>(length - 1, 0));
-  r.usable = true;
   return r;
 }
 
 // One warp a request.
 __global__ void __launch_bounds__(kThreads)
     ngram_index_prepare_kernel(const __grid_constant__ NgramIndexAppendParams p) {
-  const int64_t i = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarpSize;
-  if (i >= p.batch) return;
-  const Request r = request_of(p, i);
-  if (!r.usable) return;
+  const Request r = request_of(p, int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarpSize);
+  if (r.tokens == nullptr) return;
   const uint32_t options = pack_options(p.min_n, p.max_n, p.match_policy);
   const SlotState state =
       view_slot(r.table, r.table.slot(r.slot)[lane_id() % kSlotWords], options, r.tokens, r.ends).state;
@@ -62,7 +59,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads, 3)
     ngram_index_insert_kernel(const __grid_constant__ NgramIndexAppendParams p) {
   const Request r = request_of(p, blockIdx.x);
-  if (!r.usable) return;
+  if (r.tokens == nullptr) return;
   uint32_t* slot = r.table.slot(r.slot);
   volatile uint32_t* given_up = slot + kSlotGivenUp;
   const uint32_t first = slot[kSlotIndexed];
@@ -96,10 +93,8 @@ __global__ void __launch_bounds__(kThreads, 3)
 // One warp a request.
 __global__ void __launch_bounds__(kThreads)
     ngram_index_finish_kernel(const __grid_constant__ NgramIndexAppendParams p) {
-  const int64_t i = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarpSize;
-  if (i >= p.batch) return;
-  const Request r = request_of(p, i);
-  if (!r.usable) return;
+  const Request r = request_of(p, int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarpSize);
+  if (r.tokens == nullptr) return;
   uint32_t* slot = r.table.slot(r.slot);
   const uint32_t given_up = slot[kSlotGivenUp];
   __syncwarp();
@@ -108,20 +103,19 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 }  // namespace
-}  // namespace ngram_npu::cuda
-
-using namespace ngram_npu;
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_ngram_index_append_(const NgramIndexAppendParams* params, void* stream) {
   const NgramIndexAppendParams& p = *params;
   if (p.batch < 1 || p.batch > INT32_MAX) return kInvalidParams;
-  const dim3 by_warp = cuda::blocks_for(p.batch, cuda::kWarps);
-  const int64_t chunks = (p.token_ids.capacity + cuda::kChunk - 1) / cuda::kChunk;
-  const int64_t share = larger(cuda::kBlocks / p.batch, cuda::kRowBlocks);
+  const dim3 by_warp = blocks_for(p.batch, kWarps);
+  const int64_t chunks = (p.token_ids.capacity + kChunk - 1) / kChunk;
+  const int64_t share = larger(kBlocks / p.batch, kRowBlocks);
   const dim3 by_chunk(static_cast<uint32_t>(p.batch),
                       static_cast<uint32_t>(larger<int64_t>(smaller(chunks, share), 1)));
-  int32_t status = cuda::launch(cuda::ngram_index_prepare_kernel, by_warp, cuda::kThreads, stream, p);
-  if (status == kOk) status = cuda::launch(cuda::ngram_index_insert_kernel, by_chunk, cuda::kThreads, stream, p);
-  if (status == kOk) status = cuda::launch(cuda::ngram_index_finish_kernel, by_warp, cuda::kThreads, stream, p);
+  int32_t status = launch(ngram_index_prepare_kernel, by_warp, kThreads, stream, p);
+  if (status == kOk) status = launch(ngram_index_insert_kernel, by_chunk, kThreads, stream, p);
+  if (status == kOk) status = launch(ngram_index_finish_kernel, by_warp, kThreads, stream, p);
   return status;
 }
+
+}  // namespace ngram_npu::cuda

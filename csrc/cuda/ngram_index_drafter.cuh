@@ -45,14 +45,6 @@ struct Shared {
   uint32_t full;   // warps that found no room
 };
 
-// A request's row as it is looked up in, `num_appended` of its tokens by this call.
-struct GrownRow {
-  int64_t row;
-  LiveTokens tokens;
-  int64_t num_appended;
-  bool asks;  // whether there is anything to look up
-};
-
 // Reads what hangs on nothing but the request's number, each warp its own: behind a barrier, the block knows it.
 template <class Params>
 __device__ Table open_request(const Params& p, const IndexAccess& index, int64_t i, Shared& shared) {
@@ -77,15 +69,16 @@ __device__ Table open_request(const Params& p, const IndexAccess& index, int64_t
   return table;
 }
 
-// Decides what is to be done about a request, by the first warp, while the others get the row's last tokens. A barrier
-// has to follow, and the appended tokens to be in the row behind it.
+// Decides what is to be done about a request with these tokens (none: there is nothing to look up), by the first warp,
+// while the others get the row's last tokens. A barrier has to follow, and the appended tokens to be in the row behind
+// it.
 template <class Params>
-__device__ void plan_request(const Params& p, int64_t catch_up_tokens, const Table& table, const GrownRow& grown,
+__device__ void plan_request(const Params& p, int64_t catch_up_tokens, const Table& table, const LiveTokens& tokens,
                              Shared& shared) {
-  if (!grown.asks) return;
-  const int32_t length = grown.tokens.length, place = static_cast<int32_t>(threadIdx.x) - kWarpSize;
+  if (tokens.length == 0) return;
+  const int32_t length = tokens.length, place = static_cast<int32_t>(threadIdx.x) - kWarpSize;
   if (place >= 0) {
-    if (place < smaller<int64_t>(p.lookup.max_n, length)) shared.suffix[place] = grown.tokens[length - 1 - place];
+    if (place < smaller<int64_t>(p.lookup.max_n, length)) shared.suffix[place] = tokens[length - 1 - place];
     return;
   }
   Plan plan{SlotState::kEmpty, false, 0, 0};
@@ -93,17 +86,16 @@ __device__ void plan_request(const Params& p, int64_t catch_up_tokens, const Tab
     plan.has_slot = true;
     // The last token's own end is the question and cannot be an answer: it is indexed by the next call.
     const auto ends = static_cast<uint32_t>(length - 1);
-    const auto known = static_cast<uint32_t>(smaller<int64_t>(length - grown.num_appended, ends));
+    const uint32_t known = smaller(static_cast<uint32_t>(tokens.in_row), ends);
     const uint32_t options = pack_options(p.lookup.min_n, p.lookup.max_n, p.lookup.match_policy);
-    const SlotView view =
-        view_slot(table, shared.words[lane_id() % kSlotWords], options, p.token_ids[grown.row], known);
+    const SlotView view = view_slot(table, shared.words[lane_id() % kSlotWords], options, tokens.row, known);
     plan.state = view.state;
     if (view.state <= SlotState::kRetry) {  // not given up, nor to be emptied
       plan.indexed = view.indexed;
       plan.upto = ends;
       if (catch_up_tokens >= 0) {
         const int64_t catch_up = smaller(catch_up_tokens, kCatchUpTokensPerRow);
-        plan.upto = static_cast<uint32_t>(smaller<int64_t>(ends, view.indexed + catch_up + grown.num_appended));
+        plan.upto = static_cast<uint32_t>(smaller<int64_t>(ends, view.indexed + catch_up + length - tokens.in_row));
       }
     }
   }
@@ -185,14 +177,14 @@ __device__ inline void update_slot(const SlotGrams& mine, const Plan& plan, uint
 // Looks request i up and writes its draft, or that its row is to be scanned; then its slot indexes what is new. By all
 // threads of the block. What is being entered by other blocks are occurrences anyhow.
 template <class Params>
-__device__ void draft_request(const Params& p, const Table& table, int64_t i, const GrownRow& grown, Shared& shared) {
+__device__ void draft_request(const Params& p, const Table& table, int64_t i, const LiveTokens& tokens,
+                              Shared& shared) {
   const LookupOptions& look = p.lookup;
-  const LiveTokens& tokens = grown.tokens;
   const auto length = static_cast<uint32_t>(tokens.length), slot = static_cast<uint32_t>(shared.slot);
-  const Plan plan = grown.asks ? shared.plan : Plan{};
+  const Plan plan = tokens.length > 0 ? shared.plan : Plan{};
   const SlotGrams mine{table, tokens.row, slot, plan.has_slot ? table.tenant(slot, shared.words[kSlotWords]) : 0,
                        look.match_policy};
-  const bool drafts = grown.asks && may_draft(tokens.length, p.token_ids.capacity, look);
+  const bool drafts = may_draft(tokens.length, p.token_ids.capacity, look);
   if (drafts && length - plan.indexed > kMostNewEnds) {
     if (threadIdx.x == 0) p.match_len[i] = kToScan;
   } else {
@@ -204,11 +196,10 @@ __device__ void draft_request(const Params& p, const Table& table, int64_t i, co
     }
     if (lane_id() == 0 && best != 0) atomicMax(&shared.best, best);
     __syncthreads();
-    write_draft(tokens, occurrence_of(shared.best, tokens, look), look, unused_token(p, i),
-                p.draft_token_ids + i * look.k, p.num_draft_tokens + i, p.match_len + i);
+    write_draft(p, i, tokens, occurrence_of(shared.best, tokens, look), p.num_draft_tokens + i, p.match_len + i);
   }
   if (!plan.has_slot) {
-    if (threadIdx.x == 0 && grown.asks && table.num_slots > 0) count(table, kStatScanOther);
+    if (threadIdx.x == 0 && tokens.length > 0 && table.num_slots > 0) count(table, kStatScanOther);
     return;
   }
   enter_ends(mine, plan, look, shared);
@@ -231,18 +222,13 @@ struct ScanLookup {
   const Params& p;
 
   __device__ bool scans(int64_t i) const { return p.match_len[i] == kToScan; }
-  __device__ int64_t length(int64_t i) const { return scans(i) ? grown_row(p, i).length : 0; }
-  __device__ LiveTokens tokens(int64_t i) const {
-    if (!scans(i)) return {p.token_ids.data, p.token_ids.data, 0, 0};
-    const LiveRow live = grown_row(p, i);
-    const auto length = static_cast<int32_t>(live.length);
-    return {p.token_ids[live.row], p.token_ids[live.row], length, length};
-  }
+  __device__ LiveRow row(int64_t i) const { return scans(i) ? grown_row(p, i) : LiveRow{}; }
+  __device__ int64_t length(int64_t i) const { return row(i).length; }
+  __device__ LiveTokens tokens(int64_t i) const { return whole_row(p, row(i)); }
   __device__ void finish(int64_t i, const LiveTokens& tokens, Occurrence found) const {
     if (!scans(i)) return;
     int32_t num_draft = 0, match_len = 0;
-    write_draft(tokens, found, p.lookup, unused_token(p, i), p.draft_token_ids + i * p.lookup.k, &num_draft,
-                &match_len);
+    write_draft(p, i, tokens, found, &num_draft, &match_len);
     if (threadIdx.x == 0) p.num_draft_tokens[i] = num_draft | match_len << kCountBits;
   }
   __device__ void settle(int64_t i) const {
@@ -266,23 +252,13 @@ __global__ void __launch_bounds__(kLookupThreads, kScanBlocks)
   if (__syncthreads_or(any)) look_up_all(lookup, p, scan_block());
 }
 
-template <class Params>
-dim3 scan_grid(const Params& p) {
-  return lookup_grid(ngram_index_scan_kernel<Params>, p.batch, p.token_ids.capacity);
-}
-
-template <class Params>
-int64_t scan_workspace(const Params& p) {
-  return scan_grid(p).x > 1 ? lookup_workspace_words(p.batch) : 0;
-}
-
 // Two launches: `kernel`, then the scan, which mostly has nothing to do. `lookup` is a part of `params`.
 template <class Params, class Lookup>
 int32_t launch_drafter(void (*kernel)(Params), const Params& params, const Lookup& lookup, void* stream) {
-  const dim3 grid = scan_grid(lookup);
-  if (grid.x == 0 || (grid.x > 1 && lookup.workspace == nullptr)) return kInvalidParams;
+  const auto scan = ngram_index_scan_kernel<Lookup>;
+  if (!can_launch_lookup(lookup_grid(scan, lookup), lookup)) return kInvalidParams;
   const int32_t status = launch(kernel, dim3(static_cast<uint32_t>(lookup.batch)), kThreads, stream, params);
-  return status == kOk ? launch(ngram_index_scan_kernel<Lookup>, grid, kLookupThreads, stream, lookup) : status;
+  return status == kOk ? launch_lookup(scan, lookup, stream) : status;
 }
 
 }  // namespace

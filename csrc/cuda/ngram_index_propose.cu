@@ -12,26 +12,21 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   const Table table = open_request(lookup, p.index, i, shared);
   __syncthreads();
   const LiveRow live = shared.live;
-  GrownRow grown{live.row, {lookup.token_ids.data, lookup.token_ids.data, 0, 0}, 0, false};
-  if (can_look_up(live.length, lookup.token_ids.capacity)) {
-    const auto length = static_cast<int32_t>(live.length);
-    grown.tokens = {lookup.token_ids[live.row], lookup.token_ids.data, length, length};
-    grown.asks = true;
-  }
-  plan_request(lookup, p.catch_up_tokens, table, grown, shared);
+  const bool asks = can_look_up(live.length, lookup.token_ids.capacity);
+  const LiveTokens tokens = asks ? whole_row(lookup, live) : LiveTokens{};
+  plan_request(lookup, p.catch_up_tokens, table, tokens, shared);
   __syncthreads();
-  draft_request(lookup, table, i, grown, shared);
+  draft_request(lookup, table, i, tokens, shared);
 }
 
 }  // namespace
-}  // namespace ngram_npu::cuda
-
-using namespace ngram_npu;
 
 NGRAM_NPU_EXPORT int64_t ngram_npu_cuda_ngram_index_propose__workspace(const NgramIndexProposeParams* params) {
-  return cuda::scan_workspace(params->propose);
+  return lookup_workspace(ngram_index_scan_kernel, params->propose);
 }
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_ngram_index_propose_(const NgramIndexProposeParams* params, void* stream) {
-  return cuda::launch_drafter(cuda::ngram_index_propose_kernel, *params, params->propose, stream);
+  return launch_drafter(ngram_index_propose_kernel, *params, params->propose, stream);
 }
+
+}  // namespace ngram_npu::cuda

@@ -20,13 +20,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
   const Accepted a = accept(s, i, shared.live, shared.num_sampled);
   const int64_t length = a.old_length + a.num_appended;
-  GrownRow grown{a.row, {s.token_ids.data, s.token_ids.data, 0, 0}, a.num_appended, false};
-  if (drafts(a) && can_look_up(length, s.token_ids.capacity)) {
-    grown.tokens = {s.token_ids[a.row], s.sampled_token_ids[i], static_cast<int32_t>(a.old_length),
-                    static_cast<int32_t>(length)};
-    grown.asks = true;
-  }
-  plan_request(s, p.catch_up_tokens, table, grown, shared);
+  const bool asks = drafts(a) && can_look_up(length, s.token_ids.capacity);
+  const LiveTokens tokens = grown_tokens(s, i, a, asks);
+  plan_request(s, p.catch_up_tokens, table, tokens, shared);
   if (thread < a.num_appended) s.token_ids[a.row][a.old_length + thread] = s.sampled_token_ids[i][thread];
   __syncthreads();
 
@@ -35,18 +31,17 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     s.num_sampled[i] = static_cast<int32_t>(a.num_sampled);
     if (s.advance && a.num_appended > 0) s.num_tokens[a.row] = static_cast<int32_t>(length);
   }
-  draft_request(s, table, i, grown, shared);
+  draft_request(s, table, i, tokens, shared);
 }
 
 }  // namespace
-}  // namespace ngram_npu::cuda
-
-using namespace ngram_npu;
 
 NGRAM_NPU_EXPORT int64_t ngram_npu_cuda_ngram_index_step__workspace(const NgramIndexStepParams* params) {
-  return cuda::scan_workspace(params->step);
+  return lookup_workspace(ngram_index_scan_kernel, params->step);
 }
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_ngram_index_step_(const NgramIndexStepParams* params, void* stream) {
-  return cuda::launch_drafter(cuda::ngram_index_step_kernel, *params, params->step, stream);
+  return launch_drafter(ngram_index_step_kernel, *params, params->step, stream);
 }
+
+}  // namespace ngram_npu::cuda

@@ -1,4 +1,3 @@
-#include "core/ngram_step.h"
 #include "cuda/lookup.cuh"
 
 namespace ngram_npu::cuda {
@@ -28,19 +27,14 @@ struct StepLookup {
     }
     __syncthreads();
     const Accepted a = accept(p, i, block.live, block.num_sampled);
-    const int64_t length = a.old_length + a.num_appended;
-    if (!drafts(a) || !may_draft(length, p.token_ids.capacity, p.lookup)) {
-      return {p.token_ids.data, p.sampled_token_ids.data, 0, 0};
-    }
-    return {p.token_ids[a.row], p.sampled_token_ids[i], static_cast<int32_t>(a.old_length),
-            static_cast<int32_t>(length)};
+    const bool asks = drafts(a) && may_draft(a.old_length + a.num_appended, p.token_ids.capacity, p.lookup);
+    return grown_tokens(p, i, a, asks);
   }
   // Nobody reads the row's end: it may be written before the others are done.
   __device__ void finish(int64_t i, const LiveTokens& tokens, Occurrence found) const {
     const Accepted a = accept(p, i, block.live, block.num_sampled);  // again: held all along it costs registers
     const uint32_t thread = threadIdx.x;
-    write_draft(tokens, found, p.lookup, unused_token(p, i), p.draft_token_ids + i * p.lookup.k, p.num_draft_tokens + i,
-                p.match_len + i);
+    write_draft(p, i, tokens, found, p.num_draft_tokens + i, p.match_len + i);
     if (thread < a.num_appended) p.token_ids[a.row][a.old_length + thread] = p.sampled_token_ids[i][thread];
     if (thread == 0) {
       p.next_token_ids[i] = a.next_token;
@@ -61,20 +55,14 @@ __global__ void __launch_bounds__(kLookupThreads, kLookupBlocks)
   look_up_all(StepLookup{p, block}, p, block.lookup);
 }
 
-dim3 grid_for(const NgramStepParams& p) { return lookup_grid(ngram_step_kernel, p.batch, p.token_ids.capacity); }
-
 }  // namespace
-}  // namespace ngram_npu::cuda
 
-using namespace ngram_npu;
-
-NGRAM_NPU_EXPORT int64_t ngram_npu_cuda_ngram_step__workspace(const NgramStepParams* p) {
-  return cuda::grid_for(*p).x > 1 ? lookup_workspace_words(p->batch) : 0;
+NGRAM_NPU_EXPORT int64_t ngram_npu_cuda_ngram_step__workspace(const NgramStepParams* params) {
+  return lookup_workspace(ngram_step_kernel, *params);
 }
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_ngram_step_(const NgramStepParams* params, void* stream) {
-  const NgramStepParams& p = *params;
-  const dim3 grid = cuda::grid_for(p);
-  if (grid.x == 0 || (grid.x > 1 && p.workspace == nullptr)) return kInvalidParams;
-  return cuda::launch(cuda::ngram_step_kernel, grid, cuda::kLookupThreads, stream, p);
+  return launch_lookup(ngram_step_kernel, *params, stream);
 }
+
+}  // namespace ngram_npu::cuda

@@ -123,6 +123,19 @@ def test_a_long_prompt_is_caught_up_over_several_steps() -> None:
     rows.index.check_integrity({0: tokens[0, :2613]})
 
 
+@pytest.mark.parametrize("advance", [True, False])
+@pytest.mark.parametrize("long", [[0], [2], [0, 1]])
+def test_rows_that_are_scanned_stand_anywhere_in_the_batch(long: list[int], advance: bool) -> None:
+    rows = Rows(
+        some_tokens(3, 3000, 50), 200, DeviceNgramIndex(3, 9000, min_n=2, max_n=4, device="cpu")
+    )
+    rows.lengths[long] = 2600
+    for _ in range(2):
+        rows.step(advance=advance)
+    assert rows.index.statistics.rows_scanned_catching_up == 2 * len(long)
+    assert rows.index.statistics.rows_indexed == 2 * (3 - len(long))
+
+
 def test_a_prompt_of_more_chunks_than_its_row_has_blocks() -> None:
     tokens = np.zeros((128, 9000), np.int32)
     tokens[5] = np.random.default_rng(3).integers(0, 20000, 9000)
@@ -143,9 +156,10 @@ def test_a_slot_with_another_rows_tokens_is_built_anew() -> None:
     assert index.statistics.rebuilds_rewritten == 3
 
 
-def test_many_slots_are_emptied_at_once() -> None:
-    index = indexed(some_tokens(300, 20))
-    index.reset(torch.arange(300, dtype=torch.int32))
+@pytest.mark.parametrize("slots", [300, 384])  # the latter fills blocks of threads to the last
+def test_many_slots_are_emptied_at_once(slots: int) -> None:
+    index = indexed(some_tokens(slots, 20))
+    index.reset(torch.arange(slots, dtype=torch.int32))
     assert index.statistics.entries_in_use == 0
     index.check_integrity()
 

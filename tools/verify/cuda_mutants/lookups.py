@@ -25,21 +25,15 @@ JOIN = {
         "if (shared != nullptr) shared[r] = {};",
         "if (shared != nullptr && r == 0) shared[r] = {};",
     ),
-    "a block too few is waited for": (
-        "share.block_of(at) + 1, block)",
-        "share.block_of(at), block)",
-    ),
-    "a block too many is waited for": (
-        "share.block_of(at) + 1, block)",
-        "share.block_of(at) + 2, block)",
-    ),
+    "a block too few is waited for": ("- at / each + 1;", "- at / each;"),
+    "a block too many is waited for": ("- at / each + 1;", "- at / each + 2;"),
     "shared rows are taken for a block's own": (
-        "share.begin <= at && next <= share.end;",
-        "next <= share.end;",
+        "if (blocks == 1 || join",
+        "if (next <= block.end || join",
     ),
-    "the longer shares are counted as the others": (
-        "tile < longer ? tile / (each + 1) :",
-        "false ? tile / (each + 1) :",
+    "a request's own place counts as one of its tiles": (
+        "- at / each + 1;",
+        "- (at - 1) / each + 1;",
     ),
     "every block settles": (
         "shared->left, &block.last)) return;",
@@ -49,31 +43,32 @@ JOIN = {
         "r < p.batch; r += kLookupThreads",
         "r < p.batch; r += kLookupThreads + 1",
     ),
-    "a share begins behind the longer ones": (
-        "share.begin = group * share.each + smaller(group, share.with_one_more);",
-        "share.begin = group * share.each + share.with_one_more;",
-    ),
     "a share belongs to the request it follows": (
-        "<= share.begin; ++i) at += n;",
-        "< share.begin; ++i) at += n;",
+        "<= begin; ++i) at += n;",
+        "< begin; ++i) at += n;",
     ),
-    "the longer shares are one tile shorter": (
-        "longer = with_one_more * (each + 1);",
-        "longer = with_one_more * each;",
-    ),
-    "the shorter shares are counted as the longer": (
-        "with_one_more + (tile - longer) / each;",
-        "with_one_more + (tile - longer) / (each + 1);",
-    ),
+    "shares that leave the rest to nobody": ("(total + groups - 1) / groups,", "total / groups,"),
     "a row that goes on in the next block is a block's own": (
-        "share.begin <= at && next <= share.end;",
-        "share.begin <= at;",
+        "if (blocks == 1 || join",
+        "if (first == at || join",
     ),
-    "a row that begins with the share is not a block's own": (
-        "share.begin <= at && next <= share.end;",
-        "share.begin < at && next <= share.end;",
+    "requests have no place of their own where the share begins": (
+        "block.its_first_tile = at + 1;",
+        "block.its_first_tile = at;",
     ),
-    "on to the request behind the share": ("more = next < share.end;", "more = next <= share.end;"),
+    "requests have no place of their own later on": (
+        "block.its_first_tile = next + 1;",
+        "block.its_first_tile = next;",
+    ),
+    "requests have no place of their own where they are found": (
+        "at + (n = 1 + tiles_of(lookup.length(i)))",
+        "at + (n = tiles_of(lookup.length(i)))",
+    ),
+    "on to the request behind the share": ("while (at < block.end) {", "while (at <= block.end) {"),
+    "a share goes on behind the list": (
+        "block.end = smaller(begin + each, total);",
+        "block.end = begin + each;",
+    ),
     "the rank as it was when the block came": (
         "    if (block.best != 0) atomicMax(&shared.best, block.best);\n"
         "    block.last = arrive(&shared.arrived) + 1 == static_cast<uint32_t>(blocks);\n"
@@ -218,57 +213,45 @@ LOOKUP = {
     ),
     "drafts beyond the count": ("j < count ? tokens[", "j <= count ? tokens["),
     "a share is one tile short": (
-        "share.begin + share.each + (group < share.with_one_more);",
-        "share.begin + share.each;",
+        "smaller(begin + each, total);",
+        "smaller(begin + each - 1, total);",
     ),
-    "shares overlap": (
-        "share.end = share.begin + share.each + (group < share.with_one_more);",
-        "share.end = smaller(total, share.begin + share.each + 1);",
-    ),
-    "sums are read before they are written": (
-        "block.warp_sums[thread / kWarpSize] = upto;\n  __syncthreads();",
-        "block.warp_sums[thread / kWarpSize] = upto;",
-    ),
+    "shares overlap": ("smaller(begin + each, total);", "smaller(begin + each + 1, total);"),
     "a share is used before it is known": (
-        "block.share = share;\n  __syncthreads();",
-        "block.share = share;",
+        "block.its_first_tile = total;\n  }\n  __syncthreads();",
+        "block.its_first_tile = total;\n  }",
     ),
     "a tile too few for the row": (
         "(length + kTileTokens - 1) / kTileTokens));",
         "length / kTileTokens));",
     ),
     "what the block shares is overwritten early": (
-        "    more = next < share.end;\n    __syncthreads();  "
-        "// all are done with what the block shares\n",
-        "    more = next < share.end;\n",
+        "    __syncthreads();  // all are done with what the block shares\n",
+        "",
     ),
     "the next request is read before it is written": (
-        "block.its_first_tile = next;\n    }\n    __syncthreads();\n  }",
-        "block.its_first_tile = next;\n    }\n  }",
+        "block.its_first_tile = next + 1;\n    }\n    __syncthreads();\n  }",
+        "block.its_first_tile = next + 1;\n    }\n  }",
     ),
     "requests of the first threads only": (
         "smaller(first + per_thread, batch);",
         "smaller(first + 1, batch);",
-    ),
-    "a warp adds the sum of the one before it alone": (
-        "if (warp == thread / kWarpSize) at += total;",
-        "if (warp + 1 == thread / kWarpSize) at += block.warp_sums[warp];",
     ),
     "the requests behind a multiple of the threads": (
         "const int32_t per_thread = (batch + kLookupThreads - 1) / kLookupThreads;",
         "const int32_t per_thread = larger(batch / kLookupThreads, 1);",
     ),
     "a row that ends with a share waits for the next block": (
-        "share.block_of(next - 1)",
-        "share.block_of(next)",
+        "blocks = (next - 1) / each",
+        "blocks = next / each",
     ),
     "a later request begins with the share": (
-        "first = larger(share.begin, block.its_first_tile)",
-        "first = share.begin",
+        "first = larger(static_cast<int32_t>(blockIdx.x) * each, at)",
+        "first = static_cast<int32_t>(blockIdx.x) * each",
     ),
     "a block without a share looks up": (
-        "for (bool more = share.begin < share.end; more;)",
-        "for (bool more = true; more;)",
+        "    if (begin >= total) block.its_first_tile = total;\n",
+        "",
     ),
     "ranks are extended by their sign": (
         "const auto place = static_cast<uint32_t>(end);\n  return",

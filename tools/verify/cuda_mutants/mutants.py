@@ -16,17 +16,20 @@ def _of(op: str, file: str, faults: dict[str, tuple[str, str]]) -> None:
 
 _BARRIER = "  __syncthreads();\n"
 
-for _op in ("prepare_next_token_ids", "prepare_inputs_padded"):
-    _of(
-        _op,
-        f"{_op}.cu",
-        {
-            "one request too many": ("i >= p.batch", "i > p.batch"),
-            "one request too few": ("i >= p.batch", "i >= p.batch - 1"),
-            "blocks overlap": ("blockIdx.x} * kThreads", "blockIdx.x} * (kThreads - 1)"),
-            "one block": ("cuda::blocks_for(params->batch, cuda::kThreads)", "dim3(1)"),
-        },
-    )
+_ITEMS = {
+    "one too many": ("if (i >= count) return;", "if (i > count) return;"),
+    "one too few": ("if (i >= count) return;", "if (i >= count - 1) return;"),
+    "blocks overlap": ("blockIdx.x} * kItemThreads", "blockIdx.x} * (kItemThreads - kLanes)"),
+    "one block": ("blocks_for(count, kItemThreads / kLanes)", "dim3(1)"),
+}
+for _op in (
+    "prepare_next_token_ids",
+    "prepare_inputs_padded",
+    "prepare_input_ids_",
+    "compute_slot_mapping_",
+    "ngram_index_reset_",
+):
+    _of(_op, "launch.cuh", _ITEMS)
 
 _of(
     "merge_drafts_",
@@ -42,39 +45,35 @@ _of(
 
 _of(
     "prepare_input_ids_",
-    "prepare_input_ids.cu",
+    "launch.cuh",
     {
-        "one request too many": ("i >= p.batch", "i > p.batch"),
-        "any previous position": ("if (!p.draft_token_ids.has(prev)) return;", ""),
-        "every lane writes all": ("n += kWarpSize", "n += 1"),
-        "lanes leave gaps": ("n += kWarpSize", "n += kThreads"),
-        "warps overlap": ("threadIdx.x / kWarpSize", "threadIdx.x / (2 * kWarpSize)"),
-        "one block": ("cuda::blocks_for(params->batch, cuda::kWarps)", "dim3(1)"),
+        "every lane writes all": ("thread % kLanes, kLanes);", "thread % kLanes, int64_t{1});"),
+        "lanes leave gaps": ("thread % kLanes, kLanes);", "thread % kLanes, kItemThreads);"),
+        "warps overlap": ("i = thread / kLanes;", "i = thread / (2 * kLanes);"),
     },
+)
+MUTANTS.append(
+    Mutant(
+        "prepare_input_ids_: any previous position",
+        "csrc/core/prepare_input_ids.h",
+        "  if (!p.draft_token_ids.has(prev)) return;\n",
+        "",
+    )
 )
 
 _of(
     "prepare_inputs",
     "prepare_inputs.cu",
     {
-        "sums are read before they are written": (
-            "= in_warp;\n" + _BARRIER,
-            "= in_warp;\n",
-        ),
-        "sums are read before they are added up": (
-            "sum_over_warp(warp_sums[thread]);\n" + _BARRIER,
-            "sum_over_warp(warp_sums[thread]);\n",
-        ),
         "offsets are read before they are written": (
             "kept_before[thread + 1] = upto;\n  " + _BARRIER,
             "kept_before[thread + 1] = upto;\n",
         ),
-        "a warp adds its own sum": ("warp_sums[warp - 1]", "warp_sums[warp]"),
         "sums of 32 bits": ("int64_t before = 0;", "int32_t before = 0;"),
-        "every chunk begins at nothing": ("before = block.kept_before[kThreads];", ""),
+        "every chunk begins at nothing": ("before += kept_by_all;", ""),
         "more indices than room": (
-            "smaller(block.kept_before[r + 1], p.total_tokens)",
-            "block.kept_before[r + 1]",
+            "smaller(kept_before[r + 1], p.total_tokens)",
+            "kept_before[r + 1]",
         ),
         "the rest begins one late": ("n = before + thread;", "n = before + thread + 1;"),
         "one request too many": ("i < p.batch) {", "i <= p.batch) {"),
@@ -90,6 +89,10 @@ _of(
         "the scan takes a lane too few": ("if (lane >= distance)", "if (lane > distance)"),
         "the scan takes a lane too many": ("if (lane >= distance)", "if (lane >= distance - 1)"),
         "the scan stops early": ("distance < kWarpSize", "distance < kWarpSize / 2"),
+        "sums are read before they are written": ("= in_warp;\n" + _BARRIER, "= in_warp;\n"),
+        "the last warp's sum is left out": ("lane < warps ?", "lane < warps - 1 ?"),
+        "all threads' sum is the first warp's": ("upto, warps - 1);", "upto, 0);"),
+        "a warp adds its own sum": ("upto, warp - 1)", "upto, warp)"),
     },
 )
 
@@ -116,7 +119,7 @@ _of(
 )
 _of(
     "correct_num_computed_tokens_",
-    "counts.cuh",
+    "spec_state.cuh",
     {
         "staged without drafts": ("if (counts.accepted_changes) ", ""),
         "accepted before computed": (
@@ -132,18 +135,9 @@ _of(
 
 _of(
     "compute_slot_mapping_",
-    "compute_slot_mapping.cu",
+    "spec_state.cuh",
     {
-        "one slot too many": ("n >= p.num_slots", "n > p.num_slots"),
-        "one slot too few": ("n >= p.num_slots", "n >= p.num_slots - 1"),
         "the other width": ("slot_bytes == 8", "slot_bytes == 4"),
-        "blocks overlap": ("blockIdx.x} * kThreads", "blockIdx.x} * (kThreads - 1)"),
-    },
-)
-_of(
-    "compute_slot_mapping_",
-    "slots.cuh",
-    {
         "the next request's first token": (
             "query_start_loc[middle] > n",
             "query_start_loc[middle] >= n",
@@ -154,7 +148,7 @@ _of(
         "writes before the first request": ("if (request < 0) return;", ""),
         "padding as a request": ("request < p.batch && ", ""),
         "positions beyond the last": (" && n < p.num_positions", ""),
-        "padding is -1": ("slot == kNoSlot ? p.pad_id : slot", "slot"),
+        "padding is -1": ("  if (slot == kNoSlot) slot = p.pad_id;\n", ""),
     },
 )
 
@@ -291,8 +285,8 @@ _of(
             "block.num_sampled = run;",
         ),
         "may draft by the length before": (
-            "!may_draft(length, p.token_ids.capacity",
-            "!may_draft(a.old_length, p.token_ids.capacity",
+            "may_draft(a.old_length + a.num_appended, p.token_ids.capacity",
+            "may_draft(a.old_length, p.token_ids.capacity",
         ),
     },
 )
@@ -413,6 +407,22 @@ _of(
         "another slot's generation": (": table.generations + slot)", ": table.generations)"),
         "full is not told": ("if (full) give_up_slot(table, mine.slot);", ""),
         "a slot that was emptied is not": ("empty_slot(table, mine.slot, plan.state);", ";"),
+        "the table's longest gram is left out": (
+            "n <= max_n; n += kWarps",
+            "n < max_n; n += kWarps",
+        ),
+        "the first request says whether rows are scanned": (
+            "any |= lookup.scans(i);",
+            "any |= lookup.scans(0);",
+        ),
+        "what was scanned stays as it is kept": (
+            "p.num_draft_tokens[i] &= (1 << kCountBits) - 1;",
+            "",
+        ),
+        "what was appended is not scanned": (
+            "if (p.advance || live.row < 0) return live;",
+            "if (live.row >= -1) return live;",
+        ),
     },
 )
 _of(
@@ -430,17 +440,14 @@ _of(
     "ngram_index_propose.cu",
     {
         "the plan is read before it is made": (
-            "grown, shared);\n  __syncthreads();",
-            "grown, shared);",
+            "tokens, shared);\n  __syncthreads();",
+            "tokens, shared);",
         ),
         "rows of any length": (
             "can_look_up(live.length, lookup.token_ids.capacity)",
             "live.row >= 0",
         ),
     },
-)
-_OF_PREPARE = (
-    "\n  const Request r = request_of(p, i);\n  if (!r.usable) return;\n  const uint32_t options"
 )
 _of(
     _APPEND,
@@ -470,10 +477,10 @@ _of(
             "  // all lanes have read",
         ),
         "rows of any length": ("length > p.token_ids.capacity || ", ""),
-        "one request too many": ("return;" + _OF_PREPARE, "{}" + _OF_PREPARE),
+        "one request too many": ("if (i >= p.batch) return r;", "if (i > p.batch) return r;"),
         "finished after the next": (
-            "cuda::ngram_index_finish_kernel, by_warp",
-            "cuda::ngram_index_prepare_kernel, by_warp",
+            "ngram_index_finish_kernel, by_warp",
+            "ngram_index_prepare_kernel, by_warp",
         ),
     },
 )
@@ -481,15 +488,12 @@ _of(
     _RESET,
     "ngram_index_reset.cu",
     {
-        "one slot too many": ("i >= p.count", "i > p.count"),
-        "one slot too few": ("i >= p.count", "i >= p.count - 1"),
-        "a slot nobody has": (" || !table.has(p.index.slot_indices[i])", ""),
-        "its entries stay": ("  drop_entries(table, slot_id);\n", ""),
+        "a slot nobody has": ("  if (!table.has(p.index.slot_indices[i])) return;\n", ""),
+        "its entries stay": ("  cuda::drop_entries(table, slot_id);\n", ""),
         "its words stay": ("word < kSlotWords; ++word", "word < kSlotIndexed; ++word"),
         "the empty change their generation": (
             "if (atomicExch(slot + kSlotOptions, 0u) == 0) return;",
             "slot[kSlotOptions] = 0;",
         ),
-        "one block": ("cuda::blocks_for(params->count, cuda::kThreads)", "dim3(1)"),
     },
 )
