@@ -2,10 +2,11 @@
 
     python -m tools.cuda_model [--json FILE]
 
-For batches of even and of ragged rows it lays the blocks of two designs on an H200's
+For batches of even and of ragged rows it lays the blocks of three designs on an H200's
 multiprocessors and adds up time: ``pieces``, as many blocks a row as its capacity is worth, begun
-as others end; and ``one wave``, equal shares of the list of all tiles (csrc/cuda/lookup.cuh). Both
-read the same tokens.
+as others end; ``one wave``, equal shares of the list of all tiles (csrc/cuda/lookup.cuh); and
+``clusters``, eight blocks per row, which join by shared memory. All read the same tokens. For
+ngram_index_step_ it adds up what its second launch costs, and what that saves.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ from tools.cuda_sass import RECORD as SASS
 RESULT = Path(__file__).resolve().parent / "bench" / "results" / "cuda-model.json"
 TILE = 4096
 WARPS = 8
+CLUSTER = 8
+"""Blocks, at most, without asking the driver for more."""
+INDEX_ROUNDS = 6
+"""Dependent accesses of ngram_index_step_ up to the draft (docs/design/index.md)."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,10 @@ class Figures:
     fence: float = 0.5
     verify: float = 0.5
     """What a candidate holds its warp up for."""
+    node: float = 1.2
+    """From the end of one launch in a graph to the start of the next."""
+    cluster: float = 0.5
+    """A cluster's barrier, and a read of another block's shared memory behind it."""
 
 
 FIGURES = Figures()
@@ -75,14 +84,15 @@ class Design:
     """Once for the grid, when all are done."""
 
 
-def designs(instructions: int, f: Figures = FIGURES) -> tuple[Design, Design]:
+def designs(instructions: int, f: Figures = FIGURES) -> tuple[Design, Design, Design]:
     draft = 2 * f.cache
     pieces = Design("pieces", 5, 223, 1, 0.0, 2 * f.memory, draft, 2 * f.fence + 3 * f.atomic, 0.0)
     wave = Design(
         "one wave", 4, instructions, 2, 2 * f.memory, 2 * f.cache, draft, 2 * f.atomic,
         f.atomic + 3 * f.cache,
     )  # fmt: skip
-    return pieces, wave
+    clusters = Design("clusters", 4, instructions, 2, 0.0, 2 * f.memory, draft, f.cluster, 0.0)
+    return pieces, wave, clusters
 
 
 Block = list[tuple[int, int, bool]]
@@ -95,7 +105,15 @@ def tiles_of(length: int) -> int:
 
 def pieces(lengths: Sequence[int], capacity: int, f: Figures = FIGURES) -> list[Block]:
     """Block (i, g) takes the tiles g, g + groups, ... of request i; blocks begin request first."""
-    groups = max(1, min(8 * f.multiprocessors // len(lengths), tiles_of(capacity)))
+    return _by_row(lengths, max(1, min(8 * f.multiprocessors // len(lengths), tiles_of(capacity))))
+
+
+def clusters(lengths: Sequence[int], capacity: int) -> list[Block]:
+    """The same with the blocks of one cluster for each request."""
+    return _by_row(lengths, min(CLUSTER, tiles_of(capacity)))
+
+
+def _by_row(lengths: Sequence[int], groups: int) -> list[Block]:
     blocks: list[Block] = []
     for group in range(groups):
         for length in lengths:
@@ -106,20 +124,25 @@ def pieces(lengths: Sequence[int], capacity: int, f: Figures = FIGURES) -> list[
 
 
 def one_wave(lengths: Sequence[int], capacity: int, each: int, f: Figures = FIGURES) -> list[Block]:
-    """Share g of the list of all tiles."""
-    count = min(each * f.multiprocessors, len(lengths) * tiles_of(capacity))
-    owner = np.repeat(np.arange(len(lengths)), [tiles_of(n) for n in lengths])
-    place = np.concatenate([np.arange(tiles_of(n)) for n in lengths])
-    held = np.clip(np.asarray(lengths)[owner] - place * TILE, 0, TILE)
+    """Share g of the list: each request's tiles, and before them one place that is none."""
+    most = tiles_of(capacity)
+    count = min(each * f.multiprocessors, len(lengths) * (most + 1 if most > 1 else 1))
+    owner = np.repeat(np.arange(len(lengths)), [1 + tiles_of(n) for n in lengths])
+    tile = np.concatenate([np.arange(-1, tiles_of(n)) for n in lengths])
+    held = np.where(tile < 0, 0, np.clip(np.asarray(lengths)[owner] - tile * TILE, 0, TILE))
+    share = -(-len(owner) // count)
     blocks: list[Block] = []
-    for share in np.array_split(np.arange(len(owner)), count):
+    for begin in range(0, len(owner), share):
         found: Block = []
-        for request in np.unique(owner[share]):
-            mine = share[owner[share] == request]
-            shared = len(mine) < tiles_of(lengths[request])
-            found.append((len(mine), int(held[mine].sum()), shared))
+        mine = slice(begin, begin + share)
+        for request in np.unique(owner[mine]):
+            of_request = owner[mine] == request
+            tiles = int((tile[mine][of_request] >= 0).sum())
+            shared = tiles < tiles_of(lengths[request])
+            if tiles:
+                found.append((tiles, int(held[mine][of_request].sum()), shared))
         blocks.append(found)
-    return blocks
+    return blocks + [[]] * (count - len(blocks))
 
 
 def simulate(
@@ -178,10 +201,11 @@ def result(
 ) -> dict[str, Any]:
     """``bound_us``: the second design's with its tiles dealt out as evenly as can be, in parts of
     a token."""
-    old, new = designs(instructions)
+    old, new, by_cluster = designs(instructions)
     made = {
         old.name: (pieces(lengths, capacity), old),
         new.name: (one_wave(lengths, capacity, new.blocks_each), new),
+        by_cluster.name: (clusters(lengths, capacity), by_cluster),
     }
     found: dict[str, Any] = {"requests": len(lengths), "tokens": sum(lengths)}
     for name, (blocks, design) in made.items():
@@ -199,6 +223,27 @@ def result(
     return found
 
 
+def second_launch(instructions: int, f: Figures = FIGURES) -> dict[str, Any]:
+    """Of ngram_index_step_ for 128 requests in rows of up to 1M tokens, of which one is scanned: by
+    all blocks of a second launch, or by its own block in the first."""
+    _, wave, _ = designs(instructions, f)
+    first = INDEX_ROUNDS * f.memory
+    empty = f.node + 2 * f.cache  # what was left to scan, by one round, and a barrier
+    found: dict[str, Any] = {
+        "first_launch_us": round(first, 2),
+        "nothing_to_scan_us": round(empty, 2),
+        "one_row_scanned": {},
+    }
+    for name, length in {"4k": 4096, "128k": 128 * 1024, "1m": 1024 * 1024}.items():
+        blocks = one_wave([length, *[0] * 127], 1024 * 1024, wave.blocks_each, f)
+        alone, _ = simulate([[(tiles_of(length), length, False)]], wave, 0.0, f)
+        found["one_row_scanned"][name] = {
+            "second_launch_us": round(empty + simulate(blocks, wave, 0.0, f)[0], 2),
+            "by_its_own_block_us": round(alone, 2),
+        }
+    return found
+
+
 def model() -> dict[str, Any]:
     kernels = json.loads(SASS.read_text())["kernels"]
     instructions = kernels["ngram_step"]["instructions_per_tile"]
@@ -209,6 +254,7 @@ def model() -> dict[str, Any]:
         "results": {
             name: result(*batch, instructions=instructions) for name, batch in batches().items()
         },
+        "ngram_index_step_": second_launch(instructions),
     }
 
 
@@ -220,8 +266,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, one in found["results"].items():
         sys.stdout.write(
             f"{name}: pieces {one['pieces']['us']} us in {one['pieces']['waves']} waves, "
-            f"one wave {one['one wave']['us']} us, {one['one wave over bound']} of the bound\n"
+            f"one wave {one['one wave']['us']} us, {one['one wave over bound']} of the bound, "
+            f"clusters {one['clusters']['us']} us\n"
         )
+    sys.stdout.write(f"ngram_index_step_: {found['ngram_index_step_']}\n")
     if given.json:
         record = {
             "command": "python -m tools.cuda_model --json tools/bench/results/cuda-model.json",
