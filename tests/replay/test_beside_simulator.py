@@ -94,10 +94,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     record = json.loads(output.read_text())
     assert record["command"] == "python -m tools.beside.simulate toys.jsonl --thresholds 0 2"
     assert [row["rule"] for row in record["results"]] == [
-        "neural alone",
-        "n-grams alone",
-        "promise, threshold 0",
-        "promise, threshold 2",
+        "neural",
+        "n-grams",
+        "promise above 0",
+        "promise above 2",
     ]
     assert record["results"][0] == {
         "recording": "toys",

@@ -131,8 +131,8 @@ def everywhere(completion: Completion, rule: Rule) -> Walked:
 
 def compare(completions: Sequence[Completion], thresholds: Sequence[float]) -> list[dict[str, Any]]:
     """Of each rule accepted tokens per step, and what the mean over all positions would say."""
-    rules = {"neural alone": neural_alone, "n-grams alone": ngram_alone}
-    rules |= {f"promise, threshold {t:g}": promising(t) for t in thresholds}
+    rules = {"neural": neural_alone, "n-grams": ngram_alone}
+    rules |= {f"promise above {t:g}": promising(t) for t in thresholds}
     rows = []
     for name, rule in rules.items():
         walks = [walk(completion, rule) for completion in completions]

@@ -3,9 +3,14 @@ row's draft from one of the two, as the rule says."""
 
 from __future__ import annotations
 
+import importlib
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
+from ngram_npu.vllm.v2_beside import SPECULATORS, _doubt
+from vllm.v1.worker.gpu.states import RequestState
 
 if TYPE_CHECKING:
     from conftest import Runs
@@ -73,3 +78,15 @@ def test_an_estimator_that_sees_the_others_is_noticed(runs: Runs) -> None:
     run = runs.beside("not-isolated")
     assert run.estimated[1] >= 5
     assert run.outputs == runs("none").outputs[: len(run.outputs)], "the text does not depend on it"
+
+
+@pytest.mark.parametrize(("method", "module"), [("eagle3", "eagle"), ("mtp", "mtp")])
+def test_the_methods_that_no_toy_is_made_for_are_known(method: str, module: str) -> None:
+    """vLLM's own class, as far as it is looked at."""
+    found = importlib.import_module(f"vllm.v1.worker.gpu.spec_decode.{module}.speculator")
+    cls = getattr(found, SPECULATORS[method])
+    made = cls.__new__(cls)
+    made.draft_logits = None
+    given = SimpleNamespace(speculative_config=SimpleNamespace(method=method))
+    state = RequestState(2, 64, 64, 4, 1000, torch.device("cpu"))
+    assert _doubt(given, None, torch.device("cpu"), state, made) == ""
