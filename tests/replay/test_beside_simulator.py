@@ -93,14 +93,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert simulate.main([str(recording), "--thresholds", "0", "2", "--json", str(output)]) == 0
     record = json.loads(output.read_text())
     assert record["command"] == "python -m tools.beside.simulate toys.jsonl --thresholds 0 2"
-    assert [row["rule"] for row in record["results"]] == [
-        "neural alone",
-        "n-grams alone",
-        "promise, threshold 0",
-        "promise, threshold 2",
-    ]
-    assert record["results"][0] == {
-        "recording": "toys",
-        **compare([completion, completion], [])[0],
-    }
+    (found,) = record["results"]
+    assert found["recording"] == "toys"
+    assert list(found["rules"]) == ["neural", "ngrams", "promise_0", "promise_2"]
+    expected = compare([completion, completion], [])[0]
+    assert {"rule": "neural", **found["rules"]["neural"]} == expected
     assert "toys, 2 completions" in capsys.readouterr().out

@@ -131,8 +131,8 @@ def everywhere(completion: Completion, rule: Rule) -> Walked:
 
 def compare(completions: Sequence[Completion], thresholds: Sequence[float]) -> list[dict[str, Any]]:
     """Of each rule accepted tokens per step, and what the mean over all positions would say."""
-    rules = {"neural alone": neural_alone, "n-grams alone": ngram_alone}
-    rules |= {f"promise, threshold {t:g}": promising(t) for t in thresholds}
+    rules = {"neural": neural_alone, "ngrams": ngram_alone}
+    rules |= {f"promise_{t:g}": promising(t) for t in thresholds}
     rows = []
     for name, rule in rules.items():
         walks = [walk(completion, rule) for completion in completions]
@@ -165,13 +165,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lines = recording.read_text(encoding="utf-8").splitlines()
         completions = [Completion.from_json(line) for line in lines]
         print(f"{recording.stem}, {len(completions)} completions")
-        for row in compare(completions, given.thresholds):
+        rows = compare(completions, given.thresholds)
+        for row in rows:
             print(
                 f"  {row['rule']:<26} {row['accepted_per_step']:.3f} accepted per step, of "
                 f"{row['steps']} steps {row['steps_from_ngrams']} from n-grams (mean over "
                 f"positions: {row['accepted_per_position']:.3f})"
             )
-            results.append({"recording": recording.stem, **row})
+        rules = {row.pop("rule"): row for row in rows}
+        results.append({"recording": recording.stem, "rules": rules})
     if given.json:
         names = " ".join(recording.name for recording in given.recordings)
         thresholds = " ".join(f"{threshold:g}" for threshold in given.thresholds)

@@ -40,17 +40,16 @@ class Method:
     """How many of the requests it gets."""
 
     def arguments(self, model: Path) -> dict[str, Any]:
-        speculative = {
-            "method": self.kind,
-            "model": str(toy_drafters.cached(self.kind, model)),
-            "num_speculative_tokens": K,
-        }
+        speculative: dict[str, Any] = {"method": self.kind, "num_speculative_tokens": K}
+        if self.kind != "mtp":
+            speculative["model"] = str(toy_drafters.cached(self.kind, model))
         if self.adaptive:
             speculative["enable_adaptive_verification"] = True
         if self.sampled:
             speculative["draft_sample_method"] = "probabilistic"
         return {
             **ENGINE,
+            "load_format": "dummy" if self.kind == "mtp" else "auto",
             "speculative_config": speculative,
             "additional_config": {"ngram_npu": {"beside": True, **self.ours}},
             "async_scheduling": self.asynchronous,
@@ -82,6 +81,7 @@ METHODS = {
     "draft-sync": Method("draft_model", asynchronous=False, ours=INDEX),
     "eagle-async": Method("eagle", ours={**INDEX, "metrics": True}),
     "eagle-sync": Method("eagle", asynchronous=False, ours=SCAN),
+    "mtp": Method("mtp", ours=SCAN, first=8),
     "adaptive": Method("draft_model", ours=LADDER, adaptive=True),
     "wrong-rows": Method("eagle", ours=SCAN, prepare=_of_wrong_rows, first=8),
     "not-isolated": Method("eagle", ours=SCAN, adaptive=True, prepare=_not_isolated, first=8),

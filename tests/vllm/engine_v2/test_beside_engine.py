@@ -3,9 +3,18 @@ row's draft from one of the two, as the rule says."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+import beside_runs
 import pytest
+import torch
+import toy_drafters
+import v2_runs
+from ngram_npu.vllm.v2_beside import _doubt
+from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
+from vllm.v1.worker.gpu.states import RequestState
 
 if TYPE_CHECKING:
     from conftest import Runs
@@ -73,3 +82,26 @@ def test_an_estimator_that_sees_the_others_is_noticed(runs: Runs) -> None:
     run = runs.beside("not-isolated")
     assert run.estimated[1] >= 5
     assert run.outputs == runs("none").outputs[: len(run.outputs)], "the text does not depend on it"
+
+
+def test_beside_mtp(model: Path, tmp_path: Path) -> None:
+    target = toy_drafters.target_with_mtp(model, tmp_path)
+    alone, method = v2_runs.Run(), beside_runs.METHODS["mtp"]
+    arguments = {**v2_runs.ENGINE, "load_format": "dummy"}
+    with v2_runs.engine(target, arguments, alone) as (llm, runner):
+        v2_runs.serve(llm, v2_runs.requests(llm.get_tokenizer())[: method.first], alone)
+        del llm, runner
+    run = beside_runs.run(target, method)
+    assert run.differing(alone) == []
+    assert run.mismatches == []
+    assert min(run.replaced, run.kept) >= 15
+    assert run.accepted >= 50
+
+
+def test_eagle3_for_which_there_is_no_toy_is_known() -> None:
+    """vLLM's own class, as far as it is looked at."""
+    made = EagleSpeculator.__new__(EagleSpeculator)
+    made.draft_logits = None
+    given = SimpleNamespace(speculative_config=SimpleNamespace(method="eagle3"))
+    state = RequestState(2, 64, 64, 4, 1000, torch.device("cpu"))
+    assert _doubt(given, None, torch.device("cpu"), state, made) == ""

@@ -33,6 +33,29 @@ def cached(kind: str, target: Path) -> Path:
     return folder
 
 
+def target_with_mtp(tokenizer: Path, folder: Path) -> Path:
+    """A target that brings its own drafter, for weights made up by vLLM: its text is nonsense, and
+    the drafter knows nothing of it."""
+    described = {
+        "architectures": ["MiMoForCausalLM"],
+        "model_type": "qwen2",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "vocab_size": 1024,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "num_nextn_predict_layers": 1,
+        "dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(described))
+    for path in tokenizer.glob("tokenizer*"):
+        shutil.copy(path, folder)
+    return folder
+
+
 def _steps(target: Path, kind: str) -> Any:
     """For each step tokens, the target's hidden states behind its last norm, and what it says
     next."""
