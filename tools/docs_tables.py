@@ -58,7 +58,7 @@ def parse(text: str) -> dict[str, Table]:
 def _cells(line: str, source: str) -> list[str]:
     """A row's cells, their paths made complete."""
     file, _, base = source.partition(" ")
-    line = re.sub(r"\{(?=[.\[])", lambda _: f"{{{file} {base}", line)
+    line = re.sub(r"\{(?=\.[^.]|\[)", lambda _: f"{{{file} {base}", line)
     line = re.sub(r"\{(\S+\.json) \.", lambda match: f"{{{match[1]} {base}.", line)
     return [cell.strip() for cell in line.split("|")]
 
@@ -72,7 +72,7 @@ def render(table: Table, results: Path = RESULTS) -> str:
     """The table as Markdown.
 
     Raises:
-        LookupError: a figure is not in the results, or cannot be shown in its format.
+        LookupError: a figure is malformed, not in the results, or cannot be shown in its format.
     """
 
     def figure(match: re.Match[str]) -> str:
@@ -84,7 +84,10 @@ def render(table: Table, results: Path = RESULTS) -> str:
 
     header, *rows = table
     lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(_FIGURE.sub(figure, c) for c in line)} |\n" for line in lines)
+    shown = [_FIGURE.sub(figure, " | ".join(line)) for line in lines]
+    if left := [line for line in shown if "{" in line]:
+        raise LookupError(f"not a figure: {left[0]}")
+    return "".join(f"| {line} |\n" for line in shown)
 
 
 def updated(text: str, tables: dict[str, Table], results: Path = RESULTS) -> str:

@@ -89,6 +89,7 @@ def test_wrong_figures_are_caught(old: str, new: str, says: str, tmp_path: Path)
         ("{a.json results[7].us .1f}", "IndexError"),
         ("{a.json op .1f}", "ValueError"),
         ("{a.json results[0].ratio .1f}", "TypeError"),
+        ("{ a.json op s}", "not a figure"),
     ],
 )
 def test_figures_that_do_not_exist_are_caught(figure: str, says: str, tmp_path: Path) -> None:
