@@ -58,7 +58,9 @@ NGRAM_FN int64_t mean_accepted(const MergeDraftsParams& p, Gm<const int32_t> row
   const int64_t num_sampled = p.num_sampled[i];
   if (drafted <= 0 || num_sampled <= 0) return mean;
   const int64_t accepted = smaller(smaller(num_sampled - 1, drafted), kMaxDraftTokens);
-  return mean + (accepted * kAcceptedUnit - mean) / kAcceptanceWeight;
+  const int64_t next = mean + (accepted * kAcceptedUnit - mean) / kAcceptanceWeight;
+  // More might have been accepted of a draft that was cut short, so it does not lower the mean.
+  return accepted == drafted && drafted < p.neural_width ? larger(mean, next) : next;
 }
 
 // Whether request i takes its g > 0 n-gram draft tokens where the neural drafter has n > 0, of which its `mean` is

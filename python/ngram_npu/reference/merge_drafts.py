@@ -75,7 +75,9 @@ def merge_drafts_(
                 if last <= 0:
                     mean = width * UNIT
                 elif verified > 0 and num_sampled[i] > 0:
-                    mean = measured(mean, min(int(num_sampled[i]) - 1, verified, 64))
+                    accepted = min(int(num_sampled[i]) - 1, verified, 64)
+                    after = measured(mean, accepted)
+                    mean = after if accepted < verified or verified >= width else max(mean, after)
 
         expected = None
         if neural_draft_costs is not None:

@@ -185,7 +185,7 @@ class Beside(RowLookup):
         Rows that keep their neural draft write to the spare row instead."""
         logits = self._logits
         assert logits is not None
-        written = torch.where(replaced, rows, len(logits) - 1)
+        written = torch.where(replaced, rows.long(), len(logits) - 1)
         logits.index_fill_(0, written, float("-inf"))
         tokens = drafts.clamp(0, logits.shape[2] - 1)
         logits.index_put_((written[:, None], self._steps, tokens), self._zero)

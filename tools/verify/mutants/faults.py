@@ -78,6 +78,10 @@ _of(
             "drafted <= 0 || num_sampled <= 0",
             "num_sampled <= 0",
         ),
+        "a draft that was cut short lowers the mean": (
+            "drafted < p.neural_width ? larger(mean, next) : next",
+            "drafted < p.neural_width ? next : next",
+        ),
         "n-grams count as neural drafts": ("source == kNgramDraft ? 0 : n", "n"),
     },
 )
