@@ -60,8 +60,8 @@ class NeuralDrafts:
     token_ids: torch.Tensor
     """[B,Kn] int32 or int64, Kn at most k."""
     num_tokens: torch.Tensor | None = None
-    """[B] int32, how many each request has, 0 to Kn; None: Kn each. It must not depend on drafts that
-    were sampled."""
+    """[B] int32, how many each request has, 0 to Kn; None: Kn each. It must not depend on sampled
+    drafts."""
     costs: torch.Tensor | None = None
     """[B,Kn] uint8, the drafter's own costs in sixteenths of a bit, for greedy drafts; None: their
     worth follows from the drafts that the request has accepted so far."""
