@@ -24,7 +24,7 @@ def test_vllm_names() -> None:
 
 
 def test_a_missing_bound() -> None:
-    """Under vLLM's names it is the other one, as there; under ours it has a default."""
+    """Under vLLM's names it equals the other bound, as in vLLM; ours have defaults."""
     assert NgramConfig(prompt_lookup_max=4) == NgramConfig(min_n=4, max_n=4)
     assert NgramConfig(prompt_lookup_min=3) == NgramConfig(min_n=3, max_n=3)
     assert NgramConfig(max_n=4).min_n == 2
@@ -73,7 +73,7 @@ def test_bad_values(options: dict[str, Any], error: type[Exception], message: st
 
 
 def test_positions_of_all_ranks_and_kernel_blocks_fit_32_bits() -> None:
-    """Of a block of the block manager: kernel blocks times their size, on every rank."""
+    """A block of the block manager covers its kernel blocks times their size, on every rank."""
     group = KVGroup(block_size=2**20, max_blocks=1, blocks_per_kv_block=2**5)
     sizes = {"ngram": NgramConfig(), "max_rows": 1, "row_capacity": 64, "max_step_tokens": 64}
     AsyncConfig(**sizes, kv_groups=(group,), cp_world=2**6 - 1)  # type: ignore[arg-type]

@@ -37,12 +37,12 @@ def test_cuda_kernels_are_not_loaded_beside_a_torch_without_cuda() -> None:
 
 
 def test_cuda_kernels_load_where_torch_has_cuda() -> None:
-    """They need no driver for that."""
+    """Loading needs no driver."""
     if "without nvcc" in ngram_npu.doctor().backends["cuda"].reason:
         pytest.skip("this build has no CUDA kernels")
     code = """
 import torch
-torch.version.cuda = "13.0"  # what a CPU torch does not say of itself
+torch.version.cuda = "13.0"  # a CPU torch has None here
 from ngram_npu import _library
 print(_library.backends()["cuda"])
 """
@@ -61,7 +61,7 @@ def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_driver_too_old_has_nothing_registered(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A call is then refused before it is launched, and the doctor says why."""
+    """A call then fails before the launch, and the doctor gives the reason."""
     (tmp_path / "libngram_npu_cuda.so").touch()
     kernels = SimpleNamespace(ngram_npu_cuda_runtime_version=lambda: 13000)
     loaded: list[str] = []

@@ -1,4 +1,4 @@
-"""Drafts by cost, as a user of the package asks for them."""
+"""Drafts by cost through the public API."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_fitted_costs_are_costs() -> None:
     assert costs.shape == (16, 32)
     assert costs.dtype == np.uint8
     assert not costs.flags.writeable
-    # Whoever was right last time is believed more, and a long match more than a short one.
+    # Tokens cost less after right drafts than after wrong ones, and less after a longer match.
     assert costs[1, 3] < costs[1, 2]
     assert costs[15, 31] < costs[1, 3]
 
@@ -97,7 +97,7 @@ def test_costs_that_nobody_makes() -> None:
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_proposer(kind: str) -> None:
-    """Text that repeats itself, appended and drafted from step by step; also after a copy."""
+    """Repetitive text, appended and drafted from step by step; also after a copy."""
     rng = np.random.default_rng(7)
     text = np.resize(rng.integers(0, 9, 40), 200).astype(np.int32)
     text[rng.integers(0, 200, 20)] = 11

@@ -70,7 +70,7 @@ def test_propose_is_the_operator_on_both_kinds() -> None:
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
 def test_propose_from_the_index_is_the_scan(kind: Callable[[np.ndarray], Any]) -> None:
-    """While rows grow by the runner's own hand and move, each with its slot."""
+    """The runner itself appends to rows and moves them; each row keeps its slot."""
     rng = np.random.default_rng(3)
     tokens = rng.integers(0, 3, (5, 3000), dtype=np.int32)
     lengths = np.array([10, 700, 2, 1500, 90], np.int32)
@@ -142,7 +142,7 @@ def _step_on_slice(
             True,
             id="slice-in-graph-dynamic",
             # torch 2.13 loses the symbolic offset of a view made inside the graph, for any
-            # operator that writes (docs/ops/ngram_step.md). Strict: notice when it is mended.
+            # operator that writes (docs/ops/ngram_step.md). Strict: a fixed torch must show.
             marks=pytest.mark.xfail(strict=True, raises=AssertionError),
         ),
     ],
@@ -167,7 +167,7 @@ def test_compiled_step_writes_through(
     assert torch.equal(result, expected)
     assert torch.equal(buffer, eager_buffer)
     assert torch.equal(lengths, eager_lengths)
-    # A functionalised copy would be a clone, or a buffer of the tokens' size with a copy back.
+    # A functionalised copy would be a clone, or a token-sized buffer that is copied back.
     assert "ngram_npu.ngram_step_" in code
     assert "clone" not in code
     assert "copy_" not in code
@@ -216,7 +216,7 @@ def _peak_growth(front_end: str, layout: str, steps: int) -> int:
 
 
 ENOUGH = 8 * 1024
-"""KiB; the token buffer has 32 MiB, so one copy of it is far above."""
+"""KiB; the token buffer has 32 MiB, so one copy of it far exceeds this."""
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What NgramProposer refuses, what it warns of, and what a copy of it is."""
+"""NgramProposer's errors, its warnings, and copies of it."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def calls(proposer: NgramProposer, array: Ids, mask: Mask, tensor: torch.Tensor)
 
 
 def test_mypy_refuses_mixed_calls(tmp_path: Path) -> None:
-    """And knows the results; an ignore that ignores nothing is an error in strict mode."""
+    """It also knows the result types. In strict mode an unused ignore is an error."""
     pytest.importorskip("mypy")
     file = tmp_path / "calls.py"
     file.write_text(TYPED)

@@ -1,4 +1,4 @@
-"""Threads: how many is the caller's choice, and the results do not depend on it."""
+"""The caller limits the number of threads; the results do not depend on it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_one_thread_starts_no_other() -> None:
 
 
 def test_concurrent_callers() -> None:
-    """The GIL is released, so calls meet in the pool; the second does its own work."""
+    """The GIL is released, so calls meet in the pool; the second runs on its own thread."""
     tokens, lengths = _large()
     expected = PROPOSER.propose(tokens, lengths).draft_token_ids
     wrong = []

@@ -1,7 +1,7 @@
 """A second, deliberately naive replay to compare with: lists, one conversation at a time, no batch.
 
-It shares no code with the package: the lookup is the definition in docs/ops/ngram_propose.md read
-out loud, the loop is the definition in docs/guides/replay.md.
+It shares no code with the package. The lookup follows the definition in docs/ops/ngram_propose.md,
+the loop the one in docs/guides/replay.md.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def naive_replay(
     draft_of: Callable[..., list[int]] = naive_draft,
     **lookup: object,
 ) -> NaiveCounts:
-    """``draft_of``: from a context and ``lookup`` to the draft."""
+    """``draft_of``: returns the draft for a context and ``lookup``."""
     counts = NaiveCounts()
     for turns in conversations:
         context: list[int] = []

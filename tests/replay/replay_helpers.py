@@ -1,4 +1,4 @@
-"""Shared by the replay's tests: an example worked through by hand, and a proposer by script."""
+"""Shared by the replay's tests: an example worked through by hand, and a scripted proposer."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ EXAMPLE: Turns = (
 """Worked through by hand, for earliest 2-5 and k=5.
 
 Turn 1: 1 from prefill; `9 1` is new: no draft, yields 2. `1 2` is at the front: drafts 3 4 5 6 7,
-all accepted, yields 20 as well. `7 20` is new: no draft, yields 21. 8 tokens in 3 steps.
+all accepted, and yields 20. `7 20` is new: no draft, yields 21. 8 tokens in 3 steps.
 Turn 2: 7 from prefill; `31 7` is new: yields 20. `7 20` is in turn 1: drafts 21 30 31 7 20, two
-are accepted, yields 40 as well, the end. 4 tokens in 2 steps.
+are accepted, and yields 40, the end. 4 tokens in 2 steps.
 Turns 3 and 4 have no token after the first: no steps.
 """
 
@@ -34,7 +34,7 @@ EXAMPLE_LINE = {
 
 
 def token_request(turns: Turns, name: str = "r") -> TokenRequest:
-    """Token ids as the replay takes them."""
+    """A replay request made of token ids."""
     return TokenRequest(
         name,
         tuple(TokenTurn(np.array(p, np.int32), np.array(c, np.int32)) for p, c in turns),
@@ -42,7 +42,7 @@ def token_request(turns: Turns, name: str = "r") -> TokenRequest:
 
 
 class ScriptedProposer:
-    """Appends as a proposer must; what it drafts, a function of the row's tokens says."""
+    """Appends as a proposer must; a function of the row's tokens gives its drafts."""
 
     def __init__(self, k: int, draft: Callable[[list[int]], list[int]]) -> None:
         self.k = k

@@ -1,4 +1,4 @@
-"""The simulator of rules that choose between a neural draft and one of n-grams."""
+"""The simulator of rules that choose between a neural and an n-gram draft."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ TOKENS = list(range(100, 112))
 
 
 def _completion(neural: int, ngram: dict[int, int], costs: int = 1) -> Completion:
-    """A neural draft of 3 with so many right tokens everywhere, and n-grams behind some tokens,
-    which are right for so many of 3."""
+    """A neural draft of 3 with ``neural`` right tokens everywhere, and n-gram drafts of 3 after the
+    tokens in ``ngram``, which gives their number of right tokens."""
     drafts = []
     for place in range(1, len(TOKENS)):
         right = [*TOKENS[place:], 0, 0, 0]
@@ -61,7 +61,7 @@ def test_the_drafter_is_trusted_until_it_was_measured() -> None:
 
 
 def test_the_rule_is_the_operators() -> None:
-    """Step by step, with what it keeps of the request."""
+    """Step by step, including the state it keeps per request."""
     completion = _completion(0, dict.fromkeys(range(3, 12), 2), costs=4)
     acceptance = torch.zeros(1, 2, dtype=torch.int32)
     place, sampled, sources = 1, 1, []

@@ -1,4 +1,4 @@
-"""The simulator of a ladder's drafts, against the reference: they share no code."""
+"""The simulator of a ladder's drafts agrees with the reference; they share no code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_candidates_and_bytes(tokens: list[int]) -> None:
 def replayed(
     turns: list[tuple[list[int], list[int]]], costs: list[list[int]], limit: int
 ) -> Counts:
-    """A step at a time."""
+    """The reference, one step at a time."""
     counts = Counts()
     context: list[int] = []
     for prompt, completion in turns:

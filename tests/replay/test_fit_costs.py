@@ -19,7 +19,7 @@ HALF = 16  # a cost: one bit
 
 def coin(words: int) -> tuple[list[int], list[int]]:
     """Prompt and completion. The prompt is words that occur once. The completion takes every third
-    of them, and goes on with the next word every second time; then comes what never occurred."""
+    of them. Every second time the next word follows, then a word that never occurred."""
     prompt = list(range(words))
     completion = [-1]
     for taken in range(0, words - 2, 3):
@@ -36,8 +36,8 @@ def observed(words: int) -> Observed:
 
 def test_what_is_observed() -> None:
     found = observed(302)
-    # After a word: its follower, right every second time. After two: the third, never right; asked
-    # for once as the second token of a draft, and once by itself.
+    # After one word: its follower, right every second time. After two: the third, never right;
+    # drafted once as a second token and once as a first one.
     assert found.tried[1, 0] == 100
     assert found.right[1, 0] == 50
     assert found.tried[2, 0] == 100
@@ -75,11 +75,11 @@ def said(prompt: list[int], completion: list[int]) -> TokenRequest:
 
 
 def test_what_a_store_drafts_is_observed() -> None:
-    """The second request says the first one's words, and at the end another."""
+    """The second request repeats the first one's words and ends with another word."""
     words = list(range(10, 20))
     found = Observed.of_store([said([1, 2], words), said([3], [*words[:6], 99, 100])])
-    # The last word is never entered: no step comes after it. All that follows is drafted from each
-    # of six words on, and the first that is wrong is the same each time.
+    # The last word is never entered: no step comes after it. After each of six words, the rest of
+    # the text is drafted; the first wrong token is the same each time.
     tried, right = np.zeros((16, 56)), np.zeros((16, 56))
     for m in range(1, 7):
         tried[m, 32] += 1

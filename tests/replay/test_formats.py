@@ -1,4 +1,4 @@
-"""Files as people have them: each format, each way of packing, and what is said when it is none."""
+"""Input files: each format, each compression, and the errors for files of no known format."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_fastchat_answers_find_their_questions(write_jsonl: Write, folder: str) 
     path = write_jsonl(ANSWER, name=f"{folder}vicuna.jsonl")
     expected = [("USER: Hi ASSISTANT:", "Ho"), ("USER: Ha ASSISTANT:", "Hu")]
     assert plain(read_conversations(path)) == expected
-    # The questions are no traffic.
+    # The questions are not replayed as traffic.
     assert [item.name for item in load_inputs([path.parent])] == ["vicuna"]
 
 
@@ -258,7 +258,7 @@ def test_an_error_shows_the_line_what_was_found_and_what_works(
         read_conversations(path)
     assert str(caught.value).startswith(f"{path}:2: ")
     if isinstance(record, dict):
-        # What the message shows can be copied.
+        # The example in the message can be used as it stands.
         example = str(caught.value).partition("works: ")[2] or str(caught.value)
         example = example.partition("this would work: ")[2].partition(" or ")[0] or example
         assert read_conversations(write_jsonl(json.loads(example)))
@@ -345,7 +345,7 @@ def test_a_document_says_where_it_is_wrong(tmp_path: Path, text: str, message: s
 def test_a_long_array_is_read_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indent: int | None
 ) -> None:
-    """Longer than any line may be, its items not; characters of several bytes at every border."""
+    """The array exceeds the line limit, its items do not; borders split multi-byte characters."""
     monkeypatch.setattr(files_module, "_MAX_LINE_MIB", 1)
     monkeypatch.setattr(files_module, "_CHUNK", 1 << 12)
     records = [{"id": i, "prompt": "ü€" * 3000, "completion": "b" * i} for i in range(400)]

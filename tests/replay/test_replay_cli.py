@@ -1,4 +1,4 @@
-"""The command: exit codes, streams, output files that are whole or not there."""
+"""The command: exit codes, streams, output files that are complete or absent."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_drafting_options(
 def test_no_figure_depends_on_the_engine(
     write_jsonl: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Several conversations one after the other in each row, long enough to be worth an index."""
+    """Several conversations in sequence per row, long enough to be worth an index."""
     rng = np.random.default_rng(2)
     phrase = rng.integers(0, 50, 300).tolist()
     lines = []
@@ -229,8 +229,8 @@ def test_interrupted_writing_leaves_all_old_files(
 
 
 def test_sigint_ends_the_process_with_130(talk: Path, tmp_path: Path) -> None:
-    # The process sends itself the signal from within a step: a sure moment, on any machine. Its
-    # handler is set because a shell starts what runs in the background with the signal ignored.
+    # The process sends itself the signal from within a step, so the timing is deterministic. It
+    # sets the handler because a shell starts background jobs with the signal ignored.
     script = (
         "import signal, sys\n"
         "import ngram_npu\n"
@@ -300,7 +300,7 @@ def test_nothing_can_be_planted_where_an_output_is_written(
     victim.write_text("theirs")
     with atomic_output(target) as one, atomic_output(target) as two:
         assert one != two
-    # Even where the name is guessed.
+    # Even if an attacker guesses the name.
     monkeypatch.setattr(secrets, "token_hex", lambda _: "guessed")
     link = tmp_path / ".guessed.tmp"
     link.symlink_to(victim)
@@ -334,7 +334,7 @@ def test_plot(talk: Path, tmp_path: Path) -> None:
 
 
 def test_a_plot_takes_names_as_they_are(write_jsonl: Write, tmp_path: Path) -> None:
-    """Not as matplotlib's formulas."""
+    """matplotlib does not read them as formulas."""
     pytest.importorskip("matplotlib", reason="needs the extra ngram-npu[plot]")
     path = write_jsonl(EXAMPLE_LINE, name="$\\no{$.jsonl")
     picture = tmp_path / "result.svg"
@@ -368,7 +368,7 @@ def test_plot_without_matplotlib(
 
 
 class _Terminal:
-    """A stream that says it is a terminal and keeps what was written."""
+    """A stream that claims to be a terminal and keeps what was written."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -419,7 +419,7 @@ def test_no_file_name_steers_the_terminal(
 
 
 def test_no_argument_steers_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """`*` in a shell makes an option of a file's name that begins with dashes."""
+    """A shell's `*` can turn a file name that begins with dashes into an option."""
     assert cli.main(["replay", "--\x1b[2J.jsonl"]) == 2
     err = capsys.readouterr().err
     assert "unrecognized arguments: --\\x1b[2J.jsonl" in err
@@ -455,7 +455,7 @@ def test_no_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["replay", "--help"], ["--version"]])
 def test_help_needs_no_heavy_import(arguments: list[str]) -> None:
-    """Of the command alone: what the package imports around it is the package's business."""
+    """Checks the command's own imports only, not those of the package around it."""
     folder = str(Path(cli.__file__).parent)
     script = (
         "import sys, types\n"

@@ -9,8 +9,8 @@ from ngram_npu.replay import ReplayFigures, ReplayOptions, load_tokenizer, repla
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "replay"
 
-# Tokens per step for earliest 2-5, k=5; and the tokens and steps that a program apart from this
-# package counted (a dictionary of n-grams per conversation), which must be met exactly.
+# Tokens per step for earliest 2-5, k=5; and the tokens and steps counted by an independent program
+# (a dictionary of n-grams per conversation), which must match exactly.
 PUBLISHED = {
     "specbench-chat": (1.54, 42059, 27327),
     "specbench-summarization": (2.13, 13474, 6325),

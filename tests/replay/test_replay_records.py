@@ -1,4 +1,4 @@
-"""Reading replay files: what is accepted, and that every refusal names file and line."""
+"""Reading replay files: what is accepted; every error names file and line."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_damaged_gzip(tmp_path: Path) -> None:
     with pytest.raises(ReplayError, match=r"x.jsonl.gz:1: damaged gzip data: Not a gzipped file"):
         read_conversations(path)
 
-    # Two members, the second one cut short: two lines come out whole.
+    # Two members, the second one truncated: two lines are complete.
     line = b'{"id": "a", "turns": [{"prompt": "p", "completion": "c"}]}\n'
     path.write_bytes(gzip.compress(line * 2) + gzip.compress(line)[:-9])
     with pytest.raises(ReplayError, match=r"x.jsonl.gz:[34]: damaged gzip data"):

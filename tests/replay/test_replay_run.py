@@ -54,7 +54,7 @@ def test_texts_are_put_in_the_template_and_tokenized_apart() -> None:
         "USER: 3 ASSISTANT:",
         "z",
     ]
-    # One growing context: nothing is put in or left out between the parts.
+    # One growing context: nothing is inserted or dropped between the parts.
     measured = proposer.calls[1:]  # the first warms up
     assert measured[-1].contexts[0] == [10 * n + i for n in range(1, 7) for i in range(3)][:-1]
     assert report.tokenizer == {"name": "fake", "source": "made up", "vocab_size": None}
@@ -92,7 +92,7 @@ def test_options_reach_the_proposer(write_jsonl: Write) -> None:
     assert lengths(k=2) == (3, 0, 3)  # 3 4 | 6 7 (after 5, given by the model) | 21 30
     # `1 2 3` drafts 4 5 6 7 8 where 20 follows 7; `7 20 21` drafts 30 31 .. where 40 follows 30.
     assert lengths(min_n=3) == (5, 1, 0, 0, 1, 0)
-    # The first draft would be made at 11 tokens: there is room for one token more, or for none.
+    # The first draft would be made at 11 tokens: max_len leaves room for one more token, or none.
     assert lengths(max_len=12)[:2] == (10, 1)
     assert lengths(max_len=11) == (12, 0, 0, 0, 0, 0)
 
@@ -114,7 +114,7 @@ def test_a_ladder(write_jsonl: Write, tmp_path: Path) -> None:
         return replay([path], ReplayOptions(**options))
 
     as_long = made(sizes="ladder")
-    # `1` is enough to draft 2 3 4 .. where the first step of the example had none.
+    # A match of `1` is enough to draft 2 3 4 ..; the example's first step had no draft.
     assert as_long.total.num_draft_tokens > made(k=8).total.num_draft_tokens
     assert as_long.config == {
         "min_n": 1,
@@ -141,7 +141,7 @@ def test_a_ladder(write_jsonl: Write, tmp_path: Path) -> None:
     own = tmp_path / "own.json"
     own.write_text(json.dumps({"row": [[16] * 32] * 16}))
     one = made(min_draft_probability=0.5, costs=own, overlap=False)
-    assert one.total.num_draft_tokens == one.total.num_drafts > 0  # a token costs all there is
+    assert one.total.num_draft_tokens == one.total.num_drafts > 0  # one token reaches the bound
     assert one.config["costs"] == str(own)
     assert f"min_draft_probability=0.5, costs={own}, no overlap, batch" in format_table(one)
 
@@ -211,7 +211,7 @@ def test_a_source_is_split_at_a_line_end_and_capped() -> None:
     assert split_source("a\nbb\ncc\n") == ("a\nbb\n", "cc\n")
     assert split_source("no line end") == ("no line end", "")
     prompt, completion = split_source("0123456789abcde\n" * 4096)
-    assert len(prompt) == 2048 * 16 + 16  # the line that the middle begins is the prompt's last
+    assert len(prompt) == 2048 * 16 + 16  # the line at the middle is the prompt's last
     assert MAX_COMPLETION_CHARS <= len(completion) <= MAX_COMPLETION_CHARS + 16
 
 
@@ -311,7 +311,7 @@ def test_hugging_face_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         tokenizer = load_tokenizer(name)
         assert (tokenizer.name, tokenizer.vocab_size) == (name, 5)
         assert tokenizer.encode("abc") == [3]
-    # What a tokenizer.json says about truncation must not cut the recordings.
+    # Truncation settings in tokenizer.json must not cut the recordings.
     assert calls[:3] == ["tokenizer.json", "no_truncation", "no_padding"]
 
 
@@ -330,7 +330,7 @@ def test_hugging_face_folder_without_the_packages(
 def test_no_code_of_a_tokenizer_folder_is_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Nor does `transformers` ask about it on a terminal, as it does where nothing is said."""
+    """Nor does `transformers` ask on a terminal, as it does when the option is not given."""
     said = {}
 
     def from_pretrained(folder: str, **options: Any) -> Any:

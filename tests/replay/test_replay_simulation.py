@@ -17,7 +17,7 @@ from ngram_npu.replay import ReplayError, ReplayFigures, simulate
 from ngram_npu.replay import simulation as simulation_module
 from replay_helpers import EXAMPLE, ScriptedProposer, token_request
 
-# Two or three different tokens: repetitions, and so drafts right and wrong, are everywhere.
+# Two or three different tokens, so that repetitions and right and wrong drafts are frequent.
 token_lists = st.lists(st.integers(0, 2), max_size=14)
 conversations = st.lists(
     st.lists(st.tuples(token_lists, token_lists), min_size=1, max_size=3), max_size=6
@@ -94,7 +94,7 @@ def test_a_ladder_equals_the_naive_replay(
 
 
 def test_a_ladder_knows_a_prompt_as_soon_as_it_is_there() -> None:
-    """However long it is: bytes of tokens that a step has no time to index count as 0."""
+    """At any length: outcome bytes of tokens that a step has no time to index count as 0."""
     rng = np.random.default_rng(3)
     prompts = [rng.integers(0, 40, 30_000).tolist() for _ in range(4)]
     talks = [[(prompt, prompt[100:140]), ([7] * 3, prompt[50:90])] for prompt in prompts]
@@ -156,7 +156,7 @@ def test_first_token_of_a_completion_is_not_counted() -> None:
 @pytest.mark.parametrize(
     ("completion", "steps", "accepted"),
     [
-        # A step that takes everything yields 4 tokens: 3 drafts and one more.
+        # A step that accepts everything yields 4 tokens: 3 drafts and one more.
         ([0] + [1] * 4, 1, (0, 0, 0, 1)),
         ([0] + [1] * 5, 2, (1, 0, 0, 1)),  # one token is left for the last step
         ([0] + [1] * 8, 2, (0, 0, 0, 2)),
@@ -165,7 +165,7 @@ def test_first_token_of_a_completion_is_not_counted() -> None:
 def test_a_perfect_drafter(completion: list[int], steps: int, accepted: tuple[int, ...]) -> None:
     def draft(context: list[int]) -> list[int]:
         left = len(completion) + 1 - len(context)
-        return [1] * min(3, left - 1)  # what is left but the one that the model gives anyway
+        return [1] * min(3, left - 1)  # the model itself gives the last one
 
     proposer = ScriptedProposer(3, draft)
     figures = simulate("t", [token_request([([9], completion)])], proposer, k=3, batch_size=1)
@@ -174,8 +174,8 @@ def test_a_perfect_drafter(completion: list[int], steps: int, accepted: tuple[in
 
 
 def test_nothing_is_accepted_beyond_the_end_of_a_completion() -> None:
-    # The drafts run on, right as it happens, into the next turn's prompt: they count as drafted,
-    # but the completion ended before them.
+    # The drafts run on into the next turn's prompt and happen to be right. They count as drafted
+    # but not as accepted, because the completion ended before them.
     turns = [([1], [2, 3, 4]), ([5, 6, 7], [8, 9])]
     recording = [1, 2, 3, 4, 5, 6, 7, 8, 9]
     proposer = ScriptedProposer(4, lambda context: recording[len(context) : len(context) + 4])
@@ -194,17 +194,17 @@ def test_only_the_leading_run_is_accepted() -> None:
 
 
 def test_what_the_proposer_is_given() -> None:
-    """Each call: the whole context so far, and what was accepted plus one as sampled."""
+    """Per call: the whole context so far; as sampled, the accepted tokens plus one."""
     proposer = ScriptedProposer(2, lambda _: [])
     turns = [([1, 2], [3, 4, 5]), ([6], []), ([7], [8]), ([9], [10, 11])]
     simulate("t", [token_request(turns)], proposer, k=2, batch_size=4)
     contexts = [call.contexts[0] for call in proposer.calls]
-    # After 5 and 11 no draft is wanted: the completion is over.
+    # No draft is requested after 5 and 11: the completion is over.
     assert contexts == [[1, 2, 3], [1, 2, 3, 4], list(range(1, 11))]
 
 
 def test_conversations_take_over_the_rows_of_finished_ones() -> None:
-    lengths = [2, 5, 3, 1, 2]  # of the completions: steps are one less; the fourth takes none
+    lengths = [2, 5, 3, 1, 2]  # of the completions; each takes one step less, the fourth none
     requests = [
         token_request([([100 * i], [100 * i + j for j in range(1, n + 1)])], str(i))
         for i, n in enumerate(lengths, start=1)

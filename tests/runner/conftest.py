@@ -22,7 +22,7 @@ def folder() -> str:
 
 @pytest.fixture(scope="session")
 def model(folder: str) -> PreTrainedModel:
-    """In float64: the order of a sum does not decide between tokens."""
+    """In float64, so that the order of a sum does not change the chosen token."""
     import torch
     from ngram_npu.runner import load
 
@@ -31,8 +31,8 @@ def model(folder: str) -> PreTrainedModel:
 
 @pytest.fixture(scope="session")
 def draft_models(folder: str) -> dict[str, PreTrainedModel]:
-    """Beside the model: one that says what it says, as far as a window reaches, and one that has
-    learnt nothing."""
+    """Two draft models: "good" agrees with the model as far as its window reaches; "bad" is
+    untrained."""
     import torch
     from ngram_npu.runner import load
     from transformers import LlamaForCausalLM
@@ -45,7 +45,7 @@ def draft_models(folder: str) -> dict[str, PreTrainedModel]:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Any:
-    """The model is too small for more, and other tests run beside."""
+    """The model is too small for more threads, and other tests run in parallel."""
     import torch
 
     threads = torch.get_num_threads()

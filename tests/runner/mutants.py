@@ -65,7 +65,7 @@ def _batch_positions(inputs: Any) -> torch.Tensor:
 
 
 def _upper_positions(given: dict[str, Any]) -> None:
-    """What the host assumes, instead of what the device knows."""
+    """The host's upper bounds, instead of the device's lengths."""
     inputs, counts = given["inputs"], given["num_tokens"]
     positions = inputs.positions.clone()
     starts = given["upper_seq_lens"] - counts
@@ -103,7 +103,7 @@ def _unverified(original: Any) -> Any:
 
 
 def _one_too_many(original: Any) -> Any:
-    """The token after a rejection too."""
+    """Accepts the token after a rejection too."""
 
     def verify(logits: Any, drafts: Any, cumulative: Any, k: int) -> Any:
         sampled = original(logits, drafts, cumulative, k)
@@ -126,7 +126,7 @@ def _rows_one_off(original: Any) -> Any:
 
 
 def _neighbours_tokens(original: Any) -> Any:
-    """Where all gained equally many, so that the lengths stay as the state has them."""
+    """Only where all rows gained equally many tokens, so that the state's lengths still hold."""
 
     def reconcile(self: AsyncSpecState) -> Any:
         truth = original(self)

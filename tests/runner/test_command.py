@@ -1,4 +1,4 @@
-"""`ngram-npu generate`: text, figures, trace, and one line for what cannot be done."""
+"""`ngram-npu generate`: text, figures, trace, and one-line errors."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _check_trace(events: list[dict[str, Any]], steps: int) -> None:
     assert {e["args"]["step"] for e in device} == set(range(steps))
     for first, second in itertools.pairwise(host):
         assert first["ts"] + first["dur"] <= second["ts"] + 0.2  # rounded
-    # The host is one step ahead: a step's truth comes after the next step's launch.
+    # The host is one step ahead: a step's results arrive after the next step's launch.
     order = [e["name"] for e in host]
     assert order.index("draft 1") < order.index("reconcile 0") < order.index("schedule 2")
 
@@ -146,7 +146,7 @@ def test_what_is_not_there(
 def test_a_draft_model(
     folder: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The model beside itself."""
+    """The model drafts for itself."""
     record = tmp_path / "record.json"
     assert _generate(folder, prompts, "--draft-model", folder, "--json", str(record)) == 0
     found = json.loads(record.read_text())
@@ -158,8 +158,8 @@ def test_a_draft_model(
 
 @pytest.mark.parametrize("store", ["live", "finish"])
 def test_a_store(folder: str, prompts: Path, tmp_path: Path, store: str) -> None:
-    """The second of two equal prompts, one after the other, drafts what the first one said; what
-    came before the run drafts nothing."""
+    """Of two equal prompts in sequence, the second drafts from the first one's text. Text from
+    before the run drafts nothing."""
     path, record, found = tmp_path / "twice.jsonl", tmp_path / "record.json", []
     line = prompts.read_text().splitlines()[0]
     options = ["--min-probability", "0.177", "--batch-size", "1", "--no-baseline"]
@@ -170,7 +170,7 @@ def test_a_store(folder: str, prompts: Path, tmp_path: Path, store: str) -> None
         run = json.loads(record.read_text())
         found.append((run["token_ids"], run["runs"]["speculation"]["steps"]))
     once, stored, twice, shared = found
-    if store == "finish":  # it has nothing for the only request
+    if store == "finish":  # the only request finds nothing in it
         assert stored[1] == once[1]
     assert once[0] * 2 == stored[0] * 2 == twice[0] == shared[0]
     assert shared[1] < min(twice[1], 2 * stored[1])

@@ -1,4 +1,4 @@
-"""A draft model beside the n-grams: the text is the same, and each drafts where it is better."""
+"""A draft model with n-grams: the text is the same, and each drafts where it is better."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def test_sampled_text(model: Any, draft_models: Any) -> None:
 @pytest.mark.parametrize(
     ("which", "window", "least"),
     [
-        ("good", 64, 1.05),  # as good as the drafter, which needs no n-grams
-        ("good", 3, 0.95),  # which forgets what was said: each helps the other
-        ("bad", 64, 1.25),  # until a request has seen that it is of no use
+        ("good", 64, 1.05),  # as good as the drafter alone
+        ("good", 3, 0.95),  # the drafter forgets early text: each helps the other
+        ("bad", 64, 1.25),  # each request first has to measure that it is useless
     ],
 )
 def test_steps_of_both_beside_the_better_one(
@@ -120,7 +120,7 @@ def test_it_says_what_the_model_says(draft_models: Any) -> None:
 
 
 def _state_of(rows: list[list[int]]) -> tuple[Any, StepInputs, StepOutputs]:
-    """What a drafter reads of a state; the batch is in the slots' reverse order."""
+    """The parts of a state that a drafter reads; the batch is in reverse slot order."""
 
     class State:
         token_ids = torch.full((len(rows), 16), 77, dtype=torch.int32)

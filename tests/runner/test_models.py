@@ -1,4 +1,4 @@
-"""Models of several families, with weights drawn at random: the text is transformers' own."""
+"""Models of several families with random weights: the text equals transformers' own."""
 
 from __future__ import annotations
 

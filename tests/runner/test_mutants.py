@@ -1,4 +1,4 @@
-"""A runner that uses the state wrongly writes another text."""
+"""A runner that uses the state wrongly writes a different text."""
 
 from __future__ import annotations
 

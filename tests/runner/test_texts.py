@@ -1,4 +1,4 @@
-"""One text in all modes, that of transformers' own greedy generate."""
+"""All modes write the text of transformers' own greedy generate."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def plain(folder: str) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def sampled(model: Any) -> list[list[int]]:
-    """One request at a time, no speculation, a step at a time."""
+    """One request at a time, without speculation, synchronous."""
     runner = worlds.runner(
         model, ngram=None, asynchronous=False, max_rows=1, sampling=Sampling(0.8, seed=7)
     )
@@ -74,7 +74,7 @@ def test_greedy_text(
     assert figures.tokens == sum(map(len, plain))
     if drafts == "none":
         assert figures.drafts == 0
-    else:  # both happen, or the comparison would say little
+    else:  # both must happen, or the comparison would show little
         assert 100 < figures.accepted < figures.drafts - 100
     if (store := runner.state.store) is not None:
         assert store.statistics.drafts > 100
@@ -128,7 +128,7 @@ def test_a_runner_is_used_again(model: Any, plain: list[list[int]]) -> None:
 
 @pytest.mark.parametrize("ngram", [worlds.LIVE, worlds.FINISH], ids=["live", "finish"])
 def test_a_store_goes_by_scope_and_is_told_of_ends(model: Any, ngram: NgramConfig) -> None:
-    """One request, so that what the store drafts is what an earlier one said."""
+    """One request at a time, so that the store drafts an earlier request's text."""
     runner = worlds.runner(model, ngram=ngram, engine="index", max_rows=1)
     [prompt] = worlds.prompts(1)
     store, found = runner.state.store, []

@@ -34,7 +34,7 @@ def plain_model(folder: str) -> Any:
 
 @pytest.fixture(scope="module")
 def prompts() -> list[list[int]]:
-    """None ends with the stop token, after which older versions speculate no further."""
+    """No prompt ends with the stop token: older versions stop speculating after it."""
     found = [p for p in worlds.prompts(REQUESTS + 20, seed=2) if p[-1] != STOP]
     return found[:REQUESTS]
 
@@ -113,7 +113,7 @@ def test_assisted(
 def test_a_store_is_shared(
     plain_model: Any, monkeypatch: pytest.MonkeyPatch, visibility: Literal["live", "finish"]
 ) -> None:
-    """By the calls within a block, and by those that are given one. The text stays."""
+    """Calls within a block share it, and so do calls that are given one. The text is the same."""
     passes: list[int] = []
     forward = plain_model.forward
 
@@ -134,7 +134,7 @@ def test_a_store_is_shared(
     monkeypatch.setattr(plain_model, "forward", counted)
     ngram = replace(worlds.LADDER, store=visibility, store_tokens=8192)
     assisted = {"do_sample": False, "prompt_lookup_num_tokens": ngram.k}
-    for _ in range(2):  # a block does not know what the one before it said
+    for _ in range(2):  # a block does not see the text of the previous one
         with ours.drafting(plain_model, ngram):
             first, second = (passes_of(plain_model.generate, **assisted) for _ in range(2))
         assert second < first

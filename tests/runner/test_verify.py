@@ -39,7 +39,7 @@ def test_against_a_loop() -> None:
         ]
         rows = sum(map(len, drafts)) + len(drafts)
         says = [rng.randrange(VOCAB) for _ in range(rows)]
-        for at, own in enumerate(drafts):  # so that drafts are accepted more often than by chance
+        for at, own in enumerate(drafts):  # accept more drafts than chance would
             first = sum(map(len, drafts[:at])) + at
             if rng.random() < 0.5:
                 own[:] = says[first : first + len(own)]

@@ -1,4 +1,4 @@
-"""The host runs ahead: nothing in a step reads from the device, and its trace times both."""
+"""The host runs ahead: no step reads from the device, and the trace times both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ngram_npu.runner import Runner, Sampling, Trace
 from runner import worlds
 
 WAITING = {"item", "_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2"}
-"""Operators that on a GPU stop the host until the device has come so far."""
+"""Operators that on a GPU make the host wait for the device."""
 
 
 class NoWaiting(TorchDispatchMode):
@@ -53,7 +53,7 @@ def test_reading_is_noticed(model: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Event:
-    """Of a GPU that is 5 ms behind the host at first; each event comes 2 ms after the last."""
+    """An event of a GPU that starts 5 ms behind the host; events are 2 ms apart."""
 
     now = 5.0
 

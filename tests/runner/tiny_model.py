@@ -1,9 +1,9 @@
 """A tiny Llama, made and trained on this machine in seconds: nothing is downloaded.
 
-It reads ASCII and has learnt how a log goes, in which much is said twice: so drafts are accepted,
-some are rejected, and a token depends on keys and values of many tokens before it. Tests run it in
-float64, where the order of a sum does not decide between tokens.
-Run as a script it writes the model into the folder it is given.
+It reads ASCII and is trained on repetitive logs. So some drafts are accepted and some rejected, and
+a token depends on keys and values of many earlier tokens. Tests run it in float64, so that the
+order of a sum does not change the chosen token.
+Run as a script, this file writes the model into the given folder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _BATCH, _LENGTH = 16, 64
 
 
 def cached(folder: Path) -> Path:
-    """The model's folder below `folder`, made if it is not there; one process makes it."""
+    """The model's folder below `folder`, created by one process if missing."""
     recipe = Path(__file__).read_bytes()
     recipe += "".join(importlib.metadata.version(n) for n in ("torch", "transformers")).encode()
     model = folder / f"tiny-bytes-{hashlib.sha256(recipe).hexdigest()[:12]}"
@@ -35,14 +35,14 @@ def cached(folder: Path) -> Path:
         if not model.exists():
             unfinished = model.with_suffix(".unfinished")
             shutil.rmtree(unfinished, ignore_errors=True)
-            # In a process of its own: torch's threads and settings stay out of the tests'.
+            # In its own process, so that its torch threads and settings do not affect the tests.
             subprocess.run([sys.executable, __file__, str(unfinished)], check=True)
             unfinished.rename(model)
     return model
 
 
 def transcript(chooser: random.Random, length: int) -> bytes:
-    """An agent's log: each call names a tool and an id, and its result says them again."""
+    """An agent's log: each call names a tool and an id, and its result repeats them."""
     lines = []
     while sum(map(len, lines)) < length:
         tool = chooser.choice(("read", "write", "list", "find"))

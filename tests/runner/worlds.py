@@ -1,4 +1,4 @@
-"""The requests and sizes that the texts are compared on: joins, ends, preemption, chunks."""
+"""The requests and sizes of the text comparisons: joins, ends, preemption, chunks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runner.tiny_model import transcript
 
 NEW_TOKENS = 32
 STOP_TOKENS = (ord("z"), ord("8"))
-"""The model says "8" now and then: some requests end early."""
+"""The model sometimes samples "8", so some requests end early."""
 LADDER = NgramConfig(sizes="ladder", k=4, min_draft_probability=0.177)
 LIVE = replace(LADDER, store="live", store_tokens=8192)
 FINISH = replace(LIVE, store="finish")
@@ -52,7 +52,7 @@ def texts(model: PreTrainedModel, count: int = 40, **changes: Any) -> list[list[
 
 
 def by_transformers(folder: str, asked: list[list[int]]) -> list[list[int]]:
-    """What transformers' own greedy generate says, in one batch padded to the left."""
+    """The texts of transformers' own greedy generate, in one left-padded batch."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)

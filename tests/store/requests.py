@@ -1,4 +1,4 @@
-"""Requests that say something to a store, on the kernel's operators as they are."""
+"""Requests that use a store by calling the operators directly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Request:
         self.store, self.slot, self.scope, self.row = store, slot, scope, list(prompt)
 
     def say(self, tokens: Sequence[int], k: int = 4) -> list[int]:
-        """Says them, and is drafted what may follow."""
+        """Appends the tokens in one step and returns the draft."""
         self.row += tokens
         return step(self.store, [self], [len(tokens)], k)[0]
 
@@ -31,7 +31,7 @@ class Request:
 def step(
     store: NgramStore, requests: Sequence[Request], sampled: Sequence[int], k: int
 ) -> list[list[int]]:
-    """One step of several requests; the drafts."""
+    """Runs one step of several requests and returns the drafts."""
     rows = np.zeros((len(requests), max(len(r.row) for r in requests)), np.int32)
     for row, request in zip(rows, requests, strict=True):
         row[: len(request.row)] = request.row

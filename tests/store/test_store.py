@@ -1,4 +1,4 @@
-"""NgramStore: sizes, scopes, what requests say and others are drafted, statistics, memory."""
+"""NgramStore: sizes, scopes, drafts from other requests' text, statistics, memory."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_it_cannot_be_copied() -> None:
 
 
 def test_what_waits_for_another_call() -> None:
-    """Meanwhile steps go without the store."""
+    """Steps that run meanwhile do not use the store."""
     store = NgramStore(2, 4096)
     assert _C.store_take(store.tensor)
     warming = threading.Thread(target=store.warm, args=([TEXT],))
@@ -207,7 +207,7 @@ def test_a_call_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_threads_that_step_warm_and_save(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Every text that was to be entered is, and nothing else; every file is sound."""
+    """The store holds exactly the texts that were entered; every saved file is sound."""
     store = NgramStore(4, 65536)
     path = tmp_path_factory.mktemp("store") / "store"
     texts = [list(range(1000 * i, 1000 * i + 50)) for i in range(1, 40)]
@@ -236,7 +236,7 @@ def test_threads_that_step_warm_and_save(tmp_path_factory: pytest.TempPathFactor
 
 
 def test_memory_is_bounded() -> None:
-    """What a store takes is decided when it is made."""
+    """The store's memory is fixed when it is created."""
     store = NgramStore(4, 4096)
     size = store.tensor.nbytes
     requests = [Request(store, slot, scope=slot % 2) for slot in range(4)]

@@ -30,7 +30,7 @@ def made(ngram: NgramConfig = LIVE, **options: Any) -> AsyncSpecState:
 
 
 def step(state: AsyncSpecState, rows: list[int], said: list[list[int]], **changes: Any) -> Any:
-    """One that samples what is said, without drafts to be verified; its outputs."""
+    """Runs a step that samples ``said`` and verifies no drafts; returns its outputs."""
     scheduled = [1] * len(rows)
     for admission in changes.get("new", ()):
         scheduled[rows.index(admission.row)] = len(admission.token_ids)
@@ -72,7 +72,7 @@ def test_scopes_follow_requests_through_rows() -> None:
 
 
 def test_it_is_the_proposer_s_step() -> None:
-    """Requests come, go and change rows; the store is that of a proposer fed the same."""
+    """Requests come, go and change rows; a proposer fed the same tokens has an equal store."""
     state, proposer = made(), NgramProposer(LIVE, num_slots=ROWS)
     tokens, lengths = torch.zeros((ROWS, CAPACITY), dtype=torch.int32), torch.zeros(3).int()
     rng = np.random.default_rng(5)

@@ -1,4 +1,4 @@
-"""Stores that are saved, loaded and merged, and files that are none."""
+"""Saving, loading and merging stores, and refusing files that hold no store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PREAMBLE = 32 + 32  # sizes, checksum
 
 
 def filled(visibility: Visibility = "live", slots: int = 3) -> NgramStore:
-    """More text of three scopes than it holds, and open requests."""
+    """A store given more text of three scopes than it holds, with open requests."""
     store = NgramStore(slots, 16384, visibility=visibility)
     rng = np.random.default_rng(7)
     for turn in range(60):
@@ -83,7 +83,7 @@ def test_where_it_cannot_be_written_nothing_is_left(tmp_path: Path) -> None:
 
 
 def test_a_process_that_ends_in_the_middle_leaves_a_whole_file(tmp_path: Path) -> None:
-    """At every step of saving: two opens, fsync, renaming, the folder's open and fsync."""
+    """It ends at each step of saving: two opens, fsync, rename, the folder's open and fsync."""
     path = tmp_path / "store"
     subprocess.run([sys.executable, "-c", SAVE_AND_DIE, str(tmp_path)], check=True)
     held = [NgramStore.load(path / str(n) / "store").statistics.tokens_held for n in range(7)]
@@ -211,7 +211,7 @@ def test_more_slots_than_there_are_blocks_for(tmp_path: Path) -> None:
 
 
 def test_merge_is_each_text_said_again() -> None:
-    """Texts of several blocks, whose requests took turns, and one without its beginning."""
+    """Texts of several blocks whose requests took turns, and one that lost its beginning."""
     first, second = NgramStore(4, 16384), NgramStore(2, 32768)
     texts = [np.random.default_rng(i).integers(0, 40, 700 + 90 * i).tolist() for i in range(3)]
     requests = [Request(first, i, scope=i % 2, prompt=[]) for i in range(3)]
@@ -235,7 +235,7 @@ def test_merge_of_what_is_left_of_a_text() -> None:
     first.warm([text], scope="a")
     second.merge(first)
     held = second.statistics.tokens_held
-    assert held == first.statistics.tokens_held + 16  # which its oldest block repeats
+    assert held == first.statistics.tokens_held + 16  # its oldest block repeats them
     expected = NgramStore(1, 8192)
     expected.warm([text[-held:]], scope="a")
     assert np.array_equal(second.tensor, expected.tensor)

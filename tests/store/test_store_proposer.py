@@ -1,4 +1,4 @@
-"""NgramProposer with a store: what it drafts, and that it is the two operators one by one."""
+"""NgramProposer with a store: its drafts, which equal those of the two operators in sequence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ngram_npu.config import default_costs, default_store_costs
 TEXT = list(range(100, 140))
 CONFIG = NgramConfig(sizes="ladder", min_draft_probability=0.177, store="live", store_tokens=16384)
 CHEAP = dataclasses.replace(CONFIG, store_costs=np.ones((16, 56), np.uint8))  # type: ignore[arg-type]
-"""With which a draft does not end before its text."""
+"""Costs so low that a draft ends only where its text does."""
 WORDS = np.random.default_rng(6).integers(0, 50, (12, 6))
 
 
@@ -54,7 +54,7 @@ def test_one_request_s_words_are_drafted_to_another(kind: Callable[[Any], Any]) 
 
 
 def texts(rng: np.random.Generator) -> list[int]:
-    """A few words: phrases that all requests have in common."""
+    """A few words, so that all requests share phrases."""
     return [int(t) for word in rng.integers(0, 12, 2) for t in WORDS[word]][: int(rng.integers(9))]
 
 
@@ -157,13 +157,13 @@ def test_a_compiled_step_is_the_same() -> None:
         found = step(*states[0], words, scopes=scopes)
         for a, b in zip(found, plain.step(*states[1], words, scopes=scopes), strict=True):
             assert torch.equal(a, b)
-        if at == 0:  # which made index and store
+        if at == 0:  # it created index and store
             step = torch.compile(compiled.step, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled.store.tensor, plain.store.tensor)  # type: ignore[union-attr]
 
 
 def test_two_that_are_fed_equally_have_equal_stores() -> None:
-    """As the ranks of a tensor-parallel server: bit for bit, over evictions and ends."""
+    """Bit for bit, over evictions and ends, as the ranks of a tensor-parallel server need."""
     pair: list[Any] = [NgramProposer(CONFIG) for _ in range(2)]
     states = [rows(np.asarray) for _ in pair]
     rng = np.random.default_rng(3)

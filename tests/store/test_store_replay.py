@@ -15,7 +15,7 @@ from ngram_npu.replay import ReplayError, ReplayFigures, ReplayOptions, ReplayRe
 from ngram_npu.replay.simulation import TokenRequest, TokenTurn
 
 ANSWERS = np.random.default_rng(8).permutation(4000).reshape(4, -1)[:, :60].tolist()
-"""Four texts that have no token in common and do not repeat themselves."""
+"""Four texts that share no token and do not repeat themselves."""
 
 
 def line(turns: list[tuple[list[int], list[int]]]) -> str:
@@ -25,7 +25,7 @@ def line(turns: list[tuple[list[int], list[int]]]) -> str:
 
 @pytest.fixture
 def talks(tmp_path: Path) -> Path:
-    """The third says what the first said, the fourth is asked what the second said."""
+    """The third's completion repeats the first's, the fourth's prompt the second's completion."""
     path = tmp_path / "talks.jsonl"
     conversations = [
         [([9001], ANSWERS[0])],

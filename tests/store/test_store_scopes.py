@@ -1,4 +1,4 @@
-"""Text of one scope never reaches another: what is drafted is what the scope itself has said."""
+"""Text of one scope never reaches another: drafts come from the request's own scope."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ngram_npu.store import Visibility
 from store.requests import Request, step
 
 COMMON = 12
-"""Tokens below are everybody's; all others are one scope's: its number is their remainder."""
+"""Smaller tokens are shared by all scopes; any other belongs to the scope of its remainder."""
 NAMES = (0, 1, 2**62 - 1, "a", "b")
 SCOPES = [scope_of(name) for name in NAMES]
 
 
 def leaks(visibility: Visibility, steps: int, *, mixed: bool = False) -> tuple[int, int]:
-    """Drafted tokens of other scopes, and drafted tokens, over so many steps of requests that come
-    and go in a store that is too small. ``mixed``: all under one scope, which must show."""
+    """Counts drafted tokens of other scopes, and all drafted tokens, over ``steps`` steps. Requests
+    come and go in a store that is too small. ``mixed``: all use one scope, which must show."""
     rng = np.random.default_rng(13)
     slots, n = 16, len(SCOPES)
     store = NgramStore(slots, 16384, visibility=visibility)

@@ -49,7 +49,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/v1/models":
             text = json.dumps({"data": [{"id": "tiny"}]})
         elif self.path == "/metrics" and self.server.counts_drafts:
-            # Two engines; a counter of another name that begins alike.
+            # Two engines, and a counter whose name has the same prefix.
             text = (
                 "# HELP vllm:spec_decode_num_draft_tokens_total Number of draft tokens.\n"
                 f'vllm:spec_decode_num_draft_tokens_total{{engine="0"}} {self.server.drafted}.0\n'
@@ -108,7 +108,7 @@ def test_runs_without_and_with_drafts_make_a_cost(
     found = json.loads(output.read_text())
     steps = [(s["batch"], s["verified"]) for s in found["steps"]]
     assert steps == [(1, 1.0), (1, 4.0), (4, 4.0), (4, 16.0)]
-    # A sleep takes at least as long as it says; how much longer depends on the machine.
+    # A sleep takes at least the time asked for; how much longer depends on the machine.
     assert all(s["seconds"] > STEP_S / 2 for s in found["steps"])
     assert [run["model"] for run in found["runs"]] == ["tiny"] * 3
     assert load_cost(str(output)).batch_sizes == (1, 4)
@@ -128,7 +128,7 @@ def test_a_server_that_counts_no_drafts_does_not_speculate(
 
 
 def test_only_steps_of_all_requests_together_count() -> None:
-    """Alone a step takes 1, together 10; the second request comes late and ends late."""
+    """A step takes 1 alone and 10 together; the second request starts late and ends late."""
     first = [float(n) for n in range(5)] + [4 + 10.0 * n for n in range(1, 12)]
     second = [4.5 + 10.0 * n for n in range(11)] + [110.0 + n for n in range(50)]
     assert steps_of([Stream(first), Stream(second)]) == 10.0

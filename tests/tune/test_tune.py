@@ -1,4 +1,4 @@
-"""Tuning: counts are those of a replay, speed-ups those of a definition, and the advice follows."""
+"""Tuning: counts match a replay, speed-ups match their definition, and the advice follows."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_finished_pieces_are_not_replayed_again(
     monkeypatch.setattr(measure_module, "_replay", interrupted)
     with pytest.raises(KeyboardInterrupt):
         measure(FEW, requests, cache=Cache(path))
-    # What was being written when the power went.
+    # A partial write, as a power failure leaves it.
     with path.open("a") as file:
         file.write('{"key": "ab')
     monkeypatch.setattr(measure_module, "_replay", replay_piece)
@@ -131,7 +131,7 @@ def test_a_share_of_a_step_is_the_formula() -> None:
 
 
 def test_a_batch_verifies_what_its_requests_draft_independently() -> None:
-    """Against every combination of two requests; a step of 3 or more tokens takes longer."""
+    """Compared with every combination of two requests; steps of 3 or more tokens take longer."""
     cost = VerificationCost("bent", {2: ((2, 3, 4, 8), (1.0, 1.0, 2.0, 6.0))})
     share = np.array([0.5, 0.2, 0.3])
     mean = sum(
@@ -216,7 +216,7 @@ def made_up(*histograms: list[list[int]], tokens: list[int]) -> Measured:
 
 
 def test_settings_are_chosen_on_one_half_and_judged_on_the_other() -> None:
-    """The first is best on the even ones by far, and worst on the odd ones."""
+    """The first setting is by far the best on even conversations and the worst on odd ones."""
     measured = made_up(
         [[1, 9], [0, 40], [1, 9], [0, 40]],
         [[20, 0], [20, 0], [20, 0], [20, 0]],

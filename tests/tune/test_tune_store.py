@@ -1,4 +1,4 @@
-"""Tuning with a store: what one conversation says helps the next, where they are alike."""
+"""Tuning with a store: text of one conversation helps the next if they are alike."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ALONE = TuneOptions(jobs=1)
 
 
 def replayed(path: Path, number: int, candidate: Candidate) -> Any:
-    """Every second conversation, as `ngram-npu replay --store live --generated-only` has it."""
+    """Every second conversation, as `ngram-npu replay --store live --generated-only` replays it."""
     (item,) = load_inputs([path])
     part = ReplayInput("part", item.conversations[number::2])
     given: dict[str, Any] = dict(candidate.options)

@@ -35,7 +35,7 @@ def talk(count: int, seed: int = 0, name: str = "") -> list[dict[str, Any]]:
 
 
 def alike(count: int, file: Path) -> Path:
-    """Conversations whose answers, of two turns, are parts of one text that no prompt holds."""
+    """Conversations of two turns whose answers are parts of one text that no prompt holds."""
     text = np.random.default_rng(7).integers(0, 10**6, 400).tolist()
     lines = []
     for number in range(count):
