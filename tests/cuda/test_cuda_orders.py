@@ -45,7 +45,7 @@ def _shared_rows(spec: OpSpec) -> list[Sample]:
 
 @pytest.mark.parametrize("spec", JOINING, ids=lambda s: s.name)
 def test_blocks_that_share_work_meet(spec: OpSpec) -> None:
-    """A fault in how they do shows only if they do: see csrc/cuda, and the twin's document."""
+    """The twin shows a fault between blocks only if they really run concurrently."""
     launches, met = _meetings()
     for sample in _shared_rows(spec):
         check_parity(spec, RESIDENT, sample)

@@ -1,4 +1,4 @@
-"""What the host twin cannot model does not compile for it."""
+"""Code that the host twin cannot model does not compile for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gate on the CUDA kernels' resources, fed wrong compiler output and wrong records."""
+"""The gate on the CUDA kernels' resources, tested with wrong compiler output and wrong records."""
 
 from __future__ import annotations
 

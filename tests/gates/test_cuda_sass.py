@@ -1,4 +1,4 @@
-"""The gate on the lookups' machine code, fed code that it has to refuse."""
+"""The gate on the lookups' machine code, tested with code that it must refuse."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MEASURED = {
 
 
 def test_the_way_without_a_candidate_is_counted() -> None:
-    """The instruction that only a candidate leads to is not."""
+    """An instruction that runs only after a candidate does not count."""
     assert measure(GOOD) == MEASURED
     assert len(parse(GOOD).labels) == 3
 

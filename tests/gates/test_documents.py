@@ -1,4 +1,4 @@
-"""Every example in the documents is run as it stands, links lead somewhere, lines have a length."""
+"""Examples in the documents run as they stand, links have targets, lines keep the limit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_wrong_example_fails(tmp_path: Path) -> None:
 
 
 def _links(path: Path) -> list[str]:
-    """What is wrong with a document's links and lines."""
+    """The problems of a document's links and lines."""
     wrong = []
     text = path.read_text()
     for number, line in enumerate(text.splitlines(), 1):

@@ -1,5 +1,5 @@
-"""Every operator on numpy arrays against its reference, without torch and pytest: tools/pythons.py
-runs this with each Python."""
+"""Compares every operator on numpy arrays with its reference, without torch and pytest.
+tools/pythons.py runs this with each Python."""
 
 from __future__ import annotations
 

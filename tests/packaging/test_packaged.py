@@ -95,7 +95,7 @@ def test_the_description_has_no_relative_link() -> None:
     ("value", "torch"), [(None, True), ("ON", True), ("OFF", False), ("0", False)]
 )
 def test_only_torch_operators_require_torch_to_build(value: str | None, torch: bool) -> None:
-    """What pip installs before it builds."""
+    """The build requirements that pip installs."""
     ask = "from scikit_build_core.build import *; print(get_requires_for_build_wheel())"
     environment = {k: v for k, v in os.environ.items() if k != "NGRAM_NPU_TORCH"}
     done = subprocess.run(

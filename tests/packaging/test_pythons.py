@@ -1,4 +1,4 @@
-"""tools.pythons finds the other Pythons, and says what it did not find and what failed."""
+"""tools.pythons finds the other Pythons and reports those that are missing or fail."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_one_of_pyenv_is_found_behind_a_broken_one_on_path(tmp_path: Path) -> No
     found, reason = pythons.find(ABSENT, environment)
     assert found is None
     assert "no version is set" in reason
-    for patch in (9, 10):  # the newest of them, which as text is not the last
+    for patch in (9, 10):  # 10 is the newest, although as text it sorts first
         good = _python(tmp_path / f".pyenv/versions/{ABSENT}.{patch}/bin/python{ABSENT}", "exit 0")
         assert pythons.find(ABSENT, environment) == (good, "")
 

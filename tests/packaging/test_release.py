@@ -1,4 +1,4 @@
-"""What is published belongs together; a wrong wheel or source distribution is found."""
+"""The published files match each other; a wrong wheel or source distribution is found."""
 
 from __future__ import annotations
 

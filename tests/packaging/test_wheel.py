@@ -1,4 +1,4 @@
-"""The wheel without source tree, compiler or torch; and what its libraries need and export."""
+"""The wheel without source tree, compiler or torch; its libraries' imports and exports."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def test_libraries() -> None:
 
 
 def test_the_audit_bites(tmp_path: Path) -> None:
-    """A library of the wrong name, one under another's name, one that does not look
-    beside itself, and a folder without any."""
+    """A library with an unknown name, one with another's name, one whose search path lacks its own
+    folder, and a folder without libraries."""
     (tmp_path / "empty").mkdir()
     assert abi_audit.main(tmp_path / "empty") == 1
     module = next(LIBRARIES.glob("_C*.so"))

@@ -1,6 +1,6 @@
-"""Every implementation that one parity suite runs on: the CPU kernels at each instruction set,
-through torch and through numpy; the host twins, through torch in the CPU's place; and the devices
-that are here."""
+"""The implementations that the parity suite runs on: the CPU kernels at each instruction set,
+through torch and through numpy; the host twins, through torch in the CPU's place; and the available
+devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ALL_INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "neon")
 class Backend:
     name: str
     call: Callable[[str, Args], tuple[Array, ...]]
-    """Runs an operator on numpy arguments, writing to those it marks, and returns its results."""
+    """Runs an operator on numpy arguments, updates those it writes, and returns its results."""
     instruction_set: str = "auto"
     twin: Twin | None = None
     device: str = "cpu"
@@ -41,7 +41,7 @@ class Backend:
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        """While samples for this backend are drawn: its own kind of index."""
+        """Selects the backend's own kind of index while its samples are drawn."""
         maker = CPU_INDEXES
         if self.twin is not None and self.twin.device == "cuda":
             maker = IndexMaker(gpu_index, _append_on_a_twin)

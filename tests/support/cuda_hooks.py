@@ -1,4 +1,4 @@
-"""The CUDA kernels on the twin that watches every access to memory, told what the tensors are."""
+"""The CUDA kernels on the twin that checks every memory access against the tensors."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ HOOKS = Twin("cuda_hooks", "cuda", "cuda")
 
 
 def watched(spec: OpSpec, path: Path) -> Backend:
-    """The library's kernels as a backend for that operator. Only what the arguments are made of may
-    be read, and only what the schema marks written; what lies between a slice's rows is neither."""
+    """The library's kernels as a backend for that operator. They may read only the arguments and
+    write only those that the schema marks; the gaps between a slice's rows are off limits."""
     library = ctypes.CDLL(str(path))
     tell = library.ngram_npu_cuda_twin_tensor
     tell.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, *[ctypes.c_int64] * 4]
@@ -35,8 +35,8 @@ def watched(spec: OpSpec, path: Path) -> Backend:
 
 
 def _extent(array: Array) -> tuple[int, ...]:
-    """Owner, its bytes, first item, rows, bytes of a row, bytes from row to row. What lies right
-    before and behind the owner's memory is the allocator's, and so never another tensor's."""
+    """Owner, its bytes, first item, rows, bytes per row, row stride in bytes. The bytes right
+    around the owner's memory are the allocator's, so they never belong to another tensor."""
     beside = 8
     base = owner(array)
     rows, width = (1, array.shape[0]) if array.ndim == 1 else array.shape
@@ -47,8 +47,8 @@ def _extent(array: Array) -> tuple[int, ...]:
 
 
 def dirty_workspaces(spec: OpSpec) -> Iterator[Sample]:
-    """Lookups in rows that blocks share, whose workspace holds what passes for a good match: next
-    to the row's end, behind which a draft with overlap on would go on, or anywhere; or noise."""
+    """Lookups in rows shared by blocks, whose workspace holds noise or a false match. The match
+    lies anywhere, or next to the row's end, which a draft with overlap would read past."""
     rng = np.random.default_rng(5)
     for sample in spec.samples(np.random.default_rng(2026)):
         if not sample.label.startswith("few-long") or not spec.get(sample.args, "overlap"):

@@ -11,8 +11,8 @@ from ops.parity import as_arrays
 from opspecs import OPSPECS, Args, Array, owner
 
 GUARD = 256
-"""Bytes before and behind each owner: as much as any kernel loads at once or a multiple of it, so
-that a view there is aligned as it is here."""
+"""Bytes before and after each owner: a multiple of a kernel's largest load, so that a view has the
+same alignment on the device."""
 _CANARY = 0x41
 
 Call = Callable[..., Any]
@@ -23,8 +23,8 @@ class StrayWriteError(AssertionError):
 
 
 class OnDevice:
-    """The arguments of one call, copied to a device: whole owners, so that a view is a slice of the
-    same surroundings there, and what is written beside it shows when they are copied back."""
+    """The arguments of one call, copied to a device. Whole owners are copied, so that a view
+    keeps its surroundings and a write outside it shows when they are copied back."""
 
     def __init__(self, args: Args, device: str | torch.device) -> None:
         self._device = torch.device(device)
@@ -51,17 +51,17 @@ class OnDevice:
         return torch.from_numpy(whole).to(self._device)
 
     def refresh(self) -> None:
-        """Copies what the owners hold by now to where they were copied before: what a graph that
-        was captured on these arguments reads next."""
+        """Copies the owners' current contents to the device again, for the next replay of a graph
+        that was captured on these arguments."""
         for base, buffer in self._owners.values():
             inside = buffer[GUARD : GUARD + base.nbytes]
             inside.copy_(torch.from_numpy(np.frombuffer(bytearray(base.tobytes()), np.uint8)))
 
     def copy_back(self) -> None:
-        """Brings every owner back to where it came from.
+        """Copies every owner back to the host.
 
         Raises:
-            StrayWriteError: something lies in the guards that was not there.
+            StrayWriteError: the guards have changed.
         """
         for base, buffer in self._owners.values():
             whole = buffer.cpu().numpy()
@@ -81,7 +81,7 @@ def call_on(device: str) -> Callable[[str, Args], tuple[Array, ...]]:
 
 
 def torch_op(op: str) -> Call:
-    """The operator, taking all arguments by position, in the order of its schema."""
+    """The operator as a function of positional arguments, in the order of its schema."""
     spec, operator = OPSPECS[op], getattr(torch.ops.ngram_npu, op)
 
     def call(*args: Any) -> Any:
@@ -92,11 +92,11 @@ def torch_op(op: str) -> Call:
 
 
 def run_on(device: str, function: Call, args: Args) -> tuple[Array, ...]:
-    """`function` on copies of `args`; what it wrote is in `args` afterwards."""
+    """Runs `function` on device copies of `args`, then copies its writes back to `args`."""
     there = OnDevice(args, device)
     try:
         results = function(*there.args)
-    except ValueError:  # a refused call has written nothing: its tests look
+    except ValueError:  # tests check that a refused call wrote nothing
         there.copy_back()
         raise
     there.copy_back()

@@ -1,5 +1,5 @@
-"""The round trip to a device keeps layouts and shows stray writes. The CPU stands for the device: a
-copy of the arguments in other memory, which is all that matters here."""
+"""The round trip to a device keeps layouts and shows stray writes. The CPU stands in for the
+device: only a copy of the arguments in other memory is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GPU machine may lack hypothesis: what is drawn is then skipped, aloud, and the rest runs."""
+"""A GPU machine may lack hypothesis: its tests are then reported as skipped; the rest run."""
 
 from __future__ import annotations
 

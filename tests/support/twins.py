@@ -1,6 +1,6 @@
-"""The host twins: device kernels compiled for this machine, against strict models of the devices.
+"""The host twins: device kernels compiled for this machine, on strict models of the devices.
 
-Each is one more backend library with the entry points of its device, made by ``make twins``.
+Each is a further backend library with the entry points of its device, built by ``make twins``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ FOLDER = Path(os.environ.get("NGRAM_NPU_TWINS", ROOT / "build" / "twins" / "lib"
 @dataclass(frozen=True)
 class Twin:
     name: str
-    """Of the library, and of the backend in the parity suite."""
+    """Name of the library, and of the backend in the parity suite."""
     device: str
     """"cuda" or "npu"."""
     prefix: str
-    """Of the entry points: ``ngram_npu_<prefix>_<op>``."""
+    """Prefix of the entry points: ``ngram_npu_<prefix>_<op>``."""
     folder: Path = FOLDER
 
     @property
@@ -40,13 +40,13 @@ class Twin:
         return hasattr(_loaded(self.path), f"ngram_npu_{self.prefix}_{op}")
 
     def allow_races(self, allowed: bool) -> None:
-        """Whether calls may break the rules on who writes what, where the model watches that."""
+        """Sets whether calls may race, if the model checks for races."""
         allow = getattr(_loaded(self.path), f"ngram_npu_{self.prefix}_twin_allow_races", None)
         if allow is not None:
             allow(allowed)
 
     def fault(self) -> str:
-        """What the model's last check that failed said; empty where none did or it does not say."""
+        """Message of the model's last failed check; empty if it reports none."""
         said = getattr(_loaded(self.path), f"ngram_npu_{self.prefix}_twin_fault", None)
         if said is None:
             return ""
@@ -64,7 +64,7 @@ FAST_CUDA = TWINS[0]
 
 
 def load_kernels(prefix: str, device: str, path: Path) -> _library.Backend:
-    """Gives the kernels ``ngram_npu_<prefix>_<op>`` of a library to a device. Not to be called
+    """Registers the kernels ``ngram_npu_<prefix>_<op>`` of a library for a device. Do not call it
     while operators run."""
     _library.load()
     state = _library._state
@@ -81,8 +81,8 @@ _PLAN_SIZES = (
 def ascendc_plan(
     op: str, sizes: dict[str, int], vector_cores: int, ub_bytes: int
 ) -> dict[str, Any] | None:
-    """How the AscendC kernels of ``op`` would be launched on such an NPU: ``launches`` [(kernel,
-    blocks)], ``workspace_bytes``, ``tiling`` (csrc/ascendc/tilings.h). None: it cannot run them."""
+    """The launch plan of ``op`` on such an NPU: ``launches`` [(kernel, blocks)],
+    ``workspace_bytes``, ``tiling`` (csrc/ascendc/tilings.h). None if it cannot run the kernels."""
     plan = _loaded(FOLDER / "libngram_npu_ascendc_twin.so").ngram_npu_ascendc_twin_plan
     plan.restype = ctypes.c_int64
     numbers = (ctypes.c_int64 * len(_PLAN_SIZES))(*(sizes.get(name, 0) for name in _PLAN_SIZES))

@@ -1,5 +1,5 @@
-"""A stand-in for hypothesis, for GPU machines that lack it: what is drawn is skipped and says so,
-everything else of the suite runs. Never in place of one that is there."""
+"""A stand-in for hypothesis on GPU machines that lack it. Property tests are skipped with a reason,
+and all other tests run. It never replaces an installed hypothesis."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 
 class _Anything:
-    """A strategy, a setting, a profile: whatever is done with it gives another."""
+    """A strategy, a setting or a profile; every attribute and call gives another one."""
 
     def __getattr__(self, name: str) -> _Anything:
         if name.startswith("__"):

@@ -1,5 +1,5 @@
-"""Builds, tests, checks and measures on a machine with an NVIDIA GPU, with what is there and
-without a network: ``make gpu``. See docs/design/gpu-targets.md."""
+"""Builds, tests, checks and measures on a machine with an NVIDIA GPU: ``make gpu``. It uses only
+installed tools and no network. See docs/design/gpu-targets.md."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tools.gpu.targets import launches, targets
 from tools.runner import Stage, counts, main, pytest, python, said
 
 DEADLINE_SECONDS = 540
-"""For all stages together: under ten minutes with the start of the program."""
+"""Time limit of all stages together: under ten minutes including start-up."""
 CUDA_PROGRAMS = "/usr/local/cuda/bin"
-"""Where an installer puts nvcc, compute-sanitizer and ncu, on the path or not."""
+"""Where an installer puts nvcc, compute-sanitizer and ncu; it may not be on the path."""
 METRICS = (
     "gpu__time_duration.sum",
     "dram__bytes_read.sum",
@@ -49,8 +49,8 @@ def first_stages() -> list[Stage]:
 
 
 def plan(out: Path) -> list[Stage]:
-    """In the order in which they run: what everything needs, then what would be missed most. Their
-    times add up to no more than there is: the last has its own too."""
+    """The stages in the order in which they run: what all others need, then the most important. The
+    sum of their times fits the deadline, so that the last one runs too."""
     return [
         *first_stages(),
         # The twins are not built here.
@@ -66,15 +66,15 @@ def plan(out: Path) -> list[Stage]:
             ),
             50, read=launches,
         ),
-        # Hot, its figures would be of what the restored index leaves in the L2.
+        # With a hot cache, restoring the index would decide what is in the L2.
         bench("ngram_index_step_-cuda", "ngram_index_step_", 80, out, "--cache", "l2-cold"),
         bench("index-build-cuda", "index-build", 30, out, kind="zipf"),
     ]  # fmt: skip
 
 
 def rest(out: Path) -> list[Stage]:
-    """What a second run is for: ``make gpu-rest``."""
-    # Each tensor is an allocation of its own, so that memcheck sees where it ends.
+    """The stages of a second run: ``make gpu-rest``."""
+    # Each tensor gets its own allocation, so that memcheck knows its bounds.
     unpooled = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     sanitizer = ("compute-sanitizer", "--error-exitcode", "9", "--tool")
     checked = python("-m", "tools.gpu.watched", "parity")
@@ -108,7 +108,7 @@ def rest(out: Path) -> list[Stage]:
 
 
 def environment() -> dict[str, str]:
-    """The installed package in front."""
+    """The environment, with the installed package first on the path."""
     return {
         "NGRAM_NPU_REQUIRE_GPU": str(PREFIX),
         "PYTHONPATH": os.pathsep.join(filter(None, (str(PREFIX), os.environ.get("PYTHONPATH")))),
@@ -117,7 +117,7 @@ def environment() -> dict[str, str]:
 
 
 def findings(out: Path, begun: float) -> dict[str, Any]:
-    """The figures are in the benches' files, of which one that was ended may have left some."""
+    """This run's result files and the targets. An interrupted bench may leave partial figures."""
     written = [file for file in out.glob("*-cuda*.json") if file.stat().st_mtime >= begun]
     files = sorted(file.name for file in written)
     return {"files": files, "targets": targets(out, files)}

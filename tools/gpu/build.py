@@ -2,7 +2,7 @@
 
     python -m tools.gpu.build [ARCHITECTURE, such as 90]
 
-Uses the installed cmake, ninja and nvcc: no environment is made and nothing is downloaded.
+Uses the installed cmake, ninja and nvcc; creates no environment and downloads nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tools.runner import ROOT
 
 BUILD = ROOT / "build" / "gpu"
 PREFIX = BUILD / "stage"
-"""Where the package is installed, instead of the machine's own Python."""
+"""The package is installed here, not into the machine's own Python."""
 
 
 def local_architecture() -> str:
@@ -35,16 +35,16 @@ def main(arguments: list[str]) -> None:
     version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
     assert version is not None
     pybind11 = subprocess.check_output([sys.executable, "-m", "pybind11", "--cmakedir"], text=True)
-    # The Python half, where the libraries are then installed into.
+    # The Python files; the libraries are installed next to them.
     shutil.rmtree(PREFIX, ignore_errors=True)
     shutil.copytree(ROOT / "python", PREFIX, ignore=shutil.ignore_patterns("__pycache__"))
     for command in (
         [
-            # Fresh: cmake refuses a configuration that came along from another place.
+            # Fresh: cmake refuses a configuration copied from another folder.
             "cmake", "--fresh", "-G", "Ninja", "-S", ROOT, "-B", BUILD,
             "-DCMAKE_BUILD_TYPE=Release",
             "-DNGRAM_NPU_CUDA=ON",
-            "-DNGRAM_NPU_WERROR=OFF",  # a newer compiler's warning is no reason to lose a run
+            "-DNGRAM_NPU_WERROR=OFF",  # a newer compiler's warning must not end the run
             f"-DNGRAM_NPU_CUDA_ARCHITECTURES={architecture}-real",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.strip()}",

@@ -1,4 +1,4 @@
-"""The rest of what is run on a machine with a GPU: ``make gpu-rest``, after ``make gpu``."""
+"""The second run on a machine with a GPU: ``make gpu-rest``, after ``make gpu``."""
 
 from __future__ import annotations
 

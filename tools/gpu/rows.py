@@ -2,9 +2,9 @@
 
     python -m tools.gpu.rows [1000000]
 
-Each batch of rows goes through ngram_propose, ngram_step_ and, indexed before, ngram_index_step_ on
-the device, with other options each time; the CPU says what is right, about all results and about
-everything that was written.
+Each batch of rows goes through ngram_propose, ngram_step_ and, with an index, ngram_index_step_ on
+the device, with different options each time. All results and everything written must equal the
+CPU's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tools.bench.gpu.ours import make_index, workspace
 
 Int32Array = npt.NDArray[np.int32]
 Calls = dict[str, Callable[..., Any]]
-"""Operator -> what is called for it on the device; for tests with a wrong one."""
+"""Operator -> the function called for it on the device; tests pass wrong ones."""
 
 BATCH = 4096
 CAPACITY = 768
@@ -42,7 +42,7 @@ class DifferenceError(AssertionError):
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one kind, what is sampled for them, and the options of the lookup."""
+    """Rows of one kind, their sampled tokens, and the lookup's options."""
 
     kind: str
     number: int
@@ -63,7 +63,7 @@ def make_batch(number: int, rows: int) -> Batch:
     bad = rng.random(rows) < 0.01
     lengths[bad] = rng.choice(np.array(_EXTREMES, np.int32), int(bad.sum()))
     at = np.clip(lengths, 0, CAPACITY - WIDTH)[:, None] + np.arange(WIDTH)
-    # Half of the rows sample what they already say there, the others anything of theirs.
+    # Half of the rows sample the tokens they already hold there, the others any of their tokens.
     sampled = np.take_along_axis(tokens, at.astype(np.int64), axis=1)
     other = rng.random(rows) < 0.5
     sampled[other] = tokens[other, :WIDTH]
@@ -87,7 +87,7 @@ def _random(rng: np.random.Generator, rows: int) -> Int32Array:
 
 @functools.cache
 def _text() -> Int32Array:
-    """Words and signs of the Python standard library's sources, which are on every machine."""
+    """Words and signs of the Python standard library, whose sources are on every machine."""
     conversations, _ = stdlib_conversations()
     text = " ".join(str(t.completion) for c in conversations for t in c.turns)
     words = text.replace("(", " ( ").replace(".", " . ").replace(":", " : ").split()
@@ -101,8 +101,8 @@ def _recorded(rng: np.random.Generator, rows: int) -> Int32Array:
 
 
 def _adversarial(rng: np.random.Generator, rows: int) -> Int32Array:
-    """Rows that repeat with some period and are broken in few places, and copies of a row's end at
-    any of its places: many candidates, ever longer ones, and ties."""
+    """Periodic rows with a few changed tokens, and copies of a row's end anywhere in the row: many
+    candidates, increasingly long ones, and ties."""
     period = rng.integers(1, 40, (rows, 1))
     tokens = (np.arange(CAPACITY) % period).astype(np.int32)
     broken = rng.random((rows, CAPACITY)) < rng.choice([0.0, 0.002, 0.05], (rows, 1))
@@ -120,10 +120,10 @@ KINDS = {"random": _random, "recorded": _recorded, "adversarial": _adversarial}
 def check_batch(batch: Batch, device: str, calls: Calls | None = None) -> int:
     """
     Returns:
-        How many rows drafted, by ngram_step_.
+        The number of rows for which ngram_step_ drafted.
 
     Raises:
-        DifferenceError: it names batch, operator, result and the first row that differs.
+        DifferenceError: a result differs; names batch, operator, result and first such row.
     """
     ops: Calls = {name: getattr(torch.ops.ngram_npu, name) for name in _ARGUMENTS} | (calls or {})
     drafted = 0
@@ -163,7 +163,7 @@ class _Tensors:
         return workspace(op, len(self.lengths), self.device)
 
     def index(self, batch: Batch, missing: int) -> torch.Tensor:
-        """Of the rows as they are before the call, but for their last tokens."""
+        """An index of the rows before the call, without each row's last ``missing`` tokens."""
         options = batch.options
         rows, capacity = self.tokens.shape
         min_n, max_n = options["min_n"], options["max_n"]
@@ -178,7 +178,7 @@ _Arguments = tuple[tuple[torch.Tensor, ...], dict[str, Any]]
 
 
 def _propose(t: _Tensors, batch: Batch) -> _Arguments:
-    counts = t.sampled[:, 0].clamp(max=1)  # 1 where something was sampled, else less
+    counts = t.sampled[:, 0].clamp(max=1)  # 1 if a token was sampled, else below 1
     return (t.tokens, t.lengths), {"num_sampled": counts, **batch.options}
 
 
@@ -211,8 +211,8 @@ _SCANNING = {"ngram_index_propose_": "ngram_propose", "ngram_index_step_": "ngra
 
 
 def run(rows: int, device: str, calls: Calls | None = None) -> dict[str, Any]:
-    """At least ``rows`` rows; the first that differs ends it (DifferenceError). What was checked so
-    far is printed after each batch: a run may be ended before its time."""
+    """Checks at least ``rows`` rows; the first difference raises DifferenceError. Prints what was
+    checked after each batch, since a run may be interrupted."""
     checked: Counter[str] = Counter()
     drafted: Counter[str] = Counter()
     number = 0

@@ -1,4 +1,4 @@
-"""What the figures of a run have to show (docs/design/gpu-targets.md), and what ncu counted."""
+"""The targets for a run's figures (docs/design/gpu-targets.md), and ncu's counters."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ TARGETS: tuple[tuple[str, str, Callable[[At], float], str, float], ...] = (
     ("vLLM's sequence over correct_spec_state_ at 128 requests", "correct_spec_state_-cuda",
      lambda at: at("results[size=128x4k].ratio.vllm-correction"), "at least", 4.0),
 )  # fmt: skip
-"""What it is, the result file, how to read it there, and the bound."""
+"""Target, result file, how to read the value from it, and the bound."""
 
 
 def targets(out: Path, files: Collection[str]) -> list[dict[str, Any]]:
-    """Whether each target is met, and what was measured.
+    """Returns for each target the measured value and whether it is met.
 
     Args:
-        files: those in ``out`` that this run wrote; an earlier run's say nothing of it.
+        files: the files in ``out`` that this run wrote; an earlier run's are ignored.
     """
     found = []
     for name, file, read, bound, value in TARGETS:
@@ -69,10 +69,10 @@ def targets(out: Path, files: Collection[str]) -> list[dict[str, Any]]:
 
 
 def launches(output: str) -> list[dict[str, Any]]:
-    """What ``ncu --csv`` prints: each kernel launch, with its name and each metric as a number.
+    """Parses the output of ``ncu --csv``: per kernel launch its name and each metric as a number.
 
     Raises:
-        ValueError: there is none; ncu that may not read the counters ends well all the same.
+        ValueError: there is none; ncu exits with 0 even if it may not read the counters.
     """
     found: dict[str, dict[str, Any]] = {}
     for row in csv.DictReader(line for line in output.splitlines() if line[:1] == '"'):

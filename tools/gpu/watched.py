@@ -1,11 +1,11 @@
-"""What runs on a GPU below a program that watches it, and slows it down.
+"""GPU work to run under compute-sanitizer or ncu, which slow it down.
 
     compute-sanitizer --tool memcheck python -m tools.gpu.watched parity
     ncu --profile-from-start off ... python -m tools.gpu.watched lookups
 
 ``parity``: samples of all operators in turn, in an order that a seed decides, until the time is
-over. Without torch's pooling of memory (PYTORCH_NO_CUDA_MEMORY_CACHING=1) each tensor is an
-allocation of its own, and what lies beyond its guards is nobody's. ``lookups``: one call of
+over. Without torch's memory pool (PYTORCH_NO_CUDA_MEMORY_CACHING=1) each tensor has its own
+allocation, and the memory beyond its guards belongs to no tensor. ``lookups``: one call of
 ngram_step_ and ngram_index_step_ at each size.
 """
 
@@ -45,10 +45,10 @@ def parity(
 ) -> dict[str, int]:
     """
     Returns:
-        How many samples of each operator were compared; at least one.
+        The number of samples compared per operator; at least one.
 
     Raises:
-        MismatchError: of the first that differs.
+        MismatchError: a sample differs; describes the first one.
     """
     rng = np.random.default_rng(seed)
     end = time.monotonic() + seconds
@@ -70,10 +70,10 @@ def parity(
 
 
 def lookups(sizes: Sequence[str], device: str, profiled: Callable[[Callable[[], Any]], Any]) -> int:
-    """``profiled`` gets the call that is to be seen, after one that is not.
+    """Calls each operator once, then passes a second call to ``profiled``.
 
     Returns:
-        How many calls there were.
+        The number of profiled calls.
     """
     options = Options(data_kind="nomatch", device=device)
     count = 0

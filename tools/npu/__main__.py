@@ -2,8 +2,8 @@
 
     python -m tools.npu
 
-in an environment with torch, torch_npu, CANN's variables (set_env.sh) and what
-tools/requirements-dev.txt lists; with vllm-ascend for something to compare with. See
+It needs an environment with torch, torch_npu, CANN's variables (set_env.sh) and the packages in
+tools/requirements-dev.txt. If vllm-ascend is installed, the bench compares with it. See
 docs/guides/ascend.md.
 """
 
@@ -41,7 +41,7 @@ def plan(out: Path) -> list[Stage]:
 
 
 def findings(out: Path, begun: float) -> dict[str, Any]:
-    """With the bench's figures, so that one file tells all."""
+    """The bench's figures, so that one file holds all results."""
     here = {found.metadata["Name"]: found.version for found in distributions()}
     versions = {name: version for name, version in here.items() if name in _PACKAGES}
     file = out / _BENCH
