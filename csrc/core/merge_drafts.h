@@ -13,7 +13,7 @@ enum Acceptance : int64_t { kMeanAccepted, kLastNeuralDrafts, kAcceptanceColumns
 constexpr int64_t kAcceptedUnit = 65536;
 constexpr int64_t kAcceptanceWeight = 8;  // a step counts an eighth
 
-// Optional tensors are null where they are absent.
+// Absent optional tensors are null.
 struct MergeDraftsParams {
   Gm<const void> neural_draft_token_ids;  // [B, neural_width], ids of token_bytes each, rows neural_stride ids apart
   int64_t neural_width;
@@ -39,7 +39,7 @@ struct MergeDraftsParams {
   Gm<int32_t> draft_source;      // [B]
 };
 
-// The costs of a draft's tokens where only the length of its match is known.
+// The costs of a draft's tokens if only the length of its match is known.
 struct CostsByMatch {
   Gm<const uint8_t> costs;
   int64_t match_len;
@@ -49,7 +49,7 @@ struct CostsByMatch {
 
 NGRAM_FN int64_t clamped(int64_t value, int64_t high) { return larger<int64_t>(0, smaller(value, high)); }
 
-// The mean number of accepted neural drafts, in 65536ths, with what the step says of request i, whose row is `row`.
+// Mean number of accepted neural draft tokens, in 65536ths, after the step of request i. `row` is its acceptance row.
 NGRAM_FN int64_t mean_accepted(const MergeDraftsParams& p, Gm<const int32_t> row, int64_t i) {
   int64_t drafted = int64_t{row[kLastNeuralDrafts]} - 1;
   if (drafted < 0) return p.neural_width * kAcceptedUnit;
@@ -63,8 +63,8 @@ NGRAM_FN int64_t mean_accepted(const MergeDraftsParams& p, Gm<const int32_t> row
   return accepted == drafted && drafted < p.neural_width ? larger(mean, next) : next;
 }
 
-// Whether request i takes its g > 0 n-gram draft tokens where the neural drafter has n > 0, of which its `mean` is
-// accepted (INT64_MIN: unknown).
+// Whether request i takes its g > 0 n-gram draft tokens instead of the n > 0 neural ones, of which `mean` are accepted
+// on average (INT64_MIN: unknown).
 NGRAM_FN bool takes_ngram(const MergeDraftsParams& p, const Powers& powers, int64_t i, int64_t n, int64_t g,
                           int64_t mean) {
   const int64_t match_len = p.match_len[i];

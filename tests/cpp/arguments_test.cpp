@@ -133,7 +133,7 @@ struct Call {
 
 enum Op { kPropose, kStep };
 
-// The message of the error that the spoilt call gives; "no error" where it gives none.
+// The spoilt call's error message; "no error" if it passes.
 std::string error(Op op, const std::function<void(Call&)>& spoil) {
   Call call;
   spoil(call);
@@ -350,7 +350,7 @@ TEST(ArgumentsTest, WrittenMemoryIsShared) {
             shared("num_tokens", "discard"));
   EXPECT_EQ(error(kStep, [](Call& c) { c.workspace.data = c.samples.data() + 4; }),
             shared("workspace", "sampled_token_ids"));
-  // Right behind one another is not shared, nor are two that are only read.
+  // Adjacent memory is not shared; two read-only arguments may share theirs.
   EXPECT_EQ(error(kStep, [](Call& c) { c.num_tokens.data = c.tokens.data() + kRows * kCapacity; }), "no error");
   EXPECT_EQ(error(kStep, [](Call& c) { c.row_indices.data = c.samples.data(); }), "no error");
   EXPECT_EQ(error(kPropose, [](Call& c) { c.num_tokens.data = c.row_indices.data = c.tokens.data(); }), "no error");
@@ -390,7 +390,7 @@ TEST(ArgumentsTest, ColumnSlicesOfOneBuffer) {
   EXPECT_EQ(error(kStep, columns(pitch, kCapacity - 1)), shared);
 }
 
-// Nothing is shared by what has no elements, wherever it points.
+// A tensor without elements shares nothing, wherever it points.
 TEST(ArgumentsTest, EmptyTensorsShareNothing) {
   Call call;
   call.sampled = view(call.tokens.data() + 3, DType::kInt32, 0, kWidth, kWidth);

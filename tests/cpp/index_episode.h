@@ -53,7 +53,7 @@ inline const std::pair<const char*, int64_t Reached::*> Reached::kNames[11] = {
 // text, or null.
 class IndexEpisode {
  public:
-  // nonsense: the index's words are overwritten between events; drafts then are only to stay within the row.
+  // nonsense: the index's words are overwritten between events; drafts then only have to stay within the row.
   IndexEpisode(Choices& choices, Flush flush, bool nonsense)
       : c_(choices),
         nonsense_(nonsense),
@@ -134,7 +134,7 @@ class IndexEpisode {
         reset(slots_[static_cast<size_t>(row)]);
         write(row);
         break;
-      case 3:  // a cut, noticed at once
+      case 3:  // a cut, reported at once
         lengths_.data()[row] = static_cast<int32_t>(c_.from(0, lengths_.data()[row]));
         append();
         break;
@@ -256,7 +256,7 @@ class IndexEpisode {
       lookup.num_draft_tokens = num_draft.data();
       lookup.match_len = match_len.data();
     };
-    if (c_.one_in(4)) {  // the runner appends, and only then asks
+    if (c_.one_in(4)) {  // the runner appends before it asks
       for (int64_t i = 0; i < batch; ++i) {
         const auto at = static_cast<size_t>(i);
         const int64_t row = row_indices_.data()[i];

@@ -28,7 +28,7 @@ class IndexTest : public InstructionSetTest {
       ASSERT_EQ(wrong, nullptr) << "seed " << seed << ": " << wrong;
       reached += episode.reached();
     }
-    EXPECT_GT(reached.drafts, 10 * kEpisodes);  // or the comparison would say little
+    EXPECT_GT(reached.drafts, 10 * kEpisodes);  // or the comparison would show little
     if (nonsense) return;
     for (const auto& [name, at] : Reached::kNames) {
       std::printf("%s: %lld\n", name, static_cast<long long>(reached.*at));
@@ -93,7 +93,7 @@ TEST_P(IndexTest, AWrongHeaderIsNoIndex) {
   }
 }
 
-// A row of pairs that all belong into one group of lines of the deepest page there can be: more than fit.
+// A row of pairs that all hash to one group of lines of a page at the maximum depth: more than fit.
 Tokens crowded_row() {
   constexpr uint32_t kPairs = 80, kSamePage = ~0u << (32 - static_cast<int>(index::kMaxDepth));
   Tokens row;
@@ -119,7 +119,7 @@ TEST_P(IndexTest, ATableAtItsLimitIsNotTriedAgain) {
   Tokens arena(static_cast<size_t>(words));
   ASSERT_EQ(ngram_npu_cpu_ngram_index_init(arena.data(), words, 1), kOk);
   OneRowStep step(row.data(), row.size(), length, arena.data(), words);
-  for (const size_t at : {0, 1, 2}) {  // what the row begins with
+  for (const size_t at : {0, 1, 2}) {  // samples repeat the row's start
     ASSERT_EQ(step.run(&row[at], 1), kOk);
     EXPECT_EQ(step.num_draft, at == 0 ? 0 : 2);
     if (at > 0) {
@@ -136,7 +136,7 @@ TEST_P(IndexTest, ATableAtItsLimitIsNotTriedAgain) {
 
 TEST_P(IndexTest, EveryPageIsGivenBack) {
   Tokens row = crowded_row();
-  int64_t at_limit = 0;  // of the table; all others ran out of memory, each at another point
+  int64_t at_limit = 0;  // of the table; all others ran out of memory, each at a different point
   for (int64_t pages = 1; pages <= 32; ++pages) {
     const int64_t words = ngram_npu_cpu_ngram_index_words(1, pages);
     Tokens arena(static_cast<size_t>(words));
@@ -164,7 +164,7 @@ TEST_P(IndexTest, EveryPageIsGivenBack) {
   EXPECT_LT(at_limit, 16);
 }
 
-// The ids of a row's pages of outcomes fill the slot, then a page; where pages are small, two.
+// The ids of a row's outcome pages fill the slot, then one page, or two if pages are small.
 TEST_P(IndexTest, EveryPageOfOutcomesIsGivenBack) {
   constexpr uint32_t kFull = NGRAM_INDEX_SMALL_PAGES ? 1u << index::kDirPageDepth : index::kRootOutcomePages;
   Tokens row((size_t{kFull} << index::kOutcomePageBits) + 100);

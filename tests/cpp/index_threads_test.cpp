@@ -108,8 +108,8 @@ TEST(IndexThreadsTest, SeveralThreadsBuildWhatOneBuilds) {
     Tokens tokens(kRows * kCapacity);
     for (int32_t& token : tokens) token = static_cast<int32_t>(random() % static_cast<uint32_t>(alphabet));
     for (const Lookup& lookup : lookups) {
-      for (const int64_t pages : {int64_t{1000}, int64_t{60}}) {  // the second are too few
-        // Which rows find no room depends on the threads, and those have no outcomes.
+      for (const int64_t pages : {int64_t{1000}, int64_t{60}}) {  // 60 are too few
+        // The threads decide which rows find no room; those rows have no outcomes.
         if (pages == 60 && lookup.costs != nullptr) continue;
         tasks_seen = 0;
         EXPECT_EQ(drafts_after(&executor, tokens, pages, lookup), drafts_after(nullptr, tokens, pages, lookup));
@@ -119,7 +119,7 @@ TEST(IndexThreadsTest, SeveralThreadsBuildWhatOneBuilds) {
   }
 }
 
-// Rows and an index of them, for appends that are told which slots.
+// Rows and an index of them, for appends with given slots.
 class Indexed {
  public:
   explicit Indexed(int64_t pages)
@@ -154,7 +154,7 @@ class Indexed {
     EXPECT_EQ(ngram_npu_cpu_ngram_index_reset_(&params, nullptr), kOk);
   }
 
-  // A slot that says it has the largest directory, all of it in page 0, which is nobody's: to reset it takes long.
+  // A slot whose state claims the largest directory, all of it in page 0, which has no owner: resetting it is slow.
   void make_large(int64_t slot) {
     int32_t* state = words_.data() + index::kHeaderWords + slot * index::kSlotWords;
     state[index::kSlotPages] = 1;
@@ -188,12 +188,12 @@ TEST(IndexThreadsTest, ASlotNamedTwiceIsLeftToOneThread) {
   EXPECT_TRUE(indexed.is_sound(6, 3));
 }
 
-#if !defined(__SANITIZE_THREAD__)  // TSan has no child of a process with threads
+#if !defined(__SANITIZE_THREAD__)  // TSan does not support forking a process with threads
 
 TEST(IndexThreadsTest, AChildIndexesThoughItsParentDidAtTheFork) {
   Indexed mine(10), its(200);
   std::atomic<bool> stop{false};
-  std::thread user([&] {  // has pages in hand nearly always, and never memory of malloc's
+  std::thread user([&] {  // nearly always holds pages, never memory from malloc
     const Tokens slot = {0};
     while (!stop) {
       mine.make_large(0);

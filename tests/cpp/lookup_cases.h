@@ -103,7 +103,7 @@ bool rows_of_every_length(const Visit& visit) {
   return true;
 }
 
-// Rows that repeat themselves: matches overlap the suffix, and reach max_n everywhere or only just not.
+// Periodic rows: matches overlap the suffix, and reach max_n everywhere or just miss it.
 template <class Visit>
 bool periodic_rows(const Visit& visit) {
   Random random(7);
@@ -143,7 +143,7 @@ bool rows_that_raise_the_bar(const Visit& visit) {
   return true;
 }
 
-// Exactly one occurrence, at every place of a row without any other.
+// Exactly one occurrence, at every position of a row.
 template <class Visit>
 bool single_occurrences(const Visit& visit) {
   for (const int64_t length : {20, 33, 34, 66, 131, 197}) {

@@ -17,7 +17,7 @@ class RowLookup {
 
   Draft operator()(const Tokens& tokens, const LookupOptions& options) {
     const int64_t length = length_of(tokens);
-    // Starts at any multiple of 4 bytes where the end is flush; both ends are where the row fills the memory.
+    // With a flush end the row may start at any multiple of 4 bytes. A row that fills the memory is flush at both ends.
     int32_t* row = flush_ == Flush::kEnd ? memory_.data() + memory_.size() - length : memory_.data();
     std::copy(tokens.begin(), tokens.end(), row);
     const auto num_tokens = static_cast<int32_t>(length);
@@ -45,7 +45,7 @@ class RowLookup {
 
 class LookupTest : public InstructionSetTest {
  protected:
-  // Compares with the definition: both matches, both edges. Alternates what else could be asked.
+  // Compares with the definition for both match policies and both edges. Alternates the other options.
   bool check(const Tokens& tokens, int64_t min_n, int64_t max_n) {
     for (const int32_t match_policy : {kEarliest, kLatest}) {
       LookupOptions options{min_n, max_n, kMaxDraftTokens, int64_t{1} << 40, match_policy, false};

@@ -130,7 +130,7 @@ TEST_P(NgramProposeTest, RowIndices) {
   in.rows = {{5, 6, 5}, {7, 8, 7}, {1, 2, 3}};
   in.lookup = options(1, 1, 1);
   EXPECT_EQ(propose(in).drafts, (Tokens{6, 8, -1}));
-  const std::vector<int64_t> order = {1, 2, 0, 1, 1};  // more requests than rows, and a row asked for again
+  const std::vector<int64_t> order = {1, 2, 0, 1, 1};  // more requests than rows, and a repeated row
   for (const Indices& indices : {Indices::of_int32(order), Indices::of_int64(order)}) {
     in.row_indices = indices;
     const ProposeResult got = propose(in);

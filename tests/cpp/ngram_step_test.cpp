@@ -213,7 +213,7 @@ TEST_P(NgramStepTest, RowsThatAreNone) {
   }
 }
 
-// Values are unspecified then; memory is not. (One thread: with several it would be a race, of the caller's making.)
+// Values are unspecified, but memory safety holds. (One thread: with several it would be a race of the caller's.)
 TEST_P(NgramStepTest, ARowAskedForTwiceIsMemorySafe) {
   StepInputs in;
   in.rows = {{1, 2, 1, 2}, {3}};

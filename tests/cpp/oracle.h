@@ -42,8 +42,8 @@ struct Draft {
 
 inline Draft no_draft(int64_t k) { return {Tokens(static_cast<size_t>(k), -1), 0, 0}; }
 
-// The tokens after an occurrence, up to the first one, read at a place of the row, for which `takes(j, place)` is
-// false.
+// The tokens after an occurrence, up to the first one for which `takes(j, place)` is false; `place` is its position in
+// the row.
 template <class Takes>
 Draft draft_behind(const Tokens& t, const Occurrence& found, const LookupOptions& o, const Takes& takes) {
   Draft draft = no_draft(o.k);
@@ -70,7 +70,7 @@ inline Draft expected_draft(const Tokens& t, const LookupOptions& o) {
   return draft_behind(t, found, o, [](int64_t, int64_t) { return true; });
 }
 
-// The candidate of a ladder: the latest of the occurrences that agree in the most of 1, 2, 4, 8, 16 tokens.
+// The candidate of a ladder: the latest occurrence with the longest match of 1, 2, 4, 8 or 16 tokens.
 inline Occurrence expected_candidate(const Tokens& t) {
   Occurrence best{-1, 0};
   int64_t best_size = 1;

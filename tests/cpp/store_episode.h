@@ -38,7 +38,7 @@ inline const std::pair<const char*, int64_t StoreReached::*> StoreReached::kName
 
 class StoreEpisode {
  public:
-  // nonsense: the store's words are overwritten between events; drafts then say nothing, and only stay in their place.
+  // nonsense: the store's words are overwritten between events; drafts then only have to stay within their tensor.
   StoreEpisode(Choices& choices, Flush flush, bool nonsense)
       : c_(choices),
         nonsense_(nonsense),
@@ -87,7 +87,7 @@ class StoreEpisode {
     return parts[5];
   }
 
-  // Numbers that need no choice, since a fuzzer has few bytes.
+  // Random numbers that use no choice, since a fuzzer has few bytes.
   uint32_t next() {
     return static_cast<uint32_t>((state_ = state_ * 6364136223846793005u + 1442695040888963407u) >> 33);
   }

@@ -77,7 +77,7 @@ TEST(ThreadPoolTest, ABusyPoolMakesNobodyWait) {
         },
         &shared);
   });
-  while (shared.inside != 2) std::this_thread::yield();  // both tasks at once: they are on threads of their own
+  while (shared.inside != 2) std::this_thread::yield();  // both tasks run at once, on different threads
   EXPECT_EQ(run(3), once_each(3));                       // would hang if it waited
   shared.leave = true;
   holder.join();
@@ -104,7 +104,7 @@ TEST(ThreadPoolDeathTest, OmpNumThreadsCountsElseTheCores) {
   EXPECT_EXIT(offers("many", CPU_COUNT(&cores)), testing::ExitedWithCode(0), "");
 }
 
-// TSan does not support what these test: it ends a child of a process with threads as soon as the child starts one.
+// TSan does not support these tests: it ends a process with threads' child as soon as the child starts a thread.
 #if !NGRAM_NPU_TSAN
 
 // The child's exit status shows whether its pool works. The alarm turns a deadlock into a signal.
@@ -146,7 +146,7 @@ TEST(ThreadPoolForkTest, ForkWhileOthersUseThePool) {
   std::vector<std::thread> users;
   for (int i = 0; i < 2; ++i) {
     users.emplace_back([&stop] {
-      // Nothing that allocates: only the pool's own state shall be caught half-way.
+      // Must not allocate: the fork may interrupt only the pool's own state.
       const Executor executor = numpy::pool_executor();
       while (!stop) executor.run(&executor, 2, [](void*, int32_t) {}, nullptr);
     });

@@ -42,7 +42,7 @@ class ThreadExecutor {
   int32_t tasks_ = 0;
 };
 
-// One thread after all, and the last task first: an executor promises no more.
+// Runs all tasks on one thread, the last one first: an executor promises no more.
 void run_backwards(const Executor*, int32_t num_tasks, void (*fn)(void*, int32_t), void* context) {
   for (int32_t task = num_tasks - 1; task >= 0; --task) fn(context, task);
 }
@@ -57,7 +57,7 @@ class ThreadsTest : public InstructionSetTest {
 
 INSTANTIATE_TEST_SUITE_P(Isa, ThreadsTest, testing::ValuesIn(instruction_sets()), name_of_instruction_set);
 
-// Rows of different lengths with work for several threads, and room for what is sampled.
+// Rows of different lengths with work for several threads, and room for the sampled tokens.
 struct Batch {
   static constexpr int64_t kRows = 48;
   static constexpr int64_t kCapacity = 14 * 1024;
@@ -73,7 +73,7 @@ struct Batch {
     }
     for (int64_t r = 0; r < kRows; ++r) {
       num_tokens[static_cast<size_t>(r)] = static_cast<int32_t>(kCapacity / 2 + r * kCapacity / (2 * kRows));
-      // Sampled is what follows somewhere in the row, so that most rows match and draft.
+      // Samples continue some position of the row, so that most rows match and draft.
       const int64_t from = r * kCapacity + 100 + random.below(kCapacity / 4);
       for (int64_t j = 0; j < r % (kWidth + 1); ++j) {
         sampled[static_cast<size_t>(r * kWidth + j)] = tokens[static_cast<size_t>(from + j)];
@@ -147,7 +147,7 @@ TEST_P(ThreadsTest, SeveralThreadsGiveWhatOneGives) {
     const Batch::Results proposed = batch().propose(nullptr, match_policy);
     int64_t drafted = 0;
     for (const int32_t count : stepped.num_draft) drafted += count > 0;
-    EXPECT_GT(drafted, Batch::kRows / 2);  // or the comparison would say little
+    EXPECT_GT(drafted, Batch::kRows / 2);  // or the comparison would show little
     ThreadExecutor threads(4);
     EXPECT_TRUE(batch().step(threads.get(), match_policy) == stepped);
     EXPECT_EQ(threads.tasks(), 3);
@@ -160,20 +160,20 @@ TEST_P(ThreadsTest, SeveralThreadsGiveWhatOneGives) {
 TEST_P(ThreadsTest, TheCallerLimitsTheThreads) {
   ThreadExecutor two(2);
   batch().propose(two.get(), kEarliest);
-  EXPECT_EQ(two.tasks(), 2);  // what the executor offers
+  EXPECT_EQ(two.tasks(), 2);  // the executor's limit
 
   ThreadExecutor many(64);
   batch().propose(many.get(), kEarliest);
-  EXPECT_EQ(many.tasks(), 3);  // what there is work for
+  EXPECT_EQ(many.tasks(), 3);  // enough work for three
 
   ThreadExecutor eager(64, kTokensPerThread / 4);
   batch().propose(eager.get(), kEarliest);
-  EXPECT_EQ(eager.tasks(), 15);  // executors differ in what is worth a thread
+  EXPECT_EQ(eager.tasks(), 15);  // this executor needs less work per thread
 
   ngram_npu_cpu_set_num_threads(2);
   EXPECT_EQ(ngram_npu_cpu_num_threads(), 2);
   batch().propose(many.get(), kEarliest);
-  EXPECT_EQ(many.tasks(), 2);  // what was allowed
+  EXPECT_EQ(many.tasks(), 2);  // the caller's limit
 
   ngram_npu_cpu_set_num_threads(1);
   const int32_t calls = many.calls();

@@ -48,7 +48,7 @@ def total(path: Path, **options: Any) -> ReplayFigures:
 def test_what_was_said_before_is_drafted(talks: Path) -> None:
     alone, live = total(talks, store=None), total(talks)
     assert alone.num_accepted_tokens == 0
-    # Of the third conversation; and of the fifth, which says what the second was asked later.
+    # Accepted in the third conversation, and in the fifth, which repeats the second's later prompt.
     assert live.num_accepted_tokens > 60
     assert live.num_requests == 5
     assert total(talks) == live
