@@ -56,7 +56,7 @@ def _run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
     def show(result: Result) -> None:
         print(*report.lines(result), sep="\n", flush=True)
         so_far.append(result)
-        if options.device != "cpu":  # time there is short, and a fault ends the process
+        if options.device != "cpu":  # device time is limited, and a fault ends the process
             write(so_far, {}, unfinished=True)
 
     print(report.header(), flush=True)
@@ -71,7 +71,7 @@ def _run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def _op(name: str, device: str) -> Op:
-    """The op on the device asked for; torch is needed on others than the CPU."""
+    """The op on the device asked for; devices other than the CPU need torch."""
     if device == "cpu":
         return OPS[name]
     try:
@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m tools.bench",
         description="Measures an op of ours and its peers, in turns, in one process.",
         epilog="ops: " + "; ".join(f"{op.name}: {op.help}" for op in OPS.values()),
-        argument_default=argparse.SUPPRESS,  # the defaults are those of Options
+        argument_default=argparse.SUPPRESS,  # Options has the defaults
     )
     add = parser.add_argument
     add("op", choices=list(OPS), metavar="OP", help="what to measure")

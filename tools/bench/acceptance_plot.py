@@ -1,5 +1,5 @@
-"""What drafting yields, set by set, and how far costs can be believed, drawn from a committed
-result file: ``python -m tools.bench.acceptance_plot``."""
+"""Plots the tokens per step that drafting yields on each set, and how well costs are calibrated,
+from a committed result file: ``python -m tools.bench.acceptance_plot``."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ PEERS = {
     "vllm-ngram-k8": ("vLLM's n-gram, k = 8", "D"),
     "arctic-local": ("suffix decoding, k = 8", "^"),
 }
-"""As the legend calls them, and their marks."""
+"""Their names in the legend, and their markers."""
 DRAWN = slice(3, None, 4)
-"""Limits 8, 16, ... 96: more would only be heavier."""
+"""Limits 8, 16, ... 96: more points would only make the file larger."""
 
 
 def draw(document: dict[str, Any]) -> Figure:
-    """A panel for each set, and one of predicted against actual acceptance."""
+    """One panel per set, and one of predicted against actual acceptance."""
     sets = [result for result in document["results"] if "whole_by_limit" in result]
     figure = Figure(figsize=(11, 8.5), layout="constrained")
     panels = list(figure.subplots(3, 4).flat)
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def lighter(svg: str) -> str:
     """The same picture in a third of the bytes: each style once, coordinates with one decimal, no
-    rotations by nothing and no groups that only have a name."""
+    rotations by 0 and no groups that only have a name."""
     svg = re.sub(r' transform="rotate\(-0 [^"]*"', "", svg)
     group = re.compile(r'<g(?: id="[^"]*")?>((?:(?!<g[ >]|</g>).)*)</g>', re.DOTALL)
     while (flat := group.sub(r"\1", svg)) != svg:  # innermost first

@@ -2,9 +2,9 @@
 
     python -m tools.bench.arctic_peer
 
-takes its source distribution from PyPI and compiles the suffix tree alone into build/arctic-peer,
-which git ignores: it is Snowflake's, and stays out of the repository. Needs cmake, ninja and a C++
-compiler.
+downloads its source distribution from PyPI and compiles only the suffix tree into
+build/arctic-peer, which git ignores: the code is Snowflake's and stays out of the repository. Needs
+cmake, ninja and a C++ compiler.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tools.bench.measure import Contestant
 from tools.bench.options import Options, UnavailableError
 
 VERSION = "0.3.0"
-NANOBIND = "2.9.2"  # which that version asks for
+NANOBIND = "2.9.2"  # required by that version
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "arctic-peer"
 DEPTH = 64
-"""Of a tree, and the longest context looked at: Arctic's default."""
+"""Depth of a tree, and the longest context it looks up: Arctic's default."""
 FACTOR, OFFSET, PROBABILITY = 1.0, 0.0, 0.1
 _TREES = f"depth {DEPTH}, factor {FACTOR:g}, probability {PROBABILITY:g}"
 DETAIL = f"arctic-inference {VERSION}, a tree for each conversation, {_TREES}"
@@ -40,7 +40,7 @@ GLOBAL_DETAIL = (
 
 
 def build() -> None:
-    """Everything below FOLDER."""
+    """Downloads and builds everything below FOLDER."""
     pip = [sys.executable, "-m", "pip"]
     source = f"arctic-inference=={VERSION}"
     fetch = ["download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", source]
@@ -64,7 +64,7 @@ def suffix_tree() -> Any:
     """Arctic's class SuffixTree.
 
     Raises:
-        UnavailableError: it was not built.
+        UnavailableError: It is not built.
     """
     found = sorted((FOLDER / "out").glob("_C.*"))
     spec = importlib.util.spec_from_file_location("arctic._C", found[0]) if found else None
@@ -76,8 +76,8 @@ def suffix_tree() -> Any:
 
 
 class SuffixDecoding:
-    """A proposer for `ngram_npu.replay.simulate`: a tree per row, which holds its conversation; one
-    besides for all, if they are to share what follows their first prompts."""
+    """A proposer for `ngram_npu.replay.simulate`: one tree per row, which holds its conversation.
+    If rows share what follows their first prompts, there is one more tree for all of them."""
 
     def __init__(self, k: int, *, shared: bool = False) -> None:
         self._k = k
@@ -129,8 +129,8 @@ class SuffixDecoding:
 
 
 class ArcticStep(Contestant):
-    """A step of all rows, called directly: what was sampled goes into each row's tree, which then
-    drafts. Trees are made anew for each lap, and all arguments beforehand, untimed."""
+    """A step of all rows, called directly: each row's tree takes the sampled tokens, then drafts.
+    New trees for each lap and all arguments are made beforehand, untimed."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
         self._workload = workload

@@ -1,4 +1,4 @@
-"""The README's curve, time per step against context, drawn from a committed result file:
+"""Plots the README's curve, time per step against context, from a committed result file:
 ``python -m tools.bench.curve``."""
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ LINES = {
     "ours:engine=scan": "ngram_npu, scan",
     "ours": "ngram_npu, index",
 }
-"""Contestants, slowest first, as the legend calls them."""
+"""Contestants, slowest first, with their names in the legend."""
 
 
 def draw(document: dict[str, Any]) -> Figure:
-    """Both axes logarithmic. The results are of one batch size, by context."""
+    """Both axes are logarithmic. The results have one batch size and are ordered by context."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
     contexts = [result["context"] for result in document["results"]]

@@ -1,4 +1,4 @@
-"""Rows of tokens, and the steps in which they grow."""
+"""Rows of tokens, and the steps by which they grow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tools.bench.options import BenchError, Options, Size
 Int32Array = npt.NDArray[np.int32]
 
 MAX_NEW_TOKENS = 3
-"""Tokens a row gains in a step: 1 to this, what a draft accepted now and then yields."""
+"""A row gains 1 to this many tokens per step, as if drafts were accepted now and then."""
 
 VOCAB_SIZE = 32_000
 PERIOD = 61
@@ -30,14 +30,14 @@ _DEFAULT_DATA = Path(__file__).parents[3] / "shared" / "data" / "replay"
 class Workload:
     """Contexts of one size and the steps that follow, the same for every contestant.
 
-    A row's buffer already holds the text that its steps will append; only its length says how far
-    the context goes. So a contestant that appends writes what is there, one that does not finds
-    the tokens in place, and all of them can share one buffer.
+    A row's buffer already holds the text that its steps will append; only its length says where
+    the context ends. A contestant that appends rewrites the same tokens, one that does not append
+    finds them in place, and so all of them can share one buffer.
 
     Attributes:
         token_ids: [B, S].
         lengths: [steps + 1, B], live lengths before each step and after the last.
-        sampled: [steps, B, M], the tokens each step appends, -1 behind them.
+        sampled: [steps, B, M], the tokens each step appends, padded with -1.
         describes: kind and source of the data, for the record.
     """
 
@@ -60,7 +60,7 @@ def default_data(path: Path | None) -> Path:
     """The folder given, else the recorded sets beside the repository.
 
     Raises:
-        BenchError: they are not there.
+        BenchError: The folder is missing.
     """
     if path is None and not _DEFAULT_DATA.is_dir():
         raise BenchError("no recorded sets here: --data says where they are")
@@ -69,11 +69,11 @@ def default_data(path: Path | None) -> Path:
 
 @functools.cache
 def load_corpus(path: Path | None) -> tuple[Int32Array, str]:
-    """Recorded conversations as one run of tokens, and what it was made from (for the record,
-    without private paths).
+    """Recorded conversations as one run of tokens, and a description of their source (for the
+    record, without private paths).
 
     Args:
-        path: a file or folder of conversations; None: the recorded sets where they lie beside the
+        path: a file or folder of conversations; None: the recorded sets if they lie beside the
             repository, else the sources of the Python standard library.
     """
     if path is None and _DEFAULT_DATA.is_dir():
@@ -97,7 +97,7 @@ def load_corpus(path: Path | None) -> tuple[Int32Array, str]:
 
 
 def make_workload(size: Size, options: Options) -> Workload:
-    """The same size and options give the same tokens and steps, in every process."""
+    """Deterministic: the same size and options give the same tokens and steps in every process."""
     rng = np.random.default_rng(SEED)
     steps = lap_steps(size.context)
     most = min(MAX_NEW_TOKENS, options.k + 1)
@@ -105,7 +105,7 @@ def make_workload(size: Size, options: Options) -> Workload:
     base = _base_lengths(size, rng)
     lengths = np.concatenate([base[None], base + counts.cumsum(0)]).astype(np.int32)
     # Rows of a real buffer are as wide as the longest context the server admits. An odd number of
-    # cache lines keeps the rows' beginnings off the same cache sets.
+    # cache lines keeps the starts of the rows out of the same cache sets.
     width = size.context + steps * MAX_NEW_TOKENS + MAX_NEW_TOKENS + options.k
     lines = -(-width // 16) | 1
     rows, source = _rows(base, lines * 16, options, rng)
@@ -121,14 +121,14 @@ def make_workload(size: Size, options: Options) -> Workload:
 
 
 def lap_steps(context: int) -> int:
-    """Steps from the base length to the reset: contexts may grow by an eighth, no more, or the
+    """Steps from the base length to the reset: contexts may grow by at most an eighth, else the
     figures would belong to another size."""
     return max(12, min(256, context // 8 // 2))
 
 
 def _base_lengths(size: Size, rng: np.random.Generator) -> Int32Array:
-    """Before the first step. The first row's is ``size.context``; of ragged rows few are as long,
-    and most some thirtieth of it."""
+    """Lengths before the first step. The first row's is ``size.context``; of ragged rows few are
+    that long, and most have about a thirtieth of it."""
     lengths = np.full(size.batch, size.context, np.int32)
     if size.lengths == "-ragged":
         spread = 1 + size.context * (1 / 64 + rng.pareto(1.2, size.batch - 1) / 32)
@@ -153,7 +153,7 @@ def _rows(
         return place.astype(np.int32), f"the ids 0 to {PERIOD - 1} over and over"
     if options.data_kind == "nomatch":
         rows = rng.integers(0, VOCAB_SIZE, shape, np.int32)
-        # From shortly before the end on, every id is new to its row: no suffix occurred before.
+        # Near the end of the context, every id is new to its row: no suffix occurred before.
         for row, fresh in zip(rows, np.maximum(0, lengths - options.max_n), strict=True):
             row[fresh:] = _NOMATCH_FIRST_ID + np.arange(width - fresh, dtype=np.int32)
         return rows, f"uniform over {VOCAB_SIZE} ids, then ids that never occurred before"

@@ -1,4 +1,4 @@
-"""What a measurement was taken with."""
+"""The machine and the software of a measurement."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tools.bench import vllm_peer
 def machine(device: str = "cpu") -> dict[str, Any]:
     """CPU model, cores this process may use, caches, instruction set in force; and the device."""
     found = environment.machine(None)
-    del found["threads"]  # a contestant's own affair
+    del found["threads"]  # each contestant records its own
     found |= {"caches": caches(), "instruction_set": _C.instruction_set()}
     if device != "cpu":
         from tools.bench.gpu.runtime import describe
@@ -39,7 +39,7 @@ def caches() -> dict[str, str]:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions by package, of what is there; vLLM's where it took part."""
+    """Versions of the installed packages; vLLM's if it took part."""
     others = ("numba", "triton", "torch_npu", "vllm-ascend", "triton-ascend", "transformers")
     found = environment.versions() | {name: environment.package_version(name) for name in others}
     found["vllm"] = vllm_peer.loaded_version()

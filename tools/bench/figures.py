@@ -13,7 +13,7 @@ _STEP = re.compile(r"\.?([^.\[\]]+(?:(?<==0)\.\d+)?)|\[(\d+)\]|\[([^=\]]+=[^\]]*
 
 def lookup(data: Any, path: str) -> Any:
     """The value at ``results[0].ratio.read``; ``[key=value,...]`` takes the one
-    entry that has these.
+    entry that has these values.
 
     Raises:
         LookupError: there is no such value, or more than one such entry.

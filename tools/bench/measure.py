@@ -24,18 +24,18 @@ Clock = Callable[[], int]
 
 
 class Contestant:
-    """One way of doing what a step asks for; the base does nothing and counts as ready.
+    """One way of doing a step's work; the base class does nothing and counts as ready.
 
-    The harness times ``function(*arguments(step))`` alone, the call and not the making of its
-    arguments. Steps of a lap come in order and each once: a contestant may keep state from one to
-    the next. The results of calls are dropped, except in the warm-up.
+    The harness times only the call ``function(*arguments(step))``, not the making of its arguments.
+    The steps of a lap come in order, each once, so a contestant may keep state from one to the
+    next. The results of calls are dropped, except in the warm-up.
 
     Attributes:
         name: short, the key in results.
         detail: what exactly it is, for the record.
-        function: what is timed.
-        calls: how often one timed call does the work, for work too short to time once.
-        semantics: contestants with equal semantics must draft the same; None: drafts nothing.
+        function: the timed function.
+        calls: repetitions of the work in one timed call, for work too short to time once.
+        semantics: contestants with equal semantics must draft the same; None: it does not draft.
     """
 
     name: str = ""
@@ -45,17 +45,17 @@ class Contestant:
     semantics: tuple[Any, ...] | None = None
 
     def activate(self) -> None:
-        """Called before its turn in a round: settings that others change too."""
+        """Called before its turn in a round; sets what other contestants change too."""
 
     def reset(self) -> None:
-        """Back to the workload's base lengths, before step 0 of a lap."""
+        """Goes back to the workload's base lengths, before step 0 of a lap."""
 
     def arguments(self, step: int) -> tuple[Any, ...]:
-        """What ``function`` is to be called with in this step."""
+        """The arguments of ``function`` in this step."""
         return ()
 
     def drafts(self, result: Any) -> Drafts:
-        """The drafts that a result holds, each without its unused places."""
+        """The drafts in a result, each without its unused places."""
         return []
 
 
@@ -79,7 +79,7 @@ class Measurement:
 class _Round:
     turns: dict[str, tuple[float, float]] = field(default_factory=dict)
     disturbance: float = 0.0
-    """Time waited for a core as a share of the time taken, of the turn where it is largest."""
+    """The largest share of a turn's time that was spent waiting for a core."""
 
     @property
     def calm(self) -> bool:
@@ -88,7 +88,7 @@ class _Round:
 
 def waited_ns() -> int:
     """How long the threads of this process have been ready to run without a core to run on; 0
-    where the system does not tell."""
+    if the system does not report it."""
     total = 0
     for file in Path("/proc/self/task").glob("*/schedstat"):
         try:
@@ -99,10 +99,10 @@ def waited_ns() -> int:
 
 
 class Spoiler:
-    """Puts the caches into the state asked for by reading other memory, and lets the cores idle."""
+    """Reads other memory to put the caches into the requested state, and lets the cores idle."""
 
     def __init__(self, cache: str, idle_ms: float) -> None:
-        # Ones and not zeros: untouched pages all map to one page of zeros, which evicts nothing.
+        # Ones, not zeros: untouched pages all map to one page of zeros, which evicts nothing.
         self._other = np.ones(CACHE_STATES[cache] // 8, np.int64)
         self._idle = idle_ms / 1e3
 
@@ -122,13 +122,13 @@ def measure(
 ) -> Measurement:
     """Measures the contestants, ours first in the list.
 
-    In each round all of them do the same steps, one contestant after the other; who begins changes
-    from round to round. The first step of a turn is not timed: it brings the contestant's own data
-    and code back after the other's turn (in a cold state the caches are spoiled after it).
+    In each round all of them do the same steps, one contestant after the other; the first one
+    changes from round to round. The first step of a turn is not timed: it loads the contestant's
+    data and code into the caches (a cold state evicts the data again after it).
 
-    A round in which this process had to wait for a core says more about the machine's other work
-    than about the contestants, and more about the slower one. Such rounds are repeated, up to a
-    limit; then the calmest count, and the result says how many of them were disturbed.
+    A round in which this process had to wait for a core measures the machine's other work, and
+    distorts the slower contestant's time more. Such rounds are repeated, up to a limit; then the
+    calmest rounds count, and the result says how many of them were disturbed.
 
     Args:
         lap: steps of the workload; at its end all go back to the base lengths, untimed.
@@ -142,7 +142,7 @@ def measure(
     steps = options.steps or _choose_steps(contestants, options, clock)
     result.steps = steps = min(steps, lap - 1)
     spoil = Spoiler(options.cache, options.idle_ms)
-    at = lap  # so that the first round begins with a reset
+    at = lap  # the first round begins with a reset
     rounds: list[_Round] = []
     collecting = gc.isenabled()
     gc.disable()
@@ -198,7 +198,7 @@ def _turn(
 
 
 def _check(contestants: Sequence[Contestant], result: Measurement) -> None:
-    """A few steps of all, untimed (numba compiles here), whose drafts are compared."""
+    """Runs a few untimed steps of all (numba compiles here) and compares their drafts."""
     agreement = Agreement()
     for contestant in contestants:
         contestant.activate()
@@ -216,7 +216,7 @@ def _check(contestants: Sequence[Contestant], result: Measurement) -> None:
 
 
 def _choose_steps(contestants: Sequence[Contestant], options: Options, clock: Clock) -> int:
-    """So many that the slowest contestant's turn takes some hundredths of a second."""
+    """As many as make the slowest contestant's turn take a few hundredths of a second."""
     slowest = 0.0
     for contestant in contestants:
         contestant.activate()

@@ -1,4 +1,4 @@
-"""What a run is asked to do: validated values, no behaviour."""
+"""A run's options: validated values, no behaviour."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHANGEABLE = {
     "sizes": "ngram_sizes",
     "min_draft_probability": "min_draft_probability",
 }
-"""What a variant of ours may change, and the field."""
+"""The options that a variant of ours may change, and their fields."""
 
 _SUFFIXES = {"": 1, "k": 1 << 10, "m": 1 << 20}
 
@@ -42,8 +42,8 @@ class UnavailableError(Exception):
 
 @dataclass(frozen=True)
 class Size:
-    """Requests in a batch and the tokens each has before the first step, or the longest has:
-    ``lengths`` is how the others are, "-ragged" or "-one-long"; empty: alike."""
+    """Requests in a batch, and the tokens of the longest before the first step. ``lengths`` says
+    how the others compare: "-ragged" or "-one-long"; empty: all the same."""
 
     batch: int
     context: int
@@ -80,19 +80,19 @@ class Options:
         peers: names of the op's peers, or ``ours:key=value,...``; None: the op's own.
         engine: one of the op's engines; empty: its first.
         min_n, max_n, k, match_policy: the lookup's arguments.
-        threads: most threads that ours may take; the peers keep their own defaults.
+        threads: the most threads that ours may use; the peers keep their own defaults.
         cache: state of the caches before each timed step.
         idle_ms: sleep before each timed step, so that worker threads fall asleep.
         rounds: measured rounds.
         steps: timed steps per round and contestant; 0: chosen by their duration.
-        data_kind: what the rows hold.
+        data_kind: contents of the rows.
         ngram_sizes: "consecutive" or "ladder"; a ladder has the index on the CPU only, and its own
             min_n, max_n, match_policy and overlap.
         min_draft_probability: of a ladder, as in `NgramConfig`; above 0 it implies one.
         data: folder or file of recorded conversations; None: the default.
         vllm_path: folder that contains ``vllm/``; None: an installed one.
-        device: where the operators run; on one that is not the CPU ``frontend``, ``threads`` and
-            ``idle_ms`` say nothing, and every cold state is one with an L2 that holds other data.
+        device: where the operators run; if not on the CPU, ``frontend``, ``threads`` and
+            ``idle_ms`` have no effect, and every cold state means an L2 with other data.
     """
 
     sizes: tuple[Size, ...] = ()
@@ -117,7 +117,7 @@ class Options:
 
     @property
     def lookup(self) -> dict[str, Any]:
-        """What every lookup takes by keyword, in its schema's order."""
+        """Keyword arguments of every lookup, in its schema's order."""
         if self.is_ladder:
             low_high = {"min_n": 1, "max_n": LADDER_MAX_N}
             return {**low_high, "k": self.k, "match_policy": 1, "overlap": True}
@@ -131,7 +131,7 @@ class Options:
 
     @property
     def ladder(self) -> dict[str, Any]:
-        """What a lookup from a ladder takes besides, in its schema's order."""
+        """Further keyword arguments of a lookup from a ladder, in its schema's order."""
         if not self.is_ladder:
             return {}
         if not self.min_draft_probability:
@@ -163,7 +163,7 @@ class Options:
         _check("data-kind", self.data_kind in DATA_KINDS, f"one of {', '.join(DATA_KINDS)}")
 
     def changed(self, text: str) -> Options:
-        """With ``key=value,...`` changed: how a variant of ours is named as a peer."""
+        """These options with ``key=value,...`` changed, as a variant of ours is named as a peer."""
         changes: dict[str, str | float] = {}
         for part in text.split(","):
             key, _, value = part.partition("=")

@@ -19,14 +19,14 @@ SCHEMA = 2
 _WIDTH = 160
 _PRIVATE = ("--json", "--data", "--vllm-path")
 _SETTINGS = ("cache", "idle_ms", "frontend", "engine", "data")
-"""What a comparison says of each size, though mostly it is the same for all."""
+"""Facts that a comparison reports for each size, though they are mostly the same for all."""
 
 
 def document(
     op: Op, arguments: Sequence[str], options: Options, results: list[Result], skipped: Skipped,
     note: str = "",
 ) -> dict[str, Any]:  # fmt: skip
-    """All that a run found, and with what."""
+    """A run's results, settings and environment."""
     settings = {
         "config": [options.min_n, options.max_n],
         "k": options.k,
@@ -62,7 +62,7 @@ def hoisted(results: list[Result]) -> tuple[dict[str, Any], list[Result]]:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """The command without what only says where things lie on one machine."""
+    """The command without options that only name places on one machine."""
     kept: list[str] = []
     drop = False
     for argument in arguments:
@@ -73,13 +73,13 @@ def command_line(arguments: Sequence[str]) -> str:
 
 
 def write(path: Path, found: dict[str, Any]) -> None:
-    """Whole, or not at all."""
+    """Writes the file atomically."""
     with atomic_output(path) as scratch:
         scratch.write_text(laid_out(found) + "\n", encoding="utf-8")
 
 
 def laid_out(value: Any, indent: int = 0) -> str:
-    """As JSON, with as much on a line as fits."""
+    """As JSON, with as much per line as fits."""
     flat = json.dumps(value, ensure_ascii=False)
     if not isinstance(value, (dict, list)) or indent + len(flat) <= _WIDTH:
         return flat

@@ -1,7 +1,7 @@
-"""Runs single files of vLLM where they lie, with stand-ins for the modules that they import.
+"""Runs single files of vLLM in place, with stand-ins for the modules that they import.
 
-Nothing of theirs is copied: the functions that are measured are those of the file. What it imports
-and never needs for them is replaced by names that may be called, subclassed and used as decorators.
+Nothing of theirs is copied: the measured functions are the file's own. Imports that these functions
+never need are replaced by names that can be called, subclassed and used as decorators.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from types import ModuleType
 from typing import Any
 
 Given = Mapping[str, Mapping[str, Any]]
-"""Module -> the names in it that must be more than stand-ins."""
+"""Module -> the names in it that need real definitions."""
 
 
 def run_file(file: Path, name: str, given: Given) -> ModuleType:
     """Executes ``file`` as a module called ``name``, with ``vllm`` made of stand-ins.
 
-    Whatever the file raises comes out. The module stays importable by its name: torch.compile
+    Exceptions of the file propagate. The module stays importable by its name: torch.compile
     looks functions up by their module.
     """
     spec = importlib.util.spec_from_file_location(name, file)
@@ -41,7 +41,7 @@ def run_file(file: Path, name: str, given: Given) -> ModuleType:
 
 
 class _Names(type):
-    """What a class's attributes are, such as ``tl.constexpr``: stand-ins themselves."""
+    """Makes a class's attributes, such as ``tl.constexpr``, stand-ins themselves."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("_"):
@@ -50,8 +50,8 @@ class _Names(type):
 
 
 class _Name(metaclass=_Names):
-    """Whatever the name stands for: a base class, generic or not; an object; a decorator, with or
-    without arguments, that leaves what it decorates as it is."""
+    """Works for any use of the name: as a base class, generic or not; as an object; as a decorator,
+    with or without arguments, that returns the decorated object unchanged."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -103,7 +103,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 @contextmanager
 def _stand_ins(given: Given) -> Iterator[None]:
-    """Within the block ``vllm`` (and ``torch`` where there is none) imports as stand-ins."""
+    """Within the block ``vllm`` (and ``torch`` if not installed) imports as stand-ins."""
     roots = ("vllm",) if importlib.util.find_spec("torch") else ("vllm", "torch")
     hidden = {n: m for n, m in sys.modules.items() if n.partition(".")[0] == "vllm"}
     for name in hidden:

@@ -1,4 +1,4 @@
-"""Figures of a sample of times, and the result of a comparison."""
+"""Statistics of a sample of times, and the result of a comparison."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tools.bench.options import BenchError, Options
 Drafts = list[list[int]]
 
 DIGITS = 5
-"""Significant digits kept in files: more would only show noise."""
+"""Significant digits kept in files: further ones are noise."""
 
 
 def rounded(value: float) -> float:
@@ -27,8 +27,8 @@ def spread(sample: Sequence[float]) -> dict[str, float]:
 
 
 def ratios(peer_us: Sequence[float], ours_us: Sequence[float]) -> dict[str, float]:
-    """Peer over ours, round by round: both were measured within moments of each other, so what
-    slowed the machine in a round hardly touches their quotient."""
+    """Peer over ours, round by round: both were measured close together in time, so a slowdown of
+    the machine in a round hardly affects their ratio."""
     return spread([p / o for p, o in zip(peer_us, ours_us, strict=True)])
 
 
@@ -44,11 +44,11 @@ class Agreement:
     def add(self, name: str, semantics: Hashable, made: list[Drafts]) -> None:
         """
         Args:
-            semantics: what contestants that ought to agree share.
+            semantics: a key shared by contestants that must agree.
             made: the drafts of each step.
 
         Raises:
-            BenchError: they differ from those of another with these semantics.
+            BenchError: They differ from another contestant's with the same semantics.
         """
         other, expected = self._seen.setdefault(semantics, (name, made))
         if made != expected:

@@ -3,7 +3,7 @@
     python -m tools.bench.vllm_engine MODEL ENGINE-ARGUMENTS
 
 The arguments are JSON. Every line of JSON on standard input is a batch, {"prompts": [[token, ...],
-...], "max_tokens": N}, and is answered by a line on standard output. What vLLM prints goes to
+...], "max_tokens": N}, and is answered by one line on standard output. vLLM's own output goes to
 standard error.
 """
 

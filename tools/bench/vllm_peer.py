@@ -3,7 +3,7 @@ its n-gram proposer for the CPU (numba).
 
     python -m tools.bench.vllm_peer FOLDER_THAT_CONTAINS_VLLM
 
-copies these files into build/gpu-peers, which git ignores: they are vLLM's, and stay out of the
+copies these files into build/gpu-peers, which git ignores: the files are vLLM's and stay out of the
 repository.
 """
 
@@ -37,14 +37,14 @@ FILES = {
     "update_num_computed_tokens_for_batch_change": Path(f"{_SPEC}/utils.py"),
     "ComputeSlotMappingKernel": Path("vllm/v1/worker/block_table.py"),
 }
-"""All that is taken of vLLM, and where it lies below the folder that contains it."""
+"""All files used from vLLM, and their paths below the folder that contains it."""
 
 
 def folder_of(path: Path | None) -> Path:
-    """``path``, else the environment variable's folder, else that of copies, else the installed.
+    """``path``, else the environment variable's folder, else the copies, else the installed vLLM.
 
     Raises:
-        UnavailableError: there is none.
+        UnavailableError: None of them exists.
     """
     named = path or os.environ.get(PATH_VARIABLE)
     if named or COPIES.is_dir():
@@ -70,13 +70,13 @@ _taken_from: list[Path] = []
 
 @functools.cache
 def take(folder: Path, name: str, given: Callable[[], Given] = dict) -> Any:
-    """One of FILES, out of its file. vLLM as a whole need not be importable.
+    """Loads one of FILES. vLLM as a whole need not be importable.
 
     Args:
-        given: what the file imports and needs, where stand-ins will not do.
+        given: modules that the file imports and for which stand-ins will not do.
 
     Raises:
-        UnavailableError: there is no such file, or it does not load.
+        UnavailableError: The file is missing or does not load.
     """
     file = folder / FILES[name]
     if not file.is_file():
@@ -90,13 +90,13 @@ def take(folder: Path, name: str, given: Callable[[], Given] = dict) -> Any:
 
 
 def loaded_version() -> str | None:
-    """Of the vLLM that took part in this process; there is one at most."""
+    """Version of the vLLM that took part in this process; there is at most one."""
     return version_in(_taken_from[-1]) if _taken_from else None
 
 
 class VllmNumba(Contestant):
     """``NgramProposer.propose`` as vLLM's runner calls it, with the thread count it chooses itself
-    (one). Its input is what the runner has at that point: the new tokens already in the rows."""
+    (one). Its input is the runner's at that point: the new tokens are already in the rows."""
 
     name = "vllm-numba"
 
@@ -147,7 +147,7 @@ def proposer_config(options: Options, capacity: int, batch: int) -> Any:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Takes what is run, and whose it is, along to a machine without a network."""
+    """Copies the files and the metadata of their vLLM, for a machine without a network."""
     whose = [f.relative_to(source) for f in source.glob("vllm*.dist-info/METADATA")]
     for file in (*FILES.values(), *whose):
         (target / file).parent.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
-// What each chip offers, as data: limits, and the element types of each call. Every row names where the fact stands in
-// the open Ascend C sources (paths below their impl/basic_api, CANN 9.1). A call on a type its chip lacks does not
+// What each chip offers, as data: limits, and the element types of each call. Every row names its source in the open
+// Ascend C code (paths below its impl/basic_api, CANN 9.1). A call on a type that its chip does not support does not
 // compile.
 #pragma once
 
@@ -39,8 +39,8 @@ constexpr Chip chip_of(int arch) {
 constexpr Chip kChip = chip_of(NGRAM_TWIN_CHIP);
 static_assert(kChip.arch != 0, "NGRAM_TWIN_CHIP names no chip of the table");
 
-// The same on all: kernel_macros.h QUE_MAX_EVENT (8), of which 6 and 7 are the framework's; kernel_utils_constants.h
-// for the rest.
+// The same on all chips. kernel_macros.h: QUE_MAX_EVENT (8), of which the framework keeps 6 and 7. The rest is in
+// kernel_utils_constants.h.
 constexpr int kEventIds = 6;
 constexpr int kMaxBuffers = 64;  // kernel_tpipe_impl.h:332
 constexpr uint32_t kBlockBytes = 32;
@@ -116,7 +116,7 @@ constexpr DtypeRow kDtypes[] = {
      C220 "binary_impl.h:271, " C310 "binary_continuous_impl.h:196, " M200 "binary_impl.h:219"},
     {Call::kMin, kArithmetic, kFloats | kIntegers, kArithmetic,
      C220 "binary_impl.h:331, " C310 "binary_continuous_impl.h:218, " M200 "binary_impl.h:266"},
-    // With a count the 2201 takes int32 too, runs it as int16 and so does half the data: not offered here.
+    // The count form on the 2201 accepts int32 but runs it as int16, so it covers half the data: not offered here.
     {Call::kAnd, k16Bits, kIntegers, k16Bits,
      C220 "binary_impl.h:391, " C310 "binary_continuous_impl.h:240, " M200 "binary_impl.h:313"},
     {Call::kOr, k16Bits, kIntegers, k16Bits,
@@ -152,7 +152,7 @@ constexpr DtypeRow kDtypes[] = {
 };
 
 // Casts, by source and destination, and whether they take a rounding mode, none, or either. int32 -> half exists on the
-// 2201 and 2002 but scales by a register that must be set before: not offered.
+// 2201 and 2002, but it scales by a register that must be set first: not offered.
 enum Rounding : uint32_t { kNever, kAlways, kEither };
 struct CastRow {
   Dtype from;

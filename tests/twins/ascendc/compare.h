@@ -28,7 +28,7 @@ bool compare(AscendC::CMPMODE mode, T a, T b) {
   }
 }
 
-// One bit an element, the lowest bit of a byte first. `bits` are the shadow bits of b's element i.
+// One bit per element, the lowest bit of a byte first. `bits` are the shadow bits of b's element i.
 template <class T, class At, class PoisonAt>
 void compare_bits(const char* what, const AscendC::LocalTensor<uint8_t>& dst, const AscendC::LocalTensor<T>& src0,
                   AscendC::CMPMODE mode, uint32_t count, At b_at, PoisonAt poison_at) {
@@ -84,8 +84,8 @@ To converted(From value, AscendC::RoundMode mode) {
   }
 }
 
-// What the reduction keeps in its own buffer, in elements: the passes of the device's library, each of which leaves a
-// value (and an index) per 256 bytes of the one before.
+// Elements of the work buffer that the reduction uses. Each pass of the device's library leaves one value (and one
+// index) per 256 bytes of the previous pass.
 template <class T>
 uint64_t reduce_workspace(uint64_t count, bool with_index) {
   constexpr uint64_t per_block = kBlockBytes / sizeof(T);
@@ -198,7 +198,7 @@ void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode&
                          [mode](U value) { return ngram_npu::twin::converted<T>(value, mode); });
 }
 
-// The device writes the first block by scalars and the rest by vectors, and orders the two itself.
+// The device writes the first block with scalars and the rest with vectors, and orders the two itself.
 template <class T>
 void CreateVecIndex(LocalTensor<T> dst, const T& firstValue, uint32_t count) {
   NGRAM_TWIN_OFFERED(kCreateVecIndex, T);

@@ -57,7 +57,7 @@ struct DataCopyPadExtParams {
 namespace ngram_npu::twin {
 
 // Blocks of `bytes`, `gm_pitch` apart in global memory and `ub_pitch` in UB, with `left` and `right` bytes around each
-// there. What fills up the last 32 bytes of a block is poison, or the padding that was asked for.
+// there. The filling of a block's last 32 bytes is poison, or the padding that was asked for.
 struct Blocks {
   uint64_t count;
   uint64_t bytes;

@@ -124,7 +124,7 @@ void Core::pipe_gone() {
 }
 
 void Core::issue(Pipe pipe, const char* what) {
-  constexpr uint64_t kMost = 20'000'000;  // fifty times what the largest batch of the tests takes
+  constexpr uint64_t kMost = 20'000'000;  // fifty times the count of the tests' largest batch
   NGRAM_TWIN_CHECK(++issued_ < kMost, "block %d: %s: the kernel does not seem to end", block_, what);
   pipe_ = pipe;
   what_ = what;
@@ -134,7 +134,7 @@ void Core::issue(Pipe pipe, const char* what) {
   }
   time_[kS] += model_.issue;
   time_[pipe] = std::max(time_[pipe], time_[kS]);
-  // It is issued after what S has waited for. Its stores S has not: they may still be on their way.
+  // It is issued after everything S has waited for. S has not waited for its own stores: they may be in flight.
   for (int q = 1; q < kPipes; ++q) clock_[pipe][q] = std::max(clock_[pipe][q], clock_[kS][q]);
   clock_[pipe][pipe] = ++tick_[pipe];
 }
@@ -252,7 +252,7 @@ uint8_t* Core::gm_scalar(uintptr_t at, uint64_t bytes, bool write) {
     NGRAM_TWIN_CHECK(races_allowed_ || !old,
                      "block %d: %s: the scalar cache holds an old copy of global memory that has changed since", block_,
                      what_);
-    // A cache may lose a line at any time: now the old copy is read, now what is there.
+    // A cache may evict a line at any time, so a read returns either the old copy or the present bytes.
     if (old && cached.dirty == 0 && issued_ % 2 == 0) gm_->load_line(line, cached.data);
     AccessLog::add(log_.reads, at, bytes, block_, 0);
   }

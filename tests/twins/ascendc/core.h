@@ -1,13 +1,13 @@
 // One simulated vector core: its unified buffer with a shadow, the order of its pipes, its event flags, its scalar
-// cache, and what all of that cost.
+// cache, and the cost of its work.
 //
-// The shadow holds a bit per bit of UB: 1 = never computed ("poison"). Calls hand poison on bit by bit where the
-// operation does; using it (a scalar read, a store to global memory, an index, a reduction) is a fault.
+// The shadow holds a bit per bit of UB: 1 = never computed ("poison"). Calls propagate poison bit by bit where
+// the operation does; using it (a scalar read, a store to global memory, an index, a reduction) is a fault.
 //
-// The order: each pipe has a clock, every instruction is a tick of it, and knows which tick of each other pipe came
-// before it. What the build inserts by itself orders V after V, and S after the others and before their next writes of
-// what S read. All else needs a queue, a flag or a barrier: data of another pipe whose tick is not known to be over is
-// a fault.
+// The order: each pipe has a clock. Every instruction is one tick, and knows which tick of each other pipe came before
+// it. The build itself orders V after V, S after the others, and S's reads before the others' next writes of the same
+// bytes. All else needs a queue, a flag or a barrier: using data of another pipe whose tick is not known to be over
+// is a fault.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +28,11 @@ enum class BufferState : uint8_t { kFree, kAllocated, kQueued };
 struct Buffer {
   uint32_t begin = 0;
   uint32_t bytes = 0;
-  uint32_t generation = 0;  // a tensor of an earlier one is stale
+  uint32_t generation = 0;  // a tensor of an earlier generation is stale
   BufferState state = BufferState::kFree;
   bool queued_ever = false;
   bool copies = true;  // whether the chip documents DataCopyPad for its position
-  // The flag that says its last user is done, of a free buffer of a queue: event and ID.
+  // For a free buffer of a queue: the flag (event and ID) that signals that its last user is done.
   struct {
     int event = -1;
     int id = 0;
@@ -65,7 +65,7 @@ class Core {
 
   void begin(const GlobalMemory* gm, int32_t block, int32_t blocks, uint32_t ub_bytes, const CostModel& model,
              bool races_allowed);
-  // Throws for what a kernel may not leave behind; takes the block's log and cost along.
+  // Ends the block: throws if the kernel left something it must not, and hands over the block's log and cost.
   void end(AccessLog& log, Cost& cost);
 
   int32_t block() const { return block_; }
@@ -77,13 +77,13 @@ class Core {
   Place allocate(int32_t index);
   void release(int32_t index);
   Place place(int32_t index) { return {buffer(index).begin, index, buffer(index).generation}; }
-  // Throws unless the place is of the buffer's present life.
+  // Throws unless the place belongs to the buffer's present generation.
   Buffer& live(const Place& place, const char* what);
   void pipe_made() { NGRAM_TWIN_CHECK(++pipes_made_ == 1, "TPipe: a second one in one kernel"); }
   void pipe_gone();
   void wait_until_emptied(int32_t index);
 
-  // One instruction of a pipe; the accesses that follow are its.
+  // Begins one instruction of a pipe; the accesses that follow belong to it.
   void issue(Pipe pipe, const char* what);
   // The accesses of the present instruction: in bounds, alive, aligned to `align`, ordered. They return UB memory.
   uint8_t* read(const Place& place, uint64_t bytes, uint32_t align = kBlockBytes) {
@@ -142,11 +142,11 @@ class Core {
   Pipe pipe_ = kS;
   const char* what_ = "";
   uint32_t tick_[kPipes] = {};
-  uint32_t last_write_[kPipes] = {};  // the tick of each pipe's last write to UB, wherever it was
+  uint32_t last_write_[kPipes] = {};  // the tick of each pipe's last write anywhere in UB
   uint32_t last_read_[kPipes] = {};
   uint32_t clock_[kPipes][kPipes] = {};  // [a][b]: the tick of b that a's next instruction comes after
   Flag flags_[kEvents][8];
-  uint8_t taken_[kEvents] = {};  // event IDs, a bit each
+  uint8_t taken_[kEvents] = {};  // event IDs in use, one bit each
 
   CostModel model_;
   double time_[kPipes] = {};

@@ -45,7 +45,7 @@ void GlobalMemory::load_line(uintptr_t line, uint8_t* data) const {
 void GlobalMemory::store_line(uintptr_t line, const uint8_t* data) const {
   const std::lock_guard<std::mutex> lock(lines_);
   for_each_part(line, [&](uint64_t i) {
-    // Unchanged bytes are left alone: they may lie in memory that the host cannot write.
+    // Unchanged bytes are not written: they may lie in memory that the host cannot write.
     if (*reinterpret_cast<uint8_t*>(line + i) != data[i]) *reinterpret_cast<uint8_t*>(line + i) = data[i];
   });
 }
@@ -58,9 +58,9 @@ void collect(std::vector<AccessLog>& logs, std::vector<Interval> AccessLog::* li
   std::sort(all.begin(), all.end(), [](const Interval& a, const Interval& b) { return a.begin < b.begin; });
 }
 
-// Every interval of `a` against every one of `b` that overlaps it and is another core's. Both sorted.
+// Compares every interval of `a` with every interval of `b` that overlaps it and belongs to another core. Both sorted.
 void check_pairs(const std::vector<Interval>& a, const std::vector<Interval>& b, const char* what) {
-  // The furthest end of b's intervals up to each, so that a search can stop.
+  // For each interval of b, the furthest end so far: it tells a search where to stop.
   std::vector<uintptr_t> reach(b.size());
   uintptr_t furthest = 0;
   for (size_t i = 0; i < b.size(); ++i) reach[i] = furthest = std::max(furthest, b[i].end);

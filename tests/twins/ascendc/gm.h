@@ -9,8 +9,8 @@
 
 namespace ngram_npu::twin {
 
-// `rows` runs of `row_bytes`, `pitch` apart: a tensor whose rows may be slices of a larger buffer. The gaps between are
-// not the launch's.
+// `rows` runs of `row_bytes`, `pitch` apart: a tensor whose rows may be slices of a larger buffer. The gaps between
+// rows do not belong to the launch.
 struct Region {
   const char* name;
   uintptr_t begin;
@@ -38,8 +38,8 @@ struct Interval {
 class AccessLog {
  public:
   std::vector<Interval> reads;          // by MTE2 and by S
-  std::vector<Interval> writes;         // by MTE3, and what S cleaned from its cache
-  std::vector<Interval> cleaned_lines;  // whole: they carry their other bytes along
+  std::vector<Interval> writes;         // by MTE3, and by S when it cleans its cache
+  std::vector<Interval> cleaned_lines;  // whole lines, unwritten bytes included
 
   static void add(std::vector<Interval>& to, uintptr_t at, uint64_t bytes, int32_t core, uint32_t tick) {
     if (!to.empty() && to.back().end == at && to.back().tick == tick) {
@@ -50,13 +50,13 @@ class AccessLog {
   }
 };
 
-// The most copies of all cores at one 512-byte line.
+// The largest number of copies, over all cores, at one 512-byte line.
 uint64_t copies_at_one_line(const std::vector<AccessLog>& logs);
 
-// Throws where two cores touched the same bytes and one of them wrote: nothing orders blocks of a launch.
+// Throws if two cores touched the same bytes and one of them wrote: nothing orders the blocks of a launch.
 void check_races(std::vector<AccessLog>& logs);
 
-// A core's scalar data cache: 64-byte lines, not coherent with the other cores' nor with DMA.
+// A core's scalar data cache: 64-byte lines, coherent neither with the other cores' caches nor with DMA.
 struct ScalarLine {
   uint8_t data[kScalarLine];
   uint64_t dirty = 0;  // bit per byte

@@ -1,5 +1,5 @@
-// A pointer into global memory that the kernels' scalars follow: every access through it is one of the core's, checked
-// and counted as GlobalTensor's are. Included before all else by the kernels' build (core/common.h takes it for Gm).
+// A pointer into global memory for the kernels' scalar code. The core checks and counts every access through it, as it
+// does GlobalTensor's. The kernels' build includes this file first (core/common.h uses it as Gm).
 #pragma once
 
 #include <cstddef>
@@ -8,14 +8,14 @@
 
 namespace ngram_npu::twin {
 
-// The bytes as this block's scalar cache has them; a store lands there.
+// Reads and writes go through this block's scalar cache.
 void scalar_load(const void* from, void* to, size_t bytes);
 void scalar_store(void* to, const void* from, size_t bytes);
 
 template <class T>
 class GmPointer;
 
-// What an index into it gives: read by conversion, written by assignment.
+// The result of indexing: read by conversion, written by assignment.
 template <class T>
 class GmReference {
  public:
@@ -43,7 +43,7 @@ class GmPointer {  // trivial, and of a pointer's bytes
   GmPointer(std::nullptr_t) : at_(nullptr) {}  // NOLINT
   explicit GmPointer(T* at) : at_(at) {}
   explicit GmPointer(uint64_t address) : at_(reinterpret_cast<T*>(address)) {}
-  // As pointers convert: to const, and to void; all else by a cast.
+  // Converts as a pointer does: implicitly to const and to void, otherwise by a cast.
   template <class U, std::enable_if_t<std::is_convertible_v<U*, T*>, int> = 0>
   GmPointer(GmPointer<U> other) : at_(other.raw()) {}  // NOLINT
   template <class U, std::enable_if_t<!std::is_convertible_v<U*, T*>, int> = 0>

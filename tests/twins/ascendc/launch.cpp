@@ -1,6 +1,6 @@
-// The twin's counterpart of csrc/ascendc/launch.cpp: carries the operators' plans out on simulated cores. The entry
-// points are the device library's; what a check said, what a launch cost and what machine is simulated come beside
-// them.
+// The twin's counterpart of csrc/ascendc/launch.cpp: runs the operators' plans on simulated cores. It has the device
+// library's entry points, and further ones for the last fault's message, the cost of launches and the machine that is
+// simulated.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -24,11 +24,11 @@ constexpr KernelFunction kKernels[] = {
 #undef NGRAM_TWIN_KERNEL
 };
 
-// One for the process: the last thing that went wrong, and what launches cost since it was asked.
+// State of the process: the last fault, and the cost of the launches since it was last read.
 struct State {
   std::mutex mutex;
   std::string fault;
-  Cost total;  // `cycles`: of the launches' slowest blocks, one launch after another
+  Cost total;  // `cycles`: the sum over launches of each one's slowest block
   uint64_t launches = 0;
   int64_t max_blocks = 0;  // of a launch
   std::atomic<bool> races_allowed{false};
@@ -57,8 +57,8 @@ void account(const Outcome& outcome) {
   s.max_blocks = std::max(s.max_blocks, static_cast<int64_t>(costs.size()));
 }
 
-// Small machines bring out of small tensors what large ones bring out of large: several tiles, passes and blocks. Where
-// a plan does not fit one it gets the next larger.
+// On a small machine, small tensors exercise what only large tensors would on a large one: several tiles, passes and
+// blocks. A plan that does not fit one machine gets the next larger one.
 template <class Params>
 ascendc::LaunchPlan plan_for(const Params& params, int64_t cores, uint64_t seed, ascendc::Machine& machine) {
   constexpr int64_t kCores[] = {1, 2, 7, 8, 40, 48};
@@ -72,7 +72,7 @@ ascendc::LaunchPlan plan_for(const Params& params, int64_t cores, uint64_t seed,
   }
 }
 
-// A lookup's plan with other spans and tiles, where the tests want a worse one.
+// Replaces a lookup's planned spans and tiles where a test asks for a worse plan.
 void worsen(const State& s, int64_t batch, ascendc::LaunchPlan& plan) {
   ascendc::LookupTiling tiling{};
   std::memcpy(&tiling, plan.args.tiling, sizeof(tiling));
@@ -94,7 +94,7 @@ int32_t carry_out(const Params& params) {
   }
   Regions regions;
   tensors(params, regions);
-  // Uninitialised, as an allocator's memory is; its neighbours are nobody's.
+  // Uninitialised, as an allocator's memory is; no tensor lies next to it.
   std::vector<uint64_t> workspace(static_cast<size_t>(plan.workspace_bytes + 7) / 8, 0xA5A5A5A5A5A5A5A5u);
   if (plan.workspace_bytes > 0) {
     plan.set_workspace(workspace.data());
@@ -130,23 +130,21 @@ int32_t carry_out(const Params& params) {
 NGRAM_NPU_ASCENDC_OPS(NGRAM_TWIN_ENTRY_POINT)
 #undef NGRAM_TWIN_ENTRY_POINT
 
-// How many vector cores the machine has from now on; 0: machines of several sizes take turns.
+// Sets the number of vector cores of the machine; 0: machines of several sizes take turns.
 NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_set_cores(int64_t cores) { ngram_npu::twin::state().cores = cores; }
 
-// How lookups are cut up from now on, instead of as planned: spans a row, fewer than there would be, and tokens a tile;
-// 0, 0: as planned.
+// Overrides how lookups are split: spans per row (fewer than planned) and tokens per tile. 0, 0: as planned.
 NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_set_lookup(int64_t spans, int64_t tile_tokens) {
   ngram_npu::twin::state().spans = spans;
   ngram_npu::twin::state().tile_tokens = tile_tokens;
 }
 
-// Whether launches may break the rules on who writes what, as those on class-B input do. They have to stay inside their
-// tensors all the same.
+// Whether launches may race, as launches on class-B input do. They must still stay inside their tensors.
 NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_allow_races(int32_t allowed) {
   ngram_npu::twin::state().races_allowed = allowed != 0;
 }
 
-// What the last check that failed said; empty where none did. Until the next call.
+// Message of the last failed check; empty if none failed. Valid until the next call.
 NGRAM_NPU_EXPORT const char* ngram_npu_ascendc_twin_fault() {
   static thread_local std::string copy;
   const std::lock_guard<std::mutex> lock(ngram_npu::twin::state().mutex);
@@ -154,15 +152,15 @@ NGRAM_NPU_EXPORT const char* ngram_npu_ascendc_twin_fault() {
   return copy.c_str();
 }
 
-// What the modelled cycles are made of: the members of CostModel, in order.
+// Sets the model's prices: the members of CostModel, in order.
 NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_set_model(const double* values) {
   static_assert(sizeof(ngram_npu::twin::CostModel) == 12 * sizeof(double));
   std::memcpy(static_cast<void*>(&ngram_npu::twin::state().model), values, sizeof(ngram_npu::twin::CostModel));
 }
 
-// What the launches since the last call of this cost, as 12 numbers: of all blocks the bytes from and to global memory,
-// copies, vector instructions, their repeats of 256 bytes, scalar accesses to UB and to global memory, of those the
-// cache misses, flags and barriers; modelled cycles, launches one after another; launches; blocks of the largest.
+// The cost of the launches since the last call of this, as 12 numbers. Sums over all blocks: bytes from and to global
+// memory, copies, vector instructions, their repeats of 256 bytes, scalar accesses to UB and to global memory, scalar
+// cache misses, flags and barriers. Then modelled cycles (summed over launches), launches, blocks of the largest.
 NGRAM_NPU_EXPORT void ngram_npu_ascendc_twin_take_cost(double* out) {
   using ngram_npu::twin::Cost;
   ngram_npu::twin::State& s = ngram_npu::twin::state();

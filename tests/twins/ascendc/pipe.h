@@ -85,7 +85,7 @@ void PipeBarrier() {
 inline int64_t GetBlockIdx() { return Core::current().block(); }
 inline int64_t GetBlockNum() { return Core::current().blocks(); }
 
-// A queue between two pipes: VECIN from MTE2 to V, VECOUT from V to MTE3. What the steps order is theirs alone.
+// A queue between two pipes: VECIN from MTE2 to V, VECOUT from V to MTE3. It orders only the steps between these pipes.
 template <TPosition pos, int32_t depth>
 class TQue {
   static_assert(pos == TPosition::VECIN || pos == TPosition::VECOUT, "the twin has queues at VECIN and VECOUT");
@@ -204,7 +204,7 @@ class TPipe {
     Core::current().pipe_made();
     current() = this;
   }
-  // Waits for what the queues' buffers were last used by, as the device's does.
+  // Waits for the last users of the queues' buffers, as the device's does.
   ~TPipe() noexcept(false) {
     current() = nullptr;
     if (std::uncaught_exceptions() > 0) return;

@@ -1,4 +1,4 @@
-// The tensors behind each operator's Params: what a launch may touch, and no byte more.
+// The tensors behind each operator's Params: the only bytes that a launch may touch.
 #pragma once
 
 #include <vector>
@@ -106,7 +106,7 @@ inline void tensors(const ComputeSlotMappingParams& p, Regions& r) {
 }
 
 inline void tensors(const CorrectSpecStateParams& p, Regions& r) {
-  r.add("positions", p.positions, p.slots.num_positions);  // before the slots' own, which are read-only
+  r.add("positions", p.positions, p.slots.num_positions);  // added before the slots' own region, which is read-only
   tensors(p.counts, r);
   tensors(p.slots, r);
   r.add("seq_lens", p.seq_lens, p.num_seq_lens);

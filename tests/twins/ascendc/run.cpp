@@ -12,7 +12,7 @@ namespace ngram_npu::twin {
 
 namespace {
 
-// A core's memory is costly to make: they are kept.
+// Allocating a core is expensive, so cores are kept and reused.
 class Cores {
  public:
   std::unique_ptr<Core> take() {

@@ -1,4 +1,4 @@
-// A launch on the twin: its blocks in shuffled order and on threads, one simulated core each.
+// A launch on the twin: its blocks run in shuffled order on threads, one simulated core each.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@
 namespace ngram_npu::twin {
 
 struct Outcome {
-  std::string fault;        // empty: nothing was wrong
+  std::string fault;        // empty: no fault
   std::vector<Cost> costs;  // per block
   uint64_t same_line = 0;   // the most copies that cores made at one 512-byte line of global memory
 };

@@ -15,7 +15,7 @@ U ScalarCast(T valueIn) {
   return ngram_npu::twin::converted<U>(valueIn, roundMode);
 }
 
-// The place of the lowest bit that is countValue, -1 without.
+// Position of the lowest bit equal to countValue; -1 if there is none.
 template <int countValue>
 int64_t ScalarGetSFFValue(uint64_t valueIn) {
   static_assert(countValue == 0 || countValue == 1, "a bit is 0 or 1");

@@ -1,4 +1,4 @@
-// The vector calls: element by element, with poison handed on.
+// The vector calls: element by element, with poison propagated.
 #pragma once
 
 #include "copy.h"
@@ -28,7 +28,7 @@ void store(uint8_t* at, uint64_t i, T value) {
   std::memcpy(at + i * sizeof(T), &value, sizeof(T));
 }
 
-// Operands may be the very same memory or apart; a partial overlap is forbidden.
+// Operands may be identical or disjoint; a partial overlap is forbidden.
 inline void check_overlap(const Core& core, const Place& dst, uint64_t dst_bytes, const Place& src, uint64_t src_bytes,
                           bool same_allowed) {
   if (same_allowed && dst.address == src.address) return;
@@ -42,7 +42,7 @@ inline uint64_t checked_count(const Core& core, int64_t count) {
   return static_cast<uint64_t>(count);
 }
 
-// dst[i] = f(a[i]); an element is poison where a's is.
+// dst[i] = f(a[i]); an element is poison if a's is.
 template <class D, class S, class F>
 void unary(const char* what, const AscendC::LocalTensor<D>& dst, const AscendC::LocalTensor<S>& src, int64_t count,
            F f) {
@@ -63,7 +63,7 @@ void unary(const char* what, const AscendC::LocalTensor<D>& dst, const AscendC::
   core.vector_cost(n * std::max(sizeof(D), sizeof(S)));
 }
 
-struct Elementwise {  // poison of a result, of values and poison of both operands: all of the element or nothing
+struct Elementwise {  // a result's poison from both operands' values and poison: the whole element or none
   template <class T>
   static void shadow(uint8_t* d, const uint8_t*, const uint8_t* as, const uint8_t*, const uint8_t* bs, uint64_t n) {
     for (uint64_t i = 0; i < n; ++i) {
@@ -72,7 +72,7 @@ struct Elementwise {  // poison of a result, of values and poison of both operan
     }
   }
 };
-struct AndBits {  // a 0 that is known hides poison
+struct AndBits {  // a known 0 hides poison
   template <class T>
   static void shadow(uint8_t* d, const uint8_t* a, const uint8_t* as, const uint8_t* b, const uint8_t* bs, uint64_t n) {
     for (uint64_t i = 0; i < n * sizeof(T); ++i)
@@ -199,7 +199,7 @@ void Or(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor
   ngram_npu::twin::binary<ngram_npu::twin::OrBits>("Or", dst, src0, src1, count,
                                                    [](T a, T b) { return static_cast<T>(a | b); });
 }
-// Bit by bit too: a bit of the result is poison where the source's is.
+// Also bit by bit: a bit of the result is poison if the source's is.
 template <class T>
 void Not(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t& count) {
   NGRAM_TWIN_OFFERED(kNot, T);

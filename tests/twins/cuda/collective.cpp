@@ -1,4 +1,4 @@
-// What the lanes of a warp do together.
+// Collective operations of a warp's lanes.
 #include "grid.h"
 
 namespace twin {
@@ -25,7 +25,7 @@ uint32_t matching(const Thread* lanes, uint32_t mask, uint64_t value) {
   return same;
 }
 
-// The lane that this one reads; itself where the shuffle leaves its segment.
+// The lane that this one reads; itself if the source lies outside its segment.
 int source_of(const Thread& t) {
   const int lane = t.lane(), first = lane - lane % t.width;
   switch (t.collective) {
@@ -124,7 +124,7 @@ bool finish_collective(Block& block, const Thread& last) {
     const Thread& other = lanes[lane];
     if (other.mask == mask && other.collective == last.collective) continue;
     all_here = false;
-    if ((other.mask >> last.lane() & 1u) != 0) {  // neither can ever go on
+    if ((other.mask >> last.lane() & 1u) != 0) {  // neither can ever continue
       throw violation_of("%s waits in %s at %s with mask %08x, %s in %s at %s with mask %08x", place_of(last).c_str(),
                          name_of(last.collective), place_of(last.site).c_str(), mask, place_of(other).c_str(),
                          name_of(other.collective), place_of(other.site).c_str(), other.mask);

@@ -1,4 +1,4 @@
-// What the tests say to the model and hear from it.
+// The tests' control of the model, and its reports to them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,12 +10,12 @@
 
 namespace twin {
 
-// How kernels are run from now on; at first as the library was built for.
+// Sets how kernels are run; the default is the mode that the library was built for.
 Options& options();
-// Launches that follow differ in order from those under another seed. The first is NGRAM_NPU_TWIN_SEED.
+// Sets the seed of the following launches' thread order. The first seed is NGRAM_NPU_TWIN_SEED.
 void set_seed(uint64_t seed);
-uint64_t next_seed();  // of the launch that begins
-// Keeps the error of a launch until it is asked for; returns it.
+uint64_t next_seed();  // for the launch that begins
+// Stores a launch's error until it is read; returns it.
 cudaError_t set_error(cudaError_t error, const std::string& what);
 // Notes which stream a launch was for.
 void note_stream(cudaStream_t stream);
@@ -24,12 +24,12 @@ void note_stream(cudaStream_t stream);
 
 #define NGRAM_TWIN_EXPORT extern "C" __attribute__((visibility("default")))
 
-// What the last launch that failed did wrong; empty where none has.
+// What the last failed launch did wrong; empty if none failed.
 NGRAM_TWIN_EXPORT const char* ngram_npu_cuda_twin_violation();
 NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_seed(uint64_t seed);
-// Adds up since the library was loaded: see Meetings.
+// Totals since the library was loaded: see Meetings.
 NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_meetings(int64_t* launches, int64_t* met);
-// The streams of the launches since the last call of this: as many as there is room for. Returns how many there were.
+// Writes the streams of the launches since the last call of this, up to the given room. Returns their number.
 NGRAM_TWIN_EXPORT int64_t ngram_npu_cuda_twin_streams(void** streams, int64_t room);
 // For watched launches: see watch.h.
 NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_allow_races(int32_t allowed);

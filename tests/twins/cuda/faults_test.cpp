@@ -1,4 +1,4 @@
-// Kernels that are wrong, each in one way, and what the model says of them.
+// Kernels that are wrong, each in one way, and the model's message for each.
 #include <sys/mman.h>
 
 #include "launching.h"
@@ -17,7 +17,7 @@ class CudaTwin : public ::testing::TestWithParam<Options> {
 INSTANTIATE_TEST_SUITE_P(Modes, CudaTwin, ::testing::Values(kFast, kResident),
                          [](const auto& mode) { return mode.param.yields ? "Resident" : "Fast"; });
 
-// Whatever is right has to pass.
+// A correct kernel must pass.
 __global__ void right(int* out, unsigned* counter) {
   __shared__ int sums[2];
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
@@ -220,7 +220,7 @@ TEST_P(CudaTwin, ShapesThatNoGpuTakes) {
   EXPECT_EQ(cudaGetLastError(), cudaErrorInvalidConfiguration);
 }
 
-// The launch after one that failed starts from nothing.
+// A launch after a failed one starts from a clean state.
 TEST_P(CudaTwin, GoesOnAfterAViolation) {
   ASSERT_NE(run({}, barrier_in_a_branch), cudaSuccess);
   int out[32] = {};
@@ -253,7 +253,7 @@ TEST_P(CudaTwin, OneBlockReliesOnAnother) {
   });
 }
 
-// The last block adds up what all brought, which without a fence may not have come yet.
+// The last block adds up all blocks' values, which without a fence may not have arrived yet.
 template <bool kFenced>
 __global__ void last_block_adds(unsigned* total, unsigned* arrived, unsigned* out) {
   atomicAdd(total, blockIdx.x + 1);
@@ -273,7 +273,7 @@ TEST(CudaTwinResident, AMissingFenceShows) {
   for (int i = 0; i < 200; ++i) EXPECT_FALSE(adds_wrongly<true>());
 }
 
-// Each block takes a turn at a counter, as if no other did between its load and its store.
+// Each block increments a counter as if no other did so between its load and its store.
 __global__ void not_atomic(unsigned* counter) {
   const unsigned before = *static_cast<volatile unsigned*>(counter);
   __threadfence();
@@ -288,8 +288,8 @@ TEST(CudaTwinResident, BlocksRunAtOnce) {
   });
 }
 
-// Each block has the total as of its own turn: the last to arrive has all of it, unless another took its turn and
-// arrived in between, and be it long after it.
+// Each block has the total as of its own turn. The last to arrive has all of it, unless another block took its turn
+// and arrived in between, however much later.
 __global__ void last_block_remembers(unsigned* total, unsigned* arrived, unsigned* out) {
   for (unsigned i = 0; i < 400 * blockIdx.x; ++i) __syncthreads();
   const unsigned mine = atomicAdd(total, blockIdx.x + 1) + blockIdx.x + 1;
@@ -304,7 +304,7 @@ TEST(CudaTwinResident, OneBlockPassesAnother) {
   });
 }
 
-// Which blocks met is counted: those of a row are to, or nothing is said of how they do.
+// Counts which blocks met: a row's blocks must meet, or the run tests nothing about how they cooperate.
 TEST(CudaTwinResident, BlocksThatMeetAreCounted) {
   const auto count = [](const Options& mode) {
     options() = mode;
@@ -333,7 +333,7 @@ TEST(CudaTwinStreams, AreRecorded) {
   EXPECT_EQ(ngram_npu_cuda_twin_streams(seen, 3), 0);
 }
 
-// Shared memory is a block's own, also while others run.
+// Shared memory is private to a block, even while others run.
 __global__ void own_shared_memory(unsigned* out) {
   __shared__ unsigned mine[64];
   mine[threadIdx.x] = blockIdx.x * 100 + threadIdx.x;

@@ -64,7 +64,7 @@ bool Stack::guards(const void* address) const {
 void Context::begin(const Stack& stack, void (*entry)()) {
   constexpr int kSaved = 6;
   auto* top = reinterpret_cast<void**>(stack.top());
-  *--top = nullptr;  // where a caller's return address would lie: the ABI wants 16-byte alignment above it
+  *--top = nullptr;  // in place of the return address: the ABI requires 16-byte alignment above it
   *--top = reinterpret_cast<void*>(entry);
   for (int i = 0; i < kSaved; ++i) *--top = nullptr;
   stack_pointer_ = top;

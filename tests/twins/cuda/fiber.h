@@ -1,5 +1,5 @@
-// A thread of control that is switched to and from by hand: thousands of switches cost what one between OS threads
-// does.
+// A thread of control that is switched by hand: thousands of such switches cost as much as one between OS
+// threads.
 #pragma once
 
 #include <cstddef>
@@ -27,12 +27,12 @@ class Stack {
   char* memory_;
 };
 
-// The point at which a suspended thread of control goes on.
+// The point at which a suspended thread of control resumes.
 class Context {
  public:
   // A context that begins in `entry`, which must not return.
   void begin(const Stack& stack, void (*entry)());
-  // Leaves the running thread of control in `from`, and goes on in `to`.
+  // Saves the running thread of control in `from`, and resumes `to`.
   static void switch_to(Context& from, Context& to);
 
  private:

@@ -14,7 +14,7 @@
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
-// The linker's names for the section's ends; absent where no kernel has shared memory.
+// The linker's names for the section's ends; absent if no kernel has shared memory.
 extern char shared_begin[] __asm__("__start_" NGRAM_TWIN_SHARED_SECTION) __attribute__((weak));
 extern char shared_end[] __asm__("__stop_" NGRAM_TWIN_SHARED_SECTION) __attribute__((weak));
 
@@ -42,7 +42,7 @@ class Grid {
     if (std::gcd(stride_, num_blocks_) != 1) stride_ = 1;
   }
 
-  // Runs all blocks; returns what rule was broken, or nothing.
+  // Runs all blocks; returns the rule that was broken, or nothing.
   std::string run() {
     while (violation_.empty() && (blocks_left_ > 0 || !resident_.empty())) {
       while (blocks_left_ > 0 && resident_.size() < window_) begin_block();
@@ -59,7 +59,7 @@ class Grid {
   bool yields() const { return options_.yields; }
   bool coin() { return random_.below(2) != 0; }
 
-  // Gives the running thread up; it goes on when its block is asked for it again.
+  // Suspends the running thread; it resumes when its block is scheduled again.
   void suspend() { Context::switch_to(current_->context, scheduler_); }
 
   void give_way() {
@@ -67,7 +67,7 @@ class Grid {
     suspend();
   }
 
-  // Now and then so long that other blocks come to the same word, and past it.
+  // Sometimes long enough for other blocks to reach the same word and go past it.
   void fall_behind() {
     current_->block->behind_until = steps_ + (1ull << random_.below(16));
     give_way();
@@ -98,7 +98,7 @@ class Grid {
     }
   }
 
-  // Who worked on a word last, of those that did so by atomic operations.
+  // Records the block that last worked on a word by an atomic operation.
   void note_atomic(const void* address) {
     const uint64_t me = current_->block->number;
     const auto [last, is_first] = atomics_by_.try_emplace(address, me);
@@ -113,7 +113,7 @@ class Grid {
     thread.late.clear();
   }
 
-  // Where only the thread's own block may count on them: other blocks may go on for long without.
+  // For an order within the thread's own block: other blocks may not see the operations for a long time.
   void finish_atomics_some_time() {
     while (!current_->late.empty() && random_.below(8) != 0) give_way();
     finish_atomics(*current_);
@@ -135,7 +135,7 @@ class Grid {
     block->running = num_threads_;
     block->at_barrier = 0;
     block->in_collective.assign(static_cast<size_t>((num_threads_ + kWarp - 1) / kWarp), 0);
-    block->shared.assign(shared_bytes(), static_cast<char>(random_.next()));  // whatever was there before
+    block->shared.assign(shared_bytes(), static_cast<char>(random_.next()));  // arbitrary initial contents
     for (int i = 0; i < num_threads_; ++i) {
       Thread& thread = block->threads[static_cast<size_t>(i)];
       const auto n = static_cast<unsigned>(i);
@@ -149,7 +149,7 @@ class Grid {
     resident_.push_back(std::move(block));
   }
 
-  // Lets one thread run until it gives way.
+  // Runs one thread until it yields.
   void step() {
     ++steps_;
     if (next_ >= resident_.size() || !is_ready(*resident_[next_]) || random_.below(4) == 0) choose_block();
@@ -244,8 +244,8 @@ class Grid {
   Random random_;
   Watch watch_{random_};
   uint32_t order_;           // 0: ascending, 1: descending, else: any
-  size_t window_;            // so many blocks are under way at once
-  uint64_t first_, stride_;  // blocks begin with number first_, then stride_ further, and so on round the grid
+  size_t window_;            // the number of blocks under way at once
+  uint64_t first_, stride_;  // blocks start at number first_ and advance by stride_ round the grid
   int num_threads_;
   uint64_t num_blocks_;
   uint64_t blocks_left_;
@@ -365,7 +365,7 @@ uint64_t collective(Collective kind, uint32_t mask, uint64_t value, int operand,
 uint32_t lanes_of_warp() { return lanes_that_run(*grid->current().block, grid->current().warp()); }
 
 void fence(Fence kind) {
-  if (kind != Fence::kBlock) {  // which is none for the other blocks
+  if (kind != Fence::kBlock) {  // a block's fence orders nothing for other blocks
     if (grid->watch() != nullptr) grid->watch()->fence(grid->current());
     grid->finish_atomics(grid->current());
   }
@@ -396,7 +396,7 @@ uint64_t atomic(void* address, int bytes, Apply apply, uint64_t operand, uint64_
   if (grid->yields() && grid->coin()) grid->fall_behind();
   Thread& t = grid->current();
   if (order.releases) grid->finish_atomics(t);
-  // What it did to this address before comes first; what it did to others may still wait.
+  // Its earlier operations on this address come first; those on other addresses may still wait.
   for (size_t i = 0; i < t.late.size(); ++i) {
     if (t.late[i].address != address) continue;
     t.late[i].apply(address, t.late[i].operand, t.late[i].other);
@@ -421,7 +421,7 @@ bool in_kernel() { return grid != nullptr && grid->running(); }
 
 std::string notice(void* address, size_t bytes, Access access) {
   if (!in_kernel() || grid->watch() == nullptr || grid->current().stack->holds(address)) return {};
-  // What is volatile may change between any two looks at it.
+  // A volatile value may change between any two reads.
   if (access == Access::kAtomicRead && grid->coin()) grid->give_way();
   try {
     grid->watch()->access(grid->current(), reinterpret_cast<uintptr_t>(address), bytes, access,

@@ -15,12 +15,12 @@ namespace twin {
 
 constexpr int kWarp = 32;
 
-// The order in which threads run, of which a kernel may assume nothing.
+// The order in which threads run. A kernel may assume nothing about it.
 struct Options {
-  // Several blocks are under way at once, how many is drawn for each launch; threads give way at atomics, fences and
+  // Several blocks are under way at once; their number is drawn for each launch. Threads yield at atomics, fences and
   // volatile accesses, and an atomic without a result takes effect late.
   bool yields = false;
-  bool watches = false;  // single accesses, which the kernels must be compiled to report
+  bool watches = false;  // checks single accesses; the kernels must be compiled to report them
 };
 
 constexpr Options kFast{false, false};
@@ -61,7 +61,7 @@ struct Thread {
   int number;  // in the block
   State state;
   Site site;  // where it waits
-  // What it brought to the barrier or collective that it waits in, and took from it.
+  // Its input to the barrier or collective that it waits in, and the result.
   Barrier barrier;
   Collective collective;
   uint32_t mask;
@@ -79,18 +79,18 @@ struct Block {
   uint64_t number;
   std::vector<Thread> threads;
   std::vector<int> runnable;
-  uint64_t behind_until = 0;            // which of the grid's steps: others go first
+  uint64_t behind_until = 0;            // a step of the grid: until then other blocks go first
   int running;                          // threads that have not left
   int at_barrier;                       // of these
   std::vector<uint32_t> in_collective;  // by warp: the lanes that wait
-  std::vector<char> shared;             // its shared memory, while another block has the section
+  std::vector<char> shared;             // its shared memory while another block occupies the section
   BlockWatch watch;
 
   int first_of_warp(int warp) const { return warp * kWarp; }
   int lanes_of_warp(int warp) const;
 };
 
-// Whether all lanes of a warp's collective have come; if so their values become its results. Throws what breaks a rule.
+// Whether all lanes of a warp's collective have arrived; if so, computes the results. Throws if a rule is broken.
 bool finish_collective(Block& block, const Thread& last);
 
 struct Violation {
@@ -98,15 +98,15 @@ struct Violation {
 };
 Violation violation_of(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-// Of the launches in which several blocks worked on one word by atomic operations, those in which two of them were
-// under way at once when they did.
+// Of the launches in which several blocks worked on one word by atomic operations, those in which two such blocks were
+// under way at once.
 struct Meetings {
   int64_t launches = 0;
   int64_t met = 0;
 };
 Meetings& meetings();
 
-// What the running thread does to memory; returns the rule that it breaks, or nothing.
+// Checks an access of the running thread; returns the rule that it breaks, or nothing.
 std::string notice(void* address, size_t bytes, Access access);
 bool in_kernel();
 

@@ -1,4 +1,4 @@
-// What the compiler calls in kernels built with -fsanitize=thread and -fsanitize=undefined, in the place of the
+// What the compiler calls in kernels built with -fsanitize=thread and -fsanitize=undefined, in place of the
 // sanitizers' own libraries.
 #include <dlfcn.h>
 
@@ -75,7 +75,7 @@ NGRAM_TWIN_HOOK __tsan_init() {}
 NGRAM_TWIN_HOOK __tsan_func_entry(void*) {}
 NGRAM_TWIN_HOOK __tsan_func_exit() {}
 
-// The first member of whatever data these get is the place in the source.
+// The first member of the data that these receive is always the place in the source.
 #define NGRAM_TWIN_UNDEFINED(name, ...)                                               \
   NGRAM_TWIN_HOOK __ubsan_handle_##name(const SourceLocation* where, ##__VA_ARGS__) { \
     undefined(where, "undefined behaviour (" #name ")");                              \

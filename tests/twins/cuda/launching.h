@@ -1,4 +1,4 @@
-// For tests: a launch in one line, and what is expected of one that is wrong.
+// For tests: a launch in one line, and the expectations on a wrong kernel.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ cudaError_t run(const Launch& shape, void (*kernel)(P...), A... arguments) {
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
 
-// The kernel breaks a rule whatever the order, and the message says which.
+// The kernel breaks a rule in every order, and the message names it.
 template <class... A>
 void expect_caught(const std::string& message, const Launch& shape, A... arguments) {
   for (int i = 0; i < 20; ++i) {
@@ -39,7 +39,7 @@ void expect_right(const Launch& shape, A... arguments) {
   }
 }
 
-// In some order the kernel's result is wrong; `wrong` runs it and looks.
+// The kernel's result is wrong in some order; `wrong` runs it and checks.
 template <class Wrong>
 void expect_wrong_in_some_order(const Wrong& wrong) {
   int count = 0;

@@ -1,4 +1,4 @@
-// The host side of CUDA's runtime, and of the model's control.
+// The host side of CUDA's runtime and of the model's control.
 #include <cstdlib>
 #include <cstring>
 

@@ -1,4 +1,4 @@
-// Each operator's launches are all for the stream that the operator was given.
+// All launches of an operator go to the stream that it was given.
 #include <vector>
 
 #include "core/correct_spec_state.h"
@@ -15,7 +15,7 @@ using namespace ngram_npu;
 
 namespace {
 
-// Nothing to do, or as little as an operator takes.
+// No work, or as little as an operator accepts.
 int32_t out[8];
 void outputs_of(NgramProposeParams& p) {
   p.batch = 1;

@@ -87,7 +87,7 @@ void Watch::syncwarp(Block& block, int warp, uint32_t lanes) {
   }
 }
 
-// All that happened before what the thread does next, its own doings included.
+// Everything that happened before the thread's next access, its own accesses included.
 Known Watch::all_before(Thread& t) {
   BlockWatch& block = t.block->watch;
   ThreadWatch& thread = block.threads[static_cast<size_t>(t.number)];
@@ -150,7 +150,7 @@ void Watch::look_at(Granule& granule, const Stamp& now, const Thread& thread, ui
           place_of(thread).c_str(), verb(now.access), memory, reinterpret_cast<void*>(address), before.thread,
           static_cast<unsigned long long>(before.block), verb(before.access));
     }
-    // A read must not displace a write: others may yet have to be compared with it.
+    // A read must not replace a recorded write: later accesses must still be compared with that write.
     const bool covered = (before.bytes & ~now.bytes) == 0 && (writes(now.access) || !writes(before.access)) &&
                          is_atomic(before.access) == is_atomic(now.access);
     if (covered && (mine || (writes(now.access) && ordered(before, thread)))) room = &before;

@@ -1,11 +1,11 @@
-// What is noticed of single memory accesses, where the kernels are compiled to report them: races, shared memory that
-// nobody wrote, and whatever lies outside the tensors of the call.
+// Checks of single memory accesses, for kernels compiled to report them: races, reads of unwritten shared memory, and
+// accesses outside the tensors of the call.
 //
-// Two accesses of one byte, not both reads and not both atomic, need an order that does not depend on luck: the same
+// Two accesses of one byte, not both reads and not both atomic, need an order that does not depend on timing: the same
 // thread; a barrier of their block, or a __syncwarp of their warp, between them; or a fence after the first, an atomic
 // operation, one that comes after it on the same address, and a fence before the second; or such operations that
 // release and acquire by themselves. A barrier before the fence makes it count for the whole block. Shuffles and votes
-// order nothing (CUDA programming guide, warp functions), nor does a fence that is the block's alone.
+// order nothing (CUDA programming guide, warp functions), nor does a fence of block scope.
 #pragma once
 
 #include <array>
@@ -23,10 +23,10 @@ struct Block;
 struct Thread;
 class Random;
 
-// kConstantRead: through a cache that no write reaches.
+// kConstantRead: through a cache that writes do not update.
 enum class Access : uint8_t { kRead, kWrite, kAtomicRead, kAtomicWrite, kConstantRead };
 
-// A tensor of the caller's in the buffer it is a part of. What else lies in the buffer is nobody's business.
+// A caller's tensor inside a larger buffer. The launch must not touch the rest of the buffer.
 struct Region {
   uintptr_t owner, owner_bytes;
   uintptr_t first;  // of the rows
@@ -34,8 +34,8 @@ struct Region {
   bool writable;
 };
 
-// What one thread can be sure has happened: of each block all before its nth barrier, of single threads all before a
-// time of theirs.
+// What is known to have happened before a thread's next access: for each block, everything before its nth barrier; for
+// single threads, everything before a time on their clocks.
 struct Known {
   std::map<uint64_t, uint32_t> blocks;
   std::map<uint64_t, uint32_t> threads;
@@ -44,12 +44,12 @@ struct Known {
 };
 
 struct ThreadWatch {
-  uint32_t time = 1;                       // moves on at fences and __syncwarps
-  std::array<uint32_t, 32> lanes{};        // of each lane of the warp, all up to this time is known
-  Known known, seen_by_atomics, released;  // released: what an atomic operation now passes on
+  uint32_t time = 1;                       // advances at fences and __syncwarps
+  std::array<uint32_t, 32> lanes{};        // per lane of the warp: the time up to which its accesses are known
+  Known known, seen_by_atomics, released;  // released: what an atomic operation would pass on now
 };
 
-// One access, remembered.
+// One recorded access.
 struct Stamp {
   uint64_t block;
   uint32_t thread, barriers, time;
@@ -83,7 +83,7 @@ class Watch {
   void fence(Thread& thread);
   // Throws Violation. `shared`: where the block's shared memory begins.
   void access(Thread& thread, uintptr_t address, size_t bytes, Access access, uintptr_t shared, size_t shared_bytes);
-  // An atomic operation passes on what its thread released, and learns what others did.
+  // An atomic operation passes on what its thread released, and receives what others released.
   void pass_on(Thread& thread, uintptr_t address, Ordering order);
 
  private:
@@ -98,9 +98,9 @@ class Watch {
   std::unordered_map<uintptr_t, Known> passed_on_;
 };
 
-// For the launches that follow, until forgotten.
+// Applies to the following launches, until cleared.
 std::vector<Region>& regions();
-// Where the caller broke the rules himself (one row given twice), races are his.
+// If the caller broke the rules (for example gave one row twice), races are not the kernel's fault.
 bool& races_are_allowed();
 
 }  // namespace twin

@@ -1,4 +1,4 @@
-// Kernels that touch memory wrongly, and others that do not.
+// Kernels that access memory wrongly, and correct ones.
 #include "launching.h"
 #include "watched_kernels.h"
 
@@ -39,7 +39,7 @@ TEST_F(CudaTwinWatch, ASyncwarpOrdersAWarpAndNoMore) {
 
 TEST_F(CudaTwinWatch, WithoutEitherIsARace) {
   expect_caught("global memory", {1, 32}, neighbour, ints(), staging_.data(), Order::kNone);
-  // Before anybody wrote it, or after, but then in no order.
+  // A read before any write, or after one but unordered.
   expect_caught("shared memory", {1, 32}, neighbour_in_shared_memory, ints(), Order::kNone);
   expect_caught("race: ", {1, 32}, overwrites_what_others_read, ints(), staging_.data(), Order::kNone);
   expect_caught("race: ", {1, 32}, shuffle_is_no_barrier, ints());
@@ -110,7 +110,7 @@ TEST_F(CudaTwinWatch, SharedMemoryThatNobodyWrote) {
   expect_caught("at offset", {1, 64}, reads_unwritten_shared_memory, ints());
 }
 
-// Rows of three in a buffer of rows of five, the first of which begins at one.
+// Rows of three elements in a buffer with rows of five, starting at element one.
 TEST_F(CudaTwinWatch, OnlyTensorsMayBeTouched) {
   int buffer[15] = {};
   int out = 0;

@@ -1,4 +1,4 @@
-// Kernels compiled to report their accesses: right ones, and others each wrong in one way.
+// Kernels compiled to report their accesses: correct ones, and others that are each wrong in one way.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,7 +11,7 @@ __global__ void neighbour_in_shared_memory(int* out, Order order);
 __global__ void overwrites_what_others_read(int* at, int* out, Order order);
 __global__ void shuffle_is_no_barrier(int* staging);
 
-// The last block reads what all wrote. Each flag leaves one thing out.
+// The last block reads what all wrote. Each flag that is false leaves out one thing.
 struct LastBlock {
   bool barrier = true, fence_before = true, fence_after = true, barrier_after = true;
   bool of_device = true;  // the fences

@@ -10,12 +10,12 @@ import pytest
 if TYPE_CHECKING:
     from engine_runs import Run
 
-# This folder is called as vLLM is, so that a search may find it; the real one has a loader.
+# The search may find the folder `vllm` above, which has no loader; the real package has one.
 _found = importlib.util.find_spec("vllm")
 HAVE_VLLM = _found is not None and _found.loader is not None
 if HAVE_VLLM:
-    # Before vLLM is imported, and only where it is: every test session loads this file. One thread:
-    # no waiting for threads where a core has other work, and the same sums in the same order.
+    # Set before vLLM is imported, and only if it is installed: every test session loads this file.
+    # One thread: no waiting for threads on a busy core, and sums always in the same order.
     os.environ.update(
         VLLM_ENABLE_V1_MULTIPROCESSING="0",
         HF_HUB_OFFLINE="1",
@@ -49,8 +49,8 @@ def runs(model: Path) -> Runs:
     return Runs(model)
 
 
-# Seeded requests end vLLM's CPU runner (0.32.0) where one is prefilled in chunks, with or without
-# speculation, so that theirs is an engine without.
+# Seeded requests crash vLLM's CPU runner (0.32.0) if one of them is prefilled in chunks, with or
+# without speculation, so they get an engine without chunked prefill.
 ENGINES: list[tuple[list[str], dict[str, Any]]] = [
     (["greedy", "structured", "logprobs"], {}),
     (
@@ -65,7 +65,7 @@ ENGINES: list[tuple[list[str], dict[str, Any]]] = [
 
 
 class Runs:
-    """What each method made of each set of requests; each engine is started once."""
+    """Each method's results for each set of requests; each engine is started once."""
 
     def __init__(self, model: Path) -> None:
         self._model = model

@@ -1,5 +1,5 @@
-"""Mends two faults of vLLM's CPU platform (0.32.0) that have nothing to do with who drafts, and
-lets it schedule asynchronously, which it does not by itself."""
+"""Repairs two faults of vLLM's CPU platform (0.32.0) that do not depend on the drafter, and lets
+it schedule asynchronously, which it does not support by itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _expand(
     **__: Any,
 ) -> None:
     """Each request's value at each of its drafted positions. vLLM's writes them to a copy that is
-    lost: temperature, top_k and top_p there are what memory held before."""
+    dropped: temperature, top_k and top_p there are uninitialised memory."""
     counts = torch.diff(cu_num_tokens, prepend=cu_num_tokens.new_zeros(1))
     replaced = torch.where(values == replace_from, replace_to, values)
     output.copy_(replaced.repeat_interleave(counts))
@@ -31,14 +31,14 @@ def _expand(
 
 cpu_triton_utils._expand_kernel_impl = _expand
 
-# A worker looks through all modules when it starts, and trips over numba's. What it does there
-# holds for the process, so it is done before numba comes in, and once.
+# A worker searches all modules when it starts, and fails on numba's. The search takes effect for
+# the whole process, so it is done once, before numba is imported.
 current_platform.register_triton_kernel_overrides()
 type(current_platform).register_triton_kernel_overrides = classmethod(lambda cls: None)
 
 
 class Event:
-    """In a device's place: what is recorded is done. Counts who waits for it."""
+    """Replaces a device's event: recorded work is already done. Counts the waits."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.waits = 0
@@ -55,7 +55,7 @@ class Event:
 
 
 class Stream:
-    """Runs what it is given at once."""
+    """Runs its work immediately."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
@@ -76,8 +76,8 @@ _zeros = torch.zeros
 
 @contextmanager
 def asynchronous() -> Iterator[None]:
-    """Asynchronous scheduling on the CPU platform, which otherwise switches it off. What stands in
-    for streams, events and pinned memory stays, as what vLLM itself puts there does."""
+    """Asynchronous scheduling on the CPU platform, which otherwise switches it off. The stand-ins
+    for streams, events and pinned memory stay in place, like vLLM's own."""
     platform = type(current_platform)
     check = platform.check_and_update_config.__func__
 
@@ -100,8 +100,8 @@ _for_good = ExitStack()
 
 
 def register() -> None:
-    """The same for the whole of a process: the entry point below ``site``, which vLLM loads in each
-    of its processes that has that folder on its path. May be called again."""
+    """The same for a whole process: the entry point below ``site``, which vLLM loads in each of its
+    processes with that folder on its path. May be called again."""
     if not hasattr(register, "done"):
         register.done = True  # type: ignore[attr-defined]
         _for_good.enter_context(asynchronous())

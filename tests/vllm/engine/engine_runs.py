@@ -1,4 +1,4 @@
-"""vLLM's engine in this process, with one drafter or another, and what it put out and drafted."""
+"""vLLM's engine in this process with a choice of drafters, and its outputs and drafts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import cpu_platform  # before what brings numba in
+import cpu_platform  # before modules that import numba
 import pytest
 import torch
 from ngram_npu.vllm import engines, plugin, v1
@@ -73,8 +73,8 @@ def custom_class(model: str, **more: Any) -> Method:
 
 LADDER = {"sizes": "ladder", "min_draft_probability": 0.177}
 
-# Both engines, without a run for each method with each: the class looks up in an index, what is
-# plugged in scans.
+# Covers both engines without running each method with each: the class uses the index, the plugin
+# scans.
 METHODS = {
     "none": Method(),
     "ngram": Method({"method": "ngram", "num_speculative_tokens": K, **LOOKUP}),
@@ -113,7 +113,7 @@ METHODS = {
 
 @dataclass
 class Output:
-    """What one request, or one of its n samples, got."""
+    """Output of one request, or of one of its n samples."""
 
     token_ids: list[int]
     text: str
@@ -124,25 +124,25 @@ class Output:
 
 @dataclass
 class Run:
-    """What one batch of requests got from one engine."""
+    """Results of one batch of requests from one engine."""
 
     outputs: list[list[Output]]
     drafts: dict[str, dict[int, list[int]]]
-    """By request and sample: the draft at each length of the row at which something was sampled."""
+    """By request and sample: the draft at each row length at which something was sampled."""
     mismatches: list[str]
-    """Where a draft was not what the stock class makes of the same rows."""
+    """Drafts that differ from the stock class's drafts for the same rows."""
     preemptions: int
     accepted: int
     discarded_rows: int
-    """Rows that a step of their prefill left without a sampled token."""
+    """Rows without a sampled token in a step of their prefill."""
     filled_up: int
     """Padded drafts that end in the newest token, and begin with another."""
     waits: int
-    """Of the host for the number of drafts, under asynchronous scheduling."""
+    """Waits of the host for the number of drafts, under asynchronous scheduling."""
     steps: int
 
     def differing(self, other: Run) -> list[int]:
-        """The requests whose tokens, text or end are not the same."""
+        """The requests whose tokens, text or finish reason differ."""
         return [
             i
             for i, (a, b) in enumerate(zip(self.outputs, other.outputs, strict=True))
@@ -176,7 +176,7 @@ class Engine:
             self.drafter.propose = recorder(self.drafter.propose)
 
     def run(self, requests: Sequence[Request]) -> Run:
-        """All of the requests at once, from an empty prefix cache."""
+        """Runs all of the requests at once, from an empty prefix cache."""
         assert self.llm.reset_prefix_cache()
         self._drafts, self._mismatches, self._discarded_rows = {}, [], 0
         self._filled_up = 0
@@ -226,7 +226,7 @@ class Engine:
         return recorded
 
     def _async_recorder(self, propose: Callable[..., Any]) -> Callable[..., Any]:
-        """As the other, of tensors; what was padded is left away."""
+        """Like the other, for tensors; padding is left out."""
         stock: Any = None
         if _is_ours(self.drafter):
             stock = STOCK_ASYNC(self.llm.llm_engine.vllm_config, torch.device("cpu"), self.runner)
@@ -256,7 +256,7 @@ class Engine:
         return recorded
 
     def _waits(self) -> int:
-        """For the event behind which the number of drafts is; None, where nobody may wait."""
+        """Waits for the event of the number of drafts; None if nobody may wait."""
         event = getattr(self.runner, "_num_valid_draft_tokens_event", None)
         return 0 if event is None else event.waits
 
@@ -285,12 +285,12 @@ def _output(sample: Any) -> Output:
 def engine(
     model: Path, method: Method, drafter: type | None = None, **options: Any
 ) -> Iterator[Engine]:
-    """An engine for the block; with a plugged method, the stock classes are replaced meanwhile, by
-    ``drafter`` the asynchronous one."""
+    """An engine for the block; with a plugged method, the stock classes are replaced meanwhile, the
+    asynchronous one by ``drafter``."""
     with ExitStack() as stack:
         patched = stack.enter_context(pytest.MonkeyPatch.context())
         for module, name in REPLACED:
-            patched.setattr(module, name, getattr(module, name))  # to be put back
+            patched.setattr(module, name, getattr(module, name))  # to be restored
         patched.setattr(engines, "SCANNED_TOKENS", -1)  # tests have few tokens
         if method.plugged:
             plugin.install()

@@ -35,7 +35,7 @@ class Server:
                 env={
                     **os.environ,
                     "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-                    # Else every engine takes the same core, whoever else is there.
+                    # Else every engine takes the same core, even a busy one.
                     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
                     **environment,
                 },
@@ -61,7 +61,7 @@ class Server:
         return text.decode()
 
     def counters(self) -> dict[str, float]:
-        """What `/metrics` says, summed over labels."""
+        """Values from `/metrics`, summed over labels."""
         found: dict[str, float] = {}
         for line in self.get("metrics").splitlines():
             if not line.startswith("#"):
@@ -70,7 +70,7 @@ class Server:
         return found
 
     def stop(self) -> None:
-        """The process and those that it started."""
+        """The process and its children."""
         for sign in (signal.SIGTERM, signal.SIGKILL):
             if self.process.poll() is None:
                 os.killpg(self.process.pid, sign)
@@ -81,8 +81,8 @@ class Server:
 
 
 def _named_vllm(folder: Path) -> Path:
-    """A folder that says that ``vllm`` is installed: the server asks for that name's version, and
-    the package is called ``vllm-cpu``."""
+    """A folder whose metadata says that ``vllm`` is installed: the server asks for that name's
+    version, but the package is called ``vllm-cpu``."""
     site = folder / "site"
     version = f"{importlib.metadata.version('vllm-cpu')}+cpu"
     info = site / f"vllm-{version}.dist-info"

@@ -1,4 +1,4 @@
-"""The requests of the comparisons: every batch holds what could make a drafter go wrong."""
+"""The requests of the comparisons: every batch holds cases that could make a drafter fail."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Prompts:
         self._ids: list[int] = tokenizer.encode(corpus()[1_000_000:1_200_000])
 
     def __call__(self, number: int, length: int, said_twice: int = 0) -> list[int]:
-        """``length`` tokens, the first ``said_twice`` of them once more at the end."""
+        """``length`` tokens, which end with a repeat of the first ``said_twice``."""
         start = number * 977 % (len(self._ids) - MAX_MODEL_LEN)
         passage = self._ids[start : start + length]
         return passage + passage[:said_twice]
@@ -80,7 +80,7 @@ def sampled(prompts: Prompts) -> list[Request]:
 
 
 def structured(prompts: Prompts) -> list[Request]:
-    """12 requests under a grammar, four beside them without."""
+    """12 requests with a grammar and four without."""
     kinds = [
         StructuredOutputsParams(json=SCHEMA),
         StructuredOutputsParams(regex=r"(abc|abd)( (abc|abd)){4,9}\."),
@@ -95,7 +95,7 @@ def structured(prompts: Prompts) -> list[Request]:
 
 
 def logprobs(prompts: Prompts) -> list[Request]:
-    """10 requests that want to know how sure the model was."""
+    """10 requests that ask for log probabilities."""
     return [
         (
             prompts(i, 30 + 29 * i % 150, said_twice=10),
@@ -108,7 +108,7 @@ def logprobs(prompts: Prompts) -> list[Request]:
 
 
 def _again(params: SamplingParams) -> SamplingParams:
-    """The same, with what follows from the fields worked out anew."""
+    """A copy, with the derived fields computed again."""
     names = (
         "temperature max_tokens ignore_eos stop stop_token_ids repetition_penalty presence_penalty "
         "frequency_penalty bad_words"

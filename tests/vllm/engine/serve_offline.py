@@ -1,5 +1,5 @@
-"""A deployment in miniature, for a process of its own: the engine in a further one, as vLLM runs
-it by default. Prints one line of JSON. Arguments: the model, the engine's arguments as JSON, and
+"""A small deployment, run as a process of its own; the engine has another one, as vLLM runs it by
+default. Prints one line of JSON. Arguments: the model, the engine's arguments as JSON, and
 prompts with their numbers of tokens to generate, as JSON."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main() -> None:
         "imported": sorted(name for name in sys.modules if name.startswith("ngram_npu")),
         "metrics": metrics,
     }
-    # In one piece: the engine's process writes its last line of the log here, too, when it likes.
+    # In one write: the engine's process may write its last log line here at any time.
     sys.stdout.flush()
     os.write(1, f"\nRESULT {json.dumps(result)}\n".encode())
 

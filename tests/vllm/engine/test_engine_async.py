@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 OURS = ["padded", "trimmed", "padded_scan"]
 SETS = ["greedy", "sampled", "logprobs"]
 EXACT = ["greedy", "logprobs"]
-"""Where a draft takes no random number, which sampled requests would then lack."""
+"""Sets whose drafts use no random numbers; sampled requests would get other ones."""
 
 
 @pytest.mark.parametrize("method", OURS)

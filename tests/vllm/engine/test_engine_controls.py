@@ -1,4 +1,4 @@
-"""The comparisons have teeth: what is deliberately wrong is found by them."""
+"""The comparisons can fail: they find deliberate faults."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_random_drafts_do_not_show(
 def test_requests_that_are_mixed_up_cost_drafts_at_most(
     model: Path, runs: Runs, prompts: request_sets.Prompts
 ) -> None:
-    """An index that describes another request's tokens: the text is that of no speculation."""
+    """An index that describes another request's tokens does not change the text."""
     expected = runs("none", "greedy")
     with engine(model, custom_class("wrong_proposers.MixedUpProposer")) as running:
         run = running.run(request_sets.greedy(prompts))

@@ -35,7 +35,7 @@ class Servers(NamedTuple):
 
 @pytest.fixture(scope="module")
 def servers(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """Both at once, since they mostly start."""
+    """Both at once, since starting takes most of their time."""
     folders = [tmp_path_factory.mktemp(name) for name in ("good", "mistyped")]
     (folders[0] / "metrics").mkdir()
     speculative = json.dumps(METHODS["plugin"].speculative_config)
@@ -69,14 +69,14 @@ def server(servers: Servers) -> Server:
 
 @pytest.fixture(scope="module")
 def requests(model: Path) -> dict[int, Request]:
-    """Those of the greedy set, by number, whose conditions OpenAI's form has room for."""
+    """Requests of the greedy set, by number, that OpenAI's API can express."""
     all_of_them = request_sets.greedy(request_sets.Prompts(AutoTokenizer.from_pretrained(model)))
     return {i: request for i, request in enumerate(all_of_them) if not request[1].bad_words}
 
 
 @pytest.fixture(scope="module")
 def expected(runs: Runs, requests: dict[int, Request]) -> dict[int, Answer]:
-    """What an engine without speculation answers."""
+    """Answers of an engine without speculation."""
     outputs = {i: runs("none", "greedy").outputs[i][0] for i in requests}
     return {i: Answer(o.token_ids, o.text, o.finish_reason) for i, o in outputs.items()}
 
@@ -169,7 +169,7 @@ def test_streams_that_are_given_up_end_and_disturb_nobody(
 
     seen, answers = _ask(server, work)
     assert dict(zip(chosen, answers, strict=True)) == {i: expected[i] for i in chosen}
-    # The gauges are of the engine's last step, and without requests it makes none: one more asks.
+    # The gauges are those of the engine's last step: one more request makes one more step.
     answers, deadline = [], time.monotonic() + 30
     while True:
         answers.append(_ask(server, lambda client: _complete(client, requests[0])))

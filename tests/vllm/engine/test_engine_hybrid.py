@@ -1,8 +1,8 @@
 """A tiny model with a gated delta net, of random weights: requests that draft in every step.
 
-Its text is not compared: on vLLM 0.32.0's CPU platform such a layer, which is there in bfloat16
-only, computes otherwise where speculation is configured, so that rounding decides between two
-tokens of a model that was not trained.
+Its text is not compared: on vLLM 0.32.0's CPU platform such a layer exists only in bfloat16 and
+computes differently if speculation is configured. Rounding then decides between two tokens, since
+the model is not trained.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Drafts as long as they deserve, in the real engine on V1's runner, token by token."""
+"""Drafts of a length chosen by cost, in the real engine on V1's runner, token by token."""
 
 from __future__ import annotations
 

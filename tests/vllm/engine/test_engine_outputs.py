@@ -1,4 +1,4 @@
-"""The real engine, token by token: what is drafted must never show in what comes out."""
+"""The real engine, token by token: drafts must never change the output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_greedy_equals_no_speculation(runs: Runs, method: str) -> None:
 
 @pytest.mark.parametrize("method", ["none", *SPECULATING])
 def test_the_greedy_set_meets_what_it_is_for(runs: Runs, method: str) -> None:
-    """Without these the comparison above would say little."""
+    """Without these the comparison above would prove little."""
     run = runs(method, "greedy")
     assert len(run.outputs) >= 40
     assert run.preemptions >= 5
@@ -62,8 +62,8 @@ def test_drafts_and_outputs_equal_the_stock_run_request_by_request(
         assert run.drafts == stock.drafts
         assert run.accepted == stock.accepted
         return
-    # When a grammar is ready is a matter of time, and with it which requests share a step, and how
-    # much of a draft there is room for: not at all the same lengths is there a step.
+    # The time at which a grammar is ready varies. It decides which requests share a step and how
+    # much room a draft has, so steps do not occur at all the same lengths.
     assert run.drafts.keys() == stock.drafts.keys()
     for request, steps in run.drafts.items():
         common = steps.keys() & stock.drafts[request].keys()

@@ -70,7 +70,7 @@ def test_custom_class_in_another_process(model: Path, runs: Runs, tmp_path: Path
     assert "ngram_npu metrics: last " in log
     assert "not checked" not in log  # the runner's call is
     assert result["metrics"]["ngram_npu_draft_tokens_total"] > 50
-    # Not enabled: this process loaded the entry point, and nothing more.
+    # Not enabled: this process only loaded the entry point.
     assert result["imported"] == ["ngram_npu_vllm_plugin"]
 
 
@@ -115,7 +115,7 @@ def test_an_unknown_option_stops_the_engine_with_one_line(model: Path) -> None:
 
 def test_metrics_are_in_vllms_registry(runs: Runs) -> None:
     run = runs("custom_class", "greedy")
-    found: defaultdict[str, float] = defaultdict(float)  # of all the models that engines served
+    found: defaultdict[str, float] = defaultdict(float)  # over all models that engines served
     for family in prometheus_client.REGISTRY.collect():
         for sample in family.samples:
             if sample.name.startswith("ngram_npu_"):

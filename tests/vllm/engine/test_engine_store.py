@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[SharedStore]:
-    """The stores of the engines that are started meanwhile."""
+    """The stores of the engines that are started in the test."""
     stores: list[SharedStore] = []
     announce = SharedStore.announce
 
@@ -38,7 +38,7 @@ def test_the_text_is_that_of_no_speculation(
     found = held.statistics
     assert found.drafts >= 20, "the store matters"
     assert found.calls_busy == 0
-    # One engine generated all of these; what is sampled behind a stop is entered too.
+    # One engine generated all of these; tokens sampled after a stop are entered too.
     done = [runs(method, name) for name in ("greedy", "structured", "logprobs")]
     generated = sum(len(o.token_ids) for each in done for samples in each.outputs for o in samples)
     assert 0.5 * generated < found.tokens_entered < 1.1 * generated

@@ -1,4 +1,4 @@
-"""The model of `python -m tools.bench vllm-end-to-end` says what the tests' own says."""
+"""The model of `python -m tools.bench vllm-end-to-end` generates the tests' model's text."""
 
 from __future__ import annotations
 

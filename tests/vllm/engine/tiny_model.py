@@ -1,6 +1,6 @@
 """A tiny Llama for the engine tests, made and trained on this machine: nothing is downloaded.
 
-Trained on the sources of the Python standard library and on text that says a passage twice, it
+Trained on the sources of the Python standard library and on text that repeats a passage, it
 repeats itself enough that drafts are accepted, and is sure enough of its tokens that rounding does
 not decide between two of them. Run as a script it writes the model into the folder it is given.
 """
@@ -25,7 +25,7 @@ _SPECIAL = ["<unk>", "<s>", "</s>"]
 
 
 def cached(folder: Path) -> Path:
-    """The model's folder below ``folder``, made if it is not there."""
+    """The model's folder below ``folder``, made if it is missing."""
     recipe = Path(__file__).read_bytes()
     recipe += "".join(
         importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")
@@ -34,7 +34,7 @@ def cached(folder: Path) -> Path:
     if not model.exists():
         unfinished = model.with_suffix(".unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
-        # In a process of its own: torch's threads and settings stay out of the engine's process.
+        # In a process of its own, to keep torch's threads and settings out of the engine's process.
         subprocess.run([sys.executable, __file__, str(unfinished)], check=True)
         unfinished.rename(model)
     return model
@@ -52,8 +52,8 @@ def _make(folder: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    # One thread: the same model wherever the same torch runs, also beside other work, which
-    # several threads that wait for each other stand badly.
+    # One thread: the same model with the same torch on any machine. Several threads that wait
+    # for each other would also be slow beside other work.
     torch.set_num_threads(1)
     torch.manual_seed(0)
     text = corpus()
@@ -99,7 +99,7 @@ def _make(folder: Path) -> None:
         for group in optimizer.param_groups:
             group["lr"] = 4e-3 * min(1.0, step / 30) * (1.02 - step / TRAIN_STEPS)
         batch = torch.tensor([_example(ids, chooser) for _ in range(_BATCH)])
-        # Anywhere in the window, so that long contexts are nothing new.
+        # Anywhere in the window, so that the model learns long contexts.
         positions = chooser.randrange(MAX_MODEL_LEN - _LENGTH) + torch.arange(_LENGTH)[None]
         loss = model(input_ids=batch, labels=batch, position_ids=positions).loss
         optimizer.zero_grad(set_to_none=True)
@@ -114,7 +114,7 @@ def _make(folder: Path) -> None:
 
 
 def _example(ids: list[int], chooser: random.Random) -> list[int]:
-    """Mostly a passage said over and over, so that copying is what pays; else plain text."""
+    """Mostly a repeated passage, so that the model learns to copy; else plain text."""
     start = chooser.randrange(len(ids) - _LENGTH)
     if chooser.random() < 0.25:
         return ids[start : start + _LENGTH]

@@ -1,5 +1,5 @@
-"""Proposers that break one rule each, for the comparisons to find. Drafts cannot change what comes
-out; but a proposer is handed the runner's own lists and buffers, and these it can spoil."""
+"""Proposers that break one rule each, for the comparisons to find. Drafts cannot change the
+output; but a proposer receives the runner's own lists and buffers, and can corrupt these."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ngram_npu.vllm.v1 import AsyncNgramProposer
 
 
 class WrongProposer(NgramProposer):
-    """Does what ``fault`` names, now and then; a method of this class."""
+    """Now and then calls the method of this class that ``fault`` names."""
 
     fault = ""
 
@@ -55,12 +55,12 @@ class WrongProposer(NgramProposer):
     def random_draft(
         self, sampled: list[int], draft: list[int], length: np.ndarray, context: np.ndarray
     ) -> None:
-        """Not wrong, only useless: it must not show."""
+        """Not wrong, only useless: the comparisons must not find it."""
         draft[:] = [self._chooser.randrange(1000) for _ in draft]
 
 
 class MixedUpRows:
-    """A recogniser that takes rows for requests which they are not, at every step anew."""
+    """A recogniser that assigns rows to the wrong requests, differently in every step."""
 
     def __init__(self, rows: Any) -> None:
         self._rows = rows
@@ -75,7 +75,7 @@ class MixedUpRows:
 
 
 class MixedUpProposer(NgramProposer):
-    """Its index is told the wrong requests."""
+    """Its index gets the wrong requests."""
 
     def __init__(self, vllm_config: Any) -> None:
         super().__init__(vllm_config)

@@ -1,5 +1,5 @@
-"""The V2 runner with a neural drafter and n-gram drafts beside it: what it put out, and which of
-the two each row drafted from."""
+"""The V2 runner with a neural drafter and n-gram drafts beside it: its output, and the source of
+each row's draft."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from v2_runs import ENGINE, K, Run
 from vllm.v1.worker.gpu import model_runner
 
 INIT_SPECULATOR = model_runner.init_speculator
-LOOKUP = (2, 9)  # what an index may have, too
+LOOKUP = (2, 9)  # within an index's limits, too
 NGRAM = 2
 
 
 @dataclass(frozen=True)
 class Method:
-    """A neural drafter, and how n-grams are looked up beside it."""
+    """A neural drafter, and the n-gram lookup beside it."""
 
     kind: str
     asynchronous: bool = True
     ours: dict[str, Any] = field(default_factory=dict)
     adaptive: bool = False
     prepare: Callable[[Any], None] = field(default=lambda beside: None)
-    """What is done to the n-gram drafts before they are used."""
+    """A change to the n-gram drafts before they are used."""
     sampled: bool = False
     """Whether draft tokens are sampled."""
     first: int = 20
-    """How many of the requests it gets."""
+    """The number of requests it gets."""
 
     def arguments(self, model: Path) -> dict[str, Any]:
         speculative: dict[str, Any] = {"method": self.kind, "num_speculative_tokens": K}
@@ -67,7 +67,7 @@ def _of_wrong_rows(beside: Any) -> None:
 
 
 def _not_isolated(beside: Any) -> None:
-    """The estimator takes what became of n-gram drafts for what became of neural ones."""
+    """The estimator counts the verdicts on n-gram drafts as verdicts on neural ones."""
     beside._neural.observe_verification = beside._observe_verification
 
 
@@ -90,19 +90,19 @@ METHODS = {
 
 @dataclass
 class BesideRun(Run):
-    """As :class:`Run`, where ``mismatches`` are rows whose draft is not what both sources and the
-    rule make it."""
+    """As :class:`Run`; ``mismatches`` are rows whose draft differs from the one that both sources
+    and the rule give."""
 
     replaced: int = 0
-    """Rows that drafted from n-grams, in steps that sampled something for them."""
+    """Rows that drafted from n-grams, in steps that sampled a token for them."""
     kept: int = 0
     """Rows that kept their neural draft."""
     estimated: tuple[int, int] = (0, 0)
-    """Verdicts that the estimator was given: on neural drafts, and on n-gram drafts."""
+    """Verdicts passed to the estimator: on neural drafts, and on n-gram drafts."""
 
 
 def run(model: Path, method: Method) -> BesideRun:
-    """The first of the requests at once, with a fresh engine."""
+    """Runs the first of the requests at once, with a fresh engine."""
     result = BesideRun()
     beside_plugin.install()
     try:
@@ -124,8 +124,8 @@ def run(model: Path, method: Method) -> BesideRun:
 
 
 class _Watched:
-    """Every call of ``propose``, compared with the references of the lookup and of the choice; what
-    they keep of a request is kept here a second time, from what the runner says of new requests."""
+    """Compares every call of ``propose`` with the references of the lookup and of the choice. Keeps
+    a second copy of their state per request, from the runner's notices of new requests."""
 
     def __init__(self, runner: Any, method: Method, result: BesideRun) -> None:
         self._state, self._result = runner.req_states, result

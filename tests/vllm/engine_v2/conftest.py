@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from v2_runs import Run
 
 HERE = Path(__file__).parent
-_vllm = importlib.util.find_spec("vllm")  # the folder above is called so too, without a loader
+_vllm = importlib.util.find_spec("vllm")  # the folder above has the same name, but no loader
 HAVE_V2 = (
     _vllm is not None
     and _vllm.loader is not None
     and importlib.util.find_spec("triton") is not None
 )
 if HAVE_V2:
-    # Before vLLM is imported, and only where its V2 runner can be. The processes that tests start
-    # inherit all of this.
+    # Set before vLLM is imported, and only if its V2 runner can run. The processes that tests
+    # start inherit all of this.
     paths = [str(HERE / "site"), str(HERE), str(HERE.parent / "engine")]
     sys.path[:0] = paths
     os.environ.update(
@@ -34,7 +34,7 @@ if HAVE_V2:
         OMP_NUM_THREADS="1",
         VLLM_CPU_KVCACHE_SPACE="1",
         VLLM_NO_USAGE_STATS="1",
-        VLLM_LOG_STATS_INTERVAL="100000",  # what is counted is kept until a test asks for it
+        VLLM_LOG_STATS_INTERVAL="100000",  # keeps the counts until a test asks for them
     )
 else:
     collect_ignore_glob = ["*"]
@@ -63,7 +63,7 @@ def runs(model: Path) -> Runs:
 
 
 class Runs:
-    """What each method made of the requests; each engine is started once."""
+    """Each method's results; each engine is started once."""
 
     def __init__(self, model: Path) -> None:
         self._model = model
@@ -78,7 +78,7 @@ class Runs:
         return self._done[method]
 
     def beside(self, method: str) -> BesideRun:
-        """The same of a neural drafter with n-gram drafts beside it."""
+        """The same for a neural drafter with n-gram drafts beside it."""
         import beside_runs
 
         if method not in self._beside:

@@ -1,5 +1,5 @@
-"""Speculators with one fault each in the engine, each in a process of its own, which may not
-survive it. Prints one line of JSON: how each process ended, and its result. Argument: the model."""
+"""Runs speculators with one fault each in the engine, each in a process of its own, which may
+crash. Prints one line of JSON: each process's exit status and result. Argument: the model."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ REQUESTS = 4
 
 
 def no_fault(speculator: Any) -> None:
-    """For comparison."""
+    """No fault, for comparison."""
 
 
 def num_rejected_off_by_one(speculator: Any) -> None:
-    """Where drafts were rejected, the rows end a token too early."""
+    """Rows with rejected drafts end one token too early."""
     propose, (tokens, lengths) = speculator.propose, speculator._state
 
     def wrong(input_batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -35,7 +35,7 @@ def num_rejected_off_by_one(speculator: Any) -> None:
 
 
 def history_overwritten(speculator: Any) -> None:
-    """The drafts are written where the next tokens will be, one too early."""
+    """The drafts are written to the next tokens' places, one place too early."""
     propose, (tokens, lengths) = speculator.propose, speculator._state
 
     def wrong(input_batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -77,7 +77,7 @@ def _run(model: Path, fault: Any, result: Path) -> None:
 
 
 def _forked(model: Path, fault: Any, result: Path) -> dict[str, Any]:
-    """vLLM is imported already, which takes most of a process's time, and has not run yet."""
+    """Forks after vLLM's import, which takes most of a process's time, and before vLLM has run."""
     child = os.fork()
     if child == 0:
         try:

@@ -25,8 +25,8 @@ KINDS = ["repeating", "plain", "nothing"]
 
 
 def _prompts(ids: list[int], kind: str) -> list[list[int]]:
-    """A passage said twice and once more begun; a passage; or tokens at random, for text that says
-    hardly anything twice."""
+    """A passage given twice and begun a third time; a passage; or random tokens, for text that
+    hardly repeats anything."""
     made = []
     for i in range(REQUESTS):
         start = 1000 + i * 577
@@ -41,7 +41,7 @@ def _prompts(ids: list[int], kind: str) -> list[list[int]]:
 
 
 class _Steps:
-    """Steps of each request that verified drafts."""
+    """Each request's steps that verified drafts."""
 
     def __init__(self, runner: Any) -> None:
         self._propose = runner.speculator.ngram_npu.propose
@@ -60,7 +60,7 @@ class _Steps:
 def _texts(llm: LLM, prompts: list[list[int]], kind: str) -> list[tuple[str, list[int]]]:
     assert llm.reset_prefix_cache()
     params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
-    if kind == "nothing":  # the toy goes on repeating itself otherwise, whatever the prompt
+    if kind == "nothing":  # else the toy model keeps repeating itself, whatever the prompt
         params.repetition_penalty = 1.3
     outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
     return [(o.request_id, list(o.outputs[0].token_ids)) for o in outputs]
@@ -68,7 +68,7 @@ def _texts(llm: LLM, prompts: list[list[int]], kind: str) -> list[tuple[str, lis
 
 @pytest.fixture(scope="module")
 def recorded(model: Path) -> Any:
-    """By kind of prompt the completions, and how many steps the engine took for each of them."""
+    """By kind of prompt: the completions, and the engine's steps for each."""
     method = beside_runs.Method("eagle", asynchronous=False, ours=beside_runs.SCAN)
     room = {"num_gpu_blocks_override": 80, "max_num_batched_tokens": 1024}
     found: dict[str, tuple[list[Completion], list[int]]] = {}

@@ -1,5 +1,5 @@
-"""The V2 runner with n-gram drafts beside a neural drafter: text as without speculation, and each
-row's draft from one of the two, as the rule says."""
+"""The V2 runner with n-gram drafts beside a neural drafter: the text is that without speculation,
+and the rule chooses each row's draft from the two."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_runners_state_stays_and_nothing_waits(runs: Runs, method: str) -> N
 
 @pytest.mark.parametrize("method", COMPARED)
 def test_the_requests_meet_what_they_are_for(runs: Runs, method: str) -> None:
-    """Without these the comparisons above would say little."""
+    """Without these the comparisons above would prove little."""
     run = runs.beside(method)
     assert run.preemptions >= 3
     assert run.prefilling >= 10
@@ -58,7 +58,7 @@ def test_what_was_accepted_is_counted(runs: Runs, method: str) -> None:
     assert run.counted is not None
     verified, accepted = run.counted
     assert verified > accepted
-    # Counted here is the step that still runs when a request has ended, too.
+    # These counts include the step that still runs when a request has ended.
     assert 0.5 < accepted / run.accepted < 1.5
 
 
@@ -99,7 +99,7 @@ def test_beside_mtp(model: Path, tmp_path: Path) -> None:
 
 
 def test_eagle3_for_which_there_is_no_toy_is_known() -> None:
-    """vLLM's own class, as far as it is looked at."""
+    """The part of vLLM's own class that is read."""
     made = EagleSpeculator.__new__(EagleSpeculator)
     made.draft_logits = None
     given = SimpleNamespace(speculative_config=SimpleNamespace(method="eagle3"))

@@ -1,4 +1,4 @@
-"""Sampled text has the target's distribution where n-gram drafts stand in place of sampled ones."""
+"""Sampled text keeps the target's distribution if n-gram drafts replace sampled ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vllm.v1.worker.gpu import model_runner
 
 REQUESTS, TOKENS = 80, 10
 RANKS = 6
-LOOKUP = (1, 4)  # sampled text seldom says two tokens of the prompt in a row
+LOOKUP = (1, 4)  # sampled text seldom repeats two tokens of the prompt in a row
 SIZES = dict(zip(("prompt_lookup_min", "prompt_lookup_max"), LOOKUP, strict=True))
 METHOD = beside_runs.Method("draft_model", ours=SIZES, sampled=True)
 
@@ -47,9 +47,9 @@ def _sampled(held: Any, prompt: list[int], seed: int) -> list[list[int]]:
 
 
 def _chi_square(model: Path, prompt: list[int], texts: list[list[int]]) -> float:
-    """Of how often tokens of each rank in the target's distribution were said, those that n-grams
-    draft told apart; each token is expected as often as the target has it behind what came before.
-    At most 2 * RANKS + 1 degrees of freedom."""
+    """Chi-squared over the counts of sampled tokens by their rank in the target's distribution;
+    tokens that n-grams draft are counted apart. The target's probabilities given the previous
+    tokens are the expected counts. At most 2 * RANKS + 1 degrees of freedom."""
     target = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32)
     observed, expected = np.zeros((2, RANKS + 1)), np.zeros((2, RANKS + 1))
     for text in texts:
@@ -73,7 +73,7 @@ def test_the_text_has_the_targets_distribution(model: Path, runner_and_llm: Any)
     tokenizer = AutoTokenizer.from_pretrained(model)
     prompt = tokenizer.encode(corpus()[1_000_000:1_002_000])[:120]
     beside = runner_and_llm[1].speculator.ngram_npu
-    beside._match_costs.zero_()  # n-grams whenever there are some, once the drafter has erred
+    beside._match_costs.zero_()  # always n-grams if there are any, after the drafter's first error
     written: list[int] = []
     make_one_hot = beside._make_one_hot
 

@@ -1,4 +1,4 @@
-"""The V2 runner with our speculator: text as without speculation, drafts as the stock one's."""
+"""The V2 runner with our speculator: the text of no speculation, the stock class's drafts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_drafts_equal_the_stock_speculator_in_every_row(runs: Runs, method: str)
 
 @pytest.mark.parametrize("method", OURS)
 def test_the_requests_meet_what_they_are_for(runs: Runs, method: str) -> None:
-    """Without these the comparisons above would say little."""
+    """Without these the comparisons above would prove little."""
     run = runs(method)
     assert run.preemptions >= 3
     assert run.prefilling >= 10
@@ -44,7 +44,7 @@ def test_the_requests_meet_what_they_are_for(runs: Runs, method: str) -> None:
 
 @pytest.mark.parametrize("method", ["async-index", "sync-scan"])
 def test_found_tokens_that_were_accepted_are_counted(runs: Runs, method: str) -> None:
-    """vLLM counts those that filled a draft up, too."""
+    """vLLM also counts tokens that fill up a draft."""
     run = runs(method)
     assert run.counted is not None
     verified, accepted = run.counted
@@ -95,7 +95,7 @@ def test_requests_draft_from_what_others_said(runs: Runs, method: str) -> None:
 
 @pytest.mark.parametrize("method", OURS)
 def test_nothing_waits_for_the_device_that_did_not(runs: Runs, method: str) -> None:
-    """The one wait of a step is for its sampled tokens, with the stock speculator as with ours."""
+    """A step waits only for its sampled tokens, with the stock speculator and with ours."""
     run, stock = runs(method), runs("stock")
     assert run.waits_in_propose == 0
     assert run.waits > 0

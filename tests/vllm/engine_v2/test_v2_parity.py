@@ -32,7 +32,7 @@ def _config(rng: random.Random, rows: int, capacity: int) -> Any:
 
 
 class _Episode:
-    """A runner of a few rows: requests come, prefill in chunks, grow by what was sampled, go."""
+    """A runner of a few rows: requests arrive, prefill in chunks, grow by sampled tokens, leave."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -51,7 +51,7 @@ class _Episode:
         return NgramSpeculator(self.config, CPU, self.state)
 
     def step(self) -> tuple[Any, torch.Tensor]:
-        """What the runner does before it asks for drafts: its batch, and how many were sampled."""
+        """The runner's work before it asks for drafts: its batch, and the sampled counts."""
         for request in list(self.state.req_id_to_index):
             if self.rng.random() < 0.1 or self._length(request) + self.k + 1 > self.capacity:
                 self.state.remove_request(request)

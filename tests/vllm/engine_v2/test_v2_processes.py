@@ -21,7 +21,7 @@ DEPLOYED = [0, 5, 6, 10]  # requests without further conditions
 SERVE = Path(__file__).parents[1] / "engine" / "serve_offline.py"
 
 Started = dict[str, tuple[dict[str, Any], str]]
-"""Of each process its result and its log."""
+"""Result and log of each process."""
 
 
 class _Process:
@@ -38,7 +38,7 @@ class _Process:
             )
 
     def end(self) -> tuple[dict[str, Any], str]:
-        """What it printed as its result, and its log."""
+        """Its printed result, and its log."""
         returncode = self._process.wait()
         log = self._log.read_text()
         assert returncode == 0, log[-4000:]
@@ -48,7 +48,7 @@ class _Process:
 
 @pytest.fixture(scope="module")
 def started(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Started:
-    """The two kinds beside each other, since they mostly start."""
+    """Both kinds at once, since starting takes most of their time."""
     logs = tmp_path_factory.mktemp("logs")
     requests = v2_runs.requests(AutoTokenizer.from_pretrained(model))
     served = _Process(

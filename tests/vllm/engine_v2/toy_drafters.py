@@ -1,8 +1,8 @@
 """Neural drafters for the tiny target model, made and trained on this machine in seconds each: a
-draft model and an EAGLE head. Both say what mostly follows, and neither can copy a passage, which
-one layer does not learn: so they are good where n-grams are not, and the other way round.
+draft model and an EAGLE head. Both predict the most frequent next tokens. Neither can copy a
+passage, which one layer does not learn: they are good where n-grams are bad, and vice versa.
 
-Run as a script: which of the two, the target's folder, and the folder to write to.
+Arguments as a script: which of the two, the target's folder, and the folder to write to.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ _BATCH, _LENGTH = 8, 128
 
 
 def cached(kind: str, target: Path) -> Path:
-    """The drafter's folder beside its target's, made if it is not there."""
+    """The drafter's folder beside its target's, made if it is missing."""
     recipe = hashlib.sha256(Path(__file__).read_bytes() + target.name.encode()).hexdigest()[:12]
     folder = target.parent / f"tiny-{kind}-{recipe}"
     if not folder.exists():
         unfinished = folder.with_suffix(".unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
-        # In a process of its own: torch's threads and settings stay out of the engine's process.
+        # In a process of its own, to keep torch's threads and settings out of the engine's process.
         subprocess.run([sys.executable, __file__, kind, str(target), str(unfinished)], check=True)
         unfinished.rename(folder)
     return folder
 
 
 def target_with_mtp(tokenizer: Path, folder: Path) -> Path:
-    """A target that brings its own drafter, for weights made up by vLLM: its text is nonsense, and
-    the drafter knows nothing of it."""
+    """A target with its own drafter, both with dummy weights from vLLM: the text is nonsense, and
+    the drafter cannot predict it."""
     described = {
         "architectures": ["MiMoForCausalLM"],
         "model_type": "qwen2",
@@ -57,8 +57,8 @@ def target_with_mtp(tokenizer: Path, folder: Path) -> Path:
 
 
 def _steps(target: Path, kind: str) -> Any:
-    """For each step tokens, the target's hidden states behind its last norm, and what it says
-    next."""
+    """For each step: tokens, the target's hidden states after its last norm, and its next
+    tokens."""
     import torch
     from tiny_model import corpus
     from transformers import AutoTokenizer, LlamaForCausalLM

@@ -1,4 +1,4 @@
-"""vLLM's engine with the V2 runner in this process: what it put out, and what was drafted."""
+"""vLLM's engine with the V2 runner in this process: its outputs and drafts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Method:
     ours: dict[str, Any] | None = None
     """Options; None: vLLM's own speculator."""
     prepare: Callable[[Any], None] = field(default=lambda speculator: None)
-    """What is done to the speculator before it is used."""
+    """A change to the speculator before it is used."""
     adaptive: bool = False
     """Whether vLLM chooses which drafts to verify."""
 
@@ -89,40 +89,40 @@ METHODS = {
 
 @dataclass
 class Run:
-    """What one batch of requests got from one engine."""
+    """Results of one batch of requests from one engine."""
 
     outputs: list[tuple[list[int], str | None]] = field(default_factory=list)
-    """Of each request the tokens and why it ended."""
+    """Each request's tokens and finish reason."""
     batch_queue_size: int = 0
     preemptions: int = 0
     accepted: int = 0
     rows: int = 0
-    """Rows drafted for, of all steps, in which something was sampled."""
+    """Drafted rows, over all steps, for which something was sampled."""
     prefilling: int = 0
-    """Rows in which nothing was."""
+    """Rows for which nothing was sampled."""
     partly_accepted: int = 0
-    """Rows with some of their drafts accepted, and not all."""
+    """Rows with some, but not all, of their drafts accepted."""
     found: int = 0
     """Rows whose drafts are not just the newest token repeated."""
     mismatches: list[str] = field(default_factory=list)
     """Rows whose drafts are not the stock speculator's."""
     state_changes: int = 0
-    """Calls after which the runner's state was not what it was."""
+    """Calls that changed the runner's state."""
     steps: int = 0
     waits: int = 0
-    """Times that somebody waited for an event."""
+    """Number of waits for an event."""
     waits_in_propose: int = 0
     counted: tuple[int, int] | None = None
-    """By the speculator: draft tokens verified and accepted, where it counts."""
+    """Draft tokens verified and accepted, if the speculator counts them."""
     filled_up: int = 0
     """Rows whose drafts end in the newest token, and begin with another."""
     left_out: int = 0
     """Drafts that vLLM chose not to verify."""
     store: StoreStatistics | None = None
-    """Of what the requests share, found in order."""
+    """Of the requests' shared store, which was found consistent."""
 
     def differing(self, other: Run) -> list[int]:
-        """The requests whose tokens or end are not the same."""
+        """The requests whose tokens or finish reason differ."""
         pairs = zip(self.outputs, other.outputs, strict=True)
         return [i for i, (a, b) in enumerate(pairs) if a != b]
 
@@ -151,7 +151,7 @@ def requests(tokenizer: Any) -> list[tuple[list[int], SamplingParams]]:
 
 
 def run(model: Path, method: Method, first: int = 20) -> Run:
-    """The first of the requests at once, with a fresh engine."""
+    """Runs the first of the requests at once, with a fresh engine."""
     result = Run()
     if method.ours is not None:
         v2_plugin.install()
@@ -176,7 +176,7 @@ def run(model: Path, method: Method, first: int = 20) -> Run:
 def engine(
     model: Path, arguments: dict[str, Any], result: Run, adaptive: bool = False
 ) -> Iterator[tuple[LLM, Any]]:
-    """An engine and its runner, for a block that lets go of both at its end."""
+    """An engine and its runner for the block, which must drop both at its end."""
     event, torch.cuda.Event = torch.cuda.Event, _counting(torch.cuda.Event, result)
     patched = pytest.MonkeyPatch()
     if adaptive:
@@ -199,7 +199,7 @@ def engine(
 
 
 def serve(llm: LLM, asked: Sequence[tuple[list[int], SamplingParams]], result: Run) -> None:
-    """All of these requests at once, and what vLLM counted by then."""
+    """Runs all of these requests at once; returns vLLM's counts too."""
     waits = result.waits
     outputs = llm.generate(
         [{"prompt_token_ids": tokens} for tokens, _ in asked],
@@ -215,14 +215,14 @@ def serve(llm: LLM, asked: Sequence[tuple[list[int], SamplingParams]], result: R
 
 
 def counted(lookup: Any) -> tuple[int, int]:
-    """Draft tokens that were verified and accepted, by what the drafter counts."""
+    """Draft tokens verified and accepted, as counted by the drafter."""
     tokens = lookup._stats._stats._tally.verdicts.take()
     return int(tokens[0].sum()), int(tokens[1].sum())
 
 
 def stocks_drafts(stock: Any, state: Any, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """What ours has to draft: the same, but the prompt's last token where a prefill goes on. vLLM
-    ignores those drafts; its speculator repeats what was last sampled in that row, if anything."""
+    """The expected drafts: the same, but the prompt's last token in rows whose prefill goes on.
+    vLLM ignores those drafts; its speculator repeats the token last sampled in that row, if any."""
     drafts = stock.propose(batch, *args, **kwargs)
     last = state.all_token_ids.gpu[batch.idx_mapping, state.total_len.gpu[batch.idx_mapping] - 1]
     return torch.where(args[4][:, None] > 0, drafts, last[:, None])
@@ -263,7 +263,7 @@ def _record(runner: Any, vllm_config: Any, result: Run) -> None:
 
 
 def _let_adaptive_be_asked_for(patched: pytest.MonkeyPatch) -> None:
-    """It is for graphs of a GPU; without them it needs no more than to know what a step costs."""
+    """For GPU graphs; without them only the cost of a step is needed."""
     patched.setattr(VllmConfig, "_validate_adaptive_verification", lambda self: None)
     patched.setattr(model_runner, "resolve_adaptive_cudagraph_mode", lambda mode, **_: mode)
     patched.setattr(
@@ -272,7 +272,7 @@ def _let_adaptive_be_asked_for(patched: pytest.MonkeyPatch) -> None:
 
 
 def _choose(manager: Any, result: Run) -> None:
-    """As if another token in a step took a tenth of the step."""
+    """Pretends that each further token costs a tenth of a step."""
     manager.set_cost_curves([(1, 0.01), (8, 0.01)], [(1, 1.0), (101, 11.0)])
     get_num_tokens = manager.get_num_tokens
 

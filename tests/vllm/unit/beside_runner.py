@@ -1,4 +1,4 @@
-"""A neural speculator and a runner's state of a few tensors, in vLLM's place."""
+"""Stand-ins for vLLM: a neural speculator, and a runner's state of a few tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ R, S, K, VOCAB = 6, 96, 4, 64
 
 
 class StandaloneARSpeculator:
-    """As vLLM serves ``draft_model``: its drafts are what the test says."""
+    """Like vLLM's for ``draft_model``, with drafts given by the test."""
 
     enable_adaptive_verification = False
     draft_watermarker = None
@@ -53,8 +53,8 @@ class StandaloneARSpeculator:
 
 
 class State:
-    """What is read of vLLM's ``RequestState``. Rows hold a passage said twice, which n-grams go on
-    with, or no token twice."""
+    """The part of vLLM's ``RequestState`` that is read. Rows hold a repeated passage, which n-grams
+    continue, or no token twice."""
 
     def __init__(self) -> None:
         self.all_token_ids = SimpleNamespace(gpu=torch.zeros(R, S, dtype=torch.int32))
@@ -94,7 +94,7 @@ def config(*, method: str = "draft_model", rank: int = 0, k: int = K, **options:
 def step(
     speculator: Any, rows: list[int], sampled: list[int], verified: int = K, **more: Any
 ) -> torch.Tensor:
-    """The drafts of a step that verified so many of each request."""
+    """The drafts of a step that verified this many drafts of each request."""
     num_sampled = torch.tensor(sampled, dtype=torch.int32)
     num_rejected = (verified + 1 - num_sampled) * (num_sampled > 0)
     batch = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""What a ladder drafts for rows that nothing is known of yet."""
+"""A ladder's drafts for rows that are not indexed yet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ngram_npu.config import NgramConfig
 def drafts_of(
     config: NgramConfig, token_ids: Any, num_tokens: Any, num_sampled: Any
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """For each row [B, S] its draft and the costs of its tokens, from an index made for this."""
+    """For each row of [B, S]: its draft and the costs of its tokens, from a new index."""
     proposer = NgramProposer(config)
     costs = None
     if config.cost_limit is not None:

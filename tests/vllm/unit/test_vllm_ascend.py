@@ -1,5 +1,5 @@
-"""The drafters as vLLM-Ascend's runner calls them, on CPU tensors; and how they get there, with a
-vLLM-Ascend of a few lines in its place."""
+"""The drafters as vLLM-Ascend's runner calls them, on CPU tensors; and how they are installed, with
+a stand-in of a few lines for vLLM-Ascend."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_what_else_the_runner_may_pass() -> None:
 
 
 def test_the_launcher_keeps_drafting_where_layers_keep_a_state() -> None:
-    """It is the drafter, made before, that knows the model."""
+    """The drafter, created earlier, knows the model."""
     given = _batch(3)
     config = _config()
     for hybrid in (True, False):
@@ -169,7 +169,7 @@ def test_an_empty_batch() -> None:
 
 
 def test_no_call_of_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of CUDA, and nothing that waits, in a step."""
+    """A step uses no CUDA call and nothing that waits."""
 
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("called")
@@ -221,7 +221,7 @@ Package = Callable[..., None]
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package]:
-    """Makes a vLLM-Ascend with these texts; the device's kernels are taken for present."""
+    """Makes a vLLM-Ascend with these sources; pretends that the device's kernels are present."""
     finders = list(sys.meta_path)
     for folder in ("spec_decode", "worker/v2"):
         (tmp_path / "vllm_ascend" / folder).mkdir(parents=True)
@@ -285,7 +285,7 @@ def test_the_v2_runner_s_refusal_is_one_line(
     assert "\n" not in line
 
 
-# What the plugin looks at, in the releases of the guide's table: names and parameters, no more.
+# The part that the plugin reads, per release of the guide's table: only names and parameters.
 BEFORE = """
 class NgramProposer:
     def __init__(self, vllm_config, device, runner): ...

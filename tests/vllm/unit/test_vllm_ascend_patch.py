@@ -24,7 +24,7 @@ def _patch() -> str:
 
 
 class _Buffer:
-    """As the runner's: a host tensor and its copy on the device."""
+    """Like the runner's: a host tensor and its copy on the device."""
 
     def __init__(self, values: torch.Tensor) -> None:
         self.cpu, self.gpu = values, torch.zeros_like(values)
@@ -42,7 +42,7 @@ class _Table:
     def __init__(self, draw: np.random.Generator) -> None:
         self.block_table = _Buffer(torch.from_numpy(draw.permutation(96).reshape(6, 16)).int())
         self.block_table.copy_to_gpu()
-        # Longer than the batch's tokens: what a drafter adds lies behind them.
+        # Longer than the batch's tokens: a drafter's additions follow them.
         self.slot_mapping = _Buffer(torch.full((TOKENS + 5,), 7, dtype=torch.int32))
         self.slot_mapping.copy_to_gpu()
 
@@ -137,7 +137,7 @@ def test_a_step_with_the_patch(seed: int) -> None:
 
 
 def test_a_patch_that_takes_other_counts_is_noticed() -> None:
-    """The drafts' number in place of what came out of them."""
+    """The number of drafts in place of the number accepted."""
     counts = "valid_sampled_token_count_gpu.int()"
     assert counts in _patch()
     wrong = _patch().replace(counts, "self.prev_num_draft_tokens.gpu")

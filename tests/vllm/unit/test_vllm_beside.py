@@ -113,10 +113,10 @@ def test_a_threshold_keeps_what_promises_little() -> None:
 
 
 def test_fewer_tokens_than_there_are_places() -> None:
-    """The places behind them hold -1, as the runner expects."""
+    """The places after them hold -1, as the runner expects."""
     state = State()
     speculator, beside = _beside(state)
-    for _ in range(30):  # one accepted of one: as good as it gets
+    for _ in range(30):  # one accepted of one: the best possible
         drafts = step(speculator, [3], [2], 1, num_speculative_tokens=1)
         assert drafts.tolist() == [[NEURAL[0, 0].item(), *[-1] * (K - 1)]]
         assert beside.neural_acceptance[3, 1] == 2
@@ -157,7 +157,7 @@ def test_a_replaced_rows_logits_are_certain_of_its_tokens() -> None:
 
 
 class _Operators(TorchDispatchMode):
-    """Notes what torch is asked to do."""
+    """Records the calls that torch gets."""
 
     def __init__(self) -> None:
         super().__init__()

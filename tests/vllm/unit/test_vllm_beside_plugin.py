@@ -1,4 +1,4 @@
-"""Which speculators get n-gram drafts beside their own, and what is said of the others."""
+"""Which speculators get n-gram drafts beside their own, and the messages for the others."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Gemma4Speculator(StandaloneARSpeculator):
 
 
 def _changed(**attributes: Any) -> Any:
-    """The known speculator's class with some things otherwise; None: without it."""
+    """The known speculator's class with these attributes replaced; None removes one."""
     own = {*attributes, "__dict__", "__weakref__"}
     kept = {n: v for n, v in vars(StandaloneARSpeculator).items() if n not in own}
     given = {n: v for n, v in attributes.items() if v is not None}

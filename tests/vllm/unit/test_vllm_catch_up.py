@@ -1,4 +1,4 @@
-"""How much of what rows hold is indexed beside a step, and which steps are simply scanned."""
+"""How many of the rows' tokens are indexed beside a step, and which steps are only scanned."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _caught_up(
     prompt: int,
     steps: int = 1,
 ) -> tuple[list[int], int, list[int]]:
-    """What ``index_catch_up`` returns, and how many tokens each slot then has."""
+    """The result of ``index_catch_up``, and each slot's number of tokens afterwards."""
     arguments = token_ids, lengths, index.tensor, slots, counts, least, prompt
     looked_up, behind = _C.index_catch_up(*arguments, 2, 4, 0, False, False, steps)
     header, slot_words, length = 64, 48, 1
@@ -43,7 +43,7 @@ def _caught_up(
 
 
 def test_catching_up_costs_a_32nd_of_a_scan_and_what_it_saves() -> None:
-    """Of 768 tokens scanned for one that is indexed; a row that is not done is scanned."""
+    """One token is indexed per 768 scanned; an unfinished row is scanned."""
     index = NgramIndex(4, 10**6, min_n=2, max_n=4)
     token_ids = np.random.default_rng(0).integers(0, 50, (3, 60000), np.int32)
     lengths, one = np.array([50000, 30000, 51200], np.int32), np.ones(3, np.int32)
@@ -96,7 +96,7 @@ def test_catching_up_takes_lengths_and_slots_for_data() -> None:
 
 
 def test_a_step_of_few_tokens_is_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few together, or in each of many rows; unless a ladder, whose scan drafts otherwise."""
+    """Few tokens in total, or per row of many; not for a ladder, whose scan drafts differently."""
     monkeypatch.setattr(engines_module, "SCANNED_TOKENS", 1280)
     token_ids = np.random.default_rng(0).integers(0, 9, (200, 1300), np.int32)
     for rows, length, scanned in (

@@ -1,4 +1,4 @@
-"""The index behind the proposer: the scan's drafts, over whatever the runner does with its rows."""
+"""The index behind the proposer gives the scan's drafts, whatever the runner does with its rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ K = 4
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts are indexed by their first draft, however little a scan of them would take."""
+    """Prompts are indexed by their first draft, even if a scan of them would be cheap."""
     monkeypatch.setattr(engines_module, "LEAST_TOKENS_PER_STEP", 32768)
 
 
@@ -109,7 +109,7 @@ def test_a_ladder_drafts_what_a_fresh_index_does(seed: int, probability: float |
 
 
 def test_a_ladder_is_caught_up_with_by_tokens_that_fit_its_slots() -> None:
-    """A few tokens a step, and while they are missing the row is scanned."""
+    """A few tokens per step; until all are indexed, the row is scanned."""
     proposer = _ladder(min_draft_probability=0.177)
     token_ids = np.random.default_rng(0).integers(0, 4, (1, WIDTH), np.int32)
     for length in range(200, WIDTH):
@@ -140,8 +140,8 @@ def test_a_moved_request_is_not_indexed_anew() -> None:
 
 
 def test_prompts_are_indexed_while_they_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bounded number of tokens a step, in the order of the rows; then a step only adds to them,
-    also for a request that was preempted and prefills again."""
+    """A bounded number of tokens per step, in row order; then a step only appends, also for a
+    request that was preempted and prefills again."""
     monkeypatch.setattr(engines_module, "PROMPT_TOKENS_PER_STEP", 150)
     token_ids = np.random.default_rng(0).integers(0, 9, (2, WIDTH), np.int32)
     lengths = np.array([200, 170], np.int32)
@@ -174,7 +174,7 @@ def test_a_slot_of_a_request_that_is_gone_keeps_nothing_of_it() -> None:
 
 
 def _follows_a_match(draft: list[int], row: list[int], low: int, high: int) -> bool:
-    """Whether the row holds the draft behind an earlier occurrence of one of its own ends."""
+    """Whether the row holds the draft after an earlier occurrence of one of its own suffixes."""
     return any(
         row[at : at + n] == row[-n:] and row[at + n : at + n + len(draft)] == draft
         for n in range(low, high + 1)
@@ -183,8 +183,8 @@ def _follows_a_match(draft: list[int], row: list[int], low: int, high: int) -> b
 
 
 def test_requests_that_are_mixed_up_cost_drafts_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The two rows are alike wherever is looked, below the length they are moved at, and change
-    places behind the recogniser's back: one index then describes the other's tokens."""
+    """Two rows agree at every place that is checked, and swap places unnoticed by the recogniser:
+    one index then describes the other row's tokens."""
     monkeypatch.setattr(engines_module, "LEAST_TOKENS_PER_STEP", 10**9)
     generator = np.random.default_rng(3)
     rows = generator.integers(0, 6, (2, WIDTH), np.int32)
@@ -205,12 +205,12 @@ def test_requests_that_are_mixed_up_cost_drafts_at_most(monkeypatch: pytest.Monk
             rows = rows[::-1].copy()
         lengths = lengths + 1
     assert slots[0] == slots[-1]  # fooled
-    assert differing > 0  # what slips through; nothing else does
+    assert differing > 0  # the only case that is not recognised
     assert _index_engine(proposer).index.statistics.rebuilds_rewritten == 0
 
 
 class AtRandom:
-    """A recogniser that hands out slots without looking."""
+    """A recogniser that assigns slots without comparing tokens."""
 
     def __init__(self) -> None:
         self._generator = np.random.default_rng(0)
@@ -261,7 +261,7 @@ def test_memory_that_runs_low_is_taken_from_requests_that_are_gone() -> None:
 
 @pytest.mark.usefixtures("at_once")
 def test_memory_is_taken_from_requests_that_are_gone_while_others_grow() -> None:
-    """Not only when a request comes that was not there before."""
+    """Not only when a new request arrives."""
     proposer = _proposer("index", rows=8, max_model_len=6000)
     engine = _index_engine(proposer)
     engine._cache_config = SimpleNamespace(num_gpu_blocks=1500, block_size=16)
@@ -281,8 +281,8 @@ def test_memory_is_taken_from_requests_that_are_gone_while_others_grow() -> None
 
 @pytest.mark.usefixtures("at_once")
 def test_requests_that_take_turns_keep_their_memory() -> None:
-    """As micro-batches of a pipeline do, all of them running, in memory that is more than half
-    used."""
+    """Like a pipeline's micro-batches, all of them running, in memory that is more than half
+    full."""
     proposer = _proposer("index", rows=8, max_model_len=6000)
     engine = _index_engine(proposer)
     engine._cache_config = SimpleNamespace(num_gpu_blocks=1750, block_size=16)
@@ -307,7 +307,7 @@ def test_rows_that_grew_in_a_step_without_drafts_are_not_indexed_anew() -> None:
     lengths = np.array([2000, 2100, 2200], np.int32)
     engine = _index_engine(proposer)
     begun = []
-    for order in ([0, 1, 2], [0, 1, 2], [2, 1]):  # grown where they were, then moved as well
+    for order in ([0, 1, 2], [0, 1, 2], [2, 1]):  # grown in place, then also moved
         rows, ends = token_ids[order], lengths[order]
         assert proposer.propose([[1]] * len(order), ends, rows) == scan.propose(
             [[1]] * len(order), ends, rows
@@ -367,7 +367,7 @@ def test_size_goes_by_the_kv_cache(
     monkeypatch.setattr(
         engines_module, "make_index", lambda *a, **kw: made.append(a[1:]) or real(*a, **kw)
     )
-    assert made == []  # only the first draft knows
+    assert made == []  # only the first draft reveals it
     proposer.propose([[1]], np.array([5], np.int32), np.zeros((1, WIDTH), np.int32))
     assert made == [(16, tokens)]
 
@@ -410,7 +410,7 @@ def test_a_ladder_on_another_device_is_refused(engine: str) -> None:
     [("auto", "cuda", False), ("index", "cuda", True), ("scan", "cpu", False)],
 )
 def test_auto_is_the_scan_on_a_gpu(engine: str, device_type: str, index: bool) -> None:
-    """Where the index was not measured."""
+    """On platforms on which the index was not measured."""
     config = vllm_config(max_model_len=8193, additional_config={"ngram_npu": {"engine": engine}})
     options = read_options(config, "custom_class")
     assert engines_module.takes_index(options, device_type) == index

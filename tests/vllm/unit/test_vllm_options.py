@@ -1,4 +1,4 @@
-"""Where options come from, and the one line for each that cannot be meant."""
+"""The sources of options, and the one-line error for each invalid one."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_additional_config_comes_before_the_environment(environment: pytest.Monk
 def test_a_ladder(
     environment: pytest.MonkeyPatch, method: Any, probability: Any, limit: int | None
 ) -> None:
-    """Whatever lookup vLLM says, which always says one."""
+    """Whatever lookup vLLM gives, since it always gives one."""
     section = {"sizes": "ladder", "min_draft_probability": probability}
     if probability == "environment":
         environment.setenv("NGRAM_NPU_VLLM_SIZES", "ladder")
@@ -195,7 +195,7 @@ def test_the_same_for_the_environment(
 
 
 def test_beside_a_neural_drafter(environment: pytest.MonkeyPatch) -> None:
-    """Which has no lookup of its own to agree with."""
+    """A custom class has no lookup of its own to agree with."""
     options = read_options(vllm_config(), "beside")
     assert _lookup(options) == (2, 16)
     ngram = options.ngram

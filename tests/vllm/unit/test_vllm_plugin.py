@@ -1,5 +1,5 @@
-"""Where the stock class is replaced, when, and what is said where it is not; with a vLLM of a few
-lines in vLLM's place."""
+"""Where and when the stock class is replaced, and the message if it is not; with a stand-in of a
+few lines for vLLM."""
 
 from __future__ import annotations
 

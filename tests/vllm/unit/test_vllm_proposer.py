@@ -30,7 +30,7 @@ def _proposer(low: int, high: int, **options: object) -> NgramProposer:
 def _propose(
     proposer: NgramProposer, contexts: list[list[int]], sampled: list[list[int]] | None = None
 ) -> list[list[int]]:
-    """As the runner: buffers of all rows, of which the first are live."""
+    """Like the runner: buffers of all rows, of which the first are live."""
     token_ids = np.full((8, 64), 3, np.int32)
     lengths = np.full(8, 5, np.int32)
     for row, context in enumerate(contexts):
@@ -130,7 +130,7 @@ def test_the_stock_signature_lowers_k() -> None:
 
 @pytest.mark.parametrize("engine", ["scan", "index"])
 def test_a_draft_for_everybody_where_layers_keep_a_state(engine: str) -> None:
-    """The newest token where nothing is found; but none without a sampled token, or room."""
+    """The newest token if nothing is found; no draft without a sampled token or without room."""
     token_ids = np.arange(5 * 64, dtype=np.int32).reshape(5, 64)
     token_ids[0, :5] = [1, 2, 3, 1, 2]
     lengths = np.array([5, 5, 5, 64, 63], np.int32)
@@ -256,7 +256,7 @@ print(made - started, time.process_time() - made)
 
 @pytest.mark.parametrize("engine", ["scan", "index"])
 def test_the_first_call_compiles_nothing(engine: str) -> None:
-    """Time of the processor, so that a busy machine does not matter; vLLM's class takes 1.1 s."""
+    """CPU time, so that other load does not matter; vLLM's class takes 1.1 s."""
     paths = [os.path.dirname(__file__), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     done = subprocess.run(

@@ -18,7 +18,7 @@ WIDTH = 400
 
 @dataclass
 class Request:
-    """As the runner knows it."""
+    """A request as the runner knows it."""
 
     name: int
     tokens: list[int]
@@ -28,7 +28,7 @@ class Request:
 class Assignment(NamedTuple):
     slots: np.ndarray
     new: np.ndarray
-    """By row, as the flags of a batch."""
+    """By row, like the flags of a batch."""
 
 
 def _assign(recognizer: RowRecognizer, *arguments: np.ndarray) -> Assignment:
@@ -100,7 +100,7 @@ def test_every_request_keeps_its_slot(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_scarce_slots_forget_but_never_mix_up(seed: int) -> None:
-    """As many slots as rows: a preempted request may have to begin anew, and says so."""
+    """As many slots as rows: a preempted request may have to start again, and this is reported."""
     runner = Runner(seed, rows=6, vocabulary=1000)
     recognizer = RowRecognizer(num_slots=6)
     holder: dict[int, Request] = {}
@@ -113,8 +113,8 @@ def test_scarce_slots_forget_but_never_mix_up(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_few_tokens_may_only_mix_up_what_looks_the_same(seed: int) -> None:
-    """Two tokens make look-alikes: a slot may go to another request, then with the same
-    tokens at all the places looked at; no two rows of a step ever share one."""
+    """With two tokens many rows look alike: a slot may go to another request with the same tokens
+    at all places compared; but two rows of a step never share one."""
     runner = Runner(seed, rows=8, vocabulary=2)
     recognizer = RowRecognizer(num_slots=16)
     holder: dict[int, tuple[int, list[int]]] = {}
@@ -195,7 +195,7 @@ def test_steps_that_nobody_told_of(seed: int) -> None:
 
 
 def test_of_several_beginnings_the_longest_is_continued() -> None:
-    """As the turns of a conversation, each of which has the former for its beginning."""
+    """Like the turns of a conversation, each of which starts with the previous one."""
     recognizer = RowRecognizer(num_slots=8)
     row = np.arange(300, dtype=np.int32)[None].copy()
     other = np.arange(500, 800, dtype=np.int32)[None].copy()
@@ -217,7 +217,7 @@ def test_who_was_there_lately_is_not_forgotten() -> None:
         return int(found.slots[0])
 
     first, second = step(0, 10), step(1, 10)
-    for length in range(11, 30):  # in the usual way, in which nothing is searched for
+    for length in range(11, 30):  # the usual way, without a search
         assert step(1, length) == second
     assert recognizer.forget_absent(20).tolist() == []
     step(1, 30)
@@ -268,7 +268,7 @@ def test_more_rows_than_slots_is_an_error() -> None:
 
 
 def test_lengths_that_no_row_has_are_nobodys() -> None:
-    """Nothing outside the rows is read for them, and no request is found by them."""
+    """For them nothing outside the rows is read, and no request is found."""
     row, one = np.arange(100, dtype=np.int32)[None].copy(), np.array([1], np.int32)
     for length in (-5, 0, 101, 2**31 - 1, -(2**31)):
         recognizer = RowRecognizer(num_slots=4)
@@ -283,7 +283,7 @@ def test_lengths_that_no_row_has_are_nobodys() -> None:
 @pytest.mark.parametrize("capacity", [0, 1, 3, 40])
 @pytest.mark.parametrize("at_end", [False, True])
 def test_lengths_are_data(capacity: int, at_end: bool) -> None:
-    """Readable memory begins or ends where the rows do."""
+    """Readable memory starts or ends at the rows' bounds."""
     generator = np.random.default_rng(0)
     recognizer = RowRecognizer(num_slots=8)
     rows = guarded(np.zeros((8, capacity), np.int32), at_end=at_end, writable=True)

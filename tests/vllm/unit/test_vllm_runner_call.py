@@ -1,4 +1,4 @@
-"""The custom class looks at how the runner would call it, on runners made up here."""
+"""The custom class checks how the runner would call it, on made-up runners."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vllm_config import vllm_config
 
 
 class Known:
-    """As vLLM 0.26 to 0.32 have it."""
+    """As in vLLM 0.26 to 0.32."""
 
     def propose_draft_token_ids(self: Any, sampled_token_ids: Any, slot_mappings: Any) -> Any:
         method = self.speculative_config.method
@@ -34,7 +34,7 @@ class Known:
 
 
 class Ascend:
-    """As vLLM-Ascend's pull request 15710 has it, in September 2026."""
+    """As in vLLM-Ascend's pull request 15710, September 2026."""
 
     def propose_draft_token_ids(
         self: Any, valid_sampled_token_ids: Any, attention_metadata: Any = None
@@ -121,7 +121,7 @@ def test_vllm_ascend_s_call_passes(made: Made, caplog: pytest.LogCaptureFixture)
 
 
 def test_of_two_runners_vllm_ascend_s_makes_the_call(made: Made) -> None:
-    """It stands on vLLM's, which is loaded beside it."""
+    """It is based on vLLM's, which is loaded too."""
     made(Known)
     with pytest.raises(ValueError, match=r"with \(k, sampled_token_ids"):
         made(OneMore, ASCEND_RUNNER)

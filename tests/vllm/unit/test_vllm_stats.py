@@ -1,4 +1,4 @@
-"""What the drafters count: acceptance by match and position, intervals, Prometheus' counters."""
+"""The drafters' counts: acceptance by match and position, intervals, Prometheus' counters."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ VOCABULARY = 100
 
 
 class _Loop:
-    """Requests whose drafts are verified against a text that repeats itself, and what came of it.
+    """Requests whose drafts are verified against a text that repeats itself, and the outcomes.
 
-    A request ends where its row is full; another begins there. One that was counted moves row now
-    and then, and takes the place of one that ended.
+    A request ends when its row is full, and another begins there. Now and then a counted request
+    moves to another row, in place of one that ended.
     """
 
     def __init__(self, seed: int) -> None:
@@ -48,7 +48,7 @@ class _Loop:
         return [t for _ in range(S) for t in words[self.rng.integers(3)]][: S + K + 1]
 
     def step(self) -> list[list[int]]:
-        """What each row samples; it is not in the rows yet."""
+        """Each row's sampled tokens, which are not in the rows yet."""
         sampled = []
         self.begun = []
         for row, text in enumerate(self.texts):
@@ -179,10 +179,10 @@ def test_who_moved_or_came_anew_is_not_counted() -> None:
         return verdicts.take()[:, 3].sum(axis=1).tolist()
 
     assert step([10, 20, 30], [1, 1, 0]) == [0, 0]
-    # Accepted 1 of 2; another request; the prompt of before goes on.
+    # Accepted 1 of 2; another request; the earlier prompt continues.
     assert step([12, 40, 31], [2, 1, 1]) == [2, 1]
-    assert step([40, 43], [1, 3]) == [2, 2]  # only the second is where it was
-    assert step([41, 47], [1, 4]) == [4, 2]  # none, and both of two and a filling token
+    assert step([40, 43], [1, 3]) == [2, 2]  # only the second is in its old row
+    assert step([41, 47], [1, 4]) == [4, 2]  # 0 accepted; 2 of 2 and a filling token
 
 
 def test_without_the_option() -> None:
@@ -198,7 +198,7 @@ def test_one_rank_counts() -> None:
 
 
 class _Event:
-    """A GPU that is some steps behind."""
+    """A GPU that is a few steps behind."""
 
     arrived = 0
     recorded = 0
@@ -316,7 +316,7 @@ class _Counter:
 
 
 def test_the_counters_of_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
-    gc.collect()  # engines of the tests before count when they end
+    gc.collect()  # engines of earlier tests count when they end
     monkeypatch.setattr(_Counter, "values", {}, raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", SimpleNamespace(Counter=_Counter))
     monkeypatch.setattr(stats_module, "_registered", {})

@@ -1,4 +1,4 @@
-"""The store behind vLLM's methods: what requests share, whose it is, and who keeps it."""
+"""The store behind vLLM's methods: what requests share, its scopes, and who saves it."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_scopes_of_requests() -> None:
 
 
 class Rows:
-    """A runner's buffer, in which requests stay in their rows."""
+    """A runner's buffer, in which requests keep their rows."""
 
     def __init__(self) -> None:
         self.tokens = np.zeros((R, S), np.int32)
@@ -354,7 +354,7 @@ def begins(name: str, prompt: list[int], extra: Any = None, adapter: Any = None)
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> type[GPUModelRunner]:
-    """The runner's class, as the plugin leaves it."""
+    """The runner's class as the plugin leaves it."""
     module = ModuleType(v2_plugin.RUNNER)
     module.GPUModelRunner = GPUModelRunner  # type: ignore[attr-defined]
     monkeypatch.setattr(GPUModelRunner, "add_requests", GPUModelRunner.add_requests)
@@ -395,7 +395,7 @@ def test_v2_what_leaves_has_finished(told: type[GPUModelRunner]) -> None:
     assert runner.step({"b": [3]})["b"] == [3] * K
     assert runner.held.statistics.tokens_entered == 40
     assert runner.step({"b": WORDS[:3]})["b"][0] == WORDS[3]
-    # The store's own drafts are filled up as well: vLLM's model reads every place.
+    # The store's own drafts are filled up too: vLLM's model reads every place.
     assert runner.step({"b": WORDS[37:39]})["b"] == [WORDS[39]] + [WORDS[38]] * (K - 1)
     assert runner.req_states.remove_request("nobody") is None
 

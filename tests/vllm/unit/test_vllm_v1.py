@@ -1,5 +1,5 @@
-"""The asynchronous drafter as V1's runner calls it, on CPU tensors; and how it gets there, with a
-runner of a few lines in vLLM's place."""
+"""The asynchronous drafter as V1's runner calls it, on CPU tensors; and how it is installed, with a
+stand-in of a few lines for vLLM's runner."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _threads() -> Iterator[None]:
 
 
 class Runner:
-    """Requests that come, end, are preempted and come back; rows that move."""
+    """Requests that arrive, end, are preempted and return; rows that move."""
 
     def __init__(self, seed: int, rows: int = 6, capacity: int = 120) -> None:
         self._random = random.Random(seed)
@@ -47,7 +47,7 @@ class Runner:
         return [self._random.randrange(5) for _ in range(count)]
 
     def step(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What was sampled [B, K + 1], and who goes on with its prefill [rows]."""
+        """Sampled tokens [B, K + 1], and which rows continue their prefill [rows]."""
         here, draw = self.input_batch.req_ids, self._random.random
         for name in list(self.requests):
             if len(self.requests[name]) > self.token_ids.shape[1] - 10 or draw() < 0.03:
@@ -97,7 +97,7 @@ def _drafter(runner: Any, max_num_seqs: int = 6, **options: Any) -> v1.AsyncNgra
 
 
 def _step(drafter: v1.AsyncNgramProposer, runner: Runner, k: int = K) -> tuple[Any, ...]:
-    """The step's arguments as numpy, what the two calls gave, and the rows afterwards."""
+    """The step's arguments as numpy, the results of both calls, and the rows afterwards."""
     sampled, discard = runner.step()
     batch = runner.input_batch.num_reqs
     token_ids, lengths = runner.token_ids.clone(), runner.lengths.clone()
@@ -138,7 +138,7 @@ def test_trimmed_drafts_are_the_contract_s(seed: int, engine: str) -> None:
 @pytest.mark.parametrize("engine", ["scan", "index"])
 @pytest.mark.parametrize("seed", range(5))
 def test_padded_drafts_go_on_with_the_newest_token(seed: int, engine: str) -> None:
-    """Of any number that is asked for, and without a number of those found."""
+    """Drafts of any requested length, without the number of tokens found."""
     runner = Runner(seed)
     drafter = _drafter(runner, engine=engine)
     drafter.load_model(object())
@@ -178,7 +178,7 @@ def test_a_ladder_drafts_what_a_fresh_index_does(drafts: str, probability: float
 
 
 def _grown(runner: Runner, sampled: Any) -> tuple[Any, Any]:
-    """The rows of a step with what it sampled, and their lengths."""
+    """A step's rows with its sampled tokens, and their lengths."""
     token_ids = runner.token_ids[: len(sampled)].numpy().copy()
     lengths = runner.lengths[: len(sampled)].numpy() + sampled
     for row, name in enumerate(runner.input_batch.req_ids):

@@ -1,4 +1,4 @@
-"""The speculator for vLLM's V2 runner, with a runner's state of a few tensors in vLLM's place."""
+"""The speculator for vLLM's V2 runner, with a stand-in of a few tensors for the runner's state."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ R, S, K = 6, 96, 4
 
 
 class _State:
-    """What the speculator reads of vLLM's ``RequestState``."""
+    """The part of vLLM's ``RequestState`` that the speculator reads."""
 
     def __init__(self, seed: int = 0) -> None:
         self.rng = np.random.default_rng(seed)
@@ -188,7 +188,7 @@ def test_a_draft_may_pass_the_models_length_as_the_stock_ones_do() -> None:
 
 
 class _Operators(TorchDispatchMode):
-    """Notes what torch is asked to do."""
+    """Records the calls that torch gets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ class _Operators(TorchDispatchMode):
     [("scan", "ngram_npu.ngram_propose"), ("index", "ngram_npu.ngram_index_propose_")],
 )
 def test_a_step_is_one_lookup_and_a_cast(engine: str, lookup: str) -> None:
-    """And so nothing that reads from the device, or copies there."""
+    """So nothing reads from the device or copies to it."""
     state = _State()
     speculator = _speculator(state, engine)
     batch = SimpleNamespace(num_reqs=2, idx_mapping=torch.tensor([3, 1]))
@@ -255,7 +255,7 @@ def test_a_dummy_run_looks_nothing_up() -> None:
 
 
 def test_a_row_for_another_request_is_indexed_anew() -> None:
-    """One that looks like the request before at the place that an index checks by itself."""
+    """A request that equals the previous one at the place that an index itself checks."""
     state = _State()
     state.add_request("before", 2, 1)
     state.sample(2, [5, 6, 7, 8, *range(20, 40)])

@@ -1,4 +1,4 @@
-"""When the V2 runner's stock class is replaced, and what is said where it is not."""
+"""When the V2 runner's stock class is replaced, and the message if it is not."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ def vllm_config(
     tensor_parallel_size: int = 1,
     **speculative: Any,
 ) -> Any:
-    lookup = {"prompt_lookup_min": 0, "prompt_lookup_max": 0}  # as vLLM leaves them for a class
+    lookup = {"prompt_lookup_min": 0, "prompt_lookup_max": 0}  # vLLM's values for a custom class
     return SimpleNamespace(
         speculative_config=SimpleNamespace(
             **{"num_speculative_tokens": k, **lookup, **speculative}

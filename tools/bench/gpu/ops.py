@@ -1,4 +1,4 @@
-"""What can be measured on a device, by name, and how."""
+"""The ops that can be measured on a device, by name, and how each is measured."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tools.bench.ops.base import Make, Op, Result, Skipped
 from tools.bench.options import Options, Size
 
 STEPS = 12
-"""Steps of the workload in one graph; each replay does them from the beginning."""
+"""Steps of the workload in one graph; each replay starts from the first one."""
 LATEST = "ours:match_policy=latest"
 SCAN = "ours:engine=scan"
 _CHECKED_STEPS = 4
@@ -33,7 +33,7 @@ _REASON_CHARACTERS = 300
 
 
 class GpuOp(Op):
-    """An operator of ours and who else does its job."""
+    """An operator of ours and its peers."""
 
     runtime: Cuda | Npu
 
@@ -49,7 +49,7 @@ class GpuOp(Op):
         """
         Args:
             makers: engine -> ours; the first is the default.
-            kernel: the operator that is called; empty: the one of this name.
+            kernel: the operator that is called; empty: the operator with the op's name.
         """
         self.kernel = kernel or name
         self.name, self.sizes, self.peers, self.peer_makers = name, sizes, peers, peer_makers
@@ -73,7 +73,7 @@ class GpuOp(Op):
 
     @contextmanager
     def left_out(self, name: str, skipped: Skipped) -> Iterator[None]:
-        """What others' code may raise must not cost our figures; what ours raises comes out."""
+        """An exception of a peer only skips that peer; an exception of ours is raised."""
         try:
             with super().left_out(name, skipped):
                 yield
@@ -87,8 +87,8 @@ class GpuOp(Op):
     def compare(
         self, contestants: list[Any], workload: Workload, options: Options, skipped: Skipped
     ) -> Result:
-        """In each round every contestant replays its graph of STEPS steps once; who begins changes
-        from round to round. Clock changes and whatever else the machine does touch all alike."""
+        """In each round every contestant replays its graph of STEPS steps once; the order changes
+        from round to round. Clock changes and other disturbances affect all contestants alike."""
         runtime = self.runtime
         checked = drafting(make_workload(workload.size, replace(options, data_kind="random")))
         share, same = self._check(contestants, checked, skipped)
@@ -136,7 +136,7 @@ class GpuOp(Op):
     def _check(
         self, contestants: list[GpuContestant], checked: Workload, skipped: Skipped
     ) -> tuple[float | None, bool | None]:
-        """A few steps of all, on data on which there are drafts, whose results are compared before
+        """Runs a few steps of all on data that yields drafts, and compares their results before
         anything is timed.
 
         Returns:
@@ -161,7 +161,7 @@ class GpuOp(Op):
 
 
 def drafting(workload: Workload) -> Workload:
-    """The same lengths over so few different ids that most pairs occur again: requests draft."""
+    """The same lengths over so few different ids that most pairs recur, so that requests draft."""
     few = max(8, math.isqrt(workload.size.context) // 2)
     workload.token_ids %= few
     workload.sampled = np.where(workload.sampled >= 0, workload.sampled % few, -1)

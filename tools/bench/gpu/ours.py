@@ -1,5 +1,5 @@
-"""What is measured on a device, a step's work as calls of torch without any decision of the host;
-and our operators."""
+"""Contestants on a device, whose step is calls of torch without any decision of the host; and our
+operators."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from tools.bench.stats import Drafts
 
 
 class GpuContestant(ABC):
-    """One way of doing the steps of a workload; the base holds the rows on the device.
+    """One way of doing a workload's steps; the base class holds the rows on the device.
 
-    All data of all steps is on the device before; :meth:`step` is captured into a graph, so its
-    arguments are tensors of fixed addresses. As in the harness for the CPU the rows hold the text
-    that steps append already, and only lengths say how far a context goes.
+    The data of all steps is on the device beforehand; :meth:`step` is captured into a graph, so its
+    arguments are tensors with fixed addresses. As in the harness for the CPU, the rows already hold
+    the text that steps append, and only lengths say where a context ends.
 
     Attributes:
-        name, detail, semantics: as of `Contestant`.
-        is_drafter: whether what it gives are drafts, of which a share can be told.
-        reads_tokens: whether no step can do without reading every live token.
+        name, detail, semantics: as in `Contestant`.
+        is_drafter: whether its results are drafts, whose share can be reported.
+        reads_tokens: whether every step must read every live token.
     """
 
     name: str = ""
@@ -48,7 +48,7 @@ class GpuContestant(ABC):
         self.num_tokens = torch.zeros(self.batch, dtype=torch.int32, device=device)
 
     def load(self, workload: Workload) -> None:
-        """Puts a workload of the same shape into its tensors."""
+        """Copies a workload of the same shape into its tensors."""
         self.token_ids.copy_(torch.from_numpy(workload.token_ids))
         self.lengths.copy_(torch.from_numpy(workload.lengths))
         self.sampled.copy_(torch.from_numpy(workload.sampled))
@@ -59,11 +59,11 @@ class GpuContestant(ABC):
 
     @abstractmethod
     def step(self, number: int) -> Any:
-        """The work of that step; steps come in order."""
+        """Does the work of this step; steps come in order."""
 
     @abstractmethod
     def drafts(self, result: Any) -> Drafts:
-        """What a result holds, to be compared: drafts, each without its unused places."""
+        """A result's contents, for comparison: drafts, each without its unused places."""
 
 
 def by_count(ids: torch.Tensor, counts: torch.Tensor) -> Drafts:
@@ -112,7 +112,7 @@ class Step(_Lookup):
 
 class IndexStep(Step):
     """All rows are indexed when they are loaded; each lap begins with a copy of that index, which
-    drives all else from the L2: figures that are compared with others' are taken with it cold."""
+    evicts all else from the L2: figures compared with other contestants' use a cold L2."""
 
     detail = "torch.ops.ngram_npu.ngram_index_step_"
     reads_tokens = False
@@ -131,7 +131,7 @@ class IndexStep(Step):
         self._saved.copy_(self._index.tensor)
 
     def build(self) -> None:
-        """What the slots held is dead, and rows are indexed whole, as prompts are."""
+        """Resets the slots and indexes whole rows, as for prompts."""
         self._index.reset(self._slots)
         policy = MATCH_POLICY_CODES[self.options.match_policy]
         self._index.append(self.token_ids, self.lengths[0], match_policy=policy)
@@ -160,7 +160,7 @@ class IndexBuild(IndexStep):
 
 
 class Read(GpuContestant):
-    """What reads as many bytes as a scan has to, in the same state of the caches."""
+    """Reads as many bytes as a scan must, with the caches in the same state."""
 
     detail = "torch's amax over as many tokens as are live, one after the other"
     is_drafter = False
@@ -171,7 +171,7 @@ class Read(GpuContestant):
         self._tokens = torch.zeros(live, dtype=torch.int32, device=self.device)
 
     def load(self, workload: Workload) -> None:
-        """The same whatever the rows hold."""
+        """The same for any contents of the rows."""
 
     def step(self, number: int) -> Any:
         return self._tokens.amax()
@@ -181,7 +181,7 @@ class Read(GpuContestant):
 
 
 class Correction(GpuContestant):
-    """The state between two forward passes; `semantics` compares all that was put right."""
+    """The state between two forward passes; `semantics` compares everything that was corrected."""
 
     semantics = ("corrected",)
     is_drafter = False
@@ -189,7 +189,7 @@ class Correction(GpuContestant):
                  "slot_mapping")  # fmt: skip
 
     def __init__(self, workload: Workload, options: Options) -> None:
-        # No rows: the correction reads none, and a long context's would be gigabytes.
+        # No rows: the correction reads none, and long rows would take gigabytes.
         empty = replace(workload, token_ids=workload.token_ids[:, :0])
         super().__init__(empty, options)
         arrays = state(workload.size, options.k, steps=workload.steps)
@@ -199,7 +199,7 @@ class Correction(GpuContestant):
         self._start = {name: tensor.clone() for name, tensor in self.tensors.items()}
 
     def load(self, workload: Workload) -> None:
-        """The same state whatever the rows hold."""
+        """The same state for any contents of the rows."""
 
     def restore(self) -> None:
         for name, start in self._start.items():
@@ -227,7 +227,7 @@ def workspace(op: str, batch: int, device: str) -> torch.Tensor:
 
 
 def make_index(num_slots: int, token_capacity: int, min_n: int, max_n: int, device: str) -> Any:
-    """An empty index on the device, for whatever data: no step may find it full."""
+    """An empty index on the device, large enough for any data: no step may find it full."""
     span = {"min_n": min_n, "max_n": max_n}
     if device == "cpu":
         return NgramIndex(num_slots, token_capacity, **span, kind="torch", any_data=True)

@@ -1,5 +1,5 @@
-"""vLLM's device code as contestants: what its runners call in each step, on tensors that are
-there. vLLM need not be importable: what its files import and need is replaced by what is here."""
+"""vLLM's device code as contestants: what its runners call in each step, on prepared tensors. vLLM
+need not be importable: this module replaces what its files import and need."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tools.bench.stats import Drafts
 from tools.bench.vllm_peer import folder_of, proposer_config, take, version_in
 
 _VOCAB = 1 << 30
-"""Above every id of any workload: all sampled tokens count."""
+"""Above every id of any workload, so that all sampled tokens count."""
 
 
 def has_triton() -> bool:
@@ -65,9 +65,9 @@ def _not_compiled(function: Any = None, **_: Any) -> Any:
 
 def _support_torch_compile() -> Callable[[type], type]:
     """Compiles ``forward`` as vLLM does: as one graph, with the first dimension of each tensor
-    dynamic and with the options of the module's own configuration. On the CPU it runs as it is.
-    What vLLM has around that is left out: a cache of compiled artifacts, and guards, which it
-    drops and which cost host time that a graph's replay does not see."""
+    dynamic and with the options of the module's own configuration. On the CPU it runs uncompiled.
+    Two parts of vLLM's wrapper are left out: the cache of compiled artifacts, and the removal of
+    guards, whose host time does not show in a graph's replay."""
 
     def decorate(cls: type) -> type:
         plain_init = cls.__init__  # type: ignore[misc]
@@ -101,14 +101,14 @@ def _version(options: Options) -> str:
 
 @functools.lru_cache(maxsize=1)
 def _proposer(options: Options, capacity: int, batch: int) -> Any:
-    """V1's, the same for both contestants: it compiles for up to a minute and keeps no state."""
+    """V1's proposer, shared by both contestants: compiles for up to a minute and has no state."""
     proposer = _taken(options, "NgramProposerGPU")
     return proposer(proposer_config(options, capacity, batch), torch.device(options.device))
 
 
 class V1(GpuContestant):
     """``update_token_ids_ngram`` and ``propose`` of the V1 runner's proposer: accept, append and
-    draft. The lengths are the runner's, which uploads them; here they are there."""
+    draft. The runner uploads the lengths; here they are on the device already."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
         if options.match_policy != "earliest":
@@ -133,7 +133,7 @@ class V1(GpuContestant):
 
 
 class V1Kernel(V1):
-    """The compiled kernel alone: drafting."""
+    """Drafting only: the compiled kernel alone."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options)
@@ -145,9 +145,9 @@ class V1Kernel(V1):
 
 
 class V2(GpuContestant):
-    """The V2 runner's speculator: its two Triton kernels. It only drafts: the runner has appended
-    what was sampled in a kernel of its own, which is not part of this. It knows one policy, the
-    latest match, and takes part with that one."""
+    """The V2 runner's speculator: its two Triton kernels. It only drafts: the runner appends
+    the sampled tokens in a separate kernel, which is not measured here. It supports one policy,
+    the latest match, and takes part only with that one."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
         if not has_triton():
@@ -162,7 +162,7 @@ class V2(GpuContestant):
         order = torch.arange(self.batch, dtype=torch.int32, device=self.device)
         self._input_batch = SimpleNamespace(num_reqs=self.batch, idx_mapping=order)
         self._counts = torch.ones(self.batch, dtype=torch.int32, device=self.device)
-        # What it fills unused places with: so they can be told from drafts.
+        # Its filling of unused places, so that they can be told from drafts.
         self._last = torch.full((self.batch, 1), -1, dtype=torch.int64, device=self.device)
         self.semantics = (options.min_n, options.max_n, options.k, "latest")
         self.detail = f"{_version(options)} NgramGPUSpeculator.propose: scan and finalize kernels"
@@ -211,7 +211,7 @@ class VllmAscend(GpuContestant):
 
 class VllmCorrection(Correction):
     """What the V1 runner does between two forward passes: the compiled correction, the positions
-    and the lengths by indexing, the slot mapping kernel. Uploads before it are left out."""
+    and the lengths by indexing, the slot mapping kernel. The uploads before that are left out."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
         if not has_triton():

@@ -1,4 +1,4 @@
-"""What the comparison needs of a device: a clock, repeatable steps, and a GPU's limits."""
+"""The device's part in a comparison: a clock, repeatable steps, and a GPU's limits."""
 
 from __future__ import annotations
 
@@ -21,33 +21,32 @@ Microseconds = Callable[[], float]
 
 _COPY_BYTES = 2 << 30
 _AHEAD_CYCLES = 1 << 18
-"""Some 130 us of waiting on the device, in which the host gets ahead of it with the launch of a
-graph: a host that is late must not count. Where it is, the wait is doubled, up to a tenth of a
-second."""
+"""About 130 us of waiting on the device, in which the host launches the graph: a late host must not
+count as device time. If the host is still late, the wait is doubled, up to a tenth of a second."""
 _MOST_AHEAD_CYCLES = 1 << 28
 
 
 def captured(work: Work) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A graph of `work`, and its results, which each replay overwrites. Run once before: compilers
-    run, libraries load, and memory is allocated in the open."""
+    """A graph of `work`, and its results, which each replay overwrites. `work` runs once before the
+    capture, so that compilation, library loading and allocations happen outside it."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         work()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    # A capture that is refused leaves torch on the stream of the capture: the block does not.
+    # A failed capture leaves torch on the capture's stream; this block restores the stream.
     with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
         results = work()
     return graph, results
 
 
 class Cuda:
-    """The current CUDA device; the seam at which tests put the CPU."""
+    """The current CUDA device; tests replace it with the CPU."""
 
     device = "cuda"
     host_us = 0.0
-    """Of plain calls of the works measured last, the host's part until all were launched."""
+    """Host time until all plain calls of the works measured last were launched."""
     _ahead_cycles = _AHEAD_CYCLES
     _spoiler: torch.Tensor | None = None
 
@@ -55,8 +54,8 @@ class Cuda:
         """Makes `works`, in order, repeatable as a whole.
 
         Returns:
-            What restores, does all of them once, and says how long they took together, without
-            restoring and without emptying caches.
+            A function that restores, does all of them once, and returns the time they took
+            together, without the restoring and the emptying of caches.
         """
         before = [self._spoil] if cold else []
         timed = self._graph([part for work in works for part in (*before, work)])
@@ -78,17 +77,17 @@ class Cuda:
         return once
 
     def clocks(self) -> str | None:
-        """Of a device at work: an idle one's are lower."""
+        """Of a busy device: an idle one's are lower."""
         torch.cuda._sleep(_MOST_AHEAD_CYCLES * 4)
         found = _asked("clocks.sm,clocks.mem,power.draw,temperature.gpu")
         torch.cuda.synchronize()
         return found
 
     def floors(self, ours_us: float, live_bytes: int | None) -> dict[str, float]:
-        """What no step can be faster than, and how ours stands to it.
+        """The lower bounds of a step's time, and how ours compares with them.
 
         Args:
-            live_bytes: what every step has to read; None: it need not.
+            live_bytes: bytes that every step must read; None: no step must read them.
         """
         bandwidth, empty = max(self.copy_bandwidth, self.read_bandwidth), self.empty_node_us()
         values = {
@@ -120,7 +119,7 @@ class Cuda:
         return _COPY_BYTES / min(self._time(graph) for _ in range(20)) * 1e6
 
     def empty_node_us(self) -> float:
-        """A kernel that does nothing, one of a graph's many."""
+        """Time of an empty kernel, one of many in a graph."""
         nodes = 100
         graph = self._graph([lambda: torch.cuda._sleep(0)] * nodes)
         return sorted(self._time(graph) for _ in range(21))[10] / nodes
@@ -153,7 +152,7 @@ class Cuda:
         raise BenchError("the host is slower than the device waits for it: is a debugger at work?")
 
     def _spoil(self) -> None:
-        """Reads twice as much as the L2 holds: what is written would have to leave it first."""
+        """Reads twice the L2's size; written data would first have to be evicted."""
         if self._spoiler is None:
             size = 2 * torch.cuda.get_device_properties(self.device).L2_cache_size
             self._spoiler = torch.zeros(size // 4, dtype=torch.int32, device=self.device)
@@ -195,7 +194,7 @@ class Npu:
 def runtime_of(op: str, device: str) -> Cuda | Npu:
     """
     Raises:
-        BenchError: no such device, or no kernel of the operator for it; it says why.
+        BenchError: No such device, or no kernel of the operator for it; the message says why.
     """
     found = _library.has_kernel(op, device) and torch.get_device_module(device).is_available()
     if not found:
@@ -224,7 +223,7 @@ def describe(device: str) -> dict[str, Any]:
 
 
 def _asked(what: str) -> str | None:
-    """Of the first GPU, as nvidia-smi reports it; None where it does not."""
+    """Of the first GPU, as nvidia-smi reports it; None if it does not."""
     command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader", "--id=0"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)

@@ -1,4 +1,4 @@
-"""What can be measured, by name. A new op is a class here (README.md, "Adding an op")."""
+"""The ops that can be measured, by name. A new op is a class here (README.md, "Adding an op")."""
 
 from __future__ import annotations
 

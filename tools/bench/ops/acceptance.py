@@ -1,4 +1,4 @@
-"""What drafting yields: tokens per step against drafted tokens per step, of ours and its peers."""
+"""The yield of drafting: tokens per step against drafted tokens per step, ours and its peers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ K = (8, 16)
 LIMITS = tuple(range(2, 102, 2))
 DEFAULT_LIMIT, HIGH_LIMIT = 40, 54
 BATCH = 128
-"""Conversations at once, which changes no figure."""
+"""Conversations at once; no figure depends on it."""
 VERIFYING = 0.05
-"""What a drafted token costs, in steps, in the speed-up."""
+"""Cost of a drafted token in the speed-up, in steps."""
 REFERENCE = "arctic-local"
 
 Replayer = Callable[[int, int], Counts]
-"""Ours on some conversations: k and limit to what a replay comes to."""
+"""Ours on some conversations: maps k and limit to the counts of a replay."""
 
 
 def costs_table() -> IntArray:
@@ -48,7 +48,7 @@ def simulated(requests: Sequence[TokenRequest]) -> Replayer:
 
 
 def indexed(requests: Sequence[TokenRequest]) -> Replayer:
-    """Ours, from its index; the replayer raises BenchError where the simulator counts otherwise."""
+    """Ours, from its index; the replayer raises BenchError if the simulator's counts differ."""
     expected = simulated(requests)
 
     def replay(k: int, limit: int) -> Counts:
@@ -64,7 +64,7 @@ def indexed(requests: Sequence[TokenRequest]) -> Replayer:
 def proposed(
     requests: Sequence[TokenRequest], proposer: Proposer, k: int, batch_size: int = BATCH
 ) -> Counts:
-    """Anybody's drafts, by the package's own replay."""
+    """Any proposer's drafts, by the package's own replay."""
     figures = simulate("", requests, proposer, k=k, batch_size=batch_size)
     return Counts(figures.num_tokens, figures.num_steps, figures.num_draft_tokens)
 
@@ -91,7 +91,7 @@ ENGINES: Mapping[str, Callable[[Sequence[TokenRequest]], Replayer]] = {
 
 @dataclass(frozen=True)
 class Part:
-    """What was counted on a set, or on the odd half of it: peers by name; ours by k and limit."""
+    """The counts on a set or on its odd half: peers by name; ours by k and limit."""
 
     peers: dict[str, Counts]
     ours: dict[tuple[int, int], Counts]
@@ -107,11 +107,11 @@ class Part:
 
 
 def at_equal_drafts(curve: Sequence[Counts], drafted_per_step: float) -> tuple[float, float]:
-    """Tokens per step where a curve drafts so much, between two of its points in a straight line;
-    and where that is: the number of the point, and the share of the way to the next.
+    """Tokens per step at which a curve drafts that much, linear between two of its points; and the
+    position on the curve: the number of the point, and the fraction of the way to the next.
 
     Raises:
-        BenchError: the curve does not reach there.
+        BenchError: The curve does not reach that far.
     """
     for i, (less, more) in enumerate(pairwise(curve)):
         low, high = less.drafted_per_step, more.drafted_per_step
@@ -239,7 +239,7 @@ def _dominates(ours: Counts, peer: Counts) -> bool:
 
 
 def summary(parts: Sequence[Part]) -> dict[str, Any]:
-    """Over all sets."""
+    """Figures over all sets."""
 
     def speedup(of: Callable[[Part], Counts]) -> float:
         return round(geometric_mean(of(part).speedup(VERIFYING) for part in parts), 4)

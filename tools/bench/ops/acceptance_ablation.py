@@ -1,4 +1,4 @@
-"""What each part of the ladder's drafts is worth: taken away one by one, the costs fitted anew."""
+"""The worth of each part of the ladder's drafts: removed one at a time, with costs fitted again."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ EVEN, ODD = recorded.PARTS["even"], recorded.PARTS["odd"]
 class Variant:
     """
     Attributes:
-        sizes, cap: of the grams looked up, and to what length a match is counted.
+        sizes, cap: of the grams looked up, and the length up to which a match is counted.
         with_byte: whether a cost depends on the byte.
-        by_cost: whether a draft ends by its costs; else all drafts have the same length.
-        overlap: whether a draft goes on at its own beginning where the row ends.
+        by_cost: whether its costs end a draft; else all drafts have the same length.
+        overlap: whether a draft continues at its own start when it reaches the row's end.
     """
 
     sizes: tuple[int, ...] = LADDER
@@ -45,7 +45,7 @@ class Variant:
         return found if self.with_byte else replace(found, outcome=found.outcome * 0)
 
     def curve(self, found: Walks, costs: IntArray) -> list[Counts]:
-        """From few drafted tokens to many."""
+        """In ascending order of drafted tokens."""
         if self.by_cost:
             lengths = [found.lengths(costs, limit, K) for limit in LIMITS]
         else:
@@ -115,7 +115,7 @@ class AcceptanceAblation(Op):
 
 
 def _equal(curves: Mapping[str, list[Counts]], drafted: Mapping[str, float]) -> dict[str, float]:
-    """Tokens per step at so many drafted tokens, of the sets where a curve reaches them."""
+    """Tokens per step at this number of drafted tokens, for the sets whose curve reaches it."""
     found: dict[str, float] = {}
     for name, points in curves.items():
         if points[-1].drafted_per_step > drafted[name]:

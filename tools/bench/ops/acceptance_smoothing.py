@@ -1,4 +1,4 @@
-"""How far what drafting yields depends on how strongly sparse cells of the costs are smoothed."""
+"""How strongly the yield of drafting depends on the smoothing of sparse cells of the costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What drafting from a shared store yields, against suffix decoding's shared tree."""
+"""The yield of drafting from a shared store, against suffix decoding's shared tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the AscendC kernels would take on a 910B, by a model: nothing here was measured on an NPU.
+"""Modelled times of the AscendC kernels on a 910B: nothing here was measured on an NPU.
 
 The host twin (docs/design/ascendc-twin.md) runs the kernels and counts; the times follow from the
 counts, pipe by pipe and core by core, and the figures in ``MODEL``.
@@ -70,9 +70,9 @@ MODEL: dict[str, Figure] = {
     ),
 }
 LAUNCH_US = Figure(3, "us from one launch on a stream to the next", _GUESS)
-"""Apart from ``model_us``: a kernel's arguments are read and its cores started in it."""
+"""Not part of ``model_us``: the time to read a kernel's arguments and to start its cores."""
 WORK_ALONE = ("copy_bytes_per_cycle", "gm_bytes_per_cycle", "vector_repeat", "gather_repeat")
-"""What counts towards ``work_us``: bytes and repeats, no latencies and no overheads."""
+"""The figures that count towards ``work_us``: bytes and repeats, no latencies or overheads."""
 
 _COUNTS = (
     "gm_to_ub_bytes", "ub_to_gm_bytes", "copies", "vector_instructions", "vector_repeats",
@@ -103,7 +103,7 @@ class Twin:
 
     @contextmanager
     def planned_worse(self, *, spans: int = 0, tile_tokens: int = 0) -> Iterator[None]:
-        """Lookups with fewer spans a row, or smaller tiles, than their plan says; 0: as planned."""
+        """Lookups with fewer spans per row or smaller tiles than planned; 0: as planned."""
         self._library.ngram_npu_ascendc_twin_set_lookup(spans, tile_tokens)
         try:
             yield
@@ -111,7 +111,7 @@ class Twin:
             self._library.ngram_npu_ascendc_twin_set_lookup(0, 0)
 
     def counts(self, call: Callable[[], object], cores: int, model: list[float]) -> dict[str, Any]:
-        """What one call cost on a machine of so many cores: the counts, and cycles by the model."""
+        """One call's cost on a machine with this many cores: the counts and modelled cycles."""
         self._library.ngram_npu_ascendc_twin_set_cores(cores)
         self._library.ngram_npu_ascendc_twin_set_model((ctypes.c_double * len(model))(*model))
         out = (ctypes.c_double * len(_COUNTS))()
@@ -170,7 +170,7 @@ class AscendcModel(Op):
 
 
 def short_rows(size: Size, options: Options) -> Workload:
-    """Rows that fill little of a buffer for ``SHORT_ROWS_CAPACITY`` tokens."""
+    """Rows that fill a small part of a buffer for ``SHORT_ROWS_CAPACITY`` tokens."""
     data = make_workload(size, options)
     tokens = np.zeros((size.batch, SHORT_ROWS_CAPACITY), np.int32)
     tokens[:, : data.capacity] = data.token_ids
@@ -178,7 +178,7 @@ def short_rows(size: Size, options: Options) -> Workload:
 
 
 def modelled(twin: Twin, call: Callable[[], object], cores: int = CORES) -> dict[str, Any]:
-    """One call's counts and times. ``floor_us`` is what its bytes alone take at full bandwidth."""
+    """A call's counts and times. ``floor_us`` is the time of its bytes alone at full bandwidth."""
     work = [figure.value if name in WORK_ALONE else 0.0 for name, figure in MODEL.items()]
     counts = twin.counts(call, cores, [figure.value for figure in MODEL.values()])
     work_cycles = twin.counts(call, cores, work)["cycles"]

@@ -1,4 +1,4 @@
-"""Host time of AsyncSpecState: what the pipeline costs where the device costs nothing."""
+"""Host time of AsyncSpecState: the pipeline's cost if the device takes no time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WARM_UP = 20
 _K = 4
 _BLOCK = 16
 _SAMPLED = 3
-"""Tokens that a request gains in a step with drafts: two of its four are accepted."""
+"""Tokens that a request gains in a step with drafts: two of its four drafts are accepted."""
 
 
 class NoOperators:
@@ -48,8 +48,8 @@ class NoOperators:
 
 
 def batches(requests: int, leaving: int, prompt: int) -> Iterator[Batch]:
-    """Steps in which all requests decode with K drafts, a new block where the tokens reach one,
-    and `leaving` of them are replaced by new ones with a prompt of `prompt` tokens, each time."""
+    """Steps in which all requests decode with K drafts and get a new block when their tokens reach
+    it. Each step replaces `leaving` requests by new ones with a prompt of `prompt` tokens."""
     tokens = np.arange(prompt, dtype=np.int32)
     width = -(-prompt // _BLOCK) + 1
     blocks = (np.arange(width, dtype=np.int32),)
@@ -67,7 +67,7 @@ def batches(requests: int, leaving: int, prompt: int) -> Iterator[Batch]:
         fresh[:] = False
         fresh[joining] = True
         covered[joining] = width
-        # A step in flight counts with all its drafts, the others with what they led to.
+        # A step in flight counts with all its drafts, a finished one with its accepted tokens.
         length = np.where(fresh, prompt, length + _SAMPLED)
         upper = np.where(fresh, prompt, length + 2 * (_K + 1))
         growing = rows[upper > covered * _BLOCK]
@@ -91,7 +91,7 @@ class AsyncHost(Op):
     def run(
         self, options: Options, report: Callable[[Result], None]
     ) -> tuple[list[Result], Skipped]:
-        # The host is its own device here. Copies by several threads would measure their waking.
+        # The host is its own device here. Copies by several threads would measure their wake-up.
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         results = []
@@ -110,9 +110,9 @@ def measure(size: Size, engine: Engine, churn: float, rounds: int) -> Result:
 
     Args:
         size: requests, and the length of their prompts in tokens.
-        engine: what drafts; its operators are replaced by nothing as well.
+        engine: the drafting engine; its operators are replaced by stubs too.
         churn: share of the requests that are replaced in each step.
-        rounds: each is STEPS steps; a figure of a round is the median over its steps.
+        rounds: STEPS steps each; a round's figure is the median over its steps.
     """
     found = np.array([_round(size, engine, churn) for _ in range(rounds)])  # [rounds, parts]
     parts = ("begin_step", "end_step", "reconcile", "together")

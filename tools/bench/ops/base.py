@@ -14,24 +14,24 @@ from tools.bench.measure import Clock, measure
 from tools.bench.options import BenchError, Options, Size, UnavailableError
 
 Make = Callable[[Workload, Options], Any]
-"""What makes a contestant; it raises UnavailableError where there can be none."""
+"""Makes a contestant; raises UnavailableError if it cannot take part."""
 Result = dict[str, Any]
 Skipped = dict[str, str]
 
 
 class Op:
-    """One thing to measure: how ours does it, and who else does.
+    """One thing to measure: how ours does it, and its peers.
 
     Attributes:
         name: as on the command line.
         help: one line.
-        sizes, peers: what is taken where the command line names none.
+        sizes, peers: the defaults if the command line names none.
         engines: the first is the default.
-        peer_makers: peer's name -> how it is made. Every op besides knows ``ours:key=value``,
-            itself with other options.
+        peer_makers: peer's name -> its maker. Every op also knows ``ours:key=value``, itself with
+            other options.
         clock: what times a call, in nanoseconds.
-        unused_settings: what the command line says, and this op does not ask.
-        assumptions: what figures rest on that were not measured; kept in the file.
+        unused_settings: settings of the command line that this op does not use.
+        assumptions: unmeasured assumptions behind the figures; kept in the file.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Op:
     assumptions: Mapping[str, Any] = {}
 
     def make(self, workload: Workload, options: Options) -> Any:
-        """Ours. Not of an op whose ``run`` makes no contestants."""
+        """Makes ours. Not called for an op whose ``run`` makes no contestants."""
         raise BenchError(f"{self.name}: there is nothing to compare it with")
 
     def workload(self, size: Size, options: Options) -> Workload:
@@ -54,20 +54,20 @@ class Op:
     def run(
         self, options: Options, report: Callable[[Result], None]
     ) -> tuple[list[Result], Skipped]:
-        """Measures all sizes; ``report`` gets each result as it is ready.
+        """Measures all sizes; ``report`` gets each result when it is ready.
 
         Returns:
-            The results, and for each peer that was left out the reason.
+            The results, and the reason for each peer that was left out.
         """
         options = replace(options, engine=options.engine or self.engines[0])
         results: list[Result] = []
         skipped: Skipped = {}
         for size in self.sizes_of(options):
-            contestants: list[Any] = []  # first: those of the size before hold memory
+            contestants: list[Any] = []  # first frees the previous size's contestants
             workload = self.workload(size, options)
             for name in ("ours", *(self.peers if options.peers is None else options.peers)):
                 make, changed = self._maker(name, options)
-                if name not in skipped:  # who was left out at one size is not asked again
+                if name not in skipped:  # a peer left out at one size stays out
                     with self.left_out(name, skipped):
                         contestants.append(make(workload, changed))
                         contestants[-1].name = name
@@ -79,7 +79,7 @@ class Op:
         return options.sizes or tuple(Size.parse(text) for text in self.sizes)
 
     def _maker(self, name: str, options: Options) -> tuple[Make, Options]:
-        """How that contestant is made, and with what."""
+        """The contestant's maker and its options."""
         if name.partition(":")[0] == "ours":
             changed = options if name == "ours" else options.changed(name.removeprefix("ours:"))
             if changed.engine not in self.engines:
@@ -94,7 +94,7 @@ class Op:
 
     @contextmanager
     def left_out(self, name: str, skipped: Skipped) -> Iterator[None]:
-        """A peer that cannot take part is, with the reason; ours has to."""
+        """Skips a peer that cannot take part, with the reason; ours must take part."""
         try:
             yield
         except UnavailableError as error:
@@ -105,7 +105,7 @@ class Op:
     def compare(
         self, contestants: list[Any], workload: Workload, options: Options, skipped: Skipped
     ) -> Result:
-        """Measures the contestants, ours first, at one size. ``skipped``: who is left out yet."""
+        """Measures the contestants, ours first, at one size. ``skipped``: peers left out so far."""
         measured = measure(contestants, workload.steps, options, self.clock)
         result = stats.comparison(
             workload,

@@ -1,4 +1,4 @@
-"""What one small call costs in all: arguments, checks, outputs, and a very short lookup."""
+"""The whole cost of one small call: arguments, checks, outputs, and a very short lookup."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CALLS = 1000
 
 
 class _Call(Contestant):
-    """The same call over and over; lengths stay, so that each does the same work."""
+    """Repeats the same call; lengths stay the same, so that each does the same work."""
 
     calls = CALLS
 
@@ -33,7 +33,7 @@ class _Call(Contestant):
 
 
 class Operator(_Call):
-    """The bare call: of numpy arrays by position, of tensors as its schema has it."""
+    """The bare call: numpy arrays by position, tensors as in the schema."""
 
     def __init__(self, workload: Workload, options: Options, frontend: str) -> None:
         super().__init__(workload, options)
@@ -81,7 +81,7 @@ class Proposer(_Call):
 
 
 class NoOp(_Call):
-    """A Python function that does nothing, called the same way: what the loop itself costs."""
+    """A Python function that does nothing, called the same way: the cost of the loop itself."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options)

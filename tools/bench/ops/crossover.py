@@ -1,9 +1,9 @@
-"""From how many tokens on a second thread pays, for each front end's pool, busy and idle.
+"""The number of tokens from which a second thread pays, per front end's pool, busy and idle.
 
-A call with threads costs ``scan / threads + wake``; one thread costs ``scan``. From both times at a
-size where threads are taken follows ``wake``, and the number of tokens at which both are equal. The
-pool's own threshold (``Executor.min_tokens_per_thread``) keeps to one below it: the ratio is 1.
-The data is "nomatch", where every token is looked at: a row that ends early has no known length.
+A call with threads costs ``scan / threads + wake``; one thread costs ``scan``. Both times, taken
+at a size that uses threads, give ``wake`` and the number of tokens at which both costs are equal.
+Below the pool's own threshold (``Executor.min_tokens_per_thread``) it uses one thread: ratio 1.
+The data is "nomatch", where every token is scanned: a scan that ends early has no known length.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Crossover(Op):
 
 
 def wake(result: Result, threads: int) -> dict[str, float | int]:
-    """What follows from one size's figures."""
+    """The results derived from one size's figures."""
     tokens = result["batch"] * result["context"]
     single = result["peers"][_ONE_THREAD]["median_us"]
     cost = max(0.0, result["ours"]["median_us"] - single / threads)

@@ -1,4 +1,4 @@
-"""Tokens per second of the example runner, and of transformers, with and without drafts."""
+"""Tokens per second of the example runner and of transformers, with and without drafts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RUNNER: Mapping[str, dict[str, Any]] = {
     "async-unpadded": {"padded": False},
     "ladder": {"asynchronous": False, "padded": False, "engine": "index"},
 }
-"""The runner's contestants: what differs from its defaults (asynchronous, padded)."""
+"""The runner's contestants: differences from its defaults (asynchronous, padded)."""
 CONTESTANTS = {
     "none": "the runner without speculation, synchronous",
     "none-async": "the same, asynchronous",
@@ -88,7 +88,7 @@ class GenerateOp(Op):
         return results, {}
 
     def prepared(self, options: Options) -> tuple[str, dict[str, list[int]]]:
-        """The model's folder, and the texts that prompts are made of."""
+        """The model's folder, and the source texts of the prompts."""
         try:
             from transformers import AutoTokenizer
         except ImportError as error:
@@ -157,7 +157,7 @@ class GenerateOp(Op):
 
 
 class Contestant:
-    """Transformers, as it is used."""
+    """Transformers, as users call it."""
 
     def __init__(self, generate: Generate) -> None:
         self._generate = generate
@@ -199,7 +199,7 @@ class RunnerContestant(Contestant):
 
 
 def _timeline(trace: Any, first: int) -> list[dict[str, Any]]:
-    """What the host did in two steps, in milliseconds since it began to schedule the first."""
+    """The host's events in two steps, in milliseconds since it began to schedule the first."""
     from ngram_npu.runner.trace import HOST
 
     spans = [span for span in trace.spans() if span[2] == HOST]
@@ -233,11 +233,11 @@ def _generated(model: Any, prompts: Texts, lookup: int | None = None) -> Texts:
 
 
 def _compared(contestants: dict[str, Contestant], prompts: Texts, rounds: int) -> Result:
-    texts = {name: one.run(prompts)[0] for name, one in contestants.items()}  # and warms up
+    texts = {name: one.run(prompts)[0] for name, one in contestants.items()}  # also warms up
     speeds: dict[str, list[float]] = {name: [] for name in contestants}
     names, order = list(contestants), random.Random(0)
     for _ in range(rounds):
-        # What one leaves in the caches and the allocator is not always the same other's burden.
+        # The order varies, so that one's state of caches and allocator burdens no fixed other.
         for name in order.sample(names, len(names)):
             speeds[name].append(contestants[name].run(prompts)[1])
     pairs = [(name, "none") for name in RUNNER if name != "none"]

@@ -1,4 +1,4 @@
-"""Lookups from the index: a step against rescans of all kinds, and what building it takes."""
+"""Lookups from the index: a step against rescans of all kinds, and the cost of building it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tools.bench.vllm_peer import VllmNumba
 
 
 class IndexStepContestant(StepContestant):
-    """A step that is answered from an index of all rows, which were indexed before."""
+    """A step answered from an index of all rows, which were indexed beforehand."""
 
     op = "ngram_index_step_"
     before_lookup = (None, None, None, True, ANY_TOKEN)
@@ -32,8 +32,8 @@ class IndexStepContestant(StepContestant):
         index = _presized(workload, options, any_data=options.data_kind != "text")
         words = index.tensor
         _append(workload.token_ids, self._own_lengths, index, options)
-        # Contexts that went back to their base lengths would have to be indexed anew: a copy of the
-        # index as it was then is quicker, and leaves each lap the same work.
+        # Contexts that went back to their base lengths would have to be indexed again: restoring a
+        # copy of the index is faster, and gives each lap the same work.
         used = len(words) - pages_after(words) * _C.INDEX_PAGE_WORDS
         self._words, self._saved = words, words[:used].copy()
         self.index = index
@@ -71,7 +71,7 @@ LADDERS = {"ladder": "sizes=ladder", "ladder with bytes": "min_draft_probability
 
 
 class IndexMemory(Op):
-    """Counts what is in use and times nothing."""
+    """Counts memory in use and times nothing."""
 
     name = "index-memory"
     help = "memory that an index holds for each token"
@@ -103,7 +103,7 @@ class IndexMemory(Op):
 
 
 class IndexBuild(Op):
-    """Single threads first: CPU time of the calling thread, which other processes disturb less."""
+    """Times a single thread by its CPU time, which other processes disturb less."""
 
     name = "index-build"
     help = "indexing whole rows, per token; memory held; growth step by step"
@@ -137,8 +137,8 @@ class IndexBuild(Op):
 
 
 def _workload(size: Size, options: Options, data: str) -> Workload:
-    """``random-128``: so few ids that most pairs of them occur twice or more, which is what asks
-    for the most entries."""
+    """``random-128``: so few ids that most pairs of them occur twice or more, which needs the most
+    entries."""
     workload = make_workload(size, replace(options, data_kind=data.partition("-")[0]))
     if data == "random-128":
         workload.token_ids %= 128
@@ -174,7 +174,7 @@ def _build(workload: Workload, options: Options, data: str) -> Result:
         "build_ns_per_token": stats.spread(per_token[1]),
         "bytes_per_token": round(held.bytes_in_use / workload.size.tokens, 2),
     }
-    if "costs" not in options.ladder:  # whose bytes are not told from entries
+    if "costs" not in options.ladder:  # their bytes cannot be told from entries
         result["entries_per_token"] = round(_entries(index) / workload.size.tokens, 2)
     if several > 1:
         result["threaded_ns_per_token"] = {"threads": several, **stats.spread(per_token[several])}
@@ -182,8 +182,8 @@ def _build(workload: Workload, options: Options, data: str) -> Result:
 
 
 def _grow(size: Size, options: Options) -> Result:
-    """Rows grow from nothing, all alike in length, by one to three tokens a step. A step's time is
-    the least of three passes over the same tokens: what the tokens cause shows in all of them."""
+    """All rows grow from empty at the same length, by one to three tokens per step. A step's time
+    is the least of three passes over the same tokens: effects of the tokens show in all passes."""
     workload = _workload(size, options, "text")
     batch, context = size.batch, size.context
     rng = np.random.default_rng(7)
@@ -232,7 +232,7 @@ def _presized(workload: Workload, options: Options, any_data: bool) -> NgramInde
 
 
 def _index_of(options: Options) -> dict[str, Any]:
-    """What an index holds, for the record."""
+    """An index's contents, for the record."""
     if options.is_ladder:
         return {"sizes": "ladder", "outcomes": "costs" in options.ladder}
     return {"config": [options.min_n, options.max_n], "match_policy": options.match_policy}
@@ -253,13 +253,13 @@ def _append(
 
 
 def pages_after(words: Int32Array) -> int:
-    """Pages that were never used; they lie at the end."""
+    """Number of pages that were never used; they lie at the end."""
     unused = _C.index_statistics(words)["num_pages"] - int(words[_C.INDEX_HEADER_UNUSED_PAGE])
     return max(0, unused)
 
 
 def _entries(index: NgramIndex) -> int:
-    """Words of pages that hold something: entries, and a few of directories."""
+    """Words in use in pages: entries, and a few words of directories."""
     held = int(index.tensor[_C.INDEX_HEADER_UNUSED_PAGE])
     pages = index.statistics.num_pages
     at = len(index.tensor) - pages * _C.INDEX_PAGE_WORDS

@@ -1,4 +1,4 @@
-"""The stateless lookups, against vLLM's and against merely reading the tokens."""
+"""The stateless lookups, compared with vLLM's and with only reading the tokens."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def torch_op(name: str) -> Any:
 
 
 def array_of(options: Options) -> Callable[[Any], Any]:
-    """What makes a numpy array one of the front end's own kind, without a copy."""
+    """Converts a numpy array to the front end's own kind, without a copy."""
     if options.frontend == "numpy":
         return lambda array: array
     import torch
@@ -38,11 +38,11 @@ def array_of(options: Options) -> Callable[[Any], Any]:
 
 
 class _Lookup(Contestant):
-    """What both lookups of ours have in common."""
+    """The common part of both our lookups."""
 
     op: str
     draft_result: int
-    """At which place of its results the op returns drafts; their counts follow."""
+    """Position of the drafts among the op's results; their counts follow."""
     before_lookup: tuple[Any, ...]
     """Defaults of the arguments between the tensors and min_n."""
 
@@ -62,7 +62,7 @@ class _Lookup(Contestant):
         self._array = array_of(options)
         self._token_ids = self._array(workload.token_ids)
         lookup = options.lookup | {"max_len": workload.capacity}
-        # By position where that is possible: a call from a hot loop.
+        # By position if possible, as a hot loop would call it.
         self._tail: tuple[Any, ...] = ()
         if options.frontend == "torch":
             ladder = options.ladder
@@ -72,7 +72,7 @@ class _Lookup(Contestant):
         else:
             self._tail = (*self.before_lookup, *lookup.values())
             if options.is_ladder:
-                self._tail += (None, *options.ladder.values())  # behind the workspace
+                self._tail += (None, *options.ladder.values())  # after the workspace
         self.semantics = (options.min_n, options.max_n, options.k, options.match_policy)
         if options.is_ladder:
             self.semantics = ("ladder", options.k, options.min_draft_probability)

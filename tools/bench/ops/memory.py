@@ -1,4 +1,4 @@
-"""Whether the process grows while steps are made, and whether a step copies the token buffer."""
+"""Whether the process grows over many steps, and whether a step copies the token buffer."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Memory(Op):
             for variant in VARIANTS:
                 try:
                     results.append(_grow(variant, size, options))
-                except ImportError as error:  # without torch; whatever else happens is a failure
+                except ImportError as error:  # without torch; any other error is a failure
                     skipped[variant] = str(error)
                     continue
                 report(results[-1])
@@ -66,7 +66,7 @@ def _grow(variant: str, size: Size, options: Options) -> Result:
     workload = make_workload(size, replace(options, frontend=frontend))
     tokens = workload.token_ids
     if "sliced" in variant:
-        # Every second row of a buffer with room on both sides, as a runner's slice may be.
+        # Every second row of a buffer with room on both sides, like a runner's slice.
         wide = np.zeros((2 * tokens.shape[0], tokens.shape[1] + 32), np.int32)
         wide[::2, 16:-16] = tokens
         tokens = wide[::2, 16:-16]
@@ -97,7 +97,7 @@ def _grow(variant: str, size: Size, options: Options) -> Result:
 def _stepper(
     variant: str, tokens: Int32Array, workload: Workload, options: Options
 ) -> Callable[[int], None]:
-    """A function that makes so many steps; the rows grow and go back to their base lengths."""
+    """A function that runs this many steps; the rows grow and go back to their base lengths."""
     array = array_of(options)
     own: Int32Array = workload.lengths[0].copy()
     buffer, lengths = array(tokens), array(own)
@@ -129,7 +129,7 @@ def resident() -> int:
 
 
 def _forget_peak() -> None:
-    """Lets the kernel's peak begin anew at what is resident now."""
+    """Resets the kernel's peak to the present resident size."""
     Path("/proc/self/clear_refs").write_text("5")
 
 

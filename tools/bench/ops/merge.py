@@ -21,7 +21,7 @@ UNIT = 65536
 
 
 def batch(size: Size, k: int) -> dict[str, npt.NDArray[Any]]:
-    """Requests in the middle of their texts, k drafts of either source each, n-grams for most."""
+    """Requests amid their texts with k drafts from each source; most have n-gram drafts."""
     rng = np.random.default_rng(SEED)
     requests = size.batch
     acceptance = np.stack(
@@ -40,7 +40,7 @@ def batch(size: Size, k: int) -> dict[str, npt.NDArray[Any]]:
 
 
 class Merge(Contestant):
-    """Every step merges the same batch: the means go back, untimed, before each."""
+    """Every step merges the same batch: the means are restored, untimed, before each."""
 
     semantics = ("merged",)
 
@@ -60,7 +60,7 @@ class Merge(Contestant):
         return ()
 
     def drafts(self, result: Any) -> Drafts:
-        """With the source in front and the request's new means behind."""
+        """The drafts, preceded by the source and followed by the request's new means."""
         tokens, counts, sources = (np.asarray(part) for part in result)
         means = self.arrays["neural_acceptance"][self.arrays["row_indices"]].tolist()
         return [
@@ -81,7 +81,7 @@ class Operator(Merge):
 
 
 class Eager(Merge):
-    """No operator of ours: what a runner would write by hand."""
+    """Without our operators: what a runner would write by hand."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options, "torch")
@@ -125,7 +125,7 @@ class Eager(Merge):
         )
 
     def count_calls(self) -> int:
-        """Operators that torch dispatches, views left out: on a GPU each is a launch."""
+        """Counts the operators that torch dispatches, without views: on a GPU each is a launch."""
         from torch.utils._python_dispatch import TorchDispatchMode
 
         class Counting(TorchDispatchMode):

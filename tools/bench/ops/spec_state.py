@@ -28,8 +28,8 @@ FUSED = (*COUNTS[:2], "positions", "seq_lens", "slot_mapping", "discard", *COUNT
 
 
 def state(size: Size, k: int, steps: int = 1) -> Arrays:
-    """A batch whose requests all had k drafts in the step before and have changed places since;
-    with blocks for as many corrections one after the other."""
+    """A batch whose requests all had k drafts in the previous step and have changed places since;
+    with enough blocks for all corrections in sequence."""
     rng = np.random.default_rng(SEED)
     batch, tokens = size.batch, size.batch * (k + 1)
     computed = np.full(batch, size.context, np.int32)
@@ -52,7 +52,7 @@ def state(size: Size, k: int, steps: int = 1) -> Arrays:
 
 
 class Correction(Contestant):
-    """Every step corrects the same state: the counts go back, untimed, before each."""
+    """Every step corrects the same state: the counts are restored, untimed, before each."""
 
     def __init__(self, workload: Workload, options: Options, frontend: str = "torch") -> None:
         self.arrays = state(workload.size, options.k)
@@ -83,7 +83,7 @@ class Fused(Correction):
 
 
 class Parts(Correction):
-    """The two operators one by one, eager torch between them."""
+    """The two operators separately, with eager torch between them."""
 
     detail = "correct_num_computed_tokens_, eager torch, compute_slot_mapping_"
 
@@ -118,7 +118,7 @@ class Parts(Correction):
 
 
 class Eager(Parts):
-    """No operator of ours: vLLM's formulas for the counts and the slots in eager torch."""
+    """Without our operators: vLLM's formulas for the counts and the slots in eager torch."""
 
     detail = "eager torch throughout, with vLLM's formulas"
 

@@ -1,4 +1,4 @@
-"""A step of requests that share a store, against one without and against suffix decoding."""
+"""A step of requests that share a store, against one without a store and suffix decoding."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Visibility = Literal["live", "finish"]
 
 
 class ProposerStep(Contestant):
-    """`NgramProposer.step` on arrays. A store has what the rows hold, and is full."""
+    """`NgramProposer.step` on arrays. A store holds the rows' tokens, and is full."""
 
     def __init__(self, workload: Workload, options: Options, visibility: Visibility | None) -> None:
         config = NgramConfig(
@@ -36,7 +36,7 @@ class ProposerStep(Contestant):
         proposer.append(self._token_ids, self._num_tokens)
         self._proposer, self._slots = proposer, np.arange(rows, dtype=np.int32)
         self.entered: list[float] = []
-        """Nanoseconds a token that the ends of all requests took."""
+        """Time of ending all requests, in nanoseconds per token."""
         if store:
             pairs = zip(self._token_ids, self._num_tokens.tolist(), strict=True)
             store.warm(row[:length] for row, length in pairs)
@@ -57,7 +57,7 @@ class ProposerStep(Contestant):
 
 
 class ArcticGlobalStep(ArcticStep):
-    """With a tree besides that all rows share, and that has what they hold."""
+    """With an additional tree that all rows share and that holds their tokens."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options)

@@ -1,6 +1,6 @@
-"""How near `ngram-npu tune` comes to an exhaustive grid, and to what a replay then counts.
+"""How close `ngram-npu tune` comes to an exhaustive grid, and to what a replay then counts.
 
-Neither has a store: what it gains hangs on the order of conversations, of which a set is but a few.
+Neither uses a store: its gain depends on the order of conversations, and a set has only a few.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ GRID = tuple(
         for policy in ("earliest", "latest")
     ]
 )
-"""Beyond what tune searches, in every direction."""
+"""Extends beyond the settings that tune searches, in every direction."""
 CACHE = Path("build") / "tune-grid.jsonl"
-"""All of it takes long, and may be interrupted."""
+"""The whole run takes long, and may be interrupted."""
 
 
 class TuneRecorded(Op):
@@ -112,7 +112,7 @@ def _set(item: ReplayInput, traffic: Traffic, jobs: int, cache: Cache) -> Result
 def _prediction(
     item: ReplayInput, measured: Measured, counts: tuple[Counts, ...], number: int
 ) -> dict[str, float]:
-    """Tokens per step of the recommended setting: what tune says, and what replay counts."""
+    """Tokens per step of the recommended setting: as tune predicts and as replay counts."""
     held_out = measured.figures(number, ~measured.chosen_half)
     odd = ReplayInput(item.name, item.conversations[1::2])
     options = dict(measured.candidates[number].options)

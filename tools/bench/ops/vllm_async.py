@@ -1,5 +1,5 @@
-"""What V1's runner calls of its asynchronous n-gram drafter in a step: which of the sampled tokens
-count, then drafts. Ours against vLLM's own class, by CPU time."""
+"""The calls that V1's runner makes to its asynchronous n-gram drafter in a step: first which
+sampled tokens count, then drafts. Ours against vLLM's own class, by CPU time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tools.bench.stats import Drafts
 from tools.bench.vllm_peer import folder_of, proposer_config, take, version_in
 
 _VOCAB = 1 << 30
-"""Above every id of any workload: all sampled tokens count."""
+"""Above every id of any workload, so that all sampled tokens count."""
 
 
 class _Drafter(Contestant):
@@ -52,8 +52,8 @@ class _Drafter(Contestant):
         return newest, drafts
 
     def drafts(self, result: Any) -> Drafts:
-        """Without the newest token at their end, be it a draft's or filling: where one side fills
-        and the other does not, that is what can be compared."""
+        """Drafts without trailing copies of the newest token, drafted or filling: one side fills up
+        its drafts and the other does not, so only the rest can be compared."""
         found = []
         for newest, row in zip(*(tensor.tolist() for tensor in result), strict=True):
             while row and row[-1] in (-1, newest):
@@ -70,7 +70,7 @@ class Ours(_Drafter):
         drafter = AsyncNgramProposer(config, torch.device("cpu"), runner)
         super().__init__(workload, options, drafter, runner)
         self._index = torch.empty(0)
-        if drafter._slots is not None:  # as on a server, prompts are indexed before they draft
+        if drafter._slots is not None:  # as on a server: prompts are indexed first
             index = drafter._slots.index
             slots = drafter._slots.of(runner.input_batch.req_ids, runner.requests)
             index.append(
@@ -90,7 +90,7 @@ class Ours(_Drafter):
 
 class VllmV1(_Drafter):
     def __init__(self, workload: Workload, options: Options) -> None:
-        from tools.bench.gpu.peers import given  # not above: it imports this package
+        from tools.bench.gpu.peers import given  # not at the top: it imports this package
 
         if options.match_policy != "earliest":
             raise UnavailableError("vLLM's V1 proposer knows the earliest match only")
@@ -102,7 +102,7 @@ class VllmV1(_Drafter):
 
 
 def _runner(workload: Workload) -> Any:
-    """What drafters read of a runner: as many requests as rows, none of which ends."""
+    """The part of a runner that drafters read: one request per row, and none ends."""
     names = [f"request {row}" for row in range(workload.size.batch)]
     batch = SimpleNamespace(req_ids=names, num_reqs=len(names), vocab_size=_VOCAB)
     return SimpleNamespace(input_batch=batch, requests=dict.fromkeys(names))

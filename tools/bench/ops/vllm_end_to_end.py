@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ENGINE_TESTS = ROOT / "tests" / "vllm" / "engine"
 OUTPUT_TOKENS = 96
 OWN_TOKENS = 512
-"""Of a prompt, at its end; what is before is the same for all requests of a batch."""
+"""Last tokens of a prompt; the rest is the same for all requests of a batch."""
 INTERMEDIATE_SIZE = 8192
 LONGEST = 16384
 _BLOCK = 32
@@ -50,11 +50,11 @@ CONTESTANTS: Mapping[str, tuple[str | None, dict[str, str], str]] = {
         "ngram_npu in place of vLLM's method ngram_gpu, asynchronous scheduling, padded drafts",
     ),
 }
-"""By name vLLM's method, the environment of the engine's process, and what it is; ours first."""
+"""By name: vLLM's method, the environment of the engine's process, a description; ours first."""
 
 
 class EngineProcess:
-    """One contestant's engine, which waits while another's is measured."""
+    """One contestant's engine, which waits while another is measured."""
 
     def __init__(self, command: list[str], environment: Mapping[str, str], log: Path) -> None:
         paths = [str(ROOT), environment.get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
@@ -131,7 +131,7 @@ class VllmEndToEnd(Op):
         return results, {}
 
     def prepared(self) -> tuple[Path, list[int]]:
-        """The model, and the text that prompts are made of."""
+        """The model, and the source text of the prompts."""
         if not _vllm():
             raise UnavailableError("vLLM is not installed here: run it in .venv-vllm")
         from transformers import AutoTokenizer
@@ -182,7 +182,7 @@ class VllmEndToEnd(Op):
         self, engines: dict[str, EngineProcess], size: Size, corpus: list[int], rounds: int
     ) -> Result:
         prompts = prompts_of(size, corpus)
-        # Puts the prompts into the prefix caches, and compiles what is compiled.
+        # Fills the prefix caches with the prompts, and triggers compilation.
         texts = {name: engine.run(prompts)["token_ids"] for name, engine in engines.items()}
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
         names = list(engines)
@@ -218,7 +218,7 @@ class VllmEndToEnd(Op):
 
 
 def prompts_of(size: Size, corpus: list[int]) -> list[list[int]]:
-    """A document that the requests share, and a passage of each one's own."""
+    """A document that the requests share, followed by a passage of each request's own."""
     own = min(OWN_TOKENS, size.context)
     shared = (corpus * (size.context // len(corpus) + 1))[: size.context - own]
     doubled = corpus + corpus
@@ -229,8 +229,8 @@ def prompts_of(size: Size, corpus: list[int]) -> list[list[int]]:
 
 
 def widened(tiny: Path) -> Path:
-    """The tests' model with more neurons, whose output weights are zero: it says the same, and a
-    forward pass costs what one of a model of that size does."""
+    """The tests' model with more neurons, whose output weights are zero: it generates the same
+    text, and a forward pass costs as much as in a real model of that size."""
     wide = tiny.with_name(f"{tiny.name}-{INTERMEDIATE_SIZE}")
     if wide.exists():
         return wide
@@ -274,8 +274,8 @@ def describes() -> dict[str, Any]:
 
 
 def _openmp() -> str:
-    """Intel's, which vLLM wants for speculation on a CPU and warns where it is not preloaded: with
-    another, numba's threads disturb torch's."""
+    """Intel's OpenMP. vLLM requires it for speculation on a CPU and warns if it is not preloaded:
+    with another one, numba's threads disturb torch's."""
     library = Path(sys.prefix) / "lib" / "libiomp5.so"
     if not library.exists():
         raise UnavailableError("intel-openmp is not installed here: run it in .venv-vllm")
@@ -292,7 +292,7 @@ def _vllm() -> str:
 
 
 def _drafts(runs: list[dict[str, Any]]) -> dict[str, float]:
-    """As vLLM counts them; of asynchronous drafts the padding too."""
+    """As vLLM counts them; for asynchronous drafts that includes the padding."""
     drafts, tokens, accepted = (
         sum(run[name] for run in runs)
         for name in (vllm_engine.DRAFTS, vllm_engine.DRAFT_TOKENS, vllm_engine.ACCEPTED)

@@ -1,4 +1,4 @@
-"""What replay says of the texts that vLLM's engine writes, against what was measured there."""
+"""Replay's prediction for the texts that vLLM's engine generates, against the measurement."""
 
 from __future__ import annotations
 

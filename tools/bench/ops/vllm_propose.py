@@ -39,13 +39,13 @@ class ProposerContestant(Contestant):
             self._prefill(self._engine)
 
     def _prefill(self, engine: IndexEngine) -> None:
-        """As on a server: rows that sample nothing yet are indexed, a bounded number of tokens a
-        step. What came of it is kept, to begin each lap with."""
+        """As on a server: rows that sample nothing yet are indexed, a bounded number of tokens per
+        step. The result is kept as the start of each lap."""
         lengths, nothing = self._workload.lengths[0], [[]] * self._workload.size.batch
         for _ in range(int(lengths.sum()) // PROMPT_TOKENS_PER_STEP + 1):
             self.function(nothing, lengths, self._workload.token_ids)
         assert not engine._behind
-        if engine.index is not None:  # else so few tokens are scanned
+        if engine.index is not None:  # None: so few tokens are scanned instead
             self._keep(engine)
 
     def _keep(self, engine: IndexEngine) -> None:
@@ -70,7 +70,7 @@ class ProposerContestant(Contestant):
 
 
 def our_config(workload: Workload, options: Options, **more: Any) -> Any:
-    """The parts of a VllmConfig that ours reads; ``more`` of its own options."""
+    """The parts of a VllmConfig that ours reads; ``more``: further options of ours."""
     config = proposer_config(options, workload.capacity, workload.size.batch)
     config.additional_config = {
         "ngram_npu": {
@@ -89,8 +89,8 @@ def our_config(workload: Workload, options: Options, **more: Any) -> Any:
 
 class CatchingUpContestant(ProposerContestant):
     def _prefill(self, engine: IndexEngine) -> None:
-        """As with prompts that all are in the prefix cache: nothing is indexed when drafting
-        begins. The index is there: making it is no part of a step."""
+        """As with prompts that are all in the prefix cache: nothing is indexed when drafting
+        begins. The index exists already: its creation is not part of a step."""
         engine.index = engine._make_index()
         self._keep(engine)
 

@@ -160,7 +160,7 @@ TEST(Buffers, QueueMisuse) {
   });
 }
 
-// What nothing computed may be moved about, but not used.
+// Poison may be moved, but not used.
 TEST(Buffers, Poison) {
   Tensor<int32_t> memory(64);
   EXPECT_FAULT("nothing has computed", [] {
@@ -194,7 +194,7 @@ TEST(Buffers, Poison) {
   EXPECT_CLEAN(store(true), {memory.region()});
   EXPECT_EQ(memory.values[63], 7);
   EXPECT_FAULT("nothing has computed", store(false), {memory.region()});
-  // A buffer of a queue holds nothing after it came round.
+  // A queue's buffer is poison when it is allocated again.
   EXPECT_FAULT("nothing has computed", [] {
     TPipe pipe;
     In queue;
@@ -207,7 +207,7 @@ TEST(Buffers, Poison) {
   });
 }
 
-// Bits that a mask clears are known, whatever was below.
+// Bits that a mask clears are known, even if the operand was poison.
 TEST(Buffers, PoisonByBit) {
   const auto kernel = [](uint16_t mask, bool use_or) {
     return [mask, use_or] {

@@ -1,4 +1,4 @@
-// Global memory: its bounds, copies, the scalar cache, and what blocks do to each other.
+// Global memory: bounds, copies, the scalar cache, and conflicts between blocks.
 #include <chrono>
 #include <mutex>
 #include <thread>
@@ -56,7 +56,7 @@ TEST(Memory, Bounds) {
   EXPECT_FAULT("leaves its rows", load(memory, 1, 400), {memory.region()});
   EXPECT_FAULT("leaves its rows", load(memory, static_cast<uint64_t>(-1), 8), {memory.region()});
   EXPECT_FAULT("outside every tensor", load(memory, 0, 400), {});
-  // DataCopy rounds up to what it was told, not to what the tensor has.
+  // DataCopy copies the count it was given, even beyond the tensor's end.
   const auto whole = [&] {
     Scratch<int32_t> s(1024, false);
     DataCopy(s.tensor, memory.global(), 104);
@@ -76,7 +76,7 @@ TEST(Memory, ReadOnly) {
   EXPECT_FAULT("may only read", kernel, {memory.region(false)});
 }
 
-// A tensor whose rows are slices: what lies between them is not the launch's.
+// A tensor whose rows are slices: the bytes between them do not belong to the launch.
 TEST(Memory, Rows) {
   Tensor<int32_t> memory(3 * 16);
   Region rows = memory.region();
@@ -138,14 +138,14 @@ TEST(Copies, Padded) {
     return [at, expected](LocalTensor<int32_t> t) { EXPECT_EQ(t.GetValue(at), expected); };
   };
   EXPECT_CLEAN(copy({1, 20, 0, 0, 0}, none, reads(4, 9)), regions);
-  // What fills up the 32 bytes is nobody's, unless padding was asked for, and then only so much of it.
+  // The filling up to 32 bytes is poison, except for as much padding as was asked for.
   EXPECT_FAULT("nothing has computed", copy({1, 20, 0, 0, 0}, none, reads(5, 0)), regions);
   EXPECT_CLEAN(copy({1, 20, 0, 0, 0}, {true, 0, 2, -1}, reads(6, -1)), regions);
   EXPECT_FAULT("nothing has computed", copy({1, 20, 0, 0, 0}, {true, 0, 2, -1}, reads(7, -1)), regions);
   EXPECT_CLEAN(copy({1, 20, 0, 0, 0}, {true, 1, 2, -1}, reads(0, -1)), regions);
   EXPECT_CLEAN(copy({1, 20, 0, 0, 0}, {true, 1, 2, -1}, reads(1, 9)), regions);
   EXPECT_FAULT("padding of more than 32 bytes", copy({1, 20, 0, 0, 0}, {true, 0, 9, -1}, nothing), regions);
-  // Each block starts at 32 bytes of its own, and strides there count in 32 bytes.
+  // In UB each block starts at a multiple of 32 bytes, and strides are in units of 32 bytes.
   EXPECT_CLEAN(copy({2, 20, 0, 0, 0}, none, reads(8, 9)), regions);
   EXPECT_CLEAN(copy({2, 20, 0, 1, 0}, none, reads(16, 9)), regions);
   EXPECT_FAULT("limit is 4095", copy({4096, 4, 0, 0, 0}, none, nothing), regions);
@@ -173,7 +173,7 @@ TEST(Copies, OutStoresExactlyItsBytes) {
   EXPECT_EQ(memory.values, (std::vector<int32_t>{-1, 1, 1, 1, -1, -1, -1, -1}));
 }
 
-// Within one block too, nothing orders what MTE3 stores and what MTE2 or S then load.
+// Even within one block, nothing orders a store by MTE3 before a later load by MTE2 or S.
 TEST(Memory, OrderWithinABlock) {
   Tensor<int32_t> memory(64);
   const auto kernel = [&](const std::function<void()>& between, bool by_scalar) {
@@ -255,7 +255,7 @@ TEST(ScalarCache, HoldsOldCopies) {
   EXPECT_CLEAN(kernel(clean_line), {memory.region()});
 }
 
-// A pointer into global memory that scalars follow is the same to the twin.
+// The twin treats scalar accesses through a pointer like those of GlobalTensor.
 TEST(ScalarCache, Pointers) {
   Tensor<int32_t> memory(64, 5);
   const GmPointer<int32_t> pointer(memory.values.data());
@@ -270,7 +270,7 @@ TEST(ScalarCache, Pointers) {
   EXPECT_FAULT("not cleaned", [&] { pointer[0] = 1; }, {memory.region()});
 }
 
-// Two blocks store scalars beside each other: one line of 64 bytes, of which each has its own copy.
+// Two blocks store neighbouring scalars in one 64-byte line, of which each has its own copy.
 TEST(ScalarCache, LinesClobber) {
   Tensor<int32_t> memory(256);
   const auto kernel = [&](uint64_t apart) {
@@ -290,7 +290,7 @@ TEST(ScalarCache, LinesClobber) {
 
 TEST(Blocks, Races) {
   Tensor<int32_t> memory(256);
-  // Every block writes its 64 elements, or some of its neighbour's too; and reads its own or its neighbour's.
+  // Every block writes its own 64 elements, or some of its neighbour's too; and reads its own or its neighbour's.
   const auto kernel = [&](uint32_t written, uint64_t read) {
     return [&memory, written, read] {
       Scratch<int32_t> s(128);
@@ -306,7 +306,7 @@ TEST(Blocks, Races) {
   EXPECT_FAULT("one writes what the other reads", kernel(64, 64), {memory.region()}, 4);
 }
 
-// For launches on class-B input: blocks and pipes may get in each other's way, but stay inside the tensors.
+// For launches on class-B input: blocks and pipes may race, but must stay inside the tensors.
 TEST(Blocks, RacesAllowed) {
   Tensor<int32_t> memory(256);
   const auto fault = [&](uint32_t written, bool allowed) {

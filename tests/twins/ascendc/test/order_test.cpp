@@ -1,4 +1,4 @@
-// The order of the pipes: what needs a queue, a flag or a barrier, and what the build orders by itself.
+// The order of the pipes: cases that need a queue, a flag or a barrier, and cases that the build orders by itself.
 #include "twin_test.h"
 
 namespace ngram_npu::twin {
@@ -20,7 +20,7 @@ void order() {
 
 class Order : public testing::Test {
  protected:
-  // Two steps on one piece of UB, with something or nothing between them.
+  // Two steps on one piece of UB, with `between` run between them.
   std::function<void()> steps(const std::function<void(Order&, LocalTensor<int32_t>)>& first,
                               const std::function<void()>& between,
                               const std::function<void(Order&, LocalTensor<int32_t>)>& second) {
@@ -80,10 +80,10 @@ TEST_F(Order, TheWrongOrder) {
   EXPECT_FAULT("nothing orders them", steps(copy_in, PipeBarrier<PIPE_V>, compute), regions);
   EXPECT_FAULT("nothing orders them", steps(copy_in, PipeBarrier<PIPE_MTE2>, compute), regions);
   EXPECT_CLEAN(steps(copy_in, PipeBarrier<PIPE_ALL>, compute), regions);
-  // That S waited for V says nothing about MTE2's data; that it waited for MTE2 holds for all that it issues then.
+  // If S waited for V, MTE2's data is still unordered; if it waited for MTE2, all that it issues next is ordered.
   EXPECT_FAULT("nothing orders them", steps(copy_in, order<HardEvent::V_S>, compute), regions);
   EXPECT_CLEAN(steps(copy_in, order<HardEvent::MTE2_S>, compute), regions);
-  // The order by way of a third pipe.
+  // Order through a third pipe.
   EXPECT_CLEAN(steps(
                    copy_in,
                    [] {
@@ -92,7 +92,7 @@ TEST_F(Order, TheWrongOrder) {
                    },
                    copy_out),
                regions);
-  // The flag is set before what it should cover.
+  // The flag is set before the instruction that it should cover.
   EXPECT_FAULT(
       "nothing orders them",
       [this] {
@@ -134,7 +134,7 @@ TEST_F(Order, Queues) {
   EXPECT_CLEAN(kernel(true), regions);
   EXPECT_EQ(target.values[63], 6);
   EXPECT_FAULT("pipe V reads what pipe MTE2 wrote", kernel(false), regions);
-  // A VECIN buffer that MTE3 reads comes free too early: its queue asks V alone.
+  // A VECIN buffer that MTE3 reads is freed too early: its queue waits for V only.
   EXPECT_FAULT(
       "pipe MTE2 overwrites what pipe MTE3 reads",
       [this] {

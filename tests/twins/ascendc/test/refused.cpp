@@ -1,4 +1,4 @@
-// One call per NGRAM_CASE; those that the chip lacks must not compile. Without a case: what it has, which must.
+// One call per NGRAM_CASE. Calls that the chip lacks must not compile; without a case, the calls it has must.
 #include "kernel_operator.h"
 
 using AscendC::CMPMODE;

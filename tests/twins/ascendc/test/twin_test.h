@@ -1,4 +1,4 @@
-// Kernels that are wrong in one way each, and the right ones beside them.
+// Helpers for kernels that are wrong in one way each, and for the correct ones beside them.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -47,7 +47,7 @@ inline std::string fault_of(const std::function<void()>& kernel, const std::vect
   return outcome.fault;
 }
 
-// Ones; zeros of types that Duplicate does not know.
+// Ones; zeros for types that Duplicate does not support.
 template <class T>
 void fill_in(const LocalTensor<T>& tensor, uint32_t len) {
   if constexpr (offers<T>(Call::kDuplicate)) {
@@ -58,7 +58,7 @@ void fill_in(const LocalTensor<T>& tensor, uint32_t len) {
   }
 }
 
-// `len` elements that V computed, and a pipe to have them in.
+// `len` elements that V computed, and the pipe that owns their buffer.
 template <class T>
 struct Scratch {
   explicit Scratch(uint32_t len, bool filled = true) : tensor(more<T>(len, filled)) {}

@@ -1,4 +1,4 @@
-// The vector calls: what they compute, and what they refuse.
+// The vector calls: their results and the faults they report.
 #include "twin_test.h"
 
 namespace ngram_npu::twin {
@@ -124,7 +124,7 @@ TEST(Vector, Compare) {
   EXPECT_FAULT("left over of 256 bytes", kernel(65, CMPMODE::EQ));
   EXPECT_FAULT("left over of 256 bytes", kernel(0, CMPMODE::EQ));
   EXPECT_FAULT("every mode for EQ", kernel(64, CMPMODE::GT));
-  EXPECT_CLEAN([] {  // float has them all
+  EXPECT_CLEAN([] {  // float supports every mode
     Scratch<float> s(64);
     const LocalTensor<uint8_t> bits = s.more<uint8_t>(32, false);
     AscendC::CompareScalar(bits, s.tensor, 0.5f, CMPMODE::GT, 64);
@@ -140,7 +140,7 @@ TEST(Vector, Compare) {
   });
 }
 
-// A bit of an element that nothing computed is poison; its neighbours in the byte are not.
+// The result bit of a poisoned element is poison; its neighbours in the byte are not.
 TEST(Vector, ComparePoison) {
   const auto kernel = [](uint8_t mask) {
     return [mask] {
@@ -249,14 +249,14 @@ TEST(Vector, Reduce) {
       fill(s.tensor, {0, 5, -1, 5});
       AscendC::ReduceMax(out, s.tensor, temporary, 200, true);
       EXPECT_EQ(out.GetValue(0), 5.0f);
-      EXPECT_EQ(out.ReinterpretCast<uint32_t>().GetValue(1), 1u);  // of equals the first
+      EXPECT_EQ(out.ReinterpretCast<uint32_t>().GetValue(1), 1u);  // the first of equal values
       AscendC::ReduceMin(out, s.tensor, temporary, 200, false);
       EXPECT_EQ(out.GetValue(0), -1.0f);
     };
   };
   EXPECT_CLEAN(kernel(24));
   EXPECT_FAULT("of a tensor of 64 bytes", kernel(16));
-  EXPECT_FAULT("nothing has computed", [] {  // the work buffer holds nothing afterwards
+  EXPECT_FAULT("nothing has computed", [] {  // the work buffer is poison afterwards
     Scratch<float> s(64);
     const LocalTensor<float> out = s.more<float>(8);
     const LocalTensor<float> temporary = s.more<float>(64);

@@ -17,9 +17,9 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __grid_constant__
-// One copy in a section of its own: the model knows where shared memory lies, and swaps it when it swaps blocks. The
-// compiler forgets the section in a template, where all blocks would share one copy: so that does not compile. What a
-// template of kernels shares belongs into a function of its own.
+// One copy in a section of its own: the model knows where shared memory lies, and swaps it when it swaps blocks. In a
+// template the compiler ignores the section, and all blocks would share one copy, so that does not compile. Declare a
+// kernel template's shared memory in a function of its own.
 #define __shared__                                                                                                 \
   static_assert(twin::keeps_shared_memory(__PRETTY_FUNCTION__), "__shared__ in a template is not kept per block"); \
   static __attribute__((section(NGRAM_TWIN_SHARED_SECTION)))
@@ -51,7 +51,7 @@ struct dim3 {
   constexpr dim3(unsigned vx = 1, unsigned vy = 1, unsigned vz = 1) : x(vx), y(vy), z(vz) {}
 };
 
-// Those of the thread that runs; the model changes them from thread to thread.
+// The running thread's values; the model sets them when it switches threads.
 extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
 constexpr int warpSize = 32;

@@ -1,7 +1,7 @@
-// What CUDA offers device code; included by cuda_runtime.h.
+// CUDA's functions for device code; included by cuda_runtime.h.
 #pragma once
 
-// What the model does for a kernel is not the kernel's own doing.
+// The model's own accesses must not be reported as the kernel's.
 #define NGRAM_TWIN_UNWATCHED __attribute__((no_sanitize("thread", "undefined")))
 
 namespace twin {
@@ -21,7 +21,7 @@ T from_bits(uint64_t bits) {
   return value;
 }
 
-// What an atomic returns. Where nobody takes the value the operation has no result, and may take effect late.
+// The return value of an atomic. If nobody reads it, the operation has no result and may take effect late.
 template <class T>
 class AtomicResult {
  public:
@@ -66,7 +66,7 @@ inline void __threadfence_block() { twin::fence(twin::Fence::kBlock); }
 inline void __threadfence() { twin::fence(twin::Fence::kDevice); }
 inline void __threadfence_system() { twin::fence(twin::Fence::kSystem); }
 
-// One overload per type that CUDA has, and no template: arguments convert as they do there.
+// One overload per type that CUDA supports, not a template: arguments convert as in CUDA.
 #define NGRAM_TWIN_SHUFFLES(T)                                                                                       \
   inline T __shfl_sync(unsigned mask, T value, int lane, int width = warpSize, NGRAM_TWIN_CALLER) {                  \
     return twin::from_bits<T>(                                                                                       \
@@ -164,7 +164,7 @@ NGRAM_TWIN_CAS(unsigned)
 NGRAM_TWIN_CAS(unsigned long long)
 #undef NGRAM_TWIN_CAS
 
-// The compiler's own atomics. An order within a block is none for the other blocks, and the model holds it for none.
+// The compiler's own atomics. Block scope orders nothing for other blocks, and the model ignores it.
 enum { __NV_ATOMIC_RELAXED, __NV_ATOMIC_CONSUME, __NV_ATOMIC_ACQUIRE, __NV_ATOMIC_RELEASE, __NV_ATOMIC_ACQ_REL };
 enum { __NV_THREAD_SCOPE_THREAD, __NV_THREAD_SCOPE_BLOCK, __NV_THREAD_SCOPE_CLUSTER, __NV_THREAD_SCOPE_DEVICE };
 

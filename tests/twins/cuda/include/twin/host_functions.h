@@ -1,4 +1,4 @@
-// What CUDA offers the host side of a kernel; included by cuda_runtime.h. A launch has run when it returns.
+// CUDA's functions for the host side; included by cuda_runtime.h. A launch is complete when it returns.
 #pragma once
 
 enum cudaError_t {
@@ -37,7 +37,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, void (*thread)(void*), void
 
 }  // namespace twin
 
-cudaError_t cudaGetLastError();  // and forgets it
+cudaError_t cudaGetLastError();  // and clears it
 cudaError_t cudaPeekAtLastError();
 const char* cudaGetErrorString(cudaError_t error);  // of a failed launch: what the kernel did
 cudaError_t cudaDriverGetVersion(int* version);

@@ -1,19 +1,19 @@
-// The model of a GPU: what a device function asks of it. Every call may give way to other threads, and does not return
-// where the kernel breaks a rule: the launch ends with an error that says which.
+// The model of a GPU: the calls that device functions make. Every call may yield to other threads. A call by which the
+// kernel breaks a rule does not return: the launch ends with an error that names the rule.
 #pragma once
 
 #include <cstdint>
 #include <string_view>
 
 #define NGRAM_TWIN_SHARED_SECTION "ngram_twin_shared"
-// Where in the kernel's source a call stands: two defaulted parameters, and what they say. The compiler may double
-// code, so an address would not do.
+// The place of a call in the kernel's source, from two defaulted parameters. An address would not do: the compiler may
+// duplicate code.
 #define NGRAM_TWIN_CALLER const char *file = __builtin_FILE(), int line = __builtin_LINE()
 #define NGRAM_TWIN_SITE (twin::Site{file, line})
 
 namespace twin {
 
-// Whether a function, given as the compiler writes it, is no instance of a template: see __shared__.
+// Whether a function, given by its __PRETTY_FUNCTION__, is not a template instance: see __shared__.
 constexpr bool keeps_shared_memory(std::string_view function) { return function.find("[with ") == function.npos; }
 
 struct Site {
@@ -46,21 +46,21 @@ enum class Collective {
 
 enum class Fence { kBlock, kDevice, kSystem };
 
-// All threads of the block; returns what the predicates make together.
+// A barrier of all threads of the block; returns the combined predicates.
 int barrier(Barrier kind, int predicate, Site site);
 
 // The lanes in `mask`; values are passed as their bits, 32-bit ones without sign extension.
 uint64_t collective(Collective kind, uint32_t mask, uint64_t value, int operand, int width, Site site);
 
 void fence(Fence kind);
-// A read of what no thread of the launch may write, neither before nor after.
+// A read of memory that no thread of the launch may write, before or after.
 void read_constant(const void* address, int bytes);
-uint32_t lanes_of_warp();  // those that have not left the kernel
+uint32_t lanes_of_warp();  // lanes that have not left the kernel
 
-// An atomic operation: `apply` changes *address by `operand` (and `other`) and returns what was there. Where the result
-// is not used (`deferrable`) it may take effect later, though not later than the thread's next fence or barrier.
+// An atomic operation: `apply` changes *address by `operand` (and `other`) and returns the old value. If the result
+// is not used (`deferrable`) it may take effect later, but no later than the thread's next fence or barrier.
 using Apply = uint64_t (*)(void* address, uint64_t operand, uint64_t other);
-// What an atomic operation orders besides, for the whole device.
+// The additional order that an atomic operation establishes, device-wide.
 struct Ordering {
   bool acquires = false;
   bool releases = false;

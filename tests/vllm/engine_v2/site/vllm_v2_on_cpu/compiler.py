@@ -4,7 +4,7 @@ from triton.backends.compiler import BaseBackend
 
 
 class Compiler(BaseBackend):
-    """Nothing is compiled where everything is interpreted."""
+    """Compiles nothing: all kernels are interpreted."""
 
 
-Compiler.__abstractmethods__ = frozenset()  # Triton passes over a class that is abstract
+Compiler.__abstractmethods__ = frozenset()  # Triton skips abstract classes

@@ -4,11 +4,11 @@ from triton.backends.driver import DriverBase
 
 
 class Driver(DriverBase):
-    """vLLM asks for one that is active; the interpreter needs none."""
+    """vLLM requires an active driver; the interpreter needs none."""
 
     @staticmethod
     def is_active() -> bool:
         return True
 
 
-Driver.__abstractmethods__ = frozenset()  # Triton passes over a class that is abstract
+Driver.__abstractmethods__ = frozenset()  # Triton skips abstract classes

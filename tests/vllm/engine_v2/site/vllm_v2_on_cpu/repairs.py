@@ -23,7 +23,7 @@ def register() -> None:
     register.done = True  # type: ignore[attr-defined]
     _label_comparisons()
     _patch_once()
-    libdevice.log1p = lambda x: tl.log(x + 1.0)  # the interpreter has none
+    libdevice.log1p = lambda x: tl.log(x + 1.0)  # the interpreter has no log1p
     _let_async_be_asked_for()
 
 
