@@ -14,7 +14,6 @@ from tools.beside.simulate import (
     Completion,
     Drafts,
     compare,
-    everywhere,
     neural_alone,
     ngram_alone,
     promising,
@@ -48,7 +47,7 @@ def test_a_step_begins_behind_what_was_accepted() -> None:
 def test_the_mean_over_positions_is_another() -> None:
     completion = _completion(0, dict.fromkeys(range(1, 6), 3))
     assert walk(completion, ngram_alone).accepted_per_step == 6 / 5
-    assert everywhere(completion, ngram_alone).accepted_per_step == 15 / 11
+    assert walk(completion, ngram_alone, everywhere=True).accepted_per_step == 15 / 11
 
 
 def test_the_drafter_is_trusted_until_it_was_measured() -> None:

@@ -99,10 +99,11 @@ class Walked:
         return self.accepted / max(1, self.steps)
 
 
-def walk(completion: Completion, rule: Rule) -> Walked:
-    """The steps of a runner that drafts by this rule. The first token is the prompt's step's."""
+def walk(completion: Completion, rule: Rule, everywhere: bool = False) -> Walked:
+    """The steps of a runner that drafts by this rule, or as if a step began at every position. The
+    first token is the prompt's step's."""
     walked, place, mean = Walked(), 1, len(completion.drafts[0].neural) * UNIT
-    while place < len(completion.tokens):
+    while place <= len(completion.drafts) if everywhere else place < len(completion.tokens):
         drafts = completion.drafts[place - 1]
         taken = rule(drafts, min(mean, len(drafts.neural) * UNIT))
         accepted = completion.accepted(place, drafts.ngram if taken else drafts.neural)
@@ -111,21 +112,7 @@ def walk(completion: Completion, rule: Rule) -> Walked:
         walked.steps += 1
         walked.accepted += accepted
         walked.from_ngrams += taken
-        place += accepted + 1
-    return walked
-
-
-def everywhere(completion: Completion, rule: Rule) -> Walked:
-    """As if a step began at every position. The mean is that of the steps."""
-    walked, mean = Walked(), len(completion.drafts[0].neural) * UNIT
-    for place, drafts in enumerate(completion.drafts, start=1):
-        taken = rule(drafts, min(mean, len(drafts.neural) * UNIT))
-        accepted = completion.accepted(place, drafts.ngram if taken else drafts.neural)
-        if not taken:
-            mean = measured(mean, accepted)
-        walked.steps += 1
-        walked.accepted += accepted
-        walked.from_ngrams += taken
+        place += 1 if everywhere else accepted + 1
     return walked
 
 
@@ -137,7 +124,7 @@ def compare(completions: Sequence[Completion], thresholds: Sequence[float]) -> l
     for name, rule in rules.items():
         walks = [walk(completion, rule) for completion in completions]
         steps, accepted = sum(w.steps for w in walks), sum(w.accepted for w in walks)
-        means = [everywhere(completion, rule) for completion in completions]
+        means = [walk(completion, rule, everywhere=True) for completion in completions]
         positions = sum(w.steps for w in means)
         rows.append(
             {
