@@ -12,6 +12,14 @@ set(CMAKE_INSTALL_RPATH "$ORIGIN")
 
 set(NGRAM_NPU_CSRC "${CMAKE_CURRENT_SOURCE_DIR}/csrc")
 
+# Keeps paths of this machine, which __FILE__ gives, out of what is shipped. Builds for debuggers need them.
+function(ngram_npu_hide_path path)
+  set(map "-ffile-prefix-map=${path}=.")
+  add_compile_options("$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:${map}>"
+                      "$<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CUDA>>:-Xcompiler=${map}>")
+endfunction()
+ngram_npu_hide_path("${CMAKE_SOURCE_DIR}")
+
 add_library(ngram_npu_options INTERFACE)
 target_compile_options(ngram_npu_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion
                                                    $<$<BOOL:${NGRAM_NPU_WERROR}>:-Werror>)

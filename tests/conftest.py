@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gc
 import os
 
+import pytest
 from without_hypothesis import install_where_missing
 
 install_where_missing()
@@ -14,3 +16,19 @@ settings.register_profile(
 )
 settings.register_profile("dev", deadline=None, suppress_health_check=list(HealthCheck))
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+@pytest.fixture
+def no_torch(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Processes that the test starts find no torch, which takes seconds to import. Returns the
+    folder that does it, for those that do not inherit PYTHONPATH."""
+    folder = tmp_path_factory.mktemp("no_torch")
+    (folder / "torch.py").write_text("raise ImportError('hidden')")
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    return str(folder)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and collected tests stay, so collections of garbage need not walk them each time."""
+    gc.collect()
+    gc.freeze()

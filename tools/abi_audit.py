@@ -4,8 +4,8 @@
 
 A wheel must load beside any torch from 2.10 on, without the libraries of a compiler, so it may
 depend only on the C and C++ runtimes (the torch side: and what libtorch_cpu of the oldest torch
-exports), must not export C++ symbols, and must look for our own libraries beside itself and search
-nothing else.
+exports), must not export C++ symbols, must look for our own libraries beside itself and search
+nothing else, and must not name files of the machine that built it.
 """
 
 from __future__ import annotations
@@ -131,6 +131,8 @@ def problems(path: Path) -> list[str]:
             continue
         if not re.fullmatch(EXPORTED.get(name, EXPORTED_BY_MODULE), fields[7].split("@")[0]):
             found.append(f"{path.name}: exports {fields[7]}")
+    for source in re.findall(rb"\0(/[^\0]*\.(?:h|hpp|cpp|cuh?))\0", path.read_bytes()):
+        found.append(f"{path.name}: names {source.decode()}")
     for library, version in re.findall(r"@(GLIBC|GLIBCXX|CXXABI)_([\d.]+)", symbols):
         if tuple(map(int, version.split("."))) > MAX_VERSIONS[library]:
             found.append(f"{path.name}: needs {library}_{version}")

@@ -5,8 +5,7 @@
 For batches of even and of ragged rows it lays the blocks of three designs on an H200's
 multiprocessors and adds up time: ``pieces``, as many blocks a row as its capacity is worth, begun
 as others end; ``one wave``, equal shares of the list of all tiles (csrc/cuda/lookup.cuh); and
-``clusters``, eight blocks per row, which join by shared memory. All read the same tokens. For
-ngram_index_step_ it adds up what its second launch costs, and what that saves.
+``clusters``, eight blocks per row, which join by shared memory. All read the same tokens.
 """
 
 from __future__ import annotations
@@ -31,8 +30,6 @@ TILE = 4096
 WARPS = 8
 CLUSTER = 8
 """Blocks, at most, without asking the driver for more."""
-INDEX_ROUNDS = 6
-"""Dependent accesses of ngram_index_step_ up to the draft (docs/design/index.md)."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +50,6 @@ class Figures:
     fence: float = 0.5
     verify: float = 0.5
     """What a candidate holds its warp up for."""
-    node: float = 1.2
-    """From the end of one launch in a graph to the start of the next."""
     cluster: float = 0.5
     """A cluster's barrier, and a read of another block's shared memory behind it."""
 
@@ -223,27 +218,6 @@ def result(
     return found
 
 
-def second_launch(instructions: int, f: Figures = FIGURES) -> dict[str, Any]:
-    """Of ngram_index_step_ for 128 requests in rows of up to 1M tokens, of which one is scanned: by
-    all blocks of a second launch, or by its own block in the first."""
-    _, wave, _ = designs(instructions, f)
-    first = INDEX_ROUNDS * f.memory
-    empty = f.node + 2 * f.cache  # what was left to scan, by one round, and a barrier
-    found: dict[str, Any] = {
-        "first_launch_us": round(first, 2),
-        "nothing_to_scan_us": round(empty, 2),
-        "one_row_scanned": {},
-    }
-    for name, length in {"4k": 4096, "128k": 128 * 1024, "1m": 1024 * 1024}.items():
-        blocks = one_wave([length, *[0] * 127], 1024 * 1024, wave.blocks_each, f)
-        alone, _ = simulate([[(tiles_of(length), length, False)]], wave, 0.0, f)
-        found["one_row_scanned"][name] = {
-            "second_launch_us": round(empty + simulate(blocks, wave, 0.0, f)[0], 2),
-            "by_its_own_block_us": round(alone, 2),
-        }
-    return found
-
-
 def model() -> dict[str, Any]:
     kernels = json.loads(SASS.read_text())["kernels"]
     instructions = kernels["ngram_step"]["instructions_per_tile"]
@@ -254,7 +228,6 @@ def model() -> dict[str, Any]:
         "results": {
             name: result(*batch, instructions=instructions) for name, batch in batches().items()
         },
-        "ngram_index_step_": second_launch(instructions),
     }
 
 
@@ -269,7 +242,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"one wave {one['one wave']['us']} us, {one['one wave over bound']} of the bound, "
             f"clusters {one['clusters']['us']} us\n"
         )
-    sys.stdout.write(f"ngram_index_step_: {found['ngram_index_step_']}\n")
     if given.json:
         record = {
             "command": "python -m tools.cuda_model --json tools/bench/results/cuda-model.json",

@@ -1,7 +1,6 @@
 """Writes the tables of figures in the documents from the committed results.
 
-python -m tools.docs_tables            # rewrites the tables
-python -m tools.docs_tables --check    # lists the tables that differ from the results
+python -m tools.docs_tables
 
 A table stands in a document between ``<!-- table: NAME -->`` and ``<!-- end -->``;
 ``tools/bench/tables.txt`` says what is in it. Figures stand in these tables and nowhere else.
@@ -11,56 +10,55 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 from tools.bench.figures import RESULTS, lookup
 
 REPOSITORY = Path(__file__).parents[1]
-TABLES = REPOSITORY / "tools" / "bench" / "tables.txt"
 
-Table = list[list[str]]
-"""Rows of cells, the header first; ``{FILE.json PATH FORMAT}`` stands for a figure."""
+Table = list[str]
+"""Rows, the header first, of cells between bars; ``{FILE.json PATH FORMAT}`` is a figure."""
 
 _BLOCK = re.compile(r"<!-- table: (\S+) -->\n.*?<!-- end -->\n", re.DOTALL)
-_FIGURE = re.compile(r"\{(\S+\.json) (.+?) (\S+)\}")
+_FIGURE = re.compile(r"\{(?:(\S+\.json) )?(\S.*?) (\S+)\}")
 
 
 def parse(text: str) -> dict[str, Table]:
     """The tables of a file such as ``tables.txt``, whose head describes the format."""
     tables: dict[str, Table] = {}
-    source = pattern = ""
+    file = base = pattern = ""
+
+    def complete(figure: re.Match[str]) -> str:
+        path = base + figure[2] if figure[2].startswith(".") else figure[2]
+        return f"{{{figure[1] or file} {path} {figure[3]}}}"
+
     for line in text.splitlines():
-        if line.startswith("[") and line.endswith("]"):
-            tables[line[1:-1]] = table = []
-            source = ""
+        if line.startswith("["):
+            table = tables[line[1:-1]] = []
         elif line.startswith("@ "):
-            source = line[2:]
+            file, _, base = line[2:].partition(" ")
         elif line.startswith("- "):
+            first, rest = pattern.split("|", 1)
             for item in line[2:].split("; "):
                 label, _, key = item.partition(" = ")
-                first, *cells = _cells(pattern, source)
-                table.append(
-                    [
-                        first.replace("$", label),
-                        *(cell.replace("$", key or label) for cell in cells),
-                    ]
-                )
+                table.append(f"{first.replace('$', label)}|{rest.replace('$', key or label)}")
         elif line and not line.startswith("#"):
-            pattern = line
-            if "$" not in line:
-                table.append(_cells(line, source))
+            pattern = _FIGURE.sub(complete, line)
+            if "$" not in pattern:
+                table.append(pattern)
     return tables
 
 
-def _cells(line: str, source: str) -> list[str]:
-    """A row's cells, their paths made complete."""
-    file, _, base = source.partition(" ")
-    line = re.sub(r"\{(?=\.[^.]|\[)", lambda _: f"{{{file} {base}", line)
-    line = re.sub(r"\{(\S+\.json) \.", lambda match: f"{{{match[1]} {base}.", line)
-    return [cell.strip() for cell in line.split("|")]
+@cache
+def tables() -> dict[str, Table]:
+    """The documents'."""
+    return parse((REPOSITORY / "tools" / "bench" / "tables.txt").read_text(encoding="utf-8"))
+
+
+def figures(table: Table) -> list[tuple[str, str, str]]:
+    """File, path and format of each figure."""
+    return [figure for row in table for figure in _FIGURE.findall(row)]
 
 
 @cache
@@ -82,12 +80,12 @@ def render(table: Table, results: Path = RESULTS) -> str:
         except (OSError, LookupError, TypeError, ValueError) as error:
             raise LookupError(f"{file} {path}: {type(error).__name__}: {error}") from error
 
-    header, *rows = table
-    lines = [header, ["---"] * len(header), *rows]
-    shown = [_FIGURE.sub(figure, " | ".join(line)) for line in lines]
-    if left := [line for line in shown if "{" in line]:
-        raise LookupError(f"not a figure: {left[0]}")
-    return "".join(f"| {line} |\n" for line in shown)
+    rows = [[cell.strip() for cell in _FIGURE.sub(figure, row).split("|")] for row in table]
+    rows.insert(1, ["---"] * len(rows[0]))
+    shown = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    if "{" in shown:
+        raise LookupError(f"not a figure: {shown[shown.index('{') :].splitlines()[0]}")
+    return shown
 
 
 def updated(text: str, tables: dict[str, Table], results: Path = RESULTS) -> str:
@@ -114,32 +112,6 @@ def documents() -> list[Path]:
     return [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").rglob("*.md"))]
 
 
-def differences(
-    files: Iterable[Path], tables: dict[str, Table], results: Path = RESULTS
-) -> list[str]:
-    """A line for each document that is not as the results have it."""
-    wrong = []
-    for path in files:
-        text = path.read_text(encoding="utf-8")
-        try:
-            new = updated(text, tables, results)
-        except LookupError as error:
-            wrong.append(f"{path.name}: {error}")
-            continue
-        if text != new:
-            pairs = zip([*text.splitlines(), ""], [*new.splitlines(), ""], strict=False)
-            number, (old, right) = next((n, p) for n, p in enumerate(pairs, 1) if p[0] != p[1])
-            wrong.append(f"{path.name}:{number}: says {old!r}, the results {right!r}")
-    return wrong
-
-
-def main() -> None:
-    tables = parse(TABLES.read_text(encoding="utf-8"))
-    if "--check" in sys.argv[1:]:
-        sys.exit("\n".join(differences(documents(), tables)) or 0)
-    for path in documents():
-        path.write_text(updated(path.read_text(encoding="utf-8"), tables), encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    for path in documents():
+        path.write_text(updated(path.read_text(encoding="utf-8"), tables()), encoding="utf-8")

@@ -41,8 +41,7 @@ from ngram_npu.replay import ReplayError, TokenRequest
 from ngram_npu.replay.output import atomic_output, check_writable
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
 
-from tools.drafts import recorded, stored
-from tools.drafts.simulator import MAX_K, IntArray, Walks, walks
+from tools.drafts import MAX_K, PARTS, STORE_SHAPE, IntArray, Walks, load, record, walks
 
 TABLE = Path(__file__).parents[1] / "python" / "ngram_npu" / "costs.json"
 SHAPE = (16, 32)
@@ -74,12 +73,11 @@ class Observed:
     def of_store(cls, requests: Sequence[TokenRequest]) -> Observed:
         """Counts with a store large enough for all of these conversations."""
         tokens = sum(request.num_tokens for request in requests)
-        found = stored.record(requests, lambda: NgramStore(1, max(4096, 2 * tokens)))
+        found = record(requests, lambda: NgramStore(1, max(4096, 2 * tokens)))
         j, remaining = np.arange(MAX_K), walks(requests).remaining
         last = np.minimum(found.right, np.minimum(found.length, remaining) - 1)
         masks = j <= last[:, None], j < found.right[:, None]
-        shape = stored.ROWS, stored.COLUMNS
-        return cls(*(_by_cell(found.match[m], found.column[m], shape) for m in masks))
+        return cls(*(_by_cell(found.match[m], found.column[m], STORE_SHAPE) for m in masks))
 
     @classmethod
     def of_matches(cls, requests: Sequence[TokenRequest]) -> Observed:
@@ -117,7 +115,7 @@ class Weighed:
             np.sum([w * w * of.tried for w, of in pairs], axis=0),
         )
 
-    def rate(self, cells: Any, prior: float, strength: float) -> float:
+    def rate(self, cells: Any, prior: float, strength: float = STRENGTH) -> float:
         """Share that was right in these cells, with `strength` observations of `prior` added."""
         tried, squares = float(self.tried[cells].sum()), float(self.squares[cells].sum())
         if tried == 0:
@@ -127,7 +125,7 @@ class Weighed:
         return (observations * share + strength * prior) / (observations + strength)
 
 
-def fit(sets: Sequence[Observed], strength: float = STRENGTH) -> IntArray:
+def fit(sets: Sequence[Observed]) -> IntArray:
     """The table, [16, 32], of costs from 0 to 255."""
     weighed = Weighed.of(sets)
     costs = np.empty(SHAPE, np.int64)
@@ -136,20 +134,20 @@ def fit(sets: Sequence[Observed], strength: float = STRENGTH) -> IntArray:
         for said in (0, 1):
             prior = weighed.rate((near, slice(said, None, 2)), 0.5, 2.0)
             for outcome in range(said, SHAPE[1], 2):
-                rate = weighed.rate((match, outcome), prior, strength)
+                rate = weighed.rate((match, outcome), prior)
                 costs[match, outcome] = _cost(rate)
     return costs
 
 
-def fit_store(sets: Sequence[Observed], strength: float = STRENGTH) -> IntArray:
+def fit_store(sets: Sequence[Observed]) -> IntArray:
     """The store's table, [16, 56]: of tokens after the first, then of the first."""
-    after = fit([of.part(slice(SHAPE[1]), SHAPE) for of in sets], strength)
+    after = fit([of.part(slice(SHAPE[1]), SHAPE) for of in sets])
     weighed = Weighed.of([of.part(slice(SHAPE[1], None), FIRST_SHAPE) for of in sets])
     first = np.empty(FIRST_SHAPE, np.int64)
     for cell in np.ndindex(FIRST_SHAPE):
         near = tuple(slice(max(0, at - 1), at + 2) for at in cell)
         prior = weighed.rate(near, 0.5, 2.0)
-        first[cell] = _cost(weighed.rate(cell, prior, strength))
+        first[cell] = _cost(weighed.rate(cell, prior))
     return np.hstack([after, first.reshape(SHAPE[0], -1)])
 
 
@@ -183,8 +181,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: argparse.Namespace, arguments: Sequence[str]) -> None:
     check_writable(given.output)
-    data = recorded.load(given.data, given.tokenizer)
-    part = recorded.PARTS[given.part]
+    data = load(given.data, given.tokenizer)
+    part = PARTS[given.part]
     chosen = {name: requests[part] for name, requests in data.sets.items()}
     observed = {name: Observed.of(walks(requests)) for name, requests in chosen.items() if requests}
     costs = fit(list(observed.values()))
@@ -279,7 +277,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--data", type=Path, nargs="+", required=True, help="conversations as replay reads them")
     add("--output", type=Path, default=TABLE, help="default: the package's own table")
     add("--tokenizer", default=DEFAULT_TOKENIZER, help="a name or a folder, as for replay")
-    add("--part", choices=list(recorded.PARTS), default="even", help="of each set")
+    add("--part", choices=list(PARTS), default="even", help="of each set")
     add("--compare", type=Path, metavar="FILE", help="another table, to say how far this is off")
     return parser
 

@@ -13,6 +13,10 @@ from email import message_from_bytes
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
+OWN_BINARIES = (
+    r"docs/.*\.png",
+    r"ngram_npu/(_C\.[\w-]+\.so|libngram_npu\w*\.so|ngram_npu_kernels\.o)",
+)
 NEEDED = ("LICENSE", "README.md", "CHANGELOG.md", "SECURITY.md", "pyproject.toml", "csrc/schemas.h")
 
 
@@ -36,11 +40,13 @@ def problems(dist: Path, root: Path = REPOSITORY) -> list[str]:
             found.append(f"{path.name}: expected version {version}")
     with tarfile.open(sources[0]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
+        for member in archive:
+            if (file := archive.extractfile(member)) is not None:
+                found += _foreign(sources[0], member.name.partition("/")[2], file.read())
     found += [f"{sources[0].name}: lacks {name}" for name in NEEDED if name not in names]
-    found += [
-        f"{sources[0].name}: holds {name}" for name in names if name.endswith((".so", ".pyc"))
-    ]
     with zipfile.ZipFile(wheels[0]) as archive:
+        for name in archive.namelist():
+            found += _foreign(wheels[0], name, archive.read(name))
         entry = next(n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
         metadata = message_from_bytes(archive.read(entry))
     if metadata["Version"] != version:
@@ -48,6 +54,12 @@ def problems(dist: Path, root: Path = REPOSITORY) -> list[str]:
     if not str(metadata.get_payload()).startswith("# ngram_npu"):
         found.append(f"{wheels[0].name}: its description is not the README")
     return found
+
+
+def _foreign(archive: Path, name: str, content: bytes) -> list[str]:
+    """A line if the file is a binary that is not the project's own."""
+    own = any(re.fullmatch(pattern, name) for pattern in OWN_BINARIES)
+    return [f"{archive.name}: holds the binary {name}"] if b"\0" in content and not own else []
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@
 #pragma once
 
 #include "ascendc/launch_args.h"
-#include "ascendc/tilings.h"
 #include "kernel_operator.h"
 
 namespace ngram_npu::ascendc {

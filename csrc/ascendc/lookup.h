@@ -318,39 +318,64 @@ __aicore__ inline void search_into_workspace(const NgramNpuLaunchArgs& args) {
   search_items(pipe, p, tiling, matches);
 }
 
-// Makes drafts from the best matches of a pass of requests.
+// Makes drafts from the best matches of a pass of requests. Rows of int32 ids without a gap are stored at once. Others
+// begin at whole blocks of 32 bytes in the unified buffer, and each is stored alone; so are rows of costs.
 class Drafter {
  public:
-  __aicore__ inline Drafter(AscendC::TPipe& pipe, int64_t per_pass, const LookupOptions& options)
-      : options_(options),
-        drafts_(pipe, per_pass * options.k),
+  template <class Params>
+  __aicore__ inline Drafter(AscendC::TPipe& pipe, int64_t per_pass, const Params& p)
+      : options_(p.lookup),
+        words_(p.draft_token_ids.bytes / int64_t{sizeof(int32_t)}),
+        at_once_(words_ == 1 && p.draft_token_ids.stride == p.lookup.k),
+        place_(at_once_ ? p.lookup.k : (p.lookup.k * words_ + 7) / 8 * 8),
+        drafts_(pipe, larger<int64_t>(per_pass * place_, 1)),
         num_drafts_(pipe, per_pass),
-        match_lens_(pipe, per_pass) {}
+        match_lens_(pipe, per_pass),
+        with_costs_(p.draft_costs.data != nullptr),
+        costs_(pipe, with_costs_ ? per_pass * kMaxDraftTokens : 1) {}
 
-  // Request j of the pass; places without a draft get `unused`.
+  // Request j of the pass; `unused` is for places that nothing is read for.
   template <class Best>
   __aicore__ inline void draft(int64_t j, const GrownRow& row, const Best& best, int32_t unused) {
     Occurrence found = best(j, row);
     // Too short, or from a row that another request has changed in the meantime.
     if (found.len < options_.min_n || found.end + 1 >= row.length) found = {-1, 0};
     const int64_t count = num_drafts(found, row.length, options_);
+    const int64_t readable = readable_drafts(found, row.length, count, options_);
     for (int64_t d = 0; d < options_.k; ++d) {
-      drafts_.set(j * options_.k + d, d < count ? row[draft_source(found.end, row.length, d)] : unused);
+      const int32_t token = d < readable ? row[draft_source(found.end, row.length, d)] : unused;
+      drafts_.set(j * place_ + d * words_, token);
+      if (words_ == 2) drafts_.set(j * place_ + d * words_ + 1, token < 0 ? -1 : 0);
     }
     num_drafts_.set(j, static_cast<int32_t>(count));
     match_lens_.set(j, reported_len(found, count));
+    if (!with_costs_) return;
+    const CostsByMatch costs{options_.match_costs, found.len};
+    for (int64_t d = 0; d < options_.k; ++d) costs_.set(j * kMaxDraftTokens + d, d < count ? costs[d] : kNoCost);
   }
 
   template <class Params>
   __aicore__ inline void store(const Params& p, int64_t first, int64_t count) {
-    drafts_.store(0, p.draft_token_ids + first * options_.k, count * options_.k);
+    const auto ids = static_cast<Gm<int32_t>>(p.draft_token_ids.data);
+    if (at_once_) drafts_.store(0, ids + first * options_.k, count * options_.k);
+    for (int64_t j = 0; !at_once_ && j < count; ++j) {
+      drafts_.store(j * place_, ids + (first + j) * p.draft_token_ids.stride * words_, options_.k * words_);
+    }
     num_drafts_.store(0, p.num_draft_tokens + first, count);
     match_lens_.store(0, p.match_len + first, count);
+    for (int64_t j = 0; with_costs_ && j < count; ++j) {
+      costs_.store(j * kMaxDraftTokens, p.draft_costs.data + (first + j) * p.draft_costs.stride, options_.k);
+    }
   }
 
  private:
   const LookupOptions options_;
+  const int64_t words_;  // of an id
+  const bool at_once_;
+  const int64_t place_;  // words of a row of ids in the unified buffer
   Local<int32_t> drafts_, num_drafts_, match_lens_;
+  const bool with_costs_;
+  Local<uint8_t> costs_;
 };
 
 // For the second of two launches: the best match among each row's pieces.
@@ -417,7 +442,7 @@ __aicore__ inline void search_and_draft(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<Params>(args.params);
   const auto tiling = read_as<LookupTiling>(args.tiling);
   AscendC::TPipe pipe;
-  Results results(pipe, tiling.requests.per_pass, p.lookup);
+  Results results(pipe, tiling.requests.per_pass, p);
   DraftEach<Params, Results> each(p, tiling.requests, results);
   search_items(pipe, p, tiling, each);
 }
@@ -429,7 +454,7 @@ __aicore__ inline void draft_from_workspace(const NgramNpuLaunchArgs& args) {
   const Shares& share = tiling.requests;
   AscendC::TPipe pipe;
   FoundPieces pieces(pipe, tiling, p.lookup.match_policy);
-  Results results(pipe, share.per_pass, p.lookup);
+  Results results(pipe, share.per_pass, p);
   for (int64_t first = first_item(share); first < p.batch; first += items_between(share)) {
     const int64_t count = smaller(share.per_pass, p.batch - first);
     pieces.load(args.workspace, first, count);

@@ -13,8 +13,8 @@ __aicore__ inline GrownRow grown_row(const NgramProposeParams& p, int64_t i) {
 
 class ProposeResults {
  public:
-  __aicore__ inline ProposeResults(AscendC::TPipe& pipe, int64_t per_pass, const LookupOptions& options)
-      : drafter_(pipe, per_pass, options) {}
+  __aicore__ inline ProposeResults(AscendC::TPipe& pipe, int64_t per_pass, const NgramProposeParams& p)
+      : drafter_(pipe, per_pass, p) {}
 
   __aicore__ inline void prepare(const NgramProposeParams& p, int64_t i, int64_t j) {
     rows_[j] = grown_row(p, i);

@@ -36,8 +36,8 @@ class Appender {
 
 class StepResults {
  public:
-  __aicore__ inline StepResults(AscendC::TPipe& pipe, int64_t per_pass, const LookupOptions& options)
-      : drafter_(pipe, per_pass, options),
+  __aicore__ inline StepResults(AscendC::TPipe& pipe, int64_t per_pass, const NgramStepParams& p)
+      : drafter_(pipe, per_pass, p),
         appender_(pipe, per_pass),
         next_tokens_(pipe, per_pass),
         num_sampled_(pipe, per_pass) {}
@@ -50,7 +50,7 @@ class StepResults {
   template <class Best>
   __aicore__ inline void add(const NgramStepParams& p, int64_t i, int64_t j, const Best& best) {
     const Accepted& a = accepted_[j];
-    drafter_.draft(j, grown_row(p, i, a), best, unused_token(p, i));
+    drafter_.draft(j, grown_row(p, i, a), best, unused_token(p, a));
     appender_.append(p, i, j, a);
   }
   __aicore__ inline void store(const NgramStepParams& p, int64_t first, int64_t count) {

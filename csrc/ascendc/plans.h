@@ -28,23 +28,30 @@ constexpr int64_t search_ub_bytes(int64_t tile_tokens) {
   return tiles + starts_moved_carry_following + ranks_flags_scratch_best + kMatchInts * 4;
 }
 
-// Bytes for drafting, in ngram_step_, which needs more than ngram_propose: eight arrays, rounded up to 32 bytes each.
-constexpr int64_t draft_ub_bytes(int64_t per_pass, int64_t spans, int64_t k) {
-  return per_pass * 4 * (spans * kMatchInts + k + 4 + kTokenPlace + kLengthPlace) + 8 * 32;
+// Bytes of a request's row of ids and costs (Drafter in lookup.h).
+template <class Params>
+int64_t draft_row_bytes(const Params& p) {
+  const int64_t ids = (p.lookup.k * p.draft_token_ids.bytes + 31) / 32 * 32;
+  return ids + (p.draft_costs.data != nullptr ? kMaxDraftTokens : 0);
+}
+
+// Bytes for drafting, in ngram_step_, which needs more than ngram_propose: nine arrays, rounded up to 32 bytes each.
+inline int64_t draft_ub_bytes(int64_t per_pass, int64_t spans, int64_t row_bytes) {
+  return per_pass * (row_bytes + 4 * (spans * kMatchInts + 4 + kTokenPlace + kLengthPlace)) + 9 * 32;
 }
 
 // Shares with the maximum number of requests per pass whose drafts fit besides `other_bytes`; no cores if none fit.
-inline Shares draft_shares(int64_t batch, int64_t spans, int64_t k, Machine machine, int64_t other_bytes) {
+inline Shares draft_shares(int64_t batch, int64_t spans, int64_t row_bytes, Machine machine, int64_t other_bytes) {
   machine.least_items = 1;  // one item is enough for a core, which has to read a row for it
   for (int64_t most = kMaxDrafting; most > 0; most /= 2) {
     const Shares shares = deal_out(batch, machine, most);
-    if (can_run(machine, other_bytes + draft_ub_bytes(shares.per_pass, spans, k))) return shares;
+    if (can_run(machine, other_bytes + draft_ub_bytes(shares.per_pass, spans, row_bytes))) return shares;
   }
   return {};
 }
 
 // `spans` 0: the machine cannot run the lookup.
-inline LookupTiling lookup_tiling(int64_t batch, int64_t capacity, int64_t k, const Machine& machine) {
+inline LookupTiling lookup_tiling(int64_t batch, int64_t capacity, int64_t row_bytes, const Machine& machine) {
   constexpr int64_t kTileTokens = 8448;  // 33 KB per copy; with the halo, a row of n * 8192 has n tiles
   constexpr int64_t kItemsPerCore = 2;   // evens out rows of different lengths; each costs its first loads
   if (!can_run(machine, search_ub_bytes(kTileUnit))) return {};
@@ -54,7 +61,7 @@ inline LookupTiling lookup_tiling(int64_t batch, int64_t capacity, int64_t k, co
   const int64_t most = smaller(machine.vector_cores, larger<int64_t>((capacity + kMinSpan - 1) / kMinSpan, 1));
   t.spans = smaller((kItemsPerCore * machine.vector_cores + batch - 1) / larger<int64_t>(batch, 1), most);
   if (t.spans == 1 || capacity <= t.tile_tokens - 2 * kHalo) {
-    t.requests = draft_shares(batch, 0, k, machine, search_ub_bytes(t.tile_tokens));
+    t.requests = draft_shares(batch, 0, row_bytes, machine, search_ub_bytes(t.tile_tokens));
     if (t.requests.per_pass > 0) {
       t.launches = t.spans = 1;
       t.items = t.requests;
@@ -63,7 +70,7 @@ inline LookupTiling lookup_tiling(int64_t batch, int64_t capacity, int64_t k, co
   }
   t.launches = 2;
   t.items = {1, smaller(machine.vector_cores, batch * t.spans)};
-  t.requests = draft_shares(batch, t.spans, k, machine, 0);
+  t.requests = draft_shares(batch, t.spans, row_bytes, machine, 0);
   return t.requests.per_pass > 0 ? t : LookupTiling{};
 }
 
@@ -73,7 +80,7 @@ struct LookupKernels {
 
 template <class Params>
 LaunchPlan plan_lookup(const Params& p, const Machine& machine, const LookupKernels& kernels) {
-  const LookupTiling tiling = lookup_tiling(p.batch, p.token_ids.capacity, p.lookup.k, machine);
+  const LookupTiling tiling = lookup_tiling(p.batch, p.token_ids.capacity, draft_row_bytes(p), machine);
   if (tiling.spans == 0) return {};
   LaunchPlan plan = plan_with(p, tiling);
   if (tiling.launches == 1) {

@@ -5,7 +5,11 @@
 
 namespace ngram_npu {
 
-// The scalar arguments that all lookups share.
+// Rows of a table of costs by the length of the match; longer matches cost what the last row says.
+constexpr int64_t kCostRows = 16;
+constexpr uint8_t kNoCost = 255;  // for unused places of a draft
+
+// The arguments that all lookups share.
 struct LookupOptions {
   int64_t min_n;
   int64_t max_n;
@@ -13,6 +17,37 @@ struct LookupOptions {
   int64_t max_len;
   int32_t match_policy;
   bool overlap;
+  bool fill;                      // unused places continue the draft: readable_drafts()
+  Gm<const uint8_t> match_costs;  // [kCostRows], the costs of a scan's draft; null: it is not cut by cost
+  int64_t cost_limit;
+};
+
+// Where a draft goes: [B, k] int32 or int64, rows `stride` items apart.
+struct DraftRows {
+  Gm<void> data;
+  int64_t stride;
+  int32_t bytes;  // 4 or 8
+
+  NGRAM_FN void set(int64_t row, int64_t j, int32_t token) const {
+    if (bytes == 8) {
+      static_cast<Gm<int64_t>>(data)[row * stride + j] = token;
+    } else {
+      static_cast<Gm<int32_t>>(data)[row * stride + j] = token;
+    }
+  }
+};
+
+// The costs of a draft's tokens: [B, k], rows `stride` apart; `data` null: not asked for.
+struct DraftCosts {
+  Gm<uint8_t> data;
+  int64_t stride;
+
+  // `costs` are those of the first `count` of k tokens.
+  template <class Costs>
+  NGRAM_FN void set(int64_t row, const Costs& costs, int64_t count, int64_t k) const {
+    if (data == nullptr) return;
+    for (int64_t j = 0; j < k; ++j) data[row * stride + j] = j < count ? costs[j] : kNoCost;
+  }
 };
 
 // An end e whose suffix t[e-len+1..e] equals the last len tokens of the row; len is 0 if there is none.
@@ -57,26 +92,39 @@ NGRAM_FN Int draft_source(Int end, Int num_tokens, Int j) {
 constexpr int64_t kLookupWorkspaceWords = 4;
 NGRAM_FN int64_t lookup_workspace_words(int64_t batch) { return kLookupWorkspaceWords * batch; }
 
+// The costs of a draft's tokens, in sixteenths of a bit, if only the length of its match is known.
+struct CostsByMatch {
+  Gm<const uint8_t> costs;
+  int64_t match_len;
+
+  NGRAM_FN uint8_t operator[](int64_t j) const { return costs[smaller(match_len + j, kCostRows - 1)]; }
+};
+
 // The number of tokens to draft; `found.len` 0 means no occurrence.
 NGRAM_FN int64_t num_drafts(Occurrence found, int64_t num_tokens, const LookupOptions& options) {
   if (found.len == 0) return 0;
   const int64_t budget = draft_budget(options.k, options.max_len, num_tokens);
-  return draft_length(found.end, num_tokens, budget, options.overlap);
+  const int64_t most = draft_length(found.end, num_tokens, budget, options.overlap);
+  if (options.match_costs == nullptr) return most;
+  const CostsByMatch costs{options.match_costs, found.len};
+  int64_t count = 0;
+  for (int64_t total = 0; count < most; ++count) {
+    total += costs[count];
+    if (total > options.cost_limit) break;
+  }
+  return count;
+}
+
+// The number of places that get a token of the row: with `fill` also those behind the draft that the draft would reach
+// without its limits of length and cost.
+NGRAM_FN int64_t readable_drafts(Occurrence found, int64_t num_tokens, int64_t drafts, const LookupOptions& options) {
+  if (!options.fill || found.len == 0) return drafts;
+  return draft_length(found.end, num_tokens, options.k, options.overlap);
 }
 
 // A match without a draft is not reported.
 NGRAM_FN int32_t reported_len(Occurrence found, int64_t drafts) {
   return drafts > 0 ? static_cast<int32_t>(found.len) : 0;
-}
-
-// Writes one row's outputs; `draft` has k places, of which unused ones get `unused`.
-NGRAM_FN void write_draft(const int32_t* tokens, int64_t num_tokens, Occurrence found, const LookupOptions& options,
-                          int32_t unused, int32_t* draft, int32_t* num_draft, int32_t* match_len) {
-  const int64_t count = num_drafts(found, num_tokens, options);
-  for (int64_t j = 0; j < count; ++j) draft[j] = tokens[draft_source(found.end, num_tokens, j)];
-  for (int64_t j = count; j < options.k; ++j) draft[j] = unused;
-  *num_draft = static_cast<int32_t>(count);
-  *match_len = reported_len(found, count);
 }
 
 }  // namespace ngram_npu

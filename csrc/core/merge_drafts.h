@@ -39,14 +39,6 @@ struct MergeDraftsParams {
   Gm<int32_t> draft_source;      // [B]
 };
 
-// The costs of a draft's tokens if only the length of its match is known.
-struct CostsByMatch {
-  Gm<const uint8_t> costs;
-  int64_t match_len;
-
-  NGRAM_FN uint8_t operator[](int64_t j) const { return costs[smaller(match_len + j, kCostRows - 1)]; }
-};
-
 NGRAM_FN int64_t clamped(int64_t value, int64_t high) { return larger<int64_t>(0, smaller(value, high)); }
 
 // Mean number of accepted neural draft tokens, in 65536ths, after the step of request i. `row` is its acceptance row.

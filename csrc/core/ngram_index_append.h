@@ -2,7 +2,7 @@
 // docs/ops/ngram_index_append.md.
 #pragma once
 
-#include "core/ngram_index_access.h"
+#include "core/ngram_index_layout.h"
 
 namespace ngram_npu {
 

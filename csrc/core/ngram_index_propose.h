@@ -2,7 +2,7 @@
 // core/ngram_index_layout.h; why its results are exact: docs/design/index.md.
 #pragma once
 
-#include "core/ngram_index_access.h"
+#include "core/ngram_index_layout.h"
 #include "core/ngram_ladder.h"
 #include "core/ngram_propose.h"
 
@@ -15,8 +15,8 @@ struct NgramIndexProposeParams {
   NgramProposeParams propose;  // its executor is not used: one thread is fastest here
   IndexAccess index;
   // The number of tokens that one call may index besides the newest ones (a prompt that was not appended, a rebuilt
-  // slot): for all rows together on the CPU, per row on a GPU, which also has its own limit. A row with more tokens is
-  // scanned, and the next call indexes more of it, so that no step stalls. Negative: no limit.
+  // slot), for all rows together. A row with more tokens is scanned, and the next call indexes more of it, so that no
+  // step stalls. Negative: no limit.
   int64_t catch_up_tokens;
   LadderOptions ladder;
 };

@@ -1,7 +1,7 @@
 // ngram_index_reset_: empty slots. Contract: docs/ops/ngram_index_reset.md.
 #pragma once
 
-#include "core/ngram_index_access.h"
+#include "core/ngram_index_layout.h"
 
 namespace ngram_npu {
 

@@ -1,5 +1,5 @@
-// ngram_propose: drafts for each row by looking its last tokens up in the row itself. Contract:
-// docs/ops/ngram_propose.md.
+// ngram_propose, and ngram_propose_ into the caller's tensors: drafts for each row by looking its last tokens up in the
+// row itself. Contract: docs/ops/ngram_propose.md.
 #pragma once
 
 #include "core/lookup_rules.h"
@@ -13,10 +13,10 @@ struct NgramProposeParams {
   Gm<const int32_t> num_sampled;       // [B]: only requests above 0 draft; or null: all draft
   int64_t batch;
   LookupOptions lookup;
-  bool fill;                     // selects the token in unused places: unused_token()
-  Gm<int32_t> draft_token_ids;   // [B, k]
+  DraftRows draft_token_ids;     // [B, k]
   Gm<int32_t> num_draft_tokens;  // [B]
   Gm<int32_t> match_len;         // [B]
+  DraftCosts draft_costs;        // [B, k]
   Gm<void> workspace;            // device backends only
   const Executor* executor;      // host backends only; null: the calling thread
 };
@@ -27,9 +27,9 @@ NGRAM_FN LiveRow live_row(const NgramProposeParams& p, int64_t i) {
   return {row, p.num_tokens[row]};
 }
 
-// The token for unused places of request i's draft: with `fill` the row's last token, also if num_sampled is 0.
+// The token for places of request i that nothing is read for: with `fill` the row's last, also if num_sampled is 0.
 NGRAM_FN int32_t unused_token(const NgramProposeParams& p, int64_t i) {
-  if (!p.fill) return kNoToken;
+  if (!p.lookup.fill) return kNoToken;
   const int64_t row = p.row_indices[i];
   if (!p.token_ids.has(row)) return kNoToken;
   const int64_t length = p.num_tokens[row];

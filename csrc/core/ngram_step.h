@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/lookup_rules.h"
-#include "core/sampled.h"
+#include "core/prepare_next_token_ids.h"
 
 namespace ngram_npu {
 
@@ -19,9 +19,10 @@ struct NgramStepParams {
   LookupOptions lookup;
   Gm<int32_t> next_token_ids;    // [B]
   Gm<int32_t> num_sampled;       // [B]
-  Gm<int32_t> draft_token_ids;   // [B, k]
+  DraftRows draft_token_ids;     // [B, k]
   Gm<int32_t> num_draft_tokens;  // [B]
   Gm<int32_t> match_len;         // [B]
+  DraftCosts draft_costs;        // [B, k]
   Gm<void> workspace;            // device backends only
   const Executor* executor;      // host backends only; null: the calling thread
 };
@@ -74,7 +75,10 @@ NGRAM_FN Accepted accept(const NgramStepParams& p, int64_t i) {
 // Only requests with a sampled token draft: the drafts of the others would not be verified in the next step.
 NGRAM_FN bool drafts(const Accepted& a) { return a.row >= 0 && a.num_sampled > 0; }
 
-// Counterpart of ngram_propose's, for shared code; a step never fills its drafts.
-NGRAM_FN int32_t unused_token(const NgramStepParams&, int64_t) { return kNoToken; }
+// The token for places that nothing is read for: with `fill` the request's newest.
+NGRAM_FN int32_t unused_token(const NgramStepParams& p, const Accepted& a) {
+  const bool has_token = a.row >= 0 && (a.num_sampled > 0 || a.old_length > 0);
+  return p.lookup.fill && has_token ? a.next_token : kNoToken;
+}
 
 }  // namespace ngram_npu

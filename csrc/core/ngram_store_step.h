@@ -27,6 +27,7 @@ struct NgramStoreStepParams {
   int64_t max_len;
   const uint8_t* costs;  // [kCostRows, store::kStoreCostColumns]
   int64_t cost_limit;
+  bool fill;  // behind a draft from the store the text goes on
 };
 
 }  // namespace ngram_npu

@@ -1,6 +1,6 @@
 #include "core/compute_slot_mapping.h"
 
-#include "cpu/slots.h"
+#include "cpu/spec_state.h"
 
 using namespace ngram_npu;
 

@@ -4,7 +4,7 @@
 #include <memory>
 #include <new>
 
-#include "cpu/counts.h"
+#include "cpu/spec_state.h"
 
 namespace ngram_npu::cpu {
 

@@ -2,8 +2,7 @@
 
 #include <algorithm>
 
-#include "cpu/counts.h"
-#include "cpu/slots.h"
+#include "cpu/spec_state.h"
 
 namespace ngram_npu::cpu {
 namespace {

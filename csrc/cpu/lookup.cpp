@@ -1,14 +1,20 @@
-#include "cpu/lookup.h"
+#include "cpu/lookup_impl.h"
 
 namespace ngram_npu::cpu {
+namespace {
 
-void draft_row(FindOccurrence find, const int32_t* tokens, int64_t num_tokens, int64_t capacity,
-               const LookupOptions& options, int32_t unused, int32_t* draft, int32_t* num_draft, int32_t* match_len) {
-  Occurrence found{-1, 0};
-  if (may_draft(num_tokens, capacity, options)) {
-    found = find(tokens, num_tokens, options.min_n, options.max_n, options.match_policy);
-  }
-  write_draft(tokens, num_tokens, found, options, unused, draft, num_draft, match_len);
+struct Scalar {
+  static constexpr int64_t kLanes = 1;
+  using Reg = int32_t;
+  static Reg splat(int32_t token) { return token; }
+  static uint64_t equal(const int32_t* at, Reg token) { return *at == token; }
+};
+
+}  // namespace
+
+Occurrence find_occurrence_scalar(const int32_t* tokens, int64_t num_tokens, int64_t min_n, int64_t max_n,
+                                  int32_t match_policy) {
+  return find_with<Scalar>(tokens, num_tokens, min_n, max_n, match_policy);
 }
 
 }  // namespace ngram_npu::cpu

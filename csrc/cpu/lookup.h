@@ -20,8 +20,4 @@ Occurrence find_occurrence_neon(const int32_t*, int64_t, int64_t, int64_t, int32
 // The function for the instruction set in use (instruction_set.h).
 FindOccurrence find_occurrence();
 
-// Looks one row up and writes its outputs.
-void draft_row(FindOccurrence find, const int32_t* tokens, int64_t num_tokens, int64_t capacity,
-               const LookupOptions& options, int32_t unused, int32_t* draft, int32_t* num_draft, int32_t* match_len);
-
 }  // namespace ngram_npu::cpu

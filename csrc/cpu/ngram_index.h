@@ -6,6 +6,43 @@
 
 #include "core/common.h"
 
+namespace ngram_npu {
+
+// What ngram_npu_cpu_ngram_index_check finds.
+#define NGRAM_NPU_INDEX_FAULTS(X)                                                              \
+  X(None, "")                                                                                  \
+  X(Header, "the header does not match the tensor's size; was the tensor made by NgramIndex?") \
+  X(Slot, "the directory is deeper than the layout allows")                                    \
+  X(Directory, "a page does not fill its part of the directory evenly")                        \
+  X(Owner, "a page belongs to another slot, or is named twice")                                \
+  X(PageCount, "the slot's number of pages does not match its pages")                          \
+  X(InUse, "the header's number of pages in use does not match the pages")                     \
+  X(FreeList, "the list of freed pages is broken")                                             \
+  X(Line, "a line of a page has a gap")                                                        \
+  X(Place, "an entry is not where its key leads")                                              \
+  X(Outside, "an entry points outside the row")                                                \
+  X(Recorded, "an entry does not record the earliest (or latest) occurrence")                  \
+  X(LazyRule, "an entry exists, or is marked, although no n-gram asks for it")                 \
+  X(Missing, "an entry is missing")                                                            \
+  X(Row, "the slot has indexed more tokens than the row holds")                                \
+  X(NoSlot, "the index has no such slot")                                                      \
+  X(Candidate, "the slot's candidate is not that of its row")                                  \
+  X(Outcome, "a token's outcome is not that of its row")
+
+enum IndexFault : int32_t {
+#define NGRAM_NPU_FAULT(name, text) kFault##name,
+  NGRAM_NPU_INDEX_FAULTS(NGRAM_NPU_FAULT)
+#undef NGRAM_NPU_FAULT
+};
+
+constexpr const char* kIndexFaultTexts[] = {
+#define NGRAM_NPU_FAULT(name, text) text,
+    NGRAM_NPU_INDEX_FAULTS(NGRAM_NPU_FAULT)
+#undef NGRAM_NPU_FAULT
+};
+
+}  // namespace ngram_npu
+
 // The words of an index with that many slots and pages; 0 if that is too large.
 NGRAM_NPU_EXPORT int64_t ngram_npu_cpu_ngram_index_words(int64_t num_slots, int64_t num_pages);
 // The pages that `tokens` tokens in at most num_slots rows need, for text or (any_data) for any tokens; 0 if an index
@@ -14,8 +51,7 @@ NGRAM_NPU_EXPORT int64_t ngram_npu_cpu_ngram_index_pages(int64_t tokens, int64_t
                                                          int64_t max_n, bool any_data, bool ladder, bool outcomes);
 // Makes an empty index from `words` ZEROED words. kInvalidParams if they are too few for one page.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_init(int32_t* index, int64_t words, int64_t num_slots);
-// Checks what needs no tokens: returns 0 or the number of the broken rule (core/ngram_index_faults.h); *where is the
-// slot or page.
+// Checks what needs no tokens: returns 0 or an IndexFault; *where is the slot or page.
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_check(const int32_t* index, int64_t words, int64_t* where);
 // Checks one slot against its row: every entry is where its gram hashes to, records the right occurrence, and obeys the
 // lazy rule (ngram_index_table.h).

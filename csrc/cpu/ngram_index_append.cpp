@@ -1,6 +1,6 @@
-#include "core/ngram_index_append.h"
-
-#include "cpu/ngram_index_slot.h"
+#include "core/drafting.h"
+#include "cpu/ngram_index_arena.h"
+#include "cpu/ngram_store_intake.h"
 #include "cpu/parallel.h"
 
 using namespace ngram_npu;
@@ -25,36 +25,52 @@ bool names_a_slot_twice(const NgramIndexAppendParams& p, const cpu::Arena& arena
   return twice;
 }
 
-void append_row(const NgramIndexAppendParams& p, const cpu::Arena& arena, const cpu::IndexTable& table, int64_t i) {
+// Indexes at most `budget` tokens, without a limit if that is negative. Returns their number.
+int64_t append_row(const NgramIndexAppendParams& p, const cpu::Arena& arena, const cpu::IndexTable& table, int64_t i,
+                   int64_t budget) {
   const int64_t row = p.row_indices[i];
   const int64_t slot = slot_of(p, i);
-  if (!p.token_ids.has(row) || slot < 0 || slot >= arena.num_slots) return;
+  if (!p.token_ids.has(row) || slot < 0 || slot >= arena.num_slots) return 0;
   const int64_t length = p.num_tokens[row];
-  if (length < 0 || length > p.token_ids.capacity || length > index::kMaxIndexedTokens) return;
+  if (length < 0 || length > p.token_ids.capacity || length > index::kMaxIndexedTokens) return 0;
   const cpu::IndexOptions options{p.min_n, p.max_n, p.match_policy, p.ladder, p.outcomes};
   const int32_t* tokens = p.token_ids[row];
   const uint32_t slot_id = static_cast<uint32_t>(slot);
-  const uint32_t upto = static_cast<uint32_t>(length);
-  if (!cpu::prepare_slot(arena, slot_id, options, tokens, upto)) return;
+  uint32_t upto = static_cast<uint32_t>(length);
+  if (!cpu::prepare_slot(arena, slot_id, options, tokens, upto)) return 0;
   const uint32_t readable = static_cast<uint32_t>(smaller<int64_t>(p.token_ids.capacity, index::kMaxIndexedTokens));
   const uint32_t done = arena.slot(slot_id)[index::kSlotLength];
-  if (done >= upto) return;
+  if (budget >= 0) upto = static_cast<uint32_t>(smaller<int64_t>(upto, done + budget));
+  if (done >= upto) return 0;
   if (!table.extend(arena, options, slot_id, tokens, readable, done, upto)) cpu::give_up_slot(arena, slot_id);
   cpu::note_indexed(arena, slot_id, tokens, upto);
+  return upto - done;
+}
+
+void append_rows(const NgramIndexAppendParams& p, int64_t budget) {
+  cpu::Arena arena;
+  if (!p.ladder && p.max_n - p.min_n >= index::kMaxLevels) return;
+  if (!cpu::open_arena(p.index.words, p.index.num_words, &arena)) return;
+  const cpu::IndexTable& table = cpu::index_table();
+  // Building takes about 15 times as long as a scan, so threads pay for shorter rows.
+  constexpr int64_t kScansPerBuild = 16;
+  const int64_t tokens = kScansPerBuild * cpu::tokens_to_read(p.token_ids, p.num_tokens, p.row_indices, p.batch);
+  const bool alone = budget >= 0 || p.executor == nullptr || names_a_slot_twice(p, arena);
+  cpu::for_each_row(alone ? nullptr : p.executor, p.batch, tokens, [&](int64_t i) {
+    const int64_t indexed = append_row(p, arena, table, i, budget);
+    if (budget >= 0) budget -= indexed;
+  });
 }
 
 }  // namespace
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_append_(const NgramIndexAppendParams* params, void*) {
-  const NgramIndexAppendParams& p = *params;
-  cpu::Arena arena;
-  if (!p.ladder && p.max_n - p.min_n >= index::kMaxLevels) return kOk;
-  if (!cpu::open_arena(p.index.words, p.index.num_words, &arena)) return kOk;
-  const cpu::IndexTable& table = cpu::index_table();
-  // Building takes about 15 times as long as a scan, so threads pay for shorter rows.
-  constexpr int64_t kScansPerBuild = 16;
-  const int64_t tokens = kScansPerBuild * cpu::tokens_to_read(p.token_ids, p.num_tokens, p.row_indices, p.batch);
-  const Executor* executor = p.executor != nullptr && !names_a_slot_twice(p, arena) ? p.executor : nullptr;
-  cpu::for_each_row(executor, p.batch, tokens, [&](int64_t i) { append_row(p, arena, table, i); });
+  append_rows(*params, -1);
+  return kOk;
+}
+
+int32_t ngram_npu_cpu_take_in(const TakeInParams* params) {
+  append_rows(params->index, params->catch_up_tokens);
+  cpu::take_in(params->store);
   return kOk;
 }

@@ -57,6 +57,14 @@ struct IndexOptions {
   bool outcomes;
 };
 
+// Prepares the slot to continue with this row: options, length and last tokens must agree, otherwise it is emptied.
+// `known` is the number of tokens in the row before this call. Returns whether the slot is usable.
+bool prepare_slot(const Arena& arena, uint32_t slot_id, const IndexOptions& options, const int32_t* tokens,
+                  uint32_t known);
+
+// Records that the slot has indexed the first `length` tokens.
+void note_indexed(const Arena& arena, uint32_t slot_id, const int32_t* tokens, uint32_t length);
+
 // One row to look up: the ends from `first` on are not indexed yet; the last one, length - 1, is looked up.
 struct IndexQuery {
   const int32_t* tokens;

@@ -1,21 +1,17 @@
 #include "core/ngram_index_propose.h"
 
-#include "cpu/ngram_index_drafter.h"
+#include "cpu/propose_row.h"
 
 using namespace ngram_npu;
 
-namespace {
-
-cpu::GrownRow as_it_stands(const NgramProposeParams& p, int64_t i) {
-  const LiveRow live = live_row(p, i);
-  return {live.row, live.length, live.length, larger<int64_t>(live.length - kMaxSampledWidth, 0), live.row >= 0};
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_propose_(const NgramIndexProposeParams* params, void*) {
+  const NgramIndexProposeParams& p = *params;
+  cpu::ProposeDrafter(p.propose, p.index, p.catch_up_tokens, p.ladder, {}).run();
+  return kOk;
 }
 
-}  // namespace
-
-NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_propose_(const NgramIndexProposeParams* params, void*) {
-  cpu::IndexDrafter<NgramProposeParams, as_it_stands>(params->propose, params->index, params->catch_up_tokens,
-                                                      params->ladder)
-      .run();
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_draft(const DraftParams* params) {
+  const NgramIndexProposeParams& p = params->lookup;
+  cpu::ProposeDrafter(p.propose, p.index, p.catch_up_tokens, p.ladder, params->store).run();
   return kOk;
 }

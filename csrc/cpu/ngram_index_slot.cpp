@@ -1,8 +1,8 @@
-#include "cpu/ngram_index_slot.h"
-
+// The state of a slot's row, and whether the row is still the one that was indexed.
 #include <cstring>
 
 #include "cpu/ngram_index.h"
+#include "cpu/ngram_index_arena.h"
 
 namespace ngram_npu::cpu {
 

@@ -1,30 +1,11 @@
 #include "core/ngram_index_step.h"
 
-#include <cstring>
-
-#include "cpu/ngram_index_drafter.h"
+#include "cpu/step_row.h"
 
 using namespace ngram_npu;
 
-namespace {
-
-cpu::GrownRow append(const NgramStepParams& p, int64_t i) {
-  const Accepted a = accept(p, i);
-  const int64_t length = a.old_length + a.num_appended;
-  p.next_token_ids[i] = a.next_token;
-  p.num_sampled[i] = static_cast<int32_t>(a.num_sampled);
-  if (a.num_appended > 0) {
-    int32_t* to = p.token_ids[a.row] + a.old_length;
-    std::memcpy(to, p.sampled_token_ids[i], static_cast<size_t>(a.num_appended) * sizeof(int32_t));
-    if (p.advance) p.num_tokens[a.row] = static_cast<int32_t>(length);
-  }
-  return {a.row, length, a.old_length, a.old_length, drafts(a)};
-}
-
-}  // namespace
-
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_step_(const NgramIndexStepParams* params, void*) {
-  cpu::IndexDrafter<NgramStepParams, append>(params->step, params->index, params->catch_up_tokens, params->ladder)
-      .run();
+  const NgramIndexStepParams& p = *params;
+  cpu::StepDrafter(p.step, p.index, p.catch_up_tokens, p.ladder, {}).run();
   return kOk;
 }

@@ -1,4 +1,7 @@
-// Operations on the store's tensor: allocating blocks, finding grams, entering tokens.
+// Operations on the store's tensor: allocating blocks, finding grams, entering tokens; and the calls that make, check
+// and clear a store. The operators themselves are in ngram_store_{step,finish}.cpp.
+//
+// A store with an invalid header is not an error, because its contents are data: the operators do nothing.
 #pragma once
 
 #include <cstddef>
@@ -119,3 +122,49 @@ void prefetch_hit(const Store& store, const GramKeys& keys, uint32_t level);
 void close_slot(const Store& store, uint32_t slot_id, Entering* entering);
 
 }  // namespace ngram_npu::cpu
+
+namespace ngram_npu {
+
+// What ngram_npu_cpu_ngram_store_check finds.
+#define NGRAM_NPU_STORE_FAULTS(X)                                                                    \
+  X(None, "")                                                                                        \
+  X(Header, "the header does not match the tensor's size; was the tensor made by NgramStore?")       \
+  X(Slot, "a slot's block belongs to another request, or has more tokens than the slot")             \
+  X(Block, "a block is not where its serial number leads, or its serial number was not assigned")    \
+  X(Fill, "a block's number of tokens exceeds its size")                                             \
+  X(Link, "a block does not follow the one that it names as its previous one, or has another scope") \
+  X(Place, "an entry points beyond the text, or to text that was cleared")                           \
+  X(Key, "an entry is not where its gram leads")                                                     \
+  X(Counts, "an entry was wrong more often than its rule allows")                                    \
+  X(Twice, "a gram has two entries")
+
+enum StoreFault : int32_t {
+#define NGRAM_NPU_FAULT(name, text) kStoreFault##name,
+  NGRAM_NPU_STORE_FAULTS(NGRAM_NPU_FAULT)
+#undef NGRAM_NPU_FAULT
+};
+
+constexpr const char* kStoreFaultTexts[] = {
+#define NGRAM_NPU_FAULT(name, text) text,
+    NGRAM_NPU_STORE_FAULTS(NGRAM_NPU_FAULT)
+#undef NGRAM_NPU_FAULT
+};
+
+}  // namespace ngram_npu
+
+// The offsets of a store's parts in words: slots, heads, lines, tokens, bytes, end. All 0 if a store cannot have these
+// sizes.
+NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits,
+                                                      int64_t parts[6]);
+// Makes an empty store from `words` ZEROED words. kInvalidParams if they are too few for these sizes.
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_init(int32_t* store, int64_t words, int64_t num_slots,
+                                                        int64_t num_blocks, int64_t line_bits, uint32_t visibility);
+// Returns 0 or a StoreFault; *where is the slot, block or entry.
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_check(const int32_t* store, int64_t words, int64_t* where);
+// Writes the number of tokens held, of live blocks, and of slots with an open request.
+NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_held(const int32_t* store, int64_t words, int64_t held[3]);
+// Locks the store for the caller, as operators do; false if another call holds the lock, or it is not a store.
+NGRAM_NPU_EXPORT bool ngram_npu_cpu_ngram_store_take(int32_t* store, int64_t words);
+NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_give_back(int32_t* store, int64_t words);
+// Wipes the text of a scope, or (null) of all. The caller holds the lock.
+NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_clear(int32_t* store, int64_t words, const int64_t* scope);

@@ -1,9 +1,6 @@
-#include "cpu/ngram_store_life.h"
-
 #include <algorithm>
 #include <vector>
 
-#include "core/ngram_store_faults.h"
 #include "cpu/ngram_store.h"
 
 using namespace ngram_npu;

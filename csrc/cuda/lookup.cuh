@@ -1,4 +1,4 @@
-// The lookup without an index on a GPU: the batch's rows are divided into tiles, which are distributed evenly to one
+// The lookup on a GPU: the batch's rows are divided into tiles, which are distributed evenly to one
 // wave of blocks; the last block to finish a row has its result. Why it is built this way: docs/design/cuda.md.
 #pragma once
 
@@ -36,20 +36,6 @@ struct LiveTokens {
 
   __device__ int32_t operator[](int32_t i) const { return i < in_row ? global(row)[i] : global(sampled)[i - in_row]; }
 };
-
-// A row's tokens, with none to be appended.
-template <class Params>
-__device__ LiveTokens whole_row(const Params& p, const LiveRow& live) {
-  const auto length = static_cast<int32_t>(live.length);
-  return {p.token_ids[live.row], p.token_ids[live.row], length, length};
-}
-
-// A row and what it gets in this step, wherever that is now; nothing where the request asks for no lookup.
-__device__ inline LiveTokens grown_tokens(const NgramStepParams& p, int64_t i, const Accepted& a, bool asks) {
-  if (!asks) return {p.token_ids.data, p.sampled_token_ids.data, 0, 0};
-  return {p.token_ids[a.row], p.sampled_token_ids[i], static_cast<int32_t>(a.old_length),
-          static_cast<int32_t>(a.old_length + a.num_appended)};
-}
 
 // leading_run(), with one load a lane instead of a chain of them.
 __device__ inline int64_t leading_run_by_warp(const int32_t* sampled, int64_t width, int64_t vocab_size) {
@@ -354,19 +340,22 @@ __device__ void look_up_all(const Lookup& lookup, const Params& p, LookupBlock& 
   }
 }
 
-// Request i's draft and its two counts, by one thread a slot.
+// Request i's draft and its two counts, by one thread a slot. `unused` is for places that nothing is read for.
 template <class Params>
-__device__ void write_draft(const Params& p, int64_t i, const LiveTokens& tokens, Occurrence found, int32_t* num_draft,
-                            int32_t* match_len) {
+__device__ void write_draft(const Params& p, int64_t i, const LiveTokens& tokens, Occurrence found, int32_t unused) {
   const int64_t count = num_drafts(found, tokens.length, p.lookup);
   const uint32_t j = threadIdx.x, end = static_cast<uint32_t>(found.end), length = static_cast<uint32_t>(tokens.length);
   if (j < p.lookup.k) {
-    p.draft_token_ids[i * p.lookup.k + j] =
-        j < count ? tokens[static_cast<int32_t>(draft_source(end, length, j))] : unused_token(p, i);
+    const bool read = j < readable_drafts(found, tokens.length, count, p.lookup);
+    p.draft_token_ids.set(i, j, read ? tokens[static_cast<int32_t>(draft_source(end, length, j))] : unused);
+    if (p.draft_costs.data != nullptr) {
+      const CostsByMatch costs{p.lookup.match_costs, found.len};
+      p.draft_costs.data[i * p.draft_costs.stride + j] = j < count ? costs[j] : kNoCost;
+    }
   }
   if (j == 0) {
-    *num_draft = static_cast<int32_t>(count);
-    *match_len = reported_len(found, count);
+    p.num_draft_tokens[i] = static_cast<int32_t>(count);
+    p.match_len[i] = reported_len(found, count);
   }
 }
 
@@ -385,14 +374,10 @@ int64_t lookup_workspace(void (*kernel)(Params), const Params& p) {
 }
 
 template <class Params>
-bool can_launch_lookup(dim3 grid, const Params& p) {
-  return grid.x == 1 || (grid.x > 1 && p.workspace != nullptr);
-}
-
-template <class Params>
 int32_t launch_lookup(void (*kernel)(Params), const Params& p, void* stream) {
   const dim3 grid = lookup_grid(kernel, p);
-  return can_launch_lookup(grid, p) ? launch(kernel, grid, kLookupThreads, stream, p) : kInvalidParams;
+  if (grid.x < 1 || (grid.x > 1 && p.workspace == nullptr)) return kInvalidParams;
+  return launch(kernel, grid, kLookupThreads, stream, p);
 }
 
 }  // namespace ngram_npu::cuda

@@ -11,9 +11,13 @@ struct ProposeLookup {
     const LiveRow live = live_row(p, i);
     return may_draft(live.length, p.token_ids.capacity, p.lookup) ? live.length : 0;
   }
-  __device__ LiveTokens tokens(int64_t i) const { return whole_row(p, length(i) > 0 ? live_row(p, i) : LiveRow{}); }
+  __device__ LiveTokens tokens(int64_t i) const {
+    const LiveRow live = length(i) > 0 ? live_row(p, i) : LiveRow{};
+    const auto count = static_cast<int32_t>(live.length);
+    return {p.token_ids[live.row], p.token_ids[live.row], count, count};
+  }
   __device__ void finish(int64_t i, const LiveTokens& tokens, Occurrence found) const {
-    write_draft(p, i, tokens, found, p.num_draft_tokens + i, p.match_len + i);
+    write_draft(p, i, tokens, found, unused_token(p, i));
   }
   __device__ void settle(int64_t) const {}
 };

@@ -28,13 +28,15 @@ struct StepLookup {
     __syncthreads();
     const Accepted a = accept(p, i, block.live, block.num_sampled);
     const bool asks = drafts(a) && may_draft(a.old_length + a.num_appended, p.token_ids.capacity, p.lookup);
-    return grown_tokens(p, i, a, asks);
+    if (!asks) return {p.token_ids.data, p.sampled_token_ids.data, 0, 0};
+    return {p.token_ids[a.row], p.sampled_token_ids[i], static_cast<int32_t>(a.old_length),
+            static_cast<int32_t>(a.old_length + a.num_appended)};
   }
   // No block reads the row's end, so it may be written before the others are done.
   __device__ void finish(int64_t i, const LiveTokens& tokens, Occurrence found) const {
     const Accepted a = accept(p, i, block.live, block.num_sampled);  // again: held all along it costs registers
     const uint32_t thread = threadIdx.x;
-    write_draft(p, i, tokens, found, p.num_draft_tokens + i, p.match_len + i);
+    write_draft(p, i, tokens, found, unused_token(p, a));
     if (thread < a.num_appended) p.token_ids[a.row][a.old_length + thread] = p.sampled_token_ids[i][thread];
     if (thread == 0) {
       p.next_token_ids[i] = a.next_token;

@@ -169,6 +169,11 @@ const uint8_t* Arguments::mask(const std::optional<TensorView>& view, int64_t si
   return static_cast<const uint8_t*>(view->data);
 }
 
+void Arguments::on_host(const char* because) const {
+  const TensorView& first = seen_.front().view;
+  if (first.device.type != 0) fail(first.name, std::string("device cpu (") + because + ")", name_of(first.device));
+}
+
 void Arguments::absent(const std::optional<TensorView>& view, const char* because) {
   if (view) fail(view->name, std::string("None (") + because + ")", "a tensor");
 }
@@ -193,9 +198,6 @@ void Arguments::ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy) 
 
 void Arguments::index_span(int64_t min_n, int64_t max_n, int64_t match_policy, bool ladder) {
   if (ladder) {
-    if (const Device& device = seen_.front().view.device; device.type != 0) {
-      fail("ladder", "False on " + name_of(device), "True");
-    }
     scalar("min_n", min_n, 1, 1);
     scalar("max_n", max_n, kLadderMaxN, kLadderMaxN);
     scalar("match_policy", match_policy, kLatest, kLatest);
@@ -205,10 +207,33 @@ void Arguments::index_span(int64_t min_n, int64_t max_n, int64_t match_policy, b
 }
 
 LookupOptions Arguments::lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap,
-                                int64_t max_len) {
+                                int64_t max_len, bool fill) {
   ngram_range(min_n, max_n, match_policy);
-  scalar("k", k, 1, kMaxDraftTokens);
-  return {min_n, max_n, k, max_len, static_cast<int32_t>(match_policy), overlap};
+  scalar("k", k, 0, kMaxDraftTokens);
+  return {min_n, max_n, k, max_len, static_cast<int32_t>(match_policy), overlap, fill, nullptr, 0};
+}
+
+void Arguments::scan_costs(LookupOptions* options, const std::optional<TensorView>& match_costs, int64_t cost_limit) {
+  scalar("cost_limit", cost_limit, 0, INT32_MAX);
+  options->cost_limit = cost_limit;
+  if (!match_costs) return;
+  vector(*match_costs, {DType::kUInt8}, kCostRows);
+  options->match_costs = static_cast<const uint8_t*>(match_costs->data);
+}
+
+DraftRows Arguments::drafts(const TensorView& view, int64_t batch) {
+  matrix(view, {DType::kInt32, DType::kInt64}, kWrite);
+  shape(view, batch, view.sizes[1]);
+  scalar("draft_token_ids width", view.sizes[1], 0, kMaxDraftTokens);
+  return {view.data, view.strides[0], static_cast<int32_t>(view.item_bytes)};
+}
+
+DraftCosts Arguments::draft_costs(const std::optional<TensorView>& view, int64_t batch, int64_t k, bool allowed,
+                                  const char* because) {
+  if (!allowed) absent(view, because);
+  if (!view) return {nullptr, 0};
+  const auto written = costs(*view, batch, k, kWrite);
+  return {written.data, written.stride};
 }
 
 void Arguments::shape(const TensorView& view, int64_t rows, int64_t columns) const {
@@ -229,19 +254,10 @@ const uint8_t* Arguments::cost_table(const TensorView& view, int64_t columns) {
   return table.data;
 }
 
-LadderOptions Arguments::ladder(bool on, const std::optional<TensorView>& costs_given, int64_t cost_limit,
-                                const std::optional<TensorView>& draft_costs, int64_t batch, int64_t k) {
-  LadderOptions options{on, nullptr, cost_limit, nullptr, 0};
+LadderOptions Arguments::ladder(bool on, const std::optional<TensorView>& costs_given, int64_t cost_limit) {
   scalar("cost_limit", cost_limit, 0, INT32_MAX);
   if (!on) absent(costs_given, "without ladder");
-  if (!costs_given) absent(draft_costs, "without costs");
-  if (costs_given) options.costs = cost_table(*costs_given, kCostColumns);
-  if (draft_costs) {
-    const auto written = costs(*draft_costs, batch, k, kWrite);
-    options.draft_costs = written.data;
-    options.draft_costs_stride = written.stride;
-  }
-  return options;
+  return {on, costs_given ? cost_table(*costs_given, kCostColumns) : nullptr, cost_limit};
 }
 
 // Products stay below 2**31, so that a device may hold them in 32 bits.
@@ -285,7 +301,7 @@ void Arguments::disjoint() const {
 }
 
 int64_t workspace_words(std::string_view op, int64_t batch) {
-  for (const std::string_view lookup : {"ngram_propose", "ngram_step_", "ngram_index_propose_", "ngram_index_step_"}) {
+  for (const std::string_view lookup : {"ngram_propose_", "ngram_step_"}) {
     if (op == lookup) return lookup_workspace_words(batch);
   }
   return op == "correct_spec_state_" ? kCorrectSpecStateWorkspaceWords : -1;

@@ -105,6 +105,7 @@ class Arguments {
   IndexArray row_indices(const std::optional<TensorView>& view, const char* batch_of, int64_t batch, int64_t limit,
                          const char* limit_of);
   const uint8_t* mask(const std::optional<TensorView>& view, int64_t size);
+  void on_host(const char* because) const;
   void absent(const std::optional<TensorView>& view, const char* because);
 
   void scalar(const char* name, int64_t value, int64_t low, int64_t high);
@@ -112,9 +113,15 @@ class Arguments {
   void ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy);
   // Checks that an index can hold n-grams of these lengths; those of a ladder are fixed.
   void index_span(int64_t min_n, int64_t max_n, int64_t match_policy, bool ladder);
-  LadderOptions ladder(bool on, const std::optional<TensorView>& costs, int64_t cost_limit,
-                       const std::optional<TensorView>& draft_costs, int64_t batch, int64_t k);
-  LookupOptions lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len);
+  LadderOptions ladder(bool on, const std::optional<TensorView>& costs, int64_t cost_limit);
+  LookupOptions lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len,
+                       bool fill);
+  // [kCostRows] uint8, or none: a scan's drafts are not cut by cost.
+  void scan_costs(LookupOptions* options, const std::optional<TensorView>& match_costs, int64_t cost_limit);
+  // A written [batch, any] matrix of token ids, int32 or int64.
+  DraftRows drafts(const TensorView& view, int64_t batch);
+  DraftCosts draft_costs(const std::optional<TensorView>& view, int64_t batch, int64_t k, bool allowed,
+                         const char* because);
   void slot_layout(const SlotLayout& layout);
   // Checks a workspace for a kernel that needs `words` words.
   void usable_workspace(const TensorView& view, int64_t words) const;

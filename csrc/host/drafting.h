@@ -29,7 +29,7 @@ struct DraftOutputs {
       : draft_token_ids(call.empty(p.batch, p.lookup.k)),
         num_draft_tokens(call.empty(p.batch)),
         match_len(call.empty(p.batch)) {
-    p.draft_token_ids = call.data(draft_token_ids);
+    p.draft_token_ids = {call.data(draft_token_ids), p.lookup.k, sizeof(int32_t)};
     p.num_draft_tokens = call.data(num_draft_tokens);
     p.match_len = call.data(match_len);
   }
@@ -45,8 +45,11 @@ void check_rows(F& call, Params& p, In<F> token_ids, In<F> num_tokens, Optional<
   p.batch = rows ? rows->sizes[0] : p.token_ids.rows;
 }
 
+constexpr const char* kIndexOnHost = "the index is in host memory; other devices scan";
+
 template <class F>
 IndexAccess check_index(F& call, In<F> index, Optional<F> slot_indices, int64_t batch) {
+  call.on_host(kIndexOnHost);
   const TensorView view = call("index", index);
   int32_t* words = call.written_int32s(view, -1);
   return {words, view.sizes[0], call.indices(call("slot_indices", slot_indices), batch)};
@@ -81,44 +84,61 @@ NgramProposeParams check_propose(F& call, In<F> token_ids, In<F> num_tokens, Opt
 }
 
 template <class Operator, class F>
-auto run_propose(F& call, typename Operator::Params& all, NgramProposeParams& p,
-                 const std::optional<TensorView>& workspace) {
+auto run_propose(F& call, typename Operator::Params& all, NgramProposeParams& p) {
   DraftOutputs<F> drafts(call, p);
-  run_lookup<Operator>(call, all, p, workspace);
+  run_lookup<Operator>(call, all, p, {});
   return call.results(drafts.draft_token_ids, drafts.num_draft_tokens, drafts.match_len);
 }
 
 template <class F>
 auto ngram_propose(In<F> token_ids, In<F> num_tokens, Optional<F> row_indices, Optional<F> num_sampled, int64_t min_n,
-                   int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len, Optional<F> workspace,
-                   bool fill) {
+                   int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len,
+                   Optional<F> match_costs, int64_t cost_limit, bool fill) {
   F call("ngram_propose");
   NgramProposeParams p = check_propose(call, token_ids, num_tokens, row_indices, num_sampled);
-  p.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len);
-  p.fill = fill;
+  p.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len, fill);
+  call.scan_costs(&p.lookup, call("match_costs", match_costs), cost_limit);
+  call.disjoint();
+  return run_propose<ngram_propose_op>(call, p, p);
+}
+
+template <class F>
+void ngram_propose_(In<F> token_ids, In<F> num_tokens, Optional<F> row_indices, Optional<F> num_sampled, int64_t min_n,
+                    int64_t max_n, int64_t match_policy, bool overlap, int64_t max_len, Optional<F> match_costs,
+                    int64_t cost_limit, bool fill, In<F> draft_token_ids, In<F> num_draft_tokens, In<F> match_len,
+                    Optional<F> draft_costs, Optional<F> workspace) {
+  F call("ngram_propose_");
+  NgramProposeParams p = check_propose(call, token_ids, num_tokens, row_indices, num_sampled);
+  const TensorView drafts = call("draft_token_ids", draft_token_ids);
+  p.draft_token_ids = call.drafts(drafts, p.batch);
+  p.lookup = call.lookup(min_n, max_n, drafts.sizes[1], match_policy, overlap, max_len, fill);
+  call.scan_costs(&p.lookup, call("match_costs", match_costs), cost_limit);
+  p.num_draft_tokens = call.written_int32s(call("num_draft_tokens", num_draft_tokens), p.batch);
+  p.match_len = call.written_int32s(call("match_len", match_len), p.batch);
+  p.draft_costs = call.draft_costs(call("draft_costs", draft_costs), p.batch, p.lookup.k,
+                                   p.lookup.match_costs != nullptr, "without match_costs");
   const auto memory = check_workspace(call, workspace);
   call.disjoint();
-  return run_propose<ngram_propose_op>(call, p, p, memory);
+  run_lookup<ngram_propose_op>(call, p, p, memory);
 }
 
 template <class F>
 auto ngram_index_propose_(In<F> token_ids, In<F> num_tokens, In<F> index, Optional<F> row_indices,
                           Optional<F> slot_indices, Optional<F> num_sampled, int64_t min_n, int64_t max_n, int64_t k,
-                          int64_t match_policy, bool overlap, int64_t max_len, Optional<F> workspace, bool ladder,
-                          Optional<F> costs, int64_t cost_limit, Optional<F> draft_costs, bool fill) {
+                          int64_t match_policy, bool overlap, int64_t max_len, bool ladder, Optional<F> costs,
+                          int64_t cost_limit, Optional<F> draft_costs, bool fill) {
   F call("ngram_index_propose_");
   NgramIndexProposeParams p{};
   p.propose = check_propose(call, token_ids, num_tokens, row_indices, num_sampled);
-  p.propose.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len);
-  p.propose.fill = fill;
+  p.propose.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len, fill);
   call.index_span(min_n, max_n, match_policy, ladder);
   p.index = check_index(call, index, slot_indices, p.propose.batch);
   p.catch_up_tokens = kNgramIndexCatchUpTokens;
-  p.ladder =
-      call.ladder(ladder, call("costs", costs), cost_limit, call("draft_costs", draft_costs), p.propose.batch, k);
-  const auto memory = check_workspace(call, workspace);
+  p.ladder = call.ladder(ladder, call("costs", costs), cost_limit);
+  p.propose.draft_costs = call.draft_costs(call("draft_costs", draft_costs), p.propose.batch, k,
+                                           p.ladder.costs != nullptr, "without costs");
   call.disjoint();
-  return run_propose<ngram_index_propose__op>(call, p, p.propose, memory);
+  return run_propose<ngram_index_propose__op>(call, p, p.propose);
 }
 
 // Arguments that ngram_step_ and ngram_index_step_ share.
@@ -139,7 +159,8 @@ NgramStepParams check_step(F& call, In<F> token_ids, In<F> num_tokens, In<F> sam
 }
 
 template <class Operator, class F>
-auto run_step(F& call, typename Operator::Params& all, NgramStepParams& p, const std::optional<TensorView>& workspace) {
+auto run_step(F& call, typename Operator::Params& all, NgramStepParams& p,
+              const std::optional<TensorView>& workspace = {}) {
   auto next_token_ids = call.empty(p.batch);
   auto num_sampled = call.empty(p.batch);
   DraftOutputs<F> drafts(call, p);
@@ -152,11 +173,15 @@ auto run_step(F& call, typename Operator::Params& all, NgramStepParams& p, const
 template <class F>
 auto ngram_step_(In<F> token_ids, In<F> num_tokens, In<F> sampled_token_ids, Optional<F> discard,
                  Optional<F> row_indices, bool advance, int64_t vocab_size, int64_t min_n, int64_t max_n, int64_t k,
-                 int64_t match_policy, bool overlap, int64_t max_len, Optional<F> workspace) {
+                 int64_t match_policy, bool overlap, int64_t max_len, Optional<F> match_costs, int64_t cost_limit,
+                 bool fill, Optional<F> draft_costs, Optional<F> workspace) {
   F call("ngram_step_");
   NgramStepParams p =
       check_step(call, token_ids, num_tokens, sampled_token_ids, discard, row_indices, advance, vocab_size);
-  p.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len);
+  p.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len, fill);
+  call.scan_costs(&p.lookup, call("match_costs", match_costs), cost_limit);
+  p.draft_costs = call.draft_costs(call("draft_costs", draft_costs), p.batch, k, p.lookup.match_costs != nullptr,
+                                   "without match_costs");
   const auto memory = check_workspace(call, workspace);
   call.disjoint();
   return run_step<ngram_step__op>(call, p, p, memory);
@@ -166,19 +191,19 @@ template <class F>
 auto ngram_index_step_(In<F> token_ids, In<F> num_tokens, In<F> sampled_token_ids, In<F> index, Optional<F> discard,
                        Optional<F> row_indices, Optional<F> slot_indices, bool advance, int64_t vocab_size,
                        int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len,
-                       Optional<F> workspace, bool ladder, Optional<F> costs, int64_t cost_limit,
-                       Optional<F> draft_costs) {
+                       bool ladder, Optional<F> costs, int64_t cost_limit, Optional<F> draft_costs, bool fill) {
   F call("ngram_index_step_");
   NgramIndexStepParams p{};
   p.step = check_step(call, token_ids, num_tokens, sampled_token_ids, discard, row_indices, advance, vocab_size);
-  p.step.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len);
+  p.step.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len, fill);
   call.index_span(min_n, max_n, match_policy, ladder);
   p.index = check_index(call, index, slot_indices, p.step.batch);
   p.catch_up_tokens = kNgramIndexCatchUpTokens;
-  p.ladder = call.ladder(ladder, call("costs", costs), cost_limit, call("draft_costs", draft_costs), p.step.batch, k);
-  const auto memory = check_workspace(call, workspace);
+  p.ladder = call.ladder(ladder, call("costs", costs), cost_limit);
+  p.step.draft_costs =
+      call.draft_costs(call("draft_costs", draft_costs), p.step.batch, k, p.ladder.costs != nullptr, "without costs");
   call.disjoint();
-  return run_step<ngram_index_step__op>(call, p, p.step, memory);
+  return run_step<ngram_index_step__op>(call, p, p.step);
 }
 
 template <class F>
@@ -210,6 +235,7 @@ void ngram_index_reset_(In<F> index, In<F> slot_indices) {
   NgramIndexResetParams p{};
   const TensorView words = call("index", index);
   p.index.words = call.written_int32s(words, -1);
+  call.on_host(kIndexOnHost);
   p.index.num_words = words.sizes[0];
   const TensorView slots = call("slot_indices", slot_indices);
   p.index.slot_indices = call.indices(slots, -1);

@@ -21,7 +21,8 @@ StoreAccess check_store(F& call, In<F> store) {
 template <class F>
 void ngram_store_step_(In<F> token_ids, In<F> num_tokens, In<F> num_sampled, In<F> store, Optional<F> row_indices,
                        Optional<F> slot_indices, Optional<F> scopes, In<F> draft_token_ids, In<F> num_draft_tokens,
-                       In<F> match_len, In<F> draft_costs, int64_t max_len, In<F> costs, int64_t cost_limit) {
+                       In<F> match_len, In<F> draft_costs, int64_t max_len, In<F> costs, int64_t cost_limit,
+                       bool fill) {
   F call("ngram_store_step_");
   NgramStoreStepParams p{};
   p.token_ids = call.template rows<const int32_t>(call("token_ids", token_ids));
@@ -45,6 +46,7 @@ void ngram_store_step_(In<F> token_ids, In<F> num_tokens, In<F> num_sampled, In<
   p.costs = call.cost_table(call("costs", costs), store::kStoreCostColumns);
   call.scalar("cost_limit", cost_limit, 0, INT32_MAX);
   p.cost_limit = cost_limit;
+  p.fill = fill;
   call.disjoint();
   if (p.batch > 0) call.template run<ngram_store_step__op>(p);
 }

@@ -1,15 +1,12 @@
-// Making, sizing, checking and reading an index, for NgramIndex and DeviceNgramIndex (python/ngram_npu/index.py).
-#include "numpy/index_tools.h"
-
+// Making, sizing, checking and reading an index, for NgramIndex (python/ngram_npu/index.py).
 #include <utility>
 #include <vector>
 
-#include "core/ngram_index_device_layout.h"
 #include "core/ngram_index_layout.h"
 #include "cpu/ngram_index.h"
-#include "host/device_index.h"
 #include "host/drafting.h"
 #include "numpy/front_end.h"
+#include "numpy/module.h"
 
 namespace ngram_npu::numpy {
 namespace {
@@ -20,28 +17,6 @@ host::TensorView index_view(const char* op, py::handle index, host::Arguments::A
   call.vector(view, {host::DType::kInt32}, -1, access);
   return view;
 }
-
-// The result of check(index, words, slot, tokens, num_tokens).
-template <class Check>
-int32_t check_index_row(const char* op, py::handle index, int64_t slot, py::handle tokens, const Check& check) {
-  const host::TensorView view = index_view(op, index, host::Arguments::kRead);
-  NumpyCall call(op);
-  const host::TensorView row = call("tokens", tokens);
-  const int32_t* data = call.int32s(row, -1);
-  return static_cast<int32_t>(check(static_cast<const int32_t*>(view.data), view.sizes[0], slot, data, row.sizes[0]));
-}
-
-// The header's words by name; 0 for words beyond the tensor.
-template <size_t kCount>
-py::dict header_words(const char* op, py::handle index, const std::pair<const char*, int> (&names)[kCount]) {
-  const host::TensorView view = index_view(op, index, host::Arguments::kRead);
-  const auto* words = static_cast<const uint32_t*>(view.data);
-  py::dict found;
-  for (const auto& [name, word] : names) found[name] = word < view.sizes[0] ? words[word] : 0;
-  return found;
-}
-
-// Functions for an index in host memory.
 
 void index_init(py::handle index, int64_t num_slots) {
   constexpr const char* op = "index_init";
@@ -60,7 +35,13 @@ std::pair<int32_t, int64_t> index_check(py::handle index) {
 }
 
 int32_t index_check_row(py::handle index, int64_t slot, py::handle tokens) {
-  return check_index_row("index_check_row", index, slot, tokens, ngram_npu_cpu_ngram_index_check_row);
+  constexpr const char* op = "index_check_row";
+  const host::TensorView view = index_view(op, index, host::Arguments::kRead);
+  NumpyCall call(op);
+  const host::TensorView row = call("tokens", tokens);
+  const int32_t* data = call.int32s(row, -1);
+  return ngram_npu_cpu_ngram_index_check_row(static_cast<const int32_t*>(view.data), view.sizes[0], slot, data,
+                                             row.sizes[0]);
 }
 
 py::dict index_statistics(py::handle index) {
@@ -79,7 +60,12 @@ py::dict index_statistics(py::handle index) {
       {"page_splits", index::kStatSplits},
       {"slots_given_up", index::kStatGivenUp},
   };
-  return header_words("index_statistics", index, kWords);
+  const host::TensorView view = index_view("index_statistics", index, host::Arguments::kRead);
+  const auto* words = static_cast<const uint32_t*>(view.data);
+  py::dict found;
+  // 0 for words beyond the tensor.
+  for (const auto& [name, word] : kWords) found[name] = word < view.sizes[0] ? words[word] : 0;
+  return found;
 }
 
 // Indexing a token takes as long as scanning this many tokens, on machines that scan fast.
@@ -163,47 +149,6 @@ py::tuple index_catch_up(py::handle token_ids, py::handle num_tokens, py::handle
   return py::make_tuple(std::move(lookup_slots), behind);
 }
 
-// Functions for an index in the GPU layout.
-
-void device_index_init(py::handle header, int64_t num_slots, int64_t num_buckets, int32_t fingerprint_bits,
-                       int32_t generation_bits) {
-  NumpyCall call("device_index_init");
-  int32_t* words = call.written_int32s(call("header", header), device_index::kHeaderWords);
-  if (!host::device_index_init(words, num_slots, num_buckets, fingerprint_bits, generation_bits)) {
-    call.fail("num_slots, num_buckets", "possible sizes of an index",
-              std::to_string(num_slots) + ", " + std::to_string(num_buckets));
-  }
-}
-
-std::pair<int32_t, int64_t> device_index_check(py::handle index) {
-  const host::TensorView view = index_view("device_index_check", index, host::Arguments::kRead);
-  int64_t where = 0;
-  const auto fault = host::check_device_index(static_cast<const int32_t*>(view.data), view.sizes[0], &where);
-  return {static_cast<int32_t>(fault), where};
-}
-
-int32_t device_index_check_row(py::handle index, int64_t slot, py::handle tokens) {
-  return check_index_row("device_index_check_row", index, slot, tokens, host::check_device_index_row);
-}
-
-// `index` is an index or only its header.
-py::dict device_index_statistics(py::handle index) {
-  constexpr std::pair<const char*, int> kWords[] = {
-      {"num_slots", device_index::kHeaderSlots},
-      {"num_buckets", device_index::kHeaderBuckets},
-      {"entries_in_use", device_index::kHeaderEntries},
-      {"rows_indexed", device_index::kStatIndexed},
-      {"rows_scanned_full", device_index::kStatScanFull},
-      {"rows_scanned_catching_up", device_index::kStatScanCatchUp},
-      {"rows_scanned_other", device_index::kStatScanOther},
-      {"rebuilds_shorter", device_index::kStatRebuildLength},
-      {"rebuilds_rewritten", device_index::kStatRebuildTokens},
-      {"rebuilds_options", device_index::kStatRebuildOptions},
-      {"slots_given_up", device_index::kStatGivenUp},
-  };
-  return header_words("device_index_statistics", index, kWords);
-}
-
 }  // namespace
 
 void define_index_tools(py::module_& m) {
@@ -226,15 +171,6 @@ void define_index_tools(py::module_& m) {
         py::arg("slot_indices"), py::arg("num_sampled"), py::arg("least_tokens"), py::arg("prompt_tokens"),
         py::arg("min_n"), py::arg("max_n"), py::arg("match_policy"), py::arg("ladder"), py::arg("outcomes"),
         py::arg("steps"));
-  m.attr("DEVICE_INDEX_HEADER_WORDS") = device_index::kHeaderWords;
-  m.def("device_index_words", host::device_index_words, py::arg("num_slots"), py::arg("num_buckets"));
-  m.def("device_index_buckets", host::device_index_buckets, py::arg("tokens"), py::arg("min_n"), py::arg("max_n"));
-  m.def("device_index_init", device_index_init, py::arg("header"), py::arg("num_slots"), py::arg("num_buckets"),
-        py::arg("fingerprint_bits") = device_index::kFingerprintBits,
-        py::arg("generation_bits") = device_index::kTenantBits);
-  m.def("device_index_check", device_index_check, py::arg("index"));
-  m.def("device_index_check_row", device_index_check_row, py::arg("index"), py::arg("slot"), py::arg("tokens"));
-  m.def("device_index_statistics", device_index_statistics, py::arg("index"));
 }
 
 }  // namespace ngram_npu::numpy

@@ -1,4 +1,6 @@
 // `ngram_npu._C`: the CPU kernels on numpy arrays, and properties of the build for tests and `doctor`. No torch here.
+#include "numpy/module.h"
+
 #include "cpu/instruction_set.h"
 #include "cpu/parallel.h"
 #include "host/bookkeeping.h"
@@ -7,10 +9,7 @@
 #include "host/merging.h"
 #include "host/shared_store.h"
 #include "numpy/front_end.h"
-#include "numpy/index_tools.h"
-#include "numpy/row_recognizer.h"
 #include "numpy/schema.h"
-#include "numpy/store_tools.h"
 
 namespace ngram_npu::numpy {
 namespace {

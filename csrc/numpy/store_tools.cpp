@@ -1,15 +1,12 @@
 // Making, checking, reading and clearing a store, for NgramStore (python/ngram_npu/store.py).
-#include "numpy/store_tools.h"
-
 #include <pybind11/stl.h>
 
 #include <optional>
 #include <utility>
 
-#include "core/ngram_store.h"
-#include "core/ngram_store_faults.h"
-#include "cpu/ngram_store_life.h"
+#include "cpu/ngram_store.h"
 #include "numpy/front_end.h"
+#include "numpy/module.h"
 
 namespace ngram_npu::numpy {
 namespace {

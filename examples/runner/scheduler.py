@@ -143,8 +143,9 @@ class Scheduler:
         for request in [r for r in self.running if r.finished]:
             self._leave(request)
         self.waiting = deque(r for r in self.waiting if not r.finished)
+        before = self._preemptions
         shares, new_blocks = self._schedule_running(upper_computed, upper_tokens, found)
-        new = [] if self._preemptions else self._admit(shares)
+        new = [] if self._preemptions > before else self._admit(shares)
         if not shares:
             return None
         for request in self.running:

@@ -53,11 +53,35 @@ def ngram_propose(
     match_policy: int = 0,
     overlap: bool = False,
     max_len: int = ...,
-    workspace: _Int32 | None = None,
+    match_costs: _UInt8 | None = None,
+    cost_limit: int = 40,
     fill: bool = False,
 ) -> tuple[_Int32, _Int32, _Int32]:
-    """token_ids [R,S], num_tokens [R], row_indices and num_sampled [B] ->
+    """token_ids [R,S], num_tokens [R], row_indices and num_sampled [B], match_costs [16] ->
     draft_token_ids [B,k], num_draft_tokens [B], match_len [B]."""
+
+def ngram_propose_(
+    token_ids: _Int32,
+    num_tokens: _Int32,
+    *,
+    row_indices: _Index | None = None,
+    num_sampled: _Int32 | None = None,
+    min_n: int,
+    max_n: int,
+    match_policy: int = 0,
+    overlap: bool = False,
+    max_len: int = ...,
+    match_costs: _UInt8 | None = None,
+    cost_limit: int = 40,
+    fill: bool = False,
+    draft_token_ids: _Index,
+    num_draft_tokens: _Int32,
+    match_len: _Int32,
+    draft_costs: _UInt8 | None = None,
+    workspace: _Int32 | None = None,
+) -> None:
+    """As ngram_propose; draft_token_ids [B,k], num_draft_tokens and match_len [B], and draft_costs
+    [B,k] are written."""
 
 def ngram_step_(
     token_ids: _Int32,
@@ -74,11 +98,15 @@ def ngram_step_(
     match_policy: int = 0,
     overlap: bool = False,
     max_len: int = ...,
+    match_costs: _UInt8 | None = None,
+    cost_limit: int = 40,
+    fill: bool = False,
+    draft_costs: _UInt8 | None = None,
     workspace: _Int32 | None = None,
 ) -> tuple[_Int32, _Int32, _Int32, _Int32, _Int32]:
-    """token_ids [R,S] and num_tokens [R] are written; sampled_token_ids [B,M], discard and
-    row_indices [B] -> next_token_ids [B], num_sampled [B], draft_token_ids [B,k],
-    num_draft_tokens [B], match_len [B]."""
+    """token_ids [R,S], num_tokens [R] and draft_costs [B,k] are written; sampled_token_ids [B,M],
+    discard and row_indices [B], match_costs [16] -> next_token_ids [B], num_sampled [B],
+    draft_token_ids [B,k], num_draft_tokens [B], match_len [B]."""
 
 def ngram_index_propose_(
     token_ids: _Int32,
@@ -94,7 +122,6 @@ def ngram_index_propose_(
     match_policy: int = 0,
     overlap: bool = False,
     max_len: int = ...,
-    workspace: _Int32 | None = None,
     ladder: bool = False,
     costs: _UInt8 | None = None,
     cost_limit: int = 40,
@@ -121,11 +148,11 @@ def ngram_index_step_(
     match_policy: int = 0,
     overlap: bool = False,
     max_len: int = ...,
-    workspace: _Int32 | None = None,
     ladder: bool = False,
     costs: _UInt8 | None = None,
     cost_limit: int = 40,
     draft_costs: _UInt8 | None = None,
+    fill: bool = False,
 ) -> tuple[_Int32, _Int32, _Int32, _Int32, _Int32]:
     """As ngram_step_, answered from index [W], which is written; slot_indices [B]; ladder,
     costs and draft_costs as in ngram_index_propose_."""
@@ -149,7 +176,7 @@ def ngram_index_reset_(index: _Int32, slot_indices: _Index) -> None:
     """index [W] is written; slot_indices [N]."""
 
 INDEX_FAULTS: list[str]
-"""Messages by the numbers that index_check, index_check_row and the device_ versions return."""
+"""Messages by the numbers that index_check and index_check_row return."""
 INDEX_PAGE_WORDS: int
 INDEX_MAX_SLOTS: int
 INDEX_HEADER_PAGES: int
@@ -223,6 +250,7 @@ def ngram_store_step_(
     max_len: int = ...,
     costs: _UInt8,
     cost_limit: int = 40,
+    fill: bool = False,
 ) -> None:
     """token_ids [R,S], num_tokens [R], num_sampled, row_indices, slot_indices and scopes [B], costs
     [16,56] uint8; store [W], draft_token_ids [B,k], num_draft_tokens and match_len [B] and
@@ -291,7 +319,7 @@ def store_clear(store: _Int32, scope: int | None) -> None:
     lock (store_take)."""
 
 class RowRecognizer:
-    """Finds the slot of each row's request: csrc/numpy/row_recognizer.h."""
+    """Finds the slot of each row's request: csrc/numpy/row_recognizer.cpp."""
 
     row_slots: _Int32
     """The slots of the last step's rows."""
@@ -310,33 +338,6 @@ class RowRecognizer:
         ``steps`` steps in a row, and returns these slots."""
 
     def __copy__(self) -> RowRecognizer: ...
-
-DEVICE_INDEX_HEADER_WORDS: int
-
-def device_index_words(num_slots: int, num_buckets: int) -> int:
-    """Size in int32 words of an index in the GPU layout; 0 if that is too large."""
-
-def device_index_buckets(tokens: int, min_n: int, max_n: int) -> int:
-    """Buckets that any ``tokens`` tokens need."""
-
-def device_index_init(
-    header: _Int32,
-    num_slots: int,
-    num_buckets: int,
-    fingerprint_bits: int = 9,
-    generation_bits: int = 24,
-) -> None:
-    """Writes the header [DEVICE_INDEX_HEADER_WORDS] of an empty index; all words after it are zero.
-    Fewer bits change no result; tests use them."""
-
-def device_index_check(index: _Int32) -> tuple[int, int]:
-    """Checks what needs no tokens. Returns (number of the broken rule or 0, slot)."""
-
-def device_index_check_row(index: _Int32, slot: int, tokens: _Int32) -> int:
-    """Checks one slot against the tokens of its row. Returns the number of the broken rule or 0."""
-
-def device_index_statistics(index: _Int32) -> dict[str, int]:
-    """The counters in the header of an index; they wrap at 2**32."""
 
 def prepare_next_token_ids(
     sampled_token_ids: _Int32,

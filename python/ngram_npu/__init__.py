@@ -10,8 +10,6 @@ from ngram_npu._C import __version__, num_threads, set_num_threads
 from ngram_npu.config import NgramConfig
 from ngram_npu.doctor import Report, doctor
 from ngram_npu.index import (
-    DeviceIndexStatistics,
-    DeviceNgramIndex,
     IndexStatistics,
     IntegrityError,
     NgramIndex,
@@ -22,8 +20,6 @@ from ngram_npu.store_file import StoreFileError
 
 __all__ = [
     "CONTRACT_VERSION",
-    "DeviceIndexStatistics",
-    "DeviceNgramIndex",
     "Drafts",
     "IndexStatistics",
     "IntegrityError",
@@ -42,7 +38,7 @@ __all__ = [
     "set_num_threads",
 ]
 
-CONTRACT_VERSION = 6
+CONTRACT_VERSION = 8
 """The version of the operators' contract (docs/ops); docs/design/contract.md says what changed."""
 
 if not _library.torch_absence():

@@ -25,7 +25,7 @@ _MINIMUM_TORCH = (2, 10)
 
 @dataclass(frozen=True)
 class Backend:
-    """State of one backend: the number of operators it serves, or why it serves none."""
+    """State of one backend: the number of its kernels, or why it has none."""
 
     name: str
     kernels: int = 0
@@ -86,15 +86,16 @@ def open_npu() -> Backend:
 
 def has_kernel(op: str, device: str) -> bool:
     """Whether operator ``op`` has a kernel for ``device`` ("cpu", "cuda" or "npu"), either loaded
-    or to be loaded by the first call."""
+    or to be loaded by the first call. ``ngram_propose_`` runs the kernel of ``ngram_propose``."""
     load()
     assert _state is not None
     if _state.library is None:
         return False
-    if device == "npu" and op in _state.npu_ops:
+    names = {op, op.removesuffix("_")}
+    if device == "npu" and names & _state.npu_ops:
         return True
     device_type = _state.library.ngram_npu_device_type(device.encode())
-    return bool(_state.library.ngram_npu_has_kernel(op.encode(), device_type))
+    return any(_state.library.ngram_npu_has_kernel(name.encode(), device_type) for name in names)
 
 
 def cpu_library_path() -> Path:

@@ -24,6 +24,7 @@ from ngram_npu.cli_options import (
     EXIT_USAGE,
     PATH_HELP,
     PROGRAM,
+    add_drafts,
     add_lookup,
     add_reading,
     count,
@@ -45,29 +46,42 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; None for those of the process.
 
     Returns:
-        0; 1 if a part of the package cannot be loaded; 2 for input or options that cannot be used
-        (one line on stderr says why); 130 when interrupted.
+        0; 1 if a part of the package cannot be loaded or the result cannot be printed; 2 for input
+        or options that cannot be used (one line on stderr says why); 130 when interrupted.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    if sys.stderr is None:  # closed; print() would write to stdout instead
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     try:
-        parsed = _parser().parse_args(arguments)
-    except SystemExit as stop:  # argparse has printed the message
-        return stop.code if isinstance(stop.code, int) else EXIT_USAGE
-    run: Callable[[argparse.Namespace, Sequence[str]], int] = parsed.run
-    try:
-        code = run(parsed, arguments)
+        if sys.stdout is None:
+            raise OSError("standard output is closed")
+        code = _run(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
         return code
     except KeyboardInterrupt:
         print(f"{PROGRAM}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader has closed the pipe (`| head`). Python would report that again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader has closed the pipe (`| head`)
+        _discard_stdout()
         return EXIT_FAILED
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        if isinstance(error, OSError) and sys.stdout is not None:
+            _discard_stdout()
         return EXIT_FAILED
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
+        parsed = _parser().parse_args(arguments)
+    except SystemExit as stop:  # argparse has printed the message
+        return stop.code if isinstance(stop.code, int) else EXIT_USAGE
+    run: Callable[[argparse.Namespace, Sequence[str]], int] = parsed.run
+    return run(parsed, arguments)
+
+
+def _discard_stdout() -> None:
+    """Python writes what is left at exit, and would report the error again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Parser(argparse.ArgumentParser):
@@ -119,6 +133,7 @@ def _add_replay(commands: Any) -> None:
         help=PATH_HELP,
     )
     lookup = add_lookup(parser, "the index, unless max_n - min_n exceeds 7")
+    add_drafts(lookup, "trimmed", "trimmed")
     lookup.add_argument(
         "--generated-only",
         action="store_true",

@@ -127,6 +127,17 @@ def add_lookup(parser: argparse.ArgumentParser, default_engine: str) -> Any:
     return lookup
 
 
+def add_drafts(group: argparse._ArgumentGroup, default: str | None, without: str) -> None:
+    """The option that says what the runner verifies."""
+    group.add_argument(
+        "--drafts",
+        choices=("padded", "trimmed"),
+        default=default,
+        help="what the runner verifies: the tokens found (trimmed: V1's ngram and custom_class) or "
+        f"K tokens, filled up (padded: V2, V1's ngram_gpu) (default: {without})",
+    )
+
+
 PATH_HELP = (
     "a file of conversations (.jsonl or .json, also .gz or .zst), a folder of them, or - for stdin"
 )

@@ -14,6 +14,7 @@ from ngram_npu.cli_options import (
     EXIT_USAGE,
     PATH_HELP,
     PROGRAM,
+    add_drafts,
     add_reading,
     count,
     share,
@@ -61,6 +62,7 @@ def add_tune(commands: Any) -> None:
         choices=("consecutive", "ladder"),
         help="search only n-grams of consecutive sizes (every backend has them), or only ladders",
     )
+    add_drafts(search, None, "search both")
     search.add_argument(
         "--no-store",
         dest="store",
@@ -72,7 +74,7 @@ def add_tune(commands: Any) -> None:
         metavar="JSON",
         help="a setting to compare with, as fields of NgramConfig, such as "
         '\'{"prompt_lookup_min": 2, "prompt_lookup_max": 4, "num_speculative_tokens": 3}\' '
-        "(default: n-grams of 2 to 5, k = 5)",
+        "(default: n-grams of 2 to 5, k = 5, verified as --drafts says)",
     )
     search.add_argument(
         "--sample",
@@ -91,7 +93,12 @@ def add_tune(commands: Any) -> None:
     )
     add_reading(parser.add_argument_group("input"))
     output = parser.add_argument_group("output")
-    output.add_argument("--html", type=Path, metavar="FILE", help="write a report for a browser")
+    output.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write a report for a browser (needs the extra html)",
+    )
     output.add_argument(
         "--json",
         metavar="FILE",

@@ -21,10 +21,13 @@ MAX_INDEX_SPAN = _C.MAX_INDEX_SPAN
 
 SHORT_ROW = 2048
 """Row capacity in tokens up to which ``auto`` scans, because the index is not faster:
-tools/bench/results/crossover.json."""
+tools/bench/results/ngram_index_step_-curve.json."""
 SHORT_CONTEXT = 8192
 """The same for vLLM's ``max_model_len``, where finding a row's slot takes time as well:
 tools/bench/results/vllm-propose.json."""
+SCANNED_TOKENS = 3 << 17
+"""Tokens of all rows of a step together, or 128 times those of a row, up to which vLLM's host
+drafter scans: docs/design/index.md, "When it pays"."""
 UNLIMITED = 2**63 - 1
 """The operators' ``max_len`` without a limit."""
 ANY_TOKEN = 2**31 - 1
@@ -84,12 +87,14 @@ class NgramConfig:
         max_len: no request drafts past this many tokens (vLLM's ``max_model_len``); None: no limit.
         vocab_size: sampled ids at or above it are invalid; None: ids up to 2**31 - 2 are valid.
         sizes: ``"consecutive"``, n-grams of min_n to max_n tokens; or ``"ladder"``, of 1, 2, 4, 8
-            and 16 tokens, only on the CPU and with an index. ``min_n`` is then 1, ``max_n`` 16,
+            and 16 tokens, only with an index, so on the CPU. ``min_n`` is then 1, ``max_n`` 16,
             ``match_policy`` latest, and ``overlap`` on unless it is given.
-        min_draft_probability: with a ladder, in (0, 1]: a draft ends where the probability that all
-            of it is accepted would fall below this value, after k tokens at most. The best value
-            is about ``c * tokens / (1 + c * drafted)``, where c is the cost of verifying one more
-            token in steps; 0.177 suits c = 0.05. None: drafts of k tokens.
+        min_draft_probability: in (0, 1]: a draft ends where the probability that all of it is
+            accepted would fall below this value, after k tokens at most. A ladder knows it by
+            match and history; a scan of consecutive sizes by the length of the match, and needs
+            no index. The best value is about ``c * tokens / (1 + c * drafted)``, where c is the
+            cost of verifying one more token in steps; 0.177 suits c = 0.05. None: drafts of k
+            tokens.
         costs: [16, 32] uint8 as nested tuples or any such matrix: the cost of a draft token
             (docs/ops/ngram_index_propose.md). None: the fitted costs.
         store: with a ``min_draft_probability``, whether requests also draft from other requests'
@@ -200,7 +205,7 @@ class NgramConfig:
         self._validate_store()
 
     def _validate_ladder(self) -> None:
-        expected: dict[str, Any] = {"min_draft_probability": None, "costs": None}
+        expected: dict[str, Any] = {"costs": None}
         if self.is_ladder:
             expected = {"min_n": 1, "max_n": LADDER_MAX_N, "match_policy": "latest"}
         for name, value in expected.items():
@@ -226,7 +231,8 @@ class NgramConfig:
                 f"NgramConfig: store: expected 'live', 'finish' or None, got {self.store!r}"
             )
         for name in ("store", "store_costs"):
-            if self.min_draft_probability is None and getattr(self, name) is not None:
+            without = not self.is_ladder or self.min_draft_probability is None
+            if without and getattr(self, name) is not None:
                 raise ValueError(
                     f"NgramConfig: {name}: expected None without sizes='ladder' and a "
                     "min_draft_probability"
@@ -245,10 +251,17 @@ class NgramConfig:
 
     @property
     def cost_table(self) -> npt.NDArray[np.uint8] | None:
-        """[16, 32], the costs in use; None if drafts have k tokens."""
-        if self.min_draft_probability is None:
+        """[16, 32], a ladder's costs in use; None if drafts have k tokens."""
+        if self.min_draft_probability is None or not self.is_ladder:
             return None
         return default_costs() if self.costs is None else _as_costs(self.costs, "costs")
+
+    @property
+    def match_cost_table(self) -> npt.NDArray[np.uint8] | None:
+        """[16], the costs in use by the length of the match, for consecutive sizes."""
+        if self.min_draft_probability is None or self.is_ladder:
+            return None
+        return default_match_costs()
 
     @property
     def store_cost_table(self) -> npt.NDArray[np.uint8] | None:
@@ -266,8 +279,10 @@ class NgramConfig:
 
     @property
     def fits_index(self) -> bool:
-        """Whether an index can hold n-grams of all lengths from ``min_n`` to ``max_n``."""
-        return self.is_ladder or self.max_n - self.min_n < MAX_INDEX_SPAN
+        """Whether an index can answer: it holds a span of 8 sizes, and costs only of a ladder."""
+        if self.is_ladder:
+            return True
+        return self.max_n - self.min_n < MAX_INDEX_SPAN and self.min_draft_probability is None
 
     @property
     def lookup_arguments(self) -> dict[str, Any]:

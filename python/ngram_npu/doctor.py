@@ -46,7 +46,7 @@ class Report:
             ("thread limit", str(self.thread_limit) if self.thread_limit else "none"),
         ]
         for backend in self.backends.values():
-            present = f"{backend.kernels} operators"
+            present = f"{backend.kernels} kernels"
             rows.append((f"backend {backend.name}", backend.reason or present))
         return "\n".join(f"{name:<21}{value}" for name, value in rows)
 

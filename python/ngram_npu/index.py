@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, SupportsIndex
 
@@ -21,8 +20,8 @@ class IntegrityError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class IndexCounters:
-    """Events since the index was made; counters wrap at 2**32."""
+class IndexStatistics:
+    """Memory of an index, and events since it was made; counters wrap at 2**32."""
 
     num_slots: int
     rows_indexed: int
@@ -40,12 +39,6 @@ class IndexCounters:
     rebuilds_options: int
     """Slots rebuilt because min_n, max_n or match_policy had changed."""
     slots_given_up: int
-
-
-@dataclass(frozen=True)
-class IndexStatistics(IndexCounters):
-    """Statistics of an index in host memory."""
-
     num_pages: int
     """Capacity, in pages of 4 KiB."""
     pages_in_use: int
@@ -57,66 +50,103 @@ class IndexStatistics(IndexCounters):
         return self.pages_in_use * _C.INDEX_PAGE_WORDS * WORD_BYTES
 
 
-@dataclass(frozen=True)
-class DeviceIndexStatistics(IndexCounters):
-    """Statistics of an index on a GPU."""
+class NgramIndex:
+    """The memory behind the index operators: one int32 tensor of slots and a shared arena.
 
-    num_buckets: int
-    """Capacity, in buckets of 16 entries."""
-    entries_in_use: int
+    A slot belongs to a request until the request finishes, also when its row moves. All slots take
+    pages of 4 KiB from one arena, so memory grows with the tokens held, not with rows times row
+    capacity: use the KV cache's capacity in tokens as ``token_capacity``. If the arena is full,
+    rows are scanned instead (same drafts, slower) and counted in :attr:`statistics`. The system
+    commits memory when it is first used, unless ``prefault`` is set.
 
+    Args:
+        num_slots: requests that may be indexed at once; at most 2**28.
+        token_capacity: tokens that all slots may hold together.
+        min_n: the shortest n-gram that the steps will pass; 1 for a ladder.
+        max_n: the longest; at most 64, and at most min_n + 7. 16 for a ladder.
+        sizes: ``"consecutive"`` or ``"ladder"``, as the steps will pass it.
+        outcomes: for a ladder, whether the steps will pass costs; takes one more byte per token.
+        kind: ``"numpy"`` or ``"torch"`` (a CPU tensor over the same memory).
+        any_data: allocate enough for any tokens instead of for text.
+        prefault: commit all memory now; otherwise a step spends about 1 us on each new page.
 
-class _Index(ABC):
-    """What indexes in host memory and on a GPU share."""
-
-    tensor: Any
-    """[W] int32, the ``index`` argument of the operators."""
+    Raises:
+        ValueError: a size or range out of bounds.
+    """
 
     def __init__(
         self,
         num_slots: int,
         token_capacity: int,
+        *,
         min_n: int,
         max_n: int,
-        ladder: bool = False,
+        sizes: Literal["consecutive", "ladder"] = "consecutive",
         outcomes: bool = False,
+        kind: Literal["numpy", "torch"] = "numpy",
+        any_data: bool = False,
+        prefault: bool = False,
     ) -> None:
-        name = type(self).__name__
-        if num_slots < 1:
-            raise ValueError(f"{name}: num_slots: expected at least 1, got {num_slots}")
+        if sizes not in ("consecutive", "ladder"):
+            raise ValueError(
+                f"NgramIndex: sizes: expected 'consecutive' or 'ladder', got {sizes!r}"
+            )
+        ladder = sizes == "ladder"
+        if outcomes and not ladder:
+            raise ValueError("NgramIndex: outcomes: expected False without sizes='ladder'")
+        if not 1 <= num_slots <= _C.INDEX_MAX_SLOTS:
+            raise ValueError(f"NgramIndex: num_slots: expected 1 to 2**28, got {num_slots}")
         if token_capacity < 0:
-            raise ValueError(f"{name}: token_capacity: expected >= 0, got {token_capacity}")
+            raise ValueError(f"NgramIndex: token_capacity: expected >= 0, got {token_capacity}")
         if token_capacity > UNLIMITED:
-            raise ValueError(f"{name}: token_capacity: too large, got {token_capacity}")
+            raise ValueError(f"NgramIndex: token_capacity: too large, got {token_capacity}")
         if ladder and (min_n, max_n) != (1, LADDER_MAX_N):
             raise ValueError(
-                f"{name}: min_n, max_n: expected 1, {LADDER_MAX_N} with sizes='ladder', got "
+                f"NgramIndex: min_n, max_n: expected 1, {LADDER_MAX_N} with sizes='ladder', got "
                 f"{min_n}, {max_n}"
             )
         if not ladder and (not 1 <= min_n <= max_n < min_n + MAX_INDEX_SPAN or max_n > MAX_NGRAM):
             raise ValueError(
-                f"{name}: min_n, max_n: expected 1 <= min_n <= max_n <= min_n + 7, max_n <= "
+                "NgramIndex: min_n, max_n: expected 1 <= min_n <= max_n <= min_n + 7, max_n <= "
                 f"{MAX_NGRAM}, got {min_n}, {max_n}"
             )
+        pages = _C.index_pages(token_capacity, num_slots, min_n, max_n, any_data, ladder, outcomes)
+        words = _C.index_words(num_slots, pages)
+        if words == 0:
+            raise ValueError(f"NgramIndex: token_capacity: too large, got {token_capacity}")
         self.num_slots = num_slots
         self.min_n, self.max_n = min_n, max_n
         self._ladder, self._outcomes = ladder, outcomes
+        self._words = zeroed_words(words, prefault=prefault)
+        _C.index_init(self._words, num_slots)
+        self.tensor: Any = self._words
+        """[W] int32, the ``index`` argument of the operators."""
+        if kind == "torch":
+            import torch
+
+            self.tensor = torch.from_numpy(self._words)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the tensor; the system has committed only the part that has been used."""
+        return self._words.nbytes
+
+    @property
+    def share_in_use(self) -> float:
+        """Share of the memory for entries that is in use, 0 to 1; faster than the statistics."""
+        words = self._words
+        return float(words[_C.INDEX_HEADER_PAGES_IN_USE] / words[_C.INDEX_HEADER_PAGES])
+
+    @property
+    def statistics(self) -> IndexStatistics:
+        """Rows looked up, rebuilds and memory since the index was created."""
+        return IndexStatistics(**_C.index_statistics(self._words))
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise TypeError(
-            f"{type(self).__name__}: an index cannot be copied or pickled; "
+            "NgramIndex: an index cannot be copied or pickled; "
             "make a new one: it fills itself from the rows"
         )
-
-    @abstractmethod
-    def _host_words(self) -> Int32Array:
-        """The tensor's words, in host memory."""
-
-    @abstractmethod
-    def _check(self, words: Int32Array) -> tuple[int, int]: ...
-
-    @abstractmethod
-    def _check_row(self, words: Int32Array, slot: int, tokens: Int32Array) -> int: ...
 
     def reset(self, slot_indices: Any) -> None:
         """Empties the slots of finished requests: slot_indices [N] int32 or int64."""
@@ -163,210 +193,36 @@ class _Index(ABC):
         """Checks the structure, and each slot of ``rows`` (slot -> its row's live tokens) against
         the tokens it indexes. Slow: for tests and diagnosis.
 
-        An index on a device is copied to the host first.
-
         Raises:
             IntegrityError: it names the broken rule, and the slot or page.
         """
-        words = self._host_words()
-        fault, where = self._check(words)
+        fault, where = _C.index_check(self._words)
         if fault:
             said = _C.INDEX_FAULTS[fault]
-            raise IntegrityError(f"{type(self).__name__}: {said} (slot or page {where})")
+            raise IntegrityError(f"NgramIndex: {said} (slot or page {where})")
         for slot, tokens in (rows or {}).items():
-            fault = self._check_row(words, slot, np.ascontiguousarray(tokens))
+            fault = _C.index_check_row(self._words, slot, np.ascontiguousarray(tokens))
             if fault:
-                said = _C.INDEX_FAULTS[fault]
-                raise IntegrityError(f"{type(self).__name__}: slot {slot}: {said}")
-
-
-class NgramIndex(_Index):
-    """The memory behind the index operators: one int32 tensor of slots and a shared arena.
-
-    A slot belongs to a request until the request finishes, also when its row moves. All slots take
-    pages of 4 KiB from one arena, so memory grows with the tokens held, not with rows times row
-    capacity: use the KV cache's capacity in tokens as ``token_capacity``. If the arena is full,
-    rows are scanned instead (same drafts, slower) and counted in :attr:`statistics`. The system
-    commits memory when it is first used, unless ``prefault`` is set.
-
-    Args:
-        num_slots: requests that may be indexed at once; at most 2**28.
-        token_capacity: tokens that all slots may hold together.
-        min_n: the shortest n-gram that the steps will pass; 1 for a ladder.
-        max_n: the longest; at most 64, and at most min_n + 7. 16 for a ladder.
-        sizes: ``"consecutive"`` or ``"ladder"``, as the steps will pass it.
-        outcomes: for a ladder, whether the steps will pass costs; takes one more byte per token.
-        kind: ``"numpy"`` or ``"torch"`` (a CPU tensor over the same memory).
-        any_data: allocate enough for any tokens instead of for text.
-        prefault: commit all memory now; otherwise a step spends about 1 us on each new page.
-
-    Raises:
-        ValueError: a size or range out of bounds.
-    """
-
-    def __init__(
-        self,
-        num_slots: int,
-        token_capacity: int,
-        *,
-        min_n: int,
-        max_n: int,
-        sizes: Literal["consecutive", "ladder"] = "consecutive",
-        outcomes: bool = False,
-        kind: Literal["numpy", "torch"] = "numpy",
-        any_data: bool = False,
-        prefault: bool = False,
-    ) -> None:
-        if sizes not in ("consecutive", "ladder"):
-            raise ValueError(
-                f"NgramIndex: sizes: expected 'consecutive' or 'ladder', got {sizes!r}"
-            )
-        ladder = sizes == "ladder"
-        if outcomes and not ladder:
-            raise ValueError("NgramIndex: outcomes: expected False without sizes='ladder'")
-        super().__init__(num_slots, token_capacity, min_n, max_n, ladder, outcomes)
-        if num_slots > _C.INDEX_MAX_SLOTS:
-            raise ValueError(f"NgramIndex: num_slots: expected at most 2**28, got {num_slots}")
-        pages = _C.index_pages(token_capacity, num_slots, min_n, max_n, any_data, ladder, outcomes)
-        words = _C.index_words(num_slots, pages)
-        if words == 0:
-            raise ValueError(f"NgramIndex: token_capacity: too large, got {token_capacity}")
-        self._words = zeroed_words(words, prefault=prefault)
-        _C.index_init(self._words, num_slots)
-        self.tensor = self._words
-        if kind == "torch":
-            import torch
-
-            self.tensor = torch.from_numpy(self._words)
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the tensor; the system has committed only the part that has been used."""
-        return self._words.nbytes
-
-    @property
-    def share_in_use(self) -> float:
-        """Share of the memory for entries that is in use, 0 to 1; faster than the statistics."""
-        words = self._words
-        return float(words[_C.INDEX_HEADER_PAGES_IN_USE] / words[_C.INDEX_HEADER_PAGES])
-
-    @property
-    def statistics(self) -> IndexStatistics:
-        """Rows looked up, rebuilds and memory since the index was created."""
-        return IndexStatistics(**_C.index_statistics(self._words))
-
-    def _host_words(self) -> Int32Array:
-        return self._words
-
-    def _check(self, words: Int32Array) -> tuple[int, int]:
-        return _C.index_check(words)
-
-    def _check_row(self, words: Int32Array, slot: int, tokens: Int32Array) -> int:
-        return _C.index_check_row(words, slot, tokens)
-
-
-class DeviceNgramIndex(_Index):
-    """:class:`NgramIndex` in a GPU's memory: a hash table that all slots share.
-
-    It takes 10 bytes per token and n: 30 bytes per token for min_n, max_n = 2, 4. If it is full,
-    rows are scanned instead (same drafts, slower) and counted in :attr:`statistics`. Entries of a
-    slot that was reset are overwritten when other slots need the space.
-
-    Args:
-        num_slots: requests that may be indexed at once; at most 2**20.
-        token_capacity: tokens that all slots may hold together.
-        min_n: the shortest n-gram that the steps will pass.
-        max_n: the longest; at most 64, and at most min_n + 7.
-        device: the device of the tensor.
-
-    Raises:
-        ValueError: a size or range out of bounds.
-    """
-
-    def __init__(
-        self,
-        num_slots: int,
-        token_capacity: int,
-        *,
-        min_n: int,
-        max_n: int,
-        device: Any = "cuda",
-    ) -> None:
-        super().__init__(num_slots, token_capacity, min_n, max_n)
-        buckets = _C.device_index_buckets(token_capacity, min_n, max_n)
-        self._allocate(num_slots, buckets, device)
-
-    def _allocate(self, num_slots: int, num_buckets: int, device: Any) -> None:
-        import torch
-
-        size = _C.device_index_words(num_slots, num_buckets)
-        if size == 0:
-            raise ValueError(
-                f"DeviceNgramIndex: num_slots: expected at most 2**20, got {num_slots}"
-            )
-        header = np.zeros(_C.DEVICE_INDEX_HEADER_WORDS, np.int32)
-        _C.device_index_init(header, num_slots, num_buckets)
-        self.tensor = torch.zeros(size, dtype=torch.int32, device=device)
-        self.tensor[: header.size] = torch.from_numpy(header)
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the tensor."""
-        return int(self.tensor.nbytes)
-
-    @property
-    def statistics(self) -> DeviceIndexStatistics:
-        """The statistics; reading them waits for the device."""
-        header = self.tensor[: _C.DEVICE_INDEX_HEADER_WORDS].cpu().numpy()
-        return DeviceIndexStatistics(**_C.device_index_statistics(header))
-
-    def _host_words(self) -> Int32Array:
-        words: Int32Array = self.tensor.cpu().numpy()
-        return words
-
-    def _check(self, words: Int32Array) -> tuple[int, int]:
-        return _C.device_index_check(words)
-
-    def _check_row(self, words: Int32Array, slot: int, tokens: Int32Array) -> int:
-        return _C.device_index_check_row(words, slot, tokens)
+                raise IntegrityError(f"NgramIndex: slot {slot}: {_C.INDEX_FAULTS[fault]}")
 
 
 def make_index(
-    config: NgramConfig, num_slots: int, token_capacity: int, *, kind: str, device: Any = None
-) -> NgramIndex | DeviceNgramIndex:
+    config: NgramConfig, num_slots: int, token_capacity: int, *, kind: Literal["numpy", "torch"]
+) -> NgramIndex:
     """The index that ``config`` asks for.
 
-    Args:
-        kind: ``"numpy"`` or ``"torch"``.
-        device: a torch device; None: the CPU.
-
     Raises:
-        ValueError: a size out of bounds, or a ladder on a device other than the CPU.
+        ValueError: a size out of bounds.
     """
-    low, high = config.min_n, config.max_n
-    if device is not None and device.type != "cpu":
-        if config.is_ladder:
-            raise ValueError(
-                f"NgramConfig: sizes: expected 'consecutive' on {device.type}, got 'ladder'"
-            )
-        return DeviceNgramIndex(num_slots, token_capacity, min_n=low, max_n=high, device=device)
     return NgramIndex(
         num_slots,
         token_capacity,
-        min_n=low,
-        max_n=high,
+        min_n=config.min_n,
+        max_n=config.max_n,
         sizes=config.sizes,
         outcomes=config.cost_limit is not None,
-        kind="torch" if kind == "torch" else "numpy",
+        kind=kind,
     )
-
-
-def cost_table(config: NgramConfig, like: Any) -> Any:
-    """:attr:`NgramConfig.cost_table` as an array, or as a tensor if ``like`` is one."""
-    table = config.cost_table
-    if table is None or not is_tensor(like):
-        return table
-    return sys.modules["torch"].from_numpy(table.copy())
 
 
 def operators_for(op: str, /, **arguments: Any) -> Any:

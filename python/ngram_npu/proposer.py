@@ -4,59 +4,16 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections import namedtuple
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 
 from ngram_npu.config import SHORT_ROW, NgramConfig
-from ngram_npu.index import (
-    DeviceNgramIndex,
-    NgramIndex,
-    cost_table,
-    is_tensor,
-    make_index,
-    operators_for,
-)
-from ngram_npu.store import NgramStore, make_store, store_lookup
+from ngram_npu.drafting import ArrayT, Drafting, Drafts, StepResult, takes_index
+from ngram_npu.index import NgramIndex, is_tensor, make_index, operators_for
+from ngram_npu.store import NgramStore, make_store
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-    import torch
-
-ArrayT = TypeVar("ArrayT", "npt.NDArray[Any]", "torch.Tensor")
-"""``torch.Tensor`` or ``numpy.ndarray``; a call takes one kind and returns it."""
-
-
-if TYPE_CHECKING or sys.version_info >= (3, 11):
-
-    class Drafts(NamedTuple, Generic[ArrayT]):
-        """What :meth:`NgramProposer.propose` returns; all int32."""
-
-        draft_token_ids: ArrayT
-        """[B, k], -1 in unused places."""
-        num_draft_tokens: ArrayT
-        """[B], used slots of each request."""
-        match_len: ArrayT
-        """[B], length in tokens of the match behind the draft; 0 without one."""
-
-    class StepResult(NamedTuple, Generic[ArrayT]):
-        """What :meth:`NgramProposer.step` returns; all int32."""
-
-        next_token_ids: ArrayT
-        """[B], each request's newest token."""
-        num_sampled: ArrayT
-        """[B], valid sampled tokens."""
-        draft_token_ids: ArrayT
-        """[B, k], -1 in unused places."""
-        num_draft_tokens: ArrayT
-        """[B], used slots of each request."""
-        match_len: ArrayT
-        """[B], length in tokens of the match behind the draft; 0 without one."""
-
-else:  # Python 3.10 has no generic named tuples, but takes Drafts[...] of a plain one.
-    Drafts = namedtuple("Drafts", "draft_token_ids num_draft_tokens match_len")
-    StepResult = namedtuple("StepResult", ("next_token_ids", "num_sampled", *Drafts._fields))
+__all__ = ["Drafts", "NgramProposer", "StepResult"]
 
 
 class NgramProposer:
@@ -65,11 +22,11 @@ class NgramProposer:
     It owns no token data: it reads the runner's buffers, and :meth:`step` appends to them in place.
     No call waits for a device. Rows may be slices of a larger buffer.
 
-    With ``engine="index"`` it owns an index of the rows, so that the time of a step hardly grows
-    with the context; the drafts are the same as with ``engine="scan"``. The first call that uses
-    the index makes it, for the rows of that call's buffer. A runner that moves rows passes each
-    request's slot. A runner that reuses a slot for another request should call :meth:`reset`; if it
-    does not, the index finds out by itself.
+    With ``engine="index"`` it owns an index of the rows, which must then be on the CPU. The time of
+    a step hardly grows with the context; the drafts are the same as with ``engine="scan"``. The
+    first call that uses the index makes it, for the rows of that call's buffer. A runner that moves
+    rows passes each request's slot. A runner that reuses a slot for another request should call
+    :meth:`reset`; if it does not, the index finds out by itself.
 
     With a store, requests also draft from other requests' text, and each step adds to the store.
     This needs the CPU, a ladder and a ``min_draft_probability`` (docs/guides/store.md).
@@ -95,8 +52,8 @@ class NgramProposer:
         Args:
             config: lookup and draft settings.
             engine: ``"index"``, ``"scan"``, or ``"auto"``: the index unless ``max_n - min_n``
-                exceeds 7, the rows are too short for it to be faster, or they are on a GPU, where
-                it has not been measured yet. A ladder needs the index and the CPU.
+                exceeds 7, the rows are too short for it to be faster, or they are not on the CPU.
+                A ladder needs the index.
             num_slots: slots of the index; None: the rows of the first call's buffer. Rows without
                 a slot are scanned; the first such call warns.
             token_capacity: tokens that all slots may hold together (the KV cache's capacity); None:
@@ -112,43 +69,35 @@ class NgramProposer:
         """
         if not isinstance(config, NgramConfig):
             raise TypeError(f"NgramProposer: config: expected NgramConfig, got {config!r}")
-        if engine not in ("index", "scan", "auto"):
-            raise ValueError(
-                f"NgramProposer: engine: expected 'index', 'scan' or 'auto', got {engine!r}"
-            )
         for name, size in (("num_slots", num_slots), ("token_capacity", token_capacity)):
             if size is not None and not hasattr(size, "__index__"):
                 raise TypeError(f"NgramProposer: {name}: expected int or None, got {size!r}")
-        if engine == "scan" and config.is_ladder:
-            raise ValueError(
-                "NgramProposer: engine: expected 'index' or 'auto' with sizes='ladder', got 'scan'"
-            )
-        if engine == "index" and not config.fits_index:
-            raise ValueError(
-                "NgramProposer: engine: expected max_n - min_n <= 7 for 'index', "
-                f"got {config.min_n} to {config.max_n}"
-            )
+        takes_index(config, engine, **_SHORT, capacity=0, device_type="cpu")
         if store is not None and config.min_draft_probability is None:
             raise ValueError(
                 "NgramProposer: store: expected None without a min_draft_probability, got a store"
             )
         self.config = config
         self.engine = "index" if config.is_ladder else engine if config.fits_index else "scan"
-        self.index: NgramIndex | DeviceNgramIndex | None = None
-        """Made by the first call that uses it, which must be outside a compiled function."""
         self._num_slots, self._token_capacity = num_slots, token_capacity
         self._warned = False
-        self._lookup = config.lookup_arguments
-        self._costs: Any = None  # of the index's kind, made by the first call
-        self.store = store
-        """The proposer's own store is made with the index."""
+        self._scans: dict[str, Drafting] = {}
+        self._indexed: Drafting | None = None
+        self._store = store
         self._has_store = store is not None or config.store is not None
-        self._owns_store = store is None
-        self._store_lookup: dict[str, Any] = {}
+
+    @property
+    def index(self) -> NgramIndex | None:
+        """Made by the first call that uses it, which must be outside a compiled function."""
+        return None if self._indexed is None else self._indexed.index
+
+    @property
+    def store(self) -> NgramStore | None:
+        """The store; the proposer's own is made with the index."""
+        return self._store if self._indexed is None else self._indexed.store
 
     def __getstate__(self) -> dict[str, Any]:
-        state = {**self.__dict__, "index": None, "_warned": False}
-        return {**state, "store": None} if self._owns_store else state
+        return {**self.__dict__, "_scans": {}, "_indexed": None, "_warned": False}
 
     def propose(
         self,
@@ -174,7 +123,7 @@ class NgramProposer:
             num_sampled: [B], tokens that the step sampled; requests with none draft nothing. A
                 store needs it.
             slot_indices: [B], the index slot of each request; None: that of its row.
-            workspace: for device tensors; the CPU ignores it.
+            workspace: of the scan on a device; the CPU and an index ignore it.
             draft_costs: [B, k] uint8, written: each draft token's cost in sixteenths of a bit, 255
                 where there is none. With a ``min_draft_probability``.
             scopes: [B] int32 or int64, with a store: requests share text only within a scope
@@ -183,48 +132,25 @@ class NgramProposer:
         Raises:
             ValueError: an argument of the wrong dtype, device, shape or stride.
         """
-        index = None
-        if self.engine == "index":
-            index = self._index_for("ngram_index_propose_", token_ids)
-        store = self._store_for("propose", index, num_sampled, scopes)
-        if store is not None and num_sampled is None:
+        op = "ngram_index_propose_" if self.engine == "index" else "ngram_propose"
+        drafting = self._drafting(op, token_ids, may_index=self.engine == "index")
+        self._check_store("propose", drafting, num_sampled, scopes)
+        if drafting.store is not None and num_sampled is None:
             raise ValueError("NgramProposer: propose: num_sampled: expected one with a store")
-        ops = operators_for(
-            "ngram_propose" if index is None else "ngram_index_propose_",
-            token_ids=token_ids,
-            num_tokens=num_tokens,
-            row_indices=row_indices,
-            num_sampled=num_sampled,
-            index=None if index is None else index.tensor,
-            slot_indices=slot_indices,
-            workspace=workspace,
-            draft_costs=draft_costs,
-            store=None if store is None else store.tensor,
-            scopes=scopes,
-        )
-        arguments = self._lookup | _given(
-            row_indices=row_indices, num_sampled=num_sampled, workspace=workspace
-        )
-        if index is None:
-            _refuse_costs("ngram_propose", draft_costs)
-            return Drafts(*ops.ngram_propose(token_ids, num_tokens, **arguments))
-        if store is not None and draft_costs is None:
-            draft_costs = self._cost_buffer(num_sampled)
-        found = ops.ngram_index_propose_(
-            token_ids,
-            num_tokens,
-            index.tensor,
-            slot_indices=slot_indices,
-            **arguments,
-            **self._cost_arguments(index, draft_costs),
-        )
+        given: dict[str, Any] = {
+            "token_ids": token_ids,
+            "num_tokens": num_tokens,
+            "num_sampled": num_sampled,
+            "row_indices": row_indices,
+            "slot_indices": slot_indices,
+            "workspace": workspace,
+            "draft_costs": draft_costs,
+            "scopes": scopes,
+        }
+        operators_for(op, **given, **_of(drafting))
+        drafts = drafting.propose(**given)
         all_rows = row_indices is None and slot_indices is None
-        self._keep(index, len(token_ids) if all_rows else 0)
-        drafts = Drafts(*found)
-        if store is not None:
-            rows = token_ids, num_tokens, num_sampled
-            requests = _given(row_indices=row_indices, slot_indices=slot_indices, scopes=scopes)
-            self._step_store(ops, store, rows, drafts, draft_costs, requests)
+        self._keep(drafting, len(token_ids) if all_rows else 0)
         return drafts
 
     def step(
@@ -251,8 +177,8 @@ class NgramProposer:
             row_indices: [B].
             slot_indices: [B], the index slot of each request; None: that of its row.
             advance: add the appended tokens to ``num_tokens``; False for a runner that owns its
-                lengths. A store needs it.
-            workspace: for device tensors; the CPU ignores it.
+                lengths.
+            workspace: of the scan on a device; the CPU and an index ignore it.
             draft_costs: [B, k] uint8, written: each draft token's cost in sixteenths of a bit, 255
                 where there is none. With a ``min_draft_probability``.
             scopes: as in :meth:`propose`.
@@ -260,55 +186,25 @@ class NgramProposer:
         Raises:
             ValueError: an argument of the wrong dtype, device, shape or stride; nothing is written.
         """
-        index = self._index_for("ngram_index_step_", token_ids)
-        store = self._store_for("step", index, sampled_token_ids, scopes)
-        if store is not None and not advance:
-            raise ValueError("NgramProposer: step: advance: expected True with a store")
-        ops = operators_for(
-            "ngram_step_" if index is None else "ngram_index_step_",
-            token_ids=token_ids,
-            num_tokens=num_tokens,
-            sampled_token_ids=sampled_token_ids,
-            discard=discard,
-            row_indices=row_indices,
-            index=None if index is None else index.tensor,
-            slot_indices=slot_indices,
-            workspace=workspace,
-            draft_costs=draft_costs,
-            store=None if store is None else store.tensor,
-            scopes=scopes,
-        )
-        arguments = self._lookup | _given(
-            discard=discard,
-            row_indices=row_indices,
-            advance=None if advance else False,
-            vocab_size=self.config.vocab_size,
-            workspace=workspace,
-        )
-        if index is None:
-            _refuse_costs("ngram_step_", draft_costs)
-            return StepResult(
-                *ops.ngram_step_(token_ids, num_tokens, sampled_token_ids, **arguments)
-            )
-        if store is not None and draft_costs is None:
-            draft_costs = self._cost_buffer(sampled_token_ids)
-        found = ops.ngram_index_step_(
-            token_ids,
-            num_tokens,
-            sampled_token_ids,
-            index.tensor,
-            slot_indices=slot_indices,
-            **arguments,
-            **self._cost_arguments(index, draft_costs),
-        )
+        drafting = self._drafting("ngram_index_step_", token_ids)
+        self._check_store("step", drafting, sampled_token_ids, scopes)
+        op = "ngram_step_" if drafting.index is None else "ngram_index_step_"
+        given: dict[str, Any] = {
+            "token_ids": token_ids,
+            "num_tokens": num_tokens,
+            "sampled_token_ids": sampled_token_ids,
+            "discard": discard,
+            "row_indices": row_indices,
+            "slot_indices": slot_indices,
+            "workspace": workspace,
+            "draft_costs": draft_costs,
+            "scopes": scopes,
+        }
+        operators_for(op, **given, **_of(drafting))
+        result = drafting.step(**given, advance=advance)
         # Warns only if no indices are given: reading them could wait for a device.
         all_rows = row_indices is None and slot_indices is None
-        self._keep(index, len(sampled_token_ids) if all_rows else 0)
-        result = StepResult(*found)
-        if store is not None:
-            rows = token_ids, num_tokens, result.num_sampled
-            requests = _given(row_indices=row_indices, slot_indices=slot_indices, scopes=scopes)
-            self._step_store(ops, store, rows, Drafts(*found[2:]), draft_costs, requests)
+        self._keep(drafting, len(sampled_token_ids) if all_rows else 0)
         return result
 
     def append(
@@ -324,9 +220,9 @@ class NgramProposer:
 
         Arguments and errors as in :meth:`step`; no slot twice.
         """
-        index = self._index_for("ngram_index_append_", token_ids)
-        if index is not None:
-            index.append(
+        drafting = self._drafting("ngram_index_append_", token_ids)
+        if drafting.index is not None:
+            drafting.index.append(
                 token_ids,
                 num_tokens,
                 match_policy=self.config.match_policy_code,
@@ -334,42 +230,50 @@ class NgramProposer:
                 slot_indices=slot_indices,
             )
             all_rows = row_indices is None and slot_indices is None
-            self._keep(index, len(token_ids) if all_rows else 0)
+            self._keep(drafting, len(token_ids) if all_rows else 0)
 
     def reset(self, slot_indices: ArrayT) -> None:
         """Empties the slots of finished requests: slot_indices [N]. A store keeps their text."""
-        if self.index is not None:
-            self.index.reset(slot_indices)
-        if self.store is not None:
-            self.store.finish(slot_indices)
+        if self._indexed is not None:
+            self._indexed.end(slot_indices)
 
-    def _index_for(self, op: str, token_ids: Any) -> NgramIndex | DeviceNgramIndex | None:
-        if self.engine == "scan":
-            return None
-        if self.index is not None:
-            return self.index
+    def _drafting(self, op: str, token_ids: Any, *, may_index: bool = True) -> Drafting:
+        """The drafting with the index, or one that scans."""
+        if self._indexed is not None and may_index:
+            return self._indexed
         kind: Literal["numpy", "torch"] = "numpy" if isinstance(token_ids, np.ndarray) else "torch"
         if kind == "torch" and not is_tensor(token_ids):
             raise ValueError(
                 f"{op}: token_ids: expected a tensor or an array, got {type(token_ids).__name__}"
             )
-        if token_ids.ndim != 2:
-            raise ValueError(f"{op}: token_ids: expected rank 2, got rank {token_ids.ndim}")
-        rows, capacity = token_ids.shape
-        on_device = kind == "torch" and token_ids.device.type != "cpu"
-        if self.engine == "auto" and (on_device or capacity <= SHORT_ROW):
-            return None
+        if self.engine != "scan" and may_index:
+            if token_ids.ndim != 2:
+                raise ValueError(f"{op}: token_ids: expected rank 2, got rank {token_ids.ndim}")
+            rows, capacity = token_ids.shape
+            device = "cpu" if kind == "numpy" else token_ids.device.type
+            if takes_index(
+                self.config, self.engine, **_SHORT, capacity=capacity, device_type=device
+            ):
+                return self._with_index(rows, capacity, kind)
+        if kind not in self._scans:
+            self._scans[kind] = Drafting(self.config, kind=kind)
+        return self._scans[kind]
+
+    def _with_index(self, rows: int, capacity: int, kind: Literal["numpy", "torch"]) -> Drafting:
         tokens = rows * capacity if self._token_capacity is None else self._token_capacity
         slots = max(1, rows) if self._num_slots is None else self._num_slots
-        device = token_ids.device if on_device else None
-        return make_index(self.config, slots, tokens, kind=kind, device=device)
+        index = make_index(self.config, slots, tokens, kind=kind)
+        store = self._store
+        if store is None and self._has_store:
+            store = make_store(self.config, slots, kind=kind)
+        return Drafting(self.config, kind=kind, index=index, store=store)
 
-    def _store_for(self, method: str, index: Any, requests: Any, scopes: Any) -> NgramStore | None:
-        """Returns the store; checks ``scopes`` before anything is written."""
+    def _check_store(self, method: str, drafting: Drafting, requests: Any, scopes: Any) -> None:
+        """Checks ``scopes`` before anything is written."""
         if not self._has_store:
             if scopes is not None:
                 raise ValueError(f"NgramProposer: {method}: scopes: expected None without a store")
-            return None
+            return
         if scopes is not None and requests is not None:
             size, dtype = len(requests), str(scopes.dtype).rpartition(".")[2]
             if tuple(scopes.shape) != (size,) or dtype not in ("int32", "int64"):
@@ -377,54 +281,18 @@ class NgramProposer:
                     f"NgramProposer: {method}: scopes: expected int32 or int64 [{size}], got "
                     f"{dtype} {list(scopes.shape)}"
                 )
-        kind: Literal["numpy", "torch"] = "torch" if is_tensor(index.tensor) else "numpy"
-        store = self.store or make_store(self.config, index.num_slots, kind=kind)
-        if store.kind != kind:
-            raise ValueError(f"NgramProposer: {method}: store: expected one of kind={kind!r}")
-        return store
+        store = drafting.store
+        if store is not None and store.kind != drafting.kind:
+            raise ValueError(
+                f"NgramProposer: {method}: store: expected one of kind={drafting.kind!r}"
+            )
 
-    def _cost_buffer(self, like: Any) -> Any:
-        """[B, k] uint8: costs of the drafts, which a store compares with its own."""
-        shape = len(like), self.config.k
-        if is_tensor(like):
-            torch = sys.modules["torch"]
-            return torch.empty(shape, dtype=torch.uint8)
-        return np.empty(shape, np.uint8)
-
-    def _step_store(
-        self,
-        ops: Any,
-        store: NgramStore,
-        rows: tuple[Any, Any, Any],
-        drafts: Drafts[Any],
-        draft_costs: Any,
-        requests: dict[str, Any],
-    ) -> None:
-        """Replaces ``drafts`` by better ones from the store, then enters the sampled tokens."""
-        self.store = store
-        if not self._store_lookup:
-            self._store_lookup = store_lookup(self.config, store.tensor)
-        ops.ngram_store_step_(
-            *rows,
-            store.tensor,
-            draft_token_ids=drafts.draft_token_ids,
-            num_draft_tokens=drafts.num_draft_tokens,
-            match_len=drafts.match_len,
-            draft_costs=draft_costs,
-            **requests,
-            **self._store_lookup,
-        )
-
-    def _cost_arguments(
-        self, index: NgramIndex | DeviceNgramIndex, draft_costs: Any
-    ) -> dict[str, Any]:
-        if self._costs is None and self.config.cost_limit is not None:
-            self._costs = cost_table(self.config, index.tensor)
-        return _given(costs=self._costs, draft_costs=draft_costs)
-
-    def _keep(self, index: NgramIndex | DeviceNgramIndex, rows: int) -> None:
+    def _keep(self, drafting: Drafting, rows: int) -> None:
         """Keeps the index. Called after the operator, so that a rejected call keeps none."""
-        self.index = index
+        index = drafting.index
+        if index is None:
+            return
+        self._indexed = drafting
         if rows > index.num_slots and not self._warned and not _is_being_compiled():
             self._warned = True
             warnings.warn(
@@ -434,14 +302,16 @@ class NgramProposer:
             )
 
 
-def _refuse_costs(op: str, draft_costs: Any) -> None:
-    if draft_costs is not None:
-        raise ValueError(f"{op}: draft_costs: expected None without sizes='ladder', got a tensor")
+_SHORT: Any = {"short": SHORT_ROW, "says": "NgramProposer: "}
 
 
-def _given(**arguments: Any) -> dict[str, Any]:
-    """The arguments that are not None."""
-    return {name: value for name, value in arguments.items() if value is not None}
+def _of(drafting: Drafting) -> dict[str, Any]:
+    """What is kept, as arguments that must be tensors of the call's kind."""
+    return {
+        name: kept.tensor
+        for name, kept in (("index", drafting.index), ("store", drafting.store))
+        if kept is not None
+    }
 
 
 def _is_being_compiled() -> bool:

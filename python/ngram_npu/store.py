@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any, Literal, NoReturn, SupportsIndex
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -105,7 +107,8 @@ class NgramStore:
     (:func:`scope_of`): text of one scope is never compared with text of another, or drafted to it.
 
     One call uses the store at a time. Calls of other threads wait (:meth:`save`, :meth:`clear`,
-    :meth:`merge`, ...), except steps, which skip the store.
+    :meth:`merge`, ...), except steps, which skip the store. A forked process has a copy of its own,
+    which is empty if another thread was using the store.
 
     Args:
         num_slots: requests that may write at once.
@@ -162,6 +165,7 @@ class NgramStore:
             import torch
 
             self.tensor = torch.from_numpy(self._words)
+        _STORES.add(self)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
         raise TypeError("NgramStore: a store cannot be copied or pickled; save it and load it")
@@ -234,7 +238,8 @@ class NgramStore:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Writes the store, without the open requests, to a file, which is replaced atomically. A
-        process that is killed during the call leaves the old file and one that ends in ``.tmp``.
+        process that is killed during the call leaves the old file and one that ends in ``.tmp``,
+        which the next call for this path removes.
 
         The file contains unencrypted text as token ids: only its owner may read it.
 
@@ -443,6 +448,21 @@ def scope_of(name: str | int | None) -> int:
     if not 0 <= number < _NAMED_SCOPES:
         raise ValueError(f"scope_of: name: expected 0 to 2**62 - 1, got {number}")
     return number
+
+
+_STORES: WeakSet[NgramStore] = WeakSet()
+
+
+def _free_in_child() -> None:
+    """Empties and frees each store that another thread was using: in a forked process that thread
+    does not exist, and what it was writing stays incomplete."""
+    for store in _STORES:
+        if not _C.store_take(store._words):
+            _C.store_clear(store._words, None)
+        _C.store_give_back(store._words)
+
+
+os.register_at_fork(after_in_child=_free_in_child)
 
 
 def _wait(until: float) -> None:

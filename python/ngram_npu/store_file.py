@@ -11,8 +11,10 @@ All numbers are little-endian, as in memory.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import re
 import secrets
 import struct
 from collections.abc import Sequence
@@ -45,6 +47,7 @@ class FileSizes:
 
 def write(path: str | PathLike[str], sizes: FileSizes, contents: Sequence[Int32Array]) -> None:
     """Replaces the file ``path`` atomically. It contains users' text: only its owner may read it.
+    What killed processes left of earlier calls for this path is removed.
 
     Raises:
         OSError: writing fails.
@@ -53,8 +56,8 @@ def write(path: str | PathLike[str], sizes: FileSizes, contents: Sequence[Int32A
     folder, name = os.path.split(target)
     size = sum(part.nbytes for part in contents)
     head = _SIZES.pack(MAGIC, VERSION, sizes.num_blocks, sizes.line_bits, sizes.visibility, size)
-    scratch = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    _remove_leftovers(folder, name)
+    scratch, descriptor = _locked_scratch(folder, name)
     try:
         with open(descriptor, "wb") as file:
             file.write(head + _digest(head, contents))
@@ -124,6 +127,34 @@ def _digest(head: bytes, contents: Sequence[Int32Array]) -> bytes:
     for part in contents:
         digest.update(part.data)
     return digest.digest()
+
+
+def _locked_scratch(folder: str, name: str) -> tuple[str, int]:
+    """A new file to write to and its descriptor. The lock, which ends with the process, tells other
+    processes that it is in use."""
+    while True:
+        scratch = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.tmp")
+        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with suppress(OSError):  # a file system without locks, where none is removed either
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return scratch, descriptor
+        os.close(descriptor)  # another call removed it before it was locked
+
+
+def _remove_leftovers(folder: str, name: str) -> None:
+    """Removes the files of :func:`_locked_scratch` that no process has locked."""
+    scratch = re.compile(rf"\.{re.escape(name)}\.[0-9a-f]{{16}}\.tmp")
+    for found in filter(scratch.fullmatch, os.listdir(folder)):
+        path = os.path.join(folder, found)
+        with suppress(OSError):  # in use, another user's, or gone already
+            # Non-blocking, because a pipe of this name would wait for a writer.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(path)
+            finally:
+                os.close(descriptor)
 
 
 def _sync_folder(folder: str) -> None:

@@ -143,7 +143,9 @@ def test_bad_arguments_are_refused_before_a_launch(tensors: list[torch.Tensor]) 
 
 def test_an_operator_without_a_kernel_says_so() -> None:
     without = [name for name in OPSPECS if not _library.has_kernel(name, "npu")]
-    assert "ngram_index_reset_" in without
-    index, slots = (torch.zeros(64, dtype=torch.int32).npu() for _ in range(2))
+    assert {"ngram_index_reset_", "ngram_store_finish_"} <= set(without)
+    words, slots = (torch.zeros(64, dtype=torch.int32).npu() for _ in range(2))
     with pytest.raises(RuntimeError, match="no kernel is loaded for this device"):
-        torch.ops.ngram_npu.ngram_index_reset_(index, slots[:1])
+        torch.ops.ngram_npu.ngram_store_finish_(words, slots[:1])
+    with pytest.raises(ValueError, match=r"^ngram_index_reset_: index: .* in host memory"):
+        torch.ops.ngram_npu.ngram_index_reset_(words, slots[:1])

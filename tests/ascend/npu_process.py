@@ -35,7 +35,7 @@ class Npu:
             capture_output=True,
             text=True,
             check=False,
-            timeout=240,
+            timeout=600,
         )
 
     def python(self, code: str, **environment: str) -> str:

@@ -62,6 +62,6 @@ def test_matches_across_edges(cores: int, length: int, n: int) -> None:
     spec = OPSPECS["ngram_propose"]
     with machine(cores) as backend:
         for i, row in enumerate(rows):
-            look = (1, n, 4, i % 2, False, 2**40, None, n % 2 == 0)
+            look = (1, n, 4, i % 2, False, 2**40, None, 40, n % 2 == 0)
             args = (row[None], np.array([length], np.int32), None, None, *look)
             check_parity(spec, backend, Sample(f"{cores}-{length}-{n}-{i}", args))

@@ -64,14 +64,14 @@ def _calls(rng: np.random.Generator, text: Rows, first: int) -> Iterator[tuple[s
             int(rng.integers(2)), bool(rng.integers(2)), UNLIMITED,
         )  # fmt: skip
         if call % 3:
-            yield "ngram_propose", (rows, lengths, None, None, *look, None, call % 2 == 1)
+            yield "ngram_propose", (rows, lengths, None, None, *look, None, 40, call % 2 == 1)
         else:
             # The tokens that follow, so that what is appended may match too.
             at = np.minimum(lengths[:, None] + np.arange(5), CAPACITY - 1)
             sampled = np.take_along_axis(rows, at, axis=1)
             sampled[rng.random(sampled.shape) < 0.1] = -1
             step = (rows, lengths, sampled, None, None, bool(rng.integers(2)), 1 << 20)
-            yield "ngram_step_", (*step, *look, None)
+            yield "ngram_step_", (*step, *look, None, 40, call % 2 == 1, None, None)
 
 
 def _run(op: str, args: Args) -> list[torch.Tensor]:
@@ -93,5 +93,5 @@ def test_lookups(twin: Twin) -> None:
         with in_place_of_the_cpu(twin):
             for (op, args), truth in zip(calls, expected, strict=True):
                 for mine, right in zip(_run(op, args), truth, strict=True):
-                    assert torch.equal(mine, right), (op, args[-7:])
+                    assert torch.equal(mine, right), (op, args[4:])
     assert BATCH * CALLS // 4 < drafted < BATCH * CALLS

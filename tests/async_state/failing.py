@@ -17,8 +17,9 @@ class Countdown:
     def __init__(self, state: AsyncSpecState) -> None:
         self.left = 0
         device: Any = state._device
-        for name in ("copy", "upload_all", "record", "wait", "synchronize"):
-            setattr(device, name, self.through(getattr(device, name)))
+        for name in ("copy", "scatter", "record", "wait", "synchronize"):
+            if hasattr(device, name):  # a late device scatters
+                setattr(device, name, self.through(getattr(device, name)))
         state._truth._ops = _Operators(state._truth._ops, self)
 
     def through(self, call: Any) -> Any:

@@ -7,6 +7,7 @@ tensors.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -15,13 +16,12 @@ from typing import Any
 
 import torch
 from ngram_npu import NgramConfig
-from ngram_npu.index import DeviceNgramIndex, NgramIndex, make_index
-from torch.utils._pytree import tree_map
+from ngram_npu.index import NgramIndex, make_index
 
 POISON = -559038737
 POLICIES = ("eager", "lazy", "main first", "side first", "random")
 
-_ALIASES = {"slice", "view", "unbind", "split", "select", "detach", "alias", "as_strided"}
+_ALIASES = {"slice", "view", "unbind", "split_with_sizes", "select", "detach", "alias"}
 
 
 class HostReadError(AssertionError):
@@ -68,9 +68,7 @@ class LateDevice:
     def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(tuple(shape), dtype=dtype)
 
-    def index(
-        self, ngram: NgramConfig, num_slots: int, token_capacity: int
-    ) -> NgramIndex | DeviceNgramIndex:
+    def index(self, ngram: NgramConfig, num_slots: int, token_capacity: int) -> NgramIndex:
         made = make_index(ngram, num_slots, token_capacity, kind="torch")
         made.tensor = LateTensor(made.tensor, self)
         return made
@@ -86,9 +84,12 @@ class LateDevice:
         origin = source.inner
         self.launch(lambda: _copy(target, origin), stream)
 
-    def upload_all(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-        for target, source in zip(targets, sources, strict=True):
-            self.copy(target, source, "main")
+    def scatter(self, target: torch.Tensor, indices: torch.Tensor, source: torch.Tensor) -> None:
+        """``target[indices] = source``."""
+        assert isinstance(indices, LateTensor)
+        assert isinstance(source, LateTensor)
+        real = [value_of(tensor) for tensor in (target, indices, source)]
+        self.launch(lambda: _scatter(*real))
 
     def record(self, stream: str) -> Event:
         event = Event(stream)
@@ -177,6 +178,11 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
     target.copy_(source)
 
 
+def _scatter(target: torch.Tensor, indices: torch.Tensor, source: torch.Tensor) -> None:
+    assert len(indices.unique()) == len(indices), "places that are written twice"
+    target.index_copy_(0, indices, source)
+
+
 class LateTensor(torch.Tensor):
     """A tensor of a LateDevice: shape and type are known, values are not."""
 
@@ -208,14 +214,20 @@ class LateTensor(torch.Tensor):
         keywords: dict[str, Any] | None = None,
     ) -> Any:
         name = function._schema.name.partition("::")[2]
+        if name == "index_put_":
+            target, (indices,), source = arguments
+            target.owner.scatter(target, indices, source)
+            return target
         if function.namespace == "ngram_npu":
             given = (*arguments, *(keywords or {}).values())
             owner = next(a.owner for a in given if isinstance(a, LateTensor))
             return _launch(owner, name, function, arguments, keywords or {})
         if name in _ALIASES:
             owner = arguments[0].owner
-            made = function(*tree_map(_inner, arguments), **(keywords or {}))
-            return tree_map(lambda t: LateTensor(t, owner), made)
+            made = function(*map(_inner, arguments), **(keywords or {}))
+            if isinstance(made, torch.Tensor):
+                return LateTensor(made, owner)
+            return [LateTensor(t, owner) for t in made]
         raise HostReadError(f"{function} on the device is neither an operator nor a view")
 
 
@@ -238,8 +250,28 @@ def _inner(value: Any) -> Any:
     return value.inner if isinstance(value, LateTensor) else value
 
 
-def _meta(value: Any) -> Any:
-    return value.inner.to("meta") if isinstance(value, LateTensor) else value
+def _seen(value: Any) -> Any:
+    return (value.shape, value.dtype) if isinstance(value, LateTensor) else value
+
+
+@functools.cache
+def _names(function: Any) -> list[str]:
+    return [argument.name for argument in function._schema.arguments]
+
+
+@functools.cache
+def _results(function: Any, arguments: tuple[Any, ...], keywords: tuple[Any, ...]) -> list[Any]:
+    """Shapes and types of the results. A tensor is given as its shape and type."""
+
+    def meta(value: Any) -> Any:
+        if not isinstance(value, tuple):
+            return value
+        return torch.empty(value[0], dtype=value[1], device="meta")
+
+    if not function._schema.returns:
+        return []
+    found = function(*map(meta, arguments), **{n: meta(value) for n, value in keywords})
+    return [(result.shape, result.dtype) for result in found]
 
 
 def _launch(
@@ -253,17 +285,12 @@ def _launch(
     for argument in (*arguments, *keywords.values()):
         if isinstance(argument, torch.Tensor) and not isinstance(argument, LateTensor):
             raise HostReadError(f"{name} was given a tensor of the host")
-    names = [argument.name for argument in function._schema.arguments]
-    real = {n: _inner(value) for n, value in zip(names, arguments, strict=False)}
+    real = {n: _inner(value) for n, value in zip(_names(function), arguments, strict=False)}
     positional = tuple(real.values())
     named = {n: _inner(value) for n, value in keywords.items()}
     real |= named
-    results: tuple[torch.Tensor, ...] = ()
-    if function._schema.returns:
-        shapes = function(
-            *map(_meta, arguments), **{n: _meta(value) for n, value in keywords.items()}
-        )
-        results = tuple(torch.zeros(s.shape, dtype=s.dtype) for s in shapes)
+    seen = tuple(map(_seen, arguments)), tuple((n, _seen(value)) for n, value in keywords.items())
+    results = tuple(torch.zeros(shape, dtype=dtype) for shape, dtype in _results(function, *seen))
 
     def work() -> None:
         for result, found in zip(results, function(*positional, **named) or (), strict=True):

@@ -10,9 +10,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-import torch
 from ngram_npu.async_state import AsyncSpecState
-from ngram_npu.async_state.blocks import BlockTable
 from ngram_npu.async_state.mirrors import Mirrors
 from ngram_npu.async_state.staging import Download
 from ngram_npu.async_state.truth import (
@@ -28,6 +26,7 @@ from ngram_npu.async_state.truth import (
     SLOTS,
     DeviceTruth,
 )
+from ngram_npu.async_state.upload import NO_CELLS, NO_ROWS, PackedUpload, Upload
 
 Mutant = Callable[[], Any]
 """Makes a context in which the fault exists."""
@@ -55,20 +54,15 @@ def _uploaded(change: Callable[[Any, Any], None]) -> Mutant:
     """Changes the packed upload of a step: change(packed [P,R+1], step)."""
 
     def make(original: Any) -> Any:
-        def upload(self: AsyncSpecState, changes: Any, step: Any) -> None:
-            device, copy = self._device, self._device.copy
+        def inputs(self: AsyncSpecState, changes: Any, step: Any) -> Any:
+            packed, *known = original(self, changes, step)
+            packed = packed.copy()
+            change(packed.reshape(NUM_PACKED, -1), step)
+            return [packed, *known]
 
-            def changed_copy(target: Any, source: Any, stream: Any) -> None:
-                if target is self._truth.packed:
-                    change(source.numpy().reshape(NUM_PACKED, -1), step)
-                copy(target, source, stream)
+        return inputs
 
-            with mock.patch.object(device, "copy", changed_copy):
-                original(self, changes, step)
-
-        return upload
-
-    return _wrapped(AsyncSpecState, "_upload_step", make)
+    return _wrapped(AsyncSpecState, "_inputs", make)
 
 
 def _operator(name: str, change: Callable[..., None]) -> Mutant:
@@ -231,8 +225,8 @@ def _forgetting_generations(original: Any) -> Any:
 
 def _commit_then(change: Callable[[Mirrors, Any, Any], None]) -> Mutant:
     def make(original: Any) -> Any:
-        def commit(self: Mirrors, changes: Any, step: Any) -> None:
-            original(self, changes, step)
+        def commit(self: Mirrors, changes: Any, step: Any, rows: Any) -> None:
+            original(self, changes, step, rows)
             change(self, changes, step)
 
         return commit
@@ -296,7 +290,7 @@ MUTANTS |= {
     "argument written to": _wrapped(AsyncSpecState, "begin_step", _writing_to_the_batch),
     "position in a step that sampled nothing": _commit_then(_last_positions_kept),
     "known input ids not uploaded": lambda: mock.patch.object(
-        Mirrors, "known_input_ids", return_value=False
+        Mirrors, "known_input_ids", return_value=None
     ),
     "exact mirrors readable too soon": lambda: mock.patch.object(AsyncSpecState, "is_exact", True),
 }
@@ -368,17 +362,22 @@ class _ReadyTooEarly(_Between):
         self._device.last = event
 
 
-def _one_upload(*names: str) -> Mutant:
-    def change(state: AsyncSpecState) -> None:
-        for name in names:
-            setattr(state, name, getattr(state, name)[:1] * 2)
-
-    return _after_init(change)
+def _one_staging_buffer(state: AsyncSpecState) -> None:
+    upload = state._truth.upload
+    if isinstance(upload, PackedUpload):
+        upload._staging[1] = upload._staging[0]
 
 
-def _one_block_staging(state: AsyncSpecState) -> None:
-    for table in state._block_tables:
-        table._staging[1], table._flat[1] = table._staging[0], table._flat[0]
+def _sent(change: Callable[..., tuple[Any, Any]]) -> Mutant:
+    """Changes what is scattered: change(rows, cells)."""
+
+    def make(original: Any) -> Any:
+        def send(self: Any, number: int, rows: Any, cells: Any, fixed: Any) -> None:
+            original(self, number, *change(rows, cells), fixed)
+
+        return send
+
+    return _wrapped(PackedUpload, "send", make)
 
 
 def _fewer_downloads(name: str, count: int) -> Mutant:
@@ -407,7 +406,7 @@ def _host_waits(state: AsyncSpecState) -> None:
 
 def _slots_by_previous_position(original: Any) -> Any:
     def propose(self: DeviceTruth, sampled: Any, views: Any, *arguments: Any) -> Any:
-        operators = self._ops
+        operators = self._drafting._ops
 
         class Operators:
             def __getattr__(self, name: str) -> Any:
@@ -418,7 +417,7 @@ def _slots_by_previous_position(original: Any) -> Any:
                     *given, **{**named, "slot_indices": views.previous}
                 )
 
-        with mock.patch.object(self, "_ops", Operators()):
+        with mock.patch.object(self._drafting, "_ops", Operators()):
             return original(self, sampled, views, *arguments)
 
     return propose
@@ -433,24 +432,14 @@ def _reading_end(original: Any) -> Any:
     return end
 
 
-def _acceptance_of_whoever_was_there(state: AsyncSpecState) -> None:
-    if state.config.merge is not None:
-        device, rows = state._device, state.config.max_rows
-        state._truth.acceptance_rows = (device.tensor((2,), torch.int32),) * rows
+def _lengths_only(original: Any) -> Any:
+    return lambda self, slots, lengths: original(self, slots, lengths)[:1]
 
 
 def _main_does_not_wait(state: AsyncSpecState) -> None:
     device: Any = state._device
     wait = device.wait
     device.wait = lambda stream, event: None if stream == "main" else wait(stream, event)
-
-
-def _forgetting_the_other_staging(original: Any) -> Any:
-    def commit(self: BlockTable, number: int, planned: Any) -> None:
-        self._missing = None
-        original(self, number, planned)
-
-    return commit
 
 
 def _drafts_of_the_step_before(original: Any) -> Any:
@@ -471,13 +460,12 @@ MUTANTS |= {
     "event recorded too early": lambda: _patched_start(_EventTooEarly),
     "event of the other stream": lambda: _patched_start(_EventOnTheOtherStream),
     "main overwrites what is being downloaded": _after_init(_main_does_not_wait),
-    "one staging buffer for the packed upload": _one_upload("_packed_uploads"),
-    "one staging buffer for input ids": _one_upload("_input_id_uploads"),
-    "one staging buffer for prompts": _one_upload("_prompt_uploads"),
-    "one staging buffer for lengths": _one_upload("_length_uploads", "_length_cells"),
-    "one staging buffer for block tables": _after_init(_one_block_staging),
-    "block table staging lacks the other's changes": _wrapped(
-        BlockTable, "commit", _forgetting_the_other_staging
+    "one staging buffer for uploads": _after_init(_one_staging_buffer),
+    "no cells written": _sent(lambda rows, cells: (rows, [NO_CELLS])),
+    "cells one too far": _sent(lambda rows, cells: (rows, [(at + 1, of) for at, of in cells])),
+    "no rows written": _sent(lambda rows, cells: (NO_ROWS, cells)),
+    "rows of the neighbour": _sent(
+        lambda rows, cells: (rows._replace(chunks=np.roll(rows.chunks, 1, 0)), cells)
     ),
     "counts download reused": _fewer_downloads("_counts", 1),
     "drafts download reused": _fewer_downloads("_drafts", 2),
@@ -487,7 +475,7 @@ MUTANTS |= {
     ),
     "rebuilt without waiting": lambda: mock.patch.object(AsyncSpecState, "_wait_for_device"),
     "rebuilt without emptying the index": lambda: mock.patch.object(DeviceTruth, "clear"),
-    "acceptance of whoever was there before": _after_init(_acceptance_of_whoever_was_there),
+    "acceptance of whoever was there before": _wrapped(Upload, "lengths", _lengths_only),
     "host waits in begin_step": _in_begin_step(_host_waits),
     "host reads in end_step": _wrapped(AsyncSpecState, "end_step", _reading_end),
 }

@@ -85,14 +85,16 @@ def test_a_capacity_in_tokens_bounds_the_index() -> None:
 
 
 def test_a_device_without_an_index() -> None:
-    class Npu(StreamDevice):
+    class Cuda(StreamDevice):
         def __init__(self) -> None:
-            self._device = torch.device("meta")
+            self._device = torch.device("cuda")
 
-    with pytest.raises(ValueError, match="AsyncConfig: engine: expected 'scan' on meta"):
-        Npu().index(NgramConfig(), 1, 1)
-    with pytest.raises(ValueError, match="NgramConfig: sizes: expected 'consecutive' on meta"):
-        Npu().index(NgramConfig(sizes="ladder"), 1, 1)
+    for config, option in (
+        (NgramConfig(), "AsyncConfig: engine: expected 'auto' or 'scan'"),
+        (NgramConfig(sizes="ladder"), "NgramConfig: sizes: expected 'consecutive'"),
+    ):
+        with pytest.raises(ValueError, match=f"^{option} on cuda: the index is in host memory"):
+            Cuda().index(config, 1, 1)
 
 
 def test_unknown_device() -> None:

@@ -83,7 +83,7 @@ def _failed(method: str) -> Iterator[tuple[AsyncSpecState, DeviceError]]:
         except DeviceError as error:
             yield state, error
             continue
-        assert left > 5, "hardly a device call"
+        assert left > 4, "hardly a device call"
         return
     raise AssertionError("no end of device calls")
 

@@ -10,46 +10,36 @@ from hypothesis import strategies as st
 
 from async_state.engine import run
 from async_state.scenario import DEVICES, Scenario
-from tools.verify.async_proof import FIRST_SEED, prove
+from tools.verify.async_proof import prove
 
-_SHARES = 8
-_PER_SHARE = 50
-
-
-@pytest.mark.parametrize("share", range(_SHARES))
-def test_seeded_scenarios(share: int) -> None:
-    for number in range(share * _PER_SHARE, (share + 1) * _PER_SHARE):
-        seed, device = FIRST_SEED + number, DEVICES[number % len(DEVICES)]
-        try:
-            run(Scenario(random.Random(seed), device))
-        except Exception as error:
-            raise AssertionError(f"scenario {number} (seed {seed}, device {device})") from error
+QUICK = 100
+"""Of the seeded scenarios, so many notice every fault (test_faults.py)."""
+_SLOW = [pytest.param(first, marks=pytest.mark.slow) for first in (100, 200, 300)]
 
 
-@settings(max_examples=100)
-@given(rng=st.randoms(use_true_random=False), device=st.sampled_from(DEVICES))
-def test_drawn_scenarios(rng: random.Random, device: str) -> None:
-    run(Scenario(rng, device))
-
-
-def test_the_scenarios_are_not_idle() -> None:
-    """All events occur in the scenarios."""
-    result = prove(60)
-    assert result["lossless"] == 60
+@pytest.mark.parametrize("first", [0, *_SLOW])
+def test_seeded_scenarios(first: int) -> None:
+    """Lossless, and not idle: all events occur. `run(scenario(number))` repeats a failed one."""
+    result = prove(QUICK, first)
+    assert not result["failed"]
     for figure in (
-        "readmissions",
-        "moves",
-        "discarded",
-        "padded",
-        "accepted",
-        "rejected",
-        "indexed",
-    ):
+        "readmissions", "moves", "discarded", "padded", "accepted", "rejected", "indexed",
+    ):  # fmt: skip
         assert result["totals"][figure] > 50, figure
     for figure in (
         "empty", "rebuilt", "bad samples", "neural drafts", "n-grams instead", "n-grams behind",
     ):  # fmt: skip
         assert result["totals"][figure] > 0, figure
+
+
+@pytest.mark.parametrize("count", [30, pytest.param(100, marks=pytest.mark.slow)])
+def test_drawn_scenarios(count: int) -> None:
+    @settings(max_examples=count)
+    @given(rng=st.randoms(use_true_random=False), device=st.sampled_from(DEVICES))
+    def draw(rng: random.Random, device: str) -> None:
+        run(Scenario(rng, device))
+
+    draw()
 
 
 @pytest.mark.parametrize("drafting", ["padded", "trimmed"])

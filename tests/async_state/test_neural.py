@@ -118,8 +118,7 @@ def test_a_readmitted_request_begins_anew() -> None:
     state = started()
     state.end_step(sampled_of([3, -1, -1]), drafter(NEURAL))
     state.reconcile()
-    acceptance = state._truth.neural_acceptance
-    assert acceptance is not None
+    acceptance = state._truth.upload.acceptance
     assert acceptance[state._mirrors.slot_of[0]].tolist() == [2 * 65536, 3]
     begin(state, removed=ints(0))
     assert not acceptance.any()

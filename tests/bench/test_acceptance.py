@@ -9,16 +9,13 @@ from typing import Any
 
 import pytest
 from ngram_npu import NgramConfig, NgramProposer
+from ngram_npu.replay import ReplayOptions, load_inputs, replay, tokenize
+from ngram_npu.vllm.v2 import NgramSpeculator
 
 from tools.bench.__main__ import main
-from tools.bench.acceptance_plot import lighter
-from tools.bench.ops import (
-    acceptance,
-    acceptance_ablation,
-    acceptance_smoothing,
-    acceptance_store,
-)
-from tools.bench.ops.acceptance import PEERS, REFERENCE, proposed
+from tools.bench.ops import acceptance, acceptance_padded, acceptance_store
+from tools.bench.ops.acceptance import proposed
+from tools.bench.pictures import lighter
 
 pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
 
@@ -75,32 +72,6 @@ def test_an_index_that_counts_otherwise_ends_the_run(
     assert "k 8, limit 2: Counts(" in capsys.readouterr().err
 
 
-@pytest.fixture
-def standing_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer in the place of Arctic's C++, which is not everywhere."""
-    config = NgramConfig(k=2)
-    peers = {REFERENCE: lambda of: proposed(of, NgramProposer(config, "index"), 2)}
-    for module in (acceptance_ablation, acceptance_smoothing):
-        monkeypatch.setattr(module, "PEERS", {**PEERS, **peers})
-
-
-@pytest.mark.usefixtures("standing_in")
-def test_a_part_taken_away(data: Path) -> None:
-    found = run(data, "acceptance-ablation")
-    whole, *without = found["results"]
-    assert (whole["variant"], whole["ratio"]) == ("all of it", 1)
-    assert all(result["speedup"] > 1 for result in (whole, *without))
-    assert len({result["speedup"] for result in (whole, *without)}) > 4
-
-
-@pytest.mark.usefixtures("standing_in")
-def test_smoothing(data: Path) -> None:
-    found = run(data, "acceptance-smoothing")["results"]
-    assert [result["strength"] for result in found] == list(acceptance_smoothing.STRENGTHS)
-    assert all(result["odd"]["sets"] == 2 for result in found)
-    assert found[0]["whole"]["k8"] != found[-1]["whole"]["k8"]
-
-
 def test_a_lighter_picture() -> None:
     group = '<g id="a"><g id="b"><path d="M 0.123 1.987" style="fill: red"/></g></g>'
     kept = '<g clip-path="url(#p0123456789)"><use style="fill: red"/></g>'
@@ -121,3 +92,42 @@ def test_a_store_is_fed_in_the_order_of_the_file(data: Path) -> None:
         assert curve[0] < curve[-1]
         assert found["limit_40"]["tokens_per_step"] > 1
     assert {"finish", "no store", "limit_40"} <= summary["speedup"].keys()
+
+
+def test_replay_knows_what_the_v2_runner_verifies(data: Path) -> None:
+    """A replay of padded drafts yields the tokens of the runner's own call."""
+    *sets, summary = run(data, "acceptance-padded")["results"]
+    assert summary["sets"] == len(sets) == 2
+    bounds = {"ngram": (2, 5, False), "1-16": (1, 16, True)}
+    for found in sets:
+        for lookup, (low, high, overlap) in bounds.items():
+            replayed = replay(
+                [data / f"{found['set']}.jsonl"],
+                ReplayOptions(
+                    min_n=low,
+                    max_n=high,
+                    k=5,
+                    match_policy="latest",
+                    overlap=overlap,
+                    drafts="padded",
+                ),
+            ).total
+            assert replayed.tokens_per_step is not None
+            expected = round(replayed.tokens_per_step, 4)
+            assert found["k5"][lookup] == expected
+
+
+def test_a_runner_that_fills_up_with_another_token(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (item, _) = load_inputs([data])
+    requests = tokenize(item, None)
+    right = proposed(requests, acceptance_padded.V2Runner("ngram", 5), 5)
+    propose = NgramSpeculator.propose
+
+    def wrong(self: Any, batch: Any, *rest: Any) -> Any:
+        drafts = propose(self, batch, *rest)
+        return drafts.roll(1, dims=1)
+
+    monkeypatch.setattr(NgramSpeculator, "propose", wrong)
+    assert proposed(requests, acceptance_padded.V2Runner("ngram", 5), 5) != right

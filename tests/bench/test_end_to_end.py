@@ -18,9 +18,8 @@ from tools.bench.ops.vllm_end_to_end import (
     OUTPUT_TOKENS,
     EngineProcess,
     VllmEndToEnd,
-    prompts_of,
 )
-from tools.bench.options import BenchError, Size
+from tools.bench.options import BenchError
 
 CORPUS = list(range(5000))
 SECONDS = {"ours": 1.0, "no-speculation": 4.0, "vllm-ngram": 2.0, "ours-async": 0.5}
@@ -43,6 +42,8 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             drafts = 0 if self.name == "no-speculation" else 10
             return {
                 "seconds": SECONDS[self.name],
+                "cpu_seconds": 2 * SECONDS[self.name],
+                "drafting_seconds": SECONDS[self.name] / 100 if drafts else 0.0,
                 "token_ids": texts,
                 "vllm:spec_decode_num_drafts": drafts,
                 "vllm:spec_decode_num_draft_tokens": 4 * drafts,
@@ -63,7 +64,7 @@ def test_rounds_ratios_and_texts(order: list[str], tmp_path: Path) -> None:
     command = ["vllm-end-to-end", "--sizes", "3x1k", "--rounds", "2", "--json", str(file)]
     assert main(command) == 0
     names = list(CONTESTANTS)
-    assert order == [*names, *names, *names[1:], names[0]]
+    assert order == [*names, *names, *reversed(names)]
     found = json.loads(file.read_text())
     (result,) = found["results"]
     speeds = {name: of["median"] for name, of in result["tokens_per_second"].items()}
@@ -74,6 +75,15 @@ def test_rounds_ratios_and_texts(order: list[str], tmp_path: Path) -> None:
         "ours-async over no-speculation": 8,
         "ours-async over vllm-ngram": 4,
     }
+    assert {name: of["median"] for name, of in result["cpu_seconds"].items()} == {
+        name: 2 * seconds for name, seconds in SECONDS.items()
+    }
+    assert {name: of["median"] for name, of in result["drafting_ms"].items()} == {
+        "ours": 10, "vllm-ngram": 20, "ours-async": 5,
+    }  # fmt: skip
+    assert {name: of["median"] for name, of in result["drafting_ratio"].items()} == {
+        "ours": 2, "ours-async": 4,
+    }  # fmt: skip
     assert "no-speculation" not in result["drafts"]
     assert result["drafts"]["ours"] == {"tokens_per_draft": 4, "accepted_per_draft": 3}
     assert result["requests_with_other_text"] == {
@@ -85,33 +95,13 @@ def test_rounds_ratios_and_texts(order: list[str], tmp_path: Path) -> None:
     assert "threads" not in found["settings"]
 
 
-@pytest.mark.parametrize("wrong", [["--peer", "read"], ["--sizes", "1x16k"]])
-def test_what_cannot_be_measured_is_refused(order: list[str], wrong: list[str]) -> None:
-    assert main(["vllm-end-to-end", *wrong]) == 2
-    assert order == []
-
-
-def test_without_vllm_it_says_so(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(vllm_end_to_end, "_vllm", lambda: "")
-    assert main(["vllm-end-to-end"]) == 2
-    assert "vLLM is not installed" in capsys.readouterr().err
-
-
-def test_prompts_share_all_but_their_end() -> None:
-    first, second = prompts_of(Size(2, 1024), CORPUS)
-    assert len(first) == len(second) == 1024
-    assert first[:512] == second[:512]
-    assert first[512:] != second[512:]
-    assert [len(prompt) for prompt in prompts_of(Size(3, 100), CORPUS)] == [100] * 3
-
-
 ANSWERS = """
-import json, sys
+import json, os, sys
 print(json.dumps({"ready": True}), flush=True)
 for line in sys.stdin:
-    print(json.dumps({"prompts": len(json.loads(line)["prompts"])}), flush=True)
+    prompts = json.loads(line)["prompts"]
+    found = {"numba_threads": os.environ["NUMBA_NUM_THREADS"], "torch_threads": len(prompts)}
+    print(json.dumps(found), flush=True)
 """
 
 
@@ -120,7 +110,9 @@ def test_an_engine_process_answers_and_ends(
 ) -> None:
     monkeypatch.setattr(vllm_end_to_end, "_openmp", lambda: "")
     engine = EngineProcess([sys.executable, "-c", ANSWERS], {}, tmp_path / "log")
-    assert engine.run([[1], [2]]) == {"prompts": 2}
+    assert engine.run([[1]]) == {"numba_threads": "1", "torch_threads": 1}
+    with pytest.raises(BenchError, match="torch's threads: expected 1, got 2"):
+        engine.run([[1], [2]])
     engine.stop()
     with pytest.raises(BenchError, match="the engine ended:\nno vLLM"):
         EngineProcess([sys.executable, "-c", "import sys; sys.exit('no vLLM')"], {}, tmp_path / "l")

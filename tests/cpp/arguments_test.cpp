@@ -45,7 +45,8 @@ TensorView view(T* data, DType dtype, int64_t size) {
 // A front end without tensors: an operator's body returns the parameters that its kernel would get.
 class ViewCall : public host::Arguments {
  public:
-  using Params = std::tuple<NgramProposeParams, NgramStepParams>;
+  using Params = std::tuple<NgramProposeParams, NgramStepParams, NgramIndexProposeParams, NgramIndexStepParams,
+                            NgramIndexAppendParams, NgramIndexResetParams>;
   using In = const TensorView&;
   using Optional = const TensorView*;
   struct Output {};
@@ -115,13 +116,14 @@ struct Call {
   NgramProposeParams propose() {
     return std::get<NgramProposeParams>(host::ngram_propose<ViewCall>(
         token_ids, num_tokens, with_row_indices ? &row_indices : nullptr, with_mask ? &counts : nullptr, min_n, max_n,
-        k, match_policy, true, max_len, with_workspace ? &workspace : nullptr, false));
+        k, match_policy, true, max_len, nullptr, 40, false));
   }
 
   NgramStepParams step() {
-    return std::get<NgramStepParams>(host::ngram_step_<ViewCall>(
-        token_ids, num_tokens, sampled, with_mask ? &mask : nullptr, with_row_indices ? &row_indices : nullptr, true,
-        50, min_n, max_n, k, match_policy, true, max_len, with_workspace ? &workspace : nullptr));
+    return std::get<NgramStepParams>(
+        host::ngram_step_<ViewCall>(token_ids, num_tokens, sampled, with_mask ? &mask : nullptr,
+                                    with_row_indices ? &row_indices : nullptr, true, 50, min_n, max_n, k, match_policy,
+                                    true, max_len, nullptr, 40, false, nullptr, with_workspace ? &workspace : nullptr));
   }
 
   bool untouched() const {
@@ -150,6 +152,40 @@ std::string error(Op op, const std::function<void(Call&)>& spoil) {
 void both(const std::function<void(Call&)>& spoil, const std::string& message) {
   EXPECT_EQ(error(kPropose, spoil), "ngram_propose: " + message);
   EXPECT_EQ(error(kStep, spoil), "ngram_step_: " + message);
+}
+
+// The error of each operator of the index, with all of its tensors on another device.
+TEST(ArgumentsTest, TheIndexIsOnTheHost) {
+  Call c;
+  for (TensorView* tensor : {&c.token_ids, &c.num_tokens, &c.sampled, &c.workspace, &c.row_indices}) {
+    tensor->device = {1, 0};
+  }
+  const auto refused = [](const std::string& first, const auto& call) {
+    try {
+      call();
+      ADD_FAILURE() << first << " is not refused";
+    } catch (const ArgumentError& e) {
+      EXPECT_EQ(e.what(),
+                first + ": expected device cpu (the index is in host memory; other devices scan), got cuda:0");
+    }
+  };
+  const TensorView& index = c.workspace;
+  refused("ngram_index_propose_: token_ids", [&] {
+    host::ngram_index_propose_<ViewCall>(c.token_ids, c.num_tokens, index, nullptr, nullptr, nullptr, 1, 3, 4, 0, false,
+                                         100, false, nullptr, 40, nullptr, false);
+  });
+  refused("ngram_index_step_: token_ids", [&] {
+    host::ngram_index_step_<ViewCall>(c.token_ids, c.num_tokens, c.sampled, index, nullptr, nullptr, nullptr, true, 50,
+                                      1, 3, 4, 0, false, 100, false, nullptr, 40, nullptr, false);
+  });
+  refused("ngram_index_append_: token_ids", [&] {
+    host::ngram_index_append_<ViewCall>(c.token_ids, c.num_tokens, index, nullptr, nullptr, 1, 3, 0, false, false);
+  });
+  refused("ngram_index_reset_: index", [&] { host::ngram_index_reset_<ViewCall>(index, c.row_indices); });
+  c.workspace.device = {};  // an index where it belongs, and rows that are elsewhere
+  refused("ngram_index_append_: token_ids", [&] {
+    host::ngram_index_append_<ViewCall>(c.token_ids, c.num_tokens, index, nullptr, nullptr, 1, 3, 0, false, false);
+  });
 }
 
 TEST(ArgumentsTest, ValidCallsPass) {
@@ -318,9 +354,8 @@ TEST(ArgumentsTest, Sizes) {
 }
 
 TEST(ArgumentsTest, Scalars) {
-  both([](Call& c) { c.k = 0; }, "k: expected 1 to 64, got 0");
-  both([](Call& c) { c.k = 65; }, "k: expected 1 to 64, got 65");
-  both([](Call& c) { c.k = -1; }, "k: expected 1 to 64, got -1");
+  both([](Call& c) { c.k = -1; }, "k: expected 0 to 64, got -1");
+  both([](Call& c) { c.k = 65; }, "k: expected 0 to 64, got 65");
   both([](Call& c) { c.min_n = 0; }, "min_n: expected 1 to 3, got 0");
   both([](Call& c) { c.min_n = 4; }, "min_n: expected 1 to 3, got 4");
   both([](Call& c) { c.max_n = 65; }, "max_n: expected 1 to 64, got 65");
@@ -404,7 +439,7 @@ TEST(ArgumentsTest, EmptyTensorsShareNothing) {
 
 TEST(ArgumentsTest, TheErrorIsAnInvalidArgument) {
   Call call;
-  call.k = 0;
+  call.k = -1;
   EXPECT_THROW(call.propose(), std::invalid_argument);
 }
 

@@ -27,7 +27,7 @@ namespace ngram_npu::test {
 // Counts of what episodes reached. The comparison does not cover an event whose count stays 0.
 struct Reached {
   int64_t drafts = 0, splits = 0, doublings = 0, directories = 0, releases = 0, given_up = 0;
-  int64_t ladder_drafts = 0, told_by_outcomes = 0, ended_by_cost = 0, without_outcomes = 0, outcome_pages = 0;
+  int64_t ladder_drafts = 0, told_by_outcomes = 0, ended_by_cost = 0, scanned_by_cost = 0, outcome_pages = 0;
 
   void operator+=(const Reached& other) {
     for (const auto& [name, at] : kNames) this->*at += other.*at;
@@ -45,7 +45,7 @@ inline const std::pair<const char*, int64_t Reached::*> Reached::kNames[11] = {
     {"drafts of a ladder", &Reached::ladder_drafts},
     {"drafts that other outcomes would change", &Reached::told_by_outcomes},
     {"drafts ended by their cost", &Reached::ended_by_cost},
-    {"drafts of a scan, by cost", &Reached::without_outcomes},
+    {"drafts of scanned rows, by cost", &Reached::scanned_by_cost},
     {"outcomes on several pages", &Reached::outcome_pages},
 };
 
@@ -117,8 +117,7 @@ class IndexEpisode {
     for (int64_t i = 0; i < costs_.size(); ++i) costs_.data()[i] = static_cast<uint8_t>((i + 1) * (2 * seed + 1) % 61);
     costs_.freeze();
     if (c_.one_in(4)) return;
-    ladder_.draft_costs = draft_costs_[0];
-    ladder_.draft_costs_stride = draft_costs_.view().stride;
+    costs_to_ = {draft_costs_[0], draft_costs_.view().stride};
   }
 
   const char* event() {
@@ -252,7 +251,8 @@ class IndexEpisode {
       lookup.row_indices = {row_indices_.data(), 8};
       lookup.batch = batch;
       lookup.lookup = look_;
-      lookup.draft_token_ids = drafts.data();
+      lookup.draft_token_ids = {drafts.data(), look_.k, 4};
+      lookup.draft_costs = costs_to_;
       lookup.num_draft_tokens = num_draft.data();
       lookup.match_len = match_len.data();
     };
@@ -325,14 +325,15 @@ class IndexEpisode {
     const auto expected = [&](bool knows_outcomes, std::vector<uint8_t>* costs) {
       return expected_ladder_draft(t, look_, ladder_.costs, ladder_.cost_limit, knows_outcomes, costs);
     };
-    const Draft want = expected(!scanned, &paid);
-    if (!(got == want)) return scanned ? "a ladder's draft that is not a scan's" : "a draft that is not the ladder's";
+    const Draft want = expected(true, &paid);
+    if (!(got == want))
+      return scanned ? "a scanned row's draft that is not the ladder's" : "a draft that is not the ladder's";
     paid.resize(static_cast<size_t>(k_), kNoCost);
-    if (ladder_.draft_costs != nullptr && !std::equal(paid.begin(), paid.end(), draft_costs_[i])) return "draft_costs";
+    if (costs_to_.data != nullptr && !std::equal(paid.begin(), paid.end(), draft_costs_[i])) return "draft_costs";
     reached_.ladder_drafts += want.count > 0;
     if (ladder_.costs == nullptr) return nullptr;
-    reached_.without_outcomes += scanned && want.count > 0;
-    reached_.told_by_outcomes += !(want == expected(scanned, &other_paid));
+    reached_.scanned_by_cost += scanned && want.count > 0;
+    reached_.told_by_outcomes += !(want == expected(false, &other_paid));
     reached_.ended_by_cost +=
         want.count < draft_behind(t, expected_candidate(t), look_, [](int64_t, int64_t) { return true; }).count;
     return nullptr;
@@ -374,6 +375,7 @@ class IndexEpisode {
   GuardedRows<uint8_t> draft_costs_;
   std::vector<int64_t> slots_;
   LookupOptions look_{};
+  DraftCosts costs_to_{};
   LadderOptions ladder_{};
   std::vector<int32_t> depths_;  // of the slots' directories, when last observed
   int32_t pages_in_use_ = 0;

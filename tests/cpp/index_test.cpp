@@ -5,8 +5,8 @@
 
 #include <cstdio>
 
-#include "entry_points.h"
 #include "index_episode.h"
+#include "op_calls.h"
 
 namespace ngram_npu::test {
 namespace {
@@ -54,10 +54,10 @@ struct OneRowStep {
     params.step.batch = 1;
     params.step.advance = true;
     params.step.vocab_size = 1 << 30;
-    params.step.lookup = {2, 4, 2, int64_t{1} << 40, kEarliest, false};
+    params.step.lookup = {2, 4, 2, int64_t{1} << 40, kEarliest, false, false, nullptr, 0};
     params.step.next_token_ids = &next;
     params.step.num_sampled = &num_sampled;
-    params.step.draft_token_ids = drafts;
+    params.step.draft_token_ids = {drafts, params.step.lookup.k, 4};
     params.step.num_draft_tokens = &num_draft;
     params.step.match_len = &match_len;
     params.index = {index, words, {}};

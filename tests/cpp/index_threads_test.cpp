@@ -78,12 +78,13 @@ Tokens drafts_after(const Executor* executor, const Tokens& tokens, int64_t page
     p.step.lookup = lookup.options;
     p.step.next_token_ids = next.data();
     p.step.num_sampled = num_sampled.data();
-    p.step.draft_token_ids = drafts.data();
+    p.step.draft_token_ids = {drafts.data(), p.step.lookup.k, 4};
     p.step.num_draft_tokens = num_draft.data();
     p.step.match_len = match_len.data();
     p.index = {index.data(), words, {}};
     p.catch_up_tokens = -1;
-    p.ladder = {lookup.ladder, lookup.costs, 40, lookup.costs == nullptr ? nullptr : paid.data(), kDrafts};
+    p.ladder = {lookup.ladder, lookup.costs, 40};
+    if (lookup.costs != nullptr) p.step.draft_costs = {paid.data(), kDrafts};
     EXPECT_EQ(ngram_npu_cpu_ngram_index_step_(&p, nullptr), kOk);
     all.insert(all.end(), drafts.begin(), drafts.end());
     all.insert(all.end(), paid.begin(), paid.end());
@@ -97,7 +98,7 @@ TEST(IndexThreadsTest, SeveralThreadsBuildWhatOneBuilds) {
   std::vector<uint8_t> costs(kCostRows * kCostColumns);
   for (uint8_t& cost : costs) cost = static_cast<uint8_t>(random() % 40);
   const auto options = [](int64_t min_n, int64_t max_n, int32_t match_policy) {
-    return LookupOptions{min_n, max_n, kDrafts, int64_t{1} << 40, match_policy, false};
+    return LookupOptions{min_n, max_n, kDrafts, int64_t{1} << 40, match_policy, false, false, nullptr, 0};
   };
   const LookupOptions sizes = options(1, kLadderMaxN, kLatest);
   const Lookup lookups[] = {{options(2, 4, kEarliest), false, nullptr},

@@ -19,7 +19,7 @@ INSTANTIATE_TEST_SUITE_P(Isa, NgramProposeTest, testing::ValuesIn(instruction_se
 
 LookupOptions options(int64_t min_n, int64_t max_n, int64_t k, MatchPolicy match_policy = kEarliest,
                       bool overlap = false, int64_t max_len = kNoLimit) {
-  return {min_n, max_n, k, max_len, match_policy, overlap};
+  return {min_n, max_n, k, max_len, match_policy, overlap, false, nullptr, 0};
 }
 
 // One row, one answer.
@@ -175,7 +175,7 @@ TEST_P(NgramProposeTest, RowsThatMayNotDraftAreNotRead) {
   p.num_sampled = num_sampled;
   p.batch = 5;
   p.lookup = options(1, 3, 1, kLatest, true, 4096);
-  p.draft_token_ids = drafts;
+  p.draft_token_ids = {drafts, p.lookup.k, 4};
   p.num_draft_tokens = num_draft;
   p.match_len = match_len;
   ASSERT_EQ(ngram_npu_cpu_ngram_propose(&p, nullptr), kOk);
@@ -192,7 +192,7 @@ TEST_P(NgramProposeTest, RowsWithoutCapacity) {
   p.num_tokens = num_tokens;
   p.batch = 3;
   p.lookup = options(1, 1, 1);
-  p.draft_token_ids = drafts;
+  p.draft_token_ids = {drafts, p.lookup.k, 4};
   p.num_draft_tokens = num_draft;
   p.match_len = match_len;
   ASSERT_EQ(ngram_npu_cpu_ngram_propose(&p, nullptr), kOk);

@@ -52,7 +52,7 @@ TEST_P(NgramStepTest, AppendsSeveral) {
 
 TEST_P(NgramStepTest, OverlapGoesOnIntoTheDraft) {
   StepInputs in = one({3, 4, 2});
-  in.lookup = {1, 3, 6, kNoLimit, kLatest, true};
+  in.lookup = {1, 3, 6, kNoLimit, kLatest, true, false, nullptr, 0};
   EXPECT_EQ(step(in).drafts, (Tokens{3, 4, 2, 3, 4, 2}));
 }
 
@@ -236,7 +236,7 @@ TEST_P(NgramStepTest, TheWidestSample) {
   in.rows = {{}};
   in.capacity = 70;
   in.sampled = {Tokens(65, 8)};
-  in.lookup = {1, 64, 64, kNoLimit, kEarliest, false};
+  in.lookup = {1, 64, 64, kNoLimit, kEarliest, false, false, nullptr, 0};
   const StepResult got = step(in);
   EXPECT_EQ(got.num_sampled, Tokens{65});
   EXPECT_EQ(got.num_tokens, Tokens{65});
@@ -270,10 +270,10 @@ TEST_P(NgramStepTest, RowsWithoutCapacity) {
   p.batch = 3;
   p.advance = true;
   p.vocab_size = 10;
-  p.lookup = {1, 1, 1, kNoLimit, kEarliest, false};
+  p.lookup = {1, 1, 1, kNoLimit, kEarliest, false, false, nullptr, 0};
   p.next_token_ids = next;
   p.num_sampled = num_sampled;
-  p.draft_token_ids = drafts;
+  p.draft_token_ids = {drafts, p.lookup.k, 4};
   p.num_draft_tokens = num_draft;
   p.match_len = match_len;
   ASSERT_EQ(ngram_npu_cpu_ngram_step_(&p, nullptr), kOk);
@@ -351,7 +351,10 @@ TEST_P(NgramStepTest, RandomBatches) {
                  1 + random.below(9),
                  random.below(90),
                  static_cast<int32_t>(random.below(2)),
-                 random.below(2) == 0};
+                 random.below(2) == 0,
+                 false,
+                 nullptr,
+                 0};
     const StepResult want = expected_step(in);
     const StepResult got = step(in);
     ASSERT_EQ(got.rows, want.rows) << "round " << round;

@@ -108,7 +108,7 @@ ProposeResult propose(const ProposeInputs& in, Layout layout) {
   const Guarded<int32_t> drafts = output(p.batch * p.lookup.k, layout);
   const Guarded<int32_t> num_draft = output(p.batch, layout);
   const Guarded<int32_t> match_len = output(p.batch, layout);
-  p.draft_token_ids = drafts.data();
+  p.draft_token_ids = {drafts.data(), p.lookup.k, 4};
   p.num_draft_tokens = num_draft.data();
   p.match_len = match_len.data();
 
@@ -156,7 +156,7 @@ StepResult step(const StepInputs& in, Layout layout) {
   const Guarded<int32_t> match_len = output(p.batch, layout);
   p.next_token_ids = next.data();
   p.num_sampled = num_sampled.data();
-  p.draft_token_ids = drafts.data();
+  p.draft_token_ids = {drafts.data(), p.lookup.k, 4};
   p.num_draft_tokens = num_draft.data();
   p.match_len = match_len.data();
 

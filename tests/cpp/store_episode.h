@@ -7,9 +7,8 @@
 #include <vector>
 
 #include "choices.h"
-#include "core/ngram_store_faults.h"
 #include "core/ngram_store_finish.h"
-#include "cpu/ngram_store_life.h"
+#include "cpu/ngram_store.h"
 #include "guard_pages.h"
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_step_(const ngram_npu::NgramStoreStepParams* params, void*);

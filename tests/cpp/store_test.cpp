@@ -2,6 +2,7 @@
 // with so few serial numbers that it is emptied again and again.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <functional>
 
@@ -63,6 +64,22 @@ std::vector<int32_t> store_of(const std::vector<int32_t>& text) {
   p.costs = costs.data();
   ngram_npu_cpu_ngram_store_step_(&p, nullptr);
   return words;
+}
+
+TEST(StoreTest, ClearingWipesTextAndOutcomes) {
+  std::vector<int32_t> words = store_of({5, 6, 7, 5, 6, 7, 5, 6});
+  const auto size = static_cast<int64_t>(words.size());
+  cpu::Store store;
+  ASSERT_TRUE(cpu::open_store(words.data(), size, &store));
+  const auto outcomes = reinterpret_cast<int32_t*>(store.bytes) - words.data();
+  const auto any_from = [&](int64_t begin) {
+    return std::any_of(words.begin() + begin, words.end(), [](int32_t word) { return word != 0; });
+  };
+  const int64_t other = 1, own = 0;
+  ngram_npu_cpu_ngram_store_clear(words.data(), size, &other);
+  EXPECT_TRUE(any_from(outcomes));
+  ngram_npu_cpu_ngram_store_clear(words.data(), size, &own);
+  EXPECT_FALSE(any_from(reinterpret_cast<int32_t*>(store.heads) - words.data()));
 }
 
 StoreFault fault_after(const std::function<void(const cpu::Store&)>& harm) {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/ngram_store_finish.h"
-#include "cpu/ngram_store_life.h"
+#include "cpu/ngram_store.h"
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_step_(const ngram_npu::NgramStoreStepParams* params, void*);
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_finish_(const ngram_npu::NgramStoreFinishParams* params, void*);

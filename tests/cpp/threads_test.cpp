@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "cpu/parallel.h"
-#include "entry_points.h"
 #include "lookup_cases.h"
+#include "op_calls.h"
 
 namespace ngram_npu::test {
 namespace {
@@ -104,10 +104,10 @@ struct Batch {
     p.batch = kRows;
     p.advance = true;
     p.vocab_size = 50000;
-    p.lookup = {2, 5, kDrafts, int64_t{1} << 40, match_policy, true};
+    p.lookup = {2, 5, kDrafts, int64_t{1} << 40, match_policy, true, false, nullptr, 0};
     p.next_token_ids = out.next.data();
     p.num_sampled = out.num_sampled.data();
-    p.draft_token_ids = out.drafts.data();
+    p.draft_token_ids = {out.drafts.data(), p.lookup.k, 4};
     p.num_draft_tokens = out.num_draft.data();
     p.match_len = out.match_len.data();
     p.executor = executor;
@@ -121,8 +121,8 @@ struct Batch {
     p.token_ids = {out.tokens.data(), kRows, kCapacity, kCapacity};
     p.num_tokens = out.num_tokens.data();
     p.batch = kRows;
-    p.lookup = {2, 5, kDrafts, int64_t{1} << 40, match_policy, true};
-    p.draft_token_ids = out.drafts.data();
+    p.lookup = {2, 5, kDrafts, int64_t{1} << 40, match_policy, true, false, nullptr, 0};
+    p.draft_token_ids = {out.drafts.data(), p.lookup.k, 4};
     p.num_draft_tokens = out.num_draft.data();
     p.match_len = out.match_len.data();
     p.executor = executor;
@@ -215,8 +215,8 @@ TEST_P(ThreadsTest, WorkBelowTheCrossoverStaysOnTheCaller) {
     p.num_tokens = lengths.data();
     p.row_indices = {indices.data(), 8};
     p.batch = n;
-    p.lookup = {1, 1, 1, int64_t{1} << 40, kEarliest, false};
-    p.draft_token_ids = drafts.data();
+    p.lookup = {1, 1, 1, int64_t{1} << 40, kEarliest, false, false, nullptr, 0};
+    p.draft_token_ids = {drafts.data(), p.lookup.k, 4};
     p.num_draft_tokens = num_draft.data();
     p.match_len = match_len.data();
     p.executor = threads.get();

@@ -14,7 +14,12 @@ from pathlib import Path
 
 from opspecs import OpSpec
 
-DEVICES = ("cpu", "cuda", "npu")
+KERNELS = {
+    "cpu": "csrc/cpu/{}.cpp",
+    "cuda": "csrc/cuda/{}.cu",
+    "npu": "csrc/ascendc/{}.cpp",
+}
+"""The source file of an operator's kernel for each device."""
 
 _CPP_TYPES = {
     "Tensor": "In<F>",
@@ -31,7 +36,7 @@ class Tree:
     schemas: dict[str, str]
     """Registered with torch, by name."""
     kernels: dict[tuple[str, str], bool]
-    """(op, device) -> whether a kernel is loaded, or compiled for the device's twin."""
+    """(op, device) -> whether its kernel is loaded (cpu), or has a source file."""
     references: dict[str, Callable[..., object]]
     wrappers: set[str]
     fakes: set[str]
@@ -62,36 +67,35 @@ def _problems_of(tree: Tree, name: str, spec: OpSpec) -> list[str]:
         found.append("not registered")
     elif bool(re.search(r"!\)\?? (?!workspace)", schema)) != name.endswith("_"):
         found.append("an operator's name ends in _ exactly if it writes to an argument")
-    for device in DEVICES:
-        loaded, reason = tree.kernels.get((name, device), False), spec.no_kernel.get(device)
-        if device == "cpu" and not loaded:
-            found.append("no kernel for cpu")
-        if loaded and reason:
+    file = name.rstrip("_")
+    for device, source in KERNELS.items():
+        there, reason = tree.kernels.get((name, device), False), spec.no_kernel.get(device)
+        if there and reason:
             found.append(f"has a kernel for {device}, but the OpSpec says why not")
-        if device != "cpu" and not loaded and not reason:
-            found.append(f"no kernel for {device} and no reason")
+        if not there and (device == "cpu" or not reason):
+            found.append(f"no kernel for {device}: lacks {source.format(file)}")
     if tree.references.get(name) is not spec.reference:
         found.append("reference/ has no function of that name, or not the OpSpec's")
     for what, names in (
-        ("a wrapper in ops/", tree.wrappers),
+        (f"a wrapper in python/ngram_npu/ops/{file}.py", tree.wrappers),
         ("a fake", tree.fakes),
         ("a numpy function in _C", tree.numpy_functions),
     ):
         if name not in names:
             found.append(f"lacks {what}")
-    file = name.rstrip("_")
     if file not in tree.core_headers:
-        found.append("lacks csrc/core/<op>.h")
-    found += _document_problems(schema, tree.documents.get(file))
+        found.append(f"lacks csrc/core/{file}.h")
+    if file not in tree.documents:
+        found.append(f"lacks docs/ops/{file}.md")
+    else:
+        found += _document_problems(schema, tree.documents[file])
     found += _body_problems(spec, tree.bodies)
     found += _stub_problems(spec, tree.stub)
     return found
 
 
-def _document_problems(schema: str, text: str | None) -> list[str]:
+def _document_problems(schema: str, text: str) -> list[str]:
     """The document has the operator's schema and a worked example."""
-    if text is None:
-        return ["lacks docs/ops/<op>.md"]
     found = []
     if schema not in text:
         found.append("its document does not show its schema")

@@ -10,11 +10,9 @@ from typing import Any
 import ngram_npu
 import pytest
 import torch
+from gates.gate import KERNELS, Tree, problems, source_problems
 from ngram_npu import _C, _library, ops, reference
 from opspecs import OPSPECS
-from twins import kernel_exists
-
-from gates.gate import DEVICES, Tree, problems, source_problems
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,9 +39,11 @@ def tree() -> Tree:
         specs=OPSPECS,
         schemas=schemas,
         kernels={
-            (op, d): _library.has_kernel(op, d) or kernel_exists(op, d)
+            (op, device): _library.has_kernel(op, "cpu")
+            if device == "cpu"
+            else (ROOT / source.format(op.rstrip("_"))).exists()
             for op in schemas
-            for d in DEVICES
+            for device, source in KERNELS.items()
         },
         references={op: getattr(reference, op) for op in reference.__all__},
         wrappers=set(ops.__all__),
@@ -97,11 +97,11 @@ WRONG: dict[str, tuple[Callable[[Tree], Tree], str]] = {
     ),
     "no cpu kernel": (
         lambda t: replace(t, kernels=_without(t.kernels, (OP, "cpu"))),
-        "no kernel for cpu",
+        "no kernel for cpu: lacks csrc/cpu/ngram_step.cpp",
     ),
     "no reason": (
         lambda t: replace(_with_spec(t, no_kernel={}), kernels=_without(t.kernels, (OP, "cuda"))),
-        "no kernel for cuda and no reason",
+        "no kernel for cuda: lacks csrc/cuda/ngram_step.cu",
     ),
     "stale reason": (
         lambda t: _with_spec(t, no_kernel={"cpu": "none yet", "cuda": "none yet"}),
@@ -112,14 +112,23 @@ WRONG: dict[str, tuple[Callable[[Tree], Tree], str]] = {
         lambda t: replace(t, references={**t.references, OP: reference.ngram_propose}),
         "reference/",
     ),
-    "no wrapper": (lambda t: replace(t, wrappers=t.wrappers - {OP}), "a wrapper"),
+    "no wrapper": (
+        lambda t: replace(t, wrappers=t.wrappers - {OP}),
+        "python/ngram_npu/ops/ngram_step.py",
+    ),
     "no fake": (lambda t: replace(t, fakes=t.fakes - {OP}), "a fake"),
     "no numpy function": (
         lambda t: replace(t, numpy_functions=t.numpy_functions - {OP}),
         "a numpy function",
     ),
-    "no core header": (lambda t: replace(t, core_headers=t.core_headers - {FILE}), "csrc/core"),
-    "no document": (lambda t: replace(t, documents=_without(t.documents, FILE)), "lacks docs"),
+    "no core header": (
+        lambda t: replace(t, core_headers=t.core_headers - {FILE}),
+        "lacks csrc/core/ngram_step.h",
+    ),
+    "no document": (
+        lambda t: replace(t, documents=_without(t.documents, FILE)),
+        "lacks docs/ops/ngram_step.md",
+    ),
     "document without example": (
         lambda t: replace(t, documents={**t.documents, FILE: t.specs[OP].schema}),
         "no worked example",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tools.bench.gpu.runtime import Work, captured
+from tools.bench.device import Work, captured
 
 HAS_GPU = torch.cuda.is_available()
 NO_GPU = "NO GPU: nothing of the CUDA backend was run; its kernels run on their host twin only"
@@ -22,13 +22,18 @@ class Replay:
     which the next call overwrites. On the CPU each call is a call."""
 
     def __init__(self, device: str, work: Work) -> None:
-        self._work = work
+        self._device, self._work = device, work
         self._graph, self._results = (None, None) if device == "cpu" else captured(work)
 
     def __call__(self) -> Any:
-        if self._graph is None:
-            return self._work()
-        self._graph.replay()
+        """Neither waits for the GPU nor allocates."""
+        synchronize(self._device)
+        before = num_allocations(self._device)
+        with no_synchronisation(self._device):
+            if self._graph is None:
+                return self._work()
+            self._graph.replay()
+        assert num_allocations(self._device) == before
         return self._results
 
 

@@ -49,38 +49,47 @@ def run(device: str, steps: int) -> list[list[int]]:
     rows = np.arange(ROWS, dtype=np.int32)
     blocks = np.arange(ROWS * CAPACITY // BLOCK, dtype=np.int32).reshape(ROWS, -1)
     prompts = [rng.integers(0, VOCAB, n).astype(np.int32) for n in rng.integers(1, 60, ROWS)]
-    counts = np.array([len(p) for p in prompts], np.int32)
-    joining = Batch(
-        rows=rows,
-        num_scheduled_tokens=counts,
-        num_scheduled_drafts=np.zeros(ROWS, np.int32),
-        new=[Admission(row, prompts[row], (blocks[row],)) for row in range(ROWS)],
-    )
+    owners = list(range(ROWS))
     answers: list[list[int]] = [[] for _ in prompts]
+    in_flight: list[list[int]] = []
 
     def reconcile() -> None:
-        truth = state.reconcile()
-        for row, tokens, count in zip(
-            truth.rows, truth.sampled_token_ids, truth.num_sampled, strict=True
+        truth, of_step = state.reconcile(), in_flight.pop(0)
+        for owner, tokens, count in zip(
+            of_step, truth.sampled_token_ids, truth.num_sampled, strict=True
         ):
-            answers[row] += tokens[:count].tolist()
+            answers[owner] += tokens[:count].tolist()
 
-    for number in range(steps):
+    def step(batch: Batch) -> None:
+        in_flight.append([owners[row] for row in batch.rows])
+        state.end_step(verify(state.begin_step(batch), K))
+
+    counts = np.array([len(p) for p in prompts], np.int32)
+    new = [Admission(row, prompts[row], (blocks[row],)) for row in range(ROWS)]
+    step(Batch(rows, counts, np.zeros(ROWS, np.int32), new=new))
+    for number in range(1, steps):
+        # Other requests join in the place of two, at times.
+        leaving = rng.choice(rows, 2 * (number % 5 == 2), replace=False)
+        for row in leaving:
+            owners[row] = len(prompts)
+            prompts.append(rng.integers(0, VOCAB, rng.integers(1, 60)).astype(np.int32))
+            answers.append([])
         order = rng.permutation(rows)
+        drafts = np.where(np.isin(order, leaving), 0, K).astype(np.int32)
+        counts = np.array([len(prompts[owners[row]]) for row in order], np.int32)
         decoding = Batch(
             rows=order,
-            num_scheduled_tokens=np.full(ROWS, K + 1, np.int32),
-            num_scheduled_drafts=np.full(ROWS, K, np.int32),
+            num_scheduled_tokens=np.where(drafts > 0, K + 1, counts),
+            num_scheduled_drafts=drafts,
+            removed=leaving,
+            new=[Admission(row, prompts[owners[row]], (blocks[row],)) for row in leaving],
         )
         if number < 2:  # kernels are loaded and buffers allocated in the first steps
-            inputs = state.begin_step(decoding if number else joining)
-            state.end_step(verify(inputs, K))
+            step(decoding)
         else:
             with no_synchronisation(device):
-                inputs = state.begin_step(decoding)
-                state.end_step(verify(inputs, K))
-        if number:
-            reconcile()
+                step(decoding)
+        reconcile()
     reconcile()
     for prompt, answer in zip(prompts, answers, strict=True):
         last = int(prompt[-1])
@@ -95,7 +104,7 @@ def test_a_whole_step_does_not_synchronise(device: str) -> None:
     steps = times(device, 300, 30)
     answers = run(device, steps)
     assert answers == run("cpu", steps)
-    assert sum(map(len, answers)) > 2 * steps * ROWS
+    assert sum(map(len, answers)) > 1.5 * steps * ROWS
 
 
 @GPU_ONLY

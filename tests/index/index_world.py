@@ -17,11 +17,10 @@ Int32Array = npt.NDArray[np.int32]
 UNLIMITED = 2**63 - 1
 PAD = 7
 COSTS = np.random.default_rng(0).integers(0, 60, (16, 32), np.uint8)
-_WORST = np.repeat(COSTS[:, :1], 32, axis=1)
-"""For rows that are scanned: their outcomes count as 0."""
 _SHORT = 120
 _HEADER_WORDS = 64
-_OPTIONS, _LENGTH, _TAIL = 0, 1, 8
+_SLOT_WORDS = 48
+_OPTIONS, _LENGTH, _GIVEN_UP, _TAIL = 0, 1, 4, 8
 _TAIL_TOKENS = 8
 _LOST = -99
 _STAT_INDEXED = 16
@@ -64,11 +63,10 @@ def _words_of(num_slots: int, num_pages: int) -> Int32Array:
     return words
 
 
-def ladder_draft(tokens: Int32Array, lookup: Lookup, scanned: bool) -> tuple[Any, ...]:
+def ladder_draft(tokens: Int32Array, lookup: Lookup) -> tuple[Any, ...]:
     """(ids, count, match length, costs) of a row: by brute force if it is short, otherwise from an
     index built at once."""
-    costs = _WORST if scanned and lookup.costs is not None else lookup.costs
-    limit, k = lookup.cost_limit or 0, lookup.k
+    costs, limit, k = lookup.costs, lookup.cost_limit or 0, lookup.k
     if len(tokens) <= _SHORT:
         draft = truth_of(tokens).draft(len(tokens), k, costs, limit, lookup.overlap, lookup.max_len)
         return draft.ids, draft.count, draft.match_len, draft.costs
@@ -92,12 +90,7 @@ class World:
         rows, lengths: the runner's, between canaries.
         slots: [R], the slot of each row's request.
         steps: requests compared with a scan so far; ``blind`` of them could not be compared.
-
-    Slots of all layouts begin with the same words.
     """
-
-    SLOT_WORDS, GIVEN_UP = 48, 4
-    HAS_LADDER = True
 
     def __init__(
         self, num_rows: int, capacity: int, lookup: Lookup, num_slots: int, num_pages: int
@@ -107,25 +100,15 @@ class World:
         self.rows = self._buffer[1:-1, PAD:-PAD]
         self.rows[:] = -5
         self.lengths: Int32Array = np.zeros(num_rows, np.int32)
-        self.index = self._make_index(num_slots, num_pages)
-        self.words: Int32Array = self._words_of_index()
+        self.index = index_of_pages(num_slots, num_pages, self.lookup)
+        self.words: Int32Array = self.index.tensor
         self.slots: Int32Array = np.arange(num_rows, dtype=np.int32)
         self.known: dict[int, Int32Array] = {}
         self.steps = self.blind = self.drafts = 0
 
-    def _make_index(self, num_slots: int, num_pages: int) -> Any:
-        return index_of_pages(num_slots, num_pages, self.lookup)
-
-    def _words_of_index(self) -> Int32Array:
-        words: Int32Array = self.index.tensor
-        return words
-
-    def _call(self, op: str, *args: Any) -> Any:
-        return getattr(_C, op)(*args)
-
     def slot_words(self, slot: int) -> Int32Array:
-        at = _HEADER_WORDS + slot * self.SLOT_WORDS
-        words: Int32Array = self.words[at : at + self.SLOT_WORDS]
+        at = _HEADER_WORDS + slot * _SLOT_WORDS
+        words: Int32Array = self.words[at : at + _SLOT_WORDS]
         return words
 
     def live(self, row: int) -> Int32Array:
@@ -144,8 +127,7 @@ class World:
         for row in at:
             self._forget(int(row), int(self.lengths[row]))
         look = self.lookup
-        self._call(
-            "ngram_index_append_",
+        _C.ngram_index_append_(
             self.rows, self.lengths, self.words, at, self.slots[at], look.min_n, look.max_n,
             look.match_policy, look.ladder, look.costs is not None,
         )  # fmt: skip
@@ -154,7 +136,7 @@ class World:
 
     def reset(self, rows: Sequence[int]) -> None:
         slots = self.slots[np.asarray(rows, np.int32)]
-        self._call("ngram_index_reset_", self.words, slots)
+        _C.ngram_index_reset_(self.words, slots)
         for slot in slots:
             self.known.pop(int(slot), None)
 
@@ -179,7 +161,7 @@ class World:
         head = (discard, None if by_row else at)
         tail = (
             advance, vocab_size, look.min_n, look.max_n, look.k, look.match_policy, look.overlap,
-            look.max_len, None,
+            look.max_len,
         )  # fmt: skip
         truth = [*_C.ngram_step_(buffer[1:-1, PAD:-PAD], lengths, sampled, *head, *tail)]
         asked = at[truth[1] > 0]  # the slots of the others are left as they are
@@ -188,10 +170,9 @@ class World:
         paid = None if look.costs is None else np.zeros((len(at), look.k), np.uint8)
         ladder = (look.ladder, look.costs, look.cost_limit or 0, paid)
         given = None if by_row and np.array_equal(self.slots[at], at) else self.slots[at]
-        found = self._call(
-            "ngram_index_step_", self.rows, self.lengths, sampled, self.words, *head, given, *tail,
-            *ladder,
-        )  # fmt: skip
+        found = _C.ngram_index_step_(
+            self.rows, self.lengths, sampled, self.words, *head, given, *tail, *ladder
+        )
         np.testing.assert_array_equal(self._buffer, buffer)  # tokens, and nothing around them
         np.testing.assert_array_equal(self.lengths, lengths)
         for name, got, want in zip(("next", "num_sampled"), found[:2], truth[:2], strict=True):
@@ -220,11 +201,10 @@ class World:
     def _ladder_drafts(self, rows: Int32Array, lengths: Int32Array) -> tuple[list[Any], Any]:
         """Ids, counts and match lengths of a step that has been, and the costs; of rows with these
         lengths, 0 where nothing is drafted."""
-        drafts = []
-        for row, length in zip(rows.tolist(), lengths.tolist(), strict=True):
-            words = self.slot_words(int(self.slots[row]))
-            scanned = bool(words[self.GIVEN_UP]) or int(words[_LENGTH]) < length
-            drafts.append(ladder_draft(self.rows[row, :length], self.lookup, scanned))
+        drafts = [
+            ladder_draft(self.rows[row, :length], self.lookup)
+            for row, length in zip(rows.tolist(), lengths.tolist(), strict=True)
+        ]
         ids, counts, matches, costs = map(np.array, zip(*drafts, strict=True))
         return [ids, counts, matches], costs
 
@@ -252,7 +232,7 @@ class World:
     def _assess(self, row: int, length: int) -> bool:
         """Whether the slot holds other tokens than its row and cannot notice it."""
         slot = int(self.slots[row])
-        if self._will_rebuild(row, length) or self.slot_words(slot)[self.GIVEN_UP]:
+        if self._will_rebuild(row, length) or self.slot_words(slot)[_GIVEN_UP]:
             return False
         known = self.known.get(slot)
         if known is None or np.array_equal(known, self.rows[row, : len(known)]):
@@ -263,13 +243,13 @@ class World:
     def _forget(self, row: int, length: int) -> None:
         """Called before an operator that uses this row, which may rebuild its slot."""
         slot = int(self.slots[row])
-        if self._will_rebuild(row, length) or self.slot_words(slot)[self.GIVEN_UP]:
+        if self._will_rebuild(row, length) or self.slot_words(slot)[_GIVEN_UP]:
             self.known.pop(slot, None)
 
     def _note(self, row: int) -> None:
         slot = int(self.slots[row])
         words = self.slot_words(slot)
-        if words[self.GIVEN_UP] or words[_OPTIONS] == 0:
+        if words[_GIVEN_UP] or words[_OPTIONS] == 0:
             self.known.pop(slot, None)
             return
         known = self.known.get(slot)

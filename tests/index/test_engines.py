@@ -39,7 +39,7 @@ def test_which_engine(engine: str, max_n: int, capacity: int, uses_index: bool) 
 def test_errors() -> None:
     with pytest.raises(ValueError, match=r"engine: expected 'index', 'scan' or 'auto', got 'tree'"):
         NgramProposer(NgramConfig(), "tree")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"max_n - min_n <= 7 for 'index', got 1 to 9"):
+    with pytest.raises(ValueError, match=r"max_n - min_n <= 7.* for 'index', got 1 to 9"):
         NgramProposer(NgramConfig(min_n=1, max_n=9), "index")
 
 

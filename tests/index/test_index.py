@@ -31,14 +31,14 @@ def _indexed(tokens: Int32Array, **options: int) -> NgramIndex:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_slots": 0}, r"num_slots: expected at least 1, got 0"),
+        ({"num_slots": 0}, r"num_slots: expected 1 to 2\*\*28, got 0"),
         ({"token_capacity": -1}, r"token_capacity: expected >= 0, got -1"),
         ({"min_n": 0}, r"min_n, max_n: expected 1 <= .* got 0, 4"),
         ({"min_n": 5}, r"min_n, max_n: .* got 5, 4"),
         ({"max_n": 10}, r"min_n, max_n: .* got 2, 10"),
         ({"min_n": 60, "max_n": 65}, r"min_n, max_n: .* max_n <= 64, got 60, 65"),
         ({"token_capacity": 2**63}, r"token_capacity: too large, got 9223372036854775808"),
-        ({"num_slots": 2**28 + 1}, r"num_slots: expected at most 2\*\*28, got 268435457"),
+        ({"num_slots": 2**28 + 1}, r"num_slots: expected 1 to 2\*\*28, got 268435457"),
         ({"token_capacity": 10**12}, r"token_capacity: too large, got 1000000000000"),
     ],
 )
@@ -112,6 +112,23 @@ def test_statistics() -> None:
     step([0, 1], span=3)
     assert index.statistics.rebuilds_options == 2
     assert index.statistics.rows_scanned_full == 0
+
+
+@pytest.mark.parametrize("nothing", [{"k": 0}, {"k": 4, "max_len": 5}], ids=["k-0", "max-len"])
+def test_rows_that_cannot_draft_are_indexed_all_the_same(nothing: dict[str, int]) -> None:
+    tokens = _tokens(1, 700)
+    lengths = np.full(1, 400, np.int32)
+    index = NgramIndex(1, 700, min_n=2, max_n=4)
+    sampled = np.ones((1, 1), np.int32)
+    sizes = {"min_n": 2, "max_n": 4}
+    step = _C.ngram_index_step_(tokens, lengths, sampled, index.tensor, **sizes, **nothing)
+    assert step[2].shape == (1, nothing["k"])
+    assert step[3].tolist() == [0]
+    lengths += 50
+    _C.ngram_index_propose_(tokens, lengths, index.tensor, **sizes, **nothing)
+    assert index.tensor[HEADER + LENGTH] == 451
+    assert index.statistics.rows_indexed == 2
+    index.check_integrity({0: tokens[0, :451]})
 
 
 def test_a_long_prompt_is_caught_up_over_several_steps() -> None:

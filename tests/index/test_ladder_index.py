@@ -1,5 +1,5 @@
 """The index of a ladder: its outcomes and candidates follow the definition after any history of its
-rows, and the integrity check finds wrong ones."""
+rows, and the integrity check finds wrong ones. The reference passes examples worked by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pytest
 from index_world import Lookup, index_of_pages
 from ngram_npu import _C, IntegrityError, NgramIndex
-from ngram_npu.reference.ladder import candidate, outcome_bytes
+from ngram_npu.reference.ladder import candidate, draft, outcome_bytes
+from opspecs.ngram_store import text_rows
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -222,3 +223,101 @@ def test_a_row_without_room_is_indexed_once_there_is_some() -> None:
     assert index.statistics.slots_given_up == 1
     assert _outcomes(index, 0) == _outcomes(_at_once(tokens[1:, :8990]), 0)
     index.check_integrity()
+
+
+@pytest.mark.parametrize("by_step", [False, True], ids=["propose", "step"])
+@pytest.mark.parametrize("fill", [False, True])
+def test_rows_that_are_behind_draft_as_if_they_had_caught_up(fill: bool, by_step: bool) -> None:
+    """Of 40,000 tokens a call indexes 32,768. Such a row is scanned, as is one without a slot, and
+    yet drafts end where the outcomes of the whole row say."""
+    rows, length = 5, 40_000
+    tokens = text_rows(np.random.default_rng(8), rows, length + 1, 30)
+    table = np.random.default_rng(9).integers(0, 60, (16, 32), np.uint8)
+    no_outcomes = np.repeat(table[:, :1], 32, axis=1)
+    lengths = np.full(rows, length, np.int32)
+
+    def drafts(index: NgramIndex, costs: npt.NDArray[np.uint8], slots: list[int]) -> list[Any]:
+        paid = np.zeros((rows, 8), np.uint8)
+        options = {"k": 8, "costs": costs, "cost_limit": 99, "draft_costs": paid, "fill": fill}
+        options |= {"slot_indices": np.array(slots, np.int32), "overlap": True, **LADDER}
+        if by_step:
+            new = tokens[:, length:].copy()
+            made = _C.ngram_index_step_(tokens, lengths.copy(), new, index.tensor, **options)[2:]
+        else:
+            made = _C.ngram_index_propose_(tokens, lengths + 1, index.tensor, **options)
+        return [*made, paid]
+
+    caught_up, behind = _ladder(rows, tokens.size), _ladder(rows, tokens.size)
+    caught_up.append(tokens, lengths)
+    expected = drafts(caught_up, table, list(range(rows)))
+    assert caught_up.statistics.rows_indexed == rows
+    assert expected[1].min() < expected[1].max()
+    for slots in (list(range(rows)), [-1] * rows):
+        for mine, truth in zip(drafts(behind, table, slots), expected, strict=True):
+            assert np.array_equal(mine, truth)
+        # The outcomes do decide.
+        assert not np.array_equal(drafts(behind, no_outcomes, slots)[3], expected[3])
+    assert behind.statistics.rows_scanned_catching_up >= rows
+    assert behind.statistics.rows_scanned_other == 2 * rows
+
+
+FREE = [[0] * 32] * 16
+FAR = 1000
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([], (0, 0)),
+        ([7], (0, 0)),
+        ([7, 8], (0, 0)),
+        ([7, 7], (1, 1)),
+        ([7, 7, 7], (2, 2)),  # the occurrence may overlap the row's end
+        ([5, 6, 7, 5, 6], (2, 2)),
+        ([5, 1, 5, 2, 5], (3, 1)),  # the latest, not the first
+        # 1 2 3 occurred, but three is no size: the latest 2 3 counts, which matches two tokens.
+        ([1, 2, 3, 9, 4, 2, 3, 8, 1, 2, 3], (7, 2)),
+        # Found by two, and then a third token before it agrees.
+        ([1, 2, 3, 9, 1, 2, 3], (3, 3)),
+        ([*range(20), *range(20)], (20, 16)),
+    ],
+)
+def test_candidate(tokens: list[int], expected: tuple[int, int]) -> None:
+    assert candidate(tokens) == expected
+
+
+def test_outcome_bytes() -> None:
+    # 5 6 7 5 6 7: at the second 6 the candidate follows a 5 and is right, at the second 7 one
+    # that follows 5 6; then 5 is expected after 5 6 7, and 9 comes.
+    assert outcome_bytes([5, 6, 7, 5, 6, 7, 9]) == [0, 0, 0, 0, 3, 5, 6]
+    cycle = list(range(20))
+    assert outcome_bytes(cycle * 2)[-2:] == [31, 31]
+
+
+def test_a_draft_reads_the_table_at_match_and_byte() -> None:
+    table = [[100 * m + b for b in range(32)] for m in range(16)]
+    tokens = [5, 6, 7, 5, 6]  # bytes 0 0 0 0 3, candidate (2, 2)
+    assert draft(tokens, 4, table, 10_000, False, FAR) == ([7, 5, 6], [200, 300, 403], 2)
+    assert draft(tokens, 4, table, 10_000, True, FAR) == ([7, 5, 6, 7], [200, 300, 403, 500], 2)
+    assert draft([7, 7], 20, table, 100_000, True, FAR)[1][13:] == [1400] + [1500] * 6
+
+
+def test_a_draft_stops_where_it_would_pass_the_limit() -> None:
+    table = [[m * 10 for _ in range(32)] for m in range(16)]
+    tokens = [5, 6, 7, 5, 6]
+    assert draft(tokens, 4, table, 50, False, FAR) == ([7, 5], [20, 30], 2)
+    assert draft(tokens, 4, table, 49, False, FAR) == ([7], [20], 2)
+    assert draft(tokens, 4, table, 19, False, FAR) == ([], [], 2)
+
+
+def test_what_else_ends_a_draft() -> None:
+    tokens = [5, 6, 7, 5, 6]
+    assert draft(tokens, 2, FREE, 0, True, FAR)[0] == [7, 5]
+    assert draft(tokens, 4, FREE, 0, True, 6)[0] == [7]
+    assert draft(tokens, 4, FREE, 0, True, 5) == ([], [], 2)
+    assert draft([1, 2, 3], 4, FREE, 0, True, FAR) == ([], [], 0)
+
+
+def test_without_a_limit_k_tokens_are_drafted_whatever_they_cost() -> None:
+    dear = [[255] * 32] * 16
+    assert draft([5, 6, 7, 5, 6], 4, dear, None, True, FAR) == ([7, 5, 6, 7], [0, 0, 0, 0], 2)

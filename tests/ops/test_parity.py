@@ -1,52 +1,68 @@
-"""Every operator on every backend against its reference, bit for bit; derived from the OpSpecs."""
+"""Every operator on every backend against its reference, bit for bit; derived from the OpSpecs. The
+sanitizer run really uses sanitized kernels."""
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import lru_cache
 
+import ngram_npu
 import numpy as np
 import pytest
 from backends import BACKENDS, DEVICE_BACKENDS, TWIN_BACKENDS, Backend, as_arrays
 from hypothesis import given
 from hypothesis import strategies as st
+from ops.cases import cases_of
+from ops.parity import Case, MismatchError, case_of, check_case, check_parity
 from opspecs import OPSPECS, OpSpec, Sample, clone_args, owner
 
-from ops.parity import MismatchError, check_parity
-
+SANITIZED = os.environ.get("NGRAM_NPU_EXPECT_VERSION")
 SPECS = list(OPSPECS.values())
 PAIRS = [
     pytest.param(spec, backend, id=f"{spec.name}-{backend.name}")
+    for spec in SPECS  # one after the other, for the cached cases
     for backend in [*BACKENDS, *TWIN_BACKENDS, *DEVICE_BACKENDS]
-    for spec in SPECS
     if backend.serves(spec)
 ]
 
 
+@lru_cache(maxsize=2)
+def _random(op: str) -> list[Case]:
+    cases: list[Case] = []
+
+    @given(OPSPECS[op].strategy)
+    def draw(args: tuple[object, ...]) -> None:
+        cases.append(case_of(OPSPECS[op], Sample("hypothesis", args)))
+
+    draw()
+    return cases
+
+
 @pytest.mark.parametrize(("spec", "backend"), PAIRS)
 def test_samples(spec: OpSpec, backend: Backend) -> None:
-    count = 0
-    with backend.drawing():
-        for sample in spec.samples(np.random.default_rng(2026)):
-            check_parity(spec, backend, sample)
-            count += 1
-    assert count >= 10
+    cases = cases_of(spec.name)
+    for case in cases:
+        check_case(spec, backend, case)
+    assert len(cases) >= 10
 
 
 @pytest.mark.parametrize(("spec", "backend"), PAIRS)
 def test_random(spec: OpSpec, backend: Backend) -> None:
-    @given(spec.strategy)
-    def check(args: tuple[object, ...]) -> None:
-        check_parity(spec, backend, Sample("hypothesis", args))
-
-    with backend.drawing():
-        check()
+    cases = _random(spec.name)
+    for case in cases:
+        check_case(spec, backend, case)
+    assert len(cases) >= 100
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
-def test_reference_writes_only_what_the_schema_marks(spec: OpSpec) -> None:
-    reference = Backend("reference", lambda _, args: as_arrays(spec.reference(*args)), "auto")
-    for sample in spec.samples(np.random.default_rng(7)):
-        check_parity(spec, reference, sample)
+@pytest.mark.parametrize("fault", ["unmarked", "outside"])
+def test_the_reference_writes_only_what_the_schema_marks(fault: str) -> None:
+    """In every sample: what it would write otherwise is an error."""
+    spec = OPSPECS["ngram_step_"]
+    wrong = _wrong_backend(spec, fault)
+    with pytest.raises(MismatchError):
+        case_of(replace(spec, reference=lambda *args: wrong.call("", args)), spec.sample())
 
 
 def _wrong_backend(spec: OpSpec, fault: str) -> Backend:
@@ -121,3 +137,12 @@ def test_clone_keeps_the_layout(data: st.DataObject) -> None:
             assert copy.strides == original.strides
             assert np.array_equal(copy, original)
             assert not np.shares_memory(copy, original)
+
+
+@pytest.mark.skipif(SANITIZED is None, reason="only in the sanitizer run of the Makefile")
+def test_these_are_the_sanitized_kernels() -> None:
+    assert ngram_npu.__version__ == SANITIZED
+    with open("/proc/self/maps") as maps:
+        loaded = maps.read()
+    assert "libasan" in loaded
+    assert "libubsan" in loaded

@@ -23,12 +23,14 @@ def _propose(
     match_policy: int = 0,
     overlap: bool = False,
     max_len: int = UNLIMITED,
+    match_costs: list[int] | None = None,
     fill: bool = False,
 ) -> list[int]:
     tokens = np.full((1, 32), -7, np.int32)
     tokens[0, : len(context)] = context
     lengths = np.array([len(context)], np.int32)
-    args = (tokens, lengths, None, None, *n, k, match_policy, overlap, max_len, None, fill)
+    table = None if match_costs is None else np.array(match_costs, np.uint8)
+    args = (tokens, lengths, None, None, *n, k, match_policy, overlap, max_len, table, 40, fill)
     draft, count, _ = front_end.call("ngram_propose", args)
     if fill:
         return draft[0].tolist()
@@ -74,7 +76,7 @@ class TestVllmNgramGpuV1AndAscend:
 
 
 class TestVllmV2:
-    """The latest match; the last token fills unused places."""
+    """The latest match; the last token fills the places behind a draft."""
 
     def test_latest_of_equals(self, front_end: Backend) -> None:
         context = [1, 2, 70, 1, 2, 80, 1, 2]
@@ -84,7 +86,7 @@ class TestVllmV2:
         context = [1, 2, 3, 60, 9, 2, 3, 50, 1, 2, 3]
         assert _propose(front_end, context, n=(2, 3), k=2, match_policy=1) == [60, 9]
 
-    def test_the_last_token_fills_unused_places(self, front_end: Backend) -> None:
+    def test_the_last_token_fills_the_places_behind(self, front_end: Backend) -> None:
         context = [7, 9, 7, 8]
         assert _propose(front_end, [9, 8, 9], n=(1, 1), k=3, match_policy=1, fill=True) == [8, 9, 9]
         assert _propose(front_end, context, n=(1, 1), k=3, match_policy=1, fill=True) == [8] * 3
@@ -99,6 +101,38 @@ class TestOverlap:
 
     def test_run_of_one_token(self, front_end: Backend) -> None:
         assert _propose(front_end, [4, 4, 4], n=(2, 2), k=5, overlap=True) == [4] * 5
+
+
+class TestCosts:
+    """Not a peer's mode: token j costs what the table says of its match, which is j longer."""
+
+    CONTEXT = (1, 2, 3, 4, 5, 1, 2)
+
+    def test_a_draft_ends_before_the_limit_is_exceeded(self, front_end: Backend) -> None:
+        context = list(self.CONTEXT)
+        table = [99, 99, 15, 25, 1, *[99] * 11]  # 15, 40, 41
+        assert _propose(front_end, context, n=(2, 2), k=4, match_costs=table) == [3, 4]
+        assert _propose(front_end, context, n=(2, 2), k=4, match_costs=[20] * 16) == [3, 4]
+        assert _propose(front_end, context, n=(2, 2), k=4, match_costs=[41] * 16) == []
+
+    def test_the_last_row_is_for_all_longer_matches(self, front_end: Backend) -> None:
+        context = [4] * 30
+        table = [0] * 15 + [13]
+        draft = _propose(front_end, context, n=(14, 14), k=9, overlap=True, match_costs=table)
+        assert draft == [4] * 4  # 0, 13, 26, 39
+
+    def test_the_fill_continues_whatever_it_costs(self, front_end: Backend) -> None:
+        context = list(self.CONTEXT)
+        for table in (None, [20] * 16, [41] * 16):
+            filled = _propose(front_end, context, n=(2, 2), k=7, match_costs=table, fill=True)
+            assert filled == [3, 4, 5, 1, 2, 2, 2]
+            longest = _propose(
+                front_end, context, n=(2, 2), k=7, max_len=8, overlap=True, match_costs=table,
+                fill=True,
+            )  # fmt: skip
+            assert longest == [3, 4, 5, 1, 2, 3, 4]
+        at_its_end = _propose(front_end, context, n=(2, 2), k=3, max_len=7, overlap=True, fill=True)
+        assert at_its_end == [2] * 3
 
 
 class TestAcceptance:

@@ -25,6 +25,7 @@ OPSPECS: dict[str, OpSpec] = {
     spec.name: spec
     for spec in (
         ngram_propose.SPEC,
+        ngram_propose.SPEC_INTO,
         ngram_step.SPEC,
         ngram_index_propose.SPEC,
         ngram_index_step.SPEC,

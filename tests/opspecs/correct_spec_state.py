@@ -182,25 +182,18 @@ SPEC = OpSpec(
     bad_calls=(
         *COUNTS_BAD_CALLS,
         *LAYOUT_BAD_CALLS,
-        BadCall(
-            "B instead of B + 1",
-            {"query_start_loc": lambda a: a[:-1]},
-            r"size 5, got size 4",
-            "query_start_loc",
-        ),
+        BadCall("B instead of B + 1", {"query_start_loc": lambda a: a[:-1]}, r"size 5, got size 4"),
         BadCall(
             "too few lengths",
             {"seq_lens": lambda a: a[:3]},
             r"size >= 4 \(size of prev_positions\), got size 3",
-            "seq_lens",
         ),
         BadCall(
             "mask too small",
             {"discard": lambda a: a[:3]},
             r"size >= 4 \(size of prev_positions\), got size 3",
-            "discard",
         ),
-        BadCall("mask without lengths", {"num_tokens": None}, r"got None", "num_tokens"),
+        BadCall("mask without lengths", {"num_tokens": None}, r"got None"),
         BadCall(
             "more requests than known lengths",
             {"num_tokens": lambda a: a[:3], "row_indices": None},

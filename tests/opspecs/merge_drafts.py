@@ -160,6 +160,11 @@ def _edges(rng: np.random.Generator) -> Iterator[Sample]:
         for verified in (None, in_buffer([0]), in_buffer([1]), in_buffer([2])):
             measured = lone | more | {"num_scheduled_drafts": verified}
             yield _sample(f"measured-{mean}-{last}-{sampled}", measured)
+    for sampled in (64, 65, 66):
+        many = {"neural_acceptance": in_buffer([[7, 70]]), "num_sampled": in_buffer([sampled])}
+        for verified in (None, in_buffer([68])):
+            call = lone | many | {"num_scheduled_drafts": verified}
+            yield _sample(f"accepted-many-{sampled}", call)
     for ngram in ([1, 2, 3], [1, 9, 3], [9, 2, 3]):
         for n, g, extend in product((0, 1, 2), (1, 2, 3), (False, True)):
             more = {
@@ -226,12 +231,11 @@ SPEC = OpSpec(
     samples=_samples,
     strategy=_strategy(),
     bad_calls=(
-        BadCall("B", {"ngram_draft_token_ids": _cut}, "4, 3.*3, 3", "ngram_draft_token_ids"),
+        BadCall("B", {"ngram_draft_token_ids": _cut}, "4, 3.*3, 3"),
         BadCall(
             "a wider neural draft",
             {"neural_draft_token_ids": np.zeros((4, 4), np.int32)},
             r"width <= 3 \(width of ngram_draft_token_ids\), got 4",
-            "neural_draft_token_ids",
         ),
         BadCall(
             "k",
@@ -239,22 +243,20 @@ SPEC = OpSpec(
             "0 to 64, got 65",
             "ngram_draft_token_ids width",
         ),
-        BadCall("counts", {"num_ngram_draft_tokens": _cut}, "4, got", "num_ngram_draft_tokens"),
-        BadCall("matches", {"match_len": _cut}, "size 4, got size 3", "match_len"),
-        BadCall("neural", {"num_neural_draft_tokens": _cut}, "4, got", "num_neural_draft_tokens"),
-        BadCall("costs", {"draft_costs": _cut}, r"\[4, 3\], got .*\[3, 3\]", "draft_costs"),
+        BadCall("counts", {"num_ngram_draft_tokens": _cut}, "4, got"),
+        BadCall("matches", {"match_len": _cut}, "size 4, got size 3"),
+        BadCall("neural", {"num_neural_draft_tokens": _cut}, "4, got"),
+        BadCall("costs", {"draft_costs": _cut}, r"\[4, 3\], got .*\[3, 3\]"),
         BadCall(
             "both costs",
             {"match_costs": np.zeros(16, np.uint8)},
             r"None \(draft_costs is given\), got a tensor",
-            "match_costs",
         ),
-        BadCall("rungs", {"match_costs": _cut}, "16, got", "match_costs", sample="costs by match"),
+        BadCall("rungs", {"match_costs": _cut}, "16, got", sample="costs by match"),
         BadCall(
             "confidences",
             {"neural_draft_costs": lambda a: a[:, :1]},
             r"\[4, 2\], got .*\[4, 1\]",
-            "neural_draft_costs",
             sample="a neural confidence",
         ),
         BadCall(
@@ -270,15 +272,14 @@ SPEC = OpSpec(
             r"threshold <= 0 \(without draft_costs or match_costs\), got 1",
             "threshold",
         ),
-        BadCall("rows", {"row_indices": _cut}, "size 4, got size 3", "row_indices"),
-        BadCall("sampled", {"num_sampled": _cut}, "size 4, got size 3", "num_sampled"),
-        BadCall("verified", {"num_scheduled_drafts": _cut}, "4, got", "num_scheduled_drafts"),
-        BadCall("nothing sampled", {"num_sampled": None}, r"\(neural_acc.* None", "num_sampled"),
+        BadCall("rows", {"row_indices": _cut}, "size 4, got size 3"),
+        BadCall("sampled", {"num_sampled": _cut}, "size 4, got size 3"),
+        BadCall("verified", {"num_scheduled_drafts": _cut}, "4, got"),
+        BadCall("nothing sampled", {"num_sampled": None}, r"\(neural_acc.* None"),
         BadCall(
             "acceptance",
             {"neural_acceptance": np.zeros((5, 3), np.int32)},
             r"\[5, 2\], got .*\[5, 3\]",
-            "neural_acceptance",
         ),
         BadCall(
             "more requests than rows",
@@ -286,10 +287,10 @@ SPEC = OpSpec(
             "batch <= 3 .*got 4",
             "neural_draft_token_ids",
         ),
-        BadCall("length below 0", {"min_match_len": -1}, "0 to .*, got -1", "min_match_len"),
-        BadCall("length 2**31", {"min_match_len": 2**31}, "0 to .*, got 21", "min_match_len"),
-        BadCall("threshold below 0", {"threshold": -1}, "0 to .*, got -1", "threshold"),
-        BadCall("threshold 2**31", {"threshold": 2**31}, "0 to .*, got 21", "threshold"),
+        BadCall("length below 0", {"min_match_len": -1}, "0 to .*, got -1"),
+        BadCall("length 2**31", {"min_match_len": 2**31}, "0 to .*, got 21"),
+        BadCall("threshold below 0", {"threshold": -1}, "0 to .*, got -1"),
+        BadCall("threshold 2**31", {"threshold": 2**31}, "0 to .*, got 21"),
     ),
     sizes=_sizes(),
 )

@@ -18,7 +18,7 @@ def _slot_call(
     rng: np.random.Generator, tokens: Array, lengths: Array, policy: tuple[int, bool]
 ) -> Args:
     counts = in_buffer(rng.integers(-1, 4, 8))
-    options = (2, 4, 3, *policy, 70, None, bool(counts[0] > 0))  # filled as it happens
+    options = (2, 4, 3, *policy, 70, None, 40, bool(counts[0] > 0))  # filled as it happens
     return (tokens, lengths, in_buffer(range(8)), counts, *options)
 
 
@@ -28,6 +28,10 @@ SPEC = indexed_spec(
     reference.ngram_index_propose_,
     batch_of=_batch,
     missing=(1, 0, 3, 1, 70),
-    bad_calls=ngram_propose.SPEC.bad_calls,
+    bad_calls=(
+        *ngram_propose.LOOKUP_BAD_CALLS,
+        *ngram_propose.K_BAD_CALLS,
+        ngram_propose.B_MISMATCH,
+    ),
     slot_call=_slot_call,
 )

@@ -8,7 +8,7 @@ from ngram_npu import reference
 
 from .ngram_index import fresh, nonsense, warm
 from .rows import HOSTILE_INT32, HOSTILE_INT64, random_rows
-from .spec import NO_INDEX_ON_NPU, Args, OpSpec, Sample, in_buffer
+from .spec import NO_INDEX_ON_DEVICES, Args, OpSpec, Sample, in_buffer
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -30,7 +30,7 @@ def _sizes() -> tuple[Args, ...]:
 
 SPEC = OpSpec(
     name="ngram_index_reset_",
-    no_kernel=NO_INDEX_ON_NPU,
+    no_kernel=NO_INDEX_ON_DEVICES,
     reference=reference.ngram_index_reset_,
     samples=_samples,
     strategy=st.lists(st.integers(-1, 5)).map(lambda slots: (fresh(4, 4), in_buffer(slots))),

@@ -14,7 +14,8 @@ def _slot_call(
     rng: np.random.Generator, tokens: Array, lengths: Array, policy: tuple[int, bool]
 ) -> Args:
     sampled = in_buffer(rng.integers(0, 2, (8, 3), dtype=np.int32))
-    return (tokens, lengths, sampled, None, None, True, 9, 2, 4, 3, *policy, 70, None)
+    options = (2, 4, 3, *policy, 70, None, 40, bool(sampled[0, 0]), None, None)  # as it happens
+    return (tokens, lengths, sampled, None, None, True, 9, *options)
 
 
 SPEC = indexed_spec(
@@ -23,6 +24,11 @@ SPEC = indexed_spec(
     reference.ngram_index_step_,
     batch_of=lambda args: len(args[SAMPLED]),
     missing=(0,),
-    bad_calls=ngram_step.SPEC.bad_calls[:-1],  # whose batch the slots would not fit
+    bad_calls=(
+        *ngram_step.LOOKUP_BAD_CALLS,
+        *ngram_step.K_BAD_CALLS,
+        ngram_step.B_MISMATCH,
+        ngram_step.SAMPLED_BAD_CALLS[0],  # to the batch of the other the slots would not fit
+    ),
     slot_call=_slot_call,
 )

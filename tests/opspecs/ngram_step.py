@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
 from ngram_npu import reference
 
-from .ngram_propose import LOOKUP_BAD_CALLS
+from .costs import RISING, any_costs, costs_in_turn, fills_in_turn, paid_in_turn
+from .ngram_propose import COST_BAD_CALLS, K_BAD_CALLS, LOOKUP_BAD_CALLS, PAID_BAD_CALLS
 from .rows import (
     EDGE_LENGTHS,
     FEW_LONG,
@@ -29,6 +31,8 @@ from .rows import (
 from .spec import Args, Array, BadCall, OpSpec, Sample, in_buffer
 
 UNLIMITED = 2**63 - 1
+K = 9
+"""The place of ``k`` in a call."""
 
 
 def _sampled(rng: np.random.Generator, batch: int, width: int, alphabet: int) -> Array:
@@ -40,6 +44,16 @@ def _sampled(rng: np.random.Generator, batch: int, width: int, alphabet: int) ->
 
 
 def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+    for i, sample in enumerate(_steps(rng)):
+        *args, workspace = sample.args
+        named, costs = costs_in_turn(sample.label, i + 1)
+        paid = paid_in_turn(costs, i // 5, len(args[2]), args[K])
+        for label, fill in fills_in_turn(named, i):
+            yield replace(sample, label=label, args=(*args, *costs, fill, paid, workspace))
+
+
+def _steps(rng: np.random.Generator) -> Iterator[Sample]:
+    """All arguments up to ``max_len``, and the workspace."""
     tokens = in_buffer(random_rows(rng, 5, 90, 3), before=3, gap=5)
     lengths = in_buffer([90, 60, 33, 17, 2], gap=1)
     sampled = in_buffer(_sampled(rng, 3, 6, 3), gap=2)
@@ -181,7 +195,9 @@ def _strategy(draw: st.DrawFn) -> Args:
         discard = in_buffer(mask, dtype=np.bool_)
     head = (tokens, lengths, sampled, discard, indices, draw(st.booleans()))
     vocab_size = draw(st.sampled_from([0, 2, 6, UNLIMITED]))
-    return (*head, vocab_size, *draw(lookup_options()), None)
+    lookup, costs = draw(lookup_options()), draw(any_costs())
+    paid = paid_in_turn(costs, draw(st.integers(0, 1)), batch, lookup[2])
+    return (*head, vocab_size, *lookup, *costs, draw(st.booleans()), paid, None)
 
 
 def _sizes() -> tuple[Args, ...]:
@@ -199,9 +215,26 @@ def _sizes() -> tuple[Args, ...]:
         discard = np.zeros(batch, np.bool_)
         indices = np.arange(batch, dtype=np.int32)
         head = (tokens, lengths, sampled, discard, indices, True, 20 + rows)
-        made.append((*head, low, high, k, 0, False, capacity + 3, None))
+        paid = np.zeros((batch, k), np.uint8)
+        lookup = low, high, k, 0, False, capacity + 3
+        made.append((*head, *lookup, RISING.copy(), 45 + 2 * k, False, paid, None))
     return tuple(made)
 
+
+B_MISMATCH = BadCall("B mismatch", {"discard": lambda a: a[:-1]}, r"size 3, got size 2")
+SAMPLED_BAD_CALLS = (
+    BadCall(
+        "width 0",
+        {"sampled_token_ids": lambda a: a[:, :0]},
+        r"expected 1 to 65, got 0",
+        "sampled_token_ids width",
+    ),
+    BadCall(
+        "more requests than rows",
+        {"sampled_token_ids": np.zeros((6, 2), np.int32), "discard": None, "row_indices": None},
+        r"batch <= 5 .*got 6",
+    ),
+)
 
 SPEC = OpSpec(
     name="ngram_step_",
@@ -210,23 +243,11 @@ SPEC = OpSpec(
     strategy=_strategy(),
     bad_calls=(
         *LOOKUP_BAD_CALLS,
-        BadCall("B mismatch", {"discard": lambda a: a[:-1]}, r"size 3, got size 2", "discard"),
-        BadCall(
-            "width 0",
-            {"sampled_token_ids": lambda a: a[:, :0]},
-            r"expected 1 to 65, got 0",
-            "sampled_token_ids width",
-        ),
-        BadCall(
-            "more requests than rows",
-            {
-                "sampled_token_ids": np.zeros((6, 2), np.int32),
-                "discard": None,
-                "row_indices": None,
-            },
-            r"batch <= 5 .*got 6",
-            "sampled_token_ids",
-        ),
+        *K_BAD_CALLS,
+        *COST_BAD_CALLS,
+        *PAID_BAD_CALLS,
+        B_MISMATCH,
+        *SAMPLED_BAD_CALLS,
     ),
     sizes=_sizes(),
 )

@@ -48,7 +48,8 @@ def _call(
     values = dict.fromkeys(NAMES)
     store = in_buffer(store, before=1, gap=3)  # a copy: what is said next is not in it
     values |= {"token_ids": tokens, "num_tokens": lengths, "num_sampled": sampled, "store": store}
-    values |= {"max_len": UNLIMITED, "costs": FLAT, "cost_limit": 75, **drafts, **more}
+    values |= {"max_len": UNLIMITED, "costs": FLAT, "cost_limit": 75, "fill": False}
+    values |= {**drafts, **more}
     return tuple(values[name] for name in NAMES)
 
 
@@ -98,6 +99,7 @@ def _draft_samples(rng: np.random.Generator) -> Iterator[Sample]:
                     "cost_limit": limit,
                     "scopes": scopes,
                     "slot_indices": slots,
+                    "fill": dear == 60,
                 }
                 drafts = own_drafts(rng, 8, k, dear)
                 if dear == 11:  # ties
@@ -112,7 +114,7 @@ def _draft_samples(rng: np.random.Generator) -> Iterator[Sample]:
             yield Sample(f"recounted-{visibility}-{kinds}-{i}", args)
         for cut in (-(2**63), -1, 0, 99, 100, 101, 103, 108):
             all_100 = in_buffer([100] * 8)
-            more = {"max_len": cut, "slot_indices": slots}
+            more = {"max_len": cut, "slot_indices": slots, "fill": True}
             args = _call(tokens, all_100, sampled, store, no_drafts(8, 8), **more)
             yield Sample(f"max-len-{visibility}-{kinds}-{cut}", args)
 
@@ -196,7 +198,7 @@ def _hostile_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample("hostile-sampled", _call(tokens, good, hostile, store, drafts))
     minus = in_buffer(rng.choice(HOSTILE_INT32, (bad, 40)), gap=1)
     told = tell(rng, fresh(8, 32, 4), minus, good)
-    yield Sample("hostile-tokens", _call(minus, good, ones, told, drafts))
+    yield Sample("hostile-tokens", _call(minus, good, ones, told, drafts, fill=True))
     yield Sample("hostile-drafts", _call(minus, good, ones, told, own_drafts(rng, bad, 4, 256)))
     longer = in_buffer([41, 40, 39, 40, 41, 0, 1, 40])
     yield Sample("longer-than-rows", _call(tokens, longer, ones, store, drafts))
@@ -283,6 +285,7 @@ def _strategy(draw: st.DrawFn) -> Args:
         "max_len": draw(st.sampled_from([UNLIMITED, capacity, 0])),
         "costs": table(rng),
         "cost_limit": draw(st.sampled_from([0, 40, 2**31 - 1])),
+        "fill": draw(st.booleans()),
     }
     call = tokens, numbers(-1, capacity + 1), numbers(-1, capacity)
     return _call(*call, store, own_drafts(rng, rows, k, 60), **more)
@@ -323,21 +326,21 @@ SPEC = OpSpec(
     samples=_samples,
     strategy=_strategy(),
     bad_calls=(
-        BadCall("R", {"num_tokens": _cut}, "size 5, got size 4", "num_tokens"),
-        BadCall("rows", {"row_indices": _cut}, "size 3, got size 2", "row_indices"),
-        BadCall("slots", {"slot_indices": _cut}, "size 3, got size 2", "slot_indices"),
-        BadCall("scopes", {"scopes": _cut}, "size 3, got size 2", "scopes"),
-        BadCall("drafts", {"draft_token_ids": _cut}, "3.* got .*2", "draft_token_ids"),
-        BadCall("counts", {"num_draft_tokens": _cut}, "3, got size 2", "num_draft_tokens"),
-        BadCall("matches", {"match_len": _cut}, "size 3, got size 2", "match_len"),
-        BadCall("their costs", {"draft_costs": _cut}, r"\[3, 4\], got .*\[2, 4\]", "draft_costs"),
-        BadCall("k", {"draft_costs": _wide}, r"\[3, 4\], got .*\[3, 65\]", "draft_costs"),
+        BadCall("R", {"num_tokens": _cut}, "size 5, got size 4"),
+        BadCall("rows", {"row_indices": _cut}, "size 3, got size 2"),
+        BadCall("slots", {"slot_indices": _cut}, "size 3, got size 2"),
+        BadCall("scopes", {"scopes": _cut}, "size 3, got size 2"),
+        BadCall("drafts", {"draft_token_ids": _cut}, "3.* got .*2"),
+        BadCall("counts", {"num_draft_tokens": _cut}, "3, got size 2"),
+        BadCall("matches", {"match_len": _cut}, "size 3, got size 2"),
+        BadCall("their costs", {"draft_costs": _cut}, r"\[3, 4\], got .*\[2, 4\]"),
+        BadCall("k", {"draft_costs": _wide}, r"\[3, 4\], got .*\[3, 65\]"),
         BadCall("wide", {"draft_token_ids": _wide}, "0 to 64, got 65", "draft_token_ids width"),
-        BadCall("table", {"costs": FLAT[:, :55]}, r"\[16, 56\], got .*\[16, 55\]", "costs"),
-        BadCall("short table", {"costs": FLAT[:15]}, r"\[16, 56\], got .*\[15, 56\]", "costs"),
-        BadCall("a wider table's", {"costs": np.zeros((16, 99), np.uint8)[:, :56]}, "", "costs"),
-        BadCall("limit below 0", {"cost_limit": -1}, "0 to .*, got -1", "cost_limit"),
-        BadCall("limit 2**31", {"cost_limit": 2**31}, "0 to .*, got 2147483648", "cost_limit"),
+        BadCall("table", {"costs": FLAT[:, :55]}, r"\[16, 56\], got .*\[16, 55\]"),
+        BadCall("short table", {"costs": FLAT[:15]}, r"\[16, 56\], got .*\[15, 56\]"),
+        BadCall("a wider table's", {"costs": np.zeros((16, 99), np.uint8)[:, :56]}, ""),
+        BadCall("limit below 0", {"cost_limit": -1}, "0 to .*, got -1"),
+        BadCall("limit 2**31", {"cost_limit": 2**31}, "0 to .*, got 2147483648"),
     ),
     sizes=_sizes(),
 )

@@ -118,25 +118,12 @@ SPEC = OpSpec(
     samples=_samples,
     strategy=_strategy(),
     bad_calls=(
+        BadCall("B instead of B + 1", {"query_start_loc": lambda a: a[:-1]}, r"size 5, got size 4"),
         BadCall(
-            "B instead of B + 1",
-            {"query_start_loc": lambda a: a[:-1]},
-            r"size 5, got size 4",
-            "query_start_loc",
+            "drafts of other requests", {"next_token_ids": lambda a: a[:-1]}, r"size 3, got size 2"
         ),
-        BadCall(
-            "drafts of other requests",
-            {"next_token_ids": lambda a: a[:-1]},
-            r"size 3, got size 2",
-            "next_token_ids",
-        ),
-        BadCall(
-            "B mismatch",
-            {"num_scheduled_drafts": lambda a: a[:-1]},
-            r"size 4, got size 3",
-            "num_scheduled_drafts",
-        ),
-        BadCall("no token", {"pad_token": 2**31}, r"-2147483648 to 2147483647, got", "pad_token"),
+        BadCall("B mismatch", {"num_scheduled_drafts": lambda a: a[:-1]}, r"size 4, got size 3"),
+        BadCall("no token", {"pad_token": 2**31}, r"-2147483648 to 2147483647, got"),
     ),
     sizes=_sizes(),
 )

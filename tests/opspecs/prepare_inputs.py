@@ -78,21 +78,15 @@ SPEC = OpSpec(
     samples=_samples,
     strategy=_strategy(),
     bad_calls=(
-        BadCall("B mismatch", {"seq_lens": lambda a: a[:-1]}, r"size 4, got size 3", "seq_lens"),
-        BadCall(
-            "rejected mismatch",
-            {"num_rejected": lambda a: a[:-1]},
-            r"size 4, got size 3",
-            "num_rejected",
-        ),
+        BadCall("B mismatch", {"seq_lens": lambda a: a[:-1]}, r"size 4, got size 3"),
+        BadCall("rejected mismatch", {"num_rejected": lambda a: a[:-1]}, r"size 4, got size 3"),
         BadCall(
             "no offset at all",
             {"query_start_loc": lambda a: a[:0]},
             r"size >= 1 \(batch \+ 1\), got size 0",
-            "query_start_loc",
         ),
-        BadCall("negative", {"total_tokens": -1}, r"expected 0 to 2147483647", "total_tokens"),
-        BadCall("too many", {"total_tokens": 2**31}, r"expected 0 to 2147483647", "total_tokens"),
+        BadCall("negative", {"total_tokens": -1}, r"expected 0 to 2147483647"),
+        BadCall("too many", {"total_tokens": 2**31}, r"expected 0 to 2147483647"),
     ),
     sizes=_sizes(),
 )

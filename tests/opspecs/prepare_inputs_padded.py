@@ -52,15 +52,8 @@ SPEC = OpSpec(
     samples=_samples,
     strategy=_strategy(),
     bad_calls=(
-        BadCall(
-            "B mismatch", {"num_sampled": lambda a: a[:-1]}, r"size 3, got size 2", "num_sampled"
-        ),
-        BadCall(
-            "B instead of B + 1",
-            {"query_start_loc": lambda a: a[:-1]},
-            r"size 4, got size 3",
-            "query_start_loc",
-        ),
+        BadCall("B mismatch", {"num_sampled": lambda a: a[:-1]}, r"size 3, got size 2"),
+        BadCall("B instead of B + 1", {"query_start_loc": lambda a: a[:-1]}, r"size 4, got size 3"),
     ),
     sizes=tuple(_batch(np.random.default_rng(1), batch, 5) for batch in (7, 11, 15)),
 )

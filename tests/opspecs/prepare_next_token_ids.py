@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from ngram_npu import reference
 
 from .batches import index_vectors, int32_vectors
+from .ngram_step import SAMPLED_BAD_CALLS
 from .ngram_step import _sampled as sampled_matrix
 from .rows import HOSTILE_INT32, HOSTILE_INT64, INT32_MAX, random_rows, token_rows
 from .spec import Args, BadCall, OpSpec, Sample, in_buffer
@@ -142,41 +143,18 @@ SPEC = OpSpec(
             r"expected None",
             "row_indices",
         ),
-        BadCall("no backup", {"token_ids": None}, r"got None", "token_ids"),
-        BadCall("no lengths", {"num_tokens": None}, r"got None", "num_tokens"),
-        BadCall(
-            "R mismatch", {"num_tokens": lambda a: a[:-1]}, r"size 5, got size 4", "num_tokens"
-        ),
-        BadCall("B mismatch", {"discard": lambda a: a[:-1]}, r"size 3, got size 2", "discard"),
-        BadCall(
-            "indices mismatch",
-            {"row_indices": lambda a: a[:-1]},
-            r"size 3, got size 2",
-            "row_indices",
-        ),
+        BadCall("no backup", {"token_ids": None}, r"got None"),
+        BadCall("no lengths", {"num_tokens": None}, r"got None"),
+        BadCall("R mismatch", {"num_tokens": lambda a: a[:-1]}, r"size 5, got size 4"),
+        BadCall("B mismatch", {"discard": lambda a: a[:-1]}, r"size 3, got size 2"),
+        BadCall("indices mismatch", {"row_indices": lambda a: a[:-1]}, r"size 3, got size 2"),
         BadCall(
             "backup mismatch",
             {"backup_token_ids": lambda a: a[:-1]},
             r"size 3, got size 2",
-            "backup_token_ids",
             sample="backup-given",
         ),
-        BadCall(
-            "width 0",
-            {"sampled_token_ids": lambda a: a[:, :0]},
-            r"expected 1 to 65, got 0",
-            "sampled_token_ids width",
-        ),
-        BadCall(
-            "more requests than rows",
-            {
-                "sampled_token_ids": np.zeros((6, 2), np.int32),
-                "discard": None,
-                "row_indices": None,
-            },
-            r"batch <= 5 .*got 6",
-            "sampled_token_ids",
-        ),
+        *SAMPLED_BAD_CALLS,
     ),
     sizes=_sizes(),
 )

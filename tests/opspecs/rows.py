@@ -141,7 +141,7 @@ def lookup_options(draw: st.DrawFn) -> tuple[int, int, int, int, bool, int]:
     return (
         min_n,
         max_n,
-        draw(st.sampled_from([1, 2, 4, 7, 64])),
+        draw(st.sampled_from([0, 1, 2, 4, 7, 64])),
         draw(st.integers(0, 1)),
         draw(st.booleans()),
         max_len,

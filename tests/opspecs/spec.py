@@ -18,7 +18,7 @@ OPERATOR_DOCUMENTS = Path(__file__).parents[2] / "docs" / "ops"
 Array = npt.NDArray[Any]
 Args = tuple[Any, ...]
 
-NO_INDEX_ON_NPU = {"npu": "this version scans on the NPU: its index is a later one's"}
+NO_INDEX_ON_DEVICES = dict.fromkeys(("cuda", "npu"), "the index is in host memory; devices scan")
 
 CANARY = 1_094_795_585  # 0x41414141: what surrounds the data that an operator may touch
 
@@ -42,7 +42,8 @@ class BadCall:
     """Arguments replaced by name; a callable gets the good value."""
     message: str
     """A regular expression the error must match; op and argument are checked as well."""
-    argument: str
+    argument: str = ""
+    """What the error names; the first argument changed where empty."""
     sample: str = ""
     """The label of the sample that is changed; the first one where empty."""
 
@@ -77,6 +78,13 @@ class OpSpec:
     """Arguments whose contents are an implementation's own affair and are not compared."""
     no_kernel: dict[str, str] = field(default_factory=dict)
     """Backend -> why this operator has no kernel there."""
+    kernel_of: str = ""
+    """The operator whose kernels it runs, if that is another one."""
+
+    @property
+    def kernel(self) -> str:
+        """The name of its kernels."""
+        return self.kernel_of or self.name
 
     @cached_property
     def schema(self) -> str:
@@ -100,11 +108,11 @@ class OpSpec:
         keywords = dict(zip(names, args[self.num_positional :], strict=True))
         return args[: self.num_positional], keywords
 
-    @property
+    @cached_property
     def tensor_names(self) -> list[str]:
         return [name for name, kind in self.arguments if kind.startswith("Tensor")]
 
-    @property
+    @cached_property
     def written(self) -> set[str]:
         return {name for name, kind in self.arguments if re.match(r"Tensor\(\w+!\)", kind)}
 

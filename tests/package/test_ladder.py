@@ -10,7 +10,6 @@ import pytest
 import torch
 from ngram_npu import NgramConfig, NgramIndex, NgramProposer
 from ngram_npu.config import default_costs
-from ngram_npu.index import make_index
 from ngram_npu.reference.ladder import draft
 
 LADDER = NgramConfig(sizes="ladder", min_draft_probability=0.177)
@@ -54,7 +53,7 @@ def test_ones_own_costs() -> None:
         ({"sizes": "ladder", "min_n": 2}, "min_n: expected 1 with sizes='ladder', got 2"),
         ({"sizes": "ladder", "max_n": 5}, "max_n: expected 16 with sizes='ladder', got 5"),
         ({"sizes": "ladder", "match_policy": "earliest"}, "match_policy: expected 'latest' with"),
-        ({"min_draft_probability": 0.2}, "min_draft_probability: expected None with sizes="),
+        ({"min_draft_probability": 0.2, "store": "live"}, "store: expected None without sizes="),
         ({"costs": TABLE}, "costs: expected None with sizes='consecutive'"),
         ({"sizes": "ladder", "costs": TABLE}, "costs: expected None without min_draft_prob"),
         ({"sizes": "ladder", "min_draft_probability": 0}, "expected above 0, at most 1, got 0"),
@@ -77,8 +76,6 @@ def test_a_probability_of_the_wrong_type() -> None:
 def test_who_cannot_serve_it() -> None:
     with pytest.raises(ValueError, match="engine: expected 'index' or 'auto' with sizes='ladder'"):
         NgramProposer(LADDER, "scan")
-    with pytest.raises(ValueError, match="sizes: expected 'consecutive' on cuda, got 'ladder'"):
-        make_index(LADDER, 1, 10, kind="torch", device=torch.device("cuda"))
     with pytest.raises(ValueError, match="min_n, max_n: expected 1, 16 with sizes='ladder'"):
         NgramIndex(1, 10, min_n=2, max_n=5, sizes="ladder")
     with pytest.raises(ValueError, match="outcomes: expected False without sizes='ladder'"):

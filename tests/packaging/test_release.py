@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from tools.release_check import NEEDED, problems
+from tools.release_check import NEEDED, REPOSITORY, problems
 
 
 @pytest.fixture
@@ -20,25 +21,46 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def _publish(root: Path, files: tuple[str, ...], metadata: str) -> None:
+BINARY = b"PK\0\0"
+
+
+def _publish(
+    root: Path, files: tuple[str, ...], metadata: str, binaries: tuple[str, ...] = ()
+) -> None:
+    """Both distributions; `binaries` go into both."""
     with tarfile.open(root / "dist" / "ngram_npu-1.2.3.tar.gz", "w:gz") as archive:
-        for name in files:
-            archive.addfile(tarfile.TarInfo(f"ngram_npu-1.2.3/{name}"), io.BytesIO())
-    with zipfile.ZipFile(root / "dist" / "ngram_npu-1.2.3-cp311-cp311-linux.whl", "w") as archive:
-        archive.writestr("ngram_npu-1.2.3.dist-info/METADATA", metadata)
+        for name in (*files, *binaries):
+            member = tarfile.TarInfo(f"ngram_npu-1.2.3/{name}")
+            member.size = len(BINARY) if name in binaries else 0
+            archive.addfile(member, io.BytesIO(BINARY))
+    with zipfile.ZipFile(root / "dist" / "ngram_npu-1.2.3-cp311-cp311-linux.whl", "w") as wheel:
+        wheel.writestr("ngram_npu-1.2.3.dist-info/METADATA", metadata)
+        for name in binaries:
+            wheel.writestr(name, BINARY)
 
 
 RIGHT = "Name: ngram-npu\nVersion: 1.2.3\n\n# ngram_npu\n"
 
 
 def test_a_right_release_passes(root: Path) -> None:
-    _publish(root, NEEDED, RIGHT)
+    own = ("docs/a.png", "ngram_npu/libngram_npu.so", "ngram_npu/_C.cpython-311-x86_64.so")
+    _publish(root, NEEDED, RIGHT, own)
     assert problems(root / "dist", root) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["other-1.0-py3-none-any.whl", "tools/a.pyc", "ngram_npu/libother.so", "tests/a.png"]
+)
+def test_a_binary_that_is_not_the_projects_own_is_found(root: Path, name: str) -> None:
+    _publish(root, NEEDED, RIGHT, (name,))
+    found = problems(root / "dist", root)
+    assert [line.partition(": ")[2] for line in found] == [f"holds the binary {name}"] * 2
 
 
 def test_wrong_releases_are_found(root: Path) -> None:
     assert "got 0, 0" in problems(root / "dist", root)[0]
-    _publish(root, (*NEEDED[1:], "build/a.so"), "Name: ngram-npu\nVersion: 1.2.2\n\nText\n")
+    wrong = "Name: ngram-npu\nVersion: 1.2.2\n\nText\n"
+    _publish(root, NEEDED[1:], wrong, ("build/a.so",))
     (root / "CHANGELOG.md").write_text("## 1.2.2\n")
     (root / "pyproject.toml").write_text('version = "1.2.4"\n')
     found = problems(root / "dist", root)
@@ -47,8 +69,17 @@ def test_wrong_releases_are_found(root: Path) -> None:
         ".whl: expected version 1.2.4",
         ".tar.gz: expected version 1.2.4",
         "lacks LICENSE",
-        "holds build/a.so",
+        "holds the binary build/a.so",
         "metadata say 1.2.2",
         "description is not the README",
     ):
         assert any(says in problem for problem in found), (says, found)
+
+
+def test_pre_commit_installs_the_tools_of_make_lint() -> None:
+    hooks = (REPOSITORY / ".pre-commit-config.yaml").read_text()
+    tools = re.findall(r"\[([\w-]+==[\d.]+)\]", hooks)
+    assert {tool.partition("==")[0] for tool in tools} == {"ruff", "clang-format"}
+    required = (REPOSITORY / "tools/requirements-dev.txt").read_text().splitlines()
+    assert set(tools) <= set(required)
+    assert ".venv" not in hooks

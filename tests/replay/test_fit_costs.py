@@ -11,7 +11,7 @@ from ngram_npu.config import default_match_costs
 from ngram_npu.replay import TokenRequest, TokenTurn
 
 from tools import fit_costs
-from tools.drafts.simulator import walks
+from tools.drafts import walks
 from tools.fit_costs import Observed, fit, fit_match, fit_store
 
 HALF = 16  # a cost: one bit

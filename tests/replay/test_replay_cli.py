@@ -27,7 +27,6 @@ from ngram_npu.replay import (
     replay,
 )
 from ngram_npu.replay import plot as plot_module
-from ngram_npu.replay.bar import Bar
 from ngram_npu.replay.output import atomic_output, check_writable
 from replay_helpers import EXAMPLE_LINE
 
@@ -122,7 +121,7 @@ def test_an_index_that_cannot_be(talk: Path, capsys: pytest.CaptureFixture[str])
     span = ["--min-n", "1", "--max-n", "9"]
     assert cli.main(["replay", str(talk), *span]) == 0  # reads the contexts
     assert cli.main(["replay", str(talk), *span, "--engine", "index"]) == 2
-    assert "max_n - min_n <= 7 for 'index'" in capsys.readouterr().err
+    assert "expected max_n - min_n <= 7, and no" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -228,6 +227,7 @@ def test_interrupted_writing_leaves_all_old_files(
     assert files_in(tmp_path) == ["result.json", "result.png"]
 
 
+@pytest.mark.usefixtures("no_torch")
 def test_sigint_ends_the_process_with_130(talk: Path, tmp_path: Path) -> None:
     # The process sends itself the signal from within a step, so the timing is deterministic. It
     # sets the handler because a shell starts background jobs with the signal ignored.
@@ -390,13 +390,26 @@ class _Terminal:
 def test_progress_bar_on_a_terminal(talk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = _Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(Bar, "INTERVAL_S", 0.0)
     assert cli.main(["replay", str(talk)]) == 0
     drawn = terminal.text.split("\r")
-    assert any(line.startswith("tokenize [") for line in drawn)
-    assert any(line.startswith("replay ") and "100% talk" in line for line in drawn)
+    assert any(line.startswith("tokenize talk:   0%|") for line in drawn)
+    assert any(line.startswith("replay talk:   0%|") for line in drawn)
     assert drawn[-1] == ""
     assert drawn[-2].strip() == "", "the bar is wiped away at the end"
+
+
+def test_no_bar_without_tqdm(
+    talk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = _Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert cli.main(["replay", str(talk)]) == 0
+    assert terminal.text == ""
+    assert "talk" in capsys.readouterr().out
+    assert cli.main(["tune", str(talk), "-c", "0.05", "--progress"]) == 2
+    says = '--progress needs tqdm: pip install tqdm (the extra "replay")'
+    assert says in terminal.text
 
 
 @pytest.mark.parametrize("line", [EXAMPLE_LINE, b"{"], ids=["table", "error"])
@@ -471,6 +484,7 @@ def test_help_needs_no_heavy_import(arguments: list[str]) -> None:
     assert done.stdout
 
 
+@pytest.mark.usefixtures("no_torch")
 def test_a_closed_pipe_is_no_traceback(talk: Path) -> None:
     command = f'"{sys.executable}" -m ngram_npu replay "{talk}" | true'
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)

@@ -107,6 +107,23 @@ def test_bad_options(write_jsonl: Write) -> None:
             ReplayOptions(**{name: 0})
 
 
+def test_padded_drafts(write_jsonl: Write) -> None:
+    """Every step verifies k tokens, the newest where none was found; found ones count as before."""
+    ids = [1, 2, 3, 3, 3, 3, 9, 1, 2, 3, 3, 4]
+    line = {"turns": [{"prompt_token_ids": ids[:2], "completion_token_ids": ids[2:]}]}
+    path = write_jsonl({"id": "a", **line})
+    trimmed, padded = (
+        replay([path], ReplayOptions(min_n=2, k=3, drafts=drafts)).total
+        for drafts in ("trimmed", "padded")
+    )
+    assert (padded.num_steps, padded.num_draft_tokens) == (4, 12)
+    # Nothing is found for `2 3`: of 3 3 3 all are right. `1 2` is found: of 3 3 3 two are right.
+    assert padded.accepted_length_counts == (2, 0, 1, 1)
+    assert trimmed.num_steps > padded.num_steps
+    with pytest.raises(ValueError, match="drafts must be 'padded' or 'trimmed', got 'both'"):
+        ReplayOptions(drafts="both")  # type: ignore[arg-type]
+
+
 def test_a_ladder(write_jsonl: Write, tmp_path: Path) -> None:
     path = write_jsonl(EXAMPLE_LINE)
 
@@ -128,9 +145,10 @@ def test_a_ladder(write_jsonl: Write, tmp_path: Path) -> None:
         "store": None,
         "store_tokens": 1_000_000,
         "costs": None,
+        "drafts": "trimmed",
         "generated_only": False,
     }
-    caption = "latest match of 1, 2, 4, 8 or 16 tokens, k=8, "
+    caption = "latest match of 1, 2, 4, 8 or 16 tokens, k=8 trimmed, "
     assert format_table(as_long).startswith(caption + "batch size")
 
     worth = made(min_draft_probability=0.177)
@@ -154,7 +172,7 @@ def test_what_contradicts_a_ladder_is_refused_by_name(write_jsonl: Write, tmp_pa
         ({"max_n": 5}, "max_n: expected 16 with"),
         ({"match_policy": "earliest"}, "match_policy: expected 'latest' with"),
         ({"engine": "scan"}, "engine: expected 'index' or 'auto' with sizes='ladder'"),
-        ({"sizes": "consecutive"}, "min_draft_probability: expected None with sizes='consecutive'"),
+        ({"sizes": "consecutive", "store": "live"}, "store: expected None without sizes='ladder'"),
         ({"min_draft_probability": 0.0}, "min_draft_probability: expected above 0"),
         ({"costs": table, "min_draft_probability": None}, "costs: expected none without min_dr"),
         ({"costs": table}, "own.json: no table of costs: .*No such file"),
@@ -382,6 +400,7 @@ def test_json_says_what_is_needed_to_take_it_again(report: ReplayReport) -> None
         "store": None,
         "store_tokens": 1_000_000,
         "costs": None,
+        "drafts": "trimmed",
         "generated_only": False,
     }
     assert (data["batch_size"], data["limit"], data["tokenizer"]) == (3, 2, None)
@@ -400,7 +419,7 @@ def test_json_of_another_format_is_refused(report: ReplayReport) -> None:
 def test_table(report: ReplayReport) -> None:
     caption, empty, header, *rows = format_table(report).splitlines()
     assert caption == (
-        "earliest match of 2-5 tokens, k=5, batch size 3, first 2 of each input, "
+        "earliest match of 2-5 tokens, k=5 trimmed, batch size 3, first 2 of each input, "
         "tokenizer: token ids as recorded"
     )
     assert empty == ""
@@ -417,7 +436,7 @@ def test_table_without_steps_and_with_many_positions(write_jsonl: Write) -> None
         {"id": "a", "turns": [{"prompt_token_ids": [1], "completion_token_ids": []}]}
     )
     row = format_table(replay([path], ReplayOptions(k=9, max_len=7, limit=1))).splitlines()
-    assert row[0].startswith("earliest match of 2-5 tokens, k=9, max_len=7, batch size 32, first 1")
+    assert row[0].startswith("earliest match of 2-5 tokens, k=9 trimmed, max_len=7, batch size 32")
     assert row[-1].split() == ["talk", "1", "0", *"------", *"--------", "..."]
 
 
@@ -425,3 +444,38 @@ def test_notes_are_shown(report: ReplayReport) -> None:
     figures = ReplayFigures.from_dict({**report.inputs[0].to_dict(), "notes": ["half is missing"]})
     shown = ReplayReport.from_dict({**report.to_dict(), "inputs": [figures.to_dict()]})
     assert format_table(shown).splitlines()[-1] == "note (one): half is missing"
+
+
+DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "replay"
+
+# Tokens per step for earliest 2-5, k=5; and the tokens and steps counted by an independent program
+# (a dictionary of n-grams per conversation), which must match exactly.
+PUBLISHED = {
+    "specbench-chat": (1.54, 42059, 27327),
+    "specbench-summarization": (2.13, 13474, 6325),
+    "tau-bench-airline": (1.69, 79300, 46955),
+    "zeroeval-math-l5": (2.34, 200810, 85993),
+    "humaneval-gpt4": (2.57, 37946, 14750),
+}
+
+
+@pytest.fixture(scope="module")
+def measured() -> dict[str, ReplayFigures]:
+    files = [DATA / f"{name}.jsonl.gz" for name in PUBLISHED]
+    absent = [file.name for file in files if not file.is_file()]
+    if absent:
+        pytest.skip(f"the recorded sets are not here: {', '.join(absent)} in {DATA}")
+    pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
+    pytest.importorskip("sentencepiece", reason="needs the extra ngram-npu[replay]")
+    report = replay(
+        files, ReplayOptions(min_n=2, max_n=5, k=5), tokenizer=load_tokenizer("mistral-v1")
+    )
+    return {figures.name: figures for figures in report.inputs}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_figure(measured: dict[str, ReplayFigures], name: str) -> None:
+    tokens_per_step, tokens, steps = PUBLISHED[name]
+    figures = measured[name]
+    assert figures.tokens_per_step == pytest.approx(tokens_per_step, abs=0.02)
+    assert (figures.num_tokens, figures.num_steps) == (tokens, steps)

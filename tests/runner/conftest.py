@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,10 +9,12 @@ import pytest
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from runner.worlds import Plain
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def folder() -> str:
     """The tiny model's folder."""
     pytest.importorskip("transformers")
@@ -20,7 +23,7 @@ def folder() -> str:
     return str(tiny_model.cached(ROOT / "build" / "tiny-model"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def model(folder: str) -> PreTrainedModel:
     """In float64, so that the order of a sum does not change the chosen token."""
     import torch
@@ -29,7 +32,32 @@ def model(folder: str) -> PreTrainedModel:
     return load(folder, dtype=torch.float64)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
+def plain(folder: str) -> Plain:
+    from runner import worlds
+
+    return worlds.by_transformers(folder)
+
+
+@pytest.fixture(scope="package")
+def sampled(model: PreTrainedModel, plain: Plain) -> Plain:
+    """The sampled text: one request at a time, without speculation, synchronous."""
+    from ngram_npu.runner import Sampling
+
+    from runner import worlds
+
+    found = worlds.texts(
+        model,
+        plain.stops,
+        ngram=None,
+        asynchronous=False,
+        max_rows=1,
+        sampling=Sampling(0.8, seed=7),
+    )
+    return replace(plain, texts=found)
+
+
+@pytest.fixture(scope="package")
 def draft_models(folder: str) -> dict[str, PreTrainedModel]:
     """Two draft models: "good" agrees with the model as far as its window reaches; "bad" is
     untrained."""
@@ -43,7 +71,7 @@ def draft_models(folder: str) -> dict[str, PreTrainedModel]:
     return {"good": good, "bad": bad}
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def _one_thread() -> Any:
     """The model is too small for more threads, and other tests run in parallel."""
     import torch

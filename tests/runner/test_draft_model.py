@@ -16,22 +16,17 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from runner import worlds
 
-COUNT = 14
 NEURAL_ALONE = NgramConfig(k=4, max_len=0)
 """A lookup that finds nothing."""
 
 
-@pytest.fixture(scope="module")
-def plain(model: Any) -> list[list[int]]:
-    return worlds.texts(model, COUNT, ngram=None, asynchronous=False)
-
-
-def _run(model: Any, draft_model: Any, **changes: Any) -> tuple[list[list[int]], Any]:
+def _figures(model: Any, draft_model: Any, plain: worlds.Plain, **changes: Any) -> Any:
+    """Of a run whose text is that without speculation."""
     runner = worlds.runner(model, draft_model=draft_model, **changes)
-    found = runner.generate(
-        worlds.prompts(COUNT), worlds.NEW_TOKENS, stop_token_ids=worlds.STOP_TOKENS
-    )
-    return found, runner.figures
+    asked = worlds.prompts(worlds.FEW)
+    found = runner.generate(asked, worlds.NEW_TOKENS, stop_token_ids=plain.stops)
+    assert found == plain.texts[: worlds.FEW]
+    return runner.figures
 
 
 @pytest.mark.parametrize("which", ["good", "bad"])
@@ -48,10 +43,9 @@ def _run(model: Any, draft_model: Any, **changes: Any) -> tuple[list[list[int]],
     ids=["scan", "unpadded", "ladder", "live", "extend", "neural alone"],
 )
 def test_greedy_text(
-    model: Any, draft_models: Any, plain: list[list[int]], which: str, changes: dict[str, Any]
+    model: Any, draft_models: Any, plain: worlds.Plain, which: str, changes: dict[str, Any]
 ) -> None:
-    found, figures = _run(model, draft_models[which], **changes)
-    assert found == plain
+    figures = _figures(model, draft_models[which], plain, **changes)
     assert figures.preemptions > 0
     assert figures.neural_accepted <= figures.neural_drafts <= figures.drafts
     if which == "good":
@@ -65,12 +59,21 @@ def test_greedy_text(
         assert figures.drafts - figures.neural_drafts > 50
 
 
-def test_sampled_text(model: Any, draft_models: Any) -> None:
-    sampling = Sampling(0.8, seed=7)
-    plain = worlds.texts(model, COUNT, ngram=None, asynchronous=False, sampling=sampling)
-    found, figures = _run(model, draft_models["good"], sampling=sampling)
-    assert found == plain
+def test_sampled_text(model: Any, draft_models: Any, sampled: worlds.Plain) -> None:
+    figures = _figures(model, draft_models["good"], sampled, sampling=Sampling(0.8, seed=7))
     assert figures.neural_accepted > 50
+
+
+def _steps(model: Any, **changes: Any) -> int:
+    runner = worlds.runner(model, asynchronous=False, row_capacity=200, num_blocks=300, **changes)
+    runner.generate(worlds.prompts(8), 80)
+    found: int = runner.figures.steps
+    return found
+
+
+@pytest.fixture(scope="module")
+def n_gram_steps(model: Any) -> int:
+    return _steps(model)
 
 
 @pytest.mark.parametrize(
@@ -82,25 +85,11 @@ def test_sampled_text(model: Any, draft_models: Any) -> None:
     ],
 )
 def test_steps_of_both_beside_the_better_one(
-    model: Any, draft_models: Any, which: str, window: int, least: float
+    model: Any, draft_models: Any, n_gram_steps: int, which: str, window: int, least: float
 ) -> None:
-    def steps(draft_model: Any, **changes: Any) -> int:
-        runner = worlds.runner(
-            model,
-            draft_model=draft_model,
-            draft_window=window,
-            asynchronous=False,
-            row_capacity=200,
-            num_blocks=300,
-            **changes,
-        )
-        runner.generate(worlds.prompts(COUNT), 80)
-        found: int = runner.figures.steps
-        return found
-
-    drafter = draft_models[which]
-    alone = steps(None), steps(drafter, ngram=NEURAL_ALONE)
-    both = steps(drafter)
+    changes = {"draft_model": draft_models[which], "draft_window": window}
+    alone = n_gram_steps, _steps(model, ngram=NEURAL_ALONE, **changes)
+    both = _steps(model, **changes)
     assert both <= least * min(alone), (both, alone)
 
 

@@ -1,4 +1,5 @@
-"""All modes write the text of transformers' own greedy generate."""
+"""All modes write the text of transformers' own greedy generate; a runner that uses the state
+wrongly writes another."""
 
 from __future__ import annotations
 
@@ -13,9 +14,8 @@ pytest.importorskip("transformers")
 from ngram_npu.runner import Request, Sampling, Scheduler
 
 from runner import worlds
+from runner.mutants import MUTANTS
 
-SAMPLED = 12
-"""Requests of the sampled text."""
 MODES = {
     "none": {"ngram": None},
     "scan": {"engine": "scan"},
@@ -24,22 +24,6 @@ MODES = {
     "live": {"engine": "index", "ngram": worlds.LIVE},
     "finish": {"engine": "index", "ngram": worlds.FINISH},
 }
-
-
-@pytest.fixture(scope="module")
-def plain(folder: str) -> list[list[int]]:
-    return worlds.by_transformers(folder, worlds.prompts())
-
-
-@pytest.fixture(scope="module")
-def sampled(model: Any) -> list[list[int]]:
-    """One request at a time, without speculation, synchronous."""
-    runner = worlds.runner(
-        model, ngram=None, asynchronous=False, max_rows=1, sampling=Sampling(0.8, seed=7)
-    )
-    return runner.generate(
-        worlds.prompts(SAMPLED), worlds.NEW_TOKENS, stop_token_ids=worlds.STOP_TOKENS
-    )
 
 
 QUICK = (
@@ -59,7 +43,7 @@ ALL = [
 
 @pytest.mark.parametrize(("drafts", "scheduling", "layout"), ALL)
 def test_greedy_text(
-    model: Any, plain: list[list[int]], drafts: str, scheduling: str, layout: str
+    model: Any, plain: worlds.Plain, drafts: str, scheduling: str, layout: str
 ) -> None:
     runner = worlds.runner(
         model,
@@ -67,11 +51,11 @@ def test_greedy_text(
         padded=layout == "padded",
         **MODES[drafts],
     )
-    found = runner.generate(worlds.prompts(), worlds.NEW_TOKENS, stop_token_ids=worlds.STOP_TOKENS)
-    assert found == plain
+    found = runner.generate(worlds.prompts(), worlds.NEW_TOKENS, stop_token_ids=plain.stops)
+    assert found == plain.texts
     figures = runner.figures
     assert figures.preemptions > 5
-    assert figures.tokens == sum(map(len, plain))
+    assert figures.tokens == sum(map(len, plain.texts))
     if drafts == "none":
         assert figures.drafts == 0
     else:  # both must happen, or the comparison would show little
@@ -82,48 +66,48 @@ def test_greedy_text(
 
 
 @pytest.mark.parametrize("mode", ["sync unpadded", "async padded", "async ladder", "async live"])
-def test_sampled_text(model: Any, sampled: list[list[int]], mode: str) -> None:
+def test_sampled_text(model: Any, sampled: worlds.Plain, mode: str) -> None:
     changes: dict[str, Any] = {
         "sync unpadded": {"asynchronous": False, "padded": False},
         "async padded": {},
         "async ladder": MODES["ladder"],
         "async live": MODES["live"],
     }[mode]
-    assert worlds.texts(model, SAMPLED, sampling=Sampling(0.8, seed=7), **changes) == sampled
+    sampling = Sampling(0.8, seed=7)
+    assert worlds.texts(model, sampled.stops, sampling=sampling, **changes) == sampled.texts
 
 
 def test_sampled_text_belongs_to_the_request_not_to_the_batch(
-    model: Any, sampled: list[list[int]]
+    model: Any, sampled: worlds.Plain
 ) -> None:
-    some = [11, 4, 7]
+    some = [7, 2, 5]
     runner = worlds.runner(model, sampling=Sampling(0.8, seed=7))
     asked = worlds.prompts()
     found = runner.generate(
         [asked[i] for i in some],
         worlds.NEW_TOKENS,
-        stop_token_ids=worlds.STOP_TOKENS,
+        stop_token_ids=sampled.stops,
         request_ids=some,
     )
-    assert found == [sampled[i] for i in some]
+    assert found == [sampled.texts[i] for i in some]
 
 
 def test_another_seed_and_another_request_have_another_text(
-    model: Any, sampled: list[list[int]]
+    model: Any, sampled: worlds.Plain
 ) -> None:
-    runner = worlds.runner(model, sampling=Sampling(0.8, seed=8))
     asked = worlds.prompts(4)
-    assert runner.generate(asked, worlds.NEW_TOKENS) != sampled[:4]
+    assert worlds.texts(model, sampled.stops, sampling=Sampling(0.8, seed=8)) != sampled.texts
     runner = worlds.runner(model, sampling=Sampling(0.8, seed=7))
     twice = runner.generate([asked[0]] * 2, worlds.NEW_TOKENS)
     assert twice[0] != twice[1]
 
 
-def test_a_runner_is_used_again(model: Any, plain: list[list[int]]) -> None:
+def test_a_runner_is_used_again(model: Any, plain: worlds.Plain) -> None:
     runner = worlds.runner(model)
     asked = worlds.prompts()
     for some in (slice(0, 3), slice(3, 8)):
-        found = runner.generate(asked[some], worlds.NEW_TOKENS, stop_token_ids=worlds.STOP_TOKENS)
-        assert found == plain[some]
+        found = runner.generate(asked[some], worlds.NEW_TOKENS, stop_token_ids=plain.stops)
+        assert found == plain.texts[some]
 
 
 @pytest.mark.parametrize("ngram", [worlds.LIVE, worlds.FINISH], ids=["live", "finish"])
@@ -134,16 +118,27 @@ def test_a_store_goes_by_scope_and_is_told_of_ends(model: Any, ngram: NgramConfi
     store, found = runner.state.store, []
     assert store is not None
     for scope in ("a", "b", "a"):
-        before = store.statistics.hits
+        before = runner.figures.steps
         runner.generate([prompt], worlds.NEW_TOKENS, scopes=[scope])
         assert store.statistics.open_slots == 0
-        found.append(store.statistics.hits - before)
-    assert found[1] == found[0] < found[2]
+        found.append(runner.figures.steps - before)
+    assert found[1] == found[0] > found[2]
     later = worlds.runner(model, ngram=ngram, engine="index", max_rows=1)
     given = worlds.runner(model, ngram=ngram, engine="index", max_rows=1, store=store)
     for one in (later, given):
         one.generate([prompt], worlds.NEW_TOKENS, scopes=["b"])
     assert given.figures.steps < later.figures.steps
+
+
+def test_a_request_preempted_for_lack_of_others_is_admitted_again(model: Any) -> None:
+    """While the first request may be done, the second finds no block and preempts itself."""
+    runner = worlds.runner(model, ngram=None, num_blocks=4, max_step_tokens=16)
+    first, second = Request(0, [65] * 7, 8), Request(1, [66] * 8, 12)
+    runner.scheduler.add(first, second)
+    while runner.scheduler.has_work:
+        runner.step()
+    assert runner.figures.preemptions == 1
+    assert (len(first.output), len(second.output)) == (1, 4)
 
 
 def test_a_request_that_never_fits_is_refused() -> None:
@@ -166,3 +161,13 @@ def test_a_model_whose_attention_is_another_is_refused(folder: str) -> None:
     other = AutoModelForCausalLM.from_pretrained(folder)
     with pytest.raises(ValueError, match="model: expected attention 'ngram_npu_paged', got 'sdpa'"):
         Runner(other, RunnerConfig(ngram=NgramConfig()))
+
+
+def test_no_fault_changes_nothing(model: Any, plain: worlds.Plain) -> None:
+    assert worlds.texts(model, plain.stops) == plain.texts[: worlds.FEW]
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_noticed(model: Any, plain: worlds.Plain, name: str) -> None:
+    with MUTANTS[name]():
+        assert worlds.texts(model, plain.stops) != plain.texts[: worlds.FEW]

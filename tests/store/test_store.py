@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
+import signal
 import threading
 
 import numpy as np
 import pytest
 import torch
 from ngram_npu import _C, IntegrityError, NgramStore, scope_of
+from ngram_npu.store import Visibility
 from store.requests import Request, step
 
 TEXT = list(range(100, 140))
@@ -235,6 +238,56 @@ def test_threads_that_step_warm_and_save(tmp_path_factory: pytest.TempPathFactor
         assert Request(store, 1).say(text[:3]) == text[3:7]
 
 
+def test_a_child_of_a_process_whose_threads_use_the_store() -> None:
+    """Where one did at the fork, the child's store is empty; it can be used in any case."""
+    store = NgramStore(4, 65536)
+    store.warm([TEXT], scope=1)
+    inside, done = threading.Event(), threading.Event()
+
+    def uses() -> None:
+        with store._locked():
+            inside.set()
+            done.wait()
+
+    user = threading.Thread(target=uses)
+    user.start()
+    inside.wait()
+    try:
+        assert fate_in_a_child(store) == EMPTIED
+    finally:
+        done.set()
+        user.join()
+    assert fate_in_a_child(store) == KEPT
+
+
+EMPTIED, KEPT, BROKEN = range(3)
+
+
+def fate_in_a_child(store: NgramStore) -> int:
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os._exit(fate_of_a_copy(store))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def fate_of_a_copy(store: NgramStore) -> int:
+    """What became of a store in a forked process, which then uses it."""
+    try:
+        before = store.statistics
+        store.check_integrity()
+        drafts = Request(store, 0, scope=1).say(TEXT[:3])
+        store.warm([TEXT], scope=2)
+        again = Request(store, 1, scope=2).say(TEXT[:3])
+        if again != TEXT[3:7] or store.statistics.calls_busy != before.calls_busy:
+            return BROKEN
+        if before.tokens_held:
+            return KEPT if drafts == TEXT[3:7] else BROKEN
+        return BROKEN if drafts else EMPTIED
+    except BaseException:
+        return BROKEN
+
+
 def test_memory_is_bounded() -> None:
     """The store's memory is fixed when it is created."""
     store = NgramStore(4, 4096)
@@ -248,3 +301,55 @@ def test_memory_is_bounded() -> None:
     assert store.tensor.nbytes == size
     assert store.statistics.tokens_held <= 4096
     store.check_integrity()
+
+
+COMMON = 12
+"""Smaller tokens are shared by all scopes; any other belongs to the scope of its remainder."""
+NAMES = (0, 1, 2**62 - 1, "a", "b")
+SCOPES = [scope_of(name) for name in NAMES]
+
+
+def leaks(visibility: Visibility, steps: int, *, mixed: bool = False) -> tuple[int, int]:
+    """Counts drafted tokens of other scopes, and all drafted tokens, over ``steps`` steps. Requests
+    come and go in a store that is too small. ``mixed``: all use one scope, which must show."""
+    rng = np.random.default_rng(13)
+    slots, n = 16, len(SCOPES)
+    store = NgramStore(slots, 16384, visibility=visibility)
+
+    def begun(slot: int) -> tuple[int, Request]:
+        whose = int(rng.integers(n))
+        prompt = rng.integers(0, COMMON, 4).tolist()
+        return whose, Request(store, slot, 0 if mixed else SCOPES[whose], prompt)
+
+    live = [begun(slot) for slot in range(slots)]
+    leaked = drafted = 0
+    for at in range(steps // slots):
+        for i, (whose, request) in enumerate(live):
+            if len(request.row) > 60 or rng.random() < 0.02:
+                if rng.random() < 0.5:
+                    request.finish()
+                live[i] = whose, request = begun(i)
+            said = rng.integers(0, COMMON, 3)
+            said[2] += (said[2] % 3 == 0) * (COMMON + (n - COMMON % n) + whose - said[2])
+            request.row += said.tolist()
+        for (whose, _), draft in zip(
+            live, step(store, [r for _, r in live], [3] * slots, 6), strict=True
+        ):
+            drafted += len(draft)
+            leaked += sum(token >= COMMON and token % n != whose for token in draft)
+        if at % 997 == 996:
+            store.clear(NAMES[at % n])
+    store.check_integrity()
+    return leaked, drafted
+
+
+@pytest.mark.parametrize("visibility", ["live", "finish"])
+@pytest.mark.parametrize("steps", [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+def test_no_text_crosses_scopes(visibility: Visibility, steps: int) -> None:
+    leaked, drafted = leaks(visibility, steps)
+    assert leaked == 0
+    assert drafted > steps / 2
+
+
+def test_a_store_that_mixed_scopes_up_would_be_found() -> None:
+    assert leaks("live", 2_000, mixed=True)[0] > 100

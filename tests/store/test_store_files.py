@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import signal
 import struct
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -82,13 +86,18 @@ def test_where_it_cannot_be_written_nothing_is_left(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["folder"]
 
 
+@pytest.mark.usefixtures("no_torch")
 def test_a_process_that_ends_in_the_middle_leaves_a_whole_file(tmp_path: Path) -> None:
-    """It ends at each step of saving: two opens, fsync, rename, the folder's open and fsync."""
-    path = tmp_path / "store"
+    """It ends at each step of saving: an open, the lock, another open, fsync, rename, the folder's
+    open and fsync. Loading leaves what it left alone, saving removes it."""
     subprocess.run([sys.executable, "-c", SAVE_AND_DIE, str(tmp_path)], check=True)
-    held = [NgramStore.load(path / str(n) / "store").statistics.tokens_held for n in range(7)]
-    assert held == [200] * 4 + [700] * 3
-    assert [len(os.listdir(path / str(n))) for n in range(7)] == [1, 2, 2, 2, 1, 1, 1]
+    folders = [tmp_path / "store" / str(n) for n in range(8)]
+    stores = [NgramStore.load(folder / "store") for folder in folders]
+    assert [store.statistics.tokens_held for store in stores] == [200] * 5 + [700] * 3
+    assert [len(os.listdir(folder)) for folder in folders] == [1, 2, 2, 2, 2, 1, 1, 1]
+    for folder, store in zip(folders, stores, strict=True):
+        store.save(folder / "store")
+        assert os.listdir(folder) == ["store"]
 
 
 SAVE_AND_DIE = """
@@ -105,21 +114,113 @@ def noted(file):
     count()
     fsync(file)
 os.fsync = noted
-sys.addaudithook(lambda event, _: count() if event in ("open", "os.rename") else None)
+steps = ("open", "fcntl.flock", "os.rename")
+sys.addaudithook(lambda event, _: count() if event in steps else None)
 store.warm([range(200)])
-for n in range(7):
+for n in range(8):
     left = 100
     path = f"{sys.argv[1]}/store/{n}"
     os.makedirs(path)
     store.save(path + "/store")
 store.warm([range(1000, 1500)])
-for n in range(7):
+for n in range(8):
     if os.fork() == 0:
         left = n
         store.save(f"{sys.argv[1]}/store/{n}/store")
         os._exit(0)
-    assert os.WEXITSTATUS(os.wait()[1]) == (7 if n < 6 else 0)
+    assert os.WEXITSTATUS(os.wait()[1]) == (7 if n < 7 else 0)
 """
+
+
+def test_killed_processes_leave_one_file_at_most(tmp_path: Path) -> None:
+    """Each process first removes what the one before it left."""
+    path = tmp_path / "store"
+    store = NgramStore(1, 65536)
+    store.save(path)
+    left = 0
+    for n in range(200):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            try:
+                while True:
+                    store.save(path)
+            finally:
+                os._exit(1)
+        time.sleep(0.002 + n * 0.0005)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        files = set(os.listdir(tmp_path))
+        assert "store" in files
+        assert len(files) <= 2
+        left += len(files) - 1
+        if left == 10:
+            break
+    assert left == 10
+    NgramStore.load(path).save(path)
+    assert os.listdir(tmp_path) == ["store"]
+
+
+def test_what_another_call_is_writing_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, fsync = tmp_path / "store", os.fsync
+    reached, go_on = threading.Event(), threading.Event()
+    slow, quick = NgramStore(1, 1024), NgramStore(1, 2048)
+    saving = threading.Thread(target=slow.save, args=(path,))
+
+    def waits(file: int) -> None:
+        if threading.current_thread() is saving and not go_on.is_set():
+            reached.set()
+            assert go_on.wait(60)
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", waits)
+    saving.start()
+    assert reached.wait(60)
+    (written,) = os.listdir(tmp_path)
+    quick.save(path)
+    assert set(os.listdir(tmp_path)) == {"store", written}
+    go_on.set()
+    saving.join()
+    assert os.listdir(tmp_path) == ["store"]
+    assert NgramStore.load(path).token_capacity == 1024
+
+
+def test_a_file_that_is_removed_before_it_is_locked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, flock = tmp_path / "store", fcntl.flock
+    first, second = NgramStore(1, 1024), NgramStore(1, 2048)
+
+    def late(descriptor: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        second.save(path)
+        assert os.listdir(tmp_path) == ["store"]
+        flock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    first.save(path)
+    assert os.listdir(tmp_path) == ["store"]
+    assert NgramStore.load(path).token_capacity == 1024
+
+
+def test_only_its_own_leftovers_are_removed(tmp_path: Path) -> None:
+    """Also where a pipe or a folder has the name of one."""
+    code = "0123456789abcdef"
+    others = {
+        f".other.{code}.tmp",
+        f".stores.{code}.tmp",
+        f".s+ore.{code}.tmp",
+        f"store.{code}.tmp",
+    }
+    others |= {f".store.{code[1:]}.tmp", f".store.{code}.tmp2"}
+    for name in (*others, f".s.ore.{code}.tmp"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / f".s.ore.{code[::-1]}.tmp").mkdir()
+    os.mkfifo(tmp_path / f".s.ore.{code[1:]}0.tmp")
+    NgramStore(1, 1024).save(tmp_path / "s.ore")
+    assert set(os.listdir(tmp_path)) == others | {"s.ore", f".s.ore.{code[::-1]}.tmp"}
 
 
 def refused(path: Path, message: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ngram_npu import _C, NgramConfig, NgramProposer, NgramStore, StepResult, scope_of
+from ngram_npu import _C, NgramConfig, NgramProposer, NgramStore, scope_of
 from ngram_npu.config import default_costs, default_store_costs
 
 TEXT = list(range(100, 140))
@@ -104,6 +104,28 @@ def test_a_step_is_the_operators(kind: Callable[[Any], Any], by_slots: bool) -> 
             assert np.array_equal(np.asarray(a), b)
     assert changed > 50, "the store matters"
     assert np.array_equal(np.asarray(proposer.store.tensor), store.tensor)
+
+
+@KINDS
+@pytest.mark.parametrize("by_rows", [False, True])
+def test_a_runner_that_counts_its_tokens_itself(kind: Callable[[Any], Any], by_rows: bool) -> None:
+    """Drafts and store are those of a proposer that counts them."""
+    ours, twin = NgramProposer(CONFIG, num_slots=4), NgramProposer(CONFIG, num_slots=4)
+    (tokens, lengths), (twin_tokens, twin_lengths) = rows(kind), rows(kind)
+    rng = np.random.default_rng(5)
+    for _ in range(60):
+        order = rng.permutation(4).astype(np.int64) if by_rows else np.arange(4)
+        given = {"row_indices": kind(order)} if by_rows else {}
+        words = said(kind, [texts(rng) for _ in range(4)])
+        before = np.asarray(lengths).copy()
+        found = ours.step(tokens, lengths, words, advance=False, **given)
+        assert np.array_equal(np.asarray(lengths), before)
+        lengths[order] += found.num_sampled
+        for a, b in zip(found, twin.step(twin_tokens, twin_lengths, words, **given), strict=True):
+            assert np.array_equal(np.asarray(a), np.asarray(b))
+    assert ours.store is not None
+    assert twin.store is not None
+    assert np.array_equal(np.asarray(ours.store.tensor), np.asarray(twin.store.tensor))
 
 
 @KINDS
@@ -230,7 +252,6 @@ def test_a_given_store_is_shared_and_not_copied() -> None:
             r"scopes: expected int32 or int64 \[4\], got int64 \[3\]",
         ),
         ({"scopes": np.zeros(4)}, r"scopes: expected int32 or int64 \[4\], got float64 \[4\]"),
-        ({"advance": False}, "advance: expected True with a store"),
     ],
 )
 def test_errors_before_anything_is_written(arguments: dict[str, Any], message: str) -> None:
@@ -264,14 +285,24 @@ def test_other_errors() -> None:
     assert not lengths.any()
 
 
-def test_a_scope_is_a_tenant_s() -> None:
+@pytest.mark.parametrize("method", ["step", "propose"])
+def test_a_scope_is_a_tenant_s(method: str) -> None:
     proposer: Any = NgramProposer(CHEAP)
     tokens, lengths = rows(np.asarray)
     scopes = np.array([scope_of("a"), scope_of("b"), scope_of("a"), 0])
-    proposer.step(tokens, lengths, said(np.asarray, [TEXT[:9], [], [], []]), scopes=scopes)
-    again = said(np.asarray, [[], *[TEXT[:4]] * 3])
-    found: StepResult[Any] = proposer.step(tokens, lengths, again, scopes=scopes)
-    assert found.num_draft_tokens.tolist() == [0, 0, 5, 0]
+
+    def say(texts: list[list[int]]) -> list[int]:
+        if method == "step":
+            given = {"sampled_token_ids": said(np.asarray, texts)}
+        else:
+            for row, text in enumerate(texts):
+                begin(tokens, lengths, row, [*tokens[row, : lengths[row]], *text])
+            given = {"num_sampled": np.array([len(text) for text in texts], np.int32)}
+        found = getattr(proposer, method)(tokens, lengths, scopes=scopes, **given)
+        return list(found.num_draft_tokens)
+
+    say([TEXT[:9], [], [], []])
+    assert say([[], *[TEXT[:4]] * 3]) == [0, 0, 5, 0]
 
 
 def test_config() -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +14,7 @@ from ngram_npu import _C, _library
 from on_device import call_on, torch_op
 from ops.parity import as_arrays
 from opspecs import Args, Array, OpSpec
-from opspecs.ngram_index import CPU_INDEXES, IndexMaker, gpu_index, made_by
-from twins import FAST_CUDA, TWINS, Twin, load_kernels
+from twins import TWINS, Twin, load_kernels
 
 ALL_INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "neon")
 
@@ -37,17 +35,6 @@ class Backend:
             instruction_set(self.instruction_set),
             in_place_of_the_cpu(self.twin, races_allowed=races_allowed),
         ):
-            yield
-
-    @contextmanager
-    def drawing(self) -> Iterator[None]:
-        """Selects the backend's own kind of index while its samples are drawn."""
-        maker = CPU_INDEXES
-        if self.twin is not None and self.twin.device == "cuda":
-            maker = IndexMaker(gpu_index, _append_on_a_twin)
-        elif self.device == "cuda":
-            maker = IndexMaker(gpu_index, lambda *args: self.call("ngram_index_append_", args))
-        with made_by(maker):
             yield
 
     def serves(self, spec: OpSpec) -> bool:
@@ -81,11 +68,6 @@ def in_place_of_the_cpu(twin: Twin | None, *, races_allowed: bool = False) -> It
     finally:
         twin.allow_races(False)
         load_kernels("cpu", "cpu", _library.cpu_library_path())
-
-
-def _append_on_a_twin(*args: Any) -> None:
-    with in_place_of_the_cpu(FAST_CUDA):
-        call_torch("ngram_index_append_", args)
 
 
 def to_torch(args: Args) -> Args:

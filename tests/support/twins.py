@@ -36,9 +36,6 @@ class Twin:
             raise FileNotFoundError(f"{path} is missing: `make twins` builds it")
         return path
 
-    def serves(self, op: str) -> bool:
-        return hasattr(_loaded(self.path), f"ngram_npu_{self.prefix}_{op}")
-
     def allow_races(self, allowed: bool) -> None:
         """Sets whether calls may race, if the model checks for races."""
         allow = getattr(_loaded(self.path), f"ngram_npu_{self.prefix}_twin_allow_races", None)
@@ -60,7 +57,6 @@ TWINS = (
     Twin("ascendc_twin", "npu", "ascendc"),
     Twin("ascendc_twin_950", "npu", "ascendc"),
 )
-FAST_CUDA = TWINS[0]
 
 
 def load_kernels(prefix: str, device: str, path: Path) -> _library.Backend:
@@ -82,7 +78,7 @@ def ascendc_plan(
     op: str, sizes: dict[str, int], vector_cores: int, ub_bytes: int
 ) -> dict[str, Any] | None:
     """The launch plan of ``op`` on such an NPU: ``launches`` [(kernel, blocks)],
-    ``workspace_bytes``, ``tiling`` (csrc/ascendc/tilings.h). None if it cannot run the kernels."""
+    ``workspace_bytes``, ``tiling`` (csrc/ascendc/launch_args.h). None: it cannot run them."""
     plan = _loaded(FOLDER / "libngram_npu_ascendc_twin.so").ngram_npu_ascendc_twin_plan
     plan.restype = ctypes.c_int64
     numbers = (ctypes.c_int64 * len(_PLAN_SIZES))(*(sizes.get(name, 0) for name in _PLAN_SIZES))
@@ -95,10 +91,6 @@ def ascendc_plan(
         raise ValueError(f"ascendc_plan: op: expected one with an AscendC kernel, got {op!r}")
     made: dict[str, Any] | None = json.loads(text.value)
     return made
-
-
-def kernel_exists(op: str, device: str) -> bool:
-    return any(twin.serves(op) for twin in TWINS if twin.device == device)
 
 
 @functools.cache

@@ -25,7 +25,11 @@ from ngram_npu.tune.costs import VerificationCost
 from ngram_npu.tune.measure import Cache, chunks_of, measure
 from ngram_npu.tune.search import Figures, Interval, Measured, advice, best, frontier, interval
 from ngram_npu.tune.traffic import read_traffic
+from ngram_npu.vllm.options import read_options
 from tune_helpers import FEW, cost_file
+from vllm_config import vllm_config
+
+PADDED = Candidate.of(min_n=1, max_n=16, k=3, match_policy="latest", drafts="padded")
 
 # Counts
 
@@ -37,11 +41,14 @@ def test_counts_are_those_of_a_replay(
     monkeypatch.setattr(measure_module, "_ROWS", 7)
     requests = read_traffic([traffic]).requests
     assert len(chunks_of(requests)) == 6
-    for candidate, counts in zip(FEW, measure(FEW, requests, jobs=jobs), strict=True):
+    candidates = (*FEW, PADDED)
+    measured = measure(candidates, requests, jobs=jobs)
+    for candidate, counts in zip(candidates, measured, strict=True):
         (item,) = load_inputs([traffic])
         for number in (0, 17, 39):
             alone = ReplayInput("one", (item.conversations[number],))
-            figures = replay(inputs=[alone], options=ReplayOptions(**dict(candidate.options))).total
+            options = ReplayOptions(drafts=candidate.drafts, **dict(candidate.options))
+            figures = replay(inputs=[alone], options=options).total
             drafted = np.arange(candidate.config.k + 1)
             assert counts[number].sum() == figures.num_steps
             assert counts[number] @ drafted == figures.num_draft_tokens
@@ -294,6 +301,16 @@ def test_vllm_options_are_those_that_the_proposer_reads(candidate: Candidate) ->
     words = shlex.split(" ".join(vllm_options(candidate)))
     assert words[::2] == ["--speculative-config", "--additional-config"]
     speculative, own = json.loads(words[1]), json.loads(words[3])["ngram_npu"]
+    if candidate.drafts == "padded":
+        bounds = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
+        assert speculative.pop("method") == "ngram_gpu"
+        served = vllm_config(
+            k=speculative.pop("num_speculative_tokens"),
+            additional_config={"ngram_npu": own},
+            **bounds | speculative,
+        )
+        assert read_options(served, "v2").ngram == candidate.config
+        return
     assert speculative["model"] == "ngram_npu.vllm.NgramProposer"
     # The options of the section are fields of NgramConfig, with vLLM's names for the bounds.
     config = NgramConfig(num_speculative_tokens=speculative["num_speculative_tokens"], **own)

@@ -118,7 +118,7 @@ def test_vllm_options_of_a_store(tokens: int) -> None:
     assert own["store"] == "live"
     assert NgramConfig(num_speculative_tokens=k, **own) == candidate.config
     assert candidate.label.endswith(
-        {100_000: "live store=100k", 1_000_000: "live store=1M"}[tokens]
+        {100_000: "live store=100k trimmed", 1_000_000: "live store=1M trimmed"}[tokens]
     )
 
 

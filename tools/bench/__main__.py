@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from ngram_npu import _C
 from ngram_npu.replay import ReplayError
 
-from tools.bench import report
+from tools.bench import device, report
 from tools.bench.ops import OPS
-from tools.bench.ops.base import Op, Result, Skipped
+from tools.bench.ops.base import Result, Skipped
 from tools.bench.options import (
     CACHE_STATES,
     DATA_KINDS,
@@ -26,8 +26,6 @@ from tools.bench.options import (
     Size,
     UnavailableError,
 )
-
-_SIZES_HELP = "batch x context, such as 128x32k; on a GPU also 128x32k-ragged, 128x32k-one-long"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,8 +41,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
+    op = OPS[given.op]
     options = _options(vars(given))
-    op = _op(given.op, options.device)
+    on_device = options.device != "cpu"
+    if on_device:
+        if op.device_peers is None:
+            measured = [name for name, op in OPS.items() if op.device_peers is not None]
+            raise BenchError(f"{op.name}: expected one measured on a device: {', '.join(measured)}")
+        there = device.require(op.name, options.device)
+        options = replace(options, device=there, frontend="torch", idle_ms=0.0)
     limit = _C.num_threads()
     so_far: list[Result] = []
 
@@ -56,7 +61,7 @@ def _run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
     def show(result: Result) -> None:
         print(*report.lines(result), sep="\n", flush=True)
         so_far.append(result)
-        if options.device != "cpu":  # device time is limited, and a fault ends the process
+        if on_device:  # its time is limited, and a fault ends the process
             write(so_far, {}, unfinished=True)
 
     print(report.header(), flush=True)
@@ -70,19 +75,6 @@ def _run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
     return 0
 
 
-def _op(name: str, device: str) -> Op:
-    """The op on the device asked for; devices other than the CPU need torch."""
-    if device == "cpu":
-        return OPS[name]
-    try:
-        from tools.bench.gpu.ops import GPU_OPS
-    except ImportError as error:
-        raise BenchError(f"device {device}: {error}") from None
-    if name not in GPU_OPS:
-        raise BenchError(f"{name}: not measured on {device}; these are: {', '.join(GPU_OPS)}")
-    return GPU_OPS[name]
-
-
 def _options(given: dict[str, Any]) -> Options:
     if "config" in given:
         try:
@@ -91,8 +83,6 @@ def _options(given: dict[str, Any]) -> Options:
             raise BenchError("config: expected MIN_N,MAX_N, for example 2,4") from None
     if "sizes" in given:
         given["sizes"] = tuple(Size.parse(text) for text in given["sizes"])
-        if given.get("device", "cpu") == "cpu" and any(size.lengths for size in given["sizes"]):
-            raise BenchError("sizes: expected rows of one length on the CPU")
     if "peers" in given:
         given["peers"] = tuple(peer for peer in given["peers"] if peer != "none")
     names = {field.name for field in fields(Options)}
@@ -108,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("op", choices=list(OPS), metavar="OP", help="what to measure")
-    add("--sizes", nargs="+", metavar="BxC", help=_SIZES_HELP)
+    add("--sizes", nargs="+", metavar="BxC", help="batch x context, such as 128x32k")
     add(
         "--peer",
         action="append",

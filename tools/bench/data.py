@@ -102,7 +102,7 @@ def make_workload(size: Size, options: Options) -> Workload:
     steps = lap_steps(size.context)
     most = min(MAX_NEW_TOKENS, options.k + 1)
     counts = rng.integers(1, most + 1, size=(steps, size.batch), dtype=np.int32)
-    base = _base_lengths(size, rng)
+    base = np.full(size.batch, size.context, np.int32)
     lengths = np.concatenate([base[None], base + counts.cumsum(0)]).astype(np.int32)
     # Rows of a real buffer are as wide as the longest context the server admits. An odd number of
     # cache lines keeps the starts of the rows out of the same cache sets.
@@ -124,18 +124,6 @@ def lap_steps(context: int) -> int:
     """Steps from the base length to the reset: contexts may grow by at most an eighth, else the
     figures would belong to another size."""
     return max(12, min(256, context // 8 // 2))
-
-
-def _base_lengths(size: Size, rng: np.random.Generator) -> Int32Array:
-    """Lengths before the first step. The first row's is ``size.context``; of ragged rows few are
-    that long, and most have about a thirtieth of it."""
-    lengths = np.full(size.batch, size.context, np.int32)
-    if size.lengths == "-ragged":
-        spread = 1 + size.context * (1 / 64 + rng.pareto(1.2, size.batch - 1) / 32)
-        lengths[1:] = np.minimum(size.context, spread)
-    elif size.lengths == "-one-long":
-        lengths[1:] = rng.integers(1, 2 + size.context // 2048, size.batch - 1)
-    return lengths
 
 
 def _rows(

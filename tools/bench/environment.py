@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from ngram_npu.replay import environment
 
 from tools.bench import vllm_peer
 
+ROOT = Path(__file__).parents[2]
+
 
 def machine(device: str = "cpu") -> dict[str, Any]:
     """CPU model, cores this process may use, caches, instruction set in force; and the device."""
@@ -18,7 +21,7 @@ def machine(device: str = "cpu") -> dict[str, Any]:
     del found["threads"]  # each contestant records its own
     found |= {"caches": caches(), "instruction_set": _C.instruction_set()}
     if device != "cpu":
-        from tools.bench.gpu.runtime import describe
+        from tools.bench.device import describe
 
         found[device] = describe(device)
     return found
@@ -39,8 +42,23 @@ def caches() -> dict[str, str]:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of the installed packages; vLLM's if it took part."""
+    """Versions of the installed packages, and the checkout's commit; vLLM's if it took part."""
     others = ("numba", "triton", "torch_npu", "vllm-ascend", "triton-ascend", "transformers")
     found = environment.versions() | {name: environment.package_version(name) for name in others}
-    found["vllm"] = vllm_peer.loaded_version()
+    found |= {"vllm": vllm_peer.loaded_version(), "commit": _commit()}
     return {name: version for name, version in found.items() if version is not None}
+
+
+def _commit() -> str | None:
+    """The commit that is checked out, with "-dirty" if a file differs from it. Results do not
+    count, or the first of several would change what the others say. None without git."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(ROOT), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--", ".", ":!tools/bench/results")
+        return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 
-_STEP = re.compile(r"\.?([^.\[\]]+(?:(?<==0)\.\d+)?)|\[(\d+)\]|\[([^=\]]+=[^\]]*)\]")
+Place = tuple[str | int, ...]
+"""Keys and numbers that lead to a value."""
+
+_STEP = re.compile(
+    r"\.?([^.\[\]]+(?:(?<==0)\.\d+)?)|\[(\d+)\]|\[([^=\]]+=(?:[^\[\]]|\[[\d, ]*\])*)\]"
+)
 
 
 def lookup(data: Any, path: str) -> Any:
@@ -19,6 +26,12 @@ def lookup(data: Any, path: str) -> Any:
         LookupError: there is no such value, or more than one such entry.
         ValueError: the path cannot be read.
     """
+    return reduce(getitem, place(data, path), data)
+
+
+def place(data: Any, path: str) -> Place:
+    """Where `lookup` finds its value, which raises the same."""
+    found: list[str | int] = []
     at = 0
     while at < len(path):
         step = _STEP.match(path, at)
@@ -26,18 +39,19 @@ def lookup(data: Any, path: str) -> Any:
             raise ValueError(f"path {path!r} at {path[at:]!r}")
         at = step.end()
         key, index, wanted = step.groups()
-        if key is not None:
-            data = data[key]
-        elif index is not None:
-            data = data[int(index)]
-        else:
-            data = _entry(data, wanted)
-    return data
+        if key is None:
+            key = int(index) if index is not None else _entry(data, wanted)
+        found.append(key)
+        data = data[key]
+    return tuple(found)
 
 
-def _entry(data: Any, wanted: str) -> Any:
-    pairs = [part.partition("=") for part in wanted.split(",")]
-    found = [e for e in data if all(str(e.get(key)) == value for key, _, value in pairs)]
+def _entry(data: Any, wanted: str) -> int:
+    # In the text of a value, such as [2, 5], a comma is followed by a space.
+    pairs = [part.partition("=") for part in re.split(",(?! )", wanted)]
+    found = [
+        i for i, e in enumerate(data) if all(str(e.get(key)) == value for key, _, value in pairs)
+    ]
     if len(found) != 1:
         raise LookupError(f"{len(found)} entries with {wanted}")
     return found[0]

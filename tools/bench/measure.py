@@ -69,8 +69,8 @@ class Measurement:
     same_drafts: bool | None = None
     """Whether contestants of equal semantics drafted alike in the warm-up; None: nothing to
     compare."""
-    disturbed_rounds: int = 0
-    """Rounds among these in which the process waited noticeably for a core."""
+    disturbed_rounds: int | None = None
+    """Rounds among these in which the process waited noticeably for a core; None: not known."""
     drafted_share: float | None = None
     """Share of requests for which ours drafted anything in the warm-up."""
 
@@ -138,7 +138,7 @@ def measure(
     for contestant in contestants:
         contestant.activate()
         contestant.reset()
-    _check(contestants, result)
+    check(contestants, result)
     steps = options.steps or _choose_steps(contestants, options, clock)
     result.steps = steps = min(steps, lap - 1)
     spoil = Spoiler(options.cache, options.idle_ms)
@@ -197,7 +197,7 @@ def _turn(
     return total / steps / scale, longest / scale
 
 
-def _check(contestants: Sequence[Contestant], result: Measurement) -> None:
+def check(contestants: Sequence[Contestant], result: Measurement) -> None:
     """Runs a few untimed steps of all (numba compiles here) and compares their drafts."""
     agreement = Agreement()
     for contestant in contestants:

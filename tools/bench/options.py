@@ -42,20 +42,18 @@ class UnavailableError(Exception):
 
 @dataclass(frozen=True)
 class Size:
-    """Requests in a batch, and the tokens of the longest before the first step. ``lengths`` says
-    how the others compare: "-ragged" or "-one-long"; empty: all the same."""
+    """Requests in a batch, and the tokens of each before the first step."""
 
     batch: int
     context: int
-    lengths: str = ""
 
     @classmethod
     def parse(cls, text: str) -> Size:
-        """``"128x32k"``, ``"256x128k-ragged"``; k is 1024 tokens, m 1024 k."""
-        found = re.fullmatch(r"(\d+)x(\d+)([km]?)(-ragged|-one-long|)", text.strip().lower())
+        """``"128x32k"``; k is 1024 tokens, m 1024 k."""
+        found = re.fullmatch(r"(\d+)x(\d+)([km]?)", text.strip().lower())
         if not found:
             raise BenchError(f"size {text!r}: expected BATCHxCONTEXT, for example 128x32k")
-        size = cls(int(found[1]), int(found[2]) * _SUFFIXES[found[3]], found[4])
+        size = cls(int(found[1]), int(found[2]) * _SUFFIXES[found[3]])
         if size.batch < 1 or size.context < 1:
             raise BenchError(f"size {text!r}: batch and context must be at least 1")
         return size
@@ -63,8 +61,8 @@ class Size:
     def __str__(self) -> str:
         for suffix in ("m", "k"):
             if self.context % _SUFFIXES[suffix] == 0:
-                return f"{self.batch}x{self.context // _SUFFIXES[suffix]}{suffix}{self.lengths}"
-        return f"{self.batch}x{self.context}{self.lengths}"
+                return f"{self.batch}x{self.context // _SUFFIXES[suffix]}{suffix}"
+        return f"{self.batch}x{self.context}"
 
     @property
     def tokens(self) -> int:
@@ -91,8 +89,8 @@ class Options:
         min_draft_probability: of a ladder, as in `NgramConfig`; above 0 it implies one.
         data: folder or file of recorded conversations; None: the default.
         vllm_path: folder that contains ``vllm/``; None: an installed one.
-        device: where the operators run; if not on the CPU, ``frontend``, ``threads`` and
-            ``idle_ms`` have no effect, and every cold state means an L2 with other data.
+        device: where the operators run; if not on the CPU, from torch, and ``threads`` and
+            ``idle_ms`` have no effect.
     """
 
     sizes: tuple[Size, ...] = ()
@@ -156,6 +154,7 @@ class Options:
         _check("idle", 0 <= self.idle_ms <= 1000, "0 to 1000 ms")
         _check("frontend", self.frontend in FRONTENDS, f"one of {', '.join(FRONTENDS)}")
         _check("device", self.device in DEVICES, f"one of {', '.join(DEVICES)}")
+        _check("cache", self.device == "cpu" or self.cache == "hot", "hot on a device")
         _check("rounds", self.rounds >= 1, "at least 1")
         _check("steps", self.steps >= 0, "at least 0")
         _check("sizes", self.ngram_sizes in NGRAM_SIZES, f"one of {', '.join(NGRAM_SIZES)}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shlex
+import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -78,6 +80,23 @@ def write(path: Path, found: dict[str, Any]) -> None:
         scratch.write_text(laid_out(found) + "\n", encoding="utf-8")
 
 
+def publish(
+    module: str, arguments: Sequence[str] | None, given: argparse.Namespace, found: dict[str, Any]
+) -> None:
+    """Prints a check's results with command, date and machine, and writes them to ``given.json``
+    where that is a file; ``given.note`` is in it."""
+    result = {
+        "command": shlex.join(["python", "-m", module, *(arguments or sys.argv[1:])]),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": environment.machine(),
+        "note": given.note,
+        **found,
+    }
+    if given.json is not None:
+        write(given.json, result)
+    print(laid_out(result))
+
+
 def laid_out(value: Any, indent: int = 0) -> str:
     """As JSON, with as much per line as fits."""
     flat = json.dumps(value, ensure_ascii=False)
@@ -111,9 +130,8 @@ def lines(result: Result) -> list[str]:
             spread = result["ratio_spread"][name]
             against = f"  {result['ratio'][name]:.2f}x ({spread['p10']:.2f}-{spread['p90']:.2f})"
         text.append(f"{result['size']:>10}  {name:<18}{times}{against}")
-    for name in ("floors", "disturbed_rounds", "host_us"):
-        if result.get(name):
-            text.append(f"{'':>10}  {name}: {_medians(result[name])}")
+    if disturbed := result.get("disturbed_rounds"):
+        text.append(f"{'':>10}  disturbed_rounds: {_medians(disturbed)}")
     return text
 
 

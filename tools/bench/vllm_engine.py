@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 DRAFTS = "vllm:spec_decode_num_drafts"
@@ -26,22 +27,52 @@ def main() -> None:
     from vllm import LLM
 
     llm = LLM(sys.argv[1], **json.loads(sys.argv[2]))
+    stopwatch = Stopwatch()
+    core = llm.llm_engine.engine_core.engine_core
+    drafter = getattr(core.model_executor.driver_worker.worker.model_runner, "drafter", None)
+    for call in ("update_token_ids_ngram", "propose"):  # the first: asynchronous drafters only
+        if hasattr(drafter, call):
+            setattr(drafter, call, stopwatch.around(getattr(drafter, call)))
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
-        print(json.dumps(_run(llm, **json.loads(line))), file=answers, flush=True)
+        print(json.dumps(_run(llm, stopwatch, **json.loads(line))), file=answers, flush=True)
 
 
-def _run(llm: Any, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
+class Stopwatch:
+    """The time inside some functions."""
+
+    seconds = 0.0
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **keywords: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return function(*arguments, **keywords)
+            finally:
+                self.seconds += time.perf_counter() - started
+
+        return timed
+
+
+def _run(
+    llm: Any, stopwatch: Stopwatch, prompts: list[list[int]], max_tokens: int
+) -> dict[str, Any]:
+    import torch
     from vllm import SamplingParams
 
+    stopwatch.seconds = 0.0
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     given = [{"prompt_token_ids": prompt} for prompt in prompts]
-    before, started = _counters(llm), time.perf_counter()
+    before = _counters(llm)
+    started, cpu_started = time.perf_counter(), time.process_time()
     outputs = llm.generate(given, params, use_tqdm=False)
-    seconds = time.perf_counter() - started
+    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
     after = _counters(llm)
     return {
         "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+        "drafting_seconds": stopwatch.seconds,
+        "torch_threads": torch.get_num_threads(),
         "token_ids": [list(output.outputs[0].token_ids) for output in outputs],
         **{name: after[name] - before[name] for name in after},
     }

@@ -1,11 +1,5 @@
 """vLLM's own code for the same jobs, run from its files (``stand_ins.py``) and never copied; and
-its n-gram proposer for the CPU (numba).
-
-    python -m tools.bench.vllm_peer FOLDER_THAT_CONTAINS_VLLM
-
-copies these files into build/gpu-peers, which git ignores: the files are vLLM's and stay out of the
-repository.
-"""
+its n-gram proposer for the CPU (numba)."""
 
 from __future__ import annotations
 
@@ -13,9 +7,8 @@ import functools
 import importlib.metadata
 import importlib.util
 import os
-import shutil
-import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +19,8 @@ from tools.bench.options import Options, UnavailableError
 from tools.bench.stand_ins import Given, run_file
 from tools.bench.stats import Drafts
 
-COPIES = Path(__file__).resolve().parents[2] / "build" / "gpu-peers"
+VOCAB = 1 << 30
+"""Above every id of any workload, so that all sampled tokens count."""
 PATH_VARIABLE = "NGRAM_NPU_BENCH_VLLM_PATH"
 
 _SPEC = "vllm/v1/spec_decode"
@@ -34,21 +28,19 @@ FILES = {
     "NgramProposer": Path(f"{_SPEC}/ngram_proposer.py"),
     "NgramProposerGPU": Path(f"{_SPEC}/ngram_proposer_gpu.py"),
     "NgramGPUSpeculator": Path("vllm/v1/worker/gpu/spec_decode/ngram/speculator.py"),
-    "update_num_computed_tokens_for_batch_change": Path(f"{_SPEC}/utils.py"),
-    "ComputeSlotMappingKernel": Path("vllm/v1/worker/block_table.py"),
 }
 """All files used from vLLM, and their paths below the folder that contains it."""
 
 
 def folder_of(path: Path | None) -> Path:
-    """``path``, else the environment variable's folder, else the copies, else the installed vLLM.
+    """``path``, else the environment variable's folder, else the installed vLLM.
 
     Raises:
         UnavailableError: None of them exists.
     """
     named = path or os.environ.get(PATH_VARIABLE)
-    if named or COPIES.is_dir():
-        return Path(named or COPIES)
+    if named:
+        return Path(named)
     spec = importlib.util.find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
         raise UnavailableError(
@@ -87,6 +79,34 @@ def take(folder: Path, name: str, given: Callable[[], Given] = dict) -> Any:
         raise UnavailableError(f"vLLM's {file.name} does not load: {error}") from error
     _taken_from.append(folder)
     return found
+
+
+def given() -> Given:
+    """What vLLM's device code imports and needs: a forward context of nothing, and Triton."""
+    return {
+        "vllm.config": {
+            "CompilationConfig": SimpleNamespace,
+            "VllmConfig": SimpleNamespace,
+            "CompilationMode": SimpleNamespace(VLLM_COMPILE="vllm"),
+            "CUDAGraphMode": SimpleNamespace(NONE="none"),
+        },
+        "vllm.forward_context": {"set_forward_context": _no_context},
+        "vllm.v1.utils": {"record_function_or_nullcontext": _no_context},
+        "vllm.triton_utils": _triton_utils(),
+    }
+
+
+def _no_context(*_: Any, **__: Any) -> Any:
+    return nullcontext()
+
+
+def _triton_utils() -> dict[str, Any]:
+    if importlib.util.find_spec("triton") is None:
+        return {"HAS_TRITON": False}
+    import triton
+    import triton.language as tl
+
+    return {"HAS_TRITON": True, "triton": triton, "tl": tl}
 
 
 def loaded_version() -> str | None:
@@ -144,15 +164,3 @@ def proposer_config(options: Options, capacity: int, batch: int) -> Any:
         scheduler_config=SimpleNamespace(max_num_seqs=batch),
         parallel_config=SimpleNamespace(tensor_parallel_size=1),
     )
-
-
-def copy(source: Path, target: Path) -> None:
-    """Copies the files and the metadata of their vLLM, for a machine without a network."""
-    whose = [f.relative_to(source) for f in source.glob("vllm*.dist-info/METADATA")]
-    for file in (*FILES.values(), *whose):
-        (target / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / file, target / file)
-
-
-if __name__ == "__main__":
-    copy(Path(sys.argv[1]), COPIES)

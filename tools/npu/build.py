@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
-from tools.runner import ROOT
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def chip() -> str:

@@ -36,13 +36,13 @@ def scenario(number: int) -> Scenario:
     return Scenario(random.Random(FIRST_SEED + number), DEVICES[number % len(DEVICES)])
 
 
-def prove(count: int) -> dict[str, Any]:
-    """Runs scenarios 0 to count-1; the failed ones are listed by number."""
+def prove(count: int, first: int = 0) -> dict[str, Any]:
+    """Runs that many scenarios from number `first` on; the failed ones are listed by number."""
     begun = time.perf_counter()
     total: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
     failed = {}
-    for number in range(count):
+    for number in range(first, first + count):
         case = scenario(number)
         kinds += Counter(
             {
@@ -82,15 +82,17 @@ def _figures(engine: Engine) -> dict[str, int]:
     }
 
 
-def caught_by(name: str, tries: int = _MUTANT_TRIES) -> tuple[int, str] | None:
+def caught_by(name: str, first: int = 0) -> tuple[int, str] | None:
     """The first scenario on a late device that notices a fault, and how; None if none does.
+    Those before number `first` are left out.
 
     Raises:
         AttributeError, TypeError, NameError: the fault no longer fits what it is put into. That is
             a broken test, not a fault noticed.
     """
-    late = [number for number in range(tries * 2) if DEVICES[number % len(DEVICES)] != "cpu"]
-    for number in late[:tries]:
+    for number in range(first, first + _MUTANT_TRIES):
+        if DEVICES[number % len(DEVICES)] == "cpu":
+            continue
         with MUTANTS[name]():
             try:
                 run(scenario(number))

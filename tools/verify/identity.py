@@ -20,7 +20,7 @@ from ngram_npu import _C, NgramIndex
 
 from tools.bench.data import make_workload
 from tools.bench.options import Options, Size
-from tools.verify.record import publish
+from tools.bench.report import publish
 
 Int32Array = npt.NDArray[np.int32]
 IndexStep = Callable[..., tuple[Int32Array, ...]]

@@ -24,8 +24,8 @@ from ngram_npu import _C, NgramIndex
 from ngram_npu.config import default_costs
 
 from tools.bench.data import load_corpus
+from tools.bench.report import publish
 from tools.verify.ladder_oracle import Draft, Int32Array, Truth, UInt8Array, truth_of
-from tools.verify.record import publish
 
 ROWS = 1024
 """So many that threads pay, also for numpy."""

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ngram_npu.async_state.neural import MergeConfig
-from ngram_npu.config import NgramConfig
+from ngram_npu.config import SHORT_ROW, NgramConfig
+from ngram_npu.drafting import takes_index
 
 IntArray = npt.NDArray[np.integer[Any]]
 """One-dimensional unless said otherwise; any integer dtype, int32 costs no conversion."""
@@ -93,22 +94,25 @@ class AsyncConfig:
                 raise ValueError(f"AsyncConfig: kv_groups: expected integers >= 1, got {group}")
         if self.slot_dtype not in ("int32", "int64"):
             raise ValueError(f"AsyncConfig: slot_dtype: int32 or int64, got {self.slot_dtype!r}")
-        if self.engine not in ("index", "scan", "auto"):
-            raise ValueError(
-                f"AsyncConfig: engine: expected 'index', 'scan' or 'auto', got {self.engine!r}"
-            )
-        if self.engine == "scan" and self.ngram.is_ladder:
-            raise ValueError(
-                "AsyncConfig: engine: expected 'index' or 'auto' with sizes='ladder', got 'scan'"
-            )
-        if self.engine == "index" and not self.ngram.fits_index:
-            raise ValueError(
-                "AsyncConfig: engine: expected max_n - min_n <= 7 for 'index', "
-                f"got {self.ngram.min_n} to {self.ngram.max_n}"
-            )
+        self.takes_index(on_cpu=True)
         if self.token_capacity is not None:
             self._check_range("token_capacity", 0, _INT32_MAX)
         self._check_layout()
+
+    def takes_index(self, *, on_cpu: bool) -> bool:
+        """Whether drafts are found with an index. Another device may refuse to make one.
+
+        Raises:
+            ValueError: ``engine`` contradicts ``ngram``.
+        """
+        return takes_index(
+            self.ngram,
+            self.engine,
+            capacity=self.row_capacity,
+            short=SHORT_ROW if on_cpu else self.row_capacity,
+            device_type="cpu",
+            says="AsyncConfig: ",
+        )
 
     def _check_layout(self) -> None:
         """Checks the requirements of the operators that map slots. They would reject the sizes only

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from ngram_npu.config import NgramConfig
-from ngram_npu.index import DeviceNgramIndex, NgramIndex, make_index
+from ngram_npu.index import NgramIndex, make_index
 from ngram_npu.store import NgramStore, make_store
 
 Stream = Literal["main", "side"]
@@ -29,13 +29,11 @@ class Device(Protocol):
     def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Zeros in memory that the device copies from and to without the host's help."""
 
-    def index(
-        self, ngram: NgramConfig, num_slots: int, token_capacity: int
-    ) -> NgramIndex | DeviceNgramIndex:
+    def index(self, ngram: NgramConfig, num_slots: int, token_capacity: int) -> NgramIndex:
         """An empty index on the device for the settings ``ngram``.
 
         Raises:
-            ValueError: the device does not support an index, or not of these sizes.
+            ValueError: the device does not support an index, or not one of these sizes.
         """
 
     def store(self, ngram: NgramConfig, num_slots: int) -> NgramStore:
@@ -47,9 +45,6 @@ class Device(Protocol):
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         """Enqueues a copy between a host and a device tensor, which must not change before it."""
-
-    def upload_all(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-        """Enqueues many small copies to the device on the main stream, in one call."""
 
     def record(self, stream: Stream) -> Event:
         """An event that happens when all work enqueued on `stream` so far is done."""
@@ -69,9 +64,7 @@ class CpuDevice:
 
     host_tensor = tensor
 
-    def index(
-        self, ngram: NgramConfig, num_slots: int, token_capacity: int
-    ) -> NgramIndex | DeviceNgramIndex:
+    def index(self, ngram: NgramConfig, num_slots: int, token_capacity: int) -> NgramIndex:
         return make_index(ngram, num_slots, token_capacity, kind="torch")
 
     def store(self, ngram: NgramConfig, num_slots: int) -> NgramStore:
@@ -79,9 +72,6 @@ class CpuDevice:
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         target.copy_(source)
-
-    def upload_all(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-        torch._foreach_copy_(targets, sources)
 
     def record(self, stream: Stream) -> Event:
         return None
@@ -107,14 +97,11 @@ class StreamDevice:
     def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.zeros(tuple(shape), dtype=dtype, pin_memory=True)
 
-    def index(
-        self, ngram: NgramConfig, num_slots: int, token_capacity: int
-    ) -> NgramIndex | DeviceNgramIndex:
-        if self._device.type != "cuda" and not ngram.is_ladder:
-            raise ValueError(
-                f"AsyncConfig: engine: expected 'scan' on {self._device.type}, which has no index"
-            )
-        return make_index(ngram, num_slots, token_capacity, kind="torch", device=self._device)
+    def index(self, ngram: NgramConfig, num_slots: int, token_capacity: int) -> NgramIndex:
+        option = "NgramConfig: sizes: expected 'consecutive'"
+        if not ngram.is_ladder:
+            option = "AsyncConfig: engine: expected 'auto' or 'scan'"
+        raise ValueError(f"{option} on {self._device.type}: the index is in host memory")
 
     def store(self, ngram: NgramConfig, num_slots: int) -> NgramStore:
         raise ValueError(f"AsyncConfig: ngram: expected no store on {self._device.type}")
@@ -125,9 +112,6 @@ class StreamDevice:
             return
         with self._runtime.stream(self._side):
             target.copy_(source, non_blocking=True)
-
-    def upload_all(self, targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-        torch._foreach_copy_(targets, sources, non_blocking=True)
 
     def record(self, stream: Stream) -> Event:
         event = self._runtime.Event()

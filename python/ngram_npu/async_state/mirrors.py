@@ -11,22 +11,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from ngram_npu.async_state.batch import Admission, Batch, IntArray
+from ngram_npu.async_state.upload import CHUNK, Int32Array, Int64Array, Rows, chunks_of
 
-Int32Array = npt.NDArray[np.int32]
-Int64Array = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 _INT32 = np.dtype(np.int32)
+_NO_SLOTS = np.zeros(0, np.int64)
 
 
-@dataclass(frozen=True)
-class RowChanges:
+class RowChanges(NamedTuple):
     """The mirrors after a batch's changes of rows."""
 
     slot_of: Int64Array
@@ -34,10 +33,10 @@ class RowChanges:
     upper_tokens: Int32Array
     last_position: Int32Array
     freed: Int64Array
-    admissions: Sequence[Admission]
-    admitted: list[int]
+    admissions: Sequence[Admission] = ()
+    admitted: Int64Array = _NO_SLOTS
     """The slot of each admission."""
-    token_ids: list[Int32Array]
+    token_ids: Sequence[Int32Array] = ()
     """The tokens of each admission."""
 
 
@@ -84,8 +83,10 @@ class Mirrors:
         self.exact_computed = np.zeros(max_rows, np.int32)
         self.exact_tokens = np.zeros(max_rows, np.int32)
         self.scopes = np.zeros(max_rows, np.int64)
-        self.token_ids = np.zeros((max_rows, capacity), np.int32)
+        self._row_length = chunks_of(capacity) * CHUNK
+        self.token_ids = np.zeros((max_rows, self._row_length), np.int32)
         self._flat_token_ids = self.token_ids.reshape(-1)
+        self._chunks = self.token_ids.reshape(-1, CHUNK)
         self._generation = np.zeros(max_rows, np.int64)
         self._faults: dict[tuple[int, int], _Fault] = {}
         """By slot and generation: requests with an invalid sampler result. Kept until their last
@@ -94,7 +95,7 @@ class Mirrors:
         """The newest step's number."""
         self._last_position = np.full(max_rows, -1, np.int32)
         self._free = list(range(max_rows))[::-1]
-        self._arange = np.arange(max(max_rows, max_step_tokens) + 1, dtype=np.int32)
+        self._arange = np.arange(max_step_tokens)
         self._columns = np.arange(max_drafts + 1)
 
     def plan_rows(self, batch: Batch) -> RowChanges:
@@ -110,10 +111,7 @@ class Mirrors:
                 self.upper_computed,
                 self.upper_tokens,
                 self._last_position,
-                np.zeros(0, np.int64),
-                (),
-                [],
-                [],
+                _NO_SLOTS,
             )
         slot_of = self.slot_of.copy()
         last_position = self._last_position.copy()
@@ -124,26 +122,45 @@ class Mirrors:
                 raise ValueError(f"moves: expected [N,2], got {list(moves.shape)}")
             moving = _take(slot_of, int32_vector(moves[:, 0], "moves"), "moves")
             _put(slot_of, int32_vector(moves[:, 1], "moves"), moving, "moves")
-        changes = RowChanges(
-            slot_of,
-            self.upper_computed.copy(),
-            self.upper_tokens.copy(),
-            last_position,
-            freed,
-            (*batch.new, *batch.resumed),
-            [],
-            [],
-        )
-        free = self._free + freed.tolist()
-        for admission in changes.admissions:
-            self._plan_admission(admission, changes, free)
-        return changes
+        changes = RowChanges(slot_of, self.upper_computed, self.upper_tokens, last_position, freed)
+        admissions = (*batch.new, *batch.resumed)
+        return self._plan_admissions(admissions, changes) if admissions else changes
 
-    def _plan_admission(self, admission: Admission, changes: RowChanges, free: list[int]) -> None:
-        row, computed = admission.row, admission.num_computed_tokens
-        token_ids = int32_vector(admission.token_ids, "new/resumed: token_ids")
-        length = len(token_ids)
-        if not is_integer(row) or not 0 <= row < self.max_rows or changes.slot_of[row] >= 0:
+    def _plan_admissions(self, admissions: Sequence[Admission], changes: RowChanges) -> RowChanges:
+        # A plain loop: for a few admissions it takes less time than numpy's calls.
+        free, slot_of = self._free + changes.freed.tolist(), changes.slot_of
+        upper_computed, upper_tokens = self.upper_computed.copy(), self.upper_tokens.copy()
+        tokens, slots = [], []
+        for admission in admissions:
+            row, computed, scope = admission.row, admission.num_computed_tokens, admission.scope
+            ids = int32_vector(admission.token_ids, "new/resumed: token_ids")
+            length = len(ids)
+            if not (
+                type(row) is type(computed) is type(scope) is int
+                and 0 <= row < self.max_rows
+                and slot_of[row] < 0
+                and 0 <= computed < length <= self.capacity
+                and 0 <= scope < 1 << 63
+            ):
+                self._check_admission(admission, length, slot_of)
+            slot_of[row] = slot = free.pop()
+            upper_computed[slot], upper_tokens[slot] = computed, length
+            tokens.append(ids)
+            slots.append(slot)
+        admitted = np.array(slots)
+        changes.last_position[admitted] = -1
+        return changes._replace(
+            upper_computed=upper_computed,
+            upper_tokens=upper_tokens,
+            admissions=admissions,
+            admitted=admitted,
+            token_ids=tokens,
+        )
+
+    def _check_admission(self, admission: Admission, length: int, slot_of: Int64Array) -> None:
+        """Finds the broken rule, if one is broken."""
+        row, computed, scope = admission.row, admission.num_computed_tokens, admission.scope
+        if not is_integer(row) or not 0 <= row < self.max_rows or slot_of[row] >= 0:
             raise ValueError(f"new/resumed: row: expected a free row, got {row!r}")
         if not 1 <= length <= self.capacity:
             raise ValueError(
@@ -153,17 +170,8 @@ class Mirrors:
             raise ValueError(
                 f"new/resumed: num_computed_tokens: expected 0 to {length - 1}, got {computed!r}"
             )
-        if not is_integer(admission.scope) or not 0 <= admission.scope < 1 << 63:
-            raise ValueError(
-                f"new/resumed: scope: expected 0 to 2**63 - 1, got {admission.scope!r}"
-            )
-        slot = free.pop()
-        changes.slot_of[row] = slot
-        changes.upper_computed[slot] = computed
-        changes.upper_tokens[slot] = length
-        changes.last_position[slot] = -1
-        changes.admitted.append(slot)
-        changes.token_ids.append(token_ids)
+        if not is_integer(scope) or not 0 <= scope < 1 << 63:
+            raise ValueError(f"new/resumed: scope: expected 0 to 2**63 - 1, got {scope!r}")
 
     def plan_step(self, batch: Batch, changes: RowChanges, number: int) -> Step:
         """Computes the step of each of its requests; changes nothing.
@@ -180,19 +188,18 @@ class Mirrors:
                 f"lengths, got {len(rows)}, {len(scheduled)}, {len(drafts)}"
             )
         slots = live_slots(changes.slot_of, rows, "rows")
-        if len(rows) and int(np.bincount(rows).max()) > 1:
+        if np.count_nonzero(np.bincount(rows)) != len(rows):
             raise ValueError(f"rows: expected each row once, got {rows}")
         if self._faults:
             self._check_sound(slots, changes.freed)
-        computed, tokens = changes.upper_computed[slots], changes.upper_tokens[slots]
-        previous = changes.last_position[slots]
+        computed, tokens = changes.upper_computed.take(slots), changes.upper_tokens.take(slots)
+        previous = changes.last_position.take(slots)
         query_start_loc = np.zeros(len(rows) + 1, np.int32)
-        np.cumsum(scheduled, out=query_start_loc[1:])
+        np.add.accumulate(scheduled, out=query_start_loc[1:])
         after = computed + scheduled
-        sampled_up_to = np.where(after < tokens, 0, drafts + 1).astype(np.int32, copy=False)
-        self._check_step(
-            scheduled, drafts, previous, tokens - computed, after + (sampled_up_to > 0)
-        )
+        sampled_up_to = drafts + 1
+        sampled_up_to[after < tokens] = 0
+        self._check_step(scheduled, drafts, previous, tokens - computed, after)
         total = int(query_start_loc[-1])
         if total > self._max_step_tokens:
             raise ValueError(
@@ -203,7 +210,7 @@ class Mirrors:
             number,
             rows,
             slots,
-            self._generation[slots],
+            self._generation.take(slots),
             scheduled,
             drafts,
             previous,
@@ -232,12 +239,13 @@ class Mirrors:
     ) -> None:
         """Checks valid steps in one pass; finds the broken rule only after that has failed."""
         without = scheduled - drafts
-        drafting = drafts != 0
-        bad_drafts = drafting & (
-            (drafts < 0) | (drafts > self._max_drafts) | (previous < 0) | (without != known)
+        # Unsigned: negative numbers are too large.
+        bad_drafts = (drafts.view(np.uint32) > self._max_drafts) | (
+            (drafts != 0) & ((previous < 0) | (without != known))
         )
-        bad_length = (without < 1) | (without > known) | (after > self.capacity)
-        if not (bad_drafts | bad_length).any():
+        # The last token is followed by a sampled one.
+        bad_length = ((without - 1).view(np.uint32) >= known) | (after >= self.capacity)
+        if not np.count_nonzero(bad_drafts | bad_length):
             return
         if bad_drafts.any():
             i = int(bad_drafts.argmax())
@@ -253,10 +261,14 @@ class Mirrors:
             f"at batch position {i}"
         )
 
-    def commit(self, changes: RowChanges, step: Step) -> Step:
-        """Applies the planned changes; from now on the step's drafts count as accepted."""
+    def commit(self, changes: RowChanges, step: Step, rows: Rows) -> None:
+        """Applies the planned changes; from now on the step's drafts count as accepted.
+
+        Args:
+            rows: those of the admissions.
+        """
         slots = step.slots
-        if len(changes.freed) or changes.admissions or changes.slot_of is not self.slot_of:
+        if changes.slot_of is not self.slot_of:
             self.slot_of = changes.slot_of
             self.upper_computed, self.upper_tokens = changes.upper_computed, changes.upper_tokens
             for slot in changes.freed.tolist() if self._faults else ():
@@ -265,36 +277,29 @@ class Mirrors:
                     fault.last_step = step.number - 1
             self._generation[changes.freed] += 1
             self._free += changes.freed.tolist()
-            taken = len(changes.admitted)
-            del self._free[len(self._free) - taken :]
-            admitted = np.array(changes.admitted, np.int64)
+            admitted = changes.admitted
+            del self._free[len(self._free) - len(admitted) :]
             self.exact_computed[admitted] = self.upper_computed[admitted]
             self.exact_tokens[admitted] = self.upper_tokens[admitted]
-            for slot, token_ids in zip(changes.admitted, changes.token_ids, strict=True):
-                self.token_ids[slot, : len(token_ids)] = token_ids
+            self._chunks[rows.places[: rows.of_tokens]] = rows.chunks[: rows.of_tokens]
             self.scopes[admitted] = [admission.scope for admission in changes.admissions]
         self.upper_computed[slots] = step.host_num_computed + step.num_scheduled_tokens
         self.upper_tokens[slots] += step.sampled_up_to
-        self._last_position = np.full(self.max_rows, -1, np.int32)
-        self._last_position[slots] = np.where(
-            step.sampled_up_to > 0, self._arange[: len(slots)], -1
-        )
-        step.generation[:] = self._generation[slots]
+        self._last_position.fill(-1)
+        sampled = step.sampled_up_to.nonzero()[0]
+        self._last_position[slots[sampled]] = sampled
+        self._generation.take(slots, out=step.generation)
         self._committed = step.number
-        return step
 
-    def known_input_ids(self, step: Step, input_ids: Int32Array) -> bool:
-        """Writes the input ids known to the host, those of requests without a previous step; False
-        if there are none. ``prepare_input_ids_`` writes the others."""
-        if not len(step.rows) or int(step.prev_positions.min()) >= 0:
-            return False
-        known = np.flatnonzero(step.prev_positions < 0)
-        counts = step.num_scheduled_tokens[known]
-        rank = ragged_ranks(counts)
-        targets = np.repeat(step.query_start_loc[known], counts) + rank
-        sources = step.slots[known] * self.capacity + step.host_num_computed[known]
-        input_ids[targets] = self._flat_token_ids[np.repeat(sources, counts) + rank]
-        return True
+    def known_input_ids(self, step: Step) -> Int32Array | None:
+        """The step's input ids, true for requests without a previous step; None if there are none.
+        ``prepare_input_ids_`` writes the others."""
+        if not len(step.rows) or not np.count_nonzero(step.prev_positions < 0):
+            return None
+        begins = step.slots * self._row_length + step.host_num_computed
+        of_tokens = (begins - step.query_start_loc[:-1]).repeat(step.num_scheduled_tokens)
+        of_tokens += self._arange[: step.num_step_tokens]
+        return self._flat_token_ids.take(of_tokens)
 
     def reconcile(
         self, step: Step, num_sampled: Int32Array, sampled: Int32Array
@@ -327,7 +332,7 @@ class Mirrors:
         self.upper_computed[slots] -= over_computed
         self.upper_tokens[slots] -= over_tokens
         self.exact_computed[slots] += gained
-        start = slots * self.capacity + self.exact_tokens[slots]
+        start = slots * self._row_length + self.exact_tokens[slots]
         self.exact_tokens[slots] += known
         columns = self._columns[: sampled.shape[1]]
         valid = columns < known[:, None]
@@ -363,15 +368,6 @@ class Mirrors:
         return np.where(self.slot_of >= 0, by_slot[self.slot_of], 0).astype(np.int32)
 
 
-def ragged_ranks(counts: npt.NDArray[Any]) -> Int64Array:
-    """0, 1, ..., counts[0]-1, 0, 1, ..., counts[1]-1, ..."""
-    ends = counts.cumsum(dtype=np.int64)
-    total = int(ends[-1]) if len(ends) else 0
-    ranks: Int64Array = np.arange(total, dtype=np.int64)
-    ranks -= (ends - counts).repeat(counts)
-    return ranks
-
-
 def is_integer(value: object) -> bool:
     """Whether a value is an integer; a bool does not count as one."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
@@ -386,7 +382,7 @@ def int32_vector(values: IntArray, field: str) -> Int32Array:
     array: npt.NDArray[Any] = np.asarray(values)
     if array.ndim != 1:
         raise ValueError(f"{field}: expected one dimension, got shape {list(array.shape)}")
-    if array.dtype == _INT32:
+    if array.dtype is _INT32 or array.dtype == _INT32:
         return array
     if not array.size:  # an empty list becomes an array of floats
         return np.zeros(0, np.int32)
@@ -403,30 +399,29 @@ def _int32(values: IntArray, field: str) -> Int32Array:
     return np.array(int32_vector(values, field))
 
 
-def live_slots(slot_of: Int64Array, rows: IntArray, field: str) -> Int64Array:
+def live_slots(slot_of: Int64Array, rows: Int32Array, field: str) -> Int64Array:
     """The slots of `rows`.
 
     Raises:
         ValueError: a row that is free or out of range.
     """
-    if not len(rows):
-        return np.zeros(0, np.int64)
-    if int(np.min(rows)) < 0 or int(np.max(rows)) >= len(slot_of):
-        raise ValueError(f"{field}: expected 0 to {len(slot_of) - 1}, got {rows}")
-    slots: Int64Array = slot_of[rows]
-    if int(slots.min()) < 0:
+    try:
+        slots: Int64Array = slot_of.take(rows.view(np.uint32))
+    except IndexError:
+        raise ValueError(f"{field}: expected 0 to {len(slot_of) - 1}, got {rows}") from None
+    if np.count_nonzero(slots < 0):
         raise ValueError(
             f"{field}: expected live rows, got {rows[int(slots.argmin())]}: it is free"
         )
     return slots
 
 
-def _take(slot_of: Int64Array, rows: IntArray, field: str) -> Int64Array:
+def _take(slot_of: Int64Array, rows: Int32Array, field: str) -> Int64Array:
     """Returns the slots of `rows` and frees the rows."""
     slots = live_slots(slot_of, rows, field)
-    if len(np.unique(slots)) != len(slots):
+    if len({*slots.tolist()}) != len(slots):
         raise ValueError(f"{field}: expected each row once, got {rows}")
-    slot_of[rows] = -1
+    slot_of.put(rows, -1)
     return slots
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from ngram_npu.async_state.batch import Admission, AsyncConfig, Batch, check_sequence, check_types
-from ngram_npu.async_state.blocks import BlockTable, Planned
-from ngram_npu.async_state.device import CpuDevice, Device, device_for
-from ngram_npu.async_state.mirrors import Int32Array, Mirrors, RowChanges, Step, is_integer
+from ngram_npu.async_state.blocks import BlockTable, Planned, check_admitted
+from ngram_npu.async_state.device import Device, device_for
+from ngram_npu.async_state.mirrors import Mirrors, RowChanges, Step, is_integer
 from ngram_npu.async_state.neural import NeuralDrafter, check_drafter
 from ngram_npu.async_state.results import HostDrafts, Reconciled, StepInputs, StepOutputs
-from ngram_npu.async_state.staging import Download, HostBuffer
+from ngram_npu.async_state.staging import Download
 from ngram_npu.async_state.truth import (
     ACCEPTED,
     COMPUTED,
@@ -24,14 +25,25 @@ from ngram_npu.async_state.truth import (
     PREVIOUS,
     PREVIOUS_DRAFTS,
     QUERY_START,
+    SCOPES,
     SLOTS,
     DeviceTruth,
     check_sampled,
     check_store,
 )
-from ngram_npu.config import SHORT_ROW
-from ngram_npu.index import DeviceNgramIndex, NgramIndex
+from ngram_npu.async_state.upload import NO_ROWS, Int32Array, Rows
+from ngram_npu.index import NgramIndex
 from ngram_npu.store import NgramStore
+
+
+class _Plan(NamedTuple):
+    """What a batch changes."""
+
+    changes: RowChanges
+    step: Step
+    tables: list[Planned]
+    rows: Rows
+    """The chunks of the tokens and blocks of the requests that join."""
 
 
 class _BreaksOnError:
@@ -88,28 +100,21 @@ class AsyncSpecState:
                 slots are used. Needs the CPU and a ``min_draft_probability``.
 
         Raises:
-            ValueError: an unknown device, or a device without a store.
+            ValueError: an unknown device, or one other than the CPU with an index or a store.
         """
         self.config = config
         self._device = device_for(device) if runtime is None else runtime
         check_store(store, config, self._device)
-        self._truth = DeviceTruth(config, self._device, indexed=self._is_indexed(), store=store)
-        rows, tokens, k = config.max_rows, config.max_step_tokens, config.ngram.k
+        self._truth = DeviceTruth(config, self._device, store)
+        rows, k = config.max_rows, config.ngram.k
         self._mirrors, self._block_tables = self._empty_host_state()
-        for table in self._block_tables:
-            table.clear_on_device()
-        self._packed_uploads = self._staging(NUM_PACKED * (rows + 1))
-        self._input_id_uploads = self._staging(tokens)
-        self._prompt_uploads = self._staging(tokens)
-        self._length_uploads = self._staging(rows)
-        self._scope_uploads = self._staging(2 * rows)
-        self._length_cells = [u.tensor.view(-1, 1).unbind(0) for u in self._length_uploads]
+        self._packed = np.zeros((NUM_PACKED, rows + 1), np.int32)
+        self._scopes = self._packed[SCOPES : SCOPES + 2].reshape(-1).view(np.int64)
         # The counts of a step are read before the second next step begins: two buffers. Its drafts
         # are read when the next step is reconciled; two more steps may have ended then: three.
         self._counts = [Download(self._device, (rows, rows * (k + 1))) for _ in range(2)]
         sizes = (rows, rows * k) if config.merge is None else (rows, rows * k, rows)
         self._drafts = [Download(self._device, sizes) for _ in range(3)]
-        self._nothing_accepted = self._device.host_tensor((2,), torch.int32)
         self._step_count = 0
         self._begun: Step | None = None
         self._pending: list[Step] = []
@@ -117,28 +122,13 @@ class AsyncSpecState:
         self._failure: BaseException | None = None
         self._breaking = _BreaksOnError(self)
 
-    def _is_indexed(self) -> bool:
-        config = self.config
-        if config.engine != "auto" or config.ngram.is_ladder:
-            return config.engine != "scan"
-        on_cpu = isinstance(self._device, CpuDevice)
-        return on_cpu and config.row_capacity > SHORT_ROW and config.ngram.fits_index
-
     def _empty_host_state(self) -> tuple[Mirrors, list[BlockTable]]:
         config = self.config
         mirrors = Mirrors(
             config.max_rows, config.row_capacity, config.ngram.k, config.max_step_tokens
         )
-        tables = [
-            BlockTable(self._device, table, config, index)
-            for index, table in enumerate(self._truth.block_tables)
-        ]
-        return mirrors, tables
-
-    def _staging(self, size: int) -> tuple[HostBuffer, HostBuffer]:
-        """Two buffers, used in turn: when a step begins, the copies of the last step may not have
-        run, but those of the step before it have, because it is reconciled."""
-        return HostBuffer(self._device, size), HostBuffer(self._device, size)
+        first = self._truth.upload.first_blocks
+        return mirrors, [BlockTable(config, i, first[i]) for i in range(len(first))]
 
     # The exact state on the device, by slot, for work on the main stream.
 
@@ -154,11 +144,12 @@ class AsyncSpecState:
 
     @property
     def block_tables(self) -> tuple[torch.Tensor, ...]:
-        """[R,NB] int32 on the device for each KV group, -1 where unused."""
+        """[R,NB] int32 on the device for each KV group, -1 where unused. Rows are contiguous, but
+        may lie further apart than they are long."""
         return self._truth.block_tables
 
     @property
-    def index(self) -> NgramIndex | DeviceNgramIndex | None:
+    def index(self) -> NgramIndex | None:
         """The index of the slots' tokens, for its statistics; None if rows are scanned."""
         return self._truth.index
 
@@ -248,16 +239,15 @@ class AsyncSpecState:
             raise RuntimeError(
                 f"begin_step: step {self._pending[0].number} must be reconciled first"
             )
-        changes, step, tables = self._plan(
-            "begin_step", batch, self._step_count, self._mirrors, self._block_tables
-        )
+        plan = self._plan("begin_step", batch, self._step_count, self._mirrors, self._block_tables)
+        changes, step = plan.changes, plan.step
         with self._breaking:
             if self._last is not None:
                 # The results of the last step may be in buffers of the runner or of a device graph,
                 # which this step may overwrite only after they have been copied to the host.
                 self._device.wait("main", self._drafts[self._last.number % 3].event)
-            self._commit(changes, step, tables)
-            self._upload_step(changes, step)
+            self._commit(plan)
+            self._upload(plan, self._inputs(changes, step))
             self._truth.forget(len(changes.freed))
             views = self._truth.views(len(step.rows))
             self._truth.correct(views)
@@ -277,76 +267,58 @@ class AsyncSpecState:
             slot_indices=views.slots,
             num_scheduled_drafts=views.drafts,
             cu_num_scheduled_drafts=views.cu_drafts,
-            draft_spans=np.stack((ends - step.num_scheduled_drafts, ends), axis=1),
+            draft_spans=np.array((ends - step.num_scheduled_drafts, ends)).T,
         )
 
     def _plan(
         self, method: str, batch: Batch, number: int, mirrors: Mirrors, tables: list[BlockTable]
-    ) -> tuple[RowChanges, Step, list[Planned | None]]:
+    ) -> _Plan:
         """Computes the batch's changes of rows, lengths and blocks; changes nothing."""
         try:
             check_types(batch, len(tables))
             changes = mirrors.plan_rows(batch)
             step = mirrors.plan_step(batch, changes, number)
-            return changes, step, [table.plan(batch, changes, step) for table in tables]
+            planned = [table.plan(batch, changes, step) for table in tables]
+            rows = NO_ROWS
+            if changes.admissions:
+                tokens = changes.token_ids, [0] * len(changes.admissions)
+                tables_too = [table.admitted for table in planned]
+                rows = self._truth.upload.rows(changes.admitted, [tokens, *tables_too])
+                check_admitted(rows, planned)
+            return _Plan(changes, step, planned, rows)
         except ValueError as error:
             raise ValueError(f"{method}: {error}") from None
 
-    def _commit(self, changes: RowChanges, step: Step, tables: list[Planned | None]) -> None:
-        self._mirrors.commit(changes, step)
-        for table, planned in zip(self._block_tables, tables, strict=True):
-            table.commit(step.number, planned)
-        self._upload_admitted(changes, step.number)
+    def _commit(self, plan: _Plan) -> None:
+        self._mirrors.commit(plan.changes, plan.step, plan.rows)
+        for table, planned in zip(self._block_tables, plan.tables, strict=True):
+            table.commit(planned)
 
-    def _upload_admitted(self, changes: RowChanges, number: int) -> None:
-        if not changes.admissions:
-            return
-        prompts, lengths = self._prompt_uploads[number % 2], self._length_uploads[number % 2]
-        tokens = changes.token_ids
-        counts = [len(ids) for ids in tokens]
-        total = sum(counts)
-        prompts.reserve(total)
-        np.concatenate(tokens, out=prompts.array[:total])
-        lengths.array[changes.admitted] = counts
-        rows, cells = self._truth.token_rows, self._truth.num_tokens_cells
-        length_cells = self._length_cells[number % 2]
-        targets = [
-            rows[slot].narrow(0, 0, count)
-            for slot, count in zip(changes.admitted, counts, strict=True)
-        ]
-        sources = list(prompts.tensor[:total].split_with_sizes(counts))
-        targets += [cells[slot] for slot in changes.admitted]
-        sources += [length_cells[slot] for slot in changes.admitted]
-        if self.config.merge is not None:
-            targets += [self._truth.acceptance_rows[slot] for slot in changes.admitted]
-            sources += [self._nothing_accepted] * len(counts)
-        self._device.upload_all(targets, sources)
+    def _upload(self, plan: _Plan, fixed: list[Int32Array]) -> None:
+        upload, slots = self._truth.upload, plan.changes.admitted
+        cells = [table.appended for table in plan.tables]
+        if len(slots):
+            cells += upload.lengths(slots, self._mirrors.exact_tokens[slots])
+        upload.send(plan.step.number, plan.rows, cells, fixed)
 
-    def _upload_step(self, changes: RowChanges, step: Step) -> None:
-        batch, freed = len(step.rows), changes.freed
-        staging = self._packed_uploads[step.number % 2]
-        packed = staging.array.reshape(NUM_PACKED, -1)
+    def _inputs(self, changes: RowChanges, step: Step) -> list[Int32Array]:
+        batch, freed, packed = len(step.rows), changes.freed, self._packed
+        if self.store is not None:
+            self._scopes[:batch] = self._mirrors.scopes[step.slots]
         packed[SLOTS, :batch] = step.slots
         packed[PREVIOUS, :batch] = step.prev_positions
         packed[COMPUTED, :batch] = step.host_num_computed
         packed[ACCEPTED, :batch] = 1
         packed[DRAFTS, :batch] = step.num_scheduled_drafts
-        np.cumsum(step.num_scheduled_drafts, out=packed[CU_DRAFTS, :batch])
+        np.add.accumulate(step.num_scheduled_drafts, out=packed[CU_DRAFTS, :batch])
         if self._last is not None:
             drafts = self._last.num_scheduled_drafts
             packed[PREVIOUS_DRAFTS, : len(drafts)] = drafts
         packed[QUERY_START, : batch + 1] = step.query_start_loc
         packed[QUERY_START, batch + 1 :] = step.num_step_tokens
         packed[FREED, : len(freed)] = freed
-        self._device.copy(self._truth.packed, staging.tensor, "main")
-        if self.store is not None:
-            scopes = self._scope_uploads[step.number % 2]
-            scopes.array.view(np.int64)[:batch] = self._mirrors.scopes[step.slots]
-            self._device.copy(self._truth.scopes, scopes.tensor.view(torch.int64), "main")
-        input_ids = self._input_id_uploads[step.number % 2]
-        if self._mirrors.known_input_ids(step, input_ids.array):
-            used = step.num_step_tokens
-            self._device.copy(self._truth.input_ids[:used], input_ids.tensor[:used], "main")
+        known = self._mirrors.known_input_ids(step)
+        return [packed.reshape(-1)] if known is None else [packed.reshape(-1), known]
 
     def end_step(
         self, sampled_token_ids: torch.Tensor, draft: NeuralDrafter | None = None
@@ -475,7 +447,7 @@ class AsyncSpecState:
         nothing = np.zeros(0, np.int32)
         mirrors, tables = self._empty_host_state()
         # Counts as the step before the next one, which then uses the other staging buffers.
-        changes, step, planned = self._plan(
+        plan = self._plan(
             "rebuild",
             Batch(nothing, nothing, nothing, new=requests),
             self._step_count - 1,
@@ -487,10 +459,9 @@ class AsyncSpecState:
             self._mirrors, self._block_tables = mirrors, tables
             self._begun, self._last = None, None
             self._pending.clear()
-            for table in tables:
-                table.clear_on_device()
             self._truth.clear(self._device)
-            self._commit(changes, step, planned)
+            self._commit(plan)
+            self._upload(plan, [])
             self._wait_for_device()  # the step after the next one uses the same buffers
             self._failure = None
 

@@ -12,16 +12,18 @@ from ngram_npu.async_state.batch import AsyncConfig
 from ngram_npu.async_state.device import CpuDevice, Device
 from ngram_npu.async_state.neural import UNIT, NeuralDrafts
 from ngram_npu.async_state.results import PaddedDrafterBatch, RaggedDrafterBatch, StepOutputs
+from ngram_npu.async_state.upload import upload_to
 from ngram_npu.config import default_match_costs
-from ngram_npu.index import cost_table
+from ngram_npu.drafting import Drafting
+from ngram_npu.index import NgramIndex
 from ngram_npu.ops import workspace_size
-from ngram_npu.store import NgramStore, store_lookup
+from ngram_npu.store import NgramStore
 
-NUM_PACKED = 9
-# The host's int32 arrays of a step are rows of one tensor, which is uploaded in one copy.
-SLOTS, PREVIOUS, COMPUTED, ACCEPTED, DRAFTS, CU_DRAFTS, PREVIOUS_DRAFTS, QUERY_START, FREED = range(
-    NUM_PACKED
-)
+NUM_PACKED = 11
+# The host's int32 arrays of a step are rows of one tensor, before the input ids. The scopes are
+# int64: two rows.
+SCOPES, _, SLOTS, PREVIOUS, COMPUTED, ACCEPTED, DRAFTS, CU_DRAFTS, PREVIOUS_DRAFTS = range(9)
+QUERY_START, FREED = range(9, NUM_PACKED)
 
 
 def check_store(store: NgramStore | None, config: AsyncConfig, device: Device) -> None:
@@ -88,8 +90,6 @@ class DeviceTruth:
         self,
         config: AsyncConfig,
         device: Device,
-        *,
-        indexed: bool,
         store: NgramStore | None = None,
     ) -> None:
         rows, tokens, k = config.max_rows, config.max_step_tokens, config.ngram.k
@@ -97,22 +97,18 @@ class DeviceTruth:
         self._config = config
         self._ops: Any = torch.ops.ngram_npu
         # By slot.
-        self.token_ids = device.tensor((rows, config.row_capacity), int32)
-        self.num_tokens = device.tensor((rows,), int32)
-        self.token_rows = self.token_ids.unbind(0)
-        self.num_tokens_cells = self.num_tokens.view(-1, 1).unbind(0)
-        self.block_tables = tuple(
-            device.tensor((rows, group.max_blocks), int32) for group in config.kv_groups
-        )
+        num_packed = NUM_PACKED * (rows + 1)
+        self.upload = upload_to(device, config, num_packed + tokens)
+        self.token_ids, self.num_tokens = self.upload.token_ids, self.upload.num_tokens
+        self.block_tables = self.upload.block_tables
         # By batch position, or by token of the step.
-        self.packed = device.tensor((NUM_PACKED * (rows + 1),), int32)
+        self.input_ids = self.upload.fixed[num_packed:]
         self.query_start_loc = self._packed_row(QUERY_START, rows + 1)
         self._previous_drafts = self._packed_row(PREVIOUS_DRAFTS, rows)
         self._accepted = self._packed_row(ACCEPTED, rows)
         self._computed = device.tensor((rows,), int32)
         self.discard = device.tensor((rows,), torch.bool)
         self.seq_lens = device.tensor((rows,), int32)
-        self.input_ids = device.tensor((tokens,), int32)
         self.positions = device.tensor((tokens,), torch.int64)
         slot_dtype = getattr(torch, config.slot_dtype)
         self.slot_mappings = tuple(device.tensor((tokens,), slot_dtype) for _ in config.kv_groups)
@@ -121,47 +117,58 @@ class DeviceTruth:
         self._next_token_ids = device.tensor((rows,), int32)
         self._draft_token_ids = device.tensor((rows, k), int32)
         lookup = config.ngram
-        capacity = config.token_capacity
-        if capacity is None:
-            capacity = rows * config.row_capacity
-        self.index = device.index(lookup, rows, capacity) if indexed else None
+        index = None
+        if config.takes_index(on_cpu=isinstance(device, CpuDevice)):
+            capacity = config.token_capacity
+            if capacity is None:
+                capacity = rows * config.row_capacity
+            index = device.index(lookup, rows, capacity)
         # Workspaces by which the blocks of a launch synchronise; zeros between launches.
-        self._correct_workspace, self._step_workspace = (
+        self._workspaces = tuple(
             device.tensor((workspace_size(op, rows),), int32)
-            for op in ("correct_spec_state_", "ngram_index_step_" if indexed else "ngram_step_")
+            for op in ("correct_spec_state_", "ngram_step_")
         )
         self._views: dict[int, BatchViews] = {}
-        self._lookup = lookup.lookup_arguments
-        if (costs := cost_table(lookup, self.token_ids)) is not None:
-            self._lookup["costs"] = device.tensor(costs.shape, torch.uint8)
-            device.copy(self._lookup["costs"], costs, "main")
         self._vocab_size = lookup.vocab_size_or_unlimited
-        self.store = store
         if store is None and lookup.store is not None:
-            self.store = device.store(lookup, rows)
+            store = device.store(lookup, rows)
+
+        def on_device(table: torch.Tensor) -> torch.Tensor:
+            placed = device.tensor(table.shape, table.dtype)
+            device.copy(placed, table, "main")
+            return placed
+
+        self._drafting = Drafting(
+            lookup,
+            kind="torch",
+            index=index,
+            store=store,
+            workspace=self._workspaces[1],
+            place=on_device,
+        )
         self._draft_costs: torch.Tensor | None = None
-        if self.store is not None or ("costs" in self._lookup and config.merge is not None):
+        if store is not None or (lookup.cost_limit is not None and config.merge is not None):
             self._draft_costs = device.tensor((rows, k), torch.uint8)
-        self.neural_acceptance: torch.Tensor | None = None
         if config.merge is not None:
-            self.neural_acceptance = device.tensor((rows, 2), int32)
-            self.acceptance_rows = self.neural_acceptance.unbind(0)
             self._match_costs: torch.Tensor | None = None
             if self._draft_costs is None:
                 given = config.merge.match_costs
                 by_match = np.array(default_match_costs() if given is None else given, np.uint8)
-                self._match_costs = device.tensor((16,), torch.uint8)
-                device.copy(self._match_costs, torch.from_numpy(by_match), "main")
-        if self.store is not None:
-            self.scopes = device.tensor((rows,), torch.int64)
-            self._store_lookup = store_lookup(lookup, self.token_ids)
-            costs = self._store_lookup["costs"]
-            self._store_lookup["costs"] = device.tensor(costs.shape, torch.uint8)
-            device.copy(self._store_lookup["costs"], costs, "main")
+                self._match_costs = on_device(torch.from_numpy(by_match))
+        if store is not None:
+            self.scopes = self.upload.fixed[: 2 * (rows + 1)].view(torch.int64)
+
+    @property
+    def index(self) -> NgramIndex | None:
+        return self._drafting.index
+
+    @property
+    def store(self) -> NgramStore | None:
+        return self._drafting.store
 
     def _packed_row(self, index: int, length: int) -> torch.Tensor:
         start = index * (self._config.max_rows + 1)
-        return self.packed[start : start + length]
+        return self.upload.fixed[start : start + length]
 
     def views(self, batch: int) -> BatchViews:
         found = self._views.get(batch)
@@ -181,8 +188,9 @@ class DeviceTruth:
         return found
 
     def clear(self, device: Device) -> None:
-        """Zeroes the workspaces and empties the index."""
-        for workspace in (self._correct_workspace, self._step_workspace):
+        """Zeroes the workspaces and empties block tables and index."""
+        self.upload.clear()
+        for workspace in self._workspaces:
             device.copy(workspace, device.host_tensor(workspace.shape, torch.int32), "main")
         if self.index is not None:
             rows = self._config.max_rows
@@ -194,10 +202,8 @@ class DeviceTruth:
     def forget(self, count: int) -> None:
         """Empties the index slots of the requests that have left: the first `count` uploaded. The
         store keeps their text."""
-        if self.index is not None and count:
-            self._ops.ngram_index_reset_(self.index.tensor, self._packed_row(FREED, count))
-            if self.store is not None:
-                self._ops.ngram_store_finish_(self.store.tensor, self._packed_row(FREED, count))
+        if count and (self.index is not None or self.store is not None):
+            self._drafting.end(self._packed_row(FREED, count))
 
     def correct(self, views: BatchViews) -> None:
         """Corrects the uploaded assumptions and completes the inputs of the forward pass."""
@@ -226,7 +232,7 @@ class DeviceTruth:
             row_indices=views.slots,
             block_size=first.block_size,
             blocks_per_kv_block=first.blocks_per_kv_block,
-            workspace=self._correct_workspace,
+            workspace=self._workspaces[0],
             **placement,
         )
         for i, group in enumerate(others, 1):
@@ -272,38 +278,18 @@ class DeviceTruth:
         num_sampled: torch.Tensor,
     ) -> StepOutputs:
         """Appends the new tokens to the rows, drafts, and lays out a drafter's batch."""
-        rows = (self.token_ids, self.num_tokens, sampled)
-        arguments = {
-            "discard": views.discard,
-            "row_indices": views.slots,
-            "vocab_size": self._vocab_size,
-            "workspace": self._step_workspace,
-            **self._lookup,
-        }
-        if self.index is None:
-            found = self._ops.ngram_step_(*rows, **arguments)
-        else:
-            if self._draft_costs is not None:
-                arguments["draft_costs"] = self._draft_costs[: sampled.shape[0]]
-            found = self._ops.ngram_index_step_(
-                *rows, self.index.tensor, slot_indices=views.slots, **arguments
-            )
-        _, _, draft_token_ids, num_draft_tokens, match_len = found
-        if self.store is not None:
-            self._ops.ngram_store_step_(
-                self.token_ids,
-                self.num_tokens,
-                num_sampled,
-                self.store.tensor,
-                row_indices=views.slots,
-                slot_indices=views.slots,
-                scopes=self.scopes[: sampled.shape[0]],
-                draft_token_ids=draft_token_ids,
-                num_draft_tokens=num_draft_tokens,
-                match_len=match_len,
-                draft_costs=arguments["draft_costs"],
-                **self._store_lookup,
-            )
+        batch = sampled.shape[0]
+        costs = None if self._draft_costs is None else self._draft_costs[:batch]
+        _, _, draft_token_ids, num_draft_tokens, match_len = self._drafting.step(
+            self.token_ids,
+            self.num_tokens,
+            sampled,
+            discard=views.discard,
+            row_indices=views.slots,
+            slot_indices=views.slots,
+            scopes=None if self.store is None else self.scopes[:batch],
+            draft_costs=costs,
+        )
         indices, num_rejected = self._ops.prepare_inputs_padded(
             views.cu_drafts, num_sampled, views.query_start_loc
         )
@@ -328,7 +314,7 @@ class DeviceTruth:
             num_draft_tokens,
             match_len,
             drafter_batch,
-            draft_costs=arguments.get("draft_costs"),
+            draft_costs=costs,
         )
 
     def merge(self, outputs: StepOutputs, neural: NeuralDrafts, views: BatchViews) -> StepOutputs:
@@ -350,7 +336,7 @@ class DeviceTruth:
             row_indices=views.slots,
             num_sampled=outputs.num_sampled,
             num_scheduled_drafts=views.drafts,
-            neural_acceptance=self.neural_acceptance,
+            neural_acceptance=self.upload.acceptance,
             min_match_len=merge.min_match_len,
             threshold=int(merge.min_accepted * UNIT),
             extend=merge.extend,

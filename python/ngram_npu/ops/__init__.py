@@ -10,7 +10,7 @@ from ngram_npu.ops.ngram_index_append import ngram_index_append_
 from ngram_npu.ops.ngram_index_propose import ngram_index_propose_
 from ngram_npu.ops.ngram_index_reset import ngram_index_reset_
 from ngram_npu.ops.ngram_index_step import ngram_index_step_
-from ngram_npu.ops.ngram_propose import ngram_propose
+from ngram_npu.ops.ngram_propose import ngram_propose, ngram_propose_
 from ngram_npu.ops.ngram_step import ngram_step_
 from ngram_npu.ops.ngram_store_finish import ngram_store_finish_
 from ngram_npu.ops.ngram_store_step import ngram_store_step_
@@ -31,6 +31,7 @@ __all__ = [
     "ngram_index_reset_",
     "ngram_index_step_",
     "ngram_propose",
+    "ngram_propose_",
     "ngram_step_",
     "ngram_store_finish_",
     "ngram_store_step_",

@@ -48,3 +48,14 @@ def register_fake(name: str) -> Callable[[FunctionT], FunctionT]:
         return fake
 
     return register
+
+
+def with_empty_fake(wrapper: FunctionT) -> FunctionT:
+    """Registers the fake of an operator without results; ``wrapper`` calls it and has its name."""
+
+    @functools.wraps(wrapper)  # whose parameters have the operator's names
+    def fake(*_: Any, **__: Any) -> None:
+        return None
+
+    register_fake(f"ngram_npu::{wrapper.__name__}")(fake)
+    return wrapper

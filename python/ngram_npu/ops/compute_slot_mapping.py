@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import torch
 
-from ngram_npu.ops._register import register_fake
+from ngram_npu.ops._register import with_empty_fake
 
 PAD_SLOT_ID = -1
 """vLLM's slot of a token whose KV is not stored."""
 
 
+@with_empty_fake
 def compute_slot_mapping_(
     query_start_loc: torch.Tensor,
     positions: torch.Tensor,
@@ -56,14 +57,3 @@ def compute_slot_mapping_(
         cp_interleave=cp_interleave,
         pad_id=pad_id,
     )
-
-
-@register_fake("ngram_npu::compute_slot_mapping_")
-def _fake(
-    query_start_loc: torch.Tensor,
-    positions: torch.Tensor,
-    block_table: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    **_: object,
-) -> None:
-    return None

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import torch
 
-from ngram_npu.ops._register import register_fake
+from ngram_npu.ops._register import with_empty_fake
 
 
+@with_empty_fake
 def correct_num_computed_tokens_(
     num_computed_tokens: torch.Tensor,
     num_accepted_tokens: torch.Tensor,
@@ -41,10 +42,3 @@ def correct_num_computed_tokens_(
         num_draft_prev=num_draft_prev,
         host_num_computed_tokens=host_num_computed_tokens,
     )
-
-
-@register_fake("ngram_npu::correct_num_computed_tokens_")
-def _fake(
-    num_computed_tokens: torch.Tensor, num_accepted_tokens: torch.Tensor, **_: object
-) -> None:
-    return None

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import torch
 
-from ngram_npu.ops._register import register_fake
+from ngram_npu.ops._register import with_empty_fake
 from ngram_npu.ops.compute_slot_mapping import PAD_SLOT_ID
 
 
+@with_empty_fake
 def correct_spec_state_(
     *,
     num_computed_tokens: torch.Tensor,
@@ -83,8 +84,3 @@ def computed_tokens_drift(
     """[B] int32: corrected minus assumed counts. Runners with multi-dimensional positions (M-RoPE)
     shift the positions that the host prepared by it."""
     return num_computed_tokens[: host_num_computed_tokens.shape[0]] - host_num_computed_tokens
-
-
-@register_fake("ngram_npu::correct_spec_state_")
-def _fake(**_: object) -> None:
-    return None

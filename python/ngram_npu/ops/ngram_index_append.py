@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ngram_npu.ops._register import register_fake
+from ngram_npu.ops._register import with_empty_fake
 
 
+@with_empty_fake
 def ngram_index_append_(
     token_ids: torch.Tensor,
     num_tokens: torch.Tensor,
@@ -25,7 +26,7 @@ def ngram_index_append_(
     Args:
         token_ids: [R, S] int32, inner stride 1.
         num_tokens: [R] int32, live lengths in tokens.
-        index: [W] int32, made by :class:`ngram_npu.NgramIndex`; written.
+        index: [W] int32, on the CPU, made by :class:`ngram_npu.NgramIndex`; written.
         row_indices: [B] int32 or int64, batch position -> row; None: B = R, row i = i.
         slot_indices: [B] int32 or int64; None: the slot of a row is the row. No slot twice.
         min_n, max_n, match_policy, ladder: as the steps will pass them.
@@ -46,10 +47,3 @@ def ngram_index_append_(
         ladder=ladder,
         outcomes=outcomes,
     )
-
-
-@register_fake("ngram_npu::ngram_index_append_")
-def _fake(
-    token_ids: torch.Tensor, num_tokens: torch.Tensor, index: torch.Tensor, **_: object
-) -> None:
-    return None

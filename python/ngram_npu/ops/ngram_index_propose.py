@@ -29,7 +29,6 @@ def ngram_index_propose_(
     match_policy: int = 0,
     overlap: bool = False,
     max_len: int = UNLIMITED,
-    workspace: torch.Tensor | None = None,
     ladder: bool = False,
     costs: torch.Tensor | None = None,
     cost_limit: int = 40,
@@ -39,17 +38,15 @@ def ngram_index_propose_(
     """Same results as :func:`ngram_propose`, in a time that hardly grows with the context.
 
     Args:
-        index: [W] int32, made by :class:`ngram_npu.NgramIndex`, or for a GPU by
-            :class:`ngram_npu.DeviceNgramIndex`; written.
+        index: [W] int32, on the CPU, made by :class:`ngram_npu.NgramIndex`; written.
         slot_indices: [B] int32 or int64, the slot of the index that each request uses; None: the
             slot of a row is the row. No slot twice.
-        ladder: n-grams of 1, 2, 4, 8 and 16 tokens; needs min_n 1, max_n 16, match_policy 1. On
-            the CPU only.
+        ladder: n-grams of 1, 2, 4, 8 and 16 tokens; needs min_n 1, max_n 16, match_policy 1.
         costs: [16, 32] uint8, the cost of a draft token in sixteenths of a bit, by the length of
             its match and the outcome of earlier matches; a draft ends where its cost would exceed
             ``cost_limit``. Only with ``ladder``.
-        draft_costs: [B, k] uint8, written: the cost of each draft token, 255 in unused places.
-        others: as in :func:`ngram_propose`; max_n - min_n is at most 7.
+        draft_costs: [B, k] uint8, written: the cost of each draft token, 255 in other places.
+        others: as in :func:`ngram_propose`, on the CPU; max_n - min_n is at most 7.
 
     Raises:
         ValueError: a wrong argument, before anything is written.
@@ -68,7 +65,6 @@ def ngram_index_propose_(
             match_policy=match_policy,
             overlap=overlap,
             max_len=max_len,
-            workspace=workspace,
             ladder=ladder,
             costs=costs,
             cost_limit=cost_limit,

@@ -31,21 +31,20 @@ def ngram_index_step_(
     match_policy: int = 0,
     overlap: bool = False,
     max_len: int = UNLIMITED,
-    workspace: torch.Tensor | None = None,
     ladder: bool = False,
     costs: torch.Tensor | None = None,
     cost_limit: int = 40,
     draft_costs: torch.Tensor | None = None,
+    fill: bool = False,
 ) -> NgramStepResult:
     """Same results as :func:`ngram_step_`, in a time that hardly grows with the context.
 
     Args:
-        index: [W] int32, made by :class:`ngram_npu.NgramIndex`, or for a GPU by
-            :class:`ngram_npu.DeviceNgramIndex`; written.
+        index: [W] int32, on the CPU, made by :class:`ngram_npu.NgramIndex`; written.
         slot_indices: [B] int32 or int64, the slot of the index that each request uses; None: the
             slot of a row is the row.
         ladder, costs, cost_limit, draft_costs: as in :func:`ngram_index_propose_`.
-        others: as in :func:`ngram_step_`; max_n - min_n is at most 7.
+        others: as in :func:`ngram_step_`, on the CPU; max_n - min_n is at most 7.
 
     Raises:
         ValueError: a wrong argument, before anything is written.
@@ -67,11 +66,11 @@ def ngram_index_step_(
             match_policy=match_policy,
             overlap=overlap,
             max_len=max_len,
-            workspace=workspace,
             ladder=ladder,
             costs=costs,
             cost_limit=cost_limit,
             draft_costs=draft_costs,
+            fill=fill,
         )
     )
 

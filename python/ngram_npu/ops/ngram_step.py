@@ -22,7 +22,7 @@ class NgramStepResult(NamedTuple):
     num_sampled: torch.Tensor
     """[B], before the clamp to the row's capacity."""
     draft_token_ids: torch.Tensor
-    """[B, k], -1 in unused places."""
+    """[B, k]; behind the draft -1, or with ``fill`` what continues it."""
     num_draft_tokens: torch.Tensor
     """[B]."""
     match_len: torch.Tensor
@@ -56,6 +56,10 @@ def ngram_step_(
     match_policy: int = 0,
     overlap: bool = False,
     max_len: int = UNLIMITED,
+    match_costs: torch.Tensor | None = None,
+    cost_limit: int = 40,
+    fill: bool = False,
+    draft_costs: torch.Tensor | None = None,
     workspace: torch.Tensor | None = None,
 ) -> NgramStepResult:
     """Appends the valid sampled tokens to their rows, then drafts from the grown rows.
@@ -69,10 +73,12 @@ def ngram_step_(
         advance: whether ``num_tokens`` grows by the appended tokens.
         vocab_size: ids at or above it are invalid.
         min_n, max_n: bounds of the match length in tokens, 1 <= min_n <= max_n <= 64.
-        k: draft tokens per request, 1 to 64.
-        match_policy: 0 the earliest of the longest matches, 1 the latest.
-        overlap: whether a draft that reaches the row's end continues into itself.
-        max_len: no row drafts past this many tokens.
+        k: draft tokens per request, 0 to 64.
+        match_policy, overlap, max_len, match_costs, cost_limit: as in :func:`ngram_propose`.
+        fill: whether the places behind a draft continue it and then hold the request's newest
+            token, as in :func:`ngram_propose`.
+        draft_costs: [B, k] uint8, written: the cost of each draft token, 255 in other places. Only
+            with ``match_costs``.
         workspace: [W] int32 zeroed once, for device backends (``workspace_size`` returns W); the
             CPU ignores it.
 
@@ -95,6 +101,10 @@ def ngram_step_(
             match_policy=match_policy,
             overlap=overlap,
             max_len=max_len,
+            match_costs=match_costs,
+            cost_limit=cost_limit,
+            fill=fill,
+            draft_costs=draft_costs,
             workspace=workspace,
         )
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from ngram_npu.ops._register import register_fake
+from ngram_npu.ops._register import with_empty_fake
 
 
+@with_empty_fake
 def ngram_store_finish_(store: torch.Tensor, slot_indices: torch.Tensor) -> None:
     """Makes the text of finished requests available to others and frees their slots.
 
@@ -18,8 +19,3 @@ def ngram_store_finish_(store: torch.Tensor, slot_indices: torch.Tensor) -> None
         ValueError: a wrong argument, before anything is written.
     """
     torch.ops.ngram_npu.ngram_store_finish_(store, slot_indices)
-
-
-@register_fake("ngram_npu::ngram_store_finish_")
-def _fake(store: torch.Tensor, slot_indices: torch.Tensor) -> None:
-    return None

@@ -6,9 +6,10 @@ from __future__ import annotations
 import torch
 
 from ngram_npu.config import UNLIMITED
-from ngram_npu.ops._register import register_fake
+from ngram_npu.ops._register import with_empty_fake
 
 
+@with_empty_fake
 def ngram_store_step_(
     token_ids: torch.Tensor,
     num_tokens: torch.Tensor,
@@ -25,6 +26,7 @@ def ngram_store_step_(
     max_len: int = UNLIMITED,
     costs: torch.Tensor,
     cost_limit: int = 40,
+    fill: bool = False,
 ) -> None:
     """Replaces drafts by better ones from a store, then enters the tokens of this step into it.
 
@@ -46,6 +48,8 @@ def ngram_store_step_(
         max_len: no row drafts past this many tokens.
         costs: [16, 56] uint8, in sixteenths of a bit.
         cost_limit: 0 to 2**31 - 1, in sixteenths of a bit.
+        fill: whether the places behind a draft from the store hold the text that follows it there,
+            and then the row's last token. Without it they are -1.
 
     Raises:
         ValueError: a wrong argument, before anything is written.
@@ -65,15 +69,5 @@ def ngram_store_step_(
         max_len=max_len,
         costs=costs,
         cost_limit=cost_limit,
+        fill=fill,
     )
-
-
-@register_fake("ngram_npu::ngram_store_step_")
-def _fake(
-    token_ids: torch.Tensor,
-    num_tokens: torch.Tensor,
-    num_sampled: torch.Tensor,
-    store: torch.Tensor,
-    **_: object,
-) -> None:
-    return None

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import torch
 
-from ngram_npu.ops._register import register_fake
+from ngram_npu.ops._register import with_empty_fake
 
 
+@with_empty_fake
 def prepare_input_ids_(
     input_ids: torch.Tensor,
     *,
@@ -43,8 +44,3 @@ def prepare_input_ids_(
         num_scheduled_drafts=num_scheduled_drafts,
         pad_token=pad_token,
     )
-
-
-@register_fake("ngram_npu::prepare_input_ids_")
-def _fake(input_ids: torch.Tensor, **_: object) -> None:
-    return None

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ngram_npu.reference.ladder import draft
-from ngram_npu.reference.ngram_propose import Array, draft_for, draft_rows
+from ngram_npu.reference.ngram_propose import (
+    NOTHING,
+    UNLIMITED,
+    Array,
+    Found,
+    LookUp,
+    new_drafts,
+    propose,
+    scan,
+)
 
-NO_COST = 255
 
-
-def drafter(
+def lookup_of(
     min_n: int,
     max_n: int,
     k: int,
@@ -20,23 +25,22 @@ def drafter(
     ladder: bool,
     costs: Array | None,
     cost_limit: int,
-    draft_costs: Array | None,
-) -> Callable[[int, list[int]], tuple[list[int], int]]:
-    """What drafts for a batch position and its row. draft_costs [B,k] uint8 is written."""
-    if draft_costs is not None:
-        draft_costs[:] = NO_COST
+    fill: bool,
+) -> LookUp:
+    """The lookup of the operators with an index: the scan's, or a ladder's."""
+    if not ladder:
+        return scan(min_n, max_n, k, match_policy, overlap, max_len, None, cost_limit, fill)
+    table = [] if costs is None else costs.tolist()
+    limit = None if costs is None else cost_limit
 
-    def draft_of(i: int, tokens: list[int]) -> tuple[list[int], int]:
-        if not ladder:
-            return draft_for(tokens, min_n, max_n, k, match_policy, overlap, max_len)
-        table = [] if costs is None else costs.tolist()
-        limit = None if costs is None else cost_limit
+    def look_up(tokens: list[int]) -> Found:
+        if k == 0 or max_len <= len(tokens):
+            return NOTHING
         ids, paid, match = draft(tokens, k, table, limit, overlap, max_len)
-        if draft_costs is not None:
-            draft_costs[i, : len(paid)] = paid
-        return ids, match if ids else 0
+        shown = draft(tokens, k, [], None, overlap, UNLIMITED)[0] if fill else ids
+        return Found(shown, len(ids), paid, match if ids else 0)
 
-    return draft_of
+    return look_up
 
 
 def ngram_index_propose_(
@@ -52,7 +56,6 @@ def ngram_index_propose_(
     match_policy: int,
     overlap: bool,
     max_len: int,
-    workspace: Array | None,
     ladder: bool,
     costs: Array | None,
     cost_limit: int,
@@ -61,6 +64,9 @@ def ngram_index_propose_(
 ) -> tuple[Array, Array, Array]:
     """As ``ngram_propose``; index [W] is left alone: what is kept in it is an implementation's own
     affair."""
-    lookup = (min_n, max_n, k, match_policy, overlap, max_len)
-    draft_of = drafter(*lookup, ladder, costs, cost_limit, draft_costs)
-    return draft_rows(token_ids, num_tokens, row_indices, num_sampled, k, fill, draft_of)
+    lookup = min_n, max_n, k, match_policy, overlap, max_len
+    look_up = lookup_of(*lookup, ladder, costs, cost_limit, fill)
+    batch = len(token_ids if row_indices is None else row_indices)
+    drafts = new_drafts(batch, k, draft_costs)
+    propose(token_ids, num_tokens, row_indices, num_sampled, fill, look_up, drafts)
+    return drafts[:3]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ngram_npu.reference.ngram_index_propose import drafter
+from ngram_npu.reference.ngram_index_propose import lookup_of
 from ngram_npu.reference.ngram_propose import Array
 from ngram_npu.reference.ngram_step import append_and_draft
 
@@ -23,15 +23,15 @@ def ngram_index_step_(
     match_policy: int,
     overlap: bool,
     max_len: int,
-    workspace: Array | None,
     ladder: bool,
     costs: Array | None,
     cost_limit: int,
     draft_costs: Array | None,
+    fill: bool = False,
 ) -> tuple[Array, Array, Array, Array, Array]:
     """As ``ngram_step_``; index [W] is left alone: what is kept in it is an implementation's own
     affair."""
-    lookup = (min_n, max_n, k, match_policy, overlap, max_len)
-    draft_of = drafter(*lookup, ladder, costs, cost_limit, draft_costs)
-    appended = (token_ids, num_tokens, sampled_token_ids, discard, row_indices)
-    return append_and_draft(*appended, advance, vocab_size, k, draft_of)
+    lookup = min_n, max_n, k, match_policy, overlap, max_len
+    look_up = lookup_of(*lookup, ladder, costs, cost_limit, fill)
+    appended = token_ids, num_tokens, sampled_token_ids, discard, row_indices, advance, vocab_size
+    return append_and_draft(*appended, k, fill, look_up, draft_costs)

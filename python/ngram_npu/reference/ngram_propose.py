@@ -1,9 +1,10 @@
-"""Reference of ``ngram_propose``; the definition is in docs/ops/ngram_propose.md."""
+"""Reference of ``ngram_propose`` and ``ngram_propose_``; the definition is in
+docs/ops/ngram_propose.md."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,9 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 LATEST = 1
+UNLIMITED = 2**63 - 1
+NO_TOKEN = -1
+NO_COST = 255
 
 
 def common_suffix(tokens: list[int], end: int, cap: int) -> int:
@@ -30,7 +34,8 @@ def draft_for(
     overlap: bool,
     max_len: int,
 ) -> tuple[list[int], int]:
-    """The draft of one row and the length of the match behind it; ([], 0) where there is none."""
+    """The draft of one row, without costs, and the length of the match behind it; ([], 0) where
+    there is none."""
     lengths = [common_suffix(tokens, end, max_n) for end in range(len(tokens) - 1)]
     best = max(lengths, default=0)
     budget = min(k, max_len - len(tokens))
@@ -47,6 +52,132 @@ def draft_for(
     return draft, best
 
 
+def affordable(costs: list[int], limit: int) -> int:
+    """How many of these costs, from the first on, sum up to at most the limit."""
+    count = 0
+    while count < len(costs) and sum(costs[: count + 1]) <= limit:
+        count += 1
+    return count
+
+
+class Found(NamedTuple):
+    """What a lookup found for a row."""
+
+    tokens: list[int]
+    """The draft; with fill also what continues it."""
+    num_drafts: int
+    """The number of draft tokens."""
+    costs: list[int]
+    """Of the draft tokens; without costs none."""
+    match_len: int
+
+
+NOTHING = Found([], 0, [], 0)
+LookUp = Callable[[list[int]], Found]
+
+
+def scan(
+    min_n: int,
+    max_n: int,
+    k: int,
+    match_policy: int,
+    overlap: bool,
+    max_len: int,
+    match_costs: Array | None,
+    cost_limit: int,
+    fill: bool,
+) -> LookUp:
+    """The lookup of the operators without an index."""
+    lookup = min_n, max_n, k, match_policy, overlap
+
+    def look_up(tokens: list[int]) -> Found:
+        draft, match = draft_for(tokens, *lookup, max_len)
+        if not draft:
+            return NOTHING
+        count, costs = len(draft), []
+        if match_costs is not None:
+            costs = [int(match_costs[min(match + j, 15)]) for j in range(len(draft))]
+            count = affordable(costs, cost_limit)
+        shown = draft_for(tokens, *lookup, UNLIMITED)[0] if fill else draft[:count]
+        return Found(shown, count, costs[:count], match if count else 0)
+
+    return look_up
+
+
+class Drafts(NamedTuple):
+    """The tensors that a lookup writes: [B,k], [B], [B], [B,k] uint8."""
+
+    token_ids: Array
+    counts: Array
+    match_len: Array
+    costs: Array | None
+
+    def put(self, i: int, found: Found, unused: int) -> None:
+        """Writes what was found for request ``i``, and ``unused`` to the other places."""
+        self.token_ids[i] = unused
+        self.token_ids[i, : len(found.tokens)] = found.tokens
+        self.counts[i] = found.num_drafts
+        self.match_len[i] = found.match_len
+        if self.costs is not None:
+            self.costs[i] = NO_COST
+            self.costs[i, : found.num_drafts] = found.costs
+
+
+def new_drafts(batch: int, k: int, costs: Array | None) -> Drafts:
+    tokens, counts = np.empty((batch, k), np.int32), np.empty(batch, np.int32)
+    return Drafts(tokens, counts, np.empty_like(counts), costs)
+
+
+def propose(
+    token_ids: Array,
+    num_tokens: Array,
+    row_indices: Array | None,
+    num_sampled: Array | None,
+    fill: bool,
+    look_up: LookUp,
+    drafts: Drafts,
+) -> None:
+    """Looks up for each request, and writes the drafts."""
+    num_rows, capacity = token_ids.shape
+    for i in range(len(drafts.counts)):
+        row = i if row_indices is None else int(row_indices[i])
+        if not 0 <= row < num_rows or not 1 <= num_tokens[row] <= capacity:
+            drafts.put(i, NOTHING, NO_TOKEN)
+            continue
+        tokens = [int(token) for token in token_ids[row, : num_tokens[row]]]
+        asks = len(tokens) >= 2 and (num_sampled is None or num_sampled[i] > 0)
+        drafts.put(i, look_up(tokens) if asks else NOTHING, tokens[-1] if fill else NO_TOKEN)
+
+
+def ngram_propose_(
+    token_ids: Array,
+    num_tokens: Array,
+    row_indices: Array | None,
+    num_sampled: Array | None,
+    min_n: int,
+    max_n: int,
+    match_policy: int,
+    overlap: bool,
+    max_len: int,
+    match_costs: Array | None,
+    cost_limit: int,
+    fill: bool,
+    draft_token_ids: Array,
+    num_draft_tokens: Array,
+    match_len: Array,
+    draft_costs: Array | None,
+    workspace: Array | None,
+) -> None:
+    """As ``ngram_propose``; draft_token_ids [B,k] int32 or int64, num_draft_tokens and match_len
+    [B], and draft_costs [B,k] uint8 are written; no results."""
+    k = draft_token_ids.shape[1]
+    look_up = scan(
+        min_n, max_n, k, match_policy, overlap, max_len, match_costs, cost_limit, fill,
+    )  # fmt: skip
+    drafts = Drafts(draft_token_ids, num_draft_tokens, match_len, draft_costs)
+    propose(token_ids, num_tokens, row_indices, num_sampled, fill, look_up, drafts)
+
+
 def ngram_propose(
     token_ids: Array,
     num_tokens: Array,
@@ -58,48 +189,15 @@ def ngram_propose(
     match_policy: int,
     overlap: bool,
     max_len: int,
-    workspace: Array | None,
+    match_costs: Array | None = None,
+    cost_limit: int = 40,
     fill: bool = False,
 ) -> tuple[Array, Array, Array]:
-    """token_ids [R,S], num_tokens [R], row_indices and num_sampled [B] ->
+    """token_ids [R,S], num_tokens [R], row_indices and num_sampled [B], match_costs [16] uint8 ->
     draft_token_ids [B,k], num_draft_tokens [B], match_len [B]; all int32."""
-    return draft_rows(
-        token_ids,
-        num_tokens,
-        row_indices,
-        num_sampled,
-        k,
-        fill,
-        lambda _, tokens: draft_for(tokens, min_n, max_n, k, match_policy, overlap, max_len),
-    )
-
-
-def draft_rows(
-    token_ids: Array,
-    num_tokens: Array,
-    row_indices: Array | None,
-    num_sampled: Array | None,
-    k: int,
-    fill: bool,
-    draft_of: Callable[[int, list[int]], tuple[list[int], int]],
-) -> tuple[Array, Array, Array]:
-    """The same with any drafter: from a batch position and its row, the draft and its match."""
-    num_rows, capacity = token_ids.shape
-    rows = list(range(num_rows)) if row_indices is None else [int(row) for row in row_indices]
-    draft_token_ids = np.full((len(rows), k), -1, np.int32)
-    num_draft_tokens = np.zeros(len(rows), np.int32)
-    match_len = np.zeros(len(rows), np.int32)
-    for i, row in enumerate(rows):
-        if not 0 <= row < num_rows or not 1 <= num_tokens[row] <= capacity:
-            continue
-        length = int(num_tokens[row])
-        if fill:
-            draft_token_ids[i] = token_ids[row, length - 1]
-        if length < 2 or (num_sampled is not None and num_sampled[i] <= 0):
-            continue
-        tokens = [int(token) for token in token_ids[row, :length]]
-        draft, best = draft_of(i, tokens)
-        draft_token_ids[i, : len(draft)] = draft
-        num_draft_tokens[i] = len(draft)
-        match_len[i] = best
-    return draft_token_ids, num_draft_tokens, match_len
+    drafts = new_drafts(len(token_ids if row_indices is None else row_indices), k, None)
+    ngram_propose_(
+        token_ids, num_tokens, row_indices, num_sampled, min_n, max_n, match_policy, overlap,
+        max_len, match_costs, cost_limit, fill, *drafts, None,
+    )  # fmt: skip
+    return drafts[:3]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import takewhile
 
 import numpy as np
 
-from ngram_npu.reference.ngram_propose import Array, draft_for
+from ngram_npu.reference.ngram_propose import (
+    NO_TOKEN,
+    NOTHING,
+    Array,
+    LookUp,
+    new_drafts,
+    scan,
+)
 
 
 def ngram_step_(
@@ -24,22 +30,20 @@ def ngram_step_(
     match_policy: int,
     overlap: bool,
     max_len: int,
-    workspace: Array | None,
+    match_costs: Array | None = None,
+    cost_limit: int = 40,
+    fill: bool = False,
+    draft_costs: Array | None = None,
+    workspace: Array | None = None,
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """token_ids [R,S] and num_tokens [R] are written; sampled_token_ids [B,M], discard and
-    row_indices [B] -> next_token_ids [B], num_sampled [B], draft_token_ids [B,k],
-    num_draft_tokens [B], match_len [B]; all int32."""
-    return append_and_draft(
-        token_ids,
-        num_tokens,
-        sampled_token_ids,
-        discard,
-        row_indices,
-        advance,
-        vocab_size,
-        k,
-        lambda _, tokens: draft_for(tokens, min_n, max_n, k, match_policy, overlap, max_len),
-    )
+    """token_ids [R,S], num_tokens [R] and draft_costs [B,k] uint8 are written; sampled_token_ids
+    [B,M], discard and row_indices [B], match_costs [16] uint8 -> next_token_ids [B], num_sampled
+    [B], draft_token_ids [B,k], num_draft_tokens [B], match_len [B]; all int32."""
+    look_up = scan(
+        min_n, max_n, k, match_policy, overlap, max_len, match_costs, cost_limit, fill,
+    )  # fmt: skip
+    appended = token_ids, num_tokens, sampled_token_ids, discard, row_indices, advance, vocab_size
+    return append_and_draft(*appended, k, fill, look_up, draft_costs)
 
 
 def append_and_draft(
@@ -51,16 +55,16 @@ def append_and_draft(
     advance: bool,
     vocab_size: int,
     k: int,
-    draft_of: Callable[[int, list[int]], tuple[list[int], int]],
+    fill: bool,
+    look_up: LookUp,
+    draft_costs: Array | None,
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """The same with any drafter: from a batch position and its row, the draft and its match."""
+    """The same with any lookup."""
     num_rows, capacity = token_ids.shape
     batch = sampled_token_ids.shape[0]
     next_token_ids = np.zeros(batch, np.int32)
     num_sampled = np.zeros(batch, np.int32)
-    draft_token_ids = np.full((batch, k), -1, np.int32)
-    num_draft_tokens = np.zeros(batch, np.int32)
-    match_len = np.zeros(batch, np.int32)
+    drafts = new_drafts(batch, k, draft_costs)
     for i in range(batch):
         row = i if row_indices is None else int(row_indices[i])
         sampled = [int(token) for token in sampled_token_ids[i]]
@@ -69,20 +73,15 @@ def append_and_draft(
         valid = list(takewhile(lambda token: 0 <= token < vocab_size, sampled))
         num_sampled[i] = len(valid)
         if not 0 <= row < num_rows or not 0 <= int(num_tokens[row]) <= capacity:
+            drafts.put(i, NOTHING, NO_TOKEN)
             continue
         length = int(num_tokens[row])
-        if valid:
-            next_token_ids[i] = valid[-1]
-        elif length > 0:
-            next_token_ids[i] = token_ids[row, length - 1]
-        grown = min(length + len(valid), capacity)
-        token_ids[row, length:grown] = valid[: grown - length]
+        known = [*(int(token) for token in token_ids[row, :length]), *valid]
+        next_token_ids[i] = known[-1] if known else 0
+        grown = min(len(known), capacity)
+        token_ids[row, length:grown] = known[length:grown]
         if advance:
             num_tokens[row] = grown
-        if valid and grown >= 2:
-            tokens = [int(token) for token in token_ids[row, :grown]]
-            draft, best = draft_of(i, tokens)
-            draft_token_ids[i, : len(draft)] = draft
-            num_draft_tokens[i] = len(draft)
-            match_len[i] = best
-    return next_token_ids, num_sampled, draft_token_ids, num_draft_tokens, match_len
+        found = look_up(known[:grown]) if valid and grown >= 2 else NOTHING
+        drafts.put(i, found, known[-1] if fill and known else NO_TOKEN)
+    return next_token_ids, num_sampled, *drafts[:3]

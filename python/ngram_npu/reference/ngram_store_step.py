@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 
 from ngram_npu.reference.ladder import SIZES
-from ngram_npu.reference.ngram_propose import Array
+from ngram_npu.reference.ngram_propose import NO_TOKEN, Array, Drafts, Found, affordable
 from ngram_npu.reference.ngram_store import (
     BLOCK,
     DRAFT_TOKENS,
@@ -42,25 +42,15 @@ def longest_hit(store: Store, row: Tokens, scope: int) -> Hit | None:
     return None
 
 
-def drafted(store: Store, hit: Hit, most: int, costs: Array, limit: int) -> list[tuple[int, int]]:
-    """The tokens of a draft, at most so many, each with its cost."""
-    left = store.fill(hit.place // BLOCK) - hit.place % BLOCK
-    draft: list[tuple[int, int]] = []
-    total = 0
-    for j in range(min(most, left)):
-        column = store.byte(hit.place + j) % 32
-        if j == 0:
-            right, wrong = (
-                bisect_right(FIRST_RIGHT, hit.right),
-                bisect_right(FIRST_WRONG, hit.wrong),
-            )
-            column = 32 + 4 * right + wrong
-        cost = int(costs[min(hit.m + j, 15), column])
-        total += cost
-        if total > limit:
-            break
-        draft.append((store.token(hit.place + j), cost))
-    return draft
+def costs_of(store: Store, hit: Hit, count: int, costs: Array) -> list[int]:
+    """What the tokens of so long a draft cost."""
+    first = 32 + 4 * bisect_right(FIRST_RIGHT, hit.right) + bisect_right(FIRST_WRONG, hit.wrong)
+    columns = [store.byte(hit.place + j) % 32 if j else first for j in range(count)]
+    return [int(costs[min(hit.m + j, 15), column]) for j, column in enumerate(columns)]
+
+
+def signed(token: int) -> int:
+    return token - (token >> 31 << 32)
 
 
 def ngram_store_step_(
@@ -78,6 +68,7 @@ def ngram_store_step_(
     max_len: int,
     costs: Array,
     cost_limit: int,
+    fill: bool = False,
 ) -> None:
     """token_ids [R,S], num_tokens [R], num_sampled, row_indices, slot_indices and scopes [B], costs
     [16,56] uint8; store [W], draft_token_ids [B,k], num_draft_tokens and match_len [B] and
@@ -87,6 +78,7 @@ def ngram_store_step_(
         return
     num_rows, capacity = token_ids.shape
     k = draft_token_ids.shape[1]
+    drafts = Drafts(draft_token_ids, num_draft_tokens, match_len, draft_costs)
 
     def item(array: Array | None, i: int, default: int) -> int:
         return default if array is None else int(array[i])
@@ -106,18 +98,17 @@ def ngram_store_step_(
         if hit is None:
             continue
         opened_store.count(HITS)
-        draft = drafted(opened_store, hit, min(k, max_len - len(row)), costs, cost_limit)
+        place, left = hit.place, opened_store.fill(hit.place // BLOCK) - hit.place % BLOCK
+        text = [signed(opened_store.token(place + j)) for j in range(min(k, left))]
+        paid = costs_of(opened_store, hit, max(0, min(len(text), max_len - len(row))), costs)
+        count = affordable(paid, cost_limit)
         own = [int(cost) for cost in draft_costs[i, : max(0, num_draft_tokens[i])]]
-        if promise([cost for _, cost in draft]) <= promise(own):
+        if promise(paid[:count]) <= promise(own):
             continue
         opened_store.count(DRAFTS)
-        opened_store.count(DRAFT_TOKENS, len(draft))
-        draft_token_ids[i], draft_costs[i] = -1, 255
-        for j, (token, cost) in enumerate(draft):
-            draft_token_ids[i, j] = token - (token >> 31 << 32)
-            draft_costs[i, j] = cost
-        num_draft_tokens[i] = len(draft)
-        match_len[i] = hit.m
+        opened_store.count(DRAFT_TOKENS, count)
+        found = Found(text if fill else text[:count], count, paid[:count], hit.m)
+        drafts.put(i, found, signed(row[-1]) if fill else NO_TOKEN)
 
     backlog = BACKLOG
     for _, row, sampled, slot, scope in requests:

@@ -70,6 +70,9 @@ class ReplayOptions:
         costs: file written by `python -m tools.fit_costs`; None: the package's costs.
         store, store_tokens: as in `NgramConfig`. Each input has its own store, empty at first, and
             its conversations are replayed one after the other unless `batch_size` is given.
+        drafts: what the runner verifies: "trimmed", the tokens that were found; "padded", k tokens,
+            of which the newest token fills those that were not found (vLLM's V2 runner; in V1 the
+            plugin's option of this name).
         generated_only: with a store, each turn is a request with the earlier turns as its prompt,
             so that only completions enter the store.
         engine: how drafts are found; the drafts do not depend on it. "auto" is the index unless
@@ -94,6 +97,7 @@ class ReplayOptions:
     costs: str | PathLike[str] | None = None
     store: Literal["live", "finish"] | None = None
     store_tokens: int = STORE_TOKENS
+    drafts: Literal["padded", "trimmed"] = "trimmed"
     generated_only: bool = False
     engine: Literal["index", "scan", "auto"] = "auto"
     batch_size: int | None = None
@@ -104,6 +108,8 @@ class ReplayOptions:
     threads: int | None = None
 
     def __post_init__(self) -> None:
+        if self.drafts not in ("padded", "trimmed"):
+            raise ValueError(f"drafts must be 'padded' or 'trimmed', got {self.drafts!r}")
         for name in ("batch_size", "limit", "threads"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -272,6 +278,7 @@ def replay(
                 proposer,
                 k=config.k,
                 batch_size=batch_size,
+                padded=options.drafts == "padded",
                 progress=_phase(report, item.name),
             )
             figures.append(replace(counted, notes=item.notes))
@@ -283,6 +290,7 @@ def replay(
         config={
             **{name: getattr(config, name) for name in _LOOKUP},
             "costs": None if options.costs is None else str(options.costs),
+            "drafts": options.drafts,
             "generated_only": options.generated_only,
         },
         batch_size=batch_size,

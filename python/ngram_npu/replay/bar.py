@@ -1,10 +1,9 @@
-"""A progress bar for terminals; the command draws it, the library calls back."""
+"""A progress bar for terminals, tqdm's; the command draws it, the library calls back."""
 
 from __future__ import annotations
 
-import os
-import time
-from typing import TYPE_CHECKING, TextIO
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ngram_npu.replay.errors import printable
 
@@ -15,47 +14,36 @@ __all__ = ["Bar"]
 
 
 class Bar:
-    """A progress line; ``wanted`` None: shown only on a terminal."""
-
-    WIDTH = 24
-    INTERVAL_S = 0.1
+    """A bar for each phase of each input; ``wanted`` None: on a terminal. None without tqdm."""
 
     def __init__(self, stream: TextIO, wanted: bool | None = None) -> None:
-        self.wanted = stream.isatty() if wanted is None else wanted
-        self._stream = stream
-        self._next_at = 0.0
-        self._length = 0
+        self._stream, self._of = stream, ("", "")
+        self._bar: Any = None
+        self.wanted = False
+        if stream.isatty() if wanted is None else wanted:
+            with suppress(ImportError):
+                from tqdm import tqdm
+
+                tqdm.monitor_interval = 0  # no thread: `tune` forks
+                self._tqdm, self.wanted = tqdm, True
 
     def show(self, progress: Progress) -> None:
         """Draw, at most ten times a second."""
-        now = time.monotonic()
-        if now < self._next_at:
-            return
-        self._next_at = now + self.INTERVAL_S
-        share = progress.done / progress.total if progress.total else 1.0
-        filled = "#" * round(share * self.WIDTH)
-        name = printable(progress.name)
-        line = f"{progress.phase:8} [{filled:<{self.WIDTH}}] {share:4.0%} {name}"
-        # A wrapped line could not be overwritten.
-        line = line[: max(20, _terminal_columns(self._stream) - 1)]
-        self._write(line)
-        self._length = len(line)
+        if self._of != (progress.phase, progress.name):
+            self.clear()
+            self._of = progress.phase, progress.name
+            self._bar = self._tqdm(
+                desc=f"{progress.phase} {printable(progress.name)}",
+                total=progress.total,
+                file=self._stream,
+                leave=False,
+                dynamic_ncols=True,
+                ascii=True,
+                unit_scale=True,
+            )
+        self._bar.update(progress.done - self._bar.n)
 
     def clear(self) -> None:
         """Remove the bar, so that later output starts on an empty line."""
-        if self._length:
-            self._write("")
-            self._stream.write("\r")
-            self._stream.flush()
-            self._length = 0
-
-    def _write(self, line: str) -> None:
-        self._stream.write("\r" + line.ljust(self._length))
-        self._stream.flush()
-
-
-def _terminal_columns(stream: TextIO) -> int:
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or 80
-    except (OSError, ValueError):
-        return 80
+        if self._bar is not None:
+            self._bar.close()

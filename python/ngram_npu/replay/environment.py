@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ngram_npu import _C
+
 __all__ = ["machine", "package_version", "versions"]
 
 
@@ -30,7 +32,7 @@ def versions() -> dict[str, str | None]:
         "python": platform.python_version(),
         "numpy": package_version("numpy"),
         "torch": None if torch is None else str(torch.__version__),
-        "ngram_npu": package_version("ngram_npu"),
+        "ngram_npu": _C.__version__,
     }
 
 

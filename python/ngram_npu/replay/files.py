@@ -275,6 +275,8 @@ class _Buffer:
 
 
 def _open(path: Path, name: str) -> IO[bytes]:
+    if path == STDIN and sys.stdin is None:
+        raise OSError("standard input is closed")
     raw: Any = sys.stdin.buffer if path == STDIN else path.open("rb")
     file = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw)
     head = file.peek(4)[:4]

@@ -41,13 +41,13 @@ def atomic_output(path: Path) -> Iterator[Path]:
     Raises:
         ReplayError: writing fails.
     """
-    if _is_special(path):
-        yield path
-        return
     target = path.resolve()
     # The name is random, so that nobody can create a file or link under it beforehand.
     scratch = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
+        if _is_special(path):
+            yield path
+            return
         scratch.touch(exist_ok=False)
         try:
             yield scratch

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
 from ngram_npu.replay.errors import ReplayError, printable
+from ngram_npu.replay.extras import optional
 from ngram_npu.replay.report import ReplayReport
 
 __all__ = ["check_plot", "save_plot"]
@@ -73,7 +73,4 @@ def save_plot(report: ReplayReport, path: Path, file_format: str) -> None:
 
 
 def _matplotlib(module: str) -> Any:
-    try:
-        return importlib.import_module(f"matplotlib.{module}")
-    except ImportError as error:
-        raise ReplayError("--plot needs matplotlib: pip install matplotlib") from error
+    return optional(f"matplotlib.{module}", "--plot", "plot")

@@ -161,7 +161,9 @@ def _caption(report: ReplayReport) -> str:
     # Older results do not have the field `sizes`.
     is_ladder = config.get("sizes") == "ladder"
     found = "1, 2, 4, 8 or 16" if is_ladder else f"{config['min_n']}-{config['max_n']}"
-    parts = [f"{config['match_policy']} match of {found} tokens", f"k={config['k']}"]
+    # Nor the field `drafts`.
+    drafts = config.get("drafts", "trimmed")
+    parts = [f"{config['match_policy']} match of {found} tokens", f"k={config['k']} {drafts}"]
     if config.get("min_draft_probability") is not None:
         parts.append(f"min_draft_probability={config['min_draft_probability']:g}")
     if config.get("costs") is not None:

@@ -109,6 +109,7 @@ def simulate(
     *,
     k: int,
     batch_size: int,
+    padded: bool = False,
     progress: Callable[[int, int], None] | None = None,
     observe: Callable[[Int64Array, Int64Array], None] | None = None,
 ) -> ReplayFigures:
@@ -120,6 +121,7 @@ def simulate(
         proposer: a fresh one; its rows change from one conversation to another.
         k: the number of draft tokens per step that the proposer was configured for.
         batch_size: rows of the token buffer: the maximum number of conversations at a time.
+        padded: every draft has `k` tokens: the newest token fills it up.
         progress: called with (tokens done, tokens in all), both in generated tokens.
         observe: called after each call of the proposer with (numbers of the requests that made a
             step, number of tokens drafted for them), both `[B]`; each request occurs once.
@@ -128,7 +130,7 @@ def simulate(
         ReplayError: the proposer's rows or lengths differ from the recording's, or its result is
             not a valid draft; the figures would be meaningless.
     """
-    batch = _Batch(requests, rows=max(1, min(batch_size, len(requests))), k=k)
+    batch = _Batch(requests, max(1, min(batch_size, len(requests))), k, padded)
     counts = _Counts(k)
     reset: Callable[[Int32Array], object] | None = getattr(proposer, "reset", None)
     append: Callable[..., object] | None = getattr(proposer, "append", None)
@@ -222,9 +224,9 @@ class _Batch:
     the number of the row's request.
     """
 
-    def __init__(self, requests: Sequence[TokenRequest], rows: int, k: int) -> None:
+    def __init__(self, requests: Sequence[TokenRequest], rows: int, k: int, padded: bool) -> None:
         self.num_rows = rows
-        self._k = k
+        self._k, self._padded = k, padded
         capacity = max((request.num_tokens for request in requests), default=0)
         self.token_ids: Int32Array = np.zeros((rows, capacity), np.int32)
         self.num_tokens: Int32Array = np.zeros(rows, np.int32)
@@ -276,6 +278,10 @@ class _Batch:
             )
         if len(drafted) and not 0 <= drafted.min() <= drafted.max() <= self._k:
             raise ReplayError(f"the proposer returned a draft count outside [0, {self._k}]")
+        if self._padded:
+            newest = self.token_ids[rows, self._cursor[rows] - 1]
+            draft = np.where(np.arange(self._k) < drafted[:, None], draft, newest[:, None])
+            drafted = np.full_like(drafted, self._k)
         remaining = self._end[rows] - self._cursor[rows]
         comparable = np.minimum(drafted, remaining)
         truth = self._recorded_from(rows, comparable, self._k)

@@ -7,11 +7,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ngram_npu.replay.bar import Bar
+from ngram_npu.replay.errors import ReplayError
+from ngram_npu.replay.extras import optional
 from ngram_npu.replay.output import atomic_output, check_writable
 from ngram_npu.tune._run import TuneOptions, tune
-from ngram_npu.tune.candidates import CANDIDATES, parse_candidate
+from ngram_npu.tune.candidates import CANDIDATES, Candidate, parse_candidate
 from ngram_npu.tune.costs import load_cost, share_of_a_step
-from ngram_npu.tune.html import to_html
+from ngram_npu.tune.html import check_html, to_html
 from ngram_npu.tune.report import TuneReport
 
 __all__ = ["run"]
@@ -27,6 +29,10 @@ def run(arguments: argparse.Namespace, command: str, bar: Bar) -> TuneReport:
     for path in (json_path, arguments.html, arguments.cache):
         if path is not None:
             check_writable(path)
+    if arguments.html is not None:
+        check_html()
+    if arguments.progress:
+        optional("tqdm", "--progress", "replay")
     if arguments.share is None:
         cost = load_cost(arguments.cost)
     else:
@@ -46,14 +52,23 @@ def run(arguments: argparse.Namespace, command: str, bar: Bar) -> TuneReport:
             cache=arguments.cache,
             store=arguments.store,
         ),
-        candidates=[c for c in CANDIDATES if arguments.sizes in (None, c.config.sizes)],
-        against=parse_candidate(arguments.against),
+        candidates=_searched(arguments.sizes, arguments.drafts),
+        against=parse_candidate(arguments.against, arguments.drafts or "trimmed"),
         progress=bar.show if bar.wanted else None,
         command=command,
     )
     bar.clear()
     with ExitStack() as stack:
-        for path, text in ((json_path, report.to_json()), (arguments.html, to_html(report))):
+        for path, made in ((json_path, TuneReport.to_json), (arguments.html, to_html)):
             if path is not None:
-                stack.enter_context(atomic_output(path)).write_text(text, encoding="utf-8")
+                stack.enter_context(atomic_output(path)).write_text(made(report), encoding="utf-8")
     return report
+
+
+def _searched(sizes: str | None, drafts: str | None) -> list[Candidate]:
+    found = [
+        c for c in CANDIDATES if sizes in (None, c.config.sizes) and drafts in (None, c.drafts)
+    ]
+    if not found:
+        raise ReplayError(f"--drafts {drafts}: expected trimmed with --sizes {sizes}")
+    return found

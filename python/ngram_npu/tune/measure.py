@@ -179,6 +179,7 @@ def _replay(requests: Sequence[TokenRequest], candidate: Candidate) -> Counts:
         NgramProposer(config, "index" if config.fits_index else "scan"),
         k=config.k,
         batch_size=1 if candidate.has_store else len(requests),
+        padded=candidate.drafts == "padded",
         observe=observe,
     )
     return counts
@@ -198,7 +199,7 @@ def _key(candidate: Candidate, chunk: str) -> str:
     from ngram_npu.config import default_costs, default_store_costs
 
     costs = zlib.crc32(default_costs().tobytes() + default_store_costs().tobytes())
-    whole = json.dumps([CONTRACT_VERSION, costs, candidate.options, chunk])
+    whole = json.dumps([CONTRACT_VERSION, costs, candidate.options, candidate.drafts, chunk])
     return hashlib.sha256(whole.encode()).hexdigest()[:32]
 
 
@@ -208,7 +209,7 @@ class Cache:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self._found: dict[str, str] = {}
-        if path is None or not path.exists():
+        if path is None or not path.is_file():  # reading a device may not end
             return
         try:
             for line in path.read_text(encoding="utf-8").splitlines():
@@ -232,5 +233,10 @@ class Cache:
         if self.path is None:
             return
         packed = base64.b85encode(zlib.compress(counts.astype("<i4").tobytes(), 1)).decode()
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"key": key, "counts": packed}) + "\n")
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"key": key, "counts": packed}) + "\n")
+        except OSError as error:
+            raise ReplayError(
+                f"{self.path}: cannot be written: {error.strerror or error}"
+            ) from error

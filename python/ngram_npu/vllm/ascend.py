@@ -9,16 +9,18 @@ from typing import Any
 
 import torch
 
-from ngram_npu.vllm.device import look_up, never_empty
+from ngram_npu.ops import ngram_step_
+from ngram_npu.vllm.device import as_matrix, never_empty
+from ngram_npu.vllm.engines import takes_index
 from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.proposer import StockNgramProposer
+from ngram_npu.vllm.ranks import compare_ranks
 
 
 class _Drafter:
     """Methods that the runner calls as if its drafter had a model."""
 
-    def load_model(self, *args: object, **kwargs: object) -> None:
-        """Does nothing: there is no model."""
+    load_model = StockNgramProposer.load_model
 
     def dummy_run(
         self,
@@ -51,15 +53,15 @@ class AscendNgramProposerNPU(_Drafter):
 
     Raises:
         ValueError: ``prompt_lookup_min``, ``prompt_lookup_max`` or ``num_speculative_tokens`` out
-            of range, or a ladder.
+            of range, or an index or a ladder asked for.
     """
 
     def __init__(self, vllm_config: Any, device: torch.device, runner: object) -> None:
         global _keep_drafting
         options = read_options(vllm_config, "ngram_gpu")
         config = options.ngram
-        if config.is_ladder:
-            raise ValueError("ngram_npu: sizes: expected 'consecutive' on an NPU, got 'ladder'")
+        takes_index(options, "npu")  # refuses one
+        compare_ranks(vllm_config, options, None)
         self.min_n, self.max_n, self.k = config.min_n, config.max_n, config.k
         _keep_drafting = options.keep_drafting
 
@@ -93,14 +95,19 @@ def triton_ngram_spec_decode(
         beyond S, and if the sampled tokens do not fit into the row, the next token is the last
         sampled one, not the last one that fits.
     """
-    found = look_up(
+    batch, capacity = token_ids.shape
+    found = ngram_step_(
         token_ids,
         num_tokens_no_spec,
-        sampled_token_ids,
-        discard_request_mask,
+        as_matrix(sampled_token_ids, token_ids.device)[:batch],
+        discard=discard_request_mask,
+        advance=False,
         vocab_size=vocab_size,
         min_n=min_n,
         max_n=max_n,
         k=k,
+        max_len=capacity,
     )
-    return (never_empty(found) if _keep_drafting else found)[:4]
+    if _keep_drafting:
+        found = never_empty(found)
+    return found.next_token_ids, found.draft_token_ids, found.num_draft_tokens, found.num_sampled

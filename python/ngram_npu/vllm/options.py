@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ngram_npu.config import MAX_DRAFT_TOKENS, MAX_INDEX_SPAN, STORE_TOKENS, NgramConfig
+from ngram_npu.config import MAX_DRAFT_TOKENS, STORE_TOKENS, NgramConfig
+from ngram_npu.drafting import takes_index
 
 SECTION = "ngram_npu"
 """Our key in ``additional_config``."""
@@ -20,11 +22,18 @@ SECTION = "ngram_npu"
 PREFIX = "NGRAM_NPU_VLLM_"
 """Prefix of our environment variables; an option's name in capitals follows."""
 
-ENGINES = ("auto", "index", "scan")
 DRAFTS = ("padded", "trimmed")
+LOOKUPS = ("ngram", "1-16", "ladder", "auto")
+SIZES = {"consecutive": "ngram", "ladder": "ladder"}
+"""The older spelling of a lookup."""
 DEFAULT_LOOKUP = (2, 5)
+LEAST_PROBABILITY = 0.177
+"""Suits a server on which verifying one more token costs a twentieth of a step."""
 BESIDE_LOOKUP = (2, 16)
 """Beside a neural drafter the length of the match decides."""
+UNCUT = sys.float_info.min
+"""A ``min_draft_probability`` that cuts no draft: at 2**-1022, 64 tokens of the highest cost,
+2**(-255 / 16) each, are likely enough."""
 
 Method = Literal["custom_class", "ngram", "ngram_gpu", "v2", "beside"]
 """The vLLM method that the proposer serves: one of V1's, any n-gram method of the V2 runner
@@ -36,10 +45,17 @@ class Options:
     """All settings of a proposer in vLLM."""
 
     ngram: NgramConfig
+    lookup: str
+    """``"ngram"``, ``"1-16"`` or ``"ladder"``: which n-grams are looked up."""
+    overruled: str
+    """What was given of ``prompt_lookup_*`` and has no effect, because ``lookup`` decides."""
     engine: str
     num_threads: int
     max_num_seqs: int
     max_model_len: int
+    min_draft_probability: float | None
+    """As given. That of ``ngram`` is ``UNCUT`` where vLLM verifies all draft tokens: a shorter
+    draft would be filled up, and its filling tokens cost as much and are seldom accepted."""
     drafts: str
     """For ``ngram_gpu``: ``"trimmed"`` reports the number of draft tokens found to the runner."""
     keep_drafting: bool
@@ -72,27 +88,13 @@ def read_options(vllm_config: Any, method: Method) -> Options:
     speculative = vllm_config.speculative_config
     given, sources = _given(vllm_config)
     max_model_len = vllm_config.model_config.max_model_len
-    sizes = given.get("sizes", "consecutive")
-    if sizes == "ladder":
-        low, high = _none_with_ladder(given)
-    elif method in ("custom_class", "beside"):
-        default = BESIDE_LOOKUP if method == "beside" else DEFAULT_LOOKUP
-        low, high = _lookup(given.get("prompt_lookup_min"), given.get("prompt_lookup_max"), default)
-    else:
-        low, high = _lookup_of_stock(speculative, given)
-    if low is not None and high is not None and low > high:
-        raise ValueError(
-            f"ngram_npu: prompt_lookup_min={low} is greater than prompt_lookup_max={high}"
-        )
+    drafts = _choice(given, "drafts", DRAFTS, "padded")
+    lookup, least = _lookup(given, method, drafts)
+    low, high = _range(lookup, method, speculative, given)
     num_threads = given.get("num_threads", 1)
     if num_threads < 0:
         raise ValueError(f"ngram_npu: num_threads: expected 0 or more, got {num_threads}")
     engine = given.get("engine", "auto")
-    if engine not in ENGINES:
-        raise ValueError(f"ngram_npu: engine: expected one of {', '.join(ENGINES)}, got {engine!r}")
-    drafts = given.get("drafts", "padded")
-    if drafts not in DRAFTS:
-        raise ValueError(f"ngram_npu: drafts: expected one of {', '.join(DRAFTS)}, got {drafts!r}")
     beside_threshold = given.get("beside_threshold") or 0.0
     if not 0 <= beside_threshold <= MAX_DRAFT_TOKENS:
         raise ValueError(
@@ -104,36 +106,36 @@ def read_options(vllm_config: Any, method: Method) -> Options:
             prompt_lookup_min=low,
             prompt_lookup_max=high,
             num_speculative_tokens=speculative.num_speculative_tokens,
-            match_policy=given.get("match_policy", "latest" if in_v2 else None),
-            overlap=given.get("overlap", True if method == "beside" else None),
+            match_policy=given.get("match_policy", "latest" if in_v2 or lookup == "1-16" else None),
+            overlap=given.get("overlap", True if method == "beside" or lookup == "1-16" else None),
             max_len=None if in_v2 else max_model_len,
-            sizes=sizes,
-            min_draft_probability=given.get("min_draft_probability"),
+            sizes="ladder" if lookup == "ladder" else "consecutive",
+            min_draft_probability=least,
             store=given.get("store"),
             store_tokens=given.get("store_tokens", STORE_TOKENS),
         )
+        takes_index(ngram, engine, capacity=0, short=0, device_type="cpu", says="")
     except (TypeError, ValueError) as error:
         # The user knows only vLLM's names, so the message explains our short ones.
         names = "min_n, max_n, k: prompt_lookup_min, prompt_lookup_max, num_speculative_tokens"
         raise ValueError(f"ngram_npu: {error} ({names})") from error
-    if engine == "index" and not ngram.fits_index:
-        raise ValueError(
-            "ngram_npu: engine: 'index' needs prompt_lookup_max - prompt_lookup_min <= "
-            f"{MAX_INDEX_SPAN - 1}, got {low} to {high}"
-        )
-    if engine == "scan" and ngram.is_ladder:
-        raise ValueError(
-            "ngram_npu: engine: expected 'auto' or 'index' with sizes='ladder', got 'scan'"
-        )
+    least = ngram.min_draft_probability
+    adaptive = getattr(speculative, "enable_adaptive_verification", False)
+    padded = method == "ngram_gpu" and drafts == "padded"
+    if least is not None and (padded or (in_v2 and not adaptive)):
+        ngram = replace(ngram, min_draft_probability=UNCUT)
     for name in ("store_tokens", "store_file"):
         if name in given and ngram.store is None:
             raise ValueError(f"ngram_npu: {name}: expected none without a store")
     return Options(
         ngram=ngram,
+        lookup=lookup,
+        overruled="" if lookup == "ngram" else _bounds(speculative, given),
         engine=engine,
         num_threads=num_threads,
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
         max_model_len=max_model_len,
+        min_draft_probability=least,
         drafts=drafts,
         keep_drafting=given.get("keep_drafting", _is_recurrent(vllm_config.model_config)),
         metrics=given.get("metrics", False),
@@ -163,10 +165,16 @@ def _is_recurrent(model_config: Any) -> bool:
     )
 
 
+def engine_index(parallel_config: Any) -> int:
+    """The number of this engine in a data-parallel server. vLLM's ``data_parallel_rank`` is 0 in
+    every engine if the model is dense."""
+    return getattr(parallel_config, "data_parallel_index", 0)
+
+
 def _own_file(path: str, parallel: Any) -> str:
     """The store file of this engine: each engine of a data-parallel server has its own."""
-    rank = getattr(parallel, "data_parallel_rank", 0)
-    return f"{path}.{rank}" if path and rank else path
+    index = engine_index(parallel)
+    return f"{path}.{index}" if path and index else path
 
 
 def _given(vllm_config: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -191,7 +199,7 @@ def _section(additional_config: object) -> dict[str, Any]:
     if not isinstance(section, Mapping):
         raise ValueError(f"ngram_npu: {where}: expected a mapping of options, got {section!r}")
     for name, value in section.items():
-        _check_known(str(name), _NAMES, where)
+        _check_known(str(name), where)
         kind = _KINDS[name]
         if not isinstance(value, _TYPES.get(kind, kind)) or (
             kind is not bool and isinstance(value, bool)
@@ -208,7 +216,7 @@ def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
         if not variable.startswith(PREFIX):
             continue
         name = variable[len(PREFIX) :].lower()
-        _check_known(name, _NAMES, f"the environment, as {variable}")
+        _check_known(name, f"the environment, as {variable}")
         try:
             options[name] = _PARSERS[_KINDS[name]](text)
         except (KeyError, ValueError):
@@ -222,70 +230,92 @@ def _letters(name: str) -> str:
     return "".join(filter(str.isalnum, name)).lower()
 
 
-def _check_known(name: str, known: tuple[str, ...], where: str) -> None:
-    if name not in known:
+def _check_known(name: str, where: str) -> None:
+    if name not in _KINDS:
         hint = ""
         if name in ("num_speculative_tokens", "k"):
             hint = "; num_speculative_tokens belongs in speculative_config"
-        elif similar := difflib.get_close_matches(name, known, n=1):
+        elif similar := difflib.get_close_matches(name, _KINDS, n=1):
             hint = f"; did you mean {similar[0]!r}?"
         raise ValueError(
-            f"ngram_npu: unknown option {name!r} in {where}; known: {', '.join(known)}{hint}"
+            f"ngram_npu: unknown option {name!r} in {where}; known: {', '.join(_KINDS)}{hint}"
         )
 
 
-def _none_with_ladder(given: Mapping[str, Any]) -> tuple[None, None]:
-    """Rejects explicit sizes with a ladder. Those of vLLM's own methods are always set and are
-    ignored."""
-    for name in ("prompt_lookup_min", "prompt_lookup_max"):
-        if name in given:
+def _choice(given: Mapping[str, Any], name: str, known: Iterable[str], default: str) -> str:
+    value: str = given.get(name, default)
+    if value not in known:
+        raise ValueError(f"ngram_npu: {name}: expected one of {', '.join(known)}, got {value!r}")
+    return value
+
+
+def _lookup(given: Mapping[str, Any], method: Method, drafts: str) -> tuple[str, float | None]:
+    """Which n-grams are looked up, and the least probability of a draft.
+
+    ``auto`` goes by what the runner verifies. Where that is all of a draft, 1-16: a worse guess
+    costs no more than a filling token. Where it is what was found and the host drafts, a ladder
+    whose drafts end by their cost; so too with a store, which needs one.
+    """
+    least = given.get("min_draft_probability")
+    lookup = older = SIZES[_choice(given, "sizes", SIZES, "consecutive")]
+    if "lookup" in given:
+        lookup = _choice(given, "lookup", LOOKUPS, "")
+        if "sizes" in given and older != lookup:
             raise ValueError(
-                f"ngram_npu: {name}: expected none with sizes='ladder', got {given[name]}"
+                f"ngram_npu: lookup={lookup!r} contradicts sizes={given['sizes']!r}, its older "
+                "spelling"
             )
-    return None, None
+    if lookup != "auto":
+        return lookup, least
+    if method in ("custom_class", "ngram") or "store" in given:
+        return "ladder", given.get("min_draft_probability", LEAST_PROBABILITY)
+    return ("ngram" if method == "ngram_gpu" and drafts == "trimmed" else "1-16"), least
 
 
-def _lookup(low: int | None, high: int | None, default: tuple[int, int]) -> tuple[int, int]:
-    """vLLM's rule: if only one of the two is given, the other is the same."""
-    if low is None and high is None:
-        return default
-    low, high = (high if low is None else low), (low if high is None else high)
-    assert low is not None
-    assert high is not None
+def _bounds(speculative: Any, given: Mapping[str, Any]) -> str:
+    """What was given of ``prompt_lookup_*``; for vLLM's own methods they are always set."""
+    found = {}
+    for name in ("prompt_lookup_min", "prompt_lookup_max"):
+        if value := given.get(name) or getattr(speculative, name, None):
+            found[name] = value
+    return " ".join(f"{name}={value}" for name, value in found.items())
+
+
+def _range(
+    lookup: str, method: Method, speculative: Any, given: Mapping[str, Any]
+) -> tuple[int | None, int | None]:
+    """``min_n`` and ``max_n``. None: the ladder's own."""
+    if lookup != "ngram":
+        return (1, 16) if lookup == "1-16" else (None, None)
+    low: Any = given.get("prompt_lookup_min")
+    high: Any = given.get("prompt_lookup_max")
+    if method not in ("custom_class", "beside"):
+        for name in ("prompt_lookup_min", "prompt_lookup_max"):
+            stock = getattr(speculative, name)
+            if name in given and given[name] != stock:
+                raise ValueError(
+                    f"ngram_npu: {name}={given[name]} contradicts speculative_config, which "
+                    f"decides for vLLM's own methods and says {stock}"
+                )
+        low, high = speculative.prompt_lookup_min, speculative.prompt_lookup_max
+    elif low is None and high is None:
+        low, high = BESIDE_LOOKUP if method == "beside" else DEFAULT_LOOKUP
+    else:  # vLLM's rule: if only one of the two is given, the other is the same
+        low, high = (high if low is None else low), (low if high is None else high)
+    if low > high:
+        raise ValueError(
+            f"ngram_npu: prompt_lookup_min={low} is greater than prompt_lookup_max={high}"
+        )
     return low, high
 
 
-def _lookup_of_stock(speculative: Any, given: Mapping[str, Any]) -> tuple[int, int]:
-    for name in ("prompt_lookup_min", "prompt_lookup_max"):
-        stock = getattr(speculative, name)
-        if name in given and given[name] != stock:
-            raise ValueError(
-                f"ngram_npu: {name}={given[name]} contradicts speculative_config, which decides "
-                f"for vLLM's own methods and says {stock}"
-            )
-    return speculative.prompt_lookup_min, speculative.prompt_lookup_max
-
-
 _KINDS: dict[str, type] = {
-    "prompt_lookup_min": int,
-    "prompt_lookup_max": int,
-    "match_policy": str,
-    "overlap": bool,
-    "sizes": str,
-    "min_draft_probability": float,
-    "store": str,
-    "store_tokens": int,
-    "store_file": str,
-    "engine": str,
-    "num_threads": int,
-    "drafts": str,
-    "keep_drafting": bool,
-    "metrics": bool,
-    "beside": bool,
-    "beside_threshold": float,
-    "dense_rows": bool,
+    **dict.fromkeys(("prompt_lookup_min", "prompt_lookup_max", "num_threads", "store_tokens"), int),
+    **dict.fromkeys(("min_draft_probability", "beside_threshold"), float),
+    **dict.fromkeys(("match_policy", "lookup", "sizes", "store", "store_file"), str),
+    **dict.fromkeys(("engine", "drafts"), str),
+    **dict.fromkeys(("overlap", "keep_drafting", "metrics", "beside", "dense_rows"), bool),
 }
-_NAMES = tuple(_KINDS)
 _TYPES: dict[type, tuple[type, ...]] = {float: (int, float, type(None))}
 """Additional types that a mapping may contain for an option's type."""
 _FLAGS = {"1": True, "true": True, "0": False, "false": False}

@@ -1,7 +1,8 @@
-"""Serves vLLM's ``method="ngram"``: existing deployments keep their configuration.
+"""Serves vLLM's ``method="ngram"``, and ``"ngram_gpu"`` of its V1 runner: existing deployments keep
+their configuration.
 
-The runner looks up the stock class in its module when it makes a drafter and again when it calls
-it, so one assignment in that module is sufficient. It is made only if the stock class has the
+The runner looks up the stock classes in their modules when it makes a drafter and again when it
+calls it, so an assignment in that module is sufficient. It is made only if what it replaces has the
 signatures this was written for; otherwise vLLM is left as it is.
 
 The stock module is not imported here: it imports numba, and vLLM's CPU worker (0.32.0) does not
@@ -11,29 +12,28 @@ start if numba was imported before. So the assignment waits until vLLM imports t
 from __future__ import annotations
 
 import importlib.util
-import inspect
-import logging
 import sys
-from types import ModuleType
 from typing import Any
 
-from ngram_npu.vllm import beside_plugin, v1_plugin, v2_plugin
-from ngram_npu.vllm.after_import import after_import, one_line, parameters, vllm_version
+from ngram_npu.vllm import v2_plugin
+from ngram_npu.vllm.after_import import class_unlike, installed, one_line, refuse, serve, unlike
 from ngram_npu.vllm.proposer import StockNgramProposer
-
-logger = logging.getLogger("vllm.ngram_npu")
 
 MODULE = "vllm.v1.spec_decode.ngram_proposer"
 RUNNER = "vllm.v1.worker.gpu_model_runner"
 CLASS = "NgramProposer"
+ASYNC_CLASS = "NgramProposerGPU"
+TRIM = "update_scheduler_for_invalid_drafts"
+COPY = "copy_num_valid_draft_tokens"
 
 
 def install() -> None:
-    """Replaces the stock class by :class:`StockNgramProposer`, now or when vLLM imports it, and
-    logs one line: enabled, or why not.
+    """Replaces the stock classes by ours, now or when vLLM imports them, and logs one line for
+    each: enabled, or why not.
 
     Never raises, because vLLM would not start; may be called again.
     """
+    refused = f", vLLM is left as it is: this vLLM ({installed()}) is not supported"
     try:
         if importlib.util.find_spec("vllm_ascend") is not None:
             # vLLM-Ascend has its own drafter classes; one of them derives from the stock class.
@@ -41,50 +41,55 @@ def install() -> None:
 
             ascend_plugin.install()
         elif MODULE not in sys.modules and importlib.util.find_spec(MODULE) is None:
-            _refuse(f"it has no {MODULE}")
+            refuse(refused, f"it has no {MODULE}")
         else:
-            after_import(MODULE, _replace)
-            v1_plugin.install()
+            serve(MODULE, _replace, "method 'ngram'", refused)
+            method = "method 'ngram_gpu' of the V1 runner"
+            serve(RUNNER, _replace_async, method, f" for {method}, which is left as it is")
             v2_plugin.install()
-            beside_plugin.install()
+            v2_plugin.install_beside()
     except Exception as error:
-        _refuse(f"{MODULE} is not found: {one_line(error)}")
+        refuse(refused, f"{MODULE} is not found: {one_line(error)}")
 
 
-def _replace(module: ModuleType) -> None:
+def _replace(module: Any) -> str | None:
     stock = getattr(module, CLASS, None)
     if stock is StockNgramProposer:
-        return
-    try:
-        doubt = _doubt(stock)
-    except Exception as error:
-        doubt = one_line(error)
-    if doubt:
-        _refuse(doubt)
-        return
-    setattr(module, CLASS, StockNgramProposer)
-    logger.info("ngram_npu: enabled for method 'ngram' (NGRAM_NPU_VLLM=1)")
+        return None
+    methods = ("__init__", "propose", "load_model")
+    doubt = class_unlike(f"{MODULE}.{CLASS}", stock, StockNgramProposer, methods)
+    if not doubt and getattr(sys.modules.get(RUNNER), CLASS, None) is stock:
+        doubt = f"{RUNNER} has bound {CLASS} already"
+    if not doubt:
+        setattr(module, CLASS, StockNgramProposer)
+    return doubt
 
 
-def _refuse(doubt: str) -> None:
-    logger.warning(
-        "ngram_npu: not enabled, vLLM is left as it is: this vLLM (%s) is not supported: %s",
-        vllm_version(),
-        doubt,
+def _replace_async(runner: Any) -> str | None:
+    from ngram_npu.vllm import v1
+
+    stock: Any = getattr(runner, ASYNC_CLASS, None)
+    trim: Any = getattr(runner, TRIM, None)
+    if stock is v1.AsyncNgramProposer:
+        return None
+    ours, own_trim = v1.AsyncNgramProposer, v1.unless_padded(trim)
+    methods = ("__init__", "load_model", "update_token_ids_ngram", "propose")
+    doubt = (
+        class_unlike(f"{RUNNER}.{ASYNC_CLASS}", stock, ours, methods)
+        or unlike(TRIM, trim, own_trim)
+        or unlike(COPY, getattr(runner, COPY, None), _copy)
     )
+    if not doubt:
+        setattr(runner, ASYNC_CLASS, ours)
+        setattr(runner, TRIM, own_trim)
+    return doubt
 
 
-def _doubt(stock: Any) -> str:
-    """How this vLLM differs from those this was written for; empty if it does not."""
-    if not inspect.isclass(stock):
-        return f"{MODULE} has no class {CLASS}"
-    for name in ("__init__", "propose", "load_model"):
-        theirs = getattr(stock, name, None)
-        if not inspect.isfunction(theirs):
-            return f"{CLASS} has no {name}"
-        found, ours = parameters(theirs), parameters(getattr(StockNgramProposer, name))
-        if found != ours:
-            return f"{CLASS}.{name} takes ({', '.join(found)}), expected ({', '.join(ours)})"
-    if getattr(sys.modules.get(RUNNER), CLASS, None) is stock:
-        return f"{RUNNER} has bound {CLASS} already"
-    return ""
+def _copy(
+    num_valid_draft_tokens_cpu: Any,
+    num_valid_draft_tokens_copy_stream: Any,
+    num_valid_draft_tokens_event: Any,
+    num_valid_draft_tokens: Any,
+    batch_size: int,
+) -> None:
+    """vLLM's function, which copies nothing if the count is None, as for padded drafts."""

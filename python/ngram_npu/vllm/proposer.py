@@ -5,39 +5,41 @@ It does not use torch: the runner's token buffer is a numpy array, and drafts ar
 
 from __future__ import annotations
 
-import logging
 import os
 import time
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ngram_npu import _C
-from ngram_npu.vllm.engines import Int32Array, make_engine
+from ngram_npu.vllm.after_import import logger
+from ngram_npu.vllm.engines import IndexEngine, Int32Array, ScanEngine, takes_index
 from ngram_npu.vllm.options import Options, read_options
+from ngram_npu.vllm.ranks import drafting_alike
 from ngram_npu.vllm.runner_call import check_call
 from ngram_npu.vllm.stats import Stats
 
-# A child of vLLM's logger, so that its format and level apply to our lines too.
-logger = logging.getLogger("vllm.ngram_npu")
 
-
-class Drafter:
+class HostProposer:
     """The part that both host methods share: engine, options and counters."""
 
-    def __init__(self, vllm_config: Any, options: Options, method: str) -> None:
-        self.options = options
-        parallel = vllm_config.parallel_config
-        context_ranks = getattr(parallel, "decode_context_parallel_size", 1)
-        self.engine = make_engine(
-            options, getattr(vllm_config, "cache_config", None), context_ranks
-        )
+    def __init__(self, vllm_config: Any, method: Literal["custom_class", "ngram"]) -> None:
+        self.options = options = read_options(vllm_config, method)
+        self.k = options.ngram.k
+        self.engine = ScanEngine(options.ngram)
+        if takes_index(options):
+            context_ranks = getattr(vllm_config.parallel_config, "decode_context_parallel_size", 1)
+            cache_config = getattr(vllm_config, "cache_config", None)
+            self.engine = IndexEngine(options, cache_config, context_ranks)
         speaks = start(vllm_config, options, method, self.engine.name)
         if speaks and self.engine.store is not None:
             self.engine.store.announce(self, scoped=False)
-        self._stats = Stats(vllm_config, options) if speaks else None
+        self._stats = Stats(self, vllm_config, options) if speaks else None
 
-    def propose(
+    def load_model(self, *args: object, **kwargs: object) -> None:
+        """vLLM calls it; there is no model."""
+
+    def _draft(
         self,
         k: int,
         sampled_token_ids: list[list[int]],
@@ -64,7 +66,7 @@ class Drafter:
                 time.perf_counter() - started,
                 slice(batch),
                 (lengths, num_sampled, match_len, counts),
-                self.engine.rows_indexed() if self.options.metrics else 0,
+                self.engine.index,
             )
         return lists
 
@@ -73,23 +75,25 @@ def start(
     vllm_config: Any, options: Options, method: str, engine: str, device: object = "cpu"
 ) -> bool:
     """Sets the number of threads and logs the line at start-up. Returns whether this rank logs and
-    counts: all tensor-parallel ranks draft the same, so only one of them does."""
+    counts: the first of those that draft the same."""
     config, threads = options.ngram, options.num_threads
     # vLLM runs one drafter per tensor-parallel rank on the same cores, which also tokenise.
     _C.set_num_threads(threads)
     parallel = vllm_config.parallel_config
-    if getattr(parallel, "rank", 0) % parallel.tensor_parallel_size != 0:
+    if getattr(parallel, "rank", 0) != drafting_alike(parallel)[0]:
         return False
-    sizes = f"prompt_lookup_min={config.min_n} prompt_lookup_max={config.max_n}"
+    lookup = f"prompt_lookup_min={config.min_n} prompt_lookup_max={config.max_n}"
+    if options.lookup != "ngram":
+        lookup = f"lookup={options.lookup}"
     if config.is_ladder:
-        sizes = f"sizes=ladder min_draft_probability={config.min_draft_probability}"
+        lookup += f" min_draft_probability={options.min_draft_probability}"
     logger.info(
         "ngram_npu %s drafts for this engine (method %s): %s num_speculative_tokens=%d "
         "match_policy=%s overlap=%s max_model_len=%d engine=%s device=%s num_threads=%s "
         "instruction_set=%s keep_drafting=%s%s; options from %s",
         _C.__version__,
         method,
-        sizes,
+        lookup,
         config.k,
         config.match_policy,
         config.overlap,
@@ -102,6 +106,17 @@ def start(
         f" drafts={options.drafts}" if method == "ngram_gpu" else "",
         " and ".join(options.sources) or "the defaults",
     )
+    if options.min_draft_probability != config.min_draft_probability:
+        logger.info(
+            "ngram_npu: min_draft_probability=%s ends no draft here: vLLM verifies "
+            "num_speculative_tokens=%d tokens of every request, however many are likely",
+            options.min_draft_probability,
+            config.k,
+        )
+    if options.overruled:
+        logger.info(
+            "ngram_npu: lookup=%s decides; %s has no effect", options.lookup, options.overruled
+        )
     cores = os.environ.get("OMP_NUM_THREADS", "")
     if cores.isdigit() and 0 < int(cores) < threads:
         logger.warning(
@@ -110,7 +125,7 @@ def start(
     return True
 
 
-class NgramProposer:
+class NgramProposer(HostProposer):
     """N-gram drafts for vLLM's V1 model runner, synchronous scheduling.
 
     ``speculative_config={"method": "custom_class", "model": "ngram_npu.vllm.NgramProposer",
@@ -125,17 +140,12 @@ class NgramProposer:
 
     def __init__(self, vllm_config: Any) -> None:
         check_call(self.propose)
-        options = read_options(vllm_config, "custom_class")
-        self._drafter = Drafter(vllm_config, options, "custom_class")
-        self.k = options.ngram.k
+        super().__init__(vllm_config, "custom_class")
         if getattr(vllm_config.speculative_config, "num_speculative_tokens_per_batch_size", None):
             logger.warning(
                 "ngram_npu: num_speculative_tokens_per_batch_size has no effect: vLLM does not "
                 "pass it to a custom class; use method 'ngram' with NGRAM_NPU_VLLM=1 instead"
             )
-
-    def load_model(self, *args: object, **kwargs: object) -> None:
-        """vLLM calls it; there is no model."""
 
     def propose(
         self,
@@ -156,19 +166,14 @@ class NgramProposer:
         Raises:
             ValueError: an array of the wrong dtype, shape or stride.
         """
-        return self._drafter.propose(self.k, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+        return self._draft(self.k, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
 
 
-class StockNgramProposer:
+class StockNgramProposer(HostProposer):
     """Replaces vLLM's ``NgramProposer``; n, k and limits are those of ``speculative_config``."""
 
     def __init__(self, vllm_config: Any) -> None:
-        options = read_options(vllm_config, "ngram")
-        self._drafter = Drafter(vllm_config, options, "ngram")
-        self.k = options.ngram.k
-
-    def load_model(self, *args: object, **kwargs: object) -> None:
-        """vLLM calls it; there is no model."""
+        super().__init__(vllm_config, "ngram")
 
     def propose(
         self,
@@ -180,9 +185,5 @@ class StockNgramProposer:
     ) -> list[list[int]]:
         """As :meth:`ngram_npu.vllm.NgramProposer.propose`, with up to ``num_speculative_tokens``
         per draft, which vLLM may lower with the batch size."""
-        return self._drafter.propose(
-            min(num_speculative_tokens, self.k),
-            sampled_token_ids,
-            num_tokens_no_spec,
-            token_ids_cpu,
-        )
+        k = min(num_speculative_tokens, self.k)
+        return self._draft(k, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 
 from ngram_npu import _library
+from ngram_npu.drafting import Drafting, Drafts
 from ngram_npu.vllm.after_import import parameters
-from ngram_npu.vllm.device import vector, workspace
-from ngram_npu.vllm.device_stats import DeviceStats
-from ngram_npu.vllm.engines import cost_arguments, index_for, takes_index
+from ngram_npu.vllm.device import DeviceStats, vector, workspace
+from ngram_npu.vllm.engines import index_for, takes_index
 from ngram_npu.vllm.options import Options
 from ngram_npu.vllm.proposer import start
+from ngram_npu.vllm.ranks import compare_ranks, or_end
 from ngram_npu.vllm.sharing import SharedStore, scope_of_request
 
 BESIDE = "ngram_npu"
@@ -34,6 +35,8 @@ class RowLookup:
 
     sees_requests = False
     """Whether the runner says of new requests what their scopes are."""
+    _keeps_rows = False
+    """Whether more than an index is kept of a row that a new request must not find there."""
 
     def __init__(
         self, vllm_config: Any, options: Options, device: torch.device, req_states: Any, method: str
@@ -41,74 +44,66 @@ class RowLookup:
         self.k = options.ngram.k
         self.device = device
         self._state = req_states.all_token_ids.gpu, req_states.total_len.gpu
-        self._arguments = options.ngram.lookup_arguments | {"fill": True}
-        # Made before vLLM measures how much memory is left for its KV cache. In host memory only
-        # what is used is committed.
-        self.index: Any = None
         self._begun: list[int] = []  # rows given to new requests since the last lookup
         self._ended: list[int] = []  # and rows taken from those that have finished
         self._store: SharedStore | None = None
         self._announced: dict[str, int] = {}  # scopes of requests that are about to begin
         self._scopes = torch.zeros(options.max_num_seqs, dtype=torch.int64)  # by row
+        # Made before vLLM measures how much memory is left for its KV cache. In host memory only
+        # what is used is committed.
+        self.index = None
         if takes_index(options, device.type):
-            self.index = index_for(options, options.max_num_seqs, device)
-            self._arguments.update(cost_arguments(options, self.index))
+            self.index = index_for(options, options.max_num_seqs, "torch")
             if options.ngram.store is not None:
                 self._store = SharedStore(options, options.max_num_seqs, "torch")
-        if self._keeps_rows:
+        self.one_of_many = compare_ranks(vllm_config, options, self._store)
+        self._drafting = Drafting(
+            options.ngram,
+            kind="torch",
+            index=self.index,
+            store=None if self._store is None else self._store.held,
+            workspace=workspace("ngram_propose_", options, device),
+        )
+        if self._keeps_rows or self.index is not None:
             self._watch(req_states)
         shape = options.max_num_seqs, self.k
         self._draft_costs = torch.zeros(shape, dtype=torch.uint8, device=device)
         self._gives_costs = self._store is not None
         """Whether a lookup says what its draft tokens cost."""
-        op = "ngram_propose" if self.index is None else "ngram_index_propose_"
-        self._arguments.update(workspace(op, options, device))
-        self.speaks = speaks = start(
-            vllm_config, options, method, "index" if self.index else "scan", device
-        )
-        if speaks and self._store is not None:
+        engine = "index" if self.index else "scan"
+        self.speaks = start(vllm_config, options, method, engine, device)
+        if self.speaks and self._store is not None:
             self._store.announce(self, scoped=self.sees_requests)
         self._stats: DeviceStats | None = None
         if self.speaks and options.metrics:
-            self._stats = DeviceStats(vllm_config, options, len(self._state[1]), self.index, device)
-
-    @property
-    def _keeps_rows(self) -> bool:
-        """Whether something is kept of a row that a new request must not find there."""
-        return self.index is not None
+            self._stats = DeviceStats(self, vllm_config, options, len(self._state[1]), self.index)
 
     @property
     def _knows_costs(self) -> bool:
         """Whether a lookup can say what its draft tokens cost."""
-        return "costs" in self._arguments
+        return self._drafting.config.cost_limit is not None
 
-    def _look_up(self, rows: torch.Tensor, num_sampled: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Drafts [B, k], filled up, how many tokens were found [B], and the length of their match
-        [B]; int32. Where ``_gives_costs``, the first B rows of ``_draft_costs`` are theirs."""
-        requests = {"row_indices": rows, "num_sampled": num_sampled, **self._arguments}
-        ops = torch.ops.ngram_npu
+    @or_end
+    def _look_up(
+        self, rows: torch.Tensor, num_sampled: torch.Tensor, *, int64: bool = False
+    ) -> Drafts[torch.Tensor]:
+        """Drafts [B, k], filled up (with ``int64`` a scan's are int64), how many tokens were found
+        [B], and the length of their match [B]; int32. Where ``_gives_costs``, the first B rows of
+        ``_draft_costs`` are theirs."""
         self._begin_rows()
-        if self.index is None:
-            found: tuple[torch.Tensor, ...] = ops.ngram_propose(*self._state, **requests)
-            return found
-        if self._gives_costs:
-            requests["draft_costs"] = self._draft_costs[: len(rows)]
-        found = ops.ngram_index_propose_(
-            *self._state, self.index.tensor, slot_indices=rows, **requests
+        drafts = self._drafting.propose(
+            *self._state,
+            num_sampled=num_sampled,
+            row_indices=rows,
+            slot_indices=rows,
+            scopes=None if self._store is None else self._scopes[rows],
+            fill=True,
+            draft_costs=self._draft_costs[: len(rows)] if self._gives_costs else None,
+            int64=int64,
         )
         if self._store is not None:
-            self._store.step(
-                ops.ngram_store_step_,
-                (*self._state, num_sampled),
-                found,
-                requests["draft_costs"],
-                row_indices=rows,
-                scopes=self._scopes[rows],
-            )
-            drafts = found[0]  # those of the store end in -1
-            newest = self._state[0][rows, self._state[1][rows].long() - 1]
-            torch.where(drafts < 0, newest[:, None], drafts, out=drafts)
-        return found
+            self._store.check_not_skipped()
+        return drafts
 
     def announce(self, requests: Iterable[Any]) -> None:
         """Requests that are about to begin, as the scheduler describes them."""
@@ -154,6 +149,13 @@ class RowLookup:
         """Forgets what is kept of these rows, [N] int32."""
         if self.index is not None:
             self.index.reset(rows)
+
+
+def is_warm_up(input_batch: Any) -> bool:
+    """Whether vLLM's worker has made the requests of this step up to warm its kernels, as
+    ``_warmup_0_``. It gives them no other sign; to the ids of others it appends random digits."""
+    name = input_batch.req_ids[0]
+    return name.startswith("_") and "warmup_" in name and name.endswith("_")
 
 
 def telling(add_requests: Callable[..., None]) -> Callable[..., None]:

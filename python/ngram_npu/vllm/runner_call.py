@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import ast
 import inspect
-import logging
 import sys
 import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from ngram_npu.vllm.after_import import installed, one_line, vllm_version
-
-logger = logging.getLogger("vllm.ngram_npu")
+from ngram_npu.vllm.after_import import installed, logger, one_line
 
 RUNNER = "vllm.v1.worker.gpu_model_runner"
 ASCEND_RUNNER = "vllm_ascend.worker.model_runner_v1"
@@ -59,7 +56,7 @@ def check_call(propose: Callable[..., Any]) -> None:
     fits = positional == expected[: len(positional)] and set(keywords) <= set(rest)
     if not fits or not set(required) <= {*positional, *keywords}:
         given = ", ".join([*positional, *(f"{name}=" for name in keywords)])
-        version = installed("vllm-ascend") if name == ASCEND_RUNNER else vllm_version()
+        version = installed(*(["vllm-ascend"] if name == ASCEND_RUNNER else []))
         raise ValueError(
             f"ngram_npu: this vLLM ({version}) is not supported: its runner calls a "
             f"custom class with ({given}), expected ({', '.join(expected)})"

@@ -1,23 +1,24 @@
 """The store that the requests of an engine share: its file, and the scopes of requests.
 
-Every rank of a server has its own store. All get the same tokens and so have the same contents;
-one of them writes the file.
+Every rank of a server has its own store. All begin with the same one (:mod:`ngram_npu.vllm.ranks`)
+and get the same tokens, and so have the same contents; one of them writes the file.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
-import logging
 import os
-from collections.abc import Callable
 from multiprocessing.util import Finalize
 from typing import Any, Literal
 
-from ngram_npu.config import STORE_TOKENS
-from ngram_npu.store import NgramStore, scope_of, store_lookup
-from ngram_npu.vllm.options import Options
+import numpy as np
 
-logger = logging.getLogger("vllm.ngram_npu")
+from ngram_npu.config import STORE_TOKENS
+from ngram_npu.store import NgramStore, scope_of
+from ngram_npu.vllm.after_import import logger
+from ngram_npu.vllm.options import Options
 
 TOKENS_PER_SLOT = 1024
 EXTRA_ARGUMENT = "ngram_npu_scope"
@@ -27,7 +28,7 @@ _MARK = "ngram_npu: "
 
 
 class SharedStore:
-    """A store and the settings of its operator."""
+    """A store and its file."""
 
     def __init__(self, options: Options, slots: int, kind: Literal["numpy", "torch"]) -> None:
         """
@@ -43,10 +44,13 @@ class SharedStore:
                 f"{TOKENS_PER_SLOT} for each of {slots} slots, got {tokens}"
             )
         self.path = options.store_file
-        self.held = NgramStore(slots, tokens, visibility=visibility, kind=kind)
+        self._empty = functools.partial(NgramStore, slots, tokens, visibility=visibility, kind=kind)
+        self.held = self._empty()
+        self.digest = ""
+        """Of what was loaded; empty: nothing."""
+        self._calls_busy: int | None = None
         if self.path and os.path.exists(self.path):
             self._take(self.path, slots, kind)
-        self.lookup = store_lookup(options.ngram, self.held.tensor)
 
     def _take(self, path: str, slots: int, kind: Literal["numpy", "torch"]) -> None:
         """Loads the file; its text is merged into a new store if the sizes differ."""
@@ -60,6 +64,15 @@ class SharedStore:
             self.held = loaded
         else:
             self.held.merge(loaded)
+        self.digest = hashlib.sha256(np.asarray(self.held.tensor).data).hexdigest()
+
+    def begin_empty(self) -> None:
+        """Drops what was loaded. Its file stays as it is."""
+        self.held, self.path = self._empty(), ""
+
+    def never_skip(self) -> None:
+        """From now on a step that finds the store in use raises: other ranks' would not skip it."""
+        self._calls_busy = self.held.statistics.calls_busy
 
     def announce(self, owner: object, scoped: bool) -> None:
         """Logs a line about the store, and saves the file when the engine ends. For one rank."""
@@ -78,27 +91,15 @@ class SharedStore:
             f", {found.tokens_held} of them from {self.path}" if found.tokens_held else "",
         )
 
-    def step(
-        self,
-        step: Callable[..., None],
-        rows: tuple[Any, Any, Any],
-        found: tuple[Any, ...],
-        draft_costs: Any,
-        **requests: Any,
-    ) -> None:
-        """Calls the operator ``step``. ``rows`` are tokens, lengths and numbers of sampled tokens;
-        ``found`` are drafts, their lengths and the lengths of their matches."""
-        draft_token_ids, num_draft_tokens, match_len = found
-        step(
-            *rows,
-            self.held.tensor,
-            draft_token_ids=draft_token_ids,
-            num_draft_tokens=num_draft_tokens,
-            match_len=match_len,
-            draft_costs=draft_costs,
-            **requests,
-            **self.lookup,
-        )
+    def check_not_skipped(self) -> None:
+        """Checks that the last step did not skip a store in use, which it must :meth:`never_skip`.
+
+        Raises:
+            RuntimeError: it did.
+        """
+        busy = self._calls_busy
+        if busy is not None and self.held.statistics.calls_busy != busy:
+            raise RuntimeError("ngram_npu: store: expected to be free, got a call that uses it")
 
 
 def scope_of_request(lora_request: Any, sampling_params: Any) -> int:

@@ -6,7 +6,6 @@ vLLM itself counts accepted drafts for every method, in its ``SpecDecoding metri
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -17,10 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ngram_npu.index import NgramIndex
+from ngram_npu.vllm.after_import import logger
 from ngram_npu.vllm.engines import Int32Array
-from ngram_npu.vllm.options import Options
-
-logger = logging.getLogger("vllm.ngram_npu")
+from ngram_npu.vllm.options import Options, engine_index
 
 Rows = slice | npt.NDArray[np.intp]
 
@@ -41,40 +40,6 @@ _BY_MATCH = (
 )
 # A counter can be registered only once per process, but a process may start several engines.
 _registered: dict[str, Any] = {}
-
-
-class Stats:
-    """The counters of one engine. Logs one line per vLLM log interval with drafts, the last one at
-    the latest when the process or the engine ends."""
-
-    def __init__(self, vllm_config: Any, options: Options, rows: int | None = None) -> None:
-        """``rows`` is the maximum number of rows; None: ``max_num_seqs``."""
-        self._tally = tally = _Tally(vllm_config, options, rows or options.max_num_seqs)
-        Finalize(self, tally.end_interval, exitpriority=0)
-
-    def observe(
-        self,
-        seconds: float,
-        rows: Rows,
-        values: Sequence[Int32Array] | Int32Array,
-        rows_indexed: int,
-    ) -> None:
-        """Counts one call of ``propose()``.
-
-        Args:
-            seconds: its duration.
-            rows: [B], row of each request, the same as long as the request does not move.
-            values: four arrays [B]: lengths with the sampled tokens; num_sampled, 0: no lookup;
-                match_len and counts of the drafts found, before any padding. For a neural draft
-                match_len is 0 and the count is its number of tokens.
-            rows_indexed: rows answered from the index since it was made.
-        """
-        tally = self._tally
-        with tally.lock:
-            tally.observe(seconds, *values[1:])
-            if tally.verdicts is not None:
-                tally.rows_indexed = rows_indexed
-                tally.verdicts.observe(rows, *values)
 
 
 class Verdicts:
@@ -112,52 +77,78 @@ class Verdicts:
         return tokens
 
 
-class _Tally:
-    """The counts of :class:`Stats`. It has no reference to its ``Stats``, whose end it can thus
-    observe."""
+class Stats:
+    """The counters of one engine. Logs one line per vLLM log interval with drafts, the last one at
+    the latest when the process or the engine ends."""
 
-    def __init__(self, vllm_config: Any, options: Options, rows: int) -> None:
+    def __init__(
+        self, owner: object, vllm_config: Any, options: Options, rows: int | None = None
+    ) -> None:
+        """
+        Args:
+            owner: when it is no longer there, the engine has ended.
+            rows: the most rows; None: ``max_num_seqs``.
+        """
         config = options.ngram
         self._interval = _log_interval()
         self._labels = {
             "model_name": str(getattr(vllm_config.model_config, "served_model_name", "")),
-            "engine": str(getattr(vllm_config.parallel_config, "data_parallel_rank", 0)),
+            "engine": str(engine_index(vllm_config.parallel_config)),
         }
         self._counters = {k: self._counter(name, text) for k, (name, text) in _COUNTERS.items()}
         self._sums: dict[str, float] = dict.fromkeys(_COUNTERS, 0)
         self._is_beside = options.beside
         self._since = 0.0
         self._timer: threading.Timer | None = None
-        self.lock = threading.Lock()
+        self._lock = threading.Lock()
         self.verdicts: Verdicts | None = None
         if options.metrics:
-            self.verdicts = Verdicts(rows, config.max_n, config.k)
+            self.verdicts = Verdicts(rows or options.max_num_seqs, config.max_n, config.k)
         self.rows_indexed = self._rows_indexed_before = 0
+        Finalize(owner, self.end_interval, exitpriority=0)
 
     def observe(
-        self, seconds: float, num_sampled: Int32Array, match_len: Int32Array, counts: Int32Array
+        self,
+        seconds: float,
+        rows: Rows,
+        values: Sequence[Int32Array] | Int32Array,
+        index: NgramIndex | None,
     ) -> None:
-        if self._is_beside:
-            counts = counts * (match_len > 0)
-        amounts = {
-            "proposals": 1,
-            "rows": int(np.count_nonzero(num_sampled)),
-            "drafts": int(np.count_nonzero(counts)),
-            "tokens": int(counts.sum()),
-            "seconds": seconds,
-        }
-        for name, amount in amounts.items():
-            self._sums[name] += amount
-        for name, counter in self._counters.items():
-            counter.inc(amounts[name])
-        if self._timer is None:
-            self._since = time.perf_counter() - seconds
-            self._timer = threading.Timer(self._interval, self.end_interval)
-            self._timer.daemon = True
-            self._timer.start()
+        """Counts one call of ``propose()``.
+
+        Args:
+            seconds: its duration.
+            rows: [B], row of each request, the same as long as the request does not move.
+            values: four arrays [B]: lengths with the sampled tokens; num_sampled, 0: no lookup;
+                match_len and counts of the drafts found, before any padding. For a neural draft
+                match_len is 0 and the count is its number of tokens.
+            index: what has answered rows; None: scans.
+        """
+        with self._lock:
+            _, num_sampled, match_len, counts = values
+            if self._is_beside:
+                counts = counts * (match_len > 0)
+            amounts = {
+                "proposals": 1,
+                "rows": int(np.count_nonzero(num_sampled)),
+                "drafts": int(np.count_nonzero(counts)),
+                "tokens": int(counts.sum()),
+                "seconds": seconds,
+            }
+            for name, amount in amounts.items():
+                self._sums[name] += amount
+                self._counters[name].inc(amount)
+            if self._timer is None:
+                self._since = time.perf_counter() - seconds
+                self._timer = threading.Timer(self._interval, self.end_interval)
+                self._timer.daemon = True
+                self._timer.start()
+            if self.verdicts is not None:
+                self.rows_indexed = 0 if index is None else index.statistics.rows_indexed
+                self.verdicts.observe(rows, *values)
 
     def end_interval(self) -> None:
-        with self.lock:
+        with self._lock:
             if self._timer is None:
                 return
             self._timer.cancel()

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from ngram_npu.vllm.device import DeviceDrafter, Found, look_up, vector, workspace
-from ngram_npu.vllm.device_stats import DeviceStats
-from ngram_npu.vllm.engines import cost_arguments, index_for, takes_index
+from ngram_npu.config import NgramConfig
+from ngram_npu.drafting import Drafting
+from ngram_npu.ops import prepare_next_token_ids
+from ngram_npu.vllm.device import DeviceStats, as_matrix, never_empty, workspace
+from ngram_npu.vllm.engines import index_for, takes_index
 from ngram_npu.vllm.options import Options, read_options
 from ngram_npu.vllm.proposer import start
+from ngram_npu.vllm.ranks import compare_ranks, or_end
 from ngram_npu.vllm.sharing import SharedStore, scope_of_request
 
 
-class AsyncNgramProposer(DeviceDrafter):
+class AsyncNgramProposer:
     """Replaces vLLM's ``NgramProposerGPU``.
 
     Its drafts are padded or trimmed. Padded drafts always have the requested length, with the
@@ -29,80 +33,103 @@ class AsyncNgramProposer(DeviceDrafter):
 
     def __init__(self, vllm_config: Any, device: torch.device, runner: Any = None) -> None:
         options = read_options(vllm_config, "ngram_gpu")
-        super().__init__(options, vllm_config.model_config.get_vocab_size(), device)
+        config = replace(options.ngram, vocab_size=vllm_config.model_config.get_vocab_size())
+        self.min_n, self.max_n, self.k = config.min_n, config.max_n, config.k
+        self.device = device
         self._runner = runner
         self._padded = options.drafts == "padded"
-        self._keep_drafting = self._keep_drafting and not self._padded
-        self._lookup.update(options.ngram.lookup_arguments)
+        self._keep_drafting = options.keep_drafting
+        indexed = takes_index(options, device.type)
+        self._store: SharedStore | None = None
+        if options.ngram.store is not None:
+            self._store = SharedStore(options, 2 * options.max_num_seqs, "torch")
+        self.one_of_many = compare_ranks(vllm_config, options, self._store)
         self._slots: _IndexSlots | None = None
-        if takes_index(options, device.type):
-            self._slots = _IndexSlots(options, device)
-            self._lookup.update(cost_arguments(options, self._slots.index))
-        op = "ngram_step_" if self._slots is None else "ngram_index_step_"
-        self._lookup.update(workspace(op, options, device))
-        speaks = start(
-            vllm_config, options, "ngram_gpu", "index" if self._slots else "scan", device
-        )
-        if speaks and self._slots is not None and self._slots.store is not None:
-            self._slots.store.announce(self, scoped=True)
+        if indexed:
+            self._slots = _IndexSlots(options, config, self._store)
+            self._drafting = self._slots.drafting
+        else:
+            space = workspace("ngram_step_", options, device)
+            self._drafting = Drafting(config, kind="torch", workspace=space)
+        engine = "index" if indexed else "scan"
+        speaks = start(vllm_config, options, "ngram_gpu", engine, device)
+        if speaks and self._store is not None:
+            self._store.announce(self, scoped=True)
         self._stats: DeviceStats | None = None
         if speaks and options.metrics:
-            index = self._slots.index if self._slots else None
-            self._stats = DeviceStats(vllm_config, options, options.max_num_seqs, index, device)
+            index = self._drafting.index
+            self._stats = DeviceStats(self, vllm_config, options, options.max_num_seqs, index)
 
     def load_model(self, *args: object, **kwargs: object) -> None:
         """There is no model. The runner calls this before its first step."""
         if self._padded:
             self._runner._num_valid_draft_tokens_event = None
 
-    def _look_up(
-        self, token_ids: torch.Tensor, num_tokens: torch.Tensor, sampled: torch.Tensor, k: int
-    ) -> Found:
-        started = time.perf_counter()
-        found = self._find(token_ids, num_tokens, sampled, k)
-        if self._stats is not None and k > 0:
-            lengths = num_tokens + found.num_sampled
-            values = lengths, found.num_sampled, found.match_len, found.num_draft_tokens
-            self._stats.observe(started, slice(len(num_tokens)), values)
-        return found
+    def update_token_ids_ngram(
+        self,
+        sampled_token_ids: torch.Tensor | list[list[int]],
+        gpu_input_batch: Any,
+        token_ids_gpu: torch.Tensor,
+        num_tokens_no_spec: torch.Tensor,
+        discard_request_mask: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The newest token [B], the number of valid sampled tokens [B], and the sampled tokens
+        [B, M], -1 for discarded requests, that is those still in prefill; all int32.
 
-    def _find(
-        self, token_ids: torch.Tensor, num_tokens: torch.Tensor, sampled: torch.Tensor, k: int
-    ) -> Found:
-        if self._slots is None:
-            return super()._look_up(token_ids, num_tokens, sampled, k)
-        requests = self._runner.input_batch.req_ids[: len(num_tokens)]
-        slots = self._slots.of(requests, self._runner.requests)
-        lookup = {**self._lookup, "k": max(k, 1)}
-        store = self._slots.store
-        if store is not None:
-            shape = len(num_tokens), max(k, 1)
-            lookup["draft_costs"] = torch.empty(shape, dtype=torch.uint8, device=self.device)
-        found = look_up(
-            token_ids,
-            num_tokens,
+        Args:
+            num_tokens_no_spec: lengths without the sampled tokens.
+            others: as vLLM's.
+        """
+        batch = gpu_input_batch.num_reqs
+        sampled = as_matrix(sampled_token_ids, token_ids_gpu.device)[:batch]
+        discard = discard_request_mask[:batch]
+        next_token_ids, counts = prepare_next_token_ids(
             sampled,
-            None,
-            index=self._slots.index.tensor,
-            slot_indices=slots,
-            **lookup,
+            discard=discard,
+            token_ids=token_ids_gpu[:batch],
+            num_tokens=num_tokens_no_spec[:batch],
+            vocab_size=gpu_input_batch.vocab_size,
         )
-        if store is not None:
-            store.step(
-                torch.ops.ngram_npu.ngram_store_step_,
-                (token_ids, num_tokens + found.num_sampled, found.num_sampled),
-                (found.draft_token_ids, found.num_draft_tokens, found.match_len),
-                lookup["draft_costs"],
-                slot_indices=slots,
-                scopes=self._slots.scopes,
-            )
-        return found
+        return next_token_ids, counts, sampled.masked_fill(discard.unsqueeze(1), -1)
 
-    def _given(self, found: Found, k: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if not self._padded:
-            return super()._given(found, k)
-        drafts = found.draft_token_ids[:, :k]
-        return torch.where(drafts < 0, found.next_token_ids.unsqueeze(1), drafts), None
+    @or_end
+    def propose(
+        self,
+        num_speculative_tokens: int,
+        num_tokens_no_spec: torch.Tensor,
+        token_ids_gpu: torch.Tensor,
+        valid_sampled_token_ids_gpu: torch.Tensor,
+        valid_sampled_tokens_count: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Writes the sampled tokens into the rows, leaves the lengths as they are, and drafts.
+
+        Returns:
+            Drafts [B, num_speculative_tokens], and the number of tokens found [B]; trimmed, -1 is
+            in unused places; padded, there is no number.
+        """
+        started = time.perf_counter()
+        k = min(num_speculative_tokens, self.k)
+        sampled = as_matrix(valid_sampled_token_ids_gpu, token_ids_gpu.device)[: len(token_ids_gpu)]
+        requests: dict[str, Any] = {}
+        if self._slots is not None:
+            names = self._runner.input_batch.req_ids[: len(num_tokens_no_spec)]
+            requests["slot_indices"] = self._slots.of(names, self._runner.requests)
+            requests["scopes"] = self._slots.scopes
+        requests["fill"] = self._padded
+        found = self._drafting.step(
+            token_ids_gpu, num_tokens_no_spec, sampled, advance=False, k=k, **requests
+        )
+        if self._store is not None:
+            self._store.check_not_skipped()
+        if self._stats is not None and k > 0:
+            lengths = num_tokens_no_spec + found.num_sampled
+            values = found.num_sampled, found.match_len, found.num_draft_tokens
+            self._stats.observe_tensors(started, slice(len(lengths)), lengths, *values)
+        if self._padded:
+            return found.draft_token_ids, None
+        if self._keep_drafting and k > 0:
+            found = never_empty(found)
+        return found.draft_token_ids, found.num_draft_tokens
 
 
 def unless_padded(trim: Callable[..., None]) -> Callable[..., None]:
@@ -126,22 +153,23 @@ def unless_padded(trim: Callable[..., None]) -> Callable[..., None]:
 
 
 class _IndexSlots:
-    """An index, possibly a store, and the slot of each request in them."""
+    """A drafting with an index, possibly a store, and the slot of each request in them."""
 
-    def __init__(self, options: Options, device: torch.device) -> None:
+    def __init__(self, options: Options, config: NgramConfig, store: SharedStore | None) -> None:
         count = 2 * options.max_num_seqs
-        self.index = index_for(options, count, device)
-        self._device = device
+        self.drafting = Drafting(
+            config,
+            kind="torch",
+            index=index_for(options, count, "torch"),
+            store=None if store is None else store.held,
+        )
         self._free = list(range(count))
         self._slot_of: dict[str, int] = {}
         self._requests: Sequence[str] = ()
-        self._slots = vector([], device)
-        self.store: SharedStore | None = None
-        if options.ngram.store is not None:
-            self.store = SharedStore(options, count, "torch")
+        self._slots = torch.empty(0, dtype=torch.int32)
         self.scopes: torch.Tensor | None = None
         """[B] int64, scopes of the requests of the last call."""
-        self._scope_of: dict[str, int] = {}
+        self._scope_of_slot = [0] * count
 
     def of(self, requests: Sequence[str], alive: Mapping[str, Any]) -> torch.Tensor:
         """The slots of a step's requests; frees the slots of requests that are not alive."""
@@ -158,26 +186,19 @@ class _IndexSlots:
             freed += [name for name in self._slot_of if name not in here][:lacking]
         if freed:
             slots = [self._slot_of.pop(name) for name in freed]
-            self.index.reset(vector(slots, self._device))
-            if self.store is not None:
-                self.store.held.finish(vector(slots, self._device))
+            self.drafting.end(torch.tensor(slots, dtype=torch.int32))
             self._free += slots
         for name in new:
-            self._slot_of[name] = self._free.pop()
-        if self.store is not None:
-            self._note_scopes(freed, new, alive)
-            scopes = [self._scope_of[name] for name in requests]
+            slot = self._slot_of[name] = self._free.pop()
+            if self.drafting.store is not None:
+                request = alive[name]
+                self._scope_of_slot[slot] = scope_of_request(
+                    getattr(request, "lora_request", None),
+                    getattr(request, "sampling_params", None),
+                )
+        slots = [self._slot_of[name] for name in requests]
+        if self.drafting.store is not None:
+            scopes = [self._scope_of_slot[slot] for slot in slots]
             self.scopes = torch.tensor(scopes, dtype=torch.int64)
         self._requests = list(requests)
-        self._slots = vector([self._slot_of[name] for name in requests], self._device)
-
-    def _note_scopes(
-        self, freed: Sequence[str], new: Sequence[str], alive: Mapping[str, Any]
-    ) -> None:
-        for name in freed:
-            del self._scope_of[name]
-        for name in new:
-            request = alive[name]
-            self._scope_of[name] = scope_of_request(
-                getattr(request, "lora_request", None), getattr(request, "sampling_params", None)
-            )
+        self._slots = torch.tensor(slots, dtype=torch.int32)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ngram_npu.vllm.options import read_options
-from ngram_npu.vllm.row_lookup import RowLookup, doubt_of_state
+from ngram_npu.vllm.row_lookup import RowLookup, doubt_of_state, is_warm_up
 
 
 class NgramSpeculator(RowLookup):
@@ -75,18 +75,18 @@ class NgramSpeculator(RowLookup):
         Returns:
             [B, num_speculative_tokens] int64.
         """
-        if dummy_run:
+        if dummy_run or is_warm_up(input_batch):
             shape = input_batch.num_reqs, self.k
             return torch.zeros(shape, dtype=torch.int64, device=self.device)
         started = time.perf_counter()
         rows = input_batch.idx_mapping
-        drafts, counts, match_len = self._look_up(rows, num_sampled)
+        drafts, counts, match_len = self._look_up(rows, num_sampled, int64=True)
         if self.enable_adaptive_verification:
             confidence = self.draft_token_confidence_probs[: len(rows)]
             torch.exp2(self._draft_costs[: len(rows)] / -16, out=confidence)
         if self._stats is not None:
             values = self._state[1][rows], num_sampled, match_len, counts
-            self._stats.observe(started, input_batch.idx_mapping_np, values)
+            self._stats.observe_tensors(started, input_batch.idx_mapping_np, *values)
         return drafts.to(torch.int64)
 
 

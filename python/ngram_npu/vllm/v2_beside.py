@@ -18,10 +18,9 @@ import torch
 
 from ngram_npu.config import default_match_costs
 from ngram_npu.ops import merge_drafts_
-from ngram_npu.vllm.after_import import agree, parameters
+from ngram_npu.vllm.after_import import class_unlike, logger
 from ngram_npu.vllm.options import Options
-from ngram_npu.vllm.proposer import logger
-from ngram_npu.vllm.row_lookup import BESIDE, RowLookup, doubt_of_state
+from ngram_npu.vllm.row_lookup import BESIDE, RowLookup, doubt_of_state, is_warm_up
 
 SPECULATORS = {
     "draft_model": "StandaloneARSpeculator",
@@ -44,6 +43,8 @@ class Beside(RowLookup):
     Its ``neural_acceptance`` [max_num_seqs, 2] int32 holds of each row how many neural draft tokens
     were accepted of late, and whether its last draft was neural (docs/ops/merge_drafts.md).
     """
+
+    _keeps_rows = True
 
     def __init__(
         self,
@@ -79,10 +80,6 @@ class Beside(RowLookup):
         neural.propose = self.propose
         setattr(neural, BESIDE, self)
 
-    @property
-    def _keeps_rows(self) -> bool:
-        return True
-
     def _reset(self, rows: torch.Tensor) -> None:
         super()._reset(rows)
         self.neural_acceptance.index_fill_(0, rows.long(), 0)
@@ -116,26 +113,30 @@ class Beside(RowLookup):
             num_speculative_tokens=num_speculative_tokens,
             **kwargs,
         )
-        if dummy_run:
+        if dummy_run or is_warm_up(input_batch):
             return neural
         started = time.perf_counter()
         k = self.k if num_speculative_tokens is None else num_speculative_tokens
         rows = input_batch.idx_mapping
         ngram, num_ngram, match_len = self._look_up(rows, num_sampled)
-        if k < self.k:
+        limit = None
+        if k < self.k:  # the runner verifies no more
             num_ngram = num_ngram.clamp(max=k)
+            limit = torch.full((len(neural),), k, dtype=torch.int32, device=self.device)
         drafts, num_drafts, source = merge_drafts_(
             neural,
             ngram,
             num_ngram,
             match_len,
+            num_neural_draft_tokens=limit,
+            draft_costs=self._draft_costs[: len(neural)] if self._gives_costs else None,
+            neural_draft_costs=self._predicted(neural),
+            match_costs=None if self._gives_costs else self._match_costs,
             row_indices=rows,
             num_sampled=num_sampled,
             num_scheduled_drafts=(num_sampled + num_rejected).sub_(1),
             neural_acceptance=self.neural_acceptance,
             threshold=self._threshold,
-            **self._limits(neural, k),
-            **self._costs(neural),
         )
         if self._logits is None and not self._adaptive and self._stats is None:
             return drafts
@@ -148,7 +149,7 @@ class Beside(RowLookup):
             match_len = match_len * replaced  # 0: a neural draft
             num_drafts = num_drafts * (num_sampled > 0)
             values = self._state[1][rows], num_sampled, match_len, num_drafts
-            self._stats.observe(started, input_batch.idx_mapping_np, values)
+            self._stats.observe_tensors(started, input_batch.idx_mapping_np, *values)
         return drafts
 
     def observe_verification(
@@ -159,24 +160,14 @@ class Beside(RowLookup):
         kept = self.neural_acceptance[idx_mapping, 1] > 1
         self._observe_verification(idx_mapping, num_sampled * kept, num_rejected * kept)
 
-    def _limits(self, neural: torch.Tensor, k: int) -> dict[str, Any]:
-        """Where the runner verifies fewer tokens than ``num_speculative_tokens``, how many."""
-        if k >= self.k:
-            return {}
-        limit = torch.full((len(neural),), k, dtype=torch.int32, device=self.device)
-        return {"num_neural_draft_tokens": limit}
-
-    def _costs(self, neural: torch.Tensor) -> dict[str, Any]:
-        costs = {"match_costs": self._match_costs}
-        if self._gives_costs:
-            costs = {"draft_costs": self._draft_costs[: len(neural)]}
-        if self._adaptive and self._logits is None:
-            # What vLLM predicts of each neural token. Where these are sampled, it would make the
-            # choice depend on them.
-            predicted = self._neural.draft_token_confidence_probs[: len(neural), : neural.shape[1]]
-            cost = (predicted.log2() * -16).round_().clamp_(0, NO_TOKEN)
-            costs["neural_draft_costs"] = cost.to(torch.uint8)
-        return costs
+    def _predicted(self, neural: torch.Tensor) -> torch.Tensor | None:
+        """What vLLM predicts that each neural token costs. Where these are sampled, it would make
+        the choice depend on them."""
+        if not self._adaptive or self._logits is not None:
+            return None
+        predicted = self._neural.draft_token_confidence_probs[: len(neural), : neural.shape[1]]
+        costs: torch.Tensor = (predicted.log2() * -16).round_().clamp_(0, NO_TOKEN)
+        return costs.to(torch.uint8)
 
     def _make_one_hot(
         self, rows: torch.Tensor, drafts: torch.Tensor, replaced: torch.Tensor
@@ -231,14 +222,8 @@ def _doubt(
         return f"method is {method!r}, expected one of {', '.join(SPECULATORS)}"
     if name != SPECULATORS[method]:
         return f"{method!r} is served by {name}, expected {SPECULATORS[method]}"
-    for own in (Beside.propose, Beside.observe_verification):
-        theirs = getattr(type(made), own.__name__, None)
-        if theirs is None:
-            return f"{name} has no {own.__name__}"
-        found, expected = parameters(theirs), parameters(own)
-        if not agree(found, expected):
-            called = f"{name}.{own.__name__}"
-            return f"{called} takes ({', '.join(found)}), expected ({', '.join(expected)})"
+    if doubt := class_unlike(name, type(made), Beside, ("propose", "observe_verification")):
+        return doubt
     if getattr(made, "draft_watermarker", None) is not None:
         return "drafts are watermarked, which n-gram drafts cannot be"
     if not hasattr(made, "draft_logits"):

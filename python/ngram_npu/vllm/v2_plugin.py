@@ -1,83 +1,105 @@
-"""Serves the n-gram methods of vLLM's V2 runner.
+"""Serves the n-gram methods of vLLM's V2 runner, and puts n-gram drafts beside a neural drafter of
+it where they are asked for.
 
 The runner imports the stock speculator's class when it makes one, for ``ngram`` and ``ngram_gpu``,
 so one assignment in its module is sufficient. It is made only if the stock class is the one this
-was written for; otherwise vLLM is left as it is.
+was written for; otherwise vLLM is left as it is. Any speculator is made by one function, which gets
+the configuration and the state of the requests: that is what is wrapped.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
-import logging
 import sys
-from types import ModuleType
 from typing import Any
 
-from ngram_npu.vllm.after_import import after_import, agree, one_line, parameters
-
-logger = logging.getLogger("vllm.ngram_npu")
+from ngram_npu.vllm.after_import import (
+    after_import,
+    class_unlike,
+    logger,
+    parameters,
+    refuse,
+    serve,
+    unlike,
+)
+from ngram_npu.vllm.options import read_options, wants_beside
 
 MODULE = "vllm.v1.worker.gpu.spec_decode.ngram.speculator"
 CLASS = "NgramGPUSpeculator"
 RUNNER = "vllm.v1.worker.gpu.model_runner"
-RUNNER_CLASS = "GPUModelRunner"
+FUNCTION = "init_speculator"
+REFUSED = " for the V2 runner, which is left as it is"
 
 
 def install() -> None:
     """Replaces the stock class now or when vLLM imports it, and logs one line: enabled, or why not.
     Does nothing in a vLLM without it. Never raises; may be called again."""
-    after_import(MODULE, _replace)
+    serve(MODULE, _replace, "n-gram methods of the V2 runner", REFUSED)
 
 
-def _replace(module: ModuleType) -> None:
-    try:
-        from ngram_npu.vllm import v2
+def _replace(module: Any) -> str | None:
+    from ngram_npu.vllm import v2
 
-        stock: Any = getattr(module, CLASS, None)
-        if inspect.isclass(stock) and issubclass(stock, v2.NgramSpeculator):
-            return
-        doubt = _doubt(stock, v2.NgramSpeculator)
-        if not doubt:
-            setattr(module, CLASS, v2.in_place_of(stock, _refuse))
-            tell_of_requests(sys.modules.get(RUNNER))
-    except Exception as error:
-        doubt = one_line(error)
-    if doubt:
-        _refuse(doubt)
-    else:
-        logger.info("ngram_npu: enabled for n-gram methods of the V2 runner (NGRAM_NPU_VLLM=1)")
+    stock: Any = getattr(module, CLASS, None)
+    if inspect.isclass(stock) and issubclass(stock, v2.NgramSpeculator):
+        return None
+    methods = ("__init__", "init_cudagraph_manager", "capture", "propose")
+    doubt = class_unlike(f"{MODULE}.{CLASS}", stock, v2.NgramSpeculator, methods)
+    public = {name for name in dir(stock) if not name.startswith("_")}
+    if not doubt and (lacking := public - set(dir(v2.NgramSpeculator))):
+        doubt = f"{CLASS} has {', '.join(sorted(lacking))}, which ngram_npu's class lacks"
+    if not doubt:
+        setattr(module, CLASS, v2.in_place_of(stock, functools.partial(refuse, REFUSED)))
+        tell_of_requests(sys.modules.get(RUNNER))
+    return doubt
 
 
-def tell_of_requests(module: ModuleType | None) -> None:
+def tell_of_requests(module: Any) -> None:
     """A speculator gets tensors only; scopes are in what the scheduler says of new requests.
     ``module`` is the runner's."""
     from ngram_npu.vllm.row_lookup import RowLookup, telling
 
-    runner = getattr(module, RUNNER_CLASS, None)
+    runner: Any = getattr(module, "GPUModelRunner", None)
     add_requests = getattr(runner, "add_requests", None)
     if not inspect.isfunction(add_requests) or RowLookup.sees_requests:
         return
     if parameters(add_requests) == ["self", "scheduler_output"]:
-        runner.add_requests = telling(add_requests)  # type: ignore[union-attr]
+        runner.add_requests = telling(add_requests)
         RowLookup.sees_requests = True
 
 
-def _refuse(doubt: str) -> None:
-    logger.warning("ngram_npu: not enabled for the V2 runner, which is left as it is: %s", doubt)
+def install_beside() -> None:
+    """Wraps the runner's function, now or when vLLM imports the runner. Unless ``beside`` is set,
+    it does then what it did before. Never raises; may be called again."""
+    after_import(RUNNER, _wrap)
 
 
-def _doubt(stock: Any, ours: type) -> str:
-    """How this vLLM differs from those this was written for; empty if it does not."""
-    if not inspect.isclass(stock):
-        return f"{MODULE} has no class {CLASS}"
-    lacking = {name for name in dir(stock) if not name.startswith("_")} - set(dir(ours))
-    if lacking:
-        return f"{CLASS} has {', '.join(sorted(lacking))}, which ngram_npu's class lacks"
-    for name in ("__init__", "init_cudagraph_manager", "capture", "propose"):
-        theirs = getattr(stock, name, None)
-        if not inspect.isfunction(theirs):
-            return f"{CLASS} has no {name}"
-        found, expected = parameters(theirs), parameters(getattr(ours, name))
-        if not agree(found, expected):
-            return f"{CLASS}.{name} takes ({', '.join(found)}), expected ({', '.join(expected)})"
-    return ""
+def _wrap(module: Any) -> None:
+    stock: Any = getattr(module, FUNCTION, None)
+    if not inspect.isfunction(stock) or hasattr(stock, "beside"):
+        return
+
+    @functools.wraps(stock)
+    def init(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+        speculator = stock(vllm_config, *args, **kwargs)
+        if not wants_beside(vllm_config):
+            return speculator
+
+        def attach(vllm_config: Any, device: Any, req_states: Any) -> str:
+            from ngram_npu.vllm import v2_beside
+
+            options = read_options(vllm_config, "beside")
+            if options.ngram.store is not None:
+                tell_of_requests(module)
+            return v2_beside.attach(vllm_config, options, device, req_states, speculator)
+
+        doubt = unlike(FUNCTION, stock, attach) or attach(vllm_config, *args, **kwargs)
+        if doubt:
+            logger.warning(
+                "ngram_npu: beside=True has no effect, the speculator is left as it is: %s", doubt
+            )
+        return speculator
+
+    init.beside = True  # type: ignore[attr-defined]
+    setattr(module, FUNCTION, init)

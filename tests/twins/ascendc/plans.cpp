@@ -55,6 +55,7 @@ std::string lookup(const Sizes& sizes, const Machine& machine) {
   p.batch = sizes.batch;
   p.token_ids.capacity = sizes.capacity;
   p.lookup.k = sizes.k;
+  p.draft_token_ids = {nullptr, sizes.k, sizeof(int32_t)};
   return described<LookupTiling>(p, machine);
 }
 

@@ -23,6 +23,12 @@ class Regions {
   void add(const char* name, const IndexArray& indices, int64_t count) {
     add(name, indices.data, 1, count * indices.bytes, 0, false);
   }
+  void add(const char* name, const DraftRows& rows, int64_t batch, int64_t k) {
+    add(name, rows.data, batch, k * rows.bytes, rows.stride * rows.bytes, true);
+  }
+  void add(const char* name, const DraftCosts& rows, int64_t batch, int64_t k) {
+    add(name, rows.data, batch, k, rows.stride, true);
+  }
   template <class T>
   void add(const char* name, const TokenRows<T>& rows) {
     constexpr int64_t item = static_cast<int64_t>(sizeof(T));
@@ -42,7 +48,9 @@ inline void tensors(const NgramProposeParams& p, Regions& r) {
   r.add("num_tokens", p.num_tokens, p.token_ids.rows);
   r.add("row_indices", p.row_indices, p.batch);
   r.add("num_sampled", p.num_sampled, p.batch);
-  r.add("draft_token_ids", p.draft_token_ids, p.batch * p.lookup.k);
+  r.add("match_costs", p.lookup.match_costs, kCostRows);
+  r.add("draft_token_ids", p.draft_token_ids, p.batch, p.lookup.k);
+  r.add("draft_costs", p.draft_costs, p.batch, p.lookup.k);
   r.add("num_draft_tokens", p.num_draft_tokens, p.batch);
   r.add("match_len", p.match_len, p.batch);
 }
@@ -55,7 +63,9 @@ inline void tensors(const NgramStepParams& p, Regions& r) {
   r.add("row_indices", p.row_indices, p.batch);
   r.add("next_token_ids", p.next_token_ids, p.batch);
   r.add("num_sampled", p.num_sampled, p.batch);
-  r.add("draft_token_ids", p.draft_token_ids, p.batch * p.lookup.k);
+  r.add("match_costs", p.lookup.match_costs, kCostRows);
+  r.add("draft_token_ids", p.draft_token_ids, p.batch, p.lookup.k);
+  r.add("draft_costs", p.draft_costs, p.batch, p.lookup.k);
   r.add("num_draft_tokens", p.num_draft_tokens, p.batch);
   r.add("match_len", p.match_len, p.batch);
 }

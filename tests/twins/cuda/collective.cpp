@@ -82,9 +82,6 @@ uint64_t result_for(const Thread* lanes, const Thread& t) {
     case Collective::kMinUnsigned: return reduce<uint32_t>(lanes, mask, least);
     case Collective::kMaxSigned: return reduce<int32_t>(lanes, mask, most);
     case Collective::kMaxUnsigned: return reduce<uint32_t>(lanes, mask, most);
-    case Collective::kAnd: return reduce<uint32_t>(lanes, mask, [](uint32_t a, uint32_t b) { return a & b; });
-    case Collective::kOr: return reduce<uint32_t>(lanes, mask, [](uint32_t a, uint32_t b) { return a | b; });
-    case Collective::kXor: return reduce<uint32_t>(lanes, mask, [](uint32_t a, uint32_t b) { return a ^ b; });
   }
   return 0;
 }

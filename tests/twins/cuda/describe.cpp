@@ -6,7 +6,7 @@
 
 namespace twin {
 
-uint32_t lanes_that_run(const Block& block, int warp) {
+static uint32_t lanes_that_run(const Block& block, int warp) {
   uint32_t lanes = 0;
   for (int lane = 0; lane < block.lanes_of_warp(warp); ++lane) {
     const auto number = static_cast<size_t>(block.first_of_warp(warp) + lane);

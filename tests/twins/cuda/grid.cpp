@@ -222,13 +222,10 @@ class Grid {
       }
       total += t.value != 0;
     }
-    const int waiting = block.at_barrier;
     for (Thread& t : block.threads) {
       if (t.state != State::kAtBarrier) continue;
       switch (t.barrier) {
         case Barrier::kSync: break;
-        case Barrier::kOr: t.value = total > 0; break;
-        case Barrier::kAnd: t.value = total == waiting; break;
         case Barrier::kCount: t.value = static_cast<uint64_t>(total); break;
       }
     }
@@ -361,8 +358,6 @@ uint64_t collective(Collective kind, uint32_t mask, uint64_t value, int operand,
   grid->suspend();
   return t.value;
 }
-
-uint32_t lanes_of_warp() { return lanes_that_run(*grid->current().block, grid->current().warp()); }
 
 void fence(Fence kind) {
   if (kind != Fence::kBlock) {  // a block's fence orders nothing for other blocks

@@ -114,6 +114,5 @@ const char* name_of(Collective kind);
 std::string place_of(const Thread& thread);  // "thread 3 of block (0, 0, 0)"
 std::string place_of(const Site& site);      // "file:line"
 std::string describe_waiting(const Block& block);
-uint32_t lanes_that_run(const Block& block, int warp);
 
 }  // namespace twin

@@ -2,9 +2,8 @@
 #include <vector>
 
 #include "core/correct_spec_state.h"
-#include "core/ngram_index_append.h"
-#include "core/ngram_index_reset.h"
-#include "core/ngram_index_step.h"
+#include "core/ngram_propose.h"
+#include "core/ngram_step.h"
 #include "core/prepare_input_ids.h"
 #include "core/prepare_inputs.h"
 #include "core/prepare_inputs_padded.h"
@@ -30,10 +29,6 @@ void outputs_of(NgramStepParams& p) {
   p.next_token_ids = out + 2;
   p.num_sampled = out + 3;
 }
-void outputs_of(NgramIndexProposeParams& p) { outputs_of(p.propose); }
-void outputs_of(NgramIndexStepParams& p) { outputs_of(p.step); }
-void outputs_of(NgramIndexAppendParams& p) { p.batch = 1; }
-void outputs_of(NgramIndexResetParams& p) { p.count = 1; }
 void outputs_of(PrepareInputsParams& p) { p.query_start_loc_out = out; }
 void outputs_of(CorrectSpecStateParams& p) { p.slots.query_start_loc = out; }
 template <class Params>
@@ -66,7 +61,3 @@ NGRAM_NPU_TEST_STREAM(compute_slot_mapping_, ComputeSlotMappingParams)
 NGRAM_NPU_TEST_STREAM(correct_spec_state_, CorrectSpecStateParams)
 NGRAM_NPU_TEST_STREAM(ngram_propose, NgramProposeParams)
 NGRAM_NPU_TEST_STREAM(ngram_step_, NgramStepParams)
-NGRAM_NPU_TEST_STREAM(ngram_index_append_, NgramIndexAppendParams)
-NGRAM_NPU_TEST_STREAM(ngram_index_propose_, NgramIndexProposeParams)
-NGRAM_NPU_TEST_STREAM(ngram_index_reset_, NgramIndexResetParams)
-NGRAM_NPU_TEST_STREAM(ngram_index_step_, NgramIndexStepParams)

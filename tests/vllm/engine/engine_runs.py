@@ -135,8 +135,6 @@ class Run:
     accepted: int
     discarded_rows: int
     """Rows without a sampled token in a step of their prefill."""
-    filled_up: int
-    """Padded drafts that end in the newest token, and begin with another."""
     waits: int
     """Waits of the host for the number of drafts, under asynchronous scheduling."""
     steps: int
@@ -169,7 +167,7 @@ class Engine:
             self.runner._num_valid_draft_tokens_event = cpu_platform.Event()  # one that counts
         self._drafts: dict[str, dict[int, list[int]]] = {}
         self._mismatches: list[str] = []
-        self._discarded_rows = self._filled_up = 0
+        self._discarded_rows = 0
         self._steps = 0
         if self.drafter is not None:
             recorder = self._async_recorder if method.is_async else self._recorder
@@ -179,7 +177,6 @@ class Engine:
         """Runs all of the requests at once, from an empty prefix cache."""
         assert self.llm.reset_prefix_cache()
         self._drafts, self._mismatches, self._discarded_rows = {}, [], 0
-        self._filled_up = 0
         self._steps, waits = 0, self._waits()
         before = self._counters()
         results = self.llm.generate(
@@ -195,7 +192,6 @@ class Engine:
             preemptions=after["preemptions"] - before["preemptions"],
             accepted=after["accepted"] - before["accepted"],
             discarded_rows=self._discarded_rows,
-            filled_up=self._filled_up,
             waits=self._waits() - waits,
             steps=self._steps,
         )
@@ -247,7 +243,6 @@ class Engine:
                 draft, rest = drafts[i, :end].tolist(), drafts[i, end:].tolist()
                 self._drafts.setdefault(name, {})[length] = draft
                 filling = int(token_ids[i, length - 1]) if found is None else -1
-                self._filled_up += int(drafts[i, 0]) != filling == int(drafts[i, -1])
                 right = expected_drafts[i, : int(expected_counts[i])].tolist()
                 if draft != right or rest != [filling] * len(rest):
                     self._mismatches.append(f"{req_id}: {draft} {rest} instead of {right}")

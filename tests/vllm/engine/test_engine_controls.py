@@ -61,7 +61,7 @@ def test_requests_that_are_mixed_up_cost_drafts_at_most(
     expected = runs("none", "greedy")
     with engine(model, custom_class("wrong_proposers.MixedUpProposer")) as running:
         run = running.run(request_sets.greedy(prompts))
-        index = running.drafter._drafter.engine.index
+        index = running.drafter.engine.index
         index.check_integrity()
     statistics = index.statistics
     assert run.differing(expected) == []

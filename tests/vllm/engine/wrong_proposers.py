@@ -79,7 +79,7 @@ class MixedUpProposer(NgramProposer):
 
     def __init__(self, vllm_config: Any) -> None:
         super().__init__(vllm_config)
-        engine: Any = self._drafter.engine
+        engine: Any = self.engine
         engine._rows = MixedUpRows(engine._rows)
 
 

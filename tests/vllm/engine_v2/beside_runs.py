@@ -15,7 +15,7 @@ import v2_runs
 from ngram_npu.config import default_match_costs
 from ngram_npu.reference.merge_drafts import merge_drafts_
 from ngram_npu.reference.ngram_propose import LATEST, draft_for
-from ngram_npu.vllm import beside_plugin
+from ngram_npu.vllm import v2_plugin
 from v2_runs import ENGINE, K, Run
 from vllm.v1.worker.gpu import model_runner
 
@@ -104,7 +104,7 @@ class BesideRun(Run):
 def run(model: Path, method: Method) -> BesideRun:
     """Runs the first of the requests at once, with a fresh engine."""
     result = BesideRun()
-    beside_plugin.install()
+    v2_plugin.install_beside()
     try:
         with v2_runs.engine(model, method.arguments(model), result, method.adaptive) as (
             llm,

@@ -46,8 +46,7 @@ def test_the_requests_meet_what_they_are_for(runs: Runs, method: str) -> None:
 def test_found_tokens_that_were_accepted_are_counted(runs: Runs, method: str) -> None:
     """vLLM also counts tokens that fill up a draft."""
     run = runs(method)
-    assert run.counted is not None
-    verified, accepted = run.counted
+    verified, accepted = run.counted.sum(1)
     assert verified > accepted
     assert run.accepted >= accepted > run.accepted / 2
 
@@ -63,14 +62,13 @@ def test_other_options_show_in_the_drafts_alone(runs: Runs) -> None:
 
 
 @pytest.mark.parametrize("method", LADDERS)
-def test_a_ladders_drafts_end_early_and_some_are_accepted(runs: Runs, method: str) -> None:
+def test_a_ladders_drafts_end_early_only_where_that_saves_work(runs: Runs, method: str) -> None:
     run = runs(method)
     assert run.mismatches
     assert run.state_changes == run.waits_in_propose == 0
-    assert run.filled_up >= 20
-    assert run.counted is not None
     verified, accepted = run.counted
-    assert verified > accepted >= 50
+    assert verified.sum() > accepted.sum() >= 50
+    assert (verified[-1] < verified[0]) == METHODS[method].adaptive
 
 
 def test_what_is_unlikely_is_not_verified_where_vllm_may_choose(runs: Runs) -> None:

@@ -12,6 +12,12 @@ from ngram_npu.vllm.v2 import NgramSpeculator
 from v2_runs import STOCK, stocks_drafts
 from vllm.v1.worker.gpu.states import RequestState
 
+from tools.bench.data import make_workload
+from tools.bench.device_peers import VllmV2
+from tools.bench.measure import Measurement, check
+from tools.bench.ops.lookup import ProposeContestant
+from tools.bench.options import Options, Size
+
 CPU = torch.device("cpu")
 EPISODES, STEPS = 50, 20
 
@@ -65,7 +71,7 @@ class _Episode:
         counts = [self._sample(request) for request in batch]
         rows = [self.state.req_id_to_index[request] for request in batch]
         return (
-            SimpleNamespace(num_reqs=len(batch), idx_mapping=torch.tensor(rows)),
+            SimpleNamespace(req_ids=batch, num_reqs=len(batch), idx_mapping=torch.tensor(rows)),
             torch.tensor(counts, dtype=torch.int32),
         )
 
@@ -129,3 +135,14 @@ def test_drafts_equal_on_a_thousand_random_steps() -> None:
         index.check_integrity()
     assert found >= 400
     assert waiting >= 100
+
+
+def test_the_benchmarks_peer_drafts_what_ours_drafts() -> None:
+    options = Options(min_n=1, data_kind="zipf", match_policy="latest", frontend="torch")
+    workload = make_workload(Size(3, 40), options)
+    ours, stock = ProposeContestant(workload, options), VllmV2(workload, options)
+    stock.name = "vllm-v2"
+    found = Measurement()
+    check([ours, stock], found)  # raises if they differ
+    assert found.same_drafts is True
+    assert found.drafted_share

@@ -112,10 +112,8 @@ class Run:
     waits: int = 0
     """Number of waits for an event."""
     waits_in_propose: int = 0
-    counted: tuple[int, int] | None = None
-    """Draft tokens verified and accepted, if the speculator counts them."""
-    filled_up: int = 0
-    """Rows whose drafts end in the newest token, and begin with another."""
+    counted: Any = None
+    """[2, K], draft tokens verified and accepted by position, if the speculator counts them."""
     left_out: int = 0
     """Drafts that vLLM chose not to verify."""
     store: StoreStatistics | None = None
@@ -214,10 +212,9 @@ def serve(llm: LLM, asked: Sequence[tuple[list[int], SamplingParams]], result: R
     result.accepted = int(values.get("vllm:spec_decode_num_accepted_tokens", 0))
 
 
-def counted(lookup: Any) -> tuple[int, int]:
-    """Draft tokens verified and accepted, as counted by the drafter."""
-    tokens = lookup._stats._stats._tally.verdicts.take()
-    return int(tokens[0].sum()), int(tokens[1].sum())
+def counted(lookup: Any) -> Any:
+    """[2, K], draft tokens verified and accepted by position, as counted by the drafter."""
+    return lookup._stats.verdicts.take().sum(1)
 
 
 def stocks_drafts(stock: Any, state: Any, batch: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -252,8 +249,6 @@ def _record(runner: Any, vllm_config: Any, result: Run) -> None:
         result.prefilling += int((num_sampled == 0).sum())
         result.partly_accepted += int(((num_sampled > 1) & (num_sampled <= K)).sum())
         result.found += int(((expected != newest).any(1) & (num_sampled > 0)).sum())
-        begins, ends = drafts[:, :1] != newest, drafts[:, -1:] == newest
-        result.filled_up += int((begins & ends).sum())
         for i, (ours, theirs) in enumerate(zip(drafts.tolist(), expected.tolist(), strict=True)):
             if ours != theirs:
                 result.mismatches.append(f"{input_batch.req_ids[i]}: {ours} instead of {theirs}")

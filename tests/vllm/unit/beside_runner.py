@@ -98,7 +98,10 @@ def step(
     num_sampled = torch.tensor(sampled, dtype=torch.int32)
     num_rejected = (verified + 1 - num_sampled) * (num_sampled > 0)
     batch = SimpleNamespace(
-        num_reqs=len(rows), idx_mapping=torch.tensor(rows), idx_mapping_np=np.array(rows)
+        req_ids=["request"],
+        num_reqs=len(rows),
+        idx_mapping=torch.tensor(rows),
+        idx_mapping_np=np.array(rows),
     )
     drafts: torch.Tensor = speculator.propose(
         batch, *[None] * 4, num_sampled, num_rejected, *[None] * 4, dp_sync_state=None, **more

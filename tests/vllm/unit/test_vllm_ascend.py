@@ -201,9 +201,10 @@ def test_as_the_runner_makes_and_warms_it() -> None:
     wrong.speculative_config.prompt_lookup_max = 65
     with pytest.raises(ValueError, match="max_n"):
         ascend.AscendNgramProposerNPU(wrong, torch.device("cpu"), object())
-    wrong = _config(additional_config={"ngram_npu": {"sizes": "ladder"}})
-    with pytest.raises(ValueError, match=r"^ngram_npu: sizes: expected 'consecutive' on an NPU"):
-        ascend.AscendNgramProposerNPU(wrong, torch.device("cpu"), object())
+    for option in ({"sizes": "ladder"}, {"engine": "index"}):
+        wrong = _config(additional_config={"ngram_npu": option})
+        with pytest.raises(ValueError, match=rf"^ngram_npu: {next(iter(option))}: expected .* npu"):
+            ascend.AscendNgramProposerNPU(wrong, torch.device("cpu"), object())
 
 
 def test_the_host_s_drafter() -> None:

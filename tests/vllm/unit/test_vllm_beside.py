@@ -24,7 +24,7 @@ from ngram_npu.config import default_match_costs
 from ngram_npu.vllm import v2_beside
 from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.v2_beside import Beside, attach
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch_calls import TorchCalls
 
 CPU = torch.device("cpu")
 NEXT = PASSAGE[12 : 12 + K]
@@ -38,6 +38,7 @@ def _beside(
     speculator.enable_adaptive_verification = adaptive
     speculator.drafts = NEURAL.clone()
     given = config(**options)
+    given.speculative_config.enable_adaptive_verification = adaptive
     assert attach(given, read_options(given, "beside"), CPU, state, speculator) == ""
     beside: Beside = speculator.ngram_npu  # type: ignore[attr-defined]
     state.add_request("twice", 3, TWICE)
@@ -58,6 +59,7 @@ ENGINES = pytest.mark.parametrize(
         {"engine": "index", "prompt_lookup_min": 2, "prompt_lookup_max": 9},
         {"sizes": "ladder"},
         {"sizes": "ladder", "min_draft_probability": 0.1},
+        {"sizes": "ladder", "min_draft_probability": 1},  # ends no draft: all tokens are verified
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
@@ -156,18 +158,6 @@ def test_a_replaced_rows_logits_are_certain_of_its_tokens() -> None:
     assert torch.equal(logits[others], before[others])
 
 
-class _Operators(TorchDispatchMode):
-    """Records the calls that torch gets."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(str(func).removesuffix(".default"))
-        return func(*args, **kwargs or {})
-
-
 @pytest.mark.parametrize(
     ("engine", "lookup"), [("scan", "ngram_propose"), ("index", "ngram_index_propose_")]
 )
@@ -176,9 +166,9 @@ def test_a_step_is_one_lookup_and_one_merge(engine: str, lookup: str) -> None:
     state = State()
     speculator, _ = _beside(state, engine=engine, prompt_lookup_min=2, prompt_lookup_max=5)
     step(speculator, [3, 1], [1, 1])
-    batch = SimpleNamespace(num_reqs=2, idx_mapping=torch.tensor([3, 1]))
+    batch = SimpleNamespace(req_ids=["a", "b"], num_reqs=2, idx_mapping=torch.tensor([3, 1]))
     counts = torch.ones(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
-    with _Operators() as seen:
+    with TorchCalls() as seen:
         speculator.propose(batch, *[None] * 4, *counts, *[None] * 4)
     assert [name for name in seen.names if "slice" not in name] == [
         f"ngram_npu.{lookup}",
@@ -240,7 +230,7 @@ def test_both_kinds_of_drafts_are_counted() -> None:
     speculator, beside = _beside(state, metrics=True)
     _measured(speculator, state, [3, 1])
     assert beside._stats is not None
-    tally = beside._stats._stats._tally
+    tally = beside._stats
     tally.end_interval()
     step(speculator, [3, 1, 0], [1, 1, 0])  # ours, theirs, and a prefill that goes on
     assert (tally._sums["rows"], tally._sums["drafts"], tally._sums["tokens"]) == (2, 1, K)
@@ -268,7 +258,7 @@ def test_rows_in_the_hosts_memory_become_the_devices_own() -> None:
     assert state.all_token_ids is dense
 
 
-def test_one_rank_says_what_it_does(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_lines_at_start_up(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "vllm.ngram_npu")
     _beside(State(), beside_threshold=0.5)
     first, second = caplog.messages
@@ -276,8 +266,3 @@ def test_one_rank_says_what_it_does(caplog: pytest.LogCaptureFixture) -> None:
     assert "match_policy=latest overlap=True" in first
     assert "the one of StandaloneARSpeculator where it promises more" in second
     assert "at least 0.5 (beside_threshold)" in second
-    caplog.clear()
-    given = config(rank=1)
-    given.parallel_config.tensor_parallel_size = 2
-    attach(given, read_options(given, "beside"), CPU, State(), StandaloneARSpeculator())
-    assert caplog.messages == []

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import sys
-from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from beside_runner import VOCAB, K, R, StandaloneARSpeculator, State, config
-from ngram_npu.vllm import beside_plugin
+from ngram_npu.vllm import v2_plugin
 from ngram_npu.vllm.row_lookup import BESIDE
 from ngram_npu.vllm.v2_plugin import RUNNER
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(autouse=True)
-def info(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    caplog.set_level(logging.INFO, "vllm.ngram_npu")
-    finders = list(sys.meta_path)
-    yield
-    sys.meta_path[:] = finders
+pytestmark = pytest.mark.usefixtures("info")
 
 
 def _made_by_the_runner(
@@ -35,8 +26,8 @@ def _made_by_the_runner(
     module = ModuleType(RUNNER)
     module.init_speculator = init_speculator  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, RUNNER, module)
-    beside_plugin.install()
-    beside_plugin.install()
+    v2_plugin.install_beside()
+    v2_plugin.install_beside()
     return module.init_speculator(given, CPU, req_states=state or State())
 
 
@@ -111,7 +102,7 @@ def _observe_more(self: Any, idx: Any, sampled: Any, rejected: Any, more: Any) -
         (StandaloneARSpeculator(), config(method="mtp"), "expected MTPSpeculator"),
         (_changed(propose=_propose_of_old), config(), "propose takes (self, input_batch, num_sam"),
         (_changed(observe_verification=_observe_more), config(), "takes (self, idx, sampled, rej"),
-        (_changed(observe_verification=None), config(), "has no observe_verification"),
+        (_changed(observe_verification=None), config(), "there is no StandaloneARSpeculator.obs"),
         (_with(draft_watermarker=object()), config(), "drafts are watermarked"),
         (_without_logits(), config(), "has no draft_logits"),
         (_with(draft_logits=torch.zeros(R, VOCAB)), config(), "draft_logits have shape (6, 64)"),
@@ -153,7 +144,7 @@ def test_a_runner_that_makes_its_speculator_otherwise(
     module = ModuleType(RUNNER)
     module.init_speculator = init_speculator  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, RUNNER, module)
-    beside_plugin.install()
+    v2_plugin.install_beside()
     assert not hasattr(module.init_speculator(config(), CPU), BESIDE)
     assert "init_speculator takes (vllm_config, device), expected" in caplog.messages[0]
 
@@ -161,5 +152,5 @@ def test_a_runner_that_makes_its_speculator_otherwise(
 def test_a_runner_without_the_function_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType(RUNNER)
     monkeypatch.setitem(sys.modules, RUNNER, module)
-    beside_plugin.install()
+    v2_plugin.install_beside()
     assert not hasattr(module, "init_speculator")

@@ -111,12 +111,12 @@ def test_a_step_of_few_tokens_is_scanned(monkeypatch: pytest.MonkeyPatch) -> Non
         proposer = _proposer("index", rows=200, max_model_len=1300)
         expected = _proposer("scan", rows=200, max_model_len=1300).propose(*arguments)
         assert proposer.propose(*arguments) == expected
-        assert (proposer._drafter.engine.index is None) == scanned
+        assert (proposer.engine.index is None) == scanned
     ladder = NgramProposer(
         vllm_config(additional_config={"ngram_npu": {"sizes": "ladder"}}, max_model_len=1300)
     )
     ladder.propose([[1]], np.full(1, 20, np.int32), token_ids)
-    assert ladder._drafter.engine.index is not None
+    assert ladder.engine.index is not None
 
 
 @pytest.mark.parametrize("match_policy", ["earliest", "latest"])
@@ -130,7 +130,7 @@ def test_drafts_are_the_scans_while_prompts_are_caught_up_with(match_policy: str
         lengths += 1
         arguments = [[1]] * 4, lengths, token_ids
         assert index.propose(*arguments) == scan.propose(*arguments)
-        answered.append(index._drafter.engine.index.statistics.rows_indexed)
+        answered.append(index.engine.index.statistics.rows_indexed)
     steps = np.diff(answered, prepend=0)
     assert steps[0] == 0
     assert steps[-1] == 4

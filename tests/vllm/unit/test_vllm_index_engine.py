@@ -46,7 +46,7 @@ def _proposer(
 
 
 def _index_engine(proposer: NgramProposer) -> IndexEngine:
-    engine = proposer._drafter.engine
+    engine = proposer.engine
     assert isinstance(engine, IndexEngine)
     return engine
 
@@ -97,7 +97,7 @@ def test_a_ladder_drafts_what_a_fresh_index_does(seed: int, probability: float |
         counts = np.array([len(row) for row in sampled], np.int32)
         expected = []
         if len(counts):
-            expected = drafts_of(proposer._drafter.options.ngram, token_ids, num_tokens, counts)[0]
+            expected = drafts_of(proposer.options.ngram, token_ids, num_tokens, counts)[0]
         drafts = proposer.propose(sampled, num_tokens, token_ids)
         assert drafts == expected
         lengths += [len(draft) for draft in drafts if draft]
@@ -334,7 +334,7 @@ def test_requests_are_followed_while_no_drafts_are_asked_for() -> None:
         lengths += 1
         drafts = proposer.propose(k, [[1]] * 2, lengths, token_ids)
         assert max(map(len, drafts)) == k
-    engine = proposer._drafter.engine
+    engine = proposer.engine
     assert isinstance(engine, IndexEngine)
     assert engine.index is not None
     statistics = engine.index.statistics
@@ -380,7 +380,7 @@ def test_auto_is_the_index_where_it_can_be_and_pays(
     caplog: pytest.LogCaptureFixture, high: int, max_model_len: int, engine: str
 ) -> None:
     with caplog.at_level(logging.INFO, "vllm.ngram_npu"):
-        made = _proposer("auto", high=high, max_model_len=max_model_len)._drafter.engine
+        made = _proposer("auto", high=high, max_model_len=max_model_len).engine
     assert type(made) is {"index": IndexEngine, "scan": ScanEngine}[engine]
     assert f" engine={engine} " in caplog.messages[0]
 
@@ -390,27 +390,32 @@ def test_a_ladder_is_the_index_however_short_the_rows_and_says_so(
 ) -> None:
     with caplog.at_level(logging.INFO, "vllm.ngram_npu"):
         proposer = _ladder(min_draft_probability=0.177)
-    assert isinstance(proposer._drafter.engine, IndexEngine)
+    assert isinstance(proposer.engine, IndexEngine)
     (line,) = caplog.messages
-    assert "): sizes=ladder min_draft_probability=0.177 num_speculative_tokens=4 " in line
+    assert "): lookup=ladder min_draft_probability=0.177 num_speculative_tokens=4 " in line
     assert " engine=index " in line
     assert "prompt_lookup" not in line
 
 
-@pytest.mark.parametrize("engine", ["auto", "index"])
-def test_a_ladder_on_another_device_is_refused(engine: str) -> None:
-    section = {"sizes": "ladder", "engine": engine}
-    options = read_options(vllm_config(additional_config={"ngram_npu": section}), "v2")
-    with pytest.raises(ValueError, match=r"^ngram_npu: sizes: expected 'consecutive' on cuda, go"):
+@pytest.mark.parametrize(
+    ("section", "option"),
+    [
+        ({"sizes": "ladder"}, "sizes: expected 'consecutive' on cuda, got 'ladder'"),
+        ({"sizes": "ladder", "engine": "index"}, "sizes: expected 'consecutive' on cuda"),
+        ({"engine": "index"}, "engine: expected 'auto' or 'scan' on cuda, got 'index'"),
+    ],
+)
+def test_an_index_on_another_device_is_refused(section: dict[str, str], option: str) -> None:
+    options = read_options(vllm_config(additional_config={"ngram_npu": section}), "custom_class")
+    with pytest.raises(ValueError, match=f"^ngram_npu: {option}.*: the index is in host memory$"):
         engines_module.takes_index(options, "cuda")
 
 
 @pytest.mark.parametrize(
     ("engine", "device_type", "index"),
-    [("auto", "cuda", False), ("index", "cuda", True), ("scan", "cpu", False)],
+    [("auto", "cpu", True), ("auto", "cuda", False), ("scan", "cpu", False)],
 )
 def test_auto_is_the_scan_on_a_gpu(engine: str, device_type: str, index: bool) -> None:
-    """On platforms on which the index was not measured."""
     config = vllm_config(max_model_len=8193, additional_config={"ngram_npu": {"engine": engine}})
     options = read_options(config, "custom_class")
     assert engines_module.takes_index(options, device_type) == index

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from ngram_npu.config import MAX_DRAFT_TOKENS
 from ngram_npu.vllm.options import Options, read_options
 from vllm_config import vllm_config
 
@@ -72,7 +73,11 @@ def test_additional_config_comes_before_the_environment(environment: pytest.Monk
     assert options.sources == ("additional_config['ngram_npu']", "the environment")
 
 
-@pytest.mark.parametrize("method", ["custom_class", "ngram", "ngram_gpu", "v2"])
+LEAST_UNCUT = MAX_DRAFT_TOKENS * 255
+"""The lowest limit that ends no draft."""
+
+
+@pytest.mark.parametrize("method", ["custom_class", "ngram", "ngram_gpu", "v2", "beside"])
 @pytest.mark.parametrize(
     ("probability", "limit"), [(None, None), (0.177, 40), (1, 0), ("environment", 40)]
 )
@@ -90,11 +95,23 @@ def test_a_ladder(
     )
     ngram = read_options(config, method).ngram
     assert (ngram.is_ladder, ngram.min_n, ngram.max_n) == (True, 1, 16)
-    assert (ngram.match_policy, ngram.overlap, ngram.cost_limit) == ("latest", True, limit)
+    assert (ngram.match_policy, ngram.overlap) == ("latest", True)
+    if limit is None or method in ("custom_class", "ngram"):
+        assert ngram.cost_limit == limit
+    else:
+        assert LEAST_UNCUT <= ngram.cost_limit < 2**31
     environment.setenv("NGRAM_NPU_VLLM_MIN_DRAFT_PROBABILITY", "none")
     config.additional_config = {"ngram_npu": {"sizes": "ladder", "overlap": False}}
     ngram = read_options(config, method).ngram
     assert (ngram.overlap, ngram.cost_limit) == (False, None)
+
+
+@pytest.mark.parametrize("method", ["ngram_gpu", "v2", "beside"])
+def test_drafts_that_vllm_verifies_in_part_end_by_their_cost(method: Any) -> None:
+    config = vllm_config(enable_adaptive_verification=method != "ngram_gpu")
+    section = {"sizes": "ladder", "min_draft_probability": 0.177, "drafts": "trimmed"}
+    config.additional_config = {"ngram_npu": section}
+    assert read_options(config, method).ngram.cost_limit == 40
 
 
 @pytest.mark.parametrize("name", ["prompt_lookup_min", "prompt_lookup_max"])
@@ -147,17 +164,16 @@ def test_the_v2_runner_has_the_latest_match_and_no_limit() -> None:
         ({"prompt_lookup_min": 0}, "expected 1 to"),
         ({"prompt_lookup_max": 65}, "expected 1 to 64, got 65"),
         ({"match_policy": "first"}, "expected 'earliest' or 'latest', got 'first'"),
-        ({"engine": "magic"}, "engine: expected one of auto, index, scan"),
+        ({"engine": "magic"}, "engine: expected 'index', 'scan' or 'auto', got 'magic'"),
         (
             {"engine": "index", "prompt_lookup_min": 2, "prompt_lookup_max": 10},
-            "engine: 'index' needs prompt_lookup_max - prompt_lookup_min <= 7, got 2 to 10",
+            "engine: expected max_n - min_n <= 7, and no min_draft_probability without a ladder, "
+            "for 'index', got 2 to 10 (min_n, max_n, k: ",
         ),
         ({"num_threads": -1}, "num_threads: expected 0 or more, got -1"),
-        ({"sizes": "ladders"}, "sizes: expected 'consecutive' or 'ladder', got 'ladders'"),
-        ({"sizes": "ladder", "engine": "scan"}, "engine: expected 'auto' or 'index' with sizes="),
+        ({"sizes": "ladders"}, "sizes: expected one of consecutive, ladder, got 'ladders'"),
+        ({"sizes": "ladder", "engine": "scan"}, "engine: expected 'index' or 'auto' with sizes="),
         ({"sizes": "ladder", "match_policy": "earliest"}, "match_policy: expected 'latest' with"),
-        ({"sizes": "ladder", "prompt_lookup_max": 4}, "prompt_lookup_max: expected none with siz"),
-        ({"min_draft_probability": 0.5}, "min_draft_probability: expected None with sizes='consec"),
         ({"sizes": "ladder", "min_draft_probability": 0}, "expected above 0, at most 1, got 0"),
         ({"min_draft_probability": "0.5"}, "expected float, got '0.5'"),
         ({"min_draft_probability": True}, "expected float, got True"),
@@ -181,7 +197,7 @@ def test_what_cannot_be_meant_is_one_clear_line(section: Any, message: str) -> N
         ("PROMPT_LOOKUP_MIN", "two", "NGRAM_NPU_VLLM_PROMPT_LOOKUP_MIN: expected int, got 'two'"),
         ("OVERLAP", "maybe", "NGRAM_NPU_VLLM_OVERLAP: expected bool, got 'maybe'"),
         ("MIN_DRAFT_PROBABILITY", "half", "expected float, got 'half'"),
-        ("MIN_DRAFT_PROBABILITY", "nan", "expected None with sizes='consecutive', got nan"),
+        ("MIN_DRAFT_PROBABILITY", "nan", "expected above 0, at most 1, got nan"),
     ],
 )
 def test_the_same_for_the_environment(
@@ -237,3 +253,66 @@ def test_drafting_is_kept_up_where_layers_keep_a_state(name: str) -> None:
     assert read_options(config, "custom_class").keep_drafting
     config.additional_config = {"ngram_npu": {"keep_drafting": False}}
     assert not read_options(config, "custom_class").keep_drafting
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "expected"),
+    [
+        ("custom_class", {"lookup": "1-16"}, ("1-16", 1, 16, "latest", True, None)),
+        ("ngram", {"lookup": "1-16", "overlap": False}, ("1-16", 1, 16, "latest", False, None)),
+        ("v2", {"lookup": "ladder"}, ("ladder", 1, 16, "latest", True, None)),
+        ("v2", {"sizes": "ladder"}, ("ladder", 1, 16, "latest", True, None)),
+        ("v2", {"lookup": "ngram"}, ("ngram", 3, 7, "latest", False, None)),
+        ("v2", {"lookup": "auto"}, ("1-16", 1, 16, "latest", True, None)),
+        ("ngram_gpu", {"lookup": "auto"}, ("1-16", 1, 16, "latest", True, None)),
+        (
+            "ngram_gpu",
+            {"lookup": "auto", "drafts": "trimmed"},
+            ("ngram", 3, 7, "earliest", False, None),
+        ),
+        ("beside", {"lookup": "auto"}, ("1-16", 1, 16, "latest", True, None)),
+        ("ngram", {"lookup": "auto"}, ("ladder", 1, 16, "latest", True, 0.177)),
+        ("custom_class", {"lookup": "auto"}, ("ladder", 1, 16, "latest", True, 0.177)),
+        (
+            "custom_class",
+            {"lookup": "auto", "min_draft_probability": 0.3},
+            ("ladder", 1, 16, "latest", True, 0.3),
+        ),
+        ("v2", {"lookup": "auto", "store": "live"}, ("ladder", 1, 16, "latest", True, 0.177)),
+    ],
+)
+def test_lookup(method: Any, given: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    """By the option alone, whatever vLLM's own fields say."""
+    config = vllm_config(prompt_lookup_min=3, prompt_lookup_max=7)
+    config.additional_config = {"ngram_npu": given}
+    options = read_options(config, method)
+    ngram = options.ngram
+    found = ngram.match_policy, ngram.overlap, options.min_draft_probability
+    assert (options.lookup, *_lookup(options), *found) == expected
+    decided = options.lookup != "ngram"
+    assert options.overruled == ("prompt_lookup_min=3 prompt_lookup_max=7" if decided else "")
+
+
+def test_a_lookup_wins_over_our_own_bounds_too() -> None:
+    options = _section(lookup="1-16", prompt_lookup_max=4)
+    assert _lookup(options) == (1, 16)
+    assert options.overruled == "prompt_lookup_max=4"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"lookup": "1-8"}, "lookup: expected one of ngram, 1-16, ladder, auto, got '1-8'"),
+        (
+            {"lookup": "1-16", "sizes": "ladder"},
+            "lookup='1-16' contradicts sizes='ladder', its older spelling",
+        ),
+        (
+            {"lookup": "1-16", "engine": "index"},
+            "for 'index', got 1 to 16",
+        ),
+    ],
+)
+def test_a_wrong_lookup(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _section(**given)

@@ -1,18 +1,19 @@
-"""Where and when the stock class is replaced, and the message if it is not; with a stand-in of a
-few lines for vLLM."""
+"""Where and when the stock class of either runner is replaced, and the message if it is not; with a
+stand-in of a few lines for vLLM."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from ngram_npu.vllm import plugin
+from ngram_npu.vllm import plugin, v2_plugin
+from ngram_npu.vllm.v2 import NgramSpeculator
 
 KNOWN = """
 class NgramProposer:
@@ -33,26 +34,13 @@ Stock = Callable[[str], None]
 
 
 @pytest.fixture
-def stock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stock]:
+def stock(fake_vllm: Path) -> Stock:
     """Makes a vLLM with the given text in the stock class's module."""
-    hidden = {name: m for name, m in sys.modules.items() if name.partition(".")[0] == "vllm"}
-    for name in hidden:
-        del sys.modules[name]
-    finders = list(sys.meta_path)
-    folder = tmp_path / "vllm" / "v1" / "spec_decode"
-    folder.mkdir(parents=True)
-    for package in ("vllm", "vllm/v1", "vllm/v1/spec_decode"):
-        (tmp_path / package / "__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
 
     def make(text: str) -> None:
-        (folder / "ngram_proposer.py").write_text(text)
+        (fake_vllm / "spec_decode" / "ngram_proposer.py").write_text(text)
 
-    yield make
-    sys.meta_path[:] = finders
-    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
-        del sys.modules[name]
-    sys.modules.update(hidden)
+    return make
 
 
 def _module() -> ModuleType:
@@ -157,7 +145,9 @@ def test_the_module_is_otherwise_what_it_would_be(stock: Stock) -> None:
             id="other-constructor",
         ),
         pytest.param(
-            KNOWN.replace("load_model", "load"), "NgramProposer has no load_model", id="a-method"
+            KNOWN.replace("load_model", "load"),
+            "there is no NgramProposer.load_model",
+            id="a-method",
         ),
         pytest.param("STOCK = NgramProposer = None", "has no class NgramProposer", id="no-class"),
     ],
@@ -206,3 +196,106 @@ def test_a_module_that_does_not_import_fails_as_it_would(stock: Stock) -> None:
     plugin.install()
     with pytest.raises(RuntimeError, match="theirs"):
         _module()
+
+
+KNOWN_V2 = """
+class NgramGPUSpeculator:
+    num_query_per_req = 1
+    num_extra_query_per_req = 0
+    supports_mm_inputs = False
+    draft_logits = None
+    def __init__(self, vllm_config, device, req_states): ...
+    def init_cudagraph_manager(self, cudagraph_mode): ...
+    def capture(self): ...
+    def propose(
+        self, input_batch, attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states,
+        num_sampled, num_rejected, last_sampled, next_prefill_tokens, temperature, seeds,
+        dp_sync_state=None, dummy_run=False, skip_attn_for_dummy_run=False, mm_inputs=None,
+        is_profile=False, num_speculative_tokens=None,
+    ): ...
+STOCK = NgramGPUSpeculator
+"""
+
+
+def _installed(text: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The stock class's module, imported already, with the given text."""
+    module = ModuleType(v2_plugin.MODULE)
+    exec(text, module.__dict__)
+    monkeypatch.setitem(sys.modules, v2_plugin.MODULE, module)
+    v2_plugin.install()
+    return module
+
+
+@pytest.mark.usefixtures("info")
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(KNOWN_V2, id="0.32.0"),
+        pytest.param(KNOWN_V2.replace("dp_sync_state", "dp_state"), id="another-name"),
+    ],
+)
+def test_the_class_of_the_v2_runner_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    module = _installed(text, monkeypatch)
+    assert issubclass(module.NgramGPUSpeculator, NgramSpeculator)
+    ours = module.NgramGPUSpeculator
+    v2_plugin.install()
+    assert module.NgramGPUSpeculator is ours
+    assert caplog.messages == [
+        "ngram_npu: enabled for n-gram methods of the V2 runner (NGRAM_NPU_VLLM=1)"
+    ]
+
+
+@pytest.mark.usefixtures("info")
+def test_a_vllm_without_a_v2_runner_has_nothing_to_be_replaced(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    v2_plugin.install()
+    assert caplog.messages == []
+
+
+@pytest.mark.usefixtures("info")
+@pytest.mark.parametrize(
+    ("text", "doubt"),
+    [
+        pytest.param("", "has no class NgramGPUSpeculator", id="no-class"),
+        pytest.param(
+            KNOWN_V2.replace("num_sampled, num_rejected", "num_rejected, num_sampled"),
+            "NgramGPUSpeculator.propose takes (self, input_batch,",
+            id="another-order",
+        ),
+        pytest.param(
+            KNOWN_V2.replace("dummy_run=False, ", ""), "propose takes (self,", id="no-dummy-run"
+        ),
+        pytest.param(
+            KNOWN_V2.replace("device, req_states", "device"),
+            "__init__ takes (self, vllm_config, device), expected (self, vllm_config, device, req",
+            id="another-constructor",
+        ),
+        pytest.param(
+            KNOWN_V2.replace("def capture(self)", "def capture_graphs(self)"),
+            "there is no NgramGPUSpeculator.capture",
+            id="another-method",
+        ),
+        pytest.param(
+            KNOWN_V2.replace("    def capture(self): ...\n", ""),
+            "there is no NgramGPUSpeculator.capture",
+            id="a-method-less",
+        ),
+        pytest.param(
+            KNOWN_V2.replace("draft_logits = None", "draft_logits = None; confidences = None"),
+            "NgramGPUSpeculator has confidences, which ngram_npu's class lacks",
+            id="another-attribute",
+        ),
+    ],
+)
+def test_an_unknown_v2_runner_is_left_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str, doubt: str
+) -> None:
+    module = _installed(text, monkeypatch)
+    assert getattr(module, "NgramGPUSpeculator", None) is getattr(module, "STOCK", None)
+    (line,) = caplog.messages
+    assert line.startswith("ngram_npu: not enabled for the V2 runner, which is left as it is: ")
+    assert doubt in line
+    assert "\n" not in line

@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+import vllm_config as vllm_config_module
 from ngram_npu import _C, num_threads, set_num_threads
 from ngram_npu.vllm import NgramProposer
 from ngram_npu.vllm.proposer import StockNgramProposer
@@ -239,6 +240,7 @@ import time
 import numpy as np
 from ngram_npu.vllm import NgramProposer
 from ngram_npu.vllm.proposer import StockNgramProposer
+import vllm_config as vllm_config_module
 from vllm_config import vllm_config
 
 token_ids = np.tile(np.arange(50, dtype=np.int32), (32, 40))
@@ -257,7 +259,10 @@ print(made - started, time.process_time() - made)
 @pytest.mark.parametrize("engine", ["scan", "index"])
 def test_the_first_call_compiles_nothing(engine: str) -> None:
     """CPU time, so that other load does not matter; vLLM's class takes 1.1 s."""
-    paths = [os.path.dirname(__file__), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    paths = [
+        os.path.dirname(vllm_config_module.__file__),
+        *os.environ.get("PYTHONPATH", "").split(os.pathsep),
+    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     done = subprocess.run(
         [sys.executable, "-c", FIRST_CALL, engine],

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from ngram_npu.reference.ngram_propose import draft_for
-from ngram_npu.vllm import NgramProposer, device_stats, v1, v2
+from ngram_npu.vllm import NgramProposer, device, v1, v2
 from ngram_npu.vllm import stats as stats_module
 from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.stats import Stats, Verdicts
@@ -97,17 +97,13 @@ def _config(method: str, **options: Any) -> Any:
     return config
 
 
-def _tally(stats: Any) -> Any:
-    return getattr(stats, "_stats", stats)._tally
-
-
 def _synchronous(engine: str, loop: _Loop) -> Any:
     drafter = NgramProposer(_config("custom_class", engine=engine))
     for _ in range(120):
         sampled = loop.step()
         loop.append(sampled)
         drafter.propose(sampled, loop.lengths.numpy(), loop.token_ids.numpy())
-    return drafter._drafter._stats
+    return drafter
 
 
 def _asynchronous(engine: str, loop: _Loop) -> Any:
@@ -126,7 +122,7 @@ def _asynchronous(engine: str, loop: _Loop) -> Any:
         _, counts, valid = drafter.update_token_ids_ngram(matrix, batch, *rest)
         drafter.propose(K, loop.lengths, loop.token_ids, valid, counts)
         loop.append(sampled)
-    return drafter._stats
+    return drafter
 
 
 def _second_runner(engine: str, loop: _Loop) -> Any:
@@ -139,7 +135,9 @@ def _second_runner(engine: str, loop: _Loop) -> Any:
         req_id_to_index={f"{row}": row for row in range(B)},
     )
     speculator = v2.NgramSpeculator(_config("ngram_gpu", engine=engine), CPU, state)
-    batch = SimpleNamespace(num_reqs=B, idx_mapping=rows, idx_mapping_np=rows.numpy())
+    batch = SimpleNamespace(
+        req_ids=["request"], num_reqs=B, idx_mapping=rows, idx_mapping_np=rows.numpy()
+    )
     for _ in range(120):
         sampled = loop.step()
         loop.append(sampled)
@@ -150,23 +148,23 @@ def _second_runner(engine: str, loop: _Loop) -> Any:
         num_sampled = torch.tensor([len(s) for s in sampled], dtype=torch.int32)
         newest = torch.zeros(B, 1, dtype=torch.int64)
         speculator.propose(batch, *[None] * 4, num_sampled, None, newest)
-    return speculator._stats
+    return speculator
 
 
 @pytest.mark.parametrize("engine", ["scan", "index"])
 @pytest.mark.parametrize("drive", [_synchronous, _asynchronous, _second_runner])
 def test_acceptance_by_match_and_position(drive: Any, engine: str) -> None:
     loop = _Loop(0)
-    stats = drive(engine, loop)
-    tally = _tally(stats)
-    assert tally._sums["rows"] == loop.rows
-    assert tally.rows_indexed > 0.9 * loop.rows if engine == "index" else tally.rows_indexed == 0
-    tokens = tally.verdicts.take()
+    drafter = drive(engine, loop)
+    stats = drafter._stats
+    assert stats._sums["rows"] == loop.rows
+    assert stats.rows_indexed > 0.9 * loop.rows if engine == "index" else stats.rows_indexed == 0
+    tokens = stats.verdicts.take()
     assert tokens.tolist() == loop.expected.tolist()
     verified, accepted = tokens.sum(axis=(1, 2))
     assert verified > accepted > 100
     assert (tokens[1].sum(axis=1) > 0).sum() >= 2  # lengths of matches
-    assert tally.verdicts.take().sum() == 0
+    assert stats.verdicts.take().sum() == 0
 
 
 def test_who_moved_or_came_anew_is_not_counted() -> None:
@@ -188,13 +186,7 @@ def test_who_moved_or_came_anew_is_not_counted() -> None:
 def test_without_the_option() -> None:
     assert v1.AsyncNgramProposer(_config("ngram_gpu", metrics=False), CPU)._stats is None
     drafter = NgramProposer(_config("custom_class", metrics=False))
-    assert _tally(drafter._drafter._stats).verdicts is None
-
-
-def test_one_rank_counts() -> None:
-    config = _config("ngram_gpu")
-    config.parallel_config.rank, config.parallel_config.tensor_parallel_size = 1, 2
-    assert v1.AsyncNgramProposer(config, CPU)._stats is None
+    assert drafter._stats.verdicts is None
 
 
 class _Event:
@@ -216,42 +208,44 @@ def test_a_gpu_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Event, "recorded", 0)
     config = _config("ngram_gpu")
     options = read_options(config, "ngram_gpu")
-    stats = device_stats.DeviceStats(config, options, B, None, torch.device("cuda"))
-    tally = _tally(stats._stats)
+    drafter = v1.AsyncNgramProposer(config, CPU)
+    drafter.device = torch.device("cuda")
+    stats: Any = device.DeviceStats(drafter, config, options, B, None)
     for step, arrived in enumerate([0, 0, 1, 1, 4, 6]):
         monkeypatch.setattr(_Event, "arrived", arrived)
         values = torch.tensor([[10 + step], [1], [3], [2]], dtype=torch.int32)
-        stats.observe(time.perf_counter(), slice(1), tuple(values))
-        assert tally._sums["proposals"] == arrived
-    assert tally.verdicts.take()[0, 3].tolist() == [5, 5, 0]
+        stats.observe_tensors(time.perf_counter(), slice(1), *values)
+        assert stats._sums["proposals"] == arrived
+    assert stats.verdicts.take()[0, 3].tolist() == [5, 5, 0]
 
 
-def _observe(stats: Stats, *, sampled: int = 1, length: int = 10) -> None:
-    values = np.array([[length, 9], [sampled, 0], [3, 0], [2, 0]], np.int32)
-    stats.observe(0.001, slice(2), values, 0)
+class _Engine:
+    def __init__(self, method: Any = "custom_class", **options: Any) -> None:
+        config = _config("custom_class", **options)
+        self.stats = Stats(self, config, read_options(config, method))
 
-
-def _stats(**options: Any) -> Stats:
-    config = _config("custom_class", **options)
-    return Stats(config, read_options(config, "custom_class"))
+    def observe(self, *, sampled: int = 1, length: int = 10) -> None:
+        values = np.array([[length, 9], [sampled, 0], [3, 0], [2, 0]], np.int32)
+        self.stats.observe(0.001, slice(2), values, None)
 
 
 class TestIntervals:
     @pytest.fixture(autouse=True)
     def _level(self, caplog: pytest.LogCaptureFixture) -> None:
+        gc.collect()  # engines of the tests above log their counts when they end
         caplog.set_level(logging.INFO, "vllm.ngram_npu")
 
     def test_begins_with_the_first_work_and_ends_without_more(
         self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("VLLM_LOG_STATS_INTERVAL", "0.2")
-        stats = _stats(metrics=False)
+        engine = _Engine(metrics=False)
         for _ in range(2):
             time.sleep(0.5)  # starting up, then idle
             caplog.clear()
             began = time.monotonic()
-            _observe(stats)
-            _observe(stats)
+            engine.observe()
+            engine.observe()
             while not caplog.messages and time.monotonic() < began + 30:
                 time.sleep(0.01)
             (line,) = caplog.messages
@@ -260,12 +254,12 @@ class TestIntervals:
             assert 0.2 <= float(found[1]) <= time.monotonic() - began + 0.1
 
     def test_the_rest_when_the_engine_ends(self, caplog: pytest.LogCaptureFixture) -> None:
-        stats = _stats()
-        _observe(stats)
-        _observe(stats, sampled=2, length=12)
-        _observe(stats, sampled=3, length=15)
+        engine = _Engine()
+        engine.observe()
+        engine.observe(sampled=2, length=12)
+        engine.observe(sampled=3, length=15)
         assert caplog.messages == []
-        del stats
+        del engine
         assert re.match(
             r"ngram_npu metrics: last 0\.\d s: 3 proposals, 1\.000 ms each, 3 of 3 rows drafted "
             r"\(100\.0%\), 2\.00 tokens per draft$",
@@ -279,12 +273,11 @@ class TestIntervals:
     def test_beside_a_neural_drafter_both_are_told_apart(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        config = _config("custom_class")
-        stats = Stats(config, read_options(config, "beside"))
+        engine = _Engine("beside")
         for sampled, length in ((1, 10), (2, 12), (3, 15)):  # row 0 from n-grams, row 1 is neural
             values = [[length] * 2, [sampled] * 2, [3, 0], [2, 2]]
-            stats.observe(0.001, slice(2), np.array(values, np.int32), 0)
-        del stats
+            engine.stats.observe(0.001, slice(2), np.array(values, np.int32), None)
+        del engine
         assert "3 of 6 rows drafted (50.0%), 2.00 tokens per draft" in caplog.messages[0]
         assert caplog.messages[1:] == [
             "ngram_npu acceptance: by match length neural: 75% of 4, 3: 75% of 4; by position "
@@ -292,8 +285,8 @@ class TestIntervals:
         ]
 
     def test_nothing_where_nothing_was(self, caplog: pytest.LogCaptureFixture) -> None:
-        stats = _stats()
-        del stats
+        engine = _Engine()
+        del engine
         assert caplog.messages == []
 
 
@@ -320,9 +313,9 @@ def test_the_counters_of_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Counter, "values", {}, raising=False)
     monkeypatch.setitem(sys.modules, "prometheus_client", SimpleNamespace(Counter=_Counter))
     monkeypatch.setattr(stats_module, "_registered", {})
-    stats = _stats()
-    _observe(stats)
-    _observe(stats, sampled=2, length=12)
+    engine = _Engine()
+    engine.observe()
+    engine.observe(sampled=2, length=12)
     assert _Counter.values == {
         ("ngram_npu_proposals",): 2,
         ("ngram_npu_rows",): 2,
@@ -331,7 +324,7 @@ def test_the_counters_of_prometheus(monkeypatch: pytest.MonkeyPatch) -> None:
         ("ngram_npu_propose_seconds",): 0.002,
     }
     _Counter.values.clear()
-    del stats
+    del engine
     assert _Counter.values == {
         ("ngram_npu_source_rows", "index"): 0,
         ("ngram_npu_source_rows", "scan"): 2,

@@ -32,14 +32,14 @@ def _threads() -> Iterator[None]:
     set_num_threads(0)
 
 
-def config_of(rank: int = 0, store: str | None = "live", **options: Any) -> Any:
+def config_of(rank: int = 0, store: str | None = "live", ranks: int = 1, **options: Any) -> Any:
     section = {**LADDER, **({} if store is None else {"store": store}), **options}
     made = vllm_config(
         k=K,
         max_model_len=S,
         max_num_seqs=R,
         rank=rank,
-        tensor_parallel_size=2,
+        tensor_parallel_size=ranks,
         additional_config={"ngram_npu": section},
         method="ngram_gpu",
         prompt_lookup_min=2,
@@ -58,7 +58,7 @@ def test_options() -> None:
     on = read_options(config_of(store_tokens=5000, store_file="/x/y"), "v2")
     assert (on.ngram.store, on.store_tokens, on.store_file) == ("live", 5000, "/x/y")
     parallel = config_of(store_file="/x/y")
-    parallel.parallel_config.data_parallel_rank = 2
+    parallel.parallel_config.data_parallel_index = 2
     assert read_options(parallel, "v2").store_file == "/x/y.2"
 
 
@@ -83,7 +83,7 @@ def test_few_tokens_are_refused_at_the_start_and_enough_are_the_default() -> Non
     many = config_of()
     many.scheduler_config.max_num_seqs = 1024
     made = NgramProposer(many)
-    assert made._drafter.engine.store.held.token_capacity == 2048 * 1024  # type: ignore[union-attr]
+    assert made.engine.store.held.token_capacity == 2048 * 1024  # type: ignore[union-attr]
 
 
 # Scopes.
@@ -144,7 +144,7 @@ def test_v1_sync_drafts_what_others_said() -> None:
     assert not drafts[1]
     assert rows.step([shared], {1: WORDS[:3]})[1][0] == WORDS[3]
     assert alone.propose([[]] * R, rows.lengths, rows.tokens) == [[]] * R
-    assert shared._drafter.engine.store.held.statistics.drafts == 1  # type: ignore[union-attr]
+    assert shared.engine.store.held.statistics.drafts == 1  # type: ignore[union-attr]
 
 
 def test_v1_sync_at_finish_takes_the_absent_for_finished(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_v1_sync_at_finish_takes_the_absent_for_finished(monkeypatch: pytest.Mon
     rows.begin(1, 1)
     for at in range(0, 40, 4):
         rows.step([proposer], {0: WORDS[at : at + 4], 1: [2 + at]})
-    held = proposer._drafter.engine.store.held  # type: ignore[union-attr]
+    held = proposer.engine.store.held  # type: ignore[union-attr]
     assert held.statistics.tokens_entered == 0
     rows.lengths[:2] = rows.lengths[1::-1]  # the last request has the first row now
     rows.tokens[0] = rows.tokens[1]
@@ -165,12 +165,29 @@ def test_v1_sync_at_finish_takes_the_absent_for_finished(monkeypatch: pytest.Mon
     assert held.statistics.tokens_entered == 40
 
 
+def test_v1_sync_stores_what_a_row_says_whose_prompt_is_not_indexed_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engines_module, "LEAST_TOKENS_PER_STEP", 1)
+    rows, proposer = Rows(), NgramProposer(config_of())
+    rows.begin(0, *range(100, 400))
+    rows.begin(1, 1)
+    for at in range(0, 40, 4):
+        rows.step([proposer], {0: WORDS[at : at + 4]})
+    engine = proposer.engine
+    assert engine._behind > 0  # type: ignore[union-attr]
+    assert engine.store.held.statistics.tokens_entered == 40  # type: ignore[union-attr]
+    assert rows.step([proposer], {1: WORDS[:3]})[1][0] == WORDS[3]
+
+
 def test_ranks_have_equal_stores_and_one_keeps_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "vllm.ngram_npu")
     path = tmp_path / "store"
-    ranks: list[Any] = [NgramProposer(config_of(rank, store_file=str(path))) for rank in (0, 1)]
+    ranks: list[Any] = [
+        NgramProposer(config_of(rank, ranks=2, store_file=str(path))) for rank in (0, 1)
+    ]
     lines = [r.getMessage() for r in caplog.records if "store=" in r.getMessage()]
     assert len(lines) == 1
     assert "store=live is on: all requests of this engine, whatever their LoRA adapter" in lines[0]
@@ -179,7 +196,7 @@ def test_ranks_have_equal_stores_and_one_keeps_it(
         for row in rng.permutation(R)[:1] if at % 5 == 0 else ():
             rows.begin(int(row), *rng.integers(0, 9, 5).tolist())
         rows.step(ranks, {row: rng.integers(0, 9, 2).tolist() for row in range(at % R)})
-    held = [rank._drafter.engine.store.held for rank in ranks]
+    held = [rank.engine.store.held for rank in ranks]
     assert np.array_equal(held[0].tensor, held[1].tensor)
     assert held[0].statistics.drafts > 10
     tokens = held[0].statistics.tokens_held
@@ -192,15 +209,17 @@ def test_ranks_have_equal_stores_and_one_keeps_it(
     gc.collect()
     assert NgramStore.load(path).statistics.tokens_held == tokens
 
-    again: list[Any] = [NgramProposer(config_of(rank, store_file=str(path))) for rank in (0, 1)]
-    held = [rank._drafter.engine.store.held for rank in again]
+    again: list[Any] = [
+        NgramProposer(config_of(rank, ranks=2, store_file=str(path))) for rank in (0, 1)
+    ]
+    held = [rank.engine.store.held for rank in again]
     assert held[0].statistics.tokens_held == tokens
     assert np.array_equal(held[0].tensor, held[1].tensor)
     assert f"{tokens} of them from {path}" in caplog.text
     other: Any = NgramProposer(
-        config_of(1, store="finish", store_tokens=20000, store_file=str(path))
+        config_of(1, ranks=2, store="finish", store_tokens=20000, store_file=str(path))
     )
-    merged = other._drafter.engine.store.held
+    merged = other.engine.store.held
     assert (merged.visibility, merged.statistics.tokens_held) == ("finish", tokens)
 
 
@@ -238,7 +257,7 @@ class Async:
         self.tokens = torch.zeros((R, S), dtype=torch.int32)
         self.lengths = torch.ones(R, dtype=torch.int32)
         self.proposer = v1.AsyncNgramProposer(config_of(store=store, drafts="trimmed"), CPU, self)
-        self.held = self.proposer._slots.store.held  # type: ignore[union-attr]
+        self.held = self.proposer._drafting.store
 
     def step(self, said: dict[str, list[int]]) -> dict[str, list[int]]:
         names = self.input_batch.req_ids
@@ -265,6 +284,10 @@ def test_v1_async_scopes_are_the_requests() -> None:
         runner.step({"a": WORDS[at : at + 4]})
     found = runner.step(dict.fromkeys("bcd", WORDS[:3]))
     assert [found[name][:1] for name in "bcd"] == [[WORDS[3]], [], []]
+    runner.requests["e"] = request("v")  # in the row and the slot of b
+    del runner.requests["b"]
+    runner.input_batch.req_ids[1], runner.lengths[1] = "e", 1
+    assert runner.step({"e": WORDS[:3]})["e"] == []
     runner.held.check_integrity()
 
 
@@ -291,7 +314,7 @@ def test_v1_async_tells_the_finished_from_the_preempted() -> None:
 def test_v1_async_off_is_off() -> None:
     proposer = v1.AsyncNgramProposer(config_of(store=None), CPU, SimpleNamespace())
     assert proposer._slots is not None
-    assert proposer._slots.store is None
+    assert proposer._drafting.store is None
 
 
 # The V2 runner.
@@ -338,7 +361,9 @@ class GPUModelRunner:
             states.all_token_ids.gpu[row, at : at + len(tokens)] = torch.tensor(tokens)
             states.total_len.gpu[row] = at + len(tokens)
             states.last_sampled_tokens[row] = tokens[-1]
-        batch = SimpleNamespace(num_reqs=len(rows), idx_mapping=torch.tensor(rows))
+        batch = SimpleNamespace(
+            req_ids=list(said), num_reqs=len(rows), idx_mapping=torch.tensor(rows)
+        )
         counts = torch.tensor([len(tokens) for tokens in said.values()], dtype=torch.int32)
         drafts = self.speculator.propose(
             batch, None, None, None, None, counts, None, states.last_sampled_tokens

@@ -15,10 +15,8 @@ import numpy as np
 import pytest
 import torch
 from fresh_index import drafts_of
-from ngram_npu import reference, set_num_threads
-from ngram_npu.vllm import device as device_module
-from ngram_npu.vllm import plugin, v1, v1_plugin
-from ngram_npu.vllm.options import read_options
+from ngram_npu import NgramConfig, reference, set_num_threads
+from ngram_npu.vllm import plugin, v1
 from vllm_config import vllm_config
 
 K = 3
@@ -160,7 +158,9 @@ def test_a_ladder_drafts_what_a_fresh_index_does(drafts: str, probability: float
     runner = Runner(4)
     options = {"sizes": "ladder", "min_draft_probability": probability}
     drafter = _drafter(runner, drafts=drafts, **options)
-    ngram = read_options(_config(**options), "ngram_gpu").ngram
+    if drafts == "padded":  # no draft ends early, since what fills it up is verified too
+        options["min_draft_probability"] = None
+    ngram = NgramConfig(k=K, max_len=120, **options)
     lengths = []
     for _ in range(80):
         (newest, sampled, *_), got, num_drafts = _step(drafter, runner)
@@ -172,9 +172,9 @@ def test_a_ladder_drafts_what_a_fresh_index_does(drafts: str, probability: float
             assert num_drafts is None or num_drafts[i] == len(draft)
         lengths += [len(draft) for draft in expected if draft]
     assert len(lengths) > 100
-    assert (min(lengths) < K) == (probability is not None)
+    assert (min(lengths) < K) == (probability is not None and drafts == "trimmed")
     assert drafter._slots is not None
-    drafter._slots.index.check_integrity()
+    drafter._drafting.index.check_integrity()
 
 
 def _grown(runner: Runner, sampled: Any) -> tuple[Any, Any]:
@@ -199,7 +199,7 @@ def test_more_preempted_requests_than_slots(seed: int) -> None:
         most = max(most, len(runner.requests))
         held = slots._slot_of.values()
         assert sorted([*held, *slots._free]) == list(range(6))
-        slots.index.check_integrity()
+        slots.drafting.index.check_integrity()
     assert most > 6
 
 
@@ -214,8 +214,8 @@ def test_slots_of_finished_requests_are_emptied() -> None:
     runner.input_batch.req_ids.clear()
     _step(drafter, runner)
     assert set(slots._slot_of) == set(runner.requests)
-    assert slots.index.statistics.rows_indexed > 100
-    assert slots.index.statistics.pages_in_use <= len(runner.requests)
+    assert slots.drafting.index.statistics.rows_indexed > 100
+    assert slots.drafting.index.statistics.pages_in_use <= len(runner.requests)
 
 
 def test_trimmed_drafts_are_never_empty_where_asked_for() -> None:
@@ -257,28 +257,25 @@ def test_nothing_waits(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any])
     step()
 
 
-@pytest.mark.parametrize(
-    ("engine", "lookup"), [("scan", "ngram_step_"), ("index", "ngram_index_step_")]
-)
-def test_a_workspace_is_made_once(
-    monkeypatch: pytest.MonkeyPatch, engine: str, lookup: str
-) -> None:
+def test_a_workspace_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made, given = [], []
 
     def workspace(op: str, options: Any, device: torch.device) -> Any:
         made.append(op)
-        return {"workspace": torch.zeros(64, dtype=torch.int32)}
+        return torch.zeros(64, dtype=torch.int32)
 
-    real = getattr(device_module, lookup)
-    monkeypatch.setattr(
-        device_module, lookup, lambda *a, **kw: given.append(kw["workspace"]) or real(*a, **kw)
-    )
+    class Noted:
+        def ngram_step_(self, *a: Any, **kw: Any) -> Any:
+            given.append(kw["workspace"])
+            return torch.ops.ngram_npu.ngram_step_(*a, **kw)
+
     monkeypatch.setattr(v1, "workspace", workspace)
     runner = Runner(3)
-    drafter = _drafter(runner, engine=engine)
+    drafter = _drafter(runner, engine="scan")
+    drafter._drafting._ops = Noted()
     for _ in range(3):
         _step(drafter, runner)
-    assert made == [lookup]
+    assert made == ["ngram_step_"]
     assert len(given) == 3
     assert all(tensor is given[0] for tensor in given)
 
@@ -294,13 +291,24 @@ def test_auto_is_the_index_where_it_pays(max_model_len: int, index: bool) -> Non
 def test_the_line_at_start_up(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "vllm.ngram_npu"):
         _drafter(Runner(0), engine="index")
-        config = _config()
-        config.parallel_config.tensor_parallel_size, config.parallel_config.rank = 2, 1
-        v1.AsyncNgramProposer(config, torch.device("cpu"), Runner(0))
     (line,) = caplog.messages
     assert "(method ngram_gpu)" in line
     assert " engine=index " in line
     assert " drafts=padded;" in line
+
+
+def test_a_limit_that_ends_no_draft_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    limited = {"sizes": "ladder", "min_draft_probability": 0.177}
+    with caplog.at_level("INFO", "vllm.ngram_npu"):
+        _drafter(Runner(0), drafts="trimmed", **limited)
+        _drafter(Runner(0), **limited)
+    trimmed, padded, line = (m for m in caplog.messages if "min_draft_probability" in m)
+    assert "min_draft_probability=0.177" in trimmed
+    assert "min_draft_probability=0.177" in padded
+    assert line == (
+        "ngram_npu: min_draft_probability=0.177 ends no draft here: vLLM verifies "
+        f"num_speculative_tokens={K} tokens of every request, however many are likely"
+    )
 
 
 def test_a_wrong_option_is_named() -> None:
@@ -338,37 +346,24 @@ Package = Callable[..., None]
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package]:
+def package(fake_vllm: Path) -> Package:
     """Makes a vLLM with this text for its runner."""
-    hidden = {name: m for name, m in sys.modules.items() if name.partition(".")[0] == "vllm"}
-    for name in hidden:
-        del sys.modules[name]
-    finders = list(sys.meta_path)
-    for folder in ("spec_decode", "worker"):
-        (tmp_path / "vllm/v1" / folder).mkdir(parents=True)
-    for folder in ("vllm", "vllm/v1", "vllm/v1/spec_decode", "vllm/v1/worker"):
-        (tmp_path / folder / "__init__.py").touch()
-    (tmp_path / "vllm/v1/spec_decode/ngram_proposer.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
+    (fake_vllm / "spec_decode/ngram_proposer.py").touch()
 
     def make(text: str = KNOWN) -> None:
-        (tmp_path / "vllm/v1/worker/gpu_model_runner.py").write_text(text)
+        (fake_vllm / "worker/gpu_model_runner.py").write_text(text)
 
-    yield make
-    sys.meta_path[:] = finders
-    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
-        del sys.modules[name]
-    sys.modules.update(hidden)
+    return make
 
 
 def _module() -> ModuleType:
-    return importlib.import_module(v1_plugin.RUNNER)
+    return importlib.import_module(plugin.RUNNER)
 
 
 def test_the_plugin_serves_it(package: Package, caplog: pytest.LogCaptureFixture) -> None:
     package()
     plugin.install()
-    assert v1_plugin.RUNNER not in sys.modules
+    assert plugin.RUNNER not in sys.modules
     with caplog.at_level("INFO", "vllm.ngram_npu"):
         module = _module()
         trim = module.update_scheduler_for_invalid_drafts
@@ -417,4 +412,4 @@ def test_what_is_unlike_is_left_as_it_is(
     assert doubt in said
     assert "\n" not in said
     assert module.NgramProposerGPU is module.STOCK
-    assert module.update_scheduler_for_invalid_drafts.__module__ == v1_plugin.RUNNER
+    assert module.update_scheduler_for_invalid_drafts.__module__ == plugin.RUNNER

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from fresh_index import drafts_of
+from ngram_npu import NgramConfig
 from ngram_npu.ops import workspace_size
 from ngram_npu.reference.ngram_propose import draft_for
 from ngram_npu.vllm import device as device_module
 from ngram_npu.vllm import row_lookup, v2
-from ngram_npu.vllm.options import read_options
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch_calls import TorchCalls
 from vllm_config import vllm_config
 
 CPU = torch.device("cpu")
@@ -46,18 +47,29 @@ class _State:
         self.total_len.gpu[row] = end
         self.last_sampled_tokens[row] = tokens[-1]
 
+    def steps(self) -> Iterator[tuple[list[int], list[int]]]:
+        """Rows of random steps, and how many tokens each has just sampled."""
+        for step in range(60):
+            rows = self.rng.permutation(R)[: 1 + step % R].tolist()
+            sampled = [int(n) for n in self.rng.integers(0, K + 2, len(rows))]
+            for row, count in zip(rows, sampled, strict=True):
+                if self.total_len.gpu[row] + count > S:
+                    self.add_request(f"{step}", row)
+                elif count:
+                    self.sample(row, self.rng.integers(0, 3, count).tolist())
+            yield rows, sampled
+
 
 def _speculator(state: _State, engine: str = "scan", **options: Any) -> v2.NgramSpeculator:
     return v2.NgramSpeculator(_config(engine=engine, **options), CPU, state)
 
 
-def _config(*, max_model_len: int = S, rank: int = 0, **options: Any) -> Any:
+def _config(*, max_model_len: int = S, **options: Any) -> Any:
     return vllm_config(
         k=K,
         additional_config={"ngram_npu": options},
         max_model_len=max_model_len,
         max_num_seqs=R,
-        rank=rank,
         method="ngram_gpu",
         prompt_lookup_min=2,
         prompt_lookup_max=4,
@@ -67,7 +79,7 @@ def _config(*, max_model_len: int = S, rank: int = 0, **options: Any) -> Any:
 def _propose(
     speculator: v2.NgramSpeculator, state: _State, rows: list[int], sampled: list[int], **more: Any
 ) -> torch.Tensor:
-    batch = SimpleNamespace(num_reqs=len(rows), idx_mapping=torch.tensor(rows))
+    batch = SimpleNamespace(req_ids=["request"], num_reqs=len(rows), idx_mapping=torch.tensor(rows))
     num_sampled = torch.tensor(sampled, dtype=torch.int32)
     return speculator.propose(
         batch,
@@ -114,14 +126,7 @@ def test_drafts_are_the_references_and_the_newest_token_fills_them(
     state = _State()
     speculator = _speculator(state, engine, **options)
     filled = 0
-    for step in range(60):
-        rows = state.rng.permutation(R)[: 1 + step % R].tolist()
-        sampled = [int(n) for n in state.rng.integers(0, K + 2, len(rows))]
-        for row, count in zip(rows, sampled, strict=True):
-            if state.total_len.gpu[row] + count > S:
-                state.add_request(f"{step}", row)
-            elif count:
-                state.sample(row, state.rng.integers(0, 3, count).tolist())
+    for rows, sampled in state.steps():
         drafts = _propose(speculator, state, rows, sampled)
         assert drafts.dtype == torch.int64
         assert drafts.tolist() == _expected(state, rows, sampled, **arguments)
@@ -135,34 +140,32 @@ def _ladder(state: _State, adaptive: bool, probability: float | None) -> v2.Ngra
     return v2.NgramSpeculator(config, CPU, state)
 
 
-def test_a_ladder_drafts_what_a_fresh_index_does_and_says_how_likely_it_is() -> None:
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_a_ladder_drafts_what_a_fresh_index_does_and_says_how_likely_it_is(adaptive: bool) -> None:
+    """Where all tokens are verified, no draft ends early; behind one that does its text goes on."""
     state = _State()
-    speculator = _ladder(state, True, 0.177)
-    assert speculator.enable_adaptive_verification
-    config = _config(sizes="ladder", min_draft_probability=0.177)
-    ngram = read_options(config, "v2").ngram
+    speculator = _ladder(state, adaptive, 0.177)
+    assert speculator.enable_adaptive_verification == adaptive
+    whole = NgramConfig(k=K, sizes="ladder")
+    ngram = NgramConfig(k=K, sizes="ladder", min_draft_probability=0.177) if adaptive else whole
     lengths = []
-    for step in range(60):
-        rows = state.rng.permutation(R)[: 1 + step % R].tolist()
-        sampled = [int(n) for n in state.rng.integers(0, K + 2, len(rows))]
-        for row, count in zip(rows, sampled, strict=True):
-            if state.total_len.gpu[row] + count > S:
-                state.add_request(f"{step}", row)
-            elif count:
-                state.sample(row, state.rng.integers(0, 3, count).tolist())
+    for rows, sampled in state.steps():
         got = _propose(speculator, state, rows, sampled)
         token_ids, grown = state.all_token_ids.gpu[rows].numpy(), state.total_len.gpu[rows].numpy()
-        drafts, costs = drafts_of(ngram, token_ids, grown, np.array(sampled, np.int32))
-        for i, draft in enumerate(drafts):
+        rows_now = token_ids, grown, np.array(sampled, np.int32)
+        drafts, costs = drafts_of(ngram, *rows_now)
+        for i, draft in enumerate(drafts_of(whole, *rows_now)[0]):
             newest = int(state.last_sampled_tokens[rows[i]])
             assert got[i].tolist() == draft + [newest] * (K - len(draft))
-        confidence = speculator.draft_token_confidence_probs
-        assert (confidence.dtype, confidence.shape) == (torch.float32, (R, K))
-        expected = 2 ** (np.array(costs) / -16)
-        assert confidence[: len(rows)].numpy() == pytest.approx(expected, rel=1e-5)
+        if adaptive:
+            confidence = speculator.draft_token_confidence_probs
+            assert (confidence.dtype, confidence.shape) == (torch.float32, (R, K))
+            expected = 2 ** (np.array(costs) / -16)
+            assert confidence[: len(rows)].numpy() == pytest.approx(expected, rel=1e-5)
         lengths += [len(draft) for draft in drafts if draft]
     assert len(lengths) > 100
-    assert min(lengths) < K == max(lengths)
+    assert max(lengths) == K
+    assert (min(lengths) < K) == adaptive
 
 
 @pytest.mark.parametrize(("adaptive", "probability"), [(False, 0.177), (True, None)])
@@ -172,7 +175,7 @@ def test_how_likely_drafts_are_is_said_where_it_is_asked_and_known(
     state = _State()
     speculator = _ladder(state, adaptive, probability)
     assert not speculator.enable_adaptive_verification
-    with _Operators() as seen:
+    with TorchCalls() as seen:
         _propose(speculator, state, [3, 1], [1, 1])
     assert seen.names[-2:] == ["ngram_npu.ngram_index_propose_", "aten._to_copy"]
     assert "draft_costs" not in seen.calls[-2][1]
@@ -187,67 +190,47 @@ def test_a_draft_may_pass_the_models_length_as_the_stock_ones_do() -> None:
     assert drafts[0].tolist() != state.last_sampled_tokens[0].expand(K).tolist()
 
 
-class _Operators(TorchDispatchMode):
-    """Records the calls that torch gets."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[str, Any]] = []
-
-    @property
-    def names(self) -> list[str]:
-        return [name for name, _ in self.calls]
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.calls.append((str(func).removesuffix(".default"), kwargs))
-        return func(*args, **kwargs or {})
-
-
 @pytest.mark.parametrize(
     ("engine", "lookup"),
-    [("scan", "ngram_npu.ngram_propose"), ("index", "ngram_npu.ngram_index_propose_")],
+    [("scan", ["ngram_propose_"]), ("index", ["ngram_index_propose_", "_to_copy"])],
 )
-def test_a_step_is_one_lookup_and_a_cast(engine: str, lookup: str) -> None:
-    """So nothing reads from the device or copies to it."""
+def test_a_step_is_one_lookup(engine: str, lookup: list[str]) -> None:
+    """So nothing reads from the device or copies to it. An index gives int32."""
     state = _State()
     speculator = _speculator(state, engine)
-    batch = SimpleNamespace(num_reqs=2, idx_mapping=torch.tensor([3, 1]))
+    batch = SimpleNamespace(req_ids=["a", "b"], num_reqs=2, idx_mapping=torch.tensor([3, 1]))
     num_sampled = torch.ones(2, dtype=torch.int32)
     rest = (None, None, None, None, num_sampled, None, state.last_sampled_tokens)
-    with _Operators() as seen:
+    with TorchCalls() as seen:
         speculator.propose(batch, *rest)
-    assert seen.names == [lookup, "aten._to_copy"]
+    called = [name.partition(".")[2] for name in seen.names]
+    assert [name for name in called if not name.startswith("empty")] == lookup
 
 
-@pytest.mark.parametrize(
-    ("engine", "lookup"), [("scan", "ngram_propose"), ("index", "ngram_index_propose_")]
-)
-def test_a_workspace_is_made_once(
-    monkeypatch: pytest.MonkeyPatch, engine: str, lookup: str
-) -> None:
+def test_a_workspace_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     def workspace(op: str, options: Any, device: torch.device) -> Any:
-        assert device_module.workspace(op, options, device) == {}  # the CPU needs none
-        made.append(device_module.workspace(op, options, torch.device("meta"))["workspace"])
+        assert device_module.workspace(op, options, device) is None  # the CPU needs none
+        made.append(device_module.workspace(op, options, torch.device("meta")))
         assert made[0].shape == (workspace_size(op, R),)
-        return {"workspace": torch.zeros_like(made[0], device="cpu")}
+        return torch.zeros_like(made[0], device="cpu")
 
     monkeypatch.setattr(row_lookup, "workspace", workspace)
     state = _State()
-    speculator = _speculator(state, engine)
-    with _Operators() as seen:
+    speculator = _speculator(state, "scan")
+    with TorchCalls() as seen:
         for _ in range(3):
             _propose(speculator, state, [3, 1], [1, 1])
     assert len(made) == 1
-    given = [kw["workspace"] for name, kw in seen.calls if name == f"ngram_npu.{lookup}"]
+    given = [kw["workspace"] for name, kw in seen.calls if name == "ngram_npu.ngram_propose_"]
     assert len(given) == 3
     assert all(tensor is given[0] for tensor in given)
 
 
 def test_a_dummy_run_looks_nothing_up() -> None:
     state = _State()
-    with _Operators() as seen:
+    with TorchCalls() as seen:
         drafts = _propose(_speculator(state), state, [0, 1], [1, 1], dummy_run=True)
     assert not any(name.startswith("ngram_npu") for name in seen.names)
     assert drafts.dtype == torch.int64
@@ -275,7 +258,7 @@ def test_auto_is_the_index_where_it_pays(max_model_len: int, index: bool) -> Non
     assert (speculator.index is not None) == index
 
 
-def test_one_rank_says_what_it_does(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_line_at_start_up(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "vllm.ngram_npu")
     v2.NgramSpeculator(_config(), CPU, _State())
     (line,) = caplog.messages
@@ -283,11 +266,6 @@ def test_one_rank_says_what_it_does(caplog: pytest.LogCaptureFixture) -> None:
     assert (
         "match_policy=latest overlap=False max_model_len=96 engine=scan device=cpu num_th" in line
     )
-    caplog.clear()
-    config = _config(rank=1)
-    config.parallel_config.tensor_parallel_size = 2
-    v2.NgramSpeculator(config, CPU, _State())
-    assert caplog.messages == []
 
 
 def test_a_contradicting_option_is_refused() -> None:

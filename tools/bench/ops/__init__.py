@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tools.bench.ops.acceptance import Acceptance
-from tools.bench.ops.acceptance_ablation import AcceptanceAblation
-from tools.bench.ops.acceptance_smoothing import AcceptanceSmoothing
+from tools.bench.ops.acceptance_padded import AcceptancePadded
 from tools.bench.ops.acceptance_store import AcceptanceStore
 from tools.bench.ops.ascendc_model import AscendcModel
 from tools.bench.ops.async_host import AsyncHost
@@ -14,8 +13,8 @@ from tools.bench.ops.crossover import Crossover
 from tools.bench.ops.generate import GenerateOp
 from tools.bench.ops.index import IndexBuild, IndexMemory, NgramIndexStep
 from tools.bench.ops.lookup import NgramPropose, NgramStep
-from tools.bench.ops.memory import Memory
 from tools.bench.ops.merge import MergeDrafts
+from tools.bench.ops.rent_or_buy import RentOrBuy
 from tools.bench.ops.spec_state import CorrectSpecState
 from tools.bench.ops.store import StoreStep
 from tools.bench.ops.tune_recorded import TuneRecorded
@@ -39,18 +38,17 @@ OPS: dict[str, Op] = {
         IndexMemory(),
         CallOverhead(),
         Crossover(),
-        Memory(),
         CorrectSpecState(),
         MergeDrafts(),
         AsyncHost(),
         GenerateOp(),
         AscendcModel(),
         Acceptance(),
-        AcceptanceAblation(),
-        AcceptanceSmoothing(),
         AcceptanceStore(),
+        AcceptancePadded(),
         StoreStep(),
         TuneRecorded(),
+        RentOrBuy(),
     )
 }
 

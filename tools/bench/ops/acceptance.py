@@ -18,9 +18,7 @@ from tools.bench import arctic_peer
 from tools.bench.data import default_data
 from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.options import BenchError, Options
-from tools.drafts import recorded
-from tools.drafts.calibration import calibration
-from tools.drafts.simulator import Counts, IntArray, walks
+from tools.drafts import PARTS, Counts, IntArray, calibration, load, walks
 from tools.fit_costs import TABLE
 
 K = (8, 16)
@@ -161,13 +159,11 @@ class Acceptance(Op):
             with self.left_out(REFERENCE, skipped):
                 arctic_peer.suffix_tree()
         peers = [name for name in names if name not in skipped]
-        data = recorded.load([default_data(options.data)], DEFAULT_TOKENIZER)
+        data = load([default_data(options.data)], DEFAULT_TOKENIZER)
         results: list[Result] = []
         parts: dict[str, list[Part]] = {"whole": [], "odd": []}
         for name, requests in data.sets.items():
-            even, odd = (
-                _part(requests[recorded.PARTS[half]], engine, peers) for half in ("even", "odd")
-            )
+            even, odd = (_part(requests[PARTS[half]], engine, peers) for half in ("even", "odd"))
             parts["whole"].append(even + odd)
             parts["odd"].append(odd)
             results.append(
@@ -179,15 +175,15 @@ class Acceptance(Op):
                     "odd": _figures(odd),
                     "whole_by_limit": _curve(even + odd, K[0]),
                     "odd_calibration": calibration(
-                        walks(requests[recorded.PARTS["odd"]]), costs_table(), DEFAULT_LIMIT, K[0]
+                        walks(requests[PARTS["odd"]]), costs_table(), DEFAULT_LIMIT, K[0]
                     ),
                 }
             )
             report(_shown(name, even + odd))
         results.append(
-            {"set": "all", "engine": engine, **{part: summary(of) for part, of in parts.items()}}
+            {"set": "all", "engine": engine, **{part: _summary(of) for part, of in parts.items()}}
         )
-        report({"size": "all", **summary(parts["whole"])})
+        report({"size": "all", **_summary(parts["whole"])})
         return results, skipped
 
 
@@ -238,7 +234,7 @@ def _dominates(ours: Counts, peer: Counts) -> bool:
     )
 
 
-def summary(parts: Sequence[Part]) -> dict[str, Any]:
+def _summary(parts: Sequence[Part]) -> dict[str, Any]:
     """Figures over all sets."""
 
     def speedup(of: Callable[[Part], Counts]) -> float:

@@ -15,8 +15,7 @@ from tools.bench.data import default_data
 from tools.bench.ops.acceptance import VERIFYING, Acceptance, at_equal_drafts, proposed
 from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.options import Options
-from tools.drafts import recorded
-from tools.drafts.simulator import Counts
+from tools.drafts import Counts, load
 
 K = 8
 LIMITS = (34, 38, 40, 42, 44, 46, 50, 54, 60)
@@ -56,7 +55,7 @@ class AcceptanceStore(Op):
         skipped: Skipped = {}
         with self.left_out(PEER, skipped):
             arctic_peer.suffix_tree()
-        data = recorded.load([default_data(options.data)], DEFAULT_TOKENIZER)
+        data = load([default_data(options.data)], DEFAULT_TOKENIZER)
         counted: list[dict[str, Counts]] = []
         results: list[Result] = []
         for name, requests in data.sets.items():

@@ -244,7 +244,7 @@ def bookkeeping(size: Size, k: int) -> dict[str, Callable[[], object]]:
 
     batch = size.batch
     rng = np.random.default_rng(2026)
-    names = spec_state.state(size, k) | {
+    names = spec_state.state(size, k, steps=1) | {
         "sampled_token_ids": rng.integers(0, 1000, (batch, k + 1)).astype(np.int32),
         "backup_token_ids": np.zeros(batch, np.int32),
         "cu_num_draft_tokens": np.arange(k, batch * k + 1, k, dtype=np.int32),

@@ -146,7 +146,8 @@ def _round(size: Size, engine: Engine, churn: float) -> list[float]:
             kv_groups=(KVGroup(_BLOCK, -(-capacity // _BLOCK) + 1),),
         )
     )
-    operators = state._truth._ops = NoOperators(requests, step_tokens)
+    operators = NoOperators(requests, step_tokens)
+    state._truth._ops = state._truth._drafting._ops = operators
     sampled = torch.zeros((requests, _K + 1), dtype=torch.int32)
     source = batches(requests, round(requests * churn), prompt)
     clock = time.perf_counter_ns

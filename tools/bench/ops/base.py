@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from tools.bench import stats
+from tools.bench import device, stats
 from tools.bench.data import Workload, make_workload
 from tools.bench.measure import Clock, measure
 from tools.bench.options import BenchError, Options, Size, UnavailableError
@@ -26,6 +26,7 @@ class Op:
         name: as on the command line.
         help: one line.
         sizes, peers: the defaults if the command line names none.
+        device_peers: the peers' default on a device; None: the op is not measured there.
         engines: the first is the default.
         peer_makers: peer's name -> its maker. Every op also knows ``ours:key=value``, itself with
             other options.
@@ -38,6 +39,7 @@ class Op:
     help: str = ""
     sizes: tuple[str, ...]
     peers: tuple[str, ...] = ()
+    device_peers: tuple[str, ...] | None = None
     engines: tuple[str, ...] = ("scan",)
     peer_makers: ClassVar[Mapping[str, Make]] = {}
     clock: Clock = time.perf_counter_ns
@@ -60,12 +62,15 @@ class Op:
             The results, and the reason for each peer that was left out.
         """
         options = replace(options, engine=options.engine or self.engines[0])
+        peers = options.peers
+        if peers is None:
+            peers = self.peers if options.device == "cpu" else self.device_peers or ()
         results: list[Result] = []
         skipped: Skipped = {}
         for size in self.sizes_of(options):
             contestants: list[Any] = []  # first frees the previous size's contestants
             workload = self.workload(size, options)
-            for name in ("ours", *(self.peers if options.peers is None else options.peers)):
+            for name in ("ours", *peers):
                 make, changed = self._maker(name, options)
                 if name not in skipped:  # a peer left out at one size stays out
                     with self.left_out(name, skipped):
@@ -106,7 +111,10 @@ class Op:
         self, contestants: list[Any], workload: Workload, options: Options, skipped: Skipped
     ) -> Result:
         """Measures the contestants, ours first, at one size. ``skipped``: peers left out so far."""
-        measured = measure(contestants, workload.steps, options, self.clock)
+        if options.device == "cpu":
+            measured = measure(contestants, workload.steps, options, self.clock)
+        else:
+            measured = device.measure(contestants, workload.steps, options)
         result = stats.comparison(
             workload,
             options,
@@ -117,6 +125,7 @@ class Op:
             drafted_share=measured.drafted_share,
             same_drafts=measured.same_drafts,
         )
-        for name, figures in [("ours", result["ours"]), *result["peers"].items()]:
-            figures["worst_step_us"] = stats.rounded(measured.worst_us[name])
+        figures = {"ours": result["ours"], **result["peers"]}
+        for name, worst in measured.worst_us.items():
+            figures[name]["worst_step_us"] = stats.rounded(worst)
         return result

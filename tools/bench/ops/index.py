@@ -124,14 +124,14 @@ class IndexBuild(Op):
                         chosen = replace(
                             options, min_n=config[0], max_n=config[1], match_policy=match_policy
                         )
-                        results.append(_build(workload, chosen, data))
+                        results.append(build(workload, chosen, data))
                         report(results[-1])
             results.append(_grow(size, options))
             report(results[-1])
             for data in DATA:
                 workload = _workload(size, options, data)
                 for ladder in LADDERS.values():
-                    results.append(_build(workload, options.changed(ladder), data))
+                    results.append(build(workload, options.changed(ladder), data))
                     report(results[-1])
         return results, {}
 
@@ -146,7 +146,7 @@ def _workload(size: Size, options: Options, data: str) -> Workload:
     return workload
 
 
-def _build(workload: Workload, options: Options, data: str) -> Result:
+def build(workload: Workload, options: Options, data: str) -> Result:
     lengths: Int32Array = workload.lengths[0].copy()
     index = _presized(workload, options, any_data=data != "text")
     slots = np.arange(workload.size.batch, dtype=np.int32)

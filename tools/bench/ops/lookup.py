@@ -12,6 +12,8 @@ from ngram_npu import _C
 from ngram_npu.config import ANY_TOKEN
 
 from tools.bench.data import Int32Array, Workload
+from tools.bench.device import workspace
+from tools.bench.device_peers import Eager, Read, VllmAscend, VllmV2
 from tools.bench.measure import Contestant
 from tools.bench.ops.base import Make, Op
 from tools.bench.options import Options, UnavailableError
@@ -29,12 +31,12 @@ def torch_op(name: str) -> Any:
 
 
 def array_of(options: Options) -> Callable[[Any], Any]:
-    """Converts a numpy array to the front end's own kind, without a copy."""
+    """Converts a numpy array to the front end's own kind, on the CPU without a copy."""
     if options.frontend == "numpy":
         return lambda array: array
     import torch
 
-    return torch.from_numpy
+    return lambda array: torch.from_numpy(array).to(options.device)
 
 
 class _Lookup(Contestant):
@@ -72,7 +74,7 @@ class _Lookup(Contestant):
         else:
             self._tail = (*self.before_lookup, *lookup.values())
             if options.is_ladder:
-                self._tail += (None, *options.ladder.values())  # after the workspace
+                self._tail += tuple(options.ladder.values())
         self.semantics = (options.min_n, options.max_n, options.k, options.match_policy)
         if options.is_ladder:
             self.semantics = ("ladder", options.k, options.min_draft_probability)
@@ -81,8 +83,8 @@ class _Lookup(Contestant):
         _C.set_num_threads(self._threads)
 
     def drafts(self, result: Any) -> Drafts:
-        ids, counts = (np.asarray(r) for r in result[self.draft_result : self.draft_result + 2])
-        return [row[:count].tolist() for row, count in zip(ids, counts, strict=True)]
+        two = result[self.draft_result : self.draft_result + 2]
+        return [row[:count] for row, count in zip(*(r.tolist() for r in two), strict=True)]
 
 
 class ProposeContestant(_Lookup):
@@ -107,10 +109,14 @@ class StepContestant(_Lookup):
         super().__init__(workload, options)
         self._own_lengths: Int32Array = workload.lengths[0].copy()
         self._num_tokens = self._array(self._own_lengths)
+        self._base_lengths = self._array(workload.lengths[0])
         self._sampled = [self._array(sampled) for sampled in workload.sampled]
+        if options.device != "cpu":
+            space = workspace(self.op, workload.size.batch, options.device)
+            self.function = partial(self.function, workspace=space)
 
     def reset(self) -> None:
-        self._own_lengths[:] = self._workload.lengths[0]
+        self._num_tokens[:] = self._base_lengths
 
     def arguments(self, step: int) -> tuple[Any, ...]:
         return (self._token_ids, self._num_tokens, self._sampled[step], *self._tail)
@@ -148,12 +154,23 @@ class ReadPass(Contestant):
         return fastest
 
 
+def _read(workload: Workload, options: Options) -> Contestant:
+    return (ReadPass if options.device == "cpu" else Read)(workload, options)
+
+
 class NgramPropose(Op):
     name = "ngram_propose"
     help = "draft from the rows as they are"
     sizes = ("1x1k", "32x1k", "128x1k", "128x8k", "128x32k", "256x128k")
     peers = ("vllm-numba", "read")
-    peer_makers: ClassVar[Mapping[str, Make]] = {"vllm-numba": VllmNumba, "read": ReadPass}
+    device_peers = ("vllm-v2", "eager", "read")
+    peer_makers: ClassVar[Mapping[str, Make]] = {
+        "vllm-numba": VllmNumba,
+        "read": _read,
+        "eager": Eager,
+        "vllm-v2": VllmV2,
+        "vllm-ascend": VllmAscend,
+    }
 
     def make(self, workload: Workload, options: Options) -> Contestant:
         return ProposeContestant(workload, options)

@@ -13,8 +13,8 @@ from ngram_npu import _C
 from tools.bench.data import SEED, Workload
 from tools.bench.measure import Contestant
 from tools.bench.ops.base import Make, Op, Result, Skipped
-from tools.bench.ops.lookup import torch_op
-from tools.bench.options import Options, Size, UnavailableError
+from tools.bench.ops.lookup import array_of, torch_op
+from tools.bench.options import Options, Size
 from tools.bench.stats import Drafts
 
 UNIT = 65536
@@ -40,40 +40,29 @@ def batch(size: Size, k: int) -> dict[str, npt.NDArray[Any]]:
 
 
 class Merge(Contestant):
-    """Every step merges the same batch: the means are restored, untimed, before each."""
+    """Each step merges the same drafts, by the means that the last one left."""
 
     semantics = ("merged",)
 
-    def __init__(self, workload: Workload, options: Options, frontend: str) -> None:
-        self.arrays = batch(workload.size, options.k)
-        self._acceptance = self.arrays["neural_acceptance"].copy()
-        self.tensors: dict[str, Any] = dict(self.arrays)
-        if frontend == "torch":
-            try:
-                import torch
-            except ImportError:
-                raise UnavailableError("torch is not installed") from None
-            self.tensors |= {name: torch.from_numpy(a) for name, a in self.arrays.items()}
+    def __init__(self, workload: Workload, options: Options) -> None:
+        arrays = batch(workload.size, options.k)
+        array = array_of(options)
+        self.tensors = {name: array(values) for name, values in arrays.items()}
+        self._acceptance = array(arrays["neural_acceptance"].copy())
 
-    def arguments(self, step: int) -> tuple[Any, ...]:
-        self.arrays["neural_acceptance"][:] = self._acceptance
-        return ()
+    def reset(self) -> None:
+        self.tensors["neural_acceptance"][...] = self._acceptance
 
     def drafts(self, result: Any) -> Drafts:
         """The drafts, preceded by the source and followed by the request's new means."""
-        tokens, counts, sources = (np.asarray(part) for part in result)
-        means = self.arrays["neural_acceptance"][self.arrays["row_indices"]].tolist()
-        return [
-            [source, *draft[:count], *mean]
-            for draft, count, source, mean in zip(
-                tokens.tolist(), counts.tolist(), sources.tolist(), means, strict=True
-            )
-        ]
+        means = self.tensors["neural_acceptance"][self.tensors["row_indices"]]
+        parts = zip(*(part.tolist() for part in (*result, means)), strict=True)
+        return [[source, *draft[:count], *mean] for draft, count, source, mean in parts]
 
 
 class Operator(Merge):
     def __init__(self, workload: Workload, options: Options) -> None:
-        super().__init__(workload, options, options.frontend)
+        super().__init__(workload, options)
         numpy = options.frontend == "numpy"
         op: Any = _C.merge_drafts_ if numpy else torch_op("merge_drafts_")
         self.function = lambda: op(**self.tensors)
@@ -84,14 +73,14 @@ class Eager(Merge):
     """Without our operators: what a runner would write by hand."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
-        super().__init__(workload, options, "torch")
+        super().__init__(workload, replace(options, frontend="torch"))
         import torch
 
         powers = [UNIT]
         while len(powers) < 256:
             powers.append(powers[-1] * 62757 // UNIT)
-        self._powers = torch.tensor(powers)
-        self._places = torch.arange(options.k)
+        self._powers = torch.tensor(powers, device=options.device)
+        self._places = torch.arange(options.k, device=options.device)
         self.function = self.run
         self.detail = "eager torch, torch.where at its end"
 
@@ -110,6 +99,8 @@ class Eager(Merge):
         mean, last = known.unbind(1)
         accepted = torch.minimum(t["num_sampled"], last) - 1
         step = torch.div(accepted * UNIT - mean, 8, rounding_mode="trunc")
+        cut = (accepted == last - 1) & (last <= n)  # more might have been accepted
+        step = torch.where(cut, step.clamp(min=0), step)
         mean = torch.where((last > 1) & (t["num_sampled"] > 0), mean + step, mean)
         mean = torch.where(last > 0, mean, n * UNIT)
         taken = (g > 0) & (t["match_len"] >= 1) & (promised > mean.clamp(max=n * UNIT))
@@ -144,7 +135,7 @@ class MergeDrafts(Op):
     name = "merge_drafts_"
     help = "the choice between neural and n-gram drafts; the context plays no part"
     sizes = ("1x4k", "32x4k", "256x4k")
-    peers = ("eager",)
+    peers = device_peers = ("eager",)
     unused_settings = frozenset({"config", "match_policy"})
     peer_makers: ClassVar[Mapping[str, Make]] = {"eager": Eager}
 

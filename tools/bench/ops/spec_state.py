@@ -11,10 +11,12 @@ import numpy.typing as npt
 from ngram_npu import _C
 
 from tools.bench.data import SEED, Workload
+from tools.bench.device import workspace
 from tools.bench.measure import Contestant
 from tools.bench.ops.base import Make, Op
-from tools.bench.ops.lookup import torch_op
-from tools.bench.options import Options, Size, UnavailableError
+from tools.bench.ops.lookup import array_of, torch_op
+from tools.bench.options import Options, Size
+from tools.bench.stats import Drafts
 
 Arrays = dict[str, npt.NDArray[Any]]
 BLOCK_SIZE = 16
@@ -22,12 +24,12 @@ PAD_ID = -1
 LAYOUT = {"block_size": BLOCK_SIZE, "pad_id": PAD_ID}
 COUNTS = ("num_computed_tokens", "num_accepted_tokens", "prev_positions", "num_sampled_prev",
            "num_draft_prev", "host_num_computed_tokens")  # fmt: skip
+CORRECTED = (*COUNTS[:2], "positions", "seq_lens", "slot_mapping")
 SLOTS = ("query_start_loc", "positions", "block_table", "slot_mapping")
-FUSED = (*COUNTS[:2], "positions", "seq_lens", "slot_mapping", "discard", *COUNTS[2:],
-          "query_start_loc", "num_tokens", "block_table")  # fmt: skip
+FUSED = (*CORRECTED, "discard", *COUNTS[2:], "query_start_loc", "num_tokens", "block_table")
 
 
-def state(size: Size, k: int, steps: int = 1) -> Arrays:
+def state(size: Size, k: int, steps: int) -> Arrays:
     """A batch whose requests all had k drafts in the previous step and have changed places since;
     with enough blocks for all corrections in sequence."""
     rng = np.random.default_rng(SEED)
@@ -52,30 +54,33 @@ def state(size: Size, k: int, steps: int = 1) -> Arrays:
 
 
 class Correction(Contestant):
-    """Every step corrects the same state: the counts are restored, untimed, before each."""
+    """Each step corrects what the last one left; `semantics` compares all that is corrected."""
 
-    def __init__(self, workload: Workload, options: Options, frontend: str = "torch") -> None:
-        self.arrays = state(workload.size, options.k)
-        self._computed = self.arrays["num_computed_tokens"].copy()
-        self.tensors: dict[str, Any] = dict(self.arrays)
-        if frontend == "torch":
-            try:
-                import torch
-            except ImportError:
-                raise UnavailableError("torch is not installed") from None
-            self.tensors |= {name: torch.from_numpy(a) for name, a in self.arrays.items()}
+    semantics = ("corrected",)
 
-    def arguments(self, step: int) -> tuple[Any, ...]:
-        self.arrays["num_computed_tokens"][:] = self._computed
-        return ()
+    def __init__(self, workload: Workload, options: Options) -> None:
+        arrays = state(workload.size, options.k, workload.steps)
+        array = array_of(options)
+        self.tensors = {name: array(values) for name, values in arrays.items()}
+        self._start = {name: array(arrays[name].copy()) for name in CORRECTED}
+
+    def reset(self) -> None:
+        for name, start in self._start.items():
+            self.tensors[name][...] = start
+
+    def drafts(self, result: Any) -> Drafts:
+        return [self.tensors[name].tolist() for name in CORRECTED]
 
 
 class Fused(Correction):
     def __init__(self, workload: Workload, options: Options) -> None:
-        super().__init__(workload, options, options.frontend)
+        super().__init__(workload, options)
         numpy = options.frontend == "numpy"
         op: Any = _C.correct_spec_state_ if numpy else torch_op("correct_spec_state_")
         arguments = {name: self.tensors[name] for name in FUSED} | LAYOUT
+        if options.device != "cpu":
+            space = workspace("correct_spec_state_", workload.size.batch, options.device)
+            arguments["workspace"] = space
         self.function = lambda: op(**arguments)
         self.detail = (
             "_C.correct_spec_state_" if numpy else "torch.ops.ngram_npu.correct_spec_state_"
@@ -88,7 +93,7 @@ class Parts(Correction):
     detail = "correct_num_computed_tokens_, eager torch, compute_slot_mapping_"
 
     def __init__(self, workload: Workload, options: Options) -> None:
-        super().__init__(workload, options)
+        super().__init__(workload, replace(options, frontend="torch"))
         counts, slots = (
             torch_op(f"{n}_") for n in ("correct_num_computed_tokens", "compute_slot_mapping")
         )
@@ -112,7 +117,8 @@ class Parts(Correction):
         shift = torch.repeat_interleave(
             computed - start[:-1], scheduled, output_size=len(t["positions"])
         )
-        torch.add(torch.arange(len(t["positions"])), shift, out=t["positions"])
+        places = torch.arange(len(t["positions"]), device=computed.device)
+        torch.add(places, shift, out=t["positions"])
         torch.add(computed, scheduled, out=t["seq_lens"])
         torch.lt(t["seq_lens"], t["num_tokens"], out=t["discard"])
 
@@ -139,8 +145,9 @@ class Eager(Parts):
         computed.copy_(new)
         self.derive()
         start, positions = t["query_start_loc"], t["positions"]
+        requests = torch.arange(len(prev), device=prev.device)
         request = torch.repeat_interleave(
-            torch.arange(len(prev)), start[1:] - start[:-1], output_size=len(positions)
+            requests, start[1:] - start[:-1], output_size=len(positions)
         )
         blocks = t["block_table"][request, positions // BLOCK_SIZE].to(torch.int64)
         torch.add(blocks * BLOCK_SIZE, positions % BLOCK_SIZE, out=t["slot_mapping"])
@@ -151,6 +158,7 @@ class CorrectSpecState(Op):
     help = "the correction between two forward passes; the context only sizes the block table"
     sizes = ("1x4k", "32x4k", "256x4k", "1024x4k")
     peers = ("parts", "eager")
+    device_peers = ("eager",)
     peer_makers: ClassVar[Mapping[str, Make]] = {"parts": Parts, "eager": Eager}
 
     def workload(self, size: Size, options: Options) -> Workload:

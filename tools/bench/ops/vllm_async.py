@@ -19,10 +19,7 @@ from tools.bench.ops.base import Make, Op, Result, Skipped
 from tools.bench.ops.vllm_propose import our_config
 from tools.bench.options import MATCH_POLICY_CODES, Options, UnavailableError
 from tools.bench.stats import Drafts
-from tools.bench.vllm_peer import folder_of, proposer_config, take, version_in
-
-_VOCAB = 1 << 30
-"""Above every id of any workload, so that all sampled tokens count."""
+from tools.bench.vllm_peer import VOCAB, folder_of, given, proposer_config, take, version_in
 
 
 class _Drafter(Contestant):
@@ -65,13 +62,13 @@ class _Drafter(Contestant):
 class Ours(_Drafter):
     def __init__(self, workload: Workload, options: Options) -> None:
         config = our_config(workload, options, drafts="padded")
-        config.model_config.get_vocab_size = lambda: _VOCAB
+        config.model_config.get_vocab_size = lambda: VOCAB
         runner = _runner(workload)
         drafter = AsyncNgramProposer(config, torch.device("cpu"), runner)
         super().__init__(workload, options, drafter, runner)
         self._index = torch.empty(0)
         if drafter._slots is not None:  # as on a server: prompts are indexed first
-            index = drafter._slots.index
+            index = drafter._slots.drafting.index
             slots = drafter._slots.of(runner.input_batch.req_ids, runner.requests)
             index.append(
                 self._token_ids,
@@ -90,8 +87,6 @@ class Ours(_Drafter):
 
 class VllmV1(_Drafter):
     def __init__(self, workload: Workload, options: Options) -> None:
-        from tools.bench.gpu.peers import given  # not at the top: it imports this package
-
         if options.match_policy != "earliest":
             raise UnavailableError("vLLM's V1 proposer knows the earliest match only")
         folder = folder_of(options.vllm_path)
@@ -104,7 +99,7 @@ class VllmV1(_Drafter):
 def _runner(workload: Workload) -> Any:
     """The part of a runner that drafters read: one request per row, and none ends."""
     names = [f"request {row}" for row in range(workload.size.batch)]
-    batch = SimpleNamespace(req_ids=names, num_reqs=len(names), vocab_size=_VOCAB)
+    batch = SimpleNamespace(req_ids=names, num_reqs=len(names), vocab_size=VOCAB)
     return SimpleNamespace(input_batch=batch, requests=dict.fromkeys(names))
 
 

@@ -32,6 +32,8 @@ _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TORCHDYNAMO_DISABLE": "1",
     "OMP_NUM_THREADS": "1",
+    # When numba starts its threads, it also sets how many torch uses: both call the same OpenMP.
+    "NUMBA_NUM_THREADS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
@@ -42,8 +44,8 @@ _SITE = {"PYTHONPATH": os.pathsep.join([str(ENGINE_TESTS / "site"), str(ENGINE_T
 
 CONTESTANTS: Mapping[str, tuple[str | None, dict[str, str], str]] = {
     "ours": ("ngram", _OURS, "ngram_npu in place of vLLM's method ngram, synchronous"),
-    "no-speculation": (None, {}, "vLLM without speculation, synchronous"),
     "vllm-ngram": ("ngram", {}, "vLLM's method ngram (numba), synchronous"),
+    "no-speculation": (None, {}, "vLLM without speculation, synchronous"),
     "ours-async": (
         "ngram_gpu",
         _OURS | _SITE,
@@ -81,7 +83,10 @@ class EngineProcess:
         batch = {"prompts": prompts, "max_tokens": OUTPUT_TOKENS}
         self._process.stdin.write(json.dumps(batch) + "\n")
         self._process.stdin.flush()
-        return self._answer()
+        run = self._answer()
+        if run["torch_threads"] != 1:
+            raise BenchError(f"torch's threads: expected 1, got {run['torch_threads']}")
+        return run
 
     def stop(self) -> None:
         assert self._process.stdin is not None
@@ -186,9 +191,8 @@ class VllmEndToEnd(Op):
         texts = {name: engine.run(prompts)["token_ids"] for name, engine in engines.items()}
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
         names = list(engines)
-        for number in range(rounds):
-            first = number % len(names)
-            for name in names[first:] + names[:first]:
+        for number in range(rounds):  # ours and vLLM's always one after the other
+            for name in names if number % 2 == 0 else reversed(names):
                 runs[name].append(engines[name].run(prompts))
         speeds = {
             name: [size.batch * OUTPUT_TOKENS / run["seconds"] for run in of]
@@ -199,6 +203,14 @@ class VllmEndToEnd(Op):
             "batch": size.batch,
             "context": size.context,
             "tokens_per_second": {name: stats.spread(of) for name, of in speeds.items()},
+            "cpu_seconds": {
+                name: stats.spread([run["cpu_seconds"] for run in of]) for name, of in runs.items()
+            },
+            "drafting_ms": {
+                name: stats.spread([1e3 * run["drafting_seconds"] for run in of])
+                for name, of in runs.items()
+                if of[0]["drafting_seconds"]
+            },
             "ratio": {
                 f"{name} over {peer}": stats.spread(
                     [a / b for a, b in zip(speeds[name], speeds[peer], strict=True)]
@@ -206,6 +218,14 @@ class VllmEndToEnd(Op):
                 for name in names
                 for peer in ("no-speculation", "vllm-ngram")
                 if name.startswith("ours") and peer in names
+            },
+            "drafting_ratio": {
+                name: stats.ratios(
+                    [run["drafting_seconds"] for run in runs["vllm-ngram"]],
+                    [run["drafting_seconds"] for run in runs[name]],
+                )
+                for name in names
+                if name.startswith("ours") and "vllm-ngram" in names
             },
             "drafts": {name: _drafts(of) for name, of in runs.items() if of[0][vllm_engine.DRAFTS]},
             "requests_with_other_text": {
@@ -265,6 +285,7 @@ def describes() -> dict[str, Any]:
         "nothing: the same text, a forward pass of a model of 6.5 million weights",
         "prompts": f"of those sources; all but the last {OWN_TOKENS} tokens are the same for all "
         "requests of a batch; found in the prefix cache, but for the last block",
+        "drafting_ms": "inside propose(), asynchronously also update_token_ids_ngram(), per batch",
         "output": f"{OUTPUT_TOKENS} tokens a request, greedy",
         "engine": "V1 runner, scheduler and client in one process and one thread, Intel OpenMP, "
         "float32, eager; each contestant in a process of its own, one at work at a time",

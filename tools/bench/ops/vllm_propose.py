@@ -33,7 +33,7 @@ class ProposerContestant(Contestant):
             f"threads: at most {options.threads}, match_policy: {options.match_policy}"
         )
         self.semantics = (options.min_n, options.max_n, options.k, options.match_policy)
-        engine = proposer._drafter.engine
+        engine = proposer.engine
         self._engine = engine if isinstance(engine, IndexEngine) else None
         if self._engine is not None:
             self._prefill(self._engine)
@@ -91,7 +91,7 @@ class CatchingUpContestant(ProposerContestant):
     def _prefill(self, engine: IndexEngine) -> None:
         """As with prompts that are all in the prefix cache: nothing is indexed when drafting
         begins. The index exists already: its creation is not part of a step."""
-        engine.index = engine._make_index()
+        engine._make_index()
         self._keep(engine)
 
 

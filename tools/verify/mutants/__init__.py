@@ -1,2 +1,2 @@
-"""Deliberate faults in the rules, the CPU backend, the argument checks and async_state, chosen
-without a look at the tests, which have to notice each fault."""
+"""Deliberate faults, which the tests have to notice: one text form (mutant.py), two lists (cpu.py,
+cuda.py), one program."""

@@ -1,8 +1,76 @@
-import sys
+"""Tries the faults and records what noticed each.
 
-from tools.verify.mutant import main
-from tools.verify.mutants.catch import caught
-from tools.verify.mutants.faults import MUTANTS
+    python -m tools.verify.mutants {cpu,cuda} [part of a name ...] [--json FILE]
+
+Without a part of a name: those that the record lacks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from datetime import datetime, timezone
+from pathlib import Path
+
+from tools.verify.mutants import by_tests, by_twin, cpu, cuda
+
+LISTS = {"cpu": (cpu.MUTANTS, by_tests.caught, 1), "cuda": (cuda.MUTANTS, by_twin.caught, None)}
+"""Faults, what tells by what one is noticed, and how many at once; None: one per processor."""
+NOTE = "made in several runs, each of what the record lacked or of chosen faults; date: the last"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.verify.mutants")
+    parser.add_argument("list", choices=LISTS)
+    parser.add_argument("texts", nargs="*", help="of names; without: all that the record lacks")
+    parser.add_argument("--json", type=Path, help="the record")
+    given = parser.parse_args()
+    mutants, caught, jobs = LISTS[given.list]
+    recorded = _read_record(given.json) if given.json and given.json.exists() else {}
+    found = {mutant.name: recorded[mutant.name] for mutant in mutants if mutant.name in recorded}
+    if given.texts:
+        chosen = [m for m in mutants if any(text in m.name for text in given.texts)]
+    else:
+        chosen = [m for m in mutants if m.name not in found]
+    with ProcessPoolExecutor(jobs) as pool:
+        for mutant, how in zip(chosen, pool.map(caught, chosen), strict=True):
+            found[mutant.name] = how
+            print(f"{mutant.name}: {how[:150] or 'SURVIVED'}", flush=True)
+            if how and mutant.changes_nothing:  # then the others' tests fail without their faults
+                print(how)
+                pool.shutdown(cancel_futures=True)
+                return 1
+            if given.json:
+                _write_record(given.json, given.list, found)
+    survived = [m.name for m in chosen if not found[m.name] and not m.changes_nothing]
+    print(f"{len(chosen)} tried, survived: {survived}")
+    return bool(survived)
+
+
+def _write_record(file: Path, program: str, found: Mapping[str, str]) -> None:
+    command = f"python -m tools.verify.mutants {program} --json {shlex.quote(str(file))}"
+    record = {
+        "command": command,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "machine": platform.platform(),
+        "note": NOTE,
+        "mutants": len(found),
+        "survived": [name for name, how in found.items() if not how],
+        "caught_by": {name: how.split(":")[0] for name, how in found.items() if how},
+    }
+    file.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def _read_record(file: Path) -> dict[str, str]:
+    """What noticed each fault; empty if nothing did."""
+    record = json.loads(file.read_text())
+    return {**record["caught_by"], **dict.fromkeys(record["survived"], "")}
+
 
 if __name__ == "__main__":
-    sys.exit(main("mutants", MUTANTS, caught))
+    sys.exit(main())

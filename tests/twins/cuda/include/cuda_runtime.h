@@ -33,14 +33,8 @@ using cudaStream_t = struct CUstream_st*;
   inline name##2 make_##name##2(T x, T y) { return {x, y}; }             \
   inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
 // clang-format on
-NGRAM_TWIN_VECTORS(signed char, char, 2, 4)
-NGRAM_TWIN_VECTORS(unsigned char, uchar, 2, 4)
-NGRAM_TWIN_VECTORS(short, short, 4, 8)
-NGRAM_TWIN_VECTORS(unsigned short, ushort, 4, 8)
 NGRAM_TWIN_VECTORS(int, int, 8, 16)
 NGRAM_TWIN_VECTORS(unsigned, uint, 8, 16)
-NGRAM_TWIN_VECTORS(long long, longlong, 16, 16)
-NGRAM_TWIN_VECTORS(unsigned long long, ulonglong, 16, 16)
 #undef NGRAM_TWIN_VECTORS
 
 struct uint3 {

@@ -49,22 +49,14 @@ class AtomicResult {
 }  // namespace twin
 
 inline void __syncthreads(NGRAM_TWIN_CALLER) { twin::barrier(twin::Barrier::kSync, 0, NGRAM_TWIN_SITE); }
-inline int __syncthreads_or(int predicate, NGRAM_TWIN_CALLER) {
-  return twin::barrier(twin::Barrier::kOr, predicate, NGRAM_TWIN_SITE);
-}
-inline int __syncthreads_and(int predicate, NGRAM_TWIN_CALLER) {
-  return twin::barrier(twin::Barrier::kAnd, predicate, NGRAM_TWIN_SITE);
-}
 inline int __syncthreads_count(int predicate, NGRAM_TWIN_CALLER) {
   return twin::barrier(twin::Barrier::kCount, predicate, NGRAM_TWIN_SITE);
 }
 inline void __syncwarp(unsigned mask = 0xffffffffu, NGRAM_TWIN_CALLER) {
   twin::collective(twin::Collective::kSync, mask, 0, 0, warpSize, NGRAM_TWIN_SITE);
 }
-inline unsigned __activemask() { return twin::lanes_of_warp(); }
 inline void __threadfence_block() { twin::fence(twin::Fence::kBlock); }
 inline void __threadfence() { twin::fence(twin::Fence::kDevice); }
-inline void __threadfence_system() { twin::fence(twin::Fence::kSystem); }
 
 // One overload per type that CUDA supports, not a template: arguments convert as in CUDA.
 #define NGRAM_TWIN_SHUFFLES(T)                                                                                       \
@@ -110,9 +102,6 @@ NGRAM_TWIN_COLLECTIVE(int, __reduce_min_sync, int, kMinSigned)
 NGRAM_TWIN_COLLECTIVE(unsigned, __reduce_min_sync, unsigned, kMinUnsigned)
 NGRAM_TWIN_COLLECTIVE(int, __reduce_max_sync, int, kMaxSigned)
 NGRAM_TWIN_COLLECTIVE(unsigned, __reduce_max_sync, unsigned, kMaxUnsigned)
-NGRAM_TWIN_COLLECTIVE(unsigned, __reduce_and_sync, unsigned, kAnd)
-NGRAM_TWIN_COLLECTIVE(unsigned, __reduce_or_sync, unsigned, kOr)
-NGRAM_TWIN_COLLECTIVE(unsigned, __reduce_xor_sync, unsigned, kXor)
 #undef NGRAM_TWIN_COLLECTIVE
 
 #define NGRAM_TWIN_ATOMIC(name, T, expression)                                   \
@@ -131,8 +120,7 @@ NGRAM_TWIN_COLLECTIVE(unsigned, __reduce_xor_sync, unsigned, kXor)
   NGRAM_TWIN_ATOMIC(atomicMin, T, x < old ? x : old) \
   NGRAM_TWIN_ATOMIC(atomicMax, T, x > old ? x : old) \
   NGRAM_TWIN_ATOMIC(atomicAnd, T, old& x)            \
-  NGRAM_TWIN_ATOMIC(atomicOr, T, old | x)            \
-  NGRAM_TWIN_ATOMIC(atomicXor, T, old ^ x)
+  NGRAM_TWIN_ATOMIC(atomicOr, T, old | x)
 NGRAM_TWIN_ATOMICS(int)
 NGRAM_TWIN_ATOMICS(unsigned)
 NGRAM_TWIN_ATOMICS(unsigned long long)
@@ -187,40 +175,9 @@ T __ldg(const T* address) {
   twin::read_constant(address, sizeof(T));
   return *address;
 }
-// Otherwise caches do not exist here: a load is a load.
-template <class T>
-T __ldcg(const T* address) {
-  return *address;
-}
-template <class T>
-T __ldca(const T* address) {
-  return *address;
-}
-template <class T>
-T __ldcs(const T* address) {
-  return *address;
-}
-template <class T>
-T __ldcv(const T* address) {
-  return *address;
-}
-template <class T>
-void __stcg(T* address, T value) {
-  *address = value;
-}
-template <class T>
-void __stcs(T* address, T value) {
-  *address = value;
-}
-template <class T>
-void __stwt(T* address, T value) {
-  *address = value;
-}
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
-inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
-inline int __clzll(long long x) { return x == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(x)); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 inline unsigned __brev(unsigned x) {
@@ -236,14 +193,6 @@ inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
   const unsigned s = shift & 31u;
   return s == 0 ? low : low >> s | high << (32 - s);
 }
-inline unsigned __umulhi(unsigned a, unsigned b) {
-  return static_cast<unsigned>(static_cast<unsigned long long>(a) * b >> 32);
-}
-inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
-  __extension__ using Wide = unsigned __int128;
-  return static_cast<unsigned long long>(static_cast<Wide>(a) * b >> 64);
-}
-inline void __nanosleep(unsigned) { twin::fence(twin::Fence::kBlock); }
 inline void __builtin_assume(bool) {}
 inline bool __isGlobal(const void*) { return true; }
 

@@ -21,7 +21,7 @@ struct Site {
   int line;
 };
 
-enum class Barrier { kSync, kOr, kAnd, kCount };
+enum class Barrier { kSync, kCount };
 
 enum class Collective {
   kSync,
@@ -39,12 +39,9 @@ enum class Collective {
   kMinUnsigned,
   kMaxSigned,
   kMaxUnsigned,
-  kAnd,
-  kOr,
-  kXor,
 };
 
-enum class Fence { kBlock, kDevice, kSystem };
+enum class Fence { kBlock, kDevice };
 
 // A barrier of all threads of the block; returns the combined predicates.
 int barrier(Barrier kind, int predicate, Site site);
@@ -55,7 +52,6 @@ uint64_t collective(Collective kind, uint32_t mask, uint64_t value, int operand,
 void fence(Fence kind);
 // A read of memory that no thread of the launch may write, before or after.
 void read_constant(const void* address, int bytes);
-uint32_t lanes_of_warp();  // lanes that have not left the kernel
 
 // An atomic operation: `apply` changes *address by `operand` (and `other`) and returns the old value. If the result
 // is not used (`deferrable`) it may take effect later, but no later than the thread's next fence or barrier.

@@ -1,0 +1,99 @@
+// Drafts from the store that requests share: the definition is in docs/ops/ngram_store_step.md, "Draft".
+#pragma once
+
+#include "core/drafting.h"
+#include "cpu/ngram_store_intake.h"
+
+namespace ngram_npu::cpu {
+
+// A row, and what the store has for it.
+struct StoreQuery {
+  StoredRow row;
+  GramKeys keys;
+  StoreHit hit;
+};
+
+// The draft of a hit. Behind `count` tokens the text goes on to `readable`.
+struct StoreDraft {
+  const int32_t* tokens;
+  int64_t count;
+  int64_t readable;
+  uint32_t agreed;
+  uint8_t costs[kMaxDraftTokens];
+
+  void write(int64_t i, const LookupOptions& options, int32_t unused, const DraftRows& tokens_to,
+             const DraftCosts& costs_to) const {
+    const int64_t end = options.fill ? readable : count;
+    for (int64_t j = 0; j < options.k; ++j) tokens_to.set(i, j, j < end ? tokens[j] : unused);
+    costs_to.set(i, costs, count, options.k);
+  }
+};
+
+class StoreDrafter {
+ public:
+  explicit StoreDrafter(const StoreLookup& lookup)
+      : lookup_(lookup), open_(open_store(lookup.store.words, lookup.store.num_words, &store_)) {}
+
+  explicit operator bool() const { return open_; }
+
+  // Finds the hits of a group, so that their cache misses overlap.
+  void look_up(StoreQuery* queries, int64_t size) const {
+    for (int64_t i = 0; i < size; ++i) {
+      StoreQuery& q = queries[i];
+      q.hit = {nullptr, 0};
+      if (q.row.tokens == nullptr) continue;
+      q.keys = keys_before(q.row.tokens + q.row.length, q.row.length, store::scope_seed(q.row.scope));
+      for (uint32_t level = 0; level < q.keys.levels; ++level) __builtin_prefetch(store_.line(q.keys.of[level]));
+    }
+    for (int64_t i = 0; i < size; ++i) {
+      if (queries[i].row.tokens == nullptr) continue;
+      for (uint32_t level = 0; level < queries[i].keys.levels; ++level) prefetch_hit(store_, queries[i].keys, level);
+    }
+    for (int64_t i = 0; i < size; ++i) {
+      StoreQuery& q = queries[i];
+      if (q.row.tokens == nullptr) continue;
+      store_.count(store::kStatLookups);
+      for (uint32_t level = q.keys.levels; level-- > 0 && q.hit.entry == nullptr;)
+        q.hit = find_hit(store_, q.keys, level, q.row.scope, q.row.tokens + q.row.length, q.row.length);
+      if (q.hit.entry != nullptr) store_.count(store::kStatHits);
+    }
+  }
+
+  // False: the store has nothing that promises more than the request's own `count` tokens.
+  template <class Costs>
+  bool draft(const StoreQuery& q, const LookupOptions& options, const Costs& own_costs, int64_t own_count,
+             StoreDraft* draft) const {
+    using namespace store;
+    if (q.hit.entry == nullptr) return false;
+    const uint32_t serial = q.hit.entry->place >> kBlockBits, offset = q.hit.entry->place % kBlockTokens;
+    const int64_t left = int64_t{store_.fill(serial)} - offset;
+    const int64_t most = smaller(draft_budget(options.k, options.max_len, q.row.length), left);
+    int64_t count = 0;
+    for (int64_t total = 0; count < most; ++count) {
+      const int64_t line = smaller<int64_t>(q.hit.agreed + count, kCostRows - 1);
+      const int64_t column =
+          count == 0 ? first_column(q.hit.entry->state) : store_.outcomes(serial)[offset + count] % kCostColumns;
+      draft->costs[count] = lookup_.costs[line * kStoreCostColumns + column];
+      total += draft->costs[count];
+      if (total > lookup_.cost_limit) break;
+    }
+    const uint32_t promised = promise_of(kPowers, draft->costs, smaller(count, kPromisedTokens));
+    if (promised <= promise_of(kPowers, own_costs, smaller(own_count, kPromisedTokens))) return false;
+    draft->tokens = store_.text(serial) + offset;
+    draft->count = count;
+    draft->readable = smaller(options.k, left);
+    draft->agreed = q.hit.agreed;
+    store_.count(kStatDrafts);
+    store_.count(kStatTokens, static_cast<uint32_t>(count));
+    return true;
+  }
+
+ private:
+  static constexpr Powers kPowers{};
+
+  const StoreLookup lookup_;
+  Store store_{};
+  const bool open_;
+};
+
+}  // namespace ngram_npu::cpu

@@ -1,0 +1,346 @@
+"""The one sequence by which drafts are made: look up, weigh costs, ask the store, fill.
+
+``NgramProposer``, ``AsyncSpecState`` and the vLLM drafters say which rows, slots and scopes a step
+has. Only this module calls the operators that draft, and only it decides between index and scan.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import namedtuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
+
+import numpy as np
+
+from ngram_npu import _C
+from ngram_npu.config import NgramConfig
+from ngram_npu.index import NgramIndex
+from ngram_npu.store import NgramStore, store_lookup
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
+
+ArrayT = TypeVar("ArrayT", "npt.NDArray[Any]", "torch.Tensor")
+"""``torch.Tensor`` or ``numpy.ndarray``; a call takes one kind and returns it."""
+
+ENGINES = ("auto", "index", "scan")
+
+
+if TYPE_CHECKING or sys.version_info >= (3, 11):
+
+    class Drafts(NamedTuple, Generic[ArrayT]):
+        """What :meth:`NgramProposer.propose` returns; all int32."""
+
+        draft_token_ids: ArrayT
+        """[B, k], -1 in unused places."""
+        num_draft_tokens: ArrayT
+        """[B], used slots of each request."""
+        match_len: ArrayT
+        """[B], length in tokens of the match behind the draft; 0 without one."""
+
+    class StepResult(NamedTuple, Generic[ArrayT]):
+        """What :meth:`NgramProposer.step` returns; all int32."""
+
+        next_token_ids: ArrayT
+        """[B], each request's newest token."""
+        num_sampled: ArrayT
+        """[B], valid sampled tokens."""
+        draft_token_ids: ArrayT
+        """[B, k], -1 in unused places."""
+        num_draft_tokens: ArrayT
+        """[B], used slots of each request."""
+        match_len: ArrayT
+        """[B], length in tokens of the match behind the draft; 0 without one."""
+
+else:  # Python 3.10 has no generic named tuples, but takes Drafts[...] of a plain one.
+    Drafts = namedtuple("Drafts", "draft_token_ids num_draft_tokens match_len")
+    StepResult = namedtuple("StepResult", ("next_token_ids", "num_sampled", *Drafts._fields))
+
+
+def takes_index(
+    config: NgramConfig, engine: str, *, capacity: int, short: int, device_type: str, says: str
+) -> bool:
+    """Whether drafts are found with an index. ``auto``: on the CPU, if an index is possible, and
+    rows may be long enough for it to be faster. A ladder always needs one.
+
+    Args:
+        engine: one of ``ENGINES``.
+        capacity: most tokens of a row.
+        short: rows of at most this many tokens are scanned.
+        device_type: where the rows are.
+        says: beginning of an error's text.
+
+    Raises:
+        ValueError: an unknown engine, or one that contradicts ``config`` or the device.
+    """
+    asked = engine == "index" or config.is_ladder
+    option, expected, got, why = "engine", "", repr(engine), ""
+    if engine not in ENGINES:
+        expected = "'index', 'scan' or 'auto'"
+    elif engine == "scan" and config.is_ladder:
+        expected = "'index' or 'auto' with sizes='ladder'"
+    elif engine == "index" and not config.fits_index:
+        expected = "max_n - min_n <= 7, and no min_draft_probability without a ladder, for 'index'"
+        got = f"{config.min_n} to {config.max_n}"
+    elif asked and device_type != "cpu":
+        expected, why = f"'auto' or 'scan' on {device_type}", ": the index is in host memory"
+        if config.is_ladder:
+            option, expected, got = "sizes", f"'consecutive' on {device_type}", "'ladder'"
+    if expected:
+        raise ValueError(f"{says}{option}: expected {expected}, got {got}{why}")
+    pays = engine == "auto" and device_type == "cpu" and capacity > short
+    return asked or (pays and config.fits_index)
+
+
+class Drafting:
+    """The drafter's settings and what it keeps: an index, a store, a workspace.
+
+    Not checked here: the operators check their arguments before they write. Letters as in
+    ``NgramProposer``.
+    """
+
+    def __init__(
+        self,
+        config: NgramConfig,
+        *,
+        kind: Literal["numpy", "torch"],
+        index: NgramIndex | None = None,
+        store: NgramStore | None = None,
+        workspace: Any = None,
+        place: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """
+        Args:
+            config: lookup and draft settings.
+            kind: what all tensors of a call are.
+            index: answers the lookups; None: rows are scanned. A ladder needs it.
+            store: asked after the lookup; with a ladder and a ``min_draft_probability``.
+            workspace: of the scan on a device.
+            place: copies a table of costs to where the operators run; None: the first call does.
+        """
+        self.config, self.kind = config, kind
+        self.index, self.store = index, store
+        self._ops: Any = _C if kind == "numpy" else sys.modules["torch"].ops.ngram_npu
+        self._workspace = workspace
+        self._scan = config.lookup_arguments
+        self._indexed = config.lookup_arguments
+        self._match_costs = config.match_cost_table
+        if place is None:
+            place = _as_it_is
+        elif self._match_costs is not None:
+            self._scan["match_costs"] = place(self._as_kind(self._match_costs))
+        if index is not None and config.cost_table is not None:
+            self._indexed["costs"] = place(self._as_kind(config.cost_table))
+        self._store_lookup: dict[str, Any] = {}
+        if store is not None:
+            self._store_lookup = store_lookup(config, store.tensor)
+            self._store_lookup["costs"] = place(self._store_lookup["costs"])
+
+    def propose(
+        self,
+        token_ids: Any,
+        num_tokens: Any,
+        *,
+        num_sampled: Any = None,
+        row_indices: Any = None,
+        slot_indices: Any = None,
+        store_slots: Any = None,
+        scopes: Any = None,
+        k: int | None = None,
+        scan: bool = False,
+        fill: bool = False,
+        draft_costs: Any = None,
+        workspace: Any = None,
+        int64: bool = False,
+    ) -> Drafts[Any]:
+        """Drafts from rows as they are.
+
+        Args:
+            token_ids, num_tokens, num_sampled, row_indices: as of ``NgramProposer.propose``.
+            slot_indices: [B], of the index; None: the rows'.
+            store_slots: [B], of the store; None: ``slot_indices``.
+            scopes: [B], of the store.
+            k: at most ``config.k``; None: that. 0: the index and the store learn all the same.
+            scan: this call neither reads nor updates the index; without a store.
+            fill: unused places continue the draft, then hold the newest token.
+            draft_costs: [B, k] uint8, written.
+            workspace: of this call's scan; None: the one given to the constructor.
+            int64: a scan's draft tokens are int64.
+        """
+        arguments = self._arguments(self.index is not None and not scan, k, token_ids)
+        if row_indices is not None:
+            arguments["row_indices"] = row_indices
+        if num_sampled is not None:
+            arguments["num_sampled"] = num_sampled
+        if fill:
+            arguments["fill"] = True
+        if self.index is None or scan:
+            workspace = self._workspace if workspace is None else workspace
+            if workspace is None and draft_costs is None and not int64:
+                return Drafts(*self._ops.ngram_propose(token_ids, num_tokens, **arguments))
+            batch = len(num_tokens if row_indices is None else row_indices)
+            drafts = self._outputs(token_ids, batch, arguments.pop("k"), int64)
+            self._ops.ngram_propose_(
+                token_ids,
+                num_tokens,
+                draft_costs=draft_costs,
+                workspace=workspace,
+                **drafts._asdict(),
+                **arguments,
+            )
+            return drafts
+        costs = self._costs(arguments, num_sampled, draft_costs)
+        drafts = Drafts(
+            *self._ops.ngram_index_propose_(
+                token_ids, num_tokens, self.index.tensor, slot_indices=slot_indices, **arguments
+            )
+        )
+        if self.store is not None:
+            asked = slot_indices if store_slots is None else store_slots
+            rows = token_ids, num_tokens, num_sampled
+            self._ask_store(rows, drafts, costs, row_indices, asked, scopes, fill)
+        return drafts
+
+    def step(
+        self,
+        token_ids: Any,
+        num_tokens: Any,
+        sampled_token_ids: Any,
+        *,
+        discard: Any = None,
+        row_indices: Any = None,
+        slot_indices: Any = None,
+        scopes: Any = None,
+        advance: bool = True,
+        k: int | None = None,
+        fill: bool = False,
+        draft_costs: Any = None,
+        workspace: Any = None,
+    ) -> StepResult[Any]:
+        """Appends the sampled tokens to the rows, then drafts.
+
+        Args:
+            token_ids, num_tokens, sampled_token_ids, discard, row_indices, advance: as of
+                ``NgramProposer.step``.
+            slot_indices: [B], of the index and of the store; None: the rows'.
+            scopes, k, fill, draft_costs, workspace: as of :meth:`propose`.
+        """
+        arguments = self._arguments(self.index is not None, k, token_ids)
+        if discard is not None:
+            arguments["discard"] = discard
+        if row_indices is not None:
+            arguments["row_indices"] = row_indices
+        if not advance:
+            arguments["advance"] = False
+        if self.config.vocab_size is not None:
+            arguments["vocab_size"] = self.config.vocab_size
+        if fill:
+            arguments["fill"] = True
+        rows = token_ids, num_tokens, sampled_token_ids
+        if self.index is None:
+            workspace = self._workspace if workspace is None else workspace
+            if workspace is not None:
+                arguments["workspace"] = workspace
+            if draft_costs is not None:
+                arguments["draft_costs"] = draft_costs
+            return StepResult(*self._ops.ngram_step_(*rows, **arguments))
+        costs = self._costs(arguments, sampled_token_ids, draft_costs)
+        result = StepResult(
+            *self._ops.ngram_index_step_(
+                *rows, self.index.tensor, slot_indices=slot_indices, **arguments
+            )
+        )
+        if self.store is not None:
+            if not advance:
+                num_tokens = _grown(num_tokens, result.num_sampled, row_indices)
+            stepped = token_ids, num_tokens, result.num_sampled
+            drafts = Drafts(*result[2:])
+            self._ask_store(stepped, drafts, costs, row_indices, slot_indices, scopes, fill)
+        return result
+
+    def end(self, slots: Any) -> None:
+        """Forgets requests that have ended: slots [N]. The store keeps their text."""
+        if self.index is not None:
+            self.index.reset(slots)
+        if self.store is not None:
+            self.store.finish(slots)
+
+    def _arguments(self, indexed: bool, k: int | None, token_ids: Any) -> dict[str, Any]:
+        if not indexed and self._match_costs is not None:
+            placed = self._scan.get("match_costs")
+            if self.kind == "numpy":
+                self._scan["match_costs"] = self._match_costs
+            elif placed is None or placed.device != token_ids.device:
+                self._scan["match_costs"] = self._as_kind(self._match_costs).to(token_ids.device)
+        arguments = dict(self._indexed if indexed else self._scan)
+        if k is not None:
+            arguments["k"] = k
+        return arguments
+
+    def _as_kind(self, table: Any) -> Any:
+        return table if self.kind == "numpy" else sys.modules["torch"].from_numpy(table.copy())
+
+    def _outputs(self, like: Any, batch: int, k: int, int64: bool) -> Drafts[Any]:
+        """Uninitialised tensors where the operators run."""
+        made: Any = np if self.kind == "numpy" else sys.modules["torch"]
+        on = {} if self.kind == "numpy" else {"device": like.device}
+        return Drafts(
+            made.empty((batch, k), dtype=made.int64 if int64 else made.int32, **on),
+            made.empty(batch, dtype=made.int32, **on),
+            made.empty(batch, dtype=made.int32, **on),
+        )
+
+    def _costs(self, arguments: dict[str, Any], like: Any, given: Any) -> Any:
+        """[B, k] uint8: the drafts' costs, which a store compares with its own."""
+        costs = given
+        if costs is None and self.store is not None:
+            shape = len(like), arguments["k"]
+            if self.kind == "numpy":
+                costs = np.empty(shape, np.uint8)
+            else:
+                torch = sys.modules["torch"]
+                costs = torch.empty(shape, dtype=torch.uint8)
+        if costs is not None:
+            arguments["draft_costs"] = costs
+        return costs
+
+    def _ask_store(
+        self,
+        rows: tuple[Any, Any, Any],
+        drafts: Drafts[Any],
+        draft_costs: Any,
+        row_indices: Any,
+        slots: Any,
+        scopes: Any,
+        fill: bool,
+    ) -> None:
+        """Replaces drafts by better ones from the store, then enters the sampled tokens."""
+        assert self.store is not None
+        self._ops.ngram_store_step_(
+            *rows,
+            self.store.tensor,
+            row_indices=row_indices,
+            slot_indices=slots,
+            scopes=scopes,
+            draft_token_ids=drafts.draft_token_ids,
+            num_draft_tokens=drafts.num_draft_tokens,
+            match_len=drafts.match_len,
+            draft_costs=draft_costs,
+            fill=fill,
+            **self._store_lookup,
+        )
+
+
+def _as_it_is(table: Any) -> Any:
+    return table
+
+
+def _grown(num_tokens: Any, num_sampled: Any, row_indices: Any) -> Any:
+    """[R], the lengths of rows whose owner has not counted the sampled tokens yet."""
+    if row_indices is None:
+        return num_tokens + num_sampled
+    grown = num_tokens + 0  # a copy, of tensors and arrays alike
+    grown[row_indices] += num_sampled
+    return grown

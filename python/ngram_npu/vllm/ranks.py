@@ -1,0 +1,136 @@
+"""The ranks of an engine that draft must draft alike.
+
+In the V2 runner and in V1's asynchronous one, each rank puts its own drafts into the model's input.
+If one rank drafts differently, the text is wrong. So the ranks compare at the start what their
+drafts depend on, and a rank that cannot draft ends.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from ngram_npu import _C
+from ngram_npu.vllm.after_import import logger
+from ngram_npu.vllm.options import Options, engine_index
+
+if TYPE_CHECKING:
+    from ngram_npu.vllm.sharing import SharedStore
+
+PATIENCE_S = 60.0
+"""How long a rank waits for the others."""
+
+_FREE = ("sources", "num_threads", "metrics", "store_file")
+"""Options that change no draft. Of the store's file, the contents are compared."""
+_STORE = "store's contents"
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def drafting_alike(parallel_config: Any) -> range:
+    """The ranks of the engine that draft for the same requests as this one: those of its stage of
+    the pipeline."""
+    size = parallel_config.tensor_parallel_size
+    size *= getattr(parallel_config, "prefill_context_parallel_size", 1)
+    first = getattr(parallel_config, "rank", 0) // size * size
+    return range(first, first + size)
+
+
+def compare_ranks(
+    vllm_config: Any, options: Options, store: SharedStore | None, timeout: float = PATIENCE_S
+) -> bool:
+    """Compares this rank's options and store with the other ranks', and returns whether there are
+    others. If only the stores differ, all ranks begin with an empty one.
+
+    The ranks talk through the key-value store of vLLM's process group, not through a collective,
+    for which a rank without ngram_npu would never come.
+
+    Raises:
+        ValueError: other options, or no answer within ``timeout`` seconds; one line.
+    """
+    ranks = drafting_alike(vllm_config.parallel_config)
+    if len(ranks) == 1:
+        return False
+    said = _exchange(vllm_config.parallel_config, ranks, _own(options, store), timeout)
+    first = ranks[0]
+    for name in sorted({name for own in said.values() for name in own} - {_STORE}):
+        for rank in ranks:
+            here, there = said[first].get(name), said[rank].get(name)
+            if here != there:
+                raise ValueError(
+                    f"ngram_npu: {name}: expected the same on all ranks of an engine, got {here} "
+                    f"on rank {first} and {there} on rank {rank}"
+                )
+    unlike = [rank for rank in ranks if said[rank][_STORE] != said[first][_STORE]]
+    if store is not None and unlike:
+        store.begin_empty()
+        if vllm_config.parallel_config.rank == first:
+            logger.warning(
+                "ngram_npu: store_file: rank %d loaded another store than rank %d: all ranks begin "
+                "with an empty one, and none saves it; give all of them the same file",
+                unlike[0],
+                first,
+            )
+    if store is not None:
+        store.never_skip()
+    return True
+
+
+def or_end(draft: Callable[P, T]) -> Callable[P, T]:
+    """For a method that drafts, of a class with ``one_of_many``: an exception ends this worker if
+    it is one of several. vLLM would only log it, unless this rank is the one that answers, and the
+    others would go on with drafts that this one does not have."""
+
+    @functools.wraps(draft)
+    def drafted(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return draft(*args, **kwargs)
+        except Exception as error:
+            drafter: Any = args[0]
+            if not drafter.one_of_many:
+                raise
+            logger.critical(
+                "ngram_npu: this rank cannot draft, so its worker ends: the others would go on "
+                "with other drafts, and the text would be wrong",
+                exc_info=True,
+            )
+            raise SystemExit(1) from error
+
+    return drafted
+
+
+def _own(options: Options, store: SharedStore | None) -> dict[str, str]:
+    """What this rank's drafts depend on, as text."""
+    given = asdict(options)
+    given = given.pop("ngram") | given
+    found = {name: repr(value) for name, value in given.items() if name not in _FREE}
+    digest = "" if store is None else store.digest
+    return {**found, "version of ngram_npu": _C.__version__, _STORE: digest}
+
+
+def _exchange(
+    parallel_config: Any, ranks: range, own: dict[str, str], timeout: float
+) -> dict[int, dict[str, str]]:
+    """What each of the ranks says of itself."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    # Engines of a data-parallel server may have one process group.
+    prefix = f"ngram_npu/{engine_index(parallel_config)}"
+    shared = distributed_c10d.PrefixStore(prefix, distributed_c10d._get_default_store())
+    keys = {rank: str(rank) for rank in ranks}
+    shared.set(keys[parallel_config.rank], json.dumps(own))
+    try:
+        shared.wait(list(keys.values()), timedelta(seconds=timeout))
+    except dist.DistStoreError:
+        silent = [key for key in keys.values() if not shared.check([key])]
+        raise ValueError(
+            f"ngram_npu: no answer in {timeout:g} s from rank {', '.join(silent)}, expected one "
+            "from all ranks of the engine: each needs this ngram_npu, and NGRAM_NPU_VLLM=1"
+        ) from None
+    return {rank: json.loads(shared.get(key)) for rank, key in keys.items()}

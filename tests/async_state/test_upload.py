@@ -1,0 +1,142 @@
+"""What begin_step uploads, and in how many copies and launches."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ngram_npu import NgramConfig
+from ngram_npu.async_state import Admission, AsyncConfig, AsyncSpecState, Batch, KVGroup, NewBlocks
+
+from async_state.late import POLICIES, LateDevice, value_of
+from async_state.small import ints
+
+_ROWS = 32
+_GROUPS = (KVGroup(4, 200), KVGroup(8, 100))
+
+
+class _CountingDevice(LateDevice):
+    """Counts copies and launches on the main stream."""
+
+    def __init__(self) -> None:
+        super().__init__("eager", random.Random(0))
+        self.copies = self.scatters = 0
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor, stream: str) -> None:
+        self.copies += stream == "main"
+        super().copy(target, source, stream)
+
+    def scatter(self, target: torch.Tensor, indices: torch.Tensor, source: torch.Tensor) -> None:
+        self.scatters += 1
+        super().scatter(target, indices, source)
+
+    def counts(self) -> tuple[int, int, int]:
+        return self.copies, self.scatters, len(self.launches)
+
+
+def _state(device: LateDevice) -> AsyncSpecState:
+    config = AsyncConfig(
+        ngram=NgramConfig(k=2),
+        max_rows=_ROWS,
+        row_capacity=800,
+        max_step_tokens=5 * _ROWS,
+        kv_groups=_GROUPS,
+        engine="index",
+    )
+    return AsyncSpecState(config, runtime=device)
+
+
+def _admit(row: int, tokens: Any) -> Admission:
+    blocks = [
+        1000 * row + np.arange(-(-len(tokens) // group.block_size), dtype=np.int32)
+        for group in _GROUPS
+    ]
+    return Admission(row, tokens, tuple(blocks))
+
+
+def _batch(scheduled: list[int], **changes: Any) -> Batch:
+    rows = np.arange(len(scheduled), dtype=np.int32)
+    return Batch(rows, ints(*scheduled), np.zeros_like(rows), **changes)
+
+
+def _content(state: AsyncSpecState, row: int) -> list[list[int]]:
+    """The tokens and the used blocks of a row, as they are on the device."""
+    slot = int(state._mirrors.slot_of[row])
+    length = int(value_of(state.num_tokens_on_device)[slot])
+    tables = [value_of(table)[slot].tolist() for table in state.block_tables]
+    used = [[block for block in table if block >= 0] for table in tables]
+    return [value_of(state.token_ids)[slot, :length].tolist(), *used]
+
+
+def _expected(admission: Admission) -> list[list[int]]:
+    return [admission.token_ids.tolist(), *(blocks.tolist() for blocks in admission.block_ids)]
+
+
+def _second_step(joining: int) -> tuple[int, int, int]:
+    """The copies and launches of a step that replaces so many requests, and in which one grows."""
+    device = _CountingDevice()
+    state = _state(device)
+    sampled = device.tensor((_ROWS, 3), torch.int32)
+    value_of(sampled)[:, 1:] = -1
+    state.begin_step(
+        _batch([5] * _ROWS, new=[_admit(row, ints(row, 1, 2, 3, 4)) for row in range(_ROWS)])
+    )
+    state.end_step(sampled)
+    new = [_admit(row, ints(row, 7, 8)) for row in range(joining)]
+    last = ints(_ROWS - 1)
+    before = device.counts()
+    state.begin_step(
+        _batch(
+            [3] * joining + [1] * (_ROWS - joining),
+            removed=np.arange(joining, dtype=np.int32),
+            new=new,
+            new_blocks=(NewBlocks(last, ints(77)), NewBlocks()),
+        )
+    )
+    after = device.counts()
+    assert [_content(state, row) for row in range(joining)] == [_expected(one) for one in new]
+    assert _content(state, _ROWS - 1)[1][2] == 77
+    copies, scatters, launches = (b - a for a, b in zip(before, after, strict=True))
+    return copies, scatters, launches
+
+
+def test_copies_and_launches_do_not_depend_on_the_number_of_admissions() -> None:
+    one = _second_step(1)
+    assert one == _second_step(26)
+    assert one[:2] == (1, 2)
+    assert _second_step(0)[:2] == (1, 1)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_more_than_one_copy_has_room_for(policy: str) -> None:
+    device = LateDevice(policy, random.Random(0))
+    state = _state(device)
+    new = [_admit(row, np.arange(700 + row, dtype=np.int32)) for row in range(_ROWS)]
+    state.begin_step(_batch([4] * _ROWS, new=new))
+    device.drain()
+    assert [_content(state, row) for row in range(_ROWS)] == [_expected(one) for one in new]
+    state.rebuild(new[::-1])
+    device.drain()
+    assert [_content(state, row) for row in range(_ROWS)] == [_expected(one) for one in new]
+
+
+def test_blocks_appended_to_a_request_that_joins() -> None:
+    device = LateDevice("lazy", random.Random(0))
+    state = _state(device)
+    state.begin_step(_batch([4], new=[_admit(0, np.arange(300, dtype=np.int32))]))
+    again = _admit(0, ints(1, 2, 3))
+    state.end_step(device.tensor((1, 1), torch.int32))
+    state.begin_step(
+        _batch(
+            [3],
+            removed=ints(0),
+            new=[again],
+            new_blocks=(NewBlocks(ints(0, 0), ints(5, 6)), NewBlocks(ints(0), ints(9))),
+        )
+    )
+    device.drain()
+    first, second = again.block_ids
+    assert _content(state, 0) == [[1, 2, 3], [*first, 5, 6], [*second, 9]]

@@ -1,0 +1,93 @@
+"""Two tensor-parallel ranks in vLLM's engine, each with an environment of its own, as on two nodes;
+and one of them failing."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import v2_runs
+from transformers import AutoTokenizer
+
+pytestmark = pytest.mark.slow
+
+SERVE = Path(__file__).parents[1] / "engine" / "serve_offline.py"
+ASKED = [0, 5]
+
+
+def _start(model: Path, log: Path, more: dict[str, Any], **environment: str) -> Any:
+    requests = v2_runs.requests(AutoTokenizer.from_pretrained(model))
+    arguments = {**v2_runs.METHODS["store"].arguments, "tensor_parallel_size": 2, **more}
+    asked = [(requests[i][0], requests[i][1].max_tokens) for i in ASKED]
+    with log.open("w") as file:
+        return subprocess.Popen(
+            [sys.executable, str(SERVE), str(model), json.dumps(arguments), json.dumps(asked)],
+            env={**os.environ, "NGRAM_NPU_VLLM": "1", **environment},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def _two_nodes(model: Path, logs: Path, second: dict[str, str]) -> tuple[list[int], list[str]]:
+    """Exit status and log of each rank; ``second`` is in the environment of one only."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    paths = [logs / str(rank) for rank in (0, 1)]
+    started = [
+        _start(
+            model,
+            path,
+            {"distributed_executor_backend": "external_launcher"},
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE="2",
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=port,
+            **(second if rank else {}),
+        )
+        for rank, path in enumerate(paths)
+    ]
+    ends = [process.wait(400) for process in started]
+    return ends, [path.read_text() for path in paths]
+
+
+def test_ranks_that_are_alike_serve_and_one_speaks(model: Path, tmp_path: Path) -> None:
+    ends, (first, second) = _two_nodes(model, tmp_path, {})
+    assert ends == [0, 0], first[-3000:] + second[-3000:]
+    said = [_result(log)["token_ids"] for log in (first, second)]
+    assert said[0] == said[1]
+    assert first.count("drafts for this engine") == 1
+    assert "drafts for this engine" not in second
+
+
+def test_ranks_with_other_options_do_not_start(model: Path, tmp_path: Path) -> None:
+    ends, logs = _two_nodes(model, tmp_path, {"NGRAM_NPU_VLLM_OVERLAP": "0"})
+    assert 0 not in ends
+    for log in logs:
+        assert "overlap: expected the same on all ranks of an engine, got True on rank 0" in log
+
+
+def test_a_rank_that_cannot_draft_ends_the_engine(model: Path, tmp_path: Path) -> None:
+    process = _start(
+        model,
+        tmp_path / "log",
+        {"worker_cls": "failing_worker.FailingWorker"},
+        VLLM_ENABLE_V1_MULTIPROCESSING="1",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",  # fewer NUMA nodes than ranks
+    )
+    assert process.wait(400) != 0
+    log = (tmp_path / "log").read_text()
+    assert "this rank cannot draft, so its worker ends" in log
+    assert "EngineDeadError" in log
+    assert "RESULT " not in log
+
+
+def _result(log: str) -> Any:
+    (line,) = [line for line in log.splitlines() if line.startswith("RESULT ")]
+    return json.loads(line.removeprefix("RESULT "))
