@@ -249,7 +249,7 @@ class Drafter {
   }
 
   const Params& p_;
-  const IndexAccess& index_;
+  const IndexAccess index_;
   const LadderOptions ladder_;
   const IndexOptions options_;
   const IndexTable& table_;
