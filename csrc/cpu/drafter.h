@@ -183,7 +183,7 @@ class Drafter {
   void draft(int64_t i, const GrownRow& row, Answer answer, const IndexQuery* query, const StoreQuery* asked) {
     const int32_t* tokens = tokens_of(row);
     Occurrence found{-1, 0};
-    if (draft_budget(p_.lookup.k, p_.lookup.max_len, row.length) > 0) {
+    if (answer != Answer::kNone && draft_budget(p_.lookup.k, p_.lookup.max_len, row.length) > 0) {
       if (answer == Answer::kIndex) found = query->found;
       if (answer == Answer::kScan) found = search(tokens, row.length);
     }
