@@ -49,6 +49,7 @@ PYBIND11_MODULE(_C, m) {
   define_index_tools(m);
   define_store_tools(m);
   define_row_recognizer(m);
+  define_stream_drafter(m);
 }
 
 }  // namespace

@@ -8,5 +8,6 @@ namespace ngram_npu::numpy {
 void define_index_tools(pybind11::module_& m);
 void define_row_recognizer(pybind11::module_& m);
 void define_store_tools(pybind11::module_& m);
+void define_stream_drafter(pybind11::module_& m);
 
 }  // namespace ngram_npu::numpy

@@ -318,6 +318,66 @@ def store_clear(store: _Int32, scope: int | None) -> None:
     """Forgets and wipes the text of a scope, or of all scopes if None. The caller must hold the
     lock (store_take)."""
 
+STREAM_CALLBACK: int
+"""Address of the function that runs a job of a StreamDrafter: ``void (*)(void* job)``."""
+
+def stream_run(job: int) -> None:
+    """Runs a job in the calling thread, the GIL released."""
+
+def stream_results_bytes(batch: int, k: int) -> int: ...
+
+class StreamDrafter:
+    """Drafts in jobs: csrc/core/stream_drafting.h. Its arrays stay alive while jobs are pending."""
+
+    pending: int
+    """Jobs that have not run to their end."""
+
+    def __init__(
+        self,
+        *,
+        num_rows: int,
+        capacity: int,
+        most_sampled: int,
+        lag: int,
+        sampled: _Int32,
+        drafts: _UInt8,
+        min_n: int,
+        max_n: int,
+        k: int,
+        match_policy: int = ...,
+        overlap: bool = ...,
+        max_len: int = ...,
+        fill: bool = ...,
+        match_costs: _UInt8 | None = ...,
+        ladder: bool = ...,
+        costs: _UInt8 | None = ...,
+        cost_limit: int = ...,
+        index: _Int32 | None = ...,
+        store: _Int32 | None = ...,
+        store_costs: _UInt8 | None = ...,
+    ) -> None:
+        """sampled [num_rows,1+most_sampled]; drafts uint8 [stream_results_bytes(num_rows, k)]."""
+
+    def begin(
+        self,
+        row: int,
+        tokens: _Int32,
+        scope: int,
+        stop_tokens: _Int32,
+        max_length: int = ...,
+        prompt_length: int = ...,
+        min_output: int = ...,
+        min_pattern: int = ...,
+        max_pattern: int = ...,
+        min_count: int = ...,
+    ) -> None: ...
+    def end(self, row: int) -> None: ...
+    def step(self, rows: _Int32) -> int:
+        """The address of the job of a step; rows [B]."""
+
+    def results(self, batch: int) -> tuple[int, int, int, int]:
+        """Where in ``drafts`` the numbers, lengths and costs of a step begin and end, in bytes."""
+
 class RowRecognizer:
     """Finds the slot of each row's request: csrc/numpy/row_recognizer.cpp."""
 

@@ -1,0 +1,345 @@
+// Jobs on a stream that is late, against a model that steps at once: rows reused while jobs are pending, ends that are
+// announced late or early, text that the store may have only when its step is surely over.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "choices.h"
+#include "core/ngram_index_reset.h"
+#include "core/ngram_store_finish.h"
+#include "core/stream_drafting.h"
+#include "cpu/ngram_index.h"
+#include "cpu/ngram_store.h"
+
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_reset_(const ngram_npu::NgramIndexResetParams*, void*);
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_finish_(const ngram_npu::NgramStoreFinishParams*, void*);
+
+namespace ngram_npu::test {
+namespace {
+
+constexpr int64_t kRows = 5, kCapacity = 300, kDrafts = 4, kMost = kDrafts + 1, kPages = 80, kBlocks = 24,
+                  kLineBits = 6;
+
+struct Kept {
+  std::vector<int32_t> index, store;
+
+  explicit Kept(uint32_t visibility) : index(static_cast<size_t>(ngram_npu_cpu_ngram_index_words(kRows, kPages))) {
+    ngram_npu_cpu_ngram_index_init(index.data(), static_cast<int64_t>(index.size()), kRows);
+    int64_t parts[6];
+    ngram_npu_cpu_ngram_store_parts(kRows, kBlocks, kLineBits, parts);
+    store.resize(static_cast<size_t>(parts[5]));
+    ngram_npu_cpu_ngram_store_init(store.data(), parts[5], kRows, kBlocks, kLineBits, visibility);
+  }
+  IndexAccess index_access() { return {index.data(), static_cast<int64_t>(index.size()), {nullptr, 0}}; }
+  StoreAccess store_access() { return {store.data(), static_cast<int64_t>(store.size())}; }
+};
+
+// Runs what it is given in order, in a thread of its own, at any time later.
+class LateStream {
+ public:
+  explicit LateStream(uint64_t seed) : choices_(seed), thread_([this] { work(); }) {}
+  ~LateStream() {
+    enqueue({});
+    thread_.join();
+  }
+  void enqueue(std::function<void()> task) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    tasks_.push_back(std::move(task));
+    ready_.notify_one();
+  }
+
+ private:
+  void work() {
+    for (;;) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      ready_.wait(lock, [this] { return !tasks_.empty(); });
+      const std::function<void()> task = std::move(tasks_.front());
+      tasks_.pop_front();
+      lock.unlock();
+      if (!task) return;
+      if (choices_.one_in(8)) std::this_thread::sleep_for(std::chrono::microseconds(choices_.below(200)));
+      task();
+    }
+  }
+
+  RandomChoices choices_;
+  std::mutex mutex_;
+  std::condition_variable ready_;
+  std::deque<std::function<void()>> tasks_;
+  std::thread thread_;
+};
+
+struct Request {
+  std::vector<int32_t> text;
+  int64_t scope = 0, settled = 0, cut = -1;
+  std::vector<int32_t> stop_tokens;
+  StreamStop stop{};
+
+  bool stops() const {
+    const auto size = static_cast<int64_t>(text.size());
+    for (const int32_t token : stop_tokens) {
+      if (text.back() == token) return true;
+    }
+    if (size >= stop.max_length) return true;
+    const int64_t output = size - stop.prompt_length;
+    if (output < stop.min_output || stop.max_pattern == 0) return false;
+    for (int64_t pattern = stop.min_pattern; pattern <= stop.max_pattern; ++pattern) {
+      if (pattern * stop.min_count > output) return false;
+      bool repeats = true;
+      for (int64_t j = 1; j <= pattern * (stop.min_count - 1); ++j) {
+        const auto at = static_cast<size_t>(size - j);
+        repeats = repeats && text[at] == text[at - static_cast<size_t>(pattern)];
+      }
+      if (repeats) return true;
+    }
+    return false;
+  }
+};
+
+struct Tables {
+  std::vector<uint8_t> costs, store_costs;
+  LookupOptions lookup;
+  LadderOptions ladder;
+};
+
+// Steps at once; what it lets the store take in is that of the steps before, request by request.
+class Model {
+ public:
+  Model(const Tables& tables, uint32_t visibility, int64_t lag) : kept(visibility), tables_(tables), lag_(lag) {}
+
+  void begin(int64_t row, Request request) {
+    end(row);
+    request.settled = static_cast<int64_t>(request.text.size());
+    requests_[row] = std::move(request);
+    ++names_[row];
+  }
+  void end(int64_t row) {
+    Request& request = requests_[row];
+    if (request.text.empty()) return;
+    if (request.cut > request.settled) settle(row, request.cut);
+    const int64_t slot = row;
+    const NgramStoreFinishParams finish{kept.store_access(), {&slot, 8}, 1};
+    ngram_npu_cpu_ngram_store_finish_(&finish, nullptr);
+    IndexAccess index = kept.index_access();
+    index.slot_indices = {&slot, 8};
+    const NgramIndexResetParams reset{index, 1};
+    ngram_npu_cpu_ngram_index_reset_(&reset, nullptr);
+    request = {};
+    ++names_[row];
+  }
+  std::vector<uint8_t> step(const std::vector<int32_t>& rows, const std::vector<std::vector<int32_t>>& sampled) {
+    std::vector<Step> now;
+    std::vector<int32_t> counts;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      Request& request = requests_[rows[i]];
+      counts.push_back(static_cast<int32_t>(sampled[i].size()));
+      for (const int32_t token : sampled[i]) {
+        if (static_cast<int64_t>(request.text.size()) == kCapacity) break;
+        request.text.push_back(token);
+        if (request.cut < 0 && request.stops()) request.cut = static_cast<int64_t>(request.text.size());
+      }
+      const auto size = static_cast<int64_t>(request.text.size());
+      now.push_back({rows[i], names_[rows[i]], request.cut < 0 ? size : smaller(size, request.cut)});
+    }
+    const std::vector<uint8_t> drafts = draft(rows, counts);
+    steps_.push_back(now);
+    if (static_cast<int64_t>(steps_.size()) > lag_) {
+      for (const Step& step : steps_.front()) {
+        if (names_[step.row] == step.name && step.length > requests_[step.row].settled) settle(step.row, step.length);
+      }
+      steps_.pop_front();
+    }
+    return drafts;
+  }
+  bool has(int64_t row) const { return !requests_[row].text.empty(); }
+  bool full(int64_t row) const { return static_cast<int64_t>(requests_[row].text.size()) == kCapacity; }
+  bool stopped(int64_t row) const { return requests_[row].cut >= 0; }
+
+  Kept kept;
+
+ private:
+  struct Step {
+    int64_t row, name, length;
+  };
+
+  void settle(int64_t row, int64_t length) {
+    Request& request = requests_[row];
+    const auto count = static_cast<int32_t>(length - request.settled), end = static_cast<int32_t>(length);
+    request.settled = length;
+    const int64_t slot = row, at = 0;
+    TakeInParams params{};
+    params.store = {kept.store_access(),
+                    {request.text.data(), 1, kCapacity, kCapacity},
+                    &end,
+                    &count,
+                    {&at, 8},
+                    {&slot, 8},
+                    {&request.scope, 8},
+                    1};
+    request.text.reserve(kCapacity);
+    params.store.token_ids.data = request.text.data();
+    ngram_npu_cpu_take_in(&params);
+  }
+
+  std::vector<uint8_t> draft(const std::vector<int32_t>& rows, const std::vector<int32_t>& counts) {
+    const auto batch = static_cast<int64_t>(rows.size());
+    std::vector<int32_t> text(kRows * kCapacity), lengths(kRows);
+    std::vector<int64_t> scopes;
+    for (int64_t r = 0; r < kRows; ++r) {
+      const std::vector<int32_t>& from = requests_[r].text;
+      std::copy(from.begin(), from.end(), text.begin() + r * kCapacity);
+      lengths[static_cast<size_t>(r)] = static_cast<int32_t>(from.size());
+    }
+    for (const int32_t row : rows) scopes.push_back(requests_[row].scope);
+    const StreamDrafts at(batch, kDrafts);
+    std::vector<uint8_t> found(static_cast<size_t>(at.end));
+    DraftParams params{};
+    NgramProposeParams& p = params.lookup.propose;
+    p.token_ids = {text.data(), kRows, kCapacity, kCapacity};
+    p.num_tokens = lengths.data();
+    p.row_indices = {rows.data(), 4};
+    p.num_sampled = counts.data();
+    p.batch = batch;
+    p.lookup = tables_.lookup;
+    p.draft_token_ids = {found.data(), kDrafts, 8};
+    p.num_draft_tokens = reinterpret_cast<int32_t*>(found.data() + at.counts);
+    p.match_len = reinterpret_cast<int32_t*>(found.data() + at.lengths);
+    p.draft_costs = {found.data() + at.costs, kDrafts};
+    params.lookup.index = kept.index_access();
+    params.lookup.catch_up_tokens = -1;
+    params.lookup.ladder = tables_.ladder;
+    params.store = {kept.store_access(), {scopes.data(), 8}, tables_.store_costs.data(), 40};
+    ngram_npu_cpu_draft(&params);
+    return found;
+  }
+
+  const Tables& tables_;
+  int64_t lag_;
+  Request requests_[kRows];
+  int64_t names_[kRows] = {};
+  std::deque<std::vector<Step>> steps_;
+};
+
+struct Seen {
+  int64_t reused = 0, flushed = 0, dropped = 0, from_store = 0;
+};
+
+void run_episode(uint64_t seed, int steps, Seen* seen) {
+  RandomChoices c(seed, steps);
+  Tables tables{std::vector<uint8_t>(kCostRows * kCostColumns),
+                std::vector<uint8_t>(kCostRows * store::kStoreCostColumns),
+                {1, kLadderMaxN, kDrafts, kCapacity, kLatest, c.one_in(2), true, nullptr, 0},
+                {}};
+  for (auto* table : {&tables.costs, &tables.store_costs}) {
+    for (uint8_t& cost : *table) cost = static_cast<uint8_t>(c.below(20));
+  }
+  tables.ladder = {true, tables.costs.data(), 40};
+  const uint32_t visibility = c.one_in(2) ? store::kLive : store::kFinish;
+  const int64_t lag = c.below(4);
+  Model model(tables, visibility, lag);
+  Kept kept(visibility);
+  std::vector<int32_t> staging(kRows * (1 + kMost));
+  std::vector<uint8_t> drafts(static_cast<size_t>(StreamDrafts(kRows, kDrafts).end));
+  StreamOptions options{kRows, kCapacity, kMost, lag, {}, staging.data(), drafts.data()};
+  options.draft.lookup.propose.lookup = tables.lookup;
+  options.draft.lookup.index = kept.index_access();
+  options.draft.lookup.ladder = tables.ladder;
+  options.draft.store = {kept.store_access(), {}, tables.store_costs.data(), 40};
+  StreamDrafter* drafter = ngram_npu_cpu_stream_make(&options);
+  ASSERT_NE(drafter, nullptr);
+
+  std::deque<std::pair<std::vector<uint8_t>, std::vector<uint8_t>>> results;  // wanted, found
+  {
+    LateStream stream(seed);
+    const int64_t tokens = c.from(3, 6);
+    while (c.more()) {
+      std::vector<int32_t> rows;
+      for (int32_t row = 0; row < kRows; ++row) {
+        if (model.has(row) && (model.full(row) || c.one_in(model.stopped(row) ? 2 : 25))) {
+          ngram_npu_cpu_stream_end(drafter, row);
+          seen->flushed += model.stopped(row);
+          seen->dropped += !model.stopped(row) && lag > 0;
+          model.end(row);
+        }
+        if (!model.has(row) && c.one_in(3)) {
+          Request request;
+          for (int64_t n = c.from(1, c.one_in(10) ? kCapacity : 40); n > 0; --n)
+            request.text.push_back(static_cast<int32_t>(c.below(tokens)));
+          request.scope = c.below(2);
+          request.stop.prompt_length = static_cast<int64_t>(request.text.size());
+          request.stop.max_length = c.one_in(2) ? INT64_MAX : request.stop.prompt_length + c.below(60);
+          if (c.one_in(2)) request.stop_tokens = {static_cast<int32_t>(tokens)};
+          if (c.one_in(3)) {
+            request.stop.min_output = c.below(10);
+            request.stop.min_pattern = c.from(1, 2);
+            request.stop.max_pattern = c.from(2, 5);
+            request.stop.min_count = c.from(2, 4);
+          }
+          StreamBegin begin{row, request.scope, request.text.data(), static_cast<int64_t>(request.text.size()),
+                            request.stop};
+          begin.stop.tokens = request.stop_tokens.data();
+          begin.stop.num_tokens = static_cast<int64_t>(request.stop_tokens.size());
+          ngram_npu_cpu_stream_begin(drafter, &begin);
+          seen->reused += ngram_npu_cpu_stream_pending(drafter) > 0;
+          model.begin(row, std::move(request));
+        }
+        if (model.has(row) && !c.one_in(4)) rows.push_back(row);
+      }
+      std::vector<std::vector<int32_t>> sampled(rows.size());
+      std::vector<int32_t> copied;
+      for (std::vector<int32_t>& of : sampled) {
+        for (int64_t n = c.below(kMost + 1); n > 0; --n)
+          of.push_back(static_cast<int32_t>(c.one_in(30) ? tokens : c.below(tokens)));
+        copied.push_back(static_cast<int32_t>(of.size()));
+        copied.insert(copied.end(), of.begin(), of.end());
+        copied.resize(copied.size() + static_cast<size_t>(kMost) - of.size(), -1);
+      }
+      StreamJob* job = ngram_npu_cpu_stream_step(drafter, rows.data(), static_cast<int64_t>(rows.size()));
+      ASSERT_NE(job, nullptr);
+      results.emplace_back(model.step(rows, sampled), std::vector<uint8_t>());
+      auto* found = &results.back().second;
+      const auto bytes = StreamDrafts(static_cast<int64_t>(rows.size()), kDrafts).end;
+      stream.enqueue([=, &staging] { std::copy(copied.begin(), copied.end(), staging.begin()); });
+      stream.enqueue([=] { ngram_npu_cpu_stream_run(job); });
+      stream.enqueue([=, &drafts] { found->assign(drafts.begin(), drafts.begin() + bytes); });
+    }
+  }
+  EXPECT_EQ(ngram_npu_cpu_stream_pending(drafter), 0);
+  for (size_t i = 0; i < results.size(); ++i) {
+    ASSERT_EQ(results[i].second, results[i].first) << "seed " << seed << ", step " << i << ", lag " << lag;
+  }
+  ASSERT_EQ(kept.store, model.kept.store) << "seed " << seed;
+  seen->from_store += static_cast<int64_t>(kept.store[store::kStatDrafts]);
+  EXPECT_TRUE(ngram_npu_cpu_stream_free(drafter));
+}
+
+TEST(StreamDrafterTest, DraftsAsIfItHadSteppedAtOnce) {
+  Seen seen;
+  for (uint64_t seed = 1; seed <= 60; ++seed) run_episode(seed, 100, &seen);
+  EXPECT_GT(seen.reused, 1000);
+  EXPECT_GT(seen.flushed, 100);
+  EXPECT_GT(seen.dropped, 50);
+  EXPECT_GT(seen.from_store, 500);
+}
+
+TEST(StreamDrafterTest, AJobThatNeverRanKeepsItsDrafter) {
+  std::vector<int32_t> staging(kRows * (1 + kMost));
+  std::vector<uint8_t> drafts(static_cast<size_t>(StreamDrafts(kRows, kDrafts).end));
+  StreamOptions options{kRows, kCapacity, kMost, 0, {}, staging.data(), drafts.data()};
+  options.draft.lookup.propose.lookup = {1, 4, kDrafts, kCapacity, kLatest, true, true, nullptr, 0};
+  StreamDrafter* drafter = ngram_npu_cpu_stream_make(&options);
+  const int32_t row = 0;
+  StreamJob* job = ngram_npu_cpu_stream_step(drafter, &row, 1);
+  EXPECT_FALSE(ngram_npu_cpu_stream_free(drafter));
+  ngram_npu_cpu_stream_run(job);
+  EXPECT_TRUE(ngram_npu_cpu_stream_free(drafter));
+}
+
+}  // namespace
+}  // namespace ngram_npu::test

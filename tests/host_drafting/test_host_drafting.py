@@ -1,0 +1,253 @@
+"""Drafting in a stream's callbacks: random steps against references, and a device that fails."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ngram_npu import NgramConfig, NgramStore, host_drafting
+from ngram_npu.host_drafting import HostDrafting, HostDrafts, Stop
+from ngram_npu.index import make_index
+from ngram_npu.reference.ngram_index_propose import ngram_index_propose_
+from ngram_npu.reference.ngram_store import HEADER_WORDS, MASK32, Store
+from ngram_npu.reference.ngram_store_step import ngram_store_step_
+
+from host_drafting.stand_in import LateStream, built
+
+R, S, K = 4, 60, 3
+UNLIMITED = 2**63 - 1
+CPU = torch.device("cpu")
+STOP = 9
+CONFIG = NgramConfig(
+    k=K, sizes="ladder", min_draft_probability=0.1, store="live", store_tokens=8192
+)
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return built(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture
+def stream(driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[LateStream]:
+    made = LateStream(driver, monkeypatch)
+    yield made
+    made.hold(False)
+    made.wait()
+
+
+def _store(visibility: str) -> NgramStore:
+    return NgramStore(R, 8192, visibility=visibility, kind="numpy")
+
+
+def _drafting(stream: Any, store: NgramStore | None = None, lag: int = 0) -> HostDrafting:
+    return HostDrafting(
+        CONFIG,
+        num_rows=R,
+        capacity=S,
+        most_sampled=K + 1,
+        device=CPU,
+        lag=lag,
+        index=make_index(CONFIG, R, R * S, kind="numpy"),
+        store=store,
+        stream=stream,
+    )
+
+
+def _sampled(tokens: list[list[int]]) -> torch.Tensor:
+    rows = [[len(of), *of, *[-1] * (K + 1 - len(of))] for of in tokens]
+    return torch.tensor(rows, dtype=torch.int32).reshape(len(rows), K + 2)
+
+
+@dataclass
+class _Request:
+    text: list[int]
+    scope: int
+    stops: bool
+    settled: int = 0
+    cut: int | None = None
+
+
+@dataclass
+class _Reference:
+    """Steps at once, by the operators' references. The store has what was said ``lag`` steps ago,
+    and of a request that has ended what it said up to its own stop."""
+
+    store: NgramStore
+    lag: int
+    rows: dict[int, _Request] = field(default_factory=dict)
+    late: deque[list[tuple[_Request, int, int]]] = field(default_factory=deque)
+
+    def begin(self, row: int, text: list[int], scope: int, stops: bool) -> None:
+        self.rows[row] = _Request(list(text), scope, stops, len(text))
+
+    def end(self, row: int) -> None:
+        request = self.rows.pop(row)
+        if request.cut is not None:
+            self._settle(request, row, request.cut)
+        Store(self.store.tensor).close(row)  # type: ignore[arg-type]
+
+    def step(self, rows: list[int], sampled: list[list[int]]) -> list[Any]:
+        for row, tokens in zip(rows, sampled, strict=True):
+            request = self.rows[row]
+            for token in tokens[: S - len(request.text)]:
+                request.text.append(token)
+                if request.stops and token == STOP and request.cut is None:
+                    request.cut = len(request.text)
+        drafts = self._draft(rows, [len(tokens) for tokens in sampled])
+        self.late.append([(self.rows[row], row, len(self.rows[row].text)) for row in rows])
+        if len(self.late) > self.lag:
+            for request, row, length in self.late.popleft():
+                if self.rows.get(row) is request:
+                    self._settle(request, row, min(length, request.cut or length))
+        return drafts
+
+    def _draft(self, rows: list[int], counts: list[int]) -> list[Any]:
+        token_ids, lengths = np.zeros((R, S), np.int32), np.zeros(R, np.int32)
+        for row, request in self.rows.items():
+            token_ids[row, : len(request.text)] = request.text
+            lengths[row] = len(request.text)
+        costs = np.zeros((len(rows), K), np.uint8)
+        told = np.array(counts, np.int32)
+        found = ngram_index_propose_(
+            *(token_ids, lengths, self.store.tensor, np.array(rows), None, told, 1, 16, K, 1),
+            *(CONFIG.overlap, UNLIMITED, True, CONFIG.cost_table, CONFIG.cost_limit, costs, True),
+        )
+        ngram_store_step_(
+            token_ids,
+            lengths,
+            told,
+            np.array(self.store.tensor),  # a copy: what it takes in is thrown away
+            np.array(rows),
+            None,
+            np.array([self.rows[row].scope for row in rows]),
+            *(*found, costs, UNLIMITED, CONFIG.store_cost_table, CONFIG.cost_limit, True),
+        )
+        return [array.tolist() for array in (*found, costs)]
+
+    def _settle(self, request: _Request, row: int, length: int) -> None:
+        if length <= request.settled:
+            return
+        store = Store(self.store.tensor)  # type: ignore[arg-type]
+        text = [token & MASK32 for token in request.text[:length]]
+        if not store.holds(row, text, request.scope):
+            store.close(row)
+            store.set_slot(row, 0, request.settled)
+        store.write(row, text[request.settled :], request.scope)
+        request.settled = length
+
+
+@pytest.mark.parametrize(("lag", "visibility"), [(0, "live"), (1, "live"), (2, "finish")])
+def test_drafts_are_those_of_the_references(stream: LateStream, lag: int, visibility: str) -> None:
+    rng = np.random.default_rng(lag)
+    ours = _store(visibility)
+    reference = _Reference(_store(visibility), lag)
+    drafting = _drafting(stream, ours, lag)
+    steps: list[tuple[HostDrafts, list[Any]]] = []
+    words = [rng.integers(0, 5, 6).tolist() for _ in range(4)]
+    reused = 0
+    for _ in range(100):
+        for row in range(R):
+            has = row in reference.rows
+            request = reference.rows.get(row)
+            stopped = request is not None and request.cut is not None
+            if has and (len(reference.rows[row].text) > S - 8 or rng.random() < stopped * 0.6):
+                drafting.end(row)
+                reference.end(row)
+            elif not has and rng.random() < 0.5:
+                text = [*words[rng.integers(4)], *words[rng.integers(4)]]
+                stop = Stop((STOP,)) if (stops := rng.random() < 0.8) else None
+                scope = int(rng.integers(2))
+                drafting.begin(row, text, scope=scope, stop=stop)
+                reference.begin(row, text, scope, stops)
+                reused += 1
+        rows = [int(row) for row in rng.permutation(sorted(reference.rows)) if rng.random() < 0.8]
+        said = [words[rng.integers(4)][: rng.integers(K + 2)] for _ in rows]
+        said = [[*of[:-1], STOP] if of and rng.random() < 0.08 else of for of in said]
+        found = drafting.propose(np.array(rows, np.int32), _sampled(said))
+        steps.append((found, reference.step(rows, said)))
+    stream.wait()
+    for found, wanted in steps:
+        assert [tensor.tolist() for tensor in found] == wanted
+    assert np.array_equal(
+        np.asarray(ours.tensor)[HEADER_WORDS:], np.asarray(reference.store.tensor)[HEADER_WORDS:]
+    )
+    ours.check_integrity()
+    assert reused > 20
+    assert ours.statistics.drafts > 10
+
+
+def test_nothing_waits_for_the_stream(stream: LateStream) -> None:
+    drafting = _drafting(stream)
+    drafting.begin(0, [1, 2, 3])
+    stream.hold(True)
+    found = [
+        drafting.propose(np.array([0], np.int32), _sampled([[token]])) for token in (1, 2, 3, 1)
+    ]
+    assert not drafting.settle(0.05)
+    stream.hold(False)
+    assert drafting.settle(10)
+    assert [drafts.draft_token_ids[0, 0].item() for drafts in found] == [2, 3, 1, 2]
+
+
+@pytest.mark.parametrize("pending", [False, True])
+def test_a_device_that_fails_stops_nothing(
+    driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, pending: bool
+) -> None:
+    stream = LateStream(driver, monkeypatch)
+    drafting = _drafting(stream, _store("live"))
+    drafting.begin(0, [1, 2, 3])
+    stream.hold(pending)
+    drafting.propose(np.array([0], np.int32), _sampled([[1]]))
+    if not pending:
+        stream.wait()
+    stream.fail()
+    with pytest.raises(RuntimeError, match="cuLaunchHostFunc returned status 719, expected 0"):
+        drafting.propose(np.array([0], np.int32), _sampled([[2]]))
+    began = time.monotonic()
+    assert not drafting.settle(10)
+    del drafting
+    gc.collect()
+    assert time.monotonic() - began < 5
+
+
+def test_no_job_is_captured(stream: LateStream) -> None:
+    stream.capturing = True
+    with pytest.raises(RuntimeError, match="not while a graph is captured"):
+        _drafting(stream).propose(np.zeros(0, np.int32), _sampled([]))
+
+
+def test_a_machine_without_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    with pytest.raises(RuntimeError, match=r"drafting on the host: libcuda.so.1: cannot open"):
+        host_drafting.CudaStream()
+
+
+def test_other_devices_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="drafting on the host: not for xpu"):
+        HostDrafting(CONFIG, num_rows=1, capacity=8, most_sampled=1, device=torch.device("xpu"))
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda d: d.begin(R, [1]), r"begin: row: expected 0 to 3, got 4"),
+        (lambda d: d.end(-1), r"end: row: expected 0 to 3, got -1"),
+        (lambda d: d.propose(np.zeros(R + 1, np.int32), _sampled([[]])), "rows size: expected"),
+    ],
+)
+def test_bad_arguments(call: Any, says: str) -> None:
+    drafting = _drafting(None)
+    with pytest.raises((ValueError, RuntimeError), match=says):
+        call(drafting)
