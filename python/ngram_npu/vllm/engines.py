@@ -167,6 +167,26 @@ def takes_index(options: Options, device_type: str = "cpu") -> bool:
     )
 
 
+def drafts_on_host(options: Options, device_type: str) -> bool:
+    """Whether the V2 runner's drafts are made on the host: ``auto`` does so for a store, which is
+    nowhere else, and where the rows are on the host too and an index pays.
+
+    Raises:
+        ValueError: what is asked for is not on the device; one line.
+    """
+    if options.draft_on == "host":
+        return True
+    store = options.ngram.store is not None
+    if options.draft_on == "auto" and (store or device_type == "cpu"):
+        return store or takes_index(options, device_type)
+    try:
+        if store:
+            raise ValueError("ngram_npu: store: expected none on the device")
+        return takes_index(options, "the device")
+    except ValueError as error:
+        raise ValueError(f"{error}; draft_on='host' drafts there") from None
+
+
 def index_for(
     options: Options,
     slots: int,

@@ -23,6 +23,7 @@ PREFIX = "NGRAM_NPU_VLLM_"
 """Prefix of our environment variables; an option's name in capitals follows."""
 
 DRAFTS = ("padded", "trimmed")
+DRAFT_ON = ("auto", "device", "host")
 LOOKUPS = ("ngram", "1-16", "ladder", "auto")
 SIZES = {"consecutive": "ngram", "ladder": "ladder"}
 """The older spelling of a lookup."""
@@ -50,6 +51,9 @@ class Options:
     overruled: str
     """What was given of ``prompt_lookup_*`` and has no effect, because ``lookup`` decides."""
     engine: str
+    draft_on: str
+    """For the V2 runner: whether drafts are made on the ``"device"``, by a scan, or on the
+    ``"host"``, where an index, a ladder and a store can be used; ``"auto"``."""
     num_threads: int
     max_num_seqs: int
     max_model_len: int
@@ -95,6 +99,9 @@ def read_options(vllm_config: Any, method: Method) -> Options:
     if num_threads < 0:
         raise ValueError(f"ngram_npu: num_threads: expected 0 or more, got {num_threads}")
     engine = given.get("engine", "auto")
+    draft_on = _choice(given, "draft_on", DRAFT_ON, "auto")
+    if draft_on != "auto" and method not in ("v2", "beside"):
+        raise ValueError(f"ngram_npu: draft_on: expected only in the V2 runner, got {draft_on!r}")
     beside_threshold = given.get("beside_threshold") or 0.0
     if not 0 <= beside_threshold <= MAX_DRAFT_TOKENS:
         raise ValueError(
@@ -132,6 +139,7 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         lookup=lookup,
         overruled="" if lookup == "ngram" else _bounds(speculative, given),
         engine=engine,
+        draft_on=draft_on,
         num_threads=num_threads,
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
         max_model_len=max_model_len,
@@ -267,7 +275,8 @@ def _lookup(given: Mapping[str, Any], method: Method, drafts: str) -> tuple[str,
             )
     if lookup != "auto":
         return lookup, least
-    if method in ("custom_class", "ngram") or "store" in given:
+    on_host = method in ("custom_class", "ngram") or given.get("draft_on") == "host"
+    if on_host or "store" in given:
         return "ladder", given.get("min_draft_probability", LEAST_PROBABILITY)
     return ("ngram" if method == "ngram_gpu" and drafts == "trimmed" else "1-16"), least
 
@@ -313,7 +322,7 @@ _KINDS: dict[str, type] = {
     **dict.fromkeys(("prompt_lookup_min", "prompt_lookup_max", "num_threads", "store_tokens"), int),
     **dict.fromkeys(("min_draft_probability", "beside_threshold"), float),
     **dict.fromkeys(("match_policy", "lookup", "sizes", "store", "store_file"), str),
-    **dict.fromkeys(("engine", "drafts"), str),
+    **dict.fromkeys(("engine", "drafts", "draft_on"), str),
     **dict.fromkeys(("overlap", "keep_drafting", "metrics", "beside", "dense_rows"), bool),
 }
 _TYPES: dict[type, tuple[type, ...]] = {float: (int, float, type(None))}

@@ -1,23 +1,28 @@
 """Looking up n-grams in the rows of vLLM's V2 runner.
 
 The runner gives a request one row of its token buffer for as long as it runs, and appends the
-sampled tokens before it asks for drafts. So one lookup is all there is to do: the row of a request
-is its slot of the index too, and nothing waits for the device.
+sampled tokens before it asks for drafts. So one lookup is all there is to do on the device. With an
+index, and so with a ladder or a store, the host drafts, in the order of the device's stream: then
+the row of a request is its slot of both. Nothing waits for the device either way.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
 
 from ngram_npu import _library
 from ngram_npu.drafting import Drafting, Drafts
+from ngram_npu.host_drafting import HostDrafting, Stop
+from ngram_npu.index import NgramIndex
 from ngram_npu.vllm.after_import import parameters
 from ngram_npu.vllm.device import DeviceStats, vector, workspace
-from ngram_npu.vllm.engines import index_for, takes_index
+from ngram_npu.vllm.engines import drafts_on_host, index_for, takes_index
 from ngram_npu.vllm.options import Options
 from ngram_npu.vllm.proposer import start
 from ngram_npu.vllm.ranks import compare_ranks, or_end
@@ -25,6 +30,9 @@ from ngram_npu.vllm.sharing import SharedStore, scope_of_request
 
 BESIDE = "ngram_npu"
 """The attribute of a neural speculator that holds the lookup beside it."""
+
+SETTLE_S = 10.0
+"""How long the end of an engine waits for the last jobs before the store is saved."""
 
 
 class RowLookup:
@@ -36,119 +44,165 @@ class RowLookup:
     sees_requests = False
     """Whether the runner says of new requests what their scopes are."""
     _keeps_rows = False
-    """Whether more than an index is kept of a row that a new request must not find there."""
+    """Whether something is kept of a row on the device that a new request must not find there."""
 
     def __init__(
         self, vllm_config: Any, options: Options, device: torch.device, req_states: Any, method: str
     ) -> None:
         self.k = options.ngram.k
         self.device = device
+        self._max_model_len = options.max_model_len
         self._state = req_states.all_token_ids.gpu, req_states.total_len.gpu
         self._begun: list[int] = []  # rows given to new requests since the last lookup
-        self._ended: list[int] = []  # and rows taken from those that have finished
-        self._store: SharedStore | None = None
-        self._announced: dict[str, int] = {}  # scopes of requests that are about to begin
-        self._scopes = torch.zeros(options.max_num_seqs, dtype=torch.int64)  # by row
+        self._announced: dict[str, Any] = {}  # requests that are about to begin
         # Made before vLLM measures how much memory is left for its KV cache. In host memory only
         # what is used is committed.
-        self.index = None
-        if takes_index(options, device.type):
-            self.index = index_for(options, options.max_num_seqs, "torch")
+        self.index: NgramIndex | None = None
+        store: SharedStore | None = None
+        on_host = drafts_on_host(options, device.type)
+        if on_host and takes_index(options):
+            self.index = index_for(options, options.max_num_seqs, "numpy")
             if options.ngram.store is not None:
-                self._store = SharedStore(options, options.max_num_seqs, "torch")
-        self.one_of_many = compare_ranks(vllm_config, options, self._store)
-        self._drafting = Drafting(
-            options.ngram,
-            kind="torch",
-            index=self.index,
-            store=None if self._store is None else self._store.held,
-            workspace=workspace("ngram_propose_", options, device),
-        )
-        if self._keeps_rows or self.index is not None:
+                store = SharedStore(options, options.max_num_seqs, "numpy")
+        self.one_of_many = compare_ranks(vllm_config, options, store)
+        self.store = None if store is None else store.held
+        self._host: HostDrafting | None = None
+        if on_host:
+            self._host = HostDrafting(
+                options.ngram,
+                num_rows=options.max_num_seqs,
+                capacity=options.max_model_len,
+                most_sampled=self.k + 1,
+                device=device,
+                lag=steps_ahead(vllm_config),
+                index=self.index,
+                store=self.store,
+            )
+            self._newest = torch.arange(self.k + 1, device=device)
+        else:
+            scratch = workspace("ngram_propose_", options, device)
+            self._drafting = Drafting(options.ngram, kind="torch", workspace=scratch)
+        if self._keeps_rows or on_host:
             self._watch(req_states)
         shape = options.max_num_seqs, self.k
         self._draft_costs = torch.zeros(shape, dtype=torch.uint8, device=device)
-        self._gives_costs = self._store is not None
+        self._gives_costs = False
         """Whether a lookup says what its draft tokens cost."""
-        engine = "index" if self.index else "scan"
+        self._knows_costs = options.ngram.cost_limit is not None
+        """Whether a lookup can say it."""
+        engine = ("index" if self.index else "scan") + (" on the host" if on_host else "")
         self.speaks = start(vllm_config, options, method, engine, device)
-        if self.speaks and self._store is not None:
-            self._store.announce(self, scoped=self.sees_requests)
+        if self.speaks and store is not None:
+            assert self._host is not None
+            settle = functools.partial(self._host.settle, SETTLE_S)
+            store.announce(self, scoped=self.sees_requests, settle=settle)
         self._stats: DeviceStats | None = None
         if self.speaks and options.metrics:
             self._stats = DeviceStats(self, vllm_config, options, len(self._state[1]), self.index)
 
-    @property
-    def _knows_costs(self) -> bool:
-        """Whether a lookup can say what its draft tokens cost."""
-        return self._drafting.config.cost_limit is not None
-
     @or_end
     def _look_up(
-        self, rows: torch.Tensor, num_sampled: torch.Tensor, *, int64: bool = False
+        self, input_batch: Any, num_sampled: torch.Tensor, *, int64: bool = False
     ) -> Drafts[torch.Tensor]:
-        """Drafts [B, k], filled up (with ``int64`` a scan's are int64), how many tokens were found
-        [B], and the length of their match [B]; int32. Where ``_gives_costs``, the first B rows of
+        """Drafts [B, k], filled up (with ``int64`` they are int64), how many tokens were found [B],
+        and the length of their match [B]; int32. Where ``_gives_costs``, the first B rows of
         ``_draft_costs`` are theirs."""
-        self._begin_rows()
-        drafts = self._drafting.propose(
+        rows = input_batch.idx_mapping
+        if self._begun and self._keeps_rows:
+            self._reset(vector(sorted(set(self._begun)), self.device))  # a row twice: once
+        self._begun.clear()
+        if self._host is not None:
+            rows_np = np.asarray(input_batch.idx_mapping_np, np.int32)
+            found = self._host.propose(rows_np, self._sampled(rows, num_sampled))
+            self._draft_costs[: len(rows)] = found.draft_costs
+            drafts = found.draft_token_ids
+            return Drafts(drafts if int64 else drafts.to(torch.int32), *found[1:3])
+        return self._drafting.propose(
             *self._state,
             num_sampled=num_sampled,
             row_indices=rows,
-            slot_indices=rows,
-            scopes=None if self._store is None else self._scopes[rows],
             fill=True,
             draft_costs=self._draft_costs[: len(rows)] if self._gives_costs else None,
             int64=int64,
         )
-        if self._store is not None:
-            self._store.check_not_skipped()
-        return drafts
+
+    def _round_trip(self) -> None:
+        """In a dummy run that vLLM times: what a step on the host costs at least."""
+        if self._host is not None:
+            empty = torch.empty(0, self.k + 2, dtype=torch.int32, device=self.device)
+            self._host.propose(np.empty(0, np.int32), empty)
+
+    def _sampled(self, rows: torch.Tensor, num_sampled: torch.Tensor) -> torch.Tensor:
+        """[B, 2 + k] int32: how many tokens each request has sampled, then these."""
+        token_ids, num_tokens = self._state
+        at = (num_tokens[rows] - num_sampled)[:, None] + self._newest
+        tokens = token_ids[rows[:, None], at.clamp_(0, token_ids.shape[1] - 1)]
+        return torch.cat((num_sampled[:, None].to(torch.int32), tokens), dim=1)
 
     def announce(self, requests: Iterable[Any]) -> None:
         """Requests that are about to begin, as the scheduler describes them."""
-        if self._store is not None:
+        if self._host is not None:
             for request in requests:
-                self._announced[request.req_id] = scope_of_request(
-                    request.lora_request, request.sampling_params
-                )
+                self._announced[request.req_id] = request
 
     def _watch(self, req_states: Any) -> None:
         """Notes which rows the runner gives to new requests, and which it takes from others: they
         have finished, or are preempted and begin anew."""
-        add_request = req_states.add_request
+        add_request, remove_request = req_states.add_request, req_states.remove_request
+        signature = inspect.signature(add_request)
 
-        def added(req_id: str, *args: Any, **kwargs: Any) -> None:
-            add_request(req_id, *args, **kwargs)
-            row = req_states.req_id_to_index[req_id]
+        def added(*args: Any, **kwargs: Any) -> None:
+            add_request(*args, **kwargs)
+            given = signature.bind(*args, **kwargs).arguments
+            row = req_states.req_id_to_index[given["req_id"]]
             self._begun.append(row)
-            self._scopes[row] = self._announced.pop(req_id, 0)
-
-        req_states.add_request = added
-        remove_request = getattr(req_states, "remove_request", None)
-        if self._store is None or remove_request is None:
-            return
+            if self._host is not None:
+                request = self._announced.pop(given["req_id"], None)
+                stop = stop_of(request, given["prompt_len"], given["max_tokens"])
+                stop = stop._replace(max_length=min(stop.max_length, self._max_model_len))
+                scope = 0
+                if request is not None:
+                    scope = scope_of_request(request.lora_request, request.sampling_params)
+                self._host.begin(row, given["all_token_ids"], scope=scope, stop=stop)
 
         def removed(req_id: str, *args: Any, **kwargs: Any) -> Any:
             row = req_states.req_id_to_index.get(req_id)
-            if row is not None:
-                self._ended.append(row)
+            if row is not None and self._host is not None:
+                self._host.end(row)
             return remove_request(req_id, *args, **kwargs)
 
-        req_states.remove_request = removed
-
-    def _begin_rows(self) -> None:
-        if self._store is not None and (ended := sorted({*self._ended, *self._begun})):
-            self._store.held.finish(vector(ended, self.device))
-            self._ended.clear()
-        if self._begun:
-            self._reset(vector(sorted(set(self._begun)), self.device))  # a row twice: once
-            self._begun.clear()
+        req_states.add_request, req_states.remove_request = added, removed
 
     def _reset(self, rows: torch.Tensor) -> None:
         """Forgets what is kept of these rows, [N] int32."""
-        if self.index is not None:
-            self.index.reset(rows)
+
+
+def steps_ahead(vllm_config: Any) -> int:
+    """How many steps a worker may begin before it learns that a request has ended."""
+    batches = getattr(vllm_config, "max_concurrent_batches", None)
+    if batches is None:
+        scheduler = vllm_config.scheduler_config
+        batches = 2 if getattr(scheduler, "async_scheduling", False) else 1
+    return int(batches) - 1
+
+
+def stop_of(request: Any, prompt_length: int, max_tokens: int) -> Stop:
+    """How vLLM's scheduler ends a request for its tokens (``check_stop``), without stop strings,
+    which are found elsewhere. ``request``: as the scheduler describes it; None: not known."""
+    params = getattr(request, "sampling_params", None)
+    ends = [*(getattr(params, "stop_token_ids", None) or ())]
+    if (eos := getattr(params, "eos_token_id", None)) is not None:
+        ends.append(eos)
+    stop = Stop(tuple(ends), prompt_length + max_tokens, prompt_length)
+    repetition = getattr(params, "repetition_detection", None)
+    if params is None or repetition is None:
+        return stop
+    return stop._replace(
+        min_output=params.min_tokens,
+        min_pattern=repetition.min_pattern_size,
+        max_pattern=repetition.max_pattern_size,
+        min_count=repetition.min_count,
+    )
 
 
 def is_warm_up(input_batch: Any) -> bool:
@@ -186,10 +240,14 @@ def doubt_of_state(device: torch.device, req_states: Any) -> str:
         expected = rank, torch.int32, device.type, 1
         if found != expected:
             return f"{name}.gpu (rank, dtype, device, stride) is {found}, expected {expected}"
-    for name in ("add_request", "req_id_to_index"):
+    for name in ("add_request", "remove_request", "req_id_to_index"):
         if not hasattr(req_states, name):
             return f"the runner's state has no {name}"
     found_arguments = parameters(req_states.add_request)
-    if found_arguments[:1] != ["req_id"]:
-        return f"add_request takes ({', '.join(found_arguments)}), expected (req_id, ...)"
+    expected_arguments = ("req_id", "prompt_len", "all_token_ids", "max_tokens")
+    if not {*expected_arguments} <= {*found_arguments}:
+        return (
+            f"add_request takes ({', '.join(found_arguments)}), expected "
+            f"{', '.join(expected_arguments)} among them"
+        )
     return ""

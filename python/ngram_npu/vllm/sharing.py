@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from multiprocessing.util import Finalize
 from typing import Any, Literal
 
@@ -74,10 +75,15 @@ class SharedStore:
         """From now on a step that finds the store in use raises: other ranks' would not skip it."""
         self._calls_busy = self.held.statistics.calls_busy
 
-    def announce(self, owner: object, scoped: bool) -> None:
-        """Logs a line about the store, and saves the file when the engine ends. For one rank."""
+    def announce(
+        self, owner: object, scoped: bool, settle: Callable[[], bool] | None = None
+    ) -> None:
+        """Logs a line about the store, and saves the file when the engine ends. For one rank.
+
+        ``settle`` is called before that, and says whether all text has come in.
+        """
         if self.path:
-            Finalize(owner, _save, args=(self.held, self.path), exitpriority=0)
+            Finalize(owner, _save, args=(self.held, self.path, settle), exitpriority=0)
         whose = "all requests of this engine, whatever their LoRA adapter or tenant"
         if scoped:
             whose = f"requests of one LoRA adapter and extra_args[{EXTRA_ARGUMENT!r}]"
@@ -118,7 +124,10 @@ def scope_of_request(lora_request: Any, sampling_params: Any) -> int:
     return scope_of(_MARK + json.dumps([adapter, named], default=repr))
 
 
-def _save(store: NgramStore, path: str) -> None:
+def _save(store: NgramStore, path: str, settle: Callable[[], bool] | None) -> None:
+    if settle is not None and not settle():
+        logger.warning("ngram_npu: the store is not saved: the device did not finish its steps")
+        return
     try:
         store.save(path)
     except (OSError, RuntimeError) as error:

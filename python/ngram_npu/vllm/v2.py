@@ -76,11 +76,13 @@ class NgramSpeculator(RowLookup):
             [B, num_speculative_tokens] int64.
         """
         if dummy_run or is_warm_up(input_batch):
+            if self.enable_adaptive_verification:
+                self._round_trip()
             shape = input_batch.num_reqs, self.k
             return torch.zeros(shape, dtype=torch.int64, device=self.device)
         started = time.perf_counter()
         rows = input_batch.idx_mapping
-        drafts, counts, match_len = self._look_up(rows, num_sampled, int64=True)
+        drafts, counts, match_len = self._look_up(input_batch, num_sampled, int64=True)
         if self.enable_adaptive_verification:
             confidence = self.draft_token_confidence_probs[: len(rows)]
             torch.exp2(self._draft_costs[: len(rows)] / -16, out=confidence)

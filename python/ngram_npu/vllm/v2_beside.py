@@ -19,6 +19,7 @@ import torch
 from ngram_npu.config import default_match_costs
 from ngram_npu.ops import merge_drafts_
 from ngram_npu.vllm.after_import import class_unlike, logger
+from ngram_npu.vllm.engines import drafts_on_host
 from ngram_npu.vllm.options import Options
 from ngram_npu.vllm.row_lookup import BESIDE, RowLookup, doubt_of_state, is_warm_up
 
@@ -54,7 +55,8 @@ class Beside(RowLookup):
         req_states: Any,
         neural: Any,
     ) -> None:
-        if device.type != "cpu" and options.dense_rows:
+        on_host = drafts_on_host(options, device.type)
+        if device.type != "cpu" and options.dense_rows and not on_host:
             _make_dense(req_states)
         method = vllm_config.speculative_config.method
         super().__init__(
@@ -81,7 +83,6 @@ class Beside(RowLookup):
         setattr(neural, BESIDE, self)
 
     def _reset(self, rows: torch.Tensor) -> None:
-        super()._reset(rows)
         self.neural_acceptance.index_fill_(0, rows.long(), 0)
 
     def propose(
@@ -114,11 +115,13 @@ class Beside(RowLookup):
             **kwargs,
         )
         if dummy_run or is_warm_up(input_batch):
+            if self._adaptive:
+                self._round_trip()
             return neural
         started = time.perf_counter()
         k = self.k if num_speculative_tokens is None else num_speculative_tokens
         rows = input_batch.idx_mapping
-        ngram, num_ngram, match_len = self._look_up(rows, num_sampled)
+        ngram, num_ngram, match_len = self._look_up(input_batch, num_sampled)
         limit = None
         if k < self.k:  # the runner verifies no more
             num_ngram = num_ngram.clamp(max=k)

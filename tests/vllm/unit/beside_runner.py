@@ -1,12 +1,11 @@
-"""Stand-ins for vLLM: a neural speculator, and a runner's state of a few tensors."""
+"""Stand-ins for vLLM: a neural speculator, and requests for it."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
+from v2_state import RequestState, batch_of
 from vllm_config import vllm_config
 
 R, S, K, VOCAB = 6, 96, 4, 64
@@ -52,25 +51,11 @@ class StandaloneARSpeculator:
         self.observed.append((num_sampled.tolist(), num_rejected.tolist()))
 
 
-class State:
-    """The part of vLLM's ``RequestState`` that is read. Rows hold a repeated passage, which n-grams
-    continue, or no token twice."""
+class State(RequestState):
+    """Rows hold a repeated passage, which n-grams continue, or no token twice."""
 
     def __init__(self) -> None:
-        self.all_token_ids = SimpleNamespace(gpu=torch.zeros(R, S, dtype=torch.int32))
-        self.total_len = SimpleNamespace(gpu=torch.zeros(R, dtype=torch.int32))
-        self.req_id_to_index: dict[str, int] = {}
-
-    def add_request(self, req_id: str, row: int, tokens: list[int]) -> None:
-        self.req_id_to_index[req_id] = row
-        self.total_len.gpu[row] = 0
-        self.sample(row, tokens)
-
-    def sample(self, row: int, tokens: list[int]) -> None:
-        begin = int(self.total_len.gpu[row])
-        end = begin + len(tokens)
-        self.all_token_ids.gpu[row, begin:end] = torch.tensor(tokens, dtype=torch.int32)
-        self.total_len.gpu[row] = end
+        super().__init__(R, S)
 
 
 PASSAGE = list(range(10, 30))
@@ -97,13 +82,13 @@ def step(
     """The drafts of a step that verified this many drafts of each request."""
     num_sampled = torch.tensor(sampled, dtype=torch.int32)
     num_rejected = (verified + 1 - num_sampled) * (num_sampled > 0)
-    batch = SimpleNamespace(
-        req_ids=["request"],
-        num_reqs=len(rows),
-        idx_mapping=torch.tensor(rows),
-        idx_mapping_np=np.array(rows),
-    )
     drafts: torch.Tensor = speculator.propose(
-        batch, *[None] * 4, num_sampled, num_rejected, *[None] * 4, dp_sync_state=None, **more
+        batch_of(rows),
+        *[None] * 4,
+        num_sampled,
+        num_rejected,
+        *[None] * 4,
+        dp_sync_state=None,
+        **more,
     )
     return drafts

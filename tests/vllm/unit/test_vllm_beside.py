@@ -25,6 +25,7 @@ from ngram_npu.vllm import v2_beside
 from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.v2_beside import Beside, attach
 from torch_calls import TorchCalls
+from v2_state import batch_of
 
 CPU = torch.device("cpu")
 NEXT = PASSAGE[12 : 12 + K]
@@ -41,8 +42,8 @@ def _beside(
     given.speculative_config.enable_adaptive_verification = adaptive
     assert attach(given, read_options(given, "beside"), CPU, state, speculator) == ""
     beside: Beside = speculator.ngram_npu  # type: ignore[attr-defined]
-    state.add_request("twice", 3, TWICE)
-    state.add_request("once", 1, ONCE)
+    state.begin("twice", 3, TWICE)
+    state.begin("once", 1, ONCE)
     return speculator, beside
 
 
@@ -56,10 +57,8 @@ ENGINES = pytest.mark.parametrize(
     "options",
     [
         {"engine": "scan"},
-        {"engine": "index", "prompt_lookup_min": 2, "prompt_lookup_max": 9},
-        {"sizes": "ladder"},
-        {"sizes": "ladder", "min_draft_probability": 0.1},
-        {"sizes": "ladder", "min_draft_probability": 1},  # ends no draft: all tokens are verified
+        {"lookup": "1-16", "min_draft_probability": 0.1},
+        {"lookup": "1-16", "min_draft_probability": 1},  # ends no draft: all tokens are verified
     ],
     ids=lambda options: "-".join(map(str, options.values())),
 )
@@ -88,14 +87,13 @@ def test_theirs_while_they_are_accepted(options: Any) -> None:
 
 
 def test_a_new_request_begins_with_trust_and_nothing_of_the_one_before() -> None:
-    for engine in ("scan", "index"):
-        state = State()
-        speculator, beside = _beside(state, engine=engine, prompt_lookup_min=2, prompt_lookup_max=5)
-        _measured(speculator, state, [3])
-        assert step(speculator, [3], [1]).tolist() == [NEXT]
-        state.add_request("another", 3, TWICE)
-        assert step(speculator, [3], [1]).tolist() == [NEURAL[0].tolist()]
-        assert beside.neural_acceptance[3].tolist() == [K << 16, 1 + K]
+    state = State()
+    speculator, beside = _beside(state)
+    _measured(speculator, state, [3])
+    assert step(speculator, [3], [1]).tolist() == [NEXT]
+    state.begin("another", 3, TWICE)
+    assert step(speculator, [3], [1]).tolist() == [NEURAL[0].tolist()]
+    assert beside.neural_acceptance[3].tolist() == [K << 16, 1 + K]
 
 
 def test_where_nothing_was_sampled_nothing_changes() -> None:
@@ -158,20 +156,17 @@ def test_a_replaced_rows_logits_are_certain_of_its_tokens() -> None:
     assert torch.equal(logits[others], before[others])
 
 
-@pytest.mark.parametrize(
-    ("engine", "lookup"), [("scan", "ngram_propose"), ("index", "ngram_index_propose_")]
-)
-def test_a_step_is_one_lookup_and_one_merge(engine: str, lookup: str) -> None:
+def test_a_step_is_one_lookup_and_one_merge() -> None:
     """And two small calls of torch; nothing reads from the device, or copies there."""
     state = State()
-    speculator, _ = _beside(state, engine=engine, prompt_lookup_min=2, prompt_lookup_max=5)
+    speculator, _ = _beside(state)
     step(speculator, [3, 1], [1, 1])
-    batch = SimpleNamespace(req_ids=["a", "b"], num_reqs=2, idx_mapping=torch.tensor([3, 1]))
+    batch = batch_of([3, 1])
     counts = torch.ones(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
     with TorchCalls() as seen:
         speculator.propose(batch, *[None] * 4, *counts, *[None] * 4)
     assert [name for name in seen.names if "slice" not in name] == [
-        f"ngram_npu.{lookup}",
+        "ngram_npu.ngram_propose",
         "aten.add.Tensor",
         "aten.sub_.Tensor",
         "ngram_npu.merge_drafts_",
@@ -201,12 +196,11 @@ class TestAdaptiveVerification:
 
     def test_by_cost_where_the_lookup_knows(self) -> None:
         state = State()
-        options = {"sizes": "ladder", "min_draft_probability": 0.1}
+        options = {"lookup": "1-16", "min_draft_probability": 0.1}
         speculator, beside = _beside(state, adaptive=True, **options)
         speculator.draft_token_confidence_probs[:] = 0.01
         assert step(speculator, [1, 3], [1, 1])[1].tolist() == NEXT
         costs = beside._draft_costs[1]
-        assert costs.tolist() != default_match_costs()[12 : 12 + K].tolist()
         assert torch.allclose(speculator.draft_token_confidence_probs[1], 2 ** (costs / -16))
 
     def test_the_drafters_confidence_decides_where_its_drafts_are_greedy(self) -> None:

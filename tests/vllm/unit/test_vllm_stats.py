@@ -18,6 +18,7 @@ from ngram_npu.vllm import NgramProposer, device, v1, v2
 from ngram_npu.vllm import stats as stats_module
 from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.stats import Stats, Verdicts
+from v2_state import RequestState, batch_of
 from vllm_config import vllm_config
 
 CPU = torch.device("cpu")
@@ -127,27 +128,19 @@ def _asynchronous(engine: str, loop: _Loop) -> Any:
 
 def _second_runner(engine: str, loop: _Loop) -> Any:
     loop.policy = 1
-    rows = torch.tensor([4, 2, 0, 1, 3])
-    state = SimpleNamespace(
-        all_token_ids=SimpleNamespace(gpu=torch.zeros(B, S, dtype=torch.int32)),
-        total_len=SimpleNamespace(gpu=torch.zeros(B, dtype=torch.int32)),
-        add_request=lambda req_id: None,
-        req_id_to_index={f"{row}": row for row in range(B)},
-    )
+    rows = [4, 2, 0, 1, 3]
+    state = RequestState(B, S)
     speculator = v2.NgramSpeculator(_config("ngram_gpu", engine=engine), CPU, state)
-    batch = SimpleNamespace(
-        req_ids=["request"], num_reqs=B, idx_mapping=rows, idx_mapping_np=rows.numpy()
-    )
     for _ in range(120):
         sampled = loop.step()
+        for i in loop.begun:
+            state.begin(f"{i}", rows[i], loop.token_ids[i, : loop.lengths[i]].tolist())
         loop.append(sampled)
-        for row in loop.begun:
-            state.add_request(f"{int(rows[row])}")
-        state.all_token_ids.gpu[rows] = loop.token_ids
-        state.total_len.gpu[rows] = loop.lengths
+        for row, tokens in zip(rows, sampled, strict=True):
+            if tokens:
+                state.sample(row, tokens)
         num_sampled = torch.tensor([len(s) for s in sampled], dtype=torch.int32)
-        newest = torch.zeros(B, 1, dtype=torch.int64)
-        speculator.propose(batch, *[None] * 4, num_sampled, None, newest)
+        speculator.propose(batch_of(rows), *[None] * 4, num_sampled, None, None)
     return speculator
 
 

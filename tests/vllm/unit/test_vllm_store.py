@@ -18,6 +18,7 @@ from ngram_npu.vllm import engines as engines_module
 from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.row_lookup import RowLookup
 from ngram_npu.vllm.sharing import scope_of_request
+from v2_state import RequestState, batch_of
 from vllm_config import vllm_config
 
 CPU = torch.device("cpu")
@@ -94,7 +95,7 @@ def lora(number: int, name: str) -> Any:
 
 
 def params(**extra: Any) -> Any:
-    return SimpleNamespace(extra_args=extra or None)
+    return SimpleNamespace(extra_args=extra or None, max_tokens=1 << 20, stop_token_ids=None)
 
 
 def test_scopes_of_requests() -> None:
@@ -251,12 +252,12 @@ def request(extra: Any = None, adapter: Any = None) -> Any:
 class Async:
     """A runner with one proposer; requests keep their rows."""
 
-    def __init__(self, store: str, **requests: Any) -> None:
+    def __init__(self, store: str, config: Any = config_of, **requests: Any) -> None:
         self.requests = requests
         self.input_batch = SimpleNamespace(req_ids=list(requests))
         self.tokens = torch.zeros((R, S), dtype=torch.int32)
         self.lengths = torch.ones(R, dtype=torch.int32)
-        self.proposer = v1.AsyncNgramProposer(config_of(store=store, drafts="trimmed"), CPU, self)
+        self.proposer = v1.AsyncNgramProposer(config(store=store, drafts="trimmed"), CPU, self)
         self.held = self.proposer._drafting.store
 
     def step(self, said: dict[str, list[int]]) -> dict[str, list[int]]:
@@ -320,50 +321,34 @@ def test_v1_async_off_is_off() -> None:
 # The V2 runner.
 
 
-class State:
-    """vLLM's ``RequestState``."""
-
+class State(RequestState):
     def __init__(self) -> None:
-        self.all_token_ids = SimpleNamespace(gpu=torch.zeros(R, S, dtype=torch.int32))
-        self.total_len = SimpleNamespace(gpu=torch.zeros(R, dtype=torch.int32))
-        self.last_sampled_tokens = torch.zeros(R, 1, dtype=torch.int64)
-        self.req_id_to_index: dict[str, int] = {}
-        self._free = list(range(R))
-
-    def add_request(self, req_id: str, prompt: list[int]) -> None:
-        row = self.req_id_to_index[req_id] = self._free.pop()
-        self.all_token_ids.gpu[row, : len(prompt)] = torch.tensor(prompt, dtype=torch.int32)
-        self.total_len.gpu[row] = len(prompt)
-
-    def remove_request(self, req_id: str) -> int | None:
-        row = self.req_id_to_index.pop(req_id, None)
-        if row is not None:
-            self._free.append(row)
-        return row
+        super().__init__(R, S)
 
 
 class GPUModelRunner:
     def __init__(self, store: str) -> None:
         self.req_states: Any = State()
         self.speculator = v2.NgramSpeculator(config_of(store=store), CPU, self.req_states)
-        self.held = self.speculator._store.held  # type: ignore[union-attr]
+        self.held: Any = self.speculator.store
 
     def add_requests(self, scheduler_output: Any) -> None:
         for new in scheduler_output.scheduled_new_reqs:
             self.req_states.remove_request(new.req_id)
-            self.req_states.add_request(req_id=new.req_id, prompt=new.prompt)
+            self.req_states.add_request(
+                req_id=new.req_id,
+                prompt_len=len(new.prompt),
+                all_token_ids=new.prompt,
+                num_computed_tokens=0,
+                max_tokens=new.sampling_params.max_tokens,
+            )
 
     def step(self, said: dict[str, list[int]]) -> dict[str, list[int]]:
         states = self.req_states
         rows = [states.req_id_to_index[name] for name in said]
         for row, tokens in zip(rows, said.values(), strict=True):
-            at = int(states.total_len.gpu[row])
-            states.all_token_ids.gpu[row, at : at + len(tokens)] = torch.tensor(tokens)
-            states.total_len.gpu[row] = at + len(tokens)
-            states.last_sampled_tokens[row] = tokens[-1]
-        batch = SimpleNamespace(
-            req_ids=list(said), num_reqs=len(rows), idx_mapping=torch.tensor(rows)
-        )
+            states.sample(row, tokens)
+        batch = batch_of(rows, list(said))
         counts = torch.tensor([len(tokens) for tokens in said.values()], dtype=torch.int32)
         drafts = self.speculator.propose(
             batch, None, None, None, None, counts, None, states.last_sampled_tokens
