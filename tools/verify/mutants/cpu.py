@@ -156,6 +156,23 @@ a row indexed to its end asks the index
 - if (done >= length && !options_.ladder)
 + if (done > length && !options_.ladder)
 
+@ csrc/cpu/stream_drafter.cpp
+the store takes in without lag: grown_(static_cast<size_t>(o_.lag + 1)) => grown_(1)
+what a request said up to its stop is dropped
+- if (ended.cut != kNotCut && ended.cut > ended.settled) {
++ if (ended.cut == 0) {
+what lags is stored at any end
+- if (ended.cut != kNotCut && ended.cut > ended.settled) {
++ if (ended.cut = smaller(ended.cut, ended.length); ended.cut > ended.settled) {
+text behind a stop is stored: smaller(grown.length, grown.cut) => grown.length
+a row's next request takes in what the last one said: of.generation != growth.generation || =>
+a prompt is written before the steps ahead of it: events_.push_back(std::move(event)); => leave(b.row), enter(&event);
+a row ends before the steps ahead of it
+- events_.push_back({row, false, 0, {}, {}});
++ leave(row);
+repetition is looked for in the prompt: length - rule.prompt_length; => length;
+a pattern may overlap its own: end - size * rule.min_count, bytes => end - size * (rule.min_count - 1), bytes
+
 @ csrc/cpu/ngram_store_drafter.h
 a store's text ends with its draft: end = options.fill ? readable : count; => end = count;
 a filler reads beyond the block: readable = smaller(options.k, left); => readable = options.k;
