@@ -9,6 +9,8 @@ PYTHON ?= python3
 PY := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 PYTEST := $(PY) -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
+# An engine has one thread and 2 GB. Tests of a file share engines.
+BY_FILE := -n $(JOBS) --maxprocesses 4 --dist loadfile
 PIP := -m pip --quiet --disable-pip-version-check
 STAGES = $(PYTHON) tools/stages.py $(MAKE)
 SOURCES := $(shell find CMakeLists.txt README.md pyproject.toml cmake csrc python examples -type f -not -name '*.pyc')
@@ -238,7 +240,7 @@ $(VLLM_VENV)/.ready: tools/requirements-vllm.txt
 
 test-vllm: wheel $(VLLM_VENV)/.ready
 	$(VLLM_VENV)/bin/python $(PIP) install --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl
-	$(VLLM_VENV)/bin/python -m pytest tests/vllm/engine
+	$(VLLM_VENV)/bin/python -m pytest $(BY_FILE) tests/vllm/engine
 	$(VLLM_VENV)/bin/python -m pytest tests/bench/test_peers.py
 
 # Its V2 runner, in a third environment: it needs Triton, and with Triton the V1 runner does not start on a CPU.
@@ -251,7 +253,7 @@ $(VLLM_V2_VENV)/.ready: tools/requirements-vllm.txt
 
 test-vllm-v2: wheel $(VLLM_V2_VENV)/.ready
 	$(VLLM_V2_VENV)/bin/python $(PIP) install --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl
-	$(VLLM_V2_VENV)/bin/python -m pytest tests/vllm/engine_v2
+	$(VLLM_V2_VENV)/bin/python -m pytest $(BY_FILE) tests/vllm/engine_v2
 
 # Tests that take hours. Mutants continue from the record; PROOF=tools/bench/results updates the published records.
 PROOF ?= $(BUILD)/proof

@@ -31,13 +31,21 @@ def cached(folder: Path) -> Path:
         importlib.metadata.version(name) for name in ("torch", "transformers", "tokenizers")
     ).encode()
     model = folder / f"tiny-llama-{hashlib.sha256(recipe).hexdigest()[:12]}"
-    if not model.exists():
-        unfinished = model.with_suffix(".unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        # In a process of its own, to keep torch's threads and settings out of the engine's process.
-        subprocess.run([sys.executable, __file__, str(unfinished)], check=True)
-        unfinished.rename(model)
-    return model
+    return made_once(model, [__file__])
+
+
+def made_once(folder: Path, command: list[str]) -> Path:
+    """``folder``, made by a Python command with its path, unless it is there. In a process of its
+    own, to keep torch's threads and settings out of the engine's process."""
+    from filelock import FileLock
+
+    with FileLock(folder.with_suffix(".lock")):  # other tests run at the same time
+        if not folder.exists():
+            unfinished = folder.with_suffix(".unfinished")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            subprocess.run([sys.executable, *command, str(unfinished)], check=True)
+            unfinished.rename(folder)
+    return folder
 
 
 def corpus() -> str:

@@ -11,7 +11,6 @@ import hashlib
 import json
 import random
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,11 @@ _BATCH, _LENGTH = 8, 128
 
 def cached(kind: str, target: Path) -> Path:
     """The drafter's folder beside its target's, made if it is missing."""
+    from tiny_model import made_once
+
     recipe = hashlib.sha256(Path(__file__).read_bytes() + target.name.encode()).hexdigest()[:12]
     folder = target.parent / f"tiny-{kind}-{recipe}"
-    if not folder.exists():
-        unfinished = folder.with_suffix(".unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        # In a process of its own, to keep torch's threads and settings out of the engine's process.
-        subprocess.run([sys.executable, __file__, kind, str(target), str(unfinished)], check=True)
-        unfinished.rename(folder)
-    return folder
+    return made_once(folder, [__file__, kind, str(target)])
 
 
 def target_with_mtp(tokenizer: Path, folder: Path) -> Path:

@@ -166,12 +166,16 @@ what lags is stored at any end
 + if (ended.cut = smaller(ended.cut, ended.length); ended.cut > ended.settled) {
 text behind a stop is stored: smaller(grown.length, grown.cut) => grown.length
 a row's next request takes in what the last one said: of.generation != growth.generation || =>
-a prompt is written before the steps ahead of it: events_.push_back(std::move(event)); => leave(b.row), enter(&event);
+a prompt is written before the steps ahead of it
+- events_.push_back(std::move(event));
++ leave(b.row), enter(&event);
 a row ends before the steps ahead of it
 - events_.push_back({row, false, 0, {}, {}});
 + leave(row);
 repetition is looked for in the prompt: length - rule.prompt_length; => length;
-a pattern may overlap its own: end - size * rule.min_count, bytes => end - size * (rule.min_count - 1), bytes
+a pattern is compared with itself
+- end - size * rule.min_count, bytes
++ end - size * (rule.min_count - 1), bytes
 
 @ csrc/cpu/ngram_store_drafter.h
 a store's text ends with its draft: end = options.fill ? readable : count; => end = count;
