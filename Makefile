@@ -23,7 +23,7 @@ MORE := docs tidy cuda-resources test-slow test-sanitizers test-pythons test-fuz
 
 .PHONY: demo check test docs release-check test-all prove setup wheel install dev lint format tidy gtest twins launch cuda-resources check-python \
   test-cpp test-twins test-python test-slow test-sanitizers test-pythons fuzz test-fuzz test-vllm test-vllm-v2 test-neon \
-  prove-mutants prove-async prove-fuzz gpu gpu-build gpu-test gpu-bench bench clean
+  prove-mutants prove-async prove-stream prove-fuzz gpu gpu-build gpu-test gpu-bench bench clean
 
 demo: install
 	$(VENV)/bin/ngram-npu doctor
@@ -63,7 +63,7 @@ test-all:
 	@$(STAGES) $(TEST) $(MORE)
 
 prove:
-	@$(STAGES) prove-async prove-mutants prove-fuzz test-neon
+	@$(STAGES) prove-async prove-stream prove-mutants prove-fuzz test-neon
 
 setup: $(VENV)/.ready
 
@@ -259,6 +259,11 @@ test-vllm-v2: wheel $(VLLM_V2_VENV)/.ready
 PROOF ?= $(BUILD)/proof
 prove-async: install
 	mkdir -p $(PROOF) && $(PY) -m tools.verify.async_proof --json $(PROOF)/async-proof.json
+
+# 100,000 steps of drafting on the host.
+prove-stream: setup gtest
+	$(call build,cpp,,stream_drafter_test)
+	NGRAM_NPU_STREAM_EPISODES=1000 $(BUILD)/cpp/tests/cpp/stream_drafter_test
 
 prove-mutants: install twins
 	mkdir -p $(PROOF) && $(PY) -m tools.verify.mutants cpu --json $(PROOF)/mutants.json && \

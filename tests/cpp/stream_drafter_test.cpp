@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <mutex>
@@ -321,7 +322,9 @@ void run_episode(uint64_t seed, int steps, Seen* seen) {
 
 TEST(StreamDrafterTest, DraftsAsIfItHadSteppedAtOnce) {
   Seen seen;
-  for (uint64_t seed = 1; seed <= 60; ++seed) run_episode(seed, 100, &seen);
+  const char* more = std::getenv("NGRAM_NPU_STREAM_EPISODES");  // `make prove`
+  const uint64_t episodes = more != nullptr ? std::strtoull(more, nullptr, 10) : 60;
+  for (uint64_t seed = 1; seed <= episodes; ++seed) run_episode(seed, 100, &seen);
   EXPECT_GT(seen.reused, 1000);
   EXPECT_GT(seen.flushed, 100);
   EXPECT_GT(seen.dropped, 50);

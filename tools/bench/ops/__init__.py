@@ -11,6 +11,7 @@ from tools.bench.ops.base import Op
 from tools.bench.ops.call_overhead import CallOverhead
 from tools.bench.ops.crossover import Crossover
 from tools.bench.ops.generate import GenerateOp
+from tools.bench.ops.host_drafting import HostDraftingStep
 from tools.bench.ops.index import IndexBuild, IndexMemory, NgramIndexStep
 from tools.bench.ops.lookup import NgramPropose, NgramStep
 from tools.bench.ops.merge import MergeDrafts
@@ -47,6 +48,7 @@ OPS: dict[str, Op] = {
         AcceptanceStore(),
         AcceptancePadded(),
         StoreStep(),
+        HostDraftingStep(),
         TuneRecorded(),
         RentOrBuy(),
     )

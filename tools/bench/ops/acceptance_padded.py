@@ -14,14 +14,18 @@ from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
 from ngram_npu.vllm.v2 import NgramSpeculator
 
 from tools.bench.data import default_data
-from tools.bench.ops.acceptance import BATCH, proposed
+from tools.bench.ops.acceptance import proposed
 from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.options import Options
 from tools.drafts import load
 
 K = (5, 8)
+BATCH = 32
 BASELINE = "ngram"
-LOOKUPS = (BASELINE, "1-16", "ladder")
+STORE = "auto, store"
+LOOKUPS = (BASELINE, "1-16", "ladder", STORE)
+LAG = 1
+"""Steps by which text gets late into the store: the engine has two batches in flight."""
 
 
 @dataclass
@@ -39,21 +43,29 @@ class V2Runner:
 
     def reset(self, rows: Any) -> None:
         """The runner gives the rows to new requests."""
-        self._begun = [str(row) for row in rows]
+        self._begun = [int(row) for row in rows]
 
     def step(
         self, token_ids: Any, num_tokens: Any, sampled: Any, *, row_indices: Any, advance: bool
     ) -> _Drafts:
         rows = np.arange(len(token_ids)) if row_indices is None else row_indices
+        if self._speculator is None:
+            self._speculator = self._made(token_ids, num_tokens)
+        for row in self._begun:
+            self._states.remove_request(str(row))
+            prompt = token_ids[row, : num_tokens[row]]
+            self._states.add_request(
+                req_id=str(row),
+                prompt_len=len(prompt),
+                all_token_ids=prompt,
+                num_computed_tokens=0,
+                max_tokens=token_ids.shape[1],
+            )
+        self._begun = []
         num_sampled = (sampled >= 0).sum(axis=1, dtype=np.int32)
         for row, new, count in zip(rows, sampled, num_sampled, strict=True):
             token_ids[row, num_tokens[row] : num_tokens[row] + count] = new[:count]
         num_tokens[rows] += num_sampled
-        if self._speculator is None:
-            self._speculator = self._made(token_ids, num_tokens)
-        for request in self._begun:
-            self._states.add_request(request)
-        self._begun = []
         mapping = torch.from_numpy(rows.astype(np.int64))
         drafts = self._speculator.propose(
             SimpleNamespace(
@@ -74,8 +86,11 @@ class V2Runner:
             all_token_ids=SimpleNamespace(gpu=torch.from_numpy(token_ids)),
             total_len=SimpleNamespace(gpu=torch.from_numpy(num_tokens)),
             req_id_to_index={str(row): row for row in range(rows)},
-            add_request=lambda req_id: None,
+            add_request=_added,
+            remove_request=lambda req_id: None,
         )
+        lookup, _, store = self._lookup.partition(", ")
+        given = {"lookup": lookup, **({"store": "live"} if store else {})}
         config = SimpleNamespace(
             speculative_config=SimpleNamespace(
                 method="ngram_gpu",
@@ -83,12 +98,19 @@ class V2Runner:
                 prompt_lookup_min=2,
                 prompt_lookup_max=5,
             ),
-            additional_config={"ngram_npu": {"lookup": self._lookup}},
+            additional_config={"ngram_npu": given},
+            max_concurrent_batches=LAG + 1,
             model_config=SimpleNamespace(max_model_len=capacity),
             scheduler_config=SimpleNamespace(max_num_seqs=rows),
             parallel_config=SimpleNamespace(tensor_parallel_size=1, rank=0),
         )
         return NgramSpeculator(config, torch.device("cpu"), self._states)
+
+
+def _added(
+    req_id: str, prompt_len: int, all_token_ids: Any, num_computed_tokens: int, max_tokens: int
+) -> None:
+    """The rows are the simulator's."""
 
 
 class AcceptancePadded(Op):
@@ -102,6 +124,8 @@ class AcceptancePadded(Op):
         "drafts": "those of the V2 runner's call (NgramSpeculator.propose), filled up to k tokens, "
         "all of which count as drafted",
         BASELINE: "n-grams of 2 to 5 tokens, the latest: vLLM's V2 speculator with these bounds",
+        STORE: f"lookup=auto, store=live, one store for a set, {BATCH} requests at a time; text "
+        f"gets into it {LAG} step late, and what is late when its request ends never does",
         "target": "recorded completions stand for the target model; a conversation is one row",
     }
 
@@ -126,6 +150,7 @@ class AcceptancePadded(Op):
             means = {lookup: geometric_mean(r[k][lookup] for r in results) for lookup in LOOKUPS}
             whole[k] = {lookup: round(mean, 4) for lookup, mean in means.items()}
             whole[k]["ratio"] = {name: round(m / means[BASELINE], 4) for name, m in means.items()}
+            whole[k]["store over 1-16"] = round(means[STORE] / means["1-16"], 4)
         results.append(whole)
         report({"size": "all", **whole})
         return results, {}

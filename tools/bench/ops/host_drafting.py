@@ -1,0 +1,126 @@
+"""A step of drafting on the host in stream order: enqueueing it, and its job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from ngram_npu import _C, NgramConfig, NgramStore
+from ngram_npu.host_drafting import HostDrafting
+from ngram_npu.index import make_index
+
+from tools.bench.data import Workload
+from tools.bench.measure import Contestant
+from tools.bench.ops.base import Make, Op
+from tools.bench.ops.store import LEAST_PROBABILITY, STORE_TOKENS
+from tools.bench.options import Options
+
+CPU = torch.device("cpu")
+Visibility = Literal["live", "finish"]
+
+
+class _Late:
+    """Keeps the last job; copies are made at once."""
+
+    job = 0
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        to.copy_(source)
+
+    def run(self, job: int) -> None:
+        self.job = job
+
+
+class Job(Contestant):
+    """The callback of a step. A store holds the rows' tokens."""
+
+    def __init__(self, workload: Workload, options: Options, store: Visibility | None) -> None:
+        self._workload = workload
+        rows, capacity = workload.token_ids.shape
+        config = NgramConfig(
+            sizes="ladder", k=options.k, min_draft_probability=LEAST_PROBABILITY, store=store
+        )
+        self._width = workload.sampled.shape[2]
+        held = NgramStore(rows, STORE_TOKENS, visibility=store, kind="numpy") if store else None
+        if held is not None:
+            lengths = workload.lengths[0].tolist()
+            held.warm(row[:n] for row, n in zip(workload.token_ids, lengths, strict=True))
+        self._stream = _Late()
+        self._host = HostDrafting(
+            config,
+            num_rows=rows,
+            capacity=capacity,
+            most_sampled=self._width,
+            device=CPU,
+            lag=1,
+            index=make_index(config, rows, rows * capacity, kind="numpy"),
+            store=held,
+            stream=self._stream,
+        )
+        self._rows = np.arange(rows, dtype=np.int32)
+        counts = (workload.sampled >= 0).sum(axis=2, dtype=np.int32)
+        both = np.concatenate((counts[:, :, None], workload.sampled), axis=2)
+        self._sampled = torch.from_numpy(np.ascontiguousarray(both, np.int32))
+        self.function = _C.stream_run
+        self.detail = f"the native function of a job; ladder, store: {store}"
+
+    def reset(self) -> None:
+        lengths = self._workload.lengths[0].tolist()
+        for row, length in enumerate(lengths):
+            self._host.begin(row, self._workload.token_ids[row, :length])
+        empty, none = np.empty(0, np.int32), torch.empty(0, 1 + self._width, dtype=torch.int32)
+        for _ in range(1 + sum(lengths) // 8192):  # each job indexes so many tokens
+            self._host.propose(empty, none)
+            _C.stream_run(self._stream.job)
+
+    def arguments(self, step: int) -> tuple[Any, ...]:
+        self._host.propose(self._rows, self._sampled[step])
+        return (self._stream.job,)
+
+
+class Enqueue(Job):
+    """What Python does in a step, without the runner's tensors that are gathered before it."""
+
+    def __init__(self, workload: Workload, options: Options) -> None:
+        super().__init__(workload, options, "live")
+        self.function = self._host.propose
+        self.detail = "HostDrafting.propose, with a stream that only takes the job"
+        self._pending = False
+
+    def reset(self) -> None:
+        self._run()
+        super().reset()
+
+    def arguments(self, step: int) -> tuple[Any, ...]:
+        self._run()
+        self._pending = True
+        return self._rows, self._sampled[step]
+
+    def _run(self) -> None:
+        if self._pending:
+            _C.stream_run(self._stream.job)
+        self._pending = False
+
+
+class HostDraftingStep(Op):
+    name = "host-drafting"
+    help = "a job of drafting on the host with a store; its parts; enqueueing it"
+    sizes = ("1x1k", "128x1k", "256x1k", "1x32k", "128x32k", "256x32k")
+    peers = ("finish", "no-store", "enqueue")
+    unused_settings = frozenset({"config", "match_policy", "device", "engine", "threads"})
+    peer_makers: ClassVar[Mapping[str, Make]] = {
+        "finish": lambda workload, options: Job(workload, options, "finish"),
+        "no-store": lambda workload, options: Job(workload, options, None),
+        "enqueue": Enqueue,
+    }
+    assumptions: Mapping[str, Any] = {
+        "finish": "a store that makes text findable at the end of requests: what a job of the live "
+        "one takes longer is its intake, which comes after the drafts",
+        "enqueue": "copies within the host; no driver is called",
+        "store": f"{STORE_TOKENS} tokens, warm with what the rows hold",
+    }
+
+    def make(self, workload: Workload, options: Options) -> Contestant:
+        return Job(workload, options, "live")
