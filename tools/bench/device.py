@@ -54,7 +54,8 @@ def measure(contestants: Sequence[Contestant], lap: int, options: Options) -> Me
     for contestant in contestants:
         contestant.reset()
         work = partial(_steps, contestant, result.steps)
-        works[contestant.name] = captured(work)[0].replay if options.device == "cuda" else work
+        replayed = options.device == "cuda" and contestant.captured
+        works[contestant.name] = captured(work)[0].replay if replayed else work
         result.rounds_us[contestant.name] = []
     for number in range(-_WARM_UP_ROUNDS, options.rounds):
         first = number % len(contestants)

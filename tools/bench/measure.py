@@ -35,6 +35,7 @@ class Contestant:
         detail: what exactly it is, for the record.
         function: the timed function.
         calls: repetitions of the work in one timed call, for work too short to time once.
+        captured: whether a GPU replays its steps as a graph.
         semantics: contestants with equal semantics must draft the same; None: it does not draft.
     """
 
@@ -42,6 +43,7 @@ class Contestant:
     detail: str = ""
     function: Callable[..., Any]
     calls: int = 1
+    captured: bool = True
     semantics: tuple[Any, ...] | None = None
 
     def activate(self) -> None:

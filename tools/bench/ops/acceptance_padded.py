@@ -40,10 +40,12 @@ class V2Runner:
     def __init__(self, lookup: str, k: int) -> None:
         self._lookup, self._k = lookup, k
         self._speculator: Any = None
+        self._lengths: dict[int, int] = {}
 
     def reset(self, rows: Any) -> None:
         """The runner gives the rows to new requests."""
-        self._begun = [int(row) for row in rows]
+        for row in rows:
+            self._lengths.pop(int(row), None)
 
     def step(
         self, token_ids: Any, num_tokens: Any, sampled: Any, *, row_indices: Any, advance: bool
@@ -51,7 +53,9 @@ class V2Runner:
         rows = np.arange(len(token_ids)) if row_indices is None else row_indices
         if self._speculator is None:
             self._speculator = self._made(token_ids, num_tokens)
-        for row in self._begun:
+        for row in map(int, rows):
+            if self._lengths.get(row) == num_tokens[row]:
+                continue  # a conversation's next turn is a new request too
             self._states.remove_request(str(row))
             prompt = token_ids[row, : num_tokens[row]]
             self._states.add_request(
@@ -61,11 +65,11 @@ class V2Runner:
                 num_computed_tokens=0,
                 max_tokens=token_ids.shape[1],
             )
-        self._begun = []
         num_sampled = (sampled >= 0).sum(axis=1, dtype=np.int32)
         for row, new, count in zip(rows, sampled, num_sampled, strict=True):
             token_ids[row, num_tokens[row] : num_tokens[row] + count] = new[:count]
         num_tokens[rows] += num_sampled
+        self._lengths |= dict(zip(map(int, rows), num_tokens[rows].tolist(), strict=True))
         mapping = torch.from_numpy(rows.astype(np.int64))
         drafts = self._speculator.propose(
             SimpleNamespace(

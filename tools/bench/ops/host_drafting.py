@@ -36,7 +36,13 @@ class _Late:
 class Job(Contestant):
     """The callback of a step. A store holds the rows' tokens."""
 
-    def __init__(self, workload: Workload, options: Options, store: Visibility | None) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        options: Options,
+        store: Visibility | None,
+        device: torch.device = CPU,
+    ) -> None:
         self._workload = workload
         rows, capacity = workload.token_ids.shape
         config = NgramConfig(
@@ -47,13 +53,13 @@ class Job(Contestant):
         if held is not None:
             lengths = workload.lengths[0].tolist()
             held.warm(row[:n] for row, n in zip(workload.token_ids, lengths, strict=True))
-        self._stream = _Late()
+        self._stream = _Late() if device == CPU else None
         self._host = HostDrafting(
             config,
             num_rows=rows,
             capacity=capacity,
             most_sampled=self._width,
-            device=CPU,
+            device=device,
             lag=1,
             index=make_index(config, rows, rows * capacity, kind="numpy"),
             store=held,
@@ -70,12 +76,13 @@ class Job(Contestant):
         lengths = self._workload.lengths[0].tolist()
         for row, length in enumerate(lengths):
             self._host.begin(row, self._workload.token_ids[row, :length])
-        empty, none = np.empty(0, np.int32), torch.empty(0, 1 + self._width, dtype=torch.int32)
         for _ in range(1 + sum(lengths) // 8192):  # each job indexes so many tokens
-            self._host.propose(empty, none)
-            _C.stream_run(self._stream.job)
+            self._host.propose(self._rows[:0], self._sampled[0, :0])
+            if self._stream is not None:
+                _C.stream_run(self._stream.job)
 
     def arguments(self, step: int) -> tuple[Any, ...]:
+        assert self._stream is not None
         self._host.propose(self._rows, self._sampled[step])
         return (self._stream.job,)
 
@@ -99,9 +106,35 @@ class Enqueue(Job):
         return self._rows, self._sampled[step]
 
     def _run(self) -> None:
-        if self._pending:
+        if self._pending and self._stream is not None:
             _C.stream_run(self._stream.job)
         self._pending = False
+
+
+class DeviceStep(Job):
+    """A step in the order of a GPU's stream: copies, the callback, and the wait for it."""
+
+    captured = False
+
+    def __init__(self, workload: Workload, options: Options) -> None:
+        super().__init__(workload, options, "live", torch.device(options.device))
+        self._sampled = self._sampled.to(options.device)
+        self.function = self._host.propose
+        self.detail = "HostDrafting.propose, from the first copy to the last, on the device"
+
+    def reset(self) -> None:
+        super().reset()
+        torch.cuda.synchronize()
+
+    def arguments(self, step: int) -> tuple[Any, ...]:
+        return self._rows, self._sampled[step]
+
+
+class RoundTrip(DeviceStep):
+    """A step without requests."""
+
+    def arguments(self, step: int) -> tuple[Any, ...]:
+        return self._rows[:0], self._sampled[step][:0]
 
 
 class HostDraftingStep(Op):
@@ -109,11 +142,13 @@ class HostDraftingStep(Op):
     help = "a job of drafting on the host with a store; its parts; enqueueing it"
     sizes = ("1x1k", "128x1k", "256x1k", "1x32k", "128x32k", "256x32k")
     peers = ("finish", "no-store", "enqueue")
-    unused_settings = frozenset({"config", "match_policy", "device", "engine", "threads"})
+    device_peers = ("round-trip",)
+    unused_settings = frozenset({"config", "match_policy", "engine", "threads"})
     peer_makers: ClassVar[Mapping[str, Make]] = {
         "finish": lambda workload, options: Job(workload, options, "finish"),
         "no-store": lambda workload, options: Job(workload, options, None),
         "enqueue": Enqueue,
+        "round-trip": RoundTrip,
     }
     assumptions: Mapping[str, Any] = {
         "finish": "a store that makes text findable at the end of requests: what a job of the live "
@@ -123,4 +158,8 @@ class HostDraftingStep(Op):
     }
 
     def make(self, workload: Workload, options: Options) -> Contestant:
-        return Job(workload, options, "live")
+        return (
+            Job(workload, options, "live")
+            if options.device == "cpu"
+            else DeviceStep(workload, options)
+        )
