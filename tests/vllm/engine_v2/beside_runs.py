@@ -60,8 +60,8 @@ def _of_wrong_rows(beside: Any) -> None:
     """Each request gets its neighbour's n-gram draft."""
     look_up = beside._look_up
 
-    def wrong(rows: torch.Tensor, num_sampled: torch.Tensor) -> Any:
-        return tuple(found.roll(1, 0) for found in look_up(rows, num_sampled))
+    def wrong(input_batch: Any, num_sampled: torch.Tensor) -> Any:
+        return tuple(found.roll(1, 0) for found in look_up(input_batch, num_sampled))
 
     beside._look_up = wrong
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 
@@ -9,13 +11,13 @@ class FailingWorker(CPUWorker):
     def init_device(self) -> None:
         super().init_device()
         if self.rank == 1:
-            store = self.model_runner.speculator._store
-            check, self.steps = store.check_not_skipped, 0
+            host = self.model_runner.speculator._host
+            propose, self.steps = host.propose, 0
 
-            def fails() -> None:
+            def fails(*args: Any) -> Any:
                 self.steps += 1
                 if self.steps > 5:
                     raise RuntimeError("no drafts")
-                check()
+                return propose(*args)
 
-            store.check_not_skipped = fails
+            host.propose = fails

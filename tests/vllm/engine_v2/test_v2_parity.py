@@ -6,6 +6,7 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from ngram_npu.vllm.v2 import NgramSpeculator
@@ -71,7 +72,12 @@ class _Episode:
         counts = [self._sample(request) for request in batch]
         rows = [self.state.req_id_to_index[request] for request in batch]
         return (
-            SimpleNamespace(req_ids=batch, num_reqs=len(batch), idx_mapping=torch.tensor(rows)),
+            SimpleNamespace(
+                req_ids=batch,
+                num_reqs=len(batch),
+                idx_mapping=torch.tensor(rows),
+                idx_mapping_np=np.array(rows, np.int32),
+            ),
             torch.tensor(counts, dtype=torch.int32),
         )
 

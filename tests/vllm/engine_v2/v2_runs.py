@@ -162,8 +162,8 @@ def run(model: Path, method: Method, first: int = 20) -> Run:
         serve(llm, requests(llm.get_tokenizer())[:first], result)
         if getattr(runner.speculator, "_stats", None) is not None:
             result.counted = counted(runner.speculator)
-        if getattr(runner.speculator, "_store", None) is not None:
-            held = runner.speculator._store.held
+        held = getattr(runner.speculator, "store", None)
+        if held is not None:
             held.check_integrity()
             result.store = held.statistics
         del llm, runner
