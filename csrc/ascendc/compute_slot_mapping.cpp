@@ -35,13 +35,7 @@ __aicore__ inline void map_tokens(const ComputeSlotMappingParams& p, const Share
   }
 }
 
-}  // namespace ngram_npu::ascendc
-
-using namespace ngram_npu;
-using namespace ngram_npu::ascendc;
-
-extern "C" __global__ __aicore__ void ngram_npu_compute_slot_mapping(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+__aicore__ inline void compute_slot_mapping_kernel(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<ComputeSlotMappingParams>(args.params);
   const auto share = read_as<Shares>(args.tiling);
   if (p.slot_bytes == 8) {
@@ -49,4 +43,11 @@ extern "C" __global__ __aicore__ void ngram_npu_compute_slot_mapping(NgramNpuLau
   } else {
     map_tokens<int32_t>(p, share);
   }
+}
+
+}  // namespace ngram_npu::ascendc
+
+extern "C" __global__ __aicore__ void ngram_npu_compute_slot_mapping(NgramNpuLaunchArgs args) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+  ngram_npu::ascendc::compute_slot_mapping_kernel(args);
 }

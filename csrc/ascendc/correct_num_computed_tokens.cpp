@@ -2,11 +2,10 @@
 
 #include "ascendc/counts.h"
 
-using namespace ngram_npu;
-using namespace ngram_npu::ascendc;
+namespace ngram_npu::ascendc {
+namespace {
 
-extern "C" __global__ __aicore__ void ngram_npu_correct_num_computed_tokens(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+__aicore__ inline void correct_num_computed_tokens_kernel(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<CorrectNumComputedTokensParams>(args.params);
   const Shares share = read_as<BatchTiling>(args.tiling).requests;
   AscendC::TPipe pipe;
@@ -25,8 +24,7 @@ extern "C" __global__ __aicore__ void ngram_npu_correct_num_computed_tokens(Ngra
 }
 
 // The second launch copies the new counts into place. correct_spec_state_ uses it too: its parameters begin with these.
-extern "C" __global__ __aicore__ void ngram_npu_place_num_computed_tokens(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+__aicore__ inline void place_num_computed_tokens_kernel(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<CorrectNumComputedTokensParams>(args.params);
   const Shares share = read_as<BatchTiling>(args.tiling).requests;
   AscendC::TPipe pipe;
@@ -38,4 +36,17 @@ extern "C" __global__ __aicore__ void ngram_npu_place_num_computed_tokens(NgramN
     computed.store(0, p.num_computed_tokens + first, count);
     order<AscendC::HardEvent::MTE3_MTE2>();
   }
+}
+
+}  // namespace
+}  // namespace ngram_npu::ascendc
+
+extern "C" __global__ __aicore__ void ngram_npu_correct_num_computed_tokens(NgramNpuLaunchArgs args) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+  ngram_npu::ascendc::correct_num_computed_tokens_kernel(args);
+}
+
+extern "C" __global__ __aicore__ void ngram_npu_place_num_computed_tokens(NgramNpuLaunchArgs args) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+  ngram_npu::ascendc::place_num_computed_tokens_kernel(args);
 }

@@ -94,13 +94,7 @@ __aicore__ inline void correct_all(const CorrectSpecStateParams& p, const BatchT
   }
 }
 
-}  // namespace ngram_npu::ascendc
-
-using namespace ngram_npu;
-using namespace ngram_npu::ascendc;
-
-extern "C" __global__ __aicore__ void ngram_npu_correct_spec_state(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+__aicore__ inline void correct_spec_state_kernel(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<CorrectSpecStateParams>(args.params);
   const auto tiling = read_as<BatchTiling>(args.tiling);
   if (p.slots.slot_bytes == 8) {
@@ -108,4 +102,11 @@ extern "C" __global__ __aicore__ void ngram_npu_correct_spec_state(NgramNpuLaunc
   } else {
     correct_all<int32_t>(p, tiling, Gm<int32_t>(args.workspace));
   }
+}
+
+}  // namespace ngram_npu::ascendc
+
+extern "C" __global__ __aicore__ void ngram_npu_correct_spec_state(NgramNpuLaunchArgs args) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+  ngram_npu::ascendc::correct_spec_state_kernel(args);
 }

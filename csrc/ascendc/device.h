@@ -83,9 +83,9 @@ class Local {
 
 // Items [first, first + count) of an array in the unified buffer, indexed by their numbers in the array.
 template <class T>
-class Part {
+class InUb {
  public:
-  __aicore__ inline Part(AscendC::TPipe& pipe, Gm<const T> array, int64_t capacity)
+  __aicore__ inline InUb(AscendC::TPipe& pipe, Gm<const T> array, int64_t capacity)
       : array_(array), items_(pipe, larger<int64_t>(capacity, 1)) {}
 
   __aicore__ inline void load(int64_t first, int64_t count) {
@@ -114,7 +114,7 @@ class Whole {
  private:
   const Gm<const T> array_;
   const int64_t staged_;
-  Part<T> part_;
+  InUb<T> part_;
 };
 
 // The same for an IndexArray.

@@ -4,6 +4,7 @@
 // then, but their memory is still valid: torch_npu reuses freed memory only for work that is queued later.
 #include <acl/acl_rt.h>
 #include <torch_npu/csrc/core/npu/NPUStream.h>
+#include <torch_npu/csrc/core/npu/interface/AclInterface.h>
 #include <torch_npu/csrc/framework/OpCommand.h>
 #include <torch_npu/csrc/framework/utils/OpPreparation.h>
 
@@ -40,6 +41,9 @@ const CurrentDevice& current_device() {
 
 template <class Params>
 int32_t enqueue(const char* name, const Params& params) {
+  // First of all: in a new thread this sets the thread's device.
+  // false: does not wait for the queue to drain, since the launch itself goes through the queue.
+  aclrtStream stream = c10_npu::getCurrentNPUStream().stream(false);
   const CurrentDevice& device = current_device();
   LaunchPlan ready = plan(params, device.machine);
   if (ready.status != kOk) return ready.status;
@@ -51,8 +55,6 @@ int32_t enqueue(const char* name, const Params& params) {
     workspace = at_npu::native::OpPreparation::apply_tensor_without_format({ready.workspace_bytes}, bytes);
     ready.set_workspace(workspace.data_ptr());
   }
-  // false: does not wait for the queue to drain, since the launch itself goes through the queue.
-  aclrtStream stream = c10_npu::getCurrentNPUStream().stream(false);
   at_npu::native::OpCommand::RunOpApi(name, [kernels, ready, stream]() -> int {
     for (int32_t i = 0; i < ready.num_launches; ++i) {
       const int32_t error = kernels->start(ready.launches[i], stream, ready.args);
@@ -71,5 +73,14 @@ int32_t enqueue(const char* name, const Params& params) {
     return ngram_npu::ascendc::enqueue("ngram_npu_" #op, *params);                          \
   }
 NGRAM_NPU_ASCENDC_OPS(NGRAM_NPU_ENTRY_POINT)
+
+// Calls a host function in the order of the current stream, for drafting on the host.
+NGRAM_NPU_EXPORT int32_t ngram_npu_launch_host_func(aclrtHostFunc function, void* data) {
+  aclrtStream stream = c10_npu::getCurrentNPUStream().stream(false);
+  at_npu::native::OpCommand::RunOpApi("ngram_npu_host_func", [=]() -> int {
+    return c10_npu::acl::AclrtLaunchHostFunc(stream, function, data);  // refused by a CANN that has none
+  });
+  return ngram_npu::kOk;
+}
 
 NGRAM_NPU_EXPORT const char* ngram_npu_ascendc_error() { return ngram_npu::ascendc::load_error(); }

@@ -38,20 +38,17 @@ class ProposeResults {
 
 }  // namespace ngram_npu::ascendc
 
-using namespace ngram_npu;
-using namespace ngram_npu::ascendc;
-
 extern "C" __global__ __aicore__ void ngram_npu_ngram_propose(NgramNpuLaunchArgs args) {
   KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  search_and_draft<NgramProposeParams, ProposeResults>(args);
+  ngram_npu::ascendc::search_and_draft<ngram_npu::NgramProposeParams, ngram_npu::ascendc::ProposeResults>(args);
 }
 
 extern "C" __global__ __aicore__ void ngram_npu_ngram_propose_search(NgramNpuLaunchArgs args) {
   KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  search_into_workspace<NgramProposeParams>(args);
+  ngram_npu::ascendc::search_into_workspace<ngram_npu::NgramProposeParams>(args);
 }
 
 extern "C" __global__ __aicore__ void ngram_npu_ngram_propose_draft(NgramNpuLaunchArgs args) {
   KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  draft_from_workspace<NgramProposeParams, ProposeResults>(args);
+  ngram_npu::ascendc::draft_from_workspace<ngram_npu::NgramProposeParams, ngram_npu::ascendc::ProposeResults>(args);
 }

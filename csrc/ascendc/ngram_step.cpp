@@ -70,20 +70,17 @@ class StepResults {
 
 }  // namespace ngram_npu::ascendc
 
-using namespace ngram_npu;
-using namespace ngram_npu::ascendc;
-
 extern "C" __global__ __aicore__ void ngram_npu_ngram_step(NgramNpuLaunchArgs args) {
   KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  search_and_draft<NgramStepParams, StepResults>(args);
+  ngram_npu::ascendc::search_and_draft<ngram_npu::NgramStepParams, ngram_npu::ascendc::StepResults>(args);
 }
 
 extern "C" __global__ __aicore__ void ngram_npu_ngram_step_search(NgramNpuLaunchArgs args) {
   KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  search_into_workspace<NgramStepParams>(args);
+  ngram_npu::ascendc::search_into_workspace<ngram_npu::NgramStepParams>(args);
 }
 
 extern "C" __global__ __aicore__ void ngram_npu_ngram_step_draft(NgramNpuLaunchArgs args) {
   KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
-  draft_from_workspace<NgramStepParams, StepResults>(args);
+  ngram_npu::ascendc::draft_from_workspace<ngram_npu::NgramStepParams, ngram_npu::ascendc::StepResults>(args);
 }

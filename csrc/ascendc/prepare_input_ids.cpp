@@ -45,7 +45,7 @@ class StagedInputs {
 
   const int64_t num_inputs;
   const int32_t pad_token;
-  Part<int32_t> query_start_loc, num_scheduled_drafts;
+  InUb<int32_t> query_start_loc, num_scheduled_drafts;
   WholeIndices prev_positions;
   Whole<int32_t> next_token_ids;
   const Rows draft_token_ids;
@@ -83,13 +83,7 @@ class Pieces {
   int64_t place_ = 0;
 };
 
-}  // namespace ngram_npu::ascendc
-
-using namespace ngram_npu;
-using namespace ngram_npu::ascendc;
-
-extern "C" __global__ __aicore__ void ngram_npu_prepare_input_ids(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+__aicore__ inline void prepare_input_ids_kernel(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<PrepareInputIdsParams>(args.params);
   const auto share = read_as<Shares>(args.tiling);
   AscendC::TPipe pipe;
@@ -114,4 +108,11 @@ extern "C" __global__ __aicore__ void ngram_npu_prepare_input_ids(NgramNpuLaunch
       pieces.write(inputs, p.input_ids, first + j, prev);
     }
   }
+}
+
+}  // namespace ngram_npu::ascendc
+
+extern "C" __global__ __aicore__ void ngram_npu_prepare_input_ids(NgramNpuLaunchArgs args) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+  ngram_npu::ascendc::prepare_input_ids_kernel(args);
 }

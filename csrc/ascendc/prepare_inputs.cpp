@@ -57,20 +57,14 @@ struct Pass {
   __aicore__ inline bool lacks(int64_t first, int64_t last) const { return last <= begin || end <= first; }
 };
 
-}  // namespace ngram_npu::ascendc
-
-using namespace ngram_npu;
-using namespace ngram_npu::ascendc;
-
 // The place of a request's kept tokens depends on all earlier requests. So every core counts the kept tokens up to its
 // own part of query_start_loc_out, whose last item is not a request, and up to its own part of token_indices.
-extern "C" __global__ __aicore__ void ngram_npu_prepare_inputs(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+__aicore__ inline void prepare_inputs_kernel(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<PrepareInputsParams>(args.params);
   const auto tiling = read_as<BatchTiling>(args.tiling);
   AscendC::TPipe pipe;
   KeptStretch stretch(pipe);
-  Part<int32_t> seq_lens(pipe, p.seq_lens, tiling.requests.per_pass);
+  InUb<int32_t> seq_lens(pipe, p.seq_lens, tiling.requests.per_pass);
   Local<int32_t> starts(pipe, tiling.requests.per_pass);
   Local<int32_t> lengths(pipe, tiling.requests.per_pass);
   Local<int32_t> indices(pipe, larger<int64_t>(tiling.tokens.per_pass, 1));
@@ -117,4 +111,11 @@ extern "C" __global__ __aicore__ void ngram_npu_prepare_inputs(NgramNpuLaunchArg
     if (request <= p.batch) request += items_between(tiling.requests);
     if (token < p.total_tokens) token += items_between(tiling.tokens);
   }
+}
+
+}  // namespace ngram_npu::ascendc
+
+extern "C" __global__ __aicore__ void ngram_npu_prepare_inputs(NgramNpuLaunchArgs args) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+  ngram_npu::ascendc::prepare_inputs_kernel(args);
 }

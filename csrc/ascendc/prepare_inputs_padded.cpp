@@ -6,7 +6,7 @@ namespace ngram_npu::ascendc {
 
 // The inputs of PrepareInputsPaddedParams for a pass of requests, under their names.
 struct StagedBatch {
-  Part<int32_t> cu_num_draft_tokens, num_sampled, query_start_loc;
+  InUb<int32_t> cu_num_draft_tokens, num_sampled, query_start_loc;
 
   __aicore__ inline void load(int64_t first, int64_t count) {
     const int64_t before = first > 0 ? 1 : 0;
@@ -16,13 +16,7 @@ struct StagedBatch {
   }
 };
 
-}  // namespace ngram_npu::ascendc
-
-using namespace ngram_npu;
-using namespace ngram_npu::ascendc;
-
-extern "C" __global__ __aicore__ void ngram_npu_prepare_inputs_padded(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+__aicore__ inline void prepare_inputs_padded_kernel(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<PrepareInputsPaddedParams>(args.params);
   const Shares share = read_as<Shares>(args.tiling);
   AscendC::TPipe pipe;
@@ -46,4 +40,11 @@ extern "C" __global__ __aicore__ void ngram_npu_prepare_inputs_padded(NgramNpuLa
     indices.store(0, p.token_indices_to_sample + first, count);
     order<AscendC::HardEvent::MTE3_S>();
   }
+}
+
+}  // namespace ngram_npu::ascendc
+
+extern "C" __global__ __aicore__ void ngram_npu_prepare_inputs_padded(NgramNpuLaunchArgs args) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+  ngram_npu::ascendc::prepare_inputs_padded_kernel(args);
 }

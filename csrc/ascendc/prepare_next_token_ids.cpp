@@ -24,18 +24,12 @@ class SampledRows {
   Local<int32_t> rows_;
 };
 
-}  // namespace ngram_npu::ascendc
-
-using namespace ngram_npu;
-using namespace ngram_npu::ascendc;
-
-extern "C" __global__ __aicore__ void ngram_npu_prepare_next_token_ids(NgramNpuLaunchArgs args) {
-  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+__aicore__ inline void prepare_next_token_ids_kernel(const NgramNpuLaunchArgs& args) {
   const auto p = read_as<PrepareNextTokenIdsParams>(args.params);
   const auto share = read_as<Shares>(args.tiling);
   AscendC::TPipe pipe;
   SampledRows sampled(pipe, share.per_pass);
-  Part<uint8_t> discard(pipe, p.discard, share.per_pass);
+  InUb<uint8_t> discard(pipe, p.discard, share.per_pass);
   Local<int32_t> tokens(pipe, share.per_pass);
   Local<int32_t> num_sampled(pipe, share.per_pass);
   for (int64_t first = first_item(share); first < p.batch; first += items_between(share)) {
@@ -55,4 +49,11 @@ extern "C" __global__ __aicore__ void ngram_npu_prepare_next_token_ids(NgramNpuL
     num_sampled.store(0, p.num_sampled + first, count);
     order<AscendC::HardEvent::MTE3_S>();
   }
+}
+
+}  // namespace ngram_npu::ascendc
+
+extern "C" __global__ __aicore__ void ngram_npu_prepare_next_token_ids(NgramNpuLaunchArgs args) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+  ngram_npu::ascendc::prepare_next_token_ids_kernel(args);
 }

@@ -14,6 +14,7 @@ import re
 import threading
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from ngram_npu import _C
 
@@ -82,6 +83,14 @@ def open_npu() -> Backend:
         first_line = str(error).partition("\n")[0]
         return Backend("npu", reason=f"torch_npu does not import: {first_line}")
     return replace(_load_backend(_state.library, "ascendc", "npu", _NPU_PATH), name="npu")
+
+
+def npu_launch_host_func() -> Any:
+    """``f(function, data)``, both addresses: calls the function in the order of torch_npu's current
+    stream. After :func:`open_npu`."""
+    launch = ctypes.CDLL(str(_NPU_PATH)).ngram_npu_launch_host_func
+    launch.argtypes = ctypes.c_void_p, ctypes.c_void_p
+    return launch
 
 
 def has_kernel(op: str, device: str) -> bool:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from ngram_npu import _C
+from ngram_npu import _C, _library
 from ngram_npu.config import NgramConfig
 from ngram_npu.index import NgramIndex
 from ngram_npu.store import NgramStore
@@ -101,6 +102,32 @@ class CudaStream:
             raise RuntimeError(f"ngram_npu: cuLaunchHostFunc returned status {status}, expected 0")
 
 
+class NpuStream:
+    """torch_npu's current stream, through its queue. Needs CANN 8.3 or later.
+
+    Raises:
+        RuntimeError: this build has no NPU backend, or it does not load.
+    """
+
+    def __init__(self) -> None:
+        if reason := _library.open_npu().reason:
+            raise RuntimeError(f"ngram_npu: drafting on the host: {reason}")
+        self._launch = _library.npu_launch_host_func()
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        to.copy_(source, non_blocking=True)
+
+    def run(self, job: int) -> None:
+        self._launch(_C.STREAM_CALLBACK, job)
+
+
+_STREAMS: dict[str, Callable[[], Stream]] = {
+    "cpu": CallingThread,
+    "cuda": CudaStream,
+    "npu": NpuStream,
+}
+
+
 class HostDrafting:
     """Drafts with an index and a store in host memory for rows on any device.
 
@@ -138,13 +165,13 @@ class HostDrafting:
             RuntimeError: jobs cannot run on that device.
         """
         if stream is None:
-            if device.type not in ("cpu", "cuda"):
+            if device.type not in _STREAMS:
                 raise RuntimeError(f"ngram_npu: drafting on the host: not for {device.type}")
-            stream = CallingThread() if device.type == "cpu" else CudaStream()
+            stream = _STREAMS[device.type]()
         self.k = config.k
         self._stream = stream
         self._device = device
-        pinned = device.type == "cuda"
+        pinned = device.type != "cpu"
         self._sampled = torch.zeros(
             num_rows, 1 + most_sampled, dtype=torch.int32, pin_memory=pinned
         )

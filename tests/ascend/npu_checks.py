@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
-from ngram_npu import _library
+from ngram_npu import NgramConfig, _library
+from ngram_npu.host_drafting import HostDrafting
+from ngram_npu.index import make_index
 from ngram_npu.vllm.ascend import triton_ngram_spec_decode
 from opspecs import OPSPECS
+from opspecs.spec import OpSpec
 
 acl = ctypes.CDLL("libascendcl.so")
 LAUNCH = "ngram_npu_prepare_inputs_padded"
@@ -149,3 +154,61 @@ def test_an_operator_without_a_kernel_says_so() -> None:
         torch.ops.ngram_npu.ngram_store_finish_(words, slots[:1])
     with pytest.raises(ValueError, match=r"^ngram_index_reset_: index: .* in host memory"):
         torch.ops.ngram_npu.ngram_index_reset_(words, slots[:1])
+
+
+def test_drafting_on_the_host_is_in_the_queues_order() -> None:
+    config = NgramConfig(sizes="ladder", min_draft_probability=0.1, k=3)
+    devices = torch.device("npu"), torch.device("cpu")
+    late, at_once = (
+        HostDrafting(
+            config,
+            num_rows=2,
+            capacity=99,
+            most_sampled=4,
+            device=device,
+            index=make_index(config, 2, 200, kind="numpy"),
+        )
+        for device in devices
+    )
+    for drafting in (late, at_once):
+        drafting.begin(0, [5, 6, 7, 8, 5])
+        drafting.begin(1, [1, 2, 1])
+    record()
+    found = []
+    acl.stand_in_hold()
+    try:
+        for step in range(6):
+            rows = np.array([1, 0][: 1 + step % 2], np.int32)
+            sampled = torch.tensor([[2, 1, 2, 0, 0], [1, 6 + step % 3, 0, 0, 0]]).int()[: len(rows)]
+            on_device = sampled.pin_memory().to("npu", non_blocking=True)
+            found.append((late.propose(rows, on_device), at_once.propose(rows, sampled)))
+    finally:
+        acl.stand_in_release()
+    assert [line for line in record() if line != "copy"] == ["host function"] * 6
+    for drafts, expected in found:
+        assert [tensor.tolist() for tensor in drafts] == [tensor.tolist() for tensor in expected]
+
+
+WITH_KERNEL = [op for op in OPSPECS.values() if _library.has_kernel(op.name, "npu")]
+
+
+@pytest.mark.parametrize("op", WITH_KERNEL, ids=lambda op: op.name)
+def test_an_operator_may_be_a_threads_first_call(op: OpSpec) -> None:
+    """An in-place operator allocates nothing, so nothing has set the thread's device before."""
+    args = op.sample().args
+    given = (torch.from_numpy(x).npu() if isinstance(x, np.ndarray) else x for x in args)
+    positional, keywords = op.split(tuple(given))
+    record()
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            getattr(torch.ops.ngram_npu, op.name)(*positional, **keywords)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert not failures
+    assert any(line.startswith("ngram_npu_") for line in record())

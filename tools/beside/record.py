@@ -39,7 +39,7 @@ class Recorder:
         if kwargs.get("dummy_run"):
             return neural
         rows, num_sampled = batch.idx_mapping, args[4]
-        ngram, counts, match_len = self._beside._look_up(rows, num_sampled)
+        ngram, counts, match_len = self._beside._look_up(batch, num_sampled)
         lengths = self._beside._state[1][rows].tolist()
         for i, (req_id, length) in enumerate(zip(batch.req_ids, lengths, strict=True)):
             if num_sampled[i] > 0:

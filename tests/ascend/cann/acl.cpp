@@ -131,13 +131,25 @@ aclError aclrtLaunchKernelWithHostArgs(aclrtFuncHandle function, uint32_t blocks
   return static_cast<aclError>(reinterpret_cast<Kernel>(function)(blocks, stream, args));
 }
 
+aclError aclrtLaunchHostFunc(aclrtStream, aclrtHostFunc function, void* data) {
+  const std::lock_guard<std::mutex> turn(device);
+  note("host function");
+  function(data);
+  return ACL_SUCCESS;
+}
 aclError aclrtGetDeviceCount(uint32_t* count) {
   *count = 1;
   return ACL_SUCCESS;
 }
+// A thread has no device until it sets one.
+static thread_local bool has_device = false;
+aclError aclrtSetDevice(int32_t) {
+  has_device = true;
+  return ACL_SUCCESS;
+}
 aclError aclrtGetDevice(int32_t* device) {
   *device = 0;
-  return ACL_SUCCESS;
+  return has_device ? ACL_SUCCESS : ACL_ERROR_RT_CONTEXT_NULL;
 }
 const char* aclrtGetSocName() { return "Ascend910B3"; }
 aclError aclrtGetDeviceInfo(uint32_t, aclrtDevAttr what, int64_t* value) {

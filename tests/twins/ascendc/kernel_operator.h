@@ -12,6 +12,8 @@
 #define __aicore__
 #define __gm__
 
+struct Part;  // the 950's headers need one from its compiler
+
 constexpr int KERNEL_TYPE_AIV_ONLY = 0;
 #define KERNEL_TASK_TYPE_DEFAULT(value) static_assert(value == KERNEL_TYPE_AIV_ONLY, "the twin has vector cores only")
 
