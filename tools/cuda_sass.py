@@ -1,24 +1,24 @@
-"""Checks the instructions of the lookup's inner loop in the machine code for one architecture.
+"""Checks the instructions of the lookup's inner loop in the machine code.
 
     python -m tools.cuda_sass [--write]
 
-Compiles the lookups' kernels for sm_90 (no GPU is needed), disassembles them with nvdisasm (of the
-toolkit, or the package nvidia-cuda-nvdisasm) and compares with csrc/cuda/sass.json: the loop over
-the tiles of a row may take as many instructions as recorded and no more than the limit, and the
-tokens have to be read by loads of global memory, 16 bytes each. ``--write`` records.
+Compiles the lookups' kernels for four architectures (no GPU is needed), disassembles them with
+nvdisasm (of the toolkit, or the package nvidia-cuda-nvdisasm; 13.5 was tried) and compares with
+csrc/cuda/sass.json: the loop over the tiles of a row may take as many instructions as recorded and
+no more than the limit, the tokens have to be read by loads of global memory, 16 bytes each, and
+nothing that looks at a tile may wait for the loads of the next one. ``--write`` records.
 """
 
 from __future__ import annotations
 
 import argparse
-import heapq
 import json
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +26,14 @@ from pathlib import Path
 from tools.cuda_resources import ROOT, SOURCES, compiler_version
 
 RECORD = SOURCES / "sass.json"
-ARCHITECTURE = "sm_90"
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100", "sm_120")
 KERNELS = ("ngram_propose", "ngram_step")
 LIMIT = 115
 """Instructions of a warp for a tile of four vectors a thread in which nothing is found."""
 TILE_LOADS = 4
 
 _INSTRUCTION = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\d) )?\s*([A-Z][\w.]*)([^;]*);")
+_ENCODING = re.compile(r"/\* (0x[0-9a-f]{16}) \*/\s*$")
 _LABEL = re.compile(r"^(\.L_\w+):")
 _TARGET = re.compile(r"`\((\.L_\w+)\)")
 _ENDS = ("EXIT", "BRA", "RET", "BRX", "KILL")
@@ -43,6 +44,10 @@ class Instruction:
     name: str
     predicated: bool
     target: str
+    sets: int = 7
+    """The scoreboard that its result is announced by; 7: none."""
+    waits: int = 0
+    """The scoreboards that it waits for, a bit each."""
 
 
 @dataclass
@@ -62,37 +67,64 @@ class Code:
 
 
 def parse(text: str) -> Code:
+    """The listing of ``nvdisasm -hex``: the second half of an instruction's bits is in the line
+    after it. Bits 110 to 112 of these 128 are the scoreboard that it sets, 116 to 121 those that it
+    waits for (on sm_70 and later)."""
     code = Code([], {})
-    for line in text.splitlines():
+    lines = text.splitlines()
+    for line, after in zip(lines, [*lines[1:], ""], strict=False):
         if label := _LABEL.match(line):
             code.labels[label.group(1)] = len(code.instructions)
         elif match := _INSTRUCTION.match(line):
             _, predicate, name, operands = match.groups()
             target = _TARGET.search(operands)
-            # A branch may have its predicate among its operands.
-            conditional = bool(predicate) or bool(
-                name == "BRA" and re.match(r"\s*!?U?P\d", operands)
-            )
+            # A branch may have its predicate among its operands; one for threads that have
+            # diverged is not taken by a warp that has not.
+            conditional = bool(predicate) or name == "BRA.DIV"
+            conditional |= name == "BRA" and bool(re.match(r"\s*!?U?P\d", operands))
+            half = _ENCODING.search(after)
+            bits = int(half.group(1), 16) if half else 7 << 46
             code.instructions.append(
-                Instruction(name, conditional, target.group(1) if target else "")
+                Instruction(
+                    name,
+                    conditional,
+                    target.group(1) if target else "",
+                    bits >> 46 & 7,
+                    bits >> 52 & 63,
+                )
             )
     return code
 
 
-def shortest_loop(code: Code, through: int) -> int:
-    """The number of instructions of the shortest loop through an instruction; 0: there is none."""
-    best: dict[int, int] = {}
-    queue = [(1, n) for n in code.following(through)]
+def shortest_loop(code: Code, through: int) -> list[int]:
+    """The shortest loop from an instruction back to it, without itself; []: there is none."""
+    before: dict[int, int] = {}
+    queue = deque([through])
     while queue:
-        length, at = heapq.heappop(queue)
-        if at == through:
-            return length
-        if best.get(at, length + 1) <= length:
-            continue
-        best[at] = length
+        at = queue.popleft()
         for n in code.following(at):
-            heapq.heappush(queue, (length + 1, n))
-    return 0
+            if n == through:
+                path = [at]
+                while path[-1] != through:
+                    path.append(before[path[-1]])
+                return path[::-1]
+            if n not in before:
+                before[n] = at
+                queue.append(n)
+    return []
+
+
+def waits_for_the_next_tile(code: Code, loads: list[int]) -> int:
+    """Instructions between a tile's loads and the vote on the tile before it that wait for them."""
+    last = max(loads)
+    under_way = {code.instructions[at].sets for at in loads} - {7}
+    waiting = 0
+    for at in shortest_loop(code, last)[1:]:
+        one = code.instructions[at]
+        waiting += any(one.waits >> board & 1 for board in under_way)
+        if one.name.startswith("VOTE"):
+            break
+    return waiting
 
 
 def measure(text: str) -> dict[str, int]:
@@ -103,17 +135,20 @@ def measure(text: str) -> dict[str, int]:
     code = parse(text)
     names = [i.name for i in code.instructions]
     wide = [at for at, name in enumerate(names) if name.startswith("LDG.E.128")]
-    loops = {at: shortest_loop(code, at) for at in wide}
+    loops = {at: len(shortest_loop(code, at)) for at in wide}
     # A tile's loads are all in one loop, which is inside another, over the requests.
     by_length = Counter(length for length in loops.values() if length)
     length, loads = min(
         (item for item in by_length.items() if item[1] >= TILE_LOADS), default=(0, 0)
     )
+    of_a_tile = [at for at in wide if length and loops[at] == length]
+    loop = [names[at] for at in shortest_loop(code, of_a_tile[0])] if of_a_tile else []
     return {
         "instructions_per_tile": length,
         "loads_per_tile": loads,
+        "waits_for_the_next_tile": waits_for_the_next_tile(code, of_a_tile) if of_a_tile else 0,
         "global_loads": sum(name.startswith("LDG") for name in names),
-        "generic_loads": sum(name in ("LD", "LD.E") or name.startswith("LD.E.") for name in names),
+        "generic_loads": sum(name in ("LD", "LD.E") or name.startswith("LD.E.") for name in loop),
         "local_accesses": sum(name.startswith(("LDL", "STL")) for name in names),
         "instructions": len(names),
     }
@@ -133,7 +168,7 @@ def problems(measured: dict[str, dict[str, int]], recorded: dict[str, dict[str, 
             found.append(f"{kernel}: {now['loads_per_tile']} loads a tile, expected {TILE_LOADS}")
         found += [
             f"{kernel}: {now[what]} {what.replace('_', ' ')}, expected none"
-            for what in ("generic_loads", "local_accesses")
+            for what in ("waits_for_the_next_tile", "generic_loads", "local_accesses")
             if now[what]
         ]
     found += [f"{kernel}: not recorded" for kernel in measured.keys() - recorded.keys()]
@@ -147,13 +182,15 @@ def disassembler() -> str | None:
     return next((str(f) for p in places for f in p.glob("*/bin/nvdisasm")), None)
 
 
-def _disassembled(nvcc: str, nvdisasm: str, kernel: str) -> str:
+def _disassembled(nvcc: str, nvdisasm: str, kernel: str, architecture: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         cubin = f"{folder}/{kernel}.cubin"
         source = SOURCES / f"{kernel}.cu"
-        compiled = (f"-arch={ARCHITECTURE}", "-std=c++17", "-O3", f"-I{ROOT / 'csrc'}", "-cubin")
+        compiled = (f"-arch={architecture}", "-std=c++17", "-O3", f"-I{ROOT / 'csrc'}", "-cubin")
         subprocess.run([nvcc, *compiled, str(source), "-o", cubin], check=True)
-        done = subprocess.run([nvdisasm, "-c", cubin], check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            [nvdisasm, "-c", "-hex", cubin], check=True, capture_output=True, text=True
+        )
         return done.stdout
 
 
@@ -166,14 +203,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         missing = "nvcc" if nvcc is None else "nvdisasm (pip install nvidia-cuda-nvdisasm)"
         sys.stderr.write(f"cuda_sass: {missing} is not installed\n")
         return 2
-    measured = {kernel: measure(_disassembled(nvcc, nvdisasm, kernel)) for kernel in KERNELS}
+    measured = {
+        f"{kernel}, {architecture}": measure(_disassembled(nvcc, nvdisasm, kernel, architecture))
+        for architecture in ARCHITECTURES
+        for kernel in KERNELS
+    }
     compiler = compiler_version(nvcc)
     if arguments.write:
-        record = {"compiler": compiler, "architecture": ARCHITECTURE, "kernels": measured}
+        record = {"compiler": compiler, "kernels": measured}
         RECORD.write_text(json.dumps(record, indent=2) + "\n")
     recorded = json.loads(RECORD.read_text())
     # With another compiler only the limit applies.
-    known = recorded["kernels"] if recorded["compiler"] == compiler else {k: {} for k in KERNELS}
+    known = recorded["kernels"] if recorded["compiler"] == compiler else {k: {} for k in measured}
     found = problems(measured, known)
     sys.stdout.write("\n".join([*found, f"{len(measured)} kernels, {len(found)} problems"]) + "\n")
     return 1 if found else 0

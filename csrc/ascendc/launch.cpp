@@ -4,12 +4,13 @@
 // then, but their memory is still valid: torch_npu reuses freed memory only for work that is queued later.
 #include <acl/acl_rt.h>
 #include <torch_npu/csrc/core/npu/NPUStream.h>
-#include <torch_npu/csrc/core/npu/interface/AclInterface.h>
 #include <torch_npu/csrc/framework/OpCommand.h>
 #include <torch_npu/csrc/framework/utils/OpPreparation.h>
 
 #include "ascendc/loaded_kernels.h"
 #include "ascendc/plans.h"
+
+#pragma weak aclrtLaunchHostFunc  // CANN has it from 8.3 on
 
 namespace ngram_npu::ascendc {
 namespace {
@@ -75,11 +76,11 @@ int32_t enqueue(const char* name, const Params& params) {
 NGRAM_NPU_ASCENDC_OPS(NGRAM_NPU_ENTRY_POINT)
 
 // Calls a host function in the order of the current stream, for drafting on the host.
-NGRAM_NPU_EXPORT int32_t ngram_npu_launch_host_func(aclrtHostFunc function, void* data) {
+NGRAM_NPU_EXPORT int32_t ngram_npu_ascendc_launch_host_func(aclrtHostFunc function, void* data) {
+  if (aclrtLaunchHostFunc == nullptr) return ngram_npu::kLaunchFailed;
   aclrtStream stream = c10_npu::getCurrentNPUStream().stream(false);
-  at_npu::native::OpCommand::RunOpApi("ngram_npu_host_func", [=]() -> int {
-    return c10_npu::acl::AclrtLaunchHostFunc(stream, function, data);  // refused by a CANN that has none
-  });
+  at_npu::native::OpCommand::RunOpApi("ngram_npu_host_func",
+                                      [=]() -> int { return aclrtLaunchHostFunc(stream, function, data); });
   return ngram_npu::kOk;
 }
 

@@ -247,17 +247,18 @@ __device__ inline void search_tiles(const LiveTokens& tokens, const LookupOption
     int4 now[kTileVectors], next[kTileVectors];
     stop = smaller(stop, search.num_tiles());
     // The first loads start before the wait for the suffix.
-    if (first < stop) search.load(first, now);
+    if (first < stop) search.load(first, next);
     if (thread < smaller<int32_t>(static_cast<int32_t>(options.max_n), tokens.length)) {
       block.suffix[thread] = tokens[tokens.length - 1 - thread];
     }
     __syncthreads();
     search.choose_wanted(static_cast<int32_t>(options.min_n));
     for (int32_t tile = first; tile < stop; ++tile) {
-      if (tile + 1 < stop) search.load(tile + 1, next);
-      if (!search.look(tile, now)) break;
+      // Before the next loads: at the loop's end the wait for them would come before this tile is looked at.
 #pragma unroll
       for (int32_t u = 0; u < kTileVectors; ++u) now[u] = next[u];
+      if (tile + 1 < stop) search.load(tile + 1, next);
+      if (!search.look(tile, now)) break;
     }
     if (first == 0 && thread / kWarpSize == kLookupWarps - 1) search.look_at_edges();
     search.report();

@@ -88,7 +88,7 @@ def open_npu() -> Backend:
 def npu_launch_host_func() -> Any:
     """``f(function, data)``, both addresses: calls the function in the order of torch_npu's current
     stream. After :func:`open_npu`."""
-    launch = ctypes.CDLL(str(_NPU_PATH)).ngram_npu_launch_host_func
+    launch = ctypes.CDLL(str(_NPU_PATH)).ngram_npu_ascendc_launch_host_func
     launch.argtypes = ctypes.c_void_p, ctypes.c_void_p
     return launch
 
@@ -213,7 +213,7 @@ def _find_npu(library: ctypes.CDLL) -> tuple[Backend, frozenset[str]]:
     if importlib.util.find_spec("torch_npu") is None:
         return Backend("npu", reason="torch_npu is not installed"), frozenset()
     named = re.findall(rb"(?<=\0)ngram_npu_ascendc_(\w+)(?=\0)", _NPU_PATH.read_bytes())
-    ops = frozenset(name.decode() for name in named) - {"error"}
+    ops = frozenset(name.decode() for name in named) - {"error", "launch_host_func"}
     library.ngram_npu_defer_backend(
         b"ascendc", library.ngram_npu_device_type(b"npu"), str(_NPU_PATH).encode()
     )

@@ -118,7 +118,8 @@ class NpuStream:
         to.copy_(source, non_blocking=True)
 
     def run(self, job: int) -> None:
-        self._launch(_C.STREAM_CALLBACK, job)
+        if self._launch(_C.STREAM_CALLBACK, job):
+            raise RuntimeError("ngram_npu: drafting on the host: expected CANN 8.3 or later")
 
 
 _STREAMS: dict[str, Callable[[], Stream]] = {
