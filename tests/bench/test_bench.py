@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ import numpy as np
 import pytest
 from ngram_npu import _C, NgramConfig, NgramProposer
 
-from tools.bench import environment
 from tools.bench.__main__ import main
 from tools.bench.data import make_workload
 from tools.bench.ops import OPS
@@ -33,39 +30,11 @@ def run(file: Path, op: str, *arguments: str) -> dict[str, Any]:
     return found
 
 
-ELSEWHERE = {"ascendc-model", "generate", "rent-or-buy", "vllm-end-to-end", "vllm-predicted"} | {
+ELSEWHERE = {"ascendc-model", "generate", "vllm-end-to-end", "vllm-predicted"} | {
     op for op in OPS if op.startswith(("acceptance", "tune"))
 }
 """In test_modelled_costs.py, test_generate_bench.py, test_end_to_end.py, test_tune_bench.py,
-test_acceptance.py, test_rent_or_buy.py."""
-
-
-def test_the_version_is_that_of_the_code_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.0.1")  # of an older install
-    assert environment.versions()["ngram_npu"] == _C.__version__ != "0.0.1"
-
-
-def test_the_commit_says_whether_it_is_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "ROOT", tmp_path)
-
-    def git(*arguments: str) -> None:
-        author = ("-c", "user.name=a", "-c", "user.email=a@b.c")
-        subprocess.run(["git", "-C", tmp_path, *author, *arguments], check=True)
-
-    assert "commit" not in environment.versions()
-    git("init", "-q")
-    file, results = tmp_path / "a.py", tmp_path / "tools" / "bench" / "results"
-    file.write_text("1\n")
-    git("add", ".")
-    git("commit", "-qm", "a")
-    clean = environment.versions()["commit"]
-    assert clean is not None
-    assert len(clean) == 12
-    results.mkdir(parents=True)
-    (results / "a.json").write_text("{}\n")
-    assert environment.versions()["commit"] == clean, "a result was written before"
-    file.write_text("2\n")
-    assert environment.versions()["commit"] == f"{clean}-dirty"
+test_acceptance.py."""
 
 
 @pytest.mark.parametrize("op", sorted(OPS.keys() - ELSEWHERE))

@@ -19,8 +19,7 @@ _TURN_SECONDS = 0.03
 _CHECKED_STEPS = 4
 _CALM = 0.01
 _MOST_ROUNDS = 5
-
-Clock = Callable[[], int]
+clock = time.perf_counter_ns
 
 
 class Contestant:
@@ -34,14 +33,12 @@ class Contestant:
         name: short, the key in results.
         detail: what exactly it is, for the record.
         function: the timed function.
-        calls: repetitions of the work in one timed call, for work too short to time once.
         semantics: contestants with equal semantics must draft the same; None: it does not draft.
     """
 
     name: str = ""
     detail: str = ""
     function: Callable[..., Any]
-    calls: int = 1
     semantics: tuple[Any, ...] | None = None
 
     def activate(self) -> None:
@@ -113,13 +110,7 @@ class Spoiler:
             self._other.max()
 
 
-def measure(
-    contestants: Sequence[Contestant],
-    lap: int,
-    options: Options,
-    clock: Clock = time.perf_counter_ns,
-    waited: Clock = waited_ns,
-) -> Measurement:
+def measure(contestants: Sequence[Contestant], lap: int, options: Options) -> Measurement:
     """Measures the contestants, ours first in the list.
 
     In each round all of them do the same steps, one contestant after the other; the first one
@@ -132,14 +123,13 @@ def measure(
 
     Args:
         lap: steps of the workload; at its end all go back to the base lengths, untimed.
-        waited: nanoseconds that the process has waited for a core.
     """
     result = Measurement()
     for contestant in contestants:
         contestant.activate()
         contestant.reset()
     check(contestants, result)
-    steps = options.steps or _choose_steps(contestants, options, clock)
+    steps = options.steps or _choose_steps(contestants, options)
     result.steps = steps = min(steps, lap - 1)
     spoil = Spoiler(options.cache, options.idle_ms)
     at = lap  # the first round begins with a reset
@@ -157,9 +147,9 @@ def measure(
             first = number % len(contestants)
             now = _Round()
             for contestant in [*contestants[first:], *contestants[:first]]:
-                start, waiting = clock(), waited()
-                now.turns[contestant.name] = _turn(contestant, at, steps, spoil, clock)
-                share = (waited() - waiting) / max(clock() - start, 1)
+                start, waiting = clock(), waited_ns()
+                now.turns[contestant.name] = _turn(contestant, at, steps, spoil)
+                share = (waited_ns() - waiting) / max(clock() - start, 1)
                 now.disturbance = max(now.disturbance, share)
             if number >= 0:
                 rounds.append(now)
@@ -177,9 +167,7 @@ def measure(
     return result
 
 
-def _turn(
-    contestant: Contestant, at: int, steps: int, spoil: Spoiler, clock: Clock
-) -> tuple[float, float]:
+def _turn(contestant: Contestant, at: int, steps: int, spoil: Spoiler) -> tuple[float, float]:
     """Mean and longest microseconds of the steps after the first."""
     contestant.activate()
     contestant.function(*contestant.arguments(at))
@@ -193,8 +181,7 @@ def _turn(
         elapsed = clock() - start
         total += elapsed
         longest = max(longest, elapsed)
-    scale = 1e3 * contestant.calls
-    return total / steps / scale, longest / scale
+    return total / steps / 1e3, longest / 1e3
 
 
 def check(contestants: Sequence[Contestant], result: Measurement) -> None:
@@ -215,7 +202,7 @@ def check(contestants: Sequence[Contestant], result: Measurement) -> None:
     result.same_drafts = agreement.same
 
 
-def _choose_steps(contestants: Sequence[Contestant], options: Options, clock: Clock) -> int:
+def _choose_steps(contestants: Sequence[Contestant], options: Options) -> int:
     """As many as make the slowest contestant's turn take a few hundredths of a second."""
     slowest = 0.0
     for contestant in contestants:

@@ -8,7 +8,6 @@ import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,10 +22,8 @@ VOCAB = 1 << 30
 """Above every id of any workload, so that all sampled tokens count."""
 PATH_VARIABLE = "NGRAM_NPU_BENCH_VLLM_PATH"
 
-_SPEC = "vllm/v1/spec_decode"
 FILES = {
-    "NgramProposer": Path(f"{_SPEC}/ngram_proposer.py"),
-    "NgramProposerGPU": Path(f"{_SPEC}/ngram_proposer_gpu.py"),
+    "NgramProposer": Path("vllm/v1/spec_decode/ngram_proposer.py"),
     "NgramGPUSpeculator": Path("vllm/v1/worker/gpu/spec_decode/ngram/speculator.py"),
 }
 """All files used from vLLM, and their paths below the folder that contains it."""
@@ -82,22 +79,8 @@ def take(folder: Path, name: str, given: Callable[[], Given] = dict) -> Any:
 
 
 def given() -> Given:
-    """What vLLM's device code imports and needs: a forward context of nothing, and Triton."""
-    return {
-        "vllm.config": {
-            "CompilationConfig": SimpleNamespace,
-            "VllmConfig": SimpleNamespace,
-            "CompilationMode": SimpleNamespace(VLLM_COMPILE="vllm"),
-            "CUDAGraphMode": SimpleNamespace(NONE="none"),
-        },
-        "vllm.forward_context": {"set_forward_context": _no_context},
-        "vllm.v1.utils": {"record_function_or_nullcontext": _no_context},
-        "vllm.triton_utils": _triton_utils(),
-    }
-
-
-def _no_context(*_: Any, **__: Any) -> Any:
-    return nullcontext()
+    """What vLLM's device code imports and needs."""
+    return {"vllm.triton_utils": _triton_utils()}
 
 
 def _triton_utils() -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,7 +9,7 @@ from typing import Any, ClassVar
 
 from tools.bench import device, stats
 from tools.bench.data import Workload, make_workload
-from tools.bench.measure import Clock, measure
+from tools.bench.measure import measure
 from tools.bench.options import BenchError, Options, Size, UnavailableError
 
 Make = Callable[[Workload, Options], Any]
@@ -30,7 +29,6 @@ class Op:
         engines: the first is the default.
         peer_makers: peer's name -> its maker. Every op also knows ``ours:key=value``, itself with
             other options.
-        clock: what times a call, in nanoseconds.
         unused_settings: settings of the command line that this op does not use.
         assumptions: unmeasured assumptions behind the figures; kept in the file.
     """
@@ -42,7 +40,6 @@ class Op:
     device_peers: tuple[str, ...] | None = None
     engines: tuple[str, ...] = ("scan",)
     peer_makers: ClassVar[Mapping[str, Make]] = {}
-    clock: Clock = time.perf_counter_ns
     unused_settings: frozenset[str] = frozenset()
     assumptions: Mapping[str, Any] = {}
 
@@ -112,7 +109,7 @@ class Op:
     ) -> Result:
         """Measures the contestants, ours first, at one size. ``skipped``: peers left out so far."""
         if options.device == "cpu":
-            measured = measure(contestants, workload.steps, options, self.clock)
+            measured = measure(contestants, workload.steps, options)
         else:
             measured = device.measure(contestants, workload.steps, options)
         result = stats.comparison(
