@@ -6,7 +6,7 @@
 //
 // The order: each pipe has a clock. Every instruction is one tick, and knows which tick of each other pipe came before
 // it. The build itself orders V after V, S after the others, and S's reads before the others' next writes of the same
-// bytes. All else needs a queue, a flag or a barrier: using data of another pipe whose tick is not known to be over
+// bytes. All else needs a queue or a flag: using data of another pipe whose tick is not known to be over
 // is a fault.
 #pragma once
 
@@ -69,7 +69,6 @@ class Core {
   void end(AccessLog& log, Cost& cost);
 
   int32_t block() const { return block_; }
-  int32_t blocks() const { return blocks_; }
 
   // Buffers.
   int32_t new_buffer(uint32_t bytes);
@@ -104,9 +103,7 @@ class Core {
 
   // Global memory.
   void gm_copy(uintptr_t at, uint64_t bytes, bool write);
-  uint8_t* gm_scalar(uintptr_t at, uint64_t bytes, bool write);
-  void clean_line(uintptr_t at);
-  void clean_all();
+  const uint8_t* gm_scalar(uintptr_t at, uint64_t bytes);
 
   // Order.
   int alloc_event(int event);
@@ -114,7 +111,6 @@ class Core {
   void release_event(int event, int id);
   void set_flag(int event, Pipe from, int id);
   void wait_flag(int event, Pipe to, int id);
-  void barrier(Pipe pipe);  // kPipes: all
 
   Cost cost;
 
@@ -126,7 +122,6 @@ class Core {
   void order(uint32_t address, uint64_t bytes, bool write);
   void join(Pipe pipe, const uint32_t* clock);
   ScalarLine& line_of(uintptr_t line);
-  void clean(uintptr_t line, const ScalarLine& cached);
 
   std::vector<uint8_t> ub_;
   std::vector<uint8_t> shadow_;
