@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,14 +11,11 @@ from typing import Any
 import pytest
 
 from tools.bench.__main__ import main
-from tools.bench.ops import vllm_end_to_end
 from tools.bench.ops.vllm_end_to_end import (
     CONTESTANTS,
     OUTPUT_TOKENS,
-    EngineProcess,
     VllmEndToEnd,
 )
-from tools.bench.options import BenchError
 
 CORPUS = list(range(5000))
 SECONDS = {"ours": 1.0, "no-speculation": 4.0, "vllm-ngram": 2.0, "ours-async": 0.5}
@@ -93,26 +89,3 @@ def test_rounds_ratios_and_texts(order: list[str], tmp_path: Path) -> None:
         "ours-async": 1,
     }
     assert "threads" not in found["settings"]
-
-
-ANSWERS = """
-import json, os, sys
-print(json.dumps({"ready": True}), flush=True)
-for line in sys.stdin:
-    prompts = json.loads(line)["prompts"]
-    found = {"numba_threads": os.environ["NUMBA_NUM_THREADS"], "torch_threads": len(prompts)}
-    print(json.dumps(found), flush=True)
-"""
-
-
-def test_an_engine_process_answers_and_ends(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(vllm_end_to_end, "_openmp", lambda: "")
-    engine = EngineProcess([sys.executable, "-c", ANSWERS], {}, tmp_path / "log")
-    assert engine.run([[1]]) == {"numba_threads": "1", "torch_threads": 1}
-    with pytest.raises(BenchError, match="torch's threads: expected 1, got 2"):
-        engine.run([[1], [2]])
-    engine.stop()
-    with pytest.raises(BenchError, match="the engine ended:\nno vLLM"):
-        EngineProcess([sys.executable, "-c", "import sys; sys.exit('no vLLM')"], {}, tmp_path / "l")
