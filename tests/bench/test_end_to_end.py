@@ -1,8 +1,10 @@
-"""The end-to-end measurement with stand-ins for the engines."""
+"""Tokens per second of vLLM's engine, with stand-ins for the engines, and of the example runner, on
+the tests' tiny model: rounds, ratios, and texts that differ."""
 
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,12 +13,12 @@ from typing import Any
 import pytest
 
 from tools.bench.__main__ import main
-from tools.bench.ops.vllm_end_to_end import (
-    CONTESTANTS,
-    OUTPUT_TOKENS,
-    VllmEndToEnd,
-)
+from tools.bench.ops import generate
+from tools.bench.ops.generate import GenerateOp
+from tools.bench.ops.vllm_end_to_end import CONTESTANTS, OUTPUT_TOKENS, VllmEndToEnd
+from tools.bench.options import Options, Size
 
+ROOT = Path(__file__).resolve().parents[2]
 CORPUS = list(range(5000))
 SECONDS = {"ours": 1.0, "no-speculation": 4.0, "vllm-ngram": 2.0, "ours-async": 0.5}
 
@@ -89,3 +91,21 @@ def test_rounds_ratios_and_texts(order: list[str], tmp_path: Path) -> None:
         "ours-async": 1,
     }
     assert "threads" not in found["settings"]
+
+
+def test_another_text_of_the_runner_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    from runner import tiny_model
+
+    corpus = list(tiny_model.transcript(random.Random(0), 4000))
+    folder = str(tiny_model.cached(ROOT / "build" / "tiny-model"))
+    said = generate._generated
+    monkeypatch.setattr(GenerateOp, "prepared", lambda self, options: (folder, {"log": corpus}))
+    monkeypatch.setattr(generate, "OUTPUT_TOKENS", 16)
+    monkeypatch.setattr(
+        generate, "_generated", lambda *given: [[0, *text[1:]] for text in said(*given)]
+    )
+    (found,), skipped = GenerateOp().run(Options(sizes=(Size(2, 40),), rounds=2), lambda _: None)
+    assert not skipped
+    assert found["requests_with_other_text"]["hf"] == 2
+    assert found["requests_with_other_text"]["none"] == 0
