@@ -15,7 +15,6 @@ from ngram_npu.vllm.v2 import NgramSpeculator
 from tools.bench.__main__ import main
 from tools.bench.ops import acceptance, acceptance_padded, acceptance_store
 from tools.bench.ops.acceptance import proposed
-from tools.bench.pictures import lighter
 
 pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
 
@@ -70,18 +69,6 @@ def test_an_index_that_counts_otherwise_ends_the_run(
     monkeypatch.setattr(acceptance, "NgramProposer", shorter)
     assert main(["acceptance", "--data", str(data), "--peer=none"]) == 2
     assert "k 8, limit 2: Counts(" in capsys.readouterr().err
-
-
-def test_a_lighter_picture() -> None:
-    group = '<g id="a"><g id="b"><path d="M 0.123 1.987" style="fill: red"/></g></g>'
-    kept = '<g clip-path="url(#p0123456789)"><use style="fill: red"/></g>'
-    text = '<text transform="rotate(-0 1 2)">3.11</text>'
-    clip = '<clipPath id="p0123456789"/>'
-    found = lighter(f"<svg>\n<style>*</style>{group}{kept}{text}{clip}</svg>")
-    assert found == (
-        '<svg>\n<style>* .s0{fill: red}</style><path d="M 0.1 2.0" class="s0"/>'
-        '<g clip-path="url(#i0)"><use class="s0"/></g><text>3.1</text><clipPath id="i0"/></svg>\n'
-    )
 
 
 def test_a_store_is_fed_in_the_order_of_the_file(data: Path) -> None:

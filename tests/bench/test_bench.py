@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +11,15 @@ import numpy as np
 import pytest
 from ngram_npu import _C, NgramConfig, NgramProposer
 
-from tools.bench import environment
+from tools.bench import stats
 from tools.bench.__main__ import main
 from tools.bench.data import make_workload
+from tools.bench.measure import Contestant, measure
 from tools.bench.ops import OPS
 from tools.bench.ops.index import IndexStepContestant
 from tools.bench.ops.spec_state import Correction, CorrectSpecState, Eager, Fused, Parts
-from tools.bench.options import Options, Size
+from tools.bench.options import BenchError, Options, Size
+from tools.bench.stats import Drafts
 
 SIZE = Size(5, 300)
 
@@ -33,39 +33,10 @@ def run(file: Path, op: str, *arguments: str) -> dict[str, Any]:
     return found
 
 
-ELSEWHERE = {"ascendc-model", "generate", "rent-or-buy", "vllm-end-to-end", "vllm-predicted"} | {
+ELSEWHERE = {"ascendc-model", "generate", "vllm-end-to-end", "vllm-predicted"} | {
     op for op in OPS if op.startswith(("acceptance", "tune"))
 }
-"""In test_modelled_costs.py, test_generate_bench.py, test_end_to_end.py, test_tune_bench.py,
-test_acceptance.py, test_rent_or_buy.py."""
-
-
-def test_the_version_is_that_of_the_code_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda _: "0.0.1")  # of an older install
-    assert environment.versions()["ngram_npu"] == _C.__version__ != "0.0.1"
-
-
-def test_the_commit_says_whether_it_is_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "ROOT", tmp_path)
-
-    def git(*arguments: str) -> None:
-        author = ("-c", "user.name=a", "-c", "user.email=a@b.c")
-        subprocess.run(["git", "-C", tmp_path, *author, *arguments], check=True)
-
-    assert "commit" not in environment.versions()
-    git("init", "-q")
-    file, results = tmp_path / "a.py", tmp_path / "tools" / "bench" / "results"
-    file.write_text("1\n")
-    git("add", ".")
-    git("commit", "-qm", "a")
-    clean = environment.versions()["commit"]
-    assert clean is not None
-    assert len(clean) == 12
-    results.mkdir(parents=True)
-    (results / "a.json").write_text("{}\n")
-    assert environment.versions()["commit"] == clean, "a result was written before"
-    file.write_text("2\n")
-    assert environment.versions()["commit"] == f"{clean}-dirty"
+"""In test_modelled_costs.py, test_end_to_end.py, test_tune_bench.py, test_acceptance.py."""
 
 
 @pytest.mark.parametrize("op", sorted(OPS.keys() - ELSEWHERE))
@@ -146,3 +117,31 @@ def test_corrections_agree(batch: int, k: int) -> None:
     for contestant in contestants[1:]:
         for name, tensor in contestant.tensors.items():
             assert np.array_equal(tensor, first[name]), (type(contestant).__name__, name)
+
+
+class Drafter(Contestant):
+    semantics = (2, 4, 4, "earliest")
+
+    def __init__(self, name: str, drafts: Drafts) -> None:
+        self.name = name
+        self.function = lambda: drafts
+
+    def drafts(self, result: Any) -> Drafts:
+        return list(result)
+
+
+def test_different_drafts_are_an_error() -> None:
+    """Their times would compare nothing."""
+    one = Drafter("one", [[1], []])
+    found = measure([one, Drafter("same", [[1], []])], 20, Options(rounds=1, steps=1))
+    assert found.same_drafts is True
+    assert found.drafted_share == 0.5
+    with pytest.raises(BenchError, match="other and one draft differently"):
+        measure([one, Drafter("other", [[2], []])], 20, Options(rounds=1, steps=1))
+
+
+def test_spread_and_ratio() -> None:
+    """A slow machine in one round slows both: their quotient stays, the quotient of medians not."""
+    assert stats.spread([10.0, *range(10)]) == {"median": 5.0, "p10": 1.0, "p90": 9.0}
+    ours, peer = [1.0, 10.0, 2.0], [5.0, 50.0, 30.0]
+    assert stats.ratios(peer, ours)["median"] == 5.0

@@ -1,9 +1,10 @@
-"""The end-to-end measurement with stand-ins for the engines."""
+"""Tokens per second of vLLM's engine, with stand-ins for the engines, and of the example runner, on
+the tests' tiny model: rounds, ratios, and texts that differ."""
 
 from __future__ import annotations
 
 import json
-import sys
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,15 +13,12 @@ from typing import Any
 import pytest
 
 from tools.bench.__main__ import main
-from tools.bench.ops import vllm_end_to_end
-from tools.bench.ops.vllm_end_to_end import (
-    CONTESTANTS,
-    OUTPUT_TOKENS,
-    EngineProcess,
-    VllmEndToEnd,
-)
-from tools.bench.options import BenchError
+from tools.bench.ops import generate
+from tools.bench.ops.generate import GenerateOp
+from tools.bench.ops.vllm_end_to_end import CONTESTANTS, OUTPUT_TOKENS, VllmEndToEnd
+from tools.bench.options import Options, Size
 
+ROOT = Path(__file__).resolve().parents[2]
 CORPUS = list(range(5000))
 SECONDS = {"ours": 1.0, "no-speculation": 4.0, "vllm-ngram": 2.0, "ours-async": 0.5}
 
@@ -95,24 +93,19 @@ def test_rounds_ratios_and_texts(order: list[str], tmp_path: Path) -> None:
     assert "threads" not in found["settings"]
 
 
-ANSWERS = """
-import json, os, sys
-print(json.dumps({"ready": True}), flush=True)
-for line in sys.stdin:
-    prompts = json.loads(line)["prompts"]
-    found = {"numba_threads": os.environ["NUMBA_NUM_THREADS"], "torch_threads": len(prompts)}
-    print(json.dumps(found), flush=True)
-"""
+def test_another_text_of_the_runner_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    from runner import tiny_model
 
-
-def test_an_engine_process_answers_and_ends(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(vllm_end_to_end, "_openmp", lambda: "")
-    engine = EngineProcess([sys.executable, "-c", ANSWERS], {}, tmp_path / "log")
-    assert engine.run([[1]]) == {"numba_threads": "1", "torch_threads": 1}
-    with pytest.raises(BenchError, match="torch's threads: expected 1, got 2"):
-        engine.run([[1], [2]])
-    engine.stop()
-    with pytest.raises(BenchError, match="the engine ended:\nno vLLM"):
-        EngineProcess([sys.executable, "-c", "import sys; sys.exit('no vLLM')"], {}, tmp_path / "l")
+    corpus = list(tiny_model.transcript(random.Random(0), 4000))
+    folder = str(tiny_model.cached(ROOT / "build" / "tiny-model"))
+    said = generate._generated
+    monkeypatch.setattr(GenerateOp, "prepared", lambda self, options: (folder, {"log": corpus}))
+    monkeypatch.setattr(generate, "OUTPUT_TOKENS", 16)
+    monkeypatch.setattr(
+        generate, "_generated", lambda *given: [[0, *text[1:]] for text in said(*given)]
+    )
+    (found,), skipped = GenerateOp().run(Options(sizes=(Size(2, 40),), rounds=2), lambda _: None)
+    assert not skipped
+    assert found["requests_with_other_text"]["hf"] == 2
+    assert found["requests_with_other_text"]["none"] == 0

@@ -6,7 +6,7 @@
 #include <cstdio>
 
 #include "index_episode.h"
-#include "op_calls.h"
+#include "instruction_sets.h"
 
 namespace ngram_npu::test {
 namespace {

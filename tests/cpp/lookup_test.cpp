@@ -5,8 +5,8 @@
 
 #include "cpu/lookup_impl.h"
 #include "guard_pages.h"
+#include "instruction_sets.h"
 #include "lookup_cases.h"
-#include "op_calls.h"
 
 namespace ngram_npu::test {
 namespace {
@@ -110,6 +110,47 @@ TEST_P(LookupTest, TokensBehindTheLengthDoNotCount) {
       ASSERT_EQ(draft[0], -1);
       ASSERT_EQ(match_len, 0);
     }
+  }
+}
+
+// The memory of a row that cannot draft is not read.
+TEST_P(LookupTest, RowsThatMayNotDraftAreNotRead) {
+  GuardedRows<int32_t> rows(5, 4096, Flush::kEnd);
+  rows.hide();
+  const int32_t num_tokens[] = {4000, 1, 0, 4097, 4096};
+  const int32_t num_sampled[] = {0, 1, 1, 1, 1};
+  int32_t drafts[5], num_draft[5], match_len[5];
+  NgramProposeParams p{};
+  p.token_ids = rows.view<const int32_t>();
+  p.num_tokens = num_tokens;
+  p.num_sampled = num_sampled;
+  p.batch = 5;
+  p.lookup = {1, 3, 1, 4096, kLatest, true, false, nullptr, 0};
+  p.draft_token_ids = {drafts, p.lookup.k, 4};
+  p.num_draft_tokens = num_draft;
+  p.match_len = match_len;
+  ASSERT_EQ(ngram_npu_cpu_ngram_propose(&p, nullptr), kOk);
+  EXPECT_EQ(Tokens(num_draft, num_draft + 5), Tokens(5, 0));
+  EXPECT_EQ(Tokens(drafts, drafts + 5), Tokens(5, -1));
+}
+
+// A tensor without elements may have no memory at all.
+TEST_P(LookupTest, RowsWithoutCapacity) {
+  const int32_t num_tokens[] = {0, 1, 2};
+  int32_t drafts[3], num_draft[3], match_len[3];
+  NgramProposeParams p{};
+  p.token_ids = {nullptr, 3, 0, 1};
+  p.num_tokens = num_tokens;
+  p.batch = 3;
+  p.lookup = {1, 1, 1, kNoLimit, kEarliest, false, false, nullptr, 0};
+  p.draft_token_ids = {drafts, p.lookup.k, 4};
+  p.num_draft_tokens = num_draft;
+  p.match_len = match_len;
+  ASSERT_EQ(ngram_npu_cpu_ngram_propose(&p, nullptr), kOk);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_EQ(drafts[i], -1);
+    EXPECT_EQ(num_draft[i], 0);
+    EXPECT_EQ(match_len[i], 0);
   }
 }
 

@@ -1,217 +1,205 @@
-// ngram_step_: worked examples through the C entry point, at every instruction set and in every layout.
+// ngram_step_ through the C entry point, at every instruction set and in every layout, against its definition. The
+// samples of tests/opspecs have the examples.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <utility>
+#include <vector>
 
+#include "guard_pages.h"
+#include "instruction_sets.h"
 #include "lookup_cases.h"
-#include "op_calls.h"
 
 namespace ngram_npu::test {
 namespace {
 
-constexpr int32_t kMin32 = std::numeric_limits<int32_t>::min();
-constexpr int32_t kMax32 = std::numeric_limits<int32_t>::max();
-constexpr int64_t kMin64 = std::numeric_limits<int64_t>::min();
-constexpr int64_t kMax64 = std::numeric_limits<int64_t>::max();
+// A step's inputs and outputs are placed between guard pages, in every layout; memory that must not be written is
+// read-only, and every layout must give the same results.
+constexpr int32_t kFiller = 1000003;      // contents of a row after its tokens
+constexpr int32_t kGarbage = 0x7B7B7B7B;  // contents of outputs before the call
+
+// Indices as the caller has them: absent, int32 or int64.
+struct Indices {
+  int32_t bytes = 0;
+  std::vector<int64_t> values;
+
+  static Indices of_int32(std::vector<int64_t> v) { return {4, std::move(v)}; }
+  static Indices of_int64(std::vector<int64_t> v) { return {8, std::move(v)}; }
+};
+
+// Placement of rows: each against a guard at its end or start, or as slices of a larger buffer.
+enum class Layout { kFlushEnd, kFlushStart, kSliceEnd, kSliceStart };
+constexpr Layout kLayouts[] = {Layout::kFlushEnd, Layout::kFlushStart, Layout::kSliceEnd, Layout::kSliceStart};
+
+Flush flush_of(Layout layout) {
+  return layout == Layout::kFlushEnd || layout == Layout::kSliceEnd ? Flush::kEnd : Flush::kStart;
+}
+
+struct StepInputs {
+  std::vector<Tokens> rows;
+  int64_t capacity = 16;
+  std::vector<int32_t> num_tokens;  // empty: the rows' sizes
+  std::vector<Tokens> sampled;      // all of one width
+  std::vector<uint8_t> discard;     // empty: absent
+  Indices row_indices;
+  bool advance = true;
+  int64_t vocab_size = 100;
+  LookupOptions lookup{1, 3, 4, kNoLimit, kEarliest, false, false, nullptr, 0};
+};
+
+struct StepResult {
+  std::vector<Tokens> rows;  // whole rows, after the step
+  Tokens num_tokens;
+  Tokens next;
+  Tokens num_sampled;
+  Tokens drafts;  // [B, k]
+  Tokens num_draft;
+  Tokens match_len;
+
+  bool operator==(const StepResult& o) const {
+    return rows == o.rows && num_tokens == o.num_tokens && next == o.next && num_sampled == o.num_sampled &&
+           drafts == o.drafts && num_draft == o.num_draft && match_len == o.match_len;
+  }
+};
+
+// A row of the capacity the inputs have, as results show it.
+Tokens filled(Tokens tokens, int64_t capacity) {
+  tokens.resize(static_cast<size_t>(capacity), kFiller);
+  return tokens;
+}
+
+class GuardedIndices {
+ public:
+  GuardedIndices(const Indices& indices, Flush flush)
+      : bytes_(indices.bytes),
+        narrow_(indices.bytes == 4 ? std::vector<int32_t>(indices.values.begin(), indices.values.end())
+                                   : std::vector<int32_t>{},
+                flush),
+        wide_(indices.bytes == 8 ? indices.values : std::vector<int64_t>{}, flush) {
+    narrow_.freeze();
+    wide_.freeze();
+  }
+
+  IndexArray get() const {
+    if (bytes_ == 0) return {nullptr, 0};
+    return {bytes_ == 8 ? static_cast<const void*>(wide_.data()) : narrow_.data(), bytes_};
+  }
+
+ private:
+  int32_t bytes_;
+  Guarded<int32_t> narrow_;
+  Guarded<int64_t> wide_;
+};
+
+// Rows of equal capacity in one of the layouts; what the given tokens leave of a row is kFiller.
+class Rows {
+ public:
+  Rows(const std::vector<Tokens>& rows, int64_t capacity, Layout layout)
+      : sliced_(layout == Layout::kSliceEnd || layout == Layout::kSliceStart),
+        count_(static_cast<int64_t>(rows.size())),
+        capacity_(capacity),
+        guarded_(sliced_ ? 0 : count_, capacity, flush_of(layout)),
+        slices_(sliced_ ? count_ : 0, capacity, capacity + 3, flush_of(layout)) {
+    for (int64_t r = 0; r < count_; ++r) {
+      const Tokens& tokens = rows[static_cast<size_t>(r)];
+      std::fill(row(r), row(r) + capacity, kFiller);
+      std::copy(tokens.begin(), tokens.end(), row(r));
+    }
+  }
+
+  template <class View>
+  TokenRows<View> view() const {
+    return sliced_ ? slices_.view<View>() : guarded_.view<View>();
+  }
+
+  std::vector<Tokens> values() const {
+    std::vector<Tokens> rows;
+    for (int64_t r = 0; r < count_; ++r) rows.emplace_back(row(r), row(r) + capacity_);
+    return rows;
+  }
+
+  // Slices stay writable: their canaries lie in the same pages.
+  void freeze() {
+    if (!sliced_) guarded_.freeze();
+  }
+
+  bool intact() const { return guarded_.intact() && slices_.intact(); }
+
+ private:
+  int32_t* row(int64_t r) const { return sliced_ ? slices_[r] : guarded_[r]; }
+
+  bool sliced_;
+  int64_t count_;
+  int64_t capacity_;
+  GuardedRows<int32_t> guarded_;
+  PitchedRows<int32_t> slices_;
+};
+
+Guarded<int32_t> output(int64_t size, Layout layout) {
+  return {Tokens(static_cast<size_t>(size), kGarbage), flush_of(layout)};
+}
+
+std::vector<int32_t> lengths_of(const std::vector<Tokens>& rows, const std::vector<int32_t>& given) {
+  std::vector<int32_t> lengths = given;
+  if (given.empty()) {
+    for (const Tokens& row : rows) lengths.push_back(static_cast<int32_t>(row.size()));
+  }
+  return lengths;
+}
+
+StepResult step(const StepInputs& in, Layout layout) {
+  const Flush flush = flush_of(layout);
+  const Rows rows(in.rows, in.capacity, layout);
+  Guarded<int32_t> num_tokens(lengths_of(in.rows, in.num_tokens), flush);
+  if (!in.advance) num_tokens.freeze();
+  const int64_t width = in.sampled.empty() ? 1 : length_of(in.sampled.front());
+  Rows sampled(in.sampled, width, layout);
+  sampled.freeze();
+  Guarded<uint8_t> discard(in.discard, flush);
+  discard.freeze();
+  const GuardedIndices row_indices(in.row_indices, flush);
+
+  NgramStepParams p{};
+  p.token_ids = rows.view<int32_t>();
+  p.num_tokens = num_tokens.data();
+  p.sampled_token_ids = sampled.view<const int32_t>();
+  p.discard = in.discard.empty() ? nullptr : discard.data();
+  p.row_indices = row_indices.get();
+  p.batch = static_cast<int64_t>(in.sampled.size());
+  p.advance = in.advance;
+  p.vocab_size = in.vocab_size;
+  p.lookup = in.lookup;
+  const Guarded<int32_t> next = output(p.batch, layout);
+  const Guarded<int32_t> num_sampled = output(p.batch, layout);
+  const Guarded<int32_t> drafts = output(p.batch * p.lookup.k, layout);
+  const Guarded<int32_t> num_draft = output(p.batch, layout);
+  const Guarded<int32_t> match_len = output(p.batch, layout);
+  p.next_token_ids = next.data();
+  p.num_sampled = num_sampled.data();
+  p.draft_token_ids = {drafts.data(), p.lookup.k, 4};
+  p.num_draft_tokens = num_draft.data();
+  p.match_len = match_len.data();
+
+  const std::vector<Tokens> sampled_before = sampled.values();
+  EXPECT_EQ(ngram_npu_cpu_ngram_step_(&p, nullptr), kOk);
+  EXPECT_EQ(sampled.values(), sampled_before);
+  EXPECT_TRUE(rows.intact() && num_tokens.intact() && sampled.intact());
+  EXPECT_TRUE(next.intact() && num_sampled.intact() && drafts.intact() && num_draft.intact() && match_len.intact());
+  return {rows.values(),   num_tokens.values(), next.values(),     num_sampled.values(),
+          drafts.values(), num_draft.values(),  match_len.values()};
+}
+
+StepResult step(const StepInputs& in) {
+  const StepResult result = step(in, kLayouts[0]);
+  for (const Layout layout : kLayouts) {
+    EXPECT_TRUE(step(in, layout) == result) << "layout " << static_cast<int>(layout);
+  }
+  return result;
+}
 
 class NgramStepTest : public InstructionSetTest {};
 INSTANTIATE_TEST_SUITE_P(Isa, NgramStepTest, testing::ValuesIn(instruction_sets()), name_of_instruction_set);
-
-// One request on a row of six places: 1 2 3 4 2.
-StepInputs one(const Tokens& sampled) {
-  StepInputs in;
-  in.rows = {{1, 2, 3, 4, 2}};
-  in.capacity = 8;
-  in.sampled = {sampled};
-  return in;
-}
-
-TEST_P(NgramStepTest, AppendsAndDrafts) {
-  const StepResult got = step(one({3, -1, -1}));
-  EXPECT_EQ(got.rows[0], filled({1, 2, 3, 4, 2, 3}, 8));
-  EXPECT_EQ(got.num_tokens, Tokens{6});
-  EXPECT_EQ(got.next, Tokens{3});
-  EXPECT_EQ(got.num_sampled, Tokens{1});
-  EXPECT_EQ(got.drafts, (Tokens{4, 2, 3, -1}));
-  EXPECT_EQ(got.num_draft, Tokens{3});
-  EXPECT_EQ(got.match_len, Tokens{2});
-}
-
-TEST_P(NgramStepTest, AppendsSeveral) {
-  const StepResult got = step(one({3, 4, 2}));
-  EXPECT_EQ(got.rows[0], filled({1, 2, 3, 4, 2, 3, 4, 2}, 8));
-  EXPECT_EQ(got.num_tokens, Tokens{8});
-  EXPECT_EQ(got.next, Tokens{2});
-  EXPECT_EQ(got.num_sampled, Tokens{3});
-  EXPECT_EQ(got.drafts, (Tokens{3, 4, 2, -1}));
-  EXPECT_EQ(got.match_len, Tokens{3});
-}
-
-TEST_P(NgramStepTest, OverlapGoesOnIntoTheDraft) {
-  StepInputs in = one({3, 4, 2});
-  in.lookup = {1, 3, 6, kNoLimit, kLatest, true, false, nullptr, 0};
-  EXPECT_EQ(step(in).drafts, (Tokens{3, 4, 2, 3, 4, 2}));
-}
-
-TEST_P(NgramStepTest, WithoutAdvanceTheLengthStays) {
-  StepInputs in = one({3, -1, -1});
-  in.advance = false;
-  const StepResult got = step(in);
-  EXPECT_EQ(got.rows[0], filled({1, 2, 3, 4, 2, 3}, 8));
-  EXPECT_EQ(got.num_tokens, Tokens{5});
-  EXPECT_EQ(got.drafts, (Tokens{4, 2, 3, -1}));
-}
-
-TEST_P(NgramStepTest, TheLeadingRunEndsAtAHole) {
-  const StepResult got = step(one({3, -1, 4}));
-  EXPECT_EQ(got.rows[0], filled({1, 2, 3, 4, 2, 3}, 8));
-  EXPECT_EQ(got.num_sampled, Tokens{1});
-  EXPECT_EQ(got.next, Tokens{3});
-}
-
-TEST_P(NgramStepTest, TheVocabularyBoundsWhatIsValid) {
-  StepInputs in = one({3, 50, 4});
-  in.vocab_size = 50;
-  EXPECT_EQ(step(in).num_sampled, Tokens{1});
-  in.vocab_size = 51;
-  EXPECT_EQ(step(in).num_sampled, Tokens{3});
-  in.vocab_size = 0;
-  EXPECT_EQ(step(in).num_sampled, Tokens{0});
-  in.vocab_size = kMin64;
-  EXPECT_EQ(step(in).num_sampled, Tokens{0});
-  in = one({0, kMax32, kMin32});
-  in.vocab_size = kMax64;
-  const StepResult got = step(in);
-  EXPECT_EQ(got.num_sampled, Tokens{2});
-  EXPECT_EQ(got.next, Tokens{kMax32});
-}
-
-// A request without a valid token is not verified in the next step: the row's last token stands, nothing is drafted.
-void expect_untouched(const StepInputs& in) {
-  const StepResult got = step(in);
-  EXPECT_EQ(got.rows[0], filled({1, 2, 3, 4, 2}, 8));
-  EXPECT_EQ(got.num_tokens, Tokens{5});
-  EXPECT_EQ(got.next, Tokens{2});
-  EXPECT_EQ(got.num_sampled, Tokens{0});
-  EXPECT_EQ(got.drafts, (Tokens{-1, -1, -1, -1}));
-  EXPECT_EQ(got.num_draft, Tokens{0});
-  EXPECT_EQ(got.match_len, Tokens{0});
-}
-
-TEST_P(NgramStepTest, NoValidToken) {
-  expect_untouched(one({-1, -1, -1}));
-  expect_untouched(one({-1, 3, 4}));
-  expect_untouched(one({kMin32, 3, 4}));
-  expect_untouched(one({100, 3, 4}));  // the vocabulary has 100
-}
-
-TEST_P(NgramStepTest, Discarded) {
-  StepInputs in = one({3, 4, -1});
-  for (const uint8_t byte : {uint8_t{1}, uint8_t{2}, uint8_t{255}}) {  // any nonzero byte is true
-    in.discard = {byte};
-    expect_untouched(in);
-  }
-  in.discard = {0};
-  EXPECT_EQ(step(in).num_sampled, Tokens{2});
-}
-
-TEST_P(NgramStepTest, AnEmptyRow) {
-  StepInputs in;
-  in.rows = {{}, {}, {}, {}};
-  in.sampled = {{-1, -1}, {7, -1}, {7, 7}, {7, 7}};
-  in.discard = {0, 0, 0, 1};
-  const StepResult got = step(in);
-  EXPECT_EQ(got.next, (Tokens{0, 7, 7, 0}));
-  EXPECT_EQ(got.num_tokens, (Tokens{0, 1, 2, 0}));
-  EXPECT_EQ(got.num_draft, (Tokens{0, 0, 1, 0}));
-  EXPECT_EQ(got.drafts, (Tokens{-1, -1, -1, -1, -1, -1, -1, -1, 7, -1, -1, -1, -1, -1, -1, -1}));
-}
-
-TEST_P(NgramStepTest, TheRowTakesWhatFits) {
-  StepInputs in = one({3, 4, 2});
-  in.capacity = 6;
-  const StepResult got = step(in);
-  EXPECT_EQ(got.rows[0], (Tokens{1, 2, 3, 4, 2, 3}));
-  EXPECT_EQ(got.num_tokens, Tokens{6});
-  EXPECT_EQ(got.next, Tokens{2});         // before the clamp
-  EXPECT_EQ(got.num_sampled, Tokens{3});  // before the clamp
-  EXPECT_EQ(got.drafts, (Tokens{4, 2, 3, -1}));
-}
-
-TEST_P(NgramStepTest, AFullRow) {
-  StepInputs in = one({9, -1, -1});
-  in.capacity = 5;
-  const StepResult got = step(in);
-  EXPECT_EQ(got.rows[0], (Tokens{1, 2, 3, 4, 2}));
-  EXPECT_EQ(got.num_tokens, Tokens{5});
-  EXPECT_EQ(got.next, Tokens{9});
-  EXPECT_EQ(got.num_sampled, Tokens{1});
-  EXPECT_EQ(got.drafts, (Tokens{3, 4, 2, -1}));  // of the row as it is
-}
-
-TEST_P(NgramStepTest, MaxLenCountsTheGrownRow) {
-  StepInputs in = one({3, -1, -1});
-  in.lookup.max_len = 8;
-  EXPECT_EQ(step(in).drafts, (Tokens{4, 2, -1, -1}));
-  in.lookup.max_len = 6;
-  const StepResult got = step(in);
-  EXPECT_EQ(got.drafts, (Tokens{-1, -1, -1, -1}));
-  EXPECT_EQ(got.match_len, Tokens{0});
-  EXPECT_EQ(got.num_tokens, Tokens{6});  // max_len bounds drafts, not what was sampled
-}
-
-TEST_P(NgramStepTest, LengthsThatAreNone) {
-  StepInputs in;
-  in.capacity = 4;
-  in.num_tokens = {-1, kMin32, kMax32, 5, 4, 3};
-  in.rows.assign(in.num_tokens.size(), {1, 2, 1, 2});
-  in.sampled.assign(in.num_tokens.size(), {1, 2});
-  in.lookup.k = 1;
-  const StepResult got = step(in);
-  EXPECT_EQ(got.rows,
-            (std::vector<Tokens>{{1, 2, 1, 2}, {1, 2, 1, 2}, {1, 2, 1, 2}, {1, 2, 1, 2}, {1, 2, 1, 2}, {1, 2, 1, 1}}));
-  EXPECT_EQ(got.num_tokens, (Tokens{-1, kMin32, kMax32, 5, 4, 4}));
-  EXPECT_EQ(got.next, (Tokens{0, 0, 0, 0, 2, 2}));
-  EXPECT_EQ(got.num_sampled, (Tokens{2, 2, 2, 2, 2, 2}));
-  EXPECT_EQ(got.drafts, (Tokens{-1, -1, -1, -1, 1, 2}));
-}
-
-TEST_P(NgramStepTest, RowIndices) {
-  StepInputs in;
-  in.rows = {{5, 6}, {7, 8}, {3, 4}};
-  in.sampled = {{7}, {5}};
-  in.lookup.k = 1;
-  for (const Indices& indices : {Indices::of_int32({1, 0}), Indices::of_int64({1, 0})}) {
-    in.row_indices = indices;
-    const StepResult got = step(in);
-    EXPECT_EQ(got.rows, (std::vector<Tokens>{filled({5, 6, 5}, 16), filled({7, 8, 7}, 16), filled({3, 4}, 16)}));
-    EXPECT_EQ(got.num_tokens, (Tokens{3, 3, 2}));
-    EXPECT_EQ(got.next, (Tokens{7, 5}));
-    EXPECT_EQ(got.drafts, (Tokens{8, 6}));
-  }
-  in.row_indices = {};  // fewer requests than rows
-  EXPECT_EQ(step(in).num_tokens, (Tokens{3, 3, 2}));
-}
-
-TEST_P(NgramStepTest, RowsThatAreNone) {
-  StepInputs in;
-  in.rows = {{5, 6}, {7, 8}};
-  in.lookup.k = 1;
-  in.sampled.assign(5, {5, -1});
-  for (const Indices& indices :
-       {Indices::of_int32({-1, 2, kMin32, kMax32, 0}), Indices::of_int64({int64_t{1} << 32, -1, kMin64, kMax64, 0})}) {
-    in.row_indices = indices;
-    const StepResult got = step(in);
-    EXPECT_EQ(got.rows, (std::vector<Tokens>{filled({5, 6, 5}, 16), filled({7, 8}, 16)}));
-    EXPECT_EQ(got.num_tokens, (Tokens{3, 2}));
-    EXPECT_EQ(got.next, (Tokens{0, 0, 0, 0, 5}));
-    EXPECT_EQ(got.num_sampled, (Tokens{1, 1, 1, 1, 1}));
-    EXPECT_EQ(got.drafts, (Tokens{-1, -1, -1, -1, 6}));
-  }
-}
 
 // Values are unspecified, but memory safety holds. (One thread: with several it would be a race of the caller's.)
 TEST_P(NgramStepTest, ARowAskedForTwiceIsMemorySafe) {
@@ -229,33 +217,6 @@ TEST_P(NgramStepTest, ARowAskedForTwiceIsMemorySafe) {
       EXPECT_LE(got.num_tokens[0], 6);
     }
   }
-}
-
-TEST_P(NgramStepTest, TheWidestSample) {
-  StepInputs in;
-  in.rows = {{}};
-  in.capacity = 70;
-  in.sampled = {Tokens(65, 8)};
-  in.lookup = {1, 64, 64, kNoLimit, kEarliest, false, false, nullptr, 0};
-  const StepResult got = step(in);
-  EXPECT_EQ(got.num_sampled, Tokens{65});
-  EXPECT_EQ(got.num_tokens, Tokens{65});
-  EXPECT_EQ(got.match_len, Tokens{64});
-  EXPECT_EQ(got.num_draft, Tokens{1});
-}
-
-TEST_P(NgramStepTest, NothingToDo) {
-  StepInputs in;
-  in.rows = {{1, 2}};
-  const StepResult got = step(in);  // no requests
-  EXPECT_EQ(got.rows[0], filled({1, 2}, 16));
-  EXPECT_EQ(got.num_tokens, Tokens{2});
-  EXPECT_TRUE(got.next.empty());
-  in.rows = {};  // no rows
-  in.sampled = {{4}};
-  in.row_indices = Indices::of_int32({0});
-  EXPECT_EQ(step(in).num_sampled, Tokens{1});
-  EXPECT_EQ(step(in).next, Tokens{0});
 }
 
 // A tensor without elements may have no memory at all.

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "cpu/parallel.h"
+#include "instruction_sets.h"
 #include "lookup_cases.h"
-#include "op_calls.h"
 
 namespace ngram_npu::test {
 namespace {

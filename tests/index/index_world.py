@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from ladder_oracle import UInt8Array, truth_of
 from ngram_npu import _C, NgramIndex
-
-from tools.verify.ladder_oracle import UInt8Array, truth_of
 
 Int32Array = npt.NDArray[np.int32]
 

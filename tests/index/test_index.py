@@ -114,6 +114,16 @@ def test_statistics() -> None:
     assert index.statistics.rows_scanned_full == 0
 
 
+@pytest.mark.parametrize("place", range(1, 9))
+def test_a_row_rewritten_among_its_last_eight_tokens_is_noticed(place: int) -> None:
+    tokens = _tokens(1, 400)
+    index = _indexed(tokens)
+    tokens[0, -place] += 1
+    index.append(tokens, np.array([400], np.int32))
+    assert index.statistics.rebuilds_rewritten == 1
+    index.check_integrity({0: tokens[0]})
+
+
 @pytest.mark.parametrize("nothing", [{"k": 0}, {"k": 4, "max_len": 5}], ids=["k-0", "max-len"])
 def test_rows_that_cannot_draft_are_indexed_all_the_same(nothing: dict[str, int]) -> None:
     tokens = _tokens(1, 700)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from index_world import Lookup, index_of_pages
+from ladder_oracle import truth_of
 from ngram_npu import _C, IntegrityError, NgramIndex
 from ngram_npu.reference.ladder import candidate, draft, outcome_bytes
 from opspecs.ngram_store import text_rows
@@ -321,3 +322,24 @@ def test_what_else_ends_a_draft() -> None:
 def test_without_a_limit_k_tokens_are_drafted_whatever_they_cost() -> None:
     dear = [[255] * 32] * 16
     assert draft([5, 6, 7, 5, 6], 4, dear, None, True, FAR) == ([7, 5, 6, 7], [0, 0, 0, 0], 2)
+
+
+@pytest.mark.parametrize("alphabet", [1, 2, 4, 30])
+def test_the_search_by_brute_force_is_the_references(alphabet: int) -> None:
+    rng = np.random.default_rng(alphabet)
+    costs = rng.integers(0, 60, (16, 32), np.uint8)
+    for length in (0, 1, 2, 3, 17, 40, 70):
+        tokens = rng.integers(0, alphabet, length, np.int32)
+        tokens[length // 2 + length % 2 :] = tokens[: length // 2]
+        truth = truth_of(tokens)
+        assert truth.outcomes.tolist() == outcome_bytes(tokens.tolist())
+        for part in {0, length // 3, length}:
+            live = tokens[:part].tolist()
+            for overlap, limit, max_len in ((False, 40, 1000), (True, 90, 1000), (True, 90, 72)):
+                want = draft(live, 7, costs.tolist(), limit, overlap, max_len)
+                found = truth.draft(part, 7, costs, limit, overlap, max_len)
+                assert (found.ids[: found.count], found.costs[: found.count]) == want[:2]
+                assert found.match_len == (want[2] if want[0] else 0)
+                free = truth.draft(part, 7, None, 0, overlap, max_len)
+                want = draft(live, 7, costs.tolist(), None, overlap, max_len)
+                assert free.ids[: free.count] == want[0]

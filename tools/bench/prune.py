@@ -33,20 +33,17 @@ ALSO = {
     "vllm-end-to-end.json": ("ratio", "drafts.ours"),
     # the setting that docs/guides/tune.md names
     "tune-example.json": ("recommended.config",),
-    # all batches of the model: tests/bench/test_modelled_costs.py
-    "cuda-model.json": ("results",),
     "async-proof.json": ("failed", "kinds", "totals"),
 }
 """Of a result, or of each entry of its `results`, where it is there."""
 PROOFS = {
     "cuda-mutants.json", "mutants.json", "fuzz-index.json", "fuzz-store.json",
-    "fuzz-store-file.json", "index-identity.json", "index-identity-1bit.json",
-    "ladder-identity.json",
+    "fuzz-store-file.json",
 }  # fmt: skip
 """Kept whole: they have no figures to choose from."""
 CIRCUMSTANCES = {
     "machine", "versions", "settings", "config", "skipped", "assumptions", "data", "traffic",
-    "cost", "tokenizer", "figures", "designs",
+    "cost", "tokenizer", "figures",
 }  # fmt: skip
 """How something was measured: kept wherever it stands."""
 

@@ -18,17 +18,14 @@ namespace ngram_npu::twin {
 struct Chip {
   int arch;
   const char* name;
-  uint32_t ub_bytes;           // utils/kernel_utils_constants.h, TOTAL_UB_SIZE
-  uint32_t ub_reserved_bytes;  // at its end, for the calls' own temporaries: TMP_UB_SIZE, and 256 bytes
-  bool copies_with_pad;        // dav_m200/kernel_operator_data_copy_impl.h:1294: DataCopyPad reports itself unsupported
+  uint32_t ub_bytes;             // utils/kernel_utils_constants.h, TOTAL_UB_SIZE
+  uint32_t ub_reserved_bytes;    // at its end, for the calls' own temporaries: TMP_UB_SIZE, and 256 bytes
   bool copies_with_pad_at_calc;  // DataCopyPad's document: TPosition::VECCALC for the 950 alone
-  bool compares_int32_only_eq;   // dav_c220/kernel_operator_vec_cmp_impl.h:147 and :363
 };
 
 constexpr Chip kChips[] = {
-    {2201, "910B, A3", 192 * 1024, 8 * 1024 + 256, true, false, true},
-    {3510, "950", 248 * 1024, 8 * 1024 + 256, true, true, false},
-    {2002, "310P", 256 * 1024, 8 * 1024 + 256, false, false, false},
+    {2201, "910B, A3", 192 * 1024, 8 * 1024 + 256, false},
+    {3510, "950", 248 * 1024, 8 * 1024 + 256, true},
 };
 
 constexpr Chip chip_of(int arch) {
@@ -46,7 +43,6 @@ constexpr int kMaxBuffers = 64;  // kernel_tpipe_impl.h:332
 constexpr uint32_t kBlockBytes = 32;
 constexpr uint32_t kRepeatBytes = 256;
 constexpr uint32_t kMaxRepeats = 255;
-constexpr uint32_t kMaxBlockCount = 4095;                    // UINT12_MAX
 constexpr uint32_t kMaxPadBlockBytes = 2 * 1024 * 1024 - 1;  // kernel_operator_data_copy_check.h:388
 constexpr uint32_t kScalarLine = 64;                         // CACHE_LINE_SIZE
 
@@ -74,107 +70,74 @@ enum class Call {
   kAdd,
   kSub,
   kMul,
-  kMax,
   kMin,
   kAnd,
   kOr,
-  kNot,
   kAdds,
   kMuls,
   kMaxs,
   kMins,
   kShiftLeft,
   kShiftRight,
-  kCompare,
   kCompareScalar,
   kGather,
   kDuplicate,
   kCreateVecIndex,
   kReduceMax,
-  kReduceMin,
 };
 
 struct DtypeRow {
   Call call;
   uint32_t on_2201;
   uint32_t on_3510;
-  uint32_t on_2002;
   const char* reference;
 };
 
 #define C220 "dav_c220/kernel_operator_vec_"
 #define C310 "dav_3510/kernel_operator_vec_"
-#define M200 "dav_m200/kernel_operator_vec_"
 constexpr DtypeRow kDtypes[] = {
-    {Call::kAdd, kArithmetic, kFloats | kIntegers, kArithmetic,
-     C220 "binary_impl.h:35, " C310 "binary_continuous_impl.h:78, " M200 "binary_impl.h:35"},
-    {Call::kSub, kArithmetic, kFloats | kIntegers, kArithmetic,
-     C220 "binary_impl.h:95, " C310 "binary_continuous_impl.h:97, " M200 "binary_impl.h:82"},
-    {Call::kMul, kArithmetic, kFloats | kIntegers, kArithmetic,
-     C220 "binary_impl.h:154, " C310 "binary_continuous_impl.h:119, " M200 "binary_impl.h:128"},
-    {Call::kMax, kArithmetic, kFloats | kIntegers, kArithmetic,
-     C220 "binary_impl.h:271, " C310 "binary_continuous_impl.h:196, " M200 "binary_impl.h:219"},
-    {Call::kMin, kArithmetic, kFloats | kIntegers, kArithmetic,
-     C220 "binary_impl.h:331, " C310 "binary_continuous_impl.h:218, " M200 "binary_impl.h:266"},
+    {Call::kAdd, kArithmetic, kFloats | kIntegers, C220 "binary_impl.h:35, " C310 "binary_continuous_impl.h:78"},
+    {Call::kSub, kArithmetic, kFloats | kIntegers, C220 "binary_impl.h:95, " C310 "binary_continuous_impl.h:97"},
+    {Call::kMul, kArithmetic, kFloats | kIntegers, C220 "binary_impl.h:154, " C310 "binary_continuous_impl.h:119"},
+    {Call::kMin, kArithmetic, kFloats | kIntegers, C220 "binary_impl.h:331, " C310 "binary_continuous_impl.h:218"},
     // The count form on the 2201 accepts int32 but runs it as int16, so it covers half the data: not offered here.
-    {Call::kAnd, k16Bits, kIntegers, k16Bits,
-     C220 "binary_impl.h:391, " C310 "binary_continuous_impl.h:240, " M200 "binary_impl.h:313"},
-    {Call::kOr, k16Bits, kIntegers, k16Bits,
-     C220 "binary_impl.h:458, " C310 "binary_continuous_impl.h:261, " M200 "binary_impl.h:359"},
-    {Call::kNot, k16Bits, kFloats | kShifts, k16Bits,
-     C220 "unary_impl.h:129, " C310 "unary_impl.h:527, " M200 "unary_impl.h:129"},
-    {Call::kAdds, kArithmetic, kArithmetic | kI64 | kU64, kArithmetic,
-     C220 "binary_scalar_impl.h:35, " C310 "binary_scalar_impl.h:245, " M200 "binary_scalar_impl.h:34"},
-    {Call::kMuls, kArithmetic, kArithmetic | kI64 | kU64, kArithmetic,
-     C220 "binary_scalar_impl.h:96, " C310 "binary_scalar_impl.h:300, " M200 "binary_scalar_impl.h:89"},
-    {Call::kMaxs, kArithmetic, kArithmetic | kI8 | kU8 | kI64 | kU64, kArithmetic,
-     C220 "binary_scalar_impl.h:157, " C310 "binary_scalar_impl.h:342, " M200 "binary_scalar_impl.h:144"},
-    {Call::kMins, kArithmetic, kArithmetic | kI8 | kU8 | kI64 | kU64, kArithmetic,
-     C220 "binary_scalar_impl.h:217, " C310 "binary_scalar_impl.h:384, " M200 "binary_scalar_impl.h:198"},
-    {Call::kShiftLeft, kShifts, kIntegers, kNone,
-     C220 "binary_scalar_impl.h:278, " C310 "binary_scalar_impl.h:426, " M200 "binary_scalar_impl.h:269 (unsupported)"},
-    {Call::kShiftRight, kShifts, kIntegers, kNone,
-     C220 "binary_scalar_impl.h:344, " C310 "binary_scalar_impl.h:469, " M200 "binary_scalar_impl.h:296 (unsupported)"},
-    {Call::kCompare, kFloats | kI32, kFloats | kIntegers, kFloats,
-     C220 "cmp_impl.h:188, " C310 "compare_continuous_impl.h:278, " M200 "cmpsel_impl.h:161"},
-    {Call::kCompareScalar, kFloats | kI32, kFloats | kIntegers, kFloats,
-     C220 "cmp_impl.h:354-365, " C310 "cmp_impl.h, " M200 "cmpsel_impl.h:171"},
-    {Call::kGather, kMoves, kMoves | kI8 | kU8, kMoves,
-     C220 "gather_impl.h:59, kernel_operator_vec_gather_intf_impl.h:185, " M200 "gather_impl.h:44"},
-    {Call::kDuplicate, kMoves, kMoves | kIntegers, kMoves,
-     C220 "duplicate_impl.h:31, " C310 "duplicate_impl.h:28, " M200 "duplicate_impl.h:31"},
-    {Call::kCreateVecIndex, kArithmetic, kArithmetic | kI8 | kI64, kArithmetic,
-     C220 "createvecindex_impl.h:155, " C310 "createvecindex_impl.h:44, " M200 "createvecindex_impl.h:144"},
-    {Call::kReduceMax, kFloats, kMoves | kI64 | kU64, kFloats,
+    {Call::kAnd, k16Bits, kIntegers, C220 "binary_impl.h:391, " C310 "binary_continuous_impl.h:240"},
+    {Call::kOr, k16Bits, kIntegers, C220 "binary_impl.h:458, " C310 "binary_continuous_impl.h:261"},
+    {Call::kAdds, kArithmetic, kArithmetic | kI64 | kU64,
+     C220 "binary_scalar_impl.h:35, " C310 "binary_scalar_impl.h:245"},
+    {Call::kMuls, kArithmetic, kArithmetic | kI64 | kU64,
+     C220 "binary_scalar_impl.h:96, " C310 "binary_scalar_impl.h:300"},
+    {Call::kMaxs, kArithmetic, kArithmetic | kI8 | kU8 | kI64 | kU64,
+     C220 "binary_scalar_impl.h:157, " C310 "binary_scalar_impl.h:342"},
+    {Call::kMins, kArithmetic, kArithmetic | kI8 | kU8 | kI64 | kU64,
+     C220 "binary_scalar_impl.h:217, " C310 "binary_scalar_impl.h:384"},
+    {Call::kShiftLeft, kShifts, kIntegers, C220 "binary_scalar_impl.h:278, " C310 "binary_scalar_impl.h:426"},
+    {Call::kShiftRight, kShifts, kIntegers, C220 "binary_scalar_impl.h:344, " C310 "binary_scalar_impl.h:469"},
+    {Call::kCompareScalar, kFloats | kI32, kFloats | kIntegers, C220 "cmp_impl.h:354-365, " C310 "cmp_impl.h"},
+    {Call::kGather, kMoves, kMoves | kI8 | kU8, C220 "gather_impl.h:59, kernel_operator_vec_gather_intf_impl.h:185"},
+    {Call::kDuplicate, kMoves, kMoves | kIntegers, C220 "duplicate_impl.h:31, " C310 "duplicate_impl.h:28"},
+    {Call::kCreateVecIndex, kArithmetic, kArithmetic | kI8 | kI64,
+     C220 "createvecindex_impl.h:155, " C310 "createvecindex_impl.h:44"},
+    {Call::kReduceMax, kFloats, kMoves | kI64 | kU64,
      "kernel_operator_vec_reduce_intf_impl.h:1049, " C310 "reduce_impl.h:1083"},
-    {Call::kReduceMin, kFloats, kMoves | kI64 | kU64, kFloats,
-     "kernel_operator_vec_reduce_intf_impl.h:1095, " C310 "reduce_impl.h:1083"},
 };
 
-// Casts, by source and destination, and whether they take a rounding mode, none, or either. int32 -> half exists on the
-// 2201 and 2002, but it scales by a register that must be set first: not offered.
-enum Rounding : uint32_t { kNever, kAlways, kEither };
+// The casts that the kernels need; both chips have them. int32 -> half exists on the 2201, but it scales by a register
+// that must be set first: not offered.
 struct CastRow {
   Dtype from;
   Dtype to;
-  Rounding rounding;
-  uint32_t chips;  // bit 0: 2201, 1: 3510, 2: 2002
+  bool takes_mode;
   const char* reference;
 };
 constexpr CastRow kCasts[] = {
-    {kI32, kFloat, kEither, 7, C220 "vconv_impl.h:90-115"},   {kFloat, kI32, kAlways, 7, C220 "vconv_impl.h:351-371"},
-    {kI32, kI64, kNever, 3, C220 "vconv_impl.h:817"},         {kI64, kI32, kNever, 3, C220 "vconv_impl.h:886"},
-    {kI32, kI16, kNever, 3, C220 "vconv_impl.h:796"},         {kI16, kHalf, kEither, 3, C220 "vconv_impl.h:465-490"},
-    {kI16, kFloat, kNever, 3, C220 "vconv_impl.h:775"},       {kU8, kHalf, kNever, 7, C220 "vconv_impl.h:69"},
-    {kI8, kHalf, kNever, 7, C220 "vconv_impl.h:48"},          {kHalf, kFloat, kNever, 7, C220 "vconv_impl.h:138"},
-    {kFloat, kHalf, kEither, 7, C220 "vconv_impl.h:303-333"}, {kHalf, kI32, kAlways, 7, C220 "vconv_impl.h:159-179"},
-    {kHalf, kI16, kAlways, 3, C220 "vconv_impl.h:399-419"},   {kFloat, kI16, kAlways, 3, C220 "vconv_impl.h:727-747"},
-    {kHalf, kU8, kEither, 7, C220 "vconv_impl.h:255-280"},    {kHalf, kI8, kEither, 7, C220 "vconv_impl.h:207-232"},
-    {kI64, kFloat, kAlways, 3, C220 "vconv_impl.h:838-858"},  {kFloat, kI64, kAlways, 3, C220 "vconv_impl.h:609-629"},
+    {kI32, kFloat, true, C220 "vconv_impl.h:90-115"},
+    {kFloat, kHalf, true, C220 "vconv_impl.h:303-333"},
+    {kHalf, kU8, true, C220 "vconv_impl.h:255-280"},
+    {kI64, kI32, false, C220 "vconv_impl.h:886"},
 };
 #undef C220
 #undef C310
-#undef M200
 
 template <class T>
 constexpr uint32_t dtype_of() {
@@ -194,16 +157,15 @@ template <class T>
 constexpr bool offers(Call call) {
   for (const DtypeRow& row : kDtypes) {
     if (row.call != call) continue;
-    const uint32_t types = kChip.arch == 2201 ? row.on_2201 : kChip.arch == 3510 ? row.on_3510 : row.on_2002;
+    const uint32_t types = kChip.arch == 2201 ? row.on_2201 : row.on_3510;
     return (types & dtype_of<T>()) != 0;
   }
   return false;
 }
 
 constexpr const CastRow* cast_row(uint32_t from, uint32_t to) {
-  constexpr uint32_t bit = kChip.arch == 2201 ? 1 : kChip.arch == 3510 ? 2 : 4;
   for (const CastRow& row : kCasts)
-    if (row.from == from && row.to == to && (row.chips & bit) != 0) return &row;
+    if (row.from == from && row.to == to) return &row;
   return nullptr;
 }
 

@@ -18,11 +18,11 @@ Core*& Core::of_this_thread() {
 }
 
 void scalar_load(const void* from, void* to, size_t bytes) {
-  std::memcpy(to, Core::current().gm_scalar(reinterpret_cast<uintptr_t>(from), bytes, false), bytes);
+  std::memcpy(to, Core::current().gm_scalar(reinterpret_cast<uintptr_t>(from), bytes), bytes);
 }
 
-void scalar_store(void* to, const void* from, size_t bytes) {
-  std::memcpy(Core::current().gm_scalar(reinterpret_cast<uintptr_t>(to), bytes, true), from, bytes);
+void scalar_store(void* to) {
+  NGRAM_TWIN_FAULT("block %d: a scalar store to global memory at %p", Core::current().block(), to);
 }
 
 void Core::begin(const GlobalMemory* gm, int32_t block, int32_t blocks, uint32_t ub_bytes, const CostModel& model,
@@ -59,10 +59,6 @@ void Core::end(AccessLog& log, Cost& total) {
       NGRAM_TWIN_CHECK(!flags_[e][id].set, "block %d: flag %s_%s %d is set and never waited for", block_,
                        kPipeNames[e / kPipes], kPipeNames[e % kPipes], id);
     }
-  }
-  for (const auto& [line, cached] : cache_) {
-    NGRAM_TWIN_CHECK(cached.dirty == 0, "block %d: scalar stores to global memory at %p stay in the cache: not cleaned",
-                     block_, reinterpret_cast<void*>(line));
   }
   cost.cycles = *std::max_element(time_, time_ + kPipes);
   log = std::move(log_);
@@ -209,14 +205,6 @@ void Core::gm_copy(uintptr_t at, uint64_t bytes, bool write) {
   };
   if (!write && tick_[kMte3] > clock_[kMte2][kMte3]) overlapping(log_.writes, clock_[kMte2][kMte3], "MTE3");
   if (write && tick_[kMte2] > clock_[kMte3][kMte2]) overlapping(log_.reads, clock_[kMte3][kMte2], "MTE2");
-  if (!cache_.empty()) {
-    for (uintptr_t line = at / kScalarLine * kScalarLine; line < at + bytes; line += kScalarLine) {
-      const auto cached = cache_.find(line);
-      NGRAM_TWIN_CHECK(cached == cache_.end() || cached->second.dirty == 0,
-                       "block %d: %s touches global memory that the scalar cache holds and has not cleaned", block_,
-                       what_);
-    }
-  }
   AccessLog::add(write ? log_.writes : log_.reads, at, bytes, block_, tick_[pipe_]);
 }
 
@@ -231,9 +219,9 @@ ScalarLine& Core::line_of(uintptr_t line) {
   return found->second;
 }
 
-uint8_t* Core::gm_scalar(uintptr_t at, uint64_t bytes, bool write) {
-  issue(kS, write ? "GlobalTensor::SetValue" : "GlobalTensor::GetValue");
-  gm_->check(at, bytes, write, what_);
+const uint8_t* Core::gm_scalar(uintptr_t at, uint64_t bytes) {
+  issue(kS, "a scalar load");
+  gm_->check(at, bytes, false, what_);
   NGRAM_TWIN_CHECK(at % bytes == 0, "block %d: %s: not aligned", block_, what_);
   for (const Interval& x : log_.writes) {
     NGRAM_TWIN_CHECK(races_allowed_ || x.tick <= clock_[kS][kMte3] || x.end <= at || x.begin >= at + bytes,
@@ -241,46 +229,15 @@ uint8_t* Core::gm_scalar(uintptr_t at, uint64_t bytes, bool write) {
                      what_);
   }
   const uintptr_t line = at / kScalarLine * kScalarLine;
-  const uint64_t offset = at - line;
   ScalarLine& cached = line_of(line);
-  const uint64_t bits = ((uint64_t{1} << bytes) - 1) << offset;
-  if (write) {
-    cached.dirty |= bits;
-  } else {
-    const bool old =
-        (cached.dirty & bits) == 0 && std::memcmp(cached.data + offset, reinterpret_cast<void*>(at), bytes) != 0;
-    NGRAM_TWIN_CHECK(races_allowed_ || !old,
-                     "block %d: %s: the scalar cache holds an old copy of global memory that has changed since", block_,
-                     what_);
-    // A cache may evict a line at any time, so a read returns either the old copy or the present bytes.
-    if (old && cached.dirty == 0 && issued_ % 2 == 0) gm_->load_line(line, cached.data);
-    AccessLog::add(log_.reads, at, bytes, block_, 0);
-  }
-  return cached.data + offset;
-}
-
-void Core::clean(uintptr_t line, const ScalarLine& cached) {
-  if (cached.dirty == 0) return;
-  gm_->store_line(line, cached.data);
-  for (uint64_t i = 0; i < kScalarLine; ++i)
-    if ((cached.dirty >> i & 1) != 0) AccessLog::add(log_.writes, line + i, 1, block_, 0);
-  log_.cleaned_lines.push_back({line, line + kScalarLine, block_, 0});
-}
-
-void Core::clean_line(uintptr_t at) {
-  issue(kS, "DataCacheCleanAndInvalid");
-  const auto found = cache_.find(at / kScalarLine * kScalarLine);
-  time_[kS] += model_.scalar_gm_miss;
-  if (found == cache_.end()) return;
-  clean(found->first, found->second);
-  cache_.erase(found);
-}
-
-void Core::clean_all() {
-  issue(kS, "DataCacheCleanAndInvalid");
-  time_[kS] += model_.scalar_gm_miss;
-  for (const auto& [line, cached] : cache_) clean(line, cached);
-  cache_.clear();
+  const bool old = std::memcmp(cached.data + (at - line), reinterpret_cast<void*>(at), bytes) != 0;
+  NGRAM_TWIN_CHECK(races_allowed_ || !old,
+                   "block %d: %s: the scalar cache holds an old copy of global memory that has changed since", block_,
+                   what_);
+  // A cache may evict a line at any time, so a read returns either the old copy or the present bytes.
+  if (old && issued_ % 2 == 0) gm_->load_line(line, cached.data);
+  AccessLog::add(log_.reads, at, bytes, block_, 0);
+  return cached.data + (at - line);
 }
 
 void Core::join(Pipe pipe, const uint32_t* clock) {
@@ -300,11 +257,7 @@ int Core::alloc_event(int event) {
   return id;
 }
 
-void Core::release_event(int event, int id) {
-  NGRAM_TWIN_CHECK(id >= 0 && id < kEventIds && (taken_[event] >> id & 1) != 0,
-                   "block %d: ReleaseEventID of %d, which is not allocated", block_, id);
-  taken_[event] = static_cast<uint8_t>(taken_[event] & ~(1 << id));
-}
+void Core::release_event(int event, int id) { taken_[event] = static_cast<uint8_t>(taken_[event] & ~(1 << id)); }
 
 void Core::set_flag(int event, Pipe from, int id) {
   NGRAM_TWIN_CHECK(id >= 0 && id < kEventIds, "block %d: SetFlag<%s_%s>(%d): the IDs are 0 to %d", block_,
@@ -329,22 +282,6 @@ void Core::wait_flag(int event, Pipe to, int id) {
   flag.set = false;
   join(to, flag.clock);
   time_[to] = std::max(time_[to], flag.time);
-}
-
-void Core::barrier(Pipe pipe) {
-  ++cost.syncs;
-  if (pipe != kPipes) {
-    issue(pipe, "PipeBarrier");
-    spend(model_.sync);
-    return;
-  }
-  uint32_t all[kPipes];
-  std::copy_n(tick_, static_cast<size_t>(kPipes), all);
-  const double latest = *std::max_element(time_, time_ + kPipes) + model_.sync;
-  for (int p = 0; p < kPipes; ++p) {
-    join(static_cast<Pipe>(p), all);
-    time_[p] = latest;
-  }
 }
 
 }  // namespace ngram_npu::twin

@@ -6,7 +6,7 @@
 //
 // The order: each pipe has a clock. Every instruction is one tick, and knows which tick of each other pipe came before
 // it. The build itself orders V after V, S after the others, and S's reads before the others' next writes of the same
-// bytes. All else needs a queue, a flag or a barrier: using data of another pipe whose tick is not known to be over
+// bytes. All else needs a queue or a flag: using data of another pipe whose tick is not known to be over
 // is a fault.
 #pragma once
 
@@ -15,11 +15,60 @@
 #include <vector>
 
 #include "chip.h"
-#include "cost.h"
 #include "fault.h"
 #include "gm.h"
 
 namespace ngram_npu::twin {
+
+enum Pipe : int { kS = 0, kV = 1, kMte2 = 2, kMte3 = 3, kPipes = 4 };
+
+// The model's price of each thing, in cycles of the vector core's clock unless said otherwise. By default everything
+// is free; a caller that wants times sets the prices and names their sources (tools/bench/ops/ascendc_model.py).
+struct CostModel {
+  double copy_bytes_per_cycle = 1e9;  // of one core
+  double gm_bytes_per_cycle = 1e9;    // that all cores of a launch share
+  double copy_latency = 0;            // from a copy's last byte until another pipe may go on
+  double vector_startup = 0;          // of every vector instruction
+  double vector_repeat = 0;           // 256 bytes of the widest operand
+  double gather_repeat = 0;           // as many addresses as make 256 bytes of results
+  double issue = 0;                   // the scalar unit's work for an instruction that it hands to a pipe
+  double scalar_ub = 0;               // GetValue, SetValue on UB
+  double scalar_gm = 0;               // a load that hits the scalar cache
+  double scalar_gm_miss = 0;          // a load that misses it
+  double sync = 0;                    // a flag set and waited for, a barrier
+  double same_line = 0;               // a copy's turn at 512 bytes that another core is accessing
+
+  double cycles_per_byte(int32_t cores) const {
+    const double share = gm_bytes_per_cycle / cores;
+    return 1 / (share < copy_bytes_per_cycle ? share : copy_bytes_per_cycle);
+  }
+};
+
+struct Cost {
+  uint64_t gm_to_ub_bytes = 0;
+  uint64_t ub_to_gm_bytes = 0;
+  uint64_t copies = 0;
+  uint64_t vector_instructions = 0;
+  uint64_t vector_repeats = 0;
+  uint64_t scalar_ub = 0;
+  uint64_t scalar_gm = 0;
+  uint64_t scalar_gm_misses = 0;
+  uint64_t syncs = 0;
+  double cycles = 0;  // modelled: until the slowest pipe is done
+
+  // Adds the counts only: blocks run in parallel, so their cycles do not add up.
+  void add_counts(const Cost& o) {
+    gm_to_ub_bytes += o.gm_to_ub_bytes;
+    ub_to_gm_bytes += o.ub_to_gm_bytes;
+    copies += o.copies;
+    vector_instructions += o.vector_instructions;
+    vector_repeats += o.vector_repeats;
+    scalar_ub += o.scalar_ub;
+    scalar_gm += o.scalar_gm;
+    scalar_gm_misses += o.scalar_gm_misses;
+    syncs += o.syncs;
+  }
+};
 
 constexpr const char* kPipeNames[kPipes] = {"S", "V", "MTE2", "MTE3"};
 
@@ -69,7 +118,6 @@ class Core {
   void end(AccessLog& log, Cost& cost);
 
   int32_t block() const { return block_; }
-  int32_t blocks() const { return blocks_; }
 
   // Buffers.
   int32_t new_buffer(uint32_t bytes);
@@ -104,9 +152,7 @@ class Core {
 
   // Global memory.
   void gm_copy(uintptr_t at, uint64_t bytes, bool write);
-  uint8_t* gm_scalar(uintptr_t at, uint64_t bytes, bool write);
-  void clean_line(uintptr_t at);
-  void clean_all();
+  const uint8_t* gm_scalar(uintptr_t at, uint64_t bytes);
 
   // Order.
   int alloc_event(int event);
@@ -114,7 +160,6 @@ class Core {
   void release_event(int event, int id);
   void set_flag(int event, Pipe from, int id);
   void wait_flag(int event, Pipe to, int id);
-  void barrier(Pipe pipe);  // kPipes: all
 
   Cost cost;
 
@@ -126,7 +171,6 @@ class Core {
   void order(uint32_t address, uint64_t bytes, bool write);
   void join(Pipe pipe, const uint32_t* clock);
   ScalarLine& line_of(uintptr_t line);
-  void clean(uintptr_t line, const ScalarLine& cached);
 
   std::vector<uint8_t> ub_;
   std::vector<uint8_t> shadow_;

@@ -28,26 +28,12 @@ void GlobalMemory::check(uintptr_t at, uint64_t bytes, bool write, const char* w
                    static_cast<unsigned long long>(near->pitch));
 }
 
-template <class F>
-void GlobalMemory::for_each_part(uintptr_t line, F f) const {
+void GlobalMemory::load_line(uintptr_t line, uint8_t* data) const {
   for (const Region& region : regions_) {
     if (region.span() == 0 || line + kScalarLine <= region.begin || line >= region.begin + region.span()) continue;
     for (uint64_t i = 0; i < kScalarLine; ++i)
-      if (region.holds(line + i, 1)) f(i);
+      if (region.holds(line + i, 1)) data[i] = *reinterpret_cast<const uint8_t*>(line + i);
   }
-}
-
-void GlobalMemory::load_line(uintptr_t line, uint8_t* data) const {
-  const std::lock_guard<std::mutex> lock(lines_);
-  for_each_part(line, [&](uint64_t i) { data[i] = *reinterpret_cast<const uint8_t*>(line + i); });
-}
-
-void GlobalMemory::store_line(uintptr_t line, const uint8_t* data) const {
-  const std::lock_guard<std::mutex> lock(lines_);
-  for_each_part(line, [&](uint64_t i) {
-    // Unchanged bytes are not written: they may lie in memory that the host cannot write.
-    if (*reinterpret_cast<uint8_t*>(line + i) != data[i]) *reinterpret_cast<uint8_t*>(line + i) = data[i];
-  });
 }
 
 namespace {
@@ -94,13 +80,10 @@ uint64_t copies_at_one_line(const std::vector<AccessLog>& logs) {
 void check_races(std::vector<AccessLog>& logs) {
   std::vector<Interval> writes;
   std::vector<Interval> reads;
-  std::vector<Interval> lines;
   collect(logs, &AccessLog::writes, writes);
   collect(logs, &AccessLog::reads, reads);
-  collect(logs, &AccessLog::cleaned_lines, lines);
   check_pairs(writes, writes, "both write the same bytes");
   check_pairs(writes, reads, "one writes what the other reads");
-  check_pairs(lines, writes, "one cleans a 64-byte line of its scalar cache over what the other wrote");
 }
 
 }  // namespace ngram_npu::twin

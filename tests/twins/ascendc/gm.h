@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 #include <vector>
 
 #include "chip.h"
@@ -37,9 +36,8 @@ struct Interval {
 // What one core did to global memory. Neighbouring accesses of one tick are kept as one.
 class AccessLog {
  public:
-  std::vector<Interval> reads;          // by MTE2 and by S
-  std::vector<Interval> writes;         // by MTE3, and by S when it cleans its cache
-  std::vector<Interval> cleaned_lines;  // whole lines, unwritten bytes included
+  std::vector<Interval> reads;   // by MTE2 and by S
+  std::vector<Interval> writes;  // by MTE3
 
   static void add(std::vector<Interval>& to, uintptr_t at, uint64_t bytes, int32_t core, uint32_t tick) {
     if (!to.empty() && to.back().end == at && to.back().tick == tick) {
@@ -59,7 +57,6 @@ void check_races(std::vector<AccessLog>& logs);
 // A core's scalar data cache: 64-byte lines, coherent neither with the other cores' caches nor with DMA.
 struct ScalarLine {
   uint8_t data[kScalarLine];
-  uint64_t dirty = 0;  // bit per byte
 };
 
 class GlobalMemory {
@@ -67,16 +64,11 @@ class GlobalMemory {
   explicit GlobalMemory(std::vector<Region> regions) : regions_(std::move(regions)) {}
 
   void check(uintptr_t at, uint64_t bytes, bool write, const char* what) const;
-  // Loads and stores of whole lines, of the bytes that belong to the launch.
+  // Loads those bytes of a line that belong to the launch.
   void load_line(uintptr_t line, uint8_t* data) const;
-  void store_line(uintptr_t line, const uint8_t* data) const;
 
  private:
-  template <class F>
-  void for_each_part(uintptr_t line, F f) const;
-
   std::vector<Region> regions_;
-  mutable std::mutex lines_;  // two cores' lines may overlap: that is reported, not a data race of this program
 };
 
 }  // namespace ngram_npu::twin

@@ -1,5 +1,5 @@
-// A pointer into global memory for the kernels' scalar code. The core checks and counts every access through it, as it
-// does GlobalTensor's. The kernels' build includes this file first (core/common.h uses it as Gm).
+// A pointer into global memory for the kernels' scalar code. The core checks and counts every access through it. The
+// kernels' build includes this file first (core/common.h uses it as Gm).
 #pragma once
 
 #include <cstddef>
@@ -8,14 +8,14 @@
 
 namespace ngram_npu::twin {
 
-// Reads and writes go through this block's scalar cache.
+// Reads go through this block's scalar cache. A write is a fault: it would stay there, and its line overwrites others.
 void scalar_load(const void* from, void* to, size_t bytes);
-void scalar_store(void* to, const void* from, size_t bytes);
+[[noreturn]] void scalar_store(void* to);
 
 template <class T>
 class GmPointer;
 
-// The result of indexing: read by conversion, written by assignment.
+// The result of indexing: read by conversion; assignment is a fault.
 template <class T>
 class GmReference {
  public:
@@ -25,10 +25,7 @@ class GmReference {
     scalar_load(at_, &value, sizeof(T));
     return value;
   }
-  const GmReference& operator=(T value) const {
-    scalar_store(at_, &value, sizeof(T));
-    return *this;
-  }
+  const GmReference& operator=(T) const { scalar_store(at_); }
   GmReference(const GmReference&) = default;
   const GmReference& operator=(const GmReference& other) const { return *this = static_cast<T>(other); }
 

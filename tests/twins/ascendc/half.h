@@ -50,8 +50,6 @@ struct half {
 
   half() = default;
   half(float f) : bits(ngram_npu::twin::float_to_half(f)) {}               // NOLINT: as the device's
-  half(double f) : half(static_cast<float>(f)) {}                          // NOLINT
-  half(int i) : half(static_cast<float>(i)) {}                             // NOLINT
   operator float() const { return ngram_npu::twin::half_to_float(bits); }  // NOLINT
 };
 static_assert(sizeof(half) == 2);

@@ -24,10 +24,8 @@ namespace AscendC {
 template <class T, class U, RoundMode roundMode>
 U ScalarCast(T valueIn) {
   static_assert(std::is_same_v<T, float> && std::is_same_v<U, int32_t>, "the twin has float to int32");
-  static_assert(roundMode == RoundMode::CAST_ROUND || roundMode == RoundMode::CAST_CEIL ||
-                    roundMode == RoundMode::CAST_FLOOR || roundMode == RoundMode::CAST_RINT,
-                "the scalar unit does not round this way");
-  return ngram_npu::twin::converted<U>(valueIn, roundMode);
+  static_assert(roundMode == RoundMode::CAST_RINT, "the scalar unit does not round this way");
+  return ngram_npu::twin::converted<U>(valueIn);
 }
 
 // Position of the lowest bit equal to countValue; -1 if there is none.

@@ -1,4 +1,4 @@
-// TPipe, its queues and buffers, flags and barriers.
+// TPipe, its queues and buffers, and flags.
 #pragma once
 
 #include "tensor.h"
@@ -13,7 +13,6 @@ enum class HardEvent : uint8_t {
   V_MTE2,
   MTE3_V,
   V_MTE3,
-  V_V,
   MTE3_MTE2,
   MTE2_MTE3,
   S_V,
@@ -26,9 +25,6 @@ enum class HardEvent : uint8_t {
 };
 
 }  // namespace AscendC
-
-enum pipe_t { PIPE_S, PIPE_V, PIPE_MTE2, PIPE_MTE3, PIPE_ALL };
-enum event_t : int32_t { EVENT_ID0, EVENT_ID1, EVENT_ID2, EVENT_ID3, EVENT_ID4, EVENT_ID5 };
 
 namespace ngram_npu::twin {
 
@@ -45,7 +41,6 @@ constexpr Ends ends_of(AscendC::HardEvent event) {
     case E::V_MTE2: return {kV, kMte2};
     case E::MTE3_V: return {kMte3, kV};
     case E::V_MTE3: return {kV, kMte3};
-    case E::V_V: return {kV, kV};
     case E::MTE3_MTE2: return {kMte3, kMte2};
     case E::MTE2_MTE3: return {kMte2, kMte3};
     case E::S_V: return {kS, kV};
@@ -55,10 +50,6 @@ constexpr Ends ends_of(AscendC::HardEvent event) {
     case E::S_MTE3: return {kS, kMte3};
     default: return {kMte3, kS};
   }
-}
-
-constexpr Pipe pipe_of(pipe_t pipe) {
-  return pipe == PIPE_S ? kS : pipe == PIPE_V ? kV : pipe == PIPE_MTE2 ? kMte2 : pipe == PIPE_MTE3 ? kMte3 : kPipes;
 }
 
 }  // namespace ngram_npu::twin
@@ -77,13 +68,7 @@ void WaitFlag(int32_t eventID) {
   Core::current().wait_flag(ends.index(), ends.to, eventID);
 }
 
-template <pipe_t pipe>
-void PipeBarrier() {
-  Core::current().barrier(ngram_npu::twin::pipe_of(pipe));
-}
-
 inline int64_t GetBlockIdx() { return Core::current().block(); }
-inline int64_t GetBlockNum() { return Core::current().blocks(); }
 
 // A queue between two pipes: VECIN from MTE2 to V, VECOUT from V to MTE3. It orders only the steps between these pipes.
 template <TPosition pos, int32_t depth>
@@ -175,21 +160,9 @@ class TBuf {
  public:
   template <class T>
   LocalTensor<T> Get() {
-    return Get<T>(bytes_ / static_cast<uint32_t>(sizeof(T)));
-  }
-  template <class T>
-  LocalTensor<T> Get(uint32_t len) {
-    return GetWithOffset<T>(len, 0);
-  }
-  template <class T>
-  LocalTensor<T> GetWithOffset(uint32_t size, uint32_t bufOffset) {
     Core& core = Core::current();
     NGRAM_TWIN_CHECK(bytes_ > 0, "block %d: TBuf without InitBuffer", core.block());
-    NGRAM_TWIN_CHECK(uint64_t{size} * sizeof(T) + bufOffset <= bytes_,
-                     "block %d: TBuf: %u elements at byte %u of %u bytes", core.block(), size, bufOffset, bytes_);
-    Place place = core.place(buffer_);
-    place.address += bufOffset;
-    return {place, size};
+    return {core.place(buffer_), bytes_ / static_cast<uint32_t>(sizeof(T))};
   }
 
  private:
@@ -234,18 +207,6 @@ class TPipe {
     return true;
   }
 
-  template <HardEvent event>
-  TEventID AllocEventID() {
-    return static_cast<TEventID>(Core::current().alloc_event(ngram_npu::twin::ends_of(event).index()));
-  }
-  template <HardEvent event>
-  void ReleaseEventID(TEventID id) {
-    Core::current().release_event(ngram_npu::twin::ends_of(event).index(), id);
-  }
-  template <HardEvent event>
-  TEventID FetchEventID() {
-    return FetchEventID(event);
-  }
   TEventID FetchEventID(HardEvent event) {
     return static_cast<TEventID>(Core::current().fetch_event(ngram_npu::twin::ends_of(event).index()));
   }

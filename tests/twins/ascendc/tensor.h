@@ -13,8 +13,6 @@ using ::ngram_npu::twin::Place;
 template <class T>
 class LocalTensor {
  public:
-  using PrimType = T;
-
   LocalTensor() = default;
   LocalTensor(Place place, uint32_t size) : place_(place), size_(size) {}
 
@@ -76,53 +74,14 @@ class LocalTensor {
 template <class T>
 class GlobalTensor {
  public:
-  using PrimType = T;
-
-  void SetGlobalBuffer(T* buffer, uint64_t bufferSize) {
-    address_ = reinterpret_cast<uintptr_t>(buffer);
-    size_ = bufferSize;
-  }
-  void SetGlobalBuffer(T* buffer) { SetGlobalBuffer(buffer, 0); }
-  void SetGlobalBuffer(ngram_npu::twin::GmPointer<T> buffer, uint64_t bufferSize) {
-    SetGlobalBuffer(buffer.raw(), bufferSize);
-  }
-  void SetGlobalBuffer(ngram_npu::twin::GmPointer<T> buffer) { SetGlobalBuffer(buffer.raw()); }
-
-  T GetValue(const uint64_t offset) const {
-    T value;
-    std::memcpy(&value, Core::current().gm_scalar(address(offset), sizeof(T), false), sizeof(T));
-    return value;
-  }
-  void SetValue(const uint64_t offset, T value) {
-    std::memcpy(Core::current().gm_scalar(address(offset), sizeof(T), true), &value, sizeof(T));
+  void SetGlobalBuffer(ngram_npu::twin::GmPointer<T> buffer, uint64_t) {
+    address_ = reinterpret_cast<uintptr_t>(buffer.raw());
   }
 
-  GlobalTensor operator[](const uint64_t offset) const {
-    GlobalTensor moved = *this;
-    moved.address_ = address(offset);
-    moved.size_ = size_ > offset ? size_ - offset : 0;
-    return moved;
-  }
-  uint64_t GetSize() const { return size_; }
-
-  uintptr_t address(uint64_t offset = 0) const { return address_ + offset * sizeof(T); }
+  uintptr_t address() const { return address_; }
 
  private:
   uintptr_t address_ = 0;
-  uint64_t size_ = 0;
 };
-
-enum class CacheLine : uint64_t { SINGLE_CACHE_LINE = 0, ENTIRE_DATA_CACHE };
-enum class DcciDst : uint64_t { CACHELINE_ALL = 0, CACHELINE_UB, CACHELINE_OUT, CACHELINE_ATOMIC };
-
-template <class T, CacheLine entireType, DcciDst dcciDst>
-void DataCacheCleanAndInvalid(const GlobalTensor<T>& dst) {
-  static_assert(dcciDst == DcciDst::CACHELINE_ALL || dcciDst == DcciDst::CACHELINE_OUT, "this cleans no global memory");
-  if (entireType == CacheLine::ENTIRE_DATA_CACHE) {
-    Core::current().clean_all();
-  } else {
-    Core::current().clean_line(dst.address());
-  }
-}
 
 }  // namespace AscendC

@@ -110,13 +110,11 @@ void binary(const char* what, const AscendC::LocalTensor<T>& dst, const AscendC:
   core.vector_cost(bytes);
 }
 
-// Integers wrap; half rounds after each operation.
+// Integers wrap.
 template <class T, class F>
 auto wrapping(F f) {
   return [f](T a, T b) {
-    if constexpr (std::is_same_v<T, half>) {
-      return half(f(static_cast<float>(a), static_cast<float>(b)));
-    } else if constexpr (std::is_integral_v<T>) {
+    if constexpr (std::is_integral_v<T>) {
       return static_cast<T>(f(static_cast<uint64_t>(a), static_cast<uint64_t>(b)));
     } else {
       return f(a, b);
@@ -170,7 +168,6 @@ using ngram_npu::twin::Call;
 NGRAM_TWIN_BINARY(Add, ngram_npu::twin::wrapping<T>(ngram_npu::twin::plus))
 NGRAM_TWIN_BINARY(Sub, ngram_npu::twin::wrapping<T>(ngram_npu::twin::minus))
 NGRAM_TWIN_BINARY(Mul, ngram_npu::twin::wrapping<T>(ngram_npu::twin::times))
-NGRAM_TWIN_BINARY(Max, ngram_npu::twin::greater)
 NGRAM_TWIN_BINARY(Min, ngram_npu::twin::lesser)
 #undef NGRAM_TWIN_BINARY
 
@@ -199,21 +196,6 @@ void Or(const LocalTensor<T>& dst, const LocalTensor<T>& src0, const LocalTensor
   ngram_npu::twin::binary<ngram_npu::twin::OrBits>("Or", dst, src0, src1, count,
                                                    [](T a, T b) { return static_cast<T>(a | b); });
 }
-// Also bit by bit: a bit of the result is poison if the source's is.
-template <class T>
-void Not(const LocalTensor<T>& dst, const LocalTensor<T>& src, const int32_t& count) {
-  NGRAM_TWIN_OFFERED(kNot, T);
-  Core& core = Core::current();
-  core.issue(ngram_npu::twin::kV, "Not");
-  const uint64_t bytes = ngram_npu::twin::checked_count(core, count) * sizeof(T);
-  ngram_npu::twin::check_overlap(core, dst.place(), bytes, src.place(), bytes, true);
-  const uint8_t* a = core.read(src.place(), bytes);
-  uint8_t* d = core.write(dst.place(), bytes);
-  std::memmove(core.shadow(d), core.shadow(a), bytes);
-  for (uint64_t i = 0; i < bytes; ++i) d[i] = static_cast<uint8_t>(~a[i]);
-  core.vector_cost(bytes);
-}
-
 template <class T>
 void ShiftLeft(const LocalTensor<T>& dst, const LocalTensor<T>& src, const T& scalarValue, const int32_t& count) {
   NGRAM_TWIN_OFFERED(kShiftLeft, T);

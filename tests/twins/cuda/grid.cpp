@@ -109,7 +109,7 @@ class Grid {
   }
 
   void finish_atomics(Thread& thread) {
-    for (const LateAtomic& late : thread.late) late.apply(late.address, late.operand, late.other);
+    for (const LateAtomic& late : thread.late) late.apply(late.address, late.operand);
     thread.late.clear();
   }
 
@@ -210,23 +210,13 @@ class Grid {
   void open_barrier_if_complete(Block& block) {
     if (block.at_barrier == 0 || block.at_barrier != block.running) return;
     const Thread* first = nullptr;
-    int total = 0;
     for (const Thread& t : block.threads) {
       if (t.state != State::kAtBarrier) continue;
       if (first == nullptr) first = &t;
-      if (t.barrier != first->barrier || t.site.line != first->site.line ||
-          std::strcmp(t.site.file, first->site.file) != 0) {
+      if (t.site.line != first->site.line || std::strcmp(t.site.file, first->site.file) != 0) {
         violation_ = "divergent barriers: " + place_of(*first) + " waits at " + place_of(first->site) + ", " +
                      place_of(t) + " at " + place_of(t.site);
         return;
-      }
-      total += t.value != 0;
-    }
-    for (Thread& t : block.threads) {
-      if (t.state != State::kAtBarrier) continue;
-      switch (t.barrier) {
-        case Barrier::kSync: break;
-        case Barrier::kCount: t.value = static_cast<uint64_t>(total); break;
       }
     }
     block.at_barrier = 0;
@@ -315,26 +305,22 @@ void violation(const char* format, ...) {
   __builtin_unreachable();
 }
 
-int barrier(Barrier kind, int predicate, Site site) {
+void barrier(Site site) {
   Thread& t = grid->current();
   grid->finish_atomics_some_time();
-  t.barrier = kind;
-  t.value = predicate != 0;
   t.site = site;
   t.state = State::kAtBarrier;
   ++t.block->at_barrier;
   grid->open_barrier_if_complete(*t.block);
   grid->suspend();
-  return static_cast<int>(t.value);
 }
 
-uint64_t collective(Collective kind, uint32_t mask, uint64_t value, int operand, int width, Site site) {
+uint64_t collective(Collective kind, uint32_t mask, uint64_t value, int operand, Site site) {
   Thread& t = grid->current();
   t.collective = kind;
   t.mask = mask;
   t.value = value;
   t.operand = operand;
-  t.width = width;
   t.site = site;
   if ((mask >> t.lane() & 1u) == 0) {
     violation("%s at %s with mask %08x, which lacks its own lane", name_of(kind), place_of(site).c_str(), mask);
@@ -359,11 +345,9 @@ uint64_t collective(Collective kind, uint32_t mask, uint64_t value, int operand,
   return t.value;
 }
 
-void fence(Fence kind) {
-  if (kind != Fence::kBlock) {  // a block's fence orders nothing for other blocks
-    if (grid->watch() != nullptr) grid->watch()->fence(grid->current());
-    grid->finish_atomics(grid->current());
-  }
+void fence() {
+  if (grid->watch() != nullptr) grid->watch()->fence(grid->current());
+  grid->finish_atomics(grid->current());
   if (grid->yields() && grid->coin()) grid->give_way();
 }
 
@@ -386,7 +370,7 @@ void read_constant(const void* address, int bytes) {
   if (!broken.empty()) violation("%s", broken.c_str());
 }
 
-uint64_t atomic(void* address, int bytes, Apply apply, uint64_t operand, uint64_t other, Ordering order) {
+uint64_t atomic(void* address, int bytes, Apply apply, uint64_t operand, Ordering order) {
   check_atomic(address, bytes);
   if (grid->yields() && grid->coin()) grid->fall_behind();
   Thread& t = grid->current();
@@ -394,21 +378,21 @@ uint64_t atomic(void* address, int bytes, Apply apply, uint64_t operand, uint64_
   // Its earlier operations on this address come first; those on other addresses may still wait.
   for (size_t i = 0; i < t.late.size(); ++i) {
     if (t.late[i].address != address) continue;
-    t.late[i].apply(address, t.late[i].operand, t.late[i].other);
+    t.late[i].apply(address, t.late[i].operand);
     t.late.erase(t.late.begin() + static_cast<std::ptrdiff_t>(i--));
   }
   if (grid->watch() != nullptr) grid->watch()->pass_on(t, reinterpret_cast<uintptr_t>(address), order);
-  return apply(address, operand, other);
+  return apply(address, operand);
 }
 
-void atomic_without_result(void* address, int bytes, Apply apply, uint64_t operand, uint64_t other) {
+void atomic_without_result(void* address, int bytes, Apply apply, uint64_t operand) {
   check_atomic(address, bytes);
   if (!grid->yields()) {
-    apply(address, operand, other);
+    apply(address, operand);
     return;
   }
   if (grid->watch() != nullptr) grid->watch()->pass_on(grid->current(), reinterpret_cast<uintptr_t>(address), {});
-  grid->current().late.push_back({address, apply, operand, other});
+  grid->current().late.push_back({address, apply, operand});
   if (grid->coin()) grid->give_way();
 }
 

@@ -48,7 +48,6 @@ struct LateAtomic {
   void* address;
   Apply apply;
   uint64_t operand;
-  uint64_t other;
 };
 
 struct Block;
@@ -61,13 +60,11 @@ struct Thread {
   int number;  // in the block
   State state;
   Site site;  // where it waits
-  // Its input to the barrier or collective that it waits in, and the result.
-  Barrier barrier;
+  // Its input to the collective that it waits in, and the result.
   Collective collective;
   uint32_t mask;
   uint64_t value;
   int operand;
-  int width;
   std::vector<LateAtomic> late;
 
   int lane() const { return number % kWarp; }

@@ -1,6 +1,5 @@
 // The host side of CUDA's runtime and of the model's control.
 #include <cstdlib>
-#include <cstring>
 
 #include "control.h"
 
@@ -74,8 +73,6 @@ void ngram_npu_cuda_twin_tensor(const void* owner, int64_t owner_bytes, const vo
                              writable != 0});
 }
 
-cudaError_t cudaPeekAtLastError() { return twin::last_error; }
-
 cudaError_t cudaGetLastError() {
   const cudaError_t error = twin::last_error;
   twin::last_error = cudaSuccess;
@@ -84,11 +81,6 @@ cudaError_t cudaGetLastError() {
 
 const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaSuccess ? "no error" : twin::last_violation.c_str();
-}
-
-cudaError_t cudaDriverGetVersion(int* version) {
-  *version = CUDART_VERSION;
-  return cudaSuccess;
 }
 
 cudaError_t cudaGetDevice(int* device) {
@@ -104,10 +96,5 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
 
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int, size_t) {
   *blocks = 2;
-  return cudaSuccess;
-}
-
-cudaError_t cudaMemsetAsync(void* address, int value, size_t bytes, cudaStream_t) {
-  std::memset(address, value, bytes);
   return cudaSuccess;
 }

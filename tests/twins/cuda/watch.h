@@ -5,7 +5,7 @@
 // thread; a barrier of their block, or a __syncwarp of their warp, between them; or a fence after the first, an atomic
 // operation, one that comes after it on the same address, and a fence before the second; or such operations that
 // release and acquire by themselves. A barrier before the fence makes it count for the whole block. Shuffles and votes
-// order nothing (CUDA programming guide, warp functions), nor does a fence of block scope.
+// order nothing (CUDA programming guide, warp functions).
 #pragma once
 
 #include <array>

@@ -68,7 +68,6 @@ TEST_F(CudaTwinWatch, TheLastBlock) {
   with({true, false, true, true})(wrong);
   with({true, true, false, true})(wrong);
   with({true, true, true, false})(right);  // thread 0 alone goes on
-  with({true, true, true, true, false})(wrong);
 }
 
 TEST_F(CudaTwinWatch, TheLastBlockByAnAtomicThatAcquiresAndReleases) {

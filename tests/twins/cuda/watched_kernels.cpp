@@ -32,7 +32,7 @@ void overwrites_what_others_read(int* at, int* out, Order order) {
 
 void shuffle_is_no_barrier(int* staging) {
   staging[threadIdx.x] = 1;
-  const int source = __shfl_xor_sync(~0u, static_cast<int>(threadIdx.x), 1);
+  const int source = __shfl_up_sync(~0u, static_cast<int>(threadIdx.x), 1);
   staging[32 + threadIdx.x] = staging[source];
 }
 
@@ -41,10 +41,9 @@ void last_block_reads(int* from_all, unsigned* arrived, int* out, LastBlock with
   from_all[blockIdx.x * blockDim.x + threadIdx.x] = 1;
   if (with.barrier) __syncthreads();
   if (threadIdx.x == 0) {
-    const auto fence = [&] { with.of_device ? __threadfence() : __threadfence_block(); };
-    if (with.fence_before) fence();
-    last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;
-    if (with.fence_after) fence();
+    if (with.fence_before) __threadfence();
+    last = atomicAdd(arrived, 1u) % gridDim.x == gridDim.x - 1;
+    if (with.fence_after) __threadfence();
   }
   if (with.barrier_after) {
     __syncthreads();

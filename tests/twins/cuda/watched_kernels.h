@@ -14,7 +14,6 @@ __global__ void shuffle_is_no_barrier(int* staging);
 // The last block reads what all wrote. Each flag that is false leaves out one thing.
 struct LastBlock {
   bool barrier = true, fence_before = true, fence_after = true, barrier_after = true;
-  bool of_device = true;  // the fences
 };
 __global__ void last_block_reads(int* from_all, unsigned* arrived, int* out, LastBlock with);
 __global__ void last_block_acquires(int* from_all, unsigned* arrived, int* out, int order, int scope);

@@ -15,7 +15,6 @@ from tools.bench.ops.host_drafting import HostDraftingStep
 from tools.bench.ops.index import IndexBuild, IndexMemory, NgramIndexStep
 from tools.bench.ops.lookup import NgramPropose, NgramStep
 from tools.bench.ops.merge import MergeDrafts
-from tools.bench.ops.rent_or_buy import RentOrBuy
 from tools.bench.ops.spec_state import CorrectSpecState
 from tools.bench.ops.store import StoreStep
 from tools.bench.ops.tune_recorded import TuneRecorded
@@ -50,7 +49,6 @@ OPS: dict[str, Op] = {
         StoreStep(),
         HostDraftingStep(),
         TuneRecorded(),
-        RentOrBuy(),
     )
 }
 

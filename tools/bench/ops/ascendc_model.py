@@ -44,7 +44,7 @@ class Figure:
 
 _INI = "CANN's platform_config/Ascend910B1.ini"
 _GUESS = "assumption: no public figure found"
-# In the order of CostModel (tests/twins/ascendc/cost.h).
+# In the order of CostModel (tests/twins/ascendc/core.h).
 MODEL: dict[str, Figure] = {
     "copy_bytes_per_cycle": Figure(32, "bytes/cycle, one core", f"{_INI}: ddr_rate=32"),
     "gm_bytes_per_cycle": Figure(

@@ -8,26 +8,16 @@
 namespace ngram_npu::twin {
 namespace {
 
-using AscendC::DataCopy;
 using AscendC::DataCopyExtParams;
-using AscendC::DataCopyPad;
-using AscendC::DataCopyPadExtParams;
-using AscendC::DataCopyParams;
 using AscendC::GetBlockIdx;
-using AscendC::PipeBarrier;
 
-using Clean = void (*)(const GlobalTensor<int32_t>&);
-constexpr Clean clean_line =
-    AscendC::DataCacheCleanAndInvalid<int32_t, AscendC::CacheLine::SINGLE_CACHE_LINE, AscendC::DcciDst::CACHELINE_OUT>;
-constexpr Clean clean_all =
-    AscendC::DataCacheCleanAndInvalid<int32_t, AscendC::CacheLine::ENTIRE_DATA_CACHE, AscendC::DcciDst::CACHELINE_OUT>;
+const AscendC::DataCopyPadExtParams<int32_t> kNoPadding;
 
 // `bytes` of global memory into UB.
 std::function<void()> load(Tensor<int32_t>& memory, uint64_t offset, uint32_t bytes) {
   return [&memory, offset, bytes] {
     Scratch<int32_t> s(1024, false);
-    DataCopyPad(s.tensor, memory.global()[offset], DataCopyExtParams(1, bytes, 0, 0, 0),
-                DataCopyPadExtParams<int32_t>());
+    AscendC::DataCopyPad(s.tensor, memory.global(offset), DataCopyExtParams(1, bytes, 0, 0, 0), kNoPadding);
   };
 }
 
@@ -37,11 +27,9 @@ TEST(Memory, PositionsThatAreCopied) {
     return [&memory, buffer]() mutable {
       TPipe pipe;
       pipe.InitBuffer(buffer, 32);
-      const DataCopyExtParams params(1, 32, 0, 0, 0);
-      DataCopyPad(buffer.template Get<int32_t>(8), memory.global(), params, DataCopyPadExtParams<int32_t>());
-      AscendC::SetFlag<HardEvent::MTE2_MTE3>(0);
-      AscendC::WaitFlag<HardEvent::MTE2_MTE3>(0);
-      DataCopyPad(memory.global(), buffer.template Get<int32_t>(8), params);
+      copy(buffer.template Get<int32_t>(), memory.global(), 8);
+      order<HardEvent::MTE2_MTE3>();
+      copy(memory.global(), buffer.template Get<int32_t>(), 8);
     };
   };
   EXPECT_CLEAN(copied(TBuf<TPosition::VECIN>()), {memory.region()});
@@ -56,21 +44,14 @@ TEST(Memory, Bounds) {
   EXPECT_FAULT("leaves its rows", load(memory, 1, 400), {memory.region()});
   EXPECT_FAULT("leaves its rows", load(memory, static_cast<uint64_t>(-1), 8), {memory.region()});
   EXPECT_FAULT("outside every tensor", load(memory, 0, 400), {});
-  // DataCopy copies the count it was given, even beyond the tensor's end.
-  const auto whole = [&] {
-    Scratch<int32_t> s(1024, false);
-    DataCopy(s.tensor, memory.global(), 104);
-  };
-  EXPECT_FAULT("leaves its rows", whole, {memory.region()});
-  EXPECT_FAULT("outside every tensor", [&] { memory.global().GetValue(100); }, {memory.region()});
 }
 
 TEST(Memory, ReadOnly) {
   Tensor<int32_t> memory(64);
   const auto kernel = [&] {
     Scratch<int32_t> s(64);
-    PipeBarrier<PIPE_ALL>();
-    DataCopy(memory.global(), s.tensor, 64);
+    settle();
+    copy(memory.global(), s.tensor, 64);
   };
   EXPECT_CLEAN(kernel, {memory.region()});
   EXPECT_FAULT("may only read", kernel, {memory.region(false)});
@@ -87,78 +68,26 @@ TEST(Memory, Rows) {
   EXPECT_FAULT("leaves its rows", load(memory, 16, 44), {rows});
   EXPECT_FAULT("leaves its rows", load(memory, 15, 8), {rows});
   EXPECT_FAULT("outside every tensor", load(memory, 42, 8), {rows});
-  const auto blocks = [&](uint32_t bytes) {
-    return [&memory, bytes] {
-      Scratch<int32_t> s(1024, false);
-      DataCopyPad(s.tensor, memory.global(), DataCopyExtParams(3, bytes, 64 - bytes, 0, 0),
-                  DataCopyPadExtParams<int32_t>());
-    };
-  };
-  EXPECT_CLEAN(blocks(40), {rows});
-  EXPECT_FAULT("leaves its rows", blocks(44), {rows});
 }
 
-TEST(Copies, Lengths) {
-  Tensor<int32_t> memory(4096);
+TEST(Copies, OfABlock) {
+  Tensor<int32_t> memory(64, 9);
   const std::vector<Region> regions = {memory.region()};
-  const auto copy = [&](uint32_t count) {
-    return [&memory, count] {
-      Scratch<int32_t> s(1024, false);
-      DataCopy(s.tensor, memory.global(), count);
-    };
-  };
-  EXPECT_CLEAN(copy(8), regions);
-  EXPECT_FAULT("no multiple of 32", copy(7), regions);
-  EXPECT_FAULT("no multiple of 32", copy(0), regions);
-  const auto blocks = [&](uint16_t count, uint16_t length) {
-    return [&memory, count, length] {
-      Scratch<int32_t> s(1024, false);
-      DataCopy(s.tensor, memory.global(), DataCopyParams(count, length, 0, 0));
-    };
-  };
-  EXPECT_CLEAN(blocks(4, 2), regions);
-  EXPECT_FAULT("limit 4095", blocks(4096, 1), regions);
-  EXPECT_FAULT("blockLen 0", blocks(1, 0), regions);
-}
-
-TEST(Copies, Padded) {
-  Tensor<int32_t> memory(8192, 9);
-  const std::vector<Region> regions = {memory.region()};
-  const auto copy = [&](DataCopyExtParams params, DataCopyPadExtParams<int32_t> pad,
-                        const std::function<void(LocalTensor<int32_t>)>& then) {
+  const auto copied = [&](DataCopyExtParams params, uint32_t read, uint32_t to = 0) {
     return [=, &memory] {
-      Scratch<int32_t> s(8192, false);
-      DataCopyPad(s.tensor, memory.global(), params, pad);
-      then(s.tensor);
+      Scratch<int32_t> s(64, false);
+      AscendC::DataCopyPad(s.tensor[to], memory.global(), params, kNoPadding);
+      EXPECT_EQ(s.tensor.GetValue(read), 9);
     };
   };
-  const auto nothing = [](LocalTensor<int32_t>) {};
-  const DataCopyPadExtParams<int32_t> none;
-  const auto reads = [](uint32_t at, int32_t expected) {
-    return [at, expected](LocalTensor<int32_t> t) { EXPECT_EQ(t.GetValue(at), expected); };
-  };
-  EXPECT_CLEAN(copy({1, 20, 0, 0, 0}, none, reads(4, 9)), regions);
-  // The filling up to 32 bytes is poison, except for as much padding as was asked for.
-  EXPECT_FAULT("nothing has computed", copy({1, 20, 0, 0, 0}, none, reads(5, 0)), regions);
-  EXPECT_CLEAN(copy({1, 20, 0, 0, 0}, {true, 0, 2, -1}, reads(6, -1)), regions);
-  EXPECT_FAULT("nothing has computed", copy({1, 20, 0, 0, 0}, {true, 0, 2, -1}, reads(7, -1)), regions);
-  EXPECT_CLEAN(copy({1, 20, 0, 0, 0}, {true, 1, 2, -1}, reads(0, -1)), regions);
-  EXPECT_CLEAN(copy({1, 20, 0, 0, 0}, {true, 1, 2, -1}, reads(1, 9)), regions);
-  EXPECT_FAULT("padding of more than 32 bytes", copy({1, 20, 0, 0, 0}, {true, 0, 9, -1}, nothing), regions);
-  // In UB each block starts at a multiple of 32 bytes, and strides are in units of 32 bytes.
-  EXPECT_CLEAN(copy({2, 20, 0, 0, 0}, none, reads(8, 9)), regions);
-  EXPECT_CLEAN(copy({2, 20, 0, 1, 0}, none, reads(16, 9)), regions);
-  EXPECT_FAULT("limit is 4095", copy({4096, 4, 0, 0, 0}, none, nothing), regions);
-  EXPECT_FAULT("blockLen 0", copy({1, 0, 0, 0, 0}, none, nothing), regions);
-  EXPECT_FAULT("the limit is 2097151", copy({1, 2097152, 0, 0, 0}, none, nothing), regions);
-  EXPECT_FAULT("no multiple of the element", copy({1, 6, 0, 0, 0}, none, nothing), regions);
-  EXPECT_FAULT(
-      "not aligned to 32",
-      [&] {
-        Scratch<int32_t> s(64, false);
-        DataCopyPad(s.tensor[1], memory.global(), DataCopyExtParams(1, 4, 0, 0, 0), DataCopyPadExtParams<int32_t>());
-      },
-      regions);
+  EXPECT_CLEAN(copied({1, 20, 0, 0, 0}, 4), regions);
+  EXPECT_FAULT("nothing has computed", copied({1, 20, 0, 0, 0}, 5), regions);  // the filling up to 32 bytes
+  EXPECT_FAULT("the limit is 2097151", copied({1, 0, 0, 0, 0}, 0), regions);
+  EXPECT_FAULT("the limit is 2097151", copied({1, 2097152, 0, 0, 0}, 0), regions);
+  EXPECT_FAULT("no multiple of the element", copied({1, 6, 0, 0, 0}, 0), regions);
+  EXPECT_FAULT("single blocks", copied({2, 4, 0, 0, 0}, 0), regions);
+  EXPECT_FAULT("single blocks", copied({1, 4, 4, 0, 0}, 0), regions);
+  EXPECT_FAULT("not aligned to 32", copied({1, 4, 0, 0, 0}, 0, 1), regions);
 }
 
 TEST(Copies, OutStoresExactlyItsBytes) {
@@ -166,8 +95,8 @@ TEST(Copies, OutStoresExactlyItsBytes) {
   EXPECT_CLEAN(
       [&] {
         Scratch<int32_t> s(64);
-        PipeBarrier<PIPE_ALL>();
-        DataCopyPad(memory.global()[1], s.tensor, DataCopyExtParams(1, 12, 0, 0, 0));
+        settle();
+        copy(memory.global(1), s.tensor, 3);
       },
       {memory.region()});
   EXPECT_EQ(memory.values, (std::vector<int32_t>{-1, 1, 1, 1, -1, -1, -1, -1}));
@@ -180,85 +109,52 @@ TEST(Memory, OrderWithinABlock) {
     return [&memory, between, by_scalar] {
       Scratch<int32_t> s(64);
       LocalTensor<int32_t> other = s.more<int32_t>(64);
-      PipeBarrier<PIPE_ALL>();
-      DataCopy(memory.global(), s.tensor, 64);
+      settle();
+      copy(memory.global(), s.tensor, 64);
       between();
       if (by_scalar) {
-        memory.global().GetValue(3);
+        EXPECT_EQ(memory.pointer()[3], 1);
       } else {
-        DataCopy(other, memory.global(), 64);
+        copy(other, memory.global(), 64);
       }
     };
   };
-  const auto order = [](auto event) {
-    return [event] {
-      AscendC::SetFlag<decltype(event)::value>(0);
-      AscendC::WaitFlag<decltype(event)::value>(0);
-    };
-  };
-  const auto mte3_mte2 = order(std::integral_constant<HardEvent, HardEvent::MTE3_MTE2>());
-  const auto mte3_s = order(std::integral_constant<HardEvent, HardEvent::MTE3_S>());
   EXPECT_FAULT("nothing orders them", kernel([] {}, false), {memory.region()});
-  EXPECT_CLEAN(kernel(mte3_mte2, false), {memory.region()});
+  EXPECT_CLEAN(kernel(order<HardEvent::MTE3_MTE2>, false), {memory.region()});
   EXPECT_FAULT("nothing orders them", kernel([] {}, true), {memory.region()});
-  EXPECT_CLEAN(kernel(mte3_s, true), {memory.region()});
+  EXPECT_CLEAN(kernel(order<HardEvent::MTE3_S>, true), {memory.region()});
   EXPECT_FAULT("nothing orders them",
                [&] {
                  Scratch<int32_t> s(64);
                  LocalTensor<int32_t> other = s.more<int32_t>(64);
-                 PipeBarrier<PIPE_ALL>();
-                 DataCopy(other, memory.global(), 64);
-                 DataCopy(memory.global(), s.tensor, 64);
-               },
-               {memory.region()});
-}
-
-TEST(ScalarCache, StoresStayUntilCleaned) {
-  Tensor<int32_t> memory(64);
-  const auto kernel = [&](Clean clean) {
-    return [&memory, clean] {
-      GlobalTensor<int32_t> global = memory.global();
-      global.SetValue(3, 7);
-      if (clean != nullptr) clean(global[3]);
-    };
-  };
-  EXPECT_FAULT("not cleaned", kernel(nullptr), {memory.region()});
-  EXPECT_EQ(memory.values[3], 0);
-  EXPECT_CLEAN(kernel(clean_line), {memory.region()});
-  EXPECT_EQ(memory.values[3], 7);
-  EXPECT_CLEAN(kernel(clean_all), {memory.region()});
-  EXPECT_FAULT("has not cleaned",
-               [&] {
-                 Scratch<int32_t> s(64, false);
-                 memory.global().SetValue(3, 8);
-                 DataCopy(s.tensor, memory.global(), 64);
+                 settle();
+                 copy(other, memory.global(), 64);
+                 copy(memory.global(), s.tensor, 64);
                },
                {memory.region()});
 }
 
 TEST(ScalarCache, HoldsOldCopies) {
   Tensor<int32_t> memory(64, 5);
-  const auto kernel = [&](Clean clean) {
-    return [&memory, clean] {
+  const auto kernel = [&](bool read_before) {
+    return [&memory, read_before] {
       Scratch<int32_t> s(64);
-      const GlobalTensor<int32_t> global = memory.global();
-      EXPECT_EQ(global.GetValue(0), 5);
-      PipeBarrier<PIPE_ALL>();
-      DataCopy(global, s.tensor, 64);
-      PipeBarrier<PIPE_ALL>();
-      if (clean != nullptr) clean(global);
-      EXPECT_EQ(global.GetValue(0), 1);
+      if (read_before) {
+        EXPECT_EQ(memory.pointer()[0], 5);
+      }
+      settle();
+      copy(memory.global(), s.tensor, 64);
+      settle();
+      EXPECT_EQ(memory.pointer()[0], 1);
     };
   };
-  EXPECT_FAULT("an old copy", kernel(nullptr), {memory.region()});
-  memory.values.assign(64, 5);
-  EXPECT_CLEAN(kernel(clean_line), {memory.region()});
+  EXPECT_FAULT("an old copy", kernel(true), {memory.region()});
+  EXPECT_CLEAN(kernel(false), {memory.region()});
 }
 
-// The twin treats scalar accesses through a pointer like those of GlobalTensor.
 TEST(ScalarCache, Pointers) {
   Tensor<int32_t> memory(64, 5);
-  const GmPointer<int32_t> pointer(memory.values.data());
+  const GmPointer<int32_t> pointer = memory.pointer();
   EXPECT_CLEAN(
       [&] {
         const GmPointer<const int32_t> constant = pointer;
@@ -267,25 +163,7 @@ TEST(ScalarCache, Pointers) {
       },
       {memory.region()});
   EXPECT_FAULT("outside every tensor", [&] { EXPECT_EQ(pointer[64] + 0, 5); }, {memory.region()});
-  EXPECT_FAULT("not cleaned", [&] { pointer[0] = 1; }, {memory.region()});
-}
-
-// Two blocks store neighbouring scalars in one 64-byte line, of which each has its own copy.
-TEST(ScalarCache, LinesClobber) {
-  Tensor<int32_t> memory(256);
-  const auto kernel = [&](uint64_t apart) {
-    return [&memory, apart] {
-      GlobalTensor<int32_t> global = memory.global();
-      const uint64_t skew =
-          (kScalarLine - reinterpret_cast<uintptr_t>(memory.values.data()) % kScalarLine) / sizeof(int32_t);
-      const uint64_t at = skew + static_cast<uint64_t>(GetBlockIdx()) * apart;
-      global.SetValue(at, 7);
-      clean_line(global[at]);
-    };
-  };
-  EXPECT_FAULT("cleans a 64-byte line", kernel(1), {memory.region()}, 2);
-  EXPECT_FAULT("cleans a 64-byte line", kernel(15), {memory.region()}, 2);
-  EXPECT_CLEAN(kernel(16), {memory.region()}, 2);
+  EXPECT_FAULT("a scalar store", [&] { pointer[0] = 1; }, {memory.region()});
 }
 
 TEST(Blocks, Races) {
@@ -295,10 +173,10 @@ TEST(Blocks, Races) {
     return [&memory, written, read] {
       Scratch<int32_t> s(128);
       const uint64_t at = static_cast<uint64_t>(GetBlockIdx()) * 64;
-      PipeBarrier<PIPE_ALL>();
-      DataCopy(memory.global()[at], s.tensor, written);
-      PipeBarrier<PIPE_ALL>();
-      DataCopy(s.tensor, memory.global()[(at + read) % 256], 64);
+      settle();
+      copy(memory.global(at), s.tensor, written);
+      settle();
+      copy(s.tensor, memory.global((at + read) % 256), 64);
     };
   };
   EXPECT_CLEAN(kernel(64, 0), {memory.region()}, 4);
@@ -315,11 +193,11 @@ TEST(Blocks, RacesAllowed) {
     const auto kernel = [&] {
       Scratch<int32_t> s(512);
       const GlobalTensor<int32_t> global = memory.global();
-      PipeBarrier<PIPE_ALL>();
-      global.GetValue(0);
-      DataCopy(global, s.tensor, written);
-      DataCopy(s.more<int32_t>(64, false), global, 64);
-      global.GetValue(0);
+      settle();
+      const int32_t before = memory.pointer()[0];
+      copy(global, s.tensor, written);
+      copy(s.more<int32_t>(64, false), global, 64);
+      EXPECT_LE(before, memory.pointer()[0] + 1);
     };
     return run({memory.region()}, 4, kernel, options).fault;
   };
@@ -335,7 +213,6 @@ TEST(Blocks, RunShuffledOnThreads) {
   const auto kernel = [&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     const std::lock_guard<std::mutex> lock(mutex);
-    EXPECT_EQ(AscendC::GetBlockNum(), 16);
     order.push_back(GetBlockIdx());
     threads.push_back(std::this_thread::get_id());
   };

@@ -5,18 +5,9 @@ namespace ngram_npu::twin {
 namespace {
 
 using AscendC::Add;
-using AscendC::DataCopy;
 using AscendC::Duplicate;
-using AscendC::PipeBarrier;
 using AscendC::SetFlag;
 using AscendC::WaitFlag;
-
-template <HardEvent event>
-void order() {
-  const int32_t id = GetTPipePtr()->FetchEventID(event);
-  SetFlag<event>(id);
-  WaitFlag<event>(id);
-}
 
 class Order : public testing::Test {
  protected:
@@ -26,14 +17,14 @@ class Order : public testing::Test {
                               const std::function<void(Order&, LocalTensor<int32_t>)>& second) {
     return [this, first, between, second] {
       Scratch<int32_t> s(64);
-      PipeBarrier<PIPE_ALL>();
+      settle();
       first(*this, s.tensor);
       between();
       second(*this, s.tensor);
     };
   }
-  static void copy_in(Order& o, LocalTensor<int32_t> t) { DataCopy(t, o.memory.global(), 64); }
-  static void copy_out(Order& o, LocalTensor<int32_t> t) { DataCopy(o.target.global(), t, 64); }
+  static void copy_in(Order& o, LocalTensor<int32_t> t) { copy(t, o.memory.global(), 64); }
+  static void copy_out(Order& o, LocalTensor<int32_t> t) { copy(o.target.global(), t, 64); }
   static void compute(Order&, LocalTensor<int32_t> t) { Add(t, t, t, 64); }
   static void scalar_write(Order&, LocalTensor<int32_t> t) { t.SetValue(0, 5); }
   static void scalar_read(Order&, LocalTensor<int32_t> t) { t.GetValue(0); }
@@ -77,9 +68,6 @@ TEST_F(Order, WhatTheBuildInserts) {
 
 TEST_F(Order, TheWrongOrder) {
   EXPECT_FAULT("nothing orders them", steps(copy_in, order<HardEvent::V_MTE2>, compute), regions);
-  EXPECT_FAULT("nothing orders them", steps(copy_in, PipeBarrier<PIPE_V>, compute), regions);
-  EXPECT_FAULT("nothing orders them", steps(copy_in, PipeBarrier<PIPE_MTE2>, compute), regions);
-  EXPECT_CLEAN(steps(copy_in, PipeBarrier<PIPE_ALL>, compute), regions);
   // If S waited for V, MTE2's data is still unordered; if it waited for MTE2, all that it issues next is ordered.
   EXPECT_FAULT("nothing orders them", steps(copy_in, order<HardEvent::V_S>, compute), regions);
   EXPECT_CLEAN(steps(copy_in, order<HardEvent::MTE2_S>, compute), regions);
@@ -97,7 +85,7 @@ TEST_F(Order, TheWrongOrder) {
       "nothing orders them",
       [this] {
         Scratch<int32_t> s(64);
-        PipeBarrier<PIPE_ALL>();
+        settle();
         SetFlag<HardEvent::MTE2_V>(0);
         copy_in(*this, s.tensor);
         WaitFlag<HardEvent::MTE2_V>(0);
@@ -116,7 +104,7 @@ TEST_F(Order, Queues) {
       pipe.InitBuffer(out, 2, 256);
       for (int i = 0; i < 6; ++i) {
         LocalTensor<int32_t> x = in.AllocTensor<int32_t>();
-        DataCopy(x, memory.global(), 64);
+        copy(x, memory.global(), 64);
         if (through_the_queue) {
           in.EnQue(x);
           x = in.DeQue<int32_t>();
@@ -126,7 +114,7 @@ TEST_F(Order, Queues) {
         in.FreeTensor(x);
         out.EnQue(y);
         y = out.DeQue<int32_t>();
-        DataCopy(target.global(), y, 64);
+        copy(target.global(), y, 64);
         out.FreeTensor(y);
       }
     };
@@ -143,11 +131,11 @@ TEST_F(Order, Queues) {
         pipe.InitBuffer(in, 1, 256);
         for (int i = 0; i < 2; ++i) {
           LocalTensor<int32_t> x = in.AllocTensor<int32_t>();
-          DataCopy(x, memory.global(), 64);
+          copy(x, memory.global(), 64);
           in.EnQue(x);
           x = in.DeQue<int32_t>();
           order<HardEvent::V_MTE3>();
-          DataCopy(target.global(), x, 64);
+          copy(target.global(), x, 64);
           in.FreeTensor(x);
         }
       },
@@ -173,15 +161,6 @@ TEST_F(Order, Flags) {
                }));
   EXPECT_FAULT("never waited for", in_pipe([] { SetFlag<HardEvent::V_MTE3>(0); }));
   EXPECT_FAULT("the IDs are 0 to 5", in_pipe([] { SetFlag<HardEvent::V_MTE3>(6); }));
-  EXPECT_FAULT("no event ID left", in_pipe([] {
-                 for (int i = 0; i < 7; ++i) GetTPipePtr()->AllocEventID<HardEvent::V_MTE3>();
-               }));
-  EXPECT_FAULT("not allocated", in_pipe([] { GetTPipePtr()->ReleaseEventID<HardEvent::V_MTE3>(0); }));
-  EXPECT_CLEAN(in_pipe([] {
-    const auto id = GetTPipePtr()->AllocEventID<HardEvent::V_MTE3>();
-    EXPECT_NE(GetTPipePtr()->FetchEventID(HardEvent::V_MTE3), id);
-    GetTPipePtr()->ReleaseEventID<HardEvent::V_MTE3>(id);
-  }));
   EXPECT_FAULT("no TPipe", [] { GetTPipePtr(); });
 }
 

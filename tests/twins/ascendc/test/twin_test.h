@@ -32,11 +32,14 @@ class Tensor {
         "tensor", reinterpret_cast<uintptr_t>(values.data()), 1, values.size() * sizeof(T), values.size() * sizeof(T),
         writable};
   }
-  GlobalTensor<T> global() {
+  // From an element on, which may lie outside.
+  GlobalTensor<T> global(uint64_t at = 0) {
     GlobalTensor<T> tensor;
-    tensor.SetGlobalBuffer(values.data(), values.size());
+    tensor.SetGlobalBuffer(GmPointer<T>(uint64_t{reinterpret_cast<uintptr_t>(values.data())} + at * sizeof(T)), 0);
     return tensor;
   }
+  // For scalars.
+  GmPointer<T> pointer() { return GmPointer<T>(values.data()); }
   std::vector<T> values;
 };
 
@@ -45,6 +48,36 @@ inline std::string fault_of(const std::function<void()>& kernel, const std::vect
   const Outcome outcome = run(regions, blocks, kernel, Options());
   if (cost != nullptr) *cost = outcome.costs[0];
   return outcome.fault;
+}
+
+template <HardEvent event>
+void order() {
+  const int32_t id = GetTPipePtr()->FetchEventID(event);
+  AscendC::SetFlag<event>(id);
+  AscendC::WaitFlag<event>(id);
+}
+
+// All pipes have done all that was issued before.
+inline void settle() {
+  order<HardEvent::V_S>();
+  order<HardEvent::MTE2_S>();
+  order<HardEvent::MTE3_S>();
+  order<HardEvent::S_V>();
+  order<HardEvent::S_MTE2>();
+  order<HardEvent::S_MTE3>();
+}
+
+template <class T>
+AscendC::DataCopyExtParams one_block(uint32_t count) {
+  return {1, static_cast<uint32_t>(count * sizeof(T)), 0, 0, 0};
+}
+template <class T>
+void copy(const LocalTensor<T>& to, const GlobalTensor<T>& from, uint32_t count) {
+  AscendC::DataCopyPad(to, from, one_block<T>(count), AscendC::DataCopyPadExtParams<T>());
+}
+template <class T>
+void copy(const GlobalTensor<T>& to, const LocalTensor<T>& from, uint32_t count) {
+  AscendC::DataCopyPad(to, from, one_block<T>(count));
 }
 
 // Ones; zeros for types that Duplicate does not support.
@@ -66,7 +99,7 @@ struct Scratch {
   LocalTensor<U> more(uint32_t len, bool filled = true) {
     TBuf<TPosition::VECIN> buffer;
     pipe.InitBuffer(buffer, static_cast<uint32_t>(len * sizeof(U)));
-    LocalTensor<U> made = buffer.template Get<U>(len);
+    LocalTensor<U> made = buffer.template Get<U>();
     if (filled) fill_in(made, len);
     return made;
   }

@@ -11,7 +11,7 @@ using AscendC::RoundMode;
 template <class T>
 void fill(const LocalTensor<T>& t, const std::vector<T>& values) {
   for (uint32_t i = 0; i < values.size(); ++i) t.SetValue(i, values[i]);
-  AscendC::PipeBarrier<PIPE_ALL>();
+  settle();
 }
 
 template <class T>
@@ -54,10 +54,8 @@ TEST(Vector, Arithmetic) {
   check_binary<int32_t>(AscendC::Add, INT32_MAX, 1, INT32_MIN);
   check_binary<int32_t>(AscendC::Sub, INT32_MIN, 1, INT32_MAX);
   check_binary<int32_t>(AscendC::Mul, 1 << 20, 1 << 12, 0);
-  check_binary<int32_t>(AscendC::Max, 7, -9, 7);
   check_binary<int32_t>(AscendC::Min, 7, -9, -9);
   check_binary<float>(AscendC::Add, 0.5f, 0.25f, 0.75f);
-  check_binary<half>(AscendC::Mul, half(3), half(5), half(15));
   check_binary<uint16_t>(AscendC::And, 0xF0F0, 0xFF00, 0xF000);
   check_binary<uint16_t>(AscendC::Or, 0xF0F0, 0xFF00, 0xFFF0);
   check_scalar<int32_t>(AscendC::Adds<int32_t>, 5, -6, -1);
@@ -68,11 +66,6 @@ TEST(Vector, Arithmetic) {
   check_scalar<uint32_t>(AscendC::ShiftRight<uint32_t>, 0x80000000u, 31u, 1u);
   check_scalar<int32_t>(AscendC::ShiftRight<int32_t>, INT32_MIN, 31, -1);
   check_scalar<uint32_t>(AscendC::ShiftLeft<uint32_t>, 5u, 32u, 0u);
-  EXPECT_CLEAN([] {
-    Scratch<uint16_t> s(16);
-    AscendC::Not(s.tensor, s.tensor, 16);
-    EXPECT_EQ(s.tensor.GetValue(15), 0xFFFE);
-  });
   EXPECT_CLEAN([] {
     Scratch<int32_t> s(100);
     AscendC::CreateVecIndex(s.tensor, -3, 100);
@@ -104,14 +97,14 @@ TEST(Vector, Operands) {
 }
 
 TEST(Vector, Compare) {
-  const auto kernel = [](uint32_t count, CMPMODE mode) {
-    return [count, mode] {
+  const auto kernel = [](uint32_t count) {
+    return [count] {
       Scratch<int32_t> s(256);
       const LocalTensor<uint8_t> bits = s.more<uint8_t>(32, false);
       s.tensor.SetValue(3, 9);
       s.tensor.SetValue(64, 9);
-      AscendC::PipeBarrier<PIPE_ALL>();
-      AscendC::CompareScalar(bits, s.tensor, 9, mode, count);
+      settle();
+      AscendC::CompareScalar(bits, s.tensor, 9, CMPMODE::EQ, count);
       EXPECT_EQ(bits.GetValue(0), 8);
       if (count > 64) {
         EXPECT_EQ(bits.GetValue(8), 1);
@@ -119,25 +112,10 @@ TEST(Vector, Compare) {
       EXPECT_EQ(bits.GetValue(7), 0);
     };
   };
-  EXPECT_CLEAN(kernel(64, CMPMODE::EQ));
-  EXPECT_CLEAN(kernel(128, CMPMODE::EQ));
-  EXPECT_FAULT("left over of 256 bytes", kernel(65, CMPMODE::EQ));
-  EXPECT_FAULT("left over of 256 bytes", kernel(0, CMPMODE::EQ));
-  EXPECT_FAULT("every mode for EQ", kernel(64, CMPMODE::GT));
-  EXPECT_CLEAN([] {  // float supports every mode
-    Scratch<float> s(64);
-    const LocalTensor<uint8_t> bits = s.more<uint8_t>(32, false);
-    AscendC::CompareScalar(bits, s.tensor, 0.5f, CMPMODE::GT, 64);
-    EXPECT_EQ(bits.GetValue(7), 0xFF);
-  });
-  EXPECT_CLEAN([] {
-    Scratch<int32_t> s(64);
-    const LocalTensor<int32_t> other = s.more<int32_t>(64);
-    const LocalTensor<uint8_t> bits = s.more<uint8_t>(32, false);
-    fill(other, {1, 0, 1});
-    AscendC::Compare(bits, s.tensor, other, CMPMODE::EQ, 64);
-    EXPECT_EQ(bits.GetValue(0), 0xFD);
-  });
+  EXPECT_CLEAN(kernel(64));
+  EXPECT_CLEAN(kernel(128));
+  EXPECT_FAULT("left over of 256 bytes", kernel(65));
+  EXPECT_FAULT("left over of 256 bytes", kernel(0));
 }
 
 // The result bit of a poisoned element is poison; its neighbours in the byte are not.
@@ -219,43 +197,30 @@ void check_cast(From from, RoundMode mode, To expected) {
 TEST(Vector, Cast) {
   check_cast<float, int32_t>(-5, RoundMode::CAST_NONE, -5.0f);
   check_cast<float, int32_t>((1 << 24) + 1, RoundMode::CAST_RINT, 16777216.0f);
-  check_cast<int32_t, float>(2.5f, RoundMode::CAST_RINT, 2);
-  check_cast<int32_t, float>(2.5f, RoundMode::CAST_ROUND, 3);
-  check_cast<int32_t, float>(-2.5f, RoundMode::CAST_FLOOR, -3);
-  check_cast<int32_t, float>(-2.5f, RoundMode::CAST_CEIL, -2);
-  check_cast<int32_t, float>(-2.5f, RoundMode::CAST_TRUNC, -2);
-  check_cast<int32_t, float>(3e9f, RoundMode::CAST_TRUNC, INT32_MAX);
-  check_cast<int64_t, int32_t>(-7, RoundMode::CAST_NONE, -7);
   check_cast<int32_t, int64_t>(-7, RoundMode::CAST_NONE, -7);
-  check_cast<half, int16_t>(-7, RoundMode::CAST_NONE, half(-7));
-  check_cast<float, half>(half(0.5f), RoundMode::CAST_NONE, 0.5f);
-  const auto with_mode = [](auto to, auto from, RoundMode mode) {
-    return [=] {
-      Scratch<decltype(from)> s(64);
-      const LocalTensor<decltype(to)> out = s.template more<decltype(to)>(64);
-      AscendC::Cast(out, s.tensor, mode, 1);
-    };
-  };
-  EXPECT_FAULT("needs a rounding mode", with_mode(int32_t{}, float{}, RoundMode::CAST_NONE));
-  EXPECT_FAULT("takes no rounding mode", with_mode(int64_t{}, int32_t{}, RoundMode::CAST_RINT));
+  check_cast<int32_t, int64_t>(int64_t{1} << 40, RoundMode::CAST_NONE, INT32_MAX);
+  check_cast<half, float>(0.5f, RoundMode::CAST_NONE, half(0.5f));
+  check_cast<uint8_t, half>(half(2.5f), RoundMode::CAST_NONE, 2);
+  check_cast<uint8_t, half>(half(300.0f), RoundMode::CAST_RINT, 255);
+  EXPECT_FAULT("takes no rounding mode", [] {
+    Scratch<int64_t> s(64);
+    AscendC::Cast(s.more<int32_t>(64), s.tensor, RoundMode::CAST_RINT, 1);
+  });
 }
 
 TEST(Vector, Reduce) {
   const auto kernel = [](uint32_t work) {
     return [work] {
-      Scratch<float> s(200);
+      Scratch<float> s(1024);
       const LocalTensor<float> out = s.more<float>(8, false);
       const LocalTensor<float> temporary = s.more<float>(work);
       fill(s.tensor, {0, 5, -1, 5});
-      AscendC::ReduceMax(out, s.tensor, temporary, 200, true);
+      AscendC::ReduceMax(out, s.tensor, temporary, 1024);
       EXPECT_EQ(out.GetValue(0), 5.0f);
-      EXPECT_EQ(out.ReinterpretCast<uint32_t>().GetValue(1), 1u);  // the first of equal values
-      AscendC::ReduceMin(out, s.tensor, temporary, 200, false);
-      EXPECT_EQ(out.GetValue(0), -1.0f);
     };
   };
-  EXPECT_CLEAN(kernel(24));
-  EXPECT_FAULT("of a tensor of 64 bytes", kernel(16));
+  EXPECT_CLEAN(kernel(16));
+  EXPECT_FAULT("of a tensor of 32 bytes", kernel(8));
   EXPECT_FAULT("nothing has computed", [] {  // the work buffer is poison afterwards
     Scratch<float> s(64);
     const LocalTensor<float> out = s.more<float>(8);
@@ -268,11 +233,6 @@ TEST(Vector, Reduce) {
     const LocalTensor<float> out = s.more<float>(8);
     AscendC::ReduceMax(out, s.tensor, s.more<float>(64), 64);
   });
-  EXPECT_FAULT("a half's 16 bits", [] {
-    Scratch<half> s(70000);
-    const LocalTensor<half> out = s.more<half>(16);
-    AscendC::ReduceMax(out, s.tensor, s.more<half>(4096), 70000, true);
-  });
 }
 
 TEST(ScalarUnit, BitsAndRounding) {
@@ -282,7 +242,6 @@ TEST(ScalarUnit, BitsAndRounding) {
   EXPECT_EQ(AscendC::ScalarCountLeadingZero(1), 63);
   EXPECT_EQ(AscendC::ScalarCountLeadingZero(0), 64);
   EXPECT_EQ((AscendC::ScalarCast<float, int32_t, RoundMode::CAST_RINT>(2.5f)), 2);
-  EXPECT_EQ((AscendC::ScalarCast<float, int32_t, RoundMode::CAST_CEIL>(2.1f)), 3);
 }
 
 TEST(Half, RoundTripsAndRounding) {

@@ -12,22 +12,11 @@ enum cudaError_t {
 
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
 
-enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization = 6 };
-union cudaLaunchAttributeValue {
-  int programmaticStreamSerializationAllowed;
-};
-struct cudaLaunchAttribute {
-  cudaLaunchAttributeID id;
-  cudaLaunchAttributeValue val;
-};
-
 struct cudaLaunchConfig_t {
   dim3 gridDim;
   dim3 blockDim;
   size_t dynamicSmemBytes;
   cudaStream_t stream;
-  cudaLaunchAttribute* attrs;
-  unsigned numAttrs;
 };
 
 namespace twin {
@@ -37,14 +26,11 @@ cudaError_t launch(const cudaLaunchConfig_t& config, void (*thread)(void*), void
 
 }  // namespace twin
 
-cudaError_t cudaGetLastError();  // and clears it
-cudaError_t cudaPeekAtLastError();
+cudaError_t cudaGetLastError();                     // and clears it
 const char* cudaGetErrorString(cudaError_t error);  // of a failed launch: what the kernel did
-cudaError_t cudaDriverGetVersion(int* version);
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int threads, size_t shared);
-cudaError_t cudaMemsetAsync(void* address, int value, size_t bytes, cudaStream_t stream = nullptr);
 
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),

@@ -21,48 +21,35 @@ struct Site {
   int line;
 };
 
-enum class Barrier { kSync, kCount };
-
 enum class Collective {
   kSync,
   kShuffle,  // from the lane `operand`
   kShuffleUp,
-  kShuffleDown,
-  kShuffleXor,
   kBallot,
   kAny,
-  kAll,
-  kMatchAny,
-  kAddSigned,
-  kAddUnsigned,
-  kMinSigned,
-  kMinUnsigned,
-  kMaxSigned,
-  kMaxUnsigned,
+  kMax,
 };
 
-enum class Fence { kBlock, kDevice };
-
-// A barrier of all threads of the block; returns the combined predicates.
-int barrier(Barrier kind, int predicate, Site site);
+// A barrier of all threads of the block.
+void barrier(Site site);
 
 // The lanes in `mask`; values are passed as their bits, 32-bit ones without sign extension.
-uint64_t collective(Collective kind, uint32_t mask, uint64_t value, int operand, int width, Site site);
+uint64_t collective(Collective kind, uint32_t mask, uint64_t value, int operand, Site site);
 
-void fence(Fence kind);
+void fence();  // of the device
 // A read of memory that no thread of the launch may write, before or after.
 void read_constant(const void* address, int bytes);
 
-// An atomic operation: `apply` changes *address by `operand` (and `other`) and returns the old value. If the result
+// An atomic operation: `apply` changes *address by `operand` and returns the old value. If the result
 // is not used (`deferrable`) it may take effect later, but no later than the thread's next fence or barrier.
-using Apply = uint64_t (*)(void* address, uint64_t operand, uint64_t other);
+using Apply = uint64_t (*)(void* address, uint64_t operand);
 // The additional order that an atomic operation establishes, device-wide.
 struct Ordering {
   bool acquires = false;
   bool releases = false;
 };
-uint64_t atomic(void* address, int bytes, Apply apply, uint64_t operand, uint64_t other, Ordering order = {});
-void atomic_without_result(void* address, int bytes, Apply apply, uint64_t operand, uint64_t other);
+uint64_t atomic(void* address, int bytes, Apply apply, uint64_t operand, Ordering order = {});
+void atomic_without_result(void* address, int bytes, Apply apply, uint64_t operand);
 
 [[noreturn]] void violation(const char* format, ...) __attribute__((format(printf, 1, 2)));
 

@@ -1,0 +1,42 @@
+// The CPU library's C entry points, and the suites that run once per instruction set of this machine.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/ngram_propose.h"
+#include "core/ngram_step.h"
+#include "cpu/instruction_set.h"
+#include "oracle.h"
+
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_propose(const ngram_npu::NgramProposeParams* params, void* stream);
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_step_(const ngram_npu::NgramStepParams* params, void* stream);
+
+namespace ngram_npu::test {
+
+inline std::vector<std::string> instruction_sets() {
+  std::vector<std::string> names;
+  for (const char* name : {"scalar", "avx2", "avx512", "neon"}) {
+    if (ngram_npu_cpu_set_instruction_set(name) == kOk) names.emplace_back(name);
+  }
+  ngram_npu_cpu_set_instruction_set("auto");
+  return names;
+}
+
+inline std::string name_of_instruction_set(const testing::TestParamInfo<std::string>& info) { return info.param; }
+
+class InstructionSetTest : public testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    ASSERT_EQ(ngram_npu_cpu_set_instruction_set(GetParam().c_str()), kOk);
+    ASSERT_EQ(ngram_npu_cpu_instruction_set(), GetParam());
+  }
+  void TearDown() override { ngram_npu_cpu_set_instruction_set("auto"); }
+};
+
+constexpr int64_t kNoLimit = int64_t{1} << 40;  // a max_len without effect
+
+}  // namespace ngram_npu::test
