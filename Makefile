@@ -309,7 +309,7 @@ gpu-bench:
 	$(call GPU_STEP,-zipf) --data-kind zipf
 	$(ON_GPU) 30 $(GPU_BENCH)/correct_spec_state_-cuda.json correct_spec_state_
 	$(ON_GPU) 30 $(GPU_BENCH)/merge_drafts_-cuda.json merge_drafts_
-	$(ON_GPU) 60 $(GPU_BENCH)/host-drafting-cuda.json host-drafting --sizes 1x32k 128x32k 256x32k
+	$(ON_GPU) 30 $(GPU_BENCH)/host-drafting-cuda.json host-drafting --sizes 1x32k 128x32k 256x32k
 
 bench: install
 	$(PY) -m tools.bench ngram_step_

@@ -330,8 +330,6 @@ class StreamDrafter:
     """Drafts in jobs: csrc/core/stream_drafting.h. Its arrays stay alive while jobs are pending."""
 
     pending: int
-    """Jobs that have not run to their end."""
-
     def __init__(
         self,
         *,
