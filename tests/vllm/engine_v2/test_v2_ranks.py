@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -43,7 +44,10 @@ def _two_nodes(model: Path, logs: Path, second: dict[str, str]) -> tuple[list[in
         _start(
             model,
             path,
-            {"distributed_executor_backend": "external_launcher"},
+            {
+                "distributed_executor_backend": "external_launcher",
+                "worker_cls": "odd_workers.LateWorker",
+            },
             RANK=str(rank),
             LOCAL_RANK=str(rank),
             WORLD_SIZE="2",
@@ -62,6 +66,8 @@ def test_ranks_that_are_alike_serve_and_one_speaks(model: Path, tmp_path: Path) 
     assert ends == [0, 0], first[-3000:] + second[-3000:]
     said = [_result(log)["token_ids"] for log in (first, second)]
     assert said[0] == said[1]
+    drafted = [re.findall(r"DRAFTED (\w{64})", log) for log in (first, second)]
+    assert drafted[0] == drafted[1] != []
     assert first.count("drafts for this engine") == 1
     assert "drafts for this engine" not in second
 
@@ -77,7 +83,7 @@ def test_a_rank_that_cannot_draft_ends_the_engine(model: Path, tmp_path: Path) -
     process = _start(
         model,
         tmp_path / "log",
-        {"worker_cls": "failing_worker.FailingWorker"},
+        {"worker_cls": "odd_workers.FailingWorker"},
         VLLM_ENABLE_V1_MULTIPROCESSING="1",
         VLLM_CPU_OMP_THREADS_BIND="nobind",  # fewer NUMA nodes than ranks
     )
