@@ -272,7 +272,8 @@ __host__ __device__ inline int32_t tiles_of(int64_t length) {
   return static_cast<int32_t>(larger<int64_t>(1, (length + kTileTokens - 1) / kTileTokens));
 }
 
-// Makes the list of tiles, in every block, and finds the block's share. All blocks must see the same lengths.
+// Makes the list of tiles, in every block, and finds the block's share. All blocks must see the same lengths: where
+// another stream changes them, results are wrong, but no request beyond the batch is named.
 template <class Lookup>
 __device__ void find_share(const Lookup& lookup, int32_t batch, LookupBlock& block) {
   const auto thread = static_cast<int32_t>(threadIdx.x), groups = static_cast<int32_t>(gridDim.x);
@@ -285,7 +286,7 @@ __device__ void find_share(const Lookup& lookup, int32_t batch, LookupBlock& blo
   const int32_t each = (total + groups - 1) / groups, begin = static_cast<int32_t>(blockIdx.x) * each;
   if (at <= begin && begin < at + places) {
     int32_t i = first;
-    for (int32_t n; at + (n = 1 + tiles_of(lookup.length(i))) <= begin; ++i) at += n;
+    for (int32_t n; i + 1 < stop && at + (n = 1 + tiles_of(lookup.length(i))) <= begin; ++i) at += n;
     block.request = i;
     block.its_first_tile = at + 1;
   }
@@ -319,7 +320,7 @@ __device__ void look_up_all(const Lookup& lookup, const Params& p, LookupBlock& 
   auto* shared = static_cast<LookupShared*>(p.workspace);
   const int32_t &at = block.its_first_tile, &each = block.each;  // from memory each time: registers are scarce
   const auto behind = [&] { return at + tiles_of(lookup.length(block.request)); };
-  while (at < block.end) {
+  while (at < block.end && block.request < p.batch) {
     const int32_t first = larger(static_cast<int32_t>(blockIdx.x) * each, at), stop = smaller(block.end, behind());
     search_tiles(lookup.tokens(block.request), p.lookup, first - at, stop - at, block);
     const int64_t i = block.request;

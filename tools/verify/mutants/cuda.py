@@ -339,7 +339,7 @@ requests have no place of their own later on
 requests have no place of their own where they are found
 - at + (n = 1 + tiles_of(lookup.length(i)))
 + at + (n = tiles_of(lookup.length(i)))
-on to the request behind the share: while (at < block.end) { => while (at <= block.end) {
+on to the request behind the share: while (at < block.end && => while (at <= block.end &&
 a share goes on behind the list
 - block.end = smaller(begin + each, total);
 + block.end = begin + each;
