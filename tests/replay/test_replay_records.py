@@ -110,7 +110,7 @@ def test_a_bad_line_is_named(
 def test_damaged_gzip(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl.gz"
     path.write_bytes(b'{"id": "a", "turns": []}\n')
-    with pytest.raises(ReplayError, match=r"x.jsonl.gz:1: damaged gzip data: Not a gzipped file"):
+    with pytest.raises(ReplayError, match=r"x.jsonl.gz:1: damaged gzip data: this is not gzip"):
         read_conversations(path)
 
     # Two members, the second one truncated: two lines are complete.
@@ -122,7 +122,9 @@ def test_damaged_gzip(tmp_path: Path) -> None:
     whole = bytearray(gzip.compress(line * 2))
     whole[-6] ^= 1  # the checksum
     path.write_bytes(whole)
-    with pytest.raises(ReplayError, match=r"x.jsonl.gz:3: damaged gzip data: CRC"):
+    with pytest.raises(
+        ReplayError, match=r"x.jsonl.gz:1: damaged gzip data: .*incorrect data check"
+    ):
         read_conversations(path)
 
 

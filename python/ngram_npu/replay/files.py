@@ -6,15 +6,16 @@ Memory is bounded for files of any length: no value may be longer than `_MAX_LIN
 from __future__ import annotations
 
 import codecs
-import gzip
 import importlib
 import io
 import json
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 from ngram_npu.replay.errors import ReplayError, one_line
 
@@ -30,6 +31,8 @@ QUESTIONS = "question.jsonl"
 _MAX_LINE_MIB = 64
 """Longest value after decompression, so that a small gzip file cannot fill the memory."""
 _CHUNK = 1 << 20
+_PIECE = 1 << 10
+_MAGIC = 4
 _DECODER = json.JSONDecoder()
 
 
@@ -129,17 +132,11 @@ class _Reader:
                     self.line += whole
                     whole = raw.endswith(b"\n")
                     yield raw
-        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            # Whole lines were decompressed before, so the damage is on the next line.
-            what = f"damaged gzip data: {one_line(error)}"
-            raise ReplayError(f"{self.name}:{self.line + 1}: {what}") from error
+        except _DamagedError as error:
+            # Whole lines were unpacked before: the damage is on the next one or shortly after it.
+            raise ReplayError(f"{self.name}:{self.line + 1}: {error}") from error
         except OSError as error:
             raise ReplayError(f"{self.name}: {error.strerror or error}") from error
-        except Exception as error:
-            if type(error).__name__ != "ZstdError":
-                raise
-            what = f"damaged zstd data: {one_line(error)}"
-            raise ReplayError(f"{self.name}:{self.line + 1}: {what}") from error
 
     def _text(self, raw: bytes) -> str:
         try:
@@ -274,25 +271,97 @@ class _Buffer:
         self._at = self._line_at = 0
 
 
+class _DamagedError(Exception):
+    """Compressed data that cannot be unpacked."""
+
+
+class _Unpacked(io.RawIOBase):
+    """Unpacks gzip members or zstd frames, one after the other.
+
+    Every one must be complete: what a server flushed before it was killed is shorter than what it
+    recorded, and would be read without an error otherwise.
+    """
+
+    def __init__(self, file: IO[bytes], packing: _Packing, new: Callable[[], Any]) -> None:
+        self._file, self._packing, self._new = file, packing, new
+        self._one: Any = None
+        self._packed = self._plain = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readinto(self, into: Any) -> int:
+        while not self._plain and self._next():
+            pass
+        size = min(len(into), len(self._plain))
+        into[:size], self._plain = self._plain[:size], self._plain[size:]
+        return size
+
+    def _next(self) -> bool:
+        """Unpack a little; returns False at the end of the data."""
+        kind = self._packing.kind
+        # Small pieces bound the memory: 4 bytes may be unpacked to 128 KiB.
+        if len(self._packed) < _MAGIC:
+            self._packed += self._file.read(_PIECE)
+        if not self._packed:
+            if self._one is not None:
+                raise _DamagedError(f"damaged {kind} data: the file ends before the data does")
+            return False
+        if self._one is None:
+            if not self._packing.begins(self._packed):
+                raise _DamagedError(f"damaged {kind} data: this is not {kind}")
+            self._one = self._new()
+        try:
+            self._plain = self._one.decompress(self._packed)
+        except Exception as error:  # each package has a type of its own
+            raise _DamagedError(f"damaged {kind} data: {one_line(error)}") from error
+        self._packed = b""
+        if self._one.eof:
+            self._packed, self._one = self._one.unused_data, None
+        return True
+
+
+@dataclass(frozen=True)
+class _Packing:
+    kind: str
+    suffix: str
+    begins: Callable[[bytes], bool]
+
+
+def _begins_zstd(data: bytes) -> bool:
+    """A frame, or one to skip, as pzstd writes."""
+    return data.startswith(b"\x28\xb5\x2f\xfd") or (
+        data[1:_MAGIC] == b"\x2a\x4d\x18" and data[0] >> 4 == 5
+    )
+
+
+_GZIP = _Packing("gzip", ".gz", lambda data: data.startswith(b"\x1f\x8b"))
+_ZSTD = _Packing("zstd", ".zst", _begins_zstd)
+
+
 def _open(path: Path, name: str) -> IO[bytes]:
     if path == STDIN and sys.stdin is None:
         raise OSError("standard input is closed")
     raw: Any = sys.stdin.buffer if path == STDIN else path.open("rb")
     file = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw)
-    head = file.peek(4)[:4]
-    if path.name.endswith(".gz") or head.startswith(b"\x1f\x8b"):
-        return cast("IO[bytes]", gzip.GzipFile(fileobj=file, mode="rb"))
-    if path.name.endswith(".zst") or head == b"\x28\xb5\x2f\xfd":
-        return _open_zstd(file, name)
+    head = file.peek(_MAGIC)[:_MAGIC]
+    for packing in (_GZIP, _ZSTD):
+        if path.name.endswith(packing.suffix) or (head and packing.begins(head)):
+            new = _zstd(name) if packing is _ZSTD else lambda: zlib.decompressobj(wbits=31)
+            return io.BufferedReader(_Unpacked(file, packing, new))
     return file
 
 
-def _open_zstd(file: IO[bytes], name: str) -> IO[bytes]:
-    for module, opened in (("compression.zstd", "ZstdFile"), ("backports.zstd", "ZstdFile")):
-        try:
-            return cast("IO[bytes]", getattr(importlib.import_module(module), opened)(file))
-        except ImportError:
-            continue
+def _zstd(name: str) -> Callable[[], Any]:
+    """Makes a decompressor of one frame."""
+    for module in ("compression.zstd", "backports.zstd"):
+        with suppress(ImportError):
+            decompressor: Callable[[], Any] = importlib.import_module(module).ZstdDecompressor
+            return decompressor
     try:
         zstandard: Any = importlib.import_module("zstandard")
     except ImportError as error:
@@ -300,8 +369,7 @@ def _open_zstd(file: IO[bytes], name: str) -> IO[bytes]:
             f"{name}: zstd needs the package zstandard: pip install zstandard, or unpack the file "
             f"first: zstd -d {name}"
         ) from error
-    unpacked = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-    return io.BufferedReader(unpacked)
+    return lambda: zstandard.ZstdDecompressor().decompressobj()
 
 
 def _parsed(text: str, where: str) -> Any:
