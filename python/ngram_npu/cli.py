@@ -28,6 +28,7 @@ from ngram_npu.cli_options import (
     add_lookup,
     add_reading,
     count,
+    print_notes,
 )
 from ngram_npu.cli_tune import add_measure_cost, add_tune
 
@@ -214,6 +215,7 @@ def _run_replay(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         bar.clear()
         raise
+    print_notes("replay", (f"{of.name}: {note}" for of in report.inputs for note in of.notes))
     if arguments.json == "-":
         print(format_table(report), file=sys.stderr)
         sys.stdout.write(report.to_json())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Iterable
 from typing import Any
 
 PROGRAM = "ngram-npu"
@@ -154,11 +156,16 @@ def add_reading(data: argparse._ArgumentGroup) -> None:
         help="of the files (default: told by their content)",
     )
     data.add_argument(
+        "--strict",
+        action="store_true",
+        help="a record that is not a conversation is an error (default: it is skipped and counted)",
+    )
+    data.add_argument(
         "--tokenizer",
-        default="mistral-v1",
         metavar="NAME|FOLDER",
-        help="mistral-v1, mistral-v3, tekken, bytes, a local Hugging Face folder, or ids: only "
-        "recorded token ids (default: %(default)s)",
+        help="your model's: a local Hugging Face folder, or ORG/NAME from the hub's local cache; "
+        "or mistral-v1, mistral-v3, tekken, bytes; ids: only recorded token ids (default: "
+        "mistral-v1, with a warning)",
     )
     data.add_argument(
         "--chat-template",
@@ -167,3 +174,11 @@ def add_reading(data: argparse._ArgumentGroup) -> None:
         help="auto: the folder's of --tokenizer, else the default; none: texts as they are "
         "(default: %(default)s)",
     )
+
+
+def print_notes(command: str, notes: Iterable[str]) -> None:
+    """To stderr: what the reader should know even if the report goes to a file."""
+    from ngram_npu.replay.errors import printable
+
+    for note in notes:
+        print(printable(f"{PROGRAM} {command}: note: {note}"), file=sys.stderr)

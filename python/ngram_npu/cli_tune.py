@@ -17,6 +17,7 @@ from ngram_npu.cli_options import (
     add_drafts,
     add_reading,
     count,
+    print_notes,
     share,
 )
 
@@ -154,6 +155,7 @@ def _run_tune(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         bar.clear()
         print("finished pieces are kept: the same command continues from here", file=sys.stderr)
         raise
+    print_notes("tune", report.traffic["notes"])
     if arguments.json == "-":
         print(format_report(report), file=sys.stderr)
         sys.stdout.write(report.to_json())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -331,6 +332,44 @@ def test_hugging_face_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         assert tokenizer.encode("abc") == [3]
     # Truncation settings in tokenizer.json must not cut the recordings.
     assert calls[:3] == ["tokenizer.json", "no_truncation", "no_padding"]
+
+
+@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME", "HOME"])
+def test_a_models_name_is_looked_up_in_the_local_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str
+) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    for name in ("HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    below = {"HF_HUB_CACHE": ".", "HF_HOME": "hub", "XDG_CACHE_HOME": "huggingface/hub"}
+    model = tmp_path / below.get(variable, ".cache/huggingface/hub") / "models--org--Name-8B"
+    with pytest.raises(ReplayError, match=r'"org/Name-8B" is neither .* hf download org/Name-8B'):
+        load_tokenizer("org/Name-8B")
+    for number, revision in enumerate(("old", "new", "weights")):
+        folder = model / "snapshots" / revision
+        folder.mkdir(parents=True)
+        if revision != "weights":
+            words = {str(n): n for n in range(number + 1)}
+            made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="0"))
+            made.save(str(folder / "tokenizer.json"))
+        os.utime(folder, (number, number))
+    tokenizer = load_tokenizer("org/Name-8B")
+    assert (tokenizer.vocab_size, tokenizer.folder) == (2, model / "snapshots" / "new")
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("old")
+    assert load_tokenizer("org/Name-8B").vocab_size == 1
+    (model / "refs" / "main").write_text("weights")
+    assert load_tokenizer("org/Name-8B").vocab_size == 2
+
+
+def test_a_tokenizer_that_nobody_chose_is_warned_of(write_jsonl: Write) -> None:
+    pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
+    pytest.importorskip("sentencepiece", reason="needs the extra ngram-npu[replay]")
+    path = write_jsonl({"prompt": "one two", "completion": "one two three"})
+    assert "WARNING: this is not your model's tokenizer" in format_table(replay([path]))
+    for options in (ReplayOptions(tokenizer="mistral-v1"), ReplayOptions(tokenizer="tekken")):
+        assert "WARNING" not in format_table(replay([path], options))
 
 
 def test_hugging_face_folder_without_the_packages(

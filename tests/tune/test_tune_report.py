@@ -59,7 +59,7 @@ def test_too_little_traffic(tmp_path: Path) -> None:
     with pytest.raises(ReplayError, match=r"expected 2 or more conversations .* got 1"):
         read_traffic([path])
     path.write_text("\n")
-    with pytest.raises(ReplayError, match="talk: empty"):
+    with pytest.raises(ReplayError, match=r"talk.jsonl: empty"):
         read_traffic([path])
 
 

@@ -11,19 +11,23 @@ import io
 import json
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
-from ngram_npu.replay.errors import ReplayError, one_line
+from ngram_npu.replay.errors import RecordError, ReplayError, one_line
+from ngram_npu.replay.vllm_log import VllmLog
 
 __all__ = ["STDIN", "SUFFIXES", "find_files", "values"]
 
 STDIN = Path("-")
 SUFFIXES = tuple(
-    f"{kind}{packed}" for kind in (".jsonl", ".json", ".ndjson") for packed in ("", ".gz", ".zst")
+    f"{kind}{packed}"
+    for kind in (".jsonl", ".json", ".ndjson", ".log")
+    for packed in ("", ".gz", ".zst")
 )
 QUESTIONS = "question.jsonl"
 """FastChat's file of questions, which belong to the answer files and are not traffic."""
@@ -31,6 +35,8 @@ QUESTIONS = "question.jsonl"
 _MAX_LINE_MIB = 64
 """Longest value after decompression, so that a small gzip file cannot fill the memory."""
 _CHUNK = 1 << 20
+_LINES_BEFORE_VLLM = 1000
+"""What a script may print before the server that it starts."""
 _PIECE = 1 << 10
 _MAGIC = 4
 _DECODER = json.JSONDecoder()
@@ -57,7 +63,7 @@ def find_files(path: Path) -> list[Path]:
     files = [file for file in files if file.name != QUESTIONS]
     if not files:
         raise ReplayError(
-            f"{path}: no replay files (*.jsonl, *.json, also .gz or .zst) in this directory"
+            f"{path}: no replay files (*.jsonl, *.json, *.log, also .gz or .zst) in this directory"
         )
     return files
 
@@ -66,25 +72,60 @@ def values(path: Path) -> Iterator[tuple[int, Any]]:
     """The JSON values of a file, one per line or the items of one array, each with the number of
     its first line.
 
+    A line that cannot be read comes as a ReplayError in place of its value, and so does what
+    follows compressed data: the reader decides whether to go on.
+
     Raises:
-        ReplayError: naming file and line.
+        ReplayError: naming file and line: the file or its compressed data cannot be read, or a
+            document, whose later items nobody could find, is not JSON.
     """
     name = "stdin" if path == STDIN else str(path)
     reader = _Reader(path, name)
-    first = ""
-    for text in reader.lines():
-        first = text.strip()
-        if first:
-            break
-    if not first:
+    lines = (line for line in reader.lines() if not isinstance(line, str) or line.strip())
+    first = next(lines, "")
+    begun = reader.line
+    ahead: list[tuple[int, str | ReplayError]] = [(begun, first)] if first else []
+    if isinstance(first, str) and first.lstrip()[:1] not in ("{", "[", ""):
+        yield from _log_lines(reader, chain([first], lines))
+        yield from reader.rest()
         return
-    if _is_document(first):
-        yield from _items(reader, text)
-        return
-    yield reader.line, _parsed(first, f"{name}:{reader.line}")
-    for text in reader.lines():
-        if text.strip():
-            yield reader.line, _parsed(text, f"{name}:{reader.line}")
+    if isinstance(first, str) and _is_document(first):
+        is_cut = first.rstrip()[-1] not in ",:[{]"  # else more follows, or it is an array
+        second = next(lines, "") if is_cut else ""
+        if isinstance(second, ReplayError):
+            raise second
+        if not _is_object(second):
+            yield from _items(reader, first + second, begun)
+            return
+        ahead.append((reader.line, second))  # lines, of which the first is cut
+    for line, text in ahead:
+        yield line, text if isinstance(text, ReplayError) else _parsed(text, f"{name}:{line}")
+    for text in lines:
+        line = reader.line
+        yield line, text if isinstance(text, ReplayError) else _parsed(text, f"{name}:{line}")
+    yield from reader.rest()
+
+
+def _log_lines(reader: _Reader, lines: Iterable[str | ReplayError]) -> Iterator[tuple[int, Any]]:
+    """The records of a text log. Lines of JSON are values; what else there is between them is wrong
+    unless the log is vLLM's."""
+    log = VllmLog(reader.name)
+    wrong: list[tuple[int, Any]] = []
+    for text in lines:
+        line = reader.line
+        where = f"{reader.name}:{line}"
+        found = None if isinstance(text, ReplayError) else log.take(text, where)
+        if found is not None:
+            yield from ((line, value) for value in found)
+            continue
+        value = text if isinstance(text, ReplayError) else _parsed(text, where)
+        wrong.append((line, value))
+        if isinstance(value, dict) or len(wrong) > _LINES_BEFORE_VLLM:
+            yield from wrong
+            wrong = []
+    if not log.seen:
+        yield from wrong
+    yield from ((reader.line, value) for value in log.rest())
 
 
 class _Reader:
@@ -95,21 +136,36 @@ class _Reader:
         self.line = 0
         self.at_end = False
         self._path = path
+        self._follows: str | None = None
         self._raw = self._bytes()
         # Windows editors begin a file with a byte order mark, which JSON does not allow.
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
 
-    def lines(self) -> Iterator[str]:
+    def lines(self) -> Iterator[str | ReplayError]:
         for raw in self._raw:
+            at = f"{self.name}:{self.line}"
             if len(raw) > _MAX_LINE_MIB << 20 and not raw.endswith(b"\n"):
                 if raw.lstrip()[:1] == b"[":  # the array may be long, its items may not
                     yield self._text(raw)
                     return
-                raise ReplayError(
-                    f"{self.name}:{self.line}: the line is longer than {_MAX_LINE_MIB} MiB"
-                )
-            yield self._text(raw)
+                while not raw.endswith(b"\n") and (raw := next(self._raw, b"")):
+                    pass
+                yield ReplayError(f"{at}: the line is longer than {_MAX_LINE_MIB} MiB")
+                continue
+            try:
+                text = self._text(raw)
+            except ReplayError as error:
+                self._decoder.reset()
+                yield error
+            else:
+                yield text
         self.at_end = True
+
+    def rest(self) -> Iterator[tuple[int, ReplayError]]:
+        """What follows compressed data, as one error."""
+        if self._follows:
+            where = f"{self.name}:{self.line}"
+            yield self.line, ReplayError(f"{where}: what follows the {self._follows} data is not")
 
     def more(self, least: int) -> str:
         """At least ``least`` further characters, in whole lines; fewer at the file's end."""
@@ -132,6 +188,7 @@ class _Reader:
                     self.line += whole
                     whole = raw.endswith(b"\n")
                     yield raw
+                self._follows = getattr(getattr(file, "raw", None), "follows", None)
         except _DamagedError as error:
             # Whole lines were unpacked before: the damage is on the next one or shortly after it.
             raise ReplayError(f"{self.name}:{self.line + 1}: {error}") from error
@@ -149,7 +206,7 @@ class _Reader:
 
 def _is_document(first: str) -> bool:
     """Whether the whole file is the one value that begins on this line, and not JSON lines."""
-    if first[0] not in "[{":
+    if not first.lstrip() or first.lstrip()[0] not in "[{":
         return False
     try:
         value = json.loads(first)
@@ -161,18 +218,25 @@ def _is_document(first: str) -> bool:
     return isinstance(value, list) and not _is_message(value)
 
 
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def _is_message(value: list[Any]) -> bool:
     first = value[0] if value else None
     return isinstance(first, dict) and bool({"role", "from"} & first.keys())
 
 
-def _items(reader: _Reader, text: str) -> Iterator[tuple[int, Any]]:
+def _items(reader: _Reader, text: str, begun: int) -> Iterator[tuple[int, Any]]:
     """The values of a document: the items of an array, otherwise the value itself."""
-    begun = reader.line
     buffer = _Buffer(reader, text, begun)
     if text.lstrip()[0] == "{":
         yield begun, buffer.value()
         buffer.end()
+        yield from reader.rest()
         return
     messages: list[Any] = []  # an array of messages is one conversation
     buffer.skip("[")
@@ -190,6 +254,7 @@ def _items(reader: _Reader, text: str) -> Iterator[tuple[int, Any]]:
     buffer.end()
     if messages:
         yield begun, messages
+    yield from reader.rest()
 
 
 class _Buffer:
@@ -253,8 +318,8 @@ class _Buffer:
         found = self._text[self._at : self._at + 1]
         raise self._error(f"not JSON: {what}, got {found!r}" if found else f"not JSON: {what}")
 
-    def _error(self, what: str) -> ReplayError:
-        return ReplayError(f"{self._reader.name}:{self._line}: {what}")
+    def _error(self, what: str) -> RecordError:
+        return RecordError(f"{self._reader.name}:{self._line}: {what}")
 
     def _fill(self) -> None:
         """Skips spaces and reads on until there is a character or the file ends."""
@@ -280,11 +345,16 @@ class _Unpacked(io.RawIOBase):
 
     Every one must be complete: what a server flushed before it was killed is shorter than what it
     recorded, and would be read without an error otherwise.
+
+    Attributes:
+        follows: kind of the data after which something else follows, which is not read.
     """
 
     def __init__(self, file: IO[bytes], packing: _Packing, new: Callable[[], Any]) -> None:
         self._file, self._packing, self._new = file, packing, new
         self._one: Any = None
+        self._begun = False
+        self.follows: str | None = None
         self._packed = self._plain = b""
 
     def readable(self) -> bool:
@@ -313,8 +383,12 @@ class _Unpacked(io.RawIOBase):
             return False
         if self._one is None:
             if not self._packing.begins(self._packed):
-                raise _DamagedError(f"damaged {kind} data: this is not {kind}")
-            self._one = self._new()
+                if not self._begun:
+                    raise _DamagedError(f"damaged {kind} data: this is not {kind}")
+                if self._packed.strip(b"\0"):  # zeros fill up a block of a tape
+                    self.follows = kind
+                return False
+            self._one, self._begun = self._new(), True
         try:
             self._plain = self._one.decompress(self._packed)
         except Exception as error:  # each package has a type of its own
@@ -374,9 +448,10 @@ def _zstd(name: str) -> Callable[[], Any]:
 
 def _parsed(text: str, where: str) -> Any:
     try:
-        # With the line end, an error in an unfinished line would be reported on the next line.
-        return json.loads(text.rstrip())
+        # With the line end, an error in an unfinished line would be reported on the next line. Of
+        # files put together each may have begun with a byte order mark.
+        return json.loads(text.rstrip().removeprefix("\ufeff"))
     except json.JSONDecodeError as error:
-        raise ReplayError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
+        return RecordError(f"{where}: not JSON: {error.msg} at column {error.colno}")
     except (ValueError, RecursionError) as error:  # numbers too long, nesting too deep
-        raise ReplayError(f"{where}: not JSON that can be read: {one_line(error)}") from error
+        return RecordError(f"{where}: not JSON that can be read: {one_line(error)}")

@@ -20,6 +20,11 @@ BYTES_WARNING = (
     "tokens, and they come out far too high. Choose another --tokenizer."
 )
 
+TOKENIZER_WARNING = (
+    "WARNING: this is not your model's tokenizer, on which the figures depend. Choose it: "
+    "--tokenizer FOLDER, or --tokenizer ORG/NAME from the local cache."
+)
+
 _MAX_POSITIONS = 8
 
 
@@ -35,7 +40,8 @@ class ReplayReport:
         config: the drafting configuration, under the names of `NgramConfig`.
         batch_size: rows of the batch.
         limit: conversations per input, or None for all.
-        tokenizer: name, source and vocab_size; None if the input was token ids.
+        tokenizer: name, source, vocab_size, and `chosen` if it was not; None if the input was
+            token ids.
         inputs: figures per input, in order.
     """
 
@@ -110,6 +116,8 @@ def format_table(report: ReplayReport) -> str:
     lines = [_caption(report)]
     if report.tokenizer is not None and report.tokenizer["name"] == "bytes":
         lines.append(BYTES_WARNING)
+    if report.tokenizer is not None and not report.tokenizer.get("chosen", True):
+        lines.append(TOKENIZER_WARNING)
     lines.append("")
     for row in rows:
         # The first column (a name) and the last one (a list) are left-aligned.

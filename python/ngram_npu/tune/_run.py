@@ -33,7 +33,7 @@ class TuneOptions:
     """How to tune.
 
     Attributes:
-        format, limit, tokenizer, chat_template: as in `ReplayOptions`.
+        format, limit, strict, tokenizer, chat_template: as in `ReplayOptions`.
         sample: maximum number of characters to replay; None: all.
         jobs: processes; None: one per core.
         cache: file that keeps finished pieces for later runs; None: a file for this traffic, which
@@ -44,7 +44,8 @@ class TuneOptions:
 
     format: str | None = None
     limit: int | None = None
-    tokenizer: str = "mistral-v1"
+    strict: bool = False
+    tokenizer: str | None = None
     chat_template: str = "auto"
     sample: int | None = DEFAULT_SAMPLE
     jobs: int | None = None
@@ -84,6 +85,7 @@ def tune(
         paths,
         format_name=options.format,
         limit=options.limit,
+        strict=options.strict,
         sample=options.sample,
         tokenizer=options.tokenizer,
         chat_template=options.chat_template,

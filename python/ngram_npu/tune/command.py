@@ -45,6 +45,7 @@ def run(arguments: argparse.Namespace, command: str, bar: Bar) -> TuneReport:
         TuneOptions(
             format=arguments.format,
             limit=arguments.limit,
+            strict=arguments.strict,
             tokenizer=arguments.tokenizer,
             chat_template=arguments.chat_template,
             sample=arguments.sample * 1_000_000 or None,

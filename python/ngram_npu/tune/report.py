@@ -297,6 +297,7 @@ def make_report(
             "tokens": int(measured.tokens.sum()),
             "held_out_conversations": len(singles),
             "tokenizer": traffic.tokenizer,
+            "notes": list(traffic.notes),
         },
         cost=cost,
         settings=settings,
@@ -410,6 +411,7 @@ def describe(report: TuneReport) -> list[str]:
         f"the other {traffic['held_out_conversations']}. Tokenizer: "
         f"{printable(traffic['tokenizer'] or 'token ids as recorded')}",
     ]
+    lines += [printable(f"Note: {note}") for note in traffic["notes"]]
     if (traffic["tokenizer"] or "").startswith("bytes:"):
         lines.append(BYTES_WARNING)
     if report.cost.is_example:
