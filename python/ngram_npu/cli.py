@@ -203,7 +203,7 @@ def _run_replay(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
         report = replay(
             arguments.paths,
             ReplayOptions(**options),
-            progress=bar.show if bar.wanted else None,
+            progress=bar.show,
             command=shlex.join([PROGRAM, *argv]),
         )
         bar.clear()

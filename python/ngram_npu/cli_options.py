@@ -24,6 +24,17 @@ def count(text: str) -> int:
 count.__name__ = "integer"  # argparse names the type in its messages
 
 
+def million(text: str) -> int:
+    """Parse an integer of at least 0."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {value}")
+    return value
+
+
+million.__name__ = "integer"
+
+
 def probability(text: str) -> float:
     value = float(text)
     if not 0 < value <= 1:

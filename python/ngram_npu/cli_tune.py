@@ -14,9 +14,9 @@ from ngram_npu.cli_options import (
     EXIT_USAGE,
     PATH_HELP,
     PROGRAM,
-    add_drafts,
     add_reading,
     count,
+    million,
     print_notes,
     share,
 )
@@ -27,8 +27,8 @@ def add_tune(commands: Any) -> None:
         "tune",
         help="find the best setting for recorded traffic, and whether drafting pays at all",
         description="Search settings over recorded traffic: replays each, weighs the tokens it "
-        "yields against the cost of verifying its drafts, and recommends one, as options of vLLM. "
-        "Settings are chosen on one half of the conversations; figures are of the other.",
+        "yields against the cost of verifying its drafts, and recommends one per runner, as options "
+        "of vLLM. Settings are chosen on one half of the conversations; figures are of the other.",
         epilog="Without --cost the report uses an example cost and says so. After Ctrl-C the same "
         "command continues where it stopped.",
         allow_abbrev=False,
@@ -63,23 +63,35 @@ def add_tune(commands: Any) -> None:
         choices=("consecutive", "ladder"),
         help="search only n-grams of consecutive sizes (every backend has them), or only ladders",
     )
-    add_drafts(search, None, "search both")
     search.add_argument(
-        "--no-store",
-        dest="store",
-        action="store_false",
-        help="do not search stores: for requests that must not draft from other requests' text",
+        "--runner",
+        choices=("gpu", "host", "ascend"),
+        help="where vLLM drafts: on its GPU (ngram_gpu), on the host (custom_class), or beside "
+        "vLLM-Ascend (ngram); it says what is verified (default: gpu and host, one recommendation "
+        "each)",
+    )
+    search.add_argument(
+        "--synchronous",
+        type=share,
+        metavar="SHARE",
+        help="what a step takes longer without asynchronous scheduling, which host and ascend "
+        "lose; 0 on a CPU (default: 0.1, an assumption; 0 with step times of your own)",
+    )
+    search.add_argument(
+        "--store",
+        action="store_true",
+        help="search stores too, from which requests draft other requests' text",
     )
     search.add_argument(
         "--against",
         metavar="JSON",
         help="a setting to compare with, as fields of NgramConfig, such as "
         '\'{"prompt_lookup_min": 2, "prompt_lookup_max": 4, "num_speculative_tokens": 3}\' '
-        "(default: n-grams of 2 to 5, k = 5, verified as --drafts says)",
+        "(default: n-grams of 2 to 5, k = 5)",
     )
     search.add_argument(
         "--sample",
-        type=int,
+        type=million,
         default=10,
         metavar="MB",
         help="replay a sample of at most this many million characters; 0: replay all "

@@ -18,7 +18,7 @@ from ngram_npu.replay.chat_template import ChatTemplate, load_chat_template, tex
 from ngram_npu.replay.environment import machine, versions
 from ngram_npu.replay.errors import RecordError, ReplayError, one_line
 from ngram_npu.replay.figures import ReplayFigures
-from ngram_npu.replay.log_files import log_files
+from ngram_npu.replay.log_files import Progress, log_files
 from ngram_npu.replay.records import Conversation
 from ngram_npu.replay.report import ReplayReport
 from ngram_npu.replay.simulation import Int32Array, Proposer, TokenRequest, TokenTurn, simulate
@@ -140,22 +140,6 @@ class ReplayOptions:
             raise ReplayError(str(error)) from error
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Progress of a replay.
-
-    Attributes:
-        name: of the input.
-        phase: "tokenize" (counted in conversations) or "replay" (in generated tokens).
-        done, total: count so far and in all, for this input and phase.
-    """
-
-    name: str
-    phase: Literal["tokenize", "replay"]
-    done: int
-    total: int
-
-
 class TokenizerLike(Protocol):
     """The tokenizer interface that the replay needs; `ReplayTokenizer` implements it."""
 
@@ -191,6 +175,7 @@ def load_inputs(
     format_name: str | None = None,
     *,
     strict: bool = False,
+    progress: Callable[[Progress], None] | None = None,
 ) -> tuple[ReplayInput, ...]:
     """Read all files in `paths` (in a folder: its replay files); without a path, the default input.
 
@@ -202,6 +187,7 @@ def load_inputs(
         limit: conversations per input; None: all.
         format_name: one of `formats.FORMATS`; None: detected from the content.
         strict: whether a record that is not a conversation is an error.
+        progress: called after each conversation.
 
     Raises:
         ReplayError: a file or folder is missing, not readable or empty, or more than half of a
@@ -215,7 +201,7 @@ def load_inputs(
     left_out: list[str] = []
     for log in log_files(paths, strict):
         try:
-            read = tuple(log.conversations(limit, format_name))
+            read = tuple(log.conversations(limit, format_name, progress))
         except RecordError as error:
             left_out.append(log.reason_to_leave_out(error))
         else:
@@ -269,7 +255,9 @@ def replay(
         # threads is not measured.
         _warm_up(make_proposer(options))
         loaded = (
-            load_inputs(paths, options.limit, options.format, strict=options.strict)
+            load_inputs(
+                paths, options.limit, options.format, strict=options.strict, progress=progress
+            )
             if inputs is None
             else tuple(inputs)
         )

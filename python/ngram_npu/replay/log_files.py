@@ -3,20 +3,37 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from os import PathLike
 from pathlib import Path
+from typing import Literal
 
 from ngram_npu.replay.errors import RecordError, ReplayError
 from ngram_npu.replay.files import STDIN, SUFFIXES, find_files
 from ngram_npu.replay.formats import iter_conversations
 from ngram_npu.replay.records import Conversation
 
-__all__ = ["LogFile", "log_files"]
+__all__ = ["LogFile", "Progress", "log_files"]
 
 _REASONS_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of a replay.
+
+    Attributes:
+        name: of the input.
+        phase: "read" or "tokenize" (counted in conversations) or "replay" (in generated tokens).
+        done, total: count so far and in all, for this input and phase; 0: not known.
+    """
+
+    name: str
+    phase: Literal["read", "tokenize", "replay"]
+    done: int
+    total: int
 
 
 @dataclass
@@ -41,7 +58,12 @@ class LogFile:
     skipped: int = 0
     reasons: dict[str, str] = field(default_factory=dict)
 
-    def conversations(self, limit: int | None, format_name: str | None) -> Iterator[Conversation]:
+    def conversations(
+        self,
+        limit: int | None,
+        format_name: str | None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Iterator[Conversation]:
         """Read them, at most `limit`.
 
         Raises:
@@ -50,7 +72,10 @@ class LogFile:
         """
         skip = None if self.strict else self._skip
         last = None
-        for conversation in islice(iter_conversations(self.path, format_name, skip), limit):
+        read = islice(iter_conversations(self.path, format_name, skip), limit)
+        for number, conversation in enumerate(read, start=1):
+            if progress is not None:
+                progress(Progress(self.name, "read", number, 0))
             self.found += conversation.where != last  # a record may have several answers
             last = conversation.where
             yield conversation

@@ -26,6 +26,7 @@ TOKENIZER_WARNING = (
 )
 
 _MAX_POSITIONS = 8
+_NAME_WIDTH = 24
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,12 @@ def format_table(report: ReplayReport) -> str:
     for figures in report.inputs:
         lines += [printable(f"note ({figures.name}): {note}") for note in figures.notes]
     return "\n".join(lines)
+
+
+def short_name(name: str) -> str:
+    """An input's name as tables show it: at most 24 characters, its end."""
+    shown = printable(name)
+    return shown if len(shown) <= _NAME_WIDTH else f"...{shown[3 - _NAME_WIDTH :]}"
 
 
 _HEADER = (

@@ -7,11 +7,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ngram_npu.replay.bar import Bar
-from ngram_npu.replay.errors import ReplayError
 from ngram_npu.replay.extras import optional
 from ngram_npu.replay.output import atomic_output, check_writable
 from ngram_npu.tune._run import TuneOptions, tune
-from ngram_npu.tune.candidates import CANDIDATES, Candidate, parse_candidate
+from ngram_npu.tune.candidates import CANDIDATES, parse_candidate
 from ngram_npu.tune.costs import load_cost, share_of_a_step
 from ngram_npu.tune.html import check_html, to_html
 from ngram_npu.tune.report import TuneReport
@@ -51,11 +50,13 @@ def run(arguments: argparse.Namespace, command: str, bar: Bar) -> TuneReport:
             sample=arguments.sample * 1_000_000 or None,
             jobs=arguments.jobs,
             cache=arguments.cache,
+            runner=arguments.runner,
+            synchronous=arguments.synchronous,
             store=arguments.store,
         ),
-        candidates=_searched(arguments.sizes, arguments.drafts),
-        against=parse_candidate(arguments.against, arguments.drafts or "trimmed"),
-        progress=bar.show if bar.wanted else None,
+        candidates=[c for c in CANDIDATES if arguments.sizes in (None, c.config.sizes)],
+        against=None if arguments.against is None else parse_candidate(arguments.against),
+        progress=bar.show,
         command=command,
     )
     bar.clear()
@@ -64,12 +65,3 @@ def run(arguments: argparse.Namespace, command: str, bar: Bar) -> TuneReport:
             if path is not None:
                 stack.enter_context(atomic_output(path)).write_text(made(report), encoding="utf-8")
     return report
-
-
-def _searched(sizes: str | None, drafts: str | None) -> list[Candidate]:
-    found = [
-        c for c in CANDIDATES if sizes in (None, c.config.sizes) and drafts in (None, c.drafts)
-    ]
-    if not found:
-        raise ReplayError(f"--drafts {drafts}: expected trimmed with --sizes {sizes}")
-    return found

@@ -11,9 +11,10 @@ import numpy as np
 
 from ngram_npu.config import STORE_TOKENS
 from ngram_npu.replay.errors import printable
-from ngram_npu.replay.report import BYTES_WARNING
+from ngram_npu.replay.report import BYTES_WARNING, short_name
 from ngram_npu.tune.candidates import Candidate, vllm_options
 from ngram_npu.tune.costs import VerificationCost
+from ngram_npu.tune.runners import SYNCHRONOUS, Runner
 from ngram_npu.tune.search import (
     STORE_GAIN,
     Figures,
@@ -31,6 +32,9 @@ __all__ = ["FORMAT", "BatchRow", "Setting", "TuneReport", "format_report", "make
 
 FORMAT = "ngram_npu.tune/1"
 """Written into every JSON result; the number grows when a field changes its meaning."""
+
+LEAST_HELD_OUT = 20
+"""With fewer, nothing is recommended: resamplings of so few conversations are too alike."""
 
 _MOST_SHOWN = 12
 
@@ -125,6 +129,8 @@ class TuneReport:
         groups: by input.
         singles: the held-out conversations, by speed-up, ascending.
         store: None if no store was tried.
+        runner: where drafts are made.
+        others: reports for other runners, on the same conversations.
     """
 
     about: Mapping[str, Any]
@@ -140,6 +146,13 @@ class TuneReport:
     groups: tuple[Group, ...]
     singles: tuple[Single, ...]
     store: StoreRow | None
+    runner: Runner
+    others: tuple[TuneReport, ...] = ()
+
+    @property
+    def is_too_few(self) -> bool:
+        """Whether there are too few held-out conversations for a recommendation."""
+        return len(self.singles) < LEAST_HELD_OUT
 
     @property
     def candidate(self) -> Candidate:
@@ -149,7 +162,7 @@ class TuneReport:
     @property
     def vllm_options(self) -> tuple[str, str]:
         """Options of `vllm serve` for the recommended setting."""
-        return vllm_options(self.candidate)
+        return vllm_options(self.candidate, self.runner.method)
 
     def batch_name(self, batch: int) -> str:
         """As shown: "any" where the batch size does not matter."""
@@ -158,8 +171,8 @@ class TuneReport:
     @property
     def vllm_command(self) -> str:
         """The command line of `vllm serve` for the recommended setting."""
-        needs = "NGRAM_NPU_VLLM=1 " if self.candidate.drafts == "padded" else ""
-        return " \\\n  ".join([f"{needs}vllm serve MODEL", *self.vllm_options])
+        words = " ".join([*self.runner.variables, "vllm serve MODEL"])
+        return " \\\n  ".join([words, *self.vllm_options])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings."""
@@ -167,7 +180,13 @@ class TuneReport:
             "format": FORMAT,
             **self.about,
             "traffic": dict(self.traffic),
-            "cost": {"name": self.cost.name, "is_example": self.cost.is_example},
+            "cost": {
+                "name": self.cost.name,
+                "is_example": self.cost.is_example,
+                "synchronous": self.cost.synchronous,
+            },
+            "runner": {"name": self.runner.name, "about": self.runner.about},
+            "too_few": self.is_too_few,
             "advice": self.advice,
             "off_above_batch": self.off_above,
             "recommended": {
@@ -203,6 +222,7 @@ class TuneReport:
             ],
             "inputs": [asdict(group) for group in self.groups],
             "conversations": [asdict(single) for single in self.singles],
+            "others": [other.to_dict() for other in self.others],
         }
 
     def to_json(self) -> str:
@@ -226,10 +246,12 @@ def make_report(
     cost: VerificationCost,
     traffic: Traffic,
     *,
-    against: int,
+    against: Candidate,
+    runner: Runner,
     about: Mapping[str, Any],
 ) -> TuneReport:
     """Choose on one half of the conversations and judge on the other."""
+    compared = measured.candidates.index(against)
     half = measured.chosen_half
     recommended = best(measured, cost)
     settings = tuple(
@@ -243,8 +265,8 @@ def make_report(
             BatchRow(
                 batch=batch,
                 speedup=interval(measured, recommended, cost, batch),
-                against=interval(measured, against, cost, batch),
-                ratio=interval(measured, recommended, cost, batch, against),
+                against=interval(measured, compared, cost, batch),
+                ratio=interval(measured, recommended, cost, batch, compared),
                 expected=measured.speedup(recommended, cost, batch, half),
                 best=best_here,
                 best_speedup=measured.speedup(best_here, cost, batch, ~half),
@@ -253,7 +275,7 @@ def make_report(
     sentence, off_above = advice([(row.batch, row.speedup) for row in rows], cost)
     smallest = cost.batch_sizes[0]
     own = measured.each(recommended, cost, smallest)
-    other = measured.each(against, cost, smallest)
+    other = measured.each(compared, cost, smallest)
     singles = [
         Single(
             traffic.inputs[traffic.input_of[n]],
@@ -273,7 +295,7 @@ def make_report(
                     name,
                     int(where.sum()),
                     measured.speedup(recommended, cost, smallest, where),
-                    measured.speedup(against, cost, smallest, where),
+                    measured.speedup(compared, cost, smallest, where),
                     int((own[where] > 1).sum()),
                 )
             )
@@ -303,7 +325,8 @@ def make_report(
         settings=settings,
         frontier=tuple(frontier([s.held_out for s in settings])),
         recommended=recommended,
-        against=against,
+        against=compared,
+        runner=runner,
         batches=tuple(rows),
         advice=sentence,
         off_above=off_above,
@@ -318,37 +341,47 @@ def make_report(
 
 def format_report(report: TuneReport) -> str:
     """The report as text for a terminal, without a final newline."""
-    chosen, other = report.settings[report.recommended], report.settings[report.against]
-    lines = [*describe(report), ""]
+    lines = describe(report)
+    for part in (report, *report.others):
+        lines += ["", *advice_lines(part), *store_lines(part), ""]
+        lines.append("Speed-up on the held-out half, with its 95 % interval over conversations,")
+        lines += [f"compared with {part.settings[part.against].candidate.label}:", ""]
+        rows = [
+            [part.batch_name(r.batch), str(r.speedup), str(r.against), str(r.ratio)]
+            for r in part.batches
+        ]
+        lines += _aligned([["batch", "best setting", "compared with", "ratio"], *rows])
+    return "\n".join([*lines, *_frontier_lines(report), *_input_lines(report)])
+
+
+def advice_lines(report: TuneReport) -> list[str]:
+    """Lines about the runner, and the recommended setting for it as a command."""
+    best_found = report.candidate.label
+    lines = [f"{report.runner.name}: {report.runner.about}"]
+    if report.runner.is_synchronous:
+        share = report.cost.synchronous
+        how = "assumed, not measured" if share == SYNCHRONOUS else "as given, or measured with it"
+        lines.append(f"In the figures each step takes {share:.0%} longer for it ({how}).")
+    if report.is_too_few:
+        return [
+            *lines,
+            f"TOO FEW: {len(report.singles)} held-out conversations; a recommendation needs "
+            f"{LEAST_HELD_OUT}.",
+            f"The best setting found: {best_found}",
+        ]
     if report.off_above == 0:
-        lines += [f"ADVICE: {report.advice}", f"The best setting found: {chosen.candidate.label}"]
-    else:
-        lines += [
-            f"RECOMMENDED: {chosen.candidate.label}",
-            report.advice,
-            "",
-            report.vllm_command,
-        ]
-    lines += store_lines(report)
-    lines += ["", "Speed-up on the held-out half, with its 95 % interval over conversations:", ""]
-    rows = [
-        [
-            report.batch_name(row.batch),
-            str(row.speedup),
-            str(row.against),
-            str(row.ratio),
-            f"{report.settings[row.best].candidate.label} ({row.best_speedup:.3f})",
-        ]
-        for row in report.batches
-    ]
-    head = ["batch", "recommended", other.candidate.label, "ratio", "best for this batch alone"]
-    lines += _aligned([head, *rows], left_last=True)
-    lines += [
+        return [*lines, f"ADVICE: {report.advice}", f"The best setting found: {best_found}"]
+    return [*lines, f"RECOMMENDED: {best_found}", report.advice, "", report.vllm_command, ""]
+
+
+def _frontier_lines(report: TuneReport) -> list[str]:
+    lines = [
         "",
-        "Frontier on the held-out half (nothing else yields as much with fewer drafts):",
+        f"Frontier on the held-out half, {report.runner.name} (nothing else yields as much with",
+        "fewer drafts):",
         "",
     ]
-    shown = {report.recommended: "recommended", report.against: "compared with"}
+    shown = {report.recommended: "best", report.against: "compared with"}
     numbers = sorted(
         {*_spread(report.frontier), *shown},
         key=lambda i: report.settings[i].held_out.drafted_per_step,
@@ -367,12 +400,16 @@ def format_report(report: TuneReport) -> str:
         left_first=True,
         left_last=True,
     )
-    lines += ["", f"By input, batch {report.batch_name(report.batches[0].batch)}:", ""]
+    return lines
+
+
+def _input_lines(report: TuneReport) -> list[str]:
+    lines = ["", f"By input, batch {report.batch_name(report.batches[0].batch)}:", ""]
     lines += _aligned(
-        [["input", "conversations", "speed-up", other.candidate.label, "gaining"]]
+        [["input", "conversations", "speed-up", "compared with", "gaining"]]
         + [
             [
-                printable(g.name),
+                short_name(g.name),
                 str(g.conversations),
                 f"{g.speedup:.3f}",
                 f"{g.against:.3f}",
@@ -389,7 +426,7 @@ def format_report(report: TuneReport) -> str:
         for word, of in (("Most", most), ("Least", least)):
             named = printable(f"{of.name} of {of.input}")
             lines.append(f"{word}: {of.speedup:.2f}, {named}, {of.tokens} tokens")
-    return "\n".join(lines)
+    return lines
 
 
 def describe(report: TuneReport) -> list[str]:
@@ -439,7 +476,7 @@ def store_lines(report: TuneReport) -> list[str]:
         return lines
     lines.append(
         "A store shares text: requests of one scope draft each other's text and can detect it by "
-        "timing (docs/guides/store.md). Use --no-store to search without stores."
+        "timing (docs/guides/store.md)."
     )
     if row.ratio.low <= 1:
         lines.append("Its gain is NOT SURE: the interval includes 1. Better use no store.")

@@ -99,7 +99,7 @@ def read_traffic(
         format_name, limit, strict, tokenizer, chat_template: as in `ReplayOptions`.
         sample: maximum number of characters to keep: whole conversations, chosen with equal
             probability, the same ones for the same traffic. None: all.
-        progress: called after each conversation that is tokenized.
+        progress: called after each conversation that is read, and that is tokenized.
 
     Raises:
         ReplayError: as for `replay`, or fewer than two conversations have a step.
@@ -115,7 +115,7 @@ def read_traffic(
             kept.add(0, conversation)
     for log in log_files(paths, strict):
         try:
-            for conversation in log.conversations(limit, format_name):
+            for conversation in log.conversations(limit, format_name, progress):
                 kept.add(len(inputs), conversation)
         except RecordError as error:
             notes.append(log.reason_to_leave_out(error))
