@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import importlib.metadata
 import json
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -46,7 +48,7 @@ def test_replay_prints_the_table(talk: Path, capsys: pytest.CaptureFixture[str])
     assert cli.main(["replay", str(talk)]) == 0
     out, err = capsys.readouterr()
     assert "tokens/step" in out
-    assert out.splitlines()[-1].split()[:4] == ["talk", "1", "12", "2.40"]
+    assert out.splitlines()[3].split()[:4] == ["talk", "1", "12", "2.40"]
     assert err == "", "no progress bar where no terminal is"
 
 
@@ -81,7 +83,7 @@ def test_json_on_stdout_is_nothing_but_json(talk: Path, capsys: pytest.CaptureFi
         ("--no-overlap --max-len 100", {"overlap": False, "max_len": 100}),
         ("--sizes ladder", {"sizes": "ladder", "min_n": 1, "max_n": 16, "overlap": True}),
         (
-            "--min-probability 0.177 --k 4",
+            "--min-draft-probability 0.177 --k 4",
             {"sizes": "ladder", "min_draft_probability": 0.177, "k": 4},
         ),
     ],
@@ -153,12 +155,18 @@ def test_bad_input_is_one_line_and_exit_code_2(
         (["--k", "65"], "k: expected 1 to 64, got 65"),
         (["--min-n", "6"], "min_n: expected 1 to 5, got 6"),
         (["--match-policy", "middle"], "invalid choice"),
-        (["--min-probability", "0"], "--min-probability: must be above 0 and at most 1, got 0"),
-        (["--min-probability", "nan"], "must be above 0 and at most 1, got nan"),
-        (["--min-probability", "often"], "invalid number value: 'often'"),
+        (
+            ["--min-draft-probability", "0"],
+            "--min-draft-probability: must be above 0 and at most 1, got 0",
+        ),
+        (["--min-draft-probability", "nan"], "must be above 0 and at most 1, got nan"),
+        (["--min-draft-probability", "often"], "invalid number value: 'often'"),
         (["--sizes", "ladder", "--max-n", "8"], "max_n: expected 16 with sizes='ladder', got 8"),
-        (["--costs", "{tmp}/own.json"], "costs: expected none without min_draft_probability"),
-        (["--costs", "{tmp}/own.json", "--min-probability", "1"], "own.json: no table of costs"),
+        (["--draft-costs", "{tmp}/own.json"], "costs: expected none without min_draft_probability"),
+        (
+            ["--draft-costs", "{tmp}/own.json", "--min-draft-probability", "1"],
+            "own.json: no table of costs",
+        ),
         (["--batch-size", "0"], "--batch-size: must be at least 1"),
         (["--json", "{tmp}/no/such/result.json"], "no/such does not exist"),
         (["--json", "{tmp}"], "is a directory"),
@@ -422,7 +430,7 @@ def test_no_file_name_steers_the_terminal(
     path = write_jsonl(line, name="\x1b[2J\n\x9b\u202e\udcff.jsonl")
     cli.main(["replay", str(path)])
     out, err = capsys.readouterr()
-    assert "\\x1b[2J\\n\\x9b\\u202e\\udcff" in out + err
+    assert "\\x9b\\u202e\\udcff" in out + err
     assert (out + err).replace("\n", "").isprintable()
 
     terminal = _Terminal()
@@ -468,20 +476,84 @@ def test_no_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("arguments", [["--help"], ["replay", "--help"], ["--version"]])
 def test_help_needs_no_heavy_import(arguments: list[str]) -> None:
-    """Checks the command's own imports only, not those of the package around it."""
-    folder = str(Path(cli.__file__).parent)
     script = (
-        "import sys, types\n"
-        "package = sys.modules['ngram_npu'] = types.ModuleType('ngram_npu')\n"
-        f"package.__path__ = [{folder!r}]\n"
-        "from ngram_npu.cli import main\n"
+        "import sys\n"
+        "from ngram_npu_command import main\n"
         f"code = main({arguments!r})\n"
-        "heavy = {'numpy', 'torch'} & set(sys.modules)\n"
+        "heavy = {'numpy', 'torch', 'ngram_npu'} & set(sys.modules)\n"
         "sys.exit(f'imported: {heavy}' if heavy else code)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+def test_the_installed_command_is_the_light_one() -> None:
+    (script,) = importlib.metadata.entry_points(group="console_scripts", name="ngram-npu")
+    assert script.value == "ngram_npu_command:main"
+    assert cli.main is script.load(), "the public path"
+
+
+@pytest.mark.parametrize("command", ["replay", "tune"])
+def test_without_a_path(
+    command: str, capsys: pytest.CaptureFixture[str], talk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says = f"ngram-npu {command}: error: PATH: expected a file or a folder of conversations, or a "
+    with open(os.devnull) as nothing:
+        for stdin in (nothing, None):
+            monkeypatch.setattr(sys, "stdin", stdin)
+            assert cli.main([command]) == 2
+            error = capsys.readouterr().err
+            assert error.startswith(says)
+            assert "--demo" in error
+            assert error.count("\n") == 1
+    assert cli.main([command, str(talk), "--demo"]) == 2
+    assert "--demo: expected no PATH with it, got" in capsys.readouterr().err
+
+
+def test_a_pipe_and_a_redirection_need_no_path(talk: Path) -> None:
+    command = f'"{sys.executable}" -m ngram_npu replay --tokenizer ids'
+    for line in (f'cat "{talk}" | {command}', f'{command} < "{talk}"'):
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+        assert "\nstdin " in done.stdout
+
+
+def test_the_demonstration(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["replay", "--demo", "--limit", "1", "--tokenizer", "bytes"]
+    assert cli.main(arguments) == 0
+    assert "\npython-stdlib " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["replay", "x", "--batchsize", "4"], "; did you mean --batch-size?"),
+        (["tune", "x", "--min-draft-probability", "0.1"], " (see ngram-npu tune --help)"),
+        (["tune", "x", "--runer=gpu"], "; did you mean --runner?"),
+        (["measure-cost", "x", "--batch-sizes", "4"], "; did you mean --batch-size?"),
+        (["generate", "--model", "m", "--prompts", "p", "--trase", "t"], "mean --trace?"),
+    ],
+)
+def test_a_wrong_option_is_one_line_with_the_nearest_one(
+    arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"ngram-npu {arguments[0]}: error: unrecognized arguments: --")
+    assert hint in error
+    assert error.count("\n") == 1
+
+
+def test_tables_fit_80_columns(write_jsonl: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    many = [{**EXAMPLE_LINE, "id": str(number)} for number in range(60)]
+    paths = [str(write_jsonl(*many, name=f"{'long' * 12}-{number}.jsonl")) for number in (1, 2)]
+    assert cli.main(["replay", *paths, "--k", "16"]) == 0
+    rows = capsys.readouterr().out.split("\n\n")[1].split("\n")
+    assert len(rows) == 4
+    assert cli.main(["tune", *paths, "--jobs", "1", "--store"]) == 0
+    rows += [line for line in capsys.readouterr().out.split("\n") if re.match("  [^-]", line)]
+    assert len(rows) > 20
+    assert not [line for line in rows if len(line) > 80]
 
 
 @pytest.mark.usefixtures("no_torch")

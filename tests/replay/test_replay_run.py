@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -456,16 +457,19 @@ def test_json_of_another_format_is_refused(report: ReplayReport) -> None:
 
 
 def test_table(report: ReplayReport) -> None:
-    caption, empty, header, *rows = format_table(report).splitlines()
+    caption, empty, header, *rows, _, accepted, drafting = format_table(report).splitlines()
     assert caption == (
         "earliest match of 2-5 tokens, k=5 trimmed, batch size 3, first 2 of each input, "
         "tokenizer: token ids as recorded"
     )
     assert empty == ""
     assert [row.split()[0] for row in rows] == ["one", "two", "total"]
-    cells = rows[1].split()
-    assert cells[1:6] == ["2", "24", "2.40", "2.00", "60.0%"]
-    assert cells[9:] == ["1.00", "1.00", "0.50", "0.50", "0.50"]
+    assert rows[1].split()[1:] == ["2", "24", "2.40", "2.00", "60.0%"]
+    assert accepted == "accepted by position: 1.00 1.00 0.50 0.50 0.50"
+    times = [float(word) for word in re.findall(r"\d+\.\d+", drafting)]
+    total = report.total
+    expected = [total.draft_us_per_call, total.draft_us_per_step, total.draft_us_per_token]
+    assert times == pytest.approx(expected, abs=0.05)
     end = header.index("tokens/step") + len("tokens/step")
     assert all(row[:end].endswith("2.40") for row in rows), "columns are aligned"
 
@@ -476,7 +480,9 @@ def test_table_without_steps_and_with_many_positions(write_jsonl: Write) -> None
     )
     row = format_table(replay([path], ReplayOptions(k=9, max_len=7, limit=1))).splitlines()
     assert row[0].startswith("earliest match of 2-5 tokens, k=9 trimmed, max_len=7, batch size 32")
-    assert row[-1].split() == ["talk", "1", "0", *"------", *"--------", "..."]
+    assert row[3].split() == ["talk", "1", "0", *"---"]
+    assert row[-2] == "accepted by position: - - - - - - - - ..."
+    assert row[-1] == "drafting: - us per call, - per step, - per token"
 
 
 def test_notes_are_shown(report: ReplayReport) -> None:

@@ -215,10 +215,11 @@ def test_interrupted_and_resumed(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-c", "-1"], "must be at least 0 and below 10, got -1"),
-        (["-c", "0.1", "--cost", "x"], "not allowed with argument"),
+        (["-c", "-1"], "--cost: must be at least 0 and below 10, got -1"),
+        (["--cost", "nan"], "--cost: must be at least 0 and below 10, got nan"),
         (["--cost", "nowhere.json"], "nowhere.json: not a file of step times"),
-        (["--batch-size", "3"], "batch size 3: "),
+        (["--batch-size", "1,3"], "batch size 3: "),
+        (["--batch-size", "1,x"], "--batch-size: invalid list of integers value: '1,x'"),
         (["--against", "{"], "expected a setting such as"),
         (["--html", "{tmp}/no/such.html"], "does not exist"),
         (["--jobs", "0"], "--jobs: must be at least 1"),
@@ -228,7 +229,8 @@ def test_interrupted_and_resumed(
 def test_bad_options_are_exit_code_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
-    assert cli.main(["tune", *(a.replace("{tmp}", str(tmp_path)) for a in arguments)]) == 2
+    paths = [] if arguments[0].endswith(".jsonl") else ["talk.jsonl"]
+    assert cli.main(["tune", *paths, *(a.replace("{tmp}", str(tmp_path)) for a in arguments)]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert message in err

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ngram_npu.replay.bar import Bar
+from ngram_npu.replay.errors import ReplayError
 from ngram_npu.replay.extras import optional
 from ngram_npu.replay.output import atomic_output, check_writable
 from ngram_npu.tune._run import TuneOptions, tune
 from ngram_npu.tune.candidates import CANDIDATES, parse_candidate
-from ngram_npu.tune.costs import load_cost, share_of_a_step
+from ngram_npu.tune.costs import VerificationCost, load_cost, share_of_a_step
 from ngram_npu.tune.html import check_html, to_html
 from ngram_npu.tune.report import TuneReport
 
 __all__ = ["run"]
 
 
-def run(arguments: argparse.Namespace, command: str, bar: Bar) -> TuneReport:
+def run(arguments: argparse.Namespace, paths: Sequence[Path], command: str, bar: Bar) -> TuneReport:
     """Tune with the given options and write all files or none.
 
     Raises:
@@ -32,14 +34,11 @@ def run(arguments: argparse.Namespace, command: str, bar: Bar) -> TuneReport:
         check_html()
     if arguments.progress:
         optional("tqdm", "--progress", "replay")
-    if arguments.share is None:
-        cost = load_cost(arguments.cost)
-    else:
-        cost = share_of_a_step(arguments.share)
+    cost = _cost(arguments.cost)
     if arguments.batch_size:
-        cost = cost.at(sorted(set(arguments.batch_size)))
+        cost = cost.at(arguments.batch_size)
     report = tune(
-        arguments.paths,
+        paths,
         cost,
         TuneOptions(
             format=arguments.format,
@@ -65,3 +64,13 @@ def run(arguments: argparse.Namespace, command: str, bar: Bar) -> TuneReport:
             if path is not None:
                 stack.enter_context(atomic_output(path)).write_text(made(report), encoding="utf-8")
     return report
+
+
+def _cost(given: str) -> VerificationCost:
+    """A share of a step, or what `load_cost` takes."""
+    with suppress(ValueError):
+        share = float(given)
+        if not 0 <= share < 10:
+            raise ReplayError(f"--cost: must be at least 0 and below 10, got {given}")
+        return share_of_a_step(share)
+    return load_cost(given)

@@ -9,14 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ngram_npu.cli_options import (
+from ngram_npu_command.options import (
     EXIT_OK,
     EXIT_USAGE,
-    PATH_HELP,
     PROGRAM,
+    add_paths,
     add_reading,
+    complain,
     count,
+    counts,
     million,
+    paths_of,
     print_notes,
     share,
 )
@@ -27,36 +30,31 @@ def add_tune(commands: Any) -> None:
         "tune",
         help="find the best setting for recorded traffic, and whether drafting pays at all",
         description="Search settings over recorded traffic: replays each, weighs the tokens it "
-        "yields against the cost of verifying its drafts, and recommends one per runner, as options "
-        "of vLLM. Settings are chosen on one half of the conversations; figures are of the other.",
+        "yields against the cost of verifying its drafts, and recommends one per runner, as "
+        "options of vLLM. Settings are chosen on one half of the conversations; figures are of the "
+        "other.",
         epilog="Without --cost the report uses an example cost and says so. After Ctrl-C the same "
         "command continues where it stopped.",
         allow_abbrev=False,
     )
-    parser.set_defaults(run=_run_tune)
-    parser.add_argument("paths", nargs="*", metavar="TRAFFIC", type=Path, help=PATH_HELP)
-    cost = parser.add_argument_group("what verifying costs").add_mutually_exclusive_group()
+    parser.set_defaults(run=_run_tune, parser=parser)
+    add_paths(parser)
+    cost = parser.add_argument_group("what verifying costs")
     cost.add_argument(
         "-c",
-        dest="share",
-        type=share,
-        metavar="C",
-        help="cost of verifying one draft token as a fraction of a step, such as 0.05",
-    )
-    cost.add_argument(
         "--cost",
         default="example-8b-h100",
-        metavar="FILE|EXAMPLE",
-        help="step times of `ngram-npu measure-cost`, or an example: example-8b-h100, "
-        "example-8b-l4, example-70b-4xh100 (default: %(default)s)",
+        metavar="C|FILE|EXAMPLE",
+        help="cost of verifying one draft token as a fraction of a step, such as 0.05; step times "
+        "of `ngram-npu measure-cost`; or an example: example-8b-h100, example-8b-l4, "
+        "example-70b-4xh100 (default: %(default)s)",
     )
     search = parser.add_argument_group("search")
     search.add_argument(
         "--batch-size",
-        type=count,
-        action="append",
-        metavar="B",
-        help="use only this batch size of --cost; may be given several times",
+        type=counts,
+        metavar="B,...",
+        help="use only these batch sizes of --cost",
     )
     search.add_argument(
         "--sizes",
@@ -131,12 +129,12 @@ def add_measure_cost(commands: Any) -> None:
         "docs/guides/tune.md shows how.",
         allow_abbrev=False,
     )
-    parser.set_defaults(run=_run_measure_cost)
+    parser.set_defaults(run=_run_measure_cost, parser=parser)
     parser.add_argument("output", metavar="FILE", type=Path, help="JSON file to add the times to")
     parser.add_argument("--url", default="http://localhost:8000", help="default: %(default)s")
     parser.add_argument("--model", help="model name (default: the first that the server lists)")
     parser.add_argument(
-        "--batch-sizes",
+        "--batch-size",
         default="1,4,16,64",
         metavar="B,...",
         help="batch sizes to measure (default: %(default)s)",
@@ -158,18 +156,18 @@ def _run_tune(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
 
     bar = Bar(sys.stderr, wanted=arguments.progress or None)
     try:
-        report = run(arguments, shlex.join([PROGRAM, *argv]), bar)
+        report = run(arguments, paths_of(arguments), shlex.join([PROGRAM, *argv]), bar)
     except ReplayError as error:
         bar.clear()
-        print(f"{PROGRAM} tune: error: {error}", file=sys.stderr)
+        complain(f"{PROGRAM} tune: error: {error}")
         return EXIT_USAGE
     except KeyboardInterrupt:
         bar.clear()
-        print("finished pieces are kept: the same command continues from here", file=sys.stderr)
+        complain("finished pieces are kept: the same command continues from here")
         raise
     print_notes("tune", report.traffic["notes"])
     if arguments.json == "-":
-        print(format_report(report), file=sys.stderr)
+        complain(format_report(report))
         sys.stdout.write(report.to_json())
     else:
         print(format_report(report))
@@ -187,7 +185,7 @@ def _run_measure_cost(arguments: argparse.Namespace, argv: Sequence[str]) -> int
             arguments.output,
             url=arguments.url,
             model=arguments.model,
-            batch_sizes=arguments.batch_sizes,
+            batch_sizes=arguments.batch_size,
             prompt_tokens=arguments.prompt_tokens,
             max_tokens=arguments.max_tokens,
             rounds=arguments.rounds,
@@ -195,6 +193,6 @@ def _run_measure_cost(arguments: argparse.Namespace, argv: Sequence[str]) -> int
             report=print,
         )
     except ReplayError as error:
-        print(f"{PROGRAM} measure-cost: error: {error}", file=sys.stderr)
+        complain(f"{PROGRAM} measure-cost: error: {error}")
         return EXIT_USAGE
     return EXIT_OK
