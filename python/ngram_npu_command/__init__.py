@@ -48,8 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments without the program's name; None for those of the process.
 
     Returns:
-        0; 1 if a part of the package cannot be loaded or the result cannot be printed; 2 for input
-        or options that cannot be used (one line on stderr says why); 130 when interrupted.
+        0; 1 if a part of the package cannot be loaded, the result cannot be printed, or the doctor
+        found a problem; 2 for input or options that cannot be used (one line on stderr says why);
+        130 when interrupted.
     """
     if sys.stderr is None:  # closed; print() would write to stdout instead
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
@@ -191,8 +192,9 @@ def _add_doctor(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "doctor",
         help="report what is installed and what can be used",
-        description="Version, backends built and loadable, instruction set chosen, and why a "
-        "backend is absent.",
+        description="Versions, backends built and loadable, instruction set chosen, whether vLLM "
+        "uses the plugin, and why something is absent. Exit code 1 if something that the "
+        "environment asks for cannot work.",
         allow_abbrev=False,
     )
     parser.set_defaults(run=_run_doctor, parser=parser)
@@ -204,7 +206,7 @@ def _run_doctor(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
     report = ngram_npu.doctor()
     print(json.dumps(report.to_dict(), indent=2) if arguments.json else report)
-    return EXIT_OK
+    return EXIT_FAILED if report.problems else EXIT_OK
 
 
 def _run_replay(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
