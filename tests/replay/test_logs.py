@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -327,8 +329,13 @@ def test_a_log_of_an_older_vllm_beside_other_lines(tmp_path: Path) -> None:
         read_conversations(path)
 
 
-def test_a_batch_without_its_input(tmp_path: Path) -> None:
+def test_a_batch_without_its_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "output.jsonl"
     path.write_bytes((DATA / "run-batch/output.jsonl").read_bytes())
     with pytest.raises(ReplayError, match="put the batch's input into the same folder"):
         read_conversations(path)
+    piped = io.TextIOWrapper(io.BytesIO(path.read_bytes()))
+    monkeypatch.setattr(sys, "stdin", piped)
+    monkeypatch.chdir(DATA / "run-batch")
+    with pytest.raises(ReplayError, match=r"stdin:1: .* pass the file, not a pipe"):
+        read_conversations(Path("-"))

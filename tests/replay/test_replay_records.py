@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import json
 import tracemalloc
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -124,6 +126,31 @@ def test_damaged_gzip(tmp_path: Path) -> None:
         ReplayError, match=r"x.jsonl.gz:1: damaged gzip data: .*incorrect data check"
     ):
         read_conversations(path)
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst"])
+def test_a_file_that_was_flushed_line_by_line_and_cut(tmp_path: Path, kind: str) -> None:
+    """All lines before the cut can be read, which is why the end must be checked."""
+    if kind == "zst":
+        packer: Any = pytest.importorskip("zstandard").ZstdCompressor().compressobj()
+        flush = packer.flush(1)  # COMPRESSOBJ_FLUSH_BLOCK
+    else:
+        packer = zlib.compressobj(wbits=31)
+        flush = b""
+    packed = flush
+    for n in range(500):
+        line = json.dumps({**GOOD, "id": n}).encode() + b"\n"
+        packed += packer.compress(line) + packer.flush(1 if kind == "zst" else zlib.Z_SYNC_FLUSH)
+        if n == 299:
+            cut = len(packed)
+    whole = packed + packer.flush()
+    path = tmp_path / f"traffic.jsonl.{kind}"
+    path.write_bytes(whole)
+    assert len(read_conversations(path)) == 500
+    for size in (cut, len(packed), len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ReplayError, match="the file ends before the data does"):
+            read_conversations(path)
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz"])

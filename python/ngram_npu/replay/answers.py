@@ -180,7 +180,7 @@ def answers_of(response: object, where: str) -> tuple[list[Answer], tuple[int, .
             answers.setdefault(0, Answer()).add(chunk["message"], at)
         elif isinstance(chunk.get("output"), list):
             answers.setdefault(0, Answer()).add_parts(chunk["output"], f"{at}: output")
-        elif chunk.get("role") == "assistant" or set(chunk) == {"text"}:
+        elif chunk.get("role") == "assistant" or _is_text(chunk):
             answers.setdefault(0, Answer()).add(chunk, at)
         else:
             _follow(chunk, blocks)
@@ -191,6 +191,11 @@ def answers_of(response: object, where: str) -> tuple[list[Answer], tuple[int, .
     if not found:
         _refuse(answers, failure, chunks, where)
     return found, None if prompt is None else token_ids_of(prompt, f"{where}: prompt_token_ids")
+
+
+def _is_text(chunk: Record) -> bool:
+    """A text alone, or a chunk of llama.cpp's server. Events have a type."""
+    return "type" not in chunk and ("content" in chunk or "text" in chunk)
 
 
 def _follow(event: Record, blocks: dict[Any, dict[str, Any]]) -> None:

@@ -313,6 +313,8 @@ def _batch_request(ident: Any, where: str) -> Any:
     """The request of a batch's answer, from the batch's input in the same folder."""
     answers = Path(where.rpartition(":")[0])
     folder = answers.parent
+    if not answers.is_file():  # stdin has no folder
+        raise RecordError(f"{where}: a batch's output needs its input: pass the file, not a pipe")
     if folder not in _batches:
         _batches.clear()
         _batches[folder] = {}
