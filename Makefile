@@ -27,7 +27,7 @@ MORE := docs tidy cuda-resources test-slow test-sanitizers test-pythons test-fuz
 
 demo: install
 	$(VENV)/bin/ngram-npu doctor
-	$(VENV)/bin/ngram-npu replay
+	$(VENV)/bin/ngram-npu replay --demo
 
 check:
 	@$(MAKE) --silent --question setup || { echo "make check installs nothing: run make setup first"; exit 1; }

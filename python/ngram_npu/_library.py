@@ -174,7 +174,7 @@ def _load_cuda(library: ctypes.CDLL) -> Backend:
         runtime = ctypes.CDLL(str(path)).ngram_npu_cuda_runtime_version()
     except OSError as error:
         return Backend("cuda", reason=str(error))
-    driver = _cuda_driver()
+    driver = cuda_driver()
     problem = _driver_problem(driver, runtime)
     if driver > 0 and problem:  # with the kernels loaded, each call would fail at its launch
         return Backend("cuda", reason=problem)
@@ -182,7 +182,7 @@ def _load_cuda(library: ctypes.CDLL) -> Backend:
     return replace(loaded, reason=loaded.reason or problem)
 
 
-def _cuda_driver() -> int:
+def cuda_driver() -> int:
     """The CUDA version of the driver as 1000 * major + 10 * minor; 0 without a driver. CUDA is not
     initialised: processes forked later could not use it."""
     version = ctypes.c_int(0)

@@ -7,11 +7,15 @@ separate package: unless it is enabled, it imports nothing, not even ``ngram_npu
 import os
 
 VARIABLE = "NGRAM_NPU_VLLM"
+BESIDE = "NGRAM_NPU_VLLM_BESIDE"
 
 
 def register() -> None:
-    """Serves vLLM's ``method="ngram"`` with ngram_npu if ``NGRAM_NPU_VLLM=1``."""
+    """Serves vLLM's ``method="ngram"`` with ngram_npu if ``NGRAM_NPU_VLLM=1``, which
+    ``NGRAM_NPU_VLLM_BESIDE=1`` implies."""
     wish = os.environ.get(VARIABLE, "")
+    if not wish and os.environ.get(BESIDE, "").lower() in ("1", "true"):
+        wish = "1"
     if wish in ("", "0"):
         return
     if wish != "1":

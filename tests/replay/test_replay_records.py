@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import json
 import tracemalloc
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,8 +57,6 @@ BAD_LINES = [
     (b"null", "expected an object, got null"),
     ({"turns": []}, '"turns" is empty; read as turns, of which this works: {"turns": '),
     ({"id": "a"}, 'no format has these keys: "id"; this would work: {"messages": '),
-    ({"id": 1.5, "turns": []}, '"id" must be a string, got the number 1.5'),
-    ({"id": True, "turns": []}, '"id" must be a string, got a boolean'),
     ({"id": "a", "turns": {}}, '"turns" must be an array, got an object'),
     ({"id": "a", "turns": []}, '"turns" is empty'),
     (talk("hello"), r"turns\[0\] must be an object, got a string"),
@@ -110,7 +110,7 @@ def test_a_bad_line_is_named(
 def test_damaged_gzip(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl.gz"
     path.write_bytes(b'{"id": "a", "turns": []}\n')
-    with pytest.raises(ReplayError, match=r"x.jsonl.gz:1: damaged gzip data: Not a gzipped file"):
+    with pytest.raises(ReplayError, match=r"x.jsonl.gz:1: damaged gzip data: this is not gzip"):
         read_conversations(path)
 
     # Two members, the second one truncated: two lines are complete.
@@ -122,8 +122,35 @@ def test_damaged_gzip(tmp_path: Path) -> None:
     whole = bytearray(gzip.compress(line * 2))
     whole[-6] ^= 1  # the checksum
     path.write_bytes(whole)
-    with pytest.raises(ReplayError, match=r"x.jsonl.gz:3: damaged gzip data: CRC"):
+    with pytest.raises(
+        ReplayError, match=r"x.jsonl.gz:1: damaged gzip data: .*incorrect data check"
+    ):
         read_conversations(path)
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst"])
+def test_a_file_that_was_flushed_line_by_line_and_cut(tmp_path: Path, kind: str) -> None:
+    """All lines before the cut can be read, which is why the end must be checked."""
+    if kind == "zst":
+        packer: Any = pytest.importorskip("zstandard").ZstdCompressor().compressobj()
+        flush = packer.flush(1)  # COMPRESSOBJ_FLUSH_BLOCK
+    else:
+        packer = zlib.compressobj(wbits=31)
+        flush = b""
+    packed = flush
+    for n in range(500):
+        line = json.dumps({**GOOD, "id": n}).encode() + b"\n"
+        packed += packer.compress(line) + packer.flush(1 if kind == "zst" else zlib.Z_SYNC_FLUSH)
+        if n == 299:
+            cut = len(packed)
+    whole = packed + packer.flush()
+    path = tmp_path / f"traffic.jsonl.{kind}"
+    path.write_bytes(whole)
+    assert len(read_conversations(path)) == 500
+    for size in (cut, len(packed), len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ReplayError, match="the file ends before the data does"):
+            read_conversations(path)
 
 
 @pytest.mark.parametrize("name", ["x.jsonl", "x.jsonl.gz"])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
+import re
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import ngram_npu
@@ -252,116 +251,6 @@ def test_the_default_is_replayed_without_a_path() -> None:
     assert "These figures compare with nothing" in format_table(report)
 
 
-# Tokenizers
-
-
-def test_bytes() -> None:
-    assert load_tokenizer("bytes").encode("aé") == [97, 0xC3, 0xA9]
-
-
-@pytest.mark.parametrize(
-    ("name", "size"), [("mistral-v1", 32000), ("mistral-v3", 32768), ("tekken", 131072)]
-)
-def test_bundled_tokenizers_add_no_special_tokens(name: str, size: int) -> None:
-    pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
-    pytest.importorskip("sentencepiece", reason="needs the extra ngram-npu[replay]")
-    tokenizer = load_tokenizer(name)
-    assert tokenizer.vocab_size == size
-    assert tokenizer.encode("") == []
-    ids = tokenizer.encode("one two one two")
-    assert len(ids) == 4
-    assert ids[1] == ids[3]
-    assert min(ids) > 2  # 0, 1 and 2 are unknown, begin and end in all three
-
-
-def test_unknown_tokenizer() -> None:
-    with pytest.raises(
-        ReplayError, match=r'"gpt" is neither one of mistral-v1, .* nor an existing'
-    ):
-        load_tokenizer("gpt")
-
-
-@pytest.mark.parametrize(
-    ("name", "package"),
-    [
-        ("mistral-v1", "mistral_common"),
-        ("mistral-v1", "sentencepiece"),
-        ("tekken", "mistral_common"),
-    ],
-)
-def test_missing_package_of_a_bundled_tokenizer(
-    monkeypatch: pytest.MonkeyPatch, name: str, package: str
-) -> None:
-    pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ReplayError, match=r"needs the package .*pip install mistral-common"):
-        load_tokenizer(name)
-
-
-def test_hugging_face_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    calls: list[str] = []
-
-    class Tokenizer:
-        @staticmethod
-        def from_file(path: str) -> Tokenizer:
-            calls.append(Path(path).name)
-            return Tokenizer()
-
-        def no_truncation(self) -> None:
-            calls.append("no_truncation")
-
-        def no_padding(self) -> None:
-            calls.append("no_padding")
-
-        def get_vocab_size(self) -> int:
-            return 5
-
-        def encode(self, text: str, add_special_tokens: bool = True) -> Any:
-            assert not add_special_tokens
-            return SimpleNamespace(ids=[len(text)])
-
-    module = ModuleType("tokenizers")
-    module.Tokenizer = Tokenizer  # type: ignore[attr-defined]
-    module.__version__ = "9"  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "tokenizers", module)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    for name in (str(tmp_path), str(tmp_path / "tokenizer.json")):
-        tokenizer = load_tokenizer(name)
-        assert (tokenizer.name, tokenizer.vocab_size) == (name, 5)
-        assert tokenizer.encode("abc") == [3]
-    # Truncation settings in tokenizer.json must not cut the recordings.
-    assert calls[:3] == ["tokenizer.json", "no_truncation", "no_padding"]
-
-
-def test_hugging_face_folder_without_the_packages(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ReplayError, match="needs transformers: pip install transformers"):
-        load_tokenizer(str(tmp_path))
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ReplayError, match="needs tokenizers or transformers: pip install"):
-        load_tokenizer(str(tmp_path))
-
-
-def test_no_code_of_a_tokenizer_folder_is_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Nor does `transformers` ask on a terminal, as it does when the option is not given."""
-    said = {}
-
-    def from_pretrained(folder: str, **options: Any) -> Any:
-        said.update(options)
-        raise ValueError("seen")
-
-    stand_in = SimpleNamespace(AutoTokenizer=SimpleNamespace(from_pretrained=from_pretrained))
-    monkeypatch.setitem(sys.modules, "transformers", stand_in)
-    with pytest.raises(ReplayError, match="seen"):
-        load_tokenizer(str(tmp_path))
-    assert said == {"local_files_only": True, "trust_remote_code": False}
-
-
 # Report
 
 
@@ -417,16 +306,19 @@ def test_json_of_another_format_is_refused(report: ReplayReport) -> None:
 
 
 def test_table(report: ReplayReport) -> None:
-    caption, empty, header, *rows = format_table(report).splitlines()
+    caption, empty, header, *rows, _, accepted, drafting = format_table(report).splitlines()
     assert caption == (
         "earliest match of 2-5 tokens, k=5 trimmed, batch size 3, first 2 of each input, "
         "tokenizer: token ids as recorded"
     )
     assert empty == ""
     assert [row.split()[0] for row in rows] == ["one", "two", "total"]
-    cells = rows[1].split()
-    assert cells[1:6] == ["2", "24", "2.40", "2.00", "60.0%"]
-    assert cells[9:] == ["1.00", "1.00", "0.50", "0.50", "0.50"]
+    assert rows[1].split()[1:] == ["2", "24", "2.40", "2.00", "60.0%"]
+    assert accepted == "accepted by position: 1.00 1.00 0.50 0.50 0.50"
+    times = [float(word) for word in re.findall(r"\d+\.\d+", drafting)]
+    total = report.total
+    expected = [total.draft_us_per_call, total.draft_us_per_step, total.draft_us_per_token]
+    assert times == pytest.approx(expected, abs=0.05)
     end = header.index("tokens/step") + len("tokens/step")
     assert all(row[:end].endswith("2.40") for row in rows), "columns are aligned"
 
@@ -437,7 +329,9 @@ def test_table_without_steps_and_with_many_positions(write_jsonl: Write) -> None
     )
     row = format_table(replay([path], ReplayOptions(k=9, max_len=7, limit=1))).splitlines()
     assert row[0].startswith("earliest match of 2-5 tokens, k=9 trimmed, max_len=7, batch size 32")
-    assert row[-1].split() == ["talk", "1", "0", *"------", *"--------", "..."]
+    assert row[3].split() == ["talk", "1", "0", *"---"]
+    assert row[-2] == "accepted by position: - - - - - - - - ..."
+    assert row[-1] == "drafting: - us per call, - per step, - per token"
 
 
 def test_notes_are_shown(report: ReplayReport) -> None:

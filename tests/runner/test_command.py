@@ -86,7 +86,7 @@ def test_a_trace_grows_only_where_it_is_asked_for(model: Any) -> None:
     [
         ["--synchronous", "--unpadded"],
         ["--sizes", "ladder", "--engine", "index"],
-        ["--min-probability", "0.177", "--store", "live"],
+        ["--min-draft-probability", "0.177", "--store", "live"],
     ],
 )
 def test_options_do_not_change_the_sampled_text(
@@ -162,7 +162,7 @@ def test_a_store(folder: str, prompts: Path, tmp_path: Path, store: str) -> None
     before the run drafts nothing."""
     path, record, found = tmp_path / "twice.jsonl", tmp_path / "record.json", []
     line = prompts.read_text().splitlines()[0]
-    options = ["--min-probability", "0.177", "--batch-size", "1", "--no-baseline"]
+    options = ["--min-draft-probability", "0.177", "--batch-size", "1", "--no-baseline"]
     options += ["--json", str(record)]
     for count, more in ((1, []), (1, ["--store", store]), (2, []), (2, ["--store", store])):
         path.write_text("\n".join([line] * count))

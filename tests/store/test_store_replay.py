@@ -110,7 +110,7 @@ def test_options_that_contradict_each_other(talks: Path) -> None:
 
 def test_the_command(talks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = tmp_path / "result.json"
-    arguments = ["--min-probability", "0.177", "--tokenizer", "ids", "--json", str(result)]
+    arguments = ["--min-draft-probability", "0.177", "--tokenizer", "ids", "--json", str(result)]
     chosen = ["--store", "finish", "--store-tokens", "8192", "--generated-only"]
     assert cli.main(["replay", str(talks), *arguments, *chosen]) == 0
     caption = capsys.readouterr().out.splitlines()[0]

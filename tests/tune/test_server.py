@@ -91,7 +91,7 @@ def server() -> Iterator[FakeServer]:
 
 
 def run(server: FakeServer, output: Path, *more: str) -> int:
-    options = ["--url", server.url, "--batch-sizes", "4,1", "--rounds", "2", "--max-tokens", "160"]
+    options = ["--url", server.url, "--batch-size", "4,1", "--rounds", "2", "--max-tokens", "160"]
     return cli.main(["measure-cost", str(output), *options, *more])
 
 
@@ -147,8 +147,8 @@ def test_too_few_steps_together(streams: list[list[float]]) -> None:
     [
         (["--url", "http://127.0.0.1:9"], "http://127.0.0.1:9: no answer: "),
         (["--url", "ftp://host"], "ftp://host: expected a URL such as http://localhost:8000"),
-        (["--batch-sizes", "1,x"], "1,x: expected batch sizes such as 1,4,16"),
-        (["--batch-sizes", "0"], "0: expected batch sizes"),
+        (["--batch-size", "1,x"], "1,x: expected batch sizes such as 1,4,16"),
+        (["--batch-size", "0"], "0: expected batch sizes"),
     ],
 )
 def test_bad_options(

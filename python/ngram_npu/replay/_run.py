@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,10 +16,9 @@ import numpy as np
 from ngram_npu.config import STORE_TOKENS
 from ngram_npu.replay.chat_template import ChatTemplate, load_chat_template, texts
 from ngram_npu.replay.environment import machine, versions
-from ngram_npu.replay.errors import ReplayError, one_line
+from ngram_npu.replay.errors import RecordError, ReplayError, one_line
 from ngram_npu.replay.figures import ReplayFigures
-from ngram_npu.replay.files import STDIN, SUFFIXES, find_files
-from ngram_npu.replay.formats import read_conversations
+from ngram_npu.replay.log_files import Progress, log_files
 from ngram_npu.replay.records import Conversation
 from ngram_npu.replay.report import ReplayReport
 from ngram_npu.replay.simulation import Int32Array, Proposer, TokenRequest, TokenTurn, simulate
@@ -80,7 +78,10 @@ class ReplayOptions:
         batch_size: conversations replayed together; None: 32, with a store 1.
         limit: conversations per input; None: all.
         format: of the files, one of `formats.FORMATS`; None: detected from their content.
-        tokenizer: as for `load_tokenizer`, or "ids" to accept only recorded token ids.
+        strict: whether a record that is not a conversation is an error. If not, it is skipped, and
+            the figures' notes say how many were.
+        tokenizer: as for `load_tokenizer`, or "ids" to accept only recorded token ids; None:
+            mistral-v1, and the report warns that it is not the model's own.
         chat_template: "auto", the template in the tokenizer's folder, or the package's if there is
             none; "default", the package's; "none", texts as they are.
         threads: maximum number of CPU threads for drafting; None: the library's default.
@@ -103,7 +104,8 @@ class ReplayOptions:
     batch_size: int | None = None
     limit: int | None = None
     format: str | None = None
-    tokenizer: str = DEFAULT_TOKENIZER
+    strict: bool = False
+    tokenizer: str | None = None
     chat_template: Literal["auto", "default", "none"] = "auto"
     threads: int | None = None
 
@@ -138,22 +140,6 @@ class ReplayOptions:
             raise ReplayError(str(error)) from error
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Progress of a replay.
-
-    Attributes:
-        name: of the input.
-        phase: "tokenize" (counted in conversations) or "replay" (in generated tokens).
-        done, total: count so far and in all, for this input and phase.
-    """
-
-    name: str
-    phase: Literal["tokenize", "replay"]
-    done: int
-    total: int
-
-
 class TokenizerLike(Protocol):
     """The tokenizer interface that the replay needs; `ReplayTokenizer` implements it."""
 
@@ -184,35 +170,46 @@ class ReplayInput:
 
 
 def load_inputs(
-    paths: Sequence[str | PathLike[str]], limit: int | None = None, format_name: str | None = None
+    paths: Sequence[str | PathLike[str]],
+    limit: int | None = None,
+    format_name: str | None = None,
+    *,
+    strict: bool = False,
+    progress: Callable[[Progress], None] | None = None,
 ) -> tuple[ReplayInput, ...]:
     """Read all files in `paths` (in a folder: its replay files); without a path, the default input.
 
+    Records that are not conversations are skipped, and in a folder files that are no logs; `notes`
+    of the inputs say so.
+
+    Args:
+        paths: files and folders.
+        limit: conversations per input; None: all.
+        format_name: one of `formats.FORMATS`; None: detected from the content.
+        strict: whether a record that is not a conversation is an error.
+        progress: called after each conversation.
+
     Raises:
-        ReplayError: a file or folder is missing, not readable, empty or malformed.
+        ReplayError: a file or folder is missing, not readable or empty, or more than half of a
+            file's records are not conversations.
     """
     if not paths:
         conversations, missing = stdlib_conversations(limit=limit)
         notes = (f"{len(missing)} modules are not installed: {' '.join(missing)}",)
         return (ReplayInput("python-stdlib", tuple(conversations), notes if missing else ()),)
-    return tuple(
-        ReplayInput(name, tuple(read_conversations(file, limit, format_name)))
-        for name, file in named_files(paths)
-    )
-
-
-def named_files(paths: Sequence[str | PathLike[str]]) -> list[tuple[str, Path]]:
-    """The files of `paths`, each with its name in the table.
-
-    Raises:
-        ReplayError: a path does not exist, or a folder has no replay files.
-    """
-    files = [file for path in paths for file in find_files(Path(path))]
-    names = [_short_name(file) for file in files]
-    seen = Counter(names)
-    # Files of the same name in different folders get different names in the table.
-    names = [str(f) if seen[n] > 1 else n for f, n in zip(files, names, strict=True)]
-    return list(zip(names, files, strict=True))
+    loaded: list[ReplayInput] = []
+    left_out: list[str] = []
+    for log in log_files(paths, strict):
+        try:
+            read = tuple(log.conversations(limit, format_name, progress))
+        except RecordError as error:
+            left_out.append(log.reason_to_leave_out(error))
+        else:
+            loaded.append(ReplayInput(log.name, read, log.notes))
+    if not loaded:
+        raise ReplayError(left_out[0])
+    loaded[0] = replace(loaded[0], notes=(*loaded[0].notes, *left_out))
+    return tuple(loaded)
 
 
 def replay(
@@ -258,13 +255,19 @@ def replay(
         # threads is not measured.
         _warm_up(make_proposer(options))
         loaded = (
-            load_inputs(paths, options.limit, options.format) if inputs is None else tuple(inputs)
+            load_inputs(
+                paths, options.limit, options.format, strict=options.strict, progress=progress
+            )
+            if inputs is None
+            else tuple(inputs)
         )
+        chosen = True
         texts = [c for item in loaded for c in item.conversations if not c.has_token_ids]
         if texts and tokenizer is None:
             if options.tokenizer == IDS_ONLY:
                 raise ReplayError(f'{texts[0].where}: missing key "prompt_token_ids"')
-            tokenizer = load_tokenizer(options.tokenizer)
+            tokenizer = load_tokenizer(options.tokenizer or DEFAULT_TOKENIZER)
+            chosen = options.tokenizer is not None or not paths
         report = progress or _no_progress
         figures: list[ReplayFigures] = []
         for item in loaded:
@@ -295,7 +298,7 @@ def replay(
         },
         batch_size=batch_size,
         limit=options.limit,
-        tokenizer=_describe(tokenizer) if texts and tokenizer is not None else None,
+        tokenizer=_describe(tokenizer, chosen) if texts and tokenizer is not None else None,
         inputs=tuple(figures),
     )
 
@@ -411,18 +414,10 @@ def _no_progress(_: Progress) -> None:
     pass
 
 
-def _describe(tokenizer: TokenizerLike) -> dict[str, Any]:
+def _describe(tokenizer: TokenizerLike, chosen: bool) -> dict[str, Any]:
     return {
         "name": tokenizer.name,
         "source": tokenizer.source,
         "vocab_size": tokenizer.vocab_size,
+        **({} if chosen else {"chosen": False}),
     }
-
-
-def _short_name(file: Path) -> str:
-    if file == STDIN:
-        return "stdin"
-    for suffix in sorted(SUFFIXES, key=len, reverse=True):
-        if file.name.endswith(suffix):
-            return file.name[: -len(suffix)]
-    return file.name

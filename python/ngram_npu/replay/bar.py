@@ -1,40 +1,54 @@
-"""A progress bar for terminals, tqdm's; the command draws it, the library calls back."""
+"""Progress on stderr; the command draws it, the library calls back."""
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ngram_npu.replay.errors import printable
 
 if TYPE_CHECKING:
-    from ngram_npu.replay._run import Progress
+    from ngram_npu.replay.log_files import Progress
 
 __all__ = ["Bar"]
 
+SILENCE_S = 10.0
+
 
 class Bar:
-    """A bar for each phase of each input; ``wanted`` None: on a terminal. None without tqdm."""
+    """A bar of tqdm for each phase of each input; ``wanted`` None: on a terminal.
+
+    Otherwise, or without tqdm, a line after each ten seconds.
+    """
 
     def __init__(self, stream: TextIO, wanted: bool | None = None) -> None:
         self._stream, self._of = stream, ("", "")
         self._bar: Any = None
-        self.wanted = False
+        self._tqdm: Any = None
+        self._said = time.monotonic()
         if stream.isatty() if wanted is None else wanted:
             with suppress(ImportError):
                 from tqdm import tqdm
 
                 tqdm.monitor_interval = 0  # no thread: `tune` forks
-                self._tqdm, self.wanted = tqdm, True
+                self._tqdm = tqdm
 
     def show(self, progress: Progress) -> None:
-        """Draw, at most ten times a second."""
+        """Draw, at most ten times a second, or print a line."""
+        name = printable(progress.name)
+        if self._tqdm is None:
+            if time.monotonic() - self._said >= SILENCE_S:
+                self._said = time.monotonic()
+                done = f"{progress.done} of {progress.total}" if progress.total else progress.done
+                print(f"{progress.phase} {name}: {done}", file=self._stream, flush=True)
+            return
         if self._of != (progress.phase, progress.name):
             self.clear()
             self._of = progress.phase, progress.name
             self._bar = self._tqdm(
-                desc=f"{progress.phase} {printable(progress.name)}",
-                total=progress.total,
+                desc=f"{progress.phase} {name}",
+                total=progress.total or None,
                 file=self._stream,
                 leave=False,
                 dynamic_ncols=True,

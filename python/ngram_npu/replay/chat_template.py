@@ -38,7 +38,7 @@ def texts(
         as_is: use no template; join the contents by line ends.
     """
     if template is None or as_is or any(turn.raw for turn in conversation.turns):
-        return [[(_plain(turn, as_is), turn.completion or "") for turn in conversation.turns]]
+        return _in_default_template(conversation.turns, as_is)
     requests: list[list[tuple[str, str]]] = []
     messages: list[Message] = []
     tools: list[Any] = []
@@ -47,16 +47,39 @@ def texts(
         tools += turn.tools
         messages += turn.messages_or_prompt()
         whole = template(messages, tools, True)
-        messages.append(turn.answer or {"role": "assistant", "content": turn.completion or ""})
+        message = turn.answer or {"role": "assistant", "content": turn.completion or ""}
+        messages.append(message)
         after = template(messages, tools, False)
         # The model generates what the template puts around an answer, except the last line end.
-        answer = after[len(whole) :].rstrip("\n") if after.startswith(whole) else turn.completion
+        answer = turn.completion or ""
+        if after.startswith(whole):
+            answer = after[len(whole) :].rstrip("\n")
+            if message.get("reasoning_content", "") not in answer:
+                answer = _thought(message) + answer  # generated, although the template omits it
+        if whole.endswith("<think>\n"):
+            answer = answer.removeprefix("<think>\n")
         if requests and whole.startswith(context):
-            requests[-1].append((whole[len(context) :], answer or ""))
+            requests[-1].append((whole[len(context) :], answer))
         else:
-            requests.append([(whole, answer or "")])
-        context = whole + (answer or "")
+            requests.append([(whole, answer)])
+        context = whole + answer
     return requests
+
+
+def _in_default_template(turns: Sequence[Turn], as_is: bool) -> list[list[tuple[str, str]]]:
+    """A turn after one with reasoning begins a new list: reasoning leaves the context."""
+    requests: list[list[tuple[str, str]]] = [[]]
+    context: list[str] = []
+    for turn in turns:
+        prompt = _plain(turn, as_is)
+        whole = prompt if requests[-1] else "".join([*context, prompt])
+        requests[-1].append((whole, turn.completion or ""))
+        thought = turn.answer is not None and _thought(turn.answer)
+        kept = _without_reasoning(turn.answer) if turn.answer and thought else turn.completion
+        context += [prompt, kept or ""]
+        if thought:
+            requests.append([])
+    return [request for request in requests if request]
 
 
 def _plain(turn: Turn, as_is: bool) -> str:
@@ -66,18 +89,24 @@ def _plain(turn: Turn, as_is: bool) -> str:
         return "\n".join(message["content"] for message in turn.messages)
     parts = [json.dumps(turn.tools, ensure_ascii=False)] if turn.tools else []
     for message in turn.messages_or_prompt():
-        said = completion_text(message) if message["role"] == "assistant" else message["content"]
+        is_answer = message["role"] == "assistant"
+        said = _without_reasoning(message) if is_answer else message["content"]
         parts.append(_LABELS.get(message["role"], "TOOL: ") + said)
     return " ".join([*parts, "ASSISTANT:"])
 
 
 def completion_text(message: Message) -> str:
     """The text that the model generated: its reasoning, its text, its tool calls."""
-    parts = []
-    if message.get("reasoning_content"):
-        parts.append(f"<think>\n{message['reasoning_content']}\n</think>\n")
-    if message["content"]:
-        parts.append(message["content"])
+    return _thought(message) + _without_reasoning(message)
+
+
+def _thought(message: Message) -> str:
+    said = message.get("reasoning_content")
+    return f"<think>\n{said}\n</think>\n\n" if said else ""
+
+
+def _without_reasoning(message: Message) -> str:
+    parts = [message["content"]] if message["content"] else []
     for call in message.get("tool_calls", ()):
         function = call.get("function", call) if isinstance(call, dict) else {}
         arguments = function.get("arguments")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ReplayError", "one_line", "printable"]
+__all__ = ["RecordError", "ReplayError", "one_line", "printable"]
 
 
 def printable(text: str) -> str:
@@ -24,3 +24,7 @@ class ReplayError(Exception):
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
+
+
+class RecordError(ReplayError):
+    """Something is missing or of the wrong type in a record; the reader adds a working example."""

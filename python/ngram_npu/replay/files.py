@@ -6,23 +6,28 @@ Memory is bounded for files of any length: no value may be longer than `_MAX_LIN
 from __future__ import annotations
 
 import codecs
-import gzip
 import importlib
 import io
 import json
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
-from ngram_npu.replay.errors import ReplayError, one_line
+from ngram_npu.replay.errors import RecordError, ReplayError, one_line
+from ngram_npu.replay.vllm_log import VllmLog
 
 __all__ = ["STDIN", "SUFFIXES", "find_files", "values"]
 
 STDIN = Path("-")
 SUFFIXES = tuple(
-    f"{kind}{packed}" for kind in (".jsonl", ".json", ".ndjson") for packed in ("", ".gz", ".zst")
+    f"{kind}{packed}"
+    for kind in (".jsonl", ".json", ".ndjson", ".log")
+    for packed in ("", ".gz", ".zst")
 )
 QUESTIONS = "question.jsonl"
 """FastChat's file of questions, which belong to the answer files and are not traffic."""
@@ -30,6 +35,10 @@ QUESTIONS = "question.jsonl"
 _MAX_LINE_MIB = 64
 """Longest value after decompression, so that a small gzip file cannot fill the memory."""
 _CHUNK = 1 << 20
+_LINES_BEFORE_VLLM = 1000
+"""What a script may print before the server that it starts."""
+_PIECE = 1 << 10
+_MAGIC = 4
 _DECODER = json.JSONDecoder()
 
 
@@ -54,7 +63,7 @@ def find_files(path: Path) -> list[Path]:
     files = [file for file in files if file.name != QUESTIONS]
     if not files:
         raise ReplayError(
-            f"{path}: no replay files (*.jsonl, *.json, also .gz or .zst) in this directory"
+            f"{path}: no replay files (*.jsonl, *.json, *.log, also .gz or .zst) in this directory"
         )
     return files
 
@@ -63,25 +72,60 @@ def values(path: Path) -> Iterator[tuple[int, Any]]:
     """The JSON values of a file, one per line or the items of one array, each with the number of
     its first line.
 
+    A line that cannot be read comes as a ReplayError in place of its value, and so does what
+    follows compressed data: the reader decides whether to go on.
+
     Raises:
-        ReplayError: naming file and line.
+        ReplayError: naming file and line: the file or its compressed data cannot be read, or a
+            document, whose later items nobody could find, is not JSON.
     """
     name = "stdin" if path == STDIN else str(path)
     reader = _Reader(path, name)
-    first = ""
-    for text in reader.lines():
-        first = text.strip()
-        if first:
-            break
-    if not first:
+    lines = (line for line in reader.lines() if not isinstance(line, str) or line.strip())
+    first = next(lines, "")
+    begun = reader.line
+    ahead: list[tuple[int, str | ReplayError]] = [(begun, first)] if first else []
+    if isinstance(first, str) and first.lstrip()[:1] not in ("{", "[", ""):
+        yield from _log_lines(reader, chain([first], lines))
+        yield from reader.rest()
         return
-    if _is_document(first):
-        yield from _items(reader, text)
-        return
-    yield reader.line, _parsed(first, f"{name}:{reader.line}")
-    for text in reader.lines():
-        if text.strip():
-            yield reader.line, _parsed(text, f"{name}:{reader.line}")
+    if isinstance(first, str) and _is_document(first):
+        is_cut = first.rstrip()[-1] not in ",:[{]"  # else more follows, or it is an array
+        second = next(lines, "") if is_cut else ""
+        if isinstance(second, ReplayError):
+            raise second
+        if not _is_object(second):
+            yield from _items(reader, first + second, begun)
+            return
+        ahead.append((reader.line, second))  # lines, of which the first is cut
+    for line, text in ahead:
+        yield line, text if isinstance(text, ReplayError) else _parsed(text, f"{name}:{line}")
+    for text in lines:
+        line = reader.line
+        yield line, text if isinstance(text, ReplayError) else _parsed(text, f"{name}:{line}")
+    yield from reader.rest()
+
+
+def _log_lines(reader: _Reader, lines: Iterable[str | ReplayError]) -> Iterator[tuple[int, Any]]:
+    """The records of a text log. Lines of JSON are values; what else there is between them is wrong
+    unless the log is vLLM's."""
+    log = VllmLog(reader.name)
+    wrong: list[tuple[int, Any]] = []
+    for text in lines:
+        line = reader.line
+        where = f"{reader.name}:{line}"
+        found = None if isinstance(text, ReplayError) else log.take(text, where)
+        if found is not None:
+            yield from ((line, value) for value in found)
+            continue
+        value = text if isinstance(text, ReplayError) else _parsed(text, where)
+        wrong.append((line, value))
+        if isinstance(value, dict) or len(wrong) > _LINES_BEFORE_VLLM:
+            yield from wrong
+            wrong = []
+    if not log.seen:
+        yield from wrong
+    yield from ((reader.line, value) for value in log.rest())
 
 
 class _Reader:
@@ -92,21 +136,36 @@ class _Reader:
         self.line = 0
         self.at_end = False
         self._path = path
+        self._follows: str | None = None
         self._raw = self._bytes()
         # Windows editors begin a file with a byte order mark, which JSON does not allow.
         self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
 
-    def lines(self) -> Iterator[str]:
+    def lines(self) -> Iterator[str | ReplayError]:
         for raw in self._raw:
+            at = f"{self.name}:{self.line}"
             if len(raw) > _MAX_LINE_MIB << 20 and not raw.endswith(b"\n"):
                 if raw.lstrip()[:1] == b"[":  # the array may be long, its items may not
                     yield self._text(raw)
                     return
-                raise ReplayError(
-                    f"{self.name}:{self.line}: the line is longer than {_MAX_LINE_MIB} MiB"
-                )
-            yield self._text(raw)
+                while not raw.endswith(b"\n") and (raw := next(self._raw, b"")):
+                    pass
+                yield ReplayError(f"{at}: the line is longer than {_MAX_LINE_MIB} MiB")
+                continue
+            try:
+                text = self._text(raw)
+            except ReplayError as error:
+                self._decoder.reset()
+                yield error
+            else:
+                yield text
         self.at_end = True
+
+    def rest(self) -> Iterator[tuple[int, ReplayError]]:
+        """What follows compressed data, as one error."""
+        if self._follows:
+            where = f"{self.name}:{self.line}"
+            yield self.line, ReplayError(f"{where}: what follows the {self._follows} data is not")
 
     def more(self, least: int) -> str:
         """At least ``least`` further characters, in whole lines; fewer at the file's end."""
@@ -129,17 +188,12 @@ class _Reader:
                     self.line += whole
                     whole = raw.endswith(b"\n")
                     yield raw
-        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            # Whole lines were decompressed before, so the damage is on the next line.
-            what = f"damaged gzip data: {one_line(error)}"
-            raise ReplayError(f"{self.name}:{self.line + 1}: {what}") from error
+                self._follows = getattr(getattr(file, "raw", None), "follows", None)
+        except _DamagedError as error:
+            # Whole lines were unpacked before: the damage is on the next one or shortly after it.
+            raise ReplayError(f"{self.name}:{self.line + 1}: {error}") from error
         except OSError as error:
             raise ReplayError(f"{self.name}: {error.strerror or error}") from error
-        except Exception as error:
-            if type(error).__name__ != "ZstdError":
-                raise
-            what = f"damaged zstd data: {one_line(error)}"
-            raise ReplayError(f"{self.name}:{self.line + 1}: {what}") from error
 
     def _text(self, raw: bytes) -> str:
         try:
@@ -152,7 +206,7 @@ class _Reader:
 
 def _is_document(first: str) -> bool:
     """Whether the whole file is the one value that begins on this line, and not JSON lines."""
-    if first[0] not in "[{":
+    if not first.lstrip() or first.lstrip()[0] not in "[{":
         return False
     try:
         value = json.loads(first)
@@ -164,18 +218,25 @@ def _is_document(first: str) -> bool:
     return isinstance(value, list) and not _is_message(value)
 
 
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def _is_message(value: list[Any]) -> bool:
     first = value[0] if value else None
     return isinstance(first, dict) and bool({"role", "from"} & first.keys())
 
 
-def _items(reader: _Reader, text: str) -> Iterator[tuple[int, Any]]:
+def _items(reader: _Reader, text: str, begun: int) -> Iterator[tuple[int, Any]]:
     """The values of a document: the items of an array, otherwise the value itself."""
-    begun = reader.line
     buffer = _Buffer(reader, text, begun)
     if text.lstrip()[0] == "{":
         yield begun, buffer.value()
         buffer.end()
+        yield from reader.rest()
         return
     messages: list[Any] = []  # an array of messages is one conversation
     buffer.skip("[")
@@ -193,6 +254,7 @@ def _items(reader: _Reader, text: str) -> Iterator[tuple[int, Any]]:
     buffer.end()
     if messages:
         yield begun, messages
+    yield from reader.rest()
 
 
 class _Buffer:
@@ -256,8 +318,8 @@ class _Buffer:
         found = self._text[self._at : self._at + 1]
         raise self._error(f"not JSON: {what}, got {found!r}" if found else f"not JSON: {what}")
 
-    def _error(self, what: str) -> ReplayError:
-        return ReplayError(f"{self._reader.name}:{self._line}: {what}")
+    def _error(self, what: str) -> RecordError:
+        return RecordError(f"{self._reader.name}:{self._line}: {what}")
 
     def _fill(self) -> None:
         """Skips spaces and reads on until there is a character or the file ends."""
@@ -274,25 +336,106 @@ class _Buffer:
         self._at = self._line_at = 0
 
 
+class _DamagedError(Exception):
+    """Compressed data that cannot be unpacked."""
+
+
+class _Unpacked(io.RawIOBase):
+    """Unpacks gzip members or zstd frames, one after the other.
+
+    Every one must be complete: what a server flushed before it was killed is shorter than what it
+    recorded, and would be read without an error otherwise.
+
+    Attributes:
+        follows: kind of the data after which something else follows, which is not read.
+    """
+
+    def __init__(self, file: IO[bytes], packing: _Packing, new: Callable[[], Any]) -> None:
+        self._file, self._packing, self._new = file, packing, new
+        self._one: Any = None
+        self._begun = False
+        self.follows: str | None = None
+        self._packed = self._plain = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readinto(self, into: Any) -> int:
+        while not self._plain and self._next():
+            pass
+        size = min(len(into), len(self._plain))
+        into[:size], self._plain = self._plain[:size], self._plain[size:]
+        return size
+
+    def _next(self) -> bool:
+        """Unpack a little; returns False at the end of the data."""
+        kind = self._packing.kind
+        # Small pieces bound the memory: 4 bytes may be unpacked to 128 KiB.
+        if len(self._packed) < _MAGIC:
+            self._packed += self._file.read(_PIECE)
+        if not self._packed:
+            if self._one is not None:
+                raise _DamagedError(f"damaged {kind} data: the file ends before the data does")
+            return False
+        if self._one is None:
+            if not self._packing.begins(self._packed):
+                if not self._begun:
+                    raise _DamagedError(f"damaged {kind} data: this is not {kind}")
+                if self._packed.strip(b"\0"):  # zeros fill up a block of a tape
+                    self.follows = kind
+                return False
+            self._one, self._begun = self._new(), True
+        try:
+            self._plain = self._one.decompress(self._packed)
+        except Exception as error:  # each package has a type of its own
+            raise _DamagedError(f"damaged {kind} data: {one_line(error)}") from error
+        self._packed = b""
+        if self._one.eof:
+            self._packed, self._one = self._one.unused_data, None
+        return True
+
+
+@dataclass(frozen=True)
+class _Packing:
+    kind: str
+    suffix: str
+    begins: Callable[[bytes], bool]
+
+
+def _begins_zstd(data: bytes) -> bool:
+    """A frame, or one to skip, as pzstd writes."""
+    return data.startswith(b"\x28\xb5\x2f\xfd") or (
+        data[1:_MAGIC] == b"\x2a\x4d\x18" and data[0] >> 4 == 5
+    )
+
+
+_GZIP = _Packing("gzip", ".gz", lambda data: data.startswith(b"\x1f\x8b"))
+_ZSTD = _Packing("zstd", ".zst", _begins_zstd)
+
+
 def _open(path: Path, name: str) -> IO[bytes]:
     if path == STDIN and sys.stdin is None:
         raise OSError("standard input is closed")
     raw: Any = sys.stdin.buffer if path == STDIN else path.open("rb")
     file = raw if isinstance(raw, io.BufferedReader) else io.BufferedReader(raw)
-    head = file.peek(4)[:4]
-    if path.name.endswith(".gz") or head.startswith(b"\x1f\x8b"):
-        return cast("IO[bytes]", gzip.GzipFile(fileobj=file, mode="rb"))
-    if path.name.endswith(".zst") or head == b"\x28\xb5\x2f\xfd":
-        return _open_zstd(file, name)
+    head = file.peek(_MAGIC)[:_MAGIC]
+    for packing in (_GZIP, _ZSTD):
+        if path.name.endswith(packing.suffix) or (head and packing.begins(head)):
+            new = _zstd(name) if packing is _ZSTD else lambda: zlib.decompressobj(wbits=31)
+            return io.BufferedReader(_Unpacked(file, packing, new))
     return file
 
 
-def _open_zstd(file: IO[bytes], name: str) -> IO[bytes]:
-    for module, opened in (("compression.zstd", "ZstdFile"), ("backports.zstd", "ZstdFile")):
-        try:
-            return cast("IO[bytes]", getattr(importlib.import_module(module), opened)(file))
-        except ImportError:
-            continue
+def _zstd(name: str) -> Callable[[], Any]:
+    """Makes a decompressor of one frame."""
+    for module in ("compression.zstd", "backports.zstd"):
+        with suppress(ImportError):
+            decompressor: Callable[[], Any] = importlib.import_module(module).ZstdDecompressor
+            return decompressor
     try:
         zstandard: Any = importlib.import_module("zstandard")
     except ImportError as error:
@@ -300,15 +443,15 @@ def _open_zstd(file: IO[bytes], name: str) -> IO[bytes]:
             f"{name}: zstd needs the package zstandard: pip install zstandard, or unpack the file "
             f"first: zstd -d {name}"
         ) from error
-    unpacked = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
-    return io.BufferedReader(unpacked)
+    return lambda: zstandard.ZstdDecompressor().decompressobj()
 
 
 def _parsed(text: str, where: str) -> Any:
     try:
-        # With the line end, an error in an unfinished line would be reported on the next line.
-        return json.loads(text.rstrip())
+        # With the line end, an error in an unfinished line would be reported on the next line. Of
+        # files put together each may have begun with a byte order mark.
+        return json.loads(text.rstrip().removeprefix("\ufeff"))
     except json.JSONDecodeError as error:
-        raise ReplayError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
+        return RecordError(f"{where}: not JSON: {error.msg} at column {error.colno}")
     except (ValueError, RecursionError) as error:  # numbers too long, nesting too deep
-        raise ReplayError(f"{where}: not JSON that can be read: {one_line(error)}") from error
+        return RecordError(f"{where}: not JSON that can be read: {one_line(error)}")

@@ -6,20 +6,27 @@ The value's keys determine the format; docs/guides/replay.md describes each form
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ngram_npu.replay.answers import (
+    Record,
+    answers_of,
+    checked_text,
+    kind,
+    message_of,
+    token_ids_of,
+)
 from ngram_npu.replay.chat_template import completion_text
-from ngram_npu.replay.errors import ReplayError
-from ngram_npu.replay.files import QUESTIONS, STDIN, values
+from ngram_npu.replay.errors import RecordError, ReplayError
+from ngram_npu.replay.files import QUESTIONS, STDIN, SUFFIXES, values
 from ngram_npu.replay.records import Conversation, Message, Turn
 
 __all__ = ["FORMATS", "iter_conversations", "read_conversations"]
-
-Record = Mapping[str, Any]
 
 _ID_KEYS = ("id", "conversation_id", "custom_id", "request_id", "question_id")
 _IDS_KEYS = ("prompt_token_ids", "completion_token_ids")
@@ -36,7 +43,6 @@ _SHAREGPT_ROLES = {
     "function_call": "assistant",
     "observation": "tool",
 }
-_MAX_TOKEN_ID = 2**31 - 1
 
 
 def read_conversations(
@@ -59,11 +65,25 @@ def read_conversations(
     return conversations
 
 
-def iter_conversations(path: Path, format_name: str | None = None) -> Iterator[Conversation]:
-    """`read_conversations` as an iterator, for files that do not fit into memory."""
+def iter_conversations(
+    path: Path,
+    format_name: str | None = None,
+    skip: Callable[[ReplayError], None] | None = None,
+) -> Iterator[Conversation]:
+    """`read_conversations` as an iterator, for files that do not fit into memory. `skip` is told of
+    each record that is not a conversation; without it, one of them is an error."""
     name = "stdin" if path == STDIN else str(path)
     for number, (line, data) in enumerate(values(path), start=1):
-        yield from _conversations_of(data, f"{name}:{line}", number, format_name)
+        try:
+            if isinstance(data, ReplayError):
+                raise data
+            found = _conversations_of(data, f"{name}:{line}", number, format_name)
+        except ReplayError as error:
+            if skip is None:
+                raise
+            skip(error)
+        else:
+            yield from found
 
 
 def _conversations_of(
@@ -73,7 +93,7 @@ def _conversations_of(
     if isinstance(data, list) and data and isinstance(data[0], dict):
         data = {"conversations" if "from" in data[0] else "messages": data}
     if not isinstance(data, dict):
-        raise ReplayError(f"{where}: expected an object, got {_kind(data)}")
+        raise ReplayError(f"{where}: expected an object, got {kind(data)}")
     chosen = insisted or next((name for name, f in FORMATS.items() if f.matches(data)), None)
     if chosen is None:
         keys = ", ".join(f'"{key}"' for key in list(data)[:8]) or "none"
@@ -82,19 +102,15 @@ def _conversations_of(
             f"{FORMATS['messages'].example} or {FORMATS['pairs'].example}"
         )
     ident = next((data[key] for key in _ID_KEYS if data.get(key) is not None), number)
-    if isinstance(ident, bool) or not isinstance(ident, (str, int)):
-        raise ReplayError(f'{where}: "id" must be a string, got {_kind(ident)}')
+    if isinstance(ident, dict) and len(ident) == 1:  # MongoDB's {"$oid": ...}
+        (ident,) = ident.values()
+    if not isinstance(ident, str):
+        ident = json.dumps(ident)
     try:
-        return [
-            Conversation(str(ident), turns, where) for turns in FORMATS[chosen].turns(data, where)
-        ]
-    except _RecordError as error:
+        return [Conversation(ident, turns, where) for turns in FORMATS[chosen].turns(data, where)]
+    except RecordError as error:
         example = FORMATS[chosen].example
         raise ReplayError(f"{error}; read as {chosen}, of which this works: {example}") from error
-
-
-class _RecordError(ReplayError):
-    """Something is missing or of the wrong type; the reader adds a working example."""
 
 
 # ngram_npu's own format
@@ -110,16 +126,18 @@ def _own(data: Record, where: str) -> list[tuple[Turn, ...]]:
 
 def _turn(data: object, where: str) -> Turn:
     if not isinstance(data, dict):
-        raise _RecordError(f"{where} must be an object, got {_kind(data)}")
+        raise RecordError(f"{where} must be an object, got {kind(data)}")
     keys = ("prompt", "completion")
-    texts: Record = {key: _text(data[key], f"{where}.{key}") for key in keys if key in data}
-    ids: Record = {key: _token_ids(data[key], f"{where}.{key}") for key in _IDS_KEYS if key in data}
+    texts: Record = {key: checked_text(data[key], f"{where}.{key}") for key in keys if key in data}
+    ids: Record = {
+        key: token_ids_of(data[key], f"{where}.{key}") for key in _IDS_KEYS if key in data
+    }
     if len(ids) == 1:
         missing = next(key for key in _IDS_KEYS if key not in ids)
-        raise _RecordError(f'{where}: missing key "{missing}" (the other token ids are there)')
+        raise RecordError(f'{where}: missing key "{missing}" (the other token ids are there)')
     if not ids and len(texts) < 2:
         missing = next(key for key in keys if key not in texts)
-        raise _RecordError(f'{where}: missing key "{missing}"')
+        raise RecordError(f'{where}: missing key "{missing}"')
     return Turn(**texts, **ids)
 
 
@@ -130,16 +148,23 @@ def _pair(data: Record, where: str) -> list[tuple[Turn, ...]]:
     if all(key in data for key in _IDS_KEYS):
         return [(_turn({key: data[key] for key in _IDS_KEYS}, where),)]
     if "prompt" not in data:
-        raise _RecordError(f'{where}: missing key "prompt"')
+        raise RecordError(f'{where}: missing key "prompt"')
     key = next((key for key in _ANSWER_KEYS if key in data), None)
     if key is None:
-        raise _RecordError(f'{where}: missing key "completion"')
+        raise RecordError(f'{where}: missing key "completion"')
     if isinstance(data["prompt"], list) or isinstance(data[key], list):
         prompt, answer = data["prompt"], data[key]
         messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         answers = answer if isinstance(answer, list) else [{"role": "assistant", "content": answer}]
         return [_turns([*messages, *answers], where, since=len(messages))]
-    return [(Turn(_text(data["prompt"], f"{where}: prompt"), _text(data[key], f"{where}: {key}")),)]
+    return [
+        (
+            Turn(
+                checked_text(data["prompt"], f"{where}: prompt"),
+                checked_text(data[key], f"{where}: {key}"),
+            ),
+        )
+    ]
 
 
 # Messages
@@ -155,7 +180,7 @@ def _sharegpt(data: Record, where: str) -> list[tuple[Turn, ...]]:
     messages = []
     for i, item in enumerate(items):
         if not isinstance(item, dict):
-            raise _RecordError(f"{where}: conversations[{i}] must be an object, got {_kind(item)}")
+            raise RecordError(f"{where}: conversations[{i}] must be an object, got {kind(item)}")
         if "from" not in item:
             messages.append(item)
             continue
@@ -172,9 +197,9 @@ def _turns(
     offered = tuple(tools) if isinstance(tools, list) else ()
     context: list[Message] = []
     for i, item in enumerate(items):
-        message = _message(item, f"{where}: {key}[{i}]")
+        message = message_of(item, f"{where}: {key}[{i}]")
         if message["role"] == "assistant" and i >= since:
-            answer = _text(completion_text(message), f"{where}: {key}[{i}]")
+            answer = checked_text(completion_text(message), f"{where}: {key}[{i}]")
             turns.append(Turn(None, answer, messages=tuple(context), answer=message, tools=offered))
             offered = ()
             context = []
@@ -182,50 +207,8 @@ def _turns(
             context.append(message)
     if not turns:
         roles = ", ".join(str(message["role"]) for message in context[:6]) or "none"
-        raise _RecordError(f'{where}: no message of the role "assistant" (roles: {roles})')
+        raise RecordError(f'{where}: no message of the role "assistant" (roles: {roles})')
     return tuple(turns)
-
-
-def _message(data: object, where: str) -> Message:
-    """Role and content as text; other keys, which a chat template may use, are kept."""
-    if not isinstance(data, dict):
-        raise _RecordError(f"{where} must be an object, got {_kind(data)}")
-    role = data.get("role")
-    if not isinstance(role, str):
-        raise _RecordError(f"{where}.role must be a string, got {_kind(role)}")
-    kept = {
-        key: data[key]
-        for key in ("tool_calls", "name", "tool_call_id", "reasoning_content")
-        if data.get(key) is not None
-    }
-    parts = data.get("content")
-    used = [
-        {"function": {"name": part.get("name"), "arguments": part.get("input")}}
-        for part in (parts if isinstance(parts, list) else [])
-        if isinstance(part, dict) and part.get("type") == "tool_use"
-    ]
-    if data.get("function_call"):
-        used.append({"function": data["function_call"]})
-    if used:
-        kept["tool_calls"] = [*kept.get("tool_calls", []), *used]
-    return {"role": role, "content": _content(parts, f"{where}.content"), **kept}
-
-
-def _content(value: object, where: str) -> str:
-    """Text of a message: a string, null, or parts. Parts without text, such as images, are left
-    out."""
-    if value is None:
-        return ""
-    if not isinstance(value, list):
-        return _text(value, where)
-    texts = []
-    for i, part in enumerate(value):
-        if isinstance(part, dict):
-            nested = part["content"] if "content" in part else part.get("text")
-            texts.append(_content(nested, f"{where}[{i}].text"))
-        else:
-            texts.append(_text(part, f"{where}[{i}]"))
-    return "\n".join(text for text in texts if text)
 
 
 # Requests with their responses
@@ -233,86 +216,120 @@ def _content(value: object, where: str) -> str:
 
 def _log(data: Record, where: str) -> list[tuple[Turn, ...]]:
     """Earlier answers in the request's messages are context: a log has them as records too."""
-    request = _side(data, _REQUEST_KEYS, where)
-    response = _side(data, _RESPONSE_KEYS, where)
-    answers = _answers(response, where)
-    if "messages" in request:
-        messages = [*_array(request, "messages", where)]
-        if request.get("system"):
-            messages.insert(0, {"role": "system", "content": request["system"]})
+    _refuse_failure(data, where)
+    key = next((key for key in _RESPONSE_KEYS if key in data), None)
+    at = where if key is None else f"{where}: {key}"
+    answers, prompt_ids = answers_of(data if key is None else data[key], at)
+    if prompt_ids is not None and all(answer.token_ids for answer in answers):
+        ids = [token_ids_of(answer.token_ids, f"{at}: token_ids") for answer in answers]
+        return [(Turn(prompt_token_ids=prompt_ids, completion_token_ids=of),) for of in ids]
+    if "custom_id" in data and not any(key in data for key in (*_REQUEST_KEYS, "messages")):
+        request = _request({"request": _batch_request(data["custom_id"], where)}, where)
+    else:
+        request = _request(data, where)
+    messages = _request_messages(request, where)
+    if messages is not None:
         tools = request.get("tools")
         return [
-            _turns([*messages, answer], where, since=len(messages), tools=tools)
+            _turns([*messages, answer.message()], where, since=len(messages), tools=tools)
             for answer in answers
         ]
-    if "text" in request:
-        return [(Turn(request["text"], completion_text(a)),) for a in answers]
-    if isinstance(request.get("prompt"), str):
-        # The completions endpoint: the prompt is the model's whole input, template included.
-        prompt = _text(request["prompt"], f"{where}: prompt")
-        return [(Turn(prompt, completion_text(a), raw=True),) for a in answers]
-    found = ", ".join(f'"{key}"' for key in list(request)[:8]) or "nothing"
-    raise _RecordError(f'{where}: the request must have "messages" or a text "prompt", got {found}')
+    prompts = request.get("prompt", request.get("text"))
+    prompts = prompts if isinstance(prompts, list) else [prompts]
+    if not prompts or not all(isinstance(prompt, str) for prompt in prompts):
+        found = ", ".join(f'"{key}"' for key in list(request)[:8]) or "nothing"
+        raise RecordError(
+            f'{where}: the request must have "messages", "input" or a text "prompt", got {found}'
+        )
+    # The completions endpoint: the prompt is the model's whole input, template included. With
+    # several prompts the answers are in their order.
+    return [
+        (
+            Turn(
+                checked_text(prompts[i * len(prompts) // len(answers)], f"{where}: prompt"),
+                completion_text(answer.message()),
+                raw="prompt" in request,
+            ),
+        )
+        for i, answer in enumerate(answers)
+    ]
 
 
-def _side(data: Record, keys: tuple[str, ...], where: str) -> Record:
-    """A request or response: an object, possibly as a JSON string, possibly within "body". A plain
-    text is returned under the key "text"."""
-    key = next((key for key in keys if key in data), None)
-    value = data if key is None else data[key]
+def _refuse_failure(data: Record, where: str) -> None:
+    """A record that says itself that its request failed."""
+    status = data.get("status_code", data.get("status"))
+    if isinstance(status, int) and status >= 400:
+        raise RecordError(f"{where}: the response is an error: HTTP status {status}")
+    if data.get("error"):
+        raise RecordError(f"{where}: the request failed: {json.dumps(data['error']):.100}")
+
+
+def _request(data: Record, where: str) -> Record:
+    """The request: an object, possibly as JSON text, possibly within "body". A plain text is
+    returned under the key "text"."""
+    key = next((key for key in _REQUEST_KEYS if key in data), None)
+    value: Any = data if key is None else data[key]
     for _ in range(2):
         if isinstance(value, str):
-            text = _text(value, f"{where}: {key}")
-            try:
+            text = checked_text(value, f"{where}: {key}")
+            with suppress(ValueError, RecursionError):
                 value = json.loads(text)
-            except ValueError:
-                value = None
-            if not isinstance(value, (dict, list)):
+            if not isinstance(value, dict):
                 return {"text": text}
         if isinstance(value, dict) and "body" in value:
             value = value["body"]
-    if isinstance(value, list):
-        return {"chunks": value}
     if not isinstance(value, dict):
-        raise _RecordError(f"{where}: {key} must be an object, got {_kind(value)}")
+        raise RecordError(f"{where}: {key} must be an object, got {kind(value)}")
     return value
 
 
-def _answers(response: Record, where: str) -> list[Message]:
-    """A message for each of the response's choices."""
-    if "text" in response:
-        return [{"role": "assistant", "content": response["text"]}]
-    if "chunks" in response:
-        return [_joined(response["chunks"], where)]
-    if isinstance(response.get("message"), dict):  # Ollama
-        return [_message(response["message"], f"{where}: message")]
-    if response.get("role") == "assistant":  # Anthropic
-        return [_message(response, f"{where}: response")]
-    choices = _array(response, "choices", where)
-    answers = []
-    for i, choice in enumerate(choices):
-        at = f"{where}: choices[{i}]"
-        if not isinstance(choice, dict):
-            raise _RecordError(f"{at} must be an object, got {_kind(choice)}")
-        if "message" in choice:
-            answers.append(_message(choice["message"], f"{at}.message"))
-        else:
-            text = _text(choice.get("text"), f"{at}.text")
-            answers.append({"role": "assistant", "content": text})
-    return answers
+def _request_messages(request: Record, where: str) -> list[Any] | None:
+    """The messages of a request, with its system's text; None for one with a prompt."""
+    if "messages" in request:
+        messages = [*_array(request, "messages", where)]
+    elif "input" in request:  # the Responses API
+        given = request["input"]
+        items = given if isinstance(given, list) else [{"role": "user", "content": given}]
+        messages = [_as_message(item) for item in items]
+    else:
+        return None
+    system = request.get("system") or request.get("instructions")
+    return [{"role": "system", "content": system}, *messages] if system else messages
 
 
-def _joined(chunks: list[Any], where: str) -> Message:
-    """The text of a streamed answer, from the first choice of its chunks."""
-    texts = []
-    for i, chunk in enumerate(chunks):
-        choices = chunk.get("choices") if isinstance(chunk, dict) else None
-        if not isinstance(choices, list):
-            raise _RecordError(f'{where}: response[{i}] must be a chunk with "choices"')
-        if choices and isinstance(choices[0], dict):
-            delta = choices[0].get("delta", {"content": choices[0].get("text")})
-            texts.append(_content(delta.get("content"), f"{where}: response[{i}]"))
-    return {"role": "assistant", "content": "".join(texts)}
+def _as_message(item: Any) -> Any:
+    """An item of the Responses API as a message."""
+    if not isinstance(item, dict) or "role" in item:
+        return item
+    if "output" in item:
+        return {"role": "tool", "content": item["output"]}
+    return {"role": "assistant", "content": [item]}
+
+
+_batches: dict[Path, dict[Any, Any]] = {}
+
+
+def _batch_request(ident: Any, where: str) -> Any:
+    """The request of a batch's answer, from the batch's input in the same folder."""
+    answers = Path(where.rpartition(":")[0])
+    folder = answers.parent
+    if not answers.is_file():  # stdin has no folder
+        raise RecordError(f"{where}: a batch's output needs its input: pass the file, not a pipe")
+    if folder not in _batches:
+        _batches.clear()
+        _batches[folder] = {}
+        for file in sorted(folder.iterdir()):
+            if file != answers and file.name.endswith(SUFFIXES) and file.is_file():
+                for _, item in values(file):
+                    if not (isinstance(item, dict) and "body" in item and "custom_id" in item):
+                        break  # another kind of file
+                    _batches[folder][item["custom_id"]] = item
+    if ident not in _batches[folder]:
+        raise RecordError(
+            f"{where}: the request {ident!r} is not here: put the batch's input into the same "
+            "folder"
+        )
+    return _batches[folder][ident]
 
 
 # FastChat's and Spec-Bench's answers
@@ -333,7 +350,7 @@ def _fastchat(data: Record, where: str) -> list[tuple[Turn, ...]]:
         at = f"{where}: choices[{i}].turns"
         parsed.append(
             tuple(
-                Turn(question, _text(answer, f"{at}[{j}]"))
+                Turn(question, checked_text(answer, f"{at}[{j}]"))
                 for j, (question, answer) in enumerate(zip(questions, answers, strict=False))
             )
         )
@@ -352,7 +369,9 @@ def _questions(answers: Path, where: str) -> dict[Any, list[str]]:
         if file.is_file():
             _asked.clear()
             _asked[file] = {
-                item["question_id"]: [_text(turn, f"{file}:{line}") for turn in item["turns"]]
+                item["question_id"]: [
+                    checked_text(turn, f"{file}:{line}") for turn in item["turns"]
+                ]
                 for line, item in values(file)
                 if isinstance(item, dict) and "question_id" in item and "turns" in item
             }
@@ -374,11 +393,11 @@ class _Format:
 
 
 def _looks_like_log(data: Record) -> bool:
+    asked = "messages" in data or any(key in data for key in _REQUEST_KEYS)
     if "choices" in data:
-        return "messages" in data or "prompt" in data or any(key in data for key in _REQUEST_KEYS)
-    return any(isinstance(data.get(key), (dict, list, str)) for key in _RESPONSE_KEYS) and (
-        any(key in data for key in _REQUEST_KEYS) or "messages" in data
-    )
+        return asked or "prompt" in data or "object" in data
+    # A batch's output names its request, which is in another file.
+    return any(key in data for key in _RESPONSE_KEYS) and (asked or "custom_id" in data)
 
 
 FORMATS: dict[str, _Format] = {
@@ -427,45 +446,10 @@ FORMATS: dict[str, _Format] = {
 def _array(data: Record, key: str, where: str) -> list[Any]:
     """The non-empty list under a key."""
     if not isinstance(data, dict) or key not in data:
-        raise _RecordError(f'{where}: missing key "{key}"')
+        raise RecordError(f'{where}: missing key "{key}"')
     value = data[key]
     if not isinstance(value, list):
-        raise _RecordError(f'{where}: "{key}" must be an array, got {_kind(value)}')
+        raise RecordError(f'{where}: "{key}" must be an array, got {kind(value)}')
     if not value:
-        raise _RecordError(f'{where}: "{key}" is empty')
+        raise RecordError(f'{where}: "{key}" is empty')
     return value
-
-
-def _text(value: object, where: str) -> str:
-    if not isinstance(value, str):
-        raise _RecordError(f"{where} must be a string, got {_kind(value)}")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError as error:
-        # JSON allows half of a surrogate pair, which is not valid text: tokenizers reject it.
-        raise ReplayError(f"{where}: lone surrogate at character {error.start + 1}") from error
-    return value
-
-
-def _token_ids(value: object, where: str) -> tuple[int, ...]:
-    if not isinstance(value, list):
-        raise _RecordError(f"{where} must be an array of integers, got {_kind(value)}")
-    for i, token in enumerate(value):
-        if isinstance(token, bool) or not isinstance(token, int):
-            raise _RecordError(f"{where}[{i}] must be an integer, got {_kind(token)}")
-        if not 0 <= token <= _MAX_TOKEN_ID:
-            raise ReplayError(f"{where}[{i}] is {token}, outside [0, 2**31)")
-    return tuple(value)
-
-
-def _kind(value: object) -> str:
-    """The JSON name of a value's type."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "a boolean"
-    if isinstance(value, (int, float)):
-        return f"the number {value!r:.40}"
-    if isinstance(value, str):
-        return "a string"
-    return "an array" if isinstance(value, list) else "an object"

@@ -20,7 +20,13 @@ BYTES_WARNING = (
     "tokens, and they come out far too high. Choose another --tokenizer."
 )
 
+TOKENIZER_WARNING = (
+    "WARNING: this is not your model's tokenizer, on which the figures depend. Choose it: "
+    "--tokenizer FOLDER, or --tokenizer ORG/NAME from the local cache."
+)
+
 _MAX_POSITIONS = 8
+_NAME_WIDTH = 22
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,8 @@ class ReplayReport:
         config: the drafting configuration, under the names of `NgramConfig`.
         batch_size: rows of the batch.
         limit: conversations per input, or None for all.
-        tokenizer: name, source and vocab_size; None if the input was token ids.
+        tokenizer: name, source, vocab_size, and `chosen` if it was not; None if the input was
+            token ids.
         inputs: figures per input, in order.
     """
 
@@ -100,8 +107,8 @@ class ReplayReport:
 def format_table(report: ReplayReport) -> str:
     """The figures as aligned plain text, without a final newline.
 
-    One line per input and, with more than one, a line for the total. At most eight positions are
-    shown; the JSON has all.
+    One line per input and, with more than one, a line for the total. Below it, of all inputs
+    together, acceptance at up to eight positions; the JSON has all, by input.
     """
     rows = [_HEADER, *(_row(figures) for figures in report.inputs)]
     if len(report.inputs) > 1:
@@ -110,15 +117,30 @@ def format_table(report: ReplayReport) -> str:
     lines = [_caption(report)]
     if report.tokenizer is not None and report.tokenizer["name"] == "bytes":
         lines.append(BYTES_WARNING)
+    if report.tokenizer is not None and not report.tokenizer.get("chosen", True):
+        lines.append(TOKENIZER_WARNING)
     lines.append("")
     for row in rows:
-        # The first column (a name) and the last one (a list) are left-aligned.
-        cells = [row[0].ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:-1], strict=True)]
-        lines.append("  ".join([*cells, row[-1]]).rstrip())
+        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join([row[0].ljust(widths[0]), *cells]))
+    figures = report.total
+    rates = " ".join(_number(rate) for rate in figures.acceptance_rate_per_pos[:_MAX_POSITIONS])
+    more = " ..." if len(figures.acceptance_rate_per_pos) > _MAX_POSITIONS else ""
+    lines += ["", f"accepted by position: {rates or '-'}{more}"]
+    lines.append(
+        f"drafting: {_number(figures.draft_us_per_call, 1)} us per call, "
+        f"{_number(figures.draft_us_per_step)} per step, "
+        f"{_number(figures.draft_us_per_token)} per token"
+    )
     for figures in report.inputs:
         lines += [printable(f"note ({figures.name}): {note}") for note in figures.notes]
     return "\n".join(lines)
+
+
+def short_name(name: str) -> str:
+    """An input's name as tables show it: at most 22 characters, its end."""
+    shown = printable(name)
+    return shown if len(shown) <= _NAME_WIDTH else f"...{shown[3 - _NAME_WIDTH :]}"
 
 
 _HEADER = (
@@ -128,27 +150,17 @@ _HEADER = (
     "tokens/step",
     "drafted/step",
     "no draft",
-    "us/call",
-    "us/step",
-    "us/token",
-    "accepted by position",
 )
 
 
 def _row(figures: ReplayFigures) -> tuple[str, ...]:
-    rates = figures.acceptance_rate_per_pos
-    positions = " ".join(_number(rate) for rate in rates[:_MAX_POSITIONS])
     return (
-        printable(figures.name),
+        short_name(figures.name),
         str(figures.num_requests),
         str(figures.num_tokens),
         _number(figures.tokens_per_step),
         _number(figures.draft_tokens_per_step),
         "-" if figures.no_draft_share is None else f"{figures.no_draft_share:.1%}",
-        _number(figures.draft_us_per_call, 1),
-        _number(figures.draft_us_per_step),
-        _number(figures.draft_us_per_token),
-        positions + (" ..." if len(rates) > _MAX_POSITIONS else ""),
     )
 
 

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +53,8 @@ class ReplayTokenizer:
 
 
 def load_tokenizer(name: str = DEFAULT_TOKENIZER) -> ReplayTokenizer:
-    """Load a tokenizer by name (one of `TOKENIZERS`) or from a local Hugging Face folder.
+    """Load a tokenizer by name (one of `TOKENIZERS`), from a local Hugging Face folder, or by a
+    model's name ("org/name") from the local cache of the Hugging Face hub. Nothing is downloaded.
 
     Raises:
         ReplayError: unknown name, no tokenizer in the folder, or a package that is not installed.
@@ -64,8 +68,32 @@ def load_tokenizer(name: str = DEFAULT_TOKENIZER) -> ReplayTokenizer:
         path = path.parent
     if path.is_dir():
         return replace(_load_folder(name, path), folder=path)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        path = _cached(name)
+        return replace(_load_folder(name, path), folder=path)
     known = ", ".join(TOKENIZERS)
     raise ReplayError(f'tokenizer "{name}" is neither one of {known} nor an existing folder')
+
+
+def _cached(name: str) -> Path:
+    """The folder of a model in the cache of the Hugging Face hub: the branch `main`, or else the
+    newest revision that has a tokenizer."""
+    home = os.environ.get("HF_HOME") or Path(
+        os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface"
+    )
+    hub = Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub"))
+    model = hub / f"models--{name.replace('/', '--')}"
+    with suppress(OSError):
+        main = model / "snapshots" / (model / "refs" / "main").read_text().strip()
+        if any(main.glob("tokenizer*")):
+            return main
+    found = [of for of in model.glob("snapshots/*") if any(of.glob("tokenizer*"))]
+    if not found:
+        raise ReplayError(
+            f'tokenizer "{name}" is neither a folder nor in the local cache ({hub}); nothing is '
+            f"downloaded here: hf download {name} --include 'tokenizer*'"
+        )
+    return max(found, key=lambda of: of.stat().st_mtime)
 
 
 def _load_mistral(name: str) -> ReplayTokenizer:

@@ -10,7 +10,8 @@ Nothing here prints.
 from ngram_npu.tune._run import TuneOptions, tune
 from ngram_npu.tune.candidates import BASELINE, CANDIDATES, Candidate, parse_candidate, vllm_options
 from ngram_npu.tune.costs import EXAMPLES, VerificationCost, load_cost, share_of_a_step
-from ngram_npu.tune.report import TuneReport, format_report
+from ngram_npu.tune.report import TuneReport
+from ngram_npu.tune.text import format_report
 
 __all__ = [
     "BASELINE",

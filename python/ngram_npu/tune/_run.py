@@ -7,7 +7,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 
@@ -15,10 +15,12 @@ import numpy as np
 
 from ngram_npu.replay._run import Progress
 from ngram_npu.replay.environment import machine, versions
-from ngram_npu.tune.candidates import BASELINE, CANDIDATES, Candidate
+from ngram_npu.replay.errors import ReplayError
+from ngram_npu.tune.candidates import BASELINES, CANDIDATES, Candidate
 from ngram_npu.tune.costs import VerificationCost
 from ngram_npu.tune.measure import Cache, Counts, measure
 from ngram_npu.tune.report import TuneReport, make_report
+from ngram_npu.tune.runners import RUNNERS, SYNCHRONOUS, Runner
 from ngram_npu.tune.search import Measured, with_stores
 from ngram_npu.tune.traffic import Traffic, read_traffic
 
@@ -33,23 +35,30 @@ class TuneOptions:
     """How to tune.
 
     Attributes:
-        format, limit, tokenizer, chat_template: as in `ReplayOptions`.
+        format, limit, strict, tokenizer, chat_template: as in `ReplayOptions`.
         sample: maximum number of characters to replay; None: all.
         jobs: processes; None: one per core.
         cache: file that keeps finished pieces for later runs; None: a file for this traffic, which
             is deleted after a complete run.
+        runner: "gpu", "host" or "ascend": where drafts are made (`runners.RUNNERS`). None: the GPU
+            and the host, each with a recommendation of its own.
+        synchronous: what a step takes longer without asynchronous scheduling, as a share of it, for
+            runners that lose it; None: an assumed 0.1, or 0 with step times of one's own server.
         store: whether to try the best ladders also with a store, from which requests draft other
             requests' text.
     """
 
     format: str | None = None
     limit: int | None = None
-    tokenizer: str = "mistral-v1"
+    strict: bool = False
+    tokenizer: str | None = None
     chat_template: str = "auto"
     sample: int | None = DEFAULT_SAMPLE
     jobs: int | None = None
     cache: Path | None = None
-    store: bool = True
+    runner: str | None = None
+    synchronous: float | None = None
+    store: bool = False
 
 
 def tune(
@@ -58,7 +67,7 @@ def tune(
     options: TuneOptions | None = None,
     *,
     candidates: Sequence[Candidate] = CANDIDATES,
-    against: Candidate = BASELINE,
+    against: Candidate | None = None,
     progress: Callable[[Progress], None] | None = None,
     command: str = "",
 ) -> TuneReport:
@@ -70,12 +79,17 @@ def tune(
         options: see `TuneOptions`.
         candidates: the settings; `against` is added if it is missing, and so are the best ladders
             with a store.
-        against: the setting to compare the recommended one with.
+        against: the setting to compare the recommended one with, verified as the runner verifies;
+            None: n-grams of 2 to 5, k = 5.
         progress: called often; must return quickly.
         command: command line to show in the report.
 
     Raises:
-        ReplayError: as for `replay`; the cache cannot be used.
+        ReplayError: as for `replay`; the cache cannot be used; no setting is for the runner.
+
+    Returns:
+        The report for the runner. Without one, the report for the GPU, whose `others` has the one
+        for the host; only the latter if no candidate is for the GPU.
     """
     options = options or TuneOptions()
     started = time.monotonic()
@@ -84,12 +98,21 @@ def tune(
         paths,
         format_name=options.format,
         limit=options.limit,
+        strict=options.strict,
         sample=options.sample,
         tokenizer=options.tokenizer,
         chat_template=options.chat_template,
         progress=progress,
     )
-    searched = tuple(dict.fromkeys([*candidates, against]))
+    runners = _runners(options.runner, candidates)
+    compared = {
+        r.name: BASELINES[r.drafts] if against is None else replace(against, drafts=r.drafts)
+        for r in runners
+    }
+    drafts = {r.drafts for r in runners}
+    searched = tuple(
+        dict.fromkeys([*(c for c in candidates if c.drafts in drafts), *compared.values()])
+    )
     cache = Cache(options.cache or _own_cache(traffic))
     resumed = len(cache)
 
@@ -112,28 +135,56 @@ def tune(
         return Measured(searched, counts, traffic.tokens, traffic.chosen_half)
 
     measured = measured_with(searched)
-    if options.store:
-        stores = with_stores(measured, cost, candidates)
+    costs = {r.name: _cost_of(r, cost, options.synchronous) for r in runners}
+    on_host = [r for r in runners if r.drafts == "trimmed"]
+    if options.store and on_host:
+        stores = with_stores(measured, costs[on_host[0].name], candidates)
         stores = tuple(c for c in stores if c not in searched)
         if stores:
             measured = measured.and_also(measured_with(stores))
     if options.cache is None and cache.path is not None:
         cache.path.unlink(missing_ok=True)
-    return make_report(
-        measured,
-        cost,
-        traffic,
-        against=searched.index(against),
-        about={
-            "command": command,
-            "date": date,
-            "machine": machine(None),
-            "versions": versions(),
-            "jobs": jobs,
-            "pieces_from_an_earlier_run": resumed,
-            "seconds": round(time.monotonic() - started, 2),
-        },
+    about = {
+        "command": command,
+        "date": date,
+        "machine": machine(None),
+        "versions": versions(),
+        "jobs": jobs,
+        "pieces_from_an_earlier_run": resumed,
+        "seconds": round(time.monotonic() - started, 2),
+    }
+    first, *others = (
+        make_report(
+            measured.verified(runner.drafts),
+            costs[runner.name],
+            traffic,
+            against=compared[runner.name],
+            runner=runner,
+            about=about,
+        )
+        for runner in runners
     )
+    return replace(first, others=tuple(others))
+
+
+def _runners(name: str | None, candidates: Sequence[Candidate]) -> list[Runner]:
+    """The one asked for, or all that vLLM has and that a candidate is for."""
+    wanted = [RUNNERS[name]] if name is not None else [RUNNERS["gpu"], RUNNERS["host"]]
+    found = [r for r in wanted if any(c.drafts == r.drafts for c in candidates)]
+    if not found:
+        raise ReplayError(
+            f"runner {name}: no setting to search: {wanted[0].drafts} drafts are of consecutive "
+            "sizes only"
+        )
+    return found
+
+
+def _cost_of(runner: Runner, cost: VerificationCost, synchronous: float | None) -> VerificationCost:
+    if not runner.is_synchronous:
+        return cost
+    if synchronous is None:
+        synchronous = 0.0 if cost.is_measured else SYNCHRONOUS
+    return replace(cost, synchronous=synchronous)
 
 
 def _by_conversation(traffic: Traffic, of_requests: Counts) -> Counts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from ngram_npu.config import STORE_TOKENS, NgramConfig
@@ -12,6 +12,7 @@ from ngram_npu.replay.errors import ReplayError, one_line
 
 __all__ = [
     "BASELINE",
+    "BASELINES",
     "CANDIDATES",
     "STORE_SIZES",
     "Candidate",
@@ -62,7 +63,7 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """The setting on one line, for tables and reports."""
+        """The setting on one line, for tables and reports; trimmed unless it says padded."""
         config = self.config
         if config.is_ladder:
             least = config.min_draft_probability
@@ -70,9 +71,11 @@ class Candidate:
             parts += [] if least is None else [f"p={least:g}"]
             if config.store is not None:
                 parts.append(f"{config.store} store={_short(config.store_tokens)}")
-            return " ".join([*parts, *([] if config.overlap else ["no overlap"]), self.drafts])
-        parts = [f"n={config.min_n}-{config.max_n}", config.match_policy, f"k={config.k}"]
-        return " ".join([*parts, *(["overlap"] if config.overlap else []), self.drafts])
+            parts += [] if config.overlap else ["no overlap"]
+        else:
+            parts = [f"n={config.min_n}-{config.max_n}", config.match_policy, f"k={config.k}"]
+            parts += ["overlap"] if config.overlap else []
+        return " ".join([*parts, *(["padded"] if self.drafts == "padded" else [])])
 
 
 def _short(tokens: int) -> str:
@@ -85,18 +88,21 @@ def _short(tokens: int) -> str:
 BASELINE = Candidate.of(min_n=2, max_n=5, k=5)
 """The default setting to compare with: the default of `ngram-npu replay`."""
 
+BASELINES = {
+    "trimmed": BASELINE,
+    "padded": Candidate.of(min_n=2, max_n=5, k=5, match_policy="latest", drafts="padded"),
+}
+"""By what is verified: vLLM's V2 runner follows the latest match."""
 
-def parse_candidate(text: str | None, drafts: Drafts = "trimmed") -> Candidate:
-    """A setting from JSON, an object of `NgramConfig`'s keywords; None: `BASELINE`. Its drafts are
-    verified as `drafts` says, unless the object says it.
+
+def parse_candidate(text: str) -> Candidate:
+    """A setting from JSON, an object of `NgramConfig`'s keywords.
 
     Raises:
         ReplayError: the text is not a setting.
     """
-    if text is None:
-        return replace(BASELINE, drafts=drafts)
     try:
-        return Candidate.of(**{"drafts": drafts, **json.loads(text)})
+        return Candidate.of(**json.loads(text))
     except (ValueError, TypeError) as error:
         raise ReplayError(
             f'{text:.100}: expected a setting such as {{"min_n": 2, "max_n": 4, "k": 3}}: '
@@ -135,19 +141,22 @@ STORE_SIZES = (100_000, STORE_TOKENS)
 """Capacities in tokens to try for the best ladders."""
 
 
-def vllm_options(candidate: Candidate) -> tuple[str, str]:
-    """The options of `vllm serve` for a setting: drafting on the host (`custom_class`), or where
-    drafts are padded `ngram_gpu`, for which NGRAM_NPU_VLLM=1 must be set."""
+def vllm_options(candidate: Candidate, method: str | None = None) -> tuple[str, str]:
+    """The options of `vllm serve` for a setting.
+
+    Args:
+        candidate: the setting.
+        method: a `Runner`'s; None: `ngram_gpu` where drafts are padded, else `custom_class`.
+    """
+    method = method or ("ngram_gpu" if candidate.drafts == "padded" else "custom_class")
     config = candidate.config
-    if candidate.drafts == "padded":
-        return _ngram_gpu(config)
-    speculative = {
-        "method": "custom_class",
-        "model": "ngram_npu.vllm.NgramProposer",
-        "num_speculative_tokens": config.k,
-    }
+    speculative: dict[str, Any] = {"method": method, "num_speculative_tokens": config.k}
+    bounds = {"prompt_lookup_min": config.min_n, "prompt_lookup_max": config.max_n}
+    own: dict[str, Any] = {}
+    if method == "custom_class":
+        speculative["model"] = "ngram_npu.vllm.NgramProposer"
     if config.is_ladder:
-        own: dict[str, Any] = {"sizes": "ladder"}
+        own["sizes"] = "ladder"
         if config.min_draft_probability is not None:
             own["min_draft_probability"] = config.min_draft_probability
         if not config.overlap:
@@ -157,25 +166,11 @@ def vllm_options(candidate: Candidate) -> tuple[str, str]:
             # The default is left out, because it grows with the server's `max_num_seqs`.
             if config.store_tokens != STORE_TOKENS:
                 own["store_tokens"] = config.store_tokens
+    elif method == "ngram_gpu" and (config.min_n, config.max_n) == (1, 16):
+        own["lookup"] = "1-16"
     else:
-        own = {"prompt_lookup_min": config.min_n, "prompt_lookup_max": config.max_n}
-        if config.match_policy != "earliest":
-            own["match_policy"] = config.match_policy
-        if config.overlap:
-            own["overlap"] = True
-    return _flags(speculative, own)
-
-
-def _ngram_gpu(config: NgramConfig) -> tuple[str, str]:
-    own: dict[str, Any] = {"lookup": "1-16"}
-    speculative: dict[str, Any] = {"method": "ngram_gpu", "num_speculative_tokens": config.k}
-    if (config.min_n, config.max_n) != (1, 16):
-        speculative |= {"prompt_lookup_min": config.min_n, "prompt_lookup_max": config.max_n}
-        own = {"match_policy": config.match_policy, "overlap": config.overlap}
-    return _flags(speculative, own)
-
-
-def _flags(speculative: dict[str, Any], own: dict[str, Any]) -> tuple[str, str]:
+        (own if method == "custom_class" else speculative).update(bounds)
+        own |= {"match_policy": config.match_policy, "overlap": config.overlap}
     return (
         f"--speculative-config {shlex.quote(json.dumps(speculative))}",
         f"--additional-config {shlex.quote(json.dumps({'ngram_npu': own}))}",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from ngram_npu.replay.bar import Bar
@@ -11,15 +12,15 @@ from ngram_npu.replay.errors import ReplayError
 from ngram_npu.replay.extras import optional
 from ngram_npu.replay.output import atomic_output, check_writable
 from ngram_npu.tune._run import TuneOptions, tune
-from ngram_npu.tune.candidates import CANDIDATES, Candidate, parse_candidate
-from ngram_npu.tune.costs import load_cost, share_of_a_step
+from ngram_npu.tune.candidates import CANDIDATES, parse_candidate
+from ngram_npu.tune.costs import VerificationCost, load_cost, share_of_a_step
 from ngram_npu.tune.html import check_html, to_html
 from ngram_npu.tune.report import TuneReport
 
 __all__ = ["run"]
 
 
-def run(arguments: argparse.Namespace, command: str, bar: Bar) -> TuneReport:
+def run(arguments: argparse.Namespace, paths: Sequence[Path], command: str, bar: Bar) -> TuneReport:
     """Tune with the given options and write all files or none.
 
     Raises:
@@ -33,28 +34,28 @@ def run(arguments: argparse.Namespace, command: str, bar: Bar) -> TuneReport:
         check_html()
     if arguments.progress:
         optional("tqdm", "--progress", "replay")
-    if arguments.share is None:
-        cost = load_cost(arguments.cost)
-    else:
-        cost = share_of_a_step(arguments.share)
+    cost = _cost(arguments.cost)
     if arguments.batch_size:
-        cost = cost.at(sorted(set(arguments.batch_size)))
+        cost = cost.at(arguments.batch_size)
     report = tune(
-        arguments.paths,
+        paths,
         cost,
         TuneOptions(
             format=arguments.format,
             limit=arguments.limit,
+            strict=arguments.strict,
             tokenizer=arguments.tokenizer,
             chat_template=arguments.chat_template,
             sample=arguments.sample * 1_000_000 or None,
             jobs=arguments.jobs,
             cache=arguments.cache,
+            runner=arguments.runner,
+            synchronous=arguments.synchronous,
             store=arguments.store,
         ),
-        candidates=_searched(arguments.sizes, arguments.drafts),
-        against=parse_candidate(arguments.against, arguments.drafts or "trimmed"),
-        progress=bar.show if bar.wanted else None,
+        candidates=[c for c in CANDIDATES if arguments.sizes in (None, c.config.sizes)],
+        against=None if arguments.against is None else parse_candidate(arguments.against),
+        progress=bar.show,
         command=command,
     )
     bar.clear()
@@ -65,10 +66,11 @@ def run(arguments: argparse.Namespace, command: str, bar: Bar) -> TuneReport:
     return report
 
 
-def _searched(sizes: str | None, drafts: str | None) -> list[Candidate]:
-    found = [
-        c for c in CANDIDATES if sizes in (None, c.config.sizes) and drafts in (None, c.drafts)
-    ]
-    if not found:
-        raise ReplayError(f"--drafts {drafts}: expected trimmed with --sizes {sizes}")
-    return found
+def _cost(given: str) -> VerificationCost:
+    """A share of a step, or what `load_cost` takes."""
+    with suppress(ValueError):
+        share = float(given)
+        if not 0 <= share < 10:
+            raise ReplayError(f"--cost: must be at least 0 and below 10, got {given}")
+        return share_of_a_step(share)
+    return load_cost(given)

@@ -30,13 +30,18 @@ class VerificationCost:
         tables: by batch size, (tokens verified in a step, all requests together, ascending; and
             the time of such a step, in any unit). Linear in between and beyond.
         is_example: computed for an example machine, not the user's.
+        is_measured: on the user's server.
         same_for_any_batch: whether the table of batch size 1, the only one, is for all sizes.
+        synchronous: what each step with speculation takes longer, because it is not scheduled
+            asynchronously, as a share of a step without drafts.
     """
 
     name: str
     tables: Mapping[int, tuple[tuple[float, ...], tuple[float, ...]]]
     is_example: bool = False
+    is_measured: bool = False
     same_for_any_batch: bool = False
+    synchronous: float = 0.0
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -86,7 +91,8 @@ class VerificationCost:
             drafted = np.maximum(0, np.fft.irfft(spectrum, size, axis=1))
         times = self.seconds(batch, batch + np.arange(size, dtype=np.float64))
         per_step = np.asarray(tokens, np.float64) / np.maximum(steps, 1)
-        sped: FloatArray = per_step * times[0] / np.where(steps > 0, drafted @ times, 1)
+        taken = drafted @ times + self.synchronous * times[0]
+        sped: FloatArray = per_step * times[0] / np.where(steps > 0, taken, 1)
         return np.where(steps > 0, sped, 1.0)
 
 
@@ -144,7 +150,7 @@ def load_cost(name: str) -> VerificationCost:
         batch: (tuple(sorted(times)), tuple(times[v] for v in sorted(times)))
         for batch, times in found.items()
     }
-    return VerificationCost(f"step times of {path.name}", tables)
+    return VerificationCost(f"step times of {path.name}", tables, is_measured=True)
 
 
 # Examples

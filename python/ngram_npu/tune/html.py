@@ -10,7 +10,8 @@ import numpy as np
 
 from ngram_npu.replay.errors import printable
 from ngram_npu.replay.extras import optional
-from ngram_npu.tune.report import TuneReport, describe, store_lines
+from ngram_npu.tune.report import TuneReport
+from ngram_npu.tune.text import advice_lines, describe, store_lines
 
 __all__ = ["check_html", "draw", "to_html"]
 
@@ -43,7 +44,7 @@ def to_html(report: TuneReport) -> str:
     page: str = environment.from_string(template.read_text(encoding="utf-8")).render(
         report=report,
         described=describe(report),
-        about_store=store_lines(report),
+        advised=lambda part: [*filter(None, advice_lines(part)), *store_lines(part)],
         drawing=_svg(report),
         faster=sum(s.speedup > s.against for s in report.singles),
         slower=sum(s.speedup < s.against for s in report.singles),

@@ -1,21 +1,18 @@
-"""The result of tuning: its data classes, its text and its JSON. `html` draws it."""
+"""The result of tuning: its data classes and its JSON. `text` and `html` show it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from ngram_npu.config import STORE_TOKENS
-from ngram_npu.replay.errors import printable
-from ngram_npu.replay.report import BYTES_WARNING
 from ngram_npu.tune.candidates import Candidate, vllm_options
 from ngram_npu.tune.costs import VerificationCost
+from ngram_npu.tune.runners import Runner
 from ngram_npu.tune.search import (
-    STORE_GAIN,
     Figures,
     Interval,
     Measured,
@@ -27,12 +24,13 @@ from ngram_npu.tune.search import (
 )
 from ngram_npu.tune.traffic import Traffic
 
-__all__ = ["FORMAT", "BatchRow", "Setting", "TuneReport", "format_report", "make_report"]
+__all__ = ["FORMAT", "BatchRow", "Setting", "TuneReport", "make_report"]
 
 FORMAT = "ngram_npu.tune/1"
 """Written into every JSON result; the number grows when a field changes its meaning."""
 
-_MOST_SHOWN = 12
+LEAST_HELD_OUT = 20
+"""With fewer, nothing is recommended: resamplings of so few conversations are too alike."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +123,8 @@ class TuneReport:
         groups: by input.
         singles: the held-out conversations, by speed-up, ascending.
         store: None if no store was tried.
+        runner: where drafts are made.
+        others: reports for other runners, on the same conversations.
     """
 
     about: Mapping[str, Any]
@@ -140,6 +140,13 @@ class TuneReport:
     groups: tuple[Group, ...]
     singles: tuple[Single, ...]
     store: StoreRow | None
+    runner: Runner
+    others: tuple[TuneReport, ...] = ()
+
+    @property
+    def is_too_few(self) -> bool:
+        """Whether there are too few held-out conversations for a recommendation."""
+        return len(self.singles) < LEAST_HELD_OUT
 
     @property
     def candidate(self) -> Candidate:
@@ -149,7 +156,7 @@ class TuneReport:
     @property
     def vllm_options(self) -> tuple[str, str]:
         """Options of `vllm serve` for the recommended setting."""
-        return vllm_options(self.candidate)
+        return vllm_options(self.candidate, self.runner.method)
 
     def batch_name(self, batch: int) -> str:
         """As shown: "any" where the batch size does not matter."""
@@ -158,8 +165,8 @@ class TuneReport:
     @property
     def vllm_command(self) -> str:
         """The command line of `vllm serve` for the recommended setting."""
-        needs = "NGRAM_NPU_VLLM=1 " if self.candidate.drafts == "padded" else ""
-        return " \\\n  ".join([f"{needs}vllm serve MODEL", *self.vllm_options])
+        words = " ".join([*self.runner.variables, "vllm serve MODEL"])
+        return " \\\n  ".join([words, *self.vllm_options])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings."""
@@ -167,7 +174,13 @@ class TuneReport:
             "format": FORMAT,
             **self.about,
             "traffic": dict(self.traffic),
-            "cost": {"name": self.cost.name, "is_example": self.cost.is_example},
+            "cost": {
+                "name": self.cost.name,
+                "is_example": self.cost.is_example,
+                "synchronous": self.cost.synchronous,
+            },
+            "runner": {"name": self.runner.name, "about": self.runner.about},
+            "too_few": self.is_too_few,
             "advice": self.advice,
             "off_above_batch": self.off_above,
             "recommended": {
@@ -203,6 +216,7 @@ class TuneReport:
             ],
             "inputs": [asdict(group) for group in self.groups],
             "conversations": [asdict(single) for single in self.singles],
+            "others": [other.to_dict() for other in self.others],
         }
 
     def to_json(self) -> str:
@@ -226,10 +240,12 @@ def make_report(
     cost: VerificationCost,
     traffic: Traffic,
     *,
-    against: int,
+    against: Candidate,
+    runner: Runner,
     about: Mapping[str, Any],
 ) -> TuneReport:
     """Choose on one half of the conversations and judge on the other."""
+    compared = measured.candidates.index(against)
     half = measured.chosen_half
     recommended = best(measured, cost)
     settings = tuple(
@@ -243,8 +259,8 @@ def make_report(
             BatchRow(
                 batch=batch,
                 speedup=interval(measured, recommended, cost, batch),
-                against=interval(measured, against, cost, batch),
-                ratio=interval(measured, recommended, cost, batch, against),
+                against=interval(measured, compared, cost, batch),
+                ratio=interval(measured, recommended, cost, batch, compared),
                 expected=measured.speedup(recommended, cost, batch, half),
                 best=best_here,
                 best_speedup=measured.speedup(best_here, cost, batch, ~half),
@@ -253,7 +269,7 @@ def make_report(
     sentence, off_above = advice([(row.batch, row.speedup) for row in rows], cost)
     smallest = cost.batch_sizes[0]
     own = measured.each(recommended, cost, smallest)
-    other = measured.each(against, cost, smallest)
+    other = measured.each(compared, cost, smallest)
     singles = [
         Single(
             traffic.inputs[traffic.input_of[n]],
@@ -273,7 +289,7 @@ def make_report(
                     name,
                     int(where.sum()),
                     measured.speedup(recommended, cost, smallest, where),
-                    measured.speedup(against, cost, smallest, where),
+                    measured.speedup(compared, cost, smallest, where),
                     int((own[where] > 1).sum()),
                 )
             )
@@ -297,12 +313,14 @@ def make_report(
             "tokens": int(measured.tokens.sum()),
             "held_out_conversations": len(singles),
             "tokenizer": traffic.tokenizer,
+            "notes": list(traffic.notes),
         },
         cost=cost,
         settings=settings,
         frontier=tuple(frontier([s.held_out for s in settings])),
         recommended=recommended,
-        against=against,
+        against=compared,
+        runner=runner,
         batches=tuple(rows),
         advice=sentence,
         off_above=off_above,
@@ -310,161 +328,3 @@ def make_report(
         singles=tuple(sorted(singles, key=lambda s: (s.speedup, s.input, s.name))),
         store=store,
     )
-
-
-# As text
-
-
-def format_report(report: TuneReport) -> str:
-    """The report as text for a terminal, without a final newline."""
-    chosen, other = report.settings[report.recommended], report.settings[report.against]
-    lines = [*describe(report), ""]
-    if report.off_above == 0:
-        lines += [f"ADVICE: {report.advice}", f"The best setting found: {chosen.candidate.label}"]
-    else:
-        lines += [
-            f"RECOMMENDED: {chosen.candidate.label}",
-            report.advice,
-            "",
-            report.vllm_command,
-        ]
-    lines += store_lines(report)
-    lines += ["", "Speed-up on the held-out half, with its 95 % interval over conversations:", ""]
-    rows = [
-        [
-            report.batch_name(row.batch),
-            str(row.speedup),
-            str(row.against),
-            str(row.ratio),
-            f"{report.settings[row.best].candidate.label} ({row.best_speedup:.3f})",
-        ]
-        for row in report.batches
-    ]
-    head = ["batch", "recommended", other.candidate.label, "ratio", "best for this batch alone"]
-    lines += _aligned([head, *rows], left_last=True)
-    lines += [
-        "",
-        "Frontier on the held-out half (nothing else yields as much with fewer drafts):",
-        "",
-    ]
-    shown = {report.recommended: "recommended", report.against: "compared with"}
-    numbers = sorted(
-        {*_spread(report.frontier), *shown},
-        key=lambda i: report.settings[i].held_out.drafted_per_step,
-    )
-    lines += _aligned(
-        [["setting", "tokens/step", "drafted/step", ""]]
-        + [
-            [
-                report.settings[i].candidate.label,
-                f"{report.settings[i].held_out.tokens_per_step:.3f}",
-                f"{report.settings[i].held_out.drafted_per_step:.3f}",
-                shown.get(i, ""),
-            ]
-            for i in numbers
-        ],
-        left_first=True,
-        left_last=True,
-    )
-    lines += ["", f"By input, batch {report.batch_name(report.batches[0].batch)}:", ""]
-    lines += _aligned(
-        [["input", "conversations", "speed-up", other.candidate.label, "gaining"]]
-        + [
-            [
-                printable(g.name),
-                str(g.conversations),
-                f"{g.speedup:.3f}",
-                f"{g.against:.3f}",
-                f"{g.gaining / g.conversations:.0%}",
-            ]
-            for g in sorted(report.groups, key=lambda g: -g.speedup)
-        ],
-        left_first=True,
-    )
-    losing = [s for s in report.singles if s.speedup < 1]
-    lines += ["", f"{len(losing)} of {len(report.singles)} conversations do not gain."]
-    if report.singles:
-        most, least = report.singles[-1], report.singles[0]
-        for word, of in (("Most", most), ("Least", least)):
-            named = printable(f"{of.name} of {of.input}")
-            lines.append(f"{word}: {of.speedup:.2f}, {named}, {of.tokens} tokens")
-    return "\n".join(lines)
-
-
-def describe(report: TuneReport) -> list[str]:
-    """Lines about traffic, cost and settings."""
-    traffic = report.traffic
-    kept = (
-        f"{traffic['conversations']} conversations, {traffic['characters'] / 1e6:.3g} million "
-        f"characters, {traffic['tokens']} generated tokens"
-    )
-    if traffic["is_sample"]:
-        kept += (
-            f" (a SAMPLE of {traffic['conversations_found']} conversations, "
-            f"{traffic['characters_found'] / 1e6:.3g} million characters)"
-        )
-    lines = [
-        f"Traffic: {kept}",
-        f"Verification cost: {printable(report.cost.name)}",
-        f"{len(report.settings)} settings, chosen on one half of the conversations; figures are of "
-        f"the other {traffic['held_out_conversations']}. Tokenizer: "
-        f"{printable(traffic['tokenizer'] or 'token ids as recorded')}",
-    ]
-    if (traffic["tokenizer"] or "").startswith("bytes:"):
-        lines.append(BYTES_WARNING)
-    if report.cost.is_example:
-        lines.append(
-            "The verification cost is an EXAMPLE: measure your server's with "
-            "`ngram-npu measure-cost`, or pass -c."
-        )
-    return lines
-
-
-def store_lines(report: TuneReport) -> list[str]:
-    """Lines about the gain of a store, and about the sharing of text if it is recommended."""
-    row = report.store
-    if row is None:
-        return []
-    lines = [
-        f"Store: {report.settings[row.best].candidate.label} is {row.ratio} times as "
-        f"fast as {report.settings[row.without].candidate.label} on the held-out half."
-    ]
-    if not report.candidate.has_store:
-        lines.append(
-            "No store is recommended: on the half for choosing it gains less than "
-            f"{STORE_GAIN - 1:.0%}."
-        )
-        return lines
-    lines.append(
-        "A store shares text: requests of one scope draft each other's text and can detect it by "
-        "timing (docs/guides/store.md). Use --no-store to search without stores."
-    )
-    if row.ratio.low <= 1:
-        lines.append("Its gain is NOT SURE: the interval includes 1. Better use no store.")
-    tokens = report.candidate.config.store_tokens
-    if tokens != STORE_TOKENS:
-        lines.append(f"This one holds {tokens} tokens: --max-num-seqs at most {tokens // 1024}.")
-    return lines
-
-
-def _spread(numbers: Sequence[int]) -> list[int]:
-    """At most `_MOST_SHOWN` of the numbers, evenly spaced, with the first and the last."""
-    if len(numbers) <= _MOST_SHOWN:
-        return list(numbers)
-    picked = np.linspace(0, len(numbers) - 1, _MOST_SHOWN).round().astype(int)
-    return [numbers[i] for i in picked]
-
-
-def _aligned(
-    rows: Sequence[Sequence[str]], left_first: bool = False, left_last: bool = False
-) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        if left_first:
-            cells[0] = row[0].ljust(widths[0])
-        if left_last:
-            cells[-1] = row[-1]
-        lines.append("  ".join(["", *cells]).rstrip())
-    return lines

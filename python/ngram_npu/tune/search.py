@@ -88,6 +88,15 @@ class Measured:
             counts=self.counts + other.counts,
         )
 
+    def verified(self, drafts: str) -> Measured:
+        """Only the settings whose drafts are verified so."""
+        kept = [i for i, candidate in enumerate(self.candidates) if candidate.drafts == drafts]
+        return replace(
+            self,
+            candidates=tuple(self.candidates[i] for i in kept),
+            counts=tuple(self.counts[i] for i in kept),
+        )
+
     def figures(self, candidate: int, where: npt.NDArray[np.bool_]) -> Figures:
         steps = self.counts[candidate][where].sum(axis=0, dtype=np.int64)
         drafted = int(steps @ np.arange(len(steps)))

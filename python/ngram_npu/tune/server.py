@@ -123,7 +123,7 @@ def steps_of(streams: Sequence[Stream]) -> float:
         raise ReplayError(
             f"{len(streams)} requests at once: expected {_LEAST_STEPS} steps with all of them "
             f"running, got {len(gaps) // max(1, len(streams))}; raise "
-            "--max-tokens, or lower --batch-sizes to what the server runs at once"
+            "--max-tokens, or lower --batch-size to what the server runs at once"
         )
     return statistics.median(gaps)
 

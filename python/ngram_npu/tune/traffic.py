@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from os import PathLike
 
 import numpy as np
@@ -18,14 +17,14 @@ from ngram_npu.replay._run import (
     ReplayInput,
     TokenizerLike,
     load_inputs,
-    named_files,
     request_maker,
 )
-from ngram_npu.replay.errors import ReplayError
-from ngram_npu.replay.formats import iter_conversations
+from ngram_npu.replay.errors import RecordError, ReplayError
+from ngram_npu.replay.log_files import log_files
 from ngram_npu.replay.records import Conversation
+from ngram_npu.replay.report import TOKENIZER_WARNING
 from ngram_npu.replay.simulation import TokenRequest
-from ngram_npu.replay.tokenizers import load_tokenizer
+from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER, load_tokenizer
 
 __all__ = ["Traffic", "read_traffic"]
 
@@ -46,6 +45,7 @@ class Traffic:
         characters: of the conversations kept.
         found, found_characters: of all conversations read.
         left_out: kept conversations without a step.
+        notes: records that were skipped, and files of folders that are no logs.
         tokenizer: name and source; None for token ids.
     """
 
@@ -60,6 +60,7 @@ class Traffic:
     found: int
     found_characters: int
     left_out: int
+    notes: tuple[str, ...]
     tokenizer: str | None
 
     @property
@@ -85,8 +86,9 @@ def read_traffic(
     *,
     format_name: str | None = None,
     limit: int | None = None,
+    strict: bool = False,
     sample: int | None = None,
-    tokenizer: str = "mistral-v1",
+    tokenizer: str | None = None,
     chat_template: str = "auto",
     progress: Callable[[Progress], None] | None = None,
 ) -> Traffic:
@@ -94,30 +96,44 @@ def read_traffic(
 
     Args:
         paths: files and folders; empty for the standard library's sources.
-        format_name, limit, tokenizer, chat_template: as in `ReplayOptions`.
+        format_name, limit, strict, tokenizer, chat_template: as in `ReplayOptions`.
         sample: maximum number of characters to keep: whole conversations, chosen with equal
             probability, the same ones for the same traffic. None: all.
-        progress: called after each conversation that is tokenized.
+        progress: called after each conversation that is read, and that is tokenized.
 
     Raises:
         ReplayError: as for `replay`, or fewer than two conversations have a step.
     """
     kept = _Sample(sample)
     inputs: list[str] = []
-    for name, conversations in _inputs(paths, format_name, limit):
-        inputs.append(name)
-        before = kept.found
-        for conversation in conversations:
-            kept.add(len(inputs) - 1, conversation)
-        if kept.found == before:
-            raise ReplayError(f"{name}: empty, no conversation in this file")
+    notes: list[str] = []
+    if not paths:
+        item: ReplayInput
+        (item,) = load_inputs((), limit)
+        inputs.append(item.name)
+        for conversation in item.conversations:
+            kept.add(0, conversation)
+    for log in log_files(paths, strict):
+        try:
+            for conversation in log.conversations(limit, format_name, progress):
+                kept.add(len(inputs), conversation)
+        except RecordError as error:
+            notes.append(log.reason_to_leave_out(error))
+            kept.forget(len(inputs))
+        else:
+            inputs.append(log.name)
+            notes += [f"{log.name}: {note}" for note in log.notes]
+    if not inputs:
+        raise ReplayError(notes[0])
     chosen = kept.in_order()
     loaded: TokenizerLike | None = None
     texts = [c for _, c in chosen if not c.has_token_ids]
     if texts:
         if tokenizer == IDS_ONLY:
             raise ReplayError(f'{texts[0].where}: missing key "prompt_token_ids"')
-        loaded = load_tokenizer(tokenizer)
+        loaded = load_tokenizer(tokenizer or DEFAULT_TOKENIZER)
+        if tokenizer is None and paths:
+            notes.append(TOKENIZER_WARNING)
     to_requests = request_maker(loaded, chat_template)
     requests: list[TokenRequest] = []
     owners: list[int] = []
@@ -151,20 +167,9 @@ def read_traffic(
         found=kept.found,
         found_characters=kept.found_characters,
         left_out=len(chosen) - len(names),
+        notes=tuple(notes),
         tokenizer=None if loaded is None else f"{loaded.name}: {loaded.source}",
     )
-
-
-def _inputs(
-    paths: Sequence[str | PathLike[str]], format_name: str | None, limit: int | None
-) -> Iterator[tuple[str, Iterator[Conversation]]]:
-    if not paths:
-        item: ReplayInput
-        (item,) = load_inputs((), limit)
-        yield item.name, iter(item.conversations)
-        return
-    for name, file in named_files(paths):
-        yield name, islice(iter_conversations(file, format_name), limit)
 
 
 class _Sample:
@@ -192,6 +197,12 @@ class _Sample:
             left_out = heapq.heappop(self._heap)
             self._bar = -left_out[0]
             self.characters -= left_out[3].num_characters
+
+    def forget(self, number: int) -> None:
+        """Take an input out again, which turned out to be something else."""
+        self._heap = [entry for entry in self._heap if entry[2] != number]
+        heapq.heapify(self._heap)
+        self.characters = sum(entry[3].num_characters for entry in self._heap)
 
     def in_order(self) -> list[tuple[int, Conversation]]:
         return [(number, c) for _, _, number, c in sorted(self._heap, key=lambda entry: entry[1])]

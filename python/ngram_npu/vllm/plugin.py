@@ -11,12 +11,24 @@ start if numba was imported before. So the assignment waits until vLLM imports t
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
+import inspect
 import sys
 from typing import Any
 
 from ngram_npu.vllm import v2_plugin
-from ngram_npu.vllm.after_import import class_unlike, installed, one_line, refuse, serve, unlike
+from ngram_npu.vllm.after_import import (
+    class_unlike,
+    installed,
+    logger,
+    one_line,
+    refuse,
+    serve,
+    unlike,
+)
+from ngram_npu.vllm.options import wants_beside
 from ngram_npu.vllm.proposer import StockNgramProposer
 
 MODULE = "vllm.v1.spec_decode.ngram_proposer"
@@ -68,6 +80,7 @@ def _replace(module: Any) -> str | None:
 def _replace_async(runner: Any) -> str | None:
     from ngram_npu.vllm import v1
 
+    _tell_of_beside(getattr(runner, "GPUModelRunner", None))
     stock: Any = getattr(runner, ASYNC_CLASS, None)
     trim: Any = getattr(runner, TRIM, None)
     if stock is v1.AsyncNgramProposer:
@@ -83,6 +96,23 @@ def _replace_async(runner: Any) -> str | None:
         setattr(runner, ASYNC_CLASS, ours)
         setattr(runner, TRIM, own_trim)
     return doubt
+
+
+def _tell_of_beside(runner: Any) -> None:
+    """Logs one line if ``beside`` is asked for and an engine takes the V1 runner."""
+    stock = getattr(runner, "__init__", None)
+    if not inspect.isfunction(stock) or hasattr(stock, "beside"):
+        return
+
+    @functools.wraps(stock)
+    def init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        with contextlib.suppress(ValueError):  # what reads the options says what is wrong with them
+            if wants_beside(vllm_config):
+                logger.warning("ngram_npu: beside=True has no effect: this is the V1 runner")
+        stock(self, vllm_config, *args, **kwargs)
+
+    init.beside = True  # type: ignore[attr-defined]
+    runner.__init__ = init
 
 
 def _copy(

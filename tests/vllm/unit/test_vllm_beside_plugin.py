@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from beside_runner import VOCAB, K, R, StandaloneARSpeculator, State, config
-from ngram_npu.vllm import v2_plugin
+from ngram_npu.vllm import plugin, v2_plugin
 from ngram_npu.vllm.row_lookup import BESIDE
 from ngram_npu.vllm.v2_plugin import RUNNER
 
@@ -60,6 +60,49 @@ def test_an_option_that_cannot_be_meant_stops_the_engine(monkeypatch: pytest.Mon
         _made_by_the_runner(StandaloneARSpeculator(), config(beside_treshold=1.0), monkeypatch)
     with pytest.raises(ValueError, match="beside_threshold: expected 0 to 64, got -1"):
         _made_by_the_runner(StandaloneARSpeculator(), config(beside_threshold=-1.0), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_on"),
+    [
+        ({"NGRAM_NPU_VLLM_BESIDE": "1"}, True),
+        ({"NGRAM_NPU_VLLM_BESIDE": "true"}, True),
+        ({"NGRAM_NPU_VLLM_BESIDE": "0"}, False),
+        ({"NGRAM_NPU_VLLM_BESIDE": "1", "NGRAM_NPU_VLLM": "0"}, False),
+        ({"NGRAM_NPU_VLLM": "1"}, True),
+    ],
+)
+def test_its_variable_implies_the_plugin(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], is_on: bool
+) -> None:
+    import ngram_npu_vllm_plugin
+
+    for name in ("NGRAM_NPU_VLLM", "NGRAM_NPU_VLLM_BESIDE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    installed: list[bool] = []
+    monkeypatch.setattr(plugin, "install", lambda: installed.append(True))
+    ngram_npu_vllm_plugin.register()
+    assert installed == [True] * is_on
+
+
+def test_the_v1_runner_says_that_it_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
+    made: list[Any] = []
+
+    class GPUModelRunner:
+        def __init__(self, vllm_config: Any, device: Any) -> None:
+            made.append((vllm_config, device))
+
+    plugin._tell_of_beside(GPUModelRunner)
+    plugin._tell_of_beside(GPUModelRunner)
+    asked, other = config(), config()
+    other.additional_config = {}
+    GPUModelRunner(other, CPU)
+    assert caplog.messages == []
+    GPUModelRunner(asked, device=CPU)
+    assert caplog.messages == ["ngram_npu: beside=True has no effect: this is the V1 runner"]
+    assert made == [(other, CPU), (asked, CPU)]
 
 
 class Gemma4Speculator(StandaloneARSpeculator):

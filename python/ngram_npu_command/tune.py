@@ -9,14 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ngram_npu.cli_options import (
+from ngram_npu_command.options import (
     EXIT_OK,
     EXIT_USAGE,
-    PATH_HELP,
     PROGRAM,
-    add_drafts,
+    add_paths,
     add_reading,
+    complain,
     count,
+    counts,
+    million,
+    paths_of,
+    print_notes,
     share,
 )
 
@@ -26,59 +30,66 @@ def add_tune(commands: Any) -> None:
         "tune",
         help="find the best setting for recorded traffic, and whether drafting pays at all",
         description="Search settings over recorded traffic: replays each, weighs the tokens it "
-        "yields against the cost of verifying its drafts, and recommends one, as options of vLLM. "
-        "Settings are chosen on one half of the conversations; figures are of the other.",
+        "yields against the cost of verifying its drafts, and recommends one per runner, as "
+        "options of vLLM. Settings are chosen on one half of the conversations; figures are of the "
+        "other.",
         epilog="Without --cost the report uses an example cost and says so. After Ctrl-C the same "
         "command continues where it stopped.",
         allow_abbrev=False,
     )
-    parser.set_defaults(run=_run_tune)
-    parser.add_argument("paths", nargs="*", metavar="TRAFFIC", type=Path, help=PATH_HELP)
-    cost = parser.add_argument_group("what verifying costs").add_mutually_exclusive_group()
+    parser.set_defaults(run=_run_tune, parser=parser)
+    add_paths(parser)
+    cost = parser.add_argument_group("what verifying costs")
     cost.add_argument(
         "-c",
-        dest="share",
-        type=share,
-        metavar="C",
-        help="cost of verifying one draft token as a fraction of a step, such as 0.05",
-    )
-    cost.add_argument(
         "--cost",
         default="example-8b-h100",
-        metavar="FILE|EXAMPLE",
-        help="step times of `ngram-npu measure-cost`, or an example: example-8b-h100, "
-        "example-8b-l4, example-70b-4xh100 (default: %(default)s)",
+        metavar="C|FILE|EXAMPLE",
+        help="cost of verifying one draft token as a fraction of a step, such as 0.05; step times "
+        "of `ngram-npu measure-cost`; or an example: example-8b-h100, example-8b-l4, "
+        "example-70b-4xh100 (default: %(default)s)",
     )
     search = parser.add_argument_group("search")
     search.add_argument(
         "--batch-size",
-        type=count,
-        action="append",
-        metavar="B",
-        help="use only this batch size of --cost; may be given several times",
+        type=counts,
+        metavar="B,...",
+        help="use only these batch sizes of --cost",
     )
     search.add_argument(
         "--sizes",
         choices=("consecutive", "ladder"),
         help="search only n-grams of consecutive sizes (every backend has them), or only ladders",
     )
-    add_drafts(search, None, "search both")
     search.add_argument(
-        "--no-store",
-        dest="store",
-        action="store_false",
-        help="do not search stores: for requests that must not draft from other requests' text",
+        "--runner",
+        choices=("gpu", "host", "ascend"),
+        help="where vLLM drafts: on its GPU (ngram_gpu), on the host (custom_class), or beside "
+        "vLLM-Ascend (ngram); it says what is verified (default: gpu and host, one recommendation "
+        "each)",
+    )
+    search.add_argument(
+        "--synchronous",
+        type=share,
+        metavar="SHARE",
+        help="what a step takes longer without asynchronous scheduling, which host and ascend "
+        "lose; 0 on a CPU (default: 0.1, an assumption; 0 with step times of your own)",
+    )
+    search.add_argument(
+        "--store",
+        action="store_true",
+        help="search stores too, from which requests draft other requests' text",
     )
     search.add_argument(
         "--against",
         metavar="JSON",
         help="a setting to compare with, as fields of NgramConfig, such as "
         '\'{"prompt_lookup_min": 2, "prompt_lookup_max": 4, "num_speculative_tokens": 3}\' '
-        "(default: n-grams of 2 to 5, k = 5, verified as --drafts says)",
+        "(default: n-grams of 2 to 5, k = 5)",
     )
     search.add_argument(
         "--sample",
-        type=int,
+        type=million,
         default=10,
         metavar="MB",
         help="replay a sample of at most this many million characters; 0: replay all "
@@ -118,12 +129,12 @@ def add_measure_cost(commands: Any) -> None:
         "docs/guides/tune.md shows how.",
         allow_abbrev=False,
     )
-    parser.set_defaults(run=_run_measure_cost)
+    parser.set_defaults(run=_run_measure_cost, parser=parser)
     parser.add_argument("output", metavar="FILE", type=Path, help="JSON file to add the times to")
     parser.add_argument("--url", default="http://localhost:8000", help="default: %(default)s")
     parser.add_argument("--model", help="model name (default: the first that the server lists)")
     parser.add_argument(
-        "--batch-sizes",
+        "--batch-size",
         default="1,4,16,64",
         metavar="B,...",
         help="batch sizes to measure (default: %(default)s)",
@@ -145,17 +156,18 @@ def _run_tune(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
 
     bar = Bar(sys.stderr, wanted=arguments.progress or None)
     try:
-        report = run(arguments, shlex.join([PROGRAM, *argv]), bar)
+        report = run(arguments, paths_of(arguments), shlex.join([PROGRAM, *argv]), bar)
     except ReplayError as error:
         bar.clear()
-        print(f"{PROGRAM} tune: error: {error}", file=sys.stderr)
+        complain(f"{PROGRAM} tune: error: {error}")
         return EXIT_USAGE
     except KeyboardInterrupt:
         bar.clear()
-        print("finished pieces are kept: the same command continues from here", file=sys.stderr)
+        complain("finished pieces are kept: the same command continues from here")
         raise
+    print_notes("tune", report.traffic["notes"])
     if arguments.json == "-":
-        print(format_report(report), file=sys.stderr)
+        complain(format_report(report))
         sys.stdout.write(report.to_json())
     else:
         print(format_report(report))
@@ -173,7 +185,7 @@ def _run_measure_cost(arguments: argparse.Namespace, argv: Sequence[str]) -> int
             arguments.output,
             url=arguments.url,
             model=arguments.model,
-            batch_sizes=arguments.batch_sizes,
+            batch_sizes=arguments.batch_size,
             prompt_tokens=arguments.prompt_tokens,
             max_tokens=arguments.max_tokens,
             rounds=arguments.rounds,
@@ -181,6 +193,6 @@ def _run_measure_cost(arguments: argparse.Namespace, argv: Sequence[str]) -> int
             report=print,
         )
     except ReplayError as error:
-        print(f"{PROGRAM} measure-cost: error: {error}", file=sys.stderr)
+        complain(f"{PROGRAM} measure-cost: error: {error}")
         return EXIT_USAGE
     return EXIT_OK

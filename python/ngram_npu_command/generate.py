@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ngram_npu.cli_options import EXIT_OK, EXIT_USAGE, PROGRAM, add_lookup, count
+from ngram_npu_command.options import EXIT_OK, EXIT_USAGE, PROGRAM, add_lookup, complain, count
 
 
 def add_generate(commands: Any) -> None:
@@ -20,7 +19,7 @@ def add_generate(commands: Any) -> None:
         "part of a step. Needs torch and transformers.",
         allow_abbrev=False,
     )
-    parser.set_defaults(run=_run_generate)
+    parser.set_defaults(run=_run_generate, parser=parser)
     need = parser.add_argument_group("model and prompts")
     need.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="a local model")
     need.add_argument(
@@ -96,7 +95,7 @@ def _run_generate(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         for path in filter(None, (arguments.trace, arguments.json)):
             check_writable(path)
     except ReplayError as error:
-        print(f"{PROGRAM} generate: error: {error}", file=sys.stderr)
+        complain(f"{PROGRAM} generate: error: {error}")
         return EXIT_USAGE
     from ngram_npu.runner import command
 
@@ -111,7 +110,7 @@ def _run_generate(arguments: argparse.Namespace, _: Sequence[str]) -> int:
             with atomic_output(arguments.json) as scratch:
                 scratch.write_text(report.to_json(), encoding="utf-8")
     except (command.GenerateError, ReplayError) as error:
-        print(f"{PROGRAM} generate: error: {error}", file=sys.stderr)
+        complain(f"{PROGRAM} generate: error: {error}")
         return EXIT_USAGE
     print(command.format_report(report))
     return EXIT_OK

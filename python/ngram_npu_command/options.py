@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
+import stat
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 PROGRAM = "ngram-npu"
@@ -20,6 +26,25 @@ def count(text: str) -> int:
 
 
 count.__name__ = "integer"  # argparse names the type in its messages
+
+
+def counts(text: str) -> list[int]:
+    """Parse integers of at least 1, separated by commas."""
+    return sorted({count(word) for word in text.split(",")})
+
+
+counts.__name__ = "list of integers"
+
+
+def million(text: str) -> int:
+    """Parse an integer of at least 0."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {value}")
+    return value
+
+
+million.__name__ = "integer"
 
 
 def probability(text: str) -> float:
@@ -88,27 +113,27 @@ def add_lookup(parser: argparse.ArgumentParser, default_engine: str) -> Any:
         "--sizes",
         choices=("consecutive", "ladder"),
         help="look up n-grams of --min-n to --max-n tokens, or of 1, 2, 4, 8 and 16 (default: "
-        "consecutive, with --min-probability a ladder)",
+        "consecutive, with --min-draft-probability a ladder)",
     )
     lookup.add_argument(
-        "--min-probability",
-        dest="min_draft_probability",
+        "--min-draft-probability",
         type=probability,
         metavar="P",
         help="end a draft where the probability that all of it is accepted falls below P; 0.177 is "
         "a good value (default: draft K tokens)",
     )
     lookup.add_argument(
-        "--costs",
+        "--draft-costs",
+        dest="costs",
         metavar="FILE",
-        help="a table of `python -m tools.fit_costs`, for --min-probability (default: the "
+        help="a table of `python -m tools.fit_costs`, for --min-draft-probability (default: the "
         "package's)",
     )
     lookup.add_argument(
         "--store",
         choices=("live", "finish"),
-        help="with --min-probability: draft also from other requests' text, at once or after they "
-        "have finished (default: only from each request's own text)",
+        help="with --min-draft-probability: draft also from other requests' text, at once or after "
+        "they have finished (default: only from each request's own text)",
     )
     lookup.add_argument(
         "--store-tokens",
@@ -138,9 +163,44 @@ def add_drafts(group: argparse._ArgumentGroup, default: str | None, without: str
     )
 
 
-PATH_HELP = (
-    "a file of conversations (.jsonl or .json, also .gz or .zst), a folder of them, or - for stdin"
-)
+def add_paths(parser: argparse.ArgumentParser) -> None:
+    """What is read: files and folders, a pipe, or the demonstration."""
+    parser.add_argument(
+        "paths",
+        nargs="*",
+        metavar="PATH",
+        type=Path,
+        help="a file of conversations or a log (.jsonl, .json, .log, also .gz or .zst), a folder "
+        "of them, or - for stdin, which a pipe may leave out",
+    )
+    parser.add_argument(
+        "--demo",
+        action="store_true",
+        help="instead: sources of Python's standard library, to see how it works",
+    )
+
+
+def paths_of(arguments: argparse.Namespace) -> list[Path]:
+    """The paths given; none with `--demo`; stdin if that is a pipe or a file.
+
+    Raises:
+        ReplayError: nothing is given, or both.
+    """
+    from ngram_npu.replay import ReplayError
+
+    given: list[Path] = arguments.paths
+    if arguments.demo and given:
+        raise ReplayError(f"--demo: expected no PATH with it, got {given[0]}")
+    if given or arguments.demo:
+        return given
+    with suppress(OSError, ValueError, AttributeError):  # closed, or not a real file
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+        if stat.S_ISFIFO(mode) or stat.S_ISREG(mode):
+            return [Path("-")]
+    raise ReplayError(
+        "PATH: expected a file or a folder of conversations, or a pipe on stdin; --demo shows how "
+        "it works"
+    )
 
 
 def add_reading(data: argparse._ArgumentGroup) -> None:
@@ -154,11 +214,16 @@ def add_reading(data: argparse._ArgumentGroup) -> None:
         help="of the files (default: told by their content)",
     )
     data.add_argument(
+        "--strict",
+        action="store_true",
+        help="a record that is not a conversation is an error (default: it is skipped and counted)",
+    )
+    data.add_argument(
         "--tokenizer",
-        default="mistral-v1",
         metavar="NAME|FOLDER",
-        help="mistral-v1, mistral-v3, tekken, bytes, a local Hugging Face folder, or ids: only "
-        "recorded token ids (default: %(default)s)",
+        help="your model's: a local Hugging Face folder, or ORG/NAME from the hub's local cache; "
+        "or mistral-v1, mistral-v3, tekken, bytes; ids: only recorded token ids (default: "
+        "mistral-v1, with a warning)",
     )
     data.add_argument(
         "--chat-template",
@@ -167,3 +232,17 @@ def add_reading(data: argparse._ArgumentGroup) -> None:
         help="auto: the folder's of --tokenizer, else the default; none: texts as they are "
         "(default: %(default)s)",
     )
+
+
+def print_notes(command: str, notes: Iterable[str]) -> None:
+    """To stderr: what the reader should know even if the report goes to a file."""
+    from ngram_npu.replay.errors import printable
+
+    for note in notes:
+        complain(printable(f"{PROGRAM} {command}: note: {note}"))
+
+
+def complain(text: str) -> None:
+    """Print to stderr; where that is full, nobody can be told."""
+    with suppress(OSError):
+        print(text, file=sys.stderr)

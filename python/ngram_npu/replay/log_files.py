@@ -1,0 +1,138 @@
+"""The files of a replay: which they are, what is skipped of each, and which are no logs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from os import PathLike
+from pathlib import Path
+from typing import Literal
+
+from ngram_npu.replay.errors import RecordError, ReplayError
+from ngram_npu.replay.files import STDIN, SUFFIXES, find_files
+from ngram_npu.replay.formats import iter_conversations
+from ngram_npu.replay.records import Conversation
+
+__all__ = ["LogFile", "Progress", "log_files"]
+
+_REASONS_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of a replay.
+
+    Attributes:
+        name: of the input.
+        phase: "read" or "tokenize" (counted in conversations) or "replay" (in generated tokens).
+        done, total: count so far and in all, for this input and phase; 0: not known.
+    """
+
+    name: str
+    phase: Literal["read", "tokenize", "replay"]
+    done: int
+    total: int
+
+
+@dataclass
+class LogFile:
+    """A file to read, once.
+
+    Attributes:
+        name: in the table.
+        path: of the file.
+        in_folder: whether it was found in a folder, which may have other files, and not named.
+        strict: whether a record that is not a conversation is an error.
+        found: records that were, so far.
+        skipped: records that were not conversations.
+        reasons: why, one of each kind, with file and line.
+    """
+
+    name: str
+    path: Path
+    in_folder: bool
+    strict: bool
+    found: int = 0
+    skipped: int = 0
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def conversations(
+        self,
+        limit: int | None,
+        format_name: str | None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Iterator[Conversation]:
+        """Read them, at most `limit`.
+
+        Raises:
+            RecordError: more than half of the file, or all of it, is not conversations.
+            ReplayError: the file cannot be read; with `strict`, one record is not a conversation.
+        """
+        skip = None if self.strict else self._skip
+        last = None
+        read = islice(iter_conversations(self.path, format_name, skip), limit)
+        for number, conversation in enumerate(read, start=1):
+            if progress is not None:
+                progress(Progress(self.name, "read", number, 0))
+            self.found += conversation.where != last  # a record may have several answers
+            last = conversation.where
+            yield conversation
+        if self.skipped > self.found:
+            first = next(iter(self.reasons.values()))
+            raise RecordError(f"{first}; {self._share}, which is more than half")
+        if not self.found:
+            raise RecordError(f"{self.path}: empty, no conversation in this file")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was skipped, which share that is, and the first three reasons."""
+        if not self.skipped:
+            return ()
+        reasons = [reason.partition("; read as ")[0] for reason in self.reasons.values()]
+        shown = "; ".join(f"{reason:.160}" for reason in reasons[:_REASONS_SHOWN])
+        return (f"{self._share}: {shown}",)
+
+    def reason_to_leave_out(self, error: RecordError) -> str:
+        """Why a file of a folder is no log; any other file's error is raised."""
+        if self.strict or not self.in_folder or self.found > self.skipped:
+            raise error
+        return f"no log, left out: {str(error).partition('; read as ')[0]:.240}"
+
+    @property
+    def _share(self) -> str:
+        total = self.found + self.skipped
+        return f"{self.skipped} of {total} records are skipped ({self.skipped / total:.1%})"
+
+    def _skip(self, error: ReplayError) -> None:
+        self.skipped += 1
+        # Equal reasons differ in the line: "talk.jsonl:7: not JSON ..."
+        kind = str(error).removeprefix(str(self.path)).partition(": ")[2]
+        if kind not in self.reasons and len(self.reasons) < _REASONS_SHOWN:
+            self.reasons[kind] = str(error)
+
+
+def log_files(paths: Sequence[str | PathLike[str]], strict: bool = False) -> list[LogFile]:
+    """The files of `paths`, each with its name in the table.
+
+    Raises:
+        ReplayError: a path does not exist, or a folder has no replay files.
+    """
+    files = [(file, file != Path(path)) for path in paths for file in find_files(Path(path))]
+    names = [_short_name(file) for file, _ in files]
+    seen = Counter(names)
+    # Files of the same name in different folders get different names in the table.
+    return [
+        LogFile(str(file) if seen[name] > 1 else name, file, in_folder, strict)
+        for name, (file, in_folder) in zip(names, files, strict=True)
+    ]
+
+
+def _short_name(file: Path) -> str:
+    if file == STDIN:
+        return "stdin"
+    for suffix in sorted(SUFFIXES, key=len, reverse=True):
+        if file.name.endswith(suffix):
+            return file.name[: -len(suffix)]
+    return file.name
