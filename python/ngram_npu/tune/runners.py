@@ -44,7 +44,7 @@ RUNNERS = {
             ("NGRAM_NPU_VLLM=1",),
             False,
             "drafts on the GPU (ngram_gpu). Keeps the V2 runner and asynchronous scheduling; all "
-            "K tokens are verified; no ladder, no store.",
+            "K tokens are verified. A store there (draft_on) is not searched.",
         ),
         Runner(
             "host",
