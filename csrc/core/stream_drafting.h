@@ -68,6 +68,8 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_stream_end(ngram_npu::StreamDrafter* draf
 // made before it. Null: too little memory.
 NGRAM_NPU_EXPORT ngram_npu::StreamJob* ngram_npu_cpu_stream_step(ngram_npu::StreamDrafter* drafter, const int32_t* rows,
                                                                  int64_t batch);
+// The job made last will not run: its begins and ends are the next one's.
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_stream_take_back(ngram_npu::StreamDrafter* drafter);
 // Runs a job: a driver's callback. Never throws, allocates nothing, calls no driver.
 NGRAM_NPU_EXPORT void ngram_npu_cpu_stream_run(void* job);
 // Jobs that have not run to their end.

@@ -1,7 +1,9 @@
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <iterator>
 #include <memory>
 #include <new>
 #include <utility>
@@ -125,6 +127,14 @@ class StreamDrafter {
     return jobs_.back().get();
   }
 
+  // The last job, which will not run: its events are the next one's.
+  void take_back() {
+    std::vector<Event>& events = jobs_.back()->events;
+    std::move(events_.begin(), events_.end(), std::back_inserter(events));
+    events_.swap(events);
+    jobs_.pop_back();
+  }
+
   int64_t pending() const {
     int64_t count = 0;
     for (const auto& job : jobs_) count += job->done.load(std::memory_order_acquire) ? 0 : 1;
@@ -184,7 +194,7 @@ class StreamDrafter {
 
   void enter(Event* event) {
     Row& begun = row(event->row);
-    std::memcpy(tokens(event->row), event->tokens.data(), event->tokens.size() * sizeof(int32_t));
+    std::copy(event->tokens.begin(), event->tokens.end(), tokens(event->row));
     begun.length = begun.settled = static_cast<int64_t>(event->tokens.size());
     begun.cut = kNotCut;
     begun.scope = event->scope;
@@ -354,6 +364,10 @@ StreamJob* ngram_npu_cpu_stream_step(StreamDrafter* drafter, const int32_t* rows
   StreamJob* job = nullptr;
   without_exceptions([&] { job = drafter->step(rows, batch); });
   return job;
+}
+
+int32_t ngram_npu_cpu_stream_take_back(StreamDrafter* drafter) {
+  return without_exceptions([&] { drafter->take_back(); });
 }
 
 void ngram_npu_cpu_stream_run(void* job) {

@@ -104,6 +104,8 @@ class Drafter {
     return reinterpret_cast<uintptr_t>(job);
   }
 
+  void take_back() { check(ngram_npu_cpu_stream_take_back(drafter_)); }
+
   int64_t pending() const { return ngram_npu_cpu_stream_pending(drafter_); }
 
   // Begin of the numbers, the lengths and the costs of a batch's drafts, and the end, in bytes.
@@ -148,6 +150,7 @@ void define_stream_drafter(py::module_& m) {
            arg("max_pattern") = 0, arg("min_count") = 0)
       .def("end", &Drafter::end, arg("row"))
       .def("step", &Drafter::step, arg("rows"))
+      .def("take_back", &Drafter::take_back)
       .def("results", &Drafter::results, arg("batch"))
       .def_property_readonly("pending", &Drafter::pending);
 }

@@ -322,7 +322,7 @@ STREAM_CALLBACK: int
 """Address of the function that runs a job of a StreamDrafter: ``void (*)(void* job)``."""
 
 def stream_run(job: int) -> None:
-    """Runs a job in the calling thread, the GIL released."""
+    """In the calling thread, the GIL released."""
 
 def stream_results_bytes(batch: int, k: int) -> int: ...
 
@@ -370,9 +370,8 @@ class StreamDrafter:
         min_count: int = ...,
     ) -> None: ...
     def end(self, row: int) -> None: ...
-    def step(self, rows: _Int32) -> int:
-        """The address of the job of a step; rows [B]."""
-
+    def step(self, rows: _Int32) -> int: ...
+    def take_back(self) -> None: ...
     def results(self, batch: int) -> tuple[int, int, int, int]:
         """Where in ``drafts`` the numbers, lengths and costs of a step begin and end, in bytes."""
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -62,7 +63,14 @@ class Stream(Protocol):
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None: ...
     def run(self, job: int) -> None:
-        """``job``: the address that ``_C.STREAM_CALLBACK`` is called with."""
+        """``job``: the address that ``_C.STREAM_CALLBACK`` is called with.
+
+        Raises:
+            RuntimeError: the job will not run.
+        """
+
+    def again(self) -> AbstractContextManager[Any]:
+        """Within it, whatever the thread, jobs go where the last one went."""
 
 
 class CallingThread:
@@ -73,6 +81,9 @@ class CallingThread:
 
     def run(self, job: int) -> None:
         _C.stream_run(job)
+
+    def again(self) -> AbstractContextManager[Any]:
+        return nullcontext()
 
 
 class CudaStream:
@@ -90,6 +101,7 @@ class CudaStream:
         launch.argtypes = ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p
         launch.restype = ctypes.c_int
         self._launch = launch
+        self._used: Any = None
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         to.copy_(source, non_blocking=True)
@@ -97,9 +109,12 @@ class CudaStream:
     def run(self, job: int) -> None:
         if torch.cuda.is_current_stream_capturing():
             raise RuntimeError("ngram_npu: drafting on the host: not while a graph is captured")
-        stream = torch.cuda.current_stream().cuda_stream
-        if status := self._launch(stream, _C.STREAM_CALLBACK, job):
+        self._used = torch.cuda.current_stream()
+        if status := self._launch(self._used.cuda_stream, _C.STREAM_CALLBACK, job):
             raise RuntimeError(f"ngram_npu: cuLaunchHostFunc returned status {status}, expected 0")
+
+    def again(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._used)
 
 
 class NpuStream:
@@ -113,13 +128,20 @@ class NpuStream:
         if reason := _library.open_npu().reason:
             raise RuntimeError(f"ngram_npu: drafting on the host: {reason}")
         self._launch = _library.npu_launch_host_func()
+        self._runtime: Any = torch.get_device_module("npu")
+        self._used: Any = None
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         to.copy_(source, non_blocking=True)
 
     def run(self, job: int) -> None:
+        self._used = self._runtime.current_stream()
         if self._launch(_C.STREAM_CALLBACK, job):
             raise RuntimeError("ngram_npu: drafting on the host: expected CANN 8.3 or later")
+
+    def again(self) -> AbstractContextManager[Any]:
+        found: AbstractContextManager[Any] = self._runtime.stream(self._used)
+        return found
 
 
 _STREAMS: dict[str, Callable[[], Stream]] = {
@@ -170,6 +192,7 @@ class HostDrafting:
                 raise RuntimeError(f"ngram_npu: drafting on the host: not for {device.type}")
             stream = _STREAMS[device.type]()
         self.k = config.k
+        self._has_run = False
         self._stream = stream
         self._device = device
         pinned = device.type != "cpu"
@@ -202,8 +225,9 @@ class HostDrafting:
     ) -> None:
         """A request begins in a row, with a prompt; before the step that reads the row."""
         tokens, *rest = Stop() if stop is None else stop
+        limits = (min(max(number, 0), NO_LIMIT) for number in rest)
         self._drafter.begin(
-            row, np.asarray(token_ids, np.int32), scope, np.asarray(tokens, np.int32), *rest
+            row, np.asarray(token_ids, np.int32), scope, np.asarray(tokens, np.int32), *limits
         )
 
     def end(self, row: int) -> None:
@@ -217,12 +241,15 @@ class HostDrafting:
             rows: [B], all different; of the host.
             sampled: [B, 1 + M] int32: the number of sampled tokens, then the tokens. A request
                 without any gets no draft.
+
+        Raises:
+            RuntimeError: the step cannot be enqueued; nothing has changed then.
         """
         batch = len(rows)
-        self._stream.copy(self._sampled[:batch], sampled)
-        self._stream.run(self._drafter.step(rows))
         counts, lengths, costs, end = self._drafter.results(batch)
         found = torch.empty(end, dtype=torch.uint8, device=self._device)
+        self._stream.copy(self._sampled[:batch], sampled)
+        self._run(rows)
         self._stream.copy(found, self._drafts[:end])
         return HostDrafts(
             found[:counts].view(torch.int64).view(batch, self.k),
@@ -231,11 +258,23 @@ class HostDrafting:
             found[costs:end].view(batch, self.k),
         )
 
+    def _run(self, rows: npt.NDArray[np.int32]) -> None:
+        job = self._drafter.step(rows)
+        try:
+            self._stream.run(job)
+        except BaseException:
+            self._drafter.take_back()
+            raise
+        self._has_run = True
+
     def settle(self, seconds: float) -> bool:
         """Enqueues what was announced, and waits until all jobs have run. False: they have not
         after ``seconds``; after an error of the device they never will."""
+        if not self._has_run:
+            return True
         try:
-            self._stream.run(self._drafter.step(np.empty(0, np.int32)))
+            with self._stream.again():
+                self._run(np.empty(0, np.int32))
         except RuntimeError:
             return False
         until = time.monotonic() + seconds

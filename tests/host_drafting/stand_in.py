@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,6 +54,9 @@ class LateStream(host_drafting.CudaStream):
         assert to.dtype == source.dtype
         size = to.numel() * to.element_size()
         self.driver.stand_in_copy(self.handle, to.data_ptr(), source.data_ptr(), size)
+
+    def again(self) -> nullcontext[None]:
+        return nullcontext()  # torch's own streams need CUDA
 
     def wait(self) -> None:
         self.driver.stand_in_wait(self.handle)

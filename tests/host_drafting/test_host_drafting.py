@@ -221,8 +221,23 @@ def test_a_device_that_fails_stops_nothing(
 
 def test_no_job_is_captured(stream: LateStream) -> None:
     stream.capturing = True
+    drafting = _drafting(stream)
+    drafting.begin(0, [1, 2, 3])
+    rows = np.array([0], np.int32)
     with pytest.raises(RuntimeError, match="not while a graph is captured"):
-        _drafting(stream).propose(np.zeros(0, np.int32), _sampled([]))
+        drafting.propose(rows, _sampled([[1]]))
+    stream.capturing = False
+    found = drafting.propose(rows, _sampled([[1]]))
+    assert drafting.settle(10)
+    assert found.draft_token_ids.tolist() == [[2, 3, 1]], "what began is not lost with the step"
+
+
+def test_limits_of_any_size_are_taken(stream: LateStream) -> None:
+    """They come from a client."""
+    drafting = _drafting(stream)
+    drafting.begin(0, [1], stop=Stop((), 1 << 70, 1, -5, 1 << 63, 1 << 64, 1 << 63))
+    drafting.propose(np.array([0], np.int32), _sampled([[1, 1]]))
+    assert drafting.settle(10)
 
 
 def test_a_machine_without_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -126,6 +126,7 @@ class RowLookup:
             int64=int64,
         )
 
+    @or_end
     def _round_trip(self) -> None:
         """In a dummy run that vLLM times: what a step on the host costs at least."""
         if self._host is not None:
@@ -157,21 +158,32 @@ class RowLookup:
             row = req_states.req_id_to_index[given["req_id"]]
             self._begun.append(row)
             if self._host is not None:
-                request = self._announced.pop(given["req_id"], None)
-                stop = stop_of(request, given["prompt_len"], given["max_tokens"])
-                stop = stop._replace(max_length=min(stop.max_length, self._max_model_len))
-                scope = 0
-                if request is not None:
-                    scope = scope_of_request(request.lora_request, request.sampling_params)
-                self._host.begin(row, given["all_token_ids"], scope=scope, stop=stop)
+                longest = getattr(req_states, "max_model_len", self._max_model_len)  # may shrink
+                self._begin(row, given, longest)
 
         def removed(req_id: str, *args: Any, **kwargs: Any) -> Any:
             row = req_states.req_id_to_index.get(req_id)
-            if row is not None and self._host is not None:
-                self._host.end(row)
+            if row is not None:
+                self._end(row)
             return remove_request(req_id, *args, **kwargs)
 
         req_states.add_request, req_states.remove_request = added, removed
+
+    @or_end
+    def _begin(self, row: int, given: Mapping[str, Any], longest: int) -> None:
+        assert self._host is not None
+        request = self._announced.pop(given["req_id"], None)
+        stop = stop_of(request, given["prompt_len"], given["max_tokens"])
+        stop = stop._replace(max_length=min(stop.max_length, longest))
+        scope = 0
+        if request is not None:
+            scope = scope_of_request(request.lora_request, request.sampling_params)
+        self._host.begin(row, given["all_token_ids"], scope=scope, stop=stop)
+
+    @or_end
+    def _end(self, row: int) -> None:
+        if self._host is not None:
+            self._host.end(row)
 
     def _reset(self, rows: torch.Tensor) -> None:
         """Forgets what is kept of these rows, [N] int32."""
@@ -226,11 +238,12 @@ def telling(add_requests: Callable[..., None]) -> Callable[..., None]:
     return told
 
 
-def doubt_of_state(device: torch.device, req_states: Any) -> str:
-    """Why the runner's state cannot be looked up in; empty: it can."""
+def doubt_of_state(device: torch.device, req_states: Any, kernel: str) -> str:
+    """Why the runner's state cannot be looked up in; empty: it can. ``kernel``: the operator that
+    the device needs; empty: none."""
     if device.type not in ("cpu", "cuda"):
         return f"no kernels for {device.type}"
-    if not _library.has_kernel("ngram_propose", device.type):
+    if kernel and not _library.has_kernel(kernel, device.type):
         return f"no kernels for {device.type}: {_library.backends()[device.type].reason}"
     for name, rank in (("all_token_ids", 2), ("total_len", 1)):
         tensor = getattr(getattr(req_states, name, None), "gpu", None)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ngram_npu.vllm.engines import drafts_on_host
 from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.row_lookup import RowLookup, doubt_of_state, is_warm_up
 
@@ -101,7 +102,8 @@ def in_place_of(stock: Callable[..., Any], refuse: Callable[[str], None]) -> typ
 
     class Speculator(NgramSpeculator):
         def __new__(cls, vllm_config: Any, device: torch.device, req_states: Any) -> Any:
-            doubt = doubt_of_state(device, req_states)
+            on_host = drafts_on_host(read_options(vllm_config, "v2"), device.type)
+            doubt = doubt_of_state(device, req_states, "" if on_host else "ngram_propose")
             if not doubt:
                 return super().__new__(cls)
             refuse(doubt)

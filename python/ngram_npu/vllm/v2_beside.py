@@ -237,7 +237,7 @@ def _doubt(
         if len(found_shape) != 3 or found_shape[1] != options.ngram.k or found_shape[2] < tokens:
             expected_shape = f"(rows, {options.ngram.k}, {tokens} or more)"
             return f"draft_logits have shape {found_shape}, expected {expected_shape}"
-    return doubt_of_state(device, req_states)
+    return doubt_of_state(device, req_states, "merge_drafts_")
 
 
 def _make_dense(req_states: Any) -> None:
