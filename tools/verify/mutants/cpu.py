@@ -172,6 +172,17 @@ a prompt is written before the steps ahead of it
 a row ends before the steps ahead of it
 - events_.push_back({row, false, 0, {}, {}});
 + leave(row);
+the lag counts a row's own jobs
+- if (of.generation != growth.generation || growth.length <= of.settled) continue;
++ bool mine = false;
++       for (int64_t i = 0; i < batch; ++i) mine |= rows[i] == growth.row;
++       if (!mine || of.generation != growth.generation || growth.length <= of.settled) continue;
+a job is freed before it has run
+- while (!jobs_.empty() && jobs_.front()->done.load(std::memory_order_acquire)) jobs_.pop_front();
++ while (jobs_.size() > 1) jobs_.pop_front();
+a step that is late is skipped
+- of->drafter->run(of);
++ if (of->drafter->pending() < 4) of->drafter->run(of);
 repetition is looked for in the prompt: length - rule.prompt_length; => length;
 a pattern is compared with itself
 - end - size * rule.min_count, bytes
