@@ -5,6 +5,9 @@ without torch the same CPU kernels work on numpy arrays. :func:`doctor` reports 
 and why something is not.
 """
 
+import importlib
+from types import ModuleType
+
 from ngram_npu import _library
 from ngram_npu._C import __version__, num_threads, set_num_threads
 from ngram_npu.config import NgramConfig
@@ -40,6 +43,14 @@ __all__ = [
 
 CONTRACT_VERSION = 8
 """The version of the operators' contract (docs/ops); docs/design/contract.md says what changed."""
+
+
+def __getattr__(name: str) -> ModuleType:
+    """``ngram_npu.transformers`` without an import of its own, which takes seconds."""
+    if name == "transformers":
+        return importlib.import_module("ngram_npu.transformers")
+    raise AttributeError(f"module 'ngram_npu' has no attribute {name!r}")
+
 
 if not _library.torch_absence():
     from ngram_npu import ops as ops

@@ -8,7 +8,10 @@ requests of one `generate`.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
+import inspect
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,9 +35,15 @@ def _parsed(version: str) -> tuple[int, ...]:
 
 
 _VERSION = importlib.metadata.version("transformers")
-if not _parsed(OLDEST) <= _parsed(_VERSION) <= _parsed(NEWEST):
+if _parsed(_VERSION) < _parsed(OLDEST):
     raise ImportError(
-        f"ngram_npu.transformers: expected transformers {OLDEST} to {NEWEST}, got {_VERSION}"
+        f"ngram_npu.transformers: expected transformers {OLDEST} or later, got {_VERSION}"
+    )
+if _parsed(_VERSION) > _parsed(NEWEST):
+    warnings.warn(
+        f"ngram_npu.transformers: transformers {_VERSION} is newer than {NEWEST}, the last one "
+        "that was tried",
+        stacklevel=2,
     )
 
 from transformers.generation.candidate_generator import CandidateGenerator  # noqa: E402
@@ -90,19 +99,19 @@ class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
 
 @contextmanager
 def drafting(model: Any, config: NgramConfig | None = None) -> Iterator[None]:
-    """Within the block, `model.generate(..., prompt_lookup_num_tokens=k)` uses our drafts instead
-    of transformers' prompt lookup::
+    """Within the block, `model.generate` speculates with our drafts::
 
-        config = NgramConfig(k=5)
-        with drafting(model, config):
-            model.generate(**inputs, prompt_lookup_num_tokens=config.k)
-
-    `config.k` is the number of draft tokens; `prompt_lookup_num_tokens` only turns speculation on.
+        with drafting(model, NgramConfig(k=5)):
+            model.generate(**inputs)
 
     Args:
         model: a causal LM of transformers.
-        config: None: `NgramConfig()`. With a store, later calls within the block also draft from
-            the output of earlier ones, except for the tokens of its last step.
+        config: None: `NgramConfig()`. Its `k` is the number of draft tokens. With a store, later
+            calls within the block also draft from the output of earlier ones, except for the tokens
+            of its last step.
+
+    Raises:
+        RuntimeError: a block within a block, or a transformers whose generation has other parts.
     """
     ngram = config or NgramConfig()
     store = make_store(ngram, 1, kind="numpy") if ngram.store else None
@@ -118,11 +127,24 @@ def drafting(model: Any, config: NgramConfig | None = None) -> Iterator[None]:
 
     if "_get_candidate_generator" in vars(model):
         raise RuntimeError("drafting: already active for this model; do not nest the blocks")
-    model._get_candidate_generator = candidates
+    stock = getattr(model, "_get_candidate_generator", None)
+    if stock is None or "generation_config" not in inspect.signature(stock).parameters:
+        raise RuntimeError(
+            "drafting: expected _get_candidate_generator(generation_config, ...) of the model, "
+            f"which transformers {_VERSION} lacks; the last version tried is {NEWEST}"
+        )
+    generate = model.generate
+
+    @functools.wraps(generate)
+    def speculating(*args: Any, **kwargs: Any) -> Any:
+        kwargs.setdefault("prompt_lookup_num_tokens", ngram.k)  # turns speculation on
+        return generate(*args, **kwargs)
+
+    model._get_candidate_generator, model.generate = candidates, speculating
     try:
         yield
     finally:
-        del model._get_candidate_generator
+        del model._get_candidate_generator, model.generate
 
 
 def generate(

@@ -98,7 +98,6 @@ def test_assisted(
                 max_new_tokens=NEW_TOKENS,
                 do_sample=False,
                 eos_token_id=STOP,
-                prompt_lookup_num_tokens=4,
             )[0, len(prompt) :]
             text = row[plain.shape[1] - NEW_TOKENS :]
             assert text[: len(found)].equal(found)
@@ -106,7 +105,7 @@ def test_assisted(
             generated += len(found)
     assert max(drafted) == 4
     assert len(passes) < 0.75 * generated
-    assert "_get_candidate_generator" not in vars(plain_model)
+    assert not {"_get_candidate_generator", "generate"} & {*vars(plain_model)}
 
 
 @pytest.mark.parametrize("visibility", ["live", "finish"])
@@ -188,16 +187,34 @@ def test_drafting_twice_is_refused(plain_model: Any) -> None:
         pass
 
 
-@pytest.mark.parametrize("version", ["4.9.2", "5.24.0", "6.0.0"])
-def test_an_unknown_version_is_refused_in_one_line(
-    version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
-    message = rf"ngram_npu.transformers: expected transformers 4.57 to 5.\d+, got {version}"
+def test_an_old_version_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "4.9.2")
+    message = "ngram_npu.transformers: expected transformers 4.57 or later, got 4.9.2"
     with pytest.raises(ImportError, match=f"^{message}$"):
         runpy.run_path(ours.__file__)
 
 
+@pytest.mark.parametrize("version", ["5.24.0", "6.0.0"])
+def test_a_newer_version_is_checked_by_its_interface(
+    version: str, monkeypatch: pytest.MonkeyPatch, plain_model: Any
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    with pytest.warns(UserWarning, match=f"transformers {version} is newer than 5"):
+        newer = runpy.run_path(ours.__file__)
+    with newer["drafting"](plain_model):
+        pass
+
+    class Unlike:
+        def _get_candidate_generator(self, settings: Any) -> None: ...
+
+    with (
+        pytest.raises(RuntimeError, match=f"which transformers {version} lacks"),
+        newer["drafting"](Unlike()),
+    ):
+        pass
+
+
 def test_the_package_does_not_import_transformers() -> None:
     code = "import sys, ngram_npu, ngram_npu.async_state; assert 'transformers' not in sys.modules"
+    code += "; assert ngram_npu.transformers.drafting"  # but it is reachable
     subprocess.run([sys.executable, "-c", code], check=True)
