@@ -68,7 +68,7 @@ def commands(python: Path, folder: Path) -> list[list[str]]:
         [str(python), "-m", "venv", str(home)],
         [mine, *pip, "install", "hypothesis>=6.100,<7", *settings, str(ROOT)],
         [mine, "-m", "ngram_npu", "doctor"],
-        [str(home / "bin/ngram-npu"), "replay", "--tokenizer", "bytes", "--limit", "8"],
+        [str(home / "bin/ngram-npu"), "replay", "--demo", "--tokenizer", "bytes", "--limit", "8"],
         [mine, str(ROOT / "tests/packaging/numpy_parity.py")],
     ]
 

@@ -238,8 +238,7 @@ class Runner:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits [D+B,V] after each request's newest token and each of its drafts, and the flat
         positions of these tokens."""
-        rows = np.concatenate([np.arange(start - 1, end) for start, end in inputs.draft_spans])
-        on_device = to_device(rows, self.device)
+        on_device = to_device(inputs.sample_indices, self.device)
         logits = self.model.forward(
             inputs,
             self.state.block_tables[0],
@@ -256,7 +255,7 @@ class Runner:
         logits: torch.Tensor,
         rows: torch.Tensor,
     ) -> torch.Tensor:
-        drafts = np.concatenate([np.arange(start, end) for start, end in inputs.draft_spans])
+        drafts = inputs.draft_indices
         owners = np.repeat([r.id for r in step.requests], step.batch.num_scheduled_drafts + 1)
         # The token sampled after position p gets position p + 1, by the device's count.
         scores = self.config.sampling.scores(

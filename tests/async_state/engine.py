@@ -247,6 +247,11 @@ class Engine:
         ends = np.cumsum(step.scheduled)
         assert inputs.draft_spans[:, 1].tolist() == ends.tolist()
         assert inputs.draft_spans[:, 0].tolist() == (ends - step.drafts).tolist()
+        spans = list(zip((ends - step.drafts).tolist(), ends.tolist(), strict=True))
+        assert inputs.sample_indices.tolist() == [i for a, b in spans for i in range(a - 1, b)]
+        assert inputs.draft_indices.tolist() == [i for a, b in spans for i in range(a, b)]
+        owners = [i for i, n in enumerate(step.scheduled) for _ in range(n)]
+        assert inputs.request_indices.tolist() == owners
         sampled = self.side.empty_sampled(len(requests))
         self.side.forward(inputs, sampled, step)
         with self.device.critical():

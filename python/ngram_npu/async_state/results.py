@@ -12,6 +12,13 @@ import torch
 Int32Array = npt.NDArray[np.int32]
 
 
+def _ranges(begins: Int32Array, ends: Int32Array) -> Int32Array:
+    """The numbers from each begin to its end."""
+    counts = ends - begins
+    before = np.cumsum(counts) - counts
+    return np.repeat(begins - before, counts) + np.arange(counts.sum(), dtype=np.int32)
+
+
 @dataclass(frozen=True)
 class StepInputs:
     """The inputs of a forward pass. All but `num_step_tokens` and the spans are views of buffers
@@ -43,6 +50,26 @@ class StepInputs:
     """[B] int32, inclusive."""
     draft_spans: npt.NDArray[np.int32]
     """[B,2] first and end of each request's drafts in the flat inputs, before any trimming."""
+
+    # Flat positions, [.] int32 on the host, request by request.
+
+    @property
+    def sample_indices(self) -> Int32Array:
+        """[B+D] where the model's logits are needed: at each request's newest token and at each of
+        its D drafts."""
+        return _ranges(self.draft_spans[:, 0] - 1, self.draft_spans[:, 1])
+
+    @property
+    def draft_indices(self) -> Int32Array:
+        """[D] where the drafts are, which the sampler verifies."""
+        return _ranges(self.draft_spans[:, 0], self.draft_spans[:, 1])
+
+    @property
+    def request_indices(self) -> Int32Array:
+        """[N] the request, by its place in the batch, that each token of the step belongs to."""
+        ends = self.draft_spans[:, 1]
+        requests = np.arange(len(ends), dtype=np.int32)
+        return np.repeat(requests, np.diff(ends, prepend=np.int32(0)))
 
 
 @dataclass(frozen=True)
