@@ -9,8 +9,8 @@ PYTHON ?= python3
 PY := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 PYTEST := $(PY) -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
-# An engine has one thread and 2 GB. Tests of a file share engines.
-BY_FILE := -n $(JOBS) --maxprocesses 4 --dist loadfile
+# An engine has one thread and 2 GB. Tests of a file share engines. In their order: a long test is in a file by itself.
+BY_FILE := -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 PIP := -m pip --quiet --disable-pip-version-check
 STAGES = $(PYTHON) tools/stages.py $(MAKE)
 SOURCES := $(shell find CMakeLists.txt README.md pyproject.toml cmake csrc python examples -type f -not -name '*.pyc')
