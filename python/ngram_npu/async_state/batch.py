@@ -58,8 +58,8 @@ class AsyncConfig:
     """At least one."""
     engine: Literal["index", "scan", "auto"] = "auto"
     """How drafts are found: with an index of the rows, or by scanning them. The drafts are the
-    same. ``"auto"``: the index on the CPU for rows beyond 2048 tokens, otherwise the scan. On a GPU
-    the index has not run yet; an NPU has none. A ladder needs the index and the CPU."""
+    same. ``"auto"``: the index on the CPU for rows beyond 2048 tokens, otherwise the scan. The
+    index, and so a ladder, needs the CPU."""
     token_capacity: int | None = None
     """Tokens that the index holds for all rows together (the KV cache's capacity); None: enough for
     full rows. Rows beyond it are scanned."""
