@@ -181,7 +181,7 @@ def _save(
     store = stores.new(size)
     for done, text in enumerate(heard.texts, 1):
         stores.enter(store, [text])
-        if done % 1000 == 0:
+        if done % 1000 == 0 or done == len(heard.texts):
             show(Progress(f"{size} tokens", "learn", done, len(heard.texts)))
     if output is not None:
         stores.save(store, Path(output))
