@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,16 @@ from ngram_npu.replay.extras import optional
 __all__ = ["draw", "save_plot"]
 
 
-def draw(axes: Any, report: LearnReport, name: str) -> None:
-    """Adds the curve to axes of matplotlib: places at equal distances, because shares double."""
-    alone, *curve = report.curve
-    line = axes.plot([label(of) for of in curve], [of.tokens_per_step for of in curve], "o-")
-    line[0].set_label(name)
-    axes.axhline(alone.tokens_per_step, color=line[0].get_color(), linewidth=0.8, linestyle=":")
+def draw(axes: Any, yields: Mapping[str, float], name: str) -> None:
+    """Adds a curve to axes of matplotlib: tokens per step by what is known, the first one without a
+    store. Their places are at equal distances, because shares double."""
+    (_, alone), *curve = yields.items()
+    (line,) = axes.plot(*zip(*curve, strict=True), "o-", label=name)
+    axes.axhline(alone, color=line.get_color(), linewidth=0.8, linestyle=":")
+    axes.set_xlabel("known of the earlier answers (dotted: no store)")
+    axes.set_ylabel("tokens per step")
+    axes.grid(visible=True, alpha=0.4)
+    axes.legend()
 
 
 def save_plot(report: LearnReport, path: Path, file_format: str) -> None:
@@ -30,9 +35,6 @@ def save_plot(report: LearnReport, path: Path, file_format: str) -> None:
     )
     axes = figure.add_subplot()
     if report.curve:
-        draw(axes, report, f"store of {report.store_tokens} tokens")
-    axes.set_xlabel("known of the earlier answers (dotted: no store)")
-    axes.set_ylabel("tokens per step")
-    axes.grid(visible=True, alpha=0.4)
-    axes.legend()
+        yields = {label(of): of.tokens_per_step for of in report.curve}
+        draw(axes, yields, f"store of {report.store_tokens} tokens")
     figure.savefig(path, format=file_format, dpi=150)
