@@ -129,7 +129,7 @@ def main(docs: Path = DOCS) -> None:
     style = {"svg.hashsalt": "", "svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"]}
     for figure, name in (
         (draw_acceptance(acceptance), "design/drafts.svg"),
-        (draw_learning(learning), "guides/learn.svg"),
+        (draw_learning(learning), "learn.svg"),
     ):
         with rc_context(style), io.StringIO() as drawn:
             figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
