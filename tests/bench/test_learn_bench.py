@@ -20,9 +20,11 @@ def test_curves_and_a_large_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     rng = random.Random(3)
     file = tmp_path / "data" / "one.jsonl"
     file.parent.mkdir()
-    lines = [
-        {"prompt": f"{n}", "completion": " ".join(rng.choices(words, k=60))} for n in range(30)
-    ]
+
+    def said() -> str:
+        return " ".join(rng.choices(words, k=60))
+
+    lines = [{"prompt": said(), "completion": said()} for _ in range(30)]
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     monkeypatch.setattr(bench, "LARGE_BYTES", 2 * file.stat().st_size)
     out = tmp_path / "out.json"
@@ -32,6 +34,8 @@ def test_curves_and_a_large_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [of["tokens_per_step"] for of in found["known"].values()] == [
         round(of.tokens_per_step, 4) for of in report.curve
     ]
+    assert found["stored"]["answers"] == found["known"]["all"], "it holds all"
+    assert found["stored"]["prompts too"] != found["stored"]["answers"]
     assert (found["set"], found["evaluated"], found["conversations"]) == ("one", 3, 30)
     assert (large["conversations"], large["answer_tokens"]) == (60, 2 * report.answer_tokens)
     assert large["points"] == 6

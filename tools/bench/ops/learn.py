@@ -13,10 +13,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ngram_npu.learn import LearnOptions, learn
+from ngram_npu import NgramConfig
+from ngram_npu.learn import LearnOptions, Point, learn
+from ngram_npu.learn.curve import MOST_TOKENS, Replayed, holding, split
+from ngram_npu.learn.reading import Heard, Tokenizing, read_logs
 from ngram_npu.learn.report import label
 from ngram_npu.replay.files import find_files
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
+from ngram_npu.store import BLOCK_TOKENS
 
 from tools.bench.data import default_data
 from tools.bench.ops.base import Op, Result, Skipped
@@ -35,6 +39,8 @@ class Learn(Op):
         "turn after the other as a request; before it the store knew that share of the earlier "
         "answers, the newest ones; k = 8, min_draft_probability = 0.177 (limit 40)",
         "store": "of the size that learn chooses",
+        "stored": "all earlier answers, without and with the earlier prompts, in a store that "
+        "holds everything",
         "speedup": "computed: a drafted token costs 0.05 of a step",
         "large": "the sets one after the other, again and again: for time and memory, the yield of "
         "such text says nothing",
@@ -61,14 +67,33 @@ def _curve(file: Path) -> Result:
         "answer_tokens": found.answer_tokens,
         "evaluated": found.evaluated,
         "store_tokens": found.store_tokens,
-        "known": {
-            label(of): {
-                "tokens_per_step": round(of.tokens_per_step, 4),
-                "drafted_per_step": round(of.drafted_per_step, 4),
-                "speedup": round(of.speedup(LearnOptions.cost), 4),
-            }
-            for of in found.curve
-        },
+        "known": {label(of): _figures(of) for of in found.curve},
+        "stored": _with_prompts(file),
+    }
+
+
+def _figures(of: Point) -> dict[str, float]:
+    return {
+        "tokens_per_step": round(of.tokens_per_step, 4),
+        "drafted_per_step": round(of.drafted_per_step, 4),
+        "speedup": round(of.speedup(LearnOptions.cost), 4),
+    }
+
+
+def _with_prompts(file: Path) -> dict[str, Any]:
+    """All earlier answers known, and all earlier prompts too."""
+    heard = Heard(MOST_TOKENS // BLOCK_TOKENS)
+    read_logs([file], heard, Tokenizing(DEFAULT_TOKENIZER, "auto"))
+    talks = list(heard.recent)
+    last, answers = split(talks, heard.conversations, list(heard.texts))
+    turns = [t for talk in talks[: -len(last)] for r in talk.requests for t in r.turns]
+    everything = [(0, part) for t in turns for part in (t.prompt, t.completion) if len(part) > 1]
+    least = LearnOptions.min_draft_probability
+    config = NgramConfig(sizes="ladder", k=LearnOptions.k, min_draft_probability=least)
+    size = holding(everything)
+    return {
+        name: _figures(Replayed(last, known, config, lambda *_: None).point(1.0, size))
+        for name, known in (("answers", answers), ("prompts too", everything))
     }
 
 
