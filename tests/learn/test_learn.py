@@ -123,7 +123,9 @@ def test_memory_is_bounded(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [text.tolist() for _, text in heard.texts] == [a for _, a in answers(talks(20))[-3:]]
     assert (len(heard.recent), heard.conversations, heard.tokens) == (1, 20, 1000)
     monkeypatch.setattr(curve, "MAX_EVALUATED", 40)
-    assert learn([logs], options=SMALL).evaluated == 1
+    report = learn([logs], options=SMALL)
+    assert report.evaluated == 1
+    assert report.notes[0] == "replayed: the newest 1 conversations of the tenth"
 
 
 # The file
@@ -234,6 +236,8 @@ def test_the_demonstration(capsys: pytest.CaptureFixture[str]) -> None:
         (["learn", "none.jsonl"], "none.jsonl: no such file"),
         (["learn", "LOGS", "-o", "none/s"], "/none does not exist"),
         (["learn", "LOGS", "-o", "."], ".: is a directory"),
+        (["learn", "LOGS", "-o", "LOGS"], "logs.jsonl: is not a store's file, and is not overwr"),
+        (["learn", "LOGS", "-o", "/dev/null"], "/dev/null: is not a store's file"),
         (["learn", "LOGS", "--store-tokens", "700"], "token_capacity: expected at least 1024"),
         (["learn", "LOGS", "--store-tokens", "0"], "--store-tokens: must be at least 1, got 0"),
         (["learn", "LOGS", "--k", "65"], "k: expected 1 to 64, got 65"),

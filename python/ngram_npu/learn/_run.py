@@ -17,7 +17,6 @@ from ngram_npu.learn.report import LearnReport
 from ngram_npu.replay.environment import machine, versions
 from ngram_npu.replay.errors import ReplayError
 from ngram_npu.replay.log_files import Progress
-from ngram_npu.replay.output import check_writable
 from ngram_npu.replay.report import TOKENIZER_WARNING
 from ngram_npu.replay.stdlib_corpus import stdlib_conversations
 from ngram_npu.store import BLOCK_TOKENS
@@ -83,7 +82,7 @@ def learn(
     show = progress or _no_progress
     config = _config(options)
     if output is not None:
-        check_writable(Path(output))
+        stores.check_output(Path(output))
     tokenizing = Tokenizing(options.tokenizer, options.chat_template)
     most = (options.store_tokens or MOST_TOKENS) + RECENT_TOKENS
     heard = Heard(-(-most // BLOCK_TOKENS))
@@ -125,6 +124,8 @@ def learn(
         if size is None:
             size, tried = replayed.sizes()
         curve = replayed.curve(size)
+        if 10 * len(evaluated) < heard.conversations:
+            heard.notes.append(f"replayed: the newest {len(evaluated)} conversations of the tenth")
         if len(evaluated) < FEW:
             heard.notes.append(
                 f"TOO FEW: the figures are of {len(evaluated)} conversations and depend on chance"

@@ -8,10 +8,22 @@ from typing import Any
 
 from ngram_npu.memory import Int32Array
 from ngram_npu.replay.errors import ReplayError
+from ngram_npu.replay.output import check_writable
 from ngram_npu.store import BLOCK_TOKENS, NgramStore
 from ngram_npu.store_file import MAGIC, StoreFileError
 
-__all__ = ["Text", "blocks_of", "describe", "enter", "is_store", "load", "new", "save", "texts_of"]
+__all__ = [
+    "Text",
+    "blocks_of",
+    "check_output",
+    "describe",
+    "enter",
+    "is_store",
+    "load",
+    "new",
+    "save",
+    "texts_of",
+]
 
 Text = tuple[int, Int32Array]
 """An answer: the number of its scope, and its tokens."""
@@ -55,6 +67,18 @@ def load(path: Path) -> NgramStore:
         raise ReplayError(str(error)) from error
     except OSError as error:
         raise ReplayError(f"{path}: {error.strerror or error}") from error
+
+
+def check_output(path: Path) -> None:
+    """Checks before any work that a store may be saved there.
+
+    Raises:
+        ReplayError: as for `check_writable`; or it is another file, such as logs, which a missing
+            name behind `-o` would have replaced.
+    """
+    check_writable(path)
+    if path.exists() and not is_store(path) and not (path.is_file() and not path.stat().st_size):
+        raise ReplayError(f"{path}: is not a store's file, and is not overwritten")
 
 
 def save(store: NgramStore, path: Path) -> None:
