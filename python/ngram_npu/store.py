@@ -326,10 +326,12 @@ class NgramStore:
             own = (
                 -(-capacity // BLOCK_TOKENS) == found.sizes.num_blocks and shown == store.visibility
             )
-            store.num_slots = num_slots if own and num_slots is not None else most
-            if not 1 <= store.num_slots <= most:
-                raise ValueError(f"NgramStore: num_slots: expected 1 to {most}, got {num_slots}")
+            store.num_slots = most
+            if own and num_slots is not None:
+                store.num_slots = max(1, min(num_slots, most))
             store._read(file, name, kind)
+        if own and num_slots not in (None, store.num_slots):
+            raise ValueError(f"NgramStore: num_slots: expected 1 to {most}, got {num_slots}")
         if own:
             return store
         slots = num_slots or max(1, capacity // (LEAST_BLOCKS_PER_SLOT * BLOCK_TOKENS))

@@ -37,7 +37,6 @@ a rebuilt state has a last step
 -             self._begun, self._last = None, None
 + self._mirrors, self._block_tables = mirrors, tables
 +             self._begun = None
-rebuilding takes the next step's buffers: self._step_count - 1, => self._step_count,
 
 @ csrc/core/compute_slot_mapping.h
 a run goes on beyond its chunk: count = l.cp_interleave - in_chunk => count = l.cp_interleave
