@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from ngram_npu_command.generate import add_generate
+from ngram_npu_command.learn import add_learn, add_store
 from ngram_npu_command.options import (
     EXIT_FAILED,
     EXIT_OK,
@@ -136,6 +137,8 @@ def _parser() -> argparse.ArgumentParser:
     add_generate(commands)
     add_tune(commands)
     add_measure_cost(commands)
+    add_learn(commands)
+    add_store(commands)
     _add_doctor(commands)
     return parser
 

@@ -133,5 +133,5 @@ def test_the_curve_shows_the_medians(tmp_path: Path) -> None:
             assert (x, y) == (result["context"], figures["median_us"])
     (tmp_path / "design").mkdir()
     pictures.main(tmp_path)
-    for name in ("step-time.svg", "design/drafts.svg"):
+    for name in ("step-time.svg", "design/drafts.svg", "learn.svg"):
         assert (tmp_path / name).read_text().lstrip().startswith("<?xml")

@@ -41,7 +41,10 @@ def test_no_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert "COMMAND" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["replay", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["replay", "--help"], ["learn", "--help"], ["store", "info", "-h"], ["--version"]],
+)
 def test_help_needs_no_heavy_import(arguments: list[str]) -> None:
     script = (
         "import sys\n"
@@ -61,7 +64,7 @@ def test_the_installed_command_is_the_light_one() -> None:
     assert cli.main is script.load(), "the public path"
 
 
-@pytest.mark.parametrize("command", ["replay", "tune"])
+@pytest.mark.parametrize("command", ["replay", "tune", "learn"])
 def test_without_a_path(
     command: str, capsys: pytest.CaptureFixture[str], talk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

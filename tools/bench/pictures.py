@@ -1,7 +1,8 @@
 """Draws the documents' pictures from the committed results: ``python -m tools.bench.pictures``.
 
-They are the README's curve, time per step against context, and for docs/design/drafts.md the tokens
-per step that drafting yields on each set, with how well costs are calibrated.
+They are the README's curve, time per step against context; for docs/design/drafts.md the tokens per
+step that drafting yields on each set, with how well costs are calibrated; and for
+docs/guides/learn.md the learning curves.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from ngram_npu.learn.plot import draw
 
 from tools.bench.figures import RESULTS
 
@@ -106,19 +108,32 @@ def _calibration(sets: Sequence[dict[str, Any]], axes: Axes) -> None:
     axes.set_ylabel("actual")
 
 
+def draw_learning(document: dict[str, Any]) -> Figure:
+    """Tokens per step by what a store knows."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for result in document["results"]:
+        if "known" in result:
+            yields = {known: of["tokens_per_step"] for known, of in result["known"].items()}
+            draw(axes, yields, result["set"])
+    return figure
+
+
 def main(docs: Path = DOCS) -> None:
-    curve, acceptance = (
+    curve, acceptance, learning = (
         json.loads((RESULTS / name).read_text())
-        for name in ("ngram_index_step_-curve.json", "acceptance.json")
+        for name in ("ngram_index_step_-curve.json", "acceptance.json", "learn.json")
     )
     # No date, and ids that do not change: the same figures give the same file.
     draw_curve(curve).savefig(docs / "step-time.svg", metadata={"Date": None})
     style = {"svg.hashsalt": "", "svg.fonttype": "none", "font.sans-serif": ["DejaVu Sans"]}
-    with rc_context(style), io.StringIO() as drawn:
-        draw_acceptance(acceptance).savefig(
-            drawn, format="svg", metadata={"Date": None, "Creator": None}
-        )
-        (docs / "design" / "drafts.svg").write_text(lighter(drawn.getvalue()))
+    for figure, name in (
+        (draw_acceptance(acceptance), "design/drafts.svg"),
+        (draw_learning(learning), "learn.svg"),
+    ):
+        with rc_context(style), io.StringIO() as drawn:
+            figure.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None})
+            (docs / name).write_text(lighter(drawn.getvalue()))
 
 
 def lighter(svg: str) -> str:

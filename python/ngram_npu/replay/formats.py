@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -69,15 +69,20 @@ def iter_conversations(
     path: Path,
     format_name: str | None = None,
     skip: Callable[[ReplayError], None] | None = None,
+    scope_field: str | None = None,
 ) -> Iterator[Conversation]:
     """`read_conversations` as an iterator, for files that do not fit into memory. `skip` is told of
-    each record that is not a conversation; without it, one of them is an error."""
+    each record that is not a conversation; without it, one of them is an error. `scope_field` is
+    the field of each record that becomes the conversation's scope, with dots between the keys."""
     name = "stdin" if path == STDIN else str(path)
     for number, (line, data) in enumerate(values(path), start=1):
         try:
             if isinstance(data, ReplayError):
                 raise data
             found = _conversations_of(data, f"{name}:{line}", number, format_name)
+            if scope_field is not None:
+                scope = _scope_of(data, scope_field, f"{name}:{line}")
+                found = [replace(conversation, scope=scope) for conversation in found]
         except ReplayError as error:
             if skip is None:
                 raise
@@ -111,6 +116,20 @@ def _conversations_of(
     except RecordError as error:
         example = FORMATS[chosen].example
         raise ReplayError(f"{error}; read as {chosen}, of which this works: {example}") from error
+
+
+def _scope_of(data: object, field: str, where: str) -> str | int:
+    """Never a default: text whose owner is not known would be everybody's."""
+    for key in field.split("."):
+        data = data.get(key) if isinstance(data, dict) else None
+    if isinstance(data, str):
+        return data
+    if isinstance(data, int) and not isinstance(data, bool) and 0 <= data < 1 << 62:
+        return data
+    raise ReplayError(
+        f'{where}: scope field "{field}": expected a string or an integer below 2**62, got '
+        f"{kind(data)}"
+    )
 
 
 # ngram_npu's own format

@@ -26,12 +26,13 @@ class Progress:
 
     Attributes:
         name: of the input.
-        phase: "read" or "tokenize" (counted in conversations) or "replay" (in generated tokens).
+        phase: "read" or "tokenize" (counted in conversations), "replay" (in generated tokens) or
+            "learn" (in answers).
         done, total: count so far and in all, for this input and phase; 0: not known.
     """
 
     name: str
-    phase: Literal["read", "tokenize", "replay"]
+    phase: Literal["read", "tokenize", "replay", "learn"]
     done: int
     total: int
 
@@ -45,6 +46,7 @@ class LogFile:
         path: of the file.
         in_folder: whether it was found in a folder, which may have other files, and not named.
         strict: whether a record that is not a conversation is an error.
+        scope_field: as for `iter_conversations`.
         found: records that were, so far.
         skipped: records that were not conversations.
         reasons: why, one of each kind, with file and line.
@@ -54,6 +56,7 @@ class LogFile:
     path: Path
     in_folder: bool
     strict: bool
+    scope_field: str | None = None
     found: int = 0
     skipped: int = 0
     reasons: dict[str, str] = field(default_factory=dict)
@@ -72,7 +75,7 @@ class LogFile:
         """
         skip = None if self.strict else self._skip
         last = None
-        read = islice(iter_conversations(self.path, format_name, skip), limit)
+        read = islice(iter_conversations(self.path, format_name, skip, self.scope_field), limit)
         for number, conversation in enumerate(read, start=1):
             if progress is not None:
                 progress(Progress(self.name, "read", number, 0))
@@ -113,7 +116,9 @@ class LogFile:
             self.reasons[kind] = str(error)
 
 
-def log_files(paths: Sequence[str | PathLike[str]], strict: bool = False) -> list[LogFile]:
+def log_files(
+    paths: Sequence[str | PathLike[str]], strict: bool = False, scope_field: str | None = None
+) -> list[LogFile]:
     """The files of `paths`, each with its name in the table.
 
     Raises:
@@ -124,7 +129,7 @@ def log_files(paths: Sequence[str | PathLike[str]], strict: bool = False) -> lis
     seen = Counter(names)
     # Files of the same name in different folders get different names in the table.
     return [
-        LogFile(str(file) if seen[name] > 1 else name, file, in_folder, strict)
+        LogFile(str(file) if seen[name] > 1 else name, file, in_folder, strict, scope_field)
         for name, (file, in_folder) in zip(names, files, strict=True)
     ]
 

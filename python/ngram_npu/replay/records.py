@@ -57,11 +57,13 @@ class Conversation:
         id: its name in the recording; need not be unique.
         turns: in order, at least one.
         where: file and line for messages ("file.jsonl:3"); empty if it is not from a file.
+        scope: value of the record's field that says whose text it is; None if none was asked for.
     """
 
     id: str
     turns: tuple[Turn, ...]
     where: str = ""
+    scope: str | int | None = None
 
     @property
     def has_token_ids(self) -> bool:

@@ -11,13 +11,14 @@ import importlib
 import importlib.metadata
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ngram_npu.replay.errors import ReplayError
+from ngram_npu.tokenizer_digest import digest_of
 
 __all__ = ["DEFAULT_TOKENIZER", "TOKENIZERS", "ReplayTokenizer", "load_tokenizer"]
 
@@ -43,6 +44,8 @@ class ReplayTokenizer:
         vocab_size: number of token ids, or None if unknown.
         encode: text -> token ids in [0, vocab_size), without special tokens.
         folder: the folder it was loaded from, which may contain a chat template.
+        vocab: makes the map from token to id that `get_vocab()` of a server's tokenizer returns;
+            None if there is none.
     """
 
     name: str
@@ -50,6 +53,12 @@ class ReplayTokenizer:
     vocab_size: int | None
     encode: Callable[[str], list[int]]
     folder: Path | None = None
+    vocab: Callable[[], Mapping[str, int]] | None = None
+
+    @property
+    def digest(self) -> str:
+        """The vocabulary's `digest_of`; empty if there is none."""
+        return "" if self.vocab is None else digest_of(self.vocab())
 
 
 def load_tokenizer(name: str = DEFAULT_TOKENIZER) -> ReplayTokenizer:
@@ -126,8 +135,12 @@ def _load_mistral(name: str) -> ReplayTokenizer:
         ids: list[int] = tokenizer.encode(text, bos=False, eos=False)
         return ids
 
+    def vocab() -> dict[str, int]:
+        """As vLLM makes it: of several ids of one text, the lowest."""
+        return {tokenizer.id_to_piece(i): i for i in reversed(range(tokenizer.n_words))}
+
     source = f"mistral-common {importlib.metadata.version('mistral-common')}, {file.name}"
-    return ReplayTokenizer(name, source, int(tokenizer.n_words), encode)
+    return ReplayTokenizer(name, source, int(tokenizer.n_words), encode, vocab=vocab)
 
 
 def _load_folder(name: str, folder: Path) -> ReplayTokenizer:
@@ -158,7 +171,8 @@ def _load_folder(name: str, folder: Path) -> ReplayTokenizer:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    return ReplayTokenizer(name, f"transformers {transformers.__version__}", len(tokenizer), encode)
+    source = f"transformers {transformers.__version__}"
+    return ReplayTokenizer(name, source, len(tokenizer), encode, vocab=tokenizer.get_vocab)
 
 
 def _load_fast(name: str, file: Path) -> ReplayTokenizer:
@@ -177,4 +191,5 @@ def _load_fast(name: str, file: Path) -> ReplayTokenizer:
         return ids
 
     source = f"tokenizers {package.__version__}, tokenizer.json"
-    return ReplayTokenizer(name, source, int(tokenizer.get_vocab_size()), encode)
+    size = int(tokenizer.get_vocab_size())
+    return ReplayTokenizer(name, source, size, encode, vocab=tokenizer.get_vocab)

@@ -13,6 +13,7 @@ from tools.bench.ops.crossover import Crossover
 from tools.bench.ops.generate import GenerateOp
 from tools.bench.ops.host_drafting import HostDraftingStep
 from tools.bench.ops.index import IndexBuild, IndexMemory, NgramIndexStep
+from tools.bench.ops.learn import Learn
 from tools.bench.ops.lookup import NgramPropose, NgramStep
 from tools.bench.ops.merge import MergeDrafts
 from tools.bench.ops.spec_state import CorrectSpecState
@@ -49,6 +50,7 @@ OPS: dict[str, Op] = {
         StoreStep(),
         HostDraftingStep(),
         TuneRecorded(),
+        Learn(),
     )
 }
 

@@ -1,0 +1,16 @@
+"""Learning from traffic: a store filled from logs, and what it would bring.
+
+    >>> from ngram_npu.learn import learn
+    >>> report = learn(["yesterday.jsonl"], "learned.store")  # doctest: +SKIP
+    >>> report.curve[-1].tokens_per_step  # doctest: +SKIP
+    2.87
+
+Nothing here prints.
+"""
+
+from ngram_npu.learn._run import LearnOptions, learn
+from ngram_npu.learn.curve import Point
+from ngram_npu.learn.report import LearnReport, format_report
+from ngram_npu.learn.stores import describe
+
+__all__ = ["LearnOptions", "LearnReport", "Point", "describe", "format_report", "learn"]

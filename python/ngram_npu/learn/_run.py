@@ -1,0 +1,192 @@
+"""From logs to a file of a store and a report of what it would bring."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+from ngram_npu.config import NgramConfig
+from ngram_npu.learn import stores
+from ngram_npu.learn.curve import MOST_TOKENS, Point, Replayed, holding, split
+from ngram_npu.learn.reading import RECENT_TOKENS, Heard, Tokenizing, read_logs
+from ngram_npu.learn.report import LearnReport
+from ngram_npu.replay.environment import machine, versions
+from ngram_npu.replay.errors import ReplayError
+from ngram_npu.replay.log_files import Progress
+from ngram_npu.replay.output import check_writable
+from ngram_npu.replay.report import TOKENIZER_WARNING
+from ngram_npu.replay.stdlib_corpus import stdlib_conversations
+from ngram_npu.store import BLOCK_TOKENS
+
+__all__ = ["LearnOptions", "learn"]
+
+FEW = 20
+"""Conversations; of fewer, the figures depend on chance."""
+
+
+@dataclass(frozen=True)
+class LearnOptions:
+    """How to learn.
+
+    Attributes:
+        format, limit, strict, tokenizer, chat_template: as in `ReplayOptions`.
+        scope_field: the field of a record that says whose text it is, with dots between keys; its
+            value is the scope, as a request of a server names it. None: everybody shares.
+        store_tokens: size of the store; None: the smallest power of two whose doubling yields less
+            than 1 % more tokens per step, up to 64 Mi.
+        k, min_draft_probability: of the drafts that the curve is replayed with.
+        cost: of verifying a drafted token, as a share of a step.
+    """
+
+    format: str | None = None
+    limit: int | None = None
+    strict: bool = False
+    tokenizer: str | None = None
+    chat_template: str = "auto"
+    scope_field: str | None = None
+    store_tokens: int | None = None
+    k: int = 8
+    min_draft_probability: float = 0.177
+    cost: float = 0.05
+
+
+def learn(
+    paths: Sequence[str | PathLike[str]] = (),
+    output: str | PathLike[str] | None = None,
+    options: LearnOptions | None = None,
+    *,
+    progress: Callable[[Progress], None] | None = None,
+    command: str = "",
+) -> LearnReport:
+    """Fills a store from logs and files of stores, saves it, and replays what it would bring.
+
+    What stores hold is taken as older than all logs. Logs are read in the order given, so the last
+    ones are forgotten last.
+
+    Args:
+        paths: logs as for `replay`, and files of stores; empty for the standard library's sources.
+        output: the file to write; None: only the report.
+        options: see `LearnOptions`.
+        progress: called often; must return quickly.
+        command: command line to show in the report.
+
+    Raises:
+        ReplayError: options, input or output cannot be used; nothing is written then.
+    """
+    options = options or LearnOptions()
+    started = time.monotonic()
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    show = progress or _no_progress
+    config = _config(options)
+    if output is not None:
+        check_writable(Path(output))
+    tokenizing = Tokenizing(options.tokenizer, options.chat_template)
+    most = (options.store_tokens or MOST_TOKENS) + RECENT_TOKENS
+    heard = Heard(-(-most // BLOCK_TOKENS))
+    if options.store_tokens is not None:
+        stores.new(options.store_tokens)
+    files = [Path(path) for path in paths if stores.is_store(Path(path))]
+    for file in files:
+        heard.add_texts(stores.texts_of(stores.load(file)))
+    logs = [path for path in paths if Path(path) not in files]
+    if not paths:
+        if options.scope_field is not None:
+            raise ReplayError("scope_field: expected none for the standard library's sources")
+        for conversation in stdlib_conversations(limit=options.limit)[0]:
+            heard.add(tokenizing.talk_of(conversation))
+    read_logs(
+        logs,
+        heard,
+        tokenizing,
+        format_name=options.format,
+        limit=options.limit,
+        strict=options.strict,
+        scope_field=options.scope_field,
+        progress=progress,
+    )
+    if not heard.texts:
+        raise ReplayError("nothing to learn: no answer of 2 or more tokens")
+    if tokenizing.is_guessed and paths:
+        heard.notes.append(TOKENIZER_WARNING)
+
+    def replaying(what: str, done: int, total: int) -> None:
+        show(Progress(what, "replay", done, total))
+
+    size = options.store_tokens
+    curve: tuple[Point, ...] = ()
+    tried: tuple[Point, ...] = ()
+    evaluated, earlier = split(heard.recent, heard.conversations, list(heard.texts))
+    if evaluated and earlier:
+        replayed = Replayed(evaluated, earlier, config, replaying)
+        if size is None:
+            size, tried = replayed.sizes()
+        curve = replayed.curve(size)
+        if len(evaluated) < FEW:
+            heard.notes.append(
+                f"TOO FEW: the figures are of {len(evaluated)} conversations and depend on chance"
+            )
+    else:
+        heard.notes.append("no curve: it needs two conversations, or a store and a conversation")
+    size = size or holding(heard.texts)
+    held = _save(heard, size, output, show)
+    return LearnReport(
+        command=command,
+        date=date,
+        machine=machine(None),
+        versions=versions(),
+        config={
+            "k": options.k,
+            "min_draft_probability": options.min_draft_probability,
+            "cost": options.cost,
+            "scope_field": options.scope_field,
+            "limit": options.limit,
+        },
+        stores=tuple(map(str, files)),
+        conversations=heard.conversations,
+        answers=heard.answers,
+        answer_tokens=heard.tokens,
+        tokenizer=None if tokenizing.tokenizer is None else tokenizing.tokenizer.name,
+        tokenizer_digest=tokenizing.digest,
+        evaluated=len(evaluated) if curve else 0,
+        sizes=tried,
+        curve=curve,
+        store_tokens=size,
+        tokens_held=held,
+        output=None if output is None else str(output),
+        file_bytes=None if output is None else Path(output).stat().st_size,
+        notes=tuple(heard.notes),
+        seconds=round(time.monotonic() - started, 2),
+    )
+
+
+def _config(options: LearnOptions) -> NgramConfig:
+    least = options.min_draft_probability
+    try:
+        return NgramConfig(sizes="ladder", k=options.k, min_draft_probability=least)
+    except ValueError as error:
+        raise ReplayError(str(error)) from error
+
+
+def _save(
+    heard: Heard,
+    size: int,
+    output: str | PathLike[str] | None,
+    show: Callable[[Progress], None],
+) -> int:
+    """Fills a store and saves it; returns how many tokens it holds."""
+    store = stores.new(size)
+    for done, text in enumerate(heard.texts, 1):
+        stores.enter(store, [text])
+        if done % 1000 == 0 or done == len(heard.texts):
+            show(Progress(f"{size} tokens", "learn", done, len(heard.texts)))
+    if output is not None:
+        stores.save(store, Path(output))
+    return store.statistics.tokens_held
+
+
+def _no_progress(_: Progress) -> None:
+    pass

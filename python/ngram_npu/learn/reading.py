@@ -1,0 +1,166 @@
+"""Reads logs for a store in one pass, and keeps of them what a store can hold."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+
+from ngram_npu.learn.stores import Text, blocks_of
+from ngram_npu.replay._run import IDS_ONLY, request_maker
+from ngram_npu.replay.errors import RecordError, ReplayError
+from ngram_npu.replay.log_files import Progress, log_files
+from ngram_npu.replay.records import Conversation
+from ngram_npu.replay.simulation import TokenRequest
+from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER, ReplayTokenizer, load_tokenizer
+from ngram_npu.store import scope_of
+
+__all__ = ["RECENT_TOKENS", "Heard", "Talk", "Tokenizing", "read_logs"]
+
+RECENT_TOKENS = 1 << 22
+"""Maximum number of tokens, prompts included, of the conversations that are kept whole."""
+
+
+@dataclass(frozen=True)
+class Talk:
+    """A conversation of the logs as token ids; it has at least one step."""
+
+    scope: int
+    requests: tuple[TokenRequest, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(request.num_tokens for request in self.requests)
+
+    @property
+    def num_generated(self) -> int:
+        return sum(end - start - 1 for r in self.requests for start, end in r.spans())
+
+    @property
+    def answers(self) -> list[Text]:
+        """As a server's requests put them into its store: one text for each turn. One token alone
+        is never drafted from."""
+        said = (turn.completion for request in self.requests for turn in request.turns)
+        return [(self.scope, tokens) for tokens in said if len(tokens) > 1]
+
+
+@dataclass
+class Heard:
+    """What was read, oldest first.
+
+    Attributes:
+        most_blocks: of a store, for the texts that are kept.
+        texts: the newest answers, those of stores and of logs.
+        recent: the newest conversations of the logs, whole, so that they can be replayed.
+        conversations, answers, tokens: read from logs; the tokens are those of the answers.
+        notes: what was skipped, and which files are no logs.
+    """
+
+    most_blocks: int
+    texts: deque[Text] = field(default_factory=deque)
+    recent: deque[Talk] = field(default_factory=deque)
+    conversations: int = 0
+    answers: int = 0
+    tokens: int = 0
+    notes: list[str] = field(default_factory=list)
+    _blocks: int = 0
+    _recent_tokens: int = 0
+
+    def add_texts(self, texts: Iterable[Text]) -> None:
+        """Adds texts that are newer than all others, and forgets the oldest ones beyond what a
+        store can hold."""
+        for text in texts:
+            self.texts.append(text)
+            self._blocks += blocks_of(len(text[1]))
+            while self._blocks > self.most_blocks and len(self.texts) > 1:
+                self._blocks -= blocks_of(len(self.texts.popleft()[1]))
+
+    def add(self, talk: Talk | None) -> None:
+        """Adds the newest conversation, if it has a step."""
+        if talk is None:
+            return
+        answers = talk.answers
+        self.conversations += 1
+        self.answers += len(answers)
+        self.tokens += sum(len(tokens) for _, tokens in answers)
+        self.add_texts(answers)
+        self.recent.append(talk)
+        self._recent_tokens += talk.num_tokens
+        while self._recent_tokens > RECENT_TOKENS and len(self.recent) > 1:
+            self._recent_tokens -= self.recent.popleft().num_tokens
+
+
+class Tokenizing:
+    """Makes requests of conversations; the arguments are as in `ReplayOptions`.
+
+    Attributes:
+        tokenizer: the one asked for; without a name the default one, from the first text on.
+
+    Raises:
+        ReplayError: there is no such tokenizer.
+    """
+
+    def __init__(self, name: str | None, chat_template: str) -> None:
+        self.tokenizer: ReplayTokenizer | None = None
+        self._name, self._chat_template = name, chat_template
+        if name not in (None, IDS_ONLY):
+            self.tokenizer = load_tokenizer(str(name))
+        self._requests_of = request_maker(self.tokenizer, chat_template)
+
+    @property
+    def digest(self) -> str:
+        """The digest of the vocabulary; empty if only token ids were read."""
+        return "" if self.tokenizer is None else self.tokenizer.digest
+
+    @property
+    def is_guessed(self) -> bool:
+        return self._name is None and self.tokenizer is not None
+
+    def talk_of(self, conversation: Conversation) -> Talk | None:
+        """None: it has no step.
+
+        Raises:
+            ReplayError: it is text, and only token ids were asked for; or its template fails.
+        """
+        if self.tokenizer is None and not conversation.has_token_ids:
+            if self._name == IDS_ONLY:
+                raise ReplayError(f'{conversation.where}: missing key "prompt_token_ids"')
+            self.tokenizer = load_tokenizer(DEFAULT_TOKENIZER)
+            self._requests_of = request_maker(self.tokenizer, self._chat_template)
+        requests = tuple(r for r in self._requests_of(conversation) if r.spans())
+        return Talk(scope_of(conversation.scope), requests) if requests else None
+
+
+def read_logs(
+    paths: Sequence[str | PathLike[str]],
+    heard: Heard,
+    tokenizing: Tokenizing,
+    *,
+    format_name: str | None = None,
+    limit: int | None = None,
+    strict: bool = False,
+    scope_field: str | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> None:
+    """Adds the conversations of files and folders to `heard`.
+
+    Raises:
+        ReplayError: as for `replay`; also if a folder has a file of which more than half, but not
+            all, is no conversations.
+    """
+    left_out: list[str] = []
+    logs = log_files(paths, strict, scope_field)
+    for log in logs:
+        try:
+            for conversation in log.conversations(limit, format_name, progress):
+                heard.add(tokenizing.talk_of(conversation))
+        except RecordError as error:
+            if log.found:  # its conversations are among the others by now
+                raise
+            left_out.append(log.reason_to_leave_out(error))
+        else:
+            heard.notes += [f"{log.name}: {note}" for note in log.notes]
+    if logs and len(left_out) == len(logs):
+        raise ReplayError(left_out[0])
+    heard.notes += left_out

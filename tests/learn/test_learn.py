@@ -1,0 +1,272 @@
+"""Learning from logs: the curve, the size, what the file holds, and what a wrong input says."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import by_hand
+import numpy as np
+import pytest
+from ngram_npu import NgramConfig, NgramStore, cli, store_file
+from ngram_npu.learn import LearnOptions, curve, describe, learn, reading, stores
+from ngram_npu.replay import ReplayError
+from ngram_npu.store import scope_of
+
+SMALL = LearnOptions(tokenizer="ids", store_tokens=16384)
+
+
+def talks(count: int, seed: int = 0) -> list[by_hand.Talk]:
+    """Conversations of two tenants, of two turns; answers are parts of few texts."""
+    rng = np.random.default_rng(seed)
+    texts = rng.integers(0, 500, (6, 60))
+    found = []
+    for number in range(count):
+        parts = [texts[i, a : a + 25].tolist() for i, a in rng.integers(0, (6, 35), (2, 2))]
+        turns = [([1000 + number, 2000 + turn], part) for turn, part in enumerate(parts)]
+        found.append((f"tenant {number % 2}", turns))
+    return found
+
+
+def write(path: Path, found: list[by_hand.Talk]) -> Path:
+    with path.open("w") as file:
+        for scope, turns in found:
+            said = [{"prompt_token_ids": p, "completion_token_ids": c} for p, c in turns]
+            file.write(json.dumps({"turns": said, "who": {"tenant": scope}}) + "\n")
+    return path
+
+
+def answers(found: list[by_hand.Talk]) -> list[tuple[Any, list[int]]]:
+    return [(scope, answer) for scope, turns in found for _, answer in turns]
+
+
+def held(path: Path) -> list[tuple[int, list[int]]]:
+    return [(scope, text.tolist()) for scope, text in stores.texts_of(NgramStore.load(path))]
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    return write(tmp_path / "logs.jsonl", talks(20))
+
+
+# The curve
+
+
+@pytest.mark.parametrize(("scope_field", "size"), [(None, 4096), ("who.tenant", 16384)])
+def test_the_curve_is_that_of_the_references(
+    logs: Path, scope_field: str | None, size: int
+) -> None:
+    """With 4096 tokens a store holds 16 answers."""
+    options = LearnOptions(tokenizer="ids", store_tokens=size, scope_field=scope_field)
+    report = learn([logs], options=options)
+    said = [(scope if scope_field else None, turns) for scope, turns in talks(20)]
+    earlier, last = answers(said[:18]), said[18:]
+    assert report.evaluated == 2
+    assert [of.share for of in report.curve] == [None, 0, 1 / 8, 1 / 4, 1 / 2, 1]
+    for of in report.curve:
+        known = earlier[36 - round(36 * (of.share or 0)) :]
+        expected = by_hand.replayed(last, None if of.share is None else known, size)
+        assert (of.tokens, of.steps, of.drafted) == expected
+        assert of.known_tokens == 25 * len(known)
+    assert report.curve[-1].tokens_per_step > 1.2 * report.curve[0].tokens_per_step
+    # Another limit, and the oldest answers in place of the newest ones, are noticed.
+    half = report.curve[-2]
+    for wrong in (
+        by_hand.replayed(last, earlier[:18], size),
+        by_hand.replayed(last, earlier, size, limit=9),
+    ):
+        assert (half.tokens, half.steps, half.drafted) != wrong
+
+
+@pytest.mark.parametrize(
+    ("yields", "size", "looked_at"),
+    [
+        ([2.0, 2.0, 2.0, 2.0], 65536, 4),
+        ([2.0, 1.99, 1.9, 1.0], 262144, 3),
+        ([2.0, 1.9, 1.9, 1.9], 524288, 2),
+        ([2.0, 1.985, 1.97, 1.9], 131072, 4),
+    ],
+)
+def test_the_size_is_the_smallest_whose_doubling_brings_hardly_more(
+    yields: list[float], size: int, looked_at: int
+) -> None:
+    class Known(curve.Replayed):
+        def point(self, share: float | None, store_tokens: int) -> Any:
+            place = (524288 // store_tokens).bit_length() - 1
+            return SimpleNamespace(tokens_per_step=yields[place], store_tokens=store_tokens)
+
+    earlier = [(0, np.zeros(100, np.int32))] * 2048
+    replayed = Known([], earlier, NgramConfig(), lambda *_: None)
+    found, tried = replayed.sizes()
+    assert (found, len(tried)) == (size, looked_at)
+
+
+@pytest.mark.parametrize("lengths", [[2, 300, 256], [257], [497, 496, 5000]])
+def test_a_store_of_the_size_that_holds_all_forgets_nothing(lengths: list[int]) -> None:
+    texts = [(7, np.arange(length, dtype=np.int32)) for length in lengths]
+    blocks = sum(stores.blocks_of(length) for length in lengths)
+    for spare, forgets in ((0, False), (1, True)):
+        store = stores.new(max(1024, 256 * (blocks - spare)))
+        stores.enter(store, texts)
+        assert (store.statistics.tokens_held < sum(lengths)) == (forgets and blocks > 4)
+    assert curve.holding(texts) == curve.LEAST_TOKENS
+
+
+def test_memory_is_bounded(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of long logs the newest text is kept, and the curve is of fewer conversations."""
+    monkeypatch.setattr(reading, "RECENT_TOKENS", 60)
+    heard = reading.Heard(most_blocks=3)
+    reading.read_logs([logs], heard, reading.Tokenizing("ids", "auto"))
+    assert [text.tolist() for _, text in heard.texts] == [a for _, a in answers(talks(20))[-3:]]
+    assert (len(heard.recent), heard.conversations, heard.tokens) == (1, 20, 1000)
+    monkeypatch.setattr(curve, "MAX_EVALUATED", 40)
+    assert learn([logs], options=SMALL).evaluated == 1
+
+
+# The file
+
+
+def test_files_of_several_engines_become_one(tmp_path: Path) -> None:
+    said = talks(20)
+    parts = [write(tmp_path / f"{i}.jsonl", said[i * 10 : i * 10 + 10]) for i in range(2)]
+    whole = tmp_path / "whole"
+    report = learn(parts, whole, SMALL)
+    of_engine = [tmp_path / f"{i}.store" for i in range(2)]
+    for part, file in zip(parts, of_engine, strict=True):
+        learn([part], file, SMALL)
+    expected = [(0, answer) for _, answer in answers(said)]
+    assert held(whole) == expected
+    assert report.tokens_held == sum(len(answer) for _, answer in expected)
+    merged = tmp_path / "merged"
+    alone = learn(of_engine, merged, SMALL)
+    assert held(merged) == expected
+    assert not alone.curve, "stores have no prompts"
+    assert "no curve" in alone.notes[0]
+    # A store is older than logs, wherever it is named; the curve then is that of the logs.
+    mixed = learn([parts[1], of_engine[0]], merged, SMALL)
+    assert held(merged) == expected
+    assert [of.tokens for of in mixed.curve] == [24 * 2] * 6
+    assert mixed.curve[-1].known_tokens == report.curve[-1].known_tokens + 50
+
+
+def test_a_scope_is_the_record_s(tmp_path: Path, logs: Path) -> None:
+    file = tmp_path / "s"
+    with logs.open("a") as more:
+        for who in ({}, {"tenant": None}, {"tenant": True}, {"tenant": 1 << 62}, "x"):
+            turn = {"prompt_token_ids": [1], "completion_token_ids": [5, 6]}
+            more.write(json.dumps({"turns": [turn], "who": who}) + "\n")
+    options = LearnOptions(tokenizer="ids", store_tokens=16384, scope_field="who.tenant")
+    report = learn([logs], file, options)
+    assert held(file) == [(scope_of(scope), text) for scope, text in answers(talks(20))]
+    assert describe(file)["scopes"] == 2
+    assert "5 of 25 records are skipped (20.0%): " in report.notes[0]
+    assert 'scope field "who.tenant": expected a string or an integer' in report.notes[0]
+    with pytest.raises(ReplayError, match=r'logs.jsonl:21: scope field "who.tenant"'):
+        learn([logs], file, LearnOptions(scope_field="who.tenant", strict=True, tokenizer="ids"))
+
+
+@pytest.mark.parametrize("phase", ["read", "replay", "learn", "save"])
+def test_an_interruption_leaves_the_old_file(
+    tmp_path: Path, logs: Path, phase: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "s"
+    learn([logs], file, SMALL)
+    before = file.read_bytes()
+
+    def interrupt(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    if phase == "save":
+        monkeypatch.setattr(store_file.os, "replace", interrupt)
+
+    def stop(progress: Any) -> None:
+        if progress.phase == phase:
+            interrupt()
+
+    with pytest.raises(KeyboardInterrupt):
+        learn([logs, logs], file, SMALL, progress=stop)
+    assert file.read_bytes() == before
+    assert sorted(os.listdir(tmp_path)) == ["logs.jsonl", "s"]
+
+
+# The command
+
+
+def test_text_json_and_picture(
+    tmp_path: Path, logs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra ngram-npu[plot]")
+    file, picture = tmp_path / "s", tmp_path / "c.png"
+    given = ["learn", str(logs), "--tokenizer", "ids", "-c", "0.1"]
+    assert cli.main([*given, "-o", str(file), "--json", "-", "--plot", str(picture)]) == 0
+    out, err = capsys.readouterr()
+    report = json.loads(out)
+    assert report["format"] == "ngram_npu.learn/1"
+    assert report["store_tokens"] == 65536
+    best = report["curve"][-1]
+    assert best["tokens_per_step"] == best["tokens"] / best["steps"]
+    assert best["speedup"] == pytest.approx(
+        best["tokens_per_step"] / (1 + 0.1 * best["drafted"] / best["steps"])
+    )
+    assert f"{best['tokens_per_step']:>13.3f}{best['drafted_per_step']:>14.3f}" in err
+    assert "TOO FEW: the figures are of 2 conversations" in err
+    assert f"{file}: 1000 tokens in a store of 65536" in err
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert cli.main(["store", "info", str(file)]) == 0
+    assert "tokens      1000 of 65536, in 40 texts\nscopes      1\n" in capsys.readouterr().out
+    assert cli.main(["store", "info", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["file_bytes"] == report["file_bytes"]
+    assert cli.main(given) == 0
+    assert capsys.readouterr().out.endswith("nothing is saved: no -o FILE\n")
+
+
+def test_the_demonstration(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["learn", "--demo", "--limit", "2", "--tokenizer", "bytes"]) == 0
+    assert "2 conversations, 2 answers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["learn", "none.jsonl"], "none.jsonl: no such file"),
+        (["learn", "LOGS", "-o", "none/s"], "/none does not exist"),
+        (["learn", "LOGS", "-o", "."], ".: is a directory"),
+        (["learn", "LOGS", "--store-tokens", "700"], "token_capacity: expected at least 1024"),
+        (["learn", "LOGS", "--store-tokens", "0"], "--store-tokens: must be at least 1, got 0"),
+        (["learn", "LOGS", "--k", "65"], "k: expected 1 to 64, got 65"),
+        (["learn", "LOGS", "--cost", "-1"], "--cost: must be at least 0"),
+        (["learn", "LOGS", "--store"], "unrecognized arguments: --store; did you mean"),
+        (["learn", "LOGS", "--scope-field", "no"], 'scope field "no": expected a string'),
+        (["learn", "--demo", "--scope-field", "no"], "scope_field: expected none for the standard"),
+        (["learn", "LOGS", "--plot", "c.x"], 'c.x: unknown plot format "x"'),
+        (["learn", "BAD"], "bad.store: truncated: 20 bytes"),
+        (["learn", "SHORT"], "nothing to learn: no answer of 2 or more tokens"),
+        (["store", "info", "LOGS"], "logs.jsonl: not a file of a store"),
+        (["store", "info", "none"], "none: No such file or directory"),
+        (["store"], "the following arguments are required: ACTION"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    tmp_path: Path,
+    logs: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.store").write_bytes(b"NGRSTORE" + bytes(12))
+    short = {"prompt_token_ids": [1], "completion_token_ids": [2]}
+    (tmp_path / "short.jsonl").write_text(json.dumps({"turns": [short]}))
+    names = {"LOGS": str(logs), "BAD": "bad.store", "SHORT": "short.jsonl"}
+    given = [names.get(word, word) for word in arguments]
+    if given[0] == "learn" and "-o" not in given:
+        given += ["-o", "new.store", "--tokenizer", "ids"]
+    assert cli.main(given) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "new.store").exists()
