@@ -16,7 +16,7 @@
 #include "core/ngram_ladder.h"
 #include "core/promise.h"
 
-// Few serial numbers: a test build in which the store starts again after a few thousand tokens.
+// Few serial numbers: a test build in which they run out after a few thousand tokens.
 #ifndef NGRAM_STORE_SERIAL_BITS
 #define NGRAM_STORE_SERIAL_BITS 24
 #endif
@@ -35,7 +35,7 @@ constexpr uint32_t kByteWords = kBlockTokens / 4;
 constexpr uint32_t kOverlap = 16;  // tokens that a request's next block repeats from its previous one
 constexpr uint32_t kEndOfSerials = 1u << NGRAM_STORE_SERIAL_BITS;
 constexpr int64_t kLeastBlocksPerSlot = 4;
-constexpr int64_t kMaxBlocks = int64_t{1} << (NGRAM_STORE_SERIAL_BITS > 20 ? 20 : NGRAM_STORE_SERIAL_BITS - 1);
+constexpr int64_t kMaxBlocks = int64_t{1} << (NGRAM_STORE_SERIAL_BITS > 22 ? 20 : NGRAM_STORE_SERIAL_BITS - 2);
 constexpr int64_t kMaxSlots = kMaxBlocks / kLeastBlocksPerSlot;
 constexpr uint32_t kMaxLineBits = 24;
 // Tokens that a call adds besides the newly sampled ones: later prompts of a conversation.
@@ -48,7 +48,7 @@ enum Header : uint32_t {
   kHeaderLineBits,
   kHeaderVisibility,
   kHeaderNextSerial,
-  kHeaderBusy,      // not 0 while a call uses the store
+  kHeaderBusy,      // not 0 while a call uses the store; kCopied: for a moment, and it only reads
   kStatLookups,     // statistics, which wrap
   kStatHits,        // lookups that found a candidate
   kStatDrafts,      // rows whose draft is from the store
@@ -56,10 +56,13 @@ enum Header : uint32_t {
   kStatEntered,     // tokens added
   kStatEvicted,     // entries overwritten while their block was alive
   kStatLostBlocks,  // slots closed whose block was no longer alive
-  kStatRestarts,    // times that the serial numbers had run out
+  kStatRenumbered,  // times that the serial numbers had run out
   kStatBusy,        // calls that skipped the store because another call was using it
+  kHeaderEpoch,     // changes whenever text that a piece of a file has is no longer what it was
   kHeaderEnd,
 };
+
+constexpr uint32_t kCopied = 2;
 
 enum Visibility : uint32_t { kLive = 0, kFinish = 1 };
 
@@ -96,6 +99,13 @@ NGRAM_FN uint64_t mix(uint64_t z) {
 
 // Base of the polynomial hash of a gram: the sum of its tokens times powers of this, last token first.
 constexpr uint64_t kBase = 0x9e3779b97f4a7c15u;
+
+// What is subtracted from all serial numbers when they have run out: the most that leaves each live one above 0 and in
+// its block. What is no longer alive becomes 0.
+NGRAM_FN uint32_t renumbering(uint32_t num_blocks) {
+  return (kEndOfSerials - num_blocks - 1) / num_blocks * num_blocks;
+}
+NGRAM_FN uint32_t renumbered(uint32_t serial, uint32_t by) { return serial > by ? serial - by : 0; }
 
 NGRAM_FN uint64_t scope_seed(uint64_t scope) { return mix(scope); }
 

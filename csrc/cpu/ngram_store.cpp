@@ -112,6 +112,30 @@ void forget_all(const Store& store) {
   clear(store.heads, size_t{store.num_blocks} * kHeadWords);
   clear(store.lines, size_t{kLineWords} << store.line_bits);
   store.header[kHeaderNextSerial] = 1;
+  ++store.header[kHeaderEpoch];
+}
+
+void renumber(const Store& store) {
+  const uint32_t by = renumbering(store.num_blocks);
+  for (uint32_t i = 0; i < store.num_slots; ++i) {
+    uint32_t* const slot = store.slot(i);
+    slot[kSlotSerial] = renumbered(slot[kSlotSerial], by);
+  }
+  for (uint32_t i = 0; i < store.num_blocks; ++i) {
+    uint32_t* const head = store.heads + size_t{i} * kHeadWords;
+    head[kHeadSerial] = renumbered(head[kHeadSerial], by);
+    head[kHeadPrevious] = renumbered(head[kHeadPrevious], by);
+    head[kHeadNext] = renumbered(head[kHeadNext], by);
+  }
+  auto* const entries = reinterpret_cast<Entry*>(store.lines);
+  for (uint64_t i = 0; i < uint64_t{kLineEntries} << store.line_bits; ++i) {
+    const uint32_t place = entries[i].place;
+    const uint32_t serial = renumbered(place >> kBlockBits, by);
+    entries[i] = serial == 0 ? Entry{0, 0} : Entry{entries[i].state, serial << kBlockBits | place % kBlockTokens};
+  }
+  store.header[kHeaderNextSerial] -= by;
+  ++store.header[kHeaderEpoch];
+  store.count(kStatRenumbered);
 }
 
 void count_busy(const Store& store) { __atomic_fetch_add(store.header + kStatBusy, 1u, __ATOMIC_RELAXED); }

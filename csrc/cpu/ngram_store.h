@@ -5,8 +5,39 @@
 #pragma once
 
 #include <cstddef>
+#include <thread>
 
 #include "core/ngram_store.h"
+
+namespace ngram_npu {
+
+// What ngram_npu_cpu_ngram_store_check finds.
+#define NGRAM_NPU_STORE_FAULTS(X)                                                                    \
+  X(None, "")                                                                                        \
+  X(Header, "the header does not match the tensor's size; was the tensor made by NgramStore?")       \
+  X(Slot, "a slot's block belongs to another request, or has more tokens than the slot")             \
+  X(Block, "a block is not where its serial number leads, or its serial number was not assigned")    \
+  X(Fill, "a block's number of tokens exceeds its size")                                             \
+  X(Link, "a block does not follow the one that it names as its previous one, or has another scope") \
+  X(Place, "an entry points beyond the text, or to text that was cleared")                           \
+  X(Key, "an entry is not where its gram leads")                                                     \
+  X(Counts, "an entry was wrong more often than its rule allows")                                    \
+  X(Twice, "a gram has two entries")                                                                 \
+  X(Piece, "a piece of a file is not one of a store of these sizes")
+
+enum StoreFault : int32_t {
+#define NGRAM_NPU_FAULT(name, text) kStoreFault##name,
+  NGRAM_NPU_STORE_FAULTS(NGRAM_NPU_FAULT)
+#undef NGRAM_NPU_FAULT
+};
+
+constexpr const char* kStoreFaultTexts[] = {
+#define NGRAM_NPU_FAULT(name, text) text,
+    NGRAM_NPU_STORE_FAULTS(NGRAM_NPU_FAULT)
+#undef NGRAM_NPU_FAULT
+};
+
+}  // namespace ngram_npu
 
 namespace ngram_npu::cpu {
 
@@ -49,12 +80,16 @@ StoreParts store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits)
 // False if the header does not match the tensor.
 bool open_store(int32_t* words, int64_t num_words, Store* store);
 
+// What is wrong with the blocks and the serial numbers; *where is the block.
+StoreFault check_blocks(const Store& store, int64_t* where);
 // Removes all text and closes all requests.
 void forget_all(const Store& store);
+// Gives all blocks small serial numbers again, in the same order.
+void renumber(const Store& store);
 // Counts a call that skipped the store.
 void count_busy(const Store& store);
 
-// Exclusive use of a store by one call; false if another call is using it.
+// Exclusive use of a store by one call; false if another call is using it. A copy for a file is waited for.
 class StoreUse {
  public:
   explicit StoreUse(const Store& store) : store_(store), got_(take(store)) {}
@@ -65,14 +100,25 @@ class StoreUse {
   StoreUse& operator=(const StoreUse&) = delete;
   explicit operator bool() const { return got_; }
 
-  static bool take(const Store& store) {
-    return __atomic_exchange_n(store.header + store::kHeaderBusy, 1u, __ATOMIC_ACQUIRE) == 0;
+  static bool take(const Store& store, uint32_t how = 1) {
+    for (int tries = 0; tries < kPatience; ++tries) {
+      uint32_t found = 0;
+      if (__atomic_compare_exchange_n(store.header + store::kHeaderBusy, &found, how, false, __ATOMIC_ACQUIRE,
+                                      __ATOMIC_RELAXED)) {
+        return true;
+      }
+      if (found != store::kCopied) return false;
+      std::this_thread::yield();
+    }
+    return false;
   }
   static void give_back(const Store& store) {
     __atomic_store_n(store.header + store::kHeaderBusy, 0u, __ATOMIC_RELEASE);
   }
 
  private:
+  static constexpr int kPatience = 1 << 20;  // a second or so
+
   const Store& store_;
   const bool got_;
 };
@@ -123,35 +169,6 @@ void close_slot(const Store& store, uint32_t slot_id, Entering* entering);
 
 }  // namespace ngram_npu::cpu
 
-namespace ngram_npu {
-
-// What ngram_npu_cpu_ngram_store_check finds.
-#define NGRAM_NPU_STORE_FAULTS(X)                                                                    \
-  X(None, "")                                                                                        \
-  X(Header, "the header does not match the tensor's size; was the tensor made by NgramStore?")       \
-  X(Slot, "a slot's block belongs to another request, or has more tokens than the slot")             \
-  X(Block, "a block is not where its serial number leads, or its serial number was not assigned")    \
-  X(Fill, "a block's number of tokens exceeds its size")                                             \
-  X(Link, "a block does not follow the one that it names as its previous one, or has another scope") \
-  X(Place, "an entry points beyond the text, or to text that was cleared")                           \
-  X(Key, "an entry is not where its gram leads")                                                     \
-  X(Counts, "an entry was wrong more often than its rule allows")                                    \
-  X(Twice, "a gram has two entries")
-
-enum StoreFault : int32_t {
-#define NGRAM_NPU_FAULT(name, text) kStoreFault##name,
-  NGRAM_NPU_STORE_FAULTS(NGRAM_NPU_FAULT)
-#undef NGRAM_NPU_FAULT
-};
-
-constexpr const char* kStoreFaultTexts[] = {
-#define NGRAM_NPU_FAULT(name, text) text,
-    NGRAM_NPU_STORE_FAULTS(NGRAM_NPU_FAULT)
-#undef NGRAM_NPU_FAULT
-};
-
-}  // namespace ngram_npu
-
 // The offsets of a store's parts in words: slots, heads, lines, tokens, bytes, end. All 0 if a store cannot have these
 // sizes.
 NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits,
@@ -166,5 +183,14 @@ NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_held(const int32_t* store, int64
 // Locks the store for the caller, as operators do; false if another call holds the lock, or it is not a store.
 NGRAM_NPU_EXPORT bool ngram_npu_cpu_ngram_store_take(int32_t* store, int64_t words);
 NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_give_back(int32_t* store, int64_t words);
+// A store's contents without its slots, in pieces for a file. Each is a consistent copy of a part, of words; the store
+// may be used between two of them, unless its epoch changes. Those of the blocks come first, the header's is the last.
+NGRAM_NPU_EXPORT int64_t ngram_npu_cpu_ngram_store_pieces(const int32_t* store, int64_t words);
+constexpr int64_t kStorePieceWords = 1024 * (ngram_npu::store::kHeadWords + 256 + 64);
+// Writes at most kStorePieceWords words and returns their number; -1: another call is using the store.
+NGRAM_NPU_EXPORT int64_t ngram_npu_cpu_ngram_store_pack(int32_t* store, int64_t words, int64_t piece, uint32_t* to);
+// Puts pieces in their order into an empty store of the same sizes that nobody uses. 0 or a StoreFault.
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_unpack(int32_t* store, int64_t words, int64_t piece,
+                                                          const uint32_t* from, int64_t count);
 // Wipes the text of a scope, or (null) of all. The caller holds the lock.
 NGRAM_NPU_EXPORT void ngram_npu_cpu_ngram_store_clear(int32_t* store, int64_t words, const int64_t* scope);

@@ -73,12 +73,9 @@ int64_t StoreIntake::write(uint32_t* slot, const StoredRow& row, int64_t at, int
 // Allocates the next block for the request of a slot.
 void StoreIntake::give_out(uint32_t* slot, uint64_t scope) {
   uint32_t* const header = store_.header;
+  if (header[kHeaderNextSerial] == kEndOfSerials) renumber(store_);
+  if (header[kHeaderNextSerial] == 0 || header[kHeaderNextSerial] > kEndOfSerials) forget_all(store_);
   uint32_t before = slot[kSlotSerial];
-  if (header[kHeaderNextSerial] == 0 || header[kHeaderNextSerial] >= kEndOfSerials) {
-    forget_all(store_);
-    store_.count(kStatRestarts);
-    before = 0;
-  }
   const uint32_t serial = header[kHeaderNextSerial]++;
   int32_t repeated[kOverlap];
   uint32_t count = 0;

@@ -13,25 +13,6 @@ bool open_to_read(const int32_t* words, int64_t num_words, cpu::Store* store) {
   return cpu::open_store(const_cast<int32_t*>(words), num_words, store);
 }
 
-StoreFault check_blocks(const cpu::Store& store, int64_t* where) {
-  const uint32_t next = store.header[kHeaderNextSerial];
-  if (next == 0 || next > kEndOfSerials) return kStoreFaultHeader;
-  for (uint32_t i = 0; i < store.num_blocks; ++i) {
-    *where = i;
-    const uint32_t* head = store.heads + size_t{i} * kHeadWords;
-    const uint32_t serial = head[kHeadSerial];
-    if (serial == 0) continue;
-    if (store.block_of(serial) != i || serial >= next || next - serial > store.num_blocks) return kStoreFaultBlock;
-    if (head[kHeadFill] > kBlockTokens || head[kHeadFirst] > smaller(head[kHeadFill], kOverlap)) {
-      return kStoreFaultFill;
-    }
-    const uint32_t previous = head[kHeadPrevious];
-    if (previous >= serial) return kStoreFaultLink;
-    if (store.alive(previous) && store.scope(previous) != store.scope(serial)) return kStoreFaultLink;
-  }
-  return kStoreFaultNone;
-}
-
 StoreFault check_slots(const cpu::Store& store, int64_t* where) {
   std::vector<uint32_t> newest;
   for (uint32_t i = 0; i < store.num_slots; ++i) {
@@ -91,7 +72,7 @@ StoreFault check_line(const cpu::Store& store, const Entry* line) {
 }
 
 StoreFault check(const cpu::Store& store, int64_t* where) {
-  if (const StoreFault fault = check_blocks(store, where)) return fault;
+  if (const StoreFault fault = cpu::check_blocks(store, where)) return fault;
   if (const StoreFault fault = check_slots(store, where)) return fault;
   for (uint64_t i = 0; i < uint64_t{1} << store.line_bits; ++i) {
     *where = static_cast<int64_t>(i);
@@ -103,6 +84,25 @@ StoreFault check(const cpu::Store& store, int64_t* where) {
 }
 
 }  // namespace
+
+StoreFault cpu::check_blocks(const Store& store, int64_t* where) {
+  const uint32_t next = store.header[kHeaderNextSerial];
+  if (next == 0 || next > kEndOfSerials) return kStoreFaultHeader;
+  for (uint32_t i = 0; i < store.num_blocks; ++i) {
+    *where = i;
+    const uint32_t* head = store.heads + size_t{i} * kHeadWords;
+    const uint32_t serial = head[kHeadSerial];
+    if (serial == 0) continue;
+    if (store.block_of(serial) != i || serial >= next || next - serial > store.num_blocks) return kStoreFaultBlock;
+    if (head[kHeadFill] > kBlockTokens || head[kHeadFirst] > smaller(head[kHeadFill], kOverlap)) {
+      return kStoreFaultFill;
+    }
+    const uint32_t previous = head[kHeadPrevious];
+    if (previous >= serial) return kStoreFaultLink;
+    if (store.alive(previous) && store.scope(previous) != store.scope(serial)) return kStoreFaultLink;
+  }
+  return kStoreFaultNone;
+}
 
 void ngram_npu_cpu_ngram_store_parts(int64_t num_slots, int64_t num_blocks, int64_t line_bits, int64_t parts[6]) {
   const cpu::StoreParts found = cpu::store_parts(num_slots, num_blocks, line_bits);
@@ -156,6 +156,7 @@ void ngram_npu_cpu_ngram_store_give_back(int32_t* words, int64_t num_words) {
 void ngram_npu_cpu_ngram_store_clear(int32_t* words, int64_t num_words, const int64_t* scope) {
   cpu::Store store;
   if (!cpu::open_store(words, num_words, &store)) return;
+  ++store.header[kHeaderEpoch];
   for (uint32_t i = 0; i < store.num_blocks; ++i) {
     uint32_t* const head = store.heads + size_t{i} * kHeadWords;
     const uint32_t serial = head[kHeadSerial];

@@ -143,7 +143,20 @@ class StreamDrafter {
 
   // In stream order.
 
+  // A store whose file is being written is waited for, at most for the copy of a piece. No other call uses it while
+  // jobs are pending; if one does, the job goes without.
   void run(StreamJob* job) noexcept {
+    cpu::Store open;
+    const StoreAccess& given = o_.draft.store.store;
+    store_ = {};
+    if (!cpu::open_store(given.words, given.num_words, &open)) return work(job);
+    const cpu::StoreUse use(open);
+    use ? void(store_ = given) : cpu::count_busy(open);
+    work(job);
+  }
+
+ private:
+  void work(StreamJob* job) noexcept {
     for (Event& event : job->events) {
       if (event.row < 0 || event.row >= o_.num_rows) continue;
       leave(event.row);
@@ -156,19 +169,17 @@ class StreamDrafter {
     take_in(job->rows.data(), batch);
   }
 
- private:
   Row& row(int64_t r) { return rows_[static_cast<size_t>(r)]; }
   int32_t* tokens(int64_t r) { return tokens_.get() + r * o_.capacity; }
   TokenRows<const int32_t> all_tokens() const { return {tokens_.get(), o_.num_rows, o_.capacity, o_.capacity}; }
   IndexAccess& index() { return o_.draft.lookup.index; }
-  StoreAccess& store() { return o_.draft.store.store; }
 
   // Ends a row's request. Its text is stored up to where it stopped itself; what lags without a stop is dropped.
   void leave(int64_t r) {
     Row& ended = row(r);
     if (ended.length == 0) return;
     cpu::Store open;
-    if (cpu::open_store(store().words, store().num_words, &open)) {
+    if (cpu::open_store(store_.words, store_.num_words, &open)) {
       if (ended.cut != kNotCut && ended.cut > ended.settled) {
         settled_rows_[0] = static_cast<int32_t>(r);
         num_settled_[0] = settle(&ended, ended.cut);
@@ -235,6 +246,7 @@ class StreamDrafter {
       const bool has = rows[i] >= 0 && rows[i] < o_.num_rows;
       scopes_[static_cast<size_t>(i)] = has ? row(rows[i]).scope : 0;
     }
+    params.store.store = store_;
     params.store.scopes = {scopes_.data(), sizeof(int64_t)};
     ngram_npu_cpu_draft(&params);
   }
@@ -270,7 +282,7 @@ class StreamDrafter {
   void store_settled(int64_t count) {
     for (int64_t i = 0; i < count; ++i)
       scopes_[static_cast<size_t>(i)] = row(settled_rows_[static_cast<size_t>(i)]).scope;
-    cpu::take_in({store(),
+    cpu::take_in({store_,
                   all_tokens(),
                   settled_.data(),
                   num_settled_.data(),
@@ -318,6 +330,7 @@ class StreamDrafter {
   std::vector<int64_t> done_;
   std::vector<std::vector<Growth>> grown_;  // a ring: this job's, and those that lag
   size_t next_ = 0;
+  StoreAccess store_{};  // what the running job has of it
   std::vector<Event> events_;                    // for the next job
   std::deque<std::unique_ptr<StreamJob>> jobs_;  // freed on the host
 };

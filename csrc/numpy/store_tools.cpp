@@ -1,8 +1,11 @@
 // Making, checking, reading and clearing a store, for NgramStore (python/ngram_npu/store.py).
 #include <pybind11/stl.h>
 
+#include <cstring>
 #include <optional>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "cpu/ngram_store.h"
 #include "numpy/front_end.h"
@@ -66,7 +69,7 @@ py::dict store_statistics(py::handle store) {
       {"lookups", store::kStatLookups},        {"hits", store::kStatHits},
       {"drafts", store::kStatDrafts},          {"draft_tokens", store::kStatTokens},
       {"tokens_entered", store::kStatEntered}, {"entries_evicted", store::kStatEvicted},
-      {"blocks_lost", store::kStatLostBlocks}, {"restarts", store::kStatRestarts},
+      {"blocks_lost", store::kStatLostBlocks}, {"renumberings", store::kStatRenumbered},
       {"calls_busy", store::kStatBusy},
   };
   py::dict found;
@@ -87,6 +90,33 @@ bool store_take(py::handle store) {
 void store_give_back(py::handle store) {
   const auto [words, size] = words_of("store_give_back", store, host::Arguments::kWrite);
   ngram_npu_cpu_ngram_store_give_back(words, size);
+}
+
+int64_t store_pieces(py::handle store) {
+  const auto [words, size] = words_of("store_pieces", store, host::Arguments::kRead);
+  return ngram_npu_cpu_ngram_store_pieces(words, size);
+}
+
+// None: another call is using the store.
+std::optional<py::bytes> store_pack(py::handle store, int64_t piece) {
+  const auto [words, size] = words_of("store_pack", store, host::Arguments::kWrite);
+  std::vector<uint32_t> packed(kStorePieceWords);
+  int64_t count;
+  {
+    py::gil_scoped_release release;
+    count = ngram_npu_cpu_ngram_store_pack(words, size, piece, packed.data());
+  }
+  if (count < 0) return std::nullopt;
+  return py::bytes(reinterpret_cast<const char*>(packed.data()), static_cast<size_t>(count) * sizeof(uint32_t));
+}
+
+int32_t store_unpack(py::handle store, int64_t piece, const py::bytes& packed) {
+  const auto [words, size] = words_of("store_unpack", store, host::Arguments::kWrite);
+  const std::string_view bytes(packed);
+  if (bytes.size() % sizeof(uint32_t) != 0) return kStoreFaultPiece;
+  std::vector<uint32_t> from(bytes.size() / sizeof(uint32_t));
+  std::memcpy(from.data(), bytes.data(), bytes.size());
+  return ngram_npu_cpu_ngram_store_unpack(words, size, piece, from.data(), static_cast<int64_t>(from.size()));
 }
 
 void store_clear(py::handle store, std::optional<int64_t> scope) {
@@ -111,6 +141,12 @@ void define_store_tools(py::module_& m) {
   m.def("store_statistics", store_statistics, py::arg("store"));
   m.def("store_take", store_take, py::arg("store"));
   m.def("store_give_back", store_give_back, py::arg("store"));
+  m.attr("STORE_BUSY_WORD") = int{store::kHeaderBusy};
+  m.attr("STORE_EPOCH_WORD") = int{store::kHeaderEpoch};
+  m.attr("STORE_PIECE_BYTES") = kStorePieceWords * int64_t{sizeof(uint32_t)};
+  m.def("store_pieces", store_pieces, py::arg("store"));
+  m.def("store_pack", store_pack, py::arg("store"), py::arg("piece"));
+  m.def("store_unpack", store_unpack, py::arg("store"), py::arg("piece"), py::arg("packed"));
   m.def("store_clear", store_clear, py::arg("store"), py::arg("scope"));
 }
 

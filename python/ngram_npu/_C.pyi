@@ -286,44 +286,44 @@ def merge_drafts_(
 STORE_BLOCK_TOKENS: int
 STORE_LEAST_BLOCKS_PER_SLOT: int
 STORE_COST_COLUMNS: int
+STORE_PIECE_BYTES: int
+STORE_BUSY_WORD: int
+STORE_EPOCH_WORD: int
 STORE_FAULTS: list[str]
-"""Messages by the numbers that store_check returns."""
 
 def store_words(num_slots: int, num_blocks: int, line_bits: int) -> int:
-    """Size in int32 words of a store with ``num_slots`` slots, ``num_blocks`` blocks of 256 tokens,
-    and 2**line_bits lines; 0 if a store cannot have these sizes."""
+    """In int32 words; there are 2**line_bits lines. 0: a store cannot have these sizes."""
 
 def store_init(
     store: _Int32, num_slots: int, num_blocks: int, line_bits: int, visibility: int
 ) -> None:
-    """Makes an empty store from zeroed words; visibility: 0 is "live", 1 is "finish". ValueError
-    if there are too few words."""
+    """From zeroed words; visibility: 0 is "live", 1 is "finish"."""
 
 def store_check(store: _Int32) -> tuple[int, int]:
-    """Checks a store. Returns (number of the broken rule or 0, slot, block or line)."""
+    """Number of the broken rule or 0, and the slot, block or line."""
 
-def store_statistics(store: _Int32) -> dict[str, int]:
-    """The counters a store keeps; they wrap at 2**32."""
-
+def store_statistics(store: _Int32) -> dict[str, int]: ...
 def store_parts(num_slots: int, num_blocks: int, line_bits: int) -> dict[str, tuple[int, int]]:
     """Begin and end, in words, of "slots", "heads", "lines", "tokens" and "bytes"."""
 
 def store_take(store: _Int32) -> bool:
     """Locks the store for the caller; False if another call holds the lock."""
 
-def store_give_back(store: _Int32) -> None:
-    """Releases the lock that store_take took."""
+def store_give_back(store: _Int32) -> None: ...
+def store_pieces(store: _Int32) -> int: ...
+def store_pack(store: _Int32, piece: int) -> bytes | None:
+    """A piece of a file; None: another call is using the store."""
+
+def store_unpack(store: _Int32, piece: int, packed: bytes) -> int:
+    """Puts a piece, all in order, into an empty store; a number of STORE_FAULTS."""
 
 def store_clear(store: _Int32, scope: int | None) -> None:
-    """Forgets and wipes the text of a scope, or of all scopes if None. The caller must hold the
-    lock (store_take)."""
+    """Wipes the text of a scope; None: of all. The caller holds the lock (store_take)."""
 
 STREAM_CALLBACK: int
 """Address of the function that runs a job of a StreamDrafter: ``void (*)(void* job)``."""
 
-def stream_run(job: int) -> None:
-    """In the calling thread, the GIL released."""
-
+def stream_run(job: int) -> None: ...
 def stream_results_bytes(batch: int, k: int) -> int: ...
 
 class StreamDrafter:

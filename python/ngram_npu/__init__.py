@@ -18,7 +18,8 @@ from ngram_npu.index import (
     NgramIndex,
 )
 from ngram_npu.proposer import Drafts, NgramProposer, StepResult
-from ngram_npu.store import NgramStore, StoreStatistics, scope_of
+from ngram_npu.scopes import scope_of
+from ngram_npu.store import NgramStore, StoreStatistics
 from ngram_npu.store_file import StoreFileError
 
 __all__ = [
@@ -41,7 +42,7 @@ __all__ = [
     "set_num_threads",
 ]
 
-CONTRACT_VERSION = 8
+CONTRACT_VERSION = 9
 """The version of the operators' contract (docs/ops); docs/design/contract.md says what changed."""
 
 

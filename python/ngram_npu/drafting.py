@@ -16,7 +16,7 @@ import numpy as np
 from ngram_npu import _C
 from ngram_npu.config import NgramConfig
 from ngram_npu.index import NgramIndex
-from ngram_npu.store import NgramStore, store_lookup
+from ngram_npu.store import BLOCK_TOKENS, LEAST_BLOCKS_PER_SLOT, Kind, NgramStore, store_lookup
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -344,3 +344,19 @@ def _grown(num_tokens: Any, num_sampled: Any, row_indices: Any) -> Any:
     grown = num_tokens + 0  # a copy, of tensors and arrays alike
     grown[row_indices] += num_sampled
     return grown
+
+
+def make_store(config: NgramConfig, num_slots: int, *, kind: Kind) -> NgramStore:
+    """The store that ``config.store`` asks for.
+
+    Raises:
+        ValueError: too few ``store_tokens`` for ``num_slots`` slots.
+    """
+    assert config.store is not None
+    least = num_slots * LEAST_BLOCKS_PER_SLOT * BLOCK_TOKENS
+    if config.store_tokens < least:
+        raise ValueError(
+            f"NgramConfig: store_tokens: expected at least {least}, 1024 for each of {num_slots} "
+            f"requests, got {config.store_tokens}"
+        )
+    return NgramStore(num_slots, config.store_tokens, visibility=config.store, kind=kind)

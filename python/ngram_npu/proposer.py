@@ -9,9 +9,9 @@ from typing import Any, Literal
 import numpy as np
 
 from ngram_npu.config import SHORT_ROW, NgramConfig
-from ngram_npu.drafting import ArrayT, Drafting, Drafts, StepResult, takes_index
+from ngram_npu.drafting import ArrayT, Drafting, Drafts, StepResult, make_store, takes_index
 from ngram_npu.index import NgramIndex, is_tensor, make_index, operators_for
-from ngram_npu.store import NgramStore, make_store
+from ngram_npu.store import NgramStore
 
 __all__ = ["Drafts", "NgramProposer", "StepResult"]
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import operator
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from os import PathLike, fspath
 from typing import Any, Literal, NoReturn, SupportsIndex
 from weakref import WeakSet
@@ -22,20 +21,20 @@ from ngram_npu import _C, store_file
 from ngram_npu.config import STORE_TOKENS, NgramConfig
 from ngram_npu.index import IntegrityError, is_tensor, operators_for
 from ngram_npu.memory import WORD_BYTES, Int32Array, zeroed_words
+from ngram_npu.scopes import scope_of
 from ngram_npu.store_file import FileSizes, StoreFileError
 
 BLOCK_TOKENS = _C.STORE_BLOCK_TOKENS
 LEAST_BLOCKS_PER_SLOT = _C.STORE_LEAST_BLOCKS_PER_SLOT
 
+Kind = Literal["numpy", "torch"]
 Visibility = Literal["live", "finish"]
 VISIBILITIES: tuple[Visibility, ...] = ("live", "finish")
 """By the numbers in a store's header."""
 
 _TOKENS_PER_LINE = 4  # eight entries: two for each token
 _MAX_LINE_BITS = 24
-_FIXED_WORDS = 5  # header words that never change
 _SLOT_WORDS = 4  # the first one is 0 if no request is open
-_NAMED_SCOPES = 1 << 62
 _PATIENCE_S = 10.0
 _HEAD = np.dtype(
     [
@@ -78,9 +77,8 @@ class StoreStatistics:
     """Entries overwritten while their text was still in the store."""
     blocks_lost: int
     """Blocks reused while their request was still writing to them."""
-    restarts: int
-    """Times that the store was emptied because the block numbers had run out (after 4 billion
-    tokens)."""
+    renumberings: int
+    """Times that the block numbers had run out (16.7 million) and were given out anew."""
     calls_busy: int
     """Calls that skipped the store because another call was using it."""
 
@@ -93,6 +91,10 @@ class StoreStatistics:
     def draft_share(self) -> float:
         """Drafts taken from the store over lookups, 0 to 1."""
         return self.drafts / max(1, self.lookups)
+
+
+class _ChangedError(Exception):
+    """What a file already has of the store is no longer what it was."""
 
 
 class NgramStore:
@@ -115,6 +117,8 @@ class NgramStore:
         token_capacity: tokens held at most; at least 1024 for each slot.
         visibility: when other requests can draft from a request's text: ``"live"`` at once,
             ``"finish"`` after it has finished.
+        tokenizer: digest of the vocabulary (``ngram_npu.tokenizer_digest``), which the file keeps;
+            empty: not known.
         kind: ``"numpy"`` or ``"torch"`` (a CPU tensor over the same memory).
 
     Raises:
@@ -123,6 +127,8 @@ class NgramStore:
 
     tensor: Any
     """[W] int32, the ``store`` argument of the operators."""
+    seed = ""
+    """What a file says of the store that this one began with (``store_file.Description``)."""
 
     def __init__(
         self,
@@ -130,7 +136,8 @@ class NgramStore:
         token_capacity: int = STORE_TOKENS,
         *,
         visibility: Visibility = "live",
-        kind: Literal["numpy", "torch"] = "numpy",
+        tokenizer: str = "",
+        kind: Kind = "numpy",
     ) -> None:
         if visibility not in VISIBILITIES:
             raise ValueError(
@@ -152,6 +159,7 @@ class NgramStore:
         if not _C.store_words(num_slots, num_blocks, line_bits):
             raise ValueError(f"NgramStore: token_capacity: too large, got {token_capacity}")
         self.num_slots, self._sizes = num_slots, sizes
+        self.tokenizer = store_file.checked_digest(tokenizer)
         self._allocate(kind)
 
     def _allocate(self, kind: str) -> None:
@@ -218,11 +226,16 @@ class NgramStore:
         is added. ``other`` is not changed.
 
         Raises:
-            ValueError: ``other`` is this store.
+            ValueError: ``other`` is this store, or of another vocabulary.
             RuntimeError: another call has been using one of the stores for ten seconds.
         """
         if other is self:
             raise ValueError("NgramStore: merge: expected another store, got this one")
+        if self.tokenizer and other.tokenizer and self.tokenizer != other.tokenizer:
+            raise ValueError(
+                f"NgramStore: merge: expected a store of vocabulary {self.tokenizer}, got "
+                f"{other.tokenizer}"
+            )
         for scope, text in other._texts():
             self._enter(text, scope)
 
@@ -241,16 +254,30 @@ class NgramStore:
         process that is killed during the call leaves the old file and one that ends in ``.tmp``,
         which the next call for this path removes.
 
+        Steps of other threads go on: one waits at most for the copy of a megabyte. The file has a
+        part of what comes in meanwhile. After a :meth:`clear` meanwhile, the call begins again.
+
         The file contains unencrypted text as token ids: only its owner may read it.
 
         Raises:
             OSError: writing fails.
             RuntimeError: another call has been using the store for ten seconds.
         """
-        with self._locked():
-            copy = self._words.copy()
-        _C.store_give_back(copy)
-        store_file.write(path, self._sizes, self._saved_parts(copy))
+        while True:
+            with suppress(_ChangedError):
+                store_file.write(path, self._sizes, self.tokenizer, self.seed, self._pieces())
+                return
+
+    def _pieces(self) -> Iterator[bytes]:
+        """The contents for a file."""
+        epoch = self._words[_C.STORE_EPOCH_WORD]
+        for piece in range(_C.store_pieces(self._words)):
+            until = time.monotonic() + _PATIENCE_S
+            while (packed := _C.store_pack(self._words, piece)) is None:
+                _wait(until)
+            if self._words[_C.STORE_EPOCH_WORD] != epoch:
+                raise _ChangedError
+            yield packed
 
     @classmethod
     def load(
@@ -258,45 +285,70 @@ class NgramStore:
         path: str | PathLike[str],
         *,
         num_slots: int | None = None,
-        kind: Literal["numpy", "torch"] = "numpy",
+        token_capacity: int | None = None,
+        visibility: Visibility | None = None,
+        tokenizer: str = "",
+        kind: Kind = "numpy",
     ) -> NgramStore:
         """The store that :meth:`save` wrote, with its statistics; no request is open.
 
         Args:
             num_slots: requests that may write at once; None: the maximum, one for each 1024 tokens
                 of capacity.
+            token_capacity, visibility: None: those of the file. With others its text is added to a
+                new store, as :meth:`merge` does.
+            tokenizer: digest of the vocabulary that the file has to be of; empty: any.
             kind: ``"numpy"`` or ``"torch"``.
 
         Raises:
-            StoreFileError: the file is not a store file, of another version, truncated or damaged.
-            ValueError: too many slots for the file's capacity.
+            StoreFileError: the file is not a store file, of another version or vocabulary,
+                truncated or damaged.
+            ValueError: too many slots for the capacity.
             OSError: it cannot be read.
         """
-        name = fspath(path)
+        name = str(fspath(path))
         with open(path, "rb") as file:
-            sizes, head = store_file.read_sizes(file, str(name))
-            most = sizes.num_blocks // LEAST_BLOCKS_PER_SLOT
-            possible = _C.store_words(max(1, most), sizes.num_blocks, sizes.line_bits) > 0
-            if not possible or sizes.visibility >= len(VISIBILITIES):
-                raise StoreFileError(f"{name}: corrupt: a store cannot have the sizes it names")
+            found = store_file.read_head(file, name)
+            if tokenizer and found.tokenizer and tokenizer != found.tokenizer:
+                raise StoreFileError(
+                    f"{name}: of another tokenizer: expected vocabulary {tokenizer}, got "
+                    f"{found.tokenizer}"
+                )
             store = cls.__new__(cls)
-            store.num_slots, store._sizes = most, sizes
-            words = sum(span.stop - span.start for span in store._saved_spans())
-            store_file.check_size(str(name), head, words * WORD_BYTES)
-            if num_slots is not None:
-                store.num_slots = num_slots
-            if not 1 <= store.num_slots <= most:
-                raise ValueError(f"NgramStore: num_slots: expected 1 to {most}, got {num_slots}")
-            store._allocate(kind)
-            fixed = store._words[:_FIXED_WORDS].copy()
-            store_file.read_contents(file, str(name), head, store._saved_parts(store._words))
-        store._words[:_FIXED_WORDS] = fixed
-        _C.store_give_back(store._words)
-        try:
-            store.check_integrity()
-        except IntegrityError as error:
-            raise StoreFileError(f"{name}: corrupt: {error}") from None
-        return store
+            store._sizes = found.sizes
+            store.tokenizer, store.seed = found.tokenizer or tokenizer, found.seed
+            most = found.sizes.num_blocks // LEAST_BLOCKS_PER_SLOT
+            possible = _C.store_words(max(1, most), *found.sizes[:2]) > 0
+            if not possible or found.sizes.visibility >= len(VISIBILITIES):
+                raise StoreFileError(f"{name}: corrupt: a store cannot have the sizes it names")
+            capacity = token_capacity or store.token_capacity
+            shown = visibility or store.visibility
+            own = (
+                -(-capacity // BLOCK_TOKENS) == found.sizes.num_blocks and shown == store.visibility
+            )
+            store.num_slots = most
+            if own and num_slots is not None:
+                store.num_slots = max(1, min(num_slots, most))
+            store._read(file, name, kind)
+        if own and num_slots not in (None, store.num_slots):
+            raise ValueError(f"NgramStore: num_slots: expected 1 to {most}, got {num_slots}")
+        if own:
+            return store
+        slots = num_slots or max(1, capacity // (LEAST_BLOCKS_PER_SLOT * BLOCK_TOKENS))
+        made = cls(slots, capacity, visibility=shown, tokenizer=store.tokenizer, kind=kind)
+        made.merge(store)
+        made.seed = store.seed
+        return made
+
+    def _read(self, file: BufferedReader, name: str, kind: str) -> None:
+        """Allocates the store and puts the contents of its file into it."""
+        self._allocate(kind)
+        number = -1
+        for number, piece in enumerate(store_file.read_pieces(file, name)):
+            if fault := _C.store_unpack(self._words, number, piece):
+                raise StoreFileError(f"{name}: corrupt: NgramStore: {_C.STORE_FAULTS[fault]}")
+        if number + 1 != _C.store_pieces(self._words):
+            raise StoreFileError(f"{name}: corrupt: a store of its sizes has more pieces")
 
     def check_integrity(self) -> None:
         """Checks the structure, and each entry against the text. Slow: for tests and diagnosis.
@@ -312,6 +364,16 @@ class NgramStore:
         if fault:
             raise IntegrityError(f"NgramStore: {_C.STORE_FAULTS[fault]} ({where})")
 
+    @property
+    def scopes(self) -> dict[int, int]:
+        """Tokens held of each scope."""
+        with self._locked():
+            heads = self._words[self._parts()["heads"]].copy().view(_HEAD)
+        used = heads[heads["serial"] > 0]
+        found, which = np.unique(used["scope"], return_inverse=True)
+        sums = np.bincount(which, weights=used["fill"] - np.minimum(used["first"], used["fill"]))
+        return dict(zip(found.tolist(), map(int, sums), strict=True))
+
     def _parts(self) -> dict[str, slice]:
         """The parts of the tensor, in words."""
         blocks = self._sizes.num_blocks
@@ -320,14 +382,6 @@ class NgramStore:
         heads = found["heads"].start  # behind which there is room, so that lines are aligned
         found["heads"] = slice(heads, heads + blocks * _HEAD.itemsize // WORD_BYTES)
         return found
-
-    def _saved_spans(self) -> list[slice]:
-        parts = self._parts()
-        header = slice(0, parts["slots"].start)
-        return [header, parts["heads"], slice(parts["lines"].start, parts["bytes"].stop)]
-
-    def _saved_parts(self, words: Int32Array) -> list[Int32Array]:
-        return [words[span] for span in self._saved_spans()]
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -400,24 +454,6 @@ class NgramStore:
         return [(scope, np.concatenate(pieces)) for scope, pieces in found]
 
 
-def make_store(
-    config: NgramConfig, num_slots: int, *, kind: Literal["numpy", "torch"]
-) -> NgramStore:
-    """The store that ``config.store`` asks for.
-
-    Raises:
-        ValueError: too few ``store_tokens`` for ``num_slots`` slots.
-    """
-    assert config.store is not None
-    least = num_slots * LEAST_BLOCKS_PER_SLOT * BLOCK_TOKENS
-    if config.store_tokens < least:
-        raise ValueError(
-            f"NgramConfig: store_tokens: expected at least {least}, 1024 for each of {num_slots} "
-            f"requests, got {config.store_tokens}"
-        )
-    return NgramStore(num_slots, config.store_tokens, visibility=config.store, kind=kind)
-
-
 def store_lookup(config: NgramConfig, like: Any) -> dict[str, Any]:
     """Keyword arguments of ``ngram_store_step_`` from a config, of the kind of ``like``."""
     table: Any = config.store_cost_table
@@ -427,37 +463,14 @@ def store_lookup(config: NgramConfig, like: Any) -> dict[str, Any]:
     return found if config.max_len is None else {**found, "max_len": config.max_len}
 
 
-def scope_of(name: str | int | None) -> int:
-    """A scope as an integer, for the operators' argument ``scopes`` [B].
-
-    An integer from 0 to 2**62 - 1 is kept, None becomes 0. A string becomes 2**62 plus 62 bits of
-    its BLAKE2b hash: never equal to an integer, and equal to another string only by chance.
-
-    Raises:
-        TypeError: another type.
-        ValueError: an integer out of range.
-    """
-    if name is None:
-        return 0
-    if isinstance(name, str):
-        digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        return _NAMED_SCOPES | int.from_bytes(digest, "little") & (_NAMED_SCOPES - 1)
-    if isinstance(name, bool) or not hasattr(name, "__index__"):
-        raise TypeError(f"scope_of: name: expected str, int or None, got {name!r}")
-    number = operator.index(name)
-    if not 0 <= number < _NAMED_SCOPES:
-        raise ValueError(f"scope_of: name: expected 0 to 2**62 - 1, got {number}")
-    return number
-
-
 _STORES: WeakSet[NgramStore] = WeakSet()
 
 
 def _free_in_child() -> None:
-    """Empties and frees each store that another thread was using: in a forked process that thread
-    does not exist, and what it was writing stays incomplete."""
+    """Frees each store that another thread was using, and empties it unless that only copied: in a
+    forked process that thread does not exist, and what it was writing stays incomplete."""
     for store in _STORES:
-        if not _C.store_take(store._words):
+        if store._words[_C.STORE_BUSY_WORD] == 1:
             _C.store_clear(store._words, None)
         _C.store_give_back(store._words)
 

@@ -3,8 +3,10 @@
     8 bytes   "NGRSTORE"
     4 words   version, num_blocks, line_bits, visibility; unsigned
     8 bytes   size of the contents in bytes
-    32 bytes  BLAKE2b of all bytes above and of the contents
-    contents  the store's words without its slots (csrc/core/ngram_store.h)
+    16 bytes  digest of the tokenizer's vocabulary; zeros: not known
+    16 bytes  the first half of the checksum of the store that this one began with; zeros: none
+    32 bytes  checksum: BLAKE2b of the contents and of all bytes above
+    contents  pieces (csrc/cpu/ngram_store_image.cpp), each after its size in bytes, a word
 
 All numbers are little-endian, as in memory.
 """
@@ -17,27 +19,28 @@ import os
 import re
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from os import PathLike
+from typing import NamedTuple
 
-from ngram_npu.memory import Int32Array
+from ngram_npu import _C
 
 MAGIC = b"NGRSTORE"
-VERSION = 1
+VERSION = 2
 """Changes with the meaning of the contents: layout, hash, rules for adding text."""
-_SIZES = struct.Struct("<8sIIIIQ")
-_DIGEST_BYTES = 32
+_HEAD = struct.Struct("<8sIIIIQ16s16s")
+_WORD = struct.Struct("<I")
+_CHECKSUM_BYTES = 32
 
 
 class StoreFileError(ValueError):
     """A file is not a store file, or cannot be used here; the message says why."""
 
 
-@dataclass(frozen=True)
-class FileSizes:
+class FileSizes(NamedTuple):
     """The sizes and the visibility of the store in a file."""
 
     num_blocks: int
@@ -45,7 +48,32 @@ class FileSizes:
     visibility: int
 
 
-def write(path: str | PathLike[str], sizes: FileSizes, contents: Sequence[Int32Array]) -> None:
+@dataclass(frozen=True)
+class Description:
+    """What a file says of itself."""
+
+    sizes: FileSizes
+    tokenizer: str
+    """Digest of the vocabulary, 32 hexadecimal digits; empty: not known."""
+    seed: str
+    """``checksum[:32]`` of the file that its store began with; empty: none."""
+    checksum: str
+    """Of the whole file, 64 hexadecimal digits."""
+
+
+def checked_digest(digest: str) -> str:
+    """
+    Raises:
+        ValueError: not 32 hexadecimal digits, and not empty.
+    """
+    if not re.fullmatch("([0-9a-f]{32})?", digest):
+        raise ValueError(f"tokenizer: expected 32 hexadecimal digits, got {digest!r}")
+    return digest
+
+
+def write(
+    path: str | PathLike[str], sizes: FileSizes, tokenizer: str, seed: str, pieces: Iterable[bytes]
+) -> None:
     """Replaces the file ``path`` atomically. It contains users' text: only its owner may read it.
     What killed processes left of earlier calls for this path is removed.
 
@@ -54,15 +82,21 @@ def write(path: str | PathLike[str], sizes: FileSizes, contents: Sequence[Int32A
     """
     target = os.path.realpath(path)
     folder, name = os.path.split(target)
-    size = sum(part.nbytes for part in contents)
-    head = _SIZES.pack(MAGIC, VERSION, sizes.num_blocks, sizes.line_bits, sizes.visibility, size)
     _remove_leftovers(folder, name)
     scratch, descriptor = _locked_scratch(folder, name)
     try:
         with open(descriptor, "wb") as file:
-            file.write(head + _digest(head, contents))
-            for part in contents:
-                file.write(part.data)
+            checksum, size = hashlib.blake2b(digest_size=_CHECKSUM_BYTES), 0
+            file.write(bytes(_HEAD.size + _CHECKSUM_BYTES))
+            for piece in pieces:
+                for part in (_WORD.pack(len(piece)), piece):
+                    checksum.update(part)
+                    size += file.write(part)
+            names = bytes.fromhex(tokenizer), bytes.fromhex(seed)
+            head = _HEAD.pack(MAGIC, VERSION, *sizes, size, *names)
+            checksum.update(head)
+            file.seek(0)
+            file.write(head + checksum.digest())
             file.flush()
             os.fsync(file.fileno())
         os.replace(scratch, target)
@@ -73,60 +107,59 @@ def write(path: str | PathLike[str], sizes: FileSizes, contents: Sequence[Int32A
     _sync_folder(folder)
 
 
-def read_sizes(file: BufferedReader, name: str) -> tuple[FileSizes, bytes]:
-    """The sizes of the store in an open file, and its first bytes for :func:`read_contents`.
+def describe(path: str | PathLike[str]) -> Description:
+    """What a store file says of itself, without its contents.
 
+    Raises:
+        StoreFileError: not a store file, or of another version.
+        OSError: it cannot be read.
+    """
+    with open(path, "rb") as file:
+        return read_head(file, os.fspath(path))
+
+
+def read_head(file: BufferedReader, name: str) -> Description:
+    """
     Raises:
         StoreFileError: not a store file, of another version, or not of the size that it names.
     """
-    head = file.read(_SIZES.size + _DIGEST_BYTES)
+    head = file.read(_HEAD.size + _CHECKSUM_BYTES)
     if head[: len(MAGIC)] != MAGIC[: len(head)] or not head:
         raise StoreFileError(f"{name}: not a file of a store")
-    if len(head) < _SIZES.size + _DIGEST_BYTES:
-        raise StoreFileError(f"{name}: truncated: {len(head)} bytes")
-    _, version, num_blocks, line_bits, visibility, size = _SIZES.unpack_from(head)
-    if version != VERSION:
+    if len(head) >= 12 and (version := _WORD.unpack_from(head, 8)[0]) != VERSION:
         whose = "of an older" if version < VERSION else "of a newer"
         raise StoreFileError(f"{name}: {whose} release: expected format {VERSION}, got {version}")
+    if len(head) < _HEAD.size + _CHECKSUM_BYTES:
+        raise StoreFileError(f"{name}: truncated: {len(head)} bytes")
+    _, _, *sizes, size, tokenizer, seed = _HEAD.unpack_from(head)
     found = os.fstat(file.fileno()).st_size - len(head)
     if found != size:
         how = "truncated" if found < size else "too long"
         raise StoreFileError(f"{name}: {how}: expected {size} bytes of contents, got {found}")
-    return FileSizes(num_blocks, line_bits, visibility), head
+    tokenizer, seed = (part.hex() if any(part) else "" for part in (tokenizer, seed))
+    return Description(FileSizes(*sizes), tokenizer, seed, head[_HEAD.size :].hex())
 
 
-def check_size(name: str, head: bytes, expected: int) -> None:
-    """Checks that a store of the sizes in the file has ``expected`` bytes of contents; called
-    before memory is allocated for it.
-
-    Raises:
-        StoreFileError: it has another size.
-    """
-    size = _SIZES.unpack_from(head)[5]
-    if size != expected:
-        raise StoreFileError(f"{name}: corrupt: expected {expected} bytes of contents, got {size}")
-
-
-def read_contents(
-    file: BufferedReader, name: str, head: bytes, contents: Sequence[Int32Array]
-) -> None:
-    """Reads ``contents``, whose sizes are those that the file names.
+def read_pieces(file: BufferedReader, name: str) -> Iterator[bytes]:
+    """The pieces of the contents. Behind the last one the checksum is compared.
 
     Raises:
         StoreFileError: the file was damaged or truncated.
     """
-    for part in contents:
-        if file.readinto(part.data) != part.nbytes:
-            raise StoreFileError(f"{name}: truncated while it was read")
-    if _digest(head[: _SIZES.size], contents) != head[_SIZES.size :]:
+    file.seek(0)
+    head, expected = file.read(_HEAD.size), file.read(_CHECKSUM_BYTES)
+    checksum = hashlib.blake2b(digest_size=_CHECKSUM_BYTES)
+    while before := file.read(_WORD.size):
+        size = _WORD.unpack(before)[0] if len(before) == _WORD.size else 0
+        if size > _C.STORE_PIECE_BYTES:
+            break
+        piece = file.read(size)
+        checksum.update(before)
+        checksum.update(piece)
+        yield piece
+    checksum.update(head)
+    if checksum.digest() != expected:
         raise StoreFileError(f"{name}: corrupt: its checksum does not match")
-
-
-def _digest(head: bytes, contents: Sequence[Int32Array]) -> bytes:
-    digest = hashlib.blake2b(head, digest_size=_DIGEST_BYTES)
-    for part in contents:
-        digest.update(part.data)
-    return digest.digest()
 
 
 def _locked_scratch(folder: str, name: str) -> tuple[str, int]:

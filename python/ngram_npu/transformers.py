@@ -21,8 +21,9 @@ import numpy.typing as npt
 import torch
 
 from ngram_npu.config import NgramConfig
+from ngram_npu.drafting import make_store
 from ngram_npu.proposer import NgramProposer
-from ngram_npu.store import NgramStore, make_store
+from ngram_npu.store import NgramStore
 
 __all__ = ["NgramCandidates", "drafting", "generate"]
 

@@ -18,7 +18,7 @@ namespace ngram_npu::test {
 
 // Counts of what episodes reached. They do not cover an event whose count stays 0.
 struct StoreReached {
-  int64_t drafts = 0, evicted = 0, lost = 0, restarts = 0, finished = 0, cleared = 0;
+  int64_t drafts = 0, evicted = 0, lost = 0, renumbered = 0, finished = 0, cleared = 0;
 
   void operator+=(const StoreReached& other) {
     for (const auto& [name, at] : kNames) this->*at += other.*at;
@@ -30,7 +30,7 @@ inline const std::pair<const char*, int64_t StoreReached::*> StoreReached::kName
     {"drafts", &StoreReached::drafts},
     {"entries evicted", &StoreReached::evicted},
     {"blocks lost", &StoreReached::lost},
-    {"restarts", &StoreReached::restarts},
+    {"renumbered", &StoreReached::renumbered},
     {"requests finished", &StoreReached::finished},
     {"scopes cleared", &StoreReached::cleared},
 };
@@ -164,12 +164,12 @@ class StoreEpisode {
     p.cost_limit = c_.from(0, 90);
     const auto* header = reinterpret_cast<const uint32_t*>(store_.data());
     const uint32_t evicted = header[store::kStatEvicted], lost = header[store::kStatLostBlocks],
-                   restarts = header[store::kStatRestarts];
+                   renumbered = header[store::kStatRenumbered];
     ngram_npu_cpu_ngram_store_step_(&p, nullptr);
     if (nonsense_) return nullptr;
     reached_.evicted += header[store::kStatEvicted] - evicted;
     reached_.lost += header[store::kStatLostBlocks] - lost;
-    reached_.restarts += header[store::kStatRestarts] - restarts;
+    reached_.renumbered += header[store::kStatRenumbered] - renumbered;
     for (int64_t row = 0; row < slots_; ++row) {
       for (int64_t j = 0; j < counts_.data()[row]; ++j) {
         if (drafts_[row][j] % kScopes != owner_[static_cast<size_t>(row)]) return "text of another scope was drafted";

@@ -74,7 +74,7 @@ def _broken_chains() -> Iterator[Sample]:
         begin = END_OF_SERIALS - left
         store = with_words(fresh(2, 9, 3, FINISH), NEXT_SERIAL=begin)
         tell(rng, store, tokens, np.array([700, 300], np.int32))
-        yield Sample(f"restarted-{left}", (store, in_buffer([0, 1])))
+        yield Sample(f"renumbered-{left}", (store, in_buffer([0, 1])))
     store = fresh(2, 9, 3, FINISH)
     say(store, tokens, np.array([50, 50], np.int32), np.array([40, 40], np.int32))
     tell(rng, store, tokens[:1], np.array([1500], np.int32))

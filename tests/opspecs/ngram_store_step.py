@@ -224,10 +224,10 @@ def _serial_samples(rng: np.random.Generator) -> Iterator[Sample]:
             begin = END_OF_SERIALS - left
             store = with_words(fresh(3, 12, 4, visibility), NEXT_SERIAL=begin)
             args = _call(tokens, lengths, in_buffer([300] * 3), store, no_drafts(3, 2))
-            yield Sample(f"restart-{visibility}-{left}", args)
+            yield Sample(f"renumber-{visibility}-{left}", args)
             say(store, tokens, lengths - 300, lengths - 300)
             args = _call(tokens, lengths, in_buffer([290] * 3), store, no_drafts(3, 2))
-            yield Sample(f"restarted-{visibility}-{left}", args)
+            yield Sample(f"renumbered-{visibility}-{left}", args)
         store = fresh(3, 12, 4, visibility)
         say(store, tokens, lengths, in_buffer([30, 20, 10]))
         for offset in range(1, 4):  # slot 0 writes on, the others wait until their blocks are gone

@@ -353,3 +353,47 @@ def test_no_text_crosses_scopes(visibility: Visibility, steps: int) -> None:
 
 def test_a_store_that_mixed_scopes_up_would_be_found() -> None:
     assert leaks("live", 2_000, mixed=True)[0] > 100
+
+
+@pytest.mark.parametrize("visibility", ["live", "finish"])
+def test_text_stays_when_the_block_numbers_run_out(visibility: Visibility) -> None:
+    """A store whose numbers are about to end says and holds the same as one whose are small."""
+    store, late = (NgramStore(3, 8192, visibility=visibility) for _ in range(2))
+    rng = np.random.default_rng(5)
+    requests = [[Request(made, i, scope=i % 2) for i in range(3)] for made in (store, late)]
+
+    def say(size: int) -> None:
+        for pair in zip(*requests, strict=True):
+            tokens = rng.integers(0, 40, size).tolist()
+            assert pair[0].say(tokens) == pair[1].say(tokens)
+
+    say(1500)
+    by = 2**24 - 32
+    shift_numbers(late, by)
+    late.check_integrity()
+    for made in (store, late):
+        made.warm([TEXT], scope=7)
+    for size in (200, 3, 900, 700):
+        say(size)
+    assert [made.statistics.renumberings for made in (store, late)] == [0, 1]
+    late.check_integrity()
+    assert late.scopes == store.scopes
+    for made in (store, late):
+        made.finish(np.arange(3))
+    for scope in (0, 1):
+        pair = [
+            Request(made, scope, scope=scope, prompt=requests[0][scope].row[50:80])
+            for made in (store, late)
+        ]
+        assert pair[0].say([1]) == pair[1].say([1])
+
+
+def shift_numbers(store: NgramStore, by: int) -> None:
+    """Adds ``by``, a multiple of the number of blocks, to all of a store's block numbers."""
+    words, parts = store._words.view(np.uint32), store._parts()
+    words[5] += by
+    heads = words[parts["heads"]].reshape(-1, 8)
+    for numbers in (words[parts["slots"]][::4], *(heads[:, word] for word in (0, 3, 4))):
+        numbers[numbers > 0] += by
+    places = words[parts["lines"]][1::2]
+    places[places > 0] += by * 256

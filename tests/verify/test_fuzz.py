@@ -7,7 +7,6 @@ from collections import Counter
 
 import pytest
 from ngram_npu import NgramStore, store_file
-from ngram_npu.memory import Int32Array
 
 from tools.verify import store_file_fuzz
 from tools.verify.fuzz import problems, summary
@@ -53,29 +52,34 @@ def test_a_second_of_it() -> None:
     assert reached["refused by integrity"] > 0
 
 
-def test_a_load_without_the_integrity_check_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    check = NgramStore.check_integrity
+def test_text_that_gets_another_scope_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    merge = NgramStore.merge
 
-    def load(path: object, **options: object) -> NgramStore:
-        monkeypatch.setattr(NgramStore, "check_integrity", lambda _: None)
-        try:
-            return whole_load(path, **options)
-        finally:
-            monkeypatch.setattr(NgramStore, "check_integrity", check)
+    def mixed(self: NgramStore, other: NgramStore) -> None:
+        merge(self, other)
+        for scope in list(other.scopes)[:1]:
+            self.warm([range(900)], scope=scope)
 
-    whole_load = NgramStore.load
-    monkeypatch.setattr(NgramStore, "load", load)
+    monkeypatch.setattr(NgramStore, "merge", mixed)
     _, finding = store_file_fuzz.run(20, seed=1)
     assert finding is not None
-    assert "IntegrityError" in finding
+    assert "merge: a scope was told what it does not hold" in finding
 
 
 def test_a_checksum_that_is_not_compared_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read_contents(file: object, name: str, head: bytes, contents: list[Int32Array]) -> None:
-        for part in contents:
-            file.readinto(part.data)
+    class Same(bytes):
+        def __ne__(self, other: object) -> bool:
+            return False
 
-    monkeypatch.setattr(store_file, "read_contents", read_contents)
+    class Unread:
+        def __init__(self, *_: object, **__: object) -> None: ...
+        def update(self, _: object) -> None: ...
+        def digest(self) -> bytes:
+            return Same(32)
+
+    saved = list(store_file_fuzz.saved_stores())
+    monkeypatch.setattr(store_file_fuzz, "saved_stores", lambda: saved)
+    monkeypatch.setattr(store_file.hashlib, "blake2b", Unread)
     _, finding = store_file_fuzz.run(20, seed=1)
     assert finding is not None
     assert "a file that is not as it was written was accepted" in finding

@@ -8,8 +8,9 @@ from typing import Any, Literal, Protocol
 import torch
 
 from ngram_npu.config import NgramConfig
+from ngram_npu.drafting import make_store
 from ngram_npu.index import NgramIndex, make_index
-from ngram_npu.store import NgramStore, make_store
+from ngram_npu.store import NgramStore
 
 Stream = Literal["main", "side"]
 """`main` is the stream the model runs on, current when a method is called; `side` is for copies

@@ -446,7 +446,7 @@ class AsyncSpecState:
             raise ValueError(f"rebuild: {error}") from None
         nothing = np.zeros(0, np.int32)
         mirrors, tables = self._empty_host_state()
-        # Counts as the step before the next one, which then uses the other staging buffers.
+        # Counts as the step before the next one.
         plan = self._plan(
             "rebuild",
             Batch(nothing, nothing, nothing, new=requests),
@@ -462,7 +462,7 @@ class AsyncSpecState:
             self._truth.clear(self._device)
             self._commit(plan)
             self._upload(plan, [])
-            self._wait_for_device()  # the step after the next one uses the same buffers
+            self._wait_for_device()  # so that either staging buffer is free for the next step
             self._failure = None
 
     def _wait_for_device(self) -> None:

@@ -13,7 +13,8 @@ from ngram_npu.reference.ladder import MAX_MATCH, SIZES
 from ngram_npu.reference.ngram_propose import Array
 
 MAGIC, NUM_SLOTS, NUM_BLOCKS, LINE_BITS, VISIBILITY, NEXT_SERIAL, BUSY = range(7)
-LOOKUPS, HITS, DRAFTS, DRAFT_TOKENS, ENTERED, EVICTED, LOST_BLOCKS, RESTARTS, REFUSED = range(7, 16)
+LOOKUPS, HITS, DRAFTS, DRAFT_TOKENS, ENTERED, EVICTED, LOST_BLOCKS, RENUMBERED = range(7, 15)
+REFUSED, EPOCH = 15, 16
 HEADER_WORDS = 64
 SLOT_WORDS, SLOT_SERIAL, SLOT_LENGTH = 4, 0, 1
 HEAD_WORDS, HEAD_SERIAL, HEAD_FILL, HEAD_FIRST, HEAD_PREVIOUS, HEAD_NEXT, HEAD_SCOPE = 8, *range(6)
@@ -137,6 +138,9 @@ class Store:
     def give_out(self, previous: int, scope: int) -> int:
         """The serial number of a new block, which comes after the one of number ``previous``; 0: it
         is the first of its request."""
+        if self.words[NEXT_SERIAL] == END_OF_SERIALS:
+            by = self.renumber()
+            previous = max(0, previous - by)
         if not 0 < self.words[NEXT_SERIAL] < END_OF_SERIALS:
             self.restart()
             previous = 0
@@ -161,12 +165,32 @@ class Store:
         self.words[self.head(serial) + HEAD_FILL] = fill + 1
         return place
 
+    def renumber(self) -> int:
+        """All serial numbers have been given out: subtracts the same from each."""
+        blocks = self.num_blocks
+        by: int = (END_OF_SERIALS - blocks - 1) // blocks * blocks
+        slots = range(HEADER_WORDS + SLOT_SERIAL, self.heads, SLOT_WORDS)
+        heads = range(self.heads, self.heads + blocks * HEAD_WORDS, HEAD_WORDS)
+        links = [at + word for at in heads for word in (HEAD_SERIAL, HEAD_PREVIOUS, HEAD_NEXT)]
+        for at in (*slots, *links):
+            self.words[at] = max(0, self.words[at] - by)
+        for entry in range(self.lines, self.tokens, ENTRY_WORDS):
+            place = self.words[entry + 1]
+            if place // BLOCK > by:
+                self.words[entry + 1] = place - by * BLOCK
+            else:
+                self.words[entry] = self.words[entry + 1] = 0
+        self.words[NEXT_SERIAL] -= by
+        self.count(EPOCH)
+        self.count(RENUMBERED)
+        return by
+
     def restart(self) -> None:
-        """All serial numbers have been given out: begins again with an empty store."""
+        """The header is not a store's: begins with an empty one."""
         for i in range(HEADER_WORDS, self.tokens):
             self.words[i] = 0
         self.words[NEXT_SERIAL] = 1
-        self.count(RESTARTS)
+        self.count(EPOCH)
 
     # Entries.
 

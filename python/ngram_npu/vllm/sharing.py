@@ -17,7 +17,8 @@ from typing import Any, Literal
 import numpy as np
 
 from ngram_npu.config import STORE_TOKENS
-from ngram_npu.store import NgramStore, scope_of
+from ngram_npu.scopes import scope_of
+from ngram_npu.store import NgramStore
 from ngram_npu.vllm.after_import import logger
 from ngram_npu.vllm.options import Options
 

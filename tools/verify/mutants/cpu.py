@@ -37,7 +37,6 @@ a rebuilt state has a last step
 -             self._begun, self._last = None, None
 + self._mirrors, self._block_tables = mirrors, tables
 +             self._begun = None
-rebuilding takes the next step's buffers: self._step_count - 1, => self._step_count,
 
 @ csrc/core/compute_slot_mapping.h
 a run goes on beyond its chunk: count = l.cp_interleave - in_chunk => count = l.cp_interleave
@@ -248,4 +247,20 @@ the last slot is not emptied: self.forget(rows) => self.forget(rows - 1)
 a round's rest is stored whole
 - rest - self._config.cp_rank * interleave, 0, interleave
 + rest - self._config.cp_rank * interleave, 0, None
+
+@ csrc/cpu/ngram_store_image.cpp
+entries that are newer than their block's copy are loaded
+- store.alive(serial) && entry.place % kBlockTokens < store.fill(serial)
++ store.alive(serial)
+blocks that were given out again are loaded
+- if (head[kHeadSerial] == 0 || head[kHeadSerial] + store.num_blocks >= next) continue;
++ if (head[kHeadSerial] != 1) continue;
+
+@ csrc/core/ngram_store.h
+one block too many keeps its number: (kEndOfSerials - num_blocks - 1) => (kEndOfSerials - 1)
+
+@ csrc/cpu/ngram_store.cpp
+renumbering forgets which block is before
+- head[kHeadPrevious] = renumbered(head[kHeadPrevious], by);
++ head[kHeadPrevious] = 0;
 """)
