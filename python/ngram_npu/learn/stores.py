@@ -43,26 +43,26 @@ def is_store(path: Path) -> bool:
         return False
 
 
-def new(store_tokens: int) -> NgramStore:
-    """An empty store.
+def new(store_tokens: int, tokenizer: str = "") -> NgramStore:
+    """An empty store of a vocabulary.
 
     Raises:
         ReplayError: too few or too many tokens.
     """
     try:
-        return NgramStore(1, store_tokens)
+        return NgramStore(1, store_tokens, tokenizer=tokenizer)
     except ValueError as error:
         raise ReplayError(str(error)) from error
 
 
-def load(path: Path) -> NgramStore:
+def load(path: Path, tokenizer: str = "") -> NgramStore:
     """The store in a file.
 
     Raises:
-        ReplayError: it cannot be used, or not be read.
+        ReplayError: it cannot be used, is of another vocabulary, or cannot be read.
     """
     try:
-        return NgramStore.load(path)
+        return NgramStore.load(path, tokenizer=tokenizer)
     except StoreFileError as error:
         raise ReplayError(str(error)) from error
     except OSError as error:
@@ -100,17 +100,16 @@ def describe(path: Path) -> dict[str, Any]:
         ReplayError: it cannot be used, or not be read.
     """
     store = load(path)
-    held = texts_of(store)
     return {
         "file": str(path),
         "file_bytes": path.stat().st_size,
         "token_capacity": store.token_capacity,
         "tokens_held": store.statistics.tokens_held,
         "blocks_in_use": store.statistics.blocks_in_use,
-        "texts": len(held),
-        "scopes": len({scope for scope, _ in held}),
+        "texts": len(texts_of(store)),
+        "scopes": len(store.scopes),
         "visibility": store.visibility,
-        "tokenizer": "",
+        "tokenizer": store.tokenizer,
     }
 
 
