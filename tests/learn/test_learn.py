@@ -258,7 +258,7 @@ def test_wrong_input_is_one_line(
     says: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "bad.store").write_bytes(b"NGRSTORE" + bytes(12))
+    (tmp_path / "bad.store").write_bytes(b"NGRSTORE" + bytes([2, 0, 0, 0]) + bytes(8))
     short = {"prompt_token_ids": [1], "completion_token_ids": [2]}
     (tmp_path / "short.jsonl").write_text(json.dumps({"turns": [short]}))
     names = {"LOGS": str(logs), "BAD": "bad.store", "SHORT": "short.jsonl"}

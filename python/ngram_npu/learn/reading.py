@@ -14,7 +14,7 @@ from ngram_npu.replay.log_files import Progress, log_files
 from ngram_npu.replay.records import Conversation
 from ngram_npu.replay.simulation import TokenRequest
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER, ReplayTokenizer, load_tokenizer
-from ngram_npu.store import scope_of
+from ngram_npu.scopes import scope_of
 
 __all__ = ["RECENT_TOKENS", "Heard", "Talk", "Tokenizing", "read_logs"]
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -15,6 +18,7 @@ import torch
 from ngram_npu import NgramStore, scope_of, set_num_threads
 from ngram_npu.vllm import NgramProposer, v1, v2, v2_plugin
 from ngram_npu.vllm import engines as engines_module
+from ngram_npu.vllm.extension import StoreExtension
 from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.row_lookup import RowLookup
 from ngram_npu.vllm.sharing import scope_of_request
@@ -56,8 +60,9 @@ def config_of(rank: int = 0, store: str | None = "live", ranks: int = 1, **optio
 def test_options() -> None:
     off = read_options(config_of(store=None), "v2")
     assert (off.ngram.store, off.store_tokens, off.store_file) == (None, None, "")
-    on = read_options(config_of(store_tokens=5000, store_file="/x/y"), "v2")
+    on = read_options(config_of(store_tokens=5000, store_file="/x/y", store_seed="/s"), "v2")
     assert (on.ngram.store, on.store_tokens, on.store_file) == ("live", 5000, "/x/y")
+    assert (on.store_seed, on.store_save_minutes) == ("/s", 10)
     parallel = config_of(store_file="/x/y")
     parallel.parallel_config.data_parallel_index = 2
     assert read_options(parallel, "v2").store_file == "/x/y.2"
@@ -70,6 +75,8 @@ def test_options() -> None:
         ({"store": "live", "min_draft_probability": None}, "store: expected None without"),
         ({"store": None, "store_tokens": 5000}, "store_tokens: expected none without a store"),
         ({"store": None, "store_file": "x"}, "store_file: expected none without a store"),
+        ({"store": None, "store_seed": "x"}, "store_seed: expected none without a store"),
+        ({"store_save_minutes": -1}, "store_save_minutes: expected 0 or more, got -1"),
         ({"store_token": 1}, "unknown option 'store_token' .* did you mean 'store_tokens'"),
     ],
 )
@@ -82,9 +89,11 @@ def test_few_tokens_are_refused_at_the_start_and_enough_are_the_default() -> Non
     with pytest.raises(ValueError, match=r"store_tokens: expected at least 12288, .* 12 slots"):
         NgramProposer(config_of(store_tokens=12287))
     many = config_of()
-    many.scheduler_config.max_num_seqs = 1024
-    made = NgramProposer(many)
-    assert made.engine.store.held.token_capacity == 2048 * 1024  # type: ignore[union-attr]
+    for requests, capacity in ((1024, 1 << 24), (16384, 2048 * 16384)):
+        many.scheduler_config.max_num_seqs = requests
+        shared = NgramProposer(many).shared_store
+        assert shared is not None
+        assert shared.held.token_capacity == capacity
 
 
 # Scopes.
@@ -224,6 +233,104 @@ def test_ranks_have_equal_stores_and_one_keeps_it(
     assert (merged.visibility, merged.statistics.tokens_held) == ("finish", tokens)
 
 
+def test_a_store_begins_with_a_seed_and_keeps_its_own_file(tmp_path: Path) -> None:
+    """A seed is read and never written. The own file has it already, unless it is a new seed."""
+    own, tokens = tmp_path / "own", {}
+    for name, first in (("monday", 100), ("tuesday", 200)):
+        learned = NgramStore(1, 8192)
+        learned.warm([range(first, first + 30)])
+        learned.save(tmp_path / name)
+        tokens[name] = (tmp_path / name).read_bytes()
+
+    def held(seed: str) -> set[int]:
+        given = {"store_seed": str(tmp_path / seed)} if seed else {}
+        made = NgramProposer(config_of(store_tokens=16384, store_file=str(own), **given))
+        assert made.shared_store is not None
+        store = made.shared_store.held
+        store.warm([[len(said)]])
+        texts = store._texts()
+        del made, store
+        gc.collect()
+        found = [token for _, text in texts for token in text.tolist()]
+        assert len(found) == len(set(found)), "nothing is held twice"
+        return {token // 100 for token in found} - {0}
+
+    said: list[set[int]] = []
+    for seed in ("monday", "monday", "", "tuesday"):
+        said.append(held(seed))
+    assert said == [{1}, {1}, {1}, {1, 2}]
+    assert all((tmp_path / name).read_bytes() == data for name, data in tokens.items())
+    for message, options in (
+        ("store_seed: .*No such file", {"store_seed": str(tmp_path / "wednesday")}),
+        ("store_seed: .*not a file of a store", {"store_seed": __file__}),
+    ):
+        with pytest.raises(ValueError, match=f"ngram_npu: {message}"):
+            NgramProposer(config_of(**options))
+
+
+def test_a_store_is_of_the_models_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "vllm.ngram_npu")
+    path = str(tmp_path / "store")
+    NgramStore(1, 4096, tokenizer="0f" * 16).save(path)
+    NgramProposer(config_of(store_file=path))
+    assert "files are not compared with the tokenizer: ModuleNotFoundError" in caplog.text
+    module: Any = ModuleType("vllm.tokenizers")
+    module.cached_tokenizer_from_config = lambda model_config: SimpleNamespace(
+        get_vocab=lambda: {"a": 0}
+    )
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.tokenizers", module)
+    with pytest.raises(ValueError, match=r"store_seed: .*of another tokenizer"):
+        NgramProposer(config_of(store_seed=path))
+
+
+def test_a_store_is_saved_while_its_engine_runs(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    made = NgramProposer(config_of(store_file=str(path), store_save_minutes=0.001))
+    assert made.shared_store is not None
+    time.sleep(0.2)
+    assert not path.exists(), "nothing came in"
+    made.shared_store.held.warm([WORDS])
+    until = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert NgramStore.load(path).statistics.tokens_held == len(WORDS)
+    del made
+    gc.collect()
+    assert not [t for t in threading.enumerate() if t.name == "ngram_npu store"]
+
+
+def test_what_a_running_store_can_be_told(tmp_path: Path) -> None:
+    proposer = NgramProposer(config_of())
+    runners = (
+        SimpleNamespace(drafter=proposer),
+        SimpleNamespace(speculator=proposer),
+        SimpleNamespace(speculator=SimpleNamespace(ngram_npu=proposer)),
+    )
+    learned = NgramStore(1, 4096)
+    learned.warm([range(30)], scope="b")
+    learned.save(tmp_path / "store")
+    for runner in runners:
+        worker = StoreExtension()
+        worker.model_runner = runner  # type: ignore[attr-defined]
+        worker.ngram_npu_store_warm([WORDS], "a")
+        worker.ngram_npu_store_warm([WORDS[:7]])
+        worker.ngram_npu_store_merge(str(tmp_path / "store"))
+        assert worker.ngram_npu_store_statistics()["tokens_held"] == len(WORDS) + 7 + 30
+        worker.ngram_npu_store_clear("a")
+        assert worker.ngram_npu_store_statistics()["tokens_held"] == 7 + 30
+        worker.ngram_npu_store_clear()
+        assert worker.ngram_npu_store_statistics()["tokens_held"] == 30
+        worker.ngram_npu_store_clear(all_scopes=True)
+        assert worker.ngram_npu_store_statistics()["tokens_held"] == 0
+    worker.model_runner = SimpleNamespace(drafter=NgramProposer(config_of(store=None)))  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="store: this engine has none"):
+        worker.ngram_npu_store_statistics()
+
+
 def test_a_file_that_is_no_store_stops_the_engine_and_stays(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     path.write_bytes(b"something else")
@@ -330,7 +437,7 @@ class GPUModelRunner:
     def __init__(self, store: str) -> None:
         self.req_states: Any = State()
         self.speculator = v2.NgramSpeculator(config_of(store=store), CPU, self.req_states)
-        self.held: Any = self.speculator.store
+        self.held: Any = self.speculator.shared_store.held  # type: ignore[union-attr]
 
     def add_requests(self, scheduler_output: Any) -> None:
         for new in scheduler_output.scheduled_new_reqs:
