@@ -77,16 +77,18 @@ class IndexEngine(ScanEngine):
 
     name = "index"
 
-    def __init__(self, options: Options, cache_config: Any, context_ranks: int) -> None:
+    def __init__(self, vllm_config: Any, options: Options) -> None:
         super().__init__(options.ngram)
         self._options = options
-        self._cache_config = cache_config
-        self._context_ranks = context_ranks  # ranks that share a block (context parallelism)
+        self._cache_config: Any = getattr(vllm_config, "cache_config", None)
+        # Ranks that share a block (context parallelism).
+        parallel = vllm_config.parallel_config
+        self._context_ranks = getattr(parallel, "decode_context_parallel_size", 1)
         self._slots = 2 * options.max_num_seqs
         self._rows = _C.RowRecognizer(self._slots)
         self._behind = 0  # rows whose tokens are not all indexed
         if options.ngram.store is not None:
-            self.store = SharedStore(options, self._slots, "numpy")
+            self.store = SharedStore(vllm_config, options, self._slots, "numpy")
         self._steps = 0
 
     def draft(

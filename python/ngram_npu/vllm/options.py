@@ -28,6 +28,8 @@ LOOKUPS = ("ngram", "1-16", "ladder", "auto")
 SIZES = {"consecutive": "ngram", "ladder": "ladder"}
 """The older spelling of a lookup."""
 DEFAULT_LOOKUP = (2, 5)
+STORE_OPTIONS = ("store_tokens", "store_seed", "store_file", "store_save_minutes")
+SAVE_MINUTES = 10.0
 LEAST_PROBABILITY = 0.177
 """Suits a server on which verifying one more token costs a twentieth of a step."""
 BESIDE_LOOKUP = (2, 16)
@@ -67,9 +69,13 @@ class Options:
     metrics: bool
     """Whether to count which matches were accepted, and on a device whether to count at all."""
     store_tokens: int | None
-    """Capacity of the store in tokens; None: a million, or more if its slots need it."""
+    """Capacity of the store in tokens; None: 16 million, or more if its slots need it."""
+    store_seed: str
+    """File that every engine's store begins with; empty: none."""
     store_file: str
-    """File that the store is loaded from and saved to; empty: none."""
+    """File of this engine's store, which is loaded at the start and written; empty: none."""
+    store_save_minutes: float
+    """How often it is written while the engine runs; 0: at the end only."""
     beside: bool
     """Whether n-gram drafts are put beside those of a neural drafter."""
     beside_threshold: float
@@ -131,9 +137,12 @@ def read_options(vllm_config: Any, method: Method) -> Options:
     padded = method == "ngram_gpu" and drafts == "padded"
     if least is not None and (padded or (in_v2 and not adaptive)):
         ngram = replace(ngram, min_draft_probability=UNCUT)
-    for name in ("store_tokens", "store_file"):
+    for name in STORE_OPTIONS:
         if name in given and ngram.store is None:
             raise ValueError(f"ngram_npu: {name}: expected none without a store")
+    minutes = given.get("store_save_minutes", SAVE_MINUTES) or 0.0
+    if not 0 <= minutes < float("inf"):
+        raise ValueError(f"ngram_npu: store_save_minutes: expected 0 or more, got {minutes}")
     return Options(
         ngram=ngram,
         lookup=lookup,
@@ -148,6 +157,8 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         keep_drafting=given.get("keep_drafting", _is_recurrent(vllm_config.model_config)),
         metrics=given.get("metrics", False),
         store_tokens=given.get("store_tokens"),
+        store_seed=given.get("store_seed", ""),
+        store_save_minutes=minutes,
         store_file=_own_file(given.get("store_file", ""), vllm_config.parallel_config),
         beside=method == "beside",
         beside_threshold=beside_threshold,
@@ -320,8 +331,8 @@ def _range(
 
 _KINDS: dict[str, type] = {
     **dict.fromkeys(("prompt_lookup_min", "prompt_lookup_max", "num_threads", "store_tokens"), int),
-    **dict.fromkeys(("min_draft_probability", "beside_threshold"), float),
-    **dict.fromkeys(("match_policy", "lookup", "sizes", "store", "store_file"), str),
+    **dict.fromkeys(("min_draft_probability", "beside_threshold", "store_save_minutes"), float),
+    **dict.fromkeys(("match_policy", "lookup", "sizes", "store", "store_seed", "store_file"), str),
     **dict.fromkeys(("engine", "drafts", "draft_on"), str),
     **dict.fromkeys(("overlap", "keep_drafting", "metrics", "beside", "dense_rows"), bool),
 }

@@ -28,12 +28,11 @@ class HostProposer:
         self.k = options.ngram.k
         self.engine = ScanEngine(options.ngram)
         if takes_index(options):
-            context_ranks = getattr(vllm_config.parallel_config, "decode_context_parallel_size", 1)
-            cache_config = getattr(vllm_config, "cache_config", None)
-            self.engine = IndexEngine(options, cache_config, context_ranks)
+            self.engine = IndexEngine(vllm_config, options)
+        self.shared_store = self.engine.store
         speaks = start(vllm_config, options, method, self.engine.name)
-        if speaks and self.engine.store is not None:
-            self.engine.store.announce(self, scoped=False)
+        if speaks and self.shared_store is not None:
+            self.shared_store.announce(self, scoped=False)
         self._stats = Stats(self, vllm_config, options) if speaks else None
 
     def load_model(self, *args: object, **kwargs: object) -> None:

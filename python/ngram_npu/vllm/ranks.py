@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 PATIENCE_S = 60.0
 """How long a rank waits for the others."""
 
-_FREE = ("sources", "num_threads", "metrics", "store_file")
-"""Options that change no draft. Of the store's file, the contents are compared."""
+_FREE = ("sources", "num_threads", "metrics", "store_seed", "store_file", "store_save_minutes")
+"""Options that change no draft. Of the store's files, the contents are compared."""
 _STORE = "store's contents"
 
 P = ParamSpec("P")
@@ -71,8 +71,8 @@ def compare_ranks(
         store.begin_empty()
         if vllm_config.parallel_config.rank == first:
             logger.warning(
-                "ngram_npu: store_file: rank %d loaded another store than rank %d: all ranks begin "
-                "with an empty one, and none saves it; give all of them the same file",
+                "ngram_npu: store_seed, store_file: rank %d loaded another store than rank %d: all "
+                "ranks begin with an empty one, and none saves it; give all of them the same files",
                 unlike[0],
                 first,
             )

@@ -58,14 +58,14 @@ class RowLookup:
         # Made before vLLM measures how much memory is left for its KV cache. In host memory only
         # what is used is committed.
         self.index: NgramIndex | None = None
-        store: SharedStore | None = None
+        self.shared_store: SharedStore | None = None
         on_host = drafts_on_host(options, device.type)
         if on_host and takes_index(options):
             self.index = index_for(options, options.max_num_seqs, "numpy")
             if options.ngram.store is not None:
-                store = SharedStore(options, options.max_num_seqs, "numpy")
+                self.shared_store = SharedStore(vllm_config, options, options.max_num_seqs, "numpy")
+        store = self.shared_store
         self.one_of_many = compare_ranks(vllm_config, options, store)
-        self.store = None if store is None else store.held
         self._host: HostDrafting | None = None
         if on_host:
             self._host = HostDrafting(
@@ -76,8 +76,10 @@ class RowLookup:
                 device=device,
                 lag=steps_ahead(vllm_config),
                 index=self.index,
-                store=self.store,
+                store=None if store is None else store.held,
             )
+            if store is not None:
+                store.settle = functools.partial(self._host.settle, SETTLE_S)
             self._newest = torch.arange(self.k + 1, device=device)
         else:
             scratch = workspace("ngram_propose_", options, device)
@@ -93,9 +95,7 @@ class RowLookup:
         engine = ("index" if self.index else "scan") + (" on the host" if on_host else "")
         self.speaks = start(vllm_config, options, method, engine, device)
         if self.speaks and store is not None:
-            assert self._host is not None
-            settle = functools.partial(self._host.settle, SETTLE_S)
-            store.announce(self, scoped=self.sees_requests, settle=settle)
+            store.announce(self, scoped=self.sees_requests)
         self._stats: DeviceStats | None = None
         if self.speaks and options.metrics:
             self._stats = DeviceStats(self, vllm_config, options, len(self._state[1]), self.index)

@@ -7,21 +7,23 @@ and get the same tokens, and so have the same contents; one of them writes the f
 from __future__ import annotations
 
 import functools
-import hashlib
+import importlib
 import json
 import os
+import threading
 from collections.abc import Callable
 from multiprocessing.util import Finalize
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
-
-from ngram_npu.config import STORE_TOKENS
+from ngram_npu import store_file
 from ngram_npu.scopes import scope_of
-from ngram_npu.store import NgramStore
-from ngram_npu.vllm.after_import import logger
+from ngram_npu.store import Kind, NgramStore
+from ngram_npu.tokenizer_digest import digest_of
+from ngram_npu.vllm.after_import import logger, one_line
 from ngram_npu.vllm.options import Options
 
+STORE_TOKENS = 1 << 24
+"""350 MB, of which what holds text is committed."""
 TOKENS_PER_SLOT = 1024
 EXTRA_ARGUMENT = "ngram_npu_scope"
 """Key in ``SamplingParams.extra_args`` for the scope of a request."""
@@ -30,9 +32,9 @@ _MARK = "ngram_npu: "
 
 
 class SharedStore:
-    """A store and its file."""
+    """A store and its files."""
 
-    def __init__(self, options: Options, slots: int, kind: Literal["numpy", "torch"]) -> None:
+    def __init__(self, vllm_config: Any, options: Options, slots: int, kind: Kind) -> None:
         """
         Raises:
             ValueError: too few tokens for ``slots`` slots, or a file that cannot be used; one line.
@@ -45,28 +47,48 @@ class SharedStore:
                 f"ngram_npu: store_tokens: expected at least {TOKENS_PER_SLOT * slots}, "
                 f"{TOKENS_PER_SLOT} for each of {slots} slots, got {tokens}"
             )
-        self.path = options.store_file
-        self._empty = functools.partial(NgramStore, slots, tokens, visibility=visibility, kind=kind)
-        self.held = self._empty()
+        self.path, self._minutes = options.store_file, options.store_save_minutes
+        vocabulary = ""
+        if self.path or options.store_seed:
+            vocabulary = _vocabulary(vllm_config.model_config)
+        sizes: dict[str, Any] = {"num_slots": slots, "token_capacity": tokens, "kind": kind}
+        sizes |= {"visibility": visibility, "tokenizer": vocabulary}
+        self._empty = functools.partial(NgramStore, **sizes)
+        self._load: Callable[[str], NgramStore] = lambda path: NgramStore.load(path, **sizes)
         self.digest = ""
         """Of what was loaded; empty: nothing."""
+        self.loaded = ""
+        """The files that were loaded, as text."""
+        self.settle: Callable[[], bool] = lambda: True
+        """Waits until the text of all steps has come in; says whether it has."""
         self._calls_busy: int | None = None
-        if self.path and os.path.exists(self.path):
-            self._take(self.path, slots, kind)
+        self.held = self._begin(options.store_seed)
 
-    def _take(self, path: str, slots: int, kind: Literal["numpy", "torch"]) -> None:
-        """Loads the file; its text is merged into a new store if the sizes differ."""
+    def _begin(self, seed: str) -> NgramStore:
+        """What this engine's own file holds, which includes the seed that it began with; under it a
+        seed that it did not begin with."""
+        name = "store_seed"
         try:
-            most = NgramStore.load(path).num_slots
-            loaded = NgramStore.load(path, num_slots=min(slots, most), kind=kind)
+            checksum = store_file.describe(seed).checksum if seed else ""
+            name = "store_file"
+            own = self.path if self.path and os.path.exists(self.path) else ""
+            described = store_file.describe(own) if own else None
+            self.digest = checksum + (described.checksum if described else "")
+            if described and described.seed == checksum[:32]:
+                seed = ""
+            name = "store_seed" if seed else name
+            found = self._load(seed) if seed else None
+            name = "store_file"
+            if own and found is None:
+                found = self._load(own)
+            elif own and found is not None:
+                found.merge(self._load(own))
         except (OSError, ValueError) as error:
-            raise ValueError(f"ngram_npu: store_file: {error}") from error
-        wanted = self.held.num_slots, self.held.token_capacity, self.held.visibility
-        if (loaded.num_slots, loaded.token_capacity, loaded.visibility) == wanted:
-            self.held = loaded
-        else:
-            self.held.merge(loaded)
-        self.digest = hashlib.sha256(np.asarray(self.held.tensor).data).hexdigest()
+            raise ValueError(f"ngram_npu: {name}: {error}") from error
+        self.loaded = " and ".join(filter(None, (seed, own)))
+        found = self._empty() if found is None else found
+        found.seed = checksum[:32]
+        return found
 
     def begin_empty(self) -> None:
         """Drops what was loaded. Its file stays as it is."""
@@ -76,15 +98,11 @@ class SharedStore:
         """From now on a step that finds the store in use raises: other ranks' would not skip it."""
         self._calls_busy = self.held.statistics.calls_busy
 
-    def announce(
-        self, owner: object, scoped: bool, settle: Callable[[], bool] | None = None
-    ) -> None:
-        """Logs a line about the store, and saves the file when the engine ends. For one rank.
-
-        ``settle`` is called before that, and says whether all text has come in.
-        """
+    def announce(self, owner: object, scoped: bool) -> None:
+        """Logs a line about the store, and saves the file now and then and when the engine ends.
+        For one rank."""
         if self.path:
-            Finalize(owner, _save, args=(self.held, self.path, settle), exitpriority=0)
+            _Saving(owner, self.held, self.path, self._minutes, self.settle)
         whose = "all requests of this engine, whatever their LoRA adapter or tenant"
         if scoped:
             whose = f"requests of one LoRA adapter and extra_args[{EXTRA_ARGUMENT!r}]"
@@ -95,7 +113,7 @@ class SharedStore:
             whose,
             self.held.token_capacity,
             self.held.nbytes >> 20,
-            f", {found.tokens_held} of them from {self.path}" if found.tokens_held else "",
+            f", {found.tokens_held} of them from {self.loaded}" if found.tokens_held else "",
         )
 
     def check_not_skipped(self) -> None:
@@ -107,6 +125,65 @@ class SharedStore:
         busy = self._calls_busy
         if busy is not None and self.held.statistics.calls_busy != busy:
             raise RuntimeError("ngram_npu: store: expected to be free, got a call that uses it")
+
+
+class _Saving:
+    """Saves a store every ``minutes`` in which text came in (0: never), and when ``owner`` ends.
+    Steps go on meanwhile."""
+
+    def __init__(
+        self,
+        owner: object,
+        store: NgramStore,
+        path: str,
+        minutes: float,
+        settle: Callable[[], bool],
+    ) -> None:
+        self._store, self._path, self._settle = store, path, settle
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        if minutes > 0:
+            self._thread = threading.Thread(
+                target=self._now_and_then, args=(60 * minutes,), name="ngram_npu store", daemon=True
+            )
+            self._thread.start()
+        Finalize(owner, self._end, exitpriority=0)
+
+    def _now_and_then(self, seconds: float) -> None:
+        saved = self._store.statistics.tokens_entered
+        while not self._ended.wait(seconds):
+            entered = self._store.statistics.tokens_entered
+            if entered != saved:
+                saved = entered
+                self._save()
+
+    def _end(self) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._settle():
+            self._save()
+        else:
+            logger.warning("ngram_npu: the store is not saved: the device did not finish its steps")
+
+    def _save(self) -> None:
+        try:
+            self._store.save(self._path)
+        except (OSError, RuntimeError) as error:
+            logger.warning("ngram_npu: the store is not saved: %s", error)
+
+
+def _vocabulary(model_config: Any) -> str:
+    """Digest of the model's vocabulary; empty, and one line in the log, if it cannot be read."""
+    try:
+        found = importlib.import_module("vllm.tokenizers")
+        tokenizer = found.cached_tokenizer_from_config(model_config)
+        return "" if tokenizer is None else digest_of(tokenizer.get_vocab())
+    except Exception as error:
+        logger.info(
+            "ngram_npu: the store's files are not compared with the tokenizer: %s", one_line(error)
+        )
+        return ""
 
 
 def scope_of_request(lora_request: Any, sampling_params: Any) -> int:
@@ -123,13 +200,3 @@ def scope_of_request(lora_request: Any, sampling_params: Any) -> int:
     if lora_request is not None:
         adapter = [lora_request.lora_int_id, lora_request.lora_name]
     return scope_of(_MARK + json.dumps([adapter, named], default=repr))
-
-
-def _save(store: NgramStore, path: str, settle: Callable[[], bool] | None) -> None:
-    if settle is not None and not settle():
-        logger.warning("ngram_npu: the store is not saved: the device did not finish its steps")
-        return
-    try:
-        store.save(path)
-    except (OSError, RuntimeError) as error:
-        logger.warning("ngram_npu: the store is not saved: %s", error)

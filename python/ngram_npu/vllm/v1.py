@@ -40,21 +40,21 @@ class AsyncNgramProposer:
         self._padded = options.drafts == "padded"
         self._keep_drafting = options.keep_drafting
         indexed = takes_index(options, device.type)
-        self._store: SharedStore | None = None
+        self.shared_store: SharedStore | None = None
         if options.ngram.store is not None:
-            self._store = SharedStore(options, 2 * options.max_num_seqs, "torch")
-        self.one_of_many = compare_ranks(vllm_config, options, self._store)
+            self.shared_store = SharedStore(vllm_config, options, 2 * options.max_num_seqs, "torch")
+        self.one_of_many = compare_ranks(vllm_config, options, self.shared_store)
         self._slots: _IndexSlots | None = None
         if indexed:
-            self._slots = _IndexSlots(options, config, self._store)
+            self._slots = _IndexSlots(options, config, self.shared_store)
             self._drafting = self._slots.drafting
         else:
             space = workspace("ngram_step_", options, device)
             self._drafting = Drafting(config, kind="torch", workspace=space)
         engine = "index" if indexed else "scan"
         speaks = start(vllm_config, options, "ngram_gpu", engine, device)
-        if speaks and self._store is not None:
-            self._store.announce(self, scoped=True)
+        if speaks and self.shared_store is not None:
+            self.shared_store.announce(self, scoped=True)
         self._stats: DeviceStats | None = None
         if speaks and options.metrics:
             index = self._drafting.index
@@ -119,8 +119,8 @@ class AsyncNgramProposer:
         found = self._drafting.step(
             token_ids_gpu, num_tokens_no_spec, sampled, advance=False, k=k, **requests
         )
-        if self._store is not None:
-            self._store.check_not_skipped()
+        if self.shared_store is not None:
+            self.shared_store.check_not_skipped()
         if self._stats is not None and k > 0:
             lengths = num_tokens_no_spec + found.num_sampled
             values = found.num_sampled, found.match_len, found.num_draft_tokens

@@ -162,11 +162,11 @@ def run(model: Path, method: Method, first: int = 20) -> Run:
         serve(llm, requests(llm.get_tokenizer())[:first], result)
         if getattr(runner.speculator, "_stats", None) is not None:
             result.counted = counted(runner.speculator)
-        held = getattr(runner.speculator, "store", None)
-        if held is not None:
-            held.check_integrity()
-            result.store = held.statistics
-        del llm, runner
+        shared = getattr(runner.speculator, "shared_store", None)
+        if shared is not None:
+            shared.held.check_integrity()
+            result.store = shared.held.statistics
+        del llm, runner, shared
     return result
 
 

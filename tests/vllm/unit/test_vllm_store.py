@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from ngram_npu import NgramStore, scope_of, set_num_threads
+from ngram_npu import scope_of, set_num_threads
 from ngram_npu.vllm import NgramProposer, v1, v2, v2_plugin
 from ngram_npu.vllm import engines as engines_module
 from ngram_npu.vllm.options import read_options
@@ -56,8 +54,9 @@ def config_of(rank: int = 0, store: str | None = "live", ranks: int = 1, **optio
 def test_options() -> None:
     off = read_options(config_of(store=None), "v2")
     assert (off.ngram.store, off.store_tokens, off.store_file) == (None, None, "")
-    on = read_options(config_of(store_tokens=5000, store_file="/x/y"), "v2")
+    on = read_options(config_of(store_tokens=5000, store_file="/x/y", store_seed="/s"), "v2")
     assert (on.ngram.store, on.store_tokens, on.store_file) == ("live", 5000, "/x/y")
+    assert (on.store_seed, on.store_save_minutes) == ("/s", 10)
     parallel = config_of(store_file="/x/y")
     parallel.parallel_config.data_parallel_index = 2
     assert read_options(parallel, "v2").store_file == "/x/y.2"
@@ -70,6 +69,8 @@ def test_options() -> None:
         ({"store": "live", "min_draft_probability": None}, "store: expected None without"),
         ({"store": None, "store_tokens": 5000}, "store_tokens: expected none without a store"),
         ({"store": None, "store_file": "x"}, "store_file: expected none without a store"),
+        ({"store": None, "store_seed": "x"}, "store_seed: expected none without a store"),
+        ({"store_save_minutes": -1}, "store_save_minutes: expected 0 or more, got -1"),
         ({"store_token": 1}, "unknown option 'store_token' .* did you mean 'store_tokens'"),
     ],
 )
@@ -82,9 +83,11 @@ def test_few_tokens_are_refused_at_the_start_and_enough_are_the_default() -> Non
     with pytest.raises(ValueError, match=r"store_tokens: expected at least 12288, .* 12 slots"):
         NgramProposer(config_of(store_tokens=12287))
     many = config_of()
-    many.scheduler_config.max_num_seqs = 1024
-    made = NgramProposer(many)
-    assert made.engine.store.held.token_capacity == 2048 * 1024  # type: ignore[union-attr]
+    for requests, capacity in ((1024, 1 << 24), (16384, 2048 * 16384)):
+        many.scheduler_config.max_num_seqs = requests
+        shared = NgramProposer(many).shared_store
+        assert shared is not None
+        assert shared.held.token_capacity == capacity
 
 
 # Scopes.
@@ -181,66 +184,6 @@ def test_v1_sync_stores_what_a_row_says_whose_prompt_is_not_indexed_yet(
     assert rows.step([proposer], {1: WORDS[:3]})[1][0] == WORDS[3]
 
 
-def test_ranks_have_equal_stores_and_one_keeps_it(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "vllm.ngram_npu")
-    path = tmp_path / "store"
-    ranks: list[Any] = [
-        NgramProposer(config_of(rank, ranks=2, store_file=str(path))) for rank in (0, 1)
-    ]
-    lines = [r.getMessage() for r in caplog.records if "store=" in r.getMessage()]
-    assert len(lines) == 1
-    assert "store=live is on: all requests of this engine, whatever their LoRA adapter" in lines[0]
-    rows, rng = Rows(), np.random.default_rng(4)
-    for at in range(60):
-        for row in rng.permutation(R)[:1] if at % 5 == 0 else ():
-            rows.begin(int(row), *rng.integers(0, 9, 5).tolist())
-        rows.step(ranks, {row: rng.integers(0, 9, 2).tolist() for row in range(at % R)})
-    held = [rank.engine.store.held for rank in ranks]
-    assert np.array_equal(held[0].tensor, held[1].tensor)
-    assert held[0].statistics.drafts > 10
-    tokens = held[0].statistics.tokens_held
-    assert not path.exists()
-    second = ranks.pop()
-    del second, held
-    gc.collect()
-    assert not path.exists(), "the other rank does not write"
-    del ranks
-    gc.collect()
-    assert NgramStore.load(path).statistics.tokens_held == tokens
-
-    again: list[Any] = [
-        NgramProposer(config_of(rank, ranks=2, store_file=str(path))) for rank in (0, 1)
-    ]
-    held = [rank.engine.store.held for rank in again]
-    assert held[0].statistics.tokens_held == tokens
-    assert np.array_equal(held[0].tensor, held[1].tensor)
-    assert f"{tokens} of them from {path}" in caplog.text
-    other: Any = NgramProposer(
-        config_of(1, ranks=2, store="finish", store_tokens=20000, store_file=str(path))
-    )
-    merged = other.engine.store.held
-    assert (merged.visibility, merged.statistics.tokens_held) == ("finish", tokens)
-
-
-def test_a_file_that_is_no_store_stops_the_engine_and_stays(tmp_path: Path) -> None:
-    path = tmp_path / "weights"
-    path.write_bytes(b"something else")
-    with pytest.raises(ValueError, match=r"ngram_npu: store_file: .*weights: not a file"):
-        NgramProposer(config_of(store_file=str(path)))
-    assert path.read_bytes() == b"something else"
-
-
-def test_a_store_that_cannot_be_saved_is_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    made = NgramProposer(config_of(store_file=str(tmp_path / "none" / "store")))
-    del made
-    gc.collect()
-    assert "the store is not saved: " in caplog.text
-
-
 # The V1 runner, asynchronous.
 
 
@@ -330,7 +273,7 @@ class GPUModelRunner:
     def __init__(self, store: str) -> None:
         self.req_states: Any = State()
         self.speculator = v2.NgramSpeculator(config_of(store=store), CPU, self.req_states)
-        self.held: Any = self.speculator.store
+        self.held: Any = self.speculator.shared_store.held  # type: ignore[union-attr]
 
     def add_requests(self, scheduler_output: Any) -> None:
         for new in scheduler_output.scheduled_new_reqs:

@@ -1,0 +1,177 @@
+"""What the store behind vLLM's methods begins with, when it is saved, and what it can be told."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+import threading
+import time
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from ngram_npu import NgramStore
+from ngram_npu.vllm import NgramProposer
+from ngram_npu.vllm.extension import StoreExtension
+from test_vllm_store import WORDS, R, Rows, config_of
+
+
+def test_ranks_have_equal_stores_and_one_keeps_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "vllm.ngram_npu")
+    path = tmp_path / "store"
+    ranks: list[Any] = [
+        NgramProposer(config_of(rank, ranks=2, store_file=str(path))) for rank in (0, 1)
+    ]
+    lines = [r.getMessage() for r in caplog.records if "store=" in r.getMessage()]
+    assert len(lines) == 1
+    assert "store=live is on: all requests of this engine, whatever their LoRA adapter" in lines[0]
+    rows, rng = Rows(), np.random.default_rng(4)
+    for at in range(60):
+        for row in rng.permutation(R)[:1] if at % 5 == 0 else ():
+            rows.begin(int(row), *rng.integers(0, 9, 5).tolist())
+        rows.step(ranks, {row: rng.integers(0, 9, 2).tolist() for row in range(at % R)})
+    held = [rank.engine.store.held for rank in ranks]
+    assert np.array_equal(held[0].tensor, held[1].tensor)
+    assert held[0].statistics.drafts > 10
+    tokens = held[0].statistics.tokens_held
+    assert not path.exists()
+    second = ranks.pop()
+    del second, held
+    gc.collect()
+    assert not path.exists(), "the other rank does not write"
+    del ranks
+    gc.collect()
+    assert NgramStore.load(path).statistics.tokens_held == tokens
+
+    again: list[Any] = [
+        NgramProposer(config_of(rank, ranks=2, store_file=str(path))) for rank in (0, 1)
+    ]
+    held = [rank.engine.store.held for rank in again]
+    assert held[0].statistics.tokens_held == tokens
+    assert np.array_equal(held[0].tensor, held[1].tensor)
+    assert f"{tokens} of them from {path}" in caplog.text
+    other: Any = NgramProposer(
+        config_of(1, ranks=2, store="finish", store_tokens=20000, store_file=str(path))
+    )
+    merged = other.engine.store.held
+    assert (merged.visibility, merged.statistics.tokens_held) == ("finish", tokens)
+
+
+def test_a_store_begins_with_a_seed_and_keeps_its_own_file(tmp_path: Path) -> None:
+    """A seed is read and never written. The own file has it already, unless it is a new seed."""
+    own, tokens = tmp_path / "own", {}
+    for name, first in (("monday", 100), ("tuesday", 200)):
+        learned = NgramStore(1, 8192)
+        learned.warm([range(first, first + 30)])
+        learned.save(tmp_path / name)
+        tokens[name] = (tmp_path / name).read_bytes()
+
+    def held(seed: str) -> set[int]:
+        given = {"store_seed": str(tmp_path / seed)} if seed else {}
+        made = NgramProposer(config_of(store_tokens=16384, store_file=str(own), **given))
+        assert made.shared_store is not None
+        store = made.shared_store.held
+        store.warm([[len(said)]])
+        texts = store._texts()
+        del made, store
+        gc.collect()
+        found = [token for _, text in texts for token in text.tolist()]
+        assert len(found) == len(set(found)), "nothing is held twice"
+        return {token // 100 for token in found} - {0}
+
+    said: list[set[int]] = []
+    for seed in ("monday", "monday", "", "tuesday"):
+        said.append(held(seed))
+    assert said == [{1}, {1}, {1}, {1, 2}]
+    assert all((tmp_path / name).read_bytes() == data for name, data in tokens.items())
+    for message, options in (
+        ("store_seed: .*No such file", {"store_seed": str(tmp_path / "wednesday")}),
+        ("store_seed: .*not a file of a store", {"store_seed": __file__}),
+    ):
+        with pytest.raises(ValueError, match=f"ngram_npu: {message}"):
+            NgramProposer(config_of(**options))
+
+
+def test_a_store_is_of_the_models_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "vllm.ngram_npu")
+    path = str(tmp_path / "store")
+    NgramStore(1, 4096, tokenizer="0f" * 16).save(path)
+    NgramProposer(config_of(store_file=path))
+    assert "files are not compared with the tokenizer: ModuleNotFoundError" in caplog.text
+    module: Any = ModuleType("vllm.tokenizers")
+    module.cached_tokenizer_from_config = lambda model_config: SimpleNamespace(
+        get_vocab=lambda: {"a": 0}
+    )
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    monkeypatch.setitem(sys.modules, "vllm.tokenizers", module)
+    with pytest.raises(ValueError, match=r"store_seed: .*of another tokenizer"):
+        NgramProposer(config_of(store_seed=path))
+
+
+def test_a_store_is_saved_while_its_engine_runs(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    made = NgramProposer(config_of(store_file=str(path), store_save_minutes=0.001))
+    assert made.shared_store is not None
+    time.sleep(0.2)
+    assert not path.exists(), "nothing came in"
+    made.shared_store.held.warm([WORDS])
+    until = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert NgramStore.load(path).statistics.tokens_held == len(WORDS)
+    del made
+    gc.collect()
+    assert not [t for t in threading.enumerate() if t.name == "ngram_npu store"]
+
+
+def test_what_a_running_store_can_be_told(tmp_path: Path) -> None:
+    proposer = NgramProposer(config_of())
+    runners = (
+        SimpleNamespace(drafter=proposer),
+        SimpleNamespace(speculator=proposer),
+        SimpleNamespace(speculator=SimpleNamespace(ngram_npu=proposer)),
+    )
+    learned = NgramStore(1, 4096)
+    learned.warm([range(30)], scope="b")
+    learned.save(tmp_path / "store")
+    for runner in runners:
+        worker = StoreExtension()
+        worker.model_runner = runner  # type: ignore[attr-defined]
+        worker.ngram_npu_store_warm([WORDS], "a")
+        worker.ngram_npu_store_warm([WORDS[:7]])
+        worker.ngram_npu_store_merge(str(tmp_path / "store"))
+        assert worker.ngram_npu_store_statistics()["tokens_held"] == len(WORDS) + 7 + 30
+        worker.ngram_npu_store_clear("a")
+        assert worker.ngram_npu_store_statistics()["tokens_held"] == 7 + 30
+        worker.ngram_npu_store_clear()
+        assert worker.ngram_npu_store_statistics()["tokens_held"] == 30
+        worker.ngram_npu_store_clear(all_scopes=True)
+        assert worker.ngram_npu_store_statistics()["tokens_held"] == 0
+    worker.model_runner = SimpleNamespace(drafter=NgramProposer(config_of(store=None)))  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="store: this engine has none"):
+        worker.ngram_npu_store_statistics()
+
+
+def test_a_file_that_is_no_store_stops_the_engine_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(b"something else")
+    with pytest.raises(ValueError, match=r"ngram_npu: store_file: .*weights: not a file"):
+        NgramProposer(config_of(store_file=str(path)))
+    assert path.read_bytes() == b"something else"
+
+
+def test_a_store_that_cannot_be_saved_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = NgramProposer(config_of(store_file=str(tmp_path / "none" / "store")))
+    del made
+    gc.collect()
+    assert "the store is not saved: " in caplog.text
