@@ -33,10 +33,10 @@ def run(file: Path, op: str, *arguments: str) -> dict[str, Any]:
     return found
 
 
-ELSEWHERE = {"ascendc-model", "generate", "vllm-end-to-end", "vllm-predicted"} | {
+ELSEWHERE = {"ascendc-model", "generate", "learn", "vllm-end-to-end", "vllm-predicted"} | {
     op for op in OPS if op.startswith(("acceptance", "tune"))
 }
-"""In test_modelled_costs.py, test_end_to_end.py, test_tune_bench.py, test_acceptance.py."""
+"""In test_modelled_costs.py, test_end_to_end.py, test_*_bench.py, test_acceptance.py."""
 
 
 @pytest.mark.parametrize("op", sorted(OPS.keys() - ELSEWHERE))
