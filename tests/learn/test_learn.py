@@ -14,19 +14,21 @@ import pytest
 from ngram_npu import NgramConfig, NgramStore, cli, store_file
 from ngram_npu.learn import LearnOptions, curve, describe, learn, reading, stores
 from ngram_npu.replay import ReplayError
-from ngram_npu.store import scope_of
+from ngram_npu.scopes import scope_of
 
 SMALL = LearnOptions(tokenizer="ids", store_tokens=16384)
 
 
 def talks(count: int, seed: int = 0) -> list[by_hand.Talk]:
-    """Conversations of two tenants, of two turns; answers are parts of few texts."""
+    """Conversations of two tenants, of two turns; answers are parts of few texts, no two equal."""
     rng = np.random.default_rng(seed)
     texts = rng.integers(0, 500, (6, 60))
     found = []
     for number in range(count):
-        parts = [texts[i, a : a + 25].tolist() for i, a in rng.integers(0, (6, 35), (2, 2))]
-        turns = [([1000 + number, 2000 + turn], part) for turn, part in enumerate(parts)]
+        parts = [texts[i, a : a + 24].tolist() for i, a in rng.integers(0, (6, 36), (2, 2))]
+        turns = [
+            ([1000 + number, 2000 + i], [*part, 3000 + number]) for i, part in enumerate(parts)
+        ]
         found.append((f"tenant {number % 2}", turns))
     return found
 
@@ -123,7 +125,9 @@ def test_memory_is_bounded(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [text.tolist() for _, text in heard.texts] == [a for _, a in answers(talks(20))[-3:]]
     assert (len(heard.recent), heard.conversations, heard.tokens) == (1, 20, 1000)
     monkeypatch.setattr(curve, "MAX_EVALUATED", 40)
-    assert learn([logs], options=SMALL).evaluated == 1
+    report = learn([logs], options=SMALL)
+    assert report.evaluated == 1
+    assert report.notes[0] == "replayed: the newest 1 conversations of the tenth"
 
 
 # The file
@@ -143,6 +147,8 @@ def test_files_of_several_engines_become_one(tmp_path: Path) -> None:
     merged = tmp_path / "merged"
     alone = learn(of_engine, merged, SMALL)
     assert held(merged) == expected
+    learn([merged, *of_engine], merged, SMALL)
+    assert held(merged) == expected, "text of two files is learned once"
     assert not alone.curve, "stores have no prompts"
     assert "no curve" in alone.notes[0]
     # A store is older than logs, wherever it is named; the curve then is that of the logs.
@@ -150,6 +156,28 @@ def test_files_of_several_engines_become_one(tmp_path: Path) -> None:
     assert held(merged) == expected
     assert [of.tokens for of in mixed.curve] == [24 * 2] * 6
     assert mixed.curve[-1].known_tokens == report.curve[-1].known_tokens + 50
+
+
+def test_stores_are_of_one_tokenizer(tmp_path: Path, logs: Path) -> None:
+    text, digests = tmp_path / "text.jsonl", []
+    text.write_text(json.dumps({"prompt": "a", "completion": "b c d"}) + "\n")
+    for name in ("mistral-v1", "mistral-v3"):
+        pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
+        pytest.importorskip("sentencepiece", reason="needs the extra ngram-npu[replay]")
+        learn([text], tmp_path / name, LearnOptions(tokenizer=name, store_tokens=4096))
+        digests.append(describe(tmp_path / name)["tokenizer"])
+    assert len(set(digests)) == 2
+    first, second = (tmp_path / name for name in ("mistral-v1", "mistral-v3"))
+    for paths, options in (
+        ([first, second], LearnOptions()),
+        ([second, text], LearnOptions(tokenizer="mistral-v1")),
+        ([second, text], LearnOptions()),
+    ):
+        with pytest.raises(ReplayError, match=f"tokenizer: expected .*vocabulary.*{digests[0]}"):
+            learn(paths, options=options)
+    # Recorded ids are taken for those of the stores.
+    report = learn([second, logs], tmp_path / "both", LearnOptions(store_tokens=16384))
+    assert describe(tmp_path / "both")["tokenizer"] == report.tokenizer_digest == digests[1]
 
 
 def test_a_scope_is_the_record_s(tmp_path: Path, logs: Path) -> None:
@@ -234,6 +262,8 @@ def test_the_demonstration(capsys: pytest.CaptureFixture[str]) -> None:
         (["learn", "none.jsonl"], "none.jsonl: no such file"),
         (["learn", "LOGS", "-o", "none/s"], "/none does not exist"),
         (["learn", "LOGS", "-o", "."], ".: is a directory"),
+        (["learn", "LOGS", "-o", "LOGS"], "logs.jsonl: is not a store's file, and is not overwr"),
+        (["learn", "LOGS", "-o", "/dev/null"], "/dev/null: is not a store's file"),
         (["learn", "LOGS", "--store-tokens", "700"], "token_capacity: expected at least 1024"),
         (["learn", "LOGS", "--store-tokens", "0"], "--store-tokens: must be at least 1, got 0"),
         (["learn", "LOGS", "--k", "65"], "k: expected 1 to 64, got 65"),
@@ -242,7 +272,7 @@ def test_the_demonstration(capsys: pytest.CaptureFixture[str]) -> None:
         (["learn", "LOGS", "--scope-field", "no"], 'scope field "no": expected a string'),
         (["learn", "--demo", "--scope-field", "no"], "scope_field: expected none for the standard"),
         (["learn", "LOGS", "--plot", "c.x"], 'c.x: unknown plot format "x"'),
-        (["learn", "BAD"], "bad.store: truncated: 20 bytes"),
+        (["learn", "BAD"], "bad.store: truncated: 11 bytes"),
         (["learn", "SHORT"], "nothing to learn: no answer of 2 or more tokens"),
         (["store", "info", "LOGS"], "logs.jsonl: not a file of a store"),
         (["store", "info", "none"], "none: No such file or directory"),
@@ -258,7 +288,7 @@ def test_wrong_input_is_one_line(
     says: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "bad.store").write_bytes(b"NGRSTORE" + bytes([2, 0, 0, 0]) + bytes(8))
+    (tmp_path / "bad.store").write_bytes(b"NGRSTORE" + bytes(3))
     short = {"prompt_token_ids": [1], "completion_token_ids": [2]}
     (tmp_path / "short.jsonl").write_text(json.dumps({"turns": [short]}))
     names = {"LOGS": str(logs), "BAD": "bad.store", "SHORT": "short.jsonl"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,9 @@ from ngram_npu.learn.report import LearnReport
 from ngram_npu.replay.environment import machine, versions
 from ngram_npu.replay.errors import ReplayError
 from ngram_npu.replay.log_files import Progress
-from ngram_npu.replay.output import check_writable
 from ngram_npu.replay.report import TOKENIZER_WARNING
 from ngram_npu.replay.stdlib_corpus import stdlib_conversations
-from ngram_npu.store import BLOCK_TOKENS
+from ngram_npu.store import BLOCK_TOKENS, NgramStore
 
 __all__ = ["LearnOptions", "learn"]
 
@@ -83,15 +83,14 @@ def learn(
     show = progress or _no_progress
     config = _config(options)
     if output is not None:
-        check_writable(Path(output))
+        stores.check_output(Path(output))
     tokenizing = Tokenizing(options.tokenizer, options.chat_template)
     most = (options.store_tokens or MOST_TOKENS) + RECENT_TOKENS
     heard = Heard(-(-most // BLOCK_TOKENS))
     if options.store_tokens is not None:
         stores.new(options.store_tokens)
     files = [Path(path) for path in paths if stores.is_store(Path(path))]
-    for file in files:
-        heard.add_texts(stores.texts_of(stores.load(file)))
+    _read_stores(files, heard, tokenizing)
     logs = [path for path in paths if Path(path) not in files]
     if not paths:
         if options.scope_field is not None:
@@ -125,6 +124,8 @@ def learn(
         if size is None:
             size, tried = replayed.sizes()
         curve = replayed.curve(size)
+        if 10 * len(evaluated) < heard.conversations:
+            heard.notes.append(f"replayed: the newest {len(evaluated)} conversations of the tenth")
         if len(evaluated) < FEW:
             heard.notes.append(
                 f"TOO FEW: the figures are of {len(evaluated)} conversations and depend on chance"
@@ -132,7 +133,7 @@ def learn(
     else:
         heard.notes.append("no curve: it needs two conversations, or a store and a conversation")
     size = size or holding(heard.texts)
-    held = _save(heard, size, output, show)
+    held = _save(heard, stores.new(size, tokenizing.digest), output, show)
     return LearnReport(
         command=command,
         date=date,
@@ -171,18 +172,30 @@ def _config(options: LearnOptions) -> NgramConfig:
         raise ReplayError(str(error)) from error
 
 
+def _read_stores(files: Sequence[Path], heard: Heard, tokenizing: Tokenizing) -> None:
+    """Adds what each holds; a text that an earlier one of them holds too is left out, because
+    engines that began with one seed all have its text."""
+    known: set[bytes] = set()
+    for file in files:
+        store = stores.load(file, tokenizing.digest)
+        tokenizing.stored = tokenizing.stored or store.tokenizer
+        texts = stores.texts_of(store)
+        names = [hashlib.blake2b(b"%d " % scope + of.tobytes()).digest() for scope, of in texts]
+        heard.add_texts(of for of, name in zip(texts, names, strict=True) if name not in known)
+        known.update(names)
+
+
 def _save(
     heard: Heard,
-    size: int,
+    store: NgramStore,
     output: str | PathLike[str] | None,
     show: Callable[[Progress], None],
 ) -> int:
     """Fills a store and saves it; returns how many tokens it holds."""
-    store = stores.new(size)
     for done, text in enumerate(heard.texts, 1):
         stores.enter(store, [text])
         if done % 1000 == 0 or done == len(heard.texts):
-            show(Progress(f"{size} tokens", "learn", done, len(heard.texts)))
+            show(Progress(f"{store.token_capacity} tokens", "learn", done, len(heard.texts)))
     if output is not None:
         stores.save(store, Path(output))
     return store.statistics.tokens_held

@@ -140,7 +140,7 @@ class Replayed:
             store = stores.new(store_tokens)
             stores.enter(store, known)
         tokens = steps = drafted = 0
-        what = "without a store" if share is None else f"{share:.1%} known"
+        what = "no store" if share is None else f"{store_tokens} tokens, {share:.1%} known"
         for done, talk in enumerate(self._talks, 1):
             for request in talk.requests:
                 turns = [turn for turn in request.turns_apart() if turn.spans()]

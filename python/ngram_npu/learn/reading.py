@@ -96,6 +96,7 @@ class Tokenizing:
 
     Attributes:
         tokenizer: the one asked for; without a name the default one, from the first text on.
+        stored: the digest that stores name; empty: none was read.
 
     Raises:
         ReplayError: there is no such tokenizer.
@@ -103,6 +104,7 @@ class Tokenizing:
 
     def __init__(self, name: str | None, chat_template: str) -> None:
         self.tokenizer: ReplayTokenizer | None = None
+        self.stored = ""
         self._name, self._chat_template = name, chat_template
         if name not in (None, IDS_ONLY):
             self.tokenizer = load_tokenizer(str(name))
@@ -110,8 +112,8 @@ class Tokenizing:
 
     @property
     def digest(self) -> str:
-        """The digest of the vocabulary; empty if only token ids were read."""
-        return "" if self.tokenizer is None else self.tokenizer.digest
+        """The digest of the vocabulary; empty if it is not known."""
+        return self.stored if self.tokenizer is None else self.tokenizer.digest
 
     @property
     def is_guessed(self) -> bool:
@@ -121,12 +123,18 @@ class Tokenizing:
         """None: it has no step.
 
         Raises:
-            ReplayError: it is text, and only token ids were asked for; or its template fails.
+            ReplayError: it is text, and only token ids were asked for, or the stores are of another
+                vocabulary than the default tokenizer; its template fails.
         """
         if self.tokenizer is None and not conversation.has_token_ids:
             if self._name == IDS_ONLY:
                 raise ReplayError(f'{conversation.where}: missing key "prompt_token_ids"')
             self.tokenizer = load_tokenizer(DEFAULT_TOKENIZER)
+            if self.stored not in ("", self.digest):
+                raise ReplayError(
+                    f"tokenizer: expected the one of the stores, vocabulary {self.stored}, got "
+                    f"{DEFAULT_TOKENIZER}, {self.digest}; choose --tokenizer"
+                )
             self._requests_of = request_maker(self.tokenizer, self._chat_template)
         requests = tuple(r for r in self._requests_of(conversation) if r.spans())
         return Talk(scope_of(conversation.scope), requests) if requests else None

@@ -8,10 +8,22 @@ from typing import Any
 
 from ngram_npu.memory import Int32Array
 from ngram_npu.replay.errors import ReplayError
+from ngram_npu.replay.output import check_writable
 from ngram_npu.store import BLOCK_TOKENS, NgramStore
 from ngram_npu.store_file import MAGIC, StoreFileError
 
-__all__ = ["Text", "blocks_of", "describe", "enter", "is_store", "load", "new", "save", "texts_of"]
+__all__ = [
+    "Text",
+    "blocks_of",
+    "check_output",
+    "describe",
+    "enter",
+    "is_store",
+    "load",
+    "new",
+    "save",
+    "texts_of",
+]
 
 Text = tuple[int, Int32Array]
 """An answer: the number of its scope, and its tokens."""
@@ -31,30 +43,42 @@ def is_store(path: Path) -> bool:
         return False
 
 
-def new(store_tokens: int) -> NgramStore:
-    """An empty store.
+def new(store_tokens: int, tokenizer: str = "") -> NgramStore:
+    """An empty store of a vocabulary.
 
     Raises:
         ReplayError: too few or too many tokens.
     """
     try:
-        return NgramStore(1, store_tokens)
+        return NgramStore(1, store_tokens, tokenizer=tokenizer)
     except ValueError as error:
         raise ReplayError(str(error)) from error
 
 
-def load(path: Path) -> NgramStore:
+def load(path: Path, tokenizer: str = "") -> NgramStore:
     """The store in a file.
 
     Raises:
-        ReplayError: it cannot be used, or not be read.
+        ReplayError: it cannot be used, is of another vocabulary, or cannot be read.
     """
     try:
-        return NgramStore.load(path)
+        return NgramStore.load(path, tokenizer=tokenizer)
     except StoreFileError as error:
         raise ReplayError(str(error)) from error
     except OSError as error:
         raise ReplayError(f"{path}: {error.strerror or error}") from error
+
+
+def check_output(path: Path) -> None:
+    """Checks before any work that a store may be saved there.
+
+    Raises:
+        ReplayError: as for `check_writable`; or it is another file, such as logs, which a missing
+            name behind `-o` would have replaced.
+    """
+    check_writable(path)
+    if path.exists() and not is_store(path) and not (path.is_file() and not path.stat().st_size):
+        raise ReplayError(f"{path}: is not a store's file, and is not overwritten")
 
 
 def save(store: NgramStore, path: Path) -> None:
@@ -76,17 +100,16 @@ def describe(path: Path) -> dict[str, Any]:
         ReplayError: it cannot be used, or not be read.
     """
     store = load(path)
-    held = texts_of(store)
     return {
         "file": str(path),
         "file_bytes": path.stat().st_size,
         "token_capacity": store.token_capacity,
         "tokens_held": store.statistics.tokens_held,
         "blocks_in_use": store.statistics.blocks_in_use,
-        "texts": len(held),
-        "scopes": len({scope for scope, _ in held}),
+        "texts": len(texts_of(store)),
+        "scopes": len(store.scopes),
         "visibility": store.visibility,
-        "tokenizer": "",
+        "tokenizer": store.tokenizer,
     }
 
 

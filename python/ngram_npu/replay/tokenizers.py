@@ -192,4 +192,4 @@ def _load_fast(name: str, file: Path) -> ReplayTokenizer:
 
     source = f"tokenizers {package.__version__}, tokenizer.json"
     size = int(tokenizer.get_vocab_size())
-    return ReplayTokenizer(name, source, size, encode, vocab=tokenizer.get_vocab)
+    return ReplayTokenizer(name, source, size, encode, vocab=lambda: tokenizer.get_vocab())
