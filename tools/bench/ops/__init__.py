@@ -18,6 +18,7 @@ from tools.bench.ops.lookup import NgramPropose, NgramStep
 from tools.bench.ops.merge import MergeDrafts
 from tools.bench.ops.spec_state import CorrectSpecState
 from tools.bench.ops.store import StoreStep
+from tools.bench.ops.store_size import StoreSize
 from tools.bench.ops.tune_recorded import TuneRecorded
 from tools.bench.ops.vllm_async import VllmAsync
 from tools.bench.ops.vllm_end_to_end import VllmEndToEnd
@@ -48,6 +49,7 @@ OPS: dict[str, Op] = {
         AcceptanceStore(),
         AcceptancePadded(),
         StoreStep(),
+        StoreSize(),
         HostDraftingStep(),
         TuneRecorded(),
         Learn(),

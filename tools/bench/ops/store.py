@@ -10,25 +10,33 @@ import numpy as np
 from ngram_npu import NgramConfig, NgramProposer, NgramStore
 
 from tools.bench.arctic_peer import DEPTH, FACTOR, GLOBAL_DETAIL, OFFSET, PROBABILITY, ArcticStep
-from tools.bench.data import Workload
+from tools.bench.data import VOCAB_SIZE, Workload
 from tools.bench.measure import Contestant
 from tools.bench.ops.base import Make, Op, Result, Skipped
 from tools.bench.options import Options
 
 LEAST_PROBABILITY = 2 ** (-40 / 16)
 STORE_TOKENS = 1_000_000
+OTHER_TEXT = 1000
+"""Tokens of a text that fills a store."""
 Visibility = Literal["live", "finish"]
 
 
 class ProposerStep(Contestant):
     """`NgramProposer.step` on arrays. A store holds the rows' tokens, and is full."""
 
-    def __init__(self, workload: Workload, options: Options, visibility: Visibility | None) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        options: Options,
+        visibility: Visibility | None,
+        store_tokens: int = STORE_TOKENS,
+    ) -> None:
         config = NgramConfig(
             sizes="ladder", k=options.k, min_draft_probability=LEAST_PROBABILITY, store=visibility
         )
         rows, capacity = workload.token_ids.shape
-        store = NgramStore(rows, STORE_TOKENS, visibility=visibility) if visibility else None
+        store = NgramStore(rows, store_tokens, visibility=visibility) if visibility else None
         self._workload = workload
         self._token_ids = workload.token_ids.copy()
         self._num_tokens = workload.lengths[0].copy()
@@ -38,6 +46,10 @@ class ProposerStep(Contestant):
         self.entered: list[float] = []
         """Time of ending all requests, in nanoseconds per token."""
         if store:
+            # Text that the rows do not have fills what they leave.
+            rng, rest = np.random.default_rng(1), max(0, store_tokens - token_ids_in(workload))
+            for _ in range(rest // OTHER_TEXT):
+                store.warm([rng.integers(0, VOCAB_SIZE, OTHER_TEXT)])
             pairs = zip(self._token_ids, self._num_tokens.tolist(), strict=True)
             store.warm(row[:length] for row, length in pairs)
         self.function = proposer.step
@@ -54,6 +66,10 @@ class ProposerStep(Contestant):
 
     def arguments(self, step: int) -> tuple[Any, ...]:
         return (self._token_ids, self._num_tokens, self._workload.sampled[step])
+
+
+def token_ids_in(workload: Workload) -> int:
+    return int(workload.lengths[0].sum())
 
 
 class ArcticGlobalStep(ArcticStep):
