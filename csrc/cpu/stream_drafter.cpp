@@ -330,7 +330,7 @@ class StreamDrafter {
   std::vector<int64_t> done_;
   std::vector<std::vector<Growth>> grown_;  // a ring: this job's, and those that lag
   size_t next_ = 0;
-  StoreAccess store_{};  // what the running job has of it
+  StoreAccess store_{};                          // what the running job has of it
   std::vector<Event> events_;                    // for the next job
   std::deque<std::unique_ptr<StreamJob>> jobs_;  // freed on the host
 };
