@@ -1,0 +1,77 @@
+"""The store of a running engine: what it begins with, what it is told between steps, its file."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import v2_runs
+from ngram_npu import NgramStore, store_file
+from ngram_npu.tokenizer_digest import digest_of
+from ngram_npu.vllm import v2_plugin
+
+EXTENSION = "ngram_npu.vllm.extension.StoreExtension"
+
+
+@contextmanager
+def _engine(model: Path, result: v2_runs.Run, **options: Any) -> Iterator[tuple[Any, Any]]:
+    v2_plugin.install()  # an engine's end takes it back
+    given = v2_runs.METHODS["store"].arguments
+    ours = {**given["additional_config"]["ngram_npu"], **options}
+    given |= {"additional_config": {"ngram_npu": ours}, "worker_extension_cls": EXTENSION}
+    with v2_runs.engine(model, given, result) as made:
+        yield made
+        del made
+
+
+def test_a_store_is_seeded_told_and_saved(
+    model: Path, tmp_path: Path, runs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, result = tmp_path / "own", v2_runs.Run()
+    saving = {"store_file": str(own), "store_save_minutes": 0.002}
+    with _engine(model, result, **saving) as (llm, runner):
+        vocabulary = digest_of(llm.get_tokenizer().get_vocab())
+        asked = v2_runs.requests(llm.get_tokenizer())
+        v2_runs.serve(llm, asked, result)
+        (found,) = llm.collective_rpc("ngram_npu_store_statistics")
+        assert found["calls_busy"] == 0
+        held = found["tokens_held"]
+        until = time.monotonic() + 60
+        while not (own.exists() and NgramStore.load(own).statistics.tokens_held == held):
+            assert time.monotonic() < until, "it is saved while the engine runs"
+            time.sleep(0.05)
+        llm.collective_rpc("ngram_npu_store_warm", args=([[5, 6, 7]] * 3, "tenant"))
+        llm.collective_rpc("ngram_npu_store_merge", args=(str(own),))
+        (found,) = llm.collective_rpc("ngram_npu_store_statistics")
+        assert found["tokens_held"] > held + 9
+        llm.collective_rpc("ngram_npu_store_clear")
+        assert runner.speculator.shared_store.held.scopes.keys() != {0}
+        (found,) = llm.collective_rpc("ngram_npu_store_statistics")
+        assert found["tokens_held"] == 9
+        llm.collective_rpc("ngram_npu_store_merge", args=(str(own),))
+        runner.speculator.shared_store.held.check_integrity()
+        del llm, runner
+    assert result.differing(runs("none")) == []
+    assert store_file.describe(own).tokenizer == vocabulary
+    saved = NgramStore.load(own, tokenizer=vocabulary)
+    assert saved.statistics.tokens_held > held
+
+    seeded = v2_runs.Run()
+    with _engine(model, seeded, store_seed=str(own)) as (llm, runner):
+        before = own.read_bytes()
+        v2_runs.serve(llm, asked, seeded)
+        del llm, runner
+    assert seeded.differing(runs("none")) == []
+    assert seeded.accepted > 1.5 * result.accepted, "it has said all of this before"
+    assert own.read_bytes() == before
+
+    monkeypatch.setattr("ngram_npu.vllm.sharing.digest_of", lambda vocabulary: "0f" * 16)
+    with (
+        pytest.raises(ValueError, match=r"store_seed: .* of another tokenizer"),
+        _engine(model, v2_runs.Run(), store_seed=str(own)),
+    ):
+        pass
