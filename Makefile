@@ -266,7 +266,8 @@ prove-stream: setup gtest
 
 prove-mutants: install twins
 	mkdir -p $(PROOF) && $(PY) -m tools.verify.mutants cpu --json $(PROOF)/mutants.json && \
-	  $(PY) -m tools.verify.mutants cuda --json $(PROOF)/cuda-mutants.json
+	  $(PY) -m tools.verify.mutants cuda --json $(PROOF)/cuda-mutants.json && \
+	  $(PY) -m tools.verify.mutants ascendc --json $(PROOF)/ascendc-mutants.json
 
 prove-fuzz: install
 	mkdir -p $(PROOF) && $(MAKE) fuzz FUZZ_SECONDS=3600 FUZZ_JSON=$(PROOF)
