@@ -23,7 +23,7 @@ MORE := docs tidy cuda-resources test-slow test-sanitizers test-pythons test-fuz
 
 .PHONY: demo check test docs release-check test-all prove setup wheel install dev lint format tidy gtest twins launch cuda-resources check-python \
   test-cpp test-twins test-python test-slow test-sanitizers test-pythons fuzz test-fuzz test-vllm test-vllm-v2 test-neon \
-  prove-mutants prove-async prove-stream prove-fuzz gpu gpu-build gpu-test gpu-bench bench clean
+  prove-mutants prove-async prove-stream prove-fuzz gpu gpu-peers gpu-build gpu-test gpu-bench bench clean
 
 demo: install
 	$(VENV)/bin/ngram-npu doctor
@@ -266,7 +266,8 @@ prove-stream: setup gtest
 
 prove-mutants: install twins
 	mkdir -p $(PROOF) && $(PY) -m tools.verify.mutants cpu --json $(PROOF)/mutants.json && \
-	  $(PY) -m tools.verify.mutants cuda --json $(PROOF)/cuda-mutants.json
+	  $(PY) -m tools.verify.mutants cuda --json $(PROOF)/cuda-mutants.json && \
+	  $(PY) -m tools.verify.mutants ascendc --json $(PROOF)/ascendc-mutants.json
 
 prove-fuzz: install
 	mkdir -p $(PROOF) && $(MAKE) fuzz FUZZ_SECONDS=3600 FUZZ_JSON=$(PROOF)
@@ -284,11 +285,17 @@ test-neon: setup
 	GTEST_FILTER='-*DeathTest*:*Fork*' ctest --test-dir $(NEON) --output-on-failure -j $(JOBS)
 
 # On a machine with an NVIDIA GPU, with what is installed there and without a network (docs/design/gpu-targets.md): builds for
-# its architecture, tests and measures, in under eight minutes. Results go to $$OUT, else to tools/bench/results.
+# its architecture, tests and measures, in under ten minutes. Results go to $$OUT, else to tools/bench/results.
 GPU := $(abspath $(BUILD)/gpu)
 ON_GPU = CI=1 NGRAM_NPU_REQUIRE_GPU=$(GPU)/stage PYTHONPATH=$(GPU)/stage:$$PYTHONPATH timeout
 GPU_BENCH = $(PYTHON) -m tools.bench --device cuda --json $(or $(OUT),tools/bench/results)
-GPU_STEP = $(ON_GPU) 60 $(GPU_BENCH)/ngram_step_-cuda$(1).json ngram_step_ --sizes 1x4k 128x4k 128x32k 256x128k --match-policy latest
+GPU_STEP = $(ON_GPU) $(2) $(GPU_BENCH)/ngram_step_-cuda$(1).json ngram_step_ --sizes
+GPU_SIZES := 1x4k 128x4k 128x32k 256x128k
+# vLLM's files for it, if they came along (make gpu-peers, where vLLM is installed).
+PEERS := $(abspath $(BUILD)/gpu-peers)
+ifneq ($(wildcard $(PEERS)),)
+export NGRAM_NPU_BENCH_VLLM_PATH ?= $(PEERS)
+endif
 gpu:
 	@$(STAGES) gpu-build gpu-test gpu-bench
 
@@ -300,16 +307,20 @@ gpu-build:
 	rm -rf $(GPU)/stage && mkdir $(GPU)/stage && cp -r python/ngram_npu $(GPU)/stage/
 	cmake --install $(GPU) --prefix $(GPU)/stage >/dev/null
 
+gpu-peers:
+	$(PYTHON) -m tools.bench.vllm_peer $(PEERS)
+
 gpu-test:
 	$(ON_GPU) 60 $(PYTHON) -m pytest -q tests/gpu
 	$(ON_GPU) 90 $(PYTHON) -m pytest -q tests/ops -k device-cuda
 
 gpu-bench:
-	$(call GPU_STEP) --data-kind nomatch
-	$(call GPU_STEP,-zipf) --data-kind zipf
+	$(call GPU_STEP,,60) $(GPU_SIZES) --match-policy latest --data-kind nomatch
+	$(call GPU_STEP,-zipf,60) $(GPU_SIZES) --match-policy latest --data-kind zipf
 	$(ON_GPU) 30 $(GPU_BENCH)/correct_spec_state_-cuda.json correct_spec_state_
 	$(ON_GPU) 30 $(GPU_BENCH)/merge_drafts_-cuda.json merge_drafts_
 	$(ON_GPU) 30 $(GPU_BENCH)/host-drafting-cuda.json host-drafting --sizes 1x32k 128x32k 256x32k
+	$(call GPU_STEP,-earliest,120) 128x32k --match-policy earliest --data-kind nomatch --peer vllm-ngram-gpu
 
 bench: install
 	$(PY) -m tools.bench ngram_step_

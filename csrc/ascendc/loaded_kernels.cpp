@@ -77,7 +77,8 @@ const LoadedKernels* LoadedKernels::on(int32_t device) {
 }
 
 int32_t LoadedKernels::start(const Launch& launch, void* stream, const NgramNpuLaunchArgs& args) const {
-  // The word after the kernel's argument is for CANN's overflow check, which these chips do not have.
+  // The word after the kernel's argument is the address for CANN's overflow check. Null: only debug builds of kernels
+  // make the check, and on these chips it does nothing.
   struct {
     NgramNpuLaunchArgs own;
     uint64_t overflow;

@@ -178,6 +178,7 @@ class Searcher {
     tiles_.FreeTensor(tokens);
     if (len == 0) return {-1, 0};
     const uint64_t bits = starts_[len % 2].get(winner);
+    order<AscendC::HardEvent::S_V>();
     const int64_t bit = options_.match_policy == kLatest ? 63 - AscendC::ScalarCountLeadingZero(bits)
                                                          : AscendC::ScalarGetSFFValue<1>(bits);
     return {tile.base + winner * kWord + bit + len - 1, len};
@@ -239,13 +240,14 @@ class Searcher {
   // nonzero word contributes its rank.
   __aicore__ inline int64_t winning_word(const AscendC::LocalTensor<uint32_t>& starts, int32_t words) {
     const auto& flags = flags_.tensor();
-    AscendC::Cast(flags, starts.ReinterpretCast<int32_t>(), AscendC::RoundMode::CAST_NONE, words);
+    AscendC::Cast(flags, starts.ReinterpretCast<int32_t>(), AscendC::RoundMode::CAST_RINT, words);
     AscendC::Mul(flags, flags, flags, words);
     AscendC::Mins(flags, flags, 1.0f, words);
     AscendC::Mul(flags, flags, ranks_.tensor(), words);
     AscendC::ReduceMax(best_.tensor(), flags, scratch_.tensor(), words);
     order<AscendC::HardEvent::V_S>();
     const int64_t rank = AscendC::ScalarCast<float, int32_t, AscendC::RoundMode::CAST_RINT>(best_.get(0));
+    order<AscendC::HardEvent::S_V>();
     if (rank == 0) return -1;
     return options_.match_policy == kLatest ? rank - 1 : words_ - rank;
   }

@@ -68,11 +68,11 @@ class RequestPass {
       to_flags(lacking, n);
       select(discards, lacking, places_.inside(), n);
     }
-    const auto none = AscendC::RoundMode::CAST_NONE;
+    const auto mode = AscendC::RoundMode::CAST_RINT;  // the 950 has no CAST_NONE for these
     const auto floats = discards.template ReinterpretCast<float>();
-    AscendC::Cast(floats, discards, none, static_cast<uint32_t>(n));
-    AscendC::Cast(halves_.tensor(), floats, none, static_cast<uint32_t>(n));
-    AscendC::Cast(discard_.tensor(), halves_.tensor(), none, static_cast<uint32_t>(n));
+    AscendC::Cast(floats, discards, mode, static_cast<uint32_t>(n));
+    AscendC::Cast(halves_.tensor(), floats, mode, static_cast<uint32_t>(n));
+    AscendC::Cast(discard_.tensor(), halves_.tensor(), mode, static_cast<uint32_t>(n));
   }
 
   const CorrectSpecStateParams& p_;

@@ -81,13 +81,13 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_what_make_gpu_does() -> None:
-    """Its stages end within eight minutes, and their benches are known."""
+    """Its stages end within ten minutes, and their benches are known."""
     command = ["make", "--dry-run", "gpu-build", "gpu-test", "gpu-bench"]
     root = Path(__file__).resolve().parents[2]
     told = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
-    assert sum(map(int, re.findall(r"timeout (\d+) ", told))) <= 480
+    assert sum(map(int, re.findall(r"timeout (\d+) ", told))) <= 600
     benches = re.findall(r"-m tools\.bench (.*)", told)
-    assert len(benches) == 5
+    assert len(benches) == 6
     for line in benches:
         given = vars(_parser().parse_args(shlex.split(line)))
         assert _options(given).device == "cuda"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tools.bench.ops.ascendc_model import (
     lookup_result,
     lookups,
     modelled,
+    peer_reads,
     short_rows,
 )
 from tools.bench.options import Options, Size
@@ -71,13 +73,27 @@ def results() -> list[Result]:
 
 def _results(twin: Twin, data: Workload, options: Options) -> list[Result]:
     calls = lookups(data, options)
-    return [lookup_result(twin, op, call, data, options.k) for op, call in calls.items()]
+    return [lookup_result(twin, op, call, data, options) for op, call in calls.items()]
 
 
 def test_lookups(results: list[Result]) -> None:
     assert len(results) == 2 * (2 * len(GATED_SIZES) + len(SHORT_ROWS))
     for result in results:
         assert not problems(result), f"{result['op']} {result['size']} {result['data_kind']}"
+
+
+def test_the_peer_goes_through_the_whole_buffer() -> None:
+    options = Options(data_kind="nomatch")
+    short = peer_reads(short_rows(Size(1, 300), options), options)
+    data = short_rows(Size(96, 300), options)
+    live = int(data.lengths[0].sum())
+    batch = peer_reads(data, replace(options, max_n=6))
+    assert short["cores"] == 1
+    assert short["loads_per_position"] == 2 + 3 + 4
+    assert batch["cores"] == CORES
+    assert batch["loads_per_position"] == 2 + 3 + 4 + 5 + 6
+    assert batch["positions_per_live_token"] == pytest.approx(96 * 128 * 1024 / live, rel=1e-4)
+    assert 2 < batch["work_us"] / short["work_us"] < 4  # two rows a core, which share the bandwidth
 
 
 @pytest.mark.parametrize(
@@ -94,7 +110,7 @@ def test_a_worse_plan_is_caught(size: str, plan: dict[str, int], says: set[str])
     data = make_workload(Size.parse(size), options)
     call = lookups(data, options)["ngram_propose"]
     with twin.in_place_of_the_cpu(), twin.planned_worse(**plan):
-        found = problems(lookup_result(twin, "ngram_propose", call, data, options.k))
+        found = problems(lookup_result(twin, "ngram_propose", call, data, options))
     assert len(found) == len(says)
     for text in says:
         assert any(text in problem for problem in found), found

@@ -12,7 +12,7 @@ import pytest
 
 from tools.bench import arctic_peer, vllm_peer
 from tools.bench.data import make_workload
-from tools.bench.device_peers import VllmV2
+from tools.bench.device_peers import VllmNgramGpu, VllmV2
 from tools.bench.ops.lookup import ProposeContestant, ReadPass, StepContestant
 from tools.bench.options import Options, Size, UnavailableError
 from tools.bench.vllm_peer import VllmNumba, folder_of, take
@@ -47,6 +47,34 @@ def test_numba_drafts_what_ours_drafts(kind: str, config: tuple[int, int]) -> No
         expected = peer.drafts(peer.function(*peer.arguments(step)))
         for ours in all_ours:
             assert ours.drafts(ours.function(*ours.arguments(step))) == expected
+
+
+@pytest.mark.parametrize("kind", ["text", "random", "periodic", "nomatch"])
+@pytest.mark.usefixtures("vllm")
+def test_ngram_gpu_drafts_what_ours_drafts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.compile", lambda kernel, **_: kernel)  # takes a minute
+    options = Options(data_kind=kind)
+    work = make_workload(Size(6, 700), options)
+    peer, ours = VllmNgramGpu(work, options), ProposeContestant(work, options)
+    assert ours.semantics == peer.semantics
+    ours.activate()
+    ours.reset()
+    for step in range(work.steps):
+        expected = peer.drafts(peer.function(*peer.arguments(step)))
+        assert ours.drafts(ours.function(*ours.arguments(step))) == expected
+
+
+def test_ngram_gpu_knows_the_earliest_match_only() -> None:
+    options = Options(match_policy="latest", data_kind="random")
+    with pytest.raises(UnavailableError, match="earliest match only"):
+        VllmNgramGpu(make_workload(Size(2, 40), options), options)
+
+
+@pytest.mark.usefixtures("vllm")
+def test_packed_files_serve_as_vllm(tmp_path: Path) -> None:
+    vllm_peer.pack(tmp_path)
+    assert take(tmp_path, "NgramProposerGPU", vllm_peer.given) is not None
+    assert vllm_peer.version_in(tmp_path) == vllm_peer.version_in(folder_of(None)) != "unknown"
 
 
 def test_v2_needs_triton(vllm: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from backends import TWIN_BACKENDS, Backend
-from cuda_hooks import HOOKS, dirty_workspaces, watched
+from cuda_hooks import HOOKS, dirty_workspaces, failed_launch_goes_unnoticed, watched
 from ops.cases import cases_of
 from ops.parity import Case, check_case, check_parity
 from opspecs import OPSPECS, OpSpec
@@ -88,6 +88,11 @@ def test_samples(spec: OpSpec) -> None:
     backend = watched(spec, HOOKS.path)
     for sample in spec.samples(np.random.default_rng(2026)):
         check_parity(spec, backend, sample)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_a_failed_launch_is_an_error(spec: OpSpec) -> None:
+    assert failed_launch_goes_unnoticed(spec, RESIDENT) == ""
 
 
 INCLUDE = ROOT / "tests" / "twins" / "cuda" / "include"

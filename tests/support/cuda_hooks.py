@@ -46,6 +46,22 @@ def _extent(array: Array) -> tuple[int, ...]:
     return begin - beside, base.nbytes + 2 * beside, first, rows, width * array.itemsize, stride
 
 
+def failed_launch_goes_unnoticed(spec: OpSpec, backend: Backend) -> str:
+    """Of an operator whose launch fails: empty if the call says so."""
+    assert backend.twin is not None
+    fail = ctypes.CDLL(str(backend.twin.path)).ngram_npu_cuda_twin_fail_launches
+    args = clone_args(next(spec.samples(np.random.default_rng(2026))).args)
+    fail(ctypes.c_int64(1))
+    try:
+        with backend.selected():
+            backend.call(spec.name, args)
+    except RuntimeError as error:
+        return "" if "too many resources" in str(error) else f"it says {error}"
+    finally:
+        fail(ctypes.c_int64(0))
+    return "a failed launch is reported as success"
+
+
 def dirty_workspaces(spec: OpSpec) -> Iterator[Sample]:
     """Lookups in rows shared by blocks, whose workspace holds noise or a false match. The match
     lies anywhere, or next to the row's end, which a draft with overlap would read past."""

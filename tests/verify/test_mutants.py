@@ -11,12 +11,12 @@ from cuda_hooks import HOOKS
 from opspecs import OPSPECS
 from twins import ROOT
 
-from tools.verify.mutants import by_twin, cpu, cuda
+from tools.verify.mutants import ascendc, by_ascendc_twin, by_twin, cpu, cuda
 from tools.verify.mutants.by_tests import failing_tests
 from tools.verify.mutants.mutant import Mutant, parse
 
 OPS = sorted({s.kernel for s in OPSPECS.values() if HOOKS.device not in s.no_kernel})
-LISTS = {"mutants": cpu.MUTANTS, "cuda-mutants": cuda.MUTANTS}
+LISTS = {"mutants": cpu.MUTANTS, "cuda-mutants": cuda.MUTANTS, "ascendc-mutants": ascendc.MUTANTS}
 RECORDS = ROOT / "tools" / "bench" / "results"
 
 
@@ -59,6 +59,26 @@ def test_the_record_is_of_these_faults(record: str) -> None:
 
 def test_every_kernel_has_faults() -> None:
     assert {mutant.op for mutant in cuda.MUTANTS} == set(OPS)
+
+
+def test_every_order_of_the_ascendc_kernels_is_on_the_list() -> None:
+    uses = sum(
+        file.read_text().count("order<AscendC::") for file in (ROOT / "csrc/ascendc").iterdir()
+    )
+    assert len(ascendc.MUTANTS) == uses > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", ascendc.MUTANTS, ids=lambda m: m.name.replace(" ", "-"))
+def test_the_ascendc_twin_catches(mutant: Mutant) -> None:
+    assert by_ascendc_twin.caught(mutant)
+
+
+@pytest.mark.slow
+def test_an_ascendc_kernel_without_a_fault_passes() -> None:
+    line = "struct StagedBatch {"
+    unchanged = Mutant("csrc/ascendc/prepare_inputs_padded.cpp", "unchanged", line, line)
+    assert by_ascendc_twin.caught(unchanged) == ""
 
 
 @pytest.mark.slow

@@ -102,6 +102,38 @@ class VllmV2(_Rows):
         return [[token for token in row if token >= 0] for row in result.tolist()]
 
 
+class VllmNgramGpu(_Rows):
+    """The kernel of vLLM's ``ngram_gpu``, compiled with the options that vLLM gives it. vLLM has it
+    compiled for any batch size; here for this one, which is no slower. It only drafts."""
+
+    def __init__(self, workload: Workload, options: Options) -> None:
+        if options.match_policy != "earliest":
+            raise UnavailableError("vLLM's ngram_gpu knows the earliest match only")
+        folder = folder_of(options.vllm_path)
+        super().__init__(workload, options)
+        everyone = torch.ones(self._batch, dtype=torch.bool, device=options.device)
+        config = proposer_config(options, workload.capacity, self._batch)
+        try:
+            proposer = take(folder, "NgramProposerGPU", given)(config, torch.device(options.device))
+            wanted = proposer.vllm_config.compilation_config.inductor_compile_config
+            known = torch._inductor.list_options()  # use_mixed_mm is gone from newer ones
+            kernel = torch.compile(
+                proposer.kernel,
+                fullgraph=True,
+                dynamic=False,
+                options={name: value for name, value in wanted.items() if name in known},
+            )
+            self.function = lambda lengths: kernel(lengths, self._token_ids, everyone)
+            self.function(self._lengths[0])
+        except Exception as error:
+            raise UnavailableError(f"{type(error).__name__}: {error}") from error
+        self.detail = f"{version_in(folder)} NgramProposerGPU's kernel, compiled"
+
+    def drafts(self, result: Any) -> Drafts:
+        ids, counts = (tensor.tolist() for tensor in result)
+        return [row[:count] for row, count in zip(ids, counts, strict=True)]
+
+
 class VllmAscend(_Rows):
     """The launcher of vLLM-Ascend's Triton kernel, from an installed vLLM-Ascend."""
 

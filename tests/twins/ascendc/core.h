@@ -5,9 +5,8 @@
 // the operation does; using it (a scalar read, a store to global memory, an index, a reduction) is a fault.
 //
 // The order: each pipe has a clock. Every instruction is one tick, and knows which tick of each other pipe came before
-// it. The build itself orders V after V, S after the others, and S's reads before the others' next writes of the same
-// bytes. All else needs a queue or a flag: using data of another pipe whose tick is not known to be over
-// is a fault.
+// it. Using data of another pipe whose tick is not known to be over is a fault: between pipes all order comes from a
+// queue or a flag, and nothing from a compiler that inserts them. Within V the build or the chip keeps the order.
 #pragma once
 
 #include <cstdint>
@@ -169,6 +168,7 @@ class Core {
 
   uint8_t* use(const Place& place, uint64_t bytes, uint32_t align, bool write);
   void order(uint32_t address, uint64_t bytes, bool write);
+  void check_gm_order(const std::vector<Interval>& list, Pipe of, uintptr_t at, uint64_t bytes, const char* by);
   void join(Pipe pipe, const uint32_t* clock);
   ScalarLine& line_of(uintptr_t line);
 

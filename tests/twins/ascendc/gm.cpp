@@ -69,7 +69,6 @@ uint64_t copies_at_one_line(const std::vector<AccessLog>& logs) {
   for (const AccessLog& log : logs) {
     for (const auto* list : {&log.reads, &log.writes}) {
       for (const Interval& x : *list) {
-        if (x.tick == 0) continue;  // a scalar's
         for (uintptr_t line = x.begin / kLine; line * kLine < x.end; ++line) most = std::max(most, ++copies[line]);
       }
     }
@@ -81,9 +80,11 @@ void check_races(std::vector<AccessLog>& logs) {
   std::vector<Interval> writes;
   std::vector<Interval> reads;
   collect(logs, &AccessLog::writes, writes);
-  collect(logs, &AccessLog::reads, reads);
   check_pairs(writes, writes, "both write the same bytes");
-  check_pairs(writes, reads, "one writes what the other reads");
+  for (const auto list : {&AccessLog::reads, &AccessLog::loads}) {
+    collect(logs, list, reads);
+    check_pairs(writes, reads, "one writes what the other reads");
+  }
 }
 
 }  // namespace ngram_npu::twin

@@ -36,7 +36,8 @@ struct Interval {
 // What one core did to global memory. Neighbouring accesses of one tick are kept as one.
 class AccessLog {
  public:
-  std::vector<Interval> reads;   // by MTE2 and by S
+  std::vector<Interval> reads;   // by MTE2
+  std::vector<Interval> loads;   // by S
   std::vector<Interval> writes;  // by MTE3
 
   static void add(std::vector<Interval>& to, uintptr_t at, uint64_t bytes, int32_t core, uint32_t tick) {

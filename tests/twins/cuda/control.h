@@ -17,6 +17,8 @@ void set_seed(uint64_t seed);
 uint64_t next_seed();  // for the launch that begins
 // Stores a launch's error until it is read; returns it.
 cudaError_t set_error(cudaError_t error, const std::string& what);
+// Whether a launch was told to fail (ngram_npu_cuda_twin_fail_launches).
+bool next_launch_fails();
 // Notes which stream a launch was for.
 void note_stream(cudaStream_t stream);
 
@@ -27,6 +29,8 @@ void note_stream(cudaStream_t stream);
 // What the last failed launch did wrong; empty if none failed.
 NGRAM_TWIN_EXPORT const char* ngram_npu_cuda_twin_violation();
 NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_seed(uint64_t seed);
+// So many launches from now on fail before their kernel begins.
+NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_fail_launches(int64_t count);
 // Totals since the library was loaded: see Meetings.
 NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_meetings(int64_t* launches, int64_t* met);
 // Writes the streams of the launches since the last call of this, up to the given room. Returns their number.

@@ -58,6 +58,7 @@ class Grid {
   Watch* watch() { return options_.watches ? &watch_ : nullptr; }
   bool yields() const { return options_.yields; }
   bool coin() { return random_.below(2) != 0; }
+  bool one_in_64() { return random_.below(64) == 0; }
 
   // Suspends the running thread; it resumes when its block is scheduled again.
   void suspend() { Context::switch_to(current_->context, scheduler_); }
@@ -400,8 +401,10 @@ bool in_kernel() { return grid != nullptr && grid->running(); }
 
 std::string notice(void* address, size_t bytes, Access access) {
   if (!in_kernel() || grid->watch() == nullptr || grid->current().stack->holds(address)) return {};
-  // A volatile value may change between any two reads.
+  // A volatile value may change between any two reads; so may a plain one, where nothing orders them.
   if (access == Access::kAtomicRead && grid->coin()) grid->give_way();
+  const bool is_shared = address >= shared_begin && address < shared_end;
+  if (access == Access::kRead && !is_shared && grid->yields() && grid->one_in_64()) grid->give_way();
   try {
     grid->watch()->access(grid->current(), reinterpret_cast<uintptr_t>(address), bytes, access,
                           reinterpret_cast<uintptr_t>(shared_begin), shared_bytes());
@@ -418,6 +421,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, void (*thread)(void*), void
       b.z == 0 || b.z > 64 || uint64_t{b.x} * b.y * b.z > 1024 || config.dynamicSmemBytes != 0) {
     return set_error(cudaErrorInvalidConfiguration, "invalid configuration argument");
   }
+  if (next_launch_fails()) return set_error(cudaErrorLaunchOutOfResources, "too many resources requested for launch");
   note_stream(config.stream);
   gridDim = g;
   blockDim = b;

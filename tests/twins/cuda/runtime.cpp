@@ -9,6 +9,7 @@ namespace {
 cudaError_t last_error = cudaSuccess;
 std::string last_violation;
 std::vector<cudaStream_t> streams;
+int64_t launches_to_fail = 0;
 
 uint64_t first_seed() {
   const char* given = std::getenv("NGRAM_NPU_TWIN_SEED");
@@ -43,12 +44,15 @@ Meetings& meetings() {
   return counted;
 }
 
+bool next_launch_fails() { return launches_to_fail > 0 && launches_to_fail-- > 0; }
+
 void note_stream(cudaStream_t stream) { streams.push_back(stream); }
 
 }  // namespace twin
 
 const char* ngram_npu_cuda_twin_violation() { return twin::last_violation.c_str(); }
 void ngram_npu_cuda_twin_seed(uint64_t seed) { twin::set_seed(seed); }
+void ngram_npu_cuda_twin_fail_launches(int64_t count) { twin::launches_to_fail = count; }
 
 void ngram_npu_cuda_twin_meetings(int64_t* launches, int64_t* met) {
   *launches = twin::meetings().launches;

@@ -105,6 +105,16 @@ TEST_F(CudaTwinWatch, RacesThatTheCallerAsksFor) {
   expect_right({32, 1}, same_word_twice, ints());
 }
 
+TEST_F(CudaTwinWatch, APlainValueChangesToo) {
+  ngram_npu_cuda_twin_allow_races(1);
+  int differed = 0;
+  expect_wrong_in_some_order([&] {
+    differed = 0;
+    std::fill_n(ints(), 32, 0);
+    return run({2, 1}, plain_reads, ints(), &differed) == cudaSuccess && differed != 0;
+  });
+}
+
 TEST_F(CudaTwinWatch, SharedMemoryThatNobodyWrote) {
   expect_caught("at offset", {1, 64}, reads_unwritten_shared_memory, ints());
 }

@@ -96,6 +96,18 @@ void volatile_read_twice(unsigned* at, unsigned* differed) {
   }
 }
 
+void plain_reads(int* at, int* differed) {
+  int seen = 0;
+  for (int i = 0; i < 32; ++i) {
+    if (blockIdx.x == 0) {
+      at[i] = 1;
+    } else {
+      seen += at[i];
+    }
+  }
+  if (seen % 32 != 0) *differed = 1;
+}
+
 void constant_and_written(int* at, int written, int read, int* out) {
   if (blockIdx.x == 0) {
     at[written] = 1;

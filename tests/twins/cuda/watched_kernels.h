@@ -22,6 +22,7 @@ __global__ void same_word_twice(int* out);        // two threads, both write
 __global__ void bytes_of_one_word(uint8_t* out);  // two threads, different bytes
 __global__ void atomic_and_plain(unsigned* out);  // a plain read of what others change atomically
 __global__ void atomic_and_volatile(unsigned* out, unsigned* seen);
+__global__ void plain_reads(int* at, int* differed);  // of 32 items, which the other block writes meanwhile
 __global__ void volatile_read_twice(unsigned* at, unsigned* differed);  // while the other block changes it
 // Two blocks: one writes an item, one reads an item as constant.
 __global__ void constant_and_written(int* at, int written, int read, int* out);

@@ -7,6 +7,7 @@ counts, pipe by pipe and core by core, and the figures in ``MODEL``.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -71,6 +72,9 @@ MODEL: dict[str, Figure] = {
 }
 LAUNCH_US = Figure(3, "us from one launch on a stream to the next", _GUESS)
 """Not part of ``model_us``: the time to read a kernel's arguments and to start its cores."""
+PEER = "vllm_ascend/ops/triton/spec_decode/ngram.py of vLLM-Ascend at 182b75ea84ff (August 2026)"
+PEER_BLOCKS = ((5, 1024), (10, 512), (16, 256), (math.inf, 128))
+"""Positions of a block, by the largest max_n that has it."""
 WORK_ALONE = ("copy_bytes_per_cycle", "gm_bytes_per_cycle", "vector_repeat", "gather_repeat")
 """The figures that count towards ``work_us``: bytes and repeats, no latencies or overheads."""
 
@@ -134,6 +138,7 @@ class AscendcModel(Op):
         "clock_hz": CLOCK_HZ,
         "figures": {name: vars(figure) for name, figure in MODEL.items()},
         "launch": vars(LAUNCH_US),
+        "peer": f"counted in the source, not run: {PEER}",
         "left_out": "L2 hits, bank conflicts, scalar arithmetic, branches; from model_us launches",
     }
 
@@ -164,7 +169,7 @@ class AscendcModel(Op):
     ) -> list[Result]:
         results = []
         for op, call in lookups(data, options).items():
-            results.append(lookup_result(twin, op, call, data, options.k))
+            results.append(lookup_result(twin, op, call, data, options))
             report(results[-1])
         return results
 
@@ -193,13 +198,35 @@ def modelled(twin: Twin, call: Callable[[], object], cores: int = CORES) -> dict
     }
 
 
+def peer_reads(data: Workload, options: Options) -> dict[str, Any]:
+    """What vLLM-Ascend's Triton kernel reads, counted in its source (PEER); it was not run.
+
+    A row belongs to one core, which goes through all of the buffer's row whatever its length, in
+    blocks. Each position is loaded once for every token of every n-gram length. ``work_us`` takes
+    one load of each position, as if the compiler merged them, at the model's bandwidth.
+    """
+    block = next(size for most, size in PEER_BLOCKS if options.max_n <= most)
+    positions = -(-data.capacity // block) * block
+    cores = min(data.size.batch, CORES)
+    rows_of_a_core = -(-data.size.batch // cores)
+    each = min(MODEL["copy_bytes_per_cycle"].value, MODEL["gm_bytes_per_cycle"].value / cores)
+    return {
+        "cores": cores,
+        "loads_per_position": sum(range(options.min_n, options.max_n + 1)),
+        "positions_per_live_token": stats.rounded(
+            data.size.batch * positions / int(data.lengths[0].sum())
+        ),
+        "work_us": _us(rows_of_a_core * positions * 4 / each),
+    }
+
+
 def lookup_result(
-    twin: Twin, op: str, call: Callable[[], object], data: Workload, k: int
+    twin: Twin, op: str, call: Callable[[], object], data: Workload, options: Options
 ) -> Result:
     """``tokens_read_per_live_token`` leaves out what the second launch reads of the first one's
     results; ``read_per_live_byte`` does not."""
     live = int(data.lengths[0].sum())
-    sizes = {"batch": data.size.batch, "capacity": data.capacity, "k": k}
+    sizes = {"batch": data.size.batch, "capacity": data.capacity, "k": options.k}
     plan = ascendc_plan(op, sizes, CORES, UB_BYTES)
     assert plan is not None
     result = modelled(twin, call)
@@ -219,6 +246,7 @@ def lookup_result(
         ),
         "scalar_accesses_per_live_token": stats.rounded(scalars / live),
         "one_core": {key: one_core[key] for key in ("model_us", "work_us")},
+        "peer": peer_reads(data, options),
         "work_spread": stats.rounded(one_core["work_us"] / result["work_us"]),
     }
 

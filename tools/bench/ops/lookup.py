@@ -13,7 +13,7 @@ from ngram_npu.config import ANY_TOKEN
 
 from tools.bench.data import Int32Array, Workload
 from tools.bench.device import workspace
-from tools.bench.device_peers import Eager, Read, VllmAscend, VllmV2
+from tools.bench.device_peers import Eager, Read, VllmAscend, VllmNgramGpu, VllmV2
 from tools.bench.measure import Contestant
 from tools.bench.ops.base import Make, Op
 from tools.bench.options import Options, UnavailableError
@@ -163,12 +163,13 @@ class NgramPropose(Op):
     help = "draft from the rows as they are"
     sizes = ("1x1k", "32x1k", "128x1k", "128x8k", "128x32k", "256x128k")
     peers = ("vllm-numba", "read")
-    device_peers = ("vllm-v2", "eager", "read")
+    device_peers = ("vllm-v2", "vllm-ngram-gpu", "eager", "read")
     peer_makers: ClassVar[Mapping[str, Make]] = {
         "vllm-numba": VllmNumba,
         "read": _read,
         "eager": Eager,
         "vllm-v2": VllmV2,
+        "vllm-ngram-gpu": VllmNgramGpu,
         "vllm-ascend": VllmAscend,
     }
 

@@ -1,6 +1,6 @@
 """Tries the faults and records what noticed each.
 
-    python -m tools.verify.mutants {cpu,cuda} [part of a name ...] [--json FILE]
+    python -m tools.verify.mutants {cpu,cuda,ascendc} [part of a name ...] [--json FILE]
 
 Without a part of a name: those that the record lacks.
 """
@@ -17,9 +17,13 @@ from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
 
-from tools.verify.mutants import by_tests, by_twin, cpu, cuda
+from tools.verify.mutants import ascendc, by_ascendc_twin, by_tests, by_twin, cpu, cuda
 
-LISTS = {"cpu": (cpu.MUTANTS, by_tests.caught, 1), "cuda": (cuda.MUTANTS, by_twin.caught, None)}
+LISTS = {
+    "cpu": (cpu.MUTANTS, by_tests.caught, 1),
+    "cuda": (cuda.MUTANTS, by_twin.caught, None),
+    "ascendc": (ascendc.MUTANTS, by_ascendc_twin.caught, None),
+}
 """Faults, what tells by what one is noticed, and how many at once; None: one per processor."""
 NOTE = "made in several runs, each of what the record lacked or of chosen faults; date: the last"
 

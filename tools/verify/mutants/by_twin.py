@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from backends import Backend, call_torch
-from cuda_hooks import dirty_workspaces, watched
+from cuda_hooks import dirty_workspaces, failed_launch_goes_unnoticed, watched
 from ops.parity import MismatchError, check_parity
 from opspecs import OPSPECS, OpSpec
 from twins import FOLDER, ROOT, Twin
@@ -52,12 +52,15 @@ def build(csrc: Path, op: str, mode: str) -> Path:
     library = csrc.parent / mode / f"libngram_npu_cuda_{mode}.so"
     library.parent.mkdir()
     include = [f"-I{ROOT / 'tests/twins/cuda/include'}", f"-I{csrc}"]
-    source, compiled = csrc / "cuda" / f"{op.rstrip('_')}.cu", library.with_suffix(".o")
-    flags = f"-std=c++17 -fPIC -fvisibility=hidden -w @{FOLDER / mode}.flags"
-    _run(f"g++ {flags} -c -x c++", source, *include, "-o", compiled)
+    compiled = []
+    # The launch is the host's part, which nobody watches. The model has it too, without a fault.
+    for name, flags_of in ((op.rstrip("_"), mode), ("launch", "fast")):
+        flags = f"-std=c++17 -fPIC -fvisibility=hidden -w @{FOLDER / flags_of}.flags"
+        compiled.append(library.with_name(f"{name}.o"))
+        _run(f"g++ {flags} -c -x c++", csrc / "cuda" / f"{name}.cu", *include, "-o", compiled[-1])
     # Without the flags, which would bring the sanitizers' own libraries.
     model = FOLDER / f"libcuda_twin_{mode}.a"
-    _run("g++ -shared -Wl,--no-undefined", compiled, model, "-o", library)
+    _run("g++ -shared -Wl,--no-undefined", *compiled, model, "-o", library)
     return library
 
 
@@ -77,6 +80,8 @@ def run_samples_of(spec: OpSpec, mode: str, library: Path) -> str:
     else:
         twin = Twin(f"cuda_{mode}", "cuda", "cuda", library.parent)
         backend = Backend(mode, call_torch, twin=twin)
+    if unnoticed := failed_launch_goes_unnoticed(spec, backend):
+        return unnoticed
     samples = list(spec.samples(np.random.default_rng(2026)))
     if mode == "hooks":
         samples += dirty_workspaces(spec)

@@ -34,7 +34,20 @@ the other width: token_bytes == 8 => token_bytes == 4
 @ csrc/core/prepare_input_ids.h prepare_input_ids_
 any previous position: if (!p.draft_token_ids.has(prev)) return; =>
 
+@ csrc/cuda/launch.cu prepare_inputs ngram_step_
+a failed launch is a success: return kLaunchFailed; => return kOk;
+
+@ csrc/cuda/launch.cuh prepare_inputs ngram_propose correct_spec_state_
+nobody asks whether the launch failed
+-   return status_of(cudaLaunchKernelEx(&config, kernel, arguments...));
++   cudaLaunchKernelEx(&config, kernel, arguments...);
++   return kOk;
+
+@ csrc/cuda/launch.cuh ngram_propose
+sums of warps that are not there: lane < warps ? warp_sums[lane] : Int{0} => warp_sums[lane]
+
 @ csrc/cuda/prepare_inputs.cu prepare_inputs
+half of the warps, whose sums count: dim3(1), kThreads, => dim3(1), kThreads / 2,
 offsets are read before they are written
 - kept_before[thread + 1] = upto;
 -     __syncthreads();

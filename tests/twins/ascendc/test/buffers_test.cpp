@@ -158,18 +158,18 @@ TEST(Buffers, Poison) {
   Tensor<int32_t> memory(64);
   EXPECT_FAULT("nothing has computed", [] {
     Scratch<int32_t> s(64, false);
-    s.tensor.GetValue(0);
+    value_of(s.tensor, 0);
   });
   EXPECT_FAULT("nothing has computed", [] {
     Scratch<int32_t> s(64, false);
     Add(s.tensor, s.tensor, s.tensor, 64);
-    s.tensor.GetValue(0);
+    value_of(s.tensor, 0);
   });
   EXPECT_CLEAN([] {
     Scratch<int32_t> s(64, false);
     Add(s.tensor, s.tensor, s.tensor, 64);
     Duplicate(s.tensor, 3, 8);
-    EXPECT_EQ(s.tensor.GetValue(7), 3);
+    EXPECT_EQ(value_of(s.tensor, 7), 3);
   });
   const auto store = [&](bool filled) {
     return [&memory, filled] {
@@ -196,7 +196,7 @@ TEST(Buffers, Poison) {
     Duplicate(t, 7, 64);
     queue.FreeTensor(t);
     t = queue.AllocTensor<int32_t>();
-    t.GetValue(0);
+    value_of(t, 0);
   });
 }
 
@@ -212,7 +212,7 @@ TEST(Buffers, PoisonByBit) {
       } else {
         AscendC::And(s.tensor, s.tensor, masks, 16);
       }
-      EXPECT_EQ(s.tensor.GetValue(0), mask);
+      EXPECT_EQ(value_of(s.tensor, 0), mask);
     };
   };
   EXPECT_CLEAN(kernel(0, false));
@@ -222,12 +222,12 @@ TEST(Buffers, PoisonByBit) {
   EXPECT_CLEAN([] {  // a shift brings zeros in
     Scratch<uint32_t> s(8, false);
     AscendC::ShiftLeft(s.tensor, s.tensor, 32u, 8);
-    EXPECT_EQ(s.tensor.GetValue(0), 0u);
+    EXPECT_EQ(value_of(s.tensor, 0), 0u);
   });
   EXPECT_FAULT("nothing has computed", [] {
     Scratch<uint32_t> s(8, false);
     AscendC::ShiftLeft(s.tensor, s.tensor, 31u, 8);
-    s.tensor.GetValue(0);
+    value_of(s.tensor, 0);
   });
 }
 

@@ -77,7 +77,7 @@ TEST(Copies, OfABlock) {
     return [=, &memory] {
       Scratch<int32_t> s(64, false);
       AscendC::DataCopyPad(s.tensor[to], memory.global(), params, kNoPadding);
-      EXPECT_EQ(s.tensor.GetValue(read), 9);
+      EXPECT_EQ(value_of(s.tensor, read), 9);
     };
   };
   EXPECT_CLEAN(copied({1, 20, 0, 0, 0}, 4), regions);
@@ -102,7 +102,8 @@ TEST(Copies, OutStoresExactlyItsBytes) {
   EXPECT_EQ(memory.values, (std::vector<int32_t>{-1, 1, 1, 1, -1, -1, -1, -1}));
 }
 
-// Even within one block, nothing orders a store by MTE3 before a later load by MTE2 or S.
+// Even within one block, nothing orders a store by MTE3 before a later load by MTE2 or S, nor a load before a later
+// store.
 TEST(Memory, OrderWithinABlock) {
   Tensor<int32_t> memory(64);
   const auto kernel = [&](const std::function<void()>& between, bool by_scalar) {
@@ -132,6 +133,16 @@ TEST(Memory, OrderWithinABlock) {
                  copy(memory.global(), s.tensor, 64);
                },
                {memory.region()});
+  const auto stored_after_load = [&](const std::function<void()>& between) {
+    return [&memory, between] {
+      Scratch<int32_t> s(64);
+      EXPECT_GE(memory.pointer()[3], 0);
+      between();
+      copy(memory.global(), s.tensor, 64);
+    };
+  };
+  EXPECT_FAULT("pipe S still reads", stored_after_load([] {}), {memory.region()});
+  EXPECT_CLEAN(stored_after_load(order<HardEvent::S_MTE3>), {memory.region()});
 }
 
 TEST(ScalarCache, HoldsOldCopies) {

@@ -35,7 +35,7 @@ class Order : public testing::Test {
   std::vector<Region> regions{memory.region(false), target.region()};
 };
 
-TEST_F(Order, WhatTheBuildDoesNotInsert) {
+TEST_F(Order, BetweenPipes) {
   EXPECT_FAULT("pipe V reads what pipe MTE2 wrote", steps(copy_in, nothing, compute), regions);
   EXPECT_CLEAN(steps(copy_in, order<HardEvent::MTE2_V>, compute), regions);
   EXPECT_FAULT("pipe MTE3 reads what pipe V wrote", steps(compute, nothing, copy_out), regions);
@@ -48,6 +48,7 @@ TEST_F(Order, WhatTheBuildDoesNotInsert) {
   EXPECT_CLEAN(steps(copy_out, order<HardEvent::MTE3_V>, compute), regions);
   EXPECT_FAULT("pipe MTE2 overwrites what pipe MTE3 reads", steps(copy_out, nothing, copy_in), regions);
   EXPECT_CLEAN(steps(copy_out, order<HardEvent::MTE3_MTE2>, copy_in), regions);
+  EXPECT_CLEAN(steps(compute, nothing, compute), regions);  // within V the build or the chip keeps the order
 }
 
 TEST_F(Order, ScalarStores) {
@@ -57,13 +58,20 @@ TEST_F(Order, ScalarStores) {
   EXPECT_CLEAN(steps(scalar_write, order<HardEvent::S_MTE3>, copy_out), regions);
   EXPECT_FAULT("pipe MTE2 overwrites what pipe S wrote", steps(scalar_write, nothing, copy_in), regions);
   EXPECT_CLEAN(steps(scalar_write, order<HardEvent::S_MTE2>, copy_in), regions);
+  EXPECT_FAULT("pipe S overwrites what pipe MTE3 reads", steps(copy_out, nothing, scalar_write), regions);
+  EXPECT_CLEAN(steps(copy_out, order<HardEvent::MTE3_S>, scalar_write), regions);
 }
 
-TEST_F(Order, WhatTheBuildInserts) {
-  EXPECT_CLEAN(steps(compute, nothing, compute), regions);
-  EXPECT_CLEAN(steps(compute, nothing, scalar_read), regions);
-  EXPECT_CLEAN(steps(copy_in, nothing, scalar_read), regions);
-  EXPECT_CLEAN(steps(copy_out, nothing, scalar_write), regions);
+// The kernels order these themselves, although the compiler would by --cce-auto-sync.
+TEST_F(Order, ScalarLoads) {
+  EXPECT_FAULT("pipe S reads what pipe V wrote", steps(compute, nothing, scalar_read), regions);
+  EXPECT_CLEAN(steps(compute, order<HardEvent::V_S>, scalar_read), regions);
+  EXPECT_FAULT("pipe S reads what pipe MTE2 wrote", steps(copy_in, nothing, scalar_read), regions);
+  EXPECT_CLEAN(steps(copy_in, order<HardEvent::MTE2_S>, scalar_read), regions);
+  EXPECT_FAULT("pipe V overwrites what pipe S reads", steps(scalar_read, nothing, compute), regions);
+  EXPECT_CLEAN(steps(scalar_read, order<HardEvent::S_V>, compute), regions);
+  EXPECT_FAULT("pipe MTE2 overwrites what pipe S reads", steps(scalar_read, nothing, copy_in), regions);
+  EXPECT_CLEAN(steps(scalar_read, order<HardEvent::S_MTE2>, copy_in), regions);
 }
 
 TEST_F(Order, TheWrongOrder) {

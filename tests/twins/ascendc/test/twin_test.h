@@ -68,6 +68,12 @@ inline void settle() {
 }
 
 template <class T>
+T value_of(const LocalTensor<T>& tensor, uint32_t i) {
+  settle();
+  return tensor.GetValue(i);
+}
+
+template <class T>
 AscendC::DataCopyExtParams one_block(uint32_t count) {
   return {1, static_cast<uint32_t>(count * sizeof(T)), 0, 0, 0};
 }
@@ -101,6 +107,7 @@ struct Scratch {
     pipe.InitBuffer(buffer, static_cast<uint32_t>(len * sizeof(U)));
     LocalTensor<U> made = buffer.template Get<U>();
     if (filled) fill_in(made, len);
+    settle();
     return made;
   }
   TPipe pipe;

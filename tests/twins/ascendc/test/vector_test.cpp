@@ -10,6 +10,7 @@ using AscendC::RoundMode;
 
 template <class T>
 void fill(const LocalTensor<T>& t, const std::vector<T>& values) {
+  settle();
   for (uint32_t i = 0; i < values.size(); ++i) t.SetValue(i, values[i]);
   settle();
 }
@@ -17,7 +18,7 @@ void fill(const LocalTensor<T>& t, const std::vector<T>& values) {
 template <class T>
 std::vector<T> values(const LocalTensor<T>& t, uint32_t count) {
   std::vector<T> all;
-  for (uint32_t i = 0; i < count; ++i) all.push_back(t.GetValue(i));
+  for (uint32_t i = 0; i < count; ++i) all.push_back(value_of(t, i));
   return all;
 }
 
@@ -69,7 +70,7 @@ TEST(Vector, Arithmetic) {
   EXPECT_CLEAN([] {
     Scratch<int32_t> s(100);
     AscendC::CreateVecIndex(s.tensor, -3, 100);
-    EXPECT_EQ(s.tensor.GetValue(99), 96);
+    EXPECT_EQ(value_of(s.tensor, 99), 96);
   });
 }
 
@@ -105,11 +106,11 @@ TEST(Vector, Compare) {
       s.tensor.SetValue(64, 9);
       settle();
       AscendC::CompareScalar(bits, s.tensor, 9, CMPMODE::EQ, count);
-      EXPECT_EQ(bits.GetValue(0), 8);
+      EXPECT_EQ(value_of(bits, 0), 8);
       if (count > 64) {
-        EXPECT_EQ(bits.GetValue(8), 1);
+        EXPECT_EQ(value_of(bits, 8), 1);
       }
-      EXPECT_EQ(bits.GetValue(7), 0);
+      EXPECT_EQ(value_of(bits, 7), 0);
     };
   };
   EXPECT_CLEAN(kernel(64));
@@ -130,7 +131,7 @@ TEST(Vector, ComparePoison) {
       fill(masks, {0, 0, 0, 0, 0, 0, 0, mask});
       const LocalTensor<uint16_t> out = bits.ReinterpretCast<uint16_t>();
       AscendC::And(out, out, masks.ReinterpretCast<uint16_t>(), 4);
-      EXPECT_EQ(bits.GetValue(7), mask & 0x0F);
+      EXPECT_EQ(value_of(bits, 7), mask & 0x0F);
     };
   };
   EXPECT_CLEAN(kernel(0x0F));
@@ -190,7 +191,7 @@ void check_cast(From from, RoundMode mode, To expected) {
     const LocalTensor<To> out = s.template more<To>(64);
     fill(s.tensor, std::vector<From>{from});
     AscendC::Cast(out, s.tensor, mode, 1);
-    EXPECT_EQ(out.GetValue(0), expected);
+    EXPECT_EQ(value_of(out, 0), expected);
   });
 }
 
@@ -202,10 +203,11 @@ TEST(Vector, Cast) {
   check_cast<half, float>(0.5f, RoundMode::CAST_NONE, half(0.5f));
   check_cast<uint8_t, half>(half(2.5f), RoundMode::CAST_NONE, 2);
   check_cast<uint8_t, half>(half(300.0f), RoundMode::CAST_RINT, 255);
-  EXPECT_FAULT("takes no rounding mode", [] {
+  EXPECT_FAULT("does not round this way", [] {
     Scratch<int64_t> s(64);
     AscendC::Cast(s.more<int32_t>(64), s.tensor, RoundMode::CAST_RINT, 1);
   });
+  static_assert(cast_row(kHalf, kU8)->modes(2201) == (kPlain | kRint) && cast_row(kHalf, kU8)->modes(3510) == kRint);
 }
 
 TEST(Vector, Reduce) {
@@ -216,7 +218,7 @@ TEST(Vector, Reduce) {
       const LocalTensor<float> temporary = s.more<float>(work);
       fill(s.tensor, {0, 5, -1, 5});
       AscendC::ReduceMax(out, s.tensor, temporary, 1024);
-      EXPECT_EQ(out.GetValue(0), 5.0f);
+      EXPECT_EQ(value_of(out, 0), 5.0f);
     };
   };
   EXPECT_CLEAN(kernel(16));
@@ -226,7 +228,7 @@ TEST(Vector, Reduce) {
     const LocalTensor<float> out = s.more<float>(8);
     const LocalTensor<float> temporary = s.more<float>(64);
     AscendC::ReduceMax(out, s.tensor, temporary, 64);
-    temporary.GetValue(0);
+    value_of(temporary, 0);
   });
   EXPECT_FAULT("nothing has computed", [] {
     Scratch<float> s(64, false);
