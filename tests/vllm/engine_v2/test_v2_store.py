@@ -66,7 +66,7 @@ def test_a_store_is_seeded_told_and_saved(
         v2_runs.serve(llm, asked, seeded)
         del llm, runner
     assert seeded.differing(runs("none")) == []
-    assert seeded.accepted > 1.5 * result.accepted, "it has said all of this before"
+    assert seeded.accepted > result.accepted + 50, "it has said all of this before"
     assert own.read_bytes() == before
 
     monkeypatch.setattr("ngram_npu.vllm.sharing.digest_of", lambda vocabulary: "0f" * 16)
