@@ -108,6 +108,9 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     for bad in one_hostile(four["host_num_computed_tokens"].tolist(), HOSTILE_INT32):
         step = four | {"host_num_computed_tokens": in_buffer(bad)}
         yield sample("hostile-host", step | {"prev_positions": in_buffer([-1, 1, -1, 2])})
+    # Behind the known lengths stand zeros, with which no request would be discarded.
+    lengths = four["num_tokens"]
+    four = four | {"num_tokens": np.append(lengths, np.zeros_like(lengths))[: len(lengths)]}
     for name in ("prev_positions", "row_indices"):
         for dtype, hostile in ((np.int32, HOSTILE_INT32), (np.int64, HOSTILE_INT64)):
             for bad in one_hostile(four[name].tolist(), (*hostile, 4, 5, 6, 7)):
