@@ -1,7 +1,6 @@
 // Making, checking, reading and clearing a store, for NgramStore (python/ngram_npu/store.py).
 #include <pybind11/stl.h>
 
-#include <cstring>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -112,11 +111,11 @@ std::optional<py::bytes> store_pack(py::handle store, int64_t piece) {
 
 int32_t store_unpack(py::handle store, int64_t piece, const py::bytes& packed) {
   const auto [words, size] = words_of("store_unpack", store, host::Arguments::kWrite);
-  const std::string_view bytes(packed);
+  const std::string_view bytes(packed);  // the interpreter aligns it to 8 bytes
   if (bytes.size() % sizeof(uint32_t) != 0) return kStoreFaultPiece;
-  std::vector<uint32_t> from(bytes.size() / sizeof(uint32_t));
-  std::memcpy(from.data(), bytes.data(), bytes.size());
-  return ngram_npu_cpu_ngram_store_unpack(words, size, piece, from.data(), static_cast<int64_t>(from.size()));
+  const auto* from = reinterpret_cast<const uint32_t*>(bytes.data());
+  return ngram_npu_cpu_ngram_store_unpack(words, size, piece, from,
+                                          static_cast<int64_t>(bytes.size() / sizeof(uint32_t)));
 }
 
 void store_clear(py::handle store, std::optional<int64_t> scope) {
