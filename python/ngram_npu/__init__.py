@@ -41,7 +41,7 @@ __all__ = [
     "set_num_threads",
 ]
 
-CONTRACT_VERSION = 8
+CONTRACT_VERSION = 9
 """The version of the operators' contract (docs/ops); docs/design/contract.md says what changed."""
 
 
