@@ -68,15 +68,14 @@ class StoreDrafter {
     const uint32_t serial = q.hit.entry->place >> kBlockBits, offset = q.hit.entry->place % kBlockTokens;
     const int64_t left = int64_t{store_.fill(serial)} - offset;
     const int64_t most = smaller(draft_budget(options.k, options.max_len, q.row.length), left);
-    const CostTable table{lookup_.costs, lookup_.token_logits};
     const int32_t* const text = store_.text(serial) + offset;
-    int32_t before = q.row.tokens[q.row.length - 1];
+    CostWalk walk({lookup_.costs, lookup_.token_logits}, q.row.tokens[q.row.length - 1]);
     int64_t count = 0;
-    for (int64_t total = 0; count < most; before = text[count++]) {
+    for (int64_t total = 0; count < most; ++count) {
       const int64_t line = smaller<int64_t>(q.hit.agreed + count, kCostRows - 1);
       const int64_t column =
           count == 0 ? first_column(q.hit.entry->state) : store_.outcomes(serial)[offset + count] % kCostColumns;
-      draft->costs[count] = table.cost(line * kStoreCostColumns + column, before, text[count]);
+      draft->costs[count] = walk.next(line * kStoreCostColumns + column, text[count]);
       total += draft->costs[count];
       if (total > lookup_.cost_limit) break;
     }

@@ -258,7 +258,7 @@ CostTable Arguments::cost_table(const TensorView& view, int64_t columns,
   };
   contiguous(view, token_logits ? DType::kInt16 : DType::kUInt8, kCostRows, columns);
   if (!token_logits) return {view.data, nullptr};
-  contiguous(*token_logits, DType::kInt8, kTokenLogitRows, kTokenClasses);
+  contiguous(*token_logits, DType::kInt8, kTokenClasses, 2);
   return {view.data, static_cast<const int8_t*>(token_logits->data)};
 }
 

@@ -132,7 +132,7 @@ def ngram_index_propose_(
     token_logits: _Int8 | None = None,
 ) -> tuple[_Int32, _Int32, _Int32]:
     """As ngram_propose, answered from index [W], which is written; slot_indices [B]. With a ladder:
-    costs [16,32] uint8, or int16 with token_logits [2,4096]; draft_costs [B,k] uint8 is written."""
+    costs [16,32] uint8, or int16 with token_logits [4096,2]; draft_costs [B,k] uint8 is written."""
 
 def ngram_index_step_(
     token_ids: _Int32,

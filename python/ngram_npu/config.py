@@ -260,7 +260,7 @@ class NgramConfig:
 
     @property
     def token_logits(self) -> npt.NDArray[np.int8] | None:
-        """[2, 4096], what tokens say; None: nothing, and tables hold costs instead of logits."""
+        """[4096, 2], what tokens say; None: nothing, and tables hold costs instead of logits."""
         return None if self._fitted is None else self._fitted.tokens
 
     @property

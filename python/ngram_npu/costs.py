@@ -22,11 +22,13 @@ __all__ = ["Comparison", "Costs", "compare", "fit"]
 
 FORMAT = "ngram-npu costs"
 VERSION = 1
-SHAPES = {"row": (16, 32), "store": (16, 56), "tokens": (2, 4096)}
+SHAPES = {"row": (16, 32), "store": (16, 56), "tokens": (4096, 2)}
 DTYPES = {"row": np.int16, "store": np.int16, "tokens": np.int8}
+RANGES = {"row": (-768, 769), "store": (-768, 769), "tokens": (-128, 127)}
+"""No sum of a cell and two tokens' logits wraps."""
 UNIT = 32
 """Of a logit, per nat."""
-CLASSES = SHAPES["tokens"][1]
+CLASSES = SHAPES["tokens"][0]
 MOST_TOKENS = 1 << 20
 """Of completions that are fitted on: the newest; 200 MB of memory."""
 STRENGTH = {"cells": 20.0, "tokens": 20.0}
@@ -44,7 +46,7 @@ class Costs:
     Attributes:
         row: [16, 32] int16, of tokens from a request's own row.
         store: [16, 56] int16, of tokens from a store.
-        tokens: [2, 4096] int8, what the drafted token and the token before it say.
+        tokens: [4096, 2] int8, what the drafted token and the token before it say.
         tokenizer: 32 hex digits that name the vocabulary; empty: not known.
         digest: 32 hex digits that name these costs.
 
@@ -71,16 +73,15 @@ class Costs:
         found = hashlib.blake2b(tokenizer.encode(), digest_size=16)
         for name, table in {"row": row, "store": store, "tokens": tokens}.items():
             given, shape, dtype = np.asarray(table), SHAPES[name], DTYPES[name]
-            ends = np.iinfo(dtype)
+            least, most = RANGES[name]
             if given.shape != shape or given.dtype.kind not in "iu":
                 raise ValueError(
                     f"Costs: {name}: expected integers of shape {list(shape)}, got {given.dtype} "
                     f"of shape {list(given.shape)}"
                 )
-            if given.min() < ends.min or given.max() > ends.max:
+            if given.min() < least or given.max() > most:
                 raise ValueError(
-                    f"Costs: {name}: expected {ends.min} to {ends.max}, got {given.min()} to "
-                    f"{given.max()}"
+                    f"Costs: {name}: expected {least} to {most}, got {given.min()} to {given.max()}"
                 )
             kept = given.astype(dtype)
             kept.flags.writeable = False
@@ -156,14 +157,14 @@ class Costs:
     ) -> IntArray:
         """What tokens from a row cost: arrays of one shape, of which the first two name a cell."""
         logits = self.row[match, column].astype(np.int64)
-        logits += self.tokens[0, token % CLASSES]
-        logits += self.tokens[1, before % CLASSES]
+        logits += self.tokens[token % CLASSES, 0]
+        logits += self.tokens[before % CLASSES, 1]
         return costs_of(logits)
 
 
 def costs_of(logits: IntArray) -> IntArray:
     """Logits in 32nds of a nat as costs in sixteenths of a bit."""
-    nats = np.clip(logits, -512, 511) / UNIT
+    nats = np.asarray(logits) / UNIT
     costs: IntArray = np.minimum(255, np.rint(16 * np.log2(1 + np.exp(-nats)))).astype(np.int64)
     return costs
 
@@ -240,8 +241,8 @@ def fit(conversations: Sequence[TokenRequest], tokenizer: str = "") -> Costs:
     places, right = _observed(list(_newest(conversations)))
     shipped = np.concatenate([default_costs().ravel(), default_store_costs().ravel()])
     cells, *tokens = _likeliest(places, right, logits_of(shipped))
-    row, store = np.split(_whole(cells, np.int16), [default_costs().size])
-    pair = np.stack([_whole(of, np.int8) for of in tokens])
+    row, store = np.split(_whole(cells, "row"), [default_costs().size])
+    pair = np.stack([_whole(of, "tokens") for of in tokens], axis=1)
     return Costs(row.reshape(SHAPES["row"]), store.reshape(SHAPES["store"]), pair, tokenizer)
 
 
@@ -300,7 +301,6 @@ def _likeliest(
     return tables
 
 
-def _whole(nats: FloatArray, dtype: Any) -> IntArray:
-    ends = np.iinfo(dtype)
-    found: IntArray = np.clip(np.rint(nats * UNIT), ends.min, ends.max).astype(np.int64)
+def _whole(nats: FloatArray, table: str) -> IntArray:
+    found: IntArray = np.clip(np.rint(nats * UNIT), *RANGES[table]).astype(np.int64)
     return found

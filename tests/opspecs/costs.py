@@ -46,7 +46,7 @@ def paid_in_turn(costs: Costs, number: int, batch: int, k: int) -> Array | None:
 def with_token_logits(rng: np.random.Generator, columns: int) -> dict[str, Array]:
     """Logits of all sizes, most of them as large as those of likely tokens."""
     cells = rng.integers(-100, 250, (16, columns)).astype(np.int16)
-    tokens = rng.integers(-64, 64, (2, 4096)).astype(np.int8)
+    tokens = rng.integers(-64, 64, (4096, 2)).astype(np.int8)
     for table in (cells, tokens):
         ends = np.iinfo(table.dtype)
         table[rng.random(table.shape) < 0.02] = ends.min
@@ -56,14 +56,14 @@ def with_token_logits(rng: np.random.Generator, columns: int) -> dict[str, Array
 
 def bad_logits(columns: int) -> list[tuple[str, dict[str, Any], str, str]]:
     """Of calls with costs: label, changed arguments, what the error says and names."""
-    cells, tokens = np.zeros((16, columns), np.int16), np.zeros((2, 4096), np.int8)
-    wide = np.zeros((2, 4097), np.int8)[:, :4096]
+    cells, tokens = np.zeros((16, columns), np.int16), np.zeros((4096, 2), np.int8)
+    wide = np.zeros((4096, 3), np.int8)[:, :2]
     given = {"costs": cells, "token_logits": tokens}
     return [
         ("costs without token logits", {"costs": cells}, "uint8, got int16", "costs"),
         ("no logits", {**given, "costs": cells.astype(np.uint8)}, "int16, got uint8", "costs"),
         ("token logits' dtype", {**given, "token_logits": tokens + cells[0, 0]}, "int8", ""),
-        ("token logits' shape", {**given, "token_logits": tokens[:, :9]}, r"\[2, 4096\]", ""),
+        ("token logits' shape", {**given, "token_logits": tokens[:9]}, r"\[4096, 2\]", ""),
         ("token logits' stride", {**given, "token_logits": wide}, "contiguous", ""),
     ]
 

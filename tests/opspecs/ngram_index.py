@@ -101,7 +101,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("limit below 0", {"costs": _TABLE, "cost_limit": -1}, "0 to .*, got -1", "cost_limit"),
     ("draft_costs alone", {"draft_costs": _TABLE}, "without costs", "draft_costs"),
     ("draft_costs' shape", {"costs": _TABLE, "draft_costs": _TABLE.copy()}, "shape", "draft_costs"),
-    ("logits alone", {"token_logits": np.zeros((2, 4096), np.int8)}, "without costs", ""),
+    ("logits alone", {"token_logits": np.zeros((4096, 2), np.int8)}, "without costs", ""),
     *bad_logits(32),
 ]
 

@@ -38,8 +38,9 @@ def cost_of(cell: int, token_logits: Any, before: int, token: int) -> int:
     """The cost of a token: the table's cell, or with ``token_logits`` that of a sum of logits."""
     if token_logits is None:
         return cell
-    logit = cell + int(token_logits[0, token % 4096]) + int(token_logits[1, before % 4096])
-    return min(255, round(16 * math.log2(1 + math.exp(-max(-512, min(511, logit)) / 32))))
+    logit = cell + int(token_logits[token % 4096, 0]) + int(token_logits[before % 4096, 1])
+    wrapped = (logit + 1024) % 2048 - 1024
+    return min(255, round(16 * math.log2(1 + math.exp(-wrapped / 32))))
 
 
 def draft(
@@ -56,7 +57,7 @@ def draft(
 
     Costs are in sixteenths of a bit: ``costs`` is 16 x 32, by match and byte; a draft ends where
     their sum would pass ``limit``. None: k tokens, whatever their bytes, of cost 0. With
-    ``token_logits``, 2 x 4096, ``costs`` holds logits.
+    ``token_logits``, 4096 x 2, ``costs`` holds logits.
     """
     q, m = candidate(tokens)
     if not m:
