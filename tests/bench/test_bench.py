@@ -34,9 +34,10 @@ def run(file: Path, op: str, *arguments: str) -> dict[str, Any]:
 
 
 ELSEWHERE = {"ascendc-model", "generate", "vllm-end-to-end", "vllm-predicted"} | {
-    op for op in OPS if op.startswith(("acceptance", "tune"))
+    op for op in OPS if op.startswith(("acceptance", "costs", "tune"))
 }
-"""In test_modelled_costs.py, test_end_to_end.py, test_tune_bench.py, test_acceptance.py."""
+"""In test_modelled_costs.py, test_end_to_end.py, test_tune_bench.py, test_acceptance.py,
+test_costs_bench.py."""
 
 
 @pytest.mark.parametrize("op", sorted(OPS.keys() - ELSEWHERE))

@@ -77,17 +77,6 @@ more than 64 accepted
 - smaller(smaller(num_sampled - 1, drafted), kMaxDraftTokens)
 + smaller(num_sampled - 1, drafted)
 
-@ csrc/core/draft_costs.h
-negative ids have classes of their own
-- 2 * (static_cast<uint32_t>(token) % kTokenClasses)
-+ 2 * (token % static_cast<int32_t>(kTokenClasses))
-the token before has the logit of a drafted one: logits_of(before)[1] => logits_of(before)[0]
-the token before stays the row's last one: before_ = own[1]; =>
-a sum of logits is cut where it should wrap
-- static_cast<uint32_t>(logit - LogitCosts::kLeast) % LogitCosts::kCount
-+ smaller(static_cast<uint32_t>(logit - LogitCosts::kLeast), LogitCosts::kCount - 1)
-a cost above 255 wraps: cost < 255 && 1 + odds => 1 + odds
-
 @ csrc/core/promise.h
 each token is judged alone: total += costs[j]; => total = costs[j];
 
