@@ -48,15 +48,15 @@ inline constexpr const char* kSchemas[] = {
     "ngram_index_propose_(Tensor token_ids, Tensor num_tokens, Tensor(a!) index, *, Tensor? row_indices=None, "
     "Tensor? slot_indices=None, Tensor? num_sampled=None, SymInt min_n, SymInt max_n, SymInt k, int match_policy=0, "
     "bool overlap=False, SymInt max_len=9223372036854775807, bool ladder=False, Tensor? costs=None, "
-    "SymInt cost_limit=40, Tensor(d!)? draft_costs=None, bool fill=False) -> "
+    "SymInt cost_limit=40, Tensor(d!)? draft_costs=None, bool fill=False, Tensor? token_logits=None) -> "
     "(Tensor draft_token_ids, Tensor num_draft_tokens, Tensor match_len)",
 
     "ngram_index_step_(Tensor(a!) token_ids, Tensor(b!) num_tokens, Tensor sampled_token_ids, Tensor(c!) index, *, "
     "Tensor? discard=None, Tensor? row_indices=None, Tensor? slot_indices=None, bool advance=True, "
     "SymInt vocab_size=2147483647, SymInt min_n, SymInt max_n, SymInt k, int match_policy=0, bool overlap=False, "
     "SymInt max_len=9223372036854775807, bool ladder=False, Tensor? costs=None, SymInt cost_limit=40, "
-    "Tensor(d!)? draft_costs=None, bool fill=False) -> (Tensor next_token_ids, Tensor num_sampled, "
-    "Tensor draft_token_ids, Tensor num_draft_tokens, Tensor match_len)",
+    "Tensor(d!)? draft_costs=None, bool fill=False, Tensor? token_logits=None) -> (Tensor next_token_ids, "
+    "Tensor num_sampled, Tensor draft_token_ids, Tensor num_draft_tokens, Tensor match_len)",
 
     "ngram_index_append_(Tensor token_ids, Tensor num_tokens, Tensor(a!) index, *, Tensor? row_indices=None, "
     "Tensor? slot_indices=None, SymInt min_n, SymInt max_n, int match_policy=0, bool ladder=False, "
@@ -67,7 +67,7 @@ inline constexpr const char* kSchemas[] = {
     "ngram_store_step_(Tensor token_ids, Tensor num_tokens, Tensor num_sampled, Tensor(a!) store, *, "
     "Tensor? row_indices=None, Tensor? slot_indices=None, Tensor? scopes=None, Tensor(b!) draft_token_ids, "
     "Tensor(c!) num_draft_tokens, Tensor(d!) match_len, Tensor(e!) draft_costs, SymInt max_len=9223372036854775807, "
-    "Tensor costs, SymInt cost_limit=40, bool fill=False) -> ()",
+    "Tensor costs, SymInt cost_limit=40, bool fill=False, Tensor? token_logits=None) -> ()",
 
     "ngram_store_finish_(Tensor(a!) store, Tensor slot_indices) -> ()",
 

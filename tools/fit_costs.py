@@ -40,8 +40,9 @@ from ngram_npu import NgramStore
 from ngram_npu.replay import ReplayError, TokenRequest
 from ngram_npu.replay.output import atomic_output, check_writable
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
+from ngram_npu.replay.walks import STORE_SHAPE, IntArray, Walks, record, walks
 
-from tools.drafts import MAX_K, PARTS, STORE_SHAPE, IntArray, Walks, load, record, walks
+from tools.drafts import PARTS, load
 
 TABLE = Path(__file__).parents[1] / "python" / "ngram_npu" / "costs.json"
 SHAPE = (16, 32)
@@ -63,21 +64,18 @@ class Observed:
 
     @classmethod
     def of(cls, found: Walks) -> Observed:
-        reached = found.reached()
-        accepted = reached & (np.arange(MAX_K) < found.right[:, None])
-        return cls(
-            *(_by_cell(found.match[w], found.outcome[w], SHAPE) for w in (reached, accepted))
-        )
+        return cls._in_table(found, SHAPE)
 
     @classmethod
     def of_store(cls, requests: Sequence[TokenRequest]) -> Observed:
         """Counts with a store large enough for all of these conversations."""
         tokens = sum(request.num_tokens for request in requests)
-        found = record(requests, lambda: NgramStore(1, max(4096, 2 * tokens)))
-        j, remaining = np.arange(MAX_K), walks(requests).remaining
-        last = np.minimum(found.right, np.minimum(found.length, remaining) - 1)
-        masks = j <= last[:, None], j < found.right[:, None]
-        return cls(*(_by_cell(found.match[m], found.column[m], STORE_SHAPE) for m in masks))
+        return cls._in_table(record(requests, NgramStore(1, max(4096, 2 * tokens))), STORE_SHAPE)
+
+    @classmethod
+    def _in_table(cls, found: Walks, shape: tuple[int, int]) -> Observed:
+        masks = found.reached(), found.accepted()
+        return cls(*(_by_cell(found.match[m], found.column[m], shape) for m in masks))
 
     @classmethod
     def of_matches(cls, requests: Sequence[TokenRequest]) -> Observed:

@@ -13,9 +13,10 @@ NGRAM_FN int64_t scope_of(const IndexArray& scopes, int64_t i) { return scopes.b
 // The store's part in a draft. `store.words` null: it is not asked.
 struct StoreLookup {
   StoreAccess store;
-  IndexArray scopes;     // [B]; absent: all 0
-  const uint8_t* costs;  // [kCostRows, store::kStoreCostColumns]
+  IndexArray scopes;  // [B]; absent: all 0
+  const void* costs;  // CostTable of [kCostRows, store::kStoreCostColumns]
   int64_t cost_limit;
+  const int8_t* token_logits = nullptr;
 };
 
 // Look up, weigh costs, ask the store, fill, write. Results are those of ngram_propose (without index words) or

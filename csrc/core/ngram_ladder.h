@@ -2,6 +2,7 @@
 // Definition: docs/ops/ngram_index_propose.md; why: docs/design/drafts.md.
 #pragma once
 
+#include "core/draft_costs.h"
 #include "core/lookup_rules.h"
 
 namespace ngram_npu {
@@ -15,8 +16,9 @@ NGRAM_FN uint32_t ladder_size(uint32_t level) { return 1u << level; }
 // The ladder arguments of a call.
 struct LadderOptions {
   bool on;
-  const uint8_t* costs;  // [kCostRows, kCostColumns]; null: drafts of k tokens, and no outcomes are kept
+  const void* costs;  // CostTable of [kCostRows, kCostColumns]; null: drafts of k tokens, and no outcomes are kept
   int64_t cost_limit;
+  const int8_t* token_logits = nullptr;
 };
 
 // The outcome of the candidate for the token at `place`: the length of its match, and whether it was right. A candidate

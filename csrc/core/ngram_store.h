@@ -143,7 +143,4 @@ NGRAM_FN int64_t first_column(uint32_t state) {
   return kCostColumns + h * 4 + m;
 }
 
-// Number of tokens of a draft that count in its promise (core/promise.h).
-constexpr int64_t kPromisedTokens = 8;
-
 }  // namespace ngram_npu::store

@@ -25,8 +25,9 @@ struct NgramStoreStepParams {
   int32_t* match_len;                  // [B]
   TokenRows<uint8_t> draft_costs;      // [B, k]
   int64_t max_len;
-  const uint8_t* costs;  // [kCostRows, store::kStoreCostColumns]
+  const void* costs;  // CostTable of [kCostRows, store::kStoreCostColumns]
   int64_t cost_limit;
+  const int8_t* token_logits;
   bool fill;  // behind a draft from the store the text goes on
 };
 

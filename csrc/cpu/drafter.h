@@ -216,11 +216,13 @@ class Drafter {
   // Writes the cost of each token, and returns how many of `most` stay within the limit.
   template <class Outcome>
   int64_t weigh(const GrownRow& row, Occurrence found, int64_t most, uint8_t* costs, Outcome&& outcome) const {
+    const int32_t* const tokens = tokens_of(row);
+    CostWalk walk({ladder_.costs, ladder_.token_logits}, tokens[row.length - 1]);
     int64_t count = 0;
     for (int64_t total = 0; count < most; ++count) {
       const int64_t line = smaller<int64_t>(found.len + count, kCostRows - 1);
       const int64_t place = draft_source(found.end, row.length, count);
-      costs[count] = ladder_.costs[line * kCostColumns + outcome(place) % kCostColumns];
+      costs[count] = walk.next(line * kCostColumns + outcome(place) % kCostColumns, tokens[place]);
       total += costs[count];
       if (total > ladder_.cost_limit) break;
     }

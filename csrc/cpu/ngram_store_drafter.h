@@ -68,18 +68,19 @@ class StoreDrafter {
     const uint32_t serial = q.hit.entry->place >> kBlockBits, offset = q.hit.entry->place % kBlockTokens;
     const int64_t left = int64_t{store_.fill(serial)} - offset;
     const int64_t most = smaller(draft_budget(options.k, options.max_len, q.row.length), left);
+    const int32_t* const text = store_.text(serial) + offset;
+    CostWalk walk({lookup_.costs, lookup_.token_logits}, q.row.tokens[q.row.length - 1]);
     int64_t count = 0;
     for (int64_t total = 0; count < most; ++count) {
       const int64_t line = smaller<int64_t>(q.hit.agreed + count, kCostRows - 1);
       const int64_t column =
           count == 0 ? first_column(q.hit.entry->state) : store_.outcomes(serial)[offset + count] % kCostColumns;
-      draft->costs[count] = lookup_.costs[line * kStoreCostColumns + column];
+      draft->costs[count] = walk.next(line * kStoreCostColumns + column, text[count]);
       total += draft->costs[count];
       if (total > lookup_.cost_limit) break;
     }
-    const uint32_t promised = promise_of(kPowers, draft->costs, smaller(count, kPromisedTokens));
-    if (promised <= promise_of(kPowers, own_costs, smaller(own_count, kPromisedTokens))) return false;
-    draft->tokens = store_.text(serial) + offset;
+    if (promise_of(kPowers, draft->costs, count) <= promise_of(kPowers, own_costs, own_count)) return false;
+    draft->tokens = text;
     draft->count = count;
     draft->readable = smaller(options.k, left);
     draft->agreed = q.hit.agreed;

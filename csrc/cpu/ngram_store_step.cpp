@@ -43,7 +43,7 @@ NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_step_(const NgramStoreStepPar
     cpu::count_busy(store);
     return kOk;
   }
-  const StoreLookup lookup{p.store, p.scopes, p.costs, p.cost_limit};
+  const StoreLookup lookup{p.store, p.scopes, p.costs, p.cost_limit, p.token_logits};
   draft(p, cpu::StoreDrafter(lookup));
   cpu::take_in({p.store, p.token_ids, p.num_tokens, p.num_sampled, p.row_indices, p.slot_indices, p.scopes, p.batch});
   return kOk;

@@ -248,16 +248,30 @@ TokenRows<uint8_t> Arguments::costs(const TensorView& view, int64_t rows, int64_
   return {static_cast<uint8_t*>(view.data), rows, columns, view.strides[0]};
 }
 
-const uint8_t* Arguments::cost_table(const TensorView& view, int64_t columns) {
-  const auto table = costs(view, kCostRows, columns);
-  if (table.stride != columns) fail(view.name, "a contiguous matrix", "outer stride " + std::to_string(table.stride));
-  return table.data;
+CostTable Arguments::cost_table(const TensorView& view, int64_t columns,
+                                const std::optional<TensorView>& token_logits) {
+  const auto contiguous = [this](const TensorView& table, DType dtype, int64_t rows, int64_t width) {
+    matrix(table, {dtype}, kRead);
+    shape(table, rows, width);
+    if (table.strides[0] != width)
+      fail(table.name, "a contiguous matrix", "outer stride " + std::to_string(table.strides[0]));
+  };
+  contiguous(view, token_logits ? DType::kInt16 : DType::kUInt8, kCostRows, columns);
+  if (!token_logits) return {view.data, nullptr};
+  contiguous(*token_logits, DType::kInt8, kTokenClasses, 2);
+  return {view.data, static_cast<const int8_t*>(token_logits->data)};
 }
 
-LadderOptions Arguments::ladder(bool on, const std::optional<TensorView>& costs_given, int64_t cost_limit) {
+LadderOptions Arguments::ladder(bool on, const std::optional<TensorView>& costs_given, int64_t cost_limit,
+                                const std::optional<TensorView>& token_logits) {
   scalar("cost_limit", cost_limit, 0, INT32_MAX);
   if (!on) absent(costs_given, "without ladder");
-  return {on, costs_given ? cost_table(*costs_given, kCostColumns) : nullptr, cost_limit};
+  if (!costs_given) {
+    absent(token_logits, "without costs");
+    return {on, nullptr, cost_limit};
+  }
+  const CostTable table = cost_table(*costs_given, kCostColumns, token_logits);
+  return {on, table.cells, cost_limit, table.token_logits};
 }
 
 // Products stay below 2**31, so that a device may hold them in 32 bits.

@@ -97,8 +97,8 @@ class Arguments {
   void shape(const TensorView& view, int64_t rows, int64_t columns) const;
   // A uint8 matrix of that shape.
   TokenRows<uint8_t> costs(const TensorView& view, int64_t rows, int64_t columns, Access access = kRead);
-  // The table of costs, which must be contiguous.
-  const uint8_t* cost_table(const TensorView& view, int64_t columns);
+  // The table of costs, which must be contiguous: with token logits of logits.
+  CostTable cost_table(const TensorView& view, int64_t columns, const std::optional<TensorView>& token_logits);
 
   IndexArray indices(const std::optional<TensorView>& view, int64_t size);
   // The row of each of `batch` requests, out of `limit` rows; if absent, request i has row i.
@@ -113,7 +113,8 @@ class Arguments {
   void ngram_range(int64_t min_n, int64_t max_n, int64_t match_policy);
   // Checks that an index can hold n-grams of these lengths; those of a ladder are fixed.
   void index_span(int64_t min_n, int64_t max_n, int64_t match_policy, bool ladder);
-  LadderOptions ladder(bool on, const std::optional<TensorView>& costs, int64_t cost_limit);
+  LadderOptions ladder(bool on, const std::optional<TensorView>& costs, int64_t cost_limit,
+                       const std::optional<TensorView>& token_logits);
   LookupOptions lookup(int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len,
                        bool fill);
   // [kCostRows] uint8, or none: a scan's drafts are not cut by cost.

@@ -126,7 +126,7 @@ template <class F>
 auto ngram_index_propose_(In<F> token_ids, In<F> num_tokens, In<F> index, Optional<F> row_indices,
                           Optional<F> slot_indices, Optional<F> num_sampled, int64_t min_n, int64_t max_n, int64_t k,
                           int64_t match_policy, bool overlap, int64_t max_len, bool ladder, Optional<F> costs,
-                          int64_t cost_limit, Optional<F> draft_costs, bool fill) {
+                          int64_t cost_limit, Optional<F> draft_costs, bool fill, Optional<F> token_logits) {
   F call("ngram_index_propose_");
   NgramIndexProposeParams p{};
   p.propose = check_propose(call, token_ids, num_tokens, row_indices, num_sampled);
@@ -134,7 +134,7 @@ auto ngram_index_propose_(In<F> token_ids, In<F> num_tokens, In<F> index, Option
   call.index_span(min_n, max_n, match_policy, ladder);
   p.index = check_index(call, index, slot_indices, p.propose.batch);
   p.catch_up_tokens = kNgramIndexCatchUpTokens;
-  p.ladder = call.ladder(ladder, call("costs", costs), cost_limit);
+  p.ladder = call.ladder(ladder, call("costs", costs), cost_limit, call("token_logits", token_logits));
   p.propose.draft_costs = call.draft_costs(call("draft_costs", draft_costs), p.propose.batch, k,
                                            p.ladder.costs != nullptr, "without costs");
   call.disjoint();
@@ -191,7 +191,8 @@ template <class F>
 auto ngram_index_step_(In<F> token_ids, In<F> num_tokens, In<F> sampled_token_ids, In<F> index, Optional<F> discard,
                        Optional<F> row_indices, Optional<F> slot_indices, bool advance, int64_t vocab_size,
                        int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap, int64_t max_len,
-                       bool ladder, Optional<F> costs, int64_t cost_limit, Optional<F> draft_costs, bool fill) {
+                       bool ladder, Optional<F> costs, int64_t cost_limit, Optional<F> draft_costs, bool fill,
+                       Optional<F> token_logits) {
   F call("ngram_index_step_");
   NgramIndexStepParams p{};
   p.step = check_step(call, token_ids, num_tokens, sampled_token_ids, discard, row_indices, advance, vocab_size);
@@ -199,7 +200,7 @@ auto ngram_index_step_(In<F> token_ids, In<F> num_tokens, In<F> sampled_token_id
   call.index_span(min_n, max_n, match_policy, ladder);
   p.index = check_index(call, index, slot_indices, p.step.batch);
   p.catch_up_tokens = kNgramIndexCatchUpTokens;
-  p.ladder = call.ladder(ladder, call("costs", costs), cost_limit);
+  p.ladder = call.ladder(ladder, call("costs", costs), cost_limit, call("token_logits", token_logits));
   p.step.draft_costs =
       call.draft_costs(call("draft_costs", draft_costs), p.step.batch, k, p.ladder.costs != nullptr, "without costs");
   call.disjoint();

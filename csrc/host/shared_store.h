@@ -21,8 +21,8 @@ StoreAccess check_store(F& call, In<F> store) {
 template <class F>
 void ngram_store_step_(In<F> token_ids, In<F> num_tokens, In<F> num_sampled, In<F> store, Optional<F> row_indices,
                        Optional<F> slot_indices, Optional<F> scopes, In<F> draft_token_ids, In<F> num_draft_tokens,
-                       In<F> match_len, In<F> draft_costs, int64_t max_len, In<F> costs, int64_t cost_limit,
-                       bool fill) {
+                       In<F> match_len, In<F> draft_costs, int64_t max_len, In<F> costs, int64_t cost_limit, bool fill,
+                       Optional<F> token_logits) {
   F call("ngram_store_step_");
   NgramStoreStepParams p{};
   p.token_ids = call.template rows<const int32_t>(call("token_ids", token_ids));
@@ -43,7 +43,10 @@ void ngram_store_step_(In<F> token_ids, In<F> num_tokens, In<F> num_sampled, In<
   p.match_len = call.written_int32s(call("match_len", match_len), p.batch);
   p.draft_costs = call.costs(call("draft_costs", draft_costs), p.batch, drafts.sizes[1], Arguments::kWrite);
   p.max_len = max_len;
-  p.costs = call.cost_table(call("costs", costs), store::kStoreCostColumns);
+  const CostTable table =
+      call.cost_table(call("costs", costs), store::kStoreCostColumns, call("token_logits", token_logits));
+  p.costs = table.cells;
+  p.token_logits = table.token_logits;
   call.scalar("cost_limit", cost_limit, 0, INT32_MAX);
   p.cost_limit = cost_limit;
   p.fill = fill;

@@ -22,10 +22,11 @@ class Drafter {
   Drafter(int64_t num_rows, int64_t capacity, int64_t most_sampled, int64_t lag, const py::object& sampled,
           const py::object& drafts, int64_t min_n, int64_t max_n, int64_t k, int64_t match_policy, bool overlap,
           int64_t max_len, bool fill, const py::object& match_costs, bool ladder, const py::object& costs,
-          int64_t cost_limit, const py::object& index, const py::object& store, const py::object& store_costs)
+          int64_t cost_limit, const py::object& index, const py::object& store, const py::object& store_costs,
+          const py::object& token_logits)
       : num_rows_(num_rows),
         k_(k),
-        kept_(py::make_tuple(sampled, drafts, match_costs, costs, index, store, store_costs)) {
+        kept_(py::make_tuple(sampled, drafts, match_costs, costs, index, store, store_costs, token_logits)) {
     NumpyCall call(kName);
     call.scalar("num_rows", num_rows, 1, INT32_MAX);
     call.scalar("capacity", capacity, 1, INT32_MAX);
@@ -53,12 +54,14 @@ class Drafter {
       lookup.index = host::check_index(call, index, py::none(), num_rows);
     }
     lookup.catch_up_tokens = 0;  // a job takes text in after it has drafted
-    lookup.ladder = call.ladder(ladder, call("costs", costs), cost_limit);
+    lookup.ladder = call.ladder(ladder, call("costs", costs), cost_limit, call("token_logits", token_logits));
     if (!store.is_none()) {
       options.draft.store.store = host::check_store(call, store);
-      const host::TensorView table = call("store_costs", py::handle(store_costs));
-      options.draft.store.costs = call.cost_table(table, store::kStoreCostColumns);
+      const CostTable table = call.cost_table(call("store_costs", py::handle(store_costs)), store::kStoreCostColumns,
+                                              call("token_logits", token_logits));
+      options.draft.store.costs = table.cells;
       options.draft.store.cost_limit = cost_limit;
+      options.draft.store.token_logits = table.token_logits;
     }
     call.disjoint();
     drafter_ = ngram_npu_cpu_stream_make(&options);
@@ -139,12 +142,12 @@ void define_stream_drafter(py::module_& m) {
   py::class_<Drafter>(m, kName)
       .def(py::init<int64_t, int64_t, int64_t, int64_t, const py::object&, const py::object&, int64_t, int64_t, int64_t,
                     int64_t, bool, int64_t, bool, const py::object&, bool, const py::object&, int64_t,
-                    const py::object&, const py::object&, const py::object&>(),
+                    const py::object&, const py::object&, const py::object&, const py::object&>(),
            py::kw_only(), arg("num_rows"), arg("capacity"), arg("most_sampled"), arg("lag"), arg("sampled"),
            arg("drafts"), arg("min_n"), arg("max_n"), arg("k"), arg("match_policy") = 0, arg("overlap") = false,
            arg("max_len") = kNoLimit, arg("fill") = false, arg("match_costs") = py::none(), arg("ladder") = false,
            arg("costs") = py::none(), arg("cost_limit") = 0, arg("index") = py::none(), arg("store") = py::none(),
-           arg("store_costs") = py::none())
+           arg("store_costs") = py::none(), arg("token_logits") = py::none())
       .def("begin", &Drafter::begin, arg("row"), arg("tokens"), arg("scope"), arg("stop_tokens"),
            arg("max_length") = kNoLimit, arg("prompt_length") = 0, arg("min_output") = 0, arg("min_pattern") = 0,
            arg("max_pattern") = 0, arg("min_count") = 0)

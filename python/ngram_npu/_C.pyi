@@ -14,6 +14,8 @@ import numpy.typing as npt
 _Int32 = npt.NDArray[np.int32]
 _Int64 = npt.NDArray[np.int64]
 _UInt8 = npt.NDArray[np.uint8]
+_Int8 = npt.NDArray[np.int8]
+_Costs = npt.NDArray[np.uint8] | npt.NDArray[np.int16]
 _Index = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.bool_]
 
@@ -123,13 +125,14 @@ def ngram_index_propose_(
     overlap: bool = False,
     max_len: int = ...,
     ladder: bool = False,
-    costs: _UInt8 | None = None,
+    costs: _Costs | None = None,
     cost_limit: int = 40,
     draft_costs: _UInt8 | None = None,
     fill: bool = False,
+    token_logits: _Int8 | None = None,
 ) -> tuple[_Int32, _Int32, _Int32]:
     """As ngram_propose, answered from index [W], which is written; slot_indices [B]. With a ladder:
-    costs [16,32] uint8; draft_costs [B,k] uint8 is written."""
+    costs [16,32] uint8, or int16 with token_logits [4096,2]; draft_costs [B,k] uint8 is written."""
 
 def ngram_index_step_(
     token_ids: _Int32,
@@ -149,13 +152,14 @@ def ngram_index_step_(
     overlap: bool = False,
     max_len: int = ...,
     ladder: bool = False,
-    costs: _UInt8 | None = None,
+    costs: _Costs | None = None,
     cost_limit: int = 40,
     draft_costs: _UInt8 | None = None,
     fill: bool = False,
+    token_logits: _Int8 | None = None,
 ) -> tuple[_Int32, _Int32, _Int32, _Int32, _Int32]:
     """As ngram_step_, answered from index [W], which is written; slot_indices [B]; ladder,
-    costs and draft_costs as in ngram_index_propose_."""
+    costs, draft_costs and token_logits as in ngram_index_propose_."""
 
 def ngram_index_append_(
     token_ids: _Int32,
@@ -248,13 +252,14 @@ def ngram_store_step_(
     match_len: _Int32,
     draft_costs: _UInt8,
     max_len: int = ...,
-    costs: _UInt8,
+    costs: _Costs,
     cost_limit: int = 40,
     fill: bool = False,
+    token_logits: _Int8 | None = None,
 ) -> None:
     """token_ids [R,S], num_tokens [R], num_sampled, row_indices, slot_indices and scopes [B], costs
-    [16,56] uint8; store [W], draft_token_ids [B,k], num_draft_tokens and match_len [B] and
-    draft_costs [B,k] uint8 are written."""
+    [16,56] and token_logits as in ngram_index_propose_; store [W], draft_token_ids [B,k],
+    num_draft_tokens and match_len [B] and draft_costs [B,k] uint8 are written."""
 
 def ngram_store_finish_(store: _Int32, slot_indices: _Index) -> None:
     """store [W] is written; slot_indices [N]."""
@@ -348,11 +353,12 @@ class StreamDrafter:
         fill: bool = ...,
         match_costs: _UInt8 | None = ...,
         ladder: bool = ...,
-        costs: _UInt8 | None = ...,
+        costs: _Costs | None = ...,
         cost_limit: int = ...,
         index: _Int32 | None = ...,
         store: _Int32 | None = ...,
-        store_costs: _UInt8 | None = ...,
+        store_costs: _Costs | None = ...,
+        token_logits: _Int8 | None = ...,
     ) -> None:
         """sampled [num_rows,1+most_sampled]; drafts uint8 [stream_results_bytes(num_rows, k)]."""
 
@@ -410,19 +416,13 @@ def prepare_next_token_ids(
     num_tokens [R], row_indices [B] -> next_token_ids [B], num_sampled [B]."""
 
 def prepare_inputs_padded(
-    cu_num_draft_tokens: _Int32,
-    num_sampled: _Int32,
-    query_start_loc: _Int32,
+    cu_num_draft_tokens: _Int32, num_sampled: _Int32, query_start_loc: _Int32
 ) -> tuple[_Int32, _Int32]:
     """cu_num_draft_tokens and num_sampled [B], query_start_loc [B+1] ->
     token_indices_to_sample [B], num_rejected [B]."""
 
 def prepare_inputs(
-    query_start_loc: _Int32,
-    seq_lens: _Int32,
-    num_rejected: _Int32,
-    *,
-    total_tokens: int,
+    query_start_loc: _Int32, seq_lens: _Int32, num_rejected: _Int32, *, total_tokens: int
 ) -> tuple[_Int32, _Int32, _Int32]:
     """query_start_loc [B+1], seq_lens and num_rejected [B] -> query_start_loc_out [B+1],
     seq_lens_out [B], token_indices [total_tokens]."""

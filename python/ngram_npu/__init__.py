@@ -11,6 +11,7 @@ from types import ModuleType
 from ngram_npu import _library
 from ngram_npu._C import __version__, num_threads, set_num_threads
 from ngram_npu.config import NgramConfig
+from ngram_npu.costs import Costs
 from ngram_npu.doctor import Report, doctor
 from ngram_npu.index import (
     IndexStatistics,
@@ -24,6 +25,7 @@ from ngram_npu.store_file import StoreFileError
 
 __all__ = [
     "CONTRACT_VERSION",
+    "Costs",
     "Drafts",
     "IndexStatistics",
     "IntegrityError",

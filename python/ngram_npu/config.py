@@ -8,12 +8,14 @@ import math
 import operator
 from dataclasses import dataclass
 from importlib import resources
+from os import PathLike
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from ngram_npu import _C
+from ngram_npu.costs import Costs
 
 MAX_NGRAM = _C.MAX_NGRAM
 MAX_DRAFT_TOKENS = _C.MAX_DRAFT_TOKENS
@@ -95,13 +97,14 @@ class NgramConfig:
             no index. The best value is about ``c * tokens / (1 + c * drafted)``, where c is the
             cost of verifying one more token in steps; 0.177 suits c = 0.05. None: drafts of k
             tokens.
-        costs: [16, 32] uint8 as nested tuples or any such matrix: the cost of a draft token
-            (docs/ops/ngram_index_propose.md). None: the fitted costs.
+        costs: :class:`ngram_npu.Costs`, or the path of their file: costs fitted on one's own
+            traffic, for tokens from a row and from a store. Or a [16, 32] matrix of 0 to 255: the
+            cost of a draft token (docs/ops/ngram_index_propose.md). None: the package's costs.
         store: with a ``min_draft_probability``, whether requests also draft from other requests'
             text: ``"live"`` as soon as it is generated, ``"finish"`` after the request has finished
             (:class:`ngram_npu.NgramStore`). None: only from their own tokens.
         store_tokens: capacity of the store in tokens.
-        store_costs: [16, 56], as ``costs``, for tokens from the store (docs/ops/
+        store_costs: a [16, 56] matrix, as ``costs``, for tokens from the store (docs/ops/
             ngram_store_step.md).
 
     vLLM's names ``prompt_lookup_min``, ``prompt_lookup_max`` and ``num_speculative_tokens`` are
@@ -123,7 +126,7 @@ class NgramConfig:
     vocab_size: int | None
     sizes: Literal["consecutive", "ladder"]
     min_draft_probability: float | None
-    costs: tuple[tuple[int, ...], ...] | None
+    costs: Costs | tuple[tuple[int, ...], ...] | None
     store: Literal["live", "finish"] | None
     store_tokens: int
     store_costs: tuple[tuple[int, ...], ...] | None
@@ -167,7 +170,7 @@ class NgramConfig:
             "vocab_size": vocab_size,
             "sizes": sizes,
             "min_draft_probability": min_draft_probability,
-            "costs": _as_tuples(costs, "costs"),
+            "costs": Costs.of(costs) if _is_fitted(costs) else _as_tuples(costs, "costs"),
             "store": store,
             "store_tokens": store_tokens,
             "store_costs": _as_tuples(store_costs, "store_costs"),
@@ -237,6 +240,8 @@ class NgramConfig:
                     f"NgramConfig: {name}: expected None without sizes='ladder' and a "
                     "min_draft_probability"
                 )
+        if self.store_costs is not None and self._fitted is not None:
+            raise ValueError("NgramConfig: store_costs: expected None, as costs has them")
         _check_range("store_tokens", self.store_tokens, 1, UNLIMITED)
 
     @property
@@ -250,10 +255,21 @@ class NgramConfig:
         return None if least is None else round(-16 * math.log2(least))
 
     @property
-    def cost_table(self) -> npt.NDArray[np.uint8] | None:
-        """[16, 32], a ladder's costs in use; None if drafts have k tokens."""
+    def _fitted(self) -> Costs | None:
+        return self.costs if isinstance(self.costs, Costs) else None
+
+    @property
+    def token_logits(self) -> npt.NDArray[np.int8] | None:
+        """[4096, 2], what tokens say; None: nothing, and tables hold costs instead of logits."""
+        return None if self._fitted is None else self._fitted.tokens
+
+    @property
+    def cost_table(self) -> npt.NDArray[Any] | None:
+        """[16, 32], a ladder's costs in use, or logits; None if drafts have k tokens."""
         if self.min_draft_probability is None or not self.is_ladder:
             return None
+        if self._fitted is not None:
+            return self._fitted.row
         return default_costs() if self.costs is None else _as_costs(self.costs, "costs")
 
     @property
@@ -264,10 +280,12 @@ class NgramConfig:
         return default_match_costs()
 
     @property
-    def store_cost_table(self) -> npt.NDArray[np.uint8] | None:
-        """[16, 56], the costs in use for a store's tokens; None if drafts have k tokens."""
+    def store_cost_table(self) -> npt.NDArray[Any] | None:
+        """[16, 56], the same for a store's tokens."""
         if self.min_draft_probability is None:
             return None
+        if self._fitted is not None:
+            return self._fitted.store
         if self.store_costs is None:
             return default_store_costs()
         return _as_costs(self.store_costs, "store_costs")
@@ -325,6 +343,10 @@ def _as_costs(costs: Any, name: str) -> npt.NDArray[np.uint8]:
     table = table.astype(np.uint8)
     table.flags.writeable = False
     return table
+
+
+def _is_fitted(costs: Any) -> bool:
+    return isinstance(costs, (Costs, str, PathLike))
 
 
 def _as_tuples(costs: Any, name: str) -> tuple[tuple[int, ...], ...] | None:

@@ -131,12 +131,17 @@ class Drafting:
             place = _as_it_is
         elif self._match_costs is not None:
             self._scan["match_costs"] = place(self._as_kind(self._match_costs))
-        if index is not None and config.cost_table is not None:
-            self._indexed["costs"] = place(self._as_kind(config.cost_table))
         self._store_lookup: dict[str, Any] = {}
         if store is not None:
             self._store_lookup = store_lookup(config, store.tensor)
             self._store_lookup["costs"] = place(self._store_lookup["costs"])
+        if index is not None and config.cost_table is not None:
+            self._indexed["costs"] = place(self._as_kind(config.cost_table))
+            if config.token_logits is not None:
+                logits = place(self._as_kind(config.token_logits))
+                self._indexed["token_logits"] = logits
+                if store is not None:
+                    self._store_lookup["token_logits"] = logits
 
     def propose(
         self,

@@ -205,7 +205,7 @@ class HostDrafting:
         if index is None:
             lookup["match_costs"] = config.match_cost_table
         elif config.cost_table is not None:
-            lookup["costs"] = config.cost_table
+            lookup |= {"costs": config.cost_table, "token_logits": config.token_logits}
         if store is not None:
             lookup |= {"store": store.tensor, "store_costs": config.store_cost_table}
         self._drafter = _C.StreamDrafter(

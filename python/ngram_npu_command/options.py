@@ -126,8 +126,8 @@ def add_lookup(parser: argparse.ArgumentParser, default_engine: str) -> Any:
         "--draft-costs",
         dest="costs",
         metavar="FILE",
-        help="a table of `python -m tools.fit_costs`, for --min-draft-probability (default: the "
-        "package's)",
+        help="costs fitted on your logs (ngram_npu.Costs), or a table of "
+        "`python -m tools.fit_costs`, for --min-draft-probability (default: the package's)",
     )
     lookup.add_argument(
         "--store",

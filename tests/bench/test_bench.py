@@ -34,7 +34,7 @@ def run(file: Path, op: str, *arguments: str) -> dict[str, Any]:
 
 
 ELSEWHERE = {"ascendc-model", "generate", "learn", "vllm-end-to-end", "vllm-predicted"} | {
-    op for op in OPS if op.startswith(("acceptance", "tune"))
+    op for op in OPS if op.startswith(("acceptance", "costs", "tune"))
 }
 """In test_modelled_costs.py, test_end_to_end.py, test_*_bench.py, test_acceptance.py."""
 

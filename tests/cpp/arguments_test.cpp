@@ -173,11 +173,11 @@ TEST(ArgumentsTest, TheIndexIsOnTheHost) {
   const TensorView& index = c.workspace;
   refused("ngram_index_propose_: token_ids", [&] {
     host::ngram_index_propose_<ViewCall>(c.token_ids, c.num_tokens, index, nullptr, nullptr, nullptr, 1, 3, 4, 0, false,
-                                         100, false, nullptr, 40, nullptr, false);
+                                         100, false, nullptr, 40, nullptr, false, nullptr);
   });
   refused("ngram_index_step_: token_ids", [&] {
     host::ngram_index_step_<ViewCall>(c.token_ids, c.num_tokens, c.sampled, index, nullptr, nullptr, nullptr, true, 50,
-                                      1, 3, 4, 0, false, 100, false, nullptr, 40, nullptr, false);
+                                      1, 3, 4, 0, false, 100, false, nullptr, 40, nullptr, false, nullptr);
   });
   refused("ngram_index_append_: token_ids", [&] {
     host::ngram_index_append_<ViewCall>(c.token_ids, c.num_tokens, index, nullptr, nullptr, 1, 3, 0, false, false);

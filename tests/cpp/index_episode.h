@@ -323,7 +323,8 @@ class IndexEpisode {
     const bool scanned = state[index::kSlotGivenUp] != 0 || state[index::kSlotLength] < length_of(t);
     std::vector<uint8_t> paid, other_paid;
     const auto expected = [&](bool knows_outcomes, std::vector<uint8_t>* costs) {
-      return expected_ladder_draft(t, look_, ladder_.costs, ladder_.cost_limit, knows_outcomes, costs);
+      return expected_ladder_draft(t, look_, static_cast<const uint8_t*>(ladder_.costs), ladder_.cost_limit,
+                                   knows_outcomes, costs);
     };
     const Draft want = expected(true, &paid);
     if (!(got == want))

@@ -7,13 +7,13 @@ import gc
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from ngram_npu import NgramConfig, NgramStore, host_drafting
+from ngram_npu import Costs, NgramConfig, NgramStore, host_drafting
 from ngram_npu.host_drafting import HostDrafting, HostDrafts, Stop
 from ngram_npu.index import make_index
 from ngram_npu.reference.ngram_index_propose import ngram_index_propose_
@@ -120,6 +120,7 @@ class _Reference:
         found = ngram_index_propose_(
             *(token_ids, lengths, self.store.tensor, np.array(rows), None, told, 1, 16, K, 1),
             *(CONFIG.overlap, UNLIMITED, True, CONFIG.cost_table, CONFIG.cost_limit, costs, True),
+            CONFIG.token_logits,
         )
         ngram_store_step_(
             token_ids,
@@ -130,6 +131,7 @@ class _Reference:
             None,
             np.array([self.rows[row].scope for row in rows]),
             *(*found, costs, UNLIMITED, CONFIG.store_cost_table, CONFIG.cost_limit, True),
+            CONFIG.token_logits,
         )
         return [array.tolist() for array in (*found, costs)]
 
@@ -145,9 +147,16 @@ class _Reference:
         request.settled = length
 
 
+@pytest.mark.parametrize("fitted", [False, True])
 @pytest.mark.parametrize(("lag", "visibility"), [(0, "live"), (1, "live"), (2, "finish")])
-def test_drafts_are_those_of_the_references(stream: LateStream, lag: int, visibility: str) -> None:
+def test_drafts_are_those_of_the_references(
+    stream: LateStream, lag: int, visibility: str, fitted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(lag)
+    if fitted:
+        cells = (rng.integers(-50, 200, (16, columns)) for columns in (32, 56))
+        costs = Costs(*cells, rng.integers(-99, 99, (4096, 2)))
+        monkeypatch.setitem(globals(), "CONFIG", replace(CONFIG, costs=costs))
     ours = _store(visibility)
     reference = _Reference(_store(visibility), lag)
     drafting = _drafting(stream, ours, lag)

@@ -1,8 +1,10 @@
-"""Costs by the length of a match, and `fill`: the samples of the lookups take turns with them."""
+"""Costs by the length of a match, and `fill`: the samples of the lookups take turns with them. And
+costs with token logits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -39,6 +41,31 @@ def paid_in_turn(costs: Costs, number: int, batch: int, k: int) -> Array | None:
     if costs[0] is None or number % 2 == 0:
         return None
     return in_buffer(np.full((batch, k), 77), before=number % 3, gap=2, dtype=np.uint8)
+
+
+def with_token_logits(rng: np.random.Generator, columns: int) -> dict[str, Array]:
+    """Logits of all sizes, most of them as large as those of likely tokens."""
+    cells = rng.integers(-100, 250, (16, columns)).astype(np.int16)
+    tokens = rng.integers(-64, 64, (4096, 2)).astype(np.int8)
+    for table in (cells, tokens):
+        ends = np.iinfo(table.dtype)
+        table[rng.random(table.shape) < 0.02] = ends.min
+        table[rng.random(table.shape) < 0.02] = ends.max
+    return {"costs": cells, "token_logits": tokens}
+
+
+def bad_logits(columns: int) -> list[tuple[str, dict[str, Any], str, str]]:
+    """Of calls with costs: label, changed arguments, what the error says and names."""
+    cells, tokens = np.zeros((16, columns), np.int16), np.zeros((4096, 2), np.int8)
+    wide = np.zeros((4096, 3), np.int8)[:, :2]
+    given = {"costs": cells, "token_logits": tokens}
+    return [
+        ("costs without token logits", {"costs": cells}, "uint8, got int16", "costs"),
+        ("no logits", {**given, "costs": cells.astype(np.uint8)}, "int16, got uint8", "costs"),
+        ("token logits' dtype", {**given, "token_logits": tokens + cells[0, 0]}, "int8", ""),
+        ("token logits' shape", {**given, "token_logits": tokens[:9]}, r"\[4096, 2\]", ""),
+        ("token logits' stride", {**given, "token_logits": wide}, "contiguous", ""),
+    ]
 
 
 @st.composite

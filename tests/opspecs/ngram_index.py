@@ -11,6 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 from ngram_npu import _C
 
+from .costs import bad_logits, with_token_logits
 from .rows import HOSTILE_INT32, HOSTILE_INT64, POLICIES, random_rows
 from .spec import (
     NO_INDEX_ON_DEVICES,
@@ -48,7 +49,13 @@ def warm(
     return index
 
 
-NO_LADDER = {"ladder": False, "costs": None, "cost_limit": 40, "draft_costs": None}
+NO_LADDER = {
+    "ladder": False,
+    "costs": None,
+    "cost_limit": 40,
+    "draft_costs": None,
+    "token_logits": None,
+}
 
 
 def ladder_lookups(rng: np.random.Generator, batch: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -63,6 +70,8 @@ def ladder_lookups(rng: np.random.Generator, batch: int) -> Iterator[tuple[str, 
             out = in_buffer(rng.integers(0, 9, (batch, k)), gap=3, dtype=np.uint8)
             costs = {"costs": table, "cost_limit": limit, "draft_costs": out if asked else None}
             yield f"limit-{limit}-{overlap}", {**lookup, **costs, "k": k}
+            costs |= with_token_logits(rng, 32)
+            yield f"logits-{limit}-{overlap}", {**lookup, **costs, "k": k}
 
 
 def nonsense(rng: np.random.Generator, good: Array) -> Iterator[Array]:
@@ -92,6 +101,8 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("limit below 0", {"costs": _TABLE, "cost_limit": -1}, "0 to .*, got -1", "cost_limit"),
     ("draft_costs alone", {"draft_costs": _TABLE}, "without costs", "draft_costs"),
     ("draft_costs' shape", {"costs": _TABLE, "draft_costs": _TABLE.copy()}, "shape", "draft_costs"),
+    ("logits alone", {"token_logits": np.zeros((4096, 2), np.int8)}, "without costs", ""),
+    *bad_logits(32),
 ]
 
 
@@ -240,7 +251,7 @@ def indexed_spec(
             BadCall("ladder's min_n", {"ladder": True}, "expected 1 to 1, got", "min_n"),
             BadCall("costs alone", {"costs": np.zeros((16, 32), np.uint8)}, "None"),
             *(
-                BadCall(label, {**LADDER, **change}, said, name)
+                BadCall(label, {**LADDER, **change}, said, name or "token_logits")
                 for label, change, said, name in BAD
             ),
         ),

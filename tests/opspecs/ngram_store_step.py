@@ -7,6 +7,7 @@ import numpy as np
 from hypothesis import strategies as st
 from ngram_npu import reference
 
+from .costs import bad_logits, with_token_logits
 from .ngram_store import (
     END_OF_SERIALS,
     FINISH,
@@ -93,9 +94,14 @@ def _draft_samples(rng: np.random.Generator) -> Iterator[Sample]:
             (64, 75),
             (64, 2**31 - 1),
         ):
-            for costs, dear in ((FLAT, 11), (table(rng), 60), (table(rng) * 6, 256)):
+            for costs, dear in (
+                ({"costs": FLAT}, 11),
+                ({"costs": table(rng)}, 60),
+                ({"costs": table(rng) * 6}, 256),
+                (with_token_logits(rng, 56), 100),
+            ):
                 more = {
-                    "costs": costs,
+                    **costs,
                     "cost_limit": limit,
                     "scopes": scopes,
                     "slot_indices": slots,
@@ -198,6 +204,8 @@ def _hostile_samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield Sample("hostile-sampled", _call(tokens, good, hostile, store, drafts))
     minus = in_buffer(rng.choice(HOSTILE_INT32, (bad, 40)), gap=1)
     told = tell(rng, fresh(8, 32, 4), minus, good)
+    logits = with_token_logits(rng, 56)
+    yield Sample("hostile-logits", _call(minus, good, ones, told, drafts, **logits))
     yield Sample("hostile-tokens", _call(minus, good, ones, told, drafts, fill=True))
     yield Sample("hostile-drafts", _call(minus, good, ones, told, own_drafts(rng, bad, 4, 256)))
     longer = in_buffer([41, 40, 39, 40, 41, 0, 1, 40])
@@ -283,7 +291,7 @@ def _strategy(draw: st.DrawFn) -> Args:
         "slot_indices": numbers(-1, 4),
         "scopes": scopes,
         "max_len": draw(st.sampled_from([UNLIMITED, capacity, 0])),
-        "costs": table(rng),
+        **draw(st.sampled_from([{"costs": table(rng)}, with_token_logits(rng, 56)])),
         "cost_limit": draw(st.sampled_from([0, 40, 2**31 - 1])),
         "fill": draw(st.booleans()),
     }
@@ -326,6 +334,10 @@ SPEC = OpSpec(
     samples=_samples,
     strategy=_strategy(),
     bad_calls=(
+        *(
+            BadCall(label, change, said, name or "token_logits")
+            for label, change, said, name in bad_logits(56)
+        ),
         BadCall("R", {"num_tokens": _cut}, "size 5, got size 4"),
         BadCall("rows", {"row_indices": _cut}, "size 3, got size 2"),
         BadCall("slots", {"slot_indices": _cut}, "size 3, got size 2"),

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from ngram_npu.config import default_match_costs
 from ngram_npu.replay import TokenRequest, TokenTurn
+from ngram_npu.replay.walks import walks
 
 from tools import fit_costs
-from tools.drafts import walks
 from tools.fit_costs import Observed, fit, fit_match, fit_store
 
 HALF = 16  # a cost: one bit

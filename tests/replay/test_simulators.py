@@ -12,6 +12,7 @@ import pytest
 from ngram_npu.ops import merge_drafts_
 from ngram_npu.reference import ladder
 from ngram_npu.replay import TokenRequest, TokenTurn
+from ngram_npu.replay.walks import Counts, candidates, outcomes, walks
 
 from tools.beside import simulate
 from tools.beside.simulate import (
@@ -23,7 +24,6 @@ from tools.beside.simulate import (
     promising,
     walk,
 )
-from tools.drafts import Counts, candidates, outcomes, walks
 
 LIMITS = (0, 20, 40, 100)
 

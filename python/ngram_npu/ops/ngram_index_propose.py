@@ -34,6 +34,7 @@ def ngram_index_propose_(
     cost_limit: int = 40,
     draft_costs: torch.Tensor | None = None,
     fill: bool = False,
+    token_logits: torch.Tensor | None = None,
 ) -> NgramProposeResult:
     """Same results as :func:`ngram_propose`, in a time that hardly grows with the context.
 
@@ -45,6 +46,8 @@ def ngram_index_propose_(
         costs: [16, 32] uint8, the cost of a draft token in sixteenths of a bit, by the length of
             its match and the outcome of earlier matches; a draft ends where its cost would exceed
             ``cost_limit``. Only with ``ladder``.
+        token_logits: [4096, 2] int8; ``costs`` is then int16, and holds logits in 32nds of a nat,
+            to which those of the drafted token and of the one before it are added.
         draft_costs: [B, k] uint8, written: the cost of each draft token, 255 in other places.
         others: as in :func:`ngram_propose`, on the CPU; max_n - min_n is at most 7.
 
@@ -70,6 +73,7 @@ def ngram_index_propose_(
             cost_limit=cost_limit,
             draft_costs=draft_costs,
             fill=fill,
+            token_logits=token_logits,
         )
     )
 

@@ -36,6 +36,7 @@ def ngram_index_step_(
     cost_limit: int = 40,
     draft_costs: torch.Tensor | None = None,
     fill: bool = False,
+    token_logits: torch.Tensor | None = None,
 ) -> NgramStepResult:
     """Same results as :func:`ngram_step_`, in a time that hardly grows with the context.
 
@@ -43,7 +44,7 @@ def ngram_index_step_(
         index: [W] int32, on the CPU, made by :class:`ngram_npu.NgramIndex`; written.
         slot_indices: [B] int32 or int64, the slot of the index that each request uses; None: the
             slot of a row is the row.
-        ladder, costs, cost_limit, draft_costs: as in :func:`ngram_index_propose_`.
+        ladder, costs, cost_limit, draft_costs, token_logits: as in :func:`ngram_index_propose_`.
         others: as in :func:`ngram_step_`, on the CPU; max_n - min_n is at most 7.
 
     Raises:
@@ -71,6 +72,7 @@ def ngram_index_step_(
             cost_limit=cost_limit,
             draft_costs=draft_costs,
             fill=fill,
+            token_logits=token_logits,
         )
     )
 

@@ -27,6 +27,7 @@ def ngram_store_step_(
     costs: torch.Tensor,
     cost_limit: int = 40,
     fill: bool = False,
+    token_logits: torch.Tensor | None = None,
 ) -> None:
     """Replaces drafts by better ones from a store, then enters the tokens of this step into it.
 
@@ -47,6 +48,7 @@ def ngram_store_step_(
             [B, k] uint8, as returned by :func:`ngram_index_step_` with ``costs``; written.
         max_len: no row drafts past this many tokens.
         costs: [16, 56] uint8, in sixteenths of a bit.
+        token_logits: as in :func:`ngram_index_propose_`.
         cost_limit: 0 to 2**31 - 1, in sixteenths of a bit.
         fill: whether the places behind a draft from the store hold the text that follows it there,
             and then the row's last token. Without it they are -1.
@@ -70,4 +72,5 @@ def ngram_store_step_(
         costs=costs,
         cost_limit=cost_limit,
         fill=fill,
+        token_logits=token_logits,
     )

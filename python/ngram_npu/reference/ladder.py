@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 SIZES = (16, 8, 4, 2, 1)
 MAX_MATCH = 16
@@ -32,6 +34,15 @@ def outcome_bytes(tokens: list[int]) -> list[int]:
     return found
 
 
+def cost_of(cell: int, token_logits: Any, before: int, token: int) -> int:
+    """The cost of a token: the table's cell, or with ``token_logits`` that of a sum of logits."""
+    if token_logits is None:
+        return cell
+    logit = cell + int(token_logits[token % 4096, 0]) + int(token_logits[before % 4096, 1])
+    wrapped = (logit + 1024) % 2048 - 1024
+    return min(255, round(16 * math.log2(1 + math.exp(-wrapped / 32))))
+
+
 def draft(
     tokens: list[int],
     k: int,
@@ -39,12 +50,14 @@ def draft(
     limit: int | None,
     overlap: bool,
     max_len: int,
+    token_logits: Any = None,
 ) -> tuple[list[int], list[int], int]:
     """The row's draft of at most k tokens, the cost of each, and m; ([], [], m) where nothing is
     drafted.
 
     Costs are in sixteenths of a bit: ``costs`` is 16 x 32, by match and byte; a draft ends where
-    their sum would pass ``limit``. None: k tokens, whatever their bytes, of cost 0.
+    their sum would pass ``limit``. None: k tokens, whatever their bytes, of cost 0. With
+    ``token_logits``, 4096 x 2, ``costs`` holds logits.
     """
     q, m = candidate(tokens)
     if not m:
@@ -56,7 +69,10 @@ def draft(
         if q + j >= len(tokens) and not overlap:
             break
         place = q + j % (len(tokens) - q)
-        cost = 0 if limit is None else int(costs[min(m + j, 15)][outcomes[place]])
+        cost = 0
+        if limit is not None:
+            cell = int(costs[min(m + j, 15)][outcomes[place]])
+            cost = cost_of(cell, token_logits, (ids or tokens)[-1], tokens[place])
         if limit is not None and sum(paid) + cost > limit:
             break
         ids.append(tokens[place])

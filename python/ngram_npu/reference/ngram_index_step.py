@@ -28,10 +28,11 @@ def ngram_index_step_(
     cost_limit: int,
     draft_costs: Array | None,
     fill: bool = False,
+    token_logits: Array | None = None,
 ) -> tuple[Array, Array, Array, Array, Array]:
     """As ``ngram_step_``; index [W] is left alone: what is kept in it is an implementation's own
     affair."""
     lookup = min_n, max_n, k, match_policy, overlap, max_len
-    look_up = lookup_of(*lookup, ladder, costs, cost_limit, fill)
+    look_up = lookup_of(*lookup, ladder, costs, cost_limit, fill, token_logits)
     appended = token_ids, num_tokens, sampled_token_ids, discard, row_indices, advance, vocab_size
     return append_and_draft(*appended, k, fill, look_up, draft_costs)

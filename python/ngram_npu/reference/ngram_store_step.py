@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from itertools import accumulate, repeat
 
-from ngram_npu.reference.ladder import SIZES
+from ngram_npu.reference.ladder import SIZES, cost_of
 from ngram_npu.reference.ngram_propose import NO_TOKEN, Array, Drafts, Found, affordable
 from ngram_npu.reference.ngram_store import (
     BLOCK,
@@ -21,7 +22,6 @@ from ngram_npu.reference.ngram_store import (
 )
 
 BACKLOG = 4096
-PROMISED = 8
 FIRST_RIGHT = (1, 2, 3, 5, 9)
 FIRST_WRONG = (1, 2, 4)
 
@@ -31,8 +31,7 @@ while len(POWERS) < 256:
 
 
 def promise(costs: list[int]) -> int:
-    sums = [sum(costs[: j + 1]) for j in range(min(len(costs), PROMISED))]
-    return sum(POWERS[c] for c in sums if c < 256)
+    return sum(POWERS[c] for c in accumulate(costs) if c < 256)
 
 
 def longest_hit(store: Store, row: Tokens, scope: int) -> Hit | None:
@@ -42,11 +41,14 @@ def longest_hit(store: Store, row: Tokens, scope: int) -> Hit | None:
     return None
 
 
-def costs_of(store: Store, hit: Hit, count: int, costs: Array) -> list[int]:
-    """What the tokens of so long a draft cost."""
+def costs_of(
+    store: Store, hit: Hit, text: Tokens, costs: Array, token_logits: Array | None
+) -> list[int]:
+    """What the tokens of a draft cost: ``text`` is the row's last token, then the draft."""
     first = 32 + 4 * bisect_right(FIRST_RIGHT, hit.right) + bisect_right(FIRST_WRONG, hit.wrong)
-    columns = [store.byte(hit.place + j) % 32 if j else first for j in range(count)]
-    return [int(costs[min(hit.m + j, 15), column]) for j, column in enumerate(columns)]
+    columns = [store.byte(hit.place + j) % 32 if j else first for j in range(len(text) - 1)]
+    cells = [int(costs[min(hit.m + j, 15), column]) for j, column in enumerate(columns)]
+    return [cost_of(*given) for given in zip(cells, repeat(token_logits), text, text[1:])]
 
 
 def signed(token: int) -> int:
@@ -69,6 +71,7 @@ def ngram_store_step_(
     costs: Array,
     cost_limit: int,
     fill: bool = False,
+    token_logits: Array | None = None,
 ) -> None:
     """token_ids [R,S], num_tokens [R], num_sampled, row_indices, slot_indices and scopes [B], costs
     [16,56] uint8; store [W], draft_token_ids [B,k], num_draft_tokens and match_len [B] and
@@ -100,7 +103,8 @@ def ngram_store_step_(
         opened_store.count(HITS)
         place, left = hit.place, opened_store.fill(hit.place // BLOCK) - hit.place % BLOCK
         text = [signed(opened_store.token(place + j)) for j in range(min(k, left))]
-        paid = costs_of(opened_store, hit, max(0, min(len(text), max_len - len(row))), costs)
+        most = max(0, min(len(text), max_len - len(row)))
+        paid = costs_of(opened_store, hit, [row[-1], *text[:most]], costs, token_logits)
         count = affordable(paid, cost_limit)
         own = [int(cost) for cost in draft_costs[i, : max(0, num_draft_tokens[i])]]
         if promise(paid[:count]) <= promise(own):

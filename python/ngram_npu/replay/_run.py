@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from ngram_npu.config import STORE_TOKENS
+from ngram_npu.costs import FORMAT, Costs
 from ngram_npu.replay.chat_template import ChatTemplate, load_chat_template, texts
 from ngram_npu.replay.environment import machine, versions
 from ngram_npu.replay.errors import RecordError, ReplayError, one_line
@@ -65,7 +66,7 @@ class ReplayOptions:
             except that `sizes` is a ladder if `min_draft_probability` is given.
         max_len: no draft reaches beyond this context length; None: no limit.
         min_draft_probability: as in `NgramConfig`; None: drafts of k tokens.
-        costs: file written by `python -m tools.fit_costs`; None: the package's costs.
+        costs: file of `ngram_npu.Costs` or of `python -m tools.fit_costs`; None: the package's.
         store, store_tokens: as in `NgramConfig`. Each input has its own store, empty at first, and
             its conversations are replayed one after the other unless `batch_size` is given.
         drafts: what the runner verifies: "trimmed", the tokens that were found; "padded", k tokens,
@@ -379,9 +380,11 @@ def _ngram_proposer(options: ReplayOptions) -> Proposer:
 def _read_costs(file: Path, store: str | None) -> dict[str, Any]:
     try:
         tables = json.loads(file.read_text(encoding="utf-8"))
+        if tables.get("format") == FORMAT:
+            return {"costs": Costs.load(file)}
         costs = {"costs": np.array(tables["row"])}
         return costs if store is None else {**costs, "store_costs": np.array(tables["store"])}
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ReplayError(f"{file}: no table of costs: {one_line(error):.200}") from error
 
 

@@ -122,7 +122,7 @@ def _candidates() -> tuple[Candidate, ...]:
     fixed = [
         Candidate.of(min_n=low, max_n=high, k=k, match_policy=policy)
         for low, high in ((2, 5), (3, 8))
-        for k in (2, 3, 5, 8, 12, 16)
+        for k in (2, 3, 5, 8, 12, 16, 32)
         for policy in ("earliest", "latest")
     ]
     padded = [

@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ngram_npu.config import MAX_DRAFT_TOKENS, STORE_TOKENS, NgramConfig
+from ngram_npu.costs import Costs
 from ngram_npu.drafting import takes_index
+from ngram_npu.vllm.vocabulary import vocabulary_digest
 
 SECTION = "ngram_npu"
 """Our key in ``additional_config``."""
@@ -126,6 +128,7 @@ def read_options(vllm_config: Any, method: Method) -> Options:
             min_draft_probability=least,
             store=given.get("store"),
             store_tokens=given.get("store_tokens", STORE_TOKENS),
+            costs=_costs(given, vllm_config.model_config),
         )
         takes_index(ngram, engine, capacity=0, short=0, device_type="cpu", says="")
     except (TypeError, ValueError) as error:
@@ -165,6 +168,12 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         dense_rows=given.get("dense_rows", True),
         sources=sources,
     )
+
+
+def _costs(given: Mapping[str, Any], model_config: Any) -> Costs | None:
+    if not (path := given.get("costs_file", "")):
+        return None
+    return Costs.load(path, tokenizer=vocabulary_digest(model_config))
 
 
 def wants_beside(vllm_config: Any) -> bool:
@@ -333,6 +342,7 @@ _KINDS: dict[str, type] = {
     **dict.fromkeys(("prompt_lookup_min", "prompt_lookup_max", "num_threads", "store_tokens"), int),
     **dict.fromkeys(("min_draft_probability", "beside_threshold", "store_save_minutes"), float),
     **dict.fromkeys(("match_policy", "lookup", "sizes", "store", "store_seed", "store_file"), str),
+    "costs_file": str,
     **dict.fromkeys(("engine", "drafts", "draft_on"), str),
     **dict.fromkeys(("overlap", "keep_drafting", "metrics", "beside", "dense_rows"), bool),
 }

@@ -7,7 +7,6 @@ and get the same tokens, and so have the same contents; one of them writes the f
 from __future__ import annotations
 
 import functools
-import importlib
 import json
 import os
 import threading
@@ -18,9 +17,9 @@ from typing import Any
 from ngram_npu import store_file
 from ngram_npu.scopes import scope_of
 from ngram_npu.store import Kind, NgramStore
-from ngram_npu.tokenizer_digest import digest_of
 from ngram_npu.vllm.after_import import logger, one_line
 from ngram_npu.vllm.options import Options
+from ngram_npu.vllm.vocabulary import vocabulary_digest
 
 STORE_TOKENS = 1 << 24
 """350 MB, of which what holds text is committed."""
@@ -176,9 +175,7 @@ class _Saving:
 def _vocabulary(model_config: Any) -> str:
     """Digest of the model's vocabulary; empty, and one line in the log, if it cannot be read."""
     try:
-        found = importlib.import_module("vllm.tokenizers")
-        tokenizer = found.cached_tokenizer_from_config(model_config)
-        return "" if tokenizer is None else digest_of(tokenizer.get_vocab())
+        return vocabulary_digest(model_config) or ""
     except Exception as error:
         logger.info(
             "ngram_npu: the store's files are not compared with the tokenizer: %s", one_line(error)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ngram_npu.config import MAX_DRAFT_TOKENS
+from ngram_npu.costs import fit
+from ngram_npu.tokenizer_digest import digest_of
+from ngram_npu.vllm import options
 from ngram_npu.vllm.options import Options, read_options
+from ngram_npu.vllm.vocabulary import vocabulary_digest
 from vllm_config import vllm_config
 
 
@@ -316,3 +323,33 @@ def test_a_lookup_wins_over_our_own_bounds_too() -> None:
 def test_a_wrong_lookup(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         _section(**given)
+
+
+@pytest.mark.parametrize(
+    ("digest", "message"),
+    [("a" * 32, ""), (None, ""), ("b" * 32, "expected costs for tokenizer b")],
+)
+def test_costs_of_a_file(
+    digest: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "costs.json")
+    costs = fit([], "a" * 32)
+    costs.save(path)
+    monkeypatch.setattr(options, "vocabulary_digest", lambda model_config: digest)
+    given: dict[str, Any] = {"costs_file": path, "lookup": "ladder", "min_draft_probability": 0.2}
+    if not message:
+        assert _section(**given).ngram.costs == costs
+        with pytest.raises(ValueError, match=r"ngram_npu: .*costs: expected None with sizes="):
+            _section(costs_file=path)
+        return
+    with pytest.raises(ValueError, match=f"ngram_npu: Costs: .*{message}"):
+        _section(**given)
+
+
+def test_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 0, "b": 1})
+    made = SimpleNamespace(cached_tokenizer_from_config=lambda model_config: tokenizer)
+    monkeypatch.setitem(sys.modules, "vllm.tokenizers", made)
+    assert vocabulary_digest(SimpleNamespace()) == digest_of({"b": 1, "a": 0})
+    assert vocabulary_digest(SimpleNamespace(skip_tokenizer_init=True)) is None
+    assert digest_of({"a": 0, "b": 2}) != digest_of({"a": 0, "b": 1})

@@ -9,6 +9,7 @@ from tools.bench.ops.ascendc_model import AscendcModel
 from tools.bench.ops.async_host import AsyncHost
 from tools.bench.ops.base import Op
 from tools.bench.ops.call_overhead import CallOverhead
+from tools.bench.ops.costs import CostsFromLogs
 from tools.bench.ops.crossover import Crossover
 from tools.bench.ops.generate import GenerateOp
 from tools.bench.ops.host_drafting import HostDraftingStep
@@ -48,6 +49,7 @@ OPS: dict[str, Op] = {
         Acceptance(),
         AcceptanceStore(),
         AcceptancePadded(),
+        CostsFromLogs(),
         StoreStep(),
         StoreSize(),
         HostDraftingStep(),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import geometric_mean
 from typing import Any
 
@@ -13,12 +12,13 @@ import numpy as np
 from ngram_npu import NgramConfig, NgramProposer
 from ngram_npu.replay import Proposer, TokenRequest, simulate
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
+from ngram_npu.replay.walks import Counts, IntArray, at_equal_drafts, walks
 
 from tools.bench import arctic_peer
 from tools.bench.data import default_data
 from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.options import BenchError, Options
-from tools.drafts import PARTS, Counts, IntArray, calibration, load, walks
+from tools.drafts import PARTS, calibration, load
 from tools.fit_costs import TABLE
 
 K = (8, 16)
@@ -104,22 +104,6 @@ class Part:
         return [self.ours[k, limit] for limit in LIMITS]
 
 
-def at_equal_drafts(curve: Sequence[Counts], drafted_per_step: float) -> tuple[float, float]:
-    """Tokens per step at which a curve drafts that much, linear between two of its points; and the
-    position on the curve: the number of the point, and the fraction of the way to the next.
-
-    Raises:
-        BenchError: The curve does not reach that far.
-    """
-    for i, (less, more) in enumerate(pairwise(curve)):
-        low, high = less.drafted_per_step, more.drafted_per_step
-        if low <= drafted_per_step < high:
-            way = (drafted_per_step - low) / (high - low)
-            gained = more.tokens_per_step - less.tokens_per_step
-            return less.tokens_per_step + way * gained, i + way
-    raise BenchError(f"no limit drafts {drafted_per_step:.2f} tokens a step")
-
-
 class Acceptance(Op):
     name = "acceptance"
     help = "tokens per step and drafted tokens per step of ours and peers on recorded sets"
@@ -129,7 +113,7 @@ class Acceptance(Op):
     unused_settings = frozenset({"config", "k", "match_policy", "threads", "rounds", "device"})
     assumptions: Mapping[str, Any] = {
         "engine": "index: drafted by NgramProposer, and each figure is the simulator's too, or the "
-        "run ends; simulator: tools/drafts, without kernels",
+        "run ends; simulator: walks, without kernels",
         "k": K,
         "limits": f"{LIMITS[0]}, {LIMITS[1]}, ... {LIMITS[-1]} sixteenths of a bit, which a "
         f"draft's costs do not pass; {DEFAULT_LIMIT}, the default, is a probability of "

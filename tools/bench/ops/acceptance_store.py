@@ -9,13 +9,14 @@ from typing import Any
 from ngram_npu import NgramConfig, NgramProposer
 from ngram_npu.replay import TokenRequest
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
+from ngram_npu.replay.walks import Counts, at_equal_drafts
 
 from tools.bench import arctic_peer
 from tools.bench.data import default_data
-from tools.bench.ops.acceptance import VERIFYING, Acceptance, at_equal_drafts, proposed
+from tools.bench.ops.acceptance import VERIFYING, Acceptance, proposed
 from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.options import Options
-from tools.drafts import Counts, load
+from tools.drafts import load
 
 K = 8
 LIMITS = (34, 38, 40, 42, 44, 46, 50, 54, 60)
