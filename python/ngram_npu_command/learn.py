@@ -59,6 +59,12 @@ def add_learn(commands: Any) -> None:
         help="field of each record that says who may draft from it, such as request.user; a record "
         "without it is skipped (default: everybody shares)",
     )
+    store.add_argument(
+        "--costs",
+        type=Path,
+        metavar="FILE",
+        help="also fit the costs of draft tokens on the newest conversations, and write them",
+    )
     curve = parser.add_argument_group("learning curve")
     curve.add_argument(
         "--k",

@@ -12,7 +12,8 @@ import by_hand
 import numpy as np
 import pytest
 from ngram_npu import NgramConfig, NgramStore, cli, store_file
-from ngram_npu.learn import LearnOptions, curve, describe, learn, reading, stores
+from ngram_npu.costs import Costs
+from ngram_npu.learn import LearnOptions, curve, describe, format_report, learn, reading, stores
 from ngram_npu.replay import ReplayError
 from ngram_npu.scopes import scope_of
 
@@ -52,6 +53,23 @@ def held(path: Path) -> list[tuple[int, list[int]]]:
 @pytest.fixture
 def logs(tmp_path: Path) -> Path:
     return write(tmp_path / "logs.jsonl", talks(20))
+
+
+def test_costs_are_fitted_on_the_same_conversations(tmp_path: Path) -> None:
+    logs, file = write(tmp_path / "logs.jsonl", talks(60)), tmp_path / "costs"
+    report = learn([logs], options=SMALL, costs=file)
+    assert report.costs is not None
+    found = report.costs
+    assert found["conversations"] > 0
+    assert found["gain"] == found["fitted"] / found["shipped"]
+    assert found["recommended"] == (found["gain"] > 1)
+    assert "costs fitted on these logs, " in format_report(report)
+    again, other = (write(tmp_path / name, talks(60, seed)) for name, seed in (("a", 0), ("b", 1)))
+    fitted = []
+    for source in (again, other):
+        learn([source], options=SMALL, costs=tmp_path / "again")
+        fitted.append(Costs.load(tmp_path / "again"))
+    assert Costs.load(file) == fitted[0] != fitted[1]
 
 
 # The curve

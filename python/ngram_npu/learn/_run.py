@@ -9,8 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from ngram_npu.config import NgramConfig
+from ngram_npu.costs import compare, fit
 from ngram_npu.learn import stores
 from ngram_npu.learn.curve import MOST_TOKENS, Point, Replayed, holding, split
 from ngram_npu.learn.reading import RECENT_TOKENS, Heard, Tokenizing, read_logs
@@ -59,6 +61,7 @@ def learn(
     output: str | PathLike[str] | None = None,
     options: LearnOptions | None = None,
     *,
+    costs: str | PathLike[str] | None = None,
     progress: Callable[[Progress], None] | None = None,
     command: str = "",
 ) -> LearnReport:
@@ -71,6 +74,8 @@ def learn(
         paths: logs as for `replay`, and files of stores; empty for the standard library's sources.
         output: the file to write; None: only the report.
         options: see `LearnOptions`.
+        costs: the file to write costs to that are fitted on the newest conversations, and
+            compared on every second of them, not fitted on; None: none are fitted.
         progress: called often; must return quickly.
         command: command line to show in the report.
 
@@ -132,6 +137,10 @@ def learn(
             )
     else:
         heard.notes.append("no curve: it needs two conversations, or a store and a conversation")
+    fitted = None
+    if costs is not None:
+        show(Progress("costs", "learn", 0, 1))
+        fitted = _fit(heard, Path(costs), tokenizing.digest, config)
     size = size or holding(heard.texts)
     held = _save(heard, stores.new(size, tokenizing.digest), output, show)
     return LearnReport(
@@ -155,6 +164,7 @@ def learn(
         evaluated=len(evaluated) if curve else 0,
         sizes=tried,
         curve=curve,
+        costs=fitted,
         store_tokens=size,
         tokens_held=held,
         output=None if output is None else str(output),
@@ -170,6 +180,15 @@ def _config(options: LearnOptions) -> NgramConfig:
         return NgramConfig(sizes="ladder", k=options.k, min_draft_probability=least)
     except ValueError as error:
         raise ReplayError(str(error)) from error
+
+
+def _fit(heard: Heard, path: Path, tokenizer: str, config: NgramConfig) -> dict[str, Any]:
+    """Fits costs, writes them, and says what they bring."""
+    requests = [request for talk in heard.recent for request in talk.requests]
+    assert config.cost_limit is not None
+    found = compare(requests, min(config.k, 16), config.cost_limit)
+    fit(requests, tokenizer).save(path)
+    return {**vars(found), "gain": found.gain, "recommended": found.wins, "output": str(path)}
 
 
 def _read_stores(files: Sequence[Path], heard: Heard, tokenizing: Tokenizing) -> None:

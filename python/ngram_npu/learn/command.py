@@ -27,7 +27,7 @@ def run(
         ReplayError: options, input or files cannot be used.
     """
     json_path = None if arguments.json in (None, "-") else Path(arguments.json)
-    for path in (json_path, arguments.plot):
+    for path in (json_path, arguments.plot, arguments.costs):
         if path is not None:
             check_writable(path)
     if arguments.plot is not None:
@@ -35,7 +35,12 @@ def run(
     # Options and fields have the same names, so a new field needs no line here.
     options = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(LearnOptions)}
     report = learn(
-        paths, arguments.output, LearnOptions(**options), progress=bar.show, command=command
+        paths,
+        arguments.output,
+        LearnOptions(**options),
+        costs=arguments.costs,
+        progress=bar.show,
+        command=command,
     )
     bar.clear()
     with ExitStack() as stack:

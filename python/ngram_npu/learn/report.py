@@ -31,6 +31,9 @@ class LearnReport:
             no curve.
         sizes: all known, by size of the store, the largest first; empty if a size was asked for.
         curve: without a store, then by the share of the earlier answers that is known.
+        costs: what costs fitted on every second conversation bring on the others (tokens per step
+            at equal drafts, without a store: ``shipped``, ``fitted``), whether they are
+            ``recommended``, and their file; None: not asked for.
         store_tokens: size of the store.
         tokens_held: tokens in it.
         output, file_bytes: of the file; None if none was asked for.
@@ -52,6 +55,7 @@ class LearnReport:
     evaluated: int
     sizes: tuple[Point, ...]
     curve: tuple[Point, ...]
+    costs: Mapping[str, Any] | None
     store_tokens: int
     tokens_held: int
     output: str | None
@@ -116,6 +120,14 @@ def format_report(report: LearnReport) -> str:
             f"{label(of):<9}{of.known_tokens:>10}{of.tokens_per_step:>13.3f}"
             f"{of.drafted_per_step:>14.3f}{of.speedup(cost):>9.2f}x"
             for of in report.curve
+        ]
+    if (costs := report.costs) is not None:
+        lines += [
+            "",
+            f"{costs['output']}: costs fitted on these logs, "
+            + ("recommended" if costs["recommended"] else "NOT recommended")
+            + f": fitted on one half, {costs['gain']:.3f}x the tokens per step of the shipped "
+            f"costs on the other, {costs['conversations']} conversations, at equal drafts",
         ]
     lines += ["", *(f"note: {note}" for note in report.notes)]
     lines.append(

@@ -263,4 +263,15 @@ one block too many keeps its number: (kEndOfSerials - num_blocks - 1) => (kEndOf
 renumbering forgets which block is before
 - head[kHeadPrevious] = renumbered(head[kHeadPrevious], by);
 + head[kHeadPrevious] = 0;
+
+@ csrc/core/draft_costs.h
+negative ids have classes of their own
+- 2 * (static_cast<uint32_t>(token) % kTokenClasses)
++ 2 * (token % static_cast<int32_t>(kTokenClasses))
+the token before has the logit of a drafted one: logits_of(before)[1] => logits_of(before)[0]
+the token before stays the row's last one: before_ = own[1]; =>
+a sum of logits is cut where it should wrap
+- static_cast<uint32_t>(logit - LogitCosts::kLeast) % LogitCosts::kCount
++ smaller(static_cast<uint32_t>(logit - LogitCosts::kLeast), LogitCosts::kCount - 1)
+a cost above 255 wraps: cost < 255 && 1 + odds => 1 + odds
 """)
