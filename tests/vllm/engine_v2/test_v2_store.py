@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import v2_runs
 from ngram_npu import NgramStore, store_file
+from ngram_npu.costs import Costs
 from ngram_npu.tokenizer_digest import digest_of
 from ngram_npu.vllm import v2_plugin
 
@@ -60,8 +62,12 @@ def test_a_store_is_seeded_told_and_saved(
     saved = NgramStore.load(own, tokenizer=vocabulary)
     assert saved.statistics.tokens_held > held
 
+    # Costs that say nothing, of the same tokenizer.
+    nothing = (np.zeros(shape, int) for shape in ((16, 32), (16, 56), (4096, 2)))
+    costs = tmp_path / "costs"
+    Costs(*nothing, tokenizer=vocabulary).save(costs)
     seeded = v2_runs.Run()
-    with _engine(model, seeded, store_seed=str(own)) as (llm, runner):
+    with _engine(model, seeded, store_seed=str(own), costs_file=str(costs)) as (llm, runner):
         before = own.read_bytes()
         v2_runs.serve(llm, asked, seeded)
         del llm, runner
