@@ -140,8 +140,12 @@ void define_store_tools(py::module_& m) {
   m.def("store_statistics", store_statistics, py::arg("store"));
   m.def("store_take", store_take, py::arg("store"));
   m.def("store_give_back", store_give_back, py::arg("store"));
-  m.attr("STORE_BUSY_WORD") = int{store::kHeaderBusy};
-  m.attr("STORE_EPOCH_WORD") = int{store::kHeaderEpoch};
+  py::dict words;
+  words["busy"] = int{store::kHeaderBusy};
+  words["epoch"] = int{store::kHeaderEpoch};
+  words["entered"] = int{store::kStatEntered};
+  words["calls_busy"] = int{store::kStatBusy};
+  m.attr("STORE_WORDS") = words;
   m.attr("STORE_PIECE_BYTES") = kStorePieceWords * int64_t{sizeof(uint32_t)};
   m.def("store_pieces", store_pieces, py::arg("store"));
   m.def("store_pack", store_pack, py::arg("store"), py::arg("piece"));

@@ -292,8 +292,7 @@ STORE_BLOCK_TOKENS: int
 STORE_LEAST_BLOCKS_PER_SLOT: int
 STORE_COST_COLUMNS: int
 STORE_PIECE_BYTES: int
-STORE_BUSY_WORD: int
-STORE_EPOCH_WORD: int
+STORE_WORDS: dict[str, int]
 STORE_FAULTS: list[str]
 
 def store_words(num_slots: int, num_blocks: int, line_bits: int) -> int:

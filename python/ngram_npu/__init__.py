@@ -20,8 +20,9 @@ from ngram_npu.index import (
 )
 from ngram_npu.proposer import Drafts, NgramProposer, StepResult
 from ngram_npu.scopes import scope_of
-from ngram_npu.store import NgramStore, StoreStatistics
+from ngram_npu.store import NgramStore
 from ngram_npu.store_file import StoreFileError
+from ngram_npu.store_statistics import StoreStatistics
 
 __all__ = [
     "CONTRACT_VERSION",

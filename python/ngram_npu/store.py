@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from io import BufferedReader
 from os import PathLike, fspath
 from typing import Any, Literal, NoReturn, SupportsIndex
@@ -21,14 +21,14 @@ from ngram_npu import _C, store_file
 from ngram_npu.config import STORE_TOKENS, NgramConfig
 from ngram_npu.index import IntegrityError, is_tensor, operators_for
 from ngram_npu.memory import WORD_BYTES, Int32Array, zeroed_words
-from ngram_npu.scopes import scope_of
+from ngram_npu.scopes import Scope, scope_of
 from ngram_npu.store_file import FileSizes, StoreFileError
+from ngram_npu.store_statistics import StoreStatistics, Visibility
 
 BLOCK_TOKENS = _C.STORE_BLOCK_TOKENS
 LEAST_BLOCKS_PER_SLOT = _C.STORE_LEAST_BLOCKS_PER_SLOT
 
 Kind = Literal["numpy", "torch"]
-Visibility = Literal["live", "finish"]
 VISIBILITIES: tuple[Visibility, ...] = ("live", "finish")
 """By the numbers in a store's header."""
 
@@ -36,6 +36,7 @@ _TOKENS_PER_LINE = 4  # eight entries: two for each token
 _MAX_LINE_BITS = 24
 _SLOT_WORDS = 4  # the first one is 0 if no request is open
 _PATIENCE_S = 10.0
+_TRIES = 10
 _HEAD = np.dtype(
     [
         ("serial", "<u4"),
@@ -48,49 +49,6 @@ _HEAD = np.dtype(
     ]
 )
 """A block's head (csrc/core/ngram_store.h)."""
-
-
-@dataclass(frozen=True)
-class StoreStatistics:
-    """Contents of a store and events since it was made, also those before it was saved; the
-    counters from ``lookups`` on wrap at 2**32."""
-
-    num_slots: int
-    num_blocks: int
-    """Capacity, in blocks of 256 tokens."""
-    line_bits: int
-    visibility: Visibility
-    tokens_held: int
-    """Tokens in the store; those that two blocks repeat count once."""
-    blocks_in_use: int
-    open_slots: int
-    lookups: int
-    """Requests that a step could have drafted for."""
-    hits: int
-    """Lookups that found a match, whether or not its draft was used."""
-    drafts: int
-    """Drafts taken from the store."""
-    draft_tokens: int
-    """Tokens of these."""
-    tokens_entered: int
-    entries_evicted: int
-    """Entries overwritten while their text was still in the store."""
-    blocks_lost: int
-    """Blocks reused while their request was still writing to them."""
-    renumberings: int
-    """Times that the block numbers had run out (16.7 million) and were given out anew."""
-    calls_busy: int
-    """Calls that skipped the store because another call was using it."""
-
-    @property
-    def hit_share(self) -> float:
-        """Hits over lookups, 0 to 1."""
-        return self.hits / max(1, self.lookups)
-
-    @property
-    def draft_share(self) -> float:
-        """Drafts taken from the store over lookups, 0 to 1."""
-        return self.drafts / max(1, self.lookups)
 
 
 class _ChangedError(Exception):
@@ -127,8 +85,9 @@ class NgramStore:
 
     tensor: Any
     """[W] int32, the ``store`` argument of the operators."""
-    seed = ""
-    """What a file says of the store that this one began with (``store_file.Description``)."""
+    seed = checksum = ""
+    """Of the file that this store began with, and of the one it was loaded from: what
+    ``store_file.Description`` says."""
 
     def __init__(
         self,
@@ -173,6 +132,7 @@ class NgramStore:
             import torch
 
             self.tensor = torch.from_numpy(self._words)
+        self._mutex = threading.RLock()
         _STORES.add(self)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
@@ -217,13 +177,14 @@ class NgramStore:
         for text in texts:
             self._enter(_token_ids(text), whose)
 
-    def merge(self, other: NgramStore) -> None:
+    def merge(self, other: NgramStore, *, new_only: bool = False) -> None:
         """Adds the text of another store, each request's text under its scope.
 
         The result is the same as if each of these requests had generated its text again, as far as
         ``other`` still holds it, in the order of their oldest blocks. So the counts of the entries
         start again, and the text added last is overwritten last. Of open requests the text so far
-        is added. ``other`` is not changed.
+        is added. ``other`` is not changed. With ``new_only`` texts that this store holds as a whole
+        are left out.
 
         Raises:
             ValueError: ``other`` is this store, or of another vocabulary.
@@ -236,8 +197,10 @@ class NgramStore:
                 f"NgramStore: merge: expected a store of vocabulary {self.tokenizer}, got "
                 f"{other.tokenizer}"
             )
+        known = {(scope, text.tobytes()) for scope, text in self._texts()} if new_only else set()
         for scope, text in other._texts():
-            self._enter(text, scope)
+            if (scope, text.tobytes()) not in known:
+                self._enter(text, scope)
 
     def clear(self, scope: int | str | None = None) -> None:
         """Removes all text of a scope and wipes it from memory; None: of all scopes. Open requests
@@ -246,7 +209,7 @@ class NgramStore:
         Raises:
             RuntimeError: another call has been using the store for ten seconds.
         """
-        with self._locked():
+        with self._mutex, self._locked():
             _C.store_clear(self._words, None if scope is None else scope_of(scope))
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -261,22 +224,36 @@ class NgramStore:
 
         Raises:
             OSError: writing fails.
-            RuntimeError: another call has been using the store for ten seconds.
+            RuntimeError: another call has been using the store for ten seconds, or text was cleared
+                again and again.
         """
-        while True:
+        for _ in range(_TRIES):
+            epoch = self._epoch
             with suppress(_ChangedError):
-                store_file.write(path, self._sizes, self.tokenizer, self.seed, self._pieces())
+                made = store_file.written(
+                    path, self._sizes, self.tokenizer, self.seed, self._pieces(epoch)
+                )
+                with made as replace, self._mutex:  # no clear between the two
+                    self._check_epoch(epoch)
+                    replace()
                 return
+        raise RuntimeError(f"NgramStore: save: text was cleared during each of {_TRIES} tries")
 
-    def _pieces(self) -> Iterator[bytes]:
+    @property
+    def _epoch(self) -> int:
+        return int(self._words[_C.STORE_WORDS["epoch"]])
+
+    def _check_epoch(self, epoch: int) -> None:
+        if self._epoch != epoch:
+            raise _ChangedError
+
+    def _pieces(self, epoch: int) -> Iterator[bytes]:
         """The contents for a file."""
-        epoch = self._words[_C.STORE_EPOCH_WORD]
         for piece in range(_C.store_pieces(self._words)):
             until = time.monotonic() + _PATIENCE_S
             while (packed := _C.store_pack(self._words, piece)) is None:
                 _wait(until)
-            if self._words[_C.STORE_EPOCH_WORD] != epoch:
-                raise _ChangedError
+            self._check_epoch(epoch)
             yield packed
 
     @classmethod
@@ -316,7 +293,8 @@ class NgramStore:
                 )
             store = cls.__new__(cls)
             store._sizes = found.sizes
-            store.tokenizer, store.seed = found.tokenizer or tokenizer, found.seed
+            store.tokenizer = found.tokenizer or tokenizer
+            store.seed, store.checksum = found.seed, found.checksum
             most = found.sizes.num_blocks // LEAST_BLOCKS_PER_SLOT
             possible = _C.store_words(max(1, most), *found.sizes[:2]) > 0
             if not possible or found.sizes.visibility >= len(VISIBILITIES):
@@ -337,7 +315,7 @@ class NgramStore:
         slots = num_slots or max(1, capacity // (LEAST_BLOCKS_PER_SLOT * BLOCK_TOKENS))
         made = cls(slots, capacity, visibility=shown, tokenizer=store.tokenizer, kind=kind)
         made.merge(store)
-        made.seed = store.seed
+        made.seed, made.checksum = store.seed, store.checksum
         return made
 
     def _read(self, file: BufferedReader, name: str, kind: str) -> None:
@@ -365,14 +343,14 @@ class NgramStore:
             raise IntegrityError(f"NgramStore: {_C.STORE_FAULTS[fault]} ({where})")
 
     @property
-    def scopes(self) -> dict[int, int]:
+    def scopes(self) -> dict[Scope, int]:
         """Tokens held of each scope."""
         with self._locked():
             heads = self._words[self._parts()["heads"]].copy().view(_HEAD)
         used = heads[heads["serial"] > 0]
         found, which = np.unique(used["scope"], return_inverse=True)
         sums = np.bincount(which, weights=used["fill"] - np.minimum(used["first"], used["fill"]))
-        return dict(zip(found.tolist(), map(int, sums), strict=True))
+        return dict(zip(map(Scope, found.tolist()), map(int, sums), strict=True))
 
     def _parts(self) -> dict[str, slice]:
         """The parts of the tensor, in words."""
@@ -418,9 +396,10 @@ class NgramStore:
                 costs=np.zeros((16, _C.STORE_COST_COLUMNS), np.uint8),
             )
 
-        self._call(finish, opens=False)
-        self._call(step, opens=True)
-        self._call(finish, opens=False)
+        with self._mutex:  # the last slot is one text's
+            self._call(finish, opens=False)
+            self._call(step, opens=True)
+            self._call(finish, opens=False)
 
     def _call(self, operator_call: Callable[[], None], *, opens: bool) -> None:
         """Repeats the call until it got the lock, which the last slot's state shows."""
@@ -470,7 +449,8 @@ def _free_in_child() -> None:
     """Frees each store that another thread was using, and empties it unless that only copied: in a
     forked process that thread does not exist, and what it was writing stays incomplete."""
     for store in _STORES:
-        if store._words[_C.STORE_BUSY_WORD] == 1:
+        store._mutex = threading.RLock()
+        if store._words[_C.STORE_WORDS["busy"]] == 1:
             _C.store_clear(store._words, None)
         _C.store_give_back(store._words)
 

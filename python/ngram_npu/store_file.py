@@ -19,8 +19,8 @@ import os
 import re
 import secrets
 import struct
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from os import PathLike
@@ -71,11 +71,13 @@ def checked_digest(digest: str) -> str:
     return digest
 
 
-def write(
+@contextmanager
+def written(
     path: str | PathLike[str], sizes: FileSizes, tokenizer: str, seed: str, pieces: Iterable[bytes]
-) -> None:
-    """Replaces the file ``path`` atomically. It contains users' text: only its owner may read it.
-    What killed processes left of earlier calls for this path is removed.
+) -> Iterator[Callable[[], None]]:
+    """A complete new file; what it yields is called to put it in the place of ``path``, atomically.
+    It contains users' text: only its owner may read it. What killed processes left of earlier calls
+    for this path is removed.
 
     Raises:
         OSError: writing fails.
@@ -99,7 +101,7 @@ def write(
             file.write(head + checksum.digest())
             file.flush()
             os.fsync(file.fileno())
-        os.replace(scratch, target)
+        yield lambda: os.replace(scratch, target)
     except BaseException:
         with suppress(OSError):
             os.unlink(scratch)

@@ -6,13 +6,14 @@ import copy
 import os
 import pickle
 import signal
+import sys
 import threading
 
 import numpy as np
 import pytest
 import torch
 from ngram_npu import _C, IntegrityError, NgramStore, scope_of
-from ngram_npu.store import Visibility
+from ngram_npu.store_statistics import Visibility
 from store.requests import Request, step
 
 TEXT = list(range(100, 140))
@@ -236,6 +237,23 @@ def test_threads_that_step_warm_and_save(tmp_path_factory: pytest.TempPathFactor
     store.check_integrity()
     for text in texts:
         assert Request(store, 1).say(text[:3]) == text[3:7]
+
+
+def test_texts_that_threads_add_at_once_are_all_held() -> None:
+    store, switch = NgramStore(4, 1 << 18), sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    adding = [
+        threading.Thread(target=store.warm, args=([[i]] * 300,), kwargs={"scope": i})
+        for i in (1, 2)
+    ]
+    try:
+        for thread in adding:
+            thread.start()
+        for thread in adding:
+            thread.join()
+    finally:
+        sys.setswitchinterval(switch)
+    assert store.scopes == {1: 300, 2: 300}
 
 
 def test_a_child_of_a_process_whose_threads_use_the_store() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from ngram_npu import NgramStore, StoreFileError, scope_of, store_file
 from ngram_npu.memory import Int32Array
-from ngram_npu.store import Visibility
+from ngram_npu.store_statistics import Visibility
 from store.requests import Request
 
 TEXT = list(range(100, 140))
@@ -331,8 +331,8 @@ def test_steps_go_on_while_a_store_is_saved(visibility: Visibility, tmp_path: Pa
     store.warm([rng.integers(0, 50, 1 << 18), kept], scope=5)
     pieces, requests = store._pieces, [Request(store, i, scope=i) for i in range(2)]
 
-    def meanwhile() -> Iterator[bytes]:
-        for piece in pieces():
+    def meanwhile(epoch: int) -> Iterator[bytes]:
+        for piece in pieces(epoch):
             yield piece
             for request in requests:
                 request.say(rng.integers(0, 50, 9000).tolist())
@@ -353,8 +353,8 @@ def test_what_is_cleared_while_a_store_is_saved_is_not_in_the_file(tmp_path: Pat
     store.warm([[5, 6, 7]], scope="b")
     pieces = store._pieces
 
-    def meanwhile() -> Iterator[bytes]:
-        for number, piece in enumerate(pieces()):
+    def meanwhile(epoch: int) -> Iterator[bytes]:
+        for number, piece in enumerate(pieces(epoch)):
             yield piece
             if number == 0 and scope_of("a") in store.scopes:
                 store.clear("a")
@@ -363,6 +363,27 @@ def test_what_is_cleared_while_a_store_is_saved_is_not_in_the_file(tmp_path: Pat
     store.save(tmp_path / "store")
     again = NgramStore.load(tmp_path / "store")
     assert again.scopes == store.scopes == {scope_of("b"): 3}
+
+
+def test_nor_is_what_is_cleared_when_its_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, fsync = NgramStore(1, 4096), os.fsync
+    store.warm([TEXT], scope="a")
+
+    def clears(file: int) -> None:
+        monkeypatch.setattr(os, "fsync", fsync)
+        store.clear("a")
+        fsync(file)
+
+    monkeypatch.setattr(os, "fsync", clears)
+    store.save(tmp_path / "store")
+    assert NgramStore.load(tmp_path / "store").scopes == {}
+    assert os.listdir(tmp_path) == ["store"]
+    monkeypatch.setattr(os, "fsync", lambda file: store.clear("a"))
+    with pytest.raises(RuntimeError, match="text was cleared during each of 10 tries"):
+        store.save(tmp_path / "store")
+    assert os.listdir(tmp_path) == ["store"]
 
 
 def test_what_was_broken_when_it_was_saved_is_refused(tmp_path: Path) -> None:

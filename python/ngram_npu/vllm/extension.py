@@ -2,51 +2,102 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 from ngram_npu.store import NgramStore
+from ngram_npu.store_file import StoreFileError
+from ngram_npu.vllm.after_import import logger
 from ngram_npu.vllm.row_lookup import BESIDE
-from ngram_npu.vllm.sharing import SharedStore
+from ngram_npu.vllm.sharing import EXTRA_ARGUMENT, SharedStore, scope_of_request
+
+T = TypeVar("T")
 
 
 class StoreExtension:
     """Methods for ``collective_rpc``, which calls them on every rank at the same place between two
-    steps, so that all stores stay equal. They wait for the steps that are under way.
+    steps, so that all stores stay equal. They wait for the steps that are under way. A rank that
+    fails where others may not ends its worker.
 
-    A scope is what requests name in ``extra_args["ngram_npu_scope"]``; None: theirs who name none.
-    Each method raises RuntimeError if the engine has no store.
+    A scope is what requests name in ``extra_args["ngram_npu_scope"]``, and of requests with a LoRA
+    adapter also this: ``adapter``, its (lora_int_id, lora_name). None: theirs who name none.
+
+    Raises:
+        RuntimeError: the engine has no store, or a call or the device keeps it in use.
+        ValueError: a scope in a runner that has one for all, or texts that are no token ids.
     """
 
-    def ngram_npu_store_warm(self, texts: list[list[int]], scope: str | int | None = None) -> None:
+    def ngram_npu_store_warm(
+        self,
+        texts: list[list[int]],
+        scope: object = None,
+        adapter: tuple[int, str] | None = None,
+    ) -> None:
         """Adds texts, lists of token ids, as if requests had said them (``NgramStore.warm``)."""
-        _store_of(self).warm(texts, scope=scope)
+        _told(self, lambda shared: shared.held.warm(texts, scope=_scope(shared, scope, adapter)))
 
     def ngram_npu_store_clear(
-        self, scope: str | int | None = None, *, all_scopes: bool = False
+        self,
+        scope: object = None,
+        adapter: tuple[int, str] | None = None,
+        *,
+        all_scopes: bool = False,
     ) -> None:
-        """Removes the text of a scope and wipes it from memory. A file has it until it is written
-        again."""
-        _store_of(self).clear(None if all_scopes else 0 if scope is None else scope)
+        """Removes the text of one scope, or of all, and wipes it from memory. The engine's file has
+        it until it is written again; a seed keeps it."""
+
+        def clear(shared: SharedStore) -> None:
+            shared.held.clear(None if all_scopes else _scope(shared, scope, adapter))
+
+        _told(self, clear)
 
     def ngram_npu_store_merge(self, path: str) -> None:
-        """Adds the text of a store's file, which every rank reads; the same on all of them."""
-        store = _store_of(self)
-        store.merge(NgramStore.load(path, tokenizer=store.tokenizer))
+        """Adds the text of a store's file, which has to be the same on all ranks."""
+
+        def merge(shared: SharedStore) -> None:
+            vocabulary = shared.held.tokenizer or shared.vocabulary()
+            shared.held.merge(NgramStore.load(path, tokenizer=vocabulary))
+
+        _told(self, merge)
 
     def ngram_npu_store_statistics(self) -> dict[str, Any]:
         """``StoreStatistics`` as a mapping."""
-        return vars(_store_of(self).statistics).copy()
+        return _told(self, lambda shared: vars(shared.held.statistics).copy())
 
 
-def _store_of(worker: Any) -> NgramStore:
-    """The store of a worker's drafter; all steps begun have run."""
+def _scope(shared: SharedStore, named: object, adapter: tuple[int, str] | None) -> int:
+    if not shared.scoped and (named is not None or adapter is not None):
+        raise ValueError("ngram_npu: scope: expected none, this runner has one for all requests")
+    lora = None
+    if adapter is not None:
+        lora = SimpleNamespace(lora_int_id=adapter[0], lora_name=adapter[1])
+    extra = {} if named is None else {EXTRA_ARGUMENT: named}
+    return scope_of_request(lora, SimpleNamespace(extra_args=extra))
+
+
+def _told(worker: Any, call: Callable[[SharedStore], T]) -> T:
+    """Calls with the store of a worker's drafter, when all steps begun have run."""
     runner = worker.model_runner
     speculator = getattr(runner, "speculator", None)
     beside = getattr(speculator, BESIDE, None)
     for drafter in (getattr(runner, "drafter", None), speculator, beside):
         shared: SharedStore | None = getattr(drafter, "shared_store", None)
         if shared is not None:
-            if not shared.settle():
-                raise RuntimeError("ngram_npu: store: the device did not finish its steps")
-            return shared.held
-    raise RuntimeError("ngram_npu: store: this engine has none")
+            break
+    else:
+        raise RuntimeError("ngram_npu: store: this engine has none")
+    try:
+        if not shared.settle():
+            raise RuntimeError("ngram_npu: store: the device did not finish its steps")
+        return call(shared)
+    except ValueError as error:
+        if not isinstance(error, StoreFileError):
+            raise  # the same on all ranks
+        failed: Exception = error
+    except Exception as error:
+        failed = error
+    if not getattr(drafter, "one_of_many", False):
+        raise failed
+    logger.critical("ngram_npu: store: other ranks may have changed theirs, so this worker ends")
+    raise SystemExit(1) from failed

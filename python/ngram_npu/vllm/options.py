@@ -32,6 +32,7 @@ SIZES = {"consecutive": "ngram", "ladder": "ladder"}
 DEFAULT_LOOKUP = (2, 5)
 STORE_OPTIONS = ("store_tokens", "store_seed", "store_file", "store_save_minutes")
 SAVE_MINUTES = 10.0
+MOST_MINUTES = 1_000_000
 LEAST_PROBABILITY = 0.177
 """Suits a server on which verifying one more token costs a twentieth of a step."""
 BESIDE_LOOKUP = (2, 16)
@@ -144,8 +145,10 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         if name in given and ngram.store is None:
             raise ValueError(f"ngram_npu: {name}: expected none without a store")
     minutes = given.get("store_save_minutes", SAVE_MINUTES) or 0.0
-    if not 0 <= minutes < float("inf"):
-        raise ValueError(f"ngram_npu: store_save_minutes: expected 0 or more, got {minutes}")
+    if not 0 <= minutes <= MOST_MINUTES:
+        raise ValueError(
+            f"ngram_npu: store_save_minutes: expected 0 to {MOST_MINUTES}, got {minutes}"
+        )
     return Options(
         ngram=ngram,
         lookup=lookup,

@@ -32,7 +32,7 @@ class HostProposer:
         self.shared_store = self.engine.store
         speaks = start(vllm_config, options, method, self.engine.name)
         if speaks and self.shared_store is not None:
-            self.shared_store.announce(self, scoped=False)
+            self.shared_store.announce(self)
         self._stats = Stats(self, vllm_config, options) if speaks else None
 
     def load_model(self, *args: object, **kwargs: object) -> None:

@@ -80,6 +80,7 @@ class RowLookup:
             )
             if store is not None:
                 store.settle = functools.partial(self._host.settle, SETTLE_S)
+                store.scoped = self.sees_requests
             self._newest = torch.arange(self.k + 1, device=device)
         else:
             scratch = workspace("ngram_propose_", options, device)
@@ -95,7 +96,7 @@ class RowLookup:
         engine = ("index" if self.index else "scan") + (" on the host" if on_host else "")
         self.speaks = start(vllm_config, options, method, engine, device)
         if self.speaks and store is not None:
-            store.announce(self, scoped=self.sees_requests)
+            store.announce(self)
         self._stats: DeviceStats | None = None
         if self.speaks and options.metrics:
             self._stats = DeviceStats(self, vllm_config, options, len(self._state[1]), self.index)
@@ -112,6 +113,8 @@ class RowLookup:
             self._reset(vector(sorted(set(self._begun)), self.device))  # a row twice: once
         self._begun.clear()
         if self._host is not None:
+            if self.shared_store is not None:
+                self.shared_store.check_not_skipped()
             rows_np = np.asarray(input_batch.idx_mapping_np, np.int32)
             found = self._host.propose(rows_np, self._sampled(rows, num_sampled))
             self._draft_costs[: len(rows)] = found.draft_costs

@@ -14,7 +14,9 @@ from collections.abc import Callable
 from multiprocessing.util import Finalize
 from typing import Any
 
-from ngram_npu import store_file
+import numpy as np
+
+from ngram_npu import _C, store_file
 from ngram_npu.scopes import scope_of
 from ngram_npu.store import Kind, NgramStore
 from ngram_npu.vllm.after_import import logger, one_line
@@ -47,9 +49,8 @@ class SharedStore:
                 f"{TOKENS_PER_SLOT} for each of {slots} slots, got {tokens}"
             )
         self.path, self._minutes = options.store_file, options.store_save_minutes
-        vocabulary = ""
-        if self.path or options.store_seed:
-            vocabulary = _vocabulary(vllm_config.model_config)
+        self._model_config = vllm_config.model_config
+        vocabulary = self.vocabulary() if self.path or options.store_seed else ""
         sizes: dict[str, Any] = {"num_slots": slots, "token_capacity": tokens, "kind": kind}
         sizes |= {"visibility": visibility, "tokenizer": vocabulary}
         self._empty = functools.partial(NgramStore, **sizes)
@@ -60,34 +61,48 @@ class SharedStore:
         """The files that were loaded, as text."""
         self.settle: Callable[[], bool] = lambda: True
         """Waits until the text of all steps has come in; says whether it has."""
+        self.scoped = False
+        """Whether requests have scopes of their own; the runner must say so."""
         self._calls_busy: int | None = None
         self.held = self._begin(options.store_seed)
 
     def _begin(self, seed: str) -> NgramStore:
-        """What this engine's own file holds, which includes the seed that it began with; under it a
-        seed that it did not begin with."""
-        name = "store_seed"
+        """What this engine's own file holds, which includes the seed that it began with. Of a new
+        seed, what both hold is held once."""
+        own = self.path if self.path and os.path.exists(self.path) else ""
+        if seed and self.path and os.path.realpath(seed) == os.path.realpath(self.path):
+            raise ValueError("ngram_npu: store_seed: expected another file than store_file")
+        name = "store_file"
         try:
-            checksum = store_file.describe(seed).checksum if seed else ""
-            name = "store_file"
-            own = self.path if self.path and os.path.exists(self.path) else ""
-            described = store_file.describe(own) if own else None
-            self.digest = checksum + (described.checksum if described else "")
-            if described and described.seed == checksum[:32]:
-                seed = ""
-            name = "store_seed" if seed else name
-            found = self._load(seed) if seed else None
-            name = "store_file"
-            if own and found is None:
-                found = self._load(own)
-            elif own and found is not None:
-                found.merge(self._load(own))
+            found = self._load(own) if own else None
+            name = "store_seed"
+            if seed:
+                checksum = store_file.describe(seed).checksum
+                if found is None or checksum[:32] not in (found.seed, found.checksum[:32]):
+                    earlier, found = found, self._load(seed)
+                    found.seed = found.checksum[:32]
+                    self.digest = found.checksum
+                    if earlier is not None:
+                        found.merge(earlier, new_only=True)
+                        self.digest += earlier.checksum
+                else:
+                    seed = ""
         except (OSError, ValueError) as error:
             raise ValueError(f"ngram_npu: {name}: {error}") from error
         self.loaded = " and ".join(filter(None, (seed, own)))
-        found = self._empty() if found is None else found
-        found.seed = checksum[:32]
+        if found is None:
+            return self._empty()
+        self.digest = self.digest or found.checksum
         return found
+
+    def vocabulary(self) -> str:
+        """Digest of the model's; empty, and one line in the log, if it cannot be read."""
+        try:
+            return vocabulary_digest(self._model_config) or ""
+        except Exception as error:
+            says = "ngram_npu: the store's files are not compared with the tokenizer: %s"
+            logger.info(says, one_line(error))
+            return ""
 
     def begin_empty(self) -> None:
         """Drops what was loaded. Its file stays as it is."""
@@ -95,15 +110,19 @@ class SharedStore:
 
     def never_skip(self) -> None:
         """From now on a step that finds the store in use raises: other ranks' would not skip it."""
-        self._calls_busy = self.held.statistics.calls_busy
+        self._calls_busy = self._busy
 
-    def announce(self, owner: object, scoped: bool) -> None:
+    @property
+    def _busy(self) -> int:
+        return int(np.asarray(self.held.tensor)[_C.STORE_WORDS["calls_busy"]])
+
+    def announce(self, owner: object) -> None:
         """Logs a line about the store, and saves the file now and then and when the engine ends.
         For one rank."""
         if self.path:
             _Saving(owner, self.held, self.path, self._minutes, self.settle)
         whose = "all requests of this engine, whatever their LoRA adapter or tenant"
-        if scoped:
+        if self.scoped:
             whose = f"requests of one LoRA adapter and extra_args[{EXTRA_ARGUMENT!r}]"
         found = self.held.statistics
         logger.info(
@@ -121,13 +140,12 @@ class SharedStore:
         Raises:
             RuntimeError: it did.
         """
-        busy = self._calls_busy
-        if busy is not None and self.held.statistics.calls_busy != busy:
+        if self._calls_busy not in (None, self._busy):
             raise RuntimeError("ngram_npu: store: expected to be free, got a call that uses it")
 
 
 class _Saving:
-    """Saves a store every ``minutes`` in which text came in (0: never), and when ``owner`` ends.
+    """Saves a store every ``minutes`` in which it changed (0: never), and when ``owner`` ends.
     Steps go on meanwhile."""
 
     def __init__(
@@ -149,38 +167,32 @@ class _Saving:
         Finalize(owner, self._end, exitpriority=0)
 
     def _now_and_then(self, seconds: float) -> None:
-        saved = self._store.statistics.tokens_entered
+        saved = self._state()
         while not self._ended.wait(seconds):
-            entered = self._store.statistics.tokens_entered
-            if entered != saved:
-                saved = entered
-                self._save()
+            state = self._state()
+            if state != saved and self._save():
+                saved = state
+
+    def _state(self) -> tuple[int, ...]:
+        words = np.asarray(self._store.tensor)
+        return tuple(int(words[_C.STORE_WORDS[name]]) for name in ("entered", "epoch"))
 
     def _end(self) -> None:
         self._ended.set()
-        if self._thread is not None:
+        if self._thread not in (None, threading.current_thread()):
             self._thread.join()
         if self._settle():
             self._save()
         else:
             logger.warning("ngram_npu: the store is not saved: the device did not finish its steps")
 
-    def _save(self) -> None:
+    def _save(self) -> bool:
         try:
             self._store.save(self._path)
-        except (OSError, RuntimeError) as error:
-            logger.warning("ngram_npu: the store is not saved: %s", error)
-
-
-def _vocabulary(model_config: Any) -> str:
-    """Digest of the model's vocabulary; empty, and one line in the log, if it cannot be read."""
-    try:
-        return vocabulary_digest(model_config) or ""
-    except Exception as error:
-        logger.info(
-            "ngram_npu: the store's files are not compared with the tokenizer: %s", one_line(error)
-        )
-        return ""
+        except Exception as error:
+            logger.warning("ngram_npu: the store is not saved: %s", one_line(error))
+            return False
+        return True
 
 
 def scope_of_request(lora_request: Any, sampling_params: Any) -> int:
@@ -196,4 +208,7 @@ def scope_of_request(lora_request: Any, sampling_params: Any) -> int:
     adapter = None
     if lora_request is not None:
         adapter = [lora_request.lora_int_id, lora_request.lora_name]
-    return scope_of(_MARK + json.dumps([adapter, named], default=repr))
+    try:
+        return scope_of(_MARK + json.dumps([adapter, named], default=repr))
+    except (TypeError, ValueError):  # such as a key that is no string
+        return scope_of(_MARK + repr([adapter, named]))

@@ -43,6 +43,7 @@ class AsyncNgramProposer:
         self.shared_store: SharedStore | None = None
         if options.ngram.store is not None:
             self.shared_store = SharedStore(vllm_config, options, 2 * options.max_num_seqs, "torch")
+            self.shared_store.scoped = True
         self.one_of_many = compare_ranks(vllm_config, options, self.shared_store)
         self._slots: _IndexSlots | None = None
         if indexed:
@@ -54,7 +55,7 @@ class AsyncNgramProposer:
         engine = "index" if indexed else "scan"
         speaks = start(vllm_config, options, "ngram_gpu", engine, device)
         if speaks and self.shared_store is not None:
-            self.shared_store.announce(self, scoped=True)
+            self.shared_store.announce(self)
         self._stats: DeviceStats | None = None
         if speaks and options.metrics:
             index = self._drafting.index

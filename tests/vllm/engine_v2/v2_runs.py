@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import vllm.v1.worker.cpu.shm  # noqa: F401, puts stand-ins in the place of events
-from ngram_npu.store import StoreStatistics
+from ngram_npu import StoreStatistics
 from ngram_npu.vllm import v2_plugin
 from tiny_model import corpus
 from vllm import LLM, SamplingParams

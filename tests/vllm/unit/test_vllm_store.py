@@ -70,7 +70,7 @@ def test_options() -> None:
         ({"store": None, "store_tokens": 5000}, "store_tokens: expected none without a store"),
         ({"store": None, "store_file": "x"}, "store_file: expected none without a store"),
         ({"store": None, "store_seed": "x"}, "store_seed: expected none without a store"),
-        ({"store_save_minutes": -1}, "store_save_minutes: expected 0 or more, got -1"),
+        ({"store_save_minutes": -1}, "store_save_minutes: expected 0 to 1000000, got -1"),
         ({"store_token": 1}, "unknown option 'store_token' .* did you mean 'store_tokens'"),
     ],
 )

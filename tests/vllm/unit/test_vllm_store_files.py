@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import sys
 import threading
@@ -13,9 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from ngram_npu import NgramStore
-from ngram_npu.vllm import NgramProposer
+from ngram_npu.vllm import NgramProposer, v1
 from ngram_npu.vllm.extension import StoreExtension
+from ngram_npu.vllm.sharing import scope_of_request
 from test_vllm_store import WORDS, R, Rows, config_of
 
 
@@ -64,7 +67,7 @@ def test_ranks_have_equal_stores_and_one_keeps_it(
 
 def test_a_store_begins_with_a_seed_and_keeps_its_own_file(tmp_path: Path) -> None:
     """A seed is read and never written. The own file has it already, unless it is a new seed."""
-    own, tokens = tmp_path / "own", {}
+    own, tokens, fresh = tmp_path / "own", {}, itertools.count()
     for name, first in (("monday", 100), ("tuesday", 200)):
         learned = NgramStore(1, 8192)
         learned.warm([range(first, first + 30)])
@@ -76,7 +79,7 @@ def test_a_store_begins_with_a_seed_and_keeps_its_own_file(tmp_path: Path) -> No
         made = NgramProposer(config_of(store_tokens=16384, store_file=str(own), **given))
         assert made.shared_store is not None
         store = made.shared_store.held
-        store.warm([[len(said)]])
+        store.warm([[next(fresh)]])
         texts = store._texts()
         del made, store
         gc.collect()
@@ -89,7 +92,10 @@ def test_a_store_begins_with_a_seed_and_keeps_its_own_file(tmp_path: Path) -> No
         said.append(held(seed))
     assert said == [{1}, {1}, {1}, {1, 2}]
     assert all((tmp_path / name).read_bytes() == data for name, data in tokens.items())
+    assert held("monday") == {1, 2}
+    assert held("tuesday") == {1, 2}
     for message, options in (
+        ("store_seed: expected another file", {"store_seed": str(own), "store_file": str(own)}),
         ("store_seed: .*No such file", {"store_seed": str(tmp_path / "wednesday")}),
         ("store_seed: .*not a file of a store", {"store_seed": __file__}),
     ):
@@ -133,7 +139,7 @@ def test_a_store_is_saved_while_its_engine_runs(tmp_path: Path) -> None:
 
 
 def test_what_a_running_store_can_be_told(tmp_path: Path) -> None:
-    proposer = NgramProposer(config_of())
+    proposer = v1.AsyncNgramProposer(config_of(), torch.device("cpu"), SimpleNamespace())
     runners = (
         SimpleNamespace(drafter=proposer),
         SimpleNamespace(speculator=proposer),
@@ -142,36 +148,38 @@ def test_what_a_running_store_can_be_told(tmp_path: Path) -> None:
     learned = NgramStore(1, 4096)
     learned.warm([range(30)], scope="b")
     learned.save(tmp_path / "store")
+    worker: Any = StoreExtension()
+
+    def held() -> int:
+        found: dict[str, int] = worker.ngram_npu_store_statistics()
+        return found["tokens_held"]
+
     for runner in runners:
-        worker = StoreExtension()
-        worker.model_runner = runner  # type: ignore[attr-defined]
+        worker.model_runner = runner
         worker.ngram_npu_store_warm([WORDS], "a")
+        worker.ngram_npu_store_warm([WORDS[:9]], "a", (1, "adapter"))
         worker.ngram_npu_store_warm([WORDS[:7]])
         worker.ngram_npu_store_merge(str(tmp_path / "store"))
-        assert worker.ngram_npu_store_statistics()["tokens_held"] == len(WORDS) + 7 + 30
-        worker.ngram_npu_store_clear("a")
-        assert worker.ngram_npu_store_statistics()["tokens_held"] == 7 + 30
-        worker.ngram_npu_store_clear()
-        assert worker.ngram_npu_store_statistics()["tokens_held"] == 30
+        assert held() == len(WORDS) + 9 + 7 + 30
+        for arguments, left in ((("a",), 9 + 7 + 30), (("a", (1, "adapter")), 7 + 30), ((), 30)):
+            worker.ngram_npu_store_clear(*arguments)
+            assert held() == left
         worker.ngram_npu_store_clear(all_scopes=True)
-        assert worker.ngram_npu_store_statistics()["tokens_held"] == 0
-    worker.model_runner = SimpleNamespace(drafter=NgramProposer(config_of(store=None)))  # type: ignore[attr-defined]
+        assert held() == 0
+    worker.ngram_npu_store_warm([[1, 2]], "a")
+    as_requests = scope_of_request(None, SimpleNamespace(extra_args={"ngram_npu_scope": "a"}))
+    assert proposer.shared_store is not None
+    assert proposer.shared_store.held.scopes == {as_requests: 2}
+    with pytest.raises(FileNotFoundError):
+        worker.ngram_npu_store_merge(str(tmp_path / "none"))
+    proposer.one_of_many = True
+    with pytest.raises(ValueError, match="expected a vector of token ids"):
+        worker.ngram_npu_store_warm([["a"]])
+    with pytest.raises(SystemExit):
+        worker.ngram_npu_store_merge(str(tmp_path / "none"))
+    worker.model_runner = SimpleNamespace(drafter=NgramProposer(config_of()))
+    with pytest.raises(ValueError, match="scope: expected none, this runner has one for all"):
+        worker.ngram_npu_store_clear("a")
+    worker.model_runner = SimpleNamespace(drafter=NgramProposer(config_of(store=None)))
     with pytest.raises(RuntimeError, match="store: this engine has none"):
         worker.ngram_npu_store_statistics()
-
-
-def test_a_file_that_is_no_store_stops_the_engine_and_stays(tmp_path: Path) -> None:
-    path = tmp_path / "weights"
-    path.write_bytes(b"something else")
-    with pytest.raises(ValueError, match=r"ngram_npu: store_file: .*weights: not a file"):
-        NgramProposer(config_of(store_file=str(path)))
-    assert path.read_bytes() == b"something else"
-
-
-def test_a_store_that_cannot_be_saved_is_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    made = NgramProposer(config_of(store_file=str(tmp_path / "none" / "store")))
-    del made
-    gc.collect()
-    assert "the store is not saved: " in caplog.text
