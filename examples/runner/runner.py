@@ -43,6 +43,8 @@ class RunnerConfig:
     """With a draft model: the newest tokens of each request that it reads."""
     engine: Literal["index", "scan", "auto"] = "auto"
     """How drafts are found (`AsyncConfig.engine`)."""
+    draft_on: Literal["auto", "device", "host"] = "auto"
+    """Where they are found (`AsyncConfig.draft_on`)."""
     asynchronous: bool = True
     """Whether the host schedules a step while the previous one runs."""
     padded: bool = True
@@ -131,6 +133,7 @@ class Runner:
             AsyncConfig(
                 ngram=config.ngram or NO_DRAFTS,
                 engine=config.engine if config.ngram else "scan",
+                draft_on=config.draft_on if config.ngram else "device",
                 max_rows=config.max_rows,
                 row_capacity=config.row_capacity,
                 max_step_tokens=config.max_step_tokens,
@@ -193,7 +196,9 @@ class Runner:
         while self._in_flight:
             self._reconcile()
         if self.state.store is not None:  # no further step removes the last requests
-            self.state.store.finish(torch.arange(self.config.max_rows))
+            self.scheduler.clear()
+            self.state.rebuild([])
+            self._has_drafts = False
         return [request.output for request in requests]
 
     @torch.inference_mode()

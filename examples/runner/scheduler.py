@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 from ngram_npu.async_state import Admission, Batch, NewBlocks
+from ngram_npu.host_drafting import Stop
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -110,6 +111,13 @@ class Scheduler:
         self._preemptions = 0
         """Since the last step."""
         self._removed: list[int] = []
+
+    def clear(self) -> None:
+        """All requests have finished, and a state that is rebuilt without any has removed them."""
+        for request in list(self.running):
+            self._leave(request)
+        self.waiting.clear()
+        self._removed.clear()
 
     @property
     def has_work(self) -> bool:
@@ -222,6 +230,7 @@ class Scheduler:
                     _int32(request.token_ids),
                     (_int32(request.blocks),),
                     scope=request.scope,
+                    stop=Stop(tuple(request.stop_token_ids), request.max_tokens),
                 )
             )
             shares.append(share)

@@ -49,7 +49,7 @@ class HostDrafts(NamedTuple):
     """On the rows' device, for the B requests of a step."""
 
     draft_token_ids: torch.Tensor
-    """[B, k] int64; unused places continue the draft, then hold the newest token."""
+    """[B, k] int64; unused places as `fill` says."""
     num_draft_tokens: torch.Tensor
     """[B] int32"""
     match_len: torch.Tensor
@@ -151,6 +151,16 @@ _STREAMS: dict[str, Callable[[], Stream]] = {
 }
 
 
+def current_stream(device: torch.device) -> Stream:
+    """
+    Raises:
+        RuntimeError: jobs cannot run on that device.
+    """
+    if device.type not in _STREAMS:
+        raise RuntimeError(f"ngram_npu: drafting on the host: not for {device.type}")
+    return _STREAMS[device.type]()
+
+
 class HostDrafting:
     """Drafts with an index and a store in host memory for rows on any device.
 
@@ -172,6 +182,7 @@ class HostDrafting:
         index: NgramIndex | None = None,
         store: NgramStore | None = None,
         stream: Stream | None = None,
+        fill: bool = True,
     ) -> None:
         """
         Args:
@@ -180,21 +191,19 @@ class HostDrafting:
             device: of the sampled tokens and of the drafts.
             lag: the store takes in what was sampled so many steps ago: in a scheduler that runs
                 ahead, a request may have ended before without anyone having said so.
-            index, store: of arrays, with R slots; they are changed in jobs only.
+            index, store: in host memory, with R slots; they are changed in jobs only.
             stream: what runs the jobs; None: the device's current stream.
+            fill: unused places of a draft continue it, then hold the newest token; otherwise -1.
 
         Raises:
             ValueError: an argument is out of range; one line.
             RuntimeError: jobs cannot run on that device.
         """
         if stream is None:
-            if device.type not in _STREAMS:
-                raise RuntimeError(f"ngram_npu: drafting on the host: not for {device.type}")
-            stream = _STREAMS[device.type]()
+            stream = current_stream(device)
         self.k = config.k
         self._has_run = False
         self._stream = stream
-        self._device = device
         pinned = device.type != "cpu"
         self._sampled = torch.zeros(
             num_rows, 1 + most_sampled, dtype=torch.int32, pin_memory=pinned
@@ -207,7 +216,7 @@ class HostDrafting:
         elif config.cost_table is not None:
             lookup |= {"costs": config.cost_table, "token_logits": config.token_logits}
         if store is not None:
-            lookup |= {"store": store.tensor, "store_costs": config.store_cost_table}
+            lookup |= {"store": np.asarray(store.tensor), "store_costs": config.store_cost_table}
         self._drafter = _C.StreamDrafter(
             num_rows=num_rows,
             capacity=capacity,
@@ -215,8 +224,8 @@ class HostDrafting:
             lag=lag,
             sampled=self._sampled.numpy(),
             drafts=self._drafts.numpy(),
-            index=None if index is None else index.tensor,
-            fill=True,
+            index=None if index is None else np.asarray(index.tensor),
+            fill=fill,
             **lookup,
         )
 
@@ -247,7 +256,7 @@ class HostDrafting:
         """
         batch = len(rows)
         counts, lengths, costs, end = self._drafter.results(batch)
-        found = torch.empty(end, dtype=torch.uint8, device=self._device)
+        found = sampled.new_empty(end, dtype=torch.uint8)
         self._stream.copy(self._sampled[:batch], sampled)
         self._run(rows)
         self._stream.copy(found, self._drafts[:end])

@@ -428,7 +428,8 @@ def _shuffled(rng: Any, values: list[Any]) -> list[Any]:
 
 def _admission(request: Request) -> Admission:
     blocks = tuple(np.array(b, np.int32) for b in request.blocks)
-    return Admission(request.row, np.array(request.tokens, np.int32), blocks, request.computed)
+    tokens = np.array(request.tokens, np.int32)
+    return Admission(request.row, tokens, blocks, request.computed, stop=request.stop)
 
 
 def _array(values: Any) -> np.ndarray[Any, Any]:

@@ -20,6 +20,10 @@ class Countdown:
         for name in ("copy", "scatter", "record", "wait", "synchronize"):
             if hasattr(device, name):  # a late device scatters
                 setattr(device, name, self.through(getattr(device, name)))
+        if state._truth.host is not None:
+            stream: Any = state._truth.host._drafting._stream
+            for name in ("copy", "run"):
+                setattr(stream, name, self.through(getattr(stream, name)))
         state._truth._ops = _Operators(state._truth._ops, self)
 
     def through(self, call: Any) -> Any:

@@ -11,16 +11,17 @@ import functools
 import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from ngram_npu import NgramConfig
+from ngram_npu import _C, NgramConfig
 from ngram_npu.index import NgramIndex, make_index
 
 POISON = -559038737
 POLICIES = ("eager", "lazy", "main first", "side first", "random")
 
+_COPIES = {"cat", "_to_copy", "new_empty"}
 _ALIASES = {"slice", "view", "unbind", "split_with_sizes", "select", "detach", "alias"}
 
 
@@ -72,6 +73,9 @@ class LateDevice:
         made = make_index(ngram, num_slots, token_capacity, kind="torch")
         made.tensor = LateTensor(made.tensor, self)
         return made
+
+    def jobs(self) -> LateJobs:
+        return LateJobs(self)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: str) -> None:
         assert isinstance(target, LateTensor) != isinstance(source, LateTensor)
@@ -169,6 +173,24 @@ class LateDevice:
                 self._step(self._rng.choice(("main", "side")))
 
 
+class LateJobs:
+    """See ngram_npu.host_drafting.Stream."""
+
+    def __init__(self, device: LateDevice) -> None:
+        self._device = device
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        assert isinstance(to, LateTensor) != isinstance(source, LateTensor)
+        real = value_of(to), value_of(source)
+        self._device.launch(lambda: _copy(*real))
+
+    def run(self, job: int) -> None:
+        self._device.launch(lambda: _C.stream_run(job))
+
+    def again(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
 class _Wait:
     def __init__(self, event: Event) -> None:
         self.event = event
@@ -222,6 +244,8 @@ class LateTensor(torch.Tensor):
             given = (*arguments, *(keywords or {}).values())
             owner = next(a.owner for a in given if isinstance(a, LateTensor))
             return _launch(owner, name, function, arguments, keywords or {})
+        if name in _COPIES:
+            return _computed(function, arguments, keywords or {})
         if name in _ALIASES:
             owner = arguments[0].owner
             made = function(*map(_inner, arguments), **(keywords or {}))
@@ -248,6 +272,15 @@ for _name in (
 
 def _inner(value: Any) -> Any:
     return value.inner if isinstance(value, LateTensor) else value
+
+
+def _computed(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> LateTensor:
+    """The result of one of torch's own operators, once its turn comes."""
+    first = arguments[0][0] if isinstance(arguments[0], list) else arguments[0]
+    real = [[*map(_inner, a)] if isinstance(a, list) else _inner(a) for a in arguments]
+    result = torch.zeros_like(function(*real, **keywords))
+    first.owner.launch(lambda: _copy(result, function(*real, **keywords)))
+    return LateTensor(result, first.owner)
 
 
 def _seen(value: Any) -> Any:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from ngram_npu import NgramConfig
 from ngram_npu.async_state import AsyncConfig, AsyncSpecState, CpuDevice, KVGroup, MergeConfig
+from ngram_npu.host_drafting import Stop
 
 from async_state.failing import Countdown
 from async_state.late import POLICIES, LateDevice
@@ -65,6 +66,8 @@ class Request:
     faulty: bool = False
     """The sampler broke its contract for it, as the host knows by now."""
     finished: bool = False
+    stop: Stop | None = None
+    """What the drafter knows of its end."""
 
     @property
     def running(self) -> bool:
@@ -114,7 +117,7 @@ class Scenario:
         )
         self.neural_hits = self.neural_rng.choice((0.0, 0.2, 0.5, 1.0))
         self.requests = list(self._requests())
-        self.config = self._config(extend)
+        self.config = replace(self._config(extend), draft_on=fixed.get("draft_on", "auto"))
 
     def _requests(self) -> Iterator[Request]:
         rng = self.rng

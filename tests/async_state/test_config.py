@@ -95,6 +95,8 @@ def test_a_device_without_an_index() -> None:
     ):
         with pytest.raises(ValueError, match=f"^{option} on cuda: the index is in host memory"):
             Cuda().index(config, 1, 1)
+    with pytest.raises(ValueError, match="draft_on: expected 'auto' or 'host' for a store on cuda"):
+        Cuda().store(NgramConfig(), 1)
 
 
 def test_unknown_device() -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import time
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,11 @@ import torch
 from ngram_npu import Costs, NgramConfig, NgramStore, host_drafting
 from ngram_npu.host_drafting import HostDrafting, HostDrafts, Stop
 from ngram_npu.index import make_index
-from ngram_npu.reference.ngram_index_propose import ngram_index_propose_
-from ngram_npu.reference.ngram_store import HEADER_WORDS, MASK32, Store
-from ngram_npu.reference.ngram_store_step import ngram_store_step_
 
+from host_drafting.reference import Reference
 from host_drafting.stand_in import LateStream, built
 
 R, S, K = 4, 60, 3
-UNLIMITED = 2**63 - 1
 CPU = torch.device("cpu")
 STOP = 9
 CONFIG = NgramConfig(
@@ -67,86 +63,6 @@ def _sampled(tokens: list[list[int]]) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.int32).reshape(len(rows), K + 2)
 
 
-@dataclass
-class _Request:
-    text: list[int]
-    scope: int
-    stops: bool
-    settled: int = 0
-    cut: int | None = None
-
-
-@dataclass
-class _Reference:
-    """Steps at once, by the operators' references. The store has what was said ``lag`` steps ago,
-    and of a request that has ended what it said up to its own stop."""
-
-    store: NgramStore
-    lag: int
-    rows: dict[int, _Request] = field(default_factory=dict)
-    late: deque[list[tuple[_Request, int, int]]] = field(default_factory=deque)
-
-    def begin(self, row: int, text: list[int], scope: int, stops: bool) -> None:
-        self.rows[row] = _Request(list(text), scope, stops, len(text))
-
-    def end(self, row: int) -> None:
-        request = self.rows.pop(row)
-        if request.cut is not None:
-            self._settle(request, row, request.cut)
-        Store(self.store.tensor).close(row)  # type: ignore[arg-type]
-
-    def step(self, rows: list[int], sampled: list[list[int]]) -> list[Any]:
-        for row, tokens in zip(rows, sampled, strict=True):
-            request = self.rows[row]
-            for token in tokens[: S - len(request.text)]:
-                request.text.append(token)
-                if request.stops and token == STOP and request.cut is None:
-                    request.cut = len(request.text)
-        drafts = self._draft(rows, [len(tokens) for tokens in sampled])
-        self.late.append([(self.rows[row], row, len(self.rows[row].text)) for row in rows])
-        if len(self.late) > self.lag:
-            for request, row, length in self.late.popleft():
-                if self.rows.get(row) is request:
-                    self._settle(request, row, min(length, request.cut or length))
-        return drafts
-
-    def _draft(self, rows: list[int], counts: list[int]) -> list[Any]:
-        token_ids, lengths = np.zeros((R, S), np.int32), np.zeros(R, np.int32)
-        for row, request in self.rows.items():
-            token_ids[row, : len(request.text)] = request.text
-            lengths[row] = len(request.text)
-        costs = np.zeros((len(rows), K), np.uint8)
-        told = np.array(counts, np.int32)
-        found = ngram_index_propose_(
-            *(token_ids, lengths, self.store.tensor, np.array(rows), None, told, 1, 16, K, 1),
-            *(CONFIG.overlap, UNLIMITED, True, CONFIG.cost_table, CONFIG.cost_limit, costs, True),
-            CONFIG.token_logits,
-        )
-        ngram_store_step_(
-            token_ids,
-            lengths,
-            told,
-            np.array(self.store.tensor),  # a copy: what it takes in is thrown away
-            np.array(rows),
-            None,
-            np.array([self.rows[row].scope for row in rows]),
-            *(*found, costs, UNLIMITED, CONFIG.store_cost_table, CONFIG.cost_limit, True),
-            CONFIG.token_logits,
-        )
-        return [array.tolist() for array in (*found, costs)]
-
-    def _settle(self, request: _Request, row: int, length: int) -> None:
-        if length <= request.settled:
-            return
-        store = Store(self.store.tensor)  # type: ignore[arg-type]
-        text = [token & MASK32 for token in request.text[:length]]
-        if not store.holds(row, text, request.scope):
-            store.close(row)
-            store.set_slot(row, 0, request.settled)
-        store.write(row, text[request.settled :], request.scope)
-        request.settled = length
-
-
 @pytest.mark.parametrize("fitted", [False, True])
 @pytest.mark.parametrize(("lag", "visibility"), [(0, "live"), (1, "live"), (2, "finish")])
 def test_drafts_are_those_of_the_references(
@@ -158,7 +74,7 @@ def test_drafts_are_those_of_the_references(
         costs = Costs(*cells, rng.integers(-99, 99, (4096, 2)))
         monkeypatch.setitem(globals(), "CONFIG", replace(CONFIG, costs=costs))
     ours = _store(visibility)
-    reference = _Reference(_store(visibility), lag)
+    reference = Reference(CONFIG, _store(visibility), lag, (R, S))
     drafting = _drafting(stream, ours, lag)
     steps: list[tuple[HostDrafts, list[Any]]] = []
     words = [rng.integers(0, 5, 6).tolist() for _ in range(4)]
@@ -173,10 +89,10 @@ def test_drafts_are_those_of_the_references(
                 reference.end(row)
             elif not has and rng.random() < 0.5:
                 text = [*words[rng.integers(4)], *words[rng.integers(4)]]
-                stop = Stop((STOP,)) if (stops := rng.random() < 0.8) else None
+                stop = Stop((STOP,)) if rng.random() < 0.8 else None
                 scope = int(rng.integers(2))
                 drafting.begin(row, text, scope=scope, stop=stop)
-                reference.begin(row, text, scope, stops)
+                reference.begin(row, text, scope, stop)
                 reused += 1
         rows = [int(row) for row in rng.permutation(sorted(reference.rows)) if rng.random() < 0.8]
         said = [words[rng.integers(4)][: rng.integers(K + 2)] for _ in rows]
@@ -186,9 +102,7 @@ def test_drafts_are_those_of_the_references(
     stream.wait()
     for found, wanted in steps:
         assert [tensor.tolist() for tensor in found] == wanted
-    assert np.array_equal(
-        np.asarray(ours.tensor)[HEADER_WORDS:], np.asarray(reference.store.tensor)[HEADER_WORDS:]
-    )
+    assert reference.has_the_text_of(ours)
     ours.check_integrity()
     assert reused > 15
     assert ours.statistics.drafts > 10

@@ -23,6 +23,7 @@ MODES = {
     "ladder": {"engine": "index", "ngram": worlds.LADDER},
     "live": {"engine": "index", "ngram": worlds.LIVE},
     "finish": {"engine": "index", "ngram": worlds.FINISH},
+    "live, host": {"engine": "index", "ngram": worlds.LIVE, "draft_on": "host"},
 }
 
 
@@ -34,6 +35,8 @@ QUICK = (
     ("ladder", "async", "unpadded"),
     ("live", "async", "padded"),
     ("finish", "sync", "unpadded"),
+    ("live, host", "async", "padded"),
+    ("live, host", "sync", "unpadded"),
 )
 ALL = [
     pytest.param(*mode, marks=[] if mode in QUICK else pytest.mark.slow)
@@ -110,10 +113,24 @@ def test_a_runner_is_used_again(model: Any, plain: worlds.Plain) -> None:
         assert found == plain.texts[some]
 
 
+def test_a_store_on_the_host_has_what_was_said_and_nothing_behind_it(
+    model: Any, plain: worlds.Plain
+) -> None:
+    runner = worlds.runner(model, **MODES["live, host"], num_blocks=400)
+    for some in (slice(0, 8), slice(8, 24)):
+        runner.generate(worlds.prompts()[some], worlds.NEW_TOKENS, stop_token_ids=plain.stops)
+        assert runner.figures.preemptions == 0
+        assert runner.state.store is not None
+        assert runner.state.store.statistics.tokens_entered == runner.figures.tokens
+
+
+@pytest.mark.parametrize("draft_on", ["device", "host"])
 @pytest.mark.parametrize("ngram", [worlds.LIVE, worlds.FINISH], ids=["live", "finish"])
-def test_a_store_goes_by_scope_and_is_told_of_ends(model: Any, ngram: NgramConfig) -> None:
+def test_a_store_goes_by_scope_and_is_told_of_ends(
+    model: Any, ngram: NgramConfig, draft_on: str
+) -> None:
     """One request at a time, so that the store drafts an earlier request's text."""
-    runner = worlds.runner(model, ngram=ngram, engine="index", max_rows=1)
+    runner = worlds.runner(model, ngram=ngram, engine="index", max_rows=1, draft_on=draft_on)
     [prompt] = worlds.prompts(1)
     store, found = runner.state.store, []
     assert store is not None

@@ -19,14 +19,14 @@ LIVE = NgramConfig(
 ROWS, CAPACITY = 3, 200
 
 
-def made(ngram: NgramConfig = LIVE, **options: Any) -> AsyncSpecState:
+def made(ngram: NgramConfig = LIVE, draft_on: Any = "auto", **options: Any) -> AsyncSpecState:
     sizes: dict[str, Any] = {
         "max_rows": ROWS,
         "row_capacity": CAPACITY,
         "max_step_tokens": 256,
         "kv_groups": (KVGroup(CAPACITY, 1),),
     }
-    return AsyncSpecState(AsyncConfig(ngram, **sizes), **options)
+    return AsyncSpecState(AsyncConfig(ngram, draft_on=draft_on, **sizes), **options)
 
 
 def step(state: AsyncSpecState, rows: list[int], said: list[list[int]], **changes: Any) -> Any:
@@ -129,8 +129,8 @@ def test_errors() -> None:
         ({"ngram": NgramConfig(), "store": store}, "store: expected None without min_draft"),
         ({"store": NgramStore(3, 16384)}, "store: expected one of kind='torch'"),
         (
-            {"store": store, "runtime": LateDevice("eager", None)},  # type: ignore[arg-type]
-            "store: expected None on a device other than the CPU",
+            {"store": store, "runtime": LateDevice("eager", None), "draft_on": "device"},  # type: ignore[arg-type]
+            "store: expected None with draft_on='device' on a device other than the CPU",
         ),
     ):
         with pytest.raises(ValueError, match=f"AsyncSpecState: {message}"):

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ngram_npu.async_state.neural import MergeConfig
 from ngram_npu.config import SHORT_ROW, NgramConfig
 from ngram_npu.drafting import takes_index
+from ngram_npu.host_drafting import Stop
 
 IntArray = npt.NDArray[np.integer[Any]]
 """One-dimensional unless said otherwise; any integer dtype, int32 costs no conversion."""
@@ -59,7 +60,11 @@ class AsyncConfig:
     engine: Literal["index", "scan", "auto"] = "auto"
     """How drafts are found: with an index of the rows, or by scanning them. The drafts are the
     same. ``"auto"``: the index on the CPU for rows beyond 2048 tokens, otherwise the scan. The
-    index, and so a ladder, needs the CPU."""
+    index, and so a ladder, needs the CPU or ``draft_on="host"``."""
+    draft_on: Literal["auto", "device", "host"] = "auto"
+    """Where drafts are found. ``"host"``: in a job in the order of the device's stream, with an
+    index and a store in host memory; the store lags one step. ``"auto"``: there for a store on a
+    device other than the CPU."""
     token_capacity: int | None = None
     """Tokens that the index holds for all rows together (the KV cache's capacity); None: enough for
     full rows. Rows beyond it are scanned."""
@@ -94,10 +99,25 @@ class AsyncConfig:
                 raise ValueError(f"AsyncConfig: kv_groups: expected integers >= 1, got {group}")
         if self.slot_dtype not in ("int32", "int64"):
             raise ValueError(f"AsyncConfig: slot_dtype: int32 or int64, got {self.slot_dtype!r}")
+        if self.draft_on not in ("auto", "device", "host"):
+            raise ValueError(
+                f"AsyncConfig: draft_on: expected 'auto', 'device' or 'host', got {self.draft_on!r}"
+            )
         self.takes_index(on_cpu=True)
         if self.token_capacity is not None:
             self._check_range("token_capacity", 0, _INT32_MAX)
         self._check_layout()
+
+    @property
+    def index_capacity(self) -> int:
+        """Tokens that an index has room for."""
+        full = self.max_rows * self.row_capacity
+        return full if self.token_capacity is None else self.token_capacity
+
+    def drafts_on_host(self, *, on_cpu: bool, has_store: bool) -> bool:
+        if self.draft_on == "auto":
+            return has_store and not on_cpu
+        return self.draft_on == "host"
 
     def takes_index(self, *, on_cpu: bool) -> bool:
         """Whether drafts are found with an index. Another device may refuse to make one.
@@ -154,6 +174,9 @@ class Admission:
     """Tokens whose KV is in those blocks already (prefix cache), below T."""
     scope: int = 0
     """With a store: requests share text only within a scope (:func:`ngram_npu.scope_of`)."""
+    stop: Stop | None = None
+    """With a store and drafts on the host: how the request may end. What it says up to there is
+    stored, and nothing behind it. None: what it says in its last step is not stored."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ import torch
 
 from ngram_npu.config import NgramConfig
 from ngram_npu.drafting import make_store
+from ngram_npu.host_drafting import CallingThread, current_stream
+from ngram_npu.host_drafting import Stream as Jobs
 from ngram_npu.index import NgramIndex, make_index
 from ngram_npu.store import NgramStore
 
@@ -44,6 +46,13 @@ class Device(Protocol):
             ValueError: the device does not support a store, or ``store_tokens`` are too few.
         """
 
+    def jobs(self) -> Jobs:
+        """What runs jobs on the host in the order of the main stream.
+
+        Raises:
+            RuntimeError: jobs cannot run on this device.
+        """
+
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         """Enqueues a copy between a host and a device tensor, which must not change before it."""
 
@@ -70,6 +79,9 @@ class CpuDevice:
 
     def store(self, ngram: NgramConfig, num_slots: int) -> NgramStore:
         return make_store(ngram, num_slots, kind="torch")
+
+    def jobs(self) -> Jobs:
+        return CallingThread()
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         target.copy_(source)
@@ -102,10 +114,18 @@ class StreamDevice:
         option = "NgramConfig: sizes: expected 'consecutive'"
         if not ngram.is_ladder:
             option = "AsyncConfig: engine: expected 'auto' or 'scan'"
-        raise ValueError(f"{option} on {self._device.type}: the index is in host memory")
+        raise ValueError(
+            f"{option} on {self._device.type}: the index is in host memory; with draft_on='host' "
+            "it is used from there"
+        )
 
     def store(self, ngram: NgramConfig, num_slots: int) -> NgramStore:
-        raise ValueError(f"AsyncConfig: ngram: expected no store on {self._device.type}")
+        raise ValueError(
+            f"AsyncConfig: draft_on: expected 'auto' or 'host' for a store on {self._device.type}"
+        )
+
+    def jobs(self) -> Jobs:
+        return current_stream(self._device)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: Stream) -> None:
         if stream == "main":

@@ -97,10 +97,11 @@ class AsyncSpecState:
             device: cpu, cuda or npu.
             runtime: another implementation of memory, copies and streams instead.
             store: a store of ``kind="torch"`` to use instead of its own; its first ``max_rows``
-                slots are used. Needs the CPU and a ``min_draft_probability``.
+                slots are used. Needs a ``min_draft_probability``.
 
         Raises:
-            ValueError: an unknown device, or one other than the CPU with an index or a store.
+            ValueError: an unknown device, or an index or a store that it cannot have.
+            RuntimeError: drafts on the host, and the device cannot run jobs there.
         """
         self.config = config
         self._device = device_for(device) if runtime is None else runtime
@@ -249,6 +250,8 @@ class AsyncSpecState:
             self._commit(plan)
             self._upload(plan, self._inputs(changes, step))
             self._truth.forget(len(changes.freed))
+            if self._truth.host is not None:
+                self._truth.host.announce(changes)
             views = self._truth.views(len(step.rows))
             self._truth.correct(views)
             self._begun = step
@@ -351,7 +354,12 @@ class AsyncSpecState:
             next_token_ids, num_sampled = self._truth.accept(sampled_token_ids, views)
             self._counts[step.number % 2].start((num_sampled, sampled_token_ids))
             outputs = self._truth.propose(
-                sampled_token_ids, views, step.num_step_tokens, next_token_ids, num_sampled
+                sampled_token_ids,
+                views,
+                step.slots,
+                step.num_step_tokens,
+                next_token_ids,
+                num_sampled,
             )
             if draft is not None:
                 outputs = self._truth.merge(outputs, draft(outputs), views)
@@ -462,6 +470,8 @@ class AsyncSpecState:
             self._truth.clear(self._device)
             self._commit(plan)
             self._upload(plan, [])
+            if self._truth.host is not None:
+                self._truth.host.announce(plan.changes)
             self._wait_for_device()  # so that either staging buffer is free for the next step
             self._failure = None
 

@@ -11,9 +11,10 @@ import torch
 from ngram_npu.async_state.batch import AsyncConfig
 from ngram_npu.async_state.device import CpuDevice, Device
 from ngram_npu.async_state.neural import UNIT, NeuralDrafts
+from ngram_npu.async_state.on_host import HostLookup
 from ngram_npu.async_state.results import PaddedDrafterBatch, RaggedDrafterBatch, StepOutputs
-from ngram_npu.async_state.upload import upload_to
-from ngram_npu.config import default_match_costs
+from ngram_npu.async_state.upload import Int64Array, upload_to
+from ngram_npu.config import NgramConfig, default_match_costs
 from ngram_npu.drafting import Drafting
 from ngram_npu.index import NgramIndex
 from ngram_npu.ops import workspace_size
@@ -34,8 +35,11 @@ def check_store(store: NgramStore | None, config: AsyncConfig, device: Device) -
     """
     if store is None:
         return
-    if not isinstance(device, CpuDevice):
-        raise ValueError("AsyncSpecState: store: expected None on a device other than the CPU")
+    if config.draft_on == "device" and not isinstance(device, CpuDevice):
+        raise ValueError(
+            "AsyncSpecState: store: expected None with draft_on='device' on a device other than "
+            "the CPU"
+        )
     if config.ngram.min_draft_probability is None:
         raise ValueError("AsyncSpecState: store: expected None without min_draft_probability")
     if store.kind != "torch":
@@ -117,12 +121,15 @@ class DeviceTruth:
         self._next_token_ids = device.tensor((rows,), int32)
         self._draft_token_ids = device.tensor((rows, k), int32)
         lookup = config.ngram
+        on_cpu = isinstance(device, CpuDevice)
+        has_store = store is not None or lookup.store is not None
         index = None
-        if config.takes_index(on_cpu=isinstance(device, CpuDevice)):
-            capacity = config.token_capacity
-            if capacity is None:
-                capacity = rows * config.row_capacity
-            index = device.index(lookup, rows, capacity)
+        self.host: HostLookup | None = None
+        if config.drafts_on_host(on_cpu=on_cpu, has_store=has_store):
+            self.host = HostLookup(config, device, self.token_ids.device, store)
+            store = None
+        elif config.takes_index(on_cpu=on_cpu):
+            index = device.index(lookup, rows, config.index_capacity)
         # Workspaces by which the blocks of a launch synchronise; zeros between launches.
         self._workspaces = tuple(
             device.tensor((workspace_size(op, rows),), int32)
@@ -130,7 +137,7 @@ class DeviceTruth:
         )
         self._views: dict[int, BatchViews] = {}
         self._vocab_size = lookup.vocab_size_or_unlimited
-        if store is None and lookup.store is not None:
+        if self.host is None and store is None and lookup.store is not None:
             store = device.store(lookup, rows)
 
         def on_device(table: torch.Tensor) -> torch.Tensor:
@@ -138,8 +145,10 @@ class DeviceTruth:
             device.copy(placed, table, "main")
             return placed
 
+        # Beside the host's drafts, the operator only appends.
+        appends = NgramConfig(k=1, vocab_size=lookup.vocab_size)
         self._drafting = Drafting(
-            lookup,
+            lookup if self.host is None else appends,
             kind="torch",
             index=index,
             store=store,
@@ -147,11 +156,14 @@ class DeviceTruth:
             place=on_device,
         )
         self._draft_costs: torch.Tensor | None = None
-        if store is not None or (lookup.cost_limit is not None and config.merge is not None):
+        self._gives_costs = has_store or (
+            lookup.cost_limit is not None and config.merge is not None
+        )
+        if self._gives_costs and self.host is None:
             self._draft_costs = device.tensor((rows, k), torch.uint8)
         if config.merge is not None:
             self._match_costs: torch.Tensor | None = None
-            if self._draft_costs is None:
+            if not self._gives_costs:
                 given = config.merge.match_costs
                 by_match = np.array(default_match_costs() if given is None else given, np.uint8)
                 self._match_costs = on_device(torch.from_numpy(by_match))
@@ -160,11 +172,11 @@ class DeviceTruth:
 
     @property
     def index(self) -> NgramIndex | None:
-        return self._drafting.index
+        return self._drafting.index if self.host is None else self.host.index
 
     @property
     def store(self) -> NgramStore | None:
-        return self._drafting.store
+        return self._drafting.store if self.host is None else self.host.store
 
     def _packed_row(self, index: int, length: int) -> torch.Tensor:
         start = index * (self._config.max_rows + 1)
@@ -192,7 +204,9 @@ class DeviceTruth:
         self.upload.clear()
         for workspace in self._workspaces:
             device.copy(workspace, device.host_tensor(workspace.shape, torch.int32), "main")
-        if self.index is not None:
+        if self.host is not None:
+            self.host.clear()
+        elif self.index is not None:
             rows = self._config.max_rows
             slots = device.host_tensor((rows,), torch.int32)
             slots.copy_(torch.arange(rows))
@@ -202,7 +216,7 @@ class DeviceTruth:
     def forget(self, count: int) -> None:
         """Empties the index slots of the requests that have left: the first `count` uploaded. The
         store keeps their text."""
-        if count and (self.index is not None or self.store is not None):
+        if count and self.host is None and (self.index is not None or self.store is not None):
             self._drafting.end(self._packed_row(FREED, count))
 
     def correct(self, views: BatchViews) -> None:
@@ -273,6 +287,7 @@ class DeviceTruth:
         self,
         sampled: torch.Tensor,
         views: BatchViews,
+        slots: Int64Array,
         num_step_tokens: int,
         next_token_ids: torch.Tensor,
         num_sampled: torch.Tensor,
@@ -287,9 +302,15 @@ class DeviceTruth:
             discard=views.discard,
             row_indices=views.slots,
             slot_indices=views.slots,
-            scopes=None if self.store is None else self.scopes[:batch],
+            scopes=None if self._drafting.store is None else self.scopes[:batch],
+            k=None if self.host is None else 0,
             draft_costs=costs,
         )
+        if self.host is not None:
+            found = self.host.propose(slots, num_sampled, sampled)
+            draft_token_ids = found.draft_token_ids.int()
+            num_draft_tokens, match_len = found.num_draft_tokens, found.match_len
+            costs = found.draft_costs if self._gives_costs else None
         indices, num_rejected = self._ops.prepare_inputs_padded(
             views.cu_drafts, num_sampled, views.query_start_loc
         )

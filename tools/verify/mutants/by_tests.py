@@ -142,7 +142,10 @@ INDEX_STAGES = {
 }
 PYTHON_STAGES = {
     "async state": python_tests(
-        *(f"tests/async_state/test_{name}.py" for name in ("config", "state", "failures", "loop"))
+        *(
+            f"tests/async_state/test_{name}.py"
+            for name in ("config", "state", "failures", "on_host", "loop")
+        )
     ),
 }
 

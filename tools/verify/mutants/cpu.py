@@ -240,6 +240,14 @@ tokens of a broken sampler are taken
 @ python/ngram_npu/drafting.py
 an index for any span: return asked or (pays and config.fits_index) => return asked or pays
 
+@ python/ngram_npu/async_state/on_host.py
+the drafter is not told who leaves
+- for slot in changes.freed.tolist():
++ for slot in changes.freed.tolist()[1:]:
+the store does not lag: LAG = 1 => LAG = 0
+nobody is told how a request stops: stop=admission.stop => stop=None
+a rebuilt state keeps the last request: in range(self._rows): => in range(self._rows - 1):
+
 @ python/ngram_npu/async_state/truth.py
 the last slot is not emptied: self.forget(rows) => self.forget(rows - 1)
 
