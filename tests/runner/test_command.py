@@ -133,6 +133,7 @@ def test_what_is_not_there(
         ((folder, tmp_path / "none.txt"), "cannot be read"),
         ((folder, prompts, "--trace", str(tmp_path / "no" / "t.json")), "does not exist"),
         ((folder, prompts, "--temperature", "-1"), "Sampling: temperature: expected at least 0"),
+        ((folder, prompts, "--temperature", "nan"), "Sampling: temperature: expected at least 0"),
         ((folder, prompts, "--sizes", "ladder", "--engine", "scan"), "AsyncConfig: engine"),
         ((folder, prompts, "--device", "nothing"), "cannot be loaded"),
         ((folder, prompts, "--store", "live"), "NgramConfig: store: expected None without"),
