@@ -38,7 +38,7 @@ test:
 
 # The documentation as a site in build/docs. A warning, a broken link or a page that loads from elsewhere is an error.
 docs: $(DOCS_VENV)/.ready
-	$(DOCS_VENV)/bin/mkdocs --quiet build --strict
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs --quiet build --strict
 
 # The wheel and the source distribution in dist, checked and tried in an empty environment (docs/guides/release.md).
 RELEASE := $(BUILD)/release

@@ -16,13 +16,24 @@ _ROLE = re.compile(r":\w+:(?=<code>)")
 _LOADED = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//""")
 
 
+def on_config(config: Any) -> Any:
+    """Each page shows the version."""
+    project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    version = re.search(r'^version = "([^"]+)"', project, re.MULTILINE)
+    config.site_name += f" {version[1]}" if version else ""
+    return config
+
+
 def on_files(files: Any, *, config: Any) -> Any:
-    """The repository's README is a page, too."""
+    """The repository's README is the first page; that of docs, the list of pages, comes second."""
     from mkdocs.structure.files import File  # not needed by this module's tests
 
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     text = re.sub(r"\]\((?!docs/|\w+:)", "](../", text).replace("](docs/", "](")
-    files.append(File.generated(config, README, content=text))
+    files.get_file_from_path("README.md").dest_uri = "documentation.html"
+    first = File.generated(config, README, content=text)
+    first.dest_uri, first.name = "index.html", "index"
+    files.append(first)
     return files
 
 

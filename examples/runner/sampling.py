@@ -7,6 +7,7 @@ any step and batch, with drafts or without, and `verify_greedy` verifies it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +18,7 @@ class Sampling:
     """How tokens are chosen.
 
     Raises:
-        ValueError: a negative temperature.
+        ValueError: a temperature that is negative or not finite.
     """
 
     temperature: float = 0.0
@@ -25,8 +26,10 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ValueError(f"Sampling: temperature: expected at least 0, got {self.temperature}")
+        if not 0 <= self.temperature < math.inf:  # nan, too
+            raise ValueError(
+                f"Sampling: temperature: expected at least 0 and finite, got {self.temperature}"
+            )
 
     def scores(
         self, logits: torch.Tensor, requests: torch.Tensor, positions: torch.Tensor

@@ -79,7 +79,7 @@ class Trace:
                 "ph": "X",
                 "pid": 0,
                 "tid": track,
-                "name": f"{name} {step}",
+                "name": name,
                 "ts": round(start * 1e6, 1),
                 "dur": round((end - start) * 1e6, 1),
                 "args": {"step": step},

@@ -66,13 +66,13 @@ def _check_trace(events: list[dict[str, Any]], steps: int) -> None:
     spans = [e for e in events if e["ph"] == "X"]
     host = [e for e in spans if e["tid"] == names["host"]]
     device = [e for e in spans if e["tid"] == names["device"]]
-    assert {e["name"].split()[0] for e in device} == {"begin", "forward", "sample", "draft"}
+    assert {e["name"] for e in device} == {"begin", "forward", "sample", "draft"}
     assert {e["args"]["step"] for e in device} == set(range(steps))
     for first, second in itertools.pairwise(host):
         assert first["ts"] + first["dur"] <= second["ts"] + 0.2  # rounded
     # The host is one step ahead: a step's results arrive after the next step's launch.
-    order = [e["name"] for e in host]
-    assert order.index("draft 1") < order.index("reconcile 0") < order.index("schedule 2")
+    order = [(e["name"], e["args"]["step"]) for e in host]
+    assert order.index(("draft", 1)) < order.index(("reconcile", 0)) < order.index(("schedule", 2))
 
 
 def test_a_trace_grows_only_where_it_is_asked_for(model: Any) -> None:
@@ -133,6 +133,7 @@ def test_what_is_not_there(
         ((folder, tmp_path / "none.txt"), "cannot be read"),
         ((folder, prompts, "--trace", str(tmp_path / "no" / "t.json")), "does not exist"),
         ((folder, prompts, "--temperature", "-1"), "Sampling: temperature: expected at least 0"),
+        ((folder, prompts, "--temperature", "nan"), "Sampling: temperature: expected at least 0"),
         ((folder, prompts, "--sizes", "ladder", "--engine", "scan"), "AsyncConfig: engine"),
         ((folder, prompts, "--device", "nothing"), "cannot be loaded"),
         ((folder, prompts, "--store", "live"), "NgramConfig: store: expected None without"),

@@ -67,5 +67,5 @@ def test_the_generator_is_splitmix() -> None:
 
 
 def test_a_negative_temperature_is_refused() -> None:
-    with pytest.raises(ValueError, match="temperature: expected at least 0, got -1"):
+    with pytest.raises(ValueError, match="temperature: expected at least 0 and finite, got -1"):
         Sampling(temperature=-1)
