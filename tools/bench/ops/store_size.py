@@ -52,7 +52,8 @@ class StoreSize(Op):
         for cache in ("hot", "dram-cold"):
             found, skipped = super().run(replace(options, cache=cache), report)
             results += [{"cache": cache, **result} for result in found]
-        return results, skipped
+        files = [result.pop("file") for result in results if "file" in result]
+        return results + [{"part": "file", **file} for file in files], skipped
 
     def compare(
         self, contestants: list[Any], workload: Workload, options: Options, skipped: Skipped
