@@ -15,7 +15,7 @@ from tools.bench import stats
 from tools.bench.__main__ import main
 from tools.bench.data import make_workload
 from tools.bench.measure import Contestant, measure
-from tools.bench.ops import OPS
+from tools.bench.ops import OPS, store_size
 from tools.bench.ops.index import IndexStepContestant
 from tools.bench.ops.spec_state import Correction, CorrectSpecState, Eager, Fused, Parts
 from tools.bench.options import BenchError, Options, Size
@@ -33,10 +33,10 @@ def run(file: Path, op: str, *arguments: str) -> dict[str, Any]:
     return found
 
 
-ELSEWHERE = {"ascendc-model", "generate", "learn", "vllm-end-to-end", "vllm-predicted"} | {
-    op for op in OPS if op.startswith(("acceptance", "costs", "tune"))
+ELSEWHERE = {"ascendc-model", "generate", "learn", "store-size", "vllm-end-to-end"} | {
+    op for op in OPS if op.startswith(("acceptance", "costs", "tune", "vllm-predicted"))
 }
-"""In test_modelled_costs.py, test_end_to_end.py, test_*_bench.py, test_acceptance.py."""
+"""Below, and in test_modelled_costs.py, test_end_to_end.py, test_*_bench.py, test_acceptance.py."""
 
 
 @pytest.mark.parametrize("op", sorted(OPS.keys() - ELSEWHERE))
@@ -49,6 +49,18 @@ def test_every_op_runs(op: str, tmp_path: Path) -> None:
         for figures in (result["ours"], *result["peers"].values()) if "ours" in result else ():
             assert 0 < figures["p10_us"] <= figures["median_us"] <= figures["worst_step_us"]
             assert figures["what"]
+
+
+def test_the_size_of_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {name: store_size._with(8192 << i) for i, name in enumerate(store_size.SIZES)}
+    monkeypatch.setattr(store_size.StoreSize, "peer_makers", small)
+    monkeypatch.setattr(store_size, "KILLS", 2)
+    found = run(tmp_path / "out.json", "store-size", "--sizes", "4x256", "--data-kind", "random")
+    hot, cold, file = found["results"]
+    assert [hot["cache"], cold["cache"], file["part"]] == ["hot", "dram-cold", "file"]
+    assert 0 < file["tokens_held"] <= 8192 << 2
+    assert file["whole_after_kills"] == file["kills"] == 2
+    assert file["skipped_while_saving"] == 0
 
 
 def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
