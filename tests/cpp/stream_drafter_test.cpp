@@ -1,12 +1,14 @@
 // Jobs on a stream that is late, against a model that steps at once: rows reused while jobs are pending, ends that are
-// announced late or early, text that the store may have only when its step is surely over.
+// announced late or early, text that the store may have only when its step is surely over, a store that is saved.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -231,6 +233,50 @@ struct Seen {
   int64_t reused = 0, flushed = 0, dropped = 0, from_store = 0;
 };
 
+// Copies a store in pieces all the while, as the thread of an engine that saves it.
+class Saving {
+ public:
+  explicit Saving(Kept* kept) : kept_(kept), thread_([this] { copy(); }) {}
+  Saving(const Saving&) = delete;
+  Saving& operator=(const Saving&) = delete;
+
+  // Whether the last whole copy is one of a sound store.
+  bool ends_well(uint32_t visibility) {
+    over_ = true;
+    thread_.join();
+    Kept loaded(visibility);
+    const StoreAccess to = loaded.store_access();
+    for (size_t i = 0; i < whole_.size(); ++i) {
+      const auto count = static_cast<int64_t>(whole_[i].size());
+      const auto piece = static_cast<int64_t>(i);
+      if (ngram_npu_cpu_ngram_store_unpack(to.words, to.num_words, piece, whole_[i].data(), count) != 0) return false;
+    }
+    int64_t where = 0;
+    return ngram_npu_cpu_ngram_store_check(to.words, to.num_words, &where) == kStoreFaultNone;
+  }
+
+ private:
+  void copy() {
+    const StoreAccess from = kept_->store_access();
+    std::vector<uint32_t> room(static_cast<size_t>(kStorePieceWords));
+    do {
+      std::vector<std::vector<uint32_t>> pieces;
+      const int64_t number = ngram_npu_cpu_ngram_store_pieces(from.words, from.num_words);
+      while (static_cast<int64_t>(pieces.size()) < number) {
+        const auto piece = static_cast<int64_t>(pieces.size());
+        const int64_t count = ngram_npu_cpu_ngram_store_pack(from.words, from.num_words, piece, room.data());
+        if (count >= 0) pieces.emplace_back(room.begin(), room.begin() + count);
+      }
+      whole_.swap(pieces);
+    } while (!over_);
+  }
+
+  Kept* kept_;
+  std::atomic<bool> over_{false};
+  std::vector<std::vector<uint32_t>> whole_;
+  std::thread thread_;
+};
+
 void run_episode(uint64_t seed, int steps, Seen* seen) {
   RandomChoices c(seed, steps);
   Tables tables{std::vector<uint8_t>(kCostRows * kCostColumns),
@@ -254,6 +300,7 @@ void run_episode(uint64_t seed, int steps, Seen* seen) {
   options.draft.store = {kept.store_access(), {}, tables.store_costs.data(), 40};
   StreamDrafter* drafter = ngram_npu_cpu_stream_make(&options);
   ASSERT_NE(drafter, nullptr);
+  const std::unique_ptr<Saving> saving(seed % 3 == 0 ? new Saving(&kept) : nullptr);
 
   std::deque<std::pair<std::vector<uint8_t>, std::vector<uint8_t>>> results;  // wanted, found
   {
@@ -312,6 +359,9 @@ void run_episode(uint64_t seed, int steps, Seen* seen) {
     }
   }
   EXPECT_EQ(ngram_npu_cpu_stream_pending(drafter), 0);
+  if (saving != nullptr) {
+    EXPECT_TRUE(saving->ends_well(visibility)) << "seed " << seed;
+  }
   for (size_t i = 0; i < results.size(); ++i) {
     ASSERT_EQ(results[i].second, results[i].first) << "seed " << seed << ", step " << i << ", lag " << lag;
   }
