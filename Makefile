@@ -320,6 +320,7 @@ gpu-bench:
 	$(ON_GPU) 30 $(GPU_BENCH)/correct_spec_state_-cuda.json correct_spec_state_
 	$(ON_GPU) 30 $(GPU_BENCH)/merge_drafts_-cuda.json merge_drafts_
 	$(ON_GPU) 30 $(GPU_BENCH)/host-drafting-cuda.json host-drafting --sizes 1x32k 128x32k 256x32k
+	$(ON_GPU) 60 $(GPU_BENCH)/host-latency-cuda.json host-latency
 	$(call GPU_STEP,-earliest,120) 128x32k --match-policy earliest --data-kind nomatch --peer vllm-ngram-gpu
 
 bench: install

@@ -13,6 +13,7 @@ from tools.bench.ops.costs import CostsFromLogs
 from tools.bench.ops.crossover import Crossover
 from tools.bench.ops.generate import GenerateOp
 from tools.bench.ops.host_drafting import HostDraftingStep
+from tools.bench.ops.host_latency import HostLatency
 from tools.bench.ops.index import IndexBuild, IndexMemory, NgramIndexStep
 from tools.bench.ops.learn import Learn
 from tools.bench.ops.lookup import NgramPropose, NgramStep
@@ -53,6 +54,7 @@ OPS: dict[str, Op] = {
         StoreStep(),
         StoreSize(),
         HostDraftingStep(),
+        HostLatency(),
         TuneRecorded(),
         Learn(),
     )
