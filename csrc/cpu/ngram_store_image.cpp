@@ -132,7 +132,8 @@ int64_t ngram_npu_cpu_ngram_store_pack(int32_t* words, int64_t num_words, int64_
   } else if (piece < pieces.blocks + pieces.lines) {
     end = pack_lines(store, (piece - pieces.blocks) * kPieceLines, to);
   } else {
-    end = std::copy_n(store.header, kHeaderWords, to);
+    // Calls that wait for the lock, or were refused it, write to the header meanwhile.
+    for (int64_t i = 0; i < kHeaderWords; ++i) *end++ = __atomic_load_n(store.header + i, __ATOMIC_RELAXED);
   }
   cpu::StoreUse::give_back(store);
   return end - to;
