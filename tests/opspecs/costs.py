@@ -46,6 +46,7 @@ def paid_in_turn(costs: Costs, number: int, batch: int, k: int) -> Array | None:
 def with_token_logits(rng: np.random.Generator, columns: int) -> dict[str, Array]:
     """Logits of all sizes, most of them as large as those of likely tokens."""
     cells = rng.integers(-100, 250, (16, columns)).astype(np.int16)
+    cells[rng.random(cells.shape) < 0.1] = rng.integers(-900, -300)  # beyond the highest cost
     tokens = rng.integers(-64, 64, (4096, 2)).astype(np.int8)
     for table in (cells, tokens):
         ends = np.iinfo(table.dtype)
