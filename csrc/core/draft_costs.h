@@ -22,7 +22,10 @@ struct LogitCosts {
     double odds = 1.3066169316755169e-14, next = 1.0218971486541166;  // e^(-1023/32), 2^(1/32)
     int cost = 0;
     for (int32_t logit = kMost; logit >= kLeast; --logit, odds *= kStep) {
-      for (; cost < 255 && 1 + odds >= next; next *= kCost) ++cost;
+      while (cost < 255 && 1 + odds >= next) {
+        ++cost;
+        next *= kCost;
+      }
       of[logit - kLeast] = static_cast<uint8_t>(cost);
     }
   }
@@ -57,7 +60,7 @@ class CostWalk {
   }
 
   const CostTable table_;
-  int32_t before_ = 0;
+  int8_t before_ = 0;
 };
 
 }  // namespace ngram_npu
