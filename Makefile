@@ -316,12 +316,12 @@ gpu-test:
 
 gpu-bench:
 	$(call GPU_STEP,,60) $(GPU_SIZES) --match-policy latest --data-kind nomatch
-	$(call GPU_STEP,-zipf,60) $(GPU_SIZES) --match-policy latest --data-kind zipf
+	$(call GPU_STEP,-zipf,45) $(GPU_SIZES) --match-policy latest --data-kind zipf
 	$(ON_GPU) 30 $(GPU_BENCH)/correct_spec_state_-cuda.json correct_spec_state_
 	$(ON_GPU) 30 $(GPU_BENCH)/merge_drafts_-cuda.json merge_drafts_
 	$(ON_GPU) 30 $(GPU_BENCH)/host-drafting-cuda.json host-drafting --sizes 1x32k 128x32k 256x32k
-	$(ON_GPU) 60 $(GPU_BENCH)/host-latency-cuda.json host-latency
-	$(call GPU_STEP,-earliest,120) 128x32k --match-policy earliest --data-kind nomatch --peer vllm-ngram-gpu
+	$(ON_GPU) 45 $(GPU_BENCH)/host-latency-cuda.json host-latency
+	$(call GPU_STEP,-earliest,90) 128x32k --match-policy earliest --data-kind nomatch --peer vllm-ngram-gpu
 
 bench: install
 	$(PY) -m tools.bench ngram_step_
