@@ -7,7 +7,7 @@
 #include "host/correction.h"
 #include "host/drafting.h"
 #include "host/merging.h"
-#include "host/shared_store.h"
+#include "host/store.h"
 #include "numpy/front_end.h"
 #include "numpy/schema.h"
 

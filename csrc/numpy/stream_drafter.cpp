@@ -5,7 +5,7 @@
 
 #include "core/stream_drafting.h"
 #include "host/drafting.h"
-#include "host/shared_store.h"
+#include "host/store.h"
 #include "numpy/front_end.h"
 #include "numpy/module.h"
 

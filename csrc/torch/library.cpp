@@ -3,7 +3,7 @@
 #include "host/correction.h"
 #include "host/drafting.h"
 #include "host/merging.h"
-#include "host/shared_store.h"
+#include "host/store.h"
 #include "schemas.h"
 #include "torch/front_end.h"
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import reference
 import torch
-from ngram_npu import reference
 from ngram_npu.async_state import NeuralDrafts, PaddedDrafterBatch, StepInputs, StepOutputs
-from ngram_npu.reference import ladder
-from ngram_npu.reference.ngram_propose import draft_for
+from reference import ladder
+from reference.drafting import draft_for
 
 from async_state.late import value_of
 from async_state.model import VOCAB, WRONG, Target

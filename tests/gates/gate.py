@@ -1,4 +1,5 @@
-"""The gate: every operator is complete in every layer, under one name.
+"""The gate: every operator is complete in every layer, found by its family, then by its name. The
+family is the file of csrc/host that has its body.
 
 `problems` checks a `Tree`, a plain description of the registrations and the files, so that tests
 can pass wrong ones.
@@ -38,12 +39,16 @@ class Tree:
     kernels: dict[tuple[str, str], bool]
     """(op, device) -> whether its kernel is loaded (cpu), or has a source file."""
     references: dict[str, Callable[..., object]]
-    wrappers: set[str]
+    """The functions of tests/reference, by name."""
+    wrappers: dict[str, Callable[..., object]]
+    """The functions of ngram_npu.ops, by name."""
     fakes: set[str]
     numpy_functions: set[str]
     documents: dict[str, str]
-    bodies: str
-    """Source text of csrc/host/*.h."""
+    pages: dict[str, str]
+    """Source text of what names every operator: docs/README.md, mkdocs.yml, CHANGELOG.md."""
+    bodies: dict[str, str]
+    """Source text of csrc/host/*.h, by family."""
     core_headers: set[str]
     stub: str
     """Source text of _C.pyi."""
@@ -75,9 +80,8 @@ def _problems_of(tree: Tree, name: str, spec: OpSpec) -> list[str]:
         if not there and (device == "cpu" or not reason):
             found.append(f"no kernel for {device}: lacks {source.format(file)}")
     if tree.references.get(name) is not spec.reference:
-        found.append("reference/ has no function of that name, or not the OpSpec's")
+        found.append("tests/reference has no function of that name, or not the OpSpec's")
     for what, names in (
-        (f"a wrapper in python/ngram_npu/ops/{file}.py", tree.wrappers),
         ("a fake", tree.fakes),
         ("a numpy function in _C", tree.numpy_functions),
     ):
@@ -89,7 +93,15 @@ def _problems_of(tree: Tree, name: str, spec: OpSpec) -> list[str]:
         found.append(f"lacks docs/ops/{file}.md")
     else:
         found += _document_problems(schema, tree.documents[file])
-    found += _body_problems(spec, tree.bodies)
+    mention = {
+        "docs/README.md": f"(ops/{file}.md)",
+        "mkdocs.yml": f"ops/{file}.md",
+        "CHANGELOG.md": f"`{name}`",
+    }
+    found += [
+        f"{page} lacks {what}" for page, what in mention.items() if what not in tree.pages[page]
+    ]
+    found += _family_problems(tree, spec)
     found += _stub_problems(spec, tree.stub)
     return found
 
@@ -104,11 +116,26 @@ def _document_problems(schema: str, text: str) -> list[str]:
     return found
 
 
-def _body_problems(spec: OpSpec, text: str) -> list[str]:
+def _family_problems(tree: Tree, spec: OpSpec) -> list[str]:
+    """The body, and the wrapper and the reference in files of the body's name."""
+    for family, text in tree.bodies.items():
+        body = re.search(rf"^(auto|void) {spec.name}\(([^)]*)\) {{", text, re.MULTILINE)
+        if body is None:
+            continue
+        found = _body_problems(spec, text, body)
+        for folder, functions in (
+            ("python/ngram_npu/ops", tree.wrappers),
+            ("tests/reference", tree.references),
+        ):
+            function = functions.get(spec.name)
+            if function is None or function.__module__.rpartition(".")[2] != family:
+                found.append(f"lacks a function in {folder}/{family}.py")
+        return found
+    return ["has no body in csrc/host"]
+
+
+def _body_problems(spec: OpSpec, text: str, signature: re.Match[str]) -> list[str]:
     """Neither torch nor the compiler compares a schema with the function behind it."""
-    signature = re.search(rf"^(auto|void) {spec.name}\(([^)]*)\) {{", text, re.MULTILINE)
-    if signature is None:
-        return ["has no body in csrc/host"]
     returned, parameters = (" ".join(part.split()) for part in signature.groups())
     kinds = [(name, re.sub(r"\(\w+!\)", "", kind)) for name, kind in spec.arguments]
     expected = [f"{_CPP_TYPES[kind]} {name}" for name, kind in kinds]
@@ -140,7 +167,7 @@ def _stub_problems(spec: OpSpec, stub: str) -> list[str]:
 
 
 def source_problems(root: Path) -> list[str]:
-    """Problems of the source files: their lengths, and includes of torch."""
+    """Problems of the source files: includes of torch, and what Python 3.10 rejects."""
     found = []
     for path in sorted(root.rglob("*")):
         relative = path.relative_to(root).as_posix()
@@ -149,9 +176,6 @@ def source_problems(root: Path) -> list[str]:
         if relative.split("/")[0] not in {"csrc", "python", "tests", "tools"}:
             continue
         text = path.read_text()
-        lines = text.count("\n")
-        if lines > 500:
-            found.append(f"{relative}: {lines} lines")
         torch_free = relative.startswith("csrc/") and not relative.startswith("csrc/torch/")
         if torch_free and re.search(r'^#include [<"](torch|ATen|c10)/', text, re.MULTILINE):
             found.append(f"{relative}: includes torch outside csrc/torch")

@@ -9,9 +9,10 @@ from typing import Any
 
 import ngram_npu
 import pytest
+import reference
 import torch
 from gates.gate import KERNELS, Tree, problems, source_problems
-from ngram_npu import _C, _library, ops, reference
+from ngram_npu import _C, _library, ops
 from opspecs import OPSPECS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +47,7 @@ def tree() -> Tree:
             for device, source in KERNELS.items()
         },
         references={op: getattr(reference, op) for op in reference.__all__},
-        wrappers=set(ops.__all__),
+        wrappers={op: getattr(ops, op) for op in ops.__all__},
         fakes={
             op
             for op in schemas
@@ -55,7 +56,11 @@ def tree() -> Tree:
         },
         numpy_functions={op for op in schemas if callable(getattr(_C, op, None))},
         documents=_texts("docs/ops", ".md"),
-        bodies="".join(_texts("csrc/host", ".h").values()),
+        pages={
+            page: (ROOT / page).read_text()
+            for page in ("docs/README.md", "mkdocs.yml", "CHANGELOG.md")
+        },
+        bodies=_texts("csrc/host", ".h"),
         core_headers=set(_texts("csrc/core", ".h")),
         stub=(Path(ngram_npu.__file__).parent / "_C.pyi").read_text(),
     )
@@ -79,8 +84,13 @@ def _with_spec(tree: Tree, **change: Any) -> Tree:
 
 
 def _with_body(tree: Tree, old: str, new: str) -> Tree:
-    assert old in tree.bodies
-    return replace(tree, bodies=tree.bodies.replace(old, new))
+    text = tree.bodies["drafting"]
+    assert old in text
+    return replace(tree, bodies={**tree.bodies, "drafting": text.replace(old, new)})
+
+
+def _without_page(page: str) -> tuple[Callable[[Tree], Tree], str]:
+    return lambda t: replace(t, pages={**t.pages, page: ""}), f"{page} lacks"
 
 
 WRONG: dict[str, tuple[Callable[[Tree], Tree], str]] = {
@@ -107,15 +117,25 @@ WRONG: dict[str, tuple[Callable[[Tree], Tree], str]] = {
         lambda t: _with_spec(t, no_kernel={"cpu": "none yet", "cuda": "none yet"}),
         "kernel for cpu, but",
     ),
-    "no reference": (lambda t: replace(t, references=_without(t.references, OP)), "reference/"),
+    "no reference": (
+        lambda t: replace(t, references=_without(t.references, OP)),
+        "lacks a function in tests/reference/drafting.py",
+    ),
     "other reference": (
         lambda t: replace(t, references={**t.references, OP: reference.ngram_propose}),
-        "reference/",
+        "or not the OpSpec's",
     ),
     "no wrapper": (
-        lambda t: replace(t, wrappers=t.wrappers - {OP}),
-        "python/ngram_npu/ops/ngram_step.py",
+        lambda t: replace(t, wrappers=_without(t.wrappers, OP)),
+        "lacks a function in python/ngram_npu/ops/drafting.py",
     ),
+    "other family": (
+        lambda t: replace(t, wrappers={**t.wrappers, OP: ops.merge_drafts_}),
+        "lacks a function in python/ngram_npu/ops/drafting.py",
+    ),
+    "no row of the table": _without_page("docs/README.md"),
+    "not in the site": _without_page("mkdocs.yml"),
+    "not in the changelog": _without_page("CHANGELOG.md"),
     "no fake": (lambda t: replace(t, fakes=t.fakes - {OP}), "a fake"),
     "no numpy function": (
         lambda t: replace(t, numpy_functions=t.numpy_functions - {OP}),
@@ -167,7 +187,6 @@ def test_sources() -> None:
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("csrc/cpu/long.cpp", "\n" * 501, "501 lines"),
         ("csrc/cpu/kernel.cpp", "#include <torch/all.h>\n", "outside csrc/torch"),
         ("csrc/core/op.h", "#include <ATen/ATen.h>\n", "outside csrc/torch"),
         ("csrc/torch/op.cpp", "#include <torch_npu/npu.h>\n", "torch_npu outside"),

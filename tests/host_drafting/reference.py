@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from ngram_npu import NgramConfig, NgramStore
 from ngram_npu.host_drafting import Stop
-from ngram_npu.reference.ngram_index_propose import ngram_index_propose_
-from ngram_npu.reference.ngram_store import HEADER_WORDS, MASK32, Store
-from ngram_npu.reference.ngram_store_step import ngram_store_step_
+from reference.drafting import ngram_index_propose_
+from reference.store import HEADER_WORDS, MASK32, Store, ngram_store_step_
 
 UNLIMITED = 2**63 - 1
 

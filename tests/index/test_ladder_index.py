@@ -12,8 +12,8 @@ import pytest
 from index_world import Lookup, index_of_pages
 from ladder_oracle import truth_of
 from ngram_npu import _C, IntegrityError, NgramIndex
-from ngram_npu.reference.ladder import candidate, draft, outcome_bytes
 from opspecs.ngram_store import text_rows
+from reference.ladder import candidate, draft, outcome_bytes
 
 Int32Array = npt.NDArray[np.int32]
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from ngram_npu import NgramStore, reference
+import reference
+from ngram_npu import NgramStore
 from ngram_npu.config import UNLIMITED, default_costs, default_store_costs
 from ngram_npu.scopes import scope_of
 

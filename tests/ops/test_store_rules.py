@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from ngram_npu import reference
-from ngram_npu.reference.ladder import SIZES
-from ngram_npu.reference.ngram_store import mix, updated
-from ngram_npu.reference.ngram_store_step import promise
+import reference
 from opspecs.ngram_store import FINISH, LIVE, UNLIMITED, fresh, no_drafts
+from reference.ladder import SIZES
+from reference.store import mix, promise, updated
 
 FREE = np.zeros((16, 56), np.uint8)
 KINDS = 5

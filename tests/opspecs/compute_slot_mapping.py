@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import reference
 from hypothesis import strategies as st
-from ngram_npu import reference
 
 from .batches import hostile_offsets, index_vectors, lengths_lists, offsets, unordered_offsets
 from .rows import HOSTILE_INT32, HOSTILE_INT64

@@ -5,8 +5,8 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import reference
 from hypothesis import strategies as st
-from ngram_npu import reference
 
 from .batches import index_vectors, int32_vectors, one_hostile
 from .rows import HOSTILE_INT32, HOSTILE_INT64

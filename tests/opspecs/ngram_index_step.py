@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-from ngram_npu import reference
+import reference
 
 from . import ngram_step
 from .ngram_index import indexed_spec

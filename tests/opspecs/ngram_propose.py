@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import reference
 from hypothesis import strategies as st
-from ngram_npu import reference
 
 from .costs import LIMITS, RISING, TABLES, any_costs, costs_in_turn, fills_in_turn, paid_in_turn
 from .rows import (

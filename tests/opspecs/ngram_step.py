@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
+import reference
 from hypothesis import strategies as st
-from ngram_npu import reference
 
 from .costs import RISING, any_costs, costs_in_turn, fills_in_turn, paid_in_turn
 from .ngram_propose import COST_BAD_CALLS, K_BAD_CALLS, LOOKUP_BAD_CALLS, PAID_BAD_CALLS

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from ngram_npu import _C, reference
+import reference
+from ngram_npu import _C
 
 from .spec import Array, in_buffer
 

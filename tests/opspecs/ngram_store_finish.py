@@ -3,8 +3,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import reference
 from hypothesis import strategies as st
-from ngram_npu import reference
 
 from .ngram_store import (
     END_OF_SERIALS,

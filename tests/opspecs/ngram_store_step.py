@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import reference
 from hypothesis import strategies as st
-from ngram_npu import reference
 
 from .costs import bad_logits, with_token_logits
 from .ngram_store import (

@@ -10,7 +10,7 @@ import pytest
 import torch
 from ngram_npu import NgramConfig, NgramIndex, NgramProposer
 from ngram_npu.config import default_costs
-from ngram_npu.reference.ladder import draft
+from reference.ladder import draft
 
 LADDER = NgramConfig(sizes="ladder", min_draft_probability=0.177)
 TABLE = np.full((16, 32), 7, np.int64)

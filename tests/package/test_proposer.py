@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reference
 import torch
-from ngram_npu import NgramConfig, NgramProposer, ops, reference
+from ngram_npu import NgramConfig, NgramProposer, ops
 
 
 def _case() -> tuple[np.ndarray, np.ndarray, np.ndarray]:

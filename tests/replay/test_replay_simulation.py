@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from naive_replay import NaiveCounts, naive_replay
 from ngram_npu import NgramConfig, NgramProposer
 from ngram_npu.config import default_costs
-from ngram_npu.reference import ladder
 from ngram_npu.replay import ReplayError, ReplayFigures, simulate
 from ngram_npu.replay import simulation as simulation_module
+from reference import ladder
 from replay_helpers import EXAMPLE, ScriptedProposer, token_request
 
 # Two or three different tokens, so that repetitions and right and wrong drafts are frequent.

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from ngram_npu.ops import merge_drafts_
-from ngram_npu.reference import ladder
 from ngram_npu.replay import TokenRequest, TokenTurn
 from ngram_npu.replay.walks import Counts, candidates, outcomes, walks
+from reference import ladder
 
 from tools.beside import simulate
 from tools.beside.simulate import (

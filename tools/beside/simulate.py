@@ -21,7 +21,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from ngram_npu.reference.merge_drafts import UNIT, measured, promise
+from reference.merging import UNIT, measured, promise
 
 from tools.bench import environment
 

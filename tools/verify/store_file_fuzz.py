@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ngram_npu import _C, NgramStore, StoreFileError, reference
+import reference
+from ngram_npu import _C, NgramStore, StoreFileError
 from ngram_npu.memory import Int32Array
 from ngram_npu.store import VISIBILITIES
 

@@ -2,7 +2,7 @@
 
 The ladder's are simulated. A recording contains all tokens of a row, so the candidate for each
 token can be computed in advance, and with it the draft for any limit. That shares no code with the
-kernels or with their reference (``ngram_npu.reference.ladder``), and a test compares it with the
+kernels or with their reference (``tests/reference/ladder.py``), and a test compares it with the
 latter.
 
 The store's are recorded from its kernel. The contents of a store at a place do not depend on

@@ -13,9 +13,9 @@ import torch
 import toy_drafters
 import v2_runs
 from ngram_npu.config import default_match_costs
-from ngram_npu.reference.merge_drafts import merge_drafts_
-from ngram_npu.reference.ngram_propose import LATEST, draft_for
 from ngram_npu.vllm import v2_plugin
+from reference.drafting import LATEST, draft_for
+from reference.merging import merge_drafts_
 from v2_runs import ENGINE, K, Run
 from vllm.v1.worker.gpu import model_runner
 

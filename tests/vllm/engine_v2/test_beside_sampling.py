@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 import v2_runs
-from ngram_npu.reference.ngram_propose import LATEST, draft_for
 from ngram_npu.vllm import v2_plugin
+from reference.drafting import LATEST, draft_for
 from tiny_model import corpus
 from transformers import AutoTokenizer, LlamaForCausalLM
 from vllm import SamplingParams

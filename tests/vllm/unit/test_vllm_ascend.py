@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reference
 import torch
-from ngram_npu import _library, reference, set_num_threads
+from ngram_npu import _library, set_num_threads
 from ngram_npu.vllm import ascend, ascend_plugin, plugin
 from vllm_config import vllm_config
 

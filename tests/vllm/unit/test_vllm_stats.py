@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ngram_npu.reference.ngram_propose import draft_for
 from ngram_npu.vllm import NgramProposer, device, v1, v2
 from ngram_npu.vllm import stats as stats_module
 from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.stats import Stats, Verdicts
+from reference.drafting import draft_for
 from v2_state import RequestState, batch_of
 from vllm_config import vllm_config
 

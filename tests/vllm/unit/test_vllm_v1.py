@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import reference
 import torch
 from fresh_index import drafts_of
-from ngram_npu import NgramConfig, reference, set_num_threads
+from ngram_npu import NgramConfig, set_num_threads
 from ngram_npu.vllm import plugin, v1
 from vllm_config import vllm_config
 

@@ -13,9 +13,9 @@ import torch
 from fresh_index import drafts_of
 from ngram_npu import NgramConfig
 from ngram_npu.ops import workspace_size
-from ngram_npu.reference.ngram_propose import draft_for
 from ngram_npu.vllm import device as device_module
 from ngram_npu.vllm import row_lookup, v2
+from reference.drafting import draft_for
 from torch_calls import TorchCalls
 from v2_state import RequestState, batch_of
 from vllm_config import vllm_config

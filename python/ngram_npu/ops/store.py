@@ -1,5 +1,4 @@
-"""``ngram_store_step_``: draft from other requests' text. Semantics:
-docs/ops/ngram_store_step.md."""
+"""The operators of the store that requests share. Semantics: docs/ops."""
 
 from __future__ import annotations
 
@@ -74,3 +73,17 @@ def ngram_store_step_(
         fill=fill,
         token_logits=token_logits,
     )
+
+
+@with_empty_fake
+def ngram_store_finish_(store: torch.Tensor, slot_indices: torch.Tensor) -> None:
+    """Makes the text of finished requests available to others and frees their slots.
+
+    Args:
+        store: [W] int32 on the CPU, made by :class:`ngram_npu.NgramStore`; written.
+        slot_indices: [N] int32 or int64, finished in this order; those out of range are ignored.
+
+    Raises:
+        ValueError: a wrong argument, before anything is written.
+    """
+    torch.ops.ngram_npu.ngram_store_finish_(store, slot_indices)

@@ -1,6 +1,12 @@
-"""The integers of the kernels: fixed width, wrapping."""
+"""The integers of the kernels: fixed width, wrapping; and arrays of them."""
 
 from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
 
 
 def wrap32(value: int) -> int:

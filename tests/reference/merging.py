@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ngram_npu.reference.ngram_propose import Array
-from ngram_npu.reference.ngram_store_step import POWERS
+from reference.integers import Array
+from reference.store import promise
 
 UNIT = 65536
-
-
-def promise(costs: list[int]) -> int:
-    sums = [sum(costs[: j + 1]) for j in range(len(costs))]
-    return sum(POWERS[c] for c in sums if c < 256)
 
 
 def measured(mean: int, accepted: int) -> int:

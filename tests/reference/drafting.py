@@ -1,15 +1,15 @@
-"""Reference of ``ngram_propose`` and ``ngram_propose_``; the definition is in
-docs/ops/ngram_propose.md."""
+"""The reference of lookups and steps, by scan and by index: docs/ops, docs/design/drafts.md."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from itertools import takewhile
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+from reference.integers import Array
+from reference.ladder import draft
 
 LATEST = 1
 UNLIMITED = 2**63 - 1
@@ -201,3 +201,183 @@ def ngram_propose(
         max_len, match_costs, cost_limit, fill, *drafts, None,
     )  # fmt: skip
     return drafts[:3]
+
+
+def ngram_step_(
+    token_ids: Array,
+    num_tokens: Array,
+    sampled_token_ids: Array,
+    discard: Array | None,
+    row_indices: Array | None,
+    advance: bool,
+    vocab_size: int,
+    min_n: int,
+    max_n: int,
+    k: int,
+    match_policy: int,
+    overlap: bool,
+    max_len: int,
+    match_costs: Array | None = None,
+    cost_limit: int = 40,
+    fill: bool = False,
+    draft_costs: Array | None = None,
+    workspace: Array | None = None,
+) -> tuple[Array, Array, Array, Array, Array]:
+    """token_ids [R,S], num_tokens [R] and draft_costs [B,k] uint8 are written; sampled_token_ids
+    [B,M], discard and row_indices [B], match_costs [16] uint8 -> next_token_ids [B], num_sampled
+    [B], draft_token_ids [B,k], num_draft_tokens [B], match_len [B]; all int32."""
+    look_up = scan(
+        min_n, max_n, k, match_policy, overlap, max_len, match_costs, cost_limit, fill,
+    )  # fmt: skip
+    appended = token_ids, num_tokens, sampled_token_ids, discard, row_indices, advance, vocab_size
+    return append_and_draft(*appended, k, fill, look_up, draft_costs)
+
+
+def append_and_draft(
+    token_ids: Array,
+    num_tokens: Array,
+    sampled_token_ids: Array,
+    discard: Array | None,
+    row_indices: Array | None,
+    advance: bool,
+    vocab_size: int,
+    k: int,
+    fill: bool,
+    look_up: LookUp,
+    draft_costs: Array | None,
+) -> tuple[Array, Array, Array, Array, Array]:
+    """The same with any lookup."""
+    num_rows, capacity = token_ids.shape
+    batch = sampled_token_ids.shape[0]
+    next_token_ids = np.zeros(batch, np.int32)
+    num_sampled = np.zeros(batch, np.int32)
+    drafts = new_drafts(batch, k, draft_costs)
+    for i in range(batch):
+        row = i if row_indices is None else int(row_indices[i])
+        sampled = [int(token) for token in sampled_token_ids[i]]
+        if discard is not None and discard[i]:
+            sampled = []
+        valid = list(takewhile(lambda token: 0 <= token < vocab_size, sampled))
+        num_sampled[i] = len(valid)
+        if not 0 <= row < num_rows or not 0 <= int(num_tokens[row]) <= capacity:
+            drafts.put(i, NOTHING, NO_TOKEN)
+            continue
+        length = int(num_tokens[row])
+        known = [*(int(token) for token in token_ids[row, :length]), *valid]
+        next_token_ids[i] = known[-1] if known else 0
+        grown = min(len(known), capacity)
+        token_ids[row, length:grown] = known[length:grown]
+        if advance:
+            num_tokens[row] = grown
+        found = look_up(known[:grown]) if valid and grown >= 2 else NOTHING
+        drafts.put(i, found, known[-1] if fill and known else NO_TOKEN)
+    return next_token_ids, num_sampled, *drafts[:3]
+
+
+def lookup_of(
+    min_n: int,
+    max_n: int,
+    k: int,
+    match_policy: int,
+    overlap: bool,
+    max_len: int,
+    ladder: bool,
+    costs: Array | None,
+    cost_limit: int,
+    fill: bool,
+    token_logits: Array | None = None,
+) -> LookUp:
+    """The lookup of the operators with an index: the scan's, or a ladder's."""
+    if not ladder:
+        return scan(min_n, max_n, k, match_policy, overlap, max_len, None, cost_limit, fill)
+    table = [] if costs is None else costs.tolist()
+    limit = None if costs is None else cost_limit
+
+    def look_up(tokens: list[int]) -> Found:
+        if k == 0 or max_len <= len(tokens):
+            return NOTHING
+        ids, paid, match = draft(tokens, k, table, limit, overlap, max_len, token_logits)
+        shown = draft(tokens, k, [], None, overlap, UNLIMITED)[0] if fill else ids
+        return Found(shown, len(ids), paid, match if ids else 0)
+
+    return look_up
+
+
+def ngram_index_propose_(
+    token_ids: Array,
+    num_tokens: Array,
+    index: Array,
+    row_indices: Array | None,
+    slot_indices: Array | None,
+    num_sampled: Array | None,
+    min_n: int,
+    max_n: int,
+    k: int,
+    match_policy: int,
+    overlap: bool,
+    max_len: int,
+    ladder: bool,
+    costs: Array | None,
+    cost_limit: int,
+    draft_costs: Array | None,
+    fill: bool = False,
+    token_logits: Array | None = None,
+) -> tuple[Array, Array, Array]:
+    """As ``ngram_propose``; index [W] is left alone: what is kept in it is an implementation's own
+    affair."""
+    lookup = min_n, max_n, k, match_policy, overlap, max_len
+    look_up = lookup_of(*lookup, ladder, costs, cost_limit, fill, token_logits)
+    batch = len(token_ids if row_indices is None else row_indices)
+    drafts = new_drafts(batch, k, draft_costs)
+    propose(token_ids, num_tokens, row_indices, num_sampled, fill, look_up, drafts)
+    return drafts[:3]
+
+
+def ngram_index_step_(
+    token_ids: Array,
+    num_tokens: Array,
+    sampled_token_ids: Array,
+    index: Array,
+    discard: Array | None,
+    row_indices: Array | None,
+    slot_indices: Array | None,
+    advance: bool,
+    vocab_size: int,
+    min_n: int,
+    max_n: int,
+    k: int,
+    match_policy: int,
+    overlap: bool,
+    max_len: int,
+    ladder: bool,
+    costs: Array | None,
+    cost_limit: int,
+    draft_costs: Array | None,
+    fill: bool = False,
+    token_logits: Array | None = None,
+) -> tuple[Array, Array, Array, Array, Array]:
+    """As ``ngram_step_``; index [W] is left alone: what is kept in it is an implementation's own
+    affair."""
+    lookup = min_n, max_n, k, match_policy, overlap, max_len
+    look_up = lookup_of(*lookup, ladder, costs, cost_limit, fill, token_logits)
+    appended = token_ids, num_tokens, sampled_token_ids, discard, row_indices, advance, vocab_size
+    return append_and_draft(*appended, k, fill, look_up, draft_costs)
+
+
+def ngram_index_append_(
+    token_ids: Array,
+    num_tokens: Array,
+    index: Array,
+    row_indices: Array | None,
+    slot_indices: Array | None,
+    min_n: int,
+    max_n: int,
+    match_policy: int,
+    ladder: bool,
+    outcomes: bool,
+) -> None:
+    """token_ids [R,S], num_tokens [R], row_indices and slot_indices [B], index [W]; no results."""
+
+
+def ngram_index_reset_(index: Array, slot_indices: Array) -> None:
+    """index [W], slot_indices [N]; no results."""
