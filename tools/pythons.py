@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -92,6 +93,17 @@ def try_on(python: Path) -> str:
     return ""
 
 
+def verdict(version: str, environment: Mapping[str, str]) -> tuple[str, bool]:
+    """What is said of that version, and whether it failed."""
+    began = time.monotonic()
+    python, reason = find(version, environment)
+    if python is None:
+        return f"Python {version}: {reason}, not tried", False
+    problem = try_on(python)
+    said = f"failed: {problem}" if problem else "passed"
+    return f"Python {version} ({time.monotonic() - began:.0f} s): {said}", bool(problem)
+
+
 def main(
     arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ
 ) -> int:
@@ -99,17 +111,13 @@ def main(
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
     others = [version for version in SUPPORTED if version != own]
     parser.add_argument("--version", action="append", choices=SUPPORTED, help="only these")
+    versions = parser.parse_args(arguments).version or others
     failed = False
-    for version in parser.parse_args(arguments).version or others:
-        began = time.monotonic()
-        python, reason = find(version, environment)
-        if python is None:
-            print(f"Python {version}: {reason}, not tried", flush=True)
-            continue
-        problem = try_on(python)
-        failed = failed or bool(problem)
-        verdict = f"failed: {problem}" if problem else "passed"
-        print(f"Python {version} ({time.monotonic() - began:.0f} s): {verdict}", flush=True)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # the parity of each takes one core
+        for done in as_completed(pool.submit(verdict, v, environment) for v in versions):
+            said, bad = done.result()
+            failed = failed or bad
+            print(said, flush=True)
     return int(failed)
 
 
