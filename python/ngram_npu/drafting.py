@@ -1,7 +1,7 @@
 """The one sequence by which drafts are made: look up, weigh costs, ask the store, fill.
 
 ``NgramProposer``, ``AsyncSpecState`` and the vLLM drafters say which rows, slots and scopes a step
-has. Only this module calls the operators that draft, and only it decides between index and scan.
+has. Only this module decides between index and scan.
 """
 
 from __future__ import annotations

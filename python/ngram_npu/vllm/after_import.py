@@ -7,7 +7,7 @@ import inspect
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -25,7 +25,7 @@ def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
 
 
 def parameters(function: Any) -> list[str]:
-    """Names of a function's parameters with their stars, without annotations and defaults."""
+    """Names with their stars."""
     found = inspect.signature(function).parameters.values()
     return [str(p).partition(":")[0].partition("=")[0].strip() for p in found]
 
@@ -53,13 +53,9 @@ def class_unlike(name: str, stock: Any, own: Any, methods: Sequence[str]) -> str
 
 
 def serve(name: str, replace: Callable[[Any], str | None], enabled: str, refused: str) -> None:
-    """Calls ``replace`` with the module ``name``, as :func:`after_import` does, and logs one line.
-    Never raises.
-
-    Args:
-        replace: returns why it has replaced nothing; empty: it has; None: nothing is to be said.
-        enabled, refused: what is, or is not.
-    """
+    """Calls ``replace`` with the module ``name``, as :func:`after_import` does, and logs one line:
+    what is enabled, or refused and why. ``replace`` returns why it has replaced nothing; empty: it
+    has; None: nothing is to be said. Never raises."""
 
     def then(module: ModuleType) -> None:
         try:
@@ -102,40 +98,26 @@ class _AfterImport(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname != self.name:
             return None
-        # The caller may only want the spec, like importlib.util.find_spec. So the finder stays in
-        # place until the module has been executed.
         for finder in sys.meta_path:
             find_spec = getattr(finder, "find_spec", None)  # old finders have none
             if find_spec is not None and not isinstance(finder, _AfterImport):
                 spec: ModuleSpec | None = find_spec(fullname, path, target)
                 if spec is not None:
-                    break
-        else:
-            return None
-        if spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self)
-        return spec
+                    self._watch(spec.loader)
+                    return spec
+        return None
 
-    def executed(self, module: ModuleType) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-            self._then(module)
+    def _watch(self, loader: Any) -> None:
+        """The caller may only want the spec, like importlib.util.find_spec. So the finder stays in
+        place until the module has been executed."""
+        execute = getattr(loader, "exec_module", None)
+        if execute is None:  # of a namespace package before Python 3.11
+            return
 
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            if module.__name__ == self.name and self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self._then(module)
 
-class _Loader(Loader):
-    def __init__(self, loader: Loader, waiting: _AfterImport) -> None:
-        self._loader = loader
-        self._waiting = waiting
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # get_source and others
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        self._waiting.executed(module)
+        loader.exec_module = exec_module

@@ -47,13 +47,11 @@ class AscendNgramProposer(_Drafter, StockNgramProposer):
 
 class AscendNgramProposerNPU(_Drafter):
     """vLLM-Ascend's drafter of ``method="ngram_gpu"``: on the device, for asynchronous scheduling.
-
     The runner reads ``min_n``, ``max_n`` and ``k`` and calls :func:`triton_ngram_spec_decode` with
     them.
 
     Raises:
-        ValueError: ``prompt_lookup_min``, ``prompt_lookup_max`` or ``num_speculative_tokens`` out
-            of range, or an index or a ladder asked for.
+        ValueError: an option that is unknown, malformed, or contradicts another; one line.
     """
 
     def __init__(self, vllm_config: Any, device: torch.device, runner: object) -> None:
@@ -80,20 +78,11 @@ def triton_ngram_spec_decode(
     max_n: int,
     k: int,
 ) -> tuple[torch.Tensor, ...]:
-    """``ngram_step_`` under the name and with the arguments of vLLM-Ascend's launcher.
-
-    Args:
-        token_ids: [B, S] int32; written at the ends of the rows.
-        num_tokens_no_spec: [B] int32, not written.
-        sampled_token_ids: [>= B, M] int32, or lists of different lengths.
-        discard_request_mask: [B] bool.
-        vocab_size, min_n, max_n, k: as in ``ngram_step_``.
-
-    Returns:
-        next_token_ids [B], draft_token_ids [B, k], num_valid_draft_tokens [B],
-        valid_sampled_tokens_count [B]; int32. Two differences from the original: no draft reaches
-        beyond S, and if the sampled tokens do not fit into the row, the next token is the last
-        sampled one, not the last one that fits.
+    """``ngram_step_`` with ``advance=False`` under the name of vLLM-Ascend's launcher, with its
+    arguments and results. There may be more sampled tokens than rows, or lists of different
+    lengths. Two differences from the original: no draft reaches beyond the row's capacity, and if
+    the sampled tokens do not fit into the row, the next token is the last sampled one, not the last
+    one that fits.
     """
     batch, capacity = token_ids.shape
     found = ngram_step_(

@@ -1,8 +1,7 @@
 """Serves vLLM-Ascend's ``method="ngram"`` and ``method="ngram_gpu"``.
 
 The runner's module has the drafter classes and the launcher of the device lookup as globals, and a
-factory in another module makes the drafter. After the runner's module has been imported, both
-places are replaced together for each method, if the signatures are those this was written for.
+factory in another module makes the drafter. Both places are replaced together.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What drafters on the runner's device share, of vLLM and of vLLM-Ascend.
-
-All of it works on tensors of any device that has kernels. Nothing waits for the device.
-"""
+"""What drafters on the runner's device share, whatever the device. Nothing waits for it."""
 
 from __future__ import annotations
 
@@ -32,12 +29,6 @@ def workspace(op: str, options: Options, device: torch.device) -> torch.Tensor |
     return torch.zeros(size, dtype=torch.int32, device=device)
 
 
-def vector(values: list[int], device: torch.device) -> torch.Tensor:
-    """[N] int32 on ``device``; copied from pinned memory, so that the copy does not wait."""
-    host = torch.tensor(values, dtype=torch.int32, pin_memory=device.type == "cuda")
-    return host.to(device, non_blocking=True)
-
-
 def as_matrix(sampled: torch.Tensor | list[list[int]], device: torch.device) -> torch.Tensor:
     if isinstance(sampled, torch.Tensor):
         return sampled.to(torch.int32)
@@ -57,12 +48,7 @@ class DeviceStats(Stats):
         self._copies: deque[tuple[Any, torch.Tensor, float, Rows]] = deque()
 
     def observe_tensors(self, started: float, rows: Rows, *values: torch.Tensor) -> None:
-        """Counts one call of ``propose()`` that began at ``started`` (``time.perf_counter()``).
-
-        Args:
-            rows: as of :meth:`observe`, on the host.
-            values: as of :meth:`observe`; [B] int32.
-        """
+        """As :meth:`observe`, for a call that began at ``started`` (``time.perf_counter()``)."""
         table = torch.stack(values)
         if self._on_host:
             self.observe(time.perf_counter() - started, rows, table.numpy(), self._index)

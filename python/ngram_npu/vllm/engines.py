@@ -20,8 +20,7 @@ MOST_TOKENS = 1 << 26
 """Capacity of an index in tokens if the KV cache's capacity is not known."""
 
 PROMPT_TOKENS_PER_STEP = 32768
-"""Indexed in a step in which all rows prefill, which takes much longer than the millisecond for
-indexing."""
+"""Indexed in a step in which all rows prefill, which takes much longer than this millisecond."""
 
 LEAST_TOKENS_PER_STEP = 16
 """Indexed at least, in every step with tokens to index: takes less than a microsecond."""
@@ -32,13 +31,12 @@ additional time is for the call, not for the tokens."""
 
 PATIENCE = 64
 """While memory is half used, a request keeps its index for this many steps without being in the
-batch: it may still run (pipeline parallelism runs another micro-batch, or the step's token budget
-was too small for it)."""
+batch: it may still run (in another micro-batch, or the token budget was too small for it)."""
 
 
 class ScanEngine:
-    """Drafts for the rows of vLLM's token buffer by a scan of each whole row at every step. It
-    keeps no state between steps, so rows may change to other requests."""
+    """By a scan of each whole row at every step. It keeps no state, so rows may change to other
+    requests."""
 
     name = "scan"
     store: SharedStore | None = None
@@ -53,26 +51,20 @@ class ScanEngine:
     def draft(
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
     ) -> Drafts[Any]:
-        """Up to ``k`` draft tokens for each of B rows with sampled tokens; their matches' lengths.
-
-        Args:
-            token_ids, num_tokens: the live rows with the sampled tokens, and their lengths.
-            num_sampled: 0: the row is still in prefill and gets no draft.
-            k: 0: no drafts; an index is updated all the same.
-        """
+        """Up to ``k`` draft tokens for each of B rows that has sampled tokens. With ``k`` = 0 an
+        index is updated all the same."""
         return self._drafting.propose(
             token_ids, num_tokens, num_sampled=num_sampled, k=k, scan=True
         )
 
 
 class IndexEngine(ScanEngine):
-    """Reads only the new tokens of each row, and looks drafts up in an index of each request's
-    tokens; a step with few tokens is scanned.
+    """With an index of each request's tokens; a step with few tokens is scanned.
 
-    A request keeps its slot of the index when its row moves (``_C.RowRecognizer``). Slots of absent
-    requests are kept, because preempted requests come back: all of them while half of the memory is
-    free, then only recent ones, and none when memory is nearly full. The first draft makes the
-    index, because vLLM then knows how many tokens its KV cache holds.
+    A request keeps its slot when its row moves (``_C.RowRecognizer``). Slots of absent requests are
+    kept, because preempted requests come back: all of them while half of the memory is free, then
+    only recent ones, and none when memory is nearly full. The first draft makes the index, because
+    vLLM then knows how many tokens its KV cache holds.
     """
 
     name = "index"
@@ -82,8 +74,9 @@ class IndexEngine(ScanEngine):
         self._options = options
         self._cache_config: Any = getattr(vllm_config, "cache_config", None)
         # Ranks that share a block (context parallelism).
-        parallel = vllm_config.parallel_config
-        self._context_ranks = getattr(parallel, "decode_context_parallel_size", 1)
+        self._context_ranks = getattr(
+            vllm_config.parallel_config, "decode_context_parallel_size", 1
+        )
         self._slots = 2 * options.max_num_seqs
         self._rows = _C.RowRecognizer(self._slots)
         self._behind = 0  # rows whose tokens are not all indexed
@@ -144,10 +137,8 @@ class IndexEngine(ScanEngine):
 
     def _make_index(self) -> NgramIndex:
         blocks = getattr(self._cache_config, "num_gpu_blocks", None)
-        cached = MOST_TOKENS
-        if blocks:
-            cached = blocks * self._cache_config.block_size * self._context_ranks
-        index = index_for(self._options, self._slots, "numpy", cached)
+        cached = blocks and blocks * self._cache_config.block_size * self._context_ranks
+        index = index_for(self._options, self._slots, "numpy", cached or MOST_TOKENS)
         store = None if self.store is None else self.store.held
         self._drafting = Drafting(self._options.ngram, kind="numpy", index=index, store=store)
         return index

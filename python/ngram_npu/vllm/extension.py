@@ -44,8 +44,7 @@ class StoreExtension:
         *,
         all_scopes: bool = False,
     ) -> None:
-        """Removes the text of one scope, or of all, and wipes it from memory. The engine's file has
-        it until it is written again; a seed keeps it."""
+        """Removes the text of one scope, or of all, and wipes it from memory, not from files."""
 
         def clear(shared: SharedStore) -> None:
             shared.held.clear(None if all_scopes else _scope(shared, scope, adapter))

@@ -1,12 +1,10 @@
-"""Our options, read from vLLM's configuration and from the environment.
-
-vLLM has no options for a custom proposer class. So ours are in the environment, or in
-``additional_config`` under our own key, since other backends use ``additional_config`` too.
-"""
+"""Our options: from the environment, or from vLLM's ``additional_config`` under our own key, since
+other backends use it too."""
 
 from __future__ import annotations
 
 import difflib
+import importlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -16,19 +14,16 @@ from typing import Any, Literal
 from ngram_npu.config import MAX_DRAFT_TOKENS, STORE_TOKENS, NgramConfig
 from ngram_npu.costs import Costs
 from ngram_npu.drafting import takes_index
-from ngram_npu.vllm.vocabulary import vocabulary_digest
+from ngram_npu.tokenizer_digest import digest_of
 
 SECTION = "ngram_npu"
-"""Our key in ``additional_config``."""
-
 PREFIX = "NGRAM_NPU_VLLM_"
-"""Prefix of our environment variables; an option's name in capitals follows."""
-
 DRAFTS = ("padded", "trimmed")
 DRAFT_ON = ("auto", "device", "host")
 LOOKUPS = ("ngram", "1-16", "ladder", "auto")
 SIZES = {"consecutive": "ngram", "ladder": "ladder"}
 """The older spelling of a lookup."""
+BOUNDS = ("prompt_lookup_min", "prompt_lookup_max")
 DEFAULT_LOOKUP = (2, 5)
 STORE_OPTIONS = ("store_tokens", "store_seed", "store_file", "store_save_minutes")
 SAVE_MINUTES = 10.0
@@ -42,13 +37,12 @@ UNCUT = sys.float_info.min
 2**(-255 / 16) each, are likely enough."""
 
 Method = Literal["custom_class", "ngram", "ngram_gpu", "v2", "beside"]
-"""The vLLM method that the proposer serves: one of V1's, any n-gram method of the V2 runner
-(``v2``), or a neural drafter of the V2 runner that n-gram drafts are put beside."""
+"""One of V1's, any n-gram method of the V2 runner (``v2``), or a neural drafter of it."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """All settings of a proposer in vLLM."""
+    """All settings of a proposer in vLLM. docs/guides/vllm.md says what each does."""
 
     ngram: NgramConfig
     lookup: str
@@ -57,8 +51,6 @@ class Options:
     """What was given of ``prompt_lookup_*`` and has no effect, because ``lookup`` decides."""
     engine: str
     draft_on: str
-    """For the V2 runner: whether drafts are made on the ``"device"``, by a scan, or on the
-    ``"host"``, where an index, a ladder and a store can be used; ``"auto"``."""
     num_threads: int
     max_num_seqs: int
     max_model_len: int
@@ -66,28 +58,21 @@ class Options:
     """As given. That of ``ngram`` is ``UNCUT`` where vLLM verifies all draft tokens: a shorter
     draft would be filled up, and its filling tokens cost as much and are seldom accepted."""
     drafts: str
-    """For ``ngram_gpu``: ``"trimmed"`` reports the number of draft tokens found to the runner."""
+    """For ``ngram_gpu``: ``"padded"`` or ``"trimmed"``."""
     keep_drafting: bool
-    """Whether a request that sampled tokens always gets a draft."""
     metrics: bool
-    """Whether to count which matches were accepted, and on a device whether to count at all."""
     store_tokens: int | None
-    """Capacity of the store in tokens; None: 16 million, or more if its slots need it."""
+    """None: 16 million, or more if its slots need it."""
     store_seed: str
-    """File that every engine's store begins with; empty: none."""
     store_file: str
-    """File of this engine's store, which is loaded at the start and written; empty: none."""
+    """Of this engine; both are empty if there is none."""
     store_save_minutes: float
-    """How often it is written while the engine runs; 0: at the end only."""
     beside: bool
     """Whether n-gram drafts are put beside those of a neural drafter."""
     beside_threshold: float
-    """Accepted tokens that an n-gram draft must promise to replace a neural one."""
     dense_rows: bool
-    """Whether the rows of all requests are kept in device memory beside a neural drafter, for
-    which vLLM keeps them in host memory."""
     sources: tuple[str, ...]
-    """Where options were given, for the log line at start-up; empty: all are defaults."""
+    """Where options were given; empty: all are defaults."""
 
 
 def read_options(vllm_config: Any, method: Method) -> Options:
@@ -104,19 +89,13 @@ def read_options(vllm_config: Any, method: Method) -> Options:
     drafts = _choice(given, "drafts", DRAFTS, "padded")
     lookup, least = _lookup(given, method, drafts)
     low, high = _range(lookup, method, speculative, given)
-    num_threads = given.get("num_threads", 1)
-    if num_threads < 0:
+    if (num_threads := given.get("num_threads", 1)) < 0:
         raise ValueError(f"ngram_npu: num_threads: expected 0 or more, got {num_threads}")
     engine = given.get("engine", "auto")
     draft_on = _choice(given, "draft_on", DRAFT_ON, "auto")
-    if draft_on != "auto" and method not in ("v2", "beside"):
-        raise ValueError(f"ngram_npu: draft_on: expected only in the V2 runner, got {draft_on!r}")
-    beside_threshold = given.get("beside_threshold") or 0.0
-    if not 0 <= beside_threshold <= MAX_DRAFT_TOKENS:
-        raise ValueError(
-            f"ngram_npu: beside_threshold: expected 0 to {MAX_DRAFT_TOKENS}, got {beside_threshold}"
-        )
     in_v2 = method in ("v2", "beside")
+    if draft_on != "auto" and not in_v2:
+        raise ValueError(f"ngram_npu: draft_on: expected only in the V2 runner, got {draft_on!r}")
     try:
         ngram = NgramConfig(
             prompt_lookup_min=low,
@@ -141,14 +120,12 @@ def read_options(vllm_config: Any, method: Method) -> Options:
     padded = method == "ngram_gpu" and drafts == "padded"
     if least is not None and (padded or (in_v2 and not adaptive)):
         ngram = replace(ngram, min_draft_probability=UNCUT)
+    store_file = given.get("store_file", "")
+    if store_file and (engine_number := engine_index(vllm_config.parallel_config)):
+        store_file += f".{engine_number}"
     for name in STORE_OPTIONS:
         if name in given and ngram.store is None:
             raise ValueError(f"ngram_npu: {name}: expected none without a store")
-    minutes = given.get("store_save_minutes", SAVE_MINUTES) or 0.0
-    if not 0 <= minutes <= MOST_MINUTES:
-        raise ValueError(
-            f"ngram_npu: store_save_minutes: expected 0 to {MOST_MINUTES}, got {minutes}"
-        )
     return Options(
         ngram=ngram,
         lookup=lookup,
@@ -164,13 +141,20 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         metrics=given.get("metrics", False),
         store_tokens=given.get("store_tokens"),
         store_seed=given.get("store_seed", ""),
-        store_save_minutes=minutes,
-        store_file=_own_file(given.get("store_file", ""), vllm_config.parallel_config),
+        store_save_minutes=_within(given, "store_save_minutes", SAVE_MINUTES, MOST_MINUTES),
+        store_file=store_file,
         beside=method == "beside",
-        beside_threshold=beside_threshold,
+        beside_threshold=_within(given, "beside_threshold", 0.0, MAX_DRAFT_TOKENS),
         dense_rows=given.get("dense_rows", True),
         sources=sources,
     )
+
+
+def _within(given: Mapping[str, Any], name: str, default: float, most: int) -> float:
+    value: float = given.get(name, default) or 0.0
+    if not 0 <= value <= most:
+        raise ValueError(f"ngram_npu: {name}: expected 0 to {most}, got {value}")
+    return value
 
 
 def _costs(given: Mapping[str, Any], model_config: Any) -> Costs | None:
@@ -179,33 +163,30 @@ def _costs(given: Mapping[str, Any], model_config: Any) -> Costs | None:
     return Costs.load(path, tokenizer=vocabulary_digest(model_config))
 
 
-def wants_beside(vllm_config: Any) -> bool:
-    """Whether n-gram drafts are asked for beside those of a neural drafter.
+def vocabulary_digest(model_config: Any) -> str | None:
+    """The digest of the model's vocabulary; None if the server runs without a tokenizer. Loading it
+    takes seconds."""
+    if getattr(model_config, "skip_tokenizer_init", False):
+        return None
+    tokenizers = importlib.import_module("vllm.tokenizers")
+    return digest_of(tokenizers.cached_tokenizer_from_config(model_config).get_vocab())
 
-    Raises:
-        ValueError: an option that is unknown or malformed; one line.
-    """
+
+def wants_beside(vllm_config: Any) -> bool:
+    """The option ``beside``. Raises as :func:`read_options`."""
     return bool(_given(vllm_config)[0].get("beside", False))
 
 
 def _is_recurrent(model_config: Any) -> bool:
     """Whether layers keep a state instead of a KV cache (Mamba, GDN). Without vLLM's fix, a step
     without drafts after one with accepted drafts corrupts this state."""
-    return bool(
-        getattr(model_config, "has_inner_state", False) or getattr(model_config, "is_hybrid", False)
-    )
+    return any(getattr(model_config, name, False) for name in ("has_inner_state", "is_hybrid"))
 
 
 def engine_index(parallel_config: Any) -> int:
     """The number of this engine in a data-parallel server. vLLM's ``data_parallel_rank`` is 0 in
     every engine if the model is dense."""
     return getattr(parallel_config, "data_parallel_index", 0)
-
-
-def _own_file(path: str, parallel: Any) -> str:
-    """The store file of this engine: each engine of a data-parallel server has its own."""
-    index = engine_index(parallel)
-    return f"{path}.{index}" if path and index else path
 
 
 def _given(vllm_config: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -288,14 +269,12 @@ def _lookup(given: Mapping[str, Any], method: Method, drafts: str) -> tuple[str,
     whose drafts end by their cost; so too with a store, which needs one.
     """
     least = given.get("min_draft_probability")
-    lookup = older = SIZES[_choice(given, "sizes", SIZES, "consecutive")]
-    if "lookup" in given:
-        lookup = _choice(given, "lookup", LOOKUPS, "")
-        if "sizes" in given and older != lookup:
-            raise ValueError(
-                f"ngram_npu: lookup={lookup!r} contradicts sizes={given['sizes']!r}, its older "
-                "spelling"
-            )
+    older = SIZES[_choice(given, "sizes", SIZES, "consecutive")]
+    lookup = _choice(given, "lookup", LOOKUPS, older)
+    if "sizes" in given and older != lookup:
+        raise ValueError(
+            f"ngram_npu: lookup={lookup!r} contradicts sizes={given['sizes']!r}, its older spelling"
+        )
     if lookup != "auto":
         return lookup, least
     on_host = method in ("custom_class", "ngram") or given.get("draft_on") == "host"
@@ -306,11 +285,8 @@ def _lookup(given: Mapping[str, Any], method: Method, drafts: str) -> tuple[str,
 
 def _bounds(speculative: Any, given: Mapping[str, Any]) -> str:
     """What was given of ``prompt_lookup_*``; for vLLM's own methods they are always set."""
-    found = {}
-    for name in ("prompt_lookup_min", "prompt_lookup_max"):
-        if value := given.get(name) or getattr(speculative, name, None):
-            found[name] = value
-    return " ".join(f"{name}={value}" for name, value in found.items())
+    found = {name: given.get(name) or getattr(speculative, name, None) for name in BOUNDS}
+    return " ".join(f"{name}={value}" for name, value in found.items() if value)
 
 
 def _range(
@@ -319,17 +295,16 @@ def _range(
     """``min_n`` and ``max_n``. None: the ladder's own."""
     if lookup != "ngram":
         return (1, 16) if lookup == "1-16" else (None, None)
-    low: Any = given.get("prompt_lookup_min")
-    high: Any = given.get("prompt_lookup_max")
+    low: Any = given.get(BOUNDS[0])
+    high: Any = given.get(BOUNDS[1])
     if method not in ("custom_class", "beside"):
-        for name in ("prompt_lookup_min", "prompt_lookup_max"):
-            stock = getattr(speculative, name)
-            if name in given and given[name] != stock:
+        low, high = (getattr(speculative, name) for name in BOUNDS)
+        for name, stock in zip(BOUNDS, (low, high), strict=True):
+            if given.get(name, stock) != stock:
                 raise ValueError(
                     f"ngram_npu: {name}={given[name]} contradicts speculative_config, which "
                     f"decides for vLLM's own methods and says {stock}"
                 )
-        low, high = speculative.prompt_lookup_min, speculative.prompt_lookup_max
     elif low is None and high is None:
         low, high = BESIDE_LOOKUP if method == "beside" else DEFAULT_LOOKUP
     else:  # vLLM's rule: if only one of the two is given, the other is the same
@@ -342,11 +317,10 @@ def _range(
 
 
 _KINDS: dict[str, type] = {
-    **dict.fromkeys(("prompt_lookup_min", "prompt_lookup_max", "num_threads", "store_tokens"), int),
+    **dict.fromkeys((*BOUNDS, "num_threads", "store_tokens"), int),
     **dict.fromkeys(("min_draft_probability", "beside_threshold", "store_save_minutes"), float),
     **dict.fromkeys(("match_policy", "lookup", "sizes", "store", "store_seed", "store_file"), str),
-    "costs_file": str,
-    **dict.fromkeys(("engine", "drafts", "draft_on"), str),
+    **dict.fromkeys(("costs_file", "engine", "drafts", "draft_on"), str),
     **dict.fromkeys(("overlap", "keep_drafting", "metrics", "beside", "dense_rows"), bool),
 }
 _TYPES: dict[type, tuple[type, ...]] = {float: (int, float, type(None))}

@@ -1,12 +1,9 @@
-"""Serves vLLM's ``method="ngram"``, and ``"ngram_gpu"`` of its V1 runner: existing deployments keep
-their configuration.
+"""Serves vLLM's ``method="ngram"``, and ``"ngram_gpu"`` of its V1 runner.
 
 The runner looks up the stock classes in their modules when it makes a drafter and again when it
 calls it, so an assignment in that module is sufficient. It is made only if what it replaces has the
-signatures this was written for; otherwise vLLM is left as it is.
-
-The stock module is not imported here: it imports numba, and vLLM's CPU worker (0.32.0) does not
-start if numba was imported before. So the assignment waits until vLLM imports the module.
+signatures this was written for. It waits until vLLM imports the module: that imports numba, and
+vLLM's CPU worker (0.32.0) does not start if numba was imported before.
 """
 
 from __future__ import annotations
@@ -40,11 +37,8 @@ COPY = "copy_num_valid_draft_tokens"
 
 
 def install() -> None:
-    """Replaces the stock classes by ours, now or when vLLM imports them, and logs one line for
-    each: enabled, or why not.
-
-    Never raises, because vLLM would not start; may be called again.
-    """
+    """Replaces the stock classes, now or when vLLM imports them, and logs one line for each:
+    enabled, or why not. Never raises, because vLLM would not start; may be called again."""
     refused = f", vLLM is left as it is: this vLLM ({installed()}) is not supported"
     try:
         if importlib.util.find_spec("vllm_ascend") is not None:

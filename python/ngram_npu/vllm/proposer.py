@@ -30,9 +30,7 @@ class HostProposer:
         if takes_index(options):
             self.engine = IndexEngine(vllm_config, options)
         self.shared_store = self.engine.store
-        speaks = start(vllm_config, options, method, self.engine.name)
-        if speaks and self.shared_store is not None:
-            self.shared_store.announce(self)
+        speaks = start(self, vllm_config, options, method, self.engine.name)
         self._stats = Stats(self, vllm_config, options) if speaks else None
 
     def load_model(self, *args: object, **kwargs: object) -> None:
@@ -70,11 +68,9 @@ class HostProposer:
         return lists
 
 
-def start(
-    vllm_config: Any, options: Options, method: str, engine: str, device: object = "cpu"
-) -> bool:
-    """Sets the number of threads and logs the line at start-up. Returns whether this rank logs and
-    counts: the first of those that draft the same."""
+def start(drafter: Any, vllm_config: Any, options: Options, method: str, engine: str) -> bool:
+    """Sets the number of threads, logs the lines at start-up and lets the store be saved. Returns
+    whether this rank logs and counts: the first of those that draft the same."""
     config, threads = options.ngram, options.num_threads
     # vLLM runs one drafter per tensor-parallel rank on the same cores, which also tokenise.
     _C.set_num_threads(threads)
@@ -98,7 +94,7 @@ def start(
         config.overlap,
         options.max_model_len,
         engine,
-        device,
+        getattr(drafter, "device", "cpu"),
         threads or "as torch's",
         _C.instruction_set(),
         options.keep_drafting,
@@ -121,6 +117,8 @@ def start(
         logger.warning(
             "ngram_npu: num_threads=%d has no effect beyond OMP_NUM_THREADS=%s", threads, cores
         )
+    if drafter.shared_store is not None:
+        drafter.shared_store.announce(drafter)
     return True
 
 

@@ -1,8 +1,7 @@
 """The ranks of an engine that draft must draft alike.
 
-In the V2 runner and in V1's asynchronous one, each rank puts its own drafts into the model's input.
-If one rank drafts differently, the text is wrong. So the ranks compare at the start what their
-drafts depend on, and a rank that cannot draft ends.
+In the V2 runner and in V1's asynchronous one, each rank puts its own drafts into the model's input:
+if one drafts differently, the text is wrong. So they compare at the start what drafts depend on.
 """
 
 from __future__ import annotations
@@ -45,10 +44,8 @@ def compare_ranks(
     vllm_config: Any, options: Options, store: SharedStore | None, timeout: float = PATIENCE_S
 ) -> bool:
     """Compares this rank's options and store with the other ranks', and returns whether there are
-    others. If only the stores differ, all ranks begin with an empty one.
-
-    The ranks talk through the key-value store of vLLM's process group, not through a collective,
-    for which a rank without ngram_npu would never come.
+    others. If only the stores differ, all ranks begin with an empty one. They talk through the
+    key-value store of vLLM's process group: a rank without ngram_npu would join no collective.
 
     Raises:
         ValueError: other options, or no answer within ``timeout`` seconds; one line.
@@ -82,9 +79,8 @@ def compare_ranks(
 
 
 def or_end(draft: Callable[P, T]) -> Callable[P, T]:
-    """For a method that drafts, of a class with ``one_of_many``: an exception ends this worker if
-    it is one of several. vLLM would only log it, unless this rank is the one that answers, and the
-    others would go on with drafts that this one does not have."""
+    """For a method that drafts: an exception ends this worker if it is ``one_of_many``. vLLM would
+    only log it, unless this rank is the one that answers, and the others would go on."""
 
     @functools.wraps(draft)
     def drafted(*args: P.args, **kwargs: P.kwargs) -> T:

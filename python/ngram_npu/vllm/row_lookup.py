@@ -21,7 +21,7 @@ from ngram_npu.drafting import Drafting, Drafts
 from ngram_npu.host_drafting import HostDrafting, Stop
 from ngram_npu.index import NgramIndex
 from ngram_npu.vllm.after_import import parameters
-from ngram_npu.vllm.device import DeviceStats, vector, workspace
+from ngram_npu.vllm.device import DeviceStats, workspace
 from ngram_npu.vllm.engines import drafts_on_host, index_for, takes_index
 from ngram_npu.vllm.options import Options
 from ngram_npu.vllm.proposer import start
@@ -36,15 +36,11 @@ SETTLE_S = 10.0
 
 
 class RowLookup:
-    """What speculators of the V2 runner share: the lookup, what it keeps of each row, the counters.
-
-    Drafts are filled up with the newest token, since the runner verifies all of their tokens.
-    """
+    """What speculators of the V2 runner share. Drafts are filled up, since the runner verifies all
+    of their tokens."""
 
     sees_requests = False
     """Whether the runner says of new requests what their scopes are."""
-    _keeps_rows = False
-    """Whether something is kept of a row on the device that a new request must not find there."""
 
     def __init__(
         self, vllm_config: Any, options: Options, device: torch.device, req_states: Any, method: str
@@ -53,7 +49,6 @@ class RowLookup:
         self.device = device
         self._max_model_len = options.max_model_len
         self._state = req_states.all_token_ids.gpu, req_states.total_len.gpu
-        self._begun: list[int] = []  # rows given to new requests since the last lookup
         self._announced: dict[str, Any] = {}  # requests that are about to begin
         # Made before vLLM measures how much memory is left for its KV cache. In host memory only
         # what is used is committed.
@@ -85,18 +80,13 @@ class RowLookup:
         else:
             scratch = workspace("ngram_propose_", options, device)
             self._drafting = Drafting(options.ngram, kind="torch", workspace=scratch)
-        if self._keeps_rows or on_host:
-            self._watch(req_states)
+        self._watch(req_states)
         shape = options.max_num_seqs, self.k
         self._draft_costs = torch.zeros(shape, dtype=torch.uint8, device=device)
         self._gives_costs = False
         """Whether a lookup says what its draft tokens cost."""
-        self._knows_costs = options.ngram.cost_limit is not None
-        """Whether a lookup can say it."""
         engine = ("index" if self.index else "scan") + (" on the host" if on_host else "")
-        self.speaks = start(vllm_config, options, method, engine, device)
-        if self.speaks and store is not None:
-            store.announce(self)
+        self.speaks = start(self, vllm_config, options, method, engine)
         self._stats: DeviceStats | None = None
         if self.speaks and options.metrics:
             self._stats = DeviceStats(self, vllm_config, options, len(self._state[1]), self.index)
@@ -109,9 +99,6 @@ class RowLookup:
         and the length of their match [B]; int32. Where ``_gives_costs``, the first B rows of
         ``_draft_costs`` are theirs."""
         rows = input_batch.idx_mapping
-        if self._begun and self._keeps_rows:
-            self._reset(vector(sorted(set(self._begun)), self.device))  # a row twice: once
-        self._begun.clear()
         if self._host is not None:
             if self.shared_store is not None:
                 self.shared_store.check_not_skipped()
@@ -159,10 +146,8 @@ class RowLookup:
             add_request(*args, **kwargs)
             given = signature.bind(*args, **kwargs).arguments
             row = req_states.req_id_to_index[given["req_id"]]
-            self._begun.append(row)
-            if self._host is not None:
-                longest = getattr(req_states, "max_model_len", self._max_model_len)  # may shrink
-                self._begin(row, given, longest)
+            longest = getattr(req_states, "max_model_len", self._max_model_len)  # may shrink
+            self._begin(row, given, longest)
 
         def removed(req_id: str, *args: Any, **kwargs: Any) -> Any:
             row = req_states.req_id_to_index.get(req_id)
@@ -174,7 +159,8 @@ class RowLookup:
 
     @or_end
     def _begin(self, row: int, given: Mapping[str, Any], longest: int) -> None:
-        assert self._host is not None
+        if self._host is None:
+            return
         request = self._announced.pop(given["req_id"], None)
         stop = stop_of(request, given["prompt_len"], given["max_tokens"])
         stop = stop._replace(max_length=min(stop.max_length, longest))
@@ -187,9 +173,6 @@ class RowLookup:
     def _end(self, row: int) -> None:
         if self._host is not None:
             self._host.end(row)
-
-    def _reset(self, rows: torch.Tensor) -> None:
-        """Forgets what is kept of these rows, [N] int32."""
 
 
 def steps_ahead(vllm_config: Any) -> int:

@@ -1,7 +1,6 @@
 """Checks that vLLM's runner calls a custom class with the arguments that ours expects.
 
-vLLM has no version for this interface: another release may pass other arguments, or the same ones
-in another order. So the call is read from the runner's source.
+vLLM has no version for this interface, so the call is read from the runner's source.
 """
 
 from __future__ import annotations
@@ -36,15 +35,10 @@ def check_call(propose: Callable[..., Any]) -> None:
     try:
         caller = getattr(sys.modules[name], CLASSES[name]).propose_draft_token_ids
         call = _call(ast.parse(textwrap.dedent(inspect.getsource(caller))))
-    except (AttributeError, OSError, SyntaxError, TypeError) as error:
+        if call is None:
+            raise LookupError(f"{CLASSES[name]} has no call for {METHOD!r}")
+    except (AttributeError, LookupError, OSError, SyntaxError, TypeError) as error:
         logger.warning("ngram_npu: the runner's call is not checked: %s", one_line(error))
-        return
-    if call is None:
-        logger.warning(
-            "ngram_npu: the runner's call is not checked: %s has no call for %r",
-            CLASSES[name],
-            METHOD,
-        )
         return
     # vLLM-Ascend calls them valid_sampled_token_ids.
     positional = [_name(argument).removeprefix("valid_") for argument in call.args]
@@ -66,19 +60,13 @@ def check_call(propose: Callable[..., Any]) -> None:
 def _call(tree: ast.AST) -> ast.Call | None:
     """The call of ``propose`` in the branch for custom classes."""
     for branch in ast.walk(tree):
-        if isinstance(branch, ast.If) and _mentions(branch.test, METHOD):
+        if isinstance(branch, ast.If) and repr(METHOD) in ast.unparse(branch.test):
             for node in (node for statement in branch.body for node in ast.walk(statement)):
                 if isinstance(node, ast.Call) and _name(node.func) == "propose":
                     return node
     return None
 
 
-def _mentions(test: ast.expr, text: str) -> bool:
-    return any(isinstance(n, ast.Constant) and n.value == text for n in ast.walk(test))
-
-
 def _name(expression: ast.expr) -> str:
-    """The last part of a dotted name; the text of any other expression."""
-    if isinstance(expression, ast.Attribute):
-        return expression.attr
-    return ast.unparse(expression)
+    """The last part of a dotted name."""
+    return ast.unparse(expression).rpartition(".")[2]

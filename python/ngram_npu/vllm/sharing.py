@@ -1,7 +1,7 @@
 """The store that the requests of an engine share: its file, and the scopes of requests.
 
-Every rank of a server has its own store. All begin with the same one (:mod:`ngram_npu.vllm.ranks`)
-and get the same tokens, and so have the same contents; one of them writes the file.
+Every rank has its own. All begin with the same one (:mod:`ngram_npu.vllm.ranks`) and get the same
+tokens, and so have the same contents; one of them writes the file.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from ngram_npu import _C, store_file
 from ngram_npu.scopes import scope_of
 from ngram_npu.store import Kind, NgramStore
 from ngram_npu.vllm.after_import import logger, one_line
-from ngram_npu.vllm.options import Options
-from ngram_npu.vllm.vocabulary import vocabulary_digest
+from ngram_npu.vllm.options import Options, vocabulary_digest
 
 STORE_TOKENS = 1 << 24
 """350 MB, of which what holds text is committed."""
@@ -54,7 +53,9 @@ class SharedStore:
         sizes: dict[str, Any] = {"num_slots": slots, "token_capacity": tokens, "kind": kind}
         sizes |= {"visibility": visibility, "tokenizer": vocabulary}
         self._empty = functools.partial(NgramStore, **sizes)
-        self._load: Callable[[str], NgramStore] = lambda path: NgramStore.load(path, **sizes)
+        self._load: Callable[[str], NgramStore] = functools.partial(NgramStore.load, **sizes)
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
         self.digest = ""
         """Of what was loaded; empty: nothing."""
         self.loaded = ""
@@ -96,7 +97,7 @@ class SharedStore:
         return found
 
     def vocabulary(self) -> str:
-        """Digest of the model's; empty, and one line in the log, if it cannot be read."""
+        """The model's digest; empty, and one line in the log, if it cannot be read."""
         try:
             return vocabulary_digest(self._model_config) or ""
         except Exception as error:
@@ -117,10 +118,15 @@ class SharedStore:
         return int(np.asarray(self.held.tensor)[_C.STORE_WORDS["calls_busy"]])
 
     def announce(self, owner: object) -> None:
-        """Logs a line about the store, and saves the file now and then and when the engine ends.
-        For one rank."""
+        """Logs a line about the store, and saves the file every ``store_save_minutes`` in which it
+        changed and when ``owner`` ends. Steps go on meanwhile. For one rank."""
         if self.path:
-            _Saving(owner, self.held, self.path, self._minutes, self.settle)
+            if self._minutes > 0:
+                self._thread = threading.Thread(
+                    target=self._now_and_then, name="ngram_npu store", daemon=True
+                )
+                self._thread.start()
+            Finalize(owner, self._end, exitpriority=0)
         whose = "all requests of this engine, whatever their LoRA adapter or tenant"
         if self.scoped:
             whose = f"requests of one LoRA adapter and extra_args[{EXTRA_ARGUMENT!r}]"
@@ -143,52 +149,29 @@ class SharedStore:
         if self._calls_busy not in (None, self._busy):
             raise RuntimeError("ngram_npu: store: expected to be free, got a call that uses it")
 
-
-class _Saving:
-    """Saves a store every ``minutes`` in which it changed (0: never), and when ``owner`` ends.
-    Steps go on meanwhile."""
-
-    def __init__(
-        self,
-        owner: object,
-        store: NgramStore,
-        path: str,
-        minutes: float,
-        settle: Callable[[], bool],
-    ) -> None:
-        self._store, self._path, self._settle = store, path, settle
-        self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
-        if minutes > 0:
-            self._thread = threading.Thread(
-                target=self._now_and_then, args=(60 * minutes,), name="ngram_npu store", daemon=True
-            )
-            self._thread.start()
-        Finalize(owner, self._end, exitpriority=0)
-
-    def _now_and_then(self, seconds: float) -> None:
+    def _now_and_then(self) -> None:
         saved = self._state()
-        while not self._ended.wait(seconds):
+        while not self._ended.wait(60 * self._minutes):
             state = self._state()
             if state != saved and self._save():
                 saved = state
 
     def _state(self) -> tuple[int, ...]:
-        words = np.asarray(self._store.tensor)
+        words = np.asarray(self.held.tensor)
         return tuple(int(words[_C.STORE_WORDS[name]]) for name in ("entered", "epoch"))
 
     def _end(self) -> None:
         self._ended.set()
         if self._thread not in (None, threading.current_thread()):
             self._thread.join()
-        if self._settle():
+        if self.settle():
             self._save()
         else:
             logger.warning("ngram_npu: the store is not saved: the device did not finish its steps")
 
     def _save(self) -> bool:
         try:
-            self._store.save(self._path)
+            self.held.save(self.path)
         except Exception as error:
             logger.warning("ngram_npu: the store is not saved: %s", one_line(error))
             return False
@@ -196,8 +179,7 @@ class _Saving:
 
 
 def scope_of_request(lora_request: Any, sampling_params: Any) -> int:
-    """The scope from the LoRA adapter and from ``extra_args``. Never raises, which would end the
-    engine."""
+    """From the LoRA adapter and ``extra_args``. Never raises, which would end the engine."""
     extra = getattr(sampling_params, "extra_args", None) or {}
     named = extra.get(EXTRA_ARGUMENT)
     if lora_request is None and not (isinstance(named, str) and named.startswith(_MARK)):
@@ -205,9 +187,7 @@ def scope_of_request(lora_request: Any, sampling_params: Any) -> int:
             return scope_of(named)
         except (TypeError, ValueError):
             pass
-    adapter = None
-    if lora_request is not None:
-        adapter = [lora_request.lora_int_id, lora_request.lora_name]
+    adapter = lora_request and [lora_request.lora_int_id, lora_request.lora_name]
     try:
         return scope_of(_MARK + json.dumps([adapter, named], default=repr))
     except (TypeError, ValueError):  # such as a key that is no string

@@ -10,7 +10,9 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.util import Finalize
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -43,12 +45,9 @@ _registered: dict[str, Any] = {}
 
 
 class Verdicts:
-    """Verified and accepted draft tokens by the length of their match and by position.
-
-    A step samples one token more than it accepts drafts. This gives the number accepted of the last
-    draft of its row, if the row has grown only by the sampled tokens since. So drafts of requests
-    that ended, or whose row moved, are not counted.
-    """
+    """Verified and accepted draft tokens by the length of their match and by position. A step
+    samples one token more than it accepts, of the last draft of its row if the row has grown only
+    by these since: drafts of requests that ended, or whose row moved, are not counted."""
 
     def __init__(self, rows: int, max_n: int, k: int) -> None:
         self._lengths = np.full(rows, -1, np.int64)  # when the draft was made; -1: no draft
@@ -78,17 +77,13 @@ class Verdicts:
 
 
 class Stats:
-    """The counters of one engine. Logs one line per vLLM log interval with drafts, the last one at
-    the latest when the process or the engine ends."""
+    """The counters of one engine, which ends with ``owner``. Logs one line per vLLM log interval
+    with drafts, the last one at the latest when the process or the engine ends."""
 
     def __init__(
         self, owner: object, vllm_config: Any, options: Options, rows: int | None = None
     ) -> None:
-        """
-        Args:
-            owner: when it is no longer there, the engine has ended.
-            rows: the most rows; None: ``max_num_seqs``.
-        """
+        """``rows``: the most; None: ``max_num_seqs``."""
         config = options.ngram
         self._interval = _log_interval()
         self._labels = {
@@ -114,28 +109,21 @@ class Stats:
         values: Sequence[Int32Array] | Int32Array,
         index: NgramIndex | None,
     ) -> None:
-        """Counts one call of ``propose()``.
+        """Counts one call of ``propose()``, which took ``seconds``.
 
         Args:
-            seconds: its duration.
             rows: [B], row of each request, the same as long as the request does not move.
-            values: four arrays [B]: lengths with the sampled tokens; num_sampled, 0: no lookup;
-                match_len and counts of the drafts found, before any padding. For a neural draft
-                match_len is 0 and the count is its number of tokens.
+            values: four arrays [B]: lengths with the sampled tokens; num_sampled; match_len and
+                counts of the drafts found, 0 and all tokens for a neural one.
             index: what has answered rows; None: scans.
         """
         with self._lock:
             _, num_sampled, match_len, counts = values
             if self._is_beside:
                 counts = counts * (match_len > 0)
-            amounts = {
-                "proposals": 1,
-                "rows": int(np.count_nonzero(num_sampled)),
-                "drafts": int(np.count_nonzero(counts)),
-                "tokens": int(counts.sum()),
-                "seconds": seconds,
-            }
-            for name, amount in amounts.items():
+            rows_and_drafts = map(np.count_nonzero, (num_sampled, counts))
+            amounts = 1, *map(int, rows_and_drafts), int(counts.sum()), seconds
+            for name, amount in zip(_COUNTERS, amounts, strict=True):
                 self._sums[name] += amount
                 self._counters[name].inc(amount)
             if self._timer is None:
@@ -191,41 +179,30 @@ class Stats:
                 self._counter(name, text, **labels).inc(int(table[match_len, position]))
 
     def _counter(self, name: str, text: str, **more: str) -> Any:
-        """A counter in prometheus_client's default registry, which vLLM's ``/metrics`` serves. With
-        PROMETHEUS_MULTIPROC_DIR the counters are in files, which ``/metrics`` adds up over
-        processes."""
+        """In prometheus_client's default registry, which vLLM's ``/metrics`` serves."""
         try:
             import prometheus_client
         except ImportError:  # only outside vLLM, which needs prometheus_client itself
-            return _Uncounted
+            return SimpleNamespace(inc=lambda amount: None)
         if name not in _registered:
             _registered[name] = prometheus_client.Counter(name, text, (*_LABELS, *more))
         return _registered[name].labels(**self._labels, **more)
 
 
-class _Uncounted:
-    """Replaces a counter if prometheus_client is not installed."""
-
-    @staticmethod
-    def inc(amount: float) -> None: ...
-
-
 def _shares(tokens: npt.NDArray[np.int64], first: str = "0") -> str:
     """``3: 41% of 120`` for each column of [2, N], verified and accepted, with verified tokens;
     ``first`` names column 0."""
-    columns = enumerate(tokens.T.tolist())
-    shares = [
+    shares = (
         f"{i or first}: {100 * part / whole:.0f}% of {whole}"
-        for i, (whole, part) in columns
+        for i, (whole, part) in enumerate(tokens.T.tolist())
         if whole
-    ]
+    )
     return ", ".join(shares) or "none"
 
 
 def _log_interval() -> float:
     """vLLM's log interval in seconds; 10 if it is absent or not positive, as in vLLM."""
-    try:
+    seconds = 0.0
+    with suppress(ValueError):
         seconds = float(os.environ.get("VLLM_LOG_STATS_INTERVAL", "10"))
-    except ValueError:
-        return 10.0
     return seconds if seconds > 0 else 10.0

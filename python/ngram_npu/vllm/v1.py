@@ -9,23 +9,19 @@ from typing import Any
 
 import torch
 
-from ngram_npu.config import NgramConfig
 from ngram_npu.drafting import Drafting
 from ngram_npu.ops import prepare_next_token_ids
 from ngram_npu.vllm.device import DeviceStats, as_matrix, never_empty, workspace
 from ngram_npu.vllm.engines import index_for, takes_index
-from ngram_npu.vllm.options import Options, read_options
+from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.proposer import start
 from ngram_npu.vllm.ranks import compare_ranks, or_end
 from ngram_npu.vllm.sharing import SharedStore, scope_of_request
 
 
 class AsyncNgramProposer:
-    """Replaces vLLM's ``NgramProposerGPU``.
-
-    Its drafts are padded or trimmed. Padded drafts always have the requested length, with the
-    newest token in unused places, so the host need not know how many tokens were found. With
-    trimmed drafts, as in vLLM, the host waits for that number before it prepares the next step.
+    """Replaces vLLM's ``NgramProposerGPU``. Its drafts are padded or trimmed: for trimmed ones, as
+    in vLLM, the host waits for the number of tokens found before it prepares the next step.
 
     Raises:
         ValueError: an option that is unknown, malformed, or contradicts another; one line.
@@ -39,26 +35,25 @@ class AsyncNgramProposer:
         self._runner = runner
         self._padded = options.drafts == "padded"
         self._keep_drafting = options.keep_drafting
-        indexed = takes_index(options, device.type)
+        slots = 2 * options.max_num_seqs
+        index = index_for(options, slots, "torch") if takes_index(options, device.type) else None
         self.shared_store: SharedStore | None = None
         if options.ngram.store is not None:
-            self.shared_store = SharedStore(vllm_config, options, 2 * options.max_num_seqs, "torch")
+            self.shared_store = SharedStore(vllm_config, options, slots, "torch")
             self.shared_store.scoped = True
         self.one_of_many = compare_ranks(vllm_config, options, self.shared_store)
-        self._slots: _IndexSlots | None = None
-        if indexed:
-            self._slots = _IndexSlots(options, config, self.shared_store)
-            self._drafting = self._slots.drafting
-        else:
-            space = workspace("ngram_step_", options, device)
-            self._drafting = Drafting(config, kind="torch", workspace=space)
-        engine = "index" if indexed else "scan"
-        speaks = start(vllm_config, options, "ngram_gpu", engine, device)
-        if speaks and self.shared_store is not None:
-            self.shared_store.announce(self)
+        self._drafting = Drafting(
+            config,
+            kind="torch",
+            index=index,
+            store=None if self.shared_store is None else self.shared_store.held,
+            workspace=workspace("ngram_step_", options, device),
+        )
+        self._slots = None if index is None else _IndexSlots(self._drafting, slots)
+        engine = "scan" if index is None else "index"
+        speaks = start(self, vllm_config, options, "ngram_gpu", engine)
         self._stats: DeviceStats | None = None
         if speaks and options.metrics:
-            index = self._drafting.index
             self._stats = DeviceStats(self, vllm_config, options, options.max_num_seqs, index)
 
     def load_model(self, *args: object, **kwargs: object) -> None:
@@ -75,12 +70,8 @@ class AsyncNgramProposer:
         discard_request_mask: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The newest token [B], the number of valid sampled tokens [B], and the sampled tokens
-        [B, M], -1 for discarded requests, that is those still in prefill; all int32.
-
-        Args:
-            num_tokens_no_spec: lengths without the sampled tokens.
-            others: as vLLM's.
-        """
+        [B, M], -1 for discarded requests, that is those still in prefill; all int32. The lengths
+        given are without the sampled tokens."""
         batch = gpu_input_batch.num_reqs
         sampled = as_matrix(sampled_token_ids, token_ids_gpu.device)[:batch]
         discard = discard_request_mask[:batch]
@@ -102,23 +93,25 @@ class AsyncNgramProposer:
         valid_sampled_token_ids_gpu: torch.Tensor,
         valid_sampled_tokens_count: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Writes the sampled tokens into the rows, leaves the lengths as they are, and drafts.
-
-        Returns:
-            Drafts [B, num_speculative_tokens], and the number of tokens found [B]; trimmed, -1 is
-            in unused places; padded, there is no number.
-        """
+        """Writes the sampled tokens into the rows, leaves the lengths as they are, and drafts: [B,
+        num_speculative_tokens], and the number of tokens found [B]. Trimmed, -1 is in unused
+        places; padded, there is no number."""
         started = time.perf_counter()
         k = min(num_speculative_tokens, self.k)
         sampled = as_matrix(valid_sampled_token_ids_gpu, token_ids_gpu.device)[: len(token_ids_gpu)]
-        requests: dict[str, Any] = {}
+        slots = scopes = None
         if self._slots is not None:
             names = self._runner.input_batch.req_ids[: len(num_tokens_no_spec)]
-            requests["slot_indices"] = self._slots.of(names, self._runner.requests)
-            requests["scopes"] = self._slots.scopes
-        requests["fill"] = self._padded
+            slots, scopes = self._slots.of(names, self._runner.requests)
         found = self._drafting.step(
-            token_ids_gpu, num_tokens_no_spec, sampled, advance=False, k=k, **requests
+            token_ids_gpu,
+            num_tokens_no_spec,
+            sampled,
+            slot_indices=slots,
+            scopes=scopes,
+            advance=False,
+            k=k,
+            fill=self._padded,
         )
         if self.shared_store is not None:
             self.shared_store.check_not_skipped()
@@ -154,52 +147,42 @@ def unless_padded(trim: Callable[..., None]) -> Callable[..., None]:
 
 
 class _IndexSlots:
-    """A drafting with an index, possibly a store, and the slot of each request in them."""
+    """The slot of each request in an index and in a store, and its scope there."""
 
-    def __init__(self, options: Options, config: NgramConfig, store: SharedStore | None) -> None:
-        count = 2 * options.max_num_seqs
-        self.drafting = Drafting(
-            config,
-            kind="torch",
-            index=index_for(options, count, "torch"),
-            store=None if store is None else store.held,
-        )
+    def __init__(self, drafting: Drafting, count: int) -> None:
+        self._drafting = drafting
         self._free = list(range(count))
-        self._slot_of: dict[str, int] = {}
+        self._known: dict[str, tuple[int, int]] = {}
         self._requests: Sequence[str] = ()
-        self._slots = torch.empty(0, dtype=torch.int32)
-        self.scopes: torch.Tensor | None = None
-        """[B] int64, scopes of the requests of the last call."""
-        self._scope_of_slot = [0] * count
+        self._found: tuple[torch.Tensor, torch.Tensor]
 
-    def of(self, requests: Sequence[str], alive: Mapping[str, Any]) -> torch.Tensor:
-        """The slots of a step's requests; frees the slots of requests that are not alive."""
+    def of(
+        self, requests: Sequence[str], alive: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Slots [B] int32 and scopes [B] int64 of a step's requests; frees the slots of requests
+        that are not alive."""
         if requests != self._requests:
             self._change(requests, alive)
-        return self._slots
+        return self._found
 
     def _change(self, requests: Sequence[str], alive: Mapping[str, Any]) -> None:
-        freed = [name for name in self._slot_of if name not in alive]
-        new = [name for name in requests if name not in self._slot_of]
+        freed = [name for name in self._known if name not in alive]
+        new = [name for name in requests if name not in self._known]
         lacking = len(new) - len(self._free) - len(freed)
         if lacking > 0:  # preempted requests lose their slots, those known longest first
             here = {*requests, *freed}
-            freed += [name for name in self._slot_of if name not in here][:lacking]
+            freed += [name for name in self._known if name not in here][:lacking]
         if freed:
-            slots = [self._slot_of.pop(name) for name in freed]
-            self.drafting.end(torch.tensor(slots, dtype=torch.int32))
+            slots = [self._known.pop(name)[0] for name in freed]
+            self._drafting.end(torch.tensor(slots, dtype=torch.int32))
             self._free += slots
         for name in new:
-            slot = self._slot_of[name] = self._free.pop()
-            if self.drafting.store is not None:
-                request = alive[name]
-                self._scope_of_slot[slot] = scope_of_request(
-                    getattr(request, "lora_request", None),
-                    getattr(request, "sampling_params", None),
-                )
-        slots = [self._slot_of[name] for name in requests]
-        if self.drafting.store is not None:
-            scopes = [self._scope_of_slot[slot] for slot in slots]
-            self.scopes = torch.tensor(scopes, dtype=torch.int64)
+            request = alive[name]
+            scope = scope_of_request(
+                getattr(request, "lora_request", None), getattr(request, "sampling_params", None)
+            )
+            self._known[name] = self._free.pop(), scope
         self._requests = list(requests)
-        self._slots = torch.tensor(slots, dtype=torch.int32)
+        known = torch.tensor([self._known[name] for name in requests], dtype=torch.int64)
+        slots_of, scopes = known.reshape(-1, 2).T.contiguous()
+        self._found = slots_of.int(), scopes

@@ -14,10 +14,8 @@ from ngram_npu.vllm.row_lookup import RowLookup, doubt_of_state, is_warm_up
 
 
 class NgramSpeculator(RowLookup):
-    """Drafts ``num_speculative_tokens`` tokens for every request, those of the stock speculator
-    unless the options say otherwise.
-
-    The runner verifies all of them. Where the lookup finds fewer, the newest token fills the rest.
+    """Drafts those of the stock speculator unless the options say otherwise, for every request
+    ``num_speculative_tokens``: the newest token fills the rest.
 
     Raises:
         ValueError: an option that is unknown, malformed, or contradicts another; one line.
@@ -36,10 +34,10 @@ class NgramSpeculator(RowLookup):
             vllm_config, options, device, req_states, f"{speculative.method}, V2 runner"
         )
         asked = getattr(speculative, "enable_adaptive_verification", False)
-        self.enable_adaptive_verification = asked and self._knows_costs
+        self.enable_adaptive_verification = asked and options.ngram.cost_limit is not None
         """Whether the runner asks how likely each draft token is to be accepted."""
-        if self.enable_adaptive_verification:
-            self._gives_costs = True
+        self._gives_costs = self.enable_adaptive_verification
+        if self._gives_costs:
             shape = options.max_num_seqs, self.k
             self.draft_token_confidence_probs = torch.zeros(shape, device=device)
             """[max_num_seqs, k] in the order of the batch: of each token, if those before it are
@@ -65,17 +63,9 @@ class NgramSpeculator(RowLookup):
         dummy_run: bool = False,
         **kwargs: object,
     ) -> torch.Tensor:
-        """Drafts for the requests of a step, whose sampled tokens are already in the buffer.
-
-        Args:
-            input_batch: its ``idx_mapping`` [B] int64 has the requests' rows.
-            num_sampled: [B] int32; 0: the request is still in prefill.
-            dummy_run: a warm-up without requests; nothing is looked up.
-            others: not used.
-
-        Returns:
-            [B, num_speculative_tokens] int64.
-        """
+        """[B, num_speculative_tokens] int64, for the requests of a step, whose sampled tokens are
+        already in the buffer. With ``num_sampled`` 0 a request is still in prefill; a dummy run is
+        a warm-up without requests."""
         if dummy_run or is_warm_up(input_batch):
             if self.enable_adaptive_verification:
                 self._round_trip()
@@ -94,11 +84,8 @@ class NgramSpeculator(RowLookup):
 
 
 def in_place_of(stock: Callable[..., Any], refuse: Callable[[str], None]) -> type:
-    """The class that replaces the stock speculator.
-
-    If the operators cannot use the runner's state, it makes a stock speculator and passes the
-    reason to ``refuse``.
-    """
+    """The class that replaces the stock speculator. If the operators cannot use the runner's state,
+    it makes a stock one and passes the reason to ``refuse``."""
 
     class Speculator(NgramSpeculator):
         def __new__(cls, vllm_config: Any, device: torch.device, req_states: Any) -> Any:

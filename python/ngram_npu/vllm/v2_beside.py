@@ -12,6 +12,7 @@ Every tensor-parallel rank chooses the same, being fed the same.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -39,13 +40,8 @@ NO_TOKEN = 255
 
 
 class Beside(RowLookup):
-    """The wrapper around one neural speculator.
-
-    Its ``neural_acceptance`` [max_num_seqs, 2] int32 holds of each row how many neural draft tokens
-    were accepted of late, and whether its last draft was neural (docs/ops/merge_drafts.md).
-    """
-
-    _keeps_rows = True
+    """The wrapper around one neural speculator. ``neural_acceptance`` is that of ``merge_drafts_``
+    (docs/ops/merge_drafts.md)."""
 
     def __init__(
         self,
@@ -67,7 +63,7 @@ class Beside(RowLookup):
         )
         self._neural = neural
         self._neural_propose = neural.propose
-        self._gives_costs = self._knows_costs
+        self._gives_costs = options.ngram.cost_limit is not None
         self._steps = torch.arange(self.k, device=device)
         self._match_costs = torch.from_numpy(default_match_costs().copy()).to(device)
         self._threshold = round(options.beside_threshold * 65536)
@@ -82,8 +78,9 @@ class Beside(RowLookup):
         neural.propose = self.propose
         setattr(neural, BESIDE, self)
 
-    def _reset(self, rows: torch.Tensor) -> None:
-        self.neural_acceptance.index_fill_(0, rows.long(), 0)
+    def _begin(self, row: int, given: Mapping[str, Any], longest: int) -> None:
+        self.neural_acceptance[row].zero_()
+        super()._begin(row, given, longest)
 
     def propose(
         self,
@@ -99,8 +96,7 @@ class Beside(RowLookup):
         num_speculative_tokens: int | None = None,
         **kwargs: object,
     ) -> torch.Tensor:
-        """What the neural speculator drafts, and n-gram drafts in its place where they promise
-        more; arguments and result are the speculator's."""
+        """What the speculator drafts, or n-grams where they promise more."""
         neural: torch.Tensor = self._neural_propose(
             input_batch,
             attn_metadata,
@@ -158,14 +154,13 @@ class Beside(RowLookup):
     def observe_verification(
         self, idx_mapping: torch.Tensor, num_sampled: torch.Tensor, num_rejected: torch.Tensor
     ) -> None:
-        """Tells the speculator what became of its drafts; rows whose draft was replaced say nothing
-        about it."""
+        """Tells the speculator what became of its drafts, not of those that replaced them."""
         kept = self.neural_acceptance[idx_mapping, 1] > 1
         self._observe_verification(idx_mapping, num_sampled * kept, num_rejected * kept)
 
     def _predicted(self, neural: torch.Tensor) -> torch.Tensor | None:
-        """What vLLM predicts that each neural token costs. Where these are sampled, it would make
-        the choice depend on them."""
+        """What vLLM predicts that each neural token costs; not where these are sampled, since the
+        choice would depend on them."""
         if not self._adaptive or self._logits is not None:
             return None
         predicted = self._neural.draft_token_confidence_probs[: len(neural), : neural.shape[1]]
@@ -175,8 +170,8 @@ class Beside(RowLookup):
     def _make_one_hot(
         self, rows: torch.Tensor, drafts: torch.Tensor, replaced: torch.Tensor
     ) -> None:
-        """An n-gram draft is certain of its tokens, which is what rejection sampling has to go by.
-        Rows that keep their neural draft write to the spare row instead."""
+        """Makes rejection sampling take an n-gram draft as certain. Rows that keep their neural
+        draft write to the spare row instead."""
         logits = self._logits
         assert logits is not None
         written = torch.where(replaced, rows.long(), len(logits) - 1)
@@ -187,8 +182,7 @@ class Beside(RowLookup):
     def _say_confidence(
         self, match_len: torch.Tensor, num_ngram: torch.Tensor, replaced: torch.Tensor
     ) -> None:
-        """How likely the tokens of n-gram drafts are to be accepted, in the order of the batch, for
-        vLLM's choice of what to verify."""
+        """How likely n-gram drafts are to be accepted, for vLLM's choice of what to verify."""
         if self._gives_costs:
             costs = self._draft_costs[: len(match_len)]
         else:
@@ -241,8 +235,7 @@ def _doubt(
 
 
 def _make_dense(req_states: Any) -> None:
-    """Rows in the device's memory in place of the host's, which the device reads slowly; nothing is
-    in them yet. As for vLLM's own n-gram method."""
+    """Rows in the device's memory, as for vLLM's own n-gram method; nothing is in them yet."""
     rows = req_states.all_token_ids
     if getattr(rows, "write_contents", None) is not None:  # vLLM's way to tell
         shape, dtype, device = tuple(rows.gpu.shape), rows.dtype, rows.device

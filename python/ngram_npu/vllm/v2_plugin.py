@@ -1,10 +1,8 @@
-"""Serves the n-gram methods of vLLM's V2 runner, and puts n-gram drafts beside a neural drafter of
-it where they are asked for.
+"""Serves the n-gram methods of vLLM's V2 runner, and n-gram drafts beside a neural drafter of it.
 
-The runner imports the stock speculator's class when it makes one, for ``ngram`` and ``ngram_gpu``,
-so one assignment in its module is sufficient. It is made only if the stock class is the one this
-was written for; otherwise vLLM is left as it is. Any speculator is made by one function, which gets
-the configuration and the state of the requests: that is what is wrapped.
+The runner imports the stock speculator's class when it makes one, so one assignment in its module
+is sufficient. It is made only if the stock class is the one this was written for. Any speculator is
+made by one function, which gets the configuration and the state of the requests: it is wrapped.
 """
 
 from __future__ import annotations
@@ -33,8 +31,7 @@ REFUSED = " for the V2 runner, which is left as it is"
 
 
 def install() -> None:
-    """Replaces the stock class now or when vLLM imports it, and logs one line: enabled, or why not.
-    Does nothing in a vLLM without it. Never raises; may be called again."""
+    """As :func:`ngram_npu.vllm.plugin.install`. Does nothing in a vLLM without the class."""
     serve(MODULE, _replace, "n-gram methods of the V2 runner", REFUSED)
 
 

@@ -75,7 +75,7 @@ def test_a_store_is_seeded_told_and_saved(
     assert seeded.accepted > result.accepted + 50, "it has said all of this before"
     assert own.read_bytes() == before
 
-    monkeypatch.setattr("ngram_npu.vllm.vocabulary.digest_of", lambda vocabulary: "0f" * 16)
+    monkeypatch.setattr("ngram_npu.vllm.options.digest_of", lambda vocabulary: "0f" * 16)
     with (
         pytest.raises(ValueError, match=r"store_seed: .* of another tokenizer"),
         _engine(model, v2_runs.Run(), store_seed=str(own)),

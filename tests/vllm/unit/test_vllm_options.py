@@ -12,8 +12,7 @@ from ngram_npu.config import MAX_DRAFT_TOKENS
 from ngram_npu.costs import fit
 from ngram_npu.tokenizer_digest import digest_of
 from ngram_npu.vllm import options
-from ngram_npu.vllm.options import Options, read_options
-from ngram_npu.vllm.vocabulary import vocabulary_digest
+from ngram_npu.vllm.options import Options, read_options, vocabulary_digest
 from vllm_config import vllm_config
 
 

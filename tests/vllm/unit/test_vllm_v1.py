@@ -198,9 +198,9 @@ def test_more_preempted_requests_than_slots(seed: int) -> None:
         (_, _, drafts, _, _), got, _ = _step(drafter, runner)
         assert got.tolist() == drafts.tolist()
         most = max(most, len(runner.requests))
-        held = slots._slot_of.values()
+        held = [slot for slot, _ in slots._known.values()]
         assert sorted([*held, *slots._free]) == list(range(6))
-        slots.drafting.index.check_integrity()
+        drafter._drafting.index.check_integrity()
     assert most > 6
 
 
@@ -214,9 +214,9 @@ def test_slots_of_finished_requests_are_emptied() -> None:
     runner.requests.clear()
     runner.input_batch.req_ids.clear()
     _step(drafter, runner)
-    assert set(slots._slot_of) == set(runner.requests)
-    assert slots.drafting.index.statistics.rows_indexed > 100
-    assert slots.drafting.index.statistics.pages_in_use <= len(runner.requests)
+    assert set(slots._known) == set(runner.requests)
+    assert drafter._drafting.index.statistics.rows_indexed > 100
+    assert drafter._drafting.index.statistics.pages_in_use <= len(runner.requests)
 
 
 def test_trimmed_drafts_are_never_empty_where_asked_for() -> None:
