@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -36,11 +37,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from ngram_npu import NgramStore
+from ngram_npu.costs import observed
 from ngram_npu.replay import ReplayError, TokenRequest
 from ngram_npu.replay.output import atomic_output, check_writable
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
-from ngram_npu.replay.walks import STORE_SHAPE, IntArray, Walks, record, walks
+from ngram_npu.replay.walks import STORE_SHAPE, IntArray, walks
 
 from tools.drafts import PARTS, load
 
@@ -63,25 +64,9 @@ class Observed:
     right: IntArray
 
     @classmethod
-    def of(cls, found: Walks) -> Observed:
-        return cls._in_table(found, SHAPE)
-
-    @classmethod
-    def of_store(cls, requests: Sequence[TokenRequest]) -> Observed:
-        """Counts with a store large enough for all of these conversations."""
-        tokens = sum(request.num_tokens for request in requests)
-        return cls._in_table(record(requests, NgramStore(1, max(4096, 2 * tokens))), STORE_SHAPE)
-
-    @classmethod
-    def _in_table(cls, found: Walks, shape: tuple[int, int]) -> Observed:
-        masks = found.reached(), found.accepted()
-        return cls(*(_by_cell(found.match[m], found.column[m], shape) for m in masks))
-
-    @classmethod
-    def of_matches(cls, requests: Sequence[TokenRequest]) -> Observed:
-        """By match alone, [16, 1]."""
-        of = cls.of(walks(requests, range(1, SHAPE[0] + 1)))
-        return cls(of.tried.sum(axis=1, keepdims=True), of.right.sum(axis=1, keepdims=True))
+    def counted(cls, cells: IntArray, right: Any, shape: tuple[int, ...]) -> Observed:
+        counts = (np.bincount(of, minlength=math.prod(shape)) for of in (cells, cells[right]))
+        return cls(*(of.reshape(shape) for of in counts))
 
     def part(self, columns: slice, shape: tuple[int, ...]) -> Observed:
         return Observed(
@@ -89,9 +74,21 @@ class Observed:
         )
 
 
-def _by_cell(rows: IntArray, columns: IntArray, shape: tuple[int, int]) -> IntArray:
-    found = np.bincount(rows * shape[1] + columns, minlength=shape[0] * shape[1])
-    return found.reshape(shape)
+def in_tables(requests: Sequence[TokenRequest]) -> tuple[Observed, Observed]:
+    """Of drafts from the rows, and from a store large enough for all of these conversations."""
+    (cells, *_), right = observed(requests)
+    of_store, came = cells >= math.prod(SHAPE), right > 0
+    return (
+        Observed.counted(cells[~of_store], came[~of_store], SHAPE),
+        Observed.counted(cells[of_store] - math.prod(SHAPE), came[of_store], STORE_SHAPE),
+    )
+
+
+def by_match(requests: Sequence[TokenRequest]) -> Observed:
+    """By match alone, [16, 1]."""
+    found = walks(requests, range(1, SHAPE[0] + 1))
+    met = found.reached()
+    return Observed.counted(found.match[met], found.accepted()[met], (SHAPE[0], 1))
 
 
 @dataclass(frozen=True)
@@ -182,61 +179,62 @@ def _run(given: argparse.Namespace, arguments: Sequence[str]) -> None:
     data = load(given.data, given.tokenizer)
     part = PARTS[given.part]
     chosen = {name: requests[part] for name, requests in data.sets.items()}
-    observed = {name: Observed.of(walks(requests)) for name, requests in chosen.items() if requests}
-    costs = fit(list(observed.values()))
-    stored = {name: Observed.of_store(chosen[name]) for name in observed}
-    store_costs = fit_store(list(stored.values()))
-    by_match = {name: Observed.of_matches(chosen[name]) for name in observed}
-    where: dict[str, Any] = {
-        "command": _command(arguments),
-        "date": date.today().isoformat(),
-        "tokenizer": data.tokenizer,
-        "conversations": f"{given.part} of each set, the first is number 0",
-    }
-    table: dict[str, Any] = {
-        "about": "Costs of draft tokens: -16 * log2 of the probability that one is accepted, given "
-        "that those before it were; by match (row) and by the byte beside the token (column). The "
-        "store's first tokens: by how often the entry was right (6 steps) and wrong (4), from "
-        "column 32 on.",
-        **where,
-        "sets": {
-            name: {
-                "conversations": len(chosen[name]),
-                "tokens": sum(request.num_tokens for request in chosen[name]),
-                "draft_tokens_observed": int(of.tried.sum()),
-                "store_draft_tokens_observed": int(stored[name].tried.sum()),
-            }
-            for name, of in observed.items()
-        },
-    }
+    chosen = {name: of for name, of in chosen.items() if of}
+    tables = {name: in_tables(requests) for name, requests in chosen.items()}
+    rows, stored = ([of[i] for of in tables.values()] for i in (0, 1))
+    matches = list(map(by_match, chosen.values()))
+    costs, store_costs = fit(rows), fit_store(stored)
+    compared = {}
     if given.compare:
         other = json.loads(given.compare.read_text(encoding="utf-8"))
-        row, store = np.array(other["row"]), _store_table(other)
-        found = difference(costs, row, list(observed.values()))
-        table["mean_difference_from_another_fit"] = round(found, 3)
-        found = difference(store_costs, store, list(stored.values()))
-        table["store_mean_difference_from_another_fit"] = round(found, 3)
-    with atomic_output(given.output) as scratch:
-        scratch.write_text(_laid_out(table, row=costs, store=store_costs), encoding="utf-8")
-    matches = {
-        "about": "Costs as in costs.json, by min(match + place in the draft, 15) alone, of drafts "
-        "from the longest n-gram of up to 16 tokens. The first is of no match.",
-        **where,
-        "sets": {
-            name: {
-                "conversations": len(chosen[name]),
-                "tokens": sum(request.num_tokens for request in chosen[name]),
-                "draft_tokens_observed": int(of.tried.sum()),
-            }
-            for name, of in by_match.items()
-        },
-        "match": fit_match(list(by_match.values())).tolist(),
-    }
-    match_output = given.output.with_name(f"match_{given.output.name}")
-    check_writable(match_output)
-    with atomic_output(match_output) as scratch:
-        scratch.write_text(json.dumps(matches, indent=1) + "\n", encoding="utf-8")
-    print(f"{given.output}: {sum(int(of.tried.sum()) for of in observed.values())} observations")
+        found = difference(costs, np.array(other["row"]), rows)
+        compared["mean_difference_from_another_fit"] = round(found, 3)
+        found = difference(store_costs, _store_table(other), stored)
+        compared["store_mean_difference_from_another_fit"] = round(found, 3)
+
+    def described(about: str, **counts: Sequence[Observed]) -> dict[str, Any]:
+        each = [[int(of.tried.sum()) for of in sets] for sets in counts.values()]
+        return {
+            "about": about,
+            "command": _command(arguments),
+            "date": date.today().isoformat(),
+            "tokenizer": data.tokenizer,
+            "conversations": f"{given.part} of each set, the first is number 0",
+            "sets": {
+                name: {
+                    "conversations": len(requests),
+                    "tokens": sum(request.num_tokens for request in requests),
+                    **dict(zip(counts, numbers, strict=True)),
+                }
+                for (name, requests), *numbers in zip(chosen.items(), *each, strict=True)
+            },
+        }
+
+    table = described(
+        "Costs of draft tokens: -16 * log2 of the probability that one is accepted, given that "
+        "those before it were; by match (row) and by the byte beside the token (column). The "
+        "store's first tokens: by how often the entry was right (6 steps) and wrong (4), from "
+        "column 32 on.",
+        draft_tokens_observed=rows,
+        store_draft_tokens_observed=stored,
+    )
+    match_table = described(
+        "Costs as in costs.json, by min(match + place in the draft, 15) alone, of drafts from the "
+        "longest n-gram of up to 16 tokens. The first is of no match.",
+        draft_tokens_observed=matches,
+    )
+    match_table["match"] = fit_match(matches).tolist()
+    for path, text in (
+        (given.output, _laid_out(table | compared, row=costs, store=store_costs)),
+        (
+            given.output.with_name(f"match_{given.output.name}"),
+            json.dumps(match_table, indent=1) + "\n",
+        ),
+    ):
+        check_writable(path)
+        with atomic_output(path) as scratch:
+            scratch.write_text(text, encoding="utf-8")
+    print(f"{given.output}: {sum(int(of.tried.sum()) for of in rows)} observations")
 
 
 def _store_table(other: dict[str, Any]) -> IntArray:

@@ -33,10 +33,9 @@ uint32_t tagged(const Entry* line, uint32_t tag) {
 }
 
 // The entry to overwrite with a new one: the first that is empty or whose block is no longer alive, otherwise the
-// oldest. Clearing a block removes its entries, so the serial number decides.
+// oldest.
 uint32_t victim_in(const Store& store, const Entry* line) {
-  const uint32_t next = store.header[kHeaderNextSerial];
-  const uint32_t oldest = (next > store.num_blocks ? next - store.num_blocks : 1) << kBlockBits;
+  const uint32_t oldest = oldest_place(store);
   uint32_t forgotten = 0, victim = 0;
   for (uint32_t i = 0; i < kLineEntries; ++i) {
     forgotten |= uint32_t{line[i].place < oldest} << i;
@@ -139,6 +138,11 @@ void renumber(const Store& store) {
 }
 
 void count_busy(const Store& store) { __atomic_fetch_add(store.header + kStatBusy, 1u, __ATOMIC_RELAXED); }
+
+uint32_t oldest_place(const Store& store) {
+  const uint32_t next = store.header[kHeaderNextSerial];
+  return (next > store.num_blocks ? next - store.num_blocks : 1) << kBlockBits;
+}
 
 GramKeys keys_before(const int32_t* end, int64_t length, uint64_t seed) {
   GramKeys keys;

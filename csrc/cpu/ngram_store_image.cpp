@@ -51,10 +51,11 @@ uint32_t* pack_blocks(const cpu::Store& store, int64_t first, uint32_t* to) {
 
 uint32_t* pack_lines(const cpu::Store& store, int64_t first, uint32_t* to) {
   const int64_t end = smaller<int64_t>(first + kPieceLines, int64_t{1} << store.line_bits);
+  const uint32_t oldest = cpu::oldest_place(store);
   for (int64_t i = first; i < end; ++i) {
     const auto* line = reinterpret_cast<const Entry*>(store.lines + i * kLineWords);
     uint32_t used = 0;
-    for (uint32_t j = 0; j < kLineEntries; ++j) used |= uint32_t{store.alive(line[j].place >> kBlockBits)} << j;
+    for (uint32_t j = 0; j < kLineEntries; ++j) used |= uint32_t{line[j].place >= oldest} << j;
     if (used == 0) continue;
     *to++ = static_cast<uint32_t>(i) << kLineEntries | used;
     for (; used != 0; used &= used - 1) {

@@ -4,7 +4,6 @@
 #include <optional>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 #include "cpu/ngram_store.h"
 #include "numpy/front_end.h"
@@ -96,17 +95,15 @@ int64_t store_pieces(py::handle store) {
   return ngram_npu_cpu_ngram_store_pieces(words, size);
 }
 
-// None: another call is using the store.
-std::optional<py::bytes> store_pack(py::handle store, int64_t piece) {
+// The number of words written. None: another call is using the store.
+std::optional<int64_t> store_pack(py::handle store, int64_t piece, py::handle to) {
   const auto [words, size] = words_of("store_pack", store, host::Arguments::kWrite);
-  std::vector<uint32_t> packed(kStorePieceWords);
-  int64_t count;
-  {
-    py::gil_scoped_release release;
-    count = ngram_npu_cpu_ngram_store_pack(words, size, piece, packed.data());
-  }
-  if (count < 0) return std::nullopt;
-  return py::bytes(reinterpret_cast<const char*>(packed.data()), static_cast<size_t>(count) * sizeof(uint32_t));
+  NumpyCall call("store_pack");
+  const host::TensorView room = call("to", to);
+  call.vector(room, {host::DType::kInt32}, kStorePieceWords, host::Arguments::kWrite);
+  const py::gil_scoped_release release;
+  const int64_t count = ngram_npu_cpu_ngram_store_pack(words, size, piece, static_cast<uint32_t*>(room.data));
+  return count < 0 ? std::nullopt : std::optional(count);
 }
 
 int32_t store_unpack(py::handle store, int64_t piece, const py::bytes& packed) {
@@ -146,9 +143,9 @@ void define_store_tools(py::module_& m) {
   words["entered"] = int{store::kStatEntered};
   words["calls_busy"] = int{store::kStatBusy};
   m.attr("STORE_WORDS") = words;
-  m.attr("STORE_PIECE_BYTES") = kStorePieceWords * int64_t{sizeof(uint32_t)};
+  m.attr("STORE_PIECE_WORDS") = kStorePieceWords;
   m.def("store_pieces", store_pieces, py::arg("store"));
-  m.def("store_pack", store_pack, py::arg("store"), py::arg("piece"));
+  m.def("store_pack", store_pack, py::arg("store"), py::arg("piece"), py::arg("to"));
   m.def("store_unpack", store_unpack, py::arg("store"), py::arg("piece"), py::arg("packed"));
   m.def("store_clear", store_clear, py::arg("store"), py::arg("scope"));
 }

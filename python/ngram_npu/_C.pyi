@@ -291,7 +291,7 @@ def merge_drafts_(
 STORE_BLOCK_TOKENS: int
 STORE_LEAST_BLOCKS_PER_SLOT: int
 STORE_COST_COLUMNS: int
-STORE_PIECE_BYTES: int
+STORE_PIECE_WORDS: int
 STORE_WORDS: dict[str, int]
 STORE_FAULTS: list[str]
 
@@ -315,8 +315,9 @@ def store_take(store: _Int32) -> bool:
 
 def store_give_back(store: _Int32) -> None: ...
 def store_pieces(store: _Int32) -> int: ...
-def store_pack(store: _Int32, piece: int) -> bytes | None:
-    """A piece of a file; None: another call is using the store."""
+def store_pack(store: _Int32, piece: int, to: _Int32) -> int | None:
+    """A piece of a file, to [STORE_PIECE_WORDS]: its size in words; None: another call is using the
+    store."""
 
 def store_unpack(store: _Int32, piece: int, packed: bytes) -> int:
     """Puts a piece, all in order, into an empty store; a number of STORE_FAULTS."""

@@ -238,7 +238,7 @@ def fit(conversations: Sequence[TokenRequest], tokenizer: str = "") -> Costs:
     """
     from ngram_npu.config import default_costs, default_store_costs
 
-    places, right = _observed(list(_newest(conversations)))
+    places, right = observed(list(_newest(conversations)))
     shipped = np.concatenate([default_costs().ravel(), default_store_costs().ravel()])
     cells, *tokens = _likeliest(places, right, logits_of(shipped))
     row, store = np.split(_whole(cells, "row"), [default_costs().size])
@@ -254,9 +254,9 @@ def _newest(conversations: Sequence[TokenRequest]) -> Iterator[TokenRequest]:
     return iter(conversations[first:])
 
 
-def _observed(conversations: Sequence[TokenRequest]) -> tuple[list[IntArray], FloatArray]:
-    """Of each draft token that was reached its cell, its class and that of the token before it; and
-    whether it was right."""
+def observed(conversations: Sequence[TokenRequest]) -> tuple[list[IntArray], FloatArray]:
+    """Of each draft token that was reached its cell (those of the store's table behind the row's),
+    its class and that of the token before it; and whether it was right."""
     from ngram_npu.replay.walks import record, walks
     from ngram_npu.store import NgramStore
 

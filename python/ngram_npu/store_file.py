@@ -73,7 +73,11 @@ def checked_digest(digest: str) -> str:
 
 @contextmanager
 def written(
-    path: str | PathLike[str], sizes: FileSizes, tokenizer: str, seed: str, pieces: Iterable[bytes]
+    path: str | PathLike[str],
+    sizes: FileSizes,
+    tokenizer: str,
+    seed: str,
+    pieces: Iterable[memoryview],
 ) -> Iterator[Callable[[], None]]:
     """A complete new file; what it yields is called to put it in the place of ``path``, atomically.
     It contains users' text: only its owner may read it. What killed processes left of earlier calls
@@ -153,7 +157,7 @@ def read_pieces(file: BufferedReader, name: str) -> Iterator[bytes]:
     checksum = hashlib.blake2b(digest_size=_CHECKSUM_BYTES)
     while before := file.read(_WORD.size):
         size = _WORD.unpack(before)[0] if len(before) == _WORD.size else 0
-        if size > _C.STORE_PIECE_BYTES:
+        if size > _C.STORE_PIECE_WORDS * _WORD.size:
             break
         piece = file.read(size)
         checksum.update(before)

@@ -61,6 +61,9 @@ def test_the_size_of_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert 0 < file["tokens_held"] <= 8192 << 2
     assert file["whole_after_kills"] == file["kills"] == 2
     assert file["skipped_while_saving"] == 0
+    assert 0 < file["longest_piece_us"] < 1e5
+    assert file["steps_while_saving"]["steps"] >= 1
+    assert file["renumbering_ms"] > 0
 
 
 def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

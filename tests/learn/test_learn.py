@@ -92,6 +92,10 @@ def test_the_curve_is_that_of_the_references(
         assert (of.tokens, of.steps, of.drafted) == expected
         assert of.known_tokens == 25 * len(known)
     assert report.curve[-1].tokens_per_step > 1.2 * report.curve[0].tokens_per_step
+    assert list(report.by_k) == [8, 16, 32]
+    for k, of in report.by_k.items():
+        assert (of.tokens, of.steps, of.drafted) == by_hand.replayed(last, earlier, size, k=k)
+    assert report.by_k[8] == report.curve[-1] != report.by_k[16]
     # Another limit, and the oldest answers in place of the newest ones, are noticed.
     half = report.curve[-2]
     for wrong in (
@@ -258,6 +262,9 @@ def test_text_json_and_picture(
         best["tokens_per_step"] / (1 + 0.1 * best["drafted"] / best["steps"])
     )
     assert f"{best['tokens_per_step']:>13.3f}{best['drafted_per_step']:>14.3f}" in err
+    speedups = {k: of["speedup"] for k, of in report["by_k"].items()}
+    best_k = max(speedups, key=lambda k: speedups[k])
+    assert f"32: {speedups['32']:.2f}x; best at this cost: k={best_k}" in err
     assert "TOO FEW: the figures are of 2 conversations" in err
     assert f"{file}: 1000 tokens in a store of 65536" in err
     assert picture.read_bytes().startswith(b"\x89PNG")

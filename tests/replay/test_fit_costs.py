@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from ngram_npu.config import default_match_costs
 from ngram_npu.replay import TokenRequest, TokenTurn
-from ngram_npu.replay.walks import walks
 
 from tools import fit_costs
-from tools.fit_costs import Observed, fit, fit_match, fit_store
+from tools.fit_costs import Observed, by_match, fit, fit_match, fit_store, in_tables
 
 HALF = 16  # a cost: one bit
 
@@ -31,7 +30,7 @@ def coin(words: int) -> tuple[list[int], list[int]]:
 def observed(words: int) -> Observed:
     prompt, completion = coin(words)
     turn = TokenTurn(np.array(prompt, np.int32), np.array(completion, np.int32))
-    return Observed.of(walks([TokenRequest("coin", (turn,))]))
+    return in_tables([TokenRequest("coin", (turn,))])[0]
 
 
 def test_what_is_observed() -> None:
@@ -77,7 +76,7 @@ def said(prompt: list[int], completion: list[int]) -> TokenRequest:
 def test_what_a_store_drafts_is_observed() -> None:
     """The second request repeats the first one's words and ends with another word."""
     words = list(range(10, 20))
-    found = Observed.of_store([said([1, 2], words), said([3], [*words[:6], 99, 100])])
+    found = in_tables([said([1, 2], words), said([3], [*words[:6], 99, 100])])[1]
     # The last word is never entered: no step comes after it. After each of six words, the rest of
     # the text is drafted; the first wrong token is the same each time.
     tried, right = np.zeros((16, 56)), np.zeros((16, 56))
@@ -108,7 +107,7 @@ def test_costs_by_match_alone() -> None:
     assert costs.shape == (16,)
     assert costs[0] == 255, "no match"
     assert (costs[5], costs[7], costs[6]) == (2 * HALF, 0, HALF)
-    found = Observed.of_matches([said(*coin(302))])
+    found = by_match([said(*coin(302))])
     assert found.tried[:, 0].tolist() == observed(302).tried.sum(axis=1).tolist()
 
 

@@ -40,7 +40,8 @@ class LearnOptions:
             value is the scope, as a request of a server names it. None: everybody shares.
         store_tokens: size of the store; None: the smallest power of two whose doubling yields less
             than 1 % more tokens per step, up to 64 Mi.
-        k, min_draft_probability: of the drafts that the curve is replayed with.
+        k, min_draft_probability: of the drafts that the curve is replayed with; 8, 16 and 32
+            tokens are tried too, with all known.
         cost: of verifying a drafted token, as a share of a step.
     """
 
@@ -123,12 +124,13 @@ def learn(
     size = options.store_tokens
     curve: tuple[Point, ...] = ()
     tried: tuple[Point, ...] = ()
+    by_k: dict[int, Point] = {}
     evaluated, earlier = split(heard.recent, heard.conversations, list(heard.texts))
     if evaluated and earlier:
         replayed = Replayed(evaluated, earlier, config, replaying)
         if size is None:
             size, tried = replayed.sizes()
-        curve = replayed.curve(size)
+        curve, by_k = replayed.curve(size), replayed.by_k(size)
         if 10 * len(evaluated) < heard.conversations:
             heard.notes.append(f"replayed: the newest {len(evaluated)} conversations of the tenth")
         if len(evaluated) < FEW:
@@ -164,6 +166,7 @@ def learn(
         evaluated=len(evaluated) if curve else 0,
         sizes=tried,
         curve=curve,
+        by_k=by_k,
         costs=fitted,
         store_tokens=size,
         tokens_held=held,

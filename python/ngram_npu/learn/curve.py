@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +25,9 @@ SHARES = (0.0, 1 / 8, 1 / 4, 1 / 2, 1.0)
 
 MAX_EVALUATED = 100_000
 """Generated tokens that a point replays at most: some ten seconds."""
+
+LONGER = (8, 16, 32)
+"""Most tokens of a draft that are tried beside the given one."""
 
 LEAST_TOKENS = 1 << 16
 MOST_TOKENS = 1 << 26
@@ -106,19 +109,26 @@ class Replayed:
     ) -> None:
         self._talks, self._earlier, self._config = talks, earlier, config
         self._progress = progress
-        self._found: dict[tuple[float | None, int], Point] = {}
+        self._found: dict[tuple[float | None, int, int], Point] = {}
 
-    def point(self, share: float | None, store_tokens: int) -> Point:
+    def point(self, share: float | None, store_tokens: int, k: int | None = None) -> Point:
         """With a store of a size that knows a share of the earlier answers, the newest ones."""
-        if (share, store_tokens) not in self._found:
-            self._found[share, store_tokens] = self._replay(share, store_tokens)
-        return self._found[share, store_tokens]
+        config = self._config if k is None else replace(self._config, k=k)
+        which = share, store_tokens, config.k
+        if which not in self._found:
+            self._found[which] = self._replay(share, store_tokens, config)
+        return self._found[which]
 
     def curve(self, store_tokens: int) -> tuple[Point, ...]:
         """The points without a store, and of all shares."""
         return tuple(
             self.point(share, 0 if share is None else store_tokens) for share in (None, *SHARES)
         )
+
+    def by_k(self, store_tokens: int) -> dict[int, Point]:
+        """All known, by the most tokens of a draft."""
+        ks = sorted({self._config.k, *LONGER})
+        return {k: self.point(1.0, store_tokens, k) for k in ks}
 
     def sizes(self) -> tuple[int, tuple[Point, ...]]:
         """The smallest size whose doubling, like that of all larger ones, yields hardly more
@@ -132,7 +142,7 @@ class Replayed:
             size //= 2
         return size, tuple(tried)
 
-    def _replay(self, share: float | None, store_tokens: int) -> Point:
+    def _replay(self, share: float | None, store_tokens: int, config: NgramConfig) -> Point:
         known: Sequence[Text] = ()
         store = None
         if share is not None:
@@ -144,8 +154,8 @@ class Replayed:
         for done, talk in enumerate(self._talks, 1):
             for request in talk.requests:
                 turns = [turn for turn in request.turns_apart() if turn.spans()]
-                proposer = self._proposer(store, talk.scope)
-                found = simulate("", turns, proposer, k=self._config.k, batch_size=1)
+                proposer = _proposer(config, store, talk.scope)
+                found = simulate("", turns, proposer, k=config.k, batch_size=1)
                 tokens += found.num_tokens
                 steps += found.num_steps
                 drafted += found.num_draft_tokens
@@ -155,13 +165,14 @@ class Replayed:
         known_tokens = sum(len(text) for _, text in known)
         return Point(share, known_tokens, store_tokens, tokens, steps, drafted)
 
-    def _proposer(self, store: NgramStore | None, scope: int) -> Any:
-        """One whose requests are all of this scope."""
-        proposer = NgramProposer(self._config, "index", store=store)
-        if store is None:
-            return proposer
-        step = functools.partial(proposer.step, scopes=np.array([scope], np.int64))
-        return SimpleNamespace(step=step, reset=proposer.reset, append=proposer.append)
+
+def _proposer(config: NgramConfig, store: NgramStore | None, scope: int) -> Any:
+    """One whose requests are all of this scope."""
+    proposer = NgramProposer(config, "index", store=store)
+    if store is None:
+        return proposer
+    step = functools.partial(proposer.step, scopes=np.array([scope], np.int64))
+    return SimpleNamespace(step=step, reset=proposer.reset, append=proposer.append)
 
 
 def holding(texts: Sequence[Text]) -> int:

@@ -31,6 +31,7 @@ class LearnReport:
             no curve.
         sizes: all known, by size of the store, the largest first; empty if a size was asked for.
         curve: without a store, then by the share of the earlier answers that is known.
+        by_k: all known, by the most tokens of a draft; empty without a curve.
         costs: what costs fitted on every second conversation bring on the others (tokens per step
             at equal drafts, without a store: ``shipped``, ``fitted``), whether they are
             ``recommended``, and their file; None: not asked for.
@@ -55,6 +56,7 @@ class LearnReport:
     evaluated: int
     sizes: tuple[Point, ...]
     curve: tuple[Point, ...]
+    by_k: Mapping[int, Point]
     costs: Mapping[str, Any] | None
     store_tokens: int
     tokens_held: int
@@ -68,6 +70,7 @@ class LearnReport:
         found = {"format": FORMAT, **vars(self)}
         for name in ("sizes", "curve"):
             found[name] = [self._point(point) for point in found[name]]
+        found["by_k"] = {k: self._point(point) for k, point in self.by_k.items()}
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in found.items()
@@ -120,6 +123,13 @@ def format_report(report: LearnReport) -> str:
             f"{label(of):<9}{of.known_tokens:>10}{of.tokens_per_step:>13.3f}"
             f"{of.drafted_per_step:>14.3f}{of.speedup(cost):>9.2f}x"
             for of in report.curve
+        ]
+        speedups = {k: of.speedup(cost) for k, of in report.by_k.items()}
+        lines += [
+            "",
+            "all known, by k: "
+            + ", ".join(f"{k}: {of:.2f}x" for k, of in speedups.items())
+            + f"; best at this cost: k={max(speedups, key=lambda k: speedups[k])}",
         ]
     if (costs := report.costs) is not None:
         lines += [

@@ -57,6 +57,8 @@ class ProposerStep(Contestant):
 
     def reset(self) -> None:
         self._num_tokens[:] = self._workload.lengths[0]
+        # Otherwise the index would take the rows in again step by step, each up to a limit.
+        self._proposer.append(self._token_ids, self._num_tokens)
         if (store := self._proposer.store) is not None:
             before, started = store.statistics.tokens_entered, time.thread_time_ns()
             store.finish(self._slots)
