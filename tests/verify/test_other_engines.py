@@ -2,39 +2,51 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tools.engines import add, summary
 
-CASE = '<testcase classname="engine_v2.test_v2_engine" name="{}">{}</testcase>'
+CASE = '<testcase classname="engine_v2.{}" name="{}">{}</testcase>'
 
 
-def results(file: Path, *cases: tuple[str, str]) -> Path:
-    text = "".join(CASE.format(name, f"<{how}/>" if how else "") for name, how in cases)
+def results(file: Path, *cases: tuple[str, str, str]) -> Path:
+    text = "".join(CASE.format(of, name, f"<{how}/>" if how else "") for of, name, how in cases)
     file.write_text(f"<testsuites><testsuite>{text}</testsuite></testsuites>")
     return file
 
 
-def test_failures_and_errors_are_named(tmp_path: Path) -> None:
-    cases = ("a", ""), ("b", "failure"), ("c", "skipped"), ("d", "error"), ("e", "")
-    assert summary(results(tmp_path / "r", *cases)) == {
-        "passed": 2,
-        "skipped": 1,
-        "failed": ["test_v2_engine: b", "test_v2_engine: d"],
-    }
+def test_failures_and_errors_are_named_by_method(tmp_path: Path) -> None:
+    file = results(
+        tmp_path / "r",
+        ("test_v2_engine", "a[async-scan]", ""),
+        ("test_v2_engine", "a[sync-scan]", "failure"),
+        ("test_v2_engine", "b[sync-index]", ""),
+        ("test_v2_ranks", "c[async-index]", "skipped"),
+        ("test_v2_store", "d", "error"),
+        ("test_beside_engine", "a[draft-sync]", ""),
+    )
+    assert [[*entry.values()] for entry in summary(file, "v2")] == [
+        ["v2", "beside draft_model", 1, 0, 0, []],
+        ["v2", "ngram", 1, 0, 1, ["test_v2_engine::a[sync-scan]"]],
+        ["v2", "ngram_gpu", 1, 0, 0, []],
+        ["v2", "store", 0, 0, 1, ["test_v2_store::d"]],
+    ]
 
 
-@pytest.mark.parametrize("cases", [(), (("a", "skipped"),)])
-def test_a_run_without_tests_is_no_success(tmp_path: Path, cases: tuple[tuple[str, str]]) -> None:
+@pytest.mark.parametrize("cases", [(), (("test_v2_store", "a", "skipped"),)])
+def test_a_run_without_tests_is_no_success(
+    tmp_path: Path, cases: tuple[tuple[str, str, str]]
+) -> None:
     with pytest.raises(ValueError, match="expected tests that ran, got none"):
-        summary(results(tmp_path / "r", *cases))
+        summary(results(tmp_path / "r", *cases), "v2")
 
 
-def test_a_release_has_one_entry_for_each_runner(tmp_path: Path) -> None:
+def test_a_method_of_a_release_has_one_entry_for_each_runner(tmp_path: Path) -> None:
     file = tmp_path / "engines.json"
     for runner, passed in (("v1", 1), ("v2", 2), ("v1", 3)):
-        add(file, {"vllm": "1.0", "runner": runner, "passed": passed})
-    assert file.read_text().count('"passed"') == 2
-    assert '"passed": 3' in file.read_text()
+        add(file, [{"vllm": "1.0", "runner": runner, "method": "ngram", "passed": passed}])
+    found = json.loads(file.read_text())["results"]
+    assert [(entry["runner"], entry["passed"]) for entry in found] == [("v1", 3), ("v2", 2)]

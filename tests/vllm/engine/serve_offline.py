@@ -1,6 +1,7 @@
 """A small deployment, run as a process of its own; the engine has another one, as vLLM runs it by
-default. Prints one line of JSON. Arguments: the model, the engine's arguments as JSON, and
-prompts with their numbers of tokens to generate, as JSON."""
+default. Prints one line of JSON. Arguments: the model, the engine's arguments as JSON, prompts
+with their numbers of tokens to generate, as JSON, and maybe calls of ``collective_rpc``, as JSON,
+which are made after them."""
 
 from __future__ import annotations
 
@@ -20,6 +21,8 @@ def main() -> None:
         [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in requests],
         use_tqdm=False,
     )
+    calls = json.loads(sys.argv[4]) if len(sys.argv) > 4 else []
+    answers = [llm.collective_rpc(name, args=tuple(given)) for name, *given in calls]
     metrics = {
         sample.name: sample.value
         for family in get_prometheus_registry().collect()
@@ -30,6 +33,7 @@ def main() -> None:
         "token_ids": [list(output.outputs[0].token_ids) for output in outputs],
         "imported": sorted(name for name in sys.modules if name.startswith("ngram_npu")),
         "metrics": metrics,
+        "answers": answers,
     }
     # In one write: the engine's process may write its last log line here at any time.
     sys.stdout.flush()

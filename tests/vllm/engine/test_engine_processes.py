@@ -23,13 +23,25 @@ SCRIPT = Path(__file__).with_name("serve_offline.py")
 PLAIN = [0, 7, 8, 15, 16, 23]  # requests of the greedy set without further conditions
 
 
-def _serve(model: Path, method: str, **environment: str) -> tuple[dict[str, Any], str]:
+def serve(
+    model: Path,
+    method: str,
+    more: dict[str, Any] | None = None,
+    *,
+    asynchronous: bool = False,
+    **environment: str,
+) -> tuple[dict[str, Any], str]:
+    """Result and log of an engine in another process; ``asynchronous``: of its workers too."""
+    if asynchronous:
+        paths = [str(SCRIPT.with_name("site")), str(SCRIPT.parent)]
+        environment["PYTHONPATH"] = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
     requests = request_sets.greedy(request_sets.Prompts(AutoTokenizer.from_pretrained(model)))
     arguments = {
         **ENGINE,
         "speculative_config": METHODS[method].speculative_config,
         "additional_config": METHODS[method].additional_config,
         "async_scheduling": METHODS[method].is_async,
+        **(more or {}),
     }
     done = subprocess.run(
         [
@@ -55,7 +67,7 @@ def _started(log: str) -> list[str]:
 
 
 def test_custom_class_in_another_process(model: Path, runs: Runs, tmp_path: Path) -> None:
-    result, log = _serve(
+    result, log = serve(
         model,
         "custom_class",
         PROMETHEUS_MULTIPROC_DIR=str(tmp_path),
@@ -75,7 +87,7 @@ def test_custom_class_in_another_process(model: Path, runs: Runs, tmp_path: Path
 
 
 def test_plugin_by_its_entry_point(model: Path, runs: Runs) -> None:
-    result, log = _serve(model, "plugin", NGRAM_NPU_VLLM="1")
+    result, log = serve(model, "plugin", NGRAM_NPU_VLLM="1")
     expected = runs("none", "greedy").outputs
     assert result["token_ids"] == [expected[i][0].token_ids for i in PLAIN]
     (line,) = _started(log)
@@ -86,13 +98,12 @@ def test_plugin_by_its_entry_point(model: Path, runs: Runs) -> None:
 
 
 def test_the_asynchronous_proposer_by_its_entry_point(model: Path, runs: Runs) -> None:
-    paths = [str(SCRIPT.with_name("site")), str(SCRIPT.parent)]
-    result, log = _serve(
+    result, log = serve(
         model,
         "padded",
+        asynchronous=True,
         NGRAM_NPU_VLLM="1",
         VLLM_LOGGING_LEVEL="DEBUG",
-        PYTHONPATH=os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
     )
     expected = runs("none", "greedy").outputs
     assert result["token_ids"] == [expected[i][0].token_ids for i in PLAIN]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-import atexit
-import hashlib
+import os
 import random
+import signal
 import time
 from typing import Any
 
+from ngram_npu.vllm.row_lookup import BESIDE
+from noting_workers import note
 from vllm.v1.worker.cpu_worker import CPUWorker
+
+STEPS = 5
+"""Before it is odd."""
 
 
 class FailingWorker(CPUWorker):
@@ -22,11 +27,28 @@ class FailingWorker(CPUWorker):
 
             def fails(*args: Any) -> Any:
                 self.steps += 1
-                if self.steps > 5:
+                if self.steps > STEPS:
                     raise RuntimeError("no drafts")
                 return propose(*args)
 
             host.propose = fails
+
+
+class KilledWorker(CPUWorker):
+    """It is killed in a step after its engine's store was saved."""
+
+    def init_device(self) -> None:
+        super().init_device()
+        if self.rank == 1:
+            speculator = self.model_runner.speculator
+            propose, file = speculator.propose, os.environ["NGRAM_NPU_VLLM_STORE_FILE"]
+
+            def killed(*args: Any, **kwargs: Any) -> Any:
+                if os.path.exists(file):
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return propose(*args, **kwargs)
+
+            speculator.propose = killed
 
 
 class LateWorker(CPUWorker):
@@ -34,20 +56,14 @@ class LateWorker(CPUWorker):
 
     def init_device(self) -> None:
         super().init_device()
-        host = self.model_runner.speculator._host
-        propose, run = host.propose, host._stream.run
-        drafted = hashlib.sha256()
+        speculator = self.model_runner.speculator
+        stream = getattr(speculator, BESIDE, speculator)._host._stream
+        run = stream.run
 
         def late(job: int) -> None:
             time.sleep(random.random() / 100)
             run(job)
 
-        def noted(*args: Any) -> Any:
-            found = propose(*args)
-            drafted.update(found.draft_token_ids.numpy().tobytes())
-            return found
-
-        host.propose = noted
+        note(speculator)
         if self.rank == 1:
-            host._stream.run = late
-        atexit.register(lambda: print("DRAFTED", drafted.hexdigest(), flush=True))
+            stream.run = late
