@@ -36,6 +36,8 @@ class Method:
     """A change to the n-gram drafts before they are used."""
     sampled: bool = False
     """Whether draft tokens are sampled."""
+    most: int | None = None
+    """The largest batch that gets drafts; None: any."""
     first: int = 20
     """The number of requests it gets."""
 
@@ -45,6 +47,9 @@ class Method:
             speculative["model"] = str(toy_drafters.cached(self.kind, model))
         if self.adaptive:
             speculative["enable_adaptive_verification"] = True
+        if self.most is not None:
+            schedule = [(1, self.most, K), (self.most + 1, 1000, 0)]
+            speculative["num_speculative_tokens_per_batch_size"] = schedule
         if self.sampled:
             speculative["draft_sample_method"] = "probabilistic"
         return {
@@ -83,6 +88,8 @@ METHODS = {
     "eagle-sync": Method("eagle", asynchronous=False, ours=SCAN),
     "mtp": Method("mtp", ours=SCAN, first=8),
     "adaptive": Method("draft_model", ours=LADDER, adaptive=True),
+    "draft-store": Method("draft_model", ours={**LADDER, "store": "live"}),
+    "eagle-store": Method("eagle", ours={**LADDER, "store": "live"}, most=3),
     "wrong-rows": Method("eagle", ours=SCAN, prepare=_of_wrong_rows, first=8),
     "not-isolated": Method("eagle", ours=SCAN, adaptive=True, prepare=_not_isolated, first=8),
 }
@@ -99,6 +106,8 @@ class BesideRun(Run):
     """Rows that kept their neural draft."""
     estimated: tuple[int, int] = (0, 0)
     """Verdicts passed to the estimator: on neural drafts, and on n-gram drafts."""
+    without: list[bool] = field(default_factory=list)
+    """Of each row of the steps that are to have no drafts, whether it has none."""
 
 
 def run(model: Path, method: Method) -> BesideRun:
@@ -117,6 +126,8 @@ def run(model: Path, method: Method) -> BesideRun:
             v2_runs.serve(llm, v2_runs.requests(llm.get_tokenizer())[: method.first], result)
             if beside._stats is not None:
                 result.counted = v2_runs.counted(beside)
+            if beside.shared_store is not None:
+                result.store = beside.shared_store.held.statistics
             del llm, runner, beside, watched
     finally:
         model_runner.init_speculator = INIT_SPECULATOR
@@ -173,6 +184,9 @@ class _Watched:
         after = state.all_token_ids.gpu, state.total_len.gpu
         result.state_changes += not all(map(torch.equal, before, after))
         result.steps += 1
+        if kwargs["num_speculative_tokens"] == 0:
+            result.without += (drafts == -1).all(1).tolist()
+            return drafts
         num_sampled = args[4]
         sampled, rows = num_sampled > 0, batch.idx_mapping
         replaced = (drafts != self._neural).any(1)
