@@ -299,12 +299,11 @@ test-neon: setup
 	GTEST_FILTER='-*DeathTest*:*Fork*' ctest --test-dir $(NEON) --output-on-failure -j $(JOBS)
 
 # On a machine with an NVIDIA GPU, with what is installed there and without a network (docs/design/gpu-targets.md): builds for
-# its architecture, tests and measures, in under ten minutes. Results go to $$OUT, else to tools/bench/results.
+# its architecture, tests and measures, in under nine minutes. Results go to $$OUT, else to tools/bench/results.
 GPU := $(abspath $(BUILD)/gpu)
 ON_GPU = CI=1 NGRAM_NPU_REQUIRE_GPU=$(GPU)/stage PYTHONPATH=$(GPU)/stage:$$PYTHONPATH timeout
 GPU_BENCH = $(PYTHON) -m tools.bench --device cuda --json $(or $(OUT),tools/bench/results)
 GPU_STEP = $(ON_GPU) $(2) $(GPU_BENCH)/ngram_step_-cuda$(1).json ngram_step_ --sizes
-GPU_SIZES := 1x4k 128x4k 128x32k 256x128k
 # vLLM's files for it, if they came along (make gpu-peers, where vLLM is installed).
 PEERS := $(abspath $(BUILD)/gpu-peers)
 ifneq ($(wildcard $(PEERS)),)
@@ -326,16 +325,16 @@ gpu-peers:
 
 gpu-test:
 	$(ON_GPU) 60 $(PYTHON) -m pytest -q tests/gpu
-	$(ON_GPU) 90 $(PYTHON) -m pytest -q tests/ops -k device-cuda
+	$(ON_GPU) 75 $(PYTHON) -m pytest -q tests/ops -k device-cuda
 
 gpu-bench:
-	$(call GPU_STEP,,60) $(GPU_SIZES) --match-policy latest --data-kind nomatch
-	$(call GPU_STEP,-zipf,45) $(GPU_SIZES) --match-policy latest --data-kind zipf
-	$(ON_GPU) 30 $(GPU_BENCH)/correct_spec_state_-cuda.json correct_spec_state_
-	$(ON_GPU) 30 $(GPU_BENCH)/merge_drafts_-cuda.json merge_drafts_
-	$(ON_GPU) 30 $(GPU_BENCH)/host-drafting-cuda.json host-drafting --sizes 1x32k 128x32k 256x32k
-	$(ON_GPU) 45 $(GPU_BENCH)/host-latency-cuda.json host-latency
-	$(call GPU_STEP,-earliest,90) 128x32k --match-policy earliest --data-kind nomatch --peer vllm-ngram-gpu
+	$(call GPU_STEP,,45) 1x4k 128x4k 128x32k 256x128k --match-policy latest --data-kind nomatch
+	$(call GPU_STEP,-zipf,30) 128x4k 128x32k --match-policy latest --data-kind zipf
+	$(ON_GPU) 20 $(GPU_BENCH)/correct_spec_state_-cuda.json correct_spec_state_
+	$(ON_GPU) 20 $(GPU_BENCH)/merge_drafts_-cuda.json merge_drafts_
+	$(ON_GPU) 40 $(GPU_BENCH)/host-drafting-cuda.json host-drafting --sizes 1x32k 128x32k 256x32k --rounds 5
+	$(call GPU_STEP,-earliest,75) 128x32k --match-policy earliest --data-kind nomatch --peer vllm-ngram-gpu
+	$(ON_GPU) 55 $(GPU_BENCH)/host-latency-cuda.json host-latency --sizes 128x32k --rounds 3
 
 bench: install
 	$(PY) -m tools.bench ngram_step_

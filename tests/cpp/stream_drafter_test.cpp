@@ -381,6 +381,30 @@ TEST(StreamDrafterTest, DraftsAsIfItHadSteppedAtOnce) {
   EXPECT_GT(seen.from_store, 500);
 }
 
+// As the drafter of a second engine would, which must never happen: then neither writes, and the count says so.
+TEST(StreamDrafterTest, AStoreIsUsedByOneCallAtATime) {
+  Kept kept(store::kLive);
+  std::vector<int32_t> staging(kRows * (1 + kMost), 1);
+  std::vector<uint8_t> drafts(static_cast<size_t>(StreamDrafts(kRows, kDrafts).end));
+  StreamOptions options{kRows, kCapacity, kMost, 0, {}, staging.data(), drafts.data()};
+  options.draft.lookup.propose.lookup = {1, 4, kDrafts, kCapacity, kLatest, true, true, nullptr, 0};
+  options.draft.store.store = kept.store_access();
+  StreamDrafter* drafter = ngram_npu_cpu_stream_make(&options);
+  const int32_t row = 0, text[] = {1, 2, 3};
+  const StreamBegin begin{row, 0, text, 3, {nullptr, 0, INT64_MAX, 0, 0, 0, 0, 0}};
+  ASSERT_EQ(ngram_npu_cpu_stream_begin(drafter, &begin), 0);
+  kept.store[store::kHeaderBusy] = 1;
+  std::vector<int32_t> before = kept.store;
+  ngram_npu_cpu_stream_run(ngram_npu_cpu_stream_step(drafter, &row, 1));
+  ++before[store::kStatBusy];
+  EXPECT_EQ(kept.store, before);
+  std::vector<uint32_t> room(static_cast<size_t>(kStorePieceWords));
+  const StoreAccess from = kept.store_access();
+  EXPECT_EQ(ngram_npu_cpu_ngram_store_pack(from.words, from.num_words, 0, room.data()), -1);
+  EXPECT_EQ(kept.store, before);
+  EXPECT_TRUE(ngram_npu_cpu_stream_free(drafter));
+}
+
 TEST(StreamDrafterTest, AJobThatNeverRanKeepsItsDrafter) {
   std::vector<int32_t> staging(kRows * (1 + kMost));
   std::vector<uint8_t> drafts(static_cast<size_t>(StreamDrafts(kRows, kDrafts).end));

@@ -20,6 +20,10 @@ def built(folder: Path) -> ctypes.CDLL:
     library = folder / "libcuda.so.1"
     flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-pthread"]
     subprocess.run(["g++", *flags, SOURCE, "-o", library], check=True)
+    return loaded(library)
+
+
+def loaded(library: Path) -> ctypes.CDLL:
     driver = ctypes.CDLL(str(library))
     driver.stand_in_stream.restype = ctypes.c_void_p
     driver.stand_in_copy.argtypes = *[ctypes.c_void_p] * 3, ctypes.c_size_t

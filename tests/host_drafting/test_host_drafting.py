@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
+import subprocess
+import sys
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from ngram_npu import Costs, NgramConfig, NgramStore, host_drafting
-from ngram_npu.host_drafting import HostDrafting, HostDrafts, Stop
+from ngram_npu.host_drafting import CallingThread, HostDrafting, HostDrafts, Stop
 from ngram_npu.index import make_index
 
 from host_drafting.reference import Reference
@@ -140,6 +144,70 @@ def test_a_device_that_fails_stops_nothing(
     del drafting
     gc.collect()
     assert time.monotonic() - began < 5
+
+
+def test_what_jobs_use_outlives_the_drafter(stream: LateStream) -> None:
+    drafting = _drafting(stream, store := _store("live"))
+    drafting.begin(0, [1, 2, 3])
+    stream.hold(True)
+    found = drafting.propose(np.array([0], np.int32), _sampled([[1]]))
+    used = weakref.ref(np.asarray(store.tensor))
+    del drafting, store
+    gc.collect()
+    assert used() is not None
+    stream.hold(False)
+    stream.wait()
+    assert found.draft_token_ids.tolist() == [[2, 3, 1]]
+
+
+def test_two_engines_in_a_process(stream: LateStream) -> None:
+    """They share the driver's thread, and nothing else."""
+    rng = np.random.default_rng(1)
+    late = [_drafting(stream, _store("live"), lag=1) for _ in range(2)]
+    at_once = [_drafting(CallingThread(), _store("live"), lag=1) for _ in range(2)]
+    steps: list[tuple[HostDrafts, HostDrafts]] = []
+    rows = np.arange(R, dtype=np.int32)
+    for turn in range(60):
+        for both in zip(late, at_once, strict=True):
+            sampled = _sampled([rng.integers(0, 3, rng.integers(K + 2)).tolist() for _ in rows])
+            text = rng.integers(0, 3, 9)
+            for drafting in both:
+                drafting.begin(turn % R, text)
+            steps.append((both[0].propose(rows, sampled), both[1].propose(rows, sampled)))
+    stream.wait()
+    for found, wanted in steps:
+        assert [tensor.tolist() for tensor in found] == [tensor.tolist() for tensor in wanted]
+
+
+LEAVES = """
+import os, sys, time
+from pathlib import Path
+import numpy as np, pytest
+from host_drafting.stand_in import LateStream, loaded
+from host_drafting.test_host_drafting import _drafting, _sampled, _store
+stream = LateStream(loaded(Path(sys.argv[1])), pytest.MonkeyPatch())
+drafting = _drafting(stream, _store("live"))
+drafting.begin(0, [1, 2, 3])
+stream.hold("held" in sys.argv)
+for token in (1, 2, 3) * 20:
+    drafting.propose(np.array([0], np.int32), _sampled([[token]] if token else []))
+child = os.fork() if "fork" in sys.argv else None
+if child == 0:
+    assert not drafting.settle(0.1), "the thread that runs jobs is the parent's"
+elif child:
+    assert os.waitpid(child, 0)[1] == 0
+    stream.hold(False)
+    assert drafting.settle(10)
+"""
+
+
+@pytest.mark.parametrize("how", ["held", "running", "held fork"])
+def test_a_process_ends_with_jobs_pending(driver: ctypes.CDLL, how: str) -> None:
+    paths = os.pathsep.join(filter(None, sys.path))
+    command = [sys.executable, "-c", LEAVES, driver._name, *how.split()]
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_no_job_is_captured(stream: LateStream) -> None:

@@ -36,10 +36,10 @@ class Method:
     """A change to the n-gram drafts before they are used."""
     sampled: bool = False
     """Whether draft tokens are sampled."""
+    most: int | None = None
+    """The largest batch that gets drafts; None: any."""
     first: int = 20
     """The number of requests it gets."""
-    by_batch: tuple[tuple[int, int, int], ...] | None = None
-    """How many tokens are drafted in batches from one size to another."""
 
     def arguments(self, model: Path) -> dict[str, Any]:
         speculative: dict[str, Any] = {"method": self.kind, "num_speculative_tokens": K}
@@ -47,10 +47,11 @@ class Method:
             speculative["model"] = str(toy_drafters.cached(self.kind, model))
         if self.adaptive:
             speculative["enable_adaptive_verification"] = True
+        if self.most is not None:
+            schedule = [(1, self.most, K), (self.most + 1, 1000, 0)]
+            speculative["num_speculative_tokens_per_batch_size"] = schedule
         if self.sampled:
             speculative["draft_sample_method"] = "probabilistic"
-        if self.by_batch:
-            speculative["num_speculative_tokens_per_batch_size"] = list(map(list, self.by_batch))
         return {
             **ENGINE,
             "load_format": "dummy" if self.kind == "mtp" else "auto",
@@ -85,11 +86,10 @@ METHODS = {
     "draft-sync": Method("draft_model", asynchronous=False, ours=INDEX),
     "eagle-async": Method("eagle", ours={**INDEX, "metrics": True}),
     "eagle-sync": Method("eagle", asynchronous=False, ours=SCAN),
-    "eagle-at-times": Method(
-        "eagle", asynchronous=False, ours=SCAN, by_batch=((1, 3, 4), (4, 8, 0)), first=8
-    ),
     "mtp": Method("mtp", ours=SCAN, first=8),
     "adaptive": Method("draft_model", ours=LADDER, adaptive=True),
+    "draft-store": Method("draft_model", ours={**LADDER, "store": "live"}),
+    "eagle-store": Method("eagle", ours={**LADDER, "store": "live"}, most=3),
     "wrong-rows": Method("eagle", ours=SCAN, prepare=_of_wrong_rows, first=8),
     "not-isolated": Method("eagle", ours=SCAN, adaptive=True, prepare=_not_isolated, first=8),
 }
@@ -104,10 +104,10 @@ class BesideRun(Run):
     """Rows that drafted from n-grams, in steps that sampled a token for them."""
     kept: int = 0
     """Rows that kept their neural draft."""
-    without: int = 0
-    """Steps in which the runner asked for no draft token."""
     estimated: tuple[int, int] = (0, 0)
     """Verdicts passed to the estimator: on neural drafts, and on n-gram drafts."""
+    without: list[bool] = field(default_factory=list)
+    """Of each row of the steps that are to have no drafts, whether it has none."""
 
 
 def run(model: Path, method: Method) -> BesideRun:
@@ -126,6 +126,8 @@ def run(model: Path, method: Method) -> BesideRun:
             v2_runs.serve(llm, v2_runs.requests(llm.get_tokenizer())[: method.first], result)
             if beside._stats is not None:
                 result.counted = v2_runs.counted(beside)
+            if beside.shared_store is not None:
+                result.store = beside.shared_store.held.statistics
             del llm, runner, beside, watched
     finally:
         model_runner.init_speculator = INIT_SPECULATOR
@@ -182,8 +184,9 @@ class _Watched:
         after = state.all_token_ids.gpu, state.total_len.gpu
         result.state_changes += not all(map(torch.equal, before, after))
         result.steps += 1
-        asked = kwargs["num_speculative_tokens"]
-        result.without += asked == 0
+        if kwargs["num_speculative_tokens"] == 0:
+            result.without += (drafts == -1).all(1).tolist()
+            return drafts
         num_sampled = args[4]
         sampled, rows = num_sampled > 0, batch.idx_mapping
         replaced = (drafts != self._neural).any(1)
@@ -193,7 +196,7 @@ class _Watched:
         result.partly_accepted += int(((num_sampled > 1) & (num_sampled <= K)).sum())
         result.replaced += int((sampled & replaced).sum())
         result.kept += int((sampled & ~replaced).sum())
-        if self._compares and asked == K:
+        if self._compares:
             verified = np.diff(batch.cu_num_logits_np) - 1
             self._compare(batch.req_ids, rows.numpy(), num_sampled.numpy(), verified, drafts)
         return drafts

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import v2_runs
 from v2_runs import METHODS, K
 
 if TYPE_CHECKING:
     from conftest import Runs
 
-OURS = ["async-scan", "async-index", "sync-scan", "sync-index"]
+OURS = ["async-scan", "async-index", "sync-scan", "sync-index", "late-index"]
 LADDERS = ["ladder", "ladder-adaptive"]
-STORES = ["store", "store-finish"]
+STORES = ["store", "store-finish", "late-store"]
 
 
 @pytest.mark.parametrize("method", ["stock", *OURS, "other-options", *LADDERS, *STORES])
@@ -89,6 +92,21 @@ def test_requests_draft_from_what_others_said(runs: Runs, method: str) -> None:
     generated = sum(len(tokens) for tokens, _ in run.outputs)
     behind_ends = len(run.outputs) * (2 * K + 1)  # of the last step and of the one launched already
     assert generated / 2 < run.store.tokens_entered <= generated + behind_ends
+
+
+def test_late_jobs_draft_what_they_would_at_once(runs: Runs) -> None:
+    """Also for requests with a grammar or a scope, and where rows are given away meanwhile."""
+    late, at_once = runs("late-store"), runs("store")
+    assert late.drafts == at_once.drafts
+    assert late.accepted == at_once.accepted
+    assert late.announced >= 20
+
+
+def test_jobs_before_their_copies_are_noticed(model: Path, runs: Runs) -> None:
+    hasty = replace(METHODS["late-index"], stream=v2_runs.HastyStream)
+    run = v2_runs.run(model, hasty, first=4)
+    assert len(run.mismatches) >= 10
+    assert run.outputs == runs("none").outputs[:4], "the text does not depend on it"
 
 
 @pytest.mark.parametrize("method", OURS)

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 import vllm.v1.worker.cpu.shm  # noqa: F401, puts stand-ins in the place of events
-from ngram_npu import StoreStatistics
+from ngram_npu import StoreStatistics, host_drafting
 from ngram_npu.vllm import v2_plugin
+from ngram_npu.vllm.sharing import EXTRA_ARGUMENT
 from tiny_model import corpus
 from vllm import LLM, SamplingParams
 from vllm.config import VllmConfig
 from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.worker.gpu import model_runner
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 from vllm.v1.worker.gpu.spec_decode.ngram import speculator as stock_module
@@ -26,6 +28,7 @@ STOCK = stock_module.NgramGPUSpeculator
 K = 4
 LOOKUP = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
 MAX_MODEL_LEN = 256
+GRAMMAR = r"( self\.[a-z]+ = [a-z]+\n)+"
 
 ENGINE: dict[str, Any] = {
     "dtype": "float32",
@@ -53,6 +56,8 @@ class Method:
     """A change to the speculator before it is used."""
     adaptive: bool = False
     """Whether vLLM chooses which drafts to verify."""
+    stream: Callable[[Any, Run], LateStream] | None = None
+    """Makes the stream for drafting on the host; None: everything runs at once."""
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -65,6 +70,64 @@ class Method:
             "additional_config": {"ngram_npu": self.ours} if self.ours else {},
             "async_scheduling": self.asynchronous,
         }
+
+
+class LateStream(host_drafting.CallingThread):
+    """Copies and jobs wait until the runner reads the drafts: in its next step."""
+
+    def __init__(self, runner: Any, result: Run) -> None:
+        self._tasks: list[Callable[[], object]] = []
+        self._runner = runner
+        host, prepare_inputs = runner.speculator._host, runner.prepare_inputs
+        host._stream = self
+        for name in ("begin", "end"):
+            setattr(host, name, self._counted(getattr(host, name), result))
+
+        def arrived(*args: Any) -> Any:
+            self.arrive()
+            return prepare_inputs(*args)
+
+        runner.prepare_inputs = arrived
+
+    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
+        self.add(lambda: to.copy_(source))
+
+    def run(self, job: int) -> None:
+        self.add(lambda: super(LateStream, self).run(job))
+
+    def add(self, task: Callable[[], object]) -> None:
+        self._tasks.append(task)
+
+    def pass_on(self, batch: Any, drafts: torch.Tensor) -> None:
+        """The runner passes drafts on at once, before they have come: they follow."""
+        state, handler = self._runner.req_states, self._runner.draft_tokens_handler
+
+        def passed_on() -> None:
+            for req_id, row, draft in zip(batch.req_ids, batch.idx_mapping, drafts, strict=True):
+                if state.req_id_to_index.get(req_id) == row:
+                    state.draft_tokens[row] = draft
+            if handler.draft_tokens_np is not None:
+                handler.draft_tokens_np[:] = drafts.numpy()
+
+        self.add(passed_on)
+
+    def arrive(self) -> None:
+        while self._tasks:
+            self._tasks.pop(0)()
+
+    def _counted(self, call: Callable[..., Any], result: Run) -> Callable[..., Any]:
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            result.announced += bool(self._tasks)
+            return call(*args, **kwargs)
+
+        return counted
+
+
+class HastyStream(LateStream):
+    """A fault: jobs run before the copies that are in front of them."""
+
+    def run(self, job: int) -> None:
+        host_drafting.CallingThread.run(self, job)
 
 
 LADDER = {"sizes": "ladder", "min_draft_probability": 0.177, "metrics": True}
@@ -81,6 +144,8 @@ METHODS = {
     "ladder": Method(ours=LADDER),
     "ladder-adaptive": Method(ours=LADDER, adaptive=True),
     "store": Method(ours={**LADDER, "store": "live"}),
+    "late-index": Method(ours={"engine": "index"}, stream=LateStream),
+    "late-store": Method(ours={**LADDER, "store": "live", "metrics": False}, stream=LateStream),
     "store-finish": Method(
         "ngram", asynchronous=False, ours={**LADDER, "engine": "index", "store": "finish"}
     ),
@@ -118,6 +183,10 @@ class Run:
     """Drafts that vLLM chose not to verify."""
     store: StoreStatistics | None = None
     """Of the requests' shared store, which was found consistent."""
+    drafts: list[tuple[str, list[int]]] = field(default_factory=list)
+    """Each drafted row's request and draft, in the order of the steps."""
+    announced: int = 0
+    """Begins and ends of requests while jobs of the step before were pending."""
 
     def differing(self, other: Run) -> list[int]:
         """The requests whose tokens or finish reason differ."""
@@ -126,7 +195,8 @@ class Run:
 
 
 def requests(tokenizer: Any) -> list[tuple[list[int], SamplingParams]]:
-    """20 requests: chunks, shared prefixes, stops, penalties, ends at max_model_len."""
+    """20 requests: chunks, shared prefixes, stops, penalties, ends at max_model_len, two grammars
+    and two scopes."""
     ids: list[int] = tokenizer.encode(corpus()[1_000_000:1_060_000])
     made = []
     for i in range(20):
@@ -144,6 +214,9 @@ def requests(tokenizer: Any) -> list[tuple[list[int], SamplingParams]]:
                 params["repetition_penalty"] = 1.3
             case 4:
                 prompt = ids[:64] + prompt[:16]
+                params["extra_args"] = {EXTRA_ARGUMENT: "tenant"}
+            case 0 if i >= 10:
+                params["structured_outputs"] = StructuredOutputsParams(regex=GRAMMAR)
         made.append((prompt, SamplingParams(temperature=0, **params)))
     return made
 
@@ -155,18 +228,23 @@ def run(model: Path, method: Method, first: int = 20) -> Run:
         v2_plugin.install()
         assert stock_module.NgramGPUSpeculator is not STOCK
     with engine(model, method.arguments, result, method.adaptive) as (llm, runner):
+        late = None
         if method.name:
             assert type(runner.speculator).__module__.startswith("ngram_npu.") == bool(method.ours)
             method.prepare(runner.speculator)
-            _record(runner, llm.llm_engine.vllm_config, result)
+            if method.stream is not None:
+                late = method.stream(runner, result)
+            _record(runner, llm.llm_engine.vllm_config, result, late)
         serve(llm, requests(llm.get_tokenizer())[:first], result)
+        if late is not None:
+            late.arrive()
         if getattr(runner.speculator, "_stats", None) is not None:
             result.counted = counted(runner.speculator)
         shared = getattr(runner.speculator, "shared_store", None)
         if shared is not None:
             shared.held.check_integrity()
             result.store = shared.held.statistics
-        del llm, runner, shared
+        del llm, runner, shared, late
     return result
 
 
@@ -225,7 +303,7 @@ def stocks_drafts(stock: Any, state: Any, batch: Any, *args: Any, **kwargs: Any)
     return torch.where(args[4][:, None] > 0, drafts, last[:, None])
 
 
-def _record(runner: Any, vllm_config: Any, result: Run) -> None:
+def _record(runner: Any, vllm_config: Any, result: Run, late: LateStream | None) -> None:
     """Compares every call with the stock speculator's on the same state."""
     speculator, state = runner.speculator, runner.req_states
     stock = STOCK(vllm_config, runner.device, state)
@@ -249,9 +327,20 @@ def _record(runner: Any, vllm_config: Any, result: Run) -> None:
         result.prefilling += int((num_sampled == 0).sum())
         result.partly_accepted += int(((num_sampled > 1) & (num_sampled <= K)).sum())
         result.found += int(((expected != newest).any(1) & (num_sampled > 0)).sum())
-        for i, (ours, theirs) in enumerate(zip(drafts.tolist(), expected.tolist(), strict=True)):
-            if ours != theirs:
-                result.mismatches.append(f"{input_batch.req_ids[i]}: {ours} instead of {theirs}")
+
+        def compare() -> None:
+            names = input_batch.req_ids
+            both = drafts.tolist(), expected.tolist()
+            for name, ours, theirs in zip(names, *both, strict=True):
+                result.drafts.append((name, ours))
+                if ours != theirs:
+                    result.mismatches.append(f"{name}: {ours} instead of {theirs}")
+
+        if late is None:
+            compare()
+        else:
+            late.add(compare)
+            late.pass_on(input_batch, drafts)
         return drafts
 
     speculator.propose = recorded

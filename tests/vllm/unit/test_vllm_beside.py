@@ -6,6 +6,7 @@ import logging
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from beside_runner import (
@@ -123,6 +124,20 @@ def test_fewer_tokens_than_there_are_places() -> None:
     assert speculator.given["num_speculative_tokens"] == 1
     step(speculator, [3], [1], 1, num_speculative_tokens=0)
     assert beside.neural_acceptance[3, 1] == 1, "none were given"
+
+
+def test_a_step_without_drafts_is_learnt_from_all_the_same() -> None:
+    """vLLM has such steps for large batches (num_speculative_tokens_per_batch_size)."""
+    state = State()
+    speculator, beside = _beside(state, sizes="ladder", min_draft_probability=0.1, store="live")
+    for token in (1, 2, 3):
+        state.sample(3, [token])
+        drafts = step(speculator, [3], [1], 0, num_speculative_tokens=0)
+        assert drafts.tolist() == [[-1] * K]
+    assert beside.index is not None
+    assert beside.shared_store is not None
+    beside.index.check_integrity({3: np.array([*TWICE, 1, 2, 3], np.int32)})
+    assert beside.shared_store.held.statistics.tokens_entered == 3
 
 
 def test_a_step_that_verified_no_drafts_says_nothing_about_them() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -10,12 +11,14 @@ import torch
 from ngram_npu import _C, NgramConfig, NgramStore
 from ngram_npu.host_drafting import HostDrafting
 from ngram_npu.index import make_index
+from ngram_npu.vllm.v2 import NgramSpeculator
 
 from tools.bench.data import Workload
 from tools.bench.measure import Contestant
 from tools.bench.ops.base import Make, Op, Result, Skipped
 from tools.bench.ops.store import LEAST_PROBABILITY, STORE_TOKENS
 from tools.bench.options import Options
+from tools.bench.vllm_peer import proposer_config
 
 CPU = torch.device("cpu")
 Visibility = Literal["live", "finish"]
@@ -113,6 +116,45 @@ class Enqueue(Job):
         self._pending = False
 
 
+class Propose(Enqueue):
+    """What vLLM's V2 runner calls in a step: with the gathers of the sampled tokens before it."""
+
+    def __init__(self, workload: Workload, options: Options) -> None:
+        super().__init__(workload, options)
+        rows, capacity = workload.token_ids.shape
+        config = proposer_config(options, capacity, rows)
+        config.parallel_config = SimpleNamespace(tensor_parallel_size=1, rank=0)
+        config.model_config.served_model_name = "bench"
+        config.speculative_config.method = "ngram_gpu"
+        config.scheduler_config.async_scheduling = True
+        ours = {"sizes": "ladder", "min_draft_probability": LEAST_PROBABILITY, "store": "live"}
+        config.additional_config = {"ngram_npu": ours}
+        self._lengths = torch.zeros(rows, dtype=torch.int32)
+        state = SimpleNamespace(
+            all_token_ids=SimpleNamespace(gpu=torch.from_numpy(workload.token_ids)),
+            total_len=SimpleNamespace(gpu=self._lengths),
+            add_request=lambda req_id: None,
+            remove_request=lambda req_id: None,
+        )
+        speculator = NgramSpeculator(config, CPU, state)
+        assert speculator._host is not None
+        self._host, self._host._stream = speculator._host, self._stream
+        self.function = speculator.propose
+        self.detail = "the V2 runner's propose(), with a stream that only takes the job"
+        self._batch = SimpleNamespace(
+            req_ids=["bench"] * rows,
+            num_reqs=rows,
+            idx_mapping=torch.arange(rows),
+            idx_mapping_np=self._rows,
+        )
+
+    def arguments(self, step: int) -> tuple[Any, ...]:
+        self._run()
+        self._pending = True
+        self._lengths.copy_(torch.from_numpy(self._workload.lengths[step + 1]))
+        return self._batch, None, None, None, None, self._sampled[step, :, 0], None, None
+
+
 class DeviceStep(Job):
     """A step in the order of a GPU's stream: copies, the callback, and the wait for it."""
 
@@ -143,19 +185,22 @@ class HostDraftingStep(Op):
     name = "host-drafting"
     help = "a job of drafting on the host with a store; its parts; enqueueing it"
     sizes = ("1x1k", "128x1k", "256x1k", "1x32k", "128x32k", "256x32k")
-    peers = ("finish", "no-store", "enqueue")
+    peers = ("finish", "no-store", "enqueue", "v2")
     device_peers = ("round-trip",)
     unused_settings = frozenset({"config", "match_policy", "engine", "threads"})
     peer_makers: ClassVar[Mapping[str, Make]] = {
         "finish": lambda workload, options: Job(workload, options, "finish"),
         "no-store": lambda workload, options: Job(workload, options, None),
         "enqueue": Enqueue,
+        "v2": Propose,
         "round-trip": RoundTrip,
     }
     assumptions: Mapping[str, Any] = {
         "finish": "a store that makes text findable at the end of requests: what a job of the live "
         "one takes longer is its intake, which comes after the drafts",
         "enqueue": "copies within the host; no driver is called",
+        "v2": "as enqueue; the tensors are the host's, so that torch does the work that it would "
+        "only launch on a GPU",
         "computed_share": "of a step of so many milliseconds: a job, and for the way from "
         f"the stream to the host and back {ROUND_TRIP_US} us, as others measured it",
         "store": f"{STORE_TOKENS} tokens, warm with what the rows hold",

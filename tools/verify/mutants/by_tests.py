@@ -150,8 +150,13 @@ PYTHON_STAGES = {
 }
 
 
+HOST_STAGES = {"host drafting": python_tests("tests/host_drafting")}
+
+
 def stages_for(file: str) -> dict[str, Callable[[], str]]:
     """The stages that may notice a fault in the file; others are left out to save minutes."""
+    if file in ("python/ngram_npu/host_drafting.py", "csrc/numpy/stream_drafter.cpp"):
+        return HOST_STAGES
     if file.startswith("python/"):
         return PYTHON_STAGES
     return INDEX_STAGES if "index" in file else CSRC_STAGES

@@ -186,6 +186,38 @@ repetition is looked for in the prompt: length - rule.prompt_length; => length;
 a pattern is compared with itself
 - end - size * rule.min_count, bytes
 + end - size * (rule.min_count - 1), bytes
+a job uses a store that another call has: const cpu::StoreUse use(open); => const bool use = true;
+
+@ csrc/cpu/ngram_store_image.cpp
+a store is copied while a job writes to it
+- if (!cpu::StoreUse::take(store, kCopied)) return -1;
++
+
+@ csrc/cpu/ngram_store.h
+a rank skips a store that is being copied
+- if (found != store::kCopied) return false;
++ return false;
+
+@ csrc/numpy/stream_drafter.cpp
+what jobs use is freed before they ran
+- if (!ngram_npu_cpu_stream_free(drafter_)) kept_.release();
++ ngram_npu_cpu_stream_free(drafter_);
+
+@ python/ngram_npu/host_drafting.py
+unchanged: from __future__ import annotations => from __future__ import annotations
+a job reads before the copy
+- self._stream.copy(self._sampled[:batch], sampled)
+-         self._run(rows)
++ self._run(rows)
++         self._stream.copy(self._sampled[:batch], sampled)
+drafts are copied before the job
+- self._run(rows)
+-         self._stream.copy(found, self._drafts[:end])
++ self._stream.copy(found, self._drafts[:end])
++         self._run(rows)
+the next step's tokens are written before the job
+- self._stream.copy(self._sampled
++ CallingThread().copy(self._sampled
 
 @ csrc/cpu/ngram_store_drafter.h
 a store's text ends with its draft: end = options.fill ? readable : count; => end = count;
