@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from dataclasses import asdict, dataclass, replace
@@ -10,16 +11,35 @@ from typing import Any, Literal
 
 import torch
 from ngram_npu import NgramConfig
+from ngram_npu.replay import ReplayError
+from ngram_npu.replay._run import request_maker
+from ngram_npu.replay.answers import checked_text, token_ids_of
 from ngram_npu.replay.errors import printable
+from ngram_npu.replay.files import SUFFIXES, values
+from ngram_npu.replay.formats import conversations_of
+from ngram_npu.replay.records import Conversation
+from ngram_npu.replay.tokenizers import ReplayTokenizer
 from transformers import AutoTokenizer, PreTrainedModel
 
 from .paged_model import IMPLEMENTATION, load
 from .runner import Runner, RunnerConfig
 from .sampling import Sampling
 
-Prompt = str | list[int]
+Prompt = str | list[int] | Conversation
 WITHOUT, WITH = "no speculation", "speculation"
 _WARM_UP_TOKENS = 8
+_ANSWERED = {
+    "choices",
+    "completion",
+    "completion_token_ids",
+    "conversation",
+    "conversations",
+    "output",
+    "response",
+    "response_body",
+    "turns",
+}
+"""A record with one of these is a recorded conversation; others are requests without an answer."""
 
 
 class GenerateError(Exception):
@@ -33,10 +53,11 @@ class GenerateError(Exception):
 class GenerateOptions:
     model: Path
     """A local folder, as `save_pretrained` writes it."""
-    prompts: Path
-    """One prompt per line; in a .jsonl, one object with `prompt` or `prompt_token_ids`, or a
-    conversation as for `ngram-npu replay`, whose first prompt is used."""
+    prompts: Path | str
+    """A prompt, or a file of them, as `read_prompts` reads it."""
     ngram: NgramConfig
+    chat_template: Literal["auto", "default", "none"] = "auto"
+    """Of conversations, as in `ReplayOptions`. A text alone is the model's whole input."""
     draft_model: Path | None = None
     """A smaller model of the same vocabulary, beside the n-grams."""
     engine: Literal["index", "scan", "auto"] = "auto"
@@ -88,23 +109,34 @@ class GenerateReport:
 def generate(options: GenerateOptions) -> GenerateReport:
     """
     Raises:
-        GenerateError: the model or the prompts do not exist, a prompt is too long for the model, or
-            an option is out of its range or not supported on the device.
+        GenerateError: the model does not exist, a prompt does not fit it, or an option is out of
+            its range or not supported on the device.
+        ReplayError: the prompts cannot be read.
     """
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    prompts_or_ids = read_prompts(options.prompts)
+    given = options.prompts
+    read: list[Prompt] = [given] if isinstance(given, str) else read_prompts(given)
     model, tokenizer = _load(options)
     draft_model = _load_draft_model(options)
-    prompts = [
-        tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts_or_ids
-    ]
+    prompts = _token_ids(read, tokenizer, options)
     longest = max(map(len, prompts)) + options.max_tokens
     limit = getattr(model.config, "max_position_embeddings", longest)
+    if options.max_tokens >= limit:
+        raise GenerateError(
+            f"max_tokens: expected less than the model's context of {limit} tokens, got "
+            f"{options.max_tokens}"
+        )
     if min(map(len, prompts)) < 1 or longest > limit:
         raise GenerateError(
-            f"{options.prompts}: expected prompts of 1 to {limit - options.max_tokens} tokens, "
+            f"prompts: expected 1 to {limit - options.max_tokens} tokens, "
             f"got {min(map(len, prompts))} to {longest - options.max_tokens}"
+        )
+    vocabulary = model.config.get_text_config().vocab_size
+    if (highest := max(map(max, prompts))) >= vocabulary:
+        raise GenerateError(
+            f"prompts: expected token ids below the model's vocabulary of {vocabulary}, "
+            f"got {highest}"
         )
     outputs, runs = {}, {}
     try:
@@ -157,7 +189,7 @@ def _load_model(
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
     try:
         return load(str(folder), device=options.device, dtype=dtype, attention=attention)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, AssertionError) as error:  # torch without CUDA
         raise _cannot_be_loaded(folder, error) from error
 
 
@@ -194,38 +226,61 @@ def _run(runner: Runner, prompts: list[list[int]], max_tokens: int) -> tuple[lis
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """
+    """The prompts of a file in one of the formats of `ngram-npu replay`, answered or not; in any
+    other file, each line is one. Of a recorded conversation the first prompt is used.
+
     Raises:
-        GenerateError: the file cannot be read or is empty, or a line is not a prompt.
+        ReplayError: the file cannot be read or is empty, or something in it is not a prompt.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise GenerateError(f"{path}: cannot be read: {error}") from error
+    plain = not path.name.endswith(SUFFIXES)
     found = [
-        line if path.suffix != ".jsonl" else _prompt(line, f"{path}:{number}")
-        for number, line in enumerate(lines, 1)
-        if line.strip()
+        _prompt(value, f"{path}:{line}", number)
+        for number, (line, value) in enumerate(values(path, plain=plain), 1)
     ]
     if not found:
-        raise GenerateError(f"{path}: expected a prompt per line, got none")
+        raise ReplayError(f"{path}: empty, no prompt in this file")
     return found
 
 
-def _prompt(line: str, where: str) -> Prompt:
-    try:
-        entry: Any = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise GenerateError(f"{where}: expected JSON: {error.msg}") from None
-    if isinstance(entry, dict) and isinstance(entry.get("turns"), list) and entry["turns"]:
-        entry = entry["turns"][0]
-    given = entry if isinstance(entry, dict) else {}
-    text, ids = given.get("prompt"), given.get("prompt_token_ids")
-    if isinstance(ids, list) and all(type(token) is int and token >= 0 for token in ids):
-        return ids
-    if isinstance(text, str):
-        return text
-    raise GenerateError(f"{where}: expected an object with a prompt or prompt_token_ids")
+def _prompt(value: Any, where: str, number: int) -> Prompt:
+    if isinstance(value, ReplayError):
+        raise value
+    if isinstance(value, str):
+        return checked_text(value, where)
+    if isinstance(value, dict) and not _is_answered(value):
+        if "prompt_token_ids" in value:
+            return list(token_ids_of(value["prompt_token_ids"], f"{where}: prompt_token_ids"))
+        value = {"request": value, "response": "to come"}
+    conversation = conversations_of(value, where, number)[0]
+    first = conversation.turns[0]
+    return (first.prompt or "") if first.raw else conversation
+
+
+def _is_answered(record: dict[str, Any]) -> bool:
+    messages = record.get("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    said = isinstance(last, dict) and last.get("role") == "assistant"
+    return said or not _ANSWERED.isdisjoint(record)
+
+
+def _token_ids(prompts: list[Prompt], tokenizer: Any, options: GenerateOptions) -> list[list[int]]:
+    # A model's own template writes the special tokens.
+    special = options.chat_template != "auto" or tokenizer.chat_template is None
+    like = ReplayTokenizer(
+        name=str(options.model),
+        source="transformers",
+        vocab_size=len(tokenizer),
+        encode=functools.partial(tokenizer.encode, add_special_tokens=special),
+        folder=options.model,
+    )
+    requests_of = request_maker(like, options.chat_template)
+
+    def ids_of(prompt: Prompt) -> list[int]:
+        if isinstance(prompt, Conversation):
+            return [int(token) for token in requests_of(prompt)[0].turns[0].prompt]
+        return tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+
+    return [ids_of(prompt) for prompt in prompts]
 
 
 def format_report(report: GenerateReport) -> str:

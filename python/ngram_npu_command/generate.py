@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,21 @@ def add_generate(commands: Any) -> None:
     parser.set_defaults(run=_run_generate, parser=parser)
     need = parser.add_argument_group("model and prompts")
     need.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="a local model")
-    need.add_argument(
+    asked = need.add_mutually_exclusive_group(required=True)
+    asked.add_argument("--prompt", metavar="TEXT", help="one prompt, as the model is to read it")
+    asked.add_argument(
         "--prompts",
         type=Path,
-        required=True,
         metavar="FILE",
-        help='one prompt per line; .jsonl: {"prompt": "..."}, or recorded conversations',
+        help="texts, one per line, or JSON: requests, or what `ngram-npu replay` reads, of which "
+        "the first prompt is used; also .gz, .zst, or - for stdin",
+    )
+    need.add_argument(
+        "--chat-template",
+        choices=("auto", "default", "none"),
+        default="auto",
+        help="of messages; auto: the model's, else the default; none: their texts as they are "
+        "(default: %(default)s)",
     )
     need.add_argument(
         "--draft-model",
@@ -79,7 +89,9 @@ def add_generate(commands: Any) -> None:
     output.add_argument(
         "--trace", type=Path, metavar="FILE", help="write a trace for chrome://tracing or Perfetto"
     )
-    output.add_argument("--json", type=Path, metavar="FILE", help="write texts and figures as JSON")
+    output.add_argument(
+        "--json", metavar="FILE", help="write texts and figures as JSON; - for stdout"
+    )
 
 
 def _run_generate(arguments: argparse.Namespace, _: Sequence[str]) -> int:
@@ -90,9 +102,10 @@ def _run_generate(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
     given = vars(arguments)
     lookup = {f.name: given[f.name] for f in dataclasses.fields(ReplayOptions) if f.name in given}
+    json_path = None if arguments.json in (None, "-") else Path(arguments.json)
     try:
         ngram = ReplayOptions(**lookup).config()
-        for path in filter(None, (arguments.trace, arguments.json)):
+        for path in filter(None, (arguments.trace, json_path)):
             check_writable(path)
     except ReplayError as error:
         complain(f"{PROGRAM} generate: error: {error}")
@@ -104,13 +117,19 @@ def _run_generate(arguments: argparse.Namespace, _: Sequence[str]) -> int:
         for f in dataclasses.fields(command.GenerateOptions)
         if f.name in given
     }
+    if arguments.prompt is not None:
+        options["prompts"] = arguments.prompt
     try:
         report = command.generate(command.GenerateOptions(**options, ngram=ngram))
-        if arguments.json is not None:
-            with atomic_output(arguments.json) as scratch:
+        if json_path is not None:
+            with atomic_output(json_path) as scratch:
                 scratch.write_text(report.to_json(), encoding="utf-8")
     except (command.GenerateError, ReplayError) as error:
         complain(f"{PROGRAM} generate: error: {error}")
         return EXIT_USAGE
-    print(command.format_report(report))
+    if arguments.json == "-":
+        complain(command.format_report(report))
+        sys.stdout.write(report.to_json())
+    else:
+        print(command.format_report(report))
     return EXIT_OK

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import itertools
 import json
-import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from ngram_npu.runner import Runner, RunnerConfig
 
 pytest.importorskip("transformers")
 
+from ngram_npu.runner import command
+
 from runner import worlds
 
 
@@ -24,7 +28,7 @@ def prompts(tmp_path: Path) -> Path:
     asked = [bytes(prompt).decode() for prompt in worlds.prompts(3)]
     entries: list[Any] = [
         {"prompt": asked[0]},
-        {"turns": [{"prompt": asked[1], "completion": "?"}]},
+        {"request": {"prompt": asked[1]}, "response": {"choices": [{"text": "?"}]}},
         {"prompt_token_ids": list(asked[2].encode())},
     ]
     path.write_text("\n\n".join(json.dumps(entry) for entry in entries))
@@ -105,14 +109,17 @@ def test_options_do_not_change_the_sampled_text(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", r"prompts.jsonl:1: expected JSON: .*"),
-        ('{"text": "a"}', r"prompts.jsonl:1: expected an object with a prompt or prompt_token_ids"),
-        ('{"prompt_token_ids": [1, -1]}', r"prompts.jsonl:1: expected an object .*"),
-        ("", r"prompts.jsonl: expected a prompt per line, got none"),
+        ("{", "prompts.jsonl:1: not JSON"),
+        ('{"question": "a"}', "prompts.jsonl:1: the request must have"),
+        ("[1]", "prompts.jsonl:1: expected an object, got the number 1"),
+        ('{"prompt_token_ids": [1, -1]}', "prompts.jsonl:1: prompt_token_ids[1] is -1"),
         (
-            json.dumps({"prompt": "a" * 500}),
-            r"prompts.jsonl: expected prompts of 1 to 472 tokens, got 500 to 500",
+            '{"prompt_token_ids": [1, 128]}',
+            "expected token ids below the model's vocabulary of 128",
         ),
+        ('{"prompt_token_ids": []}', "expected 1 to 472 tokens, got 0 to 0"),
+        ("", "prompts.jsonl: empty, no prompt in this file"),
+        (json.dumps({"prompt": "a" * 500}), "prompts: expected 1 to 472 tokens, got 500 to 500"),
     ],
 )
 def test_prompts_that_cannot_be_used(
@@ -122,7 +129,54 @@ def test_prompts_that_cannot_be_used(
     path.write_text(line)
     assert _generate(folder, path) == 2
     error = capsys.readouterr().err.splitlines()[-1]
-    assert re.fullmatch(rf"ngram-npu generate: error: .*{message}", error), error
+    assert error.startswith("ngram-npu generate: error: ")
+    assert message in error
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.txt", "one\r\n\n[two]\n", ["one", "[two]"]),
+        ("a.json", '["one", {"prompt": "two"}]', ["one", "two"]),
+        ("a", '[\n{"prompt": "one"},\n"two"]', ["one", "two"]),
+        ("a.jsonl.gz", '{"prompt": "one"}\n{"prompt_token_ids": [2]}', ["one", [2]]),
+    ],
+)
+def test_files_of_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str, expected: list[Any]
+) -> None:
+    data = content.encode()
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    assert command.read_prompts(path) == expected
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
+    assert command.read_prompts(Path("-")) == expected
+
+
+def test_messages_in_a_chat_template(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All messages of a request are the prompt; of a recorded conversation, those before the first
+    answer. `--prompt` gives the same text as the template's, and `--json -` only JSON."""
+    model, path = tmp_path / "model", tmp_path / "chat.json"
+    shutil.copytree(folder, model)
+    template = "{% for m in messages %}({{ m.role[0] }}){{ m.content }}{% endfor %}"
+    (model / "chat_template.jinja").write_text(template)
+    chat = [
+        {"role": role, "content": text}
+        for role, text in (("user", "list(a10)"), ("assistant", "ok"), ("user", "find(b22)"))
+    ]
+    path.write_text(json.dumps([{"messages": chat}, {"messages": chat[:2]}]))
+    for more, whole, first in (
+        ([], "(u)list(a10)(a)ok(u)find(b22)", "(u)list(a10)"),
+        (["--chat-template", "none"], "list(a10)\nok\nfind(b22)", "list(a10)"),
+    ):
+        ids = []
+        for asked in (["--prompts", str(path)], ["--prompt", whole], ["--prompt", first]):
+            options = ["--max-tokens", "8", "--no-baseline", "--json", "-", *asked, *more]
+            assert cli.main(["generate", "--model", str(model), *options]) == 0
+            ids.append(json.loads(capsys.readouterr().out)["token_ids"])
+        assert ids[0] == ids[1] + ids[2]
 
 
 def test_what_is_not_there(
@@ -130,12 +184,15 @@ def test_what_is_not_there(
 ) -> None:
     for arguments, message in (
         ((str(tmp_path), prompts), "expected a model's folder, found no config.json"),
-        ((folder, tmp_path / "none.txt"), "cannot be read"),
+        ((folder, tmp_path / "none.txt"), "none.txt: No such file or directory"),
+        ((folder, prompts, "--max-tokens", "512"), "max_tokens: expected less than the model's"),
         ((folder, prompts, "--trace", str(tmp_path / "no" / "t.json")), "does not exist"),
         ((folder, prompts, "--temperature", "-1"), "Sampling: temperature: expected at least 0"),
         ((folder, prompts, "--temperature", "nan"), "Sampling: temperature: expected at least 0"),
         ((folder, prompts, "--sizes", "ladder", "--engine", "scan"), "AsyncConfig: engine"),
         ((folder, prompts, "--device", "nothing"), "cannot be loaded"),
+        *[((folder, prompts, "--device", "cuda"), "cannot be loaded: ")]
+        * (not torch.cuda.is_available()),
         ((folder, prompts, "--store", "live"), "NgramConfig: store: expected None without"),
         ((folder, prompts, "--min-n", "6", "--max-n", "3"), "NgramConfig: min_n"),
         ((folder, prompts, "--draft-model", str(tmp_path)), "expected a model's folder, found no"),

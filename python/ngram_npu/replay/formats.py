@@ -26,7 +26,7 @@ from ngram_npu.replay.errors import RecordError, ReplayError
 from ngram_npu.replay.files import QUESTIONS, STDIN, SUFFIXES, values
 from ngram_npu.replay.records import Conversation, Message, Turn
 
-__all__ = ["FORMATS", "iter_conversations", "read_conversations"]
+__all__ = ["FORMATS", "conversations_of", "iter_conversations", "read_conversations"]
 
 _ID_KEYS = ("id", "conversation_id", "custom_id", "request_id", "question_id")
 _IDS_KEYS = ("prompt_token_ids", "completion_token_ids")
@@ -79,7 +79,7 @@ def iter_conversations(
         try:
             if isinstance(data, ReplayError):
                 raise data
-            found = _conversations_of(data, f"{name}:{line}", number, format_name)
+            found = conversations_of(data, f"{name}:{line}", number, format_name)
             if scope_field is not None:
                 scope = _scope_of(data, scope_field, f"{name}:{line}")
                 found = [replace(conversation, scope=scope) for conversation in found]
@@ -91,8 +91,8 @@ def iter_conversations(
             yield from found
 
 
-def _conversations_of(
-    data: object, where: str, number: int, insisted: str | None
+def conversations_of(
+    data: object, where: str, number: int, insisted: str | None = None
 ) -> list[Conversation]:
     """The conversations of one value of a file; `number` is the id of a record without one."""
     if isinstance(data, list) and data and isinstance(data[0], dict):
