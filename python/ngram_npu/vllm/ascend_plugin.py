@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from ngram_npu import _library
+from ngram_npu.vllm import correction
 from ngram_npu.vllm.after_import import after_import, class_unlike, installed, refuse, serve, unlike
 
 RUNNER = "vllm_ascend.worker.model_runner_v1"
@@ -34,6 +35,7 @@ def install() -> None:
             serve(
                 RUNNER, functools.partial(_replace, names=names), f"{what} of vllm-ascend", refused
             )
+        correction.install(runner, lambda _: "npu")
 
     after_import(RUNNER, replace)
     advice = "set VLLM_USE_V2_MODEL_RUNNER=0 for its V1 runner"

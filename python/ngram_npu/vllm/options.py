@@ -18,6 +18,8 @@ from ngram_npu.tokenizer_digest import digest_of
 
 SECTION = "ngram_npu"
 PREFIX = "NGRAM_NPU_VLLM_"
+CORRECTION = PREFIX + "CORRECTION"
+"""No option: read where the plugin is loaded, before there is a configuration."""
 DRAFTS = ("padded", "trimmed")
 DRAFT_ON = ("auto", "device", "host")
 LOOKUPS = ("ngram", "1-16", "ladder", "auto")
@@ -225,7 +227,7 @@ def _section(additional_config: object) -> dict[str, Any]:
 def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for variable, text in environ.items():
-        if not variable.startswith(PREFIX):
+        if not variable.startswith(PREFIX) or variable == CORRECTION:
             continue
         name = variable[len(PREFIX) :].lower()
         _check_known(name, f"the environment, as {variable}")

@@ -13,10 +13,12 @@ import functools
 import importlib.util
 import inspect
 import sys
+from types import ModuleType
 from typing import Any
 
-from ngram_npu.vllm import v2_plugin
+from ngram_npu.vllm import correction, v2_plugin
 from ngram_npu.vllm.after_import import (
+    after_import,
     class_unlike,
     installed,
     logger,
@@ -50,8 +52,7 @@ def install() -> None:
             refuse(refused, f"it has no {MODULE}")
         else:
             serve(MODULE, _replace, "method 'ngram'", refused)
-            method = "method 'ngram_gpu' of the V1 runner"
-            serve(RUNNER, _replace_async, method, f" for {method}, which is left as it is")
+            after_import(RUNNER, _serve_async)
             v2_plugin.install()
             v2_plugin.install_beside()
     except Exception as error:
@@ -69,6 +70,12 @@ def _replace(module: Any) -> str | None:
     if not doubt:
         setattr(module, CLASS, StockNgramProposer)
     return doubt
+
+
+def _serve_async(runner: ModuleType) -> None:
+    method = "method 'ngram_gpu' of the V1 runner"
+    serve(RUNNER, _replace_async, method, f" for {method}, which is left as it is")
+    correction.install(runner, lambda module: module.current_platform.device_type)
 
 
 def _replace_async(runner: Any) -> str | None:
