@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -127,10 +127,11 @@ class Drafting:
         self._scan = config.lookup_arguments
         self._indexed = config.lookup_arguments
         self._match_costs = config.match_cost_table
+        if self._match_costs is not None and (place is not None or kind == "numpy"):
+            table = self._as_kind(self._match_costs)
+            self._scan["match_costs"] = table if place is None else place(table)
         if place is None:
             place = _as_it_is
-        elif self._match_costs is not None:
-            self._scan["match_costs"] = place(self._as_kind(self._match_costs))
         self._store_lookup: dict[str, Any] = {}
         if store is not None:
             self._store_lookup = store_lookup(config, store.tensor)
@@ -174,32 +175,43 @@ class Drafting:
             workspace: of this call's scan; None: the one given to the constructor.
             int64: a scan's draft tokens are int64.
         """
-        arguments = self._arguments(self.index is not None and not scan, k, token_ids)
+        index = None if scan else self.index
+        arguments = self._arguments(index, k, fill, token_ids)
         if row_indices is not None:
-            arguments["row_indices"] = row_indices
-        if num_sampled is not None:
-            arguments["num_sampled"] = num_sampled
-        if fill:
-            arguments["fill"] = True
-        if self.index is None or scan:
+            arguments = {**arguments, "row_indices": row_indices}
+        if index is None:
             workspace = self._workspace if workspace is None else workspace
             if workspace is None and draft_costs is None and not int64:
-                return Drafts(*self._ops.ngram_propose(token_ids, num_tokens, **arguments))
+                return Drafts(
+                    *self._ops.ngram_propose(
+                        token_ids, num_tokens, num_sampled=num_sampled, **arguments
+                    )
+                )
             batch = len(num_tokens if row_indices is None else row_indices)
-            drafts = self._outputs(token_ids, batch, arguments.pop("k"), int64)
+            drafts = self._outputs(token_ids, batch, arguments["k"], int64)
             self._ops.ngram_propose_(
                 token_ids,
                 num_tokens,
+                num_sampled=num_sampled,
                 draft_costs=draft_costs,
                 workspace=workspace,
                 **drafts._asdict(),
-                **arguments,
+                **{name: value for name, value in arguments.items() if name != "k"},
             )
             return drafts
-        costs = self._costs(arguments, num_sampled, draft_costs)
+        costs = draft_costs
+        if costs is None and self.store is not None:
+            costs = self._costs(num_sampled, arguments["k"])
+        if costs is not None:
+            arguments = {**arguments, "draft_costs": costs}
         drafts = Drafts(
             *self._ops.ngram_index_propose_(
-                token_ids, num_tokens, self.index.tensor, slot_indices=slot_indices, **arguments
+                token_ids,
+                num_tokens,
+                index.tensor,
+                slot_indices=slot_indices,
+                num_sampled=num_sampled,
+                **arguments,
             )
         )
         if self.store is not None:
@@ -232,29 +244,28 @@ class Drafting:
             slot_indices: [B], of the index and of the store; None: the rows'.
             scopes, k, fill, draft_costs, workspace: as of :meth:`propose`.
         """
-        arguments = self._arguments(self.index is not None, k, token_ids)
+        index = self.index
+        arguments = {**self._arguments(index, k, fill, token_ids), "advance": advance}
         if discard is not None:
             arguments["discard"] = discard
         if row_indices is not None:
             arguments["row_indices"] = row_indices
-        if not advance:
-            arguments["advance"] = False
         if self.config.vocab_size is not None:
             arguments["vocab_size"] = self.config.vocab_size
-        if fill:
-            arguments["fill"] = True
+        costs = draft_costs
+        if costs is None and self.store is not None:
+            costs = self._costs(sampled_token_ids, arguments["k"])
+        if costs is not None:
+            arguments["draft_costs"] = costs
         rows = token_ids, num_tokens, sampled_token_ids
-        if self.index is None:
+        if index is None:
             workspace = self._workspace if workspace is None else workspace
             if workspace is not None:
                 arguments["workspace"] = workspace
-            if draft_costs is not None:
-                arguments["draft_costs"] = draft_costs
             return StepResult(*self._ops.ngram_step_(*rows, **arguments))
-        costs = self._costs(arguments, sampled_token_ids, draft_costs)
         result = StepResult(
             *self._ops.ngram_index_step_(
-                *rows, self.index.tensor, slot_indices=slot_indices, **arguments
+                *rows, index.tensor, slot_indices=slot_indices, **arguments
             )
         )
         if self.store is not None:
@@ -272,16 +283,17 @@ class Drafting:
         if self.store is not None:
             self.store.finish(slots)
 
-    def _arguments(self, indexed: bool, k: int | None, token_ids: Any) -> dict[str, Any]:
-        if not indexed and self._match_costs is not None:
+    def _arguments(
+        self, index: NgramIndex | None, k: int | None, fill: bool, token_ids: Any
+    ) -> Mapping[str, Any]:
+        """What is the same in most calls; a copy of it would take a tenth of a small call."""
+        arguments = self._scan if index is None else self._indexed
+        if self._match_costs is not None and index is None and self.kind == "torch":
             placed = self._scan.get("match_costs")
-            if self.kind == "numpy":
-                self._scan["match_costs"] = self._match_costs
-            elif placed is None or placed.device != token_ids.device:
+            if placed is None or placed.device != token_ids.device:
                 self._scan["match_costs"] = self._as_kind(self._match_costs).to(token_ids.device)
-        arguments = dict(self._indexed if indexed else self._scan)
-        if k is not None:
-            arguments["k"] = k
+        if fill or (k is not None and k != self.config.k):
+            return {**arguments, "k": self.config.k if k is None else k, "fill": fill}
         return arguments
 
     def _as_kind(self, table: Any) -> Any:
@@ -297,19 +309,10 @@ class Drafting:
             made.empty(batch, dtype=made.int32, **on),
         )
 
-    def _costs(self, arguments: dict[str, Any], like: Any, given: Any) -> Any:
+    def _costs(self, like: Any, k: int) -> Any:
         """[B, k] uint8: the drafts' costs, which a store compares with its own."""
-        costs = given
-        if costs is None and self.store is not None:
-            shape = len(like), arguments["k"]
-            if self.kind == "numpy":
-                costs = np.empty(shape, np.uint8)
-            else:
-                torch = sys.modules["torch"]
-                costs = torch.empty(shape, dtype=torch.uint8)
-        if costs is not None:
-            arguments["draft_costs"] = costs
-        return costs
+        made: Any = np if self.kind == "numpy" else sys.modules["torch"]
+        return made.empty((len(like), k), dtype=made.uint8)
 
     def _ask_store(
         self,

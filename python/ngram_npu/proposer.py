@@ -147,7 +147,8 @@ class NgramProposer:
             "draft_costs": draft_costs,
             "scopes": scopes,
         }
-        operators_for(op, **given, **_of(drafting))
+        if not isinstance(token_ids, np.ndarray):
+            operators_for(op, **given, **_of(drafting))
         drafts = drafting.propose(**given)
         all_rows = row_indices is None and slot_indices is None
         self._keep(drafting, len(token_ids) if all_rows else 0)
@@ -200,7 +201,8 @@ class NgramProposer:
             "draft_costs": draft_costs,
             "scopes": scopes,
         }
-        operators_for(op, **given, **_of(drafting))
+        if not isinstance(token_ids, np.ndarray):
+            operators_for(op, **given, **_of(drafting))
         result = drafting.step(**given, advance=advance)
         # Warns only if no indices are given: reading them could wait for a device.
         all_rows = row_indices is None and slot_indices is None

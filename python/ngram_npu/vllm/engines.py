@@ -72,6 +72,7 @@ class IndexEngine(ScanEngine):
     def __init__(self, vllm_config: Any, options: Options) -> None:
         super().__init__(options.ngram)
         self._options = options
+        self._is_ladder = options.ngram.is_ladder
         self._cache_config: Any = getattr(vllm_config, "cache_config", None)
         # Ranks that share a block (context parallelism).
         self._context_ranks = getattr(
@@ -88,27 +89,27 @@ class IndexEngine(ScanEngine):
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
     ) -> Drafts[Any]:
         self._steps += 1
-        config = self._options.ngram
-        rows = token_ids, num_tokens
         steps = 1
-        if not config.is_ladder:
+        if not self._is_ladder:
             few = max(SCANNED_TOKENS, SCANNED_TOKENS // 128 * len(num_tokens))
             if np.add.reduce(num_tokens) <= few:  # half of what sum() takes
-                return super().draft(*rows, num_sampled, k)
+                return super().draft(token_ids, num_tokens, num_sampled, k)
             if self._behind == len(num_tokens) and num_sampled[0] > 0:
                 if self._steps % STEPS_TO_CATCH_UP:
-                    return super().draft(*rows, num_sampled, k)
+                    return super().draft(token_ids, num_tokens, num_sampled, k)
                 steps = STEPS_TO_CATCH_UP
-        index = self.index or self._make_index()
-        of_requests, new = self._rows.assign(*rows, num_sampled)
+        index = self._drafting.index or self._make_index()
+        of_requests, new = self._rows.assign(token_ids, num_tokens, num_sampled)
         self._forget_absent(index)
         if len(new):
             self._drafting.end(of_requests[new])
             self._behind = len(new)
         slots = of_requests
         if self._behind:
+            config = self._options.ngram
             slots, self._behind = _C.index_catch_up(
-                *rows,
+                token_ids,
+                num_tokens,
                 index.tensor,
                 slots,
                 num_sampled,
@@ -122,9 +123,14 @@ class IndexEngine(ScanEngine):
                 steps,
             )
             if self._behind == len(num_tokens) and not config.is_ladder:
-                return super().draft(*rows, num_sampled, k)
+                return super().draft(token_ids, num_tokens, num_sampled, k)
         return self._drafting.propose(
-            *rows, num_sampled=num_sampled, slot_indices=slots, store_slots=of_requests, k=k
+            token_ids,
+            num_tokens,
+            num_sampled=num_sampled,
+            slot_indices=slots,
+            store_slots=of_requests,
+            k=k,
         )
 
     def _forget_absent(self, index: NgramIndex) -> None:

