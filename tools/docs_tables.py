@@ -56,11 +56,6 @@ def tables() -> dict[str, Table]:
     return parse((REPOSITORY / "tools" / "bench" / "tables.txt").read_text(encoding="utf-8"))
 
 
-def figures(table: Table) -> list[tuple[str, str, str]]:
-    """File, path and format of each figure."""
-    return [figure for row in table for figure in _FIGURE.findall(row)]
-
-
 @cache
 def _load(path: Path) -> object:
     return json.loads(path.read_text(encoding="utf-8"))

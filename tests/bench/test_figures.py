@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools import docs_tables
-from tools.bench import pictures, prune
+from tools.bench import pictures
 from tools.bench.figures import RESULTS
 
 DATA = {
@@ -99,29 +99,6 @@ def test_figures_that_do_not_exist_are_caught(figure: str, says: str, tmp_path: 
     (tmp_path / "a.json").write_text(json.dumps(DATA))
     with pytest.raises(LookupError, match=says):
         docs_tables.render(["figure", figure], tmp_path)
-
-
-def test_results_hold_no_more_than_is_quoted() -> None:
-    for path in RESULTS.glob("*.json"):
-        assert prune.pruned(path) == path.read_text(), (
-            f"{path.name}: run python -m tools.bench.prune"
-        )
-
-
-def test_what_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.json"
-    monkeypatch.setattr(prune, "_by_tables", lambda: {"a.json": {"results[size=2].ratio.peer"}})
-    row = {
-        "size": 2, "calls": [1, 2], "config": [2, 5], "floors": {"read": 1}, "ratio": {"peer": 2.0},
-        "ratio_spread": {"peer": {"p10": 1.9, "p90": 2.1}, "other": {"p10": 1, "p90": 2}},
-    }  # fmt: skip
-    whole = {"machine": {"cpu": "x"}, "more": {"a": 1}, "results": [{"size": 1}, row]}
-    path.write_text(json.dumps(whole, indent=1) + "\n")
-    del row["calls"], row["floors"], row["ratio_spread"]["other"], whole["more"]  # type: ignore[attr-defined]
-    whole["results"] = [row]
-    assert prune.pruned(path) == json.dumps(whole, indent=1) + "\n"
-    with pytest.raises(LookupError, match=r"b.json: expected a table that quotes it, found none"):
-        prune.pruned(tmp_path / "b.json")
 
 
 def test_the_curve_shows_the_medians(tmp_path: Path) -> None:

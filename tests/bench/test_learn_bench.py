@@ -34,11 +34,12 @@ def test_curves_and_a_large_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [of["tokens_per_step"] for of in found["known"].values()] == [
         round(of.tokens_per_step, 4) for of in report.curve
     ]
+    assert found["by_k"]["k8"] == found["known"]["all"] != found["by_k"]["k32"]
     assert found["stored"]["answers"] == found["known"]["all"], "it holds all"
     assert found["stored"]["prompts too"] != found["stored"]["answers"]
     assert (found["set"], found["evaluated"], found["conversations"]) == ("one", 3, 30)
     assert (large["conversations"], large["answer_tokens"]) == (60, 2 * report.answer_tokens)
-    assert large["points"] == 6
+    assert large["points"] == 8
     assert large["peak_mb"] > 20
     monkeypatch.setattr(bench, "DEFAULT_TOKENIZER", "none")
     assert main(["learn", "--data", str(file.parent)]) == 2

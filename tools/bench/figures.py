@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import re
-from functools import reduce
-from operator import getitem
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-
-Place = tuple[str | int, ...]
-"""Keys and numbers that lead to a value."""
 
 _STEP = re.compile(
     r"\.?([^.\[\]]+(?:(?<==0)\.\d+)?)|\[(\d+)\]|\[([^=\]]+=(?:[^\[\]]|\[[\d, ]*\])*)\]"
@@ -26,12 +21,6 @@ def lookup(data: Any, path: str) -> Any:
         LookupError: there is no such value, or more than one such entry.
         ValueError: the path cannot be read.
     """
-    return reduce(getitem, place(data, path), data)
-
-
-def place(data: Any, path: str) -> Place:
-    """Where `lookup` finds its value, which raises the same."""
-    found: list[str | int] = []
     at = 0
     while at < len(path):
         step = _STEP.match(path, at)
@@ -41,9 +30,8 @@ def place(data: Any, path: str) -> Place:
         key, index, wanted = step.groups()
         if key is None:
             key = int(index) if index is not None else _entry(data, wanted)
-        found.append(key)
         data = data[key]
-    return tuple(found)
+    return data
 
 
 def _entry(data: Any, wanted: str) -> int:

@@ -62,18 +62,26 @@ def test_a_store_is_seeded_told_and_saved(
     saved = NgramStore.load(own, tokenizer=vocabulary)
     assert saved.statistics.tokens_held > held
 
-    # Costs that say nothing, of the same tokenizer.
-    nothing = (np.zeros(shape, int) for shape in ((16, 32), (16, 56), (4096, 2)))
-    costs = tmp_path / "costs"
-    Costs(*nothing, tokenizer=vocabulary).save(costs)
-    seeded = v2_runs.Run()
-    with _engine(model, seeded, store_seed=str(own), costs_file=str(costs)) as (llm, runner):
-        before = own.read_bytes()
-        v2_runs.serve(llm, asked, seeded)
-        del llm, runner
-    assert seeded.differing(runs("none")) == []
-    assert seeded.accepted > result.accepted + 50, "it has said all of this before"
-    assert own.read_bytes() == before
+    # Costs, of the same tokenizer, by which the store's drafts are worth it, and are not.
+    for logit in (40, -768):
+        tables = np.zeros((16, 32), int), np.full((16, 56), logit), np.zeros((4096, 2), int)
+        costs = tmp_path / "costs"
+        Costs(*tables, tokenizer=vocabulary).save(costs)
+        seeded = v2_runs.Run()
+        with _engine(model, seeded, store_seed=str(own), costs_file=str(costs)) as (llm, runner):
+            before = own.read_bytes()
+            v2_runs.serve(llm, asked, seeded)
+            (found,) = llm.collective_rpc("ngram_npu_store_statistics")
+            del llm, runner
+        assert seeded.differing(runs("none")) == []
+        assert own.read_bytes() == before
+        assert found["hits"] > saved.statistics.hits
+        drafts = found["drafts"] - saved.statistics.drafts  # a file keeps the counts
+        if logit > 0:
+            assert drafts > 0
+            assert seeded.accepted > result.accepted + 50, "it has said all of this before"
+        else:
+            assert drafts == 0
 
     monkeypatch.setattr("ngram_npu.vllm.options.digest_of", lambda vocabulary: "0f" * 16)
     with (

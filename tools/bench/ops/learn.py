@@ -68,6 +68,7 @@ def _curve(file: Path) -> Result:
         "evaluated": found.evaluated,
         "store_tokens": found.store_tokens,
         "known": {label(of): _figures(of) for of in found.curve},
+        "by_k": {f"k{k}": _figures(of) for k, of in found.by_k.items()},
         "stored": _with_prompts(file),
     }
 
@@ -122,7 +123,7 @@ def _large(files: Sequence[Path]) -> Result:
         "set": "large",
         "megabytes": round(size / 1e6),
         **{name: found[name] for name in ("conversations", "answer_tokens", "store_tokens")},
-        "points": len(found["sizes"]) + len(found["curve"]) - 1,
+        "points": len(found["sizes"]) + len(found["curve"]) + len(found["by_k"]) - 2,
         "wall_seconds": round(wall, 1),
         "cpu_seconds": round(used.ru_utime + used.ru_stime, 1),
         "peak_mb": round(used.ru_maxrss / 1024),
