@@ -86,7 +86,7 @@ METHODS = {
     "eagle-async": Method("eagle", ours={**INDEX, "metrics": True}),
     "eagle-sync": Method("eagle", asynchronous=False, ours=SCAN),
     "eagle-at-times": Method(
-        "eagle", asynchronous=False, ours=SCAN, by_batch=((1, 3, 4), (4, 8, 0)), first=8
+        "eagle", asynchronous=False, ours=SCAN, by_batch=((1, 1, 4), (2, 8, 0)), first=8
     ),
     "mtp": Method("mtp", ours=SCAN, first=8),
     "adaptive": Method("draft_model", ours=LADDER, adaptive=True),
