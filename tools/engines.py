@@ -84,11 +84,10 @@ def main() -> int:
         python = prepare(given.version, runner)
         files = () if any(c.startswith("tests/") for c in chosen) else (folder_of(runner),)
         results = tested(python, "-n", "2", "--dist", "loadfile", *files, *chosen)
-        about = {"vllm": given.version, "chosen": " ".join(chosen)}
-        found += [{**about, **entry} for entry in summary(results, runner)]
+        found += [{"vllm": given.version, **entry} for entry in summary(results, runner)]
     print(report.laid_out(found))
     if given.json is not None:
-        add(given.json, found)
+        add(given.json, found, chosen)
     return 1 if any(entry["failed"] for entry in found) else 0
 
 
@@ -207,8 +206,9 @@ def summary(results: Path, runner: str) -> list[dict[str, Any]]:
     return found
 
 
-def add(file: Path, entries: list[dict[str, Any]]) -> None:
-    """Puts entries in the place of earlier ones of the same release, runner and method."""
+def add(file: Path, entries: list[dict[str, Any]], chosen: list[str]) -> None:
+    """Puts entries in the place of earlier ones of the same release, runner and method; says which
+    tests were chosen for a release and a runner."""
     document = json.loads(file.read_text()) if file.exists() else {"results": []}
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
 
@@ -218,6 +218,8 @@ def add(file: Path, entries: list[dict[str, Any]]) -> None:
     results = {key(entry): entry for entry in document["results"]}
     results |= {key(entry): {**entry, "date": date} for entry in entries}
     document["results"] = [results[name] for name in sorted(results)]
+    for entry in entries:
+        document.setdefault("chosen", {})[" ".join(key(entry)[:3]).strip()] = chosen
     document["command"] = "python -m tools.engines VERSION --json FILE"
     document["machine"] = environment.machine()
     report.write(file, document)

@@ -46,7 +46,10 @@ def test_a_run_without_tests_is_no_success(
 
 def test_a_method_of_a_release_has_one_entry_for_each_runner(tmp_path: Path) -> None:
     file = tmp_path / "engines.json"
-    for runner, passed in (("v1", 1), ("v2", 2), ("v1", 3)):
-        add(file, [{"vllm": "1.0", "runner": runner, "method": "ngram", "passed": passed}])
-    found = json.loads(file.read_text())["results"]
-    assert [(entry["runner"], entry["passed"]) for entry in found] == [("v1", 3), ("v2", 2)]
+    for runner, passed, chosen in (("v1", 1, ["-k", "a"]), ("v2", 2, []), ("v1", 3, ["-x"])):
+        given = {"vllm": "1.0", "runner": runner, "method": "ngram", "passed": passed}
+        add(file, [given], chosen)
+    found = json.loads(file.read_text())
+    rows = [(entry["runner"], entry["passed"]) for entry in found["results"]]
+    assert rows == [("v1", 3), ("v2", 2)]
+    assert found["chosen"] == {"1.0  v1": ["-x"], "1.0  v2": []}
