@@ -39,6 +39,7 @@ def test_the_requests_meet_what_they_are_for(runs: Runs, method: str) -> None:
     assert run.prefilling >= 10
     assert run.partly_accepted >= 5
     assert run.accepted >= 100
+    assert run.grammars >= 10
     ends = [reason for _, reason in run.outputs]
     assert ends.count("stop") >= 1
     assert ends.count("length") >= 12
@@ -89,6 +90,8 @@ def test_requests_draft_from_what_others_said(runs: Runs, method: str) -> None:
     assert run.store is not None
     assert run.store.drafts >= 20
     assert run.store.calls_busy == 0
+    assert run.grammars >= 10
+    assert run.scopes == 2
     generated = sum(len(tokens) for tokens, _ in run.outputs)
     behind_ends = len(run.outputs) * (2 * K + 1)  # of the last step and of the one launched already
     assert generated / 2 < run.store.tokens_entered <= generated + behind_ends

@@ -111,6 +111,7 @@ class LateStream(host_drafting.CallingThread):
 
         self.add(passed_on)
 
+    @torch.inference_mode()
     def arrive(self) -> None:
         while self._tasks:
             self._tasks.pop(0)()
@@ -185,6 +186,10 @@ class Run:
     """Of the requests' shared store, which was found consistent."""
     drafts: list[tuple[str, list[int]]] = field(default_factory=list)
     """Each drafted row's request and draft, in the order of the steps."""
+    grammars: int = 0
+    """Steps with requests that have a grammar."""
+    scopes: int = 0
+    """Scopes whose text the store holds."""
     announced: int = 0
     """Begins and ends of requests while jobs of the step before were pending."""
 
@@ -244,6 +249,7 @@ def run(model: Path, method: Method, first: int = 20) -> Run:
         if shared is not None:
             shared.held.check_integrity()
             result.store = shared.held.statistics
+            result.scopes = len(shared.held.scopes)
         del llm, runner, shared, late
     return result
 
@@ -321,6 +327,7 @@ def _record(runner: Any, vllm_config: Any, result: Run, late: LateStream | None)
         after = state.all_token_ids.gpu, state.total_len.gpu
         result.state_changes += not all(map(torch.equal, before, after))
         result.steps += 1
+        result.grammars += input_batch.has_structured_output_reqs
         num_sampled = args[4]
         newest = state.last_sampled_tokens[input_batch.idx_mapping]
         result.rows += int((num_sampled > 0).sum())
