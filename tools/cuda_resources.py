@@ -105,12 +105,14 @@ def problems(
     return found
 
 
-def architectures() -> list[str]:
-    """The architectures in NGRAM_NPU_CUDA_ARCHITECTURES, as set in CMakeLists.txt."""
+def architectures(kind: str = "real") -> list[str]:
+    """Those of NGRAM_NPU_CUDA_ARCHITECTURES in CMakeLists.txt that have binaries; of the kind
+    "virtual": PTX."""
     text = (ROOT / "CMakeLists.txt").read_text()
     match = re.search(r'set\(NGRAM_NPU_CUDA_ARCHITECTURES "([^"]+)"', text)
     assert match is not None
-    return [f"sm_{item.removesuffix('-real')}" for item in match.group(1).split(";")]
+    found = [item.partition("-") for item in match.group(1).split(";")]
+    return [f"sm_{number}" for number, _, suffix in found if suffix in ("", kind)]
 
 
 def _compile(nvcc: str, source: Path, targets: Sequence[str], folder: str) -> str:

@@ -38,7 +38,7 @@ class PassIndices {
   // Call it after the indices have been loaded.
   __aicore__ inline const Ints& convert(int32_t n) const {
     if (indices_.bytes == 0) AscendC::CreateVecIndex(narrow_.tensor(), first_, static_cast<uint32_t>(n));
-    if (indices_.bytes == 8) {
+    if (indices_.bytes == 8) {  // CAST_NONE, the only mode that either chip has for these
       AscendC::Cast(narrow_.tensor(), wide_.tensor(), AscendC::RoundMode::CAST_NONE, static_cast<uint32_t>(n));
     }
     return narrow_.tensor();

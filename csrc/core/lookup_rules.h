@@ -100,17 +100,25 @@ struct CostsByMatch {
   NGRAM_FN uint8_t operator[](int64_t j) const { return costs[smaller(match_len + j, kCostRows - 1)]; }
 };
 
-// The number of tokens to draft; `found.len` 0 means no occurrence.
-NGRAM_FN int64_t num_drafts(Occurrence found, int64_t num_tokens, const LookupOptions& options) {
+// The number of tokens to draft whatever they cost; `found.len` 0 means no occurrence.
+NGRAM_FN int64_t most_drafts(Occurrence found, int64_t num_tokens, const LookupOptions& options) {
   if (found.len == 0) return 0;
   const int64_t budget = draft_budget(options.k, options.max_len, num_tokens);
-  const int64_t most = draft_length(found.end, num_tokens, budget, options.overlap);
+  return draft_length(found.end, num_tokens, budget, options.overlap);
+}
+
+// Whether a draft may end with the token up to which its costs add up to `total`.
+NGRAM_FN bool is_within_limit(int64_t total, const LookupOptions& options) { return total <= options.cost_limit; }
+
+// The number of tokens to draft.
+NGRAM_FN int64_t num_drafts(Occurrence found, int64_t num_tokens, const LookupOptions& options) {
+  const int64_t most = most_drafts(found, num_tokens, options);
   if (options.match_costs == nullptr) return most;
   const CostsByMatch costs{options.match_costs, found.len};
   int64_t count = 0;
   for (int64_t total = 0; count < most; ++count) {
     total += costs[count];
-    if (total > options.cost_limit) break;
+    if (!is_within_limit(total, options)) break;
   }
   return count;
 }

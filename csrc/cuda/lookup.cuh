@@ -9,8 +9,9 @@ namespace ngram_npu::cuda {
 
 constexpr int32_t kLookupThreads = 256;
 constexpr int32_t kLookupWarps = kLookupThreads / kWarpSize;
-// Minimum number of blocks per multiprocessor; with a higher minimum the compiler spills registers.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+// Minimum number of blocks per multiprocessor; with a higher minimum the compiler spills registers. PTX asks for one
+// less, because its registers are the driver's to allot: CMakeLists.txt has it made for 8.7, and for that alone.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 870
 constexpr int32_t kLookupBlocks = 3;
 #else
 constexpr int32_t kLookupBlocks = 4;
@@ -342,10 +343,25 @@ __device__ void look_up_all(const Lookup& lookup, const Params& p, LookupBlock& 
   }
 }
 
+// num_drafts(), by every warp: a lane a token, and no chain of loads.
+__device__ inline int64_t num_drafts_by_warp(Occurrence found, int64_t num_tokens, const LookupOptions& options) {
+  const auto most = static_cast<int32_t>(most_drafts(found, num_tokens, options));
+  if (options.match_costs == nullptr) return most;
+  const CostsByMatch costs{options.match_costs, found.len};
+  const auto lane = static_cast<int32_t>(threadIdx.x) % kWarpSize;
+  for (int32_t first = 0, before = 0;; first += kWarpSize) {
+    const int32_t j = first + lane;
+    const int32_t total = before + sum_over_warp(j < most ? int32_t{costs[j]} : 0);
+    const uint32_t kept = __ballot_sync(kWholeWarp, j < most && is_within_limit(total, options));
+    if (kept != kWholeWarp) return first + __ffs(static_cast<int32_t>(~kept)) - 1;
+    before = __shfl_sync(kWholeWarp, total, kWarpSize - 1);
+  }
+}
+
 // Request i's draft and its two counts, by one thread a slot. `unused` is for places that nothing is read for.
 template <class Params>
 __device__ void write_draft(const Params& p, int64_t i, const LiveTokens& tokens, Occurrence found, int32_t unused) {
-  const int64_t count = num_drafts(found, tokens.length, p.lookup);
+  const int64_t count = num_drafts_by_warp(found, tokens.length, p.lookup);
   const uint32_t j = threadIdx.x, end = static_cast<uint32_t>(found.end), length = static_cast<uint32_t>(tokens.length);
   if (j < p.lookup.k) {
     const bool read = j < readable_drafts(found, tokens.length, count, p.lookup);

@@ -11,13 +11,21 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from backends import TWIN_BACKENDS, Backend
-from cuda_hooks import HOOKS, dirty_workspaces, failed_launch_goes_unnoticed, watched
+from cuda_hooks import (
+    HOOKS,
+    changed_lengths_break,
+    dirty_workspaces,
+    failed_launch_goes_unnoticed,
+    watched,
+)
 from ops.cases import cases_of
 from ops.parity import Case, check_case, check_parity
 from opspecs import OPSPECS, OpSpec
 from twins import ROOT
 
-RESIDENT = next(b for b in TWIN_BACKENDS if b.name == "cuda_resident")
+FAST, RESIDENT = (
+    next(b for b in TWIN_BACKENDS if b.name == f"cuda_{mode}") for mode in ("fast", "resident")
+)
 JOINING = [OPSPECS[op] for op in ("ngram_propose_", "ngram_step_", "correct_spec_state_")]
 LOOKUPS = JOINING[:2]
 SEEDS = (1, 2, 3)
@@ -77,6 +85,11 @@ def test_a_dirty_workspace_stays_within_the_tensors(spec: OpSpec) -> None:
     backend = watched(spec, HOOKS.path)
     for sample in dirty_workspaces(spec):
         check_parity(spec, backend, sample)
+
+
+@pytest.mark.parametrize("spec", LOOKUPS, ids=lambda s: s.name)
+def test_lengths_that_change_meanwhile_break_nothing(spec: OpSpec) -> None:
+    assert changed_lengths_break(spec, FAST) == ""
 
 
 SPECS = [spec for spec in OPSPECS.values() if HOOKS.device not in spec.no_kernel]

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tools import cuda_sass
-from tools.cuda_resources import Resources, architectures, parse, problems, short_name
+from tools.cuda_resources import SOURCES, Resources, architectures, parse, problems, short_name
 from tools.cuda_sass import LIMIT, measure
 
 OUTPUT = """
@@ -83,6 +83,15 @@ def test_what_is_missing_is_found() -> None:
 
 def test_the_architectures_are_those_of_the_build() -> None:
     assert architectures() == ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
+
+
+def test_what_has_ptx_asks_for_three_blocks_and_has_no_binary() -> None:
+    """Only the number of an architecture tells the code for PTX from the code for a binary."""
+    (with_ptx,) = architectures("virtual")
+    text = (SOURCES / "lookup.cuh").read_text()
+    asks = f"#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == {with_ptx.removeprefix('sm_')}0\n"
+    assert asks + "constexpr int32_t kLookupBlocks = 3;\n#else" in text
+    assert with_ptx not in architectures()
 
 
 CODE = """

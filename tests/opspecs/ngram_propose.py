@@ -50,6 +50,9 @@ def _cost_samples(rng: np.random.Generator) -> Iterator[Sample]:
             for overlap, fill in options if limit == 40 else options[1::2]:
                 args = (rows, lengths, None, None, 1, 6, 9, 1, overlap, 93, table, limit, fill)
                 yield Sample(f"costs-{name}-{limit}-{overlap}-{fill}", args)
+    for limit in (1500, 2500):  # reached within 32 tokens and behind them; the row's end is beside
+        args = (rows, lengths, None, None, 1, 6, 64, 1, True, 122, RISING, limit, False)
+        yield Sample(f"costs-of-64-{limit}", args)
 
 
 def _lookups(rng: np.random.Generator) -> Iterator[Sample]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from backends import Backend, call_torch
+from ops.guard_pages import guarded
 from opspecs import Args, Array, OpSpec, Sample, clone_args, owner
 from twins import Twin
 
@@ -60,6 +61,36 @@ def failed_launch_goes_unnoticed(spec: OpSpec, backend: Backend) -> str:
     finally:
         fail(ctypes.c_int64(0))
     return "a failed launch is reported as success"
+
+
+def changed_lengths_break(spec: OpSpec, fast: Backend) -> str:
+    """Of lookups in rows shared by blocks, whose lengths another stream changes meanwhile: their
+    results are open, but they touch nothing else, and the workspace is zero behind them. Empty if
+    so. `fast` runs one block at a time, so that all its threads see the same lengths."""
+    if "workspace" not in spec.tensor_names:
+        return ""
+    assert fast.twin is not None
+    exchange = ctypes.CDLL(str(fast.twin.path)).ngram_npu_cuda_twin_exchange_at_barriers
+    for sample in spec.samples(np.random.default_rng(2026)):
+        if not sample.label.startswith("few-long"):
+            continue
+        args = tuple(
+            guarded(value, at_end=True, writable=True) if isinstance(value, np.ndarray) else value
+            for value in clone_args(sample.args)
+        )
+        lengths = spec.get(args, "num_tokens")
+        others = np.full_like(lengths, 2)
+        exchange(*(ctypes.c_void_p(a.ctypes.data) for a in (lengths, others)), lengths.nbytes)
+        try:
+            with fast.selected():
+                fast.call(spec.name, args)
+        except RuntimeError as error:
+            return f"{sample.label}: {error}"
+        finally:
+            exchange(None, None, 0)
+        if spec.get(args, "workspace").any():
+            return f"{sample.label}: the workspace is not zero"
+    return ""
 
 
 def dirty_workspaces(spec: OpSpec) -> Iterator[Sample]:

@@ -19,6 +19,8 @@ uint64_t next_seed();  // for the launch that begins
 cudaError_t set_error(cudaError_t error, const std::string& what);
 // Whether a launch was told to fail (ngram_npu_cuda_twin_fail_launches).
 bool next_launch_fails();
+// Exchanges what a test told to (ngram_npu_cuda_twin_exchange_at_barriers).
+void exchange();
 // Notes which stream a launch was for.
 void note_stream(cudaStream_t stream);
 
@@ -31,6 +33,9 @@ NGRAM_TWIN_EXPORT const char* ngram_npu_cuda_twin_violation();
 NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_seed(uint64_t seed);
 // So many launches from now on fail before their kernel begins.
 NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_fail_launches(int64_t count);
+// At about half of the barriers from now on the two memories are exchanged, as if another stream wrote them: the block
+// of the barrier has the new values behind it, all its threads the same. Without bytes: no longer.
+NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_exchange_at_barriers(void* one, void* other, int64_t bytes);
 // Totals since the library was loaded: see Meetings.
 NGRAM_TWIN_EXPORT void ngram_npu_cuda_twin_meetings(int64_t* launches, int64_t* met);
 // Writes the streams of the launches since the last call of this, up to the given room. Returns their number.

@@ -31,7 +31,12 @@ void enter_thread();
 class Grid {
  public:
   Grid(const cudaLaunchConfig_t& config, void (*thread)(void*), void* context, const Options& options, uint64_t seed)
-      : thread_(thread), context_(context), options_(options), random_(seed), order_(random_.below(4)) {
+      : thread_(thread),
+        context_(context),
+        options_(options),
+        random_(seed),
+        barriers_(seed),
+        order_(random_.below(4)) {
     num_threads_ = static_cast<int>(config.blockDim.x * config.blockDim.y * config.blockDim.z);
     blocks_left_ = uint64_t{config.gridDim.x} * config.gridDim.y * config.gridDim.z;
     num_blocks_ = blocks_left_;
@@ -221,6 +226,7 @@ class Grid {
       }
     }
     block.at_barrier = 0;
+    if (barriers_.below(2) != 0) exchange();
     if (options_.watches) watch_.barrier(block);
     wake(block, 0, num_threads_, State::kAtBarrier, ~0u);
   }
@@ -230,6 +236,7 @@ class Grid {
   void* context_;
   Options options_;
   Random random_;
+  Random barriers_;  // of its own: whether something is exchanged changes no order
   Watch watch_{random_};
   uint32_t order_;           // 0: ascending, 1: descending, else: any
   size_t window_;            // the number of blocks under way at once

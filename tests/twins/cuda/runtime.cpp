@@ -1,4 +1,5 @@
 // The host side of CUDA's runtime and of the model's control.
+#include <algorithm>
 #include <cstdlib>
 
 #include "control.h"
@@ -10,6 +11,8 @@ cudaError_t last_error = cudaSuccess;
 std::string last_violation;
 std::vector<cudaStream_t> streams;
 int64_t launches_to_fail = 0;
+char *exchanged = nullptr, *exchanged_with = nullptr;
+int64_t bytes_to_exchange = 0;
 
 uint64_t first_seed() {
   const char* given = std::getenv("NGRAM_NPU_TWIN_SEED");
@@ -46,6 +49,8 @@ Meetings& meetings() {
 
 bool next_launch_fails() { return launches_to_fail > 0 && launches_to_fail-- > 0; }
 
+void exchange() { std::swap_ranges(exchanged, exchanged + bytes_to_exchange, exchanged_with); }
+
 void note_stream(cudaStream_t stream) { streams.push_back(stream); }
 
 }  // namespace twin
@@ -53,6 +58,12 @@ void note_stream(cudaStream_t stream) { streams.push_back(stream); }
 const char* ngram_npu_cuda_twin_violation() { return twin::last_violation.c_str(); }
 void ngram_npu_cuda_twin_seed(uint64_t seed) { twin::set_seed(seed); }
 void ngram_npu_cuda_twin_fail_launches(int64_t count) { twin::launches_to_fail = count; }
+
+void ngram_npu_cuda_twin_exchange_at_barriers(void* one, void* other, int64_t bytes) {
+  twin::exchanged = static_cast<char*>(one);
+  twin::exchanged_with = static_cast<char*>(other);
+  twin::bytes_to_exchange = bytes;
+}
 
 void ngram_npu_cuda_twin_meetings(int64_t* launches, int64_t* met) {
   *launches = twin::meetings().launches;

@@ -16,7 +16,12 @@ from pathlib import Path
 
 import numpy as np
 from backends import Backend, call_torch
-from cuda_hooks import dirty_workspaces, failed_launch_goes_unnoticed, watched
+from cuda_hooks import (
+    changed_lengths_break,
+    dirty_workspaces,
+    failed_launch_goes_unnoticed,
+    watched,
+)
 from ops.parity import MismatchError, check_parity
 from opspecs import OPSPECS, OpSpec
 from twins import FOLDER, ROOT, Twin
@@ -82,6 +87,8 @@ def run_samples_of(spec: OpSpec, mode: str, library: Path) -> str:
         backend = Backend(mode, call_torch, twin=twin)
     if unnoticed := failed_launch_goes_unnoticed(spec, backend):
         return unnoticed
+    if mode == "fast" and (broken := changed_lengths_break(spec, backend)):
+        return broken
     samples = list(spec.samples(np.random.default_rng(2026)))
     if mode == "hooks":
         samples += dirty_workspaces(spec)

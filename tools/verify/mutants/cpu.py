@@ -56,8 +56,8 @@ the budget wraps
 + const uint64_t left = uint64_t(max_len) - uint64_t(num_tokens);
 + return larger<int64_t>(0, smaller(k, int64_t(left)));
 a scan's draft ends where it reaches the limit
-- if (total > options.cost_limit) break;
-+ if (total >= options.cost_limit) break;
+- return total <= options.cost_limit;
++ return total < options.cost_limit;
 
 @ csrc/core/merge_drafts.h
 n-grams that promise no more are taken
