@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,8 +14,10 @@ from ngram_npu import NgramConfig, _library
 from ngram_npu.host_drafting import HostDrafting
 from ngram_npu.index import make_index
 from ngram_npu.vllm.ascend import triton_ngram_spec_decode
+from ngram_npu.vllm.v2 import in_place_of
 from opspecs import OPSPECS
 from opspecs.spec import OpSpec
+from vllm_config import vllm_config
 
 acl = ctypes.CDLL("libascendcl.so")
 LAUNCH = "ngram_npu_prepare_inputs_padded"
@@ -135,6 +138,29 @@ def test_vllm_ascend_s_step_is_one_call() -> None:
     expected = triton_ngram_spec_decode(*host, keep, 100, 2, 3, 4)
     assert [r.cpu().tolist() for r in results] == [r.tolist() for r in expected]
     assert torch.equal(device[0].cpu(), rows)
+
+
+def test_vllm_ascend_s_v2_step_reads_the_rows_in_place() -> None:
+    rows = torch.tensor([[9, 8, 0, 0, 0, 0], [5, 6, 7, 5, 6, 0], [1, 1, 0, 0, 0, 0]]).int()
+    lengths = torch.tensor([2, 5, 2], dtype=torch.int32)
+    state = SimpleNamespace(
+        all_token_ids=SimpleNamespace(gpu=rows.npu()),
+        total_len=SimpleNamespace(gpu=lengths.npu()),
+        add_request=lambda req_id, prompt_len, all_token_ids, max_tokens: None,
+        remove_request=None,
+        req_id_to_index={},
+    )
+    lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 2, "method": "ngram_gpu"}
+    config = vllm_config(k=3, max_model_len=6, max_num_seqs=3, **lookup)
+    made = in_place_of(pytest.fail, pytest.fail, "ascend_v2")(config, torch.device("npu"), state)
+    indices = torch.tensor([1, -1, 0], dtype=torch.int32)
+    batch = SimpleNamespace(req_ids=["a"], num_reqs=3, idx_mapping=indices.npu())
+    one = torch.ones(3, dtype=torch.int32).pin_memory().to("npu")
+    for _ in range(2):  # the first one may load the kernels
+        record()
+        drafts = made.propose(batch, None, None, None, None, one, None, None)
+    assert record() == ["ngram_npu_ngram_propose"]
+    assert drafts.cpu().tolist() == [[7, 5, 6], [-1] * 3, [8] * 3]
 
 
 def test_bad_arguments_are_refused_before_a_launch(tensors: list[torch.Tensor]) -> None:

@@ -1,7 +1,8 @@
 """Serves vLLM-Ascend's ``method="ngram"`` and ``method="ngram_gpu"``.
 
-The runner's module has the drafter classes and the launcher of the device lookup as globals, and a
-factory in another module makes the drafter. Both places are replaced together.
+Its V1 runner's module has the drafter classes and the launcher of the device lookup as globals, and
+a factory in another module makes the drafter. Both places are replaced together. Its V2 runner
+derives from vLLM's, and is served as that is (:mod:`ngram_npu.vllm.v2_plugin`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import sys
 from typing import Any
 
 from ngram_npu import _library
-from ngram_npu.vllm import correction
-from ngram_npu.vllm.after_import import after_import, class_unlike, installed, refuse, serve, unlike
+from ngram_npu.vllm import correction, v2_plugin
+from ngram_npu.vllm.after_import import after_import, class_unlike, installed, serve, unlike
 
 RUNNER = "vllm_ascend.worker.model_runner_v1"
-V2_RUNNER = "vllm_ascend.worker.v2.model_runner"
+V2_MODULE, V2_CLASS = "vllm_ascend.worker.v2.spec_decode.ngram", "AscendNgramSpeculator"
 FACTORY = "vllm_ascend.spec_decode"
 HOST = "AscendNgramProposer"
 DEVICE = "AscendNgramProposerNPU"
@@ -24,8 +25,8 @@ LAUNCHER = "triton_ngram_spec_decode"
 
 
 def install() -> None:
-    """Replaces the drafters now or when vLLM-Ascend imports its runner, and logs one line per
-    method: enabled, or why not. Never raises; may be called again."""
+    """Replaces the drafters now or when vLLM-Ascend imports its runner or its V2 speculator, and
+    logs one line per method: enabled, or why not. Never raises; may be called again."""
     version = installed("vllm-ascend")
 
     def replace(runner: Any) -> None:
@@ -38,9 +39,7 @@ def install() -> None:
         correction.install(runner, lambda _: "npu")
 
     after_import(RUNNER, replace)
-    advice = "set VLLM_USE_V2_MODEL_RUNNER=0 for its V1 runner"
-    refused = f", the V2 runner of {version} supports no n-gram method"
-    after_import(V2_RUNNER, lambda runner: refuse(refused, advice))
+    v2_plugin.install(V2_MODULE, V2_CLASS, "ascend_v2")
 
 
 def _replace(runner: Any, names: tuple[str, ...]) -> str | None:

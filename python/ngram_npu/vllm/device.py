@@ -45,6 +45,7 @@ class DeviceStats(Stats):
         super().__init__(owner, vllm_config, options, rows)
         self._index = index
         self._on_host = owner.device.type == "cpu"
+        self._runtime: Any = torch.get_device_module(owner.device)
         self._copies: deque[tuple[Any, torch.Tensor, float, Rows]] = deque()
 
     def observe_tensors(self, started: float, rows: Rows, *values: torch.Tensor) -> None:
@@ -54,7 +55,7 @@ class DeviceStats(Stats):
             self.observe(time.perf_counter() - started, rows, table.numpy(), self._index)
             return
         table = table.to("cpu", non_blocking=True)  # into pinned memory
-        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event = self._runtime.Event()
         event.record()
         self._copies.append((event, table, time.perf_counter() - started, rows))
         while self._copies and self._copies[0][0].query():

@@ -38,8 +38,9 @@ UNCUT = sys.float_info.min
 """A ``min_draft_probability`` that cuts no draft: at 2**-1022, 64 tokens of the highest cost,
 2**(-255 / 16) each, are likely enough."""
 
-Method = Literal["custom_class", "ngram", "ngram_gpu", "v2", "beside"]
-"""One of V1's, any n-gram method of the V2 runner (``v2``), or a neural drafter of it."""
+Method = Literal["custom_class", "ngram", "ngram_gpu", "v2", "ascend_v2", "beside"]
+"""One of V1's, any n-gram method of the V2 runner (``v2``) or of vLLM-Ascend's (``ascend_v2``), or
+a neural drafter of it."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,10 @@ class Options:
 
 
 def read_options(vllm_config: Any, method: Method) -> Options:
-    """The options for ``method``. For the V2 runner ``match_policy`` defaults to ``latest``, and
-    drafts may exceed ``max_model_len``, as in that runner's own methods. Beside a neural drafter
-    ``overlap`` defaults to true, since the runner verifies all places of a draft anyway.
+    """The options for ``method``. For the V2 runner ``match_policy`` defaults to ``latest`` (in
+    vLLM-Ascend's to ``earliest``), and drafts may exceed ``max_model_len``, as in that runner's own
+    methods. Beside a neural drafter ``overlap`` defaults to true, since the runner verifies all
+    places of a draft anyway.
 
     Raises:
         ValueError: an option that is unknown, malformed, or contradicts another; one line.
@@ -95,15 +97,16 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         raise ValueError(f"ngram_npu: num_threads: expected 0 or more, got {num_threads}")
     engine = given.get("engine", "auto")
     draft_on = _choice(given, "draft_on", DRAFT_ON, "auto")
-    in_v2 = method in ("v2", "beside")
+    in_v2 = method in ("v2", "ascend_v2", "beside")
     if draft_on != "auto" and not in_v2:
         raise ValueError(f"ngram_npu: draft_on: expected only in the V2 runner, got {draft_on!r}")
+    latest = lookup == "1-16" or (in_v2 and method != "ascend_v2")
     try:
         ngram = NgramConfig(
             prompt_lookup_min=low,
             prompt_lookup_max=high,
             num_speculative_tokens=speculative.num_speculative_tokens,
-            match_policy=given.get("match_policy", "latest" if in_v2 or lookup == "1-16" else None),
+            match_policy=given.get("match_policy", "latest" if latest else None),
             overlap=given.get("overlap", True if method == "beside" or lookup == "1-16" else None),
             max_len=None if in_v2 else max_model_len,
             sizes="ladder" if lookup == "ladder" else "consecutive",

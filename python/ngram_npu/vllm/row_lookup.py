@@ -206,8 +206,8 @@ def stop_of(request: Any, prompt_length: int, max_tokens: int) -> Stop:
 def is_warm_up(input_batch: Any) -> bool:
     """Whether vLLM's worker has made the requests of this step up to warm its kernels, as
     ``_warmup_0_``. It gives them no other sign; to the ids of others it appends random digits."""
-    name = input_batch.req_ids[0]
-    return name.startswith("_") and "warmup_" in name and name.endswith("_")
+    first = input_batch.req_ids[:1]
+    return any(n.startswith("_") and "warmup_" in n and n.endswith("_") for n in first)
 
 
 def telling(add_requests: Callable[..., None]) -> Callable[..., None]:
@@ -227,7 +227,7 @@ def telling(add_requests: Callable[..., None]) -> Callable[..., None]:
 def doubt_of_state(device: torch.device, req_states: Any, kernel: str) -> str:
     """Why the runner's state cannot be looked up in; empty: it can. ``kernel``: the operator that
     the device needs; empty: none."""
-    if device.type not in ("cpu", "cuda"):
+    if device.type not in ("cpu", "cuda", "npu"):
         return f"no kernels for {device.type}"
     if kernel and not _library.has_kernel(kernel, device.type):
         return f"no kernels for {device.type}: {_library.backends()[device.type].reason}"

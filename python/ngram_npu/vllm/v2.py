@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ngram_npu.vllm.engines import drafts_on_host
-from ngram_npu.vllm.options import read_options
+from ngram_npu.vllm.options import Method, read_options
 from ngram_npu.vllm.row_lookup import RowLookup, doubt_of_state, is_warm_up
 
 
@@ -21,6 +21,8 @@ class NgramSpeculator(RowLookup):
         ValueError: an option that is unknown, malformed, or contradicts another; one line.
     """
 
+    _method: Method = "v2"
+
     # Attributes that the runner reads of any speculator.
     draft_logits = None
     num_query_per_req = 1
@@ -28,7 +30,7 @@ class NgramSpeculator(RowLookup):
     supports_mm_inputs = False
 
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
-        options = read_options(vllm_config, "v2")
+        options = read_options(vllm_config, self._method)
         speculative = vllm_config.speculative_config
         super().__init__(
             vllm_config, options, device, req_states, f"{speculative.method}, V2 runner"
@@ -83,13 +85,17 @@ class NgramSpeculator(RowLookup):
         return drafts.to(torch.int64)
 
 
-def in_place_of(stock: Callable[..., Any], refuse: Callable[[str], None]) -> type:
+def in_place_of(
+    stock: Callable[..., Any], refuse: Callable[[str], None], method: Method = "v2"
+) -> type:
     """The class that replaces the stock speculator. If the operators cannot use the runner's state,
     it makes a stock one and passes the reason to ``refuse``."""
 
     class Speculator(NgramSpeculator):
+        _method = method
+
         def __new__(cls, vllm_config: Any, device: torch.device, req_states: Any) -> Any:
-            on_host = drafts_on_host(read_options(vllm_config, "v2"), device.type)
+            on_host = drafts_on_host(read_options(vllm_config, method), device.type)
             doubt = doubt_of_state(device, req_states, "" if on_host else "ngram_propose")
             if not doubt:
                 return super().__new__(cls)

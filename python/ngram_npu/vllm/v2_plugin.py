@@ -1,4 +1,5 @@
-"""Serves the n-gram methods of vLLM's V2 runner, and n-gram drafts beside a neural drafter of it.
+"""Serves the n-gram methods of vLLM's V2 runner and of vLLM-Ascend's, and n-gram drafts beside a
+neural drafter of vLLM's.
 
 The runner imports the stock speculator's class when it makes one, so one assignment in its module
 is sufficient. It is made only if the stock class is the one this was written for. Any speculator is
@@ -21,7 +22,7 @@ from ngram_npu.vllm.after_import import (
     serve,
     unlike,
 )
-from ngram_npu.vllm.options import read_options, wants_beside
+from ngram_npu.vllm.options import Method, read_options, wants_beside
 
 MODULE = "vllm.v1.worker.gpu.spec_decode.ngram.speculator"
 CLASS = "NgramGPUSpeculator"
@@ -30,24 +31,25 @@ FUNCTION = "init_speculator"
 REFUSED = " for the V2 runner, which is left as it is"
 
 
-def install() -> None:
+def install(module: str = MODULE, name: str = CLASS, method: Method = "v2") -> None:
     """As :func:`ngram_npu.vllm.plugin.install`. Does nothing in a vLLM without the class."""
-    serve(MODULE, _replace, "n-gram methods of the V2 runner", REFUSED)
+    replace = functools.partial(_replace, name=name, method=method)
+    serve(module, replace, "n-gram methods of the V2 runner", REFUSED)
 
 
-def _replace(module: Any) -> str | None:
+def _replace(module: Any, name: str, method: Method) -> str | None:
     from ngram_npu.vllm import v2
 
-    stock: Any = getattr(module, CLASS, None)
+    stock: Any = getattr(module, name, None)
     if inspect.isclass(stock) and issubclass(stock, v2.NgramSpeculator):
         return None
     methods = ("__init__", "init_cudagraph_manager", "capture", "propose")
-    doubt = class_unlike(f"{MODULE}.{CLASS}", stock, v2.NgramSpeculator, methods)
-    public = {name for name in dir(stock) if not name.startswith("_")}
+    doubt = class_unlike(f"{module.__name__}.{name}", stock, v2.NgramSpeculator, methods)
+    public = {other for other in dir(stock) if not other.startswith("_")}
     if not doubt and (lacking := public - set(dir(v2.NgramSpeculator))):
-        doubt = f"{CLASS} has {', '.join(sorted(lacking))}, which ngram_npu's class lacks"
+        doubt = f"{name} has {', '.join(sorted(lacking))}, which ngram_npu's class lacks"
     if not doubt:
-        setattr(module, CLASS, v2.in_place_of(stock, functools.partial(refuse, REFUSED)))
+        setattr(module, name, v2.in_place_of(stock, functools.partial(refuse, REFUSED), method))
         tell_of_requests(sys.modules.get(RUNNER))
     return doubt
 
