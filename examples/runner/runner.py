@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -159,6 +159,7 @@ class Runner:
         self.reset_figures()
         self._in_flight: deque[ScheduledStep] = deque()
         self._has_drafts = False
+        self._on_tokens: Callable[[int, list[int]], None] | None = None
 
     def reset_figures(self) -> None:
         """Resets counts and times."""
@@ -173,12 +174,14 @@ class Runner:
         stop_token_ids: Iterable[int] = (),
         request_ids: Iterable[int] | None = None,
         scopes: Iterable[int | str | None] | None = None,
+        on_tokens: Callable[[int, list[int]], None] | None = None,
     ) -> list[list[int]]:
         """The continuation of each prompt, a stop token included.
 
         Args:
             request_ids: keys of each request's randomness; None: 0, 1, ...
             scopes: with a store: requests share text only within a scope; None: one scope for all.
+            on_tokens: is told the id and the new tokens of each request, when they are known.
 
         Raises:
             ValueError: a prompt that is empty or too long for a row.
@@ -190,6 +193,7 @@ class Runner:
             Request(id, list(prompt), len(prompt) + max_new_tokens, stops, scope_of(owner))
             for id, prompt, owner in zip(ids, prompts, owners, strict=True)
         ]
+        self._on_tokens = on_tokens
         self.scheduler.add(*requests)
         while self.scheduler.has_work:
             self.step()
@@ -284,7 +288,10 @@ class Runner:
                 count = truth.num_sampled[position]
                 before = len(request.token_ids)
                 request.take(truth.sampled_token_ids[position, :count].tolist())
-                self.figures.tokens += len(request.token_ids) - before
+                new = request.token_ids[before:]
+                self.figures.tokens += len(new)
+                if new and self._on_tokens is not None:
+                    self._on_tokens(request.id, new)
             self.figures.drafts += int(truth.num_valid_drafts.sum())
             self.figures.accepted += int(truth.num_accepted_drafts.sum())
             if truth.draft_source is not None:

@@ -18,17 +18,27 @@ class Sampling:
     """How tokens are chosen.
 
     Raises:
-        ValueError: a temperature that is negative or not finite.
+        ValueError: a temperature that is negative or not finite, a negative top_k, or a top_p
+            outside (0, 1].
     """
 
     temperature: float = 0.0
     """0: greedy."""
     seed: int = 0
+    top_k: int = 0
+    """Sample from this many likeliest tokens; 0: from all."""
+    top_p: float = 1.0
+    """Sample from the fewest likeliest tokens that have this probability together."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf:  # nan, too
             raise ValueError(
                 f"Sampling: temperature: expected at least 0 and finite, got {self.temperature}"
+            )
+        if self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise ValueError(
+                "Sampling: top_k, top_p: expected at least 0 and within (0, 1], got "
+                f"{self.top_k} and {self.top_p}"
             )
 
     def scores(
@@ -44,7 +54,19 @@ class Sampling:
         if self.temperature == 0:
             return logits
         noise = gumbel_noise(self.seed, requests, positions, logits.shape[-1])
-        return logits.double() / self.temperature + noise
+        return self._likeliest(logits.double() / self.temperature) + noise
+
+    def _likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logits, with minus infinity for tokens that are not to be sampled."""
+        if 0 < self.top_k < logits.shape[-1]:
+            least = logits.topk(self.top_k).values[..., -1:]
+            logits = logits.masked_fill(logits < least, -math.inf)
+        if self.top_p < 1:
+            ordered, order = logits.sort(descending=True)
+            likely = ordered.softmax(-1)
+            beyond = likely.cumsum(-1) - likely >= self.top_p
+            logits = logits.masked_fill(beyond.scatter(-1, order, beyond), -math.inf)
+        return logits
 
 
 def gumbel_noise(

@@ -13,7 +13,7 @@ from typing import Any
 from ngram_npu import _C, _library
 
 TRIED_VLLM = ("0.28.0", "0.31.0", "0.32.0")
-"""Releases of vLLM with which the methods ran (docs/guides/vllm.md, tested versions)."""
+"""Releases of vLLM with which the methods ran (docs/guides/vllm-versions.md)."""
 
 _PLUGIN = "ngram_npu"
 _SWITCHES = ("NGRAM_NPU_VLLM", "NGRAM_NPU_VLLM_BESIDE")

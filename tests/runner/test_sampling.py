@@ -41,6 +41,22 @@ def test_greedy_leaves_the_logits() -> None:
     assert Sampling().scores(logits, _ids(1, 2, 3), _ids(1, 2, 3)) is logits
 
 
+def test_only_the_likeliest_tokens() -> None:
+    from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+    logits = torch.randn(20, 50, generator=torch.Generator().manual_seed(1)).double()
+    for top_k, top_p in ((1, 1.0), (5, 1.0), (0, 0.3), (12, 0.6), (90, 0.999)):
+        expected = logits / 0.7
+        if top_k:
+            expected = TopKLogitsWarper(top_k)(None, expected)
+        if top_p < 1:
+            expected = TopPLogitsWarper(top_p)(None, expected)
+        ids = torch.arange(20)
+        found = Sampling(0.7, top_k=top_k, top_p=top_p).scores(logits, ids, ids)
+        assert found.isinf().equal(expected.isinf())
+        assert found.equal(expected + gumbel_noise(0, ids, ids, 50))
+
+
 def test_noise_is_a_function_of_seed_request_and_position() -> None:
     rows = gumbel_noise(5, _ids(1, 1, 2, 1), _ids(9, 10, 9, 9), 50)
     assert rows[0].equal(rows[3])
@@ -69,3 +85,6 @@ def test_the_generator_is_splitmix() -> None:
 def test_a_negative_temperature_is_refused() -> None:
     with pytest.raises(ValueError, match="temperature: expected at least 0 and finite, got -1"):
         Sampling(temperature=-1)
+    for wrong in ({"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.1}):
+        with pytest.raises(ValueError, match="top_k, top_p: expected"):
+            Sampling(**wrong)  # type: ignore[arg-type]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import re
 import runpy
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
+import ngram_npu
 import pytest
 import torch
 from ngram_npu import NgramConfig, NgramStore
@@ -20,6 +23,7 @@ import ngram_npu.transformers as ours
 
 from runner import worlds
 
+README = Path(__file__).resolve().parents[2] / "README.md"
 REQUESTS = 100
 NEW_TOKENS = 24
 STOP = ord("8")
@@ -176,6 +180,57 @@ def test_without_a_padding_token(plain_model: Any, monkeypatch: pytest.MonkeyPat
     )
     with pytest.raises(ValueError, match="attention_mask: expected the shape of input_ids"):
         ours.generate(plain_model, asked["input_ids"], torch.ones(2), max_new_tokens=3)
+
+
+def test_a_generation_config_and_sampling(plain_model: Any, prompts: list[list[int]]) -> None:
+    from transformers import GenerationConfig
+
+    asked, new = _padded(prompts[:6]), 12
+    greedy = plain_model.generate(**asked, max_new_tokens=new, do_sample=False)
+    settings = GenerationConfig(max_new_tokens=new, do_sample=True, top_k=1)
+    assert ours.generate(plain_model, **asked, generation_config=settings).equal(greedy)
+    found = [
+        ours.generate(plain_model, **asked, generation_config=settings, top_k=20, **more)
+        for more in ({}, {"ngram": NgramConfig(k=1)}, {"seed": 1}, {"top_p": 1e-6})
+    ]
+    assert found[0].equal(found[1])  # whatever is drafted
+    assert not found[0].equal(found[2])
+    assert found[3].equal(greedy)
+    assert settings.top_k == 1
+
+
+def test_settings_that_are_not_supported(plain_model: Any) -> None:
+    from transformers import GenerationConfig
+
+    asked = _padded(worlds.prompts(2))
+    for given, message in (
+        ({"num_beams": 2}, "not supported: num_beams=2; supported"),
+        ({"repetition_penalty": 1.1}, "not supported: repetition_penalty=1.1"),
+        ({"max_length": 30}, "not supported: max_length=30"),
+        ({"return_dict_in_generate": True}, "not supported: return_dict_in_generate=True"),
+        ({"token_type_ids": 0}, "not supported: token_type_ids=0"),
+        ({"streamer": 1}, "streamer: expected 1 request, got 2"),
+        ({"generation_config": GenerationConfig(min_p=0.1)}, "not supported: min_p=0.1"),
+        ({"max_new_tokens": None}, "max_new_tokens: expected a number, got None"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ours.generate(plain_model, **asked, **{"max_new_tokens": 3, **given})  # type: ignore[arg-type]
+
+
+def test_a_streamer(plain_model: Any, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from transformers import AutoTokenizer, TextStreamer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompt = torch.tensor([worlds.prompts(1)[0]])
+    streamer = TextStreamer(tokenizer, skip_prompt=True)
+    found = ours.generate(plain_model, prompt, max_new_tokens=NEW_TOKENS, streamer=streamer)
+    assert capsys.readouterr().out == tokenizer.decode(found[0, prompt.shape[1] :]) + "\n"
+
+
+def test_the_line_of_the_readme(plain_model: Any) -> None:
+    (line,) = re.findall(r"^with ngram_npu\.transformers.*$", README.read_text(), re.MULTILINE)
+    inputs = _padded(worlds.prompts(1))
+    exec(line, {"ngram_npu": ngram_npu, "model": plain_model, "inputs": inputs})
 
 
 def test_drafting_twice_is_refused(plain_model: Any) -> None:
