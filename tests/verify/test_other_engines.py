@@ -52,4 +52,4 @@ def test_a_method_of_a_release_has_one_entry_for_each_runner(tmp_path: Path) -> 
     found = json.loads(file.read_text())
     rows = [(entry["runner"], entry["passed"]) for entry in found["results"]]
     assert rows == [("v1", 3), ("v2", 2)]
-    assert found["chosen"] == {"1.0  v1": ["-x"], "1.0  v2": []}
+    assert found["chosen"] == {"1.0 v1": ["-x"], "1.0 v2": []}
