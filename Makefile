@@ -245,7 +245,7 @@ $(VLLM_VENV)/.ready: tools/requirements-vllm.txt
 
 test-vllm: wheel $(VLLM_VENV)/.ready
 	$(VLLM_VENV)/bin/python $(PIP) install --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl
-	$(VLLM_VENV)/bin/python -m pytest $(BY_FILE) -m "not prove" tests/vllm/engine
+	$(VLLM_VENV)/bin/python -m pytest $(BY_FILE) tests/vllm/engine
 	$(VLLM_VENV)/bin/python -m pytest tests/bench/test_peers.py
 
 # Its V2 runner, in an environment that adds Triton to the other's packages: with Triton the V1 runner does not start on a
@@ -260,7 +260,7 @@ $(VLLM_V2_VENV)/.ready: $(VLLM_VENV)/.ready
 
 test-vllm-v2: wheel $(VLLM_V2_VENV)/.ready
 	$(VLLM_V2_VENV)/bin/python $(PIP) install --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl
-	$(VLLM_V2_VENV)/bin/python -m pytest $(BY_FILE) -m "not prove" tests/vllm/engine_v2
+	$(VLLM_V2_VENV)/bin/python -m pytest $(BY_FILE) tests/vllm/engine_v2
 
 # Tests that take hours. Mutants continue from the record; PROOF=tools/bench/results updates the published records.
 PROOF ?= $(BUILD)/proof
@@ -281,7 +281,7 @@ prove-fuzz: install
 	mkdir -p $(PROOF) && $(MAKE) fuzz FUZZ_SECONDS=3600 FUZZ_JSON=$(PROOF)
 	$(PY) -m tools.verify.store_file_fuzz --seconds 3600 --json $(PROOF)/fuzz-store-file.json
 
-# All tests of the engines, with the ranks' that `make test-all` leaves out, on each release that the plugin accepts.
+# All tests of the engines, on each release that the plugin accepts.
 prove-engines: install $(VLLM_VENV)/.ready $(VLLM_V2_VENV)/.ready
 	mkdir -p $(PROOF) && for version in 0.32.0 0.33.0; do \
 	  $(PY) -m tools.engines $$version --json $(PROOF)/engines.json || exit 1; \

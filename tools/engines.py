@@ -1,13 +1,10 @@
 """Runs the tests of vLLM's engines on another release, on the CPU, and writes down what ran.
 
     python -m tools.engines 0.33.0 [--runner v2] [--json FILE] [-- ARGUMENTS OF PYTEST]
-    python -m tools.engines --torch 2.12.0 [--json FILE]
 
 A release without a CPU build runs from its Python sources with the compiled parts of the one that
 `make test-vllm` and `make test-vllm-v2` install; they must have run. A maintainer runs this when a
 release comes out: what failed by name says what changed. `-- -k ladder` or files choose tests.
-
-With `--torch` it is the tests of the operators on another torch, if that has a CPU build.
 """
 
 from __future__ import annotations
@@ -63,13 +60,10 @@ METHODS = {
 }
 """What a test is of, and how this shows in its FILE::NAME; the first that shows counts."""
 
-OF_TORCH = ("tests/ops/test_torch.py", "-k", "not cuda and not ascendc")
-
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("version", nargs="?", help="of vLLM")
-    parser.add_argument("--torch", help="a version to try without vLLM")
+    parser.add_argument("version")
     parser.add_argument("--runner", choices=RUNNERS, action="append", help="default: both")
     parser.add_argument("--json", type=Path, help="a result that this adds to")
     own, chosen = sys.argv[1:], list[str]()
@@ -78,9 +72,7 @@ def main() -> int:
         del own[own.index("--") :]
     given = parser.parse_args(own)
     found = []
-    if given.torch:
-        found.append({"torch": given.torch, "runner": "none", **of_torch(given.torch)})
-    for runner in (given.runner or RUNNERS) if given.version else ():
+    for runner in given.runner or RUNNERS:
         python = prepare(given.version, runner)
         files = () if any(c.startswith("tests/") for c in chosen) else (folder_of(runner),)
         results = tested(python, "-n", "2", "--dist", "loadfile", *files, *chosen)
@@ -128,24 +120,6 @@ def with_wheel(python: Path) -> Path:
     return python
 
 
-def of_torch(version: str) -> dict[str, Any]:
-    """What the tests say, or why they did not run."""
-    below = ROOT / ".venv" / "bin" / "python"
-    command = [below, "-m", "pip", "install", "--quiet", "--dry-run", "--report", "-"]
-    command += ["--no-deps", "--ignore-installed", f"torch=={version}"]
-    asked = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    why = "not published"
-    if asked.returncode == 0:
-        needed = json.loads(asked.stdout)["install"][0]["metadata"]["requires_dist"]
-        why = "published for CUDA only" if any("cuda" in one for one in needed) else ""
-    if why:
-        return {"method": why, "passed": 0, "skipped": 0, "failed": 0, "failures": []}
-    python, _ = overlaid(f"torch-{version}", ROOT / ".venv")
-    pip(python, "install", "--no-deps", "--ignore-installed", f"torch=={version}")
-    (found,) = summary(tested(with_wheel(python), "-n", "2", *OF_TORCH), "none")
-    return found
-
-
 def packages(python: Path) -> Path:
     return Path(said(python, "import sysconfig; print(sysconfig.get_paths()['platlib'])"))
 
@@ -170,7 +144,10 @@ def tested(python: Path, *chosen: str) -> Path:
     results = python.parents[1] / "results.xml"
     results.unlink(missing_ok=True)
     command = [python, "-m", "pytest", "-q", f"--junitxml={results}", *chosen]
-    subprocess.run(command, cwd=ROOT, env={**os.environ, "VLLM_TARGET_DEVICE": "cpu"}, check=False)
+    on_cpu = {**os.environ, "VLLM_TARGET_DEVICE": "cpu"}
+    ended = subprocess.run(command, cwd=ROOT, env=on_cpu, check=False).returncode
+    if ended not in (0, 1):  # neither all passed nor some failed: such as interrupted
+        raise SystemExit(f"pytest ended with {ended}, nothing is written down")
     return results
 
 
@@ -184,7 +161,7 @@ def summary(results: Path, runner: str) -> list[dict[str, Any]]:
     failures: defaultdict[str, list[str]] = defaultdict(list)
     for case in ElementTree.parse(results).getroot().iter("testcase"):
         name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
-        method = next((m for m, p in METHODS.get(runner, {}).items() if re.search(p, name)), "rest")
+        method = next((m for m, p in METHODS[runner].items() if re.search(p, name)), "rest")
         outcome = next((c.tag for c in case if c.tag in ("failure", "error", "skipped")), "passed")
         counts[method][outcome] += 1
         if outcome in ("failure", "error"):
@@ -213,13 +190,13 @@ def add(file: Path, entries: list[dict[str, Any]], chosen: list[str]) -> None:
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
 
     def key(entry: dict[str, Any]) -> tuple[str, ...]:
-        return entry.get("vllm", ""), entry.get("torch", ""), entry["runner"], entry["method"]
+        return entry["vllm"], entry["runner"], entry["method"]
 
     results = {key(entry): entry for entry in document["results"]}
     results |= {key(entry): {**entry, "date": date} for entry in entries}
     document["results"] = [results[name] for name in sorted(results)]
     for entry in entries:
-        document.setdefault("chosen", {})[" ".join(key(entry)[:3]).strip()] = chosen
+        document.setdefault("chosen", {})[" ".join(key(entry)[:2])] = chosen
     document["command"] = "python -m tools.engines VERSION --json FILE"
     document["machine"] = environment.machine()
     report.write(file, document)

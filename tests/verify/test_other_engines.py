@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from tools import engines
 from tools.engines import add, summary
 
 CASE = '<testcase classname="engine_v2.{}" name="{}">{}</testcase>'
@@ -52,4 +54,12 @@ def test_a_method_of_a_release_has_one_entry_for_each_runner(tmp_path: Path) -> 
     found = json.loads(file.read_text())
     rows = [(entry["runner"], entry["passed"]) for entry in found["results"]]
     assert rows == [("v1", 3), ("v2", 2)]
-    assert found["chosen"] == {"1.0  v1": ["-x"], "1.0  v2": []}
+    assert found["chosen"] == {"1.0 v1": ["-x"], "1.0 v2": []}
+
+
+def test_a_run_that_was_broken_off_is_not_written_down(tmp_path: Path) -> None:
+    python = tmp_path / "environment" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    with pytest.raises(SystemExit, match="pytest ended with 4, nothing is written down"):
+        engines.tested(python, "--no-such-option")

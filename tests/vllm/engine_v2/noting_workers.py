@@ -1,4 +1,4 @@
-"""Workers for ``worker_cls`` that print a digest of all drafts of their rank."""
+"""A digest of all drafts of a rank, which its process prints at its end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from vllm.v1.worker.cpu_worker import CPUWorker
 
 
 def note(drafter: Any) -> None:
@@ -26,11 +25,3 @@ def note(drafter: Any) -> None:
 
     drafter.propose = noted
     atexit.register(lambda: print(f"DRAFTED {digest.hexdigest()} {steps}", flush=True))
-
-
-class NotingWorker(CPUWorker):
-    """Of the V1 runner."""
-
-    def init_device(self) -> None:
-        super().init_device()
-        note(self.model_runner.drafter)
