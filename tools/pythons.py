@@ -60,25 +60,27 @@ def _patch_level(python: Path) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", python.parents[1].name)]
 
 
-def commands(python: Path, folder: Path) -> list[list[str]]:
-    """The commands to run for one Python, in order, in a separate folder."""
+def commands(python: Path, folder: Path, wheel: Path | None = None) -> list[list[str]]:
+    """The commands to run for one Python, in order, in a separate folder, with the wheel or with
+    one that is built there."""
     home = folder / "venv"
     mine, pip = str(home / "bin/python"), ["-m", "pip", "--quiet", "--disable-pip-version-check"]
     settings = [f"--config-settings={s}" for s in (*SETTINGS, f"build-dir={folder / 'build'}")]
+    package = [*settings, str(ROOT)] if wheel is None else [str(wheel)]
     return [
         [str(python), "-m", "venv", str(home)],
-        [mine, *pip, "install", "hypothesis>=6.100,<7", *settings, str(ROOT)],
+        [mine, *pip, "install", "hypothesis>=6.100,<7", *package],
         [mine, "-m", "ngram_npu", "doctor"],
         [str(home / "bin/ngram-npu"), "replay", "--demo", "--tokenizer", "bytes", "--limit", "8"],
         [mine, str(ROOT / "tests/packaging/numpy_parity.py")],
     ]
 
 
-def try_on(python: Path) -> str:
+def try_on(python: Path, wheel: Path | None = None) -> str:
     """The first problem found with that Python, or an empty text."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with tempfile.TemporaryDirectory(prefix="ngram-npu-") as folder:
-        for command in commands(python, Path(folder)):
+        for command in commands(python, Path(folder), wheel):
             done = subprocess.run(
                 command,
                 cwd=folder,
