@@ -36,7 +36,17 @@ def register() -> None:
             return False
 
         def handle_server_args(self, server_args: Any) -> None:
-            """As SGLang's ``_handle_ngram``, but a chain: one branch per token."""
+            """As SGLang's ``_handle_ngram``, but a chain: one branch per token.
+
+            Raises:
+                ValueError: a device or a setting that SGLang's ``NGRAM`` does not support.
+            """
+            if server_args.device not in ("cuda", "cpu", "xpu"):
+                raise ValueError(
+                    f"{ALGORITHM}: device: expected cuda, cpu or xpu, got {server_args.device!r}"
+                )
+            if server_args.enable_dp_attention:
+                raise ValueError(f"{ALGORITHM}: enable_dp_attention: expected False, got True")
             if server_args.max_running_requests is None:
                 server_args.max_running_requests = 48
             if server_args.speculative_num_draft_tokens is None:

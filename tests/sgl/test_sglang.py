@@ -160,7 +160,13 @@ def algorithm(real: Any) -> Any:
 def _arguments(**given: Any) -> Any:
     names = ("max_running_requests", "speculative_num_draft_tokens", "speculative_num_steps")
     return SimpleNamespace(
-        **{**dict.fromkeys(names), "device": "cuda", "disable_overlap_schedule": False, **given}
+        **{
+            **dict.fromkeys(names),
+            "device": "cuda",
+            "disable_overlap_schedule": False,
+            "enable_dp_attention": False,
+            **given,
+        }
     )
 
 
@@ -181,6 +187,9 @@ def test_sglang_knows_the_algorithm(real: Any, algorithm: Any) -> None:
     algorithm.handle_server_args(on_cpu)
     assert on_cpu.disable_overlap_schedule
     assert on_cpu.speculative_num_draft_tokens == 3
+    for wrong in ({"device": "npu"}, {"enable_dp_attention": True}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            algorithm.handle_server_args(_arguments(**wrong))
 
 
 def _reconstruct(
