@@ -19,6 +19,7 @@ import pytest
 import torch
 from ngram_npu import _library
 from ngram_npu.vllm import ascend_plugin, v2
+from torch import Tensor
 from v2_state import RequestState, batch_of
 from vllm_config import vllm_config
 
@@ -70,16 +71,10 @@ class AscendNgramSpeculator:
 
 
 def launch(
-    token_ids: torch.Tensor,
-    num_tokens: torch.Tensor,
-    sampled: torch.Tensor,
-    discard: torch.Tensor,
-    vocab_size: int,
-    min_n: int,
-    max_n: int,
-    k: int,
-) -> tuple[None, torch.Tensor, torch.Tensor, None]:
+    token_ids: Tensor, num_tokens: Tensor, sampled: Tensor, discard: Tensor, *lookup: int
+) -> tuple[None, Tensor, Tensor, None]:
     """What their kernel does: the longest suffix's earliest occurrence, and what follows it."""
+    vocab_size, min_n, max_n, k = lookup
     drafts = torch.full((len(token_ids), k), -1, dtype=torch.int32)
     counts = torch.zeros(len(token_ids), dtype=torch.int32)
     for i, length in enumerate(num_tokens.tolist()):
