@@ -206,7 +206,7 @@ def test_a_process_ends_with_jobs_pending(driver: ctypes.CDLL, how: str) -> None
     paths = os.pathsep.join(filter(None, sys.path))
     command = [sys.executable, "-c", LEAVES, driver._name, *how.split()]
     environment = {**os.environ, "PYTHONPATH": paths}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
 
 

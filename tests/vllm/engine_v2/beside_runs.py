@@ -36,8 +36,6 @@ class Method:
     """A change to the n-gram drafts before they are used."""
     sampled: bool = False
     """Whether draft tokens are sampled."""
-    most: int | None = None
-    """The largest batch that gets drafts; None: any."""
     first: int = 20
     """The number of requests it gets."""
 
@@ -47,9 +45,6 @@ class Method:
             speculative["model"] = str(toy_drafters.cached(self.kind, model))
         if self.adaptive:
             speculative["enable_adaptive_verification"] = True
-        if self.most is not None:
-            schedule = [(1, self.most, K), (self.most + 1, 1000, 0)]
-            speculative["num_speculative_tokens_per_batch_size"] = schedule
         if self.sampled:
             speculative["draft_sample_method"] = "probabilistic"
         return {
@@ -89,7 +84,7 @@ METHODS = {
     "mtp": Method("mtp", ours=SCAN, first=8),
     "adaptive": Method("draft_model", ours=LADDER, adaptive=True),
     "draft-store": Method("draft_model", ours={**LADDER, "store": "live"}),
-    "eagle-store": Method("eagle", ours={**LADDER, "store": "live"}, most=3),
+    "eagle-store": Method("eagle", ours={**LADDER, "store": "live"}),
     "wrong-rows": Method("eagle", ours=SCAN, prepare=_of_wrong_rows, first=8),
     "not-isolated": Method("eagle", ours=SCAN, adaptive=True, prepare=_not_isolated, first=8),
 }
@@ -106,8 +101,6 @@ class BesideRun(Run):
     """Rows that kept their neural draft."""
     estimated: tuple[int, int] = (0, 0)
     """Verdicts passed to the estimator: on neural drafts, and on n-gram drafts."""
-    without: list[bool] = field(default_factory=list)
-    """Of each row of the steps that are to have no drafts, whether it has none."""
 
 
 def run(model: Path, method: Method) -> BesideRun:
@@ -184,9 +177,6 @@ class _Watched:
         after = state.all_token_ids.gpu, state.total_len.gpu
         result.state_changes += not all(map(torch.equal, before, after))
         result.steps += 1
-        if kwargs["num_speculative_tokens"] == 0:
-            result.without += (drafts == -1).all(1).tolist()
-            return drafts
         num_sampled = args[4]
         sampled, rows = num_sampled > 0, batch.idx_mapping
         replaced = (drafts != self._neural).any(1)

@@ -62,9 +62,6 @@ def test_a_store_beside_a_drafter(runs: Runs, method: str) -> None:
     assert run.store.calls_busy == 0
     assert run.store.drafts >= 10
     assert run.store.tokens_entered >= sum(len(tokens) for tokens, _ in run.outputs) / 2
-    if method == "eagle-store":  # which drafts for small batches only, and learns from all
-        assert all(run.without)
-        assert len(run.without) >= 50
 
 
 @pytest.mark.parametrize("method", ["draft-async", "eagle-async"])
