@@ -270,6 +270,9 @@ a row that ends with a share waits for the next block
 a later request begins with the share
 - first = larger(static_cast<int32_t>(blockIdx.x) * each, at)
 + first = static_cast<int32_t>(blockIdx.x) * each
+the walk to a share goes on behind the thread's requests: i + 1 < stop && at => at
+a share goes on behind the batch: block.end && block.request < p.batch) { => block.end) {
+every 32 tokens have the limit to themselves: before + sum_over_warp( => sum_over_warp(
 the token that passes the limit is drafted
 - is_within_limit(total, options));
 + is_within_limit(total - costs[j], options));
