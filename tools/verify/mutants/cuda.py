@@ -272,10 +272,10 @@ a later request begins with the share
 + first = static_cast<int32_t>(blockIdx.x) * each
 the walk to a share goes on behind the thread's requests: i + 1 < stop && at => at
 a share goes on behind the batch: block.end && block.request < p.batch) { => block.end) {
+every 32 tokens have the limit to themselves: before + sum_over_warp( => sum_over_warp(
 the token that passes the limit is drafted
 - is_within_limit(total, options));
 + is_within_limit(total - costs[j], options));
-every 32 tokens have the limit to themselves: before + sum_over_warp( => sum_over_warp(
 a block without a share looks up: if (begin >= total) block.its_first_tile = total; =>
 ranks are extended by their sign
 - const auto place = static_cast<uint32_t>(end);
