@@ -38,6 +38,8 @@ class Method:
     """Whether draft tokens are sampled."""
     first: int = 20
     """The number of requests it gets."""
+    by_batch: tuple[tuple[int, int, int], ...] | None = None
+    """How many tokens are drafted in batches from one size to another."""
 
     def arguments(self, model: Path) -> dict[str, Any]:
         speculative: dict[str, Any] = {"method": self.kind, "num_speculative_tokens": K}
@@ -47,6 +49,8 @@ class Method:
             speculative["enable_adaptive_verification"] = True
         if self.sampled:
             speculative["draft_sample_method"] = "probabilistic"
+        if self.by_batch:
+            speculative["num_speculative_tokens_per_batch_size"] = list(map(list, self.by_batch))
         return {
             **ENGINE,
             "load_format": "dummy" if self.kind == "mtp" else "auto",
@@ -81,6 +85,9 @@ METHODS = {
     "draft-sync": Method("draft_model", asynchronous=False, ours=INDEX),
     "eagle-async": Method("eagle", ours={**INDEX, "metrics": True}),
     "eagle-sync": Method("eagle", asynchronous=False, ours=SCAN),
+    "eagle-at-times": Method(
+        "eagle", asynchronous=False, ours=SCAN, by_batch=((1, 1, 4), (2, 8, 0)), first=8
+    ),
     "mtp": Method("mtp", ours=SCAN, first=8),
     "adaptive": Method("draft_model", ours=LADDER, adaptive=True),
     "draft-store": Method("draft_model", ours={**LADDER, "store": "live"}),
@@ -99,6 +106,8 @@ class BesideRun(Run):
     """Rows that drafted from n-grams, in steps that sampled a token for them."""
     kept: int = 0
     """Rows that kept their neural draft."""
+    without: int = 0
+    """Steps in which the runner asked for no draft token."""
     estimated: tuple[int, int] = (0, 0)
     """Verdicts passed to the estimator: on neural drafts, and on n-gram drafts."""
 
@@ -177,6 +186,8 @@ class _Watched:
         after = state.all_token_ids.gpu, state.total_len.gpu
         result.state_changes += not all(map(torch.equal, before, after))
         result.steps += 1
+        asked = kwargs["num_speculative_tokens"]
+        result.without += asked == 0
         num_sampled = args[4]
         sampled, rows = num_sampled > 0, batch.idx_mapping
         replaced = (drafts != self._neural).any(1)
@@ -186,7 +197,7 @@ class _Watched:
         result.partly_accepted += int(((num_sampled > 1) & (num_sampled <= K)).sum())
         result.replaced += int((sampled & replaced).sum())
         result.kept += int((sampled & ~replaced).sum())
-        if self._compares:
+        if self._compares and asked == K:
             verified = np.diff(batch.cu_num_logits_np) - 1
             self._compare(batch.req_ids, rows.numpy(), num_sampled.numpy(), verified, drafts)
         return drafts

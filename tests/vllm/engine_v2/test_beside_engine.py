@@ -73,6 +73,14 @@ def test_what_was_accepted_is_counted(runs: Runs, method: str) -> None:
     assert 0.5 < accepted / run.accepted < 1.5
 
 
+def test_steps_without_drafts_lie_between_others(runs: Runs) -> None:
+    """A batch may be too large for drafts."""
+    run = runs.beside("eagle-at-times")
+    assert run.outputs == runs("none").outputs[: len(run.outputs)]
+    assert min(run.without, run.steps - run.without) >= 10
+    assert run.accepted >= 20
+
+
 def test_drafts_of_wrong_rows_leave_the_text_and_are_noticed(runs: Runs) -> None:
     wrong, right = runs.beside("wrong-rows"), runs.beside("eagle-sync")
     assert wrong.outputs == runs("none").outputs[: len(wrong.outputs)]
