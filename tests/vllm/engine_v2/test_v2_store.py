@@ -51,11 +51,11 @@ def test_a_store_is_seeded_told_and_saved(
         (found,) = llm.collective_rpc("ngram_npu_store_statistics")
         assert found["tokens_held"] > held + 9
         llm.collective_rpc("ngram_npu_store_clear")
-        assert runner.speculator.store.held.scopes.keys() != {0}
+        assert runner.speculator.shared_store.held.scopes.keys() != {0}
         (found,) = llm.collective_rpc("ngram_npu_store_statistics")
         assert found["tokens_held"] == 9
         llm.collective_rpc("ngram_npu_store_merge", args=(str(own),))
-        runner.speculator.store.held.check_integrity()
+        runner.speculator.shared_store.held.check_integrity()
         del llm, runner
     assert result.differing(runs("none")) == []
     assert store_file.describe(own).tokenizer == vocabulary

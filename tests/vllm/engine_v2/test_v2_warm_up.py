@@ -36,7 +36,7 @@ def test_they_leave_no_trace(model: Path, monkeypatch: pytest.MonkeyPatch, besid
         warmup.warmup_kernels(*steps)
         assert warmup.run_mixed_prefill_decode_warmup(*steps, 8)
         assert len(calls) > 5
-        held, tally = lookup.store.held, lookup._stats
+        held, tally = lookup.shared_store.held, lookup._stats
         found = held.statistics
         assert (found.lookups, found.tokens_entered, found.open_slots) == (0, 0, 0)
         assert set(tally._sums.values()) == {0}

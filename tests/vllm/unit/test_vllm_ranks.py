@@ -60,7 +60,7 @@ def silent(config: Config, rank: int, folder: Path) -> object:
 def _tokens_found(config: Config, path: Path) -> int:
     """What a rank begins with. Its store then grows, so that a file would differ once saved."""
     speculator = v2.NgramSpeculator(config(store="live", store_file=str(path)), CPU, State())
-    held: Any = speculator.store.held  # type: ignore[union-attr]
+    held: Any = speculator.shared_store.held  # type: ignore[union-attr]
     found = held.statistics.tokens_held
     held.warm([range(50, 60)])
     return found

@@ -273,7 +273,7 @@ class GPUModelRunner:
     def __init__(self, store: str) -> None:
         self.req_states: Any = State()
         self.speculator = v2.NgramSpeculator(config_of(store=store), CPU, self.req_states)
-        self.held: Any = self.speculator.store.held  # type: ignore[union-attr]
+        self.held: Any = self.speculator.shared_store.held  # type: ignore[union-attr]
 
     def add_requests(self, scheduler_output: Any) -> None:
         for new in scheduler_output.scheduled_new_reqs:

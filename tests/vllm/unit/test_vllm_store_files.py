@@ -78,7 +78,7 @@ def test_a_store_begins_with_a_seed_and_keeps_its_own_file(tmp_path: Path) -> No
         given = {"store_seed": str(tmp_path / seed)} if seed else {}
         made = NgramProposer(config_of(store_tokens=16384, store_file=str(own), **given))
         assert made.shared_store is not None
-        store = made.store.held
+        store = made.shared_store.held
         store.warm([[next(fresh)]])
         texts = store._texts()
         del made, store
@@ -127,7 +127,7 @@ def test_a_store_is_saved_while_its_engine_runs(tmp_path: Path) -> None:
     assert made.shared_store is not None
     time.sleep(0.2)
     assert not path.exists(), "nothing came in"
-    made.store.held.warm([WORDS])
+    made.shared_store.held.warm([WORDS])
     until = time.monotonic() + 60
     while not path.exists():
         assert time.monotonic() < until
@@ -169,7 +169,7 @@ def test_what_a_running_store_can_be_told(tmp_path: Path) -> None:
     worker.ngram_npu_store_warm([[1, 2]], "a")
     as_requests = scope_of_request(None, SimpleNamespace(extra_args={"ngram_npu_scope": "a"}))
     assert proposer.shared_store is not None
-    assert proposer.store.held.scopes == {as_requests: 2}
+    assert proposer.shared_store.held.scopes == {as_requests: 2}
     with pytest.raises(FileNotFoundError):
         worker.ngram_npu_store_merge(str(tmp_path / "none"))
     proposer.one_of_many = True
