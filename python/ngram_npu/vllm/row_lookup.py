@@ -142,6 +142,7 @@ class RowLookup:
         add_request, remove_request = req_states.add_request, req_states.remove_request
         signature = inspect.signature(add_request)
 
+        @functools.wraps(add_request)  # whose signature another speculator may read
         def added(*args: Any, **kwargs: Any) -> None:
             add_request(*args, **kwargs)
             given = signature.bind(*args, **kwargs).arguments

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 if TYPE_CHECKING:
     from conftest import Runs
 
-DEPLOYED = [0, 5, 6, 10]  # requests without further conditions
+DEPLOYED = [0, 5, 6, 11]  # requests without further conditions
 SERVE = Path(__file__).parents[1] / "engine" / "serve_offline.py"
 
 Started = dict[str, tuple[dict[str, Any], str]]

@@ -46,11 +46,12 @@ def test_a_store_is_seeded_told_and_saved(
         while not (own.exists() and NgramStore.load(own).statistics.tokens_held == held):
             assert time.monotonic() < until, "it is saved while the engine runs"
             time.sleep(0.05)
-        llm.collective_rpc("ngram_npu_store_warm", args=([[5, 6, 7]] * 3, "tenant"))
+        llm.collective_rpc("ngram_npu_store_warm", args=([[5, 6, 7]] * 3, "other tenant"))
         llm.collective_rpc("ngram_npu_store_merge", args=(str(own),))
         (found,) = llm.collective_rpc("ngram_npu_store_statistics")
         assert found["tokens_held"] > held + 9
         llm.collective_rpc("ngram_npu_store_clear")
+        llm.collective_rpc("ngram_npu_store_clear", args=("tenant",))
         assert runner.speculator.shared_store.held.scopes.keys() != {0}
         (found,) = llm.collective_rpc("ngram_npu_store_statistics")
         assert found["tokens_held"] == 9
