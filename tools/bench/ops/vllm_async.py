@@ -68,7 +68,7 @@ class Ours(_Drafter):
         super().__init__(workload, options, drafter, runner)
         self._index = torch.empty(0)
         if drafter._slots is not None:  # as on a server: prompts are indexed first
-            index = drafter._slots.drafting.index
+            index = drafter._drafting.index
             slots = drafter._slots.of(runner.input_batch.req_ids, runner.requests)
             index.append(
                 self._token_ids,
