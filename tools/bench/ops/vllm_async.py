@@ -67,9 +67,9 @@ class Ours(_Drafter):
         drafter = AsyncNgramProposer(config, torch.device("cpu"), runner)
         super().__init__(workload, options, drafter, runner)
         self._index = torch.empty(0)
-        if drafter._slots is not None:  # as on a server: prompts are indexed first
-            index = drafter._drafting.index
-            slots = drafter._slots.of(runner.input_batch.req_ids, runner.requests)
+        index = drafter._drafting.index
+        if index is not None:  # as on a server: prompts are indexed first
+            slots, _ = drafter._slots.of(runner.input_batch.req_ids, runner.requests)
             index.append(
                 self._token_ids,
                 self._lengths[0],
@@ -78,7 +78,7 @@ class Ours(_Drafter):
             )
             self._index = index.tensor
         self._saved = self._index.clone()
-        engine = "index" if drafter._slots else "scan"
+        engine = "scan" if index is None else "index"
         self.detail = f"ngram_npu.vllm.v1.AsyncNgramProposer, padded, engine: {engine}"
 
     def reset(self) -> None:
