@@ -58,6 +58,8 @@ class StoreEpisode {
         owner_(static_cast<size_t>(slots_)) {
     std::fill_n(store_.data(), words_, 0);
     ngram_npu_cpu_ngram_store_init(store_.data(), words_, slots_, blocks_, bits_, static_cast<uint32_t>(c_.below(2)));
+    if (c_.one_in(2))  // an old store: its serial numbers run out soon
+      store_.data()[store::kHeaderNextSerial] = static_cast<int32_t>(store::kEndOfSerials - c_.below(4));
     std::fill_n(lengths_.data(), slots_, 0);
     for (int64_t i = 0; i < kCostRows * store::kStoreCostColumns; ++i)
       costs_.data()[i] = static_cast<uint8_t>(next() % 40);

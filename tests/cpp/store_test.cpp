@@ -36,8 +36,7 @@ TEST(StoreTest, DraftsAreOfTheirScope) {
   const StoreReached reached = run(false);
   for (const auto& [name, at] : StoreReached::kNames) {
     std::printf("%s: %lld\n", name, static_cast<long long>(reached.*at));
-    const bool impossible = at == &StoreReached::renumbered && kEndOfSerials > 1 << 20;
-    EXPECT_EQ(reached.*at > 0, !impossible) << name;
+    EXPECT_GT(reached.*at, 0) << name;
   }
 }
 
