@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/stream_drafting.h"
+#include "core/host_drafting.h"
 #include "host/drafting.h"
 #include "host/store.h"
 #include "numpy/front_end.h"

@@ -1,3 +1,4 @@
+// Loads backend libraries, and finds kernels in them for the torch operators.
 #include "torch/backends.h"
 
 #include <dlfcn.h>

@@ -1,3 +1,4 @@
+// What the torch front end asks of torch, for the operators' bodies.
 #include "torch/front_end.h"
 
 namespace ngram_npu::torch_side {

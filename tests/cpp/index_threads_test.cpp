@@ -10,10 +10,8 @@
 #include <thread>
 #include <vector>
 
-#include "core/ngram_index_append.h"
+#include "core/drafting.h"
 #include "core/ngram_index_layout.h"
-#include "core/ngram_index_reset.h"
-#include "core/ngram_index_step.h"
 #include "cpu/ngram_index.h"
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_append_(const ngram_npu::NgramIndexAppendParams* params, void*);

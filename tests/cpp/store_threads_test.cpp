@@ -4,7 +4,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/ngram_store_finish.h"
+#include "core/store.h"
 #include "cpu/ngram_store.h"
 
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_step_(const ngram_npu::NgramStoreStepParams* params, void*);
