@@ -1,3 +1,7 @@
+"""Stores to call the store operators with: empty, full of what was said before, and of nonsense.
+
+What was said before was entered by the reference: a kernel's fault shows in its own call."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -6,31 +10,166 @@ from typing import Any
 import numpy as np
 import reference
 from hypothesis import strategies as st
+from ngram_npu import _C
 
 from .costs import bad_logits, with_token_logits
-from .ngram_store import (
-    END_OF_SERIALS,
-    FINISH,
-    LIVE,
-    NO_STORE_ON_DEVICES,
-    SMALL_STORES,
-    STATISTICS,
-    UNLIMITED,
-    fresh,
-    full,
-    no_drafts,
-    no_stores,
-    nonsense,
-    own_drafts,
-    recounted,
-    say,
-    table,
-    tell,
-    text_rows,
-    with_words,
-)
 from .rows import HOSTILE_INT32, HOSTILE_INT64, random_rows, token_rows
 from .spec import Args, Array, BadCall, OpSpec, Sample, arguments_of, in_buffer
+
+_HOST_ALONE = "a store is in the host's memory: tokens are entered one after the other"
+NO_STORE_ON_DEVICES = {"cuda": _HOST_ALONE, "npu": _HOST_ALONE}
+
+LIVE, FINISH = 0, 1
+UNLIMITED = 2**63 - 1
+END_OF_SERIALS = 2**24
+
+# The words of csrc/core/store.h that samples set.
+NUM_SLOTS, NUM_BLOCKS, LINE_BITS, VISIBILITY, NEXT_SERIAL, BUSY, STATISTICS = range(1, 8)
+HEADER_WORDS, SLOT_WORDS, HEAD_WORDS = 64, 4, 8
+SMALL_STORES = [(1, 4, 1), (2, 8, 2), (3, 13, 6)]
+"""Slots, blocks and line bits: lines are full, entries give way, blocks are given out again."""
+
+
+def fresh(num_slots: int, num_blocks: int, line_bits: int, visibility: int = LIVE) -> Array:
+    """An empty store."""
+    store = np.zeros(_C.store_words(num_slots, num_blocks, line_bits), np.int32)
+    _C.store_init(store, num_slots, num_blocks, line_bits, visibility)
+    return in_buffer(store, before=3, gap=5)
+
+
+def with_words(store: Array, **words: int) -> Array:
+    """A copy with other words in its header."""
+    copy = in_buffer(store, before=1, gap=3)
+    for name, word in words.items():
+        copy[globals()[name]] = word
+    return copy
+
+
+def head_of(store: Array, serial: int) -> Array:
+    """The head of the block with that serial number."""
+    at = HEADER_WORDS + store[NUM_SLOTS] * SLOT_WORDS + serial % store[NUM_BLOCKS] * HEAD_WORDS
+    return store[at : at + HEAD_WORDS]
+
+
+def text_rows(rng: np.random.Generator, rows: int, capacity: int, kinds: int) -> Array:
+    """Rows that say one phrase again and again, but for a token here and there; each begins
+    elsewhere in it."""
+    phrase = rng.integers(0, kinds, 1 + capacity // 3)
+    starts = rng.integers(0, len(phrase), (rows, 1))
+    tokens = phrase[(starts + np.arange(capacity)) % len(phrase)]
+    changed = rng.random(tokens.shape) < 0.04
+    tokens[changed] = rng.integers(0, kinds, int(changed.sum()))
+    return tokens.astype(np.int32)
+
+
+def own_drafts(rng: np.random.Generator, batch: int, k: int, dear: int) -> dict[str, Array]:
+    """What an index step may have left; some counts are none."""
+    counts = rng.choice([0, 1, k // 2, k, k, -1, k + 1, -(2**31), 2**31 - 1], batch)
+    return {
+        "draft_token_ids": in_buffer(rng.integers(-1, 99, (batch, k)), before=2, gap=3),
+        "num_draft_tokens": in_buffer(counts, gap=1),
+        "match_len": in_buffer(rng.integers(0, 17, batch), gap=1),
+        "draft_costs": in_buffer(rng.integers(0, dear, (batch, k)), gap=3, dtype=np.uint8),
+    }
+
+
+def no_drafts(batch: int, k: int) -> dict[str, Array]:
+    return {
+        "draft_token_ids": in_buffer(np.full((batch, k), -1)),
+        "num_draft_tokens": in_buffer([0] * batch),
+        "match_len": in_buffer([0] * batch),
+        "draft_costs": in_buffer(np.full((batch, k), 255), dtype=np.uint8),
+    }
+
+
+def table(rng: np.random.Generator) -> Array:
+    costs = rng.integers(0, 40, (16, 56)).astype(np.uint8)
+    costs[rng.random(costs.shape) < 0.2] = 0
+    return costs
+
+
+def say(
+    store: Array,
+    tokens: Array,
+    lengths: Array,
+    sampled: Array,
+    slots: Array | None = None,
+    scopes: Array | None = None,
+) -> None:
+    """A step of the reference, which enters what is new in the rows."""
+    drafts: Any = no_drafts(len(sampled), 0)
+    reference.ngram_store_step_(
+        tokens, lengths, sampled, store, None, slots, scopes, *drafts.values(), UNLIMITED,
+        np.zeros((16, 56), np.uint8), 0,
+    )  # fmt: skip
+
+
+def tell(
+    rng: np.random.Generator,
+    store: Array,
+    tokens: Array,
+    lengths: Array,
+    slots: Array | None = None,
+    scopes: Array | None = None,
+) -> Array:
+    """The store, after the rows grew from a quarter of these lengths, some tokens a step."""
+    at = lengths // 4
+    while (at < lengths).any():
+        sampled = np.minimum(rng.integers(0, 12, len(lengths)), lengths - at).astype(np.int32)
+        at = at + sampled
+        say(store, tokens, at, sampled, slots, scopes)
+    return store
+
+
+def full(rng: np.random.Generator, size: tuple[int, int, int], visibility: int) -> Array:
+    """A store with every slot in use and more said than it holds, in two scopes."""
+    num_slots, num_blocks, _ = size
+    capacity = 100 + num_blocks * 256 // num_slots
+    store = fresh(*size, visibility)
+    rows = text_rows(rng, num_slots, capacity, 30)
+    lengths = np.array([capacity, 40, capacity // 3][:num_slots], np.int32)
+    scopes = np.arange(num_slots) // 2
+    return tell(rng, store, rows, lengths, scopes=scopes)
+
+
+def recounted(rng: np.random.Generator, store: Array) -> Array:
+    """A copy whose entries were right and wrong as often as it takes to be at every edge."""
+    copy = with_words(store)
+    sizes = (int(store[at]) for at in (NUM_SLOTS, NUM_BLOCKS, LINE_BITS))
+    begin, end = _C.store_parts(*sizes)["lines"]
+    states = copy[begin:end:2]
+    counts = rng.choice([0, 1, 2, 3, 4, 5, 8, 9, 14, 15], (2, len(states)))
+    states[:] = states & ~0xFF | counts[0] << 4 | counts[1]
+    return copy
+
+
+def no_stores(good: Array) -> Iterator[tuple[str, Array]]:
+    """Tensors that contain none, with a label: operators leave them alone."""
+    yield "empty", np.zeros(0, np.int32)
+    yield "zeros", np.zeros(5000, np.int32)
+    yield "ones", np.full(5000, -1, np.int32)
+    yield "short-header", good[:63].copy()
+    yield "header-alone", good[:64].copy()
+    yield "one-word-short", good[:-1].copy()
+    for name, words in (
+        ("NUM_SLOTS", (0, -1, 2**31 - 1, int(good[NUM_BLOCKS]) // 4 + 1)),
+        ("NUM_BLOCKS", (0, -1, 3, 2**31 - 1)),
+        ("LINE_BITS", (0, -1, 25, 31, 32, 64)),
+    ):
+        for word in words:
+            yield f"{name}-{word}", with_words(good, **{name: word})
+
+
+def nonsense(rng: np.random.Generator, good: Array) -> Iterator[Array]:
+    """Contents that no operator leaves behind, behind a good header: a kernel stays inside."""
+    for share in (0.001, 0.05, 1.0):
+        store = in_buffer(good, before=1, gap=3)
+        hit = rng.random(store.size) < share
+        hit[:NEXT_SERIAL] = hit[BUSY] = False
+        store[hit] = rng.integers(-(2**31), 2**31, int(hit.sum()))
+        yield store
+        yield with_words(store, NEXT_SERIAL=int(good[NEXT_SERIAL]), VISIBILITY=FINISH)
+
 
 NAMES = [name for name, _ in arguments_of("ngram_store_step_")]
 FLAT = np.full((16, 56), 10, np.uint8)
@@ -54,7 +193,7 @@ def _call(
     return tuple(values[name] for name in NAMES)
 
 
-def _samples(rng: np.random.Generator) -> Iterator[Sample]:
+def _step_samples(rng: np.random.Generator) -> Iterator[Sample]:
     tokens = in_buffer(text_rows(rng, 5, 40, 9), before=3, gap=5)
     lengths = in_buffer([40, 30, 17, 33, 21], gap=1)
     ordinary = {
@@ -274,7 +413,7 @@ def _store_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 @st.composite
-def _strategy(draw: st.DrawFn) -> Args:
+def _step_strategy(draw: st.DrawFn) -> Args:
     tokens = in_buffer(draw(token_rows()), gap=2)
     rows, capacity = tokens.shape
 
@@ -299,7 +438,7 @@ def _strategy(draw: st.DrawFn) -> Args:
     return _call(*call, store, own_drafts(rng, rows, k, 60), **more)
 
 
-def _sizes() -> tuple[Args, ...]:
+def _step_sizes() -> tuple[Args, ...]:
     rng = np.random.default_rng(1)
     made = []
     for rows, capacity, k in ((12, 50, 4), (17, 61, 6), (20, 83, 9)):
@@ -327,12 +466,12 @@ def _wide(array: Array) -> Array:
     return np.zeros((3, 65), array.dtype)
 
 
-SPEC = OpSpec(
+NGRAM_STORE_STEP = OpSpec(
     name="ngram_store_step_",
     no_kernel=NO_STORE_ON_DEVICES,
     reference=reference.ngram_store_step_,
-    samples=_samples,
-    strategy=_strategy(),
+    samples=_step_samples,
+    strategy=_step_strategy(),
     bad_calls=(
         *(
             BadCall(label, change, said, name or "token_logits")
@@ -354,5 +493,84 @@ SPEC = OpSpec(
         BadCall("limit below 0", {"cost_limit": -1}, "0 to .*, got -1"),
         BadCall("limit 2**31", {"cost_limit": 2**31}, "0 to .*, got 2147483648"),
     ),
-    sizes=_sizes(),
+    sizes=_step_sizes(),
+)
+
+
+SERIAL, FILL, PREVIOUS = 0, 1, 3
+
+
+def _spoken(lengths: list[int], visibility: int, **words: int) -> Array:
+    """A store with an open request for each length, of which all but the first token are held
+    back."""
+    rng = np.random.default_rng(5)
+    store = with_words(fresh(len(lengths), 4 * len(lengths) + 1, 3, visibility), **words)
+    tokens = text_rows(rng, len(lengths), max(lengths), 20)
+    say(store, tokens, np.array(lengths, np.int32), np.array(lengths, np.int32) - 1)
+    return store
+
+
+def _finish_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    yield Sample("ordinary", (_spoken([60, 33, 17, 2], FINISH), in_buffer([3, 0, 1], gap=1)))
+    for visibility in (LIVE, FINISH):
+        for size, order in zip(SMALL_STORES, ([0], [1, 0], [0, 1, 2]), strict=True):
+            store = full(rng, size, visibility)
+            yield Sample(f"full-{visibility}-{size}", (store, in_buffer(order)))
+        for dtype, bad in ((np.int32, HOSTILE_INT32), (np.int64, HOSTILE_INT64)):
+            yield Sample("hostile-slots", (store, in_buffer(bad, dtype=dtype)))
+        yield Sample("twice", (store, in_buffer([2, 2, 1, 2])))
+        yield Sample("none", (store, in_buffer([])))
+        yield Sample("busy", (with_words(store, BUSY=1), in_buffer([1, 2])))
+        yield Sample("busy-without-slots", (with_words(store, BUSY=1), in_buffer([])))
+        for name, words in no_stores(store):
+            yield Sample(f"no-store-{name}", (words, in_buffer(range(3))))
+        for words in nonsense(rng, store):
+            yield Sample("nonsense", (words, in_buffer(range(3))), compare=False)
+    for fill in (1, 2, 15, 16, 17, 255, 256, 257, 496, 497, 1200):
+        yield Sample(f"fill-{fill}", (_spoken([fill + 1, 2], FINISH), in_buffer([1, 0])))
+    yield from _broken_chains()
+
+
+def _broken_chains() -> Iterator[Sample]:
+    """Blocks 1, 2 and 3 of a request of which one is lost, or names another before it."""
+    slots = in_buffer([0])
+    for broken in (1, 2, 3):
+        for field, values in ((SERIAL, [0, broken + 5]), (PREVIOUS, range(6)), (FILL, [3, 16])):
+            for value in values:
+                store = _spoken([600], FINISH)
+                head_of(store, broken)[field] = value
+                yield Sample(f"block-{broken}-{field}-{value}", (store, slots))
+    rng = np.random.default_rng(6)
+    tokens = text_rows(rng, 2, 1500, 20)
+    for left in range(6):  # blocks until all serial numbers are given out
+        begin = END_OF_SERIALS - left
+        store = with_words(fresh(2, 9, 3, FINISH), NEXT_SERIAL=begin)
+        tell(rng, store, tokens, np.array([700, 300], np.int32))
+        yield Sample(f"renumbered-{left}", (store, in_buffer([0, 1])))
+    store = fresh(2, 9, 3, FINISH)
+    say(store, tokens, np.array([50, 50], np.int32), np.array([40, 40], np.int32))
+    tell(rng, store, tokens[:1], np.array([1500], np.int32))
+    tell(rng, store, tokens[:1] + 1, np.array([1500], np.int32))
+    yield Sample("stalled", (store, in_buffer([1, 0])))
+
+
+@st.composite
+def _finish_strategy(draw: st.DrawFn) -> Args:
+    lengths = draw(st.lists(st.integers(1, 300), min_size=1, max_size=4))
+    slots = draw(st.lists(st.integers(-1, 5)))
+    return _spoken(lengths, draw(st.integers(0, 1))), in_buffer(slots)
+
+
+def _finish_sizes() -> tuple[Args, ...]:
+    return tuple((fresh(n, 4 * n, 2, FINISH), np.arange(n, dtype=np.int32)) for n in (3, 5, 8))
+
+
+NGRAM_STORE_FINISH = OpSpec(
+    name="ngram_store_finish_",
+    no_kernel=NO_STORE_ON_DEVICES,
+    reference=reference.ngram_store_finish_,
+    samples=_finish_samples,
+    strategy=_finish_strategy(),
+    bad_calls=(),
+    sizes=_finish_sizes(),
 )
