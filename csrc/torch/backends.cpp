@@ -10,7 +10,7 @@
 #include <mutex>
 #include <string>
 
-#include "torch/front_end.h"
+#include "torch/torch_call.h"
 
 namespace ngram_npu::torch_side {
 namespace {

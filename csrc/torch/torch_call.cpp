@@ -1,5 +1,5 @@
 // What the torch front end asks of torch, for the operators' bodies.
-#include "torch/front_end.h"
+#include "torch/torch_call.h"
 
 namespace ngram_npu::torch_side {
 
