@@ -40,29 +40,8 @@ function(ngram_npu_export_c_only target)
   target_link_options(${target} PRIVATE -Wl,--as-needed)
 endfunction()
 
-# The operators; each has a source of its name in every layer.
-set(NGRAM_NPU_OPS
-    compute_slot_mapping
-    correct_num_computed_tokens
-    correct_spec_state
-    merge_drafts
-    ngram_index_append
-    ngram_index_reset
-    ngram_index_propose
-    ngram_index_step
-    ngram_propose
-    ngram_store_finish
-    ngram_store_step
-    ngram_step
-    prepare_input_ids
-    prepare_inputs
-    prepare_inputs_padded
-    prepare_next_token_ids)
-
-function(ngram_npu_op_sources out)
-  list(TRANSFORM NGRAM_NPU_OPS APPEND ".cpp" OUTPUT_VARIABLE sources)
-  set(${out} ${sources} PARENT_SCOPE)
-endfunction()
+# The families of the operators. A device has a source of that name for those of which it has kernels.
+set(NGRAM_NPU_FAMILIES bookkeeping correction drafting merging store)
 
 # The package folder of the torch that Python_EXECUTABLE imports, without importing it.
 function(ngram_npu_find_torch out)

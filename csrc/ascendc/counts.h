@@ -3,7 +3,7 @@
 #pragma once
 
 #include "ascendc/gather.h"
-#include "core/correct_num_computed_tokens.h"
+#include "core/correction.h"
 
 namespace ngram_npu::ascendc {
 
@@ -23,7 +23,7 @@ struct PreviousCounts {
   }
 };
 
-// The counts of a pass of requests: a vector version of corrected() in core/correct_num_computed_tokens.h.
+// The counts of a pass of requests: a vector version of corrected() in core/correction.h.
 class CountCorrector {
  public:
   __aicore__ inline CountCorrector(AscendC::TPipe& pipe, const CorrectNumComputedTokensParams& p, int64_t per_pass)

@@ -1,3 +1,4 @@
+// Loads the NPU kernels and starts one, for launch.cpp.
 #include "ascendc/loaded_kernels.h"
 
 #include <dlfcn.h>

@@ -6,15 +6,9 @@
 #include <cstddef>
 
 #include "ascendc/launch_plan.h"
-#include "core/compute_slot_mapping.h"
-#include "core/correct_num_computed_tokens.h"
-#include "core/correct_spec_state.h"
-#include "core/ngram_propose.h"
-#include "core/ngram_step.h"
-#include "core/prepare_input_ids.h"
-#include "core/prepare_inputs.h"
-#include "core/prepare_inputs_padded.h"
-#include "core/prepare_next_token_ids.h"
+#include "core/bookkeeping.h"
+#include "core/correction.h"
+#include "core/drafting.h"
 
 namespace ngram_npu::ascendc {
 

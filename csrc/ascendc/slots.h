@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ascendc/device.h"
-#include "core/compute_slot_mapping.h"
+#include "core/correction.h"
 
 namespace ngram_npu::ascendc {
 

@@ -1,8 +1,8 @@
-// What a draft token costs, in sixteenths of a bit. Definition: docs/ops/ngram_index_propose.md, "Cost" and "Token
-// logits".
+// What a draft token costs, in sixteenths of a bit, and what a draft promises by its costs: for the index (outcomes),
+// the store, and merge_drafts_. Definition: docs/ops/ngram_index_propose.md, "Cost" and "Token logits".
 #pragma once
 
-#include "core/common.h"
+#include "core/lookup_rules.h"
 
 namespace ngram_npu {
 
@@ -62,5 +62,46 @@ class CostWalk {
   const CostTable table_;
   int8_t before_ = 0;
 };
+
+// The promise of a draft, from the costs of its tokens. Definition: docs/ops/ngram_store_step.md, "Choice".
+
+// 2^(-cost / 16) in 65536ths, by repeated multiplication: the same integers everywhere.
+struct Powers {
+  uint32_t of[256];
+  constexpr Powers() : of() {
+    of[0] = 65536;
+    for (int i = 1; i < 256; ++i) of[i] = static_cast<uint32_t>(uint64_t{of[i - 1]} * 62757 >> 16);
+  }
+};
+
+// The expected number of accepted tokens among a draft's first `count`, in 65536ths. costs[j] is in sixteenths of a
+// bit.
+template <class Costs>
+NGRAM_FN uint32_t promise_of(const Powers& powers, const Costs& costs, int64_t count) {
+  uint32_t promise = 0, total = 0;
+  for (int64_t j = 0; j < count; ++j) {
+    total += costs[j];
+    if (total > 255) break;
+    promise += powers.of[total];
+  }
+  return promise;
+}
+
+// The rules of the ladder: n-grams of 1, 2, 4, 8 and 16 tokens, and drafts as long as they are likely to be accepted.
+// Definition: docs/ops/ngram_index_propose.md; why: docs/design/drafts.md.
+
+constexpr int kLadderLevels = 5;
+constexpr int64_t kLadderMaxN = 16;
+constexpr int64_t kCostColumns = 32;  // of a table of costs: the outcomes
+
+NGRAM_FN uint32_t ladder_size(uint32_t level) { return 1u << level; }
+
+// The outcome of the candidate for the token at `place`: the length of its match, and whether it was right. A candidate
+// is an occurrence whose `len` counts up to 16 tokens that agree; `len` 0: there was none.
+NGRAM_FN uint8_t outcome_of(Occurrence candidate, const int32_t* tokens, int64_t place) {
+  if (candidate.len == 0) return 0;
+  const bool right = tokens[candidate.end + 1] == tokens[place];
+  return static_cast<uint8_t>(smaller<int64_t>(candidate.len, kCostRows - 1) * 2 + right);
+}
 
 }  // namespace ngram_npu

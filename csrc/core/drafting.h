@@ -1,51 +1,186 @@
-// The host's drafting core, for a caller without Python: one entry drafts, the other takes text in, so that drafts can
-// be handed out before anything learns. No entry allocates, starts a thread, or holds a lock while it calls elsewhere.
+// Parameters of the drafting operators, and the rules of those that every device has. The bodies (host/drafting.h) fill
+// in the parameters; the kernels follow the rules. What an index looks like: core/ngram_index_layout.h.
 #pragma once
 
-#include "core/ngram_index_append.h"
-#include "core/ngram_index_propose.h"
-#include "core/ngram_store_step.h"
+#include "core/bookkeeping.h"
+#include "core/lookup_rules.h"
 
 namespace ngram_npu {
 
-NGRAM_FN int64_t scope_of(const IndexArray& scopes, int64_t i) { return scopes.bytes == 0 ? 0 : scopes[i]; }
+// ngram_propose, and ngram_propose_ into the caller's tensors: drafts for each row by looking its last tokens up in the
+// row itself. Contract: docs/ops/ngram_propose.md.
 
-// The store's part in a draft. `store.words` null: it is not asked.
-struct StoreLookup {
-  StoreAccess store;
-  IndexArray scopes;  // [B]; absent: all 0
-  const void* costs;  // CostTable of [kCostRows, store::kStoreCostColumns]
+struct NgramProposeParams {
+  TokenRows<const int32_t> token_ids;  // [R, S]
+  Gm<const int32_t> num_tokens;        // [R]
+  IndexArray row_indices;              // [B]
+  Gm<const int32_t> num_sampled;       // [B]: only requests above 0 draft; or null: all draft
+  int64_t batch;
+  LookupOptions lookup;
+  DraftRows draft_token_ids;     // [B, k]
+  Gm<int32_t> num_draft_tokens;  // [B]
+  Gm<int32_t> match_len;         // [B]
+  DraftCosts draft_costs;        // [B, k]
+  Gm<void> workspace;            // device backends only
+  const Executor* executor;      // host backends only; null: the calling thread
+};
+
+NGRAM_FN LiveRow live_row(const NgramProposeParams& p, int64_t i) {
+  const int64_t row = p.row_indices[i];
+  if (!p.token_ids.has(row) || (p.num_sampled != nullptr && p.num_sampled[i] <= 0)) return {-1, 0};
+  return {row, p.num_tokens[row]};
+}
+
+// The token for places of request i that nothing is read for: with `fill` the row's last, also if num_sampled is 0.
+NGRAM_FN int32_t unused_token(const NgramProposeParams& p, int64_t i) {
+  if (!p.lookup.fill) return kNoToken;
+  const int64_t row = p.row_indices[i];
+  if (!p.token_ids.has(row)) return kNoToken;
+  const int64_t length = p.num_tokens[row];
+  return length >= 1 && length <= p.token_ids.capacity ? p.token_ids[row][length - 1] : kNoToken;
+}
+
+// ngram_step_: append the sampled tokens to their rows, then draft from the grown rows. Contract:
+// docs/ops/ngram_step.md.
+
+struct NgramStepParams {
+  TokenRows<int32_t> token_ids;                // [R, S], written
+  Gm<int32_t> num_tokens;                      // [R], written if advance
+  TokenRows<const int32_t> sampled_token_ids;  // [B, M]
+  Gm<const uint8_t> discard;                   // [B], or null: none; bool bytes, any nonzero is true
+  IndexArray row_indices;                      // [B]
+  int64_t batch;
+  bool advance;
+  int64_t vocab_size;
+  LookupOptions lookup;
+  Gm<int32_t> next_token_ids;    // [B]
+  Gm<int32_t> num_sampled;       // [B]
+  DraftRows draft_token_ids;     // [B, k]
+  Gm<int32_t> num_draft_tokens;  // [B]
+  Gm<int32_t> match_len;         // [B]
+  DraftCosts draft_costs;        // [B, k]
+  Gm<void> workspace;            // device backends only
+  const Executor* executor;      // host backends only; null: the calling thread
+};
+
+// The number of `count` new tokens that fit into a row.
+NGRAM_FN int64_t appended(int64_t count, int64_t num_tokens, int64_t capacity) {
+  return smaller(count, capacity - num_tokens);
+}
+
+// The result of accepting the sampled tokens of one request.
+struct Accepted {
+  int64_t row;          // -1: no usable row, nothing to write or look up
+  int64_t old_length;   // of that row, before the append
+  int64_t num_sampled;  // valid entries, before the capacity clamp
+  int64_t num_appended;
+  int32_t next_token;
+};
+
+// The row that a request appends to, if it has a usable one.
+NGRAM_FN LiveRow live_row(const NgramStepParams& p, int64_t i) {
+  const int64_t row = p.row_indices[i];
+  if (!p.token_ids.has(row)) return {-1, 0};
+  const int64_t length = p.num_tokens[row];
+  if (length < 0 || length > p.token_ids.capacity) return {-1, 0};
+  return {row, length};
+}
+
+NGRAM_FN bool discarded(const NgramStepParams& p, int64_t i) { return p.discard != nullptr && p.discard[i] != 0; }
+
+NGRAM_FN int64_t sampled_run(const NgramStepParams& p, int64_t i) {
+  if (discarded(p, i)) return 0;
+  return leading_run(p.sampled_token_ids[i], p.sampled_token_ids.capacity, p.vocab_size);
+}
+
+NGRAM_FN int32_t next_token(const NgramStepParams& p, int64_t i, const LiveRow& live, int64_t num_sampled) {
+  if (live.row < 0) return 0;
+  if (num_sampled > 0) return p.sampled_token_ids[i][num_sampled - 1];
+  return live.length > 0 ? p.token_ids[live.row][live.length - 1] : 0;
+}
+
+// Does not write, so that in a device kernel every thread can decide and one thread writes.
+NGRAM_FN Accepted accept(const NgramStepParams& p, int64_t i, const LiveRow& live, int64_t num_sampled) {
+  const int64_t taken = live.row >= 0 ? appended(num_sampled, live.length, p.token_ids.capacity) : 0;
+  return {live.row, live.length, num_sampled, taken, next_token(p, i, live, num_sampled)};
+}
+NGRAM_FN Accepted accept(const NgramStepParams& p, int64_t i) {
+  return accept(p, i, live_row(p, i), sampled_run(p, i));
+}
+
+// Only requests with a sampled token draft: the drafts of the others would not be verified in the next step.
+NGRAM_FN bool drafts(const Accepted& a) { return a.row >= 0 && a.num_sampled > 0; }
+
+// The token for places that nothing is read for: with `fill` the request's newest.
+NGRAM_FN int32_t unused_token(const NgramStepParams& p, const Accepted& a) {
+  const bool has_token = a.row >= 0 && (a.num_sampled > 0 || a.old_length > 0);
+  return p.lookup.fill && has_token ? a.next_token : kNoToken;
+}
+
+// The index arguments that all index operators share.
+struct IndexAccess {
+  int32_t* words;  // see ngram_npu_cpu_ngram_index_words
+  int64_t num_words;
+  IndexArray slot_indices;  // [B]; absent: the slot of a row is the row
+
+  NGRAM_FN int64_t slot_of(int64_t i, int64_t row) const { return slot_indices.bytes != 0 ? slot_indices[i] : row; }
+};
+
+// The ladder arguments of a call.
+struct LadderOptions {
+  bool on;
+  const void* costs;  // CostTable of [kCostRows, kCostColumns]; null: drafts of k tokens, and no outcomes are kept
   int64_t cost_limit;
   const int8_t* token_logits = nullptr;
 };
 
-// Look up, weigh costs, ask the store, fill, write. Results are those of ngram_propose (without index words) or
-// ngram_index_propose_, then of the drafts of ngram_store_step_, which finds no busy store.
-struct DraftParams {
-  NgramIndexProposeParams lookup;
-  StoreLookup store;
+// ngram_index_propose_: ngram_propose with an index. Contract: docs/ops/ngram_index_propose.md; layout of the index:
+// core/ngram_index_layout.h; why its results are exact: docs/design/index.md.
+
+// Indexing this many tokens takes about a millisecond.
+constexpr int64_t kNgramIndexCatchUpTokens = 32768;
+
+struct NgramIndexProposeParams {
+  NgramProposeParams propose;  // its executor is not used: one thread is fastest here
+  IndexAccess index;
+  // The number of tokens that one call may index besides the newest ones (a prompt that was not appended, a rebuilt
+  // slot), for all rows together. A row with more tokens is scanned, and the next call indexes more of it, so that no
+  // step stalls. Negative: no limit.
+  int64_t catch_up_tokens;
+  LadderOptions ladder;
 };
 
-// Rows that have grown, for the store. As in DraftParams, the caller lets nobody else use the store meanwhile.
-struct StoreIntakeParams {
-  StoreAccess store;  // words null: nothing is stored
-  TokenRows<const int32_t> token_ids;
-  const int32_t* num_tokens;   // [R]
-  const int32_t* num_sampled;  // [B]: the tokens at each row's end that are taken; none: the row is left out
-  IndexArray row_indices;      // [B]
-  IndexArray slot_indices;     // [B]; absent: the slot of a row is the row
-  IndexArray scopes;           // [B]; absent: all 0
+// ngram_index_step_: ngram_step_ with an index. Contract: docs/ops/ngram_index_step.md.
+
+struct NgramIndexStepParams {
+  NgramStepParams step;  // its executor is not used: one thread is fastest here
+  IndexAccess index;
+  int64_t catch_up_tokens;  // as in NgramIndexProposeParams
+  LadderOptions ladder;
+};
+
+// ngram_index_append_: index the tokens that rows hold, prompts whole or in pieces. Contract:
+// docs/ops/ngram_index_append.md.
+
+struct NgramIndexAppendParams {
+  TokenRows<const int32_t> token_ids;  // [R, S]
+  const int32_t* num_tokens;           // [R]
+  IndexArray row_indices;              // [B]
   int64_t batch;
+  int64_t min_n;
+  int64_t max_n;
+  int32_t match_policy;
+  bool ladder;    // n-grams of 1, 2, 4, 8, 16 tokens
+  bool outcomes;  // for drafts by cost (core/ngram_ladder.h)
+  IndexAccess index;
+  const Executor* executor;  // null: the calling thread
 };
 
-// Enter rows into the index, then into the store. Either may be without words.
-struct TakeInParams {
-  NgramIndexAppendParams index;
-  int64_t catch_up_tokens;  // the most that the index takes in; negative: no limit
-  StoreIntakeParams store;
+// ngram_index_reset_: empty slots. Contract: docs/ops/ngram_index_reset.md.
+
+struct NgramIndexResetParams {
+  IndexAccess index;  // its slot_indices: [count], present
+  int64_t count;
 };
 
 }  // namespace ngram_npu
-
-NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_draft(const ngram_npu::DraftParams* params);
-NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_take_in(const ngram_npu::TakeInParams* params);

@@ -20,7 +20,7 @@
 // A split uses the fingerprint's top bit to choose the half, and `next` gets one more bit: nothing is hashed again, and
 // no token is read.
 //
-// The slot of a ladder may also hold one byte per indexed token, its outcome (core/ngram_ladder.h), in separate pages.
+// The slot of a ladder may also hold one byte per indexed token, its outcome (core/draft_costs.h), in separate pages.
 // The slot contains the ids of up to 16 such pages, or the ids of pages that contain their ids.
 #pragma once
 
@@ -186,16 +186,3 @@ static NGRAM_FN Key make_key(uint32_t sum, uint32_t level) {
 }
 
 }  // namespace ngram_npu::index
-
-namespace ngram_npu {
-
-// The index arguments that all index operators share.
-struct IndexAccess {
-  int32_t* words;  // see ngram_npu_cpu_ngram_index_words
-  int64_t num_words;
-  IndexArray slot_indices;  // [B]; absent: the slot of a row is the row
-
-  NGRAM_FN int64_t slot_of(int64_t i, int64_t row) const { return slot_indices.bytes != 0 ? slot_indices[i] : row; }
-};
-
-}  // namespace ngram_npu

@@ -1,3 +1,4 @@
+// Chooses the instruction set of the vector kernels, for their callers and the tests.
 #include "cpu/instruction_set.h"
 
 #if defined(__x86_64__)

@@ -1,3 +1,4 @@
+// The scan without vectors.
 #include "cpu/lookup_impl.h"
 
 namespace ngram_npu::cpu {

@@ -1,3 +1,4 @@
+// The scan with AVX2, compiled for it alone.
 #include <immintrin.h>
 
 #include "cpu/lookup_impl.h"

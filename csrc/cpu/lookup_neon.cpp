@@ -1,3 +1,4 @@
+// The scan with NEON.
 #include <arm_neon.h>
 
 #include "cpu/lookup_impl.h"

@@ -1,3 +1,4 @@
+// The index's table with AVX-512, compiled for it alone.
 #include <immintrin.h>
 
 #include "cpu/ngram_index_walk.h"

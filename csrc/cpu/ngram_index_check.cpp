@@ -1,5 +1,5 @@
 // Integrity checks of an index, for tests and `NgramIndex.check_integrity()`. Slow and read-only.
-#include "core/ngram_ladder.h"
+#include "core/draft_costs.h"
 #include "cpu/ngram_index.h"
 #include "cpu/ngram_index_outcomes.h"
 

@@ -1,3 +1,4 @@
+// The index's table with NEON.
 #include <arm_neon.h>
 
 #include "cpu/ngram_index_walk.h"

@@ -2,7 +2,7 @@
 // next token.
 #pragma once
 
-#include "core/ngram_ladder.h"
+#include "core/draft_costs.h"
 #include "cpu/ngram_index_arena.h"
 
 namespace ngram_npu::cpu {

@@ -1,3 +1,4 @@
+// The index's table without vectors.
 #include "cpu/ngram_index_walk.h"
 
 namespace ngram_npu::cpu {

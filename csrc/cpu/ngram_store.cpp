@@ -1,3 +1,4 @@
+// The store's entries: found, entered, renumbered; for its operators and the drafting core.
 #include "cpu/ngram_store.h"
 
 #include <cstring>

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <thread>
 
-#include "core/ngram_store.h"
+#include "core/store.h"
 
 namespace ngram_npu {
 

@@ -1,3 +1,4 @@
+// The limit of threads, for every kernel that uses some.
 #include "cpu/parallel.h"
 
 namespace {

@@ -1,3 +1,4 @@
+// The drafter of a stream, called by HostDrafting (numpy/stream_drafter.cpp) and from a driver's callback.
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
@@ -9,10 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "core/stream_drafting.h"
+#include "core/host_drafting.h"
 #include "cpu/ngram_index.h"
 #include "cpu/ngram_index_arena.h"
-#include "cpu/ngram_store_intake.h"
+#include "cpu/ngram_store_drafter.h"
 
 namespace ngram_npu {
 

@@ -1,3 +1,4 @@
+// What a launch asks of CUDA's runtime, for all kernels.
 #include <map>
 #include <mutex>
 #include <utility>

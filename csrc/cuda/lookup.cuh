@@ -2,7 +2,7 @@
 // wave of blocks; the last block to finish a row has its result. Why it is built this way: docs/design/cuda.md.
 #pragma once
 
-#include "core/ngram_step.h"
+#include "core/drafting.h"
 #include "cuda/launch.cuh"
 
 namespace ngram_npu::cuda {

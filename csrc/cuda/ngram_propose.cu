@@ -1,4 +1,5 @@
-#include "core/ngram_propose.h"
+// CUDA kernel of ngram_propose, called by its body (host/drafting.h): the lookup over rows as they stand.
+#include "core/drafting.h"
 #include "cuda/lookup.cuh"
 
 namespace ngram_npu::cuda {

@@ -1,6 +1,7 @@
+// The checks of the operators' arguments, called by their bodies.
 #include "host/arguments.h"
 
-#include "core/correct_spec_state.h"
+#include "core/correction.h"
 
 namespace ngram_npu::host {
 namespace {

@@ -12,8 +12,9 @@
 #include <vector>
 
 #include "core/common.h"
-#include "core/compute_slot_mapping.h"
-#include "core/ngram_ladder.h"
+#include "core/correction.h"
+#include "core/draft_costs.h"
+#include "core/drafting.h"
 
 namespace ngram_npu::host {
 

@@ -2,10 +2,7 @@
 // kernel. `F` is the front end, torch or numpy (front_end.h).
 #pragma once
 
-#include "core/prepare_input_ids.h"
-#include "core/prepare_inputs.h"
-#include "core/prepare_inputs_padded.h"
-#include "core/prepare_next_token_ids.h"
+#include "core/bookkeeping.h"
 #include "host/front_end.h"
 
 namespace ngram_npu::host {

@@ -2,9 +2,7 @@
 // `F` is the front end, torch or numpy (front_end.h).
 #pragma once
 
-#include "core/compute_slot_mapping.h"
-#include "core/correct_num_computed_tokens.h"
-#include "core/correct_spec_state.h"
+#include "core/correction.h"
 #include "host/front_end.h"
 
 namespace ngram_npu::host {

@@ -2,12 +2,7 @@
 // front end, torch or numpy (front_end.h).
 #pragma once
 
-#include "core/ngram_index_append.h"
-#include "core/ngram_index_propose.h"
-#include "core/ngram_index_reset.h"
-#include "core/ngram_index_step.h"
-#include "core/ngram_propose.h"
-#include "core/ngram_step.h"
+#include "core/drafting.h"
 #include "host/front_end.h"
 
 namespace ngram_npu::host {

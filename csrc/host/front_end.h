@@ -1,5 +1,5 @@
-// The interface of a front end F, torch's or numpy's, for the operators' bodies (drafting.h, bookkeeping.h,
-// correction.h, store.h). F derives from Arguments; an object is one call.
+// The interface of a front end F, torch's or numpy's, for the operators' bodies, the other headers here
+// but arguments.h. F derives from Arguments; an object is one call.
 //   In, Optional            types of an argument, and of one that may be absent
 //   Output                  a new int32 tensor, on the device of the first argument
 //   view operator()(name, In), optional view operator()(name, Optional)

@@ -2,7 +2,7 @@
 // outputs, call the kernel. `F` is the front end, torch or numpy (front_end.h).
 #pragma once
 
-#include "core/merge_drafts.h"
+#include "core/merging.h"
 #include "host/front_end.h"
 
 namespace ngram_npu::host {

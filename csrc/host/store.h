@@ -2,8 +2,7 @@
 // torch or numpy (front_end.h).
 #pragma once
 
-#include "core/ngram_store_finish.h"
-#include "core/ngram_store_step.h"
+#include "core/store.h"
 #include "host/front_end.h"
 
 namespace ngram_npu::host {

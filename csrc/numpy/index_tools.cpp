@@ -5,8 +5,8 @@
 #include "core/ngram_index_layout.h"
 #include "cpu/ngram_index.h"
 #include "host/drafting.h"
-#include "numpy/front_end.h"
 #include "numpy/module.h"
+#include "numpy/numpy_call.h"
 
 namespace ngram_npu::numpy {
 namespace {

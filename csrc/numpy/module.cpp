@@ -8,7 +8,7 @@
 #include "host/drafting.h"
 #include "host/merging.h"
 #include "host/store.h"
-#include "numpy/front_end.h"
+#include "numpy/numpy_call.h"
 #include "numpy/schema.h"
 
 namespace ngram_npu::numpy {

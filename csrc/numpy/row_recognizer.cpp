@@ -22,8 +22,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "numpy/front_end.h"
 #include "numpy/module.h"
+#include "numpy/numpy_call.h"
 
 namespace ngram_npu::numpy {
 namespace {

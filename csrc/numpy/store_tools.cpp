@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "cpu/ngram_store.h"
-#include "numpy/front_end.h"
 #include "numpy/module.h"
+#include "numpy/numpy_call.h"
 
 namespace ngram_npu::numpy {
 namespace {

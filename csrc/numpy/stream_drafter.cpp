@@ -3,11 +3,11 @@
 #include <utility>
 #include <vector>
 
-#include "core/stream_drafting.h"
+#include "core/host_drafting.h"
 #include "host/drafting.h"
 #include "host/store.h"
-#include "numpy/front_end.h"
 #include "numpy/module.h"
+#include "numpy/numpy_call.h"
 
 namespace ngram_npu::numpy {
 namespace {

@@ -1,3 +1,4 @@
+// The small thread pool of `_C`.
 #include "numpy/thread_pool.h"
 
 #include <pthread.h>

@@ -1,3 +1,4 @@
+// Loads backend libraries, and finds kernels in them for the torch operators.
 #include "torch/backends.h"
 
 #include <dlfcn.h>
@@ -9,7 +10,7 @@
 #include <mutex>
 #include <string>
 
-#include "torch/front_end.h"
+#include "torch/torch_call.h"
 
 namespace ngram_npu::torch_side {
 namespace {

@@ -5,7 +5,7 @@
 #include "host/merging.h"
 #include "host/store.h"
 #include "schemas.h"
-#include "torch/front_end.h"
+#include "torch/torch_call.h"
 
 namespace ngram_npu::torch_side {
 namespace {

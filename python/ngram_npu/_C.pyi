@@ -332,7 +332,7 @@ def stream_run(job: int) -> None: ...
 def stream_results_bytes(batch: int, k: int) -> int: ...
 
 class StreamDrafter:
-    """Drafts in jobs: csrc/core/stream_drafting.h. Its arrays stay alive while jobs are pending."""
+    """Drafts in jobs: csrc/core/host_drafting.h. Its arrays stay alive while jobs are pending."""
 
     pending: int
     def __init__(

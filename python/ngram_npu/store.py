@@ -48,7 +48,7 @@ _HEAD = np.dtype(
         ("unused", "<u4"),
     ]
 )
-"""A block's head (csrc/core/ngram_store.h)."""
+"""A block's head (csrc/core/store.h)."""
 
 
 class _ChangedError(Exception):

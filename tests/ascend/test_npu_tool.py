@@ -1,9 +1,11 @@
-"""vLLM-Ascend's launcher as a peer in the benchmark, replaced by ours under its name, on the CPU.
-test_launch.py runs the rest of tools/npu."""
+"""tools/npu on the CPU: vLLM-Ascend's launcher as a peer in the benchmark, replaced by ours under
+its name; what counts of a compiler's output when the kernels are checked against the real headers.
+test_launch.py runs the rest."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +16,7 @@ from ngram_npu.vllm.ascend import triton_ngram_spec_decode
 from tools.bench.ops import OPS
 from tools.bench.options import BenchError, Options, Size
 from tools.npu import build
+from tools.npu.headers import problems, stand_ins
 
 MODULE = "vllm_ascend.ops.triton.spec_decode.ngram"
 
@@ -44,3 +47,34 @@ def test_the_chip_that_is_named_is_built_for(monkeypatch: pytest.MonkeyPatch) ->
     command = build.command()
     assert "--config-settings=cmake.define.SOC_VERSION=Ascend910B3" in command
     assert "--config-settings=cmake.define.NGRAM_NPU_ASCENDC=ON" in command
+
+
+INSTANTIATED = """\
+/dk/impl.h: In instantiation of 'void Cast(T) [with T = int]':
+/p/csrc/ascendc/gather.h:40:5:   required from here
+/dk/impl.h:7:3: error: {}
+"""
+
+
+@pytest.mark.parametrize(
+    ("output", "count"),
+    [
+        ("/dk/impl.h:7:3: error: 'vadd' was not declared in this scope\n", 0),
+        ("/dk/impl.h:7:3: error: static assertion failed\n", 0),
+        ("/p/csrc/ascendc/a.cpp:7:3: error: 'Maxz' is not a member of 'AscendC'\n", 1),
+        ("/p/csrc/ascendc/a.cpp:7:3: warning: unused\n", 0),
+        (INSTANTIATED.format("'vconv' was not declared in this scope"), 0),
+        (INSTANTIATED.format("static assertion failed: no such conversion"), 1),
+    ],
+)
+def test_what_counts(output: str, count: int) -> None:
+    assert len(problems(output, "/p/csrc")) == count
+
+
+def test_unused_parts_are_empty(tmp_path: Path) -> None:
+    header = tmp_path / "devkit/include/adv_api/math/log.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("#error not for here")
+    names = stand_ins(tmp_path / "devkit", tmp_path / "made")
+    assert (tmp_path / "made/include/adv_api/math/log.h").read_text() == ""
+    assert "struct Part;" in names.read_text()

@@ -1,12 +1,12 @@
 // The core's two entries against the operators that they stand for: drafts of a lookup and then of a store, and text
 // taken in later, under budgets that leave rows behind.
-#include "core/drafting.h"
-
 #include <gtest/gtest.h>
 
 #include <vector>
 
 #include "choices.h"
+#include "core/host_drafting.h"
+#include "core/ngram_index_layout.h"
 #include "cpu/ngram_index.h"
 #include "cpu/ngram_store.h"
 

@@ -8,11 +8,9 @@
 #include <vector>
 
 #include "choices.h"
-#include "core/ngram_index_append.h"
+#include "core/draft_costs.h"
+#include "core/drafting.h"
 #include "core/ngram_index_layout.h"
-#include "core/ngram_index_propose.h"
-#include "core/ngram_index_reset.h"
-#include "core/ngram_index_step.h"
 #include "cpu/ngram_index.h"
 #include "guard_pages.h"
 #include "oracle.h"

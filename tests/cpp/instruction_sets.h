@@ -7,8 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/ngram_propose.h"
-#include "core/ngram_step.h"
+#include "core/drafting.h"
 #include "cpu/instruction_set.h"
 #include "oracle.h"
 

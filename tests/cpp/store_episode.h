@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "choices.h"
-#include "core/ngram_store_finish.h"
+#include "core/store.h"
 #include "cpu/ngram_store.h"
 #include "guard_pages.h"
 

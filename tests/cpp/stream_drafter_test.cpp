@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "choices.h"
-#include "core/ngram_index_reset.h"
-#include "core/ngram_store_finish.h"
-#include "core/stream_drafting.h"
+#include "core/drafting.h"
+#include "core/host_drafting.h"
+#include "core/store.h"
 #include "cpu/ngram_index.h"
 #include "cpu/ngram_store.h"
 

@@ -1,5 +1,6 @@
 """The gate: every operator is complete in every layer, found by its family, then by its name. The
-family is the file of csrc/host that has its body.
+family is the file of csrc/host that has its body; other layers have it in a file of the family's
+name, or of its own where its kernel is one of substance.
 
 `problems` checks a `Tree`, a plain description of the registrations and the files, so that tests
 can pass wrong ones.
@@ -16,11 +17,12 @@ from pathlib import Path
 from opspecs import OpSpec
 
 KERNELS = {
-    "cpu": "csrc/cpu/{}.cpp",
-    "cuda": "csrc/cuda/{}.cu",
-    "npu": "csrc/ascendc/{}.cpp",
+    "cpu": ("csrc/cpu/{}.cpp", "ngram_npu_cpu_{}("),
+    "cuda": ("csrc/cuda/{}.cu", "ngram_npu_cuda_{}("),
+    "npu": ("csrc/ascendc/{}.cpp", "__global__ __aicore__ void ngram_npu_{}("),
 }
-"""The source file of an operator's kernel for each device."""
+"""Where the kernels of each device are, and how the entry of one begins. On an NPU names omit an
+underscore at the end."""
 
 _CPP_TYPES = {
     "Tensor": "In<F>",
@@ -36,8 +38,10 @@ class Tree:
     specs: dict[str, OpSpec]
     schemas: dict[str, str]
     """Registered with torch, by name."""
-    kernels: dict[tuple[str, str], bool]
-    """(op, device) -> whether its kernel is loaded (cpu), or has a source file."""
+    kernels: set[str]
+    """Those operators that have a CPU kernel loaded."""
+    sources: dict[str, str]
+    """Source text of the parameters, rules and kernels, by path."""
     references: dict[str, Callable[..., object]]
     """The functions of tests/reference, by name."""
     wrappers: dict[str, Callable[..., object]]
@@ -49,7 +53,6 @@ class Tree:
     """Source text of what names every operator: docs/README.md, mkdocs.yml, CHANGELOG.md."""
     bodies: dict[str, str]
     """Source text of csrc/host/*.h, by family."""
-    core_headers: set[str]
     stub: str
     """Source text of _C.pyi."""
 
@@ -73,12 +76,6 @@ def _problems_of(tree: Tree, name: str, spec: OpSpec) -> list[str]:
     elif bool(re.search(r"!\)\?? (?!workspace)", schema)) != name.endswith("_"):
         found.append("an operator's name ends in _ exactly if it writes to an argument")
     file = name.rstrip("_")
-    for device, source in KERNELS.items():
-        there, reason = tree.kernels.get((name, device), False), spec.no_kernel.get(device)
-        if there and reason:
-            found.append(f"has a kernel for {device}, but the OpSpec says why not")
-        if not there and (device == "cpu" or not reason):
-            found.append(f"no kernel for {device}: lacks {source.format(file)}")
     if tree.references.get(name) is not spec.reference:
         found.append("tests/reference has no function of that name, or not the OpSpec's")
     for what, names in (
@@ -87,8 +84,6 @@ def _problems_of(tree: Tree, name: str, spec: OpSpec) -> list[str]:
     ):
         if name not in names:
             found.append(f"lacks {what}")
-    if file not in tree.core_headers:
-        found.append(f"lacks csrc/core/{file}.h")
     if file not in tree.documents:
         found.append(f"lacks docs/ops/{file}.md")
     else:
@@ -117,7 +112,7 @@ def _document_problems(schema: str, text: str) -> list[str]:
 
 
 def _family_problems(tree: Tree, spec: OpSpec) -> list[str]:
-    """The body, and the wrapper and the reference in files of the body's name."""
+    """The body, and everything else that is in a file of the body's name."""
     for family, text in tree.bodies.items():
         body = re.search(rf"^(auto|void) {spec.name}\(([^)]*)\) {{", text, re.MULTILINE)
         if body is None:
@@ -130,8 +125,33 @@ def _family_problems(tree: Tree, spec: OpSpec) -> list[str]:
             function = functions.get(spec.name)
             if function is None or function.__module__.rpartition(".")[2] != family:
                 found.append(f"lacks a function in {folder}/{family}.py")
+        found += _source_problems(tree, spec, family)
         return found
     return ["has no body in csrc/host"]
+
+
+def _source_problems(tree: Tree, spec: OpSpec, family: str) -> list[str]:
+    """Its parameters, its kernels and its OpSpec."""
+    file = spec.kernel.rstrip("_")
+    found = []
+    params = "".join(word.title() for word in file.split("_")) + "Params"
+    if f"struct {params} {{" not in tree.sources.get(f"csrc/core/{family}.h", ""):
+        found.append(f"lacks {params} in csrc/core/{family}.h")
+    module = spec.samples.__module__.rpartition(".")[2]
+    if module != family and not file.startswith(module):
+        found.append(f"its OpSpec is in {module}.py, not in tests/opspecs/{family}.py")
+    if spec.kernel not in tree.kernels:
+        found.append("no kernel for cpu is loaded")
+    for device, (place, begin) in KERNELS.items():
+        entry = begin.format(file if device == "npu" else spec.kernel)
+        homes = [place.format(name) for name in (family, file)]
+        there = any(entry in tree.sources.get(home, "") for home in homes)
+        reason = spec.no_kernel.get(device)
+        if there and reason:
+            found.append(f"has a kernel for {device}, but the OpSpec says why not")
+        if not there and (device == "cpu" or not reason):
+            found.append(f"no kernel for {device}: lacks {entry.split()[-1]} in {homes[0]}")
+    return found
 
 
 def _body_problems(spec: OpSpec, text: str, signature: re.Match[str]) -> list[str]:

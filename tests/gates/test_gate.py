@@ -39,12 +39,11 @@ def tree() -> Tree:
     return Tree(
         specs=OPSPECS,
         schemas=schemas,
-        kernels={
-            (op, device): _library.has_kernel(op, "cpu")
-            if device == "cpu"
-            else (ROOT / source.format(op.rstrip("_"))).exists()
-            for op in schemas
-            for device, source in KERNELS.items()
+        kernels={op for op in schemas if _library.has_kernel(op, "cpu")},
+        sources={
+            path.relative_to(ROOT).as_posix(): path.read_text()
+            for folder in ("csrc/core", *(str(Path(p).parent) for p, _ in KERNELS.values()))
+            for path in (ROOT / folder).iterdir()
         },
         references={op: getattr(reference, op) for op in reference.__all__},
         wrappers={op: getattr(ops, op) for op in ops.__all__},
@@ -61,7 +60,6 @@ def tree() -> Tree:
             for page in ("docs/README.md", "mkdocs.yml", "CHANGELOG.md")
         },
         bodies=_texts("csrc/host", ".h"),
-        core_headers=set(_texts("csrc/core", ".h")),
         stub=(Path(ngram_npu.__file__).parent / "_C.pyi").read_text(),
     )
 
@@ -77,6 +75,10 @@ OP, FILE = "ngram_step_", "ngram_step"
 
 def _without(mapping: dict[Any, Any], key: Any) -> dict[Any, Any]:
     return {k: v for k, v in mapping.items() if k != key}
+
+
+def _moved(sources: dict[str, str], path: str, name: str) -> dict[str, str]:
+    return {**_without(sources, path), str(Path(path).with_name(name)): sources[path]}
 
 
 def _with_spec(tree: Tree, **change: Any) -> Tree:
@@ -106,12 +108,28 @@ WRONG: dict[str, tuple[Callable[[Tree], Tree], str]] = {
         "ends in _",
     ),
     "no cpu kernel": (
-        lambda t: replace(t, kernels=_without(t.kernels, (OP, "cpu"))),
-        "no kernel for cpu: lacks csrc/cpu/ngram_step.cpp",
+        lambda t: replace(t, sources=_without(t.sources, "csrc/cpu/drafting.cpp")),
+        "no kernel for cpu: lacks ngram_npu_cpu_ngram_step_( in csrc/cpu/drafting.cpp",
+    ),
+    "no cpu kernel in the library": (
+        lambda t: replace(t, kernels=t.kernels - {OP}),
+        "no kernel for cpu is loaded",
     ),
     "no reason": (
-        lambda t: replace(_with_spec(t, no_kernel={}), kernels=_without(t.kernels, (OP, "cuda"))),
-        "no kernel for cuda: lacks csrc/cuda/ngram_step.cu",
+        lambda t: replace(t, sources=_without(t.sources, "csrc/cuda/ngram_step.cu")),
+        "no kernel for cuda: lacks ngram_npu_cuda_ngram_step_( in csrc/cuda/drafting.cu",
+    ),
+    "no npu kernel": (
+        lambda t: replace(t, sources=_without(t.sources, "csrc/ascendc/drafting.cpp")),
+        "no kernel for npu: lacks ngram_npu_ngram_step( in csrc/ascendc/drafting.cpp",
+    ),
+    "kernel in another family's file": (
+        lambda t: replace(t, sources=_moved(t.sources, "csrc/cpu/drafting.cpp", "merging.cpp")),
+        "no kernel for cpu: lacks ngram_npu_cpu_ngram_step_( in csrc/cpu/drafting.cpp",
+    ),
+    "OpSpec in another family's file": (
+        lambda t: _with_spec(t, samples=t.specs["prepare_inputs"].samples),
+        "not in tests/opspecs/drafting.py",
     ),
     "stale reason": (
         lambda t: _with_spec(t, no_kernel={"cpu": "none yet", "cuda": "none yet"}),
@@ -141,9 +159,9 @@ WRONG: dict[str, tuple[Callable[[Tree], Tree], str]] = {
         lambda t: replace(t, numpy_functions=t.numpy_functions - {OP}),
         "a numpy function",
     ),
-    "no core header": (
-        lambda t: replace(t, core_headers=t.core_headers - {FILE}),
-        "lacks csrc/core/ngram_step.h",
+    "no parameters": (
+        lambda t: replace(t, sources=_without(t.sources, "csrc/core/drafting.h")),
+        "lacks NgramStepParams in csrc/core/drafting.h",
     ),
     "no document": (
         lambda t: replace(t, documents=_without(t.documents, FILE)),

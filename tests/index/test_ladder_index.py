@@ -12,7 +12,7 @@ import pytest
 from index_world import Lookup, index_of_pages
 from ladder_oracle import truth_of
 from ngram_npu import _C, IntegrityError, NgramIndex
-from opspecs.ngram_store import text_rows
+from opspecs.store import text_rows
 from reference.ladder import candidate, draft, outcome_bytes
 
 Int32Array = npt.NDArray[np.int32]

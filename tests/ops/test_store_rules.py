@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import reference
-from opspecs.ngram_store import FINISH, LIVE, UNLIMITED, fresh, no_drafts
+from opspecs.store import FINISH, LIVE, UNLIMITED, fresh, no_drafts
 from reference.ladder import SIZES
 from reference.store import mix, promise, updated
 

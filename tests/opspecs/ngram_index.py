@@ -8,21 +8,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import reference
 from hypothesis import strategies as st
 from ngram_npu import _C
 
+from . import ngram_propose, ngram_step
 from .costs import bad_logits, with_token_logits
-from .rows import HOSTILE_INT32, HOSTILE_INT64, POLICIES, random_rows
-from .spec import (
-    NO_INDEX_ON_DEVICES,
-    Args,
-    Array,
-    BadCall,
-    OpSpec,
-    Sample,
-    arguments_of,
-    in_buffer,
-)
+from .rows import HOSTILE_INT32, HOSTILE_INT64, POLICIES, random_rows, token_rows
+from .spec import NO_INDEX_ON_DEVICES, Args, Array, BadCall, OpSpec, Sample, arguments_of, in_buffer
 
 
 def fresh(num_slots: int, num_pages: int = 64) -> Array:
@@ -258,3 +251,190 @@ def indexed_spec(
         sizes=tuple(sizes),
         opaque=frozenset({"index"}),
     )
+
+
+TOKENS, ROWS = 0, 2
+
+
+def _batch(args: Args) -> int:
+    return len(args[TOKENS] if args[ROWS] is None else args[ROWS])
+
+
+def _propose_slot_call(
+    rng: np.random.Generator, tokens: Array, lengths: Array, policy: tuple[int, bool]
+) -> Args:
+    counts = in_buffer(rng.integers(-1, 4, 8))
+    options = (2, 4, 3, *policy, 70, None, 40, bool(counts[0] > 0))  # filled as it happens
+    return (tokens, lengths, in_buffer(range(8)), counts, *options)
+
+
+NGRAM_INDEX_PROPOSE = indexed_spec(
+    "ngram_index_propose_",
+    ngram_propose.SPEC,
+    reference.ngram_index_propose_,
+    batch_of=_batch,
+    missing=(1, 0, 3, 1, 70),
+    bad_calls=(
+        *ngram_propose.LOOKUP_BAD_CALLS,
+        *ngram_propose.K_BAD_CALLS,
+        ngram_propose.B_MISMATCH,
+    ),
+    slot_call=_propose_slot_call,
+)
+
+
+SAMPLED = 2
+
+
+def _step_slot_call(
+    rng: np.random.Generator, tokens: Array, lengths: Array, policy: tuple[int, bool]
+) -> Args:
+    sampled = in_buffer(rng.integers(0, 2, (8, 3), dtype=np.int32))
+    options = (2, 4, 3, *policy, 70, None, 40, bool(sampled[0, 0]), None, None)  # as it happens
+    return (tokens, lengths, sampled, None, None, True, 9, *options)
+
+
+NGRAM_INDEX_STEP = indexed_spec(
+    "ngram_index_step_",
+    ngram_step.SPEC,
+    reference.ngram_index_step_,
+    batch_of=lambda args: len(args[SAMPLED]),
+    missing=(0,),
+    bad_calls=(
+        *ngram_step.LOOKUP_BAD_CALLS,
+        *ngram_step.K_BAD_CALLS,
+        ngram_step.B_MISMATCH,
+        ngram_step.SAMPLED_BAD_CALLS[0],  # to the batch of the other the slots would not fit
+    ),
+    slot_call=_step_slot_call,
+)
+
+
+PLAIN = False, False
+
+
+def _append_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    tokens = in_buffer(random_rows(rng, 5, 90, 3), before=3, gap=5)
+    lengths = in_buffer([90, 60, 33, 17, 2], gap=1)
+    rows = in_buffer([4, 0, 2], gap=2, dtype=np.int64)
+    slots = in_buffer([6, 1, 3], gap=1)
+    yield Sample("ordinary", (tokens, lengths, fresh(7), rows, slots, 2, 4, 0, False, False))
+    for policy in (0, 1):
+        for low, high in ((1, 1), (1, 8), (2, 4), (57, 64), (64, 64)):
+            index = fresh(5)
+            args = (tokens, lengths, index, None, None, low, high, policy, *PLAIN)
+            yield Sample(f"{low}-{high}", args)
+        for pages in (1, 2, 3):
+            index = fresh(5, pages)
+            args = (tokens, lengths, index, None, None, 1, 8, policy, *PLAIN)
+            yield Sample(f"pages-{pages}", args)
+        good = warm(tokens, lengths, 5, 2, 4, policy)
+        for i, words in enumerate(nonsense(rng, good)):
+            args = (tokens, lengths, words, None, None, 2, 4, policy, *PLAIN)
+            yield Sample(f"nonsense-{i}", args)
+    for outcomes in (False, True):
+        ladder = (1, 16, 1, True, outcomes)
+        for pages in (1, 2, 3, 64):
+            args = (tokens, lengths, fresh(5, pages), None, None, *ladder)
+            yield Sample(f"ladder-{pages}-{outcomes}", args)
+        for i, words in enumerate(nonsense(rng, warm(tokens, lengths, 5, *ladder))):
+            yield Sample(f"ladder-nonsense-{i}", (tokens, lengths, words, None, None, *ladder))
+    longer = in_buffer([91, 90, 95, 89, 91])
+    yield Sample("longer-than-rows", (tokens, longer, fresh(5), None, None, 2, 4, 0, *PLAIN))
+    few = in_buffer(random_rows(rng, len(HOSTILE_INT32), 20, 2))
+    hostile = in_buffer(HOSTILE_INT32)
+    yield Sample("hostile-lengths", (few, hostile, fresh(8), None, None, 2, 4, 0, *PLAIN))
+    good = in_buffer([20] * len(HOSTILE_INT32))
+    for dtype, bad in ((np.int32, HOSTILE_INT32), (np.int64, HOSTILE_INT64)):
+        indices = in_buffer(bad, dtype=dtype)
+        own = in_buffer(np.arange(len(bad)))
+        yield Sample("hostile-rows", (few, good, fresh(20), indices, own, 2, 4, 0, *PLAIN))
+        yield Sample("hostile-slots", (few, good, fresh(8), own[:8], indices[:8], 2, 4, 0, *PLAIN))
+    for rows_, capacity in ((0, 0), (0, 5), (3, 0), (1, 1)):
+        nothing = np.zeros((rows_, capacity), np.int32)
+        full = np.full(rows_, capacity, np.int32)
+        yield Sample("empty", (nothing, full, fresh(3), None, None, 1, 2, 0, *PLAIN))
+    yield Sample(
+        "no-rows",
+        (tokens, lengths, fresh(3), in_buffer([]), in_buffer([]), 1, 2, 0, *PLAIN),
+    )
+
+
+@st.composite
+def _strategy(draw: st.DrawFn) -> Args:
+    tokens = in_buffer(draw(token_rows()), gap=2)
+    rows, capacity = tokens.shape
+    lengths = in_buffer(draw(st.lists(st.integers(-1, capacity + 1), min_size=rows, max_size=rows)))
+    low = draw(st.integers(1, 57))
+    return (
+        tokens,
+        lengths,
+        fresh(4, 4),
+        None,
+        None,
+        low,
+        low + draw(st.integers(0, 7)),
+        0,
+        *PLAIN,
+    )
+
+
+def _append_sizes() -> tuple[Args, ...]:
+    rng = np.random.default_rng(1)
+    made = []
+    for rows, capacity, low, high in ((12, 50, 2, 5), (17, 61, 3, 6), (20, 83, 4, 9)):
+        lengths = np.full(rows, capacity - 5, np.int32)
+        some = np.arange(rows - 3, dtype=np.int32)
+        tokens = random_rows(rng, rows, capacity, 3)
+        made.append((tokens, lengths, fresh(rows, rows), some, some.copy(), low, high, 0, *PLAIN))
+    return tuple(made)
+
+
+NGRAM_INDEX_APPEND = OpSpec(
+    name="ngram_index_append_",
+    no_kernel=NO_INDEX_ON_DEVICES,
+    reference=reference.ngram_index_append_,
+    samples=_append_samples,
+    strategy=_strategy(),
+    bad_calls=(
+        BadCall("min_n > max_n", {"min_n": 5, "max_n": 4}, r"expected 1 to 4, got 5"),
+        BadCall("max_n = 65", {"min_n": 60, "max_n": 65}, r"1 to 64, got 65", "max_n"),
+        BadCall("span of 9", {"min_n": 1, "max_n": 9}, r"max_n <= 8 .*got 9", "max_n"),
+        BadCall("ladder's min_n", {"ladder": True}, "expected 1 to 1, got 2", "min_n"),
+        BadCall("outcomes alone", {"outcomes": True}, "without ladder, got True"),
+        BadCall("match_policy = 2", {"match_policy": 2}, r"0 to 1, got 2"),
+        BadCall("R", {"num_tokens": lambda a: a[:-1]}, r"size 5, got size 4"),
+        BadCall("B", {"slot_indices": lambda a: a[:-1]}, r"size 3, got size 2"),
+    ),
+    sizes=_append_sizes(),
+    opaque=frozenset({"index"}),
+)
+
+
+def _reset_samples(rng: np.random.Generator) -> Iterator[Sample]:
+    tokens = random_rows(rng, 5, 90, 3)
+    lengths = np.full(5, 90, np.int32)
+    index = warm(tokens, lengths, 5, 2, 4, 0)
+    yield Sample("ordinary", (index, in_buffer([3, 1], gap=1)))
+    for dtype, bad in ((np.int32, HOSTILE_INT32), (np.int64, HOSTILE_INT64)):
+        yield Sample("hostile-slots", (index, in_buffer(bad, dtype=dtype)))
+    yield Sample("twice", (index, in_buffer([3, 3, 3])))
+    yield Sample("none", (index, in_buffer([])))
+    for i, words in enumerate(nonsense(rng, index)):
+        yield Sample(f"nonsense-{i}", (words, in_buffer(range(5))))
+
+
+def _reset_sizes() -> tuple[Args, ...]:
+    return tuple((fresh(n, n + 2), np.arange(n, dtype=np.int32)) for n in (3, 5, 8))
+
+
+NGRAM_INDEX_RESET = OpSpec(
+    name="ngram_index_reset_",
+    no_kernel=NO_INDEX_ON_DEVICES,
+    reference=reference.ngram_index_reset_,
+    samples=_reset_samples,
+    strategy=st.lists(st.integers(-1, 5)).map(lambda slots: (fresh(4, 4), in_buffer(slots))),
+    bad_calls=(),
+    sizes=_reset_sizes(),
+    opaque=frozenset({"index"}),
+)

@@ -86,6 +86,11 @@ class OpSpec:
         """The name of its kernels."""
         return self.kernel_of or self.name
 
+    @property
+    def family(self) -> str:
+        """The name of the files that have it, where it has none of its own (tests/gates)."""
+        return self.reference.__module__.rpartition(".")[2]
+
     @cached_property
     def schema(self) -> str:
         """What the operator's document says; a gate compares what is registered with it."""

@@ -2,8 +2,6 @@
 // with the open headers' signatures, and strict. docs/design/ascendc-twin.md says what it can and cannot check.
 #pragma once
 
-#include "compare.h"
-#include "copy.h"
 #include "pipe.h"
 #include "tensor.h"
 #include "vector.h"

@@ -1,13 +1,9 @@
 // All launches of an operator go to the stream that it was given.
 #include <vector>
 
-#include "core/correct_spec_state.h"
-#include "core/ngram_propose.h"
-#include "core/ngram_step.h"
-#include "core/prepare_input_ids.h"
-#include "core/prepare_inputs.h"
-#include "core/prepare_inputs_padded.h"
-#include "core/prepare_next_token_ids.h"
+#include "core/bookkeeping.h"
+#include "core/correction.h"
+#include "core/drafting.h"
 #include "launching.h"
 
 using namespace ngram_npu;

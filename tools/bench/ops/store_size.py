@@ -21,7 +21,7 @@ from tools.bench.ops.base import Make, Op, Result, Skipped
 from tools.bench.ops.store import ProposerStep
 from tools.bench.options import Options
 
-NEXT_SERIAL, END_OF_SERIALS = 5, 1 << 24  # csrc/core/ngram_store.h
+NEXT_SERIAL, END_OF_SERIALS = 5, 1 << 24  # csrc/core/store.h
 SIZES = {"1M": 1 << 20, "16M": 1 << 24, "64M": 1 << 26}
 KILLS = 50
 STEPS = 4000

@@ -37,7 +37,7 @@ def uses(source: Path, file: str) -> bool:
 
 
 def build(mutant: Mutant, folder: Path) -> list[str]:
-    """The twin's library with the fault in all kernels that have it; their operators."""
+    """The twin's library with the fault in all kernels that have it; the families of these."""
     build_folder = FOLDER.parent
     commands = json.loads((build_folder / "compile_commands.json").read_text())
     objects = build_folder / "tests/twins/ascendc/CMakeFiles"
@@ -67,10 +67,10 @@ def _run(*command: str | Path) -> None:
     subprocess.run(list(map(str, command)), check=True)
 
 
-def run_samples(kernels: list[str], folder: Path) -> str:
-    """Of all operators that run these kernels."""
+def run_samples(families: list[str], folder: Path) -> str:
+    """Of all operators with kernels in these files."""
     backend = Backend(TWIN, call_torch, twin=Twin(TWIN, "npu", "ascendc", folder))
-    specs = [s for s in OPSPECS.values() if s.kernel.rstrip("_") in kernels and backend.serves(s)]
+    specs = [s for s in OPSPECS.values() if s.family in families and backend.serves(s)]
     for _ in range(ROUNDS):
         for spec in specs:
             for sample in spec.samples(np.random.default_rng(2026)):

@@ -59,14 +59,20 @@ def build(csrc: Path, op: str, mode: str) -> Path:
     include = [f"-I{ROOT / 'tests/twins/cuda/include'}", f"-I{csrc}"]
     compiled = []
     # The launch is the host's part, which nobody watches. The model has it too, without a fault.
-    for name, flags_of in ((op.rstrip("_"), mode), ("launch", "fast")):
+    for source, flags_of in ((source_of(op, csrc), mode), (csrc / "cuda/launch.cu", "fast")):
         flags = f"-std=c++17 -fPIC -fvisibility=hidden -w @{FOLDER / flags_of}.flags"
-        compiled.append(library.with_name(f"{name}.o"))
-        _run(f"g++ {flags} -c -x c++", csrc / "cuda" / f"{name}.cu", *include, "-o", compiled[-1])
+        compiled.append(library.with_name(f"{source.stem}.o"))
+        _run(f"g++ {flags} -c -x c++", source, *include, "-o", compiled[-1])
     # Without the flags, which would bring the sanitizers' own libraries.
     model = FOLDER / f"libcuda_twin_{mode}.a"
     _run("g++ -shared -Wl,--no-undefined", *compiled, model, "-o", library)
     return library
+
+
+def source_of(op: str, csrc: Path = ROOT / "csrc") -> Path:
+    """The file with the operator's CUDA kernel: its own, or its family's."""
+    own = csrc / "cuda" / f"{op.rstrip('_')}.cu"
+    return own if own.exists() else own.with_stem(OPSPECS[op].family)
 
 
 def _run(command: str, *more: str | Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tools.verify.mutants.mutant import parse
 
 MUTANTS = parse("""
-@ csrc/core/batch.h
+@ csrc/core/common.h
 unchanged: #pragma once => #pragma once
 a request's tokens end beyond the tensor
 - smaller<int64_t>(query_start_loc[i + 1], size)
@@ -38,16 +38,16 @@ a rebuilt state has a last step
 + self._mirrors, self._block_tables = mirrors, tables
 +             self._begun = None
 
-@ csrc/core/compute_slot_mapping.h
+@ csrc/core/correction.h
 a run goes on beyond its chunk: count = l.cp_interleave - in_chunk => count = l.cp_interleave
 blocks of a neighbour of a sliced table
 - BlockList{block_table[row], block_table.capacity}
 + BlockList{block_table[row], block_table.stride}
 
-@ csrc/core/correct_num_computed_tokens.h
+@ csrc/core/correction.h
 previous positions below the batch: p >= c.num_previous => p >= c.batch
 
-@ csrc/core/correct_spec_state.h
+@ csrc/core/correction.h
 a row behind the last: row >= p.num_rows || => row > p.num_rows ||
 
 @ csrc/core/lookup_rules.h
@@ -59,7 +59,7 @@ a scan's draft ends where it reaches the limit
 - return total <= options.cost_limit;
 + return total < options.cost_limit;
 
-@ csrc/core/merge_drafts.h
+@ csrc/core/merging.h
 n-grams that promise no more are taken
 - return promised > smaller(mean
 + return promised >= smaller(mean
@@ -76,28 +76,28 @@ more than 64 accepted
 - smaller(smaller(num_sampled - 1, drafted), kMaxDraftTokens)
 + smaller(num_sampled - 1, drafted)
 
-@ csrc/core/promise.h
+@ csrc/core/draft_costs.h
 each token is judged alone: total += costs[j]; => total = costs[j];
 
-@ csrc/core/ngram_ladder.h
+@ csrc/core/draft_costs.h
 a match of fifteen counts as fourteen
 - smaller<int64_t>(candidate.len, kCostRows - 1) * 2
 + smaller<int64_t>(candidate.len, kCostRows - 2) * 2
 
-@ csrc/core/ngram_step.h
+@ csrc/core/drafting.h
 a row that is full does not draft
 - a.row >= 0 && a.num_sampled > 0
 + a.row >= 0 && a.num_appended > 0
 
-@ csrc/core/prepare_input_ids.h
+@ csrc/core/bookkeeping.h
 the first draft's place wraps
 - int64_t{p.query_start_loc[i + 1]} - p.num_scheduled_drafts[i]
 + wrap_sub(p.query_start_loc[i + 1], p.num_scheduled_drafts[i])
 
-@ csrc/core/prepare_inputs.h
+@ csrc/core/bookkeeping.h
 rejected tokens below zero: larger(p.num_rejected[i], 0) => p.num_rejected[i]
 
-@ csrc/cpu/ngram_index_append.cpp
+@ csrc/cpu/drafting.cpp
 a row without room is not remembered
 - cpu::give_up_slot(arena, slot_id);
 + return cpu::give_up_slot(arena, slot_id), 0;
@@ -119,12 +119,12 @@ an outcome is told by the token before
 - outcome_of(candidate_, tokens_, end)
 + outcome_of(candidate_, tokens_, end - 1)
 
-@ csrc/cpu/step_row.h
+@ csrc/cpu/drafting.cpp
 a slot knows one token more than the row had
 - a.old_length, a.old_length, drafts(a)
 + a.old_length + 1, a.old_length, drafts(a)
 
-@ csrc/cpu/ngram_index_slot.cpp
+@ csrc/cpu/ngram_index_arena.cpp
 a slot knows one token more than it may: length > known => length > known + 1
 the newest two tokens are not compared: | (ours[3] ^ theirs[3]) =>
 
@@ -235,7 +235,7 @@ clearing leaves the outcomes
 - std::fill_n(store.outcomes(i), kBlockTokens, uint8_t{0});
 + static_cast<void>(i);
 
-@ csrc/cpu/compute_slot_mapping.cpp
+@ csrc/cpu/correction.cpp
 padding begins before the request
 - slots.fill(larger(own.begin, positioned), own.end)
 + slots.fill(positioned, own.end)
@@ -296,7 +296,7 @@ blocks that were given out again are loaded
 - if (head[kHeadSerial] == 0 || head[kHeadSerial] + store.num_blocks >= next) continue;
 + if (head[kHeadSerial] != 1) continue;
 
-@ csrc/core/ngram_store.h
+@ csrc/core/store.h
 one block too many keeps its number: (kEndOfSerials - num_blocks - 1) => (kEndOfSerials - 1)
 
 @ csrc/cpu/ngram_store.cpp

@@ -24,14 +24,14 @@ every lane writes all: thread % kLanes, kLanes); => thread % kLanes, int64_t{1})
 lanes leave gaps: thread % kLanes, kLanes); => thread % kLanes, kItemThreads);
 warps overlap: i = thread / kLanes; => i = thread / (2 * kLanes);
 
-@ csrc/cuda/merge_drafts.cu merge_drafts_
+@ csrc/cuda/merging.cu merge_drafts_
 one request too many: i < p.batch => i <= p.batch
 one request too few: i < p.batch => i < p.batch - 1
 blocks overlap: blockIdx.x} * kThreads => blockIdx.x} * (kThreads - 1)
 one block: cuda::blocks_for(params->batch, cuda::kThreads) => dim3(1)
 the other width: token_bytes == 8 => token_bytes == 4
 
-@ csrc/core/prepare_input_ids.h prepare_input_ids_
+@ csrc/core/bookkeeping.h prepare_input_ids_
 any previous position: if (!p.draft_token_ids.has(prev)) return; =>
 
 @ csrc/cuda/launch.cu prepare_inputs ngram_step_
@@ -46,8 +46,8 @@ nobody asks whether the launch failed
 @ csrc/cuda/launch.cuh ngram_propose
 sums of warps that are not there: lane < warps ? warp_sums[lane] : Int{0} => warp_sums[lane]
 
-@ csrc/cuda/prepare_inputs.cu prepare_inputs
-half of the warps, whose sums count: dim3(1), kThreads, => dim3(1), kThreads / 2,
+@ csrc/cuda/bookkeeping.cu prepare_inputs
+half of the warps, whose sums count: dim3(1), cuda::kThreads, => dim3(1), cuda::kThreads / 2,
 offsets are read before they are written
 - kept_before[thread + 1] = upto;
 -     __syncthreads();
@@ -73,9 +73,16 @@ the last warp's sum is left out: lane < warps ? => lane < warps - 1 ?
 all threads' sum is the first warp's: upto, warps - 1); => upto, 0);
 a warp adds its own sum: upto, warp - 1) => upto, warp)
 
-@ csrc/cuda/correct_num_computed_tokens.cu correct_num_computed_tokens_
-no barrier: __syncthreads(); =>
-a warp's barrier: __syncthreads(); => __syncwarp();
+@ csrc/cuda/correction.cu correct_num_computed_tokens_
+no barrier
+- corrected(p, i));
+-   __syncthreads();
++ corrected(p, i));
+a warp's barrier
+- corrected(p, i));
+-   __syncthreads();
++ corrected(p, i));
++   __syncwarp();
 nothing staged: stage_counts(p, i, corrected(p, i)); => ;
 one request too few: i < p.batch; i += kThreads) settle => i < p.batch - 1; i += kThreads) settle
 one request too many: i < p.batch; i += kThreads) settle => i <= p.batch; i += kThreads) settle
@@ -83,7 +90,7 @@ no second round
 - i < p.batch; i += kThreads) stage
 + i < kThreads && i < p.batch; i += kThreads) stage
 
-@ csrc/cuda/spec_state.cuh correct_num_computed_tokens_
+@ csrc/cuda/correction.cu correct_num_computed_tokens_
 staged without drafts: if (counts.accepted_changes) =>
 accepted before computed
 - p.num_computed_tokens[i] = p.num_accepted_tokens[i];
@@ -93,7 +100,7 @@ accepted before computed
 accepted without a bound: sampled_at(p, drafted) => p.num_sampled_prev[drafted]
 position 0 counts as none: if (drafted < 0) => if (drafted <= 0)
 
-@ csrc/cuda/spec_state.cuh compute_slot_mapping_
+@ csrc/cuda/correction.cu compute_slot_mapping_
 the other width: slot_bytes == 8 => slot_bytes == 4
 the next request's first token: query_start_loc[middle] > n => query_start_loc[middle] >= n
 the request before: return low - 1; => return low - 2;
@@ -104,7 +111,7 @@ padding as a request: request < p.batch && =>
 positions beyond the last: && n < p.num_positions =>
 padding is -1: if (slot == kNoSlot) slot = p.pad_id; =>
 
-@ csrc/cuda/correct_spec_state.cu correct_spec_state_
+@ csrc/cuda/correction.cu correct_spec_state_
 old counts read as constant
 - thread] = corrected(p.counts, thread).num_computed
 + thread] = (__ldg(p.counts.num_computed_tokens + thread), corrected(p.counts, thread).num_computed)

@@ -50,5 +50,176 @@ extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
 constexpr int warpSize = 32;
 
-#include "twin/device_functions.h"
-#include "twin/host_functions.h"
+// Functions for device code.
+
+// The model's own accesses must not be reported as the kernel's.
+#define NGRAM_TWIN_UNWATCHED __attribute__((no_sanitize("thread", "undefined")))
+
+namespace twin {
+
+template <class T>
+uint64_t bits_of(T value) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8, "shuffles move 32 or 64 bits");
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(T));
+  return bits;
+}
+
+template <class T>
+T from_bits(uint64_t bits) {
+  T value;
+  std::memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+
+// The return value of an atomic. If nobody reads it, the operation has no result and may take effect late.
+template <class T>
+class AtomicResult {
+ public:
+  AtomicResult(T* address, Apply apply, T operand) : address_(address), apply_(apply), operand_(operand) {}
+  AtomicResult(const AtomicResult&) = delete;
+  AtomicResult& operator=(const AtomicResult&) = delete;
+  ~AtomicResult() noexcept(false) {
+    if (!done_) atomic_without_result(address_, sizeof(T), apply_, bits_of(operand_));
+  }
+  operator T() {
+    if (!done_) before_ = from_bits<T>(atomic(address_, sizeof(T), apply_, bits_of(operand_)));
+    done_ = true;
+    return before_;
+  }
+
+ private:
+  T* address_;
+  Apply apply_;
+  T operand_;
+  T before_{};
+  bool done_ = false;
+};
+
+}  // namespace twin
+
+inline void __syncthreads(NGRAM_TWIN_CALLER) { twin::barrier(NGRAM_TWIN_SITE); }
+inline void __syncwarp(unsigned mask = 0xffffffffu, NGRAM_TWIN_CALLER) {
+  twin::collective(twin::Collective::kSync, mask, 0, 0, NGRAM_TWIN_SITE);
+}
+inline void __threadfence() { twin::fence(); }
+
+// One overload per type that CUDA supports, not a template: arguments convert as in CUDA.
+#define NGRAM_TWIN_SHUFFLES(T)                                                                            \
+  inline T __shfl_sync(unsigned mask, T value, int lane, NGRAM_TWIN_CALLER) {                             \
+    return twin::from_bits<T>(                                                                            \
+        twin::collective(twin::Collective::kShuffle, mask, twin::bits_of(value), lane, NGRAM_TWIN_SITE)); \
+  }                                                                                                       \
+  inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, NGRAM_TWIN_CALLER) {                    \
+    return twin::from_bits<T>(twin::collective(twin::Collective::kShuffleUp, mask, twin::bits_of(value),  \
+                                               static_cast<int>(delta), NGRAM_TWIN_SITE));                \
+  }
+NGRAM_TWIN_SHUFFLES(int)
+NGRAM_TWIN_SHUFFLES(unsigned)
+NGRAM_TWIN_SHUFFLES(long)
+NGRAM_TWIN_SHUFFLES(unsigned long)
+NGRAM_TWIN_SHUFFLES(long long)
+NGRAM_TWIN_SHUFFLES(unsigned long long)
+#undef NGRAM_TWIN_SHUFFLES
+
+#define NGRAM_TWIN_COLLECTIVE(result, name, T, kind)                                               \
+  inline result name(unsigned mask, T value, NGRAM_TWIN_CALLER) {                                  \
+    return twin::from_bits<result>(                                                                \
+        twin::collective(twin::Collective::kind, mask, twin::bits_of(value), 0, NGRAM_TWIN_SITE)); \
+  }
+NGRAM_TWIN_COLLECTIVE(unsigned, __ballot_sync, int, kBallot)
+NGRAM_TWIN_COLLECTIVE(int, __any_sync, int, kAny)
+NGRAM_TWIN_COLLECTIVE(unsigned, __reduce_max_sync, unsigned, kMax)
+#undef NGRAM_TWIN_COLLECTIVE
+
+#define NGRAM_TWIN_ATOMIC(name, T, expression)                           \
+  inline twin::AtomicResult<T> name(T* address, T operand) {             \
+    return {address,                                                     \
+            [](void* at, uint64_t operand_bits) NGRAM_TWIN_UNWATCHED {   \
+              T& value = *static_cast<T*>(at);                           \
+              const T old = value, x = twin::from_bits<T>(operand_bits); \
+              value = static_cast<T>(expression);                        \
+              return twin::bits_of(old);                                 \
+            },                                                           \
+            operand};                                                    \
+  }
+#define NGRAM_TWIN_ATOMICS(T)                        \
+  NGRAM_TWIN_ATOMIC(atomicExch, T, x)                \
+  NGRAM_TWIN_ATOMIC(atomicMin, T, x < old ? x : old) \
+  NGRAM_TWIN_ATOMIC(atomicMax, T, x > old ? x : old)
+NGRAM_TWIN_ATOMICS(int)
+NGRAM_TWIN_ATOMICS(unsigned long long)
+NGRAM_TWIN_ATOMIC(atomicAdd, unsigned, old + x)
+#undef NGRAM_TWIN_ATOMICS
+#undef NGRAM_TWIN_ATOMIC
+
+// The compiler's own atomics. Block scope orders nothing for other blocks, and the model ignores it.
+enum { __NV_ATOMIC_RELAXED, __NV_ATOMIC_CONSUME, __NV_ATOMIC_ACQUIRE, __NV_ATOMIC_RELEASE, __NV_ATOMIC_ACQ_REL };
+enum { __NV_THREAD_SCOPE_THREAD, __NV_THREAD_SCOPE_BLOCK, __NV_THREAD_SCOPE_CLUSTER, __NV_THREAD_SCOPE_DEVICE };
+
+template <class T>
+T __nv_atomic_fetch_add(T* address, T operand, int order, int scope) {
+  const auto add = [](void* at, uint64_t bits) NGRAM_TWIN_UNWATCHED {
+    T& value = *static_cast<T*>(at);
+    const T old = value;
+    value = static_cast<T>(old + twin::from_bits<T>(bits));
+    return twin::bits_of(old);
+  };
+  const bool counts = scope == __NV_THREAD_SCOPE_DEVICE;
+  const twin::Ordering ordered{counts && (order == __NV_ATOMIC_ACQUIRE || order == __NV_ATOMIC_ACQ_REL),
+                               counts && (order == __NV_ATOMIC_RELEASE || order == __NV_ATOMIC_ACQ_REL)};
+  return twin::from_bits<T>(twin::atomic(address, sizeof(T), add, twin::bits_of(operand), ordered));
+}
+
+template <class T>
+T __ldg(const T* address) {
+  twin::read_constant(address, sizeof(T));
+  return *address;
+}
+
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline void __builtin_assume(bool) {}
+inline bool __isGlobal(const void*) { return true; }
+
+// Functions for the host side. A launch is complete when it returns.
+
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorInvalidConfiguration = 9,
+  cudaErrorLaunchOutOfResources = 701,
+  cudaErrorLaunchFailure = 719,
+};
+
+#define CUDART_VERSION 13000
+
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
+
+struct cudaLaunchConfig_t {
+  dim3 gridDim;
+  dim3 blockDim;
+  size_t dynamicSmemBytes;
+  cudaStream_t stream;
+};
+
+namespace twin {
+
+// Runs `thread(context)` once for each thread of the grid.
+cudaError_t launch(const cudaLaunchConfig_t& config, void (*thread)(void*), void* context);
+
+}  // namespace twin
+
+cudaError_t cudaGetLastError();                     // and clears it
+const char* cudaGetErrorString(cudaError_t error);  // of a failed launch: what the kernel did
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int threads, size_t shared);
+
+template <class... Parameters, class... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
+                               Arguments&&... arguments) {
+  auto call = [&, given = std::tuple<Parameters...>(std::forward<Arguments>(arguments)...)] {
+    std::apply(kernel, given);  // each thread has its own copy
+  };
+  return twin::launch(*config, [](void* context) { (*static_cast<decltype(call)*>(context))(); }, &call);
+}

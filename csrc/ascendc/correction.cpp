@@ -1,0 +1,282 @@
+// AscendC kernels of the operators between two forward passes, launched by plans.h.
+#include "core/correction.h"
+
+#include "ascendc/counts.h"
+#include "ascendc/slots.h"
+
+namespace ngram_npu::ascendc {
+
+__aicore__ inline void correct_num_computed_tokens_kernel(const NgramNpuLaunchArgs& args) {
+  const auto p = read_as<CorrectNumComputedTokensParams>(args.params);
+  const Shares share = read_as<BatchTiling>(args.tiling).requests;
+  AscendC::TPipe pipe;
+  PreviousCounts previous(pipe, p);
+  CountCorrector corrector(pipe, p, share.per_pass);
+  previous.load();
+  for (int64_t first = first_item(share); first < p.batch; first += items_between(share)) {
+    corrector.load(p, first, smaller(share.per_pass, p.batch - first));
+    corrector.load_accepted(p);
+    order<AscendC::HardEvent::MTE2_V>();
+    corrector.correct(previous);
+    order<AscendC::HardEvent::V_MTE3>();
+    corrector.store(p, Gm<int32_t>(args.workspace));
+    order<AscendC::HardEvent::MTE3_MTE2>();
+  }
+}
+
+// The second launch copies the new counts into place. correct_spec_state_ uses it too: its parameters begin with these.
+__aicore__ inline void place_num_computed_tokens_kernel(const NgramNpuLaunchArgs& args) {
+  const auto p = read_as<CorrectNumComputedTokensParams>(args.params);
+  const Shares share = read_as<BatchTiling>(args.tiling).requests;
+  AscendC::TPipe pipe;
+  Local<int32_t> computed(pipe, share.per_pass);
+  for (int64_t first = first_item(share); first < p.batch; first += items_between(share)) {
+    const int64_t count = smaller(share.per_pass, p.batch - first);
+    computed.load(0, Gm<const int32_t>(args.workspace) + first, count);
+    order<AscendC::HardEvent::MTE2_MTE3>();
+    computed.store(0, p.num_computed_tokens + first, count);
+    order<AscendC::HardEvent::MTE3_MTE2>();
+  }
+}
+
+// Cores share the tokens rather than the requests, because one request may have most of them.
+template <class Slot>
+__aicore__ inline void map_tokens(const ComputeSlotMappingParams& p, const Shares& share) {
+  const auto mapping = (Gm<Slot>)p.slot_mapping;
+  const auto given = (Gm<int64_t>)p.positions;  // without const, because windows can be written; this one is not
+  AscendC::TPipe pipe;
+  StagedSlots staged(pipe, p, share.per_pass);
+  Window<int64_t> positions(pipe, share.per_pass);
+  Window<Slot> slots(pipe, share.per_pass);
+  staged.load();
+  for (int64_t first = first_item(share); first < p.num_slots; first += items_between(share)) {
+    order<AscendC::HardEvent::S_MTE2>();
+    positions.load(given, p.num_positions, first, share.per_pass);
+    slots.load(mapping, p.num_slots, first, share.per_pass);
+    order<AscendC::HardEvent::MTE2_S>();
+    staged.blocks.clear();
+    const int64_t begin = first_request(staged.query_start_loc, p.batch, first);
+    int64_t end = begin;
+    for (; end < p.batch && staged.query_start_loc[end] < slots.end(); ++end) {
+      ask_for_blocks(p, end, staged, positions, slots);
+    }
+    order<AscendC::HardEvent::MTE2_S>();
+    int64_t next = 0;
+    for (int64_t i = begin; i < end; ++i) map_request(p, i, staged, next, positions, slots);
+    pad_rest(p, staged, slots);
+    order<AscendC::HardEvent::S_MTE3>();
+    slots.store(mapping);
+    order<AscendC::HardEvent::MTE3_S>();
+  }
+}
+
+__aicore__ inline void compute_slot_mapping_kernel(const NgramNpuLaunchArgs& args) {
+  const auto p = read_as<ComputeSlotMappingParams>(args.params);
+  const auto share = read_as<Shares>(args.tiling);
+  if (p.slot_bytes == 8) {
+    map_tokens<int64_t>(p, share);
+  } else {
+    map_tokens<int32_t>(p, share);
+  }
+}
+
+// A pass of requests: the entries of seq_lens, which are the requests followed by zeros. The next launch writes the
+// corrected counts, because all cores of this launch read the old ones.
+class RequestPass {
+ public:
+  __aicore__ inline RequestPass(AscendC::TPipe& pipe, const CorrectSpecStateParams& p, int64_t per_pass)
+      : p_(p),
+        corrector_(pipe, p.counts, per_pass),
+        rows_(pipe, p.slots.row_indices, per_pass),
+        places_(pipe, per_pass),
+        num_tokens_(pipe, p.num_tokens, p.discard != nullptr ? p.num_rows : 0),
+        begins_(pipe, per_pass),
+        seq_lens_(pipe, per_pass),
+        lacking_(pipe, per_pass),
+        discards_(pipe, per_pass),
+        halves_(pipe, per_pass),
+        discard_(pipe, per_pass) {}
+
+  __aicore__ inline void load_rows() { num_tokens_.load(); }
+  __aicore__ inline void load(int64_t first, int64_t most) {
+    first_ = first;
+    count_ = smaller(most, p_.num_seq_lens - first);
+    requests_ = larger<int64_t>(smaller(count_, p_.counts.batch - first), 0);
+    corrector_.load(p_.counts, first, requests_);
+    corrector_.load_accepted(p_.counts);
+    begins_.load(0, p_.slots.query_start_loc + first, requests_);
+    lacking_.load(0, p_.slots.query_start_loc + first + 1, requests_);  // first the requests' ends
+    if (p_.discard != nullptr) rows_.load(first, requests_);
+  }
+
+  __aicore__ inline void correct(PreviousCounts& previous) {
+    const auto n = static_cast<int32_t>(requests_);
+    const Ints& seq_lens = seq_lens_.tensor();
+    if (count_ > n) AscendC::Duplicate(seq_lens, 0, static_cast<int32_t>(count_));
+    if (n == 0) return;
+    corrector_.correct(previous);
+    AscendC::Sub(seq_lens, lacking_.tensor(), begins_.tensor(), n);
+    AscendC::Add(seq_lens, seq_lens, corrector_.num_computed(), n);
+    if (p_.discard != nullptr) discard(seq_lens, n);
+  }
+
+  __aicore__ inline void store(Gm<int32_t> waiting) {
+    corrector_.store(p_.counts, waiting);
+    seq_lens_.store(0, p_.seq_lens + first_, count_);
+    if (p_.discard != nullptr) discard_.store(0, p_.discard + first_, requests_);
+  }
+
+ private:
+  // A vector version of row_discards().
+  __aicore__ inline void discard(const Ints& seq_lens, int32_t n) {
+    const Ints& indices = rows_.convert(n);
+    const Ints& lacking = lacking_.tensor();
+    const Ints& reached = begins_.tensor();
+    const Ints& discards = discards_.tensor();
+    AscendC::Duplicate(discards, 1, n);
+    for (int64_t first = 0; first < num_tokens_.size; first += kWhole) {
+      places_.find(indices, first, num_tokens_.size, n);
+      num_tokens_.gather(lacking, places_, n);
+      AscendC::Min(reached, lacking, seq_lens, n);
+      AscendC::Sub(lacking, lacking, reached, n);
+      to_flags(lacking, n);
+      select(discards, lacking, places_.inside(), n);
+    }
+    const auto mode = AscendC::RoundMode::CAST_RINT;  // the 950 has no CAST_NONE for these
+    const auto floats = discards.template ReinterpretCast<float>();
+    AscendC::Cast(floats, discards, mode, static_cast<uint32_t>(n));
+    AscendC::Cast(halves_.tensor(), floats, mode, static_cast<uint32_t>(n));
+    AscendC::Cast(discard_.tensor(), halves_.tensor(), mode, static_cast<uint32_t>(n));
+  }
+
+  const CorrectSpecStateParams& p_;
+  CountCorrector corrector_;
+  PassIndices rows_;
+  Places places_;
+  Gathered num_tokens_;
+  Local<int32_t> begins_, seq_lens_, lacking_, discards_;
+  Local<half> halves_;
+  Local<uint8_t> discard_;
+  int64_t first_ = 0, count_ = 0, requests_ = 0;
+};
+
+// The corrected counts of the tokens' requests. Finding out which requests these are takes a wait; if there are few
+// requests, correcting all of them is faster than another wait.
+class TokenCounts {
+ public:
+  __aicore__ inline TokenCounts(AscendC::TPipe& pipe, const CorrectNumComputedTokensParams& p)
+      : p_(p), corrector_(pipe, p, larger<int64_t>(smaller(p.batch, kCorrected), 1)) {}
+
+  __aicore__ inline void load_few() {
+    if (p_.batch <= kCorrected) load(0);
+  }
+  __aicore__ inline int32_t num_computed(int64_t i, PreviousCounts& previous) {
+    if (!corrector_.has(i)) {
+      order<AscendC::HardEvent::S_MTE2>();
+      load(i);
+      order<AscendC::HardEvent::MTE2_V>();
+    }
+    if (!corrected_) {
+      corrector_.correct(previous);
+      order<AscendC::HardEvent::V_S>();
+      corrected_ = true;
+    }
+    return corrector_.num_computed(i);
+  }
+
+ private:
+  __aicore__ inline void load(int64_t first) {
+    corrected_ = false;
+    corrector_.load(p_, first, smaller(kCorrected, p_.batch - first));
+  }
+
+  const CorrectNumComputedTokensParams& p_;
+  CountCorrector corrector_;
+  bool corrected_ = false;
+};
+
+// A core processes a pass of requests and one of tokens together, so that it waits for both at once: for the arrays,
+// for the values that single requests and tokens need, and for the stores of its results.
+template <class Slot>
+__aicore__ inline void correct_all(const CorrectSpecStateParams& p, const BatchTiling& tiling, Gm<int32_t> waiting) {
+  const auto mapping = (Gm<Slot>)p.slots.slot_mapping;
+  const Shares& share = tiling.tokens;
+  const int64_t tokens = larger(p.slots.num_positions, p.slots.num_slots);
+  AscendC::TPipe pipe;
+  PreviousCounts previous(pipe, p.counts);
+  StagedSlots staged(pipe, p.slots, share.per_pass);
+  RequestPass requests(pipe, p, tiling.requests.per_pass);
+  TokenCounts counts(pipe, p.counts);
+  Window<int64_t> positions(pipe, share.per_pass);
+  Window<Slot> slots(pipe, share.per_pass);
+  staged.load();
+  previous.load();
+  counts.load_few();
+  requests.load_rows();
+  int64_t first_entry = first_item(tiling.requests);
+  for (int64_t first = first_item(share); first < tokens || first_entry < p.num_seq_lens;) {
+    const int64_t begin_token = smaller(first, tokens);
+    const int64_t end_token = smaller(begin_token + share.per_pass, tokens);
+    order<AscendC::HardEvent::S_MTE2>();
+    requests.load(smaller(first_entry, p.num_seq_lens), tiling.requests.per_pass);
+    positions.load(p.positions, p.slots.num_positions, begin_token, share.per_pass);
+    slots.load(mapping, p.slots.num_slots, begin_token, share.per_pass);
+    // Orders vectors too: they are issued behind this wait.
+    order<AscendC::HardEvent::MTE2_S>();
+    staged.blocks.clear();
+    const int64_t begin = first_request(staged.query_start_loc, p.slots.batch, begin_token);
+    int64_t end = begin;
+    for (; end < p.slots.batch && staged.query_start_loc[end] < end_token; ++end) {
+      const TokenRange own = positions.within(tokens_of(staged.query_start_loc, end, p.slots.num_positions));
+      const int32_t start = staged.query_start_loc[end];
+      const int32_t num_computed = counts.num_computed(end, previous);
+      for (int64_t n = own.begin; n < own.end; ++n) positions.set(n, position_of(n, start, num_computed));
+      ask_for_blocks(p.slots, end, staged, positions, slots);
+    }
+    requests.correct(previous);  // while the blocks are loaded
+    order<AscendC::HardEvent::MTE2_S>();
+    int64_t next = 0;
+    for (int64_t i = begin; i < end; ++i) map_request(p.slots, i, staged, next, positions, slots);
+    pad_rest(p.slots, staged, slots);
+    order<AscendC::HardEvent::S_MTE3>();
+    order<AscendC::HardEvent::V_MTE3>();
+    requests.store(waiting);
+    positions.store(p.positions);
+    slots.store(mapping);
+    order<AscendC::HardEvent::MTE3_S>();
+    if (first < tokens) first += items_between(share);
+    if (first_entry < p.num_seq_lens) first_entry += items_between(tiling.requests);
+  }
+}
+
+__aicore__ inline void correct_spec_state_kernel(const NgramNpuLaunchArgs& args) {
+  const auto p = read_as<CorrectSpecStateParams>(args.params);
+  const auto tiling = read_as<BatchTiling>(args.tiling);
+  if (p.slots.slot_bytes == 8) {
+    correct_all<int64_t>(p, tiling, Gm<int32_t>(args.workspace));
+  } else {
+    correct_all<int32_t>(p, tiling, Gm<int32_t>(args.workspace));
+  }
+}
+
+}  // namespace ngram_npu::ascendc
+
+extern "C" __global__ __aicore__ void ngram_npu_correct_num_computed_tokens(NgramNpuLaunchArgs args) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+  ngram_npu::ascendc::correct_num_computed_tokens_kernel(args);
+}
+
+extern "C" __global__ __aicore__ void ngram_npu_place_num_computed_tokens(NgramNpuLaunchArgs args) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+  ngram_npu::ascendc::place_num_computed_tokens_kernel(args);
+}
+
+extern "C" __global__ __aicore__ void ngram_npu_compute_slot_mapping(NgramNpuLaunchArgs args) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+  ngram_npu::ascendc::compute_slot_mapping_kernel(args);
+}
+
+extern "C" __global__ __aicore__ void ngram_npu_correct_spec_state(NgramNpuLaunchArgs args) {
+  KERNEL_TASK_TYPE_DEFAULT(KERNEL_TYPE_AIV_ONLY);
+  ngram_npu::ascendc::correct_spec_state_kernel(args);
+}

@@ -1,0 +1,171 @@
+// Parameters and rules of the operators for sampled tokens and for a drafter's batch. The bodies (host/bookkeeping.h)
+// fill in the parameters; the kernels of every device follow the rules. ngram_step_ takes its tokens by them too.
+#pragma once
+
+#include "core/common.h"
+
+namespace ngram_npu {
+
+// prepare_next_token_ids: each request's newest token. Contract: docs/ops/prepare_next_token_ids.md.
+
+NGRAM_FN bool is_valid_token(int32_t token, int64_t vocab_size) { return token >= 0 && token < vocab_size; }
+
+// The leading run of valid entries: a rejection sampler writes -1 for rejected tokens.
+template <class Tokens>
+NGRAM_FN int64_t leading_run(const Tokens& sampled, int64_t width, int64_t vocab_size) {
+  int64_t n = 0;
+  while (n < width && is_valid_token(sampled[n], vocab_size)) ++n;
+  return n;
+}
+
+struct PrepareNextTokenIdsParams {
+  TokenRows<const int32_t> sampled_token_ids;  // [B, M]
+  Gm<const uint8_t> discard;                   // [B], or null: none; bool bytes, any nonzero is true
+  Gm<const int32_t> backup_token_ids;          // [B], or null: the rows' last tokens
+  TokenRows<const int32_t> token_ids;          // [R, S]
+  Gm<const int32_t> num_tokens;                // [R]
+  IndexArray row_indices;                      // [B]
+  int64_t batch;
+  int64_t vocab_size;
+  Gm<int32_t> next_token_ids;  // [B]
+  Gm<int32_t> num_sampled;     // [B]
+};
+
+NGRAM_FN int32_t backup_token(const PrepareNextTokenIdsParams& p, int64_t i) {
+  if (p.backup_token_ids != nullptr) return p.backup_token_ids[i];
+  const int64_t row = p.row_indices[i];
+  if (!p.token_ids.has(row)) return 0;
+  const int64_t length = p.num_tokens[row];
+  return length >= 1 && length <= p.token_ids.capacity ? p.token_ids[row][length - 1] : 0;
+}
+
+struct NextToken {
+  int32_t token;
+  int32_t num_sampled;
+};
+
+// From a request's sampled tokens, in the tensor or in a kernel's copy of it.
+template <class Tokens>
+NGRAM_FN NextToken next_token(const PrepareNextTokenIdsParams& p, int64_t i, const Tokens& sampled, bool discarded) {
+  const int64_t run = discarded ? 0 : leading_run(sampled, p.sampled_token_ids.capacity, p.vocab_size);
+  return {run > 0 ? sampled[run - 1] : backup_token(p, i), static_cast<int32_t>(run)};
+}
+NGRAM_FN NextToken next_token(const PrepareNextTokenIdsParams& p, int64_t i) {
+  return next_token(p, i, p.sampled_token_ids[i], p.discard != nullptr && p.discard[i]);
+}
+
+NGRAM_FN void write_item(const PrepareNextTokenIdsParams& p, int64_t i) {
+  const NextToken next = next_token(p, i);
+  p.next_token_ids[i] = next.token;
+  p.num_sampled[i] = next.num_sampled;
+}
+
+// prepare_inputs_padded: the row of logits that each request samples from. Contract: docs/ops/prepare_inputs_padded.md.
+
+struct PrepareInputsPaddedParams {
+  Gm<const int32_t> cu_num_draft_tokens;  // [B], inclusive
+  Gm<const int32_t> num_sampled;          // [B]
+  Gm<const int32_t> query_start_loc;      // [B + 1]
+  int64_t batch;
+  Gm<int32_t> token_indices_to_sample;  // [B]
+  Gm<int32_t> num_rejected;             // [B]
+};
+
+// A request samples one token per accepted draft and one more. Never below 0: the token to sample from would lie after
+// the request's tokens.
+NGRAM_FN int32_t rejected_drafts(int32_t num_drafts, int32_t num_sampled) {
+  const int32_t rejected = wrap_sub(wrap_add(num_drafts, 1), num_sampled);
+  return num_drafts > 0 && rejected > 0 ? rejected : 0;
+}
+
+// Here and below `Batch` is the parameters or a kernel's copies of their arrays under the same names.
+template <class Batch>
+NGRAM_FN int32_t rejected_of(const Batch& p, int64_t i) {
+  const int32_t before = i > 0 ? p.cu_num_draft_tokens[i - 1] : 0;
+  return rejected_drafts(wrap_sub(p.cu_num_draft_tokens[i], before), p.num_sampled[i]);
+}
+
+template <class Batch>
+NGRAM_FN int32_t index_to_sample(const Batch& p, int64_t i, int32_t rejected) {
+  return wrap_sub(wrap_sub(p.query_start_loc[i + 1], 1), rejected);
+}
+
+NGRAM_FN void write_item(const PrepareInputsPaddedParams& p, int64_t i) {
+  const int32_t rejected = rejected_of(p, i);
+  p.num_rejected[i] = rejected;
+  p.token_indices_to_sample[i] = index_to_sample(p, i, rejected);
+}
+
+// prepare_inputs: remove the rejected tokens from the flat batch. Contract: docs/ops/prepare_inputs.md.
+
+struct PrepareInputsParams {
+  Gm<const int32_t> query_start_loc;  // [B + 1]
+  Gm<const int32_t> seq_lens;         // [B]
+  Gm<const int32_t> num_rejected;     // [B]
+  int64_t batch;
+  int64_t total_tokens;
+  Gm<int32_t> query_start_loc_out;  // [B + 1]
+  Gm<int32_t> seq_lens_out;         // [B]
+  Gm<int32_t> token_indices;        // [total_tokens]
+};
+
+struct KeptTokens {
+  int32_t kept;
+  int32_t rejected;
+};
+
+// `Batch` is the parameters or a kernel's copies of their arrays under the same names.
+template <class Batch>
+NGRAM_FN KeptTokens kept_tokens(const Batch& p, int64_t i) {
+  const int32_t length = larger(scheduled(p.query_start_loc, i), 0);
+  const int32_t rejected = smaller(larger(p.num_rejected[i], 0), length);
+  return {length - rejected, rejected};
+}
+
+// prepare_input_ids_: copy the last step's tokens to this step's input. Contract: docs/ops/prepare_input_ids.md.
+
+struct PrepareInputIdsParams {
+  Gm<int32_t> input_ids;  // [num_inputs], written
+  int64_t num_inputs;
+  Gm<const int32_t> query_start_loc;         // [B + 1]
+  IndexArray prev_positions;                 // [B]
+  Gm<const int32_t> next_token_ids;          // [Q]
+  TokenRows<const int32_t> draft_token_ids;  // [Q, K]
+  Gm<const int32_t> num_scheduled_drafts;    // [B]
+  int64_t batch;
+  int32_t pad_token;
+};
+
+// The input positions of a request's newest token and drafts; begin >= end if there are none.
+struct InputSpan {
+  int64_t begin;
+  int64_t end;
+  int64_t first_draft;  // position of draft 0; the newest token is right before it
+};
+
+// Here and below `Inputs` is the parameters or a kernel's copies of their arrays under the same names.
+template <class Inputs>
+NGRAM_FN InputSpan input_span(const Inputs& p, int64_t i) {
+  const TokenRange own = tokens_of(p.query_start_loc, i, p.num_inputs);
+  const int64_t first_draft = int64_t{p.query_start_loc[i + 1]} - p.num_scheduled_drafts[i];
+  return {larger(own.begin, first_draft - 1), own.end, first_draft};
+}
+
+// The token for input position n of the span, for a request that was at position `prev`.
+template <class Inputs>
+NGRAM_FN int32_t input_id(const Inputs& p, const InputSpan& span, int64_t prev, int64_t n) {
+  if (n < span.first_draft) return p.next_token_ids[prev];
+  const int64_t j = n - span.first_draft;
+  const int32_t draft = j < p.draft_token_ids.capacity ? p.draft_token_ids[prev][j] : kNoToken;
+  return draft < 0 ? p.pad_token : draft;
+}
+
+// What request i writes, by `lanes` threads that each call this with a number below that.
+NGRAM_FN void write_item(const PrepareInputIdsParams& p, int64_t i, int64_t lane, int64_t lanes) {
+  const int64_t prev = p.prev_positions[i];
+  if (!p.draft_token_ids.has(prev)) return;
+  const InputSpan span = input_span(p, i);
+  for (int64_t n = span.begin + lane; n < span.end; n += lanes) p.input_ids[n] = input_id(p, span, prev, n);
+}
+
+}  // namespace ngram_npu

@@ -1,0 +1,173 @@
+// Parameters and rules of the operators between two forward passes: counts, positions, lengths, slots. The bodies
+// (host/correction.h) fill in the parameters; the kernels of every device follow the rules.
+#pragma once
+
+#include "core/common.h"
+
+namespace ngram_npu {
+
+// correct_num_computed_tokens_: correct the host's counts for rejected drafts. Contract:
+// docs/ops/correct_num_computed_tokens.md.
+
+struct CorrectNumComputedTokensParams {
+  Gm<int32_t> num_computed_tokens;  // [>= B], written in [0, B)
+  Gm<int32_t> num_accepted_tokens;  // [>= B], written in [0, B)
+  IndexArray prev_positions;        // [B]
+  Gm<const int32_t> num_sampled_prev;
+  Gm<const int32_t> num_draft_prev;
+  // The size of the shortest of num_computed_tokens and the two above.
+  int64_t num_previous;
+  Gm<const int32_t> host_num_computed_tokens;  // [B]
+  int64_t batch;
+};
+
+// A request's new counts: corrected if it had drafts in the previous step, otherwise the host's.
+struct CorrectedCounts {
+  int32_t num_computed;
+  int32_t num_accepted;
+  bool accepted_changes;
+};
+
+// Position of request i in the previous step if it had drafts there, otherwise -1. Here and below `Counts` is the
+// parameters or a kernel's copies of their arrays under the same names.
+template <class Counts>
+NGRAM_FN int64_t drafted_at(const Counts& c, int64_t i) {
+  const int64_t p = c.prev_positions[i];
+  return p < 0 || p >= c.num_previous || c.num_draft_prev[p] <= 0 ? -1 : p;
+}
+
+// Number of tokens that the request at previous position p gained; never more than the host assumed, because it
+// allocated blocks for that number only.
+template <class Counts>
+NGRAM_FN int32_t sampled_at(const Counts& c, int64_t p) {
+  const int32_t sampled = c.num_sampled_prev[p];
+  const int32_t drafts = c.num_draft_prev[p];
+  return sampled > drafts ? drafts + 1 : sampled;
+}
+
+// Reads the old num_computed_tokens of any position, so no position may be overwritten before all are corrected.
+template <class Counts>
+NGRAM_FN CorrectedCounts corrected(const Counts& c, int64_t i) {
+  const int64_t p = drafted_at(c, i);
+  if (p < 0) return {c.host_num_computed_tokens[i], 0, false};
+  const int32_t sampled = sampled_at(c, p);
+  return {wrap_add(c.num_computed_tokens[p], sampled), sampled, true};
+}
+
+// compute_slot_mapping_: the KV cache slot of each token. Contract: docs/ops/compute_slot_mapping.md.
+
+// How positions are assigned to ranks and blocks. All >= 1 (cp_rank: in [0, cp_world)); block_size *
+// blocks_per_kv_block * cp_world and cp_world * cp_interleave are below 2**31; with several ranks cp_interleave divides
+// block_size * blocks_per_kv_block, so that no two positions share a slot.
+struct SlotLayout {
+  int64_t block_size;
+  int64_t blocks_per_kv_block;
+  int64_t cp_world;
+  int64_t cp_rank;
+  int64_t cp_interleave;
+};
+
+struct ComputeSlotMappingParams {
+  Gm<const int32_t> query_start_loc;     // [B + 1]
+  Gm<const int64_t> positions;           // [P]
+  int64_t num_positions;                 // P
+  TokenRows<const int32_t> block_table;  // [R, NB]
+  IndexArray row_indices;                // [B]
+  int64_t batch;
+  Gm<void> slot_mapping;  // [num_slots], written
+  int64_t num_slots;
+  int32_t slot_bytes;  // 4 or 8
+  SlotLayout layout;
+  int64_t pad_id;
+};
+
+// One request's blocks; `count` is 0 if its row lies outside the table.
+struct BlockList {
+  Gm<const int32_t> blocks;
+  int64_t count;
+};
+
+NGRAM_FN BlockList blocks_of(const TokenRows<const int32_t>& block_table, int64_t row) {
+  return block_table.has(row) ? BlockList{block_table[row], block_table.capacity} : BlockList{nullptr, 0};
+}
+
+constexpr int64_t kNoSlot = -1;
+
+// `count` positions from `first` on have the slots slot, slot + 1, ...; or none of them has a slot (kNoSlot).
+struct SlotRun {
+  int64_t first;
+  int64_t count;
+  int64_t slot;
+};
+
+// The run that begins at `position`; `List` is a BlockList or a kernel's copy of one. Tokens are mostly in order, so
+// the divisions are done once per run, not once per token.
+template <class List>
+NGRAM_FN SlotRun slot_run(const SlotLayout& l, const List& list, int64_t position) {
+  if (position < 0) return {position, 1, kNoSlot};
+  int64_t index;   // of the block in the request's row
+  int64_t inside;  // the block
+  int64_t count = INT64_MAX;
+  if (l.cp_world == 1) {
+    index = position / l.block_size;
+    inside = position % l.block_size;
+  } else {
+    const int64_t virtual_size = l.block_size * l.blocks_per_kv_block * l.cp_world;
+    const int64_t virtual_block = position / virtual_size;
+    const int64_t offset = position % virtual_size;
+    const int64_t chunk = offset / l.cp_interleave;
+    const int64_t in_chunk = offset % l.cp_interleave;
+    count = l.cp_interleave - in_chunk;
+    if (chunk % l.cp_world != l.cp_rank) return {position, count, kNoSlot};
+    const int64_t local = (chunk / l.cp_world) * l.cp_interleave + in_chunk;
+    index = virtual_block * l.blocks_per_kv_block + local / l.block_size;
+    inside = local % l.block_size;
+  }
+  count = smaller(count, l.block_size - inside);
+  if (index >= list.count || list.blocks[index] < 0) return {position, count, kNoSlot};
+  return {position, count, list.blocks[index] * l.block_size + inside};
+}
+
+// The slot of a position that may lie in the run. The difference of any two positions is exact as an unsigned number.
+NGRAM_FN bool in_run(const SlotRun& run, int64_t position) {
+  return static_cast<uint64_t>(position) - static_cast<uint64_t>(run.first) < static_cast<uint64_t>(run.count);
+}
+NGRAM_FN int64_t slot_in_run(const SlotRun& run, int64_t position) {
+  return run.slot == kNoSlot ? kNoSlot : run.slot + (position - run.first);
+}
+
+// correct_spec_state_: all corrections between two forward passes. Contract: docs/ops/correct_spec_state.md.
+
+struct CorrectSpecStateParams {
+  CorrectNumComputedTokensParams counts;
+  ComputeSlotMappingParams slots;  // its positions are those below
+  Gm<int64_t> positions;           // [slots.num_positions], written
+  Gm<int32_t> seq_lens;            // [num_seq_lens], written
+  int64_t num_seq_lens;
+  Gm<uint8_t> discard;           // [>= B], written in [0, B); or null
+  Gm<const int32_t> num_tokens;  // [num_rows]; read only if discard is given
+  int64_t num_rows;
+  Gm<void> workspace;  // device backends only
+};
+
+// Words of workspace that suffice on any device: the blocks' counter. The counts need none (cuda/spec_state.cuh).
+constexpr int64_t kCorrectSpecStateWorkspaceWords = 1;
+
+// The position of token n of the batch, in a request that begins at query_start_loc `begin` with `num_computed` tokens.
+NGRAM_FN int64_t position_of(int64_t n, int32_t begin, int32_t num_computed) { return num_computed + (n - begin); }
+
+NGRAM_FN int32_t seq_len_of(const CorrectSpecStateParams& p, int64_t i, int32_t num_computed) {
+  return wrap_add(num_computed, scheduled(p.slots.query_start_loc, i));
+}
+
+// Whether a request samples nothing: it ends the step before its known tokens end, or it has no row. `State` is the
+// parameters or a kernel's copy of num_tokens under this name.
+template <class State>
+NGRAM_FN bool row_discards(const State& p, int64_t row, int32_t seq_len) {
+  return row < 0 || row >= p.num_rows || seq_len < p.num_tokens[row];
+}
+NGRAM_FN bool discards(const CorrectSpecStateParams& p, int64_t i, int32_t seq_len) {
+  return row_discards(p, p.slots.row_indices[i], seq_len);
+}
+
+}  // namespace ngram_npu

@@ -1,0 +1,116 @@
+// Parameters and rules of merge_drafts_: each request's draft from a neural drafter or from n-grams. Contract:
+// docs/ops/merge_drafts.md. The body (host/merging.h) fills in the parameters; the kernels follow the rules.
+#pragma once
+
+#include "core/draft_costs.h"
+
+namespace ngram_npu {
+
+enum DraftSource : int32_t { kNoDraft = 0, kNeuralDraft = 1, kNgramDraft = 2, kExtendedDraft = 3 };
+
+// A row of neural_acceptance.
+enum Acceptance : int64_t { kMeanAccepted, kLastNeuralDrafts, kAcceptanceColumns };
+constexpr int64_t kAcceptedUnit = 65536;
+constexpr int64_t kAcceptanceWeight = 8;  // a step counts an eighth
+
+// Absent optional tensors are null.
+struct MergeDraftsParams {
+  Gm<const void> neural_draft_token_ids;  // [B, neural_width], ids of token_bytes each, rows neural_stride ids apart
+  int64_t neural_width;
+  int64_t neural_stride;
+  int32_t token_bytes;  // 4 or 8
+  bool extend;
+  TokenRows<const int32_t> ngram_draft_token_ids;  // [B, k]
+  Gm<const int32_t> num_ngram_draft_tokens;        // [B]
+  Gm<const int32_t> match_len;                     // [B]
+  Gm<const int32_t> num_neural_draft_tokens;       // [B]
+  TokenRows<const uint8_t> draft_costs;            // [B, k]
+  TokenRows<const uint8_t> neural_draft_costs;     // [B, neural_width]
+  Gm<const uint8_t> match_costs;                   // [kCostRows]
+  IndexArray row_indices;                          // [B]
+  Gm<const int32_t> num_sampled;                   // [B]
+  Gm<const int32_t> num_scheduled_drafts;          // [B]
+  TokenRows<int32_t> neural_acceptance;            // [R, kAcceptanceColumns]
+  int64_t min_match_len;
+  int64_t threshold;
+  int64_t batch;
+  Gm<void> draft_token_ids;      // [B, k], ids of token_bytes each
+  Gm<int32_t> num_draft_tokens;  // [B]
+  Gm<int32_t> draft_source;      // [B]
+};
+
+NGRAM_FN int64_t clamped(int64_t value, int64_t high) { return larger<int64_t>(0, smaller(value, high)); }
+
+// Mean number of accepted neural draft tokens, in 65536ths, after the step of request i. `row` is its acceptance row.
+NGRAM_FN int64_t mean_accepted(const MergeDraftsParams& p, Gm<const int32_t> row, int64_t i) {
+  int64_t drafted = int64_t{row[kLastNeuralDrafts]} - 1;
+  if (drafted < 0) return p.neural_width * kAcceptedUnit;
+  if (p.num_scheduled_drafts != nullptr) drafted = smaller<int64_t>(drafted, p.num_scheduled_drafts[i]);
+  const int64_t mean = row[kMeanAccepted];
+  const int64_t num_sampled = p.num_sampled[i];
+  if (drafted <= 0 || num_sampled <= 0) return mean;
+  const int64_t accepted = smaller(smaller(num_sampled - 1, drafted), kMaxDraftTokens);
+  const int64_t next = mean + (accepted * kAcceptedUnit - mean) / kAcceptanceWeight;
+  // More might have been accepted of a draft that was cut short, so it does not lower the mean.
+  return accepted == drafted && drafted < p.neural_width ? larger(mean, next) : next;
+}
+
+// Whether request i takes its g > 0 n-gram draft tokens instead of the n > 0 neural ones, of which `mean` are accepted
+// on average (INT64_MIN: unknown).
+NGRAM_FN bool takes_ngram(const MergeDraftsParams& p, const Powers& powers, int64_t i, int64_t n, int64_t g,
+                          int64_t mean) {
+  const int64_t match_len = p.match_len[i];
+  if (match_len < p.min_match_len) return false;
+  int64_t promised = 0;
+  if (p.draft_costs.data != nullptr) {
+    promised = promise_of(powers, p.draft_costs[i], g);
+  } else if (p.match_costs != nullptr) {
+    promised = promise_of(powers, CostsByMatch{p.match_costs, larger<int64_t>(match_len, 0)}, g);
+  } else {
+    return true;
+  }
+  if (promised < p.threshold) return false;
+  if (p.neural_draft_costs.data != nullptr) return promised > promise_of(powers, p.neural_draft_costs[i], n);
+  return promised > smaller(mean, n * kAcceptedUnit);
+}
+
+// One request. Token is int32_t or int64_t, as p.token_bytes says.
+template <class Token>
+NGRAM_FN void merge_drafts(const MergeDraftsParams& p, const Powers& powers, int64_t i) {
+  const int64_t k = p.ngram_draft_token_ids.capacity;
+  const Gm<const Token> neural = static_cast<Gm<const Token>>(p.neural_draft_token_ids) + i * p.neural_stride;
+  const Gm<const int32_t> ngram = p.ngram_draft_token_ids[i];
+  const int64_t n =
+      p.num_neural_draft_tokens == nullptr ? p.neural_width : clamped(p.num_neural_draft_tokens[i], p.neural_width);
+  const int64_t g = clamped(p.num_ngram_draft_tokens[i], k);
+
+  Gm<int32_t> acceptance = nullptr;
+  int64_t mean = INT64_MIN;
+  if (p.neural_acceptance.data != nullptr && p.neural_acceptance.has(p.row_indices[i])) {
+    acceptance = p.neural_acceptance[p.row_indices[i]];
+    mean = mean_accepted(p, acceptance, i);
+  }
+
+  int32_t source = n > 0 ? kNeuralDraft : kNoDraft;
+  if (g > 0 && (n == 0 || takes_ngram(p, powers, i, n, g, mean))) {
+    source = kNgramDraft;
+  } else if (p.extend && n > 0 && n < g) {
+    int64_t same = 0;
+    while (same < n && neural[same] == ngram[same]) ++same;
+    if (same == n) source = kExtendedDraft;
+  }
+
+  const bool from_ngram = source == kNgramDraft || source == kExtendedDraft;
+  const Gm<Token> draft = static_cast<Gm<Token>>(p.draft_token_ids) + i * k;
+  for (int64_t j = 0; j < k; ++j) {
+    draft[j] = from_ngram ? static_cast<Token>(ngram[j]) : j < n ? neural[j] : Token{kNoToken};
+  }
+  p.num_draft_tokens[i] = static_cast<int32_t>(from_ngram ? g : n);
+  p.draft_source[i] = source;
+  if (acceptance != nullptr && p.num_sampled[i] > 0) {
+    acceptance[kMeanAccepted] = static_cast<int32_t>(mean);
+    acceptance[kLastNeuralDrafts] = static_cast<int32_t>(1 + (source == kNgramDraft ? 0 : n));
+  }
+}
+
+}  // namespace ngram_npu

@@ -1,0 +1,136 @@
+// CPU kernels of the operators between two forward passes, called by their bodies (host/correction.h).
+// correct_spec_state_ consists of the parts that the two before it are.
+#include "core/correction.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <new>
+
+namespace ngram_npu::cpu {
+namespace {
+
+// Returns kOk, or kOutOfMemory with nothing written.
+int32_t correct_counts(const CorrectNumComputedTokensParams& p) {
+  // The new counts wait here until every old one has been read. Batches up to this size need no heap memory.
+  constexpr int64_t kOnStack = 2048;
+  int32_t on_stack[kOnStack];
+  std::unique_ptr<int32_t[]> on_heap;
+  int32_t* computed = on_stack;
+  if (p.batch > kOnStack) {
+    on_heap.reset(new (std::nothrow) int32_t[static_cast<size_t>(p.batch)]);
+    if (on_heap == nullptr) return kOutOfMemory;
+    computed = on_heap.get();
+  }
+  for (int64_t i = 0; i < p.batch; ++i) {
+    const CorrectedCounts counts = corrected(p, i);
+    computed[i] = counts.num_computed;
+    if (counts.accepted_changes) p.num_accepted_tokens[i] = counts.num_accepted;
+  }
+  if (p.batch > 0) std::memcpy(p.num_computed_tokens, computed, static_cast<size_t>(p.batch) * sizeof(int32_t));
+  return kOk;
+}
+
+// A slot mapping of int32 or int64.
+template <class Slot>
+struct SlotArray {
+  Slot* slots;
+  Slot pad;
+
+  void write(int64_t n, int64_t slot) const { slots[n] = slot == kNoSlot ? pad : static_cast<Slot>(slot); }
+
+  void fill(int64_t begin, int64_t end) const {
+    if (begin < end) std::fill(slots + begin, slots + end, pad);
+  }
+};
+
+// Calls fn(SlotArray) with the width in the parameters.
+template <class Fn>
+void with_slots(const ComputeSlotMappingParams& p, const Fn& fn) {
+  if (p.slot_bytes == 8) {
+    fn(SlotArray<int64_t>{static_cast<int64_t*>(p.slot_mapping), p.pad_id});
+  } else {
+    fn(SlotArray<int32_t>{static_cast<int32_t*>(p.slot_mapping), static_cast<int32_t>(p.pad_id)});
+  }
+}
+
+// Pads the places after the last request's tokens, because a captured graph reads the whole mapping.
+template <class Slot>
+void pad_rest(const ComputeSlotMappingParams& p, const SlotArray<Slot>& slots) {
+  slots.fill(larger<int64_t>(p.query_start_loc[p.batch], 0), p.num_slots);
+}
+
+void write_positions(const CorrectSpecStateParams& p, int64_t i, int32_t num_computed) {
+  const TokenRange own = tokens_of(p.slots.query_start_loc, i, p.slots.num_positions);
+  const int32_t begin = p.slots.query_start_loc[i];
+  for (int64_t n = own.begin; n < own.end; ++n) p.positions[n] = position_of(n, begin, num_computed);
+}
+
+// The positions of one request's tokens are consecutive, so whole runs are written without reading them.
+template <class Slot>
+void write_slots(const CorrectSpecStateParams& p, int64_t i, int32_t num_computed, const SlotArray<Slot>& slots) {
+  const BlockList list = blocks_of(p.slots.block_table, p.slots.row_indices[i]);
+  const TokenRange own = tokens_of(p.slots.query_start_loc, i, p.slots.num_slots);
+  const int64_t positioned = smaller(own.end, p.slots.num_positions);
+  const int32_t begin = p.slots.query_start_loc[i];
+  int64_t n = own.begin;
+  while (n < positioned) {
+    const SlotRun run = slot_run(p.slots.layout, list, position_of(n, begin, num_computed));
+    const int64_t count = smaller(run.count, positioned - n);
+    if (run.slot == kNoSlot) {
+      slots.fill(n, n + count);
+    } else {
+      for (int64_t j = 0; j < count; ++j) slots.write(n + j, run.slot + j);
+    }
+    n += count;
+  }
+  slots.fill(n, own.end);
+}
+
+}  // namespace
+}  // namespace ngram_npu::cpu
+
+using namespace ngram_npu;
+
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_correct_num_computed_tokens_(const CorrectNumComputedTokensParams* params,
+                                                                    void*) {
+  return cpu::correct_counts(*params);
+}
+
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_compute_slot_mapping_(const ComputeSlotMappingParams* params, void*) {
+  const ComputeSlotMappingParams& p = *params;
+  cpu::with_slots(p, [&p](const auto& slots) {
+    for (int64_t i = 0; i < p.batch; ++i) {
+      const BlockList list = blocks_of(p.block_table, p.row_indices[i]);
+      const TokenRange own = tokens_of(p.query_start_loc, i, p.num_slots);
+      const int64_t positioned = smaller(own.end, p.num_positions);
+      SlotRun run{0, 0, kNoSlot};
+      for (int64_t n = own.begin; n < positioned; ++n) {
+        const int64_t position = p.positions[n];
+        if (!in_run(run, position)) run = slot_run(p.layout, list, position);
+        slots.write(n, slot_in_run(run, position));
+      }
+      slots.fill(larger(own.begin, positioned), own.end);
+    }
+    cpu::pad_rest(p, slots);
+  });
+  return kOk;
+}
+
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_correct_spec_state_(const CorrectSpecStateParams* params, void*) {
+  const CorrectSpecStateParams& p = *params;
+  if (const int32_t status = cpu::correct_counts(p.counts); status != kOk) return status;
+  cpu::with_slots(p.slots, [&p](const auto& slots) {
+    for (int64_t i = 0; i < p.counts.batch; ++i) {
+      const int32_t num_computed = p.counts.num_computed_tokens[i];
+      const int32_t seq_len = seq_len_of(p, i, num_computed);
+      p.seq_lens[i] = seq_len;
+      if (p.discard != nullptr) p.discard[i] = discards(p, i, seq_len);
+      cpu::write_positions(p, i, num_computed);
+      cpu::write_slots(p, i, num_computed, slots);
+    }
+    cpu::pad_rest(p.slots, slots);
+  });
+  std::fill(p.seq_lens + p.counts.batch, p.seq_lens + p.num_seq_lens, 0);
+  return kOk;
+}

@@ -1,0 +1,149 @@
+// CPU kernels of the drafting operators, called by their bodies (host/drafting.h), and the two entries of the drafting
+// core, called by drafters without Python.
+#include "core/drafting.h"
+
+#include <cstring>
+
+#include "core/host_drafting.h"
+#include "cpu/drafter.h"
+
+namespace ngram_npu::cpu {
+namespace {
+
+// The rows of ngram_propose and its forms: they are looked up as they stand.
+GrownRow as_it_stands(const NgramProposeParams& p, int64_t i) {
+  const LiveRow live = live_row(p, i);
+  return {live.row,      live.length,       live.length, larger<int64_t>(live.length - kMaxSampledWidth, 0),
+          live.row >= 0, unused_token(p, i)};
+}
+
+using ProposeDrafter = Drafter<NgramProposeParams, as_it_stands>;
+
+// The rows of ngram_step_ and ngram_index_step_: the sampled tokens are appended, then the row is looked up.
+GrownRow append(const NgramStepParams& p, int64_t i) {
+  const Accepted a = accept(p, i);
+  const int64_t length = a.old_length + a.num_appended;
+  p.next_token_ids[i] = a.next_token;
+  p.num_sampled[i] = static_cast<int32_t>(a.num_sampled);
+  if (a.num_appended > 0) {
+    int32_t* to = p.token_ids[a.row] + a.old_length;
+    std::memcpy(to, p.sampled_token_ids[i], static_cast<size_t>(a.num_appended) * sizeof(int32_t));
+    if (p.advance) p.num_tokens[a.row] = static_cast<int32_t>(length);
+  }
+  return {a.row, length, a.old_length, a.old_length, drafts(a), unused_token(p, a)};
+}
+
+using StepDrafter = Drafter<NgramStepParams, append>;
+
+}  // namespace
+}  // namespace ngram_npu::cpu
+
+using namespace ngram_npu;
+
+namespace {
+
+int64_t slot_of(const NgramIndexAppendParams& p, int64_t i) { return p.index.slot_of(i, p.row_indices[i]); }
+
+// Two batch positions with the same slot are the caller's error. They must not run in two threads: one would free pages
+// that the other writes to.
+bool names_a_slot_twice(const NgramIndexAppendParams& p, const cpu::Arena& arena) {
+  bool twice = false;
+  for (uint32_t mark = 2; mark-- > 0;) {  // sets the marks, then clears them
+    for (int64_t i = 0; i < p.batch; ++i) {
+      const int64_t slot = slot_of(p, i);
+      if (slot < 0 || slot >= arena.num_slots) continue;
+      uint32_t& marked = arena.slot(static_cast<uint32_t>(slot))[index::kSlotMarked];
+      twice |= mark != 0 && marked != 0;
+      marked = mark;
+    }
+  }
+  return twice;
+}
+
+// Indexes at most `budget` tokens, without a limit if that is negative. Returns their number.
+int64_t append_row(const NgramIndexAppendParams& p, const cpu::Arena& arena, const cpu::IndexTable& table, int64_t i,
+                   int64_t budget) {
+  const int64_t row = p.row_indices[i];
+  const int64_t slot = slot_of(p, i);
+  if (!p.token_ids.has(row) || slot < 0 || slot >= arena.num_slots) return 0;
+  const int64_t length = p.num_tokens[row];
+  if (length < 0 || length > p.token_ids.capacity || length > index::kMaxIndexedTokens) return 0;
+  const cpu::IndexOptions options{p.min_n, p.max_n, p.match_policy, p.ladder, p.outcomes};
+  const int32_t* tokens = p.token_ids[row];
+  const uint32_t slot_id = static_cast<uint32_t>(slot);
+  uint32_t upto = static_cast<uint32_t>(length);
+  if (!cpu::prepare_slot(arena, slot_id, options, tokens, upto)) return 0;
+  const uint32_t readable = static_cast<uint32_t>(smaller<int64_t>(p.token_ids.capacity, index::kMaxIndexedTokens));
+  const uint32_t done = arena.slot(slot_id)[index::kSlotLength];
+  if (budget >= 0) upto = static_cast<uint32_t>(smaller<int64_t>(upto, done + budget));
+  if (done >= upto) return 0;
+  if (!table.extend(arena, options, slot_id, tokens, readable, done, upto)) cpu::give_up_slot(arena, slot_id);
+  cpu::note_indexed(arena, slot_id, tokens, upto);
+  return upto - done;
+}
+
+void append_rows(const NgramIndexAppendParams& p, int64_t budget) {
+  cpu::Arena arena;
+  if (!p.ladder && p.max_n - p.min_n >= index::kMaxLevels) return;
+  if (!cpu::open_arena(p.index.words, p.index.num_words, &arena)) return;
+  const cpu::IndexTable& table = cpu::index_table();
+  // Building takes about 15 times as long as a scan, so threads pay for shorter rows.
+  constexpr int64_t kScansPerBuild = 16;
+  const int64_t tokens = kScansPerBuild * cpu::tokens_to_read(p.token_ids, p.num_tokens, p.row_indices, p.batch);
+  const bool alone = budget >= 0 || p.executor == nullptr || names_a_slot_twice(p, arena);
+  cpu::for_each_row(alone ? nullptr : p.executor, p.batch, tokens, [&](int64_t i) {
+    const int64_t indexed = append_row(p, arena, table, i, budget);
+    if (budget >= 0) budget -= indexed;
+  });
+}
+
+}  // namespace
+
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_propose(const NgramProposeParams* params, void*) {
+  cpu::ProposeDrafter(*params).run();
+  return kOk;
+}
+
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_step_(const NgramStepParams* params, void*) {
+  cpu::StepDrafter(*params).run();
+  return kOk;
+}
+
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_propose_(const NgramIndexProposeParams* params, void*) {
+  const NgramIndexProposeParams& p = *params;
+  cpu::ProposeDrafter(p.propose, p.index, p.catch_up_tokens, p.ladder, {}).run();
+  return kOk;
+}
+
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_draft(const DraftParams* params) {
+  const NgramIndexProposeParams& p = params->lookup;
+  cpu::ProposeDrafter(p.propose, p.index, p.catch_up_tokens, p.ladder, params->store).run();
+  return kOk;
+}
+
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_step_(const NgramIndexStepParams* params, void*) {
+  const NgramIndexStepParams& p = *params;
+  cpu::StepDrafter(p.step, p.index, p.catch_up_tokens, p.ladder, {}).run();
+  return kOk;
+}
+
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_append_(const NgramIndexAppendParams* params, void*) {
+  append_rows(*params, -1);
+  return kOk;
+}
+
+int32_t ngram_npu_cpu_take_in(const TakeInParams* params) {
+  append_rows(params->index, params->catch_up_tokens);
+  cpu::take_in(params->store);
+  return kOk;
+}
+
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_reset_(const NgramIndexResetParams* params, void*) {
+  cpu::Arena arena;
+  if (!cpu::open_arena(params->index.words, params->index.num_words, &arena)) return kOk;
+  for (int64_t i = 0; i < params->count; ++i) {
+    const int64_t slot = params->index.slot_indices[i];
+    if (slot >= 0 && slot < arena.num_slots) cpu::clear_slot(arena, static_cast<uint32_t>(slot));
+  }
+  return kOk;
+}

@@ -1,0 +1,20 @@
+// CPU kernel of merge_drafts_, called by its body (host/merging.h).
+#include "core/merging.h"
+
+using namespace ngram_npu;
+
+namespace {
+
+constexpr Powers kPowers;
+
+template <class Token>
+void merge_all(const MergeDraftsParams& p) {
+  for (int64_t i = 0; i < p.batch; ++i) merge_drafts<Token>(p, kPowers, i);
+}
+
+}  // namespace
+
+NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_merge_drafts_(const MergeDraftsParams* params, void*) {
+  params->token_bytes == 8 ? merge_all<int64_t>(*params) : merge_all<int32_t>(*params);
+  return kOk;
+}

@@ -1,0 +1,64 @@
+// CUDA kernels of the operators for sampled tokens and for a drafter's batch, called by their bodies
+// (host/bookkeeping.h).
+#include "core/bookkeeping.h"
+#include "cuda/launch.cuh"
+
+namespace ngram_npu::cuda {
+namespace {
+
+constexpr int32_t kThreads = 1024;
+constexpr int32_t kWarps = kThreads / kWarpSize;
+
+// One block with one request per thread at a time, because each request needs the sum of all before it.
+__global__ void __launch_bounds__(kThreads) prepare_inputs_kernel(const PrepareInputsParams p) {
+  __shared__ int64_t warp_sums[kWarps];
+  __shared__ int64_t kept_before[kThreads + 1];  // by request of the chunk; the last: of the chunk that follows
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  int64_t before = 0;  // what the earlier requests keep; the output holds its low 32 bits
+  if (thread == 0) p.query_start_loc_out[0] = 0;
+  for (int64_t first = 0; first < p.batch; first += kThreads) {
+    const int64_t i = first + thread;
+    int64_t kept = 0, kept_by_all = 0;
+    if (i < p.batch) {
+      const KeptTokens tokens = kept_tokens(p, i);
+      kept = tokens.kept;
+      p.seq_lens_out[i] = wrap_sub(p.seq_lens[i], tokens.rejected);
+    }
+    const int64_t upto = before + sum_over_block(kept, warp_sums, &kept_by_all);
+    if (i < p.batch) p.query_start_loc_out[i + 1] = static_cast<int32_t>(upto);
+    if (thread == 0) kept_before[0] = before;
+    kept_before[thread + 1] = upto;
+    __syncthreads();
+    const auto requests = static_cast<int32_t>(smaller<int64_t>(kThreads, p.batch - first));
+    for (int32_t r = thread / kWarpSize; r < requests; r += kWarps) {
+      const int64_t begin = kept_before[r];
+      const int64_t end = smaller(kept_before[r + 1], p.total_tokens);
+      for (int64_t n = begin + thread % kWarpSize; n < end; n += kWarpSize) {
+        p.token_indices[n] = wrap_add(p.query_start_loc[first + r], static_cast<int32_t>(n - begin));
+      }
+    }
+    before += kept_by_all;
+  }
+  for (int64_t n = before + thread; n < p.total_tokens; n += kThreads) p.token_indices[n] = kNoToken;
+}
+
+}  // namespace
+}  // namespace ngram_npu::cuda
+
+using namespace ngram_npu;
+
+NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_prepare_next_token_ids(const PrepareNextTokenIdsParams* params, void* stream) {
+  return cuda::launch_items(*params, params->batch, stream);
+}
+
+NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_prepare_inputs_padded(const PrepareInputsPaddedParams* params, void* stream) {
+  return cuda::launch_items(*params, params->batch, stream);
+}
+
+NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_prepare_inputs(const PrepareInputsParams* params, void* stream) {
+  return cuda::launch(cuda::prepare_inputs_kernel, dim3(1), cuda::kThreads, stream, *params);
+}
+
+NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_prepare_input_ids_(const PrepareInputIdsParams* params, void* stream) {
+  return cuda::launch_items<cuda::kWarpSize>(*params, params->batch, stream);
+}

@@ -1,0 +1,153 @@
+// CUDA kernels of the operators between two forward passes, called by their bodies (host/correction.h).
+// correct_spec_state_ consists of the parts that the two others are: counts corrected in place, and slots token by
+// token.
+#include "core/correction.h"
+#include "cuda/launch.cuh"
+
+namespace ngram_npu::cuda {
+namespace {
+
+constexpr int32_t kThreads = 1024;
+
+// A request's new num_computed_tokens may not be written while others still read old ones. Until then it waits where
+// the request's num_accepted_tokens will be, which nobody reads: so no batch is too large, and no other room is needed.
+__device__ void stage_counts(const CorrectNumComputedTokensParams& p, int64_t i, const CorrectedCounts& counts) {
+  if (counts.accepted_changes) p.num_accepted_tokens[i] = counts.num_computed;
+}
+
+// To be called once all requests are staged.
+__device__ void settle_counts(const CorrectNumComputedTokensParams& p, int64_t i) {
+  const int64_t drafted = drafted_at(p, i);
+  if (drafted < 0) {
+    p.num_computed_tokens[i] = p.host_num_computed_tokens[i];
+  } else {
+    p.num_computed_tokens[i] = p.num_accepted_tokens[i];
+    p.num_accepted_tokens[i] = sampled_at(p, drafted);
+  }
+}
+
+// The request whose token n is; -1 before the first request, `batch` behind the last. Tokens are shared out evenly to
+// the threads, whatever the requests' lengths, and each looks its request up. Any offsets give a result in this range.
+__device__ int64_t request_of(const int32_t* query_start_loc, int64_t batch, int64_t n) {
+  int64_t low = 0, high = batch + 1;  // the first offset above n lies in [low, high]
+  while (low < high) {
+    const int64_t middle = low + (high - low) / 2;
+    if (query_start_loc[middle] > n) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  return low - 1;
+}
+
+// Token n of `request` (its position, where it has one, given by `position_at`): its slot, or the padding.
+template <class Position>
+__device__ void write_slot(const ComputeSlotMappingParams& p, int64_t request, int64_t n, const Position& position_at) {
+  if (request < 0) return;
+  int64_t slot = kNoSlot;
+  if (request < p.batch && n < p.num_positions) {
+    slot = slot_run(p.layout, blocks_of(p.block_table, p.row_indices[request]), position_at()).slot;
+  }
+  if (slot == kNoSlot) slot = p.pad_id;
+  if (p.slot_bytes == 8) {
+    static_cast<int64_t*>(p.slot_mapping)[n] = slot;
+  } else {
+    static_cast<int32_t*>(p.slot_mapping)[n] = static_cast<int32_t>(slot);
+  }
+}
+
+// One block, so that a barrier separates reading the old counts from writing the new ones.
+__global__ void __launch_bounds__(kThreads) correct_num_computed_tokens_kernel(const CorrectNumComputedTokensParams p) {
+  for (int64_t i = threadIdx.x; i < p.batch; i += kThreads) stage_counts(p, i, corrected(p, i));
+  __syncthreads();
+  for (int64_t i = threadIdx.x; i < p.batch; i += kThreads) settle_counts(p, i);
+}
+
+// Begin and computed count of each request, for a batch that fits into a block: tokens look both up.
+struct Requests {
+  int32_t starts[kThreads + 1];
+  int32_t num_computed[kThreads];
+  bool last;
+};
+
+// Token n's position and slot, from the counts as they were before.
+__device__ void write_token(const CorrectSpecStateParams& p, const Requests& held, bool holds, int64_t n) {
+  const int32_t* starts = p.slots.query_start_loc;
+  const int64_t batch = p.slots.batch;
+  const int64_t request = holds ? request_of(held.starts, batch, n) : request_of(starts, batch, n);
+  int64_t position = 0;
+  if (request >= 0 && request < batch) {
+    position = holds ? position_of(n, held.starts[request], held.num_computed[request])
+                     : position_of(n, starts[request], corrected(p.counts, request).num_computed);
+    if (n < p.slots.num_positions) p.positions[n] = position;
+  }
+  if (n < p.slots.num_slots) write_slot(p.slots, request, n, [&] { return position; });
+}
+
+__device__ void write_request(const CorrectSpecStateParams& p, int64_t i) {
+  if (i >= p.counts.batch) {
+    p.seq_lens[i] = 0;
+    return;
+  }
+  const CorrectedCounts counts = corrected(p.counts, i);
+  const int32_t seq_len = seq_len_of(p, i, counts.num_computed);
+  p.seq_lens[i] = seq_len;
+  if (p.discard != nullptr) p.discard[i] = discards(p, i, seq_len);
+  stage_counts(p.counts, i, counts);
+}
+
+// Every block goes by the counts as they were, and the last one then overwrites them.
+__global__ void __launch_bounds__(kThreads, 1) correct_spec_state_kernel(const CorrectSpecStateParams p) {
+  __shared__ Requests held;
+  const int64_t thread = threadIdx.x, n = int64_t{blockIdx.x} * kThreads + thread;
+  const bool holds = p.slots.batch <= kThreads;
+  if (holds && thread < p.slots.batch) {
+    held.starts[thread + 1] = p.slots.query_start_loc[thread + 1];
+    held.num_computed[thread] = corrected(p.counts, thread).num_computed;
+  }
+  if (thread == 0) held.starts[0] = p.slots.query_start_loc[0];
+  __syncthreads();
+  write_token(p, held, holds, n);
+  if (n < p.num_seq_lens) write_request(p, n);
+  if (!is_last_block(static_cast<uint32_t*>(p.workspace), &held.last)) return;
+  for (int64_t i = thread; i < p.counts.batch; i += kThreads) settle_counts(p.counts, i);
+  if (gridDim.x > 1 && thread == 0) *static_cast<uint32_t*>(p.workspace) = 0;
+}
+
+dim3 grid_for(const CorrectSpecStateParams& p) {
+  const int64_t tokens = larger(p.slots.num_slots, p.slots.num_positions);
+  return blocks_for(larger(tokens, p.num_seq_lens), kThreads);
+}
+
+}  // namespace
+
+NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_correct_num_computed_tokens_(const CorrectNumComputedTokensParams* params,
+                                                                     void* stream) {
+  return launch(correct_num_computed_tokens_kernel, dim3(1), kThreads, stream, *params);
+}
+
+NGRAM_NPU_EXPORT int64_t ngram_npu_cuda_correct_spec_state__workspace(const CorrectSpecStateParams* p) {
+  return grid_for(*p).x > 1 ? kCorrectSpecStateWorkspaceWords : 0;
+}
+
+NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_correct_spec_state_(const CorrectSpecStateParams* params, void* stream) {
+  const CorrectSpecStateParams& p = *params;
+  const dim3 grid = grid_for(p);
+  if (grid.x > 1 && p.workspace == nullptr) return kInvalidParams;
+  return launch(correct_spec_state_kernel, grid, kThreads, stream, p);
+}
+
+}  // namespace ngram_npu::cuda
+
+namespace ngram_npu {
+
+static __device__ void write_item(const ComputeSlotMappingParams& p, int64_t n) {
+  cuda::write_slot(p, cuda::request_of(p.query_start_loc, p.batch, n), n, [&] { return p.positions[n]; });
+}
+
+NGRAM_NPU_EXPORT int32_t ngram_npu_cuda_compute_slot_mapping_(const ComputeSlotMappingParams* params, void* stream) {
+  return cuda::launch_items(*params, params->num_slots, stream);
+}
+
+}  // namespace ngram_npu
