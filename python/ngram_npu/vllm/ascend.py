@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from ngram_npu.ops import ngram_step_
-from ngram_npu.vllm.device import as_matrix, never_empty
-from ngram_npu.vllm.engines import takes_index
 from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.proposer import StockNgramProposer
-from ngram_npu.vllm.ranks import compare_ranks
+from ngram_npu.vllm.ranks import compare_ranks, takes_index
+from ngram_npu.vllm.v1 import as_matrix, never_empty
 
 
 class _Drafter:

@@ -1,23 +1,156 @@
-"""The class behind vLLM's ``method="custom_class"``.
+"""The drafters of vLLM's synchronous V1 runner, ``method="custom_class"`` and ``"ngram"``.
 
-It does not use torch: the runner's token buffer is a numpy array, and drafts are returned as lists.
+They do not use torch: the runner's token buffer is a numpy array, and drafts are returned as lists.
+Drafts are found with a scan of the rows or with an index of them.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any, Literal
 
 import numpy as np
 
 from ngram_npu import _C
-from ngram_npu.vllm.after_import import logger
-from ngram_npu.vllm.engines import IndexEngine, Int32Array, ScanEngine, takes_index
+from ngram_npu.config import SCANNED_TOKENS, NgramConfig
+from ngram_npu.drafting import Drafting, Drafts
+from ngram_npu.index import NgramIndex
+from ngram_npu.memory import Int32Array
+from ngram_npu.vllm.after_import import check_call, logger
 from ngram_npu.vllm.options import Options, read_options
-from ngram_npu.vllm.ranks import drafting_alike
-from ngram_npu.vllm.runner_call import check_call
+from ngram_npu.vllm.ranks import MOST_TOKENS, index_for, start, takes_index
+from ngram_npu.vllm.sharing import SharedStore
 from ngram_npu.vllm.stats import Stats
+
+PROMPT_TOKENS_PER_STEP = 32768
+"""Indexed in a step in which all rows prefill, which takes much longer than this millisecond."""
+
+LEAST_TOKENS_PER_STEP = 16
+"""Indexed at least, in every step with tokens to index: takes less than a microsecond."""
+
+STEPS_TO_CATCH_UP = 4
+"""While no row can be looked up yet, one of this many steps indexes for all of them: most of the
+additional time is for the call, not for the tokens."""
+
+PATIENCE = 64
+"""While memory is half used, a request keeps its index for this many steps without being in the
+batch: it may still run (in another micro-batch, or the token budget was too small for it)."""
+
+
+class ScanEngine:
+    """By a scan of each whole row at every step. It keeps no state, so rows may change to other
+    requests."""
+
+    name = "scan"
+    store: SharedStore | None = None
+
+    def __init__(self, config: NgramConfig) -> None:
+        self._drafting = Drafting(config, kind="numpy")
+
+    @property
+    def index(self) -> NgramIndex | None:
+        return self._drafting.index
+
+    def draft(
+        self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
+    ) -> Drafts[Any]:
+        """Up to ``k`` draft tokens for each of B rows that has sampled tokens. With ``k`` = 0 an
+        index is updated all the same."""
+        return self._drafting.propose(
+            token_ids, num_tokens, num_sampled=num_sampled, k=k, scan=True
+        )
+
+
+class IndexEngine(ScanEngine):
+    """With an index of each request's tokens; a step with few tokens is scanned.
+
+    A request keeps its slot when its row moves (``_C.RowRecognizer``). Slots of absent requests are
+    kept, because preempted requests come back: all of them while half of the memory is free, then
+    only recent ones, and none when memory is nearly full. The first draft makes the index, because
+    vLLM then knows how many tokens its KV cache holds.
+    """
+
+    name = "index"
+
+    def __init__(self, vllm_config: Any, options: Options) -> None:
+        super().__init__(options.ngram)
+        self._options = options
+        self._is_ladder = options.ngram.is_ladder
+        self._cache_config: Any = getattr(vllm_config, "cache_config", None)
+        # Ranks that share a block (context parallelism).
+        self._context_ranks = getattr(
+            vllm_config.parallel_config, "decode_context_parallel_size", 1
+        )
+        self._slots = 2 * options.max_num_seqs
+        self._rows = _C.RowRecognizer(self._slots)
+        self._behind = 0  # rows whose tokens are not all indexed
+        if options.ngram.store is not None:
+            self.store = SharedStore(vllm_config, options, self._slots, "numpy")
+        self._steps = 0
+
+    def draft(
+        self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
+    ) -> Drafts[Any]:
+        self._steps += 1
+        steps = 1
+        if not self._is_ladder:
+            few = max(SCANNED_TOKENS, SCANNED_TOKENS // 128 * len(num_tokens))
+            if np.add.reduce(num_tokens) <= few:  # half of what sum() takes
+                return super().draft(token_ids, num_tokens, num_sampled, k)
+            if self._behind == len(num_tokens) and num_sampled[0] > 0:
+                if self._steps % STEPS_TO_CATCH_UP:
+                    return super().draft(token_ids, num_tokens, num_sampled, k)
+                steps = STEPS_TO_CATCH_UP
+        index = self._drafting.index or self._make_index()
+        of_requests, new = self._rows.assign(token_ids, num_tokens, num_sampled)
+        self._forget_absent(index)
+        if len(new):
+            self._drafting.end(of_requests[new])
+            self._behind = len(new)
+        slots = of_requests
+        if self._behind:
+            config = self._options.ngram
+            slots, self._behind = _C.index_catch_up(
+                token_ids,
+                num_tokens,
+                index.tensor,
+                slots,
+                num_sampled,
+                LEAST_TOKENS_PER_STEP,
+                PROMPT_TOKENS_PER_STEP,
+                config.min_n,
+                config.max_n,
+                config.match_policy_code,
+                config.is_ladder,
+                config.cost_limit is not None,
+                steps,
+            )
+            if self._behind == len(num_tokens) and not config.is_ladder:
+                return super().draft(token_ids, num_tokens, num_sampled, k)
+        return self._drafting.propose(
+            token_ids,
+            num_tokens,
+            num_sampled=num_sampled,
+            slot_indices=slots,
+            store_slots=of_requests,
+            k=k,
+        )
+
+    def _forget_absent(self, index: NgramIndex) -> None:
+        """Frees the slots of absent requests when memory runs low. vLLM does not tell which
+        requests have finished, so with ``"finish"`` a store takes absent ones as finished."""
+        share = index.share_in_use
+        ends = self.store is not None and self.store.held.visibility == "finish"
+        if share > 0.5 or (ends and self._steps % PATIENCE == 0):
+            self._drafting.end(self._rows.forget_absent(0 if share > 0.9 else PATIENCE))
+
+    def _make_index(self) -> NgramIndex:
+        blocks = getattr(self._cache_config, "num_gpu_blocks", None)
+        cached = blocks and blocks * self._cache_config.block_size * self._context_ranks
+        index = index_for(self._options, self._slots, "numpy", cached or MOST_TOKENS)
+        store = None if self.store is None else self.store.held
+        self._drafting = Drafting(self._options.ngram, kind="numpy", index=index, store=store)
+        return index
 
 
 class HostProposer:
@@ -66,60 +199,6 @@ class HostProposer:
                 self.engine.index,
             )
         return lists
-
-
-def start(drafter: Any, vllm_config: Any, options: Options, method: str, engine: str) -> bool:
-    """Sets the number of threads, logs the lines at start-up and lets the store be saved. Returns
-    whether this rank logs and counts: the first of those that draft the same."""
-    config, threads = options.ngram, options.num_threads
-    # vLLM runs one drafter per tensor-parallel rank on the same cores, which also tokenise.
-    _C.set_num_threads(threads)
-    parallel = vllm_config.parallel_config
-    if getattr(parallel, "rank", 0) != drafting_alike(parallel)[0]:
-        return False
-    lookup = f"prompt_lookup_min={config.min_n} prompt_lookup_max={config.max_n}"
-    if options.lookup != "ngram":
-        lookup = f"lookup={options.lookup}"
-    if config.is_ladder:
-        lookup += f" min_draft_probability={options.min_draft_probability}"
-    logger.info(
-        "ngram_npu %s drafts for this engine (method %s): %s num_speculative_tokens=%d "
-        "match_policy=%s overlap=%s max_model_len=%d engine=%s device=%s num_threads=%s "
-        "instruction_set=%s keep_drafting=%s%s; options from %s",
-        _C.__version__,
-        method,
-        lookup,
-        config.k,
-        config.match_policy,
-        config.overlap,
-        options.max_model_len,
-        engine,
-        getattr(drafter, "device", "cpu"),
-        threads or "as torch's",
-        _C.instruction_set(),
-        options.keep_drafting,
-        f" drafts={options.drafts}" if method == "ngram_gpu" else "",
-        " and ".join(options.sources) or "the defaults",
-    )
-    if options.min_draft_probability != config.min_draft_probability:
-        logger.info(
-            "ngram_npu: min_draft_probability=%s ends no draft here: vLLM verifies "
-            "num_speculative_tokens=%d tokens of every request, however many are likely",
-            options.min_draft_probability,
-            config.k,
-        )
-    if options.overruled:
-        logger.info(
-            "ngram_npu: lookup=%s decides; %s has no effect", options.lookup, options.overruled
-        )
-    cores = os.environ.get("OMP_NUM_THREADS", "")
-    if cores.isdigit() and 0 < int(cores) < threads:
-        logger.warning(
-            "ngram_npu: num_threads=%d has no effect beyond OMP_NUM_THREADS=%s", threads, cores
-        )
-    if drafter.shared_store is not None:
-        drafter.shared_store.announce(drafter)
-    return True
 
 
 class NgramProposer(HostProposer):

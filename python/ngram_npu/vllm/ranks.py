@@ -1,24 +1,32 @@
-"""The ranks of an engine that draft must draft alike.
+"""What every drafter does when it starts: decides how it drafts, compares the ranks, logs.
 
-In the V2 runner and in V1's asynchronous one, each rank puts its own drafts into the model's input:
-if one drafts differently, the text is wrong. So they compare at the start what drafts depend on.
+The ranks of an engine that draft must draft alike. In the V2 runner and in V1's asynchronous one,
+each rank puts its own drafts into the model's input: if one drafts differently, the text is wrong.
+So they compare at the start what drafts depend on.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from ngram_npu import _C
+from ngram_npu import _C, drafting
+from ngram_npu.config import SHORT_CONTEXT
+from ngram_npu.index import NgramIndex, make_index
 from ngram_npu.vllm.after_import import logger
 from ngram_npu.vllm.options import Options, engine_index
+from ngram_npu.vllm.sharing import SharedStore
 
 if TYPE_CHECKING:
-    from ngram_npu.vllm.sharing import SharedStore
+    import torch
+
+MOST_TOKENS = 1 << 26
+"""Capacity of an index in tokens if the KV cache's capacity is not known."""
 
 PATIENCE_S = 60.0
 """How long a rank waits for the others."""
@@ -29,6 +37,119 @@ _STORE = "store's contents"
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def takes_index(options: Options, device_type: str = "cpu") -> bool:
+    """:func:`ngram_npu.drafting.takes_index` for rows as long as the model's.
+
+    Raises:
+        ValueError: an index or a ladder on a device other than the CPU.
+    """
+    return drafting.takes_index(
+        options.ngram,
+        options.engine,
+        capacity=options.max_model_len,
+        short=SHORT_CONTEXT,
+        device_type=device_type,
+        says="ngram_npu: ",
+    )
+
+
+def drafts_on_host(options: Options, device_type: str) -> bool:
+    """Whether the V2 runner's drafts are made on the host: ``auto`` does so for a store, which is
+    nowhere else, and where the rows are on the host too and an index pays.
+
+    Raises:
+        ValueError: what is asked for is not on the device; one line.
+    """
+    if options.draft_on == "host":
+        return True
+    store = options.ngram.store is not None
+    if options.draft_on == "auto" and (store or device_type == "cpu"):
+        return store or takes_index(options, device_type)
+    try:
+        if store:
+            raise ValueError("ngram_npu: store: expected none on the device")
+        return takes_index(options, "the device")
+    except ValueError as error:
+        raise ValueError(f"{error}; draft_on='host' drafts there") from None
+
+
+def index_for(
+    options: Options,
+    slots: int,
+    kind: Literal["numpy", "torch"],
+    most_tokens: int = MOST_TOKENS,
+) -> NgramIndex:
+    """An index for all requests of a batch, but of at most ``most_tokens`` tokens."""
+    tokens = min(options.max_num_seqs * options.max_model_len, most_tokens)
+    return make_index(options.ngram, slots, tokens, kind=kind)
+
+
+def workspace(op: str, options: Options, device: torch.device) -> torch.Tensor | None:
+    """The workspace of ``op`` on a GPU. Without it each call would allocate and zero one."""
+    if device.type == "cpu":
+        return None
+    import torch
+
+    from ngram_npu.ops import workspace_size
+
+    size = workspace_size(op, options.max_num_seqs)
+    return torch.zeros(size, dtype=torch.int32, device=device)
+
+
+def start(drafter: Any, vllm_config: Any, options: Options, method: str, engine: str) -> bool:
+    """Sets the number of threads, logs the lines at start-up and lets the store be saved. Returns
+    whether this rank logs and counts: the first of those that draft the same."""
+    config, threads = options.ngram, options.num_threads
+    # vLLM runs one drafter per tensor-parallel rank on the same cores, which also tokenise.
+    _C.set_num_threads(threads)
+    parallel = vllm_config.parallel_config
+    if getattr(parallel, "rank", 0) != drafting_alike(parallel)[0]:
+        return False
+    lookup = f"prompt_lookup_min={config.min_n} prompt_lookup_max={config.max_n}"
+    if options.lookup != "ngram":
+        lookup = f"lookup={options.lookup}"
+    if config.is_ladder:
+        lookup += f" min_draft_probability={options.min_draft_probability}"
+    logger.info(
+        "ngram_npu %s drafts for this engine (method %s): %s num_speculative_tokens=%d "
+        "match_policy=%s overlap=%s max_model_len=%d engine=%s device=%s num_threads=%s "
+        "instruction_set=%s keep_drafting=%s%s; options from %s",
+        _C.__version__,
+        method,
+        lookup,
+        config.k,
+        config.match_policy,
+        config.overlap,
+        options.max_model_len,
+        engine,
+        getattr(drafter, "device", "cpu"),
+        threads or "as torch's",
+        _C.instruction_set(),
+        options.keep_drafting,
+        f" drafts={options.drafts}" if method == "ngram_gpu" else "",
+        " and ".join(options.sources) or "the defaults",
+    )
+    if options.min_draft_probability != config.min_draft_probability:
+        logger.info(
+            "ngram_npu: min_draft_probability=%s ends no draft here: vLLM verifies "
+            "num_speculative_tokens=%d tokens of every request, however many are likely",
+            options.min_draft_probability,
+            config.k,
+        )
+    if options.overruled:
+        logger.info(
+            "ngram_npu: lookup=%s decides; %s has no effect", options.lookup, options.overruled
+        )
+    cores = os.environ.get("OMP_NUM_THREADS", "")
+    if cores.isdigit() and 0 < int(cores) < threads:
+        logger.warning(
+            "ngram_npu: num_threads=%d has no effect beyond OMP_NUM_THREADS=%s", threads, cores
+        )
+    if drafter.shared_store is not None:
+        drafter.shared_store.announce(drafter)
+    return True
 
 
 def drafting_alike(parallel_config: Any) -> range:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from beside_runner import StandaloneARSpeculator
 from beside_runner import State as BesideState
 from ngram_npu import NgramStore
-from ngram_npu.vllm import ranks, v1, v2, v2_beside
+from ngram_npu.vllm import ranks, row_lookup, v1, v2_beside
 from ngram_npu.vllm.options import read_options
 from test_vllm_store import CPU, Async, R, State, config_of
 
@@ -32,7 +32,7 @@ Said = list[str]
 
 def alike(config: Config, rank: int, folder: Path) -> list[bool]:
     given = config(num_threads=rank, metrics=True)
-    speculator: Any = v2.NgramSpeculator(given, CPU, State())
+    speculator: Any = row_lookup.NgramSpeculator(given, CPU, State())
     return [speculator.one_of_many, speculator.speaks, speculator._stats is not None]
 
 
@@ -49,7 +49,7 @@ def alike_beside(config: Config, rank: int, folder: Path) -> str:
 
 
 def other_options(config: Config, rank: int, folder: Path) -> object:
-    return v2.NgramSpeculator(config(overlap=rank == 1), CPU, State())
+    return row_lookup.NgramSpeculator(config(overlap=rank == 1), CPU, State())
 
 
 def silent(config: Config, rank: int, folder: Path) -> object:
@@ -59,7 +59,9 @@ def silent(config: Config, rank: int, folder: Path) -> object:
 
 def _tokens_found(config: Config, path: Path) -> int:
     """What a rank begins with. Its store then grows, so that a file would differ once saved."""
-    speculator = v2.NgramSpeculator(config(store="live", store_file=str(path)), CPU, State())
+    speculator = row_lookup.NgramSpeculator(
+        config(store="live", store_file=str(path)), CPU, State()
+    )
     held: Any = speculator.shared_store.held  # type: ignore[union-attr]
     found = held.statistics.tokens_held
     held.warm([range(50, 60)])

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ngram_npu.vllm import NgramProposer, device, v1, v2
+from ngram_npu.vllm import NgramProposer, row_lookup, v1
 from ngram_npu.vllm import stats as stats_module
 from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.stats import Stats, Verdicts
@@ -130,7 +130,7 @@ def _second_runner(engine: str, loop: _Loop) -> Any:
     loop.policy = 1
     rows = [4, 2, 0, 1, 3]
     state = RequestState(B, S)
-    speculator = v2.NgramSpeculator(_config("ngram_gpu", engine=engine), CPU, state)
+    speculator = row_lookup.NgramSpeculator(_config("ngram_gpu", engine=engine), CPU, state)
     for _ in range(120):
         sampled = loop.step()
         for i in loop.begun:
@@ -203,7 +203,7 @@ def test_a_gpu_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     options = read_options(config, "ngram_gpu")
     drafter = v1.AsyncNgramProposer(config, CPU)
     drafter.device = torch.device("cuda")
-    stats: Any = device.DeviceStats(drafter, config, options, B, None)
+    stats: Any = stats_module.DeviceStats(drafter, config, options, B, None)
     for step, arrived in enumerate([0, 0, 1, 1, 4, 6]):
         monkeypatch.setattr(_Event, "arrived", arrived)
         values = torch.tensor([[10 + step], [1], [3], [2]], dtype=torch.int32)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from ngram_npu import scope_of, set_num_threads
-from ngram_npu.vllm import NgramProposer, v1, v2, v2_plugin
-from ngram_npu.vllm import engines as engines_module
+from ngram_npu.vllm import NgramProposer, plugin, row_lookup, v1
+from ngram_npu.vllm import proposer as host_module
 from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.row_lookup import RowLookup
 from ngram_npu.vllm.sharing import scope_of_request
@@ -152,7 +152,7 @@ def test_v1_sync_drafts_what_others_said() -> None:
 
 
 def test_v1_sync_at_finish_takes_the_absent_for_finished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines_module, "PATIENCE", 4)
+    monkeypatch.setattr(host_module, "PATIENCE", 4)
     rows, proposer = Rows(), NgramProposer(config_of(store="finish"))
     rows.begin(0, 9)
     rows.begin(1, 1)
@@ -172,7 +172,7 @@ def test_v1_sync_at_finish_takes_the_absent_for_finished(monkeypatch: pytest.Mon
 def test_v1_sync_stores_what_a_row_says_whose_prompt_is_not_indexed_yet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engines_module, "LEAST_TOKENS_PER_STEP", 1)
+    monkeypatch.setattr(host_module, "LEAST_TOKENS_PER_STEP", 1)
     rows, proposer = Rows(), NgramProposer(config_of())
     rows.begin(0, *range(100, 400))
     rows.begin(1, 1)
@@ -272,7 +272,7 @@ class State(RequestState):
 class GPUModelRunner:
     def __init__(self, store: str) -> None:
         self.req_states: Any = State()
-        self.speculator = v2.NgramSpeculator(config_of(store=store), CPU, self.req_states)
+        self.speculator = row_lookup.NgramSpeculator(config_of(store=store), CPU, self.req_states)
         self.held: Any = self.speculator.shared_store.held  # type: ignore[union-attr]
 
     def add_requests(self, scheduler_output: Any) -> None:
@@ -308,11 +308,11 @@ def begins(name: str, prompt: list[int], extra: Any = None, adapter: Any = None)
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> type[GPUModelRunner]:
     """The runner's class as the plugin leaves it."""
-    module = ModuleType(v2_plugin.RUNNER)
+    module = ModuleType(plugin.V2_RUNNER)
     module.GPUModelRunner = GPUModelRunner  # type: ignore[attr-defined]
     monkeypatch.setattr(GPUModelRunner, "add_requests", GPUModelRunner.add_requests)
     monkeypatch.setattr(RowLookup, "sees_requests", False)
-    v2_plugin.tell_of_requests(module)
+    plugin.tell_of_requests(module)
     assert RowLookup.sees_requests
     return GPUModelRunner
 
@@ -367,8 +367,8 @@ def test_v2_another_runner_is_left_alone() -> None:
     class Other:
         def add_requests(self, output: Any) -> None: ...
 
-    module, stays = ModuleType(v2_plugin.RUNNER), Other.add_requests
+    module, stays = ModuleType(plugin.V2_RUNNER), Other.add_requests
     module.GPUModelRunner = Other  # type: ignore[attr-defined]
-    v2_plugin.tell_of_requests(module)
+    plugin.tell_of_requests(module)
     assert Other.add_requests is stays
     assert not RowLookup.sees_requests

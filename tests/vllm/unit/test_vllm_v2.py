@@ -13,8 +13,7 @@ import torch
 from fresh_index import drafts_of
 from ngram_npu import NgramConfig
 from ngram_npu.ops import workspace_size
-from ngram_npu.vllm import device as device_module
-from ngram_npu.vllm import row_lookup, v2
+from ngram_npu.vllm import ranks, row_lookup
 from reference.drafting import draft_for
 from torch_calls import TorchCalls
 from v2_state import RequestState, batch_of
@@ -50,8 +49,8 @@ class _State(RequestState):
             yield rows, sampled
 
 
-def _speculator(state: _State, engine: str = "scan", **options: Any) -> v2.NgramSpeculator:
-    made = v2.NgramSpeculator(_config(engine=engine, **options), CPU, state)
+def _speculator(state: _State, engine: str = "scan", **options: Any) -> row_lookup.NgramSpeculator:
+    made = row_lookup.NgramSpeculator(_config(engine=engine, **options), CPU, state)
     state.fill()
     return made
 
@@ -69,7 +68,11 @@ def _config(*, max_model_len: int = S, **options: Any) -> Any:
 
 
 def _propose(
-    speculator: v2.NgramSpeculator, state: _State, rows: list[int], sampled: list[int], **more: Any
+    speculator: row_lookup.NgramSpeculator,
+    state: _State,
+    rows: list[int],
+    sampled: list[int],
+    **more: Any,
 ) -> torch.Tensor:
     num_sampled = torch.tensor(sampled, dtype=torch.int32)
     return speculator.propose(
@@ -125,10 +128,10 @@ def test_drafts_are_the_references_and_the_newest_token_fills_them(
     assert filled >= 10
 
 
-def _ladder(state: _State, adaptive: bool, probability: float | None) -> v2.NgramSpeculator:
+def _ladder(state: _State, adaptive: bool, probability: float | None) -> row_lookup.NgramSpeculator:
     config = _config(sizes="ladder", min_draft_probability=probability)
     config.speculative_config.enable_adaptive_verification = adaptive
-    made = v2.NgramSpeculator(config, CPU, state)
+    made = row_lookup.NgramSpeculator(config, CPU, state)
     state.fill()
     return made
 
@@ -199,8 +202,8 @@ def test_a_workspace_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     def workspace(op: str, options: Any, device: torch.device) -> Any:
-        assert device_module.workspace(op, options, device) is None  # the CPU needs none
-        made.append(device_module.workspace(op, options, torch.device("meta")))
+        assert ranks.workspace(op, options, device) is None  # the CPU needs none
+        made.append(ranks.workspace(op, options, torch.device("meta")))
         assert made[0].shape == (workspace_size(op, R),)
         return torch.zeros_like(made[0], device="cpu")
 
@@ -242,13 +245,13 @@ def test_a_row_for_another_request_is_indexed_anew() -> None:
 
 @pytest.mark.parametrize(("max_model_len", "index"), [(8192, False), (8193, True)])
 def test_auto_is_the_index_where_it_pays(max_model_len: int, index: bool) -> None:
-    speculator = v2.NgramSpeculator(_config(max_model_len=max_model_len), CPU, _State())
+    speculator = row_lookup.NgramSpeculator(_config(max_model_len=max_model_len), CPU, _State())
     assert (speculator.index is not None) == index
 
 
 def test_the_line_at_start_up(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "vllm.ngram_npu")
-    v2.NgramSpeculator(_config(), CPU, _State())
+    row_lookup.NgramSpeculator(_config(), CPU, _State())
     (line,) = caplog.messages
     assert "(method ngram_gpu, V2 runner): prompt_lookup_min=2 prompt_lookup_max=4" in line
     assert (
@@ -258,7 +261,7 @@ def test_the_line_at_start_up(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_contradicting_option_is_refused() -> None:
     with pytest.raises(ValueError, match="contradicts speculative_config"):
-        v2.NgramSpeculator(_config(prompt_lookup_min=3), CPU, _State())
+        row_lookup.NgramSpeculator(_config(prompt_lookup_min=3), CPU, _State())
 
 
 class _Stock:
@@ -268,12 +271,12 @@ class _Stock:
 
 def _made(state: Any, device: torch.device = CPU) -> tuple[Any, list[str]]:
     said: list[str] = []
-    return v2.in_place_of(_Stock, said.append)(_config(), device, state), said
+    return row_lookup.in_place_of(_Stock, said.append)(_config(), device, state), said
 
 
 def test_ours_is_made_from_a_state_that_is_known() -> None:
     made, said = _made(_State())
-    assert isinstance(made, v2.NgramSpeculator)
+    assert isinstance(made, row_lookup.NgramSpeculator)
     assert said == []
 
 
