@@ -14,7 +14,7 @@ from ngram_npu import NgramConfig, _library
 from ngram_npu.host_drafting import HostDrafting
 from ngram_npu.index import make_index
 from ngram_npu.vllm.ascend import triton_ngram_spec_decode
-from ngram_npu.vllm.row_lookup import in_place_of
+from ngram_npu.vllm.v2 import in_place_of
 from opspecs import OPSPECS
 from opspecs.spec import OpSpec
 from vllm_config import vllm_config

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ngram_npu import NgramConfig, NgramProposer
 from ngram_npu.replay import ReplayOptions, load_inputs, replay, tokenize
-from ngram_npu.vllm.row_lookup import NgramSpeculator
+from ngram_npu.vllm.v2 import NgramSpeculator
 
 from tools.bench.__main__ import main
 from tools.bench.ops import acceptance, acceptance_padded, acceptance_store

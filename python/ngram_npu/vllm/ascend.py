@@ -11,9 +11,9 @@ import torch
 
 from ngram_npu.ops import ngram_step_
 from ngram_npu.vllm.options import read_options
-from ngram_npu.vllm.proposer import StockNgramProposer
-from ngram_npu.vllm.ranks import compare_ranks, takes_index
-from ngram_npu.vllm.v1 import as_matrix, never_empty
+from ngram_npu.vllm.startup import compare_ranks, takes_index
+from ngram_npu.vllm.v1_device import as_matrix, never_empty
+from ngram_npu.vllm.v1_host import StockNgramProposer
 
 
 class _Drafter:

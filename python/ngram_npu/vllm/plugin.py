@@ -25,8 +25,9 @@ from types import ModuleType
 from typing import Any
 
 from ngram_npu import _library
-from ngram_npu.vllm import ascend, row_lookup, v1, v2_beside
-from ngram_npu.vllm.after_import import (
+from ngram_npu.vllm import ascend, beside, v1_device, v2
+from ngram_npu.vllm.options import Method, read_options, wants_beside
+from ngram_npu.vllm.patching import (
     after_import,
     class_unlike,
     installed,
@@ -37,8 +38,7 @@ from ngram_npu.vllm.after_import import (
     serve,
     unlike,
 )
-from ngram_npu.vllm.options import Method, read_options, wants_beside
-from ngram_npu.vllm.proposer import StockNgramProposer
+from ngram_npu.vllm.v1_host import StockNgramProposer
 
 MODULE = "vllm.v1.spec_decode.ngram_proposer"
 RUNNER = "vllm.v1.worker.gpu_model_runner"
@@ -97,16 +97,16 @@ def _replace(module: Any) -> str | None:
 def _serve_async(runner: ModuleType) -> None:
     method = "method 'ngram_gpu' of the V1 runner"
     serve(RUNNER, _replace_async, method, f" for {method}, which is left as it is")
-    v1.install_correction(runner, lambda module: module.current_platform.device_type)
+    v1_device.install_correction(runner, lambda module: module.current_platform.device_type)
 
 
 def _replace_async(runner: Any) -> str | None:
     _tell_of_beside(getattr(runner, "GPUModelRunner", None))
     stock: Any = getattr(runner, ASYNC_CLASS, None)
     trim: Any = getattr(runner, TRIM, None)
-    if stock is v1.AsyncNgramProposer:
+    if stock is v1_device.AsyncNgramProposer:
         return None
-    ours, own_trim = v1.AsyncNgramProposer, v1.unless_padded(trim)
+    ours, own_trim = v1_device.AsyncNgramProposer, v1_device.unless_padded(trim)
     methods = ("__init__", "load_model", "update_token_ids_ngram", "propose")
     doubt = (
         class_unlike(f"{RUNNER}.{ASYNC_CLASS}", stock, ours, methods)
@@ -154,18 +154,18 @@ def install_v2(module: str = V2_MODULE, name: str = V2_CLASS, method: Method = "
 
 def _replace_v2(module: Any, name: str, method: Method) -> str | None:
     stock: Any = getattr(module, name, None)
-    if inspect.isclass(stock) and issubclass(stock, row_lookup.NgramSpeculator):
+    if inspect.isclass(stock) and issubclass(stock, v2.NgramSpeculator):
         return None
     methods = ("__init__", "init_cudagraph_manager", "capture", "propose")
-    doubt = class_unlike(f"{module.__name__}.{name}", stock, row_lookup.NgramSpeculator, methods)
+    doubt = class_unlike(f"{module.__name__}.{name}", stock, v2.NgramSpeculator, methods)
     public = {other for other in dir(stock) if not other.startswith("_")}
-    if not doubt and (lacking := public - set(dir(row_lookup.NgramSpeculator))):
+    if not doubt and (lacking := public - set(dir(v2.NgramSpeculator))):
         doubt = f"{name} has {', '.join(sorted(lacking))}, which ngram_npu's class lacks"
     if not doubt:
         setattr(
             module,
             name,
-            row_lookup.in_place_of(stock, functools.partial(refuse, V2_REFUSED), method),
+            v2.in_place_of(stock, functools.partial(refuse, V2_REFUSED), method),
         )
         tell_of_requests(sys.modules.get(V2_RUNNER))
     return doubt
@@ -176,11 +176,11 @@ def tell_of_requests(module: Any) -> None:
     ``module`` is the runner's."""
     runner: Any = getattr(module, "GPUModelRunner", None)
     add_requests = getattr(runner, "add_requests", None)
-    if not inspect.isfunction(add_requests) or row_lookup.RowLookup.sees_requests:
+    if not inspect.isfunction(add_requests) or v2.RowLookup.sees_requests:
         return
     if parameters(add_requests) == ["self", "scheduler_output"]:
-        runner.add_requests = row_lookup.telling(add_requests)
-        row_lookup.RowLookup.sees_requests = True
+        runner.add_requests = v2.telling(add_requests)
+        v2.RowLookup.sees_requests = True
 
 
 def install_beside() -> None:
@@ -204,7 +204,7 @@ def _wrap_factory(module: Any) -> None:
             options = read_options(vllm_config, "beside")
             if options.ngram.store is not None:
                 tell_of_requests(module)
-            return v2_beside.attach(vllm_config, options, device, req_states, speculator)
+            return beside.attach(vllm_config, options, device, req_states, speculator)
 
         doubt = unlike(V2_FACTORY, stock, attach) or attach(vllm_config, *args, **kwargs)
         if doubt:
@@ -229,7 +229,7 @@ def install_ascend() -> None:
             replace = functools.partial(_replace_ascend, names=names)
             refused = f" for {what}, {version} is left as it is"
             serve(ASCEND_RUNNER, replace, f"{what} of vllm-ascend", refused)
-        v1.install_correction(runner, lambda _: "npu")
+        v1_device.install_correction(runner, lambda _: "npu")
 
     after_import(ASCEND_RUNNER, served)
     install_v2(ASCEND_V2_MODULE, ASCEND_V2_CLASS, "ascend_v2")

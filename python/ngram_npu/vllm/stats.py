@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from ngram_npu.index import NgramIndex
 from ngram_npu.memory import Int32Array
-from ngram_npu.vllm.after_import import logger
 from ngram_npu.vllm.options import Options, engine_index
+from ngram_npu.vllm.patching import logger
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ngram_npu.vllm.row_lookup import NgramSpeculator
+from ngram_npu.vllm.v2 import NgramSpeculator
 from v2_runs import STOCK, stocks_drafts
 from vllm.v1.worker.gpu.states import RequestState
 

@@ -9,7 +9,7 @@ import beside_runs
 import pytest
 import v2_runs
 from ngram_npu.vllm import plugin
-from ngram_npu.vllm.row_lookup import BESIDE
+from ngram_npu.vllm.v2 import BESIDE
 from vllm import SamplingParams
 from vllm.v1.worker.gpu import model_runner, warmup
 

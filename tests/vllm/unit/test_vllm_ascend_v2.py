@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from ngram_npu import _library
-from ngram_npu.vllm import plugin, row_lookup
+from ngram_npu.vllm import plugin, v2
 from torch import Tensor
 from v2_state import RequestState, batch_of
 from vllm_config import vllm_config
@@ -142,8 +142,8 @@ def _unlike(module: Any, **options: Any) -> tuple[int, int]:
     theirs = module.AscendNgramSpeculator(_config(), CPU, state)
     plugin.install_ascend()
     ours = module.AscendNgramSpeculator(_config(**options), CPU, state)
-    assert isinstance(ours, row_lookup.NgramSpeculator)
-    assert not isinstance(theirs, row_lookup.NgramSpeculator)
+    assert isinstance(ours, v2.NgramSpeculator)
+    assert not isinstance(theirs, v2.NgramSpeculator)
     differ = drafted = 0
     for step in range(60):
         rows = draw.permutation(R)[: step % R].tolist()

@@ -11,7 +11,7 @@ import torch
 from beside_runner import VOCAB, K, R, StandaloneARSpeculator, State, config
 from ngram_npu.vllm import plugin
 from ngram_npu.vllm.plugin import V2_RUNNER as RUNNER
-from ngram_npu.vllm.row_lookup import BESIDE
+from ngram_npu.vllm.v2 import BESIDE
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("info")

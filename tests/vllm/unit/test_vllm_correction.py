@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 from ngram_npu import _library
-from ngram_npu.vllm import options, plugin, v1
+from ngram_npu.vllm import options, plugin, v1_device
 from vllm_config import vllm_config
 
 FUNCTION = """
@@ -31,7 +31,7 @@ def _imported(fake_vllm: Path, text: str) -> ModuleType:
 
 
 def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [line for line in caplog.messages if v1.CORRECTION_WHAT in line]
+    return [line for line in caplog.messages if v1_device.CORRECTION_WHAT in line]
 
 
 @pytest.mark.usefixtures("info")
@@ -40,7 +40,7 @@ def test_it_is_installed_if_asked_for(
 ) -> None:
     monkeypatch.setenv(options.CORRECTION, "1")
     runner = _imported(fake_vllm, RUNNER)
-    ours = v1.update_num_computed_tokens_for_batch_change
+    ours = v1_device.update_num_computed_tokens_for_batch_change
     assert runner.update_num_computed_tokens_for_batch_change is ours
     plugin.install()
     assert _said(caplog) == [

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from fresh_index import drafts_of
-from ngram_npu.vllm import NgramProposer, ranks
-from ngram_npu.vllm import proposer as host_module
+from ngram_npu.vllm import NgramProposer, startup, v1_host
 from ngram_npu.vllm.options import read_options
-from ngram_npu.vllm.proposer import IndexEngine, ScanEngine, StockNgramProposer
+from ngram_npu.vllm.v1_host import IndexEngine, ScanEngine, StockNgramProposer
 from test_vllm_rows import WIDTH, Runner
 from vllm_config import vllm_config
 
@@ -22,7 +21,7 @@ K = 4
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts are indexed by their first draft, even if a scan of them would be cheap."""
-    monkeypatch.setattr(host_module, "LEAST_TOKENS_PER_STEP", 32768)
+    monkeypatch.setattr(v1_host, "LEAST_TOKENS_PER_STEP", 32768)
 
 
 def _proposer(
@@ -110,7 +109,7 @@ def test_a_ladder_drafts_what_a_fresh_index_does(seed: int, probability: float |
 def test_prompts_are_indexed_while_they_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bounded number of tokens per step, in row order; then a step only appends, also for a
     request that was preempted and prefills again."""
-    monkeypatch.setattr(host_module, "PROMPT_TOKENS_PER_STEP", 150)
+    monkeypatch.setattr(v1_host, "PROMPT_TOKENS_PER_STEP", 150)
     token_ids = np.random.default_rng(0).integers(0, 9, (2, WIDTH), np.int32)
     lengths = np.array([200, 170], np.int32)
     proposer, scan = _proposer("index"), _proposer("scan")
@@ -226,8 +225,10 @@ def test_size_goes_by_the_kv_cache(
     config.parallel_config.decode_context_parallel_size = context_ranks
     proposer = NgramProposer(config)
     made = []
-    real = ranks.make_index
-    monkeypatch.setattr(ranks, "make_index", lambda *a, **kw: made.append(a[1:]) or real(*a, **kw))
+    real = startup.make_index
+    monkeypatch.setattr(
+        startup, "make_index", lambda *a, **kw: made.append(a[1:]) or real(*a, **kw)
+    )
     assert made == []  # only the first draft reveals it
     proposer.propose([[1]], np.array([5], np.int32), np.zeros((1, WIDTH), np.int32))
     assert made == [(16, tokens)]
@@ -270,7 +271,7 @@ def test_a_gpu_has_no_index(section: dict[str, str], refused: str) -> None:
     config = vllm_config(max_model_len=8193, additional_config={"ngram_npu": section})
     options = read_options(config, "custom_class")
     if not refused:
-        assert not ranks.takes_index(options, "cuda")
+        assert not startup.takes_index(options, "cuda")
         return
     with pytest.raises(ValueError, match=f"^ngram_npu: {refused}: the index is in host memory$"):
-        ranks.takes_index(options, "cuda")
+        startup.takes_index(options, "cuda")

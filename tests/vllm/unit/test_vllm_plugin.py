@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from ngram_npu.vllm import plugin
-from ngram_npu.vllm.row_lookup import NgramSpeculator
+from ngram_npu.vllm.v2 import NgramSpeculator
 
 KNOWN = """
 class NgramProposer:

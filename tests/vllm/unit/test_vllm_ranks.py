@@ -19,7 +19,7 @@ import torch.distributed as dist
 from beside_runner import StandaloneARSpeculator
 from beside_runner import State as BesideState
 from ngram_npu import NgramStore
-from ngram_npu.vllm import ranks, row_lookup, v1, v2_beside
+from ngram_npu.vllm import beside, startup, v1_device, v2
 from ngram_npu.vllm.options import read_options
 from test_vllm_store import CPU, Async, R, State, config_of
 
@@ -32,12 +32,12 @@ Said = list[str]
 
 def alike(config: Config, rank: int, folder: Path) -> list[bool]:
     given = config(num_threads=rank, metrics=True)
-    speculator: Any = row_lookup.NgramSpeculator(given, CPU, State())
+    speculator: Any = v2.NgramSpeculator(given, CPU, State())
     return [speculator.one_of_many, speculator.speaks, speculator._stats is not None]
 
 
 def alike_in_v1(config: Config, rank: int, folder: Path) -> list[bool]:
-    drafter = v1.AsyncNgramProposer(config(metrics=True), CPU, None)
+    drafter = v1_device.AsyncNgramProposer(config(metrics=True), CPU, None)
     return [drafter.one_of_many, drafter._stats is not None]
 
 
@@ -45,23 +45,21 @@ def alike_beside(config: Config, rank: int, folder: Path) -> str:
     given = config(beside=True)
     given.speculative_config.method = "draft_model"
     options = read_options(given, "beside")
-    return v2_beside.attach(given, options, CPU, BesideState(), StandaloneARSpeculator())
+    return beside.attach(given, options, CPU, BesideState(), StandaloneARSpeculator())
 
 
 def other_options(config: Config, rank: int, folder: Path) -> object:
-    return row_lookup.NgramSpeculator(config(overlap=rank == 1), CPU, State())
+    return v2.NgramSpeculator(config(overlap=rank == 1), CPU, State())
 
 
 def silent(config: Config, rank: int, folder: Path) -> object:
     options = read_options(config(), "v2")
-    return rank == 1 or ranks.compare_ranks(config(), options, None, timeout=0.2)
+    return rank == 1 or startup.compare_ranks(config(), options, None, timeout=0.2)
 
 
 def _tokens_found(config: Config, path: Path) -> int:
     """What a rank begins with. Its store then grows, so that a file would differ once saved."""
-    speculator = row_lookup.NgramSpeculator(
-        config(store="live", store_file=str(path)), CPU, State()
-    )
+    speculator = v2.NgramSpeculator(config(store="live", store_file=str(path)), CPU, State())
     held: Any = speculator.shared_store.held  # type: ignore[union-attr]
     found = held.statistics.tokens_held
     held.warm([range(50, 60)])
@@ -240,4 +238,4 @@ def test_the_ranks_of_a_stage_draft_alike(tp: int, pcp: int, pp: int) -> None:
             parallel = SimpleNamespace(
                 rank=rank, tensor_parallel_size=tp, prefill_context_parallel_size=pcp
             )
-            assert list(ranks.drafting_alike(parallel)) == stage
+            assert list(startup.drafting_alike(parallel)) == stage

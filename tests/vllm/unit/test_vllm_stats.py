@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ngram_npu.vllm import NgramProposer, row_lookup, v1
+from ngram_npu.vllm import NgramProposer, v1_device, v2
 from ngram_npu.vllm import stats as stats_module
 from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.stats import Stats, Verdicts
@@ -111,7 +111,7 @@ def _asynchronous(engine: str, loop: _Loop) -> Any:
     names = [f"{row}" for row in range(B)]
     batch = SimpleNamespace(req_ids=names, num_reqs=B, vocab_size=VOCABULARY)
     runner = SimpleNamespace(input_batch=batch, requests=dict.fromkeys(names))
-    drafter = v1.AsyncNgramProposer(_config("ngram_gpu", engine=engine), CPU, runner)
+    drafter = v1_device.AsyncNgramProposer(_config("ngram_gpu", engine=engine), CPU, runner)
     for _ in range(120):
         sampled = loop.step()
         for row in loop.begun:
@@ -130,7 +130,7 @@ def _second_runner(engine: str, loop: _Loop) -> Any:
     loop.policy = 1
     rows = [4, 2, 0, 1, 3]
     state = RequestState(B, S)
-    speculator = row_lookup.NgramSpeculator(_config("ngram_gpu", engine=engine), CPU, state)
+    speculator = v2.NgramSpeculator(_config("ngram_gpu", engine=engine), CPU, state)
     for _ in range(120):
         sampled = loop.step()
         for i in loop.begun:
@@ -177,7 +177,7 @@ def test_who_moved_or_came_anew_is_not_counted() -> None:
 
 
 def test_without_the_option() -> None:
-    assert v1.AsyncNgramProposer(_config("ngram_gpu", metrics=False), CPU)._stats is None
+    assert v1_device.AsyncNgramProposer(_config("ngram_gpu", metrics=False), CPU)._stats is None
     drafter = NgramProposer(_config("custom_class", metrics=False))
     assert drafter._stats.verdicts is None
 
@@ -201,7 +201,7 @@ def test_a_gpu_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Event, "recorded", 0)
     config = _config("ngram_gpu")
     options = read_options(config, "ngram_gpu")
-    drafter = v1.AsyncNgramProposer(config, CPU)
+    drafter = v1_device.AsyncNgramProposer(config, CPU)
     drafter.device = torch.device("cuda")
     stats: Any = stats_module.DeviceStats(drafter, config, options, B, None)
     for step, arrived in enumerate([0, 0, 1, 1, 4, 6]):

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 from ngram_npu import scope_of, set_num_threads
-from ngram_npu.vllm import NgramProposer, plugin, row_lookup, v1
-from ngram_npu.vllm import proposer as host_module
+from ngram_npu.vllm import NgramProposer, plugin, v1_device, v1_host, v2
 from ngram_npu.vllm.options import read_options
-from ngram_npu.vllm.row_lookup import RowLookup
 from ngram_npu.vllm.sharing import scope_of_request
+from ngram_npu.vllm.v2 import RowLookup
 from v2_state import RequestState, batch_of
 from vllm_config import vllm_config
 
@@ -152,7 +151,7 @@ def test_v1_sync_drafts_what_others_said() -> None:
 
 
 def test_v1_sync_at_finish_takes_the_absent_for_finished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_module, "PATIENCE", 4)
+    monkeypatch.setattr(v1_host, "PATIENCE", 4)
     rows, proposer = Rows(), NgramProposer(config_of(store="finish"))
     rows.begin(0, 9)
     rows.begin(1, 1)
@@ -172,7 +171,7 @@ def test_v1_sync_at_finish_takes_the_absent_for_finished(monkeypatch: pytest.Mon
 def test_v1_sync_stores_what_a_row_says_whose_prompt_is_not_indexed_yet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(host_module, "LEAST_TOKENS_PER_STEP", 1)
+    monkeypatch.setattr(v1_host, "LEAST_TOKENS_PER_STEP", 1)
     rows, proposer = Rows(), NgramProposer(config_of())
     rows.begin(0, *range(100, 400))
     rows.begin(1, 1)
@@ -200,7 +199,9 @@ class Async:
         self.input_batch = SimpleNamespace(req_ids=list(requests))
         self.tokens = torch.zeros((R, S), dtype=torch.int32)
         self.lengths = torch.ones(R, dtype=torch.int32)
-        self.proposer = v1.AsyncNgramProposer(config(store=store, drafts="trimmed"), CPU, self)
+        self.proposer = v1_device.AsyncNgramProposer(
+            config(store=store, drafts="trimmed"), CPU, self
+        )
         self.held = self.proposer._drafting.store
 
     def step(self, said: dict[str, list[int]]) -> dict[str, list[int]]:
@@ -256,7 +257,7 @@ def test_v1_async_tells_the_finished_from_the_preempted() -> None:
 
 
 def test_v1_async_off_is_off() -> None:
-    proposer = v1.AsyncNgramProposer(config_of(store=None), CPU, SimpleNamespace())
+    proposer = v1_device.AsyncNgramProposer(config_of(store=None), CPU, SimpleNamespace())
     assert proposer._slots is not None
     assert proposer._drafting.store is None
 
@@ -272,7 +273,7 @@ class State(RequestState):
 class GPUModelRunner:
     def __init__(self, store: str) -> None:
         self.req_states: Any = State()
-        self.speculator = row_lookup.NgramSpeculator(config_of(store=store), CPU, self.req_states)
+        self.speculator = v2.NgramSpeculator(config_of(store=store), CPU, self.req_states)
         self.held: Any = self.speculator.shared_store.held  # type: ignore[union-attr]
 
     def add_requests(self, scheduler_output: Any) -> None:

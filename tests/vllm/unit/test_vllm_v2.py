@@ -13,7 +13,7 @@ import torch
 from fresh_index import drafts_of
 from ngram_npu import NgramConfig
 from ngram_npu.ops import workspace_size
-from ngram_npu.vllm import ranks, row_lookup
+from ngram_npu.vllm import startup, v2
 from reference.drafting import draft_for
 from torch_calls import TorchCalls
 from v2_state import RequestState, batch_of
@@ -49,8 +49,8 @@ class _State(RequestState):
             yield rows, sampled
 
 
-def _speculator(state: _State, engine: str = "scan", **options: Any) -> row_lookup.NgramSpeculator:
-    made = row_lookup.NgramSpeculator(_config(engine=engine, **options), CPU, state)
+def _speculator(state: _State, engine: str = "scan", **options: Any) -> v2.NgramSpeculator:
+    made = v2.NgramSpeculator(_config(engine=engine, **options), CPU, state)
     state.fill()
     return made
 
@@ -68,7 +68,7 @@ def _config(*, max_model_len: int = S, **options: Any) -> Any:
 
 
 def _propose(
-    speculator: row_lookup.NgramSpeculator,
+    speculator: v2.NgramSpeculator,
     state: _State,
     rows: list[int],
     sampled: list[int],
@@ -128,10 +128,10 @@ def test_drafts_are_the_references_and_the_newest_token_fills_them(
     assert filled >= 10
 
 
-def _ladder(state: _State, adaptive: bool, probability: float | None) -> row_lookup.NgramSpeculator:
+def _ladder(state: _State, adaptive: bool, probability: float | None) -> v2.NgramSpeculator:
     config = _config(sizes="ladder", min_draft_probability=probability)
     config.speculative_config.enable_adaptive_verification = adaptive
-    made = row_lookup.NgramSpeculator(config, CPU, state)
+    made = v2.NgramSpeculator(config, CPU, state)
     state.fill()
     return made
 
@@ -202,12 +202,12 @@ def test_a_workspace_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     def workspace(op: str, options: Any, device: torch.device) -> Any:
-        assert ranks.workspace(op, options, device) is None  # the CPU needs none
-        made.append(ranks.workspace(op, options, torch.device("meta")))
+        assert startup.workspace(op, options, device) is None  # the CPU needs none
+        made.append(startup.workspace(op, options, torch.device("meta")))
         assert made[0].shape == (workspace_size(op, R),)
         return torch.zeros_like(made[0], device="cpu")
 
-    monkeypatch.setattr(row_lookup, "workspace", workspace)
+    monkeypatch.setattr(v2, "workspace", workspace)
     state = _State()
     speculator = _speculator(state, "scan")
     with TorchCalls() as seen:
@@ -245,13 +245,13 @@ def test_a_row_for_another_request_is_indexed_anew() -> None:
 
 @pytest.mark.parametrize(("max_model_len", "index"), [(8192, False), (8193, True)])
 def test_auto_is_the_index_where_it_pays(max_model_len: int, index: bool) -> None:
-    speculator = row_lookup.NgramSpeculator(_config(max_model_len=max_model_len), CPU, _State())
+    speculator = v2.NgramSpeculator(_config(max_model_len=max_model_len), CPU, _State())
     assert (speculator.index is not None) == index
 
 
 def test_the_line_at_start_up(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "vllm.ngram_npu")
-    row_lookup.NgramSpeculator(_config(), CPU, _State())
+    v2.NgramSpeculator(_config(), CPU, _State())
     (line,) = caplog.messages
     assert "(method ngram_gpu, V2 runner): prompt_lookup_min=2 prompt_lookup_max=4" in line
     assert (
@@ -261,7 +261,7 @@ def test_the_line_at_start_up(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_contradicting_option_is_refused() -> None:
     with pytest.raises(ValueError, match="contradicts speculative_config"):
-        row_lookup.NgramSpeculator(_config(prompt_lookup_min=3), CPU, _State())
+        v2.NgramSpeculator(_config(prompt_lookup_min=3), CPU, _State())
 
 
 class _Stock:
@@ -271,12 +271,12 @@ class _Stock:
 
 def _made(state: Any, device: torch.device = CPU) -> tuple[Any, list[str]]:
     said: list[str] = []
-    return row_lookup.in_place_of(_Stock, said.append)(_config(), device, state), said
+    return v2.in_place_of(_Stock, said.append)(_config(), device, state), said
 
 
 def test_ours_is_made_from_a_state_that_is_known() -> None:
     made, said = _made(_State())
-    assert isinstance(made, row_lookup.NgramSpeculator)
+    assert isinstance(made, v2.NgramSpeculator)
     assert said == []
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
-from ngram_npu.vllm.row_lookup import NgramSpeculator
+from ngram_npu.vllm.v2 import NgramSpeculator
 
 from tools.bench.data import default_data
 from tools.bench.ops.acceptance import proposed

@@ -11,7 +11,7 @@ import torch
 from ngram_npu import _C, NgramConfig, NgramStore
 from ngram_npu.host_drafting import HostDrafting
 from ngram_npu.index import make_index
-from ngram_npu.vllm.row_lookup import NgramSpeculator
+from ngram_npu.vllm.v2 import NgramSpeculator
 
 from tools.bench.data import Workload
 from tools.bench.measure import Contestant

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ngram_npu import _C
 from ngram_npu.vllm import NgramProposer
-from ngram_npu.vllm.proposer import PROMPT_TOKENS_PER_STEP, IndexEngine
+from ngram_npu.vllm.v1_host import PROMPT_TOKENS_PER_STEP, IndexEngine
 
 from tools.bench.data import Workload
 from tools.bench.measure import Contestant

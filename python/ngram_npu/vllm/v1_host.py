@@ -16,10 +16,10 @@ from ngram_npu.config import SCANNED_TOKENS, NgramConfig
 from ngram_npu.drafting import Drafting, Drafts
 from ngram_npu.index import NgramIndex
 from ngram_npu.memory import Int32Array
-from ngram_npu.vllm.after_import import check_call, logger
 from ngram_npu.vllm.options import Options, read_options
-from ngram_npu.vllm.ranks import MOST_TOKENS, index_for, start, takes_index
+from ngram_npu.vllm.patching import check_call, logger
 from ngram_npu.vllm.sharing import SharedStore
+from ngram_npu.vllm.startup import MOST_TOKENS, index_for, start, takes_index
 from ngram_npu.vllm.stats import Stats
 
 PROMPT_TOKENS_PER_STEP = 32768

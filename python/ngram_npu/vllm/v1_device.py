@@ -22,10 +22,10 @@ import torch
 from ngram_npu import _library
 from ngram_npu.drafting import Drafting
 from ngram_npu.ops import correct_num_computed_tokens_, prepare_next_token_ids
-from ngram_npu.vllm.after_import import refuse, serve, unlike
 from ngram_npu.vllm.options import CORRECTION, read_options
-from ngram_npu.vllm.ranks import compare_ranks, index_for, or_end, start, takes_index, workspace
+from ngram_npu.vllm.patching import refuse, serve, unlike
 from ngram_npu.vllm.sharing import SharedStore, scope_of_request
+from ngram_npu.vllm.startup import compare_ranks, index_for, or_end, start, takes_index, workspace
 from ngram_npu.vllm.stats import DeviceStats
 
 CORRECTION_NAME = "update_num_computed_tokens_for_batch_change"

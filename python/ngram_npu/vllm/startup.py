@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 from ngram_npu import _C, drafting
 from ngram_npu.config import SHORT_CONTEXT
 from ngram_npu.index import NgramIndex, make_index
-from ngram_npu.vllm.after_import import logger
 from ngram_npu.vllm.options import Options, engine_index
+from ngram_npu.vllm.patching import logger
 from ngram_npu.vllm.sharing import SharedStore
 
 if TYPE_CHECKING:

@@ -22,9 +22,10 @@ from ngram_npu import _library
 from ngram_npu.drafting import Drafting, Drafts
 from ngram_npu.host_drafting import HostDrafting, Stop
 from ngram_npu.index import NgramIndex
-from ngram_npu.vllm.after_import import parameters
 from ngram_npu.vllm.options import Method, Options, read_options
-from ngram_npu.vllm.ranks import (
+from ngram_npu.vllm.patching import parameters
+from ngram_npu.vllm.sharing import SharedStore, scope_of_request
+from ngram_npu.vllm.startup import (
     compare_ranks,
     drafts_on_host,
     index_for,
@@ -33,7 +34,6 @@ from ngram_npu.vllm.ranks import (
     takes_index,
     workspace,
 )
-from ngram_npu.vllm.sharing import SharedStore, scope_of_request
 from ngram_npu.vllm.stats import DeviceStats
 
 BESIDE = "ngram_npu"
