@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from ngram_npu import _C
+import ngram_npu._C as _C
 from ngram_npu.config import NgramConfig
 from ngram_npu.index import NgramIndex
 from ngram_npu.store import BLOCK_TOKENS, LEAST_BLOCKS_PER_SLOT, Kind, NgramStore, store_lookup

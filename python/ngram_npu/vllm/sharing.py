@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ngram_npu import _C, store_file
+import ngram_npu._C as _C
+from ngram_npu import store_file
 from ngram_npu.scopes import scope_of
 from ngram_npu.store import Kind, NgramStore
 from ngram_npu.vllm.options import Options, vocabulary_digest

@@ -15,7 +15,8 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from ngram_npu import _C, drafting
+import ngram_npu._C as _C
+from ngram_npu import drafting
 from ngram_npu.config import SHORT_CONTEXT
 from ngram_npu.index import NgramIndex, make_index
 from ngram_npu.vllm.options import Options, engine_index

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ngram_npu import _C
+import ngram_npu._C as _C
 from ngram_npu.config import SCANNED_TOKENS, NgramConfig
 from ngram_npu.drafting import Drafting, Drafts
 from ngram_npu.index import NgramIndex
