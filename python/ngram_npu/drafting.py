@@ -326,8 +326,9 @@ class Drafting:
             placed = self._scan.get("match_costs")
             if placed is None or placed.device != token_ids.device:
                 self._scan["match_costs"] = self._as_kind(self._match_costs).to(token_ids.device)
-        given = {"row_indices": row_indices, "draft_costs": draft_costs}
-        more = {name: value for name, value in given.items() if value is not None}
+        more = {} if row_indices is None else {"row_indices": row_indices}
+        if draft_costs is not None:
+            more["draft_costs"] = draft_costs
         if fill or (k is not None and k != self.config.k):
             more |= {"k": self.config.k if k is None else k, "fill": fill}
         return {**arguments, **more} if more else arguments

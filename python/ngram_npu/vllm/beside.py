@@ -1,4 +1,4 @@
-"""N-gram drafts beside those of a neural drafter in vLLM's V2 model runner.
+"""N-gram drafts beside those of a neural drafter in vLLM's V2 runner; the plugin attaches them.
 
 Each row of a step gets one of two drafts: that of the neural speculator, or the n-gram draft where
 it promises more. The speculator's instance stays what it is, so that the runner treats it as it

@@ -1,4 +1,4 @@
-"""The store that the requests of an engine share: its file, and the scopes of requests.
+"""The store that the requests of an engine share, for all drafters: its file, requests' scopes.
 
 Every rank has its own. All begin with the same one (:mod:`ngram_npu.vllm.startup`) and get the same
 tokens, and so have the same contents; one of them writes the file.

@@ -1,4 +1,4 @@
-"""What every drafter does when it starts: decides how it drafts, compares the ranks, logs.
+"""What each runner's drafter calls when it starts: how it drafts, whether the ranks agree, the log.
 
 The ranks of an engine that draft must draft alike. In the V2 runner and in V1's asynchronous one,
 each rank puts its own drafts into the model's input: if one drafts differently, the text is wrong.

@@ -1,4 +1,4 @@
-"""Statistics of the drafter, in the log and in Prometheus.
+"""Statistics that every drafter keeps of its calls, in the log and in Prometheus.
 
 vLLM itself counts accepted drafts for every method, in its ``SpecDecoding metrics`` line and as
 ``vllm:spec_decode_*``. The option ``metrics`` adds acceptance by match length and by position.

@@ -37,7 +37,7 @@ PATIENCE = 64
 batch: it may still run (in another micro-batch, or the token budget was too small for it)."""
 
 
-class ScanEngine:
+class ScannedRows:
     """By a scan of each whole row at every step. It keeps no state, so rows may change to other
     requests."""
 
@@ -61,7 +61,7 @@ class ScanEngine:
         )
 
 
-class IndexEngine(ScanEngine):
+class IndexedRows(ScannedRows):
     """With an index of each request's tokens; a step with few tokens is scanned.
 
     A request keeps its slot when its row moves (``_C.RowRecognizer``). Slots of absent requests are
@@ -159,9 +159,9 @@ class HostProposer:
     def __init__(self, vllm_config: Any, method: Literal["custom_class", "ngram"]) -> None:
         self.options = options = read_options(vllm_config, method)
         self.k = options.ngram.k
-        self.engine = ScanEngine(options.ngram)
+        self.engine = ScannedRows(options.ngram)
         if takes_index(options):
-            self.engine = IndexEngine(vllm_config, options)
+            self.engine = IndexedRows(vllm_config, options)
         self.shared_store = self.engine.store
         speaks = start(self, vllm_config, options, method, self.engine.name)
         self._stats = Stats(self, vllm_config, options) if speaks else None

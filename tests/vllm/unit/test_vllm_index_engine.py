@@ -11,7 +11,7 @@ import pytest
 from fresh_index import drafts_of
 from ngram_npu.vllm import NgramProposer, startup, v1_host
 from ngram_npu.vllm.options import read_options
-from ngram_npu.vllm.v1_host import IndexEngine, ScanEngine, StockNgramProposer
+from ngram_npu.vllm.v1_host import IndexedRows, ScannedRows, StockNgramProposer
 from test_vllm_rows import WIDTH, Runner
 from vllm_config import vllm_config
 
@@ -27,13 +27,12 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def _proposer(
     engine: str,
     *,
-    low: int = 2,
     high: int = 4,
     rows: int = 8,
     max_model_len: int = WIDTH,
     **more: Any,
 ) -> Any:
-    section = {"prompt_lookup_min": low, "prompt_lookup_max": high, "engine": engine, **more}
+    section = {"prompt_lookup_min": 2, "prompt_lookup_max": high, "engine": engine, **more}
     config = vllm_config(
         additional_config={"ngram_npu": section},
         max_model_len=max_model_len,
@@ -43,9 +42,9 @@ def _proposer(
     return NgramProposer(config)
 
 
-def _index_engine(proposer: NgramProposer) -> IndexEngine:
+def _index_engine(proposer: NgramProposer) -> IndexedRows:
     engine = proposer.engine
-    assert isinstance(engine, IndexEngine)
+    assert isinstance(engine, IndexedRows)
     return engine
 
 
@@ -197,7 +196,7 @@ def test_requests_are_followed_while_no_drafts_are_asked_for() -> None:
         drafts = proposer.propose(k, [[1]] * 2, lengths, token_ids)
         assert max(map(len, drafts)) == k
     engine = proposer.engine
-    assert isinstance(engine, IndexEngine)
+    assert isinstance(engine, IndexedRows)
     assert engine.index is not None
     statistics = engine.index.statistics
     assert statistics.rows_indexed == 10
@@ -243,7 +242,7 @@ def test_auto_is_the_index_where_it_can_be_and_pays(
 ) -> None:
     with caplog.at_level(logging.INFO, "vllm.ngram_npu"):
         made = _proposer("auto", high=high, max_model_len=max_model_len).engine
-    assert type(made) is {"index": IndexEngine, "scan": ScanEngine}[engine]
+    assert type(made) is {"index": IndexedRows, "scan": ScannedRows}[engine]
     assert f" engine={engine} " in caplog.messages[0]
 
 
@@ -252,7 +251,7 @@ def test_a_ladder_is_the_index_however_short_the_rows_and_says_so(
 ) -> None:
     with caplog.at_level(logging.INFO, "vllm.ngram_npu"):
         proposer = _ladder(min_draft_probability=0.177)
-    assert isinstance(proposer.engine, IndexEngine)
+    assert isinstance(proposer.engine, IndexedRows)
     (line,) = caplog.messages
     assert "): lookup=ladder min_draft_probability=0.177 num_speculative_tokens=4 " in line
     assert " engine=index " in line
