@@ -10,7 +10,7 @@ from types import ModuleType
 
 from ngram_npu import _library
 from ngram_npu._C import __version__, num_threads, set_num_threads
-from ngram_npu.config import NgramConfig
+from ngram_npu.config import CONTRACT_VERSION, NgramConfig
 from ngram_npu.costs import Costs
 from ngram_npu.doctor import Report, doctor
 from ngram_npu.index import (
@@ -44,9 +44,6 @@ __all__ = [
     "scope_of",
     "set_num_threads",
 ]
-
-CONTRACT_VERSION = 9
-"""The version of the operators' contract (docs/ops); docs/design/contract.md says what changed."""
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ngram_npu import _C
+import ngram_npu._C as _C
 
 _PACKAGE = Path(_C.__file__).parent  # not this file's: an editable install keeps sources elsewhere
 _NPU_PATH = _PACKAGE / "libngram_npu_launch.so"

@@ -14,8 +14,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ngram_npu import _C
+import ngram_npu._C as _C
 from ngram_npu.costs import Costs
+
+CONTRACT_VERSION = 9
+"""The version of the operators' contract (docs/ops); docs/design/contract.md says what changed."""
 
 MAX_NGRAM = _C.MAX_NGRAM
 MAX_DRAFT_TOKENS = _C.MAX_DRAFT_TOKENS

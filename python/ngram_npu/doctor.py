@@ -10,7 +10,8 @@ import platform
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ngram_npu import _C, _library
+import ngram_npu._C as _C
+from ngram_npu import _library
 
 TRIED_VLLM = ("0.28.0", "0.31.0", "0.32.0")
 """Releases of vLLM with which the methods ran (docs/guides/vllm-versions.md)."""

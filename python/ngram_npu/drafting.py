@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from ngram_npu import _C
+import ngram_npu._C as _C
 from ngram_npu.config import NgramConfig
 from ngram_npu.index import NgramIndex
 from ngram_npu.store import BLOCK_TOKENS, LEAST_BLOCKS_PER_SLOT, Kind, NgramStore, store_lookup
@@ -26,6 +26,7 @@ ArrayT = TypeVar("ArrayT", "npt.NDArray[Any]", "torch.Tensor")
 """``torch.Tensor`` or ``numpy.ndarray``; a call takes one kind and returns it."""
 
 ENGINES = ("auto", "index", "scan")
+_LOGITS = "token_logits"
 
 
 if TYPE_CHECKING or sys.version_info >= (3, 11):
@@ -143,6 +144,13 @@ class Drafting:
                 self._indexed["token_logits"] = logits
                 if store is not None:
                     self._store_lookup["token_logits"] = logits
+        # Arrays go by position: each name that is passed takes a tenth of a microsecond.
+        shared: tuple[Any, ...] = config.min_n, config.max_n, config.k, config.match_policy_code
+        shared += config.overlap, config.max_len_or_unlimited
+        limit = config.cost_limit or 0
+        self._scan_by_position = *shared, self._scan.get("match_costs"), limit
+        self._index_by_position = *shared, config.is_ladder, self._indexed.get("costs"), limit
+        self._vocab_size = config.vocab_size_or_unlimited
 
     def propose(
         self,
@@ -176,44 +184,52 @@ class Drafting:
             int64: a scan's draft tokens are int64.
         """
         index = None if scan else self.index
-        arguments = self._arguments(index, k, fill, token_ids)
-        if row_indices is not None:
-            arguments = {**arguments, "row_indices": row_indices}
-        if index is None:
-            workspace = self._workspace if workspace is None else workspace
-            if workspace is None and draft_costs is None and not int64:
-                return Drafts(
-                    *self._ops.ngram_propose(
-                        token_ids, num_tokens, num_sampled=num_sampled, **arguments
+        workspace = self._workspace if workspace is None else workspace
+        costs = draft_costs
+        if index is not None:
+            if costs is None and self.store is not None:
+                costs = self._costs(num_sampled, self.config.k if k is None else k)
+            if self.kind == "numpy":
+                given = token_ids, num_tokens, index.tensor, row_indices, slot_indices, num_sampled
+                lookup = *self._by_position(index, k), costs, fill, self._indexed.get(_LOGITS)
+                drafts = Drafts._make(self._ops.ngram_index_propose_(*given, *lookup))
+            else:
+                arguments = self._arguments(index, k, fill, token_ids, row_indices, costs)
+                drafts = Drafts(
+                    *self._ops.ngram_index_propose_(
+                        token_ids,
+                        num_tokens,
+                        index.tensor,
+                        slot_indices=slot_indices,
+                        num_sampled=num_sampled,
+                        **arguments,
                     )
                 )
+        elif workspace is None and costs is None and not int64:
+            if self.kind == "numpy":
+                lookup = *self._by_position(index, k), fill
+                found = self._ops.ngram_propose(
+                    token_ids, num_tokens, row_indices, num_sampled, *lookup
+                )
+                return Drafts._make(found)
+            arguments = self._arguments(index, k, fill, token_ids, row_indices)
+            found = self._ops.ngram_propose(
+                token_ids, num_tokens, num_sampled=num_sampled, **arguments
+            )
+            return Drafts(*found)
+        else:
+            arguments = dict(self._arguments(index, k, fill, token_ids, row_indices, costs))
             batch = len(num_tokens if row_indices is None else row_indices)
-            drafts = self._outputs(token_ids, batch, arguments["k"], int64)
+            drafts = self._outputs(token_ids, batch, arguments.pop("k"), int64)
             self._ops.ngram_propose_(
                 token_ids,
                 num_tokens,
                 num_sampled=num_sampled,
-                draft_costs=draft_costs,
                 workspace=workspace,
                 **drafts._asdict(),
-                **{name: value for name, value in arguments.items() if name != "k"},
-            )
-            return drafts
-        costs = draft_costs
-        if costs is None and self.store is not None:
-            costs = self._costs(num_sampled, arguments["k"])
-        if costs is not None:
-            arguments = {**arguments, "draft_costs": costs}
-        drafts = Drafts(
-            *self._ops.ngram_index_propose_(
-                token_ids,
-                num_tokens,
-                index.tensor,
-                slot_indices=slot_indices,
-                num_sampled=num_sampled,
                 **arguments,
             )
-        )
+            return drafts
         if self.store is not None:
             asked = slot_indices if store_slots is None else store_slots
             rows = token_ids, num_tokens, num_sampled
@@ -245,29 +261,35 @@ class Drafting:
             scopes, k, fill, draft_costs, workspace: as of :meth:`propose`.
         """
         index = self.index
-        arguments = {**self._arguments(index, k, fill, token_ids), "advance": advance}
-        if discard is not None:
-            arguments["discard"] = discard
-        if row_indices is not None:
-            arguments["row_indices"] = row_indices
-        if self.config.vocab_size is not None:
-            arguments["vocab_size"] = self.config.vocab_size
         costs = draft_costs
         if costs is None and self.store is not None:
-            costs = self._costs(sampled_token_ids, arguments["k"])
-        if costs is not None:
-            arguments["draft_costs"] = costs
+            costs = self._costs(sampled_token_ids, self.config.k if k is None else k)
+        workspace = self._workspace if workspace is None else workspace
         rows = token_ids, num_tokens, sampled_token_ids
-        if index is None:
-            workspace = self._workspace if workspace is None else workspace
-            if workspace is not None:
-                arguments["workspace"] = workspace
-            return StepResult(*self._ops.ngram_step_(*rows, **arguments))
-        result = StepResult(
-            *self._ops.ngram_index_step_(
+        if self.kind == "numpy":
+            lookup, logits = self._by_position(index, k), self._indexed.get(_LOGITS)
+            if index is None:
+                args = (discard, row_indices, advance, self._vocab_size, *lookup)
+                return StepResult._make(self._ops.ngram_step_(*rows, *args, fill, costs, workspace))
+            args = (discard, row_indices, slot_indices, advance, self._vocab_size, *lookup)
+            result = StepResult._make(
+                self._ops.ngram_index_step_(*rows, index.tensor, *args, costs, fill, logits)
+            )
+        else:
+            arguments = self._arguments(index, k, fill, token_ids, row_indices, costs)
+            arguments = {**arguments, "advance": advance}
+            if discard is not None:
+                arguments["discard"] = discard
+            if self.config.vocab_size is not None:
+                arguments["vocab_size"] = self.config.vocab_size
+            if index is None:
+                if workspace is not None:
+                    arguments["workspace"] = workspace
+                return StepResult(*self._ops.ngram_step_(*rows, **arguments))
+            found = self._ops.ngram_index_step_(
                 *rows, index.tensor, slot_indices=slot_indices, **arguments
             )
-        )
+            result = StepResult(*found)
         if self.store is not None:
             if not advance:
                 num_tokens = _grown(num_tokens, result.num_sampled, row_indices)
@@ -283,18 +305,33 @@ class Drafting:
         if self.store is not None:
             self.store.finish(slots)
 
+    def _by_position(self, index: NgramIndex | None, k: int | None) -> tuple[Any, ...]:
+        """The lookup's arguments for arrays, in the order of the operators; ``fill`` follows."""
+        found = self._scan_by_position if index is None else self._index_by_position
+        return found if k is None else (*found[:2], k, *found[3:])
+
     def _arguments(
-        self, index: NgramIndex | None, k: int | None, fill: bool, token_ids: Any
+        self,
+        index: NgramIndex | None,
+        k: int | None,
+        fill: bool,
+        token_ids: Any,
+        row_indices: Any,
+        draft_costs: Any = None,
     ) -> Mapping[str, Any]:
-        """What is the same in most calls; a copy of it would take a tenth of a small call."""
+        """The lookup's arguments for tensors, without those that are as by default. What is the
+        same in most calls is not copied, which would take a tenth of a small call."""
         arguments = self._scan if index is None else self._indexed
         if self._match_costs is not None and index is None and self.kind == "torch":
             placed = self._scan.get("match_costs")
             if placed is None or placed.device != token_ids.device:
                 self._scan["match_costs"] = self._as_kind(self._match_costs).to(token_ids.device)
+        more = {} if row_indices is None else {"row_indices": row_indices}
+        if draft_costs is not None:
+            more["draft_costs"] = draft_costs
         if fill or (k is not None and k != self.config.k):
-            return {**arguments, "k": self.config.k if k is None else k, "fill": fill}
-        return arguments
+            more |= {"k": self.config.k if k is None else k, "fill": fill}
+        return {**arguments, **more} if more else arguments
 
     def _as_kind(self, table: Any) -> Any:
         return table if self.kind == "numpy" else sys.modules["torch"].from_numpy(table.copy())

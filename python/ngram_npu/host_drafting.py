@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from ngram_npu import _C, _library
+import ngram_npu._C as _C
+from ngram_npu import _library
 from ngram_npu.config import NgramConfig
 from ngram_npu.index import NgramIndex
 from ngram_npu.store import NgramStore

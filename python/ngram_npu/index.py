@@ -8,7 +8,8 @@ from typing import Any, Literal, NoReturn, SupportsIndex
 
 import numpy as np
 
-from ngram_npu import _C, _library
+import ngram_npu._C as _C
+from ngram_npu import _library
 from ngram_npu.config import LADDER_MAX_N, MAX_INDEX_SPAN, MAX_NGRAM, UNLIMITED, NgramConfig
 from ngram_npu.memory import WORD_BYTES, Int32Array, zeroed_words
 

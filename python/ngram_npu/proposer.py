@@ -137,19 +137,29 @@ class NgramProposer:
         self._check_store("propose", drafting, num_sampled, scopes)
         if drafting.store is not None and num_sampled is None:
             raise ValueError("NgramProposer: propose: num_sampled: expected one with a store")
-        given: dict[str, Any] = {
-            "token_ids": token_ids,
-            "num_tokens": num_tokens,
-            "num_sampled": num_sampled,
-            "row_indices": row_indices,
-            "slot_indices": slot_indices,
-            "workspace": workspace,
-            "draft_costs": draft_costs,
-            "scopes": scopes,
-        }
         if not isinstance(token_ids, np.ndarray):
-            operators_for(op, **given, **_of(drafting))
-        drafts = drafting.propose(**given)
+            operators_for(
+                op,
+                token_ids=token_ids,
+                num_tokens=num_tokens,
+                num_sampled=num_sampled,
+                row_indices=row_indices,
+                slot_indices=slot_indices,
+                workspace=workspace,
+                draft_costs=draft_costs,
+                scopes=scopes,
+                **_of(drafting),
+            )
+        drafts = drafting.propose(
+            token_ids,
+            num_tokens,
+            num_sampled=num_sampled,
+            row_indices=row_indices,
+            slot_indices=slot_indices,
+            scopes=scopes,
+            draft_costs=draft_costs,
+            workspace=workspace,
+        )
         all_rows = row_indices is None and slot_indices is None
         self._keep(drafting, len(token_ids) if all_rows else 0)
         return drafts
@@ -190,20 +200,32 @@ class NgramProposer:
         drafting = self._drafting("ngram_index_step_", token_ids)
         self._check_store("step", drafting, sampled_token_ids, scopes)
         op = "ngram_step_" if drafting.index is None else "ngram_index_step_"
-        given: dict[str, Any] = {
-            "token_ids": token_ids,
-            "num_tokens": num_tokens,
-            "sampled_token_ids": sampled_token_ids,
-            "discard": discard,
-            "row_indices": row_indices,
-            "slot_indices": slot_indices,
-            "workspace": workspace,
-            "draft_costs": draft_costs,
-            "scopes": scopes,
-        }
         if not isinstance(token_ids, np.ndarray):
-            operators_for(op, **given, **_of(drafting))
-        result = drafting.step(**given, advance=advance)
+            operators_for(
+                op,
+                token_ids=token_ids,
+                num_tokens=num_tokens,
+                sampled_token_ids=sampled_token_ids,
+                discard=discard,
+                row_indices=row_indices,
+                slot_indices=slot_indices,
+                workspace=workspace,
+                draft_costs=draft_costs,
+                scopes=scopes,
+                **_of(drafting),
+            )
+        result = drafting.step(
+            token_ids,
+            num_tokens,
+            sampled_token_ids,
+            discard=discard,
+            row_indices=row_indices,
+            slot_indices=slot_indices,
+            scopes=scopes,
+            advance=advance,
+            draft_costs=draft_costs,
+            workspace=workspace,
+        )
         # Warns only if no indices are given: reading them could wait for a device.
         all_rows = row_indices is None and slot_indices is None
         self._keep(drafting, len(sampled_token_ids) if all_rows else 0)

@@ -17,7 +17,8 @@ from weakref import WeakSet
 import numpy as np
 import numpy.typing as npt
 
-from ngram_npu import _C, store_file
+import ngram_npu._C as _C
+from ngram_npu import store_file
 from ngram_npu.config import STORE_TOKENS, NgramConfig
 from ngram_npu.index import IntegrityError, is_tensor, operators_for
 from ngram_npu.memory import WORD_BYTES, Int32Array, zeroed_words

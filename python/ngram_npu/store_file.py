@@ -26,7 +26,7 @@ from io import BufferedReader
 from os import PathLike
 from typing import NamedTuple
 
-from ngram_npu import _C
+import ngram_npu._C as _C
 
 MAGIC = b"NGRSTORE"
 VERSION = 2

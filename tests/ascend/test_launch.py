@@ -54,9 +54,9 @@ def called():
 IMPORT = """
 import ngram_npu
 from ngram_npu import _library
-from ngram_npu.vllm import plugin, ascend_plugin, ascend
+from ngram_npu.vllm import plugin, ascend
 plugin.install()
-ascend_plugin.install()
+plugin.install_ascend()
 assert _library.has_kernel("ngram_step_", "npu") and not _library.has_kernel("nothing", "npu")
 assert _library.backends()["npu"].kernels == 9
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ngram_npu import _C
+import ngram_npu._C as _C
 
 
 def workspace_size(op: str, batch: int) -> int:

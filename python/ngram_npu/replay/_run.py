@@ -125,7 +125,7 @@ class ReplayOptions:
             ReplayError: an option out of its range, one that contradicts another, or a `costs` file
                 that cannot be read.
         """
-        from ngram_npu import NgramConfig
+        from ngram_npu.config import NgramConfig
 
         least = self.min_draft_probability
         if self.costs is not None and least is None:
@@ -367,7 +367,7 @@ def _int32(token_ids: Sequence[int]) -> Int32Array:
 
 
 def _ngram_proposer(options: ReplayOptions) -> Proposer:
-    from ngram_npu import NgramProposer
+    from ngram_npu.proposer import NgramProposer
 
     config = options.config()
     engine = "index" if options.engine == "auto" and config.fits_index else options.engine
@@ -399,7 +399,7 @@ def _thread_limit(threads: int | None) -> Iterator[None]:
     if threads is None:
         yield
         return
-    from ngram_npu import num_threads, set_num_threads
+    from ngram_npu._C import num_threads, set_num_threads
 
     before = num_threads()
     set_num_threads(threads)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ngram_npu import _C
+import ngram_npu._C as _C
 
 __all__ = ["machine", "package_version", "versions"]
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ngram_npu import _C
+import ngram_npu._C as _C
 from ngram_npu.replay.errors import ReplayError
 from ngram_npu.replay.simulation import TokenRequest
 from ngram_npu.store import NgramStore

@@ -151,7 +151,7 @@ def _workers(requests: Sequence[TokenRequest], jobs: int) -> Iterator[ProcessPoo
 
 
 def _start() -> None:
-    from ngram_npu import set_num_threads
+    from ngram_npu._C import set_num_threads
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
     set_num_threads(1)
@@ -162,7 +162,7 @@ def _work(chunk: Sequence[int], candidate: Candidate) -> Counts:
 
 
 def _replay(requests: Sequence[TokenRequest], candidate: Candidate) -> Counts:
-    from ngram_npu import NgramProposer
+    from ngram_npu.proposer import NgramProposer
 
     config = candidate.config
     # As in vLLM each turn is a request, so that only completions enter a store.
@@ -195,8 +195,7 @@ def _digest(requests: Iterator[TokenRequest]) -> str:
 
 def _key(candidate: Candidate, chunk: str) -> str:
     """Everything that a piece's result depends on, including the drafter's version."""
-    from ngram_npu import CONTRACT_VERSION
-    from ngram_npu.config import default_costs, default_store_costs
+    from ngram_npu.config import CONTRACT_VERSION, default_costs, default_store_costs
 
     costs = zlib.crc32(default_costs().tobytes() + default_store_costs().tobytes())
     whole = json.dumps([CONTRACT_VERSION, costs, candidate.options, candidate.drafts, chunk])

@@ -3,6 +3,6 @@
 ``speculative_config={"method": "custom_class", "model": "ngram_npu.vllm.NgramProposer", ...}``
 """
 
-from ngram_npu.vllm.proposer import NgramProposer
+from ngram_npu.vllm.v1_host import NgramProposer
 
 __all__ = ["NgramProposer"]

@@ -1,4 +1,4 @@
-"""Replacements for vLLM-Ascend's two n-gram drafters and the launcher that one of them uses.
+"""What the plugin puts in the place of vLLM-Ascend's two n-gram drafters and of a launcher.
 
 All of it works on tensors of any device that has kernels. Nothing waits for the device.
 """
@@ -10,14 +10,13 @@ from typing import Any
 import torch
 
 from ngram_npu.ops import ngram_step_
-from ngram_npu.vllm.device import as_matrix, never_empty
-from ngram_npu.vllm.engines import takes_index
 from ngram_npu.vllm.options import read_options
-from ngram_npu.vllm.proposer import StockNgramProposer
-from ngram_npu.vllm.ranks import compare_ranks
+from ngram_npu.vllm.startup import compare_ranks, takes_index
+from ngram_npu.vllm.v1_device import as_matrix, never_empty
+from ngram_npu.vllm.v1_host import StockNgramProposer
 
 
-class _Drafter:
+class _NoModel:
     """Methods that the runner calls as if its drafter had a model."""
 
     load_model = StockNgramProposer.load_model
@@ -38,14 +37,14 @@ class _Drafter:
         kernels are compiled ahead of time and are not part of the model's graphs."""
 
 
-class AscendNgramProposer(_Drafter, StockNgramProposer):
+class AscendNgramProposer(_NoModel, StockNgramProposer):
     """vLLM-Ascend's drafter of ``method="ngram"``: on the host, on its copy of the tokens."""
 
     def __init__(self, vllm_config: Any, runner: object) -> None:
         StockNgramProposer.__init__(self, vllm_config)
 
 
-class AscendNgramProposerNPU(_Drafter):
+class AscendNgramProposerNPU(_NoModel):
     """vLLM-Ascend's drafter of ``method="ngram_gpu"``: on the device, for asynchronous scheduling.
     The runner reads ``min_n``, ``max_n`` and ``k`` and calls :func:`triton_ngram_spec_decode` with
     them.

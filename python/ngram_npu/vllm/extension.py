@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from ngram_npu.store import NgramStore
 from ngram_npu.store_file import StoreFileError
-from ngram_npu.vllm.after_import import logger
-from ngram_npu.vllm.row_lookup import BESIDE
+from ngram_npu.vllm.patching import logger
 from ngram_npu.vllm.sharing import EXTRA_ARGUMENT, SharedStore, scope_of_request
+from ngram_npu.vllm.v2 import BESIDE
 
 T = TypeVar("T")
 

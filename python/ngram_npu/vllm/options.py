@@ -1,5 +1,5 @@
-"""Our options: from the environment, or from vLLM's ``additional_config`` under our own key, since
-other backends use it too."""
+"""Our options, which every drafter reads: from the environment, or from vLLM's
+``additional_config`` under our own key, since other backends use it too."""
 
 from __future__ import annotations
 

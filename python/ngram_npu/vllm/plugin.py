@@ -1,9 +1,17 @@
-"""Serves vLLM's ``method="ngram"``, and ``"ngram_gpu"`` of its V1 runner.
+"""Serves the n-gram methods of vLLM and of vLLM-Ascend, when it is loaded as vLLM's plugin.
 
-The runner looks up the stock classes in their modules when it makes a drafter and again when it
-calls it, so an assignment in that module is sufficient. It is made only if what it replaces has the
-signatures this was written for. It waits until vLLM imports the module: that imports numba, and
-vLLM's CPU worker (0.32.0) does not start if numba was imported before.
+- vLLM's ``method="ngram"``, and ``"ngram_gpu"`` of its V1 runner: the runner looks up the stock
+  classes in their modules when it makes a drafter and again when it calls it, so an assignment in
+  that module is sufficient. It waits until vLLM imports the module: that imports numba, and vLLM's
+  CPU worker (0.32.0) does not start if numba was imported before.
+- The n-gram methods of the V2 runner: it imports the stock speculator's class when it makes one.
+- N-gram drafts beside a neural drafter of the V2 runner: any speculator is made by one function,
+  which gets the configuration and the state of the requests. It is wrapped.
+- vLLM-Ascend: its V1 runner's module has the drafter classes and the launcher of the device lookup
+  as globals, and a factory in another module makes the drafter; both places are replaced together.
+  Its V2 runner derives from vLLM's, and is served as that is.
+
+Each replacement is made only if what it replaces has the signatures this was written for.
 """
 
 from __future__ import annotations
@@ -16,19 +24,21 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from ngram_npu.vllm import correction, v2_plugin
-from ngram_npu.vllm.after_import import (
+from ngram_npu import _library
+from ngram_npu.vllm import ascend, beside, v1_device, v2
+from ngram_npu.vllm.options import Method, read_options, wants_beside
+from ngram_npu.vllm.patching import (
     after_import,
     class_unlike,
     installed,
     logger,
     one_line,
+    parameters,
     refuse,
     serve,
     unlike,
 )
-from ngram_npu.vllm.options import wants_beside
-from ngram_npu.vllm.proposer import StockNgramProposer
+from ngram_npu.vllm.v1_host import StockNgramProposer
 
 MODULE = "vllm.v1.spec_decode.ngram_proposer"
 RUNNER = "vllm.v1.worker.gpu_model_runner"
@@ -36,6 +46,20 @@ CLASS = "NgramProposer"
 ASYNC_CLASS = "NgramProposerGPU"
 TRIM = "update_scheduler_for_invalid_drafts"
 COPY = "copy_num_valid_draft_tokens"
+
+V2_MODULE = "vllm.v1.worker.gpu.spec_decode.ngram.speculator"
+V2_CLASS = "NgramGPUSpeculator"
+V2_RUNNER = "vllm.v1.worker.gpu.model_runner"
+V2_FACTORY = "init_speculator"
+V2_REFUSED = " for the V2 runner, which is left as it is"
+
+ASCEND_RUNNER = "vllm_ascend.worker.model_runner_v1"
+ASCEND_FACTORY = "vllm_ascend.spec_decode"
+ASCEND_HOST = "AscendNgramProposer"
+ASCEND_DEVICE = "AscendNgramProposerNPU"
+ASCEND_LAUNCHER = "triton_ngram_spec_decode"
+ASCEND_V2_MODULE = "vllm_ascend.worker.v2.spec_decode.ngram"
+ASCEND_V2_CLASS = "AscendNgramSpeculator"
 
 
 def install() -> None:
@@ -45,16 +69,14 @@ def install() -> None:
     try:
         if importlib.util.find_spec("vllm_ascend") is not None:
             # vLLM-Ascend has its own drafter classes; one of them derives from the stock class.
-            from ngram_npu.vllm import ascend_plugin
-
-            ascend_plugin.install()
+            install_ascend()
         elif MODULE not in sys.modules and importlib.util.find_spec(MODULE) is None:
             refuse(refused, f"it has no {MODULE}")
         else:
             serve(MODULE, _replace, "method 'ngram'", refused)
             after_import(RUNNER, _serve_async)
-            v2_plugin.install()
-            v2_plugin.install_beside()
+            install_v2()
+            install_beside()
     except Exception as error:
         refuse(refused, f"{MODULE} is not found: {one_line(error)}")
 
@@ -75,18 +97,16 @@ def _replace(module: Any) -> str | None:
 def _serve_async(runner: ModuleType) -> None:
     method = "method 'ngram_gpu' of the V1 runner"
     serve(RUNNER, _replace_async, method, f" for {method}, which is left as it is")
-    correction.install(runner, lambda module: module.current_platform.device_type)
+    v1_device.install_correction(runner, lambda module: module.current_platform.device_type)
 
 
 def _replace_async(runner: Any) -> str | None:
-    from ngram_npu.vllm import v1
-
     _tell_of_beside(getattr(runner, "GPUModelRunner", None))
     stock: Any = getattr(runner, ASYNC_CLASS, None)
     trim: Any = getattr(runner, TRIM, None)
-    if stock is v1.AsyncNgramProposer:
+    if stock is v1_device.AsyncNgramProposer:
         return None
-    ours, own_trim = v1.AsyncNgramProposer, v1.unless_padded(trim)
+    ours, own_trim = v1_device.AsyncNgramProposer, v1_device.unless_padded(trim)
     methods = ("__init__", "load_model", "update_token_ids_ngram", "propose")
     doubt = (
         class_unlike(f"{RUNNER}.{ASYNC_CLASS}", stock, ours, methods)
@@ -124,3 +144,117 @@ def _copy(
     batch_size: int,
 ) -> None:
     """vLLM's function, which copies nothing if the count is None, as for padded drafts."""
+
+
+def install_v2(module: str = V2_MODULE, name: str = V2_CLASS, method: Method = "v2") -> None:
+    """As :func:`install`. Does nothing in a vLLM without the class."""
+    replace = functools.partial(_replace_v2, name=name, method=method)
+    serve(module, replace, "n-gram methods of the V2 runner", V2_REFUSED)
+
+
+def _replace_v2(module: Any, name: str, method: Method) -> str | None:
+    stock: Any = getattr(module, name, None)
+    if inspect.isclass(stock) and issubclass(stock, v2.NgramSpeculator):
+        return None
+    methods = ("__init__", "init_cudagraph_manager", "capture", "propose")
+    doubt = class_unlike(f"{module.__name__}.{name}", stock, v2.NgramSpeculator, methods)
+    public = {other for other in dir(stock) if not other.startswith("_")}
+    if not doubt and (lacking := public - set(dir(v2.NgramSpeculator))):
+        doubt = f"{name} has {', '.join(sorted(lacking))}, which ngram_npu's class lacks"
+    if not doubt:
+        setattr(
+            module,
+            name,
+            v2.in_place_of(stock, functools.partial(refuse, V2_REFUSED), method),
+        )
+        tell_of_requests(sys.modules.get(V2_RUNNER))
+    return doubt
+
+
+def tell_of_requests(module: Any) -> None:
+    """A speculator gets tensors only; scopes are in what the scheduler says of new requests.
+    ``module`` is the runner's."""
+    runner: Any = getattr(module, "GPUModelRunner", None)
+    add_requests = getattr(runner, "add_requests", None)
+    if not inspect.isfunction(add_requests) or v2.RowLookup.sees_requests:
+        return
+    if parameters(add_requests) == ["self", "scheduler_output"]:
+        runner.add_requests = v2.telling(add_requests)
+        v2.RowLookup.sees_requests = True
+
+
+def install_beside() -> None:
+    """Wraps the runner's function, now or when vLLM imports the runner. Unless ``beside`` is set,
+    it does then what it did before. Never raises; may be called again."""
+    after_import(V2_RUNNER, _wrap_factory)
+
+
+def _wrap_factory(module: Any) -> None:
+    stock: Any = getattr(module, V2_FACTORY, None)
+    if not inspect.isfunction(stock) or hasattr(stock, "beside"):
+        return
+
+    @functools.wraps(stock)
+    def init(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+        speculator = stock(vllm_config, *args, **kwargs)
+        if not wants_beside(vllm_config):
+            return speculator
+
+        def attach(vllm_config: Any, device: Any, req_states: Any) -> str:
+            options = read_options(vllm_config, "beside")
+            if options.ngram.store is not None:
+                tell_of_requests(module)
+            return beside.attach(vllm_config, options, device, req_states, speculator)
+
+        doubt = unlike(V2_FACTORY, stock, attach) or attach(vllm_config, *args, **kwargs)
+        if doubt:
+            logger.warning(
+                "ngram_npu: beside=True has no effect, the speculator is left as it is: %s", doubt
+            )
+        return speculator
+
+    init.beside = True  # type: ignore[attr-defined]
+    setattr(module, V2_FACTORY, init)
+
+
+def install_ascend() -> None:
+    """Replaces the drafters now or when vLLM-Ascend imports its runner or its V2 speculator, and
+    logs one line per method: enabled, or why not. Never raises; may be called again."""
+    version = installed("vllm-ascend")
+
+    def served(runner: Any) -> None:
+        device = ASCEND_DEVICE, ASCEND_LAUNCHER
+        for method, names in (("ngram", (ASCEND_HOST,)), ("ngram_gpu", device)):
+            what = f"method {method!r}"
+            replace = functools.partial(_replace_ascend, names=names)
+            refused = f" for {what}, {version} is left as it is"
+            serve(ASCEND_RUNNER, replace, f"{what} of vllm-ascend", refused)
+        v1_device.install_correction(runner, lambda _: "npu")
+
+    after_import(ASCEND_RUNNER, served)
+    install_v2(ASCEND_V2_MODULE, ASCEND_V2_CLASS, "ascend_v2")
+
+
+def _replace_ascend(runner: Any, names: tuple[str, ...]) -> str | None:
+    factory = sys.modules[ASCEND_FACTORY]
+    ours = {name: getattr(ascend, name) for name in names}
+    if all(getattr(runner, name, None) is own for name, own in ours.items()):
+        return None
+    doubt = ""
+    if ASCEND_LAUNCHER in names and not _library.has_kernel("ngram_step_", "npu"):
+        doubt = f"no NPU kernels: {_library.backends()['npu'].reason}"
+    for name, own in ours.items():
+        theirs = getattr(runner, name, None)
+        if not inspect.isclass(own):
+            doubt = doubt or unlike(name, theirs, own)
+            continue
+        calls = ("load_model", "dummy_run", *(("propose",) if name == ASCEND_HOST else ()))
+        doubt = doubt or class_unlike(f"{ASCEND_RUNNER}.{name}", theirs, own, ("__init__", *calls))
+        if not doubt and getattr(factory, name, None) is not theirs:
+            doubt = f"{ASCEND_FACTORY} makes another {name} than {ASCEND_RUNNER} knows"
+    if not doubt:
+        for name, own in ours.items():
+            setattr(runner, name, own)
+            if inspect.isclass(own):
+                setattr(factory, name, own)
+    return doubt

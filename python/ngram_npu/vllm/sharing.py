@@ -1,6 +1,6 @@
-"""The store that the requests of an engine share: its file, and the scopes of requests.
+"""The store that the requests of an engine share, for all drafters: its file, requests' scopes.
 
-Every rank has its own. All begin with the same one (:mod:`ngram_npu.vllm.ranks`) and get the same
+Every rank has its own. All begin with the same one (:mod:`ngram_npu.vllm.startup`) and get the same
 tokens, and so have the same contents; one of them writes the file.
 """
 
@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from ngram_npu import _C, store_file
+import ngram_npu._C as _C
+from ngram_npu import store_file
 from ngram_npu.scopes import scope_of
 from ngram_npu.store import Kind, NgramStore
-from ngram_npu.vllm.after_import import logger, one_line
 from ngram_npu.vllm.options import Options, vocabulary_digest
+from ngram_npu.vllm.patching import logger, one_line
 
 STORE_TOKENS = 1 << 24
 """350 MB, of which what holds text is committed."""

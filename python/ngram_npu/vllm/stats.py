@@ -1,4 +1,4 @@
-"""Statistics of the drafter, in the log and in Prometheus.
+"""Statistics that every drafter keeps of its calls, in the log and in Prometheus.
 
 vLLM itself counts accepted drafts for every method, in its ``SpecDecoding metrics`` line and as
 ``vllm:spec_decode_*``. The option ``metrics`` adds acceptance by match length and by position.
@@ -9,19 +9,23 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.util import Finalize
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ngram_npu.index import NgramIndex
-from ngram_npu.vllm.after_import import logger
-from ngram_npu.vllm.engines import Int32Array
+from ngram_npu.memory import Int32Array
 from ngram_npu.vllm.options import Options, engine_index
+from ngram_npu.vllm.patching import logger
+
+if TYPE_CHECKING:
+    import torch
 
 Rows = slice | npt.NDArray[np.intp]
 
@@ -188,6 +192,36 @@ class Stats:
         if name not in _registered:
             _registered[name] = prometheus_client.Counter(name, text, (*_LABELS, *more))
         return _registered[name].labels(**self._labels, **more)
+
+
+class DeviceStats(Stats):
+    """Of tensors. From a GPU they are copied asynchronously after the step; the first later step
+    that finds the copy complete counts it."""
+
+    def __init__(self, owner: Any, vllm_config: Any, options: Options, rows: int, index: Any):
+        import torch
+
+        super().__init__(owner, vllm_config, options, rows)
+        self._index = index
+        self._on_host = owner.device.type == "cpu"
+        self._runtime: Any = torch.get_device_module(owner.device)
+        self._copies: deque[tuple[Any, torch.Tensor, float, Rows]] = deque()
+
+    def observe_tensors(self, started: float, rows: Rows, *values: torch.Tensor) -> None:
+        """As :meth:`observe`, for a call that began at ``started`` (``time.perf_counter()``)."""
+        import torch
+
+        table = torch.stack(values)
+        if self._on_host:
+            self.observe(time.perf_counter() - started, rows, table.numpy(), self._index)
+            return
+        table = table.to("cpu", non_blocking=True)  # into pinned memory
+        event = self._runtime.Event()
+        event.record()
+        self._copies.append((event, table, time.perf_counter() - started, rows))
+        while self._copies and self._copies[0][0].query():
+            _, table, seconds, rows = self._copies.popleft()
+            self.observe(seconds, rows, table.numpy(), None)  # the index is in host memory
 
 
 def _shares(tokens: npt.NDArray[np.int64], first: str = "0") -> str:

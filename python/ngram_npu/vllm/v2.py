@@ -1,16 +1,264 @@
-"""N-gram drafts for vLLM's V2 model runner, in place of its ``NgramGPUSpeculator``."""
+"""N-gram drafts for vLLM's V2 model runner: what its speculators share, and the one in place of its
+``NgramGPUSpeculator``.
+
+The runner gives a request one row of its token buffer for as long as it runs, and appends the
+sampled tokens before it asks for drafts. So one lookup is all there is to do on the device. With an
+index, and so with a ladder or a store, the host drafts, in the order of the device's stream: then
+the row of a request is its slot of both. Nothing waits for the device either way.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
-from ngram_npu.vllm.engines import drafts_on_host
-from ngram_npu.vllm.options import Method, read_options
-from ngram_npu.vllm.row_lookup import RowLookup, doubt_of_state, is_warm_up
+from ngram_npu import _library
+from ngram_npu.drafting import Drafting, Drafts
+from ngram_npu.host_drafting import HostDrafting, Stop
+from ngram_npu.index import NgramIndex
+from ngram_npu.vllm.options import Method, Options, read_options
+from ngram_npu.vllm.patching import parameters
+from ngram_npu.vllm.sharing import SharedStore, scope_of_request
+from ngram_npu.vllm.startup import (
+    compare_ranks,
+    drafts_on_host,
+    index_for,
+    or_end,
+    start,
+    takes_index,
+    workspace,
+)
+from ngram_npu.vllm.stats import DeviceStats
+
+BESIDE = "ngram_npu"
+"""The attribute of a neural speculator that holds the lookup beside it."""
+
+SETTLE_S = 10.0
+"""How long the end of an engine waits for the last jobs before the store is saved."""
+
+
+class RowLookup:
+    """What speculators of the V2 runner share. Drafts are filled up, since the runner verifies all
+    of their tokens."""
+
+    sees_requests = False
+    """Whether the runner says of new requests what their scopes are."""
+
+    def __init__(
+        self, vllm_config: Any, options: Options, device: torch.device, req_states: Any, method: str
+    ) -> None:
+        self.k = options.ngram.k
+        self.device = device
+        self._max_model_len = options.max_model_len
+        self._state = req_states.all_token_ids.gpu, req_states.total_len.gpu
+        self._announced: dict[str, Any] = {}  # requests that are about to begin
+        # Made before vLLM measures how much memory is left for its KV cache. In host memory only
+        # what is used is committed.
+        self.index: NgramIndex | None = None
+        self.shared_store: SharedStore | None = None
+        on_host = drafts_on_host(options, device.type)
+        if on_host and takes_index(options):
+            self.index = index_for(options, options.max_num_seqs, "numpy")
+            if options.ngram.store is not None:
+                self.shared_store = SharedStore(vllm_config, options, options.max_num_seqs, "numpy")
+        store = self.shared_store
+        self.one_of_many = compare_ranks(vllm_config, options, store)
+        self._host: HostDrafting | None = None
+        if on_host:
+            self._host = HostDrafting(
+                options.ngram,
+                num_rows=options.max_num_seqs,
+                capacity=options.max_model_len,
+                most_sampled=self.k + 1,
+                device=device,
+                lag=steps_ahead(vllm_config),
+                index=self.index,
+                store=None if store is None else store.held,
+            )
+            if store is not None:
+                store.settle = functools.partial(self._host.settle, SETTLE_S)
+                store.scoped = self.sees_requests
+            self._newest = torch.arange(self.k + 1, device=device)
+        else:
+            scratch = workspace("ngram_propose_", options, device)
+            self._drafting = Drafting(options.ngram, kind="torch", workspace=scratch)
+        self._watch(req_states)
+        shape = options.max_num_seqs, self.k
+        self._draft_costs = torch.zeros(shape, dtype=torch.uint8, device=device)
+        self._gives_costs = False
+        """Whether a lookup says what its draft tokens cost."""
+        engine = ("index" if self.index else "scan") + (" on the host" if on_host else "")
+        self.speaks = start(self, vllm_config, options, method, engine)
+        self._stats: DeviceStats | None = None
+        if self.speaks and options.metrics:
+            self._stats = DeviceStats(self, vllm_config, options, len(self._state[1]), self.index)
+
+    @or_end
+    def _look_up(
+        self, input_batch: Any, num_sampled: torch.Tensor, *, int64: bool = False
+    ) -> Drafts[torch.Tensor]:
+        """Drafts [B, k], filled up (with ``int64`` they are int64), how many tokens were found [B],
+        and the length of their match [B]; int32. Where ``_gives_costs``, the first B rows of
+        ``_draft_costs`` are theirs."""
+        rows = input_batch.idx_mapping
+        if self._host is not None:
+            if self.shared_store is not None:
+                self.shared_store.check_not_skipped()
+            rows_np = np.asarray(input_batch.idx_mapping_np, np.int32)
+            found = self._host.propose(rows_np, self._sampled(rows, num_sampled))
+            self._draft_costs[: len(rows)] = found.draft_costs
+            drafts = found.draft_token_ids
+            return Drafts(drafts if int64 else drafts.to(torch.int32), *found[1:3])
+        return self._drafting.propose(
+            *self._state,
+            num_sampled=num_sampled,
+            row_indices=rows,
+            fill=True,
+            draft_costs=self._draft_costs[: len(rows)] if self._gives_costs else None,
+            int64=int64,
+        )
+
+    @or_end
+    def _round_trip(self) -> None:
+        """In a dummy run that vLLM times: what a step on the host costs at least."""
+        if self._host is not None:
+            empty = torch.empty(0, self.k + 2, dtype=torch.int32, device=self.device)
+            self._host.propose(np.empty(0, np.int32), empty)
+
+    def _sampled(self, rows: torch.Tensor, num_sampled: torch.Tensor) -> torch.Tensor:
+        """[B, 2 + k] int32: how many tokens each request has sampled, then these."""
+        token_ids, num_tokens = self._state
+        at = (num_tokens[rows] - num_sampled)[:, None] + self._newest
+        tokens = token_ids[rows[:, None], at.clamp_(0, token_ids.shape[1] - 1)]
+        return torch.cat((num_sampled[:, None].to(torch.int32), tokens), dim=1)
+
+    def announce(self, requests: Iterable[Any]) -> None:
+        """Requests that are about to begin, as the scheduler describes them."""
+        if self._host is not None:
+            for request in requests:
+                self._announced[request.req_id] = request
+
+    def _watch(self, req_states: Any) -> None:
+        """Notes which rows the runner gives to new requests, and which it takes from others: they
+        have finished, or are preempted and begin anew."""
+        add_request, remove_request = req_states.add_request, req_states.remove_request
+        signature = inspect.signature(add_request)
+
+        @functools.wraps(add_request)  # whose signature another speculator may read
+        def added(*args: Any, **kwargs: Any) -> None:
+            add_request(*args, **kwargs)
+            given = signature.bind(*args, **kwargs).arguments
+            row = req_states.req_id_to_index[given["req_id"]]
+            longest = getattr(req_states, "max_model_len", self._max_model_len)  # may shrink
+            self._begin(row, given, longest)
+
+        def removed(req_id: str, *args: Any, **kwargs: Any) -> Any:
+            row = req_states.req_id_to_index.get(req_id)
+            if row is not None:
+                self._end(row)
+            return remove_request(req_id, *args, **kwargs)
+
+        req_states.add_request, req_states.remove_request = added, removed
+
+    @or_end
+    def _begin(self, row: int, given: Mapping[str, Any], longest: int) -> None:
+        if self._host is None:
+            return
+        request = self._announced.pop(given["req_id"], None)
+        stop = stop_of(request, given["prompt_len"], given["max_tokens"])
+        stop = stop._replace(max_length=min(stop.max_length, longest))
+        scope = 0
+        if request is not None:
+            scope = scope_of_request(request.lora_request, request.sampling_params)
+        self._host.begin(row, given["all_token_ids"], scope=scope, stop=stop)
+
+    @or_end
+    def _end(self, row: int) -> None:
+        if self._host is not None:
+            self._host.end(row)
+
+
+def steps_ahead(vllm_config: Any) -> int:
+    """How many steps a worker may begin before it learns that a request has ended."""
+    batches = getattr(vllm_config, "max_concurrent_batches", None)
+    if batches is None:
+        scheduler = vllm_config.scheduler_config
+        batches = 2 if getattr(scheduler, "async_scheduling", False) else 1
+    return int(batches) - 1
+
+
+def stop_of(request: Any, prompt_length: int, max_tokens: int) -> Stop:
+    """How vLLM's scheduler ends a request for its tokens (``check_stop``), without stop strings,
+    which are found elsewhere. ``request``: as the scheduler describes it; None: not known."""
+    params = getattr(request, "sampling_params", None)
+    ends = [*(getattr(params, "stop_token_ids", None) or ())]
+    if (eos := getattr(params, "eos_token_id", None)) is not None:
+        ends.append(eos)
+    stop = Stop(tuple(ends), prompt_length + max_tokens, prompt_length)
+    repetition = getattr(params, "repetition_detection", None)
+    if params is None or repetition is None:
+        return stop
+    return stop._replace(
+        min_output=params.min_tokens,
+        min_pattern=repetition.min_pattern_size,
+        max_pattern=repetition.max_pattern_size,
+        min_count=repetition.min_count,
+    )
+
+
+def is_warm_up(input_batch: Any) -> bool:
+    """Whether vLLM's worker has made the requests of this step up to warm its kernels, as
+    ``_warmup_0_``. It gives them no other sign; to the ids of others it appends random digits."""
+    first = input_batch.req_ids[:1]
+    return any(n.startswith("_") and "warmup_" in n and n.endswith("_") for n in first)
+
+
+def telling(add_requests: Callable[..., None]) -> Callable[..., None]:
+    """vLLM's ``GPUModelRunner.add_requests`` for a runner whose speculator is to know of them."""
+
+    @functools.wraps(add_requests)
+    def told(self: Any, scheduler_output: Any) -> None:
+        speculator = getattr(self, "speculator", None)
+        lookup = getattr(speculator, BESIDE, speculator)
+        if isinstance(lookup, RowLookup):
+            lookup.announce(scheduler_output.scheduled_new_reqs)
+        add_requests(self, scheduler_output)
+
+    return told
+
+
+def doubt_of_state(device: torch.device, req_states: Any, kernel: str) -> str:
+    """Why the runner's state cannot be looked up in; empty: it can. ``kernel``: the operator that
+    the device needs; empty: none."""
+    if device.type not in ("cpu", "cuda", "npu"):
+        return f"no kernels for {device.type}"
+    if kernel and not _library.has_kernel(kernel, device.type):
+        return f"no kernels for {device.type}: {_library.backends()[device.type].reason}"
+    for name, rank in (("all_token_ids", 2), ("total_len", 1)):
+        tensor = getattr(getattr(req_states, name, None), "gpu", None)
+        if not isinstance(tensor, torch.Tensor):
+            return f"the runner's state has no {name}.gpu"
+        found = tensor.dim(), tensor.dtype, tensor.device.type, tensor.stride(-1)
+        expected = rank, torch.int32, device.type, 1
+        if found != expected:
+            return f"{name}.gpu (rank, dtype, device, stride) is {found}, expected {expected}"
+    for name in ("add_request", "remove_request", "req_id_to_index"):
+        if not hasattr(req_states, name):
+            return f"the runner's state has no {name}"
+    found_arguments = parameters(req_states.add_request)
+    expected_arguments = ("req_id", "prompt_len", "all_token_ids", "max_tokens")
+    if not {*expected_arguments} <= {*found_arguments}:
+        return (
+            f"add_request takes ({', '.join(found_arguments)}), expected "
+            f"{', '.join(expected_arguments)} among them"
+        )
+    return ""
 
 
 class NgramSpeculator(RowLookup):

@@ -12,7 +12,7 @@ from typing import Any
 import cpu_platform  # before modules that import numba
 import pytest
 import torch
-from ngram_npu.vllm import engines, plugin, v1
+from ngram_npu.vllm import plugin, v1_device, v1_host
 from vllm import LLM, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.v1.spec_decode import ngram_proposer, ngram_proposer_gpu
@@ -286,11 +286,11 @@ def engine(
         patched = stack.enter_context(pytest.MonkeyPatch.context())
         for module, name in REPLACED:
             patched.setattr(module, name, getattr(module, name))  # to be restored
-        patched.setattr(engines, "SCANNED_TOKENS", -1)  # tests have few tokens
+        patched.setattr(v1_host, "SCANNED_TOKENS", -1)  # tests have few tokens
         if method.plugged:
             plugin.install()
             assert ngram_proposer.NgramProposer is plugin.StockNgramProposer
-            assert gpu_model_runner.NgramProposerGPU is v1.AsyncNgramProposer
+            assert gpu_model_runner.NgramProposerGPU is v1_device.AsyncNgramProposer
         if drafter is not None:
             patched.setattr(gpu_model_runner, "NgramProposerGPU", drafter)
         if method.is_async:

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 from engine_runs import METHODS, Engine, engine
-from ngram_npu.vllm import correction
+from ngram_npu.vllm import v1_device
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm import SamplingParams
 from vllm.v1.worker import gpu_model_runner
 
 SCHEDULES = 1_000
-STOCK = getattr(gpu_model_runner, correction.NAME)
+STOCK = getattr(gpu_model_runner, v1_device.CORRECTION_NAME)
 VIEWS = {"slice", "alias", "detach"}
 
 Function = Callable[..., None]
@@ -70,8 +70,8 @@ class Compared:
 @pytest.fixture(scope="module")
 def running(model: Path) -> Iterator[Engine]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv(correction.CORRECTION, "1")
-        patched.setattr(gpu_model_runner, correction.NAME, STOCK)  # to be restored
+        patched.setenv(v1_device.CORRECTION, "1")
+        patched.setattr(gpu_model_runner, v1_device.CORRECTION_NAME, STOCK)  # to be restored
         with engine(model, METHODS["padded_scan"], num_gpu_blocks_override=18) as made:
             yield made
 
@@ -105,10 +105,10 @@ def _schedules(running: Engine, count: int) -> int:
 def test_the_counts_are_those_of_vllm_s_function(
     running: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ours = getattr(gpu_model_runner, correction.NAME)
-    assert ours is correction.update_num_computed_tokens_for_batch_change
+    ours = getattr(gpu_model_runner, v1_device.CORRECTION_NAME)
+    assert ours is v1_device.update_num_computed_tokens_for_batch_change
     compared = Compared(ours)
-    monkeypatch.setattr(gpu_model_runner, correction.NAME, compared)
+    monkeypatch.setattr(gpu_model_runner, v1_device.CORRECTION_NAME, compared)
     preemptions = _schedules(running, SCHEDULES)
     with capsys.disabled():
         print(f"\n{SCHEDULES} schedules: {dict(compared.seen)}, {preemptions} preemptions")
@@ -126,6 +126,6 @@ def test_wrong_counts_are_noticed(running: Engine, monkeypatch: pytest.MonkeyPat
         STOCK(computed, accepted, prev, drafts[: len(counts)] + 1, drafts, host)
 
     compared = Compared(wrong)
-    monkeypatch.setattr(gpu_model_runner, correction.NAME, compared)
+    monkeypatch.setattr(gpu_model_runner, v1_device.CORRECTION_NAME, compared)
     _schedules(running, 5)
     assert compared.different >= 5

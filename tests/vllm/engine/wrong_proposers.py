@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from ngram_npu.vllm import NgramProposer
-from ngram_npu.vllm.v1 import AsyncNgramProposer
+from ngram_npu.vllm.v1_device import AsyncNgramProposer
 
 
 class WrongProposer(NgramProposer):

@@ -13,7 +13,7 @@ import torch
 import toy_drafters
 import v2_runs
 from ngram_npu.config import default_match_costs
-from ngram_npu.vllm import v2_plugin
+from ngram_npu.vllm import plugin
 from reference.drafting import LATEST, draft_for
 from reference.merging import merge_drafts_
 from v2_runs import ENGINE, K, Run
@@ -115,7 +115,7 @@ class BesideRun(Run):
 def run(model: Path, method: Method) -> BesideRun:
     """Runs the first of the requests at once, with a fresh engine."""
     result = BesideRun()
-    v2_plugin.install_beside()
+    plugin.install_beside()
     try:
         with v2_runs.engine(model, method.arguments(model), result, method.adaptive) as (
             llm,

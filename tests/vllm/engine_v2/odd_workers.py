@@ -8,7 +8,7 @@ import signal
 import time
 from typing import Any
 
-from ngram_npu.vllm.row_lookup import BESIDE
+from ngram_npu.vllm.v2 import BESIDE
 from noting_workers import note
 from vllm.v1.worker.cpu_worker import CPUWorker
 

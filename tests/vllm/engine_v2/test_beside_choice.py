@@ -11,7 +11,7 @@ from typing import Any
 import beside_runs
 import pytest
 import v2_runs
-from ngram_npu.vllm import v2_plugin
+from ngram_npu.vllm import plugin
 from tiny_model import corpus
 from vllm import LLM, SamplingParams
 from vllm.v1.worker.gpu import model_runner
@@ -72,7 +72,7 @@ def recorded(model: Path) -> Any:
     method = beside_runs.Method("eagle", asynchronous=False, ours=beside_runs.SCAN)
     room = {"num_gpu_blocks_override": 80, "max_num_batched_tokens": 1024}
     found: dict[str, tuple[list[Completion], list[int]]] = {}
-    v2_plugin.install_beside()
+    plugin.install_beside()
     with v2_runs.engine(model, method.arguments(model) | room, v2_runs.Run()) as (llm, runner):
         ids = llm.get_tokenizer().encode(corpus()[1_000_000:1_030_000])
         for kind in KINDS:

@@ -12,7 +12,7 @@ import pytest
 import torch
 import toy_drafters
 import v2_runs
-from ngram_npu.vllm.v2_beside import _doubt
+from ngram_npu.vllm.beside import _doubt
 from vllm.v1.worker.gpu.spec_decode.eagle.speculator import EagleSpeculator
 from vllm.v1.worker.gpu.states import RequestState
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import v2_runs
-from ngram_npu.vllm import v2_plugin
+from ngram_npu.vllm import plugin
 from reference.drafting import LATEST, draft_for
 from tiny_model import corpus
 from transformers import AutoTokenizer, LlamaForCausalLM
@@ -28,7 +28,7 @@ METHOD = beside_runs.Method("draft_model", ours=SIZES, sampled=True)
 @pytest.fixture(scope="module")
 def runner_and_llm(model: Path) -> Iterator[Any]:
     result = beside_runs.BesideRun()
-    v2_plugin.install_beside()
+    plugin.install_beside()
     arguments = METHOD.arguments(model) | {"max_num_seqs": 20, "num_gpu_blocks_override": 200}
     with v2_runs.engine(model, arguments, result) as (llm, runner):
         yield [llm, runner, result]

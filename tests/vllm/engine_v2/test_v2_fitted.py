@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import v2_runs
-from ngram_npu.vllm import v2_plugin
+from ngram_npu.vllm import plugin
 from vllm import SamplingParams
 
 
@@ -15,7 +15,7 @@ def _run(model: Path, method: str) -> tuple[v2_runs.Run, int, Any]:
     result = v2_runs.Run()
     arguments = {**v2_runs.METHODS[method].arguments, "max_model_len": -1}
     if arguments["additional_config"]:
-        v2_plugin.install()
+        plugin.install_v2()
     with v2_runs.engine(model, arguments, result) as (llm, runner):
         longest: int = runner.req_states.max_model_len
         endless = SamplingParams(temperature=0, max_tokens=2000, ignore_eos=True)

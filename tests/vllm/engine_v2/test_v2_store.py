@@ -14,14 +14,14 @@ import v2_runs
 from ngram_npu import NgramStore, store_file
 from ngram_npu.costs import Costs
 from ngram_npu.tokenizer_digest import digest_of
-from ngram_npu.vllm import v2_plugin
+from ngram_npu.vllm import plugin
 
 EXTENSION = "ngram_npu.vllm.extension.StoreExtension"
 
 
 @contextmanager
 def _engine(model: Path, result: v2_runs.Run, **options: Any) -> Iterator[tuple[Any, Any]]:
-    v2_plugin.install()  # an engine's end takes it back
+    plugin.install_v2()  # an engine's end takes it back
     given = v2_runs.METHODS["store"].arguments
     ours = {**given["additional_config"]["ngram_npu"], **options}
     given |= {"additional_config": {"ngram_npu": ours}, "worker_extension_cls": EXTENSION}

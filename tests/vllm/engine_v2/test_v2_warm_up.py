@@ -8,8 +8,8 @@ from typing import Any
 import beside_runs
 import pytest
 import v2_runs
-from ngram_npu.vllm import v2_plugin
-from ngram_npu.vllm.row_lookup import BESIDE
+from ngram_npu.vllm import plugin
+from ngram_npu.vllm.v2 import BESIDE
 from vllm import SamplingParams
 from vllm.v1.worker.gpu import model_runner, warmup
 
@@ -20,8 +20,8 @@ BESIDE_NEURAL = beside_runs.Method("draft_model", ours=STORE)
 @pytest.mark.parametrize("beside", [False, True])
 def test_they_leave_no_trace(model: Path, monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
     monkeypatch.setattr(model_runner, "init_speculator", model_runner.init_speculator)
-    v2_plugin.install()
-    v2_plugin.install_beside()
+    plugin.install_v2()
+    plugin.install_beside()
     arguments = BESIDE_NEURAL.arguments(model) if beside else v2_runs.Method(ours=STORE).arguments
     result = v2_runs.Run()
     with v2_runs.engine(model, arguments, result) as (llm, runner):

@@ -13,7 +13,7 @@ import pytest
 import torch
 import vllm.v1.worker.cpu.shm  # noqa: F401, puts stand-ins in the place of events
 from ngram_npu import StoreStatistics, host_drafting
-from ngram_npu.vllm import v2_plugin
+from ngram_npu.vllm import plugin
 from ngram_npu.vllm.sharing import EXTRA_ARGUMENT
 from tiny_model import corpus
 from vllm import LLM, SamplingParams
@@ -230,7 +230,7 @@ def run(model: Path, method: Method, first: int = 20) -> Run:
     """Runs the first of the requests at once, with a fresh engine."""
     result = Run()
     if method.ours is not None:
-        v2_plugin.install()
+        plugin.install_v2()
         assert stock_module.NgramGPUSpeculator is not STOCK
     with engine(model, method.arguments, result, method.adaptive) as (llm, runner):
         late = None

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ngram_npu.vllm import engines
+from ngram_npu.vllm import v1_host
 
 
 @pytest.fixture(autouse=True)
 def _indexed_however_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the index would never be used: tests have few tokens."""
-    monkeypatch.setattr(engines, "SCANNED_TOKENS", -1)
+    monkeypatch.setattr(v1_host, "SCANNED_TOKENS", -1)
 
 
 @pytest.fixture(autouse=True, scope="module")

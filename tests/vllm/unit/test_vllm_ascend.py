@@ -15,7 +15,7 @@ import pytest
 import reference
 import torch
 from ngram_npu import _library, set_num_threads
-from ngram_npu.vllm import ascend, ascend_plugin, plugin
+from ngram_npu.vllm import ascend, plugin
 from vllm_config import vllm_config
 
 # As of vLLM-Ascend in August 2026.
@@ -246,7 +246,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Package
 
 
 def _runner() -> ModuleType:
-    return importlib.import_module(ascend_plugin.RUNNER)
+    return importlib.import_module(plugin.ASCEND_RUNNER)
 
 
 def test_both_methods_are_served(package: Package) -> None:
@@ -310,7 +310,7 @@ def test_what_the_guide_says_of_a_release(package: Package, release: str) -> Non
     package(*RELEASES[release])
     plugin.install()
     runner = _runner()
-    of_both = ((ascend_plugin.HOST,), (ascend_plugin.DEVICE, ascend_plugin.LAUNCHER))
+    of_both = ((plugin.ASCEND_HOST,), (plugin.ASCEND_DEVICE, plugin.ASCEND_LAUNCHER))
     for names, says in zip(of_both, _table()[release], strict=True):
         served = [getattr(runner, name, None) is getattr(ascend, name) for name in names]
         assert served == [says == "served"] * len(names), says
@@ -357,10 +357,10 @@ def test_what_is_unlike_is_left_as_it_is(
     assert len(said) == 1
     assert doubt in said[0]
     assert "\n" not in said[0]
-    name = ascend_plugin.HOST if method == "ngram" else ascend_plugin.DEVICE
+    name = plugin.ASCEND_HOST if method == "ngram" else plugin.ASCEND_DEVICE
     assert getattr(runner, name) is not getattr(ascend, name)
     if method == "ngram_gpu":
-        launcher = getattr(runner, ascend_plugin.LAUNCHER, None)
+        launcher = getattr(runner, plugin.ASCEND_LAUNCHER, None)
         assert launcher is not ascend.triton_ngram_spec_decode
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from ngram_npu import _library
-from ngram_npu.vllm import ascend_plugin, v2
+from ngram_npu.vllm import plugin, v2
 from torch import Tensor
 from v2_state import RequestState, batch_of
 from vllm_config import vllm_config
@@ -100,10 +100,10 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     base: Any = sys.modules["vllm.v1.worker.gpu.spec_decode.speculator"]
     base.BaseSpeculator.num_query_per_req = 1
     base.BaseSpeculator.num_extra_query_per_req = 0
-    made = ModuleType(ascend_plugin.V2_MODULE)
-    parts = ascend_plugin.V2_MODULE.split(".")
+    made = ModuleType(plugin.ASCEND_V2_MODULE)
+    parts = plugin.ASCEND_V2_MODULE.split(".")
     exec(Path(SOURCE, *parts).with_suffix(".py").read_text() if SOURCE else THEIRS, made.__dict__)
-    monkeypatch.setitem(sys.modules, ascend_plugin.V2_MODULE, made)
+    monkeypatch.setitem(sys.modules, plugin.ASCEND_V2_MODULE, made)
     finders = list(sys.meta_path)
     yield made
     sys.meta_path[:] = finders
@@ -140,7 +140,7 @@ def _unlike(module: Any, **options: Any) -> tuple[int, int]:
     batch has no request."""
     state, draw = RequestState(R, S), np.random.default_rng(3)
     theirs = module.AscendNgramSpeculator(_config(), CPU, state)
-    ascend_plugin.install()
+    plugin.install_ascend()
     ours = module.AscendNgramSpeculator(_config(**options), CPU, state)
     assert isinstance(ours, v2.NgramSpeculator)
     assert not isinstance(theirs, v2.NgramSpeculator)
@@ -179,7 +179,7 @@ def test_other_drafts_are_noticed(module: ModuleType) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"draft_on": "host"}])
 def test_a_step_without_requests(module: Any, options: dict[str, str]) -> None:
-    ascend_plugin.install()
+    plugin.install_ascend()
     state = RequestState(R, S)
     speculator = module.AscendNgramSpeculator(_config(**options), CPU, state)
     assert _propose(speculator, state, [], []) == []
@@ -200,8 +200,8 @@ def test_theirs_is_made_where_ours_cannot_be(
 ) -> None:
     stock = module.AscendNgramSpeculator
     monkeypatch.setattr(stock, "__init__", lambda self, vllm_config, device, req_states: None)
-    ascend_plugin.install()
-    ascend_plugin.install()
+    plugin.install_ascend()
+    plugin.install_ascend()
     monkeypatch.setattr(_library, "has_kernel", lambda op, device: has_kernel)
     npu = SimpleNamespace(type="npu")
     made = module.AscendNgramSpeculator(_config(), npu, RequestState(R, S))
@@ -219,7 +219,7 @@ def test_a_speculator_that_is_called_otherwise_is_left_as_it_is(
         def __init__(self, vllm_config: Any, device: Any) -> None: ...
 
     module.AscendNgramSpeculator = Other
-    ascend_plugin.install()
+    plugin.install_ascend()
     assert module.AscendNgramSpeculator is Other
     (line,) = caplog.messages
     assert "AscendNgramSpeculator.__init__ takes (self, vllm_config, device), expected" in line

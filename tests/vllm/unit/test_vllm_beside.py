@@ -22,9 +22,9 @@ from beside_runner import (
     step,
 )
 from ngram_npu.config import default_match_costs
-from ngram_npu.vllm import v2_beside
+from ngram_npu.vllm import beside
+from ngram_npu.vllm.beside import Beside, attach
 from ngram_npu.vllm.options import read_options
-from ngram_npu.vllm.v2_beside import Beside, attach
 from torch_calls import TorchCalls
 from v2_state import batch_of
 
@@ -259,11 +259,11 @@ class _Rows:
 
 def test_rows_in_the_hosts_memory_become_the_devices_own() -> None:
     state: Any = SimpleNamespace(all_token_ids=_Rows((R, 9), torch.int32, CPU, uva=True))
-    v2_beside._make_dense(state)
+    beside._make_dense(state)
     dense = state.all_token_ids
     assert dense.write_contents is None
     assert (dense.gpu.shape, dense.gpu.dtype, dense.device) == ((R, 9), torch.int32, CPU)
-    v2_beside._make_dense(state)
+    beside._make_dense(state)
     assert state.all_token_ids is dense
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from beside_runner import VOCAB, K, R, StandaloneARSpeculator, State, config
-from ngram_npu.vllm import plugin, v2_plugin
-from ngram_npu.vllm.row_lookup import BESIDE
-from ngram_npu.vllm.v2_plugin import RUNNER
+from ngram_npu.vllm import plugin
+from ngram_npu.vllm.plugin import V2_RUNNER as RUNNER
+from ngram_npu.vllm.v2 import BESIDE
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("info")
@@ -26,8 +26,8 @@ def _made_by_the_runner(
     module = ModuleType(RUNNER)
     module.init_speculator = init_speculator  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, RUNNER, module)
-    v2_plugin.install_beside()
-    v2_plugin.install_beside()
+    plugin.install_beside()
+    plugin.install_beside()
     return module.init_speculator(given, CPU, req_states=state or State())
 
 
@@ -187,7 +187,7 @@ def test_a_runner_that_makes_its_speculator_otherwise(
     module = ModuleType(RUNNER)
     module.init_speculator = init_speculator  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, RUNNER, module)
-    v2_plugin.install_beside()
+    plugin.install_beside()
     assert not hasattr(module.init_speculator(config(), CPU), BESIDE)
     assert "init_speculator takes (vllm_config, device), expected" in caplog.messages[0]
 
@@ -195,5 +195,5 @@ def test_a_runner_that_makes_its_speculator_otherwise(
 def test_a_runner_without_the_function_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType(RUNNER)
     monkeypatch.setitem(sys.modules, RUNNER, module)
-    v2_plugin.install_beside()
+    plugin.install_beside()
     assert not hasattr(module, "init_speculator")

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from ngram_npu import _C
 from ngram_npu.index import NgramIndex
-from ngram_npu.vllm import NgramProposer
-from ngram_npu.vllm import engines as engines_module
+from ngram_npu.vllm import NgramProposer, v1_host
 from vllm_config import vllm_config
 
 
@@ -97,7 +96,7 @@ def test_catching_up_takes_lengths_and_slots_for_data() -> None:
 
 def test_a_step_of_few_tokens_is_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few tokens in total, or per row of many; not for a ladder, whose scan drafts differently."""
-    monkeypatch.setattr(engines_module, "SCANNED_TOKENS", 1280)
+    monkeypatch.setattr(v1_host, "SCANNED_TOKENS", 1280)
     token_ids = np.random.default_rng(0).integers(0, 9, (200, 1300), np.int32)
     for rows, length, scanned in (
         (1, 1280, True),

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 from ngram_npu import _library
-from ngram_npu.vllm import ascend_plugin, correction, options, plugin
+from ngram_npu.vllm import options, plugin, v1_device
 from vllm_config import vllm_config
 
 FUNCTION = """
@@ -31,7 +31,7 @@ def _imported(fake_vllm: Path, text: str) -> ModuleType:
 
 
 def _said(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [line for line in caplog.messages if correction.WHAT in line]
+    return [line for line in caplog.messages if v1_device.CORRECTION_WHAT in line]
 
 
 @pytest.mark.usefixtures("info")
@@ -40,7 +40,7 @@ def test_it_is_installed_if_asked_for(
 ) -> None:
     monkeypatch.setenv(options.CORRECTION, "1")
     runner = _imported(fake_vllm, RUNNER)
-    ours = correction.update_num_computed_tokens_for_batch_change
+    ours = v1_device.update_num_computed_tokens_for_batch_change
     assert runner.update_num_computed_tokens_for_batch_change is ours
     plugin.install()
     assert _said(caplog) == [
@@ -83,9 +83,9 @@ def test_vllm_ascend_s_runner_needs_the_npu_s_kernel(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(options.CORRECTION, "1")
     for there in (False, True):
         monkeypatch.setattr(_library, "has_kernel", lambda op, device, there=there: there)
-        runner = ModuleType(ascend_plugin.RUNNER)
+        runner = ModuleType(plugin.ASCEND_RUNNER)
         exec(FUNCTION, runner.__dict__)
-        monkeypatch.setitem(sys.modules, ascend_plugin.RUNNER, runner)
-        ascend_plugin.install()
+        monkeypatch.setitem(sys.modules, plugin.ASCEND_RUNNER, runner)
+        plugin.install_ascend()
         replaced = runner.update_num_computed_tokens_for_batch_change is not runner.STOCK
         assert replaced is there

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from fresh_index import drafts_of
-from ngram_npu.vllm import NgramProposer
-from ngram_npu.vllm import engines as engines_module
-from ngram_npu.vllm.engines import IndexEngine, ScanEngine
+from ngram_npu.vllm import NgramProposer, startup, v1_host
 from ngram_npu.vllm.options import read_options
-from ngram_npu.vllm.proposer import StockNgramProposer
+from ngram_npu.vllm.v1_host import IndexedRows, ScannedRows, StockNgramProposer
 from test_vllm_rows import WIDTH, Runner
 from vllm_config import vllm_config
 
@@ -23,19 +21,18 @@ K = 4
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts are indexed by their first draft, even if a scan of them would be cheap."""
-    monkeypatch.setattr(engines_module, "LEAST_TOKENS_PER_STEP", 32768)
+    monkeypatch.setattr(v1_host, "LEAST_TOKENS_PER_STEP", 32768)
 
 
 def _proposer(
     engine: str,
     *,
-    low: int = 2,
     high: int = 4,
     rows: int = 8,
     max_model_len: int = WIDTH,
     **more: Any,
 ) -> Any:
-    section = {"prompt_lookup_min": low, "prompt_lookup_max": high, "engine": engine, **more}
+    section = {"prompt_lookup_min": 2, "prompt_lookup_max": high, "engine": engine, **more}
     config = vllm_config(
         additional_config={"ngram_npu": section},
         max_model_len=max_model_len,
@@ -45,9 +42,9 @@ def _proposer(
     return NgramProposer(config)
 
 
-def _index_engine(proposer: NgramProposer) -> IndexEngine:
+def _index_engine(proposer: NgramProposer) -> IndexedRows:
     engine = proposer.engine
-    assert isinstance(engine, IndexEngine)
+    assert isinstance(engine, IndexedRows)
     return engine
 
 
@@ -111,7 +108,7 @@ def test_a_ladder_drafts_what_a_fresh_index_does(seed: int, probability: float |
 def test_prompts_are_indexed_while_they_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bounded number of tokens per step, in row order; then a step only appends, also for a
     request that was preempted and prefills again."""
-    monkeypatch.setattr(engines_module, "PROMPT_TOKENS_PER_STEP", 150)
+    monkeypatch.setattr(v1_host, "PROMPT_TOKENS_PER_STEP", 150)
     token_ids = np.random.default_rng(0).integers(0, 9, (2, WIDTH), np.int32)
     lengths = np.array([200, 170], np.int32)
     proposer, scan = _proposer("index"), _proposer("scan")
@@ -199,7 +196,7 @@ def test_requests_are_followed_while_no_drafts_are_asked_for() -> None:
         drafts = proposer.propose(k, [[1]] * 2, lengths, token_ids)
         assert max(map(len, drafts)) == k
     engine = proposer.engine
-    assert isinstance(engine, IndexEngine)
+    assert isinstance(engine, IndexedRows)
     assert engine.index is not None
     statistics = engine.index.statistics
     assert statistics.rows_indexed == 10
@@ -227,9 +224,9 @@ def test_size_goes_by_the_kv_cache(
     config.parallel_config.decode_context_parallel_size = context_ranks
     proposer = NgramProposer(config)
     made = []
-    real = engines_module.make_index
+    real = startup.make_index
     monkeypatch.setattr(
-        engines_module, "make_index", lambda *a, **kw: made.append(a[1:]) or real(*a, **kw)
+        startup, "make_index", lambda *a, **kw: made.append(a[1:]) or real(*a, **kw)
     )
     assert made == []  # only the first draft reveals it
     proposer.propose([[1]], np.array([5], np.int32), np.zeros((1, WIDTH), np.int32))
@@ -245,7 +242,7 @@ def test_auto_is_the_index_where_it_can_be_and_pays(
 ) -> None:
     with caplog.at_level(logging.INFO, "vllm.ngram_npu"):
         made = _proposer("auto", high=high, max_model_len=max_model_len).engine
-    assert type(made) is {"index": IndexEngine, "scan": ScanEngine}[engine]
+    assert type(made) is {"index": IndexedRows, "scan": ScannedRows}[engine]
     assert f" engine={engine} " in caplog.messages[0]
 
 
@@ -254,7 +251,7 @@ def test_a_ladder_is_the_index_however_short_the_rows_and_says_so(
 ) -> None:
     with caplog.at_level(logging.INFO, "vllm.ngram_npu"):
         proposer = _ladder(min_draft_probability=0.177)
-    assert isinstance(proposer.engine, IndexEngine)
+    assert isinstance(proposer.engine, IndexedRows)
     (line,) = caplog.messages
     assert "): lookup=ladder min_draft_probability=0.177 num_speculative_tokens=4 " in line
     assert " engine=index " in line
@@ -273,7 +270,7 @@ def test_a_gpu_has_no_index(section: dict[str, str], refused: str) -> None:
     config = vllm_config(max_model_len=8193, additional_config={"ngram_npu": section})
     options = read_options(config, "custom_class")
     if not refused:
-        assert not engines_module.takes_index(options, "cuda")
+        assert not startup.takes_index(options, "cuda")
         return
     with pytest.raises(ValueError, match=f"^ngram_npu: {refused}: the index is in host memory$"):
-        engines_module.takes_index(options, "cuda")
+        startup.takes_index(options, "cuda")

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from ngram_npu.vllm import plugin, v2_plugin
+from ngram_npu.vllm import plugin
 from ngram_npu.vllm.v2 import NgramSpeculator
 
 KNOWN = """
@@ -219,10 +219,10 @@ STOCK = NgramGPUSpeculator
 
 def _installed(text: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The stock class's module, imported already, with the given text."""
-    module = ModuleType(v2_plugin.MODULE)
+    module = ModuleType(plugin.V2_MODULE)
     exec(text, module.__dict__)
-    monkeypatch.setitem(sys.modules, v2_plugin.MODULE, module)
-    v2_plugin.install()
+    monkeypatch.setitem(sys.modules, plugin.V2_MODULE, module)
+    plugin.install_v2()
     return module
 
 
@@ -240,7 +240,7 @@ def test_the_class_of_the_v2_runner_is_replaced(
     module = _installed(text, monkeypatch)
     assert issubclass(module.NgramGPUSpeculator, NgramSpeculator)
     ours = module.NgramGPUSpeculator
-    v2_plugin.install()
+    plugin.install_v2()
     assert module.NgramGPUSpeculator is ours
     assert caplog.messages == [
         "ngram_npu: enabled for n-gram methods of the V2 runner (NGRAM_NPU_VLLM=1)"
@@ -251,7 +251,7 @@ def test_the_class_of_the_v2_runner_is_replaced(
 def test_a_vllm_without_a_v2_runner_has_nothing_to_be_replaced(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    v2_plugin.install()
+    plugin.install_v2()
     assert caplog.messages == []
 
 

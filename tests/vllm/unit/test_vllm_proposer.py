@@ -13,7 +13,7 @@ import pytest
 import vllm_config as vllm_config_module
 from ngram_npu import _C, num_threads, set_num_threads
 from ngram_npu.vllm import NgramProposer
-from ngram_npu.vllm.proposer import StockNgramProposer
+from ngram_npu.vllm.v1_host import StockNgramProposer
 from vllm_config import vllm_config
 
 
@@ -239,7 +239,7 @@ import sys
 import time
 import numpy as np
 from ngram_npu.vllm import NgramProposer
-from ngram_npu.vllm.proposer import StockNgramProposer
+from ngram_npu.vllm.v1_host import StockNgramProposer
 import vllm_config as vllm_config_module
 from vllm_config import vllm_config
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from beside_runner import StandaloneARSpeculator
 from beside_runner import State as BesideState
 from ngram_npu import NgramStore
-from ngram_npu.vllm import ranks, v1, v2, v2_beside
+from ngram_npu.vllm import beside, startup, v1_device, v2
 from ngram_npu.vllm.options import read_options
 from test_vllm_store import CPU, Async, R, State, config_of
 
@@ -37,7 +37,7 @@ def alike(config: Config, rank: int, folder: Path) -> list[bool]:
 
 
 def alike_in_v1(config: Config, rank: int, folder: Path) -> list[bool]:
-    drafter = v1.AsyncNgramProposer(config(metrics=True), CPU, None)
+    drafter = v1_device.AsyncNgramProposer(config(metrics=True), CPU, None)
     return [drafter.one_of_many, drafter._stats is not None]
 
 
@@ -45,7 +45,7 @@ def alike_beside(config: Config, rank: int, folder: Path) -> str:
     given = config(beside=True)
     given.speculative_config.method = "draft_model"
     options = read_options(given, "beside")
-    return v2_beside.attach(given, options, CPU, BesideState(), StandaloneARSpeculator())
+    return beside.attach(given, options, CPU, BesideState(), StandaloneARSpeculator())
 
 
 def other_options(config: Config, rank: int, folder: Path) -> object:
@@ -54,7 +54,7 @@ def other_options(config: Config, rank: int, folder: Path) -> object:
 
 def silent(config: Config, rank: int, folder: Path) -> object:
     options = read_options(config(), "v2")
-    return rank == 1 or ranks.compare_ranks(config(), options, None, timeout=0.2)
+    return rank == 1 or startup.compare_ranks(config(), options, None, timeout=0.2)
 
 
 def _tokens_found(config: Config, path: Path) -> int:
@@ -238,4 +238,4 @@ def test_the_ranks_of_a_stage_draft_alike(tp: int, pcp: int, pp: int) -> None:
             parallel = SimpleNamespace(
                 rank=rank, tensor_parallel_size=tp, prefill_context_parallel_size=pcp
             )
-            assert list(ranks.drafting_alike(parallel)) == stage
+            assert list(startup.drafting_alike(parallel)) == stage

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from ngram_npu.vllm import NgramProposer
-from ngram_npu.vllm.runner_call import ASCEND_RUNNER, CLASSES, RUNNER
+from ngram_npu.vllm.patching import ASCEND_RUNNER, CLASSES, RUNNER
 from vllm_config import vllm_config
 
 

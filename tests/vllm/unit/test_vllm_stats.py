@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ngram_npu.vllm import NgramProposer, device, v1, v2
+from ngram_npu.vllm import NgramProposer, v1_device, v2
 from ngram_npu.vllm import stats as stats_module
 from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.stats import Stats, Verdicts
@@ -111,7 +111,7 @@ def _asynchronous(engine: str, loop: _Loop) -> Any:
     names = [f"{row}" for row in range(B)]
     batch = SimpleNamespace(req_ids=names, num_reqs=B, vocab_size=VOCABULARY)
     runner = SimpleNamespace(input_batch=batch, requests=dict.fromkeys(names))
-    drafter = v1.AsyncNgramProposer(_config("ngram_gpu", engine=engine), CPU, runner)
+    drafter = v1_device.AsyncNgramProposer(_config("ngram_gpu", engine=engine), CPU, runner)
     for _ in range(120):
         sampled = loop.step()
         for row in loop.begun:
@@ -177,7 +177,7 @@ def test_who_moved_or_came_anew_is_not_counted() -> None:
 
 
 def test_without_the_option() -> None:
-    assert v1.AsyncNgramProposer(_config("ngram_gpu", metrics=False), CPU)._stats is None
+    assert v1_device.AsyncNgramProposer(_config("ngram_gpu", metrics=False), CPU)._stats is None
     drafter = NgramProposer(_config("custom_class", metrics=False))
     assert drafter._stats.verdicts is None
 
@@ -201,9 +201,9 @@ def test_a_gpu_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_Event, "recorded", 0)
     config = _config("ngram_gpu")
     options = read_options(config, "ngram_gpu")
-    drafter = v1.AsyncNgramProposer(config, CPU)
+    drafter = v1_device.AsyncNgramProposer(config, CPU)
     drafter.device = torch.device("cuda")
-    stats: Any = device.DeviceStats(drafter, config, options, B, None)
+    stats: Any = stats_module.DeviceStats(drafter, config, options, B, None)
     for step, arrived in enumerate([0, 0, 1, 1, 4, 6]):
         monkeypatch.setattr(_Event, "arrived", arrived)
         values = torch.tensor([[10 + step], [1], [3], [2]], dtype=torch.int32)

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 from ngram_npu import scope_of, set_num_threads
-from ngram_npu.vllm import NgramProposer, v1, v2, v2_plugin
-from ngram_npu.vllm import engines as engines_module
+from ngram_npu.vllm import NgramProposer, plugin, v1_device, v1_host, v2
 from ngram_npu.vllm.options import read_options
-from ngram_npu.vllm.row_lookup import RowLookup
 from ngram_npu.vllm.sharing import scope_of_request
+from ngram_npu.vllm.v2 import RowLookup
 from v2_state import RequestState, batch_of
 from vllm_config import vllm_config
 
@@ -152,7 +151,7 @@ def test_v1_sync_drafts_what_others_said() -> None:
 
 
 def test_v1_sync_at_finish_takes_the_absent_for_finished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines_module, "PATIENCE", 4)
+    monkeypatch.setattr(v1_host, "PATIENCE", 4)
     rows, proposer = Rows(), NgramProposer(config_of(store="finish"))
     rows.begin(0, 9)
     rows.begin(1, 1)
@@ -172,7 +171,7 @@ def test_v1_sync_at_finish_takes_the_absent_for_finished(monkeypatch: pytest.Mon
 def test_v1_sync_stores_what_a_row_says_whose_prompt_is_not_indexed_yet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(engines_module, "LEAST_TOKENS_PER_STEP", 1)
+    monkeypatch.setattr(v1_host, "LEAST_TOKENS_PER_STEP", 1)
     rows, proposer = Rows(), NgramProposer(config_of())
     rows.begin(0, *range(100, 400))
     rows.begin(1, 1)
@@ -200,7 +199,9 @@ class Async:
         self.input_batch = SimpleNamespace(req_ids=list(requests))
         self.tokens = torch.zeros((R, S), dtype=torch.int32)
         self.lengths = torch.ones(R, dtype=torch.int32)
-        self.proposer = v1.AsyncNgramProposer(config(store=store, drafts="trimmed"), CPU, self)
+        self.proposer = v1_device.AsyncNgramProposer(
+            config(store=store, drafts="trimmed"), CPU, self
+        )
         self.held = self.proposer._drafting.store
 
     def step(self, said: dict[str, list[int]]) -> dict[str, list[int]]:
@@ -256,7 +257,7 @@ def test_v1_async_tells_the_finished_from_the_preempted() -> None:
 
 
 def test_v1_async_off_is_off() -> None:
-    proposer = v1.AsyncNgramProposer(config_of(store=None), CPU, SimpleNamespace())
+    proposer = v1_device.AsyncNgramProposer(config_of(store=None), CPU, SimpleNamespace())
     assert proposer._slots is not None
     assert proposer._drafting.store is None
 
@@ -308,11 +309,11 @@ def begins(name: str, prompt: list[int], extra: Any = None, adapter: Any = None)
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> type[GPUModelRunner]:
     """The runner's class as the plugin leaves it."""
-    module = ModuleType(v2_plugin.RUNNER)
+    module = ModuleType(plugin.V2_RUNNER)
     module.GPUModelRunner = GPUModelRunner  # type: ignore[attr-defined]
     monkeypatch.setattr(GPUModelRunner, "add_requests", GPUModelRunner.add_requests)
     monkeypatch.setattr(RowLookup, "sees_requests", False)
-    v2_plugin.tell_of_requests(module)
+    plugin.tell_of_requests(module)
     assert RowLookup.sees_requests
     return GPUModelRunner
 
@@ -367,8 +368,8 @@ def test_v2_another_runner_is_left_alone() -> None:
     class Other:
         def add_requests(self, output: Any) -> None: ...
 
-    module, stays = ModuleType(v2_plugin.RUNNER), Other.add_requests
+    module, stays = ModuleType(plugin.V2_RUNNER), Other.add_requests
     module.GPUModelRunner = Other  # type: ignore[attr-defined]
-    v2_plugin.tell_of_requests(module)
+    plugin.tell_of_requests(module)
     assert Other.add_requests is stays
     assert not RowLookup.sees_requests

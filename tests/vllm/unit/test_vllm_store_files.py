@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from ngram_npu import NgramStore
-from ngram_npu.vllm import NgramProposer, v1
+from ngram_npu.vllm import NgramProposer, v1_device
 from ngram_npu.vllm.extension import StoreExtension
 from ngram_npu.vllm.sharing import scope_of_request
 from test_vllm_store import WORDS, R, Rows, config_of
@@ -139,7 +139,7 @@ def test_a_store_is_saved_while_its_engine_runs(tmp_path: Path) -> None:
 
 
 def test_what_a_running_store_can_be_told(tmp_path: Path) -> None:
-    proposer = v1.AsyncNgramProposer(config_of(), torch.device("cpu"), SimpleNamespace())
+    proposer = v1_device.AsyncNgramProposer(config_of(), torch.device("cpu"), SimpleNamespace())
     runners = (
         SimpleNamespace(drafter=proposer),
         SimpleNamespace(speculator=proposer),

@@ -17,7 +17,7 @@ import reference
 import torch
 from fresh_index import drafts_of
 from ngram_npu import NgramConfig, set_num_threads
-from ngram_npu.vllm import plugin, v1
+from ngram_npu.vllm import plugin, v1_device
 from vllm_config import vllm_config
 
 K = 3
@@ -91,11 +91,13 @@ def _config(max_num_seqs: int = 6, **options: Any) -> Any:
     return config
 
 
-def _drafter(runner: Any, max_num_seqs: int = 6, **options: Any) -> v1.AsyncNgramProposer:
-    return v1.AsyncNgramProposer(_config(max_num_seqs, **options), torch.device("cpu"), runner)
+def _drafter(runner: Any, max_num_seqs: int = 6, **options: Any) -> v1_device.AsyncNgramProposer:
+    return v1_device.AsyncNgramProposer(
+        _config(max_num_seqs, **options), torch.device("cpu"), runner
+    )
 
 
-def _step(drafter: v1.AsyncNgramProposer, runner: Runner, k: int = K) -> tuple[Any, ...]:
+def _step(drafter: v1_device.AsyncNgramProposer, runner: Runner, k: int = K) -> tuple[Any, ...]:
     """The step's arguments as numpy, the results of both calls, and the rows afterwards."""
     sampled, discard = runner.step()
     batch = runner.input_batch.num_reqs
@@ -270,7 +272,7 @@ def test_a_workspace_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
             given.append(kw["workspace"])
             return torch.ops.ngram_npu.ngram_step_(*a, **kw)
 
-    monkeypatch.setattr(v1, "workspace", workspace)
+    monkeypatch.setattr(v1_device, "workspace", workspace)
     runner = Runner(3)
     drafter = _drafter(runner, engine="scan")
     drafter._drafting._ops = Noted()
@@ -285,7 +287,7 @@ def test_a_workspace_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_is_the_index_where_it_pays(max_model_len: int, index: bool) -> None:
     config = _config()
     config.model_config.max_model_len = max_model_len
-    drafter = v1.AsyncNgramProposer(config, torch.device("cpu"), Runner(0))
+    drafter = v1_device.AsyncNgramProposer(config, torch.device("cpu"), Runner(0))
     assert (drafter._slots is not None) == index
 
 
@@ -369,7 +371,7 @@ def test_the_plugin_serves_it(package: Package, caplog: pytest.LogCaptureFixture
         module = _module()
         trim = module.update_scheduler_for_invalid_drafts
         plugin.install()
-    assert module.NgramProposerGPU is v1.AsyncNgramProposer
+    assert module.NgramProposerGPU is v1_device.AsyncNgramProposer
     assert module.update_scheduler_for_invalid_drafts is trim
     assert [m for m in caplog.messages if "'ngram_gpu'" in m] == [
         "ngram_npu: enabled for method 'ngram_gpu' of the V1 runner (NGRAM_NPU_VLLM=1)"
@@ -384,7 +386,7 @@ def test_a_runner_that_is_there_already(package: Package) -> None:
     package()
     module = _module()
     plugin.install()
-    assert module.NgramProposerGPU is v1.AsyncNgramProposer
+    assert module.NgramProposerGPU is v1_device.AsyncNgramProposer
 
 
 @pytest.mark.parametrize(

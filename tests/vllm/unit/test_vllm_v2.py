@@ -13,8 +13,7 @@ import torch
 from fresh_index import drafts_of
 from ngram_npu import NgramConfig
 from ngram_npu.ops import workspace_size
-from ngram_npu.vllm import device as device_module
-from ngram_npu.vllm import row_lookup, v2
+from ngram_npu.vllm import startup, v2
 from reference.drafting import draft_for
 from torch_calls import TorchCalls
 from v2_state import RequestState, batch_of
@@ -69,7 +68,11 @@ def _config(*, max_model_len: int = S, **options: Any) -> Any:
 
 
 def _propose(
-    speculator: v2.NgramSpeculator, state: _State, rows: list[int], sampled: list[int], **more: Any
+    speculator: v2.NgramSpeculator,
+    state: _State,
+    rows: list[int],
+    sampled: list[int],
+    **more: Any,
 ) -> torch.Tensor:
     num_sampled = torch.tensor(sampled, dtype=torch.int32)
     return speculator.propose(
@@ -199,12 +202,12 @@ def test_a_workspace_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     def workspace(op: str, options: Any, device: torch.device) -> Any:
-        assert device_module.workspace(op, options, device) is None  # the CPU needs none
-        made.append(device_module.workspace(op, options, torch.device("meta")))
+        assert startup.workspace(op, options, device) is None  # the CPU needs none
+        made.append(startup.workspace(op, options, torch.device("meta")))
         assert made[0].shape == (workspace_size(op, R),)
         return torch.zeros_like(made[0], device="cpu")
 
-    monkeypatch.setattr(row_lookup, "workspace", workspace)
+    monkeypatch.setattr(v2, "workspace", workspace)
     state = _State()
     speculator = _speculator(state, "scan")
     with TorchCalls() as seen:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from ngram_npu import _C
-from ngram_npu.vllm.v1 import AsyncNgramProposer
+from ngram_npu.vllm.v1_device import AsyncNgramProposer
 
 from tools.bench.data import Workload
 from tools.bench.measure import Contestant
@@ -79,7 +79,7 @@ class Ours(_Drafter):
             self._index = index.tensor
         self._saved = self._index.clone()
         engine = "scan" if index is None else "index"
-        self.detail = f"ngram_npu.vllm.v1.AsyncNgramProposer, padded, engine: {engine}"
+        self.detail = f"ngram_npu.vllm.v1_device.AsyncNgramProposer, padded, engine: {engine}"
 
     def reset(self) -> None:
         self._index.copy_(self._saved)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ngram_npu import _C
 from ngram_npu.vllm import NgramProposer
-from ngram_npu.vllm.engines import PROMPT_TOKENS_PER_STEP, IndexEngine
+from ngram_npu.vllm.v1_host import PROMPT_TOKENS_PER_STEP, IndexedRows
 
 from tools.bench.data import Workload
 from tools.bench.measure import Contestant
@@ -34,11 +34,11 @@ class ProposerContestant(Contestant):
         )
         self.semantics = (options.min_n, options.max_n, options.k, options.match_policy)
         engine = proposer.engine
-        self._engine = engine if isinstance(engine, IndexEngine) else None
+        self._engine = engine if isinstance(engine, IndexedRows) else None
         if self._engine is not None:
             self._prefill(self._engine)
 
-    def _prefill(self, engine: IndexEngine) -> None:
+    def _prefill(self, engine: IndexedRows) -> None:
         """As on a server: rows that sample nothing yet are indexed, a bounded number of tokens per
         step. The result is kept as the start of each lap."""
         lengths, nothing = self._workload.lengths[0], [[]] * self._workload.size.batch
@@ -48,7 +48,7 @@ class ProposerContestant(Contestant):
         if engine.index is not None:  # None: so few tokens are scanned instead
             self._keep(engine)
 
-    def _keep(self, engine: IndexEngine) -> None:
+    def _keep(self, engine: IndexedRows) -> None:
         words = engine.index.tensor
         used = len(words) - pages_after(words) * _C.INDEX_PAGE_WORDS
         self._saved = words[:used].copy(), copy.copy(engine._rows)
@@ -88,7 +88,7 @@ def our_config(workload: Workload, options: Options, **more: Any) -> Any:
 
 
 class CatchingUpContestant(ProposerContestant):
-    def _prefill(self, engine: IndexEngine) -> None:
+    def _prefill(self, engine: IndexedRows) -> None:
         """As with prompts that are all in the prefix cache: nothing is indexed when drafting
         begins. The index exists already: its creation is not part of a step."""
         engine._make_index()

@@ -1,23 +1,26 @@
-"""The two ways to find drafts in vLLM's token buffer: with a scan or with an index."""
+"""The drafters of vLLM's synchronous V1 runner, ``method="custom_class"`` and ``"ngram"``.
+
+They do not use torch: the runner's token buffer is a numpy array, and drafts are returned as lists.
+Drafts are found with a scan of the rows or with an index of them.
+"""
 
 from __future__ import annotations
 
+import time
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from ngram_npu import _C, drafting
-from ngram_npu.config import SCANNED_TOKENS, SHORT_CONTEXT, NgramConfig
+import ngram_npu._C as _C
+from ngram_npu.config import SCANNED_TOKENS, NgramConfig
 from ngram_npu.drafting import Drafting, Drafts
-from ngram_npu.index import NgramIndex, make_index
-from ngram_npu.vllm.options import Options
+from ngram_npu.index import NgramIndex
+from ngram_npu.memory import Int32Array
+from ngram_npu.vllm.options import Options, read_options
+from ngram_npu.vllm.patching import check_call, logger
 from ngram_npu.vllm.sharing import SharedStore
-
-Int32Array = npt.NDArray[np.int32]
-
-MOST_TOKENS = 1 << 26
-"""Capacity of an index in tokens if the KV cache's capacity is not known."""
+from ngram_npu.vllm.startup import MOST_TOKENS, index_for, start, takes_index
+from ngram_npu.vllm.stats import Stats
 
 PROMPT_TOKENS_PER_STEP = 32768
 """Indexed in a step in which all rows prefill, which takes much longer than this millisecond."""
@@ -34,7 +37,7 @@ PATIENCE = 64
 batch: it may still run (in another micro-batch, or the token budget was too small for it)."""
 
 
-class ScanEngine:
+class ScannedRows:
     """By a scan of each whole row at every step. It keeps no state, so rows may change to other
     requests."""
 
@@ -58,7 +61,7 @@ class ScanEngine:
         )
 
 
-class IndexEngine(ScanEngine):
+class IndexedRows(ScannedRows):
     """With an index of each request's tokens; a step with few tokens is scanned.
 
     A request keeps its slot when its row moves (``_C.RowRecognizer``). Slots of absent requests are
@@ -150,48 +153,113 @@ class IndexEngine(ScanEngine):
         return index
 
 
-def takes_index(options: Options, device_type: str = "cpu") -> bool:
-    """:func:`ngram_npu.drafting.takes_index` for rows as long as the model's.
+class HostProposer:
+    """The part that both host methods share: engine, options and counters."""
+
+    def __init__(self, vllm_config: Any, method: Literal["custom_class", "ngram"]) -> None:
+        self.options = options = read_options(vllm_config, method)
+        self.k = options.ngram.k
+        self.engine = ScannedRows(options.ngram)
+        if takes_index(options):
+            self.engine = IndexedRows(vllm_config, options)
+        self.shared_store = self.engine.store
+        speaks = start(self, vllm_config, options, method, self.engine.name)
+        self._stats = Stats(self, vllm_config, options) if speaks else None
+
+    def load_model(self, *args: object, **kwargs: object) -> None:
+        """vLLM calls it; there is no model."""
+
+    def _draft(
+        self,
+        k: int,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: Int32Array,
+        token_ids_cpu: Int32Array,
+    ) -> list[list[int]]:
+        batch = len(sampled_token_ids)
+        if batch == 0 or token_ids_cpu.shape[1] == 0:
+            return [[] for _ in sampled_token_ids]
+        started = time.perf_counter()
+        num_sampled = np.fromiter(map(len, sampled_token_ids), np.int32, batch)
+        lengths = num_tokens_no_spec[:batch]
+        drafts, counts, match_len = self.engine.draft(
+            token_ids_cpu[:batch], lengths, num_sampled, k
+        )
+        lists = [row[:n] for row, n in zip(drafts.tolist(), counts.tolist(), strict=True)]
+        if self.options.keep_drafting and k > 0:
+            limit = self.options.max_model_len
+            for draft, sampled, n in zip(lists, sampled_token_ids, lengths.tolist(), strict=True):
+                if sampled and not draft and n < limit:
+                    draft.append(sampled[-1])
+        if self._stats is not None:
+            self._stats.observe(
+                time.perf_counter() - started,
+                slice(batch),
+                (lengths, num_sampled, match_len, counts),
+                self.engine.index,
+            )
+        return lists
+
+
+class NgramProposer(HostProposer):
+    """N-gram drafts for vLLM's V1 model runner, synchronous scheduling.
+
+    ``speculative_config={"method": "custom_class", "model": "ngram_npu.vllm.NgramProposer",
+    "num_speculative_tokens": k}``. vLLM drops ``prompt_lookup_*`` for a custom class, so these are
+    taken from ``additional_config={"ngram_npu": {...}}``, otherwise from the environment
+    (``NGRAM_NPU_VLLM_PROMPT_LOOKUP_MIN``, ...), otherwise they are 2 and 5.
 
     Raises:
-        ValueError: an index or a ladder on a device other than the CPU.
+        ValueError: an option that is unknown, malformed, or contradicts another, or a runner that
+            calls a custom class with other arguments; one line.
     """
-    return drafting.takes_index(
-        options.ngram,
-        options.engine,
-        capacity=options.max_model_len,
-        short=SHORT_CONTEXT,
-        device_type=device_type,
-        says="ngram_npu: ",
-    )
+
+    def __init__(self, vllm_config: Any) -> None:
+        check_call(self.propose)
+        super().__init__(vllm_config, "custom_class")
+        if getattr(vllm_config.speculative_config, "num_speculative_tokens_per_batch_size", None):
+            logger.warning(
+                "ngram_npu: num_speculative_tokens_per_batch_size has no effect: vLLM does not "
+                "pass it to a custom class; use method 'ngram' with NGRAM_NPU_VLLM=1 instead"
+            )
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: Int32Array,
+        token_ids_cpu: Int32Array,
+        slot_mappings: object = None,
+    ) -> list[list[int]]:
+        """A draft for each request, possibly empty.
+
+        Args:
+            sampled_token_ids: tokens that this step sampled for each request; empty: the request is
+                still in prefill and gets no draft.
+            num_tokens_no_spec: [max_num_seqs] int32, lengths of the rows, sampled tokens included.
+            token_ids_cpu: [max_num_seqs, max_model_len] int32; the first rows are the requests'.
+            slot_mappings: not used.
+
+        Raises:
+            ValueError: an array of the wrong dtype, shape or stride.
+        """
+        return self._draft(self.k, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
 
 
-def drafts_on_host(options: Options, device_type: str) -> bool:
-    """Whether the V2 runner's drafts are made on the host: ``auto`` does so for a store, which is
-    nowhere else, and where the rows are on the host too and an index pays.
+class StockNgramProposer(HostProposer):
+    """Replaces vLLM's ``NgramProposer``; n, k and limits are those of ``speculative_config``."""
 
-    Raises:
-        ValueError: what is asked for is not on the device; one line.
-    """
-    if options.draft_on == "host":
-        return True
-    store = options.ngram.store is not None
-    if options.draft_on == "auto" and (store or device_type == "cpu"):
-        return store or takes_index(options, device_type)
-    try:
-        if store:
-            raise ValueError("ngram_npu: store: expected none on the device")
-        return takes_index(options, "the device")
-    except ValueError as error:
-        raise ValueError(f"{error}; draft_on='host' drafts there") from None
+    def __init__(self, vllm_config: Any) -> None:
+        super().__init__(vllm_config, "ngram")
 
-
-def index_for(
-    options: Options,
-    slots: int,
-    kind: Literal["numpy", "torch"],
-    most_tokens: int = MOST_TOKENS,
-) -> NgramIndex:
-    """An index for all requests of a batch, but of at most ``most_tokens`` tokens."""
-    tokens = min(options.max_num_seqs * options.max_model_len, most_tokens)
-    return make_index(options.ngram, slots, tokens, kind=kind)
+    def propose(
+        self,
+        num_speculative_tokens: int,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: Int32Array,
+        token_ids_cpu: Int32Array,
+        slot_mappings: object = None,
+    ) -> list[list[int]]:
+        """As :meth:`ngram_npu.vllm.NgramProposer.propose`, with up to ``num_speculative_tokens``
+        per draft, which vLLM may lower with the batch size."""
+        k = min(num_speculative_tokens, self.k)
+        return self._draft(k, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)

@@ -1,4 +1,4 @@
-"""N-gram drafts beside those of a neural drafter in vLLM's V2 model runner.
+"""N-gram drafts beside those of a neural drafter in vLLM's V2 runner; the plugin attaches them.
 
 Each row of a step gets one of two drafts: that of the neural speculator, or the n-gram draft where
 it promises more. The speculator's instance stays what it is, so that the runner treats it as it
@@ -19,10 +19,10 @@ import torch
 
 from ngram_npu.config import default_match_costs
 from ngram_npu.ops import merge_drafts_
-from ngram_npu.vllm.after_import import class_unlike, logger
-from ngram_npu.vllm.engines import drafts_on_host
 from ngram_npu.vllm.options import Options
-from ngram_npu.vllm.row_lookup import BESIDE, RowLookup, doubt_of_state, is_warm_up
+from ngram_npu.vllm.patching import class_unlike, logger
+from ngram_npu.vllm.startup import drafts_on_host
+from ngram_npu.vllm.v2 import BESIDE, RowLookup, doubt_of_state, is_warm_up
 
 SPECULATORS = {
     "draft_model": "StandaloneARSpeculator",

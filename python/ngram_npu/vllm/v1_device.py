@@ -1,22 +1,35 @@
-"""The drafter of vLLM's V1 runner for ``method="ngram_gpu"``, its asynchronous n-gram method."""
+"""What vLLM's asynchronous V1 runner calls: the drafter of ``method="ngram_gpu"``, and the
+correction of counts as one operator.
+
+After a step with drafts, that runner or vLLM-Ascend's corrects on the device what the host assumed:
+some dozen small operators in one function, a global of the runner's module, for every asynchronous
+method. What follows from the counts (positions, lengths, slots) is in the middle of
+``_prepare_inputs``, where no plugin reaches: docs/design/upstream.md.
+"""
 
 from __future__ import annotations
 
+import functools
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import torch
 
+from ngram_npu import _library
 from ngram_npu.drafting import Drafting
-from ngram_npu.ops import prepare_next_token_ids
-from ngram_npu.vllm.device import DeviceStats, as_matrix, never_empty, workspace
-from ngram_npu.vllm.engines import index_for, takes_index
-from ngram_npu.vllm.options import read_options
-from ngram_npu.vllm.proposer import start
-from ngram_npu.vllm.ranks import compare_ranks, or_end
+from ngram_npu.ops import correct_num_computed_tokens_, prepare_next_token_ids
+from ngram_npu.vllm.options import CORRECTION, read_options
+from ngram_npu.vllm.patching import refuse, serve, unlike
 from ngram_npu.vllm.sharing import SharedStore, scope_of_request
+from ngram_npu.vllm.startup import compare_ranks, index_for, or_end, start, takes_index, workspace
+from ngram_npu.vllm.stats import DeviceStats
+
+CORRECTION_NAME = "update_num_computed_tokens_for_batch_change"
+CORRECTION_WHAT = "the correction of counts"
 
 
 class AsyncNgramProposer:
@@ -146,6 +159,22 @@ def unless_padded(trim: Callable[..., None]) -> Callable[..., None]:
     return update_scheduler_for_invalid_drafts
 
 
+def never_empty(found: Any) -> Any:
+    """Gives each request that sampled tokens but has no draft its newest token as a draft."""
+    none = (found.num_draft_tokens == 0) & (found.num_sampled > 0)
+    drafts = found.draft_token_ids
+    drafts[:, 0] = torch.where(none, found.next_token_ids, drafts[:, 0])
+    return found._replace(num_draft_tokens=found.num_draft_tokens + none)
+
+
+def as_matrix(sampled: torch.Tensor | list[list[int]], device: torch.device) -> torch.Tensor:
+    if isinstance(sampled, torch.Tensor):
+        return sampled.to(torch.int32)
+    width = max([1, *map(len, sampled)])
+    rows = [[*row, *[-1] * (width - len(row))] for row in sampled]
+    return torch.tensor(rows, dtype=torch.int32, device=device).reshape(len(rows), width)
+
+
 class _IndexSlots:
     """The slot of each request in an index and in a store, and its scope there."""
 
@@ -186,3 +215,55 @@ class _IndexSlots:
         known = torch.tensor([self._known[name] for name in requests], dtype=torch.int64)
         slots_of, scopes = known.reshape(-1, 2).T.contiguous()
         self._found = slots_of.int(), scopes
+
+
+def install_correction(runner: ModuleType, device: Callable[[Any], str]) -> None:
+    """Replaces the function in the runner's module if the environment asks for it, and logs one
+    line. Never raises; may be called again.
+
+    Args:
+        device: the type of the runner's device, from its module.
+    """
+    refused = f" for {CORRECTION_WHAT}, which is left as it is"
+    wish = os.environ.get(CORRECTION, "0")
+    if wish not in ("0", "1"):
+        refuse(refused, f"{CORRECTION}: expected 0 or 1, got {wish!r}")
+    elif wish == "1":
+        serve(
+            runner.__name__,
+            functools.partial(_replace_correction, device=device),
+            CORRECTION_WHAT,
+            refused,
+        )
+
+
+def _replace_correction(runner: Any, device: Callable[[Any], str]) -> str | None:
+    ours = update_num_computed_tokens_for_batch_change
+    theirs = getattr(runner, CORRECTION_NAME, None)
+    if theirs is ours:
+        return None
+    if doubt := unlike(CORRECTION_NAME, theirs, ours):
+        return doubt
+    if not _library.has_kernel("correct_num_computed_tokens_", kind := device(runner)):
+        return f"there is no kernel for {kind!r}"
+    setattr(runner, CORRECTION_NAME, ours)
+    return ""
+
+
+def update_num_computed_tokens_for_batch_change(
+    num_computed_tokens: torch.Tensor,
+    num_accepted_tokens: torch.Tensor,
+    prev_positions: torch.Tensor,
+    valid_sampled_token_count: torch.Tensor,
+    prev_num_draft_tokens: torch.Tensor,
+    cpu_num_computed_tokens: torch.Tensor,
+) -> None:
+    """``correct_num_computed_tokens_`` under the name and with the arguments of vLLM's function."""
+    correct_num_computed_tokens_(
+        num_computed_tokens,
+        num_accepted_tokens,
+        prev_positions=prev_positions,
+        num_sampled_prev=valid_sampled_token_count.int(),  # int64 from some of Ascend's drafters
+        num_draft_prev=prev_num_draft_tokens,
+        host_num_computed_tokens=cpu_num_computed_tokens,
+    )

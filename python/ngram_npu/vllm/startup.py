@@ -1,0 +1,254 @@
+"""What each runner's drafter calls when it starts: how it drafts, whether the ranks agree, the log.
+
+The ranks of an engine that draft must draft alike. In the V2 runner and in V1's asynchronous one,
+each rank puts its own drafts into the model's input: if one drafts differently, the text is wrong.
+So they compare at the start what drafts depend on.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+
+import ngram_npu._C as _C
+from ngram_npu import drafting
+from ngram_npu.config import SHORT_CONTEXT
+from ngram_npu.index import NgramIndex, make_index
+from ngram_npu.vllm.options import Options, engine_index
+from ngram_npu.vllm.patching import logger
+from ngram_npu.vllm.sharing import SharedStore
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_TOKENS = 1 << 26
+"""Capacity of an index in tokens if the KV cache's capacity is not known."""
+
+PATIENCE_S = 60.0
+"""How long a rank waits for the others."""
+
+_FREE = ("sources", "num_threads", "metrics", "store_seed", "store_file", "store_save_minutes")
+"""Options that change no draft. Of the store's files, the contents are compared."""
+_STORE = "store's contents"
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def takes_index(options: Options, device_type: str = "cpu") -> bool:
+    """:func:`ngram_npu.drafting.takes_index` for rows as long as the model's.
+
+    Raises:
+        ValueError: an index or a ladder on a device other than the CPU.
+    """
+    return drafting.takes_index(
+        options.ngram,
+        options.engine,
+        capacity=options.max_model_len,
+        short=SHORT_CONTEXT,
+        device_type=device_type,
+        says="ngram_npu: ",
+    )
+
+
+def drafts_on_host(options: Options, device_type: str) -> bool:
+    """Whether the V2 runner's drafts are made on the host: ``auto`` does so for a store, which is
+    nowhere else, and where the rows are on the host too and an index pays.
+
+    Raises:
+        ValueError: what is asked for is not on the device; one line.
+    """
+    if options.draft_on == "host":
+        return True
+    store = options.ngram.store is not None
+    if options.draft_on == "auto" and (store or device_type == "cpu"):
+        return store or takes_index(options, device_type)
+    try:
+        if store:
+            raise ValueError("ngram_npu: store: expected none on the device")
+        return takes_index(options, "the device")
+    except ValueError as error:
+        raise ValueError(f"{error}; draft_on='host' drafts there") from None
+
+
+def index_for(
+    options: Options,
+    slots: int,
+    kind: Literal["numpy", "torch"],
+    most_tokens: int = MOST_TOKENS,
+) -> NgramIndex:
+    """An index for all requests of a batch, but of at most ``most_tokens`` tokens."""
+    tokens = min(options.max_num_seqs * options.max_model_len, most_tokens)
+    return make_index(options.ngram, slots, tokens, kind=kind)
+
+
+def workspace(op: str, options: Options, device: torch.device) -> torch.Tensor | None:
+    """The workspace of ``op`` on a GPU. Without it each call would allocate and zero one."""
+    if device.type == "cpu":
+        return None
+    import torch
+
+    from ngram_npu.ops import workspace_size
+
+    size = workspace_size(op, options.max_num_seqs)
+    return torch.zeros(size, dtype=torch.int32, device=device)
+
+
+def start(drafter: Any, vllm_config: Any, options: Options, method: str, engine: str) -> bool:
+    """Sets the number of threads, logs the lines at start-up and lets the store be saved. Returns
+    whether this rank logs and counts: the first of those that draft the same."""
+    config, threads = options.ngram, options.num_threads
+    # vLLM runs one drafter per tensor-parallel rank on the same cores, which also tokenise.
+    _C.set_num_threads(threads)
+    parallel = vllm_config.parallel_config
+    if getattr(parallel, "rank", 0) != drafting_alike(parallel)[0]:
+        return False
+    lookup = f"prompt_lookup_min={config.min_n} prompt_lookup_max={config.max_n}"
+    if options.lookup != "ngram":
+        lookup = f"lookup={options.lookup}"
+    if config.is_ladder:
+        lookup += f" min_draft_probability={options.min_draft_probability}"
+    logger.info(
+        "ngram_npu %s drafts for this engine (method %s): %s num_speculative_tokens=%d "
+        "match_policy=%s overlap=%s max_model_len=%d engine=%s device=%s num_threads=%s "
+        "instruction_set=%s keep_drafting=%s%s; options from %s",
+        _C.__version__,
+        method,
+        lookup,
+        config.k,
+        config.match_policy,
+        config.overlap,
+        options.max_model_len,
+        engine,
+        getattr(drafter, "device", "cpu"),
+        threads or "as torch's",
+        _C.instruction_set(),
+        options.keep_drafting,
+        f" drafts={options.drafts}" if method == "ngram_gpu" else "",
+        " and ".join(options.sources) or "the defaults",
+    )
+    if options.min_draft_probability != config.min_draft_probability:
+        logger.info(
+            "ngram_npu: min_draft_probability=%s ends no draft here: vLLM verifies "
+            "num_speculative_tokens=%d tokens of every request, however many are likely",
+            options.min_draft_probability,
+            config.k,
+        )
+    if options.overruled:
+        logger.info(
+            "ngram_npu: lookup=%s decides; %s has no effect", options.lookup, options.overruled
+        )
+    cores = os.environ.get("OMP_NUM_THREADS", "")
+    if cores.isdigit() and 0 < int(cores) < threads:
+        logger.warning(
+            "ngram_npu: num_threads=%d has no effect beyond OMP_NUM_THREADS=%s", threads, cores
+        )
+    if drafter.shared_store is not None:
+        drafter.shared_store.announce(drafter)
+    return True
+
+
+def drafting_alike(parallel_config: Any) -> range:
+    """The ranks of the engine that draft for the same requests as this one: those of its stage of
+    the pipeline."""
+    size = parallel_config.tensor_parallel_size
+    size *= getattr(parallel_config, "prefill_context_parallel_size", 1)
+    first = getattr(parallel_config, "rank", 0) // size * size
+    return range(first, first + size)
+
+
+def compare_ranks(
+    vllm_config: Any, options: Options, store: SharedStore | None, timeout: float = PATIENCE_S
+) -> bool:
+    """Compares this rank's options and store with the other ranks', and returns whether there are
+    others. If only the stores differ, all ranks begin with an empty one. They talk through the
+    key-value store of vLLM's process group: a rank without ngram_npu would join no collective.
+
+    Raises:
+        ValueError: other options, or no answer within ``timeout`` seconds; one line.
+    """
+    ranks = drafting_alike(vllm_config.parallel_config)
+    if len(ranks) == 1:
+        return False
+    said = _exchange(vllm_config.parallel_config, ranks, _own(options, store), timeout)
+    first = ranks[0]
+    for name in sorted({name for own in said.values() for name in own} - {_STORE}):
+        for rank in ranks:
+            here, there = said[first].get(name), said[rank].get(name)
+            if here != there:
+                raise ValueError(
+                    f"ngram_npu: {name}: expected the same on all ranks of an engine, got {here} "
+                    f"on rank {first} and {there} on rank {rank}"
+                )
+    unlike = [rank for rank in ranks if said[rank][_STORE] != said[first][_STORE]]
+    if store is not None and unlike:
+        store.begin_empty()
+        if vllm_config.parallel_config.rank == first:
+            logger.warning(
+                "ngram_npu: store_seed, store_file: rank %d loaded another store than rank %d: all "
+                "ranks begin with an empty one, and none saves it; give all of them the same files",
+                unlike[0],
+                first,
+            )
+    if store is not None:
+        store.never_skip()
+    return True
+
+
+def or_end(draft: Callable[P, T]) -> Callable[P, T]:
+    """For a method that drafts: an exception ends this worker if it is ``one_of_many``. vLLM would
+    only log it, unless this rank is the one that answers, and the others would go on."""
+
+    @functools.wraps(draft)
+    def drafted(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return draft(*args, **kwargs)
+        except Exception as error:
+            drafter: Any = args[0]
+            if not drafter.one_of_many:
+                raise
+            logger.critical(
+                "ngram_npu: this rank cannot draft, so its worker ends: the others would go on "
+                "with other drafts, and the text would be wrong",
+                exc_info=True,
+            )
+            raise SystemExit(1) from error
+
+    return drafted
+
+
+def _own(options: Options, store: SharedStore | None) -> dict[str, str]:
+    """What this rank's drafts depend on, as text."""
+    given = asdict(options)
+    given = given.pop("ngram") | given
+    found = {name: repr(value) for name, value in given.items() if name not in _FREE}
+    digest = "" if store is None else store.digest
+    return {**found, "version of ngram_npu": _C.__version__, _STORE: digest}
+
+
+def _exchange(
+    parallel_config: Any, ranks: range, own: dict[str, str], timeout: float
+) -> dict[int, dict[str, str]]:
+    """What each of the ranks says of itself."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    # Engines of a data-parallel server may have one process group.
+    prefix = f"ngram_npu/{engine_index(parallel_config)}"
+    shared = distributed_c10d.PrefixStore(prefix, distributed_c10d._get_default_store())
+    keys = {rank: str(rank) for rank in ranks}
+    shared.set(keys[parallel_config.rank], json.dumps(own))
+    try:
+        shared.wait(list(keys.values()), timedelta(seconds=timeout))
+    except dist.DistStoreError:
+        silent = [key for key in keys.values() if not shared.check([key])]
+        raise ValueError(
+            f"ngram_npu: no answer in {timeout:g} s from rank {', '.join(silent)}, expected one "
+            "from all ranks of the engine: each needs this ngram_npu, and NGRAM_NPU_VLLM=1"
+        ) from None
+    return {rank: json.loads(shared.get(key)) for rank, key in keys.items()}
