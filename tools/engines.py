@@ -49,11 +49,10 @@ METHODS = {
         "ngram": "plugin",
     },
     "v2": {
-        "pipeline": "_of_a_pipeline",
-        "data parallel": "_data_parallel::",
+        "data parallel, its start": "_data_parallel::",
         "ranks": "_ranks::",
         "a shrinking max_model_len": "_fitted::",
-        "K = 0": "_steps_without_drafts_",
+        "steps without drafts": "_steps_without_drafts_",
         "beside draft_model": r"_beside_.*\bdraft",
         "beside eagle": r"_beside_.*\beagle-",
         "beside": "_beside_",
@@ -83,10 +82,12 @@ def main() -> int:
         python = prepare(given.version, runner)
         files = () if any(c.startswith("tests/") for c in chosen) else (folder_of(runner),)
         results = tested(python, "-n", "2", "--dist", "loadfile", *files, *chosen)
-        found += [{"vllm": given.version, **entry} for entry in summary(results, runner)]
+        entries = [{"vllm": given.version, **entry} for entry in summary(results, runner)]
+        if given.json is not None:
+            of_tests = ["--", *chosen] if chosen else []
+            add(given.json, entries, [given.version, "--runner", runner, *of_tests])
+        found += entries
     print(report.laid_out(found))
-    if given.json is not None:
-        add(given.json, found, [given.version, *(["--", *chosen] if chosen else [])])
     return 1 if any(entry["failed"] for entry in found) else 0
 
 

@@ -23,9 +23,7 @@ class NotingWorker(CPUWorker):
     def init_device(self) -> None:
         super().init_device()
         self._digest, self._steps, runner = hashlib.sha256(), 0, self.model_runner
-        drafter = getattr(runner, "speculator", None) or getattr(runner, "drafter", None)
-        if drafter is None:
-            return  # another rank of the pipeline drafts
+        drafter = getattr(runner, "speculator", None) or runner.drafter
         propose = drafter.propose
 
         def noted(*args: Any, **kwargs: Any) -> Any:

@@ -1,5 +1,5 @@
-"""Several ranks in vLLM's engine: each with an environment of its own, as on two nodes; all below
-one engine; and one of them failing."""
+"""Two tensor-parallel ranks in vLLM's engine: each with an environment of its own, as on two nodes;
+both below one engine; and one of them failing."""
 
 from __future__ import annotations
 
@@ -91,20 +91,6 @@ def test_ranks_of_an_engine_draft_alike(
     first, second = result["answers"][0]
     assert first == second
     assert first[1] > 10
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("method", ["async-scan", "store-finish"])
-def test_the_last_rank_of_a_pipeline_drafts(
-    model: Path, runs: Runs, tmp_path: Path, method: str
-) -> None:
-    two = {"tensor_parallel_size": 1, "pipeline_parallel_size": 2}
-    noting = {"worker_cls": "odd_workers.NotingWorker"}
-    process = _start(model, tmp_path / "log", {**two, **noting}, ["drafted"], method=method)
-    result, _ = process.result()
-    assert result["token_ids"] == _expected(runs)
-    (_, none), (_, steps) = result["answers"][0]
-    assert none == 0 < steps
 
 
 def test_all_ranks_are_told_alike_and_one_saves(model: Path, tmp_path: Path) -> None:
