@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -36,17 +37,22 @@ RUNNERS = {"v1": (".venv-vllm", "engine"), "v2": (".venv-vllm-v2", "engine_v2")}
 
 METHODS = {
     "v1": {
-        "ranks": "_ranks::",
+        "ranks": "_two_ranks_",
         "recurrent layers": "_hybrid::",
+        "LoRA": "_lora::",
+        "correction of counts": "_correction::",
         "as deployed": "_http::|_processes::",
-        "store": "_store::",
+        "store": r"\[store",
         "ladder": "_ladder::",
         "ngram_gpu": "_async::",
         "custom_class": "custom_class|_controls::",
         "ngram": "plugin",
     },
     "v2": {
-        "ranks": "_ranks::|_parallel::",
+        "data parallel, its start": "_data_parallel::",
+        "ranks": "_ranks::",
+        "a shrinking max_model_len": "_fitted::",
+        "steps without drafts": "_steps_without_drafts_",
         "beside draft_model": r"_beside_.*\bdraft",
         "beside eagle": r"_beside_.*\beagle-",
         "beside": "_beside_",
@@ -54,7 +60,7 @@ METHODS = {
         "store": r"_store::|\bstore",
         "adaptive": r"\bladder-adaptive|vllm_may_choose",
         "ladder": r"\bladder|_ladders_",
-        "ngram_gpu": r"\basync-|other.options|_parity::",
+        "ngram_gpu": r"\basync-|other.options|_parity::|late-index",
         "ngram": r"\bsync-",
     },
 }
@@ -76,10 +82,12 @@ def main() -> int:
         python = prepare(given.version, runner)
         files = () if any(c.startswith("tests/") for c in chosen) else (folder_of(runner),)
         results = tested(python, "-n", "2", "--dist", "loadfile", *files, *chosen)
-        found += [{"vllm": given.version, **entry} for entry in summary(results, runner)]
+        entries = [{"vllm": given.version, **entry} for entry in summary(results, runner)]
+        if given.json is not None:
+            of_tests = ["--", *chosen] if chosen else []
+            add(given.json, entries, [given.version, "--runner", runner, *of_tests])
+        found += entries
     print(report.laid_out(found))
-    if given.json is not None:
-        add(given.json, found, chosen)
     return 1 if any(entry["failed"] for entry in found) else 0
 
 
@@ -170,10 +178,9 @@ def summary(results: Path, runner: str) -> list[dict[str, Any]]:
         {
             "runner": runner,
             "method": method,
-            "passed": count["passed"],
-            "skipped": count["skipped"],
-            "failed": len(failures[method]),
-            "failures": failures[method],
+            "says": f"{count['passed']} passed"
+            + (f", {len(failures[method])} failed" if failures[method] else ""),
+            "failed": failures[method],
         }
         for method, count in sorted(counts.items())
         if count["passed"] + len(failures[method])
@@ -183,22 +190,30 @@ def summary(results: Path, runner: str) -> list[dict[str, Any]]:
     return found
 
 
-def add(file: Path, entries: list[dict[str, Any]], chosen: list[str]) -> None:
-    """Puts entries in the place of earlier ones of the same release, runner and method; says which
-    tests were chosen for a release and a runner."""
-    document = json.loads(file.read_text()) if file.exists() else {"results": []}
+def add(file: Path, entries: list[dict[str, Any]], arguments: list[str]) -> None:
+    """Puts entries in the place of earlier ones of the same release, runner and method, and names
+    the run that they are of. Methods that no run had are untried."""
+    document = json.loads(file.read_text()) if file.exists() else {"runs": {}, "results": []}
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    document["runs"][date] = {
+        "command": shlex.join(["python", "-m", "tools.engines", *arguments]),
+        "commit": environment.versions()["commit"],
+        "machine": environment.machine(),
+    }
 
     def key(entry: dict[str, Any]) -> tuple[str, ...]:
         return entry["vllm"], entry["runner"], entry["method"]
 
-    results = {key(entry): entry for entry in document["results"]}
-    results |= {key(entry): {**entry, "date": date} for entry in entries}
+    untried = [
+        {"vllm": vllm, "runner": runner, "method": method, "says": "untried"}
+        for vllm, runner in {key(entry)[:2] for entry in entries}
+        for method in METHODS[runner]
+    ]
+    results = {key(entry): entry for entry in [*untried, *document["results"]]}
+    results |= {key(entry): {**entry, "run": date} for entry in entries}
     document["results"] = [results[name] for name in sorted(results)]
-    for entry in entries:
-        document.setdefault("chosen", {})[" ".join(key(entry)[:2])] = chosen
-    document["command"] = "python -m tools.engines VERSION --json FILE"
-    document["machine"] = environment.machine()
+    used = {entry.get("run") for entry in document["results"]}
+    document["runs"] = {date: run for date, run in document["runs"].items() if date in used}
     report.write(file, document)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import ngram_npu._C as _C
 from ngram_npu import _library
 
-TRIED_VLLM = ("0.28.0", "0.31.0", "0.32.0")
+TRIED_VLLM = ("0.28.0", "0.31.0", "0.32.0", "0.33.0")
 """Releases of vLLM with which the methods ran (docs/guides/vllm-versions.md)."""
 
 _PLUGIN = "ngram_npu"

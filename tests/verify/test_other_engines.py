@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -31,10 +32,10 @@ def test_failures_and_errors_are_named_by_method(tmp_path: Path) -> None:
         ("test_beside_engine", "a[draft-sync]", ""),
     )
     assert [[*entry.values()] for entry in summary(file, "v2")] == [
-        ["v2", "beside draft_model", 1, 0, 0, []],
-        ["v2", "ngram", 1, 0, 1, ["test_v2_engine::a[sync-scan]"]],
-        ["v2", "ngram_gpu", 1, 0, 0, []],
-        ["v2", "store", 0, 0, 1, ["test_v2_store::d"]],
+        ["v2", "beside draft_model", "1 passed", []],
+        ["v2", "ngram", "1 passed, 1 failed", ["test_v2_engine::a[sync-scan]"]],
+        ["v2", "ngram_gpu", "1 passed", []],
+        ["v2", "store", "0 passed, 1 failed", ["test_v2_store::d"]],
     ]
 
 
@@ -46,15 +47,35 @@ def test_a_run_without_tests_is_no_success(
         summary(results(tmp_path / "r", *cases), "v2")
 
 
-def test_a_method_of_a_release_has_one_entry_for_each_runner(tmp_path: Path) -> None:
+def test_a_method_of_a_release_has_one_entry_for_each_runner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "METHODS", {"v1": {"ngram": ""}, "v2": {"ngram": "", "store": ""}})
+    monkeypatch.setattr(engines, "datetime", Clock)
     file = tmp_path / "engines.json"
-    for runner, passed, chosen in (("v1", 1, ["-k", "a"]), ("v2", 2, []), ("v1", 3, ["-x"])):
-        given = {"vllm": "1.0", "runner": runner, "method": "ngram", "passed": passed}
-        add(file, [given], chosen)
+    for runner, says in (("v1", "1 passed"), ("v2", "2 passed"), ("v1", "3 passed")):
+        given = {"vllm": "1.0", "runner": runner, "method": "ngram", "says": says}
+        add(file, [given], ["1.0", "--", "-k", says])
     found = json.loads(file.read_text())
-    rows = [(entry["runner"], entry["passed"]) for entry in found["results"]]
-    assert rows == [("v1", 3), ("v2", 2)]
-    assert found["chosen"] == {"1.0 v1": ["-x"], "1.0 v2": []}
+    rows = [(entry["runner"], entry["method"], entry["says"]) for entry in found["results"]]
+    assert rows == [
+        ("v1", "ngram", "3 passed"),
+        ("v2", "ngram", "2 passed"),
+        ("v2", "store", "untried"),
+    ]
+    commands = [found["runs"][entry["run"]]["command"] for entry in found["results"][:2]]
+    command = "python -m tools.engines 1.0 -- -k '{} passed'"
+    assert commands == [command.format(3), command.format(2)]
+    assert len(found["runs"]) == 2, "a run without entries is left out"
+
+
+class Clock:
+    seconds = 0
+
+    @classmethod
+    def now(cls, _: object) -> datetime:
+        cls.seconds += 1
+        return datetime(2026, 1, 1, second=cls.seconds, tzinfo=timezone.utc)
 
 
 def test_a_run_that_was_broken_off_is_not_written_down(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,41 +46,44 @@ def model() -> Path:
 
 
 @pytest.fixture(scope="session")
-def runs(model: Path) -> Runs:
-    return Runs(model)
+def runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(model, tmp_path_factory)
 
 
 # Seeded requests crash vLLM's CPU runner (0.32.0) if one of them is prefilled in chunks, with or
 # without speculation, so they get an engine without chunked prefill.
-ENGINES: list[tuple[list[str], dict[str, Any]]] = [
-    (["greedy", "structured", "logprobs"], {}),
-    (
-        ["sampled"],
-        {
-            "enable_chunked_prefill": False,
-            "max_num_batched_tokens": 512,
-            "num_gpu_blocks_override": 400,
-        },
-    ),
-]
+ENGINES: dict[tuple[str, ...], dict[str, Any]] = {
+    ("greedy", "structured", "logprobs"): {},
+    ("sampled",): {
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": 512,
+        "num_gpu_blocks_override": 400,
+    },
+}
 
 
 class Runs:
-    """Each method's results for each set of requests; each engine is started once."""
+    """Each method's results for each set of requests; each engine is started once, in one of
+    pytest's processes."""
 
-    def __init__(self, model: Path) -> None:
-        self._model = model
-        self._done: dict[tuple[str, str], Run] = {}
+    def __init__(self, model: Path, factory: pytest.TempPathFactory) -> None:
+        self._model, self._factory = model, factory
 
     def __call__(self, method: str, requests: str) -> Run:
+        return self._of_engine(method, next(names for names in ENGINES if requests in names))[
+            requests
+        ]
+
+    @cache  # noqa: B019, one object per session
+    def _of_engine(self, method: str, names: tuple[str, ...]) -> dict[str, Run]:
         import request_sets
         from engine_runs import METHODS, engine
+        from processes import once
         from transformers import AutoTokenizer
 
-        if (method, requests) not in self._done:
+        def run() -> dict[str, Run]:
             prompts = request_sets.Prompts(AutoTokenizer.from_pretrained(self._model))
-            names, options = next(entry for entry in ENGINES if requests in entry[0])
-            with engine(self._model, METHODS[method], **options) as running:
-                for name in names:
-                    self._done[method, name] = running.run(getattr(request_sets, name)(prompts))
-        return self._done[method, requests]
+            with engine(self._model, METHODS[method], **ENGINES[names]) as running:
+                return {name: running.run(getattr(request_sets, name)(prompts)) for name in names}
+
+        return once(self._factory, f"{method}-{names[0]}", run)

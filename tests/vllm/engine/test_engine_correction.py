@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vllm import SamplingParams
 from vllm.v1.worker import gpu_model_runner
 
-SCHEDULES = 1_000
 STOCK = getattr(gpu_model_runner, v1_device.CORRECTION_NAME)
 VIEWS = {"slice", "alias", "detach"}
 
@@ -102,21 +101,25 @@ def _schedules(running: Engine, count: int) -> int:
     return running._counters()["preemptions"] - before
 
 
+@pytest.mark.parametrize("schedules", [250, pytest.param(1_000, marks=pytest.mark.prove)])
 def test_the_counts_are_those_of_vllm_s_function(
-    running: Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    running: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    schedules: int,
 ) -> None:
     ours = getattr(gpu_model_runner, v1_device.CORRECTION_NAME)
     assert ours is v1_device.update_num_computed_tokens_for_batch_change
     compared = Compared(ours)
     monkeypatch.setattr(gpu_model_runner, v1_device.CORRECTION_NAME, compared)
-    preemptions = _schedules(running, SCHEDULES)
+    preemptions = _schedules(running, schedules)
     with capsys.disabled():
-        print(f"\n{SCHEDULES} schedules: {dict(compared.seen)}, {preemptions} preemptions")
+        print(f"\n{schedules} schedules: {dict(compared.seen)}, {preemptions} preemptions")
     assert compared.different == 0
     assert compared.launches == {STOCK: {12}, ours: {1}}
-    assert compared.seen["calls"] >= 5 * SCHEDULES
-    assert min(compared.seen.values()) >= 100
-    assert preemptions >= 100
+    assert compared.seen["calls"] >= 5 * schedules
+    assert min(compared.seen.values()) >= schedules / 10
+    assert preemptions >= schedules / 10
 
 
 def test_wrong_counts_are_noticed(running: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
+import prometheus_client
 import pytest
 from engine_runs import MAX_MODEL_LEN, K
 
@@ -92,3 +94,17 @@ def test_logprobs_within_rounding(runs: Runs, method: str, against: str) -> None
 def test_no_draft_passes_max_model_len(runs: Runs, method: str) -> None:
     for steps in runs(method, "greedy").drafts.values():
         assert all(length + len(draft) <= MAX_MODEL_LEN for length, draft in steps.items())
+
+
+def test_metrics_are_in_vllms_registry(runs: Runs) -> None:
+    run = runs("custom_class", "greedy")  # of this process: no other file has it
+    found: defaultdict[str, float] = defaultdict(float)  # over all models that engines served
+    for family in prometheus_client.REGISTRY.collect():
+        for sample in family.samples:
+            if sample.name.startswith("ngram_npu_"):
+                found[sample.name] += sample.value
+    drafted = sum(len(draft) for steps in run.drafts.values() for draft in steps.values())
+    assert found["ngram_npu_draft_tokens_total"] >= drafted > 0
+    assert found["ngram_npu_rows_total"] > found["ngram_npu_drafts_total"] > 0
+    assert found["ngram_npu_proposals_total"] > 0
+    assert found["ngram_npu_propose_seconds_total"] > 0

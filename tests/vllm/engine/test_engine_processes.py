@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import prometheus_client
 import pytest
 import request_sets
 from engine_runs import ENGINE, METHODS
+from processes import ONE_ENGINE, SERVE, Process
 from transformers import AutoTokenizer
 
 if TYPE_CHECKING:
     from conftest import Runs
 
-SCRIPT = Path(__file__).with_name("serve_offline.py")
 PLAIN = [0, 7, 8, 15, 16, 23]  # requests of the greedy set without further conditions
 
 
 def serve(
     model: Path,
+    folder: Path,
     method: str,
     more: dict[str, Any] | None = None,
-    *,
+    *calls: list[Any],
     asynchronous: bool = False,
     **environment: str,
 ) -> tuple[dict[str, Any], str]:
     """Result and log of an engine in another process; ``asynchronous``: of its workers too."""
     if asynchronous:
-        paths = [str(SCRIPT.with_name("site")), str(SCRIPT.parent)]
+        paths = [str(SERVE.with_name("site")), str(SERVE.parent)]
         environment["PYTHONPATH"] = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
     requests = request_sets.greedy(request_sets.Prompts(AutoTokenizer.from_pretrained(model)))
     arguments = {
@@ -43,23 +39,11 @@ def serve(
         "async_scheduling": METHODS[method].is_async,
         **(more or {}),
     }
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(SCRIPT),
-            str(model),
-            json.dumps(arguments),
-            json.dumps([(requests[i][0], requests[i][1].max_tokens) for i in PLAIN]),
-        ],
-        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    log = done.stdout + done.stderr
-    assert done.returncode == 0, log[-4000:]
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    return json.loads(line.removeprefix("RESULT ")), log
+    asked = [(requests[i][0], requests[i][1].max_tokens) for i in PLAIN]
+    environment = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", **environment}
+    return Process(
+        folder / "log", SERVE, model, arguments, asked, list(calls), **environment
+    ).result()
 
 
 def _started(log: str) -> list[str]:
@@ -69,6 +53,7 @@ def _started(log: str) -> list[str]:
 def test_custom_class_in_another_process(model: Path, runs: Runs, tmp_path: Path) -> None:
     result, log = serve(
         model,
+        tmp_path,
         "custom_class",
         PROMETHEUS_MULTIPROC_DIR=str(tmp_path),
         VLLM_LOG_STATS_INTERVAL="0.01",
@@ -86,8 +71,8 @@ def test_custom_class_in_another_process(model: Path, runs: Runs, tmp_path: Path
     assert result["imported"] == ["ngram_npu_vllm_plugin"]
 
 
-def test_plugin_by_its_entry_point(model: Path, runs: Runs) -> None:
-    result, log = serve(model, "plugin", NGRAM_NPU_VLLM="1")
+def test_plugin_by_its_entry_point(model: Path, runs: Runs, tmp_path: Path) -> None:
+    result, log = serve(model, tmp_path, "plugin", NGRAM_NPU_VLLM="1")
     expected = runs("none", "greedy").outputs
     assert result["token_ids"] == [expected[i][0].token_ids for i in PLAIN]
     (line,) = _started(log)
@@ -97,9 +82,12 @@ def test_plugin_by_its_entry_point(model: Path, runs: Runs) -> None:
     assert "not enabled" not in log
 
 
-def test_the_asynchronous_proposer_by_its_entry_point(model: Path, runs: Runs) -> None:
+def test_the_asynchronous_proposer_by_its_entry_point(
+    model: Path, runs: Runs, tmp_path: Path
+) -> None:
     result, log = serve(
         model,
+        tmp_path,
         "padded",
         asynchronous=True,
         NGRAM_NPU_VLLM="1",
@@ -116,23 +104,42 @@ def test_the_asynchronous_proposer_by_its_entry_point(model: Path, runs: Runs) -
     assert "not enabled" not in log
 
 
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("store_padded", {}),
+        pytest.param("store_padded", {"store": "live"}, marks=pytest.mark.prove),
+        pytest.param("padded", {}, marks=pytest.mark.prove),
+    ],
+)
+def test_two_ranks_draft_alike_and_one_speaks(
+    model: Path, runs: Runs, tmp_path: Path, method: str, more: dict[str, Any]
+) -> None:
+    section = {**METHODS[method].additional_config["ngram_npu"], **more}
+    result, log = serve(
+        model,
+        tmp_path,
+        method,
+        {
+            "tensor_parallel_size": 2,
+            "worker_cls": "odd_workers.NotingWorker",
+            "additional_config": {"ngram_npu": section},
+        },
+        ["drafted"],
+        asynchronous=True,
+        **ONE_ENGINE,
+    )
+    expected = runs("none", "greedy").outputs
+    assert result["token_ids"] == [expected[i][0].token_ids for i in PLAIN]
+    first, second = result["answers"][0]
+    assert first == second
+    assert first[1] > 10
+    assert len(_started(log)) == 1
+
+
 def test_an_unknown_option_stops_the_engine_with_one_line(model: Path) -> None:
     from engine_runs import Method, engine
 
     method = Method(METHODS["custom_class"].speculative_config, {"ngram_npu": {"prompt_lookup": 3}})
     with pytest.raises(RuntimeError, match="ngram_npu: unknown option 'prompt_lookup' in additi"):
         engine(model, method).__enter__()
-
-
-def test_metrics_are_in_vllms_registry(runs: Runs) -> None:
-    run = runs("custom_class", "greedy")
-    found: defaultdict[str, float] = defaultdict(float)  # over all models that engines served
-    for family in prometheus_client.REGISTRY.collect():
-        for sample in family.samples:
-            if sample.name.startswith("ngram_npu_"):
-                found[sample.name] += sample.value
-    drafted = sum(len(draft) for steps in run.drafts.values() for draft in steps.values())
-    assert found["ngram_npu_draft_tokens_total"] >= drafted > 0
-    assert found["ngram_npu_rows_total"] > found["ngram_npu_drafts_total"] > 0
-    assert found["ngram_npu_proposals_total"] > 0
-    assert found["ngram_npu_propose_seconds_total"] > 0

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,29 +59,29 @@ def model() -> Path:
 
 
 @pytest.fixture(scope="session")
-def runs(model: Path) -> Runs:
-    return Runs(model)
+def runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(model, tmp_path_factory)
 
 
 class Runs:
-    """Each method's results; each engine is started once."""
+    """Each method's results; each engine is started once, in one of pytest's processes."""
 
-    def __init__(self, model: Path) -> None:
-        self._model = model
-        self._done: dict[str, Run] = {}
-        self._beside: dict[str, BesideRun] = {}
+    def __init__(self, model: Path, factory: pytest.TempPathFactory) -> None:
+        self._model, self._factory = model, factory
 
+    @cache  # noqa: B019, one object per session
     def __call__(self, method: str) -> Run:
         import v2_runs
+        from processes import once
 
-        if method not in self._done:
-            self._done[method] = v2_runs.run(self._model, v2_runs.METHODS[method])
-        return self._done[method]
+        run = partial(v2_runs.run, self._model, v2_runs.METHODS[method])
+        return once(self._factory, method, run)
 
+    @cache  # noqa: B019, one object per session
     def beside(self, method: str) -> BesideRun:
         """The same for a neural drafter with n-gram drafts beside it."""
         import beside_runs
+        from processes import once
 
-        if method not in self._beside:
-            self._beside[method] = beside_runs.run(self._model, beside_runs.METHODS[method])
-        return self._beside[method]
+        run = partial(beside_runs.run, self._model, beside_runs.METHODS[method])
+        return once(self._factory, f"beside-{method}", run)

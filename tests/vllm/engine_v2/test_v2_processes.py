@@ -2,48 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mutant
 import pytest
 import v2_runs
+from processes import SERVE, Process
 from transformers import AutoTokenizer
 
 if TYPE_CHECKING:
     from conftest import Runs
 
 DEPLOYED = [0, 5, 6, 11]  # requests without further conditions
-SERVE = Path(__file__).parents[1] / "engine" / "serve_offline.py"
 
 Started = dict[str, tuple[dict[str, Any], str]]
 """Result and log of each process."""
-
-
-class _Process:
-    """A script in a process of its own."""
-
-    def __init__(self, log: Path, script: Path | str, *arguments: str, **environment: str) -> None:
-        self._log = log
-        with log.open("w") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, str(script), *arguments],
-                env={**os.environ, **environment},
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
-
-    def end(self) -> tuple[dict[str, Any], str]:
-        """Its printed result, and its log."""
-        returncode = self._process.wait()
-        log = self._log.read_text()
-        assert returncode == 0, log[-4000:]
-        (line,) = [line for line in log.splitlines() if line.startswith("RESULT ")]
-        return json.loads(line.removeprefix("RESULT ")), log
 
 
 @pytest.fixture(scope="module")
@@ -51,18 +25,18 @@ def started(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Started:
     """Both kinds at once, since starting takes most of their time."""
     logs = tmp_path_factory.mktemp("logs")
     requests = v2_runs.requests(AutoTokenizer.from_pretrained(model))
-    served = _Process(
+    served = Process(
         logs / "served",
         SERVE,
-        str(model),
-        json.dumps(v2_runs.METHODS["async-index"].arguments),
-        json.dumps([(requests[i][0], requests[i][1].max_tokens) for i in DEPLOYED]),
+        model,
+        v2_runs.METHODS["async-index"].arguments,
+        [(requests[i][0], requests[i][1].max_tokens) for i in DEPLOYED],
         NGRAM_NPU_VLLM="1",
         VLLM_ENABLE_V1_MULTIPROCESSING="1",
         VLLM_LOGGING_LEVEL="DEBUG",
     )
-    mutants = _Process(logs / "mutants", mutant.__file__, str(model))
-    return {"mutants": mutants.end(), "served": served.end()}
+    mutants = Process(logs / "mutants", mutant.__file__, model)
+    return {"mutants": mutants.result(), "served": served.result()}
 
 
 def test_spawned_workers_have_it_by_its_entry_point(started: Started, runs: Runs) -> None:
