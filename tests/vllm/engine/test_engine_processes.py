@@ -104,27 +104,12 @@ def test_the_asynchronous_proposer_by_its_entry_point(
     assert "not enabled" not in log
 
 
-@pytest.mark.parametrize(
-    ("method", "more"),
-    [
-        ("store_padded", {}),
-        pytest.param("store_padded", {"store": "live"}, marks=pytest.mark.prove),
-        pytest.param("padded", {}, marks=pytest.mark.prove),
-    ],
-)
-def test_two_ranks_draft_alike_and_one_speaks(
-    model: Path, runs: Runs, tmp_path: Path, method: str, more: dict[str, Any]
-) -> None:
-    section = {**METHODS[method].additional_config["ngram_npu"], **more}
+def test_two_ranks_draft_alike_and_one_speaks(model: Path, runs: Runs, tmp_path: Path) -> None:
     result, log = serve(
         model,
         tmp_path,
-        method,
-        {
-            "tensor_parallel_size": 2,
-            "worker_cls": "odd_workers.NotingWorker",
-            "additional_config": {"ngram_npu": section},
-        },
+        "store_padded",
+        {"tensor_parallel_size": 2, "worker_cls": "odd_workers.NotingWorker"},
         ["drafted"],
         asynchronous=True,
         **ONE_ENGINE,

@@ -82,7 +82,7 @@ def test_ranks_that_are_alike_serve_and_one_speaks(model: Path, runs: Runs, tmp_
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("method", ["async-index", "draft-sync", "eagle-async", "eagle-store"])
+@pytest.mark.parametrize("method", ["async-index", "draft-sync", "eagle-store"])
 def test_ranks_of_an_engine_draft_alike(
     model: Path, runs: Runs, tmp_path: Path, method: str
 ) -> None:
