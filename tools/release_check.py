@@ -53,7 +53,13 @@ def problems(dist: Path, root: Path = REPOSITORY) -> list[str]:
         found.append(f"{wheels[0].name}: its metadata say {metadata['Version']}")
     if not str(metadata.get_payload()).startswith("# ngram_npu"):
         found.append(f"{wheels[0].name}: its description is not the README")
-    return found
+    links = relative_links(str(metadata.get_payload()))
+    return found + [f"{wheels[0].name}: its description links to {link}" for link in links]
+
+
+def relative_links(text: str) -> list[str]:
+    """The links that lead nowhere on a package index."""
+    return re.findall(r"\]\((?!\w+://)([^)]+)\)", text)
 
 
 def _foreign(archive: Path, name: str, content: bytes) -> list[str]:

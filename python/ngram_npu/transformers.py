@@ -1,4 +1,4 @@
-"""Drafts in Hugging Face transformers. Guide: docs/guides/own-runner.md.
+"""Drafts in Hugging Face transformers. Guide: docs/guides/transformers.md.
 
 :func:`drafting` makes `model.generate` use our drafts (one request per call, a limit of
 transformers' speculation); :func:`generate` speculates for a whole batch. Neither changes the text.

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.release_check import NEEDED, REPOSITORY, problems
+from tools.package_metadata import absolute, dynamic_metadata
+from tools.release_check import NEEDED, REPOSITORY, problems, relative_links
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_a_binary_that_is_not_the_projects_own_is_found(root: Path, name: str) -
 
 def test_wrong_releases_are_found(root: Path) -> None:
     assert "got 0, 0" in problems(root / "dist", root)[0]
-    wrong = "Name: ngram-npu\nVersion: 1.2.2\n\nText\n"
+    wrong = "Name: ngram-npu\nVersion: 1.2.2\n\nText [a](docs/a.md)\n"
     _publish(root, NEEDED[1:], wrong, ("build/a.so",))
     (root / "CHANGELOG.md").write_text("## 1.2.2\n")
     (root / "pyproject.toml").write_text('version = "1.2.4"\n')
@@ -72,8 +73,34 @@ def test_wrong_releases_are_found(root: Path) -> None:
         "holds the binary build/a.so",
         "metadata say 1.2.2",
         "description is not the README",
+        "description links to docs/a.md",
     ):
         assert any(says in problem for problem in found), (says, found)
+
+
+TEXT = "[a b](docs/a.md#c) ![d](e.svg) [f](https://g.h/i) [j](#k)"
+
+
+def test_links_of_the_description_lead_home() -> None:
+    assert absolute(TEXT, "https://g.h/p", "1.2.3") == (
+        "[a b](https://g.h/p/blob/v1.2.3/docs/a.md#c) ![d](https://g.h/p/raw/v1.2.3/e.svg) "
+        "[f](https://g.h/i) [j](https://g.h/p/blob/v1.2.3/README.md#k)"
+    )
+    assert absolute(TEXT, "", "1.2.3") == "a b d [f](https://g.h/i) j"
+
+
+@pytest.mark.parametrize("home", ["https://g.h/p", "https://g.h/p/", ""])
+def test_the_metadata_with_and_without_a_home(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("NGRAM_NPU_HOME", home)
+    text = dynamic_metadata("readme", {})["text"]
+    assert text.startswith("# ngram_npu\n")
+    assert relative_links(text) == []
+    assert relative_links(Path("README.md").read_text()), "no link: the rewriting is of no use"
+    urls = dynamic_metadata("urls", {})
+    assert urls.get("Source") == (home.rstrip("/") or None)
+    for url in urls.values():
+        assert (REPOSITORY / re.sub(r".*/blob/v[\d.]+/", "", url)).exists() or url == urls["Source"]
 
 
 def test_pre_commit_installs_the_tools_of_make_lint() -> None:

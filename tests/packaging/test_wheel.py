@@ -11,7 +11,6 @@ import subprocess
 import sys
 import venv
 import zipfile
-from email import message_from_bytes
 from pathlib import Path
 from platform import machine
 
@@ -50,10 +49,6 @@ def _audit(platform: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def relative_links(text: str) -> list[str]:
-    return re.findall(r"\]\((?!\w+://)([^)]+)\)", text)
-
-
 @needs_wheel
 @pytest.mark.skipif("ASCEND_HOME_PATH" in os.environ, reason="the NPU backend needs CANN")
 def test_auditwheel_confirms_the_tag(tmp_path: Path) -> None:
@@ -87,16 +82,6 @@ def test_a_value_error_arrives_through_torch_and_pybind11(tmp_path: Path) -> Non
     assert len(lines) == 2
     assert lines[0] == lines[1]
     assert lines[0].startswith("ngram_propose: ")
-
-
-@needs_wheel
-def test_the_description_has_no_relative_link() -> None:
-    with zipfile.ZipFile(WHEEL) as wheel:
-        name = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
-        description = message_from_bytes(wheel.read(name)).get_payload()
-    assert "# ngram_npu" in description
-    assert relative_links(description) == []
-    assert relative_links((ROOT / "README.md").read_text()), "no link: the rewriting is of no use"
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_the_prediction_is_what_replay_counts_on_the_held_out_half(traffic: Path
     (row,) = report.batches
     assert row.speedup.value == pytest.approx(expected)
     assert row.speedup.low < expected < row.speedup.high
-    assert not list((traffic.parent / "cache").rglob("*.jsonl")), "done: nothing to resume"
+    assert not list((traffic.parent / "cache").iterdir()), "done: nothing to resume"
 
 
 def test_the_reports_show_the_same_and_are_whole(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import os
@@ -144,6 +145,8 @@ def tune(
             measured = measured.and_also(measured_with(stores))
     if options.cache is None and cache.path is not None:
         cache.path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # another run's file is there
+            cache.path.parent.rmdir()
     about = {
         "command": command,
         "date": date,
