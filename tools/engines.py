@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from tools.bench import environment, report
+from tools.bench import provenance, report
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGINES = ROOT / "build" / "engines"
@@ -198,7 +198,7 @@ def add(file: Path, entries: list[dict[str, Any]], chosen: list[str]) -> None:
     for entry in entries:
         document.setdefault("chosen", {})[" ".join(key(entry)[:2])] = chosen
     document["command"] = "python -m tools.engines VERSION --json FILE"
-    document["machine"] = environment.machine()
+    document["machine"] = provenance.machine()
     report.write(file, document)
 
 
