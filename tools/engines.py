@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from tools.bench import environment, report
+from tools.bench import provenance, report
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGINES = ROOT / "build" / "engines"
@@ -197,8 +197,8 @@ def add(file: Path, entries: list[dict[str, Any]], arguments: list[str]) -> None
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     document["runs"][date] = {
         "command": shlex.join(["python", "-m", "tools.engines", *arguments]),
-        "commit": environment.versions()["commit"],
-        "machine": environment.machine(),
+        "commit": provenance.versions()["commit"],
+        "machine": provenance.machine(),
     }
 
     def key(entry: dict[str, Any]) -> tuple[str, ...]:

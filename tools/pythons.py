@@ -72,7 +72,7 @@ def commands(python: Path, folder: Path, wheel: Path | None = None) -> list[list
         [mine, *pip, "install", "hypothesis>=6.100,<7", *package],
         [mine, "-m", "ngram_npu", "doctor"],
         [str(home / "bin/ngram-npu"), "replay", "--demo", "--tokenizer", "bytes", "--limit", "8"],
-        [mine, str(ROOT / "tests/packaging/numpy_parity.py")],
+        [mine, str(ROOT / "tests/wheel/numpy_parity.py")],
     ]
 
 

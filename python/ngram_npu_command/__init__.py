@@ -216,9 +216,10 @@ def _run_replay(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     import dataclasses
 
     from ngram_npu.replay import ReplayError, ReplayOptions, format_table, replay
-    from ngram_npu.replay.bar import Bar
     from ngram_npu.replay.output import check_writable
     from ngram_npu.replay.plot import check_plot
+
+    from ngram_npu_command.bar import Bar
 
     bar = Bar(sys.stderr)
     try:

@@ -110,26 +110,26 @@ def _run_generate(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     except ReplayError as error:
         complain(f"{PROGRAM} generate: error: {error}")
         return EXIT_USAGE
-    from ngram_npu.runner import command
+    from ngram_npu.runner import generate
 
     options = {
         f.name: given[f.name]
-        for f in dataclasses.fields(command.GenerateOptions)
+        for f in dataclasses.fields(generate.GenerateOptions)
         if f.name in given
     }
     if arguments.prompt is not None:
         options["prompts"] = arguments.prompt
     try:
-        report = command.generate(command.GenerateOptions(**options, ngram=ngram))
+        report = generate.generate(generate.GenerateOptions(**options, ngram=ngram))
         if json_path is not None:
             with atomic_output(json_path) as scratch:
                 scratch.write_text(report.to_json(), encoding="utf-8")
-    except (command.GenerateError, ReplayError) as error:
+    except (generate.GenerateError, ReplayError) as error:
         complain(f"{PROGRAM} generate: error: {error}")
         return EXIT_USAGE
     if arguments.json == "-":
-        complain(command.format_report(report))
+        complain(generate.format_report(report))
         sys.stdout.write(report.to_json())
     else:
-        print(command.format_report(report))
+        print(generate.format_report(report))
     return EXIT_OK

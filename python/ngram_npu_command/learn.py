@@ -121,7 +121,8 @@ def _run_learn(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     from ngram_npu.learn import format_report
     from ngram_npu.learn.command import run
     from ngram_npu.replay import ReplayError
-    from ngram_npu.replay.bar import Bar
+
+    from ngram_npu_command.bar import Bar
 
     bar = Bar(sys.stderr)
     try:
@@ -144,7 +145,7 @@ def _run_learn(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
 
 def _run_info(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     from ngram_npu.learn import describe
-    from ngram_npu.learn.report import format_store
+    from ngram_npu.learn.learn_report import format_store
     from ngram_npu.replay import ReplayError
 
     try:

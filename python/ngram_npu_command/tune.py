@@ -150,9 +150,10 @@ def add_measure_cost(commands: Any) -> None:
 
 def _run_tune(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     from ngram_npu.replay import ReplayError
-    from ngram_npu.replay.bar import Bar
     from ngram_npu.tune import format_report
     from ngram_npu.tune.command import run
+
+    from ngram_npu_command.bar import Bar
 
     bar = Bar(sys.stderr, wanted=arguments.progress or None)
     try:
@@ -177,7 +178,7 @@ def _run_tune(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
 def _run_measure_cost(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     from ngram_npu.replay import ReplayError
     from ngram_npu.replay.output import check_writable
-    from ngram_npu.tune.server import measure_cost
+    from ngram_npu.tune.client import measure_cost
 
     try:
         check_writable(arguments.output)

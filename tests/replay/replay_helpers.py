@@ -1,8 +1,11 @@
-"""Shared by the replay's tests: an example worked through by hand, and a scripted proposer."""
+"""Shared by the replay's tests: an example by hand, a scripted proposer, recorded logs as files."""
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +13,14 @@ import numpy as np
 from ngram_npu.replay import TokenRequest, TokenTurn
 
 Turns = Sequence[tuple[Sequence[int], Sequence[int]]]
+
+_FOLDER = tempfile.TemporaryDirectory(prefix="recorded-")
+DATA = Path(_FOLDER.name)
+"""The files of data/recorded.jsonl (data/README.md), while the tests run."""
+for _line in (Path(__file__).parent / "data" / "recorded.jsonl").read_bytes().splitlines():
+    _file = json.loads(_line)
+    (DATA / _file["file"]).parent.mkdir(exist_ok=True)
+    (DATA / _file["file"]).write_bytes(_file["text"].encode())
 
 EXAMPLE: Turns = (
     ([1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 5, 6, 7, 20, 21]),

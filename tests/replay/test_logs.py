@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from ngram_npu.replay import ReplayError, ReplayOptions, read_conversations, replay
 from ngram_npu.replay.chat_template import texts
+from replay_helpers import DATA
 
 Write = Callable[..., Path]
-
-DATA = Path(__file__).parent / "data"
 
 
 def records(name: str) -> list[dict[str, Any]]:

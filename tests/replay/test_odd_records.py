@@ -13,10 +13,10 @@ import pytest
 from ngram_npu import cli
 from ngram_npu.replay import ReplayError, ReplayOptions, load_inputs, replay
 from ngram_npu.tune.traffic import read_traffic
+from replay_helpers import DATA
 
 Write = Callable[..., Path]
 
-DATA = Path(__file__).parent / "data"
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "say one two one two"}]}
 SAID = {"choices": [{"message": {"role": "assistant", "content": "one two one two one"}}]}
 GOOD = {"request": ASKED, "response": SAID}

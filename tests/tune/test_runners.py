@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from ngram_npu import cli
-from ngram_npu.replay import ReplayError, bar
+from ngram_npu.replay import ReplayError
 from ngram_npu.replay.log_files import Progress
 from ngram_npu.tune import CANDIDATES, TuneOptions, format_report, load_cost, share_of_a_step, tune
 from ngram_npu.tune.html import to_html
 from ngram_npu.tune.runners import RUNNERS, SYNCHRONOUS
+from ngram_npu_command import bar
 from tune_helpers import FEW, cost_file, talk
 
 COST = share_of_a_step(0.02)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ngram_npu.replay.output import atomic_output
 
-from tools.bench import environment
+from tools.bench import provenance
 from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.options import Options
 
@@ -44,8 +44,8 @@ def document(
         "command": command_line(arguments),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         **({"note": note} if note else {}),
-        "machine": environment.machine(options.device),
-        "versions": environment.versions(),
+        "machine": provenance.machine(options.device),
+        "versions": provenance.versions(),
         "settings": {k: v for k, v in settings.items() if k not in op.unused_settings} | common,
         "skipped": skipped,
         **({"assumptions": op.assumptions} if op.assumptions else {}),
@@ -88,7 +88,7 @@ def publish(
     result = {
         "command": shlex.join(["python", "-m", module, *(arguments or sys.argv[1:])]),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": environment.machine(),
+        "machine": provenance.machine(),
         "note": given.note,
         **found,
     }

@@ -23,7 +23,7 @@ from typing import Any
 
 from reference.merging import UNIT, measured, promise
 
-from tools.bench import environment
+from tools.bench import provenance
 
 
 @dataclass(frozen=True)
@@ -167,8 +167,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         record = {
             "command": f"python -m tools.beside.simulate {names} --thresholds {thresholds}",
             "date": date.today().isoformat(),
-            "machine": environment.machine(),
-            "versions": environment.versions(),
+            "machine": provenance.machine(),
+            "versions": provenance.versions(),
             "results": results,
         }
         given.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

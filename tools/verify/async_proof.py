@@ -26,7 +26,7 @@ from async_state.engine import Engine, run
 from async_state.mutants import MUTANTS
 from async_state.scenario import DEVICES, Scenario
 
-from tools.bench import environment
+from tools.bench import provenance
 
 FIRST_SEED = 1_000_000
 _MUTANT_TRIES = 200
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "command": "python -m tools.verify.async_proof "
         + shlex.join(sys.argv[1:] if arguments is None else arguments),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": environment.machine(),
+        "machine": provenance.machine(),
         **prove(given.scenarios),
     }
     faults = {name: caught_by(name) for name in MUTANTS}

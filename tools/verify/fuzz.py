@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="needs ngram_npu installed, for the machine")
     given = parser.parse_args(arguments)
     if given.json is not None:
-        from tools.bench import environment, report  # now: not after an hour
+        from tools.bench import provenance, report  # now: not after an hour
     begun = time.perf_counter()
     status, output = run(given.target, given.seconds, given.seed)
     seconds = time.perf_counter() - begun
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "command": f"make fuzz FUZZ_SECONDS={given.seconds} FUZZ_SEED={given.seed}"
             f" FUZZ_JSON={given.json.parent}",
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "machine": environment.machine(),
+            "machine": provenance.machine(),
             "seconds": round(seconds, 1),
             **({} if status else summary(output)),
             "findings": found,

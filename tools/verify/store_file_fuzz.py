@@ -357,9 +357,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
-    from tools.bench import environment, report  # now: not after an hour
+    from tools.bench import provenance, report  # now: not after an hour
 
-    machine = environment.machine()
+    machine = provenance.machine()
     faulthandler.enable()
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     _, most = resource.getrlimit(resource.RLIMIT_AS)

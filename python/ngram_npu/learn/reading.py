@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from os import PathLike
 
 from ngram_npu.learn.stores import Text, blocks_of
-from ngram_npu.replay._run import IDS_ONLY, request_maker
 from ngram_npu.replay.errors import RecordError, ReplayError
 from ngram_npu.replay.log_files import Progress, log_files
 from ngram_npu.replay.records import Conversation
+from ngram_npu.replay.replaying import IDS_ONLY, request_maker
 from ngram_npu.replay.simulation import TokenRequest
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER, ReplayTokenizer, load_tokenizer
 from ngram_npu.scopes import scope_of

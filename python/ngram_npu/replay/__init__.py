@@ -11,7 +11,12 @@ drafts, accepts the leading drafts that equal the recording, and yields one toke
 Nothing here prints: results are data classes, progress goes to a callback.
 """
 
-from ngram_npu.replay._run import (
+from ngram_npu.replay.errors import ReplayError
+from ngram_npu.replay.figures import ReplayFigures
+from ngram_npu.replay.formats import read_conversations
+from ngram_npu.replay.records import Conversation, Turn
+from ngram_npu.replay.replay_report import ReplayReport, format_table
+from ngram_npu.replay.replaying import (
     Progress,
     ReplayInput,
     ReplayOptions,
@@ -20,11 +25,6 @@ from ngram_npu.replay._run import (
     replay,
     tokenize,
 )
-from ngram_npu.replay.errors import ReplayError
-from ngram_npu.replay.figures import ReplayFigures
-from ngram_npu.replay.formats import read_conversations
-from ngram_npu.replay.records import Conversation, Turn
-from ngram_npu.replay.report import ReplayReport, format_table
 from ngram_npu.replay.simulation import Proposer, TokenRequest, TokenTurn, simulate
 from ngram_npu.replay.stdlib_corpus import stdlib_conversations
 from ngram_npu.replay.tokenizers import ReplayTokenizer, load_tokenizer

@@ -7,7 +7,7 @@ from typing import Any
 
 from ngram_npu.replay.errors import ReplayError, printable
 from ngram_npu.replay.extras import optional
-from ngram_npu.replay.report import ReplayReport
+from ngram_npu.replay.replay_report import ReplayReport
 
 __all__ = ["check_plot", "save_plot"]
 

@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from ngram_npu.replay.bar import Bar
+from ngram_npu_command.bar import Bar
+
 from ngram_npu.replay.errors import ReplayError
 from ngram_npu.replay.extras import optional
 from ngram_npu.replay.output import atomic_output, check_writable
-from ngram_npu.tune._run import TuneOptions, tune
 from ngram_npu.tune.candidates import CANDIDATES, parse_candidate
 from ngram_npu.tune.costs import VerificationCost, load_cost, share_of_a_step
 from ngram_npu.tune.html import check_html, to_html
-from ngram_npu.tune.report import TuneReport
+from ngram_npu.tune.tune_report import TuneReport
+from ngram_npu.tune.tuning import TuneOptions, tune
 
 __all__ = ["run"]
 

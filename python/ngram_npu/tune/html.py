@@ -10,8 +10,8 @@ import numpy as np
 
 from ngram_npu.replay.errors import printable
 from ngram_npu.replay.extras import optional
-from ngram_npu.tune.report import TuneReport
 from ngram_npu.tune.text import advice_lines, describe, store_lines
+from ngram_npu.tune.tune_report import TuneReport
 
 __all__ = ["check_html", "draw", "to_html"]
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from ngram_npu.config import STORE_TOKENS
 from ngram_npu.replay.errors import printable
-from ngram_npu.replay.report import BYTES_WARNING, short_name
-from ngram_npu.tune.report import LEAST_HELD_OUT, TuneReport
+from ngram_npu.replay.replay_report import BYTES_WARNING, short_name
 from ngram_npu.tune.runners import SYNCHRONOUS
 from ngram_npu.tune.search import STORE_GAIN
+from ngram_npu.tune.tune_report import LEAST_HELD_OUT, TuneReport
 
 __all__ = ["advice_lines", "describe", "format_report", "store_lines"]
 

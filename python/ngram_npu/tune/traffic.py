@@ -11,7 +11,11 @@ from os import PathLike
 import numpy as np
 import numpy.typing as npt
 
-from ngram_npu.replay._run import (
+from ngram_npu.replay.errors import RecordError, ReplayError
+from ngram_npu.replay.log_files import log_files
+from ngram_npu.replay.records import Conversation
+from ngram_npu.replay.replay_report import TOKENIZER_WARNING
+from ngram_npu.replay.replaying import (
     IDS_ONLY,
     Progress,
     ReplayInput,
@@ -19,10 +23,6 @@ from ngram_npu.replay._run import (
     load_inputs,
     request_maker,
 )
-from ngram_npu.replay.errors import RecordError, ReplayError
-from ngram_npu.replay.log_files import log_files
-from ngram_npu.replay.records import Conversation
-from ngram_npu.replay.report import TOKENIZER_WARNING
 from ngram_npu.replay.simulation import TokenRequest
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER, load_tokenizer
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from tools.bench import environment, stats
+from tools.bench import provenance, stats
 from tools.bench.data import Workload
 from tools.bench.measure import Contestant
 from tools.bench.ops.base import Op, Result, Skipped
@@ -35,7 +35,7 @@ class Crossover(Op):
     def run(
         self, options: Options, report: Callable[[Result], None]
     ) -> tuple[list[Result], Skipped]:
-        threads = options.threads if options.threads > 1 else environment.machine()["cores"]
+        threads = options.threads if options.threads > 1 else provenance.machine()["cores"]
         results: list[Result] = []
         skipped: Skipped = {}
         for frontend in FRONTENDS:

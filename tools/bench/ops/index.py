@@ -11,7 +11,7 @@ import numpy as np
 from ngram_npu import _C, NgramIndex
 from ngram_npu.config import ANY_TOKEN
 
-from tools.bench import environment, stats
+from tools.bench import provenance, stats
 from tools.bench.arctic_peer import ArcticStep
 from tools.bench.data import Int32Array, Workload, make_workload
 from tools.bench.measure import Contestant
@@ -150,7 +150,7 @@ def build(workload: Workload, options: Options, data: str) -> Result:
     lengths: Int32Array = workload.lengths[0].copy()
     index = _presized(workload, options, any_data=data != "text")
     slots = np.arange(workload.size.batch, dtype=np.int32)
-    several = environment.machine()["cores"]
+    several = provenance.machine()["cores"]
     per_token: dict[int, list[float]] = {1: [], several: []}
     for number in range(-1, options.rounds):
         for threads, figures in per_token.items():

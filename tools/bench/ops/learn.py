@@ -16,8 +16,8 @@ from typing import Any
 from ngram_npu import NgramConfig
 from ngram_npu.learn import LearnOptions, Point, learn
 from ngram_npu.learn.curve import MOST_TOKENS, Replayed, holding, split
+from ngram_npu.learn.learn_report import label
 from ngram_npu.learn.reading import Heard, Tokenizing, read_logs
-from ngram_npu.learn.report import label
 from ngram_npu.replay.files import find_files
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
 from ngram_npu.store import BLOCK_TOKENS

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
-from ngram_npu.async_state import AsyncSpecState, NeuralDrafts, StepInputs, StepOutputs
 from transformers import DynamicCache, PreTrainedModel
+
+from ngram_npu.async_state import AsyncSpecState, NeuralDrafts, StepInputs, StepOutputs
 
 
 class DraftModel:

@@ -14,7 +14,7 @@ import pytest
 from ngram_npu import cli
 from ngram_npu.replay import ReplayError
 from ngram_npu.tune import load_cost
-from ngram_npu.tune.server import Stream, steps_of
+from ngram_npu.tune.client import Stream, steps_of
 
 STEP_S = 0.002
 

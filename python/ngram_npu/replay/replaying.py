@@ -21,7 +21,7 @@ from ngram_npu.replay.errors import RecordError, ReplayError, one_line
 from ngram_npu.replay.figures import ReplayFigures
 from ngram_npu.replay.log_files import Progress, log_files
 from ngram_npu.replay.records import Conversation
-from ngram_npu.replay.report import ReplayReport
+from ngram_npu.replay.replay_report import ReplayReport
 from ngram_npu.replay.simulation import Int32Array, Proposer, TokenRequest, TokenTurn, simulate
 from ngram_npu.replay.stdlib_corpus import stdlib_conversations
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER, load_tokenizer

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from ngram_npu.async_state import StepInputs
 from transformers import AttentionInterface, PreTrainedModel
+
+from ngram_npu.async_state import StepInputs
 
 IMPLEMENTATION = "ngram_npu_paged"
 """The attention function's name in transformers."""

@@ -17,7 +17,7 @@ from ngram_npu.runner import Runner, RunnerConfig
 
 pytest.importorskip("transformers")
 
-from ngram_npu.runner import command
+from ngram_npu.runner import generate
 
 from runner import worlds
 
@@ -148,9 +148,9 @@ def test_files_of_prompts(
     data = content.encode()
     path = tmp_path / name
     path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-    assert command.read_prompts(path) == expected
+    assert generate.read_prompts(path) == expected
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
-    assert command.read_prompts(Path("-")) == expected
+    assert generate.read_prompts(Path("-")) == expected
 
 
 def test_messages_in_a_chat_template(

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from transformers import AutoTokenizer, PreTrainedModel
+
 from ngram_npu import NgramConfig
 from ngram_npu.replay import ReplayError
-from ngram_npu.replay._run import request_maker
 from ngram_npu.replay.answers import checked_text, token_ids_of
 from ngram_npu.replay.errors import printable
 from ngram_npu.replay.files import SUFFIXES, values
 from ngram_npu.replay.formats import conversations_of
 from ngram_npu.replay.records import Conversation
+from ngram_npu.replay.replaying import request_maker
 from ngram_npu.replay.tokenizers import ReplayTokenizer
-from transformers import AutoTokenizer, PreTrainedModel
 
 from .paged_model import IMPLEMENTATION, load
 from .runner import Runner, RunnerConfig
