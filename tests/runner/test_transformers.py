@@ -227,10 +227,10 @@ def test_a_streamer(plain_model: Any, folder: str, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == tokenizer.decode(found[0, prompt.shape[1] :]) + "\n"
 
 
-def test_the_line_of_the_readme(plain_model: Any) -> None:
-    (line,) = re.findall(r"^with ngram_npu\.transformers.*$", README.read_text(), re.MULTILINE)
+def test_the_lines_of_the_readme(plain_model: Any) -> None:
+    (lines,) = re.findall(r"^with ngram_npu\.transformers.*\n(?: .*\n)+", README.read_text(), re.M)
     inputs = _padded(worlds.prompts(1))
-    exec(line, {"ngram_npu": ngram_npu, "model": plain_model, "inputs": inputs})
+    exec(lines, {"ngram_npu": ngram_npu, "model": plain_model, "inputs": inputs})
 
 
 def test_drafting_twice_is_refused(plain_model: Any) -> None:
