@@ -12,12 +12,17 @@ README = "overview.md"
 LOG = logging.getLogger("mkdocs.hooks.docs_site")  # a warning ends `mkdocs build --strict`
 
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?:\.\./)+[^)#]+)(#[^)]*)?\)")
+_OPERATOR = re.compile(r"\[([^\]]+)\]\((ops/\w+\.md)\)")
 _ROLE = re.compile(r":\w+:(?=<code>)")
 _LOADED = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//""")
 
 
 def on_config(config: Any) -> Any:
-    """Each page shows the version."""
+    """Each page shows the version. The operators come after the guides, as docs/README.md lists
+    them."""
+    listed = (REPOSITORY / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = [{names: page} for names, page in _OPERATOR.findall(listed)]
+    config.nav.insert(1 + [*map(list, config.nav)].index(["Guides"]), {"Operators": pages})
     project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
     version = re.search(r'^version = "([^"]+)"', project, re.MULTILINE)
     config.site_name += f" {version[1]}" if version else ""

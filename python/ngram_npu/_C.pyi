@@ -1,12 +1,14 @@
 """The CPU kernels on numpy arrays: no copy, the GIL released while they run.
 
-Names and defaults are those of the torch operators (csrc/schemas.h). Keyword-only arguments may be
-passed by position too, in the same order.
+An operator (docs/ops) has the names and defaults of the torch operator's arguments; `help` shows
+them. Keyword-only arguments may be passed by position too, in the same order.
 
 Arrays are int32 unless said otherwise, contiguous in their inner dimension (the outer stride is
 free), aligned, and native-endian; what an operator writes must be writable. Bad arguments raise
 ValueError naming op, argument, expected and got, before anything is written. Semantics: docs/ops.
 """
+
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +18,6 @@ _Int64 = npt.NDArray[np.int64]
 _UInt8 = npt.NDArray[np.uint8]
 _Int8 = npt.NDArray[np.int8]
 _Costs = npt.NDArray[np.uint8] | npt.NDArray[np.int16]
-_Index = npt.NDArray[np.int32] | npt.NDArray[np.int64]
-_Mask = npt.NDArray[np.bool_]
 
 __version__: str
 compiler: str
@@ -42,142 +42,6 @@ def set_num_threads(limit: int) -> None:
 def workspace_words(op: str, batch: int) -> int:
     """The number of int32 items of workspace that ``op`` needs for a batch on any device; -1 if
     ``op`` takes no workspace."""
-
-def ngram_propose(
-    token_ids: _Int32,
-    num_tokens: _Int32,
-    *,
-    row_indices: _Index | None = None,
-    num_sampled: _Int32 | None = None,
-    min_n: int,
-    max_n: int,
-    k: int,
-    match_policy: int = 0,
-    overlap: bool = False,
-    max_len: int = ...,
-    match_costs: _UInt8 | None = None,
-    cost_limit: int = 40,
-    fill: bool = False,
-) -> tuple[_Int32, _Int32, _Int32]:
-    """token_ids [R,S], num_tokens [R], row_indices and num_sampled [B], match_costs [16] ->
-    draft_token_ids [B,k], num_draft_tokens [B], match_len [B]."""
-
-def ngram_propose_(
-    token_ids: _Int32,
-    num_tokens: _Int32,
-    *,
-    row_indices: _Index | None = None,
-    num_sampled: _Int32 | None = None,
-    min_n: int,
-    max_n: int,
-    match_policy: int = 0,
-    overlap: bool = False,
-    max_len: int = ...,
-    match_costs: _UInt8 | None = None,
-    cost_limit: int = 40,
-    fill: bool = False,
-    draft_token_ids: _Index,
-    num_draft_tokens: _Int32,
-    match_len: _Int32,
-    draft_costs: _UInt8 | None = None,
-    workspace: _Int32 | None = None,
-) -> None:
-    """As ngram_propose; draft_token_ids [B,k], num_draft_tokens and match_len [B], and draft_costs
-    [B,k] are written."""
-
-def ngram_step_(
-    token_ids: _Int32,
-    num_tokens: _Int32,
-    sampled_token_ids: _Int32,
-    *,
-    discard: _Mask | None = None,
-    row_indices: _Index | None = None,
-    advance: bool = True,
-    vocab_size: int = ...,
-    min_n: int,
-    max_n: int,
-    k: int,
-    match_policy: int = 0,
-    overlap: bool = False,
-    max_len: int = ...,
-    match_costs: _UInt8 | None = None,
-    cost_limit: int = 40,
-    fill: bool = False,
-    draft_costs: _UInt8 | None = None,
-    workspace: _Int32 | None = None,
-) -> tuple[_Int32, _Int32, _Int32, _Int32, _Int32]:
-    """token_ids [R,S], num_tokens [R] and draft_costs [B,k] are written; sampled_token_ids [B,M],
-    discard and row_indices [B], match_costs [16] -> next_token_ids [B], num_sampled [B],
-    draft_token_ids [B,k], num_draft_tokens [B], match_len [B]."""
-
-def ngram_index_propose_(
-    token_ids: _Int32,
-    num_tokens: _Int32,
-    index: _Int32,
-    *,
-    row_indices: _Index | None = None,
-    slot_indices: _Index | None = None,
-    num_sampled: _Int32 | None = None,
-    min_n: int,
-    max_n: int,
-    k: int,
-    match_policy: int = 0,
-    overlap: bool = False,
-    max_len: int = ...,
-    ladder: bool = False,
-    costs: _Costs | None = None,
-    cost_limit: int = 40,
-    draft_costs: _UInt8 | None = None,
-    fill: bool = False,
-    token_logits: _Int8 | None = None,
-) -> tuple[_Int32, _Int32, _Int32]:
-    """As ngram_propose, answered from index [W], which is written; slot_indices [B]. With a ladder:
-    costs [16,32] uint8, or int16 with token_logits [4096,2]; draft_costs [B,k] uint8 is written."""
-
-def ngram_index_step_(
-    token_ids: _Int32,
-    num_tokens: _Int32,
-    sampled_token_ids: _Int32,
-    index: _Int32,
-    *,
-    discard: _Mask | None = None,
-    row_indices: _Index | None = None,
-    slot_indices: _Index | None = None,
-    advance: bool = True,
-    vocab_size: int = ...,
-    min_n: int,
-    max_n: int,
-    k: int,
-    match_policy: int = 0,
-    overlap: bool = False,
-    max_len: int = ...,
-    ladder: bool = False,
-    costs: _Costs | None = None,
-    cost_limit: int = 40,
-    draft_costs: _UInt8 | None = None,
-    fill: bool = False,
-    token_logits: _Int8 | None = None,
-) -> tuple[_Int32, _Int32, _Int32, _Int32, _Int32]:
-    """As ngram_step_, answered from index [W], which is written; slot_indices [B]; ladder,
-    costs, draft_costs and token_logits as in ngram_index_propose_."""
-
-def ngram_index_append_(
-    token_ids: _Int32,
-    num_tokens: _Int32,
-    index: _Int32,
-    *,
-    row_indices: _Index | None = None,
-    slot_indices: _Index | None = None,
-    min_n: int,
-    max_n: int,
-    match_policy: int = 0,
-    ladder: bool = False,
-    outcomes: bool = False,
-) -> None:
-    """token_ids [R,S], num_tokens [R], row_indices and slot_indices [B]; index [W] is written."""
-
-def ngram_index_reset_(index: _Int32, slot_indices: _Index) -> None:
-    """index [W] is written; slot_indices [N]."""
 
 INDEX_FAULTS: list[str]
 """Messages by the numbers that index_check and index_check_row return."""
@@ -237,56 +101,6 @@ def index_catch_up(
     token_ids [>= B,S]; num_tokens, slot_indices and num_sampled [B]; ``min_n`` and later arguments
     as in ``ngram_index_append_``. Returns the slots to look up with [B], -1 for a row to be
     scanned, and the number of rows to be scanned."""
-
-def ngram_store_step_(
-    token_ids: _Int32,
-    num_tokens: _Int32,
-    num_sampled: _Int32,
-    store: _Int32,
-    *,
-    row_indices: _Index | None = None,
-    slot_indices: _Index | None = None,
-    scopes: _Index | None = None,
-    draft_token_ids: _Int32,
-    num_draft_tokens: _Int32,
-    match_len: _Int32,
-    draft_costs: _UInt8,
-    max_len: int = ...,
-    costs: _Costs,
-    cost_limit: int = 40,
-    fill: bool = False,
-    token_logits: _Int8 | None = None,
-) -> None:
-    """token_ids [R,S], num_tokens [R], num_sampled, row_indices, slot_indices and scopes [B], costs
-    [16,56] and token_logits as in ngram_index_propose_; store [W], draft_token_ids [B,k],
-    num_draft_tokens and match_len [B] and draft_costs [B,k] uint8 are written."""
-
-def ngram_store_finish_(store: _Int32, slot_indices: _Index) -> None:
-    """store [W] is written; slot_indices [N]."""
-
-def merge_drafts_(
-    neural_draft_token_ids: _Index,
-    ngram_draft_token_ids: _Int32,
-    num_ngram_draft_tokens: _Int32,
-    match_len: _Int32,
-    *,
-    num_neural_draft_tokens: _Int32 | None = None,
-    draft_costs: _UInt8 | None = None,
-    neural_draft_costs: _UInt8 | None = None,
-    match_costs: _UInt8 | None = None,
-    row_indices: _Index | None = None,
-    num_sampled: _Int32 | None = None,
-    num_scheduled_drafts: _Int32 | None = None,
-    neural_acceptance: _Int32 | None = None,
-    min_match_len: int = 1,
-    threshold: int = 0,
-    extend: bool = False,
-) -> tuple[_Index, _Int32, _Int32]:
-    """neural_draft_token_ids [B,Kn], ngram_draft_token_ids [B,k], num_ngram_draft_tokens,
-    match_len, num_neural_draft_tokens, row_indices, num_sampled and num_scheduled_drafts [B],
-    draft_costs [B,k], neural_draft_costs [B,Kn], match_costs [16]; neural_acceptance [R,2] is
-    written -> draft_token_ids [B,k] of the first argument's dtype, num_draft_tokens [B],
-    draft_source [B]."""
 
 STORE_BLOCK_TOKENS: int
 STORE_LEAST_BLOCKS_PER_SLOT: int
@@ -402,98 +216,5 @@ class RowRecognizer:
 
     def __copy__(self) -> RowRecognizer: ...
 
-def prepare_next_token_ids(
-    sampled_token_ids: _Int32,
-    *,
-    discard: _Mask | None = None,
-    backup_token_ids: _Int32 | None = None,
-    token_ids: _Int32 | None = None,
-    num_tokens: _Int32 | None = None,
-    row_indices: _Index | None = None,
-    vocab_size: int = ...,
-) -> tuple[_Int32, _Int32]:
-    """sampled_token_ids [B,M], discard [B], and either backup_token_ids [B] or token_ids [R,S],
-    num_tokens [R], row_indices [B] -> next_token_ids [B], num_sampled [B]."""
-
-def prepare_inputs_padded(
-    cu_num_draft_tokens: _Int32, num_sampled: _Int32, query_start_loc: _Int32
-) -> tuple[_Int32, _Int32]:
-    """cu_num_draft_tokens and num_sampled [B], query_start_loc [B+1] ->
-    token_indices_to_sample [B], num_rejected [B]."""
-
-def prepare_inputs(
-    query_start_loc: _Int32, seq_lens: _Int32, num_rejected: _Int32, *, total_tokens: int
-) -> tuple[_Int32, _Int32, _Int32]:
-    """query_start_loc [B+1], seq_lens and num_rejected [B] -> query_start_loc_out [B+1],
-    seq_lens_out [B], token_indices [total_tokens]."""
-
-def correct_num_computed_tokens_(
-    num_computed_tokens: _Int32,
-    num_accepted_tokens: _Int32,
-    *,
-    prev_positions: _Index,
-    num_sampled_prev: _Int32,
-    num_draft_prev: _Int32,
-    host_num_computed_tokens: _Int32,
-) -> None:
-    """The first two are written. num_computed_tokens and num_accepted_tokens have B items or more,
-    prev_positions and host_num_computed_tokens B, the other two any number."""
-
-def compute_slot_mapping_(
-    query_start_loc: _Int32,
-    positions: _Int64,
-    block_table: _Int32,
-    slot_mapping: _Index,
-    *,
-    row_indices: _Index | None = None,
-    block_size: int,
-    blocks_per_kv_block: int = 1,
-    cp_world: int = 1,
-    cp_rank: int = 0,
-    cp_interleave: int = 1,
-    pad_id: int = -1,
-) -> None:
-    """slot_mapping is written. query_start_loc [B+1], positions [P] int64, block_table [R,NB],
-    row_indices [B]."""
-
-def correct_spec_state_(
-    *,
-    num_computed_tokens: _Int32,
-    num_accepted_tokens: _Int32,
-    positions: _Int64,
-    seq_lens: _Int32,
-    slot_mapping: _Index,
-    discard: _Mask | None = None,
-    prev_positions: _Index,
-    num_sampled_prev: _Int32,
-    num_draft_prev: _Int32,
-    host_num_computed_tokens: _Int32,
-    query_start_loc: _Int32,
-    num_tokens: _Int32 | None = None,
-    block_table: _Int32,
-    row_indices: _Index | None = None,
-    block_size: int,
-    blocks_per_kv_block: int = 1,
-    cp_world: int = 1,
-    cp_rank: int = 0,
-    cp_interleave: int = 1,
-    pad_id: int = -1,
-    workspace: _Int32 | None = None,
-) -> None:
-    """The first six and workspace are written. num_computed_tokens, num_accepted_tokens, seq_lens
-    and discard have B items or more; positions [P] int64; prev_positions and
-    host_num_computed_tokens [B], query_start_loc [B+1], num_tokens [R], block_table [R,NB],
-    row_indices [B]."""
-
-def prepare_input_ids_(
-    input_ids: _Int32,
-    *,
-    query_start_loc: _Int32,
-    prev_positions: _Index,
-    next_token_ids: _Int32,
-    draft_token_ids: _Int32,
-    num_scheduled_drafts: _Int32,
-    pad_token: int = 0,
-) -> None:
-    """input_ids is written. query_start_loc [B+1], prev_positions and num_scheduled_drafts [B],
-    next_token_ids [Q], draft_token_ids [Q,K]."""
+def __getattr__(operator: str) -> Any:
+    """An operator of csrc/schemas.h, defined from its schema."""

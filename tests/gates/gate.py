@@ -50,11 +50,9 @@ class Tree:
     numpy_functions: set[str]
     documents: dict[str, str]
     pages: dict[str, str]
-    """Source text of what names every operator: docs/README.md, mkdocs.yml, CHANGELOG.md."""
+    """Source text of what names every operator: docs/README.md, CHANGELOG.md."""
     bodies: dict[str, str]
     """Source text of csrc/host/*.h, by family."""
-    stub: str
-    """Source text of _C.pyi."""
 
 
 def problems(tree: Tree) -> list[str]:
@@ -90,14 +88,12 @@ def _problems_of(tree: Tree, name: str, spec: OpSpec) -> list[str]:
         found += _document_problems(schema, tree.documents[file])
     mention = {
         "docs/README.md": f"(ops/{file}.md)",
-        "mkdocs.yml": f"ops/{file}.md",
         "CHANGELOG.md": f"`{name}`",
     }
     found += [
         f"{page} lacks {what}" for page, what in mention.items() if what not in tree.pages[page]
     ]
     found += _family_problems(tree, spec)
-    found += _stub_problems(spec, tree.stub)
     return found
 
 
@@ -172,18 +168,6 @@ def _body_problems(spec: OpSpec, text: str, signature: re.Match[str]) -> list[st
     if results != spec.schema.split(" -> ")[1].count("Tensor"):
         found.append(f"schema and C++ signature differ: {results} results")
     return found
-
-
-def _stub_problems(spec: OpSpec, stub: str) -> list[str]:
-    for node in ast.parse(stub).body:
-        if isinstance(node, ast.FunctionDef) and node.name == spec.name:
-            positional = [argument.arg for argument in node.args.args]
-            names = positional + [argument.arg for argument in node.args.kwonlyargs]
-            expected = [name for name, _ in spec.arguments]
-            if names != expected or len(positional) != spec.num_positional:
-                return [f"_C.pyi gives it the arguments {names}"]
-            return []
-    return ["not in _C.pyi"]
 
 
 def source_problems(root: Path) -> list[str]:
