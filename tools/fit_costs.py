@@ -38,8 +38,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from ngram_npu.costs import observed
+from ngram_npu.output import atomic_output, check_writable
 from ngram_npu.replay import ReplayError, TokenRequest
-from ngram_npu.replay.output import atomic_output, check_writable
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
 from ngram_npu.replay.walks import STORE_SHAPE, IntArray, walks
 

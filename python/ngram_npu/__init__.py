@@ -11,7 +11,7 @@ from types import ModuleType
 from ngram_npu import _library
 from ngram_npu._C import __version__, num_threads, set_num_threads
 from ngram_npu.config import CONTRACT_VERSION, NgramConfig
-from ngram_npu.costs import Costs
+from ngram_npu.cost_tables import Costs
 from ngram_npu.doctor import Report, doctor
 from ngram_npu.index import (
     IndexStatistics,

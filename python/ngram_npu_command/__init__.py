@@ -103,7 +103,7 @@ def _discard(stream: TextIO) -> None:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """One line. It may contain a file name with control characters: shells expand globs."""
-        from ngram_npu.replay.errors import printable
+        from ngram_npu.errors import printable
 
         self.exit(
             EXIT_USAGE, printable(f"{self.prog}: error: {message} (see {self.prog} --help)") + "\n"
@@ -215,8 +215,8 @@ def _run_doctor(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 def _run_replay(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     import dataclasses
 
+    from ngram_npu.output import check_writable
     from ngram_npu.replay import ReplayError, ReplayOptions, format_table, replay
-    from ngram_npu.replay.output import check_writable
     from ngram_npu.replay.plot import check_plot
 
     from ngram_npu_command.bar import Bar
@@ -257,7 +257,7 @@ def _run_replay(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
 
 def _write_files(report: ReplayReport, json_path: Path | None, plot_path: Path | None) -> None:
     """Write all files or none: every file is complete before the first one is moved into place."""
-    from ngram_npu.replay.output import atomic_output
+    from ngram_npu.output import atomic_output
     from ngram_npu.replay.plot import save_plot
 
     with ExitStack() as stack:

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ngram_npu.replay.errors import printable
+from ngram_npu.errors import printable
 
 if TYPE_CHECKING:
     from ngram_npu.replay.log_files import Progress

@@ -97,8 +97,8 @@ def add_generate(commands: Any) -> None:
 def _run_generate(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     import dataclasses
 
+    from ngram_npu.output import atomic_output, check_writable
     from ngram_npu.replay import ReplayError, ReplayOptions
-    from ngram_npu.replay.output import atomic_output, check_writable
 
     given = vars(arguments)
     lookup = {f.name: given[f.name] for f in dataclasses.fields(ReplayOptions) if f.name in given}

@@ -236,7 +236,7 @@ def add_reading(data: argparse._ArgumentGroup) -> None:
 
 def print_notes(command: str, notes: Iterable[str]) -> None:
     """To stderr: what the reader should know even if the report goes to a file."""
-    from ngram_npu.replay.errors import printable
+    from ngram_npu.errors import printable
 
     for note in notes:
         complain(printable(f"{PROGRAM} {command}: note: {note}"))

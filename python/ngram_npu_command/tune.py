@@ -176,8 +176,8 @@ def _run_tune(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
 
 
 def _run_measure_cost(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
+    from ngram_npu.output import check_writable
     from ngram_npu.replay import ReplayError
-    from ngram_npu.replay.output import check_writable
     from ngram_npu.tune.client import measure_cost
 
     try:

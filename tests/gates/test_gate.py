@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import ngram_npu
 import pytest
 import reference
 import torch

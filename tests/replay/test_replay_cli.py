@@ -16,6 +16,7 @@ import ngram_npu
 import numpy as np
 import pytest
 from ngram_npu import cli
+from ngram_npu.output import atomic_output, check_writable
 from ngram_npu.replay import (
     Conversation,
     ReplayError,
@@ -27,7 +28,6 @@ from ngram_npu.replay import (
     replay,
 )
 from ngram_npu.replay import plot as plot_module
-from ngram_npu.replay.output import atomic_output, check_writable
 from replay_helpers import EXAMPLE_LINE
 
 Write = Callable[..., Path]

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ngram_npu.replay.output import atomic_output
+from ngram_npu.output import atomic_output
 
 from tools.bench import provenance
 from tools.bench.ops.base import Op, Result, Skipped

@@ -13,7 +13,7 @@ from ngram_npu_command.bar import Bar
 from ngram_npu.learn.learn_report import LearnReport
 from ngram_npu.learn.learning import LearnOptions, learn
 from ngram_npu.learn.plot import save_plot
-from ngram_npu.replay.output import atomic_output, check_writable
+from ngram_npu.output import atomic_output, check_writable
 from ngram_npu.replay.plot import check_plot
 
 __all__ = ["run"]

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ngram_npu.errors import printable
 from ngram_npu.learn.curve import Point
-from ngram_npu.replay.errors import printable
 
 __all__ = ["FORMAT", "LearnReport", "format_report", "format_store", "label"]
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from ngram_npu.config import NgramConfig
 from ngram_npu.costs import compare, fit
+from ngram_npu.errors import ReplayError
 from ngram_npu.learn import stores
 from ngram_npu.learn.curve import MOST_TOKENS, Point, Replayed, holding, split
 from ngram_npu.learn.learn_report import LearnReport
 from ngram_npu.learn.reading import RECENT_TOKENS, Heard, Tokenizing, read_logs
 from ngram_npu.replay.environment import machine, versions
-from ngram_npu.replay.errors import ReplayError
 from ngram_npu.replay.log_files import Progress
 from ngram_npu.replay.replay_report import TOKENIZER_WARNING
 from ngram_npu.replay.stdlib_corpus import stdlib_conversations

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ngram_npu.errors import optional
 from ngram_npu.learn.learn_report import LearnReport, label
-from ngram_npu.replay.extras import optional
 
 __all__ = ["draw", "save_plot"]
 

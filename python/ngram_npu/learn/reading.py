@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 
+from ngram_npu.errors import RecordError, ReplayError
 from ngram_npu.learn.stores import Text, blocks_of
-from ngram_npu.replay.errors import RecordError, ReplayError
 from ngram_npu.replay.log_files import Progress, log_files
 from ngram_npu.replay.records import Conversation
 from ngram_npu.replay.replaying import IDS_ONLY, request_maker

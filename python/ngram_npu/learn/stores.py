@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ngram_npu.errors import ReplayError
 from ngram_npu.memory import Int32Array
-from ngram_npu.replay.errors import ReplayError
-from ngram_npu.replay.output import check_writable
+from ngram_npu.output import check_writable
 from ngram_npu.store import BLOCK_TOKENS, NgramStore
 from ngram_npu.store_file import MAGIC, StoreFileError
 

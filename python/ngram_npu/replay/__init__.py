@@ -11,7 +11,7 @@ drafts, accepts the leading drafts that equal the recording, and yields one toke
 Nothing here prints: results are data classes, progress goes to a callback.
 """
 
-from ngram_npu.replay.errors import ReplayError
+from ngram_npu.errors import ReplayError
 from ngram_npu.replay.figures import ReplayFigures
 from ngram_npu.replay.formats import read_conversations
 from ngram_npu.replay.records import Conversation, Turn

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from ngram_npu.replay.errors import RecordError, ReplayError
+from ngram_npu.errors import RecordError, ReplayError
 from ngram_npu.replay.records import Message
 
 __all__ = ["Answer", "Record", "answers_of", "checked_text", "kind", "message_of", "token_ids_of"]

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ngram_npu.replay.errors import ReplayError, one_line
+from ngram_npu.errors import ReplayError, one_line
 from ngram_npu.replay.records import Conversation, Message, Turn
 
 __all__ = ["ChatTemplate", "completion_text", "load_chat_template", "texts"]

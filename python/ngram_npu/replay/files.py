@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
-from ngram_npu.replay.errors import RecordError, ReplayError, one_line
+from ngram_npu.errors import RecordError, ReplayError, one_line
 from ngram_npu.replay.vllm_log import VllmLog
 
 __all__ = ["STDIN", "SUFFIXES", "find_files", "values"]

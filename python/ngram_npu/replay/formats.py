@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ngram_npu.errors import RecordError, ReplayError
 from ngram_npu.replay.answers import (
     Record,
     answers_of,
@@ -22,7 +23,6 @@ from ngram_npu.replay.answers import (
     token_ids_of,
 )
 from ngram_npu.replay.chat_template import completion_text
-from ngram_npu.replay.errors import RecordError, ReplayError
 from ngram_npu.replay.files import QUESTIONS, STDIN, SUFFIXES, values
 from ngram_npu.replay.records import Conversation, Message, Turn
 

@@ -10,7 +10,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Literal
 
-from ngram_npu.replay.errors import RecordError, ReplayError
+from ngram_npu.errors import RecordError, ReplayError
 from ngram_npu.replay.files import STDIN, SUFFIXES, find_files
 from ngram_npu.replay.formats import iter_conversations
 from ngram_npu.replay.records import Conversation

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ngram_npu.replay.errors import ReplayError, printable
-from ngram_npu.replay.extras import optional
+from ngram_npu.errors import ReplayError, optional, printable
 from ngram_npu.replay.replay_report import ReplayReport
 
 __all__ = ["check_plot", "save_plot"]

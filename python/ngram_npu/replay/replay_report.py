@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ngram_npu.replay.errors import printable
+from ngram_npu.errors import printable
 from ngram_npu.replay.figures import ReplayFigures
 
 __all__ = ["FORMAT", "ReplayReport", "format_table"]

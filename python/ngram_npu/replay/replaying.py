@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from ngram_npu.config import STORE_TOKENS
-from ngram_npu.costs import FORMAT, Costs
+from ngram_npu.cost_tables import FORMAT, Costs
+from ngram_npu.errors import RecordError, ReplayError, one_line
 from ngram_npu.replay.chat_template import ChatTemplate, load_chat_template, texts
 from ngram_npu.replay.environment import machine, versions
-from ngram_npu.replay.errors import RecordError, ReplayError, one_line
 from ngram_npu.replay.figures import ReplayFigures
 from ngram_npu.replay.log_files import Progress, log_files
 from ngram_npu.replay.records import Conversation

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ngram_npu.replay.errors import ReplayError
+from ngram_npu.errors import ReplayError
 from ngram_npu.replay.figures import ReplayFigures
 
 __all__ = ["Proposer", "StepResult", "TokenRequest", "TokenTurn", "simulate"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sysconfig
 from pathlib import Path
 
-from ngram_npu.replay.errors import ReplayError
+from ngram_npu.errors import ReplayError
 from ngram_npu.replay.records import Conversation, Turn
 
 __all__ = ["STDLIB_FILES", "stdlib_conversations"]

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ngram_npu.replay.errors import ReplayError
+from ngram_npu.errors import ReplayError
 from ngram_npu.tokenizer_digest import digest_of
 
 __all__ = ["DEFAULT_TOKENIZER", "TOKENIZERS", "ReplayTokenizer", "load_tokenizer"]

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ngram_npu.replay.errors import RecordError
+from ngram_npu.errors import RecordError
 
 __all__ = ["VllmLog"]
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 import ngram_npu._C as _C
-from ngram_npu.replay.errors import ReplayError
+from ngram_npu.errors import ReplayError
 from ngram_npu.replay.simulation import TokenRequest
 from ngram_npu.store import NgramStore
 

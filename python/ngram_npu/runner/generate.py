@@ -13,9 +13,9 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from ngram_npu import NgramConfig
+from ngram_npu.errors import printable
 from ngram_npu.replay import ReplayError
 from ngram_npu.replay.answers import checked_text, token_ids_of
-from ngram_npu.replay.errors import printable
 from ngram_npu.replay.files import SUFFIXES, values
 from ngram_npu.replay.formats import conversations_of
 from ngram_npu.replay.records import Conversation

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ngram_npu.config import STORE_TOKENS, NgramConfig
-from ngram_npu.replay.errors import ReplayError, one_line
+from ngram_npu.errors import ReplayError, one_line
 
 __all__ = [
     "BASELINE",

@@ -20,8 +20,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ngram_npu.replay.errors import ReplayError, one_line, printable
-from ngram_npu.replay.output import atomic_output
+from ngram_npu.errors import ReplayError, one_line, printable
+from ngram_npu.output import atomic_output
 from ngram_npu.tune.costs import FORMAT
 
 __all__ = ["Stream", "measure_cost", "steps_of"]

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from ngram_npu_command.bar import Bar
 
-from ngram_npu.replay.errors import ReplayError
-from ngram_npu.replay.extras import optional
-from ngram_npu.replay.output import atomic_output, check_writable
+from ngram_npu.errors import ReplayError, optional
+from ngram_npu.output import atomic_output, check_writable
 from ngram_npu.tune.candidates import CANDIDATES, parse_candidate
 from ngram_npu.tune.costs import VerificationCost, load_cost, share_of_a_step
 from ngram_npu.tune.html import check_html, to_html

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ngram_npu.replay.errors import ReplayError, one_line
+from ngram_npu.errors import ReplayError, one_line
 
 __all__ = ["EXAMPLES", "FORMAT", "VerificationCost", "load_cost", "share_of_a_step"]
 

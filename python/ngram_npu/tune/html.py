@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ngram_npu.replay.errors import printable
-from ngram_npu.replay.extras import optional
+from ngram_npu.errors import optional, printable
 from ngram_npu.tune.text import advice_lines, describe, store_lines
 from ngram_npu.tune.tune_report import TuneReport
 

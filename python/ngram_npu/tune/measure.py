@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ngram_npu.replay.errors import ReplayError
+from ngram_npu.errors import ReplayError
 from ngram_npu.replay.simulation import TokenRequest, simulate
 from ngram_npu.tune.candidates import Candidate
 

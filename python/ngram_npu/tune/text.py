@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ngram_npu.config import STORE_TOKENS
-from ngram_npu.replay.errors import printable
+from ngram_npu.errors import printable
 from ngram_npu.replay.replay_report import BYTES_WARNING, short_name
 from ngram_npu.tune.runners import SYNCHRONOUS
 from ngram_npu.tune.search import STORE_GAIN

@@ -11,7 +11,7 @@ from os import PathLike
 import numpy as np
 import numpy.typing as npt
 
-from ngram_npu.replay.errors import RecordError, ReplayError
+from ngram_npu.errors import RecordError, ReplayError
 from ngram_npu.replay.log_files import log_files
 from ngram_npu.replay.records import Conversation
 from ngram_npu.replay.replay_report import TOKENIZER_WARNING

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from ngram_npu.errors import ReplayError
 from ngram_npu.replay.environment import machine, versions
-from ngram_npu.replay.errors import ReplayError
 from ngram_npu.replay.replaying import Progress
 from ngram_npu.tune.candidates import BASELINES, CANDIDATES, Candidate
 from ngram_npu.tune.costs import VerificationCost

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ngram_npu.config import MAX_DRAFT_TOKENS, STORE_TOKENS, NgramConfig
-from ngram_npu.costs import Costs
+from ngram_npu.cost_tables import Costs
 from ngram_npu.drafting import takes_index
 from ngram_npu.tokenizer_digest import digest_of
 

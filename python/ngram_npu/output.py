@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ngram_npu.replay.errors import ReplayError
+from ngram_npu.errors import ReplayError
 
 __all__ = ["atomic_output", "check_writable"]
 

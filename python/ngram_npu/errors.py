@@ -1,8 +1,11 @@
-"""The exception of the replay package, and safe printing of text from files."""
+"""What lacks, as one line: input, output, an optional dependency; and safe printing of text."""
 
 from __future__ import annotations
 
-__all__ = ["RecordError", "ReplayError", "one_line", "printable"]
+import importlib
+from typing import Any
+
+__all__ = ["RecordError", "ReplayError", "one_line", "optional", "printable"]
 
 
 def printable(text: str) -> str:
@@ -28,3 +31,18 @@ class ReplayError(Exception):
 
 class RecordError(ReplayError):
     """Something is missing or of the wrong type in a record; the reader adds a working example."""
+
+
+def optional(module: str, option: str, extra: str) -> Any:
+    """Import what an option of the command needs.
+
+    Raises:
+        ReplayError: it is not installed; the message names the extra.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ReplayError(
+            f'{option} needs {package}: pip install {package} (the extra "{extra}")'
+        ) from error
