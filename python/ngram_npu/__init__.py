@@ -47,9 +47,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    """``ngram_npu.transformers`` without an import of its own, which takes seconds."""
-    if name == "transformers":
-        return importlib.import_module("ngram_npu.transformers")
+    """``ngram_npu.costs`` and ``.transformers`` without an import of their own, which may take
+    seconds."""
+    if name in ("costs", "transformers"):
+        return importlib.import_module(f"ngram_npu.{name}")
     raise AttributeError(f"module 'ngram_npu' has no attribute {name!r}")
 
 
