@@ -8,6 +8,13 @@ import numpy as np
 
 from reference.integers import Array, wrap32
 
+__all__ = [
+    "prepare_input_ids_",
+    "prepare_inputs",
+    "prepare_inputs_padded",
+    "prepare_next_token_ids",
+]
+
 
 def prepare_next_token_ids(
     sampled_token_ids: Array,

@@ -6,6 +6,12 @@ import numpy as np
 
 from reference.integers import Array, wrap32
 
+__all__ = [
+    "compute_slot_mapping_",
+    "correct_num_computed_tokens_",
+    "correct_spec_state_",
+]
+
 
 def correct_num_computed_tokens_(
     num_computed_tokens: Array,

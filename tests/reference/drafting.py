@@ -11,6 +11,16 @@ import numpy as np
 from reference.integers import Array
 from reference.ladder import draft
 
+__all__ = [
+    "ngram_index_append_",
+    "ngram_index_propose_",
+    "ngram_index_reset_",
+    "ngram_index_step_",
+    "ngram_propose",
+    "ngram_propose_",
+    "ngram_step_",
+]
+
 LATEST = 1
 UNLIMITED = 2**63 - 1
 NO_TOKEN = -1

@@ -7,6 +7,10 @@ import numpy as np
 from reference.integers import Array
 from reference.store import promise
 
+__all__ = [
+    "merge_drafts_",
+]
+
 UNIT = 65536
 
 

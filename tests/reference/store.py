@@ -14,6 +14,11 @@ from reference.drafting import NO_TOKEN, Drafts, Found, affordable
 from reference.integers import Array
 from reference.ladder import MAX_MATCH, SIZES, cost_of
 
+__all__ = [
+    "ngram_store_finish_",
+    "ngram_store_step_",
+]
+
 MAGIC, NUM_SLOTS, NUM_BLOCKS, LINE_BITS, VISIBILITY, NEXT_SERIAL, BUSY = range(7)
 LOOKUPS, HITS, DRAFTS, DRAFT_TOKENS, ENTERED, EVICTED, LOST_BLOCKS, RENUMBERED = range(7, 15)
 REFUSED, EPOCH = 15, 16

@@ -12,6 +12,13 @@ from ngram_npu.ops._register import register_fake, with_empty_fake
 if TYPE_CHECKING:
     from torch import SymInt
 
+__all__ = [
+    "prepare_input_ids_",
+    "prepare_inputs",
+    "prepare_inputs_padded",
+    "prepare_next_token_ids",
+]
+
 
 class PrepareNextTokenIdsResult(NamedTuple):
     """All int32, on the device of ``sampled_token_ids``."""

@@ -6,6 +6,13 @@ import torch
 
 from ngram_npu.ops._register import with_empty_fake
 
+__all__ = [
+    "compute_slot_mapping_",
+    "computed_tokens_drift",
+    "correct_num_computed_tokens_",
+    "correct_spec_state_",
+]
+
 PAD_SLOT_ID = -1
 """vLLM's slot of a token whose KV is not stored."""
 

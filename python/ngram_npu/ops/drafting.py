@@ -12,6 +12,16 @@ from ngram_npu.ops._register import register_fake, with_empty_fake
 if TYPE_CHECKING:
     from torch import SymInt
 
+__all__ = [
+    "ngram_index_append_",
+    "ngram_index_propose_",
+    "ngram_index_reset_",
+    "ngram_index_step_",
+    "ngram_propose",
+    "ngram_propose_",
+    "ngram_step_",
+]
+
 
 class NgramProposeResult(NamedTuple):
     """All int32, on the device of ``token_ids``."""

@@ -9,6 +9,10 @@ import torch
 
 from ngram_npu.ops._register import register_fake
 
+__all__ = [
+    "merge_drafts_",
+]
+
 
 class MergeDraftsResult(NamedTuple):
     """On the device of the drafts."""

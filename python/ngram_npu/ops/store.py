@@ -7,6 +7,11 @@ import torch
 from ngram_npu.config import UNLIMITED
 from ngram_npu.ops._register import with_empty_fake
 
+__all__ = [
+    "ngram_store_finish_",
+    "ngram_store_step_",
+]
+
 
 @with_empty_fake
 def ngram_store_step_(
