@@ -132,7 +132,7 @@ def emulated(version: str, machine: str, wheel: Path) -> tuple[str, bool]:
     packages = BUILD / f"packages-{machine}-{version}"
     shutil.rmtree(packages, ignore_errors=True)
     target = ("--target", packages, "--only-binary=:all:", f"--python-version={version}")
-    platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in (28, 27, 17)]
+    platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in range(28, 16, -1)]
     run(sys.executable, *PIP, "install", *target, *platforms, wheel, "hypothesis>=6.100,<7")
     return tried([emulator, "-L", debian, python, PARITY], {"PYTHONPATH": str(packages)})
 

@@ -162,10 +162,7 @@ def vllm_options(candidate: Candidate, method: str | None = None) -> tuple[str, 
         if not config.overlap:
             own["overlap"] = False
         if config.store is not None:
-            own["store"] = config.store
-            # The default is left out, because it grows with the server's `max_num_seqs`.
-            if config.store_tokens != STORE_TOKENS:
-                own["store_tokens"] = config.store_tokens
+            own |= {"store": config.store, "store_tokens": config.store_tokens}
     elif method == "ngram_gpu" and (config.min_n, config.max_n) == (1, 16):
         own["lookup"] = "1-16"
     else:
