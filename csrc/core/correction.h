@@ -150,7 +150,7 @@ struct CorrectSpecStateParams {
   Gm<void> workspace;  // device backends only
 };
 
-// Words of workspace that suffice on any device: the blocks' counter. The counts need none (cuda/spec_state.cuh).
+// Words of workspace that suffice on any device: the blocks' counter. The counts need none (cuda/correction.cu).
 constexpr int64_t kCorrectSpecStateWorkspaceWords = 1;
 
 // The position of token n of the batch, in a request that begins at query_start_loc `begin` with `num_computed` tokens.

@@ -171,7 +171,7 @@ struct NgramIndexAppendParams {
   int64_t max_n;
   int32_t match_policy;
   bool ladder;    // n-grams of 1, 2, 4, 8, 16 tokens
-  bool outcomes;  // for drafts by cost (core/ngram_ladder.h)
+  bool outcomes;  // for drafts by cost (core/draft_costs.h)
   IndexAccess index;
   const Executor* executor;  // null: the calling thread
 };
