@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import request_sets
+import vllm
 from engine_runs import METHODS, Engine, engine
 from transformers import AutoTokenizer
 from wrong_proposers import WrongAsyncProposer
@@ -33,10 +34,10 @@ def test_padded_drafts_go_with_grammars(runs: Runs, method: str) -> None:
 
 
 def test_trimmed_drafts_do_not(runs: Runs) -> None:
-    """A fault of vLLM's: where this fails it has been mended, and the guide is to say so."""
+    """A fault of vLLM's, mended in 0.33."""
     expected = runs("none", "structured")
     wrong = runs("async_stock", "structured").differing(expected)
-    assert len(wrong) >= 5
+    assert len(wrong) >= 5 if vllm.__version__.startswith("0.32.") else wrong == []
     assert runs("trimmed", "structured").differing(expected) == wrong
 
 
