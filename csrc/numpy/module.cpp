@@ -29,7 +29,7 @@ void set_num_threads(int32_t limit) {
 }
 
 void define_operators(py::module_& m) {
-#define NGRAM_NPU_DEFINE(op) define_operator(m, #op, host::op<NumpyCall>);
+#define NGRAM_NPU_DEFINE(op) Operator<host::op<NumpyCall>>::define(m, #op);
   NGRAM_NPU_OPERATORS(NGRAM_NPU_DEFINE)
 }
 

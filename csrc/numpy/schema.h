@@ -1,4 +1,7 @@
-// Passes names and defaults of an operator's arguments from its schema (schemas.h) to pybind11.
+// Makes a Python function of an operator, whose schema (schemas.h) gives the arguments' names, types and defaults.
+//
+// pybind11's own functions make a string and look it up for each argument that is passed by name, which takes longer
+// than a short lookup. Here a name is compared by address first, since Python interns names in a call.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -7,6 +10,7 @@
 #include <array>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "schemas.h"
@@ -14,12 +18,21 @@
 namespace ngram_npu::numpy {
 
 struct SchemaArgument {
-  std::string name;
-  pybind11::object default_value;  // null if there is none
+  std::string type, name;
+  PyObject* interned = nullptr;
+  PyObject* default_value = nullptr;  // null if there is none
 };
 
+inline const char* schema_of(const std::string& op) {
+  const std::string prefix = op + "(";
+  for (const char* schema : kSchemas) {
+    if (std::string(schema).compare(0, prefix.size(), prefix) == 0) return schema;
+  }
+  throw std::logic_error(op + ": no schema");
+}
+
 template <size_t kCount>
-std::array<SchemaArgument, kCount> schema_arguments(const char* op) {
+std::array<SchemaArgument, kCount> schema_arguments(const std::string& op) {
   namespace py = pybind11;
   const auto value_of = [](const std::string& text) -> py::object {
     if (text == "None") return py::none();
@@ -27,50 +40,127 @@ std::array<SchemaArgument, kCount> schema_arguments(const char* op) {
     return py::int_(std::stoll(text));
   };
   std::array<SchemaArgument, kCount> found;
-  const std::string prefix = std::string(op) + "(";
-  for (const std::string schema : kSchemas) {
-    if (schema.compare(0, prefix.size(), prefix) != 0) continue;
-    const size_t end = schema.find(") ->");
-    size_t count = 0;
-    for (size_t begin = prefix.size(); begin < end;) {
-      const size_t stop = std::min(schema.find(", ", begin), end);
-      const std::string argument = schema.substr(begin, stop - begin);  // "Tensor(a!) index", "bool overlap=False", "*"
-      begin = stop + 2;
-      if (argument == "*") continue;
+  const std::string schema = schema_of(op);
+  const size_t end = schema.find(") ->");
+  size_t count = 0;
+  for (size_t begin = op.size() + 1; begin < end;) {
+    const size_t stop = std::min(schema.find(", ", begin), end);
+    const std::string argument = schema.substr(begin, stop - begin);  // "Tensor(a!) index", "bool overlap=False", "*"
+    begin = stop + 2;
+    if (argument == "*") continue;
+    if (count < kCount) {
       const size_t name = argument.rfind(' ') + 1, equals = argument.find('=');
-      if (count < kCount) found[count] = {argument.substr(name, equals - name), {}};
-      if (count < kCount && equals != std::string::npos) {
-        found[count].default_value = value_of(argument.substr(equals + 1));
-      }
-      ++count;
+      SchemaArgument& entry = found[count];
+      entry.type = argument.substr(0, name - 1);
+      if (entry.type == "SymInt") entry.type = "int";
+      entry.name = argument.substr(name, equals - name);
+      entry.interned = PyUnicode_InternFromString(entry.name.c_str());
+      if (entry.interned == nullptr) throw py::error_already_set();
+      if (equals != std::string::npos) entry.default_value = value_of(argument.substr(equals + 1)).release().ptr();
     }
-    if (count == kCount) return found;
+    ++count;
   }
-  throw std::logic_error(std::string(op) + ": the schema and the function differ in their arguments");
+  if (count != kCount) throw std::logic_error(op + ": the schema and the function differ in their arguments");
+  return found;
 }
 
-template <class Result, class... Arguments, size_t... kPlaces>
-void define_operator(pybind11::module_& m, const char* op, Result (*function)(Arguments...),
-                     std::index_sequence<kPlaces...>) {
-  const auto arguments = schema_arguments<sizeof...(Arguments)>(op);
-  m.def(op, function, arguments[kPlaces]...);
-}
-template <class Result, class... Arguments>
-void define_operator(pybind11::module_& m, const char* op, Result (*function)(Arguments...)) {
-  define_operator(m, op, function, std::index_sequence_for<Arguments...>());
-}
+template <auto kFunction>
+class Operator;
 
-}  // namespace ngram_npu::numpy
-
-namespace pybind11::detail {
-
-template <>
-struct process_attribute<ngram_npu::numpy::SchemaArgument>
-    : process_attribute_default<ngram_npu::numpy::SchemaArgument> {
-  static void init(const ngram_npu::numpy::SchemaArgument& argument, function_record* record) {
-    constexpr bool kConvert = true, kNone = true;
-    record->args.emplace_back(argument.name.c_str(), nullptr, argument.default_value.inc_ref(), kConvert, kNone);
+template <class Result, class... Arguments, Result (*kFunction)(Arguments...)>
+class Operator<kFunction> {
+ public:
+  static void define(pybind11::module_& m, const char* op) {
+    name_ = op;
+    arguments_ = schema_arguments<kCount>(op);
+    method_ = {name_.c_str(), reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call)),
+               METH_FASTCALL | METH_KEYWORDS, schema_of(op)};
+    const pybind11::object module_name = m.attr("__name__");
+    PyObject* function = PyCFunction_NewEx(&method_, nullptr, module_name.ptr());
+    if (function == nullptr) throw pybind11::error_already_set();
+    m.attr(op) = pybind11::reinterpret_steal<pybind11::object>(function);
   }
+
+ private:
+  static constexpr size_t kCount = sizeof...(Arguments);
+  using Given = std::array<PyObject*, kCount>;
+  template <class T>
+  using Caster = pybind11::detail::make_caster<T>;
+
+  static PyObject* call(PyObject*, PyObject* const* values, Py_ssize_t positional, PyObject* names) {
+    try {
+      return run(match(values, static_cast<size_t>(positional), names), std::index_sequence_for<Arguments...>());
+    } catch (pybind11::error_already_set& error) {
+      error.restore();
+    } catch (const pybind11::builtin_exception& error) {
+      error.set_error();
+    } catch (const std::bad_alloc&) {
+      PyErr_NoMemory();
+    } catch (const std::invalid_argument& error) {
+      PyErr_SetString(PyExc_ValueError, error.what());
+    } catch (const std::exception& error) {
+      PyErr_SetString(PyExc_RuntimeError, error.what());
+    }
+    return nullptr;
+  }
+
+  static Given match(PyObject* const* values, size_t positional, PyObject* names) {
+    Given given{};
+    if (positional > kCount) fail("expected at most " + std::to_string(kCount) + " arguments");
+    std::copy_n(values, positional, given.begin());
+    const size_t named = names == nullptr ? 0 : static_cast<size_t>(PyTuple_GET_SIZE(names));
+    size_t place = positional;
+    for (size_t i = 0; i < named; ++i) {
+      place = find(PyTuple_GET_ITEM(names, static_cast<Py_ssize_t>(i)), place);
+      if (given[place] != nullptr) fail(arguments_[place].name + ": given twice");
+      given[place] = values[positional + i];
+    }
+    for (size_t i = 0; i < kCount; ++i) {
+      if (given[i] == nullptr) given[i] = arguments_[i].default_value;
+      if (given[i] == nullptr) fail(arguments_[i].name + ": missing");
+    }
+    return given;
+  }
+
+  // Names come in the schema's order in most calls: the search begins where the last one ended.
+  static size_t find(PyObject* name, size_t begin) {
+    for (size_t i = 0; i < kCount; ++i) {
+      const size_t place = begin + i < kCount ? begin + i : begin + i - kCount;
+      if (arguments_[place].interned == name) return place;
+    }
+    for (size_t place = 0; place < kCount; ++place) {
+      const int equal = PyUnicode_Compare(arguments_[place].interned, name);
+      if (PyErr_Occurred() != nullptr) throw pybind11::error_already_set();
+      if (equal == 0) return place;
+    }
+    fail(std::string(pybind11::str(name)) + ": no such argument");
+  }
+
+  template <size_t... kPlaces>
+  static PyObject* run(const Given& given, std::index_sequence<kPlaces...>) {
+    std::tuple<Caster<Arguments>...> casters;
+    const std::array<bool, kCount> loaded{std::get<kPlaces>(casters).load(given[kPlaces], true)...};
+    const auto wrong = static_cast<size_t>(std::find(loaded.begin(), loaded.end(), false) - loaded.begin());
+    if (wrong < kCount) {
+      const SchemaArgument& argument = arguments_[wrong];
+      fail(argument.name + ": expected " + argument.type + ", got " + std::string(pybind11::repr(given[wrong])));
+    }
+    if constexpr (std::is_void_v<Result>) {
+      kFunction(pybind11::detail::cast_op<Arguments>(std::get<kPlaces>(casters))...);
+      Py_RETURN_NONE;
+    } else {
+      return Caster<Result>::cast(kFunction(pybind11::detail::cast_op<Arguments>(std::get<kPlaces>(casters))...),
+                                  pybind11::return_value_policy::move, {})
+          .ptr();
+    }
+  }
+
+  [[noreturn]] static void fail(const std::string& what) { throw pybind11::type_error(name_ + ": " + what); }
+
+  // One set per function, for the life of the process.
+  static inline std::string name_;
+  static inline std::array<SchemaArgument, kCount> arguments_;
+  static inline PyMethodDef method_;
 };
 
-}  // namespace pybind11::detail
+}  // namespace ngram_npu::numpy

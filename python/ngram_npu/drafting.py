@@ -144,13 +144,6 @@ class Drafting:
                 self._indexed["token_logits"] = logits
                 if store is not None:
                     self._store_lookup["token_logits"] = logits
-        # Arrays go by position: each name that is passed takes a tenth of a microsecond.
-        shared: tuple[Any, ...] = config.min_n, config.max_n, config.k, config.match_policy_code
-        shared += config.overlap, config.max_len_or_unlimited
-        limit = config.cost_limit or 0
-        self._scan_by_position = *shared, self._scan.get("match_costs"), limit
-        self._index_by_position = *shared, config.is_ladder, self._indexed.get("costs"), limit
-        self._vocab_size = config.vocab_size_or_unlimited
 
     def propose(
         self,
@@ -189,45 +182,23 @@ class Drafting:
         if index is not None:
             if costs is None and self.store is not None:
                 costs = self._costs(num_sampled, self.config.k if k is None else k)
-            if self.kind == "numpy":
-                given = token_ids, num_tokens, index.tensor, row_indices, slot_indices, num_sampled
-                lookup = *self._by_position(index, k), costs, fill, self._indexed.get(_LOGITS)
-                drafts = Drafts._make(self._ops.ngram_index_propose_(*given, *lookup))
-            else:
-                arguments = self._arguments(index, k, fill, token_ids, row_indices, costs)
-                drafts = Drafts(
-                    *self._ops.ngram_index_propose_(
-                        token_ids,
-                        num_tokens,
-                        index.tensor,
-                        slot_indices=slot_indices,
-                        num_sampled=num_sampled,
-                        **arguments,
-                    )
-                )
-        elif workspace is None and costs is None and not int64:
-            if self.kind == "numpy":
-                lookup = *self._by_position(index, k), fill
-                found = self._ops.ngram_propose(
-                    token_ids, num_tokens, row_indices, num_sampled, *lookup
-                )
-                return Drafts._make(found)
-            arguments = self._arguments(index, k, fill, token_ids, row_indices)
-            found = self._ops.ngram_propose(
-                token_ids, num_tokens, num_sampled=num_sampled, **arguments
-            )
-            return Drafts(*found)
+            arguments = self._arguments(index, k, fill, token_ids, row_indices, costs)
+            if num_sampled is not None:
+                arguments["num_sampled"] = num_sampled
+            if slot_indices is not None:
+                arguments["slot_indices"] = slot_indices
+            found = self._ops.ngram_index_propose_(token_ids, num_tokens, index.tensor, **arguments)
+            drafts = Drafts._make(found)
         else:
-            arguments = dict(self._arguments(index, k, fill, token_ids, row_indices, costs))
+            arguments = self._arguments(None, k, fill, token_ids, row_indices, costs)
+            if num_sampled is not None:
+                arguments["num_sampled"] = num_sampled
+            if workspace is None and costs is None and not int64:
+                return Drafts._make(self._ops.ngram_propose(token_ids, num_tokens, **arguments))
             batch = len(num_tokens if row_indices is None else row_indices)
             drafts = self._outputs(token_ids, batch, arguments.pop("k"), int64)
             self._ops.ngram_propose_(
-                token_ids,
-                num_tokens,
-                num_sampled=num_sampled,
-                workspace=workspace,
-                **drafts._asdict(),
-                **arguments,
+                token_ids, num_tokens, workspace=workspace, **drafts._asdict(), **arguments
             )
             return drafts
         if self.store is not None:
@@ -266,30 +237,20 @@ class Drafting:
             costs = self._costs(sampled_token_ids, self.config.k if k is None else k)
         workspace = self._workspace if workspace is None else workspace
         rows = token_ids, num_tokens, sampled_token_ids
-        if self.kind == "numpy":
-            lookup, logits = self._by_position(index, k), self._indexed.get(_LOGITS)
-            if index is None:
-                args = (discard, row_indices, advance, self._vocab_size, *lookup)
-                return StepResult._make(self._ops.ngram_step_(*rows, *args, fill, costs, workspace))
-            args = (discard, row_indices, slot_indices, advance, self._vocab_size, *lookup)
-            result = StepResult._make(
-                self._ops.ngram_index_step_(*rows, index.tensor, *args, costs, fill, logits)
-            )
+        arguments = self._arguments(index, k, fill, token_ids, row_indices, costs)
+        if discard is not None:
+            arguments["discard"] = discard
+        if self.config.vocab_size is not None:
+            arguments["vocab_size"] = self.config.vocab_size
+        if index is None:
+            if workspace is not None:
+                arguments["workspace"] = workspace
+            found = self._ops.ngram_step_(*rows, advance=advance, **arguments)
         else:
-            arguments = self._arguments(index, k, fill, token_ids, row_indices, costs)
-            arguments = {**arguments, "advance": advance}
-            if discard is not None:
-                arguments["discard"] = discard
-            if self.config.vocab_size is not None:
-                arguments["vocab_size"] = self.config.vocab_size
-            if index is None:
-                if workspace is not None:
-                    arguments["workspace"] = workspace
-                return StepResult(*self._ops.ngram_step_(*rows, **arguments))
-            found = self._ops.ngram_index_step_(
-                *rows, index.tensor, slot_indices=slot_indices, **arguments
-            )
-            result = StepResult(*found)
+            if slot_indices is not None:
+                arguments["slot_indices"] = slot_indices
+            found = self._ops.ngram_index_step_(*rows, index.tensor, advance=advance, **arguments)
+        result = StepResult._make(found)
         if self.store is not None:
             if not advance:
                 num_tokens = _grown(num_tokens, result.num_sampled, row_indices)
@@ -305,11 +266,6 @@ class Drafting:
         if self.store is not None:
             self.store.finish(slots)
 
-    def _by_position(self, index: NgramIndex | None, k: int | None) -> tuple[Any, ...]:
-        """The lookup's arguments for arrays, in the order of the operators; ``fill`` follows."""
-        found = self._scan_by_position if index is None else self._index_by_position
-        return found if k is None else (*found[:2], k, *found[3:])
-
     def _arguments(
         self,
         index: NgramIndex | None,
@@ -317,21 +273,25 @@ class Drafting:
         fill: bool,
         token_ids: Any,
         row_indices: Any,
-        draft_costs: Any = None,
-    ) -> Mapping[str, Any]:
-        """The lookup's arguments for tensors, without those that are as by default. What is the
-        same in most calls is not copied, which would take a tenth of a small call."""
-        arguments = self._scan if index is None else self._indexed
-        if self._match_costs is not None and index is None and self.kind == "torch":
-            placed = self._scan.get("match_costs")
-            if placed is None or placed.device != token_ids.device:
-                self._scan["match_costs"] = self._as_kind(self._match_costs).to(token_ids.device)
-        more = {} if row_indices is None else {"row_indices": row_indices}
+        draft_costs: Any,
+    ) -> dict[str, Any]:
+        """The lookup's arguments, without those that are as by default: each takes a quarter of a
+        microsecond in torch."""
+        arguments = (self._scan if index is None else self._indexed).copy()
+        if self._match_costs is not None and index is None:
+            placed = arguments.get("match_costs")
+            if placed is None or (self.kind == "torch" and placed.device != token_ids.device):
+                placed = self._as_kind(self._match_costs).to(token_ids.device)
+                arguments["match_costs"] = self._scan["match_costs"] = placed
+        if row_indices is not None:
+            arguments["row_indices"] = row_indices
         if draft_costs is not None:
-            more["draft_costs"] = draft_costs
-        if fill or (k is not None and k != self.config.k):
-            more |= {"k": self.config.k if k is None else k, "fill": fill}
-        return {**arguments, **more} if more else arguments
+            arguments["draft_costs"] = draft_costs
+        if k is not None:
+            arguments["k"] = k
+        if fill:
+            arguments["fill"] = True
+        return arguments
 
     def _as_kind(self, table: Any) -> Any:
         return table if self.kind == "numpy" else sys.modules["torch"].from_numpy(table.copy())

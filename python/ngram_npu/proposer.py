@@ -137,7 +137,18 @@ class NgramProposer:
         self._check_store("propose", drafting, num_sampled, scopes)
         if drafting.store is not None and num_sampled is None:
             raise ValueError("NgramProposer: propose: num_sampled: expected one with a store")
-        if not isinstance(token_ids, np.ndarray):
+        try:
+            drafts = drafting.propose(
+                token_ids,
+                num_tokens,
+                num_sampled=num_sampled,
+                row_indices=row_indices,
+                slot_indices=slot_indices,
+                scopes=scopes,
+                draft_costs=draft_costs,
+                workspace=workspace,
+            )
+        except (RuntimeError, TypeError, AttributeError):
             operators_for(
                 op,
                 token_ids=token_ids,
@@ -147,19 +158,9 @@ class NgramProposer:
                 slot_indices=slot_indices,
                 workspace=workspace,
                 draft_costs=draft_costs,
-                scopes=scopes,
                 **_of(drafting),
             )
-        drafts = drafting.propose(
-            token_ids,
-            num_tokens,
-            num_sampled=num_sampled,
-            row_indices=row_indices,
-            slot_indices=slot_indices,
-            scopes=scopes,
-            draft_costs=draft_costs,
-            workspace=workspace,
-        )
+            raise
         all_rows = row_indices is None and slot_indices is None
         self._keep(drafting, len(token_ids) if all_rows else 0)
         return drafts
@@ -200,7 +201,20 @@ class NgramProposer:
         drafting = self._drafting("ngram_index_step_", token_ids)
         self._check_store("step", drafting, sampled_token_ids, scopes)
         op = "ngram_step_" if drafting.index is None else "ngram_index_step_"
-        if not isinstance(token_ids, np.ndarray):
+        try:
+            result = drafting.step(
+                token_ids,
+                num_tokens,
+                sampled_token_ids,
+                discard=discard,
+                row_indices=row_indices,
+                slot_indices=slot_indices,
+                scopes=scopes,
+                advance=advance,
+                draft_costs=draft_costs,
+                workspace=workspace,
+            )
+        except (RuntimeError, TypeError, AttributeError):
             operators_for(
                 op,
                 token_ids=token_ids,
@@ -211,21 +225,9 @@ class NgramProposer:
                 slot_indices=slot_indices,
                 workspace=workspace,
                 draft_costs=draft_costs,
-                scopes=scopes,
                 **_of(drafting),
             )
-        result = drafting.step(
-            token_ids,
-            num_tokens,
-            sampled_token_ids,
-            discard=discard,
-            row_indices=row_indices,
-            slot_indices=slot_indices,
-            scopes=scopes,
-            advance=advance,
-            draft_costs=draft_costs,
-            workspace=workspace,
-        )
+            raise
         # Warns only if no indices are given: reading them could wait for a device.
         all_rows = row_indices is None and slot_indices is None
         self._keep(drafting, len(sampled_token_ids) if all_rows else 0)
@@ -300,6 +302,11 @@ class NgramProposer:
             return
         if scopes is not None and requests is not None:
             size, dtype = len(requests), str(scopes.dtype).rpartition(".")[2]
+            if is_tensor(scopes) != (drafting.kind == "torch"):
+                raise ValueError(
+                    f"NgramProposer: {method}: scopes: expected a {drafting.kind} "
+                    f"{'tensor' if drafting.kind == 'torch' else 'array'}, got {type(scopes).__name__}"
+                )
             if tuple(scopes.shape) != (size,) or dtype not in ("int32", "int64"):
                 raise ValueError(
                     f"NgramProposer: {method}: scopes: expected int32 or int64 [{size}], got "

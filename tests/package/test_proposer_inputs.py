@@ -59,7 +59,7 @@ def test_torch_and_numpy_are_not_mixed(first: str, name: str, engine: Any) -> No
 def test_an_index_is_of_one_kind() -> None:
     proposer = NgramProposer(CONFIG, "index")
     proposer.step(**_batch())
-    with pytest.raises(ValueError, match=r"index: expected a torch.Tensor as token_ids, got nda"):
+    with pytest.raises(ValueError, match=r"token_ids: expected a numpy array, got Tensor"):
         proposer.step(**_tensors(_batch()))
     with pytest.raises(ValueError, match=r"slot_indices: expected a numpy array, got Tensor"):
         proposer.reset(torch.zeros(1, dtype=torch.int32))

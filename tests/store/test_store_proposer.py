@@ -251,6 +251,7 @@ def test_a_given_store_is_shared_and_not_copied() -> None:
             {"scopes": np.zeros(3, np.int64)},
             r"scopes: expected int32 or int64 \[4\], got int64 \[3\]",
         ),
+        ({"scopes": torch.zeros(4).long()}, "scopes: expected a numpy array, got Tensor"),
         ({"scopes": np.zeros(4)}, r"scopes: expected int32 or int64 \[4\], got float64 \[4\]"),
     ],
 )
