@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import namedtuple
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np

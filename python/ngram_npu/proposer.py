@@ -303,9 +303,10 @@ class NgramProposer:
         if scopes is not None and requests is not None:
             size, dtype = len(requests), str(scopes.dtype).rpartition(".")[2]
             if is_tensor(scopes) != (drafting.kind == "torch"):
+                expected = "a torch.Tensor" if drafting.kind == "torch" else "a numpy array"
                 raise ValueError(
-                    f"NgramProposer: {method}: scopes: expected a {drafting.kind} "
-                    f"{'tensor' if drafting.kind == 'torch' else 'array'}, got {type(scopes).__name__}"
+                    f"NgramProposer: {method}: scopes: expected {expected}, "
+                    f"got {type(scopes).__name__}"
                 )
             if tuple(scopes.shape) != (size,) or dtype not in ("int32", "int64"):
                 raise ValueError(
