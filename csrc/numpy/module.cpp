@@ -46,6 +46,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("set_num_threads", set_num_threads, arg("limit"));
   m.def("workspace_words", &host::workspace_words, arg("op"), arg("batch"));
   define_operators(m);
+  define_async_tools(m);
   define_index_tools(m);
   define_store_tools(m);
   define_row_recognizer(m);

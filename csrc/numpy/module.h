@@ -5,6 +5,7 @@
 
 namespace ngram_npu::numpy {
 
+void define_async_tools(pybind11::module_& m);
 void define_index_tools(pybind11::module_& m);
 void define_row_recognizer(pybind11::module_& m);
 void define_store_tools(pybind11::module_& m);

@@ -77,6 +77,19 @@ def index_check_row(index: _Int32, slot: int, tokens: _Int32) -> int:
 def index_statistics(index: _Int32) -> dict[str, int]:
     """The counters an index keeps; they wrap at 2**32."""
 
+CHUNK: int
+"""Items of a chunk of :func:`pack_rows`."""
+
+def pack_rows(
+    rows: list[_Int32], firsts: _Int64, least: _Int64, split: int
+) -> tuple[_Int64, _Int32, int, int]:
+    """Rows in chunks of CHUNK items, -1 beyond a row's end: the chunks' places [C], the chunks [C,
+    CHUNK], how many of them are of the first ``split`` rows, and the smallest item of the other
+    rows. Row i has the places from firsts[i] on, and room for at least least[i] items."""
+
+def join_spans(items: _Int32, begins: _Int64, counts: _Int32) -> _Int32:
+    """items[begins[i] : begins[i] + counts[i]] of each i, one after the other."""
+
 def index_catch_up(
     token_ids: _Int32,
     num_tokens: _Int32,

@@ -262,7 +262,7 @@ class Drafting:
     def end(self, slots: Any) -> None:
         """Forgets requests that have ended: slots [N]. The store keeps their text."""
         if self.index is not None:
-            self.index.reset(slots)
+            self._ops.ngram_index_reset_(self.index.tensor, slots)
         if self.store is not None:
             self.store.finish(slots)
 

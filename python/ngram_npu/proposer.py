@@ -260,8 +260,13 @@ class NgramProposer:
 
     def reset(self, slot_indices: ArrayT) -> None:
         """Empties the slots of finished requests: slot_indices [N]. A store keeps their text."""
-        if self._indexed is not None:
+        if self._indexed is None:
+            return
+        try:
             self._indexed.end(slot_indices)
+        except (RuntimeError, TypeError):
+            operators_for("ngram_index_reset_", **_of(self._indexed), slot_indices=slot_indices)
+            raise
 
     def _drafting(self, op: str, token_ids: Any, *, may_index: bool = True) -> Drafting:
         """The drafting with the index, or one that scans."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ngram_npu import NgramConfig
+from ngram_npu import _C, NgramConfig
 from ngram_npu.async_state import Admission, AsyncConfig, AsyncSpecState, Batch, KVGroup, NewBlocks
 
 from async_state.late import POLICIES, LateDevice, value_of
@@ -140,3 +140,27 @@ def test_blocks_appended_to_a_request_that_joins() -> None:
     device.drain()
     first, second = again.block_ids
     assert _content(state, 0) == [[1, 2, 3], [*first, 5, 6], [*second, 9]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": [np.zeros(3)]}, "rows: expected int32 vectors"),
+        ({"rows": [np.zeros((3, 1), np.int32)]}, "rows: expected int32 vectors"),
+        ({"firsts": np.zeros(2, np.int64)}, "firsts: expected size 1, got size 2"),
+        ({"least": np.array([-1])}, "least: expected 0 to"),
+        ({"split": 2}, "split: expected 0 to 1, got 2"),
+    ],
+)
+def test_rows_that_cannot_be_packed(change: dict[str, Any], message: str) -> None:
+    zero = np.zeros(1, np.int64)
+    given = {"rows": [np.zeros(3, np.int32)], "firsts": zero, "least": zero, "split": 0, **change}
+    with pytest.raises(ValueError, match=message):
+        _C.pack_rows(**given)
+
+
+@pytest.mark.parametrize(("begin", "count"), [(-1, 2), (0, -1), (4, 2), (2**62, 1), (0, 6)])
+def test_spans_stay_within_their_items(begin: int, count: int) -> None:
+    items, counts = np.arange(5, dtype=np.int32), np.array([2, count], np.int32)
+    with pytest.raises(ValueError, match=r"join_spans: (begins|counts): expected 0 to "):
+        _C.join_spans(items, np.array([0, begin]), counts)

@@ -63,6 +63,10 @@ def test_an_index_is_of_one_kind() -> None:
         proposer.step(**_tensors(_batch()))
     with pytest.raises(ValueError, match=r"slot_indices: expected a numpy array, got Tensor"):
         proposer.reset(torch.zeros(1, dtype=torch.int32))
+    proposer = NgramProposer(CONFIG, "index")
+    proposer.step(**_tensors(_batch()))
+    with pytest.raises(ValueError, match=r"expected a torch.Tensor as index, got nda"):
+        proposer.reset(np.zeros(1, np.int32))
 
 
 @pytest.mark.parametrize(

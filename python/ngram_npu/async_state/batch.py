@@ -249,8 +249,8 @@ def check_sequence(name: str, given: object, kind: type) -> None:
         raise ValueError(
             f"{name}: expected a sequence of {kind.__name__}, got {type(given).__name__}"
         )
-    for one in given:
-        if not isinstance(one, kind):
+    for found in {*map(type, given)}:
+        if not issubclass(found, kind):
             raise ValueError(
-                f"{name}: expected a sequence of {kind.__name__}, got {type(one).__name__}"
+                f"{name}: expected a sequence of {kind.__name__}, got {found.__name__}"
             )

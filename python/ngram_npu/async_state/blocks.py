@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from ngram_npu.async_state.batch import AsyncConfig, Batch, NewBlocks
 from ngram_npu.async_state.mirrors import RowChanges, Step, int32_vector, live_slots
-from ngram_npu.async_state.upload import NO_CELLS, Int32Array, Int64Array, NewRows, Rows, Writes
+from ngram_npu.async_state.upload import NO_CELLS, Int64Array, NewRows, Writes
 
-_NO_ROWS: NewRows = (), ()
+_NO_ROWS: NewRows = (), np.zeros(0, np.int64)
 
 
 class Planned(NamedTuple):
@@ -49,7 +49,7 @@ class BlockTable:
                 int32_vector(admission.block_ids[self._index], "new/resumed: block_ids")
                 for admission in changes.admissions
             ]
-            admitted = blocks, num_blocks[changes.admitted].tolist()
+            admitted = blocks, num_blocks[changes.admitted]
             counts = [*map(len, blocks)]
             self._check_width(max(counts))
             num_blocks = num_blocks.copy()
@@ -71,7 +71,7 @@ class BlockTable:
                 f"new_blocks: expected {len(slots)} block_ids, one for each of "
                 f"rows, got {len(blocks)}"
             )
-        _check_used(blocks, "new_blocks")
+        check_used(int(blocks.min()), "new_blocks")
         gained = np.bincount(slots, minlength=len(num_blocks))
         cells = (self._first_blocks + num_blocks).take(slots)
         if np.count_nonzero(gained) < len(slots):  # one row gets several
@@ -115,18 +115,7 @@ class BlockTable:
         return here
 
 
-def check_admitted(rows: Rows, tables: list[Planned]) -> None:
-    """Refuses negative ids in the rows of all tables at once.
-
-    Raises:
-        ValueError: there is one.
-    """
-    given = [ids for table in tables for ids in table.admitted[0]]
-    if np.count_nonzero(rows.chunks[rows.of_tokens :] >= 0) != sum(map(len, given)):
-        _check_used(np.concatenate(given), "new/resumed")
-
-
-def _check_used(blocks: Int32Array, field: str) -> None:
+def check_used(smallest: int, field: str) -> None:
     """Refuses a negative id: to the device it is an unused entry, which stores no KV."""
-    if np.count_nonzero(blocks < 0):
-        raise ValueError(f"{field}: block_ids: expected ids >= 0, got {blocks.min()}")
+    if smallest < 0:
+        raise ValueError(f"{field}: block_ids: expected ids >= 0, got {smallest}")

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+import ngram_npu._C as _C
 from ngram_npu.async_state.batch import Admission, Batch, IntArray
 from ngram_npu.async_state.upload import CHUNK, Int32Array, Int64Array, Rows, chunks_of
 
@@ -95,7 +96,6 @@ class Mirrors:
         """The newest step's number."""
         self._last_position = np.full(max_rows, -1, np.int32)
         self._free = list(range(max_rows))[::-1]
-        self._arange = np.arange(max_step_tokens)
         self._columns = np.arange(max_drafts + 1)
 
     def plan_rows(self, batch: Batch) -> RowChanges:
@@ -149,13 +149,8 @@ class Mirrors:
             slots.append(slot)
         admitted = np.array(slots)
         changes.last_position[admitted] = -1
-        return changes._replace(
-            upper_computed=upper_computed,
-            upper_tokens=upper_tokens,
-            admissions=admissions,
-            admitted=admitted,
-            token_ids=tokens,
-        )
+        lengths = upper_computed, upper_tokens, changes.last_position
+        return RowChanges(slot_of, *lengths, changes.freed, admissions, admitted, tokens)
 
     def _check_admission(self, admission: Admission, length: int, slot_of: Int64Array) -> None:
         """Finds the broken rule, if one is broken."""
@@ -297,9 +292,7 @@ class Mirrors:
         if not len(step.rows) or not np.count_nonzero(step.prev_positions < 0):
             return None
         begins = step.slots * self._row_length + step.host_num_computed
-        of_tokens = (begins - step.query_start_loc[:-1]).repeat(step.num_scheduled_tokens)
-        of_tokens += self._arange[: step.num_step_tokens]
-        return self._flat_token_ids.take(of_tokens)
+        return _C.join_spans(self._flat_token_ids, begins, step.num_scheduled_tokens)
 
     def reconcile(
         self, step: Step, num_sampled: Int32Array, sampled: Int32Array
@@ -379,7 +372,7 @@ def int32_vector(values: IntArray, field: str) -> Int32Array:
     Raises:
         ValueError: another number of dimensions, not integers, or beyond 32 bits.
     """
-    array: npt.NDArray[Any] = np.asarray(values)
+    array: npt.NDArray[Any] = values if type(values) is np.ndarray else np.asarray(values)
     if array.ndim != 1:
         raise ValueError(f"{field}: expected one dimension, got shape {list(array.shape)}")
     if array.dtype is _INT32 or array.dtype == _INT32:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ngram_npu.async_state.batch import Admission, AsyncConfig, Batch, check_sequence, check_types
-from ngram_npu.async_state.blocks import BlockTable, Planned, check_admitted
+from ngram_npu.async_state.blocks import BlockTable, Planned, check_used
 from ngram_npu.async_state.device import Device, device_for
 from ngram_npu.async_state.mirrors import Mirrors, RowChanges, Step, is_integer
 from ngram_npu.async_state.neural import NeuralDrafter, check_drafter
@@ -284,10 +284,10 @@ class AsyncSpecState:
             planned = [table.plan(batch, changes, step) for table in tables]
             rows = NO_ROWS
             if changes.admissions:
-                tokens = changes.token_ids, [0] * len(changes.admissions)
+                tokens = changes.token_ids, np.zeros(len(changes.admissions), np.int64)
                 tables_too = [table.admitted for table in planned]
                 rows = self._truth.upload.rows(changes.admitted, [tokens, *tables_too])
-                check_admitted(rows, planned)
+                check_used(rows.smallest_block, "new/resumed")
             return _Plan(changes, step, planned, rows)
         except ValueError as error:
             raise ValueError(f"{method}: {error}") from None

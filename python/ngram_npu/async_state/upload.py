@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+import ngram_npu._C as _C
 from ngram_npu.async_state.batch import AsyncConfig
 from ngram_npu.async_state.device import CpuDevice, Device
 from ngram_npu.async_state.staging import HostBuffer
@@ -20,10 +21,10 @@ Int64Array = npt.NDArray[np.int64]
 Writes = tuple[Int64Array, Int32Array]
 """Places that differ, and what goes there."""
 
-CHUNK = 64
+CHUNK = _C.CHUNK
 UNUSED = -1
 NO_CELLS: Writes = np.zeros(0, np.int64), np.zeros(0, np.int32)
-NewRows = tuple[Sequence[Int32Array], Sequence[int]]
+NewRows = tuple[Sequence[Int32Array], Int64Array]
 """What the rows hold from now on, and the lengths of those that they replace."""
 
 
@@ -35,9 +36,10 @@ class Rows(NamedTuple):
     """[C,CHUNK], UNUSED beyond a row's end, as far as it was longer before."""
     of_tokens: int
     """The first of them; the others are of block tables."""
+    smallest_block: int
 
 
-NO_ROWS = Rows(NO_CELLS[0], np.zeros((0, CHUNK), np.int32), 0)
+NO_ROWS = Rows(NO_CELLS[0], np.zeros((0, CHUNK), np.int32), 0, 0)
 
 _PAD = np.zeros(1, np.int32)
 
@@ -76,7 +78,6 @@ class Upload(ABC):
         self._own_cells = [CHUNK * lengths + slots]
         if config.merge is not None:
             self._own_cells += [CHUNK * accepted + 2 * slots + i for i in range(2)]
-        self._unused = np.full(max(pitches) * CHUNK, UNUSED, np.int32)
         self._chunks = device.tensor((end, CHUNK), torch.int32)
         self._cells = self._chunks.view(-1)
         self._blocks = self._chunks[starts[1] : lengths]
@@ -101,21 +102,10 @@ class Upload(ABC):
             slots: [N].
             tables: of tokens, then of each KV group's blocks.
         """
-        parts, counts = [], []
-        for contents, replaced in tables:
-            for row, before in zip(contents, replaced, strict=True):
-                length = len(row)
-                count = -(-(length if length > before else before) // CHUNK)
-                counts.append(count)
-                parts.append(row)
-                if count * CHUNK > length:
-                    parts.append(self._unused[: count * CHUNK - length])
-        num_chunks = np.array(counts)
+        rows = [row for contents, _ in tables for row in contents]
         firsts = np.concatenate([first[slots] for first in self._rows])
-        places = (firsts + num_chunks - np.add.accumulate(num_chunks)).repeat(num_chunks)
-        places += np.arange(len(places))
-        chunks = np.concatenate(parts).reshape(-1, CHUNK)
-        return Rows(places, chunks, sum(counts[: len(slots)]))
+        replaced = np.concatenate([lengths for _, lengths in tables])
+        return Rows(*_C.pack_rows(rows, firsts, replaced, len(slots)))
 
     def lengths(self, slots: Int64Array, lengths: Int32Array) -> list[Writes]:
         """The cells of the lengths of new rows; nothing is known of their neural drafts yet."""
