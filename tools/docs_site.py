@@ -18,11 +18,11 @@ _LOADED = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["']?(
 
 
 def on_config(config: Any) -> Any:
-    """Each page shows the version. The operators come after the guides, as docs/README.md lists
-    them."""
+    """Each page shows the version. The reference has the operators as docs/README.md lists them."""
     listed = (REPOSITORY / "docs" / "README.md").read_text(encoding="utf-8")
     pages = [{names: page} for names, page in _OPERATOR.findall(listed)]
-    config.nav.insert(1 + [*map(list, config.nav)].index(["Guides"]), {"Operators": pages})
+    (reference,) = (part["Reference"] for part in config.nav if "Reference" in part)
+    reference.append({"Operators": pages})
     project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
     version = re.search(r'^version = "([^"]+)"', project, re.MULTILINE)
     config.site_name += f" {version[1]}" if version else ""
