@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from backends import DEVICE_BACKENDS, FRONT_ENDS, Backend, to_torch
+from ngram_npu import _C
 from on_device import torch_op
-from opspecs import OPSPECS, BadCall, OpSpec, clone_args, owner
+from opspecs import OPSPECS, BadCall, OpSpec, clone_args, owner, same_bits
 
 SPECS = list(OPSPECS.values())
 CALLERS = [*FRONT_ENDS, *DEVICE_BACKENDS]
@@ -130,6 +131,30 @@ def test_numpy_wants_arrays(spec: OpSpec) -> None:
     for name in spec.tensor_names:
         with pytest.raises(ValueError, match=f"{spec.name}: {name}: expected a numpy array"):
             FRONT_ENDS[1].call(spec.name, spec.replace(good, **{name: [1, 2, 3]}))
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_numpy_takes_each_argument_by_place_or_by_name(spec: OpSpec) -> None:
+    args, operator = spec.sample().args, getattr(_C, spec.name)
+    names = [name for name, _ in spec.arguments]
+    given = dict(zip(names, args, strict=True))
+    backwards = {name: given[name] for name in reversed(names)}
+    expected = operator(*clone_args(args))
+    found = operator(**dict(zip(backwards, clone_args([*backwards.values()]), strict=True)))
+    for mine, other in zip(found or (), expected or (), strict=True):
+        assert same_bits(mine, other)
+    for bad, keywords, message in (
+        (args, {names[0]: args[0]}, f"{names[0]}: given twice"),
+        (args, {"tokens": 1}, "tokens: no such argument"),
+        ((*args, 1), {}, f"at most {len(args)} arguments"),
+        ((), {}, f"{names[0]}: missing"),
+    ):
+        with pytest.raises(TypeError, match=f"^{spec.name}: .*{message}"):
+            operator(*bad, **keywords)
+    for name, kind in spec.arguments:
+        if not kind.startswith("Tensor"):
+            with pytest.raises(TypeError, match=rf"^{spec.name}: {name}: expected (int|bool), got"):
+                operator(**{**given, name: "7"})
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
