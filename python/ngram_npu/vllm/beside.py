@@ -20,7 +20,7 @@ import torch
 from ngram_npu.config import default_match_costs
 from ngram_npu.ops import merge_drafts_
 from ngram_npu.vllm.options import Options
-from ngram_npu.vllm.patching import class_unlike, logger
+from ngram_npu.vllm.patching import logger, methods_unlike
 from ngram_npu.vllm.startup import drafts_on_host
 from ngram_npu.vllm.v2 import BESIDE, RowLookup, doubt_of_state, is_warm_up
 
@@ -44,23 +44,16 @@ class Beside(RowLookup):
     (docs/ops/merge_drafts.md)."""
 
     def __init__(
-        self,
-        vllm_config: Any,
-        options: Options,
-        device: torch.device,
-        req_states: Any,
-        neural: Any,
+        self, vllm_config: Any, options: Options, device: torch.device, req_states: Any, neural: Any
     ) -> None:
-        on_host = drafts_on_host(options, device.type)
-        if device.type != "cpu" and options.dense_rows and not on_host:
+        on_device = device.type != "cpu" and not drafts_on_host(options, device.type)
+        if on_device and options.dense_rows:
             _make_dense(req_states)
         method = vllm_config.speculative_config.method
-        super().__init__(
-            vllm_config, options, device, req_states, f"{method}, V2 runner, beside its drafts"
-        )
-        self.neural_acceptance = torch.zeros(
-            options.max_num_seqs, 2, dtype=torch.int32, device=device
-        )
+        method = f"{method}, V2 runner, beside its drafts"
+        super().__init__(vllm_config, options, device, req_states, method)
+        shape = options.max_num_seqs, 2
+        self.neural_acceptance = torch.zeros(shape, dtype=torch.int32, device=device)
         self._neural = neural
         self._neural_propose = neural.propose
         self._gives_costs = options.ngram.cost_limit is not None
@@ -219,7 +212,7 @@ def _doubt(
         return f"method is {method!r}, expected one of {', '.join(SPECULATORS)}"
     if name != SPECULATORS[method]:
         return f"{method!r} is served by {name}, expected {SPECULATORS[method]}"
-    if doubt := class_unlike(name, type(made), Beside, ("propose", "observe_verification")):
+    if doubt := methods_unlike(name, type(made), Beside, "propose", "observe_verification"):
         return doubt
     if getattr(made, "draft_watermarker", None) is not None:
         return "drafts are watermarked, which n-gram drafts cannot be"

@@ -90,13 +90,11 @@ def _told(worker: Any, call: Callable[[SharedStore], T]) -> T:
         if not shared.settle():
             raise RuntimeError("ngram_npu: store: the device did not finish its steps")
         return call(shared)
-    except ValueError as error:
-        if not isinstance(error, StoreFileError):
-            raise  # the same on all ranks
-        failed: Exception = error
     except Exception as error:
-        failed = error
-    if not getattr(drafter, "one_of_many", False):
-        raise failed
-    logger.critical("ngram_npu: store: other ranks may have changed theirs, so this worker ends")
-    raise SystemExit(1) from failed
+        on_all_ranks = isinstance(error, ValueError) and not isinstance(error, StoreFileError)
+        if on_all_ranks or not getattr(drafter, "one_of_many", False):
+            raise
+        logger.critical(
+            "ngram_npu: store: other ranks may have changed theirs, so this worker ends"
+        )
+        raise SystemExit(1) from error

@@ -7,8 +7,8 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from ngram_npu.config import MAX_DRAFT_TOKENS, STORE_TOKENS, NgramConfig
@@ -20,20 +20,22 @@ SECTION = "ngram_npu"
 PREFIX = "NGRAM_NPU_VLLM_"
 CORRECTION = PREFIX + "CORRECTION"
 """No option: read where the plugin is loaded, before there is a configuration."""
-DRAFTS = ("padded", "trimmed")
-DRAFT_ON = ("auto", "device", "host")
-LOOKUPS = ("ngram", "1-16", "ladder", "auto")
+BOUNDS = ("prompt_lookup_min", "prompt_lookup_max")
 SIZES = {"consecutive": "ngram", "ladder": "ladder"}
 """The older spelling of a lookup."""
-BOUNDS = ("prompt_lookup_min", "prompt_lookup_max")
-DEFAULT_LOOKUP = (2, 5)
+CHOICES: dict[str, Collection[str]] = {
+    "drafts": ("padded", "trimmed"),
+    "draft_on": ("auto", "device", "host"),
+    "sizes": SIZES,
+    "lookup": ("ngram", "1-16", "ladder", "auto"),
+}
+MOST = {"store_save_minutes": 1_000_000, "beside_threshold": MAX_DRAFT_TOKENS}
 STORE_OPTIONS = ("store_tokens", "store_seed", "store_file", "store_save_minutes")
-SAVE_MINUTES = 10.0
-MOST_MINUTES = 1_000_000
-LEAST_PROBABILITY = 0.177
-"""Suits a server on which verifying one more token costs a twentieth of a step."""
+DEFAULT_LOOKUP = (2, 5)
 BESIDE_LOOKUP = (2, 16)
 """Beside a neural drafter the length of the match decides."""
+LEAST_PROBABILITY = 0.177
+"""Suits a server on which verifying one more token costs a twentieth of a step."""
 UNCUT = sys.float_info.min
 """A ``min_draft_probability`` that cuts no draft: at 2**-1022, 64 tokens of the highest cost,
 2**(-255 / 16) each, are likely enough."""
@@ -52,30 +54,30 @@ class Options:
     """``"ngram"``, ``"1-16"`` or ``"ladder"``: which n-grams are looked up."""
     overruled: str
     """What was given of ``prompt_lookup_*`` and has no effect, because ``lookup`` decides."""
-    engine: str
-    draft_on: str
-    num_threads: int
     max_num_seqs: int
     max_model_len: int
     min_draft_probability: float | None
     """As given. That of ``ngram`` is ``UNCUT`` where vLLM verifies all draft tokens: a shorter
     draft would be filled up, and its filling tokens cost as much and are seldom accepted."""
-    drafts: str
-    """For ``ngram_gpu``: ``"padded"`` or ``"trimmed"``."""
     keep_drafting: bool
-    metrics: bool
-    store_tokens: int | None
-    """None: 16 million, or more if its slots need it."""
-    store_seed: str
-    store_file: str
-    """Of this engine; both are empty if there is none."""
-    store_save_minutes: float
     beside: bool
     """Whether n-gram drafts are put beside those of a neural drafter."""
-    beside_threshold: float
-    dense_rows: bool
     sources: tuple[str, ...]
     """Where options were given; empty: all are defaults."""
+    engine: str = "auto"
+    draft_on: str = "auto"
+    num_threads: int = 1
+    drafts: str = "padded"
+    """For ``ngram_gpu``: ``"padded"`` or ``"trimmed"``."""
+    metrics: bool = False
+    store_tokens: int | None = None
+    """None: 16 million, or more if its slots need it."""
+    store_seed: str = ""
+    store_file: str = ""
+    """Of this engine; both are empty if there is none."""
+    store_save_minutes: float = 10.0
+    beside_threshold: float = 0.0
+    dense_rows: bool = True
 
 
 def read_options(vllm_config: Any, method: Method) -> Options:
@@ -89,15 +91,12 @@ def read_options(vllm_config: Any, method: Method) -> Options:
     """
     speculative = vllm_config.speculative_config
     given, sources = _given(vllm_config)
+    given = {name: _checked(name, value) for name, value in given.items()}
     max_model_len = vllm_config.model_config.max_model_len
-    drafts = _choice(given, "drafts", DRAFTS, "padded")
-    lookup, least = _lookup(given, method, drafts)
+    lookup, least = _lookup(given, method)
     low, high = _range(lookup, method, speculative, given)
-    if (num_threads := given.get("num_threads", 1)) < 0:
-        raise ValueError(f"ngram_npu: num_threads: expected 0 or more, got {num_threads}")
-    engine = given.get("engine", "auto")
-    draft_on = _choice(given, "draft_on", DRAFT_ON, "auto")
     in_v2 = method in ("v2", "ascend_v2", "beside")
+    draft_on = given.get("draft_on", "auto")
     if draft_on != "auto" and not in_v2:
         raise ValueError(f"ngram_npu: draft_on: expected only in the V2 runner, got {draft_on!r}")
     latest = lookup == "1-16" or (in_v2 and method != "ascend_v2")
@@ -115,6 +114,7 @@ def read_options(vllm_config: Any, method: Method) -> Options:
             store_tokens=given.get("store_tokens", STORE_TOKENS),
             costs=_costs(given, vllm_config.model_config),
         )
+        engine = given.get("engine", "auto")
         takes_index(ngram, engine, capacity=0, short=0, device_type="cpu", says="")
     except (TypeError, ValueError) as error:
         # The user knows only vLLM's names, so the message explains our short ones.
@@ -122,43 +122,38 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         raise ValueError(f"ngram_npu: {error} ({names})") from error
     least = ngram.min_draft_probability
     adaptive = getattr(speculative, "enable_adaptive_verification", False)
-    padded = method == "ngram_gpu" and drafts == "padded"
+    padded = method == "ngram_gpu" and given.get("drafts") != "trimmed"
     if least is not None and (padded or (in_v2 and not adaptive)):
         ngram = replace(ngram, min_draft_probability=UNCUT)
-    store_file = given.get("store_file", "")
-    if store_file and (engine_number := engine_index(vllm_config.parallel_config)):
-        store_file += f".{engine_number}"
     for name in STORE_OPTIONS:
         if name in given and ngram.store is None:
             raise ValueError(f"ngram_npu: {name}: expected none without a store")
+    if given.get("store_file") and (number := engine_index(vllm_config.parallel_config)):
+        given["store_file"] += f".{number}"
+    decided = {
+        "beside": method == "beside",
+        "keep_drafting": given.get("keep_drafting", _is_recurrent(vllm_config.model_config)),
+        "min_draft_probability": least,
+        "lookup": lookup,
+    }
+    as_given = {field.name: given[field.name] for field in fields(Options) if field.name in given}
     return Options(
         ngram=ngram,
-        lookup=lookup,
         overruled="" if lookup == "ngram" else _bounds(speculative, given),
-        engine=engine,
-        draft_on=draft_on,
-        num_threads=num_threads,
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
         max_model_len=max_model_len,
-        min_draft_probability=least,
-        drafts=drafts,
-        keep_drafting=given.get("keep_drafting", _is_recurrent(vllm_config.model_config)),
-        metrics=given.get("metrics", False),
-        store_tokens=given.get("store_tokens"),
-        store_seed=given.get("store_seed", ""),
-        store_save_minutes=_within(given, "store_save_minutes", SAVE_MINUTES, MOST_MINUTES),
-        store_file=store_file,
-        beside=method == "beside",
-        beside_threshold=_within(given, "beside_threshold", 0.0, MAX_DRAFT_TOKENS),
-        dense_rows=given.get("dense_rows", True),
         sources=sources,
+        **as_given | decided,
     )
 
 
-def _within(given: Mapping[str, Any], name: str, default: float, most: int) -> float:
-    value: float = given.get(name, default) or 0.0
-    if not 0 <= value <= most:
-        raise ValueError(f"ngram_npu: {name}: expected 0 to {most}, got {value}")
+def _checked(name: str, value: Any) -> Any:
+    if name in MOST and not 0 <= (value := value or 0.0) <= MOST[name]:
+        raise ValueError(f"ngram_npu: {name}: expected 0 to {MOST[name]}, got {value}")
+    if (known := CHOICES.get(name)) and value not in known:
+        raise ValueError(f"ngram_npu: {name}: expected one of {', '.join(known)}, got {value!r}")
+    if name == "num_threads" and value < 0:
+        raise ValueError(f"ngram_npu: num_threads: expected 0 or more, got {value}")
     return value
 
 
@@ -259,14 +254,7 @@ def _check_known(name: str, where: str) -> None:
         )
 
 
-def _choice(given: Mapping[str, Any], name: str, known: Iterable[str], default: str) -> str:
-    value: str = given.get(name, default)
-    if value not in known:
-        raise ValueError(f"ngram_npu: {name}: expected one of {', '.join(known)}, got {value!r}")
-    return value
-
-
-def _lookup(given: Mapping[str, Any], method: Method, drafts: str) -> tuple[str, float | None]:
+def _lookup(given: Mapping[str, Any], method: Method) -> tuple[str, float | None]:
     """Which n-grams are looked up, and the least probability of a draft.
 
     ``auto`` goes by what the runner verifies. Where that is all of a draft, 1-16: a worse guess
@@ -274,8 +262,8 @@ def _lookup(given: Mapping[str, Any], method: Method, drafts: str) -> tuple[str,
     whose drafts end by their cost; so too with a store, which needs one.
     """
     least = given.get("min_draft_probability")
-    older = SIZES[_choice(given, "sizes", SIZES, "consecutive")]
-    lookup = _choice(given, "lookup", LOOKUPS, older)
+    older = SIZES[given.get("sizes", "consecutive")]
+    lookup = given.get("lookup", older)
     if "sizes" in given and older != lookup:
         raise ValueError(
             f"ngram_npu: lookup={lookup!r} contradicts sizes={given['sizes']!r}, its older spelling"
@@ -285,7 +273,8 @@ def _lookup(given: Mapping[str, Any], method: Method, drafts: str) -> tuple[str,
     on_host = method in ("custom_class", "ngram") or given.get("draft_on") == "host"
     if on_host or "store" in given:
         return "ladder", given.get("min_draft_probability", LEAST_PROBABILITY)
-    return ("ngram" if method == "ngram_gpu" and drafts == "trimmed" else "1-16"), least
+    trimmed = method == "ngram_gpu" and given.get("drafts") == "trimmed"
+    return ("ngram" if trimmed else "1-16"), least
 
 
 def _bounds(speculative: Any, given: Mapping[str, Any]) -> str:

@@ -7,12 +7,13 @@ call is read from the runner's source.
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.metadata
 import inspect
 import logging
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -44,7 +45,13 @@ def parameters(function: Any) -> list[str]:
 
 def unlike(name: str, theirs: Any, own: Any) -> str:
     """How the call of ``theirs``, named ``name``, differs from that of ours; empty if it does not.
-    Behind the parameters that both name, our ``*args`` and ``**kwargs`` are any others."""
+    Behind the parameters that both name, our ``*args`` and ``**kwargs`` are any others. Of a class,
+    its constructor is called, and each method that is public in ours."""
+    if inspect.isclass(own):
+        if not inspect.isclass(theirs):
+            return f"there is no class {name}"
+        public = [m for m in dir(own) if m[0] != "_" and inspect.isfunction(getattr(own, m))]
+        return methods_unlike(name, theirs, own, "__init__", *public)
     if not inspect.isfunction(theirs):
         return f"there is no {name}"
     found, expected = parameters(theirs), parameters(own)
@@ -55,13 +62,38 @@ def unlike(name: str, theirs: Any, own: Any) -> str:
     return "" if agree else f"{name} takes ({', '.join(found)}), expected ({', '.join(expected)})"
 
 
-def class_unlike(name: str, stock: Any, own: Any, methods: Sequence[str]) -> str:
-    """The same of a class, which is named with its module, and of these methods."""
-    module, _, name = name.rpartition(".")
-    if not inspect.isclass(stock):
-        return f"{module} has no class {name}"
-    found = (unlike(f"{name}.{m}", getattr(stock, m, None), getattr(own, m)) for m in methods)
+def methods_unlike(name: str, theirs: Any, own: Any, *methods: str) -> str:
+    """The same of these methods."""
+    found = (unlike(f"{name}.{m}", getattr(theirs, m, None), getattr(own, m)) for m in methods)
     return next(filter(None, found), "")
+
+
+def put(module: Any, ours: Mapping[str, Any], doubt: str = "") -> str | None:
+    """Replaces what a module calls so by what is ours, all of it or nothing, and returns what
+    :func:`serve` says. ``doubt``: why nothing can be replaced although it is called alike."""
+    theirs = {name: getattr(module, name, None) for name in ours}
+    if theirs == ours:
+        return None
+    found = (unlike(name, theirs[name], own) for name, own in ours.items())
+    doubt = next(filter(None, found), doubt)
+    if not doubt:
+        vars(module).update(ours)
+    return doubt
+
+
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Has ``around`` called in the place of a function, with the function before its arguments;
+    once, and not if there is no such function."""
+    stock = getattr(owner, name, None)
+    if not inspect.isfunction(stock) or hasattr(stock, "ngram_npu"):
+        return
+
+    @functools.wraps(stock)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return around(stock, *args, **kwargs)
+
+    wrapped.ngram_npu = True  # type: ignore[attr-defined]
+    setattr(owner, name, wrapped)
 
 
 def serve(name: str, replace: Callable[[Any], str | None], enabled: str, refused: str) -> None:
@@ -122,9 +154,7 @@ class _AfterImport(MetaPathFinder):
     def _watch(self, loader: Any) -> None:
         """The caller may only want the spec, like importlib.util.find_spec. So the finder stays in
         place until the module has been executed."""
-        execute = getattr(loader, "exec_module", None)
-        if execute is None:  # of a namespace package before Python 3.11
-            return
+        execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             execute(module)

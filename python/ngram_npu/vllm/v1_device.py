@@ -9,7 +9,6 @@ method. What follows from the counts (positions, lengths, slots) is in the middl
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from ngram_npu import _library
 from ngram_npu.drafting import Drafting
 from ngram_npu.ops import correct_num_computed_tokens_, prepare_next_token_ids
 from ngram_npu.vllm.options import CORRECTION, read_options
-from ngram_npu.vllm.patching import refuse, serve, unlike
+from ngram_npu.vllm.patching import put, refuse, serve
 from ngram_npu.vllm.sharing import SharedStore, scope_of_request
 from ngram_npu.vllm.startup import compare_ranks, index_for, or_end, start, takes_index, workspace
 from ngram_npu.vllm.stats import DeviceStats
@@ -43,8 +42,7 @@ class AsyncNgramProposer:
     def __init__(self, vllm_config: Any, device: torch.device, runner: Any = None) -> None:
         options = read_options(vllm_config, "ngram_gpu")
         config = replace(options.ngram, vocab_size=vllm_config.model_config.get_vocab_size())
-        self.min_n, self.max_n, self.k = config.min_n, config.max_n, config.k
-        self.device = device
+        self.k, self.device = config.k, device
         self._runner = runner
         self._padded = options.drafts == "padded"
         self._keep_drafting = options.keep_drafting
@@ -65,9 +63,8 @@ class AsyncNgramProposer:
         self._slots = None if index is None else _IndexSlots(self._drafting, slots)
         engine = "scan" if index is None else "index"
         speaks = start(self, vllm_config, options, "ngram_gpu", engine)
-        self._stats: DeviceStats | None = None
-        if speaks and options.metrics:
-            self._stats = DeviceStats(self, vllm_config, options, options.max_num_seqs, index)
+        counts = speaks and options.metrics
+        self._stats = DeviceStats(self, vllm_config, options, index) if counts else None
 
     def load_model(self, *args: object, **kwargs: object) -> None:
         """There is no model. The runner calls this before its first step."""
@@ -142,21 +139,11 @@ class AsyncNgramProposer:
 def unless_padded(trim: Callable[..., None]) -> Callable[..., None]:
     """vLLM's ``update_scheduler_for_invalid_drafts`` for a runner whose drafts may be padded."""
 
-    def update_scheduler_for_invalid_drafts(
-        num_valid_draft_tokens_event: Any,
-        num_valid_draft_tokens_cpu: Any,
-        scheduler_output: Any,
-        req_id_to_index: Any,
-    ) -> None:
+    def trimmed(num_valid_draft_tokens_event: Any, *args: Any, **kwargs: Any) -> None:
         if num_valid_draft_tokens_event is not None:
-            trim(
-                num_valid_draft_tokens_event,
-                num_valid_draft_tokens_cpu,
-                scheduler_output,
-                req_id_to_index,
-            )
+            trim(num_valid_draft_tokens_event, *args, **kwargs)
 
-    return update_scheduler_for_invalid_drafts
+    return trimmed
 
 
 def never_empty(found: Any) -> Any:
@@ -224,30 +211,19 @@ def install_correction(runner: ModuleType, device: Callable[[Any], str]) -> None
     Args:
         device: the type of the runner's device, from its module.
     """
+
+    def replace(runner: Any) -> str | None:
+        kind = device(runner)
+        has_kernel = _library.has_kernel("correct_num_computed_tokens_", kind)
+        doubt = "" if has_kernel else f"there is no kernel for {kind!r}"
+        return put(runner, {CORRECTION_NAME: update_num_computed_tokens_for_batch_change}, doubt)
+
     refused = f" for {CORRECTION_WHAT}, which is left as it is"
     wish = os.environ.get(CORRECTION, "0")
     if wish not in ("0", "1"):
         refuse(refused, f"{CORRECTION}: expected 0 or 1, got {wish!r}")
     elif wish == "1":
-        serve(
-            runner.__name__,
-            functools.partial(_replace_correction, device=device),
-            CORRECTION_WHAT,
-            refused,
-        )
-
-
-def _replace_correction(runner: Any, device: Callable[[Any], str]) -> str | None:
-    ours = update_num_computed_tokens_for_batch_change
-    theirs = getattr(runner, CORRECTION_NAME, None)
-    if theirs is ours:
-        return None
-    if doubt := unlike(CORRECTION_NAME, theirs, ours):
-        return doubt
-    if not _library.has_kernel("correct_num_computed_tokens_", kind := device(runner)):
-        return f"there is no kernel for {kind!r}"
-    setattr(runner, CORRECTION_NAME, ours)
-    return ""
+        serve(runner.__name__, replace, CORRECTION_WHAT, refused)
 
 
 def update_num_computed_tokens_for_batch_change(

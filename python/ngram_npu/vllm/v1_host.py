@@ -7,7 +7,7 @@ Drafts are found with a scan of the rows or with an index of them.
 from __future__ import annotations
 
 import time
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from ngram_npu.config import SCANNED_TOKENS, NgramConfig
 from ngram_npu.drafting import Drafting, Drafts
 from ngram_npu.index import NgramIndex
 from ngram_npu.memory import Int32Array
-from ngram_npu.vllm.options import Options, read_options
+from ngram_npu.vllm.options import Method, Options, read_options
 from ngram_npu.vllm.patching import check_call, logger
 from ngram_npu.vllm.sharing import SharedStore
 from ngram_npu.vllm.startup import MOST_TOKENS, index_for, start, takes_index
@@ -75,12 +75,9 @@ class IndexedRows(ScannedRows):
     def __init__(self, vllm_config: Any, options: Options) -> None:
         super().__init__(options.ngram)
         self._options = options
-        self._is_ladder = options.ngram.is_ladder
         self._cache_config: Any = getattr(vllm_config, "cache_config", None)
-        # Ranks that share a block (context parallelism).
-        self._context_ranks = getattr(
-            vllm_config.parallel_config, "decode_context_parallel_size", 1
-        )
+        parallel = vllm_config.parallel_config
+        self._ranks_of_a_block = getattr(parallel, "decode_context_parallel_size", 1)
         self._slots = 2 * options.max_num_seqs
         self._rows = _C.RowRecognizer(self._slots)
         self._behind = 0  # rows whose tokens are not all indexed
@@ -92,15 +89,15 @@ class IndexedRows(ScannedRows):
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
     ) -> Drafts[Any]:
         self._steps += 1
-        steps = 1
-        if not self._is_ladder:
+        steps, config = 1, self._options.ngram
+        if not config.is_ladder:
             few = max(SCANNED_TOKENS, SCANNED_TOKENS // 128 * len(num_tokens))
-            if np.add.reduce(num_tokens) <= few:  # half of what sum() takes
-                return super().draft(token_ids, num_tokens, num_sampled, k)
-            if self._behind == len(num_tokens) and num_sampled[0] > 0:
-                if self._steps % STEPS_TO_CATCH_UP:
-                    return super().draft(token_ids, num_tokens, num_sampled, k)
+            scans = np.add.reduce(num_tokens) <= few  # half of what sum() takes
+            if not scans and self._behind == len(num_tokens) and num_sampled[0] > 0:
                 steps = STEPS_TO_CATCH_UP
+                scans = self._steps % steps > 0
+            if scans:
+                return super().draft(token_ids, num_tokens, num_sampled, k)
         index = self._drafting.index or self._make_index()
         of_requests, new = self._rows.assign(token_ids, num_tokens, num_sampled)
         self._forget_absent(index)
@@ -109,7 +106,6 @@ class IndexedRows(ScannedRows):
             self._behind = len(new)
         slots = of_requests
         if self._behind:
-            config = self._options.ngram
             slots, self._behind = _C.index_catch_up(
                 token_ids,
                 num_tokens,
@@ -125,8 +121,6 @@ class IndexedRows(ScannedRows):
                 config.cost_limit is not None,
                 steps,
             )
-            if self._behind == len(num_tokens) and not config.is_ladder:
-                return super().draft(token_ids, num_tokens, num_sampled, k)
         return self._drafting.propose(
             token_ids,
             num_tokens,
@@ -134,6 +128,7 @@ class IndexedRows(ScannedRows):
             slot_indices=slots,
             store_slots=of_requests,
             k=k,
+            scan=self._behind == len(num_tokens) and not config.is_ladder,
         )
 
     def _forget_absent(self, index: NgramIndex) -> None:
@@ -146,7 +141,7 @@ class IndexedRows(ScannedRows):
 
     def _make_index(self) -> NgramIndex:
         blocks = getattr(self._cache_config, "num_gpu_blocks", None)
-        cached = blocks and blocks * self._cache_config.block_size * self._context_ranks
+        cached = blocks and blocks * self._cache_config.block_size * self._ranks_of_a_block
         index = index_for(self._options, self._slots, "numpy", cached or MOST_TOKENS)
         store = None if self.store is None else self.store.held
         self._drafting = Drafting(self._options.ngram, kind="numpy", index=index, store=store)
@@ -156,14 +151,16 @@ class IndexedRows(ScannedRows):
 class HostProposer:
     """The part that both host methods share: engine, options and counters."""
 
-    def __init__(self, vllm_config: Any, method: Literal["custom_class", "ngram"]) -> None:
-        self.options = options = read_options(vllm_config, method)
+    _method: Method
+
+    def __init__(self, vllm_config: Any) -> None:
+        self.options = options = read_options(vllm_config, self._method)
         self.k = options.ngram.k
         self.engine = ScannedRows(options.ngram)
         if takes_index(options):
             self.engine = IndexedRows(vllm_config, options)
         self.shared_store = self.engine.store
-        speaks = start(self, vllm_config, options, method, self.engine.name)
+        speaks = start(self, vllm_config, options, self._method, self.engine.name)
         self._stats = Stats(self, vllm_config, options) if speaks else None
 
     def load_model(self, *args: object, **kwargs: object) -> None:
@@ -214,9 +211,11 @@ class NgramProposer(HostProposer):
             calls a custom class with other arguments; one line.
     """
 
+    _method = "custom_class"
+
     def __init__(self, vllm_config: Any) -> None:
         check_call(self.propose)
-        super().__init__(vllm_config, "custom_class")
+        super().__init__(vllm_config)
         if getattr(vllm_config.speculative_config, "num_speculative_tokens_per_batch_size", None):
             logger.warning(
                 "ngram_npu: num_speculative_tokens_per_batch_size has no effect: vLLM does not "
@@ -248,8 +247,7 @@ class NgramProposer(HostProposer):
 class StockNgramProposer(HostProposer):
     """Replaces vLLM's ``NgramProposer``; n, k and limits are those of ``speculative_config``."""
 
-    def __init__(self, vllm_config: Any) -> None:
-        super().__init__(vllm_config, "ngram")
+    _method = "ngram"
 
     def propose(
         self,

@@ -94,8 +94,8 @@ def test_the_v1_runner_says_that_it_has_no_effect(caplog: pytest.LogCaptureFixtu
         def __init__(self, vllm_config: Any, device: Any) -> None:
             made.append((vllm_config, device))
 
-    plugin._tell_of_beside(GPUModelRunner)
-    plugin._tell_of_beside(GPUModelRunner)
+    for _ in range(2):
+        plugin.wrap(GPUModelRunner, "__init__", plugin._without_beside)
     asked, other = config(), config()
     other.additional_config = {}
     GPUModelRunner(other, CPU)

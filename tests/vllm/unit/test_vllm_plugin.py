@@ -149,7 +149,9 @@ def test_the_module_is_otherwise_what_it_would_be(stock: Stock) -> None:
             "there is no NgramProposer.load_model",
             id="a-method",
         ),
-        pytest.param("STOCK = NgramProposer = None", "has no class NgramProposer", id="no-class"),
+        pytest.param(
+            "STOCK = NgramProposer = None", "there is no class NgramProposer", id="no-class"
+        ),
     ],
 )
 def test_an_unknown_vllm_is_left_as_it_is(
@@ -259,7 +261,7 @@ def test_a_vllm_without_a_v2_runner_has_nothing_to_be_replaced(
 @pytest.mark.parametrize(
     ("text", "doubt"),
     [
-        pytest.param("", "has no class NgramGPUSpeculator", id="no-class"),
+        pytest.param("", "there is no class NgramGPUSpeculator", id="no-class"),
         pytest.param(
             KNOWN_V2.replace("num_sampled, num_rejected", "num_rejected, num_sampled"),
             "NgramGPUSpeculator.propose takes (self, input_batch,",

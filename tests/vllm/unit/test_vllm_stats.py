@@ -203,7 +203,7 @@ def test_a_gpu_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     options = read_options(config, "ngram_gpu")
     drafter = v1_device.AsyncNgramProposer(config, CPU)
     drafter.device = torch.device("cuda")
-    stats: Any = stats_module.DeviceStats(drafter, config, options, B, None)
+    stats: Any = stats_module.DeviceStats(drafter, config, options, None)
     for step, arrived in enumerate([0, 0, 1, 1, 4, 6]):
         monkeypatch.setattr(_Event, "arrived", arrived)
         values = torch.tensor([[10 + step], [1], [3], [2]], dtype=torch.int32)

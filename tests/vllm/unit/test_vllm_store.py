@@ -97,7 +97,8 @@ def lora(number: int, name: str) -> Any:
 
 
 def params(**extra: Any) -> Any:
-    return SimpleNamespace(extra_args=extra or None, max_tokens=1 << 20, stop_token_ids=None)
+    nothing = dict.fromkeys(("stop_token_ids", "eos_token_id", "repetition_detection"))
+    return SimpleNamespace(extra_args=extra or None, max_tokens=1 << 20, **nothing)
 
 
 def test_scopes_of_requests() -> None:

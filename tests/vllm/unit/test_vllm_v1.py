@@ -394,12 +394,12 @@ def test_a_runner_that_is_there_already(package: Package) -> None:
     [
         (
             ("class NgramProposerGPU:", "NgramProposerGPU = None\nclass Other:"),
-            "has no class NgramProposerGPU",
+            "there is no class NgramProposerGPU",
         ),
         (("runner=None", "pool"), "NgramProposerGPU.__init__ takes (self, vllm_config, device, p"),
         (("        discard_request_mask,\n", ""), "update_token_ids_ngram takes"),
         (("valid_sampled_tokens_count", "more"), "NgramProposerGPU.propose takes"),
-        (("scheduler_output, req", "output, req"), "update_scheduler_for_invalid_drafts takes"),
+        (("event, num_valid_draft_tokens_cpu, s", "event_, cpu, s"), "update_scheduler_for_inv"),
         (("def copy_num", "def copied_num"), "there is no copy_num_valid_draft_tokens"),
     ],
 )
