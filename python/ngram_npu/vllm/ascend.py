@@ -21,18 +21,7 @@ class _NoModel:
 
     load_model = StockNgramProposer.load_model
 
-    def dummy_run(
-        self,
-        num_tokens: int,
-        with_prefill: object = None,
-        in_graph_capturing: object = None,
-        num_reqs: object = None,
-        num_tokens_across_dp: object = None,
-        aclgraph_runtime_mode: object = None,
-        batch_descriptor: object = None,
-        dummy_compute_logits: object = lambda hidden_states: None,
-        is_profile: bool = False,
-    ) -> None:
+    def dummy_run(self, num_tokens: int, *args: object, **kwargs: object) -> None:
         """Does nothing. The runner calls it to profile, to warm up and during graph capture; our
         kernels are compiled ahead of time and are not part of the model's graphs."""
 

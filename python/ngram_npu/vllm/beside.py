@@ -90,18 +90,10 @@ class Beside(RowLookup):
         **kwargs: object,
     ) -> torch.Tensor:
         """What the speculator drafts, or n-grams where they promise more."""
+        hidden = attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states
+        kwargs |= {"dummy_run": dummy_run, "num_speculative_tokens": num_speculative_tokens}
         neural: torch.Tensor = self._neural_propose(
-            input_batch,
-            attn_metadata,
-            slot_mappings,
-            last_hidden_states,
-            aux_hidden_states,
-            num_sampled,
-            num_rejected,
-            *args,
-            dummy_run=dummy_run,
-            num_speculative_tokens=num_speculative_tokens,
-            **kwargs,
+            input_batch, *hidden, num_sampled, num_rejected, *args, **kwargs
         )
         if dummy_run or is_warm_up(input_batch):
             if self._adaptive:
@@ -194,11 +186,9 @@ def attach(vllm_config: Any, options: Options, device: torch.device, state: Any,
         beside = Beside(vllm_config, options, device, state, made)
         if beside.speaks:
             logger.info(
-                "ngram_npu: beside=True: a request's n-gram draft replaces the one of %s where it "
-                "promises more accepted tokens than that request's neural drafts had, and at least "
-                "%g (beside_threshold)",
-                type(made).__name__,
-                options.beside_threshold,
+                f"ngram_npu: beside=True: a request's n-gram draft replaces the one of "
+                f"{type(made).__name__} where it promises more accepted tokens than that request's "
+                f"neural drafts had, and at least {options.beside_threshold:g} (beside_threshold)"
             )
     return doubt
 

@@ -17,6 +17,7 @@ from ngram_npu.drafting import takes_index
 from ngram_npu.tokenizer_digest import digest_of
 
 SECTION = "ngram_npu"
+_WHERE = f"additional_config[{SECTION!r}]"
 PREFIX = "NGRAM_NPU_VLLM_"
 CORRECTION = PREFIX + "CORRECTION"
 """No option: read where the plugin is loaded, before there is a configuration."""
@@ -100,7 +101,10 @@ def read_options(vllm_config: Any, method: Method) -> Options:
     if draft_on != "auto" and not in_v2:
         raise ValueError(f"ngram_npu: draft_on: expected only in the V2 runner, got {draft_on!r}")
     latest = lookup == "1-16" or (in_v2 and method != "ascend_v2")
+    costs, model_config = None, vllm_config.model_config
     try:
+        if path := given.get("costs_file"):
+            costs = Costs.load(path, tokenizer=vocabulary_digest(model_config))
         ngram = NgramConfig(
             prompt_lookup_min=low,
             prompt_lookup_max=high,
@@ -112,7 +116,7 @@ def read_options(vllm_config: Any, method: Method) -> Options:
             min_draft_probability=least,
             store=given.get("store"),
             store_tokens=given.get("store_tokens", STORE_TOKENS),
-            costs=_costs(given, vllm_config.model_config),
+            costs=costs,
         )
         engine = given.get("engine", "auto")
         takes_index(ngram, engine, capacity=0, short=0, device_type="cpu", says="")
@@ -130,9 +134,12 @@ def read_options(vllm_config: Any, method: Method) -> Options:
             raise ValueError(f"ngram_npu: {name}: expected none without a store")
     if given.get("store_file") and (number := engine_index(vllm_config.parallel_config)):
         given["store_file"] += f".{number}"
+    # Layers that keep a state instead of a KV cache (Mamba, GDN). Without vLLM's fix, a step
+    # without drafts after one with accepted drafts corrupts this state.
+    recurrent = any(getattr(model_config, name, False) for name in ("has_inner_state", "is_hybrid"))
     decided = {
         "beside": method == "beside",
-        "keep_drafting": given.get("keep_drafting", _is_recurrent(vllm_config.model_config)),
+        "keep_drafting": given.get("keep_drafting", recurrent),
         "min_draft_probability": least,
         "lookup": lookup,
     }
@@ -157,12 +164,6 @@ def _checked(name: str, value: Any) -> Any:
     return value
 
 
-def _costs(given: Mapping[str, Any], model_config: Any) -> Costs | None:
-    if not (path := given.get("costs_file", "")):
-        return None
-    return Costs.load(path, tokenizer=vocabulary_digest(model_config))
-
-
 def vocabulary_digest(model_config: Any) -> str | None:
     """The digest of the model's vocabulary; None if the server runs without a tokenizer. Loading it
     takes seconds."""
@@ -177,12 +178,6 @@ def wants_beside(vllm_config: Any) -> bool:
     return bool(_given(vllm_config)[0].get("beside", False))
 
 
-def _is_recurrent(model_config: Any) -> bool:
-    """Whether layers keep a state instead of a KV cache (Mamba, GDN). Without vLLM's fix, a step
-    without drafts after one with accepted drafts corrupts this state."""
-    return any(getattr(model_config, name, False) for name in ("has_inner_state", "is_hybrid"))
-
-
 def engine_index(parallel_config: Any) -> int:
     """The number of this engine in a data-parallel server. vLLM's ``data_parallel_rank`` is 0 in
     every engine if the model is dense."""
@@ -191,67 +186,54 @@ def engine_index(parallel_config: Any) -> int:
 
 def _given(vllm_config: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     section = _section(getattr(vllm_config, "additional_config", None))
-    environment = _environment(os.environ)
-    sources = [f"additional_config[{SECTION!r}]"] if section else []
+    environment = {}
+    for variable, text in os.environ.items():
+        if variable.startswith(PREFIX) and variable != CORRECTION:
+            name = variable.removeprefix(PREFIX).lower()
+            kind = _kind_of(name, f"the environment, as {variable}")
+            try:
+                environment[name] = _PARSERS[kind](text)
+            except (KeyError, ValueError):
+                raise ValueError(
+                    f"ngram_npu: {variable}: expected {kind.__name__}, got {text!r}"
+                ) from None
+    sources = [_WHERE] if section else []
     sources += ["the environment"] if environment.keys() - section.keys() else []
     return {**environment, **section}, tuple(sources)
 
 
-def _section(additional_config: object) -> dict[str, Any]:
+def _section(additional_config: object) -> Mapping[str, Any]:
     if not isinstance(additional_config, Mapping):  # another platform's own class
         return {}
     for name in additional_config:
-        if name != SECTION and _letters(str(name)) == _letters(SECTION):
+        if name != SECTION and "".join(filter(str.isalnum, str(name))).lower() == "ngramnpu":
             raise ValueError(
                 f"ngram_npu: unknown section {name!r} in additional_config; did you mean "
                 f"{SECTION!r}?"
             )
-    section = additional_config.get(SECTION, {})
-    where = f"additional_config[{SECTION!r}]"
+    section: Any = additional_config.get(SECTION, {})
     if not isinstance(section, Mapping):
-        raise ValueError(f"ngram_npu: {where}: expected a mapping of options, got {section!r}")
+        raise ValueError(f"ngram_npu: {_WHERE}: expected a mapping of options, got {section!r}")
     for name, value in section.items():
-        _check_known(str(name), where)
-        kind = _KINDS[name]
-        if not isinstance(value, _TYPES.get(kind, kind)) or (
-            kind is not bool and isinstance(value, bool)
-        ):
+        kind = _kind_of(str(name), _WHERE)
+        fits = isinstance(value, (int, float, type(None)) if kind is float else kind)
+        if not fits or (kind is not bool and isinstance(value, bool)):
             raise ValueError(
-                f"ngram_npu: {name} in {where}: expected {kind.__name__}, got {value!r}"
+                f"ngram_npu: {name} in {_WHERE}: expected {kind.__name__}, got {value!r}"
             )
-    return dict(section)
+    return section
 
 
-def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    for variable, text in environ.items():
-        if not variable.startswith(PREFIX) or variable == CORRECTION:
-            continue
-        name = variable[len(PREFIX) :].lower()
-        _check_known(name, f"the environment, as {variable}")
-        try:
-            options[name] = _PARSERS[_KINDS[name]](text)
-        except (KeyError, ValueError):
-            raise ValueError(
-                f"ngram_npu: {variable}: expected {_KINDS[name].__name__}, got {text!r}"
-            ) from None
-    return options
-
-
-def _letters(name: str) -> str:
-    return "".join(filter(str.isalnum, name)).lower()
-
-
-def _check_known(name: str, where: str) -> None:
-    if name not in _KINDS:
-        hint = ""
-        if name in ("num_speculative_tokens", "k"):
-            hint = "; num_speculative_tokens belongs in speculative_config"
-        elif similar := difflib.get_close_matches(name, _KINDS, n=1):
-            hint = f"; did you mean {similar[0]!r}?"
-        raise ValueError(
-            f"ngram_npu: unknown option {name!r} in {where}; known: {', '.join(_KINDS)}{hint}"
-        )
+def _kind_of(name: str, where: str) -> type:
+    if name in _KINDS:
+        return _KINDS[name]
+    hint = ""
+    if name in ("num_speculative_tokens", "k"):
+        hint = "; num_speculative_tokens belongs in speculative_config"
+    elif similar := difflib.get_close_matches(name, _KINDS, n=1):
+        hint = f"; did you mean {similar[0]!r}?"
+    known = ", ".join(_KINDS)
+    raise ValueError(f"ngram_npu: unknown option {name!r} in {where}; known: {known}{hint}")
 
 
 def _lookup(given: Mapping[str, Any], method: Method) -> tuple[str, float | None]:
@@ -317,8 +299,6 @@ _KINDS: dict[str, type] = {
     **dict.fromkeys(("costs_file", "engine", "drafts", "draft_on"), str),
     **dict.fromkeys(("overlap", "keep_drafting", "metrics", "beside", "dense_rows"), bool),
 }
-_TYPES: dict[type, tuple[type, ...]] = {float: (int, float, type(None))}
-"""Additional types that a mapping may contain for an option's type."""
 _FLAGS = {"1": True, "true": True, "0": False, "false": False}
 _PARSERS: dict[type, Callable[[str], Any]] = {
     int: int,

@@ -178,39 +178,36 @@ def check_call(propose: Callable[..., Any]) -> None:
         return
     try:
         caller = getattr(sys.modules[name], CLASSES[name]).propose_draft_token_ids
-        call = _call(ast.parse(textwrap.dedent(inspect.getsource(caller))))
-        if call is None:
-            raise LookupError(f"{CLASSES[name]} has no call for {METHOD!r}")
+        call = _call_in(ast.parse(textwrap.dedent(inspect.getsource(caller))))
     except (AttributeError, LookupError, OSError, SyntaxError, TypeError) as error:
         logger.warning("ngram_npu: the runner's call is not checked: %s", one_line(error))
         return
     # vLLM-Ascend calls them valid_sampled_token_ids.
-    positional = [_name(argument).removeprefix("valid_") for argument in call.args]
+    positional = [_last_name(argument).removeprefix("valid_") for argument in call.args]
     keywords = [str(keyword.arg) for keyword in call.keywords]
-    parameters = inspect.signature(propose).parameters
-    required = [name for name, p in parameters.items() if p.default is inspect.Parameter.empty]
-    expected = list(parameters)
-    rest = expected[len(positional) :]
-    fits = positional == expected[: len(positional)] and set(keywords) <= set(rest)
-    if not fits or not set(required) <= {*positional, *keywords}:
+    signature = inspect.signature(propose)
+    try:
+        bound = signature.bind(*positional, **{name: name for name in keywords}).arguments
+    except TypeError:
+        bound = {}
+    if not bound or any(name != value for name, value in bound.items()):
         given = ", ".join([*positional, *(f"{name}=" for name in keywords)])
         version = installed(*(["vllm-ascend"] if name == ASCEND_RUNNER else []))
         raise ValueError(
             f"ngram_npu: this vLLM ({version}) is not supported: its runner calls a "
-            f"custom class with ({given}), expected ({', '.join(expected)})"
+            f"custom class with ({given}), expected ({', '.join(signature.parameters)})"
         )
 
 
-def _call(tree: ast.AST) -> ast.Call | None:
+def _call_in(runner: ast.AST) -> ast.Call:
     """The call of ``propose`` in the branch for custom classes."""
-    for branch in ast.walk(tree):
+    for branch in ast.walk(runner):
         if isinstance(branch, ast.If) and repr(METHOD) in ast.unparse(branch.test):
             for node in (node for statement in branch.body for node in ast.walk(statement)):
-                if isinstance(node, ast.Call) and _name(node.func) == "propose":
+                if isinstance(node, ast.Call) and _last_name(node.func) == "propose":
                     return node
-    return None
+    raise LookupError(f"there is no call for {METHOD!r}")
 
 
-def _name(expression: ast.expr) -> str:
-    """The last part of a dotted name."""
+def _last_name(expression: ast.expr) -> str:
     return ast.unparse(expression).rpartition(".")[2]

@@ -99,9 +99,13 @@ def _replace_async(runner: Any) -> str | None:
     if getattr(runner, ASYNC_CLASS, None) is v1_device.AsyncNgramProposer:
         return None
     trim: Any = getattr(runner, TRIM, None)
-    ours = {ASYNC_CLASS: v1_device.AsyncNgramProposer, TRIM: v1_device.unless_padded(trim)}
-    doubt = unlike(COPY, getattr(runner, COPY, None), _copy)
-    return put(runner, ours, doubt)
+
+    def unless_padded(num_valid_draft_tokens_event: Any, *args: Any, **kwargs: Any) -> None:
+        if num_valid_draft_tokens_event is not None:
+            trim(num_valid_draft_tokens_event, *args, **kwargs)
+
+    ours = {ASYNC_CLASS: v1_device.AsyncNgramProposer, TRIM: unless_padded}
+    return put(runner, ours, unlike(COPY, getattr(runner, COPY, None), _copy))
 
 
 def _without_beside(init: Any, self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
@@ -112,13 +116,7 @@ def _without_beside(init: Any, self: Any, vllm_config: Any, *args: Any, **kwargs
     init(self, vllm_config, *args, **kwargs)
 
 
-def _copy(
-    num_valid_draft_tokens_cpu: Any,
-    num_valid_draft_tokens_copy_stream: Any,
-    num_valid_draft_tokens_event: Any,
-    num_valid_draft_tokens: Any,
-    batch_size: int,
-) -> None:
+def _copy(*args: Any, num_valid_draft_tokens: Any, **kwargs: Any) -> None:
     """vLLM's function, which copies nothing if the count is None, as for padded drafts."""
 
 

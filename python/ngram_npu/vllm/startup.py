@@ -111,42 +111,31 @@ def start(drafter: Any, vllm_config: Any, options: Options, method: str, engine:
     lookup = f"prompt_lookup_min={config.min_n} prompt_lookup_max={config.max_n}"
     if options.lookup != "ngram":
         lookup = f"lookup={options.lookup}"
+    least, shown = options.min_draft_probability, threads or "as torch's"
+    drafts = f" drafts={options.drafts}" if method == "ngram_gpu" else ""
     if config.is_ladder:
-        lookup += f" min_draft_probability={options.min_draft_probability}"
+        lookup += f" min_draft_probability={least}"
     logger.info(
-        "ngram_npu %s drafts for this engine (method %s): %s num_speculative_tokens=%d "
-        "match_policy=%s overlap=%s max_model_len=%d engine=%s device=%s num_threads=%s "
-        "instruction_set=%s keep_drafting=%s%s; options from %s",
-        _C.__version__,
-        method,
-        lookup,
-        config.k,
-        config.match_policy,
-        config.overlap,
-        options.max_model_len,
-        engine,
-        getattr(drafter, "device", "cpu"),
-        threads or "as torch's",
-        _C.instruction_set(),
-        options.keep_drafting,
-        f" drafts={options.drafts}" if method == "ngram_gpu" else "",
-        " and ".join(options.sources) or "the defaults",
+        f"ngram_npu {_C.__version__} drafts for this engine (method {method}): {lookup} "
+        f"num_speculative_tokens={config.k} match_policy={config.match_policy} "
+        f"overlap={config.overlap} max_model_len={options.max_model_len} engine={engine} "
+        f"device={getattr(drafter, 'device', 'cpu')} num_threads={shown} "
+        f"instruction_set={_C.instruction_set()} keep_drafting={options.keep_drafting}{drafts}; "
+        f"options from {' and '.join(options.sources) or 'the defaults'}"
     )
-    if options.min_draft_probability != config.min_draft_probability:
+    if least != config.min_draft_probability:
         logger.info(
-            "ngram_npu: min_draft_probability=%s ends no draft here: vLLM verifies "
-            "num_speculative_tokens=%d tokens of every request, however many are likely",
-            options.min_draft_probability,
-            config.k,
+            f"ngram_npu: min_draft_probability={least} ends no draft here: vLLM verifies "
+            f"num_speculative_tokens={config.k} tokens of every request, however many are likely"
         )
     if options.overruled:
         logger.info(
-            "ngram_npu: lookup=%s decides; %s has no effect", options.lookup, options.overruled
+            f"ngram_npu: lookup={options.lookup} decides; {options.overruled} has no effect"
         )
     cores = os.environ.get("OMP_NUM_THREADS", "")
     if cores.isdigit() and 0 < int(cores) < threads:
         logger.warning(
-            "ngram_npu: num_threads=%d has no effect beyond OMP_NUM_THREADS=%s", threads, cores
+            f"ngram_npu: num_threads={threads} has no effect beyond OMP_NUM_THREADS={cores}"
         )
     if drafter.shared_store is not None:
         drafter.shared_store.announce(drafter)
@@ -175,7 +164,11 @@ def compare_ranks(
     ranks = drafting_alike(vllm_config.parallel_config)
     if len(ranks) == 1:
         return False
-    said = _exchange(vllm_config.parallel_config, ranks, _own(options, store), timeout)
+    given = asdict(options)
+    given = given.pop("ngram") | given
+    own = {name: repr(value) for name, value in given.items() if name not in _FREE}
+    own |= {"version of ngram_npu": _C.__version__, _STORE: store.digest if store else ""}
+    said = _exchange(vllm_config.parallel_config, ranks, own, timeout)
     first = ranks[0]
     for name in sorted({name for own in said.values() for name in own} - {_STORE}):
         for rank in ranks:
@@ -190,10 +183,9 @@ def compare_ranks(
         store.begin_empty()
         if vllm_config.parallel_config.rank == first:
             logger.warning(
-                "ngram_npu: store_seed, store_file: rank %d loaded another store than rank %d: all "
-                "ranks begin with an empty one, and none saves it; give all of them the same files",
-                unlike[0],
-                first,
+                f"ngram_npu: store_seed, store_file: rank {unlike[0]} loaded another store than "
+                f"rank {first}: all ranks begin with an empty one, and none saves it; give all of "
+                "them the same files"
             )
     if store is not None:
         store.never_skip()
@@ -220,15 +212,6 @@ def or_end(draft: Callable[P, T]) -> Callable[P, T]:
             raise SystemExit(1) from error
 
     return drafted
-
-
-def _own(options: Options, store: SharedStore | None) -> dict[str, str]:
-    """What this rank's drafts depend on, as text."""
-    given = asdict(options)
-    given = given.pop("ngram") | given
-    found = {name: repr(value) for name, value in given.items() if name not in _FREE}
-    digest = "" if store is None else store.digest
-    return {**found, "version of ngram_npu": _C.__version__, _STORE: digest}
 
 
 def _exchange(

@@ -150,26 +150,20 @@ class Stats:
             self._rows_indexed_before = self.rows_indexed
         rows, drafts = int(sums["rows"]), int(sums["drafts"])
         logger.info(
-            "ngram_npu metrics: last %.1f s: %d proposals, %.3f ms each, %d of %d rows drafted "
-            "(%.1f%%), %.2f tokens per draft",
-            elapsed,
-            sums["proposals"],
-            1e3 * sums["seconds"] / sums["proposals"],
-            drafts,
-            rows,
-            100 * drafts / max(rows, 1),
-            sums["tokens"] / max(drafts, 1),
+            f"ngram_npu metrics: last {elapsed:.1f} s: {sums['proposals']} proposals, "
+            f"{1e3 * sums['seconds'] / sums['proposals']:.3f} ms each, {drafts} of {rows} rows "
+            f"drafted ({100 * drafts / max(rows, 1):.1f}%), "
+            f"{sums['tokens'] / max(drafts, 1):.2f} tokens per draft"
         )
         if tokens is None:
             return
         answered = {"index": indexed, "scan": rows - indexed}
         if self._is_beside:
             answered = {"ngram": drafts, _NEURAL: rows - drafts}
+        sources = ", ".join(f"{source}: {count}" for source, count in answered.items())
         logger.info(
-            "ngram_npu acceptance: by match length %s; by position %s; rows from %s",
-            _shares(tokens.sum(axis=2), first=_NEURAL),
-            _shares(tokens.sum(axis=1)),
-            ", ".join(f"{source}: {count}" for source, count in answered.items()),
+            f"ngram_npu acceptance: by match length {_shares(tokens.sum(axis=2), first=_NEURAL)}; "
+            f"by position {_shares(tokens.sum(axis=1))}; rows from {sources}"
         )
         for source, count in answered.items():
             self._counter(*_SOURCE_ROWS, source=source).inc(count)

@@ -136,16 +136,6 @@ class AsyncNgramProposer:
         return found.draft_token_ids, found.num_draft_tokens
 
 
-def unless_padded(trim: Callable[..., None]) -> Callable[..., None]:
-    """vLLM's ``update_scheduler_for_invalid_drafts`` for a runner whose drafts may be padded."""
-
-    def trimmed(num_valid_draft_tokens_event: Any, *args: Any, **kwargs: Any) -> None:
-        if num_valid_draft_tokens_event is not None:
-            trim(num_valid_draft_tokens_event, *args, **kwargs)
-
-    return trimmed
-
-
 def never_empty(found: Any) -> Any:
     """Gives each request that sampled tokens but has no draft its newest token as a draft."""
     none = (found.num_draft_tokens == 0) & (found.num_sampled > 0)
@@ -177,11 +167,8 @@ class _IndexSlots:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Slots [B] int32 and scopes [B] int64 of a step's requests; frees the slots of requests
         that are not alive."""
-        if requests != self._requests:
-            self._change(requests, alive)
-        return self._found
-
-    def _change(self, requests: Sequence[str], alive: Mapping[str, Any]) -> None:
+        if requests == self._requests:
+            return self._found
         freed = [name for name in self._known if name not in alive]
         new = [name for name in requests if name not in self._known]
         lacking = len(new) - len(self._free) - len(freed)
@@ -202,6 +189,7 @@ class _IndexSlots:
         known = torch.tensor([self._known[name] for name in requests], dtype=torch.int64)
         slots_of, scopes = known.reshape(-1, 2).T.contiguous()
         self._found = slots_of.int(), scopes
+        return self._found
 
 
 def install_correction(runner: ModuleType, device: Callable[[Any], str]) -> None:

@@ -41,7 +41,6 @@ class ScannedRows:
     """By a scan of each whole row at every step. It keeps no state, so rows may change to other
     requests."""
 
-    name = "scan"
     store: SharedStore | None = None
 
     def __init__(self, config: NgramConfig) -> None:
@@ -70,11 +69,12 @@ class IndexedRows(ScannedRows):
     vLLM then knows how many tokens its KV cache holds.
     """
 
-    name = "index"
-
     def __init__(self, vllm_config: Any, options: Options) -> None:
         super().__init__(options.ngram)
-        self._options = options
+        self._options, config = options, options.ngram
+        self._is_ladder = config.is_ladder
+        sizes, outcomes = (config.min_n, config.max_n), config.cost_limit is not None
+        self._kept = *sizes, config.match_policy_code, config.is_ladder, outcomes
         self._cache_config: Any = getattr(vllm_config, "cache_config", None)
         parallel = vllm_config.parallel_config
         self._ranks_of_a_block = getattr(parallel, "decode_context_parallel_size", 1)
@@ -89,8 +89,8 @@ class IndexedRows(ScannedRows):
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
     ) -> Drafts[Any]:
         self._steps += 1
-        steps, config = 1, self._options.ngram
-        if not config.is_ladder:
+        steps = 1
+        if not self._is_ladder:
             few = max(SCANNED_TOKENS, SCANNED_TOKENS // 128 * len(num_tokens))
             scans = np.add.reduce(num_tokens) <= few  # half of what sum() takes
             if not scans and self._behind == len(num_tokens) and num_sampled[0] > 0:
@@ -100,27 +100,21 @@ class IndexedRows(ScannedRows):
                 return super().draft(token_ids, num_tokens, num_sampled, k)
         index = self._drafting.index or self._make_index()
         of_requests, new = self._rows.assign(token_ids, num_tokens, num_sampled)
-        self._forget_absent(index)
+        # When memory runs low, absent requests lose their slots. vLLM does not tell which requests
+        # have finished, so with "finish" a store takes absent ones as finished.
+        share = index.share_in_use
+        ends = self.store is not None and self.store.held.visibility == "finish"
+        if share > 0.5 or (ends and self._steps % PATIENCE == 0):
+            self._drafting.end(self._rows.forget_absent(0 if share > 0.9 else PATIENCE))
         if len(new):
             self._drafting.end(of_requests[new])
             self._behind = len(new)
         slots = of_requests
         if self._behind:
-            slots, self._behind = _C.index_catch_up(
-                token_ids,
-                num_tokens,
-                index.tensor,
-                slots,
-                num_sampled,
-                LEAST_TOKENS_PER_STEP,
-                PROMPT_TOKENS_PER_STEP,
-                config.min_n,
-                config.max_n,
-                config.match_policy_code,
-                config.is_ladder,
-                config.cost_limit is not None,
-                steps,
-            )
+            rows = token_ids, num_tokens, index.tensor, slots, num_sampled
+            least = LEAST_TOKENS_PER_STEP, PROMPT_TOKENS_PER_STEP
+            given: Any = *rows, *least, *self._kept, steps
+            slots, self._behind = _C.index_catch_up(*given)
         return self._drafting.propose(
             token_ids,
             num_tokens,
@@ -128,16 +122,8 @@ class IndexedRows(ScannedRows):
             slot_indices=slots,
             store_slots=of_requests,
             k=k,
-            scan=self._behind == len(num_tokens) and not config.is_ladder,
+            scan=self._behind == len(num_tokens) and not self._is_ladder,
         )
-
-    def _forget_absent(self, index: NgramIndex) -> None:
-        """Frees the slots of absent requests when memory runs low. vLLM does not tell which
-        requests have finished, so with ``"finish"`` a store takes absent ones as finished."""
-        share = index.share_in_use
-        ends = self.store is not None and self.store.held.visibility == "finish"
-        if share > 0.5 or (ends and self._steps % PATIENCE == 0):
-            self._drafting.end(self._rows.forget_absent(0 if share > 0.9 else PATIENCE))
 
     def _make_index(self) -> NgramIndex:
         blocks = getattr(self._cache_config, "num_gpu_blocks", None)
@@ -148,35 +134,39 @@ class IndexedRows(ScannedRows):
         return index
 
 
-class HostProposer:
-    """The part that both host methods share: engine, options and counters."""
+class StockNgramProposer:
+    """Replaces vLLM's ``NgramProposer``; n, k and limits are those of ``speculative_config``."""
 
-    _method: Method
+    _method: Method = "ngram"
 
     def __init__(self, vllm_config: Any) -> None:
         self.options = options = read_options(vllm_config, self._method)
         self.k = options.ngram.k
-        self.engine = ScannedRows(options.ngram)
+        name, self.engine = "scan", ScannedRows(options.ngram)
         if takes_index(options):
-            self.engine = IndexedRows(vllm_config, options)
+            name, self.engine = "index", IndexedRows(vllm_config, options)
         self.shared_store = self.engine.store
-        speaks = start(self, vllm_config, options, self._method, self.engine.name)
+        speaks = start(self, vllm_config, options, self._method, name)
         self._stats = Stats(self, vllm_config, options) if speaks else None
 
     def load_model(self, *args: object, **kwargs: object) -> None:
         """vLLM calls it; there is no model."""
 
-    def _draft(
+    def propose(
         self,
-        k: int,
+        num_speculative_tokens: int,
         sampled_token_ids: list[list[int]],
         num_tokens_no_spec: Int32Array,
         token_ids_cpu: Int32Array,
+        slot_mappings: object = None,
     ) -> list[list[int]]:
+        """As :meth:`ngram_npu.vllm.NgramProposer.propose`, with up to ``num_speculative_tokens``
+        per draft, which vLLM may lower with the batch size."""
         batch = len(sampled_token_ids)
         if batch == 0 or token_ids_cpu.shape[1] == 0:
             return [[] for _ in sampled_token_ids]
         started = time.perf_counter()
+        k = min(num_speculative_tokens, self.k)
         num_sampled = np.fromiter(map(len, sampled_token_ids), np.int32, batch)
         lengths = num_tokens_no_spec[:batch]
         drafts, counts, match_len = self.engine.draft(
@@ -189,16 +179,13 @@ class HostProposer:
                 if sampled and not draft and n < limit:
                     draft.append(sampled[-1])
         if self._stats is not None:
-            self._stats.observe(
-                time.perf_counter() - started,
-                slice(batch),
-                (lengths, num_sampled, match_len, counts),
-                self.engine.index,
-            )
+            values = lengths, num_sampled, match_len, counts
+            seconds = time.perf_counter() - started
+            self._stats.observe(seconds, slice(batch), values, self.engine.index)
         return lists
 
 
-class NgramProposer(HostProposer):
+class NgramProposer(StockNgramProposer):
     """N-gram drafts for vLLM's V1 model runner, synchronous scheduling.
 
     ``speculative_config={"method": "custom_class", "model": "ngram_npu.vllm.NgramProposer",
@@ -222,7 +209,7 @@ class NgramProposer(HostProposer):
                 "pass it to a custom class; use method 'ngram' with NGRAM_NPU_VLLM=1 instead"
             )
 
-    def propose(
+    def propose(  # type: ignore[override]
         self,
         sampled_token_ids: list[list[int]],
         num_tokens_no_spec: Int32Array,
@@ -241,23 +228,4 @@ class NgramProposer(HostProposer):
         Raises:
             ValueError: an array of the wrong dtype, shape or stride.
         """
-        return self._draft(self.k, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
-
-
-class StockNgramProposer(HostProposer):
-    """Replaces vLLM's ``NgramProposer``; n, k and limits are those of ``speculative_config``."""
-
-    _method = "ngram"
-
-    def propose(
-        self,
-        num_speculative_tokens: int,
-        sampled_token_ids: list[list[int]],
-        num_tokens_no_spec: Int32Array,
-        token_ids_cpu: Int32Array,
-        slot_mappings: object = None,
-    ) -> list[list[int]]:
-        """As :meth:`ngram_npu.vllm.NgramProposer.propose`, with up to ``num_speculative_tokens``
-        per draft, which vLLM may lower with the batch size."""
-        k = min(num_speculative_tokens, self.k)
-        return self._draft(k, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+        return super().propose(self.k, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)

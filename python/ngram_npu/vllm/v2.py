@@ -256,9 +256,8 @@ class NgramSpeculator(RowLookup):
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
         options = read_options(vllm_config, self._method)
         speculative = vllm_config.speculative_config
-        super().__init__(
-            vllm_config, options, device, req_states, f"{speculative.method}, V2 runner"
-        )
+        method = f"{speculative.method}, V2 runner"
+        super().__init__(vllm_config, options, device, req_states, method)
         asked = getattr(speculative, "enable_adaptive_verification", False)
         self.enable_adaptive_verification = asked and options.ngram.cost_limit is not None
         """Whether the runner asks how likely each draft token is to be accepted."""
@@ -283,8 +282,6 @@ class NgramSpeculator(RowLookup):
         last_hidden_states: object,
         aux_hidden_states: object,
         num_sampled: torch.Tensor,
-        num_rejected: object,
-        last_sampled: object,
         *args: object,
         dummy_run: bool = False,
         **kwargs: object,

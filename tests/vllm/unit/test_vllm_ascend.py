@@ -326,7 +326,7 @@ def test_what_the_guide_says_of_a_release(package: Package, release: str) -> Non
             id="constructor",
         ),
         pytest.param(
-            ("is_profile=False", "profiling=False"), "ngram", "AscendNgramProposer.dummy_run takes"
+            ("token_ids_cpu=None", "tokens=None"), "ngram", "AscendNgramProposer.propose takes"
         ),
         pytest.param(
             ("max_n, k,\n", "max_n, k, stride\n"), "ngram_gpu", "triton_ngram_spec_decode takes"
