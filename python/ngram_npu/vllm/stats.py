@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import torch
 
 Rows = slice | npt.NDArray[np.intp]
+Values = Sequence[Int32Array] | Int32Array
 
-_LABELS = ("model_name", "engine")
 _COUNTERS = {
     "proposals": ("ngram_npu_proposals", "Steps with a lookup."),
     "rows": ("ngram_npu_rows", "Requests looked up, summed over steps."),
@@ -57,14 +57,9 @@ class Verdicts:
         self._drafts = np.zeros((2, rows), np.int64)  # length of the match, tokens found
         self._ends = np.zeros((2, max_n + 1, k + 1), np.int64)  # drafts by tokens found, accepted
 
-    def observe(
-        self,
-        rows: Rows,
-        lengths: Int32Array,
-        num_sampled: Int32Array,
-        match_len: Int32Array,
-        counts: Int32Array,
-    ) -> None:
+    def observe(self, rows: Rows, values: Values) -> None:
+        """As :meth:`Stats.observe`."""
+        lengths, num_sampled, match_len, counts = values
         known = (num_sampled > 0) & (self._lengths[rows] == lengths - num_sampled)
         match, found = self._drafts[:, rows][:, known]
         np.add.at(self._ends[0], (match, found), 1)
@@ -84,7 +79,6 @@ class Stats:
     with drafts, the last one at the latest when the process or the engine ends."""
 
     def __init__(self, owner: object, vllm_config: Any, options: Options) -> None:
-        config = options.ngram
         interval = float(os.environ.get("VLLM_LOG_STATS_INTERVAL", "10"))
         self._interval = interval if interval > 0 else 10.0  # as in vLLM
         self._labels = {
@@ -99,17 +93,11 @@ class Stats:
         self._lock = threading.Lock()
         self.verdicts: Verdicts | None = None
         if options.metrics:
-            self.verdicts = Verdicts(options.max_num_seqs, config.max_n, config.k)
+            self.verdicts = Verdicts(options.max_num_seqs, options.ngram.max_n, options.ngram.k)
         self.rows_indexed = self._rows_indexed_before = 0
         Finalize(owner, self.end_interval, exitpriority=0)
 
-    def observe(
-        self,
-        seconds: float,
-        rows: Rows,
-        values: Sequence[Int32Array] | Int32Array,
-        index: NgramIndex | None,
-    ) -> None:
+    def observe(self, seconds: float, rows: Rows, values: Values, index: NgramIndex | None) -> None:
         """Counts one call of ``propose()``, which took ``seconds``.
 
         Args:
@@ -135,7 +123,7 @@ class Stats:
                 self._timer.start()
             if self.verdicts is not None:
                 self.rows_indexed = 0 if index is None else index.statistics.rows_indexed
-                self.verdicts.observe(rows, *values)
+                self.verdicts.observe(rows, values)
 
     def end_interval(self) -> None:
         with self._lock:
@@ -179,7 +167,7 @@ class Stats:
         except ImportError:  # only outside vLLM, which needs prometheus_client itself
             return SimpleNamespace(inc=lambda amount: None)
         if name not in _registered:
-            _registered[name] = prometheus_client.Counter(name, text, (*_LABELS, *more))
+            _registered[name] = prometheus_client.Counter(name, text, (*self._labels, *more))
         return _registered[name].labels(**self._labels, **more)
 
 

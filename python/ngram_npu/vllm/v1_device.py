@@ -24,7 +24,7 @@ from ngram_npu.ops import correct_num_computed_tokens_, prepare_next_token_ids
 from ngram_npu.vllm.options import CORRECTION, read_options
 from ngram_npu.vllm.patching import put, refuse, serve
 from ngram_npu.vllm.sharing import SharedStore, scope_of_request
-from ngram_npu.vllm.startup import compare_ranks, index_for, or_end, start, takes_index, workspace
+from ngram_npu.vllm.startup import compare_ranks, index_for, or_end, start, workspace
 from ngram_npu.vllm.stats import DeviceStats
 
 CORRECTION_NAME = "update_num_computed_tokens_for_batch_change"
@@ -42,12 +42,11 @@ class AsyncNgramProposer:
     def __init__(self, vllm_config: Any, device: torch.device, runner: Any = None) -> None:
         options = read_options(vllm_config, "ngram_gpu")
         config = replace(options.ngram, vocab_size=vllm_config.model_config.get_vocab_size())
-        self.k, self.device = config.k, device
-        self._runner = runner
+        self.k, self.device, self._runner = config.k, device, runner
         self._padded = options.drafts == "padded"
         self._keep_drafting = options.keep_drafting
         slots = 2 * options.max_num_seqs
-        index = index_for(options, slots, "torch") if takes_index(options, device.type) else None
+        index = index_for(options, slots, "torch") if options.takes_index(device.type) else None
         self.shared_store: SharedStore | None = None
         if options.ngram.store is not None:
             self.shared_store = SharedStore(vllm_config, options, slots, "torch")
@@ -194,11 +193,7 @@ class _IndexSlots:
 
 def install_correction(runner: ModuleType, device: Callable[[Any], str]) -> None:
     """Replaces the function in the runner's module if the environment asks for it, and logs one
-    line. Never raises; may be called again.
-
-    Args:
-        device: the type of the runner's device, from its module.
-    """
+    line. ``device`` takes the type of its device from it. Never raises; may be called again."""
 
     def replace(runner: Any) -> str | None:
         kind = device(runner)

@@ -19,19 +19,16 @@ from ngram_npu.memory import Int32Array
 from ngram_npu.vllm.options import Method, Options, read_options
 from ngram_npu.vllm.patching import check_call, logger
 from ngram_npu.vllm.sharing import SharedStore
-from ngram_npu.vllm.startup import MOST_TOKENS, index_for, start, takes_index
+from ngram_npu.vllm.startup import MOST_TOKENS, index_for, start
 from ngram_npu.vllm.stats import Stats
 
 PROMPT_TOKENS_PER_STEP = 32768
 """Indexed in a step in which all rows prefill, which takes much longer than this millisecond."""
-
 LEAST_TOKENS_PER_STEP = 16
 """Indexed at least, in every step with tokens to index: takes less than a microsecond."""
-
 STEPS_TO_CATCH_UP = 4
 """While no row can be looked up yet, one of this many steps indexes for all of them: most of the
 additional time is for the call, not for the tokens."""
-
 PATIENCE = 64
 """While memory is half used, a request keeps its index for this many steps without being in the
 batch: it may still run (in another micro-batch, or the token budget was too small for it)."""
@@ -143,7 +140,7 @@ class StockNgramProposer:
         self.options = options = read_options(vllm_config, self._method)
         self.k = options.ngram.k
         name, self.engine = "scan", ScannedRows(options.ngram)
-        if takes_index(options):
+        if options.takes_index():
             name, self.engine = "index", IndexedRows(vllm_config, options)
         self.shared_store = self.engine.store
         speaks = start(self, vllm_config, options, self._method, name)
@@ -186,12 +183,8 @@ class StockNgramProposer:
 
 
 class NgramProposer(StockNgramProposer):
-    """N-gram drafts for vLLM's V1 model runner, synchronous scheduling.
-
-    ``speculative_config={"method": "custom_class", "model": "ngram_npu.vllm.NgramProposer",
-    "num_speculative_tokens": k}``. vLLM drops ``prompt_lookup_*`` for a custom class, so these are
-    taken from ``additional_config={"ngram_npu": {...}}``, otherwise from the environment
-    (``NGRAM_NPU_VLLM_PROMPT_LOOKUP_MIN``, ...), otherwise they are 2 and 5.
+    """N-gram drafts for vLLM's V1 model runner, synchronous scheduling, as a custom class. vLLM
+    drops ``prompt_lookup_*`` for these, so ours are options, by default 2 and 5.
 
     Raises:
         ValueError: an option that is unknown, malformed, or contradicts another, or a runner that

@@ -25,15 +25,7 @@ from ngram_npu.index import NgramIndex
 from ngram_npu.vllm.options import Method, Options, read_options
 from ngram_npu.vllm.patching import parameters
 from ngram_npu.vllm.sharing import SharedStore, scope_of_request
-from ngram_npu.vllm.startup import (
-    compare_ranks,
-    drafts_on_host,
-    index_for,
-    or_end,
-    start,
-    takes_index,
-    workspace,
-)
+from ngram_npu.vllm.startup import compare_ranks, index_for, or_end, start, workspace
 from ngram_npu.vllm.stats import DeviceStats
 
 BESIDE = "ngram_npu"
@@ -54,15 +46,14 @@ class RowLookup:
         self, vllm_config: Any, options: Options, device: torch.device, req_states: Any, method: str
     ) -> None:
         self.k, self.device = options.ngram.k, device
-        self._max_model_len = options.max_model_len
         self._state = req_states.all_token_ids.gpu, req_states.total_len.gpu
         self._announced: dict[str, Any] = {}  # requests that are about to begin
         # Made before vLLM measures how much memory is left for its KV cache. In host memory only
         # what is used is committed.
         self.index: NgramIndex | None = None
         store: SharedStore | None = None
-        on_host = drafts_on_host(options, device.type)
-        if on_host and takes_index(options):
+        on_host = options.drafts_on_host(device.type)
+        if on_host and options.takes_index():
             self.index = index_for(options, options.max_num_seqs, "numpy")
             if options.ngram.store is not None:
                 store = SharedStore(vllm_config, options, options.max_num_seqs, "numpy")
@@ -108,8 +99,11 @@ class RowLookup:
         if self._host is not None:
             if self.shared_store is not None:
                 self.shared_store.check_not_skipped()
-            rows_np = np.asarray(input_batch.idx_mapping_np, np.int32)
-            found = self._host.propose(rows_np, self._sampled(rows, num_sampled))
+            token_ids, num_tokens = self._state
+            at = (num_tokens[rows] - num_sampled)[:, None] + self._newest
+            newest = token_ids[rows[:, None], at.clamp_(0, token_ids.shape[1] - 1)]
+            sampled = torch.cat((num_sampled[:, None].to(torch.int32), newest), dim=1)
+            found = self._host.propose(np.asarray(input_batch.idx_mapping_np, np.int32), sampled)
             self._draft_costs[: len(rows)] = found.draft_costs
             drafts = found.draft_token_ids
             return Drafts(drafts if int64 else drafts.to(torch.int32), *found[1:3])
@@ -129,13 +123,6 @@ class RowLookup:
             empty = torch.empty(0, self.k + 2, dtype=torch.int32, device=self.device)
             self._host.propose(np.empty(0, np.int32), empty)
 
-    def _sampled(self, rows: torch.Tensor, num_sampled: torch.Tensor) -> torch.Tensor:
-        """[B, 2 + k] int32: how many tokens each request has sampled, then these."""
-        token_ids, num_tokens = self._state
-        at = (num_tokens[rows] - num_sampled)[:, None] + self._newest
-        tokens = token_ids[rows[:, None], at.clamp_(0, token_ids.shape[1] - 1)]
-        return torch.cat((num_sampled[:, None].to(torch.int32), tokens), dim=1)
-
     def _watch(self, req_states: Any) -> None:
         """Notes which rows the runner gives to new requests, and which it takes from others: they
         have finished, or are preempted and begin anew."""
@@ -147,8 +134,7 @@ class RowLookup:
             add_request(*args, **kwargs)
             given = signature.bind(*args, **kwargs).arguments
             row = req_states.req_id_to_index[given["req_id"]]
-            longest = getattr(req_states, "max_model_len", self._max_model_len)  # may shrink
-            self._begin(row, given, longest)
+            self._begin(row, given, req_states.max_model_len)  # which may shrink
 
         def removed(req_id: str, *args: Any, **kwargs: Any) -> Any:
             row = req_states.req_id_to_index.get(req_id)
@@ -202,8 +188,7 @@ def is_warm_up(input_batch: Any) -> bool:
 
 def add_requests(stock: Callable[..., None], runner: Any, scheduler_output: Any) -> None:
     """vLLM's ``GPUModelRunner.add_requests`` for a runner whose speculator is to know of them."""
-    speculator = getattr(runner, "speculator", None)
-    lookup = getattr(speculator, BESIDE, speculator)
+    lookup = getattr(runner.speculator, BESIDE, runner.speculator)
     if isinstance(lookup, RowLookup):
         lookup._announced |= {new.req_id: new for new in scheduler_output.scheduled_new_reqs}
     stock(runner, scheduler_output)
@@ -227,14 +212,9 @@ def doubt_of_state(device: torch.device, req_states: Any, kernel: str) -> str:
     for name in ("add_request", "remove_request", "req_id_to_index"):
         if not hasattr(req_states, name):
             return f"the runner's state has no {name}"
-    found_arguments = parameters(req_states.add_request)
-    expected_arguments = ("req_id", "prompt_len", "all_token_ids", "max_tokens")
-    if not {*expected_arguments} <= {*found_arguments}:
-        return (
-            f"add_request takes ({', '.join(found_arguments)}), expected "
-            f"{', '.join(expected_arguments)} among them"
-        )
-    return ""
+    read = {"req_id", "prompt_len", "all_token_ids", "max_tokens"}
+    lacking = ", ".join(sorted(read - {*parameters(req_states.add_request)}))
+    return f"add_request takes no {lacking}" if lacking else ""
 
 
 class NgramSpeculator(RowLookup):
@@ -316,7 +296,7 @@ def in_place_of(
         _method = method
 
         def __new__(cls, vllm_config: Any, device: torch.device, req_states: Any) -> Any:
-            on_host = drafts_on_host(read_options(vllm_config, method), device.type)
+            on_host = read_options(vllm_config, method).drafts_on_host(device.type)
             doubt = doubt_of_state(device, req_states, "" if on_host else "ngram_propose")
             if not doubt:
                 return super().__new__(cls)

@@ -270,7 +270,7 @@ def test_a_gpu_has_no_index(section: dict[str, str], refused: str) -> None:
     config = vllm_config(max_model_len=8193, additional_config={"ngram_npu": section})
     options = read_options(config, "custom_class")
     if not refused:
-        assert not startup.takes_index(options, "cuda")
+        assert not options.takes_index("cuda")
         return
     with pytest.raises(ValueError, match=f"^ngram_npu: {refused}: the index is in host memory$"):
-        startup.takes_index(options, "cuda")
+        options.takes_index("cuda")

@@ -166,7 +166,7 @@ def test_who_moved_or_came_anew_is_not_counted() -> None:
     def step(lengths: list[int], num_sampled: list[int]) -> list[int]:
         batch = slice(len(lengths))
         values = np.array([lengths, num_sampled, [3] * len(lengths), [2] * len(lengths)], np.int32)
-        verdicts.observe(batch, *values)
+        verdicts.observe(batch, values)
         return verdicts.take()[:, 3].sum(axis=1).tolist()
 
     assert step([10, 20, 30], [1, 1, 0]) == [0, 0]

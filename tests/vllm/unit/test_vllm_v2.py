@@ -312,7 +312,7 @@ def test_the_stock_one_is_made_where_requests_are_added_otherwise() -> None:
     made, said = _made(state)
     assert isinstance(made, _Stock)
     (line,) = said
-    assert line.startswith("add_request takes (request), expected req_id, prompt_len, all_token_")
+    assert line == "add_request takes no all_token_ids, max_tokens, prompt_len, req_id"
 
 
 @pytest.mark.parametrize("device", ["xpu", "meta"])

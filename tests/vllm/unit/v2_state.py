@@ -18,6 +18,7 @@ class RequestState:
         self.last_sampled_tokens = torch.zeros(rows, 1, dtype=torch.int64)
         self.req_id_to_index: dict[str, int] = {}
         self.free_indices = list(range(rows))
+        self.max_model_len = length
 
     def add_request(
         self,
