@@ -77,10 +77,9 @@ class IndexedRows(ScannedRows):
         self._ranks_of_a_block = getattr(parallel, "decode_context_parallel_size", 1)
         self._slots = 2 * options.max_num_seqs
         self._rows = _C.RowRecognizer(self._slots)
-        self._behind = 0  # rows whose tokens are not all indexed
+        self._steps = self._behind = 0  # steps, and rows whose tokens are not all indexed
         if options.ngram.store is not None:
             self.store = SharedStore(vllm_config, options, self._slots, "numpy")
-        self._steps = 0
 
     def draft(
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
@@ -163,7 +162,7 @@ class StockNgramProposer:
         if batch == 0 or token_ids_cpu.shape[1] == 0:
             return [[] for _ in sampled_token_ids]
         started = time.perf_counter()
-        k = min(num_speculative_tokens, self.k)
+        k = self.k if num_speculative_tokens > self.k else num_speculative_tokens
         num_sampled = np.fromiter(map(len, sampled_token_ids), np.int32, batch)
         lengths = num_tokens_no_spec[:batch]
         drafts, counts, match_len = self.engine.draft(
@@ -192,6 +191,7 @@ class NgramProposer(StockNgramProposer):
     """
 
     _method = "custom_class"
+    _draft = StockNgramProposer.propose  # super() would take longer
 
     def __init__(self, vllm_config: Any) -> None:
         check_call(self.propose)
@@ -221,4 +221,4 @@ class NgramProposer(StockNgramProposer):
         Raises:
             ValueError: an array of the wrong dtype, shape or stride.
         """
-        return super().propose(self.k, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
+        return self._draft(self.k, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)

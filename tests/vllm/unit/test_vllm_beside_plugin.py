@@ -17,17 +17,23 @@ CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("info")
 
 
+def _installed(monkeypatch: pytest.MonkeyPatch, **functions: Any) -> Any:
+    """The runner's module with these functions, after the plugin."""
+    module = ModuleType(RUNNER)
+    vars(module).update(functions)
+    monkeypatch.setitem(sys.modules, RUNNER, module)
+    plugin.install_beside()
+    plugin.install_beside()
+    return module
+
+
 def _made_by_the_runner(
     speculator: Any, given: Any, monkeypatch: pytest.MonkeyPatch, state: Any = None
 ) -> Any:
     def init_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> Any:
         return speculator
 
-    module = ModuleType(RUNNER)
-    module.init_speculator = init_speculator  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, RUNNER, module)
-    plugin.install_beside()
-    plugin.install_beside()
+    module = _installed(monkeypatch, init_speculator=init_speculator)
     return module.init_speculator(given, CPU, req_states=state or State())
 
 
@@ -184,16 +190,7 @@ def test_a_runner_that_makes_its_speculator_otherwise(
     def init_speculator(vllm_config: Any, device: Any) -> Any:
         return StandaloneARSpeculator()
 
-    module = ModuleType(RUNNER)
-    module.init_speculator = init_speculator  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, RUNNER, module)
-    plugin.install_beside()
+    module = _installed(monkeypatch, init_speculator=init_speculator)
     assert not hasattr(module.init_speculator(config(), CPU), BESIDE)
     assert "init_speculator takes (vllm_config, device), expected" in caplog.messages[0]
-
-
-def test_a_runner_without_the_function_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType(RUNNER)
-    monkeypatch.setitem(sys.modules, RUNNER, module)
-    plugin.install_beside()
-    assert not hasattr(module, "init_speculator")
+    assert not hasattr(_installed(monkeypatch), "init_speculator")
