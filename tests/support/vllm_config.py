@@ -22,6 +22,7 @@ def vllm_config(
             **{"num_speculative_tokens": k, **lookup, **speculative}
         ),
         additional_config={} if additional_config is None else additional_config,
+        max_concurrent_batches=1,
         model_config=SimpleNamespace(max_model_len=max_model_len, served_model_name="model"),
         scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs),
         parallel_config=SimpleNamespace(

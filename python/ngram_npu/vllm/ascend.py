@@ -11,40 +11,23 @@ import torch
 
 from ngram_npu.ops import ngram_step_
 from ngram_npu.vllm.options import read_options
-from ngram_npu.vllm.startup import compare_ranks, takes_index
+from ngram_npu.vllm.startup import compare_ranks
 from ngram_npu.vllm.v1_device import as_matrix, never_empty
 from ngram_npu.vllm.v1_host import StockNgramProposer
 
 
-class _NoModel:
-    """Methods that the runner calls as if its drafter had a model."""
+class AscendNgramProposer(StockNgramProposer):
+    """vLLM-Ascend's drafter of ``method="ngram"``: on the host, on its copy of the tokens."""
 
-    load_model = StockNgramProposer.load_model
+    def __init__(self, vllm_config: Any, runner: object) -> None:
+        super().__init__(vllm_config)
 
-    def dummy_run(
-        self,
-        num_tokens: int,
-        with_prefill: object = None,
-        in_graph_capturing: object = None,
-        num_reqs: object = None,
-        num_tokens_across_dp: object = None,
-        aclgraph_runtime_mode: object = None,
-        batch_descriptor: object = None,
-        dummy_compute_logits: object = lambda hidden_states: None,
-        is_profile: bool = False,
-    ) -> None:
+    def dummy_run(self, num_tokens: int, *args: object, **kwargs: object) -> None:
         """Does nothing. The runner calls it to profile, to warm up and during graph capture; our
         kernels are compiled ahead of time and are not part of the model's graphs."""
 
 
-class AscendNgramProposer(_NoModel, StockNgramProposer):
-    """vLLM-Ascend's drafter of ``method="ngram"``: on the host, on its copy of the tokens."""
-
-    def __init__(self, vllm_config: Any, runner: object) -> None:
-        StockNgramProposer.__init__(self, vllm_config)
-
-
-class AscendNgramProposerNPU(_NoModel):
+class AscendNgramProposerNPU:
     """vLLM-Ascend's drafter of ``method="ngram_gpu"``: on the device, for asynchronous scheduling.
     The runner reads ``min_n``, ``max_n`` and ``k`` and calls :func:`triton_ngram_spec_decode` with
     them.
@@ -53,11 +36,13 @@ class AscendNgramProposerNPU(_NoModel):
         ValueError: an option that is unknown, malformed, or contradicts another; one line.
     """
 
+    load_model, dummy_run = StockNgramProposer.load_model, AscendNgramProposer.dummy_run
+
     def __init__(self, vllm_config: Any, device: torch.device, runner: object) -> None:
         global _keep_drafting
         options = read_options(vllm_config, "ngram_gpu")
         config = options.ngram
-        takes_index(options, "npu")  # refuses one
+        options.takes_index("npu")  # refuses one
         compare_ranks(vllm_config, options, None)
         self.min_n, self.max_n, self.k = config.min_n, config.max_n, config.k
         _keep_drafting = options.keep_drafting

@@ -20,8 +20,7 @@ import torch
 from ngram_npu.config import default_match_costs
 from ngram_npu.ops import merge_drafts_
 from ngram_npu.vllm.options import Options
-from ngram_npu.vllm.patching import class_unlike, logger
-from ngram_npu.vllm.startup import drafts_on_host
+from ngram_npu.vllm.patching import logger, unlike
 from ngram_npu.vllm.v2 import BESIDE, RowLookup, doubt_of_state, is_warm_up
 
 SPECULATORS = {
@@ -34,7 +33,6 @@ SPECULATORS = {
 
 NGRAM = 2
 """The source of a row's draft, as ``merge_drafts_`` says it, where it is from n-grams."""
-
 NO_TOKEN = 255
 """The cost where a draft has no token."""
 
@@ -44,33 +42,28 @@ class Beside(RowLookup):
     (docs/ops/merge_drafts.md)."""
 
     def __init__(
-        self,
-        vllm_config: Any,
-        options: Options,
-        device: torch.device,
-        req_states: Any,
-        neural: Any,
+        self, vllm_config: Any, options: Options, device: torch.device, req_states: Any, neural: Any
     ) -> None:
-        on_host = drafts_on_host(options, device.type)
-        if device.type != "cpu" and options.dense_rows and not on_host:
+        on_device = device.type != "cpu" and not options.drafts_on_host(device.type)
+        if on_device and options.dense_rows:
             _make_dense(req_states)
         method = vllm_config.speculative_config.method
-        super().__init__(
-            vllm_config, options, device, req_states, f"{method}, V2 runner, beside its drafts"
-        )
-        self.neural_acceptance = torch.zeros(
-            options.max_num_seqs, 2, dtype=torch.int32, device=device
-        )
-        self._neural = neural
-        self._neural_propose = neural.propose
+        method = f"{method}, V2 runner, beside its drafts"
+        super().__init__(vllm_config, options, device, req_states, method)
+        shape = options.max_num_seqs, 2
+        self.neural_acceptance = torch.zeros(shape, dtype=torch.int32, device=device)
+        self._neural, self._neural_propose = neural, neural.propose
         self._gives_costs = options.ngram.cost_limit is not None
         self._steps = torch.arange(self.k, device=device)
         self._match_costs = torch.from_numpy(default_match_costs().copy()).to(device)
         self._threshold = round(options.beside_threshold * 65536)
         self._logits: torch.Tensor | None = None
-        if neural.draft_logits is not None:
-            self._logits = _with_spare_row(neural)
-            self._zero = self._logits.new_zeros(())
+        """[rows + 1, k, V]: the speculator's, which has all rows but the last, a spare one."""
+        if (given := neural.draft_logits) is not None:
+            self._logits = given.new_zeros(len(given) + 1, *given.shape[1:])
+            self._logits[:-1] = given
+            neural.draft_logits = self._logits[:-1]
+            self._zero = given.new_zeros(())
         self._adaptive = bool(getattr(neural, "enable_adaptive_verification", False))
         if self._adaptive:
             self._observe_verification = neural.observe_verification
@@ -97,18 +90,10 @@ class Beside(RowLookup):
         **kwargs: object,
     ) -> torch.Tensor:
         """What the speculator drafts, or n-grams where they promise more."""
+        hidden = attn_metadata, slot_mappings, last_hidden_states, aux_hidden_states
+        kwargs |= {"dummy_run": dummy_run, "num_speculative_tokens": num_speculative_tokens}
         neural: torch.Tensor = self._neural_propose(
-            input_batch,
-            attn_metadata,
-            slot_mappings,
-            last_hidden_states,
-            aux_hidden_states,
-            num_sampled,
-            num_rejected,
-            *args,
-            dummy_run=dummy_run,
-            num_speculative_tokens=num_speculative_tokens,
-            **kwargs,
+            input_batch, *hidden, num_sampled, num_rejected, *args, **kwargs
         )
         if dummy_run or is_warm_up(input_batch):
             if self._adaptive:
@@ -201,11 +186,9 @@ def attach(vllm_config: Any, options: Options, device: torch.device, state: Any,
         beside = Beside(vllm_config, options, device, state, made)
         if beside.speaks:
             logger.info(
-                "ngram_npu: beside=True: a request's n-gram draft replaces the one of %s where it "
-                "promises more accepted tokens than that request's neural drafts had, and at least "
-                "%g (beside_threshold)",
-                type(made).__name__,
-                options.beside_threshold,
+                f"ngram_npu: beside=True: a request's n-gram draft replaces the one of "
+                f"{type(made).__name__} where it promises more accepted tokens than that request's "
+                f"neural drafts had, and at least {options.beside_threshold:g} (beside_threshold)"
             )
     return doubt
 
@@ -219,7 +202,7 @@ def _doubt(
         return f"method is {method!r}, expected one of {', '.join(SPECULATORS)}"
     if name != SPECULATORS[method]:
         return f"{method!r} is served by {name}, expected {SPECULATORS[method]}"
-    if doubt := class_unlike(name, type(made), Beside, ("propose", "observe_verification")):
+    if doubt := unlike(name, type(made), Beside, "propose", "observe_verification"):
         return doubt
     if getattr(made, "draft_watermarker", None) is not None:
         return "drafts are watermarked, which n-gram drafts cannot be"
@@ -240,12 +223,3 @@ def _make_dense(req_states: Any) -> None:
     if getattr(rows, "write_contents", None) is not None:  # vLLM's way to tell
         shape, dtype, device = tuple(rows.gpu.shape), rows.dtype, rows.device
         req_states.all_token_ids = type(rows)(shape, dtype=dtype, device=device)
-
-
-def _with_spare_row(neural: Any) -> torch.Tensor:
-    """The speculator's logits [rows + 1, k, V], of which it has all rows but the last."""
-    given: torch.Tensor = neural.draft_logits
-    logits = given.new_zeros(len(given) + 1, *given.shape[1:])
-    logits[:-1] = given
-    neural.draft_logits = logits[:-1]
-    return logits

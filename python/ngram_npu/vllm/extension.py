@@ -13,6 +13,7 @@ from ngram_npu.vllm.sharing import EXTRA_ARGUMENT, SharedStore, scope_of_request
 from ngram_npu.vllm.v2 import BESIDE
 
 T = TypeVar("T")
+Adapter = tuple[int, str] | None
 
 
 class StoreExtension:
@@ -29,27 +30,16 @@ class StoreExtension:
     """
 
     def ngram_npu_store_warm(
-        self,
-        texts: list[list[int]],
-        scope: object = None,
-        adapter: tuple[int, str] | None = None,
+        self, texts: list[list[int]], scope: object = None, adapter: Adapter = None
     ) -> None:
         """Adds texts, lists of token ids, as if requests had said them (``NgramStore.warm``)."""
         _told(self, lambda shared: shared.held.warm(texts, scope=_scope(shared, scope, adapter)))
 
     def ngram_npu_store_clear(
-        self,
-        scope: object = None,
-        adapter: tuple[int, str] | None = None,
-        *,
-        all_scopes: bool = False,
+        self, scope: object = None, adapter: Adapter = None, *, all_scopes: bool = False
     ) -> None:
         """Removes the text of one scope, or of all, and wipes it from memory, not from files."""
-
-        def clear(shared: SharedStore) -> None:
-            shared.held.clear(None if all_scopes else _scope(shared, scope, adapter))
-
-        _told(self, clear)
+        _told(self, lambda s: s.held.clear(None if all_scopes else _scope(s, scope, adapter)))
 
     def ngram_npu_store_merge(self, path: str) -> None:
         """Adds the text of a store's file, which has to be the same on all ranks."""
@@ -65,12 +55,10 @@ class StoreExtension:
         return _told(self, lambda shared: vars(shared.held.statistics).copy())
 
 
-def _scope(shared: SharedStore, named: object, adapter: tuple[int, str] | None) -> int:
+def _scope(shared: SharedStore, named: object, adapter: Adapter) -> int:
     if not shared.scoped and (named is not None or adapter is not None):
         raise ValueError("ngram_npu: scope: expected none, this runner has one for all requests")
-    lora = None
-    if adapter is not None:
-        lora = SimpleNamespace(lora_int_id=adapter[0], lora_name=adapter[1])
+    lora = adapter and SimpleNamespace(lora_int_id=adapter[0], lora_name=adapter[1])
     extra = {} if named is None else {EXTRA_ARGUMENT: named}
     return scope_of_request(lora, SimpleNamespace(extra_args=extra))
 
@@ -79,24 +67,20 @@ def _told(worker: Any, call: Callable[[SharedStore], T]) -> T:
     """Calls with the store of a worker's drafter, when all steps begun have run."""
     runner = worker.model_runner
     speculator = getattr(runner, "speculator", None)
-    beside = getattr(speculator, BESIDE, None)
-    for drafter in (getattr(runner, "drafter", None), speculator, beside):
-        shared: SharedStore | None = getattr(drafter, "shared_store", None)
-        if shared is not None:
-            break
-    else:
+    drafters = getattr(runner, "drafter", None), speculator, getattr(speculator, BESIDE, None)
+    drafter: Any = next((d for d in drafters if getattr(d, "shared_store", None)), None)
+    if drafter is None:
         raise RuntimeError("ngram_npu: store: this engine has none")
+    shared: SharedStore = drafter.shared_store
     try:
         if not shared.settle():
             raise RuntimeError("ngram_npu: store: the device did not finish its steps")
         return call(shared)
-    except ValueError as error:
-        if not isinstance(error, StoreFileError):
-            raise  # the same on all ranks
-        failed: Exception = error
     except Exception as error:
-        failed = error
-    if not getattr(drafter, "one_of_many", False):
-        raise failed
-    logger.critical("ngram_npu: store: other ranks may have changed theirs, so this worker ends")
-    raise SystemExit(1) from failed
+        on_all_ranks = isinstance(error, ValueError) and not isinstance(error, StoreFileError)
+        if on_all_ranks or not getattr(drafter, "one_of_many", False):
+            raise
+        logger.critical(
+            "ngram_npu: store: other ranks may have changed theirs, so this worker ends"
+        )
+        raise SystemExit(1) from error

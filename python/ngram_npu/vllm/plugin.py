@@ -28,20 +28,22 @@ from ngram_npu import _library
 from ngram_npu.vllm import ascend, beside, v1_device, v2
 from ngram_npu.vllm.options import Method, read_options, wants_beside
 from ngram_npu.vllm.patching import (
+    ASCEND_RUNNER,
+    RUNNER,
     after_import,
-    class_unlike,
     installed,
     logger,
     one_line,
     parameters,
+    put,
     refuse,
     serve,
     unlike,
+    wrap,
 )
 from ngram_npu.vllm.v1_host import StockNgramProposer
 
 MODULE = "vllm.v1.spec_decode.ngram_proposer"
-RUNNER = "vllm.v1.worker.gpu_model_runner"
 CLASS = "NgramProposer"
 ASYNC_CLASS = "NgramProposerGPU"
 TRIM = "update_scheduler_for_invalid_drafts"
@@ -53,13 +55,11 @@ V2_RUNNER = "vllm.v1.worker.gpu.model_runner"
 V2_FACTORY = "init_speculator"
 V2_REFUSED = " for the V2 runner, which is left as it is"
 
-ASCEND_RUNNER = "vllm_ascend.worker.model_runner_v1"
 ASCEND_FACTORY = "vllm_ascend.spec_decode"
 ASCEND_HOST = "AscendNgramProposer"
 ASCEND_DEVICE = "AscendNgramProposerNPU"
 ASCEND_LAUNCHER = "triton_ngram_spec_decode"
 ASCEND_V2_MODULE = "vllm_ascend.worker.v2.spec_decode.ngram"
-ASCEND_V2_CLASS = "AscendNgramSpeculator"
 
 
 def install() -> None:
@@ -82,93 +82,60 @@ def install() -> None:
 
 
 def _replace(module: Any) -> str | None:
-    stock = getattr(module, CLASS, None)
-    if stock is StockNgramProposer:
-        return None
-    methods = ("__init__", "propose", "load_model")
-    doubt = class_unlike(f"{MODULE}.{CLASS}", stock, StockNgramProposer, methods)
-    if not doubt and getattr(sys.modules.get(RUNNER), CLASS, None) is stock:
-        doubt = f"{RUNNER} has bound {CLASS} already"
-    if not doubt:
-        setattr(module, CLASS, StockNgramProposer)
-    return doubt
+    bound = getattr(sys.modules.get(RUNNER), CLASS, None) is getattr(module, CLASS, None)
+    doubt = f"{RUNNER} has bound {CLASS} already" if bound else ""
+    return put(module, {CLASS: StockNgramProposer}, doubt)
 
 
 def _serve_async(runner: ModuleType) -> None:
+    wrap(getattr(runner, "GPUModelRunner", None), "__init__", _without_beside)
     method = "method 'ngram_gpu' of the V1 runner"
     serve(RUNNER, _replace_async, method, f" for {method}, which is left as it is")
     v1_device.install_correction(runner, lambda module: module.current_platform.device_type)
 
 
 def _replace_async(runner: Any) -> str | None:
-    _tell_of_beside(getattr(runner, "GPUModelRunner", None))
-    stock: Any = getattr(runner, ASYNC_CLASS, None)
-    trim: Any = getattr(runner, TRIM, None)
-    if stock is v1_device.AsyncNgramProposer:
+    if getattr(runner, ASYNC_CLASS, None) is v1_device.AsyncNgramProposer:
         return None
-    ours, own_trim = v1_device.AsyncNgramProposer, v1_device.unless_padded(trim)
-    methods = ("__init__", "load_model", "update_token_ids_ngram", "propose")
-    doubt = (
-        class_unlike(f"{RUNNER}.{ASYNC_CLASS}", stock, ours, methods)
-        or unlike(TRIM, trim, own_trim)
-        or unlike(COPY, getattr(runner, COPY, None), _copy)
-    )
-    if not doubt:
-        setattr(runner, ASYNC_CLASS, ours)
-        setattr(runner, TRIM, own_trim)
-    return doubt
+    trim: Any = getattr(runner, TRIM, None)
+
+    def unless_padded(num_valid_draft_tokens_event: Any, *args: Any, **kwargs: Any) -> None:
+        if num_valid_draft_tokens_event is not None:
+            trim(num_valid_draft_tokens_event, *args, **kwargs)
+
+    ours = {ASYNC_CLASS: v1_device.AsyncNgramProposer, TRIM: unless_padded}
+    return put(runner, ours, unlike(COPY, getattr(runner, COPY, None), _copy))
 
 
-def _tell_of_beside(runner: Any) -> None:
+def _without_beside(init: Any, self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
     """Logs one line if ``beside`` is asked for and an engine takes the V1 runner."""
-    stock = getattr(runner, "__init__", None)
-    if not inspect.isfunction(stock) or hasattr(stock, "beside"):
-        return
-
-    @functools.wraps(stock)
-    def init(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        with contextlib.suppress(ValueError):  # what reads the options says what is wrong with them
-            if wants_beside(vllm_config):
-                logger.warning("ngram_npu: beside=True has no effect: this is the V1 runner")
-        stock(self, vllm_config, *args, **kwargs)
-
-    init.beside = True  # type: ignore[attr-defined]
-    runner.__init__ = init
+    with contextlib.suppress(ValueError):  # what reads the options says what is wrong with them
+        if wants_beside(vllm_config):
+            logger.warning("ngram_npu: beside=True has no effect: this is the V1 runner")
+    init(self, vllm_config, *args, **kwargs)
 
 
-def _copy(
-    num_valid_draft_tokens_cpu: Any,
-    num_valid_draft_tokens_copy_stream: Any,
-    num_valid_draft_tokens_event: Any,
-    num_valid_draft_tokens: Any,
-    batch_size: int,
-) -> None:
+def _copy(*args: Any, num_valid_draft_tokens: Any, **kwargs: Any) -> None:
     """vLLM's function, which copies nothing if the count is None, as for padded drafts."""
 
 
 def install_v2(module: str = V2_MODULE, name: str = V2_CLASS, method: Method = "v2") -> None:
     """As :func:`install`. Does nothing in a vLLM without the class."""
-    replace = functools.partial(_replace_v2, name=name, method=method)
+
+    def replace(module: Any) -> str | None:
+        stock: Any = getattr(module, name, None)
+        if inspect.isclass(stock) and issubclass(stock, v2.NgramSpeculator):
+            return None
+        ours = v2.in_place_of(stock, functools.partial(refuse, V2_REFUSED), method)
+        public = {other for other in dir(stock) if not other.startswith("_")}
+        lacking = ", ".join(sorted(public - {*dir(ours)}))
+        doubt = lacking and f"{name} has {lacking}, which ngram_npu's class lacks"
+        found = put(module, {name: ours}, doubt)
+        if not found:
+            tell_of_requests(sys.modules.get(V2_RUNNER))
+        return found
+
     serve(module, replace, "n-gram methods of the V2 runner", V2_REFUSED)
-
-
-def _replace_v2(module: Any, name: str, method: Method) -> str | None:
-    stock: Any = getattr(module, name, None)
-    if inspect.isclass(stock) and issubclass(stock, v2.NgramSpeculator):
-        return None
-    methods = ("__init__", "init_cudagraph_manager", "capture", "propose")
-    doubt = class_unlike(f"{module.__name__}.{name}", stock, v2.NgramSpeculator, methods)
-    public = {other for other in dir(stock) if not other.startswith("_")}
-    if not doubt and (lacking := public - set(dir(v2.NgramSpeculator))):
-        doubt = f"{name} has {', '.join(sorted(lacking))}, which ngram_npu's class lacks"
-    if not doubt:
-        setattr(
-            module,
-            name,
-            v2.in_place_of(stock, functools.partial(refuse, V2_REFUSED), method),
-        )
-        tell_of_requests(sys.modules.get(V2_RUNNER))
-    return doubt
 
 
 def tell_of_requests(module: Any) -> None:
@@ -176,45 +143,34 @@ def tell_of_requests(module: Any) -> None:
     ``module`` is the runner's."""
     runner: Any = getattr(module, "GPUModelRunner", None)
     add_requests = getattr(runner, "add_requests", None)
-    if not inspect.isfunction(add_requests) or v2.RowLookup.sees_requests:
-        return
-    if parameters(add_requests) == ["self", "scheduler_output"]:
-        runner.add_requests = v2.telling(add_requests)
+    if add_requests is not None and parameters(add_requests) == ["self", "scheduler_output"]:
+        wrap(runner, "add_requests", v2.add_requests)
         v2.RowLookup.sees_requests = True
 
 
 def install_beside() -> None:
     """Wraps the runner's function, now or when vLLM imports the runner. Unless ``beside`` is set,
     it does then what it did before. Never raises; may be called again."""
-    after_import(V2_RUNNER, _wrap_factory)
+    after_import(V2_RUNNER, lambda module: wrap(module, V2_FACTORY, _with_beside))
 
 
-def _wrap_factory(module: Any) -> None:
-    stock: Any = getattr(module, V2_FACTORY, None)
-    if not inspect.isfunction(stock) or hasattr(stock, "beside"):
-        return
-
-    @functools.wraps(stock)
-    def init(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
-        speculator = stock(vllm_config, *args, **kwargs)
-        if not wants_beside(vllm_config):
-            return speculator
-
-        def attach(vllm_config: Any, device: Any, req_states: Any) -> str:
-            options = read_options(vllm_config, "beside")
-            if options.ngram.store is not None:
-                tell_of_requests(module)
-            return beside.attach(vllm_config, options, device, req_states, speculator)
-
-        doubt = unlike(V2_FACTORY, stock, attach) or attach(vllm_config, *args, **kwargs)
-        if doubt:
-            logger.warning(
-                "ngram_npu: beside=True has no effect, the speculator is left as it is: %s", doubt
-            )
+def _with_beside(stock: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+    speculator = stock(vllm_config, *args, **kwargs)
+    if not wants_beside(vllm_config):
         return speculator
 
-    init.beside = True  # type: ignore[attr-defined]
-    setattr(module, V2_FACTORY, init)
+    def attach(vllm_config: Any, device: Any, req_states: Any) -> str:
+        options = read_options(vllm_config, "beside")
+        if options.ngram.store is not None:
+            tell_of_requests(sys.modules.get(V2_RUNNER))
+        return beside.attach(vllm_config, options, device, req_states, speculator)
+
+    doubt = unlike(V2_FACTORY, stock, attach) or attach(vllm_config, *args, **kwargs)
+    if doubt:
+        logger.warning(
+            "ngram_npu: beside=True has no effect, the speculator is left as it is: %s", doubt
+        )
+    return speculator
 
 
 def install_ascend() -> None:
@@ -232,29 +188,18 @@ def install_ascend() -> None:
         v1_device.install_correction(runner, lambda _: "npu")
 
     after_import(ASCEND_RUNNER, served)
-    install_v2(ASCEND_V2_MODULE, ASCEND_V2_CLASS, "ascend_v2")
+    install_v2(ASCEND_V2_MODULE, "AscendNgramSpeculator", "ascend_v2")
 
 
 def _replace_ascend(runner: Any, names: tuple[str, ...]) -> str | None:
-    factory = sys.modules[ASCEND_FACTORY]
+    """The first of the names is the class that the factory makes."""
+    factory, made, doubt = sys.modules[ASCEND_FACTORY], names[0], ""
     ours = {name: getattr(ascend, name) for name in names}
-    if all(getattr(runner, name, None) is own for name, own in ours.items()):
-        return None
-    doubt = ""
+    if getattr(factory, made, None) is not getattr(runner, made, None):
+        doubt = f"{ASCEND_FACTORY} makes another {made} than {ASCEND_RUNNER} knows"
     if ASCEND_LAUNCHER in names and not _library.has_kernel("ngram_step_", "npu"):
         doubt = f"no NPU kernels: {_library.backends()['npu'].reason}"
-    for name, own in ours.items():
-        theirs = getattr(runner, name, None)
-        if not inspect.isclass(own):
-            doubt = doubt or unlike(name, theirs, own)
-            continue
-        calls = ("load_model", "dummy_run", *(("propose",) if name == ASCEND_HOST else ()))
-        doubt = doubt or class_unlike(f"{ASCEND_RUNNER}.{name}", theirs, own, ("__init__", *calls))
-        if not doubt and getattr(factory, name, None) is not theirs:
-            doubt = f"{ASCEND_FACTORY} makes another {name} than {ASCEND_RUNNER} knows"
-    if not doubt:
-        for name, own in ours.items():
-            setattr(runner, name, own)
-            if inspect.isclass(own):
-                setattr(factory, name, own)
-    return doubt
+    found = put(runner, ours, doubt)
+    if found == "":
+        setattr(factory, made, ours[made])
+    return found

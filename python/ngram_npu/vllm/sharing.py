@@ -6,6 +6,7 @@ tokens, and so have the same contents; one of them writes the file.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -42,11 +43,12 @@ class SharedStore:
         """
         visibility = options.ngram.store
         assert visibility is not None
-        tokens = options.store_tokens or max(STORE_TOKENS, TOKENS_PER_SLOT * slots)
-        if tokens < TOKENS_PER_SLOT * slots:
+        least = TOKENS_PER_SLOT * slots
+        tokens = options.store_tokens or max(STORE_TOKENS, least)
+        if tokens < least:
             raise ValueError(
-                f"ngram_npu: store_tokens: expected at least {TOKENS_PER_SLOT * slots}, "
-                f"{TOKENS_PER_SLOT} for each of {slots} slots, got {tokens}"
+                f"ngram_npu: store_tokens: expected at least {least}, {TOKENS_PER_SLOT} for each "
+                f"of {slots} slots, got {tokens}"
             )
         self.path, self._minutes = options.store_file, options.store_save_minutes
         self._model_config = vllm_config.model_config
@@ -65,7 +67,7 @@ class SharedStore:
         """Waits until the text of all steps has come in; says whether it has."""
         self.scoped = False
         """Whether requests have scopes of their own; the runner must say so."""
-        self._calls_busy: int | None = None
+        self._calls_busy: tuple[int, ...] | None = None
         self.held = self._begin(options.store_seed)
 
     def _begin(self, seed: str) -> NgramStore:
@@ -74,27 +76,25 @@ class SharedStore:
         own = self.path if self.path and os.path.exists(self.path) else ""
         if seed and self.path and os.path.realpath(seed) == os.path.realpath(self.path):
             raise ValueError("ngram_npu: store_seed: expected another file than store_file")
-        name = "store_file"
+        name, found, earlier = "store_file", None, None
         try:
-            found = self._load(own) if own else None
+            if own:
+                found = self._load(own)
             name = "store_seed"
+            checksum = store_file.describe(seed).checksum[:32] if seed else ""
+            if found is not None and checksum in (found.seed, found.checksum[:32]):
+                seed = ""
             if seed:
-                checksum = store_file.describe(seed).checksum
-                if found is None or checksum[:32] not in (found.seed, found.checksum[:32]):
-                    earlier, found = found, self._load(seed)
-                    found.seed = found.checksum[:32]
-                    self.digest = found.checksum
-                    if earlier is not None:
-                        found.merge(earlier, new_only=True)
-                        self.digest += earlier.checksum
-                else:
-                    seed = ""
+                found, earlier = self._load(seed), found
+                found.seed = checksum
+            if found is None:
+                return self._empty()
+            if earlier is not None:
+                found.merge(earlier, new_only=True)
         except (OSError, ValueError) as error:
             raise ValueError(f"ngram_npu: {name}: {error}") from error
         self.loaded = " and ".join(filter(None, (seed, own)))
-        if found is None:
-            return self._empty()
-        self.digest = self.digest or found.checksum
+        self.digest = found.checksum + ("" if earlier is None else earlier.checksum)
         return found
 
     def vocabulary(self) -> str:
@@ -106,17 +106,12 @@ class SharedStore:
             logger.info(says, one_line(error))
             return ""
 
-    def begin_empty(self) -> None:
-        """Drops what was loaded. Its file stays as it is."""
-        self.held, self.path = self._empty(), ""
-
-    def never_skip(self) -> None:
-        """From now on a step that finds the store in use raises: other ranks' would not skip it."""
-        self._calls_busy = self._busy
-
-    @property
-    def _busy(self) -> int:
-        return int(np.asarray(self.held.tensor)[_C.STORE_WORDS["calls_busy"]])
+    def is_one_of_many(self, *, alike: bool) -> None:
+        """From now on a step that finds the store in use raises: other ranks' would not skip it.
+        Drops what was loaded if that is not ``alike`` on all; its file stays as it is."""
+        if not alike:
+            self.held, self.path = self._empty(), ""
+        self._calls_busy = self._words("calls_busy")
 
     def announce(self, owner: object) -> None:
         """Logs a line about the store, and saves the file every ``store_save_minutes`` in which it
@@ -131,35 +126,32 @@ class SharedStore:
         whose = "all requests of this engine, whatever their LoRA adapter or tenant"
         if self.scoped:
             whose = f"requests of one LoRA adapter and extra_args[{EXTRA_ARGUMENT!r}]"
-        found = self.held.statistics
+        held, tokens = self.held, self.held.statistics.tokens_held
+        loaded = f", {tokens} of them from {self.loaded}" if tokens else ""
         logger.info(
-            "ngram_npu: store=%s is on: %s draft from each other's text (%d tokens in %d MB%s)",
-            self.held.visibility,
-            whose,
-            self.held.token_capacity,
-            self.held.nbytes >> 20,
-            f", {found.tokens_held} of them from {self.loaded}" if found.tokens_held else "",
+            f"ngram_npu: store={held.visibility} is on: {whose} draft from each other's text "
+            f"({held.token_capacity} tokens in {held.nbytes >> 20} MB{loaded})"
         )
 
     def check_not_skipped(self) -> None:
-        """Checks that the last step did not skip a store in use, which it must :meth:`never_skip`.
+        """Checks that the last step did not skip a store in use, after :meth:`is_one_of_many`.
 
         Raises:
             RuntimeError: it did.
         """
-        if self._calls_busy not in (None, self._busy):
+        if self._calls_busy not in (None, self._words("calls_busy")):
             raise RuntimeError("ngram_npu: store: expected to be free, got a call that uses it")
 
     def _now_and_then(self) -> None:
-        saved = self._state()
+        saved = self._words("entered", "epoch")
         while not self._ended.wait(60 * self._minutes):
-            state = self._state()
+            state = self._words("entered", "epoch")
             if state != saved and self._save():
                 saved = state
 
-    def _state(self) -> tuple[int, ...]:
+    def _words(self, *names: str) -> tuple[int, ...]:
         words = np.asarray(self.held.tensor)
-        return tuple(int(words[_C.STORE_WORDS[name]]) for name in ("entered", "epoch"))
+        return tuple(int(words[_C.STORE_WORDS[name]]) for name in names)
 
     def _end(self) -> None:
         self._ended.set()
@@ -184,10 +176,8 @@ def scope_of_request(lora_request: Any, sampling_params: Any) -> int:
     extra = getattr(sampling_params, "extra_args", None) or {}
     named = extra.get(EXTRA_ARGUMENT)
     if lora_request is None and not (isinstance(named, str) and named.startswith(_MARK)):
-        try:
+        with contextlib.suppress(TypeError, ValueError):
             return scope_of(named)
-        except (TypeError, ValueError):
-            pass
     adapter = lora_request and [lora_request.lora_int_id, lora_request.lora_name]
     try:
         return scope_of(_MARK + json.dumps([adapter, named], default=repr))

@@ -1,4 +1,4 @@
-"""What each runner's drafter calls when it starts: how it drafts, whether the ranks agree, the log.
+"""What each runner's drafter calls when it starts: whether the ranks agree, the log.
 
 The ranks of an engine that draft must draft alike. In the V2 runner and in V1's asynchronous one,
 each rank puts its own drafts into the model's input: if one drafts differently, the text is wrong.
@@ -13,12 +13,11 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import ngram_npu._C as _C
-from ngram_npu import drafting
-from ngram_npu.config import SHORT_CONTEXT
 from ngram_npu.index import NgramIndex, make_index
+from ngram_npu.store import Kind
 from ngram_npu.vllm.options import Options, engine_index
 from ngram_npu.vllm.patching import logger
 from ngram_npu.vllm.sharing import SharedStore
@@ -36,54 +35,14 @@ _FREE = ("sources", "num_threads", "metrics", "store_seed", "store_file", "store
 """Options that change no draft. Of the store's files, the contents are compared."""
 _STORE = "store's contents"
 
+Said = dict[str, str]
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def takes_index(options: Options, device_type: str = "cpu") -> bool:
-    """:func:`ngram_npu.drafting.takes_index` for rows as long as the model's.
-
-    Raises:
-        ValueError: an index or a ladder on a device other than the CPU.
-    """
-    return drafting.takes_index(
-        options.ngram,
-        options.engine,
-        capacity=options.max_model_len,
-        short=SHORT_CONTEXT,
-        device_type=device_type,
-        says="ngram_npu: ",
-    )
-
-
-def drafts_on_host(options: Options, device_type: str) -> bool:
-    """Whether the V2 runner's drafts are made on the host: ``auto`` does so for a store, which is
-    nowhere else, and where the rows are on the host too and an index pays.
-
-    Raises:
-        ValueError: what is asked for is not on the device; one line.
-    """
-    if options.draft_on == "host":
-        return True
-    store = options.ngram.store is not None
-    if options.draft_on == "auto" and (store or device_type == "cpu"):
-        return store or takes_index(options, device_type)
-    try:
-        if store:
-            raise ValueError("ngram_npu: store: expected none on the device")
-        return takes_index(options, "the device")
-    except ValueError as error:
-        raise ValueError(f"{error}; draft_on='host' drafts there") from None
-
-
-def index_for(
-    options: Options,
-    slots: int,
-    kind: Literal["numpy", "torch"],
-    most_tokens: int = MOST_TOKENS,
-) -> NgramIndex:
-    """An index for all requests of a batch, but of at most ``most_tokens`` tokens."""
-    tokens = min(options.max_num_seqs * options.max_model_len, most_tokens)
+def index_for(options: Options, slots: int, kind: Kind, most: int = MOST_TOKENS) -> NgramIndex:
+    """An index for all requests of a batch, but of at most ``most`` tokens."""
+    tokens = min(options.max_num_seqs * options.max_model_len, most)
     return make_index(options.ngram, slots, tokens, kind=kind)
 
 
@@ -111,42 +70,31 @@ def start(drafter: Any, vllm_config: Any, options: Options, method: str, engine:
     lookup = f"prompt_lookup_min={config.min_n} prompt_lookup_max={config.max_n}"
     if options.lookup != "ngram":
         lookup = f"lookup={options.lookup}"
+    least, shown = options.min_draft_probability, threads or "as torch's"
+    drafts = f" drafts={options.drafts}" if method == "ngram_gpu" else ""
     if config.is_ladder:
-        lookup += f" min_draft_probability={options.min_draft_probability}"
+        lookup += f" min_draft_probability={least}"
     logger.info(
-        "ngram_npu %s drafts for this engine (method %s): %s num_speculative_tokens=%d "
-        "match_policy=%s overlap=%s max_model_len=%d engine=%s device=%s num_threads=%s "
-        "instruction_set=%s keep_drafting=%s%s; options from %s",
-        _C.__version__,
-        method,
-        lookup,
-        config.k,
-        config.match_policy,
-        config.overlap,
-        options.max_model_len,
-        engine,
-        getattr(drafter, "device", "cpu"),
-        threads or "as torch's",
-        _C.instruction_set(),
-        options.keep_drafting,
-        f" drafts={options.drafts}" if method == "ngram_gpu" else "",
-        " and ".join(options.sources) or "the defaults",
+        f"ngram_npu {_C.__version__} drafts for this engine (method {method}): {lookup} "
+        f"num_speculative_tokens={config.k} match_policy={config.match_policy} "
+        f"overlap={config.overlap} max_model_len={options.max_model_len} engine={engine} "
+        f"device={getattr(drafter, 'device', 'cpu')} num_threads={shown} "
+        f"instruction_set={_C.instruction_set()} keep_drafting={options.keep_drafting}{drafts}; "
+        f"options from {' and '.join(options.sources) or 'the defaults'}"
     )
-    if options.min_draft_probability != config.min_draft_probability:
+    if least != config.min_draft_probability:
         logger.info(
-            "ngram_npu: min_draft_probability=%s ends no draft here: vLLM verifies "
-            "num_speculative_tokens=%d tokens of every request, however many are likely",
-            options.min_draft_probability,
-            config.k,
+            f"ngram_npu: min_draft_probability={least} ends no draft here: vLLM verifies "
+            f"num_speculative_tokens={config.k} tokens of every request, however many are likely"
         )
     if options.overruled:
         logger.info(
-            "ngram_npu: lookup=%s decides; %s has no effect", options.lookup, options.overruled
+            f"ngram_npu: lookup={options.lookup} decides; {options.overruled} has no effect"
         )
     cores = os.environ.get("OMP_NUM_THREADS", "")
     if cores.isdigit() and 0 < int(cores) < threads:
         logger.warning(
-            "ngram_npu: num_threads=%d has no effect beyond OMP_NUM_THREADS=%s", threads, cores
+            f"ngram_npu: num_threads={threads} has no effect beyond OMP_NUM_THREADS={cores}"
         )
     if drafter.shared_store is not None:
         drafter.shared_store.announce(drafter)
@@ -175,28 +123,28 @@ def compare_ranks(
     ranks = drafting_alike(vllm_config.parallel_config)
     if len(ranks) == 1:
         return False
-    said = _exchange(vllm_config.parallel_config, ranks, _own(options, store), timeout)
-    first = ranks[0]
-    for name in sorted({name for own in said.values() for name in own} - {_STORE}):
-        for rank in ranks:
-            here, there = said[first].get(name), said[rank].get(name)
-            if here != there:
+    given = asdict(options)
+    given = given.pop("ngram") | given
+    own = {name: repr(value) for name, value in given.items() if name not in _FREE}
+    own |= {"version of ngram_npu": _C.__version__, _STORE: store.digest if store else ""}
+    said = _exchange(vllm_config.parallel_config, ranks, own, timeout)
+    first, here = ranks[0], said[ranks[0]]
+    for rank, there in said.items():
+        for name in sorted((here.keys() | there.keys()) - {_STORE}):
+            if here.get(name) != there.get(name):
                 raise ValueError(
-                    f"ngram_npu: {name}: expected the same on all ranks of an engine, got {here} "
-                    f"on rank {first} and {there} on rank {rank}"
+                    f"ngram_npu: {name}: expected the same on all ranks of an engine, got "
+                    f"{here.get(name)} on rank {first} and {there.get(name)} on rank {rank}"
                 )
-    unlike = [rank for rank in ranks if said[rank][_STORE] != said[first][_STORE]]
-    if store is not None and unlike:
-        store.begin_empty()
-        if vllm_config.parallel_config.rank == first:
-            logger.warning(
-                "ngram_npu: store_seed, store_file: rank %d loaded another store than rank %d: all "
-                "ranks begin with an empty one, and none saves it; give all of them the same files",
-                unlike[0],
-                first,
-            )
     if store is not None:
-        store.never_skip()
+        unlike = [rank for rank, there in said.items() if there[_STORE] != here[_STORE]]
+        store.is_one_of_many(alike=not unlike)
+        if unlike and vllm_config.parallel_config.rank == first:
+            logger.warning(
+                f"ngram_npu: store_seed, store_file: rank {unlike[0]} loaded another store than "
+                f"rank {first}: all ranks begin with an empty one, and none saves it; give all of "
+                "them the same files"
+            )
     return True
 
 
@@ -222,18 +170,7 @@ def or_end(draft: Callable[P, T]) -> Callable[P, T]:
     return drafted
 
 
-def _own(options: Options, store: SharedStore | None) -> dict[str, str]:
-    """What this rank's drafts depend on, as text."""
-    given = asdict(options)
-    given = given.pop("ngram") | given
-    found = {name: repr(value) for name, value in given.items() if name not in _FREE}
-    digest = "" if store is None else store.digest
-    return {**found, "version of ngram_npu": _C.__version__, _STORE: digest}
-
-
-def _exchange(
-    parallel_config: Any, ranks: range, own: dict[str, str], timeout: float
-) -> dict[int, dict[str, str]]:
+def _exchange(parallel_config: Any, ranks: range, own: Said, timeout: float) -> dict[int, Said]:
     """What each of the ranks says of itself."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d

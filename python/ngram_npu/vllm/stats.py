@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
 from multiprocessing.util import Finalize
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
     import torch
 
 Rows = slice | npt.NDArray[np.intp]
+Values = Sequence[Int32Array] | Int32Array
 
-_LABELS = ("model_name", "engine")
 _COUNTERS = {
     "proposals": ("ngram_npu_proposals", "Steps with a lookup."),
     "rows": ("ngram_npu_rows", "Requests looked up, summed over steps."),
@@ -58,14 +57,9 @@ class Verdicts:
         self._drafts = np.zeros((2, rows), np.int64)  # length of the match, tokens found
         self._ends = np.zeros((2, max_n + 1, k + 1), np.int64)  # drafts by tokens found, accepted
 
-    def observe(
-        self,
-        rows: Rows,
-        lengths: Int32Array,
-        num_sampled: Int32Array,
-        match_len: Int32Array,
-        counts: Int32Array,
-    ) -> None:
+    def observe(self, rows: Rows, values: Values) -> None:
+        """As :meth:`Stats.observe`."""
+        lengths, num_sampled, match_len, counts = values
         known = (num_sampled > 0) & (self._lengths[rows] == lengths - num_sampled)
         match, found = self._drafts[:, rows][:, known]
         np.add.at(self._ends[0], (match, found), 1)
@@ -84,12 +78,9 @@ class Stats:
     """The counters of one engine, which ends with ``owner``. Logs one line per vLLM log interval
     with drafts, the last one at the latest when the process or the engine ends."""
 
-    def __init__(
-        self, owner: object, vllm_config: Any, options: Options, rows: int | None = None
-    ) -> None:
-        """``rows``: the most; None: ``max_num_seqs``."""
-        config = options.ngram
-        self._interval = _log_interval()
+    def __init__(self, owner: object, vllm_config: Any, options: Options) -> None:
+        interval = float(os.environ.get("VLLM_LOG_STATS_INTERVAL", "10"))
+        self._interval = interval if interval > 0 else 10.0  # as in vLLM
         self._labels = {
             "model_name": str(getattr(vllm_config.model_config, "served_model_name", "")),
             "engine": str(engine_index(vllm_config.parallel_config)),
@@ -102,17 +93,11 @@ class Stats:
         self._lock = threading.Lock()
         self.verdicts: Verdicts | None = None
         if options.metrics:
-            self.verdicts = Verdicts(rows or options.max_num_seqs, config.max_n, config.k)
+            self.verdicts = Verdicts(options.max_num_seqs, options.ngram.max_n, options.ngram.k)
         self.rows_indexed = self._rows_indexed_before = 0
         Finalize(owner, self.end_interval, exitpriority=0)
 
-    def observe(
-        self,
-        seconds: float,
-        rows: Rows,
-        values: Sequence[Int32Array] | Int32Array,
-        index: NgramIndex | None,
-    ) -> None:
+    def observe(self, seconds: float, rows: Rows, values: Values, index: NgramIndex | None) -> None:
         """Counts one call of ``propose()``, which took ``seconds``.
 
         Args:
@@ -138,7 +123,7 @@ class Stats:
                 self._timer.start()
             if self.verdicts is not None:
                 self.rows_indexed = 0 if index is None else index.statistics.rows_indexed
-                self.verdicts.observe(rows, *values)
+                self.verdicts.observe(rows, values)
 
     def end_interval(self) -> None:
         with self._lock:
@@ -151,32 +136,24 @@ class Stats:
             tokens = None if self.verdicts is None else self.verdicts.take()
             indexed = self.rows_indexed - self._rows_indexed_before
             self._rows_indexed_before = self.rows_indexed
+        rows, drafts = int(sums["rows"]), int(sums["drafts"])
         logger.info(
-            "ngram_npu metrics: last %.1f s: %d proposals, %.3f ms each, %d of %d rows drafted "
-            "(%.1f%%), %.2f tokens per draft",
-            elapsed,
-            sums["proposals"],
-            1e3 * sums["seconds"] / sums["proposals"],
-            sums["drafts"],
-            sums["rows"],
-            100 * sums["drafts"] / max(sums["rows"], 1),
-            sums["tokens"] / max(sums["drafts"], 1),
+            f"ngram_npu metrics: last {elapsed:.1f} s: {sums['proposals']} proposals, "
+            f"{1e3 * sums['seconds'] / sums['proposals']:.3f} ms each, {drafts} of {rows} rows "
+            f"drafted ({100 * drafts / max(rows, 1):.1f}%), "
+            f"{sums['tokens'] / max(drafts, 1):.2f} tokens per draft"
         )
-        if tokens is not None:
-            rows, drafts = int(sums["rows"]), int(sums["drafts"])
-            answered = {"index": indexed, "scan": rows - indexed}
-            if self._is_beside:
-                answered = {"ngram": drafts, _NEURAL: rows - drafts}
-            self._end_detail(tokens, answered)
-
-    def _end_detail(self, tokens: npt.NDArray[np.int64], rows: dict[str, int]) -> None:
+        if tokens is None:
+            return
+        answered = {"index": indexed, "scan": rows - indexed}
+        if self._is_beside:
+            answered = {"ngram": drafts, _NEURAL: rows - drafts}
+        sources = ", ".join(f"{source}: {count}" for source, count in answered.items())
         logger.info(
-            "ngram_npu acceptance: by match length %s; by position %s; rows from %s",
-            _shares(tokens.sum(axis=2), first=_NEURAL),
-            _shares(tokens.sum(axis=1)),
-            ", ".join(f"{source}: {count}" for source, count in rows.items()),
+            f"ngram_npu acceptance: by match length {_shares(tokens.sum(axis=2), first=_NEURAL)}; "
+            f"by position {_shares(tokens.sum(axis=1))}; rows from {sources}"
         )
-        for source, count in rows.items():
+        for source, count in answered.items():
             self._counter(*_SOURCE_ROWS, source=source).inc(count)
         for (name, text), table in zip(_BY_MATCH, tokens, strict=True):
             for match_len, position in np.argwhere(table):
@@ -190,7 +167,7 @@ class Stats:
         except ImportError:  # only outside vLLM, which needs prometheus_client itself
             return SimpleNamespace(inc=lambda amount: None)
         if name not in _registered:
-            _registered[name] = prometheus_client.Counter(name, text, (*_LABELS, *more))
+            _registered[name] = prometheus_client.Counter(name, text, (*self._labels, *more))
         return _registered[name].labels(**self._labels, **more)
 
 
@@ -198,10 +175,10 @@ class DeviceStats(Stats):
     """Of tensors. From a GPU they are copied asynchronously after the step; the first later step
     that finds the copy complete counts it."""
 
-    def __init__(self, owner: Any, vllm_config: Any, options: Options, rows: int, index: Any):
+    def __init__(self, owner: Any, vllm_config: Any, options: Options, index: Any) -> None:
         import torch
 
-        super().__init__(owner, vllm_config, options, rows)
+        super().__init__(owner, vllm_config, options)
         self._index = index
         self._on_host = owner.device.type == "cpu"
         self._runtime: Any = torch.get_device_module(owner.device)
@@ -233,11 +210,3 @@ def _shares(tokens: npt.NDArray[np.int64], first: str = "0") -> str:
         if whole
     )
     return ", ".join(shares) or "none"
-
-
-def _log_interval() -> float:
-    """vLLM's log interval in seconds; 10 if it is absent or not positive, as in vLLM."""
-    seconds = 0.0
-    with suppress(ValueError):
-        seconds = float(os.environ.get("VLLM_LOG_STATS_INTERVAL", "10"))
-    return seconds if seconds > 0 else 10.0

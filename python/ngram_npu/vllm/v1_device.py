@@ -9,7 +9,6 @@ method. What follows from the counts (positions, lengths, slots) is in the middl
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +22,9 @@ from ngram_npu import _library
 from ngram_npu.drafting import Drafting
 from ngram_npu.ops import correct_num_computed_tokens_, prepare_next_token_ids
 from ngram_npu.vllm.options import CORRECTION, read_options
-from ngram_npu.vllm.patching import refuse, serve, unlike
+from ngram_npu.vllm.patching import put, refuse, serve
 from ngram_npu.vllm.sharing import SharedStore, scope_of_request
-from ngram_npu.vllm.startup import compare_ranks, index_for, or_end, start, takes_index, workspace
+from ngram_npu.vllm.startup import compare_ranks, index_for, or_end, start, workspace
 from ngram_npu.vllm.stats import DeviceStats
 
 CORRECTION_NAME = "update_num_computed_tokens_for_batch_change"
@@ -43,13 +42,11 @@ class AsyncNgramProposer:
     def __init__(self, vllm_config: Any, device: torch.device, runner: Any = None) -> None:
         options = read_options(vllm_config, "ngram_gpu")
         config = replace(options.ngram, vocab_size=vllm_config.model_config.get_vocab_size())
-        self.min_n, self.max_n, self.k = config.min_n, config.max_n, config.k
-        self.device = device
-        self._runner = runner
+        self.k, self.device, self._runner = config.k, device, runner
         self._padded = options.drafts == "padded"
         self._keep_drafting = options.keep_drafting
         slots = 2 * options.max_num_seqs
-        index = index_for(options, slots, "torch") if takes_index(options, device.type) else None
+        index = index_for(options, slots, "torch") if options.takes_index(device.type) else None
         self.shared_store: SharedStore | None = None
         if options.ngram.store is not None:
             self.shared_store = SharedStore(vllm_config, options, slots, "torch")
@@ -65,9 +62,8 @@ class AsyncNgramProposer:
         self._slots = None if index is None else _IndexSlots(self._drafting, slots)
         engine = "scan" if index is None else "index"
         speaks = start(self, vllm_config, options, "ngram_gpu", engine)
-        self._stats: DeviceStats | None = None
-        if speaks and options.metrics:
-            self._stats = DeviceStats(self, vllm_config, options, options.max_num_seqs, index)
+        counts = speaks and options.metrics
+        self._stats = DeviceStats(self, vllm_config, options, index) if counts else None
 
     def load_model(self, *args: object, **kwargs: object) -> None:
         """There is no model. The runner calls this before its first step."""
@@ -139,26 +135,6 @@ class AsyncNgramProposer:
         return found.draft_token_ids, found.num_draft_tokens
 
 
-def unless_padded(trim: Callable[..., None]) -> Callable[..., None]:
-    """vLLM's ``update_scheduler_for_invalid_drafts`` for a runner whose drafts may be padded."""
-
-    def update_scheduler_for_invalid_drafts(
-        num_valid_draft_tokens_event: Any,
-        num_valid_draft_tokens_cpu: Any,
-        scheduler_output: Any,
-        req_id_to_index: Any,
-    ) -> None:
-        if num_valid_draft_tokens_event is not None:
-            trim(
-                num_valid_draft_tokens_event,
-                num_valid_draft_tokens_cpu,
-                scheduler_output,
-                req_id_to_index,
-            )
-
-    return update_scheduler_for_invalid_drafts
-
-
 def never_empty(found: Any) -> Any:
     """Gives each request that sampled tokens but has no draft its newest token as a draft."""
     none = (found.num_draft_tokens == 0) & (found.num_sampled > 0)
@@ -190,11 +166,8 @@ class _IndexSlots:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Slots [B] int32 and scopes [B] int64 of a step's requests; frees the slots of requests
         that are not alive."""
-        if requests != self._requests:
-            self._change(requests, alive)
-        return self._found
-
-    def _change(self, requests: Sequence[str], alive: Mapping[str, Any]) -> None:
+        if requests == self._requests:
+            return self._found
         freed = [name for name in self._known if name not in alive]
         new = [name for name in requests if name not in self._known]
         lacking = len(new) - len(self._free) - len(freed)
@@ -215,39 +188,25 @@ class _IndexSlots:
         known = torch.tensor([self._known[name] for name in requests], dtype=torch.int64)
         slots_of, scopes = known.reshape(-1, 2).T.contiguous()
         self._found = slots_of.int(), scopes
+        return self._found
 
 
 def install_correction(runner: ModuleType, device: Callable[[Any], str]) -> None:
     """Replaces the function in the runner's module if the environment asks for it, and logs one
-    line. Never raises; may be called again.
+    line. ``device`` takes the type of its device from it. Never raises; may be called again."""
 
-    Args:
-        device: the type of the runner's device, from its module.
-    """
+    def replace(runner: Any) -> str | None:
+        kind = device(runner)
+        has_kernel = _library.has_kernel("correct_num_computed_tokens_", kind)
+        doubt = "" if has_kernel else f"there is no kernel for {kind!r}"
+        return put(runner, {CORRECTION_NAME: update_num_computed_tokens_for_batch_change}, doubt)
+
     refused = f" for {CORRECTION_WHAT}, which is left as it is"
     wish = os.environ.get(CORRECTION, "0")
     if wish not in ("0", "1"):
         refuse(refused, f"{CORRECTION}: expected 0 or 1, got {wish!r}")
     elif wish == "1":
-        serve(
-            runner.__name__,
-            functools.partial(_replace_correction, device=device),
-            CORRECTION_WHAT,
-            refused,
-        )
-
-
-def _replace_correction(runner: Any, device: Callable[[Any], str]) -> str | None:
-    ours = update_num_computed_tokens_for_batch_change
-    theirs = getattr(runner, CORRECTION_NAME, None)
-    if theirs is ours:
-        return None
-    if doubt := unlike(CORRECTION_NAME, theirs, ours):
-        return doubt
-    if not _library.has_kernel("correct_num_computed_tokens_", kind := device(runner)):
-        return f"there is no kernel for {kind!r}"
-    setattr(runner, CORRECTION_NAME, ours)
-    return ""
+        serve(runner.__name__, replace, CORRECTION_WHAT, refused)
 
 
 def update_num_computed_tokens_for_batch_change(

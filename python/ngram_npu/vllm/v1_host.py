@@ -7,7 +7,7 @@ Drafts are found with a scan of the rows or with an index of them.
 from __future__ import annotations
 
 import time
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -16,22 +16,19 @@ from ngram_npu.config import SCANNED_TOKENS, NgramConfig
 from ngram_npu.drafting import Drafting, Drafts
 from ngram_npu.index import NgramIndex
 from ngram_npu.memory import Int32Array
-from ngram_npu.vllm.options import Options, read_options
+from ngram_npu.vllm.options import Method, Options, read_options
 from ngram_npu.vllm.patching import check_call, logger
 from ngram_npu.vllm.sharing import SharedStore
-from ngram_npu.vllm.startup import MOST_TOKENS, index_for, start, takes_index
+from ngram_npu.vllm.startup import MOST_TOKENS, index_for, start
 from ngram_npu.vllm.stats import Stats
 
 PROMPT_TOKENS_PER_STEP = 32768
 """Indexed in a step in which all rows prefill, which takes much longer than this millisecond."""
-
 LEAST_TOKENS_PER_STEP = 16
 """Indexed at least, in every step with tokens to index: takes less than a microsecond."""
-
 STEPS_TO_CATCH_UP = 4
 """While no row can be looked up yet, one of this many steps indexes for all of them: most of the
 additional time is for the call, not for the tokens."""
-
 PATIENCE = 64
 """While memory is half used, a request keeps its index for this many steps without being in the
 batch: it may still run (in another micro-batch, or the token budget was too small for it)."""
@@ -41,7 +38,6 @@ class ScannedRows:
     """By a scan of each whole row at every step. It keeps no state, so rows may change to other
     requests."""
 
-    name = "scan"
     store: SharedStore | None = None
 
     def __init__(self, config: NgramConfig) -> None:
@@ -70,23 +66,20 @@ class IndexedRows(ScannedRows):
     vLLM then knows how many tokens its KV cache holds.
     """
 
-    name = "index"
-
     def __init__(self, vllm_config: Any, options: Options) -> None:
         super().__init__(options.ngram)
-        self._options = options
-        self._is_ladder = options.ngram.is_ladder
+        self._options, config = options, options.ngram
+        self._is_ladder = config.is_ladder
+        sizes, outcomes = (config.min_n, config.max_n), config.cost_limit is not None
+        self._kept = *sizes, config.match_policy_code, config.is_ladder, outcomes
         self._cache_config: Any = getattr(vllm_config, "cache_config", None)
-        # Ranks that share a block (context parallelism).
-        self._context_ranks = getattr(
-            vllm_config.parallel_config, "decode_context_parallel_size", 1
-        )
+        parallel = vllm_config.parallel_config
+        self._ranks_of_a_block = getattr(parallel, "decode_context_parallel_size", 1)
         self._slots = 2 * options.max_num_seqs
         self._rows = _C.RowRecognizer(self._slots)
-        self._behind = 0  # rows whose tokens are not all indexed
+        self._steps = self._behind = 0  # steps, and rows whose tokens are not all indexed
         if options.ngram.store is not None:
             self.store = SharedStore(vllm_config, options, self._slots, "numpy")
-        self._steps = 0
 
     def draft(
         self, token_ids: Int32Array, num_tokens: Int32Array, num_sampled: Int32Array, k: int
@@ -95,38 +88,29 @@ class IndexedRows(ScannedRows):
         steps = 1
         if not self._is_ladder:
             few = max(SCANNED_TOKENS, SCANNED_TOKENS // 128 * len(num_tokens))
-            if np.add.reduce(num_tokens) <= few:  # half of what sum() takes
-                return super().draft(token_ids, num_tokens, num_sampled, k)
-            if self._behind == len(num_tokens) and num_sampled[0] > 0:
-                if self._steps % STEPS_TO_CATCH_UP:
-                    return super().draft(token_ids, num_tokens, num_sampled, k)
+            scans = np.add.reduce(num_tokens) <= few  # half of what sum() takes
+            if not scans and self._behind == len(num_tokens) and num_sampled[0] > 0:
                 steps = STEPS_TO_CATCH_UP
+                scans = self._steps % steps > 0
+            if scans:
+                return super().draft(token_ids, num_tokens, num_sampled, k)
         index = self._drafting.index or self._make_index()
         of_requests, new = self._rows.assign(token_ids, num_tokens, num_sampled)
-        self._forget_absent(index)
+        # When memory runs low, absent requests lose their slots. vLLM does not tell which requests
+        # have finished, so with "finish" a store takes absent ones as finished.
+        share = index.share_in_use
+        ends = self.store is not None and self.store.held.visibility == "finish"
+        if share > 0.5 or (ends and self._steps % PATIENCE == 0):
+            self._drafting.end(self._rows.forget_absent(0 if share > 0.9 else PATIENCE))
         if len(new):
             self._drafting.end(of_requests[new])
             self._behind = len(new)
         slots = of_requests
         if self._behind:
-            config = self._options.ngram
-            slots, self._behind = _C.index_catch_up(
-                token_ids,
-                num_tokens,
-                index.tensor,
-                slots,
-                num_sampled,
-                LEAST_TOKENS_PER_STEP,
-                PROMPT_TOKENS_PER_STEP,
-                config.min_n,
-                config.max_n,
-                config.match_policy_code,
-                config.is_ladder,
-                config.cost_limit is not None,
-                steps,
-            )
-            if self._behind == len(num_tokens) and not config.is_ladder:
-                return super().draft(token_ids, num_tokens, num_sampled, k)
+            rows = token_ids, num_tokens, index.tensor, slots, num_sampled
+            least = LEAST_TOKENS_PER_STEP, PROMPT_TOKENS_PER_STEP
+            given: Any = *rows, *least, *self._kept, steps
+            slots, self._behind = _C.index_catch_up(*given)
         return self._drafting.propose(
             token_ids,
             num_tokens,
@@ -134,52 +118,51 @@ class IndexedRows(ScannedRows):
             slot_indices=slots,
             store_slots=of_requests,
             k=k,
+            scan=self._behind == len(num_tokens) and not self._is_ladder,
         )
-
-    def _forget_absent(self, index: NgramIndex) -> None:
-        """Frees the slots of absent requests when memory runs low. vLLM does not tell which
-        requests have finished, so with ``"finish"`` a store takes absent ones as finished."""
-        share = index.share_in_use
-        ends = self.store is not None and self.store.held.visibility == "finish"
-        if share > 0.5 or (ends and self._steps % PATIENCE == 0):
-            self._drafting.end(self._rows.forget_absent(0 if share > 0.9 else PATIENCE))
 
     def _make_index(self) -> NgramIndex:
         blocks = getattr(self._cache_config, "num_gpu_blocks", None)
-        cached = blocks and blocks * self._cache_config.block_size * self._context_ranks
+        cached = blocks and blocks * self._cache_config.block_size * self._ranks_of_a_block
         index = index_for(self._options, self._slots, "numpy", cached or MOST_TOKENS)
         store = None if self.store is None else self.store.held
         self._drafting = Drafting(self._options.ngram, kind="numpy", index=index, store=store)
         return index
 
 
-class HostProposer:
-    """The part that both host methods share: engine, options and counters."""
+class StockNgramProposer:
+    """Replaces vLLM's ``NgramProposer``; n, k and limits are those of ``speculative_config``."""
 
-    def __init__(self, vllm_config: Any, method: Literal["custom_class", "ngram"]) -> None:
-        self.options = options = read_options(vllm_config, method)
+    _method: Method = "ngram"
+
+    def __init__(self, vllm_config: Any) -> None:
+        self.options = options = read_options(vllm_config, self._method)
         self.k = options.ngram.k
-        self.engine = ScannedRows(options.ngram)
-        if takes_index(options):
-            self.engine = IndexedRows(vllm_config, options)
+        name, self.engine = "scan", ScannedRows(options.ngram)
+        if options.takes_index():
+            name, self.engine = "index", IndexedRows(vllm_config, options)
         self.shared_store = self.engine.store
-        speaks = start(self, vllm_config, options, method, self.engine.name)
+        speaks = start(self, vllm_config, options, self._method, name)
         self._stats = Stats(self, vllm_config, options) if speaks else None
 
     def load_model(self, *args: object, **kwargs: object) -> None:
         """vLLM calls it; there is no model."""
 
-    def _draft(
+    def propose(
         self,
-        k: int,
+        num_speculative_tokens: int,
         sampled_token_ids: list[list[int]],
         num_tokens_no_spec: Int32Array,
         token_ids_cpu: Int32Array,
+        slot_mappings: object = None,
     ) -> list[list[int]]:
+        """As :meth:`ngram_npu.vllm.NgramProposer.propose`, with up to ``num_speculative_tokens``
+        per draft, which vLLM may lower with the batch size."""
         batch = len(sampled_token_ids)
         if batch == 0 or token_ids_cpu.shape[1] == 0:
             return [[] for _ in sampled_token_ids]
         started = time.perf_counter()
+        k = self.k if num_speculative_tokens > self.k else num_speculative_tokens
         num_sampled = np.fromiter(map(len, sampled_token_ids), np.int32, batch)
         lengths = num_tokens_no_spec[:batch]
         drafts, counts, match_len = self.engine.draft(
@@ -192,38 +175,34 @@ class HostProposer:
                 if sampled and not draft and n < limit:
                     draft.append(sampled[-1])
         if self._stats is not None:
-            self._stats.observe(
-                time.perf_counter() - started,
-                slice(batch),
-                (lengths, num_sampled, match_len, counts),
-                self.engine.index,
-            )
+            values = lengths, num_sampled, match_len, counts
+            seconds = time.perf_counter() - started
+            self._stats.observe(seconds, slice(batch), values, self.engine.index)
         return lists
 
 
-class NgramProposer(HostProposer):
-    """N-gram drafts for vLLM's V1 model runner, synchronous scheduling.
-
-    ``speculative_config={"method": "custom_class", "model": "ngram_npu.vllm.NgramProposer",
-    "num_speculative_tokens": k}``. vLLM drops ``prompt_lookup_*`` for a custom class, so these are
-    taken from ``additional_config={"ngram_npu": {...}}``, otherwise from the environment
-    (``NGRAM_NPU_VLLM_PROMPT_LOOKUP_MIN``, ...), otherwise they are 2 and 5.
+class NgramProposer(StockNgramProposer):
+    """N-gram drafts for vLLM's V1 model runner, synchronous scheduling, as a custom class. vLLM
+    drops ``prompt_lookup_*`` for these, so ours are options, by default 2 and 5.
 
     Raises:
         ValueError: an option that is unknown, malformed, or contradicts another, or a runner that
             calls a custom class with other arguments; one line.
     """
 
+    _method = "custom_class"
+    _draft = StockNgramProposer.propose  # super() would take longer
+
     def __init__(self, vllm_config: Any) -> None:
         check_call(self.propose)
-        super().__init__(vllm_config, "custom_class")
+        super().__init__(vllm_config)
         if getattr(vllm_config.speculative_config, "num_speculative_tokens_per_batch_size", None):
             logger.warning(
                 "ngram_npu: num_speculative_tokens_per_batch_size has no effect: vLLM does not "
                 "pass it to a custom class; use method 'ngram' with NGRAM_NPU_VLLM=1 instead"
             )
 
-    def propose(
+    def propose(  # type: ignore[override]
         self,
         sampled_token_ids: list[list[int]],
         num_tokens_no_spec: Int32Array,
@@ -243,23 +222,3 @@ class NgramProposer(HostProposer):
             ValueError: an array of the wrong dtype, shape or stride.
         """
         return self._draft(self.k, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
-
-
-class StockNgramProposer(HostProposer):
-    """Replaces vLLM's ``NgramProposer``; n, k and limits are those of ``speculative_config``."""
-
-    def __init__(self, vllm_config: Any) -> None:
-        super().__init__(vllm_config, "ngram")
-
-    def propose(
-        self,
-        num_speculative_tokens: int,
-        sampled_token_ids: list[list[int]],
-        num_tokens_no_spec: Int32Array,
-        token_ids_cpu: Int32Array,
-        slot_mappings: object = None,
-    ) -> list[list[int]]:
-        """As :meth:`ngram_npu.vllm.NgramProposer.propose`, with up to ``num_speculative_tokens``
-        per draft, which vLLM may lower with the batch size."""
-        k = min(num_speculative_tokens, self.k)
-        return self._draft(k, sampled_token_ids, num_tokens_no_spec, token_ids_cpu)

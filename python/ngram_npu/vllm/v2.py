@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,15 +25,7 @@ from ngram_npu.index import NgramIndex
 from ngram_npu.vllm.options import Method, Options, read_options
 from ngram_npu.vllm.patching import parameters
 from ngram_npu.vllm.sharing import SharedStore, scope_of_request
-from ngram_npu.vllm.startup import (
-    compare_ranks,
-    drafts_on_host,
-    index_for,
-    or_end,
-    start,
-    takes_index,
-    workspace,
-)
+from ngram_npu.vllm.startup import compare_ranks, index_for, or_end, start, workspace
 from ngram_npu.vllm.stats import DeviceStats
 
 BESIDE = "ngram_npu"
@@ -53,21 +45,19 @@ class RowLookup:
     def __init__(
         self, vllm_config: Any, options: Options, device: torch.device, req_states: Any, method: str
     ) -> None:
-        self.k = options.ngram.k
-        self.device = device
-        self._max_model_len = options.max_model_len
+        self.k, self.device = options.ngram.k, device
         self._state = req_states.all_token_ids.gpu, req_states.total_len.gpu
         self._announced: dict[str, Any] = {}  # requests that are about to begin
         # Made before vLLM measures how much memory is left for its KV cache. In host memory only
         # what is used is committed.
         self.index: NgramIndex | None = None
-        self.shared_store: SharedStore | None = None
-        on_host = drafts_on_host(options, device.type)
-        if on_host and takes_index(options):
+        store: SharedStore | None = None
+        on_host = options.drafts_on_host(device.type)
+        if on_host and options.takes_index():
             self.index = index_for(options, options.max_num_seqs, "numpy")
             if options.ngram.store is not None:
-                self.shared_store = SharedStore(vllm_config, options, options.max_num_seqs, "numpy")
-        store = self.shared_store
+                store = SharedStore(vllm_config, options, options.max_num_seqs, "numpy")
+        self.shared_store = store
         self.one_of_many = compare_ranks(vllm_config, options, store)
         self._host: HostDrafting | None = None
         if on_host:
@@ -77,7 +67,7 @@ class RowLookup:
                 capacity=options.max_model_len,
                 most_sampled=self.k + 1,
                 device=device,
-                lag=steps_ahead(vllm_config),
+                lag=vllm_config.max_concurrent_batches - 1,
                 index=self.index,
                 store=None if store is None else store.held,
             )
@@ -95,9 +85,8 @@ class RowLookup:
         """Whether a lookup says what its draft tokens cost."""
         engine = ("index" if self.index else "scan") + (" on the host" if on_host else "")
         self.speaks = start(self, vllm_config, options, method, engine)
-        self._stats: DeviceStats | None = None
-        if self.speaks and options.metrics:
-            self._stats = DeviceStats(self, vllm_config, options, len(self._state[1]), self.index)
+        counts = self.speaks and options.metrics
+        self._stats = DeviceStats(self, vllm_config, options, self.index) if counts else None
 
     @or_end
     def _look_up(
@@ -110,8 +99,11 @@ class RowLookup:
         if self._host is not None:
             if self.shared_store is not None:
                 self.shared_store.check_not_skipped()
-            rows_np = np.asarray(input_batch.idx_mapping_np, np.int32)
-            found = self._host.propose(rows_np, self._sampled(rows, num_sampled))
+            token_ids, num_tokens = self._state
+            at = (num_tokens[rows] - num_sampled)[:, None] + self._newest
+            newest = token_ids[rows[:, None], at.clamp_(0, token_ids.shape[1] - 1)]
+            sampled = torch.cat((num_sampled[:, None].to(torch.int32), newest), dim=1)
+            found = self._host.propose(np.asarray(input_batch.idx_mapping_np, np.int32), sampled)
             self._draft_costs[: len(rows)] = found.draft_costs
             drafts = found.draft_token_ids
             return Drafts(drafts if int64 else drafts.to(torch.int32), *found[1:3])
@@ -131,19 +123,6 @@ class RowLookup:
             empty = torch.empty(0, self.k + 2, dtype=torch.int32, device=self.device)
             self._host.propose(np.empty(0, np.int32), empty)
 
-    def _sampled(self, rows: torch.Tensor, num_sampled: torch.Tensor) -> torch.Tensor:
-        """[B, 2 + k] int32: how many tokens each request has sampled, then these."""
-        token_ids, num_tokens = self._state
-        at = (num_tokens[rows] - num_sampled)[:, None] + self._newest
-        tokens = token_ids[rows[:, None], at.clamp_(0, token_ids.shape[1] - 1)]
-        return torch.cat((num_sampled[:, None].to(torch.int32), tokens), dim=1)
-
-    def announce(self, requests: Iterable[Any]) -> None:
-        """Requests that are about to begin, as the scheduler describes them."""
-        if self._host is not None:
-            for request in requests:
-                self._announced[request.req_id] = request
-
     def _watch(self, req_states: Any) -> None:
         """Notes which rows the runner gives to new requests, and which it takes from others: they
         have finished, or are preempted and begin anew."""
@@ -155,8 +134,7 @@ class RowLookup:
             add_request(*args, **kwargs)
             given = signature.bind(*args, **kwargs).arguments
             row = req_states.req_id_to_index[given["req_id"]]
-            longest = getattr(req_states, "max_model_len", self._max_model_len)  # may shrink
-            self._begin(row, given, longest)
+            self._begin(row, given, req_states.max_model_len)  # which may shrink
 
         def removed(req_id: str, *args: Any, **kwargs: Any) -> Any:
             row = req_states.req_id_to_index.get(req_id)
@@ -168,14 +146,14 @@ class RowLookup:
 
     @or_end
     def _begin(self, row: int, given: Mapping[str, Any], longest: int) -> None:
+        request = self._announced.pop(given["req_id"], None)
         if self._host is None:
             return
-        request = self._announced.pop(given["req_id"], None)
-        stop = stop_of(request, given["prompt_len"], given["max_tokens"])
-        stop = stop._replace(max_length=min(stop.max_length, longest))
-        scope = 0
+        stop, scope = Stop((), given["prompt_len"] + given["max_tokens"], given["prompt_len"]), 0
         if request is not None:
+            stop = stop_of(stop, request.sampling_params)
             scope = scope_of_request(request.lora_request, request.sampling_params)
+        stop = stop._replace(max_length=min(stop.max_length, longest))
         self._host.begin(row, given["all_token_ids"], scope=scope, stop=stop)
 
     @or_end
@@ -184,25 +162,14 @@ class RowLookup:
             self._host.end(row)
 
 
-def steps_ahead(vllm_config: Any) -> int:
-    """How many steps a worker may begin before it learns that a request has ended."""
-    batches = getattr(vllm_config, "max_concurrent_batches", None)
-    if batches is None:
-        scheduler = vllm_config.scheduler_config
-        batches = 2 if getattr(scheduler, "async_scheduling", False) else 1
-    return int(batches) - 1
-
-
-def stop_of(request: Any, prompt_length: int, max_tokens: int) -> Stop:
+def stop_of(stop: Stop, params: Any) -> Stop:
     """How vLLM's scheduler ends a request for its tokens (``check_stop``), without stop strings,
-    which are found elsewhere. ``request``: as the scheduler describes it; None: not known."""
-    params = getattr(request, "sampling_params", None)
-    ends = [*(getattr(params, "stop_token_ids", None) or ())]
-    if (eos := getattr(params, "eos_token_id", None)) is not None:
-        ends.append(eos)
-    stop = Stop(tuple(ends), prompt_length + max_tokens, prompt_length)
-    repetition = getattr(params, "repetition_detection", None)
-    if params is None or repetition is None:
+    which are found elsewhere. ``stop`` says what is known without the sampling parameters."""
+    ends = params.stop_token_ids or ()
+    if params.eos_token_id is not None:
+        ends = *ends, params.eos_token_id
+    stop = stop._replace(tokens=tuple(ends))
+    if (repetition := params.repetition_detection) is None:
         return stop
     return stop._replace(
         min_output=params.min_tokens,
@@ -219,18 +186,12 @@ def is_warm_up(input_batch: Any) -> bool:
     return any(n.startswith("_") and "warmup_" in n and n.endswith("_") for n in first)
 
 
-def telling(add_requests: Callable[..., None]) -> Callable[..., None]:
+def add_requests(stock: Callable[..., None], runner: Any, scheduler_output: Any) -> None:
     """vLLM's ``GPUModelRunner.add_requests`` for a runner whose speculator is to know of them."""
-
-    @functools.wraps(add_requests)
-    def told(self: Any, scheduler_output: Any) -> None:
-        speculator = getattr(self, "speculator", None)
-        lookup = getattr(speculator, BESIDE, speculator)
-        if isinstance(lookup, RowLookup):
-            lookup.announce(scheduler_output.scheduled_new_reqs)
-        add_requests(self, scheduler_output)
-
-    return told
+    lookup = getattr(runner.speculator, BESIDE, runner.speculator)
+    if isinstance(lookup, RowLookup):
+        lookup._announced |= {new.req_id: new for new in scheduler_output.scheduled_new_reqs}
+    stock(runner, scheduler_output)
 
 
 def doubt_of_state(device: torch.device, req_states: Any, kernel: str) -> str:
@@ -251,14 +212,9 @@ def doubt_of_state(device: torch.device, req_states: Any, kernel: str) -> str:
     for name in ("add_request", "remove_request", "req_id_to_index"):
         if not hasattr(req_states, name):
             return f"the runner's state has no {name}"
-    found_arguments = parameters(req_states.add_request)
-    expected_arguments = ("req_id", "prompt_len", "all_token_ids", "max_tokens")
-    if not {*expected_arguments} <= {*found_arguments}:
-        return (
-            f"add_request takes ({', '.join(found_arguments)}), expected "
-            f"{', '.join(expected_arguments)} among them"
-        )
-    return ""
+    read = {"req_id", "prompt_len", "all_token_ids", "max_tokens"}
+    lacking = ", ".join(sorted(read - {*parameters(req_states.add_request)}))
+    return f"add_request takes no {lacking}" if lacking else ""
 
 
 class NgramSpeculator(RowLookup):
@@ -280,9 +236,8 @@ class NgramSpeculator(RowLookup):
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
         options = read_options(vllm_config, self._method)
         speculative = vllm_config.speculative_config
-        super().__init__(
-            vllm_config, options, device, req_states, f"{speculative.method}, V2 runner"
-        )
+        method = f"{speculative.method}, V2 runner"
+        super().__init__(vllm_config, options, device, req_states, method)
         asked = getattr(speculative, "enable_adaptive_verification", False)
         self.enable_adaptive_verification = asked and options.ngram.cost_limit is not None
         """Whether the runner asks how likely each draft token is to be accepted."""
@@ -307,8 +262,6 @@ class NgramSpeculator(RowLookup):
         last_hidden_states: object,
         aux_hidden_states: object,
         num_sampled: torch.Tensor,
-        num_rejected: object,
-        last_sampled: object,
         *args: object,
         dummy_run: bool = False,
         **kwargs: object,
@@ -343,7 +296,7 @@ def in_place_of(
         _method = method
 
         def __new__(cls, vllm_config: Any, device: torch.device, req_states: Any) -> Any:
-            on_host = drafts_on_host(read_options(vllm_config, method), device.type)
+            on_host = read_options(vllm_config, method).drafts_on_host(device.type)
             doubt = doubt_of_state(device, req_states, "" if on_host else "ngram_propose")
             if not doubt:
                 return super().__new__(cls)

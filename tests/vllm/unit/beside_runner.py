@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import configs
 import torch
 from v2_state import RequestState, batch_of
-from vllm_config import vllm_config
 
 R, S, K, VOCAB = 6, 96, 4, 64
 
@@ -63,17 +64,9 @@ TWICE = [*PASSAGE, *PASSAGE[:12]]
 ONCE = list(range(30, 62))
 
 
-def config(*, method: str = "draft_model", rank: int = 0, k: int = K, **options: Any) -> Any:
-    made = vllm_config(
-        k=k,
-        additional_config={"ngram_npu": {"beside": True, **options}},
-        max_model_len=S,
-        max_num_seqs=R,
-        rank=rank,
-        method=method,
-    )
-    made.model_config.get_vocab_size = lambda: VOCAB
-    return made
+config = functools.partial(
+    configs.config, method="draft_model", k=K, rows=R, length=S, vocabulary=VOCAB, beside=True
+)
 
 
 def step(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ngram_npu import set_num_threads
 from ngram_npu.vllm import v1_host
 
 
@@ -14,6 +15,13 @@ from ngram_npu.vllm import v1_host
 def _indexed_however_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the index would never be used: tests have few tokens."""
     monkeypatch.setattr(v1_host, "SCANNED_TOKENS", -1)
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """A drafter sets how many, for the process."""
+    yield
+    set_num_threads(0)
 
 
 @pytest.fixture(autouse=True, scope="module")

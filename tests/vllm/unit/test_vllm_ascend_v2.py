@@ -7,6 +7,7 @@ in either case, since Triton has no NPU here.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Iterator
@@ -14,14 +15,14 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from configs import config
 from ngram_npu import _library
 from ngram_npu.vllm import plugin, v2
+from reference.drafting import draft_for
 from torch import Tensor
-from v2_state import RequestState, batch_of
-from vllm_config import vllm_config
+from v2_state import RandomState, RequestState, propose
 
 R, S, K, VOCABULARY = 6, 96, 4, 3
 CPU = torch.device("cpu")
@@ -80,13 +81,9 @@ def launch(
     for i, length in enumerate(num_tokens.tolist()):
         new = [t for t in sampled[i].tolist() if -1 < t < vocab_size and not discard[i]]
         row = (token_ids[i, :length].tolist() + new)[: token_ids.shape[1]]
-        for n in range(max_n, min_n - 1, -1):
-            starts = [p for p in range(len(row) - n) if row[p : p + n] == row[-n:]]
-            if new and starts:
-                draft = row[starts[0] + n :][:k]
-                counts[i] = len(draft)
-                drafts[i, : len(draft)] = torch.tensor(draft)
-                break
+        draft = draft_for(row, min_n, max_n, k, 0, False, 2 * S)[0] if new else []
+        counts[i] = len(draft)
+        drafts[i, : len(draft)] = torch.tensor(draft)
     return None, drafts, counts, None
 
 
@@ -109,55 +106,25 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     sys.meta_path[:] = finders
 
 
-def _config(**options: Any) -> Any:
-    config = vllm_config(
-        k=K,
-        additional_config={"ngram_npu": options},
-        max_model_len=S,
-        max_num_seqs=R,
-        method="ngram_gpu",
-        prompt_lookup_min=2,
-        prompt_lookup_max=4,
-    )
-    config.model_config.get_vocab_size = lambda: VOCABULARY
-    return config
+_config = functools.partial(config, k=K, rows=R, length=S, vocabulary=VOCABULARY)
 
 
-def _propose(
-    speculator: Any, state: RequestState, rows: list[int], sampled: list[int], **more: Any
-) -> Any:
-    batch = batch_of(rows)
-    batch.idx_mapping = batch.idx_mapping.int()
-    counts = torch.tensor(sampled, dtype=torch.int32)
-    rest = (None, counts, None, state.last_sampled_tokens, None, None, None)
-    drafts = speculator.propose(batch, None, None, None, *rest, num_speculative_tokens=K, **more)
-    assert drafts.dtype == torch.int64
-    return drafts.tolist()
+def _propose(speculator: Any, state: RequestState, *given: Any, **more: Any) -> Any:
+    return propose(speculator, state, *given, num_speculative_tokens=K, **more).tolist()
 
 
 def _unlike(module: Any, **options: Any) -> tuple[int, int]:
     """How many rows of random steps differ from theirs, and how many have a draft. A place of each
     batch has no request."""
-    state, draw = RequestState(R, S), np.random.default_rng(3)
+    state = RandomState(R, S, K + 1, seed=3)
     theirs = module.AscendNgramSpeculator(_config(), CPU, state)
     plugin.install_ascend()
     ours = module.AscendNgramSpeculator(_config(**options), CPU, state)
     assert isinstance(ours, v2.NgramSpeculator)
     assert not isinstance(theirs, v2.NgramSpeculator)
+    state.fill()
     differ = drafted = 0
-    for step in range(60):
-        rows = draw.permutation(R)[: step % R].tolist()
-        sampled = draw.integers(0, K + 2, len(rows)).tolist()
-        for i, row in enumerate(rows):
-            if (
-                step == i
-                or state.total_len.gpu[row] + sampled[i] > S
-                or row not in set(state.req_id_to_index.values())
-            ):
-                sampled[i] = 0
-                state.begin(f"{step}-{row}", row, draw.integers(0, VOCABULARY, 40).tolist())
-            elif sampled[i]:
-                state.sample(row, draw.integers(0, VOCABULARY, sampled[i]).tolist())
+    for rows, sampled in state.steps(R - 1):
         given = [*rows, -1], [*sampled, 1]
         expected, got = (_propose(speculator, state, *given) for speculator in (theirs, ours))
         assert expected[-1] == [-1] * K

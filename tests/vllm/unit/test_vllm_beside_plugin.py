@@ -17,17 +17,23 @@ CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("info")
 
 
+def _installed(monkeypatch: pytest.MonkeyPatch, **functions: Any) -> Any:
+    """The runner's module with these functions, after the plugin."""
+    module = ModuleType(RUNNER)
+    vars(module).update(functions)
+    monkeypatch.setitem(sys.modules, RUNNER, module)
+    plugin.install_beside()
+    plugin.install_beside()
+    return module
+
+
 def _made_by_the_runner(
     speculator: Any, given: Any, monkeypatch: pytest.MonkeyPatch, state: Any = None
 ) -> Any:
     def init_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> Any:
         return speculator
 
-    module = ModuleType(RUNNER)
-    module.init_speculator = init_speculator  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, RUNNER, module)
-    plugin.install_beside()
-    plugin.install_beside()
+    module = _installed(monkeypatch, init_speculator=init_speculator)
     return module.init_speculator(given, CPU, req_states=state or State())
 
 
@@ -94,8 +100,8 @@ def test_the_v1_runner_says_that_it_has_no_effect(caplog: pytest.LogCaptureFixtu
         def __init__(self, vllm_config: Any, device: Any) -> None:
             made.append((vllm_config, device))
 
-    plugin._tell_of_beside(GPUModelRunner)
-    plugin._tell_of_beside(GPUModelRunner)
+    for _ in range(2):
+        plugin.wrap(GPUModelRunner, "__init__", plugin._without_beside)
     asked, other = config(), config()
     other.additional_config = {}
     GPUModelRunner(other, CPU)
@@ -184,16 +190,7 @@ def test_a_runner_that_makes_its_speculator_otherwise(
     def init_speculator(vllm_config: Any, device: Any) -> Any:
         return StandaloneARSpeculator()
 
-    module = ModuleType(RUNNER)
-    module.init_speculator = init_speculator  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, RUNNER, module)
-    plugin.install_beside()
+    module = _installed(monkeypatch, init_speculator=init_speculator)
     assert not hasattr(module.init_speculator(config(), CPU), BESIDE)
     assert "init_speculator takes (vllm_config, device), expected" in caplog.messages[0]
-
-
-def test_a_runner_without_the_function_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType(RUNNER)
-    monkeypatch.setitem(sys.modules, RUNNER, module)
-    plugin.install_beside()
-    assert not hasattr(module, "init_speculator")
+    assert not hasattr(_installed(monkeypatch), "init_speculator")

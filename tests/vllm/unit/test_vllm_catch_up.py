@@ -6,21 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from configs import config
 from ngram_npu import _C
 from ngram_npu.index import NgramIndex
 from ngram_npu.vllm import NgramProposer, v1_host
 from vllm_config import vllm_config
 
 
-def _proposer(engine: str, *, rows: int = 8, max_model_len: int, **more: Any) -> Any:
-    section = {"prompt_lookup_min": 2, "prompt_lookup_max": 4, "engine": engine, **more}
-    config = vllm_config(
-        additional_config={"ngram_npu": section},
-        max_model_len=max_model_len,
-        max_num_seqs=rows,
-        k=4,
-    )
-    return NgramProposer(config)
+def _proposer(engine: str, **more: Any) -> Any:
+    return NgramProposer(config(method="custom_class", engine=engine, **more))
 
 
 def _caught_up(
@@ -107,12 +101,12 @@ def test_a_step_of_few_tokens_is_scanned(monkeypatch: pytest.MonkeyPatch) -> Non
         (200, 11, False),
     ):
         arguments = [[1]] * rows, np.full(rows, length, np.int32), token_ids
-        proposer = _proposer("index", rows=200, max_model_len=1300)
-        expected = _proposer("scan", rows=200, max_model_len=1300).propose(*arguments)
+        proposer = _proposer("index", rows=200, length=1300)
+        expected = _proposer("scan", rows=200, length=1300).propose(*arguments)
         assert proposer.propose(*arguments) == expected
         assert (proposer.engine.index is None) == scanned
     ladder = NgramProposer(
-        vllm_config(additional_config={"ngram_npu": {"sizes": "ladder"}}, max_model_len=1300)
+        vllm_config(additional_config={"ngram_npu": {"sizes": "ladder"}}, length=1300)
     )
     ladder.propose([[1]], np.full(1, 20, np.int32), token_ids)
     assert ladder.engine.index is not None
@@ -122,8 +116,8 @@ def test_a_step_of_few_tokens_is_scanned(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_drafts_are_the_scans_while_prompts_are_caught_up_with(match_policy: str) -> None:
     token_ids = np.random.default_rng(1).integers(0, 12, (4, 4000), np.int32)
     lengths = np.array([3000, 2000, 1500, 2500], np.int32)
-    index = _proposer("index", max_model_len=4000, match_policy=match_policy)
-    scan = _proposer("scan", max_model_len=4000, match_policy=match_policy)
+    index = _proposer("index", length=4000, match_policy=match_policy)
+    scan = _proposer("scan", length=4000, match_policy=match_policy)
     answered = []
     for _ in range(800):
         lengths += 1

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from configs import config
 from fresh_index import drafts_of
 from ngram_npu.vllm import NgramProposer, startup, v1_host
-from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.v1_host import IndexedRows, ScannedRows, StockNgramProposer
 from test_vllm_rows import WIDTH, Runner
 from vllm_config import vllm_config
@@ -24,22 +24,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(v1_host, "LEAST_TOKENS_PER_STEP", 32768)
 
 
-def _proposer(
-    engine: str,
-    *,
-    high: int = 4,
-    rows: int = 8,
-    max_model_len: int = WIDTH,
-    **more: Any,
-) -> Any:
-    section = {"prompt_lookup_min": 2, "prompt_lookup_max": high, "engine": engine, **more}
-    config = vllm_config(
-        additional_config={"ngram_npu": section},
-        max_model_len=max_model_len,
-        max_num_seqs=rows,
-        k=K,
-    )
-    return NgramProposer(config)
+def _proposer(engine: str, *, high: int = 4, length: int = WIDTH, **more: Any) -> Any:
+    more |= {"engine": engine, "lookup": (2, high), "length": length, "k": K}
+    return NgramProposer(config(method="custom_class", **more))
 
 
 def _index_engine(proposer: NgramProposer) -> IndexedRows:
@@ -142,7 +129,7 @@ def test_a_slot_of_a_request_that_is_gone_keeps_nothing_of_it() -> None:
 @pytest.mark.usefixtures("at_once")
 def test_memory_is_taken_from_requests_that_are_gone_while_others_grow() -> None:
     """Not only when a new request arrives."""
-    proposer = _proposer("index", rows=8, max_model_len=6000)
+    proposer = _proposer("index", rows=8, length=6000)
     engine = _index_engine(proposer)
     engine._cache_config = SimpleNamespace(num_gpu_blocks=1500, block_size=16)
     token_ids = np.random.default_rng(0).integers(0, 9999, (8, 6000), np.int32)
@@ -163,7 +150,7 @@ def test_memory_is_taken_from_requests_that_are_gone_while_others_grow() -> None
 def test_requests_that_take_turns_keep_their_memory() -> None:
     """Like a pipeline's micro-batches, all of them running, in memory that is more than half
     full."""
-    proposer = _proposer("index", rows=8, max_model_len=6000)
+    proposer = _proposer("index", rows=8, length=6000)
     engine = _index_engine(proposer)
     engine._cache_config = SimpleNamespace(num_gpu_blocks=1750, block_size=16)
     token_ids = np.random.default_rng(0).integers(0, 9999, (2, 3, 6000), np.int32)
@@ -241,7 +228,7 @@ def test_auto_is_the_index_where_it_can_be_and_pays(
     caplog: pytest.LogCaptureFixture, high: int, max_model_len: int, engine: str
 ) -> None:
     with caplog.at_level(logging.INFO, "vllm.ngram_npu"):
-        made = _proposer("auto", high=high, max_model_len=max_model_len).engine
+        made = _proposer("auto", high=high, length=max_model_len).engine
     assert type(made) is {"index": IndexedRows, "scan": ScannedRows}[engine]
     assert f" engine={engine} " in caplog.messages[0]
 
@@ -256,21 +243,3 @@ def test_a_ladder_is_the_index_however_short_the_rows_and_says_so(
     assert "): lookup=ladder min_draft_probability=0.177 num_speculative_tokens=4 " in line
     assert " engine=index " in line
     assert "prompt_lookup" not in line
-
-
-@pytest.mark.parametrize(
-    ("section", "refused"),
-    [
-        ({"engine": "auto"}, ""),
-        ({"engine": "index"}, "engine: expected 'auto' or 'scan' on cuda, got 'index'"),
-        ({"sizes": "ladder"}, "sizes: expected 'consecutive' on cuda, got 'ladder'"),
-    ],
-)
-def test_a_gpu_has_no_index(section: dict[str, str], refused: str) -> None:
-    config = vllm_config(max_model_len=8193, additional_config={"ngram_npu": section})
-    options = read_options(config, "custom_class")
-    if not refused:
-        assert not startup.takes_index(options, "cuda")
-        return
-    with pytest.raises(ValueError, match=f"^ngram_npu: {refused}: the index is in host memory$"):
-        startup.takes_index(options, "cuda")

@@ -22,8 +22,13 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
+def _read(method: Any, options: Any = None, **of_vllm: Any) -> Options:
+    section = {} if options is None else {"ngram_npu": options}
+    return read_options(vllm_config(additional_config=section, **of_vllm), method)
+
+
 def _section(**options: Any) -> Options:
-    return read_options(vllm_config(additional_config={"ngram_npu": options}), "custom_class")
+    return _read("custom_class", options)
 
 
 def _lookup(options: Options) -> tuple[int, int]:
@@ -31,44 +36,32 @@ def _lookup(options: Options) -> tuple[int, int]:
 
 
 def test_defaults() -> None:
-    options = read_options(vllm_config(k=3, max_model_len=77), "custom_class")
+    options = _read("custom_class", k=3, max_model_len=77)
     config = options.ngram
     assert (config.min_n, config.max_n, config.k, config.max_len) == (2, 5, 3, 77)
     assert (config.match_policy, config.overlap) == ("earliest", False)
     assert (options.engine, options.num_threads, options.sources) == ("auto", 1, ())
 
 
-def test_additional_config() -> None:
-    options = _section(
-        prompt_lookup_min=3,
-        prompt_lookup_max=6,
-        match_policy="latest",
-        overlap=True,
-        engine="scan",
-        num_threads=2,
-    )
+GIVEN = {
+    "prompt_lookup_min": 3,
+    "prompt_lookup_max": 6,
+    "match_policy": "latest",
+    "overlap": True,
+    "engine": "scan",
+    "num_threads": 0,
+}
+
+
+@pytest.mark.parametrize("source", ["additional_config['ngram_npu']", "the environment"])
+def test_options_are_read(environment: pytest.MonkeyPatch, source: str) -> None:
+    in_environment = source == "the environment"
+    for name, value in GIVEN.items() if in_environment else ():
+        environment.setenv(f"NGRAM_NPU_VLLM_{name.upper()}", str(value))
+    options = _section(**({} if in_environment else GIVEN))
     assert _lookup(options) == (3, 6)
     assert (options.ngram.match_policy, options.ngram.overlap) == ("latest", True)
-    assert (options.engine, options.num_threads) == ("scan", 2)
-    assert options.sources == ("additional_config['ngram_npu']",)
-
-
-def test_environment(environment: pytest.MonkeyPatch) -> None:
-    values = {
-        "PROMPT_LOOKUP_MIN": "3",
-        "PROMPT_LOOKUP_MAX": "4",
-        "MATCH_POLICY": "latest",
-        "OVERLAP": "true",
-        "ENGINE": "scan",
-        "NUM_THREADS": "0",
-    }
-    for name, value in values.items():
-        environment.setenv(f"NGRAM_NPU_VLLM_{name}", value)
-    options = read_options(vllm_config(), "custom_class")
-    assert _lookup(options) == (3, 4)
-    assert (options.ngram.match_policy, options.ngram.overlap) == ("latest", True)
-    assert (options.engine, options.num_threads) == ("scan", 0)
-    assert options.sources == ("the environment",)
+    assert (options.engine, options.num_threads, options.sources) == ("scan", 0, (source,))
 
 
 def test_additional_config_comes_before_the_environment(environment: pytest.MonkeyPatch) -> None:
@@ -96,10 +89,8 @@ def test_a_ladder(
         environment.setenv("NGRAM_NPU_VLLM_SIZES", "ladder")
         environment.setenv("NGRAM_NPU_VLLM_MIN_DRAFT_PROBABILITY", "0.177")
         section = {}
-    config = vllm_config(
-        additional_config={"ngram_npu": section}, prompt_lookup_min=3, prompt_lookup_max=40
-    )
-    ngram = read_options(config, method).ngram
+    given = {"prompt_lookup_min": 3, "prompt_lookup_max": 40}
+    ngram = _read(method, section, **given).ngram
     assert (ngram.is_ladder, ngram.min_n, ngram.max_n) == (True, 1, 16)
     assert (ngram.match_policy, ngram.overlap) == ("latest", True)
     if limit is None or method in ("custom_class", "ngram"):
@@ -107,17 +98,16 @@ def test_a_ladder(
     else:
         assert LEAST_UNCUT <= ngram.cost_limit < 2**31
     environment.setenv("NGRAM_NPU_VLLM_MIN_DRAFT_PROBABILITY", "none")
-    config.additional_config = {"ngram_npu": {"sizes": "ladder", "overlap": False}}
-    ngram = read_options(config, method).ngram
+    ngram = _read(method, {"sizes": "ladder", "overlap": False}, **given).ngram
     assert (ngram.overlap, ngram.cost_limit) == (False, None)
 
 
 @pytest.mark.parametrize("method", ["ngram_gpu", "v2", "beside"])
 def test_drafts_that_vllm_verifies_in_part_end_by_their_cost(method: Any) -> None:
-    config = vllm_config(enable_adaptive_verification=method != "ngram_gpu")
     section = {"sizes": "ladder", "min_draft_probability": 0.177, "drafts": "trimmed"}
-    config.additional_config = {"ngram_npu": section}
-    assert read_options(config, method).ngram.cost_limit == 40
+    adaptive = method != "ngram_gpu"
+    options = _read(method, section, enable_adaptive_verification=adaptive)
+    assert options.ngram.cost_limit == 40
 
 
 @pytest.mark.parametrize("name", ["prompt_lookup_min", "prompt_lookup_max"])
@@ -127,7 +117,7 @@ def test_one_of_two_is_both_as_in_vllm(name: str) -> None:
 
 def test_the_switch_itself_is_no_option(environment: pytest.MonkeyPatch) -> None:
     environment.setenv("NGRAM_NPU_VLLM", "1")
-    assert read_options(vllm_config(), "custom_class").sources == ()
+    assert _read("custom_class").sources == ()
 
 
 def test_what_is_not_ours_is_left_alone() -> None:
@@ -147,13 +137,12 @@ def test_a_section_that_looks_like_ours_is_a_typo(name: str) -> None:
 
 
 def test_the_v2_runner_has_the_latest_match_and_no_limit() -> None:
-    config = vllm_config(prompt_lookup_min=3, prompt_lookup_max=7, max_model_len=77)
-    options = read_options(config, "v2")
+    given = {"prompt_lookup_min": 3, "prompt_lookup_max": 7, "max_model_len": 77}
+    options = _read("v2", **given)
     assert _lookup(options) == (3, 7)
     assert (options.ngram.match_policy, options.ngram.max_len) == ("latest", None)
     assert options.max_model_len == 77
-    config.additional_config = {"ngram_npu": {"match_policy": "earliest"}}
-    assert read_options(config, "v2").ngram.match_policy == "earliest"
+    assert _read("v2", {"match_policy": "earliest"}, **given).ngram.match_policy == "earliest"
 
 
 @pytest.mark.parametrize(
@@ -183,13 +172,26 @@ def test_the_v2_runner_has_the_latest_match_and_no_limit() -> None:
         ({"sizes": "ladder", "min_draft_probability": 0}, "expected above 0, at most 1, got 0"),
         ({"min_draft_probability": "0.5"}, "expected float, got '0.5'"),
         ({"min_draft_probability": True}, "expected float, got True"),
+        ({"drafts": "full"}, "drafts: expected one of padded, trimmed, got 'full'"),
+        ({"lookup": "1-8"}, "lookup: expected one of ngram, 1-16, ladder, auto, got '1-8'"),
+        (
+            {"lookup": "1-16", "sizes": "ladder"},
+            "lookup='1-16' contradicts sizes='ladder', its",
+        ),
+        ({"lookup": "1-16", "engine": "index"}, "for 'index', got 1 to 16"),
+        ({"lookup": "auto", "store": "now"}, "store: expected 'live', 'finish' or None, got 'now'"),
+        ({"lookup": "ladder", "store": "live"}, "store: expected None without"),
+        ({"store_tokens": 5000}, "store_tokens: expected none without a store"),
+        ({"store_file": "x"}, "store_file: expected none without a store"),
+        ({"store_seed": "x"}, "store_seed: expected none without a store"),
+        ({"store_save_minutes": -1}, "store_save_minutes: expected 0 to 1000000, got -1"),
+        ({"store_token": 1}, "unknown option 'store_token'"),
         ("on", "expected a mapping of options, got 'on'"),
     ],
 )
 def test_what_cannot_be_meant_is_one_clear_line(section: Any, message: str) -> None:
-    config = vllm_config(additional_config={"ngram_npu": section})
     with pytest.raises(ValueError) as raised:
-        read_options(config, "custom_class")
+        _read("custom_class", section)
     assert message in str(raised.value)
     assert str(raised.value).startswith("ngram_npu: ")
     assert "\n" not in str(raised.value)
@@ -211,43 +213,39 @@ def test_the_same_for_the_environment(
 ) -> None:
     environment.setenv(f"NGRAM_NPU_VLLM_{name}", value)
     with pytest.raises(ValueError) as raised:
-        read_options(vllm_config(), "custom_class")
+        _read("custom_class")
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
 def test_beside_a_neural_drafter(environment: pytest.MonkeyPatch) -> None:
     """A custom class has no lookup of its own to agree with."""
-    options = read_options(vllm_config(), "beside")
+    options = _read("beside")
     assert _lookup(options) == (2, 16)
     ngram = options.ngram
     assert (ngram.match_policy, ngram.overlap, ngram.max_len) == ("latest", True, None)
     assert (options.beside, options.beside_threshold, options.dense_rows) == (True, 0, True)
-    assert not read_options(vllm_config(), "custom_class").beside
+    assert not _read("custom_class").beside
     environment.setenv("NGRAM_NPU_VLLM_OVERLAP", "0")
     environment.setenv("NGRAM_NPU_VLLM_BESIDE_THRESHOLD", "1.5")
     environment.setenv("NGRAM_NPU_VLLM_DENSE_ROWS", "0")
-    options = read_options(vllm_config(), "beside")
+    options = _read("beside")
     found = options.ngram.overlap, options.beside_threshold, options.dense_rows
     assert found == (False, 1.5, False)
 
 
-def test_the_stock_method_keeps_its_own_options() -> None:
-    config = vllm_config(prompt_lookup_min=3, prompt_lookup_max=7)
-    assert _lookup(read_options(config, "ngram")) == (3, 7)
-    config.additional_config = {"ngram_npu": {"prompt_lookup_min": 3, "match_policy": "latest"}}
-    assert read_options(config, "ngram").ngram.match_policy == "latest"
-
-
-def test_an_option_that_contradicts_the_stock_method(environment: pytest.MonkeyPatch) -> None:
+def test_the_stock_method_keeps_its_own_lookup(environment: pytest.MonkeyPatch) -> None:
+    given = {"prompt_lookup_min": 3, "prompt_lookup_max": 7}
+    options = _read("ngram", {"prompt_lookup_min": 3, "match_policy": "latest"}, **given)
+    assert (*_lookup(options), options.ngram.match_policy) == (3, 7, "latest")
     environment.setenv("NGRAM_NPU_VLLM_PROMPT_LOOKUP_MAX", "9")
     with pytest.raises(ValueError, match="contradicts speculative_config, which decides"):
-        read_options(vllm_config(prompt_lookup_min=3, prompt_lookup_max=7), "ngram")
+        _read("ngram", **given)
 
 
 def test_more_draft_tokens_than_the_operators_give() -> None:
     with pytest.raises(ValueError, match="k: expected 1 to 64, got 65"):
-        read_options(vllm_config(k=65), "custom_class")
+        _read("custom_class", k=65)
 
 
 @pytest.mark.parametrize("name", ["is_hybrid", "has_inner_state"])
@@ -289,9 +287,7 @@ def test_drafting_is_kept_up_where_layers_keep_a_state(name: str) -> None:
 )
 def test_lookup(method: Any, given: dict[str, Any], expected: tuple[Any, ...]) -> None:
     """By the option alone, whatever vLLM's own fields say."""
-    config = vllm_config(prompt_lookup_min=3, prompt_lookup_max=7)
-    config.additional_config = {"ngram_npu": given}
-    options = read_options(config, method)
+    options = _read(method, given, prompt_lookup_min=3, prompt_lookup_max=7)
     ngram = options.ngram
     found = ngram.match_policy, ngram.overlap, options.min_draft_probability
     assert (options.lookup, *_lookup(options), *found) == expected
@@ -303,25 +299,6 @@ def test_a_lookup_wins_over_our_own_bounds_too() -> None:
     options = _section(lookup="1-16", prompt_lookup_max=4)
     assert _lookup(options) == (1, 16)
     assert options.overruled == "prompt_lookup_max=4"
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"lookup": "1-8"}, "lookup: expected one of ngram, 1-16, ladder, auto, got '1-8'"),
-        (
-            {"lookup": "1-16", "sizes": "ladder"},
-            "lookup='1-16' contradicts sizes='ladder', its older spelling",
-        ),
-        (
-            {"lookup": "1-16", "engine": "index"},
-            "for 'index', got 1 to 16",
-        ),
-    ],
-)
-def test_a_wrong_lookup(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        _section(**given)
 
 
 @pytest.mark.parametrize(

@@ -53,13 +53,6 @@ def _replaced() -> bool:
     return module.NgramProposer is plugin.StockNgramProposer
 
 
-def test_the_module_is_waited_for_not_imported(stock: Stock) -> None:
-    stock(KNOWN)
-    plugin.install()
-    assert plugin.MODULE not in sys.modules
-    assert _replaced()
-
-
 def test_who_only_looks_for_the_module_changes_nothing(stock: Stock) -> None:
     stock(KNOWN)
     plugin.install()
@@ -106,13 +99,16 @@ def test_a_module_already_imported(stock: Stock) -> None:
     assert _replaced()
 
 
-def test_more_than_once(stock: Stock, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_module_is_waited_for_not_imported_and_once(
+    stock: Stock, caplog: pytest.LogCaptureFixture
+) -> None:
     stock(KNOWN)
     finders = len(sys.meta_path)
     plugin.install()
     waiting = len(sys.meta_path)
     plugin.install()
     assert len(sys.meta_path) == waiting > finders
+    assert plugin.MODULE not in sys.modules
     assert _replaced()
     assert len(sys.meta_path) == waiting - 1
     plugin.install()
@@ -149,7 +145,9 @@ def test_the_module_is_otherwise_what_it_would_be(stock: Stock) -> None:
             "there is no NgramProposer.load_model",
             id="a-method",
         ),
-        pytest.param("STOCK = NgramProposer = None", "has no class NgramProposer", id="no-class"),
+        pytest.param(
+            "STOCK = NgramProposer = None", "there is no class NgramProposer", id="no-class"
+        ),
     ],
 )
 def test_an_unknown_vllm_is_left_as_it_is(
@@ -189,13 +187,6 @@ def test_a_vllm_without_the_module(
     plugin.install()
     assert len(caplog.messages) == 1
     assert "is not found: RuntimeError: one two" in caplog.text
-
-
-def test_a_module_that_does_not_import_fails_as_it_would(stock: Stock) -> None:
-    stock("raise RuntimeError('theirs')")
-    plugin.install()
-    with pytest.raises(RuntimeError, match="theirs"):
-        _module()
 
 
 KNOWN_V2 = """
@@ -248,18 +239,9 @@ def test_the_class_of_the_v2_runner_is_replaced(
 
 
 @pytest.mark.usefixtures("info")
-def test_a_vllm_without_a_v2_runner_has_nothing_to_be_replaced(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    plugin.install_v2()
-    assert caplog.messages == []
-
-
-@pytest.mark.usefixtures("info")
 @pytest.mark.parametrize(
     ("text", "doubt"),
     [
-        pytest.param("", "has no class NgramGPUSpeculator", id="no-class"),
         pytest.param(
             KNOWN_V2.replace("num_sampled, num_rejected", "num_rejected, num_sampled"),
             "NgramGPUSpeculator.propose takes (self, input_batch,",
@@ -267,21 +249,6 @@ def test_a_vllm_without_a_v2_runner_has_nothing_to_be_replaced(
         ),
         pytest.param(
             KNOWN_V2.replace("dummy_run=False, ", ""), "propose takes (self,", id="no-dummy-run"
-        ),
-        pytest.param(
-            KNOWN_V2.replace("device, req_states", "device"),
-            "__init__ takes (self, vllm_config, device), expected (self, vllm_config, device, req",
-            id="another-constructor",
-        ),
-        pytest.param(
-            KNOWN_V2.replace("def capture(self)", "def capture_graphs(self)"),
-            "there is no NgramGPUSpeculator.capture",
-            id="another-method",
-        ),
-        pytest.param(
-            KNOWN_V2.replace("    def capture(self): ...\n", ""),
-            "there is no NgramGPUSpeculator.capture",
-            id="a-method-less",
         ),
         pytest.param(
             KNOWN_V2.replace("draft_logits = None", "draft_logits = None; confidences = None"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import runpy
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -49,40 +51,6 @@ class Ascend:
         return None
 
 
-class OneMore:
-    def propose_draft_token_ids(self: Any, k: Any, sampled_token_ids: Any, batch: Any) -> Any:
-        if self.speculative_config.method == "custom_class":
-            return self.drafter.propose(
-                k, sampled_token_ids, batch.num_tokens_no_spec, batch.token_ids_cpu
-            )
-        return None
-
-
-class OtherOrder:
-    def propose_draft_token_ids(self: Any, sampled_token_ids: Any, batch: Any) -> Any:
-        if self.speculative_config.method == "custom_class":
-            return self.drafter.propose(
-                sampled_token_ids, batch.token_ids_cpu, batch.num_tokens_no_spec
-            )
-        return None
-
-
-class OtherKeyword:
-    def propose_draft_token_ids(self: Any, sampled_token_ids: Any, batch: Any) -> Any:
-        if self.speculative_config.method == "custom_class":
-            return self.drafter.propose(
-                sampled_token_ids, batch.num_tokens_no_spec, batch.token_ids_cpu, metadata=None
-            )
-        return None
-
-
-class OneLess:
-    def propose_draft_token_ids(self: Any, sampled_token_ids: Any, batch: Any) -> Any:
-        if self.speculative_config.method == "custom_class":
-            return self.drafter.propose(sampled_token_ids, batch.num_tokens_no_spec)
-        return None
-
-
 class Elsewhere:
     def propose_draft_token_ids(self: Any) -> Any:
         return self.drafter.propose()
@@ -120,25 +88,41 @@ def test_vllm_ascend_s_call_passes(made: Made, caplog: pytest.LogCaptureFixture)
     assert runner.propose_draft_token_ids([[2], []]) == [[3, 1, 2], []]
 
 
-def test_of_two_runners_vllm_ascend_s_makes_the_call(made: Made) -> None:
+OTHER = """
+class Runner:
+    def propose_draft_token_ids(self, k, sampled_token_ids, batch):
+        if self.speculative_config.method == "custom_class":
+            return self.drafter.propose({})
+"""
+
+
+def _calling(folder: Path, arguments: str) -> type:
+    """A runner that calls with these arguments; its source can be read."""
+    (folder / "other.py").write_text(OTHER.format(arguments))
+    runner: type = runpy.run_path(str(folder / "other.py"))["Runner"]
+    return runner
+
+
+def test_of_two_runners_vllm_ascend_s_makes_the_call(made: Made, tmp_path: Path) -> None:
     """It is based on vLLM's, which is loaded too."""
     made(Known)
     with pytest.raises(ValueError, match=r"with \(k, sampled_token_ids"):
-        made(OneMore, ASCEND_RUNNER)
+        made(_calling(tmp_path, "k, sampled_token_ids"), ASCEND_RUNNER)
 
 
 @pytest.mark.parametrize(
-    ("runner", "given"),
+    "arguments",
     [
-        (OneMore, "k, sampled_token_ids, num_tokens_no_spec, token_ids_cpu"),
-        (OtherOrder, "sampled_token_ids, token_ids_cpu, num_tokens_no_spec"),
-        (OtherKeyword, "sampled_token_ids, num_tokens_no_spec, token_ids_cpu, metadata="),
-        (OneLess, "sampled_token_ids, num_tokens_no_spec"),
+        "k, sampled_token_ids, num_tokens_no_spec, token_ids_cpu",
+        "sampled_token_ids, token_ids_cpu, num_tokens_no_spec",
+        "sampled_token_ids, num_tokens_no_spec, token_ids_cpu, metadata=None",
+        "sampled_token_ids, num_tokens_no_spec",
     ],
 )
-def test_another_call_is_refused_in_one_line(made: Made, runner: type, given: str) -> None:
+def test_another_call_is_refused_in_one_line(made: Made, tmp_path: Path, arguments: str) -> None:
     with pytest.raises(ValueError) as caught:
-        made(runner)
+        made(_calling(tmp_path, arguments))
+    given = arguments.replace("=None", "=")
     assert str(caught.value).endswith(
         f"is not supported: its runner calls a custom class with ({given}), expected "
         "(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, slot_mappings)"

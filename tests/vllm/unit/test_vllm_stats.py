@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import re
@@ -13,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from configs import config
 from ngram_npu.vllm import NgramProposer, v1_device, v2
 from ngram_npu.vllm import stats as stats_module
 from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.stats import Stats, Verdicts
 from reference.drafting import draft_for
-from v2_state import RequestState, batch_of
-from vllm_config import vllm_config
+from v2_state import RequestState, propose
 
 CPU = torch.device("cpu")
 B, S, K, LOW, HIGH = 5, 160, 3, 2, 4
@@ -87,19 +88,13 @@ class _Loop:
             self.lengths[row] += len(tokens)
 
 
-def _config(method: str, **options: Any) -> Any:
-    lookup = {"prompt_lookup_min": LOW, "prompt_lookup_max": HIGH}
-    more = {"method": method, **lookup} if method != "custom_class" else {}
-    section = {"metrics": True, **({} if more else lookup), **options}
-    config = vllm_config(
-        k=K, max_model_len=S, max_num_seqs=B, additional_config={"ngram_npu": section}, **more
-    )
-    config.model_config.get_vocab_size = lambda: VOCABULARY
-    return config
+_config = functools.partial(
+    config, k=K, rows=B, length=S, lookup=(LOW, HIGH), vocabulary=VOCABULARY, metrics=True
+)
 
 
 def _synchronous(engine: str, loop: _Loop) -> Any:
-    drafter = NgramProposer(_config("custom_class", engine=engine))
+    drafter = NgramProposer(_config(method="custom_class", engine=engine))
     for _ in range(120):
         sampled = loop.step()
         loop.append(sampled)
@@ -111,7 +106,7 @@ def _asynchronous(engine: str, loop: _Loop) -> Any:
     names = [f"{row}" for row in range(B)]
     batch = SimpleNamespace(req_ids=names, num_reqs=B, vocab_size=VOCABULARY)
     runner = SimpleNamespace(input_batch=batch, requests=dict.fromkeys(names))
-    drafter = v1_device.AsyncNgramProposer(_config("ngram_gpu", engine=engine), CPU, runner)
+    drafter = v1_device.AsyncNgramProposer(_config(engine=engine), CPU, runner)
     for _ in range(120):
         sampled = loop.step()
         for row in loop.begun:
@@ -130,7 +125,7 @@ def _second_runner(engine: str, loop: _Loop) -> Any:
     loop.policy = 1
     rows = [4, 2, 0, 1, 3]
     state = RequestState(B, S)
-    speculator = v2.NgramSpeculator(_config("ngram_gpu", engine=engine), CPU, state)
+    speculator = v2.NgramSpeculator(_config(engine=engine), CPU, state)
     for _ in range(120):
         sampled = loop.step()
         for i in loop.begun:
@@ -139,8 +134,7 @@ def _second_runner(engine: str, loop: _Loop) -> Any:
         for row, tokens in zip(rows, sampled, strict=True):
             if tokens:
                 state.sample(row, tokens)
-        num_sampled = torch.tensor([len(s) for s in sampled], dtype=torch.int32)
-        speculator.propose(batch_of(rows), *[None] * 4, num_sampled, None, None)
+        propose(speculator, state, rows, list(map(len, sampled)))
     return speculator
 
 
@@ -166,7 +160,7 @@ def test_who_moved_or_came_anew_is_not_counted() -> None:
     def step(lengths: list[int], num_sampled: list[int]) -> list[int]:
         batch = slice(len(lengths))
         values = np.array([lengths, num_sampled, [3] * len(lengths), [2] * len(lengths)], np.int32)
-        verdicts.observe(batch, *values)
+        verdicts.observe(batch, values)
         return verdicts.take()[:, 3].sum(axis=1).tolist()
 
     assert step([10, 20, 30], [1, 1, 0]) == [0, 0]
@@ -177,8 +171,8 @@ def test_who_moved_or_came_anew_is_not_counted() -> None:
 
 
 def test_without_the_option() -> None:
-    assert v1_device.AsyncNgramProposer(_config("ngram_gpu", metrics=False), CPU)._stats is None
-    drafter = NgramProposer(_config("custom_class", metrics=False))
+    assert v1_device.AsyncNgramProposer(_config(metrics=False), CPU)._stats is None
+    drafter = NgramProposer(_config(method="custom_class", metrics=False))
     assert drafter._stats.verdicts is None
 
 
@@ -199,11 +193,11 @@ class _Event:
 def test_a_gpu_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", _Event)
     monkeypatch.setattr(_Event, "recorded", 0)
-    config = _config("ngram_gpu")
-    options = read_options(config, "ngram_gpu")
-    drafter = v1_device.AsyncNgramProposer(config, CPU)
+    given = _config()
+    options = read_options(given, "ngram_gpu")
+    drafter = v1_device.AsyncNgramProposer(given, CPU)
     drafter.device = torch.device("cuda")
-    stats: Any = stats_module.DeviceStats(drafter, config, options, B, None)
+    stats: Any = stats_module.DeviceStats(drafter, given, options, None)
     for step, arrived in enumerate([0, 0, 1, 1, 4, 6]):
         monkeypatch.setattr(_Event, "arrived", arrived)
         values = torch.tensor([[10 + step], [1], [3], [2]], dtype=torch.int32)
@@ -214,8 +208,8 @@ def test_a_gpu_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class _Engine:
     def __init__(self, method: Any = "custom_class", **options: Any) -> None:
-        config = _config("custom_class", **options)
-        self.stats = Stats(self, config, read_options(config, method))
+        given = _config(method="custom_class", **options)
+        self.stats = Stats(self, given, read_options(given, method))
 
     def observe(self, *, sampled: int = 1, length: int = 10) -> None:
         values = np.array([[length, 9], [sampled, 0], [3, 0], [2, 0]], np.int32)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from ngram_npu import scope_of, set_num_threads
+from configs import config
+from ngram_npu import scope_of
 from ngram_npu.vllm import NgramProposer, plugin, v1_device, v1_host, v2
 from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.sharing import scope_of_request
 from ngram_npu.vllm.v2 import RowLookup
-from v2_state import RequestState, batch_of
-from vllm_config import vllm_config
+from v2_state import RequestState, propose
 
 CPU = torch.device("cpu")
 R, S, K = 6, 400, 4
@@ -24,27 +23,9 @@ LADDER: dict[str, Any] = {"sizes": "ladder", "min_draft_probability": 0.01}
 WORDS = list(range(50, 90))
 
 
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    yield
-    set_num_threads(0)
-
-
 def config_of(rank: int = 0, store: str | None = "live", ranks: int = 1, **options: Any) -> Any:
-    section = {**LADDER, **({} if store is None else {"store": store}), **options}
-    made = vllm_config(
-        k=K,
-        max_model_len=S,
-        max_num_seqs=R,
-        rank=rank,
-        tensor_parallel_size=ranks,
-        additional_config={"ngram_npu": section},
-        method="ngram_gpu",
-        prompt_lookup_min=2,
-        prompt_lookup_max=4,
-    )
-    made.model_config.get_vocab_size = lambda: 1000
-    return made
+    given = {**LADDER, **({} if store is None else {"store": store}), **options}
+    return config(rank=rank, ranks=ranks, k=K, rows=R, length=S, vocabulary=1000, **given)
 
 
 # Options.
@@ -59,23 +40,6 @@ def test_options() -> None:
     parallel = config_of(store_file="/x/y")
     parallel.parallel_config.data_parallel_index = 2
     assert read_options(parallel, "v2").store_file == "/x/y.2"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"store": "now"}, "store: expected 'live', 'finish' or None, got 'now'"),
-        ({"store": "live", "min_draft_probability": None}, "store: expected None without"),
-        ({"store": None, "store_tokens": 5000}, "store_tokens: expected none without a store"),
-        ({"store": None, "store_file": "x"}, "store_file: expected none without a store"),
-        ({"store": None, "store_seed": "x"}, "store_seed: expected none without a store"),
-        ({"store_save_minutes": -1}, "store_save_minutes: expected 0 to 1000000, got -1"),
-        ({"store_token": 1}, "unknown option 'store_token' .* did you mean 'store_tokens'"),
-    ],
-)
-def test_bad_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"ngram_npu: .*{message}"):
-        read_options(config_of(**options), "custom_class")
 
 
 def test_few_tokens_are_refused_at_the_start_and_enough_are_the_default() -> None:
@@ -97,7 +61,8 @@ def lora(number: int, name: str) -> Any:
 
 
 def params(**extra: Any) -> Any:
-    return SimpleNamespace(extra_args=extra or None, max_tokens=1 << 20, stop_token_ids=None)
+    nothing = dict.fromkeys(("stop_token_ids", "eos_token_id", "repetition_detection"))
+    return SimpleNamespace(extra_args=extra or None, max_tokens=1 << 20, **nothing)
 
 
 def test_scopes_of_requests() -> None:
@@ -256,12 +221,6 @@ def test_v1_async_tells_the_finished_from_the_preempted() -> None:
     assert runner.held.statistics.tokens_entered == 42, "all that a said, in one piece"
 
 
-def test_v1_async_off_is_off() -> None:
-    proposer = v1_device.AsyncNgramProposer(config_of(store=None), CPU, SimpleNamespace())
-    assert proposer._slots is not None
-    assert proposer._drafting.store is None
-
-
 # The V2 runner.
 
 
@@ -292,11 +251,8 @@ class GPUModelRunner:
         rows = [states.req_id_to_index[name] for name in said]
         for row, tokens in zip(rows, said.values(), strict=True):
             states.sample(row, tokens)
-        batch = batch_of(rows, list(said))
-        counts = torch.tensor([len(tokens) for tokens in said.values()], dtype=torch.int32)
-        drafts = self.speculator.propose(
-            batch, None, None, None, None, counts, None, states.last_sampled_tokens
-        )
+        counts = [len(tokens) for tokens in said.values()]
+        drafts = propose(self.speculator, states, rows, counts, list(said))
         return dict(zip(said, drafts.tolist(), strict=True))
 
 

@@ -3,10 +3,11 @@ stand-in of a few lines for vLLM's runner."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,19 +16,16 @@ import numpy as np
 import pytest
 import reference
 import torch
+from configs import config
 from fresh_index import drafts_of
-from ngram_npu import NgramConfig, set_num_threads
-from ngram_npu.vllm import plugin, v1_device
-from vllm_config import vllm_config
+from ngram_npu import NgramConfig
+from ngram_npu.ops import workspace_size
+from ngram_npu.vllm import plugin, startup, v1_device, v2
+from torch_calls import TorchCalls
+from v2_state import RandomState, propose
 
 K = 3
 VOCABULARY = 100
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    yield
-    set_num_threads(0)
 
 
 class Runner:
@@ -78,23 +76,11 @@ class Runner:
         return sampled, discard
 
 
-def _config(max_num_seqs: int = 6, **options: Any) -> Any:
-    config = vllm_config(
-        prompt_lookup_min=2,
-        prompt_lookup_max=4,
-        k=K,
-        max_model_len=120,
-        max_num_seqs=max_num_seqs,
-        additional_config={"ngram_npu": options},
-    )
-    config.model_config.get_vocab_size = lambda: VOCABULARY
-    return config
+_config = functools.partial(config, k=K, rows=6, length=120, vocabulary=VOCABULARY)
 
 
-def _drafter(runner: Any, max_num_seqs: int = 6, **options: Any) -> v1_device.AsyncNgramProposer:
-    return v1_device.AsyncNgramProposer(
-        _config(max_num_seqs, **options), torch.device("cpu"), runner
-    )
+def _drafter(runner: Any, **options: Any) -> v1_device.AsyncNgramProposer:
+    return v1_device.AsyncNgramProposer(_config(**options), torch.device("cpu"), runner)
 
 
 def _step(drafter: v1_device.AsyncNgramProposer, runner: Runner, k: int = K) -> tuple[Any, ...]:
@@ -192,7 +178,7 @@ def _grown(runner: Runner, sampled: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize("seed", range(3))
 def test_more_preempted_requests_than_slots(seed: int) -> None:
     runner = Runner(seed, rows=6)
-    drafter = _drafter(runner, max_num_seqs=3, drafts="trimmed", engine="index")
+    drafter = _drafter(runner, rows=3, drafts="trimmed", engine="index")
     slots = drafter._slots
     assert slots is not None
     most = 0
@@ -260,35 +246,49 @@ def test_nothing_waits(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any])
     step()
 
 
-def test_a_workspace_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, given = [], []
+def _second_runner() -> Callable[[], object]:
+    state = RandomState(6, 96, K)
+    speculator = v2.NgramSpeculator(_config(engine="scan"), torch.device("cpu"), state)
+    state.fill()
+    return lambda: propose(speculator, state, [3, 1], [1, 1])
 
-    def workspace(op: str, options: Any, device: torch.device) -> Any:
-        made.append(op)
-        return torch.zeros(64, dtype=torch.int32)
 
-    class Noted:
-        def ngram_step_(self, *a: Any, **kw: Any) -> Any:
-            given.append(kw["workspace"])
-            return torch.ops.ngram_npu.ngram_step_(*a, **kw)
-
-    monkeypatch.setattr(v1_device, "workspace", workspace)
+def _first_runner() -> Callable[[], object]:
     runner = Runner(3)
     drafter = _drafter(runner, engine="scan")
-    drafter._drafting._ops = Noted()
-    for _ in range(3):
-        _step(drafter, runner)
-    assert made == ["ngram_step_"]
+    return lambda: _step(drafter, runner)
+
+
+@pytest.mark.parametrize(
+    ("module", "made", "op"),
+    [(v1_device, _first_runner, "ngram_step_"), (v2, _second_runner, "ngram_propose_")],
+)
+def test_a_workspace_is_made_once(
+    monkeypatch: pytest.MonkeyPatch, module: Any, made: Callable[..., Any], op: str
+) -> None:
+    asked = []
+
+    def workspace(op: str, options: Any, device: torch.device) -> Any:
+        asked.append(op)
+        assert startup.workspace(op, options, device) is None  # the CPU needs none
+        found = startup.workspace(op, options, torch.device("meta"))
+        assert found.shape == (workspace_size(op, 6),)
+        return torch.zeros_like(found, device="cpu")
+
+    monkeypatch.setattr(module, "workspace", workspace)
+    step = made()
+    with TorchCalls() as seen:
+        for _ in range(3):
+            step()
+    assert asked == [op]
+    given = [kw["workspace"] for name, kw in seen.calls if name == f"ngram_npu.{op}"]
     assert len(given) == 3
     assert all(tensor is given[0] for tensor in given)
 
 
-@pytest.mark.parametrize(("max_model_len", "index"), [(8192, False), (8193, True)])
-def test_auto_is_the_index_where_it_pays(max_model_len: int, index: bool) -> None:
-    config = _config()
-    config.model_config.max_model_len = max_model_len
-    drafter = v1_device.AsyncNgramProposer(config, torch.device("cpu"), Runner(0))
-    assert (drafter._slots is not None) == index
+@pytest.mark.parametrize(("length", "index"), [(8192, False), (8193, True)])
+def test_auto_is_the_index_where_it_pays(length: int, index: bool) -> None:
+    assert (_drafter(Runner(0), length=length)._slots is not None) == index
 
 
 def test_the_line_at_start_up(caplog: pytest.LogCaptureFixture) -> None:
@@ -312,13 +312,6 @@ def test_a_limit_that_ends_no_draft_is_logged(caplog: pytest.LogCaptureFixture) 
         "ngram_npu: min_draft_probability=0.177 ends no draft here: vLLM verifies "
         f"num_speculative_tokens={K} tokens of every request, however many are likely"
     )
-
-
-def test_a_wrong_option_is_named() -> None:
-    with pytest.raises(ValueError, match=r"^ngram_npu: drafts: expected one of padded, trimmed"):
-        _drafter(Runner(0), drafts="full")
-    with pytest.raises(ValueError, match=r"^ngram_npu: prompt_lookup_min=1 contradicts"):
-        _drafter(Runner(0), prompt_lookup_min=1)
 
 
 KNOWN = """
@@ -382,24 +375,11 @@ def test_the_plugin_serves_it(package: Package, caplog: pytest.LogCaptureFixture
     assert module.calls == [("event", "trimmed")]
 
 
-def test_a_runner_that_is_there_already(package: Package) -> None:
-    package()
-    module = _module()
-    plugin.install()
-    assert module.NgramProposerGPU is v1_device.AsyncNgramProposer
-
-
 @pytest.mark.parametrize(
     ("change", "doubt"),
     [
-        (
-            ("class NgramProposerGPU:", "NgramProposerGPU = None\nclass Other:"),
-            "has no class NgramProposerGPU",
-        ),
-        (("runner=None", "pool"), "NgramProposerGPU.__init__ takes (self, vllm_config, device, p"),
-        (("        discard_request_mask,\n", ""), "update_token_ids_ngram takes"),
         (("valid_sampled_tokens_count", "more"), "NgramProposerGPU.propose takes"),
-        (("scheduler_output, req", "output, req"), "update_scheduler_for_invalid_drafts takes"),
+        (("event, num_valid_draft_tokens_cpu, s", "event_, cpu, s"), "update_scheduler_for_inv"),
         (("def copy_num", "def copied_num"), "there is no copy_num_valid_draft_tokens"),
     ],
 )

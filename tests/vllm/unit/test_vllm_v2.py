@@ -2,99 +2,44 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from configs import config
 from fresh_index import drafts_of
 from ngram_npu import NgramConfig
-from ngram_npu.ops import workspace_size
-from ngram_npu.vllm import startup, v2
+from ngram_npu.vllm import v2
 from reference.drafting import draft_for
 from torch_calls import TorchCalls
-from v2_state import RequestState, batch_of
-from vllm_config import vllm_config
+from v2_state import RandomState, batch_of, propose
 
 CPU = torch.device("cpu")
 R, S, K = 6, 96, 4
 
 
-class _State(RequestState):
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__(R, S)
-        self.rng = np.random.default_rng(seed)
-
-    def fill(self) -> None:
-        for row in range(R):
-            self.begin_one(f"{row}", row)
-
-    def begin_one(self, name: str, row: int, length: int = 40) -> None:
-        self.begin(name, row, self.rng.integers(0, 3, length).tolist())
-
-    def steps(self) -> Iterator[tuple[list[int], list[int]]]:
-        """Rows of random steps, and how many tokens each has just sampled."""
-        for step in range(60):
-            rows = self.rng.permutation(R)[: 1 + step % R].tolist()
-            sampled = [int(n) for n in self.rng.integers(0, K + 2, len(rows))]
-            for i, (row, count) in enumerate(zip(rows, sampled, strict=True)):
-                if self.total_len.gpu[row] + count > S:
-                    self.begin_one(f"{step}", row)
-                    sampled[i] = 0
-                elif count:
-                    self.sample(row, self.rng.integers(0, 3, count).tolist())
-            yield rows, sampled
+_State = functools.partial(RandomState, R, S, K + 1)
 
 
-def _speculator(state: _State, engine: str = "scan", **options: Any) -> v2.NgramSpeculator:
+def _speculator(state: RandomState, engine: str = "scan", **options: Any) -> v2.NgramSpeculator:
     made = v2.NgramSpeculator(_config(engine=engine, **options), CPU, state)
     state.fill()
     return made
 
 
-def _config(*, max_model_len: int = S, **options: Any) -> Any:
-    return vllm_config(
-        k=K,
-        additional_config={"ngram_npu": options},
-        max_model_len=max_model_len,
-        max_num_seqs=R,
-        method="ngram_gpu",
-        prompt_lookup_min=2,
-        prompt_lookup_max=4,
-    )
-
-
-def _propose(
-    speculator: v2.NgramSpeculator,
-    state: _State,
-    rows: list[int],
-    sampled: list[int],
-    **more: Any,
-) -> torch.Tensor:
-    num_sampled = torch.tensor(sampled, dtype=torch.int32)
-    return speculator.propose(
-        batch_of(rows),
-        None,
-        None,
-        None,
-        None,
-        num_sampled,
-        None,
-        state.last_sampled_tokens,
-        None,
-        None,
-        None,
-        dp_sync_state=None,
-        num_speculative_tokens=K,
-        **more,
-    )
+_config = functools.partial(config, k=K, rows=R, length=S)
 
 
 def _expected(
-    state: _State, rows: list[int], sampled: list[int], match_policy: int = 1, overlap: bool = False
+    state: RandomState,
+    rows: list[int],
+    sampled: list[int],
+    match_policy: int = 1,
+    overlap: bool = False,
 ) -> list[list[int]]:
     expected = []
     for row, count in zip(rows, sampled, strict=True):
@@ -120,18 +65,17 @@ def test_drafts_are_the_references_and_the_newest_token_fills_them(
     state = _State()
     speculator = _speculator(state, engine, **options)
     filled = 0
-    for rows, sampled in state.steps():
-        drafts = _propose(speculator, state, rows, sampled)
-        assert drafts.dtype == torch.int64
+    for rows, sampled in state.steps(R):
+        drafts = propose(speculator, state, rows, sampled)
         assert drafts.tolist() == _expected(state, rows, sampled, **arguments)
         filled += int((drafts == state.last_sampled_tokens[rows]).all(1).sum())
     assert filled >= 10
 
 
-def _ladder(state: _State, adaptive: bool, probability: float | None) -> v2.NgramSpeculator:
-    config = _config(sizes="ladder", min_draft_probability=probability)
-    config.speculative_config.enable_adaptive_verification = adaptive
-    made = v2.NgramSpeculator(config, CPU, state)
+def _ladder(state: RandomState, adaptive: bool, probability: float | None) -> v2.NgramSpeculator:
+    given = _config(sizes="ladder", min_draft_probability=probability)
+    given.speculative_config.enable_adaptive_verification = adaptive
+    made = v2.NgramSpeculator(given, CPU, state)
     state.fill()
     return made
 
@@ -145,8 +89,8 @@ def test_a_ladder_drafts_what_a_fresh_index_does_and_says_how_likely_it_is(adapt
     whole = NgramConfig(k=K, sizes="ladder")
     ngram = NgramConfig(k=K, sizes="ladder", min_draft_probability=0.177) if adaptive else whole
     lengths = []
-    for rows, sampled in state.steps():
-        got = _propose(speculator, state, rows, sampled)
+    for rows, sampled in state.steps(R):
+        got = propose(speculator, state, rows, sampled)
         token_ids, grown = state.all_token_ids.gpu[rows].numpy(), state.total_len.gpu[rows].numpy()
         rows_now = token_ids, grown, np.array(sampled, np.int32)
         drafts, costs = drafts_of(ngram, *rows_now)
@@ -171,7 +115,7 @@ def test_how_likely_drafts_are_is_said_where_it_is_asked_and_known(
     state = _State()
     speculator = _ladder(state, adaptive, probability)
     assert not speculator.enable_adaptive_verification
-    _propose(speculator, state, [3, 1], [1, 1])
+    propose(speculator, state, [3, 1], [1, 1])
     assert not hasattr(speculator, "draft_token_confidence_probs")
 
 
@@ -180,7 +124,7 @@ def test_a_draft_may_pass_the_models_length_as_the_stock_ones_do() -> None:
     speculator = _speculator(state)
     state.begin_one("full", 0, S)
     state.sample(1, [7, 8, 9, 7, 8])
-    drafts = _propose(speculator, state, [0, 1], [1, 1])
+    drafts = propose(speculator, state, [0, 1], [1, 1])
     assert drafts.tolist() == _expected(state, [0, 1], [1, 1])
     assert drafts[0].tolist() != state.last_sampled_tokens[0].expand(K).tolist()
 
@@ -198,33 +142,11 @@ def test_a_step_on_the_device_is_one_lookup() -> None:
     assert [name for name in called if not name.startswith("empty")] == ["ngram_propose_"]
 
 
-def test_a_workspace_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-
-    def workspace(op: str, options: Any, device: torch.device) -> Any:
-        assert startup.workspace(op, options, device) is None  # the CPU needs none
-        made.append(startup.workspace(op, options, torch.device("meta")))
-        assert made[0].shape == (workspace_size(op, R),)
-        return torch.zeros_like(made[0], device="cpu")
-
-    monkeypatch.setattr(v2, "workspace", workspace)
-    state = _State()
-    speculator = _speculator(state, "scan")
-    with TorchCalls() as seen:
-        for _ in range(3):
-            _propose(speculator, state, [3, 1], [1, 1])
-    assert len(made) == 1
-    given = [kw["workspace"] for name, kw in seen.calls if name == "ngram_npu.ngram_propose_"]
-    assert len(given) == 3
-    assert all(tensor is given[0] for tensor in given)
-
-
 def test_a_dummy_run_looks_nothing_up() -> None:
     state = _State()
     with TorchCalls() as seen:
-        drafts = _propose(_speculator(state), state, [0, 1], [1, 1], dummy_run=True)
+        drafts = propose(_speculator(state), state, [0, 1], [1, 1], dummy_run=True)
     assert not any(name.startswith("ngram_npu") for name in seen.names)
-    assert drafts.dtype == torch.int64
     assert drafts.tolist() == [[0] * K] * 2
 
 
@@ -235,17 +157,17 @@ def test_a_row_for_another_request_is_indexed_anew() -> None:
     assert speculator.index is not None
     state.begin("before", 2, [5, 6, 7, 8, *range(20, 40)])
     state.sample(2, [5])
-    _propose(speculator, state, [2], [1])
+    propose(speculator, state, [2], [1])
     state.begin("after", 2, [9, 9, 9, 9, *range(20, 40), 5, 6])
     state.sample(2, [7])
-    assert _propose(speculator, state, [2], [1]).tolist() == [[7] * K]
+    assert propose(speculator, state, [2], [1]).tolist() == [[7] * K]
     speculator.index.check_integrity({2: state.all_token_ids.gpu[2].numpy()})
     assert speculator.index.statistics.rebuilds_rewritten == 0
 
 
 @pytest.mark.parametrize(("max_model_len", "index"), [(8192, False), (8193, True)])
 def test_auto_is_the_index_where_it_pays(max_model_len: int, index: bool) -> None:
-    speculator = v2.NgramSpeculator(_config(max_model_len=max_model_len), CPU, _State())
+    speculator = v2.NgramSpeculator(_config(length=max_model_len), CPU, _State())
     assert (speculator.index is not None) == index
 
 
@@ -257,11 +179,6 @@ def test_the_line_at_start_up(caplog: pytest.LogCaptureFixture) -> None:
     assert (
         "match_policy=latest overlap=False max_model_len=96 engine=scan device=cpu num_th" in line
     )
-
-
-def test_a_contradicting_option_is_refused() -> None:
-    with pytest.raises(ValueError, match="contradicts speculative_config"):
-        v2.NgramSpeculator(_config(prompt_lookup_min=3), CPU, _State())
 
 
 class _Stock:
@@ -280,7 +197,7 @@ def test_ours_is_made_from_a_state_that_is_known() -> None:
     assert said == []
 
 
-def _without(state: _State, name: str) -> Any:
+def _without(state: RandomState, name: str) -> Any:
     parts = ("all_token_ids", "total_len", "add_request", "remove_request", "req_id_to_index")
     return SimpleNamespace(**{part: getattr(state, part) for part in parts if part != name})
 
@@ -312,7 +229,7 @@ def test_the_stock_one_is_made_where_requests_are_added_otherwise() -> None:
     made, said = _made(state)
     assert isinstance(made, _Stock)
     (line,) = said
-    assert line.startswith("add_request takes (request), expected req_id, prompt_len, all_token_")
+    assert line == "add_request takes no all_token_ids, max_tokens, prompt_len, req_id"
 
 
 @pytest.mark.parametrize("device", ["xpu", "meta"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ class RequestState:
         self.last_sampled_tokens = torch.zeros(rows, 1, dtype=torch.int64)
         self.req_id_to_index: dict[str, int] = {}
         self.free_indices = list(range(rows))
+        self.max_model_len = length
 
     def add_request(
         self,
@@ -71,6 +73,52 @@ def batch_of(rows: list[int], names: list[str] | None = None) -> Any:
     return SimpleNamespace(
         req_ids=names or ["request"] * len(rows),
         num_reqs=len(rows),
-        idx_mapping=torch.tensor(rows),
+        idx_mapping=torch.tensor(rows, dtype=torch.int32),
         idx_mapping_np=np.array(rows, np.int32),
     )
+
+
+def propose(
+    speculator: Any,
+    state: RequestState,
+    rows: list[int],
+    sampled: list[int],
+    names: list[str] | None = None,
+    **more: Any,
+) -> torch.Tensor:
+    """As the runner calls it."""
+    counts = torch.tensor(sampled, dtype=torch.int32)
+    rest = counts, None, state.last_sampled_tokens, *[None] * 3
+    drafts: torch.Tensor = speculator.propose(batch_of(rows, names), *[None] * 4, *rest, **more)
+    assert drafts.dtype == torch.int64
+    return drafts
+
+
+class RandomState(RequestState):
+    """Requests of few different tokens. ``most``: sampled by one in a step."""
+
+    def __init__(self, rows: int, length: int, most: int, seed: int = 0) -> None:
+        super().__init__(rows, length)
+        self.rng = np.random.default_rng(seed)
+        self._most = most
+
+    def fill(self) -> None:
+        for row in range(len(self.total_len.gpu)):
+            self.begin_one(f"{row}", row)
+
+    def begin_one(self, name: str, row: int, length: int = 40) -> None:
+        self.begin(name, row, self.rng.integers(0, 3, length).tolist())
+
+    def steps(self, most: int) -> Iterator[tuple[list[int], list[int]]]:
+        """At most so many rows of random steps, and how many tokens each has just sampled."""
+        count, length = self.all_token_ids.gpu.shape
+        for step in range(60):
+            rows = self.rng.permutation(count)[: 1 + step % most].tolist()
+            sampled = self.rng.integers(0, self._most + 1, len(rows)).tolist()
+            for i, (row, new) in enumerate(zip(rows, sampled, strict=True)):
+                if self.total_len.gpu[row] + new > length:
+                    self.begin_one(f"{step}", row)
+                    sampled[i] = 0
+                elif new:
+                    self.sample(row, self.rng.integers(0, 3, new).tolist())
+            yield rows, sampled

@@ -87,6 +87,7 @@ class V2Runner:
     def _made(self, token_ids: Any, num_tokens: Any) -> NgramSpeculator:
         rows, capacity = token_ids.shape
         self._states = SimpleNamespace(
+            max_model_len=capacity,
             all_token_ids=SimpleNamespace(gpu=torch.from_numpy(token_ids)),
             total_len=SimpleNamespace(gpu=torch.from_numpy(num_tokens)),
             req_id_to_index={str(row): row for row in range(rows)},

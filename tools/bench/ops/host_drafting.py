@@ -126,7 +126,7 @@ class Propose(Enqueue):
         config.parallel_config = SimpleNamespace(tensor_parallel_size=1, rank=0)
         config.model_config.served_model_name = "bench"
         config.speculative_config.method = "ngram_gpu"
-        config.scheduler_config.async_scheduling = True
+        config.max_concurrent_batches = 2
         ours = {"sizes": "ladder", "min_draft_probability": LEAST_PROBABILITY, "store": "live"}
         config.additional_config = {"ngram_npu": ours}
         self._lengths = torch.zeros(rows, dtype=torch.int32)
