@@ -127,7 +127,7 @@ QUICK := tests/ops/test_parity.py tests/ops/test_errors.py tests/ops/test_torch.
   tests/ops/test_peer_modes.py tests/package tests/vllm/unit tests/replay tests/tune \
   tests/async_state/test_config.py tests/async_state/test_state.py tests/async_state/test_failures.py \
   tests/gates/test_documents.py tests/gates/test_gate.py tests/bench/test_figures.py \
-  tests/index/test_index.py tests/index/test_ladder_index.py tests/index/test_engines.py tests/index/test_stateful.py
+  tests/index/test_index.py tests/index/test_ladder_index.py tests/index/test_engines.py
 check-python:
 	native=$$($(PY) -c 'from ngram_npu import _C; print(_C.instruction_set())') && $(PYTEST) -q $(QUICK) -m "not slow" \
 	  -k "test_parity and $$native or not (test_parity or cuda_ or ascendc_)"
