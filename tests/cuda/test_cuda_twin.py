@@ -1,6 +1,6 @@
 """On the twin of CUDA: blocks that share a row run concurrently, and the results do not depend on
-their order; code that the twin cannot model does not compile for it. That no sample has races, reads
-uninitialised shared memory or leaves the tensors: test_mutants.py, kernels without a fault."""
+their order; code that the twin cannot model does not compile for it. That no sample has races,
+reads uninitialised shared memory or leaves the tensors: test_mutants.py, without a fault."""
 
 from __future__ import annotations
 
