@@ -35,7 +35,7 @@ class Npu:
             capture_output=True,
             text=True,
             check=False,
-            timeout=600,
+            timeout=1800,  # twenty times what the longest takes: the machine may be busy
         )
 
     def python(self, code: str, **environment: str) -> str:

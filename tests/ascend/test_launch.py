@@ -162,8 +162,10 @@ def test_on_the_device(npu: Npu) -> None:
 
 
 def test_what_a_person_with_an_npu_runs(npu: Npu, tmp_path: Path) -> None:
-    """Everything but the build: the doctor, the parity suite on the device, the benchmark."""
+    """Everything but the build: the doctor, the parity suite on the device, the benchmark. Of the
+    suite the samples: on stand-ins random calls would only try the CPU's kernels again."""
     load = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "1"}  # as it is by default
+    load["PYTEST_ADDOPTS"] = "--deselect=tests/ops/test_parity.py::test_random"
     stages = ("doctor", "parity", "bench")
     done = npu.run("-m", "tools.npu", "--out", tmp_path, "--only", *stages, **load)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
@@ -171,7 +173,7 @@ def test_what_a_person_with_an_npu_runs(npu: Npu, tmp_path: Path) -> None:
     doctor, parity, _ = found["stages"]
     assert f"backend npu          {len(SERVED)} kernels" in doctor["result"]
     assert found["bench"]["machine"]["npu"]["name"] == "Ascend910B3"
-    assert parity["result"]["passed"] == 2 * len(OPS)  # test_samples and test_random
+    assert parity["result"]["passed"] == len(OPS)
     assert list(found["bench"]["skipped"]) == ["vllm-ascend"]
     assert [result["size"] for result in found["bench"]["results"]] == list(SIZES)
     for result in found["bench"]["results"]:

@@ -13,8 +13,6 @@ from async_state.test_loop import QUICK
 from tools.verify.async_proof import caught_by
 
 RARE = {
-    "one staging buffer for lengths": 87,
-    "one staging buffer for prompts": 22,
     "acceptance forgotten": 23,
     "acceptance of whoever was there before": 23,
     "rebuilt without emptying the index": 25,

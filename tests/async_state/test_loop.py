@@ -32,14 +32,10 @@ def test_seeded_scenarios(first: int) -> None:
         assert result["totals"][figure] > 0, figure
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(100, marks=pytest.mark.slow)])
-def test_drawn_scenarios(count: int) -> None:
-    @settings(max_examples=count)
-    @given(rng=st.randoms(use_true_random=False), device=st.sampled_from(DEVICES))
-    def draw(rng: random.Random, device: str) -> None:
-        run(Scenario(rng, device))
-
-    draw()
+@settings(max_examples=30)
+@given(rng=st.randoms(use_true_random=False), device=st.sampled_from(DEVICES))
+def test_drawn_scenarios(rng: random.Random, device: str) -> None:
+    run(Scenario(rng, device))
 
 
 @pytest.mark.parametrize("drafting", ["padded", "trimmed"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,157 +90,141 @@ def test_drafts_reach_the_host_padded_and_ragged() -> None:
     assert truth.num_accepted_drafts.tolist() == [2, 0]
 
 
-WRONG: dict[str, tuple[Callable[[], Batch], str]] = {
-    "row out of range": (lambda: _batch([3], [1], [0]), "rows: expected 0 to 2"),
-    "free row": (lambda: _batch([2], [1], [0]), "live rows, got 2"),
-    "row twice": (lambda: _batch([0, 0], [1, 1], [0, 0]), "each row once"),
-    "lengths differ": (lambda: _batch([0, 1], [1], [0, 0]), "equal lengths"),
-    "nothing scheduled": (lambda: _batch([0], [0], [0]), "num_scheduled_tokens: expected 1 to 1"),
-    "more than is known": (lambda: _batch([1], [3], [0]), "num_scheduled_tokens: expected 1 to 2"),
-    "too many drafts": (lambda: _batch([0], [4], [3]), "num_scheduled_drafts: expected 0 to 2"),
-    "negative drafts": (lambda: _batch([0], [1], [-1]), "num_scheduled_drafts"),
-    "drafts inside a prompt": (lambda: _batch([1], [3], [1]), "unless it sampled"),
-    "admitted to a live row": (
-        lambda: _batch([0], [1], [0], new=[_admit(1)]),
-        "expected a free row, got 1",
-    ),
-    "admitted twice": (lambda: _batch([0], [1], [0], new=[_admit(2), _admit(2)]), "a free row"),
-    "no tokens": (lambda: _batch([0], [1], [0], new=[_admit(2, 0)]), "1 to 12 tokens, got 0"),
-    "too many tokens": (lambda: _batch([0], [1], [0], new=[_admit(2, 13)]), "got 13"),
+_wrong = partial(_batch, [0], [1], [0])
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "row out of range": (_batch([3], [1], [0]), "rows: expected 0 to 2"),
+    "free row": (_batch([2], [1], [0]), "live rows, got 2"),
+    "row twice": (_batch([0, 0], [1, 1], [0, 0]), "each row once"),
+    "lengths differ": (_batch([0, 1], [1], [0, 0]), "equal lengths"),
+    "nothing scheduled": (_batch([0], [0], [0]), "num_scheduled_tokens: expected 1 to 1"),
+    "more than is known": (_batch([1], [3], [0]), "num_scheduled_tokens: expected 1 to 2"),
+    "too many drafts": (_batch([0], [4], [3]), "num_scheduled_drafts: expected 0 to 2"),
+    "negative drafts": (_batch([0], [1], [-1]), "num_scheduled_drafts"),
+    "drafts inside a prompt": (_batch([1], [3], [1]), "unless it sampled"),
+    "admitted to a live row": (_wrong(new=[_admit(1)]), "expected a free row, got 1"),
+    "admitted twice": (_wrong(new=[_admit(2), _admit(2)]), "a free row"),
+    "no tokens": (_wrong(new=[_admit(2, 0)]), "1 to 12 tokens, got 0"),
+    "too many tokens": (_wrong(new=[_admit(2, 13)]), "got 13"),
     "all computed": (
-        lambda: _batch([0], [1], [0], resumed=[_admit(2, num_computed_tokens=4)]),
+        _wrong(resumed=[_admit(2, num_computed_tokens=4)]),
         "num_computed_tokens: expected 0 to 3",
     ),
-    "removed twice": (lambda: _batch([0], [1], [0], removed=_ints(1, 1)), "removed"),
-    "removed a free row": (lambda: _batch([0], [1], [0], removed=_ints(2)), "removed"),
-    "moved from a free row": (lambda: _batch([0], [1], [0], moves=_ints([2, 1])), "moves"),
-    "moved to a live row": (lambda: _batch([0], [1], [0], moves=_ints([0, 1])), "free rows"),
-    "moved out of range": (lambda: _batch([0], [1], [0], moves=_ints([1, 3])), "moves"),
-    "blocks for a free row": (
-        lambda: _batch([0], [1], [0], new_blocks=(NewBlocks(_ints(2), _ints(0)),)),
-        "new_blocks",
-    ),
+    "removed twice": (_wrong(removed=_ints(1, 1)), "removed"),
+    "removed a free row": (_wrong(removed=_ints(2)), "removed"),
+    "moved from a free row": (_wrong(moves=_ints([2, 1])), "moves"),
+    "moved to a live row": (_wrong(moves=_ints([0, 1])), "free rows"),
+    "moved out of range": (_wrong(moves=_ints([1, 3])), "moves"),
+    "blocks for a free row": (_wrong(new_blocks=(NewBlocks(_ints(2), _ints(0)),)), "new_blocks"),
     "blocks for a row out of range": (
-        lambda: _batch([0], [1], [0], new_blocks=(NewBlocks(_ints(-1), _ints(0)),)),
+        _wrong(new_blocks=(NewBlocks(_ints(-1), _ints(0)),)),
         "new_blocks: expected 0 to 2",
     ),
     "more rows than blocks": (
-        lambda: _batch([0], [1], [0], new_blocks=(NewBlocks(_ints(0, 0), _ints(0)),)),
+        _wrong(new_blocks=(NewBlocks(_ints(0, 0), _ints(0)),)),
         "expected 2 block_ids",
     ),
     "new blocks of too many groups": (
-        lambda: _batch([0], [1], [0], new_blocks=(NewBlocks(), NewBlocks())),
+        _wrong(new_blocks=(NewBlocks(), NewBlocks())),
         "expected 1, one for each KV group",
     ),
     "admitted with blocks of no group": (
-        lambda: _batch([0], [1], [0], new=[_admit(2, block_ids=())]),
+        _wrong(new=[_admit(2, block_ids=())]),
         "block_ids: expected 1 arrays, one for each KV group, got ()",
     ),
     "admitted without blocks": (
-        lambda: _batch([0], [1], [0], new=[_admit(2, block_ids=None)]),
+        _wrong(new=[_admit(2, block_ids=None)]),
         "block_ids: expected 1 arrays, one for each KV group, got None",
     ),
     "admitted with a negative block": (
-        lambda: _batch([0], [1], [0], new=[_admit(2, block_ids=(_ints(1, -1),))]),
+        _wrong(new=[_admit(2, block_ids=(_ints(1, -1),))]),
         "new/resumed: block_ids: expected ids >= 0, got -1",
     ),
     "a negative new block": (
-        lambda: _batch([0], [1], [0], new_blocks=(NewBlocks(_ints(0), _ints(-2)),)),
+        _wrong(new_blocks=(NewBlocks(_ints(0), _ints(-2)),)),
         "new_blocks: block_ids: expected ids >= 0, got -2",
     ),
-    "no batch": (lambda: None, "batch: expected a Batch, got NoneType"),  # type: ignore[arg-type,return-value]
-    "new of nothing": (lambda: _batch([0], [1], [0], new=None), "new: expected a sequence of Adm"),
+    "no batch": (None, "batch: expected a Batch, got NoneType"),
+    "new of nothing": (_wrong(new=None), "new: expected a sequence of Adm"),
     "resumed that is none": (
-        lambda: _batch([0], [1], [0], resumed=[(2, _ints(1), ())]),
+        _wrong(resumed=[(2, _ints(1), ())]),
         "resumed: expected a sequence of Admission, got tuple",
     ),
     "new blocks of nothing": (
-        lambda: _batch([0], [1], [0], new_blocks=None),
+        _wrong(new_blocks=None),
         "new_blocks: expected a sequence of NewBlocks, got NoneType",
     ),
-    "removed nothing": (lambda: _batch([0], [1], [0], removed=None), "removed: expected one dim"),
-    "moves of nothing": (lambda: _batch([0], [1], [0], moves=None), "moves: expected [N,2]"),
+    "removed nothing": (_wrong(removed=None), "removed: expected one dim"),
+    "moves of nothing": (_wrong(moves=None), "moves: expected [N,2]"),
     "too many blocks": (
-        lambda: _batch([0], [1], [0], new_blocks=(NewBlocks(_ints(0, 0), _ints(5, 6)),)),
+        _wrong(new_blocks=(NewBlocks(_ints(0, 0), _ints(5, 6)),)),
         "at most 3 blocks a row, got 4",
     ),
     "too wide an admission": (
-        lambda: _batch([0], [1], [0], new=[_admit(2, block_ids=(_ints(1, 2, 3, 4),))]),
+        _wrong(new=[_admit(2, block_ids=(_ints(1, 2, 3, 4),))]),
         "at most 3 blocks a row",
     ),
     "too few blocks for an admission": (
-        lambda: _batch([2], [5], [0], new=[_admit(2, 5, block_ids=(_ints(9),))]),
+        _batch([2], [5], [0], new=[_admit(2, 5, block_ids=(_ints(9),))]),
         "KV group 0 for up to 5 tokens at batch position 0 (block_size 4, cp_world 1), got 1",
     ),
     "no blocks": (
-        lambda: _batch([0, 2], [1, 1], [0, 0], new=[_admit(2, block_ids=([],))]),
+        _batch([0, 2], [1, 1], [0, 0], new=[_admit(2, block_ids=([],))]),
         "KV group 0 for up to 1 tokens at batch position 1 (block_size 4, cp_world 1), got 0",
     ),
-    "rows of floats": (lambda: Batch(np.zeros(1), _ints(1), _ints(0)), "rows: expected integers"),
+    "rows of floats": (Batch(np.zeros(1), _ints(1), _ints(0)), "rows: expected integers"),
     "rows of booleans": (
-        lambda: Batch(np.zeros(1, np.bool_), _ints(1), _ints(0)),
+        Batch(np.zeros(1, np.bool_), _ints(1), _ints(0)),
         "rows: expected integers",
     ),
     "rows in two dimensions": (
-        lambda: Batch(_ints([0]), _ints(1), _ints(0)),
+        Batch(_ints([0]), _ints(1), _ints(0)),
         "rows: expected one dimension",
     ),
-    "rows beyond 32 bits": (
-        lambda: Batch(np.array([2**32]), _ints(1), _ints(0)),
-        "rows: expected 32 bits",
-    ),
+    "rows beyond 32 bits": (Batch(np.array([2**32]), _ints(1), _ints(0)), "rows: expected 32 bits"),
     "scheduled floats": (
-        lambda: Batch(_ints(0), np.ones(1), _ints(0)),
+        Batch(_ints(0), np.ones(1), _ints(0)),
         "num_scheduled_tokens: expected integers",
     ),
     "draft counts of floats": (
-        lambda: Batch(_ints(0), _ints(1), np.zeros(1)),
+        Batch(_ints(0), _ints(1), np.zeros(1)),
         "num_scheduled_drafts: expected integers",
     ),
-    "removed floats": (lambda: _batch([0], [1], [0], removed=np.ones(1)), "removed: expected int"),
-    "moves of floats": (
-        lambda: _batch([0], [1], [0], moves=np.array([[1.0, 2.0]])),
-        "moves: expected integers",
-    ),
-    "moves that are no pairs": (
-        lambda: _batch([0], [1], [0], moves=_ints(1, 2)),
-        "moves: expected",
-    ),
+    "removed floats": (_wrong(removed=np.ones(1)), "removed: expected int"),
+    "moves of floats": (_wrong(moves=np.array([[1.0, 2.0]])), "moves: expected integers"),
+    "moves that are no pairs": (_wrong(moves=_ints(1, 2)), "moves: expected"),
     "tokens of floats": (
-        lambda: _batch([0], [1], [0], new=[_admit(2, token_ids=np.zeros(4))]),
+        _wrong(new=[_admit(2, token_ids=np.zeros(4))]),
         "token_ids: expected integers",
     ),
     "tokens in two dimensions": (
-        lambda: _batch([0], [1], [0], new=[_admit(2, token_ids=_ints([1, 2], [3, 4]))]),
+        _wrong(new=[_admit(2, token_ids=_ints([1, 2], [3, 4]))]),
         "token_ids: expected one dimension",
     ),
     "tokens beyond 32 bits": (
-        lambda: _batch([0], [1], [0], resumed=[_admit(2, token_ids=np.array([1, 2**31]))]),
+        _wrong(resumed=[_admit(2, token_ids=np.array([1, 2**31]))]),
         "token_ids: expected 32 bits",
     ),
-    "a row that is a bool": (
-        lambda: _batch([0], [1], [0], new=[_admit(True)]),
-        "a free row, got T",
-    ),
+    "a row that is a bool": (_wrong(new=[_admit(True)]), "a free row, got T"),
     "computed tokens that are a bool": (
-        lambda: _batch([0], [1], [0], new=[_admit(2, num_computed_tokens=True)]),
+        _wrong(new=[_admit(2, num_computed_tokens=True)]),
         "num_computed_tokens: expected 0 to 3, got True",
     ),
-    "a row that is a float": (lambda: _batch([0], [1], [0], new=[_admit(2.0)]), "a free row"),  # type: ignore[arg-type]
+    "a row that is a float": (_wrong(new=[_admit(2.0)]), "a free row"),
     "half a computed token": (
-        lambda: _batch([0], [1], [0], new=[_admit(2, num_computed_tokens=0.5)]),
+        _wrong(new=[_admit(2, num_computed_tokens=0.5)]),
         "num_computed_tokens: expected 0 to 3",
     ),
     "admitted with blocks of floats": (
-        lambda: _batch([0], [1], [0], new=[_admit(2, block_ids=(np.zeros(1),))]),
+        _wrong(new=[_admit(2, block_ids=(np.zeros(1),))]),
         "block_ids: expected integers",
     ),
     "new blocks of floats": (
-        lambda: _batch([0], [1], [0], new_blocks=(NewBlocks(_ints(0), np.zeros(1)),)),
+        _wrong(new_blocks=(NewBlocks(_ints(0), np.zeros(1)),)),
         "block_ids: expected integers",
     ),
     "new blocks for rows of floats": (
-        lambda: _batch([0], [1], [0], new_blocks=(NewBlocks(np.zeros(1), _ints(5)),)),
+        _wrong(new_blocks=(NewBlocks(np.zeros(1), _ints(5)),)),
         "rows: expected integers",
     ),
 }
@@ -261,11 +245,11 @@ def _all_of(state: AsyncSpecState) -> list[Any]:
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_batches_change_nothing(wrong: str) -> None:
-    make, message = WRONG[wrong]
+    batch, message = WRONG[wrong]
     state = _started()
     before = _all_of(state)
     with pytest.raises(ValueError, match="begin_step") as error:
-        state.begin_step(make())
+        state.begin_step(batch)
     assert message in str(error.value)
     assert _all_of(state) == before
     state.begin_step(_batch([0, 1], [3, 2], [2, 0]))

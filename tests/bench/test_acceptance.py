@@ -13,7 +13,7 @@ from ngram_npu.replay import ReplayOptions, load_inputs, replay, tokenize
 from ngram_npu.vllm.v2 import NgramSpeculator
 
 from tools.bench.__main__ import main
-from tools.bench.ops import acceptance, acceptance_padded, acceptance_store
+from tools.bench.ops import acceptance, acceptance_padded
 from tools.bench.ops.acceptance import proposed
 
 pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
@@ -69,16 +69,6 @@ def test_an_index_that_counts_otherwise_ends_the_run(
     monkeypatch.setattr(acceptance, "NgramProposer", shorter)
     assert main(["acceptance", "--data", str(data), "--peer=none"]) == 2
     assert "k 8, limit 2: Counts(" in capsys.readouterr().err
-
-
-def test_a_store_is_fed_in_the_order_of_the_file(data: Path) -> None:
-    *sets, summary = run(data, "acceptance-store")["results"]
-    assert [found["set"] for found in sets] == ["one", "two"]
-    for found in sets:
-        curve = [found[f"limit_{at}"]["drafted_per_step"] for at in acceptance_store.LIMITS]
-        assert curve[0] < curve[-1]
-        assert found["limit_40"]["tokens_per_step"] > 1
-    assert {"finish", "no store", "limit_40"} <= summary["speedup"].keys()
 
 
 def test_replay_knows_what_the_v2_runner_verifies(data: Path) -> None:

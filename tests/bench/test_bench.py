@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ngram_npu import _C, NgramConfig, NgramProposer
+from ngram_npu import NgramConfig, NgramProposer
 
 from tools.bench import stats
 from tools.bench.__main__ import main
 from tools.bench.data import make_workload
 from tools.bench.measure import Contestant, measure
-from tools.bench.ops import OPS, store_size
+from tools.bench.ops import OPS
 from tools.bench.ops.index import IndexStepContestant
 from tools.bench.ops.spec_state import Correction, CorrectSpecState, Eager, Fused, Parts
 from tools.bench.options import BenchError, Options, Size
@@ -36,7 +36,7 @@ def run(file: Path, op: str, *arguments: str) -> dict[str, Any]:
 ELSEWHERE = {"ascendc-model", "generate", "learn", "store-size", "vllm-end-to-end"} | {
     op for op in OPS if op.startswith(("acceptance", "costs", "tune", "vllm-predicted"))
 }
-"""Below, and in test_modelled_costs.py, test_end_to_end.py, test_*_bench.py, test_acceptance.py."""
+"""In the other files here, as far as they compare something."""
 
 
 @pytest.mark.parametrize("op", sorted(OPS.keys() - ELSEWHERE))
@@ -49,40 +49,6 @@ def test_every_op_runs(op: str, tmp_path: Path) -> None:
         for figures in (result["ours"], *result["peers"].values()) if "ours" in result else ():
             assert 0 < figures["p10_us"] <= figures["median_us"] <= figures["worst_step_us"]
             assert figures["what"]
-
-
-def test_the_size_of_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = {name: store_size._with(8192 << i) for i, name in enumerate(store_size.SIZES)}
-    monkeypatch.setattr(store_size.StoreSize, "peer_makers", small)
-    monkeypatch.setattr(store_size, "KILLS", 2)
-    found = run(tmp_path / "out.json", "store-size", "--sizes", "4x256", "--data-kind", "random")
-    hot, cold, file = found["results"]
-    assert [hot["cache"], cold["cache"], file["part"]] == ["hot", "dram-cold", "file"]
-    assert 0 < file["tokens_held"] <= 8192 << 2
-    assert file["whole_after_kills"] == file["kills"] == 2
-    assert file["skipped_while_saving"] == 0
-    assert 0 < file["longest_piece_us"] < 1e5
-    assert file["steps_while_saving"]["steps"] >= 1
-    assert file["renumbering_ms"] > 0
-
-
-def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = _C.num_threads()
-    ours = ("ours:match_policy=latest", "ours:frontend=torch")
-    peers = (f"--peer={name}" for name in (*ours, "read", "vllm-numba"))
-    found = run(
-        tmp_path / "out.json", "ngram_step_", "--sizes", "2x64", "3x128", "--threads", "1",
-        "--cache", "l2-cold", f"--vllm-path={tmp_path}", "--data-kind", "random", *peers,
-    )  # fmt: skip
-    assert list(found["skipped"]) == ["vllm-numba"]
-    assert found["settings"]["cache"] == "l2-cold"
-    assert [result["size"] for result in found["results"]] == ["2x64", "3x128"]
-    for result in found["results"]:
-        assert list(result["ratio"]) == list(result["ratio_spread"]) == [*ours, "read"]
-        assert result["same_drafts"] is True
-    assert str(tmp_path) not in json.dumps(found)
-    assert "skipped vllm-numba: " in capsys.readouterr().out
-    assert _C.num_threads() == before
 
 
 @pytest.mark.parametrize("least", [None, 0.3])

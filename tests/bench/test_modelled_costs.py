@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tools.bench.__main__ import main
 from tools.bench.data import Workload, make_workload
 from tools.bench.ops.ascendc_model import (
     CORES,
@@ -166,9 +163,3 @@ def test_a_request_costs_what_it_needs_itself() -> None:
             assert result["counts"]["copies"] > 0, op
             assert result["counts"]["scalar_gm"] <= 16 * batch, op
             assert result["counts"]["syncs"] <= 2.5 * batch, op
-
-
-def test_the_file_tells_no_settings_that_nothing_asked_for(tmp_path: Path) -> None:
-    assert main(["ascendc-model", "--sizes", "1x1k", "--json", str(tmp_path / "model.json")]) == 0
-    found = json.loads((tmp_path / "model.json").read_text())
-    assert found["settings"] == {"config": [2, 4], "k": 4, "match_policy": "earliest"}

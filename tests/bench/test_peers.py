@@ -12,8 +12,8 @@ import pytest
 
 from tools.bench import arctic_peer, vllm_peer
 from tools.bench.data import make_workload
-from tools.bench.device_peers import VllmNgramGpu, VllmV2
-from tools.bench.ops.lookup import ProposeContestant, ReadPass, StepContestant
+from tools.bench.device_peers import VllmNgramGpu
+from tools.bench.ops.lookup import ProposeContestant, StepContestant
 from tools.bench.options import Options, Size, UnavailableError
 from tools.bench.vllm_peer import VllmNumba, folder_of, take
 
@@ -64,27 +64,11 @@ def test_ngram_gpu_drafts_what_ours_drafts(kind: str, monkeypatch: pytest.Monkey
         assert ours.drafts(ours.function(*ours.arguments(step))) == expected
 
 
-def test_ngram_gpu_knows_the_earliest_match_only() -> None:
-    options = Options(match_policy="latest", data_kind="random")
-    with pytest.raises(UnavailableError, match="earliest match only"):
-        VllmNgramGpu(make_workload(Size(2, 40), options), options)
-
-
 @pytest.mark.usefixtures("vllm")
 def test_packed_files_serve_as_vllm(tmp_path: Path) -> None:
     vllm_peer.pack(tmp_path)
     assert take(tmp_path, "NgramProposerGPU", vllm_peer.given) is not None
     assert vllm_peer.version_in(tmp_path) == vllm_peer.version_in(folder_of(None)) != "unknown"
-
-
-def test_v2_needs_triton(vllm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = vllm_peer.importlib.util.find_spec
-    monkeypatch.setattr(
-        vllm_peer.importlib.util, "find_spec", lambda name: real(name) if name != "triton" else None
-    )
-    options = Options(match_policy="latest", data_kind="random")
-    with pytest.raises(UnavailableError, match="requires Triton"):
-        VllmV2(make_workload(Size(2, 40), options), options)
 
 
 class _Tree:
@@ -116,11 +100,3 @@ def test_arctic_is_given_what_ours_is_given(monkeypatch: pytest.MonkeyPatch) -> 
     trees = peer._trees[:]
     peer.reset()
     assert peer._trees == trees, "made once for a lap"
-
-
-def test_read_pass_reads_the_live_tokens() -> None:
-    work = make_workload(Size(4, 1000), Options(data_kind="random"))
-    peer = ReadPass(work, Options())
-    (live,) = peer.arguments(work.steps - 1)
-    assert live.base is not None
-    assert abs(live.size - work.lengths[-1].sum()) <= 2 * len(live)

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <new>
-#include <utility>
 #include <vector>
 
 #include "core/common.h"
@@ -39,23 +38,16 @@ class GuardedRows {
     for (int64_t r = 0; r < rows; ++r) std::fill_n(pages(r), data_bytes_, kCanary);
   }
 
-  GuardedRows(GuardedRows&& other) noexcept { swap(other); }
-  GuardedRows& operator=(GuardedRows&& other) noexcept {
-    swap(other);
-    return *this;
-  }
-  ~GuardedRows() {
-    if (base_ != nullptr) munmap(base_, static_cast<size_t>(mapped_));
-  }
+  GuardedRows(const GuardedRows&) = delete;
+  GuardedRows& operator=(const GuardedRows&) = delete;
+  ~GuardedRows() { munmap(base_, static_cast<size_t>(mapped_)); }
 
-  int64_t rows() const { return rows_; }
   int64_t capacity() const { return capacity_; }
-  int64_t stride() const { return pitch_ / item; }
   T* operator[](int64_t row) const { return reinterpret_cast<T*>(pages(row) + offset()); }
 
   template <class View = T>
   TokenRows<View> view() const {
-    return {(*this)[0], rows_, capacity_, stride()};
+    return {(*this)[0], rows_, capacity_, pitch_ / item};
   }
 
   // From now on a write faults.
@@ -93,23 +85,10 @@ class GuardedRows {
     }
   }
 
-  void swap(GuardedRows& other) {
-    std::swap(base_, other.base_);
-    std::swap(rows_, other.rows_);
-    std::swap(capacity_, other.capacity_);
-    std::swap(flush_, other.flush_);
-    std::swap(data_bytes_, other.data_bytes_);
-    std::swap(pitch_, other.pitch_);
-    std::swap(mapped_, other.mapped_);
-  }
-
-  uint8_t* base_ = nullptr;
-  int64_t rows_ = 0;
-  int64_t capacity_ = 0;
-  Flush flush_ = Flush::kEnd;
-  int64_t data_bytes_ = 0;  // of a row, whole pages
-  int64_t pitch_ = 0;
-  int64_t mapped_ = 0;
+  const int64_t rows_, capacity_;
+  const Flush flush_;
+  int64_t data_bytes_, pitch_, mapped_;  // data_bytes_: of a row, whole pages
+  uint8_t* base_;
 };
 
 // One array between guards. An empty one points at a guard.
@@ -129,41 +108,6 @@ class Guarded {
 
  private:
   GuardedRows<T> memory_;
-};
-
-// Rows a few items apart, as in a slice of a larger buffer: the gaps hold canaries, guards only before and after all.
-template <class T>
-class PitchedRows {
- public:
-  PitchedRows(int64_t rows, int64_t capacity, int64_t stride, Flush flush)
-      : memory_(rows > 0 ? (rows - 1) * stride + capacity : 0, flush),
-        rows_(rows),
-        capacity_(capacity),
-        stride_(stride) {
-    for (int64_t i = 0; i < memory_.size(); ++i) memory_.data()[i] = kGap;
-  }
-
-  T* operator[](int64_t row) const { return memory_.data() + row * stride_; }
-
-  template <class View = T>
-  TokenRows<View> view() const {
-    return {memory_.data(), rows_, capacity_, stride_};
-  }
-
-  bool intact() const {
-    for (int64_t i = 0; i < memory_.size(); ++i) {
-      if (i % stride_ >= capacity_ && memory_.data()[i] != kGap) return false;
-    }
-    return memory_.intact();
-  }
-
- private:
-  static constexpr T kGap = 0x5A5A5A5A;
-
-  Guarded<T> memory_;
-  int64_t rows_;
-  int64_t capacity_;
-  int64_t stride_;
 };
 
 }  // namespace ngram_npu::test

@@ -24,22 +24,23 @@ namespace ngram_npu::test {
 
 // Counts of what episodes reached. The comparison does not cover an event whose count stays 0.
 struct Reached {
-  int64_t drafts = 0, splits = 0, doublings = 0, directories = 0, releases = 0, given_up = 0;
+  int64_t drafts = 0, splits = 0, doublings = 0, directories = 0, releases = 0, given_up = 0, rebuilt = 0;
   int64_t ladder_drafts = 0, told_by_outcomes = 0, ended_by_cost = 0, scanned_by_cost = 0, outcome_pages = 0;
 
   void operator+=(const Reached& other) {
     for (const auto& [name, at] : kNames) this->*at += other.*at;
   }
 
-  static const std::pair<const char*, int64_t Reached::*> kNames[11];
+  static const std::pair<const char*, int64_t Reached::*> kNames[12];
 };
-inline const std::pair<const char*, int64_t Reached::*> Reached::kNames[11] = {
+inline const std::pair<const char*, int64_t Reached::*> Reached::kNames[12] = {
     {"drafts", &Reached::drafts},
     {"page splits", &Reached::splits},
     {"directory doublings", &Reached::doublings},
     {"directories on pages", &Reached::directories},
     {"page releases", &Reached::releases},
     {"slots given up", &Reached::given_up},
+    {"slots rebuilt for other tokens", &Reached::rebuilt},
     {"drafts of a ladder", &Reached::ladder_drafts},
     {"drafts that other outcomes would change", &Reached::told_by_outcomes},
     {"drafts ended by their cost", &Reached::ended_by_cost},
@@ -120,7 +121,7 @@ class IndexEpisode {
 
   const char* event() {
     const int64_t row = c_.below(rows_);
-    switch (c_.below(8)) {
+    switch (c_.below(9)) {
       case 0: write(row); break;
       case 1:
         write(row);
@@ -135,7 +136,12 @@ class IndexEpisode {
         lengths_.data()[row] = static_cast<int32_t>(c_.from(0, lengths_.data()[row]));
         append();
         break;
-      case 4: {  // rows change places, slots with them
+      case 4:  // another request, and nobody tells the slot: its tokens differ from any before
+        lengths_.data()[row] = 0;
+        lowest_ += 1000;
+        write(row);
+        break;
+      case 5: {  // rows change places, slots with them
         const int64_t other = c_.below(rows_);
         std::swap_ranges(tokens_[row], tokens_[row] + capacity_, tokens_[other]);
         std::swap(lengths_.data()[row], lengths_.data()[other]);
@@ -163,7 +169,7 @@ class IndexEpisode {
       state = state * 0x5851f42d4c957f2du + 0x14057b7ef767814fu;
       const auto random = static_cast<int64_t>(state >> 33) % alphabet_;
       tokens_[row][length + i] =
-          copies ? tokens_[row][from + i] : static_cast<int32_t>(stretch ? random : c_.below(alphabet_));
+          copies ? tokens_[row][from + i] : static_cast<int32_t>(lowest_ + (stretch ? random : c_.below(alphabet_)));
     }
     length += static_cast<int32_t>(size);
   }
@@ -197,6 +203,7 @@ class IndexEpisode {
     if (nonsense_) return;
     const int32_t* words = index_.data();
     reached_.splits = words[index::kStatSplits];
+    reached_.rebuilt = words[index::kStatRebuildTokens];
     reached_.given_up = words[index::kStatGivenUp];
     reached_.releases += std::max(0, pages_in_use_ - words[index::kHeaderPagesInUse]);
     pages_in_use_ = words[index::kHeaderPagesInUse];
@@ -378,6 +385,7 @@ class IndexEpisode {
   LadderOptions ladder_{};
   std::vector<int32_t> depths_;  // of the slots' directories, when last observed
   int32_t pages_in_use_ = 0;
+  int64_t lowest_ = 0;  // of the tokens that are written
   Reached reached_;
 };
 

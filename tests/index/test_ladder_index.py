@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from index_world import Lookup, index_of_pages
-from ladder_oracle import truth_of
 from ngram_npu import _C, IntegrityError, NgramIndex
 from opspecs.store import text_rows
 from reference.ladder import candidate, draft, outcome_bytes
@@ -22,7 +20,6 @@ LENGTH, CANDIDATE, OUTCOME_PAGES, OUTCOME_ROOT = 1, 6, 7, 32
 ROOT_PAGES, PAGE_BYTES = 16, 4096
 LADDER: dict[str, Any] = {"min_n": 1, "max_n": 16, "match_policy": 1, "ladder": True}
 COSTS = np.full((16, 32), 5, np.uint8)
-LOOKUP = Lookup(1, 16, match_policy=1, ladder=True, cost_limit=40)
 
 
 def _tokens(rows: int = 3, length: int = 400, alphabet: int = 5) -> Int32Array:
@@ -210,7 +207,9 @@ def test_a_row_without_room_is_indexed_once_there_is_some() -> None:
     """What it had is given back, the pages of outcomes too."""
     tokens = _tokens(2, 9000, 40)
     room = _at_once(tokens).statistics.pages_in_use
-    index = index_of_pages(2, room * 4 // 5, LOOKUP)
+    index = _ladder(2, 0)
+    index._words = index.tensor = np.zeros(_C.index_words(2, room * 4 // 5), np.int32)
+    _C.index_init(index.tensor, 2)
     lengths = np.full(2, 8990, np.int32)
     index.append(tokens, lengths, slot_indices=np.array([1, 0], np.int32))
     assert index.statistics.slots_given_up == 1
@@ -322,24 +321,3 @@ def test_what_else_ends_a_draft() -> None:
 def test_without_a_limit_k_tokens_are_drafted_whatever_they_cost() -> None:
     dear = [[255] * 32] * 16
     assert draft([5, 6, 7, 5, 6], 4, dear, None, True, FAR) == ([7, 5, 6, 7], [0, 0, 0, 0], 2)
-
-
-@pytest.mark.parametrize("alphabet", [1, 2, 4, 30])
-def test_the_search_by_brute_force_is_the_references(alphabet: int) -> None:
-    rng = np.random.default_rng(alphabet)
-    costs = rng.integers(0, 60, (16, 32), np.uint8)
-    for length in (0, 1, 2, 3, 17, 40, 70):
-        tokens = rng.integers(0, alphabet, length, np.int32)
-        tokens[length // 2 + length % 2 :] = tokens[: length // 2]
-        truth = truth_of(tokens)
-        assert truth.outcomes.tolist() == outcome_bytes(tokens.tolist())
-        for part in {0, length // 3, length}:
-            live = tokens[:part].tolist()
-            for overlap, limit, max_len in ((False, 40, 1000), (True, 90, 1000), (True, 90, 72)):
-                want = draft(live, 7, costs.tolist(), limit, overlap, max_len)
-                found = truth.draft(part, 7, costs, limit, overlap, max_len)
-                assert (found.ids[: found.count], found.costs[: found.count]) == want[:2]
-                assert found.match_len == (want[2] if want[0] else 0)
-                free = truth.draft(part, 7, None, 0, overlap, max_len)
-                want = draft(live, 7, costs.tolist(), None, overlap, max_len)
-                assert free.ids[: free.count] == want[0]

@@ -58,6 +58,30 @@ def test_refused_before_anything_is_written(spec: OpSpec, bad: BadCall, front_en
             assert np.array_equal(owner(mine), owner(original))
 
 
+OF_ANY_SIZE = {
+    "index", "store", "workspace", "input_ids", "neural_acceptance", "positions", "block_table",
+    "slot_mapping", "num_computed_tokens", "num_accepted_tokens", "num_sampled_prev",
+    "num_draft_prev", "correct_spec_state_: seq_lens", "correct_spec_state_: discard",
+    "correct_spec_state_: num_tokens",
+    "ngram_index_reset_: slot_indices", "ngram_store_finish_: slot_indices",
+}  # fmt: skip
+"""What may be larger than it must be, or has a size of its own."""
+
+
+@pytest.mark.parametrize("front_end", CALLERS, ids=lambda b: b.name)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+def test_sizes_have_to_agree(spec: OpSpec, front_end: Backend) -> None:
+    """Each tensor one item shorter; the error may name another one, which then is too long."""
+    for name in spec.tensor_names:
+        for sample in (spec.sample(), spec.sample_with(name)):
+            args = clone_args(sample.args)
+            if {name, f"{spec.name}: {name}"} & OF_ANY_SIZE or spec.get(args, name) is None:
+                continue
+            short = spec.replace(args, **{name: lambda a: a[:-1]})
+            with pytest.raises(ValueError, match=rf"^{spec.name}: \w+: expected s\w+ .*, got s"):
+                front_end.call(spec.name, short)
+
+
 @pytest.mark.parametrize("front_end", CALLERS, ids=lambda b: b.name)
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_memory_of_a_written_tensor_is_its_own(spec: OpSpec, front_end: Backend) -> None:
@@ -159,7 +183,12 @@ def test_numpy_takes_each_argument_by_place_or_by_name(spec: OpSpec) -> None:
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_numpy_layouts_no_kernel_can_take(spec: OpSpec) -> None:
-    """Read-only, unaligned and byte-swapped arrays."""
+    """Read-only, unaligned and byte-swapped arrays; what is only read may be read-only."""
+    fine = spec.sample().args
+    for (name, _), value in zip(spec.arguments, fine, strict=True):
+        if isinstance(value, np.ndarray) and name not in spec.written:
+            value.flags.writeable = False
+    FRONT_ENDS[1].call(spec.name, fine)
     for name in spec.tensor_names:
         good = spec.sample_with(name).args
         value = good[[n for n, _ in spec.arguments].index(name)]

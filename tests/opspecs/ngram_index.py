@@ -240,7 +240,6 @@ def indexed_spec(
         bad_calls=(
             *bad_calls,
             BadCall("span of 9", {"min_n": 2, "max_n": 10}, r"max_n <= 9 .*got 10", "max_n"),
-            BadCall("slots", {"slot_indices": lambda a: a[:-1]}, "size 3, got"),
             BadCall("ladder's min_n", {"ladder": True}, "expected 1 to 1, got", "min_n"),
             BadCall("costs alone", {"costs": np.zeros((16, 32), np.uint8)}, "None"),
             *(
@@ -277,7 +276,6 @@ NGRAM_INDEX_PROPOSE = indexed_spec(
     bad_calls=(
         *ngram_propose.LOOKUP_BAD_CALLS,
         *ngram_propose.K_BAD_CALLS,
-        ngram_propose.B_MISMATCH,
     ),
     slot_call=_propose_slot_call,
 )
@@ -303,7 +301,6 @@ NGRAM_INDEX_STEP = indexed_spec(
     bad_calls=(
         *ngram_step.LOOKUP_BAD_CALLS,
         *ngram_step.K_BAD_CALLS,
-        ngram_step.B_MISMATCH,
         ngram_step.SAMPLED_BAD_CALLS[0],  # to the batch of the other the slots would not fit
     ),
     slot_call=_step_slot_call,
@@ -403,8 +400,6 @@ NGRAM_INDEX_APPEND = OpSpec(
         BadCall("ladder's min_n", {"ladder": True}, "expected 1 to 1, got 2", "min_n"),
         BadCall("outcomes alone", {"outcomes": True}, "without ladder, got True"),
         BadCall("match_policy = 2", {"match_policy": 2}, r"0 to 1, got 2"),
-        BadCall("R", {"num_tokens": lambda a: a[:-1]}, r"size 5, got size 4"),
-        BadCall("B", {"slot_indices": lambda a: a[:-1]}, r"size 3, got size 2"),
     ),
     sizes=_append_sizes(),
     opaque=frozenset({"index"}),

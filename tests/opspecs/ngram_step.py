@@ -221,7 +221,6 @@ def _sizes() -> tuple[Args, ...]:
     return tuple(made)
 
 
-B_MISMATCH = BadCall("B mismatch", {"discard": lambda a: a[:-1]}, r"size 3, got size 2")
 SAMPLED_BAD_CALLS = (
     BadCall(
         "width 0",
@@ -246,7 +245,6 @@ SPEC = OpSpec(
         *K_BAD_CALLS,
         *COST_BAD_CALLS,
         *PAID_BAD_CALLS,
-        B_MISMATCH,
         *SAMPLED_BAD_CALLS,
     ),
     sizes=_sizes(),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
-import sys
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -78,23 +76,6 @@ def write(path: Path, found: dict[str, Any]) -> None:
     """Writes the file atomically."""
     with atomic_output(path) as scratch:
         scratch.write_text(laid_out(found) + "\n", encoding="utf-8")
-
-
-def publish(
-    module: str, arguments: Sequence[str] | None, given: argparse.Namespace, found: dict[str, Any]
-) -> None:
-    """Prints a check's results with command, date and machine, and writes them to ``given.json``
-    where that is a file; ``given.note`` is in it."""
-    result = {
-        "command": shlex.join(["python", "-m", module, *(arguments or sys.argv[1:])]),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "machine": provenance.machine(),
-        "note": given.note,
-        **found,
-    }
-    if given.json is not None:
-        write(given.json, result)
-    print(laid_out(result))
 
 
 def laid_out(value: Any, indent: int = 0) -> str:

@@ -1,4 +1,4 @@
-"""Long checks with many cases or with deliberate faults. They record their results as JSON."""
+"""Long checks with many cases or with deliberate faults."""
 
 import sys
 from pathlib import Path

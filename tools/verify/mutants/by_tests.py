@@ -129,7 +129,7 @@ def failing_tests(arguments: Sequence[str], environment: Mapping[str, str], seco
 
 ON_THE_CPU = "not cuda_ and not ascendc_"
 PARITY = ("tests/ops/test_errors.py", "tests/ops/test_parity.py")  # the quick one first
-INDEX = tuple(f"tests/index/test_{name}.py" for name in ("index", "ladder_index", "stateful"))
+INDEX = tuple(f"tests/index/test_{name}.py" for name in ("index", "ladder_index"))
 CSRC_STAGES = {
     "C++ suite": cpp_suite,
     "errors and parity": python_tests(*PARITY, choice=ON_THE_CPU),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import resource
 import shlex
@@ -30,11 +31,18 @@ from tools.verify.mutants.mutant import Mutant
 
 MODES = ("fast", "resident", "hooks")
 """The cheapest first."""
+RECORD = ROOT / "tools" / "bench" / "results" / "cuda-mutants.json"
 SECONDS = 120
 """Of a processor: a kernel that takes longer does not end. By the clock it may be ten times that,
 since the machine may be busy."""
 ORDERS = 6
 """How often what blocks share is looked up: each time they meet in another order."""
+
+
+def modes_for(mutant: Mutant) -> tuple[str, ...]:
+    """What only the hooks noticed need not first go through all samples of the others."""
+    recorded = json.loads(RECORD.read_text())["caught_by"]
+    return MODES[::-1] if recorded.get(mutant.name) == MODES[-1] else MODES
 
 
 def caught(mutant: Mutant) -> str:
@@ -44,22 +52,25 @@ def caught(mutant: Mutant) -> str:
         for part in ("core", "cuda"):
             shutil.copytree(ROOT / "csrc" / part, csrc / part)
         (Path(folder) / mutant.file).write_text(mutant.changed())
-        for mode in MODES:
-            library = build(csrc, mutant.op, mode)
+        for mode in modes_for(mutant):
+            library = build(csrc, mutant, mode)
             noticed = in_a_child(lambda mode=mode, lib=library: run_samples(mutant.op, mode, lib))
             if noticed:
                 return f"{mode}: {noticed}"
     return ""
 
 
-def build(csrc: Path, op: str, mode: str) -> Path:
+def build(csrc: Path, mutant: Mutant, mode: str) -> Path:
     """The operator's kernels as a library of their own, where Twin looks."""
     library = csrc.parent / mode / f"libngram_npu_cuda_{mode}.so"
     library.parent.mkdir()
     include = [f"-I{ROOT / 'tests/twins/cuda/include'}", f"-I{csrc}"]
     compiled = []
-    # The launch is the host's part, which nobody watches. The model has it too, without a fault.
-    for source, flags_of in ((source_of(op, csrc), mode), (csrc / "cuda/launch.cu", "fast")):
+    parts = [(source_of(mutant.op, csrc), mode)]
+    # The launch is the host's part, which nobody watches. The model has it, without a fault.
+    if "/launch." in mutant.file:
+        parts.append((csrc / "cuda/launch.cu", "fast"))
+    for source, flags_of in parts:
         flags = f"-std=c++17 -fPIC -fvisibility=hidden -w @{FOLDER / flags_of}.flags"
         compiled.append(library.with_name(f"{source.stem}.o"))
         _run(f"g++ {flags} -c -x c++", source, *include, "-o", compiled[-1])
