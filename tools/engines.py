@@ -37,7 +37,7 @@ RUNNERS = {"v1": (".venv-vllm", "engine"), "v2": (".venv-vllm-v2", "engine_v2")}
 
 METHODS = {
     "v1": {
-        "ranks": "_two_ranks_",
+        "ranks": "_ranks::",
         "recurrent layers": "_hybrid::",
         "LoRA": "_lora::",
         "correction of counts": "_correction::",

@@ -22,6 +22,7 @@ if HAVE_VLLM:
         HF_HUB_OFFLINE="1",
         TORCHDYNAMO_DISABLE="1",
         OMP_NUM_THREADS="1",
+        NUMBA_NUM_THREADS="1",  # numba's threads are torch's, from its first call on
         VLLM_CPU_KVCACHE_SPACE="1",
         VLLM_NO_USAGE_STATS="1",
     )

@@ -107,7 +107,8 @@ METHODS = {
         },
         {"ngram_npu": {**LADDER, "store": "live"}},
     ),
-    "store_padded": asynchronous("padded", "auto", **LADDER, store="finish"),
+    "store_padded": asynchronous("padded", "auto", **LADDER, store="finish", metrics=True),
+    "store_live_padded": asynchronous("padded", "auto", **LADDER, store="live", metrics=True),
 }
 
 

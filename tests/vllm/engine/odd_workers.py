@@ -22,8 +22,7 @@ class NotingWorker(CPUWorker):
 
     def init_device(self) -> None:
         super().init_device()
-        self._digest, self._steps, runner = hashlib.sha256(), 0, self.model_runner
-        drafter = getattr(runner, "speculator", None) or runner.drafter
+        self._digest, self._steps, drafter = hashlib.sha256(), 0, _drafter(self)
         propose = drafter.propose
 
         def noted(*args: Any, **kwargs: Any) -> Any:
@@ -81,12 +80,17 @@ class KilledWorker(CPUWorker):
     def init_device(self) -> None:
         super().init_device()
         if self.rank == 1:
-            speculator = self.model_runner.speculator
-            propose, file = speculator.propose, os.environ["NGRAM_NPU_VLLM_STORE_FILE"]
+            drafter = _drafter(self)
+            propose, file = drafter.propose, os.environ["NGRAM_NPU_VLLM_STORE_FILE"]
 
             def killed(*args: Any, **kwargs: Any) -> Any:
                 if os.path.exists(file):
                     os.kill(os.getpid(), signal.SIGKILL)
                 return propose(*args, **kwargs)
 
-            speculator.propose = killed
+            drafter.propose = killed
+
+
+def _drafter(worker: CPUWorker) -> Any:
+    """Of either runner."""
+    return getattr(worker.model_runner, "speculator", None) or worker.model_runner.drafter

@@ -194,6 +194,8 @@ def test_metrics_count_drafts(server: Server) -> None:
     assert found["ngram_npu_proposals_total"] > 0
     (line,) = [line for line in server.log.read_text().splitlines() if "drafts for this en" in line]
     assert "(method ngram): prompt_lookup_min=2 prompt_lookup_max=4" in line
+    assert "engine=scan" in line
+    assert "EngineCore" in line  # by its entry point, in the engine's own process
 
 
 def test_a_mistyped_section_stops_the_start_with_one_line(servers: Servers) -> None:

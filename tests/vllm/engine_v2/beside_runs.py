@@ -83,8 +83,8 @@ LADDER = {"sizes": "ladder", "min_draft_probability": 0.177}
 METHODS = {
     "draft-async": Method("draft_model", ours={**SCAN, "metrics": True}),
     "draft-sync": Method("draft_model", asynchronous=False, ours=INDEX),
-    "eagle-async": Method("eagle", ours={**INDEX, "metrics": True}),
-    "eagle-sync": Method("eagle", asynchronous=False, ours=SCAN),
+    "eagle-async": Method("eagle", ours={**SCAN, "metrics": True}),
+    "eagle-sync": Method("eagle", asynchronous=False, ours=INDEX),
     "eagle-at-times": Method(
         "eagle", asynchronous=False, ours=SCAN, by_batch=((1, 1, 4), (2, 8, 0)), first=8
     ),
