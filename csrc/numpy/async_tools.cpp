@@ -33,8 +33,9 @@ py::tuple pack_rows(const py::list& rows, py::handle firsts, py::handle least, i
   for (int64_t i = 0; i < count; ++i) {
     const py::object row = rows[static_cast<size_t>(i)];
     const host::TensorView view = call("rows", py::handle(row));
-    const bool is_vector = view.ndim == 1 && view.dtype == host::DType::kInt32 && view.aligned;
-    if (!is_vector) call.fail("rows", "int32 vectors", "another array at " + std::to_string(i));
+    if (view.ndim != 1 || view.dtype != host::DType::kInt32)
+      call.fail("rows", "int32 vectors", "another array at " + std::to_string(i));
+    call.scalar("rows", view.sizes[0], 0, INT32_MAX);
     call.scalar("least", at_least[i], 0, INT32_MAX);
     views.push_back(view);
     chunks_of.push_back((larger(view.sizes[0], at_least[i]) + kChunk - 1) / kChunk);
@@ -49,8 +50,10 @@ py::tuple pack_rows(const py::list& rows, py::handle firsts, py::handle least, i
   for (int64_t i = 0; i < count; ++i) {
     const host::TensorView& view = views[static_cast<size_t>(i)];
     const int64_t size = view.sizes[0], taken = chunks_of[static_cast<size_t>(i)];
-    const auto* from = static_cast<const int32_t*>(view.data);
-    for (int64_t j = 0; j < size; ++j) to[j] = from[j * view.strides[0]];
+    // In bytes: a runner's row may be unaligned.
+    const auto* from = static_cast<const char*>(view.data);
+    const py::ssize_t step = py::reinterpret_borrow<py::array>(rows[static_cast<size_t>(i)]).strides(0);
+    for (int64_t j = 0; j < size; ++j) std::memcpy(to + j, from + j * step, sizeof(int32_t));
     if (i >= split && size > 0) smallest = smaller(smallest, *std::min_element(to, to + size));
     std::fill(to + size, to + taken * kChunk, kUnused);
     for (int64_t j = 0; j < taken; ++j) *place++ = first[i] + j;

@@ -244,7 +244,7 @@ def operators_for(op: str, /, **arguments: Any) -> Any:
         if value is not None and not is_tensor(value):
             raise ValueError(
                 f"{op}: {name}: expected a torch.Tensor as {first}, got {type(value).__name__}"
-            )
+            ) from None
     return sys.modules["torch"].ops.ngram_npu
 
 

@@ -164,3 +164,12 @@ def test_spans_stay_within_their_items(begin: int, count: int) -> None:
     items, counts = np.arange(5, dtype=np.int32), np.array([2, count], np.int32)
     with pytest.raises(ValueError, match=r"join_spans: (begins|counts): expected 0 to "):
         _C.join_spans(items, np.array([0, begin]), counts)
+
+
+def test_rows_may_be_strided_and_unaligned() -> None:
+    raw = np.frombuffer(b"x" + np.arange(4, dtype=np.int32).tobytes(), np.int32, offset=1)
+    rows = [raw, np.arange(6, dtype=np.int32)[::-2]]
+    zeros = np.zeros(2, np.int64)
+    places, chunks, of_split, smallest = _C.pack_rows(rows, zeros, zeros, 1)
+    assert (places.tolist(), of_split, smallest) == ([0, 0], 1, 1)
+    assert chunks[:, :5].tolist() == [[0, 1, 2, 3, -1], [5, 3, 1, -1, -1]]
