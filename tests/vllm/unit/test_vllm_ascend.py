@@ -82,6 +82,10 @@ def _batch(seed: int, batch: int = 9, capacity: int = 48, width: int = 4) -> dic
     }
 
 
+def _launched(given: dict[str, Any], vocab_size: int = 100) -> tuple[torch.Tensor, ...]:
+    return ascend.triton_ngram_spec_decode(**given, vocab_size=vocab_size, min_n=2, max_n=4, k=3)
+
+
 def _expected(given: dict[str, Any], vocab_size: int) -> tuple[list[Any], np.ndarray]:
     """The reference's results in the launcher's order, and the rows afterwards."""
     rows = given["token_ids"].numpy().copy()
@@ -90,17 +94,8 @@ def _expected(given: dict[str, Any], vocab_size: int) -> tuple[list[Any], np.nda
         given["num_tokens_no_spec"].numpy().copy(),
         given["sampled_token_ids"].numpy(),
         given["discard_request_mask"].numpy(),
-        None,
-        False,
-        vocab_size,
-        2,
-        4,
-        3,
-        0,
-        False,
-        rows.shape[1],
-        None,
-    )
+        None, False, vocab_size, 2, 4, 3, 0, False, rows.shape[1], None,
+    )  # fmt: skip
     following, sampled, drafts, counts, _ = results
     return [following.tolist(), drafts.tolist(), counts.tolist(), sampled.tolist()], rows
 
@@ -110,7 +105,7 @@ def test_the_launcher_s_contract(seed: int) -> None:
     given = _batch(seed)
     expected, rows = _expected(given, 100)
     lengths = given["num_tokens_no_spec"].clone()
-    got = ascend.triton_ngram_spec_decode(**given, vocab_size=100, min_n=2, max_n=4, k=3)
+    got = _launched(given)
     assert [r.tolist() for r in got] == expected
     assert all(r.dtype == torch.int32 for r in got)
     assert np.array_equal(given["token_ids"].numpy(), rows)
@@ -127,7 +122,7 @@ def test_what_else_the_runner_may_pass() -> None:
         buffer = torch.full((12, 48), 7, dtype=torch.int32)
         buffer[:9] = _batch(1)["token_ids"]
         changed = {**given, "token_ids": buffer[:9], "sampled_token_ids": sampled}
-        got = ascend.triton_ngram_spec_decode(**changed, vocab_size=3, min_n=2, max_n=4, k=3)
+        got = _launched(changed, 3)
         assert [r.tolist() for r in got] == expected
         assert buffer[9:].eq(7).all()
 
@@ -139,16 +134,8 @@ def test_the_launcher_keeps_drafting_where_layers_keep_a_state() -> None:
     for hybrid in (True, False):
         made.model_config.is_hybrid = hybrid
         ascend.AscendNgramProposerNPU(made, torch.device("cpu"), object())
-        got = ascend.triton_ngram_spec_decode(
-            given["token_ids"].clone(),
-            given["num_tokens_no_spec"],
-            given["sampled_token_ids"],
-            given["discard_request_mask"],
-            vocab_size=100,
-            min_n=2,
-            max_n=4,
-            k=3,
-        )
+        copied = {**given, "token_ids": given["token_ids"].clone()}
+        got = _launched(copied)
         empty = (got[2] == 0) & (got[3] > 0)
         assert bool(empty.any()) is not hybrid
 
@@ -157,7 +144,7 @@ def test_an_empty_batch() -> None:
     given = _batch(1, batch=0)
     for sampled in (given["sampled_token_ids"], []):
         given["sampled_token_ids"] = sampled
-        got = ascend.triton_ngram_spec_decode(**given, vocab_size=100, min_n=2, max_n=4, k=3)
+        got = _launched(given)
         assert [tuple(r.shape) for r in got] == [(0,), (0, 3), (0,), (0,)]
 
 
@@ -172,24 +159,14 @@ def test_no_call_of_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("item", "tolist", "cpu", "pin_memory", "nonzero", "cuda"):
         monkeypatch.setattr(torch.Tensor, name, forbidden)
     given = _batch(2)
-    ascend.triton_ngram_spec_decode(**given, vocab_size=100, min_n=2, max_n=4, k=3)
+    _launched(given)
 
 
 def test_as_the_runner_makes_and_warms_it() -> None:
     drafter = _drafter()
     assert (drafter.min_n, drafter.max_n, drafter.k) == (2, 4, 3)
     drafter.load_model(object())
-    drafter.dummy_run(
-        num_tokens=8,
-        with_prefill=True,
-        num_reqs=2,
-        num_tokens_across_dp=None,
-        aclgraph_runtime_mode=None,
-        batch_descriptor=None,
-        dummy_compute_logits=lambda hidden_states: None,
-        in_graph_capturing=True,
-        is_profile=False,
-    )
+    drafter.dummy_run(num_tokens=8, with_prefill=True, is_profile=False)
     wrong = _config()
     wrong.speculative_config.prompt_lookup_max = 65
     with pytest.raises(ValueError, match="max_n"):

@@ -170,14 +170,7 @@ def test_requests_that_take_turns_keep_their_memory() -> None:
 def test_requests_are_followed_while_no_drafts_are_asked_for() -> None:
     token_ids = np.random.default_rng(0).integers(0, 9, (2, WIDTH), np.int32)
     lengths = np.array([200, 210], np.int32)
-    proposer = StockNgramProposer(
-        vllm_config(
-            additional_config={"ngram_npu": {"engine": "index"}},
-            max_model_len=WIDTH,
-            prompt_lookup_min=2,
-            prompt_lookup_max=4,
-        )
-    )
+    proposer = StockNgramProposer(config(method="ngram", engine="index", length=WIDTH))
     for k in (2, 0, 0, 2, 2):
         lengths += 1
         drafts = proposer.propose(k, [[1]] * 2, lengths, token_ids)
@@ -205,11 +198,10 @@ def test_requests_are_followed_while_no_drafts_are_asked_for() -> None:
 def test_size_goes_by_the_kv_cache(
     monkeypatch: pytest.MonkeyPatch, cache: Any, context_ranks: int, tokens: int
 ) -> None:
-    section = {"ngram_npu": {"engine": "index"}}
-    config = vllm_config(max_model_len=WIDTH, additional_config=section)
-    config.cache_config = cache
-    config.parallel_config.decode_context_parallel_size = context_ranks
-    proposer = NgramProposer(config)
+    given = config(method="custom_class", engine="index", length=WIDTH)
+    given.cache_config = cache
+    given.parallel_config.decode_context_parallel_size = context_ranks
+    proposer = NgramProposer(given)
     made = []
     real = startup.make_index
     monkeypatch.setattr(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import subprocess
@@ -10,7 +9,6 @@ import sys
 
 import numpy as np
 import pytest
-import vllm_config as vllm_config_module
 from ngram_npu import _C, num_threads
 from ngram_npu.vllm import NgramProposer
 from ngram_npu.vllm.v1_host import StockNgramProposer
@@ -130,10 +128,10 @@ def test_one_thread_unless_asked() -> None:
     assert num_threads() == 2
 
 
+@pytest.mark.usefixtures("info")
 class TestLog:
     def test_one_line_at_start_up(self, caplog: pytest.LogCaptureFixture) -> None:
-        with caplog.at_level(logging.INFO, "vllm.ngram_npu"):
-            NgramProposer(vllm_config(k=3))
+        NgramProposer(vllm_config(k=3))
         (line,) = caplog.messages
         assert line.startswith(f"ngram_npu {_C.__version__} drafts for this engine (method custom_")
         assert "prompt_lookup_min=2 prompt_lookup_max=5 num_speculative_tokens=3" in line
@@ -141,10 +139,9 @@ class TestLog:
         assert line.endswith("options from the defaults")
 
     def test_other_ranks_are_silent(self, caplog: pytest.LogCaptureFixture) -> None:
-        with caplog.at_level(logging.INFO, "vllm.ngram_npu"):
-            NgramProposer(vllm_config(rank=1, tensor_parallel_size=2))
-            assert caplog.messages == []
-            NgramProposer(vllm_config(rank=2, tensor_parallel_size=2))  # the next pipeline stage
+        NgramProposer(vllm_config(rank=1, tensor_parallel_size=2))
+        assert caplog.messages == []
+        NgramProposer(vllm_config(rank=2, tensor_parallel_size=2))  # the next pipeline stage
         assert len(caplog.messages) == 1
 
     def test_more_threads_than_omp_allows(
@@ -162,9 +159,8 @@ class TestLog:
 
     def test_counters_when_the_engine_ends(self, caplog: pytest.LogCaptureFixture) -> None:
         proposer = _proposer(2, 2)
-        with caplog.at_level(logging.INFO, "vllm.ngram_npu"):
-            _propose(proposer, [[1, 2, 3, 1, 2], [4, 5, 6], [1]], [[2], [6], []])
-            del proposer
+        _propose(proposer, [[1, 2, 3, 1, 2], [4, 5, 6], [1]], [[2], [6], []])
+        del proposer
         pattern = r"ngram_npu metrics: last .* s: 1 proposals, .* ms each, 1 of 2 rows drafted "
         assert re.match(pattern + r"\(50\.0%\), 3\.00 tokens per draft$", caplog.messages[-1])
 
@@ -174,8 +170,8 @@ class TestLog:
     ) -> None:
         monkeypatch.setenv("VLLM_LOG_STATS_INTERVAL", interval)  # vLLM takes 10 s for these
         proposer = _proposer(2, 2)
-        with caplog.at_level(logging.INFO, "vllm.ngram_npu"):
-            _propose(proposer, [[1, 2, 3, 1, 2]])
+        caplog.clear()
+        _propose(proposer, [[1, 2, 3, 1, 2]])
         assert caplog.messages == []
 
 
@@ -211,10 +207,9 @@ def test_neither_on_nor_off_is_one_line_and_off(
 FIRST_CALL = """
 import sys
 import time
+sys.path[:] = sys.argv[2:]
 import numpy as np
 from ngram_npu.vllm import NgramProposer
-from ngram_npu.vllm.v1_host import StockNgramProposer
-import vllm_config as vllm_config_module
 from vllm_config import vllm_config
 
 token_ids = np.tile(np.arange(50, dtype=np.int32), (32, 40))
@@ -233,18 +228,8 @@ print(made - started, time.process_time() - made)
 @pytest.mark.parametrize("engine", ["scan", "index"])
 def test_the_first_call_compiles_nothing(engine: str) -> None:
     """CPU time, so that other load does not matter; vLLM's class takes 1.1 s."""
-    paths = [
-        os.path.dirname(vllm_config_module.__file__),
-        *os.environ.get("PYTHONPATH", "").split(os.pathsep),
-    ]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    done = subprocess.run(
-        [sys.executable, "-c", FIRST_CALL, engine],
-        env=environment,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-c", FIRST_CALL, engine, *sys.path]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     made, first_call = map(float, done.stdout.split())
     assert first_call < 0.05
     assert made < 1.0
