@@ -26,7 +26,6 @@ ArrayT = TypeVar("ArrayT", "npt.NDArray[Any]", "torch.Tensor")
 """``torch.Tensor`` or ``numpy.ndarray``; a call takes one kind and returns it."""
 
 ENGINES = ("auto", "index", "scan")
-_LOGITS = "token_logits"
 
 
 if TYPE_CHECKING or sys.version_info >= (3, 11):
@@ -275,8 +274,8 @@ class Drafting:
         row_indices: Any,
         draft_costs: Any,
     ) -> dict[str, Any]:
-        """The lookup's arguments, without those that are as by default: each takes a quarter of a
-        microsecond in torch."""
+        """The lookup's arguments, without those that are as by default: torch takes time for each
+        that is passed, even for None."""
         arguments = (self._scan if index is None else self._indexed).copy()
         if self._match_costs is not None and index is None:
             placed = arguments.get("match_costs")

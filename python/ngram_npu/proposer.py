@@ -149,6 +149,7 @@ class NgramProposer:
                 workspace=workspace,
             )
         except (RuntimeError, TypeError, AttributeError):
+            # Looks for the reason: torch's message about an array among tensors has many lines.
             operators_for(
                 op,
                 token_ids=token_ids,
@@ -215,6 +216,7 @@ class NgramProposer:
                 workspace=workspace,
             )
         except (RuntimeError, TypeError, AttributeError):
+            # Looks for the reason: torch's message about an array among tensors has many lines.
             operators_for(
                 op,
                 token_ids=token_ids,

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 from filelock import FileLock
+from ngram_npu import NgramStore
 
 T = TypeVar("T")
 
@@ -64,3 +65,24 @@ def once(factory: pytest.TempPathFactory, name: str, run: Callable[[], T]) -> T:
             file.write_bytes(pickle.dumps(run()))
     made: T = pickle.loads(file.read_bytes())
     return made
+
+
+def saved_often(store: Path) -> dict[str, str]:
+    """The environment of an engine that saves its store in each step."""
+    return {
+        "NGRAM_NPU_VLLM_STORE_FILE": str(store),
+        "NGRAM_NPU_VLLM_STORE_SAVE_MINUTES": "0.0001",
+    }
+
+
+def assert_died_and_left(process: Process, store: Path) -> None:
+    """The engine said in one line that its second rank was killed, and left a whole file."""
+    status, log = process.end()
+    assert status != 0
+    (line,) = [line for line in log.splitlines() if "died unexpectedly" in line]
+    assert "VllmWorker-1" in line
+    assert "EngineDeadError" in log
+    assert "RESULT " not in log
+    saved = NgramStore.load(store)
+    saved.check_integrity()
+    assert saved.statistics.tokens_held > 0

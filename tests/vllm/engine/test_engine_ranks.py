@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from ngram_npu import NgramStore
-from processes import ONE_ENGINE
+from processes import ONE_ENGINE, assert_died_and_left, saved_often
 from test_engine_processes import said, serve, started
 
 if TYPE_CHECKING:
@@ -63,20 +63,8 @@ def test_two_ranks_draft_alike_and_one_counts_and_saves(
 def test_a_rank_that_is_killed_ends_the_engine_and_leaves_a_whole_file(
     model: Path, tmp_path: Path
 ) -> None:
-    status, log = serve(
-        model,
-        tmp_path,
-        "store_padded",
-        _ranks("KilledWorker"),
-        **ONE_ENGINE,
-        NGRAM_NPU_VLLM_STORE_FILE=str(tmp_path / "store"),
-        NGRAM_NPU_VLLM_STORE_SAVE_MINUTES="0.0001",
-    ).end()
-    assert status != 0
-    (line,) = [line for line in log.splitlines() if "died unexpectedly" in line]
-    assert "VllmWorker-1" in line
-    assert "EngineDeadError" in log
-    assert "RESULT " not in log
-    saved = NgramStore.load(tmp_path / "store")
-    saved.check_integrity()
-    assert saved.statistics.tokens_held > 0
+    path = tmp_path / "store"
+    process = serve(
+        model, tmp_path, "store_padded", _ranks("KilledWorker"), **ONE_ENGINE, **saved_often(path)
+    )
+    assert_died_and_left(process, path)

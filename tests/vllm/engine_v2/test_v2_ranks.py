@@ -11,7 +11,7 @@ import beside_runs
 import pytest
 import v2_runs
 from ngram_npu import NgramStore
-from processes import ONE_ENGINE, SERVE, Process
+from processes import ONE_ENGINE, SERVE, Process, assert_died_and_left, saved_often
 from test_v2_store import EXTENSION
 from transformers import AutoTokenizer
 
@@ -123,21 +123,9 @@ def test_all_ranks_are_told_alike_and_one_saves(model: Path, tmp_path: Path) -> 
 def test_a_rank_that_is_killed_ends_the_engine_and_leaves_a_whole_file(
     model: Path, tmp_path: Path
 ) -> None:
-    status, log = _start(
-        model,
-        tmp_path / "log",
-        {"worker_cls": "odd_workers.KilledWorker"},
-        NGRAM_NPU_VLLM_STORE_FILE=str(tmp_path / "store"),
-        NGRAM_NPU_VLLM_STORE_SAVE_MINUTES="0.0001",
-    ).end()
-    assert status != 0
-    (line,) = [line for line in log.splitlines() if "died unexpectedly" in line]
-    assert "VllmWorker-1" in line
-    assert "EngineDeadError" in log
-    assert "RESULT " not in log
-    saved = NgramStore.load(tmp_path / "store")
-    saved.check_integrity()
-    assert saved.statistics.tokens_held > 0
+    path, worker = tmp_path / "store", {"worker_cls": "odd_workers.KilledWorker"}
+    process = _start(model, tmp_path / "log", worker, **saved_often(path))
+    assert_died_and_left(process, path)
 
 
 def test_ranks_with_other_options_do_not_start(model: Path, tmp_path: Path) -> None:
