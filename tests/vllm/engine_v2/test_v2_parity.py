@@ -32,6 +32,7 @@ def _config(rng: random.Random, rows: int, capacity: int) -> Any:
             prompt_lookup_min=low,
             prompt_lookup_max=rng.randint(low, 6),
         ),
+        max_concurrent_batches=1,
         scheduler_config=SimpleNamespace(max_num_seqs=rows),
         model_config=SimpleNamespace(max_model_len=capacity),
         parallel_config=SimpleNamespace(tensor_parallel_size=1, rank=1),
