@@ -49,7 +49,7 @@ METHODS = {
         "ngram": "plugin",
     },
     "v2": {
-        "data parallel, its start": "_data_parallel::",
+        "data parallel": "_data_parallel::",
         "ranks": "_ranks::",
         "a shrinking max_model_len": "_fitted::",
         "steps without drafts": "_steps_without_drafts_",
