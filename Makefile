@@ -111,7 +111,7 @@ format: setup
 	git ls-files '*.h' '*.cpp' '*.cu' '*.cuh' | xargs $(VENV)/bin/clang-format -i
 
 PYBIND11 = -Dpybind11_DIR=$$($(PY) -m pybind11 --cmakedir)
-tidy: setup
+tidy: setup gtest
 	cmake --preset python-asan $(PYBIND11) >/dev/null
 	git ls-files 'csrc/host/*.cpp' 'csrc/cpu/*.cpp' 'csrc/numpy/*.cpp' 'csrc/torch/*.cpp' | grep -v _neon | \
 	  xargs -P $(JOBS) -n 4 $(VENV)/bin/clang-tidy -p $(BUILD)/python-asan --quiet
@@ -150,19 +150,18 @@ define build
 	$(VENV)/bin/ninja -C $(BUILD)/$(1) --quiet $(3)
 endef
 define suite
-	$(call build,$(1))
+	$(call build,$(1),$(2))
 	ctest --test-dir $(BUILD)/$(1) --output-on-failure -j $(JOBS)
 endef
 
 test-cpp: setup gtest
 	$(call suite,cpp)
 
-# The C++ suite under ASan+UBSan and TSan, then the parity suite on sanitized kernels, for values that only it has.
+# The C++ suite under ASan+UBSan and TSan, then the parity suite on the kernels of the first, for values that only it has.
 SAN_STAGE := $(BUILD)/python-asan/stage
 test-sanitizers: setup gtest
-	$(call suite,asan)
+	$(call suite,python-asan,$(PYBIND11))
 	$(call suite,tsan)
-	$(call build,python-asan,$(PYBIND11))
 	rm -rf $(SAN_STAGE) && mkdir $(SAN_STAGE) && cp -r python/ngram_npu $(SAN_STAGE)/
 	cmake --install $(BUILD)/python-asan --prefix $(SAN_STAGE) >/dev/null
 	CI=1 ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(SAN_STAGE) NGRAM_NPU_EXPECT_VERSION=sanitized \
