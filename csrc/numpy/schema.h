@@ -143,7 +143,7 @@ class Operator<kFunction> {
     const auto wrong = static_cast<size_t>(std::find(loaded.begin(), loaded.end(), false) - loaded.begin());
     if (wrong < kCount) {
       const SchemaArgument& argument = arguments_[wrong];
-      fail(argument.name + ": expected " + argument.type + ", got " + std::string(pybind11::repr(given[wrong])));
+      fail(argument.name + ": expected " + argument.type + ", got " + text_of(given[wrong]));
     }
     if constexpr (std::is_void_v<Result>) {
       kFunction(pybind11::detail::cast_op<Arguments>(std::get<kPlaces>(casters))...);
@@ -152,6 +152,14 @@ class Operator<kFunction> {
       return Caster<Result>::cast(kFunction(pybind11::detail::cast_op<Arguments>(std::get<kPlaces>(casters))...),
                                   pybind11::return_value_policy::move, {})
           .ptr();
+    }
+  }
+
+  static std::string text_of(PyObject* value) {
+    try {
+      return pybind11::repr(value);
+    } catch (const pybind11::error_already_set&) {
+      return Py_TYPE(value)->tp_name;
     }
   }
 

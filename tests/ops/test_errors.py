@@ -157,15 +157,20 @@ def test_numpy_wants_arrays(spec: OpSpec) -> None:
             FRONT_ENDS[1].call(spec.name, spec.replace(good, **{name: [1, 2, 3]}))
 
 
+class NoText:
+    def __repr__(self) -> str:
+        raise OSError
+
+
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_numpy_takes_each_argument_by_place_or_by_name(spec: OpSpec) -> None:
     args, operator = spec.sample().args, getattr(_C, spec.name)
     names = [name for name, _ in spec.arguments]
     given = dict(zip(names, args, strict=True))
     backwards = {name: given[name] for name in reversed(names)}
-    expected = operator(*clone_args(args))
+    returned = operator(*clone_args(args))
     found = operator(**dict(zip(backwards, clone_args([*backwards.values()]), strict=True)))
-    for mine, other in zip(found or (), expected or (), strict=True):
+    for mine, other in zip(found or (), returned or (), strict=True):
         assert same_bits(mine, other)
     for bad, keywords, message in (
         (args, {names[0]: args[0]}, f"{names[0]}: given twice"),
@@ -177,8 +182,10 @@ def test_numpy_takes_each_argument_by_place_or_by_name(spec: OpSpec) -> None:
             operator(*bad, **keywords)
     for name, kind in spec.arguments:
         if not kind.startswith("Tensor"):
-            with pytest.raises(TypeError, match=rf"^{spec.name}: {name}: expected (int|bool), got"):
-                operator(**{**given, name: "7"})
+            for bad, said in (("7", "'7'"), (NoText(), ".*NoText")):
+                expected = rf"^{spec.name}: {name}: expected (int|bool), got {said}"
+                with pytest.raises(TypeError, match=expected):
+                    operator(**{**given, name: bad})
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
