@@ -81,14 +81,6 @@ def test_at_finish_it_is_drafted_when_the_request_has_ended() -> None:
     assert store.statistics.open_slots == 1
 
 
-def test_text_of_another_scope_is_not_drafted() -> None:
-    store = NgramStore(2, 4096)
-    Request(store, 0, scope=scope_of("a")).say(TEXT)
-    assert Request(store, 1, scope=scope_of("b")).say(TEXT[:5]) == []
-    assert Request(store, 1, scope=scope_of(None)).say(TEXT[:5]) == []
-    assert Request(store, 1, scope=scope_of("a")).say(TEXT[:5]) == TEXT[5:9]
-
-
 def test_the_oldest_text_is_forgotten() -> None:
     store = NgramStore(1, 1024)
     Request(store, 0).say(TEXT)
@@ -304,21 +296,6 @@ def fate_of_a_copy(store: NgramStore) -> int:
         return BROKEN if drafts else EMPTIED
     except BaseException:
         return BROKEN
-
-
-def test_memory_is_bounded() -> None:
-    """The store's memory is fixed when it is created."""
-    store = NgramStore(4, 4096)
-    size = store.tensor.nbytes
-    requests = [Request(store, slot, scope=slot % 2) for slot in range(4)]
-    rng = np.random.default_rng(11)
-    for _ in range(300):
-        for request in requests:
-            request.row += rng.integers(0, 20, 3).tolist()
-        step(store, requests, [3] * 4, 4)
-    assert store.tensor.nbytes == size
-    assert store.statistics.tokens_held <= 4096
-    store.check_integrity()
 
 
 COMMON = 12
