@@ -8,6 +8,7 @@ import pickle
 import signal
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -234,15 +235,9 @@ def test_threads_that_step_warm_and_save(tmp_path_factory: pytest.TempPathFactor
 def test_texts_that_threads_add_at_once_are_all_held() -> None:
     store, switch = NgramStore(4, 1 << 18), sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
-    adding = [
-        threading.Thread(target=store.warm, args=([[i]] * 300,), kwargs={"scope": i})
-        for i in (1, 2)
-    ]
     try:
-        for thread in adding:
-            thread.start()
-        for thread in adding:
-            thread.join()
+        with ThreadPoolExecutor(2) as adding:
+            list(adding.map(lambda i: store.warm([[i]] * 300, scope=i), (1, 2)))
     finally:
         sys.setswitchinterval(switch)
     assert store.scopes == {1: 300, 2: 300}
