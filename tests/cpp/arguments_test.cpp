@@ -125,27 +125,24 @@ struct Call {
                                     with_row_indices ? &row_indices : nullptr, true, 50, min_n, max_n, k, match_policy,
                                     true, max_len, nullptr, 40, false, nullptr, with_workspace ? &workspace : nullptr));
   }
-
-  bool untouched() const {
-    const Call fresh;
-    return tokens == fresh.tokens && lengths == fresh.lengths && samples == fresh.samples && index32 == fresh.index32 &&
-           bytes == fresh.bytes && counted == fresh.counted && scratch == fresh.scratch;
-  }
 };
 
 enum Op { kPropose, kStep };
 
-// The spoilt call's error message; "no error" if it passes.
-std::string error(Op op, const std::function<void(Call&)>& spoil) {
-  Call call;
-  spoil(call);
+// A call's error message; "no error" if it passes.
+std::string error(const std::function<void()>& call) {
   try {
-    op == kPropose ? static_cast<void>(call.propose()) : static_cast<void>(call.step());
+    call();
   } catch (const ArgumentError& e) {
-    EXPECT_TRUE(call.untouched());
     return e.what();
   }
   return "no error";
+}
+
+std::string error(Op op, const std::function<void(Call&)>& spoil) {
+  Call call;
+  spoil(call);
+  return error([&] { op == kPropose ? static_cast<void>(call.propose()) : static_cast<void>(call.step()); });
 }
 
 // The same violation of an argument that both ops have.
@@ -161,13 +158,12 @@ TEST(ArgumentsTest, TheIndexIsOnTheHost) {
     tensor->device = {1, 0};
   }
   const auto refused = [](const std::string& first, const auto& call) {
-    try {
-      call();
-      ADD_FAILURE() << first << " is not refused";
-    } catch (const ArgumentError& e) {
-      EXPECT_EQ(e.what(),
-                first + ": expected device cpu (the index is in host memory; other devices scan), got cuda:0");
-    }
+    EXPECT_EQ(error(call),
+              first + ": expected device cpu (the index is in host memory; other devices scan), got cuda:0");
+  };
+  const auto append = [&] {
+    host::ngram_index_append_<ViewCall>(c.token_ids, c.num_tokens, c.workspace, nullptr, nullptr, 1, 3, 0, false,
+                                        false);
   };
   const TensorView& index = c.workspace;
   refused("ngram_index_propose_: token_ids", [&] {
@@ -178,14 +174,10 @@ TEST(ArgumentsTest, TheIndexIsOnTheHost) {
     host::ngram_index_step_<ViewCall>(c.token_ids, c.num_tokens, c.sampled, index, nullptr, nullptr, nullptr, true, 50,
                                       1, 3, 4, 0, false, 100, false, nullptr, 40, nullptr, false, nullptr);
   });
-  refused("ngram_index_append_: token_ids", [&] {
-    host::ngram_index_append_<ViewCall>(c.token_ids, c.num_tokens, index, nullptr, nullptr, 1, 3, 0, false, false);
-  });
+  refused("ngram_index_append_: token_ids", append);
   refused("ngram_index_reset_: index", [&] { host::ngram_index_reset_<ViewCall>(index, c.row_indices); });
   c.workspace.device = {};  // an index where it belongs, and rows that are elsewhere
-  refused("ngram_index_append_: token_ids", [&] {
-    host::ngram_index_append_<ViewCall>(c.token_ids, c.num_tokens, index, nullptr, nullptr, 1, 3, 0, false, false);
-  });
+  refused("ngram_index_append_: token_ids", append);
 }
 
 TEST(ArgumentsTest, Devices) {

@@ -1,9 +1,11 @@
-// The choices of an episode: random, or from a fuzzer's bytes.
+// The choices of an episode, random or from a fuzzer's bytes, and what it reached.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <random>
+#include <string_view>
 
 namespace ngram_npu::test {
 
@@ -43,6 +45,14 @@ class Bytes : public Choices {
  private:
   const uint8_t* at_;
   const uint8_t* end_;
+};
+
+// Counts by name. The comparison does not cover an event whose count stays 0.
+struct Reached : std::map<std::string_view, int64_t> {
+  using map::map;
+  void operator+=(const Reached& more) {
+    for (const auto& [name, count] : more) (*this)[name] += count;
+  }
 };
 
 }  // namespace ngram_npu::test

@@ -7,11 +7,7 @@
 #include "choices.h"
 #include "core/host_drafting.h"
 #include "core/ngram_index_layout.h"
-#include "cpu/ngram_index.h"
-#include "cpu/ngram_store.h"
-
-NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_propose_(const ngram_npu::NgramIndexProposeParams*, void*);
-NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_step_(const ngram_npu::NgramStoreStepParams*, void*);
+#include "entry_points.h"
 
 namespace ngram_npu::test {
 namespace {
@@ -20,17 +16,8 @@ constexpr int64_t kRows = 3, kCapacity = 1500, kDrafts = 6, kPages = 60, kBlocks
 constexpr int64_t kStride = kDrafts + 2;
 
 struct Kept {
-  std::vector<int32_t> index, store;
-
-  Kept() : index(static_cast<size_t>(ngram_npu_cpu_ngram_index_words(kRows, kPages))) {
-    ngram_npu_cpu_ngram_index_init(index.data(), static_cast<int64_t>(index.size()), kRows);
-    int64_t parts[6];
-    ngram_npu_cpu_ngram_store_parts(kRows, kBlocks, kLineBits, parts);
-    store.resize(static_cast<size_t>(parts[5]));
-    ngram_npu_cpu_ngram_store_init(store.data(), parts[5], kRows, kBlocks, kLineBits, store::kLive);
-  }
-  IndexAccess index_access() { return {index.data(), static_cast<int64_t>(index.size()), {nullptr, 0}}; }
-  StoreAccess store_access() { return {store.data(), static_cast<int64_t>(store.size())}; }
+  Index index{kRows, kPages};
+  SharedStore store{kRows, kBlocks, kLineBits};
 };
 
 struct Drafts {
@@ -78,7 +65,7 @@ TEST(DraftingTest, IsTheSequenceOfTheOperators) {
       std::vector<int64_t> wide(kRows * kStride, -7);
       into(want);
       p.draft_token_ids = {ids.data(), kDrafts, 4};
-      lookup.index = kept.index_access();
+      lookup.index = kept.index.access();
       lookup.catch_up_tokens = -1;
       ASSERT_EQ(ngram_npu_cpu_ngram_index_propose_(&lookup, nullptr), kOk);
       NgramStoreStepParams step{};
@@ -87,7 +74,7 @@ TEST(DraftingTest, IsTheSequenceOfTheOperators) {
       step.num_sampled = p.num_sampled;
       step.scopes = {scopes.data(), 8};
       step.batch = kRows;
-      step.store = kept.store_access();
+      step.store = kept.store.access();
       step.draft_token_ids = {ids.data(), kRows, kDrafts, kDrafts};
       step.num_draft_tokens = want.counts.data();
       step.match_len = want.lengths.data();
@@ -102,9 +89,9 @@ TEST(DraftingTest, IsTheSequenceOfTheOperators) {
 
       into(got);
       p.draft_token_ids = {wide.data() + 1, kStride, 8};
-      lookup.index = other.index_access();
+      lookup.index = other.index.access();
       lookup.catch_up_tokens = c.below(20);
-      const StoreLookup asked{other.store_access(), {scopes.data(), 8}, store_costs.data(), 40};
+      const StoreLookup asked{other.store.access(), {scopes.data(), 8}, store_costs.data(), 40};
       const DraftParams draft{lookup, asked};
       ASSERT_EQ(ngram_npu_cpu_draft(&draft), kOk);
       NgramIndexAppendParams rows{};
@@ -115,11 +102,11 @@ TEST(DraftingTest, IsTheSequenceOfTheOperators) {
       rows.max_n = kLadderMaxN;
       rows.match_policy = kLatest;
       rows.ladder = rows.outcomes = true;
-      rows.index = other.index_access();
+      rows.index = other.index.access();
       const TakeInParams taken{
           rows,
           c.below(30),
-          {other.store_access(), p.token_ids, p.num_tokens, p.num_sampled, {}, {}, {scopes.data(), 8}, kRows}};
+          {other.store.access(), p.token_ids, p.num_tokens, p.num_sampled, {}, {}, {scopes.data(), 8}, kRows}};
       ASSERT_EQ(ngram_npu_cpu_take_in(&taken), kOk);
 
       std::vector<int64_t> expected(kRows * kStride, -7);
@@ -129,9 +116,7 @@ TEST(DraftingTest, IsTheSequenceOfTheOperators) {
       ASSERT_EQ(got.lengths, want.lengths) << "seed " << seed;
       ASSERT_EQ(got.costs, want.costs) << "seed " << seed;
       ASSERT_EQ(other.store, kept.store) << "seed " << seed;
-      int64_t where = 0;
-      ASSERT_EQ(ngram_npu_cpu_ngram_index_check(other.index.data(), static_cast<int64_t>(other.index.size()), &where),
-                0);
+      ASSERT_EQ(other.index.fault(), 0);
     }
     behind += other.index[index::kStatScanCatchUp];
   }

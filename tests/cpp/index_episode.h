@@ -9,44 +9,12 @@
 
 #include "choices.h"
 #include "core/draft_costs.h"
-#include "core/drafting.h"
 #include "core/ngram_index_layout.h"
-#include "cpu/ngram_index.h"
+#include "entry_points.h"
 #include "guard_pages.h"
 #include "oracle.h"
 
-NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_append_(const ngram_npu::NgramIndexAppendParams* params, void*);
-NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_propose_(const ngram_npu::NgramIndexProposeParams* params, void*);
-NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_reset_(const ngram_npu::NgramIndexResetParams* params, void*);
-NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_step_(const ngram_npu::NgramIndexStepParams* params, void*);
-
 namespace ngram_npu::test {
-
-// Counts of what episodes reached. The comparison does not cover an event whose count stays 0.
-struct Reached {
-  int64_t drafts = 0, splits = 0, doublings = 0, directories = 0, releases = 0, given_up = 0, rebuilt = 0;
-  int64_t ladder_drafts = 0, told_by_outcomes = 0, ended_by_cost = 0, scanned_by_cost = 0, outcome_pages = 0;
-
-  void operator+=(const Reached& other) {
-    for (const auto& [name, at] : kNames) this->*at += other.*at;
-  }
-
-  static const std::pair<const char*, int64_t Reached::*> kNames[12];
-};
-inline const std::pair<const char*, int64_t Reached::*> Reached::kNames[12] = {
-    {"drafts", &Reached::drafts},
-    {"page splits", &Reached::splits},
-    {"directory doublings", &Reached::doublings},
-    {"directories on pages", &Reached::directories},
-    {"page releases", &Reached::releases},
-    {"slots given up", &Reached::given_up},
-    {"slots rebuilt for other tokens", &Reached::rebuilt},
-    {"drafts of a ladder", &Reached::ladder_drafts},
-    {"drafts that other outcomes would change", &Reached::told_by_outcomes},
-    {"drafts ended by their cost", &Reached::ended_by_cost},
-    {"drafts of scanned rows, by cost", &Reached::scanned_by_cost},
-    {"outcomes on several pages", &Reached::outcome_pages},
-};
 
 // One index and its rows. Some rows are long enough to fill several pages. Functions return an error after an event as
 // text, or null.
@@ -102,8 +70,6 @@ class IndexEpisode {
   const Reached& reached() const { return reached_; }
 
  private:
-  using Words = std::vector<int32_t>;
-
   void draw_ladder() {
     ladder_.on = true;
     look_.min_n = 1;
@@ -202,18 +168,18 @@ class IndexEpisode {
   void observe() {
     if (nonsense_) return;
     const int32_t* words = index_.data();
-    reached_.splits = words[index::kStatSplits];
-    reached_.rebuilt = words[index::kStatRebuildTokens];
-    reached_.given_up = words[index::kStatGivenUp];
-    reached_.releases += std::max(0, pages_in_use_ - words[index::kHeaderPagesInUse]);
+    reached_["page splits"] = words[index::kStatSplits];
+    reached_["slots rebuilt for other tokens"] = words[index::kStatRebuildTokens];
+    reached_["slots given up"] = words[index::kStatGivenUp];
+    reached_["page releases"] += std::max(0, pages_in_use_ - words[index::kHeaderPagesInUse]);
     pages_in_use_ = words[index::kHeaderPagesInUse];
     for (size_t slot = 0; slot < depths_.size(); ++slot) {
       const int32_t* const state = state_of(static_cast<int64_t>(slot));
       const int32_t depth = state[index::kSlotDepth];
-      reached_.outcome_pages += state[index::kSlotOutcomePages] > 1;
+      reached_["outcomes on several pages"] += state[index::kSlotOutcomePages] > 1;
       constexpr auto kInSlot = static_cast<int32_t>(index::kRootDepth);
-      reached_.doublings += std::max(0, depth - depths_[slot]);
-      reached_.directories += depth > kInSlot && depths_[slot] <= kInSlot;
+      reached_["directory doublings"] += std::max(0, depth - depths_[slot]);
+      reached_["directories on pages"] += depth > kInSlot && depths_[slot] <= kInSlot;
       depths_[slot] = depth;
     }
   }
@@ -240,7 +206,7 @@ class IndexEpisode {
     const int64_t batch = c_.from(1, rows_);
     const int64_t first = c_.below(rows_);
     const bool advance = c_.one_in(2);
-    std::vector<Words> rows;
+    std::vector<Tokens> rows;
     for (int64_t i = 0; i < batch; ++i) {
       const int64_t row = (first + i) % rows_;
       row_indices_.data()[i] = row;
@@ -249,10 +215,14 @@ class IndexEpisode {
       rows.emplace_back(tokens_[row], tokens_[row] + lengths_.data()[row]);
     }
     const auto size = static_cast<size_t>(batch);
-    Words next(size), num_sampled(size), drafts(size * static_cast<size_t>(look_.k)), num_draft(size), match_len(size);
-    const IndexAccess index{index_.data(), words_, {slot_indices_.data(), 8}};
+    Tokens next(size), num_sampled(size), drafts(size * static_cast<size_t>(look_.k)), num_draft(size), match_len(size);
     const int64_t catch_up_tokens = c_.one_in(3) ? c_.below(50) : -1;
-    const auto fill = [&](auto& lookup) {
+    const auto fill = [&](auto& p, auto& lookup) {
+      p.index = {index_.data(), words_, {slot_indices_.data(), 8}};
+      p.catch_up_tokens = catch_up_tokens;
+      p.ladder = ladder_;
+      lookup.num_tokens = lengths_.data();
+      lookup.num_sampled = num_sampled.data();
       lookup.row_indices = {row_indices_.data(), 8};
       lookup.batch = batch;
       lookup.lookup = look_;
@@ -274,33 +244,23 @@ class IndexEpisode {
       }
       NgramIndexProposeParams p{};
       p.propose.token_ids = tokens_.view<const int32_t>();
-      p.propose.num_tokens = lengths_.data();
-      p.propose.num_sampled = num_sampled.data();
-      fill(p.propose);
-      p.index = index;
-      p.catch_up_tokens = catch_up_tokens;
-      p.ladder = ladder_;
+      fill(p, p.propose);
       ngram_npu_cpu_ngram_index_propose_(&p, nullptr);
     } else {
       NgramIndexStepParams p{};
       p.step.token_ids = tokens_.view();
-      p.step.num_tokens = lengths_.data();
       p.step.sampled_token_ids = sampled_.view<const int32_t>();
       p.step.advance = advance;
       p.step.vocab_size = 1000;
       p.step.next_token_ids = next.data();
-      p.step.num_sampled = num_sampled.data();
-      fill(p.step);
-      p.index = index;
-      p.catch_up_tokens = catch_up_tokens;
-      p.ladder = ladder_;
+      fill(p, p.step);
       ngram_npu_cpu_ngram_index_step_(&p, nullptr);
     }
     observe();
     for (int64_t i = 0; i < batch; ++i) {
       const auto at = static_cast<size_t>(i);
       const int64_t row = row_indices_.data()[i];
-      Words& t = rows[at];
+      Tokens& t = rows[at];
       int32_t run = 0;
       while (run < width_ && sampled_[i][run] >= 0) ++run;
       for (int32_t j = 0; j < run && length_of(t) < capacity_; ++j) t.push_back(sampled_[i][j]);
@@ -311,7 +271,7 @@ class IndexEpisode {
       lengths_.data()[row] = static_cast<int32_t>(length_of(t));
       const auto begin = drafts.begin() + i * look_.k;
       const Draft got{{begin, begin + look_.k}, num_draft[at], match_len[at]};
-      reached_.drafts += got.count > 0;
+      reached_["drafts"] += got.count > 0;
       if (nonsense_) {
         if (!within_row(got, t)) return "a draft that is not of the row";
       } else if (run > 0 && ladder_.on) {
@@ -323,7 +283,7 @@ class IndexEpisode {
     return nullptr;
   }
 
-  const char* compare_ladder(int64_t i, const Draft& got, const Words& t) {
+  const char* compare_ladder(int64_t i, const Draft& got, const Tokens& t) {
     const int32_t* const state = state_of(slot_indices_.data()[i]);
     const bool scanned = state[index::kSlotGivenUp] != 0 || state[index::kSlotLength] < length_of(t);
     std::vector<uint8_t> paid, other_paid;
@@ -336,16 +296,16 @@ class IndexEpisode {
       return scanned ? "a scanned row's draft that is not the ladder's" : "a draft that is not the ladder's";
     paid.resize(static_cast<size_t>(k_), kNoCost);
     if (costs_to_.data != nullptr && !std::equal(paid.begin(), paid.end(), draft_costs_[i])) return "draft_costs";
-    reached_.ladder_drafts += want.count > 0;
+    reached_["drafts of a ladder"] += want.count > 0;
     if (ladder_.costs == nullptr) return nullptr;
-    reached_.scanned_by_cost += scanned && want.count > 0;
-    reached_.told_by_outcomes += !(want == expected(false, &other_paid));
-    reached_.ended_by_cost +=
+    reached_["drafts of scanned rows, by cost"] += scanned && want.count > 0;
+    reached_["drafts that other outcomes would change"] += !(want == expected(false, &other_paid));
+    reached_["drafts ended by their cost"] +=
         want.count < draft_behind(t, expected_candidate(t), look_, [](int64_t, int64_t) { return true; }).count;
     return nullptr;
   }
 
-  bool within_row(const Draft& got, const Words& t) const {
+  bool within_row(const Draft& got, const Tokens& t) const {
     if (got.count < 0 || got.count > look_.k || got.match_len < 0 || got.match_len > look_.max_n) return false;
     for (int64_t j = 0; j < look_.k; ++j) {
       const int32_t token = got.tokens[static_cast<size_t>(j)];
@@ -386,7 +346,20 @@ class IndexEpisode {
   std::vector<int32_t> depths_;  // of the slots' directories, when last observed
   int32_t pages_in_use_ = 0;
   int64_t lowest_ = 0;  // of the tokens that are written
-  Reached reached_;
+  Reached reached_ = {
+      {"drafts", 0},
+      {"page splits", 0},
+      {"directory doublings", 0},
+      {"directories on pages", 0},
+      {"page releases", 0},
+      {"slots given up", 0},
+      {"slots rebuilt for other tokens", 0},
+      {"drafts of a ladder", 0},
+      {"drafts that other outcomes would change", 0},
+      {"drafts ended by their cost", 0},
+      {"drafts of scanned rows, by cost", 0},
+      {"outcomes on several pages", 0},
+  };
 };
 
 }  // namespace ngram_npu::test

@@ -3,8 +3,6 @@
 // small pages.
 #include <gtest/gtest.h>
 
-#include <cstdio>
-
 #include "index_episode.h"
 #include "instruction_sets.h"
 
@@ -28,12 +26,9 @@ class IndexTest : public InstructionSetTest {
       ASSERT_EQ(wrong, nullptr) << "seed " << seed << ": " << wrong;
       reached += episode.reached();
     }
-    EXPECT_GT(reached.drafts, 10 * kEpisodes);  // or the comparison would show little
+    EXPECT_GT(reached["drafts"], 10 * kEpisodes);  // or the comparison would show little
     if (nonsense) return;
-    for (const auto& [name, at] : Reached::kNames) {
-      std::printf("%s: %lld\n", name, static_cast<long long>(reached.*at));
-      EXPECT_GT(reached.*at, 0) << name;
-    }
+    for (const auto& [name, count] : reached) EXPECT_GT(count, 0) << name;
   }
 };
 INSTANTIATE_TEST_SUITE_P(Isa, IndexTest, testing::ValuesIn(instruction_sets()), name_of_instruction_set);
@@ -47,9 +42,10 @@ struct OneRowStep {
   int32_t length, next, num_sampled, num_draft, match_len, drafts[2];
   NgramIndexStepParams params{};
 
-  OneRowStep(int32_t* row, size_t capacity, int32_t tokens, int32_t* index, int64_t words) : length(tokens) {
-    const int64_t width = static_cast<int64_t>(capacity);
-    params.step.token_ids = {row, 1, width, width};
+  template <class Row, class Memory>
+  OneRowStep(Row& row, int32_t tokens, Memory& index) : length(tokens) {
+    const auto width = static_cast<int64_t>(row.size());
+    params.step.token_ids = {row.data(), 1, width, width};
     params.step.num_tokens = &length;
     params.step.batch = 1;
     params.step.advance = true;
@@ -60,7 +56,7 @@ struct OneRowStep {
     params.step.draft_token_ids = {drafts, params.step.lookup.k, 4};
     params.step.num_draft_tokens = &num_draft;
     params.step.match_len = &match_len;
-    params.index = {index, words, {}};
+    params.index = {index.data(), static_cast<int64_t>(index.size()), {}};
     params.catch_up_tokens = -1;
   }
 
@@ -81,7 +77,7 @@ TEST_P(IndexTest, AWrongHeaderIsNoIndex) {
         const std::vector<int32_t> before = words.values();
         Guarded<int32_t> tokens(row, flush);
         const int32_t sampled[] = {3, -1};
-        OneRowStep step(tokens.data(), row.size(), 6, words.data(), size);
+        OneRowStep step(tokens, 6, words);
         ASSERT_EQ(step.run(sampled, 2), kOk);
         EXPECT_EQ(step.length, 7);
         EXPECT_EQ(step.num_draft, 2);
@@ -115,10 +111,8 @@ TEST_P(IndexTest, ATableAtItsLimitIsNotTriedAgain) {
   Tokens row = crowded_row();
   const int32_t length = static_cast<int32_t>(row.size());
   row.resize(row.size() + 8);
-  const int64_t words = ngram_npu_cpu_ngram_index_words(1, 1000);
-  Tokens arena(static_cast<size_t>(words));
-  ASSERT_EQ(ngram_npu_cpu_ngram_index_init(arena.data(), words, 1), kOk);
-  OneRowStep step(row.data(), row.size(), length, arena.data(), words);
+  Index arena(1, 1000);
+  OneRowStep step(row, length, arena);
   for (const size_t at : {0, 1, 2}) {  // samples repeat the row's start
     ASSERT_EQ(step.run(&row[at], 1), kOk);
     EXPECT_EQ(step.num_draft, at == 0 ? 0 : 2);
@@ -134,31 +128,33 @@ TEST_P(IndexTest, ATableAtItsLimitIsNotTriedAgain) {
   EXPECT_EQ(arena[index::kStatIndexed], 1);
 }
 
+void reset_first(Index& index) {
+  const int64_t first = 0;
+  const NgramIndexResetParams reset{index.access({&first, 8}), 1};
+  ngram_npu_cpu_ngram_index_reset_(&reset, nullptr);
+}
+
 TEST_P(IndexTest, EveryPageIsGivenBack) {
   Tokens row = crowded_row();
   int64_t at_limit = 0;  // of the table; all others ran out of memory, each at a different point
   for (int64_t pages = 1; pages <= 32; ++pages) {
-    const int64_t words = ngram_npu_cpu_ngram_index_words(1, pages);
-    Tokens arena(static_cast<size_t>(words));
-    ASSERT_EQ(ngram_npu_cpu_ngram_index_init(arena.data(), words, 1), kOk);
+    Index arena(1, pages);
     const int32_t* const slot = arena.data() + index::kHeaderWords;
-    OneRowStep step(row.data(), row.size(), 0, arena.data(), words);
+    OneRowStep step(row, 0, arena);
     int32_t depth = 0;
     for (size_t end = 0; end < row.size() && slot[index::kSlotGivenUp] == 0; ++end) {
       ASSERT_EQ(step.run(&row[end], 1), kOk);
       if (slot[index::kSlotDepth] == depth) continue;
       depth = slot[index::kSlotDepth];
-      Tokens emptied = arena;  // the row ends here
-      const int64_t first = 0;
-      const NgramIndexResetParams reset{{emptied.data(), words, {&first, 8}}, 1};
-      ngram_npu_cpu_ngram_index_reset_(&reset, nullptr);
+      Index emptied = arena;  // the row ends here
+      reset_first(emptied);
       EXPECT_EQ(emptied[index::kHeaderPagesInUse], 0) << pages << " pages, a directory of depth " << depth;
-      EXPECT_EQ(ngram_npu_cpu_ngram_index_check(emptied.data(), words, nullptr), 0);
+      EXPECT_EQ(emptied.fault(), 0);
     }
     EXPECT_NE(slot[index::kSlotGivenUp], 0);
     at_limit += slot[index::kSlotGivenUp] == static_cast<int32_t>(index::kNeverRoom);
     EXPECT_EQ(arena[index::kHeaderPagesInUse], 0) << pages << " pages, too few";
-    EXPECT_EQ(ngram_npu_cpu_ngram_index_check(arena.data(), words, nullptr), 0) << pages << " pages";
+    EXPECT_EQ(arena.fault(), 0) << pages << " pages";
   }
   EXPECT_GT(at_limit, 0);
   EXPECT_LT(at_limit, 16);
@@ -172,14 +168,11 @@ TEST_P(IndexTest, EveryPageOfOutcomesIsGivenBack) {
   const int32_t size = static_cast<int32_t>(row.size());
   int64_t given_up = 0, indexed = 0;
   for (int64_t pages = 1; indexed < 3; pages += NGRAM_INDEX_SMALL_PAGES && pages < 2 * kFull ? 7 : 1) {
-    const int64_t words = ngram_npu_cpu_ngram_index_words(1, pages), first = 0;
-    Tokens arena(static_cast<size_t>(words));
-    ASSERT_EQ(ngram_npu_cpu_ngram_index_init(arena.data(), words, 1), kOk);
-    const IndexAccess access{arena.data(), words, {&first, 8}};
+    Index arena(1, pages);
     const NgramIndexAppendParams append{
-        {row.data(), 1, size, size}, &size, {}, 1, 1, kLadderMaxN, kLatest, true, true, access, nullptr};
+        {row.data(), 1, size, size}, &size, {}, 1, 1, kLadderMaxN, kLatest, true, true, arena.access(), nullptr};
     ASSERT_EQ(ngram_npu_cpu_ngram_index_append_(&append, nullptr), kOk);
-    ASSERT_EQ(ngram_npu_cpu_ngram_index_check(arena.data(), words, nullptr), 0) << pages << " pages";
+    ASSERT_EQ(arena.fault(), 0) << pages << " pages";
     const int32_t* const slot = arena.data() + index::kHeaderWords;
     if (slot[index::kSlotGivenUp] != 0) {
       EXPECT_EQ(arena[index::kHeaderPagesInUse], 0) << pages << " pages, too few";
@@ -188,10 +181,9 @@ TEST_P(IndexTest, EveryPageOfOutcomesIsGivenBack) {
     }
     EXPECT_EQ(slot[index::kSlotOutcomePages], static_cast<int32_t>(kFull) + 1);
     ++indexed;
-    const NgramIndexResetParams reset{access, 1};
-    ngram_npu_cpu_ngram_index_reset_(&reset, nullptr);
+    reset_first(arena);
     EXPECT_EQ(arena[index::kHeaderPagesInUse], 0) << pages << " pages";
-    EXPECT_EQ(ngram_npu_cpu_ngram_index_check(arena.data(), words, nullptr), 0);
+    EXPECT_EQ(arena.fault(), 0);
   }
   EXPECT_GT(given_up, 16);
 }
@@ -200,10 +192,8 @@ TEST_P(IndexTest, RowsPassWhatEntriesOfADepthCanRecord) {
   constexpr int32_t kFirst = 1 << index::kNextBits;
   Tokens row(4 * kFirst + 16);
   for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<int32_t>(i % 7);
-  const int64_t words = ngram_npu_cpu_ngram_index_words(1, 64);
-  Tokens arena(static_cast<size_t>(words));
-  ASSERT_EQ(ngram_npu_cpu_ngram_index_init(arena.data(), words, 1), kOk);
-  OneRowStep step(row.data(), row.size(), 0, arena.data(), words);
+  Index arena(1, 64);
+  OneRowStep step(row, 0, arena);
   step.params.step.lookup.match_policy = kLatest;
   for (const int32_t passed : {kFirst, 2 * kFirst, 4 * kFirst}) {
     for (step.length = passed - 4; step.length < passed + 12;) {
@@ -219,16 +209,14 @@ TEST_P(IndexTest, RowsPassWhatEntriesOfADepthCanRecord) {
 TEST_P(IndexTest, ASlotGivenUpIsTriedAgainWithAQuarterMoreRoom) {
   constexpr int32_t kPages = 64;
   Tokens row = {1, 2, 3, 1, 2, 0};
-  const int64_t words = ngram_npu_cpu_ngram_index_words(1, kPages);
   for (const int32_t held : {1, 4, 40}) {
     for (const int32_t more : {0, 1}) {
-      Tokens arena(static_cast<size_t>(words));
-      ASSERT_EQ(ngram_npu_cpu_ngram_index_init(arena.data(), words, 1), kOk);
+      Index arena(1, kPages);
       arena[index::kHeaderPagesInUse] = kPages - (held + held / 4 + 2 + more);
       arena[index::kHeaderWords + index::kSlotOptions] =
           static_cast<int32_t>(index::pack_options(2, 4, kEarliest, false, false));
       arena[index::kHeaderWords + index::kSlotGivenUp] = held;
-      OneRowStep step(row.data(), row.size(), 5, arena.data(), words);
+      OneRowStep step(row, 5, arena);
       ASSERT_EQ(step.run(row.data() + 2, 1), kOk);
       EXPECT_EQ(step.num_draft, 2);
       EXPECT_EQ(arena[index::kStatIndexed], more) << held;

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 #include <limits>
-#include <random>
 
+#include "choices.h"
 #include "oracle.h"
 
 namespace ngram_npu::test {
@@ -15,19 +15,11 @@ struct NgramRange {
   int64_t max_n;
 };
 
-class Random {
- public:
-  explicit Random(uint32_t seed) : engine_(seed) {}
-  int64_t below(int64_t limit) { return static_cast<int64_t>(engine_() % static_cast<uint64_t>(limit)); }
-  Tokens row(int64_t length, int64_t alphabet) {
-    Tokens tokens(static_cast<size_t>(length));
-    for (int32_t& token : tokens) token = static_cast<int32_t>(below(alphabet));
-    return tokens;
-  }
-
- private:
-  std::mt19937 engine_;
-};
+inline Tokens random_row(RandomChoices& random, int64_t length, int64_t alphabet) {
+  Tokens tokens(static_cast<size_t>(length));
+  for (int32_t& token : tokens) token = static_cast<int32_t>(random.below(alphabet));
+  return tokens;
+}
 
 inline Tokens bits(uint32_t word, int64_t length) {
   Tokens tokens;
@@ -91,10 +83,10 @@ inline std::vector<NgramRange> wide_ranges() {
 
 template <class Visit>
 bool rows_of_every_length(const Visit& visit) {
-  Random random(20240229);
+  RandomChoices random(20240229);
   for (const int64_t length : edge_lengths()) {
     for (const int64_t alphabet : {2, 3, 7}) {
-      const Tokens tokens = random.row(length, alphabet);
+      const Tokens tokens = random_row(random, length, alphabet);
       for (const NgramRange& n : wide_ranges()) {
         if (!visit(tokens, n.min_n, n.max_n)) return false;
       }
@@ -106,10 +98,10 @@ bool rows_of_every_length(const Visit& visit) {
 // Periodic rows: matches overlap the suffix, and reach max_n everywhere or just miss it.
 template <class Visit>
 bool periodic_rows(const Visit& visit) {
-  Random random(7);
+  RandomChoices random(7);
   for (const int64_t length : edge_lengths()) {
     for (const int64_t period : {1, 2, 3, 5, 8, 17, 63, 64, 65}) {
-      const Tokens unit = random.row(period, 4);
+      const Tokens unit = random_row(random, period, 4);
       Tokens tokens;
       for (int64_t i = 0; i < length; ++i) tokens.push_back(unit[static_cast<size_t>(i % period)]);
       for (const NgramRange& n : {NgramRange{1, 3}, NgramRange{2, 64}, NgramRange{33, 33}, NgramRange{64, 64}}) {
@@ -127,7 +119,7 @@ bool periodic_rows(const Visit& visit) {
 // there, and the tokens below have no room for a longer one.
 template <class Visit>
 bool rows_that_raise_the_bar(const Visit& visit) {
-  Random random(11);
+  RandomChoices random(11);
   for (int64_t round = 0; round < 3000; ++round) {
     const int64_t suffix_length = 2 + random.below(40);
     Tokens suffix(static_cast<size_t>(suffix_length), 1);
@@ -167,9 +159,9 @@ bool single_occurrences(const Visit& visit) {
 template <class Visit>
 bool extreme_tokens(const Visit& visit) {
   constexpr int32_t values[] = {-1, 0, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max()};
-  Random random(3);
+  RandomChoices random(3);
   for (int64_t length = 0; length <= 140; ++length) {
-    Tokens tokens = random.row(length, 4);
+    Tokens tokens = random_row(random, length, 4);
     for (int32_t& token : tokens) token = values[token];
     for (const NgramRange& n : {NgramRange{1, 1}, NgramRange{1, 4}, NgramRange{3, 8}}) {
       if (!visit(tokens, n.min_n, n.max_n)) return false;

@@ -3,37 +3,13 @@
 #pragma once
 
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "choices.h"
-#include "core/store.h"
-#include "cpu/ngram_store.h"
+#include "entry_points.h"
 #include "guard_pages.h"
 
-NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_step_(const ngram_npu::NgramStoreStepParams* params, void*);
-NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_finish_(const ngram_npu::NgramStoreFinishParams* params, void*);
-
 namespace ngram_npu::test {
-
-// Counts of what episodes reached. They do not cover an event whose count stays 0.
-struct StoreReached {
-  int64_t drafts = 0, evicted = 0, lost = 0, renumbered = 0, finished = 0, cleared = 0;
-
-  void operator+=(const StoreReached& other) {
-    for (const auto& [name, at] : kNames) this->*at += other.*at;
-  }
-
-  static const std::pair<const char*, int64_t StoreReached::*> kNames[6];
-};
-inline const std::pair<const char*, int64_t StoreReached::*> StoreReached::kNames[6] = {
-    {"drafts", &StoreReached::drafts},
-    {"entries evicted", &StoreReached::evicted},
-    {"blocks lost", &StoreReached::lost},
-    {"renumbered", &StoreReached::renumbered},
-    {"requests finished", &StoreReached::finished},
-    {"scopes cleared", &StoreReached::cleared},
-};
 
 class StoreEpisode {
  public:
@@ -45,7 +21,7 @@ class StoreEpisode {
         blocks_(smaller(slots_ * store::kLeastBlocksPerSlot + c_.below(5), store::kMaxBlocks)),
         bits_(c_.from(1, 6)),
         k_(c_.from(0, 6)),
-        words_(words_of(slots_, blocks_, bits_)),
+        words_(store_words(slots_, blocks_, bits_)),
         store_(words_, flush),
         tokens_(slots_, kCapacity, flush),
         lengths_(slots_, flush),
@@ -77,16 +53,10 @@ class StoreEpisode {
                                                                                                     : "integrity";
   }
 
-  const StoreReached& reached() const { return reached_; }
+  const Reached& reached() const { return reached_; }
 
  private:
   static constexpr int64_t kCapacity = 700, kScopes = 3, kAlphabet = 4;
-
-  static int64_t words_of(int64_t slots, int64_t blocks, int64_t bits) {
-    int64_t parts[6];
-    ngram_npu_cpu_ngram_store_parts(slots, blocks, bits, parts);
-    return parts[5];
-  }
 
   // Random numbers that use no choice, since a fuzzer has few bytes.
   uint32_t next() {
@@ -119,7 +89,7 @@ class StoreEpisode {
     const int64_t slot = c_.from(-1, slots_);
     const NgramStoreFinishParams params{{store_.data(), words_}, {&slot, 8}, 1};
     ngram_npu_cpu_ngram_store_finish_(&params, nullptr);
-    ++reached_.finished;
+    ++reached_["requests finished"];
     if (slot >= 0 && slot < slots_) lengths_.data()[slot] = 0;
     return nullptr;
   }
@@ -127,7 +97,7 @@ class StoreEpisode {
   const char* clear() {
     const int64_t scope = c_.below(kScopes);
     ngram_npu_cpu_ngram_store_clear(store_.data(), words_, &scope);
-    ++reached_.cleared;
+    ++reached_["scopes cleared"];
     return nullptr;
   }
 
@@ -169,13 +139,13 @@ class StoreEpisode {
                    renumbered = header[store::kStatRenumbered];
     ngram_npu_cpu_ngram_store_step_(&p, nullptr);
     if (nonsense_) return nullptr;
-    reached_.evicted += header[store::kStatEvicted] - evicted;
-    reached_.lost += header[store::kStatLostBlocks] - lost;
-    reached_.renumbered += header[store::kStatRenumbered] - renumbered;
+    reached_["entries evicted"] += header[store::kStatEvicted] - evicted;
+    reached_["blocks lost"] += header[store::kStatLostBlocks] - lost;
+    reached_["renumbered"] += header[store::kStatRenumbered] - renumbered;
     for (int64_t row = 0; row < slots_; ++row) {
       for (int64_t j = 0; j < counts_.data()[row]; ++j) {
         if (drafts_[row][j] % kScopes != owner_[static_cast<size_t>(row)]) return "text of another scope was drafted";
-        ++reached_.drafts;
+        ++reached_["drafts"];
       }
     }
     return nullptr;
@@ -193,7 +163,8 @@ class StoreEpisode {
   Guarded<uint8_t> costs_;
   std::vector<int64_t> owner_;
   uint64_t state_ = 1;
-  StoreReached reached_;
+  Reached reached_ = {{"drafts", 0},     {"entries evicted", 0},   {"blocks lost", 0},
+                      {"renumbered", 0}, {"requests finished", 0}, {"scopes cleared", 0}};
 };
 
 }  // namespace ngram_npu::test

@@ -3,25 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <cstdlib>
 #include <deque>
-#include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include "choices.h"
-#include "core/drafting.h"
 #include "core/host_drafting.h"
-#include "core/store.h"
-#include "cpu/ngram_index.h"
-#include "cpu/ngram_store.h"
-
-NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_reset_(const ngram_npu::NgramIndexResetParams*, void*);
-NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_finish_(const ngram_npu::NgramStoreFinishParams*, void*);
+#include "entry_points.h"
+#include "late_stream.h"
 
 namespace ngram_npu::test {
 namespace {
@@ -30,52 +21,10 @@ constexpr int64_t kRows = 5, kCapacity = 300, kDrafts = 4, kMost = kDrafts + 1, 
                   kLineBits = 6;
 
 struct Kept {
-  std::vector<int32_t> index, store;
+  explicit Kept(uint32_t visibility) : store(kRows, kBlocks, kLineBits, visibility) {}
 
-  explicit Kept(uint32_t visibility) : index(static_cast<size_t>(ngram_npu_cpu_ngram_index_words(kRows, kPages))) {
-    ngram_npu_cpu_ngram_index_init(index.data(), static_cast<int64_t>(index.size()), kRows);
-    int64_t parts[6];
-    ngram_npu_cpu_ngram_store_parts(kRows, kBlocks, kLineBits, parts);
-    store.resize(static_cast<size_t>(parts[5]));
-    ngram_npu_cpu_ngram_store_init(store.data(), parts[5], kRows, kBlocks, kLineBits, visibility);
-  }
-  IndexAccess index_access() { return {index.data(), static_cast<int64_t>(index.size()), {nullptr, 0}}; }
-  StoreAccess store_access() { return {store.data(), static_cast<int64_t>(store.size())}; }
-};
-
-// Runs what it is given in order, in a thread of its own, at any time later.
-class LateStream {
- public:
-  explicit LateStream(uint64_t seed) : choices_(seed), thread_([this] { work(); }) {}
-  ~LateStream() {
-    enqueue({});
-    thread_.join();
-  }
-  void enqueue(std::function<void()> task) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    tasks_.push_back(std::move(task));
-    ready_.notify_one();
-  }
-
- private:
-  void work() {
-    for (;;) {
-      std::unique_lock<std::mutex> lock(mutex_);
-      ready_.wait(lock, [this] { return !tasks_.empty(); });
-      const std::function<void()> task = std::move(tasks_.front());
-      tasks_.pop_front();
-      lock.unlock();
-      if (!task) return;
-      if (choices_.one_in(8)) std::this_thread::sleep_for(std::chrono::microseconds(choices_.below(200)));
-      task();
-    }
-  }
-
-  RandomChoices choices_;
-  std::mutex mutex_;
-  std::condition_variable ready_;
-  std::deque<std::function<void()>> tasks_;
-  std::thread thread_;
+  Index index{kRows, kPages};
+  SharedStore store;
 };
 
 struct Request {
@@ -127,11 +76,9 @@ class Model {
     if (request.text.empty()) return;
     if (request.cut > request.settled) settle(row, request.cut);
     const int64_t slot = row;
-    const NgramStoreFinishParams finish{kept.store_access(), {&slot, 8}, 1};
+    const NgramStoreFinishParams finish{kept.store.access(), {&slot, 8}, 1};
     ngram_npu_cpu_ngram_store_finish_(&finish, nullptr);
-    IndexAccess index = kept.index_access();
-    index.slot_indices = {&slot, 8};
-    const NgramIndexResetParams reset{index, 1};
+    const NgramIndexResetParams reset{kept.index.access({&slot, 8}), 1};
     ngram_npu_cpu_ngram_index_reset_(&reset, nullptr);
     request = {};
     ++names_[row];
@@ -176,8 +123,9 @@ class Model {
     const auto count = static_cast<int32_t>(length - request.settled), end = static_cast<int32_t>(length);
     request.settled = length;
     const int64_t slot = row, at = 0;
+    request.text.reserve(kCapacity);
     TakeInParams params{};
-    params.store = {kept.store_access(),
+    params.store = {kept.store.access(),
                     {request.text.data(), 1, kCapacity, kCapacity},
                     &end,
                     &count,
@@ -185,8 +133,6 @@ class Model {
                     {&slot, 8},
                     {&request.scope, 8},
                     1};
-    request.text.reserve(kCapacity);
-    params.store.token_ids.data = request.text.data();
     ngram_npu_cpu_take_in(&params);
   }
 
@@ -214,10 +160,10 @@ class Model {
     p.num_draft_tokens = reinterpret_cast<int32_t*>(found.data() + at.counts);
     p.match_len = reinterpret_cast<int32_t*>(found.data() + at.lengths);
     p.draft_costs = {found.data() + at.costs, kDrafts};
-    params.lookup.index = kept.index_access();
+    params.lookup.index = kept.index.access();
     params.lookup.catch_up_tokens = -1;
     params.lookup.ladder = tables_.ladder;
-    params.store = {kept.store_access(), {scopes.data(), 8}, tables_.store_costs.data(), 40};
+    params.store = {kept.store.access(), {scopes.data(), 8}, tables_.store_costs.data(), 40};
     ngram_npu_cpu_draft(&params);
     return found;
   }
@@ -245,19 +191,18 @@ class Saving {
     over_ = true;
     thread_.join();
     Kept loaded(visibility);
-    const StoreAccess to = loaded.store_access();
+    const StoreAccess to = loaded.store.access();
     for (size_t i = 0; i < whole_.size(); ++i) {
       const auto count = static_cast<int64_t>(whole_[i].size());
       const auto piece = static_cast<int64_t>(i);
       if (ngram_npu_cpu_ngram_store_unpack(to.words, to.num_words, piece, whole_[i].data(), count) != 0) return false;
     }
-    int64_t where = 0;
-    return ngram_npu_cpu_ngram_store_check(to.words, to.num_words, &where) == kStoreFaultNone;
+    return loaded.store.fault() == kStoreFaultNone;
   }
 
  private:
   void copy() {
-    const StoreAccess from = kept_->store_access();
+    const StoreAccess from = kept_->store.access();
     std::vector<uint32_t> room(static_cast<size_t>(kStorePieceWords));
     do {
       std::vector<std::vector<uint32_t>> pieces;
@@ -295,16 +240,16 @@ void run_episode(uint64_t seed, int steps, Seen* seen) {
   std::vector<uint8_t> drafts(static_cast<size_t>(StreamDrafts(kRows, kDrafts).end));
   StreamOptions options{kRows, kCapacity, kMost, lag, {}, staging.data(), drafts.data()};
   options.draft.lookup.propose.lookup = tables.lookup;
-  options.draft.lookup.index = kept.index_access();
+  options.draft.lookup.index = kept.index.access();
   options.draft.lookup.ladder = tables.ladder;
-  options.draft.store = {kept.store_access(), {}, tables.store_costs.data(), 40};
+  options.draft.store = {kept.store.access(), {}, tables.store_costs.data(), 40};
   StreamDrafter* drafter = ngram_npu_cpu_stream_make(&options);
   ASSERT_NE(drafter, nullptr);
   const std::unique_ptr<Saving> saving(seed % 3 == 0 ? new Saving(&kept) : nullptr);
 
   std::deque<std::pair<std::vector<uint8_t>, std::vector<uint8_t>>> results;  // wanted, found
   {
-    LateStream stream(seed);
+    LateStream stream;
     const int64_t tokens = c.from(3, 6);
     while (c.more()) {
       std::vector<int32_t> rows;
@@ -353,9 +298,9 @@ void run_episode(uint64_t seed, int steps, Seen* seen) {
       results.emplace_back(model.step(rows, sampled), std::vector<uint8_t>());
       auto* found = &results.back().second;
       const auto bytes = StreamDrafts(static_cast<int64_t>(rows.size()), kDrafts).end;
-      stream.enqueue([=, &staging] { std::copy(copied.begin(), copied.end(), staging.begin()); });
-      stream.enqueue([=] { ngram_npu_cpu_stream_run(job); });
-      stream.enqueue([=, &drafts] { found->assign(drafts.begin(), drafts.begin() + bytes); });
+      stream.add([=, &staging] { std::copy(copied.begin(), copied.end(), staging.begin()); });
+      stream.add([=] { ngram_npu_cpu_stream_run(job); });
+      stream.add([=, &drafts] { found->assign(drafts.begin(), drafts.begin() + bytes); });
     }
   }
   EXPECT_EQ(ngram_npu_cpu_stream_pending(drafter), 0);
@@ -381,41 +326,48 @@ TEST(StreamDrafterTest, DraftsAsIfItHadSteppedAtOnce) {
   EXPECT_GT(seen.from_store, 500);
 }
 
+// A drafter without costs, of lag 0.
+struct Drafter {
+  explicit Drafter(StoreAccess store = {}) {
+    StreamOptions options{kRows, kCapacity, kMost, 0, {}, staging.data(), drafts.data()};
+    options.draft.lookup.propose.lookup = {1, 4, kDrafts, kCapacity, kLatest, true, true, nullptr, 0};
+    options.draft.store.store = store;
+    made = ngram_npu_cpu_stream_make(&options);
+  }
+  StreamJob* step() const {
+    const int32_t row = 0;
+    return ngram_npu_cpu_stream_step(made, &row, 1);
+  }
+
+  std::vector<int32_t> staging = std::vector<int32_t>(kRows * (1 + kMost), 1);
+  std::vector<uint8_t> drafts = std::vector<uint8_t>(static_cast<size_t>(StreamDrafts(kRows, kDrafts).end));
+  StreamDrafter* made;
+};
+
 // As the drafter of a second engine would, which must never happen: then neither writes, and the count says so.
 TEST(StreamDrafterTest, AStoreIsUsedByOneCallAtATime) {
-  Kept kept(store::kLive);
-  std::vector<int32_t> staging(kRows * (1 + kMost), 1);
-  std::vector<uint8_t> drafts(static_cast<size_t>(StreamDrafts(kRows, kDrafts).end));
-  StreamOptions options{kRows, kCapacity, kMost, 0, {}, staging.data(), drafts.data()};
-  options.draft.lookup.propose.lookup = {1, 4, kDrafts, kCapacity, kLatest, true, true, nullptr, 0};
-  options.draft.store.store = kept.store_access();
-  StreamDrafter* drafter = ngram_npu_cpu_stream_make(&options);
-  const int32_t row = 0, text[] = {1, 2, 3};
-  const StreamBegin begin{row, 0, text, 3, {nullptr, 0, INT64_MAX, 0, 0, 0, 0, 0}};
-  ASSERT_EQ(ngram_npu_cpu_stream_begin(drafter, &begin), 0);
-  kept.store[store::kHeaderBusy] = 1;
-  std::vector<int32_t> before = kept.store;
-  ngram_npu_cpu_stream_run(ngram_npu_cpu_stream_step(drafter, &row, 1));
+  SharedStore store(kRows, kBlocks, kLineBits);
+  const Drafter drafter(store.access());
+  const int32_t text[] = {1, 2, 3};
+  const StreamBegin begin{0, 0, text, 3, {nullptr, 0, INT64_MAX, 0, 0, 0, 0, 0}};
+  ASSERT_EQ(ngram_npu_cpu_stream_begin(drafter.made, &begin), 0);
+  store[store::kHeaderBusy] = 1;
+  Words before = store;
+  ngram_npu_cpu_stream_run(drafter.step());
   ++before[store::kStatBusy];
-  EXPECT_EQ(kept.store, before);
+  EXPECT_EQ(store, before);
   std::vector<uint32_t> room(static_cast<size_t>(kStorePieceWords));
-  const StoreAccess from = kept.store_access();
-  EXPECT_EQ(ngram_npu_cpu_ngram_store_pack(from.words, from.num_words, 0, room.data()), -1);
-  EXPECT_EQ(kept.store, before);
-  EXPECT_TRUE(ngram_npu_cpu_stream_free(drafter));
+  EXPECT_EQ(ngram_npu_cpu_ngram_store_pack(store.data(), store.count(), 0, room.data()), -1);
+  EXPECT_EQ(store, before);
+  EXPECT_TRUE(ngram_npu_cpu_stream_free(drafter.made));
 }
 
 TEST(StreamDrafterTest, AJobThatNeverRanKeepsItsDrafter) {
-  std::vector<int32_t> staging(kRows * (1 + kMost));
-  std::vector<uint8_t> drafts(static_cast<size_t>(StreamDrafts(kRows, kDrafts).end));
-  StreamOptions options{kRows, kCapacity, kMost, 0, {}, staging.data(), drafts.data()};
-  options.draft.lookup.propose.lookup = {1, 4, kDrafts, kCapacity, kLatest, true, true, nullptr, 0};
-  StreamDrafter* drafter = ngram_npu_cpu_stream_make(&options);
-  const int32_t row = 0;
-  StreamJob* job = ngram_npu_cpu_stream_step(drafter, &row, 1);
-  EXPECT_FALSE(ngram_npu_cpu_stream_free(drafter));
+  const Drafter drafter;
+  StreamJob* job = drafter.step();
+  EXPECT_FALSE(ngram_npu_cpu_stream_free(drafter.made));
   ngram_npu_cpu_stream_run(job);
-  EXPECT_TRUE(ngram_npu_cpu_stream_free(drafter));
+  EXPECT_TRUE(ngram_npu_cpu_stream_free(drafter.made));
 }
 
 }  // namespace

@@ -5,24 +5,14 @@
 
 #include <algorithm>
 #include <atomic>
-#include <random>
 #include <thread>
 #include <vector>
 
-#include "core/drafting.h"
 #include "core/ngram_index_layout.h"
-#include "core/store.h"
-#include "cpu/ngram_index.h"
-#include "cpu/ngram_store.h"
 #include "cpu/parallel.h"
+#include "entry_points.h"
 #include "instruction_sets.h"
 #include "lookup_cases.h"
-
-NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_append_(const ngram_npu::NgramIndexAppendParams* params, void*);
-NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_reset_(const ngram_npu::NgramIndexResetParams* params, void*);
-NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_index_step_(const ngram_npu::NgramIndexStepParams* params, void*);
-NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_step_(const ngram_npu::NgramStoreStepParams* params, void*);
-NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_ngram_store_finish_(const ngram_npu::NgramStoreFinishParams* params, void*);
 
 namespace ngram_npu::test {
 
@@ -82,8 +72,8 @@ struct Batch {
 
   // Lengths from half the capacity up: three quarters of 48 * 14k tokens are work for three threads.
   Batch() : tokens(static_cast<size_t>(kRows * kCapacity)), num_tokens(kRows), sampled(kRows * kWidth, -1) {
-    Random random(5);
-    const Tokens phrase = random.row(997, 50000);
+    RandomChoices random(5);
+    const Tokens phrase = random_row(random, 997, 50000);
     for (int64_t i = 0; i < kRows * kCapacity; ++i) {
       tokens[static_cast<size_t>(i)] = phrase[static_cast<size_t>((i * 31 + i / 613) % 997)];
     }
@@ -114,36 +104,34 @@ struct Batch {
   Results step(const Executor* executor, int32_t match_policy) const {
     Results out = outputs();
     NgramStepParams p{};
-    p.token_ids = {out.tokens.data(), kRows, kCapacity, kCapacity};
-    p.num_tokens = out.num_tokens.data();
     p.sampled_token_ids = {sampled.data(), kRows, kWidth, kWidth};
-    p.batch = kRows;
     p.advance = true;
     p.vocab_size = 50000;
-    p.lookup = {2, 5, kDrafts, int64_t{1} << 40, match_policy, true, false, nullptr, 0};
     p.next_token_ids = out.next.data();
     p.num_sampled = out.num_sampled.data();
-    p.draft_token_ids = {out.drafts.data(), p.lookup.k, 4};
-    p.num_draft_tokens = out.num_draft.data();
-    p.match_len = out.match_len.data();
-    p.executor = executor;
-    EXPECT_EQ(ngram_npu_cpu_ngram_step_(&p, nullptr), kOk);
+    EXPECT_EQ(ngram_npu_cpu_ngram_step_(look_up(p, out, executor, match_policy), nullptr), kOk);
     return out;
   }
 
   Results propose(const Executor* executor, int32_t match_policy) const {
     Results out = outputs();
     NgramProposeParams p{};
+    EXPECT_EQ(ngram_npu_cpu_ngram_propose(look_up(p, out, executor, match_policy), nullptr), kOk);
+    return out;
+  }
+
+  // What both take.
+  template <class Params>
+  static const Params* look_up(Params& p, Results& out, const Executor* executor, int32_t match_policy) {
     p.token_ids = {out.tokens.data(), kRows, kCapacity, kCapacity};
     p.num_tokens = out.num_tokens.data();
     p.batch = kRows;
-    p.lookup = {2, 5, kDrafts, int64_t{1} << 40, match_policy, true, false, nullptr, 0};
+    p.lookup = {2, 5, kDrafts, kNoLimit, match_policy, true, false, nullptr, 0};
     p.draft_token_ids = {out.drafts.data(), p.lookup.k, 4};
     p.num_draft_tokens = out.num_draft.data();
     p.match_len = out.match_len.data();
     p.executor = executor;
-    EXPECT_EQ(ngram_npu_cpu_ngram_propose(&p, nullptr), kOk);
-    return out;
+    return &p;
   }
 
   Tokens tokens;
@@ -231,7 +219,7 @@ TEST_P(ThreadsTest, WorkBelowTheCrossoverStaysOnTheCaller) {
     p.num_tokens = lengths.data();
     p.row_indices = {indices.data(), 8};
     p.batch = n;
-    p.lookup = {1, 1, 1, int64_t{1} << 40, kEarliest, false, false, nullptr, 0};
+    p.lookup = {1, 1, 1, kNoLimit, kEarliest, false, false, nullptr, 0};
     p.draft_token_ids = {drafts.data(), p.lookup.k, 4};
     p.num_draft_tokens = num_draft.data();
     p.match_len = match_len.data();
@@ -256,136 +244,78 @@ TEST_P(ThreadsTest, WorkBelowTheCrossoverStaysOnTheCaller) {
 // Appending to an index: it drafts the same as one built by one thread, with enough memory and with too little.
 namespace {
 
-using Tokens = std::vector<int32_t>;
-
-int32_t tasks_seen = 0;
-
-void run_threads(const Executor*, int32_t num_tasks, void (*fn)(void*, int32_t), void* context) {
-  tasks_seen = num_tasks;
-  std::vector<std::thread> threads;
-  for (int32_t task = 0; task < num_tasks; ++task) threads.emplace_back(fn, context, task);
-  for (std::thread& thread : threads) thread.join();
-}
-
 constexpr int64_t kRows = 12, kCapacity = 6000, kDrafts = 4, kWidth = 3;
 
 struct Lookup {
   LookupOptions options;
-  bool ladder;
-  const uint8_t* costs;
+  bool ladder = false;
+  const uint8_t* costs = nullptr;
 };
 
-// The drafts of a few steps after one append, and what they cost.
-Tokens drafts_after(const Executor* executor, const Tokens& tokens, int64_t pages, const Lookup& lookup) {
-  Tokens buffer = tokens, lengths(kRows, kCapacity - 100), all;
-  const int64_t words = ngram_npu_cpu_ngram_index_words(kRows, pages);
-  Tokens index(static_cast<size_t>(words), 0);
-  EXPECT_EQ(ngram_npu_cpu_ngram_index_init(index.data(), words, kRows), kOk);
-  const NgramIndexAppendParams append{{buffer.data(), kRows, kCapacity, kCapacity},
-                                      lengths.data(),
-                                      {},
-                                      kRows,
-                                      lookup.options.min_n,
-                                      lookup.options.max_n,
-                                      lookup.options.match_policy,
-                                      lookup.ladder,
-                                      lookup.costs != nullptr,
-                                      {index.data(), words, {}},
-                                      executor};
-  EXPECT_EQ(ngram_npu_cpu_ngram_index_append_(&append, nullptr), kOk);
-  int64_t where = 0;
-  EXPECT_EQ(ngram_npu_cpu_ngram_index_check(index.data(), words, &where), 0);
-  const Tokens batch(kRows);
-  Tokens next = batch, num_sampled = batch, num_draft = batch, match_len = batch, drafts(kRows * kDrafts);
-  std::vector<uint8_t> paid(kRows * kDrafts);
-  for (int64_t step = 0; step < 5; ++step) {
-    Tokens sampled(kRows * kWidth);
-    for (size_t i = 0; i < sampled.size(); ++i) sampled[i] = tokens[i * 77 + static_cast<size_t>(step) * 1001];
-    NgramIndexStepParams p{};
-    p.step.token_ids = {buffer.data(), kRows, kCapacity, kCapacity};
-    p.step.num_tokens = lengths.data();
-    p.step.sampled_token_ids = {sampled.data(), kRows, kWidth, kWidth};
-    p.step.batch = kRows;
-    p.step.advance = true;
-    p.step.vocab_size = 1 << 30;
-    p.step.lookup = lookup.options;
-    p.step.next_token_ids = next.data();
-    p.step.num_sampled = num_sampled.data();
-    p.step.draft_token_ids = {drafts.data(), p.step.lookup.k, 4};
-    p.step.num_draft_tokens = num_draft.data();
-    p.step.match_len = match_len.data();
-    p.index = {index.data(), words, {}};
-    p.catch_up_tokens = -1;
-    p.ladder = {lookup.ladder, lookup.costs, 40};
-    if (lookup.costs != nullptr) p.step.draft_costs = {paid.data(), kDrafts};
-    EXPECT_EQ(ngram_npu_cpu_ngram_index_step_(&p, nullptr), kOk);
-    all.insert(all.end(), drafts.begin(), drafts.end());
-    all.insert(all.end(), paid.begin(), paid.end());
-  }
-  return all;
+LookupOptions options(int64_t min_n, int64_t max_n, int32_t match_policy) {
+  return {min_n, max_n, kDrafts, kNoLimit, match_policy, false, false, nullptr, 0};
 }
 
-TEST(IndexThreadsTest, SeveralThreadsBuildWhatOneBuilds) {
-  std::mt19937 random(3);
-  const Executor executor{run_threads, 4, 1000, nullptr};
-  std::vector<uint8_t> costs(kCostRows * kCostColumns);
-  for (uint8_t& cost : costs) cost = static_cast<uint8_t>(random() % 40);
-  const auto options = [](int64_t min_n, int64_t max_n, int32_t match_policy) {
-    return LookupOptions{min_n, max_n, kDrafts, int64_t{1} << 40, match_policy, false, false, nullptr, 0};
-  };
-  const LookupOptions sizes = options(1, kLadderMaxN, kLatest);
-  const Lookup lookups[] = {{options(2, 4, kEarliest), false, nullptr},
-                            {options(2, 4, kLatest), false, nullptr},
-                            {sizes, true, nullptr},
-                            {sizes, true, costs.data()}};
-  for (const int32_t alphabet : {40, 3000}) {
-    Tokens tokens(kRows * kCapacity);
-    for (int32_t& token : tokens) token = static_cast<int32_t>(random() % static_cast<uint32_t>(alphabet));
-    for (const Lookup& lookup : lookups) {
-      for (const int64_t pages : {int64_t{1000}, int64_t{60}}) {  // 60 are too few
-        // The threads decide which rows find no room; those rows have no outcomes.
-        if (pages == 60 && lookup.costs != nullptr) continue;
-        tasks_seen = 0;
-        EXPECT_EQ(drafts_after(&executor, tokens, pages, lookup), drafts_after(nullptr, tokens, pages, lookup));
-        EXPECT_EQ(tasks_seen, 4);
-      }
-    }
-  }
-}
-
-// Rows and an index of them, for appends with given slots.
+// Rows and an index of them.
 class Indexed {
  public:
-  explicit Indexed(int64_t pages)
-      : pages_(pages),
-        tokens_(kRows * kCapacity),
-        lengths_(kRows, kCapacity),
-        words_(static_cast<size_t>(ngram_npu_cpu_ngram_index_words(kRows, pages))) {
-    std::mt19937 random(5);
-    for (int32_t& token : tokens_) token = static_cast<int32_t>(random() % 300);
-    EXPECT_EQ(ngram_npu_cpu_ngram_index_init(words_.data(), size(), kRows), kOk);
-  }
+  Indexed(int64_t pages, Tokens tokens, Lookup lookup = {options(2, 4, kEarliest)})
+      : pages_(pages), tokens_(std::move(tokens)), lookup_(lookup) {}
 
-  int64_t size() const { return static_cast<int64_t>(words_.size()); }
-
-  void append(const Executor* executor, const Tokens& slots) {
+  // Without slots: all rows.
+  void append(const Executor* executor, const Tokens& slots = {}) {
     const NgramIndexAppendParams params{{tokens_.data(), kRows, kCapacity, kCapacity},
                                         lengths_.data(),
                                         {},
-                                        static_cast<int64_t>(slots.size()),
-                                        2,
-                                        4,
-                                        kEarliest,
-                                        false,
-                                        false,
-                                        {words_.data(), size(), {slots.data(), 4}},
+                                        slots.empty() ? kRows : length_of(slots),
+                                        lookup_.options.min_n,
+                                        lookup_.options.max_n,
+                                        lookup_.options.match_policy,
+                                        lookup_.ladder,
+                                        lookup_.costs != nullptr,
+                                        words_.access({slots.data(), slots.empty() ? 0 : 4}),
                                         executor};
     EXPECT_EQ(ngram_npu_cpu_ngram_index_append_(&params, nullptr), kOk);
   }
 
   void reset(const Tokens& slots) {
-    const NgramIndexResetParams params{{words_.data(), size(), {slots.data(), 4}}, static_cast<int64_t>(slots.size())};
+    const NgramIndexResetParams params{words_.access({slots.data(), 4}), length_of(slots)};
     EXPECT_EQ(ngram_npu_cpu_ngram_index_reset_(&params, nullptr), kOk);
+  }
+
+  // The drafts of a few steps after one append, and what they cost.
+  Tokens drafts_after_append(const Executor* executor) {
+    const Tokens rows = tokens_;
+    std::fill(lengths_.begin(), lengths_.end(), kCapacity - 100);
+    append(executor);
+    EXPECT_EQ(words_.fault(), 0);
+    Tokens all, next(kRows), num_sampled(kRows), num_draft(kRows), match_len(kRows), drafts(kRows * kDrafts);
+    std::vector<uint8_t> paid(kRows * kDrafts);
+    for (size_t step = 0; step < 5; ++step) {
+      Tokens sampled(kRows * kWidth);
+      for (size_t i = 0; i < sampled.size(); ++i) sampled[i] = rows[i * 77 + step * 1001];
+      NgramIndexStepParams p{};
+      p.step.token_ids = {tokens_.data(), kRows, kCapacity, kCapacity};
+      p.step.num_tokens = lengths_.data();
+      p.step.sampled_token_ids = {sampled.data(), kRows, kWidth, kWidth};
+      p.step.batch = kRows;
+      p.step.advance = true;
+      p.step.vocab_size = 1 << 30;
+      p.step.lookup = lookup_.options;
+      p.step.next_token_ids = next.data();
+      p.step.num_sampled = num_sampled.data();
+      p.step.draft_token_ids = {drafts.data(), p.step.lookup.k, 4};
+      p.step.num_draft_tokens = num_draft.data();
+      p.step.match_len = match_len.data();
+      p.index = words_.access();
+      p.catch_up_tokens = -1;
+      p.ladder = {lookup_.ladder, lookup_.costs, 40};
+      if (lookup_.costs != nullptr) p.step.draft_costs = {paid.data(), kDrafts};
+      EXPECT_EQ(ngram_npu_cpu_ngram_index_step_(&p, nullptr), kOk);
+      all.insert(all.end(), drafts.begin(), drafts.end());
+      all.insert(all.end(), paid.begin(), paid.end());
+    }
+    return all;
   }
 
   // A slot whose state claims the largest directory, all of it in page 0, which has no owner: resetting it is slow.
@@ -398,34 +328,58 @@ class Indexed {
 
   // The whole, and one slot against one row.
   bool is_sound(int64_t slot, int64_t row) {
-    int64_t where = 0;
-    return ngram_npu_cpu_ngram_index_check(words_.data(), size(), &where) == 0 &&
-           ngram_npu_cpu_ngram_index_check_row(words_.data(), size(), slot, tokens_.data() + row * kCapacity,
-                                               kCapacity) == 0;
+    return words_.fault() == 0 && ngram_npu_cpu_ngram_index_check_row(words_.data(), words_.count(), slot,
+                                                                      tokens_.data() + row * kCapacity, kCapacity) == 0;
   }
 
  private:
   const int64_t pages_;
-  Tokens tokens_, lengths_, words_;
+  Tokens tokens_, lengths_ = Tokens(kRows, kCapacity);
+  const Lookup lookup_;
+  Index words_{kRows, pages_};
 };
 
+TEST(IndexThreadsTest, SeveralThreadsBuildWhatOneBuilds) {
+  RandomChoices random(3);
+  std::vector<uint8_t> costs(kCostRows * kCostColumns);
+  for (uint8_t& cost : costs) cost = static_cast<uint8_t>(random.below(40));
+  const LookupOptions sizes = options(1, kLadderMaxN, kLatest);
+  const Lookup lookups[] = {
+      {options(2, 4, kEarliest)}, {options(2, 4, kLatest)}, {sizes, true}, {sizes, true, costs.data()}};
+  for (const int64_t alphabet : {40, 3000}) {
+    const Tokens tokens = random_row(random, kRows * kCapacity, alphabet);
+    for (const Lookup& lookup : lookups) {
+      for (const int64_t pages : {1000, 60}) {  // 60 are too few
+        // The threads decide which rows find no room; those rows have no outcomes.
+        if (pages == 60 && lookup.costs != nullptr) continue;
+        ThreadExecutor threads(4, 1000);
+        EXPECT_EQ(Indexed(pages, tokens, lookup).drafts_after_append(threads.get()),
+                  Indexed(pages, tokens, lookup).drafts_after_append(nullptr));
+        EXPECT_EQ(threads.tasks(), 4);
+      }
+    }
+  }
+}
+
 TEST(IndexThreadsTest, ASlotNamedTwiceIsLeftToOneThread) {
-  const Executor executor{run_threads, 4, 1000, nullptr};
-  Indexed indexed(1000);
-  tasks_seen = 0;
-  indexed.append(&executor, {3, 3, 5, 3, -1, -1, 99});
-  EXPECT_EQ(tasks_seen, 0);
+  RandomChoices random(5);
+  const ThreadExecutor threads(4, 1000);
+  Indexed indexed(1000, random_row(random, kRows * kCapacity, 300));
+  indexed.append(threads.get(), {3, 3, 5, 3, -1, -1, 99});
+  EXPECT_EQ(threads.calls(), 0);
   EXPECT_TRUE(indexed.is_sound(3, 3));
   EXPECT_TRUE(indexed.is_sound(5, 2));
-  indexed.append(&executor, {3, 4, 5, 6, -1, -1, 99});
-  EXPECT_EQ(tasks_seen, 4);
+  indexed.append(threads.get(), {3, 4, 5, 6, -1, -1, 99});
+  EXPECT_EQ(threads.tasks(), 4);
   EXPECT_TRUE(indexed.is_sound(6, 3));
 }
 
 #if !defined(__SANITIZE_THREAD__)  // TSan does not support forking a process with threads
 
 TEST(IndexThreadsTest, AChildIndexesThoughItsParentDidAtTheFork) {
-  Indexed mine(10), its(200);
+  RandomChoices random(5);
+  const Tokens tokens = random_row(random, kRows * kCapacity, 300);
+  Indexed mine(10, tokens), its(200, tokens);
   std::atomic<bool> stop{false};
   std::thread user([&] {  // nearly always holds pages, never memory from malloc
     const Tokens slot = {0};
@@ -461,7 +415,7 @@ namespace {
 constexpr int64_t kThreads = 4, kBits = 6;
 
 // Steps of one request that counts up and starts over, in a slot of its own.
-void use(int32_t* words, int64_t size, int64_t slot) {
+void use(SharedStore& store, int64_t slot) {
   std::vector<int32_t> row(600), drafts(kDrafts);
   std::vector<uint8_t> costs(kCostRows * store::kStoreCostColumns, 1), paid(kDrafts);
   for (size_t i = 0; i < row.size(); ++i) row[i] = static_cast<int32_t>(i % 50);
@@ -474,7 +428,7 @@ void use(int32_t* words, int64_t size, int64_t slot) {
     p.num_sampled = &sampled;
     p.slot_indices = {&slot, 8};
     p.batch = 1;
-    p.store = {words, size};
+    p.store = store.access();
     p.draft_token_ids = {drafts.data(), 1, kDrafts, kDrafts};
     p.num_draft_tokens = &count;
     p.match_len = &match;
@@ -484,42 +438,34 @@ void use(int32_t* words, int64_t size, int64_t slot) {
     p.cost_limit = 40;
     ngram_npu_cpu_ngram_store_step_(&p, nullptr);
   }
-  const NgramStoreFinishParams finish{{words, size}, {&slot, 8}, 1};
+  const NgramStoreFinishParams finish{store.access(), {&slot, 8}, 1};
   ngram_npu_cpu_ngram_store_finish_(&finish, nullptr);
 }
 
 TEST(StoreThreadsTest, CallsThatMeetDoNoHarm) {
-  int64_t parts[6];
-  ngram_npu_cpu_ngram_store_parts(kThreads, 5 * kThreads, kBits, parts);
-  std::vector<int32_t> words(static_cast<size_t>(parts[5]), 0);
-  ngram_npu_cpu_ngram_store_init(words.data(), parts[5], kThreads, 5 * kThreads, kBits, store::kLive);
+  SharedStore store(kThreads, 5 * kThreads, kBits);
   std::vector<std::thread> threads;
-  for (int64_t i = 0; i < kThreads; ++i) threads.emplace_back(use, words.data(), parts[5], i);
+  for (int64_t i = 0; i < kThreads; ++i) threads.emplace_back(use, std::ref(store), i);
   for (std::thread& thread : threads) thread.join();
-  int64_t where = 0;
-  EXPECT_EQ(ngram_npu_cpu_ngram_store_check(words.data(), parts[5], &where), 0);
+  EXPECT_EQ(store.fault(), 0);
   // Each call used the store or was counted.
-  const auto* header = reinterpret_cast<const uint32_t*>(words.data());
-  EXPECT_EQ(header[store::kHeaderBusy], 0u);
-  EXPECT_GT(header[store::kStatEntered], 0u);
-  EXPECT_LE(header[store::kStatLookups] + header[store::kStatBusy], 199u * kThreads + kThreads);
-  EXPECT_GE(header[store::kStatLookups] + header[store::kStatBusy], 199u * kThreads);
+  EXPECT_EQ(store.header(store::kHeaderBusy), 0u);
+  EXPECT_GT(store.header(store::kStatEntered), 0u);
+  const uint32_t calls = store.header(store::kStatLookups) + store.header(store::kStatBusy);
+  EXPECT_LE(calls, 199u * kThreads + kThreads);
+  EXPECT_GE(calls, 199u * kThreads);
 }
 
 TEST(StoreThreadsTest, WhoeverFindsTheStoreTakenGoesWithout) {
-  int64_t parts[6];
-  ngram_npu_cpu_ngram_store_parts(1, 4, kBits, parts);
-  std::vector<int32_t> words(static_cast<size_t>(parts[5]), 0);
-  ngram_npu_cpu_ngram_store_init(words.data(), parts[5], 1, 4, kBits, store::kLive);
-  ASSERT_TRUE(ngram_npu_cpu_ngram_store_take(words.data(), parts[5]));
-  EXPECT_FALSE(ngram_npu_cpu_ngram_store_take(words.data(), parts[5]));
-  use(words.data(), parts[5], 0);
-  const auto* header = reinterpret_cast<const uint32_t*>(words.data());
-  EXPECT_EQ(header[store::kStatEntered], 0u);
-  EXPECT_EQ(header[store::kStatBusy], 200u);
-  ngram_npu_cpu_ngram_store_give_back(words.data(), parts[5]);
-  use(words.data(), parts[5], 0);
-  EXPECT_GT(header[store::kStatEntered], 0u);
+  SharedStore store(1, 4, kBits);
+  ASSERT_TRUE(ngram_npu_cpu_ngram_store_take(store.data(), store.count()));
+  EXPECT_FALSE(ngram_npu_cpu_ngram_store_take(store.data(), store.count()));
+  use(store, 0);
+  EXPECT_EQ(store.header(store::kStatEntered), 0u);
+  EXPECT_EQ(store.header(store::kStatBusy), 200u);
+  ngram_npu_cpu_ngram_store_give_back(store.data(), store.count());
+  use(store, 0);
+  EXPECT_GT(store.header(store::kStatEntered), 0u);
 }
 
 }  // namespace

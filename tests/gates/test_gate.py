@@ -76,6 +76,20 @@ def _moved(sources: dict[str, str], path: str, name: str) -> dict[str, str]:
     return {**_without(sources, path), str(Path(path).with_name(name)): sources[path]}
 
 
+def _lacks(field: str, key: str = OP) -> Callable[[Tree], Tree]:
+    def change(tree: Tree) -> Tree:
+        held = getattr(tree, field)
+        return replace(
+            tree, **{field: held - {key} if isinstance(held, set) else _without(held, key)}
+        )
+
+    return change
+
+
+def _with_schema(old: str, new: str) -> Callable[[Tree], Tree]:
+    return lambda t: replace(t, schemas={**t.schemas, OP: t.schemas[OP].replace(old, new)})
+
+
 def _with_spec(tree: Tree, **change: Any) -> Tree:
     return replace(tree, specs={**tree.specs, OP: replace(tree.specs[OP], **change)})
 
@@ -91,31 +105,22 @@ def _without_page(page: str) -> tuple[Callable[[Tree], Tree], str]:
 
 
 WRONG: dict[str, tuple[Callable[[Tree], Tree], str]] = {
-    "no OpSpec": (lambda t: replace(t, specs=_without(t.specs, OP)), "has no OpSpec"),
-    "not registered": (lambda t: replace(t, schemas=_without(t.schemas, OP)), "not registered"),
-    "other schema": (
-        lambda t: replace(t, schemas={**t.schemas, OP: t.schemas[OP].replace("SymInt k", "int k")}),
-        "does not show its schema",
-    ),
+    "no OpSpec": (_lacks("specs"), "has no OpSpec"),
+    "not registered": (_lacks("schemas"), "not registered"),
+    "other schema": (_with_schema("SymInt k", "int k"), "does not show its schema"),
     "other name": (lambda t: _with_spec(t, name="ngram_stepp_"), "is called ngram_stepp_"),
-    "unmarked write": (
-        lambda t: replace(t, schemas={**t.schemas, OP: t.schemas[OP].replace("!)", ")")}),
-        "ends in _",
-    ),
+    "unmarked write": (_with_schema("!)", ")"), "ends in _"),
     "no cpu kernel": (
-        lambda t: replace(t, sources=_without(t.sources, "csrc/cpu/drafting.cpp")),
+        _lacks("sources", "csrc/cpu/drafting.cpp"),
         "no kernel for cpu: lacks ngram_npu_cpu_ngram_step_( in csrc/cpu/drafting.cpp",
     ),
-    "no cpu kernel in the library": (
-        lambda t: replace(t, kernels=t.kernels - {OP}),
-        "no kernel for cpu is loaded",
-    ),
+    "no cpu kernel in the library": (_lacks("kernels"), "no kernel for cpu is loaded"),
     "no reason": (
-        lambda t: replace(t, sources=_without(t.sources, "csrc/cuda/ngram_step.cu")),
+        _lacks("sources", "csrc/cuda/ngram_step.cu"),
         "no kernel for cuda: lacks ngram_npu_cuda_ngram_step_( in csrc/cuda/drafting.cu",
     ),
     "no npu kernel": (
-        lambda t: replace(t, sources=_without(t.sources, "csrc/ascendc/drafting.cpp")),
+        _lacks("sources", "csrc/ascendc/drafting.cpp"),
         "no kernel for npu: lacks ngram_npu_ngram_step( in csrc/ascendc/drafting.cpp",
     ),
     "kernel in another family's file": (
@@ -130,37 +135,25 @@ WRONG: dict[str, tuple[Callable[[Tree], Tree], str]] = {
         lambda t: _with_spec(t, no_kernel={"cpu": "none yet", "cuda": "none yet"}),
         "kernel for cpu, but",
     ),
-    "no reference": (
-        lambda t: replace(t, references=_without(t.references, OP)),
-        "lacks a function in tests/reference/drafting.py",
-    ),
+    "no reference": (_lacks("references"), "lacks a function in tests/reference/drafting.py"),
     "other reference": (
         lambda t: replace(t, references={**t.references, OP: reference.ngram_propose}),
         "or not the OpSpec's",
     ),
-    "no wrapper": (
-        lambda t: replace(t, wrappers=_without(t.wrappers, OP)),
-        "lacks a function in python/ngram_npu/ops/drafting.py",
-    ),
+    "no wrapper": (_lacks("wrappers"), "lacks a function in python/ngram_npu/ops/drafting.py"),
     "other family": (
         lambda t: replace(t, wrappers={**t.wrappers, OP: ops.merge_drafts_}),
         "lacks a function in python/ngram_npu/ops/drafting.py",
     ),
     "no row of the table": _without_page("docs/README.md"),
     "not in the changelog": _without_page("CHANGELOG.md"),
-    "no fake": (lambda t: replace(t, fakes=t.fakes - {OP}), "a fake"),
-    "no numpy function": (
-        lambda t: replace(t, numpy_functions=t.numpy_functions - {OP}),
-        "a numpy function",
-    ),
+    "no fake": (_lacks("fakes"), "a fake"),
+    "no numpy function": (_lacks("numpy_functions"), "a numpy function"),
     "no parameters": (
-        lambda t: replace(t, sources=_without(t.sources, "csrc/core/drafting.h")),
+        _lacks("sources", "csrc/core/drafting.h"),
         "lacks NgramStepParams in csrc/core/drafting.h",
     ),
-    "no document": (
-        lambda t: replace(t, documents=_without(t.documents, FILE)),
-        "lacks docs/ops/ngram_step.md",
-    ),
+    "no document": (_lacks("documents", FILE), "lacks docs/ops/ngram_step.md"),
     "document without example": (
         lambda t: replace(t, documents={**t.documents, FILE: t.specs[OP].schema}),
         "no worked example",

@@ -71,30 +71,15 @@ class Reference:
             lengths[row] = len(request.text)
         costs = np.zeros((len(rows), k), np.uint8)
         told = np.array(counts, np.int32)
-        found = ngram_index_propose_(
-            *(token_ids, lengths, self.store.tensor, np.array(rows), None, told, 1, 16, k, 1),
-            *(
-                config.overlap,
-                UNLIMITED,
-                True,
-                config.cost_table,
-                config.cost_limit,
-                costs,
-                self.fill,
-                config.token_logits,
-            ),
-        )
-        ngram_store_step_(
-            token_ids,
-            lengths,
-            told,
-            np.array(self.store.tensor),  # a copy: what it takes in is thrown away
-            np.array(rows),
-            None,
-            np.array([self.rows[row].scope for row in rows]),
-            *(*found, costs, UNLIMITED, config.store_cost_table, config.cost_limit, self.fill),
-            config.token_logits,
-        )
+        asked = token_ids, lengths, self.store.tensor, np.array(rows), None, told
+        lookup = 1, 16, k, 1, config.overlap, UNLIMITED
+        by_cost = config.cost_table, config.cost_limit, costs, self.fill, config.token_logits
+        found = ngram_index_propose_(*asked, *lookup, True, *by_cost)
+        copy = np.array(self.store.tensor)  # what it takes in is thrown away
+        requests = np.array(rows), None, np.array([self.rows[row].scope for row in rows])
+        limits = UNLIMITED, config.store_cost_table, config.cost_limit, self.fill
+        drafts = *found, costs, *limits, config.token_logits
+        ngram_store_step_(token_ids, lengths, told, copy, *requests, *drafts)
         return [array.tolist() for array in (*found, costs)]
 
     def _settle(self, request: _Request, row: int, length: int) -> None:

@@ -43,22 +43,6 @@ def test_errors() -> None:
         NgramProposer(NgramConfig(min_n=1, max_n=9), "index")
 
 
-def test_wrong_rows_are_named_and_make_no_index() -> None:
-    tokens, lengths, sampled = _batch(700)
-    proposer = NgramProposer(NgramConfig(min_n=2, max_n=4), "index")
-    for wrong, got in ((tokens.astype(np.int64), "int64"), (tokens[0], "rank 1"), ([[1]], "list")):
-        with pytest.raises(ValueError, match=f"ngram_index_step_: token_ids: .* got {got}"):
-            proposer.step(wrong, lengths, sampled[0])
-        with pytest.raises(ValueError, match=f"ngram_index_append_: token_ids: .* got {got}"):
-            proposer.append(wrong, lengths)
-    proposer.step(tokens, lengths, sampled[0])
-    assert proposer.index is not None
-    assert proposer.index.num_slots == ROWS
-    scan = NgramProposer(NgramConfig(min_n=2, max_n=4), "scan")
-    with pytest.raises(ValueError, match="ngram_step_: token_ids"):
-        scan.step(tokens[0], lengths, sampled[0])
-
-
 @pytest.mark.parametrize("match_policy", ["earliest", "latest"])
 @pytest.mark.parametrize("appended", [False, True])
 def test_engines_and_kinds_draft_alike(match_policy: str, appended: bool) -> None:

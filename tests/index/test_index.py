@@ -5,20 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
+from index.words import HEADER, Harm, Int32Array, check_told, owners_of, page_of, put, random_tokens
 from ngram_npu import _C, IntegrityError, NgramIndex
 
-Int32Array = npt.NDArray[np.int32]
-
-HEADER, SLOT = 64, 48
 FREE_PAGE, PAGES_IN_USE = 4, 5
-LENGTH, DEPTH, PAGES, TAIL, ROOT = 1, 2, 3, 8, 16
+LENGTH, DEPTH, PAGES, ROOT = HEADER + 1, HEADER + 2, HEADER + 3, HEADER + 16
+"""Of slot 0."""
 
 
 def _tokens(rows: int = 3, length: int = 700, alphabet: int = 9) -> Int32Array:
-    return np.random.default_rng(4).integers(0, alphabet, (rows, length), dtype=np.int32)
+    return random_tokens(rows, length, alphabet)
+
+
+def _step(
+    index: NgramIndex, tokens: Int32Array, lengths: Int32Array, slots: list[int] | None = None,
+    max_n: int = 4,
+) -> None:  # fmt: skip
+    """Samples a 1 for each row."""
+    _C.ngram_index_step_(
+        tokens, lengths, np.ones((len(tokens), 1), np.int32), index.tensor, min_n=2, max_n=max_n,
+        k=4, slot_indices=None if slots is None else np.array(slots, np.int32),
+    )  # fmt: skip
 
 
 def _indexed(tokens: Int32Array, **options: int) -> NgramIndex:
@@ -89,27 +98,20 @@ def test_statistics() -> None:
     tokens = _tokens(2, 400)
     lengths = np.full(2, 390, np.int32)
     index = NgramIndex(2, 800, min_n=2, max_n=4)
-
-    def step(slots: list[int], sampled: int = 1, span: int = 2) -> None:
-        _C.ngram_index_step_(
-            tokens, lengths, np.full((2, 1), sampled, np.int32), index.tensor, min_n=2,
-            max_n=2 + span, k=4, slot_indices=np.array(slots, np.int32),
-        )  # fmt: skip
-
-    step([0, 1])
+    _step(index, tokens, lengths)
     stats = index.statistics
     assert stats.rows_indexed == 2
     assert stats.bytes_in_use == 4096 * stats.pages_in_use > 0
     assert stats.pages_peak >= stats.pages_in_use
-    step([0, 7])
+    _step(index, tokens, lengths, [0, 7])
     assert index.statistics.rows_scanned_other == 1
     lengths[:] = 300
-    step([0, 1])
+    _step(index, tokens, lengths)
     assert index.statistics.rebuilds_shorter == 2
     tokens[0] += 1
-    step([0, 1])
+    _step(index, tokens, lengths)
     assert index.statistics.rebuilds_rewritten == 1
-    step([0, 1], span=3)
+    _step(index, tokens, lengths, max_n=5)
     assert index.statistics.rebuilds_options == 2
     assert index.statistics.rows_scanned_full == 0
 
@@ -136,7 +138,7 @@ def test_rows_that_cannot_draft_are_indexed_all_the_same(nothing: dict[str, int]
     assert step[3].tolist() == [0]
     lengths += 50
     _C.ngram_index_propose_(tokens, lengths, index.tensor, **sizes, **nothing)
-    assert index.tensor[HEADER + LENGTH] == 451
+    assert index.tensor[LENGTH] == 451
     assert index.statistics.rows_indexed == 2
     index.check_integrity({0: tokens[0, :451]})
 
@@ -146,9 +148,7 @@ def test_a_long_prompt_is_caught_up_over_several_steps() -> None:
     lengths = np.full(1, 200_000, np.int32)
     index = NgramIndex(1, 200_010, min_n=2, max_n=4, any_data=True)
     for _ in range(8):
-        _C.ngram_index_step_(
-            tokens, lengths, np.ones((1, 1), np.int32), index.tensor, min_n=2, max_n=4, k=4
-        )
+        _step(index, tokens, lengths)
     stats = index.statistics
     assert (stats.rows_scanned_catching_up, stats.rows_indexed) == (6, 2)
     assert stats.page_splits > 100
@@ -164,7 +164,7 @@ def test_a_row_whose_directory_takes_several_pages(match_policy: int) -> None:
     index = NgramIndex(1, length + 64, min_n=2, max_n=4, any_data=True)
     lengths = np.array([length], np.int32)
     index.append(tokens, lengths, match_policy=match_policy)
-    assert index.tensor[HEADER + DEPTH] > 10
+    assert index.tensor[DEPTH] > 10
     scanned = tokens.copy()
     drafted = 0
     for start in (1500, 1700, length // 2 + 900, 5):
@@ -198,35 +198,21 @@ def test_repetitive_text_that_passes_a_power_of_two_splits_no_page_early() -> No
     assert splits[1] - splits[0] <= 2
 
 
-def test_full_memory_is_counted() -> None:
-    tokens = _tokens(1, 20_000, 300)
-    index = NgramIndex(1, 2000, min_n=2, max_n=4)
-    lengths = np.full(1, 19_990, np.int32)
-    index.append(tokens, lengths)
-    assert index.statistics.slots_given_up == 1
-    assert index.statistics.pages_in_use == 0
-    index.check_integrity({0: tokens[0]})
-
-
 @pytest.mark.parametrize("by_step", [False, True], ids=["append", "step"])
 def test_a_slot_given_up_takes_another_row(by_step: bool) -> None:
     """The slot knows which row did not fit: another row need not wait for as much memory."""
     tokens = _tokens(1, 20_000, 300)
     lengths = np.full(1, 19_990, np.int32)
     index = NgramIndex(1, 2000, min_n=2, max_n=4)
-
-    def step() -> None:
-        _C.ngram_index_step_(
-            tokens, lengths, np.ones((1, 1), np.int32), index.tensor, min_n=2, max_n=4, k=4
-        )
-
     if by_step:
-        step()
+        _step(index, tokens, lengths)
     else:
         index.append(tokens, lengths)
     assert index.statistics.slots_given_up == 1
+    assert index.statistics.pages_in_use == 0
+    index.check_integrity({0: tokens[0]})
     lengths[:] = 100
-    step()
+    _step(index, tokens, lengths)
     assert index.statistics.rebuilds_shorter == 1
     assert index.statistics.rows_indexed == 1
 
@@ -237,77 +223,26 @@ def test_a_step_tries_no_more_than_its_share_where_memory_is_full() -> None:
     tokens = _tokens(rows, length + 10, 9999)
     lengths = np.full(rows, length, np.int32)
     index = NgramIndex(rows, 6000, min_n=2, max_n=4)
-    _C.ngram_index_step_(
-        tokens, lengths, np.ones((rows, 1), np.int32), index.tensor, min_n=2, max_n=4, k=4
-    )
+    _step(index, tokens, lengths)
     statistics = index.statistics
     assert statistics.slots_given_up == 1
     assert statistics.rows_scanned_full == 1
     assert statistics.rows_scanned_catching_up == 5
 
 
-def _root_entry(words: Int32Array, slot: int) -> int:
-    return int(words[HEADER + slot * SLOT + ROOT])
+def _page(words: Int32Array) -> Int32Array:
+    """The first page of slot 0."""
+    return page_of(words, int(words[ROOT]) >> 4)
 
 
-def _page(words: Int32Array, slot: int) -> Int32Array:
-    """The first page of a slot: pages lie at the tensor's end."""
-    pages = _C.INDEX_PAGE_WORDS
-    capacity = int(words[2])
-    first = HEADER + int(words[1]) * SLOT + capacity
-    first = -(-first // pages) * pages
-    at = first + (_root_entry(words, slot) >> 4) * pages
-    found: Int32Array = words[at : at + pages]
-    return found
-
-
-def _owners(words: Int32Array) -> Int32Array:
-    at = HEADER + int(words[1]) * SLOT
-    found: Int32Array = words[at : at + int(words[2])]
-    return found
-
-
-def _next_bits(words: Int32Array, slot: int) -> int:
-    return 12 + (_root_entry(words, slot) & 15)
-
-
-def _broken_header(words: Int32Array) -> None:
-    words[0] = 0
-
-
-def _too_deep(words: Int32Array) -> None:
-    words[HEADER + DEPTH] = 15
-
-
-def _uneven(words: Int32Array) -> None:
-    words[HEADER + ROOT] |= 15
-
-
-def _anothers_page(words: Int32Array) -> None:
-    _owners(words)[_root_entry(words, 0) >> 4] = 2
-
-
-def _page_of_nobody(words: Int32Array) -> None:
-    owners = _owners(words)
-    owners[len(owners) - 1] = 1000
-
-
-def _page_too_many(words: Int32Array) -> None:
-    words[HEADER + PAGES] += 1
-
-
-def _page_lost(words: Int32Array) -> None:
-    words[PAGES_IN_USE] += 1
-
-
-def _freed_page_that_is_none(words: Int32Array) -> None:
-    words[FREE_PAGE] = int(words[2]) + 9
+def _next_bits(words: Int32Array) -> int:
+    return 12 + (int(words[ROOT]) & 15)
 
 
 def _freed_pages_in_a_circle(words: Int32Array) -> None:
     _C.ngram_index_reset_(words, np.array([1], np.int32))
     head = int(words[FREE_PAGE])
-    _owners(words)[head - 1] = np.uint32(0x80000000 | head).view(np.int32)
+    owners_of(words)[head - 1] = np.uint32(0x80000000 | head).view(np.int32)
 
 
 def _freed_pages_forgotten(words: Int32Array) -> None:
@@ -316,54 +251,59 @@ def _freed_pages_forgotten(words: Int32Array) -> None:
 
 
 def _gap(words: Int32Array) -> None:
-    page = _page(words, 0).reshape(-1, 16)
+    page = _page(words).reshape(-1, 16)
     page[np.flatnonzero(page[:, 1])[0], 0] = 0
 
 
 def _entry_elsewhere(words: Int32Array) -> None:
     """Swaps its group of lines with the next one."""
-    page = _page(words, 0).reshape(-1, 64)
+    page = _page(words).reshape(-1, 64)
     page[[0, 1]] = page[[1, 0]]
 
 
 def _entry_outside(words: Int32Array) -> None:
-    page = _page(words, 0)
-    page[np.flatnonzero(page)] |= (1 << _next_bits(words, 0)) - 1
+    page = _page(words)
+    page[np.flatnonzero(page)] |= (1 << _next_bits(words)) - 1
 
 
 def _flip_twice(words: Int32Array) -> None:
-    page = _page(words, 0)
-    page[np.flatnonzero(page)] ^= np.int32(1 << _next_bits(words, 0))
+    page = _page(words)
+    page[np.flatnonzero(page)] ^= np.int32(1 << _next_bits(words))
 
 
 def _entry_lost(words: Int32Array) -> None:
-    page = _page(words, 0).reshape(-1, 16)
+    page = _page(words).reshape(-1, 16)
     line = page[np.flatnonzero((page != 0).sum(1) > 1)[0]]
     line[np.flatnonzero(line)[-1]] = 0
 
 
 def _entry_too_many(words: Int32Array) -> None:
-    page = _page(words, 0).reshape(-1, 16)
+    page = _page(words).reshape(-1, 16)
     held = (page != 0).sum(1)
     line = page[np.flatnonzero((held > 0) & (held < 16))[0]]
     line[(line != 0).sum()] = line[0]
 
 
-def _longer_than_its_row(words: Int32Array) -> None:
-    words[HEADER + LENGTH] += 1
-
-
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (_broken_header, "header does not match the tensor's size"),
-        (_too_deep, r"deeper than the layout allows \(slot or page 0\)"),
-        (_uneven, "does not fill its part of the directory"),
-        (_anothers_page, "belongs to another slot"),
-        (_page_of_nobody, r"another slot, or is named twice \(slot or page \d+\)"),
-        (_page_too_many, "number of pages does not match its pages"),
-        (_page_lost, "number of pages in use does not match the pages"),
-        (_freed_page_that_is_none, "freed pages is broken"),
+        (put(0, lambda _: 0), "header does not match the tensor's size"),
+        (put(DEPTH, lambda _: 15), r"deeper than the layout allows \(slot or page 0\)"),
+        (put(ROOT, lambda entry: entry | 15), "does not fill its part of the directory"),
+        (
+            lambda words: owners_of(words).__setitem__(int(words[ROOT]) >> 4, 2),
+            "belongs to another slot",
+        ),
+        (
+            lambda words: owners_of(words).__setitem__(-1, 1000),
+            r"another slot, or is named twice \(slot or page \d+\)",
+        ),
+        (put(PAGES, lambda n: n + 1), "number of pages does not match its pages"),
+        (put(PAGES_IN_USE, lambda n: n + 1), "number of pages in use does not match the pages"),
+        (
+            lambda words: words.__setitem__(FREE_PAGE, int(words[2]) + 9),
+            "freed pages is broken",
+        ),
         (_freed_pages_in_a_circle, "freed pages is broken"),
         (_freed_pages_forgotten, "freed pages is broken"),
         (_gap, "a line of a page has a gap"),
@@ -372,28 +312,24 @@ def _longer_than_its_row(words: Int32Array) -> None:
         (_flip_twice, "slot 0: an entry exists, or is marked, although"),
         (_entry_lost, "slot 0: an entry is missing"),
         (_entry_too_many, "slot 0: an entry exists, or is marked, although"),
-        (_longer_than_its_row, "slot 0: the slot has indexed more tokens than the row holds"),
+        (put(LENGTH, lambda n: n + 1), "slot 0: the slot has indexed more tokens than the row"),
     ],
 )
-def test_a_broken_index_is_told(harm: Callable[[Int32Array], None], message: str) -> None:
+def test_a_broken_index_is_told(harm: Harm, message: str) -> None:
     tokens = _tokens()
-    index = _indexed(tokens)
-    index.check_integrity(dict(enumerate(tokens)))
-    harm(index.tensor)
-    with pytest.raises(IntegrityError, match=message):
-        index.check_integrity({0: tokens[0]})
+    check_told(_indexed(tokens), tokens, harm, message)
 
 
 @pytest.mark.parametrize("match_policy", [0, 1])
 def test_an_entry_with_the_wrong_occurrence_is_told(match_policy: int) -> None:
     tokens = np.tile(np.array([1, 2, 3], np.int32), 20)[None]
     index = _indexed(tokens, match_policy=match_policy)
-    index.check_integrity({0: tokens[0]})
-    page = _page(index.tensor, 0)
-    held = np.flatnonzero(page)
-    page[held] += -3 if match_policy else 3  # another occurrence of the same gram
-    with pytest.raises(IntegrityError, match="does not record the earliest"):
-        index.check_integrity({0: tokens[0]})
+
+    def another_occurrence(words: Int32Array) -> None:
+        page = _page(words)
+        page[np.flatnonzero(page)] += -3 if match_policy else 3
+
+    check_told(index, tokens, another_occurrence, "does not record the earliest")
 
 
 def test_a_slot_that_is_none() -> None:

@@ -3,19 +3,17 @@ rows, and the integrity check finds wrong ones. The reference passes examples wo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from index.words import HEADER, Harm, Int32Array, check_told, page_of, put, random_tokens
+from index.words import slot_of as _slot
 from ngram_npu import _C, IntegrityError, NgramIndex
 from opspecs.store import text_rows
 from reference.ladder import candidate, draft, outcome_bytes
 
-Int32Array = npt.NDArray[np.int32]
-
-HEADER, SLOT = 64, 48
 LENGTH, CANDIDATE, OUTCOME_PAGES, OUTCOME_ROOT = 1, 6, 7, 32
 ROOT_PAGES, PAGE_BYTES = 16, 4096
 LADDER: dict[str, Any] = {"min_n": 1, "max_n": 16, "match_policy": 1, "ladder": True}
@@ -23,7 +21,7 @@ COSTS = np.full((16, 32), 5, np.uint8)
 
 
 def _tokens(rows: int = 3, length: int = 400, alphabet: int = 5) -> Int32Array:
-    return np.random.default_rng(4).integers(0, alphabet, (rows, length), dtype=np.int32)
+    return random_tokens(rows, length, alphabet)
 
 
 def _ladder(num_slots: int, token_capacity: int) -> NgramIndex:
@@ -38,24 +36,14 @@ def _at_once(tokens: Int32Array) -> NgramIndex:
     return index
 
 
-def _slot(words: Int32Array, slot: int) -> Int32Array:
-    return words[HEADER + slot * SLOT :][:SLOT]
-
-
-def _page(words: Int32Array, page: int) -> Int32Array:
-    first = HEADER + int(words[1]) * SLOT + int(words[2])
-    first = -(-first // _C.INDEX_PAGE_WORDS) * _C.INDEX_PAGE_WORDS
-    return words[first + page * _C.INDEX_PAGE_WORDS :][: _C.INDEX_PAGE_WORDS]
-
-
 def _outcomes(index: NgramIndex, slot: int) -> list[int]:
     """The slot's outcomes, one byte per indexed token."""
     words = index.tensor
     state = _slot(words, slot)
     pages = state[OUTCOME_ROOT:][: state[OUTCOME_PAGES]]
     if state[OUTCOME_PAGES] > ROOT_PAGES:
-        pages = _page(words, state[OUTCOME_ROOT])[: state[OUTCOME_PAGES]]
-    kept = [_page(words, page).view(np.uint8) for page in pages]
+        pages = page_of(words, state[OUTCOME_ROOT])[: state[OUTCOME_PAGES]]
+    kept = [page_of(words, page).view(np.uint8) for page in pages]
     found: list[int] = np.concatenate([np.empty(0, np.uint8), *kept])[: state[LENGTH]].tolist()
     return found
 
@@ -90,19 +78,7 @@ def test_outcomes_and_candidates_are_the_definitions(alphabet: int) -> None:
 
 
 def _another_outcome(words: Int32Array) -> None:
-    _page(words, _slot(words, 0)[OUTCOME_ROOT]).view(np.uint8)[333] ^= 1
-
-
-def _another_match_length(words: Int32Array) -> None:
-    _slot(words, 0)[CANDIDATE] ^= 1
-
-
-def _another_place(words: Int32Array) -> None:
-    _slot(words, 0)[CANDIDATE] -= 32
-
-
-def _no_candidate(words: Int32Array) -> None:
-    _slot(words, 0)[CANDIDATE] = 0
+    page_of(words, _slot(words, 0)[OUTCOME_ROOT]).view(np.uint8)[333] ^= 1
 
 
 def _anothers_page(words: Int32Array) -> None:
@@ -113,29 +89,24 @@ def _no_page(words: Int32Array) -> None:
     _slot(words, 0)[OUTCOME_ROOT] = words[2]
 
 
-def _a_page_too_few(words: Int32Array) -> None:
-    _slot(words, 0)[OUTCOME_PAGES] -= 1
+OTHER_CANDIDATE = "slot 0: the slot's candidate is not that of its row"
 
 
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
         (_another_outcome, "slot 0: a token's outcome is not that of its row"),
-        (_another_match_length, "slot 0: the slot's candidate is not that of its row"),
-        (_another_place, "slot 0: the slot's candidate is not that of its row"),
-        (_no_candidate, "slot 0: the slot's candidate is not that of its row"),
+        (put(HEADER + CANDIDATE, lambda word: word ^ 1), OTHER_CANDIDATE),  # the match's length
+        (put(HEADER + CANDIDATE, lambda word: word - 32), OTHER_CANDIDATE),  # its place
+        (put(HEADER + CANDIDATE, lambda _: 0), OTHER_CANDIDATE),
         (_anothers_page, "belongs to another slot"),
         (_no_page, "belongs to another slot"),
-        (_a_page_too_few, "number of pages does not match its pages"),
+        (put(HEADER + OUTCOME_PAGES, lambda n: n - 1), "number of pages does not match its pages"),
     ],
 )
-def test_a_broken_index_is_told(harm: Callable[[Int32Array], None], message: str) -> None:
+def test_a_broken_index_is_told(harm: Harm, message: str) -> None:
     tokens = _tokens()
-    index = _at_once(tokens)
-    index.check_integrity(dict(enumerate(tokens)))
-    harm(index.tensor)
-    with pytest.raises(IntegrityError, match=message):
-        index.check_integrity({0: tokens[0]})
+    check_told(_at_once(tokens), tokens, harm, message)
 
 
 def test_a_row_whose_outcomes_take_a_directory() -> None:
@@ -164,7 +135,7 @@ def test_a_row_whose_outcomes_take_a_directory() -> None:
 def test_a_page_of_a_directory_that_is_anothers_is_told() -> None:
     tokens = _tokens(1, ROOT_PAGES * PAGE_BYTES + 1, 50)
     index = _at_once(tokens)
-    ids = _page(index.tensor, _slot(index.tensor, 0)[OUTCOME_ROOT])
+    ids = page_of(index.tensor, _slot(index.tensor, 0)[OUTCOME_ROOT])
     ids[ROOT_PAGES] = index.tensor[2]
     with pytest.raises(IntegrityError, match="belongs to another slot"):
         index.check_integrity()

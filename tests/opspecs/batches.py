@@ -9,7 +9,13 @@ import numpy as np
 from hypothesis import strategies as st
 
 from .rows import HOSTILE_INT32, INT32_MAX, INT32_MIN
-from .spec import Array, in_buffer
+from .spec import Array, BadCall, in_buffer
+
+NO_OFFSET = BadCall(
+    "no offset at all",
+    {"query_start_loc": lambda a: a[:0]},
+    r"size >= 1 \(batch \+ 1\), got size 0",
+)
 
 
 def offsets(lengths: Sequence[int] | Array, first: int = 0) -> list[int]:

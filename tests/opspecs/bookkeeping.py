@@ -9,6 +9,7 @@ import reference
 from hypothesis import strategies as st
 
 from .batches import (
+    NO_OFFSET,
     hostile_offsets,
     index_vectors,
     int32_vectors,
@@ -18,9 +19,17 @@ from .batches import (
     previous,
     unordered_offsets,
 )
-from .ngram_step import SAMPLED_BAD_CALLS
+from .ngram_step import SAMPLED_BAD_CALLS, sampled_and_discard
 from .ngram_step import _sampled as sampled_matrix
-from .rows import HOSTILE_INT32, HOSTILE_INT64, INT32_MAX, INT32_MIN, random_rows, token_rows
+from .rows import (
+    HOSTILE_INT32,
+    HOSTILE_INT64,
+    INT32_MAX,
+    INT32_MIN,
+    matrices,
+    random_rows,
+    token_rows,
+)
 from .spec import Args, Array, BadCall, OpSpec, Sample, in_buffer
 
 UNLIMITED = 2**63 - 1
@@ -102,13 +111,7 @@ def _next_token_strategy(draw: st.DrawFn) -> Args:
     rows, capacity = tokens.shape
     lengths = draw(int32_vectors(rows, 0, capacity))
     batch = draw(st.integers(0, rows))
-    width = draw(st.integers(1, 5))
-    flat = draw(st.lists(st.integers(-2, 6), min_size=batch * width, max_size=batch * width))
-    sampled = in_buffer(np.array(flat, np.int32).reshape(batch, width), gap=1)
-    discard = None
-    if draw(st.booleans()):
-        mask = draw(st.lists(st.booleans(), min_size=batch, max_size=batch))
-        discard = in_buffer(mask, dtype=np.bool_)
+    sampled, discard = draw(sampled_and_discard(batch))
     vocab_size = draw(st.sampled_from([0, 2, 6, UNLIMITED]))
     if draw(st.booleans()):
         backup = draw(int32_vectors(batch, 0, 90))
@@ -130,29 +133,22 @@ def _next_token_sizes() -> tuple[Args, ...]:
     return tuple(made)
 
 
+FROM_ROWS = ("token_ids", "num_tokens", "row_indices")
+
 PREPARE_NEXT_TOKEN_IDS = OpSpec(
     name="prepare_next_token_ids",
     reference=reference.prepare_next_token_ids,
     samples=_next_token_samples,
     strategy=_next_token_strategy(),
     bad_calls=(
-        BadCall(
-            "both backups",
-            {"backup_token_ids": np.zeros(3, np.int32)},
-            r"expected None \(backup_token_ids is given\), got a tensor",
-            "token_ids",
-        ),
-        BadCall(
-            "lengths with a backup",
-            {"backup_token_ids": np.zeros(3, np.int32), "token_ids": None},
-            r"expected None",
-            "num_tokens",
-        ),
-        BadCall(
-            "row indices with a backup",
-            {"backup_token_ids": np.zeros(3, np.int32), "token_ids": None, "num_tokens": None},
-            r"expected None",
-            "row_indices",
+        *(
+            BadCall(
+                f"{FROM_ROWS[at]} with a backup",
+                {"backup_token_ids": np.zeros(3, np.int32), **dict.fromkeys(FROM_ROWS[:at])},
+                r"expected None \(backup_token_ids is given\), got a tensor",
+                FROM_ROWS[at],
+            )
+            for at in range(3)
         ),
         BadCall("no backup", {"token_ids": None}, r"got None"),
         BadCall("no lengths", {"num_tokens": None}, r"got None"),
@@ -244,14 +240,10 @@ def _inputs_samples(rng: np.random.Generator) -> Iterator[Sample]:
 @st.composite
 def _inputs_strategy(draw: st.DrawFn) -> Args:
     batch = draw(st.integers(0, 6))
-    start = draw(
-        st.one_of(
-            int32_vectors(batch + 1, 0, 30),
-            st.lists(st.integers(0, 9), min_size=batch, max_size=batch).map(
-                lambda lengths: in_buffer(offsets(lengths))
-            ),
-        )
-    )
+    start = draw(int32_vectors(batch + 1, 0, 30))
+    if draw(st.booleans()):
+        lengths = draw(st.lists(st.integers(0, 9), min_size=batch, max_size=batch))
+        start = in_buffer(offsets(lengths))
     seq_lens = draw(int32_vectors(batch, 0, 60))
     rejected = draw(int32_vectors(batch, 0, 9))
     return (start, seq_lens, rejected, draw(st.integers(0, 60)))
@@ -260,11 +252,8 @@ def _inputs_strategy(draw: st.DrawFn) -> Args:
 def _inputs_sizes() -> tuple[Args, ...]:
     made = []
     for batch, total in ((7, 40), (11, 60), (15, 80)):
-        lengths = np.full(batch, 4)
-        rejected = np.arange(batch) % 3
-        made.append(
-            (in_buffer(offsets(lengths)), in_buffer(lengths + 9), in_buffer(rejected), total)
-        )
+        vectors = offsets([4] * batch), np.full(batch, 13), np.arange(batch) % 3
+        made.append((*map(in_buffer, vectors), total))
     return tuple(made)
 
 
@@ -274,11 +263,7 @@ PREPARE_INPUTS = OpSpec(
     samples=_inputs_samples,
     strategy=_inputs_strategy(),
     bad_calls=(
-        BadCall(
-            "no offset at all",
-            {"query_start_loc": lambda a: a[:0]},
-            r"size >= 1 \(batch \+ 1\), got size 0",
-        ),
+        NO_OFFSET,
         BadCall("negative", {"total_tokens": -1}, r"expected 0 to 2147483647"),
         BadCall("too many", {"total_tokens": 2**31}, r"expected 0 to 2147483647"),
     ),
@@ -348,13 +333,12 @@ def _ids_strategy(draw: st.DrawFn) -> Args:
     lengths = draw(lengths_lists())
     batch = len(lengths)
     rows, k = draw(st.integers(0, 6)), draw(st.integers(0, 5))
-    flat = draw(st.lists(st.integers(-2, 90), min_size=rows * k, max_size=rows * k))
     return (
         draw(int32_vectors(draw(st.integers(0, 60)), 0, 90)),
         in_buffer(offsets(lengths, draw(st.integers(-3, 3)))),
         draw(index_vectors(batch, rows)),
         draw(int32_vectors(rows, 0, 90)),
-        in_buffer(np.array(flat, np.int32).reshape(rows, k), gap=1),
+        in_buffer(draw(matrices(rows, k, st.integers(-2, 90))), gap=1),
         draw(int32_vectors(batch, 0, 6)),
         draw(st.sampled_from([0, -1, 42])),
     )

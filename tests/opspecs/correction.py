@@ -10,6 +10,7 @@ import reference
 from hypothesis import strategies as st
 
 from .batches import (
+    NO_OFFSET,
     hostile_offsets,
     index_vectors,
     int32_vectors,
@@ -19,7 +20,7 @@ from .batches import (
     previous,
     unordered_offsets,
 )
-from .rows import HOSTILE_INT32, HOSTILE_INT64
+from .rows import HOSTILE_INT32, HOSTILE_INT64, matrices
 from .spec import Args, Array, BadCall, OpSpec, Sample, in_buffer
 
 
@@ -83,17 +84,15 @@ def _counts_sizes() -> tuple[Args, ...]:
     return tuple(made)
 
 
+def _too_few(name: str) -> BadCall:
+    """For the four requests of the ordinary sample."""
+    said = r"size >= 4 \(size of prev_positions\), got size 3"
+    return BadCall(f"too few {name}", {name: lambda a: a[:3]}, said)
+
+
 COUNTS_BAD_CALLS = (
-    BadCall(
-        "too few computed",
-        {"num_computed_tokens": lambda a: a[:3]},
-        r"size >= 4 \(size of prev_positions\), got size 3",
-    ),
-    BadCall(
-        "too few accepted",
-        {"num_accepted_tokens": lambda a: a[:3]},
-        r"size >= 4 \(size of prev_positions\), got size 3",
-    ),
+    _too_few("num_computed_tokens"),
+    _too_few("num_accepted_tokens"),
     BadCall("host mismatch", {"host_num_computed_tokens": lambda a: a[:3]}, r"size 4, got size 3"),
 )
 
@@ -208,8 +207,7 @@ def _hostile_samples(rng: np.random.Generator, args: Args) -> Iterator[Sample]:
     for name, bad in unordered_offsets(rng, start.tolist()):
         made = (in_buffer(bad), positions, blocks, slots, indices, *tails[0])
         yield Sample(f"unordered-offsets-{name}", made, compare=False)
-    low, high = -(2**63), 2**63 - 1
-    for pad_id in (low, high):
+    for pad_id in (-(2**63), 2**63 - 1):
         yield Sample(f"pad-{pad_id}", (*args, 16, 1, 2, 1, 1, pad_id))
 
 
@@ -217,21 +215,15 @@ def _hostile_samples(rng: np.random.Generator, args: Args) -> Iterator[Sample]:
 def layouts(draw: st.DrawFn) -> tuple[int, ...]:
     block_size, per_kv, world = draw(st.tuples(*[st.sampled_from([1, 2, 3, 4, 16])] * 3))
     divisors = [n for n in range(1, block_size * per_kv + 1) if block_size * per_kv % n == 0]
-    return (
-        block_size,
-        per_kv,
-        world,
-        draw(st.integers(0, world - 1)),
-        draw(st.sampled_from(divisors)),
-    )
+    rank, interleave = draw(st.integers(0, world - 1)), draw(st.sampled_from(divisors))
+    return block_size, per_kv, world, rank, interleave
 
 
 @st.composite
-def block_tables(draw: st.DrawFn, min_rows: int = 0) -> Array:
+def block_tables(draw: st.DrawFn, min_rows: int) -> Array:
     rows, blocks = draw(st.integers(min_rows, min_rows + 3)), draw(st.integers(0, 6))
     block = st.one_of(st.integers(0, 40), st.integers(0, 40), st.sampled_from(HOSTILE_INT32))
-    flat = draw(st.lists(block, min_size=rows * blocks, max_size=rows * blocks))
-    return in_buffer(np.array(flat, np.int32).reshape(rows, blocks), gap=draw(st.integers(0, 2)))
+    return in_buffer(draw(matrices(rows, blocks, block)), gap=draw(st.integers(0, 2)))
 
 
 @st.composite
@@ -318,6 +310,13 @@ LAYOUT_BAD_CALLS = (
     ),
 )
 
+MORE_THAN_ROWS = BadCall(
+    "more requests than rows",
+    {"block_table": lambda a: a[:2], "row_indices": None},
+    r"batch <= 2 \(rows of block_table, without row_indices\), got [34]",
+    "query_start_loc",
+)
+
 COMPUTE_SLOT_MAPPING = OpSpec(
     name="compute_slot_mapping_",
     reference=reference.compute_slot_mapping_,
@@ -325,17 +324,8 @@ COMPUTE_SLOT_MAPPING = OpSpec(
     strategy=_slots_strategy(),
     bad_calls=(
         *LAYOUT_BAD_CALLS,
-        BadCall(
-            "no offset at all",
-            {"query_start_loc": lambda a: a[:0]},
-            r"size >= 1 \(batch \+ 1\), got size 0",
-        ),
-        BadCall(
-            "more requests than rows",
-            {"block_table": lambda a: a[:2], "row_indices": None},
-            r"batch <= 2 \(rows of block_table, without row_indices\), got 3",
-            "query_start_loc",
-        ),
+        NO_OFFSET,
+        MORE_THAN_ROWS,
     ),
     sizes=_slots_sizes(),
 )
@@ -362,11 +352,7 @@ def _step(rng: np.random.Generator, batch: int, **change: Any) -> dict[str, Any]
         "num_tokens": in_buffer(rng.integers(20, 70, batch + 2)),
         "block_table": table(rng, batch + 2, 5),
         "row_indices": in_buffer(rng.permutation(batch + 2)[:batch], gap=1, dtype=np.int64),
-        "block_size": 16,
-        "blocks_per_kv_block": 1,
-        "cp_world": 1,
-        "cp_rank": 0,
-        "cp_interleave": 1,
+        **_layout(LAYOUTS[0]),
         "pad_id": -1,
         "workspace": None,
     }
@@ -495,16 +481,8 @@ CORRECT_SPEC_STATE = OpSpec(
     bad_calls=(
         *COUNTS_BAD_CALLS,
         *LAYOUT_BAD_CALLS,
-        BadCall(
-            "too few lengths",
-            {"seq_lens": lambda a: a[:3]},
-            r"size >= 4 \(size of prev_positions\), got size 3",
-        ),
-        BadCall(
-            "mask too small",
-            {"discard": lambda a: a[:3]},
-            r"size >= 4 \(size of prev_positions\), got size 3",
-        ),
+        _too_few("seq_lens"),
+        _too_few("discard"),
         BadCall("mask without lengths", {"num_tokens": None}, r"got None"),
         BadCall(
             "more requests than known lengths",
@@ -512,12 +490,7 @@ CORRECT_SPEC_STATE = OpSpec(
             r"batch <= 3 \(size of num_tokens, without row_indices\), got 4",
             "prev_positions",
         ),
-        BadCall(
-            "more requests than rows",
-            {"block_table": lambda a: a[:2], "row_indices": None},
-            r"batch <= 2 \(rows of block_table, without row_indices\), got 4",
-            "query_start_loc",
-        ),
+        MORE_THAN_ROWS,
     ),
     sizes=_state_sizes(),
 )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from .batches import index_vectors, int32_vectors, one_hostile
 from .rows import HOSTILE_INT32, HOSTILE_INT64
-from .spec import Args, Array, BadCall, OpSpec, Sample, arguments_of, in_buffer
+from .spec import Args, Array, BadCall, OpSpec, Sample, arguments_of, contiguous, in_buffer
 
 UNIT = 65536
 NAMES = [name for name, _ in arguments_of("merge_drafts_")]
@@ -68,9 +68,9 @@ def _samples(rng: np.random.Generator) -> Iterator[Sample]:
     yield _sample("no acceptance", ordinary | {"neural_acceptance": None})
     yield _sample("all drafts verified", ordinary | {"num_scheduled_drafts": None})
     bare = dict.fromkeys(
-        ("num_sampled", "row_indices", "num_neural_draft_tokens", "num_scheduled_drafts")
+        ("neural_acceptance", "num_sampled", "row_indices", "num_neural_draft_tokens")
     )
-    yield _sample("no acceptance, bare", ordinary | bare | {"neural_acceptance": None})
+    yield _sample("no acceptance, bare", ordinary | bare | {"num_scheduled_drafts": None})
     yield _sample("rows in order", ordinary | {"row_indices": None})
 
     for batch, (width, k) in product((0, 1, 63, 64, 65, 200), ((0, 0), (0, 5), (4, 4), (3, 8))):
@@ -153,10 +153,7 @@ def _edges(rng: np.random.Generator) -> Iterator[Sample]:
         counts = {"num_neural_draft_tokens": in_buffer([20]), "match_len": in_buffer([4])}
         yield _sample(f"long-{mean}", long | counts | {"neural_acceptance": acceptance})
     for mean, last, sampled in product((0, 7, 65535, 3 * UNIT), (0, 1, 2, 3), (0, 1, 2, 4)):
-        more = {
-            "neural_acceptance": in_buffer([[mean, last]]),
-            "num_sampled": in_buffer([sampled]),
-        }
+        more = {"neural_acceptance": in_buffer([[mean, last]]), "num_sampled": in_buffer([sampled])}
         for verified in (None, in_buffer([0]), in_buffer([1]), in_buffer([2])):
             measured = lone | more | {"num_scheduled_drafts": verified}
             yield _sample(f"measured-{mean}-{last}-{sampled}", measured)
@@ -213,10 +210,7 @@ def _sizes() -> tuple[Args, ...]:
     rng = np.random.default_rng(1)
     for batch, width, k in ((11, 3, 5), (21, 4, 7), (31, 6, 9)):
         call = _batch(rng, batch, width, k) | {"min_match_len": k + 4, "threshold": batch * 2}
-        values = (
-            np.ascontiguousarray(v) if isinstance(v, np.ndarray) else v for v in call.values()
-        )
-        made.append(tuple(values))
+        made.append(contiguous(call.values()))
     return tuple(made)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import reference
 from hypothesis import strategies as st
 
+from .batches import int32_vectors
 from .costs import LIMITS, RISING, TABLES, any_costs, costs_in_turn, fills_in_turn, paid_in_turn
 from .rows import (
     EDGE_LENGTHS,
@@ -27,7 +28,7 @@ from .rows import (
     structured_rows,
     token_rows,
 )
-from .spec import Args, BadCall, OpSpec, Sample, in_buffer
+from .spec import Args, BadCall, OpSpec, Sample, contiguous, in_buffer
 
 UNLIMITED = 2**63 - 1
 
@@ -69,17 +70,8 @@ def _lookups(rng: np.random.Generator) -> Iterator[Sample]:
             for low in sorted({1, (n + 1) // 2, n}):
                 rows = in_buffer(random_rows(rng, 12, 200, int(rng.integers(1, 5))), gap=1)
                 ragged = in_buffer(rng.integers(0, 201, 12))
-                args = (
-                    rows,
-                    ragged,
-                    None,
-                    None,
-                    low,
-                    n,
-                    int(rng.integers(1, 65)),
-                    *policy,
-                    190,
-                )
+                k = int(rng.integers(1, 65))
+                args = (rows, ragged, None, None, low, n, k, *policy, 190)
                 yield Sample(f"n-{low}-{n}-{policy}", args)
         for alphabet in (1, 2, 4):
             rows = in_buffer(random_rows(rng, len(EDGE_LENGTHS), 200, alphabet), before=1, gap=2)
@@ -124,9 +116,9 @@ def _empty_samples() -> Iterator[Sample]:
     for rows, capacity, batch in ((0, 0, None), (0, 9, 3), (3, 0, None), (3, 1, 2), (1, 1, 0)):
         tokens = np.zeros((rows, capacity), np.int32)
         indices = None if batch is None else np.zeros(batch, np.int32)
-        lengths = np.full(rows, capacity, np.int32)
-        args = (tokens, lengths, indices, None, 1, 2, 3, 0, False, 10)
-        yield Sample(f"empty-{rows}x{capacity}-{batch}", args)
+        for lengths in (np.full(rows, capacity, np.int32), np.arange(rows, dtype=np.int32)):
+            args = (tokens, lengths, indices, None, 1, 2, 3, 0, False, 10)
+            yield Sample(f"empty-{rows}x{capacity}-{batch}", args)
 
 
 def _hostile_samples(rng: np.random.Generator) -> Iterator[Sample]:
@@ -150,8 +142,7 @@ def _hostile_samples(rng: np.random.Generator) -> Iterator[Sample]:
 def _strategy(draw: st.DrawFn) -> Args:
     tokens = in_buffer(draw(token_rows()), before=draw(st.integers(0, 3)), gap=2)
     rows, capacity = tokens.shape
-    length = st.one_of(st.integers(0, capacity), st.sampled_from(HOSTILE_INT32))
-    lengths = in_buffer(draw(st.lists(length, min_size=rows, max_size=rows)))
+    lengths = draw(int32_vectors(rows, 0, capacity))
     indices = None
     if draw(st.booleans()):
         dtype = draw(st.sampled_from([np.int32, np.int64]))
@@ -159,8 +150,7 @@ def _strategy(draw: st.DrawFn) -> Args:
     batch = rows if indices is None else len(indices)
     num_sampled = None
     if draw(st.booleans()):
-        count = st.one_of(st.integers(0, 3), st.sampled_from(HOSTILE_INT32))
-        num_sampled = in_buffer(draw(st.lists(count, min_size=batch, max_size=batch)))
+        num_sampled = draw(int32_vectors(batch, 0, 3))
     options = (*draw(lookup_options()), *draw(any_costs()), draw(st.booleans()))
     return (tokens, lengths, indices, num_sampled, *options)
 
@@ -249,13 +239,6 @@ def _strategy_into(draw: st.DrawFn) -> Args:
     return _into(draw(SPEC.strategy), draw(st.integers(0, 5)), dtype)
 
 
-def _sizes_into() -> tuple[Args, ...]:
-    def whole(value: Any) -> Any:
-        return np.ascontiguousarray(value) if isinstance(value, np.ndarray) else value
-
-    return tuple(tuple(whole(value) for value in _into(args, 1)) for args in SPEC.sizes)
-
-
 SPEC_INTO = OpSpec(
     name="ngram_propose_",
     kernel_of="ngram_propose",
@@ -274,13 +257,9 @@ SPEC_INTO = OpSpec(
         ),
         BadCall(
             "overlapping rows",
-            {
-                "draft_token_ids": np.lib.stride_tricks.as_strided(
-                    np.zeros(9, np.int32), (3, 5), (4, 4)
-                )
-            },
+            {"draft_token_ids": np.ndarray((3, 5), np.int32, np.zeros(9, np.int32), 0, (4, 4))},
             r"rows that do not overlap",
         ),
     ),
-    sizes=_sizes_into(),
+    sizes=tuple(contiguous(_into(args, 1)) for args in SPEC.sizes),
 )

@@ -7,6 +7,7 @@ import numpy as np
 import reference
 from hypothesis import strategies as st
 
+from .batches import int32_vectors
 from .costs import RISING, any_costs, costs_in_turn, fills_in_turn, paid_in_turn
 from .ngram_propose import COST_BAD_CALLS, K_BAD_CALLS, LOOKUP_BAD_CALLS, PAID_BAD_CALLS
 from .rows import (
@@ -23,6 +24,7 @@ from .rows import (
     TILE_LENGTHS,
     lookup_options,
     matches_ending_at,
+    matrices,
     planted_rows,
     random_rows,
     structured_rows,
@@ -176,23 +178,23 @@ def _hostile_samples(rng: np.random.Generator) -> Iterator[Sample]:
 
 
 @st.composite
+def sampled_and_discard(draw: st.DrawFn, batch: int) -> tuple[Array, Array | None]:
+    sampled = draw(matrices(batch, draw(st.integers(1, 6)), st.integers(-2, 6)))
+    mask = draw(st.none() | st.lists(st.booleans(), min_size=batch, max_size=batch))
+    return in_buffer(sampled, gap=1), None if mask is None else in_buffer(mask, dtype=np.bool_)
+
+
+@st.composite
 def _strategy(draw: st.DrawFn) -> Args:
     tokens = in_buffer(draw(token_rows()), before=draw(st.integers(0, 3)), gap=2)
     rows, capacity = tokens.shape
-    length = st.one_of(st.integers(0, capacity), st.sampled_from(HOSTILE_INT32))
-    lengths = in_buffer(draw(st.lists(length, min_size=rows, max_size=rows)))
+    lengths = draw(int32_vectors(rows, 0, capacity))
     order = draw(st.permutations(range(-1, rows + 1)))
     batch = draw(st.integers(0, rows))
     indices = None
     if draw(st.booleans()):
         indices = in_buffer(order[:batch], dtype=draw(st.sampled_from([np.int32, np.int64])))
-    width = draw(st.integers(1, 6))
-    flat = draw(st.lists(st.integers(-2, 6), min_size=batch * width, max_size=batch * width))
-    sampled = in_buffer(np.array(flat, np.int32).reshape(batch, width), gap=1)
-    discard = None
-    if draw(st.booleans()):
-        mask = draw(st.lists(st.booleans(), min_size=batch, max_size=batch))
-        discard = in_buffer(mask, dtype=np.bool_)
+    sampled, discard = draw(sampled_and_discard(batch))
     head = (tokens, lengths, sampled, discard, indices, draw(st.booleans()))
     vocab_size = draw(st.sampled_from([0, 2, 6, UNLIMITED]))
     lookup, costs = draw(lookup_options()), draw(any_costs())

@@ -116,20 +116,18 @@ MANY = (255, 256, 257, 600)
 PIECE_ENDS = (1023, 1024, 1025, 2047, 2048, 2049)
 
 
-def token_rows(max_rows: int = 4, max_capacity: int = 70) -> st.SearchStrategy[Array]:
+@st.composite
+def matrices(draw: st.DrawFn, rows: int, columns: int, value: st.SearchStrategy[int]) -> Array:
+    flat = draw(st.lists(value, min_size=rows * columns, max_size=rows * columns))
+    return np.array(flat, np.int32).reshape(rows, columns)
+
+
+@st.composite
+def token_rows(draw: st.DrawFn) -> Array:
     """Small alphabets make long and repeated matches likely."""
-
-    def rows(shape: tuple[int, int, int]) -> st.SearchStrategy[Array]:
-        count, capacity, alphabet = shape
-        tokens = st.lists(
-            st.integers(-1, alphabet), min_size=count * capacity, max_size=count * capacity
-        )
-        return tokens.map(lambda flat: np.array(flat, np.int32).reshape(count, capacity))
-
-    shapes = st.tuples(
-        st.integers(0, max_rows), st.integers(0, max_capacity), st.sampled_from([0, 1, 2, 5])
-    )
-    return shapes.flatmap(rows)
+    alphabet = draw(st.sampled_from([0, 1, 2, 5]))
+    rows, capacity = draw(st.integers(0, 4)), draw(st.integers(0, 70))
+    return draw(matrices(rows, capacity, st.integers(-1, alphabet)))
 
 
 @st.composite

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -162,6 +162,10 @@ def clone(array: Array) -> Array:
 
 def clone_args(args: Args) -> Args:
     return tuple(clone(a) if isinstance(a, np.ndarray) else a for a in args)
+
+
+def contiguous(args: Iterable[Any]) -> Args:
+    return tuple(np.ascontiguousarray(a) if isinstance(a, np.ndarray) else a for a in args)
 
 
 def in_buffer(

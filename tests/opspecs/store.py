@@ -5,6 +5,7 @@ What was said before was entered by the reference: a kernel's fault shows in its
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,11 @@ from ngram_npu import _C
 
 from .costs import bad_logits, with_token_logits
 from .rows import HOSTILE_INT32, HOSTILE_INT64, random_rows, token_rows
-from .spec import Args, Array, BadCall, OpSpec, Sample, arguments_of, in_buffer
+from .spec import Args, Array, BadCall, OpSpec, Sample, arguments_of, contiguous, in_buffer
 
-_HOST_ALONE = "a store is in the host's memory: tokens are entered one after the other"
-NO_STORE_ON_DEVICES = {"cuda": _HOST_ALONE, "npu": _HOST_ALONE}
+NO_STORE_ON_DEVICES = dict.fromkeys(
+    ("cuda", "npu"), "a store is in the host's memory: tokens are entered one after the other"
+)
 
 LIVE, FINISH = 0, 1
 UNLIMITED = 2**63 - 1
@@ -223,34 +225,19 @@ def _draft_samples(rng: np.random.Generator) -> Iterator[Sample]:
         # Places at which these rows, and others like them, have gone on.
         ends = in_buffer(rng.integers(1, 400, 8))
         sampled, slots = in_buffer(rng.integers(0, 4, 8)), in_buffer([-1] * 7 + [2])
-        for k, limit in (
-            (0, 40),
-            (1, 0),
-            (1, 40),
-            (8, 0),
-            (8, 40),
-            (8, 2**31 - 1),
-            (64, 75),
-            (64, 2**31 - 1),
-        ):
+        for k, limit in ((0, 40), *product((1, 8), (0, 40)), *product((8, 64), (75, 2**31 - 1))):
             for costs, dear in (
                 ({"costs": FLAT}, 11),
                 ({"costs": table(rng)}, 60),
                 ({"costs": table(rng) * 6}, 256),
                 (with_token_logits(rng, 56), 100),
             ):
-                more = {
-                    **costs,
-                    "cost_limit": limit,
-                    "scopes": scopes,
-                    "slot_indices": slots,
-                    "fill": dear == 60,
-                }
+                more = {**costs, "cost_limit": limit, "scopes": scopes, "slot_indices": slots}
                 drafts = own_drafts(rng, 8, k, dear)
                 if dear == 11:  # ties
                     drafts["draft_costs"][...] = 10
                     drafts["draft_costs"][:, 7:8] = rng.integers(9, 12, (8, 1))
-                args = _call(tokens, ends, sampled, store, drafts, **more)
+                args = _call(tokens, ends, sampled, store, drafts, fill=dear == 60, **more)
                 yield Sample(f"choice-{visibility}-{kinds}-{k}-{limit}-{dear}", args)
         for i in range(4):
             counted = recounted(rng, store)
@@ -445,16 +432,12 @@ def _step_sizes() -> tuple[Args, ...]:
         tokens = random_rows(rng, rows, capacity, 3)
         lengths = np.full(rows, capacity - 5, np.int32)
         some = np.arange(rows - 3, dtype=np.int32)
-        drafts = {n: np.ascontiguousarray(a) for n, a in no_drafts(rows - 3, k).items()}
         store = tell(rng, fresh(rows, 4 * rows, 3), tokens, lengths - 2)
-        more = {
-            "row_indices": some,
-            "slot_indices": some.copy(),
-            "scopes": some % 2,
-            "cost_limit": k,
-        }
+        more = {"row_indices": some, "slot_indices": some.copy(), "scopes": some % 2}
         sampled = np.full(rows - 3, 2, np.int32)
-        made.append(_call(tokens, lengths, sampled, np.ascontiguousarray(store), drafts, **more))
+        drafts = no_drafts(rows - 3, k)
+        args = _call(tokens, lengths, sampled, store, drafts, cost_limit=k, **more)
+        made.append(contiguous(args))
     return tuple(made)
 
 

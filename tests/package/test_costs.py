@@ -56,26 +56,26 @@ def test_a_file(tmp_path: Path) -> None:
         costs.save(tmp_path / "none" / "costs.json")
 
 
-CHANGES: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
-    (lambda file: file.update(format="x"), r"expected a file of Costs\.save"),
-    (lambda file: file.update(version=2), "expected version 1, got 2"),
-    (lambda file: file.pop("tokens"), "damaged: 'tokens'"),
-    (
-        lambda file: file["row"].pop(),
-        r"damaged: .*row: .*\[16, 32\], got int64 of shape",
-    ),
-    (lambda file: file["row"][3].pop(), "damaged"),
-    (lambda file: file["row"][3].__setitem__(3, 0.5), "row: expected integers"),
-    (lambda file: file["row"][3].__setitem__(3, 40_000), "row: expected -768 to 769"),
-    (lambda file: file["tokens"][9].__setitem__(1, 128), "tokens: expected -128 to 127"),
-    (lambda file: file["store"][0].__setitem__(0, 9), "numbers are not those that were saved"),
-    (lambda file: file.update(tokenizer="f" * 32), "numbers are not those that were saved"),
-    (lambda file: file.update(tokenizer="name"), "tokenizer: expected 32 hex digits or none"),
-    (lambda file: file.update(tokenizer=5), "tokenizer: expected 32 hex digits or none"),
-]
-
-
-@pytest.mark.parametrize(("change", "message"), CHANGES)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda file: file.update(format="x"), r"expected a file of Costs\.save"),
+        (lambda file: file.update(version=2), "expected version 1, got 2"),
+        (lambda file: file.pop("tokens"), "damaged: 'tokens'"),
+        (
+            lambda file: file["row"].pop(),
+            r"damaged: .*row: .*\[16, 32\], got int64 of shape",
+        ),
+        (lambda file: file["row"][3].pop(), "damaged"),
+        (lambda file: file["row"][3].__setitem__(3, 0.5), "row: expected integers"),
+        (lambda file: file["row"][3].__setitem__(3, 40_000), "row: expected -768 to 769"),
+        (lambda file: file["tokens"][9].__setitem__(1, 128), "tokens: expected -128 to 127"),
+        (lambda file: file["store"][0].__setitem__(0, 9), "numbers are not those that were saved"),
+        (lambda file: file.update(tokenizer="f" * 32), "numbers are not those that were saved"),
+        (lambda file: file.update(tokenizer="name"), "tokenizer: expected 32 hex digits or none"),
+        (lambda file: file.update(tokenizer=5), "tokenizer: expected 32 hex digits or none"),
+    ],
+)
 def test_a_damaged_file(
     change: Callable[[dict[str, Any]], Any], message: str, tmp_path: Path
 ) -> None:

@@ -110,36 +110,31 @@ def test_wrappers_have_the_documented_defaults() -> None:
     assert torch.equal(lengths, twin_lengths)
 
 
+View = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _whole(buffer: torch.Tensor) -> torch.Tensor:
+    return buffer
+
+
+def _first_rows(buffer: torch.Tensor) -> torch.Tensor:
+    return buffer[:5, :500]
+
+
 def _slice(buffer: torch.Tensor) -> torch.Tensor:
     return buffer[2:7, 10:510]
 
 
-def _step(tokens: torch.Tensor, lengths: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
-    return ops.ngram_step_(tokens, lengths, sampled, min_n=2, max_n=4, k=3).draft_token_ids + 1
-
-
-def _step_on_first_rows(
-    buffer: torch.Tensor, lengths: torch.Tensor, sampled: torch.Tensor
-) -> torch.Tensor:
-    return _step(buffer[:5, :500], lengths, sampled)
-
-
-def _step_on_slice(
-    buffer: torch.Tensor, lengths: torch.Tensor, sampled: torch.Tensor
-) -> torch.Tensor:
-    return _step(_slice(buffer), lengths, sampled)
-
-
 @pytest.mark.parametrize(
-    ("step", "view", "dynamic"),
+    ("outside", "inside", "dynamic"),
     [
-        pytest.param(_step, lambda b: b[:5], True, id="whole-rows"),
-        pytest.param(_step, _slice, True, id="slice-as-input"),
-        pytest.param(_step_on_first_rows, lambda b: b, True, id="first-rows-in-graph"),
-        pytest.param(_step_on_slice, lambda b: b, False, id="slice-in-graph-static"),
+        pytest.param(lambda b: b[:5], _whole, True, id="whole-rows"),
+        pytest.param(_slice, _whole, True, id="slice-as-input"),
+        pytest.param(_whole, _first_rows, True, id="first-rows-in-graph"),
+        pytest.param(_whole, _slice, False, id="slice-in-graph-static"),
         pytest.param(
-            _step_on_slice,
-            lambda b: b,
+            _whole,
+            _slice,
             True,
             id="slice-in-graph-dynamic",
             # torch 2.13 loses the symbolic offset of a view made inside the graph, for any
@@ -148,13 +143,14 @@ def _step_on_slice(
         ),
     ],
 )
-def test_compiled_step_writes_through(
-    step: Callable[..., torch.Tensor],
-    view: Callable[[torch.Tensor], torch.Tensor],
-    dynamic: bool,
-) -> None:
-    """Inductor must write to the caller's buffer itself: no copy of the tokens anywhere."""
+def test_compiled_step_writes_through(outside: View, inside: View, dynamic: bool) -> None:
+    """Inductor must write to the caller's buffer itself: no copy of the tokens anywhere. The rows
+    are a view made outside the graph, or inside."""
     from torch._inductor.utils import run_and_get_code
+
+    def step(tokens: torch.Tensor, lengths: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
+        found = ops.ngram_step_(inside(tokens), lengths, sampled, min_n=2, max_n=4, k=3)
+        return found.draft_token_ids + 1
 
     torch._dynamo.reset()
     generator = torch.Generator().manual_seed(0)
@@ -162,9 +158,9 @@ def test_compiled_step_writes_through(
     lengths = torch.full((5,), 300, dtype=torch.int32)
     sampled = torch.randint(0, 3, (5, 2), dtype=torch.int32, generator=generator)
     eager_buffer, eager_lengths = buffer.clone(), lengths.clone()
-    expected = step(view(eager_buffer), eager_lengths, sampled)
+    expected = step(outside(eager_buffer), eager_lengths, sampled)
     compiled = torch.compile(step, fullgraph=True, dynamic=dynamic)
-    result, (code, *_) = run_and_get_code(compiled, view(buffer), lengths, sampled)
+    result, (code, *_) = run_and_get_code(compiled, outside(buffer), lengths, sampled)
     assert torch.equal(result, expected)
     assert torch.equal(buffer, eager_buffer)
     assert torch.equal(lengths, eager_lengths)

@@ -73,6 +73,8 @@ def test_an_index_is_of_one_kind() -> None:
     ("change", "message"),
     [
         ({"token_ids": np.zeros((ROWS, 80), np.int64)}, "token_ids: expected int32, got int64"),
+        ({"token_ids": np.zeros(80, np.int32)}, "token_ids: .* got rank 1"),
+        ({"token_ids": [[1]]}, "token_ids: .* got list"),
         ({"num_tokens": np.zeros(3, np.int32)}, "num_tokens: expected size 5, got size 3"),
         ({"sampled_token_ids": np.zeros((ROWS, 2))}, "expected int32, got float64"),
         ({"sampled_token_ids": np.zeros((ROWS, 2), np.int64)}, r"got int64 \(convert it: "),
@@ -85,11 +87,12 @@ def test_a_refused_call_keeps_no_index(change: dict[str, Any], message: str) -> 
     assert proposer.index is None
     if "sampled_token_ids" not in change:
         prompts = {name: {**_batch(), **change}[name] for name in ("token_ids", "num_tokens")}
-        with pytest.raises(ValueError, match="ngram_index_append_: "):
+        with pytest.raises(ValueError, match=f"ngram_index_append_: .*{message}"):
             proposer.append(**prompts)
         assert proposer.index is None
     proposer.step(**_batch())
     assert proposer.index is not None
+    assert proposer.index.num_slots == ROWS
 
 
 def test_the_index_refuses_rows_on_a_device_and_auto_scans_them() -> None:

@@ -72,6 +72,7 @@ def compute_slot_mapping_(
 ) -> None:
     """query_start_loc [B+1], positions [P] int64, block_table [R,NB], row_indices [B];
     slot_mapping, int32 or int64, is written."""
+    layout = block_size, blocks_per_kv_block, cp_world, cp_rank, cp_interleave
     num_tokens = len(slot_mapping)
     batch = len(query_start_loc) - 1
     for i in range(batch):
@@ -79,17 +80,7 @@ def compute_slot_mapping_(
         blocks = [int(b) for b in block_table[row]] if 0 <= row < len(block_table) else []
         begin, end = int(query_start_loc[i]), int(query_start_loc[i + 1])
         for n in range(max(begin, 0), min(end, num_tokens)):
-            slot = None
-            if n < len(positions):
-                slot = slot_of(
-                    int(positions[n]),
-                    blocks,
-                    block_size,
-                    blocks_per_kv_block,
-                    cp_world,
-                    cp_rank,
-                    cp_interleave,
-                )
+            slot = slot_of(int(positions[n]), blocks, *layout) if n < len(positions) else None
             if slot is None:
                 slot = pad_id
             slot_mapping[n] = wrap32(slot) if slot_mapping.dtype == np.int32 else slot
@@ -121,14 +112,9 @@ def correct_spec_state_(
 ) -> None:
     """The first six are written. prev_positions and host_num_computed_tokens [B],
     query_start_loc [B+1], num_tokens [R], block_table [R,NB], row_indices [B]."""
-    correct_num_computed_tokens_(
-        num_computed_tokens,
-        num_accepted_tokens,
-        prev_positions,
-        num_sampled_prev,
-        num_draft_prev,
-        host_num_computed_tokens,
-    )
+    counts = num_computed_tokens, num_accepted_tokens
+    before = prev_positions, num_sampled_prev, num_draft_prev
+    correct_num_computed_tokens_(*counts, *before, host_num_computed_tokens)
     batch = len(prev_positions)
     for i in range(batch):
         computed = int(num_computed_tokens[i])
@@ -142,16 +128,6 @@ def correct_spec_state_(
             usable = 0 <= row < len(num_tokens)
             discard[i] = not usable or seq_lens[i] < num_tokens[row]
     seq_lens[batch:] = 0
-    compute_slot_mapping_(
-        query_start_loc,
-        positions,
-        block_table,
-        slot_mapping,
-        row_indices,
-        block_size,
-        blocks_per_kv_block,
-        cp_world,
-        cp_rank,
-        cp_interleave,
-        pad_id,
-    )
+    layout = block_size, blocks_per_kv_block, cp_world, cp_rank, cp_interleave
+    tokens = query_start_loc, positions, block_table, slot_mapping, row_indices
+    compute_slot_mapping_(*tokens, *layout, pad_id)

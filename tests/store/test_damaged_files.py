@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from backends import FRONT_ENDS
-from ngram_npu import _C, NgramStore, StoreFileError, store_file
+from ngram_npu import NgramStore, StoreFileError, store_file
 from ngram_npu.memory import Int32Array
 from ngram_npu.store import VISIBILITIES
 from ops.parity import check_parity
@@ -37,11 +37,8 @@ REFUSALS = (
 
 def blocks_of(store: NgramStore) -> Iterator[tuple[int, Int32Array, int]]:
     """Scope and text of each block that is in use, and how much of it the block repeats."""
-    blocks = store.token_capacity // BLOCK
-    spans = _C.store_parts(store.num_slots, blocks, store.statistics.line_bits)
-    heads = store._words[spans["heads"][0] :][: blocks * 8].reshape(-1, 8)
-    tokens = store._words[slice(*spans["tokens"])].reshape(-1, BLOCK)
-    for head, text in zip(heads, tokens, strict=True):
+    heads, tokens = (store._words[store._parts()[part]] for part in ("heads", "tokens"))
+    for head, text in zip(heads.reshape(-1, 8), tokens.reshape(-1, BLOCK), strict=True):
         if head[0]:
             yield int(head[5:7].copy().view(np.int64)[0]), text[: int(head[1])], int(head[2])
 

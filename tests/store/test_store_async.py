@@ -44,20 +44,6 @@ def joins(row: int, *prompt: int, scope: int = 0) -> Admission:
     return Admission(row, ints(*prompt), (ints(row),), scope=scope)
 
 
-def test_one_request_s_words_are_drafted_to_another() -> None:
-    state = made()
-    step(state, [0, 1], [[50], [1]], new=[joins(0, 9, 9), joins(1, 8)])
-    for word in range(51, 60):
-        step(state, [0], [[word]])
-    step(state, [1], [[50]])
-    found = step(state, [1], [[51]])
-    assert found.draft_token_ids.tolist() == [[52, 53, 54, 55]]
-    assert found.num_draft_tokens.tolist() == [4]
-    assert found.match_len.tolist() == [2]
-    assert state.wait_drafts().draft_token_ids.tolist() == [[52, 53, 54, 55]]
-    state.store.check_integrity()  # type: ignore[union-attr]
-
-
 def test_scopes_follow_requests_through_rows() -> None:
     state = made()
     a, b = scope_of("a"), scope_of("b")
@@ -96,7 +82,11 @@ def test_it_is_the_proposer_s_step() -> None:
         )
         assert torch.equal(found.draft_token_ids, expected.draft_token_ids)
         assert torch.equal(found.match_len, expected.match_len)
+        assert torch.equal(found.num_draft_tokens, expected.num_draft_tokens)
+        known = state.wait_drafts().draft_token_ids
+        assert known.tolist() == found.draft_token_ids.tolist()
     assert torch.equal(state.store.tensor, proposer.store.tensor)  # type: ignore[union-attr]
+    state.store.check_integrity()  # type: ignore[union-attr]
     assert proposer.store.statistics.drafts > 20  # type: ignore[union-attr]
 
 

@@ -9,34 +9,9 @@ from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
-
-
-class _Anything:
-    """A strategy, a setting or a profile; every attribute and call gives another one."""
-
-    def __getattr__(self, name: str) -> _Anything:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self
-
-    def __call__(self, *args: Any, **kwargs: Any) -> _Anything:
-        return self
-
-    def __iter__(self) -> Any:
-        return iter(())
-
-
-class _Module(ModuleType):
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.__spec__ = ModuleSpec(name, None)  # others ask whether it is installed
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return _Anything()
 
 
 def _given(*_: Any, **__: Any) -> Callable[[Callable[..., Any]], Callable[[], None]]:
@@ -56,7 +31,6 @@ def install_where_missing() -> None:
 
 def install(modules: dict[str, ModuleType] = sys.modules) -> None:
     """Makes `import hypothesis` and `from hypothesis import strategies` work."""
-    hypothesis, strategies = _Module("hypothesis"), _Module("hypothesis.strategies")
-    hypothesis.given = _given  # type: ignore[attr-defined]
-    hypothesis.strategies = strategies  # type: ignore[attr-defined]
-    modules["hypothesis"], modules["hypothesis.strategies"] = hypothesis, strategies
+    hypothesis = MagicMock(given=_given)
+    hypothesis.__spec__ = ModuleSpec("hypothesis", None)  # others ask whether it is installed
+    modules["hypothesis"], modules["hypothesis.strategies"] = hypothesis, hypothesis.strategies

@@ -105,7 +105,7 @@ Buffer& Core::live(const Place& place, const char* what) {
 void Core::wait_until_emptied(int32_t index) {
   auto& emptied = buffer(index).emptied;
   if (emptied.event < 0) return;
-  wait_flag(emptied.event, static_cast<Pipe>(emptied.event % kPipes), emptied.id);
+  wait_flag(emptied.event, emptied.id);
   release_event(emptied.event, emptied.id);
   emptied.event = -1;
 }
@@ -237,10 +237,6 @@ const uint8_t* Core::gm_scalar(uintptr_t at, uint64_t bytes) {
   return cached.data + (at - line);
 }
 
-void Core::join(Pipe pipe, const uint32_t* clock) {
-  for (int q = 0; q < kPipes; ++q) clock_[pipe][q] = std::max(clock_[pipe][q], clock[q]);
-}
-
 int Core::fetch_event(int event) const {
   for (int id = 0; id < kEventIds; ++id)
     if ((taken_[event] >> id & 1) == 0) return id;
@@ -256,20 +252,21 @@ int Core::alloc_event(int event) {
 
 void Core::release_event(int event, int id) { taken_[event] = static_cast<uint8_t>(taken_[event] & ~(1 << id)); }
 
-void Core::set_flag(int event, Pipe from, int id) {
+void Core::set_flag(int event, int id) {
   NGRAM_TWIN_CHECK(id >= 0 && id < kEventIds, "block %d: SetFlag<%s_%s>(%d): the IDs are 0 to %d", block_,
                    kPipeNames[event / kPipes], kPipeNames[event % kPipes], id, kEventIds - 1);
   Flag& flag = flags_[event][id];
   NGRAM_TWIN_CHECK(!flag.set, "block %d: SetFlag<%s_%s>(%d): set already, and not waited for", block_,
                    kPipeNames[event / kPipes], kPipeNames[event % kPipes], id);
   ++cost.syncs;
+  const auto from = static_cast<Pipe>(event / kPipes);
   issue(from, "SetFlag");
   flag.set = true;
   std::copy_n(clock_[from], static_cast<size_t>(kPipes), flag.clock);
   flag.time = time_[from] + model_.sync + (from == kMte2 || from == kMte3 ? model_.copy_latency : 0);
 }
 
-void Core::wait_flag(int event, Pipe to, int id) {
+void Core::wait_flag(int event, int id) {
   NGRAM_TWIN_CHECK(id >= 0 && id < kEventIds && flags_[event][id].set,
                    "block %d: WaitFlag<%s_%s>(%d): never set, the core would hang", block_, kPipeNames[event / kPipes],
                    kPipeNames[event % kPipes], id);
@@ -277,7 +274,8 @@ void Core::wait_flag(int event, Pipe to, int id) {
   ++cost.syncs;
   time_[kS] += model_.issue;
   flag.set = false;
-  join(to, flag.clock);
+  const int to = event % kPipes;
+  for (int q = 0; q < kPipes; ++q) clock_[to][q] = std::max(clock_[to][q], flag.clock[q]);
   time_[to] = std::max(time_[to], flag.time);
 }
 

@@ -157,8 +157,8 @@ class Core {
   int alloc_event(int event);
   int fetch_event(int event) const;
   void release_event(int event, int id);
-  void set_flag(int event, Pipe from, int id);
-  void wait_flag(int event, Pipe to, int id);
+  void set_flag(int event, int id);
+  void wait_flag(int event, int id);
 
   Cost cost;
 
@@ -169,7 +169,6 @@ class Core {
   uint8_t* use(const Place& place, uint64_t bytes, uint32_t align, bool write);
   void order(uint32_t address, uint64_t bytes, bool write);
   void check_gm_order(const std::vector<Interval>& list, Pipe of, uintptr_t at, uint64_t bytes, const char* by);
-  void join(Pipe pipe, const uint32_t* clock);
   ScalarLine& line_of(uintptr_t line);
 
   std::vector<uint8_t> ub_;

@@ -11,77 +11,41 @@ namespace AscendC {
 enum class TPosition : uint8_t { GM, VECIN, VECOUT, VECCALC };
 using TEventID = int8_t;
 
+// From a pipe to another: from * kPipes + to.
 enum class HardEvent : uint8_t {
-  MTE2_V,
-  V_MTE2,
-  MTE3_V,
-  V_MTE3,
-  MTE3_MTE2,
-  MTE2_MTE3,
-  S_V,
-  V_S,
-  S_MTE2,
-  MTE2_S,
-  S_MTE3,
-  MTE3_S,
-  MAX
+  S_V = 1,
+  S_MTE2 = 2,
+  S_MTE3 = 3,
+  V_S = 4,
+  V_MTE2 = 6,
+  V_MTE3 = 7,
+  MTE2_S = 8,
+  MTE2_V = 9,
+  MTE2_MTE3 = 11,
+  MTE3_S = 12,
+  MTE3_V = 13,
+  MTE3_MTE2 = 14,
 };
-
-}  // namespace AscendC
-
-namespace ngram_npu::twin {
-
-struct Ends {
-  Pipe from;
-  Pipe to;
-  constexpr int index() const { return from * kPipes + to; }
-};
-
-constexpr Ends ends_of(AscendC::HardEvent event) {
-  using E = AscendC::HardEvent;
-  switch (event) {
-    case E::MTE2_V: return {kMte2, kV};
-    case E::V_MTE2: return {kV, kMte2};
-    case E::MTE3_V: return {kMte3, kV};
-    case E::V_MTE3: return {kV, kMte3};
-    case E::MTE3_MTE2: return {kMte3, kMte2};
-    case E::MTE2_MTE3: return {kMte2, kMte3};
-    case E::S_V: return {kS, kV};
-    case E::V_S: return {kV, kS};
-    case E::S_MTE2: return {kS, kMte2};
-    case E::MTE2_S: return {kMte2, kS};
-    case E::S_MTE3: return {kS, kMte3};
-    default: return {kMte3, kS};
-  }
-}
-
-}  // namespace ngram_npu::twin
-
-namespace AscendC {
 
 template <HardEvent event>
 void SetFlag(int32_t eventID) {
-  constexpr auto ends = ngram_npu::twin::ends_of(event);
-  Core::current().set_flag(ends.index(), ends.from, eventID);
+  Core::current().set_flag(static_cast<int>(event), eventID);
 }
 
 template <HardEvent event>
 void WaitFlag(int32_t eventID) {
-  constexpr auto ends = ngram_npu::twin::ends_of(event);
-  Core::current().wait_flag(ends.index(), ends.to, eventID);
+  Core::current().wait_flag(static_cast<int>(event), eventID);
 }
 
 inline int64_t GetBlockIdx() { return Core::current().block(); }
 
-// A queue between two pipes: VECIN from MTE2 to V, VECOUT from V to MTE3. It orders only the steps between these pipes.
+// A queue from MTE2 to V. It orders only the steps between these pipes.
 template <TPosition pos, int32_t depth>
 class TQue {
-  static_assert(pos == TPosition::VECIN || pos == TPosition::VECOUT, "the twin has queues at VECIN and VECOUT");
+  static_assert(pos == TPosition::VECIN, "the twin has queues at VECIN");
   static_assert(depth >= 1, "a queue of depth 0 is another kind, which the twin has not");
-  static constexpr HardEvent kFull = pos == TPosition::VECIN ? HardEvent::MTE2_V : HardEvent::V_MTE3;
-  static constexpr HardEvent kEmpty = pos == TPosition::VECIN ? HardEvent::V_MTE2 : HardEvent::MTE3_V;
-  static constexpr int kFullEvent = ngram_npu::twin::ends_of(kFull).index();
-  static constexpr int kEmptyEvent = ngram_npu::twin::ends_of(kEmpty).index();
+  static constexpr HardEvent kFull = HardEvent::MTE2_V, kEmpty = HardEvent::V_MTE2;
+  static constexpr int kFullEvent = static_cast<int>(kFull), kEmptyEvent = static_cast<int>(kEmpty);
 
  public:
   template <class T>
@@ -211,7 +175,7 @@ class TPipe {
   }
 
   TEventID FetchEventID(HardEvent event) {
-    return static_cast<TEventID>(Core::current().fetch_event(ngram_npu::twin::ends_of(event).index()));
+    return static_cast<TEventID>(Core::current().fetch_event(static_cast<int>(event)));
   }
 
   static TPipe*& current() {

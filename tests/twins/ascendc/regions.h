@@ -39,25 +39,16 @@ class Regions {
   std::vector<Region> list;
 };
 
-inline void tensors(const NgramProposeParams& p, Regions& r) {
+template <class Params>  // of a lookup
+void tensors(const Params& p, Regions& r) {
+  if constexpr (std::is_same_v<Params, NgramStepParams>) {
+    r.add("sampled_token_ids", p.sampled_token_ids);
+    r.add("discard", p.discard, p.batch);
+    r.add("next_token_ids", p.next_token_ids, p.batch);
+  }
   r.add("token_ids", p.token_ids);
   r.add("num_tokens", p.num_tokens, p.token_ids.rows);
   r.add("row_indices", p.row_indices, p.batch);
-  r.add("num_sampled", p.num_sampled, p.batch);
-  r.add("match_costs", p.lookup.match_costs, kCostRows);
-  r.add("draft_token_ids", p.draft_token_ids, p.batch, p.lookup.k);
-  r.add("draft_costs", p.draft_costs, p.batch, p.lookup.k);
-  r.add("num_draft_tokens", p.num_draft_tokens, p.batch);
-  r.add("match_len", p.match_len, p.batch);
-}
-
-inline void tensors(const NgramStepParams& p, Regions& r) {
-  r.add("token_ids", p.token_ids);
-  r.add("num_tokens", p.num_tokens, p.token_ids.rows);
-  r.add("sampled_token_ids", p.sampled_token_ids);
-  r.add("discard", p.discard, p.batch);
-  r.add("row_indices", p.row_indices, p.batch);
-  r.add("next_token_ids", p.next_token_ids, p.batch);
   r.add("num_sampled", p.num_sampled, p.batch);
   r.add("match_costs", p.lookup.match_costs, kCostRows);
   r.add("draft_token_ids", p.draft_token_ids, p.batch, p.lookup.k);

@@ -14,12 +14,12 @@ int source_of(const Thread& t) {
 
 uint64_t shuffled(const Thread* lanes, const Thread& t) {
   if (t.operand < 0 && t.collective != Collective::kShuffle) {
-    throw violation_of("%s at %s by %d lanes", name_of(t.collective), place_of(t.site).c_str(), t.operand);
+    throw Violation{text_of("%s at %s by %d lanes", name_of(t.collective), place_of(t.site).c_str(), t.operand)};
   }
   const int source = source_of(t);
   if ((t.mask >> source & 1u) == 0) {
-    throw violation_of("%s at %s: %s reads lane %d, which is not in the mask %08x", name_of(t.collective),
-                       place_of(t.site).c_str(), place_of(t).c_str(), source, t.mask);
+    throw Violation{text_of("%s at %s: %s reads lane %d, which is not in the mask %08x", name_of(t.collective),
+                            place_of(t.site).c_str(), place_of(t).c_str(), source, t.mask)};
   }
   return lanes[source].value;
 }
@@ -66,18 +66,19 @@ bool finish_collective(Block& block, const Thread& last) {
   for (int lane = 0; lane < kWarp; ++lane) {
     if ((mask >> lane & 1u) == 0) continue;
     if (lane >= count || lanes[lane].state == State::kDone) {
-      throw violation_of("%s at %s: the mask %08x of %s names lane %d, which %s", name_of(last.collective),
-                         place_of(last.site).c_str(), mask, place_of(last).c_str(), lane,
-                         lane >= count ? "the block does not have" : "has left the kernel");
+      throw Violation{text_of("%s at %s: the mask %08x of %s names lane %d, which %s", name_of(last.collective),
+                              place_of(last.site).c_str(), mask, place_of(last).c_str(), lane,
+                              lane >= count ? "the block does not have" : "has left the kernel")};
     }
     if ((waiting >> lane & 1u) == 0) continue;
     const Thread& other = lanes[lane];
     if (other.mask == mask && other.collective == last.collective) continue;
     all_here = false;
     if ((other.mask >> last.lane() & 1u) != 0) {  // neither can ever continue
-      throw violation_of("%s waits in %s at %s with mask %08x, %s in %s at %s with mask %08x", place_of(last).c_str(),
-                         name_of(last.collective), place_of(last.site).c_str(), mask, place_of(other).c_str(),
-                         name_of(other.collective), place_of(other.site).c_str(), other.mask);
+      throw Violation{text_of("%s waits in %s at %s with mask %08x, %s in %s at %s with mask %08x",
+                              place_of(last).c_str(), name_of(last.collective), place_of(last.site).c_str(), mask,
+                              place_of(other).c_str(), name_of(other.collective), place_of(other.site).c_str(),
+                              other.mask)};
     }
   }
   if (!all_here) return false;

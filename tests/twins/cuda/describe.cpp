@@ -16,10 +16,8 @@ static uint32_t lanes_that_run(const Block& block, int warp) {
 }
 
 std::string place_of(const Thread& thread) {
-  char text[96];
-  std::snprintf(text, sizeof text, "thread %d of block (%u, %u, %u)", thread.number, thread.block->index.x,
-                thread.block->index.y, thread.block->index.z);
-  return text;
+  const uint3 block = thread.block->index;
+  return text_of("thread %d of block (%u, %u, %u)", thread.number, block.x, block.y, block.z);
 }
 
 std::string place_of(const Site& site) {
@@ -27,13 +25,13 @@ std::string place_of(const Site& site) {
   return std::string(name == nullptr ? site.file : name + 1) + ":" + std::to_string(site.line);
 }
 
-Violation violation_of(const char* format, ...) {
+std::string text_of(const char* format, ...) {
   char text[512];
   va_list arguments;
   va_start(arguments, format);
   std::vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
-  return {text};
+  return text;
 }
 
 std::string describe_waiting(const Block& block) {
@@ -51,10 +49,8 @@ std::string describe_waiting(const Block& block) {
     if (t.state == State::kAtBarrier) {
       text += "at the barrier of " + place_of(t.site);
     } else {
-      char masks[96];
-      std::snprintf(masks, sizeof masks, "%08x, of which %08x have left the kernel", t.mask,
-                    t.mask & ~lanes_that_run(block, t.warp()));
-      text += std::string("in ") + name_of(t.collective) + " at " + place_of(t.site) + " for the lanes " + masks;
+      text += text_of("in %s at %s for the lanes %08x, of which %08x have left the kernel", name_of(t.collective),
+                      place_of(t.site).c_str(), t.mask, t.mask & ~lanes_that_run(block, t.warp()));
     }
   }
   return text;

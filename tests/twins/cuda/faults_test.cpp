@@ -96,9 +96,6 @@ __global__ void barrier_in_a_branch() {
   if (threadIdx.x < 32) __syncthreads();
   if (threadIdx.x >= 32) __syncthreads();
 }
-
-TEST_P(CudaTwin, DivergentBarriers) { expect_caught("divergent barriers: thread 0", {}, barrier_in_a_branch); }
-
 __global__ void warp_waits_for_barrier() {
   if (threadIdx.x % 32 == 5) {
     __syncthreads();
@@ -106,37 +103,15 @@ __global__ void warp_waits_for_barrier() {
     __syncwarp();
   }
 }
-
-TEST_P(CudaTwin, Deadlock) {
-  expect_caught("deadlock: thread 0 of block (0, 0, 0) waits in __syncwarp", {}, warp_waits_for_barrier);
-}
-
 __global__ void shuffle_after_exit() {
   if (threadIdx.x % 32 >= 20) return;
   __syncwarp(0xfffffu);
   __shfl_sync(0xffffffffu, 1, 0);
 }
-
-TEST_P(CudaTwin, ShuffleWaitsForALaneThatHasLeft) { expect_caught("left the kernel", {}, shuffle_after_exit); }
-
 __global__ void shuffle_from_outside() { __shfl_sync(0xffffffffu >> 12, 1, 25); }
-
-TEST_P(CudaTwin, ShuffleReadsALaneThatIsNotInTheMask) {
-  expect_caught("reads lane 25, which is not in the mask", {1, 20}, shuffle_from_outside);
-}
-
 __global__ void mask_without_itself() { __ballot_sync(0xffff0000u, 1); }
-
-TEST_P(CudaTwin, MaskWithoutTheLaneItself) { expect_caught("lacks its own lane", {1, 32}, mask_without_itself); }
-
 __global__ void half_a_warp() { __syncwarp(); }
-
-TEST_P(CudaTwin, MaskNamesLanesThatTheBlockLacks) { expect_caught("the block does not have", {1, 40}, half_a_warp); }
-
 __global__ void different_masks() { __syncwarp(threadIdx.x < 16 ? 0xffffffffu : 0xffff0001u); }
-
-TEST_P(CudaTwin, LanesDisagreeOnTheMask) { expect_caught("with mask ffff0001", {1, 32}, different_masks); }
-
 __global__ void different_collectives() {
   if (threadIdx.x < 16) {
     __any_sync(0xffffffffu, 1);
@@ -145,7 +120,16 @@ __global__ void different_collectives() {
   }
 }
 
-TEST_P(CudaTwin, LanesDisagreeOnWhatTheyDo) { expect_caught("in __any_sync", {1, 32}, different_collectives); }
+TEST_P(CudaTwin, WhatThreadsDoTogether) {
+  expect_caught("divergent barriers: thread 0", {}, barrier_in_a_branch);
+  expect_caught("deadlock: thread 0 of block (0, 0, 0) waits in __syncwarp", {}, warp_waits_for_barrier);
+  expect_caught("left the kernel", {}, shuffle_after_exit);
+  expect_caught("reads lane 25, which is not in the mask", {1, 20}, shuffle_from_outside);
+  expect_caught("lacks its own lane", {1, 32}, mask_without_itself);
+  expect_caught("the block does not have", {1, 40}, half_a_warp);
+  expect_caught("with mask ffff0001", {1, 32}, different_masks);
+  expect_caught("in __any_sync", {1, 32}, different_collectives);
+}
 
 __global__ void misaligned_atomic(char* at) { atomicAdd(reinterpret_cast<unsigned*>(at + 2), 1u); }
 
@@ -287,21 +271,6 @@ TEST(CudaTwinResident, BlocksThatMeetAreCounted) {
   EXPECT_EQ(several[0], 50);
   EXPECT_GT(several[1], 40);
   EXPECT_EQ(count(kFast), (std::vector<int64_t>{0, 0}));
-}
-
-TEST(CudaTwinStreams, AreRecorded) {
-  ngram_npu_cuda_twin_streams(nullptr, 0);
-  int out[32] = {}, stream = 0;
-  ASSERT_EQ(run({1, 32}, writes, out), cudaSuccess);
-  cudaLaunchConfig_t config{};
-  config.gridDim = config.blockDim = 1;
-  config.stream = reinterpret_cast<cudaStream_t>(&stream);
-  ASSERT_EQ(cudaLaunchKernelEx(&config, writes, out), cudaSuccess);
-  void* seen[3];
-  EXPECT_EQ(ngram_npu_cuda_twin_streams(seen, 3), 2);
-  EXPECT_EQ(seen[0], nullptr);
-  EXPECT_EQ(seen[1], &stream);
-  EXPECT_EQ(ngram_npu_cuda_twin_streams(seen, 3), 0);
 }
 
 // Shared memory is private to a block, even while others run.

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <csignal>
-#include <cstdarg>
-#include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <numeric>
@@ -125,8 +123,8 @@ class Grid {
     finish_atomics(*current_);
   }
 
-  Thread* find_by_stack_guard(const void* address) {
-    return current_ != nullptr && current_->stack != nullptr && current_->stack->guards(address) ? current_ : nullptr;
+  bool on_stack_guard(const void* address) const {
+    return current_ != nullptr && current_->stack != nullptr && current_->stack->guards(address);
   }
 
  private:
@@ -285,8 +283,8 @@ class FaultHandlers {
  private:
   static void on_fault(int signal, siginfo_t* info, void*) {
     if (signal == SIGFPE) violation("divided by zero, or the quotient does not fit");
-    if (grid->find_by_stack_guard(info->si_addr) != nullptr) violation("its stack is exhausted");
-    violation("touched memory at %p, which it may not", info->si_addr);
+    if (grid->on_stack_guard(info->si_addr)) violation("its stack is exhausted");
+    violation(text_of("touched memory at %p, which it may not", info->si_addr));
   }
 
   static constexpr size_t kCount = 3;
@@ -303,13 +301,8 @@ int Block::lanes_of_warp(int warp) const {
   return std::min(kWarp, static_cast<int>(threads.size()) - first_of_warp(warp));
 }
 
-void violation(const char* format, ...) {
-  char text[512];
-  va_list arguments;
-  va_start(arguments, format);
-  std::vsnprintf(text, sizeof text, format, arguments);
-  va_end(arguments);
-  grid->fail(place_of(grid->current()) + ": " + text);
+void violation(const std::string& what) {
+  grid->fail(place_of(grid->current()) + ": " + what);
   __builtin_unreachable();
 }
 
@@ -331,7 +324,8 @@ uint64_t collective(Collective kind, uint32_t mask, uint64_t value, int operand,
   t.operand = operand;
   t.site = site;
   if ((mask >> t.lane() & 1u) == 0) {
-    violation("%s at %s with mask %08x, which lacks its own lane", name_of(kind), place_of(site).c_str(), mask);
+    violation(
+        text_of("%s at %s with mask %08x, which lacks its own lane", name_of(kind), place_of(site).c_str(), mask));
   }
   if (kind == Collective::kSync) grid->finish_atomics_some_time();
   t.state = State::kInCollective;
@@ -363,10 +357,10 @@ namespace {
 
 void check_atomic(void* address, int bytes) {
   if (reinterpret_cast<uintptr_t>(address) % static_cast<uintptr_t>(bytes) != 0) {
-    violation("an atomic of %d bytes at %p, which is not aligned", bytes, address);
+    violation(text_of("an atomic of %d bytes at %p, which is not aligned", bytes, address));
   }
   const std::string broken = notice(address, static_cast<size_t>(bytes), Access::kAtomicWrite);
-  if (!broken.empty()) violation("%s", broken.c_str());
+  if (!broken.empty()) violation(broken);
   const bool is_shared = address >= shared_begin && address < shared_end;
   if (grid->yields() && !is_shared) grid->note_atomic(address);
 }
@@ -375,7 +369,7 @@ void check_atomic(void* address, int bytes) {
 
 void read_constant(const void* address, int bytes) {
   const std::string broken = notice(const_cast<void*>(address), static_cast<size_t>(bytes), Access::kConstantRead);
-  if (!broken.empty()) violation("%s", broken.c_str());
+  if (!broken.empty()) violation(broken);
 }
 
 uint64_t atomic(void* address, int bytes, Apply apply, uint64_t operand, Ordering order) {
@@ -415,8 +409,8 @@ std::string notice(void* address, size_t bytes, Access access) {
   try {
     grid->watch()->access(grid->current(), reinterpret_cast<uintptr_t>(address), bytes, access,
                           reinterpret_cast<uintptr_t>(shared_begin), shared_bytes());
-  } catch (const Violation& violation) {
-    return violation.what;
+  } catch (const Violation& broken) {
+    return broken.what;
   }
   return {};
 }

@@ -3,7 +3,6 @@
 
 #include <cuda_runtime.h>
 
-#include <cstdarg>
 #include <memory>
 #include <string>
 #include <vector>
@@ -90,10 +89,11 @@ struct Block {
 // Whether all lanes of a warp's collective have arrived; if so, computes the results. Throws if a rule is broken.
 bool finish_collective(Block& block, const Thread& last);
 
+std::string text_of(const char* format, ...) __attribute__((format(printf, 1, 2)));
 struct Violation {
   std::string what;
 };
-Violation violation_of(const char* format, ...) __attribute__((format(printf, 1, 2)));
+[[noreturn]] void violation(const std::string& what);
 
 // Of the launches in which several blocks worked on one word by atomic operations, those in which two such blocks were
 // under way at once.

@@ -10,19 +10,19 @@ namespace {
 std::string code_at(void* address) {
   Dl_info info{};
   if (dladdr(address, &info) == 0) return "";
-  char text[32];
-  std::snprintf(text, sizeof text, "+0x%tx", static_cast<char*>(address) - static_cast<char*>(info.dli_fbase) - 1);
-  return std::string(" (") + info.dli_fname + text + ")";
+  const std::ptrdiff_t offset = static_cast<char*>(address) - static_cast<char*>(info.dli_fbase) - 1;
+  return twin::text_of(" (%s+0x%tx)", info.dli_fname, offset);
 }
 
 void report(void* address, size_t bytes, twin::Access access, void* caller) {
   const std::string broken = twin::notice(address, bytes, access);
-  if (!broken.empty()) twin::violation("%s%s", broken.c_str(), code_at(caller).c_str());
+  if (!broken.empty()) twin::violation(broken + code_at(caller));
 }
 
 void report_aligned(void* address, size_t bytes, twin::Access access, void* caller) {
   if (reinterpret_cast<uintptr_t>(address) % bytes != 0 && twin::in_kernel()) {
-    twin::violation("an access of %zu bytes at %p, which is not aligned%s", bytes, address, code_at(caller).c_str());
+    twin::violation(twin::text_of("an access of %zu bytes at %p, which is not aligned", bytes, address) +
+                    code_at(caller));
   }
   report(address, bytes, access, caller);
 }
@@ -33,32 +33,22 @@ struct SourceLocation {
 };
 
 void undefined(const SourceLocation* where, const char* what) {
-  if (twin::in_kernel()) twin::violation("%s at %s:%u", what, where->file, where->line);
+  if (twin::in_kernel()) twin::violation(twin::text_of("%s at %s:%u", what, where->file, where->line));
 }
 
 }  // namespace
 
 #define NGRAM_TWIN_HOOK extern "C" __attribute__((visibility("hidden"))) void
 #define NGRAM_TWIN_CALLER_ADDRESS __builtin_return_address(0)
-#define NGRAM_TWIN_ACCESSES(bytes)                                                    \
-  NGRAM_TWIN_HOOK __tsan_read##bytes(void* at) {                                      \
-    report_aligned(at, bytes, twin::Access::kRead, NGRAM_TWIN_CALLER_ADDRESS);        \
-  }                                                                                   \
-  NGRAM_TWIN_HOOK __tsan_write##bytes(void* at) {                                     \
-    report_aligned(at, bytes, twin::Access::kWrite, NGRAM_TWIN_CALLER_ADDRESS);       \
-  }                                                                                   \
-  NGRAM_TWIN_HOOK __tsan_volatile_read##bytes(void* at) {                             \
-    report_aligned(at, bytes, twin::Access::kAtomicRead, NGRAM_TWIN_CALLER_ADDRESS);  \
-  }                                                                                   \
-  NGRAM_TWIN_HOOK __tsan_volatile_write##bytes(void* at) {                            \
-    report_aligned(at, bytes, twin::Access::kAtomicWrite, NGRAM_TWIN_CALLER_ADDRESS); \
-  }                                                                                   \
-  NGRAM_TWIN_HOOK __tsan_unaligned_read##bytes(void* at) {                            \
-    report(at, bytes, twin::Access::kRead, NGRAM_TWIN_CALLER_ADDRESS);                \
-  }                                                                                   \
-  NGRAM_TWIN_HOOK __tsan_unaligned_write##bytes(void* at) {                           \
-    report(at, bytes, twin::Access::kWrite, NGRAM_TWIN_CALLER_ADDRESS);               \
-  }
+#define NGRAM_TWIN_ACCESS(name, bytes, check, kind) \
+  NGRAM_TWIN_HOOK __tsan_##name##bytes(void* at) { check(at, bytes, twin::Access::kind, NGRAM_TWIN_CALLER_ADDRESS); }
+#define NGRAM_TWIN_ACCESSES(bytes)                                       \
+  NGRAM_TWIN_ACCESS(read, bytes, report_aligned, kRead)                  \
+  NGRAM_TWIN_ACCESS(write, bytes, report_aligned, kWrite)                \
+  NGRAM_TWIN_ACCESS(volatile_read, bytes, report_aligned, kAtomicRead)   \
+  NGRAM_TWIN_ACCESS(volatile_write, bytes, report_aligned, kAtomicWrite) \
+  NGRAM_TWIN_ACCESS(unaligned_read, bytes, report, kRead)                \
+  NGRAM_TWIN_ACCESS(unaligned_write, bytes, report, kWrite)
 NGRAM_TWIN_ACCESSES(1)
 NGRAM_TWIN_ACCESSES(2)
 NGRAM_TWIN_ACCESSES(4)

@@ -136,8 +136,9 @@ void Watch::look_at(Granule& granule, const Stamp& now, const Thread& thread, ui
   uint8_t& bytes = writes(now.access) ? granule.written : granule.constant;
   if (writes(now.access) || now.access == Access::kConstantRead) bytes = static_cast<uint8_t>(bytes | now.bytes);
   if ((granule.written & granule.constant & now.bytes) != 0) {
-    throw violation_of("%s %s %s memory at %p, which the same launch %s", place_of(thread).c_str(), verb(now.access),
-                       memory, reinterpret_cast<void*>(address), writes(now.access) ? "reads as constant" : "writes");
+    throw Violation{text_of("%s %s %s memory at %p, which the same launch %s", place_of(thread).c_str(),
+                            verb(now.access), memory, reinterpret_cast<void*>(address),
+                            writes(now.access) ? "reads as constant" : "writes")};
   }
   Stamp* room = nullptr;
   for (int i = 0; i < granule.count; ++i) {
@@ -145,10 +146,10 @@ void Watch::look_at(Granule& granule, const Stamp& now, const Thread& thread, ui
     const bool mine = before.block == now.block && before.thread == now.thread;
     if ((before.bytes & now.bytes) != 0 && conflict(before.access, now.access) && !races_are_allowed() &&
         !ordered(before, thread)) {
-      throw violation_of(
-          "race: %s %s %s memory at %p, as does thread %u of block number %llu, which %s it, in no order",
-          place_of(thread).c_str(), verb(now.access), memory, reinterpret_cast<void*>(address), before.thread,
-          static_cast<unsigned long long>(before.block), verb(before.access));
+      throw Violation{
+          text_of("race: %s %s %s memory at %p, as does thread %u of block number %llu, which %s it, in no order",
+                  place_of(thread).c_str(), verb(now.access), memory, reinterpret_cast<void*>(address), before.thread,
+                  static_cast<unsigned long long>(before.block), verb(before.access))};
     }
     // A read must not replace a recorded write: later accesses must still be compared with that write.
     const bool covered = (before.bytes & ~now.bytes) == 0 && (writes(now.access) || !writes(before.access)) &&
@@ -175,9 +176,9 @@ void Watch::check_bounds(uintptr_t address, size_t bytes, bool is_write) const {
     if (row < region.rows && offset - row * region.stride_bytes + bytes <= region.row_bytes) return;
   }
   if (in_a_buffer) {
-    throw violation_of("%s %zu bytes at %p, which %s", is_write ? "writes" : "reads", bytes,
-                       reinterpret_cast<void*>(address),
-                       is_write ? "no tensor has that may be written" : "no tensor has");
+    throw Violation{text_of("%s %zu bytes at %p, which %s", is_write ? "writes" : "reads", bytes,
+                            reinterpret_cast<void*>(address),
+                            is_write ? "no tensor has that may be written" : "no tensor has")};
   }
 }
 
@@ -189,8 +190,8 @@ void Watch::access(Thread& thread, uintptr_t address, size_t bytes, Access acces
     for (size_t i = 0; i < bytes && address - shared + i < shared_bytes; ++i) {
       const size_t at_byte = address - shared + i;
       if (access != Access::kWrite && !block.written[at_byte]) {
-        throw violation_of("%s %s shared memory at offset %zu, which nobody wrote", place_of(thread).c_str(),
-                           verb(access), at_byte);
+        throw Violation{text_of("%s %s shared memory at offset %zu, which nobody wrote", place_of(thread).c_str(),
+                                verb(access), at_byte)};
       }
       if (writes(access)) block.written[at_byte] = true;
     }

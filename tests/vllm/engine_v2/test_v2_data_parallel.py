@@ -38,6 +38,7 @@ def test_each_engine_has_its_file_and_its_label(model: Path, runs: Runs, tmp_pat
         NGRAM_NPU_VLLM_STORE_FILE=str(files[0]),
         NGRAM_NPU_VLLM_STORE_SAVE_MINUTES="0.0001",
         PROMETHEUS_MULTIPROC_DIR=str(metrics),
+        CPU_VISIBLE_MEMORY_NODES="0,0",  # else vLLM 0.33 wants a node for each engine
         VLLM_ENABLE_V1_MULTIPROCESSING="1",
         VLLM_LOG_STATS_INTERVAL="1",
     )

@@ -48,11 +48,7 @@ TEST(Memory, Bounds) {
 
 TEST(Memory, ReadOnly) {
   Tensor<int32_t> memory(64);
-  const auto kernel = [&] {
-    Scratch<int32_t> s(64);
-    settle();
-    copy(memory.global(), s.tensor, 64);
-  };
+  const auto kernel = on<int32_t>([&](auto& s) { copy(memory.global(), s.tensor, 64); });
   EXPECT_CLEAN(kernel, {memory.region()});
   EXPECT_FAULT("may only read", kernel, {memory.region(false)});
 }
@@ -92,13 +88,7 @@ TEST(Copies, OfABlock) {
 
 TEST(Copies, OutStoresExactlyItsBytes) {
   Tensor<int32_t> memory(8, -1);
-  EXPECT_CLEAN(
-      [&] {
-        Scratch<int32_t> s(64);
-        settle();
-        copy(memory.global(1), s.tensor, 3);
-      },
-      {memory.region()});
+  EXPECT_CLEAN(on<int32_t>([&](auto& s) { copy(memory.global(1), s.tensor, 3); }), {memory.region()});
   EXPECT_EQ(memory.values, (std::vector<int32_t>{-1, 1, 1, 1, -1, -1, -1, -1}));
 }
 
@@ -110,7 +100,6 @@ TEST(Memory, OrderWithinABlock) {
     return [&memory, between, by_scalar] {
       Scratch<int32_t> s(64);
       LocalTensor<int32_t> other = s.more<int32_t>(64);
-      settle();
       copy(memory.global(), s.tensor, 64);
       between();
       if (by_scalar) {
@@ -124,14 +113,10 @@ TEST(Memory, OrderWithinABlock) {
   EXPECT_CLEAN(kernel(order<HardEvent::MTE3_MTE2>, false), {memory.region()});
   EXPECT_FAULT("nothing orders them", kernel([] {}, true), {memory.region()});
   EXPECT_CLEAN(kernel(order<HardEvent::MTE3_S>, true), {memory.region()});
-  EXPECT_FAULT("nothing orders them",
-               [&] {
-                 Scratch<int32_t> s(64);
-                 LocalTensor<int32_t> other = s.more<int32_t>(64);
-                 settle();
-                 copy(other, memory.global(), 64);
+  EXPECT_FAULT("nothing orders them", on<int32_t>([&](auto& s) {
+                 copy(s.template more<int32_t>(64), memory.global(), 64);
                  copy(memory.global(), s.tensor, 64);
-               },
+               }),
                {memory.region()});
   const auto stored_after_load = [&](const std::function<void()>& between) {
     return [&memory, between] {

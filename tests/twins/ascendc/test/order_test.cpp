@@ -11,10 +11,10 @@ using AscendC::WaitFlag;
 
 class Order : public testing::Test {
  protected:
+  using Step = void (*)(Order&, LocalTensor<int32_t>);
+
   // Two steps on one piece of UB, with `between` run between them.
-  std::function<void()> steps(const std::function<void(Order&, LocalTensor<int32_t>)>& first,
-                              const std::function<void()>& between,
-                              const std::function<void(Order&, LocalTensor<int32_t>)>& second) {
+  std::function<void()> steps(Step first, const std::function<void()>& between, Step second) {
     return [this, first, between, second] {
       Scratch<int32_t> s(64);
       settle();
@@ -23,12 +23,17 @@ class Order : public testing::Test {
       second(*this, s.tensor);
     };
   }
+  // Nothing but a flag of that event orders them.
+  template <HardEvent event>
+  void need(const char* says, Step first, Step second) {
+    EXPECT_FAULT(says, steps(first, [] {}, second), regions);
+    EXPECT_CLEAN(steps(first, order<event>, second), regions);
+  }
   static void copy_in(Order& o, LocalTensor<int32_t> t) { copy(t, o.memory.global(), 64); }
   static void copy_out(Order& o, LocalTensor<int32_t> t) { copy(o.target.global(), t, 64); }
   static void compute(Order&, LocalTensor<int32_t> t) { Add(t, t, t, 64); }
   static void scalar_write(Order&, LocalTensor<int32_t> t) { t.SetValue(0, 5); }
   static void scalar_read(Order&, LocalTensor<int32_t> t) { t.GetValue(0); }
-  static void nothing() {}
 
   Tensor<int32_t> memory{64, 3};
   Tensor<int32_t> target{64};
@@ -36,42 +41,28 @@ class Order : public testing::Test {
 };
 
 TEST_F(Order, BetweenPipes) {
-  EXPECT_FAULT("pipe V reads what pipe MTE2 wrote", steps(copy_in, nothing, compute), regions);
-  EXPECT_CLEAN(steps(copy_in, order<HardEvent::MTE2_V>, compute), regions);
-  EXPECT_FAULT("pipe MTE3 reads what pipe V wrote", steps(compute, nothing, copy_out), regions);
-  EXPECT_CLEAN(steps(compute, order<HardEvent::V_MTE3>, copy_out), regions);
-  EXPECT_FAULT("pipe MTE3 reads what pipe MTE2 wrote", steps(copy_in, nothing, copy_out), regions);
-  EXPECT_CLEAN(steps(copy_in, order<HardEvent::MTE2_MTE3>, copy_out), regions);
-  EXPECT_FAULT("pipe MTE2 overwrites what pipe V", steps(compute, nothing, copy_in), regions);
-  EXPECT_CLEAN(steps(compute, order<HardEvent::V_MTE2>, copy_in), regions);
-  EXPECT_FAULT("pipe V overwrites what pipe MTE3 reads", steps(copy_out, nothing, compute), regions);
-  EXPECT_CLEAN(steps(copy_out, order<HardEvent::MTE3_V>, compute), regions);
-  EXPECT_FAULT("pipe MTE2 overwrites what pipe MTE3 reads", steps(copy_out, nothing, copy_in), regions);
-  EXPECT_CLEAN(steps(copy_out, order<HardEvent::MTE3_MTE2>, copy_in), regions);
-  EXPECT_CLEAN(steps(compute, nothing, compute), regions);  // within V the build or the chip keeps the order
+  need<HardEvent::MTE2_V>("pipe V reads what pipe MTE2 wrote", copy_in, compute);
+  need<HardEvent::V_MTE3>("pipe MTE3 reads what pipe V wrote", compute, copy_out);
+  need<HardEvent::MTE2_MTE3>("pipe MTE3 reads what pipe MTE2 wrote", copy_in, copy_out);
+  need<HardEvent::V_MTE2>("pipe MTE2 overwrites what pipe V", compute, copy_in);
+  need<HardEvent::MTE3_V>("pipe V overwrites what pipe MTE3 reads", copy_out, compute);
+  need<HardEvent::MTE3_MTE2>("pipe MTE2 overwrites what pipe MTE3 reads", copy_out, copy_in);
+  EXPECT_CLEAN(steps(compute, [] {}, compute), regions);  // within V the build or the chip keeps the order
 }
 
 TEST_F(Order, ScalarStores) {
-  EXPECT_FAULT("pipe V reads what pipe S wrote", steps(scalar_write, nothing, compute), regions);
-  EXPECT_CLEAN(steps(scalar_write, order<HardEvent::S_V>, compute), regions);
-  EXPECT_FAULT("pipe MTE3 reads what pipe S wrote", steps(scalar_write, nothing, copy_out), regions);
-  EXPECT_CLEAN(steps(scalar_write, order<HardEvent::S_MTE3>, copy_out), regions);
-  EXPECT_FAULT("pipe MTE2 overwrites what pipe S wrote", steps(scalar_write, nothing, copy_in), regions);
-  EXPECT_CLEAN(steps(scalar_write, order<HardEvent::S_MTE2>, copy_in), regions);
-  EXPECT_FAULT("pipe S overwrites what pipe MTE3 reads", steps(copy_out, nothing, scalar_write), regions);
-  EXPECT_CLEAN(steps(copy_out, order<HardEvent::MTE3_S>, scalar_write), regions);
+  need<HardEvent::S_V>("pipe V reads what pipe S wrote", scalar_write, compute);
+  need<HardEvent::S_MTE3>("pipe MTE3 reads what pipe S wrote", scalar_write, copy_out);
+  need<HardEvent::S_MTE2>("pipe MTE2 overwrites what pipe S wrote", scalar_write, copy_in);
+  need<HardEvent::MTE3_S>("pipe S overwrites what pipe MTE3 reads", copy_out, scalar_write);
 }
 
 // The kernels order these themselves, although the compiler would by --cce-auto-sync.
 TEST_F(Order, ScalarLoads) {
-  EXPECT_FAULT("pipe S reads what pipe V wrote", steps(compute, nothing, scalar_read), regions);
-  EXPECT_CLEAN(steps(compute, order<HardEvent::V_S>, scalar_read), regions);
-  EXPECT_FAULT("pipe S reads what pipe MTE2 wrote", steps(copy_in, nothing, scalar_read), regions);
-  EXPECT_CLEAN(steps(copy_in, order<HardEvent::MTE2_S>, scalar_read), regions);
-  EXPECT_FAULT("pipe V overwrites what pipe S reads", steps(scalar_read, nothing, compute), regions);
-  EXPECT_CLEAN(steps(scalar_read, order<HardEvent::S_V>, compute), regions);
-  EXPECT_FAULT("pipe MTE2 overwrites what pipe S reads", steps(scalar_read, nothing, copy_in), regions);
-  EXPECT_CLEAN(steps(scalar_read, order<HardEvent::S_MTE2>, copy_in), regions);
+  need<HardEvent::V_S>("pipe S reads what pipe V wrote", compute, scalar_read);
+  need<HardEvent::MTE2_S>("pipe S reads what pipe MTE2 wrote", copy_in, scalar_read);
+  need<HardEvent::S_V>("pipe V overwrites what pipe S reads", scalar_read, compute);
+  need<HardEvent::S_MTE2>("pipe MTE2 overwrites what pipe S reads", scalar_read, copy_in);
 }
 
 TEST_F(Order, TheWrongOrder) {
@@ -107,9 +98,9 @@ TEST_F(Order, Queues) {
     return [this, through_the_queue] {
       TPipe pipe;
       In in;
-      Out out;
       pipe.InitBuffer(in, 2, 256);
-      pipe.InitBuffer(out, 2, 256);
+      TBuf<TPosition::VECOUT> out;
+      pipe.InitBuffer(out, 256);
       for (int i = 0; i < 6; ++i) {
         LocalTensor<int32_t> x = in.AllocTensor<int32_t>();
         copy(x, memory.global(), 64);
@@ -117,13 +108,11 @@ TEST_F(Order, Queues) {
           in.EnQue(x);
           x = in.DeQue<int32_t>();
         }
-        LocalTensor<int32_t> y = out.AllocTensor<int32_t>();
-        Add(y, x, x, 64);
+        Add(out.Get<int32_t>(), x, x, 64);
         in.FreeTensor(x);
-        out.EnQue(y);
-        y = out.DeQue<int32_t>();
-        copy(target.global(), y, 64);
-        out.FreeTensor(y);
+        order<HardEvent::V_MTE3>();
+        copy(target.global(), out.Get<int32_t>(), 64);
+        order<HardEvent::MTE3_V>();
       }
     };
   };

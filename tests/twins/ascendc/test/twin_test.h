@@ -20,7 +20,6 @@ using AscendC::TPipe;
 using AscendC::TPosition;
 using AscendC::TQue;
 using In = TQue<TPosition::VECIN, 2>;
-using Out = TQue<TPosition::VECOUT, 2>;
 
 // A tensor in global memory.
 template <class T>
@@ -113,6 +112,15 @@ struct Scratch {
   TPipe pipe;
   LocalTensor<T> tensor;
 };
+
+// A kernel that uses 64 elements.
+template <class T, class Use>
+std::function<void()> on(const Use& use, bool filled = true) {
+  return [=] {
+    Scratch<T> s(64, filled);
+    use(s);
+  };
+}
 
 }  // namespace ngram_npu::twin
 

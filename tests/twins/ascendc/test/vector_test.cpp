@@ -75,26 +75,11 @@ TEST(Vector, Arithmetic) {
 }
 
 TEST(Vector, Operands) {
-  EXPECT_FAULT("a count of 0", [] {
-    Scratch<int32_t> s(64);
-    AscendC::Add(s.tensor, s.tensor, s.tensor, 0);
-  });
-  EXPECT_FAULT("overlap", [] {
-    Scratch<int32_t> s(64);
-    AscendC::Adds(s.tensor[8], s.tensor, 1, 9);
-  });
-  EXPECT_CLEAN([] {
-    Scratch<int32_t> s(64);
-    AscendC::Adds(s.tensor[8], s.tensor, 1, 8);
-  });
-  EXPECT_FAULT("by 33 bits", [] {
-    Scratch<int32_t> s(64);
-    AscendC::ShiftLeft(s.tensor, s.tensor, 33, 8);
-  });
-  EXPECT_FAULT("by -1 bits", [] {
-    Scratch<int32_t> s(64);
-    AscendC::ShiftRight(s.tensor, s.tensor, -1, 8);
-  });
+  EXPECT_FAULT("a count of 0", on<int32_t>([](auto& s) { AscendC::Add(s.tensor, s.tensor, s.tensor, 0); }));
+  EXPECT_FAULT("overlap", on<int32_t>([](auto& s) { AscendC::Adds(s.tensor[8], s.tensor, 1, 9); }));
+  EXPECT_CLEAN(on<int32_t>([](auto& s) { AscendC::Adds(s.tensor[8], s.tensor, 1, 8); }));
+  EXPECT_FAULT("by 33 bits", on<int32_t>([](auto& s) { AscendC::ShiftLeft(s.tensor, s.tensor, 33, 8); }));
+  EXPECT_FAULT("by -1 bits", on<int32_t>([](auto& s) { AscendC::ShiftRight(s.tensor, s.tensor, -1, 8); }));
 }
 
 TEST(Vector, Compare) {
@@ -156,32 +141,23 @@ TEST(Vector, Gather) {
   EXPECT_FAULT("byte offset 256 into 256", kernel(256, 0));
   EXPECT_FAULT("byte offset 256 into 256", kernel(252, 4));
   EXPECT_FAULT("byte offset 2 into", kernel(2, 0));
-  EXPECT_FAULT("overlap", [] {
-    Scratch<int32_t> s(64);
-    const LocalTensor<uint32_t> offsets = s.more<uint32_t>(64);
-    AscendC::Gather(s.tensor, s.tensor, offsets, 0, 8);
-  });
-  EXPECT_FAULT("nothing has computed", [] {
-    Scratch<int32_t> s(64);
-    const LocalTensor<int32_t> out = s.more<int32_t>(64);
-    AscendC::Gather(out, s.tensor, s.more<uint32_t>(64, false), 0, 8);
-  });
-  const auto repeats = [](uint32_t count) {
-    return [count] {
-      Scratch<uint16_t> s(64);
-      const LocalTensor<uint16_t> out = s.more<uint16_t>(count);
-      const LocalTensor<uint32_t> offsets = s.more<uint32_t>(count, false);
+  EXPECT_FAULT("overlap",
+               on<int32_t>([](auto& s) { AscendC::Gather(s.tensor, s.tensor, s.template more<uint32_t>(64), 0, 8); }));
+  EXPECT_FAULT("nothing has computed", on<int32_t>([](auto& s) {
+                 const auto out = s.template more<int32_t>(64);
+                 AscendC::Gather(out, s.tensor, s.template more<uint32_t>(64, false), 0, 8);
+               }));
+  const auto repeats = [](auto value, uint32_t count) {
+    using T = decltype(value);
+    return on<T>([=](auto& s) {
+      const auto out = s.template more<T>(count);
+      const auto offsets = s.template more<uint32_t>(count, false);
       Duplicate(offsets, 0u, static_cast<int32_t>(count));
       AscendC::Gather(out, s.tensor, offsets, 0, count);
-    };
+    });
   };
-  EXPECT_CLEAN(repeats(255 * 64));
-  EXPECT_FAULT("more than 255 repeats", [] {
-    Scratch<int32_t> s(64);
-    const LocalTensor<int32_t> out = s.more<int32_t>(256 * 64);
-    const LocalTensor<uint32_t> offsets = s.more<uint32_t>(256 * 64);
-    AscendC::Gather(out, s.tensor, offsets, 0, 256 * 64);
-  });
+  EXPECT_CLEAN(repeats(uint16_t{}, 255 * 64));
+  EXPECT_FAULT("more than 255 repeats", repeats(int32_t{}, 256 * 64));
 }
 
 template <class To, class From>
@@ -203,10 +179,9 @@ TEST(Vector, Cast) {
   check_cast<half, float>(0.5f, RoundMode::CAST_NONE, half(0.5f));
   check_cast<uint8_t, half>(half(2.5f), RoundMode::CAST_NONE, 2);
   check_cast<uint8_t, half>(half(300.0f), RoundMode::CAST_RINT, 255);
-  EXPECT_FAULT("does not round this way", [] {
-    Scratch<int64_t> s(64);
-    AscendC::Cast(s.more<int32_t>(64), s.tensor, RoundMode::CAST_RINT, 1);
-  });
+  EXPECT_FAULT("does not round this way", on<int64_t>([](auto& s) {
+                 AscendC::Cast(s.template more<int32_t>(64), s.tensor, RoundMode::CAST_RINT, 1);
+               }));
   static_assert(cast_row(kHalf, kU8)->modes(2201) == (kPlain | kRint) && cast_row(kHalf, kU8)->modes(3510) == kRint);
 }
 
@@ -223,18 +198,15 @@ TEST(Vector, Reduce) {
   };
   EXPECT_CLEAN(kernel(16));
   EXPECT_FAULT("of a tensor of 32 bytes", kernel(8));
-  EXPECT_FAULT("nothing has computed", [] {  // the work buffer is poison afterwards
-    Scratch<float> s(64);
-    const LocalTensor<float> out = s.more<float>(8);
-    const LocalTensor<float> temporary = s.more<float>(64);
-    AscendC::ReduceMax(out, s.tensor, temporary, 64);
-    value_of(temporary, 0);
-  });
-  EXPECT_FAULT("nothing has computed", [] {
-    Scratch<float> s(64, false);
-    const LocalTensor<float> out = s.more<float>(8);
-    AscendC::ReduceMax(out, s.tensor, s.more<float>(64), 64);
-  });
+  const auto reduced = [](auto& s) {
+    const auto temporary = s.template more<float>(64);
+    AscendC::ReduceMax(s.template more<float>(8), s.tensor, temporary, 64);
+    return temporary;
+  };
+  EXPECT_CLEAN(on<float>(reduced));
+  EXPECT_FAULT("nothing has computed", on<float>(reduced, false));
+  // The work buffer is poison afterwards.
+  EXPECT_FAULT("nothing has computed", on<float>([reduced](auto& s) { value_of(reduced(s), 0); }));
 }
 
 TEST(ScalarUnit, BitsAndRounding) {

@@ -13,8 +13,6 @@
 #define __host__
 #define __device__
 #define __global__
-#define __constant__ static
-#define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
 #define __grid_constant__
 // One copy in a section of its own: the model knows where shared memory lies, and swaps it when it swaps blocks. In a
@@ -26,17 +24,9 @@
 
 using cudaStream_t = struct CUstream_st*;
 
-// clang-format off
-#define NGRAM_TWIN_VECTORS(T, name, align2, align4)                      \
-  struct alignas(align2) name##2 { T x, y; };                            \
-  struct alignas(align4) name##4 { T x, y, z, w; };                      \
-  inline name##2 make_##name##2(T x, T y) { return {x, y}; }             \
-  inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
-// clang-format on
-NGRAM_TWIN_VECTORS(int, int, 8, 16)
-NGRAM_TWIN_VECTORS(unsigned, uint, 8, 16)
-#undef NGRAM_TWIN_VECTORS
-
+struct alignas(16) int4 {
+  int x, y, z, w;
+};
 struct uint3 {
   unsigned x, y, z;
 };
@@ -48,7 +38,6 @@ struct dim3 {
 // The running thread's values; the model sets them when it switches threads.
 extern uint3 threadIdx, blockIdx;
 extern dim3 blockDim, gridDim;
-constexpr int warpSize = 32;
 
 // Functions for device code.
 

@@ -51,6 +51,4 @@ struct Ordering {
 uint64_t atomic(void* address, int bytes, Apply apply, uint64_t operand, Ordering order = {});
 void atomic_without_result(void* address, int bytes, Apply apply, uint64_t operand);
 
-[[noreturn]] void violation(const char* format, ...) __attribute__((format(printf, 1, 2)));
-
 }  // namespace twin
