@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -139,6 +141,35 @@ for n in range(8):
         os._exit(0)
     assert os.WEXITSTATUS(os.wait()[1]) == (7 if n < 7 else 0)
 """
+
+
+def test_killed_processes_leave_one_file_at_most(tmp_path: Path) -> None:
+    """Each process first removes what the one before it left."""
+    path = tmp_path / "store"
+    store = NgramStore(1, 65536)
+    store.save(path)
+    left = 0
+    for n in range(200):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            try:
+                while True:
+                    store.save(path)
+            finally:
+                os._exit(1)
+        time.sleep(0.002 + n * 0.0005)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        files = set(os.listdir(tmp_path))
+        assert "store" in files
+        assert len(files) <= 2
+        left += len(files) - 1
+        if left == 10:
+            break
+    assert left == 10
+    NgramStore.load(path).save(path)
+    assert os.listdir(tmp_path) == ["store"]
 
 
 def test_what_another_call_is_writing_stays(
