@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
@@ -129,46 +129,38 @@ class Acceptance(Op):
         "target": "recorded completions stand for the target model; a conversation is one row",
     }
 
-    def run(
-        self, options: Options, report: Callable[[Result], None]
-    ) -> tuple[list[Result], Skipped]:
+    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         engine = options.engine or self.engines[0]
         if engine not in ENGINES:
             raise BenchError(f"{self.name}: engine: expected one of {', '.join(ENGINES)}")
         names = self.peers if options.peers is None else options.peers
         if unknown := set(names) - set(PEERS):
             raise BenchError(f"{self.name}: peer {unknown}: expected one of {', '.join(PEERS)}")
-        skipped: Skipped = {}
         if REFERENCE in names:
             with self.left_out(REFERENCE, skipped):
                 arctic_peer.suffix_tree()
         peers = [name for name in names if name not in skipped]
         data = load([default_data(options.data)], DEFAULT_TOKENIZER)
-        results: list[Result] = []
         parts: dict[str, list[Part]] = {"whole": [], "odd": []}
         for name, requests in data.sets.items():
             even, odd = (_part(requests[PARTS[half]], engine, peers) for half in ("even", "odd"))
             parts["whole"].append(even + odd)
             parts["odd"].append(odd)
-            results.append(
-                {
-                    "set": name,
-                    "engine": engine,
-                    "conversations": len(requests),
-                    "whole": _figures(even + odd),
-                    "odd": _figures(odd),
-                    "whole_by_limit": _curve(even + odd, K[0]),
-                    "odd_calibration": calibration(
-                        walks(requests[PARTS["odd"]]), costs_table(), DEFAULT_LIMIT, K[0]
-                    ),
-                }
-            )
-            report(_shown(name, even + odd))
-        results.append(
-            {"set": "all", "engine": engine, **{part: _summary(of) for part, of in parts.items()}}
-        )
-        report({"size": "all", **_summary(parts["whole"])})
-        return results, skipped
+            yield {
+                "set": name,
+                "engine": engine,
+                "conversations": len(requests),
+                "whole": _figures(even + odd),
+                "odd": _figures(odd),
+                "whole_by_limit": _curve(even + odd, K[0]),
+                "odd_calibration": calibration(
+                    walks(requests[PARTS["odd"]]), costs_table(), DEFAULT_LIMIT, K[0]
+                ),
+            }
+        yield {"set": "all", "engine": engine, **{p: _summary(of) for p, of in parts.items()}}
+
+    def shown(self, result: Result) -> Result:
+        return {"set": result["set"], **result["whole"]}
 
 
 def _part(requests: Sequence[TokenRequest], engine: str, peers: Sequence[str]) -> Part:
@@ -255,15 +247,3 @@ def _of(counts: Counts) -> dict[str, float]:
         "tokens_per_step": round(counts.tokens_per_step, 4),
         "drafted_per_step": round(counts.drafted_per_step, 4),
     }
-
-
-def _shown(name: str, part: Part) -> Result:
-    ours = {f"ours, k {k}": part.ours[k, DEFAULT_LIMIT] for k in K}
-    figures = {
-        who: f"{of.tokens_per_step:.3f}/{of.drafted_per_step:.3f}"
-        for who, of in (part.peers | ours).items()
-    }
-    if REFERENCE in part.peers:
-        tokens, _ = at_equal_drafts(part.curve(K[0]), part.peers[REFERENCE].drafted_per_step)
-        figures["ours at equal drafts"] = f"{tokens:.3f}"
-    return {"size": name, **figures}

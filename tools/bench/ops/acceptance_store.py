@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from statistics import geometric_mean
 from typing import Any
 
@@ -50,10 +50,7 @@ class AcceptanceStore(Op):
         "target": Acceptance.assumptions["target"],
     }
 
-    def run(
-        self, options: Options, report: Callable[[Result], None]
-    ) -> tuple[list[Result], Skipped]:
-        skipped: Skipped = {}
+    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         with self.left_out(PEER, skipped):
             arctic_peer.suffix_tree()
         data = load([default_data(options.data)], DEFAULT_TOKENIZER)
@@ -79,10 +76,8 @@ class AcceptanceStore(Op):
             }
             counted.append(counts)
             results.append(result)
-            report({"size": name, **result})
-        results.append({"set": "all", **_summary(counted, results)})
-        report({"size": "all", **results[-1]})
-        return results, skipped
+            yield result
+        yield {"set": "all", **_summary(counted, results)}
 
 
 def _against(peer: Counts, counts: Mapping[str, Counts]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ The data is "nomatch", where every token is scanned: a scan that ends early has 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 
 from tools.bench import provenance, stats
@@ -32,24 +32,16 @@ class Crossover(Op):
     def make(self, workload: Workload, options: Options) -> Contestant:
         return StepContestant(workload, options)
 
-    def run(
-        self, options: Options, report: Callable[[Result], None]
-    ) -> tuple[list[Result], Skipped]:
+    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         threads = options.threads if options.threads > 1 else provenance.machine()["cores"]
-        results: list[Result] = []
-        skipped: Skipped = {}
         for frontend in FRONTENDS:
             for idle in IDLE_MS:
                 chosen = replace(
                     options, threads=threads, frontend=frontend, idle_ms=idle,
                     peers=(_ONE_THREAD,), data_kind="nomatch",
                 )  # fmt: skip
-                found, left_out = super().run(chosen, report)
-                for result in found:
-                    result.update(wake(result, threads))
-                results += found
-                skipped.update(left_out)
-        return results, skipped
+                for result in super().run(chosen, skipped):
+                    yield result | wake(result, threads)
 
 
 def wake(result: Result, threads: int) -> dict[str, float | int]:

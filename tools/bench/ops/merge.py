@@ -12,7 +12,7 @@ from ngram_npu import _C
 
 from tools.bench.data import SEED, Workload
 from tools.bench.measure import Contestant
-from tools.bench.ops.base import Make, Op, Result, Skipped
+from tools.bench.ops.base import Make, Op, Result
 from tools.bench.ops.lookup import array_of, torch_op
 from tools.bench.options import Options, Size
 from tools.bench.stats import Drafts
@@ -145,10 +145,8 @@ class MergeDrafts(Op):
     def make(self, workload: Workload, options: Options) -> Contestant:
         return Operator(workload, options)
 
-    def compare(
-        self, contestants: list[Any], workload: Workload, options: Options, skipped: Skipped
-    ) -> Result:
-        result = super().compare(contestants, workload, options, skipped)
+    def compare(self, contestants: list[Any], workload: Workload, options: Options) -> Result:
+        result = super().compare(contestants, workload, options)
         for contestant in contestants:
             if isinstance(contestant, Eager):
                 result["torch_operators"] = {"ours": 1, contestant.name: contestant.count_calls()}

@@ -69,8 +69,8 @@ class ProposerContestant(Contestant):
         return [list(draft) for draft in result]
 
 
-def our_config(workload: Workload, options: Options, **more: Any) -> Any:
-    """The parts of a VllmConfig that ours reads; ``more``: further options of ours."""
+def our_config(workload: Workload, options: Options) -> Any:
+    """The parts of a VllmConfig that ours reads."""
     config = proposer_config(options, workload.capacity, workload.size.batch)
     config.additional_config = {
         "ngram_npu": {
@@ -79,7 +79,6 @@ def our_config(workload: Workload, options: Options, **more: Any) -> Any:
             "match_policy": options.match_policy,
             "engine": options.engine,
             "num_threads": options.threads,
-            **more,
         }
     }
     config.model_config.served_model_name = "bench"
