@@ -34,6 +34,12 @@ class Bar:
                 tqdm.monitor_interval = 0  # no thread: `tune` forks
                 self._tqdm = tqdm
 
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
     def show(self, progress: Progress) -> None:
         """Draw, at most ten times a second, or print a line."""
         name = printable(progress.name)

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import stat
 import sys
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ngram_npu_command.bar import Bar
+
+    Written = tuple[Path | None, Callable[..., object]]
+    """A file, None if it is not asked for, and what writes a report to a path."""
 
 PROGRAM = "ngram-npu"
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+
+
+def add_command(
+    commands: Any, name: str, run: Callable[..., int], **texts: str
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, allow_abbrev=False, **texts)
+    parser.set_defaults(run=run, parser=parser)
+    return parser
 
 
 def count(text: str) -> int:
@@ -234,12 +249,83 @@ def add_reading(data: argparse._ArgumentGroup) -> None:
     )
 
 
-def print_notes(command: str, notes: Iterable[str]) -> None:
-    """To stderr: what the reader should know even if the report goes to a file."""
-    from ngram_npu.errors import printable
+def add_output(parser: argparse.ArgumentParser, drawn: str, about: str) -> Any:
+    """`--json`, and the option of the report as something to look at."""
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--json",
+        metavar="FILE",
+        help="write the result as JSON; - for stdout (the text then goes to stderr)",
+    )
+    output.add_argument(f"--{drawn}", type=Path, metavar="FILE", help=about)
+    return output
 
-    for note in notes:
-        complain(printable(f"{PROGRAM} {command}: note: {note}"))
+
+def fields_of(kind: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options that have the names of a data class's fields: a new field needs no line here."""
+    given = vars(arguments)
+    return {f.name: given[f.name] for f in dataclasses.fields(kind) if f.name in given}
+
+
+def plotted(path: Path | None, save: Callable[[Any, Path, str], None]) -> Written:
+    """The file of a plot, whose format is checked.
+
+    Raises:
+        ReplayError: matplotlib is not installed, or does not know the format.
+    """
+    from ngram_npu.replay.plot import check_plot
+
+    if path is None:
+        return None, save
+    check_plot(path)
+    return path, lambda report, scratch: save(report, scratch, path.suffix.lstrip(".").lower())
+
+
+def reported(
+    arguments: argparse.Namespace,
+    make: Callable[[Bar], Any],
+    text: Callable[[Any], str],
+    *files: Written,
+    notes: Callable[[Any], Iterable[str]] = lambda report: (),
+    checked: Sequence[Path | None] = (),
+) -> int:
+    """Makes a report, writes it to all files or to none, and prints it.
+
+    Every file is complete before the first one is moved into place. `notes` of the report go to
+    stderr too: what the reader should know even if the report goes to a file. `checked` are files
+    that `make` writes.
+
+    Raises:
+        ReplayError: `make` fails, or a file cannot be written, which is known before any work.
+    """
+    from ngram_npu.errors import printable
+    from ngram_npu.output import atomic_output, check_writable
+
+    from ngram_npu_command.bar import Bar
+
+    if arguments.json not in (None, "-"):
+        files = ((Path(arguments.json), _write_json), *files)
+    for path in (*(path for path, _ in files), *checked):
+        if path is not None:
+            check_writable(path)
+    with Bar(sys.stderr, getattr(arguments, "progress", None) or None) as bar:
+        report = make(bar)
+    with ExitStack() as stack:
+        for path, write in files:
+            if path is not None:
+                write(report, stack.enter_context(atomic_output(path)))
+    for note in notes(report):
+        complain(printable(f"{arguments.parser.prog}: note: {note}"))
+    if arguments.json == "-":
+        complain(text(report))
+        sys.stdout.write(report.to_json())
+    else:
+        print(text(report))
+    return EXIT_OK
+
+
+def _write_json(report: Any, path: Path) -> None:
+    path.write_text(report.to_json(), encoding="utf-8")
 
 
 def complain(text: str) -> None:

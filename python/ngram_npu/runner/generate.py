@@ -43,13 +43,6 @@ _ANSWERED = {
 """A record with one of these is a recorded conversation; others are requests without an answer."""
 
 
-class GenerateError(Exception):
-    """The generation is not possible; one line for the user."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
-
-
 @dataclass(frozen=True)
 class GenerateOptions:
     model: Path
@@ -110,9 +103,8 @@ class GenerateReport:
 def generate(options: GenerateOptions) -> GenerateReport:
     """
     Raises:
-        GenerateError: the model does not exist, a prompt does not fit it, or an option is out of
-            its range or not supported on the device.
-        ReplayError: the prompts cannot be read.
+        ReplayError: the model does not exist, the prompts cannot be read or do not fit it, or an
+            option is out of its range or not supported on the device.
     """
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -124,18 +116,18 @@ def generate(options: GenerateOptions) -> GenerateReport:
     longest = max(map(len, prompts)) + options.max_tokens
     limit = getattr(model.config, "max_position_embeddings", longest)
     if options.max_tokens >= limit:
-        raise GenerateError(
+        raise ReplayError(
             f"max_tokens: expected less than the model's context of {limit} tokens, got "
             f"{options.max_tokens}"
         )
     if min(map(len, prompts)) < 1 or longest > limit:
-        raise GenerateError(
+        raise ReplayError(
             f"prompts: expected 1 to {limit - options.max_tokens} tokens, "
             f"got {min(map(len, prompts))} to {longest - options.max_tokens}"
         )
     vocabulary = model.config.get_text_config().vocab_size
     if (highest := max(map(max, prompts))) >= vocabulary:
-        raise GenerateError(
+        raise ReplayError(
             f"prompts: expected token ids below the model's vocabulary of {vocabulary}, "
             f"got {highest}"
         )
@@ -157,7 +149,7 @@ def generate(options: GenerateOptions) -> GenerateReport:
             runner = Runner(model, chosen, draft_model=beside)
             outputs[name], runs[name] = _run(runner, prompts, options.max_tokens)
     except (ValueError, NotImplementedError) as error:
-        raise GenerateError(str(error)) from error
+        raise ReplayError(str(error)) from error
     if options.trace is not None:
         runner.trace.write(options.trace)
     texts = [tokenizer.decode(output) for output in outputs[WITH]]
@@ -186,7 +178,7 @@ def _load_model(
     folder: Path, options: GenerateOptions, attention: str = IMPLEMENTATION
 ) -> PreTrainedModel:
     if not (folder / "config.json").is_file():
-        raise GenerateError(f"{folder}: expected a model's folder, found no config.json")
+        raise ReplayError(f"{folder}: expected a model's folder, found no config.json")
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
     try:
         return load(str(folder), device=options.device, dtype=dtype, attention=attention)
@@ -194,9 +186,9 @@ def _load_model(
         raise _cannot_be_loaded(folder, error) from error
 
 
-def _cannot_be_loaded(folder: Path, error: Exception) -> GenerateError:
+def _cannot_be_loaded(folder: Path, error: Exception) -> ReplayError:
     reason = str(error).strip().splitlines()[0]
-    return GenerateError(f"{folder}: cannot be loaded: {reason}")
+    return ReplayError(f"{folder}: cannot be loaded: {reason}")
 
 
 def _run(runner: Runner, prompts: list[list[int]], max_tokens: int) -> tuple[list[list[int]], Run]:
