@@ -11,8 +11,6 @@ from ngram_npu.errors import printable
 if TYPE_CHECKING:
     from ngram_npu.replay.log_files import Progress
 
-__all__ = ["Bar"]
-
 SILENCE_S = 10.0
 
 

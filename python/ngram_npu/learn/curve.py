@@ -18,8 +18,6 @@ from ngram_npu.proposer import NgramProposer
 from ngram_npu.replay.simulation import simulate
 from ngram_npu.store import BLOCK_TOKENS, NgramStore
 
-__all__ = ["LEAST_TOKENS", "MOST_TOKENS", "SHARES", "Point", "Replayed", "holding", "split"]
-
 SHARES = (0.0, 1 / 8, 1 / 4, 1 / 2, 1.0)
 """Shares of the earlier answers that are known, of the newest ones."""
 

@@ -24,8 +24,6 @@ from ngram_npu.replay.replay_report import TOKENIZER_WARNING
 from ngram_npu.replay.stdlib_corpus import stdlib_conversations
 from ngram_npu.store import BLOCK_TOKENS, NgramStore
 
-__all__ = ["LearnOptions", "learn"]
-
 FEW = 20
 """Conversations; of fewer, the figures depend on chance."""
 

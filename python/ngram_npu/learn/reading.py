@@ -16,8 +16,6 @@ from ngram_npu.replay.simulation import TokenRequest
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER, ReplayTokenizer, load_tokenizer
 from ngram_npu.scopes import scope_of
 
-__all__ = ["RECENT_TOKENS", "Heard", "Talk", "Tokenizing", "read_logs"]
-
 RECENT_TOKENS = 1 << 22
 """Maximum number of tokens, prompts included, of the conversations that are kept whole."""
 

@@ -26,8 +26,6 @@ from ngram_npu.replay.chat_template import completion_text
 from ngram_npu.replay.files import QUESTIONS, STDIN, SUFFIXES, values
 from ngram_npu.replay.records import Conversation, Message, Turn
 
-__all__ = ["FORMATS", "conversations_of", "iter_conversations", "read_conversations"]
-
 _ID_KEYS = ("id", "conversation_id", "custom_id", "request_id", "question_id")
 _IDS_KEYS = ("prompt_token_ids", "completion_token_ids")
 _ANSWER_KEYS = ("completion", "response", "output")

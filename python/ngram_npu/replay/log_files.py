@@ -15,8 +15,6 @@ from ngram_npu.replay.files import STDIN, SUFFIXES, find_files
 from ngram_npu.replay.formats import iter_conversations
 from ngram_npu.replay.records import Conversation
 
-__all__ = ["LogFile", "Progress", "log_files"]
-
 _REASONS_SHOWN = 3
 
 

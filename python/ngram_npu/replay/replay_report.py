@@ -10,8 +10,6 @@ from typing import Any
 from ngram_npu.errors import printable
 from ngram_npu.replay.figures import ReplayFigures
 
-__all__ = ["FORMAT", "ReplayReport", "format_table"]
-
 FORMAT = "ngram_npu.replay/1"
 """Written into every JSON result; the number grows when a field changes its meaning."""
 

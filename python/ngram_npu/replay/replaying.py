@@ -29,16 +29,6 @@ from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER, load_tokenizer
 if TYPE_CHECKING:
     from ngram_npu.config import NgramConfig
 
-__all__ = [
-    "Progress",
-    "ReplayInput",
-    "ReplayOptions",
-    "TokenizerLike",
-    "load_inputs",
-    "replay",
-    "tokenize",
-]
-
 IDS_ONLY = "ids"
 """Tokenizer name that refuses text: every turn must carry token ids."""
 

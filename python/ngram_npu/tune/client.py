@@ -24,8 +24,6 @@ from ngram_npu.errors import ReplayError, one_line, printable
 from ngram_npu.output import atomic_output
 from ngram_npu.tune.costs import FORMAT
 
-__all__ = ["Stream", "measure_cost", "steps_of"]
-
 _TIMEOUT_S = 600
 _DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
 _PHRASE = "one two three four five six seven eight nine ten eleven twelve "

@@ -12,19 +12,6 @@ from ngram_npu.tune.candidates import STORE_SIZES, Candidate
 from ngram_npu.tune.costs import VerificationCost
 from ngram_npu.tune.measure import Counts
 
-__all__ = [
-    "STORE_GAIN",
-    "Figures",
-    "Interval",
-    "Measured",
-    "advice",
-    "best",
-    "frontier",
-    "interval",
-    "ranked",
-    "with_stores",
-]
-
 FloatArray = npt.NDArray[np.float64]
 
 RESAMPLES = 1000

@@ -12,12 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ngram_npu.errors import RecordError, ReplayError
-from ngram_npu.replay.log_files import log_files
+from ngram_npu.replay.log_files import Progress, log_files
 from ngram_npu.replay.records import Conversation
 from ngram_npu.replay.replay_report import TOKENIZER_WARNING
 from ngram_npu.replay.replaying import (
     IDS_ONLY,
-    Progress,
     ReplayInput,
     TokenizerLike,
     load_inputs,
@@ -25,8 +24,6 @@ from ngram_npu.replay.replaying import (
 )
 from ngram_npu.replay.simulation import TokenRequest
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER, load_tokenizer
-
-__all__ = ["Traffic", "read_traffic"]
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,6 @@ from ngram_npu.tune.search import (
 )
 from ngram_npu.tune.traffic import Traffic
 
-__all__ = ["FORMAT", "BatchRow", "Setting", "TuneReport", "make_report"]
-
 FORMAT = "ngram_npu.tune/1"
 """Written into every JSON result; the number grows when a field changes its meaning."""
 

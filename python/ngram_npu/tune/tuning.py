@@ -16,7 +16,7 @@ import numpy as np
 
 from ngram_npu.errors import ReplayError
 from ngram_npu.replay.environment import machine, versions
-from ngram_npu.replay.replaying import Progress
+from ngram_npu.replay.log_files import Progress
 from ngram_npu.tune.candidates import BASELINES, CANDIDATES, Candidate
 from ngram_npu.tune.costs import VerificationCost
 from ngram_npu.tune.measure import Cache, Counts, measure
@@ -24,8 +24,6 @@ from ngram_npu.tune.runners import RUNNERS, SYNCHRONOUS, Runner
 from ngram_npu.tune.search import Measured, with_stores
 from ngram_npu.tune.traffic import Traffic, read_traffic
 from ngram_npu.tune.tune_report import TuneReport, make_report
-
-__all__ = ["DEFAULT_SAMPLE", "TuneOptions", "tune"]
 
 DEFAULT_SAMPLE = 10_000_000
 """Characters: all settings over it take two minutes on two cores."""
