@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import random
 import shlex
 import sys
@@ -20,8 +19,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import ngram_npu
-import torch
 from async_state.engine import Engine, run
 from async_state.mutants import MUTANTS
 from async_state.scenario import DEVICES, Scenario
@@ -121,11 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, found in faults.items()
     }
     result["faults_caught"] = sum(found is not None for found in faults.values())
-    result["versions"] = {
-        "ngram_npu": ngram_npu.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
+    result["versions"] = provenance.versions()
     text = json.dumps(result, indent=2)
     if given.json is not None:
         given.json.parent.mkdir(parents=True, exist_ok=True)

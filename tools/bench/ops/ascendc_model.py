@@ -21,10 +21,9 @@ from ngram_npu import _library
 from tests.support.twins import ascendc_plan, load_kernels
 from tools.bench import stats
 from tools.bench.data import Workload, make_workload
-from tools.bench.measure import Contestant
 from tools.bench.ops import spec_state
 from tools.bench.ops.base import Op, Result, Skipped
-from tools.bench.ops.lookup import StepContestant, torch_op
+from tools.bench.ops.lookup import torch_op
 from tools.bench.options import BenchError, Options, Size
 
 CLOCK_HZ = 1.85e9
@@ -141,9 +140,6 @@ class AscendcModel(Op):
         "peer": f"counted in the source, not run: {PEER}",
         "left_out": "L2 hits, bank conflicts, scalar arithmetic, branches; from model_us launches",
     }
-
-    def make(self, workload: Workload, options: Options) -> Contestant:
-        return StepContestant(workload, options)
 
     def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         twin = Twin()

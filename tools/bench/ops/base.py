@@ -26,6 +26,7 @@ class Op:
     Attributes:
         name: as on the command line.
         help: one line.
+        make: makes ours, if its ``run`` makes contestants.
         sizes, peers: the defaults if the command line names none.
         device_peers: the peers' default on a device; None: the op is not measured there.
         engines: the first is the default.
@@ -37,6 +38,7 @@ class Op:
 
     name: str
     help: str = ""
+    make: Make
     sizes: tuple[str, ...]
     peers: tuple[str, ...] = ()
     device_peers: tuple[str, ...] | None = None
@@ -48,10 +50,6 @@ class Op:
     def __init_subclass__(cls) -> None:
         if "name" in vars(cls):
             OPS[cls.name] = cls()
-
-    def make(self, workload: Workload, options: Options) -> Any:
-        """Makes ours. Not called for an op whose ``run`` makes no contestants."""
-        raise BenchError(f"{self.name}: there is nothing to compare it with")
 
     def workload(self, size: Size, options: Options) -> Workload:
         return make_workload(size, options)

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from tools.bench import provenance, stats
-from tools.bench.data import Workload
-from tools.bench.measure import Contestant
 from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.ops.lookup import StepContestant
 from tools.bench.options import FRONTENDS, Options
@@ -29,8 +27,7 @@ class Crossover(Op):
     help = "all cores against one thread, by the tokens in a batch"
     sizes = ("32x4k", "32x8k", "32x16k", "32x32k", "32x64k", "64x64k", "128x64k")
 
-    def make(self, workload: Workload, options: Options) -> Contestant:
-        return StepContestant(workload, options)
+    make = StepContestant
 
     def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         threads = options.threads if options.threads > 1 else provenance.machine()["cores"]

@@ -123,8 +123,6 @@ class Propose(Enqueue):
         super().__init__(workload, options)
         rows, capacity = workload.token_ids.shape
         config = proposer_config(options, capacity, rows)
-        config.parallel_config = SimpleNamespace(tensor_parallel_size=1, rank=0)
-        config.model_config.served_model_name = "bench"
         config.speculative_config.method = "ngram_gpu"
         config.max_concurrent_batches = 2
         ours = {"sizes": "ladder", "min_draft_probability": LEAST_PROBABILITY, "store": "live"}

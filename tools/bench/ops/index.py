@@ -103,9 +103,6 @@ class IndexBuild(Op):
     help = "indexing whole rows, per token; memory held; growth step by step"
     sizes = ("128x32k",)
 
-    def make(self, workload: Workload, options: Options) -> Contestant:
-        return IndexStepContestant(workload, options)
-
     def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         for size in self.sizes_of(options):
             for data in DATA:

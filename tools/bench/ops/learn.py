@@ -80,7 +80,7 @@ def _figures(of: Point) -> dict[str, float]:
 def _with_prompts(file: Path) -> dict[str, Any]:
     """All earlier answers known, and all earlier prompts too."""
     heard = Heard(MOST_TOKENS // BLOCK_TOKENS)
-    read_logs([file], heard, Tokenizing(DEFAULT_TOKENIZER, "auto"))
+    read_logs([file], heard, Tokenizing(DEFAULT_TOKENIZER, "auto"), LearnOptions())
     talks = list(heard.recent)
     last, answers = split(talks, heard.conversations, list(heard.texts))
     turns = [t for talk in talks[: -len(last)] for r in talk.requests for t in r.turns]
