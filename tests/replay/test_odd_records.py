@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ngram_npu import cli
 from ngram_npu.replay import ReplayError, ReplayOptions, load_inputs, replay
-from ngram_npu.tune.traffic import read_traffic
+from ngram_npu.tune.traffic import TuneOptions, read_traffic
 from replay_helpers import DATA
 
 Write = Callable[..., Path]
@@ -107,7 +107,7 @@ def test_one_odd_record_changes_no_figure(
     with pytest.raises(ReplayError) as caught:
         count(path, strict=True)
     assert reason in str(caught.value)
-    assert read_traffic([path], tokenizer="bytes").notes == (f"odd: {note}",)
+    assert read_traffic([path], TuneOptions(tokenizer="bytes")).notes == (f"odd: {note}",)
 
 
 @pytest.mark.parametrize("record", READ, ids=range(len(READ)))
@@ -175,7 +175,7 @@ def test_a_folder_without_its_other_files(write_jsonl: Write, tmp_path: Path) ->
         "nginx.log",
         "tsconfig.json",
     ]
-    assert len(read_traffic([tmp_path / "logs"], tokenizer="bytes").notes) == 4
+    assert len(read_traffic([tmp_path / "logs"], TuneOptions(tokenizer="bytes")).notes) == 4
     for name in ("config.json", "tsconfig.json", "nginx.log", "empty.jsonl"):
         with pytest.raises(ReplayError, match=name):
             load_inputs([tmp_path / "logs" / name])

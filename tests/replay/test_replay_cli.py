@@ -33,11 +33,6 @@ from replay_helpers import EXAMPLE_LINE
 Write = Callable[..., Path]
 
 
-@pytest.fixture
-def talk(write_jsonl: Write) -> Path:
-    return write_jsonl(EXAMPLE_LINE, name="input/talk.jsonl")
-
-
 def files_in(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir() if p.is_file())
 

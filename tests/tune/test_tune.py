@@ -11,6 +11,7 @@ import pytest
 from ngram_npu import NgramConfig
 from ngram_npu.replay import ReplayError, ReplayInput, ReplayOptions, load_inputs, replay
 from ngram_npu.replay.simulation import TokenRequest, TokenTurn
+from ngram_npu.replay.walks import Counts
 from ngram_npu.tune import (
     BASELINE,
     CANDIDATES,
@@ -23,7 +24,7 @@ from ngram_npu.tune import (
 from ngram_npu.tune import measure as measure_module
 from ngram_npu.tune.costs import VerificationCost
 from ngram_npu.tune.measure import Cache, chunks_of, measure
-from ngram_npu.tune.search import Figures, Interval, Measured, advice, best, frontier, interval
+from ngram_npu.tune.search import Interval, Measured, advice, best, frontier, interval
 from ngram_npu.tune.traffic import read_traffic
 from ngram_npu.vllm.options import read_options
 from tune_helpers import FEW, cost_file
@@ -277,7 +278,7 @@ def test_advice(lows: list[float], sentence: str, off_above: int | None) -> None
 
 def test_the_frontier_is_what_nothing_outdoes() -> None:
     points = [(100, 50, 100), (100, 60, 30), (100, 60, 20), (100, 55, 200), (100, 100, 0)]
-    assert frontier([Figures(*point) for point in points]) == [4, 2, 0]
+    assert frontier([Counts(*point) for point in points]) == [4, 2, 0]
 
 
 def test_candidates_are_different_and_say_how_they_are() -> None:

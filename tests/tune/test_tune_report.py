@@ -29,18 +29,18 @@ def test_a_sample_is_stated_and_always_the_same(tmp_path: Path) -> None:
     path = tmp_path / "talk.jsonl"
     lines = [{"prompt": f"{n} " * 40, "completion": "a b c " * (n % 30)} for n in range(400)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = read_traffic([path], sample=8000, tokenizer="bytes")
+    found = read_traffic([path], TuneOptions(sample=8000, tokenizer="bytes"))
     assert found.is_sample
     assert 6000 < found.characters <= 8000
     assert (found.found, found.found_characters) == (
         400,
         sum(len(str(line["prompt"])) + len(str(line["completion"])) for line in lines),
     )
-    assert found.names == read_traffic([path], sample=8000, tokenizer="bytes").names
+    assert found.names == read_traffic([path], TuneOptions(sample=8000, tokenizer="bytes")).names
     numbers = [int(name) for name in found.names]
     assert numbers == sorted(numbers)
     assert max(numbers) > 200, "from everywhere"
-    whole = read_traffic([path], tokenizer="bytes")
+    whole = read_traffic([path], TuneOptions(tokenizer="bytes"))
     assert not whole.is_sample
     assert whole.left_out == sum(n % 30 == 0 for n in range(400))
 

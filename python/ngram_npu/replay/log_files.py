@@ -35,6 +35,10 @@ class Progress:
     total: int
 
 
+def no_progress(_: Progress) -> None:
+    """For who does not ask."""
+
+
 @dataclass
 class LogFile:
     """A file to read, once.

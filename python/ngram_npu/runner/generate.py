@@ -23,7 +23,7 @@ from ngram_npu.replay.replaying import request_maker
 from ngram_npu.replay.tokenizers import ReplayTokenizer
 
 from .paged_model import IMPLEMENTATION, load
-from .runner import Runner, RunnerConfig
+from .runner import Figures, Runner, RunnerConfig
 from .sampling import Sampling
 
 Prompt = str | list[int] | Conversation
@@ -71,19 +71,12 @@ class GenerateOptions:
     trace: Path | None = None
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(kw_only=True)
+class Run(Figures):
     """One run over all prompts."""
 
     tokens_per_second: float
     seconds: float
-    tokens: int
-    steps: int
-    drafts: int
-    accepted: int
-    neural_drafts: int
-    """Of these drafts, those that the draft model began."""
-    neural_accepted: int
     step_ms: dict[str, float]
     """Mean time per step of each phase; time outside all phases is missing."""
 
@@ -111,7 +104,8 @@ def generate(options: GenerateOptions) -> GenerateReport:
     given = options.prompts
     read: list[Prompt] = [given] if isinstance(given, str) else read_prompts(given)
     model, tokenizer = _load(options)
-    draft_model = _load_draft_model(options)
+    beside = options.draft_model
+    draft_model = None if beside is None else _load_model(beside, options, attention="sdpa")
     prompts = _token_ids(read, tokenizer, options)
     longest = max(map(len, prompts)) + options.max_tokens
     limit = getattr(model.config, "max_position_embeddings", longest)
@@ -145,8 +139,8 @@ def generate(options: GenerateOptions) -> GenerateReport:
         )
         configs = {WITHOUT: replace(config, ngram=None)} if options.baseline else {}
         for name, chosen in {**configs, WITH: config}.items():
-            beside = draft_model if chosen.ngram is not None else None
-            runner = Runner(model, chosen, draft_model=beside)
+            drafter = draft_model if chosen.ngram is not None else None
+            runner = Runner(model, chosen, draft_model=drafter)
             outputs[name], runs[name] = _run(runner, prompts, options.max_tokens)
     except (ValueError, NotImplementedError) as error:
         raise ReplayError(str(error)) from error
@@ -167,11 +161,6 @@ def _load(options: GenerateOptions) -> tuple[PreTrainedModel, Any]:
         return model, AutoTokenizer.from_pretrained(str(options.model), local_files_only=True)
     except (OSError, ValueError, RuntimeError) as error:
         raise _cannot_be_loaded(options.model, error) from error
-
-
-def _load_draft_model(options: GenerateOptions) -> PreTrainedModel | None:
-    folder = options.draft_model
-    return None if folder is None else _load_model(folder, options, attention="sdpa")
 
 
 def _load_model(
@@ -204,14 +193,9 @@ def _run(runner: Runner, prompts: list[list[int]], max_tokens: int) -> tuple[lis
     seconds = time.perf_counter() - start
     figures = runner.figures
     return outputs, Run(
+        **vars(figures),
         tokens_per_second=figures.tokens / seconds,
         seconds=seconds,
-        tokens=figures.tokens,
-        steps=figures.steps,
-        drafts=figures.drafts,
-        accepted=figures.accepted,
-        neural_drafts=figures.neural_drafts,
-        neural_accepted=figures.neural_accepted,
         step_ms={
             name: 1e3 * spent / figures.steps for name, spent in runner.trace.seconds().items()
         },
