@@ -32,15 +32,23 @@ def add_command(
     return parser
 
 
-def count(text: str) -> int:
-    """Parse an integer of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
+def _checked(kind: type, name: str, holds: Callable[[Any], bool], expected: str) -> Any:
+    """A parser of numbers for argparse."""
+
+    def parsed(text: str) -> Any:
+        value = kind(text)
+        if not holds(value):
+            raise argparse.ArgumentTypeError(f"must be {expected}, got {text}")
+        return value
+
+    parsed.__name__ = name  # argparse names the type in its messages
+    return parsed
 
 
-count.__name__ = "integer"  # argparse names the type in its messages
+count = _checked(int, "integer", lambda value: value >= 1, "at least 1")
+million = _checked(int, "integer", lambda value: value >= 0, "at least 0")
+probability = _checked(float, "number", lambda value: 0 < value <= 1, "above 0 and at most 1")
+share = _checked(float, "number", lambda value: 0 <= value < 10, "at least 0 and below 10")
 
 
 def counts(text: str) -> list[int]:
@@ -49,37 +57,6 @@ def counts(text: str) -> list[int]:
 
 
 counts.__name__ = "list of integers"
-
-
-def million(text: str) -> int:
-    """Parse an integer of at least 0."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must be at least 0, got {value}")
-    return value
-
-
-million.__name__ = "integer"
-
-
-def probability(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {text}")
-    return value
-
-
-probability.__name__ = "number"
-
-
-def share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < 10:
-        raise argparse.ArgumentTypeError(f"must be at least 0 and below 10, got {text}")
-    return value
-
-
-share.__name__ = "number"
 
 
 def add_lookup(parser: argparse.ArgumentParser, default_engine: str) -> Any:

@@ -20,6 +20,14 @@ Write = Callable[..., Path]
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "say one two one two"}]}
 SAID = {"choices": [{"message": {"role": "assistant", "content": "one two one two one"}}]}
 GOOD = {"request": ASKED, "response": SAID}
+SHOWN = [
+    {"type": "text", "text": "say one two one two"},
+    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}},
+]
+STREAM = [
+    {"choices": [{"index": 0, "delta": {"content": "one two one two one"}}]},
+    {"choices": [], "usage": {"completion_tokens": 5}},
+]
 EMBEDDING = {"object": "list", "data": [{"object": "embedding", "embedding": [0.5]}]}
 
 
@@ -61,27 +69,8 @@ READ: list[Any] = [
     {**GOOD, "id": "same"},
     {**GOOD, "id": "same"},
     b"\xef\xbb\xbf" + json.dumps(GOOD).encode(),
-    {
-        "request": {
-            "messages": [
-                {
-                    "role": "user",
-                    "content": [
-                        {"type": "text", "text": "say one two one two"},
-                        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}},
-                    ],
-                }
-            ]
-        },
-        "response": SAID,
-    },
-    {
-        "request": ASKED,
-        "response": [
-            {"choices": [{"index": 0, "delta": {"content": "one two one two one"}}]},
-            {"choices": [], "usage": {"completion_tokens": 5}},
-        ],
-    },
+    {"request": {"messages": [{"role": "user", "content": SHOWN}]}, "response": SAID},
+    {"request": ASKED, "response": STREAM},
 ]
 
 

@@ -93,17 +93,8 @@ def test_the_reports_show_the_same_and_are_whole(
     )
     arguments = ["tune", str(traffic), "--cost", cost, "--sizes", "consecutive", "--jobs", "1"]
     against = json.dumps(dict(FEW[1].options))
-    arguments += [
-        "--runner",
-        "host",
-        "--against",
-        against,
-        "--html",
-        str(page),
-        "--json",
-        str(data),
-    ]
-    assert cli.main(arguments) == 0
+    files = ["--html", str(page), "--json", str(data)]
+    assert cli.main([*arguments, "--runner", "host", "--against", against, *files]) == 0
     out, err = capsys.readouterr()
     assert err == "", "no progress where no terminal is"
     result = json.loads(data.read_text())
