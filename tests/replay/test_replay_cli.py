@@ -163,7 +163,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
         (["--batch-size", "0"], "--batch-size: must be at least 1"),
         (["--json", "{tmp}/no/such/result.json"], "no/such does not exist"),
         (["--json", "{tmp}"], "is a directory"),
-        (["--tokenizer", "gpt"], 'tokenizer "gpt" is neither'),
+        (["--tokenizer", "gpt"], '"gpt" is neither one of mistral-v1, '),
     ],
 )
 def test_bad_options_are_exit_code_2(

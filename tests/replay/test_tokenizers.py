@@ -34,13 +34,6 @@ def test_bundled_tokenizers_add_no_special_tokens(name: str, size: int) -> None:
     assert min(ids) > 2  # 0, 1 and 2 are unknown, begin and end in all three
 
 
-def test_unknown_tokenizer() -> None:
-    with pytest.raises(
-        ReplayError, match=r'"gpt" is neither one of mistral-v1, .* nor an existing'
-    ):
-        load_tokenizer("gpt")
-
-
 @pytest.mark.parametrize(
     ("name", "package"),
     [

@@ -214,6 +214,7 @@ def test_interrupted_and_resumed(
         (["--against", "{"], "expected a setting such as"),
         (["--html", "{tmp}/no/such.html"], "does not exist"),
         (["--jobs", "0"], "--jobs: must be at least 1"),
+        (["--sample", "-1"], "--sample: must be at least 0, got -1"),
         (["{tmp}/nowhere.jsonl"], "no such file"),
     ],
 )
