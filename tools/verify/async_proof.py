@@ -26,6 +26,7 @@ from async_state.scenario import DEVICES, Scenario
 from tools.bench import provenance
 
 FIRST_SEED = 1_000_000
+SCENARIOS = 10_000
 _MUTANT_TRIES = 200
 
 
@@ -102,7 +103,6 @@ def caught_by(name: str, first: int = 0) -> tuple[int, str] | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scenarios", type=int, default=10_000)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     result = {
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         + shlex.join(sys.argv[1:] if arguments is None else arguments),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": provenance.machine(),
-        **prove(given.scenarios),
+        **prove(SCENARIOS),
     }
     faults = {name: caught_by(name) for name in MUTANTS}
     result["faults"] = {
