@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ngram_npu.tune import (
     load_cost,
     parse_candidate,
     share_of_a_step,
+    vllm_options,
 )
 from ngram_npu.tune import measure as measure_module
 from ngram_npu.tune.costs import VerificationCost
@@ -77,31 +79,24 @@ def test_finished_pieces_are_not_replayed_again(
     monkeypatch.setattr(measure_module, "_ROWS", 10)
     requests = read_traffic([traffic]).requests
     path = tmp_path / "pieces.jsonl"
+    expected = measure(FEW, requests)
     replay_piece = measure_module._replay
-    done: list[int] = []
+    begun: list[int] = []
 
-    def interrupted(*arguments: Any) -> Any:
-        if len(done) == 5:
+    def interrupted_once(*arguments: Any) -> Any:
+        begun.append(1)
+        if len(begun) == 6:
             raise KeyboardInterrupt
-        done.append(1)
         return replay_piece(*arguments)
 
-    monkeypatch.setattr(measure_module, "_replay", interrupted)
+    monkeypatch.setattr(measure_module, "_replay", interrupted_once)
     with pytest.raises(KeyboardInterrupt):
         measure(FEW, requests, cache=Cache(path))
     # A partial write, as a power failure leaves it.
     with path.open("a") as file:
         file.write('{"key": "ab')
-    monkeypatch.setattr(measure_module, "_replay", replay_piece)
-    expected = measure(FEW, requests)
-
-    def counting(*arguments: Any) -> Any:
-        done.append(1)
-        return replay_piece(*arguments)
-
-    monkeypatch.setattr(measure_module, "_replay", counting)
     found = measure(FEW, requests, cache=Cache(path))
-    assert len(done) == len(FEW) * 4, "each piece once, over both runs"
+    assert len(begun) == 1 + len(FEW) * 4, "each piece once, over both runs"
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -112,13 +107,8 @@ def test_a_piece_is_of_its_setting_and_its_conversations(traffic: Path, tmp_path
     measure(FEW[:1], requests, cache=cache)
     again = Cache(tmp_path / "pieces.jsonl")
     seen: list[tuple[int, int]] = []
-
-    def note(done: int, total: int) -> None:
-        seen.append((done, total))
-
-    measure(FEW[1:2], requests, cache=again, progress=note)
-    measure(FEW[:1], requests[1:], cache=again, progress=note)
-    measure(FEW[:1], requests, cache=again, progress=note)
+    for setting, of in ((FEW[1:2], requests), (FEW[:1], requests[1:]), (FEW[:1], requests)):
+        measure(setting, of, cache=again, progress=lambda *at: seen.append(at))
     assert seen == [(0, 1), (1, 1), (0, 1), (1, 1), (1, 1)]
 
 
@@ -295,10 +285,6 @@ def test_candidates_are_different_and_say_how_they_are() -> None:
 
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda c: c.label)
 def test_vllm_options_are_those_that_the_proposer_reads(candidate: Candidate) -> None:
-    import shlex
-
-    from ngram_npu.tune import vllm_options
-
     words = shlex.split(" ".join(vllm_options(candidate)))
     assert words[::2] == ["--speculative-config", "--additional-config"]
     speculative, own = json.loads(words[1]), json.loads(words[3])["ngram_npu"]
