@@ -20,6 +20,7 @@ from ngram_npu import NgramConfig, NgramStore
 pytest.importorskip("transformers")
 
 import ngram_npu.transformers as ours
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, TextStreamer
 
 from runner import worlds
 
@@ -31,8 +32,6 @@ STOP = ord("8")
 
 @pytest.fixture(scope="module")
 def plain_model(folder: str) -> Any:
-    from transformers import AutoModelForCausalLM
-
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
 
 
@@ -177,8 +176,6 @@ def test_without_a_padding_token(plain_model: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_generation_config_and_sampling(plain_model: Any, prompts: list[list[int]]) -> None:
-    from transformers import GenerationConfig
-
     asked, new = worlds.padded(prompts[:6]), 12
     greedy = plain_model.generate(**asked, max_new_tokens=new, do_sample=False)
     settings = GenerationConfig(max_new_tokens=new, do_sample=True, top_k=1)
@@ -194,8 +191,6 @@ def test_a_generation_config_and_sampling(plain_model: Any, prompts: list[list[i
 
 
 def test_settings_that_are_not_supported(plain_model: Any) -> None:
-    from transformers import GenerationConfig
-
     asked = worlds.padded(worlds.prompts(2))
     for given, message in (
         ({"num_beams": 2}, "not supported: num_beams=2; supported"),
@@ -212,8 +207,6 @@ def test_settings_that_are_not_supported(plain_model: Any) -> None:
 
 
 def test_a_streamer(plain_model: Any, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from transformers import AutoTokenizer, TextStreamer
-
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompt = torch.tensor([worlds.prompts(1)[0]])
     streamer = TextStreamer(tokenizer, skip_prompt=True)
