@@ -42,48 +42,17 @@ EXPORTED_BY_MODULE = r"PyInit_\w+"
 TORCH_FLOOR = (2, 10)
 # What libngram_npu.so may take from libtorch_cpu, with the torch that had it first. From PyTorch's
 # torch/csrc/stable/c/shim_function_versions.txt, which lacks what is older than 2.10: 2.9 here.
-TORCH_SYMBOLS = {
-    "aoti_torch_abi_version": (2, 9),
-    "aoti_torch_create_device_guard": (2, 9),
-    "aoti_torch_delete_device_guard": (2, 9),
-    "aoti_torch_delete_library_object": (2, 9),
-    "aoti_torch_delete_stream": (2, 9),
-    "aoti_torch_delete_tensor_object": (2, 9),
-    "aoti_torch_dtype_bfloat16": (2, 9),
-    "aoti_torch_dtype_bool": (2, 9),
-    "aoti_torch_dtype_element_size": (2, 9),
-    "aoti_torch_dtype_float16": (2, 9),
-    "aoti_torch_dtype_float32": (2, 9),
-    "aoti_torch_dtype_float64": (2, 9),
-    "aoti_torch_dtype_int16": (2, 9),
-    "aoti_torch_dtype_int32": (2, 9),
-    "aoti_torch_dtype_int64": (2, 9),
-    "aoti_torch_dtype_int8": (2, 9),
-    "aoti_torch_dtype_uint16": (2, 9),
-    "aoti_torch_dtype_uint32": (2, 9),
-    "aoti_torch_dtype_uint64": (2, 9),
-    "aoti_torch_dtype_uint8": (2, 9),
-    "aoti_torch_empty_strided": (2, 9),
-    "aoti_torch_get_current_stream": (2, 9),
-    "aoti_torch_get_data_ptr": (2, 9),
-    "aoti_torch_get_device_index": (2, 9),
-    "aoti_torch_get_device_type": (2, 9),
-    "aoti_torch_get_dim": (2, 9),
-    "aoti_torch_get_dtype": (2, 9),
-    "aoti_torch_get_sizes": (2, 9),
-    "aoti_torch_get_strides": (2, 9),
-    "aoti_torch_is_defined": (2, 9),
-    "aoti_torch_library_def": (2, 9),
-    "aoti_torch_library_init_def": (2, 9),
-    "aoti_torch_library_init_fragment": (2, 9),
-    "aoti_torch_library_init_impl": (2, 9),
-    "aoti_torch_new_tensor_handle": (2, 9),
-    "torch_call_dispatcher": (2, 10),
-    "torch_get_mutable_data_ptr": (2, 10),
-    "torch_get_num_threads": (2, 10),
-    "torch_library_impl": (2, 10),
-    "torch_parallel_for": (2, 10),
-}
+_BEFORE = """
+    abi_version create_device_guard delete_device_guard delete_library_object delete_stream
+    delete_tensor_object dtype_bfloat16 dtype_bool dtype_element_size dtype_float16
+    dtype_float32 dtype_float64 dtype_int16 dtype_int32 dtype_int64 dtype_int8 dtype_uint16
+    dtype_uint32 dtype_uint64 dtype_uint8 empty_strided get_current_stream get_data_ptr
+    get_device_index get_device_type get_dim get_dtype get_sizes get_strides is_defined
+    library_def library_init_def library_init_fragment library_init_impl new_tensor_handle
+"""
+_SINCE_2_10 = "call_dispatcher get_mutable_data_ptr get_num_threads library_impl parallel_for"
+TORCH_SYMBOLS = {f"aoti_torch_{name}": (2, 9) for name in _BEFORE.split()}
+TORCH_SYMBOLS |= {f"torch_{name}": (2, 10) for name in _SINCE_2_10.split()}
 MAX_VERSIONS = {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 30), "CXXABI": (1, 3, 13)}
 
 

@@ -189,7 +189,7 @@ def _run(given: argparse.Namespace, arguments: Sequence[str]) -> None:
         other = json.loads(given.compare.read_text(encoding="utf-8"))
         found = difference(costs, np.array(other["row"]), rows)
         compared["mean_difference_from_another_fit"] = round(found, 3)
-        found = difference(store_costs, _store_table(other), stored)
+        found = difference(store_costs, np.array(other["store"]), stored)
         compared["store_mean_difference_from_another_fit"] = round(found, 3)
 
     def described(about: str, **counts: Sequence[Observed]) -> dict[str, Any]:
@@ -235,14 +235,6 @@ def _run(given: argparse.Namespace, arguments: Sequence[str]) -> None:
         with atomic_output(path) as scratch:
             scratch.write_text(text, encoding="utf-8")
     print(f"{given.output}: {sum(int(of.tried.sum()) for of in rows)} observations")
-
-
-def _store_table(other: dict[str, Any]) -> IntArray:
-    """In one piece, or in two, whose first has a dimension each for right and wrong."""
-    if "store" in other:
-        return np.array(other["store"])
-    first = np.array(other["store_first"]).reshape(SHAPE[0], -1)
-    return np.hstack([np.array(other["store_next"]), first])
 
 
 def _laid_out(table: dict[str, Any], **costs: IntArray) -> str:

@@ -1,6 +1,6 @@
 """Builds the package without torch for the other Pythons of this machine, and tests it with each.
 
-    python -m tools.pythons [--version 3.12]
+    python -m tools.pythons
 
 Each gets a fresh environment with the wheel and numpy, and runs `ngram-npu doctor`, a replay, and
 every operator on numpy arrays against its reference. What is missing is said.
@@ -8,7 +8,6 @@ every operator on numpy arrays against its reference. What is missing is said.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shutil
@@ -16,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -106,17 +105,12 @@ def verdict(version: str, environment: Mapping[str, str]) -> tuple[str, bool]:
     return f"Python {version} ({time.monotonic() - began:.0f} s): {said}", bool(problem)
 
 
-def main(
-    arguments: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ
-) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.pythons", description=__doc__)
+def main() -> int:
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
     others = [version for version in SUPPORTED if version != own]
-    parser.add_argument("--version", action="append", choices=SUPPORTED, help="only these")
-    versions = parser.parse_args(arguments).version or others
     failed = False
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # the parity of each takes one core
-        for done in as_completed(pool.submit(verdict, v, environment) for v in versions):
+        for done in as_completed(pool.submit(verdict, v, os.environ) for v in others):
             said, bad = done.result()
             failed = failed or bad
             print(said, flush=True)

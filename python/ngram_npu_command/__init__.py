@@ -12,9 +12,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from ngram_npu_command.generate import add_generate
 from ngram_npu_command.learn import add_learn, add_store
@@ -23,19 +21,20 @@ from ngram_npu_command.options import (
     EXIT_OK,
     EXIT_USAGE,
     PROGRAM,
+    add_command,
     add_drafts,
     add_lookup,
+    add_output,
     add_paths,
     add_reading,
     complain,
     count,
+    fields_of,
     paths_of,
-    print_notes,
+    plotted,
+    reported,
 )
 from ngram_npu_command.tune import add_measure_cost, add_tune
-
-if TYPE_CHECKING:
-    from ngram_npu.replay import ReplayReport
 
 __all__ = ["main"]
 
@@ -91,8 +90,14 @@ def _run(arguments: Sequence[str]) -> int:
             parsed.parser.refuse(unknown)
     except SystemExit as stop:  # the message is printed
         return stop.code if isinstance(stop.code, int) else EXIT_USAGE
+    from ngram_npu.errors import ReplayError
+
     run: Callable[[argparse.Namespace, Sequence[str]], int] = parsed.run
-    return run(parsed, arguments)
+    try:
+        return run(parsed, arguments)
+    except ReplayError as error:
+        complain(f"{parsed.parser.prog}: error: {error}")
+        return EXIT_USAGE
 
 
 def _discard(stream: TextIO) -> None:
@@ -153,14 +158,14 @@ def _version() -> str:
 
 
 def _add_replay(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = add_command(
+        commands,
         "replay",
+        _run_replay,
         help="measure drafting on recorded conversations",
         description="Replay recorded conversations: the recorded completion takes the place of the "
         "target model's output. Prints one line of drafting results per input.",
-        allow_abbrev=False,
     )
-    parser.set_defaults(run=_run_replay, parser=parser)
     add_paths(parser)
     lookup = add_lookup(parser, "the index, unless max_n - min_n exceeds 7")
     add_drafts(lookup, "trimmed", "trimmed")
@@ -180,27 +185,19 @@ def _add_replay(commands: Any) -> None:
         help="conversations replayed together (default: 32; 1 with --store)",
     )
     add_reading(data)
-    output = parser.add_argument_group("output")
-    output.add_argument(
-        "--json",
-        metavar="FILE",
-        help="write the result as JSON; - for stdout (the table then goes to stderr)",
-    )
-    output.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw the result (needs matplotlib)"
-    )
+    add_output(parser, "plot", "draw the result (needs matplotlib)")
 
 
 def _add_doctor(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = add_command(
+        commands,
         "doctor",
+        _run_doctor,
         help="report what is installed and what can be used",
         description="Versions, backends built and loadable, instruction set chosen, whether vLLM "
         "uses the plugin, and why something is absent. Exit code 1 if something that the "
         "environment asks for cannot work.",
-        allow_abbrev=False,
     )
-    parser.set_defaults(run=_run_doctor, parser=parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -213,57 +210,18 @@ def _run_doctor(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def _run_replay(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
-    import dataclasses
-
-    from ngram_npu.output import check_writable
-    from ngram_npu.replay import ReplayError, ReplayOptions, format_table, replay
-    from ngram_npu.replay.plot import check_plot
-
-    from ngram_npu_command.bar import Bar
-
-    bar = Bar(sys.stderr)
-    try:
-        json_path = None if arguments.json in (None, "-") else Path(arguments.json)
-        if json_path is not None:
-            check_writable(json_path)
-        if arguments.plot is not None:
-            check_plot(arguments.plot)
-            check_writable(arguments.plot)
-        # Options and fields have the same names, so a new field needs no line here.
-        options = {f.name: getattr(arguments, f.name) for f in dataclasses.fields(ReplayOptions)}
-        report = replay(
-            paths_of(arguments),
-            ReplayOptions(**options),
-            progress=bar.show,
-            command=shlex.join([PROGRAM, *argv]),
-        )
-        bar.clear()
-        _write_files(report, json_path, arguments.plot)
-    except ReplayError as error:
-        bar.clear()
-        complain(f"{PROGRAM} replay: error: {error}")
-        return EXIT_USAGE
-    except KeyboardInterrupt:
-        bar.clear()
-        raise
-    print_notes("replay", (f"{of.name}: {note}" for of in report.inputs for note in of.notes))
-    if arguments.json == "-":
-        complain(format_table(report))
-        sys.stdout.write(report.to_json())
-    else:
-        print(format_table(report))
-    return EXIT_OK
-
-
-def _write_files(report: ReplayReport, json_path: Path | None, plot_path: Path | None) -> None:
-    """Write all files or none: every file is complete before the first one is moved into place."""
-    from ngram_npu.output import atomic_output
+    from ngram_npu.replay import ReplayOptions, format_table, replay
     from ngram_npu.replay.plot import save_plot
 
-    with ExitStack() as stack:
-        if json_path is not None:
-            scratch = stack.enter_context(atomic_output(json_path))
-            scratch.write_text(report.to_json(), encoding="utf-8")
-        if plot_path is not None:
-            scratch = stack.enter_context(atomic_output(plot_path))
-            save_plot(report, scratch, plot_path.suffix.lstrip(".").lower())
+    return reported(
+        arguments,
+        lambda bar: replay(
+            paths_of(arguments),
+            ReplayOptions(**fields_of(ReplayOptions, arguments)),
+            progress=bar.show,
+            command=shlex.join([PROGRAM, *argv]),
+        ),
+        format_table,
+        plotted(arguments.plot, save_plot),
+        notes=lambda report: (f"{of.name}: {note}" for of in report.inputs for note in of.notes),
+    )

@@ -11,8 +11,6 @@ from ngram_npu.errors import printable
 if TYPE_CHECKING:
     from ngram_npu.replay.log_files import Progress
 
-__all__ = ["Bar"]
-
 SILENCE_S = 10.0
 
 
@@ -33,6 +31,12 @@ class Bar:
 
                 tqdm.monitor_interval = 0  # no thread: `tune` forks
                 self._tqdm = tqdm
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
 
     def show(self, progress: Progress) -> None:
         """Draw, at most ten times a second, or print a line."""

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ngram_npu_command.options import EXIT_OK, EXIT_USAGE, PROGRAM, add_lookup, complain, count
+from ngram_npu_command.options import add_command, add_lookup, count, fields_of, reported
+
+if TYPE_CHECKING:
+    from ngram_npu.runner.generate import GenerateReport
 
 
 def add_generate(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = add_command(
+        commands,
         "generate",
+        _run_generate,
         help="generate text with a local model, with and without speculation",
         description="Generate text for a file of prompts with a Hugging Face causal LM. Prints the "
         "text, tokens per second with and without speculation, acceptance, and the time of each "
         "part of a step. Needs torch and transformers.",
-        allow_abbrev=False,
     )
-    parser.set_defaults(run=_run_generate, parser=parser)
     need = parser.add_argument_group("model and prompts")
     need.add_argument("--model", type=Path, required=True, metavar="FOLDER", help="a local model")
     asked = need.add_mutually_exclusive_group(required=True)
@@ -95,41 +97,20 @@ def add_generate(commands: Any) -> None:
 
 
 def _run_generate(arguments: argparse.Namespace, _: Sequence[str]) -> int:
-    import dataclasses
+    from ngram_npu.replay import ReplayOptions
 
-    from ngram_npu.output import atomic_output, check_writable
-    from ngram_npu.replay import ReplayError, ReplayOptions
-
-    given = vars(arguments)
-    lookup = {f.name: given[f.name] for f in dataclasses.fields(ReplayOptions) if f.name in given}
-    json_path = None if arguments.json in (None, "-") else Path(arguments.json)
-    try:
-        ngram = ReplayOptions(**lookup).config()
-        for path in filter(None, (arguments.trace, json_path)):
-            check_writable(path)
-    except ReplayError as error:
-        complain(f"{PROGRAM} generate: error: {error}")
-        return EXIT_USAGE
-    from ngram_npu.runner import generate
-
-    options = {
-        f.name: given[f.name]
-        for f in dataclasses.fields(generate.GenerateOptions)
-        if f.name in given
-    }
+    ngram = ReplayOptions(**fields_of(ReplayOptions, arguments)).config()
     if arguments.prompt is not None:
-        options["prompts"] = arguments.prompt
-    try:
-        report = generate.generate(generate.GenerateOptions(**options, ngram=ngram))
-        if json_path is not None:
-            with atomic_output(json_path) as scratch:
-                scratch.write_text(report.to_json(), encoding="utf-8")
-    except (generate.GenerateError, ReplayError) as error:
-        complain(f"{PROGRAM} generate: error: {error}")
-        return EXIT_USAGE
-    if arguments.json == "-":
-        complain(generate.format_report(report))
-        sys.stdout.write(report.to_json())
-    else:
-        print(generate.format_report(report))
-    return EXIT_OK
+        arguments.prompts = arguments.prompt
+
+    def make(_: object) -> GenerateReport:
+        from ngram_npu.runner.generate import GenerateOptions, generate
+
+        return generate(GenerateOptions(**fields_of(GenerateOptions, arguments), ngram=ngram))
+
+    def text(report: GenerateReport) -> str:
+        from ngram_npu.runner.generate import format_report
+
+        return format_report(report)
+
+    return reported(arguments, make, text, checked=[arguments.trace])

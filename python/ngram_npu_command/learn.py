@@ -5,38 +5,39 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ngram_npu_command.options import (
     EXIT_OK,
-    EXIT_USAGE,
     PROGRAM,
+    add_command,
+    add_output,
     add_paths,
     add_reading,
-    complain,
     count,
+    fields_of,
     paths_of,
-    print_notes,
+    plotted,
     probability,
+    reported,
     share,
 )
 
 
 def add_learn(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = add_command(
+        commands,
         "learn",
+        _run_learn,
         help="fill a store from logs, and see what it would bring",
         description="Fill a store from logs, and from files of other stores, so that a server "
         "drafts from the first request on. Prints tokens per step and speed-up on the last tenth "
         "of the logs, with nothing to all of the rest known. The newest logs come last; stores are "
         "taken as older than logs.",
         epilog="The file holds text of users as token ids: share it as you would the logs.",
-        allow_abbrev=False,
     )
-    parser.set_defaults(run=_run_learn, parser=parser)
     add_paths(parser)
     store = parser.add_argument_group("store")
     store.add_argument(
@@ -90,15 +91,7 @@ def add_learn(commands: Any) -> None:
         help="cost of verifying one draft token as a fraction of a step (default: %(default)s)",
     )
     add_reading(parser.add_argument_group("input"))
-    output = parser.add_argument_group("output")
-    output.add_argument(
-        "--json",
-        metavar="FILE",
-        help="write the result as JSON; - for stdout (the text then goes to stderr)",
-    )
-    output.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw the learning curve (needs matplotlib)"
-    )
+    add_output(parser, "plot", "draw the learning curve (needs matplotlib)")
 
 
 def add_store(commands: Any) -> None:
@@ -106,52 +99,42 @@ def add_store(commands: Any) -> None:
         "store", help="look into the file of a store", allow_abbrev=False
     )
     actions = parser.add_subparsers(title="actions", required=True, metavar="ACTION")
-    info: argparse.ArgumentParser = actions.add_parser(
+    info = add_command(
+        actions,
         "info",
+        _run_info,
         help="what is in it, and for which tokenizer",
         description="What is in the file of a store, and for which tokenizer.",
-        allow_abbrev=False,
     )
-    info.set_defaults(run=_run_info, parser=info)
     info.add_argument("file", type=Path, metavar="FILE")
     info.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _run_learn(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
-    from ngram_npu.learn import format_report
-    from ngram_npu.learn.command import run
-    from ngram_npu.replay import ReplayError
+    from ngram_npu.learn import LearnOptions, format_report, learn
+    from ngram_npu.learn.plot import save_plot
 
-    from ngram_npu_command.bar import Bar
-
-    bar = Bar(sys.stderr)
-    try:
-        report = run(arguments, paths_of(arguments), shlex.join([PROGRAM, *argv]), bar)
-    except ReplayError as error:
-        bar.clear()
-        complain(f"{PROGRAM} learn: error: {error}")
-        return EXIT_USAGE
-    except KeyboardInterrupt:
-        bar.clear()
-        raise
-    print_notes("learn", report.notes)
-    if arguments.json == "-":
-        complain(format_report(report))
-        sys.stdout.write(report.to_json())
-    else:
-        print(format_report(report))
-    return EXIT_OK
+    return reported(
+        arguments,
+        lambda bar: learn(
+            paths_of(arguments),
+            arguments.output,
+            LearnOptions(**fields_of(LearnOptions, arguments)),
+            costs=arguments.costs,
+            progress=bar.show,
+            command=shlex.join([PROGRAM, *argv]),
+        ),
+        format_report,
+        plotted(arguments.plot, save_plot),
+        notes=lambda report: report.notes,
+        checked=[arguments.costs],
+    )
 
 
 def _run_info(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     from ngram_npu.learn import describe
     from ngram_npu.learn.learn_report import format_store
-    from ngram_npu.replay import ReplayError
 
-    try:
-        found = describe(arguments.file)
-    except ReplayError as error:
-        complain(f"{PROGRAM} store info: error: {error}")
-        return EXIT_USAGE
+    found = describe(arguments.file)
     print(json.dumps(found, indent=2) if arguments.json else format_store(found))
     return EXIT_OK

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import stat
 import sys
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ngram_npu_command.bar import Bar
+
+    Written = tuple[Path | None, Callable[..., object]]
+    """A file, None if it is not asked for, and what writes a report to a path."""
 
 PROGRAM = "ngram-npu"
 EXIT_OK = 0
@@ -17,15 +24,31 @@ EXIT_FAILED = 1
 EXIT_USAGE = 2
 
 
-def count(text: str) -> int:
-    """Parse an integer of at least 1."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {value}")
-    return value
+def add_command(
+    commands: Any, name: str, run: Callable[..., int], **texts: str
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, allow_abbrev=False, **texts)
+    parser.set_defaults(run=run, parser=parser)
+    return parser
 
 
-count.__name__ = "integer"  # argparse names the type in its messages
+def _checked(kind: type, name: str, holds: Callable[[Any], bool], expected: str) -> Any:
+    """A parser of numbers for argparse."""
+
+    def parsed(text: str) -> Any:
+        value = kind(text)
+        if not holds(value):
+            raise argparse.ArgumentTypeError(f"must be {expected}, got {text}")
+        return value
+
+    parsed.__name__ = name  # argparse names the type in its messages
+    return parsed
+
+
+count = _checked(int, "integer", lambda value: value >= 1, "at least 1")
+million = _checked(int, "integer", lambda value: value >= 0, "at least 0")
+probability = _checked(float, "number", lambda value: 0 < value <= 1, "above 0 and at most 1")
+share = _checked(float, "number", lambda value: 0 <= value < 10, "at least 0 and below 10")
 
 
 def counts(text: str) -> list[int]:
@@ -34,37 +57,6 @@ def counts(text: str) -> list[int]:
 
 
 counts.__name__ = "list of integers"
-
-
-def million(text: str) -> int:
-    """Parse an integer of at least 0."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must be at least 0, got {value}")
-    return value
-
-
-million.__name__ = "integer"
-
-
-def probability(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {text}")
-    return value
-
-
-probability.__name__ = "number"
-
-
-def share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < 10:
-        raise argparse.ArgumentTypeError(f"must be at least 0 and below 10, got {text}")
-    return value
-
-
-share.__name__ = "number"
 
 
 def add_lookup(parser: argparse.ArgumentParser, default_engine: str) -> Any:
@@ -234,12 +226,83 @@ def add_reading(data: argparse._ArgumentGroup) -> None:
     )
 
 
-def print_notes(command: str, notes: Iterable[str]) -> None:
-    """To stderr: what the reader should know even if the report goes to a file."""
-    from ngram_npu.errors import printable
+def add_output(parser: argparse.ArgumentParser, drawn: str, about: str) -> Any:
+    """`--json`, and the option of the report as something to look at."""
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--json",
+        metavar="FILE",
+        help="write the result as JSON; - for stdout (the text then goes to stderr)",
+    )
+    output.add_argument(f"--{drawn}", type=Path, metavar="FILE", help=about)
+    return output
 
-    for note in notes:
-        complain(printable(f"{PROGRAM} {command}: note: {note}"))
+
+def fields_of(kind: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options that have the names of a data class's fields: a new field needs no line here."""
+    given = vars(arguments)
+    return {f.name: given[f.name] for f in dataclasses.fields(kind) if f.name in given}
+
+
+def plotted(path: Path | None, save: Callable[[Any, Path, str], None]) -> Written:
+    """The file of a plot, whose format is checked.
+
+    Raises:
+        ReplayError: matplotlib is not installed, or does not know the format.
+    """
+    from ngram_npu.replay.plot import check_plot
+
+    if path is None:
+        return None, save
+    check_plot(path)
+    return path, lambda report, scratch: save(report, scratch, path.suffix.lstrip(".").lower())
+
+
+def reported(
+    arguments: argparse.Namespace,
+    make: Callable[[Bar], Any],
+    text: Callable[[Any], str],
+    *files: Written,
+    notes: Callable[[Any], Iterable[str]] = lambda report: (),
+    checked: Sequence[Path | None] = (),
+) -> int:
+    """Makes a report, writes it to all files or to none, and prints it.
+
+    Every file is complete before the first one is moved into place. `notes` of the report go to
+    stderr too: what the reader should know even if the report goes to a file. `checked` are files
+    that `make` writes.
+
+    Raises:
+        ReplayError: `make` fails, or a file cannot be written, which is known before any work.
+    """
+    from ngram_npu.errors import printable
+    from ngram_npu.output import atomic_output, check_writable
+
+    from ngram_npu_command.bar import Bar
+
+    if arguments.json not in (None, "-"):
+        files = ((Path(arguments.json), _write_json), *files)
+    for path in (*(path for path, _ in files), *checked):
+        if path is not None:
+            check_writable(path)
+    with Bar(sys.stderr, getattr(arguments, "progress", None) or None) as bar:
+        report = make(bar)
+    with ExitStack() as stack:
+        for path, write in files:
+            if path is not None:
+                write(report, stack.enter_context(atomic_output(path)))
+    for note in notes(report):
+        complain(printable(f"{arguments.parser.prog}: note: {note}"))
+    if arguments.json == "-":
+        complain(text(report))
+        sys.stdout.write(report.to_json())
+    else:
+        print(text(report))
+    return EXIT_OK
+
+
+def _write_json(report: Any, path: Path) -> None:
+    path.write_text(report.to_json(), encoding="utf-8")
 
 
 def complain(text: str) -> None:

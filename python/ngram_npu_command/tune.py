@@ -4,30 +4,39 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ngram_npu_command.options import (
     EXIT_OK,
-    EXIT_USAGE,
     PROGRAM,
+    add_command,
+    add_output,
     add_paths,
     add_reading,
     complain,
     count,
     counts,
+    fields_of,
     million,
     paths_of,
-    print_notes,
+    reported,
     share,
 )
 
+if TYPE_CHECKING:
+    from ngram_npu.tune import VerificationCost
+
+    from ngram_npu_command.bar import Bar
+
 
 def add_tune(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = add_command(
+        commands,
         "tune",
+        _run_tune,
         help="find the best setting for recorded traffic, and whether drafting pays at all",
         description="Search settings over recorded traffic: replays each, weighs the tokens it "
         "yields against the cost of verifying its drafts, and recommends one per runner, as "
@@ -35,9 +44,7 @@ def add_tune(commands: Any) -> None:
         "other.",
         epilog="Without --cost the report uses an example cost and says so. After Ctrl-C the same "
         "command continues where it stopped.",
-        allow_abbrev=False,
     )
-    parser.set_defaults(run=_run_tune, parser=parser)
     add_paths(parser)
     cost = parser.add_argument_group("what verifying costs")
     cost.add_argument(
@@ -103,33 +110,22 @@ def add_tune(commands: Any) -> None:
         help="keep finished pieces here for later runs (default: delete them after the run)",
     )
     add_reading(parser.add_argument_group("input"))
-    output = parser.add_argument_group("output")
-    output.add_argument(
-        "--html",
-        type=Path,
-        metavar="FILE",
-        help="write a report for a browser (needs the extra html)",
-    )
-    output.add_argument(
-        "--json",
-        metavar="FILE",
-        help="write the result as JSON; - for stdout (the text then goes to stderr)",
-    )
+    output = add_output(parser, "html", "write a report for a browser (needs the extra html)")
     output.add_argument(
         "--progress", action="store_true", help="show progress even if stderr is not a terminal"
     )
 
 
 def add_measure_cost(commands: Any) -> None:
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser = add_command(
+        commands,
         "measure-cost",
+        _run_measure_cost,
         help="measure what verifying drafts costs on your server, for `tune --cost`",
         description="Time the steps of an OpenAI-compatible server by batch size. Run it once "
         "without speculation and once for each number of draft tokens, with the same FILE; "
         "docs/guides/tune.md shows how.",
-        allow_abbrev=False,
     )
-    parser.set_defaults(run=_run_measure_cost, parser=parser)
     parser.add_argument("output", metavar="FILE", type=Path, help="JSON file to add the times to")
     parser.add_argument("--url", default="http://localhost:8000", help="default: %(default)s")
     parser.add_argument("--model", help="model name (default: the first that the server lists)")
@@ -149,51 +145,73 @@ def add_measure_cost(commands: Any) -> None:
 
 
 def _run_tune(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
+    from ngram_npu.errors import optional
+    from ngram_npu.tune import CANDIDATES, TuneOptions, TuneReport, format_report, tune
+    from ngram_npu.tune.candidates import parse_candidate
+    from ngram_npu.tune.html import check_html, to_html
+
+    if arguments.html is not None:
+        check_html()
+    if arguments.progress:
+        optional("tqdm", "--progress", "replay")
+    cost = _cost(arguments.cost)
+    if arguments.batch_size:
+        cost = cost.at(arguments.batch_size)
+    options = fields_of(TuneOptions, arguments) | {"sample": arguments.sample * 1_000_000 or None}
+
+    def make(bar: Bar) -> TuneReport:
+        try:
+            return tune(
+                paths_of(arguments),
+                cost,
+                TuneOptions(**options),
+                candidates=[c for c in CANDIDATES if arguments.sizes in (None, c.config.sizes)],
+                against=None if arguments.against is None else parse_candidate(arguments.against),
+                progress=bar.show,
+                command=shlex.join([PROGRAM, *argv]),
+            )
+        except KeyboardInterrupt:
+            bar.clear()
+            complain("finished pieces are kept: the same command continues from here")
+            raise
+
+    return reported(
+        arguments,
+        make,
+        format_report,
+        (arguments.html, lambda report, path: path.write_text(to_html(report), encoding="utf-8")),
+        notes=lambda report: report.traffic["notes"],
+        checked=[arguments.cache],
+    )
+
+
+def _cost(given: str) -> VerificationCost:
+    """A share of a step, or what `load_cost` takes."""
     from ngram_npu.replay import ReplayError
-    from ngram_npu.tune import format_report
-    from ngram_npu.tune.command import run
+    from ngram_npu.tune import load_cost, share_of_a_step
 
-    from ngram_npu_command.bar import Bar
-
-    bar = Bar(sys.stderr, wanted=arguments.progress or None)
-    try:
-        report = run(arguments, paths_of(arguments), shlex.join([PROGRAM, *argv]), bar)
-    except ReplayError as error:
-        bar.clear()
-        complain(f"{PROGRAM} tune: error: {error}")
-        return EXIT_USAGE
-    except KeyboardInterrupt:
-        bar.clear()
-        complain("finished pieces are kept: the same command continues from here")
-        raise
-    print_notes("tune", report.traffic["notes"])
-    if arguments.json == "-":
-        complain(format_report(report))
-        sys.stdout.write(report.to_json())
-    else:
-        print(format_report(report))
-    return EXIT_OK
+    with suppress(ValueError):
+        share = float(given)
+        if not 0 <= share < 10:
+            raise ReplayError(f"--cost: must be at least 0 and below 10, got {given}")
+        return share_of_a_step(share)
+    return load_cost(given)
 
 
 def _run_measure_cost(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     from ngram_npu.output import check_writable
-    from ngram_npu.replay import ReplayError
     from ngram_npu.tune.client import measure_cost
 
-    try:
-        check_writable(arguments.output)
-        measure_cost(
-            arguments.output,
-            url=arguments.url,
-            model=arguments.model,
-            batch_sizes=arguments.batch_size,
-            prompt_tokens=arguments.prompt_tokens,
-            max_tokens=arguments.max_tokens,
-            rounds=arguments.rounds,
-            command=shlex.join([PROGRAM, *argv]),
-            report=print,
-        )
-    except ReplayError as error:
-        complain(f"{PROGRAM} measure-cost: error: {error}")
-        return EXIT_USAGE
+    check_writable(arguments.output)
+    measure_cost(
+        arguments.output,
+        url=arguments.url,
+        model=arguments.model,
+        batch_sizes=arguments.batch_size,
+        prompt_tokens=arguments.prompt_tokens,
+        max_tokens=arguments.max_tokens,
+        rounds=arguments.rounds,
+        command=shlex.join([PROGRAM, *argv]),
+        report=print,
+    )
     return EXIT_OK

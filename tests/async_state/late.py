@@ -54,11 +54,10 @@ class LateDevice:
         self.distort: dict[str, Callable[..., None]] = {}
         self.launches: list[str] = []
         self._rng = rng
-        self._queues: dict[str, deque[Callable[[], None] | Event]] = {
+        self._queues: dict[str, deque[Callable[[], object] | Event | _Wait]] = {
             "main": deque(),
             "side": deque(),
         }
-        self._waits: set[int] = set()
         self._critical = False
 
     # What AsyncSpecState uses.
@@ -79,14 +78,11 @@ class LateDevice:
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: str) -> None:
         assert isinstance(target, LateTensor) != isinstance(source, LateTensor)
-        if isinstance(target, LateTensor):
-            inner = target.inner
-            self.launch(lambda: _copy(inner, source), stream)
-            return
-        # Before the host has waited for a download, its target may contain anything.
-        target.fill_(POISON)
-        origin = source.inner
-        self.launch(lambda: _copy(target, origin), stream)
+        to, real = value_of(target), value_of(source)
+        if not isinstance(target, LateTensor):
+            # Before the host has waited for a download, its target may contain anything.
+            target.fill_(POISON)
+        self.launch(lambda: to.copy_(real), stream)
 
     def scatter(self, target: torch.Tensor, indices: torch.Tensor, source: torch.Tensor) -> None:
         """``target[indices] = source``."""
@@ -102,7 +98,6 @@ class LateDevice:
         return event
 
     def wait(self, stream: str, event: Event) -> None:
-        self._waits.add(id(event))
         self._queues[stream].append(_Wait(event))
         self._advance()
 
@@ -114,7 +109,7 @@ class LateDevice:
 
     # What the tests use.
 
-    def launch(self, work: Callable[[], None], stream: str = "main") -> None:
+    def launch(self, work: Callable[[], object], stream: str = "main") -> None:
         self._queues[stream].append(work)
         self._advance()
 
@@ -143,19 +138,13 @@ class LateDevice:
     def _step(self, stream: str) -> bool:
         """Runs the first item of a stream; False if there is none or it has to wait."""
         queue = self._queues[stream]
-        if not queue:
+        if not queue or (isinstance(queue[0], _Wait) and not queue[0].event.happened):
             return False
-        head = queue[0]
-        if isinstance(head, _Wait):
-            if not head.event.happened:
-                return False
-        elif isinstance(head, Event):
+        head = queue.popleft()
+        if isinstance(head, Event):
             head.happened = True
-        else:
-            queue.popleft()
+        elif not isinstance(head, _Wait):
             head()
-            return True
-        queue.popleft()
         return True
 
     def _advance(self) -> None:
@@ -181,8 +170,8 @@ class LateJobs:
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
         assert isinstance(to, LateTensor) != isinstance(source, LateTensor)
-        real = value_of(to), value_of(source)
-        self._device.launch(lambda: _copy(*real))
+        target, real = value_of(to), value_of(source)
+        self._device.launch(lambda: target.copy_(real))
 
     def run(self, job: int) -> None:
         self._device.launch(lambda: _C.stream_run(job))
@@ -194,10 +183,6 @@ class LateJobs:
 class _Wait:
     def __init__(self, event: Event) -> None:
         self.event = event
-
-
-def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    target.copy_(source)
 
 
 def _scatter(target: torch.Tensor, indices: torch.Tensor, source: torch.Tensor) -> None:
@@ -279,7 +264,7 @@ def _computed(function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any
     first = arguments[0][0] if isinstance(arguments[0], list) else arguments[0]
     real = [[*map(_inner, a)] if isinstance(a, list) else _inner(a) for a in arguments]
     result = torch.zeros_like(function(*real, **keywords))
-    first.owner.launch(lambda: _copy(result, function(*real, **keywords)))
+    first.owner.launch(lambda: result.copy_(function(*real, **keywords)))
     return LateTensor(result, first.owner)
 
 

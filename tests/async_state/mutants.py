@@ -3,8 +3,7 @@ notice all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -34,35 +33,36 @@ Mutant = Callable[[], Any]
 MUTANTS: dict[str, Mutant] = {}
 
 
-def _wrapped(owner: Any, name: str, make: Callable[[Any], Any]) -> Mutant:
-    """`owner.name` replaced by `make(of what it was)`."""
-    return lambda: mock.patch.object(owner, name, make(getattr(owner, name)))
+def around(owner: Any, name: str, call: Callable[..., Any]) -> Mutant:
+    """`owner.name` replaced by `call`, whose first argument is what it was."""
+
+    def patched() -> Any:
+        original = getattr(owner, name)
+        return mock.patch.object(
+            owner, name, lambda *given, **named: call(original, *given, **named)
+        )
+
+    return patched
 
 
 def _after_init(change: Callable[[AsyncSpecState], None]) -> Mutant:
-    def make(original: Any) -> Any:
-        def init(self: AsyncSpecState, *arguments: Any, **keywords: Any) -> None:
-            original(self, *arguments, **keywords)
-            change(self)
+    def init(original: Any, self: AsyncSpecState, *arguments: Any, **keywords: Any) -> None:
+        original(self, *arguments, **keywords)
+        change(self)
 
-        return init
-
-    return _wrapped(AsyncSpecState, "__init__", make)
+    return around(AsyncSpecState, "__init__", init)
 
 
 def _uploaded(change: Callable[[Any, Any], None]) -> Mutant:
     """Changes the packed upload of a step: change(packed [P,R+1], step)."""
 
-    def make(original: Any) -> Any:
-        def inputs(self: AsyncSpecState, changes: Any, step: Any) -> Any:
-            packed, *known = original(self, changes, step)
-            packed = packed.copy()
-            change(packed.reshape(NUM_PACKED, -1), step)
-            return [packed, *known]
+    def inputs(original: Any, self: AsyncSpecState, changes: Any, step: Any) -> Any:
+        packed, *known = original(self, changes, step)
+        packed = packed.copy()
+        change(packed.reshape(NUM_PACKED, -1), step)
+        return [packed, *known]
 
-        return inputs
-
-    return _wrapped(AsyncSpecState, "_inputs", make)
+    return around(AsyncSpecState, "_inputs", inputs)
 
 
 def _operator(name: str, change: Callable[..., None]) -> Mutant:
@@ -86,14 +86,11 @@ def _without(name: str) -> Mutant:
 def _step_changed(**make: Callable[[Any], Any]) -> Mutant:
     """Changes fields of the planned step."""
 
-    def wrap(original: Any) -> Any:
-        def plan(self: Mirrors, *arguments: Any) -> Any:
-            step = original(self, *arguments)
-            return replace(step, **{name: change(step) for name, change in make.items()})
+    def plan(original: Any, self: Mirrors, *arguments: Any) -> Any:
+        step = original(self, *arguments)
+        return replace(step, **{name: change(step) for name, change in make.items()})
 
-        return plan
-
-    return _wrapped(Mirrors, "plan_step", wrap)
+    return around(Mirrors, "plan_step", plan)
 
 
 def _turned(values: Any) -> Any:
@@ -206,71 +203,46 @@ MUTANTS |= {
 
 
 def _reconcile_with(change: Callable[[Any, Any, Any], tuple[Any, Any]]) -> Mutant:
-    def make(original: Any) -> Any:
-        def reconcile(self: Mirrors, step: Any, counts: Any, sampled: Any) -> Any:
-            return original(self, step, *change(step, counts, sampled))
-
-        return reconcile
-
-    return _wrapped(Mirrors, "reconcile", make)
+    return around(
+        Mirrors,
+        "reconcile",
+        lambda original, self, step, *of: original(self, step, *change(step, *of)),
+    )
 
 
-def _forgetting_generations(original: Any) -> Any:
-    def reconcile(self: Mirrors, step: Any, counts: Any, sampled: Any) -> Any:
-        with mock.patch.object(self, "_generation", np.zeros_like(self._generation)):
-            return original(self, replace(step, generation=0 * step.generation), counts, sampled)
-
-    return reconcile
-
-
-def _commit_then(change: Callable[[Mirrors, Any, Any], None]) -> Mutant:
-    def make(original: Any) -> Any:
-        def commit(self: Mirrors, changes: Any, step: Any, rows: Any) -> None:
-            original(self, changes, step, rows)
-            change(self, changes, step)
-
-        return commit
-
-    return _wrapped(Mirrors, "commit", make)
+def _forgetting_generations(
+    original: Any, self: Mirrors, step: Any, counts: Any, sampled: Any
+) -> Any:
+    with mock.patch.object(self, "_generation", np.zeros_like(self._generation)):
+        return original(self, replace(step, generation=0 * step.generation), counts, sampled)
 
 
-def _without_moves(original: Any) -> Any:
-    def plan(self: Mirrors, batch: Any) -> Any:
-        return original(self, replace(batch, moves=np.zeros((0, 2), np.int32)))
-
-    return plan
+def _without_moves(original: Any, self: Mirrors, batch: Any) -> Any:
+    return original(self, replace(batch, moves=np.zeros((0, 2), np.int32)))
 
 
-def _moves_one_by_one(original: Any) -> Any:
-    def plan(self: Mirrors, batch: Any) -> Any:
-        kept = self.slot_of
-        if len(batch.moves):
-            self.slot_of = kept.copy()
-            for source, target in batch.moves:
-                self.slot_of[target] = self.slot_of[source]
-                self.slot_of[source] = -1
-            batch = replace(batch, moves=np.zeros((0, 2), np.int32))
-        try:
-            return original(self, batch)
-        finally:
-            self.slot_of = kept
-
-    return plan
+def _moves_one_by_one(original: Any, self: Mirrors, batch: Any) -> Any:
+    kept = self.slot_of
+    self.slot_of = kept.copy()
+    for source, target in batch.moves:
+        self.slot_of[target] = self.slot_of[source]
+        self.slot_of[source] = -1
+    try:
+        return _without_moves(original, self, batch)
+    finally:
+        self.slot_of = kept
 
 
-def _writing_to_the_batch(original: Any) -> Any:
+def _writing_to_the_batch(original: Any, self: AsyncSpecState, batch: Any) -> Any:
     """As a runner that trims the scheduled drafts where it was told of them."""
-
-    def begin(self: AsyncSpecState, batch: Any) -> Any:
-        inputs = original(self, batch)
-        batch.num_scheduled_drafts[:] = 0
-        return inputs
-
-    return begin
+    inputs = original(self, batch)
+    batch.num_scheduled_drafts[:] = 0
+    return inputs
 
 
-def _last_positions_kept(mirrors: Mirrors, changes: Any, step: Any) -> None:
-    mirrors._last_position[step.slots] = np.arange(len(step.slots))
+def _last_positions_kept(original: Any, self: Mirrors, changes: Any, step: Any, rows: Any) -> None:
+    original(self, changes, step, rows)
+    self._last_position[step.slots] = np.arange(len(step.slots))
 
 
 MUTANTS |= {
@@ -281,14 +253,14 @@ MUTANTS |= {
     "rejections never reach the host": _reconcile_with(
         lambda s, c, t: (np.where(s.num_scheduled_drafts > 0, s.num_scheduled_drafts + 1, c), t)
     ),
-    "results of a former request": _wrapped(Mirrors, "reconcile", _forgetting_generations),
-    "bad rows of the sampler not named": _wrapped(
-        Mirrors, "_new_faults", lambda original: lambda self, step, num_sampled: {}
+    "results of a former request": around(Mirrors, "reconcile", _forgetting_generations),
+    "bad rows of the sampler not named": lambda: mock.patch.object(
+        Mirrors, "_new_faults", return_value={}
     ),
-    "moves forgotten": _wrapped(Mirrors, "plan_rows", _without_moves),
-    "moves one by one": _wrapped(Mirrors, "plan_rows", _moves_one_by_one),
-    "argument written to": _wrapped(AsyncSpecState, "begin_step", _writing_to_the_batch),
-    "position in a step that sampled nothing": _commit_then(_last_positions_kept),
+    "moves forgotten": around(Mirrors, "plan_rows", _without_moves),
+    "moves one by one": around(Mirrors, "plan_rows", _moves_one_by_one),
+    "argument written to": around(AsyncSpecState, "begin_step", _writing_to_the_batch),
+    "position in a step that sampled nothing": around(Mirrors, "commit", _last_positions_kept),
     "known input ids not uploaded": lambda: mock.patch.object(
         Mirrors, "known_input_ids", return_value=None
     ),
@@ -306,21 +278,14 @@ def _no_wait(download: Download) -> Any:
     ]
 
 
-@contextmanager
-def _patched_start(change: Callable[[Any], Any]) -> Iterator[None]:
+def _patched_start(change: Callable[[Any], Any]) -> Mutant:
     """Download.start with another device between it and the real one."""
-    original = Download.start
 
-    def start(self: Download, sources: Any) -> None:
-        kept = self._device
-        self._device = change(kept)
-        try:
+    def start(original: Any, self: Download, sources: Any) -> None:
+        with mock.patch.object(self, "_device", change(self._device)):
             original(self, sources)
-        finally:
-            self._device = kept
 
-    with mock.patch.object(Download, "start", start):
-        yield
+    return around(Download, "start", start)
 
 
 class _Between:
@@ -371,13 +336,10 @@ def _one_staging_buffer(state: AsyncSpecState) -> None:
 def _sent(change: Callable[..., tuple[Any, Any]]) -> Mutant:
     """Changes what is scattered: change(rows, cells)."""
 
-    def make(original: Any) -> Any:
-        def send(self: Any, number: int, rows: Any, cells: Any, fixed: Any) -> None:
-            original(self, number, *change(rows, cells), fixed)
+    def send(original: Any, self: Any, number: int, rows: Any, cells: Any, fixed: Any) -> None:
+        original(self, number, *change(rows, cells), fixed)
 
-        return send
-
-    return _wrapped(PackedUpload, "send", make)
+    return around(PackedUpload, "send", send)
 
 
 def _fewer_downloads(name: str, count: int) -> Mutant:
@@ -388,52 +350,36 @@ def _fewer_downloads(name: str, count: int) -> Mutant:
     return _after_init(change)
 
 
-def _in_begin_step(change: Callable[[AsyncSpecState], None]) -> Mutant:
-    def make(original: Any) -> Any:
-        def begin(self: AsyncSpecState, batch: Any) -> Any:
-            change(self)
-            return original(self, batch)
-
-        return begin
-
-    return _wrapped(AsyncSpecState, "begin_step", make)
+def _host_waits(original: Any, self: AsyncSpecState, batch: Any) -> Any:
+    if self._last is not None:
+        self._counts[self._last.number % 2].finish()
+    return original(self, batch)
 
 
-def _host_waits(state: AsyncSpecState) -> None:
-    if state._last is not None:
-        state._counts[state._last.number % 2].finish()
+def _slots_by_previous_position(
+    original: Any, self: DeviceTruth, sampled: Any, views: Any, *arguments: Any
+) -> Any:
+    operators = self._drafting._ops
+
+    class Operators:
+        def __getattr__(self, name: str) -> Any:
+            found = getattr(operators, name)
+            if name != "ngram_index_step_":
+                return found
+            return lambda *given, **named: found(*given, **named | {"slot_indices": views.previous})
+
+    with mock.patch.object(self._drafting, "_ops", Operators()):
+        return original(self, sampled, views, *arguments)
 
 
-def _slots_by_previous_position(original: Any) -> Any:
-    def propose(self: DeviceTruth, sampled: Any, views: Any, *arguments: Any) -> Any:
-        operators = self._drafting._ops
-
-        class Operators:
-            def __getattr__(self, name: str) -> Any:
-                found = getattr(operators, name)
-                if name != "ngram_index_step_":
-                    return found
-                return lambda *given, **named: found(
-                    *given, **{**named, "slot_indices": views.previous}
-                )
-
-        with mock.patch.object(self._drafting, "_ops", Operators()):
-            return original(self, sampled, views, *arguments)
-
-    return propose
+def _reading_end(original: Any, self: AsyncSpecState, sampled: Any, *draft: Any) -> Any:
+    if len(sampled.shape) and sampled.shape[0]:
+        int(sampled[0, 0])
+    return original(self, sampled, *draft)
 
 
-def _reading_end(original: Any) -> Any:
-    def end(self: AsyncSpecState, sampled: Any, *draft: Any) -> Any:
-        if len(sampled.shape) and sampled.shape[0]:
-            int(sampled[0, 0])
-        return original(self, sampled, *draft)
-
-    return end
-
-
-def _lengths_only(original: Any) -> Any:
-    return lambda self, slots, lengths: original(self, slots, lengths)[:1]
+def _lengths_only(original: Any, self: Upload, slots: Any, lengths: Any) -> Any:
+    return original(self, slots, lengths)[:1]
 
 
 def _main_does_not_wait(state: AsyncSpecState) -> None:
@@ -442,23 +388,20 @@ def _main_does_not_wait(state: AsyncSpecState) -> None:
     device.wait = lambda stream, event: None if stream == "main" else wait(stream, event)
 
 
-def _drafts_of_the_step_before(original: Any) -> Any:
-    def propose(self: DeviceTruth, *arguments: Any) -> Any:
-        kept = self._draft_token_ids
-        outputs = original(self, *arguments)
-        if kept.shape == self._draft_token_ids.shape:
-            self._draft_token_ids = kept
-        return outputs
-
-    return propose
+def _drafts_of_the_step_before(original: Any, self: DeviceTruth, *arguments: Any) -> Any:
+    kept = self._draft_token_ids
+    outputs = original(self, *arguments)
+    if kept.shape == self._draft_token_ids.shape:
+        self._draft_token_ids = kept
+    return outputs
 
 
 MUTANTS |= {
     "wait for the counts missing": lambda: mock.patch.object(Download, "finish", _no_wait),
-    "side stream does not wait for main": lambda: _patched_start(_SideDoesNotWait),
-    "side stream waits for an old event": lambda: _patched_start(_ReadyTooEarly),
-    "event recorded too early": lambda: _patched_start(_EventTooEarly),
-    "event of the other stream": lambda: _patched_start(_EventOnTheOtherStream),
+    "side stream does not wait for main": _patched_start(_SideDoesNotWait),
+    "side stream waits for an old event": _patched_start(_ReadyTooEarly),
+    "event recorded too early": _patched_start(_EventTooEarly),
+    "event of the other stream": _patched_start(_EventOnTheOtherStream),
     "main overwrites what is being downloaded": _after_init(_main_does_not_wait),
     "one staging buffer for uploads": _after_init(_one_staging_buffer),
     "no cells written": _sent(lambda rows, cells: (rows, [NO_CELLS])),
@@ -469,13 +412,11 @@ MUTANTS |= {
     ),
     "counts download reused": _fewer_downloads("_counts", 1),
     "drafts download reused": _fewer_downloads("_drafts", 2),
-    "drafts of the step before": _wrapped(DeviceTruth, "propose", _drafts_of_the_step_before),
-    "index slots by previous position": _wrapped(
-        DeviceTruth, "propose", _slots_by_previous_position
-    ),
+    "drafts of the step before": around(DeviceTruth, "propose", _drafts_of_the_step_before),
+    "index slots by previous position": around(DeviceTruth, "propose", _slots_by_previous_position),
     "rebuilt without waiting": lambda: mock.patch.object(AsyncSpecState, "_wait_for_device"),
     "rebuilt without emptying the index": lambda: mock.patch.object(DeviceTruth, "clear"),
-    "acceptance of whoever was there before": _wrapped(Upload, "lengths", _lengths_only),
-    "host waits in begin_step": _in_begin_step(_host_waits),
-    "host reads in end_step": _wrapped(AsyncSpecState, "end_step", _reading_end),
+    "acceptance of whoever was there before": around(Upload, "lengths", _lengths_only),
+    "host waits in begin_step": around(AsyncSpecState, "begin_step", _host_waits),
+    "host reads in end_step": around(AsyncSpecState, "end_step", _reading_end),
 }

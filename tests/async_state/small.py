@@ -14,7 +14,7 @@ def ints(*values: Any) -> Any:
     return np.array(values, np.int32)
 
 
-def small_state(**changes: Any) -> AsyncSpecState:
+def small_state(runtime: Any = None, **changes: Any) -> AsyncSpecState:
     sizes: dict[str, Any] = {
         "ngram": NgramConfig(min_n=1, max_n=3, k=2),
         "max_rows": 3,
@@ -22,7 +22,7 @@ def small_state(**changes: Any) -> AsyncSpecState:
         "max_step_tokens": 16,
         "kv_groups": (KVGroup(4, 3),),
     }
-    return AsyncSpecState(AsyncConfig(**{**sizes, **changes}))
+    return AsyncSpecState(AsyncConfig(**{**sizes, **changes}), runtime=runtime)
 
 
 def admit(row: int, length: int = 4, **changes: Any) -> Admission:

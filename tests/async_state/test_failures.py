@@ -11,7 +11,6 @@ import pytest
 from ngram_npu import NgramConfig
 from ngram_npu.async_state import (
     Admission,
-    AsyncConfig,
     AsyncSpecState,
     Batch,
     KVGroup,
@@ -20,22 +19,9 @@ from ngram_npu.async_state import (
 )
 
 from async_state.failing import Countdown, DeviceError
-from async_state.small import ints, sampled_of
+from async_state.small import ints, sampled_of, small_state
 
 _VOCAB = 100
-
-
-def _state(engine: Any = "scan") -> AsyncSpecState:
-    return AsyncSpecState(
-        AsyncConfig(
-            ngram=NgramConfig(min_n=1, max_n=3, k=2, vocab_size=_VOCAB),
-            max_rows=4,
-            row_capacity=32,
-            max_step_tokens=32,
-            kv_groups=(KVGroup(4, 8), KVGroup(8, 4)),
-            engine=engine,
-        )
-    )
 
 
 def _admit(row: int, tokens: Any, computed: int = 0) -> Admission:
@@ -44,7 +30,14 @@ def _admit(row: int, tokens: Any, computed: int = 0) -> Admission:
 
 def _running() -> AsyncSpecState:
     """Rows 0, 1 and 2 live, with 5 tokens each, all reconciled."""
-    state = _state("index")
+    state = small_state(
+        ngram=NgramConfig(min_n=1, max_n=3, k=2, vocab_size=_VOCAB),
+        max_rows=4,
+        row_capacity=32,
+        max_step_tokens=32,
+        kv_groups=(KVGroup(4, 8), KVGroup(8, 4)),
+        engine="index",
+    )
     new = [_admit(row, (row, 1, 2, 3)) for row in range(3)]
     state.begin_step(Batch(ints(0, 1, 2), ints(4, 4, 4), ints(0, 0, 0), new=new))
     state.end_step(sampled_of(*([[7, -1, -1]] * 3)))

@@ -8,12 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from ngram_npu.async_state import (
-    AsyncSpecState,
-    Batch,
-    KVGroup,
-    NewBlocks,
-)
+from ngram_npu.async_state import AsyncSpecState, Batch, KVGroup, NewBlocks
 
 from async_state.small import admit as _admit
 from async_state.small import batch_of as _batch
@@ -92,6 +87,15 @@ def test_drafts_reach_the_host_padded_and_ragged() -> None:
 
 _wrong = partial(_batch, [0], [1], [0])
 
+
+def _joins(*length: int, **changes: Any) -> Batch:
+    return _wrong(new=[_admit(2, *length, **changes)])
+
+
+def _grows(rows: Any, block_ids: Any) -> Batch:
+    return _wrong(new_blocks=(NewBlocks(rows, block_ids),))
+
+
 WRONG: dict[str, tuple[Any, str]] = {
     "row out of range": (_batch([3], [1], [0]), "rows: expected 0 to 2"),
     "free row": (_batch([2], [1], [0]), "live rows, got 2"),
@@ -104,8 +108,8 @@ WRONG: dict[str, tuple[Any, str]] = {
     "drafts inside a prompt": (_batch([1], [3], [1]), "unless it sampled"),
     "admitted to a live row": (_wrong(new=[_admit(1)]), "expected a free row, got 1"),
     "admitted twice": (_wrong(new=[_admit(2), _admit(2)]), "a free row"),
-    "no tokens": (_wrong(new=[_admit(2, 0)]), "1 to 12 tokens, got 0"),
-    "too many tokens": (_wrong(new=[_admit(2, 13)]), "got 13"),
+    "no tokens": (_joins(0), "1 to 12 tokens, got 0"),
+    "too many tokens": (_joins(13), "got 13"),
     "all computed": (
         _wrong(resumed=[_admit(2, num_computed_tokens=4)]),
         "num_computed_tokens: expected 0 to 3",
@@ -115,33 +119,27 @@ WRONG: dict[str, tuple[Any, str]] = {
     "moved from a free row": (_wrong(moves=_ints([2, 1])), "moves"),
     "moved to a live row": (_wrong(moves=_ints([0, 1])), "free rows"),
     "moved out of range": (_wrong(moves=_ints([1, 3])), "moves"),
-    "blocks for a free row": (_wrong(new_blocks=(NewBlocks(_ints(2), _ints(0)),)), "new_blocks"),
-    "blocks for a row out of range": (
-        _wrong(new_blocks=(NewBlocks(_ints(-1), _ints(0)),)),
-        "new_blocks: expected 0 to 2",
-    ),
-    "more rows than blocks": (
-        _wrong(new_blocks=(NewBlocks(_ints(0, 0), _ints(0)),)),
-        "expected 2 block_ids",
-    ),
+    "blocks for a free row": (_grows(_ints(2), _ints(0)), "new_blocks"),
+    "blocks for a row out of range": (_grows(_ints(-1), _ints(0)), "new_blocks: expected 0 to 2"),
+    "more rows than blocks": (_grows(_ints(0, 0), _ints(0)), "expected 2 block_ids"),
     "new blocks of too many groups": (
         _wrong(new_blocks=(NewBlocks(), NewBlocks())),
         "expected 1, one for each KV group",
     ),
     "admitted with blocks of no group": (
-        _wrong(new=[_admit(2, block_ids=())]),
+        _joins(block_ids=()),
         "block_ids: expected 1 arrays, one for each KV group, got ()",
     ),
     "admitted without blocks": (
-        _wrong(new=[_admit(2, block_ids=None)]),
+        _joins(block_ids=None),
         "block_ids: expected 1 arrays, one for each KV group, got None",
     ),
     "admitted with a negative block": (
-        _wrong(new=[_admit(2, block_ids=(_ints(1, -1),))]),
+        _joins(block_ids=(_ints(1, -1),)),
         "new/resumed: block_ids: expected ids >= 0, got -1",
     ),
     "a negative new block": (
-        _wrong(new_blocks=(NewBlocks(_ints(0), _ints(-2)),)),
+        _grows(_ints(0), _ints(-2)),
         "new_blocks: block_ids: expected ids >= 0, got -2",
     ),
     "no batch": (None, "batch: expected a Batch, got NoneType"),
@@ -156,14 +154,8 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "removed nothing": (_wrong(removed=None), "removed: expected one dim"),
     "moves of nothing": (_wrong(moves=None), "moves: expected [N,2]"),
-    "too many blocks": (
-        _wrong(new_blocks=(NewBlocks(_ints(0, 0), _ints(5, 6)),)),
-        "at most 3 blocks a row, got 4",
-    ),
-    "too wide an admission": (
-        _wrong(new=[_admit(2, block_ids=(_ints(1, 2, 3, 4),))]),
-        "at most 3 blocks a row",
-    ),
+    "too many blocks": (_grows(_ints(0, 0), _ints(5, 6)), "at most 3 blocks a row, got 4"),
+    "too wide an admission": (_joins(block_ids=(_ints(1, 2, 3, 4),)), "at most 3 blocks a row"),
     "too few blocks for an admission": (
         _batch([2], [5], [0], new=[_admit(2, 5, block_ids=(_ints(9),))]),
         "KV group 0 for up to 5 tokens at batch position 0 (block_size 4, cp_world 1), got 1",
@@ -193,10 +185,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "removed floats": (_wrong(removed=np.ones(1)), "removed: expected int"),
     "moves of floats": (_wrong(moves=np.array([[1.0, 2.0]])), "moves: expected integers"),
     "moves that are no pairs": (_wrong(moves=_ints(1, 2)), "moves: expected"),
-    "tokens of floats": (
-        _wrong(new=[_admit(2, token_ids=np.zeros(4))]),
-        "token_ids: expected integers",
-    ),
+    "tokens of floats": (_joins(token_ids=np.zeros(4)), "token_ids: expected integers"),
     "tokens in two dimensions": (
         _wrong(new=[_admit(2, token_ids=_ints([1, 2], [3, 4]))]),
         "token_ids: expected one dimension",
@@ -207,26 +196,20 @@ WRONG: dict[str, tuple[Any, str]] = {
     ),
     "a row that is a bool": (_wrong(new=[_admit(True)]), "a free row, got T"),
     "computed tokens that are a bool": (
-        _wrong(new=[_admit(2, num_computed_tokens=True)]),
+        _joins(num_computed_tokens=True),
         "num_computed_tokens: expected 0 to 3, got True",
     ),
     "a row that is a float": (_wrong(new=[_admit(2.0)]), "a free row"),
     "half a computed token": (
-        _wrong(new=[_admit(2, num_computed_tokens=0.5)]),
+        _joins(num_computed_tokens=0.5),
         "num_computed_tokens: expected 0 to 3",
     ),
     "admitted with blocks of floats": (
-        _wrong(new=[_admit(2, block_ids=(np.zeros(1),))]),
+        _joins(block_ids=(np.zeros(1),)),
         "block_ids: expected integers",
     ),
-    "new blocks of floats": (
-        _wrong(new_blocks=(NewBlocks(_ints(0), np.zeros(1)),)),
-        "block_ids: expected integers",
-    ),
-    "new blocks for rows of floats": (
-        _wrong(new_blocks=(NewBlocks(np.zeros(1), _ints(5)),)),
-        "rows: expected integers",
-    ),
+    "new blocks of floats": (_grows(_ints(0), np.zeros(1)), "block_ids: expected integers"),
+    "new blocks for rows of floats": (_grows(np.zeros(1), _ints(5)), "rows: expected integers"),
 }
 
 

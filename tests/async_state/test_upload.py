@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from ngram_npu import _C, NgramConfig
-from ngram_npu.async_state import Admission, AsyncConfig, AsyncSpecState, Batch, KVGroup, NewBlocks
+from ngram_npu.async_state import Admission, AsyncSpecState, Batch, KVGroup, NewBlocks
 
 from async_state.late import POLICIES, LateDevice, value_of
-from async_state.small import ints
+from async_state.small import ints, small_state
 
 _ROWS = 32
 _GROUPS = (KVGroup(4, 200), KVGroup(8, 100))
@@ -38,15 +38,8 @@ class _CountingDevice(LateDevice):
 
 
 def _state(device: LateDevice) -> AsyncSpecState:
-    config = AsyncConfig(
-        ngram=NgramConfig(k=2),
-        max_rows=_ROWS,
-        row_capacity=800,
-        max_step_tokens=5 * _ROWS,
-        kv_groups=_GROUPS,
-        engine="index",
-    )
-    return AsyncSpecState(config, runtime=device)
+    sizes = {"max_rows": _ROWS, "row_capacity": 800, "max_step_tokens": 5 * _ROWS}
+    return small_state(device, ngram=NgramConfig(k=2), kv_groups=_GROUPS, engine="index", **sizes)
 
 
 def _admit(row: int, tokens: Any) -> Admission:

@@ -1,4 +1,4 @@
-"""What drafting yields, on a few conversations made of a few phrases."""
+"""What drafting yields and what `tune` recommends, on a few conversations made of a few phrases."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from ngram_npu import NgramConfig, NgramProposer
 from ngram_npu.replay import ReplayOptions, load_inputs, replay, tokenize
+from ngram_npu.tune import Candidate
 from ngram_npu.vllm.v2 import NgramSpeculator
 
 from tools.bench.__main__ import main
-from tools.bench.ops import acceptance, acceptance_padded
+from tools.bench.ops import acceptance, acceptance_padded, tune_recorded
 from tools.bench.ops.acceptance import proposed
 
 pytest.importorskip("mistral_common", reason="needs the extra ngram-npu[replay]")
@@ -108,3 +109,33 @@ def test_a_runner_that_fills_up_with_another_token(
 
     monkeypatch.setattr(NgramSpeculator, "propose", wrong)
     assert proposed(requests, acceptance_padded.V2Runner("ngram", 5), 5) != right
+
+
+@pytest.fixture
+def _few_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_recorded, "CANDIDATES", tune_recorded.CANDIDATES[:3])
+    monkeypatch.setattr(tune_recorded, "GRID", (Candidate.of(k=1), Candidate.of(k=12)))
+    monkeypatch.setattr(tune_recorded, "CACHE", tmp_path / "cache" / "grid.jsonl")
+
+
+@pytest.mark.usefixtures("_few_settings")
+def test_tune_against_a_grid_and_a_replay(data: Path) -> None:
+    *sets, whole = run(data, "tune-recorded")["results"]
+    assert [found["set"] for found in sets] == ["one", "two"]
+    for found in sets:
+        for share in ("c02", "c05", "c10"):
+            assert found[share]["whole"]["share_of_best"] <= 1
+            assert found[share]["prediction"]["reported_over_replayed"] == 1
+    least = min(found["c05"]["whole"]["share_of_best"] for found in sets)
+    assert whole["c05"]["whole"]["least_share_of_best"] == least
+    assert whole["c05"]["prediction"]["most_off"] == 0
+
+
+@pytest.mark.usefixtures("_few_settings")
+def test_a_replay_that_counts_otherwise_shows(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_others(**given: Any) -> Any:
+        return replay(**{**given, "options": ReplayOptions(min_n=8, max_n=8, k=1)})
+
+    monkeypatch.setattr(tune_recorded, "replay", with_others)
+    *_, whole = run(data, "tune-recorded")["results"]
+    assert whole["c05"]["prediction"]["most_off"] > 0

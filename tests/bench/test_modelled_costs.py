@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from tools.bench.data import Workload, make_workload
+from tools.bench.data import make_workload
 from tools.bench.ops.ascendc_model import (
     CORES,
     MODEL,
     SHORT_ROWS,
     Twin,
+    all_lookups,
     bookkeeping,
     lookup_result,
     lookups,
@@ -61,16 +62,11 @@ def results() -> list[Result]:
         for kind in ("nomatch", "periodic"):
             options = Options(data_kind=kind)
             for size in GATED_SIZES:
-                found += _results(twin, make_workload(Size.parse(size), options), options)
+                found += all_lookups(twin, make_workload(Size.parse(size), options), options)
         for short in SHORT_ROWS:
             options = Options(data_kind="nomatch")
-            found += _results(twin, short_rows(short, options), options)
+            found += all_lookups(twin, short_rows(short, options), options)
     return found
-
-
-def _results(twin: Twin, data: Workload, options: Options) -> list[Result]:
-    calls = lookups(data, options)
-    return [lookup_result(twin, op, call, data, options) for op, call in calls.items()]
 
 
 def test_lookups(results: list[Result]) -> None:

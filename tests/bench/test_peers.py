@@ -13,6 +13,7 @@ import pytest
 from tools.bench import arctic_peer, vllm_peer
 from tools.bench.data import make_workload
 from tools.bench.device_peers import VllmNgramGpu
+from tools.bench.measure import Contestant
 from tools.bench.ops.lookup import ProposeContestant, StepContestant
 from tools.bench.options import Options, Size, UnavailableError
 from tools.bench.vllm_peer import VllmNumba, folder_of, take
@@ -37,13 +38,16 @@ def vllm() -> Path:
 def test_numba_drafts_what_ours_drafts(kind: str, config: tuple[int, int]) -> None:
     options = Options(min_n=config[0], max_n=config[1], data_kind=kind)
     work = make_workload(Size(6, 700), options)
-    peer = VllmNumba(work, options)
-    all_ours = [ProposeContestant(work, options), StepContestant(work, options)]
+    both = ProposeContestant(work, options), StepContestant(work, options)
+    _check(work.steps, VllmNumba(work, options), *both)
+
+
+def _check(steps: int, peer: Contestant, *all_ours: Contestant) -> None:
     for ours in all_ours:
         assert ours.semantics == peer.semantics
         ours.activate()
         ours.reset()
-    for step in range(work.steps):
+    for step in range(steps):
         expected = peer.drafts(peer.function(*peer.arguments(step)))
         for ours in all_ours:
             assert ours.drafts(ours.function(*ours.arguments(step))) == expected
@@ -55,13 +59,7 @@ def test_ngram_gpu_drafts_what_ours_drafts(kind: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr("torch.compile", lambda kernel, **_: kernel)  # takes a minute
     options = Options(data_kind=kind)
     work = make_workload(Size(6, 700), options)
-    peer, ours = VllmNgramGpu(work, options), ProposeContestant(work, options)
-    assert ours.semantics == peer.semantics
-    ours.activate()
-    ours.reset()
-    for step in range(work.steps):
-        expected = peer.drafts(peer.function(*peer.arguments(step)))
-        assert ours.drafts(ours.function(*ours.arguments(step))) == expected
+    _check(work.steps, VllmNgramGpu(work, options), ProposeContestant(work, options))
 
 
 @pytest.mark.usefixtures("vllm")

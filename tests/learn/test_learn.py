@@ -143,7 +143,7 @@ def test_memory_is_bounded(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of long logs the newest text is kept, and the curve is of fewer conversations."""
     monkeypatch.setattr(reading, "RECENT_TOKENS", 60)
     heard = reading.Heard(most_blocks=3)
-    reading.read_logs([logs], heard, reading.Tokenizing("ids", "auto"))
+    reading.read_logs([logs], heard, reading.Tokenizing("ids", "auto"), SMALL)
     assert [text.tolist() for _, text in heard.texts] == [a for _, a in answers(talks(20))[-3:]]
     assert (len(heard.recent), heard.conversations, heard.tokens) == (1, 20, 1000)
     monkeypatch.setattr(curve, "MAX_EVALUATED", 40)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from replay_helpers import EXAMPLE_LINE
 
 
 @pytest.fixture
@@ -25,3 +26,9 @@ def write_jsonl(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def talk(write_jsonl: Callable[..., Path]) -> Path:
+    """The example."""
+    return write_jsonl(EXAMPLE_LINE, name="input/talk.jsonl")

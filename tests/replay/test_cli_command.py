@@ -19,11 +19,6 @@ from replay_helpers import EXAMPLE_LINE
 Write = Callable[..., Path]
 
 
-@pytest.fixture
-def talk(write_jsonl: Write) -> Path:
-    return write_jsonl(EXAMPLE_LINE, name="input/talk.jsonl")
-
-
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"ngram-npu {ngram_npu.__version__}\n"

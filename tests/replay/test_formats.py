@@ -40,18 +40,17 @@ CHAT_TEXTS = [
     ("You are terse. USER: Two primes? ASSISTANT:", "2 and 3."),
     ("USER: Two more? ASSISTANT:", "5 and 7."),
 ]
+SHARED = [
+    {"from": "system", "value": "You are terse."},
+    {"from": "human", "value": "Two primes?"},
+    {"from": "gpt", "value": "2 and 3."},
+    {"from": "human", "value": "Two more?"},
+    {"from": "gpt", "value": "5 and 7."},
+]
 CALL = '<tool_call>\n{"name": "find", "arguments": {"city": "Oslo"}}\n</tool_call>'
-CALLED = {
-    "role": "assistant",
-    "content": None,
-    "tool_calls": [
-        {
-            "id": "call_1",
-            "type": "function",
-            "function": {"name": "find", "arguments": '{"city": "Oslo"}'},
-        }
-    ],
-}
+FUNCTION = {"name": "find", "arguments": '{"city": "Oslo"}'}
+CALLS = [{"id": "call_1", "type": "function", "function": FUNCTION}]
+CALLED = {"role": "assistant", "content": None, "tool_calls": CALLS}
 AGENT = [
     {"role": "user", "content": "Weather in Oslo?"},
     CALLED,
@@ -62,17 +61,12 @@ AGENT_TEXTS = [
     ("USER: Weather in Oslo? ASSISTANT:", CALL),
     ("TOOL: rain ASSISTANT:", "<think>\nThe tool says rain.\n</think>\n\nIt rains."),
 ]
+NINE = {"role": "assistant", "content": "9."}
 COMPLETION = {
     "id": "chatcmpl-1",
     "object": "chat.completion",
     "model": "m",
-    "choices": [
-        {
-            "index": 0,
-            "message": {"role": "assistant", "content": "9."},
-            "finish_reason": "stop",
-        }
-    ],
+    "choices": [{"index": 0, "message": NINE, "finish_reason": "stop"}],
     "usage": {"prompt_tokens": 9, "completion_tokens": 2},
 }
 ASKED = {"model": "m", "temperature": 0, "messages": [*CHAT, {"role": "user", "content": "More?"}]}
@@ -84,6 +78,16 @@ LOGGED = [
     )
 ]
 TOOLS = [{"type": "function", "function": {"name": "find"}}]
+STREAM = [
+    {"choices": [{"delta": {"role": "assistant", "content": "9"}}]},
+    {"choices": [{"delta": {"content": "."}}]},
+    {"choices": [], "usage": {}},
+]
+KIND = {"system": "Be kind.", "messages": [{"role": "user", "content": "Find."}]}
+FOUND = [
+    {"type": "text", "text": "Well."},
+    {"type": "tool_use", "name": "find", "input": {"city": "Oslo"}},
+]
 
 RECORDS: list[tuple[str, object, list[tuple[str, str]]]] = [
     ("turns", {"turns": [{"prompt": "Hi", "completion": "Ho"}]}, [("USER: Hi ASSISTANT:", "Ho")]),
@@ -102,30 +106,10 @@ RECORDS: list[tuple[str, object, list[tuple[str, str]]]] = [
     ("log", {"request_body": ASKED, "response_body": COMPLETION}, LOGGED),
     ("log", {**COMPLETION, "messages": ASKED["messages"]}, LOGGED),
     ("log", {"messages": ASKED["messages"], "response": COMPLETION}, LOGGED),
+    ("log", {"request": ASKED, "response": STREAM}, LOGGED),
     (
         "log",
-        {
-            "request": ASKED,
-            "response": [
-                {"choices": [{"delta": {"role": "assistant", "content": "9"}}]},
-                {"choices": [{"delta": {"content": "."}}]},
-                {"choices": [], "usage": {}},
-            ],
-        },
-        LOGGED,
-    ),
-    (
-        "log",
-        {
-            "request": {"system": "Be kind.", "messages": [{"role": "user", "content": "Find."}]},
-            "response": {
-                "role": "assistant",
-                "content": [
-                    {"type": "text", "text": "Well."},
-                    {"type": "tool_use", "name": "find", "input": {"city": "Oslo"}},
-                ],
-            },
-        },
+        {"request": KIND, "response": {"role": "assistant", "content": FOUND}},
         [("Be kind. USER: Find. ASSISTANT:", f"Well.\n{CALL}")],
     ),
     ("log", {"messages": ASKED["messages"], "response": "9."}, LOGGED),
@@ -145,29 +129,12 @@ RECORDS: list[tuple[str, object, list[tuple[str, str]]]] = [
         {"request": {"prompt": "[INST] Hi [/INST]"}, "response": {"choices": [{"text": " Ho"}]}},
         [("[INST] Hi [/INST]", " Ho")],
     ),
-    (
-        "sharegpt",
-        {
-            "id": "QWJhYvA_0",
-            "conversations": [
-                {"from": "system", "value": "You are terse."},
-                {"from": "human", "value": "Two primes?"},
-                {"from": "gpt", "value": "2 and 3."},
-                {"from": "human", "value": "Two more?"},
-                {"from": "gpt", "value": "5 and 7."},
-            ],
-        },
-        CHAT_TEXTS,
-    ),
+    ("sharegpt", {"id": "QWJhYvA_0", "conversations": SHARED}, CHAT_TEXTS),
     ("sharegpt", {"conversations": CHAT}, CHAT_TEXTS),
     ("pairs", {"prompt": "Hi", "completion": "Ho"}, [("USER: Hi ASSISTANT:", "Ho")]),
     ("pairs", {"prompt": "Hi", "response": "Ho", "score": 1}, [("USER: Hi ASSISTANT:", "Ho")]),
     ("pairs", {"prompt": "Hi", "output": "Ho"}, [("USER: Hi ASSISTANT:", "Ho")]),
-    (
-        "pairs",
-        {"prompt": CHAT[:2], "completion": CHAT[2:3]},
-        CHAT_TEXTS[:1],
-    ),
+    ("pairs", {"prompt": CHAT[:2], "completion": CHAT[2:3]}, CHAT_TEXTS[:1]),
 ]
 
 

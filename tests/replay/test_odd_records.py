@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from ngram_npu import cli
 from ngram_npu.replay import ReplayError, ReplayOptions, load_inputs, replay
-from ngram_npu.tune.traffic import read_traffic
+from ngram_npu.tune.traffic import TuneOptions, read_traffic
 from replay_helpers import DATA
 
 Write = Callable[..., Path]
@@ -20,6 +20,14 @@ Write = Callable[..., Path]
 ASKED = {"model": "m", "messages": [{"role": "user", "content": "say one two one two"}]}
 SAID = {"choices": [{"message": {"role": "assistant", "content": "one two one two one"}}]}
 GOOD = {"request": ASKED, "response": SAID}
+SHOWN = [
+    {"type": "text", "text": "say one two one two"},
+    {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}},
+]
+STREAM = [
+    {"choices": [{"index": 0, "delta": {"content": "one two one two one"}}]},
+    {"choices": [], "usage": {"completion_tokens": 5}},
+]
 EMBEDDING = {"object": "list", "data": [{"object": "embedding", "embedding": [0.5]}]}
 
 
@@ -61,27 +69,8 @@ READ: list[Any] = [
     {**GOOD, "id": "same"},
     {**GOOD, "id": "same"},
     b"\xef\xbb\xbf" + json.dumps(GOOD).encode(),
-    {
-        "request": {
-            "messages": [
-                {
-                    "role": "user",
-                    "content": [
-                        {"type": "text", "text": "say one two one two"},
-                        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}},
-                    ],
-                }
-            ]
-        },
-        "response": SAID,
-    },
-    {
-        "request": ASKED,
-        "response": [
-            {"choices": [{"index": 0, "delta": {"content": "one two one two one"}}]},
-            {"choices": [], "usage": {"completion_tokens": 5}},
-        ],
-    },
+    {"request": {"messages": [{"role": "user", "content": SHOWN}]}, "response": SAID},
+    {"request": ASKED, "response": STREAM},
 ]
 
 
@@ -107,7 +96,7 @@ def test_one_odd_record_changes_no_figure(
     with pytest.raises(ReplayError) as caught:
         count(path, strict=True)
     assert reason in str(caught.value)
-    assert read_traffic([path], tokenizer="bytes").notes == (f"odd: {note}",)
+    assert read_traffic([path], TuneOptions(tokenizer="bytes")).notes == (f"odd: {note}",)
 
 
 @pytest.mark.parametrize("record", READ, ids=range(len(READ)))
@@ -175,7 +164,7 @@ def test_a_folder_without_its_other_files(write_jsonl: Write, tmp_path: Path) ->
         "nginx.log",
         "tsconfig.json",
     ]
-    assert len(read_traffic([tmp_path / "logs"], tokenizer="bytes").notes) == 4
+    assert len(read_traffic([tmp_path / "logs"], TuneOptions(tokenizer="bytes")).notes) == 4
     for name in ("config.json", "tsconfig.json", "nginx.log", "empty.jsonl"):
         with pytest.raises(ReplayError, match=name):
             load_inputs([tmp_path / "logs" / name])

@@ -107,14 +107,6 @@ def test_a_ladder_knows_a_prompt_as_soon_as_it_is_there() -> None:
     assert proposer.index.statistics.rows_scanned_catching_up == 0
 
 
-@settings(max_examples=60, deadline=None)
-@given(conversations, lookups())
-def test_the_batch_size_changes_nothing_but_calls(turns_of_all: Any, lookup: Any) -> None:
-    alone = without_time(run(turns_of_all, 1, **lookup))
-    for batch_size in (2, 3, 64):
-        assert without_time(run(turns_of_all, batch_size, **lookup)) == alone
-
-
 def test_the_example_worked_through_by_hand() -> None:
     figures = run([EXAMPLE], 1, min_n=2, max_n=5, k=5)
     assert without_time(figures) == ReplayFigures(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from naive_replay import naive_replay
 from ngram_npu.ops import merge_drafts_
 from ngram_npu.replay import TokenRequest, TokenTurn
 from ngram_npu.replay.walks import Counts, candidates, outcomes, walks
@@ -47,19 +48,12 @@ def replayed(
     turns: list[tuple[list[int], list[int]]], costs: list[list[int]], limit: int
 ) -> Counts:
     """The reference, one step at a time."""
-    counts = Counts()
-    context: list[int] = []
-    for prompt, completion in turns:
-        context += [*prompt, *completion[:1]]
-        rest = completion[1:]
-        while rest:
-            draft, _, _ = ladder.draft(context, 8, costs, limit, True, 10_000)
-            right = [drafted == token for drafted, token in zip(draft, rest, strict=False)]
-            accepted = (right + [False]).index(False)
-            counts += Counts(len(rest[: accepted + 1]), 1, len(draft))
-            context += rest[: accepted + 1]
-            rest = rest[accepted + 1 :]
-    return counts
+
+    def draft(context: list[int]) -> list[int]:
+        return ladder.draft(context, 8, costs, limit, True, 10_000)[0]
+
+    found = naive_replay([turns], draft)
+    return Counts(found.tokens, found.steps, sum(n * c for n, c in found.drafted.items()))
 
 
 @pytest.mark.parametrize("limit", LIMITS)

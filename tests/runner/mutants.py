@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
+from async_state.mutants import Mutant, around
 from ngram_npu.async_state import AsyncSpecState
 from ngram_npu.runner import Runner, Scheduler, paged_model, runner
-
-Mutant = Callable[[], AbstractContextManager[Any]]
 
 MUTANTS: dict[str, Mutant] = {}
 
 
 def _planned(change: Callable[[dict[str, Any]], None]) -> Mutant:
     """Changes the arguments of `plan_step`, by name."""
-    original = paged_model.plan_step
     names = ("cache", "inputs", "block_table", "block_size", "num_tokens", "upper_seq_lens")
 
-    def plan(*arguments: Any) -> Any:
+    def plan(original: Any, *arguments: Any) -> Any:
         given = dict(zip(names, arguments, strict=True))
         change(given)
         return original(**given)
 
-    return lambda: mock.patch.object(paged_model, "plan_step", plan)
+    return around(paged_model, "plan_step", plan)
 
 
 def _inputs(**changes: Callable[[Any], Any]) -> Mutant:
@@ -43,16 +39,11 @@ def _inputs(**changes: Callable[[Any], Any]) -> Mutant:
 
 def _forward(change: Callable[[Any], Any]) -> Mutant:
     """Changes the step's inputs before the model sees them."""
-    original = paged_model.PagedModel.forward
 
-    def forward(self: Any, inputs: Any, *arguments: Any) -> Any:
+    def forward(original: Any, self: Any, inputs: Any, *arguments: Any) -> Any:
         return original(self, change(inputs), *arguments)
 
-    return lambda: mock.patch.object(paged_model.PagedModel, "forward", forward)
-
-
-def _verified(make: Callable[[Any], Any]) -> Mutant:
-    return lambda: mock.patch.object(runner, "verify_greedy", make(runner.verify_greedy))
+    return around(paged_model.PagedModel, "forward", forward)
 
 
 def _turned_slots(inputs: Any) -> Any:
@@ -78,78 +69,54 @@ def _too_short(given: dict[str, Any]) -> None:
     given["upper_seq_lens"] = given["upper_seq_lens"] - given["block_size"]
 
 
-def _stale_drafts(original: Any) -> Any:
-    last: list[torch.Tensor] = []
-
-    def verify(logits: Any, drafts: Any, cumulative: Any, k: int) -> Any:
-        stale = last.pop() if last and len(last[0]) == len(drafts) else drafts
-        last[:] = [drafts.clone()]
-        return original(logits, stale, cumulative, k)
-
-    return verify
+_last: list[torch.Tensor] = []
 
 
-def _unverified(original: Any) -> Any:
-    def verify(logits: Any, drafts: Any, cumulative: Any, k: int) -> Any:
-        counts = cumulative.diff(prepend=cumulative.new_zeros(1)).long()
-        rows = torch.arange(len(logits))
-        says = logits.clone()
-        ends = counts.add(1).cumsum(0) - 1
-        drafted = ~torch.isin(rows, ends)
-        says[rows[drafted], drafts.long()] = torch.inf
-        return original(says, drafts, cumulative, k)
-
-    return verify
+def _stale_drafts(original: Any, logits: Any, drafts: Any, cumulative: Any, k: int) -> Any:
+    stale = _last.pop() if _last and len(_last[0]) == len(drafts) else drafts
+    _last[:] = [drafts.clone()]
+    return original(logits, stale, cumulative, k)
 
 
-def _one_too_many(original: Any) -> Any:
+def _unverified(original: Any, logits: Any, drafts: Any, cumulative: Any, k: int) -> Any:
+    counts = cumulative.diff(prepend=cumulative.new_zeros(1)).long()
+    rows = torch.arange(len(logits))
+    says = logits.clone()
+    ends = counts.add(1).cumsum(0) - 1
+    drafted = ~torch.isin(rows, ends)
+    says[rows[drafted], drafts.long()] = torch.inf
+    return original(says, drafts, cumulative, k)
+
+
+def _one_too_many(original: Any, logits: Any, drafts: Any, cumulative: Any, k: int) -> Any:
     """Accepts the token after a rejection too."""
-
-    def verify(logits: Any, drafts: Any, cumulative: Any, k: int) -> Any:
-        sampled = original(logits, drafts, cumulative, k)
-        counts = (sampled >= 0).sum(1)
-        drafted = cumulative.diff(prepend=cumulative.new_zeros(1))
-        for row in torch.nonzero(counts <= drafted).flatten().tolist():
-            sampled[row, counts[row]] = sampled[row, counts[row] - 1]
-        return sampled
-
-    return verify
+    sampled = original(logits, drafts, cumulative, k)
+    counts = (sampled >= 0).sum(1)
+    drafted = cumulative.diff(prepend=cumulative.new_zeros(1))
+    for row in torch.nonzero(counts <= drafted).flatten().tolist():
+        sampled[row, counts[row]] = sampled[row, counts[row] - 1]
+    return sampled
 
 
-def _rows_one_off(original: Any) -> Any:
-    def forward(self: Runner, step: Any, inputs: Any) -> Any:
-        spans = np.maximum(inputs.draft_spans - 1, 1)
-        spans[:, 1] = spans[:, 0] + np.diff(inputs.draft_spans)[:, 0]
-        return original(self, step, replace(inputs, draft_spans=spans))
-
-    return forward
+def _rows_one_off(original: Any, self: Runner, step: Any, inputs: Any) -> Any:
+    spans = np.maximum(inputs.draft_spans - 1, 1)
+    spans[:, 1] = spans[:, 0] + np.diff(inputs.draft_spans)[:, 0]
+    return original(self, step, replace(inputs, draft_spans=spans))
 
 
-def _neighbours_tokens(original: Any) -> Any:
+def _neighbours_tokens(original: Any, self: AsyncSpecState) -> Any:
     """Only where all rows gained equally many tokens, so that the state's lengths still hold."""
-
-    def reconcile(self: AsyncSpecState) -> Any:
-        truth = original(self)
-        if np.ptp(truth.num_sampled):
-            return truth
-        return replace(truth, sampled_token_ids=np.roll(truth.sampled_token_ids, 1, 0))
-
-    return reconcile
+    truth = original(self)
+    if np.ptp(truth.num_sampled):
+        return truth
+    return replace(truth, sampled_token_ids=np.roll(truth.sampled_token_ids, 1, 0))
 
 
-def _kept_blocks(original: Any) -> Any:
+def _kept_blocks(original: Any, self: Scheduler, request: Any) -> None:
     """A preempted request goes on with blocks that are no longer its own."""
-
-    def leave(self: Scheduler, request: Any) -> None:
-        blocks = list(request.blocks)
-        original(self, request)
-        request.blocks = blocks
-
-    return leave
-
-
-def _patched(owner: Any, name: str, make: Callable[[Any], Any]) -> Mutant:
-    return lambda: mock.patch.object(owner, name, make(getattr(owner, name)))
+    blocks = list(request.blocks)
+    original(self, request)
+    request.blocks = blocks
 
 
 MUTANTS |= {
@@ -161,10 +128,10 @@ MUTANTS |= {
     "input ids of the token before": _forward(
         lambda i: replace(i, input_ids=i.input_ids[: i.num_step_tokens].roll(1))
     ),
-    "drafts of the step before": _verified(_stale_drafts),
-    "drafts that nobody verifies": _verified(_unverified),
-    "a token too many after a rejection": _verified(_one_too_many),
-    "logits of the token before": _patched(Runner, "_forward", _rows_one_off),
-    "tokens of the neighbour": _patched(AsyncSpecState, "reconcile", _neighbours_tokens),
-    "blocks of two owners": _patched(Scheduler, "_leave", _kept_blocks),
+    "drafts of the step before": around(runner, "verify_greedy", _stale_drafts),
+    "drafts that nobody verifies": around(runner, "verify_greedy", _unverified),
+    "a token too many after a rejection": around(runner, "verify_greedy", _one_too_many),
+    "logits of the token before": around(Runner, "_forward", _rows_one_off),
+    "tokens of the neighbour": around(AsyncSpecState, "reconcile", _neighbours_tokens),
+    "blocks of two owners": around(Scheduler, "_leave", _kept_blocks),
 }

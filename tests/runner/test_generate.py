@@ -182,8 +182,12 @@ def test_messages_in_a_chat_template(
 def test_what_is_not_there(
     folder: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "config.json").write_text('{"model_type": "llama"}')
     for arguments, message in (
         ((str(tmp_path), prompts), "expected a model's folder, found no config.json"),
+        ((str(empty), prompts), "cannot be loaded"),
         ((folder, tmp_path / "none.txt"), "none.txt: No such file or directory"),
         ((folder, prompts, "--max-tokens", "512"), "max_tokens: expected less than the model's"),
         ((folder, prompts, "--trace", str(tmp_path / "no" / "t.json")), "does not exist"),
@@ -232,14 +236,6 @@ def test_a_store(folder: str, prompts: Path, tmp_path: Path, store: str) -> None
         assert stored[1] == once[1]
     assert once[0] * 2 == stored[0] * 2 == twice[0] == shared[0]
     assert shared[1] < min(twice[1], 2 * stored[1])
-
-
-def test_a_folder_that_holds_no_model(
-    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    assert _generate(str(tmp_path), prompts) == 2
-    assert "cannot be loaded" in capsys.readouterr().err
 
 
 def test_plain_text(folder: str, model: Any, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from ngram_npu import NgramConfig
 
 pytest.importorskip("transformers")
 
-from ngram_npu.runner import Request, Sampling, Scheduler
+from ngram_npu.runner import Request, Runner, RunnerConfig, Sampling, Scheduler
+from transformers import AutoModelForCausalLM
 
 from runner import worlds
 from runner.mutants import MUTANTS
@@ -172,9 +173,6 @@ def test_a_request_that_never_fits_is_refused() -> None:
 
 
 def test_a_model_whose_attention_is_another_is_refused(folder: str) -> None:
-    from ngram_npu.runner import Runner, RunnerConfig
-    from transformers import AutoModelForCausalLM
-
     other = AutoModelForCausalLM.from_pretrained(folder)
     with pytest.raises(ValueError, match="model: expected attention 'ngram_npu_paged', got 'sdpa'"):
         Runner(other, RunnerConfig(ngram=NgramConfig()))

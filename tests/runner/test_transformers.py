@@ -20,6 +20,7 @@ from ngram_npu import NgramConfig, NgramStore
 pytest.importorskip("transformers")
 
 import ngram_npu.transformers as ours
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, TextStreamer
 
 from runner import worlds
 
@@ -31,8 +32,6 @@ STOP = ord("8")
 
 @pytest.fixture(scope="module")
 def plain_model(folder: str) -> Any:
-    from transformers import AutoModelForCausalLM
-
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
 
 
@@ -43,18 +42,24 @@ def prompts() -> list[list[int]]:
     return found[:REQUESTS]
 
 
-def _padded(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
-    longest = max(map(len, prompts))
-    return {
-        "input_ids": torch.tensor([[0] * (longest - len(p)) + p for p in prompts]),
-        "attention_mask": torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts]),
-    }
+@pytest.fixture
+def passes(plain_model: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Has an item for each forward pass."""
+    counted: list[int] = []
+    forward = plain_model.forward
+
+    def counting(*arguments: Any, **keywords: Any) -> Any:
+        counted.append(1)
+        return forward(*arguments, **keywords)
+
+    monkeypatch.setattr(plain_model, "forward", counting)
+    return counted
 
 
 @pytest.fixture(scope="module")
 def plain(plain_model: Any, prompts: list[list[int]]) -> torch.Tensor:
     return plain_model.generate(
-        **_padded(prompts), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=STOP
+        **worlds.padded(prompts), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=STOP
     )
 
 
@@ -64,7 +69,7 @@ def test_a_batch(
 ) -> None:
     found = ours.generate(
         plain_model,
-        **_padded(prompts),
+        **worlds.padded(prompts),
         max_new_tokens=NEW_TOKENS,
         ngram=ngram,
         eos_token_id=STOP,
@@ -75,24 +80,19 @@ def test_a_batch(
 
 def test_assisted(
     plain_model: Any,
+    passes: list[int],
     prompts: list[list[int]],
     plain: torch.Tensor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One request at a time. Every text is that of the batch without speculation."""
-    passes, drafted = [], []
-    forward, candidates = plain_model.forward, ours.NgramCandidates.get_candidates
-
-    def counted(*arguments: Any, **keywords: Any) -> Any:
-        passes.append(1)
-        return forward(*arguments, **keywords)
+    drafted, candidates = [], ours.NgramCandidates.get_candidates
 
     def recorded(self: Any, input_ids: torch.Tensor, *more: Any, **keywords: Any) -> Any:
         found = candidates(self, input_ids, *more, **keywords)
         drafted.append(found[0].shape[1] - input_ids.shape[1])
         return found
 
-    monkeypatch.setattr(plain_model, "forward", counted)
     monkeypatch.setattr(ours.NgramCandidates, "get_candidates", recorded)
     generated = 0
     with ours.drafting(plain_model, NgramConfig(k=4)):
@@ -114,15 +114,9 @@ def test_assisted(
 
 @pytest.mark.parametrize("visibility", ["live", "finish"])
 def test_a_store_is_shared(
-    plain_model: Any, monkeypatch: pytest.MonkeyPatch, visibility: Literal["live", "finish"]
+    plain_model: Any, passes: list[int], visibility: Literal["live", "finish"]
 ) -> None:
     """Calls within a block share it, and so do calls that are given one. The text is the same."""
-    passes: list[int] = []
-    forward = plain_model.forward
-
-    def counted(*arguments: Any, **keywords: Any) -> Any:
-        passes.append(1)
-        return forward(*arguments, **keywords)
 
     def passes_of(generate: Any, **options: Any) -> int:
         before = len(passes)
@@ -134,7 +128,6 @@ def test_a_store_is_shared(
     plain = plain_model.generate(
         prompt, max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=STOP
     )
-    monkeypatch.setattr(plain_model, "forward", counted)
     ngram = replace(worlds.LADDER, store=visibility, store_tokens=8192)
     assisted = {"do_sample": False, "prompt_lookup_num_tokens": ngram.k}
     for _ in range(2):  # a block does not see the text of the previous one
@@ -174,7 +167,7 @@ def test_candidates_end_before_a_stop_token_and_the_last_token() -> None:
 def test_without_a_padding_token(plain_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain_model.generation_config, "pad_token_id", None)
     monkeypatch.setattr(plain_model.generation_config, "eos_token_id", None)
-    asked = _padded(worlds.prompts(2))
+    asked = worlds.padded(worlds.prompts(2))
     assert ours.generate(plain_model, **asked, max_new_tokens=3).shape[1] == (
         asked["input_ids"].shape[1] + 3
     )
@@ -183,9 +176,7 @@ def test_without_a_padding_token(plain_model: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_generation_config_and_sampling(plain_model: Any, prompts: list[list[int]]) -> None:
-    from transformers import GenerationConfig
-
-    asked, new = _padded(prompts[:6]), 12
+    asked, new = worlds.padded(prompts[:6]), 12
     greedy = plain_model.generate(**asked, max_new_tokens=new, do_sample=False)
     settings = GenerationConfig(max_new_tokens=new, do_sample=True, top_k=1)
     assert ours.generate(plain_model, **asked, generation_config=settings).equal(greedy)
@@ -200,9 +191,7 @@ def test_a_generation_config_and_sampling(plain_model: Any, prompts: list[list[i
 
 
 def test_settings_that_are_not_supported(plain_model: Any) -> None:
-    from transformers import GenerationConfig
-
-    asked = _padded(worlds.prompts(2))
+    asked = worlds.padded(worlds.prompts(2))
     for given, message in (
         ({"num_beams": 2}, "not supported: num_beams=2; supported"),
         ({"repetition_penalty": 1.1}, "not supported: repetition_penalty=1.1"),
@@ -218,8 +207,6 @@ def test_settings_that_are_not_supported(plain_model: Any) -> None:
 
 
 def test_a_streamer(plain_model: Any, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from transformers import AutoTokenizer, TextStreamer
-
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompt = torch.tensor([worlds.prompts(1)[0]])
     streamer = TextStreamer(tokenizer, skip_prompt=True)
@@ -229,7 +216,7 @@ def test_a_streamer(plain_model: Any, folder: str, capsys: pytest.CaptureFixture
 
 def test_the_lines_of_the_readme(plain_model: Any) -> None:
     (lines,) = re.findall(r"^with ngram_npu\.transformers.*\n(?: .*\n)+", README.read_text(), re.M)
-    inputs = _padded(worlds.prompts(1))
+    inputs = worlds.padded(worlds.prompts(1))
     exec(lines, {"ngram_npu": ngram_npu, "model": plain_model, "inputs": inputs})
 
 

@@ -62,6 +62,14 @@ def texts(model: PreTrainedModel, stops: tuple[int, ...], **changes: Any) -> lis
     return runner(model, **changes).generate(prompts(FEW), NEW_TOKENS, stop_token_ids=stops)
 
 
+def padded(prompts: list[list[int]]) -> dict[str, torch.Tensor]:
+    longest = max(map(len, prompts))
+    return {
+        "input_ids": torch.tensor([[0] * (longest - len(p)) + p for p in prompts]),
+        "attention_mask": torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts]),
+    }
+
+
 def by_transformers(folder: str) -> Plain:
     """The greedy text of transformers' own generate, in one left-padded batch. The stop token is
     the rarest one that a request of the first few says before its end: it ends few early, but one
@@ -70,18 +78,10 @@ def by_transformers(folder: str) -> Plain:
 
     asked = prompts()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
-    longest = max(map(len, asked))
-    padding = [longest - len(prompt) for prompt in asked]
     out = model.generate(
-        torch.tensor([[0] * n + p for n, p in zip(padding, asked, strict=True)]),
-        attention_mask=torch.tensor(
-            [[0] * n + [1] * len(p) for n, p in zip(padding, asked, strict=True)]
-        ),
-        max_new_tokens=NEW_TOKENS,
-        do_sample=False,
-        pad_token_id=STOP,
+        **padded(asked), max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=STOP
     )
-    rows = out[:, longest:].tolist()
+    rows = out[:, max(map(len, asked)) :].tolist()
     counts = Counter(token for row in rows[:FEW] for token in row[:-1] if token != STOP)
     stops = (STOP, min(counts, key=lambda token: counts[token]))
     ends = [next((i for i, t in enumerate(row) if t in stops), NEW_TOKENS) + 1 for row in rows]

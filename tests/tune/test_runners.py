@@ -114,11 +114,6 @@ def test_too_few_conversations_recommend_nothing(
     assert json.loads((tmp_path / "r.json").read_text())["too_few"] == is_too_few
 
 
-def test_a_negative_sample_is_refused(traffic: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["tune", str(traffic), "--sample", "-1"]) == 2
-    assert "--sample: must be at least 0, got -1" in capsys.readouterr().err
-
-
 def test_a_line_after_ten_silent_seconds_without_a_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from ngram_npu import NgramConfig
 from ngram_npu.replay import ReplayError, ReplayInput, ReplayOptions, load_inputs, replay
 from ngram_npu.replay.simulation import TokenRequest, TokenTurn
+from ngram_npu.replay.walks import Counts
 from ngram_npu.tune import (
     BASELINE,
     CANDIDATES,
@@ -19,11 +21,12 @@ from ngram_npu.tune import (
     load_cost,
     parse_candidate,
     share_of_a_step,
+    vllm_options,
 )
 from ngram_npu.tune import measure as measure_module
 from ngram_npu.tune.costs import VerificationCost
 from ngram_npu.tune.measure import Cache, chunks_of, measure
-from ngram_npu.tune.search import Figures, Interval, Measured, advice, best, frontier, interval
+from ngram_npu.tune.search import Interval, Measured, advice, best, frontier, interval
 from ngram_npu.tune.traffic import read_traffic
 from ngram_npu.vllm.options import read_options
 from tune_helpers import FEW, cost_file
@@ -76,31 +79,24 @@ def test_finished_pieces_are_not_replayed_again(
     monkeypatch.setattr(measure_module, "_ROWS", 10)
     requests = read_traffic([traffic]).requests
     path = tmp_path / "pieces.jsonl"
+    expected = measure(FEW, requests)
     replay_piece = measure_module._replay
-    done: list[int] = []
+    begun: list[int] = []
 
-    def interrupted(*arguments: Any) -> Any:
-        if len(done) == 5:
+    def interrupted_once(*arguments: Any) -> Any:
+        begun.append(1)
+        if len(begun) == 6:
             raise KeyboardInterrupt
-        done.append(1)
         return replay_piece(*arguments)
 
-    monkeypatch.setattr(measure_module, "_replay", interrupted)
+    monkeypatch.setattr(measure_module, "_replay", interrupted_once)
     with pytest.raises(KeyboardInterrupt):
         measure(FEW, requests, cache=Cache(path))
     # A partial write, as a power failure leaves it.
     with path.open("a") as file:
         file.write('{"key": "ab')
-    monkeypatch.setattr(measure_module, "_replay", replay_piece)
-    expected = measure(FEW, requests)
-
-    def counting(*arguments: Any) -> Any:
-        done.append(1)
-        return replay_piece(*arguments)
-
-    monkeypatch.setattr(measure_module, "_replay", counting)
     found = measure(FEW, requests, cache=Cache(path))
-    assert len(done) == len(FEW) * 4, "each piece once, over both runs"
+    assert len(begun) == 1 + len(FEW) * 4, "each piece once, over both runs"
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -111,13 +107,8 @@ def test_a_piece_is_of_its_setting_and_its_conversations(traffic: Path, tmp_path
     measure(FEW[:1], requests, cache=cache)
     again = Cache(tmp_path / "pieces.jsonl")
     seen: list[tuple[int, int]] = []
-
-    def note(done: int, total: int) -> None:
-        seen.append((done, total))
-
-    measure(FEW[1:2], requests, cache=again, progress=note)
-    measure(FEW[:1], requests[1:], cache=again, progress=note)
-    measure(FEW[:1], requests, cache=again, progress=note)
+    for setting, of in ((FEW[1:2], requests), (FEW[:1], requests[1:]), (FEW[:1], requests)):
+        measure(setting, of, cache=again, progress=lambda *at: seen.append(at))
     assert seen == [(0, 1), (1, 1), (0, 1), (1, 1), (1, 1)]
 
 
@@ -277,7 +268,7 @@ def test_advice(lows: list[float], sentence: str, off_above: int | None) -> None
 
 def test_the_frontier_is_what_nothing_outdoes() -> None:
     points = [(100, 50, 100), (100, 60, 30), (100, 60, 20), (100, 55, 200), (100, 100, 0)]
-    assert frontier([Figures(*point) for point in points]) == [4, 2, 0]
+    assert frontier([Counts(*point) for point in points]) == [4, 2, 0]
 
 
 def test_candidates_are_different_and_say_how_they_are() -> None:
@@ -294,10 +285,6 @@ def test_candidates_are_different_and_say_how_they_are() -> None:
 
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda c: c.label)
 def test_vllm_options_are_those_that_the_proposer_reads(candidate: Candidate) -> None:
-    import shlex
-
-    from ngram_npu.tune import vllm_options
-
     words = shlex.split(" ".join(vllm_options(candidate)))
     assert words[::2] == ["--speculative-config", "--additional-config"]
     speculative, own = json.loads(words[1]), json.loads(words[3])["ngram_npu"]

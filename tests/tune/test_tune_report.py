@@ -29,18 +29,18 @@ def test_a_sample_is_stated_and_always_the_same(tmp_path: Path) -> None:
     path = tmp_path / "talk.jsonl"
     lines = [{"prompt": f"{n} " * 40, "completion": "a b c " * (n % 30)} for n in range(400)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = read_traffic([path], sample=8000, tokenizer="bytes")
+    found = read_traffic([path], TuneOptions(sample=8000, tokenizer="bytes"))
     assert found.is_sample
     assert 6000 < found.characters <= 8000
     assert (found.found, found.found_characters) == (
         400,
         sum(len(str(line["prompt"])) + len(str(line["completion"])) for line in lines),
     )
-    assert found.names == read_traffic([path], sample=8000, tokenizer="bytes").names
+    assert found.names == read_traffic([path], TuneOptions(sample=8000, tokenizer="bytes")).names
     numbers = [int(name) for name in found.names]
     assert numbers == sorted(numbers)
     assert max(numbers) > 200, "from everywhere"
-    whole = read_traffic([path], tokenizer="bytes")
+    whole = read_traffic([path], TuneOptions(tokenizer="bytes"))
     assert not whole.is_sample
     assert whole.left_out == sum(n % 30 == 0 for n in range(400))
 
@@ -93,17 +93,8 @@ def test_the_reports_show_the_same_and_are_whole(
     )
     arguments = ["tune", str(traffic), "--cost", cost, "--sizes", "consecutive", "--jobs", "1"]
     against = json.dumps(dict(FEW[1].options))
-    arguments += [
-        "--runner",
-        "host",
-        "--against",
-        against,
-        "--html",
-        str(page),
-        "--json",
-        str(data),
-    ]
-    assert cli.main(arguments) == 0
+    files = ["--html", str(page), "--json", str(data)]
+    assert cli.main([*arguments, "--runner", "host", "--against", against, *files]) == 0
     out, err = capsys.readouterr()
     assert err == "", "no progress where no terminal is"
     result = json.loads(data.read_text())
@@ -223,6 +214,7 @@ def test_interrupted_and_resumed(
         (["--against", "{"], "expected a setting such as"),
         (["--html", "{tmp}/no/such.html"], "does not exist"),
         (["--jobs", "0"], "--jobs: must be at least 1"),
+        (["--sample", "-1"], "--sample: must be at least 0, got -1"),
         (["{tmp}/nowhere.jsonl"], "no such file"),
     ],
 )

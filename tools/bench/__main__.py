@@ -51,27 +51,26 @@ def _run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
         there = device.require(op.name, options.device)
         options = replace(options, device=there, frontend="torch", idle_ms=0.0)
     limit = _C.num_threads()
-    so_far: list[Result] = []
+    results: list[Result] = []
+    skipped: Skipped = {}
 
-    def write(results: list[Result], skipped: Skipped, **more: Any) -> None:
+    def write(**more: Any) -> None:
         if given.json is not None:
             found = report.document(op, arguments, options, results, skipped, given.note)
             report.write(given.json, found | more)
 
-    def show(result: Result) -> None:
-        print(*report.lines(result), sep="\n", flush=True)
-        so_far.append(result)
-        if on_device:  # its time is limited, and a fault ends the process
-            write(so_far, {}, unfinished=True)
-
     print(report.header(), flush=True)
     try:
-        results, skipped = op.run(options, show)
+        for result in op.run(options, skipped):
+            print(*report.lines(op.shown(result)), sep="\n", flush=True)
+            results.append(result)
+            if on_device:  # its time is limited, and a fault ends the process
+                write(unfinished=True)
     finally:
         _C.set_num_threads(limit)
     for peer, reason in skipped.items():
         print(f"skipped {peer}: {reason}")
-    write(results, skipped)
+    write()
     return 0
 
 

@@ -20,8 +20,6 @@ _CHECKED_STEPS = 4
 _CALM = 0.01
 _MOST_ROUNDS = 5
 
-Clock = Callable[[], int]
-
 
 class Contestant:
     """One way of doing a step's work; the base class does nothing and counts as ready.
@@ -34,7 +32,6 @@ class Contestant:
         name: short, the key in results.
         detail: what exactly it is, for the record.
         function: the timed function.
-        calls: repetitions of the work in one timed call, for work too short to time once.
         captured: whether a GPU replays its steps as a graph.
         semantics: contestants with equal semantics must draft the same; None: it does not draft.
     """
@@ -42,7 +39,6 @@ class Contestant:
     name: str = ""
     detail: str = ""
     function: Callable[..., Any]
-    calls: int = 1
     captured: bool = True
     semantics: tuple[Any, ...] | None = None
 
@@ -115,13 +111,7 @@ class Spoiler:
             self._other.max()
 
 
-def measure(
-    contestants: Sequence[Contestant],
-    lap: int,
-    options: Options,
-    clock: Clock = time.perf_counter_ns,
-    waited: Clock = waited_ns,
-) -> Measurement:
+def measure(contestants: Sequence[Contestant], lap: int, options: Options) -> Measurement:
     """Measures the contestants, ours first in the list.
 
     In each round all of them do the same steps, one contestant after the other; the first one
@@ -134,14 +124,13 @@ def measure(
 
     Args:
         lap: steps of the workload; at its end all go back to the base lengths, untimed.
-        waited: nanoseconds that the process has waited for a core.
     """
     result = Measurement()
     for contestant in contestants:
         contestant.activate()
         contestant.reset()
     check(contestants, result)
-    steps = options.steps or _choose_steps(contestants, options, clock)
+    steps = options.steps or _choose_steps(contestants, options)
     result.steps = steps = min(steps, lap - 1)
     spoil = Spoiler(options.cache, options.idle_ms)
     at = lap  # the first round begins with a reset
@@ -159,9 +148,10 @@ def measure(
             first = number % len(contestants)
             now = _Round()
             for contestant in [*contestants[first:], *contestants[:first]]:
-                start, waiting = clock(), waited()
-                now.turns[contestant.name] = _turn(contestant, at, steps, spoil, clock)
-                share = (waited() - waiting) / max(clock() - start, 1)
+                start, waiting = time.perf_counter_ns(), waited_ns()
+                now.turns[contestant.name] = _turn(contestant, at, steps, spoil)
+                taken = time.perf_counter_ns() - start
+                share = (waited_ns() - waiting) / max(taken, 1)
                 now.disturbance = max(now.disturbance, share)
             if number >= 0:
                 rounds.append(now)
@@ -179,9 +169,7 @@ def measure(
     return result
 
 
-def _turn(
-    contestant: Contestant, at: int, steps: int, spoil: Spoiler, clock: Clock
-) -> tuple[float, float]:
+def _turn(contestant: Contestant, at: int, steps: int, spoil: Spoiler) -> tuple[float, float]:
     """Mean and longest microseconds of the steps after the first."""
     contestant.activate()
     contestant.function(*contestant.arguments(at))
@@ -190,13 +178,12 @@ def _turn(
     for step in range(at + 1, at + steps + 1):
         arguments = contestant.arguments(step)
         spoil()
-        start = clock()
+        start = time.perf_counter_ns()
         function(*arguments)
-        elapsed = clock() - start
+        elapsed = time.perf_counter_ns() - start
         total += elapsed
         longest = max(longest, elapsed)
-    scale = 1e3 * contestant.calls
-    return total / steps / scale, longest / scale
+    return total / steps / 1e3, longest / 1e3
 
 
 def check(contestants: Sequence[Contestant], result: Measurement) -> None:
@@ -217,15 +204,15 @@ def check(contestants: Sequence[Contestant], result: Measurement) -> None:
     result.same_drafts = agreement.same
 
 
-def _choose_steps(contestants: Sequence[Contestant], options: Options, clock: Clock) -> int:
+def _choose_steps(contestants: Sequence[Contestant], options: Options) -> int:
     """As many as make the slowest contestant's turn take a few hundredths of a second."""
     slowest = 0.0
     for contestant in contestants:
         contestant.activate()
         arguments = contestant.arguments(0)
-        start = clock()
+        start = time.perf_counter()
         contestant.function(*arguments)
-        slowest = max(slowest, (clock() - start) / 1e9)
+        slowest = max(slowest, time.perf_counter() - start)
         contestant.reset()
     extra = CACHE_STATES[options.cache] / 10e9 + options.idle_ms / 1e3
     wanted = int(_TURN_SECONDS / max(slowest + extra, 1e-9))

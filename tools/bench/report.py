@@ -101,8 +101,9 @@ def laid_out(value: Any, indent: int = 0) -> str:
 def lines(result: Result) -> list[str]:
     """One size's part of the table."""
     if "ours" not in result:
-        shown = {k: v for k, v in _medians(result).items() if k not in ("size", "data")}
-        return [f"{result['size']:>10}  " + ", ".join(f"{k} {v}" for k, v in shown.items())]
+        shown = {k: v for k, v in _medians(result).items() if k not in ("size", "set", "data")}
+        name = result["set"] if "set" in result else result["size"]
+        return [f"{name:>10}  " + ", ".join(f"{k} {v}" for k, v in shown.items())]
     text = []
     for name, figures in [("ours", result["ours"]), *result["peers"].items()]:
         times = "".join(_time(figures[f"{of}_us"]) for of in ("median", "p10", "p90"))

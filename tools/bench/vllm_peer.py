@@ -177,9 +177,9 @@ def proposer_config(options: Options, capacity: int, batch: int) -> Any:
             prompt_lookup_max=options.max_n,
             num_speculative_tokens=options.k,
         ),
-        model_config=SimpleNamespace(max_model_len=capacity),
+        model_config=SimpleNamespace(max_model_len=capacity, served_model_name="bench"),
         scheduler_config=SimpleNamespace(max_num_seqs=batch),
-        parallel_config=SimpleNamespace(tensor_parallel_size=1),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1, rank=0),
     )
 
 

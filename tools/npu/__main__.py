@@ -34,7 +34,6 @@ _BENCH = "ngram_step_-npu.json"
 _HOUR = 3600
 RESULTS = ROOT / "tools" / "bench" / "results"
 LOGS = ROOT / "build" / "logs"
-_LEAST_SECONDS = 5.0
 _KEPT_CHARACTERS = 16_000
 """Of a failed stage's output in the document; its log, which git ignores, has all."""
 
@@ -70,10 +69,8 @@ def counts(output: str) -> dict[str, int]:
     return {what: int(number) for number, what in found}
 
 
-def run(stages: Sequence[Stage], seconds: float, out: Path) -> Iterator[dict[str, Any]]:
-    """Each stage gets its own time or what is left of all. One that fails takes along only those
-    behind a required one."""
-    end = time.monotonic() + seconds
+def run(stages: Sequence[Stage], out: Path) -> Iterator[dict[str, Any]]:
+    """A stage that fails takes along only those behind a required one."""
     broken = ""
     for stage in stages:
         print(f"{stage.name:<26}", end="", flush=True)
@@ -84,12 +81,10 @@ def run(stages: Sequence[Stage], seconds: float, out: Path) -> Iterator[dict[str
             reason = f"needs {broken}"
         elif shutil.which(stage.command[0], path=env.get("PATH")) is None:
             reason = f"{stage.command[0]} is not here"
-        elif end - began < _LEAST_SECONDS:
-            reason = "no time was left"
         else:
             LOGS.mkdir(parents=True, exist_ok=True)
             log = LOGS / f"{stage.name}.log"
-            status, reason = _execute(stage, min(stage.seconds, end - began), log, env)
+            status, reason = _execute(stage, log, env)
             output = log.read_text(errors="replace")
         outcome: dict[str, Any] = {
             "stage": stage.name,
@@ -113,19 +108,19 @@ def run(stages: Sequence[Stage], seconds: float, out: Path) -> Iterator[dict[str
         yield outcome
 
 
-def _execute(stage: Stage, seconds: float, log: Path, env: Mapping[str, str]) -> tuple[str, str]:
+def _execute(stage: Stage, log: Path, env: Mapping[str, str]) -> tuple[str, str]:
     """Runs a stage; ending it also ends its child processes."""
     with log.open("w") as file, subprocess.Popen(
         stage.command, cwd=ROOT, env=env, stdout=file, stderr=subprocess.STDOUT,
         start_new_session=True,
     ) as process:  # fmt: skip
         try:
-            rc = process.wait(seconds)
+            rc = process.wait(stage.seconds)
         except BaseException as error:
             os.killpg(process.pid, signal.SIGKILL)
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise
-            return "timed out", f"after {seconds:g} s"
+            return "timed out", f"after {stage.seconds:g} s"
     return ("passed", "") if rc == 0 else ("failed", f"exit status {rc}")
 
 
@@ -168,7 +163,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--out", type=Path, help="for the files (default: $OUT, else tools/bench/results)")
     add("--only", nargs="+", metavar="STAGE", help="instead of all")
-    add("--seconds", type=float, default=5 * _HOUR, help="for all of it (default: %(default)g)")
     add("--dry-run", action="store_true", help="only print what would be run")
     given = parser.parse_args(arguments)
     out = (given.out or Path(os.environ.get("OUT") or RESULTS)).resolve()
@@ -183,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out.mkdir(parents=True, exist_ok=True)
     begun = time.time()
     outcomes: list[dict[str, Any]] = []
-    for outcome in run(stages, given.seconds, out):
+    for outcome in run(stages, out):
         reason = f": {outcome['reason']}" if outcome.get("reason") else ""
         print(f"{outcome['seconds']:>6.1f} s  {outcome['status']}{reason}")
         print(outcome.get("output", "")[-2500:], end="", flush=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import random
 import shlex
 import sys
@@ -20,8 +19,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import ngram_npu
-import torch
 from async_state.engine import Engine, run
 from async_state.mutants import MUTANTS
 from async_state.scenario import DEVICES, Scenario
@@ -29,6 +26,7 @@ from async_state.scenario import DEVICES, Scenario
 from tools.bench import provenance
 
 FIRST_SEED = 1_000_000
+SCENARIOS = 10_000
 _MUTANT_TRIES = 200
 
 
@@ -105,7 +103,6 @@ def caught_by(name: str, first: int = 0) -> tuple[int, str] | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scenarios", type=int, default=10_000)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     result = {
@@ -113,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         + shlex.join(sys.argv[1:] if arguments is None else arguments),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": provenance.machine(),
-        **prove(given.scenarios),
+        **prove(SCENARIOS),
     }
     faults = {name: caught_by(name) for name in MUTANTS}
     result["faults"] = {
@@ -121,11 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, found in faults.items()
     }
     result["faults_caught"] = sum(found is not None for found in faults.values())
-    result["versions"] = {
-        "ngram_npu": ngram_npu.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-    }
+    result["versions"] = provenance.versions()
     text = json.dumps(result, indent=2)
     if given.json is not None:
         given.json.parent.mkdir(parents=True, exist_ok=True)

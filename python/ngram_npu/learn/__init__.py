@@ -10,7 +10,8 @@ Nothing here prints.
 
 from ngram_npu.learn.curve import Point
 from ngram_npu.learn.learn_report import LearnReport, format_report
-from ngram_npu.learn.learning import LearnOptions, learn
+from ngram_npu.learn.learning import learn
+from ngram_npu.learn.reading import LearnOptions
 from ngram_npu.learn.stores import describe
 
 __all__ = ["LearnOptions", "LearnReport", "Point", "describe", "format_report", "learn"]

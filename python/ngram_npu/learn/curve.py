@@ -16,9 +16,8 @@ from ngram_npu.learn.reading import Talk
 from ngram_npu.learn.stores import Text
 from ngram_npu.proposer import NgramProposer
 from ngram_npu.replay.simulation import simulate
+from ngram_npu.replay.walks import Counts
 from ngram_npu.store import BLOCK_TOKENS, NgramStore
-
-__all__ = ["LEAST_TOKENS", "MOST_TOKENS", "SHARES", "Point", "Replayed", "holding", "split"]
 
 SHARES = (0.0, 1 / 8, 1 / 4, 1 / 2, 1.0)
 """Shares of the earlier answers that are known, of the newest ones."""
@@ -37,37 +36,19 @@ ENOUGH = 1.01
 """A store is doubled as long as this yields more tokens per step by this factor."""
 
 
-@dataclass(frozen=True)
-class Point:
+@dataclass(frozen=True, kw_only=True)
+class Point(Counts):
     """A point of the curve.
 
     Attributes:
         share: of the earlier answers that the store knew; None: there was no store.
         known_tokens: tokens of these answers.
         store_tokens: the store's size.
-        tokens: generated in steps.
-        steps: taken for them.
-        drafted: tokens drafted in them.
     """
 
     share: float | None
     known_tokens: int
     store_tokens: int
-    tokens: int
-    steps: int
-    drafted: int
-
-    @property
-    def tokens_per_step(self) -> float:
-        return self.tokens / self.steps
-
-    @property
-    def drafted_per_step(self) -> float:
-        return self.drafted / self.steps
-
-    def speedup(self, cost: float) -> float:
-        """If verifying a drafted token costs this share of a step."""
-        return self.tokens_per_step / (1 + cost * self.drafted_per_step)
 
 
 def split(
@@ -149,21 +130,21 @@ class Replayed:
             known = self._earlier[len(self._earlier) - round(share * len(self._earlier)) :]
             store = stores.new(store_tokens)
             stores.enter(store, known)
-        tokens = steps = drafted = 0
+        total = Counts()
         what = "no store" if share is None else f"{store_tokens} tokens, {share:.1%} known"
         for done, talk in enumerate(self._talks, 1):
             for request in talk.requests:
                 turns = [turn for turn in request.turns_apart() if turn.spans()]
                 proposer = _proposer(config, store, talk.scope)
                 found = simulate("", turns, proposer, k=config.k, batch_size=1)
-                tokens += found.num_tokens
-                steps += found.num_steps
-                drafted += found.num_draft_tokens
+                total += Counts(found.num_tokens, found.num_steps, found.num_draft_tokens)
                 if store is not None:
                     store.finish(np.zeros(1, np.int32))
             self._progress(what, done, len(self._talks))
         known_tokens = sum(len(text) for _, text in known)
-        return Point(share, known_tokens, store_tokens, tokens, steps, drafted)
+        return Point(
+            **vars(total), share=share, known_tokens=known_tokens, store_tokens=store_tokens
+        )
 
 
 def _proposer(config: NgramConfig, store: NgramStore | None, scope: int) -> Any:

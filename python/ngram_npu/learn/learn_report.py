@@ -10,8 +10,6 @@ from typing import Any
 from ngram_npu.errors import printable
 from ngram_npu.learn.curve import Point
 
-__all__ = ["FORMAT", "LearnReport", "format_report", "format_store", "label"]
-
 FORMAT = "ngram_npu.learn/1"
 """Written into every JSON result; the number grows when a field changes its meaning."""
 

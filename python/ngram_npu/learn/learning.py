@@ -6,7 +6,6 @@ import datetime
 import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -17,44 +16,15 @@ from ngram_npu.errors import ReplayError
 from ngram_npu.learn import stores
 from ngram_npu.learn.curve import MOST_TOKENS, Point, Replayed, holding, split
 from ngram_npu.learn.learn_report import LearnReport
-from ngram_npu.learn.reading import RECENT_TOKENS, Heard, Tokenizing, read_logs
+from ngram_npu.learn.reading import RECENT_TOKENS, Heard, LearnOptions, Tokenizing, read_logs
 from ngram_npu.replay.environment import machine, versions
-from ngram_npu.replay.log_files import Progress
+from ngram_npu.replay.log_files import Progress, no_progress
 from ngram_npu.replay.replay_report import TOKENIZER_WARNING
 from ngram_npu.replay.stdlib_corpus import stdlib_conversations
 from ngram_npu.store import BLOCK_TOKENS, NgramStore
 
-__all__ = ["LearnOptions", "learn"]
-
 FEW = 20
 """Conversations; of fewer, the figures depend on chance."""
-
-
-@dataclass(frozen=True)
-class LearnOptions:
-    """How to learn.
-
-    Attributes:
-        format, limit, strict, tokenizer, chat_template: as in `ReplayOptions`.
-        scope_field: the field of a record that says whose text it is, with dots between keys; its
-            value is the scope, as a request of a server names it. None: everybody shares.
-        store_tokens: size of the store; None: the smallest power of two whose doubling yields less
-            than 1 % more tokens per step, up to 64 Mi.
-        k, min_draft_probability: of the drafts that the curve is replayed with; 8, 16 and 32
-            tokens are tried too, with all known.
-        cost: of verifying a drafted token, as a share of a step.
-    """
-
-    format: str | None = None
-    limit: int | None = None
-    strict: bool = False
-    tokenizer: str | None = None
-    chat_template: str = "auto"
-    scope_field: str | None = None
-    store_tokens: int | None = None
-    k: int = 8
-    min_draft_probability: float = 0.177
-    cost: float = 0.05
 
 
 def learn(
@@ -86,7 +56,7 @@ def learn(
     options = options or LearnOptions()
     started = time.monotonic()
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    show = progress or _no_progress
+    show = progress or no_progress
     config = _config(options)
     if output is not None:
         stores.check_output(Path(output))
@@ -103,16 +73,7 @@ def learn(
             raise ReplayError("scope_field: expected none for the standard library's sources")
         for conversation in stdlib_conversations(limit=options.limit)[0]:
             heard.add(tokenizing.talk_of(conversation))
-    read_logs(
-        logs,
-        heard,
-        tokenizing,
-        format_name=options.format,
-        limit=options.limit,
-        strict=options.strict,
-        scope_field=options.scope_field,
-        progress=progress,
-    )
+    read_logs(logs, heard, tokenizing, options, progress)
     if not heard.texts:
         raise ReplayError("nothing to learn: no answer of 2 or more tokens")
     if tokenizing.is_guessed and paths:
@@ -221,7 +182,3 @@ def _save(
     if output is not None:
         stores.save(store, Path(output))
     return store.statistics.tokens_held
-
-
-def _no_progress(_: Progress) -> None:
-    pass

@@ -9,8 +9,6 @@ from typing import Any
 from ngram_npu.errors import optional
 from ngram_npu.learn.learn_report import LearnReport, label
 
-__all__ = ["draw", "save_plot"]
-
 
 def draw(axes: Any, yields: Mapping[str, float], name: str) -> None:
     """Adds a curve to axes of matplotlib: tokens per step by what is known, the first one without a

@@ -16,10 +16,35 @@ from ngram_npu.replay.simulation import TokenRequest
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER, ReplayTokenizer, load_tokenizer
 from ngram_npu.scopes import scope_of
 
-__all__ = ["RECENT_TOKENS", "Heard", "Talk", "Tokenizing", "read_logs"]
-
 RECENT_TOKENS = 1 << 22
 """Maximum number of tokens, prompts included, of the conversations that are kept whole."""
+
+
+@dataclass(frozen=True)
+class LearnOptions:
+    """How to learn.
+
+    Attributes:
+        format, limit, strict, tokenizer, chat_template: as in `ReplayOptions`.
+        scope_field: the field of a record that says whose text it is, with dots between keys; its
+            value is the scope, as a request of a server names it. None: everybody shares.
+        store_tokens: size of the store; None: the smallest power of two whose doubling yields less
+            than 1 % more tokens per step, up to 64 Mi.
+        k, min_draft_probability: of the drafts that the curve is replayed with; 8, 16 and 32
+            tokens are tried too, with all known.
+        cost: of verifying a drafted token, as a share of a step.
+    """
+
+    format: str | None = None
+    limit: int | None = None
+    strict: bool = False
+    tokenizer: str | None = None
+    chat_template: str = "auto"
+    scope_field: str | None = None
+    store_tokens: int | None = None
+    k: int = 8
+    min_draft_probability: float = 0.177
+    cost: float = 0.05
 
 
 @dataclass(frozen=True)
@@ -144,11 +169,7 @@ def read_logs(
     paths: Sequence[str | PathLike[str]],
     heard: Heard,
     tokenizing: Tokenizing,
-    *,
-    format_name: str | None = None,
-    limit: int | None = None,
-    strict: bool = False,
-    scope_field: str | None = None,
+    options: LearnOptions,
     progress: Callable[[Progress], None] | None = None,
 ) -> None:
     """Adds the conversations of files and folders to `heard`.
@@ -158,10 +179,10 @@ def read_logs(
             all, is no conversations.
     """
     left_out: list[str] = []
-    logs = log_files(paths, strict, scope_field)
+    logs = log_files(paths, options.strict, options.scope_field)
     for log in logs:
         try:
-            for conversation in log.conversations(limit, format_name, progress):
+            for conversation in log.conversations(options.limit, options.format, progress):
                 heard.add(tokenizing.talk_of(conversation))
         except RecordError as error:
             if log.found:  # its conversations are among the others by now

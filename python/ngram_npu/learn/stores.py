@@ -12,19 +12,6 @@ from ngram_npu.output import check_writable
 from ngram_npu.store import BLOCK_TOKENS, NgramStore
 from ngram_npu.store_file import MAGIC, StoreFileError
 
-__all__ = [
-    "Text",
-    "blocks_of",
-    "check_output",
-    "describe",
-    "enter",
-    "is_store",
-    "load",
-    "new",
-    "save",
-    "texts_of",
-]
-
 Text = tuple[int, Int32Array]
 """An answer: the number of its scope, and its tokens."""
 

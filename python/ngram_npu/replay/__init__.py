@@ -14,10 +14,10 @@ Nothing here prints: results are data classes, progress goes to a callback.
 from ngram_npu.errors import ReplayError
 from ngram_npu.replay.figures import ReplayFigures
 from ngram_npu.replay.formats import read_conversations
+from ngram_npu.replay.log_files import Progress
 from ngram_npu.replay.records import Conversation, Turn
 from ngram_npu.replay.replay_report import ReplayReport, format_table
 from ngram_npu.replay.replaying import (
-    Progress,
     ReplayInput,
     ReplayOptions,
     TokenizerLike,

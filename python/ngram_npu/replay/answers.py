@@ -17,8 +17,6 @@ from typing import Any
 from ngram_npu.errors import RecordError, ReplayError
 from ngram_npu.replay.records import Message
 
-__all__ = ["Answer", "Record", "answers_of", "checked_text", "kind", "message_of", "token_ids_of"]
-
 Record = Mapping[str, Any]
 
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")

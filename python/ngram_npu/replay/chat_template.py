@@ -16,8 +16,6 @@ from typing import Any
 from ngram_npu.errors import ReplayError, one_line
 from ngram_npu.replay.records import Conversation, Message, Turn
 
-__all__ = ["ChatTemplate", "completion_text", "load_chat_template", "texts"]
-
 ChatTemplate = Callable[[Sequence[Message], Sequence[Any], bool], str]
 """(messages, tools, whether the assistant answers next) -> text."""
 

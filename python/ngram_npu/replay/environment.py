@@ -11,8 +11,6 @@ from typing import Any
 
 import ngram_npu._C as _C
 
-__all__ = ["machine", "package_version", "versions"]
-
 
 def machine(threads: int | None) -> dict[str, Any]:
     """CPU model, cores that this process may use, requested thread limit (None: the default)."""

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-__all__ = ["ReplayFigures"]
-
 
 @dataclass(frozen=True)
 class ReplayFigures:

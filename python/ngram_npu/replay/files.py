@@ -21,8 +21,6 @@ from typing import IO, Any
 from ngram_npu.errors import RecordError, ReplayError, one_line
 from ngram_npu.replay.vllm_log import VllmLog
 
-__all__ = ["STDIN", "SUFFIXES", "find_files", "values"]
-
 STDIN = Path("-")
 SUFFIXES = tuple(
     f"{kind}{packed}"

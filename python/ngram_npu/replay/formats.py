@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,6 @@ from ngram_npu.replay.answers import (
 from ngram_npu.replay.chat_template import completion_text
 from ngram_npu.replay.files import QUESTIONS, STDIN, SUFFIXES, values
 from ngram_npu.replay.records import Conversation, Message, Turn
-
-__all__ = ["FORMATS", "conversations_of", "iter_conversations", "read_conversations"]
 
 _ID_KEYS = ("id", "conversation_id", "custom_id", "request_id", "question_id")
 _IDS_KEYS = ("prompt_token_ids", "completion_token_ids")
@@ -325,30 +324,31 @@ def _as_message(item: Any) -> Any:
     return {"role": "assistant", "content": [item]}
 
 
-_batches: dict[Path, dict[Any, Any]] = {}
-
-
 def _batch_request(ident: Any, where: str) -> Any:
     """The request of a batch's answer, from the batch's input in the same folder."""
     answers = Path(where.rpartition(":")[0])
-    folder = answers.parent
     if not answers.is_file():  # stdin has no folder
         raise RecordError(f"{where}: a batch's output needs its input: pass the file, not a pipe")
-    if folder not in _batches:
-        _batches.clear()
-        _batches[folder] = {}
-        for file in sorted(folder.iterdir()):
-            if file != answers and file.name.endswith(SUFFIXES) and file.is_file():
-                for _, item in values(file):
-                    if not (isinstance(item, dict) and "body" in item and "custom_id" in item):
-                        break  # another kind of file
-                    _batches[folder][item["custom_id"]] = item
-    if ident not in _batches[folder]:
+    requests = _requests_beside(answers)
+    if ident not in requests:
         raise RecordError(
             f"{where}: the request {ident!r} is not here: put the batch's input into the same "
             "folder"
         )
-    return _batches[folder][ident]
+    return requests[ident]
+
+
+@lru_cache(1)
+def _requests_beside(answers: Path) -> dict[Any, Any]:
+    """By id, from the other files in the folder."""
+    found = {}
+    for file in sorted(answers.parent.iterdir()):
+        if file != answers and file.name.endswith(SUFFIXES) and file.is_file():
+            for _, item in values(file):
+                if not (isinstance(item, dict) and "body" in item and "custom_id" in item):
+                    break  # another kind of file
+                found[item["custom_id"]] = item
+    return found
 
 
 # FastChat's and Spec-Bench's answers
@@ -376,29 +376,25 @@ def _fastchat(data: Record, where: str) -> list[tuple[Turn, ...]]:
     return parsed
 
 
-_asked: dict[Path, dict[Any, list[str]]] = {}
-
-
 def _questions(answers: Path, where: str) -> dict[Any, list[str]]:
     """Turns by question id, from the answers' folder or the one above it."""
     for folder in (answers.parent, answers.resolve().parent.parent):
         file = folder / QUESTIONS
-        if file in _asked:
-            return _asked[file]
         if file.is_file():
-            _asked.clear()
-            _asked[file] = {
-                item["question_id"]: [
-                    checked_text(turn, f"{file}:{line}") for turn in item["turns"]
-                ]
-                for line, item in values(file)
-                if isinstance(item, dict) and "question_id" in item and "turns" in item
-            }
-            return _asked[file]
+            return _questions_in(file)
     raise ReplayError(
         f"{where}: FastChat's answers are without their questions: put {QUESTIONS} beside the "
         "file or into the folder above it"
     )
+
+
+@lru_cache(1)
+def _questions_in(file: Path) -> dict[Any, list[str]]:
+    return {
+        item["question_id"]: [checked_text(turn, f"{file}:{line}") for turn in item["turns"]]
+        for line, item in values(file)
+        if isinstance(item, dict) and "question_id" in item and "turns" in item
+    }
 
 
 # Detecting the format

@@ -15,8 +15,6 @@ from ngram_npu.replay.files import STDIN, SUFFIXES, find_files
 from ngram_npu.replay.formats import iter_conversations
 from ngram_npu.replay.records import Conversation
 
-__all__ = ["LogFile", "Progress", "log_files"]
-
 _REASONS_SHOWN = 3
 
 
@@ -35,6 +33,10 @@ class Progress:
     phase: Literal["read", "tokenize", "replay", "learn"]
     done: int
     total: int
+
+
+def no_progress(_: Progress) -> None:
+    """For who does not ask."""
 
 
 @dataclass

@@ -8,8 +8,6 @@ from typing import Any
 from ngram_npu.errors import ReplayError, optional, printable
 from ngram_npu.replay.replay_report import ReplayReport
 
-__all__ = ["check_plot", "save_plot"]
-
 
 def check_plot(path: Path) -> None:
     """Check before any work that a plot can be made.

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Conversation", "Message", "Turn"]
-
 Message = Mapping[str, Any]
 """A message for chat templates: "role" and "content", both text, possibly "tool_calls", ..."""
 

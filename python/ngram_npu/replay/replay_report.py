@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ngram_npu.errors import printable
 from ngram_npu.replay.figures import ReplayFigures
-
-__all__ = ["FORMAT", "ReplayReport", "format_table"]
 
 FORMAT = "ngram_npu.replay/1"
 """Written into every JSON result; the number grows when a field changes its meaning."""
@@ -65,14 +63,7 @@ class ReplayReport:
         """Plain dicts, lists, numbers and strings."""
         return {
             "format": FORMAT,
-            "command": self.command,
-            "date": self.date,
-            "machine": dict(self.machine),
-            "versions": dict(self.versions),
-            "config": dict(self.config),
-            "batch_size": self.batch_size,
-            "limit": self.limit,
-            "tokenizer": None if self.tokenizer is None else dict(self.tokenizer),
+            **vars(self),
             "inputs": [figures.to_dict() for figures in self.inputs],
             "total": self.total.to_dict(),
         }
@@ -91,17 +82,8 @@ class ReplayReport:
         """
         if data.get("format") != FORMAT:
             raise ValueError(f"expected format {FORMAT!r}, got {data.get('format')!r}")
-        return cls(
-            command=data["command"],
-            date=data["date"],
-            machine=data["machine"],
-            versions=data["versions"],
-            config=data["config"],
-            batch_size=data["batch_size"],
-            limit=data["limit"],
-            tokenizer=data["tokenizer"],
-            inputs=tuple(ReplayFigures.from_dict(item) for item in data["inputs"]),
-        )
+        inputs = tuple(ReplayFigures.from_dict(item) for item in data["inputs"])
+        return cls(**{**{f.name: data[f.name] for f in fields(cls)}, "inputs": inputs})
 
 
 def format_table(report: ReplayReport) -> str:

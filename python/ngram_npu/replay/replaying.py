@@ -19,7 +19,7 @@ from ngram_npu.errors import RecordError, ReplayError, one_line
 from ngram_npu.replay.chat_template import ChatTemplate, load_chat_template, texts
 from ngram_npu.replay.environment import machine, versions
 from ngram_npu.replay.figures import ReplayFigures
-from ngram_npu.replay.log_files import Progress, log_files
+from ngram_npu.replay.log_files import Progress, log_files, no_progress
 from ngram_npu.replay.records import Conversation
 from ngram_npu.replay.replay_report import ReplayReport
 from ngram_npu.replay.simulation import Int32Array, Proposer, TokenRequest, TokenTurn, simulate
@@ -28,16 +28,6 @@ from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER, load_tokenizer
 
 if TYPE_CHECKING:
     from ngram_npu.config import NgramConfig
-
-__all__ = [
-    "Progress",
-    "ReplayInput",
-    "ReplayOptions",
-    "TokenizerLike",
-    "load_inputs",
-    "replay",
-    "tokenize",
-]
 
 IDS_ONLY = "ids"
 """Tokenizer name that refuses text: every turn must carry token ids."""
@@ -269,7 +259,7 @@ def replay(
                 raise ReplayError(f'{texts[0].where}: missing key "prompt_token_ids"')
             tokenizer = load_tokenizer(options.tokenizer or DEFAULT_TOKENIZER)
             chosen = options.tokenizer is not None or not paths
-        report = progress or _no_progress
+        report = progress or no_progress
         figures: list[ReplayFigures] = []
         for item in loaded:
             requests = tokenize(item, tokenizer, report, options.chat_template)
@@ -411,10 +401,6 @@ def _thread_limit(threads: int | None) -> Iterator[None]:
 
 def _phase(report: Callable[[Progress], None], name: str) -> Callable[[int, int], None]:
     return lambda done, total: report(Progress(name, "replay", done, total))
-
-
-def _no_progress(_: Progress) -> None:
-    pass
 
 
 def _describe(tokenizer: TokenizerLike, chosen: bool) -> dict[str, Any]:

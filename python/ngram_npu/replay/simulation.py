@@ -19,8 +19,6 @@ import numpy.typing as npt
 from ngram_npu.errors import ReplayError
 from ngram_npu.replay.figures import ReplayFigures
 
-__all__ = ["Proposer", "StepResult", "TokenRequest", "TokenTurn", "simulate"]
-
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 

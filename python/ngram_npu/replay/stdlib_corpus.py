@@ -13,8 +13,6 @@ from pathlib import Path
 from ngram_npu.errors import ReplayError
 from ngram_npu.replay.records import Conversation, Turn
 
-__all__ = ["STDLIB_FILES", "stdlib_conversations"]
-
 STDLIB_FILES = tuple(
     """
     argparse.py ast.py asyncio/base_events.py bdb.py calendar.py cmd.py codecs.py

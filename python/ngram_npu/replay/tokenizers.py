@@ -20,8 +20,6 @@ from typing import Any
 from ngram_npu.errors import ReplayError
 from ngram_npu.tokenizer_digest import digest_of
 
-__all__ = ["DEFAULT_TOKENIZER", "TOKENIZERS", "ReplayTokenizer", "load_tokenizer"]
-
 DEFAULT_TOKENIZER = "mistral-v1"
 
 _MISTRAL_FILES = {

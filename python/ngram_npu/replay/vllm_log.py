@@ -13,8 +13,6 @@ from typing import Any
 
 from ngram_npu.errors import RecordError
 
-__all__ = ["VllmLog"]
-
 _LINE = re.compile(r"\b(DEBUG|INFO|WARNING|ERROR)(:| \d\d-\d\d \d\d:\d\d:\d\d) ")
 _ASKED = re.compile(r"(?:Received request|Request) (\S+?)(?: details)?: (prompt: .*)", re.DOTALL)
 _COUNTED = re.compile(r"Received request (\S+): .*?SamplingParams\(n=(\d+),", re.DOTALL)

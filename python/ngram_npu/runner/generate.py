@@ -23,7 +23,7 @@ from ngram_npu.replay.replaying import request_maker
 from ngram_npu.replay.tokenizers import ReplayTokenizer
 
 from .paged_model import IMPLEMENTATION, load
-from .runner import Runner, RunnerConfig
+from .runner import Figures, Runner, RunnerConfig
 from .sampling import Sampling
 
 Prompt = str | list[int] | Conversation
@@ -41,13 +41,6 @@ _ANSWERED = {
     "turns",
 }
 """A record with one of these is a recorded conversation; others are requests without an answer."""
-
-
-class GenerateError(Exception):
-    """The generation is not possible; one line for the user."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(printable(message))
 
 
 @dataclass(frozen=True)
@@ -78,19 +71,12 @@ class GenerateOptions:
     trace: Path | None = None
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(kw_only=True)
+class Run(Figures):
     """One run over all prompts."""
 
     tokens_per_second: float
     seconds: float
-    tokens: int
-    steps: int
-    drafts: int
-    accepted: int
-    neural_drafts: int
-    """Of these drafts, those that the draft model began."""
-    neural_accepted: int
     step_ms: dict[str, float]
     """Mean time per step of each phase; time outside all phases is missing."""
 
@@ -110,32 +96,32 @@ class GenerateReport:
 def generate(options: GenerateOptions) -> GenerateReport:
     """
     Raises:
-        GenerateError: the model does not exist, a prompt does not fit it, or an option is out of
-            its range or not supported on the device.
-        ReplayError: the prompts cannot be read.
+        ReplayError: the model does not exist, the prompts cannot be read or do not fit it, or an
+            option is out of its range or not supported on the device.
     """
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     given = options.prompts
     read: list[Prompt] = [given] if isinstance(given, str) else read_prompts(given)
     model, tokenizer = _load(options)
-    draft_model = _load_draft_model(options)
+    beside = options.draft_model
+    draft_model = None if beside is None else _load_model(beside, options, attention="sdpa")
     prompts = _token_ids(read, tokenizer, options)
     longest = max(map(len, prompts)) + options.max_tokens
     limit = getattr(model.config, "max_position_embeddings", longest)
     if options.max_tokens >= limit:
-        raise GenerateError(
+        raise ReplayError(
             f"max_tokens: expected less than the model's context of {limit} tokens, got "
             f"{options.max_tokens}"
         )
     if min(map(len, prompts)) < 1 or longest > limit:
-        raise GenerateError(
+        raise ReplayError(
             f"prompts: expected 1 to {limit - options.max_tokens} tokens, "
             f"got {min(map(len, prompts))} to {longest - options.max_tokens}"
         )
     vocabulary = model.config.get_text_config().vocab_size
     if (highest := max(map(max, prompts))) >= vocabulary:
-        raise GenerateError(
+        raise ReplayError(
             f"prompts: expected token ids below the model's vocabulary of {vocabulary}, "
             f"got {highest}"
         )
@@ -153,11 +139,11 @@ def generate(options: GenerateOptions) -> GenerateReport:
         )
         configs = {WITHOUT: replace(config, ngram=None)} if options.baseline else {}
         for name, chosen in {**configs, WITH: config}.items():
-            beside = draft_model if chosen.ngram is not None else None
-            runner = Runner(model, chosen, draft_model=beside)
+            drafter = draft_model if chosen.ngram is not None else None
+            runner = Runner(model, chosen, draft_model=drafter)
             outputs[name], runs[name] = _run(runner, prompts, options.max_tokens)
     except (ValueError, NotImplementedError) as error:
-        raise GenerateError(str(error)) from error
+        raise ReplayError(str(error)) from error
     if options.trace is not None:
         runner.trace.write(options.trace)
     texts = [tokenizer.decode(output) for output in outputs[WITH]]
@@ -177,16 +163,11 @@ def _load(options: GenerateOptions) -> tuple[PreTrainedModel, Any]:
         raise _cannot_be_loaded(options.model, error) from error
 
 
-def _load_draft_model(options: GenerateOptions) -> PreTrainedModel | None:
-    folder = options.draft_model
-    return None if folder is None else _load_model(folder, options, attention="sdpa")
-
-
 def _load_model(
     folder: Path, options: GenerateOptions, attention: str = IMPLEMENTATION
 ) -> PreTrainedModel:
     if not (folder / "config.json").is_file():
-        raise GenerateError(f"{folder}: expected a model's folder, found no config.json")
+        raise ReplayError(f"{folder}: expected a model's folder, found no config.json")
     dtype = None if options.dtype == "auto" else getattr(torch, options.dtype)
     try:
         return load(str(folder), device=options.device, dtype=dtype, attention=attention)
@@ -194,9 +175,9 @@ def _load_model(
         raise _cannot_be_loaded(folder, error) from error
 
 
-def _cannot_be_loaded(folder: Path, error: Exception) -> GenerateError:
+def _cannot_be_loaded(folder: Path, error: Exception) -> ReplayError:
     reason = str(error).strip().splitlines()[0]
-    return GenerateError(f"{folder}: cannot be loaded: {reason}")
+    return ReplayError(f"{folder}: cannot be loaded: {reason}")
 
 
 def _run(runner: Runner, prompts: list[list[int]], max_tokens: int) -> tuple[list[list[int]], Run]:
@@ -212,14 +193,9 @@ def _run(runner: Runner, prompts: list[list[int]], max_tokens: int) -> tuple[lis
     seconds = time.perf_counter() - start
     figures = runner.figures
     return outputs, Run(
+        **vars(figures),
         tokens_per_second=figures.tokens / seconds,
         seconds=seconds,
-        tokens=figures.tokens,
-        steps=figures.steps,
-        drafts=figures.drafts,
-        accepted=figures.accepted,
-        neural_drafts=figures.neural_drafts,
-        neural_accepted=figures.neural_accepted,
         step_ms={
             name: 1e3 * spent / figures.steps for name, spent in runner.trace.seconds().items()
         },

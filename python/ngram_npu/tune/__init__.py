@@ -10,8 +10,9 @@ Nothing here prints.
 from ngram_npu.tune.candidates import BASELINE, CANDIDATES, Candidate, parse_candidate, vllm_options
 from ngram_npu.tune.costs import EXAMPLES, VerificationCost, load_cost, share_of_a_step
 from ngram_npu.tune.text import format_report
+from ngram_npu.tune.traffic import TuneOptions
 from ngram_npu.tune.tune_report import TuneReport
-from ngram_npu.tune.tuning import TuneOptions, tune
+from ngram_npu.tune.tuning import tune
 
 __all__ = [
     "BASELINE",

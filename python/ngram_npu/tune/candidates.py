@@ -10,17 +10,6 @@ from typing import Any, Literal
 from ngram_npu.config import STORE_TOKENS, NgramConfig
 from ngram_npu.errors import ReplayError, one_line
 
-__all__ = [
-    "BASELINE",
-    "BASELINES",
-    "CANDIDATES",
-    "STORE_SIZES",
-    "Candidate",
-    "parse_candidate",
-    "vllm_options",
-]
-
-
 Drafts = Literal["padded", "trimmed"]
 
 

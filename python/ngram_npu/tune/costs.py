@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from ngram_npu.errors import ReplayError, one_line
 
-__all__ = ["EXAMPLES", "FORMAT", "VerificationCost", "load_cost", "share_of_a_step"]
-
 FORMAT = "ngram_npu.cost/1"
 """The format of a file of step times."""
 

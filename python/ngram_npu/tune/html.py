@@ -12,8 +12,6 @@ from ngram_npu.errors import optional, printable
 from ngram_npu.tune.text import advice_lines, describe, store_lines
 from ngram_npu.tune.tune_report import TuneReport
 
-__all__ = ["check_html", "draw", "to_html"]
-
 
 def check_html() -> None:
     """Check before any work that a page can be made.

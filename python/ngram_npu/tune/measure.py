@@ -25,8 +25,6 @@ from ngram_npu.errors import ReplayError
 from ngram_npu.replay.simulation import TokenRequest, simulate
 from ngram_npu.tune.candidates import Candidate
 
-__all__ = ["Cache", "chunks_of", "measure"]
-
 Counts = npt.NDArray[np.int32]
 """[N, K+1], steps of each request that drafted 0, 1, ..., K tokens."""
 

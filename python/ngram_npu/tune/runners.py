@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["RUNNERS", "SYNCHRONOUS", "Runner"]
-
 SYNCHRONOUS = 0.1
 """What a step takes longer without asynchronous scheduling, as a share of it: an assumption. Others
 measured 6 % with 32B parameters and 20 % with 7B (the table of vllm-ascend's pull request that

@@ -8,22 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from ngram_npu.replay.walks import Counts as Figures
 from ngram_npu.tune.candidates import STORE_SIZES, Candidate
 from ngram_npu.tune.costs import VerificationCost
 from ngram_npu.tune.measure import Counts
-
-__all__ = [
-    "STORE_GAIN",
-    "Figures",
-    "Interval",
-    "Measured",
-    "advice",
-    "best",
-    "frontier",
-    "interval",
-    "ranked",
-    "with_stores",
-]
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -33,23 +21,6 @@ STORE_GAIN = 1.02
 """A store shares text and takes memory: it is chosen only if it is faster by this factor."""
 STORE_LADDERS = 2
 """How many ladders are tried with stores."""
-
-
-@dataclass(frozen=True)
-class Figures:
-    """Figures of one setting over some conversations."""
-
-    tokens: int
-    steps: int
-    drafted: int
-
-    @property
-    def tokens_per_step(self) -> float:
-        return self.tokens / self.steps
-
-    @property
-    def drafted_per_step(self) -> float:
-        return self.drafted / self.steps
 
 
 @dataclass(frozen=True)

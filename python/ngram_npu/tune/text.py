@@ -13,8 +13,6 @@ from ngram_npu.tune.runners import SYNCHRONOUS
 from ngram_npu.tune.search import STORE_GAIN
 from ngram_npu.tune.tune_report import LEAST_HELD_OUT, TuneReport
 
-__all__ = ["advice_lines", "describe", "format_report", "store_lines"]
-
 _MOST_SHOWN = 12
 
 

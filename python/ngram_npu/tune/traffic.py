@@ -7,17 +7,17 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from ngram_npu.errors import RecordError, ReplayError
-from ngram_npu.replay.log_files import log_files
+from ngram_npu.replay.log_files import Progress, log_files
 from ngram_npu.replay.records import Conversation
 from ngram_npu.replay.replay_report import TOKENIZER_WARNING
 from ngram_npu.replay.replaying import (
     IDS_ONLY,
-    Progress,
     ReplayInput,
     TokenizerLike,
     load_inputs,
@@ -26,7 +26,39 @@ from ngram_npu.replay.replaying import (
 from ngram_npu.replay.simulation import TokenRequest
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER, load_tokenizer
 
-__all__ = ["Traffic", "read_traffic"]
+DEFAULT_SAMPLE = 10_000_000
+"""Characters: all settings over it take two minutes on two cores."""
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """How to tune.
+
+    Attributes:
+        format, limit, strict, tokenizer, chat_template: as in `ReplayOptions`.
+        sample: maximum number of characters to replay; None: all.
+        jobs: processes; None: one per core.
+        cache: file that keeps finished pieces for later runs; None: a file for this traffic, which
+            is deleted after a complete run.
+        runner: "gpu", "host" or "ascend": where drafts are made (`runners.RUNNERS`). None: the GPU
+            and the host, each with a recommendation of its own.
+        synchronous: what a step takes longer without asynchronous scheduling, as a share of it, for
+            runners that lose it; None: an assumed 0.1, or 0 with step times of one's own server.
+        store: whether to try the best ladders also with a store, from which requests draft other
+            requests' text.
+    """
+
+    format: str | None = None
+    limit: int | None = None
+    strict: bool = False
+    tokenizer: str | None = None
+    chat_template: str = "auto"
+    sample: int | None = DEFAULT_SAMPLE
+    jobs: int | None = None
+    cache: Path | None = None
+    runner: str | None = None
+    synchronous: float | None = None
+    store: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,39 +115,33 @@ class Traffic:
 
 def read_traffic(
     paths: Sequence[str | PathLike[str]],
-    *,
-    format_name: str | None = None,
-    limit: int | None = None,
-    strict: bool = False,
-    sample: int | None = None,
-    tokenizer: str | None = None,
-    chat_template: str = "auto",
+    options: TuneOptions | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Traffic:
     """Read, sample and tokenize.
 
     Args:
         paths: files and folders; empty for the standard library's sources.
-        format_name, limit, strict, tokenizer, chat_template: as in `ReplayOptions`.
-        sample: maximum number of characters to keep: whole conversations, chosen with equal
-            probability, the same ones for the same traffic. None: all.
+        options: how it is read; None: all of it. A sample has whole conversations, chosen with
+            equal probability, the same ones for the same traffic.
         progress: called after each conversation that is read, and that is tokenized.
 
     Raises:
         ReplayError: as for `replay`, or fewer than two conversations have a step.
     """
-    kept = _Sample(sample)
+    options = options or TuneOptions(sample=None)
+    kept = _Sample(options.sample)
     inputs: list[str] = []
     notes: list[str] = []
     if not paths:
         item: ReplayInput
-        (item,) = load_inputs((), limit)
+        (item,) = load_inputs((), options.limit)
         inputs.append(item.name)
         for conversation in item.conversations:
             kept.add(0, conversation)
-    for log in log_files(paths, strict):
+    for log in log_files(paths, options.strict):
         try:
-            for conversation in log.conversations(limit, format_name, progress):
+            for conversation in log.conversations(options.limit, options.format, progress):
                 kept.add(len(inputs), conversation)
         except RecordError as error:
             notes.append(log.reason_to_leave_out(error))
@@ -129,12 +155,12 @@ def read_traffic(
     loaded: TokenizerLike | None = None
     texts = [c for _, c in chosen if not c.has_token_ids]
     if texts:
-        if tokenizer == IDS_ONLY:
+        if options.tokenizer == IDS_ONLY:
             raise ReplayError(f'{texts[0].where}: missing key "prompt_token_ids"')
-        loaded = load_tokenizer(tokenizer or DEFAULT_TOKENIZER)
-        if tokenizer is None and paths:
+        loaded = load_tokenizer(options.tokenizer or DEFAULT_TOKENIZER)
+        if options.tokenizer is None and paths:
             notes.append(TOKENIZER_WARNING)
-    to_requests = request_maker(loaded, chat_template)
+    to_requests = request_maker(loaded, options.chat_template)
     requests: list[TokenRequest] = []
     owners: list[int] = []
     names: list[str] = []

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from ngram_npu.replay.walks import Counts as Figures
 from ngram_npu.tune.candidates import Candidate, vllm_options
 from ngram_npu.tune.costs import VerificationCost
 from ngram_npu.tune.runners import Runner
 from ngram_npu.tune.search import (
-    Figures,
     Interval,
     Measured,
     advice,
@@ -23,8 +23,6 @@ from ngram_npu.tune.search import (
     ranked,
 )
 from ngram_npu.tune.traffic import Traffic
-
-__all__ = ["FORMAT", "BatchRow", "Setting", "TuneReport", "make_report"]
 
 FORMAT = "ngram_npu.tune/1"
 """Written into every JSON result; the number grows when a field changes its meaning."""

@@ -8,7 +8,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
@@ -16,50 +16,14 @@ import numpy as np
 
 from ngram_npu.errors import ReplayError
 from ngram_npu.replay.environment import machine, versions
-from ngram_npu.replay.replaying import Progress
+from ngram_npu.replay.log_files import Progress
 from ngram_npu.tune.candidates import BASELINES, CANDIDATES, Candidate
 from ngram_npu.tune.costs import VerificationCost
 from ngram_npu.tune.measure import Cache, Counts, measure
 from ngram_npu.tune.runners import RUNNERS, SYNCHRONOUS, Runner
 from ngram_npu.tune.search import Measured, with_stores
-from ngram_npu.tune.traffic import Traffic, read_traffic
+from ngram_npu.tune.traffic import Traffic, TuneOptions, read_traffic
 from ngram_npu.tune.tune_report import TuneReport, make_report
-
-__all__ = ["DEFAULT_SAMPLE", "TuneOptions", "tune"]
-
-DEFAULT_SAMPLE = 10_000_000
-"""Characters: all settings over it take two minutes on two cores."""
-
-
-@dataclass(frozen=True)
-class TuneOptions:
-    """How to tune.
-
-    Attributes:
-        format, limit, strict, tokenizer, chat_template: as in `ReplayOptions`.
-        sample: maximum number of characters to replay; None: all.
-        jobs: processes; None: one per core.
-        cache: file that keeps finished pieces for later runs; None: a file for this traffic, which
-            is deleted after a complete run.
-        runner: "gpu", "host" or "ascend": where drafts are made (`runners.RUNNERS`). None: the GPU
-            and the host, each with a recommendation of its own.
-        synchronous: what a step takes longer without asynchronous scheduling, as a share of it, for
-            runners that lose it; None: an assumed 0.1, or 0 with step times of one's own server.
-        store: whether to try the best ladders also with a store, from which requests draft other
-            requests' text.
-    """
-
-    format: str | None = None
-    limit: int | None = None
-    strict: bool = False
-    tokenizer: str | None = None
-    chat_template: str = "auto"
-    sample: int | None = DEFAULT_SAMPLE
-    jobs: int | None = None
-    cache: Path | None = None
-    runner: str | None = None
-    synchronous: float | None = None
-    store: bool = False
 
 
 def tune(
@@ -95,16 +59,7 @@ def tune(
     options = options or TuneOptions()
     started = time.monotonic()
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    traffic = read_traffic(
-        paths,
-        format_name=options.format,
-        limit=options.limit,
-        strict=options.strict,
-        sample=options.sample,
-        tokenizer=options.tokenizer,
-        chat_template=options.chat_template,
-        progress=progress,
-    )
+    traffic = read_traffic(paths, options, progress)
     runners = _runners(options.runner, candidates)
     compared = {
         r.name: BASELINES[r.drafts] if against is None else replace(against, drafts=r.drafts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 from typing import Any
@@ -103,6 +103,9 @@ class Part:
     def curve(self, k: int) -> list[Counts]:
         return [self.ours[k, limit] for limit in LIMITS]
 
+    def against_reference(self, k: int) -> dict[str, Any]:
+        return against(self.peers[REFERENCE], self.curve(k), self.ours[k, DEFAULT_LIMIT])
+
 
 class Acceptance(Op):
     name = "acceptance"
@@ -129,46 +132,37 @@ class Acceptance(Op):
         "target": "recorded completions stand for the target model; a conversation is one row",
     }
 
-    def run(
-        self, options: Options, report: Callable[[Result], None]
-    ) -> tuple[list[Result], Skipped]:
+    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         engine = options.engine or self.engines[0]
         if engine not in ENGINES:
             raise BenchError(f"{self.name}: engine: expected one of {', '.join(ENGINES)}")
         names = self.peers if options.peers is None else options.peers
         if unknown := set(names) - set(PEERS):
             raise BenchError(f"{self.name}: peer {unknown}: expected one of {', '.join(PEERS)}")
-        skipped: Skipped = {}
         if REFERENCE in names:
             with self.left_out(REFERENCE, skipped):
                 arctic_peer.suffix_tree()
         peers = [name for name in names if name not in skipped]
         data = load([default_data(options.data)], DEFAULT_TOKENIZER)
-        results: list[Result] = []
         parts: dict[str, list[Part]] = {"whole": [], "odd": []}
         for name, requests in data.sets.items():
             even, odd = (_part(requests[PARTS[half]], engine, peers) for half in ("even", "odd"))
             parts["whole"].append(even + odd)
             parts["odd"].append(odd)
-            results.append(
-                {
-                    "set": name,
-                    "engine": engine,
-                    "conversations": len(requests),
-                    "whole": _figures(even + odd),
-                    "odd": _figures(odd),
-                    "whole_by_limit": _curve(even + odd, K[0]),
-                    "odd_calibration": calibration(
-                        walks(requests[PARTS["odd"]]), costs_table(), DEFAULT_LIMIT, K[0]
-                    ),
-                }
-            )
-            report(_shown(name, even + odd))
-        results.append(
-            {"set": "all", "engine": engine, **{part: _summary(of) for part, of in parts.items()}}
-        )
-        report({"size": "all", **_summary(parts["whole"])})
-        return results, skipped
+            yield {
+                "set": name,
+                "engine": engine,
+                "conversations": len(requests),
+                "whole": _figures(even + odd),
+                "whole_by_limit": _curve(even + odd, K[0]),
+                "odd_calibration": calibration(
+                    walks(requests[PARTS["odd"]]), costs_table(), DEFAULT_LIMIT, K[0]
+                ),
+            }
+        yield {"set": "all", "engine": engine, **{p: _summary(of) for p, of in parts.items()}}
+
+    def shown(self, result: Result) -> Result:
+        return {"set": result["set"], **result["whole"]}
 
 
 def _part(requests: Sequence[TokenRequest], engine: str, peers: Sequence[str]) -> Part:
@@ -180,14 +174,11 @@ def _part(requests: Sequence[TokenRequest], engine: str, peers: Sequence[str]) -
 
 
 def _figures(part: Part) -> dict[str, Any]:
-    found: dict[str, Any] = {"peers": {n: _of(counts) for n, counts in part.peers.items()}}
-    for k in K:
-        found[f"k{k}"] = {
-            f"limit_{limit}": _of(part.ours[k, limit]) for limit in (DEFAULT_LIMIT, HIGH_LIMIT)
-        }
-        if REFERENCE in part.peers:
-            found[f"k{k}"] |= _against(part.peers[REFERENCE], part, k)
-    return found
+    limits = DEFAULT_LIMIT, HIGH_LIMIT
+    ours = {f"limit_{limit}": per_step(part.ours[K[0], limit]) for limit in limits}
+    if REFERENCE in part.peers:
+        ours |= part.against_reference(K[0])
+    return {"peers": {n: per_step(of) for n, of in part.peers.items()}, f"k{K[0]}": ours}
 
 
 def _curve(part: Part, k: int) -> dict[str, list[float]]:
@@ -199,23 +190,28 @@ def _curve(part: Part, k: int) -> dict[str, list[float]]:
     }
 
 
-def _against(peer: Counts, part: Part, k: int) -> dict[str, Any]:
-    tokens, place = at_equal_drafts(part.curve(k), peer.drafted_per_step)
+def against(peer: Counts, curve: Sequence[Counts], default: Counts) -> dict[str, Any]:
+    """A curve of ours by limit, and its point at the default limit, against a peer."""
+    tokens, _ = at_equal_drafts(curve, peer.drafted_per_step)
     return {
         "at_equal_drafts": {
             "tokens_per_step": round(tokens, 4),
             "ratio": round(tokens / peer.tokens_per_step, 5),
-            "limit": round(float(np.interp(place, np.arange(len(LIMITS)), LIMITS)), 1),
         },
-        "dominates": _dominates(part.ours[k, DEFAULT_LIMIT], peer),
+        "dominates": default.tokens_per_step > peer.tokens_per_step
+        and default.drafted_per_step <= peer.drafted_per_step,
     }
 
 
-def _dominates(ours: Counts, peer: Counts) -> bool:
-    return (
-        ours.tokens_per_step > peer.tokens_per_step
-        and ours.drafted_per_step <= peer.drafted_per_step
-    )
+def over_sets(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What `against` found on several sets."""
+    ratios = [of["at_equal_drafts"]["ratio"] for of in found]
+    return {
+        "sets_at_least_equal": sum(ratio >= 1 for ratio in ratios),
+        "least_ratio": min(ratios),
+        "mean_ratio": round(geometric_mean(ratios), 4),
+        "sets_dominated": sum(of["dominates"] for of in found),
+    }
 
 
 def _summary(parts: Sequence[Part]) -> dict[str, Any]:
@@ -229,41 +225,19 @@ def _summary(parts: Sequence[Part]) -> dict[str, Any]:
         "speedup": {name: speedup(lambda p, n=name: p.peers[n]) for name in parts[0].peers},  # type: ignore[misc]
     }
     for k in K:
-        by_limit = {
-            limit: speedup(lambda p, at=(k, limit): p.ours[at])  # type: ignore[misc]
-            for limit in LIMITS
-        }
-        best = max(by_limit, key=lambda limit: by_limit[limit])
         found[f"k{k}"] = {
-            "speedup": {f"limit_{limit}": by_limit[limit] for limit in (DEFAULT_LIMIT, HIGH_LIMIT)}
-            | {"best": by_limit[best], "best_limit": best}
+            "speedup": {
+                f"limit_{limit}": speedup(lambda p, at=(k, limit): p.ours[at])  # type: ignore[misc]
+                for limit in (DEFAULT_LIMIT, HIGH_LIMIT)
+            }
         }
         if REFERENCE in parts[0].peers:
-            against = [_against(part.peers[REFERENCE], part, k) for part in parts]
-            ratios = [of["at_equal_drafts"]["ratio"] for of in against]
-            found[f"k{k}"] |= {
-                "sets_at_least_equal": sum(ratio >= 1 for ratio in ratios),
-                "least_ratio": min(ratios),
-                "mean_ratio": round(geometric_mean(ratios), 4),
-                "sets_dominated": sum(of["dominates"] for of in against),
-            }
+            found[f"k{k}"] |= over_sets([part.against_reference(k) for part in parts])
     return found
 
 
-def _of(counts: Counts) -> dict[str, float]:
+def per_step(counts: Counts) -> dict[str, float]:
     return {
         "tokens_per_step": round(counts.tokens_per_step, 4),
         "drafted_per_step": round(counts.drafted_per_step, 4),
     }
-
-
-def _shown(name: str, part: Part) -> Result:
-    ours = {f"ours, k {k}": part.ours[k, DEFAULT_LIMIT] for k in K}
-    figures = {
-        who: f"{of.tokens_per_step:.3f}/{of.drafted_per_step:.3f}"
-        for who, of in (part.peers | ours).items()
-    }
-    if REFERENCE in part.peers:
-        tokens, _ = at_equal_drafts(part.curve(K[0]), part.peers[REFERENCE].drafted_per_step)
-        figures["ours at equal drafts"] = f"{tokens:.3f}"
-    return {"size": name, **figures}

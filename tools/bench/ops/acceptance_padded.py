@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import geometric_mean
 from types import SimpleNamespace
@@ -134,9 +134,7 @@ class AcceptancePadded(Op):
         "target": "recorded completions stand for the target model; a conversation is one row",
     }
 
-    def run(
-        self, options: Options, report: Callable[[Result], None]
-    ) -> tuple[list[Result], Skipped]:
+    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         results: list[Result] = []
         for name, requests in load([default_data(options.data)], DEFAULT_TOKENIZER).sets.items():
             found: Result = {
@@ -149,13 +147,11 @@ class AcceptancePadded(Op):
                 for k in K
             }
             results.append({"set": name, **found})
-            report({"size": name, **found})
+            yield results[-1]
         whole: Result = {"set": "all", "sets": len(results)}
         for k in (f"k{k}" for k in K):
             means = {lookup: geometric_mean(r[k][lookup] for r in results) for lookup in LOOKUPS}
             whole[k] = {lookup: round(mean, 4) for lookup, mean in means.items()}
             whole[k]["ratio"] = {name: round(m / means[BASELINE], 4) for name, m in means.items()}
             whole[k]["store over 1-16"] = round(means[STORE] / means["1-16"], 4)
-        results.append(whole)
-        report({"size": "all", **whole})
-        return results, {}
+        yield whole

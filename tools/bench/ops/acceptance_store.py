@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from statistics import geometric_mean
 from typing import Any
 
 from ngram_npu import NgramConfig, NgramProposer
 from ngram_npu.replay import TokenRequest
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
-from ngram_npu.replay.walks import Counts, at_equal_drafts
+from ngram_npu.replay.walks import Counts
 
 from tools.bench import arctic_peer
 from tools.bench.data import default_data
-from tools.bench.ops.acceptance import VERIFYING, Acceptance, proposed
+from tools.bench.ops.acceptance import VERIFYING, Acceptance, against, over_sets, per_step, proposed
 from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.options import Options
 from tools.drafts import load
@@ -50,10 +50,7 @@ class AcceptanceStore(Op):
         "target": Acceptance.assumptions["target"],
     }
 
-    def run(
-        self, options: Options, report: Callable[[Result], None]
-    ) -> tuple[list[Result], Skipped]:
-        skipped: Skipped = {}
+    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         with self.left_out(PEER, skipped):
             arctic_peer.suffix_tree()
         data = load([default_data(options.data)], DEFAULT_TOKENIZER)
@@ -68,35 +65,14 @@ class AcceptanceStore(Op):
             result: Result = {"set": name}
             if PEER not in skipped:
                 peer = proposed(requests, arctic_peer.SuffixDecoding(K, shared=True), K, 1)
-                result |= _against(peer, counts)
+                curve = [counts[f"limit_{at}"] for at in LIMITS]
+                result |= against(peer, curve, counts[f"limit_{DEFAULT_LIMIT}"])
                 counts[PEER] = peer
-            result |= {
-                who: {
-                    "tokens_per_step": round(of.tokens_per_step, 4),
-                    "drafted_per_step": round(of.drafted_per_step, 4),
-                }
-                for who, of in counts.items()
-            }
+            result |= {who: per_step(of) for who, of in counts.items()}
             counted.append(counts)
             results.append(result)
-            report({"size": name, **result})
-        results.append({"set": "all", **_summary(counted, results)})
-        report({"size": "all", **results[-1]})
-        return results, skipped
-
-
-def _against(peer: Counts, counts: Mapping[str, Counts]) -> dict[str, Any]:
-    curve = [counts[f"limit_{at}"] for at in LIMITS]
-    tokens, _ = at_equal_drafts(curve, peer.drafted_per_step)
-    default = counts[f"limit_{DEFAULT_LIMIT}"]
-    return {
-        "at_equal_drafts": {
-            "tokens_per_step": round(tokens, 4),
-            "ratio": round(tokens / peer.tokens_per_step, 5),
-        },
-        "dominates": default.tokens_per_step > peer.tokens_per_step
-        and default.drafted_per_step <= peer.drafted_per_step,
-    }
+            yield result
+        yield {"set": "all", **_summary(counted, results)}
 
 
 def _summary(counted: list[dict[str, Counts]], results: list[Result]) -> dict[str, Any]:
@@ -108,11 +84,5 @@ def _summary(counted: list[dict[str, Counts]], results: list[Result]) -> dict[st
         },
     }
     if "dominates" in results[0]:
-        ratios = [of["at_equal_drafts"]["ratio"] for of in results]
-        found |= {
-            "sets_at_least_equal": sum(ratio >= 1 for ratio in ratios),
-            "least_ratio": min(ratios),
-            "mean_ratio": round(geometric_mean(ratios), 4),
-            "sets_dominated": sum(of["dominates"] for of in results),
-        }
+        found |= over_sets(results)
     return found

@@ -21,10 +21,9 @@ from ngram_npu import _library
 from tests.support.twins import ascendc_plan, load_kernels
 from tools.bench import stats
 from tools.bench.data import Workload, make_workload
-from tools.bench.measure import Contestant
 from tools.bench.ops import spec_state
 from tools.bench.ops.base import Op, Result, Skipped
-from tools.bench.ops.lookup import StepContestant, torch_op
+from tools.bench.ops.lookup import torch_op
 from tools.bench.options import BenchError, Options, Size
 
 CLOCK_HZ = 1.85e9
@@ -142,36 +141,24 @@ class AscendcModel(Op):
         "left_out": "L2 hits, bank conflicts, scalar arithmetic, branches; from model_us launches",
     }
 
-    def make(self, workload: Workload, options: Options) -> Contestant:
-        return StepContestant(workload, options)
-
-    def run(
-        self, options: Options, report: Callable[[Result], None]
-    ) -> tuple[list[Result], Skipped]:
-        results: list[Result] = []
+    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         twin = Twin()
         with twin.in_place_of_the_cpu():
             for size in self.sizes_of(options):
                 for kind in ("nomatch", "periodic"):
                     data = make_workload(size, replace(options, data_kind=kind))
-                    results += self._lookups(twin, data, options, report)
+                    yield from all_lookups(twin, data, options)
             for size in () if options.sizes else SHORT_ROWS:
                 data = short_rows(size, replace(options, data_kind="nomatch"))
-                results += self._lookups(twin, data, options, report)
+                yield from all_lookups(twin, data, options)
             for batch in (1, 128, 1024):
                 for op, call in bookkeeping(Size(batch, 4096), options.k).items():
-                    results.append({"op": op, "size": f"{batch} requests", **modelled(twin, call)})
-                    report(results[-1])
-        return results, {}
+                    yield {"op": op, "size": f"{batch} requests", **modelled(twin, call)}
 
-    def _lookups(
-        self, twin: Twin, data: Workload, options: Options, report: Callable[[Result], None]
-    ) -> list[Result]:
-        results = []
-        for op, call in lookups(data, options).items():
-            results.append(lookup_result(twin, op, call, data, options))
-            report(results[-1])
-        return results
+
+def all_lookups(twin: Twin, data: Workload, options: Options) -> Iterator[Result]:
+    for op, call in lookups(data, options).items():
+        yield lookup_result(twin, op, call, data, options)
 
 
 def short_rows(size: Size, options: Options) -> Workload:

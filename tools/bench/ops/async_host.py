@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -88,21 +88,16 @@ class AsyncHost(Op):
     help = "host time of AsyncSpecState's steps, the operators replaced by nothing"
     sizes = ("256x128",)
 
-    def run(
-        self, options: Options, report: Callable[[Result], None]
-    ) -> tuple[list[Result], Skipped]:
+    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         # The host is its own device here. Copies by several threads would measure their wake-up.
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        results = []
         try:
             for size in self.sizes_of(options):
                 for engine, churn in itertools.product(("scan", "index"), (0.0, 0.1)):
-                    results.append(measure(size, engine, churn, options.rounds))
-                    report(results[-1])
+                    yield measure(size, engine, churn, options.rounds)
         finally:
             torch.set_num_threads(threads)
-        return results, {}
 
 
 def measure(size: Size, engine: Engine, churn: float, rounds: int) -> Result:

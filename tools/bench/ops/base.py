@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,13 +9,15 @@ from typing import Any, ClassVar
 
 from tools.bench import device, stats
 from tools.bench.data import Workload, make_workload
-from tools.bench.measure import Clock, measure
+from tools.bench.measure import measure
 from tools.bench.options import BenchError, Options, Size, UnavailableError
 
 Make = Callable[[Workload, Options], Any]
 """Makes a contestant; raises UnavailableError if it cannot take part."""
 Result = dict[str, Any]
 Skipped = dict[str, str]
+OPS: dict[str, Op] = {}
+"""Those that can be measured, by name: every subclass with a name."""
 
 
 class Op:
@@ -25,48 +26,40 @@ class Op:
     Attributes:
         name: as on the command line.
         help: one line.
+        make: makes ours, if its ``run`` makes contestants.
         sizes, peers: the defaults if the command line names none.
         device_peers: the peers' default on a device; None: the op is not measured there.
         engines: the first is the default.
         peer_makers: peer's name -> its maker. Every op also knows ``ours:key=value``, itself with
             other options.
-        clock: what times a call, in nanoseconds.
         unused_settings: settings of the command line that this op does not use.
         assumptions: unmeasured assumptions behind the figures; kept in the file.
     """
 
     name: str
     help: str = ""
+    make: Make
     sizes: tuple[str, ...]
     peers: tuple[str, ...] = ()
     device_peers: tuple[str, ...] | None = None
     engines: tuple[str, ...] = ("scan",)
     peer_makers: ClassVar[Mapping[str, Make]] = {}
-    clock: Clock = time.perf_counter_ns
     unused_settings: frozenset[str] = frozenset()
     assumptions: Mapping[str, Any] = {}
 
-    def make(self, workload: Workload, options: Options) -> Any:
-        """Makes ours. Not called for an op whose ``run`` makes no contestants."""
-        raise BenchError(f"{self.name}: there is nothing to compare it with")
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls):
+            OPS[cls.name] = cls()
 
     def workload(self, size: Size, options: Options) -> Workload:
         return make_workload(size, options)
 
-    def run(
-        self, options: Options, report: Callable[[Result], None]
-    ) -> tuple[list[Result], Skipped]:
-        """Measures all sizes; ``report`` gets each result when it is ready.
-
-        Returns:
-            The results, and the reason for each peer that was left out.
-        """
+    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
+        """Measures all sizes, and adds to ``skipped`` the reason for each peer that is left out."""
         options = replace(options, engine=options.engine or self.engines[0])
         peers = options.peers
         if peers is None:
             peers = self.peers if options.device == "cpu" else self.device_peers or ()
-        results: list[Result] = []
-        skipped: Skipped = {}
         for size in self.sizes_of(options):
             contestants: list[Any] = []  # first frees the previous size's contestants
             workload = self.workload(size, options)
@@ -76,9 +69,11 @@ class Op:
                     with self.left_out(name, skipped):
                         contestants.append(make(workload, changed))
                         contestants[-1].name = name
-            results.append(self.compare(contestants, workload, options, skipped))
-            report(results[-1])
-        return results, skipped
+            yield self.compare(contestants, workload, options)
+
+    def shown(self, result: Result) -> Result:
+        """What the table shows of it."""
+        return result
 
     def sizes_of(self, options: Options) -> tuple[Size, ...]:
         return options.sizes or tuple(Size.parse(text) for text in self.sizes)
@@ -107,12 +102,10 @@ class Op:
                 raise
             skipped[name] = str(error)
 
-    def compare(
-        self, contestants: list[Any], workload: Workload, options: Options, skipped: Skipped
-    ) -> Result:
-        """Measures the contestants, ours first, at one size. ``skipped``: peers left out so far."""
+    def compare(self, contestants: list[Any], workload: Workload, options: Options) -> Result:
+        """Measures the contestants, ours first, at one size."""
         if options.device == "cpu":
-            measured = measure(contestants, workload.steps, options, self.clock)
+            measured = measure(contestants, workload.steps, options)
         else:
             measured = device.measure(contestants, workload.steps, options)
         result = stats.comparison(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import geometric_mean, median
 from typing import Any
 
@@ -57,18 +57,13 @@ class CostsFromLogs(Op):
         "speedup": Acceptance.assumptions["speedup"],
     }
 
-    def run(
-        self, options: Options, report: Callable[[Result], None]
-    ) -> tuple[list[Result], Skipped]:
+    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         sets = load([default_data(options.data)], DEFAULT_TOKENIZER).sets
         results: list[Result] = []
-
-        def add(result: Result) -> None:
-            results.append(result)
-            report({"size": result["set"], **result})
-
         for name, requests in sets.items():
-            add({"set": name, **_compared(requests[PARTS["even"]], requests[PARTS["odd"]])})
+            found = _compared(requests[PARTS["even"]], requests[PARTS["odd"]])
+            results.append({"set": name, **found})
+            yield results[-1]
         ratios = {
             key: [of[key]["ratio"] for of in results] for key in ("without_store", "with_store")
         }
@@ -80,12 +75,11 @@ class CostsFromLogs(Op):
             }
             for key, of in ratios.items()
         }
-        add({"set": "all", "sets": len(sets), **summary})
-        add({"set": "time", **_times(options)})
+        yield {"set": "all", "sets": len(sets), **summary}
+        yield {"set": "time", **_times(options)}
         for name, requests in (("humaneval-gpt4", sets.get("humaneval-gpt4")), (EDITED, _edited())):
             if requests:
-                add({"set": f"longer, {name}", **_longer(requests)})
-        return results, {}
+                yield {"set": f"longer, {name}", **_longer(requests)}
 
 
 def _compared(even: Sequence[TokenRequest], odd: Sequence[TokenRequest]) -> Result:

@@ -8,12 +8,10 @@ The data is "nomatch", where every token is scanned: a scan that ends early has 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 
 from tools.bench import provenance, stats
-from tools.bench.data import Workload
-from tools.bench.measure import Contestant
 from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.ops.lookup import StepContestant
 from tools.bench.options import FRONTENDS, Options
@@ -29,27 +27,18 @@ class Crossover(Op):
     help = "all cores against one thread, by the tokens in a batch"
     sizes = ("32x4k", "32x8k", "32x16k", "32x32k", "32x64k", "64x64k", "128x64k")
 
-    def make(self, workload: Workload, options: Options) -> Contestant:
-        return StepContestant(workload, options)
+    make = StepContestant
 
-    def run(
-        self, options: Options, report: Callable[[Result], None]
-    ) -> tuple[list[Result], Skipped]:
+    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         threads = options.threads if options.threads > 1 else provenance.machine()["cores"]
-        results: list[Result] = []
-        skipped: Skipped = {}
         for frontend in FRONTENDS:
             for idle in IDLE_MS:
                 chosen = replace(
                     options, threads=threads, frontend=frontend, idle_ms=idle,
                     peers=(_ONE_THREAD,), data_kind="nomatch",
                 )  # fmt: skip
-                found, left_out = super().run(chosen, report)
-                for result in found:
-                    result.update(wake(result, threads))
-                results += found
-                skipped.update(left_out)
-        return results, skipped
+                for result in super().run(chosen, skipped):
+                    yield result | wake(result, threads)
 
 
 def wake(result: Result, threads: int) -> dict[str, float | int]:

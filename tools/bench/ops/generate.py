@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ngram_npu import NgramConfig
@@ -66,26 +66,21 @@ class GenerateOp(Op):
         {"match_policy", "frontend", "threads", "cache", "idle_ms", "data_kind", "device"}
     )
 
-    def run(
-        self, options: Options, report: Callable[[Result], None]
-    ) -> tuple[list[Result], Skipped]:
+    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         import torch
 
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
             folder, texts = self.prepared(options)
-            results = []
             for kind, corpus in texts.items():
                 for size in self.sizes_of(options):
                     prompts = prompts_of(size, corpus)
                     contestants = self.contestants(folder, size, options)
                     found = _compared(contestants, prompts, options.rounds)
-                    results.append({"size": str(size), "text": kind, "data": DESCRIBES} | found)
-                    report(results[-1])
+                    yield {"size": str(size), "text": kind, "data": DESCRIBES} | found
         finally:
             torch.set_num_threads(threads)
-        return results, {}
 
     def prepared(self, options: Options) -> tuple[str, dict[str, list[int]]]:
         """The model's folder, and the source texts of the prompts."""

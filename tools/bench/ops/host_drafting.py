@@ -15,7 +15,7 @@ from ngram_npu.vllm.v2 import NgramSpeculator
 
 from tools.bench.data import Workload
 from tools.bench.measure import Contestant
-from tools.bench.ops.base import Make, Op, Result, Skipped
+from tools.bench.ops.base import Make, Op, Result
 from tools.bench.ops.store import LEAST_PROBABILITY, STORE_TOKENS
 from tools.bench.options import Options
 from tools.bench.vllm_peer import proposer_config
@@ -123,8 +123,6 @@ class Propose(Enqueue):
         super().__init__(workload, options)
         rows, capacity = workload.token_ids.shape
         config = proposer_config(options, capacity, rows)
-        config.parallel_config = SimpleNamespace(tensor_parallel_size=1, rank=0)
-        config.model_config.served_model_name = "bench"
         config.speculative_config.method = "ngram_gpu"
         config.max_concurrent_batches = 2
         ours = {"sizes": "ladder", "min_draft_probability": LEAST_PROBABILITY, "store": "live"}
@@ -213,10 +211,8 @@ class HostDraftingStep(Op):
             else DeviceStep(workload, options)
         )
 
-    def compare(
-        self, contestants: list[Any], workload: Workload, options: Options, skipped: Skipped
-    ) -> Result:
-        result = super().compare(contestants, workload, options, skipped)
+    def compare(self, contestants: list[Any], workload: Workload, options: Options) -> Result:
+        result = super().compare(contestants, workload, options)
         if options.device == "cpu":
             taken_us = result["ours"]["median_us"] + ROUND_TRIP_US
             result["computed_share"] = {

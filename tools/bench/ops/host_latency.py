@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,10 +44,7 @@ class HostLatency(Op):
         "launch": "enqueueing a step while the job of the one before runs",
     }
 
-    def run(
-        self, options: Options, report: Callable[[Result], None]
-    ) -> tuple[list[Result], Skipped]:
-        results: list[Result] = []
+    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         for size in self.sizes_of(options):
             given = [f"--batch={size.batch}", f"--context={size.context}", f"--k={options.k}"]
             given += [f"--device={options.device}", f"--steps={100 * options.rounds}"]
@@ -59,9 +56,7 @@ class HostLatency(Op):
                 (result["busy cores"],) = _measured(given, 1)
             others = _measured(given, ENGINES)
             result[f"{ENGINES} processes"] = max(others, key=lambda of: of["p99_us"])
-            results.append(result)
-            report({"size": str(size), **{k: v for k, v in result.items() if k != "size"}})
-        return results, {}
+            yield result
 
 
 def _measured(arguments: list[str], processes: int) -> list[dict[str, float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -78,10 +78,7 @@ class IndexMemory(Op):
     sizes = ("128x1k", "128x8k", "128x32k")
     unused_settings = frozenset({"config", "k", "match_policy", "threads", "rounds", "device"})
 
-    def run(
-        self, options: Options, report: Callable[[Result], None]
-    ) -> tuple[list[Result], Skipped]:
-        results: list[Result] = []
+    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         for size in self.sizes_of(options):
             workload = _workload(size, options, options.data_kind)
             for name, changes in {"2 to 5": "min_n=2,max_n=5", **LADDERS}.items():
@@ -89,7 +86,7 @@ class IndexMemory(Op):
                 index = _presized(workload, chosen, any_data=options.data_kind != "text")
                 _append(workload.token_ids, workload.lengths[0].copy(), index, chosen)
                 used = index.statistics.bytes_in_use
-                result = {
+                yield {
                     "size": str(size),
                     "context": size.context,
                     "variant": name,
@@ -97,9 +94,6 @@ class IndexMemory(Op):
                     "bytes_per_token": round(used / size.tokens, 2),
                     "data": workload.describes,
                 }
-                results.append(result)
-                report(result)
-        return results, {}
 
 
 class IndexBuild(Op):
@@ -109,13 +103,7 @@ class IndexBuild(Op):
     help = "indexing whole rows, per token; memory held; growth step by step"
     sizes = ("128x32k",)
 
-    def make(self, workload: Workload, options: Options) -> Contestant:
-        return IndexStepContestant(workload, options)
-
-    def run(
-        self, options: Options, report: Callable[[Result], None]
-    ) -> tuple[list[Result], Skipped]:
-        results: list[Result] = []
+    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         for size in self.sizes_of(options):
             for data in DATA:
                 workload = _workload(size, options, data)
@@ -124,16 +112,12 @@ class IndexBuild(Op):
                         chosen = replace(
                             options, min_n=config[0], max_n=config[1], match_policy=match_policy
                         )
-                        results.append(build(workload, chosen, data))
-                        report(results[-1])
-            results.append(_grow(size, options))
-            report(results[-1])
+                        yield build(workload, chosen, data)
+            yield _grow(size, options)
             for data in DATA:
                 workload = _workload(size, options, data)
                 for ladder in LADDERS.values():
-                    results.append(build(workload, options.changed(ladder), data))
-                    report(results[-1])
-        return results, {}
+                    yield build(workload, options.changed(ladder), data)
 
 
 def _workload(size: Size, options: Options, data: str) -> Workload:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,17 +46,13 @@ class Learn(Op):
         "such text says nothing",
     }
 
-    def run(
-        self, options: Options, report: Callable[[Result], None]
-    ) -> tuple[list[Result], Skipped]:
+    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         files = find_files(default_data(options.data))
-        results: list[Result] = []
-        for file in files:
-            results.append(_curve(file))
-            report({"size": results[-1]["set"], **results[-1]["known"]["all"]})
-        results.append(_large(files))
-        report({"size": "large", **results[-1]})
-        return results, {}
+        yield from map(_curve, files)
+        yield _large(files)
+
+    def shown(self, result: Result) -> Result:
+        return {"set": result["set"], **result["known"]["all"]} if "known" in result else result
 
 
 def _curve(file: Path) -> Result:
@@ -84,7 +80,7 @@ def _figures(of: Point) -> dict[str, float]:
 def _with_prompts(file: Path) -> dict[str, Any]:
     """All earlier answers known, and all earlier prompts too."""
     heard = Heard(MOST_TOKENS // BLOCK_TOKENS)
-    read_logs([file], heard, Tokenizing(DEFAULT_TOKENIZER, "auto"))
+    read_logs([file], heard, Tokenizing(DEFAULT_TOKENIZER, "auto"), LearnOptions())
     talks = list(heard.recent)
     last, answers = split(talks, heard.conversations, list(heard.texts))
     turns = [t for talk in talks[: -len(last)] for r in talk.requests for t in r.turns]

@@ -30,6 +30,13 @@ def torch_op(name: str) -> Any:
     return getattr(torch.ops.ngram_npu, name).default
 
 
+def op_of(name: str, options: Options) -> tuple[Any, str]:
+    """An operator of ours through the front end, and what it is."""
+    if options.frontend == "torch":
+        return torch_op(name), f"torch.ops.ngram_npu.{name}.default"
+    return getattr(_C, name), f"_C.{name}"
+
+
 def array_of(options: Options) -> Callable[[Any], Any]:
     """Converts a numpy array to the front end's own kind, on the CPU without a copy."""
     if options.frontend == "numpy":
@@ -51,12 +58,7 @@ class _Lookup(Contestant):
     def __init__(self, workload: Workload, options: Options) -> None:
         self._workload = workload
         self._threads = options.threads
-        if options.frontend == "torch":
-            self.function = torch_op(self.op)
-            name = f"torch.ops.ngram_npu.{self.op}.default"
-        else:
-            self.function = getattr(_C, self.op)
-            name = f"_C.{self.op}"
+        self.function, name = op_of(self.op, options)
         which = f"match_policy: {options.match_policy}"
         if options.is_ladder:
             which = f"a ladder, min_draft_probability: {options.min_draft_probability or None}"
@@ -173,13 +175,11 @@ class NgramPropose(Op):
         "vllm-ascend": VllmAscend,
     }
 
-    def make(self, workload: Workload, options: Options) -> Contestant:
-        return ProposeContestant(workload, options)
+    make = ProposeContestant
 
 
 class NgramStep(NgramPropose):
     name = "ngram_step_"
     help = "append what was sampled, then draft"
 
-    def make(self, workload: Workload, options: Options) -> Contestant:
-        return StepContestant(workload, options)
+    make = StepContestant

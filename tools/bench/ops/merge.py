@@ -8,12 +8,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from ngram_npu import _C
 
 from tools.bench.data import SEED, Workload
 from tools.bench.measure import Contestant
-from tools.bench.ops.base import Make, Op, Result, Skipped
-from tools.bench.ops.lookup import array_of, torch_op
+from tools.bench.ops.base import Make, Op, Result
+from tools.bench.ops.lookup import array_of, op_of
 from tools.bench.options import Options, Size
 from tools.bench.stats import Drafts
 
@@ -63,10 +62,8 @@ class Merge(Contestant):
 class Operator(Merge):
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options)
-        numpy = options.frontend == "numpy"
-        op: Any = _C.merge_drafts_ if numpy else torch_op("merge_drafts_")
+        op, self.detail = op_of("merge_drafts_", options)
         self.function = lambda: op(**self.tensors)
-        self.detail = f"{'_C' if numpy else 'torch.ops.ngram_npu'}.merge_drafts_"
 
 
 class Eager(Merge):
@@ -142,13 +139,10 @@ class MergeDrafts(Op):
     def workload(self, size: Size, options: Options) -> Workload:
         return super().workload(size, replace(options, data_kind="periodic"))
 
-    def make(self, workload: Workload, options: Options) -> Contestant:
-        return Operator(workload, options)
+    make = Operator
 
-    def compare(
-        self, contestants: list[Any], workload: Workload, options: Options, skipped: Skipped
-    ) -> Result:
-        result = super().compare(contestants, workload, options, skipped)
+    def compare(self, contestants: list[Any], workload: Workload, options: Options) -> Result:
+        result = super().compare(contestants, workload, options)
         for contestant in contestants:
             if isinstance(contestant, Eager):
                 result["torch_operators"] = {"ours": 1, contestant.name: contestant.count_calls()}

@@ -8,13 +8,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from ngram_npu import _C
 
 from tools.bench.data import SEED, Workload
 from tools.bench.device import workspace
 from tools.bench.measure import Contestant
 from tools.bench.ops.base import Make, Op
-from tools.bench.ops.lookup import array_of, torch_op
+from tools.bench.ops.lookup import array_of, op_of, torch_op
 from tools.bench.options import Options, Size
 from tools.bench.stats import Drafts
 
@@ -75,16 +74,12 @@ class Correction(Contestant):
 class Fused(Correction):
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options)
-        numpy = options.frontend == "numpy"
-        op: Any = _C.correct_spec_state_ if numpy else torch_op("correct_spec_state_")
+        op, self.detail = op_of("correct_spec_state_", options)
         arguments = {name: self.tensors[name] for name in FUSED} | LAYOUT
         if options.device != "cpu":
             space = workspace("correct_spec_state_", workload.size.batch, options.device)
             arguments["workspace"] = space
         self.function = lambda: op(**arguments)
-        self.detail = (
-            "_C.correct_spec_state_" if numpy else "torch.ops.ngram_npu.correct_spec_state_"
-        )
 
 
 class Parts(Correction):
@@ -164,5 +159,4 @@ class CorrectSpecState(Op):
     def workload(self, size: Size, options: Options) -> Workload:
         return super().workload(size, replace(options, data_kind="periodic"))
 
-    def make(self, workload: Workload, options: Options) -> Contestant:
-        return Fused(workload, options)
+    make = Fused

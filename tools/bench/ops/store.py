@@ -12,7 +12,7 @@ from ngram_npu import NgramConfig, NgramProposer, NgramStore
 from tools.bench.arctic_peer import DEPTH, FACTOR, GLOBAL_DETAIL, OFFSET, PROBABILITY, ArcticStep
 from tools.bench.data import VOCAB_SIZE, Workload
 from tools.bench.measure import Contestant
-from tools.bench.ops.base import Make, Op, Result, Skipped
+from tools.bench.ops.base import Make, Op, Result
 from tools.bench.options import Options
 
 LEAST_PROBABILITY = 2 ** (-40 / 16)
@@ -118,10 +118,8 @@ class StoreStep(Op):
     def make(self, workload: Workload, options: Options) -> Contestant:
         return ProposerStep(workload, options, None)
 
-    def compare(
-        self, contestants: list[Any], workload: Workload, options: Options, skipped: Skipped
-    ) -> Result:
-        result = super().compare(contestants, workload, options, skipped)
+    def compare(self, contestants: list[Any], workload: Workload, options: Options) -> Result:
+        result = super().compare(contestants, workload, options)
         for contestant in contestants:
             if contestant.name == "finish":
                 result["finish_ns_per_token"] = round(float(np.median(contestant.entered)), 1)

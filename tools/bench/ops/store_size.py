@@ -7,7 +7,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -55,20 +55,16 @@ class StoreSize(Op):
     def make(self, workload: Workload, options: Options) -> Any:
         return ProposerStep(workload, options, None)
 
-    def run(
-        self, options: Options, report: Callable[[Result], None]
-    ) -> tuple[list[Result], Skipped]:
-        results: list[Result] = []
+    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         for cache in ("hot", "dram-cold"):
-            found, skipped = super().run(replace(options, cache=cache), report)
-            results += [{"cache": cache, **result} for result in found]
-        files = [result.pop("file") for result in results if "file" in result]
-        return results + [{"part": "file", **file} for file in files], skipped
+            for result in super().run(replace(options, cache=cache), skipped):
+                file = result.pop("file", None)
+                yield {"cache": cache, **result}
+                if file is not None:
+                    yield {"part": "file", "size": result["size"], **file}
 
-    def compare(
-        self, contestants: list[Any], workload: Workload, options: Options, skipped: Skipped
-    ) -> Result:
-        result = super().compare(contestants, workload, options, skipped)
+    def compare(self, contestants: list[Any], workload: Workload, options: Options) -> Result:
+        result = super().compare(contestants, workload, options)
         if options.cache == "hot":
             result["file"] = _file_of(contestants[-1], workload)
         return result

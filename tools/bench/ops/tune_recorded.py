@@ -5,7 +5,7 @@ Neither uses a store: its gain depends on the order of conversations, and a set 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean
@@ -65,19 +65,18 @@ class TuneRecorded(Op):
         "replayed": "tokens per step that ngram_npu.replay counts on the held-out half",
     }
 
-    def run(
-        self, options: Options, report: Callable[[Result], None]
-    ) -> tuple[list[Result], Skipped]:
+    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         CACHE.parent.mkdir(exist_ok=True)
         cache = Cache(CACHE)
         results: list[Result] = []
         for file in find_files(default_data(options.data)):
             (item,) = load_inputs([file])
             results.append(_set(item, read_traffic([file]), options.threads, cache))
-            report({"size": item.name, **results[-1]["c05"]["whole"]})
-        results.append(_all(results))
-        report({"size": "all", **results[-1]["c05"]["whole"]})
-        return results, {}
+            yield results[-1]
+        yield _all(results)
+
+    def shown(self, result: Result) -> Result:
+        return {"set": result["set"], **result["c05"]["whole"]}
 
 
 def _set(item: ReplayInput, traffic: Traffic, jobs: int, cache: Cache) -> Result:

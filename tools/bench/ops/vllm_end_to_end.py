@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -114,9 +114,7 @@ class VllmEndToEnd(Op):
         {"match_policy", "frontend", "threads", "cache", "idle_ms", "data_kind", "device"}
     )
 
-    def run(
-        self, options: Options, report: Callable[[Result], None]
-    ) -> tuple[list[Result], Skipped]:
+    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         names = ["ours", *(self.peers if options.peers is None else options.peers)]
         if unknown := set(names) - CONTESTANTS.keys():
             raise BenchError(f"{self.name}: peers: no {', '.join(unknown)}")
@@ -124,16 +122,13 @@ class VllmEndToEnd(Op):
         if max(size.context for size in sizes) + OUTPUT_TOKENS > LONGEST:
             raise BenchError(f"{self.name}: sizes: contexts of at most {LONGEST - OUTPUT_TOKENS}")
         model, corpus = self.prepared()
-        results = []
         with ExitStack() as stack:
             engines = {
                 name: stack.enter_context(self.started(name, model, sizes, options))
                 for name in names
             }
             for size in sizes:
-                results.append(self._compared(engines, size, corpus, options.rounds))
-                report(results[-1])
-        return results, {}
+                yield self._compared(engines, size, corpus, options.rounds)
 
     def prepared(self) -> tuple[Path, list[int]]:
         """The model, and the source text of the prompts."""

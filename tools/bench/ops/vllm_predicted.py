@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,23 +32,18 @@ class VllmPredicted(VllmEndToEnd):
         "predicted_speedup": "at 8k with the share of the same batch size at 1k",
     }
 
-    def run(
-        self, options: Options, report: Callable[[Result], None]
-    ) -> tuple[list[Result], Skipped]:
+    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         sizes = self.sizes_of(options)
         found = json.loads(MEASURED.read_text(encoding="utf-8"))["results"]
         measured = {result["size"]: result for result in found}
         config = NgramConfig(min_n=options.min_n, max_n=options.max_n, k=options.k)
         model, corpus = self.prepared()
-        results: list[Result] = []
         shares: dict[int, float] = {}
         with self.started("no-speculation", model, sizes, options) as engine:
             for size in sizes:
                 prompts = prompts_of(size, corpus)
                 texts = engine.run(prompts)["token_ids"]
-                results.append(_compared(prompts, texts, config, measured[str(size)], shares))
-                report(results[-1])
-        return results, {}
+                yield _compared(prompts, texts, config, measured[str(size)], shares)
 
 
 def _compared(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from ngram_npu import _C
@@ -25,7 +24,16 @@ class ProposerContestant(Contestant):
         self._workload = workload
         self._threads = options.threads
         self._sampled = sampled_lists(workload)
-        config = our_config(workload, options)
+        config = proposer_config(options, workload.capacity, workload.size.batch)
+        config.additional_config = {
+            "ngram_npu": {
+                "prompt_lookup_min": options.min_n,
+                "prompt_lookup_max": options.max_n,
+                "match_policy": options.match_policy,
+                "engine": options.engine,
+                "num_threads": options.threads,
+            }
+        }
         proposer = NgramProposer(config)
         self.function = proposer.propose
         self.detail = (
@@ -69,24 +77,6 @@ class ProposerContestant(Contestant):
         return [list(draft) for draft in result]
 
 
-def our_config(workload: Workload, options: Options, **more: Any) -> Any:
-    """The parts of a VllmConfig that ours reads; ``more``: further options of ours."""
-    config = proposer_config(options, workload.capacity, workload.size.batch)
-    config.additional_config = {
-        "ngram_npu": {
-            "prompt_lookup_min": options.min_n,
-            "prompt_lookup_max": options.max_n,
-            "match_policy": options.match_policy,
-            "engine": options.engine,
-            "num_threads": options.threads,
-            **more,
-        }
-    }
-    config.model_config.served_model_name = "bench"
-    config.parallel_config = SimpleNamespace(tensor_parallel_size=1, rank=0)
-    return config
-
-
 class CatchingUpContestant(ProposerContestant):
     def _prefill(self, engine: IndexedRows) -> None:
         """As with prompts that are all in the prefix cache: nothing is indexed when drafting
@@ -103,8 +93,7 @@ class VllmPropose(Op):
     engines = ("index", "scan")
     peer_makers: ClassVar[Mapping[str, Make]] = {"vllm-numba": VllmNumba}
 
-    def make(self, workload: Workload, options: Options) -> Contestant:
-        return ProposerContestant(workload, options)
+    make = ProposerContestant
 
 
 class VllmCatchUp(VllmPropose):
@@ -113,5 +102,4 @@ class VllmCatchUp(VllmPropose):
     sizes = ("1x128k", "8x64k", "32x16k", "128x1k", "128x4k", "128x8k", "128x32k")
     peers = ("ours:engine=scan",)
 
-    def make(self, workload: Workload, options: Options) -> Contestant:
-        return CatchingUpContestant(workload, options)
+    make = CatchingUpContestant
