@@ -99,14 +99,16 @@ def add_generate(commands: Any) -> None:
 def _run_generate(arguments: argparse.Namespace, _: Sequence[str]) -> int:
     from ngram_npu.replay import ReplayOptions
 
-    ngram = ReplayOptions(**fields_of(ReplayOptions, arguments)).config()
+    ngram = ReplayOptions(**fields_of(ReplayOptions, arguments, complete=False)).config()
     if arguments.prompt is not None:
         arguments.prompts = arguments.prompt
 
     def make(_: object) -> GenerateReport:
         from ngram_npu.runner.generate import GenerateOptions, generate
 
-        return generate(GenerateOptions(**fields_of(GenerateOptions, arguments), ngram=ngram))
+        return generate(
+            GenerateOptions(**fields_of(GenerateOptions, arguments, complete=False), ngram=ngram)
+        )
 
     def text(report: GenerateReport) -> str:
         from ngram_npu.runner.generate import format_report

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from ngram_npu import NgramConfig, NgramProposer
 
@@ -15,6 +17,7 @@ from tools.bench.data import make_workload
 from tools.bench.measure import Contestant, measure
 from tools.bench.ops import OPS
 from tools.bench.ops.index import IndexStepContestant
+from tools.bench.ops.spec_state import Correction, CorrectSpecState, Eager, Fused, Parts
 from tools.bench.options import BenchError, Options, Size
 from tools.bench.stats import Drafts
 
@@ -73,6 +76,28 @@ def test_a_ladder_drafts_what_the_proposer_drafts(least: float | None, tmp_path:
         *torch_too,
     )  # fmt: skip
     assert found["results"][0]["same_drafts"] is True
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+@pytest.mark.parametrize("k", [1, 4])
+def test_corrections_agree(batch: int, k: int) -> None:
+    options = Options(k=k)
+    workload = CorrectSpecState().workload(Size(batch, 100), options)
+    contestants: list[Correction] = [
+        Fused(workload, options),
+        Fused(workload, replace(options, frontend="torch")),
+        Parts(workload, options),
+        Eager(workload, options),
+    ]
+    for contestant in contestants:
+        for step in range(3):
+            contestant.function(*contestant.arguments(step))
+    first = contestants[0].tensors
+    assert (first["num_computed_tokens"] > 100).all()
+    assert (first["slot_mapping"] >= 0).all()
+    for contestant in contestants[1:]:
+        for name, tensor in contestant.tensors.items():
+            assert np.array_equal(tensor, first[name]), (type(contestant).__name__, name)
 
 
 class Drafter(Contestant):

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdlib>
 #include <vector>
 
 #include "core/drafting.h"
@@ -26,7 +27,7 @@ struct Words : std::vector<int32_t> {
 
 struct Index : Words {
   Index(int64_t slots, int64_t pages) : Words(static_cast<size_t>(ngram_npu_cpu_ngram_index_words(slots, pages))) {
-    ngram_npu_cpu_ngram_index_init(data(), count(), slots);
+    if (ngram_npu_cpu_ngram_index_init(data(), count(), slots) != kOk) std::abort();
   }
   IndexAccess access(IndexArray slots = {}) { return {data(), count(), slots}; }
   int32_t fault() const { return ngram_npu_cpu_ngram_index_check(data(), count(), nullptr); }
@@ -41,7 +42,7 @@ inline int64_t store_words(int64_t slots, int64_t blocks, int64_t line_bits) {
 struct SharedStore : Words {
   SharedStore(int64_t slots, int64_t blocks, int64_t line_bits, uint32_t visibility = store::kLive)
       : Words(static_cast<size_t>(store_words(slots, blocks, line_bits))) {
-    ngram_npu_cpu_ngram_store_init(data(), count(), slots, blocks, line_bits, visibility);
+    if (ngram_npu_cpu_ngram_store_init(data(), count(), slots, blocks, line_bits, visibility) != kOk) std::abort();
   }
   StoreAccess access() { return {data(), count()}; }
   int32_t fault() const {

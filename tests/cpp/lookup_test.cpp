@@ -12,7 +12,7 @@ namespace ngram_npu::test {
 namespace {
 
 // One row at a time through ngram_propose. The memory is made once: the cases are many and short. Behind a row that is
-// flush at the start lie tokens of the rows before, which do not count.
+// flush at the start lies its last token again and again, which does not count.
 class RowLookup {
  public:
   explicit RowLookup(Flush flush) : flush_(flush) {}
@@ -22,6 +22,9 @@ class RowLookup {
     // With a flush end the row may start at any multiple of 4 bytes. A row that fills the memory is flush at both ends.
     int32_t* row = flush_ == Flush::kEnd ? memory_.data() + memory_.size() - length : memory_.data();
     std::copy(tokens.begin(), tokens.end(), row);
+    if (flush_ == Flush::kStart && length > 0) {
+      std::fill_n(row + length, std::min<int64_t>(150, memory_.size() - length), tokens.back());
+    }
     const auto num_tokens = static_cast<int32_t>(length);
     int32_t* draft = drafts_.data() + (flush_ == Flush::kEnd ? drafts_.size() - options.k : 0);
     NgramProposeParams p{};

@@ -69,13 +69,15 @@ def _too_short(given: dict[str, Any]) -> None:
     given["upper_seq_lens"] = given["upper_seq_lens"] - given["block_size"]
 
 
-_last: list[torch.Tensor] = []
+def _stale_drafts() -> Any:
+    last: list[torch.Tensor] = []
 
+    def verify(original: Any, logits: Any, drafts: Any, cumulative: Any, k: int) -> Any:
+        stale = last.pop() if last and len(last[0]) == len(drafts) else drafts
+        last[:] = [drafts.clone()]
+        return original(logits, stale, cumulative, k)
 
-def _stale_drafts(original: Any, logits: Any, drafts: Any, cumulative: Any, k: int) -> Any:
-    stale = _last.pop() if _last and len(_last[0]) == len(drafts) else drafts
-    _last[:] = [drafts.clone()]
-    return original(logits, stale, cumulative, k)
+    return around(runner, "verify_greedy", verify)()
 
 
 def _unverified(original: Any, logits: Any, drafts: Any, cumulative: Any, k: int) -> Any:
@@ -128,7 +130,7 @@ MUTANTS |= {
     "input ids of the token before": _forward(
         lambda i: replace(i, input_ids=i.input_ids[: i.num_step_tokens].roll(1))
     ),
-    "drafts of the step before": around(runner, "verify_greedy", _stale_drafts),
+    "drafts of the step before": _stale_drafts,
     "drafts that nobody verifies": around(runner, "verify_greedy", _unverified),
     "a token too many after a rejection": around(runner, "verify_greedy", _one_too_many),
     "logits of the token before": around(Runner, "_forward", _rows_one_off),

@@ -13,11 +13,8 @@ import json
 import statistics
 import threading
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +23,8 @@ from typing import Any
 from ngram_npu.errors import ReplayError, one_line, printable
 from ngram_npu.output import atomic_output
 from ngram_npu.tune.costs import FORMAT
+
+__all__ = ["Stream", "measure_cost", "steps_of"]
 
 _TIMEOUT_S = 600
 _DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
@@ -135,9 +134,13 @@ class _Server:
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ReplayError(f"{url:.200}: expected a URL such as http://localhost:8000")
         self._url = url
-        self._base = parts._replace(path=parts.path.rstrip("/").removesuffix("/v1")).geturl()
-        # Directly: through a proxy, chunks may arrive together.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._path = parts.path.rstrip("/").removesuffix("/v1")
+        self._host = parts.netloc
+        self._is_secure = parts.scheme == "https"
+
+    def _connect(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._is_secure else http.client.HTTPConnection
+        return kind(self._host, timeout=_TIMEOUT_S)
 
     def model(self) -> str:
         try:
@@ -171,7 +174,7 @@ class _Server:
         for thread in threads:
             thread.join()
         if failed:
-            raise ReplayError(f"{one_line(failed[0]):.300}") from failed[0]
+            raise ReplayError(f"{self._url}: {one_line(failed[0]):.300}") from failed[0]
         return streams
 
     def _stream(self, model: str, prompt: str, max_tokens: int, stream: Stream) -> None:
@@ -183,29 +186,37 @@ class _Server:
             "stream": True,
             "ignore_eos": True,
         }
-        with self._open("/v1/completions", body) as answer:
+        connection = self._connect()
+        try:
+            connection.request(
+                "POST",
+                f"{self._path}/v1/completions",
+                json.dumps(body),
+                {"Content-Type": "application/json"},
+            )
+            answer = connection.getresponse()
+            if answer.status != 200:
+                said = answer.read(300).decode(errors="replace")
+                raise ReplayError(f"/v1/completions answered {answer.status}: {said}")
             while line := answer.readline():
                 if line.startswith(b"data:") and not line.startswith(b"data: [DONE]"):
                     stream.arrived.append(time.perf_counter())
+        finally:
+            connection.close()
 
     def _get(self, path: str) -> str:
-        with self._open(path) as answer:
-            return str(answer.read().decode(errors="replace"))
-
-    @contextmanager
-    def _open(self, path: str, body: object = None) -> Iterator[Any]:
-        """The answer to a GET, or to a POST of JSON."""
-        data = None if body is None else json.dumps(body).encode()
-        kind = {"Content-Type": "application/json"}
-        asked = urllib.request.Request(self._base + path, data, kind)
+        connection = self._connect()
         try:
-            with self._opener.open(asked, timeout=_TIMEOUT_S) as answer:
-                yield answer
-        except urllib.error.HTTPError as error:
-            said = error.read(300).decode(errors="replace")
-            raise ReplayError(f"{self._url}: {path} answered {error.code}: {said}") from error
+            connection.request("GET", self._path + path)
+            answer = connection.getresponse()
+            text = answer.read().decode(errors="replace")
         except (OSError, http.client.HTTPException) as error:
             raise ReplayError(f"{self._url}: no answer: {one_line(error):.200}") from error
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise ReplayError(f"{self._url}: {path} answered {answer.status}")
+        return text
 
 
 def _read(output: Path) -> dict[str, Any]:

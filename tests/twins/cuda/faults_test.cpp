@@ -273,6 +273,21 @@ TEST(CudaTwinResident, BlocksThatMeetAreCounted) {
   EXPECT_EQ(count(kFast), (std::vector<int64_t>{0, 0}));
 }
 
+TEST(CudaTwinStreams, AreRecorded) {
+  ngram_npu_cuda_twin_streams(nullptr, 0);
+  int out[32] = {}, stream = 0;
+  ASSERT_EQ(run({1, 32}, writes, out), cudaSuccess);
+  cudaLaunchConfig_t config{};
+  config.gridDim = config.blockDim = 1;
+  config.stream = reinterpret_cast<cudaStream_t>(&stream);
+  ASSERT_EQ(cudaLaunchKernelEx(&config, writes, out), cudaSuccess);
+  void* seen[3];
+  EXPECT_EQ(ngram_npu_cuda_twin_streams(seen, 3), 2);
+  EXPECT_EQ(seen[0], nullptr);
+  EXPECT_EQ(seen[1], &stream);
+  EXPECT_EQ(ngram_npu_cuda_twin_streams(seen, 3), 0);
+}
+
 // Shared memory is private to a block, even while others run.
 __global__ void own_shared_memory(unsigned* out) {
   __shared__ unsigned mine[64];

@@ -174,8 +174,7 @@ def _part(requests: Sequence[TokenRequest], engine: str, peers: Sequence[str]) -
 
 
 def _figures(part: Part) -> dict[str, Any]:
-    limits = DEFAULT_LIMIT, HIGH_LIMIT
-    ours = {f"limit_{limit}": per_step(part.ours[K[0], limit]) for limit in limits}
+    ours = {f"limit_{DEFAULT_LIMIT}": per_step(part.ours[K[0], DEFAULT_LIMIT])}
     if REFERENCE in part.peers:
         ours |= part.against_reference(K[0])
     return {"peers": {n: per_step(of) for n, of in part.peers.items()}, f"k{K[0]}": ours}
