@@ -67,7 +67,9 @@ def _write_record(file: Path, program: str, found: Mapping[str, str]) -> None:
         "survived": [name for name, how in found.items() if not how],
         "caught_by": {name: how.split(":")[0] for name, how in found.items() if how},
     }
-    file.write_text(json.dumps(record, indent=2) + "\n")
+    whole = file.with_suffix(".new")  # others may be reading
+    whole.write_text(json.dumps(record, indent=2) + "\n")
+    whole.replace(file)
 
 
 def _read_record(file: Path) -> dict[str, str]:

@@ -41,7 +41,7 @@ ORDERS = 6
 
 def modes_for(mutant: Mutant) -> tuple[str, ...]:
     """What only the hooks noticed need not first go through all samples of the others."""
-    recorded = json.loads(RECORD.read_text())["caught_by"]
+    recorded = json.loads(RECORD.read_text())["caught_by"] if RECORD.exists() else {}
     return MODES[::-1] if recorded.get(mutant.name) == MODES[-1] else MODES
 
 
