@@ -62,7 +62,7 @@ struct StreamOptions {
   int64_t num_rows;
   int64_t capacity;      // tokens of a row
   int64_t most_sampled;  // tokens of a row and step
-  int64_t lag;           // the store takes in what was sampled so many jobs ago
+  int64_t lag;           // the store takes in what was sampled so many steps ago: jobs with a request in a row
   DraftParams draft;     // its lookup options, ladder, index and store; the rest is the drafter's
   // In stream order the caller writes `sampled` before a job, which writes `drafts`. Both are reused by the next job.
   const int32_t*
@@ -113,8 +113,8 @@ NGRAM_NPU_EXPORT bool ngram_npu_cpu_stream_free(ngram_npu::StreamDrafter* drafte
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_stream_begin(ngram_npu::StreamDrafter* drafter,
                                                     const ngram_npu::StreamBegin* begin);
 NGRAM_NPU_EXPORT int32_t ngram_npu_cpu_stream_end(ngram_npu::StreamDrafter* drafter, int64_t row);
-// A job for the step of these rows, of which none is named twice: int32 [batch]. It has to be run once, after those
-// made before it. Null: too little memory.
+// A job for the step of these rows, of which none is named twice: int32 [batch]. Rows without a request get no drafts
+// and their tokens are dropped. It has to be run once, after those made before it. Null: too little memory.
 NGRAM_NPU_EXPORT ngram_npu::StreamJob* ngram_npu_cpu_stream_step(ngram_npu::StreamDrafter* drafter, const int32_t* rows,
                                                                  int64_t batch);
 // The job made last will not run: its begins and ends are the next one's.

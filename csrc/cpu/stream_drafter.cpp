@@ -58,6 +58,7 @@ struct Event {
 };
 
 struct Row {
+  bool has_request = false;  // otherwise the row is padding: it samples nothing
   int64_t length = 0;
   int64_t settled = 0;    // tokens that the store may have; before them it has the output, or lost it
   int64_t cut = kNotCut;  // length at which the request stopped
@@ -170,6 +171,7 @@ class StreamDrafter {
     take_in(job->rows.data(), batch);
   }
 
+  bool has_request(int64_t r) const { return r >= 0 && r < o_.num_rows && rows_[static_cast<size_t>(r)].has_request; }
   Row& row(int64_t r) { return rows_[static_cast<size_t>(r)]; }
   int32_t* tokens(int64_t r) { return tokens_.get() + r * o_.capacity; }
   TokenRows<const int32_t> all_tokens() const { return {tokens_.get(), o_.num_rows, o_.capacity, o_.capacity}; }
@@ -178,7 +180,7 @@ class StreamDrafter {
   // Ends a row's request. Its text is stored up to where it stopped itself; what lags without a stop is dropped.
   void leave(int64_t r) {
     Row& ended = row(r);
-    if (ended.length == 0) return;
+    if (!ended.has_request) return;
     cpu::Store open;
     if (cpu::open_store(store_.words, store_.num_words, &open)) {
       if (ended.cut != kNotCut && ended.cut > ended.settled) {
@@ -200,6 +202,7 @@ class StreamDrafter {
       if (other != r) behind_[kept++] = other;
     }
     behind_.resize(kept);
+    ended.has_request = false;
     ended.length = lengths_[static_cast<size_t>(r)] = 0;
     ++ended.generation;
   }
@@ -207,6 +210,7 @@ class StreamDrafter {
   void enter(Event* event) {
     Row& begun = row(event->row);
     std::copy(event->tokens.begin(), event->tokens.end(), tokens(event->row));
+    begun.has_request = true;
     begun.length = begun.settled = static_cast<int64_t>(event->tokens.size());
     begun.cut = kNotCut;
     begun.scope = event->scope;
@@ -217,7 +221,7 @@ class StreamDrafter {
 
   // Appends the tokens of request i; returns how many it sampled.
   int32_t append(int64_t i, int64_t r) {
-    if (r < 0 || r >= o_.num_rows) return 0;
+    if (!has_request(r)) return 0;
     const int32_t* sampled = o_.sampled + i * (1 + o_.most_sampled);
     const int64_t count = larger<int64_t>(0, smaller<int64_t>(sampled[0], o_.most_sampled));
     Row& grown = row(r);
@@ -244,21 +248,22 @@ class StreamDrafter {
     const bool costs = params.lookup.ladder.costs != nullptr || p.lookup.match_costs != nullptr;
     p.draft_costs = {costs ? o_.drafts + at.costs : nullptr, p.lookup.k};
     for (int64_t i = 0; i < batch; ++i) {
-      const bool has = rows[i] >= 0 && rows[i] < o_.num_rows;
-      scopes_[static_cast<size_t>(i)] = has ? row(rows[i]).scope : 0;
+      scopes_[static_cast<size_t>(i)] = has_request(rows[i]) ? row(rows[i]).scope : 0;
     }
     params.store.store = store_;
     params.store.scopes = {scopes_.data(), sizeof(int64_t)};
     ngram_npu_cpu_draft(&params);
   }
 
-  // Notes how far the rows have grown, and passes on what they had grown to `lag` jobs ago.
+  // Notes how far the rows have grown, and passes on what they had grown to `lag` steps ago. A job without requests,
+  // such as a dummy run, is not a step of the engine: no end that is still to come has become known by it.
   void take_in(const int32_t* rows, int64_t batch) {
     catch_up();
+    if (std::none_of(rows, rows + batch, [this](int32_t r) { return has_request(r); })) return;
     auto& now = grown_[next_];
     now.clear();
     for (int64_t i = 0; i < batch; ++i) {
-      if (rows[i] < 0 || rows[i] >= o_.num_rows || num_sampled_[static_cast<size_t>(i)] == 0) continue;
+      if (num_sampled_[static_cast<size_t>(i)] == 0) continue;
       const Row& grown = row(rows[i]);
       now.push_back({rows[i], grown.generation, smaller(grown.length, grown.cut)});
     }
@@ -329,7 +334,7 @@ class StreamDrafter {
   std::vector<int64_t> scopes_;                     // of a batch
   std::vector<int32_t> settled_rows_, behind_;
   std::vector<int64_t> done_;
-  std::vector<std::vector<Growth>> grown_;  // a ring: this job's, and those that lag
+  std::vector<std::vector<Growth>> grown_;  // a ring: this step's, and those that lag
   size_t next_ = 0;
   StoreAccess store_{};                          // what the running job has of it
   std::vector<Event> events_;                    // for the next job

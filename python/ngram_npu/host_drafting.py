@@ -191,7 +191,8 @@ class HostDrafting:
             num_rows, capacity, most_sampled: R, S and M.
             device: of the sampled tokens and of the drafts.
             lag: the store takes in what was sampled so many steps ago: in a scheduler that runs
-                ahead, a request may have ended before without anyone having said so.
+                ahead, a request may have ended before without anyone having said so. A step without
+                a request in any of its rows does not count.
             index, store: in host memory, with R slots; they are changed in jobs only.
             stream: what runs the jobs; None: the device's current stream.
             fill: unused places of a draft continue it, then hold the newest token; otherwise -1.
@@ -248,7 +249,8 @@ class HostDrafting:
         """Enqueues a step, and returns its drafts as the stream will have them.
 
         Args:
-            rows: [B], all different; of the host.
+            rows: [B], all different; of the host. A row that is not one of the R, or has no
+                request, gets no draft, and its tokens are dropped.
             sampled: [B, 1 + M] int32: the number of sampled tokens, then the tokens. A request
                 without any gets no draft.
 

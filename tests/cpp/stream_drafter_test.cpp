@@ -2,8 +2,10 @@
 // announced late or early, text that the store may have only when its step is surely over, a store that is saved.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <memory>
 #include <thread>
@@ -83,10 +85,17 @@ class Model {
     request = {};
     ++names_[row];
   }
+  // Rows without a request are padding: they sample nothing, and a step of nothing else is none.
   std::vector<uint8_t> step(const std::vector<int32_t>& rows, const std::vector<std::vector<int32_t>>& sampled) {
     std::vector<Step> now;
     std::vector<int32_t> counts;
+    bool is_step = false;
     for (size_t i = 0; i < rows.size(); ++i) {
+      if (rows[i] < 0 || rows[i] >= kRows || !has(rows[i])) {
+        counts.push_back(0);
+        continue;
+      }
+      is_step = true;
       Request& request = requests_[rows[i]];
       counts.push_back(static_cast<int32_t>(sampled[i].size()));
       for (const int32_t token : sampled[i]) {
@@ -98,6 +107,7 @@ class Model {
       now.push_back({rows[i], names_[rows[i]], request.cut < 0 ? size : smaller(size, request.cut)});
     }
     const std::vector<uint8_t> drafts = draft(rows, counts);
+    if (!is_step) return drafts;
     steps_.push_back(now);
     if (static_cast<int64_t>(steps_.size()) > lag_) {
       for (const Step& step : steps_.front()) {
@@ -145,7 +155,7 @@ class Model {
       std::copy(from.begin(), from.end(), text.begin() + r * kCapacity);
       lengths[static_cast<size_t>(r)] = static_cast<int32_t>(from.size());
     }
-    for (const int32_t row : rows) scopes.push_back(requests_[row].scope);
+    for (const int32_t row : rows) scopes.push_back(row >= 0 && row < kRows ? requests_[row].scope : 0);
     const StreamDrafts at(batch, kDrafts);
     std::vector<uint8_t> found(static_cast<size_t>(at.end));
     DraftParams params{};
@@ -282,8 +292,10 @@ void run_episode(uint64_t seed, int steps, Seen* seen) {
           seen->reused += ngram_npu_cpu_stream_pending(drafter) > 0;
           model.begin(row, std::move(request));
         }
-        if (model.has(row) && !c.one_in(4)) rows.push_back(row);
+        if (model.has(row) ? !c.one_in(4) : c.one_in(8)) rows.push_back(row);
       }
+      if (c.one_in(5)) rows.clear();  // a dummy run
+      if (c.one_in(8) && static_cast<int64_t>(rows.size()) < kRows) rows.push_back(c.one_in(2) ? -1 : kRows);
       std::vector<std::vector<int32_t>> sampled(rows.size());
       std::vector<int32_t> copied;
       for (std::vector<int32_t>& of : sampled) {
@@ -326,17 +338,23 @@ TEST(StreamDrafterTest, DraftsAsIfItHadSteppedAtOnce) {
   EXPECT_GT(seen.from_store, 500);
 }
 
-// A drafter without costs, of lag 0.
+// A drafter without costs.
 struct Drafter {
-  explicit Drafter(StoreAccess store = {}) {
-    StreamOptions options{kRows, kCapacity, kMost, 0, {}, staging.data(), drafts.data()};
+  explicit Drafter(StoreAccess store = {}, int64_t lag = 0) {
+    StreamOptions options{kRows, kCapacity, kMost, lag, {}, staging.data(), drafts.data()};
     options.draft.lookup.propose.lookup = {1, 4, kDrafts, kCapacity, kLatest, true, true, nullptr, 0};
     options.draft.store.store = store;
     made = ngram_npu_cpu_stream_make(&options);
   }
-  StreamJob* step() const {
-    const int32_t row = 0;
-    return ngram_npu_cpu_stream_step(made, &row, 1);
+  StreamJob* step(const std::vector<int32_t>& rows = {0}) const {
+    return ngram_npu_cpu_stream_step(made, rows.data(), static_cast<int64_t>(rows.size()));
+  }
+
+  // Of a step of one request: how many tokens were found.
+  int32_t count() const {
+    int32_t found = 0;
+    std::memcpy(&found, drafts.data() + StreamDrafts(1, kDrafts).counts, sizeof found);
+    return found;
   }
 
   std::vector<int32_t> staging = std::vector<int32_t>(kRows * (1 + kMost), 1);
@@ -359,6 +377,63 @@ TEST(StreamDrafterTest, AStoreIsUsedByOneCallAtATime) {
   std::vector<uint32_t> room(static_cast<size_t>(kStorePieceWords));
   EXPECT_EQ(ngram_npu_cpu_ngram_store_pack(store.data(), store.count(), 0, room.data()), -1);
   EXPECT_EQ(store, before);
+  EXPECT_TRUE(ngram_npu_cpu_stream_free(drafter.made));
+}
+
+// A dummy run and a wait for all jobs are not steps of the engine: a request's end may become known only in the next
+// one.
+TEST(StreamDrafterTest, AJobWithoutRequestsDoesNotAdvanceTheLag) {
+  const int32_t text[] = {1, 2, 3};
+  const StreamBegin begin{0, 0, text, 3, {nullptr, 0, INT64_MAX, 0, 0, 0, 0, 0}};
+  for (const std::vector<int32_t>& nobody : {std::vector<int32_t>{}, {-1}, {kRows}, {1}}) {
+    for (const bool ends : {true, false}) {
+      SharedStore store(kRows, kBlocks, kLineBits);
+      Drafter drafter(store.access(), 1);
+      std::fill(drafter.staging.begin(), drafter.staging.end(), 2);  // two tokens of each request
+      ASSERT_EQ(ngram_npu_cpu_stream_begin(drafter.made, &begin), 0);
+      ngram_npu_cpu_stream_run(drafter.step());
+      for (int i = 0; i < 3; ++i) ngram_npu_cpu_stream_run(drafter.step(nobody));
+      EXPECT_EQ(store.header(store::kStatEntered), 0u) << "rows " << nobody.size();
+      if (ends) {
+        ASSERT_EQ(ngram_npu_cpu_stream_end(drafter.made, 0), 0);
+      }
+      ngram_npu_cpu_stream_run(ends ? drafter.step(nobody) : drafter.step());
+      EXPECT_EQ(store.header(store::kStatEntered), ends ? 0u : 2u) << "rows " << nobody.size();
+      EXPECT_TRUE(ngram_npu_cpu_stream_free(drafter.made));
+    }
+  }
+}
+
+TEST(StreamDrafterTest, AJobWithoutRequestsTakesInWhatBeginsAndEnds) {
+  SharedStore store(kRows, kBlocks, kLineBits);
+  Drafter drafter(store.access(), 1);
+  std::fill(drafter.staging.begin(), drafter.staging.end(), 2);
+  const int32_t text[] = {1, 2, 3}, stop = 2;
+  const StreamBegin begin{0, 0, text, 3, {&stop, 1, INT64_MAX, 0, 0, 0, 0, 0}};
+  ASSERT_EQ(ngram_npu_cpu_stream_begin(drafter.made, &begin), 0);
+  ngram_npu_cpu_stream_run(drafter.step({}));
+  ngram_npu_cpu_stream_run(drafter.step());
+  ASSERT_EQ(ngram_npu_cpu_stream_end(drafter.made, 0), 0);
+  ngram_npu_cpu_stream_run(drafter.step({}));
+  EXPECT_EQ(store.header(store::kStatEntered), 1u) << "what it said up to its stop is not lost";
+  EXPECT_TRUE(ngram_npu_cpu_stream_free(drafter.made));
+}
+
+TEST(StreamDrafterTest, TokensOfARowWithoutARequestAreDropped) {
+  SharedStore store(kRows, kBlocks, kLineBits);
+  Drafter drafter(store.access());
+  std::fill(drafter.staging.begin(), drafter.staging.end(), 4);
+  const int32_t text[] = {1, 2, 3};
+  const StreamBegin begin{0, 7, text, 3, {nullptr, 0, INT64_MAX, 0, 0, 0, 0, 0}};
+  for (const bool ended : {false, true}) {
+    if (ended) {
+      ASSERT_EQ(ngram_npu_cpu_stream_begin(drafter.made, &begin), 0);
+      ASSERT_EQ(ngram_npu_cpu_stream_end(drafter.made, 0), 0);
+    }
+    for (int i = 0; i < 3; ++i) ngram_npu_cpu_stream_run(drafter.step());
+    EXPECT_EQ(store.header(store::kStatEntered), 0u);
+    EXPECT_EQ(drafter.count(), 0);
+  }
   EXPECT_TRUE(ngram_npu_cpu_stream_free(drafter.made));
 }
 

@@ -56,6 +56,8 @@ class Reference:
                 if ends and request.cut is None:
                     request.cut = len(request.text)
         drafts = self._draft(rows, [len(tokens) for tokens in sampled])
+        if not rows:  # a dummy run, no step
+            return drafts
         self.late.append([(self.rows[row], row, len(self.rows[row].text)) for row in rows])
         if len(self.late) > self.lag:
             for request, row, length in self.late.popleft():

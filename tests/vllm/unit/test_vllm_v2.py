@@ -20,6 +20,12 @@ from v2_state import RandomState, batch_of, propose
 
 CPU = torch.device("cpu")
 R, S, K = 6, 96, 4
+STORE = {
+    "sizes": "ladder",
+    "min_draft_probability": 0.177,
+    "store": "live",
+    "store_tokens": 8192,
+}
 
 
 _State = functools.partial(RandomState, R, S, K + 1)
@@ -148,6 +154,25 @@ def test_a_dummy_run_looks_nothing_up() -> None:
         drafts = propose(_speculator(state), state, [0, 1], [1, 1], dummy_run=True)
     assert not any(name.startswith("ngram_npu") for name in seen.names)
     assert drafts.tolist() == [[0] * K] * 2
+
+
+def test_dummy_run_before_an_end_is_known_stores_nothing() -> None:
+    """The request ended in the step before its last one, which only the next step says."""
+    given = _config(**STORE)
+    given.max_concurrent_batches = 2
+    given.speculative_config.enable_adaptive_verification = True
+    state = _State()
+    speculator = v2.NgramSpeculator(given, CPU, state)
+    state.begin("ended", 0, [1, 2, 3])
+    state.sample(0, [7, 8])
+    propose(speculator, state, [0], [2])
+    propose(speculator, state, [0], [1], dummy_run=True)
+    state.remove_request("ended")
+    state.begin("next", 1, [4])
+    state.sample(1, [5])
+    propose(speculator, state, [1], [1])
+    assert speculator.shared_store is not None
+    assert speculator.shared_store.held.statistics.tokens_entered == 0
 
 
 def test_a_row_for_another_request_is_indexed_anew() -> None:
