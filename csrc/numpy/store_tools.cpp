@@ -99,6 +99,7 @@ int64_t store_pieces(py::handle store) {
 std::optional<int64_t> store_pack(py::handle store, int64_t piece, py::handle to) {
   const auto [words, size] = words_of("store_pack", store, host::Arguments::kWrite);
   NumpyCall call("store_pack");
+  call.scalar("piece", piece, 0, larger(ngram_npu_cpu_ngram_store_pieces(words, size) - 1, int64_t{0}));
   const host::TensorView room = call("to", to);
   call.vector(room, {host::DType::kInt32}, kStorePieceWords, host::Arguments::kWrite);
   const py::gil_scoped_release release;

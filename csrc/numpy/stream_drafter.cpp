@@ -45,6 +45,8 @@ class Drafter {
     options.sampled = rows.data;
     const host::TensorView results = call("drafts", py::handle(drafts));
     call.vector(results, {host::DType::kUInt8}, layout(num_rows, k).end, host::Arguments::kWrite);
+    if (const auto rest = reinterpret_cast<uintptr_t>(results.data) % alignof(int64_t); rest != 0)
+      call.fail("drafts", "8-byte alignment", "address % 8 == " + std::to_string(rest));
     options.drafts = static_cast<uint8_t*>(results.data);
     NgramIndexProposeParams& lookup = options.draft.lookup;
     lookup.propose.lookup = call.lookup(min_n, max_n, k, match_policy, overlap, max_len, fill);
@@ -78,6 +80,7 @@ class Drafter {
              int64_t prompt_length, int64_t min_output, int64_t min_pattern, int64_t max_pattern, int64_t min_count) {
     NumpyCall call("StreamDrafter.begin");
     call.scalar("row", row, 0, num_rows_ - 1);
+    call.scalar("prompt_length", prompt_length, 0, kNoLimit);
     const host::TensorView text = call("tokens", py::handle(tokens));
     const int32_t* ids = call.int32s(text, -1);
     const host::TensorView stops = call("stop_tokens", py::handle(stop_tokens));

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import ngram_npu._C as _C
 import numpy as np
 import pytest
 import torch
@@ -260,3 +261,53 @@ def test_bad_arguments(call: Any, says: str) -> None:
     drafting = _drafting(None)
     with pytest.raises((ValueError, RuntimeError), match=says):
         call(drafting)
+
+
+def _arguments() -> dict[str, Any]:
+    """Those of a drafter that is given every buffer."""
+    costs = {"costs": np.zeros((16, 32), np.int16), "store_costs": np.zeros((16, 56), np.int16)}
+    return {
+        "num_rows": R,
+        "capacity": S,
+        "most_sampled": K + 1,
+        "lag": 0,
+        "min_n": 1,
+        "max_n": 16,
+        "k": K,
+        "match_policy": 1,
+        "sampled": np.zeros((R, K + 2), np.int32),
+        "drafts": np.zeros(_C.stream_results_bytes(R, K), np.uint8),
+        "match_costs": np.zeros(16, np.uint8),
+        "ladder": True,
+        "index": np.asarray(make_index(CONFIG, R, R * S, kind="numpy").tensor),
+        "store": np.asarray(_store("live").tensor),
+        "token_logits": np.zeros((4096, 2), np.int8),
+        **costs,
+    }
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(
+    "name", ["sampled", "drafts", "match_costs", "costs", "store_costs", "token_logits"]
+)
+def test_drafter_with_a_buffer_that_is_too_small_is_rejected(name: str, axis: int) -> None:
+    given = _arguments()
+    _C.StreamDrafter(**given)
+    axis = min(axis, given[name].ndim - 1)
+    smaller = np.delete(given[name], -1, axis)
+    with pytest.raises(ValueError, match=rf"^StreamDrafter: {name}: expected (size|shape) "):
+        _C.StreamDrafter(**{**given, name: np.ascontiguousarray(smaller)})
+
+
+def test_drafter_with_unaligned_drafts_is_rejected() -> None:
+    given = _arguments()
+    given["drafts"] = np.zeros(len(given["drafts"]) + 1, np.uint8)[1:]
+    with pytest.raises(ValueError, match=r"^StreamDrafter: drafts: expected 8-byte alignment, got"):
+        _C.StreamDrafter(**given)
+
+
+def test_stop_with_a_negative_prompt_is_rejected() -> None:
+    """Repetition would be looked for in front of the row."""
+    drafter, none = _C.StreamDrafter(**_arguments()), np.zeros(0, np.int32)
+    with pytest.raises(ValueError, match=r"^StreamDrafter.begin: prompt_length: expected 0 to "):
+        drafter.begin(0, none, 0, none, prompt_length=-1)

@@ -151,6 +151,25 @@ def test_clear_forgets_one_scope_or_all() -> None:
     store.check_integrity()
 
 
+@pytest.mark.parametrize(
+    ("piece", "words", "message"),
+    [
+        (0, _C.STORE_PIECE_WORDS - 1, f"to: expected size {_C.STORE_PIECE_WORDS}, got size "),
+        (-1, _C.STORE_PIECE_WORDS, "piece: expected 0 to 2, got -1"),
+        (3, _C.STORE_PIECE_WORDS, "piece: expected 0 to 2, got 3"),
+    ],
+)
+def test_copy_of_a_piece_outside_of_the_store_or_the_room_is_rejected(
+    piece: int, words: int, message: str
+) -> None:
+    store = NgramStore(1, 4096)
+    assert _C.store_pieces(store.tensor) == 3
+    room = np.full(words, 7, np.int32)
+    with pytest.raises(ValueError, match=f"^store_pack: {message}"):
+        _C.store_pack(store.tensor, piece, room)
+    assert (room == 7).all()
+
+
 def test_a_request_goes_on_after_a_clear() -> None:
     store = NgramStore(2, 4096)
     request = Request(store, 0)
