@@ -437,6 +437,30 @@ TEST(StreamDrafterTest, TokensOfARowWithoutARequestAreDropped) {
   EXPECT_TRUE(ngram_npu_cpu_stream_free(drafter.made));
 }
 
+TEST(StreamDrafterTest, AJobIndexesAtMostItsBudgetInTotal) {
+  constexpr int64_t kPrompt = 5000;
+  const std::vector<int32_t> text(kPrompt, 3);
+  std::vector<int32_t> staging(3 * (1 + kMost), 1);
+  std::vector<uint8_t> drafts(static_cast<size_t>(StreamDrafts(3, kDrafts).end));
+  Index index(3, 64);
+  StreamOptions options{3, kPrompt + 100, kMost, 0, {}, staging.data(), drafts.data()};
+  options.draft.lookup.propose.lookup = {1, 4, kDrafts, kPrompt, kLatest, true, true, nullptr, 0};
+  options.draft.lookup.index = index.access();
+  StreamDrafter* drafter = ngram_npu_cpu_stream_make(&options);
+  const int32_t rows[] = {0, 1, 2};
+  for (const int64_t row : rows) {
+    const StreamBegin begin{row, 0, text.data(), kPrompt, {nullptr, 0, INT64_MAX, 0, 0, 0, 0, 0}};
+    ASSERT_EQ(ngram_npu_cpu_stream_begin(drafter, &begin), 0);
+  }
+  for (int64_t job = 1; job < 4; ++job) {
+    ngram_npu_cpu_stream_run(ngram_npu_cpu_stream_step(drafter, rows, 3));
+    int64_t lengths[3];
+    ngram_npu_cpu_ngram_index_lengths(index.data(), index.count(), rows, 3, lengths);
+    EXPECT_EQ(lengths[0] + lengths[1] + lengths[2], smaller(job * kStreamCatchUpTokens, 3 * (kPrompt + job)));
+  }
+  EXPECT_TRUE(ngram_npu_cpu_stream_free(drafter));
+}
+
 TEST(StreamDrafterTest, AJobThatNeverRanKeepsItsDrafter) {
   const Drafter drafter;
   StreamJob* job = drafter.step();

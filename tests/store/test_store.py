@@ -12,10 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import reference
 import torch
 from ngram_npu import _C, IntegrityError, NgramStore, scope_of
 from ngram_npu.store_statistics import Visibility
-from store.requests import Request, step
+from store.requests import COSTS, Request, step
 
 TEXT = list(range(100, 140))
 
@@ -132,6 +133,25 @@ def test_warm_is_what_a_request_would_have_said() -> None:
     request.say(text, k=0)
     request.finish()
     assert np.array_equal(warmed.tensor, said.tensor)
+
+
+def test_counts_of_an_entry_equal_the_reference_up_to_the_highest() -> None:
+    """A token comes 16 times after a gram, then another one, then the first one again."""
+    ours, theirs = NgramStore(1, 32768), NgramStore(1, 32768)
+    reached = set()
+    for outcome in [8] * 16 + [9] * 16 + [8] * 40:
+        Request(ours, 0).say([7, outcome])
+        ours.finish(np.zeros(1, np.int32))
+        drafts = np.zeros((1, 4), np.int32), *np.zeros((2, 1), np.int32), np.zeros((1, 4), np.uint8)
+        row = np.array([[1, 7, outcome]], np.int32)
+        lengths, sampled = np.array([3], np.int32), np.array([2], np.int32)
+        given = row, lengths, sampled, theirs.tensor, None, None, None
+        reference.ngram_store_step_(*given, *drafts, 2**63 - 1, COSTS, 0)
+        reference.ngram_store_finish_(theirs.tensor, np.zeros(1, np.int32))
+        assert np.array_equal(ours.tensor, theirs.tensor)
+        states = ours.tensor[ours._parts()["lines"]][::2]
+        reached |= {(int(state) >> 4 & 15, int(state) & 15) for state in states}
+    assert {(15, 0), (15, 15), (8, 0), (7, 8)} <= reached
 
 
 def test_clear_forgets_one_scope_or_all() -> None:

@@ -211,6 +211,14 @@ def test_who_was_there_lately_is_not_forgotten() -> None:
     assert step(2, 11) == third
 
 
+def test_all_absent_requests_lose_their_slots() -> None:
+    recognizer = RowRecognizer(num_slots=8)
+    slots = [_assigned(recognizer, _row(100 * i), 10)[0] for i in range(4)]
+    assert sorted(recognizer.forget_absent(0).tolist()) == sorted(slots[:3])
+    assert recognizer.forget_absent(0).tolist() == []
+    assert [_assigned(recognizer, _row(100 * i), 11)[1] for i in range(4)] == [True] * 3 + [False]
+
+
 def test_equal_requests_take_different_slots() -> None:
     recognizer = RowRecognizer(num_slots=4)
     rows = np.tile(np.arange(100, dtype=np.int32), (3, 1))
