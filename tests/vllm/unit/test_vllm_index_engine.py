@@ -144,6 +144,9 @@ def test_memory_is_taken_from_requests_that_are_gone_while_others_grow() -> None
     assert first.pages_in_use + last.pages_in_use > last.num_pages
     assert last.rows_scanned_full == 0
     assert engine.index.share_in_use == last.pages_in_use / last.num_pages
+    alone = _proposer("index", rows=8, length=6000)
+    alone.propose([[1] * 40] * 5, lengths, token_ids[3:])
+    assert last.pages_in_use == _index_engine(alone).index.statistics.pages_in_use, "of all three"
 
 
 @pytest.mark.usefixtures("at_once")
