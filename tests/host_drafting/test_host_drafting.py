@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import ngram_npu
 import ngram_npu._C as _C
 import numpy as np
 import pytest
@@ -114,6 +115,37 @@ def test_drafts_are_those_of_the_references(
     ours.check_integrity()
     assert reused > 15
     assert ours.statistics.drafts > 10
+
+
+def test_drafts_of_a_scan_that_weighs_costs_are_those_of_the_operator() -> None:
+    config = NgramConfig(min_n=1, max_n=4, k=K, min_draft_probability=0.4)
+    drafting = HostDrafting(
+        config, num_rows=R, capacity=S, most_sampled=K + 1, device=CPU, fill=False
+    )
+    rng = np.random.default_rng(0)
+    rows = torch.from_numpy(rng.integers(0, 3, (R, S), np.int32))
+    lengths = torch.full((R,), 20, dtype=torch.int32)
+    for row in range(R):
+        drafting.begin(row, rows[row, :20])
+    ids = np.arange(R, dtype=np.int32)
+    lookup = config.lookup_arguments
+    lookup.pop("k")
+    costs = {"match_costs": torch.from_numpy(config.match_cost_table.copy())}
+    found_fewer = 0
+    for _ in range(30):
+        drafts = drafting.propose(ids, _sampled(rows[ids, lengths.long()][:, None].tolist()))
+        lengths += 1
+        expected = [
+            torch.full((R, K), -1, dtype=torch.int64),
+            *torch.zeros((2, R), dtype=torch.int32),
+            torch.full((R, K), 255, dtype=torch.uint8),
+        ]
+        into = dict(zip(HostDrafts._fields, expected, strict=True))
+        ngram_npu.ops.ngram_propose_(rows, lengths, **lookup, **costs, **into)
+        assert [tensor.tolist() for tensor in drafts] == [tensor.tolist() for tensor in expected]
+        whole = ngram_npu.ops.ngram_propose(rows, lengths, k=K, **lookup)[1]
+        found_fewer += int((drafts.num_draft_tokens < whole).sum())
+    assert found_fewer > 10
 
 
 def test_nothing_waits_for_the_stream(stream: LateStream) -> None:
