@@ -304,6 +304,15 @@ def test_a_child_of_a_process_whose_threads_use_the_store() -> None:
     assert fate_in_a_child(store) == KEPT
 
 
+def test_child_forked_while_a_piece_is_copied_keeps_the_text() -> None:
+    store = NgramStore(4, 65536)
+    store.warm([TEXT], scope=1)
+    store._words[_C.STORE_WORDS["busy"]] = 2  # as store_pack leaves it while it copies
+    assert fate_in_a_child(store) == KEPT
+    store._words[_C.STORE_WORDS["busy"]] = 0
+    assert fate_of_a_copy(store) == KEPT
+
+
 EMPTIED, KEPT, BROKEN = range(3)
 
 

@@ -315,6 +315,17 @@ def test_a_file_is_of_a_tokenizer(tmp_path: Path) -> None:
         NgramStore(1, 4096, tokenizer="gpt2")
 
 
+@pytest.mark.parametrize("capacity", [4096, 8192])
+def test_file_without_a_digest_adopts_the_given_tokenizer(capacity: int, tmp_path: Path) -> None:
+    path, given, other = tmp_path / "store", "0f" * 16, "a0" * 16
+    NgramStore(1, 4096).save(path)
+    again = NgramStore.load(path, token_capacity=capacity, tokenizer=given)
+    assert again.tokenizer == given
+    again.save(path)
+    with pytest.raises(StoreFileError, match=f"expected vocabulary {other}, got {given}"):
+        NgramStore.load(path, tokenizer=other)
+
+
 def test_a_file_is_no_larger_than_what_it_holds(tmp_path: Path) -> None:
     store = NgramStore(1, 1 << 22)
     store.warm([np.random.default_rng(1).integers(0, 5000, 40_000)])
@@ -431,3 +442,20 @@ def test_merge_of_what_is_left_of_a_text() -> None:
     expected = NgramStore(1, 8192)
     expected.warm([text[-held:]], scope="a")
     assert np.array_equal(second.tensor, expected.tensor)
+
+
+def test_merge_of_new_texts_tells_scopes_apart(tmp_path: Path) -> None:
+    """Equal texts of two scopes are two texts. Merging with a copy adds nothing in any scope."""
+    first, second = NgramStore(2, 8192), NgramStore(2, 8192)
+    for scope in (0, "a", "b", 2**62 - 1):
+        first.warm([TEXT, TEXT[:9]], scope=scope)
+    second.warm([TEXT], scope="a")
+    second.merge(first, new_only=True)
+    assert second.scopes == first.scopes == dict.fromkeys(first.scopes, len(TEXT) + 9)
+    assert len(first.scopes) == 4
+    assert len(second._texts()) == 8, "the text that both hold is held once"
+    first.save(tmp_path / "copy")
+    for other in (NgramStore.load(tmp_path / "copy"), second):
+        before = first.tensor.copy()
+        first.merge(other, new_only=True)
+        assert np.array_equal(first.tensor, before)

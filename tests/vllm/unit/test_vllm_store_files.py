@@ -138,6 +138,30 @@ def test_a_store_is_saved_while_its_engine_runs(tmp_path: Path) -> None:
     assert not [t for t in threading.enumerate() if t.name == "ngram_npu store"]
 
 
+def test_text_that_arrives_during_a_save_is_saved_at_the_next_interval(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    made = NgramProposer(config_of(store_file=str(path), store_save_minutes=0.001))
+    assert made.shared_store is not None
+    held, saved = made.shared_store.held, []
+    save = held.save
+
+    def save_while_text_arrives(path: str) -> None:
+        save(path)
+        saved.append(path)
+        if len(saved) == 1:
+            held.warm([WORDS])
+
+    held.save = save_while_text_arrives  # type: ignore[method-assign]
+    held.warm([WORDS[:9]])
+    until = time.monotonic() + 60
+    while len(saved) < 2:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert NgramStore.load(path).statistics.tokens_held == 9 + len(WORDS)
+    time.sleep(0.2)
+    assert len(saved) == 2, "nothing more came in"
+
+
 def test_what_a_running_store_can_be_told(tmp_path: Path) -> None:
     proposer = v1_device.AsyncNgramProposer(config_of(), torch.device("cpu"), SimpleNamespace())
     runners = (
