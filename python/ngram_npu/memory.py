@@ -18,7 +18,7 @@ _HUGE_PAGE_BYTES = 2 << 20
 def zeroed_words(words: int, *, prefault: bool = False) -> Int32Array:
     """Allocates zeroed words, in huge pages if the system has them: lookups access memory at
     random, and with small pages each access also misses the TLB. The system commits memory when it
-    is first used."""
+    is first used, and zeroes a whole huge page then; ``prefault``: now."""
     # Private, because a shared mapping gets no huge pages.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     mapping = mmap.mmap(-1, words * WORD_BYTES + _HUGE_PAGE_BYTES, flags=flags)

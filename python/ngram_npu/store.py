@@ -61,7 +61,8 @@ class NgramStore:
 
     It is bounded: new text overwrites the oldest. One tensor holds text and entries; per token of
     capacity it takes 5 bytes for text and 16 to 32 bytes for entries, rounded to a power of two
-    (21 MB for a million tokens).
+    (21 MB for a million tokens). All of it is committed when the store is made, so that no step
+    waits for memory.
 
     :class:`NgramProposer` calls ``ngram_store_step_``, which drafts from the store and adds the new
     tokens. A slot belongs to one request, as in an index. Requests share text only within a *scope*
@@ -126,7 +127,9 @@ class NgramStore:
         if kind not in ("numpy", "torch"):
             raise ValueError(f"NgramStore: kind: expected 'numpy' or 'torch', got {kind!r}")
         self.kind, num_slots, sizes = kind, self.num_slots, self._sizes
-        self._words = zeroed_words(_C.store_words(num_slots, sizes.num_blocks, sizes.line_bits))
+        # A step enters its tokens all over the memory: almost each would wait for a huge page.
+        words = _C.store_words(num_slots, sizes.num_blocks, sizes.line_bits)
+        self._words = zeroed_words(words, prefault=True)
         _C.store_init(self._words, num_slots, sizes.num_blocks, sizes.line_bits, sizes.visibility)
         self.tensor = self._words
         if kind == "torch":
@@ -141,7 +144,7 @@ class NgramStore:
 
     @property
     def nbytes(self) -> int:
-        """Size of the tensor; the system has committed only the part that has been used."""
+        """Size of the tensor, all of which is committed when the store is made."""
         return self._words.nbytes
 
     @property

@@ -9,6 +9,7 @@ import pytest
 import torch
 from index.words import HEADER, Harm, Int32Array, check_told, owners_of, page_of, put, random_tokens
 from ngram_npu import _C, IntegrityError, NgramIndex
+from residence import resident_share
 
 FREE_PAGE, PAGES_IN_USE = 4, 5
 LENGTH, DEPTH, PAGES, ROOT = HEADER + 1, HEADER + 2, HEADER + 3, HEADER + 16
@@ -67,7 +68,9 @@ def test_sizes() -> None:
     assert text.nbytes < worst.nbytes
     assert worst.nbytes < 100_000 * 16, "bounded, whatever the tokens are"
     assert text.tensor.ctypes.data % (2 << 20) == 0, "at a huge page's boundary"
-    assert NgramIndex(8, 1000, min_n=2, max_n=4, prefault=True).tensor.max() > 0  # its header
+    for prefault in (False, True):
+        large = NgramIndex(8, 1_000_000, min_n=2, max_n=4, prefault=prefault)
+        assert (resident_share(large.tensor) == 1) == prefault
 
 
 @pytest.mark.parametrize("length", [7_500, 16_384, 32_768, 60_000, 131_072])

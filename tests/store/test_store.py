@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import reference
 import torch
 from ngram_npu import _C, IntegrityError, NgramStore, scope_of
 from ngram_npu.store_statistics import Visibility
+from residence import resident_share
 from store.requests import COSTS, Request, step
 
 TEXT = list(range(100, 140))
@@ -50,6 +52,16 @@ def test_sizes() -> None:
     assert store.visibility == found.visibility == "live"
     assert store.tensor.ctypes.data % (2 << 20) == 0, "at a huge page's boundary"
     assert NgramStore(1, 3841).statistics.num_blocks == 16
+
+
+def test_memory_of_a_store_is_committed_before_its_first_step(tmp_path: Path) -> None:
+    """Else the first steps wait for the system, which zeroes a huge page for nearly every entry."""
+    store = NgramStore(2, 1 << 20)
+    assert resident_share(store._words) == 1
+    store.save(tmp_path / "store")
+    loaded = NgramStore.load(tmp_path / "store")
+    merged = NgramStore.load(tmp_path / "store", token_capacity=1 << 19, kind="torch")
+    assert [resident_share(s._words) for s in (loaded, merged)] == [1, 1]
 
 
 def test_both_kinds_say_the_same() -> None:

@@ -25,7 +25,7 @@ from ngram_npu.vllm.options import Options, vocabulary_digest
 from ngram_npu.vllm.patching import logger, one_line
 
 STORE_TOKENS = 1 << 24
-"""350 MB, of which what holds text is committed."""
+"""350 MB, which are committed at the start."""
 TOKENS_PER_SLOT = 1024
 EXTRA_ARGUMENT = "ngram_npu_scope"
 """Key in ``SamplingParams.extra_args`` for the scope of a request."""

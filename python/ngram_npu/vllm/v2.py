@@ -48,8 +48,7 @@ class RowLookup:
         self.k, self.device = options.ngram.k, device
         self._state = req_states.all_token_ids.gpu, req_states.total_len.gpu
         self._announced: dict[str, Any] = {}  # requests that are about to begin
-        # Made before vLLM measures how much memory is left for its KV cache. In host memory only
-        # what is used is committed.
+        # Made before vLLM measures how much memory is left for its KV cache.
         self.index: NgramIndex | None = None
         store: SharedStore | None = None
         on_host = options.drafts_on_host(device.type)

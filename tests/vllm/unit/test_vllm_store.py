@@ -15,6 +15,7 @@ from ngram_npu.vllm import NgramProposer, plugin, v1_device, v1_host, v2
 from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.sharing import scope_of_request
 from ngram_npu.vllm.v2 import RowLookup
+from residence import resident_share
 from v2_state import RequestState, propose
 
 CPU = torch.device("cpu")
@@ -51,6 +52,7 @@ def test_few_tokens_are_refused_at_the_start_and_enough_are_the_default() -> Non
         shared = NgramProposer(many).shared_store
         assert shared is not None
         assert shared.held.token_capacity == capacity
+        assert resident_share(shared.held.tensor) == 1
 
 
 # Scopes.

@@ -1,0 +1,18 @@
+"""How much of an array the system has committed."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+
+import numpy as np
+import numpy.typing as npt
+
+
+def resident_share(array: npt.NDArray[np.int32]) -> float:
+    """The share of the array's pages that are in memory; it begins at a page's boundary."""
+    pages = -(-array.nbytes // mmap.PAGESIZE)
+    flags = (ctypes.c_ubyte * pages)()
+    address, size = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)
+    assert ctypes.CDLL(None).mincore(address, size, flags) == 0
+    return sum(flag & 1 for flag in flags) / pages
