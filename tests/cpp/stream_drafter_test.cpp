@@ -338,12 +338,12 @@ TEST(StreamDrafterTest, DraftsAsIfItHadSteppedAtOnce) {
   EXPECT_GT(seen.from_store, 500);
 }
 
-// A drafter without costs.
+// A drafter that weighs only what a store has.
 struct Drafter {
   explicit Drafter(StoreAccess store = {}, int64_t lag = 0) {
     StreamOptions options{kRows, kCapacity, kMost, lag, {}, staging.data(), drafts.data()};
     options.draft.lookup.propose.lookup = {1, 4, kDrafts, kCapacity, kLatest, true, true, nullptr, 0};
-    options.draft.store.store = store;
+    options.draft.store = {store, {}, costs.data(), 40};
     made = ngram_npu_cpu_stream_make(&options);
   }
   StreamJob* step(const std::vector<int32_t>& rows = {0}) const {
@@ -357,6 +357,7 @@ struct Drafter {
     return found;
   }
 
+  std::vector<uint8_t> costs = std::vector<uint8_t>(kCostRows * store::kStoreCostColumns);
   std::vector<int32_t> staging = std::vector<int32_t>(kRows * (1 + kMost), 1);
   std::vector<uint8_t> drafts = std::vector<uint8_t>(static_cast<size_t>(StreamDrafts(kRows, kDrafts).end));
   StreamDrafter* made;
