@@ -18,6 +18,7 @@ import ngram_npu._C as _C
 import numpy as np
 import pytest
 import torch
+from index.words import slot_of
 from ngram_npu import Costs, NgramConfig, NgramStore, host_drafting
 from ngram_npu.host_drafting import CallingThread, HostDrafting, HostDrafts, Stop
 from ngram_npu.index import make_index
@@ -146,6 +147,20 @@ def test_drafts_of_a_scan_that_weighs_costs_are_those_of_the_operator() -> None:
         whole = ngram_npu.ops.ngram_propose(rows, lengths, k=K, **lookup)[1]
         found_fewer += int((drafts.num_draft_tokens < whole).sum())
     assert found_fewer > 10
+
+
+def test_job_indexes_at_most_its_budget_in_total() -> None:
+    """Also a job that drafts for rows whose prompts are not indexed yet."""
+    rows, length, budget = 3, 5000, 8192
+    index = make_index(CONFIG, rows, rows * 6000, kind="numpy")
+    shape = {"num_rows": rows, "capacity": 6000, "most_sampled": K + 1}
+    drafting = HostDrafting(CONFIG, **shape, device=CPU, index=index)
+    for row in range(rows):
+        drafting.begin(row, np.arange(length))
+    for job in range(1, 4):
+        drafting.propose(np.arange(rows, dtype=np.int32), _sampled([[1]] * rows))
+        indexed = sum(int(slot_of(index.tensor, row)[1]) for row in range(rows))
+        assert indexed == min(job * budget, rows * (length + job))
 
 
 def test_nothing_waits_for_the_stream(stream: LateStream) -> None:
