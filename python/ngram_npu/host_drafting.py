@@ -255,9 +255,19 @@ class HostDrafting:
                 without any gets no draft.
 
         Raises:
+            ValueError: too many rows, or ``sampled`` has another shape; one line.
             RuntimeError: the step cannot be enqueued; nothing has changed then.
         """
-        batch = len(rows)
+        batch, (num_rows, width) = len(rows), self._sampled.shape
+        if batch > num_rows:
+            raise ValueError(
+                f"HostDrafting: propose: rows: expected at most {num_rows}, got {batch}"
+            )
+        if sampled.shape != (batch, width):  # a copy would take one row for all
+            raise ValueError(
+                f"HostDrafting: propose: sampled: expected shape {[batch, width]}, got "
+                f"{[*sampled.shape]}"
+            )
         counts, lengths, costs, end = self._drafter.results(batch)
         found = sampled.new_empty(end, dtype=torch.uint8)
         self._stream.copy(self._sampled[:batch], sampled)

@@ -301,7 +301,14 @@ def test_other_devices_are_refused() -> None:
     [
         (lambda d: d.begin(R, [1]), r"begin: row: expected 0 to 3, got 4"),
         (lambda d: d.end(-1), r"end: row: expected 0 to 3, got -1"),
-        (lambda d: d.propose(np.zeros(R + 1, np.int32), _sampled([[]])), "rows size: expected"),
+        (
+            lambda d: d.propose(np.arange(R + 1, dtype=np.int32), _sampled([[]] * (R + 1))),
+            "propose: rows: expected at most 4, got 5",
+        ),
+        (
+            lambda d: d.propose(np.arange(R, dtype=np.int32), _sampled([[1]])),
+            r"propose: sampled: expected shape \[4, 5\], got \[1, 5\]",
+        ),
     ],
 )
 def test_bad_arguments(call: Any, says: str) -> None:
