@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
+import shlex
+import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -67,6 +70,13 @@ def test_too_little_traffic(tmp_path: Path) -> None:
 # The whole
 
 
+def executed(command: str) -> list[str]:
+    """The arguments that a shell passes to vllm for a command copied from a report."""
+    script = f"vllm() {{ printf '%s\\0' \"$@\"; }}\n{command}\n"
+    done = subprocess.run(["sh", "-euc", script], capture_output=True, text=True, check=True)
+    return done.stdout.split("\0")[:-1]
+
+
 def test_the_prediction_is_what_replay_counts_on_the_held_out_half(traffic: Path) -> None:
     report = tune([traffic], share_of_a_step(0.05), TuneOptions(jobs=1), candidates=FEW)
     (item,) = load_inputs([traffic])
@@ -112,6 +122,9 @@ def test_the_reports_show_the_same_and_are_whole(
         assert "\x1b" not in shown
     for option in result["recommended"]["vllm_options"]:
         assert option in out
+    (command,) = re.findall(r"<pre>(.*?)</pre>", text, re.DOTALL)
+    options = shlex.split(" ".join(result["recommended"]["vllm_options"]))
+    assert executed(html.unescape(command)) == ["serve", "MODEL", *options]
     assert "<script" not in text
     loaded = re.findall(r"(?:src|href|url|@import|http-equiv)\s*[=(]\s*[\"']?(.)", text)
     assert set(loaded) == {"#"}, "needs a network"
