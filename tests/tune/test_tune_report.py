@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,30 @@ def test_a_sample_is_stated_and_always_the_same(tmp_path: Path) -> None:
     whole = read_traffic([path], TuneOptions(tokenizer="bytes"))
     assert not whole.is_sample
     assert whole.left_out == sum(n % 30 == 0 for n in range(400))
+
+
+@pytest.mark.parametrize("sample", [None, 6000])
+def test_file_left_out_after_records_were_read_leaves_no_trace(
+    tmp_path: Path, sample: int | None
+) -> None:
+    """More than half of `b` is no conversation, which is known only at its end."""
+    for name in ("a", "c"):
+        lines = [
+            {"id": f"{name}{n}", "prompt": f"{n} " * 40, "completion": "d e"} for n in range(90)
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    options = TuneOptions(sample=sample, tokenizer="bytes")
+    expected = read_traffic([tmp_path], options)
+    good = json.dumps({"id": "b", "prompt": "x" * 2000, "completion": "again"}) + "\n"
+    (tmp_path / "b.jsonl").write_text(good * 9 + '{"no": "conversation"}\n' * 10)
+    found = read_traffic([tmp_path], options)
+    (note,) = found.notes
+    assert note.startswith("no log, left out: ")
+    same = [replace(of, requests=(), notes=()) for of in (found, expected)]
+    np.testing.assert_equal(*map(asdict, same))
+    assert [r.tokens().tolist() for r in found.requests] == [
+        r.tokens().tolist() for r in expected.requests
+    ]
 
 
 def test_halves_are_of_each_input(tmp_path: Path) -> None:
