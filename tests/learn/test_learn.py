@@ -180,6 +180,27 @@ def test_files_of_several_engines_become_one(tmp_path: Path) -> None:
     assert mixed.curve[-1].known_tokens == report.curve[-1].known_tokens + 50
 
 
+def test_equal_texts_of_two_scopes_in_two_files_are_two_texts(tmp_path: Path) -> None:
+    said = [(scope, turns) for scope in ("a", "b") for _, turns in talks(3)]
+    options = LearnOptions(tokenizer="ids", store_tokens=16384, scope_field="who.tenant")
+    files = [tmp_path / f"{i}.store" for i in range(2)]
+    for file, part in zip(files, (said[:3], said[3:]), strict=True):
+        learn([write(tmp_path / "logs.jsonl", part)], file, options)
+    merged = tmp_path / "merged.store"
+    learn(files, merged, options)
+    assert held(merged) == [(scope_of(scope), text) for scope, text in answers(said)]
+
+
+def test_merging_with_a_copy_adds_nothing_in_any_scope(tmp_path: Path, logs: Path) -> None:
+    options = LearnOptions(tokenizer="ids", store_tokens=16384, scope_field="who.tenant")
+    first, second, merged = (tmp_path / f"{name}.store" for name in ("first", "copy", "merged"))
+    learn([logs], first, options)
+    second.write_bytes(first.read_bytes())
+    learn([first, second], merged, options)
+    assert held(merged) == held(first)
+    assert describe(merged)["scopes"] == 2
+
+
 def test_stores_are_of_one_tokenizer(tmp_path: Path, logs: Path) -> None:
     text, digests = tmp_path / "text.jsonl", []
     text.write_text(json.dumps({"prompt": "a", "completion": "b c d"}) + "\n")
