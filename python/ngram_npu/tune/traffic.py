@@ -45,8 +45,8 @@ class TuneOptions:
             and the host, each with a recommendation of its own.
         synchronous: what a step takes longer without asynchronous scheduling, as a share of it, for
             runners that lose it; None: an assumed 0.1, or 0 with step times of one's own server.
-        store: whether to try the best ladders also with a store, from which requests draft other
-            requests' text.
+        store: whether to try ladders also with a store, from which requests draft other requests'
+            text.
     """
 
     format: str | None = None
