@@ -109,12 +109,14 @@ def test_the_curve_is_that_of_the_references(
     ("yields", "size", "looked_at"),
     [
         ([2.0, 2.0, 2.0, 2.0], 65536, 4),
-        ([2.0, 1.99, 1.9, 1.0], 262144, 3),
+        ([2.0, 1.999, 1.99, 1.0], 262144, 3),
         ([2.0, 1.9, 1.9, 1.9], 524288, 2),
-        ([2.0, 1.985, 1.97, 1.9], 131072, 4),
+        ([2.0, 1.999, 1.997, 1.99], 131072, 4),
+        ([2.0, 1.985, 1.97, 1.96], 524288, 2),
+        ([2.0, 1.998, 1.995, 1.993], 262144, 3),
     ],
 )
-def test_the_size_is_the_smallest_whose_doubling_brings_hardly_more(
+def test_the_size_is_the_smallest_that_yields_as_much_as_one_that_holds_everything(
     yields: list[float], size: int, looked_at: int
 ) -> None:
     class Known(curve.Replayed):
@@ -150,6 +152,15 @@ def test_memory_is_bounded(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = learn([logs], options=SMALL)
     assert report.evaluated == 1
     assert report.notes[0] == "replayed: the newest 1 conversations of the tenth"
+
+
+@pytest.mark.parametrize(("size", "is_full"), [(4096, True), (9216, False)])
+def test_curve_of_a_store_that_forgets_says_so(logs: Path, size: int, is_full: bool) -> None:
+    """36 answers of 25 tokens take a block of 256 tokens each."""
+    report = learn([logs], options=LearnOptions(tokenizer="ids", store_tokens=size))
+    notes = [note for note in report.notes if "forgets the oldest" in note]
+    expected = "the earlier answers take 9216 tokens of a store, and this one has 4096"
+    assert [note.partition(": ")[0] for note in notes] == [expected] * is_full
 
 
 # The file
