@@ -189,7 +189,7 @@ def test_chunks_in_bursts_store_no_time_shorter_than_a_step(
 ) -> None:
     server.burst = 8
     output = tmp_path / "cost.json"
-    assert run(server, output) == 0
+    assert run(server, output, "--rounds", "1") == 0
     assert all(s["seconds"] > STEP_S / 2 for s in json.loads(output.read_text())["steps"])
 
 
@@ -246,12 +246,12 @@ def test_failure_at_a_batch_size_keeps_the_sizes_before(
     server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As a server that runs fewer requests at once fails at the largest."""
-    output = tmp_path / "cost.json"
-    assert run(server, output) == 0
+    output, once = tmp_path / "cost.json", ("--rounds", "1")
+    assert run(server, output, *once) == 0
     before = json.loads(output.read_text())
     server.k = 3
-    server.fails_after = len(server.bodies) + 8  # three of them before the first round, two rounds
-    assert run(server, output) == 2
+    server.fails_after = len(server.bodies) + 5  # three before the first round, one of batch size 1
+    assert run(server, output, *once) == 2
     error = capsys.readouterr().err
     assert "/v1/completions answered 503" in error
     assert f"{output} has batch size 1" in error
@@ -286,11 +286,11 @@ def test_answer_that_is_no_stream_of_text_is_one_line(
 def test_failure_at_the_first_batch_size_leaves_the_file_as_it_was(
     server: FakeServer, tmp_path: Path
 ) -> None:
-    output = tmp_path / "cost.json"
-    assert run(server, output) == 0
+    output, once = tmp_path / "cost.json", ("--rounds", "1")
+    assert run(server, output, *once) == 0
     before = output.read_text()
-    server.fails_after = len(server.bodies) + 4
-    assert run(server, output) == 2
+    server.fails_after = len(server.bodies) + 3
+    assert run(server, output, *once) == 2
     assert output.read_text() == before
 
 
@@ -313,7 +313,7 @@ def test_api_key_is_sent_and_shown_nowhere(
         assert run(server, output, *option, *model) == 2
         assert f"answered 401: it does not accept the key in {variable}" in capsys.readouterr().err
     monkeypatch.setenv(variable, "sk-right\n")  # as a file that a shell did not strip has it
-    assert run(server, output, *option) == 0
+    assert run(server, output, *option, "--batch-size", "1", "--rounds", "1") == 0
     shown = capsys.readouterr()
     assert "sk-" not in output.read_text() + shown.out + shown.err
 
@@ -341,12 +341,21 @@ def test_wrong_api_key_is_not_shown(
     assert "sk-" not in error
 
 
+@pytest.mark.parametrize(
+    ("status", "k", "says"),
+    [(500, 0, "/metrics answered 500: "), (403, 3, "or does not count its drafts"), (403, 0, "")],
+)
 def test_metrics_that_fail_are_not_taken_for_a_server_without_drafts(
-    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: FakeServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    status: int,
+    k: int,
+    says: str,
 ) -> None:
-    server.metrics_status = 401
-    assert run(server, tmp_path / "cost.json") == 2
-    assert "/metrics answered 401: it expects an API key" in capsys.readouterr().err
+    server.metrics_status, server.k = status, k
+    assert run(server, tmp_path / "cost.json", "--batch-size", "1") == (2 if says else 0)
+    assert says in capsys.readouterr().err
 
 
 def test_https_to_a_server_of_http_names_the_cause(

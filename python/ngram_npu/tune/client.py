@@ -36,8 +36,9 @@ _PHRASE = "one two three four five six seven eight nine ten eleven twelve "
 _TOKENS_OF_PHRASE = 12
 _LEAST_STEPS = 8
 _KEY_VARIABLE = "OPENAI_API_KEY"
-_NO_METRICS = (404, 501)
-"""Answers of servers that count nothing. Any other failure may hide drafts that are counted."""
+_NO_METRICS = (401, 403, 404, 405, 501)
+"""Answers of servers without counts, and of proxies that do not show them. If such a server drafts,
+more tokens than chunks arrive."""
 
 
 @dataclass
