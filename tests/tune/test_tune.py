@@ -293,17 +293,17 @@ def report_of(traffic: Path, measured: Measured, cost: VerificationCost, against
     )
 
 
-def test_compared_setting_that_alone_gains_is_the_advice(traffic: Path) -> None:
+def test_compared_setting_that_alone_gains_is_recommended(traffic: Path) -> None:
     """The first is the best on the half for choosing, and loses on the other."""
     measured = made_up([[1, 9], [0, 40]] * 20, [[0, 20], [0, 20]] * 20, tokens=[30] * 40)
     report = report_of(traffic, measured, share_of_a_step(0.1), against=1)
     (row,) = report.batches
-    assert (report.recommended, row.best, row.use) == (0, 0, 1)
-    assert row.speedup.high < 1 < row.against.low
+    assert (report.recommended, row.best, row.use) == (1, 0, 1)
+    assert row.best_speedup.high < 1 < row.against.low
+    assert row.speedup == row.against
     said = format_report(report)
     assert "Do not speculate" not in said
-    assert "RECOMMENDED" not in said
-    assert f"At batch any use {report.label(1)}: {row.against}\n\n{report.command_for(1)}" in said
+    assert f"RECOMMENDED: {report.label(1)}\nIt pays at this verification cost.\n" in said
 
 
 @pytest.mark.parametrize(

@@ -59,17 +59,12 @@ def advice_lines(report: TuneReport) -> list[str]:
         ]
     if report.off_above == 0:
         return [*lines, f"ADVICE: {report.advice}", f"The best setting found: {best_found}"]
-    if any(row.use == report.recommended for row in report.batches):
-        lines += [f"RECOMMENDED: {best_found}", report.advice, "", report.vllm_command]
-    else:
-        lines.append(f"ADVICE: {report.advice}")
+    lines += [f"RECOMMENDED: {best_found}", report.advice, "", report.vllm_command]
     for number, rows in report.elsewhere.items():
         lines.append("")
         for row in rows:
             speedup = row.best_speedup if number == row.best else row.against
-            lines.append(
-                f"At batch {report.batch_name(row.batch)} use {report.label(number)}: {speedup}"
-            )
+            lines.append(f"At batch {row.batch} use {report.label(number)}: {speedup}")
         lines += ["", report.command_for(number)]
     return lines
 

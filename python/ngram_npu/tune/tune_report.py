@@ -275,22 +275,11 @@ def make_report(
         Setting(c, measured.figures(i, half), measured.figures(i, ~half))
         for i, c in enumerate(measured.candidates)
     )
-    rows = []
-    for batch in cost.batch_sizes:
-        alone, _ = _recommended(measured, cost.at([batch]))
-        choices = {i: interval(measured, i, cost, batch) for i in (recommended, alone, compared)}
-        rows.append(
-            BatchRow(
-                batch=batch,
-                speedup=choices[recommended],
-                against=choices[compared],
-                ratio=interval(measured, recommended, cost, batch, compared),
-                expected=measured.speedup(recommended, cost, batch, half),
-                best=alone,
-                best_speedup=choices[alone],
-                use=next((i for i, speedup in choices.items() if speedup.low > 1), None),
-            )
-        )
+    rows = _rows(measured, cost, recommended, compared)
+    used = [row.use for row in rows if row.use is not None]
+    if used and recommended not in used:
+        recommended = used[0]
+        rows = _rows(measured, cost, recommended, compared)
     sentence, off_above = advice([(row.batch, row.use is not None) for row in rows], cost)
     smallest = cost.batch_sizes[0]
     own = measured.each(recommended, cost, smallest)
@@ -346,6 +335,28 @@ def make_report(
         singles=tuple(sorted(singles, key=lambda s: (s.speedup, s.input, s.name))),
         store=store,
     )
+
+
+def _rows(
+    measured: Measured, cost: VerificationCost, recommended: int, compared: int
+) -> list[BatchRow]:
+    rows = []
+    for batch in cost.batch_sizes:
+        alone, _ = _recommended(measured, cost.at([batch]))
+        choices = {i: interval(measured, i, cost, batch) for i in (recommended, alone, compared)}
+        rows.append(
+            BatchRow(
+                batch=batch,
+                speedup=choices[recommended],
+                against=choices[compared],
+                ratio=interval(measured, recommended, cost, batch, compared),
+                expected=measured.speedup(recommended, cost, batch, measured.chosen_half),
+                best=alone,
+                best_speedup=choices[alone],
+                use=next((i for i, speedup in choices.items() if speedup.low > 1), None),
+            )
+        )
+    return rows
 
 
 def _recommended(measured: Measured, cost: VerificationCost) -> tuple[int, StoreRow | None]:
