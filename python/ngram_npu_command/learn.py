@@ -51,8 +51,8 @@ def add_learn(commands: Any) -> None:
         "--store-tokens",
         type=count,
         metavar="N",
-        help="tokens that it holds (default: the smallest power of two whose doubling brings less "
-        "than 1%% tokens per step)",
+        help="tokens that it holds (default: the smallest power of two that yields at least 99.8%% "
+        "of the tokens per step of a store that holds everything)",
     )
     store.add_argument(
         "--scope-field",

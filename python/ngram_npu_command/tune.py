@@ -130,6 +130,12 @@ def add_measure_cost(commands: Any) -> None:
     parser.add_argument("--url", default="http://localhost:8000", help="default: %(default)s")
     parser.add_argument("--model", help="model name (default: the first that the server lists)")
     parser.add_argument(
+        "--api-key-env",
+        metavar="NAME",
+        help="environment variable that holds the server's API key (default: OPENAI_API_KEY, if it "
+        "is set)",
+    )
+    parser.add_argument(
         "--batch-size",
         default="1,4,16,64",
         metavar="B,...",
@@ -207,6 +213,7 @@ def _run_measure_cost(arguments: argparse.Namespace, argv: Sequence[str]) -> int
         arguments.output,
         url=arguments.url,
         model=arguments.model,
+        key_variable=arguments.api_key_env,
         batch_sizes=arguments.batch_size,
         prompt_tokens=arguments.prompt_tokens,
         max_tokens=arguments.max_tokens,

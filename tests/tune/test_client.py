@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -30,6 +31,11 @@ class FakeServer(ThreadingHTTPServer):
         self.k = 0
         self.counts_drafts = True
         self.fails_after = 1 << 30
+        self.key = ""
+        self.metrics_status = 200
+        self.burst = 1  # chunks that arrive together, as through a proxy that buffers
+        self.steps_per_chunk = 1  # as vLLM's --stream-interval
+        self.answer = b""  # in place of the chunks
         self.drafted = 0
         self.bodies: list[dict[str, Any]] = []
         self.lock = threading.Lock()
@@ -45,7 +51,20 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         pass
 
+    def _is_refused(self) -> bool:
+        """As vLLM with --api-key: only paths of /v1 need the key."""
+        expected = f"Bearer {self.server.key}"
+        if not self.server.key or self.headers["Authorization"] == expected:
+            return False
+        self.send_error(401, f"Unauthorized {self.headers['Authorization']}")
+        return True
+
     def do_GET(self) -> None:
+        if self.path.startswith("/v1") and self._is_refused():
+            return
+        if self.path == "/metrics" and self.server.metrics_status != 200:
+            self.send_error(self.server.metrics_status)
+            return
         if self.path == "/v1/models":
             text = json.dumps({"data": [{"id": "tiny"}]})
         elif self.path == "/metrics" and self.server.counts_drafts:
@@ -64,6 +83,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self._is_refused():
+            return
         with self.server.lock:
             self.server.bodies.append(body)
             if len(self.server.bodies) > self.server.fails_after:
@@ -71,13 +92,32 @@ class _Handler(BaseHTTPRequestHandler):
                 return
         self.send_response(200)
         self.end_headers()
-        for _ in range(0, body["max_tokens"], 1 + self.server.k):
-            time.sleep(STEP_S * (1 + self.server.k))
-            with self.server.lock:
-                self.server.drafted += self.server.k
-            self.wfile.write(b'data: {"choices": [{"text": "x"}]}\n\n')
-            self.wfile.flush()
+        left, held = body["max_tokens"], []
+        if self.server.answer:
+            self.wfile.write(self.server.answer)
+            return
+        while left > 0:
+            said = 0
+            for _ in range(self.server.steps_per_chunk):
+                time.sleep(STEP_S * (1 + self.server.k))
+                with self.server.lock:
+                    self.server.drafted += self.server.k
+                said += 1 + self.server.k
+            left -= said
+            held.append(b'data: {"choices": [{"text": "x"}], "usage": null}\n\n')
+            if len(held) == self.server.burst or left <= 0:
+                self.wfile.write(b"".join(held))
+                self.wfile.flush()
+                held.clear()
+        if body.get("stream_options") == {"include_usage": True}:
+            usage = {"completion_tokens": body["max_tokens"]}
+            self.wfile.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n".encode())
         self.wfile.write(b"data: [DONE]\n\n")
+
+
+@pytest.fixture(autouse=True)
+def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
 @pytest.fixture
@@ -134,6 +174,48 @@ def test_only_steps_of_all_requests_together_count() -> None:
     assert steps_of([Stream(first), Stream(second)]) == 10.0
 
 
+@pytest.mark.parametrize("burst", [1, 2, 3, 8])
+def test_steps_of_chunks_in_bursts_share_the_time_between_bursts(burst: int) -> None:
+    """Each request's chunks leave a proxy together; within a burst they are 10 us apart."""
+    times = [
+        [late + 0.02 * (n - n % burst) + 1e-5 * (n % burst) for n in range(128)]
+        for late in (0.0, 0.003)
+    ]
+    assert steps_of([Stream(of) for of in times]) == pytest.approx(0.02, rel=1e-2)
+
+
+def test_chunks_in_bursts_store_no_time_shorter_than_a_step(
+    server: FakeServer, tmp_path: Path
+) -> None:
+    server.burst = 8
+    output = tmp_path / "cost.json"
+    assert run(server, output, "--rounds", "1") == 0
+    assert all(s["seconds"] > STEP_S / 2 for s in json.loads(output.read_text())["steps"])
+
+
+def test_answers_that_arrive_whole_are_an_error(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.burst = 1 << 30
+    output = tmp_path / "cost.json"
+    assert run(server, output) == 2
+    assert "arrive in bursts" in capsys.readouterr().err
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(("k", "counts"), [(0, True), (3, True), (3, False)])
+def test_chunks_of_several_steps_are_an_error(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], k: int, counts: bool
+) -> None:
+    """Also drafts that the server does not count: its steps cannot be told apart from those."""
+    server.k, server.counts_drafts = k, counts
+    server.steps_per_chunk = 2 if counts else 1
+    output = tmp_path / "cost.json"
+    assert run(server, output) == 2
+    assert "--stream-interval 1" in capsys.readouterr().err
+    assert not output.exists()
+
+
 @pytest.mark.parametrize(
     "streams", [[[0.0, 1.0, 2.0]], [list(range(20)), list(range(30, 50))], [[], []]]
 )
@@ -160,16 +242,130 @@ def test_bad_options(
     assert not output.exists()
 
 
-def test_a_failing_server_leaves_the_file_as_it_was(
+def test_failure_at_a_batch_size_keeps_the_sizes_before(
     server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = tmp_path / "cost.json"
-    assert run(server, output) == 0
+    """As a server that runs fewer requests at once fails at the largest."""
+    output, once = tmp_path / "cost.json", ("--rounds", "1")
+    assert run(server, output, *once) == 0
+    before = json.loads(output.read_text())
+    server.k = 3
+    server.fails_after = len(server.bodies) + 5  # three before the first round, one of batch size 1
+    assert run(server, output, *once) == 2
+    error = capsys.readouterr().err
+    assert "/v1/completions answered 503" in error
+    assert f"{output} has batch size 1" in error
+    after = json.loads(output.read_text())
+    assert [(s["batch"], s["verified"]) for s in after["steps"]] == [(1, 1.0), (1, 4.0), (4, 4.0)]
+    assert [s for s in after["steps"] if s["verified"] == s["batch"]] == before["steps"]
+    assert len(after["runs"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (b'data: {"error": {"message": "engine died"}}\n\n', "sent data: .*engine died"),
+        (b"data: [DONE]\n\n", "/v1/completions sent no text"),
+        (b"data: {\n\n", "http://127.*: Expecting property name"),
+    ],
+)
+def test_answer_that_is_no_stream_of_text_is_one_line(
+    server: FakeServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    answer: bytes,
+    says: str,
+) -> None:
+    server.answer = answer
+    assert run(server, tmp_path / "cost.json") == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(says, error)
+
+
+def test_failure_at_the_first_batch_size_leaves_the_file_as_it_was(
+    server: FakeServer, tmp_path: Path
+) -> None:
+    output, once = tmp_path / "cost.json", ("--rounds", "1")
+    assert run(server, output, *once) == 0
     before = output.read_text()
-    server.fails_after = len(server.bodies) + 4
-    assert run(server, output) == 2
-    assert "/v1/completions answered 503" in capsys.readouterr().err
+    server.fails_after = len(server.bodies) + 3
+    assert run(server, output, *once) == 2
     assert output.read_text() == before
+
+
+@pytest.mark.parametrize("variable", ["OPENAI_API_KEY", "MY_KEY"])
+def test_api_key_is_sent_and_shown_nowhere(
+    server: FakeServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+) -> None:
+    server.key = "sk-right"
+    option = [] if variable == "OPENAI_API_KEY" else ["--api-key-env", variable]
+    output = tmp_path / "cost.json"
+    assert run(server, output) == 2
+    missing = capsys.readouterr().err
+    assert "/v1/models answered 401: it expects an API key: set OPENAI_API_KEY" in missing
+    monkeypatch.setenv(variable, "sk-wrong")
+    for model in ([], ["--model", "tiny"]):
+        assert run(server, output, *option, *model) == 2
+        assert f"answered 401: it does not accept the key in {variable}" in capsys.readouterr().err
+    monkeypatch.setenv(variable, "sk-right\n")  # as a file that a shell did not strip has it
+    assert run(server, output, *option, "--batch-size", "1", "--rounds", "1") == 0
+    shown = capsys.readouterr()
+    assert "sk-" not in output.read_text() + shown.out + shown.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key", "says"),
+    [
+        (["--api-key-env", "sk-secret"], "x", "--api-key-env: expected the name of an environment"),
+        ([], "sk-sec\nret", "OPENAI_API_KEY: expected a key of printable ASCII characters"),
+        ([], "sk-sec\u00fcret", "OPENAI_API_KEY: expected a key of printable ASCII characters"),
+    ],
+)
+def test_wrong_api_key_is_not_shown(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    key: str,
+    says: str,
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    assert cli.main(["measure-cost", str(tmp_path / "c.json"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert "sk-" not in error
+
+
+@pytest.mark.parametrize(
+    ("status", "k", "says"),
+    [(500, 0, "/metrics answered 500: "), (403, 3, "or does not count its drafts"), (403, 0, "")],
+)
+def test_metrics_that_fail_are_not_taken_for_a_server_without_drafts(
+    server: FakeServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    status: int,
+    k: int,
+    says: str,
+) -> None:
+    server.metrics_status, server.k = status, k
+    assert run(server, tmp_path / "cost.json", "--batch-size", "1") == (2 if says else 0)
+    assert says in capsys.readouterr().err
+
+
+def test_https_to_a_server_of_http_names_the_cause(
+    server: FakeServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = server.url.replace("http", "https")
+    assert cli.main(["measure-cost", str(tmp_path / "c.json"), "--url", url]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"{url}: no answer: [SSL" in error
 
 
 def test_a_file_that_is_something_else_is_not_touched(

@@ -67,6 +67,30 @@ def test_without_a_runner_both_are_recommended(traffic: Path) -> None:
         assert alone.batches == of.batches, "the same as alone"
 
 
+def test_batch_size_where_another_setting_gains_is_not_switched_off(
+    traffic: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At batch 64 the second drafted token of a request costs more than it yields."""
+    steps = ((1, 1, 1.0), (1, 17, 1.01), (64, 64, 1.0), (64, 128, 1.1), (64, 192, 1.9))
+    cost = cost_file(tmp_path / "cost.json", *steps)
+    page, data = tmp_path / "r.html", tmp_path / "r.json"
+    arguments = ["tune", str(traffic), "--cost", cost, "--runner", "gpu", "--jobs", "1"]
+    assert cli.main([*arguments, "--html", str(page), "--json", str(data)]) == 0
+    out = capsys.readouterr().out
+    result = json.loads(data.read_text())
+    first, second = result["batches"]
+    assert first["use"] == result["recommended"]["label"]
+    assert second["speedup"]["low"] < 1 < second["best_speedup"]["low"]
+    assert second["use"] == second["best"] == "n=1-16 latest k=1 overlap padded"
+    assert result["off_above_batch"] is None
+    value = f"{second['best_speedup']['value']:.3f}"
+    for shown in (out, page.read_text()):
+        assert "Do not speculate" not in shown
+        assert f"At batch 64 use {second['use']}: {value} [" in shown
+        assert shown.count("vllm serve MODEL") == 2
+    assert json.dumps({"method": "ngram_gpu", "num_speculative_tokens": 1}) in out
+
+
 def test_what_synchronous_scheduling_costs_is_in_the_figures(traffic: Path, tmp_path: Path) -> None:
     def value(cost: Any = COST, **options: Any) -> tuple[float, Any]:
         report = tune([traffic], cost, TuneOptions(jobs=1, **options), candidates=FEW[:1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ngram_npu.tune import (
     CANDIDATES,
     EXAMPLES,
     Candidate,
+    format_report,
     load_cost,
     parse_candidate,
     share_of_a_step,
@@ -26,8 +28,10 @@ from ngram_npu.tune import (
 from ngram_npu.tune import measure as measure_module
 from ngram_npu.tune.costs import VerificationCost
 from ngram_npu.tune.measure import Cache, chunks_of, measure
-from ngram_npu.tune.search import Interval, Measured, advice, best, frontier, interval
+from ngram_npu.tune.runners import RUNNERS
+from ngram_npu.tune.search import Measured, advice, best, frontier, interval, ranked, with_stores
 from ngram_npu.tune.traffic import read_traffic
+from ngram_npu.tune.tune_report import make_report
 from ngram_npu.vllm.options import read_options
 from tune_helpers import FEW, cost_file
 from vllm_config import vllm_config
@@ -224,16 +228,27 @@ def test_settings_are_chosen_on_one_half_and_judged_on_the_other() -> None:
     assert best(measured, cost) == 0
     found = interval(measured, 0, cost, 1)
     assert found.value == pytest.approx(1 / 1.1)
-    assert advice([(1, found)], cost) == ("Do not speculate: no gain is sure on this traffic.", 0)
     ratio = interval(measured, 0, cost, 1, against=1)
     assert ratio.value == pytest.approx(1 / 1.1 / 2)
 
 
-def test_where_it_does_not_pay_it_counts_as_switched_off() -> None:
-    """The first gains more at batch 1 and loses much at 64, where it would be off."""
+def test_batch_size_where_no_setting_gains_does_not_count() -> None:
+    """The first gains more at batch 1. At 64 both lose, the first far more."""
     measured = made_up([[0, 10], [0, 10]], [[14, 1], [14, 1]], tokens=[20, 20])
     cost = VerificationCost("steep", {1: ((1, 2), (1.0, 1.1)), 64: ((64, 128), (1.0, 9.0))})
     assert best(measured, cost) == 0
+
+
+def test_setting_that_loses_where_another_gains_is_not_the_best() -> None:
+    """The first yields 1.88 tokens per step of 5 drafted tokens, the second 1.66 of one."""
+    measured = made_up([[0] * 5 + [100]] * 2, [[0, 113]] * 2, tokens=[188, 188])
+    small = {batch: ((batch, 6 * batch), (1.0, 1.001)) for batch in (1, 4, 16)}
+    cost = VerificationCost("steep", {**small, 256: ((256, 512, 1536), (1.0, 1.41, 2.19))})
+    half = measured.chosen_half
+    assert measured.speedup(0, cost, 256, half) == pytest.approx(0.86, abs=0.01)
+    assert measured.speedup(1, cost, 256, half) == pytest.approx(1.18, abs=0.01)
+    assert best(measured, cost) == 1
+    assert best(measured, cost.at([1, 4, 16])) == 0
 
 
 def test_an_interval_covers_resampled_conversations() -> None:
@@ -252,18 +267,92 @@ def test_an_interval_covers_resampled_conversations() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lows", "sentence", "off_above"),
+    ("gains", "sentence", "off_above"),
     [
-        ([1.2, 1.1, 1.01], "It pays at every batch size looked at, up to 64.", None),
-        ([1.2, 1.1, 1.0], "Do not speculate above batch 8: no gain is sure there.", 8),
-        ([1.2, 0.9, 1.1], "Do not speculate above batch 1: no gain is sure there.", 1),
-        ([0.9, 1.1, 1.1], "Do not speculate: no gain is sure on this traffic.", 0),
+        ("111", "It pays at every batch size looked at, up to 64.", None),
+        ("110", "Do not speculate above batch 8: no gain is sure there.", 8),
+        ("100", "Do not speculate above batch 1: no gain is sure there.", 1),
+        ("101", "Do not speculate at batch 8: no gain is sure there.", None),
+        ("010", "Do not speculate at batch 1 or above batch 8: no gain is sure there.", 8),
+        ("000", "Do not speculate: no gain is sure on this traffic.", 0),
     ],
 )
-def test_advice(lows: list[float], sentence: str, off_above: int | None) -> None:
-    batches = [(b, Interval(2, low, 3)) for b, low in zip((1, 8, 64), lows, strict=True)]
-    cost = VerificationCost("x", {})
-    assert advice(batches, cost) == (sentence, off_above)
+def test_advice(gains: str, sentence: str, off_above: int | None) -> None:
+    batches = [(batch, gain == "1") for batch, gain in zip((1, 8, 64), gains, strict=True)]
+    assert advice(batches, VerificationCost("x", {})) == (sentence, off_above)
+
+
+def report_of(traffic: Path, measured: Measured, cost: VerificationCost, against: int = 0) -> Any:
+    return make_report(
+        measured,
+        cost,
+        read_traffic([traffic]),
+        against=measured.candidates[against],
+        runner=RUNNERS["host"],
+        about={},
+    )
+
+
+def test_compared_setting_that_alone_gains_is_recommended(traffic: Path) -> None:
+    """The first is the best on the half for choosing, and loses on the other."""
+    measured = made_up([[1, 9], [0, 40]] * 20, [[0, 20], [0, 20]] * 20, tokens=[30] * 40)
+    report = report_of(traffic, measured, share_of_a_step(0.1), against=1)
+    (row,) = report.batches
+    assert (report.recommended, row.best, row.use) == (1, 0, 1)
+    assert row.best_speedup.high < 1 < row.against.low
+    assert row.speedup == row.against
+    said = format_report(report)
+    assert "Do not speculate" not in said
+    assert f"RECOMMENDED: {report.label(1)}\nIt pays at this verification cost.\n" in said
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_recommended"),
+    [((985, 985), True), ((985, 1005), False), ((985, 700, 1205), False), ((1005, 985), False)],
+)
+def test_store_is_recommended_if_its_gain_is_sure_on_both_halves(
+    traffic: Path, steps: tuple[int, ...], is_recommended: bool
+) -> None:
+    """However small the gain is. Steps of conversations 0, 2, 4, ..., and of the others."""
+    chosen, *held_out = steps
+    stored = [[0, held_out[n // 2 % len(held_out)] if n % 2 else chosen] for n in range(40)]
+    alone = Candidate.of(sizes="ladder", k=8, min_draft_probability=0.1)
+    shared = Candidate.of(**dict(alone.options), store="live")
+    made = made_up([[0, 1000]] * 40, stored, tokens=[2000] * 40)
+    report = report_of(traffic, replace(made, candidates=(alone, shared)), share_of_a_step(0.05))
+    assert report.candidate == (shared if is_recommended else alone)
+    assert ("No store is recommended" in format_report(report)) != is_recommended
+    assert report.to_dict()["store"]["is_recommended"] == is_recommended
+
+
+def test_search_of_stores_follows_the_best_ladder_to_another_length() -> None:
+    """Without a store short drafts are the best, with one the longest."""
+    ladders = [
+        Candidate.of(sizes="ladder", k=k, min_draft_probability=p)
+        for p in (0.25, 0.1)
+        for k in (4, 8, 16, 32)
+    ]
+    tried: list[Candidate] = []
+
+    def replay(candidates: tuple[Candidate, ...]) -> Measured:
+        tried.extend(candidates)
+        steps = [
+            [[0, 100 + of.config.k if not of.has_store else 100 - of.config.k]] * 2
+            for of in candidates
+        ]
+        made = made_up(*steps, tokens=[200, 200])
+        return replace(made, candidates=candidates)
+
+    cost = share_of_a_step(0.1)
+    measured = replay(tuple(ladders))
+    assert measured.candidates[best(measured, cost)].config.k == 4
+    tried.clear()
+    found = with_stores(measured, cost, ladders, replay)
+    assert len(tried) == len(set(tried)) < 2 * len(ladders)
+    assert found.candidates == (*ladders, *tried)
+    first = found.candidates[ranked(found, cost)[0]].config
+    assert (first.store, first.k) == ("live", 32)
+    assert {of.config.store_tokens for of in tried if of.config.k == 32} == {100_000, 1_000_000}
 
 
 def test_the_frontier_is_what_nothing_outdoes() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
+import shlex
+import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +49,30 @@ def test_a_sample_is_stated_and_always_the_same(tmp_path: Path) -> None:
     assert whole.left_out == sum(n % 30 == 0 for n in range(400))
 
 
+@pytest.mark.parametrize("sample", [None, 6000])
+def test_file_left_out_after_records_were_read_leaves_no_trace(
+    tmp_path: Path, sample: int | None
+) -> None:
+    """More than half of `b` is no conversation, which is known only at its end."""
+    for name in ("a", "c"):
+        lines = [
+            {"id": f"{name}{n}", "prompt": f"{n} " * 40, "completion": "d e"} for n in range(90)
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    options = TuneOptions(sample=sample, tokenizer="bytes")
+    expected = read_traffic([tmp_path], options)
+    good = json.dumps({"id": "b", "prompt": "x" * 2000, "completion": "again"}) + "\n"
+    (tmp_path / "b.jsonl").write_text(good * 9 + '{"no": "conversation"}\n' * 10)
+    found = read_traffic([tmp_path], options)
+    (note,) = found.notes
+    assert note.startswith("no log, left out: ")
+    same = [replace(of, requests=(), notes=()) for of in (found, expected)]
+    np.testing.assert_equal(*map(asdict, same))
+    assert [r.tokens().tolist() for r in found.requests] == [
+        r.tokens().tolist() for r in expected.requests
+    ]
+
+
 def test_halves_are_of_each_input(tmp_path: Path) -> None:
     for name, count in (("a", 3), ("b", 4)):
         lines = [json.dumps(line) + "\n" for line in talk(count, name=name)]
@@ -65,6 +93,13 @@ def test_too_little_traffic(tmp_path: Path) -> None:
 
 
 # The whole
+
+
+def executed(command: str) -> list[str]:
+    """The arguments that a shell passes to vllm for a command copied from a report."""
+    script = f"vllm() {{ printf '%s\\0' \"$@\"; }}\n{command}\n"
+    done = subprocess.run(["sh", "-euc", script], capture_output=True, text=True, check=True)
+    return done.stdout.split("\0")[:-1]
 
 
 def test_the_prediction_is_what_replay_counts_on_the_held_out_half(traffic: Path) -> None:
@@ -112,6 +147,9 @@ def test_the_reports_show_the_same_and_are_whole(
         assert "\x1b" not in shown
     for option in result["recommended"]["vllm_options"]:
         assert option in out
+    (command,) = re.findall(r"<pre>(.*?)</pre>", text, re.DOTALL)
+    options = shlex.split(" ".join(result["recommended"]["vllm_options"]))
+    assert executed(html.unescape(command)) == ["serve", "MODEL", *options]
     assert "<script" not in text
     loaded = re.findall(r"(?:src|href|url|@import|http-equiv)\s*[=(]\s*[\"']?(.)", text)
     assert set(loaded) == {"#"}, "needs a network"

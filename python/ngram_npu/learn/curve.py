@@ -32,8 +32,9 @@ LEAST_TOKENS = 1 << 16
 MOST_TOKENS = 1 << 26
 """Sizes that are looked at if none is asked for."""
 
-ENOUGH = 1.01
-"""A store is doubled as long as this yields more tokens per step by this factor."""
+ENOUGH = 0.998
+"""The least share of the tokens per step of a store that holds everything. What doublings bring is
+not compared one by one: several small steps together are a large one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,13 +113,13 @@ class Replayed:
         return {k: self.point(1.0, store_tokens, k) for k in ks}
 
     def sizes(self) -> tuple[int, tuple[Point, ...]]:
-        """The smallest size whose doubling, like that of all larger ones, yields hardly more
-        (`ENOUGH`); and what was looked at: all known, from a store that holds it downwards."""
+        """The smallest size that yields as much as a store that holds everything, but for a hardly
+        noticeable rest (`ENOUGH`); and what was looked at: all known, from that store downwards."""
         size = holding([*self._earlier, *(a for talk in self._talks for a in talk.answers)])
         tried = [self.point(1.0, size)]
         while size > LEAST_TOKENS:
             tried.append(self.point(1.0, size // 2))
-            if tried[-2].tokens_per_step >= ENOUGH * tried[-1].tokens_per_step:
+            if tried[-1].tokens_per_step < ENOUGH * tried[0].tokens_per_step:
                 break
             size //= 2
         return size, tuple(tried)
@@ -158,5 +159,9 @@ def _proposer(config: NgramConfig, store: NgramStore | None, scope: int) -> Any:
 
 def holding(texts: Sequence[Text]) -> int:
     """The smallest power of two of tokens whose store forgets none of the texts, within bounds."""
-    needed = BLOCK_TOKENS * sum(stores.blocks_of(len(tokens)) for _, tokens in texts)
-    return min(MOST_TOKENS, max(LEAST_TOKENS, 1 << max(0, needed - 1).bit_length()))
+    return min(MOST_TOKENS, max(LEAST_TOKENS, 1 << max(0, needed(texts) - 1).bit_length()))
+
+
+def needed(texts: Sequence[Text]) -> int:
+    """The tokens of a store that holds the texts, each in blocks of its own."""
+    return BLOCK_TOKENS * sum(stores.blocks_of(len(tokens)) for _, tokens in texts)

@@ -14,7 +14,7 @@ from ngram_npu.config import NgramConfig
 from ngram_npu.costs import compare, fit
 from ngram_npu.errors import ReplayError
 from ngram_npu.learn import stores
-from ngram_npu.learn.curve import MOST_TOKENS, Point, Replayed, holding, split
+from ngram_npu.learn.curve import MOST_TOKENS, Point, Replayed, holding, needed, split
 from ngram_npu.learn.learn_report import LearnReport
 from ngram_npu.learn.reading import RECENT_TOKENS, Heard, LearnOptions, Tokenizing, read_logs
 from ngram_npu.replay.environment import machine, versions
@@ -91,6 +91,11 @@ def learn(
         replayed = Replayed(evaluated, earlier, config, replaying)
         if size is None:
             size, tried = replayed.sizes()
+        elif needed(earlier) > size:
+            heard.notes.append(
+                f"the earlier answers take {needed(earlier)} tokens of a store, and this one has "
+                f"{size}: it forgets the oldest, so the curve ends flat"
+            )
         curve, by_k = replayed.curve(size), replayed.by_k(size)
         if 10 * len(evaluated) < heard.conversations:
             heard.notes.append(f"replayed: the newest {len(evaluated)} conversations of the tenth")

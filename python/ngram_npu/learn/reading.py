@@ -28,8 +28,8 @@ class LearnOptions:
         format, limit, strict, tokenizer, chat_template: as in `ReplayOptions`.
         scope_field: the field of a record that says whose text it is, with dots between keys; its
             value is the scope, as a request of a server names it. None: everybody shares.
-        store_tokens: size of the store; None: the smallest power of two whose doubling yields less
-            than 1 % more tokens per step, up to 64 Mi.
+        store_tokens: size of the store; None: the smallest power of two that yields at least 99.8 %
+            of the tokens per step of a store that holds everything, up to 64 Mi.
         k, min_draft_probability: of the drafts that the curve is replayed with; 8, 16 and 32
             tokens are tried too, with all known.
         cost: of verifying a drafted token, as a share of a step.

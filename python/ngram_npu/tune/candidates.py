@@ -127,7 +127,7 @@ def _candidates() -> tuple[Candidate, ...]:
 CANDIDATES = _candidates()
 
 STORE_SIZES = (100_000, STORE_TOKENS)
-"""Capacities in tokens to try for the best ladders."""
+"""Capacities in tokens to try: the last one with several ladders, the others with the best."""
 
 
 def vllm_options(candidate: Candidate, method: str | None = None) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,10 +17,6 @@ FloatArray = npt.NDArray[np.float64]
 
 RESAMPLES = 1000
 SEED = 20_260_801
-STORE_GAIN = 1.02
-"""A store shares text and takes memory: it is chosen only if it is faster by this factor."""
-STORE_LADDERS = 2
-"""How many ladders are tried with stores."""
 
 
 @dataclass(frozen=True)
@@ -86,41 +82,88 @@ class Measured:
 
 
 def best(measured: Measured, cost: VerificationCost) -> int:
-    """The setting with the highest speed-up on the half for choosing: the geometric mean over the
-    batch sizes. A speed-up below 1 counts as 1, because drafting is switched off there."""
+    """The first of `ranked`."""
     return ranked(measured, cost)[0]
 
 
-def ranked(measured: Measured, cost: VerificationCost) -> list[int]:
-    """All settings, the best first; equal settings keep their order."""
+def ranked(
+    measured: Measured, cost: VerificationCost, among: Iterable[int] | None = None
+) -> list[int]:
+    """The settings, or some of them, the best first on the half for choosing; equal settings keep
+    their order.
 
-    def score(number: int) -> float:
-        speedups = [
-            measured.speedup(number, cost, batch, measured.chosen_half)
-            for batch in cost.batch_sizes
+    One setting serves all batch sizes. So it is ranked by the batch size where it is the furthest
+    behind the best setting for that size alone. Sizes where no setting gains do not count, because
+    drafting is off there.
+    """
+    numbers = list(range(len(measured.candidates)) if among is None else among)
+    speedups = np.array(
+        [
+            [measured.speedup(i, cost, batch, measured.chosen_half) for batch in cost.batch_sizes]
+            for i in numbers
         ]
-        handicap = STORE_GAIN if measured.candidates[number].has_store else 1.0
-        return float(np.mean(np.log(np.maximum(1.0, speedups))) - np.log(handicap))
-
-    return sorted(range(len(measured.candidates)), key=score, reverse=True)
+    ).reshape(len(numbers), -1)
+    most = speedups.max(axis=0, initial=0)
+    if (most > 1).any():
+        speedups, most = speedups[:, most > 1], most[most > 1]
+    behind = (speedups / most).min(axis=1)
+    order = sorted(range(len(numbers)), key=lambda i: float(behind[i]), reverse=True)
+    return [numbers[i] for i in order]
 
 
 def with_stores(
-    measured: Measured, cost: VerificationCost, among: Sequence[Candidate]
-) -> tuple[Candidate, ...]:
-    """The best ladders of some settings, each with a store of every size."""
-    ladders = [
-        candidate
-        for i in ranked(measured, cost)
-        if (candidate := measured.candidates[i]) in among
-        and candidate.config.min_draft_probability is not None
-        and not candidate.has_store
-    ]
-    return tuple(
-        Candidate.of(**dict(candidate.options), store="live", store_tokens=tokens)
-        for candidate in ladders[:STORE_LADDERS]
-        for tokens in STORE_SIZES
-    )
+    measured: Measured,
+    cost: VerificationCost,
+    among: Sequence[Candidate],
+    replay: Callable[[tuple[Candidate, ...]], Measured],
+) -> Measured:
+    """Adds ladders with a store.
+
+    The best ladder with a store is another one than without. So the search begins with the best one
+    without, goes on to the best of those of the next length or probability until none is better,
+    and tries that one with stores of the other sizes.
+
+    Args:
+        measured: all settings so far.
+        cost: of verification.
+        among: the settings whose ladders are tried.
+        replay: measures settings over the same conversations.
+    """
+    ladders = [c for c in among if c.config.min_draft_probability is not None and not c.has_store]
+    of_stored = {_stored(ladder, STORE_SIZES[-1]): ladder for ladder in ladders}
+
+    def first_of(wanted: Iterable[Candidate]) -> Candidate:
+        numbers = [i for i, c in enumerate(measured.candidates) if c in wanted]
+        return measured.candidates[ranked(measured, cost, numbers)[0]]
+
+    if not ladders:
+        return measured
+    here = first_of(ladders)
+
+    def missing(wanted: Iterable[Candidate]) -> tuple[Candidate, ...]:
+        return tuple(c for c in wanted if c not in measured.candidates)
+
+    while new := missing(_stored(of, STORE_SIZES[-1]) for of in (here, *_next_to(here, ladders))):
+        measured = measured.and_also(replay(new))
+        here = of_stored[first_of(of_stored)]
+    new = missing(_stored(here, tokens) for tokens in STORE_SIZES[:-1])
+    return measured.and_also(replay(new)) if new else measured
+
+
+def _stored(ladder: Candidate, tokens: int) -> Candidate:
+    return Candidate.of(**dict(ladder.options), store="live", store_tokens=tokens)
+
+
+def _next_to(ladder: Candidate, ladders: Sequence[Candidate]) -> list[Candidate]:
+    """The ladders that differ in length or probability by one place."""
+    found: list[Candidate] = []
+    for name, other in (("k", "min_draft_probability"), ("min_draft_probability", "k")):
+        same = getattr(ladder.config, other)
+        line = [of for of in ladders if getattr(of.config, other) == same]
+        line.sort(key=lambda of: float(getattr(of.config, name)))
+        place = line.index(ladder)
+        found += line[max(0, place - 1) : place] + line[place + 1 : place + 2]
+    return found
 
 
 def interval(
@@ -163,27 +206,25 @@ def frontier(figures: Sequence[Figures]) -> list[int]:
     return kept
 
 
-def advice(
-    batches: Sequence[tuple[int, Interval]], cost: VerificationCost
-) -> tuple[str, int | None]:
-    """One sentence of advice, and the largest batch size up to which a gain is sure.
+def advice(batches: Sequence[tuple[int, bool]], cost: VerificationCost) -> tuple[str, int | None]:
+    """One sentence of advice, and the largest batch size at which a gain is sure.
 
     Args:
-        batches: speed-ups by batch size, ascending.
+        batches: batch sizes, ascending, and whether a setting surely gains there.
         cost: the cost of the speed-ups.
 
     Returns:
-        The advice and the batch size: 0 if drafting pays at no size, None if it pays at all.
+        The advice and the batch size: 0 if drafting pays at no size, None if it pays at the last.
     """
-    paying = 0
-    for batch, speedup in batches:
-        if speedup.low <= 1:
-            break
-        paying = batch
-    if paying == 0:
+    gaining = [batch for batch, gains in batches if gains]
+    if not gaining:
         return "Do not speculate: no gain is sure on this traffic.", 0
-    if paying != batches[-1][0]:
-        return f"Do not speculate above batch {paying}: no gain is sure there.", paying
+    most = gaining[-1]
+    off = [f"at batch {batch}" for batch, gains in batches if not gains and batch < most]
+    off += [f"above batch {most}"] if most != batches[-1][0] else []
+    if off:
+        off_above = None if most == batches[-1][0] else most
+        return f"Do not speculate {' or '.join(off)}: no gain is sure there.", off_above
     if cost.same_for_any_batch:
         return "It pays at this verification cost.", None
-    return f"It pays at every batch size looked at, up to {paying}.", None
+    return f"It pays at every batch size looked at, up to {most}.", None

@@ -10,7 +10,6 @@ from ngram_npu.config import STORE_TOKENS
 from ngram_npu.errors import printable
 from ngram_npu.replay.replay_report import BYTES_WARNING, short_name
 from ngram_npu.tune.runners import SYNCHRONOUS
-from ngram_npu.tune.search import STORE_GAIN
 from ngram_npu.tune.tune_report import LEAST_HELD_OUT, TuneReport
 
 _MOST_SHOWN = 12
@@ -23,12 +22,23 @@ def format_report(report: TuneReport) -> str:
         about_store = store_lines(part)
         lines += ["", *advice_lines(part), *(["", *about_store] if about_store else []), ""]
         lines.append("Speed-up on the held-out half, with its 95 % interval over conversations,")
-        lines += [f"compared with {part.settings[part.against].candidate.label}:", ""]
+        lines += [f"compared with {part.label(part.against)}:", ""]
         rows = [
             [part.batch_name(r.batch), str(r.speedup), str(r.against), str(r.ratio)]
             for r in part.batches
         ]
-        lines += _aligned([["batch", "best setting", "compared with", "ratio"], *rows])
+        lines += _aligned([["batch", "recommended", "compared with", "ratio"], *rows])
+        if any(row.best != part.recommended for row in part.batches):
+            lines += [
+                "",
+                "The best setting for one batch size alone (--batch-size B has its options):",
+                "",
+            ]
+            rows = [
+                [part.batch_name(r.batch), str(r.best_speedup), part.label(r.best)]
+                for r in part.batches
+            ]
+            lines += _aligned([["batch", "speed-up", "setting"], *rows], left_last=True)
     return "\n".join([*lines, *_frontier_lines(report), *_input_lines(report)])
 
 
@@ -49,7 +59,14 @@ def advice_lines(report: TuneReport) -> list[str]:
         ]
     if report.off_above == 0:
         return [*lines, f"ADVICE: {report.advice}", f"The best setting found: {best_found}"]
-    return [*lines, f"RECOMMENDED: {best_found}", report.advice, "", report.vllm_command]
+    lines += [f"RECOMMENDED: {best_found}", report.advice, "", report.vllm_command]
+    for number, rows in report.elsewhere.items():
+        lines.append("")
+        for row in rows:
+            speedup = row.best_speedup if number == row.best else row.against
+            lines.append(f"At batch {row.batch} use {report.label(number)}: {speedup}")
+        lines += ["", report.command_for(number)]
+    return lines
 
 
 def _frontier_lines(report: TuneReport) -> list[str]:
@@ -68,7 +85,7 @@ def _frontier_lines(report: TuneReport) -> list[str]:
         [["setting", "tokens/step", "drafted/step", ""]]
         + [
             [
-                report.settings[i].candidate.label,
+                report.label(i),
                 f"{report.settings[i].held_out.tokens_per_step:.3f}",
                 f"{report.settings[i].held_out.drafted_per_step:.3f}",
                 shown.get(i, ""),
@@ -143,21 +160,19 @@ def store_lines(report: TuneReport) -> list[str]:
     if row is None:
         return []
     lines = [
-        f"Store: {report.settings[row.best].candidate.label} is {row.ratio} times as "
-        f"fast as {report.settings[row.without].candidate.label} on the held-out half."
+        f"Store: {report.label(row.best)} is {row.ratio} times as "
+        f"fast as {report.label(row.without)} on the held-out half."
     ]
     if not report.candidate.has_store:
         lines.append(
-            "No store is recommended: on the half for choosing it gains less than "
-            f"{STORE_GAIN - 1:.0%}."
+            "No store is recommended: it must be faster on the half for choosing, and surely so on "
+            "the other."
         )
         return lines
     lines.append(
         "A store shares text: requests of one scope draft each other's text and can detect it by "
         "timing (docs/guides/store.md)."
     )
-    if row.ratio.low <= 1:
-        lines.append("Its gain is NOT SURE: the interval includes 1. Better use no store.")
     tokens = report.candidate.config.store_tokens
     if tokens != STORE_TOKENS:
         lines.append(f"This one holds {tokens} tokens: --max-num-seqs at most {tokens // 1024}.")

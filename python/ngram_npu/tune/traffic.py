@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import heapq
 from collections.abc import Callable, Sequence
@@ -44,8 +45,8 @@ class TuneOptions:
             and the host, each with a recommendation of its own.
         synchronous: what a step takes longer without asynchronous scheduling, as a share of it, for
             runners that lose it; None: an assumed 0.1, or 0 with step times of one's own server.
-        store: whether to try the best ladders also with a store, from which requests draft other
-            requests' text.
+        store: whether to try ladders also with a store, from which requests draft other requests'
+            text.
     """
 
     format: str | None = None
@@ -140,12 +141,13 @@ def read_traffic(
         for conversation in item.conversations:
             kept.add(0, conversation)
     for log in log_files(paths, options.strict):
+        before = kept.copy()
         try:
             for conversation in log.conversations(options.limit, options.format, progress):
                 kept.add(len(inputs), conversation)
         except RecordError as error:
             notes.append(log.reason_to_leave_out(error))
-            kept.forget(len(inputs))
+            kept = before
         else:
             inputs.append(log.name)
             notes += [f"{log.name}: {note}" for note in log.notes]
@@ -224,11 +226,11 @@ class _Sample:
             self._bar = -left_out[0]
             self.characters -= left_out[3].num_characters
 
-    def forget(self, number: int) -> None:
-        """Take an input out again, which turned out to be something else."""
-        self._heap = [entry for entry in self._heap if entry[2] != number]
-        heapq.heapify(self._heap)
-        self.characters = sum(entry[3].num_characters for entry in self._heap)
+    def copy(self) -> _Sample:
+        """This state, to return to if the next file turns out to be no log."""
+        other = copy.copy(self)
+        other._heap = list(self._heap)
+        return other
 
     def in_order(self) -> list[tuple[int, Conversation]]:
         return [(number, c) for _, _, number, c in sorted(self._heap, key=lambda entry: entry[1])]

@@ -17,14 +17,13 @@ from ngram_npu.tune.search import (
     Interval,
     Measured,
     advice,
-    best,
     frontier,
     interval,
     ranked,
 )
 from ngram_npu.tune.traffic import Traffic
 
-FORMAT = "ngram_npu.tune/1"
+FORMAT = "ngram_npu.tune/2"
 """Written into every JSON result; the number grows when a field changes its meaning."""
 
 LEAST_HELD_OUT = 20
@@ -50,6 +49,8 @@ class BatchRow:
         expected: of the recommended setting, on the half that it was chosen on.
         best: number of the setting that is best on that half at this batch size alone.
         best_speedup: of that setting, on the held-out half.
+        use: number of the setting to use: the first of the recommended one, the best for this batch
+            size alone, and the one compared with, that surely gains. None: none does.
     """
 
     batch: int
@@ -58,7 +59,8 @@ class BatchRow:
     ratio: Interval
     expected: float
     best: int
-    best_speedup: float
+    best_speedup: Interval
+    use: int | None
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,20 @@ class TuneReport:
         """Options of `vllm serve` for the recommended setting."""
         return vllm_options(self.candidate, self.runner.method)
 
+    @property
+    def elsewhere(self) -> dict[int, list[BatchRow]]:
+        """The batch sizes where another setting than the recommended one is to be used, by the
+        number of that setting."""
+        found: dict[int, list[BatchRow]] = {}
+        for row in self.batches:
+            if row.use not in (None, self.recommended):
+                found.setdefault(row.use, []).append(row)
+        return found
+
+    def label(self, number: int) -> str:
+        """Of a setting."""
+        return self.settings[number].candidate.label
+
     def batch_name(self, batch: int) -> str:
         """As shown: "any" where the batch size does not matter."""
         return "any" if self.cost.same_for_any_batch else str(batch)
@@ -163,8 +179,13 @@ class TuneReport:
     @property
     def vllm_command(self) -> str:
         """The command line of `vllm serve` for the recommended setting."""
+        return self.command_for(self.recommended)
+
+    def command_for(self, number: int) -> str:
+        """The command line of `vllm serve` for a setting."""
         words = " ".join([*self.runner.variables, "vllm serve MODEL"])
-        return " \\\n  ".join([words, *self.vllm_options])
+        options = vllm_options(self.settings[number].candidate, self.runner.method)
+        return " \\\n  ".join([words, *options])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists, numbers and strings."""
@@ -189,21 +210,25 @@ class TuneReport:
                 **_pair(self.settings[self.recommended]),
             },
             "against": {
-                "label": self.settings[self.against].candidate.label,
+                "label": self.label(self.against),
                 **_pair(self.settings[self.against]),
             },
             "store": self.store
             and {
-                "best": self.settings[self.store.best].candidate.label,
-                "without": self.settings[self.store.without].candidate.label,
+                "best": self.label(self.store.best),
+                "without": self.label(self.store.without),
                 "ratio": asdict(self.store.ratio),
                 "is_recommended": self.candidate.has_store,
             },
             "batches": [
-                {**asdict(row), "best": self.settings[row.best].candidate.label}
+                {
+                    **asdict(row),
+                    "best": self.label(row.best),
+                    "use": None if row.use is None else self.label(row.use),
+                }
                 for row in self.batches
             ],
-            "frontier": [self.settings[i].candidate.label for i in self.frontier],
+            "frontier": [self.label(i) for i in self.frontier],
             "settings": [
                 {
                     "label": s.candidate.label,
@@ -245,26 +270,17 @@ def make_report(
     """Choose on one half of the conversations and judge on the other."""
     compared = measured.candidates.index(against)
     half = measured.chosen_half
-    recommended = best(measured, cost)
+    recommended, store = _recommended(measured, cost)
     settings = tuple(
         Setting(c, measured.figures(i, half), measured.figures(i, ~half))
         for i, c in enumerate(measured.candidates)
     )
-    rows = []
-    for batch in cost.batch_sizes:
-        best_here = best(measured, cost.at([batch]))
-        rows.append(
-            BatchRow(
-                batch=batch,
-                speedup=interval(measured, recommended, cost, batch),
-                against=interval(measured, compared, cost, batch),
-                ratio=interval(measured, recommended, cost, batch, compared),
-                expected=measured.speedup(recommended, cost, batch, half),
-                best=best_here,
-                best_speedup=measured.speedup(best_here, cost, batch, ~half),
-            )
-        )
-    sentence, off_above = advice([(row.batch, row.speedup) for row in rows], cost)
+    rows = _rows(measured, cost, recommended, compared)
+    used = [row.use for row in rows if row.use is not None]
+    if used and recommended not in used:
+        recommended = used[0]
+        rows = _rows(measured, cost, recommended, compared)
+    sentence, off_above = advice([(row.batch, row.use is not None) for row in rows], cost)
     smallest = cost.batch_sizes[0]
     own = measured.each(recommended, cost, smallest)
     other = measured.each(compared, cost, smallest)
@@ -291,13 +307,6 @@ def make_report(
                     int((own[where] > 1).sum()),
                 )
             )
-    order = ranked(measured, cost)
-    with_store = [i for i in order if measured.candidates[i].has_store]
-    without = [i for i in order if not measured.candidates[i].has_store]
-    store = None
-    if with_store and without:
-        ratio = interval(measured, with_store[0], cost, smallest, without[0])
-        store = StoreRow(with_store[0], without[0], ratio)
     return TuneReport(
         about=about,
         traffic={
@@ -326,3 +335,39 @@ def make_report(
         singles=tuple(sorted(singles, key=lambda s: (s.speedup, s.input, s.name))),
         store=store,
     )
+
+
+def _rows(
+    measured: Measured, cost: VerificationCost, recommended: int, compared: int
+) -> list[BatchRow]:
+    rows = []
+    for batch in cost.batch_sizes:
+        alone, _ = _recommended(measured, cost.at([batch]))
+        choices = {i: interval(measured, i, cost, batch) for i in (recommended, alone, compared)}
+        rows.append(
+            BatchRow(
+                batch=batch,
+                speedup=choices[recommended],
+                against=choices[compared],
+                ratio=interval(measured, recommended, cost, batch, compared),
+                expected=measured.speedup(recommended, cost, batch, measured.chosen_half),
+                best=alone,
+                best_speedup=choices[alone],
+                use=next((i for i, speedup in choices.items() if speedup.low > 1), None),
+            )
+        )
+    return rows
+
+
+def _recommended(measured: Measured, cost: VerificationCost) -> tuple[int, StoreRow | None]:
+    """The best setting, and the gain of a store if one was tried. A store shares text, so one is
+    recommended only if it surely gains on the held-out half too."""
+    order = ranked(measured, cost)
+    stored = [i for i in order if measured.candidates[i].has_store]
+    others = [i for i in range(len(order)) if not measured.candidates[i].has_store]
+    if not stored or not others:
+        return order[0], None
+    without = ranked(measured, cost, others)[0]
+    ratio = interval(measured, stored[0], cost, cost.batch_sizes[0], without)
+    is_sure = order[0] == stored[0] and ratio.low > 1
+    return stored[0] if is_sure else without, StoreRow(stored[0], without, ratio)

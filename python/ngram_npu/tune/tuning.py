@@ -42,8 +42,8 @@ def tune(
         paths: as for `replay`.
         cost: the time of verification.
         options: see `TuneOptions`.
-        candidates: the settings; `against` is added if it is missing, and so are the best ladders
-            with a store.
+        candidates: the settings; `against` is added if it is missing, and so are ladders with a
+            store.
         against: the setting to compare the recommended one with, verified as the runner verifies;
             None: n-grams of 2 to 5, k = 5.
         progress: called often; must return quickly.
@@ -94,10 +94,7 @@ def tune(
     costs = {r.name: _cost_of(r, cost, options.synchronous) for r in runners}
     on_host = [r for r in runners if r.drafts == "trimmed"]
     if options.store and on_host:
-        stores = with_stores(measured, costs[on_host[0].name], candidates)
-        stores = tuple(c for c in stores if c not in searched)
-        if stores:
-            measured = measured.and_also(measured_with(stores))
+        measured = with_stores(measured, costs[on_host[0].name], candidates, measured_with)
     if options.cache is None and cache.path is not None:
         cache.path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # another run's file is there
