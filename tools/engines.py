@@ -69,7 +69,7 @@ METHODS = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("version")
+    parser.add_argument("version", help="a release, or `newest`: the newest on the package index")
     parser.add_argument("--runner", choices=RUNNERS, action="append", help="default: both")
     parser.add_argument("--json", type=Path, help="a result that this adds to")
     own, chosen = sys.argv[1:], list[str]()
@@ -77,6 +77,8 @@ def main() -> int:
         chosen = own[own.index("--") + 1 :]
         del own[own.index("--") :]
     given = parser.parse_args(own)
+    if given.version == "newest":
+        given.version = newest_release()
     found = []
     for runner in given.runner or RUNNERS:
         python = prepare(given.version, runner)
@@ -93,6 +95,14 @@ def main() -> int:
 
 def folder_of(runner: str) -> str:
     return f"tests/vllm/{RUNNERS[runner][1]}"
+
+
+def newest_release() -> str:
+    command = [sys.executable, "-m", "pip", "index", "versions", "vllm"]
+    listed = subprocess.check_output(command, text=True)
+    if (newest := re.match(r"vllm \((.+)\)", listed)) is None:
+        raise SystemExit(f"tools.engines: expected `vllm (VERSION)` from pip, got {listed!r:.80}")
+    return newest[1]
 
 
 def prepare(version: str, runner: str) -> Path:

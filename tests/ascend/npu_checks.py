@@ -152,7 +152,7 @@ def test_vllm_ascend_s_v2_step_reads_the_rows_in_place() -> None:
     )
     lookup = {"prompt_lookup_min": 1, "prompt_lookup_max": 2, "method": "ngram_gpu"}
     config = vllm_config(k=3, max_model_len=6, max_num_seqs=3, **lookup)
-    made = in_place_of(pytest.fail, pytest.fail, "ascend_v2")(config, torch.device("npu"), state)
+    made = in_place_of(object, pytest.fail, "ascend_v2")(config, torch.device("npu"), state)
     indices = torch.tensor([1, -1, 0], dtype=torch.int32)
     batch = SimpleNamespace(req_ids=["a"], num_reqs=3, idx_mapping=indices.npu())
     one = torch.ones(3, dtype=torch.int32).pin_memory().to("npu")

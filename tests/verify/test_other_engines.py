@@ -39,6 +39,18 @@ def test_failures_and_errors_are_named_by_method(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("listed", "newest"), [("vllm (0.33.0)\nAvailable", "0.33.0"), ("", None)])
+def test_newest_release_is_the_one_that_pip_names_first(
+    monkeypatch: pytest.MonkeyPatch, listed: str, newest: str | None
+) -> None:
+    monkeypatch.setattr("subprocess.check_output", lambda command, text: listed)
+    if newest is None:
+        with pytest.raises(SystemExit, match="expected `vllm "):
+            engines.newest_release()
+    else:
+        assert engines.newest_release() == newest
+
+
 @pytest.mark.parametrize("cases", [(), (("test_v2_store", "a", "skipped"),)])
 def test_a_run_without_tests_is_no_success(
     tmp_path: Path, cases: tuple[tuple[str, str, str]]

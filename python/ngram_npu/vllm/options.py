@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -87,6 +88,16 @@ class Options:
         says = "ngram_npu: "
         return takes_index(self.ngram, self.engine, short=SHORT_CONTEXT, says=says, **rows)
 
+    def check_device(self, method: Method, device_type: str) -> None:
+        """
+        Raises:
+            ValueError: what is asked for is not on the device where ``method`` drafts; one line.
+        """
+        if method in ("v2", "ascend_v2", "beside"):
+            self.drafts_on_host(device_type)
+        else:
+            self.takes_index("cpu" if method in ("custom_class", "ngram") else device_type)
+
     def drafts_on_host(self, device_type: str) -> bool:
         """Whether the V2 runner's drafts are made on the host: ``auto`` does so for a store, which
         is nowhere else, and where the rows are on the host too and an index pays.
@@ -105,6 +116,26 @@ class Options:
             return self.takes_index("the device")
         except ValueError as error:
             raise ValueError(f"{error}; draft_on='host' drafts there") from None
+
+
+def method_of(vllm_config: Any) -> Method | None:
+    """Which of our drafters this configuration asks for; None: none of them.
+
+    Raises:
+        ValueError: an option that is unknown or malformed; one line.
+    """
+    speculative = getattr(vllm_config, "speculative_config", None)
+    stock = getattr(speculative, "method", None)
+    if stock is None or getattr(vllm_config, "model_config", None) is None:
+        return None
+    in_v2 = getattr(vllm_config, "use_v2_model_runner", False)
+    if stock in ("ngram", "ngram_gpu"):
+        v2: Method = "v2" if importlib.util.find_spec("vllm_ascend") is None else "ascend_v2"
+        return v2 if in_v2 else stock
+    if stock == "custom_class":
+        ours = str(getattr(speculative, "model", "")).startswith("ngram_npu.")
+        return "custom_class" if ours else None
+    return "beside" if in_v2 and wants_beside(vllm_config) else None
 
 
 def read_options(vllm_config: Any, method: Method) -> Options:

@@ -94,10 +94,19 @@ def wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
     setattr(owner, name, wrapped)
 
 
-def serve(name: str, replace: Callable[[Any], str | None], enabled: str, refused: str) -> None:
+def serve(
+    name: str,
+    replace: Callable[[Any], str | None],
+    enabled: str,
+    refused: str,
+    level: int = logging.DEBUG,
+) -> None:
     """Calls ``replace`` with the module ``name``, as :func:`after_import` does, and logs one line:
     what is enabled, or refused and why. ``replace`` returns why it has replaced nothing; empty: it
-    has; None: nothing is to be said. Never raises."""
+    has; None: nothing is to be said. Never raises.
+
+    ``level`` is that of the line for what is enabled. At import it is not known which method the
+    engine has; the drafter that the engine creates logs it."""
 
     def then(module: ModuleType) -> None:
         try:
@@ -107,7 +116,7 @@ def serve(name: str, replace: Callable[[Any], str | None], enabled: str, refused
         if doubt:
             refuse(refused, doubt)
         elif doubt is not None:
-            logger.info("ngram_npu: enabled for %s (NGRAM_NPU_VLLM=1)", enabled)
+            logger.log(level, "ngram_npu: enabled for %s (NGRAM_NPU_VLLM=1)", enabled)
 
     after_import(name, then)
 

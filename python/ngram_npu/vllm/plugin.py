@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import importlib.util
 import inspect
 import sys
@@ -26,7 +27,7 @@ from typing import Any
 
 from ngram_npu import _library
 from ngram_npu.vllm import ascend, beside, v1_device, v2
-from ngram_npu.vllm.options import Method, read_options, wants_beside
+from ngram_npu.vllm.options import Method, method_of, read_options, wants_beside
 from ngram_npu.vllm.patching import (
     ASCEND_RUNNER,
     RUNNER,
@@ -53,6 +54,7 @@ V2_MODULE = "vllm.v1.worker.gpu.spec_decode.ngram.speculator"
 V2_CLASS = "NgramGPUSpeculator"
 V2_RUNNER = "vllm.v1.worker.gpu.model_runner"
 V2_FACTORY = "init_speculator"
+CONFIG = "vllm.config.vllm"
 V2_REFUSED = " for the V2 runner, which is left as it is"
 
 ASCEND_FACTORY = "vllm_ascend.spec_decode"
@@ -77,8 +79,25 @@ def install() -> None:
             after_import(RUNNER, _serve_async)
             install_v2()
             install_beside()
+        after_import(CONFIG, _check_when_created)
     except Exception as error:
         refuse(refused, f"{MODULE} is not found: {one_line(error)}")
+
+
+def _check_when_created(module: ModuleType) -> None:
+    """Wraps the function that validates vLLM's configuration. It runs in the API's process, before
+    an engine starts, so that an invalid option fails at once and not after the model is loaded."""
+    wrap(getattr(module, "VllmConfig", None), "__post_init__", _check_options)
+
+
+def _check_options(validate: Any, vllm_config: Any) -> None:
+    validate(vllm_config)
+    method = method_of(vllm_config)
+    if method is not None:
+        platforms = importlib.import_module("vllm.platforms")
+        read_options(vllm_config, method).check_device(
+            method, platforms.current_platform.device_type
+        )
 
 
 def _replace(module: Any) -> str | None:
@@ -124,18 +143,28 @@ def install_v2(module: str = V2_MODULE, name: str = V2_CLASS, method: Method = "
 
     def replace(module: Any) -> str | None:
         stock: Any = getattr(module, name, None)
-        if inspect.isclass(stock) and issubclass(stock, v2.NgramSpeculator):
+        if not inspect.isclass(stock):
+            return f"there is no class {name}"
+        if issubclass(stock, v2.NgramSpeculator):
             return None
         ours = v2.in_place_of(stock, functools.partial(refuse, V2_REFUSED), method)
-        public = {other for other in dir(stock) if not other.startswith("_")}
-        lacking = ", ".join(sorted(public - {*dir(ours)}))
-        doubt = lacking and f"{name} has {lacking}, which ngram_npu's class lacks"
-        found = put(module, {name: ours}, doubt)
+        found = put(module, {name: ours}, _conflict(name, stock, ours))
         if not found:
             tell_of_requests(sys.modules.get(V2_RUNNER))
         return found
 
     serve(module, replace, "n-gram methods of the V2 runner", V2_REFUSED)
+
+
+def _conflict(name: str, stock: type, ours: type) -> str:
+    """Why ``ours`` cannot derive from ``stock``, called ``name``: a method that neither implements,
+    or a private member that both have; empty if it can."""
+    for member in sorted(getattr(ours, "__abstractmethods__", ())):
+        return f"{name}.{member} is abstract"
+    for member in dir(stock):
+        if member[0] == "_" != member[1] and hasattr(v2.NgramSpeculator, member):
+            return f"{name} has {member}, which ngram_npu's class has for itself"
+    return ""
 
 
 def tell_of_requests(module: Any) -> None:

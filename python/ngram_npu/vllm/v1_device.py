@@ -9,6 +9,7 @@ method. What follows from the counts (positions, lengths, slots) is in the middl
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -206,7 +207,7 @@ def install_correction(runner: ModuleType, device: Callable[[Any], str]) -> None
     if wish not in ("0", "1"):
         refuse(refused, f"{CORRECTION}: expected 0 or 1, got {wish!r}")
     elif wish == "1":
-        serve(runner.__name__, replace, CORRECTION_WHAT, refused)
+        serve(runner.__name__, replace, CORRECTION_WHAT, refused, logging.INFO)
 
 
 def update_num_computed_tokens_for_batch_change(

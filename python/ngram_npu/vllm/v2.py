@@ -232,7 +232,14 @@ class NgramSpeculator(RowLookup):
     num_extra_query_per_req = 0
     supports_mm_inputs = False
 
-    def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
+    def __init__(
+        self,
+        vllm_config: Any,
+        device: torch.device,
+        req_states: Any,
+        *args: object,
+        **kwargs: object,
+    ) -> None:
         options = read_options(vllm_config, self._method)
         speculative = vllm_config.speculative_config
         method = f"{speculative.method}, V2 runner"
@@ -247,10 +254,12 @@ class NgramSpeculator(RowLookup):
             """[max_num_seqs, k] in the order of the batch: of each token, if those before it are
             accepted."""
 
-    def init_cudagraph_manager(self, cudagraph_mode: object) -> None:
+    def init_cudagraph_manager(
+        self, cudagraph_mode: object, *args: object, **kwargs: object
+    ) -> None:
         """Does nothing: the lookup is not part of the model's graphs."""
 
-    def capture(self) -> None:
+    def capture(self, *args: object, **kwargs: object) -> None:
         """Does nothing: there is nothing to capture."""
 
     def propose(
@@ -285,21 +294,23 @@ class NgramSpeculator(RowLookup):
         return drafts.to(torch.int64)
 
 
-def in_place_of(
-    stock: Callable[..., Any], refuse: Callable[[str], None], method: Method = "v2"
-) -> type:
-    """The class that replaces the stock speculator. If the operators cannot use the runner's state,
-    it makes a stock one and passes the reason to ``refuse``."""
+def in_place_of(stock: type, refuse: Callable[[str], None], method: Method = "v2") -> type:
+    """The class that replaces the stock speculator. It derives from it, so that the runner also
+    finds members that this module does not know. The stock constructor does not run. If the
+    operators cannot use the runner's state, it creates a stock speculator and passes the reason to
+    ``refuse``."""
 
-    class Speculator(NgramSpeculator):
+    class Speculator(NgramSpeculator, stock):  # type: ignore[misc]
         _method = method
 
-        def __new__(cls, vllm_config: Any, device: torch.device, req_states: Any) -> Any:
+        def __new__(
+            cls, vllm_config: Any, device: torch.device, req_states: Any, *args: Any, **kwargs: Any
+        ) -> Any:
             on_host = read_options(vllm_config, method).drafts_on_host(device.type)
             doubt = doubt_of_state(device, req_states, "" if on_host else "ngram_propose")
             if not doubt:
                 return super().__new__(cls)
             refuse(doubt)
-            return stock(vllm_config, device, req_states)
+            return stock(vllm_config, device, req_states, *args, **kwargs)
 
     return Speculator

@@ -34,7 +34,7 @@ def _end_engines() -> Iterator[None]:
 @pytest.fixture
 def info(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """What the plugins log; and what they wait for is taken away again."""
-    caplog.set_level(logging.INFO, "vllm.ngram_npu")
+    caplog.set_level(logging.DEBUG, "vllm.ngram_npu")
     finders = list(sys.meta_path)
     yield
     sys.meta_path[:] = finders

@@ -275,3 +275,38 @@ def test_the_lines_at_start_up(caplog: pytest.LogCaptureFixture) -> None:
     assert "match_policy=latest overlap=True" in first
     assert "the one of StandaloneARSpeculator where it promises more" in second
     assert "at least 0.5 (beside_threshold)" in second
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "dense"),
+    [
+        ("cpu", {}, False),
+        ("meta", {}, True),
+        ("meta", {"dense_rows": False}, False),
+        ("meta", {"draft_on": "host"}, False),
+    ],
+)
+def test_rows_are_dense_only_if_the_lookup_runs_on_an_accelerator(
+    monkeypatch: pytest.MonkeyPatch, device: str, options: Any, dense: bool
+) -> None:
+    changed: list[Any] = []
+    monkeypatch.setattr(beside, "_make_dense", changed.append)
+    monkeypatch.setattr(beside.RowLookup, "__init__", _stop)
+    state, given = State(), config(**options)
+    arguments = given, read_options(given, "beside"), torch.device(device), state
+    with pytest.raises(InterruptedError):
+        Beside(*arguments, StandaloneARSpeculator())
+    assert changed == [state] * dense
+
+
+def _stop(*_: Any) -> None:
+    raise InterruptedError
+
+
+def test_cost_of_a_neural_token_is_sixteen_times_its_negative_logarithm() -> None:
+    speculator, lookup = _beside(State(), adaptive=True)
+    speculator.draft_token_confidence_probs[0] = torch.tensor([1.0, 0.5, 0.25, 1e-9])
+    costs = lookup._predicted(NEURAL[:1])
+    assert costs is not None
+    assert costs.dtype == torch.uint8
+    assert costs.tolist() == [[0, 16, 32, 255]]

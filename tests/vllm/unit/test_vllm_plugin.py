@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from ngram_npu.vllm import plugin
 from ngram_npu.vllm.v2 import NgramSpeculator
+from vllm_config import vllm_config
 
 KNOWN = """
 class NgramProposer:
@@ -223,6 +224,21 @@ def _installed(text: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     [
         pytest.param(KNOWN_V2, id="0.32.0"),
         pytest.param(KNOWN_V2.replace("dp_sync_state", "dp_state"), id="another-name"),
+        pytest.param(
+            KNOWN_V2.replace("capture(self)", "capture(self, sizes=None)"), id="optional-argument"
+        ),
+        pytest.param(
+            KNOWN_V2.replace("req_states)", "req_states, adapters=None)"),
+            id="optional-argument-of-the-constructor",
+        ),
+        pytest.param(
+            KNOWN_V2.replace(
+                "    def capture",
+                "    confidences = None\n    def on_requests_finished(self, ids): return ids\n"
+                "    def capture",
+            ),
+            id="members-that-ours-does-not-know",
+        ),
     ],
 )
 def test_the_class_of_the_v2_runner_is_replaced(
@@ -236,6 +252,9 @@ def test_the_class_of_the_v2_runner_is_replaced(
     assert caplog.messages == [
         "ngram_npu: enabled for n-gram methods of the V2 runner (NGRAM_NPU_VLLM=1)"
     ]
+    assert caplog.records[0].levelname == "DEBUG"  # the engine's method is not known yet
+    for name in set(dir(module.STOCK)) - set(dir(NgramSpeculator)):
+        assert getattr(ours, name) is getattr(module.STOCK, name)
 
 
 @pytest.mark.usefixtures("info")
@@ -251,9 +270,17 @@ def test_the_class_of_the_v2_runner_is_replaced(
             KNOWN_V2.replace("dummy_run=False, ", ""), "propose takes (self,", id="no-dummy-run"
         ),
         pytest.param(
-            KNOWN_V2.replace("draft_logits = None", "draft_logits = None; confidences = None"),
-            "NgramGPUSpeculator has confidences, which ngram_npu's class lacks",
-            id="another-attribute",
+            "from abc import ABC, abstractmethod\n"
+            + KNOWN_V2.replace("NgramGPUSpeculator:", "NgramGPUSpeculator(ABC):").replace(
+                "    def capture", "    @abstractmethod\n    def bind(self): ...\n    def capture"
+            ),
+            "NgramGPUSpeculator.bind is abstract",
+            id="abstract-method",
+        ),
+        pytest.param(
+            KNOWN_V2.replace("    def capture", "    def _begin(self): ...\n    def capture"),
+            "NgramGPUSpeculator has _begin, which ngram_npu's class has for itself",
+            id="private-member-of-both",
         ),
     ],
 )
@@ -266,3 +293,55 @@ def test_an_unknown_v2_runner_is_left_as_it_is(
     assert line.startswith("ngram_npu: not enabled for the V2 runner, which is left as it is: ")
     assert doubt in line
     assert "\n" not in line
+
+
+CONFIG = """
+class VllmConfig:
+    def __init__(self, config): vars(self).update(vars(config)); self.__post_init__()
+    def __post_init__(self): self.validated = True
+"""
+
+
+@pytest.mark.parametrize(
+    ("stock", "v2", "options", "message"),
+    [
+        ("ngram_gpu", True, {"lokup": "1-16"}, "unknown option 'lokup' .* did you mean 'lookup'"),
+        (
+            "ngram",
+            True,
+            {"draft_on": "device", "lookup": "auto", "store": "live"},
+            "draft_on='host' drafts there",
+        ),
+        ("ngram_gpu", False, {"draft_on": "host"}, "draft_on: expected only in the V2 runner"),
+        ("ngram", False, {"engine": "fast"}, "engine: expected 'index', 'scan' or 'auto'"),
+        ("eagle", True, {"beside": True, "store_file": "f"}, "store_file: expected none without"),
+        ("eagle", True, {"store_file": "f"}, None),
+        ("eagle", False, {"beside": True, "store_file": "f"}, None),
+        ("ngram_gpu", True, {"lookup": "1-16"}, None),
+        (None, True, {"lokup": "1-16"}, None),
+    ],
+)
+def test_option_of_a_served_method_is_checked_when_the_configuration_is_created(
+    fake_vllm: Path,
+    stock: str | None,
+    v2: bool,
+    options: dict[str, Any],
+    message: str | None,
+) -> None:
+    (fake_vllm.parent / "config").mkdir()
+    (fake_vllm.parent / "config" / "__init__.py").touch()
+    (fake_vllm.parent / "config" / "vllm.py").write_text(CONFIG)
+    (fake_vllm.parent / "platforms.py").write_text(
+        "from types import SimpleNamespace\n"
+        "current_platform = SimpleNamespace(device_type='cuda')\n"
+    )
+    plugin.install()
+    create = importlib.import_module(plugin.CONFIG).VllmConfig
+    bounds = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
+    given = vllm_config(method=stock, additional_config={"ngram_npu": options}, **bounds)
+    given.use_v2_model_runner = v2
+    if message is None:
+        assert create(given).validated
+    else:
+        with pytest.raises(ValueError, match=message):
+            create(given)

@@ -6,21 +6,23 @@ import gc
 import logging
 import multiprocessing
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from beside_runner import StandaloneARSpeculator
 from beside_runner import State as BesideState
-from ngram_npu import NgramStore
-from ngram_npu.vllm import beside, startup, v1_device, v2
-from ngram_npu.vllm.options import read_options
+from ngram_npu import Costs, NgramStore, cost_tables
+from ngram_npu.vllm import beside, options, startup, v1_device, v2
+from ngram_npu.vllm.options import read_options, wants_beside
 from test_vllm_store import CPU, Async, R, State, config_of
 
 Config = Callable[..., Any]
@@ -190,6 +192,94 @@ def test_other_options_stop_both_with_the_option_and_the_rank(both: Both) -> Non
         "ValueError: ngram_npu: overlap: expected the same on all ranks of an engine, got False on "
         "rank 0 and True on rank 1"
     )
+
+
+CHANGES: dict[str, tuple[Any, Any]] = {
+    "match_policy": ("earliest", "latest"),
+    "overlap": (False, True),
+    "sizes": ("ladder", "consecutive"),
+    "lookup": ("1-16", "ladder"),
+    "min_draft_probability": (0.2, 0.3),
+    "store": ("live", "finish"),
+    "store_tokens": (20_000, 30_000),
+    "engine": ("auto", "index"),
+    "draft_on": ("auto", "host"),
+    "drafts": ("padded", "trimmed"),
+    "keep_drafting": (False, True),
+    "beside_threshold": (0.0, 1.0),
+    "dense_rows": (False, True),
+}
+"""Of each option that changes drafts, two values."""
+NO_CHANGES: dict[str, tuple[Any, Any]] = {
+    "num_threads": (1, 2),
+    "metrics": (False, True),
+    "store_save_minutes": (1.0, 2.0),
+    "store_file": ("", "a"),
+    "store_seed": ("", "b"),
+}
+
+
+def _compared(monkeypatch: pytest.MonkeyPatch, configs: Sequence[Any]) -> list[str]:
+    """What two ranks with these configurations raise, in threads that share a key-value store."""
+    shared = dist.HashStore()
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: shared)
+
+    def compare(given: Any) -> str:
+        method: Any = "beside" if wants_beside(given) else "v2"
+        try:
+            startup.compare_ranks(given, read_options(given, method), None)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(compare, configs))
+
+
+def _configs(name: str, values: Sequence[Any]) -> list[Any]:
+    """Of two ranks that differ in an option, which applies with these others."""
+    base: dict[str, Any] = {"store": "live"}
+    if name in ("sizes", "lookup"):
+        base = {"store": None}
+    elif name == "match_policy":
+        base = {"store": None, "sizes": "consecutive"}
+    elif name == "beside_threshold":
+        base |= {"beside": True}
+    return [config_of(rank, ranks=2, **base | {name: value}) for rank, value in enumerate(values)]
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_option_that_changes_drafts_stops_ranks_that_differ(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    first, second = _compared(monkeypatch, _configs(name, CHANGES[name]))
+    assert first == second
+    assert "expected the same on all ranks of an engine" in first
+
+
+def test_costs_that_differ_stop_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    row, store, tokens = (np.zeros(shape, int) for shape in cost_tables.SHAPES.values())
+    for path in ("a", "b"):
+        tokens[2000, 1] += 1  # where the text of a table would be abridged
+        Costs(row, store, tokens).save(tmp_path / path)
+    paths = [str(tmp_path / path) for path in ("a", "b")]
+    monkeypatch.setattr("ngram_npu.vllm.options.vocabulary_digest", lambda config: None)
+    first, second = _compared(monkeypatch, _configs("costs_file", paths))
+    assert first == second
+    assert first.startswith("ngram_npu: costs: expected the same on all ranks")
+
+
+@pytest.mark.parametrize("name", NO_CHANGES)
+def test_option_that_changes_no_draft_may_differ_between_ranks(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    assert _compared(monkeypatch, _configs(name, NO_CHANGES[name])) == ["", ""]
+
+
+def test_every_option_is_compared_or_known_to_change_no_draft() -> None:
+    bounds = {"prompt_lookup_min", "prompt_lookup_max"}  # of speculative_config
+    known = CHANGES.keys() | NO_CHANGES.keys() | {"beside", "costs_file"} | bounds
+    assert known == options._KINDS.keys()
 
 
 def test_a_rank_that_does_not_answer_is_named(both: Both) -> None:

@@ -360,7 +360,7 @@ def test_the_plugin_serves_it(package: Package, caplog: pytest.LogCaptureFixture
     package()
     plugin.install()
     assert plugin.RUNNER not in sys.modules
-    with caplog.at_level("INFO", "vllm.ngram_npu"):
+    with caplog.at_level("DEBUG", "vllm.ngram_npu"):
         module = _module()
         trim = module.update_scheduler_for_invalid_drafts
         plugin.install()
