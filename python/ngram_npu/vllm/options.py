@@ -74,7 +74,7 @@ class Options:
     store_seed: str = ""
     store_file: str = ""
     """Of this engine; both are empty if there is none."""
-    store_save_minutes: float = 10.0
+    store_save_minutes: float = 1.0
     beside_threshold: float = 0.0
     dense_rows: bool = True
 

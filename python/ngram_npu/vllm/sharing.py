@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.util import Finalize
 from typing import Any
@@ -29,6 +30,12 @@ STORE_TOKENS = 1 << 24
 TOKENS_PER_SLOT = 1024
 EXTRA_ARGUMENT = "ngram_npu_scope"
 """Key in ``SamplingParams.extra_args`` for the scope of a request."""
+IDLE_S = 1.0
+"""A store that no text has entered for so long is saved."""
+PAUSE_S = 10.0
+"""Least time between two saves of an idle store, unless ``store_save_minutes`` is shorter."""
+PAUSE_PER_SAVE = 20
+"""Least time between two saves in durations of the last one, so that saves take at most 5 %."""
 _MARK = "ngram_npu: "
 """Prefix of scopes that are not an ``extra_args`` string."""
 
@@ -51,6 +58,8 @@ class SharedStore:
                 f"of {slots} slots, got {tokens}"
             )
         self.path, self._minutes = options.store_file, options.store_save_minutes
+        self._is_killed = getattr(vllm_config, "shutdown_timeout", None) == 0
+        """Whether a server that is stopped kills its workers before they can save."""
         self._model_config = vllm_config.model_config
         vocabulary = self.vocabulary() if self.path or options.store_seed else ""
         sizes: dict[str, Any] = {"num_slots": slots, "token_capacity": tokens, "kind": kind}
@@ -114,15 +123,16 @@ class SharedStore:
         self._calls_busy = self._words("calls_busy")
 
     def announce(self, owner: object) -> None:
-        """Logs a line about the store, and saves the file every ``store_save_minutes`` in which it
-        changed and when ``owner`` ends. Steps go on meanwhile. For one rank."""
+        """Logs a line about the store and one about its file. Saves the file while the engine runs
+        (:meth:`_save_when_due`) and when ``owner`` ends. Steps go on meanwhile. For one rank."""
         if self.path:
             if self._minutes > 0:
                 self._thread = threading.Thread(
-                    target=self._now_and_then, name="ngram_npu store", daemon=True
+                    target=self._save_when_due, name="ngram_npu store", daemon=True
                 )
                 self._thread.start()
             Finalize(owner, self._end, exitpriority=0)
+            self._log_when_saved()
         whose = "all requests of this engine, whatever their LoRA adapter or tenant"
         if self.scoped:
             whose = f"requests of one LoRA adapter and extra_args[{EXTRA_ARGUMENT!r}]"
@@ -142,12 +152,39 @@ class SharedStore:
         if self._calls_busy not in (None, self._words("calls_busy")):
             raise RuntimeError("ngram_npu: store: expected to be free, got a call that uses it")
 
-    def _now_and_then(self) -> None:
-        saved = self._words("entered", "epoch")
-        while not self._ended.wait(60 * self._minutes):
+    def _log_when_saved(self) -> None:
+        when = "when the engine ends"
+        if self._minutes > 0:
+            when = (
+                f"{IDLE_S:g} s after text stops coming in, at least every {self._minutes:g} min "
+                f"while it comes in, and {when}"
+            )
+        logger.info("ngram_npu: store_file=%s is written %s", self.path, when)
+        if self._is_killed:
+            lost = "text since the last save" if self._minutes > 0 else "all text"
+            logger.warning(
+                "ngram_npu: with shutdown_timeout=0 vLLM kills its workers when the server is "
+                "stopped, and %s is lost; --shutdown-timeout 10 gives them time to save it",
+                lost,
+            )
+
+    def _save_when_due(self) -> None:
+        """vLLM may kill a worker at any time, so the file is written soon after requests end: when
+        text stops coming in, or after ``store_save_minutes`` of it."""
+        saved = seen = self._words("entered", "epoch")
+        last, busy_s, idle_s = time.monotonic(), 60 * self._minutes, 0.0
+        while not self._ended.wait(min(IDLE_S, busy_s)):
             state = self._words("entered", "epoch")
-            if state != saved and self._save():
+            is_idle, seen = state == seen, state
+            started = time.monotonic()
+            if state == saved or started - last < (idle_s if is_idle else busy_s):
+                continue
+            if self._save():
                 saved = state
+            last = time.monotonic()
+            pause_s = PAUSE_PER_SAVE * (last - started)
+            busy_s = max(60 * self._minutes, pause_s)
+            idle_s = min(max(PAUSE_S, pause_s), busy_s) if saved == state else busy_s
 
     def _words(self, *names: str) -> tuple[int, ...]:
         words = np.asarray(self.held.tensor)

@@ -37,7 +37,7 @@ def test_options() -> None:
     assert (off.ngram.store, off.store_tokens, off.store_file) == (None, None, "")
     on = read_options(config_of(store_tokens=5000, store_file="/x/y", store_seed="/s"), "v2")
     assert (on.ngram.store, on.store_tokens, on.store_file) == ("live", 5000, "/x/y")
-    assert (on.store_seed, on.store_save_minutes) == ("/s", 10)
+    assert (on.store_seed, on.store_save_minutes) == ("/s", 1)
     parallel = config_of(store_file="/x/y")
     parallel.parallel_config.data_parallel_index = 2
     assert read_options(parallel, "v2").store_file == "/x/y.2"

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from ngram_npu import NgramStore
-from ngram_npu.vllm import NgramProposer, v1_device
+from ngram_npu.vllm import NgramProposer, sharing, v1_device
 from ngram_npu.vllm.extension import StoreExtension
 from ngram_npu.vllm.sharing import scope_of_request
 from test_vllm_store import WORDS, R, Rows, config_of
@@ -136,6 +136,72 @@ def test_a_store_is_saved_while_its_engine_runs(tmp_path: Path) -> None:
     del made
     gc.collect()
     assert not [t for t in threading.enumerate() if t.name == "ngram_npu store"]
+
+
+def _wait_for_tokens(path: Path, count: int) -> None:
+    until = time.monotonic() + 60
+    while not path.exists() or NgramStore.load(path).statistics.tokens_held != count:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_store_is_saved_when_text_stops_coming_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the default interval of a minute. Text that comes in soon after waits for the pause."""
+    path = tmp_path / "store"
+    monkeypatch.setattr(sharing, "IDLE_S", 0.02)
+    made = NgramProposer(config_of(store_file=str(path)))
+    assert made.shared_store is not None
+    held = made.shared_store.held
+    held.warm([WORDS])
+    _wait_for_tokens(path, len(WORDS))
+    held.warm([WORDS])
+    time.sleep(0.3)
+    assert NgramStore.load(path).statistics.tokens_held == len(WORDS)
+    del made, held
+    gc.collect()
+    _wait_for_tokens(path, 2 * len(WORDS))  # at the end
+
+
+def test_store_is_saved_at_the_interval_while_text_comes_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, fresh = tmp_path / "store", itertools.count()
+    monkeypatch.setattr(sharing, "IDLE_S", 0.02)
+    made = NgramProposer(config_of(store_file=str(path), store_save_minutes=0.3 / 60))
+    assert made.shared_store is not None
+    words, started = made.shared_store._words, time.monotonic()
+    changing = lambda *names: (*words(*names), next(fresh))  # noqa: E731
+    monkeypatch.setattr(made.shared_store, "_words", changing)
+    made.shared_store.held.warm([WORDS])
+    _wait_for_tokens(path, len(WORDS))
+    assert time.monotonic() - started >= 0.3
+
+
+@pytest.mark.parametrize(
+    ("timeout", "minutes", "lost"),
+    [
+        (0, 1, "text since the last save is lost"),
+        (0, 0, "all text is lost"),
+        (5, 1, ""),
+        (5, 0, ""),
+    ],
+)
+def test_startup_says_when_the_file_is_written_and_what_a_stop_loses(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, timeout: int, minutes: int, lost: str
+) -> None:
+    caplog.set_level(logging.INFO, "vllm.ngram_npu")
+    path = tmp_path / "store"
+    given = config_of(store_file=str(path), store_save_minutes=float(minutes))
+    given.shutdown_timeout = timeout
+    NgramProposer(given)
+    (line,) = [m for m in caplog.messages if f"store_file={path} is written" in m]
+    assert ("at least every 1 min while it comes in" in line) == bool(minutes)
+    assert line.endswith("when the engine ends")
+    warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert len(warnings) == bool(lost)
+    assert all(f"and {lost}; --shutdown-timeout 10" in warning for warning in warnings)
 
 
 def test_text_that_arrives_during_a_save_is_saved_at_the_next_interval(tmp_path: Path) -> None:
