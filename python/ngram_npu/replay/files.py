@@ -101,7 +101,7 @@ def values(path: Path, *, plain: bool = False) -> Iterator[tuple[int, Any]]:
         second = next(lines, "") if is_cut else ""
         if isinstance(second, ReplayError):
             raise second
-        if not _is_object(second):
+        if not _is_record(second):
             yield from _items(reader, first + second, begun)
             return
         ahead.append((reader.line, second))  # lines, of which the first is cut
@@ -223,14 +223,14 @@ def _is_document(first: str) -> bool:
     except json.JSONDecodeError:
         return True
     except (ValueError, RecursionError):  # numbers too long, nesting too deep
-        return False
+        return first.lstrip()[0] == "["
     # A file of one array on one line; an array of messages is one conversation.
     return isinstance(value, list) and not _is_message(value)
 
 
-def _is_object(line: str) -> bool:
+def _is_record(line: str) -> bool:
     try:
-        return isinstance(json.loads(line), dict)
+        return isinstance(json.loads(line), (dict, list))
     except (ValueError, RecursionError):
         return False
 
