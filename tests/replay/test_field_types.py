@@ -519,10 +519,9 @@ def changed(record: Any, path: Path_, value: Any) -> Any:
     return made
 
 
-def values_for(record: Any, path: Path_) -> list[Any]:
+def values_for(record: Any, path: Path_, paths: list[Path_]) -> list[Any]:
     """The values of other types, copies within one another, and other fields of the record."""
     old = at(record, path)
-    paths = list(paths_of(record))
     place = paths.index(path)
     others = [at(record, paths[(place + step) % len(paths)]) for step in (-1, 1, len(paths) // 2)]
     return [*VALUES, [old], {"a": old}, [old, old], *others]
@@ -634,14 +633,15 @@ def cases_of(name: str) -> list[tuple[Path_, list[Case]]]:
     sample = SAMPLES[name]
     make = sample.make if sample.beside is None else sample.beside[1]
     made = []
-    for path in paths_of(make(1)):
+    paths = list(paths_of(make(1)))
+    for path in paths:
         cases = [Case(1)]
-        for i in range(len(values_for(make(1), path))):
+        for i in range(len(values_for(make(1), path, paths))):
             if i % 4 == 0:
                 cases.append(Case(len(cases) + 1))
             number = len(cases) + 1
             record = make(number)
-            value = values_for(record, path)[i]
+            value = values_for(record, path, paths)[i]
             if value is MISSING and path == sample.needed:
                 continue
             removed = words(at(record, path))

@@ -507,6 +507,7 @@ def test_each_answer_in_vllms_log_has_its_own_ids(tmp_path: Path) -> None:
     path = server_log(
         tmp_path / "server.log",
         asked("r", "p", "[1, 2]", n=3),
+        "Generated response r details: output_token_ids: [9], finish_reason: stop",
         "Generated response r details: output_token_ids: [3, 4], finish_reason: stop",
         "Generated response r: output: 'a', finish_reason: stop",
         "Generated response r: output: 'b', output_token_ids: [5, 6], finish_reason: stop",
