@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ngram_npu.config import NgramConfig
 
 IDS_ONLY = "ids"
-"""Tokenizer name that refuses text: every turn must carry token ids."""
+"""Tokenizer name that refuses text: conversations without token ids are skipped."""
 
 _LOOKUP = (
     "min_n",
@@ -71,8 +71,8 @@ class ReplayOptions:
         batch_size: conversations replayed together; None: 32, with a store 1.
         limit: conversations per input; None: all.
         format: of the files, one of `formats.FORMATS`; None: detected from their content.
-        strict: whether a record that is not a conversation is an error. If not, it is skipped, and
-            the figures' notes say how many were.
+        strict: whether a record that is not a conversation, or that the chat template refuses, is
+            an error. If not, it is skipped, and the figures' notes say how many were.
         tokenizer: as for `load_tokenizer`, or "ids" to accept only recorded token ids; None:
             mistral-v1, and the report warns that it is not the model's own.
         chat_template: "auto", the template in the tokenizer's folder, or the package's if there is
