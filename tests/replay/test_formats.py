@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from ngram_npu import cli
+from ngram_npu.learn.reading import Heard, LearnOptions, Tokenizing, read_logs
 from ngram_npu.replay import (
     Conversation,
     ReplayError,
@@ -26,6 +28,7 @@ from ngram_npu.replay import (
 from ngram_npu.replay import files as files_module
 from ngram_npu.replay.chat_template import texts
 from ngram_npu.replay.formats import FORMATS
+from ngram_npu.tune.traffic import TuneOptions, read_traffic
 
 Write = Callable[..., Path]
 
@@ -157,6 +160,74 @@ def test_each_format_is_told_by_its_content(
         path.write_text("".join(json.dumps(record) + "\n" for record in records))
     found = read_conversations(path, format_name=name if form == "insisted" else None)
     assert plain(found) == expected * 2
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"system": "You are terse.", "messages": CHAT[1:]},
+        {"system": [{"type": "text", "text": "You are terse."}], "messages": CHAT[1:]},
+        {"instructions": "You are terse.", "conversation": CHAT[1:]},
+        {"system": "You are terse.", "conversations": SHARED[1:]},
+        {"system": "You are terse.", "prompt": CHAT[1:2], "completion": CHAT[2:]},
+        {"system": "You are terse.", "messages": CHAT},  # some records have it twice
+    ],
+)
+def test_a_system_beside_the_messages_is_part_of_the_prompt(
+    write_jsonl: Write, record: dict[str, Any]
+) -> None:
+    assert plain(read_conversations(write_jsonl(record))) == CHAT_TEXTS
+
+
+def test_a_system_beside_a_prompt_is_part_of_it(write_jsonl: Write) -> None:
+    expected = [("Be kind. USER: Hi ASSISTANT:", "Ho")]
+    for record in (
+        {"system": "Be kind.", "prompt": "Hi", "completion": "Ho"},
+        {"request": {"system": "Be kind.", "prompt": "Hi"}, "response": "Ho"},
+        {"request": {"instructions": "Be kind.", "input": "Hi"}, "response": "Ho"},
+    ):
+        assert plain(read_conversations(write_jsonl(record))) == expected
+
+
+def test_tools_as_json_text_are_part_of_the_prompt(write_jsonl: Write) -> None:
+    record = {"messages": AGENT, "tools": json.dumps(TOOLS)}
+    prompt = f"{json.dumps(TOOLS)} {AGENT_TEXTS[0][0]}"
+    assert plain(read_conversations(write_jsonl(record)))[0] == (prompt, CALL)
+    with pytest.raises(ReplayError, match=":1: tools must be an array, got a string"):
+        read_conversations(write_jsonl({"messages": AGENT, "tools": "find"}))
+
+
+def test_an_array_of_messages_is_one_conversation_or_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps([*CHAT[:2], None, *CHAT[2:]]))
+    with pytest.raises(ReplayError, match=r":1: messages\[2\] must be an object, got null"):
+        read_conversations(path)
+    # Records that have a role are records, wherever they stand.
+    records = [{"prompt": "Hi", "completion": "Ho"}, {"role": "user", "content": "x"}] * 2
+    path.write_text(json.dumps([*records, records[0]], indent=1))
+    (item,) = load_inputs([path])
+    assert [of.turns[0].completion for of in item.conversations] == ["Ho"] * 3
+    assert item.notes[0].startswith("2 of 5 records are skipped (40.0%): ")
+
+
+@pytest.mark.parametrize(
+    "value", ["[" * 3000 + '"]"' + "]" * 3000, "9" * 5000], ids=["deep", "long"]
+)
+@pytest.mark.parametrize("indent", [None, 1])
+def test_an_item_that_python_cannot_read_is_skipped(
+    tmp_path: Path, value: str, indent: int | None
+) -> None:
+    path = tmp_path / "talk.json"
+    records = [{"prompt": f"]{i}", "completion": "Ho", "more": i} for i in range(3)]
+    path.write_text(json.dumps(records, indent=indent).replace('"more": 1', f'"more": {value}'))
+    (item,) = load_inputs([path])
+    assert [of.turns[0].prompt for of in item.conversations] == ["]0", "]2"]
+    line = 1 if indent is None else 7
+    assert f"{path}:{line}: not JSON that can be read" in item.notes[0]
+    path.write_text(f'{{"prompt": {value}}}\nx\n' + "".join(json.dumps(r) + "\n" for r in records))
+    (item,) = load_inputs([path])
+    assert len(item.conversations) == 3
+    assert item.notes[0].startswith("2 of 5 records are skipped (40.0%): ")
 
 
 def test_one_value_may_be_the_file(tmp_path: Path) -> None:
@@ -403,6 +474,69 @@ def test_a_template_that_fails(
     (item,) = read_conversations(write_jsonl({"messages": CHAT}))
     with pytest.raises(ReplayError, match=message):
         texts(item, with_template(source))
+
+
+EVERY_COMMAND: list[Callable[..., Any]] = [
+    lambda paths, **more: load_and_replay(paths, **more),
+    lambda paths, tokenizer, **more: (
+        read_traffic(paths, TuneOptions(tokenizer=tokenizer, **more)).notes
+    ),
+    lambda paths, tokenizer, **more: heard(paths, tokenizer, **more).notes,
+]
+
+
+def load_and_replay(paths: list[Path], tokenizer: str, **more: Any) -> list[str]:
+    inputs = replay(paths, ReplayOptions(tokenizer=tokenizer, **more)).inputs
+    return [f"{of.name}: {note}" for of in inputs for note in of.notes]
+
+
+def heard(paths: list[Path], tokenizer: str, **more: Any) -> Heard:
+    made = Heard(most_blocks=1 << 20)
+    read_logs(paths, made, Tokenizing(tokenizer, "auto"), LearnOptions(**more))
+    return made
+
+
+@pytest.mark.parametrize("command", EVERY_COMMAND, ids=["replay", "tune", "learn"])
+def test_a_conversation_that_the_template_refuses_is_skipped(
+    write_jsonl: Write, tmp_path: Path, with_template: Callable[[str], Any], command: Any
+) -> None:
+    pytest.importorskip("tokenizers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    with_template(
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system role!') }}{% endif %}"
+        + CHATML
+    )
+    model = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    model.pre_tokenizer = pre_tokenizers.Whitespace()
+    model.save(str(tmp_path / "tokenizer.json"))
+    good, refused = {"messages": CHAT[1:]}, {"messages": CHAT}
+    path = write_jsonl(good, refused, good, good, name="logs/talk.jsonl")
+    (note,) = command([path], tokenizer=str(tmp_path))
+    reason = f"{path}:2: {tmp_path}: its chat template refuses this conversation: no system role!"
+    assert note.startswith(f"talk: 1 of 4 conversations are skipped (25.0%): {reason}"[:150])
+    with pytest.raises(ReplayError, match=re.escape(reason)):
+        command([path], tokenizer=str(tmp_path), strict=True)
+    path = write_jsonl(good, refused, refused, name="logs/talk.jsonl")
+    with pytest.raises(ReplayError, match=rf"{re.escape(reason)}.*; 2 of 3 conv.* more than half"):
+        command([path], tokenizer=str(tmp_path))
+
+
+def test_a_tool_call_without_arguments_has_an_empty_object(
+    write_jsonl: Write, with_template: Callable[[str], Any]
+) -> None:
+    template = with_template(
+        "{% for m in messages %}[{{ m.content }}{% for c in m.tool_calls %}"
+        "{% for key, value in c.function.arguments | items %}{{ key }}{% endfor %}"
+        "{{ c.function.arguments | tojson }}{% endfor %}]{% endfor %}"
+    )
+    for arguments in ("", None, {}, "{}"):
+        function = {"name": "find", "arguments": arguments}
+        called = {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
+        record = {"messages": [{"role": "user", "content": "Hi"}, called]}
+        (item,) = read_conversations(write_jsonl(record))
+        assert texts(item, template) == [[("[Hi]", "[{}]")]]
+        assert item.turns[0].completion == CALL.replace('{"city": "Oslo"}', "{}")
 
 
 def test_a_template_without_jinja(

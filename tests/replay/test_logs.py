@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ngram_npu.replay import ReplayError, ReplayOptions, read_conversations, replay
+from ngram_npu.replay import (
+    ReplayError,
+    ReplayOptions,
+    load_inputs,
+    read_conversations,
+    replay,
+)
 from ngram_npu.replay.chat_template import texts
 from replay_helpers import DATA
 
@@ -196,6 +202,58 @@ def test_tool_calls_of_one_stream_are_told_apart(write_jsonl: Write) -> None:
     )
 
 
+@pytest.mark.parametrize("index", [{}, {"index": None}, {"index": 0}], ids=["none", "null", "0"])
+@pytest.mark.parametrize("together", [False, True], ids=["chunks", "one chunk"])
+def test_parallel_tool_calls_of_one_index_are_told_apart_by_their_ids(
+    write_jsonl: Write, index: dict[str, Any], together: bool
+) -> None:
+    """As Gemini and some versions of vLLM and of Dynamo stream them."""
+
+    def piece(ident: str | None, **function: str) -> dict[str, Any]:
+        return {**index, "id": ident, "function": function}
+
+    pieces = [
+        piece("a", name="find", arguments='{"a"'),
+        piece(None, arguments=": 1"),
+        piece("a", arguments="}"),
+        piece("b", name="find", arguments=""),
+        piece("", arguments='{"b": 2}'),
+        piece("c", name="close", arguments="{}"),
+    ]
+    chunks = [pieces] if together else [[one] for one in pieces]
+    response = [{"choices": [{"delta": {"tool_calls": calls}}]} for calls in chunks]
+    (found,) = read_conversations(write_jsonl({"request": "Hi", "response": response}))
+    assert found.turns[0].completion == "\n".join(
+        f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+        for name, arguments in (("find", '{"a": 1}'), ("find", '{"b": 2}'), ("close", "{}"))
+    )
+
+
+def test_pieces_of_one_tool_call_may_have_other_indices_and_its_name_again(
+    write_jsonl: Write,
+) -> None:
+    expected = '<tool_call>\n{"name": "find", "arguments": {"a": 1}}\n</tool_call>'
+    first = {"index": 0, "id": "a", "function": {"name": "find", "arguments": '{"a": '}}
+    for second in (
+        {"index": 1, "function": {"arguments": "1}"}},
+        {"index": 0, "function": {"name": "find", "arguments": "1}"}},
+        {"index": 0, "id": "b", "function": {"arguments": "1}"}},
+    ):
+        response = [{"choices": [{"delta": {"tool_calls": [call]}}]} for call in (first, second)]
+        (found,) = read_conversations(write_jsonl({"request": "Hi", "response": response}))
+        assert found.turns[0].completion == expected
+
+
+def test_tool_calls_of_ollamas_chunks_are_whole(write_jsonl: Write) -> None:
+    functions = [{"name": "find", "arguments": {"a": number}} for number in (1, 2)]
+    chunks = [{"message": {"tool_calls": [{"function": function}]}} for function in functions]
+    (found,) = read_conversations(write_jsonl({"request": "Hi", "response": chunks}))
+    completion = found.turns[0].completion or ""
+    assert completion.count("<tool_call>") == 2
+    assert '{"a": 1}' in completion
+    assert '{"a": 2}' in completion
+
+
 @pytest.mark.parametrize(
     "name", ["reasoning.jsonl", "responses-reasoning.jsonl", "anthropic-thinking.jsonl"]
 )
@@ -255,7 +313,109 @@ def test_two_answers_are_two_conversations(write_jsonl: Write, name: str) -> Non
     assert counts(DATA / name) == counts(path)
 
 
+@pytest.mark.parametrize("index", [{}, {"index": None}], ids=["none", "null"])
+def test_choices_without_index_are_answers_of_their_own(
+    write_jsonl: Write, index: dict[str, Any]
+) -> None:
+    choices = [{**index, "message": {"role": "assistant", "content": text}} for text in "ab"]
+    record = {"request": "Hi", "response": {"choices": choices}}
+    assert [of.turns[0].completion for of in read_conversations(write_jsonl(record))] == ["a", "b"]
+    chunks = [{"choices": [{"index": 0, "text": "a"}]}, {"choices": [{"index": 1, "text": "b"}]}]
+    chunks.append({"choices": [{**index, "text": "c"}]})
+    path = write_jsonl({"request": "Hi", "response": chunks})
+    with pytest.raises(ReplayError, match=r"jsonl:1: .* some choices of the stream have an index"):
+        read_conversations(path)
+
+
+# Prompts that a server repeats, and several prompts
+
+
+def echoed(spelt: str) -> dict[str, Any]:
+    prompt, said = "say it: one two one two", ", one two one two one two"
+    ids = {"prompt_token_ids": [*prompt.encode()], "token_ids": [*(prompt + said).encode()]}
+    request: dict[str, Any] = {"prompt": prompt, "echo": True}
+    chunks: list[dict[str, Any]] = [{"index": 0, "text": prompt + said}]
+    if spelt == "stream":
+        chunks = [
+            {"index": 0, "text": text} for text in (prompt[:9], prompt[9:] + said[:4], said[4:])
+        ]
+    elif spelt == "ids":
+        chunks = [{"index": 0, "text": prompt + said, **ids}]
+    elif spelt == "ids without the prompt":  # as vLLM gives them
+        chunks = [{"index": 0, "text": said, **ids, "token_ids": [*said.encode()]}]
+    elif spelt == "several prompts":
+        request["prompt"] = ["x", prompt]
+        chunks = [{"index": 0, "text": "x"}, {"index": 1, "text": prompt + said}]
+    elif spelt == "ignored":
+        chunks = [{"index": 0, "text": said}]
+    bodies = [{"choices": [chunk]} for chunk in chunks]
+    whole = {"choices": chunks}
+    return {"request": request, "response": bodies if spelt == "stream" else whole}
+
+
+@pytest.mark.parametrize(
+    "spelt",
+    ["whole", "stream", "ids", "ids without the prompt", "several prompts", "ignored"],
+)
+def test_an_echoed_prompt_is_no_answer(write_jsonl: Write, spelt: str) -> None:
+    plain_record = {
+        **echoed("ignored"),
+        "request": {"prompt": echoed("whole")["request"]["prompt"]},
+    }
+    expected = counts(write_jsonl(plain_record, name="plain.jsonl"))
+    assert counts(write_jsonl(echoed(spelt))) == expected
+    not_asked = echoed("whole")
+    not_asked["request"]["echo"] = False
+    assert counts(write_jsonl(not_asked)) != expected
+
+
+def test_an_echo_of_a_chat_is_the_message_that_is_continued(write_jsonl: Write) -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b c"}]
+    record = {"request": {"messages": messages, "echo": True}, "response": "b c d"}
+    (found,) = read_conversations(write_jsonl(record))
+    assert found.turns[0].completion == " d"
+
+
+def test_an_echo_alone_is_no_answer(write_jsonl: Write) -> None:
+    record = {
+        "request": {"prompt": "a", "echo": True, "max_tokens": 0},
+        "response": {"choices": [{"text": "a"}]},
+    }
+    with pytest.raises(ReplayError, match=r"jsonl:1: response: the answer is empty without"):
+        read_conversations(write_jsonl(record))
+
+
+def test_an_empty_answer_moves_no_other_answer_to_another_prompt(write_jsonl: Write) -> None:
+    texts_of = ["", "b", "c", ""]
+    choices = [{"index": i, "text": text} for i, text in enumerate(texts_of)]
+    record = {"request": {"prompt": ["p", "q"], "n": 2}, "response": {"choices": choices}}
+    found = [item.turns[0] for item in read_conversations(write_jsonl(record))]
+    assert [(turn.prompt, turn.completion) for turn in found] == [("p", "b"), ("q", "c")]
+    record["response"]["choices"] = choices[:3]
+    with pytest.raises(ReplayError, match=r"expected 2 choices for each of 2 prompts.* 0, 1, 2"):
+        read_conversations(write_jsonl(record))
+
+
+def test_each_answer_has_its_own_prompts_token_ids(write_jsonl: Write) -> None:
+    choices = [
+        {"index": i, "text": "x", "token_ids": [i, i], "prompt_token_ids": [7, i]} for i in range(2)
+    ]
+    record = {"request": {"prompt": ["p", "q"]}, "response": {"choices": choices}}
+    found = [item.turns[0] for item in read_conversations(write_jsonl(record))]
+    assert [turn.prompt_token_ids for turn in found] == [(7, 0), (7, 1)]
+    assert [turn.completion_token_ids for turn in found] == [(0, 0), (1, 1)]
+
+
 # Token ids
+
+
+def test_a_stream_that_lacks_some_token_ids_is_its_text(write_jsonl: Write) -> None:
+    pieces = [("one ", [1]), ("two ", None), ("", [2])]
+    chunks = [{"choices": [{"text": text, "token_ids": ids}]} for text, ids in pieces]
+    chunks[0]["prompt_token_ids"] = [5]
+    (found,) = read_conversations(write_jsonl({"request": {"prompt": "p"}, "response": chunks}))
+    assert not found.has_token_ids
+    assert (found.turns[0].prompt, found.turns[0].completion) == ("p", "one two ")
 
 
 def as_turns(name: str) -> list[dict[str, Any]]:
@@ -326,6 +486,111 @@ def test_a_log_of_an_older_vllm_beside_other_lines(tmp_path: Path) -> None:
     path.write_text("INFO 08-01 12:00:00 [api_server.py:1] started\n")
     with pytest.raises(ReplayError, match="without requests: set --enable-log-requests"):
         read_conversations(path)
+
+
+AT = "INFO 08-01 12:00:00 [logger.py:43] "
+
+
+def server_log(path: Path, *lines: str) -> Path:
+    path.write_text("".join(f"{AT}{line}\n" for line in lines))
+    return path
+
+
+def asked(ident: str, prompt: str, ids: str, n: int = 1) -> str:
+    params = f"SamplingParams(n={n}, seed=None)"
+    return (
+        f"Received request {ident}: prompt: {prompt!r}, params: {params}, prompt_token_ids: {ids}"
+    )
+
+
+def test_each_answer_in_vllms_log_has_its_own_ids(tmp_path: Path) -> None:
+    path = server_log(
+        tmp_path / "server.log",
+        asked("r", "p", "[1, 2]", n=3),
+        "Generated response r details: output_token_ids: [9], finish_reason: stop",
+        "Generated response r details: output_token_ids: [3, 4], finish_reason: stop",
+        "Generated response r: output: 'a', finish_reason: stop",
+        "Generated response r: output: 'b', output_token_ids: [5, 6], finish_reason: stop",
+        "Generated response r: output: 'c', finish_reason: stop",
+    )
+    turns = [item.turns[0] for item in read_conversations(path)]
+    assert [turn.completion_token_ids for turn in turns] == [(3, 4), (5, 6), None]
+    assert [turn.prompt_token_ids for turn in turns] == [(1, 2), (1, 2), None]
+    assert (turns[2].prompt, turns[2].completion) == ("p", "c")
+
+
+def test_streams_of_several_answers_in_vllms_log_mix_no_ids(tmp_path: Path) -> None:
+    path = server_log(
+        tmp_path / "server.log",
+        "Received request r: prompt: None, params: SamplingParams(n=2, seed=None), "
+        "prompt_token_ids: [1, 2]",
+        "Generated response r (streaming delta) details: output_token_ids: [3]",
+        "Generated response r (streaming delta) details: output_token_ids: [5]",
+        "Generated response r (streaming complete): output: 'a', finish_reason: stop",
+        "Generated response r (streaming complete): output: 'b', finish_reason: stop",
+    )
+    with pytest.raises(ReplayError, match=r"server.log:4: .* or a text .prompt."):
+        read_conversations(path)
+
+
+def test_texts_in_vllms_log_are_no_lines_of_it(tmp_path: Path) -> None:
+    quoted = f"{AT}Generated response r: output: 'stolen', output_token_ids: [9]"
+    path = server_log(
+        tmp_path / "server.log",
+        asked("r", f"{quoted} SamplingParams(n=7, token_ids: [8]", "[1, 2]"),
+        f'Request 1 JSON body: {{"prompt": "{quoted}"}}',
+        f'Request 1 JSON body: {{"prompt": "{asked("r", "other", "[7]")}"}}',
+        "Generated response r: output: 'token_ids: [9]', output_token_ids: [3, 4]",
+    )
+    (found,) = read_conversations(path)
+    assert found.turns[0].prompt_token_ids == (1, 2)
+    assert found.turns[0].completion_token_ids == (3, 4)
+
+
+def test_requests_of_one_id_in_vllms_log_get_no_others_answer(tmp_path: Path) -> None:
+    answered = "Generated response r: output: 'a', output_token_ids: [3, 4]"
+    later = [asked("r", "p", "[1]"), answered, asked("r", "q", "[2]"), answered]
+    found = read_conversations(server_log(tmp_path / "server.log", *later))
+    assert [item.turns[0].prompt_token_ids for item in found] == [(1,), (2,)]
+    path = server_log(tmp_path / "server.log", later[0], later[2], answered)
+    with pytest.raises(ReplayError, match=r"server.log:3: .* several requests of this id"):
+        read_conversations(path)
+
+
+def test_a_damaged_line_of_vllms_log_is_skipped(tmp_path: Path) -> None:
+    path = server_log(
+        tmp_path / "server.log",
+        asked("r", "p", "[1]"),
+        asked("s", "p", "[1 2]"),
+        "Generated response r: output: '\\N{}', output_token_ids: [3, 4]",
+        "Generated response r: output: 'a', output_token_ids: [3, 4]",
+    )
+    good = asked("t", "p", "[1]"), "Generated response t: output: 'a', output_token_ids: [3, 4]"
+    with path.open("a") as file:
+        file.write("".join(f"{AT}{line}\n" for line in good * 2))
+    (item,) = load_inputs([path])
+    assert [of.turns[0].completion_token_ids for of in item.conversations] == [(3, 4)] * 3
+    assert "server.log:2: not a line of vLLM's log: invalid literal for int()" in item.notes[0]
+    assert "server.log:3: not a line of vLLM's log: (unicode error)" in item.notes[0]
+
+
+def test_a_batch_of_requests_that_share_an_id(write_jsonl: Write) -> None:
+    """Each folder has one batch, or several whose requests have different ids."""
+
+    def of(content: str) -> dict[str, Any]:
+        body = {"messages": [{"role": "user", "content": content}]}
+        return {"custom_id": "r", "url": "/v1/chat/completions", "body": body}
+
+    answer = {"custom_id": "r", "response": {"body": {"choices": [{"message": {"content": "a"}}]}}}
+    path = write_jsonl(answer, name="output.jsonl")
+    write_jsonl({"custom_id": ["r"]}, b"{", of("p"), name="input.jsonl")
+    (path.parent / "tsconfig.json").write_text("{\n // not JSON\n}\n")
+    (found,) = read_conversations(path)
+    assert found.turns[0].messages[0]["content"] == "p"
+    write_jsonl(of("q"), name="second.jsonl")
+    again = path.rename(path.with_name("output2.jsonl"))
+    with pytest.raises(ReplayError, match=r"output2.jsonl:1: several requests .* are 'r'"):
+        read_conversations(again)
 
 
 def test_a_batch_without_its_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

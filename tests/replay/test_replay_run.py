@@ -86,10 +86,18 @@ def test_token_ids_win_over_text_and_need_no_tokenizer(write_jsonl: Write) -> No
         assert report.total.num_prompt_tokens == 13
 
 
+TEXT = {"id": "b", "turns": [{"prompt": "p", "completion": "c"}]}
+
+
 def test_text_where_only_token_ids_are_wanted(write_jsonl: Write) -> None:
-    path = write_jsonl(EXAMPLE_LINE, {"id": "b", "turns": [{"prompt": "p", "completion": "c"}]})
-    with pytest.raises(ReplayError, match=f'{path}:2: missing key "prompt_token_ids"'):
-        replay([path], ReplayOptions(tokenizer="ids"))
+    path = write_jsonl(EXAMPLE_LINE, TEXT)
+    reason = f'{path}:2: missing key "prompt_token_ids"'
+    (figures,) = replay([path], ReplayOptions(tokenizer="ids")).inputs
+    assert figures.notes == (f"1 of 2 conversations are skipped (50.0%): {reason}",)
+    with pytest.raises(ReplayError, match=reason):
+        replay([path], ReplayOptions(tokenizer="ids", strict=True))
+    with pytest.raises(ReplayError, match="more than half"):
+        replay([write_jsonl(EXAMPLE_LINE, TEXT, TEXT)], ReplayOptions(tokenizer="ids"))
 
 
 def test_options_reach_the_proposer(write_jsonl: Write) -> None:

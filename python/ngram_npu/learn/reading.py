@@ -9,7 +9,7 @@ from os import PathLike
 
 from ngram_npu.errors import RecordError, ReplayError
 from ngram_npu.learn.stores import Text, blocks_of
-from ngram_npu.replay.log_files import Progress, log_files
+from ngram_npu.replay.log_files import Progress, Skipped, log_files
 from ngram_npu.replay.records import Conversation
 from ngram_npu.replay.replaying import IDS_ONLY, request_maker
 from ngram_npu.replay.simulation import TokenRequest
@@ -148,12 +148,10 @@ class Tokenizing:
         """None: it has no step.
 
         Raises:
-            ReplayError: it is text, and only token ids were asked for, or the stores are of another
-                vocabulary than the default tokenizer; its template fails.
+            RecordError: it is text, and only token ids were asked for; its template refuses it.
+            ReplayError: the stores are of another vocabulary than the default tokenizer.
         """
-        if self.tokenizer is None and not conversation.has_token_ids:
-            if self._name == IDS_ONLY:
-                raise ReplayError(f'{conversation.where}: missing key "prompt_token_ids"')
+        if self.tokenizer is None and self._name is None and not conversation.has_token_ids:
             self.tokenizer = load_tokenizer(DEFAULT_TOKENIZER)
             if self.stored not in ("", self.digest):
                 raise ReplayError(
@@ -182,14 +180,22 @@ def read_logs(
     logs = log_files(paths, options.strict, options.scope_field)
     for log in logs:
         try:
+            skipped = Skipped("conversations", strict=options.strict)
+            used = 0
             for conversation in log.conversations(options.limit, options.format, progress):
-                heard.add(tokenizing.talk_of(conversation))
+                try:
+                    heard.add(tokenizing.talk_of(conversation))
+                    used += 1
+                except RecordError as error:
+                    skipped.add(error)
+            skipped.check(used)
         except RecordError as error:
             if log.found:  # its conversations are among the others by now
                 raise
             left_out.append(log.reason_to_leave_out(error))
         else:
-            heard.notes += [f"{log.name}: {note}" for note in log.notes]
+            notes = (*log.notes, *skipped.notes(used))
+            heard.notes += [f"{log.name}: {note}" for note in notes]
     if logs and len(left_out) == len(logs):
         raise ReplayError(left_out[0])
     heard.notes += left_out

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ngram_npu.errors import ReplayError, one_line
+from ngram_npu.errors import RecordError, ReplayError, one_line
 from ngram_npu.replay.records import Conversation, Message, Turn
 
 ChatTemplate = Callable[[Sequence[Message], Sequence[Any], bool], str]
@@ -87,9 +87,7 @@ def _plain(turn: Turn, as_is: bool) -> str:
         return "\n".join(message["content"] for message in turn.messages)
     parts = [json.dumps(turn.tools, ensure_ascii=False)] if turn.tools else []
     for message in turn.messages_or_prompt():
-        is_answer = message["role"] == "assistant"
-        said = _without_reasoning(message) if is_answer else message["content"]
-        parts.append(_LABELS.get(message["role"], "TOOL: ") + said)
+        parts.append(_LABELS.get(message["role"], "TOOL: ") + _without_reasoning(message))
     return " ".join([*parts, "ASSISTANT:"])
 
 
@@ -157,7 +155,7 @@ def load_chat_template(folder: Path) -> ChatTemplate | None:
                 **special,
             )
         except Exception as error:  # a template may fail in any way
-            raise ReplayError(
+            raise RecordError(
                 f"{folder}: its chat template refuses this conversation: {one_line(error):.200}; "
                 "--chat-template default does without it"
             ) from error

@@ -9,6 +9,7 @@ import codecs
 import importlib
 import io
 import json
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -38,6 +39,7 @@ _LINES_BEFORE_VLLM = 1000
 _PIECE = 1 << 10
 _MAGIC = 4
 _DECODER = json.JSONDecoder()
+_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]|-?\d+|"', re.DOTALL)
 
 
 def find_files(path: Path) -> list[Path]:
@@ -99,7 +101,7 @@ def values(path: Path, *, plain: bool = False) -> Iterator[tuple[int, Any]]:
         second = next(lines, "") if is_cut else ""
         if isinstance(second, ReplayError):
             raise second
-        if not _is_object(second):
+        if not _is_record(second):
             yield from _items(reader, first + second, begun)
             return
         ahead.append((reader.line, second))  # lines, of which the first is cut
@@ -119,6 +121,9 @@ def _log_lines(reader: _Reader, lines: Iterable[str | ReplayError]) -> Iterator[
     for text in lines:
         line = reader.line
         where = f"{reader.name}:{line}"
+        if isinstance(text, ReplayError) and log.seen:
+            yield line, text
+            continue
         found = None if isinstance(text, ReplayError) else log.take(text, where)
         if found is not None:
             yield from ((line, value) for value in found)
@@ -215,17 +220,17 @@ def _is_document(first: str) -> bool:
         return False
     try:
         value = json.loads(first)
-    except ValueError:
+    except json.JSONDecodeError:
         return True
-    except RecursionError:
-        return False
+    except (ValueError, RecursionError):  # numbers too long, nesting too deep
+        return first.lstrip()[0] == "["
     # A file of one array on one line; an array of messages is one conversation.
     return isinstance(value, list) and not _is_message(value)
 
 
-def _is_object(line: str) -> bool:
+def _is_record(line: str) -> bool:
     try:
-        return isinstance(json.loads(line), dict)
+        return isinstance(json.loads(line), (dict, list))
     except (ValueError, RecursionError):
         return False
 
@@ -243,21 +248,27 @@ def _items(reader: _Reader, text: str, begun: int) -> Iterator[tuple[int, Any]]:
         buffer.end()
         yield from reader.rest()
         return
-    messages: list[Any] = []  # an array of messages is one conversation
+    messages: list[Any] | None = None  # an array of messages is one conversation
     buffer.skip("[")
+    first = True
     while not buffer.skip("]"):
         line = buffer.here()
-        value = buffer.value()
-        if _is_message([value]):
-            messages.append(value)
-        else:
+        value = buffer.value(is_item=True)
+        if first and _is_message([value]):
+            messages = []
+        first = False
+        if messages is None:
             yield line, value
+        elif isinstance(value, ReplayError):
+            raise value
+        else:
+            messages.append(value)
         if not buffer.skip(","):
             if not buffer.skip("]"):
                 buffer.fail("expected , or ] after an item")
             break
     buffer.end()
-    if messages:
+    if messages is not None:
         yield begun, messages
     yield from reader.rest()
 
@@ -286,14 +297,17 @@ class _Buffer:
         self._at += 1
         return True
 
-    def value(self) -> Any:
+    def value(self, *, is_item: bool = False) -> Any:
+        """The next value. In place of an item that is JSON, but cannot be read, comes its error."""
         self._fill()
         wanted = _CHUNK
+        unread: RecordError | None = None
         while True:
             try:
-                value, at = _DECODER.raw_decode(self._text, self._at)
-            except RecursionError as error:
-                raise self._error(f"not JSON that can be read: {one_line(error)}") from error
+                if unread is not None:
+                    value, at = unread, self._end_of_value()
+                else:
+                    value, at = _DECODER.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
                 if self._reader.at_end:
                     self.here()
@@ -301,8 +315,11 @@ class _Buffer:
                     self._line += self._text.count("\n", self._line_at, pos)
                     column = pos - self._text.rfind("\n", 0, pos)
                     raise self._error(f"not JSON: {error.msg} at column {column}") from error
-            except ValueError as error:
-                raise self._error(f"not JSON that can be read: {one_line(error)}") from error
+            except (ValueError, RecursionError) as error:  # numbers too long, nesting too deep
+                unread = self._error(f"not JSON that can be read: {one_line(error)}")
+                if not is_item:
+                    raise unread from error
+                continue
             else:
                 # A number may continue in text that has not been read; other values are complete.
                 if at < len(self._text) or self._reader.at_end:
@@ -312,6 +329,17 @@ class _Buffer:
                 raise self._error(f"the value is longer than {_MAX_LINE_MIB} MiB")
             self._more(wanted)
             wanted *= 2
+
+    def _end_of_value(self) -> int:
+        """The end of a value whose brackets are closed; raises if that has not been read."""
+        depth = 0
+        for found in _BRACKET.finditer(self._text, self._at):
+            if found[0] == '"':  # of a text whose end has not been read
+                break
+            depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(found[0], 0)
+            if depth <= 0:
+                return found.end() - (depth < 0)
+        raise json.JSONDecodeError("Unterminated value", self._text, len(self._text))
 
     def end(self) -> None:
         self._fill()

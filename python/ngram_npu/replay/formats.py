@@ -16,6 +16,7 @@ from typing import Any
 
 from ngram_npu.errors import RecordError, ReplayError
 from ngram_npu.replay.answers import (
+    Answer,
     Record,
     answers_of,
     checked_text,
@@ -32,6 +33,8 @@ _IDS_KEYS = ("prompt_token_ids", "completion_token_ids")
 _ANSWER_KEYS = ("completion", "response", "output")
 _REQUEST_KEYS = ("request", "request_body")
 _RESPONSE_KEYS = ("response", "response_body", "completion", "output")
+_LINES_BEFORE_INPUT = 100
+"""Lines of a file that are no requests, after which it is not a batch's input."""
 _SHAREGPT_ROLES = {
     "human": "user",
     "gpt": "assistant",
@@ -105,16 +108,22 @@ def conversations_of(
             f"{where}: no format has these keys: {keys}; this would work: "
             f"{FORMATS['messages'].example} or {FORMATS['pairs'].example}"
         )
-    ident = next((data[key] for key in _ID_KEYS if data.get(key) is not None), number)
-    if isinstance(ident, dict) and len(ident) == 1:  # MongoDB's {"$oid": ...}
-        (ident,) = ident.values()
-    if not isinstance(ident, str):
-        ident = json.dumps(ident)
     try:
+        ident = _ident_of(data, number)
         return [Conversation(ident, turns, where) for turns in FORMATS[chosen].turns(data, where)]
+    except RecursionError as error:
+        raise ReplayError(f"{where}: nested too deeply to be read") from error
     except RecordError as error:
         example = FORMATS[chosen].example
         raise ReplayError(f"{error}; read as {chosen}, of which this works: {example}") from error
+
+
+def _ident_of(data: Record, number: int) -> str:
+    ident = next((data[key] for key in _ID_KEYS if data.get(key) is not None), number)
+    if isinstance(ident, dict) and len(ident) == 1:  # MongoDB's {"$oid": ...}
+        (ident,) = ident.values()
+    text = ident if isinstance(ident, str) else json.dumps(ident)
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _scope_of(data: object, field: str, where: str) -> str | int:
@@ -122,7 +131,7 @@ def _scope_of(data: object, field: str, where: str) -> str | int:
     for key in field.split("."):
         data = data.get(key) if isinstance(data, dict) else None
     if isinstance(data, str):
-        return data
+        return checked_text(data, f'{where}: scope field "{field}"')
     if isinstance(data, int) and not isinstance(data, bool) and 0 <= data < 1 << 62:
         return data
     raise ReplayError(
@@ -164,17 +173,19 @@ def _turn(data: object, where: str) -> Turn:
 
 def _pair(data: Record, where: str) -> list[tuple[Turn, ...]]:
     if all(key in data for key in _IDS_KEYS):
-        return [(_turn({key: data[key] for key in _IDS_KEYS}, where),)]
+        prompt, answer = (token_ids_of(data[key], f"{where}: {key}") for key in _IDS_KEYS)
+        return [(Turn(prompt_token_ids=prompt, completion_token_ids=answer),)]
     if "prompt" not in data:
         raise RecordError(f'{where}: missing key "prompt"')
     key = next((key for key in _ANSWER_KEYS if key in data), None)
     if key is None:
         raise RecordError(f'{where}: missing key "completion"')
-    if isinstance(data["prompt"], list) or isinstance(data[key], list):
+    system = _system_of(data, where)
+    if isinstance(data["prompt"], list) or isinstance(data[key], list) or system:
         prompt, answer = data["prompt"], data[key]
         messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
         answers = answer if isinstance(answer, list) else [{"role": "assistant", "content": answer}]
-        return [_turns([*messages, *answers], where, since=len(messages))]
+        return [_turns([*messages, *answers], where, since=len(messages), system=system)]
     return [
         (
             Turn(
@@ -190,7 +201,8 @@ def _pair(data: Record, where: str) -> list[tuple[Turn, ...]]:
 
 def _messages(data: Record, where: str) -> list[tuple[Turn, ...]]:
     key = "conversation" if "conversation" in data else "messages"
-    return [_turns(_array(data, key, where), where, key=key, tools=data.get("tools"))]
+    system, tools = _system_of(data, where), _tools_of(data, where)
+    return [_turns(_array(data, key, where), where, key=key, system=system, tools=tools)]
 
 
 def _sharegpt(data: Record, where: str) -> list[tuple[Turn, ...]]:
@@ -202,24 +214,32 @@ def _sharegpt(data: Record, where: str) -> list[tuple[Turn, ...]]:
         if "from" not in item:
             messages.append(item)
             continue
-        role = item["from"]
-        messages.append({"role": _SHAREGPT_ROLES.get(role, role), "content": item.get("value")})
-    return [_turns(messages, where, key="conversations", tools=data.get("tools"))]
+        role, content = item["from"], item["value"] if "value" in item else item.get("content")
+        role = _SHAREGPT_ROLES.get(role, role) if isinstance(role, str) else role
+        messages.append({**item, "role": role, "content": content})
+    system, tools = _system_of(data, where), _tools_of(data, where)
+    return [_turns(messages, where, key="conversations", system=system, tools=tools)]
 
 
 def _turns(
-    items: list[Any], where: str, since: int = 0, key: str = "messages", tools: object = None
+    items: list[Any],
+    where: str,
+    since: int = 0,
+    key: str = "messages",
+    system: tuple[Message, ...] = (),
+    tools: tuple[Any, ...] = (),
 ) -> tuple[Turn, ...]:
     """A turn for every assistant message from number `since` on; earlier messages are context."""
     turns: list[Turn] = []
-    offered = tuple(tools) if isinstance(tools, list) else ()
     context: list[Message] = []
     for i, item in enumerate(items):
         message = message_of(item, f"{where}: {key}[{i}]")
+        if i == 0 and (message,) != system:  # some records have the system's message twice
+            context += system
         if message["role"] == "assistant" and i >= since:
             answer = checked_text(completion_text(message), f"{where}: {key}[{i}]")
-            turns.append(Turn(None, answer, messages=tuple(context), answer=message, tools=offered))
-            offered = ()
+            turns.append(Turn(None, answer, messages=tuple(context), answer=message, tools=tools))
+            tools = ()
             context = []
         else:
             context.append(message)
@@ -227,6 +247,27 @@ def _turns(
         roles = ", ".join(str(message["role"]) for message in context[:6]) or "none"
         raise RecordError(f'{where}: no message of the role "assistant" (roles: {roles})')
     return tuple(turns)
+
+
+def _system_of(data: Record, where: str) -> tuple[Message, ...]:
+    """The message of a system's text that is beside the messages or the prompt."""
+    key = "system" if data.get("system") not in (None, "", []) else "instructions"
+    if data.get(key) in (None, "", []):
+        return ()
+    return (message_of({"role": "system", "content": data[key]}, f"{where}: {key}"),)
+
+
+def _tools_of(data: Record, where: str) -> tuple[Any, ...]:
+    """The definitions of tools, some datasets have them as JSON text."""
+    tools = data.get("tools")
+    if isinstance(tools, str) and tools:
+        with suppress(ValueError, RecursionError):
+            tools = json.loads(tools)
+    if tools in (None, ""):
+        return ()
+    if not isinstance(tools, list):
+        raise RecordError(f"{where}: tools must be an array, got {kind(tools)}")
+    return tuple(tools)
 
 
 # Requests with their responses
@@ -237,20 +278,31 @@ def _log(data: Record, where: str) -> list[tuple[Turn, ...]]:
     _refuse_failure(data, where)
     key = next((key for key in _RESPONSE_KEYS if key in data), None)
     at = where if key is None else f"{where}: {key}"
-    answers, prompt_ids = answers_of(data if key is None else data[key], at)
-    if prompt_ids is not None and all(answer.token_ids for answer in answers):
-        ids = [token_ids_of(answer.token_ids, f"{at}: token_ids") for answer in answers]
-        return [(Turn(prompt_token_ids=prompt_ids, completion_token_ids=of),) for of in ids]
+    answers = answers_of(data if key is None else data[key], at)
+    if all(answer.has_ids for answer in answers.values() if not answer.is_empty):
+        with suppress(RecordError):  # ids need no request
+            if _request(data, where).get("echo"):
+                _remove_echoes(answers, dict.fromkeys(answers, ""), at)
+        return [
+            (Turn(prompt_token_ids=of.prompt_token_ids, completion_token_ids=tuple(of.token_ids)),)
+            for of in answers.values()
+            if not of.is_empty
+        ]
     if "custom_id" in data and not any(key in data for key in (*_REQUEST_KEYS, "messages")):
         request = _request({"request": _batch_request(data["custom_id"], where)}, where)
     else:
         request = _request(data, where)
     messages = _request_messages(request, where)
     if messages is not None:
-        tools = request.get("tools")
+        system, tools = _system_of(request, where), _tools_of(request, where)
+        if request.get("echo"):  # of a message that the answer continues
+            last = message_of(messages[-1], f"{where}: messages[{len(messages) - 1}]")
+            begun = last["content"] if last["role"] == "assistant" else ""
+            _remove_echoes(answers, dict.fromkeys(answers, begun), at)
         return [
-            _turns([*messages, answer.message()], where, since=len(messages), tools=tools)
-            for answer in answers
+            _turns([*messages, of.message()], where, len(messages), system=system, tools=tools)
+            for of in answers.values()
+            if not of.is_empty
         ]
     prompts = request.get("prompt", request.get("text"))
     prompts = prompts if isinstance(prompts, list) else [prompts]
@@ -260,17 +312,33 @@ def _log(data: Record, where: str) -> list[tuple[Turn, ...]]:
             f'{where}: the request must have "messages", "input" or a text "prompt", got {found}'
         )
     # The completions endpoint: the prompt is the model's whole input, template included. With
-    # several prompts the answers are in their order.
-    return [
-        (
-            Turn(
-                checked_text(prompts[i * len(prompts) // len(answers)], f"{where}: prompt"),
-                completion_text(answer.message()),
-                raw="prompt" in request,
-            ),
+    # several prompts the answers are in their order, as many to each.
+    count, n = len(answers), request.get("n")
+    too_many = isinstance(n, int) and not isinstance(n, bool) and count > n * len(prompts)
+    in_order = count % len(prompts) == 0 and [*answers] == [*range(count)]
+    if too_many or (len(prompts) > 1 and not in_order):
+        raise RecordError(
+            f"{at}: expected {'as many' if n is None else n} choices for each of {len(prompts)} "
+            f"prompts, numbered from 0, got {', '.join(map(str, answers)):.80}"
         )
-        for i, answer in enumerate(answers)
+    prompt_of = {
+        number: checked_text(prompts[i * len(prompts) // count], f"{where}: prompt")
+        for i, number in enumerate(answers)
+    }
+    if request.get("echo"):
+        _remove_echoes(answers, prompt_of, at)
+    return [
+        (Turn(prompt_of[number], completion_text(of.message()), raw="prompt" in request),)
+        for number, of in answers.items()
+        if not of.is_empty
     ]
+
+
+def _remove_echoes(answers: dict[int, Answer], prompt_of: dict[int, str], where: str) -> None:
+    for number, answer in answers.items():
+        answer.remove_echo(prompt_of[number])
+    if all(answer.is_empty for answer in answers.values()):
+        raise ReplayError(f"{where}: the answer is empty without the prompt that it repeats")
 
 
 def _refuse_failure(data: Record, where: str) -> None:
@@ -302,17 +370,16 @@ def _request(data: Record, where: str) -> Record:
 
 
 def _request_messages(request: Record, where: str) -> list[Any] | None:
-    """The messages of a request, with its system's text; None for one with a prompt."""
+    """The messages of a request; None for one with a prompt that is the model's whole input."""
     if "messages" in request:
-        messages = [*_array(request, "messages", where)]
-    elif "input" in request:  # the Responses API
+        return _array(request, "messages", where)
+    if "input" in request:  # the Responses API
         given = request["input"]
         items = given if isinstance(given, list) else [{"role": "user", "content": given}]
-        messages = [_as_message(item) for item in items]
-    else:
-        return None
-    system = request.get("system") or request.get("instructions")
-    return [{"role": "system", "content": system}, *messages] if system else messages
+        return [_as_message(item) for item in items]
+    if isinstance(request.get("prompt"), str) and _system_of(request, where):
+        return [{"role": "user", "content": request["prompt"]}]
+    return None
 
 
 def _as_message(item: Any) -> Any:
@@ -321,6 +388,8 @@ def _as_message(item: Any) -> Any:
         return item
     if "output" in item:
         return {"role": "tool", "content": item["output"]}
+    if item.get("type") in (None, "message"):  # without its role
+        return item
     return {"role": "assistant", "content": [item]}
 
 
@@ -329,25 +398,32 @@ def _batch_request(ident: Any, where: str) -> Any:
     answers = Path(where.rpartition(":")[0])
     if not answers.is_file():  # stdin has no folder
         raise RecordError(f"{where}: a batch's output needs its input: pass the file, not a pipe")
-    requests = _requests_beside(answers)
-    if ident not in requests:
+    found = _requests_beside(answers).get(ident, ()) if isinstance(ident, str) else ()
+    if not found:
         raise RecordError(
-            f"{where}: the request {ident!r} is not here: put the batch's input into the same "
+            f"{where}: the request {ident!r:.80} is not here: put the batch's input into the same "
             "folder"
         )
-    return requests[ident]
+    if any(request != found[0] for request in found):
+        raise RecordError(f"{where}: several requests of this folder are {ident!r:.80}")
+    return found[0]
 
 
 @lru_cache(1)
-def _requests_beside(answers: Path) -> dict[Any, Any]:
+def _requests_beside(answers: Path) -> dict[str, list[Any]]:
     """By id, from the other files in the folder."""
-    found = {}
+    found: dict[str, list[Any]] = {}
     for file in sorted(answers.parent.iterdir()):
         if file != answers and file.name.endswith(SUFFIXES) and file.is_file():
-            for _, item in values(file):
-                if not (isinstance(item, dict) and "body" in item and "custom_id" in item):
-                    break  # another kind of file
-                found[item["custom_id"]] = item
+            with suppress(ReplayError):  # a file that is no batch's input may be anything
+                is_input = False
+                for number, (_, item) in enumerate(values(file)):
+                    ident = item.get("custom_id") if isinstance(item, dict) else None
+                    if isinstance(ident, str) and "body" in item:
+                        found.setdefault(ident, []).append(item)
+                        is_input = True
+                    elif not is_input and number >= _LINES_BEFORE_INPUT:
+                        break
     return found
 
 
@@ -356,15 +432,23 @@ def _requests_beside(answers: Path) -> dict[Any, Any]:
 
 def _fastchat(data: Record, where: str) -> list[tuple[Turn, ...]]:
     ident = data.get("question_id")
-    questions = _questions(Path(where.rpartition(":")[0]), where).get(ident)
-    if questions is None:
-        raise ReplayError(f"{where}: {QUESTIONS} has no question {ident!r}")
+    if isinstance(ident, bool) or not isinstance(ident, (str, int)):
+        raise RecordError(f"{where}: question_id must be a number or string, got {kind(ident)}")
+    asked = _questions(Path(where.rpartition(":")[0]), where).get(ident, [])
+    if len(asked) != 1:
+        number = "several questions" if asked else "no question"
+        raise ReplayError(f"{where}: {QUESTIONS} has {number} {ident!r:.80}")
+    questions = [
+        checked_text(turn, f"{where}: {QUESTIONS}: turns[{i}]")
+        for i, turn in enumerate(_array(asked[0], "turns", f"{where}: {QUESTIONS}"))
+    ]
     parsed = []
     for i, choice in enumerate(_array(data, "choices", where)):
         answers = _array(choice, "turns", f"{where}: choices[{i}]")
-        if len(answers) > len(questions):
+        if len(answers) != len(questions):
             raise ReplayError(
-                f"{where}: {len(answers)} answers to question {ident!r} of {len(questions)} turns"
+                f"{where}: {len(answers)} answers to question {ident!r:.80} of {len(questions)} "
+                "turns"
             )
         at = f"{where}: choices[{i}].turns"
         parsed.append(
@@ -376,8 +460,8 @@ def _fastchat(data: Record, where: str) -> list[tuple[Turn, ...]]:
     return parsed
 
 
-def _questions(answers: Path, where: str) -> dict[Any, list[str]]:
-    """Turns by question id, from the answers' folder or the one above it."""
+def _questions(answers: Path, where: str) -> dict[str | int, list[Any]]:
+    """Questions by id, from the answers' folder or the one above it."""
     for folder in (answers.parent, answers.resolve().parent.parent):
         file = folder / QUESTIONS
         if file.is_file():
@@ -389,12 +473,13 @@ def _questions(answers: Path, where: str) -> dict[Any, list[str]]:
 
 
 @lru_cache(1)
-def _questions_in(file: Path) -> dict[Any, list[str]]:
-    return {
-        item["question_id"]: [checked_text(turn, f"{file}:{line}") for turn in item["turns"]]
-        for line, item in values(file)
-        if isinstance(item, dict) and "question_id" in item and "turns" in item
-    }
+def _questions_in(file: Path) -> dict[str | int, list[Any]]:
+    found: dict[str | int, list[Any]] = {}
+    for _, item in values(file):
+        ident = item.get("question_id") if isinstance(item, dict) else None
+        if isinstance(ident, (str, int)) and not isinstance(ident, bool):
+            found.setdefault(ident, []).append(item)
+    return found
 
 
 # Detecting the format

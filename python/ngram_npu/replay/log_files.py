@@ -40,6 +40,54 @@ def no_progress(_: Progress) -> None:
 
 
 @dataclass
+class Skipped:
+    """What was skipped of an input, and why.
+
+    Attributes:
+        what: is counted, in the plural.
+        path: of the file, with which reasons begin.
+        strict: whether one is an error.
+        number: of them.
+        reasons: one of each kind, with file and line.
+    """
+
+    what: str
+    path: str = ""
+    strict: bool = False
+    number: int = 0
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def add(self, error: ReplayError) -> None:
+        """Count one; with `strict` its error is raised."""
+        if self.strict:
+            raise error
+        self.number += 1
+        # Equal reasons differ in the line: "talk.jsonl:7: not JSON ..."
+        kind = str(error).removeprefix(self.path).partition(": ")[2]
+        if kind not in self.reasons and len(self.reasons) < _REASONS_SHOWN:
+            self.reasons[kind] = str(error)
+
+    def check(self, used: int) -> None:
+        """Raises RecordError if more were skipped than used."""
+        if self.number > used:
+            first = next(iter(self.reasons.values()))
+            raise RecordError(f"{first}; {self._share(used)}, which is more than half")
+
+    def notes(self, used: int) -> tuple[str, ...]:
+        """How many were skipped, which share that is, and the first three reasons."""
+        if not self.number:
+            return ()
+        reasons = [reason.partition("; read as ")[0] for reason in self.reasons.values()]
+        shown = "; ".join(f"{reason:.160}" for reason in reasons)
+        return (f"{self._share(used)}: {shown}",)
+
+    def _share(self, used: int) -> str:
+        total = self.number + used
+        share = self.number / total
+        return f"{self.number} of {total} {self.what} are skipped ({share:.1%})"
+
+
+@dataclass
 class LogFile:
     """A file to read, once.
 
@@ -51,7 +99,6 @@ class LogFile:
         scope_field: as for `iter_conversations`.
         found: records that were, so far.
         skipped: records that were not conversations.
-        reasons: why, one of each kind, with file and line.
     """
 
     name: str
@@ -60,8 +107,10 @@ class LogFile:
     strict: bool
     scope_field: str | None = None
     found: int = 0
-    skipped: int = 0
-    reasons: dict[str, str] = field(default_factory=dict)
+    skipped: Skipped = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.skipped = Skipped("records", str(self.path), self.strict)
 
     def conversations(
         self,
@@ -75,8 +124,8 @@ class LogFile:
             RecordError: more than half of the file, or all of it, is not conversations.
             ReplayError: the file cannot be read; with `strict`, one record is not a conversation.
         """
-        skip = None if self.strict else self._skip
         last = None
+        skip = self.skipped.add
         read = islice(iter_conversations(self.path, format_name, skip, self.scope_field), limit)
         for number, conversation in enumerate(read, start=1):
             if progress is not None:
@@ -84,38 +133,20 @@ class LogFile:
             self.found += conversation.where != last  # a record may have several answers
             last = conversation.where
             yield conversation
-        if self.skipped > self.found:
-            first = next(iter(self.reasons.values()))
-            raise RecordError(f"{first}; {self._share}, which is more than half")
+        self.skipped.check(self.found)
         if not self.found:
             raise RecordError(f"{self.path}: empty, no conversation in this file")
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was skipped, which share that is, and the first three reasons."""
-        if not self.skipped:
-            return ()
-        reasons = [reason.partition("; read as ")[0] for reason in self.reasons.values()]
-        shown = "; ".join(f"{reason:.160}" for reason in reasons[:_REASONS_SHOWN])
-        return (f"{self._share}: {shown}",)
+        """What was skipped of it."""
+        return self.skipped.notes(self.found)
 
     def reason_to_leave_out(self, error: RecordError) -> str:
         """Why a file of a folder is no log; any other file's error is raised."""
-        if self.strict or not self.in_folder or self.found > self.skipped:
+        if self.strict or not self.in_folder or self.found > self.skipped.number:
             raise error
         return f"no log, left out: {str(error).partition('; read as ')[0]:.240}"
-
-    @property
-    def _share(self) -> str:
-        total = self.found + self.skipped
-        return f"{self.skipped} of {total} records are skipped ({self.skipped / total:.1%})"
-
-    def _skip(self, error: ReplayError) -> None:
-        self.skipped += 1
-        # Equal reasons differ in the line: "talk.jsonl:7: not JSON ..."
-        kind = str(error).removeprefix(str(self.path)).partition(": ")[2]
-        if kind not in self.reasons and len(self.reasons) < _REASONS_SHOWN:
-            self.reasons[kind] = str(error)
 
 
 def log_files(

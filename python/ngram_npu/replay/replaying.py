@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -16,10 +17,11 @@ import numpy as np
 from ngram_npu.config import STORE_TOKENS
 from ngram_npu.cost_tables import FORMAT, Costs
 from ngram_npu.errors import RecordError, ReplayError, one_line
+from ngram_npu.replay.answers import checked_text
 from ngram_npu.replay.chat_template import ChatTemplate, load_chat_template, texts
 from ngram_npu.replay.environment import machine, versions
 from ngram_npu.replay.figures import ReplayFigures
-from ngram_npu.replay.log_files import Progress, log_files, no_progress
+from ngram_npu.replay.log_files import Progress, Skipped, log_files, no_progress
 from ngram_npu.replay.records import Conversation
 from ngram_npu.replay.replay_report import ReplayReport
 from ngram_npu.replay.simulation import Int32Array, Proposer, TokenRequest, TokenTurn, simulate
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from ngram_npu.config import NgramConfig
 
 IDS_ONLY = "ids"
-"""Tokenizer name that refuses text: every turn must carry token ids."""
+"""Tokenizer name that refuses text: conversations without token ids are skipped."""
 
 _LOOKUP = (
     "min_n",
@@ -69,8 +71,8 @@ class ReplayOptions:
         batch_size: conversations replayed together; None: 32, with a store 1.
         limit: conversations per input; None: all.
         format: of the files, one of `formats.FORMATS`; None: detected from their content.
-        strict: whether a record that is not a conversation is an error. If not, it is skipped, and
-            the figures' notes say how many were.
+        strict: whether a record that is not a conversation, or that the chat template refuses, is
+            an error. If not, it is skipped, and the figures' notes say how many were.
         tokenizer: as for `load_tokenizer`, or "ids" to accept only recorded token ids; None:
             mistral-v1, and the report warns that it is not the model's own.
         chat_template: "auto", the template in the tokenizer's folder, or the package's if there is
@@ -255,14 +257,16 @@ def replay(
         chosen = True
         texts = [c for item in loaded for c in item.conversations if not c.has_token_ids]
         if texts and tokenizer is None:
-            if options.tokenizer == IDS_ONLY:
-                raise ReplayError(f'{texts[0].where}: missing key "prompt_token_ids"')
-            tokenizer = load_tokenizer(options.tokenizer or DEFAULT_TOKENIZER)
+            if options.tokenizer != IDS_ONLY:
+                tokenizer = load_tokenizer(options.tokenizer or DEFAULT_TOKENIZER)
             chosen = options.tokenizer is not None or not paths
         report = progress or no_progress
         figures: list[ReplayFigures] = []
         for item in loaded:
-            requests = tokenize(item, tokenizer, report, options.chat_template)
+            skipped = Skipped("conversations", strict=options.strict)
+            requests = tokenize(item, tokenizer, report, options.chat_template, skipped)
+            used = len(item.conversations) - skipped.number
+            skipped.check(used)
             if options.generated_only:
                 requests = [turn for request in requests for turn in request.turns_apart()]
             proposer = make_proposer(options)
@@ -275,7 +279,7 @@ def replay(
                 padded=options.drafts == "padded",
                 progress=_phase(report, item.name),
             )
-            figures.append(replace(counted, notes=item.notes))
+            figures.append(replace(counted, notes=(*item.notes, *skipped.notes(used))))
     return ReplayReport(
         command=command,
         date=date,
@@ -299,6 +303,7 @@ def tokenize(
     tokenizer: TokenizerLike | None,
     progress: Callable[[Progress], None] | None = None,
     chat_template: Literal["auto", "default", "none"] = "auto",
+    skipped: Skipped | None = None,
 ) -> list[TokenRequest]:
     """Convert one input's conversations to token ids, each prompt in its chat template.
 
@@ -307,14 +312,20 @@ def tokenize(
         tokenizer: for turns without token ids.
         progress: called after each conversation.
         chat_template: as in `ReplayOptions`.
+        skipped: counts conversations that cannot be converted; None: one of them is an error.
 
     Raises:
-        ReplayError: a turn has no token ids and there is no tokenizer, or a template fails.
+        ReplayError: a turn has no token ids and there is no tokenizer, or the template refuses a
+            conversation; the message names file and line.
     """
+    skipped = skipped or Skipped("conversations", strict=True)
     to_requests = request_maker(tokenizer, chat_template)
     requests: list[TokenRequest] = []
     for done, conversation in enumerate(item.conversations, start=1):
-        requests += to_requests(conversation)
+        try:
+            requests += to_requests(conversation)
+        except RecordError as error:
+            skipped.add(error)
         if progress is not None:
             progress(Progress(item.name, "tokenize", done, len(item.conversations)))
     return requests
@@ -324,7 +335,8 @@ def request_maker(
     tokenizer: TokenizerLike | None, chat_template: str
 ) -> Callable[[Conversation], list[TokenRequest]]:
     """Returns a function from a conversation to its requests. There is one request unless the
-    template changes earlier turns."""
+    template changes earlier turns. It raises RecordError, naming file and line, for a conversation
+    that the template refuses, and for text without a tokenizer."""
     folder: Path | None = getattr(tokenizer, "folder", None)
     template: ChatTemplate | None = None
     if chat_template == "auto" and folder is not None:
@@ -336,16 +348,29 @@ def request_maker(
             ids = [(t.prompt_token_ids or (), t.completion_token_ids or ()) for t in turns]
             return [TokenRequest(conversation.id, _token_turns(ids))]
         if tokenizer is None:
-            raise ReplayError("a turn without token ids needs a tokenizer")
+            raise RecordError(f'{conversation.where}: missing key "prompt_token_ids"')
         # Prompt and answer are tokenized separately, because no token of the answer can begin in
         # the prompt that the model was given.
         encode = tokenizer.encode
         return [
             TokenRequest(conversation.id, _token_turns((encode(p), encode(c)) for p, c in turns))
-            for turns in texts(conversation, template, as_is=chat_template == "none")
+            for turns in _texts(conversation, template, as_is=chat_template == "none")
         ]
 
     return requests_of
+
+
+def _texts(
+    conversation: Conversation, template: ChatTemplate | None, *, as_is: bool
+) -> list[list[tuple[str, str]]]:
+    """`texts`, all of which a tokenizer takes."""
+    try:
+        found = texts(conversation, template, as_is=as_is)
+        for text in chain.from_iterable(chain.from_iterable(found)):
+            checked_text(text, "the text in its template")
+    except (ReplayError, RecursionError) as error:
+        raise RecordError(f"{conversation.where}: {one_line(error)}") from error
+    return found
 
 
 def _token_turns(turns: Iterable[tuple[Sequence[int], Sequence[int]]]) -> tuple[TokenTurn, ...]:

@@ -11,28 +11,35 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ngram_npu.errors import RecordError
+from ngram_npu.errors import RecordError, one_line
 
 _LINE = re.compile(r"\b(DEBUG|INFO|WARNING|ERROR)(:| \d\d-\d\d \d\d:\d\d:\d\d) ")
-_ASKED = re.compile(r"(?:Received request|Request) (\S+?)(?: details)?: (prompt: .*)", re.DOTALL)
-_COUNTED = re.compile(r"Received request (\S+): .*?SamplingParams\(n=(\d+),", re.DOTALL)
+# Each is matched where it must be: a text may contain all that a log has.
+_PLACE = re.compile(r"\S*:\d+\] ")
+_ASKED = re.compile(r"(?:Received request|Request) (\S+?)(?: details)?: (?=prompt: )")
+_COUNTED = re.compile(r"Received request (\S+?): ")
 _ANSWERED = re.compile(
-    r"Generated response (\S+?)( \(streaming delta\)| \(streaming complete\))?(?: details)?: (.*)",
-    re.DOTALL,
+    r"Generated response (\S+?)( \(streaming delta\)| \(streaming complete\))?(?: details)?: "
 )
 _TEXT = r"('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|None)"
-_PROMPT = re.compile(rf"prompt: {_TEXT}", re.DOTALL)
-_OUTPUT = re.compile(rf"output: {_TEXT}", re.DOTALL)
+_PROMPT = re.compile(rf"prompt: {_TEXT}(?=, |$)", re.DOTALL)
+_OUTPUT = re.compile(rf"output: {_TEXT}(?=, |$)", re.DOTALL)
 _IDS = re.compile(r"token_ids: [\[(]([\d, ]*)[\])]")
+_N = re.compile(r"SamplingParams\(n=(\d{1,9}),")
 
 
 @dataclass
 class _Request:
+    where: str
     prompt: str | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
     """Of the answer whose text comes next."""
-    answers: int = 1
+    number: int = 1
+    """Of answers."""
+    answered: int = 0
+    is_reused: bool = False
+    """Whether two requests have this id, so that nobody knows whose the answers are."""
 
 
 class VllmLog:
@@ -50,33 +57,52 @@ class VllmLog:
 
     def take(self, text: str, where: str) -> list[dict[str, Any] | RecordError] | None:
         """The records that a line completes; None for a line that is not vLLM's."""
-        if not self.seen and not _LINE.search(text[:200]):
+        begun = _LINE.search(text[:200])
+        if begun is None and not self.seen:
             return None
         self.seen = True
-        counted = _COUNTED.search(text)
-        if counted is not None:
-            self._requests.setdefault(counted[1], _Request()).answers = int(counted[2])
-        asked = _ASKED.search(text)
-        if asked is not None:
-            request = self._requests.setdefault(asked[1], _Request())
-            request.prompt = _literal(_PROMPT, asked[2])
-            request.prompt_token_ids = _ids(asked[2])
-        answered = None if asked or counted else _ANSWERED.search(text)
-        self._has_requests |= bool(asked or counted or answered)
+        place = None if begun is None else _PLACE.match(text, begun.end())
+        if place is None:
+            return []
+        try:
+            return self._take(text.rstrip("\r\n"), place.end(), where)
+        except (ValueError, SyntaxError) as error:
+            return [RecordError(f"{where}: not a line of vLLM's log: {one_line(error):.100}")]
+
+    def _take(self, text: str, at: int, where: str) -> list[dict[str, Any] | RecordError]:
+        asked = _ASKED.match(text, at)
+        received = asked or _COUNTED.match(text, at)
+        if received is not None:
+            self._has_requests = True
+            request = self._requests.setdefault(received[1], _Request(where))
+            at = received.end()
+            if asked is not None:
+                request.is_reused |= request.prompt is not None or bool(request.prompt_token_ids)
+                request.prompt, at = _literal(_PROMPT, text, at)
+                request.prompt_token_ids = _ids(text, at)
+            counted = _N.search(text, at)
+            if counted is not None:
+                request.number = int(counted[1])
+            return []
+        answered = _ANSWERED.match(text, at)
         if answered is None:
             return []
-        ident, streamed, rest = answered[1], answered[2] or "", answered[3]
-        request = self._requests.setdefault(ident, _Request())
-        found = _ids(rest)
+        self._has_requests = True
+        ident, streamed, at = answered[1], answered[2] or "", answered.end()
+        request = self._requests.setdefault(ident, _Request(where))
+        said, end = _literal(_OUTPUT, text, at)
+        found = _ids(text, end)
         if found is not None:
             before = request.token_ids if streamed else None
             request.token_ids = [*(before or []), *found]
-        if "delta" in streamed or not _OUTPUT.match(rest):
+        if "delta" in streamed or end == at:
             return []
-        request.answers -= 1
-        if request.answers == 0:
+        made = _record(ident, request, bool(streamed), said, where)
+        request.token_ids = None  # the next answer has its own
+        request.answered += 1
+        if request.answered >= request.number:
             del self._requests[ident]
-        return [_record(ident, request, bool(streamed), _literal(_OUTPUT, rest), where)]
+        return [made]
 
     def rest(self) -> list[dict[str, Any] | RecordError]:
         """The requests that the log has no answer of."""
@@ -85,23 +111,30 @@ class VllmLog:
             return [RecordError(f"{self._where}: a server's log without requests: set {options}")]
         return [
             RecordError(
-                f"{self._where}: request {ident}: the log has no answer; vLLM logs none of "
+                f"{request.where}: request {ident}: the log has no answer; vLLM logs none of "
                 "/v1/completions: log at the client, or with return_token_ids"
             )
-            for ident in self._requests
+            for ident, request in self._requests.items()
         ]
 
 
 def _record(
     ident: str, request: _Request, streamed: bool, output: str | None, where: str
 ) -> dict[str, Any] | RecordError:
+    if request.is_reused:
+        return RecordError(f"{where}: request {ident}: the log has several requests of this id")
     if request.prompt is None and request.prompt_token_ids is None:
         return RecordError(
             f"{where}: request {ident}: the log has no prompt; vLLM writes prompts and token ids "
             "at level DEBUG only: VLLM_LOGGING_LEVEL=DEBUG"
         )
-    # Token ids of a stream are logged where a delta has text, so some may be missing.
-    exact = request.token_ids if not streamed or request.prompt is None else None
+    # Token ids of a stream are logged where a delta has text, so some may be missing, and those of
+    # several answers are mixed.
+    exact = (
+        None
+        if streamed and (request.prompt is not None or request.number > 1)
+        else (request.token_ids)
+    )
     return {
         "id": ident,
         "request": {"prompt": request.prompt},
@@ -112,13 +145,15 @@ def _record(
     }
 
 
-def _literal(pattern: re.Pattern[str], text: str) -> str | None:
-    """A text as Python's `repr` wrote it."""
-    found = pattern.match(text)
-    value: str | None = None if found is None else ast.literal_eval(found[1])
-    return value
+def _literal(pattern: re.Pattern[str], text: str, at: int) -> tuple[str | None, int]:
+    """A text as Python's `repr` wrote it, and where it ends; None if there is none."""
+    found = pattern.match(text, at)
+    if found is None:
+        return None, at
+    value: str | None = ast.literal_eval(found[1])
+    return value, found.end()
 
 
-def _ids(text: str) -> list[int] | None:
-    found = _IDS.search(text)
+def _ids(text: str, at: int) -> list[int] | None:
+    found = _IDS.search(text, at)
     return None if found is None else [int(word) for word in found[1].split(",") if word.strip()]

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ngram_npu.errors import RecordError, ReplayError
-from ngram_npu.replay.log_files import Progress, log_files
+from ngram_npu.replay.log_files import Progress, Skipped, log_files
 from ngram_npu.replay.records import Conversation
 from ngram_npu.replay.replay_report import TOKENIZER_WARNING
 from ngram_npu.replay.replaying import (
@@ -78,7 +78,7 @@ class Traffic:
         characters: of the conversations kept.
         found, found_characters: of all conversations read.
         left_out: kept conversations without a step.
-        notes: records that were skipped, and files of folders that are no logs.
+        notes: records and conversations that were skipped, and files of folders that are no logs.
         tokenizer: name and source; None for token ids.
     """
 
@@ -157,9 +157,8 @@ def read_traffic(
     loaded: TokenizerLike | None = None
     texts = [c for _, c in chosen if not c.has_token_ids]
     if texts:
-        if options.tokenizer == IDS_ONLY:
-            raise ReplayError(f'{texts[0].where}: missing key "prompt_token_ids"')
-        loaded = load_tokenizer(options.tokenizer or DEFAULT_TOKENIZER)
+        if options.tokenizer != IDS_ONLY:
+            loaded = load_tokenizer(options.tokenizer or DEFAULT_TOKENIZER)
         if options.tokenizer is None and paths:
             notes.append(TOKENIZER_WARNING)
     to_requests = request_maker(loaded, options.chat_template)
@@ -167,8 +166,13 @@ def read_traffic(
     owners: list[int] = []
     names: list[str] = []
     input_of: list[int] = []
+    skipped = [Skipped("conversations", strict=options.strict) for _ in inputs]
     for done, (number, conversation) in enumerate(chosen, start=1):
-        made = [r for r in to_requests(conversation) if r.spans()]
+        try:
+            made = [r for r in to_requests(conversation) if r.spans()]
+        except RecordError as error:
+            skipped[number].add(error)
+            made = []
         if made:
             owners += [len(names)] * len(made)
             requests += made
@@ -176,25 +180,29 @@ def read_traffic(
             input_of.append(number)
         if progress is not None:
             progress(Progress(inputs[number], "tokenize", done, len(chosen)))
+    for number, of_input in enumerate(skipped):
+        used = sum(of == number for of, _ in chosen) - of_input.number
+        of_input.check(used)
+        notes += [f"{inputs[number]}: {note}" for note in of_input.notes(used)]
     if len(names) < 2:
         raise ReplayError(
             f"expected 2 or more conversations with an answer of 2 or more tokens, got {len(names)}"
         )
     conversation_of = np.array(owners)
     generated = [sum(end - start - 1 for start, end in r.spans()) for r in requests]
-    of_input = np.array(input_of)
+    input_numbers = np.array(input_of)
     return Traffic(
         inputs=tuple(inputs),
-        input_of=of_input,
+        input_of=input_numbers,
         names=tuple(names),
-        number_in_input=_numbers_within(of_input),
+        number_in_input=_numbers_within(input_numbers),
         requests=tuple(requests),
         conversation_of=conversation_of,
         tokens=np.bincount(conversation_of, generated, len(names)).astype(np.int64),
         characters=kept.characters,
         found=kept.found,
         found_characters=kept.found_characters,
-        left_out=len(chosen) - len(names),
+        left_out=len(chosen) - len(names) - sum(of.number for of in skipped),
         notes=tuple(notes),
         tokenizer=None if loaded is None else f"{loaded.name}: {loaded.source}",
     )
