@@ -72,7 +72,8 @@ class NgramCandidates(CandidateGenerator):  # type: ignore[misc]
             store: a store that several calls of `generate` share, one after the other.
         """
         self._proposer = NgramProposer(config, store=store)
-        self._proposer.reset(np.zeros(1, np.int32))  # the previous call has ended
+        if store is not None:
+            store.finish(np.zeros(1, np.int32))  # the previous call has ended
         self._tokens: npt.NDArray[np.int32] = np.zeros((1, max_length), np.int32)
         self._count: npt.NDArray[np.int32] = np.zeros(1, np.int32)
         self._stops = np.array(list(stop_token_ids), np.int32)

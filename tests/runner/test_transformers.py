@@ -20,7 +20,7 @@ from ngram_npu import NgramConfig, NgramStore
 pytest.importorskip("transformers")
 
 import ngram_npu.transformers as ours
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, TextStreamer
+from transformers import AutoTokenizer, GenerationConfig, TextStreamer
 
 from runner import worlds
 
@@ -28,11 +28,6 @@ README = Path(__file__).resolve().parents[2] / "README.md"
 REQUESTS = 100
 NEW_TOKENS = 24
 STOP = ord("8")
-
-
-@pytest.fixture(scope="module")
-def plain_model(folder: str) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
 
 
 @pytest.fixture(scope="module")
