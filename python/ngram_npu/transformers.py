@@ -198,15 +198,14 @@ def drafting(model: Any, config: NgramConfig | None = None) -> Iterator[None]:
     def make_candidates(
         *, generation_config: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any], **_: Any
     ) -> NgramCandidates:
-        length = generation_config.max_length
         if "cache" in model_kwargs:  # since version 5.24
             cache = model_kwargs["cache"]
         else:  # versions from 5.0 leave it to the model, which may choose another kind
             cache = model_kwargs.setdefault("past_key_values", DynamicCache())
-        _check_cache(cache, length)
+        _check_cache(cache)
         criteria = generation_config._stopping_criteria
         criteria.prompt_length = input_ids.shape[1]
-        return NgramCandidates(ngram, length, criteria, store=store)
+        return NgramCandidates(ngram, generation_config.max_length, criteria, store=store)
 
     ours = (checked_generate, prepare_checked_config, keep_stopping_criteria, make_candidates)
     names = ("generate", *_REPLACED)
@@ -293,25 +292,19 @@ def _refuse(given: dict[str, Any]) -> None:
         )
 
 
-def _check_cache(cache: Any, max_length: int) -> None:
+def _check_cache(cache: Any) -> None:
     """Refuses a cache from which the keys and values of rejected drafts cannot be removed."""
     unlike = [type(cache)]
     if type(cache) is DynamicCache:
         unlike = [
             type(layer)
             for layer in cache.layers
-            if type(layer) is not DynamicLayer
-            and not (
-                type(layer) is DynamicSlidingWindowLayer
-                # Before version 5.16 it cannot be cropped once its window is full.
-                and (hasattr(layer, "activate_past_recording") or max_length < layer.sliding_window)
-            )
+            if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer)
         ]
     if unlike:
         raise ValueError(
             "drafting: model: expected a cache of full or sliding attention, from which rejected "
-            f"drafts can be removed, got {unlike[0].__name__} with max_length {max_length} in "
-            f"transformers {_VERSION}"
+            f"drafts can be removed, got {unlike[0].__name__}"
         )
 
 
