@@ -81,8 +81,9 @@ _IMAGE_MODELS = {
         *("Qwen2VL", "Qwen2_5_VL", "Qwen3VL"),
     )
 }
-_PREPARING = _IMAGE_MODELS | {"BloomForCausalLM", "Phi3ForCausalLM"}
-"""Models that may prepare their inputs by themselves: these are right for several new tokens."""
+_COMPARED = _IMAGE_MODELS | {"BloomForCausalLM", "Phi3ForCausalLM"}
+"""Models that read more than text or prepare their inputs by themselves: with these, drafts change
+no token. Other such models may be wrong for several new tokens."""
 _REPLACED = ("_prepare_generation_config", "_get_stopping_criteria", "_get_candidate_generator")
 """Methods of the model that `drafting` replaces."""
 _STOCK = ("generate", "_sample", "_assisted_decoding", "_get_logits_processor", *_REPLACED)
@@ -241,8 +242,10 @@ def _check_model(model: Any) -> None:
         reason = "it has an encoder"
     elif model._is_stateful or not model._supports_default_dynamic_cache():
         reason = "rejected drafts can be removed only from a cache of attention"
-    elif not inherits("prepare_inputs_for_generation") and kind.__name__ not in _PREPARING:
-        reason = "it prepares its inputs by itself, which may be wrong for several new tokens"
+    elif kind.__name__ not in _COMPARED and (
+        model.config.sub_configs or not inherits("prepare_inputs_for_generation")
+    ):
+        reason = "it reads more than text or prepares its inputs by itself, and was not compared"
     elif any(
         word in str(getattr(part, "rope_type", ""))
         for part in model.modules()

@@ -456,6 +456,11 @@ OTHER_MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "dynamic": ("LlamaForCausalLM", DYNAMIC, "depend on the length"),
     "longrope": ("LlamaForCausalLM", LONGROPE, "depend on the length"),
     "gpt": ("OpenAIGPTLMHeadModel", GPT2, "prepares its inputs by itself"),
+    "images": (
+        "GitForCausalLM",
+        {"vision_config": {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}},
+        "reads more than text",
+    ),
     "mamba": ("MambaForCausalLM", {"state_size": 8}, "only from a cache of attention"),
     "minimax": (
         "MiniMaxForCausalLM",
@@ -468,7 +473,6 @@ OTHER_MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         {"layer_types": ["conv", "full_attention"], "block_multiple_of": 8},
         "cache of ",
     ),
-    "no_cache": ("MptForCausalLM", {"d_model": 64, "n_heads": 4, "n_layers": 1}, "use_cache=False"),
 }
 
 
