@@ -201,7 +201,7 @@ def drafting(model: Any, config: NgramConfig | None = None) -> Iterator[None]:
     ) -> NgramCandidates:
         if "cache" in model_kwargs:  # since version 5.24
             cache = model_kwargs["cache"]
-        else:  # versions from 5.0 leave it to the model, which may choose another kind
+        else:  # version 5.0 leaves it to the model, which may choose another kind
             cache = model_kwargs.setdefault("past_key_values", DynamicCache())
         _check_cache(cache)
         criteria = generation_config._stopping_criteria
