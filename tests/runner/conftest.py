@@ -33,6 +33,15 @@ def model(folder: str) -> PreTrainedModel:
 
 
 @pytest.fixture(scope="package")
+def plain_model(folder: str) -> Any:
+    """As transformers loads it."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+
+
+@pytest.fixture(scope="package")
 def plain(folder: str) -> Plain:
     from runner import worlds
 

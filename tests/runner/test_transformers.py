@@ -20,7 +20,15 @@ from ngram_npu import NgramConfig, NgramStore
 pytest.importorskip("transformers")
 
 import ngram_npu.transformers as ours
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, TextStreamer
+from transformers import (
+    AutoTokenizer,
+    EosTokenCriteria,
+    GenerationConfig,
+    GenerationMixin,
+    MaxLengthCriteria,
+    StoppingCriteriaList,
+    TextStreamer,
+)
 
 from runner import worlds
 
@@ -28,11 +36,6 @@ README = Path(__file__).resolve().parents[2] / "README.md"
 REQUESTS = 100
 NEW_TOKENS = 24
 STOP = ord("8")
-
-
-@pytest.fixture(scope="module")
-def plain_model(folder: str) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
 
 
 @pytest.fixture(scope="module")
@@ -129,10 +132,9 @@ def test_a_store_is_shared(
         prompt, max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=STOP
     )
     ngram = replace(worlds.LADDER, store=visibility, store_tokens=8192)
-    assisted = {"do_sample": False, "prompt_lookup_num_tokens": ngram.k}
     for _ in range(2):  # a block does not see the text of the previous one
         with ours.drafting(plain_model, ngram):
-            first, second = (passes_of(plain_model.generate, **assisted) for _ in range(2))
+            first, second = (passes_of(plain_model.generate, do_sample=False) for _ in range(2))
         assert second < first
 
     store = NgramStore(1, 8192, visibility=visibility, kind="torch")
@@ -150,15 +152,16 @@ def test_a_wrong_draft_is_not_believed(plain_model: Any, monkeypatch: pytest.Mon
     plain = plain_model.generate(prompt, max_new_tokens=8, do_sample=False)
     monkeypatch.setattr(ours.NgramCandidates, "get_candidates", nonsense)
     with ours.drafting(plain_model):
-        assert plain_model.generate(
-            prompt, max_new_tokens=8, do_sample=False, prompt_lookup_num_tokens=1
-        ).equal(plain)
+        assert plain_model.generate(prompt, max_new_tokens=8, do_sample=False).equal(plain)
 
 
-def test_candidates_end_before_a_stop_token_and_the_last_token() -> None:
+def test_candidates_end_before_the_token_that_ends_the_output() -> None:
     seen = torch.tensor([[5, 6, 7, 8, 9, 5, 6]])
     for longest, stops, expected in ((20, [], [7, 8, 9]), (20, [9], [7, 8]), (9, [], [7])):
-        candidates = ours.NgramCandidates(NgramConfig(k=3), longest, stops)
+        criteria = StoppingCriteriaList([MaxLengthCriteria(longest), EosTokenCriteria(stops)])
+        candidates = ours.NgramCandidates(NgramConfig(k=3), longest, criteria)
+        found, logits = candidates.get_candidates(seen[:, :-1])
+        assert found.equal(seen[:, :-1])  # nothing is drafted for the prompt
         found, logits = candidates.get_candidates(seen)
         assert found.tolist() == [seen[0].tolist() + expected]
         assert logits is None
@@ -236,7 +239,7 @@ def test_an_old_version_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) 
         runpy.run_path(ours.__file__)
 
 
-@pytest.mark.parametrize("version", ["5.24.0", "6.0.0"])
+@pytest.mark.parametrize("version", ["5.25.0", "6.0.0"])
 def test_a_newer_version_is_checked_by_its_interface(
     version: str, monkeypatch: pytest.MonkeyPatch, plain_model: Any
 ) -> None:
@@ -246,12 +249,10 @@ def test_a_newer_version_is_checked_by_its_interface(
     with newer["drafting"](plain_model):
         pass
 
-    class Unlike:
-        def _get_candidate_generator(self, settings: Any) -> None: ...
-
+    monkeypatch.setattr(GenerationMixin, "_get_candidate_generator", lambda self, settings: None)
     with (
         pytest.raises(RuntimeError, match=f"which transformers {version} lacks"),
-        newer["drafting"](Unlike()),
+        newer["drafting"](plain_model),
     ):
         pass
 

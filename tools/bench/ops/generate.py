@@ -135,7 +135,7 @@ class GenerateOp(Op):
 
             def drafted(config: NgramConfig, asked: Texts) -> Texts:
                 with ours.drafting(plain, config):
-                    return _generated(plain, asked, config.k)
+                    return _generated(plain, asked)
 
             found["hf-ours"] = Contestant(functools.partial(drafted, ngram))
             found["hf-ladder"] = Contestant(functools.partial(drafted, ladder))
