@@ -25,11 +25,12 @@ from types import ModuleType
 from typing import Any
 
 from ngram_npu import _library
-from ngram_npu.vllm import ascend, beside, v1_device, v2
+from ngram_npu.vllm import admission, ascend, beside, v1_device, v2
 from ngram_npu.vllm.options import Method, read_options, wants_beside
 from ngram_npu.vllm.patching import (
     ASCEND_RUNNER,
     RUNNER,
+    V2_RUNNER,
     after_import,
     installed,
     logger,
@@ -51,7 +52,6 @@ COPY = "copy_num_valid_draft_tokens"
 
 V2_MODULE = "vllm.v1.worker.gpu.spec_decode.ngram.speculator"
 V2_CLASS = "NgramGPUSpeculator"
-V2_RUNNER = "vllm.v1.worker.gpu.model_runner"
 V2_FACTORY = "init_speculator"
 V2_REFUSED = " for the V2 runner, which is left as it is"
 
@@ -67,6 +67,7 @@ def install() -> None:
     enabled, or why not. Never raises, because vLLM would not start; may be called again."""
     refused = f", vLLM is left as it is: this vLLM ({installed()}) is not supported"
     try:
+        admission.install()
         if importlib.util.find_spec("vllm_ascend") is not None:
             # vLLM-Ascend has its own drafter classes; one of them derives from the stock class.
             install_ascend()
@@ -89,6 +90,7 @@ def _replace(module: Any) -> str | None:
 
 def _serve_async(runner: ModuleType) -> None:
     wrap(getattr(runner, "GPUModelRunner", None), "__init__", _without_beside)
+    admission.install_v1(runner)
     method = "method 'ngram_gpu' of the V1 runner"
     serve(RUNNER, _replace_async, method, f" for {method}, which is left as it is")
     v1_device.install_correction(runner, lambda module: module.current_platform.device_type)

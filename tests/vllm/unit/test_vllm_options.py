@@ -185,6 +185,12 @@ def test_the_v2_runner_has_the_latest_match_and_no_limit() -> None:
         ({"store_file": "x"}, "store_file: expected none without a store"),
         ({"store_seed": "x"}, "store_seed: expected none without a store"),
         ({"store_save_minutes": -1}, "store_save_minutes: expected 0 to 1000000, got -1"),
+        ({"scope": "own"}, "scope: expected one of shared, required, got 'own'"),
+        ({"scope": "required"}, "scope: expected none without a store"),
+        (
+            {"lookup": "auto", "store": "live", "scope": "required"},
+            "scope: expected 'shared', got 'required': the V1 runner does not tell 'custom_class'",
+        ),
         ({"store_token": 1}, "unknown option 'store_token'"),
         ("on", "expected a mapping of options, got 'on'"),
     ],
