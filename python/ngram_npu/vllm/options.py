@@ -131,6 +131,12 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         raise ValueError(f"ngram_npu: draft_on: expected only in the V2 runner, got {draft_on!r}")
     latest = lookup == "1-16" or (in_v2 and method != "ascend_v2")
     costs, model_config = None, vllm_config.model_config
+    if method == "ngram_gpu" and getattr(model_config, "enable_prompt_embeds", False):
+        # With vLLM's own class too: docs/guides/vllm-versions.md.
+        raise ValueError(
+            "ngram_npu: enable_prompt_embeds: expected false with 'ngram_gpu' in the V1 runner, "
+            "whose text would be wrong; use method 'ngram' or the V2 runner"
+        )
     try:
         if path := given.get("costs_file"):
             costs = Costs.load(path, tokenizer=vocabulary_digest(model_config))
