@@ -118,7 +118,8 @@ def check(request: Any, rules: Rules) -> None:
         if of_request[name]:
             raise ValueError(
                 f"ngram_npu: {name}: expected none, because this engine's runner does not know it "
-                "and all its requests share one store; method 'ngram_gpu' separates requests"
+                "and its store could not separate the request; use method 'ngram_gpu' with a "
+                "tested vLLM, or no store"
             )
     if rules.required and not any(of_request.values()):
         raise ValueError(
