@@ -79,7 +79,7 @@ def test_scopes_of_requests() -> None:
             adapter, params(**({} if named is None else {"ngram_npu_scope": named})), salt
         )
         for adapter in (None, lora(1, "x"), lora(2, "x"), lora(1, "y"))
-        for named in (None, 7, "7", "a", "b", -1, 1.5, ["a"], *marked)
+        for named in (None, 7, "7", "a", "b", -1, 1.5, ["a"], ["a", "b"], *marked)
         for salt in (None, "a", "b", "7", "null", *marked)
     ]
     assert len(set(different)) == len(different)
