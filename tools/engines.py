@@ -42,7 +42,7 @@ METHODS = {
         "LoRA": "_lora::",
         "correction of counts": "_correction::",
         "as deployed": "_http::|_processes::",
-        "store": r"\[store",
+        "store": r"\[store|_tenants::",
         "ladder": "_ladder::",
         "ngram_gpu": "_async::",
         "custom_class": "custom_class|_controls::",

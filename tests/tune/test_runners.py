@@ -26,7 +26,7 @@ SEARCHED = [c for c in CANDIDATES if c.config.k in (3, 8)]
     ("name", "drafts", "method", "command"),
     [
         ("gpu", "padded", "ngram_gpu", "NGRAM_NPU_VLLM=1 vllm serve MODEL"),
-        ("host", "trimmed", "custom_class", "vllm serve MODEL"),
+        ("host", "trimmed", "custom_class", "NGRAM_NPU_VLLM=1 vllm serve MODEL"),
         (
             "ascend",
             "trimmed",

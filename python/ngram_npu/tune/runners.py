@@ -48,7 +48,7 @@ RUNNERS = {
             "host",
             "trimmed",
             "custom_class",
-            (),
+            ("NGRAM_NPU_VLLM=1",),  # which a store needs
             True,
             "drafts on the host (custom_class). On a GPU this TAKES AWAY the V2 runner and "
             "asynchronous scheduling.",

@@ -21,8 +21,9 @@ class StoreExtension:
     steps, so that all stores stay equal. They wait for the steps that are under way. A rank that
     fails where others may not ends its worker.
 
-    A scope is what requests name in ``extra_args["ngram_npu_scope"]``, and of requests with a LoRA
-    adapter also this: ``adapter``, its (lora_int_id, lora_name). None: theirs who name none.
+    A scope is what requests name in ``extra_args["ngram_npu_scope"]``, with their LoRA adapter
+    (``adapter``: its (lora_int_id, lora_name)) and their ``cache_salt`` (``salt``). None: theirs
+    who have none.
 
     Raises:
         RuntimeError: the engine has no store, or a call or the device keeps it in use.
@@ -30,16 +31,28 @@ class StoreExtension:
     """
 
     def ngram_npu_store_warm(
-        self, texts: list[list[int]], scope: object = None, adapter: Adapter = None
+        self,
+        texts: list[list[int]],
+        scope: object = None,
+        adapter: Adapter = None,
+        salt: str | None = None,
     ) -> None:
         """Adds texts, lists of token ids, as if requests had said them (``NgramStore.warm``)."""
-        _told(self, lambda shared: shared.held.warm(texts, scope=_scope(shared, scope, adapter)))
+        _told(self, lambda s: s.held.warm(texts, scope=_scope(s, scope, adapter, salt)))
 
     def ngram_npu_store_clear(
-        self, scope: object = None, adapter: Adapter = None, *, all_scopes: bool = False
+        self,
+        scope: object = None,
+        adapter: Adapter = None,
+        salt: str | None = None,
+        *,
+        all_scopes: bool = False,
     ) -> None:
         """Removes the text of one scope, or of all, and wipes it from memory, not from files."""
-        _told(self, lambda s: s.held.clear(None if all_scopes else _scope(s, scope, adapter)))
+        _told(
+            self,
+            lambda s: s.held.clear(None if all_scopes else _scope(s, scope, adapter, salt)),
+        )
 
     def ngram_npu_store_merge(self, path: str) -> None:
         """Adds the text of a store's file, which has to be the same on all ranks."""
@@ -55,12 +68,12 @@ class StoreExtension:
         return _told(self, lambda shared: vars(shared.held.statistics).copy())
 
 
-def _scope(shared: SharedStore, named: object, adapter: Adapter) -> int:
-    if not shared.scoped and (named is not None or adapter is not None):
+def _scope(shared: SharedStore, named: object, adapter: Adapter, salt: str | None) -> int:
+    if not shared.scoped and (named, adapter, salt) != (None, None, None):
         raise ValueError("ngram_npu: scope: expected none, this runner has one for all requests")
     lora = adapter and SimpleNamespace(lora_int_id=adapter[0], lora_name=adapter[1])
     extra = {} if named is None else {EXTRA_ARGUMENT: named}
-    return scope_of_request(lora, SimpleNamespace(extra_args=extra))
+    return scope_of_request(lora, SimpleNamespace(extra_args=extra), salt)
 
 
 def _told(worker: Any, call: Callable[[SharedStore], T]) -> T:

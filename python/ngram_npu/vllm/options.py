@@ -28,11 +28,12 @@ SIZES = {"consecutive": "ngram", "ladder": "ladder"}
 CHOICES: dict[str, Collection[str]] = {
     "drafts": ("padded", "trimmed"),
     "draft_on": ("auto", "device", "host"),
+    "scope": ("shared", "required"),
     "sizes": SIZES,
     "lookup": ("ngram", "1-16", "ladder", "auto"),
 }
 MOST = {"store_save_minutes": 1_000_000, "beside_threshold": MAX_DRAFT_TOKENS}
-STORE_OPTIONS = ("store_tokens", "store_seed", "store_file", "store_save_minutes")
+STORE_OPTIONS = ("store_tokens", "store_seed", "store_file", "store_save_minutes", "scope")
 LEAST_PROBABILITY = 0.177
 """Suits a server on which verifying one more token costs a twentieth of a step."""
 UNCUT = sys.float_info.min
@@ -75,6 +76,8 @@ class Options:
     store_file: str = ""
     """Of this engine; both are empty if there is none."""
     store_save_minutes: float = 1.0
+    scope: str = "shared"
+    """``"required"``: a request must say to whom it belongs."""
     beside_threshold: float = 0.0
     dense_rows: bool = True
 
@@ -159,6 +162,12 @@ def read_options(vllm_config: Any, method: Method) -> Options:
         raise ValueError(f"ngram_npu: draft_on: expected only in the V2 runner, got {draft_on!r}")
     latest = lookup == "1-16" or (in_v2 and method != "ascend_v2")
     costs, model_config = None, vllm_config.model_config
+    if method == "ngram_gpu" and getattr(model_config, "enable_prompt_embeds", False):
+        # With vLLM's own class too: docs/guides/vllm-versions.md.
+        raise ValueError(
+            "ngram_npu: enable_prompt_embeds: expected false with 'ngram_gpu' in the V1 runner, "
+            "whose text would be wrong; use method 'ngram' or the V2 runner"
+        )
     try:
         if path := given.get("costs_file"):
             costs = Costs.load(path, tokenizer=vocabulary_digest(model_config))
@@ -189,6 +198,11 @@ def read_options(vllm_config: Any, method: Method) -> Options:
     for name in STORE_OPTIONS:
         if name in given and ngram.store is None:
             raise ValueError(f"ngram_npu: {name}: expected none without a store")
+    if given.get("scope") == "required" and method in ("custom_class", "ngram"):
+        raise ValueError(
+            "ngram_npu: scope: expected 'shared', got 'required': the V1 runner does not tell "
+            f"{method!r} the scopes of requests; use 'ngram_gpu'"
+        )
     if given.get("store_file") and (number := engine_index(vllm_config.parallel_config)):
         given["store_file"] += f".{number}"
     # Layers that keep a state instead of a KV cache (Mamba, GDN). Without vLLM's fix, a step
@@ -233,6 +247,12 @@ def vocabulary_digest(model_config: Any) -> str | None:
 def wants_beside(vllm_config: Any) -> bool:
     """The option ``beside``. Raises as :func:`read_options`."""
     return bool(_given(vllm_config)[0].get("beside", False))
+
+
+def scope_option(vllm_config: Any) -> str | None:
+    """The option ``scope``; None without a store. Raises as :func:`read_options`."""
+    given = _given(vllm_config)[0]
+    return str(given.get("scope", "shared")) if given.get("store") else None
 
 
 def engine_index(parallel_config: Any) -> int:
@@ -354,7 +374,7 @@ _KINDS: dict[str, type] = {
     **dict.fromkeys((*BOUNDS, "num_threads", "store_tokens"), int),
     **dict.fromkeys(("min_draft_probability", "beside_threshold", "store_save_minutes"), float),
     **dict.fromkeys(("match_policy", "lookup", "sizes", "store", "store_seed", "store_file"), str),
-    **dict.fromkeys(("costs_file", "engine", "drafts", "draft_on"), str),
+    **dict.fromkeys(("costs_file", "engine", "drafts", "draft_on", "scope"), str),
     **dict.fromkeys(("overlap", "keep_drafting", "metrics", "beside", "dense_rows"), bool),
 }
 _FLAGS = {"1": True, "true": True, "0": False, "false": False}

@@ -25,6 +25,7 @@ from typing import Any
 logger = logging.getLogger("vllm.ngram_npu")
 
 RUNNER = "vllm.v1.worker.gpu_model_runner"
+V2_RUNNER = "vllm.v1.worker.gpu.model_runner"
 ASCEND_RUNNER = "vllm_ascend.worker.model_runner_v1"
 # vLLM-Ascend's runner derives from vLLM's: if both are loaded, it is the one that calls.
 CLASSES = {ASCEND_RUNNER: "NPUModelRunner", RUNNER: "GPUModelRunner"}

@@ -26,11 +26,12 @@ from types import ModuleType
 from typing import Any
 
 from ngram_npu import _library
-from ngram_npu.vllm import ascend, beside, v1_device, v2
+from ngram_npu.vllm import admission, ascend, beside, v1_device, v2
 from ngram_npu.vllm.options import Method, method_of, read_options, wants_beside
 from ngram_npu.vllm.patching import (
     ASCEND_RUNNER,
     RUNNER,
+    V2_RUNNER,
     after_import,
     installed,
     logger,
@@ -52,7 +53,6 @@ COPY = "copy_num_valid_draft_tokens"
 
 V2_MODULE = "vllm.v1.worker.gpu.spec_decode.ngram.speculator"
 V2_CLASS = "NgramGPUSpeculator"
-V2_RUNNER = "vllm.v1.worker.gpu.model_runner"
 V2_FACTORY = "init_speculator"
 CONFIG = "vllm.config.vllm"
 V2_REFUSED = " for the V2 runner, which is left as it is"
@@ -69,6 +69,7 @@ def install() -> None:
     enabled, or why not. Never raises, because vLLM would not start; may be called again."""
     refused = f", vLLM is left as it is: this vLLM ({installed()}) is not supported"
     try:
+        admission.install()
         if importlib.util.find_spec("vllm_ascend") is not None:
             # vLLM-Ascend has its own drafter classes; one of them derives from the stock class.
             install_ascend()
@@ -108,6 +109,7 @@ def _replace(module: Any) -> str | None:
 
 def _serve_async(runner: ModuleType) -> None:
     wrap(getattr(runner, "GPUModelRunner", None), "__init__", _without_beside)
+    admission.install_v1(runner)
     method = "method 'ngram_gpu' of the V1 runner"
     serve(RUNNER, _replace_async, method, f" for {method}, which is left as it is")
     v1_device.install_correction(runner, lambda module: module.current_platform.device_type)

@@ -36,6 +36,10 @@ PAUSE_S = 10.0
 """Least time between two saves of an idle store, unless ``store_save_minutes`` is shorter."""
 PAUSE_PER_SAVE = 20
 """Least time between two saves in durations of the last one, so that saves take at most 5 %."""
+NO_SCOPES = (
+    "ngram_npu: store: expected a runner that shows whose its requests are, this vLLM's has "
+    "another GPUModelRunner.{}"
+)
 _MARK = "ngram_npu: "
 """Prefix of scopes that are not an ``extra_args`` string."""
 
@@ -75,7 +79,8 @@ class SharedStore:
         self.settle: Callable[[], bool] = lambda: True
         """Waits until the text of all steps has come in; says whether it has."""
         self.scoped = False
-        """Whether requests have scopes of their own; the runner must say so."""
+        """Whether requests have scopes of their own: the runner must know them."""
+        self._requires_scope = options.scope == "required"
         self._calls_busy: tuple[int, ...] | None = None
         self.held = self._begin(options.store_seed)
 
@@ -133,14 +138,16 @@ class SharedStore:
                 self._thread.start()
             Finalize(owner, self._end, exitpriority=0)
             self._log_when_saved()
-        whose = "all requests of this engine, whatever their LoRA adapter or tenant"
+        whose = "all requests of this engine"
+        refused = "; those with a cache_salt, a LoRA adapter or a scope are refused"
         if self.scoped:
-            whose = f"requests of one LoRA adapter and extra_args[{EXTRA_ARGUMENT!r}]"
+            whose = f"requests of one cache_salt, LoRA adapter and extra_args[{EXTRA_ARGUMENT!r}]"
+            refused = "; those with none of the three are refused" if self._requires_scope else ""
         held, tokens = self.held, self.held.statistics.tokens_held
         loaded = f", {tokens} of them from {self.loaded}" if tokens else ""
         logger.info(
             f"ngram_npu: store={held.visibility} is on: {whose} draft from each other's text "
-            f"({held.token_capacity} tokens in {held.nbytes >> 20} MB{loaded})"
+            f"({held.token_capacity} tokens in {held.nbytes >> 20} MB{loaded}){refused}"
         )
 
     def check_not_skipped(self) -> None:
@@ -208,15 +215,18 @@ class SharedStore:
         return True
 
 
-def scope_of_request(lora_request: Any, sampling_params: Any) -> int:
-    """From the LoRA adapter and ``extra_args``. Never raises, which would end the engine."""
+def scope_of_request(lora_request: Any, sampling_params: Any, cache_salt: str | None) -> int:
+    """Differs for each LoRA adapter, salt and scope in ``extra_args``. Without the first two it is
+    ``scope_of`` the third. Never raises, which would end the engine."""
     extra = getattr(sampling_params, "extra_args", None) or {}
     named = extra.get(EXTRA_ARGUMENT)
-    if lora_request is None and not (isinstance(named, str) and named.startswith(_MARK)):
+    marked = isinstance(named, str) and named.startswith(_MARK)
+    if lora_request is None and not cache_salt and not marked:
         with contextlib.suppress(TypeError, ValueError):
             return scope_of(named)
     adapter = lora_request and [lora_request.lora_int_id, lora_request.lora_name]
+    owner = [adapter, named, cache_salt] if cache_salt else [adapter, named]
     try:
-        return scope_of(_MARK + json.dumps([adapter, named], default=repr))
+        return scope_of(_MARK + json.dumps(owner, default=repr))
     except (TypeError, ValueError):  # such as a key that is no string
-        return scope_of(_MARK + repr([adapter, named]))
+        return scope_of(_MARK + repr(owner))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import ngram_npu._C as _C
 from ngram_npu.index import NgramIndex, make_index
 from ngram_npu.store import Kind
+from ngram_npu.vllm.admission import expect_checks
 from ngram_npu.vllm.options import Options, engine_index
 from ngram_npu.vllm.patching import logger
 from ngram_npu.vllm.sharing import SharedStore
@@ -61,6 +62,8 @@ def workspace(op: str, options: Options, device: torch.device) -> torch.Tensor |
 def start(drafter: Any, vllm_config: Any, options: Options, method: str, engine: str) -> bool:
     """Sets the number of threads, logs the lines at start-up and lets the store be saved. Returns
     whether this rank logs and counts: the first of those that draft the same."""
+    if drafter.shared_store is not None:
+        expect_checks()
     config, threads = options.ngram, options.num_threads
     # vLLM runs one drafter per tensor-parallel rank on the same cores, which also tokenise.
     _C.set_num_threads(threads)

@@ -22,9 +22,10 @@ import torch
 from ngram_npu import _library
 from ngram_npu.drafting import Drafting
 from ngram_npu.ops import correct_num_computed_tokens_, prepare_next_token_ids
+from ngram_npu.vllm.admission import keeps_salts
 from ngram_npu.vllm.options import CORRECTION, read_options
 from ngram_npu.vllm.patching import put, refuse, serve
-from ngram_npu.vllm.sharing import SharedStore, scope_of_request
+from ngram_npu.vllm.sharing import NO_SCOPES, SharedStore, scope_of_request
 from ngram_npu.vllm.startup import compare_ranks, index_for, or_end, start, workspace
 from ngram_npu.vllm.stats import DeviceStats
 
@@ -50,6 +51,8 @@ class AsyncNgramProposer:
         index = index_for(options, slots, "torch") if options.takes_index(device.type) else None
         self.shared_store: SharedStore | None = None
         if options.ngram.store is not None:
+            if not keeps_salts(runner):
+                raise ValueError(NO_SCOPES.format("_update_states"))
             self.shared_store = SharedStore(vllm_config, options, slots, "torch")
             self.shared_store.scoped = True
         self.one_of_many = compare_ranks(vllm_config, options, self.shared_store)
@@ -181,9 +184,8 @@ class _IndexSlots:
             self._free += slots
         for name in new:
             request = alive[name]
-            scope = scope_of_request(
-                getattr(request, "lora_request", None), getattr(request, "sampling_params", None)
-            )
+            owner = ("lora_request", "sampling_params", "cache_salt")
+            scope = scope_of_request(*(getattr(request, part, None) for part in owner))
             self._known[name] = self._free.pop(), scope
         self._requests = list(requests)
         known = torch.tensor([self._known[name] for name in requests], dtype=torch.int64)

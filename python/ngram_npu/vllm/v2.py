@@ -24,7 +24,7 @@ from ngram_npu.host_drafting import HostDrafting, Stop
 from ngram_npu.index import NgramIndex
 from ngram_npu.vllm.options import Method, Options, read_options
 from ngram_npu.vllm.patching import parameters
-from ngram_npu.vllm.sharing import SharedStore, scope_of_request
+from ngram_npu.vllm.sharing import NO_SCOPES, SharedStore, scope_of_request
 from ngram_npu.vllm.startup import compare_ranks, index_for, or_end, start, workspace
 from ngram_npu.vllm.stats import DeviceStats
 
@@ -55,6 +55,8 @@ class RowLookup:
         if on_host and options.takes_index():
             self.index = index_for(options, options.max_num_seqs, "numpy")
             if options.ngram.store is not None:
+                if not self.sees_requests:
+                    raise ValueError(NO_SCOPES.format("add_requests"))
                 store = SharedStore(vllm_config, options, options.max_num_seqs, "numpy")
         self.shared_store = store
         self.one_of_many = compare_ranks(vllm_config, options, store)
@@ -72,7 +74,7 @@ class RowLookup:
             )
             if store is not None:
                 store.settle = functools.partial(self._host.settle, SETTLE_S)
-                store.scoped = self.sees_requests
+                store.scoped = True
             self._newest = torch.arange(self.k + 1, device=device)
         else:
             scratch = workspace("ngram_propose_", options, device)
@@ -151,7 +153,11 @@ class RowLookup:
         stop, scope = Stop((), given["prompt_len"] + given["max_tokens"], given["prompt_len"]), 0
         if request is not None:
             stop = stop_of(stop, request.sampling_params)
-            scope = scope_of_request(request.lora_request, request.sampling_params)
+            scope = scope_of_request(
+                request.lora_request,
+                request.sampling_params,
+                getattr(request, "cache_salt", None),  # there if it is passed on
+            )
         stop = stop._replace(max_length=min(stop.max_length, longest))
         self._host.begin(row, given["all_token_ids"], scope=scope, stop=stop)
 

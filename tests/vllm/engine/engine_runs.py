@@ -106,6 +106,7 @@ METHODS = {
             "num_speculative_tokens": K,
         },
         {"ngram_npu": {**LADDER, "store": "live"}},
+        plugged=True,  # which refuses requests that a store must separate
     ),
     "store_padded": asynchronous("padded", "auto", **LADDER, store="finish", metrics=True),
     "store_live_padded": asynchronous("padded", "auto", **LADDER, store="live", metrics=True),

@@ -1,7 +1,7 @@
 """A small deployment, run as a process of its own; the engine has another one, as vLLM runs it by
 default. Prints one line of JSON. Arguments: the model, the engine's arguments as JSON, prompts
-with their numbers of tokens to generate, as JSON, and maybe calls of ``collective_rpc``, as JSON,
-which are made after them."""
+with their numbers of tokens to generate and maybe a ``cache_salt``, as JSON, and maybe calls of
+``collective_rpc``, as JSON, which are made after them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ def main() -> None:
     model, arguments, requests = sys.argv[1], json.loads(sys.argv[2]), json.loads(sys.argv[3])
     llm = LLM(model, **arguments)
     outputs = llm.generate(
-        [{"prompt_token_ids": prompt} for prompt, _ in requests],
-        [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n in requests],
+        [
+            {"prompt_token_ids": prompt, **({"cache_salt": salt[0]} if salt else {})}
+            for prompt, _, *salt in requests
+        ],
+        [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for _, n, *_ in requests],
         use_tqdm=False,
     )
     calls = json.loads(sys.argv[4]) if len(sys.argv) > 4 else []

@@ -62,7 +62,7 @@ def test_adapters_share_no_text(model: Path, adapters: list[LoRARequest]) -> Non
         assert _texts(running, prompts, adapters) == expected
         held = running.drafter.shared_store.held
         del running
-    scopes = [scope_of_request(adapter, None) for adapter in adapters]
+    scopes = [scope_of_request(adapter, None, None) for adapter in adapters]
     assert set(held.scopes) == set(scopes)
     for scope, said in zip(scopes, expected, strict=True):
         kept = [list(text)[: -(2 * K + 1)] for whose, text in held._texts() if whose == scope]

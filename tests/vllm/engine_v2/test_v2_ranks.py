@@ -30,8 +30,10 @@ def _start(
     more: dict[str, Any],
     *calls: list[Any],
     method: str = "store",
+    salt: str = "",
     **environment: str,
 ) -> Process:
+    """``salt`` is that of the last request."""
     requests = v2_runs.requests(AutoTokenizer.from_pretrained(model))
     if method in beside_runs.METHODS:
         given = beside_runs.METHODS[method].arguments(model)
@@ -39,7 +41,8 @@ def _start(
     else:
         given = v2_runs.METHODS[method].arguments
     arguments = {**given, "tensor_parallel_size": 2, **more}
-    asked = [(requests[i][0], requests[i][1].max_tokens) for i in ASKED]
+    asked = [[requests[i][0], requests[i][1].max_tokens] for i in ASKED]
+    asked[-1] += [salt] if salt else []
     environment = {**ONE_ENGINE, **environment}
     return Process(log, SERVE, model, arguments, asked, list(calls), **environment)
 
@@ -104,15 +107,19 @@ def test_all_ranks_are_told_alike_and_one_saves(model: Path, tmp_path: Path) -> 
         counted,
         ["ngram_npu_store_clear", None],
         counted,
+        ["ngram_npu_store_clear", None, None, "salt"],
+        counted,
         ["drafted"],
         method="store-finish",
+        salt="salt",
         NGRAM_NPU_VLLM_STORE_FILE=str(tmp_path / "store"),
     )
     result, _ = process.result()
     assert all(first == second for first, second in result["answers"])
-    served, _, warm, _, cleared, _ = (first for first, _ in result["answers"])
+    served, _, warm, _, salted, _, cleared, _ = (first for first, _ in result["answers"])
     assert served["tokens_entered"] > 0
     assert warm["tokens_held"] == served["tokens_held"] + 27
+    assert 27 < salted["tokens_held"] < warm["tokens_held"], "the salt's text is another scope's"
     assert cleared["tokens_held"] == 27
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "store"]
     saved = NgramStore.load(tmp_path / "store")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from ngram_npu import NgramStore, store_file
 from ngram_npu.costs import Costs
 from ngram_npu.tokenizer_digest import digest_of
 from ngram_npu.vllm import plugin
+from ngram_npu.vllm.sharing import EXTRA_ARGUMENT, scope_of_request
 
 EXTENSION = "ngram_npu.vllm.extension.StoreExtension"
 
@@ -90,3 +92,33 @@ def test_a_store_is_seeded_told_and_saved(
         _engine(model, v2_runs.Run(), store_seed=str(own)),
     ):
         pass
+
+
+def test_salted_requests_draft_from_own_text_only(model: Path) -> None:
+    tenants: list[tuple[dict[str, str], dict[str, Any]]] = [
+        (salt, scope)
+        for salt in ({}, {"cache_salt": "a"}, {"cache_salt": "b"})
+        for scope in ({}, {EXTRA_ARGUMENT: "a"})
+    ]
+    drafts: list[int] = []
+    with _engine(model, v2_runs.Run(), store="finish") as (llm, runner):
+        held = runner.speculator.shared_store.held
+        prompt, greedy = v2_runs.requests(llm.get_tokenizer())[0]
+        for salt, extra in [*tenants, *tenants]:
+            before = held.statistics.drafts
+            greedy.extra_args = extra
+            llm.generate([{"prompt_token_ids": prompt, **salt}], greedy, use_tqdm=False)
+            drafts.append(held.statistics.drafts - before)
+        greedy.extra_args = {"ngram_npu_scop": "a"}
+        with pytest.raises(ValueError, match="ngram_npu: unknown key 'ngram_npu_scop'"):
+            llm.generate([{"prompt_token_ids": prompt}], greedy, use_tqdm=False)
+        llm.collective_rpc("ngram_npu_store_clear", args=("a", None, "b"))
+        scopes = dict(held.scopes)
+        del llm, runner
+    assert drafts[: len(tenants)] == [0] * len(tenants)
+    assert min(drafts[len(tenants) :]) > 0, "of its own text"
+    named = [
+        scope_of_request(None, SimpleNamespace(extra_args=extra), salt.get("cache_salt"))
+        for salt, extra in tenants
+    ]
+    assert set(scopes) == set(named[:-1]), "the last one's was cleared"

@@ -13,7 +13,7 @@ import pytest
 import torch
 import vllm.v1.worker.cpu.shm  # noqa: F401, puts stand-ins in the place of events
 from ngram_npu import StoreStatistics, host_drafting
-from ngram_npu.vllm import plugin
+from ngram_npu.vllm import admission, plugin
 from ngram_npu.vllm.sharing import EXTRA_ARGUMENT
 from tiny_model import corpus
 from vllm import LLM, SamplingParams
@@ -23,6 +23,8 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.worker.gpu import model_runner
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 from vllm.v1.worker.gpu.spec_decode.ngram import speculator as stock_module
+
+admission.install()  # the part of the plugin that a store needs besides the speculator
 
 STOCK = stock_module.NgramGPUSpeculator
 K = 4

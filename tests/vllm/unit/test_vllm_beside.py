@@ -25,6 +25,7 @@ from ngram_npu.config import default_match_costs
 from ngram_npu.vllm import beside
 from ngram_npu.vllm.beside import Beside, attach
 from ngram_npu.vllm.options import read_options
+from ngram_npu.vllm.v2 import RowLookup
 from torch_calls import TorchCalls
 from v2_state import batch_of
 
@@ -126,8 +127,9 @@ def test_fewer_tokens_than_there_are_places() -> None:
     assert beside.neural_acceptance[3, 1] == 1, "none were given"
 
 
-def test_a_step_without_drafts_is_learnt_from_all_the_same() -> None:
+def test_a_step_without_drafts_is_learnt_from_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM has such steps for large batches (num_speculative_tokens_per_batch_size)."""
+    monkeypatch.setattr(RowLookup, "sees_requests", True)  # as the plugin leaves the runner
     state = State()
     speculator, beside = _beside(state, sizes="ladder", min_draft_probability=0.1, store="live")
     for token in (1, 2, 3):

@@ -185,6 +185,12 @@ def test_the_v2_runner_has_the_latest_match_and_no_limit() -> None:
         ({"store_file": "x"}, "store_file: expected none without a store"),
         ({"store_seed": "x"}, "store_seed: expected none without a store"),
         ({"store_save_minutes": -1}, "store_save_minutes: expected 0 to 1000000, got -1"),
+        ({"scope": "own"}, "scope: expected one of shared, required, got 'own'"),
+        ({"scope": "required"}, "scope: expected none without a store"),
+        (
+            {"lookup": "auto", "store": "live", "scope": "required"},
+            "scope: expected 'shared', got 'required': the V1 runner does not tell 'custom_class'",
+        ),
         ({"store_token": 1}, "unknown option 'store_token'"),
         ("on", "expected a mapping of options, got 'on'"),
     ],
@@ -195,6 +201,15 @@ def test_what_cannot_be_meant_is_one_clear_line(section: Any, message: str) -> N
     assert message in str(raised.value)
     assert str(raised.value).startswith("ngram_npu: ")
     assert "\n" not in str(raised.value)
+
+
+def test_prompt_embeds_with_asynchronous_v1_raises() -> None:
+    given = vllm_config(prompt_lookup_min=2, prompt_lookup_max=4)
+    given.model_config.enable_prompt_embeds = True
+    with pytest.raises(ValueError, match="ngram_npu: enable_prompt_embeds: expected false with"):
+        read_options(given, "ngram_gpu")
+    for method in ("ngram", "custom_class", "v2", "ascend_v2", "beside"):
+        read_options(given, method)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from beside_runner import State as BesideState
 from ngram_npu import Costs, NgramStore, cost_tables
 from ngram_npu.vllm import beside, options, startup, v1_device, v2
 from ngram_npu.vllm.options import read_options, wants_beside
-from test_vllm_store import CPU, Async, R, State, config_of
+from test_vllm_store import CPU, Async, R, State, config_of, request
 
 Config = Callable[..., Any]
 """Makes a configuration of this rank from options."""
@@ -83,7 +83,7 @@ def one_has_no_store(config: Config, rank: int, folder: Path) -> int:
 
 
 def a_busy_store(config: Config, rank: int, folder: Path) -> object:
-    runner = Async("live", config, a=None)
+    runner = Async("live", config, a=request())
     runner.step({"a": [1, 2, 3]})
     with runner.held._locked():
         return runner.step({"a": [1, 2]})
@@ -116,6 +116,7 @@ def _worker(rank: int, port: int, folder: Path, test: Connection) -> None:
     shared = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timedelta(seconds=100))
     logger = logging.getLogger("vllm.ngram_npu")
     logger.setLevel("INFO")
+    v2.RowLookup.sees_requests = True  # as the plugin leaves the runner
     said = {}
 
     def config(store: str | None = None, **options: Any) -> Any:
@@ -202,6 +203,7 @@ CHANGES: dict[str, tuple[Any, Any]] = {
     "min_draft_probability": (0.2, 0.3),
     "store": ("live", "finish"),
     "store_tokens": (20_000, 30_000),
+    "scope": ("shared", "required"),
     "engine": ("auto", "index"),
     "draft_on": ("auto", "host"),
     "drafts": ("padded", "trimmed"),

@@ -11,11 +11,12 @@ import pytest
 import torch
 from configs import config
 from ngram_npu import scope_of
-from ngram_npu.vllm import NgramProposer, plugin, v1_device, v1_host, v2
+from ngram_npu.vllm import NgramProposer, admission, plugin, v1_device, v1_host, v2
 from ngram_npu.vllm.options import read_options
 from ngram_npu.vllm.sharing import scope_of_request
 from ngram_npu.vllm.v2 import RowLookup
 from residence import resident_share
+from v1_runner import GPUModelRunner
 from v2_state import RequestState, propose
 
 CPU = torch.device("cpu")
@@ -37,7 +38,9 @@ def test_options() -> None:
     assert (off.ngram.store, off.store_tokens, off.store_file) == (None, None, "")
     on = read_options(config_of(store_tokens=5000, store_file="/x/y", store_seed="/s"), "v2")
     assert (on.ngram.store, on.store_tokens, on.store_file) == ("live", 5000, "/x/y")
-    assert (on.store_seed, on.store_save_minutes) == ("/s", 1)
+    assert (on.store_seed, on.store_save_minutes, on.scope) == ("/s", 1, "shared")
+    for method in ("v2", "ngram_gpu", "beside"):
+        assert read_options(config_of(scope="required"), method).scope == "required"
     parallel = config_of(store_file="/x/y")
     parallel.parallel_config.data_parallel_index = 2
     assert read_options(parallel, "v2").store_file == "/x/y.2"
@@ -68,13 +71,18 @@ def params(**extra: Any) -> Any:
 
 
 def test_scopes_of_requests() -> None:
-    assert scope_of_request(None, None) == scope_of_request(None, params()) == 0
-    assert scope_of_request(None, params(ngram_npu_scope=7, other=1)) == 7
-    assert scope_of_request(None, params(ngram_npu_scope="a")) == scope_of("a")
+    assert scope_of_request(None, None, None) == scope_of_request(None, params(), "") == 0
+    assert scope_of_request(None, params(ngram_npu_scope=7, other=1), None) == 7
+    assert scope_of_request(None, params(ngram_npu_scope="a"), None) == scope_of("a")
+    assert scope_of_request(lora(1, "x"), None, None) == scope_of('ngram_npu: [[1, "x"], null]')
+    marked = ('ngram_npu: [[1, "x"], null]', 'ngram_npu: [null, null, "a"]')
     different = [
-        scope_of_request(adapter, params(**({} if named is None else {"ngram_npu_scope": named})))
+        scope_of_request(
+            adapter, params(**({} if named is None else {"ngram_npu_scope": named})), salt
+        )
         for adapter in (None, lora(1, "x"), lora(2, "x"), lora(1, "y"))
-        for named in (None, 7, "7", "a", -1, 1.5, ["a"], 'ngram_npu: [[1, "x"], null]')
+        for named in (None, 7, "7", "a", "b", -1, 1.5, ["a"], ["a", "b"], *marked)
+        for salt in (None, "a", "b", "7", "null", *marked)
     ]
     assert len(set(different)) == len(different)
     assert all(0 <= scope < 2**63 for scope in different)
@@ -153,16 +161,18 @@ def test_v1_sync_stores_what_a_row_says_whose_prompt_is_not_indexed_yet(
 # The V1 runner, asynchronous.
 
 
-def request(extra: Any = None, adapter: Any = None) -> Any:
+def request(extra: Any = None, adapter: Any = None, salt: str | None = None) -> Any:
+    """What the scheduler says of a new request."""
     given = {} if extra is None else {"ngram_npu_scope": extra}
-    return SimpleNamespace(lora_request=adapter, sampling_params=params(**given))
+    return SimpleNamespace(lora_request=adapter, sampling_params=params(**given), cache_salt=salt)
 
 
-class Async:
+class Async(GPUModelRunner):
     """A runner with one proposer; requests keep their rows."""
 
     def __init__(self, store: str, config: Any = config_of, **requests: Any) -> None:
-        self.requests = requests
+        super().__init__()
+        self.begin(**requests)
         self.input_batch = SimpleNamespace(req_ids=list(requests))
         self.tokens = torch.zeros((R, S), dtype=torch.int32)
         self.lengths = torch.ones(R, dtype=torch.int32)
@@ -170,6 +180,11 @@ class Async:
             config(store=store, drafts="trimmed"), CPU, self
         )
         self.held = self.proposer._drafting.store
+
+    def begin(self, **requests: Any) -> None:
+        for name, new in requests.items():
+            new.req_id = name
+        self._update_states(SimpleNamespace(scheduled_new_reqs=list(requests.values())))
 
     def step(self, said: dict[str, list[int]]) -> dict[str, list[int]]:
         names = self.input_batch.req_ids
@@ -190,13 +205,18 @@ class Async:
 
 def test_v1_async_scopes_are_the_requests() -> None:
     runner = Async(
-        "live", a=request("t"), b=request("t"), c=request("u"), d=request("t", lora(1, "x"))
+        "live",
+        a=request("t"),
+        b=request("t"),
+        c=request("u"),
+        d=request("t", lora(1, "x")),
+        f=request("t", None, "salt"),
     )
     for at in range(0, 40, 4):
         runner.step({"a": WORDS[at : at + 4]})
-    found = runner.step(dict.fromkeys("bcd", WORDS[:3]))
-    assert [found[name][:1] for name in "bcd"] == [[WORDS[3]], [], []]
-    runner.requests["e"] = request("v")  # in the row and the slot of b
+    found = runner.step(dict.fromkeys("bcdf", WORDS[:3]))
+    assert [found[name][:1] for name in "bcdf"] == [[WORDS[3]], [], [], []]
+    runner.begin(e=request("v"))  # in the row and the slot of b
     del runner.requests["b"]
     runner.input_batch.req_ids[1], runner.lengths[1] = "e", 1
     assert runner.step({"e": WORDS[:3]})["e"] == []
@@ -223,6 +243,16 @@ def test_v1_async_tells_the_finished_from_the_preempted() -> None:
     assert runner.held.statistics.tokens_entered == 42, "all that a said, in one piece"
 
 
+def test_v1_store_in_unknown_runner_raises() -> None:
+    class Unknown:
+        def _update_states(self, output: Any) -> None: ...
+
+    admission.install_v1(SimpleNamespace(GPUModelRunner=Unknown))
+    for runner in (Unknown(), None):
+        with pytest.raises(ValueError, match=r"store: expected a runner .*_update_states"):
+            v1_device.AsyncNgramProposer(config_of(), CPU, runner)
+
+
 # The V2 runner.
 
 
@@ -231,7 +261,7 @@ class State(RequestState):
         super().__init__(R, S)
 
 
-class GPUModelRunner:
+class V2Runner:
     def __init__(self, store: str) -> None:
         self.req_states: Any = State()
         self.speculator = v2.NgramSpeculator(config_of(store=store), CPU, self.req_states)
@@ -258,46 +288,46 @@ class GPUModelRunner:
         return dict(zip(said, drafts.tolist(), strict=True))
 
 
-def begins(name: str, prompt: list[int], extra: Any = None, adapter: Any = None) -> Any:
-    described = request(extra, adapter)
+def begins(name: str, prompt: list[int], *owner: Any) -> Any:
+    described = request(*owner)
     described.req_id, described.prompt = name, prompt
     return described
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> type[GPUModelRunner]:
+def told(monkeypatch: pytest.MonkeyPatch) -> type[V2Runner]:
     """The runner's class as the plugin leaves it."""
     module = ModuleType(plugin.V2_RUNNER)
-    module.GPUModelRunner = GPUModelRunner  # type: ignore[attr-defined]
-    monkeypatch.setattr(GPUModelRunner, "add_requests", GPUModelRunner.add_requests)
+    module.GPUModelRunner = V2Runner  # type: ignore[attr-defined]
+    monkeypatch.setattr(V2Runner, "add_requests", V2Runner.add_requests)
     monkeypatch.setattr(RowLookup, "sees_requests", False)
     plugin.tell_of_requests(module)
     assert RowLookup.sees_requests
-    return GPUModelRunner
+    return V2Runner
 
 
-def test_v2_scopes_are_the_requests(
-    told: type[GPUModelRunner], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_v2_scopes_are_the_requests(told: type[V2Runner], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "vllm.ngram_npu")
     runner = told("live")
-    assert "requests of one LoRA adapter and extra_args['ngram_npu_scope'] draft" in caplog.text
+    whose = "requests of one cache_salt, LoRA adapter and extra_args['ngram_npu_scope'] draft"
+    assert whose in caplog.text
     new = [
         begins("a", [1], "t"),
         begins("b", [2], "t"),
         begins("c", [3]),
         begins("d", [4], "t", lora(1, "x")),
+        begins("e", [5], "t", None, "salt"),
     ]
     runner.add_requests(SimpleNamespace(scheduled_new_reqs=new))
     for at in range(0, 40, 4):
         runner.step({"a": WORDS[at : at + 4]})
-    found = runner.step(dict.fromkeys("bcd", WORDS[:3]))
+    found = runner.step(dict.fromkeys("bcde", WORDS[:3]))
     newest = WORDS[2]
-    assert [found[name][0] for name in "bcd"] == [WORDS[3], newest, newest]
+    assert [found[name][0] for name in "bcde"] == [WORDS[3], *[newest] * 3]
     runner.held.check_integrity()
 
 
-def test_v2_what_leaves_has_finished(told: type[GPUModelRunner]) -> None:
+def test_v2_what_leaves_has_finished(told: type[V2Runner]) -> None:
     runner = told("finish")
     new = [begins("a", [1]), begins("b", [2])]
     runner.add_requests(SimpleNamespace(scheduled_new_reqs=new))
@@ -312,14 +342,11 @@ def test_v2_what_leaves_has_finished(told: type[GPUModelRunner]) -> None:
     assert runner.req_states.remove_request("nobody") is None
 
 
-def test_v2_without_being_told_all_is_one_scope(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "vllm.ngram_npu")
-    runner = GPUModelRunner("live")
-    assert "all requests of this engine, whatever their LoRA adapter or tenant" in caplog.text
-    new = [begins("a", [1], "t"), begins("b", [2], "u")]
-    runner.add_requests(SimpleNamespace(scheduled_new_reqs=new))
-    runner.step({"a": WORDS[:9]})
-    assert runner.step({"b": WORDS[:3]})["b"][0] == WORDS[3]
+def test_v2_store_in_unknown_runner_raises() -> None:
+    with pytest.raises(
+        ValueError, match=r"store: expected a runner .* GPUModelRunner.add_requests"
+    ):
+        V2Runner("live")
 
 
 def test_v2_another_runner_is_left_alone() -> None:

@@ -20,6 +20,7 @@ from ngram_npu.vllm import NgramProposer, sharing, v1_device
 from ngram_npu.vllm.extension import StoreExtension
 from ngram_npu.vllm.sharing import scope_of_request
 from test_vllm_store import WORDS, R, Rows, config_of
+from v1_runner import GPUModelRunner
 
 
 def test_ranks_have_equal_stores_and_one_keeps_it(
@@ -32,7 +33,7 @@ def test_ranks_have_equal_stores_and_one_keeps_it(
     ]
     lines = [r.getMessage() for r in caplog.records if "store=" in r.getMessage()]
     assert len(lines) == 1
-    assert "store=live is on: all requests of this engine, whatever their LoRA adapter" in lines[0]
+    assert "store=live is on: all requests of this engine draft from each other's text" in lines[0]
     rows, rng = Rows(), np.random.default_rng(4)
     for at in range(60):
         for row in rng.permutation(R)[:1] if at % 5 == 0 else ():
@@ -229,7 +230,7 @@ def test_text_that_arrives_during_a_save_is_saved_at_the_next_interval(tmp_path:
 
 
 def test_what_a_running_store_can_be_told(tmp_path: Path) -> None:
-    proposer = v1_device.AsyncNgramProposer(config_of(), torch.device("cpu"), SimpleNamespace())
+    proposer = v1_device.AsyncNgramProposer(config_of(), torch.device("cpu"), GPUModelRunner())
     runners = (
         SimpleNamespace(drafter=proposer),
         SimpleNamespace(speculator=proposer),
@@ -248,18 +249,28 @@ def test_what_a_running_store_can_be_told(tmp_path: Path) -> None:
         worker.model_runner = runner
         worker.ngram_npu_store_warm([WORDS], "a")
         worker.ngram_npu_store_warm([WORDS[:9]], "a", (1, "adapter"))
+        worker.ngram_npu_store_warm([WORDS[:5]], "a", (1, "adapter"), "salt")
+        worker.ngram_npu_store_warm([WORDS[:4]], salt="a")
         worker.ngram_npu_store_warm([WORDS[:7]])
         worker.ngram_npu_store_merge(str(tmp_path / "store"))
-        assert held() == len(WORDS) + 9 + 7 + 30
-        for arguments, left in ((("a",), 9 + 7 + 30), (("a", (1, "adapter")), 7 + 30), ((), 30)):
+        assert held() == len(WORDS) + 9 + 5 + 4 + 7 + 30
+        for arguments, left in (
+            (("a",), 9 + 5 + 4 + 7 + 30),
+            (("a", (1, "adapter")), 5 + 4 + 7 + 30),
+            (("a", (1, "adapter"), "salt"), 4 + 7 + 30),
+            ((None, None, "a"), 7 + 30),
+            ((), 30),
+        ):
             worker.ngram_npu_store_clear(*arguments)
             assert held() == left
         worker.ngram_npu_store_clear(all_scopes=True)
         assert held() == 0
     worker.ngram_npu_store_warm([[1, 2]], "a")
-    as_requests = scope_of_request(None, SimpleNamespace(extra_args={"ngram_npu_scope": "a"}))
+    worker.ngram_npu_store_warm([[1, 2, 3]], "a", salt="b")
+    named = SimpleNamespace(extra_args={"ngram_npu_scope": "a"})
+    as_requests = [scope_of_request(None, named, salt) for salt in (None, "b")]
     assert proposer.shared_store is not None
-    assert proposer.shared_store.held.scopes == {as_requests: 2}
+    assert proposer.shared_store.held.scopes == dict(zip(as_requests, (2, 3), strict=True))
     with pytest.raises(FileNotFoundError):
         worker.ngram_npu_store_merge(str(tmp_path / "none"))
     proposer.one_of_many = True
@@ -268,8 +279,9 @@ def test_what_a_running_store_can_be_told(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         worker.ngram_npu_store_merge(str(tmp_path / "none"))
     worker.model_runner = SimpleNamespace(drafter=NgramProposer(config_of()))
-    with pytest.raises(ValueError, match="scope: expected none, this runner has one for all"):
-        worker.ngram_npu_store_clear("a")
+    for arguments in (("a",), (None, (1, "adapter")), (None, None, "salt")):
+        with pytest.raises(ValueError, match="scope: expected none, this runner has one for all"):
+            worker.ngram_npu_store_clear(*arguments)
     worker.model_runner = SimpleNamespace(drafter=NgramProposer(config_of(store=None)))
     with pytest.raises(RuntimeError, match="store: this engine has none"):
         worker.ngram_npu_store_statistics()
