@@ -299,18 +299,22 @@ class Drafting:
 
     def _outputs(self, like: Any, batch: int, k: int, int64: bool) -> Drafts[Any]:
         """Uninitialised tensors where the operators run."""
-        made: Any = np if self.kind == "numpy" else sys.modules["torch"]
-        on = {} if self.kind == "numpy" else {"device": like.device}
         return Drafts(
-            made.empty((batch, k), dtype=made.int64 if int64 else made.int32, **on),
-            made.empty(batch, dtype=made.int32, **on),
-            made.empty(batch, dtype=made.int32, **on),
+            self._empty(like, (batch, k), "int64" if int64 else "int32"),
+            self._empty(like, (batch,), "int32"),
+            self._empty(like, (batch,), "int32"),
         )
 
     def _costs(self, like: Any, k: int) -> Any:
         """[B, k] uint8: the drafts' costs, which a store compares with its own."""
-        made: Any = np if self.kind == "numpy" else sys.modules["torch"]
-        return made.empty((len(like), k), dtype=made.uint8)
+        return self._empty(like, (len(like), k), "uint8")
+
+    def _empty(self, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+        """Uninitialised, where ``like`` is."""
+        if self.kind == "numpy":
+            return np.empty(shape, dtype)
+        torch = sys.modules["torch"]
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
 
     def _ask_store(
         self,

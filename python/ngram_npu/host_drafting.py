@@ -207,10 +207,10 @@ class HostDrafting:
         self._stream = stream
         pinned = device.type != "cpu"
         self._sampled = torch.zeros(
-            num_rows, 1 + most_sampled, dtype=torch.int32, pin_memory=pinned
+            num_rows, 1 + most_sampled, dtype=torch.int32, device="cpu", pin_memory=pinned
         )
         size = _C.stream_results_bytes(num_rows, config.k)
-        self._drafts = torch.zeros(size, dtype=torch.uint8, pin_memory=pinned)
+        self._drafts = torch.zeros(size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
         lookup = config.lookup_arguments
         if index is None:
             lookup["match_costs"] = config.match_cost_table
