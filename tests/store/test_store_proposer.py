@@ -12,7 +12,7 @@ import pytest
 import torch
 from ngram_npu import _C, NgramConfig, NgramProposer, NgramStore, scope_of
 from ngram_npu.config import default_costs, default_store_costs
-from ngram_npu.drafting import Drafting, make_store
+from ngram_npu.drafting import Drafting, Drafts, make_store
 from ngram_npu.index import make_index
 
 TEXT = list(range(100, 140))
@@ -106,10 +106,10 @@ ROW_SAMPLES: dict[str, list[int] | None] = {
 """By name, `row_indices` of a batch over four rows."""
 
 
-def new_drafting(kind: Callable[[Any], Any]) -> Drafting:
+def new_drafting(kind: Callable[[Any], Any], config: NgramConfig = CONFIG) -> Drafting:
     name: Any = "numpy" if kind is np.asarray else "torch"
-    index, store = make_index(CONFIG, 4, 12_000, kind=name), make_store(CONFIG, 4, kind=name)
-    return Drafting(CONFIG, kind=name, index=index, store=store)
+    index, store = make_index(config, 4, 12_000, kind=name), make_store(config, 4, kind=name)
+    return Drafting(config, kind=name, index=index, store=store)
 
 
 def new_proposer(kind: Callable[[Any], Any]) -> NgramProposer:
@@ -166,6 +166,40 @@ def test_proposer_step_stores_only_what_each_scope_sampled() -> None:
     given = {"row_indices": np.array([3, -1]), "scopes": np.array([1111, 2222])}
     proposer.step(tokens, lengths, words, advance=False, **given)
     assert [(scope, text.tolist()) for scope, text in proposer.store._texts()] == [(1111, [50, 51])]
+
+
+@KINDS
+@pytest.mark.parametrize("k", [0, 1, 3])
+def test_drafting_with_fewer_drafts_than_config_equals_config_of_as_many(
+    kind: Callable[[Any], Any], k: int
+) -> None:
+    """A step or a lookup whose ``k`` is below ``config.k``, with a store: vLLM lowers it with the
+    batch size."""
+    ours = new_drafting(kind, CHEAP)
+    twin = new_drafting(kind, dataclasses.replace(CHEAP, k=max(k, 1)))
+    (tokens, lengths), (twin_tokens, twin_lengths) = rows(kind), rows(kind)
+    rng = np.random.default_rng(8)
+    drafted = 0
+    for step in range(80):
+        words = said(kind, [texts(rng) for _ in range(4)])
+        expected = Drafts(*twin.step(twin_tokens, twin_lengths, words)[2:])
+        if step % 2:
+            found = Drafts(*ours.step(tokens, lengths, words, k=k)[2:])
+        else:
+            tokens[:], lengths[:] = twin_tokens, twin_lengths
+            sampled = kind((np.asarray(words) >= 0).sum(1).astype(np.int32))
+            found = ours.propose(tokens, lengths, num_sampled=sampled, k=k)
+        if k == 0:
+            expected = Drafts(expected[0][:, :0], expected[1] * 0, found.match_len)
+        for a, b in zip(found, expected, strict=True):
+            assert np.array_equal(np.asarray(a), np.asarray(b))
+        drafted += int(found.num_draft_tokens.sum())
+    assert drafted > 50 or k == 0
+    texts_of = [
+        [(scope, text.tolist()) for scope, text in drafting.store._texts()]  # type: ignore[union-attr]
+        for drafting in (ours, twin)
+    ]
+    assert texts_of[0] == texts_of[1]
 
 
 @KINDS
