@@ -253,9 +253,18 @@ class HostDrafting:
                 without any gets no draft.
 
         Raises:
+            ValueError: more rows than R, or ``sampled`` of another shape or dtype.
             RuntimeError: the step cannot be enqueued; nothing has changed then.
         """
         batch = len(rows)
+        if batch > len(self._sampled):
+            most = len(self._sampled)
+            raise ValueError(f"HostDrafting: rows: expected at most {most}, got {batch}")
+        expected = batch, self._sampled.shape[1]
+        if tuple(sampled.shape) != expected or sampled.dtype != torch.int32:
+            # A copy would repeat a single row, and so give its tokens to all requests.
+            got = f"{str(sampled.dtype).rpartition('.')[2]} {list(sampled.shape)}"
+            raise ValueError(f"HostDrafting: sampled: expected int32 {list(expected)}, got {got}")
         counts, lengths, costs, end = self._drafter.results(batch)
         found = sampled.new_empty(end, dtype=torch.uint8)
         self._stream.copy(self._sampled[:batch], sampled)
