@@ -15,7 +15,7 @@ import numpy as np
 
 import ngram_npu._C as _C
 from ngram_npu.config import NgramConfig
-from ngram_npu.index import NgramIndex
+from ngram_npu.index import NgramIndex, is_tensor
 from ngram_npu.store import BLOCK_TOKENS, LEAST_BLOCKS_PER_SLOT, Kind, NgramStore, store_lookup
 
 if TYPE_CHECKING:
@@ -235,6 +235,10 @@ class Drafting:
         if costs is None and self.store is not None:
             costs = self._costs(sampled_token_ids, self.config.k if k is None else k)
         workspace = self._workspace if workspace is None else workspace
+        if self.store is not None and not advance:
+            # The store reads the grown lengths. The operator computes them, in a copy: it ignores
+            # rows and lengths that are out of range.
+            num_tokens, advance = _copy_of(num_tokens), True
         rows = token_ids, num_tokens, sampled_token_ids
         arguments = self._arguments(index, k, fill, token_ids, row_indices, costs)
         if discard is not None:
@@ -251,8 +255,6 @@ class Drafting:
             found = self._ops.ngram_index_step_(*rows, index.tensor, advance=advance, **arguments)
         result = StepResult._make(found)
         if self.store is not None:
-            if not advance:
-                num_tokens = _grown(num_tokens, result.num_sampled, row_indices)
             stepped = token_ids, num_tokens, result.num_sampled
             drafts = Drafts(*result[2:])
             self._ask_store(stepped, drafts, costs, row_indices, slot_indices, scopes, fill)
@@ -297,18 +299,22 @@ class Drafting:
 
     def _outputs(self, like: Any, batch: int, k: int, int64: bool) -> Drafts[Any]:
         """Uninitialised tensors where the operators run."""
-        made: Any = np if self.kind == "numpy" else sys.modules["torch"]
-        on = {} if self.kind == "numpy" else {"device": like.device}
         return Drafts(
-            made.empty((batch, k), dtype=made.int64 if int64 else made.int32, **on),
-            made.empty(batch, dtype=made.int32, **on),
-            made.empty(batch, dtype=made.int32, **on),
+            self._empty(like, (batch, k), "int64" if int64 else "int32"),
+            self._empty(like, (batch,), "int32"),
+            self._empty(like, (batch,), "int32"),
         )
 
     def _costs(self, like: Any, k: int) -> Any:
         """[B, k] uint8: the drafts' costs, which a store compares with its own."""
-        made: Any = np if self.kind == "numpy" else sys.modules["torch"]
-        return made.empty((len(like), k), dtype=made.uint8)
+        return self._empty(like, (len(like), k), "uint8")
+
+    def _empty(self, like: Any, shape: tuple[int, ...], dtype: str) -> Any:
+        """Uninitialised, where ``like`` is."""
+        if self.kind == "numpy":
+            return np.empty(shape, dtype)
+        torch = sys.modules["torch"]
+        return torch.empty(shape, dtype=getattr(torch, dtype), device=like.device)
 
     def _ask_store(
         self,
@@ -341,13 +347,11 @@ def _as_it_is(table: Any) -> Any:
     return table
 
 
-def _grown(num_tokens: Any, num_sampled: Any, row_indices: Any) -> Any:
-    """[R], the lengths of rows whose owner has not counted the sampled tokens yet."""
-    if row_indices is None:
-        return num_tokens + num_sampled
-    grown = num_tokens + 0  # a copy, of tensors and arrays alike
-    grown[row_indices] += num_sampled
-    return grown
+def _copy_of(lengths: Any) -> Any:
+    """Anything but an array or a tensor is left for the operator to reject."""
+    if isinstance(lengths, np.ndarray):
+        return lengths.copy()
+    return lengths.clone() if is_tensor(lengths) else lengths
 
 
 def make_store(config: NgramConfig, num_slots: int, *, kind: Kind) -> NgramStore:

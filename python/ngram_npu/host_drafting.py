@@ -208,10 +208,10 @@ class HostDrafting:
         self._stream = stream
         pinned = device.type != "cpu"
         self._sampled = torch.zeros(
-            num_rows, 1 + most_sampled, dtype=torch.int32, pin_memory=pinned
+            num_rows, 1 + most_sampled, dtype=torch.int32, device="cpu", pin_memory=pinned
         )
         size = _C.stream_results_bytes(num_rows, config.k)
-        self._drafts = torch.zeros(size, dtype=torch.uint8, pin_memory=pinned)
+        self._drafts = torch.zeros(size, dtype=torch.uint8, device="cpu", pin_memory=pinned)
         lookup = config.lookup_arguments
         if index is None:
             lookup["match_costs"] = config.match_cost_table
@@ -255,18 +255,19 @@ class HostDrafting:
                 without any gets no draft.
 
         Raises:
-            ValueError: too many rows, or ``sampled`` has another shape; one line.
+            ValueError: more rows than R, or ``sampled`` of another shape or dtype.
             RuntimeError: the step cannot be enqueued; nothing has changed then.
         """
-        batch, (num_rows, width) = len(rows), self._sampled.shape
-        if batch > num_rows:
+        batch = len(rows)
+        if batch > len(self._sampled):
+            most = len(self._sampled)
+            raise ValueError(f"HostDrafting: propose: rows: expected at most {most}, got {batch}")
+        expected = batch, self._sampled.shape[1]
+        if tuple(sampled.shape) != expected or sampled.dtype != torch.int32:
+            # A copy would repeat a single row, and so give its tokens to all requests.
+            got = f"{str(sampled.dtype).rpartition('.')[2]} {list(sampled.shape)}"
             raise ValueError(
-                f"HostDrafting: propose: rows: expected at most {num_rows}, got {batch}"
-            )
-        if sampled.shape != (batch, width):  # a copy would take one row for all
-            raise ValueError(
-                f"HostDrafting: propose: sampled: expected shape {[batch, width]}, got "
-                f"{[*sampled.shape]}"
+                f"HostDrafting: propose: sampled: expected int32 {list(expected)}, got {got}"
             )
         counts, lengths, costs, end = self._drafter.results(batch)
         found = sampled.new_empty(end, dtype=torch.uint8)

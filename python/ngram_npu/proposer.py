@@ -36,7 +36,8 @@ class NgramProposer:
 
     Letters: R rows of the token buffer, S their capacity, B requests in this step, M width of the
     sampled-token matrix (1 to 65). ``num_tokens``, ``token_ids``, ``sampled_token_ids`` are int32,
-    ``row_indices`` (batch position -> row; None: row i = i) int32 or int64, masks bool.
+    ``row_indices`` (batch position -> row; None: row i = i) int32 or int64, masks bool. A request
+    whose row is out of range is padding: nothing is written or stored for it.
     """
 
     def __init__(
@@ -308,17 +309,24 @@ class NgramProposer:
                 raise ValueError(f"NgramProposer: {method}: scopes: expected None without a store")
             return
         if scopes is not None and requests is not None:
-            size, dtype = len(requests), str(scopes.dtype).rpartition(".")[2]
-            if is_tensor(scopes) != (drafting.kind == "torch"):
-                expected = "a torch.Tensor" if drafting.kind == "torch" else "a numpy array"
+            numpy = drafting.kind == "numpy"
+            if not (isinstance(scopes, np.ndarray) if numpy else is_tensor(scopes)):
                 raise ValueError(
-                    f"NgramProposer: {method}: scopes: expected {expected}, "
-                    f"got {type(scopes).__name__}"
+                    f"NgramProposer: {method}: scopes: expected a "
+                    f"{'numpy array' if numpy else 'torch.Tensor'}, got {type(scopes).__name__}"
                 )
+            size, dtype = len(requests), str(scopes.dtype).rpartition(".")[2]
             if tuple(scopes.shape) != (size,) or dtype not in ("int32", "int64"):
                 raise ValueError(
                     f"NgramProposer: {method}: scopes: expected int32 or int64 [{size}], got "
                     f"{dtype} {list(scopes.shape)}"
+                )
+            device = "cpu" if numpy else scopes.device.type
+            contiguous = scopes.flags.c_contiguous if numpy else scopes.is_contiguous()
+            if device != "cpu" or not contiguous:
+                raise ValueError(
+                    f"NgramProposer: {method}: scopes: expected contiguous memory on cpu, got "
+                    f"{'contiguous' if contiguous else 'strided'} memory on {device}"
                 )
         store = drafting.store
         if store is not None and store.kind != drafting.kind:

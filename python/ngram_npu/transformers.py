@@ -438,7 +438,7 @@ def generate(
     )
 
     def tell(_: int, tokens: list[int]) -> None:
-        streamer.put(torch.tensor(tokens))
+        streamer.put(torch.tensor(tokens, device="cpu"))
 
     if streamer is not None:
         streamer.put(input_ids.cpu())

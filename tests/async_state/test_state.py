@@ -98,6 +98,10 @@ def _grows(rows: Any, block_ids: Any) -> Batch:
 
 WRONG: dict[str, tuple[Any, str]] = {
     "row out of range": (_batch([3], [1], [0]), "rows: expected 0 to 2"),
+    "negative row": (_batch([0, -1], [1, 1], [0, 0]), "rows: expected 0 to 2, got [ 0 -1]"),
+    "admitted to a negative row": (_wrong(new=[_admit(-1)]), "expected a free row, got -1"),
+    "removed a negative row": (_wrong(removed=_ints(-1)), "removed: expected 0 to 2"),
+    "moved from a negative row": (_wrong(moves=_ints([-1, 2])), "moves: expected 0 to 2"),
     "free row": (_batch([2], [1], [0]), "live rows, got 2"),
     "row twice": (_batch([0, 0], [1, 1], [0, 0]), "each row once"),
     "lengths differ": (_batch([0, 1], [1], [0, 0]), "equal lengths"),

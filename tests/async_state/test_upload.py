@@ -10,6 +10,7 @@ import pytest
 import torch
 from ngram_npu import _C, NgramConfig
 from ngram_npu.async_state import Admission, AsyncSpecState, Batch, KVGroup, NewBlocks
+from ngram_npu.async_state.upload import PackedUpload
 
 from async_state.late import POLICIES, LateDevice, value_of
 from async_state.small import ints, small_state
@@ -21,8 +22,8 @@ _GROUPS = (KVGroup(4, 200), KVGroup(8, 100))
 class _CountingDevice(LateDevice):
     """Counts copies and launches on the main stream."""
 
-    def __init__(self) -> None:
-        super().__init__("eager", random.Random(0))
+    def __init__(self, policy: str = "eager") -> None:
+        super().__init__(policy, random.Random(0))
         self.copies = self.scatters = 0
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, stream: str) -> None:
@@ -114,6 +115,41 @@ def test_more_than_one_copy_has_room_for(policy: str) -> None:
     state.rebuild(new[::-1])
     device.drain()
     assert [_content(state, row) for row in range(_ROWS)] == [_expected(one) for one in new]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("joining", [0, 3])
+def test_step_with_more_cells_than_the_staging_buffer_holds_arrives_complete(
+    policy: str, joining: int
+) -> None:
+    """With and without more chunks than it holds: each is a reason for more than one copy."""
+    device = _CountingDevice(policy)
+    group = KVGroup(1, 6000)
+    sizes = {"max_rows": 4, "row_capacity": 6000, "max_step_tokens": 64}
+    state = small_state(device, ngram=NgramConfig(k=2), kv_groups=(group,), **sizes)
+    first = Admission(0, ints(1, 2, 3), (np.arange(3, dtype=np.int32),))
+    state.begin_step(_batch([3], new=[first]))
+    state.end_step(device.tensor((1, 1), torch.int32))
+    appended = 100 + np.arange(5000, dtype=np.int32)
+    upload = state._truth.upload
+    assert isinstance(upload, PackedUpload)
+    assert len(appended) > 2 * upload._most_cells
+    new = [
+        Admission(row, np.arange(5990, dtype=np.int32), (7 * np.arange(6000, dtype=np.int32),))
+        for row in range(1, 1 + joining)
+    ]
+    before = device.copies
+    state.begin_step(
+        _batch(
+            [1] * (1 + joining),
+            new=new,
+            new_blocks=(NewBlocks(np.zeros_like(appended), appended),),
+        )
+    )
+    assert device.copies - before > 2
+    device.drain()
+    assert _content(state, 0) == [[1, 2, 3, 0], [0, 1, 2, *appended.tolist()]]
+    assert [_content(state, one.row) for one in new] == [_expected(one) for one in new]
 
 
 def test_blocks_appended_to_a_request_that_joins() -> None:

@@ -49,6 +49,43 @@ def test_step_is_the_operator_on_both_kinds() -> None:
     assert np.array_equal(torch_lengths.numpy(), expected_lengths)
 
 
+ROW_INDICES: dict[str, list[int] | None] = {
+    "fewer than rows": None,
+    "negative": [5, -1, 0, -7],
+    "past the end": [6, 2, 2**31 - 1, 1],
+    "repeated": [1, 1, 3, 1],
+}
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy], ids=["numpy", "torch"])
+@pytest.mark.parametrize("engine", ["scan", "index"])
+@pytest.mark.parametrize("advance", [True, False])
+@pytest.mark.parametrize("name", ROW_INDICES)
+def test_proposer_step_with_any_row_indices_equals_reference(
+    kind: Callable[[np.ndarray], Any], engine: Any, advance: bool, name: str
+) -> None:
+    tokens, lengths, sampled = _case()
+    lengths[2] = 81  # more than a row holds
+    indices, sampled = ROW_INDICES[name], sampled[:4].copy()
+    given = {} if indices is None else {"row_indices": np.array(indices, np.int32)}
+    expected_tokens, expected_lengths = tokens.copy(), lengths.copy()
+    expected = reference.ngram_step_(
+        expected_tokens, expected_lengths, sampled, None, given.get("row_indices"), advance, 3,
+        1, 4, 3, 1, True, 81, None,
+    )  # fmt: skip
+    tensors = kind(tokens), kind(lengths)
+    arguments = {argument: kind(array) for argument, array in given.items()}
+    found = NgramProposer(CONFIG, engine).step(
+        *tensors, kind(sampled), advance=advance, **arguments
+    )
+    # The results of requests that name the same row are unspecified; other rows stay as they are.
+    ours, rows = ([0, 2, 4, 5], [2]) if name == "repeated" else (range(6), range(4))
+    for a, b in zip(found, expected, strict=True):
+        assert np.array_equal(np.asarray(a)[rows], b[rows])
+    assert np.array_equal(np.asarray(tensors[0])[ours], expected_tokens[ours])
+    assert np.array_equal(np.asarray(tensors[1])[ours], expected_lengths[ours])
+
+
 def test_propose_is_the_operator_on_both_kinds() -> None:
     tokens, lengths, _ = _case()
     indices = np.array([5, 0, 3], np.int64)

@@ -90,6 +90,27 @@ def test_it_is_the_proposer_s_step() -> None:
     assert proposer.store.statistics.drafts > 20  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("draft_on", ["device", "host"])
+@pytest.mark.parametrize("bad", [[0, -1], [0, ROWS], [1, 1], [0, 2]])
+def test_async_state_step_with_bad_rows_stores_nothing(draft_on: str, bad: list[int]) -> None:
+    """Row 2 is free: its slot may still hold the text of the request that has left."""
+    state = made(draft_on=draft_on)
+    new = [joins(0, 9, scope=1), joins(1, 8, scope=2), joins(2, 7, scope=3)]
+    step(state, [0, 1, 2], [[50], [60], [70]], new=new)
+    step(state, [0, 1], [[51], [61]], removed=ints(2))
+    before = state.store.tensor.clone(), state.token_ids.clone()  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="begin_step: rows: expected"):
+        step(state, bad, [[52], [62]])
+    assert torch.equal(state.store.tensor, before[0])  # type: ignore[union-attr]
+    assert torch.equal(state.token_ids, before[1])
+    for word in (62, 63, 64):
+        step(state, [1], [[word]])
+    stored = {s: t.tolist() for s, t in state.store._texts()}  # type: ignore[union-attr]
+    kept = slice(-1) if draft_on == "host" else slice(None)  # the host's store lags one step
+    assert stored[2] == [60, 61, 62, 63, 64][kept]
+    assert all(token // 10 == scope + 4 for scope, text in stored.items() for token in text)
+
+
 def test_who_leaves_has_finished() -> None:
     config = NgramConfig(**LADDER, store="finish", store_tokens=16384)
     state = made(config)

@@ -12,6 +12,8 @@ import pytest
 import torch
 from ngram_npu import _C, NgramConfig, NgramProposer, NgramStore, scope_of
 from ngram_npu.config import default_costs, default_store_costs
+from ngram_npu.drafting import Drafting, Drafts, make_store
+from ngram_npu.index import make_index
 
 TEXT = list(range(100, 140))
 LADDER = NgramConfig(sizes="ladder", min_draft_probability=0.177)
@@ -93,26 +95,111 @@ def test_a_step_is_the_operators(kind: Callable[[Any], Any], by_slots: bool) -> 
     assert np.array_equal(np.asarray(proposer.store.tensor), store.tensor)
 
 
+ROW_SAMPLES: dict[str, list[int] | None] = {
+    "all": None,
+    "fewer than rows": None,
+    "permuted": [2, 0, 3, 1],
+    "negative": [3, -1, 0, -9],
+    "past the end": [4, 2, 9, 1],
+    "repeated": [1, 1, 3, 1],
+}
+"""By name, `row_indices` of a batch over four rows."""
+
+
+def new_drafting(kind: Callable[[Any], Any], config: NgramConfig = CONFIG) -> Drafting:
+    name: Any = "numpy" if kind is np.asarray else "torch"
+    index, store = make_index(config, 4, 12_000, kind=name), make_store(config, 4, kind=name)
+    return Drafting(config, kind=name, index=index, store=store)
+
+
+def new_proposer(kind: Callable[[Any], Any]) -> NgramProposer:
+    return NgramProposer(CONFIG, num_slots=4)
+
+
 @KINDS
-@pytest.mark.parametrize("by_rows", [False, True])
-def test_a_runner_that_counts_its_tokens_itself(kind: Callable[[Any], Any], by_rows: bool) -> None:
-    """Drafts and store are those of a proposer that counts them."""
-    ours, twin = NgramProposer(CONFIG, num_slots=4), NgramProposer(CONFIG, num_slots=4)
-    (tokens, lengths), (twin_tokens, twin_lengths) = rows(kind), rows(kind)
+@pytest.mark.parametrize("made", [new_proposer, new_drafting])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("name", ROW_SAMPLES)
+def test_step_without_advance_equals_step_with_advance(
+    kind: Callable[[Any], Any], made: Callable[[Any], Any], name: str, dtype: type
+) -> None:
+    """Drafts, rows and store, for any row indices and lengths; only the lengths stay as they are.
+    Behind the rows' ends is text of other requests, which must not enter the store."""
+    ours, twin = made(kind), made(kind)
+    states = [rows(kind), rows(kind)]
+    for tokens, _ in states:
+        tokens[:] = kind(10_000 + np.arange(12_000, dtype=np.int32).reshape(4, 3000))
     rng = np.random.default_rng(5)
-    for _ in range(60):
-        order = rng.permutation(4).astype(np.int64) if by_rows else np.arange(4)
-        given = {"row_indices": kind(order)} if by_rows else {}
-        words = said(kind, [texts(rng) for _ in range(4)])
+    indices = ROW_SAMPLES[name]
+    batch = 2 if name == "fewer than rows" else 4
+    given: dict[str, Any] = {"scopes": kind(np.array([1, 2, 3, 4])[:batch])}
+    if indices is not None:
+        given["row_indices"] = kind(np.array(indices, dtype))
+    for step in range(60):
+        for tokens, lengths in states:
+            if step % 20 == 7:  # lengths that no row has
+                lengths[3], lengths[1] = -2, 3001
+            if step % 20 == 9:
+                lengths[3], lengths[1] = 0, 0
+            if step == 40:
+                tokens[0, :2998], lengths[0] = 70, 2998
+        words = said(kind, [texts(rng) for _ in range(batch)])
+        (tokens, lengths), (twin_tokens, twin_lengths) = states
         before = np.asarray(lengths).copy()
+        expected = twin.step(twin_tokens, twin_lengths, words, **given)
         found = ours.step(tokens, lengths, words, advance=False, **given)
         assert np.array_equal(np.asarray(lengths), before)
-        lengths[order] += found.num_sampled
-        for a, b in zip(found, twin.step(twin_tokens, twin_lengths, words, **given), strict=True):
+        lengths[:] = twin_lengths
+        for a, b in zip((*found, tokens), (*expected, twin_tokens), strict=True):
             assert np.array_equal(np.asarray(a), np.asarray(b))
-    assert ours.store is not None
-    assert twin.store is not None
     assert np.array_equal(np.asarray(ours.store.tensor), np.asarray(twin.store.tensor))
+    stored = [token for _, text in ours.store._texts() for token in text.tolist()]
+    assert stored
+    assert max(stored) < 10_000, "no token from behind the end of a row"
+
+
+def test_proposer_step_stores_only_what_each_scope_sampled() -> None:
+    proposer: Any = NgramProposer(CONFIG)
+    tokens, lengths = rows(np.asarray)
+    tokens[:], lengths[:] = 9999, 10
+    words = said(np.asarray, [[50, 51], [60, 61, 62, 63]])
+    given = {"row_indices": np.array([3, -1]), "scopes": np.array([1111, 2222])}
+    proposer.step(tokens, lengths, words, advance=False, **given)
+    assert [(scope, text.tolist()) for scope, text in proposer.store._texts()] == [(1111, [50, 51])]
+
+
+@KINDS
+@pytest.mark.parametrize("k", [0, 1, 3])
+def test_drafting_with_fewer_drafts_than_config_equals_config_of_as_many(
+    kind: Callable[[Any], Any], k: int
+) -> None:
+    """A step or a lookup whose ``k`` is below ``config.k``, with a store: vLLM lowers it with the
+    batch size."""
+    ours = new_drafting(kind, CHEAP)
+    twin = new_drafting(kind, dataclasses.replace(CHEAP, k=max(k, 1)))
+    (tokens, lengths), (twin_tokens, twin_lengths) = rows(kind), rows(kind)
+    rng = np.random.default_rng(8)
+    drafted = 0
+    for step in range(80):
+        words = said(kind, [texts(rng) for _ in range(4)])
+        expected = Drafts(*twin.step(twin_tokens, twin_lengths, words)[2:])
+        if step % 2:
+            found = Drafts(*ours.step(tokens, lengths, words, k=k)[2:])
+        else:
+            tokens[:], lengths[:] = twin_tokens, twin_lengths
+            sampled = kind((np.asarray(words) >= 0).sum(1).astype(np.int32))
+            found = ours.propose(tokens, lengths, num_sampled=sampled, k=k)
+        if k == 0:
+            expected = Drafts(expected[0][:, :0], expected[1] * 0, found.match_len)
+        for a, b in zip(found, expected, strict=True):
+            assert np.array_equal(np.asarray(a), np.asarray(b))
+        drafted += int(found.num_draft_tokens.sum())
+    assert drafted > 50 or k == 0
+    texts_of = [
+        [(scope, text.tolist()) for scope, text in drafting.store._texts()]  # type: ignore[union-attr]
+        for drafting in (ours, twin)
+    ]
+    assert texts_of[0] == texts_of[1]
 
 
 @KINDS
@@ -140,18 +227,42 @@ def test_propose_is_the_step_of_a_runner_that_appends(kind: Callable[[Any], Any]
     assert np.array_equal(np.asarray(proposer.store.tensor), np.asarray(stepping.store.tensor))
 
 
+@KINDS
+@pytest.mark.parametrize("name", [name for name in ROW_SAMPLES if name != "fewer than rows"])
+def test_proposer_propose_with_any_row_indices_stores_only_rows_that_exist(
+    kind: Callable[[Any], Any], name: str
+) -> None:
+    proposer: Any = NgramProposer(CONFIG)
+    tokens, lengths = rows(kind)
+    for row in range(4):
+        begin(tokens, lengths, row, [100 * row, 100 * row + 1])
+    indices = ROW_SAMPLES[name]
+    given = {} if indices is None else {"row_indices": kind(np.array(indices))}
+    scopes = np.array(indices or range(4))
+    sampled = kind(np.array([1, 2, 1, 2], np.int32))
+    proposer.propose(tokens, lengths, num_sampled=sampled, scopes=kind(scopes), **given)
+    stored = dict(proposer.store._texts())
+    assert set(stored) == {scope for scope in scopes.tolist() if 0 <= scope < 4}
+    assert all(text[-1] == 100 * scope + 1 for scope, text in stored.items())
+
+
 @pytest.mark.slow
-def test_a_compiled_step_is_the_same() -> None:
+@pytest.mark.parametrize("advance", [True, False])
+def test_a_compiled_step_is_the_same(advance: bool) -> None:
     compiled, plain = (NgramProposer(CONFIG) for _ in range(2))
     states = [rows(torch.from_numpy) for _ in range(2)]
     rng = np.random.default_rng(7)
     scopes = torch.tensor([0, 1, 0, 1])
+    given: dict[str, Any] = {"scopes": scopes, "advance": advance}
     step: Any = compiled.step
     for at in range(12):
         words = said(torch.from_numpy, [texts(rng) for _ in range(4)])
-        found = step(*states[0], words, scopes=scopes)
-        for a, b in zip(found, plain.step(*states[1], words, scopes=scopes), strict=True):
+        found = step(*states[0], words, **given)
+        for a, b in zip(found, plain.step(*states[1], words, **given), strict=True):
             assert torch.equal(a, b)
+        if not advance:
+            for _, lengths in states:
+                lengths += found.num_sampled
         if at == 0:  # it created index and store
             step = torch.compile(compiled.step, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled.store.tensor, plain.store.tensor)  # type: ignore[union-attr]
@@ -212,18 +323,25 @@ def test_a_given_store_is_shared_and_not_copied() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scopes", "message"),
+    ("kind", "scopes", "message"),
     [
-        (np.zeros(3, np.int64), r"int32 or int64 \[4\], got int64 \[3\]"),
-        (torch.zeros(4).long(), "a numpy array, got Tensor"),
-        (np.zeros(4), r"int32 or int64 \[4\], got float64 \[4\]"),
+        (np.asarray, np.zeros(3, np.int64), r"int32 or int64 \[4\], got int64 \[3\]"),
+        (np.asarray, torch.zeros(4).long(), "a numpy array, got Tensor"),
+        (torch.from_numpy, np.zeros(4, np.int64), "a torch.Tensor, got ndarray"),
+        (np.asarray, [0, 0, 0, 0], "a numpy array, got list"),
+        (np.asarray, np.zeros(4), r"int32 or int64 \[4\], got float64 \[4\]"),
+        (np.asarray, np.zeros(8, np.int64)[::2], "contiguous .* on cpu, got strided memory on cpu"),
+        (torch.from_numpy, torch.zeros(8).long()[::2], "contiguous .*, got strided memory on cpu"),
+        (torch.from_numpy, torch.zeros(4, device="meta").long(), "contiguous .* memory on meta"),
     ],
 )
-def test_errors_before_anything_is_written(scopes: Any, message: str) -> None:
+def test_errors_before_anything_is_written(
+    kind: Callable[[Any], Any], scopes: Any, message: str
+) -> None:
     proposer = NgramProposer(CONFIG)
-    tokens, lengths = rows(np.asarray)
+    tokens, lengths = rows(kind)
     with pytest.raises(ValueError, match=f"NgramProposer: step: scopes: expected {message}"):
-        proposer.step(tokens, lengths, said(np.asarray, [TEXT[:4]] * 4), scopes=scopes)
+        proposer.step(tokens, lengths, said(kind, [TEXT[:4]] * 4), scopes=scopes)
     assert not lengths.any()
     assert (tokens == -7).all()
     assert proposer.store is None

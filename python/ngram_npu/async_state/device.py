@@ -70,7 +70,7 @@ class CpuDevice:
     """The host as its own device: all work is done when the call returns."""
 
     def tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(tuple(shape), dtype=dtype)
+        return torch.zeros(tuple(shape), dtype=dtype, device="cpu")
 
     host_tensor = tensor
 
@@ -108,7 +108,7 @@ class StreamDevice:
         return torch.zeros(tuple(shape), dtype=dtype, device=self._device)
 
     def host_tensor(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.zeros(tuple(shape), dtype=dtype, pin_memory=True)
+        return torch.zeros(tuple(shape), dtype=dtype, device="cpu", pin_memory=True)
 
     def index(self, ngram: NgramConfig, num_slots: int, token_capacity: int) -> NgramIndex:
         option = "NgramConfig: sizes: expected 'consecutive'"

@@ -209,7 +209,7 @@ class DeviceTruth:
         elif self.index is not None:
             rows = self._config.max_rows
             slots = device.host_tensor((rows,), torch.int32)
-            slots.copy_(torch.arange(rows))
+            slots.copy_(torch.arange(rows, device="cpu"))
             device.copy(self._packed_row(FREED, rows), slots, "main")
             self.forget(rows)
 

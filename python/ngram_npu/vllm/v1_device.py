@@ -180,7 +180,7 @@ class _IndexSlots:
             freed += [name for name in self._known if name not in here][:lacking]
         if freed:
             slots = [self._known.pop(name)[0] for name in freed]
-            self._drafting.end(torch.tensor(slots, dtype=torch.int32))
+            self._drafting.end(torch.tensor(slots, dtype=torch.int32, device="cpu"))
             self._free += slots
         for name in new:
             request = alive[name]
@@ -188,7 +188,9 @@ class _IndexSlots:
             scope = scope_of_request(*(getattr(request, part, None) for part in owner))
             self._known[name] = self._free.pop(), scope
         self._requests = list(requests)
-        known = torch.tensor([self._known[name] for name in requests], dtype=torch.int64)
+        known = torch.tensor(
+            [self._known[name] for name in requests], dtype=torch.int64, device="cpu"
+        )
         slots_of, scopes = known.reshape(-1, 2).T.contiguous()
         self._found = slots_of.int(), scopes
         return self._found

@@ -101,8 +101,10 @@ class RowLookup:
             if self.shared_store is not None:
                 self.shared_store.check_not_skipped()
             token_ids, num_tokens = self._state
-            at = (num_tokens[rows] - num_sampled)[:, None] + self._newest
-            newest = token_ids[rows[:, None], at.clamp_(0, token_ids.shape[1] - 1)]
+            # The lookup ignores rows that are out of range, but reading one is an error.
+            read = rows.clamp(0, len(token_ids) - 1)
+            at = (num_tokens[read] - num_sampled)[:, None] + self._newest
+            newest = token_ids[read[:, None], at.clamp_(0, token_ids.shape[1] - 1)]
             sampled = torch.cat((num_sampled[:, None].to(torch.int32), newest), dim=1)
             found = self._host.propose(np.asarray(input_batch.idx_mapping_np, np.int32), sampled)
             self._draft_costs[: len(rows)] = found.draft_costs

@@ -78,6 +78,22 @@ def test_drafts_are_the_references_and_the_newest_token_fills_them(
     assert filled >= 10
 
 
+@pytest.mark.parametrize("engine", ["scan", "index"])
+def test_speculator_with_rows_out_of_range_drafts_for_the_others(engine: str) -> None:
+    state = _State()
+    speculator = _speculator(state, engine)
+    state.sample(1, [7, 8, 9, 7, 8])
+    state.sample(R - 1, [1, 2, 1])
+    rows, sampled = [1, -1, R, R - 1], [5, 2, 1, 3]
+    expected = _expected(state, [1, R - 1], [1, 1])
+    found, counts, _ = speculator._look_up(
+        batch_of(rows), torch.tensor(sampled, dtype=torch.int32), int64=True
+    )
+    assert found[[0, 3]].tolist() == expected
+    assert found[1:3].eq(-1).all()
+    assert counts[1:3].tolist() == [0, 0]
+
+
 def _ladder(state: RandomState, adaptive: bool, probability: float | None) -> v2.NgramSpeculator:
     given = _config(sizes="ladder", min_draft_probability=probability)
     given.speculative_config.enable_adaptive_verification = adaptive
