@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TextIO
 
-from ngram_npu_command.generate import add_generate
 from ngram_npu_command.learn import add_learn, add_store
 from ngram_npu_command.options import (
     EXIT_FAILED,
@@ -139,7 +138,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", nargs=0, action=_Version, help="print the version")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_replay(commands)
-    add_generate(commands)
     add_tune(commands)
     add_measure_cost(commands)
     add_learn(commands)

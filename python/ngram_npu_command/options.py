@@ -238,11 +238,9 @@ def add_output(parser: argparse.ArgumentParser, drawn: str, about: str) -> Any:
     return output
 
 
-def fields_of(kind: Any, arguments: argparse.Namespace, *, complete: bool = True) -> dict[str, Any]:
-    """The options that have the names of a data class's fields: a new field needs no line here.
-    With ``complete`` every field has its option."""
-    names = [field.name for field in dataclasses.fields(kind)]
-    return {name: getattr(arguments, name) for name in names if complete or name in arguments}
+def fields_of(kind: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options that have the names of a data class's fields: a new field needs no line here."""
+    return {field.name: getattr(arguments, field.name) for field in dataclasses.fields(kind)}
 
 
 def plotted(path: Path | None, save: Callable[[Any, Path, str], None]) -> Written:
