@@ -30,7 +30,6 @@ from ngram_npu_command.options import (
     count,
     fields_of,
     paths_of,
-    plotted,
     reported,
 )
 from ngram_npu_command.tune import add_measure_cost, add_tune
@@ -183,7 +182,7 @@ def _add_replay(commands: Any) -> None:
         help="conversations replayed together (default: 32; 1 with --store)",
     )
     add_reading(data)
-    add_output(parser, "plot", "draw the result (needs matplotlib)")
+    add_output(parser)
 
 
 def _add_doctor(commands: Any) -> None:
@@ -209,7 +208,6 @@ def _run_doctor(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 def _run_replay(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     from ngram_npu.replay import ReplayOptions, format_table, replay
-    from ngram_npu.replay.plot import save_plot
 
     return reported(
         arguments,
@@ -220,6 +218,5 @@ def _run_replay(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
             command=shlex.join([PROGRAM, *argv]),
         ),
         format_table,
-        plotted(arguments.plot, save_plot),
         notes=lambda report: (f"{of.name}: {note}" for of in report.inputs for note in of.notes),
     )
