@@ -1,2 +1,2 @@
-"""Deliberate faults, which the tests have to notice: one text form (mutant.py), three lists
-(cpu.py, cuda.py, ascendc.py), one program."""
+"""Deliberate faults, which the tests have to notice: one text form (mutant.py), two lists
+(cuda.py, ascendc.py), one program. tools/mutate.py makes random ones of any source."""
