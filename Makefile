@@ -13,7 +13,7 @@ PYTEST := $(PY) -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
 BY_FILE := -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 PIP := -m pip --quiet --disable-pip-version-check
 STAGES = $(PYTHON) tools/stages.py $(MAKE)
-SOURCES := $(shell find CMakeLists.txt README.md pyproject.toml cmake csrc python -type f -not -name '*.pyc')
+SOURCES := $(shell find CMakeLists.txt README.md pyproject.toml cmake csrc docs/ops python tools/ops_stub.py -type f -not -name '*.pyc')
 
 # Without their bytecode, each process of the tests compiles what it imports: seconds per process.
 unexport PYTHONDONTWRITEBYTECODE
