@@ -1,4 +1,4 @@
-"""The faults in `tools.verify.mutants` can be made, the records are of them, and the twins notice
+"""The faults in `verify.mutants` can be made, the records are of them, and the twins notice
 them."""
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ import pytest
 from cuda_hooks import HOOKS
 from opspecs import OPSPECS
 from twins import ROOT
-
-from tools.verify.mutants import ascendc, by_ascendc_twin, by_twin, cuda
-from tools.verify.mutants.mutant import Mutant, parse
+from verify.mutants import ascendc, by_ascendc_twin, by_twin, cuda
+from verify.mutants.mutant import Mutant, parse
 
 OPS = sorted({s.kernel for s in OPSPECS.values() if HOOKS.device not in s.no_kernel})
 LISTS = {"cuda-mutants": cuda.MUTANTS, "ascendc-mutants": ascendc.MUTANTS}

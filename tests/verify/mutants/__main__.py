@@ -1,6 +1,6 @@
 """Tries the faults and records what noticed each.
 
-    python -m tools.verify.mutants {cuda,ascendc} [part of a name ...] [--json FILE]
+    python -m verify.mutants {cuda,ascendc} [part of a name ...] [--json FILE]
 
 Without a part of a name: those that the record lacks.
 """
@@ -17,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
 
-from tools.verify.mutants import ascendc, by_ascendc_twin, by_twin, cuda
+from verify.mutants import ascendc, by_ascendc_twin, by_twin, cuda
 
 LISTS = {
     "cuda": (cuda.MUTANTS, by_twin.caught),
@@ -28,7 +28,7 @@ NOTE = "made in several runs, each of what the record lacked or of chosen faults
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.verify.mutants")
+    parser = argparse.ArgumentParser(prog="python -m verify.mutants")
     parser.add_argument("list", choices=LISTS)
     parser.add_argument("texts", nargs="*", help="of names; without: all that the record lacks")
     parser.add_argument("--json", type=Path, help="the record")
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def _write_record(file: Path, program: str, found: Mapping[str, str]) -> None:
-    command = f"python -m tools.verify.mutants {program} --json {shlex.quote(str(file))}"
+    command = f"python -m verify.mutants {program} --json {shlex.quote(str(file))}"
     record = {
         "command": command,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
