@@ -13,7 +13,7 @@ PYTEST := $(PY) -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
 BY_FILE := -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 PIP := -m pip --quiet --disable-pip-version-check
 STAGES = $(PYTHON) tools/stages.py $(MAKE)
-SOURCES := $(shell find CMakeLists.txt README.md pyproject.toml cmake csrc python -type f -not -name '*.pyc')
+SOURCES := $(shell find CMakeLists.txt README.md pyproject.toml cmake csrc docs/ops python tools/ops_stub.py -type f -not -name '*.pyc')
 
 # Without their bytecode, each process of the tests compiles what it imports: seconds per process.
 unexport PYTHONDONTWRITEBYTECODE
@@ -211,7 +211,7 @@ FUZZ_SEED ?= 0
 fuzz: setup
 	$(call build,fuzz,-DCMAKE_CXX_COMPILER=$(FUZZ_CXX),fuzz_index fuzz_store)
 	for target in index store; do \
-	  $(PY) -m tools.verify.fuzz $(BUILD)/fuzz/tests/cpp/fuzz_$$target --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) || exit 1; \
+	  $(PY) -m tools.fuzz $(BUILD)/fuzz/tests/cpp/fuzz_$$target --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) || exit 1; \
 	done
 
 # A short run, if clang is installed or can be.
@@ -260,8 +260,9 @@ test-vllm-v2: wheel $(VLLM_V2_VENV)/.ready
 
 # Tests that take hours. Mutants continue from the record; PROOF=tools/bench/results updates the published records.
 PROOF ?= $(BUILD)/proof
+TESTS_PY = PYTHONPATH=tests:tests/support:. $(PY)
 prove-async: install
-	mkdir -p $(PROOF) && $(PY) -m tools.verify.async_proof --json $(PROOF)/async-proof.json
+	mkdir -p $(PROOF) && $(TESTS_PY) -m async_state.async_proof --json $(PROOF)/async-proof.json
 
 # 100,000 steps of drafting on the host.
 prove-stream: setup gtest
@@ -269,9 +270,8 @@ prove-stream: setup gtest
 	NGRAM_NPU_STREAM_EPISODES=1000 $(BUILD)/cpp/tests/cpp/stream_drafter_test
 
 prove-mutants: install twins
-	mkdir -p $(PROOF) && $(PY) -m tools.verify.mutants cpu --json $(PROOF)/mutants.json && \
-	  $(PY) -m tools.verify.mutants cuda --json $(PROOF)/cuda-mutants.json && \
-	  $(PY) -m tools.verify.mutants ascendc --json $(PROOF)/ascendc-mutants.json
+	mkdir -p $(PROOF) && $(TESTS_PY) -m verify.mutants cuda --json $(PROOF)/cuda-mutants.json && \
+	  $(TESTS_PY) -m verify.mutants ascendc --json $(PROOF)/ascendc-mutants.json
 
 prove-fuzz: install
 	$(MAKE) fuzz FUZZ_SECONDS=3600

@@ -110,7 +110,7 @@ Pool& pool() {
 
 Executor pool_executor() {
   // These threads sleep between calls, so waking one takes longer than with torch's pool: two threads are faster from
-  // about 2M tokens in all (tools/bench/results/crossover.json).
+  // about 2M tokens in all (docs/design/cpu.md).
   constexpr int64_t kMinTokensPerThread = int64_t{1} << 20;
   static const int32_t threads = default_threads();
   const auto run = [](const Executor*, int32_t num_tasks, void (*fn)(void*, int32_t), void* context) {

@@ -74,8 +74,7 @@ Tensor empty_like_on(const Tensor& like, std::initializer_list<int64_t> sizes, i
 }
 
 Executor torch_executor() {
-  // Two threads are faster from 128k to 256k tokens in all, with an idle or a busy pool
-  // (tools/bench/results/crossover.json).
+  // Two threads are faster from 128k to 256k tokens in all, with an idle or a busy pool (docs/design/cpu.md).
   constexpr int64_t kMinTokensPerThread = int64_t{1} << 17;
   const auto run = [](const Executor*, int32_t num_tasks, void (*fn)(void*, int32_t), void* context) {
     torch::stable::parallel_for(0, num_tasks, 1, [fn, context](int64_t begin, int64_t end) {

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TextIO
 
-from ngram_npu_command.generate import add_generate
 from ngram_npu_command.learn import add_learn, add_store
 from ngram_npu_command.options import (
     EXIT_FAILED,
@@ -31,7 +30,6 @@ from ngram_npu_command.options import (
     count,
     fields_of,
     paths_of,
-    plotted,
     reported,
 )
 from ngram_npu_command.tune import add_measure_cost, add_tune
@@ -139,7 +137,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", nargs=0, action=_Version, help="print the version")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_replay(commands)
-    add_generate(commands)
     add_tune(commands)
     add_measure_cost(commands)
     add_learn(commands)
@@ -185,7 +182,7 @@ def _add_replay(commands: Any) -> None:
         help="conversations replayed together (default: 32; 1 with --store)",
     )
     add_reading(data)
-    add_output(parser, "plot", "draw the result (needs matplotlib)")
+    add_output(parser)
 
 
 def _add_doctor(commands: Any) -> None:
@@ -211,7 +208,6 @@ def _run_doctor(arguments: argparse.Namespace, _: Sequence[str]) -> int:
 
 def _run_replay(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     from ngram_npu.replay import ReplayOptions, format_table, replay
-    from ngram_npu.replay.plot import save_plot
 
     return reported(
         arguments,
@@ -222,6 +218,5 @@ def _run_replay(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
             command=shlex.join([PROGRAM, *argv]),
         ),
         format_table,
-        plotted(arguments.plot, save_plot),
         notes=lambda report: (f"{of.name}: {note}" for of in report.inputs for note in of.notes),
     )

@@ -19,7 +19,6 @@ from ngram_npu_command.options import (
     count,
     fields_of,
     paths_of,
-    plotted,
     probability,
     reported,
     share,
@@ -91,7 +90,9 @@ def add_learn(commands: Any) -> None:
         help="cost of verifying one draft token as a fraction of a step (default: %(default)s)",
     )
     add_reading(parser.add_argument_group("input"))
-    add_output(parser, "plot", "draw the learning curve (needs matplotlib)")
+    add_output(parser).add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw the learning curve (needs matplotlib)"
+    )
 
 
 def add_store(commands: Any) -> None:
@@ -112,8 +113,10 @@ def add_store(commands: Any) -> None:
 
 def _run_learn(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     from ngram_npu.learn import LearnOptions, format_report, learn
-    from ngram_npu.learn.plot import save_plot
+    from ngram_npu.learn.plot import check_plot, save_plot
 
+    if arguments.plot is not None:
+        check_plot(arguments.plot)
     return reported(
         arguments,
         lambda bar: learn(
@@ -125,7 +128,7 @@ def _run_learn(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
             command=shlex.join([PROGRAM, *argv]),
         ),
         format_report,
-        plotted(arguments.plot, save_plot),
+        (arguments.plot, lambda report, path: save_plot(report, path, arguments.plot.suffix)),
         notes=lambda report: report.notes,
         checked=[arguments.costs],
     )

@@ -226,37 +226,20 @@ def add_reading(data: argparse._ArgumentGroup) -> None:
     )
 
 
-def add_output(parser: argparse.ArgumentParser, drawn: str, about: str) -> Any:
-    """`--json`, and the option of the report as something to look at."""
+def add_output(parser: argparse.ArgumentParser) -> Any:
+    """Adds `--json`; returns the group, for the options of other files."""
     output = parser.add_argument_group("output")
     output.add_argument(
         "--json",
         metavar="FILE",
         help="write the result as JSON; - for stdout (the text then goes to stderr)",
     )
-    output.add_argument(f"--{drawn}", type=Path, metavar="FILE", help=about)
     return output
 
 
-def fields_of(kind: Any, arguments: argparse.Namespace, *, complete: bool = True) -> dict[str, Any]:
-    """The options that have the names of a data class's fields: a new field needs no line here.
-    With ``complete`` every field has its option."""
-    names = [field.name for field in dataclasses.fields(kind)]
-    return {name: getattr(arguments, name) for name in names if complete or name in arguments}
-
-
-def plotted(path: Path | None, save: Callable[[Any, Path, str], None]) -> Written:
-    """The file of a plot, whose format is checked.
-
-    Raises:
-        ReplayError: matplotlib is not installed, or does not know the format.
-    """
-    from ngram_npu.replay.plot import check_plot
-
-    if path is None:
-        return None, save
-    check_plot(path)
-    return path, lambda report, scratch: save(report, scratch, path.suffix.lstrip(".").lower())
+def fields_of(kind: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options that have the names of a data class's fields: a new field needs no line here."""
+    return {field.name: getattr(arguments, field.name) for field in dataclasses.fields(kind)}
 
 
 def reported(

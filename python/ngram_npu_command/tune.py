@@ -110,7 +110,13 @@ def add_tune(commands: Any) -> None:
         help="keep finished pieces here for later runs (default: delete them after the run)",
     )
     add_reading(parser.add_argument_group("input"))
-    output = add_output(parser, "html", "write a report for a browser (needs the extra html)")
+    output = add_output(parser)
+    output.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write a report for a browser (needs the extra html)",
+    )
     output.add_argument(
         "--progress", action="store_true", help="show progress even if stderr is not a terminal"
     )

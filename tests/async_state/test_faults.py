@@ -6,11 +6,11 @@ import random
 
 import pytest
 
+from async_state.async_proof import caught_by
 from async_state.engine import Engine
 from async_state.mutants import MUTANTS, OPERATORS
 from async_state.scenario import Scenario
 from async_state.test_loop import QUICK
-from tools.verify.async_proof import caught_by
 
 RARE = {
     "acceptance forgotten": 23,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from async_state.async_proof import prove
 from async_state.engine import run
 from async_state.scenario import DEVICES, Scenario
-from tools.verify.async_proof import prove
 
 QUICK = 100
 """Of the seeded scenarios, so many notice every fault (test_faults.py)."""

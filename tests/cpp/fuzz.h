@@ -8,7 +8,7 @@
 
 inline ngram_npu::test::Reached reached;
 
-// tools/verify/fuzz.py reads these lines and fails if a count is 0.
+// tools/fuzz.py reads these lines and fails if a count is 0.
 extern "C" int LLVMFuzzerInitialize(int*, char***) {
   std::atexit([] {
     for (const auto& [name, count] : reached) {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,8 @@ import torch
 from gates.gate import KERNELS, Tree, problems, source_problems
 from ngram_npu import _C, _library, ops
 from opspecs import OPSPECS
+
+from tools import ops_stub
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -45,7 +49,7 @@ def tree() -> Tree:
             for path in (ROOT / folder).iterdir()
         },
         references={op: getattr(reference, op) for op in reference.__all__},
-        wrappers={op: getattr(ops, op) for op in ops.__all__},
+        wrappers={op: getattr(ops, op) for op in schemas if hasattr(ops, op)},
         fakes={
             op
             for op in schemas
@@ -140,10 +144,10 @@ WRONG: dict[str, tuple[Callable[[Tree], Tree], str]] = {
         lambda t: replace(t, references={**t.references, OP: reference.ngram_propose}),
         "or not the OpSpec's",
     ),
-    "no wrapper": (_lacks("wrappers"), "lacks a function in python/ngram_npu/ops/drafting.py"),
+    "no wrapper": (_lacks("wrappers"), "lacks a function in python/ngram_npu/ops.py"),
     "other family": (
-        lambda t: replace(t, wrappers={**t.wrappers, OP: ops.merge_drafts_}),
-        "lacks a function in python/ngram_npu/ops/drafting.py",
+        lambda t: replace(t, references={**t.references, OP: reference.merge_drafts_}),
+        "lacks a function in tests/reference/drafting.py",
     ),
     "no row of the table": _without_page("docs/README.md"),
     "not in the changelog": _without_page("CHANGELOG.md"),
@@ -178,6 +182,22 @@ def test_wrong_trees_fail(tree: Tree, wrong: str) -> None:
     change, message = WRONG[wrong]
     found = problems(change(tree))
     assert any(message in problem for problem in found), found
+
+
+def test_stub_has_signature_and_description_of_each_operator() -> None:
+    stub = ast.parse(ops_stub.write_stub(ROOT))
+    functions = {node.name: node for node in stub.body if isinstance(node, ast.FunctionDef)}
+    assert functions.keys() == {*OPSPECS, "computed_tokens_drift", "workspace_size"}
+    for name in OPSPECS:
+        written, registered = functions[name].args, inspect.signature(getattr(ops, name))
+        names = [argument.arg for argument in (*written.args, *written.kwonlyargs)]
+        assert names == list(registered.parameters)
+        optional = [d for d in (*written.defaults, *written.kw_defaults) if d is not None]
+        defaults = [p.default for p in registered.parameters.values() if p.default is not p.empty]
+        assert [ast.literal_eval(default) for default in optional] == defaults
+        description = ast.get_docstring(functions[name])
+        assert description is not None
+        assert "Args:\n    " in description
 
 
 def test_sources() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -306,6 +307,36 @@ def test_text_json_and_picture(
     assert json.loads(capsys.readouterr().out)["file_bytes"] == report["file_bytes"]
     assert cli.main(given) == 0
     assert capsys.readouterr().out.endswith("nothing is saved: no -o FILE\n")
+
+
+def test_interrupted_writing_leaves_all_old_files(
+    tmp_path: Path, logs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra ngram-npu[plot]")
+    record, picture = tmp_path / "r.json", tmp_path / "c.png"
+
+    def interrupted_save(report: Any, path: Path, suffix: str) -> None:
+        path.write_bytes(b"half a picture")
+        assert len(os.listdir(tmp_path)) == 5, "the JSON is complete next to its target by now"
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ngram_npu.learn.plot.save_plot", interrupted_save)
+    record.write_text("old")
+    picture.write_text("old too")
+    outputs = ["--json", str(record), "--plot", str(picture)]
+    assert cli.main(["learn", str(logs), "--tokenizer", "ids", *outputs]) == 130
+    assert (record.read_text(), picture.read_text()) == ("old", "old too")
+    assert sorted(os.listdir(tmp_path)) == ["c.png", "logs.jsonl", "r.json"]
+
+
+def test_plot_without_matplotlib_names_the_missing_package(
+    tmp_path: Path, logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("matplotlib.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert cli.main(["learn", str(logs), "--plot", str(tmp_path / "c.svg")]) == 2
+    assert "--plot needs matplotlib: pip install matplotlib" in capsys.readouterr().err
 
 
 def test_the_demonstration(capsys: pytest.CaptureFixture[str]) -> None:

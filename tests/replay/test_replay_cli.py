@@ -28,7 +28,6 @@ from ngram_npu.replay import (
     format_table,
     replay,
 )
-from ngram_npu.replay import plot as plot_module
 from replay_helpers import EXAMPLE_LINE
 
 Write = Callable[..., Path]
@@ -209,26 +208,6 @@ def test_interrupted_replay_writes_nothing(
     assert files_in(tmp_path) == ["result.json"]
 
 
-def test_interrupted_writing_leaves_all_old_files(
-    talk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("matplotlib", reason="needs the extra ngram-npu[plot]")
-
-    def half(report: ReplayReport, path: Path, file_format: str) -> None:
-        path.write_bytes(b"half a picture")
-        assert len(files_in(tmp_path)) == 4, "the JSON is complete beside its target by now"
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(plot_module, "save_plot", half)
-    json_path, plot_path = tmp_path / "result.json", tmp_path / "result.png"
-    json_path.write_text("old")
-    plot_path.write_text("old too")
-    arguments = ["--json", str(json_path), "--plot", str(plot_path)]
-    assert cli.main(["replay", str(talk), *arguments]) == 130
-    assert (json_path.read_text(), plot_path.read_text()) == ("old", "old too")
-    assert files_in(tmp_path) == ["result.json", "result.png"]
-
-
 @pytest.mark.usefixtures("no_torch")
 def test_sigint_ends_the_process_with_130(talk: Path, tmp_path: Path) -> None:
     # The process sends itself the signal from within a step, so the timing is deterministic. It
@@ -320,50 +299,6 @@ def test_an_output_has_the_permissions_of_a_new_file(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640
-
-
-# Plot
-
-
-def test_plot(talk: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="needs the extra ngram-npu[plot]")
-    picture, drawing = tmp_path / "result.png", tmp_path / "result.SVG"
-    for path in (picture, drawing):
-        assert cli.main(["replay", str(talk), "--plot", str(path)]) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert b"<svg" in drawing.read_bytes()
-    assert files_in(tmp_path) == ["result.SVG", "result.png"]
-
-
-def test_a_plot_takes_names_as_they_are(write_jsonl: Write, tmp_path: Path) -> None:
-    """matplotlib does not read them as formulas."""
-    pytest.importorskip("matplotlib", reason="needs the extra ngram-npu[plot]")
-    path = write_jsonl(EXAMPLE_LINE, name="$\\no{$.jsonl")
-    picture = tmp_path / "result.svg"
-    assert cli.main(["replay", str(path), "--plot", str(picture)]) == 0
-    assert picture.stat().st_size > 0
-
-
-def test_plot_format_is_checked_before_the_replay(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("matplotlib", reason="needs the extra ngram-npu[plot]")
-    arguments = ["replay", str(tmp_path / "nowhere"), "--plot", str(tmp_path / "result.doc")]
-    assert cli.main(arguments) == 2
-    assert 'unknown plot format "doc"; one of: ' in capsys.readouterr().err
-
-
-def test_plot_without_matplotlib(
-    talk: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for name in [name for name in sys.modules if name.startswith("matplotlib.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert cli.main(["replay", str(talk), "--plot", str(tmp_path / "x.png")]) == 2
-    assert "--plot needs matplotlib: pip install matplotlib" in capsys.readouterr().err
 
 
 # The rest of the command

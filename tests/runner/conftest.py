@@ -27,7 +27,8 @@ def folder() -> str:
 def model(folder: str) -> PreTrainedModel:
     """In float64, so that the order of a sum does not change the chosen token."""
     import torch
-    from ngram_npu.runner import load
+
+    from examples.runner import load
 
     return load(folder, dtype=torch.float64)
 
@@ -51,8 +52,7 @@ def plain(folder: str) -> Plain:
 @pytest.fixture(scope="package")
 def sampled(model: PreTrainedModel, plain: Plain) -> Plain:
     """The sampled text: one request at a time, without speculation, synchronous."""
-    from ngram_npu.runner import Sampling
-
+    from examples.runner import Sampling
     from runner import worlds
 
     found = worlds.texts(
@@ -71,8 +71,9 @@ def draft_models(folder: str) -> dict[str, PreTrainedModel]:
     """Two draft models: "good" agrees with the model as far as its window reaches; "bad" is
     untrained."""
     import torch
-    from ngram_npu.runner import load
     from transformers import LlamaForCausalLM
+
+    from examples.runner import load
 
     good = load(folder, dtype=torch.float64, attention="sdpa")
     torch.manual_seed(1)

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from async_state.mutants import Mutant, around
 from ngram_npu.async_state import AsyncSpecState
-from ngram_npu.runner import Runner, Scheduler, paged_model, runner
+
+from examples.runner import Runner, Scheduler, paged_model, runner
 
 MUTANTS: dict[str, Mutant] = {}
 

@@ -11,9 +11,9 @@ from ngram_npu.async_state import MergeConfig, StepInputs, StepOutputs
 
 pytest.importorskip("transformers")
 
-from ngram_npu.runner import DraftModel, Sampling
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from examples.runner import DraftModel, Sampling
 from runner import worlds
 
 NEURAL_ALONE = NgramConfig(k=4, max_len=0)

@@ -12,7 +12,8 @@ pytest.importorskip("transformers")
 
 import transformers
 from ngram_npu import NgramConfig
-from ngram_npu.runner import Runner, RunnerConfig, paged
+
+from examples.runner import Runner, RunnerConfig, paged
 
 VOCAB = 40
 NEW_TOKENS = 24

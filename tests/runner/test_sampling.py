@@ -5,8 +5,8 @@ import torch
 
 pytest.importorskip("transformers")
 
-from ngram_npu.runner import Sampling
-from ngram_npu.runner.sampling import gumbel_noise
+from examples.runner import Sampling
+from examples.runner.sampling import gumbel_noise
 
 
 def _ids(*values: int) -> torch.Tensor:
@@ -74,7 +74,7 @@ def test_a_smaller_vocabulary_has_the_same_noise() -> None:
 
 def test_the_generator_is_splitmix() -> None:
     """Its published first outputs for seed 1234567."""
-    from ngram_npu.runner.sampling import _mixed, _signed
+    from examples.runner.sampling import _mixed, _signed
 
     golden = 0x9E3779B97F4A7C15
     states = torch.tensor([_signed((1234567 + n * golden) % 2**64) for n in range(3)])

@@ -11,9 +11,9 @@ from ngram_npu import NgramConfig
 
 pytest.importorskip("transformers")
 
-from ngram_npu.runner import Request, Runner, RunnerConfig, Sampling, Scheduler
 from transformers import AutoModelForCausalLM
 
+from examples.runner import Request, Runner, RunnerConfig, Sampling, Scheduler
 from runner import worlds
 from runner.mutants import MUTANTS
 

@@ -1,8 +1,7 @@
-"""Our drafts in `model.generate`, and a batched generate with speculation: the text is the same."""
+"""Our drafts in `model.generate`: the text is the same."""
 
 from __future__ import annotations
 
-import functools
 import importlib.metadata
 import re
 import runpy
@@ -15,19 +14,16 @@ from typing import Any, Literal
 import ngram_npu
 import pytest
 import torch
-from ngram_npu import NgramConfig, NgramStore
+from ngram_npu import NgramConfig
 
 pytest.importorskip("transformers")
 
 import ngram_npu.transformers as ours
 from transformers import (
-    AutoTokenizer,
     EosTokenCriteria,
-    GenerationConfig,
     GenerationMixin,
     MaxLengthCriteria,
     StoppingCriteriaList,
-    TextStreamer,
 )
 
 from runner import worlds
@@ -64,21 +60,6 @@ def plain(plain_model: Any, prompts: list[list[int]]) -> torch.Tensor:
     return plain_model.generate(
         **worlds.padded(prompts), max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=STOP
     )
-
-
-@pytest.mark.parametrize("ngram", [NgramConfig(k=4), worlds.LADDER], ids=["ngram", "ladder"])
-def test_a_batch(
-    plain_model: Any, prompts: list[list[int]], plain: torch.Tensor, ngram: NgramConfig
-) -> None:
-    found = ours.generate(
-        plain_model,
-        **worlds.padded(prompts),
-        max_new_tokens=NEW_TOKENS,
-        ngram=ngram,
-        eos_token_id=STOP,
-    )
-    assert found.equal(plain)
-    assert plain_model.config._attn_implementation == "sdpa"
 
 
 def test_assisted(
@@ -119,11 +100,11 @@ def test_assisted(
 def test_a_store_is_shared(
     plain_model: Any, passes: list[int], visibility: Literal["live", "finish"]
 ) -> None:
-    """Calls within a block share it, and so do calls that are given one. The text is the same."""
+    """Calls within a block share it. The text is the same."""
 
-    def passes_of(generate: Any, **options: Any) -> int:
+    def passes_of_call() -> int:
         before = len(passes)
-        found = generate(prompt, max_new_tokens=NEW_TOKENS, eos_token_id=STOP, **options)
+        found = plain_model.generate(prompt, max_new_tokens=NEW_TOKENS, eos_token_id=STOP)
         assert found.equal(plain)
         return len(passes) - before
 
@@ -134,14 +115,8 @@ def test_a_store_is_shared(
     ngram = replace(worlds.LADDER, store=visibility, store_tokens=8192)
     for _ in range(2):  # a block does not see the text of the previous one
         with ours.drafting(plain_model, ngram):
-            first, second = (passes_of(plain_model.generate, do_sample=False) for _ in range(2))
+            first, second = passes_of_call(), passes_of_call()
         assert second < first
-
-    store = NgramStore(1, 8192, visibility=visibility, kind="torch")
-    by_itself = functools.partial(ours.generate, plain_model, ngram=ngram)
-    alone = [passes_of(by_itself) for _ in range(2)]
-    shared = [passes_of(by_itself, store=store) for _ in range(2)]
-    assert alone[0] == alone[1] == shared[0] > shared[1]
 
 
 def test_a_wrong_draft_is_not_believed(plain_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,56 +140,6 @@ def test_candidates_end_before_the_token_that_ends_the_output() -> None:
         found, logits = candidates.get_candidates(seen)
         assert found.tolist() == [seen[0].tolist() + expected]
         assert logits is None
-
-
-def test_without_a_padding_token(plain_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plain_model.generation_config, "pad_token_id", None)
-    monkeypatch.setattr(plain_model.generation_config, "eos_token_id", None)
-    asked = worlds.padded(worlds.prompts(2))
-    assert ours.generate(plain_model, **asked, max_new_tokens=3).shape[1] == (
-        asked["input_ids"].shape[1] + 3
-    )
-    with pytest.raises(ValueError, match="attention_mask: expected the shape of input_ids"):
-        ours.generate(plain_model, asked["input_ids"], torch.ones(2), max_new_tokens=3)
-
-
-def test_a_generation_config_and_sampling(plain_model: Any, prompts: list[list[int]]) -> None:
-    asked, new = worlds.padded(prompts[:6]), 12
-    greedy = plain_model.generate(**asked, max_new_tokens=new, do_sample=False)
-    settings = GenerationConfig(max_new_tokens=new, do_sample=True, top_k=1)
-    assert ours.generate(plain_model, **asked, generation_config=settings).equal(greedy)
-    found = [
-        ours.generate(plain_model, **asked, generation_config=settings, top_k=20, **more)
-        for more in ({}, {"ngram": NgramConfig(k=1)}, {"seed": 1}, {"top_p": 1e-6})
-    ]
-    assert found[0].equal(found[1])  # whatever is drafted
-    assert not found[0].equal(found[2])
-    assert found[3].equal(greedy)
-    assert settings.top_k == 1
-
-
-def test_settings_that_are_not_supported(plain_model: Any) -> None:
-    asked = worlds.padded(worlds.prompts(2))
-    for given, message in (
-        ({"num_beams": 2}, "not supported: num_beams=2; supported"),
-        ({"repetition_penalty": 1.1}, "not supported: repetition_penalty=1.1"),
-        ({"max_length": 30}, "not supported: max_length=30"),
-        ({"return_dict_in_generate": True}, "not supported: return_dict_in_generate=True"),
-        ({"token_type_ids": 0}, "not supported: token_type_ids=0"),
-        ({"streamer": 1}, "streamer: expected 1 request, got 2"),
-        ({"generation_config": GenerationConfig(min_p=0.1)}, "not supported: min_p=0.1"),
-        ({"max_new_tokens": None}, "max_new_tokens: expected a number, got None"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            ours.generate(plain_model, **asked, **{"max_new_tokens": 3, **given})  # type: ignore[arg-type]
-
-
-def test_a_streamer(plain_model: Any, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    prompt = torch.tensor([worlds.prompts(1)[0]])
-    streamer = TextStreamer(tokenizer, skip_prompt=True)
-    found = ours.generate(plain_model, prompt, max_new_tokens=NEW_TOKENS, streamer=streamer)
-    assert capsys.readouterr().out == tokenizer.decode(found[0, prompt.shape[1] :]) + "\n"
 
 
 def test_the_lines_of_the_readme(plain_model: Any) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("transformers")
 
-from ngram_npu.runner import Runner, Sampling, Trace
-
+from examples.runner import Runner, Sampling, Trace
 from runner import worlds
 
 WAITING = {"item", "_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2"}
@@ -84,3 +86,29 @@ def test_a_gpu_times_its_own_work(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 <= seconds["schedule"] < 0.002
     tracks = [(name, track) for name, _, track, *_ in trace.spans()]
     assert tracks == [("forward", 0), ("forward", 1), ("schedule", 0)]
+
+
+def test_trace_of_asynchronous_run_has_each_phase_once_per_step(model: Any, tmp_path: Path) -> None:
+    runner = worlds.runner(model, trace=True)
+    runner.generate(worlds.prompts(3), worlds.NEW_TOKENS)
+    phases = ["schedule", "begin", "forward", "sample", "draft", "reconcile"]
+    assert list(runner.trace.seconds()) == phases
+    runner.trace.write(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    tracks = {event["args"]["name"]: event["tid"] for event in events if event["ph"] == "M"}
+    spans = [event for event in events if event["ph"] == "X"]
+    host = [event for event in spans if event["tid"] == tracks["host"]]
+    device = [event for event in spans if event["tid"] == tracks["device"]]
+    assert {event["name"] for event in device} == {"begin", "forward", "sample", "draft"}
+    assert {event["args"]["step"] for event in device} == set(range(runner.figures.steps))
+    for first, second in itertools.pairwise(host):
+        assert first["ts"] + first["dur"] <= second["ts"] + 0.2  # rounded
+    # The host is one step ahead: a step's results arrive after the next step's launch.
+    order = [(event["name"], event["args"]["step"]) for event in host]
+    assert order.index(("draft", 1)) < order.index(("reconcile", 0)) < order.index(("schedule", 2))
+
+
+def test_trace_of_runner_without_trace_is_empty(model: Any) -> None:
+    runner = worlds.runner(model)
+    runner.generate([[65, 66]], 4)
+    assert runner.trace.seconds() == {}

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from ngram_npu import NgramConfig, NgramStore
-from ngram_npu.runner import Runner, RunnerConfig
 from transformers import PreTrainedModel
 
+from examples.runner import Runner, RunnerConfig
 from runner.tiny_model import STOP, transcript
 
 NEW_TOKENS = 32

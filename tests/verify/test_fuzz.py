@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.verify.fuzz import problems
+from tools.fuzz import problems
 
 OUTPUT = "Done 70 runs in 2 second(s)\nreached page splits: 12\nreached slots given up: 3\n"
 

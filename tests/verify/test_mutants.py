@@ -1,22 +1,19 @@
-"""The faults in `tools.verify.mutants` can be made, and the records are of them. The twin notices
-those of the CUDA kernels; building the others takes too long for here."""
+"""The faults in `verify.mutants` can be made, the records are of them, and the twins notice
+them."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from cuda_hooks import HOOKS
 from opspecs import OPSPECS
 from twins import ROOT
-
-from tools.verify.mutants import ascendc, by_ascendc_twin, by_twin, cpu, cuda
-from tools.verify.mutants.by_tests import failing_tests
-from tools.verify.mutants.mutant import Mutant, parse
+from verify.mutants import ascendc, by_ascendc_twin, by_twin, cuda
+from verify.mutants.mutant import Mutant, parse
 
 OPS = sorted({s.kernel for s in OPSPECS.values() if HOOKS.device not in s.no_kernel})
-LISTS = {"mutants": cpu.MUTANTS, "cuda-mutants": cuda.MUTANTS, "ascendc-mutants": ascendc.MUTANTS}
+LISTS = {"cuda-mutants": cuda.MUTANTS, "ascendc-mutants": ascendc.MUTANTS}
 RECORDS = ROOT / "tools" / "bench" / "results"
 
 
@@ -33,8 +30,7 @@ def test_the_text_form() -> None:
 @pytest.mark.parametrize("record", LISTS)
 def test_each_can_be_made(record: str) -> None:
     for mutant in LISTS[record]:
-        unchanged = mutant.changed() == (ROOT / mutant.file).read_text()
-        assert unchanged == mutant.changes_nothing == mutant.name.endswith("unchanged")
+        assert mutant.changed() != (ROOT / mutant.file).read_text()
 
 
 def test_a_fault_that_cannot_be_made_is_an_error() -> None:
@@ -42,18 +38,12 @@ def test_a_fault_that_cannot_be_made_is_an_error() -> None:
         Mutant("csrc/cuda/launch.cuh", "nowhere", "no such text", "").changed()
 
 
-def test_a_crash_is_noticed(tmp_path: Path) -> None:
-    crashing = tmp_path / "test_crash.py"
-    crashing.write_text("import os, signal\ndef test(): os.kill(os.getpid(), signal.SIGKILL)\n")
-    assert failing_tests([str(crashing)], {}, 60)
-
-
 @pytest.mark.parametrize("record", LISTS)
 def test_the_record_is_of_these_faults(record: str) -> None:
     found = json.loads((RECORDS / f"{record}.json").read_text())
     names = sorted(mutant.name for mutant in LISTS[record])
-    assert found["survived"] == [m.name for m in LISTS[record] if m.changes_nothing]
-    assert sorted([*found["survived"], *found["caught_by"]]) == names
+    assert found["survived"] == []
+    assert sorted(found["caught_by"]) == names
     assert found["mutants"] == len(names)
 
 

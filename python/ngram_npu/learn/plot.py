@@ -6,8 +6,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ngram_npu.errors import optional
+from ngram_npu.errors import ReplayError, optional
 from ngram_npu.learn.learn_report import LearnReport, label
+
+
+def check_plot(path: Path) -> None:
+    """Checks before any work that a plot can be made.
+
+    Raises:
+        ReplayError: matplotlib is not installed, or does not know the format of `path`'s suffix.
+    """
+    canvas = _matplotlib("backend_bases").FigureCanvasBase
+    known: dict[str, str] = canvas.get_supported_filetypes()
+    suffix = _format_of(path.suffix)
+    if suffix not in known:
+        raise ReplayError(
+            f'{path}: unknown plot format "{suffix}"; one of: {", ".join(sorted(known))}'
+        )
 
 
 def draw(axes: Any, yields: Mapping[str, float], name: str) -> None:
@@ -22,17 +37,24 @@ def draw(axes: Any, yields: Mapping[str, float], name: str) -> None:
     axes.legend()
 
 
-def save_plot(report: LearnReport, path: Path, file_format: str) -> None:
-    """Draws the curve into the file `path`.
+def save_plot(report: LearnReport, path: Path, suffix: str) -> None:
+    """Draws the curve into the file `path`, in the format of `suffix`, whatever the file's own.
 
     Raises:
         ReplayError: matplotlib is not installed.
     """
-    figure = optional("matplotlib.figure", "--plot", "plot").Figure(
-        figsize=(6, 4), layout="constrained"
-    )
+    # Figure instead of pyplot, which would look for a display and keep global state.
+    figure = _matplotlib("figure").Figure(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot()
     if report.curve:
         yields = {label(of): of.tokens_per_step for of in report.curve}
         draw(axes, yields, f"store of {report.store_tokens} tokens")
-    figure.savefig(path, format=file_format, dpi=150)
+    figure.savefig(path, format=_format_of(suffix), dpi=150)
+
+
+def _format_of(suffix: str) -> str:
+    return suffix.lstrip(".").lower()
+
+
+def _matplotlib(module: str) -> Any:
+    return optional(f"matplotlib.{module}", "--plot", "plot")

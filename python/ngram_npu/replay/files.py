@@ -68,9 +68,9 @@ def find_files(path: Path) -> list[Path]:
     return files
 
 
-def values(path: Path, *, plain: bool = False) -> Iterator[tuple[int, Any]]:
+def values(path: Path) -> Iterator[tuple[int, Any]]:
     """The JSON values of a file, one per line or the items of one array, each with the number of
-    its first line. With `plain`, the lines of a file that does not begin as JSON.
+    its first line.
 
     A line that cannot be read comes as a ReplayError in place of its value, and so does what
     follows compressed data: the reader decides whether to go on.
@@ -86,14 +86,7 @@ def values(path: Path, *, plain: bool = False) -> Iterator[tuple[int, Any]]:
     begun = reader.line
     ahead: list[tuple[int, str | ReplayError]] = [(begun, first)] if first else []
     if isinstance(first, str) and first.lstrip()[:1] not in ("{", "[", ""):
-        every = chain([first], lines)
-        if plain:
-            yield from (
-                (reader.line, line.rstrip("\r\n") if isinstance(line, str) else line)
-                for line in every
-            )
-        else:
-            yield from _log_lines(reader, every)
+        yield from _log_lines(reader, chain([first], lines))
         yield from reader.rest()
         return
     if isinstance(first, str) and _is_document(first):

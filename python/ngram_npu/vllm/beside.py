@@ -107,6 +107,7 @@ class Beside(RowLookup):
         if k < self.k:  # the runner verifies no more
             num_ngram = num_ngram.clamp(max=k)
             limit = torch.full((len(neural),), k, dtype=torch.int32, device=self.device)
+        drafts: torch.Tensor
         drafts, num_drafts, source = merge_drafts_(
             neural,
             ngram,

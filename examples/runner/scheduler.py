@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-
 from ngram_npu.async_state import Admission, Batch, NewBlocks
 from ngram_npu.host_drafting import Stop
 

@@ -1,6 +1,6 @@
 """Runs many scenarios of the asynchronous loop from committed seeds, and records the results.
 
-    python -m tools.verify.async_proof --json tools/bench/results/async-proof.json
+    python -m async_state.async_proof --json tools/bench/results/async-proof.json
 
 A scenario is wholly determined by its number: seed and device policy follow from it.
 """
@@ -22,7 +22,6 @@ from typing import Any
 from async_state.engine import Engine, run
 from async_state.mutants import MUTANTS
 from async_state.scenario import DEVICES, Scenario
-
 from tools.bench import provenance
 
 FIRST_SEED = 1_000_000
@@ -106,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     result = {
-        "command": "python -m tools.verify.async_proof "
+        "command": "python -m async_state.async_proof "
         + shlex.join(sys.argv[1:] if arguments is None else arguments),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "machine": provenance.machine(),

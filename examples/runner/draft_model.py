@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
-
 from ngram_npu.async_state import AsyncSpecState, NeuralDrafts, StepInputs, StepOutputs
+from transformers import DynamicCache, PreTrainedModel
 
 
 class DraftModel:

@@ -26,8 +26,7 @@ from cuda_hooks import (
 from ops.parity import MismatchError, check_parity
 from opspecs import OPSPECS, OpSpec
 from twins import FOLDER, ROOT, Twin
-
-from tools.verify.mutants.mutant import Mutant
+from verify.mutants.mutant import Mutant
 
 MODES = ("fast", "resident", "hooks")
 """The cheapest first."""

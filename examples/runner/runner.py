@@ -10,8 +10,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
-
 from ngram_npu import NgramConfig, NgramStore, scope_of
 from ngram_npu.async_state import (
     AsyncConfig,
@@ -21,6 +19,7 @@ from ngram_npu.async_state import (
     StepInputs,
     verify_greedy,
 )
+from transformers import PreTrainedModel
 
 from .draft_model import DraftModel
 from .paged_model import PagedModel, to_device

@@ -16,16 +16,11 @@ class Mutant:
     """Text that occurs there exactly once."""
     new: str
     op: str = ""
-    """The operator on whose samples a CUDA kernel is tried; empty: the project's tests are run."""
+    """The operator on whose samples a CUDA kernel is tried."""
 
     @property
     def name(self) -> str:
         return f"{self.op or self.file.rpartition('/')[2]}: {self.what}"
-
-    @property
-    def changes_nothing(self) -> bool:
-        """Then no test may fail: the others' failures are of their faults."""
-        return self.old == self.new
 
     def changed(self) -> str:
         """

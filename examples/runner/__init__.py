@@ -2,8 +2,8 @@
 
 `runner.py` is the loop, `scheduler.py` what it runs, `paged_model.py` the model, `draft_model.py` a
 smaller one beside the n-grams, `sampling.py` how tokens are chosen, `trace.py` where the time goes.
-docs/guides/own-runner.md explains it step by step. Installed as `ngram_npu.runner`; it needs torch
-and transformers.
+docs/guides/own-runner.md explains it step by step. It needs torch and transformers, and is not part
+of the installed package.
 """
 
 from .draft_model import DraftModel

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import AttentionInterface, PreTrainedModel
-
 from ngram_npu.async_state import StepInputs
+from transformers import AttentionInterface, PreTrainedModel
 
 IMPLEMENTATION = "ngram_npu_paged"
 """The attention function's name in transformers."""
@@ -175,7 +174,7 @@ class PagedModel:
         if attention != IMPLEMENTATION:
             raise ValueError(
                 f"PagedModel: model: expected attention {IMPLEMENTATION!r}, got {attention!r}; "
-                "see ngram_npu.runner.load and paged"
+                "see load and paged of this module"
             )
         self.model = model
         self.block_size = block_size

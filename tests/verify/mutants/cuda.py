@@ -4,7 +4,7 @@ which is given a workspace: what is left in it shows."""
 
 from __future__ import annotations
 
-from tools.verify.mutants.mutant import parse
+from verify.mutants.mutant import parse
 
 MUTANTS = parse("""
 @ csrc/cuda/launch.cuh prepare_next_token_ids prepare_inputs_padded

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from tools.verify.mutants.mutant import ROOT, Mutant
+from verify.mutants.mutant import ROOT, Mutant
 
 _ORDER = re.compile(r"^.*\border<AscendC::HardEvent::(\w+)>\(\);\n", re.MULTILINE)
 

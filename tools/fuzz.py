@@ -1,6 +1,6 @@
 """Runs a fuzz target, which ``make fuzz`` builds, and judges the run.
 
-    python -m tools.verify.fuzz build/fuzz/tests/cpp/fuzz_index --seconds 3600
+    python -m tools.fuzz build/fuzz/tests/cpp/fuzz_index --seconds 3600
 
 A finding is a failure; so is anything that the episodes never reached (page splits, for example),
 because drafts were then not compared across it.

@@ -1,6 +1,6 @@
 """Tries the faults and records what noticed each.
 
-    python -m tools.verify.mutants {cpu,cuda,ascendc} [part of a name ...] [--json FILE]
+    python -m verify.mutants {cuda,ascendc} [part of a name ...] [--json FILE]
 
 Without a part of a name: those that the record lacks.
 """
@@ -17,47 +17,42 @@ from concurrent.futures import ProcessPoolExecutor
 from datetime import datetime, timezone
 from pathlib import Path
 
-from tools.verify.mutants import ascendc, by_ascendc_twin, by_tests, by_twin, cpu, cuda
+from verify.mutants import ascendc, by_ascendc_twin, by_twin, cuda
 
 LISTS = {
-    "cpu": (cpu.MUTANTS, by_tests.caught, 1),
-    "cuda": (cuda.MUTANTS, by_twin.caught, None),
-    "ascendc": (ascendc.MUTANTS, by_ascendc_twin.caught, None),
+    "cuda": (cuda.MUTANTS, by_twin.caught),
+    "ascendc": (ascendc.MUTANTS, by_ascendc_twin.caught),
 }
-"""Faults, what tells by what one is noticed, and how many at once; None: one per processor."""
+"""Faults, and the function that says by what one is noticed."""
 NOTE = "made in several runs, each of what the record lacked or of chosen faults; date: the last"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.verify.mutants")
+    parser = argparse.ArgumentParser(prog="python -m verify.mutants")
     parser.add_argument("list", choices=LISTS)
     parser.add_argument("texts", nargs="*", help="of names; without: all that the record lacks")
     parser.add_argument("--json", type=Path, help="the record")
     given = parser.parse_args()
-    mutants, caught, jobs = LISTS[given.list]
+    mutants, caught = LISTS[given.list]
     recorded = _read_record(given.json) if given.json and given.json.exists() else {}
     found = {mutant.name: recorded[mutant.name] for mutant in mutants if mutant.name in recorded}
     if given.texts:
         chosen = [m for m in mutants if any(text in m.name for text in given.texts)]
     else:
         chosen = [m for m in mutants if m.name not in found]
-    with ProcessPoolExecutor(jobs) as pool:
+    with ProcessPoolExecutor() as pool:
         for mutant, how in zip(chosen, pool.map(caught, chosen), strict=True):
             found[mutant.name] = how
             print(f"{mutant.name}: {how[:150] or 'SURVIVED'}", flush=True)
-            if how and mutant.changes_nothing:  # then the others' tests fail without their faults
-                print(how)
-                pool.shutdown(cancel_futures=True)
-                return 1
             if given.json:
                 _write_record(given.json, given.list, found)
-    survived = [m.name for m in chosen if not found[m.name] and not m.changes_nothing]
+    survived = [m.name for m in chosen if not found[m.name]]
     print(f"{len(chosen)} tried, survived: {survived}")
     return bool(survived)
 
 
 def _write_record(file: Path, program: str, found: Mapping[str, str]) -> None:
-    command = f"python -m tools.verify.mutants {program} --json {shlex.quote(str(file))}"
+    command = f"python -m verify.mutants {program} --json {shlex.quote(str(file))}"
     record = {
         "command": command,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -14,9 +14,8 @@ from backends import Backend, call_torch
 from ops.parity import MismatchError, check_parity
 from opspecs import OPSPECS
 from twins import FOLDER, ROOT, Twin
-
-from tools.verify.mutants.by_twin import in_a_child
-from tools.verify.mutants.mutant import Mutant
+from verify.mutants.by_twin import in_a_child
+from verify.mutants.mutant import Mutant
 
 TWIN = "ascendc_twin"
 ROUNDS = 24

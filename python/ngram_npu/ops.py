@@ -1,0 +1,197 @@
+"""The operators as Python functions on torch tensors. Their contracts: docs/ops.
+
+Each function takes the arguments of its operator's schema and returns a named tuple if the operator
+has results. The build generates ``ops.pyi`` from the schemas and the documents, so that an editor
+shows signatures and descriptions. Importing this registers the operators' fakes
+(``torch.compile``, ``FakeTensor``).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import namedtuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import ngram_npu._C as _C
+
+if TYPE_CHECKING:
+    from torch import SymInt, Tensor
+
+    Fake = Callable[..., tuple[Tensor, ...] | None]
+
+
+def _define(op: str, fake: Fake) -> Callable[..., Any]:
+    """Registers the fake of operator ``op``, and returns the function that calls the operator."""
+    operator = getattr(torch.ops.ngram_npu, op)
+    schema = operator.default._schema
+    names = [argument.name for argument in schema.arguments]
+    torch.library.register_fake(f"ngram_npu::{op}")(_checked(op, names, fake))
+    results = [result.name for result in schema.returns]
+    result = namedtuple(f"{op.rstrip('_')}_result", results)  # type: ignore[misc]
+
+    def function(*args: Any, **keywords: Any) -> Any:
+        returned = operator(*args, **keywords)
+        return result(*returned) if results else None
+
+    function.__name__ = function.__qualname__ = op
+    function.__doc__ = f"{schema}\n\nContract: docs/ops/{op.rstrip('_')}.md"
+    function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(
+                argument.name,
+                inspect.Parameter.KEYWORD_ONLY
+                if argument.kwarg_only
+                else inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                default=argument.default_value
+                if argument.has_default_value()
+                else inspect.Parameter.empty,
+            )
+            for argument in schema.arguments
+        ]
+    )
+    return function
+
+
+def _checked(op: str, names: list[str], fake: Fake) -> Fake:
+    """A fake that rejects what the kernels reject. torch calls fakes also for a mix of fake and
+    real tensors and for tensors on several devices; a tensor of rank 0 has no size to read."""
+
+    @functools.wraps(fake)
+    def checked(*args: Any, **keywords: Any) -> Any:
+        first: tuple[str, torch.device] | None = None
+        for name, value in (*zip(names, args, strict=False), *keywords.items()):
+            if not isinstance(value, torch.Tensor):
+                continue
+            if value.ndim == 0:
+                raise ValueError(f"{op}: {name}: expected rank 1 or 2, got rank 0")
+            first = first or (name, value.device)
+            if value.device != first[1]:
+                raise ValueError(
+                    f"{op}: {name}: expected device {first[1]} as {first[0]}, got {value.device}"
+                )
+        return fake(*args, **keywords)
+
+    return checked
+
+
+# torch leaves out keywords with default values: a fake names what it needs, ``**_`` takes the rest.
+
+
+def _fake_none(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _fake_lookup(
+    token_ids: Tensor,
+    num_tokens: Tensor,
+    index: Tensor | None = None,
+    *,
+    row_indices: Tensor | None = None,
+    k: int | SymInt,
+    **_: Any,
+) -> tuple[Tensor, ...]:
+    batch = (token_ids if row_indices is None else row_indices).shape[0]
+    return tuple(token_ids.new_empty(shape) for shape in ((batch, k), (batch,), (batch,)))
+
+
+def _fake_step(
+    token_ids: Tensor,
+    num_tokens: Tensor,
+    sampled_token_ids: Tensor,
+    index: Tensor | None = None,
+    *,
+    k: int | SymInt,
+    **_: Any,
+) -> tuple[Tensor, ...]:
+    batch = sampled_token_ids.shape[0]
+    shapes = (batch,), (batch,), (batch, k), (batch,), (batch,)
+    return tuple(token_ids.new_empty(shape) for shape in shapes)
+
+
+def _fake_merge(
+    neural_draft_token_ids: Tensor,
+    ngram_draft_token_ids: Tensor,
+    num_ngram_draft_tokens: Tensor,
+    match_len: Tensor,
+    **_: Any,
+) -> tuple[Tensor, ...]:
+    batch, k = neural_draft_token_ids.shape[0], ngram_draft_token_ids.shape[1]
+    counts, sources = (ngram_draft_token_ids.new_empty((batch,)) for _ in range(2))
+    return neural_draft_token_ids.new_empty((batch, k)), counts, sources
+
+
+def _fake_next_token_ids(sampled_token_ids: Tensor, **_: Any) -> tuple[Tensor, ...]:
+    batch = sampled_token_ids.shape[0]
+    return sampled_token_ids.new_empty((batch,)), sampled_token_ids.new_empty((batch,))
+
+
+def _fake_inputs_padded(
+    cu_num_draft_tokens: Tensor, num_sampled: Tensor, query_start_loc: Tensor
+) -> tuple[Tensor, ...]:
+    batch = cu_num_draft_tokens.shape[0]
+    return cu_num_draft_tokens.new_empty((batch,)), cu_num_draft_tokens.new_empty((batch,))
+
+
+def _fake_inputs(
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    num_rejected: Tensor,
+    *,
+    total_tokens: int | SymInt,
+) -> tuple[Tensor, ...]:
+    shapes = (query_start_loc.shape[0],), (seq_lens.shape[0],), (total_tokens,)
+    return tuple(query_start_loc.new_empty(shape) for shape in shapes)
+
+
+ngram_propose = _define("ngram_propose", _fake_lookup)
+ngram_propose_ = _define("ngram_propose_", _fake_none)
+ngram_step_ = _define("ngram_step_", _fake_step)
+ngram_index_propose_ = _define("ngram_index_propose_", _fake_lookup)
+ngram_index_step_ = _define("ngram_index_step_", _fake_step)
+ngram_index_append_ = _define("ngram_index_append_", _fake_none)
+ngram_index_reset_ = _define("ngram_index_reset_", _fake_none)
+ngram_store_step_ = _define("ngram_store_step_", _fake_none)
+ngram_store_finish_ = _define("ngram_store_finish_", _fake_none)
+merge_drafts_ = _define("merge_drafts_", _fake_merge)
+prepare_next_token_ids = _define("prepare_next_token_ids", _fake_next_token_ids)
+prepare_inputs_padded = _define("prepare_inputs_padded", _fake_inputs_padded)
+prepare_inputs = _define("prepare_inputs", _fake_inputs)
+prepare_input_ids_ = _define("prepare_input_ids_", _fake_none)
+correct_num_computed_tokens_ = _define("correct_num_computed_tokens_", _fake_none)
+compute_slot_mapping_ = _define("compute_slot_mapping_", _fake_none)
+correct_spec_state_ = _define("correct_spec_state_", _fake_none)
+
+
+def computed_tokens_drift(num_computed_tokens: Tensor, host_num_computed_tokens: Tensor) -> Tensor:
+    """[B] int32: corrected minus assumed counts. Runners with multi-dimensional positions (M-RoPE)
+    shift the positions that the host prepared by it."""
+    return num_computed_tokens[: host_num_computed_tokens.shape[0]] - host_num_computed_tokens
+
+
+def workspace_size(op: str, batch: int) -> int:
+    """Number of int32 items in the workspace of ``op`` for up to ``batch`` requests.
+
+    Allocate it once, zeroed, outside graph capture, one per operator and stream; every call leaves
+    it zeroed. Device kernels need 16-byte alignment, which torch's allocators provide::
+
+        workspace = torch.zeros(
+            workspace_size("ngram_step_", max_batch), dtype=torch.int32, device="cuda"
+        )
+
+    Args:
+        op: an operator whose schema has a ``workspace``.
+        batch: the largest number of requests in a call.
+
+    Raises:
+        ValueError: an operator without a workspace, or a negative batch.
+    """
+    if batch < 0:
+        raise ValueError(f"workspace_size: batch: expected >= 0, got {batch}")
+    size = _C.workspace_words(op, batch)
+    if size < 0:
+        raise ValueError(f"workspace_size: op: expected an operator with a workspace, got {op!r}")
+    return size

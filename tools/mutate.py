@@ -1,0 +1,222 @@
+"""Applies random single faults to source files, and lists those that no test notices.
+
+    python -m tools.mutate FILE ... [--count 60] [--seed 1] [--gtest TARGET ...] [--twins] \\
+        [-- ARGUMENTS OF PYTEST]
+
+Works on a copy of the tracked files in build/mutate. The same seed gives the same faults as long as
+the files do not change. Changed C++ is compiled first; a fault that does not compile is replaced by
+the next. A survivor is a missing test, or a change that has no effect: a person decides which.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pybind11
+
+ROOT = Path(__file__).resolve().parents[1]
+TREE = ROOT / "build" / "mutate" / "tree"
+STAGE = ROOT / "build" / "mutate" / "stage"
+SECONDS = 600
+"""A test command that runs longer counts as failed: the fault may be an endless loop."""
+
+_STRING = r"""\"(?:\\.|[^"\\\n])*\"|'(?:\\.|[^'\\\n])*'"""
+_NO_CODE = {
+    True: re.compile(r'""".*?"""|#[^\n]*|' + _STRING, re.DOTALL),
+    False: re.compile(r"/\*.*?\*/|//[^\n]*|^\s*#[^\n]*|" + _STRING, re.DOTALL | re.MULTILINE),
+}
+"""What is neither changed nor read, in Python and in C++."""
+
+_PAIRS = (
+    *(("< ", "<= "), ("> ", ">= "), ("== ", "!= "), ("+ ", "- "), ("+= ", "-= ")),
+    *(("&& ", "|| "), ("and ", "or "), ("min(", "max("), ("smaller(", "larger(")),
+    *(("true", "false"), ("True", "False"), ("break", "continue")),
+)
+_REPLACED = {a: b for pair in _PAIRS for a, b in (pair, pair[::-1])}
+_REPLACED |= {"* ": "+ ", "% ": "+ ", "not ": ""}
+# Formatters put spaces around binary operators only: a template's or a pointer's has none.
+_OPERATORS = "|".join(
+    (r"(?<= )" if token[0] in "<>=!+-&|*%" else r"\b") + re.escape(token) for token in _REPLACED
+)
+_PLACES = re.compile(_OPERATORS + r"|!(?=[\w(])|(?<![\w.])\d+(?![\w.])|(?<=if \()(?=\w)")
+_STATEMENT = re.compile(
+    r"^ +(?!return|using|for|if|else|case|const|auto)[\w.:>\[\]-]+(?:\(| \S?= ).*;$", re.MULTILINE
+)
+
+
+_LIBRARIES = ("_C", "ngram_npu", "ngram_npu_cpu")
+_CONFIGURE = [
+    *("cmake", "-G", "Ninja", "-S", ".", "-B", "build/libraries"),
+    *("-DNGRAM_NPU_CUDA=OFF", "-DNGRAM_NPU_ASCENDC=OFF", "-DNGRAM_NPU_TESTS=ON"),
+    *("-DCMAKE_CXX_FLAGS_RELEASE=-O1", "-DCMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF"),
+    "-DSKBUILD_PROJECT_VERSION=mutated",
+    f"-DPython_EXECUTABLE={sys.executable}",
+    f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+    f"-DCMAKE_MAKE_PROGRAM={Path(sys.prefix) / 'bin' / 'ninja'}",
+]
+
+
+@dataclass(frozen=True)
+class Change:
+    begin: int
+    end: int
+    new: str
+
+    def applied_to(self, text: str) -> str:
+        return text[: self.begin] + self.new + text[self.end :]
+
+
+def find_changes(text: str, *, is_python: bool) -> list[Change]:
+    """All single changes of a file's code, in its order. Comments and strings stay as they are."""
+    code = _NO_CODE[is_python].sub(lambda found: re.sub(r"[^\n]", "\0", found[0]), text)
+    changes = []
+    for found in _PLACES.finditer(code):
+        token = found[0]
+        if token.isdigit():
+            new = str(int(token) + 1)
+        elif token:
+            new = _REPLACED.get(token, "")
+        else:
+            new = "!"
+        changes.append(Change(found.start(), found.end(), new))
+    if is_python:
+        changes += _statements_of(text)
+    else:
+        changes += [Change(*found.span(), "") for found in _STATEMENT.finditer(code)]
+    return sorted(changes, key=lambda change: change.begin)
+
+
+def _statements_of(text: str) -> Iterator[Change]:
+    """Each statement of a single line, replaced by `pass`."""
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    for node in ast.walk(ast.parse(text)):
+        constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if isinstance(node, (ast.Expr, ast.Assign, ast.AugAssign)) and not constant:
+            line = text[starts[node.lineno - 1] : starts[node.lineno]]
+            if node.lineno == node.end_lineno and line.isascii() and node.col_offset > 0:
+                begin = starts[node.lineno - 1]
+                yield Change(begin + node.col_offset, begin + (node.end_col_offset or 0), "pass")
+
+
+class Copy:
+    """A copy of the project, in which a file is changed, built and tested."""
+
+    def __init__(self, gtests: Sequence[str], pytest: Sequence[str], *, twins: bool) -> None:
+        self._gtests, self._pytest, self._twins = gtests, pytest, twins
+        self.output = ""
+        """Of the last command."""
+        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        names = subprocess.check_output(listed, cwd=ROOT, text=True).split("\0")
+        for name in filter(None, names):
+            if (ROOT / name).is_file():
+                self.write(name, (ROOT / name).read_bytes())
+        if not (TREE / ".venv").exists():  # where the CMake presets expect ninja
+            (TREE / ".venv").symlink_to(Path(sys.prefix))
+
+    def write(self, name: str, content: bytes) -> None:
+        """A file that is the same stays untouched, so that only what depends on others is built."""
+        path = TREE / name
+        if not path.exists() or path.read_bytes() != content:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+
+    def build(self, *, is_python: bool) -> bool:
+        """Whether it compiles. A change of Python needs the libraries only once."""
+        libraries = TREE / "build" / "libraries"
+        if not (is_python and (libraries / "built").exists()):
+            commands = [["cmake", "--build", "build/libraries", "--target", *_LIBRARIES]]
+            commands[0] += self._gtests
+            if not (libraries / "build.ninja").exists():
+                commands.insert(0, _CONFIGURE)
+            if self._twins:
+                commands += [["cmake", "--preset", "twins"], ["cmake", "--build", "build/twins"]]
+            if any(self._run(command) for command in commands):
+                return False
+            (libraries / "built").touch()
+        shutil.rmtree(STAGE, ignore_errors=True)
+        shutil.copytree(TREE / "python", STAGE)
+        return not self._run(["cmake", "--install", "build/libraries", "--prefix", str(STAGE)])
+
+    def find_failure(self) -> str:
+        """The first test that fails; empty if all pass."""
+        pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
+        commands = [[f"build/libraries/tests/cpp/{name}"] for name in self._gtests]
+        if self._pytest:
+            probe = "import ngram_npu; assert ngram_npu.__version__ == 'mutated', 'not the copy'"
+            if self._run([sys.executable, "-c", probe]) and "not the copy" in self.output:
+                raise SystemExit("tools.mutate: an editable install comes first: run make install")
+            commands.append([*pytest, *self._pytest])
+        for command in commands:
+            if self._run(command):
+                named = [line for line in self.output.splitlines() if "FAILED" in line]
+                return named[0] if named else " ".join(command[-2:])
+        return ""
+
+    def _run(self, command: Sequence[str]) -> int:
+        environment = {**os.environ, "PYTHONPATH": str(STAGE), "CI": "1"}
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        try:
+            done = subprocess.run(
+                command, cwd=TREE, env=environment, text=True, timeout=SECONDS, **streams
+            )
+        except subprocess.TimeoutExpired:
+            return -1
+        self.output = done.stdout
+        return done.returncode
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tools.mutate", description=__doc__)
+    parser.add_argument("files", nargs="+", help="from the project's root")
+    parser.add_argument("--count", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--gtest", action="append", default=[], metavar="TARGET")
+    parser.add_argument("--twins", action="store_true", help="build the models of the devices too")
+    given, pytest = list(sys.argv[1:] if arguments is None else arguments), []
+    if "--" in given:
+        pytest = given[given.index("--") + 1 :]
+        given = given[: given.index("--")]
+    options = parser.parse_args(given)
+    copy = Copy(options.gtest, pytest, twins=options.twins)
+    if not copy.build(is_python=False) or copy.find_failure():
+        raise SystemExit(f"tools.mutate: fails without a fault:\n{copy.output[-4000:]}")
+    faults = [
+        (name, change)
+        for name in options.files
+        for change in find_changes((ROOT / name).read_text(), is_python=name.endswith(".py"))
+    ]
+    random.Random(options.seed).shuffle(faults)
+    tried, survivors = 0, []
+    for name, change in faults:
+        text = (ROOT / name).read_text()
+        copy.write(name, change.applied_to(text).encode())
+        if copy.build(is_python=name.endswith(".py")):
+            tried += 1
+            where = f"{name}:{text.count(chr(10), 0, change.begin) + 1}"
+            fault = f"{where}: {text[change.begin : change.end]!r} -> {change.new!r}"
+            failure = copy.find_failure()
+            print(f"{tried}. {fault}: {failure or 'SURVIVED'}", flush=True)
+            if not failure:
+                survivors.append(fault)
+        copy.write(name, text.encode())
+        if tried == options.count:
+            break
+    print(json.dumps({"tried": tried, "seed": options.seed, "survivors": survivors}, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""Writes ``ops.pyi``: signatures and docstrings of ngram_npu.ops for editors and type checkers.
+Reads csrc/schemas.h, docs/ops and the plain functions of ops.py. The build of the package runs it.
+
+    python tools/ops_stub.py build/ops.pyi
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+_TYPES = {"Tensor": "Tensor", "Tensor?": "Tensor | None", "bool": "bool"}  # others: int
+_RAISES = "ValueError: a wrong argument (dtype, device, shape, stride, range, overlapping memory),"
+
+
+def read_schemas(text: str) -> list[str]:
+    """The schemas of csrc/schemas.h."""
+    _, _, text = text.partition("kSchemas[] = {")
+    strings = re.findall(r'"([^"]*)"(,?)', text)
+    joined = "".join(part + ("\n" if comma else "") for part, comma in strings)
+    return joined.splitlines()
+
+
+def write_function(schema: str, document: str) -> str:
+    """One operator: a named tuple of its results, if it has any, and its signature."""
+    op, arguments, results = re.fullmatch(r"(\w+)\((.*)\) -> (.*)", schema).groups()  # type: ignore[union-attr]
+    parameters = [_parameter(argument) for argument in arguments.split(", ")]
+    returned = re.findall(r"Tensor (\w+)", results)
+    name = "".join(word.title() for word in op.split("_")) + "Result"
+    lines = []
+    if returned:
+        lines += [f"class {name}(NamedTuple):", *(f"    {r}: Tensor" for r in returned), ""]
+    lines += [f"def {op}(", *(f"    {parameter}," for parameter in parameters)]
+    lines.append(f") -> {name if returned else 'None'}:")
+    names = {parameter.partition(":")[0] for parameter in parameters}
+    lines.append(textwrap.indent(_docstring(op, names, {*returned}, document), " " * 4))
+    return "\n".join([*lines, "    ...", ""])
+
+
+def _parameter(argument: str) -> str:
+    if argument == "*":
+        return argument
+    found = re.fullmatch(r"(\w+)(?:\(\w!\))?(\??) (\w+)(?:=(.*))?", argument)
+    assert found is not None, argument
+    kind, optional, name, default = found.groups()
+    type_name = _TYPES.get(kind + optional, "int")
+    return f"{name}: {type_name} = {default}" if default else f"{name}: {type_name}"
+
+
+def _docstring(op: str, parameters: set[str], results: set[str], document: str) -> str:
+    """The document's first paragraph, and the rows of its tables that are about this operator."""
+    _, summary, _ = (part.strip() for part in document.split("\n\n", 2))
+    lines = [f'"""{_plain(summary)}', ""]
+    tables = re.findall(r"^\| (\w+) \|.*\n\|[-|]+\n((?:\|.*\n)+)", document, re.MULTILINE)
+    for kind, head, names in (("argument", "Args:", parameters), ("result", "Returns:", results)):
+        rows = [row for of, table in tables if of == kind for row in table.splitlines()]
+        cells = [re.split(r" *\| *", row)[1:-1] for row in rows]
+        described = [
+            f"    {_plain(first)}: {_plain('; '.join(filter(None, rest)))}"
+            for first, *rest in cells
+            if "`" not in first or names & {*re.findall(r"`(\w+)`", first)}
+        ]
+        lines += [head, *described, ""] if names else []
+    lines += ["Raises:", f"    {_RAISES}", "    before anything is written.", ""]
+    lines += [f"Contract: docs/ops/{op.rstrip('_')}.md", '"""']
+    return "\n".join(lines)
+
+
+def _plain(text: str) -> str:
+    """Without Markdown's links and code marks."""
+    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text).replace("`", "").replace("\\", "\\\\")
+
+
+def write_stub(root: Path) -> str:
+    module = (root / "python/ngram_npu/ops.py").read_text()
+    parts = [
+        '"""Generated from csrc/schemas.h and docs/ops."""',
+        "from typing import NamedTuple",
+        "",
+    ]
+    parts += ["from torch import Tensor", ""]
+    for schema in read_schemas((root / "csrc/schemas.h").read_text()):
+        op = schema.partition("(")[0]
+        document = (root / "docs/ops" / f"{op.rstrip('_')}.md").read_text()
+        parts.append(write_function(schema, document))
+    for node in ast.parse(module).body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+            node.body = [node.body[0], ast.Expr(ast.Constant(...))]
+            parts += [ast.unparse(node), ""]
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(write_stub(ROOT))
