@@ -23,7 +23,7 @@ MORE := docs tidy cuda-resources test-slow test-sanitizers test-pythons test-fuz
 
 .PHONY: counts demo check test docs release-check test-all prove setup wheel install dev lint format tidy gtest twins launch cuda-resources check-python \
   test-cpp test-twins test-python test-slow test-sanitizers test-pythons fuzz test-fuzz test-vllm test-vllm-v2 test-neon \
-  prove-mutants prove-async prove-stream prove-fuzz prove-engines gpu gpu-peers gpu-build gpu-test gpu-bench bench clean
+  prove-mutants prove-async prove-stream prove-fuzz prove-engines prove-torches gpu gpu-peers gpu-build gpu-test gpu-bench bench clean
 
 demo: install
 	$(VENV)/bin/ngram-npu doctor
@@ -63,7 +63,7 @@ test-all:
 	@$(STAGES) $(TEST) $(MORE)
 
 prove:
-	@$(STAGES) prove-async prove-stream prove-mutants prove-fuzz prove-engines test-neon
+	@$(STAGES) prove-async prove-stream prove-mutants prove-fuzz prove-engines prove-torches test-neon
 
 setup: $(VENV)/.ready
 
@@ -290,6 +290,11 @@ prove-engines: install $(VLLM_VENV)/.ready $(VLLM_V2_VENV)/.ready
 	mkdir -p $(PROOF) && for version in 0.32.0 0.33.0; do \
 	  $(PY) -m tools.engines $$version --json $(PROOF)/engines.json || exit 1; \
 	done
+
+# The same wheel with other releases of torch, 1 GB each.
+TORCHES := 2.10.0 2.11.0 2.12.1 2.14.1 2.15.0
+prove-torches: install
+	$(PY) -m tools.torches $(TORCHES) -- -n $(JOBS)
 
 # The C++ suite on NEON, cross-compiled and emulated (Debian: g++-aarch64-linux-gnu, qemu-user, libgtest-dev). It needs
 # packages that no other part needs. Emulation cannot fork a program with threads or re-execute it.
