@@ -35,7 +35,7 @@ def _readelf(library: Path, option: str) -> str:
 
 def cuda_libraries(folder: Path) -> dict[str, dict[str, set[str]]]:
     """NVIDIA's libraries that those in `folder` need: by name, the symbols that each version of it
-    must define. Symbols without a version go to one that has versions."""
+    must define. Symbols without a version may be of any, so each gets them."""
     libraries: dict[str, dict[str, set[str]]] = {}
     wanted: dict[str, set[str]] = defaultdict(set)
     defined: set[str] = set()
@@ -54,20 +54,24 @@ def cuda_libraries(folder: Path) -> dict[str, dict[str, set[str]]]:
             if len(fields) > 7 and fields[4] == "GLOBAL":
                 symbol, _, version = fields[7].partition("@")
                 (wanted[version] if fields[6] == "UND" else defined).add(symbol)
-    for versions in [versions for versions in libraries.values() if versions][:1]:
-        unversioned = {name for name in wanted[""] - defined if re.match("cu|nccl|nv", name)}
-        next(iter(versions.values())).update(unversioned)
+    unversioned = {name for name in wanted[""] - defined if re.match("cu|nccl|nv", name)}
+    for versions in libraries.values():
+        first = next(iter(versions), "")
+        versions[first] = versions.get(first, set()) | unversioned
     return libraries
 
 
 def write_stand_ins(folder: Path) -> None:
     """Puts a stand-in for each of NVIDIA's libraries into the folder, where torch searches."""
     for library, versions in cuda_libraries(folder).items():
-        names = [name for names in versions.values() for name in names]
+        names = set().union(*versions.values())
         code = "".join(f"int {name}(void) {{ return {NO_DEVICE}; }}\n" for name in names)
         script = folder / f"{library}.map"
         script.write_text(
-            "".join(f"{v} {{ global: {'; '.join(n)}; }};\n" for v, n in versions.items()) or "{ };"
+            "".join(
+                f"{version} {{ {' '.join(f'{name};' for name in symbols)} }};\n"
+                for version, symbols in versions.items()
+            )
         )
         flags = ["-shared", "-fPIC", "-w", "-fno-builtin", "-nostdlib", f"-Wl,-soname,{library}"]
         command = ["gcc", "-x", "c", "-", *flags, f"-Wl,--version-script={script}"]

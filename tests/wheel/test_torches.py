@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tools import torches
 
+OTHER = "int cuPlain(void); int other(void) { return cuPlain(); }"
 USER = """
 int cuVersioned(void); int cuPlain(void);
 int versioned(void) { return cuVersioned(); }
@@ -28,10 +29,12 @@ def test_library_with_stand_ins_loads_and_sees_no_device(tmp_path: Path) -> None
     versioned = (f"-Wl,--version-script={script}", soname.format("cu_versioned"))
     _link(real["cu_versioned"], "int cuVersioned(void) { return 0; }", *versioned)
     _link(real["nv_plain"], "int cuPlain(void) { return 0; }", soname.format("nv_plain"))
-    user = tmp_path / "libuser.so"
+    user, other = tmp_path / "libuser.so", tmp_path / "libother.so"
     _link(user, USER, "-Wl,-rpath,$ORIGIN", *(str(path) for path in real.values()))
+    _link(other, OTHER, "-Wl,-rpath,$ORIGIN", str(real["nv_plain"]))
     for path in real.values():
         path.unlink()
     torches.write_stand_ins(tmp_path)
+    assert ctypes.CDLL(str(other)).other() == torches.NO_DEVICE
     loaded = ctypes.CDLL(str(user))
     assert (loaded.versioned(), loaded.plain()) == (torches.NO_DEVICE, torches.NO_DEVICE)
