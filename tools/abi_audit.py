@@ -53,6 +53,8 @@ _BEFORE = """
 _SINCE_2_10 = "call_dispatcher get_mutable_data_ptr get_num_threads library_impl parallel_for"
 TORCH_SYMBOLS = {f"aoti_torch_{name}": (2, 9) for name in _BEFORE.split()}
 TORCH_SYMBOLS |= {f"torch_{name}": (2, 10) for name in _SINCE_2_10.split()}
+# Python's, by which pybind11 raises ValueError.
+PYTHON_SYMBOLS = {"PyErr_SetString", "PyExc_ValueError"}
 MAX_VERSIONS = {"GLIBC": (2, 34), "GLIBCXX": (3, 4, 30), "CXXABI": (1, 3, 13)}
 
 
@@ -64,7 +66,9 @@ def _readelf(option: str, path: Path) -> str:
 
 
 def torch_problems(symbol: str, floor: tuple[int, int] = TORCH_FLOOR) -> list[str]:
-    """Why the oldest supported torch may lack that symbol; empty if it has it."""
+    """Why the oldest supported torch may lack that symbol; empty if it or Python has it."""
+    if symbol in PYTHON_SYMBOLS:
+        return []
     since = TORCH_SYMBOLS.get(symbol)
     if since is None:
         return [f"needs {symbol}: TORCH_SYMBOLS does not say since which torch it is there"]
@@ -94,7 +98,7 @@ def problems(path: Path) -> list[str]:
         if len(fields) < 8 or fields[4] not in {"GLOBAL", "WEAK", "UNIQUE"}:
             continue
         if fields[6] == "UND":
-            # The runtimes' symbols have versions, so what has none comes from torch.
+            # The runtimes' symbols have versions, so what has none comes from torch or Python.
             if name == "libngram_npu.so" and fields[4] == "GLOBAL" and "@" not in fields[7]:
                 found += [f"{path.name}: {problem}" for problem in torch_problems(fields[7])]
             continue

@@ -1,12 +1,13 @@
 """Builds a release's wheels for manylinux_2_28, x86-64 and Arm, on one machine with a newer glibc.
 
-    python -m tools.wheels [--python 3.12] [--machine aarch64]
+    python -m tools.wheels [--python 3.12] [--machine aarch64] [--cuda debian | off | NVCC]
 
 The compiler is this machine's (Debian 12: g++ 12), for Arm the cross compiler of the same version
 (g++-aarch64-linux-gnu); `cmake/manylinux` keeps what they take from newer runtime libraries out.
-The other machine's torch is downloaded for its headers and its library. A wheel of this machine is
-installed and tried in an empty environment of its Python. One of the other is tried under emulation
-if there is a Debian of that machine with its Python: docs/guides/release.md.
+CUDA kernels, for x86-64, are compiled with nvcc 12.4 of Debian 13, which is downloaded, or with a
+given nvcc. The other machine's torch is downloaded for its headers and its library. A wheel of this
+machine is installed and tried in an empty environment of its Python. One of the other is tried
+under emulation if there is a Debian of that machine with its Python: docs/guides/release.md.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tools import pythons
+from tools.debian_cuda import debian_nvcc
 
 BUILD = pythons.ROOT / "build" / "wheels"
 DIST = pythons.ROOT / "dist" / "manylinux_2_28"
@@ -70,11 +72,25 @@ def torch_path(machine: str) -> Path:
     return folder
 
 
-def plan(version: str, machine: str, here: str) -> tuple[list[str], dict[str, str]]:
+def find_nvcc(cuda: str) -> Path | None:
+    """The nvcc that --cuda names."""
+    if cuda == "off":
+        return None
+    nvcc = debian_nvcc(BUILD / "cuda-12.4") if cuda == "debian" else Path(cuda).absolute()
+    if not nvcc.is_file():
+        sys.exit(f"wheels: --cuda: expected debian, off or the path of nvcc, got {cuda}")
+    return nvcc
+
+
+def plan(
+    version: str, machine: str, here: str, nvcc: Path | None
+) -> tuple[list[str], dict[str, str]]:
     """CMake's definitions and the environment of a build here for a machine."""
     defines = ["NGRAM_NPU_MANYLINUX=ON", "NGRAM_NPU_ASCENDC=OFF", "NGRAM_NPU_WERROR=ON"]
     if machine == here:
-        return defines, {}
+        if nvcc is None:
+            return [*defines, "NGRAM_NPU_CUDA=OFF"], {}
+        return [*defines, "NGRAM_NPU_CUDA=ON", f"CMAKE_CUDA_COMPILER={nvcc}"], {}
     tag = f"cpython-{version.replace('.', '')}-{machine}-linux-gnu"
     return [*defines, *CROSS], {
         "_PYTHON_HOST_PLATFORM": f"linux-{machine}",
@@ -82,7 +98,7 @@ def plan(version: str, machine: str, here: str) -> tuple[list[str], dict[str, st
     }
 
 
-def build(python: Path, version: str, machine: str) -> Path:
+def build(python: Path, version: str, machine: str, nvcc: Path | None) -> Path:
     """The wheel of one Python for one machine."""
     home = BUILD / f"py{version}"
     if not home.exists():
@@ -90,7 +106,7 @@ def build(python: Path, version: str, machine: str) -> Path:
         run(home / "bin/python", *PIP, "install", *NEEDED)
     at = f"{machine}-{version}"
     shutil.rmtree(BUILD / "raw" / at, ignore_errors=True)
-    defines, changes = plan(version, machine, platform.machine())
+    defines, changes = plan(version, machine, platform.machine(), nvcc)
     changes |= {
         "PYTHONPATH": str(torch_path(machine)),
         "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
@@ -155,14 +171,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.wheels", description=__doc__)
     parser.add_argument("--python", action="append", choices=VERSIONS, help="only these")
     parser.add_argument("--machine", action="append", choices=MACHINES, help="only these")
+    parser.add_argument("--cuda", default="debian", help="debian (nvcc 12.4), off, or an nvcc")
     chosen = parser.parse_args()
+    machines = chosen.machine or MACHINES
+    nvcc = find_nvcc(chosen.cuda) if "x86_64" in machines else None
     failed = False
     for version in chosen.python or VERSIONS:
         python, reason = pythons.find(version, os.environ)
         if python is None:
             sys.exit(f"Python {version}: {reason}")
-        for machine in chosen.machine or MACHINES:
-            wheel = build(python, version, machine)
+        for machine in machines:
+            wheel = build(python, version, machine, nvcc)
             if machine == platform.machine():
                 problem = pythons.try_on(python, wheel)
                 said, bad = problem or "built and tried", bool(problem)

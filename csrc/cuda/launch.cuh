@@ -22,7 +22,14 @@ inline dim3 blocks_for(int64_t items, int32_t per_block) {
 
 // Counts this block as arrived; returns the number of earlier blocks. It sees their writes, and later blocks see its.
 __device__ inline uint32_t arrive(uint32_t* arrived) {
+#if defined(__CUDACC__) && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ < 1208
+  // The instruction that later releases of nvcc make of the function below.
+  uint32_t earlier;
+  asm volatile("atom.add.acq_rel.gpu.u32 %0, [%1], 1;" : "=r"(earlier) : "l"(arrived) : "memory");
+  return earlier;
+#else
   return __nv_atomic_fetch_add(arrived, 1u, __NV_ATOMIC_ACQ_REL, __NV_THREAD_SCOPE_DEVICE);
+#endif
 }
 
 // Whether this block is the last of the grid to arrive. The last block sees the writes of all blocks, and all their

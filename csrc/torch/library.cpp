@@ -1,4 +1,6 @@
 // Registers the operators with torch: their schemas, and one body (csrc/host) for all devices.
+#include <pybind11/detail/common.h>
+
 #include "host/bookkeeping.h"
 #include "host/correction.h"
 #include "host/drafting.h"
@@ -14,8 +16,20 @@ STABLE_TORCH_LIBRARY(ngram_npu, m) {
   for (const char* schema : kSchemas) m.def(schema);
 }
 
+// A boxed operator whose argument errors are Python's ValueError with every torch. Up to 2.14, pybind11 converts a
+// standard exception by its type. From 2.15 on, torch converts it before, to RuntimeError, and leaves those of
+// pybind11.
+template <auto boxed>
+void with_value_errors(StableIValue* stack, uint64_t num_args, uint64_t num_outputs) {
+  try {
+    boxed(stack, num_args, num_outputs);
+  } catch (const host::ArgumentError& error) {
+    throw pybind11::value_error(error.what());
+  }
+}
+
 // One implementation for all devices: backends.h selects the kernel.
-#define NGRAM_NPU_IMPL(op) m.impl(#op, TORCH_BOX(&host::op<TorchCall>));
+#define NGRAM_NPU_IMPL(op) m.impl(#op, &with_value_errors<TORCH_BOX(&host::op<TorchCall>)>);
 STABLE_TORCH_LIBRARY_IMPL(ngram_npu, CPU, m){NGRAM_NPU_OPERATORS(NGRAM_NPU_IMPL)} STABLE_TORCH_LIBRARY_IMPL(ngram_npu,
                                                                                                             CUDA, m){
     NGRAM_NPU_OPERATORS(NGRAM_NPU_IMPL)} STABLE_TORCH_LIBRARY_IMPL(ngram_npu, PrivateUse1, m) {

@@ -22,6 +22,8 @@ _PACKAGE = Path(_C.__file__).parent  # not this file's: an editable install keep
 _NPU_PATH = _PACKAGE / "libngram_npu_launch.so"
 _DEVICES = ("cpu", "cuda", "npu")
 _MINIMUM_TORCH = (2, 10)
+_OLDEST_DRIVERS = {12: 525, 13: 580}
+"""By CUDA's major version, from "Minor Version Compatibility" of NVIDIA's CUDA Compatibility."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,8 @@ def _driver_problem(driver: int, runtime: int) -> str:
         return "there is no CUDA driver"
     if driver // 1000 >= runtime // 1000:
         return ""
-    needed = f"CUDA {runtime // 1000}" + (" (580 or later)" if runtime // 1000 == 13 else "")
+    oldest = _OLDEST_DRIVERS.get(runtime // 1000)
+    needed = f"CUDA {runtime // 1000}" + (f" ({oldest} or later)" if oldest else "")
     found = f"CUDA {driver // 1000}.{driver % 1000 // 10}"
     return f"the kernels need a driver for {needed}, this one is for {found}"
 

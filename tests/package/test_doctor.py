@@ -81,17 +81,20 @@ def test_a_driver_too_old_has_nothing_registered(
 
 
 @pytest.mark.parametrize(
-    ("driver", "problem"),
+    ("driver", "runtime", "problem"),
     [
-        (0, "there is no CUDA driver"),
-        (12080, "need a driver for CUDA 13 (580 or later), this one is for CUDA 12.8"),
-        (13000, ""),
-        (13010, ""),
-        (14000, ""),
+        (0, 13000, "there is no CUDA driver"),
+        (12080, 13000, "need a driver for CUDA 13 (580 or later), this one is for CUDA 12.8"),
+        (11080, 12040, "need a driver for CUDA 12 (525 or later), this one is for CUDA 11.8"),
+        (13000, 13000, ""),
+        (13010, 13000, ""),
+        (14000, 13000, ""),
+        (12000, 12040, ""),
+        (13000, 12040, ""),
     ],
 )
-def test_what_is_said_of_a_cuda_driver(driver: int, problem: str) -> None:
-    found = _library._driver_problem(driver, 13000)
+def test_what_is_said_of_a_cuda_driver(driver: int, runtime: int, problem: str) -> None:
+    found = _library._driver_problem(driver, runtime)
     assert found == "" if problem == "" else problem in found
 
 

@@ -103,6 +103,19 @@ def test_the_metadata_with_and_without_a_home(home: str, monkeypatch: pytest.Mon
         assert (REPOSITORY / re.sub(r".*/blob/v[\d.]+/", "", url)).exists() or url == urls["Source"]
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/guides/ascend.md"])
+def test_documented_build_installs_the_build_requirements_only(page: str) -> None:
+    """Where it is installed, others serve models: nothing there may change."""
+    text = (REPOSITORY / page).read_text()
+    project = (REPOSITORY / "pyproject.toml").read_text()
+    (requires,) = re.findall(r"^requires = \[(.*)\]", project, re.MULTILINE)
+    (block,) = (b for b in re.findall(r"```.*?```", text, re.DOTALL) if "--no-build-iso" in b)
+    (packages,) = re.findall(r"pip install (scikit-build-core [\w -]+?)(?: +#.*)?$", block, re.M)
+    build = {*re.findall(r'"([\w-]+)', requires), "ninja"}
+    assert build <= set(packages.split()) <= build | {"numpy"}
+    assert "requirements" not in block
+
+
 def test_pre_commit_installs_the_tools_of_make_lint() -> None:
     hooks = (REPOSITORY / ".pre-commit-config.yaml").read_text()
     tools = re.findall(r"\[([\w-]+==[\d.]+)\]", hooks)

@@ -3,8 +3,8 @@ Each stage has a limited time, and its result is recorded.
 
     python -m tools.npu
 
-It needs an environment with torch, torch_npu, CANN's variables (set_env.sh) and the packages in
-tools/requirements-dev.txt. If vllm-ascend is installed, the bench compares with it. See
+It needs an environment with torch, torch_npu, CANN's variables (set_env.sh), scikit-build-core,
+pybind11, ninja, pytest and hypothesis. If vllm-ascend is installed, the bench compares with it. See
 docs/guides/ascend.md.
 """
 
