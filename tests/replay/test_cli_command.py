@@ -96,7 +96,6 @@ def test_the_demonstration(capsys: pytest.CaptureFixture[str]) -> None:
         (["tune", "x", "--min-draft-probability", "0.1"], " (see ngram-npu tune --help)"),
         (["tune", "x", "--runer=gpu"], "; did you mean --runner?"),
         (["measure-cost", "x", "--batch-sizes", "4"], "; did you mean --batch-size?"),
-        (["generate", "--model", "m", "--prompts", "p", "--trase", "t"], "mean --trace?"),
     ],
 )
 def test_a_wrong_option_is_one_line_with_the_nearest_one(

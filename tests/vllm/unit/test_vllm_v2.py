@@ -192,6 +192,44 @@ def test_dummy_run_before_an_end_is_known_stores_nothing(monkeypatch: pytest.Mon
     assert speculator.shared_store.held.statistics.tokens_entered == 0
 
 
+def _texts_of_one_request(batches: int, prompt: list[int], sampled: list[int]) -> list[list[int]]:
+    """What the store of an engine with ``batches`` in flight has of a request that samples one
+    token per step. The scheduler then ends it, and another request takes a step."""
+    given = _config(**STORE)
+    given.max_concurrent_batches = batches
+    state = _State()
+    speculator = v2.NgramSpeculator(given, CPU, state)
+    state.begin("one", 0, prompt)
+    for token in sampled:
+        state.sample(0, [token])
+        propose(speculator, state, [0], [1])
+    state.remove_request("one")
+    state.begin("next", 1, [4])
+    state.sample(1, [5])
+    propose(speculator, state, [1], [0])
+    assert speculator.shared_store is not None
+    return [text.tolist() for _, text in speculator.shared_store.held._texts()]
+
+
+@pytest.mark.parametrize(("batches", "stored"), [(1, [7, 8, 9]), (2, [7, 8]), (3, [7])])
+def test_text_of_steps_that_ran_after_an_unseen_end_is_not_stored(
+    monkeypatch: pytest.MonkeyPatch, batches: int, stored: list[int]
+) -> None:
+    """Such as a stop string, which is found elsewhere: the scheduler ends the request up to
+    ``batches - 1`` steps later."""
+    monkeypatch.setattr(v2.RowLookup, "sees_requests", True)
+    assert _texts_of_one_request(batches, [1, 2, 3], [7, 8, 9]) == [stored]
+
+
+@pytest.mark.parametrize("batches", [1, 2, 3])
+def test_request_cut_by_max_model_len_is_stored_up_to_its_last_token(
+    monkeypatch: pytest.MonkeyPatch, batches: int
+) -> None:
+    monkeypatch.setattr(v2.RowLookup, "sees_requests", True)
+    prompt = list(range(S - 3))
+    assert _texts_of_one_request(batches, prompt, [7, 8, 9]) == [[7, 8, 9]]
+
+
 def test_a_row_for_another_request_is_indexed_anew() -> None:
     """A request that equals the previous one at the place that an index itself checks."""
     state = _State()

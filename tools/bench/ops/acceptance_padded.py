@@ -109,6 +109,7 @@ class V2Runner:
             scheduler_config=SimpleNamespace(max_num_seqs=rows),
             parallel_config=SimpleNamespace(tensor_parallel_size=1, rank=0),
         )
+        NgramSpeculator.sees_requests = True  # as the plugin leaves the runner
         return NgramSpeculator(config, torch.device("cpu"), self._states)
 
 

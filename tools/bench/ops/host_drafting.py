@@ -134,6 +134,7 @@ class Propose(Enqueue):
             add_request=lambda req_id: None,
             remove_request=lambda req_id: None,
         )
+        NgramSpeculator.sees_requests = True  # as the plugin leaves the runner
         speculator = NgramSpeculator(config, CPU, state)
         assert speculator._host is not None
         self._host, self._host._stream = speculator._host, self._stream
