@@ -76,5 +76,7 @@ def test_an_unknown_option_stops_the_engine_with_one_line(model: Path) -> None:
     from engine_runs import Method, engine
 
     method = Method(METHODS["custom_class"].speculative_config, {"ngram_npu": {"prompt_lookup": 3}})
-    with pytest.raises(RuntimeError, match="ngram_npu: unknown option 'prompt_lookup' in additi"):
+    # Of the configuration if a test has loaded the plugin in this process, else of the engine.
+    message = "ngram_npu: unknown option 'prompt_lookup' in additi"
+    with pytest.raises((RuntimeError, ValueError), match=message):
         engine(model, method).__enter__()
