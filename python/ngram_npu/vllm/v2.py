@@ -304,9 +304,10 @@ class NgramSpeculator(RowLookup):
 
 def in_place_of(stock: type, refuse: Callable[[str], None], method: Method = "v2") -> type:
     """The class that replaces the stock speculator. It derives from it, so that the runner also
-    finds members that this module does not know. The stock constructor does not run. If the
-    operators cannot use the runner's state, it creates a stock speculator and passes the reason to
-    ``refuse``."""
+    finds members that this module does not know. The stock constructor does not run, because it
+    allocates what the stock lookup needs; the attributes that it sets from its arguments are set.
+    If the operators cannot use the runner's state, it creates a stock speculator and passes the
+    reason to ``refuse``."""
 
     class Speculator(NgramSpeculator, stock):  # type: ignore[misc]
         _method = method
@@ -320,5 +321,15 @@ def in_place_of(stock: type, refuse: Callable[[str], None], method: Method = "v2
                 return super().__new__(cls)
             refuse(doubt)
             return stock(vllm_config, device, req_states, *args, **kwargs)
+
+        def __init__(
+            self, vllm_config: Any, device: torch.device, req_states: Any, *args: Any, **kwargs: Any
+        ) -> None:
+            self.vllm_config, self.req_states = vllm_config, req_states
+            self.speculative_config = vllm_config.speculative_config
+            self.num_speculative_steps = self.speculative_config.num_speculative_tokens
+            self.max_num_reqs = vllm_config.scheduler_config.max_num_seqs
+            self.max_model_len = vllm_config.model_config.max_model_len
+            super().__init__(vllm_config, device, req_states, *args, **kwargs)
 
     return Speculator

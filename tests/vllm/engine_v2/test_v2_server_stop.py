@@ -36,11 +36,11 @@ def complete(server: Server) -> list[int]:
     return token_ids
 
 
-def wait_for_file(file: Path) -> None:
+def wait_for_tokens(file: Path, count: int) -> None:
     until = time.monotonic() + PATIENCE_S
-    while not file.exists():
+    while not file.exists() or NgramStore.load(file).statistics.tokens_held < count:
         assert time.monotonic() < until, "the store is saved while the server runs"
-        time.sleep(0.1)
+        time.sleep(0.5)
 
 
 def test_file_of_a_stopped_server_has_the_text_of_its_requests(model: Path, tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_file_of_a_stopped_server_has_the_text_of_its_requests(model: Path, tmp_
         for stop, server in servers.items():
             server.wait_until_ready()
             token_ids, file = complete(server), tmp_path / stop.name / "store"
-            wait_for_file(file)
+            wait_for_tokens(file, len(token_ids))
             server.process.send_signal(stop)
             server.process.wait(PATIENCE_S)
             ((_, text),) = NgramStore.load(file)._texts()

@@ -263,7 +263,11 @@ def test_the_line_at_start_up(caplog: pytest.LogCaptureFixture) -> None:
 
 class _Stock:
     def __init__(self, vllm_config: Any, device: torch.device, req_states: Any) -> None:
-        self.arguments = vllm_config, device, req_states
+        self.vllm_config, self.device, self.req_states = vllm_config, device, req_states
+
+    def hook(self) -> Any:
+        """Of a vLLM that this module does not know."""
+        return self.vllm_config, self.device, self.req_states
 
 
 def _made(state: Any, device: torch.device = CPU) -> tuple[Any, list[str]]:
@@ -272,9 +276,12 @@ def _made(state: Any, device: torch.device = CPU) -> tuple[Any, list[str]]:
 
 
 def test_ours_is_made_from_a_state_that_is_known() -> None:
-    made, said = _made(_State())
+    state = _State()
+    made, said = _made(state)
     assert isinstance(made, v2.NgramSpeculator)
     assert said == []
+    config, device, states = made.hook()  # inherited; the stock constructor did not run
+    assert (config.speculative_config, device, states) == (made.speculative_config, CPU, state)
 
 
 def _without(state: RandomState, name: str) -> Any:
@@ -298,7 +305,7 @@ def test_the_stock_one_is_made_from_any_other(name: str, gpu: Any, doubt: str) -
         setattr(state, name, SimpleNamespace(gpu=gpu))
     made, said = _made(state)
     assert isinstance(made, _Stock)
-    assert made.arguments[2] is state
+    assert made.req_states is state
     assert len(said) == 1
     assert doubt in said[0]
 
