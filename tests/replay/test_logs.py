@@ -229,6 +229,21 @@ def test_parallel_tool_calls_of_one_index_are_told_apart_by_their_ids(
     )
 
 
+def test_tool_calls_of_one_index_without_ids_are_told_apart_by_their_names(
+    write_jsonl: Write,
+) -> None:
+    calls = [
+        {"index": 0, "function": {"name": name, "arguments": arguments}}
+        for name, arguments in (("find", '{"x": 1}'), ("close", '{"y": 2}'))
+    ]
+    response = [{"choices": [{"delta": {"tool_calls": [call]}}]} for call in calls]
+    (found,) = read_conversations(write_jsonl({"request": "Hi", "response": response}))
+    assert found.turns[0].completion == "\n".join(
+        f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+        for name, arguments in (("find", '{"x": 1}'), ("close", '{"y": 2}'))
+    )
+
+
 def test_pieces_of_one_tool_call_may_have_other_indices_and_its_name_again(
     write_jsonl: Write,
 ) -> None:
@@ -552,9 +567,16 @@ def test_requests_of_one_id_in_vllms_log_get_no_others_answer(tmp_path: Path) ->
     later = [asked("r", "p", "[1]"), answered, asked("r", "q", "[2]"), answered]
     found = read_conversations(server_log(tmp_path / "server.log", *later))
     assert [item.turns[0].prompt_token_ids for item in found] == [(1,), (2,)]
-    path = server_log(tmp_path / "server.log", later[0], later[2], answered)
+    path = server_log(tmp_path / "server.log", later[0], later[2], answered, answered)
     with pytest.raises(ReplayError, match=r"server.log:3: .* several requests of this id"):
         read_conversations(path)
+    good = asked("s", "p", "[1]"), answered.replace(" r:", " s:")
+    path = server_log(tmp_path / "server.log", later[0], later[2], answered, answered, *good * 2)
+    (item,) = load_inputs([path])
+    assert len(item.conversations) == 2
+    (note,) = item.notes
+    assert "several requests of this id" in note
+    assert "no prompt" not in note
 
 
 def test_a_damaged_line_of_vllms_log_is_skipped(tmp_path: Path) -> None:

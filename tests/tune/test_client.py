@@ -33,6 +33,7 @@ class FakeServer(ThreadingHTTPServer):
         self.fails_after = 1 << 30
         self.key = ""
         self.metrics_status = 200
+        self.sends_usage = True
         self.burst = 1  # chunks that arrive together, as through a proxy that buffers
         self.steps_per_chunk = 1  # as vLLM's --stream-interval
         self.answer = b""  # in place of the chunks
@@ -109,7 +110,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(b"".join(held))
                 self.wfile.flush()
                 held.clear()
-        if body.get("stream_options") == {"include_usage": True}:
+        if self.server.sends_usage and body.get("stream_options") == {"include_usage": True}:
             usage = {"completion_tokens": body["max_tokens"]}
             self.wfile.write(f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n".encode())
         self.wfile.write(b"data: [DONE]\n\n")
@@ -345,6 +346,7 @@ def test_wrong_api_key_is_not_shown(
     ("status", "k", "says"),
     [(500, 0, "/metrics answered 500: "), (403, 3, "or does not count its drafts"), (403, 0, "")],
 )
+@pytest.mark.parametrize("sends_usage", [True, False])
 def test_metrics_that_fail_are_not_taken_for_a_server_without_drafts(
     server: FakeServer,
     tmp_path: Path,
@@ -352,8 +354,11 @@ def test_metrics_that_fail_are_not_taken_for_a_server_without_drafts(
     status: int,
     k: int,
     says: str,
+    sends_usage: bool,
 ) -> None:
-    server.metrics_status, server.k = status, k
+    server.metrics_status, server.k, server.sends_usage = status, k, sends_usage
+    if status == 403 and not sends_usage:
+        says = "expected counts of drafted tokens at /metrics or `usage` in the stream, got neither"
     assert run(server, tmp_path / "cost.json", "--batch-size", "1") == (2 if says else 0)
     assert says in capsys.readouterr().err
 

@@ -213,7 +213,8 @@ class Answer:
         other_id = ident is not None and ident != found[-1].ident
         other_index = index is not None and index != found[-1].index
         unnamed = ident is None and index is None
-        return None if name and (other_id or other_index or unnamed) else found[-1]
+        renamed = not same_id and name != found[-1].name
+        return None if name and (other_id or other_index or unnamed or renamed) else found[-1]
 
 
 def message_of(data: object, where: str) -> Message:

@@ -100,7 +100,7 @@ class VllmLog:
         made = _record(ident, request, bool(streamed), said, where)
         request.token_ids = None  # the next answer has its own
         request.answered += 1
-        if request.answered >= request.number:
+        if request.answered >= request.number and not request.is_reused:
             del self._requests[ident]
         return [made]
 
@@ -115,6 +115,7 @@ class VllmLog:
                 "/v1/completions: log at the client, or with return_token_ids"
             )
             for ident, request in self._requests.items()
+            if not (request.is_reused and request.answered)
         ]
 
 

@@ -138,7 +138,13 @@ def _measure(
         before = server.drafted()
         streams = server.run(model, prompt, batch, max_tokens)
         chunks = sum(len(stream.arrived) for stream in streams)
-        drafts = server.drafted() - before
+        drafts = (server.drafted() or 0.0) - (before or 0.0)
+        if before is None and any(stream.tokens is None for stream in streams):
+            raise ReplayError(
+                "expected counts of drafted tokens at /metrics or `usage` in the stream, got "
+                "neither: it is not known whether the server drafts; measure without the proxy "
+                "that hides them"
+            )
         tokens = sum(stream.tokens or 0 for stream in streams)
         # A step yields a token and at most what was drafted. Some chunks of a server that is busy
         # may have two steps.
@@ -234,11 +240,12 @@ class _Server:
         except (ValueError, LookupError, TypeError) as error:
             raise ReplayError(f"{self._url}: /v1/models lists no model; pass --model") from error
 
-    def drafted(self) -> float:
-        """Tokens drafted so far; 0 if the server has no such counter: it does not speculate."""
+    def drafted(self) -> float | None:
+        """Tokens drafted so far; 0 if the server has no such counter: it does not speculate. None
+        if it shows no counters."""
         status, text = self._get("/metrics")
         if status in _NO_METRICS:
-            return 0.0
+            return None
         if status != 200:
             raise self._refused("/metrics", status, text)
         lines = [line for line in text.splitlines() if line.startswith(_DRAFTED)]
