@@ -25,6 +25,7 @@ SCHEDULED = "vllm.v1.core.sched.output"
 REQUEST = "vllm.v1.request"
 EXCEPTIONS = "vllm.exceptions"
 
+RUST_FRONT_END = "VLLM_USE_RUST_FRONTEND"
 SALT, ADAPTER = "cache_salt", "LoRA adapter"
 _WHERE = "extra_args (over HTTP: vllm_xargs)"
 
@@ -36,6 +37,7 @@ class Rules(NamedTuple):
     """What the runner does not know of a request: one that has it is refused."""
     required: bool = False
     """Whether a request must say to whom it belongs."""
+    has_store: bool = False
 
 
 def install() -> None:
@@ -80,7 +82,10 @@ def rules_of(vllm_config: Any) -> Rules:
     ours = method in ("ngram", "ngram_gpu", "custom_class") or (
         method is not None and in_v2 and wants_beside(vllm_config)
     )
-    scope = scope_option(vllm_config) if ours else None
+    scope = None
+    # The options of another custom class are not checked with the configuration.
+    with contextlib.suppress(*([ValueError] if method == "custom_class" else [])):
+        scope = scope_option(vllm_config) if ours else None
     if scope is None:
         return Rules()
     hidden: tuple[str, ...] = ()
@@ -88,7 +93,7 @@ def rules_of(vllm_config: Any) -> Rules:
         hidden = SALT, ADAPTER, EXTRA_ARGUMENT
     elif not _salts_are_passed_on():
         hidden = (SALT,)
-    return Rules(hidden, scope == "required")
+    return Rules(hidden, scope == "required", has_store=True)
 
 
 def check(request: Any, rules: Rules) -> None:
@@ -109,6 +114,11 @@ def check(request: Any, rules: Rules) -> None:
             f"ngram_npu: {EXTRA_ARGUMENT} in {_WHERE}: expected a string that is not empty or an "
             f"integer from 0 to 2**62 - 1, got {named!r}"
         )
+    if rules.has_store and getattr(request, "resumable", False):
+        raise ValueError(
+            "ngram_npu: streaming input: expected none with a store, got a request whose later "
+            "parts may belong to others"
+        )
     of_request = {
         SALT: bool(request.cache_salt),  # vLLM ignores an empty one
         ADAPTER: request.lora_request is not None,
@@ -117,7 +127,7 @@ def check(request: Any, rules: Rules) -> None:
     for name in rules.hidden:
         if of_request[name]:
             raise ValueError(
-                f"ngram_npu: {name}: expected none, because this engine's runner does not know it "
+                f"ngram_npu: {name}: expected none, got one: this engine's runner does not know it "
                 "and its store could not separate the request; use method 'ngram_gpu' with a "
                 "tested vLLM, or no store"
             )
@@ -170,6 +180,12 @@ def expect_checks() -> None:
     """
     if not sys.modules.keys() & {RUNNER, V2_RUNNER}:  # not in a vLLM worker
         return
+    with contextlib.suppress(ImportError):
+        if getattr(importlib.import_module("vllm.envs"), RUST_FRONT_END, False):
+            raise ValueError(
+                f"ngram_npu: store: expected vLLM's Python front end, got {RUST_FRONT_END}, which "
+                "does not check requests: a cache_salt or a misspelt scope would be ignored"
+            )
     found: Any = None
     with contextlib.suppress(ImportError, AttributeError):
         found = importlib.import_module(INPUT).InputProcessor.process_inputs

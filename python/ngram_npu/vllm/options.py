@@ -165,8 +165,8 @@ def read_options(vllm_config: Any, method: Method) -> Options:
     if method == "ngram_gpu" and getattr(model_config, "enable_prompt_embeds", False):
         # With vLLM's own class too: docs/guides/vllm-versions.md.
         raise ValueError(
-            "ngram_npu: enable_prompt_embeds: expected false with 'ngram_gpu' in the V1 runner, "
-            "whose text would be wrong; use method 'ngram' or the V2 runner"
+            "ngram_npu: enable_prompt_embeds: expected false, got true, with 'ngram_gpu' in the "
+            "V1 runner, whose text would be wrong; use method 'ngram' or the V2 runner"
         )
     try:
         if path := given.get("costs_file"):

@@ -93,6 +93,10 @@ def _check_when_created(module: ModuleType) -> None:
 
 def _check_options(validate: Any, vllm_config: Any) -> None:
     validate(vllm_config)
+    model = vllm_config.model_config
+    draft = getattr(vllm_config.speculative_config, "draft_model_config", None)
+    if getattr(model, "is_submodel_config", False) or (draft is not None and model is draft):
+        return  # derived from a configuration that has been checked
     method = method_of(vllm_config)
     if method is not None:
         platforms = importlib.import_module("vllm.platforms")
@@ -164,8 +168,12 @@ def _conflict(name: str, stock: type, ours: type) -> str:
     for member in sorted(getattr(ours, "__abstractmethods__", ())):
         return f"{name}.{member} is abstract"
     for member in dir(stock):
-        if member[0] == "_" != member[1] and hasattr(v2.NgramSpeculator, member):
+        is_private = member.startswith("_") and not member.startswith("__")
+        if is_private and hasattr(v2.NgramSpeculator, member):
             return f"{name} has {member}, which ngram_npu's class has for itself"
+        is_property = isinstance(inspect.getattr_static(stock, member), property)
+        if is_property and member in v2.ATTRIBUTES:
+            return f"{name}.{member} is a property, which ngram_npu's class sets"
     return ""
 
 

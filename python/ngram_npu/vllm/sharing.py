@@ -32,8 +32,8 @@ EXTRA_ARGUMENT = "ngram_npu_scope"
 """Key in ``SamplingParams.extra_args`` for the scope of a request."""
 IDLE_S = 1.0
 """A store that no text has entered for so long is saved."""
-PAUSE_S = 10.0
-"""Least time between two saves of an idle store, unless ``store_save_minutes`` is shorter."""
+IDLE_SHARE = 1 / 6
+"""Of ``store_save_minutes``: the least time between two saves of an idle store."""
 PAUSE_PER_SAVE = 20
 """Least time between two saves in durations of the last one, so that saves take at most 5 %."""
 NO_SCOPES = (
@@ -191,7 +191,7 @@ class SharedStore:
             last = time.monotonic()
             pause_s = PAUSE_PER_SAVE * (last - started)
             busy_s = max(60 * self._minutes, pause_s)
-            idle_s = min(max(PAUSE_S, pause_s), busy_s) if saved == state else busy_s
+            idle_s = max(60 * self._minutes * IDLE_SHARE, pause_s) if saved == state else busy_s
 
     def _words(self, *names: str) -> tuple[int, ...]:
         words = np.asarray(self.held.tensor)

@@ -22,6 +22,7 @@ from ngram_npu import _library
 from ngram_npu.drafting import Drafting, Drafts
 from ngram_npu.host_drafting import HostDrafting, Stop
 from ngram_npu.index import NgramIndex
+from ngram_npu.scopes import scope_of
 from ngram_npu.vllm.options import Method, Options, read_options
 from ngram_npu.vllm.patching import parameters
 from ngram_npu.vllm.sharing import NO_SCOPES, SharedStore, scope_of_request
@@ -30,6 +31,13 @@ from ngram_npu.vllm.stats import DeviceStats
 
 BESIDE = "ngram_npu"
 """The attribute of a neural speculator that holds the lookup beside it."""
+
+ATTRIBUTES = (
+    *("vllm_config", "req_states", "speculative_config", "num_speculative_steps"),
+    *("max_num_reqs", "max_model_len", "k", "device", "index", "shared_store", "one_of_many"),
+    *("speaks", "enable_adaptive_verification", "draft_token_confidence_probs"),
+)
+"""What the constructor of a speculator sets on itself."""
 
 SETTLE_S = 10.0
 """How long the end of an engine waits for the last jobs before the store is saved."""
@@ -152,8 +160,12 @@ class RowLookup:
         request = self._announced.pop(given["req_id"], None)
         if self._host is None:
             return
-        stop, scope = Stop((), given["prompt_len"] + given["max_tokens"], given["prompt_len"]), 0
-        if request is not None:
+        stop = Stop((), given["prompt_len"] + given["max_tokens"], given["prompt_len"])
+        scope = 0
+        if request is None:
+            if self.shared_store is not None:  # it is not known whose it is
+                scope = scope_of(f"ngram_npu: unannounced {given['req_id']}")
+        else:
             stop = stop_of(stop, request.sampling_params)
             scope = scope_of_request(
                 request.lora_request,

@@ -89,7 +89,9 @@ def test_owners_that_runner_does_not_know_raise(model: Path, prompt: list[int]) 
             ("LoRA adapter", {}, {}, adapter),
             (EXTRA_ARGUMENT, {}, SCOPE, {}),
         ):
-            with pytest.raises(ValueError, match=f"ngram_npu: {name}: expected none, because this"):
+            with pytest.raises(
+                ValueError, match=f"ngram_npu: {name}: expected none, got one: this"
+            ):
                 say(running, prompt, salt, extra, **more)
         say(running, prompt, {})
         del running

@@ -24,12 +24,15 @@ class EngineCoreRequest:
     sampling_params: Any
     lora_request: Any = None
     cache_salt: "str | None" = None
+    resumable: bool = False
 
 class InputProcessor:
     def __init__(self, vllm_config):
         self.vllm_config = vllm_config
-    def process_inputs(self, request_id, prompt, params, supported_tasks, lora_request=None):
-        return EngineCoreRequest(params, lora_request, prompt.get("cache_salt"))
+    def process_inputs(
+        self, request_id, prompt, params, supported_tasks, lora_request=None, resumable=False
+    ):
+        return EngineCoreRequest(params, lora_request, prompt.get("cache_salt"), resumable)
 """
 SCHEDULED = """
 from dataclasses import dataclass
@@ -116,15 +119,24 @@ ENGINES: dict[str, tuple[Any, Rules]] = {
     "ngram": (engine("ngram"), Rules()),
     "eagle": (engine("eagle", **STORE), Rules()),
     "eagle, V1": (engine("eagle", beside=True, **STORE), Rules()),
-    "beside": (engine("eagle", v2=True, beside=True, scope="required", **STORE), Rules((), True)),
-    "ngram_gpu": (engine("ngram_gpu", **STORE), Rules()),
-    "ngram_gpu, required": (engine("ngram_gpu", scope="required", **STORE), Rules((), True)),
-    "V2 ngram": (engine("ngram", v2=True, **STORE), Rules()),
-    "V2 ngram, required": (engine("ngram", v2=True, scope="required", **STORE), Rules((), True)),
-    "V1 ngram": (engine("ngram", **STORE), Rules(("cache_salt", "LoRA adapter", *NAMED))),
+    "beside": (
+        engine("eagle", v2=True, beside=True, scope="required", **STORE),
+        Rules((), True, True),
+    ),
+    "ngram_gpu": (engine("ngram_gpu", **STORE), Rules((), False, True)),
+    "ngram_gpu, required": (engine("ngram_gpu", scope="required", **STORE), Rules((), True, True)),
+    "V2 ngram": (engine("ngram", v2=True, **STORE), Rules((), False, True)),
+    "V2 ngram, required": (
+        engine("ngram", v2=True, scope="required", **STORE),
+        Rules((), True, True),
+    ),
+    "V1 ngram": (
+        engine("ngram", **STORE),
+        Rules(("cache_salt", "LoRA adapter", *NAMED), False, True),
+    ),
     "custom class": (
         engine("custom_class", v2=True, **STORE),
-        Rules(("cache_salt", "LoRA adapter", *NAMED)),
+        Rules(("cache_salt", "LoRA adapter", *NAMED), False, True),
     ),
 }
 
@@ -137,6 +149,39 @@ def test_rules_of_engine(vllm: VLLM, name: str) -> None:
         given.speculative_config = None
     vllm.imported()
     assert admission.rules_of(given) == expected
+
+
+def test_streaming_input_is_refused_only_with_a_store(vllm: VLLM) -> None:
+    """A later part has another prompt, whose salt the runner does not see."""
+    vllm.imported()
+    for name in ("ngram", "eagle"):
+        processor = vllm.input.InputProcessor(ENGINES[name][0])
+        assert processor.process_inputs("a", {}, Params(None), (), resumable=True).resumable
+    processor = vllm.input.InputProcessor(ENGINES["V2 ngram"][0])
+    with pytest.raises(ValueError, match="ngram_npu: streaming input: expected none with a store"):
+        processor.process_inputs("a", {}, Params(NAMED), (), resumable=True)
+
+
+def test_front_end_that_checks_no_requests_is_refused_with_a_store(
+    vllm: VLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vllm.imported()
+    monkeypatch.setitem(sys.modules, admission.V2_RUNNER, ModuleType("runner"))
+    envs: Any = ModuleType("vllm.envs")
+    envs.VLLM_USE_RUST_FRONTEND = False
+    monkeypatch.setitem(sys.modules, "vllm.envs", envs)
+    admission.expect_checks()
+    envs.VLLM_USE_RUST_FRONTEND = True
+    with pytest.raises(ValueError, match="expected vLLM's Python front end, got VLLM_USE_RUST_FRO"):
+        admission.expect_checks()
+
+
+def test_misspelt_option_of_another_custom_class_refuses_no_request(
+    vllm: VLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NGRAM_NPU_VLLM_STOER", "live")
+    vllm.imported()
+    assert vllm.asked(engine("custom_class"), salt="a").cache_salt == "a"
 
 
 BAD_KEYS = ["ngram_npu_scop", "ngram_npu_scope ", "NGRAM_NPU_SCOPE", "ngram-npu.scope", "ngram_npu"]
@@ -173,7 +218,7 @@ def test_request_with_owner_is_accepted_where_runner_knows_it(
     for name in ("ngram", "ngram_gpu, required", "V2 ngram, required", "beside"):
         assert vllm.asked(ENGINES[name][0], **owner).cache_salt == owner.get("salt")
     for name in ("V1 ngram", "custom class"):
-        with pytest.raises(ValueError, match=r"ngram_npu: .*: expected none, because this engine"):
+        with pytest.raises(ValueError, match=r"ngram_npu: .*: expected none, got one: this engine"):
             vllm.asked(ENGINES[name][0], **owner)
 
 

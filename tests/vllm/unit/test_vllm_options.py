@@ -206,7 +206,9 @@ def test_what_cannot_be_meant_is_one_clear_line(section: Any, message: str) -> N
 def test_prompt_embeds_with_asynchronous_v1_raises() -> None:
     given = vllm_config(prompt_lookup_min=2, prompt_lookup_max=4)
     given.model_config.enable_prompt_embeds = True
-    with pytest.raises(ValueError, match="ngram_npu: enable_prompt_embeds: expected false with"):
+    with pytest.raises(
+        ValueError, match="ngram_npu: enable_prompt_embeds: expected false, got true"
+    ):
         read_options(given, "ngram_gpu")
     for method in ("ngram", "custom_class", "v2", "ascend_v2", "beside"):
         read_options(given, method)

@@ -282,6 +282,13 @@ def test_the_class_of_the_v2_runner_is_replaced(
             "NgramGPUSpeculator has _begin, which ngram_npu's class has for itself",
             id="private-member-of-both",
         ),
+        pytest.param(
+            KNOWN_V2.replace(
+                "    def capture", "    max_num_reqs = property(lambda self: 1)\n    def capture"
+            ),
+            "NgramGPUSpeculator.max_num_reqs is a property, which ngram_npu's class sets",
+            id="property-that-ours-sets",
+        ),
     ],
 )
 def test_an_unknown_v2_runner_is_left_as_it_is(

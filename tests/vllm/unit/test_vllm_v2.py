@@ -230,6 +230,21 @@ def test_request_cut_by_max_model_len_is_stored_up_to_its_last_token(
     assert _texts_of_one_request(batches, prompt, [7, 8, 9]) == [[7, 8, 9]]
 
 
+def test_requests_that_the_runner_did_not_announce_share_no_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is not known whose they are, as in a runner with an ``add_requests`` of its own."""
+    monkeypatch.setattr(v2.RowLookup, "sees_requests", True)
+    state = _State()
+    speculator = v2.NgramSpeculator(_config(**STORE), CPU, state)
+    for row, name in enumerate(("one", "other")):
+        state.begin(name, row, [1, 2, 3])
+        state.sample(row, [7, 8])
+        propose(speculator, state, [row], [2])
+    assert speculator.shared_store is not None
+    assert len(speculator.shared_store.held.scopes.keys() - {0}) == 2
+
+
 def test_a_row_for_another_request_is_indexed_anew() -> None:
     """A request that equals the previous one at the place that an index itself checks."""
     state = _State()
