@@ -290,15 +290,22 @@ class HostDrafting:
             raise
         self._has_run = True
 
-    def settle(self, seconds: float) -> bool:
-        """Enqueues what was announced, and waits until all jobs have run. False: they have not
-        after ``seconds``; after an error of the device they never will."""
+    def flush(self) -> bool:
+        """Enqueues what was announced, without a step. False: the stream does not take it, so it
+        remains for the next step."""
         if not self._has_run:
             return True
         try:
             with self._stream.again():
                 self._run(np.empty(0, np.int32))
         except RuntimeError:
+            return False
+        return True
+
+    def settle(self, seconds: float) -> bool:
+        """Enqueues what was announced, and waits until all jobs have run. False: they have not
+        after ``seconds``; after an error of the device they never will."""
+        if not self.flush():
             return False
         until = time.monotonic() + seconds
         while self._drafter.pending:

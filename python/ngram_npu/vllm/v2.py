@@ -150,7 +150,7 @@ class RowLookup:
         def removed(req_id: str, *args: Any, **kwargs: Any) -> Any:
             row = req_states.req_id_to_index.get(req_id)
             if row is not None:
-                self._end(row)
+                self._end(row, idle=len(req_states.req_id_to_index) == 1)
             return remove_request(req_id, *args, **kwargs)
 
         req_states.add_request, req_states.remove_request = added, removed
@@ -176,9 +176,13 @@ class RowLookup:
         self._host.begin(row, given["all_token_ids"], scope=scope, stop=stop)
 
     @or_end
-    def _end(self, row: int) -> None:
+    def _end(self, row: int, *, idle: bool) -> None:
+        """With ``idle`` no request is left, and so the next step, which would take the end along,
+        may never come: the text that waits for it gets into the store now."""
         if self._host is not None:
             self._host.end(row)
+            if idle and self.shared_store is not None:
+                self._host.flush()
 
 
 def stop_of(stop: Stop, params: Any) -> Stop:

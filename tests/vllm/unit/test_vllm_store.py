@@ -262,9 +262,11 @@ class State(RequestState):
 
 
 class V2Runner:
-    def __init__(self, store: str) -> None:
+    def __init__(self, store: str, batches: int = 1) -> None:
         self.req_states: Any = State()
-        self.speculator = v2.NgramSpeculator(config_of(store=store), CPU, self.req_states)
+        given = config_of(store=store)
+        given.max_concurrent_batches = batches
+        self.speculator = v2.NgramSpeculator(given, CPU, self.req_states)
         self.held: Any = self.speculator.shared_store.held  # type: ignore[union-attr]
 
     def add_requests(self, scheduler_output: Any) -> None:
@@ -340,6 +342,31 @@ def test_v2_what_leaves_has_finished(told: type[V2Runner]) -> None:
     # The store's own drafts are filled up too: vLLM's model reads every place.
     assert runner.step({"b": WORDS[37:39]})["b"] == [WORDS[39]] + [WORDS[38]] * (K - 1)
     assert runner.req_states.remove_request("nobody") is None
+
+
+def test_v2_text_of_last_request_is_stored_without_another_step(
+    told: type[V2Runner],
+) -> None:
+    runner = told("finish")
+    runner.add_requests(SimpleNamespace(scheduled_new_reqs=[begins("a", [1])]))
+    for at in range(0, 40, 4):
+        runner.step({"a": WORDS[at : at + 4]})
+    runner.req_states.remove_request("a")
+    assert runner.held.statistics.tokens_entered == 40
+
+
+@pytest.mark.parametrize(("longest", "stored"), [(S, 4), (9, 8), (7, 6)])
+def test_v2_asynchronous_request_is_stored_to_its_end_and_no_further(
+    told: type[V2Runner], longest: int, stored: int
+) -> None:
+    """The last step may have run behind the end, unless max_model_len is known to be the end."""
+    runner = told("live", batches=2)
+    runner.req_states.max_model_len = longest
+    runner.add_requests(SimpleNamespace(scheduled_new_reqs=[begins("a", [1])]))
+    for at in (0, 4):
+        runner.step({"a": WORDS[at : at + 4]})
+    runner.req_states.remove_request("a")
+    assert [text.tolist() for _, text in runner.held._texts()] == [WORDS[:stored]]
 
 
 def test_v2_store_in_unknown_runner_raises() -> None:
