@@ -93,9 +93,10 @@ def _check_when_created(module: ModuleType) -> None:
 
 def _check_options(validate: Any, vllm_config: Any) -> None:
     validate(vllm_config)
-    model = vllm_config.model_config
-    draft = getattr(vllm_config.speculative_config, "draft_model_config", None)
-    if getattr(model, "is_submodel_config", False) or (draft is not None and model is draft):
+    model, speculative = vllm_config.model_config, vllm_config.speculative_config
+    draft, target = (getattr(speculative, f"{n}_model_config", None) for n in ("draft", "target"))
+    is_drafts = model is draft is not target  # vLLM's n-gram methods have one for both
+    if getattr(model, "is_submodel_config", False) or is_drafts:
         return  # derived from a configuration that has been checked
     method = method_of(vllm_config)
     if method is not None:

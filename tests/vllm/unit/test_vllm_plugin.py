@@ -8,7 +8,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -347,8 +347,15 @@ def test_option_of_a_served_method_is_checked_when_the_configuration_is_created(
     bounds = {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
     given = vllm_config(method=stock, additional_config={"ngram_npu": options}, **bounds)
     given.use_v2_model_runner = v2
+    given.speculative_config.target_model_config = given.model_config
+    given.speculative_config.draft_model_config = (
+        given.model_config if str(stock).startswith("ngram") else SimpleNamespace()
+    )
     if message is None:
         assert create(given).validated
     else:
         with pytest.raises(ValueError, match=message):
             create(given)
+        if stock == "eagle":  # the drafter's own configuration, which vLLM derives
+            given.model_config = given.speculative_config.draft_model_config
+            assert create(given).validated
