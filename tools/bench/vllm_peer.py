@@ -20,6 +20,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from ngram_npu.vllm.v2 import NgramSpeculator
+
 from tools.bench.data import Workload
 from tools.bench.measure import Contestant
 from tools.bench.options import Options, UnavailableError
@@ -37,6 +39,12 @@ FILES = {
     "NgramGPUSpeculator": Path("vllm/v1/worker/gpu/spec_decode/ngram/speculator.py"),
 }
 """All files used from vLLM, and their paths below the folder that contains it."""
+
+
+class Speculator(NgramSpeculator):
+    """vLLM's speculator in a runner that the plugin has wrapped, so that stores are available."""
+
+    sees_requests = True
 
 
 def folder_of(path: Path | None) -> Path:

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 from ngram_npu.replay.tokenizers import DEFAULT_TOKENIZER
-from ngram_npu.vllm.v2 import NgramSpeculator
 
 from tools.bench.data import default_data
 from tools.bench.ops.acceptance import proposed
 from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.options import Options
+from tools.bench.vllm_peer import Speculator
 from tools.drafts import load
 
 K = (5, 8)
@@ -84,7 +84,7 @@ class V2Runner:
         )
         return _Drafts(drafts.numpy(), np.full(len(rows), self._k))
 
-    def _made(self, token_ids: Any, num_tokens: Any) -> NgramSpeculator:
+    def _made(self, token_ids: Any, num_tokens: Any) -> Speculator:
         rows, capacity = token_ids.shape
         self._states = SimpleNamespace(
             max_model_len=capacity,
@@ -109,8 +109,7 @@ class V2Runner:
             scheduler_config=SimpleNamespace(max_num_seqs=rows),
             parallel_config=SimpleNamespace(tensor_parallel_size=1, rank=0),
         )
-        NgramSpeculator.sees_requests = True  # as the plugin leaves the runner
-        return NgramSpeculator(config, torch.device("cpu"), self._states)
+        return Speculator(config, torch.device("cpu"), self._states)
 
 
 def _added(

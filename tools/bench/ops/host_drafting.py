@@ -11,14 +11,13 @@ import torch
 from ngram_npu import _C, NgramConfig, NgramStore
 from ngram_npu.host_drafting import HostDrafting
 from ngram_npu.index import make_index
-from ngram_npu.vllm.v2 import NgramSpeculator
 
 from tools.bench.data import Workload
 from tools.bench.measure import Contestant
 from tools.bench.ops.base import Make, Op, Result
 from tools.bench.ops.store import LEAST_PROBABILITY, STORE_TOKENS
 from tools.bench.options import Options
-from tools.bench.vllm_peer import proposer_config
+from tools.bench.vllm_peer import Speculator, proposer_config
 
 CPU = torch.device("cpu")
 Visibility = Literal["live", "finish"]
@@ -134,8 +133,7 @@ class Propose(Enqueue):
             add_request=lambda req_id: None,
             remove_request=lambda req_id: None,
         )
-        NgramSpeculator.sees_requests = True  # as the plugin leaves the runner
-        speculator = NgramSpeculator(config, CPU, state)
+        speculator = Speculator(config, CPU, state)
         assert speculator._host is not None
         self._host, self._host._stream = speculator._host, self._stream
         self.function = speculator.propose
