@@ -57,7 +57,7 @@ def _packaged_costs() -> Any:
 @functools.cache
 def default_costs() -> npt.NDArray[np.uint8]:
     """[16, 32], the cost of a draft token in sixteenths of a bit: -16 * log2 of the probability
-    that it is accepted, fitted to recorded conversations (``python -m tools.fit_costs``;
+    that it is accepted, fitted to recorded conversations (``python -m tools.fit_draft_costs``;
     costs.json names them)."""
     return _as_costs(_packaged_costs()["row"], "costs")
 

@@ -119,7 +119,7 @@ def add_lookup(parser: argparse.ArgumentParser, default_engine: str) -> Any:
         dest="costs",
         metavar="FILE",
         help="costs fitted on your logs (ngram_npu.Costs), or a table of "
-        "`python -m tools.fit_costs`, for --min-draft-probability (default: the package's)",
+        "`python -m tools.fit_draft_costs`, for --min-draft-probability (default: the package's)",
     )
     lookup.add_argument(
         "--store",

@@ -1,4 +1,4 @@
-"""Every op on the CPU end to end, on sizes that take no time; its data, and what is compared."""
+"""Each op on the CPU, from the command line to the JSON file, with sizes that take no time."""
 
 from __future__ import annotations
 
@@ -18,32 +18,30 @@ from tools.bench.measure import Contestant, measure
 from tools.bench.ops import OPS
 from tools.bench.ops.index import IndexStepContestant
 from tools.bench.ops.spec_state import Correction, CorrectSpecState, Eager, Fused, Parts
+from tools.bench.ops.vllm_end_to_end import VllmEndToEnd
 from tools.bench.options import BenchError, Options, Size
 from tools.bench.stats import Drafts
 
-SIZE = Size(5, 300)
-
-
-def run(file: Path, op: str, *arguments: str) -> dict[str, Any]:
-    assert main([op, "--rounds", "2", "--steps", "2", *arguments, "--json", str(file)]) == 0
-    found: dict[str, Any] = json.loads(file.read_text())
-    assert found["command"].startswith(f"python -m tools.bench {op}")
-    assert {"cpu", "cores", "caches", "instruction_set"} <= found["machine"].keys()
-    assert {"python", "numpy", "ngram_npu"} <= found["versions"].keys()
-    return found
-
-
-ELSEWHERE = {"ascendc-model", "generate", "learn", "store-size", "vllm-end-to-end"} | {
-    op for op in OPS if op.startswith(("acceptance", "costs", "tune", "vllm-predicted"))
+TESTED_ELSEWHERE = {op for op in OPS if op.startswith("acceptance")} | {
+    "ascendc-model",
+    "vllm-end-to-end",
 }
-"""In the other files here, as far as they compare something."""
 
 
-@pytest.mark.parametrize("op", sorted(OPS.keys() - ELSEWHERE))
-def test_every_op_runs(op: str, tmp_path: Path) -> None:
-    found = run(tmp_path / "out.json", op, "--sizes", "4x256", "--data-kind", "random")
-    assert found["results"]
-    for result in found["results"]:
+def run_op(file: Path, op: str, *arguments: str) -> dict[str, Any]:
+    assert main([op, "--rounds", "2", "--steps", "2", *arguments, "--json", str(file)]) == 0
+    document: dict[str, Any] = json.loads(file.read_text())
+    assert document["command"].startswith(f"python -m tools.bench {op}")
+    assert {"cpu", "cores", "caches", "instruction_set"} <= document["machine"].keys()
+    assert {"python", "numpy", "ngram_npu"} <= document["versions"].keys()
+    return document
+
+
+@pytest.mark.parametrize("op", sorted(OPS.keys() - TESTED_ELSEWHERE))
+def test_op_runs_and_its_variants_draft_the_same(op: str, tmp_path: Path) -> None:
+    document = run_op(tmp_path / "out.json", op, "--sizes", "4x256", "--data-kind", "random")
+    assert document["results"]
+    for result in document["results"]:
         if any(peer.startswith("ours:") for peer in result.get("peers", ())):
             assert result["same_drafts"] is True
         for figures in (result["ours"], *result["peers"].values()) if "ours" in result else ():
@@ -51,36 +49,36 @@ def test_every_op_runs(op: str, tmp_path: Path) -> None:
             assert figures["what"]
 
 
-@pytest.mark.parametrize("least", [None, 0.3])
-def test_a_ladder_drafts_what_the_proposer_drafts(least: float | None, tmp_path: Path) -> None:
-    variant = "sizes=ladder" if least is None else f"min_draft_probability={least}"
+@pytest.mark.parametrize("probability", [None, 0.3])
+def test_ladder_contestant_drafts_as_proposer(probability: float | None, tmp_path: Path) -> None:
+    variant = "sizes=ladder" if probability is None else f"min_draft_probability={probability}"
     options = Options(data_kind="periodic", k=8, engine="index").changed(variant)
-    work = make_workload(SIZE, options)
+    work = make_workload(Size(5, 300), options)
     work.token_ids %= 17
     contestant = IndexStepContestant(work, options)
     contestant.reset()
-    config = NgramConfig(sizes="ladder", k=8, min_draft_probability=least, max_len=work.capacity)
+    config = NgramConfig(
+        sizes="ladder", k=8, min_draft_probability=probability, max_len=work.capacity
+    )
     proposer = NgramProposer(config, "index")
     tokens, lengths = work.token_ids.copy(), work.lengths[0].copy()
     for step in range(4):
         expected = proposer.step(tokens, lengths, work.sampled[step])
         drafts = contestant.drafts(contestant.function(*contestant.arguments(step)))
         counts = expected.num_draft_tokens.tolist()
-        assert drafts == [
-            row[:n].tolist() for row, n in zip(expected.draft_token_ids, counts, strict=True)
-        ]
+        rows = zip(expected.draft_token_ids, counts, strict=True)
+        assert drafts == [row[:count].tolist() for row, count in rows]
         assert max(counts) > 0
-    torch_too = (f"--peer=ours:{variant}", f"--peer=ours:{variant},frontend=torch")
-    found = run(
-        tmp_path / "out.json", "ngram_index_step_", "--sizes", "2x64", "--data-kind", "random",
-        *torch_too,
-    )  # fmt: skip
-    assert found["results"][0]["same_drafts"] is True
+    peers = (f"--peer=ours:{variant}", f"--peer=ours:{variant},frontend=torch")
+    document = run_op(
+        tmp_path / "out.json", "ngram_index_step_", "--sizes=2x64", "--data-kind=random", *peers
+    )
+    assert document["results"][0]["same_drafts"] is True
 
 
 @pytest.mark.parametrize("batch", [1, 7])
 @pytest.mark.parametrize("k", [1, 4])
-def test_corrections_agree(batch: int, k: int) -> None:
+def test_fused_correction_equals_parts_and_eager_torch(batch: int, k: int) -> None:
     options = Options(k=k)
     workload = CorrectSpecState().workload(Size(batch, 100), options)
     contestants: list[Correction] = [
@@ -100,7 +98,7 @@ def test_corrections_agree(batch: int, k: int) -> None:
             assert np.array_equal(tensor, first[name]), (type(contestant).__name__, name)
 
 
-class Drafter(Contestant):
+class FixedDrafter(Contestant):
     semantics = (2, 4, 4, "earliest")
 
     def __init__(self, name: str, drafts: Drafts) -> None:
@@ -111,18 +109,44 @@ class Drafter(Contestant):
         return list(result)
 
 
-def test_different_drafts_are_an_error() -> None:
-    """Their times would compare nothing."""
-    one = Drafter("one", [[1], []])
-    found = measure([one, Drafter("same", [[1], []])], 20, Options(rounds=1, steps=1))
-    assert found.same_drafts is True
-    assert found.drafted_share == 0.5
-    with pytest.raises(BenchError, match="other and one draft differently"):
-        measure([one, Drafter("other", [[2], []])], 20, Options(rounds=1, steps=1))
+def test_measure_rejects_contestants_with_different_drafts() -> None:
+    first, same = FixedDrafter("first", [[1], []]), FixedDrafter("same", [[1], []])
+    measurement = measure([first, same], 20, Options(rounds=1, steps=1))
+    assert measurement.same_drafts is True
+    assert measurement.drafted_share == 0.5
+    other = FixedDrafter("other", [[2], []])
+    with pytest.raises(BenchError, match="other and first draft differently"):
+        measure([first, other], 20, Options(rounds=1, steps=1))
 
 
-def test_spread_and_ratio() -> None:
-    """A slow machine in one round slows both: their quotient stays, the quotient of medians not."""
+def test_ratio_is_median_of_rounds_not_ratio_of_medians() -> None:
+    """A slow round slows both contestants, so its ratio is unchanged."""
     assert stats.spread([10.0, *range(10)]) == {"median": 5.0, "p10": 1.0, "p90": 9.0}
     ours, peer = [1.0, 10.0, 2.0], [5.0, 50.0, 30.0]
     assert stats.ratios(peer, ours)["median"] == 5.0
+
+
+class FakeEngine:
+    """An engine process of vllm-end-to-end."""
+
+    def __init__(self, seconds: float, first_token: int) -> None:
+        self._seconds, self._first_token = seconds, first_token
+
+    def run(self, prompts: list[list[int]]) -> dict[str, Any]:
+        counters = ("drafts", "draft_tokens", "accepted_tokens")
+        counts = dict.fromkeys(map("vllm:spec_decode_num_{}".format, counters), 10)
+        seconds = dict.fromkeys(("seconds", "cpu_seconds", "drafting_seconds"), self._seconds)
+        texts = [[self._first_token, prompt[-1]] for prompt in prompts]
+        return {**seconds, **counts, "token_ids": texts}
+
+
+def test_end_to_end_counts_requests_with_other_text() -> None:
+    engines: Any = {
+        "ours": FakeEngine(1, 7),
+        "no-speculation": FakeEngine(4, 7),
+        "vllm-ngram": FakeEngine(2, 8),
+    }
+    result = VllmEndToEnd()._compared(engines, Size(3, 1024), list(range(5000)), 2)
+    assert list(result["requests_with_other_text"].values()) == [0, 0, 3]
+    ratios = {name: ratio["median"] for name, ratio in result["ratio"].items()}
+    assert ratios == {"ours over no-speculation": 4, "ours over vllm-ngram": 2}

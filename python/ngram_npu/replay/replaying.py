@@ -58,7 +58,7 @@ class ReplayOptions:
             except that `sizes` is a ladder if `min_draft_probability` is given.
         max_len: no draft reaches beyond this context length; None: no limit.
         min_draft_probability: as in `NgramConfig`; None: drafts of k tokens.
-        costs: file of `ngram_npu.Costs` or of `python -m tools.fit_costs`; None: the package's.
+        costs: file of `ngram_npu.Costs` or `python -m tools.fit_draft_costs`; None: the package's.
         store, store_tokens: as in `NgramConfig`. Each input has its own store, empty at first, and
             its conversations are replayed one after the other unless `batch_size` is given.
         drafts: what the runner verifies: "trimmed", the tokens that were found; "padded", k tokens,

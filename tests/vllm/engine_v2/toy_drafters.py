@@ -138,7 +138,7 @@ def _eagle(target: Path, folder: Path) -> None:
 if __name__ == "__main__":
     import torch
 
-    sys.path.append(str(Path(__file__).parents[1] / "engine"))
+    sys.path.append(str(Path(__file__).parents[2] / "support"))
     torch.set_num_threads(1)
     torch.manual_seed(1)
     {"draft_model": _draft_model, "eagle": _eagle}[sys.argv[1]](

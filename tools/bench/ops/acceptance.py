@@ -19,7 +19,7 @@ from tools.bench.data import default_data
 from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.options import BenchError, Options
 from tools.drafts import PARTS, calibration, load
-from tools.fit_costs import TABLE
+from tools.fit_draft_costs import TABLE
 
 K = (8, 16)
 LIMITS = tuple(range(2, 102, 2))

@@ -136,7 +136,7 @@ class VllmEndToEnd(Op):
             raise UnavailableError("vLLM is not installed here: run it in .venv-vllm")
         from transformers import AutoTokenizer
 
-        from tests.vllm.engine import tiny_model
+        from tests.support import tiny_model
 
         folder = ROOT / "build" / "vllm"
         folder.mkdir(parents=True, exist_ok=True)

@@ -10,8 +10,8 @@ import pytest
 from ngram_npu.config import default_match_costs
 from ngram_npu.replay import TokenRequest, TokenTurn
 
-from tools import fit_costs
-from tools.fit_costs import Observed, by_match, fit, fit_match, fit_store, in_tables
+from tools import fit_draft_costs
+from tools.fit_draft_costs import Observed, by_match, fit, fit_match, fit_store, in_tables
 
 HALF = 16  # a cost: one bit
 
@@ -113,7 +113,7 @@ def test_costs_by_match_alone() -> None:
 
 def test_the_packaged_tables_have_their_sizes() -> None:
     assert default_match_costs().shape == (16,)
-    table = json.loads(fit_costs.TABLE.read_text())
+    table = json.loads(fit_draft_costs.TABLE.read_text())
     assert np.array(table["row"]).shape == (16, 32)
     assert np.array(table["store"]).shape == (16, 56)
 
@@ -124,16 +124,19 @@ def test_the_command_writes_a_table_that_says_where_it_is_from(tmp_path: Path) -
     line = json.dumps({"id": "coin", "turns": [turn]})
     data, output = tmp_path / "own.jsonl", tmp_path / "costs.json"
     data.write_text(f"{line}\n{line}\n")
-    assert fit_costs.main(["--tokenizer=bytes", "--data", str(data), "--output", str(output)]) == 0
+    assert (
+        fit_draft_costs.main(["--tokenizer=bytes", "--data", str(data), "--output", str(output)])
+        == 0
+    )
     table = json.loads(output.read_text())
     compared = ["--tokenizer=bytes", "--data", str(data), "--output", str(data.with_suffix(".2"))]
-    assert fit_costs.main([*compared, "--compare", str(output)]) == 0
+    assert fit_draft_costs.main([*compared, "--compare", str(output)]) == 0
     again = json.loads(data.with_suffix(".2").read_text())
     assert again["mean_difference_from_another_fit"] == 0
     assert np.array(table["store"]).shape == (16, 56)
     assert table["sets"]["own"]["store_draft_tokens_observed"] == 0
     assert table["sets"]["own"]["conversations"] == 1
-    assert table["command"] == "python -m tools.fit_costs --tokenizer=bytes"
+    assert table["command"] == "python -m tools.fit_draft_costs --tokenizer=bytes"
     matches = json.loads(output.with_name("match_costs.json").read_text())
     assert matches["command"] == table["command"]
     assert matches["match"][1] == HALF
@@ -143,5 +146,5 @@ def test_missing_data_is_an_error_in_words(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--tokenizer=bytes", "--data", str(tmp_path / "none.jsonl")]
-    assert fit_costs.main(arguments) == 2
+    assert fit_draft_costs.main(arguments) == 2
     assert "none.jsonl" in capsys.readouterr().err

@@ -1,6 +1,6 @@
 """Fits the tables of costs by which drafts of a ladder end, from recorded conversations.
 
-    python -m tools.fit_costs --data FILE_OR_FOLDER ... --output FILE
+    python -m tools.fit_draft_costs --data FILE_OR_FOLDER ... --output FILE
 
 A cost is -16 * log2(probability that a draft token is accepted, given that those before it were),
 rounded, by the token's match (row) and the byte beside it (column). Counted are the drafts at every
@@ -169,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _run(given, arguments)
     except ReplayError as error:
-        print(f"tools.fit_costs: {error}", file=sys.stderr)
+        print(f"tools.fit_draft_costs: {error}", file=sys.stderr)
         return 2
     return 0
 
@@ -248,7 +248,7 @@ def _laid_out(table: dict[str, Any], **costs: IntArray) -> str:
 
 def _command(arguments: Sequence[str]) -> str:
     """The command without paths of this machine."""
-    pattern = ["python", "-m", "tools.fit_costs"]
+    pattern = ["python", "-m", "tools.fit_draft_costs"]
     private = False
     for argument in arguments:
         if argument.startswith("--"):
@@ -259,7 +259,7 @@ def _command(arguments: Sequence[str]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tools.fit_costs", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.fit_draft_costs", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--data", type=Path, nargs="+", required=True, help="conversations as replay reads them")
