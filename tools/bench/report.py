@@ -75,18 +75,18 @@ def command_line(arguments: Sequence[str]) -> str:
 def write(path: Path, found: dict[str, Any]) -> None:
     """Writes the file atomically."""
     with atomic_output(path) as scratch:
-        scratch.write_text(laid_out(found) + "\n", encoding="utf-8")
+        scratch.write_text(format_json(found) + "\n", encoding="utf-8")
 
 
-def laid_out(value: Any, indent: int = 0) -> str:
+def format_json(value: Any, indent: int = 0) -> str:
     """As JSON, with as much per line as fits."""
     flat = json.dumps(value, ensure_ascii=False)
     if not isinstance(value, (dict, list)) or indent + len(flat) <= _WIDTH:
         return flat
     if isinstance(value, dict):
-        parts = [f"{json.dumps(k)}: {laid_out(v, indent + 1)}" for k, v in value.items()]
+        parts = [f"{json.dumps(k)}: {format_json(v, indent + 1)}" for k, v in value.items()]
     else:
-        parts = [laid_out(v, indent + 1) for v in value]
+        parts = [format_json(v, indent + 1) for v in value]
     margin, lines = "\n" + " " * (indent + 1), [""]
     for part in parts:
         longer = f"{lines[-1]} {part},"

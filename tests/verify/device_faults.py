@@ -1,0 +1,277 @@
+"""Faults of the device kernels' synchronization: barriers, fences, atomics, events, waits.
+
+``tools/mutate.py`` makes random faults of any source, but none of these: leaving out a barrier is a
+single statement, weakening one or exchanging two writes is not. The twins must detect each fault.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from twins import ROOT
+
+
+@dataclass(frozen=True)
+class Fault:
+    file: str
+    """Relative to the project's root."""
+    description: str
+    old: str
+    """Text that occurs exactly once in the file."""
+    new: str
+    mode: str = ""
+    """The model of the CUDA twin that detects the fault."""
+    op: str = ""
+    """The operator with the samples on which a CUDA kernel runs."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.op or Path(self.file).name}: {self.description}"
+
+    def apply(self) -> str:
+        """Returns the file's text with the fault.
+
+        Raises:
+            ValueError: ``old`` does not occur exactly once.
+        """
+        text = (ROOT / self.file).read_text()
+        if text.count(self.old) != 1:
+            raise ValueError(
+                f"{self.name}: old text: expected 1 occurrence in {self.file}, got "
+                f"{text.count(self.old)}; adapt the fault to the changed kernel"
+            )
+        return text.replace(self.old, self.new)
+
+
+def parse(text: str) -> list[Fault]:
+    """Reads a list of faults. ``@ file mode op`` begins the faults of a file. A fault is either
+    ``description: old => new``, or ``description`` followed by the lines of the old text, each
+    after ``- ``, and of the new text, each after ``+ ``."""
+    faults: list[Fault] = []
+    for section in text.split("\n@ ")[1:]:
+        header, *lines = section.splitlines()
+        file, mode, op = header.split()
+        changes: dict[str, tuple[list[str], list[str]]] = {}
+        description = ""
+        for line in filter(None, lines):
+            if line[0] in "-+":
+                changes[description][line[0] == "+"].append(line[2:])
+                continue
+            description, _, change = line.partition(": ")
+            old, _, new = change.partition(" =>")
+            changes[description] = ([old], [new[1:]]) if change else ([], [])
+        for description, (removed, added) in changes.items():
+            old, new = "\n".join(removed), "\n".join(added)
+            faults.append(Fault(file, description, old, new, mode, op))
+    return faults
+
+
+CUDA_FAULTS = parse("""
+@ csrc/cuda/launch.cu fast prepare_inputs
+failed launch returns success: return kLaunchFailed; => return kOk;
+
+@ csrc/cuda/launch.cuh fast prepare_inputs
+launch status is ignored
+-   return status_of(cudaLaunchKernelEx(&config, kernel, arguments...));
++   cudaLaunchKernelEx(&config, kernel, arguments...);
++   return kOk;
+warp sums are read before they are written
+- = in_warp;
+-   __syncthreads();
++ = in_warp;
+
+@ csrc/cuda/bookkeeping.cu fast prepare_inputs
+offsets are read before they are written
+- kept_before[thread + 1] = upto;
+-     __syncthreads();
++ kept_before[thread + 1] = upto;
+
+@ csrc/cuda/correction.cu fast correct_num_computed_tokens_
+no barrier after staging
+- corrected(p, i));
+-   __syncthreads();
++ corrected(p, i));
+barrier of a warp only
+- corrected(p, i));
+-   __syncthreads();
++ corrected(p, i));
++   __syncwarp();
+
+@ csrc/cuda/correction.cu hooks correct_spec_state_
+old counts are loaded as constant
+- thread] = corrected(p.counts, thread).num_computed
++ thread] = (__ldg(p.counts.num_computed_tokens + thread), corrected(p.counts, thread).num_computed)
+
+@ csrc/cuda/correction.cu fast correct_spec_state_
+offsets are read before they are written
+- p.slots.query_start_loc[0];
+-   __syncthreads();
++ p.slots.query_start_loc[0];
+counter is not reset
+- if (gridDim.x > 1 && thread == 0) *static_cast<uint32_t*>(p.workspace) = 0;
+every block settles: &held.last)) return; => &held.last)) {}
+no barrier in a grid of one block: if (!is_last_block( => if (gridDim.x > 1 && !is_last_block(
+
+@ csrc/cuda/launch.cuh fast correct_spec_state_
+no barrier before arriving
+- bool* last) {
+-   __syncthreads();
++ bool* last) {
+no barrier after arriving
+- gridDim.x - 1;
+-   __syncthreads();
++ gridDim.x - 1;
+
+@ csrc/cuda/launch.cuh hooks correct_spec_state_
+arrival does not release: __NV_ATOMIC_ACQ_REL => __NV_ATOMIC_ACQUIRE
+arrival does not acquire: __NV_ATOMIC_ACQ_REL => __NV_ATOMIC_RELEASE
+arrival has block scope: __NV_THREAD_SCOPE_DEVICE => __NV_THREAD_SCOPE_BLOCK
+
+@ csrc/cuda/lookup.cuh fast ngram_propose
+suffix is read before it is written
+- - 1 - thread];
+-     }
+-     __syncthreads();
++ - 1 - thread];
++     }
+best match is read before all warps reported
+- search.report();
+-   }
+-   __syncthreads();
++ search.report();
++   }
+each lane decides alone to stop
+- if (__any_sync(kWholeWarp, found_before(tile))) return false;
++ if (found_before(tile)) return false;
+each lane looks again alone
+- return !__any_sync(kWholeWarp, noted) || look_again(tile);
++ return !noted || look_again(tile);
+no barrier after arriving
+-   __syncthreads();
+-   return block.last;
++   return block.last;
+share is used before it is known
+- block.its_first_tile = total;
+-   }
+-   __syncthreads();
++ block.its_first_tile = total;
++   }
+shared state is overwritten early
+- __syncthreads();  // all are done with what the block shares
+next request is read before it is written
+- block.its_first_tile = next + 1;
+-     }
+-     __syncthreads();
+-   }
++ block.its_first_tile = next + 1;
++     }
++   }
+
+@ csrc/cuda/lookup.cuh hooks ngram_propose
+report without an atomic
+- if (lane() == 0 && longest > 0) atomicMax(&block_.best, rank);
++ if (lane() == 0 && rank > block_.best) block_.best = rank;
+
+@ csrc/cuda/lookup.cuh fast ngram_step_
+all requests share one workspace: join_blocks(shared[i], => join_blocks(shared[0],
+workspace is not reset: if (shared != nullptr) shared[r] = {}; =>
+only the first request's workspace is reset
+- if (shared != nullptr) shared[r] = {};
++ if (shared != nullptr && r == 0) shared[r] = {};
+every block settles: shared->left, &block.last)) return; => shared->left, &block.last)) {}
+last block of a row resets its workspace
+-     if (block.last) block.best = shared.best;
++     if (block.last) {
++       block.best = shared.best;
++       shared = {};
++     }
+one counter for two purposes: &shared->left => &shared->arrived
+block with the highest number settles
+- if (!is_last_block(shared == nullptr ? nullptr : &shared->left, &block.last)) return;
++ if (blockIdx.x + 1 != gridDim.x) return;
+
+@ csrc/cuda/lookup.cuh resident ngram_step_
+counter is incremented before the rank is published
+-     if (block.best != 0) atomicMax(&shared.best, block.best);
+-     block.last = arrive(&shared.arrived) + 1 == static_cast<uint32_t>(blocks);
++     block.last = arrive(&shared.arrived) + 1 == static_cast<uint32_t>(blocks);
++     if (block.best != 0) atomicMax(&shared.best, block.best);
+one of two concurrent ranks is lost
+- if (block.best != 0) atomicMax(&shared.best, block.best);
++ if (block.best > *static_cast<volatile Rank*>(&shared.best)) atomicExch(&shared.best, block.best);
+
+@ csrc/cuda/lookup.cuh hooks ngram_step_
+rank of the time when the block arrived
+-     if (block.best != 0) atomicMax(&shared.best, block.best);
+-     block.last = arrive(&shared.arrived) + 1 == static_cast<uint32_t>(blocks);
+-     if (block.last) block.best = shared.best;
++     block.best = larger<Rank>(block.best, atomicMax(&shared.best, block.best));
++     block.last = arrive(&shared.arrived) + 1 == static_cast<uint32_t>(blocks);
+joined rank is loaded as constant
+- if (block.last) block.best = shared.best;
++ if (block.last) block.best = __ldg(&shared.best);
+
+@ csrc/cuda/launch.cuh hooks ngram_step_
+counter without atomics
+- return __nv_atomic_fetch_add(arrived, 1u, __NV_ATOMIC_ACQ_REL, __NV_THREAD_SCOPE_DEVICE);
++ __threadfence();
++   const uint32_t before = (*static_cast<volatile uint32_t*>(arrived))++;
++   __threadfence();
++   return before;
+
+@ csrc/cuda/launch.cuh resident ngram_step_
+arrival is relaxed: __NV_ATOMIC_ACQ_REL => __NV_ATOMIC_RELAXED
+arrival has block scope: __NV_THREAD_SCOPE_DEVICE => __NV_THREAD_SCOPE_BLOCK
+
+@ csrc/cuda/launch.cuh fast ngram_step_
+no barrier after arriving
+- gridDim.x - 1;
+-   __syncthreads();
++ gridDim.x - 1;
+
+@ csrc/cuda/ngram_step.cu fast ngram_step_
+lengths grow before all blocks have read them
+-     if (thread == 0) {
+-       p.next_token_ids[i]
++     if (thread == 0) {
++       settle(i);
++       p.next_token_ids[i]
+run is read before it is counted
+- ? 0 : run;
+-     }
+-     __syncthreads();
++ ? 0 : run;
++     }
+""")
+
+
+_ORDER = re.compile(r"^.*\border<AscendC::HardEvent::(\w+)>\(\);\n", re.MULTILINE)
+
+
+def remove_each_event(file: Path) -> list[Fault]:
+    """Returns one fault per ``order<...>`` (set a flag, wait for it) of an AscendC source."""
+    text = file.read_text()
+    seen: Counter[str] = Counter()
+    faults = []
+    for match in _ORDER.finditer(text):
+        begin = match.start()
+        while text.count(text[begin : match.end()]) > 1:  # the old text must be unique
+            begin = text.rindex("\n", 0, begin - 1) + 1
+        event = match[1]
+        seen[event] += 1
+        new = text[begin : match.start()] + match[0].replace(match[0].strip(), ";")
+        description = f"{event} {seen[event]} left out"
+        name = str(file.relative_to(ROOT))
+        faults.append(Fault(name, description, text[begin : match.end()], new))
+    return faults
+
+
+ASCENDC_FAULTS = [
+    fault
+    for file in sorted((ROOT / "csrc" / "ascendc").iterdir())
+    if file.suffix in {".h", ".cpp"}
+    for fault in remove_each_event(file)
+]
