@@ -1,5 +1,5 @@
-"""The gates on the CUDA kernels' resources and on the lookups' machine code, tested with compiler
-output, records and code that they must refuse."""
+"""The checks of the CUDA kernels' resources and of the lookups' machine code reject compiler output
+and code that got worse."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from tools import cuda_sass
-from tools.cuda_resources import SOURCES, Resources, architectures, parse, problems, short_name
+from tools import cuda_resources, cuda_sass
+from tools.cuda_resources import SOURCES, Resources, read_architectures, shorten_name
 from tools.cuda_sass import LIMIT, measure
 
 OUTPUT = """
@@ -28,30 +28,27 @@ GOOD = Resources(registers=40, shared_bytes=288, stack_bytes=0, spill_bytes=0)
 KERNELS = {"one": dict.fromkeys(ARCHITECTURES, GOOD), "two": dict.fromkeys(ARCHITECTURES, GOOD)}
 
 
-def test_the_compilers_words_are_understood() -> None:
-    assert parse(OUTPUT) == {
+def resource_problems(measured: cuda_resources.Kernels, same_compiler: bool = True) -> list[str]:
+    return cuda_resources.find_problems(measured, KERNELS, ARCHITECTURES, same_compiler)
+
+
+def test_parse_reads_ptxas_output() -> None:
+    assert cuda_resources.parse(OUTPUT) == {
         ("_Zone", "sm_90"): Resources(40, shared_bytes=296, stack_bytes=16, spill_bytes=20),
         ("_Zone", "sm_120"): Resources(61, shared_bytes=0, stack_bytes=0, spill_bytes=0),
     }
-    assert parse("nvcc: command not understood") == {}
-
-
-def test_short_names() -> None:
+    assert cuda_resources.parse("nvcc: command not understood") == {}
     inner = "ngram_npu::cuda::(anonymous namespace)"
-    assert short_name(f"{inner}::step_kernel(ngram_npu::StepParams)") == "step_kernel"
-    assert short_name("ngram_npu::cuda::_GLOBAL__N__ebd2::b(ngram_npu::P, int)") == "b"
-    assert short_name(f"void {inner}::c<7, true>(ngram_npu::P)") == "c<7, true>"
-
-
-def test_a_kernel_as_recorded_passes() -> None:
-    assert problems(KERNELS, KERNELS, ARCHITECTURES, same_compiler=True) == []
-    other = {name: dict.fromkeys(ARCHITECTURES, replace(GOOD, registers=60)) for name in KERNELS}
-    assert problems(other, KERNELS, ARCHITECTURES, same_compiler=False) == []
+    assert shorten_name(f"{inner}::step_kernel(ngram_npu::StepParams)") == "step_kernel"
+    assert shorten_name("ngram_npu::cuda::_GLOBAL__N__ebd2::b(ngram_npu::P, int)") == "b"
+    assert shorten_name(f"void {inner}::c<7, true>(ngram_npu::P)") == "c<7, true>"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({}, None),
+        ({"registers": 44}, None),
         ({"spill_bytes": 4}, "spills 4 bytes"),
         ({"registers": 45}, "45 registers, recorded 40"),
         ({"registers": 35}, "35 registers, recorded 40"),
@@ -59,39 +56,30 @@ def test_a_kernel_as_recorded_passes() -> None:
         ({"stack_bytes": 8}, "stack_bytes 8, recorded 0"),
     ],
 )
-def test_a_kernel_that_got_worse_is_refused(change: dict[str, int], message: str) -> None:
-    worse = {**KERNELS, "two": {**KERNELS["two"], "sm_90": replace(GOOD, **change)}}
-    assert problems(worse, KERNELS, ARCHITECTURES, same_compiler=True) == [f"two, sm_90: {message}"]
+def test_kernel_that_needs_more_resources_fails(change: dict[str, int], message: str) -> None:
+    kernels = {**KERNELS, "two": {**KERNELS["two"], "sm_90": replace(GOOD, **change)}}
+    assert resource_problems(kernels) == ([f"two, sm_90: {message}"] if message else [])
+    other_compiler = resource_problems(kernels, same_compiler=False)
+    assert bool(other_compiler) == ("spill_bytes" in change)
 
 
-def test_spills_are_refused_whatever_is_recorded() -> None:
-    spilling = {"one": dict.fromkeys(ARCHITECTURES, replace(GOOD, spill_bytes=4))}
-    for same in (True, False):
-        assert len(problems(spilling, spilling, ARCHITECTURES, same_compiler=same)) == 2
-
-
-def test_what_is_missing_is_found() -> None:
-    one = {"one": KERNELS["one"]}
-    assert problems(one, KERNELS, ARCHITECTURES, True) == ["two: recorded but not built"]
-    assert problems(KERNELS, one, ARCHITECTURES, True) == ["two: not recorded"]
-    assert problems({}, KERNELS, ARCHITECTURES, True) == [
-        "no kernel was found in the compiler's output"
-    ]
+def test_kernel_missing_on_either_side_fails() -> None:
+    assert resource_problems({"one": KERNELS["one"]}) == ["two: recorded but not built"]
+    assert resource_problems({**KERNELS, "new": KERNELS["one"]}) == ["new: not recorded"]
+    assert resource_problems({}) == ["no kernel in the compiler's output"]
     partly = {**KERNELS, "one": {"sm_80": GOOD}}
-    assert problems(partly, KERNELS, ARCHITECTURES, True) == ["one: not built for sm_90"]
+    assert resource_problems(partly) == ["one: not built for sm_90"]
 
 
-def test_the_architectures_are_those_of_the_build() -> None:
-    assert architectures() == ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
-
-
-def test_what_has_ptx_asks_for_three_blocks_and_has_no_binary() -> None:
-    """Only the number of an architecture tells the code for PTX from the code for a binary."""
-    (with_ptx,) = architectures("virtual")
+def test_architecture_with_ptx_has_its_own_launch_bounds() -> None:
+    """Only the number of an architecture distinguishes the code for PTX from that for a binary."""
+    real = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
+    assert read_architectures() == real
+    (virtual,) = read_architectures("virtual")
     text = (SOURCES / "lookup.cuh").read_text()
-    asks = f"#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == {with_ptx.removeprefix('sm_')}0\n"
-    assert asks + "constexpr int32_t kLookupBlocks = 3;\n#else" in text
-    assert with_ptx not in architectures()
+    guard = f"#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == {virtual.removeprefix('sm_')}0\n"
+    assert guard + "constexpr int32_t kLookupBlocks = 3;\n#else" in text
+    assert virtual not in real
 
 
 CODE = """
@@ -121,14 +109,8 @@ MEASURED = {
 }
 
 
-def test_the_way_without_a_candidate_is_counted() -> None:
-    """An instruction that runs only after a candidate does not count."""
-    assert measure(CODE) == MEASURED
-    assert len(cuda_sass.parse(CODE).labels) == 3
-
-
-def _encoded(vote_waits_for: int) -> str:
-    """The code as nvdisasm lists it with ``-hex``: the tile's loads set scoreboard 5."""
+def encode(vote_waits_for: int) -> str:
+    """Returns CODE as nvdisasm lists it with ``-hex``: the tile's loads set scoreboard 5."""
     lines = []
     for line in CODE.splitlines():
         lines.append(line)
@@ -139,52 +121,39 @@ def _encoded(vote_waits_for: int) -> str:
     return "\n".join(lines)
 
 
-def test_a_vote_that_waits_for_the_next_tile_is_found() -> None:
-    assert measure(_encoded(vote_waits_for=0)) == MEASURED
-    assert measure(_encoded(vote_waits_for=5)) == {**MEASURED, "waits_for_the_next_tile": 1}
-
-
-def test_a_loop_with_fewer_loads_is_not_the_one_over_tiles() -> None:
-    cut = CODE.replace("LDG.E.128 R20", "LDG.E R20")
-    assert measure(cut)["instructions_per_tile"] == 0
+def test_measure_counts_the_loop_without_a_match() -> None:
+    """IADD3 runs only after a match, so it does not count."""
+    assert measure(CODE) == MEASURED
+    assert measure(encode(vote_waits_for=0)) == MEASURED
+    assert measure(encode(vote_waits_for=5)) == {**MEASURED, "waits_for_the_next_tile": 1}
+    assert measure(CODE.replace("LDG.E.128 R20", "LDG.E R20"))["instructions_per_tile"] == 0
     assert measure("")["instructions"] == 0
-
-
-def test_code_as_recorded_passes() -> None:
-    assert cuda_sass.problems({"one": MEASURED}, {"one": MEASURED}) == []
-    assert cuda_sass.problems({"one": MEASURED}, {"one": {}}) == []
+    accesses = measure(CODE.replace("VOTE.ANY P1,", "LD.E R2,").replace("IADD3 R1,", "STL [R1],"))
+    assert (accesses["generic_loads"], accesses["local_accesses"]) == (1, 1)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"instructions_per_tile": 8}, "8 instructions a tile, expected at most 7"),
-        ({"instructions_per_tile": 0}, "0 instructions a tile, expected at most 7"),
-        ({"loads_per_tile": 5}, "5 loads a tile, expected 4"),
-        ({"waits_for_the_next_tile": 1}, "1 waits for the next tile, expected none"),
-        ({"generic_loads": 1}, "1 generic loads, expected none"),
-        ({"local_accesses": 2}, "2 local accesses, expected none"),
+        ({"instructions_per_tile": 8}, "instructions_per_tile: expected 1 to 7, got 8"),
+        ({"instructions_per_tile": 0}, "instructions_per_tile: expected 1 to 7, got 0"),
+        ({"loads_per_tile": 5}, "loads_per_tile: expected 4, got 5"),
+        ({"waits_for_the_next_tile": 1}, "waits_for_the_next_tile: expected 0, got 1"),
+        ({"generic_loads": 1}, "generic_loads: expected 0, got 1"),
+        ({"local_accesses": 2}, "local_accesses: expected 0, got 2"),
     ],
 )
-def test_code_that_got_worse_is_refused(change: dict[str, int], message: str) -> None:
-    assert cuda_sass.problems({"one": MEASURED | change}, {"one": MEASURED}) == [f"one: {message}"]
+def test_worse_machine_code_fails(change: dict[str, int], message: str) -> None:
+    problems = cuda_sass.find_problems({"one": MEASURED | change}, {"one": MEASURED})
+    assert problems == [f"one: {message}"]
 
 
-def test_the_limit_holds_whatever_is_recorded() -> None:
+def test_limit_applies_whatever_is_recorded() -> None:
     slow = {"one": MEASURED | {"instructions_per_tile": LIMIT + 1}}
-    assert cuda_sass.problems(slow, slow) == [
-        f"one: {LIMIT + 1} instructions a tile, expected at most {LIMIT}"
-    ]
-    assert cuda_sass.problems({"one": MEASURED}, {}) == ["one: not recorded"]
-
-
-def test_the_record_is_within_the_limit() -> None:
+    for recorded in (slow, {"one": {}}):
+        (problem,) = cuda_sass.find_problems(slow, recorded)
+        assert f"expected 1 to {LIMIT}" in problem
+    assert cuda_sass.find_problems({"one": MEASURED}, {}) == ["one: not recorded"]
     record = json.loads(cuda_sass.RECORD.read_text())
     assert len(record["kernels"]) == len(cuda_sass.KERNELS) * len(cuda_sass.ARCHITECTURES)
-    assert cuda_sass.problems(record["kernels"], record["kernels"]) == []
-
-
-def test_generic_and_local_accesses_are_seen() -> None:
-    text = CODE.replace("VOTE.ANY P1,", "LD.E R2,").replace("IADD3 R1,", "STL [R1],")
-    assert measure(text)["generic_loads"] == 1
-    assert measure(text)["local_accesses"] == 1
+    assert cuda_sass.find_problems(record["kernels"], record["kernels"]) == []
