@@ -199,10 +199,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         RECORD.write_text(json.dumps(record, indent=2) + "\n")
     record = json.loads(RECORD.read_text())
     # With another compiler only the limit applies.
-    is_same = record["compiler"] == compiler
-    problems = find_problems(
-        measured, record["kernels"] if is_same else dict.fromkeys(measured, {})
-    )
+    recorded = record["kernels"] if record["compiler"] == compiler else {k: {} for k in measured}
+    problems = find_problems(measured, recorded)
     print(*problems, f"{len(measured)} kernels, {len(problems)} problems", sep="\n")
     return 1 if problems else 0
 

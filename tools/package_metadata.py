@@ -1,8 +1,8 @@
-"""What pyproject.toml leaves to the build: the package's description and its links.
+"""Provides the package's description and links to the build (pyproject.toml).
 
-The description is the README. A package index cannot follow links to the repository's files: with
-NGRAM_NPU_HOME, the address of the project's home, they lead there, to the version's tag; without
-it their text remains. A release sets it (docs/guides/release.md).
+The description is the README. A package index cannot follow links to the repository's files: if
+NGRAM_NPU_HOME is the address of the project's home, they lead there, to the version's tag;
+otherwise only their text remains. A release sets the variable (docs/guides/release.md).
 """
 
 from __future__ import annotations
@@ -12,21 +12,19 @@ import re
 from pathlib import Path
 from typing import Any
 
-_RELATIVE = re.compile(r"(!?)\[([^\]]+)\]\((?!\w+:)([^)]+)\)")
+_RELATIVE_LINK = re.compile(r"(!?)\[([^\]]+)\]\((?!\w+:)([^)]+)\)")
 _PAGES = {"Documentation": "docs/README.md", "Changelog": "CHANGELOG.md"}
 
 
-def absolute(text: str, home: str, version: str) -> str:
-    """The text; each link to a file of the repository leads home, or is replaced by its text."""
-
-    def link(found: re.Match[str]) -> str:
-        picture, says, path = found.groups()
+def make_links_absolute(text: str, home: str, version: str) -> str:
+    def replace(match: re.Match[str]) -> str:
+        image, label, path = match.groups()
         if not home:
-            return says
+            return label
         path = f"README.md{path}" if path.startswith("#") else path
-        return f"{picture}[{says}]({home}/{'raw' if picture else 'blob'}/v{version}/{path})"
+        return f"{image}[{label}]({home}/{'raw' if image else 'blob'}/v{version}/{path})"
 
-    return _RELATIVE.sub(link, text)
+    return _RELATIVE_LINK.sub(replace, text)
 
 
 def dynamic_metadata(field: str, _settings: Any) -> dict[str, str]:
@@ -38,4 +36,4 @@ def dynamic_metadata(field: str, _settings: Any) -> dict[str, str]:
         pages = {name: f"{home}/blob/v{version}/{path}" for name, path in _PAGES.items()}
         return {"Source": home, **pages} if home else {}
     text = Path("README.md").read_text(encoding="utf-8")
-    return {"content-type": "text/markdown", "text": absolute(text, home, version)}
+    return {"content-type": "text/markdown", "text": make_links_absolute(text, home, version)}

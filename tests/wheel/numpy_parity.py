@@ -1,5 +1,5 @@
 """Compares every operator on numpy arrays with its reference, without torch and pytest.
-tools/pythons.py runs this with each Python."""
+tools/pythons.py runs this script with each Python."""
 
 from __future__ import annotations
 

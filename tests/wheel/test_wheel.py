@@ -1,5 +1,5 @@
-"""The wheel: its tag, description and errors, what building it requires; its use without source
-tree, compiler or torch; its libraries' imports and exports."""
+"""The wheel: its tag, what building it requires, its use without source tree, compiler or torch,
+and its libraries' imports and exports."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_auditwheel_confirms_the_tag(tmp_path: Path) -> None:
 
 
 @needs_wheel
-def test_nothing_is_vendored() -> None:
+def test_wheel_vendors_no_library() -> None:
     with zipfile.ZipFile(WHEEL) as wheel:
         libraries = {Path(name).name.split(".")[0] for name in wheel.namelist() if ".so" in name}
     assert all(name == "_C" or name.startswith("libngram_npu") for name in libraries), libraries
@@ -70,7 +70,8 @@ def test_nothing_is_vendored() -> None:
 def test_build_options_in_environment_combine(
     environment: dict[str, str], torch: str, cuda: str
 ) -> None:
-    """Each is passed to CMake always, because a build folder keeps what an earlier build chose."""
+    """Both are always passed to CMake, because a build folder keeps the options of earlier
+    builds."""
     settings = SettingsReader.from_file(
         ROOT / "pyproject.toml", state="wheel", env=environment
     ).settings
@@ -85,15 +86,19 @@ def test_build_options_in_environment_combine(
 def test_wheel_after_environment_of_another_python_is_built_again(
     version: str, tmp_path: Path
 ) -> None:
-    made = [tmp_path / "venv" / ".ready", tmp_path / "dist" / ".ready"]
-    for ready in made:
+    ready_files = [tmp_path / "venv" / ".ready", tmp_path / "dist" / ".ready"]
+    for ready in ready_files:
         ready.parent.mkdir()
         ready.touch()
         os.utime(ready, (2**32, 2**32))  # nothing else is newer
     (tmp_path / "venv" / "pyvenv.cfg").write_text(f"home = /usr/bin\nversion = {version}\n")
-    places = [f"VENV={made[0].parent}", f"DIST={made[1].parent}", f"PYTHON={sys.executable}"]
+    variables = [
+        f"VENV={ready_files[0].parent}",
+        f"DIST={ready_files[1].parent}",
+        f"PYTHON={sys.executable}",
+    ]
     done = subprocess.run(
-        ["make", "--dry-run", "wheel", *places],
+        ["make", "--dry-run", "wheel", *variables],
         cwd=ROOT, env={k: v for k, v in os.environ.items() if not k.startswith("MAKE")},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
@@ -119,7 +124,7 @@ assert step.draft_token_ids.tolist() == [[1, 2, 3, -1, -1]], step
 
 
 @needs_wheel
-def test_in_an_empty_environment(tmp_path: Path) -> None:
+def test_wheel_works_in_an_empty_environment(tmp_path: Path) -> None:
     home = tmp_path / "venv"
     venv.create(home, with_pip=True)
     pip = [home / "bin/python", "-m", "pip", "--disable-pip-version-check", "--quiet"]
@@ -129,7 +134,7 @@ def test_in_an_empty_environment(tmp_path: Path) -> None:
     conversation = tmp_path / "one.jsonl"
     turn = {"prompt_token_ids": [1, 2, 3, 9], "completion_token_ids": [1, 2, 3, 9]}
     conversation.write_text(json.dumps({"id": "1", "turns": [turn]}))
-    bare = {"PATH": str(home / "bin")}  # no compiler, no tools of the system
+    bare = {"PATH": str(home / "bin")}  # neither a compiler nor system tools
     for command in (
         [home / "bin/python", "-c", USE],
         [home / "bin/ngram-npu", "doctor"],
@@ -143,60 +148,51 @@ def test_in_an_empty_environment(tmp_path: Path) -> None:
     )
 
 
-def test_libraries() -> None:
+def test_own_libraries_pass_the_audit() -> None:
     assert abi_audit.main(LIBRARIES) == 0
 
 
-def test_the_audit_bites(tmp_path: Path) -> None:
-    """A library with an unknown name, one with another's name, one whose search path lacks its own
-    folder, and a folder without libraries."""
+def test_audit_detects_wrong_libraries(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert abi_audit.main(tmp_path / "empty") == 1
     module = next(LIBRARIES.glob("_C*.so"))
     shutil.copy(module, tmp_path / "libngram_npu_cpu.so")
-    found = abi_audit.problems(tmp_path / "libngram_npu_cpu.so")
-    assert any("exports PyInit__C" in problem for problem in found)
-    assert any("needs libngram_npu_cpu.so" in problem for problem in found)
+    problems = abi_audit.find_problems(tmp_path / "libngram_npu_cpu.so")
+    assert any("exports PyInit__C" in problem for problem in problems)
+    assert any("needs libngram_npu_cpu.so" in problem for problem in problems)
     shutil.copy(module, tmp_path / "libother.so")
-    assert abi_audit.problems(tmp_path / "libother.so") == ["libother.so: an unknown library"]
-    searching = module.read_bytes()
-    assert searching.count(b"\0$ORIGIN\0") == 1
-    (tmp_path / module.name).write_bytes(searching.replace(b"\0$ORIGIN\0", b"\0/origin\0"))
-    assert abi_audit.problems(tmp_path / module.name) == [
-        f"{module.name}: does not find libngram_npu_cpu.so beside it",
+    assert abi_audit.find_problems(tmp_path / "libother.so") == ["libother.so: unknown library"]
+    binary = module.read_bytes()
+    assert binary.count(b"\0$ORIGIN\0") == 1
+    (tmp_path / module.name).write_bytes(binary.replace(b"\0$ORIGIN\0", b"\0/origin\0"))
+    assert abi_audit.find_problems(tmp_path / module.name) == [
+        f"{module.name}: does not search its own folder for libngram_npu_cpu.so",
         f"{module.name}: searches /origin",
     ]
 
 
-def test_a_path_of_the_machine_that_built_it_is_found(tmp_path: Path) -> None:
-    library = (LIBRARIES / "libngram_npu.so").read_bytes()
-    (tmp_path / "libngram_npu.so").write_bytes(library + b"\0/home/me/torch/include/ops.h\0")
-    assert abi_audit.problems(tmp_path / "libngram_npu.so") == [
-        "libngram_npu.so: names /home/me/torch/include/ops.h"
+def test_audit_detects_build_paths_and_new_torch_symbols(tmp_path: Path) -> None:
+    library, copy = (LIBRARIES / "libngram_npu.so").read_bytes(), tmp_path / "libngram_npu.so"
+    copy.write_bytes(library + b"\0/home/me/torch/include/ops.h\0")
+    assert abi_audit.find_problems(copy) == [
+        "libngram_npu.so: contains the path /home/me/torch/include/ops.h"
     ]
-
-
-def test_a_symbol_that_the_oldest_torch_lacks_is_found(tmp_path: Path) -> None:
-    library = (LIBRARIES / "libngram_npu.so").read_bytes()
-    assert library.count(b"\0torch_get_num_threads\0") == 1
-    newer = library.replace(b"\0torch_get_num_threads\0", b"\0torch_get_num_threadz\0")
-    (tmp_path / "libngram_npu.so").write_bytes(newer)
-    assert abi_audit.problems(tmp_path / "libngram_npu.so") == [
-        "libngram_npu.so: needs torch_get_num_threadz: "
-        "TORCH_SYMBOLS does not say since which torch it is there"
-    ]
-    assert abi_audit.torch_problems("torch_parallel_for", (2, 9)) == [
-        "needs torch_parallel_for, which is there since torch 2.10 only"
-    ]
+    symbol = b"\0torch_get_num_threads\0"
+    assert library.count(symbol) == 1
+    copy.write_bytes(library.replace(symbol, b"\0torch_get_num_threadz\0"))
+    (problem,) = abi_audit.find_problems(copy)
+    assert "needs torch_get_num_threadz, which TORCH_SYMBOLS does not list" in problem
+    newer = abi_audit.find_torch_problem("torch_parallel_for", (2, 9))
+    assert newer == "needs torch_parallel_for, which torch has only since 2.10"
 
 
 def test_torch_library_raises_value_errors_through_pybind11() -> None:
-    """From 2.15 on torch converts other exceptions of an operator to RuntimeError. The tests of
-    errors show it only where that torch runs (tools/torches.py)."""
+    """From 2.15 on, torch converts an operator's other exceptions to RuntimeError. The tests of
+    errors detect it only with that torch (tools/torches.py)."""
     assert b"N8pybind1111value_errorE" in (LIBRARIES / "libngram_npu.so").read_bytes()
 
 
-def test_the_oldest_torch_is_the_same_everywhere() -> None:
+def test_oldest_torch_is_the_same_everywhere() -> None:
     major, minor = abi_audit.TORCH_FLOOR
     assert (major, minor) == _library._MINIMUM_TORCH
     assert f'torch = ["torch>={major}.{minor}"]' in (ROOT / "pyproject.toml").read_text()
@@ -204,7 +200,6 @@ def test_the_oldest_torch_is_the_same_everywhere() -> None:
     assert target in (ROOT / "csrc/torch/CMakeLists.txt").read_text()
 
 
-@needs_wheel  # an editable install keeps its sources
-def test_no_source_is_needed() -> None:
-    """The tests run on the installed package."""
+@needs_wheel  # an editable install uses the source tree
+def test_tests_run_on_the_installed_package() -> None:
     assert Path(sys.prefix).resolve() in Path(ngram_npu.__file__).resolve().parents

@@ -1,0 +1,218 @@
+"""The checks of a release find wrong distributions, wheels and torch libraries. Building the wheels
+takes minutes each; only a release does."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tools import torches, wheels
+from tools.package_metadata import dynamic_metadata, make_links_absolute
+from tools.release_check import REPOSITORY, REQUIRED, find_problems, find_relative_links
+
+BINARY = b"PK\0\0"
+METADATA = "Name: ngram-npu\nVersion: 1.2.3\n\n# ngram_npu\n"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "pyproject.toml").write_text('version = "1.2.3"\n')
+    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 1.2.3\n\n## 1.2.2\n")
+    (tmp_path / "dist").mkdir()
+    return tmp_path
+
+
+def write_distributions(
+    root: Path, files: tuple[str, ...], metadata: str, binaries: tuple[str, ...] = ()
+) -> None:
+    """Writes a wheel and a source distribution; `binaries` go into both."""
+    with tarfile.open(root / "dist" / "ngram_npu-1.2.3.tar.gz", "w:gz") as archive:
+        for name in (*files, *binaries):
+            member = tarfile.TarInfo(f"ngram_npu-1.2.3/{name}")
+            member.size = len(BINARY) if name in binaries else 0
+            archive.addfile(member, io.BytesIO(BINARY))
+    with zipfile.ZipFile(root / "dist" / "ngram_npu-1.2.3-cp311-cp311-linux.whl", "w") as wheel:
+        wheel.writestr("ngram_npu-1.2.3.dist-info/METADATA", metadata)
+        for name in binaries:
+            wheel.writestr(name, BINARY)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_own"),
+    [
+        ("docs/a.png", True),
+        ("ngram_npu/libngram_npu.so", True),
+        ("ngram_npu/_C.cpython-311-x86_64.so", True),
+        ("other-1.0-py3-none-any.whl", False),
+        ("tools/a.pyc", False),
+        ("ngram_npu/libother.so", False),
+        ("tests/a.png", False),
+    ],
+)
+def test_release_may_contain_own_binaries_only(root: Path, name: str, is_own: bool) -> None:
+    write_distributions(root, REQUIRED, METADATA, (name,))
+    problems = [line.partition(": ")[2] for line in find_problems(root / "dist", root)]
+    assert problems == ([] if is_own else [f"foreign binary {name}"] * 2)
+
+
+def test_wrong_release_is_rejected(root: Path) -> None:
+    assert "got 0 and 0" in find_problems(root / "dist", root)[0]
+    wrong = "Name: ngram-npu\nVersion: 1.2.2\n\nText [a](docs/a.md)\n"
+    write_distributions(root, REQUIRED[1:], wrong, ("build/a.so",))
+    (root / "CHANGELOG.md").write_text("## 1.2.2\n")
+    (root / "pyproject.toml").write_text('version = "1.2.4"\n')
+    problems = "\n".join(find_problems(root / "dist", root))
+    for message in (
+        "newest version: expected 1.2.4, got ['1.2.2']",
+        ".whl: expected version 1.2.4",
+        ".tar.gz: expected version 1.2.4",
+        "LICENSE is missing",
+        "foreign binary build/a.so",
+        "metadata: version 1.2.2",
+        "the description is not the README",
+        "the description links to docs/a.md",
+    ):
+        assert message in problems
+
+
+@pytest.mark.parametrize("home", ["https://g.h/p", "https://g.h/p/", ""])
+def test_metadata_links_lead_to_the_home(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    links = "[a b](docs/a.md#c) ![d](e.svg) [f](https://g.h/i) [j](#k)"
+    assert make_links_absolute(links, "https://g.h/p", "1.2.3") == (
+        "[a b](https://g.h/p/blob/v1.2.3/docs/a.md#c) ![d](https://g.h/p/raw/v1.2.3/e.svg) "
+        "[f](https://g.h/i) [j](https://g.h/p/blob/v1.2.3/README.md#k)"
+    )
+    assert make_links_absolute(links, "", "1.2.3") == "a b d [f](https://g.h/i) j"
+    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.setenv("NGRAM_NPU_HOME", home)
+    text = dynamic_metadata("readme", {})["text"]
+    assert text.startswith("# ngram_npu\n")
+    assert find_relative_links(text) == []
+    assert find_relative_links(Path("README.md").read_text())
+    urls = dynamic_metadata("urls", {})
+    assert urls.get("Source") == (home.rstrip("/") or None)
+    for url in urls.values():
+        assert (REPOSITORY / re.sub(r".*/blob/v[\d.]+/", "", url)).exists() or url == urls["Source"]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guides/ascend.md"])
+def test_documented_build_installs_build_requirements_only(page: str) -> None:
+    """Such an environment may serve models, so nothing else there may change."""
+    text = (REPOSITORY / page).read_text()
+    project = (REPOSITORY / "pyproject.toml").read_text()
+    (requires,) = re.findall(r"^requires = \[(.*)\]", project, re.MULTILINE)
+    (block,) = (b for b in re.findall(r"```.*?```", text, re.DOTALL) if "--no-build-iso" in b)
+    (packages,) = re.findall(r"pip install (scikit-build-core [\w -]+?)(?: +#.*)?$", block, re.M)
+    build = {*re.findall(r'"([\w-]+)', requires), "ninja"}
+    assert build <= set(packages.split()) <= build | {"numpy"}
+    assert "requirements" not in block
+
+
+def test_pre_commit_installs_the_tools_of_make_lint() -> None:
+    hooks = (REPOSITORY / ".pre-commit-config.yaml").read_text()
+    tools = re.findall(r"\[([\w-]+==[\d.]+)\]", hooks)
+    assert {tool.partition("==")[0] for tool in tools} == {"ruff", "clang-format"}
+    assert set(tools) <= set((REPOSITORY / "tools/requirements-dev.txt").read_text().splitlines())
+    assert ".venv" not in hooks
+
+
+def test_wheel_build_for_another_machine_names_it() -> None:
+    common = ["NGRAM_NPU_MANYLINUX=ON", "NGRAM_NPU_ASCENDC=OFF", "NGRAM_NPU_WERROR=ON"]
+    nvcc = Path("/cuda/bin/nvcc")
+    defines, environment = wheels.plan_build("3.10", "x86_64", "x86_64", nvcc)
+    assert defines == [*common, "NGRAM_NPU_CUDA=ON", "CMAKE_CUDA_COMPILER=/cuda/bin/nvcc"]
+    assert environment == {}
+    defines, environment = wheels.plan_build("3.10", "aarch64", "x86_64", nvcc)
+    assert defines == [*common, *wheels.CROSS]
+    assert environment["SETUPTOOLS_EXT_SUFFIX"] == ".cpython-310-aarch64-linux-gnu.so"
+    assert wheels.plan_build("3.10", "x86_64", "x86_64", None)[0] == [*common, "NGRAM_NPU_CUDA=OFF"]
+    assert wheels.find_nvcc("off") is None
+    with pytest.raises(SystemExit, match="off or the path of nvcc, got missing"):
+        wheels.find_nvcc("missing")
+
+
+@pytest.mark.parametrize(
+    ("tag", "is_right"),
+    [
+        ("cp312-cp312-manylinux_2_28_aarch64", True),
+        ("cp312-cp312-manylinux_2_35_aarch64", False),
+        ("cp312-cp312-manylinux_2_28_x86_64", False),
+        ("cp312-cp312-linux_aarch64", False),
+        ("cp311-cp311-manylinux_2_28_aarch64", False),
+    ],
+)
+def test_wheel_with_wrong_tag_is_rejected(tag: str, is_right: bool) -> None:
+    problem = wheels.find_tag_problem(f"ngram_npu-1.2.3-{tag}.whl", "3.12", "aarch64")
+    assert (problem == "") is is_right
+
+
+def test_failed_command_is_reported_with_its_output(tmp_path: Path) -> None:
+    code = "import os; print(os.environ['A']); exit(3)"
+    problem = wheels.run_command([sys.executable, "-c", code], {"A": "1"}, str(tmp_path))
+    assert problem == "1\nexit status 3"
+    assert wheels.run_command([sys.executable, "-c", ""], {}, str(tmp_path)) == ""
+
+
+PROJECT = """
+cmake_minimum_required(VERSION 3.24)
+project(user LANGUAGES CXX)
+set(NGRAM_NPU_CUDA ON)
+add_library(ngram_npu_options INTERFACE)
+add_subdirectory({manylinux} manylinux)
+add_library(user SHARED user.cpp)
+target_link_libraries(user PRIVATE ngram_npu_manylinux rt)
+"""
+CALLS = ("dlmopen", "dlsym", "pthread_create", "pthread_spin_lock", "sem_wait", "shm_open")
+
+
+def test_manylinux_library_links_functions_of_an_old_glibc(tmp_path: Path) -> None:
+    manylinux = REPOSITORY / "cmake" / "manylinux"
+    (tmp_path / "CMakeLists.txt").write_text(PROJECT.format(manylinux=manylinux))
+    calls = [f'extern "C" int {name}(); int u_{name}() {{ return {name}(); }}' for name in CALLS]
+    (tmp_path / "user.cpp").write_text("\n".join(calls))
+    ninja = f"-DCMAKE_MAKE_PROGRAM={Path(sys.executable).parent / 'ninja'}"
+    for command in (["-S", tmp_path, "-G", "Ninja", ninja], ["--build", "."]):
+        subprocess.run(["cmake", *command], cwd=tmp_path, check=True, capture_output=True)
+    symbols = subprocess.check_output(
+        ["readelf", "-W", "--dyn-syms", tmp_path / "libuser.so"], text=True
+    )
+    versions = dict(re.findall(r"UND (\w+)@GLIBC_2\.(\d+)", symbols))
+    assert set(CALLS) <= set(versions)
+    assert all(int(minor) <= 28 for minor in versions.values()), versions
+
+
+USER = """
+int cuVersioned(void); int cuPlain(void);
+int versioned(void) { return cuVersioned(); }
+int plain(void) { return cuPlain(); }
+"""
+
+
+def link_library(library: Path, source: str, *options: str) -> None:
+    command = ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-x", "none", "-o", library, *options]
+    subprocess.run(command, input=source, text=True, check=True)
+
+
+def test_library_with_cuda_stand_ins_loads_and_finds_no_device(tmp_path: Path) -> None:
+    versioned, plain = tmp_path / "libcu_versioned.so.13", tmp_path / "libnv_plain.so.13"
+    script = tmp_path / "script.map"
+    script.write_text(f"{versioned.name} {{ global: *; }};\n")
+    soname = f"-Wl,-soname,{versioned.name}"
+    source = "int cuVersioned(void) { return 0; }"
+    link_library(versioned, source, f"-Wl,--version-script={script}", soname)
+    link_library(plain, "int cuPlain(void) { return 0; }", f"-Wl,-soname,{plain.name}")
+    user = tmp_path / "libuser.so"
+    link_library(user, USER, "-Wl,-rpath,$ORIGIN", str(versioned), str(plain))
+    versioned.unlink()
+    plain.unlink()
+    torches.write_stand_ins(tmp_path)
+    library = ctypes.CDLL(str(user))
+    assert (library.versioned(), library.plain()) == (torches.NO_DEVICE, torches.NO_DEVICE)
