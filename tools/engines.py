@@ -80,7 +80,7 @@ def main() -> int:
         python = prepare_environment(version, runner)
         selection = list(pytest_arguments)
         if not any(argument.startswith("tests/") for argument in selection):
-            selection.insert(0, f"tests/vllm/{RUNNERS[runner][1]}")
+            selection.insert(0, f"tests/engines/vllm/{RUNNERS[runner][1]}")
         results = run_tests(python, "-n", "2", "--dist", "loadfile", *selection)
         new = [{"vllm": version, **entry} for entry in summarize(results, runner)]
         if options.json is not None:

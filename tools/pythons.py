@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SUPPORTED = ("3.10", "3.11", "3.12", "3.13", "3.14")
-PARITY = ROOT / "tests/wheel/numpy_parity.py"
+PARITY = ROOT / "tests/repo/wheel/numpy_parity.py"
 PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check")
 # Only the Python side differs between versions, so kernels are built without optimization.
 SETTINGS = (
@@ -78,7 +78,7 @@ def check_package(python: Path, wheel: Path | None = None) -> str:
         for command in (
             [str(python), "-m", "venv", str(home)],
             [own, *PIP, "install", "hypothesis>=6.100,<7", *package],
-            [own, "-m", "ngram_npu", "doctor"],
+            [own, "-m", "ngram_npu_cli", "doctor"],
             [str(home / "bin/ngram-npu"), *replay],
             [own, str(PARITY)],
         ):

@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TORCHES = ROOT / "build" / "torches"
-TESTS = ("tests/ops", "tests/index", "tests/store", "tests/package", "tests/async_state")
+TESTS = ("tests/ops", "tests/core", "tests/async_state")
 WITHOUT_TWINS = ("-k", "not cuda_ and not ascendc_")  # the twins do not depend on torch
 NVIDIA_LIBRARY = "lib(cu|nv|nccl)"
 NO_DEVICE = 100  # cudaErrorNoDevice

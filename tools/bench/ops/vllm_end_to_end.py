@@ -20,7 +20,7 @@ from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.options import BenchError, Options, Size, UnavailableError
 
 ROOT = Path(__file__).resolve().parents[3]
-ENGINE_TESTS = ROOT / "tests" / "vllm" / "engine"
+ENGINE_TESTS = ROOT / "tests" / "engines" / "vllm" / "engine"
 OUTPUT_TOKENS = 96
 OWN_TOKENS = 512
 """Last tokens of a prompt; the rest is the same for all requests of a batch."""

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ngram_npu import _C
-from ngram_npu.vllm import NgramProposer
-from ngram_npu.vllm.v1_host import PROMPT_TOKENS_PER_STEP, IndexedRows
+from ngram_npu.engines.vllm import NgramProposer
+from ngram_npu.engines.vllm.v1_sync import PROMPT_TOKENS_PER_STEP, IndexedRows
 
 from tools.bench.data import Workload
 from tools.bench.measure import Contestant
@@ -37,7 +37,7 @@ class ProposerContestant(Contestant):
         proposer = NgramProposer(config)
         self.function = proposer.propose
         self.detail = (
-            f"ngram_npu.vllm.NgramProposer.propose, engine: {options.engine}, "
+            f"ngram_npu.engines.vllm.NgramProposer.propose, engine: {options.engine}, "
             f"threads: at most {options.threads}, match_policy: {options.match_policy}"
         )
         self.semantics = (options.min_n, options.max_n, options.k, options.match_policy)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ngram_npu import set_num_threads
+from ngram_npu.engines.vllm import v1_sync
+
+
+@pytest.fixture(autouse=True)
+def _indexed_however_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the index would never be used: tests have few tokens."""
+    monkeypatch.setattr(v1_sync, "SCANNED_TOKENS", -1)
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    """A drafter sets how many, for the process."""
+    yield
+    set_num_threads(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _end_engines() -> Iterator[None]:
+    """A module's engines log their counts when they end, not during another module's test."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture
+def info(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """What the plugins log; and what they wait for is taken away again."""
+    caplog.set_level(logging.DEBUG, "vllm.ngram_npu")
+    finders = list(sys.meta_path)
+    yield
+    sys.meta_path[:] = finders
+
+
+@pytest.fixture
+def fake_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder vllm/v1 of a vLLM without modules, in place of the one that is installed."""
+
+    def ours() -> list[str]:
+        return [name for name in sys.modules if name.partition(".")[0] == "vllm"]
+
+    hidden = {name: sys.modules.pop(name) for name in ours()}
+    finders = list(sys.meta_path)
+    for folder in ("vllm", "vllm/v1", "vllm/v1/spec_decode", "vllm/v1/worker"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path / "vllm" / "v1"
+    sys.meta_path[:] = finders
+    for name in ours():
+        del sys.modules[name]
+    sys.modules.update(hidden)

@@ -1,0 +1,188 @@
+"""Compiles a kernel with a fault against its twin's model and runs the parity samples on it."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import re
+import resource
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from backends import Backend, call_torch
+from cuda_hooks import (
+    changed_lengths_break,
+    dirty_workspaces,
+    failed_launch_goes_unnoticed,
+    watched,
+)
+from ops.parity import MismatchError, check_parity
+from ops.specs import OPSPECS, OpSpec
+from repo.verify.device_faults import Fault
+from twins import FOLDER, ROOT, Twin
+
+CPU_SECONDS = 120
+"""Limit of a run: a kernel that needs more does not end. The wall clock limit is ten times that."""
+CUDA_ORDERS = 6
+"""Runs of the samples with rows that blocks share: blocks meet in a different order each time."""
+ASCENDC_ROUNDS = 24
+"""Runs of all samples: the number of cores changes from launch to launch."""
+
+
+def run(*command: str | Path) -> None:
+    subprocess.run(list(map(str, command)), check=True)
+
+
+def detect_cuda_fault(fault: Fault) -> str:
+    """Returns how the samples detected the fault; empty if they did not."""
+    with tempfile.TemporaryDirectory() as folder:
+        csrc = Path(folder) / "csrc"
+        for part in ("core", "cuda"):
+            shutil.copytree(ROOT / "csrc" / part, csrc / part)
+        (Path(folder) / fault.file).write_text(fault.apply())
+        library = build_cuda(csrc, fault)
+        return run_in_child(lambda: run_cuda_samples(fault, library))
+
+
+def build_cuda(csrc: Path, fault: Fault) -> Path:
+    """Builds the operator's kernel as a library of its own, with the name that `Twin` expects."""
+    library = csrc.parent / fault.mode / f"libngram_npu_cuda_{fault.mode}.so"
+    library.parent.mkdir()
+    include = [f"-I{ROOT / 'tests/twins/cuda/include'}", f"-I{csrc}"]
+    parts = [(find_cuda_source(fault.op, csrc), fault.mode)]
+    # The launch runs on the host, where no model watches. The model has it without the fault.
+    if "/launch." in fault.file:
+        parts.append((csrc / "cuda/launch.cu", "fast"))
+    objects = []
+    for source, flags in parts:
+        objects.append(library.with_name(f"{source.stem}.o"))
+        command = f"g++ -std=c++17 -fPIC -fvisibility=hidden -w @{FOLDER / flags}.flags -c -x c++"
+        run(*shlex.split(command), source, *include, "-o", objects[-1])
+    # Without the mode's flags: they would link the sanitizers' own libraries.
+    model = FOLDER / f"libcuda_twin_{fault.mode}.a"
+    run("g++", "-shared", "-Wl,--no-undefined", *objects, model, "-o", library)
+    return library
+
+
+def find_cuda_source(op: str, csrc: Path) -> Path:
+    """Returns the file with the operator's kernel: its own, or its family's."""
+    own = csrc / "cuda" / f"{op.rstrip('_')}.cu"
+    return own if own.exists() else own.with_stem(OPSPECS[op].family)
+
+
+def run_cuda_samples(fault: Fault, library: Path) -> str:
+    specs = [spec for spec in OPSPECS.values() if spec.kernel == fault.op]
+    results = (run_samples_of_spec(spec, fault.mode, library) for spec in specs)
+    return next(filter(None, results), "")
+
+
+def run_samples_of_spec(spec: OpSpec, mode: str, library: Path) -> str:
+    if mode == "hooks":
+        backend = watched(spec, library)
+    else:
+        twin = Twin(f"cuda_{mode}", "cuda", "cuda", library.parent)
+        backend = Backend(mode, call_torch, twin=twin)
+    if message := failed_launch_goes_unnoticed(spec, backend):
+        return message
+    if mode == "fast" and (message := changed_lengths_break(spec, backend)):
+        return message
+    samples = list(spec.samples(np.random.default_rng(2026)))
+    if mode == "hooks":
+        samples += dirty_workspaces(spec)
+    for sample in samples:
+        try:
+            for _ in range(CUDA_ORDERS if sample.label.startswith("few-long") else 1):
+                check_parity(spec, backend, sample)
+        except (MismatchError, RuntimeError) as error:
+            return f"{sample.label}: {type(error).__name__}: {error}"
+    return ""
+
+
+def detect_ascendc_fault(fault: Fault) -> str:
+    """Returns how the samples detected the fault; empty if they did not."""
+    with tempfile.TemporaryDirectory() as folder:
+        families = build_ascendc(fault, Path(folder))
+        return run_in_child(lambda: run_ascendc_samples(families, Path(folder)))
+
+
+def includes(source: Path, file: str) -> bool:
+    """Whether a kernel's source is this file of csrc or includes it."""
+    headers = re.findall(r'#include "(ascendc/.*)"', source.read_text())
+    return source == ROOT / file or any(includes(ROOT / "csrc" / name, file) for name in headers)
+
+
+def build_ascendc(fault: Fault, folder: Path) -> list[str]:
+    """Builds the twin with the fault in each kernel that includes the file; returns the families of
+    these kernels. Other objects are those of `make twins`."""
+    build_folder = FOLDER.parent
+    commands = json.loads((build_folder / "compile_commands.json").read_text())
+    objects = build_folder / "tests/twins/ascendc/CMakeFiles"
+    parts = sorted((objects / "ascendc_twin_2201.dir").rglob("*.o"))
+    parts += sorted((objects / "ngram_npu_ascendc_twin.dir").rglob("*.o"))
+    header = folder / fault.file  # precedes the original on the include path
+    header.parent.mkdir(parents=True)
+    header.write_text(fault.apply())
+    families = []
+    for command in commands:
+        source = Path(command["file"])
+        if source.parent.name != "ascendc" or "ascendc_kernels_2201" not in command["command"]:
+            continue
+        if not includes(source, fault.file):
+            parts.append(build_folder / shlex.split(command["command"])[-3])
+            continue
+        families.append(source.stem)
+        parts.append(folder / f"{source.stem}.o")
+        compiler, *flags = shlex.split(command["command"].partition(" -o ")[0])
+        text = header if source == ROOT / fault.file else source
+        flags += ["-O1", "-w"]  # compiling takes most of the time
+        run(compiler, f"-I{folder / 'csrc'}", *flags, "-o", parts[-1], "-c", text)
+    run("g++", "-shared", "-pthread", *parts, "-o", folder / "libngram_npu_ascendc_twin.so")
+    return families
+
+
+def run_ascendc_samples(families: list[str], folder: Path) -> str:
+    twin = Twin("ascendc_twin", "npu", "ascendc", folder)
+    backend = Backend(twin.name, call_torch, twin=twin)
+    specs = [s for s in OPSPECS.values() if s.family in families and backend.serves(s)]
+    for spec in specs * ASCENDC_ROUNDS:
+        for sample in spec.samples(np.random.default_rng(2026)):
+            try:
+                check_parity(spec, backend, sample)
+            except (MismatchError, RuntimeError) as error:
+                return f"{spec.name}: {sample.label}: {type(error).__name__}: {error}"
+    return ""
+
+
+def run_in_child(task: Callable[[], str]) -> str:
+    """Returns the task's result or how its process ended: a wrong kernel may end its process."""
+    receiving, sending = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            signal.alarm(10 * CPU_SECONDS)
+            resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 9))
+            faulthandler.disable()  # some faults are expected to crash
+            os.write(sending, task()[:4000].encode())
+            status = 0
+        except Exception:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    os.close(sending)
+    with os.fdopen(receiving, "rb") as pipe:
+        message = pipe.read().decode(errors="replace")
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status == 1:
+        raise RuntimeError("the samples could not be run; see above")
+    if status > 0:  # a library ended the process, for example because its heap was damaged
+        return f"ended with status {status}"
+    return message if status == 0 else f"ended by {signal.Signals(-status).name}"

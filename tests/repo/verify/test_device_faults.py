@@ -1,0 +1,63 @@
+"""The twins detect each synchronization fault of the device kernels and pass correct kernels."""
+
+from __future__ import annotations
+
+import pytest
+from repo.verify.device_faults import ASCENDC_FAULTS, CUDA_FAULTS, Fault, parse
+from repo.verify.run_device_faults import detect_ascendc_fault, detect_cuda_fault, find_cuda_source
+from twins import ROOT
+
+MODES = ("fast", "resident", "hooks")
+
+
+def test_parse_reads_both_forms() -> None:
+    text = (
+        "\n@ a/b.h fast p\nx: old => new\ngone: old =>\n\n@ c.cu hooks q_\ny\n- 1: 2\n-   -\n+ +\n"
+    )
+    assert parse(text) == [
+        Fault("a/b.h", "x", "old", "new", "fast", "p"),
+        Fault("a/b.h", "gone", "old", "", "fast", "p"),
+        Fault("c.cu", "y", "1: 2\n  -", "+", "hooks", "q_"),
+    ]
+
+
+@pytest.mark.parametrize("fault", [*CUDA_FAULTS, *ASCENDC_FAULTS], ids=lambda f: f.name)
+def test_fault_applies_to_its_source(fault: Fault) -> None:
+    assert fault.apply() != (ROOT / fault.file).read_text()
+
+
+def test_fault_of_missing_text_is_rejected() -> None:
+    with pytest.raises(ValueError, match=r"expected 1 occurrence in csrc/cuda/launch\.cuh, got 0"):
+        Fault("csrc/cuda/launch.cuh", "missing", "no such text", "").apply()
+
+
+def test_ascendc_faults_cover_every_event() -> None:
+    sources = (ROOT / "csrc/ascendc").iterdir()
+    uses = sum(file.read_text().count("order<AscendC::") for file in sources)
+    assert len(ASCENDC_FAULTS) == uses > 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ASCENDC_FAULTS, ids=lambda f: f.name)
+def test_ascendc_twin_detects_fault(fault: Fault) -> None:
+    assert detect_ascendc_fault(fault)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", CUDA_FAULTS, ids=lambda f: f"{f.name} ({f.mode})")
+def test_cuda_twin_detects_fault(fault: Fault) -> None:
+    assert detect_cuda_fault(fault)
+
+
+@pytest.mark.slow
+def test_ascendc_kernel_without_fault_passes() -> None:
+    line = "struct StagedBatch {"
+    assert detect_ascendc_fault(Fault("csrc/ascendc/bookkeeping.cpp", "none", line, line)) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("op", sorted({fault.op for fault in CUDA_FAULTS}))
+def test_cuda_kernel_without_fault_passes(op: str, mode: str) -> None:
+    entry, file = f"ngram_npu_cuda_{op}(", find_cuda_source(op, ROOT / "csrc").relative_to(ROOT)
+    assert detect_cuda_fault(Fault(str(file), "none", entry, entry, mode, op)) == ""
