@@ -2,8 +2,8 @@
 
 python -m tools.docs_tables
 
-A table stands in a document between ``<!-- table: NAME -->`` and ``<!-- end -->``;
-``tools/bench/tables.txt`` says what is in it. Figures stand in these tables and nowhere else.
+A table is in a document between ``<!-- table: NAME -->`` and ``<!-- end -->``;
+``tools/bench/tables.txt`` defines its content. Documents have figures only in these tables.
 """
 
 from __future__ import annotations
@@ -12,20 +12,57 @@ import json
 import re
 from functools import cache
 from pathlib import Path
-
-from tools.bench.figures import RESULTS, lookup
+from typing import Any
 
 REPOSITORY = Path(__file__).parents[1]
+RESULTS = REPOSITORY / "tools" / "bench" / "results"
 
 Table = list[str]
 """Rows, the header first, of cells between bars; ``{FILE.json PATH FORMAT}`` is a figure."""
 
 _BLOCK = re.compile(r"<!-- table: (\S+) -->\n.*?<!-- end -->\n", re.DOTALL)
 _FIGURE = re.compile(r"\{(?:(\S+\.json) )?(\S.*?) (\S+)\}")
+_PATH_STEP = re.compile(
+    r"\.?([^.\[\]]+(?:(?<==0)\.\d+)?)|\[(\d+)\]|\[([^=\]]+=(?:[^\[\]]|\[[\d, ]*\])*)\]"
+)
+
+
+def lookup(data: Any, path: str) -> Any:
+    """Returns the value at a path such as ``results[0].ratio.read``; ``[key=value,...]`` is the one
+    entry with these values.
+
+    Raises:
+        LookupError: There is no such value, or more than one such entry.
+        ValueError: The path cannot be parsed.
+    """
+    at = 0
+    while at < len(path):
+        step = _PATH_STEP.match(path, at)
+        if not step:
+            raise ValueError(f"path {path!r} at {path[at:]!r}")
+        at = step.end()
+        key, index, values = step.groups()
+        if key is None:
+            key = int(index) if index is not None else _find_entry(data, values)
+        data = data[key]
+    return data
+
+
+def _find_entry(data: Any, values: str) -> int:
+    # In the text of a value, such as [2, 5], a comma is followed by a space.
+    pairs = [part.partition("=") for part in re.split(",(?! )", values)]
+    matches = [
+        index
+        for index, entry in enumerate(data)
+        if all(str(entry.get(key)) == value for key, _, value in pairs)
+    ]
+    if len(matches) != 1:
+        raise LookupError(f"{len(matches)} entries with {values}")
+    return matches[0]
 
 
 def parse(text: str) -> dict[str, Table]:
-    """The tables of a file such as ``tables.txt``, whose head describes the format."""
+    """Returns the tables of a file such as ``tables.txt``, which describes its format."""
     tables: dict[str, Table] = {}
     file = base = pattern = ""
 
@@ -52,7 +89,7 @@ def parse(text: str) -> dict[str, Table]:
 
 @cache
 def tables() -> dict[str, Table]:
-    """The documents'."""
+    """Returns the tables of the documents."""
     return parse((REPOSITORY / "tools" / "bench" / "tables.txt").read_text(encoding="utf-8"))
 
 
@@ -62,48 +99,50 @@ def _load(path: Path) -> object:
 
 
 def render(table: Table, results: Path = RESULTS) -> str:
-    """The table as Markdown.
+    """Returns the table as Markdown.
 
     Raises:
-        LookupError: a figure is malformed, not in the results, or cannot be shown in its format.
+        LookupError: A figure is malformed, missing in the results, or does not fit its format.
     """
 
-    def figure(match: re.Match[str]) -> str:
+    def format_figure(match: re.Match[str]) -> str:
         file, path, form = match.groups()
         try:
             return format(lookup(_load(results / file), path), form)
         except (OSError, LookupError, TypeError, ValueError) as error:
             raise LookupError(f"{file} {path}: {type(error).__name__}: {error}") from error
 
-    rows = [[cell.strip() for cell in _FIGURE.sub(figure, row).split("|")] for row in table]
+    rows = []
+    for row in table:
+        rows.append([cell.strip() for cell in _FIGURE.sub(format_figure, row).split("|")])
     rows.insert(1, ["---"] * len(rows[0]))
-    shown = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    if "{" in shown:
-        raise LookupError(f"not a figure: {shown[shown.index('{') :].splitlines()[0]}")
-    return shown
+    text = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    if "{" in text:
+        raise LookupError(f"not a figure: {text[text.index('{') :].splitlines()[0]}")
+    return text
 
 
 def updated(text: str, tables: dict[str, Table], results: Path = RESULTS) -> str:
-    """The document with its tables as the results have them.
+    """Returns the document with its tables rendered from the results.
 
     Raises:
-        LookupError: a table or a figure that does not exist, or a comment that is no marker.
+        LookupError: A table or a figure does not exist, or a comment is not a marker.
     """
     rest = _BLOCK.sub("", text)
     if "<!--" in rest:
         raise LookupError(f"not a table's marker: {rest[rest.index('<!--') :].splitlines()[0]}")
 
-    def block(match: re.Match[str]) -> str:
+    def render_block(match: re.Match[str]) -> str:
         name = match[1]
         if name not in tables:
             raise LookupError(f"no table {name!r}")
         return f"<!-- table: {name} -->\n{render(tables[name], results)}<!-- end -->\n"
 
-    return _BLOCK.sub(block, text)
+    return _BLOCK.sub(render_block, text)
 
 
 def documents() -> list[Path]:
-    """README.md and its like, and all of docs."""
+    """Returns README.md, the other documents next to it, and all of docs."""
     return [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").rglob("*.md"))]
 
 

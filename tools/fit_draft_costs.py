@@ -1,23 +1,23 @@
-"""Fits the tables of costs by which drafts of a ladder end, from recorded conversations.
+"""Fits the tables of draft costs from recorded conversations.
 
     python -m tools.fit_draft_costs --data FILE_OR_FOLDER ... --output FILE
 
-A cost is -16 * log2(probability that a draft token is accepted, given that those before it were),
-rounded, by the token's match (row) and the byte beside it (column). Counted are the drafts at every
-place of every completion, not only at those where steps begin: which these are depends on the table
-itself. Every set weighs the same, whatever its length.
+A cost is -16 * log2(probability that a draft token is accepted, if those before it were), rounded,
+by the token's match (row) and the byte stored with it (column). All positions of all completions
+are counted, not only those where steps begin, because these depend on the table itself. Every set
+has the same weight, whatever its length.
 
-A cell is drawn towards the rate of its neighbours by `STRENGTH` observations of these. Neighbours
-are all cells whose match differs by one at most, and whose byte says as this one's whether the
-candidate was right. How many observations a cell itself has counts after weighing: (sum of
-weights)^2 / sum of squared weights.
+A cell is smoothed towards the rate of its neighbours with the weight of `STRENGTH` observations.
+Neighbours are the cells whose match differs by at most one and whose byte agrees on whether the
+candidate was right. The number of observations of a cell counts after weighting: (sum of weights)^2
+/ sum of squared weights.
 
-The store's table has the same for tokens after a draft's first. The first one's column says how
-often its entry was right and wrong, in steps; neighbours differ by one step at most. The store
-holds what the conversations before said, in the order of the file.
+The store's table has the same for tokens after a draft's first. The column of the first one
+contains how often its entry was right and wrong, in steps; neighbours differ by at most one step.
+The store contains the earlier conversations, in the order of the file.
 
-A third table, in a file of its own whose name begins with `match_`, knows of a draft token no more
-than its match: the longest n-gram of up to 16 tokens, on the tokens of every draft of 16.
+A third table, in a file whose name begins with `match_`, has costs by match alone: the longest
+n-gram of up to 16 tokens, on the tokens of every draft of 16.
 
 The same conversations, tokenizer and options give the same table.
 """
@@ -40,11 +40,11 @@ import numpy.typing as npt
 from ngram_npu.output import atomic_output, check_writable
 from ngram_npu_cli.learn.fit_draft_costs import observed
 from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER
-from ngram_npu_cli.replay import InputError, TokenRequest
+from ngram_npu_cli.replay import InputError, TokenRequest, load_inputs, load_tokenizer, tokenize
 from ngram_npu_cli.replay.walks import STORE_SHAPE, IntArray, walks
 
-from tools.drafts import PARTS, load
-
+PARTS = {"even": slice(0, None, 2), "odd": slice(1, None, 2), "all": slice(None)}
+"""Parts of a set's conversations; the first conversation has number 0."""
 TABLE = Path(__file__).parents[1] / "python" / "ngram_npu" / "costs.json"
 SHAPE = (16, 32)
 FIRST_SHAPE = (16, 6, 4)
@@ -52,8 +52,39 @@ SCALE = 16
 MAX_COST = 255
 STRENGTH = 8.0
 _PRIVATE = ("--data", "--output", "--compare")
+_ABOUT = (
+    "Costs of draft tokens: -16 * log2 of the probability that one is accepted, given that those "
+    "before it were; by match (row) and by the byte beside the token (column). The store's first "
+    "tokens: by how often the entry was right (6 steps) and wrong (4), from column 32 on."
+)
+_ABOUT_MATCH = (
+    "Costs as in costs.json, by min(match + place in the draft, 15) alone, of drafts from the "
+    "longest n-gram of up to 16 tokens. The first is of no match."
+)
 
 FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Sets by name, and the tokenizer that made their token ids, for the record."""
+
+    sets: dict[str, list[TokenRequest]]
+    tokenizer: str
+
+
+def load(paths: Sequence[Path], tokenizer: str) -> Recorded:
+    """Reads files of conversations and folders of them; `tokenizer` is as for `load_tokenizer`.
+
+    Raises:
+        InputError: A file cannot be read, or a set generates nothing in more than one step.
+    """
+    loaded = load_tokenizer(tokenizer)
+    sets = {item.name: tokenize(item, loaded) for item in load_inputs(paths)}
+    for name, requests in sets.items():
+        if not any(request.spans() for request in requests):
+            raise InputError(f"{name}: no completion of two tokens or more")
+    return Recorded(sets, f"{loaded.name}: {loaded.source}")
 
 
 @dataclass(frozen=True)
@@ -64,54 +95,57 @@ class Observed:
     right: IntArray
 
     @classmethod
-    def counted(cls, cells: IntArray, right: Any, shape: tuple[int, ...]) -> Observed:
-        counts = (np.bincount(of, minlength=math.prod(shape)) for of in (cells, cells[right]))
-        return cls(*(of.reshape(shape) for of in counts))
-
-    def part(self, columns: slice, shape: tuple[int, ...]) -> Observed:
-        return Observed(
-            self.tried[:, columns].reshape(shape), self.right[:, columns].reshape(shape)
+    def count(cls, cells: IntArray, is_right: Any, shape: tuple[int, ...]) -> Observed:
+        tried, right = (
+            np.bincount(chosen, minlength=math.prod(shape)) for chosen in (cells, cells[is_right])
         )
+        return cls(tried.reshape(shape), right.reshape(shape))
+
+    def select(self, columns: slice, shape: tuple[int, ...]) -> Observed:
+        tried, right = self.tried[:, columns], self.right[:, columns]
+        return Observed(tried.reshape(shape), right.reshape(shape))
 
 
-def in_tables(requests: Sequence[TokenRequest]) -> tuple[Observed, Observed]:
-    """Of drafts from the rows, and from a store large enough for all of these conversations."""
+def count_by_table(requests: Sequence[TokenRequest]) -> tuple[Observed, Observed]:
+    """Counts drafts from the rows, and from a store large enough for all these conversations."""
     (cells, *_), right = observed(requests)
-    of_store, came = cells >= math.prod(SHAPE), right > 0
+    is_store, is_right = cells >= math.prod(SHAPE), right > 0
     return (
-        Observed.counted(cells[~of_store], came[~of_store], SHAPE),
-        Observed.counted(cells[of_store] - math.prod(SHAPE), came[of_store], STORE_SHAPE),
+        Observed.count(cells[~is_store], is_right[~is_store], SHAPE),
+        Observed.count(cells[is_store] - math.prod(SHAPE), is_right[is_store], STORE_SHAPE),
     )
 
 
-def by_match(requests: Sequence[TokenRequest]) -> Observed:
-    """By match alone, [16, 1]."""
-    found = walks(requests, range(1, SHAPE[0] + 1))
-    met = found.reached()
-    return Observed.counted(found.match[met], found.accepted()[met], (SHAPE[0], 1))
+def count_by_match(requests: Sequence[TokenRequest]) -> Observed:
+    """Counts by match alone, [16, 1]."""
+    positions = walks(requests, range(1, SHAPE[0] + 1))
+    is_reached = positions.reached()
+    is_accepted = positions.accepted()[is_reached]
+    return Observed.count(positions.match[is_reached], is_accepted, (SHAPE[0], 1))
 
 
 @dataclass(frozen=True)
-class Weighed:
+class Weighted:
     """Observations of several sets, each set with the same total weight, by cell."""
 
     tried: FloatArray
     right: FloatArray
     squares: FloatArray
-    """Of the weights, summed."""
+    """Sum of the squared weights."""
 
     @classmethod
-    def of(cls, sets: Sequence[Observed]) -> Weighed:
-        weights = [1 / max(1, int(of.tried.sum())) for of in sets]
+    def combine(cls, sets: Sequence[Observed]) -> Weighted:
+        weights = [1 / max(1, int(counts.tried.sum())) for counts in sets]
         pairs = list(zip(weights, sets, strict=True))
         return cls(
-            np.sum([w * of.tried for w, of in pairs], axis=0),
-            np.sum([w * of.right for w, of in pairs], axis=0),
-            np.sum([w * w * of.tried for w, of in pairs], axis=0),
+            np.sum([w * counts.tried for w, counts in pairs], axis=0),
+            np.sum([w * counts.right for w, counts in pairs], axis=0),
+            np.sum([w * w * counts.tried for w, counts in pairs], axis=0),
         )
 
     def rate(self, cells: Any, prior: float, strength: float = STRENGTH) -> float:
-        """Share that was right in these cells, with `strength` observations of `prior` added."""
+        """Returns the share that was right in these cells, with `strength` observations of
+        `prior` added."""
         tried, squares = float(self.tried[cells].sum()), float(self.squares[cells].sum())
         if tried == 0:
             return prior
@@ -121,35 +155,34 @@ class Weighed:
 
 
 def fit(sets: Sequence[Observed]) -> IntArray:
-    """The table, [16, 32], of costs from 0 to 255."""
-    weighed = Weighed.of(sets)
+    """Returns the table, [16, 32], of costs from 0 to 255."""
+    weighted = Weighted.combine(sets)
     costs = np.empty(SHAPE, np.int64)
     for match in range(SHAPE[0]):
         near = slice(max(0, match - 1), match + 2)
-        for said in (0, 1):
-            prior = weighed.rate((near, slice(said, None, 2)), 0.5, 2.0)
-            for outcome in range(said, SHAPE[1], 2):
-                rate = weighed.rate((match, outcome), prior)
-                costs[match, outcome] = _cost(rate)
+        for was_right in (0, 1):
+            prior = weighted.rate((near, slice(was_right, None, 2)), 0.5, 2.0)
+            for outcome in range(was_right, SHAPE[1], 2):
+                costs[match, outcome] = _cost(weighted.rate((match, outcome), prior))
     return costs
 
 
 def fit_store(sets: Sequence[Observed]) -> IntArray:
-    """The store's table, [16, 56]: of tokens after the first, then of the first."""
-    after = fit([of.part(slice(SHAPE[1]), SHAPE) for of in sets])
-    weighed = Weighed.of([of.part(slice(SHAPE[1], None), FIRST_SHAPE) for of in sets])
+    """Returns the store's table, [16, 56]: of tokens after the first, then of the first."""
+    after = fit([counts.select(slice(SHAPE[1]), SHAPE) for counts in sets])
+    firsts = [counts.select(slice(SHAPE[1], None), FIRST_SHAPE) for counts in sets]
+    weighted = Weighted.combine(firsts)
     first = np.empty(FIRST_SHAPE, np.int64)
     for cell in np.ndindex(FIRST_SHAPE):
         near = tuple(slice(max(0, at - 1), at + 2) for at in cell)
-        prior = weighed.rate(near, 0.5, 2.0)
-        first[cell] = _cost(weighed.rate(cell, prior))
+        first[cell] = _cost(weighted.rate(cell, weighted.rate(near, 0.5, 2.0)))
     return np.hstack([after, first.reshape(SHAPE[0], -1)])
 
 
 def fit_match(sets: Sequence[Observed]) -> IntArray:
-    """[16], the costs by match alone; the first is of no match."""
-    weighed = Weighed.of(sets)
-    rates = [weighed.rate((match, 0), 0.5, 2.0) for match in range(1, SHAPE[0])]
+    """Returns the costs by match alone, [16]; the first is of no match."""
+    weighted = Weighted.combine(sets)
+    rates = [weighted.rate((match, 0), 0.5, 2.0) for match in range(1, SHAPE[0])]
     return np.array([MAX_COST, *map(_cost, rates)])
 
 
@@ -157,88 +190,74 @@ def _cost(rate: float) -> int:
     return min(MAX_COST, round(-SCALE * np.log2(rate)))
 
 
-def difference(costs: IntArray, other: IntArray, sets: Sequence[Observed]) -> float:
-    """Mean of the absolute difference of two tables, each cell weighed as often as it occurs."""
-    tried = Weighed.of(sets).tried
+def mean_difference(costs: IntArray, other: IntArray, sets: Sequence[Observed]) -> float:
+    """Returns the mean absolute difference of two tables, each cell weighted by its occurrences."""
+    tried = Weighted.combine(sets).tried
     return float((abs(costs - other) * tried).sum() / max(1.0, tried.sum()))  # a set sums to 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    given = _parser().parse_args(arguments)
+    options = _make_parser().parse_args(arguments)
     try:
-        _run(given, arguments)
+        _run(options, arguments)
     except InputError as error:
         print(f"tools.fit_draft_costs: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def _run(given: argparse.Namespace, arguments: Sequence[str]) -> None:
-    check_writable(given.output)
-    data = load(given.data, given.tokenizer)
-    part = PARTS[given.part]
-    chosen = {name: requests[part] for name, requests in data.sets.items()}
-    chosen = {name: of for name, of in chosen.items() if of}
-    tables = {name: in_tables(requests) for name, requests in chosen.items()}
-    rows, stored = ([of[i] for of in tables.values()] for i in (0, 1))
-    matches = list(map(by_match, chosen.values()))
+def _run(options: argparse.Namespace, arguments: Sequence[str]) -> None:
+    match_output = options.output.with_name(f"match_{options.output.name}")
+    for path in (options.output, match_output):
+        check_writable(path)
+    data = load(options.data, options.tokenizer)
+    part = PARTS[options.part]
+    parts = {name: requests[part] for name, requests in data.sets.items() if requests[part]}
+    tables = [count_by_table(requests) for requests in parts.values()]
+    rows, stored = [row for row, _ in tables], [store for _, store in tables]
+    matches = list(map(count_by_match, parts.values()))
     costs, store_costs = fit(rows), fit_store(stored)
-    compared = {}
-    if given.compare:
-        other = json.loads(given.compare.read_text(encoding="utf-8"))
-        found = difference(costs, np.array(other["row"]), rows)
-        compared["mean_difference_from_another_fit"] = round(found, 3)
-        found = difference(store_costs, np.array(other["store"]), stored)
-        compared["store_mean_difference_from_another_fit"] = round(found, 3)
 
-    def described(about: str, **counts: Sequence[Observed]) -> dict[str, Any]:
-        each = [[int(of.tried.sum()) for of in sets] for sets in counts.values()]
+    def describe(about: str, **counts: Sequence[Observed]) -> dict[str, Any]:
+        sets = {}
+        for number, (name, requests) in enumerate(parts.items()):
+            sets[name] = {
+                "conversations": len(requests),
+                "tokens": sum(request.num_tokens for request in requests),
+                **{key: int(each[number].tried.sum()) for key, each in counts.items()},
+            }
         return {
             "about": about,
-            "command": _command(arguments),
+            "command": _format_command(arguments),
             "date": date.today().isoformat(),
             "tokenizer": data.tokenizer,
-            "conversations": f"{given.part} of each set, the first is number 0",
-            "sets": {
-                name: {
-                    "conversations": len(requests),
-                    "tokens": sum(request.num_tokens for request in requests),
-                    **dict(zip(counts, numbers, strict=True)),
-                }
-                for (name, requests), *numbers in zip(chosen.items(), *each, strict=True)
-            },
+            "conversations": f"{options.part} of each set, the first is number 0",
+            "sets": sets,
         }
 
-    table = described(
-        "Costs of draft tokens: -16 * log2 of the probability that one is accepted, given that "
-        "those before it were; by match (row) and by the byte beside the token (column). The "
-        "store's first tokens: by how often the entry was right (6 steps) and wrong (4), from "
-        "column 32 on.",
-        draft_tokens_observed=rows,
-        store_draft_tokens_observed=stored,
-    )
-    match_table = described(
-        "Costs as in costs.json, by min(match + place in the draft, 15) alone, of drafts from the "
-        "longest n-gram of up to 16 tokens. The first is of no match.",
-        draft_tokens_observed=matches,
-    )
+    observations = {"draft_tokens_observed": rows, "store_draft_tokens_observed": stored}
+    table = describe(_ABOUT, **observations)
+    if options.compare:
+        other = json.loads(options.compare.read_text(encoding="utf-8"))
+        fits = (("", "row", costs, rows), ("store_", "store", store_costs, stored))
+        for prefix, key, fitted, sets in fits:
+            difference = mean_difference(fitted, np.array(other[key]), sets)
+            table[f"{prefix}mean_difference_from_another_fit"] = round(difference, 3)
+    match_table = describe(_ABOUT_MATCH, draft_tokens_observed=matches)
     match_table["match"] = fit_match(matches).tolist()
-    for path, text in (
-        (given.output, _laid_out(table | compared, row=costs, store=store_costs)),
-        (
-            given.output.with_name(f"match_{given.output.name}"),
-            json.dumps(match_table, indent=1) + "\n",
-        ),
-    ):
-        check_writable(path)
-        with atomic_output(path) as scratch:
-            scratch.write_text(text, encoding="utf-8")
-    print(f"{given.output}: {sum(int(of.tried.sum()) for of in rows)} observations")
+    _write(options.output, _format(table, row=costs, store=store_costs))
+    _write(match_output, json.dumps(match_table, indent=1) + "\n")
+    print(f"{options.output}: {sum(int(counts.tried.sum()) for counts in rows)} observations")
 
 
-def _laid_out(table: dict[str, Any], **costs: IntArray) -> str:
-    """As JSON, a line for each row of the tables."""
+def _write(path: Path, text: str) -> None:
+    with atomic_output(path) as scratch:
+        scratch.write_text(text, encoding="utf-8")
+
+
+def _format(table: dict[str, Any], **costs: IntArray) -> str:
+    """Returns JSON with one line per row of the tables."""
     text = json.dumps(table, indent=1)[:-2]
     for name, rows in costs.items():
         lines = ",\n".join(f"  {json.dumps(row)}" for row in rows.tolist())
@@ -246,27 +265,27 @@ def _laid_out(table: dict[str, Any], **costs: IntArray) -> str:
     return text + "\n}\n"
 
 
-def _command(arguments: Sequence[str]) -> str:
-    """The command without paths of this machine."""
-    pattern = ["python", "-m", "tools.fit_draft_costs"]
-    private = False
+def _format_command(arguments: Sequence[str]) -> str:
+    """Returns the command without paths of this machine."""
+    words = ["python", "-m", "tools.fit_draft_costs"]
+    is_private = False
     for argument in arguments:
         if argument.startswith("--"):
-            private = argument.partition("=")[0] in _PRIVATE
-        if not private:
-            pattern.append(argument)
-    return shlex.join(pattern)
+            is_private = argument.partition("=")[0] in _PRIVATE
+        if not is_private:
+            words.append(argument)
+    return shlex.join(words)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.fit_draft_costs", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--data", type=Path, nargs="+", required=True, help="conversations as replay reads them")
-    add("--output", type=Path, default=TABLE, help="default: the package's own table")
+    add("--output", type=Path, default=TABLE, help="default: the package's table")
     add("--tokenizer", default=DEFAULT_TOKENIZER, help="a name or a folder, as for replay")
     add("--part", choices=list(PARTS), default="even", help="of each set")
-    add("--compare", type=Path, metavar="FILE", help="another table, to say how far this is off")
+    add("--compare", type=Path, metavar="FILE", help="another table; the difference is recorded")
     return parser
 
 

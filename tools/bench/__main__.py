@@ -31,7 +31,7 @@ from tools.bench.options import (
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        return _run(_parser().parse_args(arguments), arguments)
+        return _run(vars(make_parser().parse_args(arguments)), arguments)
     except (BenchError, InputError, UnavailableError) as error:
         print(f"tools.bench: {error}", file=sys.stderr)
         return 2
@@ -40,88 +40,84 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _run(given: argparse.Namespace, arguments: Sequence[str]) -> int:
-    op = OPS[given.op]
-    options = _options(vars(given))
-    on_device = options.device != "cpu"
-    if on_device:
+def _run(arguments: dict[str, Any], command: Sequence[str]) -> int:
+    op, options = OPS[arguments["op"]], make_options(arguments)
+    is_on_device = options.device != "cpu"
+    if is_on_device:
         if op.device_peers is None:
             measured = [name for name, op in OPS.items() if op.device_peers is not None]
             raise BenchError(f"{op.name}: expected one measured on a device: {', '.join(measured)}")
-        there = device.require(op.name, options.device)
-        options = replace(options, device=there, frontend="torch", idle_ms=0.0)
-    limit = _C.num_threads()
+        name = device.require(op.name, options.device)
+        options = replace(options, device=name, frontend="torch", idle_ms=0.0)
+    num_threads = _C.num_threads()
     results: list[Result] = []
     skipped: Skipped = {}
 
-    def write(**more: Any) -> None:
-        if given.json is not None:
-            found = report.document(op, arguments, options, results, skipped, given.note)
-            report.write(given.json, found | more)
+    def write_json(**fields: Any) -> None:
+        if (file := arguments.get("json")) is not None:
+            note = arguments.get("note", "")
+            document = report.make_document(op, command, options, results, skipped, note)
+            report.write(file, document | fields)
 
-    print(report.header(), flush=True)
+    print(report.HEADER, flush=True)
     try:
         for result in op.run(options, skipped):
-            print(*report.lines(op.shown(result)), sep="\n", flush=True)
+            print(*report.format_rows(op.select_shown(result)), sep="\n", flush=True)
             results.append(result)
-            if on_device:  # its time is limited, and a fault ends the process
-                write(unfinished=True)
+            if is_on_device:  # a fault may end the process, and its time is limited
+                write_json(unfinished=True)
     finally:
-        _C.set_num_threads(limit)
+        _C.set_num_threads(num_threads)
     for peer, reason in skipped.items():
         print(f"skipped {peer}: {reason}")
-    write()
+    write_json()
     return 0
 
 
-def _options(given: dict[str, Any]) -> Options:
-    if "config" in given:
+def make_options(arguments: dict[str, Any]) -> Options:
+    values = dict(arguments)
+    if "config" in values:
         try:
-            given["min_n"], given["max_n"] = (int(part) for part in given["config"].split(","))
+            values["min_n"], values["max_n"] = (int(part) for part in values["config"].split(","))
         except ValueError:
             raise BenchError("config: expected MIN_N,MAX_N, for example 2,4") from None
-    if "sizes" in given:
-        given["sizes"] = tuple(Size.parse(text) for text in given["sizes"])
-    if "peers" in given:
-        given["peers"] = tuple(peer for peer in given["peers"] if peer != "none")
+    if "sizes" in values:
+        values["sizes"] = tuple(Size.parse(text) for text in values["sizes"])
+    if "peers" in values:
+        values["peers"] = tuple(peer for peer in values["peers"] if peer != "none")
     names = {field.name for field in fields(Options)}
-    return Options(**{name: value for name, value in given.items() if name in names})
+    return Options(**{name: value for name, value in values.items() if name in names})
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tools.bench",
-        description="Measures an op of ours and its peers, in turns, in one process.",
+        description="Measures one of our ops and its peers, in alternation, in one process.",
         epilog="ops: " + "; ".join(f"{op.name}: {op.help}" for op in OPS.values()),
         argument_default=argparse.SUPPRESS,  # Options has the defaults
     )
     add = parser.add_argument
     add("op", choices=list(OPS), metavar="OP", help="what to measure")
     add("--sizes", nargs="+", metavar="BxC", help="batch x context, such as 128x32k")
-    add(
-        "--peer",
-        action="append",
-        dest="peers",
-        metavar="NAME",
-        help="one of the op's peers, ours:key=value,... (ours with other options), or none; may be "
-        "given several times (default: the op's own)",
-    )
-    add("--engine", help="how ours looks up (default: the op's first)")
+    peer = "one of the op's peers, ours:key=value,... (ours with other options), or none; may be "
+    peer += "repeated (default: the op's own)"
+    add("--peer", action="append", dest="peers", metavar="NAME", help=peer)
+    add("--engine", help="how our op looks up (default: the op's first)")
     add("--config", metavar="MIN_N,MAX_N", help="(default: 2,4)")
     add("--k", type=int, help="draft tokens (default: 4)")
     add("--match-policy", choices=list(MATCH_POLICY_CODES))
-    add("--threads", type=int, help="most threads of ours (default: 1)")
-    add("--cache", choices=list(CACHE_STATES), help="back to back, or after reading 4 or 256 MB")
+    add("--threads", type=int, help="maximum number of our threads (default: 1)")
+    add("--cache", choices=list(CACHE_STATES), help="nothing, 4 MB or 256 MB read between steps")
     add("--idle", type=float, dest="idle_ms", metavar="MS", help="sleep before each step")
     add("--frontend", choices=FRONTENDS)
-    add("--device", choices=DEVICES, help="of a GPU or an NPU: by its own clock")
+    add("--device", choices=DEVICES, help="a GPU or an NPU is timed by its own events")
     add("--rounds", type=int)
-    add("--steps", type=int, help="timed steps a round (default: by duration)")
+    add("--steps", type=int, help="timed steps per round (default: by duration)")
     add("--data-kind", choices=DATA_KINDS)
     add("--data", type=Path, help="recorded conversations: a *.jsonl[.gz] file or a folder of them")
     add("--vllm-path", type=Path, help="folder that contains vllm/ (default: an installed vLLM)")
-    add("--json", type=Path, default=None, metavar="FILE", help="write all figures here")
-    add("--note", default="", help="a remark kept in the file")
+    add("--json", type=Path, metavar="FILE", help="write all figures here")
+    add("--note", help="a remark for the file")
     return parser
 
 

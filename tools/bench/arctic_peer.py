@@ -1,4 +1,4 @@
-"""Suffix decoding as a peer: Arctic Inference's own C++, called directly, never copied.
+"""Suffix decoding as a peer: Arctic Inference's own C++, called directly and never copied.
 
     python -m tools.bench.arctic_peer
 
@@ -29,29 +29,28 @@ VERSION = "0.3.0"
 NANOBIND = "2.9.2"  # required by that version
 FOLDER = Path(__file__).resolve().parents[2] / "build" / "arctic-peer"
 DEPTH = 64
-"""Depth of a tree, and the longest context it looks up: Arctic's default."""
+"""Depth of a tree, and the longest context that it looks up: Arctic's default."""
 FACTOR, OFFSET, PROBABILITY = 1.0, 0.0, 0.1
 _TREES = f"depth {DEPTH}, factor {FACTOR:g}, probability {PROBABILITY:g}"
-DETAIL = f"arctic-inference {VERSION}, a tree for each conversation, {_TREES}"
+DETAIL = f"arctic-inference {VERSION}, one tree per conversation, {_TREES}"
 GLOBAL_DETAIL = (
-    f"arctic-inference {VERSION}, a tree for each conversation and one for all that follows the "
-    f"first prompts, of which the draft with the higher score is taken; {_TREES}"
+    f"arctic-inference {VERSION}, one tree per conversation and one for all text after the first "
+    f"prompts; the draft with the higher score is used; {_TREES}"
 )
 
 
 def build() -> None:
     """Downloads and builds everything below FOLDER."""
     pip = [sys.executable, "-m", "pip"]
-    source = f"arctic-inference=={VERSION}"
-    fetch = ["download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", source]
-    _run(*pip, *fetch, "--dest", str(FOLDER))
+    fetch = ["download", "--no-deps", "--no-binary", ":all:", "--no-build-isolation"]
+    _run(*pip, *fetch, f"arctic-inference=={VERSION}", "--dest", str(FOLDER))
     _run(*pip, "install", "--target", str(FOLDER / "nanobind"), f"nanobind=={NANOBIND}")
     with tarfile.open(FOLDER / f"arctic_inference-{VERSION}.tar.gz") as archive:
         archive.extractall(FOLDER, filter="data")
-    suffix_tree = FOLDER / f"arctic_inference-{VERSION}" / "csrc" / "suffix_decoding"
+    source = FOLDER / f"arctic_inference-{VERSION}" / "csrc" / "suffix_decoding"
     out = str(FOLDER / "out")
     python = f"-DPython_EXECUTABLE={sys.executable}"
-    _run("cmake", "-S", str(suffix_tree), "-B", out, "-G", "Ninja", python)
+    _run("cmake", "-S", str(source), "-B", out, "-G", "Ninja", python)
     _run("cmake", "--build", out)
 
 
@@ -61,13 +60,13 @@ def _run(*command: str) -> None:
 
 @functools.cache
 def suffix_tree() -> Any:
-    """Arctic's class SuffixTree.
+    """Returns Arctic's class SuffixTree.
 
     Raises:
         UnavailableError: It is not built.
     """
-    found = sorted((FOLDER / "out").glob("_C.*"))
-    spec = importlib.util.spec_from_file_location("arctic._C", found[0]) if found else None
+    libraries = sorted((FOLDER / "out").glob("_C.*"))
+    spec = importlib.util.spec_from_file_location("arctic._C", libraries[0]) if libraries else None
     if spec is None or spec.loader is None:
         raise UnavailableError("arctic-inference is not built: python -m tools.bench.arctic_peer")
     module = importlib.util.module_from_spec(spec)
@@ -76,9 +75,8 @@ def suffix_tree() -> Any:
 
 
 class SuffixDecoding:
-    """A proposer for `ngram_npu_cli.replay.simulate`: one tree per row, which holds its
-    conversation.
-    If rows share what follows their first prompts, there is one more tree for all of them."""
+    """A proposer for `simulate` with one tree per row for its conversation. If rows share what
+    follows their first prompts, there is one more tree for all of them."""
 
     def __init__(self, k: int, *, shared: bool = False) -> None:
         self._k = k
@@ -86,13 +84,13 @@ class SuffixDecoding:
         self._shared = self._new_tree(DEPTH) if shared else None
         self._conversations = 0
         self._trees: dict[int, Any] = {}
-        self._held: dict[int, int] = {}
+        self._lengths: dict[int, int] = {}
         self._numbers: dict[int, int] = {}
 
     def reset(self, rows: Int32Array) -> None:
         for row in rows.tolist():
             self._trees[row] = self._new_tree(DEPTH)
-            self._held[row] = 0
+            self._lengths[row] = 0
             self._numbers[row] = self._conversations
             self._conversations += 1
 
@@ -105,33 +103,32 @@ class SuffixDecoding:
         advance: bool = True,
     ) -> SimpleNamespace:
         rows = range(len(token_ids)) if row_indices is None else row_indices.tolist()
-        drafts = np.full((len(sampled_token_ids), self._k), -1, np.int32)
+        draft_token_ids = np.full((len(sampled_token_ids), self._k), -1, np.int32)
         counts = np.zeros(len(sampled_token_ids), np.int32)
         for i, row in enumerate(rows):
             new = sampled_token_ids[i][sampled_token_ids[i] >= 0]
             start, end = int(num_tokens[row]), int(num_tokens[row]) + len(new)
             token_ids[row, start:end] = new
             num_tokens[row] = end
-            held, trees = self._held[row], [self._trees[row]]
-            trees[0].extend_ndarray(0, token_ids[row, held:end])
-            self._held[row] = end
+            length, trees = self._lengths[row], [self._trees[row]]
+            trees[0].extend_ndarray(0, token_ids[row, length:end])
+            self._lengths[row] = end
             if self._shared is not None:
                 trees.append(self._shared)
-                self._shared.extend_ndarray(self._numbers[row], token_ids[row, held or start : end])
+                text = token_ids[row, length or start : end]
+                self._shared.extend_ndarray(self._numbers[row], text)
             context = token_ids[row, max(0, end - DEPTH) : end]
-            found = [
-                tree.speculate_ndarray(context, self._k, FACTOR, OFFSET, PROBABILITY, False)
-                for tree in trees
-            ]
-            draft = max(found, key=lambda of: of.score).token_ids
-            drafts[i, : len(draft)] = draft
-            counts[i] = len(draft)
-        return SimpleNamespace(draft_token_ids=drafts, num_draft_tokens=counts)
+            limits = (self._k, FACTOR, OFFSET, PROBABILITY, False)
+            drafts = [tree.speculate_ndarray(context, *limits) for tree in trees]
+            best = max(drafts, key=lambda draft: draft.score).token_ids
+            draft_token_ids[i, : len(best)] = best
+            counts[i] = len(best)
+        return SimpleNamespace(draft_token_ids=draft_token_ids, num_draft_tokens=counts)
 
 
 class ArcticStep(Contestant):
-    """A step of all rows, called directly: each row's tree takes the sampled tokens, then drafts.
-    New trees for each lap and all arguments are made beforehand, untimed."""
+    """A step of all rows: each row's tree is extended by the sampled tokens, then drafts. The trees
+    of a lap and all arguments are prepared untimed."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
         self._workload = workload
@@ -155,13 +152,13 @@ class ArcticStep(Contestant):
     def arguments(self, step: int) -> tuple[Any, ...]:
         self._at = step + 1
         starts, ends = self._workload.lengths[step : step + 2].tolist()
-        rows = zip(self._trees, self._workload.token_ids, starts, ends, strict=True)
-        return (
-            [
-                (tree.extend_ndarray, row[start:end], tree.speculate_ndarray, row[:end][-DEPTH:])
-                for tree, row, start, end in rows
-            ],
-        )
+        requests = []
+        for tree, row, start, end in zip(
+            self._trees, self._workload.token_ids, starts, ends, strict=True
+        ):
+            context = row[:end][-DEPTH:]
+            requests.append((tree.extend_ndarray, row[start:end], tree.speculate_ndarray, context))
+        return (requests,)
 
     def _draft(self, requests: list[tuple[Any, ...]]) -> list[Any]:
         drafts = []

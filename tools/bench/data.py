@@ -17,7 +17,7 @@ from tools.bench.options import BenchError, Options, Size
 Int32Array = npt.NDArray[np.int32]
 
 MAX_NEW_TOKENS = 3
-"""A row gains 1 to this many tokens per step, as if drafts were accepted now and then."""
+"""A row gains 1 to this many tokens per step, as if some drafts were accepted."""
 
 VOCAB_SIZE = 32_000
 PERIOD = 61
@@ -30,15 +30,15 @@ _DEFAULT_DATA = Path(__file__).parents[3] / "shared" / "data" / "replay"
 class Workload:
     """Contexts of one size and the steps that follow, the same for every contestant.
 
-    A row's buffer already holds the text that its steps will append; only its length says where
-    the context ends. A contestant that appends rewrites the same tokens, one that does not append
-    finds them in place, and so all of them can share one buffer.
+    A row's buffer already contains the text that its steps will append; only its length marks where
+    the context ends. A contestant that appends writes the same tokens again, so all contestants can
+    share one buffer.
 
     Attributes:
         token_ids: [B, S].
         lengths: [steps + 1, B], live lengths before each step and after the last.
-        sampled: [steps, B, M], the tokens each step appends, padded with -1.
-        describes: kind and source of the data, for the record.
+        sampled: [steps, B, M], the tokens that each step appends, padded with -1.
+        describes: Kind and source of the data, for the record.
     """
 
     size: Size
@@ -56,26 +56,22 @@ class Workload:
         return int(self.token_ids.shape[1])
 
 
-def default_data(path: Path | None) -> Path:
-    """The folder given, else the recorded sets beside the repository.
+def find_data(path: Path | None) -> Path:
+    """Returns the given folder, else that of the recorded sets next to the repository.
 
     Raises:
         BenchError: The folder is missing.
     """
     if path is None and not _DEFAULT_DATA.is_dir():
-        raise BenchError("no recorded sets here: --data says where they are")
+        raise BenchError("no recorded sets here: pass their folder with --data")
     return path or _DEFAULT_DATA
 
 
 @functools.cache
 def load_corpus(path: Path | None) -> tuple[Int32Array, str]:
-    """Recorded conversations as one run of tokens, and a description of their source (for the
-    record, without private paths).
-
-    Args:
-        path: a file or folder of conversations; None: the recorded sets if they lie beside the
-            repository, else the sources of the Python standard library.
-    """
+    """Returns recorded conversations as one sequence of tokens, and their source for the record
+    (without private paths). Without a path: the recorded sets next to the repository, else the
+    sources of the Python standard library."""
     if path is None and _DEFAULT_DATA.is_dir():
         path = _DEFAULT_DATA
     if path is None:
@@ -83,7 +79,9 @@ def load_corpus(path: Path | None) -> tuple[Int32Array, str]:
         name = "sources of the Python standard library"
     else:
         files = find_files(path)
-        conversations = [talk for file in files for talk in read_conversations(file)]
+        conversations = []
+        for file in files:
+            conversations += read_conversations(file)
         name = ", ".join(file.name for file in files)
     tokenizer = load_tokenizer()
     ids: list[int] = []
@@ -92,41 +90,41 @@ def load_corpus(path: Path | None) -> tuple[Int32Array, str]:
             ids += turn.prompt_token_ids or tokenizer.encode(f"USER: {turn.prompt} ASSISTANT:")
             ids += turn.completion_token_ids or tokenizer.encode(str(turn.completion))
     if len(ids) < 2:
-        raise BenchError(f"{name}: too little text")
+        raise BenchError(f"{name}: expected at least 2 tokens of text")
     return np.array(ids, dtype=np.int32), f"{name}; {tokenizer.source}; {len(ids)} tokens"
 
 
 def make_workload(size: Size, options: Options) -> Workload:
-    """Deterministic: the same size and options give the same tokens and steps in every process."""
+    """Returns the same tokens and steps in every process for the same size and options."""
     rng = np.random.default_rng(SEED)
-    steps = lap_steps(size.context)
-    most = min(MAX_NEW_TOKENS, options.k + 1)
-    counts = rng.integers(1, most + 1, size=(steps, size.batch), dtype=np.int32)
+    steps = count_lap_steps(size.context)
+    max_new = min(MAX_NEW_TOKENS, options.k + 1)
+    counts = rng.integers(1, max_new + 1, size=(steps, size.batch), dtype=np.int32)
     base = np.full(size.batch, size.context, np.int32)
     lengths = np.concatenate([base[None], base + counts.cumsum(0)]).astype(np.int32)
-    # Rows of a real buffer are as wide as the longest context the server admits. An odd number of
-    # cache lines keeps the starts of the rows out of the same cache sets.
+    # Rows of a real buffer are as wide as the longest context that the server admits. An odd number
+    # of cache lines keeps the starts of rows out of the same cache sets.
     width = size.context + steps * MAX_NEW_TOKENS + MAX_NEW_TOKENS + options.k
     lines = -(-width // 16) | 1
-    rows, source = _rows(base, lines * 16, options, rng)
+    rows, source = _make_rows(base, lines * 16, options, rng)
 
-    places = np.arange(options.k + 1)
+    offsets = np.arange(options.k + 1)
     sampled = np.full((steps, size.batch, options.k + 1), -1, np.int32)
     for step in range(steps):
-        at = lengths[step][:, None] + places[None, :most]
-        new = np.take_along_axis(rows, at.astype(np.int64), axis=1)
-        sampled[step, :, :most] = np.where(places[None, :most] < counts[step][:, None], new, -1)
-    describes = {"kind": options.data_kind, "source": source}
-    return Workload(size, rows, lengths, sampled, describes)
+        positions = lengths[step][:, None] + offsets[None, :max_new]
+        new = np.take_along_axis(rows, positions.astype(np.int64), axis=1)
+        is_sampled = offsets[None, :max_new] < counts[step][:, None]
+        sampled[step, :, :max_new] = np.where(is_sampled, new, -1)
+    return Workload(size, rows, lengths, sampled, {"kind": options.data_kind, "source": source})
 
 
-def lap_steps(context: int) -> int:
-    """Steps from the base length to the reset: contexts may grow by at most an eighth, else the
-    figures would belong to another size."""
+def count_lap_steps(context: int) -> int:
+    """Returns the steps from the base length to the reset. Contexts may grow by at most an eighth;
+    otherwise the figures would belong to another size."""
     return max(12, min(256, context // 8 // 2))
 
 
-def _rows(
+def _make_rows(
     lengths: Int32Array, width: int, options: Options, rng: np.random.Generator
 ) -> tuple[Int32Array, str]:
     batch = len(lengths)
@@ -137,13 +135,13 @@ def _rows(
     if options.data_kind == "random":
         return rng.integers(0, VOCAB_SIZE, shape, np.int32), f"uniform over {VOCAB_SIZE} ids"
     if options.data_kind == "periodic":
-        place = (np.arange(batch)[:, None] * 7 + np.arange(width)[None]) % PERIOD
-        return place.astype(np.int32), f"the ids 0 to {PERIOD - 1} over and over"
+        ids = (np.arange(batch)[:, None] * 7 + np.arange(width)[None]) % PERIOD
+        return ids.astype(np.int32), f"the ids 0 to {PERIOD - 1}, repeated"
     if options.data_kind == "nomatch":
         rows = rng.integers(0, VOCAB_SIZE, shape, np.int32)
-        # Near the end of the context, every id is new to its row: no suffix occurred before.
-        for row, fresh in zip(rows, np.maximum(0, lengths - options.max_n), strict=True):
-            row[fresh:] = _NOMATCH_FIRST_ID + np.arange(width - fresh, dtype=np.int32)
+        # Near the end of the context every id is new to its row: no suffix occurred before.
+        for row, start in zip(rows, np.maximum(0, lengths - options.max_n), strict=True):
+            row[start:] = _NOMATCH_FIRST_ID + np.arange(width - start, dtype=np.int32)
         return rows, f"uniform over {VOCAB_SIZE} ids, then ids that never occurred before"
     corpus, source = load_corpus(options.data)
     if corpus.size < width:

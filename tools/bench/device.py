@@ -13,67 +13,64 @@ import torch
 from ngram_npu import _library
 from ngram_npu.ops import workspace_size
 
-from tools.bench.measure import Contestant, Measurement, check
+from tools.bench.measure import Contestant, Measurement, check, rotate
 from tools.bench.options import BenchError, Options
 
 STEPS = 12
-"""Steps in one timing, unless the command line names another number."""
+"""Steps per timing by default."""
 _WARM_UP_ROUNDS = 2
-_AHEAD_CYCLES, _MOST_AHEAD_CYCLES = 1 << 18, 1 << 28
-"""The device waits about 130 us, in which the host launches the graph: a late host must not count
-as device time. If the host is still late, the wait is doubled, up to a tenth of a second."""
+_AHEAD_CYCLES, _MAX_AHEAD_CYCLES = 1 << 18, 1 << 28
+"""The device waits about 130 us while the host launches the graph, because a late host must not
+count as device time. If the host is still late, the wait is doubled, up to a tenth of a second."""
 
 Work = Callable[[], Any]
 
 
 def require(op: str, device: str) -> str:
-    """
-    Returns:
-        The device; tests replace it with the CPU.
+    """Returns the device; tests replace it with the CPU.
 
     Raises:
         BenchError: There is no such device, or the operator has no kernel for it.
     """
     if not (_library.has_kernel(op, device) and torch.get_device_module(device).is_available()):
-        reason = _library.backends()[device].reason or "torch sees none here"
+        reason = _library.backends()[device].reason or "torch finds no such device"
         raise BenchError(f"device {device}: no kernel of {op}: {reason}")
     return device
 
 
-def workspace(op: str, batch: int, device: str) -> torch.Tensor:
+def make_workspace(op: str, batch: int, device: str) -> torch.Tensor:
     return torch.zeros(workspace_size(op, batch), dtype=torch.int32, device=device)
 
 
 def measure(contestants: Sequence[Contestant], lap: int, options: Options) -> Measurement:
-    """Measures the contestants, ours first in the list. In each round all of them do the workload's
-    first steps once, one contestant after the other, on a GPU as the replay of a CUDA graph; the
-    first one changes from round to round."""
+    """Measures the contestants, of which our op is the first. In each round all of them do the
+    workload's first steps once, one contestant after the other, on a GPU as the replay of a CUDA
+    graph; the first one changes from round to round."""
     result = Measurement(steps=min(options.steps or STEPS, lap))
     check(contestants, result)
     works: dict[str, Work] = {}
     for contestant in contestants:
         contestant.reset()
-        work = partial(_steps, contestant, result.steps)
-        replayed = options.device == "cuda" and contestant.captured
-        works[contestant.name] = captured(work)[0].replay if replayed else work
+        work = partial(_run_steps, contestant, result.steps)
+        is_replayed = options.device == "cuda" and contestant.captured
+        works[contestant.name] = captured(work)[0].replay if is_replayed else work
         result.rounds_us[contestant.name] = []
     for number in range(-_WARM_UP_ROUNDS, options.rounds):
-        first = number % len(contestants)
-        for contestant in [*contestants[first:], *contestants[:first]]:
+        for contestant in rotate(contestants, number):
             us = time_us(works[contestant.name], contestant.reset, options.device)
             if number >= 0:
                 result.rounds_us[contestant.name].append(us / result.steps)
     return result
 
 
-def _steps(contestant: Contestant, count: int) -> None:
-    for number in range(count):
-        contestant.function(*contestant.arguments(number))
+def _run_steps(contestant: Contestant, count: int) -> None:
+    for step in range(count):
+        contestant.function(*contestant.arguments(step))
 
 
 def captured(work: Work) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """A graph of ``work``, and its results, which each replay overwrites. ``work`` runs once before
-    the capture, so that compilation, library loading and allocations happen outside it."""
+    """Returns a graph of ``work`` and its results, which each replay overwrites. ``work`` runs once
+    before the capture, so that compilation, library loading and allocations happen outside it."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -87,47 +84,47 @@ def captured(work: Work) -> tuple[torch.cuda.CUDAGraph, Any]:
 
 
 def time_us(work: Work, restore: Work, device: str) -> float:
-    """Microseconds of ``work`` on the device, without those of ``restore``, which comes before.
+    """Returns the microseconds of ``work`` on the device, without those of ``restore`` before it.
 
     Raises:
-        BenchError: The host never gets ahead of a GPU.
+        BenchError: The host is slower than the longest wait of the GPU.
     """
     module = torch.get_device_module(device)
     start, end = (module.Event(enable_timing=True) for _ in range(2))
     ahead = _AHEAD_CYCLES
-    while ahead <= _MOST_AHEAD_CYCLES:
+    while ahead <= _MAX_AHEAD_CYCLES:
         restore()
         if device == "cuda":
             torch.cuda._sleep(ahead)
         start.record()
         work()
         end.record()
-        late = device == "cuda" and start.query()
+        is_late = device == "cuda" and start.query()
         end.synchronize()
-        if not late:
+        if not is_late:
             return float(start.elapsed_time(end)) * 1e3
         ahead *= 2
-    raise BenchError("the host is slower than the device waits for it: is a debugger at work?")
+    raise BenchError("the host is slower than the device waits for it: is a debugger attached?")
 
 
 def describe(device: str) -> dict[str, Any]:
-    """The current device, for the record."""
+    """Describes the current device, for the record."""
     if device == "npu":
         home = Path(os.environ.get("ASCEND_HOME_PATH", "/nowhere"))
         cann = next((p.read_text().strip() for p in home.glob("**/version.info")), None)
         return {"name": torch.npu.get_device_name(0), "cann": cann}
-    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     query = ["nvidia-smi", "--query-gpu=driver_version,clocks.max.sm,clocks.max.mem", "--id=0"]
     try:
-        said = subprocess.run([*query, "--format=csv,noheader"], capture_output=True, text=True)
-        smi: str | None = said.stdout.strip()
+        done = subprocess.run([*query, "--format=csv,noheader"], capture_output=True, text=True)
+        smi: str | None = done.stdout.strip()
     except OSError:
         smi = None
     return {
-        "name": found.name,
-        "multiprocessors": found.multi_processor_count,
-        "memory_gib": round(found.total_memory / (1 << 30), 1),
-        "l2_mib": round(found.L2_cache_size / (1 << 20), 1),
+        "name": properties.name,
+        "multiprocessors": properties.multi_processor_count,
+        "memory_gib": round(properties.total_memory / (1 << 30), 1),
+        "l2_mib": round(properties.L2_cache_size / (1 << 20), 1),
         "cuda": torch.version.cuda,
         "driver, highest clocks": smi,
     }

@@ -1,5 +1,5 @@
-"""Peers of the lookups on a device: vLLM's and vLLM-Ascend's Triton kernels, eager torch, and only
-reading the tokens."""
+"""Peers of the lookups on a device: vLLM's and vLLM-Ascend's Triton kernels, eager torch, and a
+pass that only reads the tokens."""
 
 from __future__ import annotations
 
@@ -9,16 +9,27 @@ from typing import Any
 import torch
 
 from tools.bench.data import Workload
-from tools.bench.measure import Contestant
+from tools.bench.measure import Contestant, Drafts
 from tools.bench.options import Options, UnavailableError
-from tools.bench.stats import Drafts
-from tools.bench.vllm_peer import VOCAB, folder_of, given, proposer_config, take, version_in
+from tools.bench.vllm_peer import (
+    VOCAB,
+    define_device_modules,
+    find_folder,
+    load_class,
+    make_config,
+    read_version,
+)
 
 
 class _Rows(Contestant):
-    """Only drafts: the new tokens are in the rows, and lengths say where a row ends."""
+    """Only drafts: the new tokens are in the rows, and lengths mark where a row ends."""
+
+    match_policy = ""
+    """The only one that the peer supports; empty: both."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
+        if self.match_policy and options.match_policy != self.match_policy:
+            raise UnavailableError(f"this peer finds the {self.match_policy} match only")
         self._options, self._batch = options, workload.size.batch
         self._token_ids, self._lengths, self._sampled = (
             torch.from_numpy(array).to(options.device)
@@ -29,47 +40,47 @@ class _Rows(Contestant):
     def arguments(self, step: int) -> tuple[Any, ...]:
         return (self._lengths[step + 1],)
 
-
-class Eager(_Rows):
-    """What one would write in torch: each suffix compared with the tokens at every place."""
-
-    detail = "eager torch: comparisons of whole rows for every token of every n-gram"
-
-    def __init__(self, workload: Workload, options: Options) -> None:
-        super().__init__(workload, options)
-        self._places = torch.arange(workload.capacity, device=options.device)
-        self.function = self._propose
-
-    def _propose(self, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        tokens, places, options = self._token_ids, self._places, self._options
-        latest = options.match_policy == "latest"
-        none = -1 if latest else len(places)
-        start = lengths.long()
-        for n in range(options.min_n, options.max_n + 1):
-            suffix = tokens.gather(1, (lengths[:, None] - n + places[:n]).clamp(min=0))
-            windows = len(places) - n + 1
-            same = places[:windows] < lengths[:, None] - n
-            for j in range(n):
-                same &= tokens[:, j : j + windows] == suffix[:, j : j + 1]
-            at = torch.where(same, places[:windows], none)
-            at = at.amax(1) if latest else at.amin(1)
-            start = torch.where(at == none, start, at + n)  # a longer n-gram's match wins
-        drafts = (start[:, None] + places[: options.k]).clamp(max=len(places) - 1)
-        return tokens.gather(1, drafts), (lengths - start).clamp(max=options.k)
-
     def drafts(self, result: Any) -> Drafts:
         ids, counts = (tensor.tolist() for tensor in result)
         return [row[:count] for row, count in zip(ids, counts, strict=True)]
 
 
-class VllmV2(_Rows):
-    """The two Triton kernels of the V2 runner's speculator, which knows the latest match only."""
+class Eager(_Rows):
+    """The lookup in plain torch: each suffix is compared with the tokens at every position."""
+
+    detail = "eager torch: comparisons of whole rows for every token of every n-gram"
 
     def __init__(self, workload: Workload, options: Options) -> None:
-        if options.match_policy != "latest":
-            raise UnavailableError("vLLM's V2 speculator knows the latest match only")
-        folder = folder_of(options.vllm_path)
         super().__init__(workload, options)
+        self._positions = torch.arange(workload.capacity, device=options.device)
+        self.function = self._propose
+
+    def _propose(self, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens, positions, options = self._token_ids, self._positions, self._options
+        is_latest = options.match_policy == "latest"
+        missing = -1 if is_latest else len(positions)
+        start = lengths.long()
+        for n in range(options.min_n, options.max_n + 1):
+            suffix = tokens.gather(1, (lengths[:, None] - n + positions[:n]).clamp(min=0))
+            windows = len(positions) - n + 1
+            is_match = positions[:windows] < lengths[:, None] - n
+            for j in range(n):
+                is_match &= tokens[:, j : j + windows] == suffix[:, j : j + 1]
+            at = torch.where(is_match, positions[:windows], missing)
+            at = at.amax(1) if is_latest else at.amin(1)
+            start = torch.where(at == missing, start, at + n)  # the longest n-gram wins
+        drafts = (start[:, None] + positions[: options.k]).clamp(max=len(positions) - 1)
+        return tokens.gather(1, drafts), (lengths - start).clamp(max=options.k)
+
+
+class VllmV2(_Rows):
+    """The two Triton kernels of the V2 runner's speculator."""
+
+    match_policy = "latest"
+
+    def __init__(self, workload: Workload, options: Options) -> None:
+        super().__init__(workload, options)
+        folder = find_folder(options.vllm_path)
         ones = torch.ones(self._batch, dtype=torch.int32, device=options.device)
         self._state = SimpleNamespace(
             all_token_ids=SimpleNamespace(gpu=self._token_ids), total_len=SimpleNamespace(gpu=ones)
@@ -80,17 +91,18 @@ class VllmV2(_Rows):
                   "num_rejected", "next_prefill_tokens", "temperature", "seeds")  # fmt: skip
         self._unused = dict.fromkeys(unused)
         self._counts = ones
-        # It fills unused places with this, so that they can be told from drafts.
+        # The speculator fills unused positions with this token, which marks them as no drafts.
         self._last = torch.full((self._batch, 1), -1, device=options.device)
-        config = proposer_config(options, workload.capacity, self._batch)
-        speculator = take(folder, "NgramGPUSpeculator", given)
+        config = make_config(options, workload.capacity, self._batch)
+        speculator = load_class(folder, "NgramGPUSpeculator", define_device_modules)
         try:  # Triton compiles in the first call
             self._speculator = speculator(config, torch.device(options.device), self._state)
             self._propose(self._lengths[0])
         except Exception as error:
             raise UnavailableError(f"{type(error).__name__}: {error}") from error
         self.function = self._propose
-        self.detail = f"{version_in(folder)} NgramGPUSpeculator.propose: scan and finalize kernels"
+        version = read_version(folder)
+        self.detail = f"{version} NgramGPUSpeculator.propose: scan and finalize kernels"
 
     def _propose(self, lengths: torch.Tensor) -> Any:
         self._state.total_len.gpu = lengths
@@ -103,62 +115,57 @@ class VllmV2(_Rows):
 
 
 class VllmNgramGpu(_Rows):
-    """The kernel of vLLM's ``ngram_gpu``, compiled with the options that vLLM gives it. vLLM has it
-    compiled for any batch size; here for this one, which is no slower. It only drafts."""
+    """The kernel of vLLM's ``ngram_gpu``, compiled with vLLM's options. vLLM compiles it for any
+    batch size; here it is compiled for this one, which is no slower."""
+
+    match_policy = "earliest"
 
     def __init__(self, workload: Workload, options: Options) -> None:
-        if options.match_policy != "earliest":
-            raise UnavailableError("vLLM's ngram_gpu knows the earliest match only")
-        folder = folder_of(options.vllm_path)
         super().__init__(workload, options)
-        everyone = torch.ones(self._batch, dtype=torch.bool, device=options.device)
-        config = proposer_config(options, workload.capacity, self._batch)
+        folder = find_folder(options.vllm_path)
+        all_rows = torch.ones(self._batch, dtype=torch.bool, device=options.device)
+        config = make_config(options, workload.capacity, self._batch)
         try:
-            proposer = take(folder, "NgramProposerGPU", given)(config, torch.device(options.device))
+            proposer_class = load_class(folder, "NgramProposerGPU", define_device_modules)
+            proposer = proposer_class(config, torch.device(options.device))
             wanted = proposer.vllm_config.compilation_config.inductor_compile_config
-            known = torch._inductor.list_options()  # use_mixed_mm is gone from newer ones
+            known = torch._inductor.list_options()  # newer releases have no use_mixed_mm
             kernel = torch.compile(
                 proposer.kernel,
                 fullgraph=True,
                 dynamic=False,
                 options={name: value for name, value in wanted.items() if name in known},
             )
-            self.function = lambda lengths: kernel(lengths, self._token_ids, everyone)
+            self.function = lambda lengths: kernel(lengths, self._token_ids, all_rows)
             self.function(self._lengths[0])
         except Exception as error:
             raise UnavailableError(f"{type(error).__name__}: {error}") from error
-        self.detail = f"{version_in(folder)} NgramProposerGPU's kernel, compiled"
-
-    def drafts(self, result: Any) -> Drafts:
-        ids, counts = (tensor.tolist() for tensor in result)
-        return [row[:count] for row, count in zip(ids, counts, strict=True)]
+        self.detail = f"{read_version(folder)} NgramProposerGPU's kernel, compiled"
 
 
 class VllmAscend(_Rows):
     """The launcher of vLLM-Ascend's Triton kernel, from an installed vLLM-Ascend."""
 
     detail = "vllm_ascend's triton_ngram_spec_decode"
+    match_policy = "earliest"
 
     def __init__(self, workload: Workload, options: Options) -> None:
         try:
             from vllm_ascend.ops.triton.spec_decode.ngram import triton_ngram_spec_decode
         except Exception as error:
             raise UnavailableError(f"{type(error).__name__}: {error}") from error
-        if options.match_policy != "earliest":
-            raise UnavailableError("vLLM-Ascend's kernel knows the earliest match only")
         super().__init__(workload, options)
-        nobody = torch.zeros(self._batch, dtype=torch.bool, device=options.device)
+        no_discards = torch.zeros(self._batch, dtype=torch.bool, device=options.device)
         lookup = {"min_n": options.min_n, "max_n": options.max_n, "k": options.k}
         self.function = lambda lengths, sampled: triton_ngram_spec_decode(
-            self._token_ids, lengths, sampled, nobody, vocab_size=VOCAB, **lookup
+            self._token_ids, lengths, sampled, no_discards, vocab_size=VOCAB, **lookup
         )
 
     def arguments(self, step: int) -> tuple[Any, ...]:
         return self._lengths[step], self._sampled[step]
 
     def drafts(self, result: Any) -> Drafts:
-        _, ids, counts, _ = (tensor.tolist() for tensor in result)
-        return [row[:count] for row, count in zip(ids, counts, strict=True)]
+        return super().drafts(result[1:3])
 
 
 class Read(Contestant):

@@ -1,39 +1,44 @@
-"""Rounds in which contestants take turns."""
+"""Rounds in which contestants alternate, and the statistics of their times."""
 
 from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tools.bench.options import CACHE_STATES, Options
-from tools.bench.stats import Agreement, Drafts, drafted_share
+from tools.bench.data import Workload
+from tools.bench.options import CACHE_STATES, BenchError, Options
 
+Drafts = list[list[int]]
+
+DIGITS = 5
+"""Significant digits kept in files; further ones are noise."""
 _MIN_STEPS, _MAX_STEPS = 3, 50
 _TURN_SECONDS = 0.03
 _CHECKED_STEPS = 4
 _CALM = 0.01
-_MOST_ROUNDS = 5
+_MAX_ROUNDS = 5
+"""Rounds are repeated up to this multiple of the requested number."""
 
 
 class Contestant:
-    """One way of doing a step's work; the base class does nothing and counts as ready.
+    """One way of doing a step's work; the base class does nothing and is usable as it is.
 
-    The harness times only the call ``function(*arguments(step))``, not the making of its arguments.
-    The steps of a lap come in order, each once, so a contestant may keep state from one to the
-    next. The results of calls are dropped, except in the warm-up.
+    The harness times only the call ``function(*arguments(step))``, not the preparation of its
+    arguments. The steps of a lap come in order, each once, so a contestant may keep state between
+    steps. The results of calls are dropped, except in the warm-up.
 
     Attributes:
-        name: short, the key in results.
-        detail: what exactly it is, for the record.
-        function: the timed function.
-        captured: whether a GPU replays its steps as a graph.
-        semantics: contestants with equal semantics must draft the same; None: it does not draft.
+        name: Short name, the key in results.
+        detail: Exact description, for the record.
+        function: The timed function.
+        captured: Whether a GPU replays its steps as a graph.
+        semantics: Contestants with equal semantics must draft the same; None: it does not draft.
     """
 
     name: str = ""
@@ -43,34 +48,34 @@ class Contestant:
     semantics: tuple[Any, ...] | None = None
 
     def activate(self) -> None:
-        """Called before its turn in a round; sets what other contestants change too."""
+        """Sets process-wide state that other contestants change too; called before its turn."""
 
     def reset(self) -> None:
         """Goes back to the workload's base lengths, before step 0 of a lap."""
 
     def arguments(self, step: int) -> tuple[Any, ...]:
-        """The arguments of ``function`` in this step."""
+        """Returns the arguments of ``function`` in this step."""
         return ()
 
     def drafts(self, result: Any) -> Drafts:
-        """The drafts in a result, each without its unused places."""
+        """Returns the drafts in a result, each without its unused positions."""
         return []
 
 
 @dataclass
 class Measurement:
-    """Raw figures: per contestant, microseconds per step in each round."""
+    """Raw figures: microseconds per step in each round, per contestant."""
 
     rounds_us: dict[str, list[float]] = field(default_factory=dict)
     worst_us: dict[str, float] = field(default_factory=dict)
     steps: int = 0
     same_drafts: bool | None = None
-    """Whether contestants of equal semantics drafted alike in the warm-up; None: nothing to
-    compare."""
+    """Whether contestants of equal semantics drafted the same in the warm-up; None: not
+    compared."""
     disturbed_rounds: int | None = None
-    """Rounds among these in which the process waited noticeably for a core; None: not known."""
+    """Rounds in which the process waited noticeably for a core; None: unknown."""
     drafted_share: float | None = None
-    """Share of requests for which ours drafted anything in the warm-up."""
+    """Share of requests for which our op drafted in the warm-up."""
 
 
 @dataclass
@@ -80,13 +85,13 @@ class _Round:
     """The largest share of a turn's time that was spent waiting for a core."""
 
     @property
-    def calm(self) -> bool:
+    def is_calm(self) -> bool:
         return self.disturbance <= _CALM
 
 
-def waited_ns() -> int:
-    """How long the threads of this process have been ready to run without a core to run on; 0
-    if the system does not report it."""
+def measure_wait_ns() -> int:
+    """Returns how long this process's threads have been ready to run without a core; 0 if the
+    system does not report it."""
     total = 0
     for file in Path("/proc/self/task").glob("*/schedstat"):
         try:
@@ -96,34 +101,34 @@ def waited_ns() -> int:
     return total
 
 
-class Spoiler:
+class CacheSpoiler:
     """Reads other memory to put the caches into the requested state, and lets the cores idle."""
 
     def __init__(self, cache: str, idle_ms: float) -> None:
         # Ones, not zeros: untouched pages all map to one page of zeros, which evicts nothing.
-        self._other = np.ones(CACHE_STATES[cache] // 8, np.int64)
-        self._idle = idle_ms / 1e3
+        self._memory = np.ones(CACHE_STATES[cache] // 8, np.int64)
+        self._idle_seconds = idle_ms / 1e3
 
     def __call__(self) -> None:
-        if self._idle:
-            time.sleep(self._idle)
-        if self._other.size:
-            self._other.max()
+        if self._idle_seconds:
+            time.sleep(self._idle_seconds)
+        if self._memory.size:
+            self._memory.max()
 
 
 def measure(contestants: Sequence[Contestant], lap: int, options: Options) -> Measurement:
-    """Measures the contestants, ours first in the list.
+    """Measures the contestants, of which our op is the first.
 
     In each round all of them do the same steps, one contestant after the other; the first one
     changes from round to round. The first step of a turn is not timed: it loads the contestant's
     data and code into the caches (a cold state evicts the data again after it).
 
-    A round in which this process had to wait for a core measures the machine's other work, and
-    distorts the slower contestant's time more. Such rounds are repeated, up to a limit; then the
-    calmest rounds count, and the result says how many of them were disturbed.
+    A round in which this process had to wait for a core measures other work on the machine and
+    distorts the slower contestant's time more. Such rounds are repeated up to a limit; then the
+    calmest rounds count, and the result contains the number of disturbed ones among them.
 
     Args:
-        lap: steps of the workload; at its end all go back to the base lengths, untimed.
+        lap: Steps of the workload; at its end all go back to the base lengths, untimed.
     """
     result = Measurement()
     for contestant in contestants:
@@ -132,45 +137,51 @@ def measure(contestants: Sequence[Contestant], lap: int, options: Options) -> Me
     check(contestants, result)
     steps = options.steps or _choose_steps(contestants, options)
     result.steps = steps = min(steps, lap - 1)
-    spoil = Spoiler(options.cache, options.idle_ms)
+    spoil = CacheSpoiler(options.cache, options.idle_ms)
     at = lap  # the first round begins with a reset
     rounds: list[_Round] = []
-    collecting = gc.isenabled()
+    was_collecting = gc.isenabled()
     gc.disable()
     try:
-        for number in range(-1, _MOST_ROUNDS * options.rounds):  # one more in front, to warm up
-            if sum(r.calm for r in rounds) == options.rounds:
+        for number in range(-1, _MAX_ROUNDS * options.rounds):  # round -1 is the warm-up
+            if sum(r.is_calm for r in rounds) == options.rounds:
                 break
             if at + steps + 1 > lap:
                 at = 0
                 for contestant in contestants:
                     contestant.reset()
-            first = number % len(contestants)
-            now = _Round()
-            for contestant in [*contestants[first:], *contestants[:first]]:
-                start, waiting = time.perf_counter_ns(), waited_ns()
-                now.turns[contestant.name] = _turn(contestant, at, steps, spoil)
-                taken = time.perf_counter_ns() - start
-                share = (waited_ns() - waiting) / max(taken, 1)
-                now.disturbance = max(now.disturbance, share)
+            current = _Round()
+            for contestant in rotate(contestants, number):
+                start, wait = time.perf_counter_ns(), measure_wait_ns()
+                current.turns[contestant.name] = _time_turn(contestant, at, steps, spoil)
+                elapsed = time.perf_counter_ns() - start
+                share = (measure_wait_ns() - wait) / max(elapsed, 1)
+                current.disturbance = max(current.disturbance, share)
             if number >= 0:
-                rounds.append(now)
+                rounds.append(current)
             at += steps + 1
             gc.collect(0)
     finally:
-        if collecting:
+        if was_collecting:
             gc.enable()
-    kept = sorted(rounds, key=lambda r: r.disturbance)[: options.rounds]
-    result.disturbed_rounds = sum(not r.calm for r in kept)
+    calmest = sorted(rounds, key=lambda r: r.disturbance)[: options.rounds]
+    result.disturbed_rounds = sum(not r.is_calm for r in calmest)
     for contestant in contestants:
-        turns = [r.turns[contestant.name] for r in kept]
+        turns = [r.turns[contestant.name] for r in calmest]
         result.rounds_us[contestant.name] = [mean for mean, _ in turns]
         result.worst_us[contestant.name] = max(worst for _, worst in turns)
     return result
 
 
-def _turn(contestant: Contestant, at: int, steps: int, spoil: Spoiler) -> tuple[float, float]:
-    """Mean and longest microseconds of the steps after the first."""
+def rotate(contestants: Sequence[Contestant], number: int) -> list[Contestant]:
+    first = number % len(contestants)
+    return [*contestants[first:], *contestants[:first]]
+
+
+def _time_turn(
+    contestant: Contestant, at: int, steps: int, spoil: CacheSpoiler
+) -> tuple[float, float]:
+    """Returns the mean and the longest microseconds of the steps after the first."""
     contestant.activate()
     contestant.function(*contestant.arguments(at))
     function = contestant.function
@@ -187,25 +198,34 @@ def _turn(contestant: Contestant, at: int, steps: int, spoil: Spoiler) -> tuple[
 
 
 def check(contestants: Sequence[Contestant], result: Measurement) -> None:
-    """Runs a few untimed steps of all (numba compiles here) and compares their drafts."""
-    agreement = Agreement()
+    """Runs a few untimed steps of all contestants (numba compiles here) and compares their drafts.
+
+    Raises:
+        BenchError: Contestants of equal semantics draft differently.
+    """
+    expected: dict[Hashable, tuple[str, list[Drafts]]] = {}
     for contestant in contestants:
         contestant.activate()
-        made = [
-            contestant.drafts(contestant.function(*contestant.arguments(step)))
-            for step in range(_CHECKED_STEPS)
-        ]
+        drafts = []
+        for step in range(_CHECKED_STEPS):
+            arguments = contestant.arguments(step)
+            drafts.append(contestant.drafts(contestant.function(*arguments)))
         contestant.reset()
         if contestant.semantics is None:
             continue
         if contestant is contestants[0]:
-            result.drafted_share = drafted_share(made)
-        agreement.add(contestant.name, contestant.semantics, made)
-    result.same_drafts = agreement.same
+            rows = [bool(draft) for step_drafts in drafts for draft in step_drafts]
+            result.drafted_share = sum(rows) / len(rows)
+        name, other = expected.setdefault(contestant.semantics, (contestant.name, drafts))
+        if drafts != other:
+            raise BenchError(f"{contestant.name} and {name} draft differently: times not compared")
+        if contestant.name != name:
+            result.same_drafts = True
 
 
 def _choose_steps(contestants: Sequence[Contestant], options: Options) -> int:
-    """As many as make the slowest contestant's turn take a few hundredths of a second."""
+    """Returns so many steps that the slowest contestant's turn takes a few hundredths of a
+    second."""
     slowest = 0.0
     for contestant in contestants:
         contestant.activate()
@@ -215,5 +235,61 @@ def _choose_steps(contestants: Sequence[Contestant], options: Options) -> int:
         slowest = max(slowest, time.perf_counter() - start)
         contestant.reset()
     extra = CACHE_STATES[options.cache] / 10e9 + options.idle_ms / 1e3
-    wanted = int(_TURN_SECONDS / max(slowest + extra, 1e-9))
-    return max(_MIN_STEPS, min(_MAX_STEPS, wanted))
+    steps = int(_TURN_SECONDS / max(slowest + extra, 1e-9))
+    return max(_MIN_STEPS, min(_MAX_STEPS, steps))
+
+
+def round_digits(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+def spread(sample: Sequence[float]) -> dict[str, float]:
+    """Returns the median, the 10th and the 90th percentile."""
+    values = np.percentile(np.asarray(sample, dtype=np.float64), [50, 10, 90])
+    return dict(zip(("median", "p10", "p90"), map(round_digits, values), strict=True))
+
+
+def ratios(peer_us: Sequence[float], ours_us: Sequence[float]) -> dict[str, float]:
+    """Returns the spread of peer over ours, round by round. Both were measured close together in
+    time, so a slowdown of the machine in a round hardly affects their ratio."""
+    return spread([peer / ours for peer, ours in zip(peer_us, ours_us, strict=True)])
+
+
+def compare(
+    workload: Workload,
+    options: Options,
+    details: Mapping[str, str],
+    measurement: Measurement,
+) -> dict[str, Any]:
+    """Returns the result of one size.
+
+    Args:
+        details: Descriptions by contestant, our op first.
+    """
+    ours, *peers = details
+    rounds_us = measurement.rounds_us
+    figures = {}
+    for name, detail in details.items():
+        figures[name] = {f"{key}_us": us for key, us in spread(rounds_us[name]).items()}
+        figures[name] |= {"what": detail}  # type: ignore[dict-item]
+        if name in measurement.worst_us:
+            figures[name]["worst_step_us"] = round_digits(measurement.worst_us[name])
+    peer_ratios = {peer: ratios(rounds_us[peer], rounds_us[ours]) for peer in peers}
+    return {
+        "size": str(workload.size),
+        "batch": workload.size.batch,
+        "context": workload.size.context,
+        "cache": options.cache,
+        "idle_ms": options.idle_ms,
+        "frontend": options.frontend,
+        "engine": options.engine,
+        "data": workload.describes,
+        "disturbed_rounds": measurement.disturbed_rounds,
+        "steps_per_round": measurement.steps,
+        "drafted_share": measurement.drafted_share,
+        "same_drafts": measurement.same_drafts,
+        "ours": figures.pop(ours),
+        "peers": figures,
+        "ratio": {peer: ratio.pop("median") for peer, ratio in peer_ratios.items()},
+        "ratio_spread": peer_ratios,
+    }

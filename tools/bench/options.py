@@ -1,4 +1,4 @@
-"""A run's options: validated values, no behaviour."""
+"""The options of a run, validated."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from typing import Any
 from ngram_npu.config import LADDER_MAX_N, default_costs
 
 CACHE_STATES = {"hot": 0, "l2-cold": 4 << 20, "dram-cold": 256 << 20}
-"""Cache state -> bytes of other memory read between steps, outside the timed part."""
+"""Bytes of other memory that are read between steps, outside the timed part."""
 
 DATA_KINDS = ("text", "zipf", "random", "periodic", "nomatch")
 DEVICES = ("cpu", "cuda", "npu")
 FRONTENDS = ("numpy", "torch")
-NGRAM_SIZES = ("consecutive", "ladder")
 MATCH_POLICY_CODES = {"earliest": 0, "latest": 1}
 
-CHANGEABLE = {
+VARIANT_OPTIONS = {
     **{
         name: name
         for name in ("threads", "frontend", "match_policy", "engine", "min_n", "max_n", "k")
@@ -27,33 +26,33 @@ CHANGEABLE = {
     "sizes": "ngram_sizes",
     "min_draft_probability": "min_draft_probability",
 }
-"""The options that a variant of ours may change, and their fields."""
+"""Options that a peer ``ours:key=value`` may change, and their fields."""
 
 _SUFFIXES = {"": 1, "k": 1 << 10, "m": 1 << 20}
 
 
 class BenchError(Exception):
-    """A message for the user: a wrong option, missing data."""
+    """A message for the user, such as a wrong option or missing data."""
 
 
 class UnavailableError(Exception):
-    """A peer that cannot take part here; the message says why."""
+    """A peer that cannot take part here; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """Requests in a batch, and the tokens of each before the first step."""
+    """Number of requests in a batch, and of each request's tokens before the first step."""
 
     batch: int
     context: int
 
     @classmethod
     def parse(cls, text: str) -> Size:
-        """``"128x32k"``; k is 1024 tokens, m 1024 k."""
-        found = re.fullmatch(r"(\d+)x(\d+)([km]?)", text.strip().lower())
-        if not found:
+        """Reads ``"128x32k"``; k is 1024 tokens, m 1024 k."""
+        match = re.fullmatch(r"(\d+)x(\d+)([km]?)", text.strip().lower())
+        if not match:
             raise BenchError(f"size {text!r}: expected BATCHxCONTEXT, for example 128x32k")
-        size = cls(int(found[1]), int(found[2]) * _SUFFIXES[found[3]])
+        size = cls(int(match[1]), int(match[2]) * _SUFFIXES[match[3]])
         if size.batch < 1 or size.context < 1:
             raise BenchError(f"size {text!r}: batch and context must be at least 1")
         return size
@@ -71,25 +70,25 @@ class Size:
 
 @dataclass(frozen=True)
 class Options:
-    """One run's settings.
+    """The settings of a run.
 
     Attributes:
-        sizes: empty: the op's own.
-        peers: names of the op's peers, or ``ours:key=value,...``; None: the op's own.
-        engine: one of the op's engines; empty: its first.
-        min_n, max_n, k, match_policy: the lookup's arguments.
-        threads: the most threads that ours may use; the peers keep their own defaults.
-        cache: state of the caches before each timed step.
-        idle_ms: sleep before each timed step, so that worker threads fall asleep.
-        rounds: measured rounds.
-        steps: timed steps per round and contestant; 0: chosen by their duration.
-        data_kind: contents of the rows.
-        ngram_sizes: "consecutive" or "ladder"; a ladder has the index on the CPU only, and its own
+        sizes: Empty: the op's defaults.
+        peers: Names of the op's peers, or ``ours:key=value,...``; None: the op's defaults.
+        engine: One of the op's engines; empty: its first.
+        min_n, max_n, k, match_policy: Arguments of the lookup.
+        threads: Maximum number of our threads; peers keep their own defaults.
+        cache: State of the caches before each timed step.
+        idle_ms: Sleep before each timed step, so that worker threads fall asleep.
+        rounds: Measured rounds.
+        steps: Timed steps per round and contestant; 0: chosen by their duration.
+        data_kind: Contents of the rows.
+        ngram_sizes: "consecutive" or "ladder". A ladder needs the index on the CPU, and has its own
             min_n, max_n, match_policy and overlap.
-        min_draft_probability: of a ladder, as in `NgramConfig`; above 0 it implies one.
-        data: folder or file of recorded conversations; None: the default.
-        vllm_path: folder that contains ``vllm/``; None: an installed one.
-        device: where the operators run; if not on the CPU, from torch, and ``threads`` and
+        min_draft_probability: As in `NgramConfig`; above 0 it implies a ladder.
+        data: Folder or file of recorded conversations; None: the default.
+        vllm_path: Folder that contains ``vllm/``; None: an installed one.
+        device: Where the operators run. On a device they are called from torch, and ``threads`` and
             ``idle_ms`` have no effect.
     """
 
@@ -113,18 +112,39 @@ class Options:
     vllm_path: Path | None = None
     device: str = "cpu"
 
+    def __post_init__(self) -> None:
+        is_ordered = 1 <= self.min_n <= self.max_n <= 64
+        _check("min_n, max_n", is_ordered, "1 <= min_n <= max_n <= 64")
+        _check("k", 1 <= self.k <= 64, "1 to 64")
+        _check("threads", self.threads >= 1, "at least 1")
+        _check("idle", 0 <= self.idle_ms <= 1000, "0 to 1000 ms")
+        _check("cache", self.device == "cpu" or self.cache == "hot", "hot on a device")
+        _check("rounds", self.rounds >= 1, "at least 1")
+        _check("steps", self.steps >= 0, "at least 0")
+        _check("min_draft_probability", 0 <= self.min_draft_probability <= 1, "0 to 1")
+        for name, value, choices in (
+            ("match_policy", self.match_policy, MATCH_POLICY_CODES),
+            ("cache", self.cache, CACHE_STATES),
+            ("frontend", self.frontend, FRONTENDS),
+            ("device", self.device, DEVICES),
+            ("sizes", self.ngram_sizes, ("consecutive", "ladder")),
+            ("data-kind", self.data_kind, DATA_KINDS),
+        ):
+            _check(name, value in choices, f"one of {', '.join(choices)}")
+
+    @property
+    def is_ladder(self) -> bool:
+        return self.ngram_sizes == "ladder" or self.min_draft_probability > 0
+
     @property
     def lookup(self) -> dict[str, Any]:
         """Keyword arguments of every lookup, in its schema's order."""
-        if self.is_ladder:
-            low_high = {"min_n": 1, "max_n": LADDER_MAX_N}
-            return {**low_high, "k": self.k, "match_policy": 1, "overlap": True}
         return {
-            "min_n": self.min_n,
-            "max_n": self.max_n,
+            "min_n": 1 if self.is_ladder else self.min_n,
+            "max_n": LADDER_MAX_N if self.is_ladder else self.max_n,
             "k": self.k,
-            "match_policy": MATCH_POLICY_CODES[self.match_policy],
-            "overlap": False,
+            "match_policy": 1 if self.is_ladder else MATCH_POLICY_CODES[self.match_policy],
+            "overlap": self.is_ladder,
         }
 
     @property
@@ -137,38 +157,16 @@ class Options:
         limit = round(-16 * math.log2(self.min_draft_probability))
         return {"ladder": True, "costs": default_costs(), "cost_limit": limit}
 
-    @property
-    def is_ladder(self) -> bool:
-        return self.ngram_sizes == "ladder" or self.min_draft_probability > 0
-
-    def __post_init__(self) -> None:
-        _check("min_n, max_n", 1 <= self.min_n <= self.max_n <= 64, "1 <= min_n <= max_n <= 64")
-        _check("k", 1 <= self.k <= 64, "1 to 64")
-        _check(
-            "match_policy",
-            self.match_policy in MATCH_POLICY_CODES,
-            f"one of {', '.join(MATCH_POLICY_CODES)}",
-        )
-        _check("threads", self.threads >= 1, "at least 1")
-        _check("cache", self.cache in CACHE_STATES, f"one of {', '.join(CACHE_STATES)}")
-        _check("idle", 0 <= self.idle_ms <= 1000, "0 to 1000 ms")
-        _check("frontend", self.frontend in FRONTENDS, f"one of {', '.join(FRONTENDS)}")
-        _check("device", self.device in DEVICES, f"one of {', '.join(DEVICES)}")
-        _check("cache", self.device == "cpu" or self.cache == "hot", "hot on a device")
-        _check("rounds", self.rounds >= 1, "at least 1")
-        _check("steps", self.steps >= 0, "at least 0")
-        _check("sizes", self.ngram_sizes in NGRAM_SIZES, f"one of {', '.join(NGRAM_SIZES)}")
-        _check("min_draft_probability", 0 <= self.min_draft_probability <= 1, "0 to 1")
-        _check("data-kind", self.data_kind in DATA_KINDS, f"one of {', '.join(DATA_KINDS)}")
-
     def changed(self, text: str) -> Options:
-        """These options with ``key=value,...`` changed, as a variant of ours is named as a peer."""
+        """Returns these options with ``key=value,...`` changed, as a peer ``ours:...`` names
+        them."""
         changes: dict[str, str | float] = {}
         for part in text.split(","):
             key, _, value = part.partition("=")
-            if key not in CHANGEABLE:
-                raise BenchError(f"peer 'ours:{text}': {key!r} cannot be changed")
-            field = CHANGEABLE[key]
+            if key not in VARIANT_OPTIONS:
+                known = ", ".join(VARIANT_OPTIONS)
+                raise BenchError(f"peer 'ours:{text}': expected one of {known}, got {key!r}")
+            field = VARIANT_OPTIONS[key]
             try:
                 changes[field] = type(getattr(self, field))(value)
             except ValueError:
@@ -176,6 +174,6 @@ class Options:
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
-def _check(name: str, valid: bool, expected: str) -> None:
-    if not valid:
+def _check(name: str, is_valid: bool, expected: str) -> None:
+    if not is_valid:
         raise BenchError(f"{name}: expected {expected}")

@@ -16,42 +16,42 @@ ROOT = Path(__file__).parents[2]
 
 
 def machine(device: str = "cpu") -> dict[str, Any]:
-    """CPU model, cores this process may use, caches, instruction set in force; and the device."""
-    found = environment.machine(None)
-    del found["threads"]  # each contestant records its own
-    found |= {"caches": caches(), "instruction_set": _C.instruction_set()}
+    """Returns CPU model, usable cores, caches, the instruction set in use, and the device."""
+    description = environment.machine(None)
+    del description["threads"]  # each contestant records its own
+    description |= {"caches": caches(), "instruction_set": _C.instruction_set()}
     if device != "cpu":
         from tools.bench.device import describe
 
-        found[device] = describe(device)
-    return found
+        description[device] = describe(device)
+    return description
 
 
 def caches() -> dict[str, str]:
-    """Data caches by level as the system reports them: size, and which cores share one."""
-    found: dict[str, str] = {}
+    """Returns the data caches by level as the system reports them: size, and the sharing cores."""
+    sizes: dict[str, str] = {}
     for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         with suppress(OSError):
-            kind, level, size, cores = (
-                (index / name).read_text().strip()
-                for name in ("type", "level", "size", "shared_cpu_list")
-            )
+            names = ("type", "level", "size", "shared_cpu_list")
+            kind, level, size, cores = ((index / name).read_text().strip() for name in names)
             if kind != "Instruction":
-                found[f"L{level}{'d' if kind == 'Data' else ''}"] = f"{size}, of cores {cores}"
-    return found
+                sizes[f"L{level}{'d' if kind == 'Data' else ''}"] = f"{size}, of cores {cores}"
+    return sizes
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of the installed packages, and the checkout's commit; vLLM's if it took part."""
+    """Returns the versions of installed packages, the checkout's commit, and vLLM's if it took
+    part."""
     others = ("numba", "triton", "torch_npu", "vllm-ascend", "triton-ascend", "transformers")
-    found = environment.versions() | {name: environment.package_version(name) for name in others}
-    found |= {"vllm": vllm_peer.loaded_version(), "commit": _commit()}
-    return {name: version for name, version in found.items() if version is not None}
+    packages = environment.versions()
+    packages |= {name: environment.package_version(name) for name in others}
+    packages |= {"vllm": vllm_peer.loaded_version(), "commit": _find_commit()}
+    return {name: version for name, version in packages.items() if version is not None}
 
 
-def _commit() -> str | None:
-    """The commit that is checked out, with "-dirty" if a file differs from it. Results do not
-    count, or the first of several would change what the others say. None without git."""
+def _find_commit() -> str | None:
+    """Returns the commit that is checked out, with "-dirty" if a file differs from it; None without
+    git. Results do not count, or the first of several would make the others' commit dirty."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(ROOT), *arguments]

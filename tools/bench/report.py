@@ -1,4 +1,4 @@
-"""Results as a file for machines and a table for people."""
+"""Results as a file (JSON) and as a table on the screen."""
 
 from __future__ import annotations
 
@@ -16,17 +16,22 @@ from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.options import Options
 
 SCHEMA = 2
+HEADER = f"{'size':>10}  {'':<18}{'median':>11}{'p10':>11}{'p90':>11}  peer/ours (p10-p90)"
 _WIDTH = 160
 _PRIVATE = ("--json", "--data", "--vllm-path")
 _SETTINGS = ("cache", "idle_ms", "frontend", "engine", "data")
-"""Facts that a comparison reports for each size, though they are mostly the same for all."""
+"""Settings that a comparison reports for each size, though most sizes have the same."""
 
 
-def document(
-    op: Op, arguments: Sequence[str], options: Options, results: list[Result], skipped: Skipped,
+def make_document(
+    op: Op,
+    arguments: Sequence[str],
+    options: Options,
+    results: list[Result],
+    skipped: Skipped,
     note: str = "",
-) -> dict[str, Any]:  # fmt: skip
-    """A run's results, settings and environment."""
+) -> dict[str, Any]:
+    """Returns a run's results, settings and environment."""
     settings = {
         "config": [options.min_n, options.max_n],
         "k": options.k,
@@ -35,11 +40,11 @@ def document(
         "rounds": options.rounds,
         "device": options.device,
     }
-    common, results = hoisted(results)
+    common = find_common_settings(results)
     return {
         "schema": SCHEMA,
         "op": op.name,
-        "command": command_line(arguments),
+        "command": format_command(arguments),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         **({"note": note} if note else {}),
         "machine": provenance.machine(options.device),
@@ -47,39 +52,35 @@ def document(
         "settings": {k: v for k, v in settings.items() if k not in op.unused_settings} | common,
         "skipped": skipped,
         **({"assumptions": op.assumptions} if op.assumptions else {}),
-        "results": results,
+        "results": [{k: v for k, v in result.items() if k not in common} for result in results],
     }
 
 
-def hoisted(results: list[Result]) -> tuple[dict[str, Any], list[Result]]:
-    """The settings that all results share, and the results without them."""
-    common = {
-        key: results[0][key]
-        for key in _SETTINGS
-        if results and all(key in r and r[key] == results[0][key] for r in results)
-    }
-    return common, [{k: v for k, v in result.items() if k not in common} for result in results]
+def find_common_settings(results: list[Result]) -> dict[str, Any]:
+    """Returns the settings that all results share."""
+    first = results[0] if results else {}
+    names = [name for name in _SETTINGS if name in first]
+    return {n: first[n] for n in names if all(r.get(n) == first[n] for r in results)}
 
 
-def command_line(arguments: Sequence[str]) -> str:
-    """The command without options that only name places on one machine."""
-    kept: list[str] = []
-    drop = False
+def format_command(arguments: Sequence[str]) -> str:
+    """Returns the command without options that only name paths of this machine."""
+    public: list[str] = []
+    skip = False
     for argument in arguments:
-        if not drop and argument.partition("=")[0] not in _PRIVATE:
-            kept.append(argument)
-        drop = argument in _PRIVATE
-    return shlex.join(["python", "-m", "tools.bench", *kept])
+        if not skip and argument.partition("=")[0] not in _PRIVATE:
+            public.append(argument)
+        skip = argument in _PRIVATE
+    return shlex.join(["python", "-m", "tools.bench", *public])
 
 
-def write(path: Path, found: dict[str, Any]) -> None:
-    """Writes the file atomically."""
+def write(path: Path, document: dict[str, Any]) -> None:
     with atomic_output(path) as scratch:
-        scratch.write_text(format_json(found) + "\n", encoding="utf-8")
+        scratch.write_text(format_json(document) + "\n", encoding="utf-8")
 
 
 def format_json(value: Any, indent: int = 0) -> str:
-    """As JSON, with as much per line as fits."""
+    """Returns JSON with as much per line as fits."""
     flat = json.dumps(value, ensure_ascii=False)
     if not isinstance(value, (dict, list)) or indent + len(flat) <= _WIDTH:
         return flat
@@ -98,34 +99,32 @@ def format_json(value: Any, indent: int = 0) -> str:
     return f"{flat[0]}{inside[:-1]}\n{' ' * indent}{flat[-1]}"
 
 
-def lines(result: Result) -> list[str]:
-    """One size's part of the table."""
+def format_rows(result: Result) -> list[str]:
+    """Returns the lines of one size in the table."""
     if "ours" not in result:
-        shown = {k: v for k, v in _medians(result).items() if k not in ("size", "set", "data")}
         name = result["set"] if "set" in result else result["size"]
-        return [f"{name:>10}  " + ", ".join(f"{k} {v}" for k, v in shown.items())]
-    text = []
+        values = {
+            k: v for k, v in _find_medians(result).items() if k not in ("size", "set", "data")
+        }
+        return [f"{name:>10}  " + ", ".join(f"{key} {value}" for key, value in values.items())]
+    rows = []
     for name, figures in [("ours", result["ours"]), *result["peers"].items()]:
-        times = "".join(_time(figures[f"{of}_us"]) for of in ("median", "p10", "p90"))
-        against = ""
+        times = "".join(_format_time(figures[f"{key}_us"]) for key in ("median", "p10", "p90"))
+        ratio = ""
         if name in result["ratio"]:
             spread = result["ratio_spread"][name]
-            against = f"  {result['ratio'][name]:.2f}x ({spread['p10']:.2f}-{spread['p90']:.2f})"
-        text.append(f"{result['size']:>10}  {name:<18}{times}{against}")
+            ratio = f"  {result['ratio'][name]:.2f}x ({spread['p10']:.2f}-{spread['p90']:.2f})"
+        rows.append(f"{result['size']:>10}  {name:<18}{times}{ratio}")
     if disturbed := result.get("disturbed_rounds"):
-        text.append(f"{'':>10}  disturbed_rounds: {_medians(disturbed)}")
-    return text
+        rows.append(f"{'':>10}  disturbed_rounds: {disturbed}")
+    return rows
 
 
-def header() -> str:
-    return f"{'size':>10}  {'':<18}{'median':>11}{'p10':>11}{'p90':>11}  peer/ours (p10-p90)"
-
-
-def _medians(value: Any) -> Any:
+def _find_medians(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    return value["median"] if "median" in value else {k: _medians(v) for k, v in value.items()}
+    return value["median"] if "median" in value else {k: _find_medians(v) for k, v in value.items()}
 
 
-def _time(us: float) -> str:
+def _format_time(us: float) -> str:
     return f"{us:>9.2f}us" if us < 1000 else f"{us / 1000:>9.3f}ms"

@@ -1,9 +1,9 @@
-"""vLLM's engine in a process of its own, for `tools/bench/ops/vllm_end_to_end.py`.
+"""vLLM's engine in a separate process, for `tools/bench/ops/vllm_end_to_end.py`.
 
     python -m tools.bench.vllm_engine MODEL ENGINE-ARGUMENTS
 
-The arguments are JSON. Every line of JSON on standard input is a batch, {"prompts": [[token, ...],
-...], "max_tokens": N}, and is answered by one line on standard output. vLLM's own output goes to
+The arguments are JSON. Each line of JSON on standard input is a batch, {"prompts": [[token, ...],
+...], "max_tokens": N}; the answer is one line on standard output. vLLM's own output goes to
 standard error.
 """
 
@@ -30,26 +30,26 @@ def main() -> None:
     stopwatch = Stopwatch()
     core = llm.llm_engine.engine_core.engine_core
     drafter = getattr(core.model_executor.driver_worker.worker.model_runner, "drafter", None)
-    for call in ("update_token_ids_ngram", "propose"):  # the first: asynchronous drafters only
-        if hasattr(drafter, call):
-            setattr(drafter, call, stopwatch.around(getattr(drafter, call)))
+    for name in ("update_token_ids_ngram", "propose"):  # the first: asynchronous drafters only
+        if hasattr(drafter, name):
+            setattr(drafter, name, stopwatch.wrap(getattr(drafter, name)))
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         print(json.dumps(_run(llm, stopwatch, **json.loads(line))), file=answers, flush=True)
 
 
 class Stopwatch:
-    """The time inside some functions."""
+    """Adds up the time inside the wrapped functions."""
 
     seconds = 0.0
 
-    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*arguments: Any, **keywords: Any) -> Any:
-            started = time.perf_counter()
+            start = time.perf_counter()
             try:
                 return function(*arguments, **keywords)
             finally:
-                self.seconds += time.perf_counter() - started
+                self.seconds += time.perf_counter() - start
 
         return timed
 
@@ -62,12 +62,12 @@ def _run(
 
     stopwatch.seconds = 0.0
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    given = [{"prompt_token_ids": prompt} for prompt in prompts]
-    before = _counters(llm)
-    started, cpu_started = time.perf_counter(), time.process_time()
-    outputs = llm.generate(given, params, use_tqdm=False)
-    seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - cpu_started
-    after = _counters(llm)
+    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+    before = _read_counters(llm)
+    start, cpu_start = time.perf_counter(), time.process_time()
+    outputs = llm.generate(inputs, params, use_tqdm=False)
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+    after = _read_counters(llm)
     return {
         "seconds": seconds,
         "cpu_seconds": cpu_seconds,
@@ -78,7 +78,7 @@ def _run(
     }
 
 
-def _counters(llm: Any) -> dict[str, int]:
+def _read_counters(llm: Any) -> dict[str, int]:
     values = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}
     return {name: int(values.get(name, 0)) for name in (DRAFTS, DRAFT_TOKENS, ACCEPTED)}
 

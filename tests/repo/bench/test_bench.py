@@ -11,16 +11,15 @@ import numpy as np
 import pytest
 from ngram_npu import NgramConfig, NgramProposer
 
-from tools.bench import stats
+from tools.bench import measure
 from tools.bench.__main__ import main
 from tools.bench.data import make_workload
-from tools.bench.measure import Contestant, measure
+from tools.bench.measure import Contestant, Drafts
 from tools.bench.ops import OPS
 from tools.bench.ops.index import IndexStepContestant
 from tools.bench.ops.spec_state import Correction, CorrectSpecState, Eager, Fused, Parts
 from tools.bench.ops.vllm_end_to_end import VllmEndToEnd
 from tools.bench.options import BenchError, Options, Size
-from tools.bench.stats import Drafts
 
 TESTED_ELSEWHERE = {op for op in OPS if op.startswith("acceptance")} | {
     "ascendc-model",
@@ -111,19 +110,19 @@ class FixedDrafter(Contestant):
 
 def test_measure_rejects_contestants_with_different_drafts() -> None:
     first, same = FixedDrafter("first", [[1], []]), FixedDrafter("same", [[1], []])
-    measurement = measure([first, same], 20, Options(rounds=1, steps=1))
+    measurement = measure.measure([first, same], 20, Options(rounds=1, steps=1))
     assert measurement.same_drafts is True
     assert measurement.drafted_share == 0.5
     other = FixedDrafter("other", [[2], []])
     with pytest.raises(BenchError, match="other and first draft differently"):
-        measure([first, other], 20, Options(rounds=1, steps=1))
+        measure.measure([first, other], 20, Options(rounds=1, steps=1))
 
 
 def test_ratio_is_median_of_rounds_not_ratio_of_medians() -> None:
     """A slow round slows both contestants, so its ratio is unchanged."""
-    assert stats.spread([10.0, *range(10)]) == {"median": 5.0, "p10": 1.0, "p90": 9.0}
+    assert measure.spread([10.0, *range(10)]) == {"median": 5.0, "p10": 1.0, "p90": 9.0}
     ours, peer = [1.0, 10.0, 2.0], [5.0, 50.0, 30.0]
-    assert stats.ratios(peer, ours)["median"] == 5.0
+    assert measure.ratios(peer, ours)["median"] == 5.0
 
 
 class FakeEngine:
@@ -146,7 +145,7 @@ def test_end_to_end_counts_requests_with_other_text() -> None:
         "no-speculation": FakeEngine(4, 7),
         "vllm-ngram": FakeEngine(2, 8),
     }
-    result = VllmEndToEnd()._compared(engines, Size(3, 1024), list(range(5000)), 2)
+    result = VllmEndToEnd()._compare_engines(engines, Size(3, 1024), list(range(5000)), 2)
     assert list(result["requests_with_other_text"].values()) == [0, 0, 3]
     ratios = {name: ratio["median"] for name, ratio in result["ratio"].items()}
     assert ratios == {"ours over no-speculation": 4, "ours over vllm-ngram": 2}

@@ -1,4 +1,4 @@
-"""The bench on a device, with the CPU in its place: everything but the clock is the same."""
+"""The bench on a device, with the CPU in its place: everything except the clock is the same."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tools.bench import device
-from tools.bench.__main__ import _options, _parser, main
+from tools.bench import device, measure
+from tools.bench.__main__ import main, make_options, make_parser
 from tools.bench.data import Workload, make_workload
 from tools.bench.ops import OPS, base
 from tools.bench.options import BenchError, Options, Size
 
 OPTIONS = Options(sizes=(Size(6, 300),), rounds=3, data_kind="zipf", frontend="torch")
 TIME_US = device.time_us
-MEASURED = {name: op for name, op in OPS.items() if "eager" in (op.device_peers or ())}
+DEVICE_OPS = {name: op for name, op in OPS.items() if "eager" in (op.device_peers or ())}
 
 
-def by_the_clock(work: device.Work, restore: device.Work, _: str) -> float:
+def time_with_clock(work: device.Work, restore: device.Work, _: str) -> float:
     restore()
     start = time.perf_counter()
     work()
@@ -33,19 +33,17 @@ def by_the_clock(work: device.Work, restore: device.Work, _: str) -> float:
 
 
 @pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU is measured as a device is."""
-    monkeypatch.setattr(device, "time_us", by_the_clock)
-    monkeypatch.setattr(base, "measure", device.measure)
+def _cpu_as_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "time_us", time_with_clock)
+    monkeypatch.setattr(measure, "measure", device.measure)
 
 
 @pytest.mark.parametrize("policy", ["earliest", "latest"])
-@pytest.mark.parametrize("op", MEASURED)
-def test_what_a_run_finds(op: str, policy: str) -> None:
-    """Eager torch drafts, merges and corrects what ours does, or this would raise."""
+@pytest.mark.parametrize("op", DEVICE_OPS)
+def test_eager_torch_computes_the_same_as_the_operator(op: str, policy: str) -> None:
     options = replace(OPTIONS, match_policy=policy, peers=("eager",))
     skipped: dict[str, str] = {}
-    (result,) = MEASURED[op].run(options, skipped)
+    (result,) = DEVICE_OPS[op].run(options, skipped)
     assert skipped == {}
     assert result["same_drafts"] is True
     assert (result["size"], result["steps_per_round"]) == ("6x300", device.STEPS)
@@ -53,51 +51,48 @@ def test_what_a_run_finds(op: str, policy: str) -> None:
     assert result["ratio"]["eager"] > 0
 
 
-def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A fault at a later size leaves what was measured before."""
+def test_fault_at_a_later_size_keeps_earlier_results(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(device, "require", lambda op, name: "cpu")
     monkeypatch.setenv("NGRAM_NPU_BENCH_VLLM_PATH", str(tmp_path))
-    file = tmp_path / "found.json"
-    command = ["ngram_step_", "--device", "cuda", "--rounds", "1", "--data-kind", "zipf"]
-    command += ["--match-policy", "latest", "--peer", "eager", "--peer", "vllm-v2"]
-    command += ["--json", str(file), "--sizes", "2x40"]
+    file = tmp_path / "out.json"
+    command = ["ngram_step_", "--device=cuda", "--rounds=1", "--data-kind=zipf", f"--json={file}"]
+    command += ["--match-policy=latest", "--peer=eager", "--peer=vllm-v2", "--sizes", "2x40"]
     assert main(command) == 0
-    found = json.loads(file.read_text())
-    assert set(found["results"][0]["ratio"]) == {"eager"}
-    assert found["skipped"].keys() == {"vllm-v2"}
-    assert "speculator.py in the folder given as vLLM's" in found["skipped"]["vllm-v2"]
-    assert "unfinished" not in found
+    document = json.loads(file.read_text())
+    assert set(document["results"][0]["ratio"]) == {"eager"}
+    assert "speculator.py is missing in vLLM's folder" in document["skipped"]["vllm-v2"]
+    assert "unfinished" not in document
 
-    def broken(size: Size, options: Options) -> Workload:
+    def fail_at_batch_3(size: Size, options: Options) -> Workload:
         if size.batch == 3:
             raise RuntimeError("CUDA error")
         return make_workload(size, options)
 
-    monkeypatch.setattr(base, "make_workload", broken)
+    monkeypatch.setattr(base, "make_workload", fail_at_batch_3)
     with pytest.raises(RuntimeError, match="CUDA error"):
         main([*command, "4x40", "3x40"])
-    found = json.loads(file.read_text())
-    assert [result["size"] for result in found["results"]] == ["2x40", "4x40"]
-    assert found["unfinished"] is True
+    document = json.loads(file.read_text())
+    assert [result["size"] for result in document["results"]] == ["2x40", "4x40"]
+    assert document["unfinished"] is True
 
 
-def test_what_make_gpu_does() -> None:
-    """Its stages end within nine minutes, and their benches are known."""
+def test_make_gpu_runs_known_benches_within_nine_minutes() -> None:
     command = ["make", "--dry-run", "gpu-build", "gpu-test", "gpu-bench"]
     root = Path(__file__).resolve().parents[3]
-    told = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
-    assert sum(map(int, re.findall(r"timeout (\d+) ", told))) <= 540
-    benches = re.findall(r"-m tools\.bench (.*)", told)
+    output = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    assert sum(map(int, re.findall(r"timeout (\d+) ", output))) <= 540
+    benches = re.findall(r"-m tools\.bench (.*)", output)
     assert len(benches) == 7
     for line in benches:
-        given = vars(_parser().parse_args(shlex.split(line)))
-        assert _options(given).device == "cuda"
-        assert OPS[given["op"]].device_peers is not None
+        arguments = vars(make_parser().parse_args(shlex.split(line)))
+        assert make_options(arguments).device == "cuda"
+        assert OPS[arguments["op"]].device_peers is not None
 
 
-class Device:
-    """Clocks of a host and of a GPU that works off what the host gives it, in microseconds; with
-    the calls of `torch.cuda` that the timing needs."""
+class FakeGpu:
+    """The calls of `torch.cuda` that the timing needs, with clocks of host and GPU in us."""
 
     def __init__(self, launch_us: float) -> None:
         self.launch_us = launch_us
@@ -120,8 +115,10 @@ class Device:
 
 
 @pytest.mark.parametrize("launch_us", [5, 130, 3000])
-def test_a_late_host_does_not_count(launch_us: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Device(launch_us)
+def test_late_host_does_not_count_as_device_time(
+    launch_us: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = FakeGpu(launch_us)
     monkeypatch.setattr(torch.cuda, "_sleep", gpu._sleep)
     monkeypatch.setattr(torch.cuda, "Event", gpu.Event)
     restored: list[int] = []

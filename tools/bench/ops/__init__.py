@@ -1,4 +1,5 @@
-"""The ops that can be measured, by name. A new op is a class here (README.md, "Adding an op")."""
+"""The ops that can be measured, by name. A new op is a class here (README.md, "Adding an
+operator")."""
 
 import importlib
 import pkgutil

@@ -1,4 +1,5 @@
-"""The yield of drafting: tokens per step against drafted tokens per step, ours and its peers."""
+"""Tokens per step against drafted tokens per step on recorded sets: ours and peers, without a store
+and with one that conversations share."""
 
 from __future__ import annotations
 
@@ -9,87 +10,87 @@ from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from ngram_npu import NgramConfig, NgramProposer
 from ngram_npu_cli.logs.tokenizers import DEFAULT_TOKENIZER
 from ngram_npu_cli.replay import Proposer, TokenRequest, simulate
-from ngram_npu_cli.replay.walks import Counts, IntArray, at_equal_drafts, walks
+from ngram_npu_cli.replay.walks import Counts, IntArray, Walks, at_equal_drafts, walks
 
 from tools.bench import arctic_peer
-from tools.bench.data import default_data
+from tools.bench.data import find_data
 from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.options import BenchError, Options
-from tools.drafts import PARTS, calibration, load
-from tools.fit_draft_costs import TABLE
+from tools.fit_draft_costs import PARTS, TABLE, load
 
+Requests = Sequence[TokenRequest]
 K = (8, 16)
 LIMITS = tuple(range(2, 102, 2))
 DEFAULT_LIMIT, HIGH_LIMIT = 40, 54
 BATCH = 128
-"""Conversations at once; no figure depends on it."""
-VERIFYING = 0.05
+"""Conversations replayed together; no figure depends on it."""
+VERIFICATION_COST = 0.05
 """Cost of a drafted token in the speed-up, in steps."""
 REFERENCE = "arctic-local"
+BINS = 10
+"""Of the calibration."""
+
+STORE_LIMITS = (34, 38, 40, 42, 44, 46, 50, 54, 60)
+STORE_PEER = "arctic-global"
 
 Replayer = Callable[[int, int], Counts]
-"""Ours on some conversations: maps k and limit to the counts of a replay."""
+"""Our drafts on some conversations: maps k and limit to the counts of a replay."""
 
 
-def costs_table() -> IntArray:
-    """[16, 32], the package's."""
+def load_costs() -> IntArray:
+    """Returns the package's costs, [16, 32]."""
     return np.array(json.loads(TABLE.read_text(encoding="utf-8"))["row"], np.int64)
 
 
-def simulated(requests: Sequence[TokenRequest]) -> Replayer:
-    """Ours without its kernels."""
-    found, costs = walks(requests), costs_table()
-    return lambda k, limit: found.replay(found.lengths(costs, limit, k))
+def make_simulator(requests: Requests) -> Replayer:
+    """Drafts without the kernels."""
+    positions, costs = walks(requests), load_costs()
+    return lambda k, limit: positions.replay(positions.lengths(costs, limit, k))
 
 
-def indexed(requests: Sequence[TokenRequest]) -> Replayer:
-    """Ours, from its index; the replayer raises BenchError if the simulator's counts differ."""
-    expected = simulated(requests)
+def make_index_replayer(requests: Requests) -> Replayer:
+    """Drafts from the index; raises BenchError if the simulator's counts differ."""
+    simulate_counts = make_simulator(requests)
 
     def replay(k: int, limit: int) -> Counts:
         config = NgramConfig(sizes="ladder", k=k, min_draft_probability=2 ** (-limit / 16))
-        found = proposed(requests, NgramProposer(config, "index"), k)
-        if found != expected(k, limit):
-            raise BenchError(f"k {k}, limit {limit}: {found}, simulated {expected(k, limit)}")
-        return found
+        counts = count(requests, NgramProposer(config, "index"), k)
+        expected = simulate_counts(k, limit)
+        if counts != expected:
+            raise BenchError(f"k {k}, limit {limit}: {counts}, simulated {expected}")
+        return counts
 
     return replay
 
 
-def proposed(
-    requests: Sequence[TokenRequest], proposer: Proposer, k: int, batch_size: int = BATCH
-) -> Counts:
-    """Any proposer's drafts, by the package's own replay."""
+def count(requests: Requests, proposer: Proposer, k: int, batch_size: int = BATCH) -> Counts:
+    """Replays any proposer's drafts with the package's own replay."""
     figures = simulate("", requests, proposer, k=k, batch_size=batch_size)
     return Counts(figures.num_tokens, figures.num_steps, figures.num_draft_tokens)
 
 
-def _ngram(k: int) -> Callable[[Sequence[TokenRequest]], Counts]:
-    config = NgramConfig(min_n=2, max_n=5, k=k)
-    return lambda requests: proposed(requests, NgramProposer(config, "index"), k)
+def _count_ngram(requests: Requests, k: int) -> Counts:
+    return count(requests, NgramProposer(NgramConfig(min_n=2, max_n=5, k=k), "index"), k)
 
 
-def _arctic(k: int) -> Callable[[Sequence[TokenRequest]], Counts]:
-    return lambda requests: proposed(requests, arctic_peer.SuffixDecoding(k), k)
-
-
-PEERS: Mapping[str, Callable[[Sequence[TokenRequest]], Counts]] = {
-    "vllm-ngram-k5": _ngram(5),
-    "vllm-ngram-k8": _ngram(8),
-    REFERENCE: _arctic(8),
+PEERS: Mapping[str, Callable[[Requests], Counts]] = {
+    "vllm-ngram-k5": lambda requests: _count_ngram(requests, 5),
+    "vllm-ngram-k8": lambda requests: _count_ngram(requests, 8),
+    REFERENCE: lambda requests: count(requests, arctic_peer.SuffixDecoding(8), 8),
 }
-ENGINES: Mapping[str, Callable[[Sequence[TokenRequest]], Replayer]] = {
-    "index": indexed,
-    "simulator": simulated,
+ENGINES: Mapping[str, Callable[[Requests], Replayer]] = {
+    "index": make_index_replayer,
+    "simulator": make_simulator,
 }
 
 
 @dataclass(frozen=True)
 class Part:
-    """The counts on a set or on its odd half: peers by name; ours by k and limit."""
+    """The counts on a set or on its odd half: of peers by name, ours by k and limit."""
 
     peers: dict[str, Counts]
     ours: dict[tuple[int, int], Counts]
@@ -97,14 +98,14 @@ class Part:
     def __add__(self, other: Part) -> Part:
         return Part(
             {name: counts + other.peers[name] for name, counts in self.peers.items()},
-            {at: counts + other.ours[at] for at, counts in self.ours.items()},
+            {key: counts + other.ours[key] for key, counts in self.ours.items()},
         )
 
     def curve(self, k: int) -> list[Counts]:
         return [self.ours[k, limit] for limit in LIMITS]
 
-    def against_reference(self, k: int) -> dict[str, Any]:
-        return against(self.peers[REFERENCE], self.curve(k), self.ours[k, DEFAULT_LIMIT])
+    def compare_to_reference(self, k: int) -> dict[str, Any]:
+        return compare_to_peer(self.peers[REFERENCE], self.curve(k), self.ours[k, DEFAULT_LIMIT])
 
 
 class Acceptance(Op):
@@ -115,21 +116,21 @@ class Acceptance(Op):
     engines = tuple(ENGINES)
     unused_settings = frozenset({"config", "k", "match_policy", "threads", "rounds", "device"})
     assumptions: Mapping[str, Any] = {
-        "engine": "index: drafted by NgramProposer, and each figure is the simulator's too, or the "
+        "engine": "index: drafted by NgramProposer, and each figure equals the simulator's, or the "
         "run ends; simulator: walks, without kernels",
         "k": K,
-        "limits": f"{LIMITS[0]}, {LIMITS[1]}, ... {LIMITS[-1]} sixteenths of a bit, which a "
-        f"draft's costs do not pass; {DEFAULT_LIMIT}, the default, is a probability of "
+        "limits": f"{LIMITS[0]}, {LIMITS[1]}, ... {LIMITS[-1]} sixteenths of a bit, the limit of a "
+        f"draft's costs; {DEFAULT_LIMIT}, the default, is a probability of "
         f"{2 ** (-DEFAULT_LIMIT / 16):.3f}",
-        "at_equal_drafts": "tokens per step where ours drafts as many tokens a step as "
-        f"{REFERENCE}, in a straight line between two limits",
+        "at_equal_drafts": "tokens per step where ours drafts as many tokens per step as "
+        f"{REFERENCE}, on a straight line between two limits",
         "dominates": f"more tokens per step and no more drafted tokens per step than {REFERENCE}",
-        "speedup": f"tokens per step / (1 + {VERIFYING:g} * drafted tokens per step), geometric "
-        "mean over the sets",
+        "speedup": f"tokens per step / (1 + {VERIFICATION_COST:g} * drafted tokens per step), "
+        "geometric mean over the sets",
         "odd": "the conversations that the costs were not fitted on (the first is number 0)",
         "vllm-ngram": "n-grams of 2 to 5, the earliest, drafted by this project's operator",
         REFERENCE: arctic_peer.DETAIL,
-        "target": "recorded completions stand for the target model; a conversation is one row",
+        "target": "recorded completions replace the target model; a conversation is one row",
     }
 
     def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
@@ -140,32 +141,32 @@ class Acceptance(Op):
         if unknown := set(names) - set(PEERS):
             raise BenchError(f"{self.name}: peer {unknown}: expected one of {', '.join(PEERS)}")
         if REFERENCE in names:
-            with self.left_out(REFERENCE, skipped):
+            with self.skip_unavailable(REFERENCE, skipped):
                 arctic_peer.suffix_tree()
         peers = [name for name in names if name not in skipped]
-        data = load([default_data(options.data)], DEFAULT_TOKENIZER)
         parts: dict[str, list[Part]] = {"whole": [], "odd": []}
-        for name, requests in data.sets.items():
-            even, odd = (_part(requests[PARTS[half]], engine, peers) for half in ("even", "odd"))
-            parts["whole"].append(even + odd)
+        for name, requests in load([find_data(options.data)], DEFAULT_TOKENIZER).sets.items():
+            even, odd = (_count_part(requests[PARTS[p]], engine, peers) for p in ("even", "odd"))
+            whole = even + odd
+            parts["whole"].append(whole)
             parts["odd"].append(odd)
+            positions = walks(requests[PARTS["odd"]])
             yield {
                 "set": name,
                 "engine": engine,
                 "conversations": len(requests),
-                "whole": _figures(even + odd),
-                "whole_by_limit": _curve(even + odd, K[0]),
-                "odd_calibration": calibration(
-                    walks(requests[PARTS["odd"]]), costs_table(), DEFAULT_LIMIT, K[0]
-                ),
+                "whole": _make_figures(whole),
+                "whole_by_limit": _make_curve(whole, K[0]),
+                "odd_calibration": calibrate(positions, load_costs(), DEFAULT_LIMIT, K[0]),
             }
-        yield {"set": "all", "engine": engine, **{p: _summary(of) for p, of in parts.items()}}
+        summaries = {name: _summarize(part) for name, part in parts.items()}
+        yield {"set": "all", "engine": engine, **summaries}
 
-    def shown(self, result: Result) -> Result:
+    def select_shown(self, result: Result) -> Result:
         return {"set": result["set"], **result["whole"]}
 
 
-def _part(requests: Sequence[TokenRequest], engine: str, peers: Sequence[str]) -> Part:
+def _count_part(requests: Requests, engine: str, peers: Sequence[str]) -> Part:
     ours = ENGINES[engine](requests)
     return Part(
         {name: PEERS[name](requests) for name in peers},
@@ -173,24 +174,29 @@ def _part(requests: Sequence[TokenRequest], engine: str, peers: Sequence[str]) -
     )
 
 
-def _figures(part: Part) -> dict[str, Any]:
+def _make_figures(part: Part) -> dict[str, Any]:
     ours = {f"limit_{DEFAULT_LIMIT}": per_step(part.ours[K[0], DEFAULT_LIMIT])}
     if REFERENCE in part.peers:
-        ours |= part.against_reference(K[0])
-    return {"peers": {n: per_step(of) for n, of in part.peers.items()}, f"k{K[0]}": ours}
+        ours |= part.compare_to_reference(K[0])
+    peers = {name: per_step(counts) for name, counts in part.peers.items()}
+    return {"peers": peers, f"k{K[0]}": ours}
 
 
-def _curve(part: Part, k: int) -> dict[str, list[float]]:
-    """By limit, as `LIMITS` has them."""
-    curve = part.curve(k)
+def _make_curve(part: Part, k: int) -> dict[str, list[float]]:
+    """Returns the yield by limit, in the order of `LIMITS`."""
+    points = [per_step(counts) for counts in part.curve(k)]
+    return {key: [point[key] for point in points] for key in points[0]}
+
+
+def per_step(counts: Counts) -> dict[str, float]:
     return {
-        "tokens_per_step": [round(of.tokens_per_step, 4) for of in curve],
-        "drafted_per_step": [round(of.drafted_per_step, 4) for of in curve],
+        "tokens_per_step": round(counts.tokens_per_step, 4),
+        "drafted_per_step": round(counts.drafted_per_step, 4),
     }
 
 
-def against(peer: Counts, curve: Sequence[Counts], default: Counts) -> dict[str, Any]:
-    """A curve of ours by limit, and its point at the default limit, against a peer."""
+def compare_to_peer(peer: Counts, curve: Sequence[Counts], default: Counts) -> dict[str, Any]:
+    """Compares our curve by limit, and its point at the default limit, with a peer."""
     tokens, _ = at_equal_drafts(curve, peer.drafted_per_step)
     return {
         "at_equal_drafts": {
@@ -202,41 +208,127 @@ def against(peer: Counts, curve: Sequence[Counts], default: Counts) -> dict[str,
     }
 
 
-def over_sets(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What `against` found on several sets."""
-    ratios = [of["at_equal_drafts"]["ratio"] for of in found]
+def summarize_comparisons(comparisons: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Summarizes the results of `compare_to_peer` over several sets."""
+    ratios = [comparison["at_equal_drafts"]["ratio"] for comparison in comparisons]
     return {
         "sets_at_least_equal": sum(ratio >= 1 for ratio in ratios),
         "least_ratio": min(ratios),
         "mean_ratio": round(geometric_mean(ratios), 4),
-        "sets_dominated": sum(of["dominates"] for of in found),
+        "sets_dominated": sum(comparison["dominates"] for comparison in comparisons),
     }
 
 
-def _summary(parts: Sequence[Part]) -> dict[str, Any]:
-    """Figures over all sets."""
+def compute_speedup(counts: Sequence[Counts]) -> float:
+    return round(geometric_mean(c.speedup(VERIFICATION_COST) for c in counts), 4)
 
-    def speedup(of: Callable[[Part], Counts]) -> float:
-        return round(geometric_mean(of(part).speedup(VERIFYING) for part in parts), 4)
 
-    found: dict[str, Any] = {
+def _summarize(parts: Sequence[Part]) -> dict[str, Any]:
+    peers = parts[0].peers
+    summary: dict[str, Any] = {
         "sets": len(parts),
-        "speedup": {name: speedup(lambda p, n=name: p.peers[n]) for name in parts[0].peers},  # type: ignore[misc]
+        "speedup": {name: compute_speedup([part.peers[name] for part in parts]) for name in peers},
     }
     for k in K:
-        found[f"k{k}"] = {
-            "speedup": {
-                f"limit_{limit}": speedup(lambda p, at=(k, limit): p.ours[at])  # type: ignore[misc]
-                for limit in (DEFAULT_LIMIT, HIGH_LIMIT)
-            }
-        }
-        if REFERENCE in parts[0].peers:
-            found[f"k{k}"] |= over_sets([part.against_reference(k) for part in parts])
-    return found
+        speedups = {}
+        for limit in (DEFAULT_LIMIT, HIGH_LIMIT):
+            speedups[f"limit_{limit}"] = compute_speedup([part.ours[k, limit] for part in parts])
+        summary[f"k{k}"] = {"speedup": speedups}
+        if REFERENCE in peers:
+            comparisons = [part.compare_to_reference(k) for part in parts]
+            summary[f"k{k}"] |= summarize_comparisons(comparisons)
+    return summary
 
 
-def per_step(counts: Counts) -> dict[str, float]:
+def calibrate(positions: Walks, costs: IntArray, limit: int, k: int) -> dict[str, Any]:
+    """Compares predicted with actual acceptance in a replay of drafts by this table and limit.
+
+    ``token``: of a drafted token, if those before it were accepted (2 ** (-cost / 16)).
+    ``run``: of a drafted token and all before it (2 ** (-sum of costs / 16)). Tokens drafted past
+    a completion's end are left out: their acceptance is unknown.
+    """
+    lengths = positions.lengths(costs, limit, k)
+    steps = positions.steps(lengths)
+    j = np.arange(k)
+    is_drafted = j < np.minimum(lengths, positions.remaining)[steps, None]
+    is_right = j < positions.right[steps, None]
+    token_costs = costs[positions.match[steps, :k], positions.column[steps, :k]]
+    is_reached = is_drafted & positions.reached()[steps, :k]
     return {
-        "tokens_per_step": round(counts.tokens_per_step, 4),
-        "drafted_per_step": round(counts.drafted_per_step, 4),
+        "token": _bin(token_costs[is_reached], is_right[is_reached]),
+        "run": _bin(np.cumsum(token_costs, axis=1)[is_drafted], is_right[is_drafted]),
     }
+
+
+def _bin(costs: IntArray, is_right: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    """Returns bins of equal width over the predicted probability. The expected calibration error is
+    the mean over all tokens of their bin's |predicted - accepted|."""
+    predicted = 2.0 ** (-costs / 16)
+    bins = np.minimum((predicted * BINS).astype(np.int64), BINS - 1)
+    number = np.bincount(bins, minlength=BINS)
+    is_used = number > 0
+    expected, actual = (
+        np.bincount(bins, weights=values, minlength=BINS)[is_used] / number[is_used]
+        for values in (predicted, is_right)
+    )
+    error = float((abs(expected - actual) * number[is_used]).sum() / number.sum())
+    return {
+        "tokens": int(number.sum()),
+        "expected_calibration_error": round(error, 4),
+        "predicted": expected.round(4).tolist(),
+        "accepted": actual.round(4).tolist(),
+        "bin_tokens": number[is_used].tolist(),
+    }
+
+
+class AcceptanceStore(Op):
+    name = "acceptance-store"
+    help = "acceptance, with a store that conversations share, in the order of the file"
+    sizes = ()
+    peers = (STORE_PEER,)
+    engines = ("index",)
+    unused_settings = Acceptance.unused_settings
+    assumptions: Mapping[str, Any] = {
+        "engine": "index: drafted by NgramProposer, one conversation after the other, a store per "
+        "set, empty at first",
+        "k": K[0],
+        "limits": STORE_LIMITS,
+        "at_equal_drafts": "tokens per step where ours drafts as many tokens per step as "
+        f"{STORE_PEER}, on a straight line between two limits",
+        "dominates": f"more tokens per step and no more drafted tokens per step than {STORE_PEER}, "
+        f"at {DEFAULT_LIMIT}",
+        "speedup": Acceptance.assumptions["speedup"],
+        STORE_PEER: arctic_peer.GLOBAL_DETAIL,
+        "target": Acceptance.assumptions["target"],
+    }
+
+    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
+        with self.skip_unavailable(STORE_PEER, skipped):
+            arctic_peer.suffix_tree()
+        counts_of_sets: list[dict[str, Counts]] = []
+        results: list[Result] = []
+        for name, requests in load([find_data(options.data)], DEFAULT_TOKENIZER).sets.items():
+            counts = {f"limit_{at}": count_with_store(requests, "live", at) for at in STORE_LIMITS}
+            curve = list(counts.values())
+            counts["finish"] = count_with_store(requests, "finish", DEFAULT_LIMIT)
+            counts["no store"] = count_with_store(requests, None, DEFAULT_LIMIT)
+            result: Result = {"set": name}
+            if STORE_PEER not in skipped:
+                peer = count(requests, arctic_peer.SuffixDecoding(K[0], shared=True), K[0], 1)
+                result |= compare_to_peer(peer, curve, counts[f"limit_{DEFAULT_LIMIT}"])
+                counts[STORE_PEER] = peer
+            result |= {variant: per_step(c) for variant, c in counts.items()}
+            counts_of_sets.append(counts)
+            results.append(result)
+            yield result
+        speedups = {v: compute_speedup([c[v] for c in counts_of_sets]) for v in counts_of_sets[0]}
+        summary: Result = {"set": "all", "sets": len(results), "speedup": speedups}
+        if "dominates" in results[0]:
+            summary |= summarize_comparisons(results)
+        yield summary
+
+
+def count_with_store(requests: Requests, store: str | None, limit: int) -> Counts:
+    probability = 2 ** (-limit / 16)
+    config = NgramConfig(sizes="ladder", k=K[0], min_draft_probability=probability, store=store)
+    return count(requests, NgramProposer(config, "index"), K[0], batch_size=1)

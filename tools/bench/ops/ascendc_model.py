@@ -1,7 +1,7 @@
-"""Modelled times of the AscendC kernels on a 910B: nothing here was measured on an NPU.
+"""Modelled times of the AscendC kernels on a 910B; nothing here was measured on an NPU.
 
 The host twin (docs/design/ascendc-twin.md) runs the kernels and counts; the times follow from the
-counts, pipe by pipe and core by core, and the figures in ``MODEL``.
+counts, pipe by pipe and core by core, and from the figures in ``MODEL``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 from ngram_npu import _library
 
 from tests.support.twins import ascendc_plan, load_kernels
-from tools.bench import stats
 from tools.bench.data import Workload, make_workload
+from tools.bench.measure import round_digits
 from tools.bench.ops import spec_state
 from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.ops.lookup import torch_op
@@ -58,22 +58,22 @@ MODEL: dict[str, Figure] = {
     "gather_repeat": Figure(
         12.8, "cycles per 256 bytes gathered", "the devkit's guide: 5 elements a cycle"
     ),
-    "issue": Figure(20, "cycles of the scalar unit per instruction it hands out", _GUESS),
+    "issue": Figure(20, "cycles of the scalar unit per issued instruction", _GUESS),
     "scalar_ub": Figure(4, "cycles per scalar access to UB", _GUESS),
-    "scalar_gm": Figure(4, "cycles per scalar load the cache has", _GUESS),
-    "scalar_gm_miss": Figure(500, "cycles per scalar load it has not", _GUESS),
+    "scalar_gm": Figure(4, "cycles per scalar load in the cache", _GUESS),
+    "scalar_gm_miss": Figure(500, "cycles per scalar load not in the cache", _GUESS),
     "sync": Figure(20, "cycles per flag or barrier", _GUESS),
     "same_line": Figure(
         16,
-        "cycles per copy at the 512 bytes of memory that most copies are at, added to the launch",
-        f"{_GUESS}; 512 bytes at ddr_rate. That they wait in line: the devkit's guide",
+        "cycles per copy at the most contended 512 bytes of memory, added to the launch",
+        f"{_GUESS}; 512 bytes at ddr_rate. That they are serialized: the devkit's guide",
     ),
 }
 LAUNCH_US = Figure(3, "us from one launch on a stream to the next", _GUESS)
 """Not part of ``model_us``: the time to read a kernel's arguments and to start its cores."""
 PEER = "vllm_ascend/ops/triton/spec_decode/ngram.py of vLLM-Ascend at 182b75ea84ff (August 2026)"
 PEER_BLOCKS = ((5, 1024), (10, 512), (16, 256), (math.inf, 128))
-"""Positions of a block, by the largest max_n that has it."""
+"""The largest max_n of each block size, in positions."""
 WORK_ALONE = ("copy_bytes_per_cycle", "gm_bytes_per_cycle", "vector_repeat", "gather_repeat")
 """The figures that count towards ``work_us``: bytes and repeats, no latencies or overheads."""
 
@@ -84,19 +84,19 @@ _COUNTS = (
 
 
 class Twin:
-    """The kernels' library on the host twin, with the CPU's operators in torch lent to it."""
+    """The kernels' library on the host twin, in place of the CPU's operators in torch."""
 
     def __init__(self) -> None:
         folder = os.environ.get("NGRAM_NPU_TWINS", ROOT / "build" / "twins" / "lib")
         self.path = Path(folder) / "libngram_npu_ascendc_twin.so"
         if not self.path.exists():
-            raise BenchError(f"{self.path} is missing: `make twins` builds it")
+            raise BenchError(f"{self.path} is missing: run `make twins`")
         self._library = ctypes.CDLL(str(self.path))
         self._library.ngram_npu_ascendc_twin_set_cores.argtypes = [ctypes.c_int64]
         self._library.ngram_npu_ascendc_twin_set_lookup.argtypes = [ctypes.c_int64] * 2
 
     @contextmanager
-    def in_place_of_the_cpu(self) -> Iterator[None]:
+    def replace_cpu(self) -> Iterator[None]:
         try:
             load_kernels("ascendc", "cpu", self.path)
             yield
@@ -105,16 +105,16 @@ class Twin:
             load_kernels("cpu", "cpu", _library.cpu_library_path())
 
     @contextmanager
-    def planned_worse(self, *, spans: int = 0, tile_tokens: int = 0) -> Iterator[None]:
-        """Lookups with fewer spans per row or smaller tiles than planned; 0: as planned."""
+    def override_plan(self, *, spans: int = 0, tile_tokens: int = 0) -> Iterator[None]:
+        """Lookups with other spans per row or other tiles than planned; 0: as planned."""
         self._library.ngram_npu_ascendc_twin_set_lookup(spans, tile_tokens)
         try:
             yield
         finally:
             self._library.ngram_npu_ascendc_twin_set_lookup(0, 0)
 
-    def counts(self, call: Callable[[], object], cores: int, model: list[float]) -> dict[str, Any]:
-        """One call's cost on a machine with this many cores: the counts and modelled cycles."""
+    def count(self, call: Callable[[], object], cores: int, model: list[float]) -> dict[str, Any]:
+        """Returns the counts and modelled cycles of a call on a machine with this many cores."""
         self._library.ngram_npu_ascendc_twin_set_cores(cores)
         self._library.ngram_npu_ascendc_twin_set_model((ctypes.c_double * len(model))(*model))
         out = (ctypes.c_double * len(_COUNTS))()
@@ -132,7 +132,7 @@ class AscendcModel(Op):
         {"frontend", "threads", "cache", "idle_ms", "rounds", "data_kind", "device"}
     )
     assumptions: Mapping[str, Any] = {
-        "what": "a model of a 910B fed with the host twin's counts; no NPU was used",
+        "what": "a model of a 910B with the host twin's counts; no NPU was used",
         "cores": CORES,
         "clock_hz": CLOCK_HZ,
         "figures": {name: vars(figure) for name, figure in MODEL.items()},
@@ -143,162 +143,155 @@ class AscendcModel(Op):
 
     def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         twin = Twin()
-        with twin.in_place_of_the_cpu():
-            for size in self.sizes_of(options):
+        with twin.replace_cpu():
+            for size in self.select_sizes(options):
                 for kind in ("nomatch", "periodic"):
                     data = make_workload(size, replace(options, data_kind=kind))
-                    yield from all_lookups(twin, data, options)
+                    yield from model_lookups(twin, data, options)
             for size in () if options.sizes else SHORT_ROWS:
-                data = short_rows(size, replace(options, data_kind="nomatch"))
-                yield from all_lookups(twin, data, options)
+                data = make_short_rows(size, replace(options, data_kind="nomatch"))
+                yield from model_lookups(twin, data, options)
             for batch in (1, 128, 1024):
-                for op, call in bookkeeping(Size(batch, 4096), options.k).items():
-                    yield {"op": op, "size": f"{batch} requests", **modelled(twin, call)}
+                for op, call in make_bookkeeping(Size(batch, 4096), options.k).items():
+                    yield {"op": op, "size": f"{batch} requests", **model_call(twin, call)}
 
 
-def all_lookups(twin: Twin, data: Workload, options: Options) -> Iterator[Result]:
-    for op, call in lookups(data, options).items():
-        yield lookup_result(twin, op, call, data, options)
-
-
-def short_rows(size: Size, options: Options) -> Workload:
-    """Rows that fill a small part of a buffer for ``SHORT_ROWS_CAPACITY`` tokens."""
+def make_short_rows(size: Size, options: Options) -> Workload:
+    """Returns rows that fill a small part of a buffer for ``SHORT_ROWS_CAPACITY`` tokens."""
     data = make_workload(size, options)
     tokens = np.zeros((size.batch, SHORT_ROWS_CAPACITY), np.int32)
     tokens[:, : data.capacity] = data.token_ids
     return replace(data, token_ids=tokens)
 
 
-def modelled(twin: Twin, call: Callable[[], object], cores: int = CORES) -> dict[str, Any]:
-    """A call's counts and times. ``floor_us`` is the time of its bytes alone at full bandwidth."""
+def model_call(twin: Twin, call: Callable[[], object], cores: int = CORES) -> dict[str, Any]:
+    """Returns a call's counts and times. ``floor_us`` is the time of its bytes at full
+    bandwidth."""
     work = [figure.value if name in WORK_ALONE else 0.0 for name, figure in MODEL.items()]
-    counts = twin.counts(call, cores, [figure.value for figure in MODEL.values()])
-    work_cycles = twin.counts(call, cores, work)["cycles"]
+    counts = twin.count(call, cores, [figure.value for figure in MODEL.values()])
+    work_cycles = twin.count(call, cores, work)["cycles"]
     moved = counts["gm_to_ub_bytes"] + counts["ub_to_gm_bytes"]
+    model_us = _to_us(counts.pop("cycles"))
     return {
         "cores": cores,
-        "model_us": (model_us := _us(counts.pop("cycles"))),
-        "with_launches_us": stats.rounded(model_us + counts["launches"] * LAUNCH_US.value),
-        "work_us": _us(work_cycles),
-        "floor_us": stats.rounded(moved / GM_BYTES_PER_SECOND * 1e6),
+        "model_us": model_us,
+        "with_launches_us": round_digits(model_us + counts["launches"] * LAUNCH_US.value),
+        "work_us": _to_us(work_cycles),
+        "floor_us": round_digits(moved / GM_BYTES_PER_SECOND * 1e6),
         "counts": {name: int(count) for name, count in counts.items()},
     }
 
 
-def peer_reads(data: Workload, options: Options) -> dict[str, Any]:
-    """What vLLM-Ascend's Triton kernel reads, counted in its source (PEER); it was not run.
+def count_peer_reads(data: Workload, options: Options) -> dict[str, Any]:
+    """Returns the reads of vLLM-Ascend's Triton kernel, counted in its source (PEER).
 
-    A row belongs to one core, which goes through all of the buffer's row whatever its length, in
-    blocks. Each position is loaded once for every token of every n-gram length. ``work_us`` takes
-    one load of each position, as if the compiler merged them, at the model's bandwidth.
+    A row belongs to one core, which reads the buffer's entire row whatever its length, in blocks.
+    Each position is loaded once for every token of every n-gram length. ``work_us`` counts one load
+    per position, as if the compiler merged them, at the model's bandwidth.
     """
-    block = next(size for most, size in PEER_BLOCKS if options.max_n <= most)
+    block = next(size for max_n, size in PEER_BLOCKS if options.max_n <= max_n)
     positions = -(-data.capacity // block) * block
     cores = min(data.size.batch, CORES)
-    rows_of_a_core = -(-data.size.batch // cores)
-    each = min(MODEL["copy_bytes_per_cycle"].value, MODEL["gm_bytes_per_cycle"].value / cores)
+    rows_per_core = -(-data.size.batch // cores)
+    rate = min(MODEL["copy_bytes_per_cycle"].value, MODEL["gm_bytes_per_cycle"].value / cores)
+    live = int(data.lengths[0].sum())
     return {
         "cores": cores,
         "loads_per_position": sum(range(options.min_n, options.max_n + 1)),
-        "positions_per_live_token": stats.rounded(
-            data.size.batch * positions / int(data.lengths[0].sum())
-        ),
-        "work_us": _us(rows_of_a_core * positions * 4 / each),
+        "positions_per_live_token": round_digits(data.size.batch * positions / live),
+        "work_us": _to_us(rows_per_core * positions * 4 / rate),
     }
 
 
-def lookup_result(
+def model_lookups(twin: Twin, data: Workload, options: Options) -> Iterator[Result]:
+    for op, call in make_lookups(data, options).items():
+        yield model_lookup(twin, op, call, data, options)
+
+
+def model_lookup(
     twin: Twin, op: str, call: Callable[[], object], data: Workload, options: Options
 ) -> Result:
-    """``tokens_read_per_live_token`` leaves out what the second launch reads of the first one's
-    results; ``read_per_live_byte`` does not."""
+    """Returns a lookup's result. ``tokens_read_per_live_token`` excludes what the second launch
+    reads of the first one's results; ``read_per_live_byte`` includes it."""
     live = int(data.lengths[0].sum())
     sizes = {"batch": data.size.batch, "capacity": data.capacity, "k": options.k}
     plan = ascendc_plan(op, sizes, CORES, UB_BYTES)
     assert plan is not None
-    result = modelled(twin, call)
+    result, one_core = model_call(twin, call), model_call(twin, call, cores=1)
+    counts = result["counts"]
     floor_us = live * 4 / GM_BYTES_PER_SECOND * 1e6
-    scalars = result["counts"]["scalar_ub"] + result["counts"]["scalar_gm"]
-    one_core = modelled(twin, call, cores=1)
+    read, scalars = counts["gm_to_ub_bytes"], counts["scalar_ub"] + counts["scalar_gm"]
     return {
         "op": op,
         "size": str(data.size) + (" in 128k" if data.capacity == SHORT_ROWS_CAPACITY else ""),
         "data_kind": data.describes["kind"],
         **result,
-        "floor_us": stats.rounded(floor_us),
-        "model_to_floor": stats.rounded(result["model_us"] / floor_us),
-        "read_per_live_byte": stats.rounded(result["counts"]["gm_to_ub_bytes"] / (live * 4)),
-        "tokens_read_per_live_token": stats.rounded(
-            (result["counts"]["gm_to_ub_bytes"] - plan["workspace_bytes"]) / (live * 4)
-        ),
-        "scalar_accesses_per_live_token": stats.rounded(scalars / live),
+        "floor_us": round_digits(floor_us),
+        "model_to_floor": round_digits(result["model_us"] / floor_us),
+        "read_per_live_byte": round_digits(read / (live * 4)),
+        "tokens_read_per_live_token": round_digits((read - plan["workspace_bytes"]) / (live * 4)),
+        "scalar_accesses_per_live_token": round_digits(scalars / live),
         "one_core": {key: one_core[key] for key in ("model_us", "work_us")},
-        "peer": peer_reads(data, options),
-        "work_spread": stats.rounded(one_core["work_us"] / result["work_us"]),
+        "peer": count_peer_reads(data, options),
+        "work_spread": round_digits(one_core["work_us"] / result["work_us"]),
     }
 
 
-def lookups(data: Workload, options: Options) -> dict[str, Callable[[], object]]:
+def make_lookups(data: Workload, options: Options) -> dict[str, Callable[[], object]]:
     import torch
 
-    tokens = torch.from_numpy(data.token_ids)
+    tokens, sampled = torch.from_numpy(data.token_ids), torch.from_numpy(data.sampled[0])
     lengths = torch.from_numpy(data.lengths[0].copy())
-    sampled = torch.from_numpy(data.sampled[0])
-    look = options.lookup
+    propose, step = torch_op("ngram_propose"), torch_op("ngram_step_")
+    lookup = options.lookup
     return {
-        "ngram_propose": lambda: torch_op("ngram_propose")(tokens, lengths, **look),
-        "ngram_step_": lambda: torch_op("ngram_step_")(
-            tokens, lengths, sampled, advance=False, **look
-        ),
+        "ngram_propose": lambda: propose(tokens, lengths, **lookup),
+        "ngram_step_": lambda: step(tokens, lengths, sampled, advance=False, **lookup),
     }
 
 
-def bookkeeping(size: Size, k: int) -> dict[str, Callable[[], object]]:
-    """Each of the other operators, called on a batch in which every request had ``k`` drafts."""
+def make_bookkeeping(size: Size, k: int) -> dict[str, Callable[[], object]]:
+    """Returns a call of each other operator, on a batch in which each request had ``k`` drafts."""
     import torch
 
-    batch = size.batch
+    batch, total = size.batch, size.batch * (k + 1)
     rng = np.random.default_rng(2026)
-    names = spec_state.state(size, k, steps=1) | {
+    arrays = spec_state.make_state(size, k, steps=1) | {
         "sampled_token_ids": rng.integers(0, 1000, (batch, k + 1)).astype(np.int32),
         "backup_token_ids": np.zeros(batch, np.int32),
         "cu_num_draft_tokens": np.arange(k, batch * k + 1, k, dtype=np.int32),
         "num_sampled": rng.integers(1, k + 2, batch).astype(np.int32),
         "num_rejected": rng.integers(0, k + 1, batch).astype(np.int32),
-        "input_ids": np.zeros(batch * (k + 1), np.int32),
+        "input_ids": np.zeros(total, np.int32),
         "next_token_ids": np.zeros(batch, np.int32),
         "draft_token_ids": rng.integers(0, 1000, (batch, k)).astype(np.int32),
         "num_scheduled_drafts": np.full(batch, k, np.int32),
     }
-    tensors: dict[str, Any] = {
-        n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in names.items()
-    }
-    # Positional arguments, and those by name: None stands for the tensor of that name.
-    arguments: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
-        "prepare_next_token_ids": (("sampled_token_ids",), {"backup_token_ids": None}),
+    tensors = {n: torch.from_numpy(np.ascontiguousarray(a)) for n, a in arrays.items()}
+    # The tensors, which all have their argument's name, and other arguments.
+    calls: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {
+        "prepare_next_token_ids": (("sampled_token_ids", "backup_token_ids"), {}),
         "prepare_inputs_padded": (("cu_num_draft_tokens", "num_sampled", "query_start_loc"), {}),
         "prepare_inputs": (
-            ("query_start_loc", "seq_lens", "num_rejected"), {"total_tokens": batch * (k + 1)},
+            ("query_start_loc", "seq_lens", "num_rejected"), {"total_tokens": total},
         ),
-        "correct_num_computed_tokens_": ((), dict.fromkeys(spec_state.COUNTS)),
-        "compute_slot_mapping_": ((), {**dict.fromkeys(spec_state.SLOTS), **spec_state.LAYOUT}),
-        "correct_spec_state_": ((), {**dict.fromkeys(spec_state.FUSED), **spec_state.LAYOUT}),
+        "correct_num_computed_tokens_": (spec_state.COUNTS, {}),
+        "compute_slot_mapping_": (spec_state.SLOTS, spec_state.LAYOUT),
+        "correct_spec_state_": (spec_state.FUSED, spec_state.LAYOUT),
         "prepare_input_ids_": (
-            ("input_ids",),
-            dict.fromkeys(
-                ("query_start_loc", "prev_positions", "next_token_ids", "draft_token_ids",
-                 "num_scheduled_drafts"),
-            ) | {"pad_token": -1},
+            ("input_ids", "query_start_loc", "prev_positions", "next_token_ids", "draft_token_ids",
+             "num_scheduled_drafts"),
+            {"pad_token": -1},
         ),
     }  # fmt: skip
 
-    def caller(op: str, names: tuple[str, ...], given: dict[str, Any]) -> Callable[[], object]:
-        values = [tensors[name] for name in names]
-        keywords = {n: tensors[n] if value is None else value for n, value in given.items()}
-        return lambda: torch_op(op)(*values, **keywords)
+    def make_call(op: str, names: tuple[str, ...], others: dict[str, int]) -> Callable[[], object]:
+        function = torch_op(op)
+        arguments = {name: tensors[name] for name in names} | others
+        return lambda: function(**arguments)
 
-    return {op: caller(op, *given) for op, given in arguments.items()}
+    return {op: make_call(op, *arguments) for op, arguments in calls.items()}
 
 
-def _us(cycles: float) -> float:
-    return stats.rounded(cycles / CLOCK_HZ * 1e6)
+def _to_us(cycles: float) -> float:
+    return round_digits(cycles / CLOCK_HZ * 1e6)

@@ -1,10 +1,19 @@
-"""A step of drafting on the host in stream order: enqueueing it, and its job."""
+"""Drafting on the host in stream order: enqueueing a step, its job, and the way from a device's
+stream to the host and back while the host is busy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import argparse
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,59 +23,66 @@ from ngram_npu.index import make_index
 
 from tools.bench.data import Workload
 from tools.bench.measure import Contestant
-from tools.bench.ops.base import Make, Op, Result
-from tools.bench.ops.store import LEAST_PROBABILITY, STORE_TOKENS
-from tools.bench.options import Options
-from tools.bench.vllm_peer import Speculator, proposer_config
+from tools.bench.ops.base import Make, Op, Result, Skipped
+from tools.bench.ops.store import MIN_DRAFT_PROBABILITY, STORE_TOKENS, Visibility
+from tools.bench.options import Options, Size
+from tools.bench.vllm_peer import Speculator, make_config
 
 CPU = torch.device("cpu")
-Visibility = Literal["live", "finish"]
 ROUND_TRIP_US = 30
 STEPS_MS = (10, 30)
+JOB_TOKENS = 8192
+"""Tokens that a job indexes at most."""
+PROCESSES = 8
+SPIN = 1
+"""CU_CTX_SCHED_SPIN: a thread that waits for the device keeps its core."""
 
 
-class _Late:
+class DeferredStream:
     """Keeps the last job; copies are made at once."""
 
     job = 0
 
-    def copy(self, to: torch.Tensor, source: torch.Tensor) -> None:
-        to.copy_(source)
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        target.copy_(source)
 
     def run(self, job: int) -> None:
         self.job = job
 
 
 class Job(Contestant):
-    """The callback of a step. A store holds the rows' tokens."""
+    """The callback of a step. A store contains the rows' tokens."""
 
     def __init__(
         self,
         workload: Workload,
         options: Options,
-        store: Visibility | None,
+        visibility: Visibility | None,
         device: torch.device = CPU,
     ) -> None:
         self._workload = workload
         rows, capacity = workload.token_ids.shape
         config = NgramConfig(
-            sizes="ladder", k=options.k, min_draft_probability=LEAST_PROBABILITY, store=store
+            sizes="ladder",
+            k=options.k,
+            min_draft_probability=MIN_DRAFT_PROBABILITY,
+            store=visibility,
         )
-        self._width = workload.sampled.shape[2]
-        held = NgramStore(rows, STORE_TOKENS, visibility=store, kind="numpy") if store else None
-        if held is not None:
+        store = None
+        if visibility:
+            store = NgramStore(rows, STORE_TOKENS, visibility=visibility, kind="numpy")
             lengths = workload.lengths[0].tolist()
-            held.warm(row[:n] for row, n in zip(workload.token_ids, lengths, strict=True))
-        self._stream = _Late() if device == CPU else None
+            store.warm(row[:n] for row, n in zip(workload.token_ids, lengths, strict=True))
+        self._stream = DeferredStream() if device == CPU else None
         self._host = HostDrafting(
             config,
             num_rows=rows,
             capacity=capacity,
-            most_sampled=self._width,
+            most_sampled=workload.sampled.shape[2],
             device=device,
             lag=1,
             index=make_index(config, rows, rows * capacity, kind="numpy"),
-            store=held,
+            store=store,
             stream=self._stream,
         )
         self._rows = np.arange(rows, dtype=np.int32)
@@ -74,13 +90,13 @@ class Job(Contestant):
         both = np.concatenate((counts[:, :, None], workload.sampled), axis=2)
         self._sampled = torch.from_numpy(np.ascontiguousarray(both, np.int32))
         self.function = _C.stream_run
-        self.detail = f"the native function of a job; ladder, store: {store}"
+        self.detail = f"the native function of a job; ladder, store: {visibility}"
 
     def reset(self) -> None:
         lengths = self._workload.lengths[0].tolist()
         for row, length in enumerate(lengths):
             self._host.begin(row, self._workload.token_ids[row, :length])
-        for _ in range(1 + sum(lengths) // 8192):  # each job indexes so many tokens
+        for _ in range(1 + sum(lengths) // JOB_TOKENS):
             self._host.propose(self._rows[:0], self._sampled[0, :0])
             if self._stream is not None:
                 _C.stream_run(self._stream.job)
@@ -92,40 +108,44 @@ class Job(Contestant):
 
 
 class Enqueue(Job):
-    """What Python does in a step, without the runner's tensors that are gathered before it."""
+    """Python's part of a step, without the gathers of the runner's tensors before it."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options, "live")
         self.function = self._host.propose
-        self.detail = "HostDrafting.propose, with a stream that only takes the job"
-        self._pending = False
+        self.detail = "HostDrafting.propose, with a stream that only keeps the job"
+        self._is_pending = False
 
     def reset(self) -> None:
-        self._run()
+        self._run_job()
         super().reset()
 
     def arguments(self, step: int) -> tuple[Any, ...]:
-        self._run()
-        self._pending = True
+        self._run_job()
+        self._is_pending = True
         return self._rows, self._sampled[step]
 
-    def _run(self) -> None:
-        if self._pending and self._stream is not None:
+    def _run_job(self) -> None:
+        if self._is_pending and self._stream is not None:
             _C.stream_run(self._stream.job)
-        self._pending = False
+        self._is_pending = False
 
 
 class Propose(Enqueue):
-    """What vLLM's V2 runner calls in a step: with the gathers of the sampled tokens before it."""
+    """The call of vLLM's V2 runner in a step, with the gathers of the sampled tokens."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options)
         rows, capacity = workload.token_ids.shape
-        config = proposer_config(options, capacity, rows)
+        config = make_config(options, capacity, rows)
         config.speculative_config.method = "ngram_gpu"
         config.max_concurrent_batches = 2
-        ours = {"sizes": "ladder", "min_draft_probability": LEAST_PROBABILITY, "store": "live"}
-        config.additional_config = {"ngram_npu": ours}
+        section = {
+            "sizes": "ladder",
+            "min_draft_probability": MIN_DRAFT_PROBABILITY,
+            "store": "live",
+        }
+        config.additional_config = {"ngram_npu": section}
         self._lengths = torch.zeros(rows, dtype=torch.int32)
         state = SimpleNamespace(
             all_token_ids=SimpleNamespace(gpu=torch.from_numpy(workload.token_ids)),
@@ -137,7 +157,7 @@ class Propose(Enqueue):
         assert speculator._host is not None
         self._host, self._host._stream = speculator._host, self._stream
         self.function = speculator.propose
-        self.detail = "the V2 runner's propose(), with a stream that only takes the job"
+        self.detail = "the V2 runner's propose(), with a stream that only keeps the job"
         self._batch = SimpleNamespace(
             req_ids=["bench"] * rows,
             num_reqs=rows,
@@ -146,8 +166,8 @@ class Propose(Enqueue):
         )
 
     def arguments(self, step: int) -> tuple[Any, ...]:
-        self._run()
-        self._pending = True
+        self._run_job()
+        self._is_pending = True
         self._lengths.copy_(torch.from_numpy(self._workload.lengths[step + 1]))
         return self._batch, None, None, None, None, self._sampled[step, :, 0], None, None
 
@@ -193,28 +213,129 @@ class HostDraftingStep(Op):
         "round-trip": RoundTrip,
     }
     assumptions: Mapping[str, Any] = {
-        "finish": "a store that makes text findable at the end of requests: what a job of the live "
-        "one takes longer is its intake, which comes after the drafts",
+        "finish": "a store that adds text when requests end: the additional time of a job with a "
+        "live store is the insertion, which comes after the drafts",
         "enqueue": "copies within the host; no driver is called",
-        "v2": "as enqueue; the tensors are the host's, so that torch does the work that it would "
-        "only launch on a GPU",
-        "computed_share": "of a step of so many milliseconds: a job, and for the way from "
-        f"the stream to the host and back {ROUND_TRIP_US} us, as others measured it",
-        "store": f"{STORE_TOKENS} tokens, warm with what the rows hold",
+        "v2": "as enqueue; the tensors are in host memory, so that torch does the work that it "
+        "would only launch on a GPU",
+        "computed_share": "of a step of this duration: a job and the way from the stream to the "
+        f"host and back, {ROUND_TRIP_US} us as published by others",
+        "store": f"{STORE_TOKENS} tokens, warmed with the rows' text",
     }
 
     def make(self, workload: Workload, options: Options) -> Contestant:
-        return (
-            Job(workload, options, "live")
-            if options.device == "cpu"
-            else DeviceStep(workload, options)
-        )
+        if options.device == "cpu":
+            return Job(workload, options, "live")
+        return DeviceStep(workload, options)
 
     def compare(self, contestants: list[Any], workload: Workload, options: Options) -> Result:
         result = super().compare(contestants, workload, options)
         if options.device == "cpu":
-            taken_us = result["ours"]["median_us"] + ROUND_TRIP_US
-            result["computed_share"] = {
-                f"{ms} ms": round(taken_us / (1000 * ms), 4) for ms in STEPS_MS
-            }
+            us = result["ours"]["median_us"] + ROUND_TRIP_US
+            result["computed_share"] = {f"{ms} ms": round(us / (1000 * ms), 4) for ms in STEPS_MS}
         return result
+
+
+class HostLatency(Op):
+    """A job runs in a thread of the driver. This measures how late it may be if cores are busy,
+    with other engines on the machine, or while another job runs."""
+
+    name = "host-latency"
+    help = "round trips of drafting on the host: idle, spinning, with busy cores, with 8 processes"
+    sizes = ("1x1k", "128x32k", "256x32k")
+    device_peers = ()
+    unused_settings = frozenset({"config", "match_policy", "engine", "threads", "cache"})
+    assumptions: Mapping[str, Any] = {
+        "round trip": "from the call that enqueues a step until the device has its drafts; one "
+        "token per request, ladder, no store",
+        "launch": "enqueueing a step while the previous step's job runs",
+    }
+
+    def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
+        for size in self.select_sizes(options):
+            arguments = [f"--batch={size.batch}", f"--context={size.context}", f"--k={options.k}"]
+            arguments += [f"--device={options.device}", f"--steps={100 * options.rounds}"]
+            (idle,) = _run_processes(arguments, 1)
+            result: Result = {"size": str(size), "idle": idle}
+            if options.device != "cpu":
+                (result["spinning"],) = _run_processes([*arguments, "--spin"], 1)
+            with _busy_cores():
+                (result["busy cores"],) = _run_processes(arguments, 1)
+            concurrent = _run_processes(arguments, PROCESSES)
+            result[f"{PROCESSES} processes"] = max(concurrent, key=lambda r: r["p99_us"])
+            yield result
+
+
+def _run_processes(arguments: list[str], count: int) -> list[dict[str, float]]:
+    """Measures in several processes at the same time."""
+    command = [sys.executable, "-c", f"from {__name__} import main; main()", *arguments]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(count)]
+    outputs = [process.communicate()[0] for process in processes]
+    if any(process.returncode for process in processes):
+        raise RuntimeError("host-latency: a measuring process failed; see its output above")
+    return [json.loads(output) for output in outputs]
+
+
+@contextmanager
+def _busy_cores() -> Iterator[None]:
+    command = [sys.executable, "-c", "while True: pass"]
+    processes = [subprocess.Popen(command) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def measure_latency(device: torch.device, size: Size, k: int, steps: int) -> dict[str, float]:
+    """Returns microseconds of one process."""
+    rows = np.arange(size.batch, dtype=np.int32)
+    capacity = size.context + 3 * steps + 64
+    config = NgramConfig(sizes="ladder", k=k, min_draft_probability=MIN_DRAFT_PROBABILITY)
+    drafting = HostDrafting(
+        config,
+        num_rows=size.batch,
+        capacity=capacity,
+        most_sampled=1,
+        device=device,
+        index=make_index(config, size.batch, size.batch * capacity, kind="numpy"),
+    )
+    rng = np.random.default_rng(0)
+    for row in rows:
+        drafting.begin(int(row), rng.integers(0, 1000, size.context))
+    sampled = torch.ones(size.batch, 2, dtype=torch.int32, device=device)
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    for _ in range(16 + size.batch * size.context // JOB_TOKENS):  # indexes the prompts
+        drafting.propose(rows[:0], sampled[:0])
+    wait()
+    round_trips, launches = [], []
+    for _ in range(steps):
+        drafting.propose(rows, sampled)
+        start = time.perf_counter_ns()
+        drafting.propose(rows, sampled)
+        launches.append(time.perf_counter_ns() - start)
+        wait()
+        start = time.perf_counter_ns()
+        drafting.propose(rows, sampled)
+        wait()
+        round_trips.append(time.perf_counter_ns() - start)
+    median, p99 = np.percentile(round_trips, [50, 99])
+    times = {"median_us": median, "p99_us": p99, "launch_median_us": np.median(launches)}
+    return {name: round(float(ns) / 1e3, 1) for name, ns in times.items()}
+
+
+def main() -> None:
+    """Measures the latency in one process."""
+    parser = argparse.ArgumentParser()
+    for name in ("batch", "context", "k", "steps"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--spin", action="store_true")
+    options = parser.parse_args()
+    if options.spin:  # before a CUDA context exists
+        driver = ctypes.CDLL("libcuda.so.1")
+        driver.cuInit(0)
+        driver.cuDevicePrimaryCtxSetFlags(0, SPIN)
+    size, device = Size(options.batch, options.context), torch.device(options.device)
+    print(json.dumps(measure_latency(device, size, options.k, options.steps)))

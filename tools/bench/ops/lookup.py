@@ -1,4 +1,4 @@
-"""The stateless lookups, compared with vLLM's and with only reading the tokens."""
+"""The stateless lookups, compared with vLLM's and with a pass that only reads the tokens."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from ngram_npu import _C
 from ngram_npu.config import ANY_TOKEN
 
 from tools.bench.data import Int32Array, Workload
-from tools.bench.device import workspace
+from tools.bench.device import make_workspace
 from tools.bench.device_peers import Eager, Read, VllmAscend, VllmNgramGpu, VllmV2
-from tools.bench.measure import Contestant
+from tools.bench.measure import Contestant, Drafts
 from tools.bench.ops.base import Make, Op
 from tools.bench.options import Options, UnavailableError
-from tools.bench.stats import Drafts
 from tools.bench.vllm_peer import VllmNumba
 
 
 def torch_op(name: str) -> Any:
-    """``torch.ops.ngram_npu.<name>.default``."""
+    """Returns ``torch.ops.ngram_npu.<name>.default``."""
     try:
         import torch
     except ImportError:
@@ -30,15 +29,15 @@ def torch_op(name: str) -> Any:
     return getattr(torch.ops.ngram_npu, name).default
 
 
-def op_of(name: str, options: Options) -> tuple[Any, str]:
-    """An operator of ours through the front end, and what it is."""
+def find_op(name: str, options: Options) -> tuple[Any, str]:
+    """Returns our operator in the front end, and its description."""
     if options.frontend == "torch":
         return torch_op(name), f"torch.ops.ngram_npu.{name}.default"
     return getattr(_C, name), f"_C.{name}"
 
 
-def array_of(options: Options) -> Callable[[Any], Any]:
-    """Converts a numpy array to the front end's own kind, on the CPU without a copy."""
+def find_converter(options: Options) -> Callable[[Any], Any]:
+    """Returns a function from numpy arrays to the front end's kind, on the CPU without a copy."""
     if options.frontend == "numpy":
         return lambda array: array
     import torch
@@ -47,8 +46,6 @@ def array_of(options: Options) -> Callable[[Any], Any]:
 
 
 class _Lookup(Contestant):
-    """The common part of both our lookups."""
-
     op: str
     draft_result: int
     """Position of the drafts among the op's results; their counts follow."""
@@ -58,35 +55,34 @@ class _Lookup(Contestant):
     def __init__(self, workload: Workload, options: Options) -> None:
         self._workload = workload
         self._threads = options.threads
-        self.function, name = op_of(self.op, options)
-        which = f"match_policy: {options.match_policy}"
-        if options.is_ladder:
-            which = f"a ladder, min_draft_probability: {options.min_draft_probability or None}"
-        self.detail = f"{name}, threads: at most {options.threads}, {which}"
-        self._array = array_of(options)
-        self._token_ids = self._array(workload.token_ids)
+        self.function, name = find_op(self.op, options)
+        self._convert = find_converter(options)
+        self._token_ids = self._convert(workload.token_ids)
         lookup = options.lookup | {"max_len": workload.capacity}
         # By position if possible, as a hot loop would call it.
         self._tail: tuple[Any, ...] = ()
         if options.frontend == "torch":
             ladder = options.ladder
             if "costs" in ladder:
-                ladder["costs"] = self._array(ladder["costs"].copy())
+                ladder["costs"] = self._convert(ladder["costs"].copy())
             self.function = partial(self.function, **lookup, **ladder)
         else:
-            self._tail = (*self.before_lookup, *lookup.values())
-            if options.is_ladder:
-                self._tail += tuple(options.ladder.values())
-        self.semantics = (options.min_n, options.max_n, options.k, options.match_policy)
+            self._tail = (*self.before_lookup, *lookup.values(), *options.ladder.values())
         if options.is_ladder:
-            self.semantics = ("ladder", options.k, options.min_draft_probability)
+            probability = options.min_draft_probability
+            self.semantics = ("ladder", options.k, probability)
+            kind = f"a ladder, min_draft_probability: {probability or None}"
+        else:
+            self.semantics = (options.min_n, options.max_n, options.k, options.match_policy)
+            kind = f"match_policy: {options.match_policy}"
+        self.detail = f"{name}, threads: at most {options.threads}, {kind}"
 
     def activate(self) -> None:
         _C.set_num_threads(self._threads)
 
     def drafts(self, result: Any) -> Drafts:
-        two = result[self.draft_result : self.draft_result + 2]
-        return [row[:count] for row, count in zip(*(r.tolist() for r in two), strict=True)]
+        ids, counts = (r.tolist() for r in result[self.draft_result : self.draft_result + 2])
+        return [row[:count] for row, count in zip(ids, counts, strict=True)]
 
 
 class ProposeContestant(_Lookup):
@@ -96,7 +92,7 @@ class ProposeContestant(_Lookup):
 
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options)
-        self._lengths = [self._array(lengths) for lengths in workload.lengths]
+        self._lengths = [self._convert(lengths) for lengths in workload.lengths]
 
     def arguments(self, step: int) -> tuple[Any, ...]:
         return (self._token_ids, self._lengths[step + 1], *self._tail)
@@ -110,12 +106,12 @@ class StepContestant(_Lookup):
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options)
         self._own_lengths: Int32Array = workload.lengths[0].copy()
-        self._num_tokens = self._array(self._own_lengths)
-        self._base_lengths = self._array(workload.lengths[0])
-        self._sampled = [self._array(sampled) for sampled in workload.sampled]
+        self._num_tokens = self._convert(self._own_lengths)
+        self._base_lengths = self._convert(workload.lengths[0])
+        self._sampled = [self._convert(sampled) for sampled in workload.sampled]
         if options.device != "cpu":
-            space = workspace(self.op, workload.size.batch, options.device)
-            self.function = partial(self.function, workspace=space)
+            workspace = make_workspace(self.op, workload.size.batch, options.device)
+            self.function = partial(self.function, workspace=workspace)
 
     def reset(self) -> None:
         self._num_tokens[:] = self._base_lengths
@@ -125,38 +121,38 @@ class StepContestant(_Lookup):
 
 
 class ReadPass(Contestant):
-    """A plain pass over the same bytes: whichever of numpy's reductions over the whole live part
-    is fastest here. One call for all rows, as a call per row would add its overhead to the peer;
-    rows differ in length by a few tokens, so all are read up to their mean."""
+    """A plain pass over the same bytes, by the fastest of numpy's reductions here. One call serves
+    all rows, because a call per row would add its overhead to the peer; rows differ in length by a
+    few tokens, so all are read up to their mean."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
         self._token_ids = workload.token_ids
         self._lengths = [int(mean) for mean in workload.lengths.mean(axis=1)]
-        ways: dict[str, Callable[[Int32Array], Any]] = {
+        reductions: dict[str, Callable[[Int32Array], Any]] = {
             "max": lambda live: live.max(),
             "max(axis=1)": lambda live: live.max(axis=1),
             "bitwise_or.reduce": lambda live: np.bitwise_or.reduce(live, axis=None),
             "view(int64).max(axis=1)": lambda live: live.view(np.int64).max(axis=1),
         }
-        best = min(ways, key=lambda way: self._seconds(ways[way]))
-        self.detail = f"numpy {best} over the live tokens, one thread"
-        self.function = ways[best]
+        fastest = min(reductions, key=lambda name: self._time(reductions[name]))
+        self.detail = f"numpy {fastest} over the live tokens, one thread"
+        self.function = reductions[fastest]
 
     def arguments(self, step: int) -> tuple[Any, ...]:
-        length = self._lengths[step + 1] // 2 * 2  # whole 8 bytes
+        length = self._lengths[step + 1] // 2 * 2  # a multiple of 8 bytes
         return (self._token_ids[:, :length],)
 
-    def _seconds(self, way: Callable[[Int32Array], Any]) -> float:
+    def _time(self, reduction: Callable[[Int32Array], Any]) -> float:
         (live,) = self.arguments(0)
         fastest = float("inf")
         for _ in range(7):
             start = time.perf_counter()
-            way(live)
+            reduction(live)
             fastest = min(fastest, time.perf_counter() - start)
         return fastest
 
 
-def _read(workload: Workload, options: Options) -> Contestant:
+def _make_read(workload: Workload, options: Options) -> Contestant:
     return (ReadPass if options.device == "cpu" else Read)(workload, options)
 
 
@@ -168,7 +164,7 @@ class NgramPropose(Op):
     device_peers = ("vllm-v2", "vllm-ngram-gpu", "eager", "read")
     peer_makers: ClassVar[Mapping[str, Make]] = {
         "vllm-numba": VllmNumba,
-        "read": _read,
+        "read": _make_read,
         "eager": Eager,
         "vllm-v2": VllmV2,
         "vllm-ngram-gpu": VllmNgramGpu,
@@ -180,6 +176,6 @@ class NgramPropose(Op):
 
 class NgramStep(NgramPropose):
     name = "ngram_step_"
-    help = "append what was sampled, then draft"
+    help = "append the sampled tokens, then draft"
 
     make = StepContestant

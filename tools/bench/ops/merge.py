@@ -1,4 +1,4 @@
-"""The choice between neural and n-gram drafts: one call, against eager torch."""
+"""The choice between neural and n-gram drafts: one call, compared with eager torch."""
 
 from __future__ import annotations
 
@@ -10,50 +10,48 @@ import numpy as np
 import numpy.typing as npt
 
 from tools.bench.data import SEED, Workload
-from tools.bench.measure import Contestant
+from tools.bench.measure import Contestant, Drafts
 from tools.bench.ops.base import Make, Op, Result
-from tools.bench.ops.lookup import array_of, op_of
+from tools.bench.ops.lookup import find_converter, find_op
 from tools.bench.options import Options, Size
-from tools.bench.stats import Drafts
 
 UNIT = 65536
 
 
-def batch(size: Size, k: int) -> dict[str, npt.NDArray[Any]]:
-    """Requests amid their texts with k drafts from each source; most have n-gram drafts."""
+def make_batch(size: Size, k: int) -> dict[str, npt.NDArray[Any]]:
+    """Returns requests in the middle of their texts with k drafts per source; most have n-gram
+    drafts."""
     rng = np.random.default_rng(SEED)
-    requests = size.batch
-    acceptance = np.stack(
-        [rng.integers(0, k * UNIT, requests), rng.integers(1, k + 2, requests)], axis=1
-    )
+    batch = size.batch
+    acceptance = np.stack([rng.integers(0, k * UNIT, batch), rng.integers(1, k + 2, batch)], axis=1)
     return {
-        "neural_draft_token_ids": rng.integers(0, 32000, (requests, k)),
-        "ngram_draft_token_ids": rng.integers(0, 32000, (requests, k), dtype=np.int32),
-        "num_ngram_draft_tokens": rng.integers(0, k + 1, requests).astype(np.int32),
-        "match_len": rng.integers(0, 17, requests).astype(np.int32),
-        "draft_costs": rng.integers(0, 20, (requests, k)).astype(np.uint8),
-        "row_indices": rng.permutation(requests).astype(np.int32),
-        "num_sampled": rng.integers(1, k + 2, requests).astype(np.int32),
+        "neural_draft_token_ids": rng.integers(0, 32000, (batch, k)),
+        "ngram_draft_token_ids": rng.integers(0, 32000, (batch, k), dtype=np.int32),
+        "num_ngram_draft_tokens": rng.integers(0, k + 1, batch).astype(np.int32),
+        "match_len": rng.integers(0, 17, batch).astype(np.int32),
+        "draft_costs": rng.integers(0, 20, (batch, k)).astype(np.uint8),
+        "row_indices": rng.permutation(batch).astype(np.int32),
+        "num_sampled": rng.integers(1, k + 2, batch).astype(np.int32),
         "neural_acceptance": acceptance.astype(np.int32),
     }
 
 
 class Merge(Contestant):
-    """Each step merges the same drafts, by the means that the last one left."""
+    """Each step merges the same drafts, with the means that the last one left."""
 
     semantics = ("merged",)
 
     def __init__(self, workload: Workload, options: Options) -> None:
-        arrays = batch(workload.size, options.k)
-        array = array_of(options)
-        self.tensors = {name: array(values) for name, values in arrays.items()}
-        self._acceptance = array(arrays["neural_acceptance"].copy())
+        arrays = make_batch(workload.size, options.k)
+        convert = find_converter(options)
+        self.tensors = {name: convert(values) for name, values in arrays.items()}
+        self._acceptance = convert(arrays["neural_acceptance"].copy())
 
     def reset(self) -> None:
         self.tensors["neural_acceptance"][...] = self._acceptance
 
     def drafts(self, result: Any) -> Drafts:
-        """The drafts, preceded by the source and followed by the request's new means."""
+        """Returns the drafts, each between its source and the request's new means."""
         means = self.tensors["neural_acceptance"][self.tensors["row_indices"]]
         parts = zip(*(part.tolist() for part in (*result, means)), strict=True)
         return [[source, *draft[:count], *mean] for draft, count, source, mean in parts]
@@ -62,12 +60,12 @@ class Merge(Contestant):
 class Operator(Merge):
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options)
-        op, self.detail = op_of("merge_drafts_", options)
+        op, self.detail = find_op("merge_drafts_", options)
         self.function = lambda: op(**self.tensors)
 
 
 class Eager(Merge):
-    """Without our operators: what a runner would write by hand."""
+    """The same in plain torch, as a runner would write it."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, replace(options, frontend="torch"))
@@ -77,7 +75,7 @@ class Eager(Merge):
         while len(powers) < 256:
             powers.append(powers[-1] * 62757 // UNIT)
         self._powers = torch.tensor(powers, device=options.device)
-        self._places = torch.arange(options.k, device=options.device)
+        self._positions = torch.arange(options.k, device=options.device)
         self.function = self.run
         self.detail = "eager torch, torch.where at its end"
 
@@ -85,31 +83,28 @@ class Eager(Merge):
         import torch
 
         t = self.tensors
-        neural, ngram, g = (
-            t[f"{name}draft_token{ids}"]
-            for name, ids in (("neural_", "_ids"), ("ngram_", "_ids"), ("num_ngram_", "s"))
-        )
-        n = neural.shape[1]
+        neural, ngram = t["neural_draft_token_ids"], t["ngram_draft_token_ids"]
+        num_ngram, num_neural = t["num_ngram_draft_tokens"], neural.shape[1]
         total = t["draft_costs"].cumsum(1).clamp_(max=255)
-        promised = (self._powers[total] * (self._places < g[:, None])).sum(1)
+        expected = (self._powers[total] * (self._positions < num_ngram[:, None])).sum(1)
         known = t["neural_acceptance"][t["row_indices"]]
         mean, last = known.unbind(1)
         accepted = torch.minimum(t["num_sampled"], last) - 1
         step = torch.div(accepted * UNIT - mean, 8, rounding_mode="trunc")
-        cut = (accepted == last - 1) & (last <= n)  # more might have been accepted
-        step = torch.where(cut, step.clamp(min=0), step)
+        is_cut = (accepted == last - 1) & (last <= num_neural)  # more might have been accepted
+        step = torch.where(is_cut, step.clamp(min=0), step)
         mean = torch.where((last > 1) & (t["num_sampled"] > 0), mean + step, mean)
-        mean = torch.where(last > 0, mean, n * UNIT)
-        taken = (g > 0) & (t["match_len"] >= 1) & (promised > mean.clamp(max=n * UNIT))
-        given = torch.where(taken, 1, 1 + n).int()
-        new = torch.stack((mean, given), 1)
+        mean = torch.where(last > 0, mean, num_neural * UNIT)
+        takes_ngram = (num_ngram > 0) & (t["match_len"] >= 1)
+        takes_ngram &= expected > mean.clamp(max=num_neural * UNIT)
+        new = torch.stack((mean, torch.where(takes_ngram, 1, 1 + num_neural).int()), 1)
         t["neural_acceptance"][t["row_indices"]] = torch.where(
             t["num_sampled"][:, None] > 0, new, known
         )
         return (
-            torch.where(taken[:, None], ngram, neural),
-            torch.where(taken, g, n),
-            1 + taken.int(),
+            torch.where(takes_ngram[:, None], ngram, neural),
+            torch.where(takes_ngram, num_ngram, num_neural),
+            1 + takes_ngram.int(),
         )
 
     def count_calls(self) -> int:
@@ -130,7 +125,7 @@ class Eager(Merge):
 
 class MergeDrafts(Op):
     name = "merge_drafts_"
-    help = "the choice between neural and n-gram drafts; the context plays no part"
+    help = "the choice between neural and n-gram drafts; the context has no effect"
     sizes = ("1x4k", "32x4k", "256x4k")
     peers = device_peers = ("eager",)
     unused_settings = frozenset({"config", "match_policy"})

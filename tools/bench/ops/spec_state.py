@@ -10,27 +10,26 @@ import numpy as np
 import numpy.typing as npt
 
 from tools.bench.data import SEED, Workload
-from tools.bench.device import workspace
-from tools.bench.measure import Contestant
+from tools.bench.device import make_workspace
+from tools.bench.measure import Contestant, Drafts
 from tools.bench.ops.base import Make, Op
-from tools.bench.ops.lookup import array_of, op_of, torch_op
+from tools.bench.ops.lookup import find_converter, find_op, torch_op
 from tools.bench.options import Options, Size
-from tools.bench.stats import Drafts
 
 Arrays = dict[str, npt.NDArray[Any]]
 BLOCK_SIZE = 16
 PAD_ID = -1
 LAYOUT = {"block_size": BLOCK_SIZE, "pad_id": PAD_ID}
 COUNTS = ("num_computed_tokens", "num_accepted_tokens", "prev_positions", "num_sampled_prev",
-           "num_draft_prev", "host_num_computed_tokens")  # fmt: skip
+          "num_draft_prev", "host_num_computed_tokens")  # fmt: skip
 CORRECTED = (*COUNTS[:2], "positions", "seq_lens", "slot_mapping")
 SLOTS = ("query_start_loc", "positions", "block_table", "slot_mapping")
 FUSED = (*CORRECTED, "discard", *COUNTS[2:], "query_start_loc", "num_tokens", "block_table")
 
 
-def state(size: Size, k: int, steps: int) -> Arrays:
-    """A batch whose requests all had k drafts in the previous step and have changed places since;
-    with enough blocks for all corrections in sequence."""
+def make_state(size: Size, k: int, steps: int) -> Arrays:
+    """Returns a batch in which each request had k drafts in the previous step and has another
+    position since, with enough blocks for all corrections in sequence."""
     rng = np.random.default_rng(SEED)
     batch, tokens = size.batch, size.batch * (k + 1)
     computed = np.full(batch, size.context, np.int32)
@@ -53,15 +52,15 @@ def state(size: Size, k: int, steps: int) -> Arrays:
 
 
 class Correction(Contestant):
-    """Each step corrects what the last one left; `semantics` compares all that is corrected."""
+    """Each step corrects the state that the last one left; all that is corrected is compared."""
 
     semantics = ("corrected",)
 
     def __init__(self, workload: Workload, options: Options) -> None:
-        arrays = state(workload.size, options.k, workload.steps)
-        array = array_of(options)
-        self.tensors = {name: array(values) for name, values in arrays.items()}
-        self._start = {name: array(arrays[name].copy()) for name in CORRECTED}
+        arrays = make_state(workload.size, options.k, workload.steps)
+        convert = find_converter(options)
+        self.tensors = {name: convert(values) for name, values in arrays.items()}
+        self._start = {name: convert(arrays[name].copy()) for name in CORRECTED}
 
     def reset(self) -> None:
         for name, start in self._start.items():
@@ -74,11 +73,11 @@ class Correction(Contestant):
 class Fused(Correction):
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options)
-        op, self.detail = op_of("correct_spec_state_", options)
+        op, self.detail = find_op("correct_spec_state_", options)
         arguments = {name: self.tensors[name] for name in FUSED} | LAYOUT
         if options.device != "cpu":
-            space = workspace("correct_spec_state_", workload.size.batch, options.device)
-            arguments["workspace"] = space
+            workspace = make_workspace("correct_spec_state_", workload.size.batch, options.device)
+            arguments["workspace"] = workspace
         self.function = lambda: op(**arguments)
 
 
@@ -89,31 +88,28 @@ class Parts(Correction):
 
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, replace(options, frontend="torch"))
-        counts, slots = (
-            torch_op(f"{n}_") for n in ("correct_num_computed_tokens", "compute_slot_mapping")
-        )
+        correct_counts = torch_op("correct_num_computed_tokens_")
+        compute_slots = torch_op("compute_slot_mapping_")
         count_arguments = {name: self.tensors[name] for name in COUNTS}
         slot_arguments = {name: self.tensors[name] for name in SLOTS} | LAYOUT
 
         def run() -> None:
-            counts(**count_arguments)
+            correct_counts(**count_arguments)
             self.derive()
-            slots(**slot_arguments)
+            compute_slots(**slot_arguments)
 
         self.function = run
 
     def derive(self) -> None:
-        """Positions, lengths and the mask, as a runner without the fused operator would."""
+        """Computes positions, lengths and the mask as a runner without the fused operator would."""
         import torch
 
         t = self.tensors
         computed, start = t["num_computed_tokens"], t["query_start_loc"]
         scheduled = start[1:] - start[:-1]
-        shift = torch.repeat_interleave(
-            computed - start[:-1], scheduled, output_size=len(t["positions"])
-        )
-        places = torch.arange(len(t["positions"]), device=computed.device)
-        torch.add(places, shift, out=t["positions"])
+        num_tokens = len(t["positions"])
+        shift = torch.repeat_interleave(computed - start[:-1], scheduled, output_size=num_tokens)
+        torch.add(torch.arange(num_tokens, device=computed.device), shift, out=t["positions"])
         torch.add(computed, scheduled, out=t["seq_lens"])
         torch.lt(t["seq_lens"], t["num_tokens"], out=t["discard"])
 
@@ -131,19 +127,18 @@ class Eager(Parts):
         import torch
 
         t = self.tensors
-        computed, accepted, prev = (t[name] for name in COUNTS[:3])
-        at = prev.clamp(min=0)
+        computed, accepted, previous = (t[name] for name in COUNTS[:3])
+        at = previous.clamp(min=0)
         sampled = t["num_sampled_prev"][at]
-        drafted = (prev >= 0) & (t["num_draft_prev"][at] > 0)
-        new = torch.where(drafted, computed[at] + sampled, t["host_num_computed_tokens"])
-        accepted.copy_(torch.where(drafted, sampled, accepted))
+        had_drafts = (previous >= 0) & (t["num_draft_prev"][at] > 0)
+        new = torch.where(had_drafts, computed[at] + sampled, t["host_num_computed_tokens"])
+        accepted.copy_(torch.where(had_drafts, sampled, accepted))
         computed.copy_(new)
         self.derive()
         start, positions = t["query_start_loc"], t["positions"]
-        requests = torch.arange(len(prev), device=prev.device)
-        request = torch.repeat_interleave(
-            requests, start[1:] - start[:-1], output_size=len(positions)
-        )
+        requests = torch.arange(len(previous), device=previous.device)
+        scheduled = start[1:] - start[:-1]
+        request = torch.repeat_interleave(requests, scheduled, output_size=len(positions))
         blocks = t["block_table"][request, positions // BLOCK_SIZE].to(torch.int64)
         torch.add(blocks * BLOCK_SIZE, positions % BLOCK_SIZE, out=t["slot_mapping"])
 

@@ -1,4 +1,4 @@
-"""A step of requests that share a store, against one without a store and suffix decoding."""
+"""A step of requests that share a store, compared with one without a store and suffix decoding."""
 
 from __future__ import annotations
 
@@ -15,41 +15,39 @@ from tools.bench.measure import Contestant
 from tools.bench.ops.base import Make, Op, Result
 from tools.bench.options import Options
 
-LEAST_PROBABILITY = 2 ** (-40 / 16)
+MIN_DRAFT_PROBABILITY = 2 ** (-40 / 16)
 STORE_TOKENS = 1_000_000
-OTHER_TEXT = 1000
-"""Tokens of a text that fills a store."""
+FILLER_TOKENS = 1000
+"""Tokens of each text that fills a store."""
 Visibility = Literal["live", "finish"]
 
 
 class ProposerStep(Contestant):
-    """`NgramProposer.step` on arrays. A store holds the rows' tokens, and is full."""
+    """`NgramProposer.step` on arrays. A store contains the rows' tokens and is full."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        options: Options,
-        visibility: Visibility | None,
-        store_tokens: int = STORE_TOKENS,
-    ) -> None:
+    def __init__(self, workload: Workload, options: Options, visibility: Visibility | None) -> None:
         config = NgramConfig(
-            sizes="ladder", k=options.k, min_draft_probability=LEAST_PROBABILITY, store=visibility
+            sizes="ladder",
+            k=options.k,
+            min_draft_probability=MIN_DRAFT_PROBABILITY,
+            store=visibility,
         )
         rows, capacity = workload.token_ids.shape
-        store = NgramStore(rows, store_tokens, visibility=visibility) if visibility else None
+        store = NgramStore(rows, STORE_TOKENS, visibility=visibility) if visibility else None
         self._workload = workload
         self._token_ids = workload.token_ids.copy()
         self._num_tokens = workload.lengths[0].copy()
         proposer = NgramProposer(config, "index", token_capacity=rows * capacity, store=store)
         proposer.append(self._token_ids, self._num_tokens)
         self._proposer, self._slots = proposer, np.arange(rows, dtype=np.int32)
-        self.entered: list[float] = []
-        """Time of ending all requests, in nanoseconds per token."""
+        self.ns_per_finished_token: list[float] = []
+        """Time of ending all requests."""
         if store:
-            # Text that the rows do not have fills what they leave.
-            rng, rest = np.random.default_rng(1), max(0, store_tokens - token_ids_in(workload))
-            for _ in range(rest // OTHER_TEXT):
-                store.warm([rng.integers(0, VOCAB_SIZE, OTHER_TEXT)])
+            # Text that is in no row fills the remaining capacity.
+            rng = np.random.default_rng(1)
+            filler = max(0, STORE_TOKENS - int(workload.lengths[0].sum()))
+            for _ in range(filler // FILLER_TOKENS):
+                store.warm([rng.integers(0, VOCAB_SIZE, FILLER_TOKENS)])
             pairs = zip(self._token_ids, self._num_tokens.tolist(), strict=True)
             store.warm(row[:length] for row, length in pairs)
         self.function = proposer.step
@@ -57,32 +55,27 @@ class ProposerStep(Contestant):
 
     def reset(self) -> None:
         self._num_tokens[:] = self._workload.lengths[0]
-        # Otherwise the index would take the rows in again step by step, each up to a limit.
+        # Without this, the index would catch up step by step, each up to a limit.
         self._proposer.append(self._token_ids, self._num_tokens)
         if (store := self._proposer.store) is not None:
-            before, started = store.statistics.tokens_entered, time.thread_time_ns()
+            before, start = store.statistics.tokens_entered, time.thread_time_ns()
             store.finish(self._slots)
-            took = time.thread_time_ns() - started
+            elapsed = time.thread_time_ns() - start
             if entered := store.statistics.tokens_entered - before:
-                self.entered.append(took / entered)
+                self.ns_per_finished_token.append(elapsed / entered)
 
     def arguments(self, step: int) -> tuple[Any, ...]:
         return (self._token_ids, self._num_tokens, self._workload.sampled[step])
 
 
-def token_ids_in(workload: Workload) -> int:
-    return int(workload.lengths[0].sum())
-
-
 class ArcticGlobalStep(ArcticStep):
-    """With an additional tree that all rows share and that holds their tokens."""
+    """With an additional tree that all rows share and that contains their tokens."""
 
     def __init__(self, workload: Workload, options: Options) -> None:
         super().__init__(workload, options)
         self._shared = self._new_tree(DEPTH)
-        for number, (row, length) in enumerate(
-            zip(workload.token_ids, workload.lengths[0].tolist(), strict=True)
-        ):
+        lengths = workload.lengths[0].tolist()
+        for number, (row, length) in enumerate(zip(workload.token_ids, lengths, strict=True)):
             self._shared.extend_ndarray(number, row[:length])
         self.detail = GLOBAL_DETAIL
 
@@ -92,9 +85,9 @@ class ArcticGlobalStep(ArcticStep):
         for number, (extend, new, speculate, context) in enumerate(requests):
             extend(0, new)
             shared.extend_ndarray(number, new)
-            own = speculate(context, self._k, *limits)
-            others = shared.speculate_ndarray(context, self._k, *limits)
-            drafts.append(own if own.score >= others.score else others)
+            own_draft = speculate(context, self._k, *limits)
+            shared_draft = shared.speculate_ndarray(context, self._k, *limits)
+            drafts.append(own_draft if own_draft.score >= shared_draft.score else shared_draft)
         return drafts
 
 
@@ -111,8 +104,8 @@ class StoreStep(Op):
         "arctic-global": ArcticGlobalStep,
     }
     assumptions: Mapping[str, Any] = {
-        "store": f"{STORE_TOKENS} tokens, full, warm with what the rows hold",
-        "finish": "the ends of requests are not in a step's time; finish_ns_per_token has them",
+        "store": f"{STORE_TOKENS} tokens, full, warmed with the rows' text",
+        "finish": "a step's time excludes the ends of requests; finish_ns_per_token has them",
     }
 
     def make(self, workload: Workload, options: Options) -> Contestant:
@@ -122,5 +115,6 @@ class StoreStep(Op):
         result = super().compare(contestants, workload, options)
         for contestant in contestants:
             if contestant.name == "finish":
-                result["finish_ns_per_token"] = round(float(np.median(contestant.entered)), 1)
+                median = float(np.median(contestant.ns_per_finished_token))
+                result["finish_ns_per_token"] = round(median, 1)
         return result

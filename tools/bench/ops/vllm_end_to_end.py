@@ -15,7 +15,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tools.bench import stats, vllm_engine
+from tools.bench import vllm_engine
+from tools.bench.measure import ratios, round_digits, spread
 from tools.bench.ops.base import Op, Result, Skipped
 from tools.bench.options import BenchError, Options, Size, UnavailableError
 
@@ -25,14 +26,14 @@ OUTPUT_TOKENS = 96
 OWN_TOKENS = 512
 """Last tokens of a prompt; the rest is the same for all requests of a batch."""
 INTERMEDIATE_SIZE = 8192
-LONGEST = 16384
+MAX_MODEL_LEN = 16384
 _BLOCK = 32
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "HF_HUB_OFFLINE": "1",
     "TORCHDYNAMO_DISABLE": "1",
     "OMP_NUM_THREADS": "1",
-    # When numba starts its threads, it also sets how many torch uses: both call the same OpenMP.
+    # Starting numba's threads also changes the number of torch's: both use the same OpenMP.
     "NUMBA_NUM_THREADS": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -52,7 +53,7 @@ CONTESTANTS: Mapping[str, tuple[str | None, dict[str, str], str]] = {
         "ngram_npu in place of vLLM's method ngram_gpu, asynchronous scheduling, padded drafts",
     ),
 }
-"""By name: vLLM's method, the environment of the engine's process, a description; ours first."""
+"""vLLM's method, the environment of the engine's process, and a description; ours first."""
 
 
 class EngineProcess:
@@ -60,6 +61,8 @@ class EngineProcess:
 
     def __init__(self, command: list[str], environment: Mapping[str, str], log: Path) -> None:
         paths = [str(ROOT), environment.get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
+        variables = {**os.environ, **_ENVIRONMENT, **environment, "LD_PRELOAD": _find_openmp()}
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         self._log = log
         with log.open("w") as file:
             self._process = subprocess.Popen(
@@ -68,22 +71,16 @@ class EngineProcess:
                 stdout=subprocess.PIPE,
                 stderr=file,
                 text=True,
-                env={
-                    **os.environ,
-                    **_ENVIRONMENT,
-                    **environment,
-                    "LD_PRELOAD": _openmp(),
-                    "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-                },
+                env=variables,
             )
-        self._answer()
+        self._read_answer()
 
     def run(self, prompts: list[list[int]]) -> dict[str, Any]:
         assert self._process.stdin is not None
         batch = {"prompts": prompts, "max_tokens": OUTPUT_TOKENS}
         self._process.stdin.write(json.dumps(batch) + "\n")
         self._process.stdin.flush()
-        run = self._answer()
+        run = self._read_answer()
         if run["torch_threads"] != 1:
             raise BenchError(f"torch's threads: expected 1, got {run['torch_threads']}")
         return run
@@ -96,13 +93,13 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
 
-    def _answer(self) -> dict[str, Any]:
+    def _read_answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise BenchError(f"the engine ended:\n{self._log.read_text()[-2000:]}")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
 
 class VllmEndToEnd(Op):
@@ -117,71 +114,25 @@ class VllmEndToEnd(Op):
     def run(self, options: Options, skipped: Skipped) -> Iterator[Result]:
         names = ["ours", *(self.peers if options.peers is None else options.peers)]
         if unknown := set(names) - CONTESTANTS.keys():
-            raise BenchError(f"{self.name}: peers: no {', '.join(unknown)}")
-        sizes = self.sizes_of(options)
-        if max(size.context for size in sizes) + OUTPUT_TOKENS > LONGEST:
-            raise BenchError(f"{self.name}: sizes: contexts of at most {LONGEST - OUTPUT_TOKENS}")
-        model, corpus = self.prepared()
+            known = ", ".join(CONTESTANTS)
+            raise BenchError(f"{self.name}: peers: expected {known}, got {', '.join(unknown)}")
+        sizes = self.select_sizes(options)
+        if max(size.context for size in sizes) + OUTPUT_TOKENS > MAX_MODEL_LEN:
+            limit = MAX_MODEL_LEN - OUTPUT_TOKENS
+            raise BenchError(f"{self.name}: sizes: expected contexts of at most {limit}")
+        model, corpus = prepare_model()
         with ExitStack() as stack:
             engines = {
-                name: stack.enter_context(self.started(name, model, sizes, options))
+                name: stack.enter_context(start_engine(name, model, sizes, options))
                 for name in names
             }
             for size in sizes:
-                yield self._compared(engines, size, corpus, options.rounds)
+                yield self._compare_engines(engines, size, corpus, options.rounds)
 
-    def prepared(self) -> tuple[Path, list[int]]:
-        """The model, and the source text of the prompts."""
-        if not _vllm():
-            raise UnavailableError("vLLM is not installed here: run it in .venv-vllm")
-        from transformers import AutoTokenizer
-
-        from tests.support import tiny_model
-
-        folder = ROOT / "build" / "vllm"
-        folder.mkdir(parents=True, exist_ok=True)
-        tiny = tiny_model.cached(folder)
-        tokenizer = AutoTokenizer.from_pretrained(tiny)
-        return widened(tiny), tokenizer.encode(tiny_model.corpus()[1_000_000:1_400_000])
-
-    @contextmanager
-    def started(
-        self, name: str, model: Path, sizes: tuple[Size, ...], options: Options
-    ) -> Iterator[EngineProcess]:
-        method, environment, _ = CONTESTANTS[name]
-        speculative = {
-            "method": method,
-            "num_speculative_tokens": options.k,
-            "prompt_lookup_min": options.min_n,
-            "prompt_lookup_max": options.max_n,
-        }
-        longest = max(size.context for size in sizes) + OUTPUT_TOKENS + _BLOCK
-        arguments = {
-            "dtype": "float32",
-            "enforce_eager": True,
-            "max_model_len": longest,
-            "max_num_seqs": max(size.batch for size in sizes),
-            "max_num_batched_tokens": 2048,
-            "block_size": _BLOCK,
-            # Room for all prompts of all sizes, so that they stay in the prefix cache.
-            "num_gpu_blocks_override": 64 + sum(s.batch * (longest // _BLOCK + 1) for s in sizes),
-            "disable_log_stats": False,
-            "seed": 0,
-            "speculative_config": speculative if method else None,
-            "async_scheduling": name == "ours-async",
-        }
-        command = [sys.executable, "-m", vllm_engine.__name__, str(model), json.dumps(arguments)]
-        with tempfile.TemporaryDirectory() as folder:
-            engine = EngineProcess(command, environment, Path(folder) / "log")
-            try:
-                yield engine
-            finally:
-                engine.stop()
-
-    def _compared(
+    def _compare_engines(
         self, engines: dict[str, EngineProcess], size: Size, corpus: list[int], rounds: int
     ) -> Result:
-        prompts = prompts_of(size, corpus)
+        prompts = make_prompts(size, corpus)
         # Fills the prefix caches with the prompts, and triggers compilation.
         texts = {name: engine.run(prompts)["token_ids"] for name, engine in engines.items()}
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
@@ -189,63 +140,106 @@ class VllmEndToEnd(Op):
         for number in range(rounds):  # ours and vLLM's always one after the other
             for name in names if number % 2 == 0 else reversed(names):
                 runs[name].append(engines[name].run(prompts))
-        speeds = {
-            name: [size.batch * OUTPUT_TOKENS / run["seconds"] for run in of]
-            for name, of in runs.items()
-        }
-        return {
+
+        def column(name: str, key: str) -> list[float]:
+            return [run[key] for run in runs[name]]
+
+        seconds = {name: column(name, "seconds") for name in names}
+        drafting = {name: column(name, "drafting_seconds") for name in names}
+        ours = [name for name in names if name.startswith("ours")]
+        result: Result = {
             "size": str(size),
             "batch": size.batch,
             "context": size.context,
-            "tokens_per_second": {name: stats.spread(of) for name, of in speeds.items()},
-            "cpu_seconds": {
-                name: stats.spread([run["cpu_seconds"] for run in of]) for name, of in runs.items()
-            },
-            "drafting_ms": {
-                name: stats.spread([1e3 * run["drafting_seconds"] for run in of])
-                for name, of in runs.items()
-                if of[0]["drafting_seconds"]
-            },
-            "ratio": {
-                f"{name} over {peer}": stats.spread(
-                    [a / b for a, b in zip(speeds[name], speeds[peer], strict=True)]
-                )
-                for name in names
-                for peer in ("no-speculation", "vllm-ngram")
-                if name.startswith("ours") and peer in names
-            },
-            "drafting_ratio": {
-                name: stats.ratios(
-                    [run["drafting_seconds"] for run in runs["vllm-ngram"]],
-                    [run["drafting_seconds"] for run in runs[name]],
-                )
-                for name in names
-                if name.startswith("ours") and "vllm-ngram" in names
-            },
-            "drafts": {name: _drafts(of) for name, of in runs.items() if of[0][vllm_engine.DRAFTS]},
-            "requests_with_other_text": {
-                name: sum(a != b for a, b in zip(text, texts["no-speculation"], strict=True))
-                for name, text in texts.items()
-                if "no-speculation" in texts
-            },
-            "data": describes(),
+            "tokens_per_second": {},
+            "cpu_seconds": {name: spread(column(name, "cpu_seconds")) for name in names},
+            "drafting_ms": {},
+            "ratio": {},
+            "drafting_ratio": {},
+            "drafts": {n: _count_drafts(runs[n]) for n in names if runs[n][0][vllm_engine.DRAFTS]},
+            "requests_with_other_text": {},
+            "data": describe_data(),
         }
+        for name in names:
+            speeds = [size.batch * OUTPUT_TOKENS / s for s in seconds[name]]
+            result["tokens_per_second"][name] = spread(speeds)
+            if drafting[name][0]:
+                result["drafting_ms"][name] = spread([1e3 * s for s in drafting[name]])
+            if "no-speculation" in texts:
+                pairs = zip(texts[name], texts["no-speculation"], strict=True)
+                result["requests_with_other_text"][name] = sum(a != b for a, b in pairs)
+        for name in ours:
+            for peer in ("no-speculation", "vllm-ngram"):
+                if peer in names:
+                    result["ratio"][f"{name} over {peer}"] = ratios(seconds[peer], seconds[name])
+            if "vllm-ngram" in names:
+                result["drafting_ratio"][name] = ratios(drafting["vllm-ngram"], drafting[name])
+        return result
 
 
-def prompts_of(size: Size, corpus: list[int]) -> list[list[int]]:
-    """A document that the requests share, followed by a passage of each request's own."""
+def prepare_model() -> tuple[Path, list[int]]:
+    """Returns the model, and the source text of the prompts."""
+    if not _find_vllm():
+        raise UnavailableError("vLLM is not installed here: run it in .venv-vllm")
+    from transformers import AutoTokenizer
+
+    from tests.support import tiny_model
+
+    folder = ROOT / "build" / "vllm"
+    folder.mkdir(parents=True, exist_ok=True)
+    tiny = tiny_model.cached(folder)
+    tokenizer = AutoTokenizer.from_pretrained(tiny)
+    return widened(tiny), tokenizer.encode(tiny_model.corpus()[1_000_000:1_400_000])
+
+
+@contextmanager
+def start_engine(
+    name: str, model: Path, sizes: tuple[Size, ...], options: Options
+) -> Iterator[EngineProcess]:
+    method, environment, _ = CONTESTANTS[name]
+    speculative = {
+        "method": method,
+        "num_speculative_tokens": options.k,
+        "prompt_lookup_min": options.min_n,
+        "prompt_lookup_max": options.max_n,
+    }
+    max_model_len = max(size.context for size in sizes) + OUTPUT_TOKENS + _BLOCK
+    # Enough blocks for all prompts of all sizes, so that they stay in the prefix cache.
+    blocks = 64 + sum(size.batch * (max_model_len // _BLOCK + 1) for size in sizes)
+    arguments = {
+        "dtype": "float32",
+        "enforce_eager": True,
+        "max_model_len": max_model_len,
+        "max_num_seqs": max(size.batch for size in sizes),
+        "max_num_batched_tokens": 2048,
+        "block_size": _BLOCK,
+        "num_gpu_blocks_override": blocks,
+        "disable_log_stats": False,
+        "seed": 0,
+        "speculative_config": speculative if method else None,
+        "async_scheduling": name == "ours-async",
+    }
+    command = [sys.executable, "-m", vllm_engine.__name__, str(model), json.dumps(arguments)]
+    with tempfile.TemporaryDirectory() as folder:
+        engine = EngineProcess(command, environment, Path(folder) / "log")
+        try:
+            yield engine
+        finally:
+            engine.stop()
+
+
+def make_prompts(size: Size, corpus: list[int]) -> list[list[int]]:
+    """Returns a document that the requests share, followed by a different passage per request."""
     own = min(OWN_TOKENS, size.context)
     shared = (corpus * (size.context // len(corpus) + 1))[: size.context - own]
     doubled = corpus + corpus
-    return [
-        shared + doubled[(at := (number + 1) * 1777 % len(corpus)) : at + own]
-        for number in range(size.batch)
-    ]
+    starts = [number * 1777 % len(corpus) for number in range(1, size.batch + 1)]
+    return [shared + doubled[start : start + own] for start in starts]
 
 
 def widened(tiny: Path) -> Path:
-    """The tests' model with more neurons, whose output weights are zero: it generates the same
-    text, and a forward pass costs as much as in a real model of that size."""
+    """Returns the tests' model with more neurons, whose output weights are zero: it generates the
+    same text, and a forward pass costs as much as in a real model of that size."""
     wide = tiny.with_name(f"{tiny.name}-{INTERMEDIATE_SIZE}")
     if wide.exists():
         return wide
@@ -256,49 +250,49 @@ def widened(tiny: Path) -> Path:
     shutil.rmtree(unfinished, ignore_errors=True)
     shutil.copytree(tiny, unfinished)
     config = json.loads((tiny / "config.json").read_text())
-    more = INTERMEDIATE_SIZE - config["intermediate_size"]
-    config.update(intermediate_size=INTERMEDIATE_SIZE, max_position_embeddings=LONGEST)
+    added = INTERMEDIATE_SIZE - config["intermediate_size"]
+    config.update(intermediate_size=INTERMEDIATE_SIZE, max_position_embeddings=MAX_MODEL_LEN)
     (unfinished / "config.json").write_text(json.dumps(config))
     weights = load_file(tiny / "model.safetensors")
     noise = torch.Generator().manual_seed(0)
     for name, weight in weights.items():
         if "gate_proj" in name or "up_proj" in name:
-            rows = torch.randn(more, weight.shape[1], generator=noise).mul_(0.05)
+            rows = torch.randn(added, weight.shape[1], generator=noise).mul_(0.05)
             weights[name] = torch.cat([weight, rows])
         elif "down_proj" in name:
-            weights[name] = torch.cat([weight, torch.zeros(weight.shape[0], more)], 1)
+            weights[name] = torch.cat([weight, torch.zeros(weight.shape[0], added)], 1)
     save_file(weights, unfinished / "model.safetensors", {"format": "pt"})
     unfinished.rename(wide)
     return wide
 
 
 @functools.cache
-def describes() -> dict[str, Any]:
+def describe_data() -> dict[str, Any]:
     return {
         "model": "the engine tests' Llama (2 layers, hidden size 128, trained here on the sources "
         f"of Python's standard library), its MLPs widened to {INTERMEDIATE_SIZE} neurons that add "
         "nothing: the same text, a forward pass of a model of 6.5 million weights",
-        "prompts": f"of those sources; all but the last {OWN_TOKENS} tokens are the same for all "
-        "requests of a batch; found in the prefix cache, but for the last block",
+        "prompts": f"from these sources; all but the last {OWN_TOKENS} tokens are the same for all "
+        "requests of a batch; in the prefix cache, except the last block",
         "drafting_ms": "inside propose(), asynchronously also update_token_ids_ngram(), per batch",
-        "output": f"{OUTPUT_TOKENS} tokens a request, greedy",
+        "output": f"{OUTPUT_TOKENS} tokens per request, greedy",
         "engine": "V1 runner, scheduler and client in one process and one thread, Intel OpenMP, "
-        "float32, eager; each contestant in a process of its own, one at work at a time",
-        "vllm": _vllm(),
-        "contestants": {name: what for name, (_, _, what) in CONTESTANTS.items()},
+        "float32, eager; one process per contestant, of which one at a time works",
+        "vllm": _find_vllm(),
+        "contestants": {name: detail for name, (_, _, detail) in CONTESTANTS.items()},
     }
 
 
-def _openmp() -> str:
-    """Intel's OpenMP. vLLM requires it for speculation on a CPU and warns if it is not preloaded:
-    with another one, numba's threads disturb torch's."""
+def _find_openmp() -> str:
+    """Returns Intel's OpenMP. vLLM requires it for speculation on a CPU and warns if it is not
+    preloaded: with another one, numba's threads disturb torch's."""
     library = Path(sys.prefix) / "lib" / "libiomp5.so"
     if not library.exists():
         raise UnavailableError("intel-openmp is not installed here: run it in .venv-vllm")
     return str(library)
 
 
-def _vllm() -> str:
+def _find_vllm() -> str:
     for name in ("vllm-cpu", "vllm"):
         try:
             return f"{name} {importlib.metadata.version(name)}"
@@ -307,13 +301,11 @@ def _vllm() -> str:
     return ""
 
 
-def _drafts(runs: list[dict[str, Any]]) -> dict[str, float]:
-    """As vLLM counts them; for asynchronous drafts that includes the padding."""
-    drafts, tokens, accepted = (
-        sum(run[name] for run in runs)
-        for name in (vllm_engine.DRAFTS, vllm_engine.DRAFT_TOKENS, vllm_engine.ACCEPTED)
-    )
+def _count_drafts(runs: list[dict[str, Any]]) -> dict[str, float]:
+    """Returns vLLM's counts; for asynchronous drafts they include the padding."""
+    names = (vllm_engine.DRAFTS, vllm_engine.DRAFT_TOKENS, vllm_engine.ACCEPTED)
+    drafts, tokens, accepted = (sum(run[name] for run in runs) for name in names)
     return {
-        "tokens_per_draft": stats.rounded(tokens / drafts),
-        "accepted_per_draft": stats.rounded(accepted / drafts),
+        "tokens_per_draft": round_digits(tokens / drafts),
+        "accepted_per_draft": round_digits(accepted / drafts),
     }

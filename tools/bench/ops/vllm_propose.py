@@ -1,4 +1,4 @@
-"""``propose()`` as vLLM's engine calls it: lists in, lists out, counters and all."""
+"""``propose()`` as vLLM's engine calls it: lists in, lists out, counters included."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from ngram_npu.engines.vllm import NgramProposer
 from ngram_npu.engines.vllm.v1_sync import PROMPT_TOKENS_PER_STEP, IndexedRows
 
 from tools.bench.data import Workload
-from tools.bench.measure import Contestant
+from tools.bench.measure import Contestant, Drafts
 from tools.bench.ops.base import Make, Op
-from tools.bench.ops.index import pages_after
+from tools.bench.ops.index import count_unused_pages
 from tools.bench.options import Options
-from tools.bench.stats import Drafts
-from tools.bench.vllm_peer import VllmNumba, proposer_config, sampled_lists
+from tools.bench.vllm_peer import VllmNumba, make_config, make_sampled_lists
 
 
 class ProposerContestant(Contestant):
     def __init__(self, workload: Workload, options: Options) -> None:
         self._workload = workload
         self._threads = options.threads
-        self._sampled = sampled_lists(workload)
-        config = proposer_config(options, workload.capacity, workload.size.batch)
+        self._sampled = make_sampled_lists(workload)
+        config = make_config(options, workload.capacity, workload.size.batch)
         config.additional_config = {
             "ngram_npu": {
                 "prompt_lookup_min": options.min_n,
@@ -37,7 +36,7 @@ class ProposerContestant(Contestant):
         proposer = NgramProposer(config)
         self.function = proposer.propose
         self.detail = (
-            f"ngram_npu.engines.vllm.NgramProposer.propose, engine: {options.engine}, "
+            f"NgramProposer.propose of vLLM's engine, engine: {options.engine}, "
             f"threads: at most {options.threads}, match_policy: {options.match_policy}"
         )
         self.semantics = (options.min_n, options.max_n, options.k, options.match_policy)
@@ -47,18 +46,18 @@ class ProposerContestant(Contestant):
             self._prefill(self._engine)
 
     def _prefill(self, engine: IndexedRows) -> None:
-        """As on a server: rows that sample nothing yet are indexed, a bounded number of tokens per
-        step. The result is kept as the start of each lap."""
+        """Indexes the rows as a server does: rows that sample nothing yet, a bounded number of
+        tokens per step. The result is kept as the start of each lap."""
         lengths, nothing = self._workload.lengths[0], [[]] * self._workload.size.batch
         for _ in range(int(lengths.sum()) // PROMPT_TOKENS_PER_STEP + 1):
             self.function(nothing, lengths, self._workload.token_ids)
         assert not engine._behind
-        if engine.index is not None:  # None: so few tokens are scanned instead
-            self._keep(engine)
+        if engine.index is not None:  # None: so few tokens are scanned
+            self._save(engine)
 
-    def _keep(self, engine: IndexedRows) -> None:
+    def _save(self, engine: IndexedRows) -> None:
         words = engine.index.tensor
-        used = len(words) - pages_after(words) * _C.INDEX_PAGE_WORDS
+        used = len(words) - count_unused_pages(words) * _C.INDEX_PAGE_WORDS
         self._saved = words[:used].copy(), copy.copy(engine._rows)
 
     def activate(self) -> None:
@@ -79,15 +78,15 @@ class ProposerContestant(Contestant):
 
 class CatchingUpContestant(ProposerContestant):
     def _prefill(self, engine: IndexedRows) -> None:
-        """As with prompts that are all in the prefix cache: nothing is indexed when drafting
-        begins. The index exists already: its creation is not part of a step."""
+        """Indexes nothing before drafting begins, as with prompts that are all in the prefix cache.
+        The index exists already: its creation is not part of a step."""
         engine._make_index()
-        self._keep(engine)
+        self._save(engine)
 
 
 class VllmPropose(Op):
     name = "vllm-propose"
-    help = "the proposer class as vLLM's engine calls it, against vLLM's own"
+    help = "the proposer class as vLLM's engine calls it, compared with vLLM's own"
     sizes = ("1x1k", "32x1k", "128x1k", "128x8k", "128x32k", "256x128k")
     peers = ("vllm-numba", "ours:engine=scan")
     engines = ("index", "scan")
@@ -98,7 +97,7 @@ class VllmPropose(Op):
 
 class VllmCatchUp(VllmPropose):
     name = "vllm-catch-up"
-    help = "the proposer class while prompts of the prefix cache are indexed, against the scan"
+    help = "the proposer class while it indexes prompts of the prefix cache, compared with the scan"
     sizes = ("1x128k", "8x64k", "32x16k", "128x1k", "128x4k", "128x8k", "128x32k")
     peers = ("ours:engine=scan",)
 
