@@ -1,7 +1,7 @@
-# Use `make check` while you work and `make test` before you submit; both print the time of each stage at the end. On a
-# new machine `make demo` and `make test` install what they need.
+# `make check` while you work, `make test` before you submit. `make setup` (or any target) installs what is missing.
 VENV := .venv
 VLLM_VENV := .venv-vllm
+VLLM_V2_VENV := $(VLLM_VENV)-v2
 DOCS_VENV := .venv-docs
 BUILD := build
 DIST := dist
@@ -9,21 +9,21 @@ PYTHON ?= python3
 PY := $(VENV)/bin/python
 JOBS ?= $(shell nproc)
 PYTEST := $(PY) -m pytest -n $(JOBS) --maxprocesses 8 --dist worksteal
-# An engine has one thread and 2 GB. Tests of a file share engines. In their order: a long test is in a file by itself.
-BY_FILE := -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# An engine has one thread and 2 GB; tests of a file share engines. A long test has its own file.
+BY_FILE := -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder -m "not prove"
 PIP := -m pip --quiet --disable-pip-version-check
 STAGES = $(PYTHON) tools/stages.py $(MAKE)
 SOURCES := $(shell find CMakeLists.txt README.md pyproject.toml cmake csrc docs/ops python tools/ops_stub.py -type f -not -name '*.pyc')
-
-# Without their bytecode, each process of the tests compiles what it imports: seconds per process.
+# Without bytecode each test process would compile what it imports, which takes seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
 TEST := lint install test-cpp test-twins test-python
 MORE := docs tidy cuda-resources test-slow test-sanitizers test-pythons test-fuzz test-vllm test-vllm-v2
 
-.PHONY: counts demo check test docs release-check test-all prove setup wheel install dev lint format tidy gtest twins launch cuda-resources check-python \
-  test-cpp test-twins test-python test-slow test-sanitizers test-pythons fuzz test-fuzz test-vllm test-vllm-v2 test-neon \
-  prove-mutants prove-async prove-stream prove-fuzz prove-engines prove-torches gpu gpu-peers gpu-build gpu-test gpu-bench bench clean
+.PHONY: counts demo check test docs release-check test-all prove setup wheel install dev lint format tidy gtest twins launch \
+  cuda-resources check-python test-cpp test-twins test-python test-slow test-sanitizers test-pythons fuzz test-fuzz test-vllm \
+  test-vllm-v2 test-neon prove-mutants prove-async prove-stream prove-fuzz prove-engines prove-torches gpu gpu-peers \
+  gpu-build gpu-test gpu-bench bench clean another-python
 
 demo: install
 	$(VENV)/bin/ngram-npu doctor
@@ -36,11 +36,11 @@ check:
 test:
 	@$(STAGES) $(TEST)
 
-# The documentation as a site in build/docs. A warning, a broken link or a page that loads from elsewhere is an error.
+# The documentation as a site in build/docs. A warning, a broken link or a page that loads external files is an error.
 docs: $(DOCS_VENV)/.ready
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs --quiet build --strict
 
-# The wheel and the source distribution in dist, checked and tried in an empty environment (docs/guides/release.md).
+# The wheel and the source distribution in dist, checked and tested in a new environment (docs/guides/release.md).
 RELEASE := $(BUILD)/release
 release-check: $(DIST)/.ready
 	rm -rf $(RELEASE) $(DIST)/*.tar.gz
@@ -72,17 +72,16 @@ $(VENV)/.ready: tools/requirements-dev.txt
 	$(PY) $(PIP) install -r tools/requirements-dev.txt
 	touch $@
 
-# If PYTHON is given, an environment of another Python version is made again, and all that depends on it.
+# If PYTHON is set, environments of another Python version are created again, with all that depends on them.
 ifneq ($(origin PYTHON),file)
 VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-of_version = $(shell grep -s '^version = $(VERSION)\.' $(1)/pyvenv.cfg)
-$(foreach venv,$(VENV) $(VLLM_VENV) $(VLLM_VENV)-v2,$(if $(call of_version,$(venv)),,$(eval $(venv)/.ready: another-python)))
+has_version = $(shell grep -s '^version = $(VERSION)\.' $(1)/pyvenv.cfg)
+$(foreach venv,$(VENV) $(VLLM_VENV) $(VLLM_V2_VENV),$(if $(call has_version,$(venv)),,$(eval $(venv)/.ready: another-python)))
 endif
-.PHONY: another-python
 
-# Without isolation the wheel is built with the torch of this environment instead of a second one. auditwheel adds the
-# manylinux tag that its symbols allow, and vendors no library: torch is the user's, and a second C++ runtime could not
-# catch the first one's exceptions. A wheel with the NPU backend needs CANN, which is not part of manylinux.
+# Without isolation, so that the wheel is built with this environment's torch. auditwheel adds the manylinux tag that its
+# symbols allow and vendors no library: torch is the user's, and a second C++ runtime could not catch the first one's
+# exceptions. A wheel with the NPU backend needs CANN, which is not part of manylinux.
 $(DIST)/.ready: $(VENV)/.ready $(SOURCES)
 	rm -rf $(DIST) $(BUILD)/wheel
 	$(PY) $(PIP) wheel --no-build-isolation --no-deps --config-settings=cmake.define.NGRAM_NPU_WERROR=ON -w $(BUILD)/wheel .
@@ -124,13 +123,13 @@ tidy: setup gtest
 	git ls-files 'csrc/host/*.cpp' 'csrc/cpu/*.cpp' 'csrc/numpy/*.cpp' 'csrc/torch/*.cpp' | grep -v _neon | \
 	  xargs -P $(JOBS) -n 4 $(VENV)/bin/clang-tidy -p $(BUILD)/python-asan --quiet
 
-# How large this repository is. Results are data; pictures and data are not lines.
+# The size of this repository. Results are data; images and data are not counted as lines.
 counts:
 	@for part in python csrc tests tools docs .; do \
 	  printf '%-8s %6d lines\n' $$part $$(git ls-files -z $$part | grep -zvE '\.(json|svg|png)$$' | xargs -0 cat | wc -l); done
 	@printf '%-8s %6d lines\n%-8s %6d tracked\n' results $$(git ls-files tools/bench/results | xargs cat | wc -l) files $$(git ls-files | wc -l)
 
-# The tests that need no twin, and parity for this machine's best instruction set.
+# The tests without twins, and parity for this machine's best instruction set.
 QUICK := tests/ops/test_parity.py tests/ops/test_errors.py tests/ops/test_torch.py tests/ops/test_bookkeeping.py \
   tests/ops/test_peer_modes.py $(wildcard tests/core/test_*.py) tests/engines/vllm/unit tests/cli/replay tests/cli/tune \
   tests/async_state/test_config.py tests/async_state/test_state.py tests/async_state/test_failures.py \
@@ -148,11 +147,11 @@ test-python: install twins
 test-slow: install twins launch
 	$(WITH_WHEEL) $(PYTEST) -m slow
 
-# Those of the other Python versions in pyproject.toml that are installed here.
+# The other Python versions in pyproject.toml that are installed here.
 test-pythons: setup
 	$(PY) -m tools.pythons
 
-# Their first argument is a preset.
+# The first argument is a preset.
 define build
 	cmake --preset $(1) $(2) >/dev/null
 	$(VENV)/bin/ninja -C $(BUILD)/$(1) --quiet $(3)
@@ -165,7 +164,7 @@ endef
 test-cpp: setup gtest
 	$(call suite,cpp)
 
-# The C++ suite under ASan+UBSan and TSan, then the parity suite on the kernels of the first, for values that only it has.
+# The C++ suite under ASan+UBSan and TSan, then the parity suite under ASan+UBSan, which has more values.
 SAN_STAGE := $(BUILD)/python-asan/stage
 test-sanitizers: setup gtest
 	$(call suite,python-asan,$(PYBIND11))
@@ -176,23 +175,22 @@ test-sanitizers: setup gtest
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	  $(PYTEST) -p no:cacheprovider -k "not cuda_ and not ascendc_" tests/ops/test_parity.py tests/ops/test_errors.py
 
-# Every CUDA kernel compiles for every architecture, does not spill, and has the resources in csrc/cuda/resources.json.
-# On one of them the lookup's inner loop is as short as in csrc/cuda/sass.json.
+# Every CUDA kernel compiles for every architecture without spills and needs the resources in csrc/cuda/resources.json; the
+# lookup's inner loop is as short as in csrc/cuda/sass.json.
 cuda-resources: setup
 	@if command -v nvcc >/dev/null; then $(PY) -m tools.cuda_resources --jobs $(JOBS) && \
 	  { $(PY) -m tools.cuda_sass || [ $$? = 2 ]; }; \
-	  else echo "cuda-resources: left out, nvcc is missing"; fi
+	  else echo "cuda-resources: skipped, nvcc is missing"; fi
 
-# The device kernels on models of their devices: no device is needed.
+# The device kernels on models of their devices; no device is needed.
 twins: setup gtest
 	$(call build,twins)
 
 test-twins: twins
 	ctest --test-dir $(BUILD)/twins --output-on-failure -j $(JOBS)
 
-# Builds the NPU backend without an NPU: torch_npu's wheel in a separate folder, with stand-ins for CANN (tests/npu).
-# Uses the twins' build folder, which already has the CPU kernels. The next torch_npu needs the next torch, so the
-# launches are only compiled with it and linked to it.
+# Builds the NPU backend without an NPU: with torch_npu's wheel in a separate folder and stand-ins for CANN (tests/npu). Uses
+# the CPU kernels in the twins' build folder. The next torch_npu needs the next torch, so it is only compiled and linked.
 TORCH_NPU := $(BUILD)/torch-npu
 NEXT_TORCH_NPU := $(BUILD)/torch-npu-next
 $(TORCH_NPU)/.ready: RELEASE := 2.13.0
@@ -200,7 +198,7 @@ $(NEXT_TORCH_NPU)/.ready: RELEASE := 2.14.0
 $(TORCH_NPU)/.ready $(NEXT_TORCH_NPU)/.ready: $(VENV)/.ready
 	rm -rf $(@D)
 	$(PY) $(PIP) install --no-deps --target $(@D) torch-npu==$(RELEASE) || \
-	  { echo "The NPU's launches are tested against torch_npu: torch-npu==$(RELEASE) must be on pip's index (for $$(uname -m))"; exit 1; }
+	  { echo "expected torch-npu==$(RELEASE) on pip's index (for $$(uname -m))"; exit 1; }
 	touch $@
 
 launch: twins $(TORCH_NPU)/.ready $(NEXT_TORCH_NPU)/.ready
@@ -209,12 +207,10 @@ launch: twins $(TORCH_NPU)/.ready $(NEXT_TORCH_NPU)/.ready
 	  -DPython_EXECUTABLE=$(abspath $(PY)) -DNGRAM_NPU_TORCH_NPU=$(abspath $(TORCH_NPU)/torch_npu))
 	rm -rf $(BUILD)/launch && cmake --install $(BUILD)/twins --prefix $(BUILD)/launch >/dev/null
 
-# Fuzzes the index with small pages, compared with a scan, and the store, whose scopes must not see each other's text.
-# Inputs that reach new code are kept in the corpus. At the end each target prints counts such as pages split and
-# directories doubled; a count of 0 is a failure. Needs clang (Debian: clang-14).
+# Fuzzes the index, compared with a scan, and the store, whose scopes must not share text. The corpus keeps inputs that reach
+# new code. A count of 0 at the end (such as page splits) is a failure. Needs clang. FUZZ_SEED=0: a new seed in each run.
 FUZZ_CXX ?= clang++-14
 FUZZ_SECONDS ?= 30
-# 0: a new seed in each run.
 FUZZ_SEED ?= 0
 fuzz: setup
 	$(call build,fuzz,-DCMAKE_CXX_COMPILER=$(FUZZ_CXX),fuzz_index fuzz_store)
@@ -222,13 +218,13 @@ fuzz: setup
 	  $(PY) -m tools.fuzz $(BUILD)/fuzz/tests/cpp/fuzz_$$target --seconds $(FUZZ_SECONDS) --seed $(FUZZ_SEED) || exit 1; \
 	done
 
-# A short run, if clang is installed or can be.
+# A short run, if clang is installed or can be installed.
 test-fuzz: setup
 	@if ! command -v $(FUZZ_CXX) >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  apt-get update -qq; apt-get install -y -qq --no-install-recommends clang-14 libclang-rt-14-dev >/dev/null || true; \
 	fi
 	@if command -v $(FUZZ_CXX) >/dev/null; then $(MAKE) fuzz FUZZ_SECONDS=20 FUZZ_SEED=1; \
-	  else echo "fuzz: left out, $(FUZZ_CXX) is missing (Debian, Ubuntu: clang-14, libclang-rt-14-dev)"; fi
+	  else echo "fuzz: skipped, $(FUZZ_CXX) is missing (Debian, Ubuntu: clang-14, libclang-rt-14-dev)"; fi
 
 gtest:
 	@if ! printf '#include <gtest/gtest.h>\n' | $${CXX:-g++} -E -x c++ - >/dev/null 2>&1; then \
@@ -239,7 +235,7 @@ gtest:
 	  fi; \
 	fi
 
-# vLLM's own engine on the CPU, in an environment of its own (2.5 GB). xgrammar brings triton, 1 GB that nothing here uses.
+# vLLM's engine on the CPU, in a separate environment (2.5 GB), without triton (1 GB), which nothing here uses.
 $(VLLM_VENV)/.ready: tools/requirements-vllm.txt
 	$(PYTHON) -m venv --clear $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python $(PIP) install -r tools/requirements-vllm.txt
@@ -249,12 +245,10 @@ $(VLLM_VENV)/.ready: tools/requirements-vllm.txt
 
 test-vllm: wheel $(VLLM_VENV)/.ready
 	$(VLLM_VENV)/bin/python $(PIP) install --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl
-	$(VLLM_VENV)/bin/python -m pytest $(BY_FILE) -m "not prove" tests/engines/vllm/engine
+	$(VLLM_VENV)/bin/python -m pytest $(BY_FILE) tests/engines/vllm/engine
 	$(VLLM_VENV)/bin/python -m pytest tests/repo/bench/test_peers.py
 
-# Its V2 runner, in an environment that adds Triton to the other's packages: with Triton the V1 runner does not start on a
-# CPU.
-VLLM_V2_VENV := $(VLLM_VENV)-v2
+# The V2 runner, in an environment that adds Triton: with Triton the V1 runner does not start on a CPU.
 PURELIB = $$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 $(VLLM_V2_VENV)/.ready: $(VLLM_VENV)/.ready
 	$(PYTHON) -m venv --clear $(VLLM_V2_VENV)
@@ -264,13 +258,12 @@ $(VLLM_V2_VENV)/.ready: $(VLLM_VENV)/.ready
 
 test-vllm-v2: wheel $(VLLM_V2_VENV)/.ready
 	$(VLLM_V2_VENV)/bin/python $(PIP) install --no-deps --force-reinstall $(DIST)/ngram_npu-*.whl
-	$(VLLM_V2_VENV)/bin/python -m pytest $(BY_FILE) -m "not prove" tests/engines/vllm/engine_v2
+	$(VLLM_V2_VENV)/bin/python -m pytest $(BY_FILE) tests/engines/vllm/engine_v2
 
-# Tests that take hours. Mutants continue from the record; PROOF=tools/bench/results updates the published records.
+# Tests that take hours. PROOF=tools/bench/results updates the published records.
 PROOF ?= $(BUILD)/proof
-TESTS_PY = PYTHONPATH=tests:tests/support:. $(PY)
 prove-async: install
-	mkdir -p $(PROOF) && $(TESTS_PY) -m async_state.async_proof --json $(PROOF)/async-proof.json
+	mkdir -p $(PROOF) && PYTHONPATH=tests:tests/support:. $(PY) -m async_state.async_proof --json $(PROOF)/async-proof.json
 
 # 100,000 steps of drafting on the host.
 prove-stream: setup gtest
@@ -290,13 +283,13 @@ prove-engines: install $(VLLM_VENV)/.ready $(VLLM_V2_VENV)/.ready
 	  $(PY) -m tools.engines $$version --json $(PROOF)/engines.json || exit 1; \
 	done
 
-# The same wheel with other releases of torch, 1 GB each.
+# The wheel with other releases of torch, 1 GB each.
 TORCHES := 2.10.0 2.11.0 2.12.1 2.14.1 2.15.0
 prove-torches: install
 	$(PY) -m tools.torches $(TORCHES) -- -n $(JOBS)
 
-# The C++ suite on NEON, cross-compiled and emulated (Debian: g++-aarch64-linux-gnu, qemu-user, libgtest-dev). It needs
-# packages that no other part needs. Emulation cannot fork a program with threads or re-execute it.
+# The C++ suite on NEON, cross-compiled and emulated (Debian: g++-aarch64-linux-gnu, qemu-user, libgtest-dev). Emulation
+# cannot fork a program with threads.
 NEON := $(BUILD)/neon
 test-neon: setup
 	cmake -S /usr/src/googletest -B $(NEON)/googletest -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(VENV)/bin/ninja) \
@@ -306,13 +299,13 @@ test-neon: setup
 	$(call build,neon,-DGTest_ROOT=$(abspath $(NEON)/root))
 	GTEST_FILTER='-*DeathTest*:*Fork*' ctest --test-dir $(NEON) --output-on-failure -j $(JOBS)
 
-# On a machine with an NVIDIA GPU, with what is installed there and without a network (docs/design/gpu-targets.md): builds for
-# its architecture, tests and measures, in under nine minutes. Results go to $$OUT, else to tools/bench/results.
+# On a machine with an NVIDIA GPU, without a network (docs/design/gpu-targets.md): builds for its architecture, tests and
+# measures, in under nine minutes. Results go to $$OUT, else to tools/bench/results.
 GPU := $(abspath $(BUILD)/gpu)
 ON_GPU = CI=1 NGRAM_NPU_REQUIRE_GPU=$(GPU)/stage PYTHONPATH=$(GPU)/stage:$$PYTHONPATH timeout
 GPU_BENCH = $(PYTHON) -m tools.bench --device cuda --json $(or $(OUT),tools/bench/results)
 GPU_STEP = $(ON_GPU) $(2) $(GPU_BENCH)/ngram_step_-cuda$(1).json ngram_step_ --sizes
-# vLLM's files for it, if they came along (make gpu-peers, where vLLM is installed).
+# vLLM's files, if they were copied to that machine (make gpu-peers, where vLLM is installed).
 PEERS := $(abspath $(BUILD)/gpu-peers)
 ifneq ($(wildcard $(PEERS)),)
 export NGRAM_NPU_BENCH_VLLM_PATH ?= $(PEERS)

@@ -39,6 +39,18 @@ def test_command_imports_nothing_from_tests_tools_or_examples() -> None:
     assert forbidden_imports(command, {"tests", "tools", "examples"}) == []
 
 
+def test_tools_import_nothing_from_tests_but_their_support() -> None:
+    """Tests import tools, so any other import would be a cycle."""
+    tools = ROOT / "tools"
+    for path in sorted(tools.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        assert '/ "tests"))' not in text, f"{path}: adds tests to sys.path"
+        for module in imported_modules(text):
+            name = f"{path.relative_to(ROOT)}: {module}"
+            is_support = module == "tests.support" or module.startswith("tests.support.")
+            assert is_support or not module.startswith("tests"), name
+
+
 @pytest.mark.parametrize("source", ["import ngram_npu_cli.logs", "from ngram_npu_cli import logs"])
 def test_forbidden_import_is_reported(tmp_path: Path, source: str) -> None:
     (tmp_path / "module.py").write_text(f"def load():\n    {source}\n")

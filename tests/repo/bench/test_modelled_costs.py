@@ -114,7 +114,7 @@ def test_time_follows_from_the_figures_of_the_model() -> None:
 
 
 def test_bookkeeping_costs_are_linear_in_the_requests() -> None:
-    """No core reads all requests by scalars from global memory, and none waits twice per request."""
+    """No core reads all requests by scalars of global memory, or waits twice per request."""
     twin, batch = Twin(), 1024
     with twin.replace_cpu():
         for op, call in make_bookkeeping(Size(batch, 4096), 4).items():
