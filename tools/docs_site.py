@@ -1,4 +1,5 @@
-"""Hooks of the documentation site (mkdocs.yml): links out of docs, and pages without a network."""
+"""Hooks of the documentation site (mkdocs.yml): links to files outside docs, and pages that load no
+external files."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _LOADED = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["']?(
 
 
 def on_config(config: Any) -> Any:
-    """Each page shows the version. The reference has the operators as docs/README.md lists them."""
+    """Adds the version to each page, and the operators in docs/README.md to the reference."""
     listed = (REPOSITORY / "docs" / "README.md").read_text(encoding="utf-8")
     pages = [{names: page} for names, page in _OPERATOR.findall(listed)]
     (reference,) = (part["Reference"] for part in config.nav if "Reference" in part)
@@ -30,7 +31,8 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, *, config: Any) -> Any:
-    """The repository's README is the first page; that of docs, the list of pages, comes second."""
+    """Adds the repository's README as the first page; docs/README.md, the list of pages, is
+    second."""
     from mkdocs.structure.files import File  # not needed by this module's tests
 
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -43,7 +45,7 @@ def on_files(files: Any, *, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """A link to a file outside docs becomes the file's name: the site does not have the file."""
+    """Replaces links to files outside docs by their names: the site does not have the files."""
     folder = (REPOSITORY / "docs" / page.file.src_uri).parent
 
     def named(match: re.Match[str]) -> str:
@@ -62,7 +64,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:
-    """A page loads nothing from elsewhere; roles of docstrings are not shown."""
-    for found in _LOADED.findall(output):
-        LOG.warning("%s: loads from elsewhere: %s", page.file.src_uri, found)
+    """Warns if a page loads external files, and removes the roles of docstrings."""
+    for tag in _LOADED.findall(output):
+        LOG.warning("%s: loads an external file: %s", page.file.src_uri, tag)
     return _ROLE.sub("", output)

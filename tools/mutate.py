@@ -1,4 +1,4 @@
-"""Applies random single faults to source files, and lists those that no test notices.
+"""Applies random single faults to source files and lists those that no test detects.
 
     python -m tools.mutate FILE ... [--count 60] [--seed 1] [--gtest TARGET ...] [--twins] \\
         [-- ARGUMENTS OF PYTEST]
@@ -36,7 +36,7 @@ _NO_CODE = {
     True: re.compile(r'""".*?"""|#[^\n]*|' + _STRING, re.DOTALL),
     False: re.compile(r"/\*.*?\*/|//[^\n]*|^\s*#[^\n]*|" + _STRING, re.DOTALL | re.MULTILINE),
 }
-"""What is neither changed nor read, in Python and in C++."""
+"""Text that is not code, in Python and in C++."""
 
 _PAIRS = (
     *(("< ", "<= "), ("> ", ">= "), ("== ", "!= "), ("+ ", "- "), ("+= ", "-= ")),
@@ -78,7 +78,7 @@ class Change:
 
 
 def find_changes(text: str, *, is_python: bool) -> list[Change]:
-    """All single changes of a file's code, in its order. Comments and strings stay as they are."""
+    """Returns all single changes of a file's code, in order. Comments and strings do not change."""
     code = _NO_CODE[is_python].sub(lambda found: re.sub(r"[^\n]", "\0", found[0]), text)
     changes = []
     for found in _PLACES.finditer(code):
@@ -91,14 +91,14 @@ def find_changes(text: str, *, is_python: bool) -> list[Change]:
             new = "!"
         changes.append(Change(found.start(), found.end(), new))
     if is_python:
-        changes += _statements_of(text)
+        changes += _replace_statements(text)
     else:
         changes += [Change(*found.span(), "") for found in _STATEMENT.finditer(code)]
     return sorted(changes, key=lambda change: change.begin)
 
 
-def _statements_of(text: str) -> Iterator[Change]:
-    """Each statement of a single line, replaced by `pass`."""
+def _replace_statements(text: str) -> Iterator[Change]:
+    """Yields each statement of a single line, replaced by `pass`."""
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -117,7 +117,7 @@ class Copy:
     def __init__(self, gtests: Sequence[str], pytest: Sequence[str], *, twins: bool) -> None:
         self._gtests, self._pytest, self._twins = gtests, pytest, twins
         self.output = ""
-        """Of the last command."""
+        """Output of the last command."""
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.check_output(listed, cwd=ROOT, text=True).split("\0")
         for name in filter(None, names):
@@ -127,14 +127,14 @@ class Copy:
             (TREE / ".venv").symlink_to(Path(sys.prefix))
 
     def write(self, name: str, content: bytes) -> None:
-        """A file that is the same stays untouched, so that only what depends on others is built."""
+        """Leaves an equal file untouched, so that only what depends on changed files is built."""
         path = TREE / name
         if not path.exists() or path.read_bytes() != content:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
 
     def build(self, *, is_python: bool) -> bool:
-        """Whether it compiles. A change of Python needs the libraries only once."""
+        """Returns whether it compiles. Changes of Python need the libraries only once."""
         libraries = TREE / "build" / "libraries"
         if not (is_python and (libraries / "built").exists()):
             commands = [["cmake", "--build", "build/libraries", "--target", *_LIBRARIES]]
@@ -151,13 +151,16 @@ class Copy:
         return not self._run(["cmake", "--install", "build/libraries", "--prefix", str(STAGE)])
 
     def find_failure(self) -> str:
-        """The first test that fails; empty if all pass."""
+        """Returns the first test that fails; empty if all pass."""
         pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
         commands = [[f"build/libraries/tests/cpp/{name}"] for name in self._gtests]
         if self._pytest:
             probe = "import ngram_npu; assert ngram_npu.__version__ == 'mutated', 'not the copy'"
             if self._run([sys.executable, "-c", probe]) and "not the copy" in self.output:
-                raise SystemExit("tools.mutate: an editable install comes first: run make install")
+                raise SystemExit(
+                    "tools.mutate: expected an installed wheel, got an editable install: "
+                    "run make install"
+                )
             commands.append([*pytest, *self._pytest])
         for command in commands:
             if self._run(command):
@@ -185,11 +188,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--gtest", action="append", default=[], metavar="TARGET")
     parser.add_argument("--twins", action="store_true", help="build the models of the devices too")
-    given, pytest = list(sys.argv[1:] if arguments is None else arguments), []
-    if "--" in given:
-        pytest = given[given.index("--") + 1 :]
-        given = given[: given.index("--")]
-    options = parser.parse_args(given)
+    own_arguments, pytest = list(sys.argv[1:] if arguments is None else arguments), []
+    if "--" in own_arguments:
+        pytest = own_arguments[own_arguments.index("--") + 1 :]
+        own_arguments = own_arguments[: own_arguments.index("--")]
+    options = parser.parse_args(own_arguments)
     copy = Copy(options.gtest, pytest, twins=options.twins)
     if not copy.build(is_python=False) or copy.find_failure():
         raise SystemExit(f"tools.mutate: fails without a fault:\n{copy.output[-4000:]}")

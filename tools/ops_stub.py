@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 _TYPES = {"Tensor": "Tensor", "Tensor?": "Tensor | None", "bool": "bool"}  # others: int
-_RAISES = "ValueError: a wrong argument (dtype, device, shape, stride, range, overlapping memory),"
+_RAISES = "ValueError: invalid argument (dtype, device, shape, stride, range, overlapping memory),"
 
 
 def read_schemas(text: str) -> list[str]:
@@ -44,9 +44,9 @@ def write_function(schema: str, document: str) -> str:
 def _parameter(argument: str) -> str:
     if argument == "*":
         return argument
-    found = re.fullmatch(r"(\w+)(?:\(\w!\))?(\??) (\w+)(?:=(.*))?", argument)
-    assert found is not None, argument
-    kind, optional, name, default = found.groups()
+    match = re.fullmatch(r"(\w+)(?:\(\w!\))?(\??) (\w+)(?:=(.*))?", argument)
+    assert match is not None, argument
+    kind, optional, name, default = match.groups()
     type_name = _TYPES.get(kind + optional, "int")
     return f"{name}: {type_name} = {default}" if default else f"{name}: {type_name}"
 
@@ -57,7 +57,7 @@ def _docstring(op: str, parameters: set[str], results: set[str], document: str) 
     lines = [f'"""{_plain(summary)}', ""]
     tables = re.findall(r"^\| (\w+) \|.*\n\|[-|]+\n((?:\|.*\n)+)", document, re.MULTILINE)
     for kind, head, names in (("argument", "Args:", parameters), ("result", "Returns:", results)):
-        rows = [row for of, table in tables if of == kind for row in table.splitlines()]
+        rows = [row for name, table in tables if name == kind for row in table.splitlines()]
         cells = [re.split(r" *\| *", row)[1:-1] for row in rows]
         described = [
             f"    {_plain(first)}: {_plain('; '.join(filter(None, rest)))}"

@@ -15,7 +15,7 @@ from ngram_npu.engines.vllm.ascend import triton_ngram_spec_decode
 
 from tools.bench.ops import OPS
 from tools.bench.options import BenchError, Options, Size
-from tools.npu import build
+from tools.npu.__main__ import build_command
 from tools.npu.headers import problems, stand_ins
 
 MODULE = "vllm_ascend.ops.triton.spec_decode.ngram"
@@ -44,7 +44,7 @@ def test_beside_vllm_ascend(launcher: Any, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_chip_that_is_named_is_built_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOC_VERSION", "Ascend910B3")
-    command = build.command()
+    command = build_command()
     assert "--config-settings=cmake.define.SOC_VERSION=Ascend910B3" in command
     assert "--config-settings=cmake.define.NGRAM_NPU_ASCENDC=ON" in command
 

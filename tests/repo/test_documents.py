@@ -1,4 +1,4 @@
-"""Examples in the documents run as they stand, links have targets, lines keep the limit."""
+"""Examples in the documents run unchanged, links have targets, and lines keep the limit."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ def test_examples(path: Path) -> None:
     assert result.failed == 0
 
 
-def test_a_wrong_example_fails(tmp_path: Path) -> None:
-    path = tmp_path / "wrong.md"
+def test_wrong_example_fails(tmp_path: Path) -> None:
+    path = tmp_path / "problems.md"
     path.write_text("```python\n>>> 1 + 1\n3\n\n```\n")
     assert doctest.testfile(str(path), module_relative=False, report=False).failed == 1
 
 
-def _links(path: Path) -> list[str]:
-    """The problems of a document's links and lines."""
-    wrong = []
+def find_problems(path: Path) -> list[str]:
+    """Returns the problems of a document's links and lines."""
+    problems = []
     text = path.read_text()
     for number, line in enumerate(text.splitlines(), 1):
         if len(line) > 160 and not line.startswith("|") and not re.search(r"\]\(| -> \(", line):
-            wrong.append(f"{path.name}:{number}: {len(line)} characters")
+            problems.append(f"{path.name}:{number}: {len(line)} characters")
     for target, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)]*))?\)", text):
         file = path.parent / target if target else path
         if not file.exists():
-            wrong.append(f"{path.name}: no {target}")
+            problems.append(f"{path.name}: no {target}")
         elif anchor and anchor not in _anchors(file.read_text()):
-            wrong.append(f"{path.name}: no {target}#{anchor}")
-    return wrong
+            problems.append(f"{path.name}: no {target}#{anchor}")
+    return problems
 
 
 def _anchors(text: str) -> list[str]:
@@ -56,32 +56,32 @@ def _anchors(text: str) -> list[str]:
 
 def test_links_and_lines() -> None:
     paths = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tools/**/*.md")]
-    wrong = [problem for path in paths for problem in _links(path)]
-    assert not wrong, "\n".join(wrong)
+    problems = [problem for path in paths for problem in find_problems(path)]
+    assert not problems, "\n".join(problems)
 
 
-def test_wrong_links_and_lines_are_found(tmp_path: Path) -> None:
+def test_wrong_links_and_lines_are_reported(tmp_path: Path) -> None:
     (tmp_path / "other.md").write_text("## `a_b`: one, two\n")
     path = tmp_path / "a.md"
     path.write_text(
         "[a](other.md) [b](other.md#a_b-one-two) [c](https://x.y/z) [d](no.md) [e](other.md#no)\n"
         f"[f](#no) {'x' * 160}\n| {'x' * 160} |\n{'x' * 161}\n"
     )
-    wrong = ["a.md:4: 161 characters", "a.md: no no.md", "a.md: no other.md#no", "a.md: no #no"]
-    assert _links(path) == wrong
+    problems = ["a.md:4: 161 characters", "a.md: no no.md", "a.md: no other.md#no", "a.md: no #no"]
+    assert find_problems(path) == problems
 
 
 def _page(path: str) -> SimpleNamespace:
     return SimpleNamespace(file=SimpleNamespace(src_uri=path))
 
 
-def test_the_site_names_files_that_it_lacks() -> None:
+def test_site_names_files_outside_docs() -> None:
     text = "[x](../../LICENSE) [`csrc/core`](../../csrc/core) [r](../../README.md#a) [t](tune.md#b)"
     site = docs_site.on_page_markdown(text, page=_page("guides/a.md"))
     assert site == "x (`LICENSE`) `csrc/core` [r](../overview.md#a) [t](tune.md#b)"
 
 
-def test_the_site_warns_of_lost_files_and_of_what_it_would_load(
+def test_site_warns_of_missing_and_external_files(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     docs_site.on_page_markdown("[x](../no.md)", page=_page("a.md"))
@@ -92,5 +92,5 @@ def test_the_site_warns_of_lost_files_and_of_what_it_would_load(
     assert page.startswith('<a href="https://x.y">z</a> <code>A</code>')
     assert [r.getMessage().split(" //")[0] for r in caplog.records] == [
         "a.md: no file ../no.md",
-        'b.md: loads from elsewhere: <script src="//',
+        'b.md: loads an external file: <script src="//',
     ]

@@ -1,4 +1,4 @@
-"""The gate passes on this tree and fails on every wrong one."""
+"""The gate passes for this tree and fails for wrong ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from ngram_npu import _C, _library, ops
 from ops import reference
 from ops.specs import OPSPECS
-from repo.gate import KERNELS, Tree, problems, source_problems
+from repo.gate import KERNELS, Tree, find_problems, find_source_problems
 
 from tools import ops_stub
 
@@ -63,8 +63,8 @@ def tree() -> Tree:
     )
 
 
-def test_this_tree(tree: Tree) -> None:
-    assert problems(tree) == []
+def test_tree_passes_the_gate(tree: Tree) -> None:
+    assert find_problems(tree) == []
     assert set(tree.schemas) == set(OPSPECS)
     assert len(OPSPECS) >= 2
 
@@ -76,16 +76,15 @@ def _without(mapping: dict[Any, Any], key: Any) -> dict[Any, Any]:
     return {k: v for k, v in mapping.items() if k != key}
 
 
-def _moved(sources: dict[str, str], path: str, name: str) -> dict[str, str]:
+def _move(sources: dict[str, str], path: str, name: str) -> dict[str, str]:
     return {**_without(sources, path), str(Path(path).with_name(name)): sources[path]}
 
 
-def _lacks(field: str, key: str = OP) -> Callable[[Tree], Tree]:
+def _remove(field: str, key: str = OP) -> Callable[[Tree], Tree]:
     def change(tree: Tree) -> Tree:
-        held = getattr(tree, field)
-        return replace(
-            tree, **{field: held - {key} if isinstance(held, set) else _without(held, key)}
-        )
+        value = getattr(tree, field)
+        changed = value - {key} if isinstance(value, set) else _without(value, key)
+        return replace(tree, **{field: changed})
 
     return change
 
@@ -105,31 +104,31 @@ def _with_body(tree: Tree, old: str, new: str) -> Tree:
 
 
 def _without_page(page: str) -> tuple[Callable[[Tree], Tree], str]:
-    return lambda t: replace(t, pages={**t.pages, page: ""}), f"{page} lacks"
+    return lambda t: replace(t, pages={**t.pages, page: ""}), f"{page} does not mention"
 
 
-WRONG: dict[str, tuple[Callable[[Tree], Tree], str]] = {
-    "no OpSpec": (_lacks("specs"), "has no OpSpec"),
-    "not registered": (_lacks("schemas"), "not registered"),
+WRONG_TREES: dict[str, tuple[Callable[[Tree], Tree], str]] = {
+    "no OpSpec": (_remove("specs"), "has no OpSpec"),
+    "not registered": (_remove("schemas"), "not registered"),
     "other schema": (_with_schema("SymInt k", "int k"), "does not show its schema"),
     "other name": (lambda t: _with_spec(t, name="ngram_stepp_"), "is called ngram_stepp_"),
     "unmarked write": (_with_schema("!)", ")"), "ends in _"),
     "no cpu kernel": (
-        _lacks("sources", "csrc/cpu/drafting.cpp"),
-        "no kernel for cpu: lacks ngram_npu_cpu_ngram_step_( in csrc/cpu/drafting.cpp",
+        _remove("sources", "csrc/cpu/drafting.cpp"),
+        "no kernel for cpu: expected ngram_npu_cpu_ngram_step_( in csrc/cpu/drafting.cpp",
     ),
-    "no cpu kernel in the library": (_lacks("kernels"), "no kernel for cpu is loaded"),
+    "no cpu kernel in the library": (_remove("kernels"), "no kernel for cpu is loaded"),
     "no reason": (
-        _lacks("sources", "csrc/cuda/ngram_step.cu"),
-        "no kernel for cuda: lacks ngram_npu_cuda_ngram_step_( in csrc/cuda/drafting.cu",
+        _remove("sources", "csrc/cuda/ngram_step.cu"),
+        "no kernel for cuda: expected ngram_npu_cuda_ngram_step_( in csrc/cuda/drafting.cu",
     ),
     "no npu kernel": (
-        _lacks("sources", "csrc/ascendc/drafting.cpp"),
-        "no kernel for npu: lacks ngram_npu_ngram_step( in csrc/ascendc/drafting.cpp",
+        _remove("sources", "csrc/ascendc/drafting.cpp"),
+        "no kernel for npu: expected ngram_npu_ngram_step( in csrc/ascendc/drafting.cpp",
     ),
     "kernel in another family's file": (
-        lambda t: replace(t, sources=_moved(t.sources, "csrc/cpu/drafting.cpp", "merging.cpp")),
-        "no kernel for cpu: lacks ngram_npu_cpu_ngram_step_( in csrc/cpu/drafting.cpp",
+        lambda t: replace(t, sources=_move(t.sources, "csrc/cpu/drafting.cpp", "merging.cpp")),
+        "no kernel for cpu: expected ngram_npu_cpu_ngram_step_( in csrc/cpu/drafting.cpp",
     ),
     "OpSpec in another family's file": (
         lambda t: _with_spec(t, samples=t.specs["prepare_inputs"].samples),
@@ -139,25 +138,25 @@ WRONG: dict[str, tuple[Callable[[Tree], Tree], str]] = {
         lambda t: _with_spec(t, no_kernel={"cpu": "none yet", "cuda": "none yet"}),
         "kernel for cpu, but",
     ),
-    "no reference": (_lacks("references"), "lacks a function in tests/ops/reference/drafting.py"),
+    "no reference": (_remove("references"), "no function in tests/ops/reference/drafting.py"),
     "other reference": (
         lambda t: replace(t, references={**t.references, OP: reference.ngram_propose}),
         "or not the OpSpec's",
     ),
-    "no wrapper": (_lacks("wrappers"), "lacks a function in python/ngram_npu/ops.py"),
+    "no wrapper": (_remove("wrappers"), "no function in python/ngram_npu/ops.py"),
     "other family": (
         lambda t: replace(t, references={**t.references, OP: reference.merge_drafts_}),
-        "lacks a function in tests/ops/reference/drafting.py",
+        "no function in tests/ops/reference/drafting.py",
     ),
     "no row of the table": _without_page("docs/README.md"),
     "not in the changelog": _without_page("CHANGELOG.md"),
-    "no fake": (_lacks("fakes"), "a fake"),
-    "no numpy function": (_lacks("numpy_functions"), "a numpy function"),
+    "no fake": (_remove("fakes"), "no fake"),
+    "no numpy function": (_remove("numpy_functions"), "no numpy function"),
     "no parameters": (
-        _lacks("sources", "csrc/core/drafting.h"),
-        "lacks NgramStepParams in csrc/core/drafting.h",
+        _remove("sources", "csrc/core/drafting.h"),
+        "no NgramStepParams in csrc/core/drafting.h",
     ),
-    "no document": (_lacks("documents", FILE), "lacks docs/ops/ngram_step.md"),
+    "no document": (_remove("documents", FILE), "no docs/ops/ngram_step.md"),
     "document without example": (
         lambda t: replace(t, documents={**t.documents, FILE: t.specs[OP].schema}),
         "no worked example",
@@ -177,11 +176,11 @@ WRONG: dict[str, tuple[Callable[[Tree], Tree], str]] = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_trees_fail(tree: Tree, wrong: str) -> None:
-    change, message = WRONG[wrong]
-    found = problems(change(tree))
-    assert any(message in problem for problem in found), found
+@pytest.mark.parametrize("wrong", WRONG_TREES)
+def test_wrong_tree_fails(tree: Tree, wrong: str) -> None:
+    change, message = WRONG_TREES[wrong]
+    problems = find_problems(change(tree))
+    assert any(message in problem for problem in problems), problems
 
 
 def test_stub_has_signature_and_description_of_each_operator() -> None:
@@ -200,8 +199,8 @@ def test_stub_has_signature_and_description_of_each_operator() -> None:
         assert "Args:\n    " in description
 
 
-def test_sources() -> None:
-    assert source_problems(ROOT) == []
+def test_sources_pass_the_gate() -> None:
+    assert find_source_problems(ROOT) == []
 
 
 @pytest.mark.parametrize(
@@ -214,8 +213,8 @@ def test_sources() -> None:
         ("tools/a.py", "class A(typing.TypedDict, Generic[T]): ...\n", "and a TypedDict"),
     ],
 )
-def test_wrong_sources_fail(tmp_path: Path, file: str, text: str, message: str) -> None:
+def test_wrong_source_fails(tmp_path: Path, file: str, text: str, message: str) -> None:
     path = tmp_path / file
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    assert any(message in problem for problem in source_problems(tmp_path))
+    assert any(message in problem for problem in find_source_problems(tmp_path))

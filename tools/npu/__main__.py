@@ -1,5 +1,5 @@
-"""For a machine with an NPU: builds the package, runs the parity suite on the device, measures.
-Each stage has a limited time, and its result is recorded.
+"""On a machine with an NPU: builds the package, runs the parity suite on the device, and measures.
+Each stage has a time limit, and its result is recorded.
 
     python -m tools.npu
 
@@ -35,21 +35,22 @@ _HOUR = 3600
 RESULTS = ROOT / "tools" / "bench" / "results"
 LOGS = ROOT / "build" / "logs"
 _KEPT_CHARACTERS = 16_000
-"""Of a failed stage's output in the document; its log, which git ignores, has all."""
+"""Last characters of a failed stage's output in the document; its log has all of it."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One command, which may fail or hang without affecting the others."""
+    """A command, which may fail or hang without affecting the others."""
 
     name: str
     command: tuple[str, ...]
     seconds: float
-    """Time limit, after which it is ended."""
+    """Time limit."""
     required: bool = False
-    """Whether the later stages need it."""
+    """Whether later stages need it."""
     read: Callable[[str], Any] = lambda output: {}
-    """What its output says. ValueError: that it came to nothing, whatever its exit status."""
+    """Returns the result in its output; raises ValueError if the stage failed despite its
+    status."""
 
 
 def python(*arguments: str) -> tuple[str, ...]:
@@ -60,27 +61,27 @@ def pytest(*arguments: str) -> tuple[str, ...]:
     return python("-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments)
 
 
-def counts(output: str) -> dict[str, int]:
-    """pytest's last line."""
+def read_counts(output: str) -> dict[str, int]:
+    """Reads the last line of pytest's output."""
     last = (output.strip().splitlines() or [""])[-1]
-    found = re.findall(r"(\d+) (passed|failed|skipped|deselected|errors?)", last)
-    if not any(what == "passed" for _, what in found):
+    counts = re.findall(r"(\d+) (passed|failed|skipped|deselected|errors?)", last)
+    if not any(outcome == "passed" for _, outcome in counts):
         raise ValueError("no test passed")
-    return {what: int(number) for number, what in found}
+    return {outcome: int(number) for number, outcome in counts}
 
 
 def run(stages: Sequence[Stage], out: Path) -> Iterator[dict[str, Any]]:
-    """A stage that fails takes along only those behind a required one."""
+    """Runs the stages. Only the failure of a required stage skips the later ones."""
     broken = ""
     for stage in stages:
         print(f"{stage.name:<26}", end="", flush=True)
         env = {**os.environ, "CI": "1", "PYTHONUNBUFFERED": "1"}
         began = time.monotonic()
-        status, reason, output = "left out", "", ""
+        status, reason, output = "skipped", "", ""
         if broken:
             reason = f"needs {broken}"
         elif shutil.which(stage.command[0], path=env.get("PATH")) is None:
-            reason = f"{stage.command[0]} is not here"
+            reason = f"{stage.command[0]} is not installed"
         else:
             LOGS.mkdir(parents=True, exist_ok=True)
             log = LOGS / f"{stage.name}.log"
@@ -130,28 +131,47 @@ def _command(stage: Stage) -> str:
     return shlex.join(Path(w).name if w.startswith("/") else w for w in words)
 
 
-def plan(out: Path) -> list[Stage]:
+def find_chip() -> str:
+    """Returns SOC_VERSION, by default the name of this machine's NPU in torch_npu."""
+    if version := os.environ.get("SOC_VERSION"):
+        return version
+    import torch
+    import torch_npu  # noqa: F401
+
+    name: str = torch.npu.get_device_name(0)
+    return name
+
+
+def build_command() -> list[str]:
+    """Returns the command that builds the package for the chip and installs it."""
+    pip = [sys.executable, "-m", "pip", "install", "--no-build-isolation", "--no-deps"]
+    defined = ("NGRAM_NPU_ASCENDC=ON", f"SOC_VERSION={find_chip()}")
+    settings = [f"--config-settings=cmake.define.{setting}" for setting in defined]
+    return [*pip, "--force-reinstall", *settings, str(ROOT)]
+
+
+def plan_stages(out: Path) -> list[Stage]:
     bench = python(
         "-m", "tools.bench", "ngram_step_", "--device", "npu", "--data-kind", "zipf",
         "--sizes", *SIZES, "--peer", "vllm-ascend", "--json", str(out / _BENCH),
     )  # fmt: skip
     return [
-        Stage("build", python("-m", "tools.npu.build"), 2 * _HOUR, required=True),
+        Stage("build", python("-m", "tools.npu", "--build"), 2 * _HOUR, required=True),
         Stage("doctor", python("-m", "ngram_npu_cli", "doctor"), 300, read=str.splitlines),
         # The names of the parity suite's tests end in the backend's: "[<op>-device-npu]".
         Stage(
             "parity", pytest("-k", "npu]", "tests/ops/test_parity.py"), _HOUR,
-            required=True, read=counts,
+            required=True, read=read_counts,
         ),
         Stage("bench", bench, _HOUR),
     ]  # fmt: skip
 
 
-def findings(out: Path, begun: float) -> dict[str, Any]:
-    """The bench's figures, so that one file holds all results. A file from before ``begun``, a time
-    of day, is another run's."""
-    here = {found.metadata["Name"]: found.version for found in distributions()}
-    versions = {name: version for name, version in here.items() if name in _PACKAGES}
+def collect_results(out: Path, begun: float) -> dict[str, Any]:
+    """Returns versions and the bench's figures, so that one file has all results. A file from
+    before ``begun`` belongs to another run."""
+    installed = {d.metadata["Name"]: d.version for d in distributions()}
+    versions = {name: version for name, version in installed.items() if name in _PACKAGES}
     file = out / _BENCH
     if not file.is_file() or file.stat().st_mtime < begun:
         return {"versions": versions}
@@ -163,14 +183,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--out", type=Path, help="for the files (default: $OUT, else tools/bench/results)")
     add("--only", nargs="+", metavar="STAGE", help="instead of all")
+    add("--build", action="store_true", help="only build and install, without a record")
     add("--dry-run", action="store_true", help="only print what would be run")
-    given = parser.parse_args(arguments)
-    out = (given.out or Path(os.environ.get("OUT") or RESULTS)).resolve()
-    stages = plan(out)
-    if unknown := set(given.only or ()) - {stage.name for stage in stages}:
+    options = parser.parse_args(arguments)
+    if options.build:
+        return subprocess.run(build_command(), check=False).returncode
+    out = (options.out or Path(os.environ.get("OUT") or RESULTS)).resolve()
+    stages = plan_stages(out)
+    if unknown := set(options.only or ()) - {stage.name for stage in stages}:
         parser.error(f"no stage {', '.join(unknown)}; there are: {[s.name for s in stages]}")
-    stages = [stage for stage in stages if given.only is None or stage.name in given.only]
-    if given.dry_run:
+    stages = [stage for stage in stages if options.only is None or stage.name in options.only]
+    if options.dry_run:
         for stage in stages:
             print(f"{stage.name:<26}{stage.seconds:>6g} s  {_command(stage)}")
         return 0
@@ -182,11 +205,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{outcome['seconds']:>6.1f} s  {outcome['status']}{reason}")
         print(outcome.get("output", "")[-2500:], end="", flush=True)
         outcomes.append(outcome)
-        document = {  # after each stage: what was found is kept, whatever comes
+        document = {  # after each stage, so that a later failure loses nothing
             "command": "python -m tools.npu",
             "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "stages": outcomes,
-            **findings(out, begun),
+            **collect_results(out, begun),
         }
         text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
         (out / "npu-run.json").write_text(text, encoding="utf-8")
