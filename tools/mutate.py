@@ -79,21 +79,21 @@ class Change:
 
 def find_changes(text: str, *, is_python: bool) -> list[Change]:
     """Returns all single changes of a file's code, in order. Comments and strings do not change."""
-    code = _NO_CODE[is_python].sub(lambda found: re.sub(r"[^\n]", "\0", found[0]), text)
+    code = _NO_CODE[is_python].sub(lambda match: re.sub(r"[^\n]", "\0", match[0]), text)
     changes = []
-    for found in _PLACES.finditer(code):
-        token = found[0]
+    for match in _PLACES.finditer(code):
+        token = match[0]
         if token.isdigit():
             new = str(int(token) + 1)
         elif token:
             new = _REPLACED.get(token, "")
         else:
             new = "!"
-        changes.append(Change(found.start(), found.end(), new))
+        changes.append(Change(match.start(), match.end(), new))
     if is_python:
         changes += _replace_statements(text)
     else:
-        changes += [Change(*found.span(), "") for found in _STATEMENT.finditer(code)]
+        changes += [Change(*match.span(), "") for match in _STATEMENT.finditer(code)]
     return sorted(changes, key=lambda change: change.begin)
 
 

@@ -1,1 +1,1 @@
-"""The bench harness: ``python -m tools.bench OP``. What it does and why: README.md beside this."""
+"""The bench harness: ``python -m tools.bench OP``. README.md describes the method."""

@@ -3,9 +3,9 @@
     python -m tools.npu.headers DEVKIT
 
 DEVKIT is a checkout of Ascend C's devkit (asc-devkit), which is not part of this project. The names
-of CANN's compiler are declared as far as declarations need them, `::Part` among them; its
-intrinsics are not. So the headers' own bodies are full of errors. Those that count are in our
-files, and those of a template that our files instantiate, unless they only lack an intrinsic.
+of CANN's compiler are declared as far as declarations need them, including `::Part`; its
+intrinsics are not, so the headers' bodies have many errors. The errors that count are those in our
+files, and those of a template that our files instantiate, unless only an intrinsic is missing.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> int:
     devkit, sources = Path(sys.argv[1]), ROOT / "csrc"
     files = sorted((sources / "ascendc").glob("*.cpp"))
     kernels = [file for file in files if "__global__" in file.read_text()]
-    found = []
+    errors = []
     with tempfile.TemporaryDirectory() as folder:
         names = stand_ins(devkit, Path(folder))
         include = [folder, devkit / "include", devkit / "include/basic_api", devkit, sources]
@@ -70,14 +70,14 @@ def main() -> int:
                      "-include", names, kernel],
                     capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"},
                 )  # fmt: skip
-                told = problems(done.stderr, str(sources))
-                print(f"{arch} {kernel.name}: {len(told)} problems", *told, sep="\n  ")
-                found += told
-    return bool(found)
+                messages = problems(done.stderr, str(sources))
+                print(f"{arch} {kernel.name}: {len(messages)} problems", *messages, sep="\n  ")
+                errors += messages
+    return bool(errors)
 
 
 def stand_ins(devkit: Path, folder: Path) -> Path:
-    """Empty files for the parts of the devkit that the kernels do not use, and the names."""
+    """Writes empty files for the parts of the devkit that the kernels do not use, and the names."""
     for part in ("adv_api", "simt_api"):
         for header in (devkit / "include" / part).rglob("*.h"):
             for place in ("include", ""):
@@ -92,8 +92,8 @@ def stand_ins(devkit: Path, folder: Path) -> Path:
 
 
 def problems(output: str, sources: str) -> list[str]:
-    """The errors in our files, and those that a use in our files leads to."""
-    found = []
+    """Returns the errors in our files, and those caused by a use in our files."""
+    errors = []
     ours = False
     for line in output.splitlines():
         if "In instantiation of" in line or "In file included from" in line:
@@ -103,8 +103,8 @@ def problems(output: str, sources: str) -> list[str]:
         if error is None:
             continue
         if error[1].startswith(sources) or (ours and not _INTRINSIC.match(error[2])):
-            found.append(line)
-    return found
+            errors.append(line)
+    return errors
 
 
 if __name__ == "__main__":
