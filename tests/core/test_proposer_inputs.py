@@ -174,7 +174,7 @@ def test_an_index_is_not_copied(duplicate: Callable[[Any], Any]) -> None:
         NgramIndex(2, 100, min_n=2, max_n=4),
         NgramIndex(2, 100, min_n=2, max_n=4, kind="torch"),
     ):
-        with pytest.raises(TypeError, match=r"^NgramIndex: .* make a new one"):
+        with pytest.raises(TypeError, match=r"^NgramIndex: .* create a new one"):
             duplicate(index)
 
 

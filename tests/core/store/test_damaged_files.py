@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from backends import FRONT_ENDS
 from core.store.requests import COSTS, Request
-from ngram_npu import NgramStore, StoreFileError, store_file
-from ngram_npu.memory import Int32Array
+from ngram_npu import NgramStore, StoreFileError
 from ngram_npu.store import VISIBILITIES
+from ngram_npu.store import file as store_file
+from ngram_npu.tensors import Int32Array
 from ops.parity import check_parity
 from ops.specs import OPSPECS, Sample
 from ops.specs.store import NAMES, UNLIMITED, no_drafts
@@ -29,8 +30,8 @@ CHECKSUM = slice(64, 64 + 32)
 BLOCK = 256
 SCOPES = (0, 3, 1 << 62)
 REFUSALS = (
-    "not a file of a store", "its checksum does not match", "release: expected format",
-    "truncated", "too long", "cannot have the sizes it names", "has more pieces",
+    "not a store file", "its checksum does not match", "release: expected format",
+    "truncated", "too long", "no store has the sizes in its header", "has more pieces",
     "corrupt: NgramStore: ",
 )  # fmt: skip
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from core.store.requests import COSTS, Request, step
 from ngram_npu import _C, IntegrityError, NgramStore, scope_of
-from ngram_npu.store_statistics import Visibility
+from ngram_npu.store import Visibility
 from ops import reference
 from residence import resident_share
 
@@ -246,7 +246,7 @@ def test_what_waits_for_another_call() -> None:
 
 
 def test_a_call_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ngram_npu.store._PATIENCE_S", 0.05)
+    monkeypatch.setattr("ngram_npu.store.store._LOCK_TIMEOUT_S", 0.05)
     store = NgramStore(1, 4096)
     assert _C.store_take(store.tensor)
     for attempt in (store.clear, store.check_integrity, lambda: store.warm([TEXT])):

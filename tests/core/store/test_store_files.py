@@ -16,9 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from core.store.requests import Request
-from ngram_npu import NgramStore, StoreFileError, scope_of, store_file
-from ngram_npu.memory import Int32Array
-from ngram_npu.store_statistics import Visibility
+from ngram_npu import NgramStore, StoreFileError, scope_of
+from ngram_npu.store import Visibility
+from ngram_npu.store import file as store_file
+from ngram_npu.tensors import Int32Array
 
 TEXT = list(range(100, 140))
 PREAMBLE = 64 + 32  # what a file says of itself, checksum
@@ -245,7 +246,7 @@ def test_every_truncation_is_refused(tmp_path: Path) -> None:
     NgramStore(1, 1024).save(path)
     whole = path.read_bytes()
     path.write_bytes(b"")
-    refused(path, "not a file of a store")
+    refused(path, "not a store file")
     for size in (*range(1, PREAMBLE + 3), len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:size])
         refused(path, "truncated")
@@ -258,7 +259,7 @@ def test_foreign_and_other_versions_are_refused(tmp_path: Path) -> None:
     filled().save(path)
     whole = bytearray(path.read_bytes())
     path.write_bytes(b"\x89PNG" + bytes(whole))
-    refused(path, "not a file of a store")
+    refused(path, "not a store file")
     for version, age in ((1, "an older"), (3, "a newer")):
         whole[8:12] = struct.pack("<I", version)
         for size in (12, len(whole)):
@@ -269,13 +270,13 @@ def test_foreign_and_other_versions_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("offset", "value", "message"),
     [
-        (12, 0, "corrupt: a store cannot have the sizes it names"),  # blocks
-        (12, 2**32 - 1, "corrupt: a store cannot have the sizes it names"),
+        (12, 0, "corrupt: no store has the sizes in its header"),  # blocks
+        (12, 2**32 - 1, "corrupt: no store has the sizes in its header"),
         (12, 65, "corrupt: its checksum does not match"),
-        (16, 0, "corrupt: a store cannot have the sizes it names"),  # bits
+        (16, 0, "corrupt: no store has the sizes in its header"),  # bits
         (16, 24, "corrupt: its checksum does not match"),
         (16, 3, "corrupt: NgramStore: a piece of a file is not one of a store of these sizes"),
-        (20, 2, "corrupt: a store cannot have the sizes it names"),  # visibility
+        (20, 2, "corrupt: no store has the sizes in its header"),  # visibility
         (20, 1, "corrupt: its checksum does not match"),
         (24, 2**30, "truncated: expected 1073741824 bytes"),
         (32, 5, "corrupt: its checksum does not match"),
@@ -392,7 +393,7 @@ def test_nor_is_what_is_cleared_when_its_file_is_written(
     assert NgramStore.load(tmp_path / "store").scopes == {}
     assert os.listdir(tmp_path) == ["store"]
     monkeypatch.setattr(os, "fsync", lambda file: store.clear("a"))
-    with pytest.raises(RuntimeError, match="text was cleared during each of 10 tries"):
+    with pytest.raises(RuntimeError, match="text was cleared during each of 10 attempts"):
         store.save(tmp_path / "store")
     assert os.listdir(tmp_path) == ["store"]
 

@@ -81,7 +81,7 @@ def test_attack_on_wrong_calls_of_the_store_fails(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name, change = FAULTS[fault]
-    ask = Drafting._ask_store
+    ask = Drafting._update_store
 
     def ask_wrongly(
         self: Any, rows: Any, drafts: Any, costs: Any, i: Any, slots: Any, scopes: Any, fill: Any
@@ -89,7 +89,7 @@ def test_attack_on_wrong_calls_of_the_store_fails(
         rows, i, scopes = change(rows, i, scopes)
         ask(self, rows, drafts, costs, i, slots, scopes, fill)
 
-    monkeypatch.setattr(Drafting, "_ask_store", ask_wrongly)
+    monkeypatch.setattr(Drafting, "_update_store", ask_wrongly)
     with pytest.raises(AssertionError, match=DETECTED):
         attack(name, 0, 3000)
 

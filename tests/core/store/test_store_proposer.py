@@ -12,8 +12,9 @@ import pytest
 import torch
 from ngram_npu import _C, NgramConfig, NgramProposer, NgramStore, scope_of
 from ngram_npu.config import default_costs, default_store_costs
-from ngram_npu.drafting import Drafting, Drafts, make_store
+from ngram_npu.drafting import Drafting, Drafts
 from ngram_npu.index import make_index
+from ngram_npu.store import make_store
 
 TEXT = list(range(100, 140))
 LADDER = NgramConfig(sizes="ladder", min_draft_probability=0.177)
@@ -349,14 +350,14 @@ def test_errors_before_anything_is_written(
 
 def test_other_errors() -> None:
     tokens, lengths = rows(np.asarray)
-    with pytest.raises(ValueError, match="propose: num_sampled: expected one with a store"):
+    with pytest.raises(ValueError, match="propose: num_sampled: expected an array with a store"):
         NgramProposer(CONFIG).propose(tokens, lengths)
     with pytest.raises(ValueError, match="scopes: expected None without a store"):
         NgramProposer(LADDER).propose(tokens, lengths, scopes=np.zeros(4, np.int64))
     with pytest.raises(ValueError, match="store: expected None without a min_draft_probability"):
         NgramProposer(NgramConfig(), store=NgramStore(1, 4096))
     torchs = NgramProposer(LADDER, store=NgramStore(4, 16384, kind="torch"))
-    with pytest.raises(ValueError, match="step: store: expected one of kind='numpy'"):
+    with pytest.raises(ValueError, match="step: store: expected kind='numpy'"):
         torchs.step(tokens, lengths, said(np.asarray, [[1]] * 4))
     few = NgramProposer(dataclasses.replace(CONFIG, store_tokens=4095))
     message = "store_tokens: expected at least 4096, 1024 for each of 4 requests, got 4095"

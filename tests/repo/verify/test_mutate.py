@@ -69,7 +69,7 @@ def test_fault_survives_only_if_all_tests_pass(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The copy is real; instead of the project's tests a program fails for a changed file."""
-    name = "python/ngram_npu/scopes.py"
+    name = "python/ngram_npu/store/identifiers.py"
     original = (mutate.ROOT / name).read_bytes()
 
     def run(self: Any, command: list[str]) -> int:
@@ -94,4 +94,4 @@ def test_tests_that_fail_without_a_fault_are_an_error(
     monkeypatch.setattr(mutate, "STAGE", tmp_path / "stage")
     monkeypatch.setattr(mutate, "_CONFIGURE", [sys.executable, "-c", "print('no compiler'); 1 / 0"])
     with pytest.raises(SystemExit, match=r"without a fault:\n.*no compiler"):
-        mutate.main(["python/ngram_npu/scopes.py", "--", "tests"])
+        mutate.main(["python/ngram_npu/store/identifiers.py", "--", "tests"])

@@ -87,7 +87,7 @@ def _compared(even: Sequence[TokenRequest], odd: Sequence[TokenRequest]) -> Resu
     fitted = fit(even)
     seconds = time.perf_counter() - began
     found = walks(odd)
-    curve = [found.replay(found.lengths(fitted.of_row, limit, K)) for limit in LIMITS]
+    curve = [found.replay(found.lengths(fitted.row_token_costs, limit, K)) for limit in LIMITS]
     stored = [drafting(odd, limit, fitted, K, "live") for limit in STORE_LIMITS]
     return {
         "fit_seconds": round(seconds, 1),

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from ngram_npu import _C, NgramStore, store_file
+from ngram_npu import _C, NgramStore
+from ngram_npu.store import file as store_file
 
 from tools.bench.data import Workload
 from tools.bench.measure import waited_ns
@@ -157,5 +158,5 @@ def _killed(store: NgramStore, path: Path, seconds: float) -> bool:
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     with path.open("rb") as file:
-        store_file.read_head(file, str(path))
+        store_file.read_description(file, str(path))
         return sum(1 for _ in store_file.read_pieces(file, str(path))) > 0
