@@ -135,7 +135,7 @@ def test_warning_breaks_no_graph() -> None:
     batch, other = as_tensors(new_batch()), as_tensors(new_batch())
     proposer.append(**{n: other[n][:3] for n in ("token_ids", "num_tokens")})  # creates the index
     torch._dynamo.reset()
-    compiled = torch.compile(
+    step: Any = torch.compile(
         lambda arguments: proposer.step(**arguments), fullgraph=True, backend="eager"
     )
     expected = NgramProposer(CONFIG, "scan").step(**other)
