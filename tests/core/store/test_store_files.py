@@ -59,9 +59,7 @@ def test_loaded_store_equals_saved_store(visibility: Visibility, tmp_path: Path)
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5, None])
-def test_store_can_be_loaded_with_another_number_of_slots(
-    slots: int | None, tmp_path: Path
-) -> None:
+def test_store_is_loaded_with_another_number_of_slots(slots: int | None, tmp_path: Path) -> None:
     store = full_store()
     store.save(tmp_path / "store")
     loaded = NgramStore.load(tmp_path / "store", num_slots=slots)
@@ -285,9 +283,7 @@ def test_file_of_another_tokenizer_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("capacity", [4096, 8192])
-def test_file_without_a_digest_adopts_the_requested_tokenizer(
-    capacity: int, tmp_path: Path
-) -> None:
+def test_file_without_a_digest_adopts_the_tokenizer(capacity: int, tmp_path: Path) -> None:
     path, tokenizer, other = tmp_path / "store", "0f" * 16, "a0" * 16
     NgramStore(1, 4096).save(path)
     loaded = NgramStore.load(path, token_capacity=capacity, tokenizer=tokenizer)
