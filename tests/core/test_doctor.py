@@ -49,7 +49,7 @@ from ngram_npu import _library
 print(_library.backends()["cuda"])
 """
     kernels = {spec.kernel for spec in OPSPECS.values() if "cuda" not in spec.no_kernel}
-    assert f"kernels={len(kernels)}, " in runrun_python(code)
+    assert f"kernels={len(kernels)}, " in run_python(code)
 
 
 def test_missing_driver_is_version_0(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -356,13 +356,3 @@ def test_integrity_check_detects_wrong_occurrence(match_policy: int) -> None:
 def test_integrity_check_of_missing_slot_is_an_error() -> None:
     with pytest.raises(IntegrityError, match="slot 9: the index has no such slot"):
         new_index(new_tokens()).check_integrity({9: new_tokens()[0]})
-
-
-def test_copied_tensor_is_a_valid_index() -> None:
-    """The tensor contains no addresses."""
-    tokens = new_tokens()
-    index = new_index(tokens)
-    copy = NgramIndex(3, tokens.size, min_n=2, max_n=4, any_data=True)
-    copy.tensor[:] = index.tensor
-    index.tensor[:] = -1
-    copy.check_integrity(dict(enumerate(tokens)))

