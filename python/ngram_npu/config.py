@@ -49,7 +49,7 @@ _COST_COLUMNS = {"costs": 32, "store_costs": 56}
 @functools.cache
 def _packaged_table(file: str, name: str) -> npt.NDArray[np.uint8]:
     """Returns a read-only table of costs from a file of the package. The files state on which
-    recorded conversations ``python -m tools.fit_costs`` fitted them."""
+    recorded conversations ``python -m tools.fit_draft_costs`` fitted them."""
     text = resources.files("ngram_npu").joinpath(file).read_text(encoding="utf-8")
     table = np.array(json.loads(text)[name], np.uint8)
     table.flags.writeable = False
