@@ -70,9 +70,9 @@ def test_step_equals_reference(kind: Kind, engine: Any, advance: bool, name: str
     result = NgramProposer(CONFIG, engine).step(*rows, kind(sampled), advance=advance, **keywords)
     # The results of requests with the same row are unspecified; other rows must not change.
     compared, requests = ([0, 2, 4, 5], [2]) if name == "repeated" else (range(6), range(4))
-    for array, truth in zip(result, expected, strict=True):
+    for array, reference_array in zip(result, expected, strict=True):
         assert isinstance(array, type(kind(tokens)))
-        assert np.array_equal(np.asarray(array)[requests], truth[requests])
+        assert np.array_equal(np.asarray(array)[requests], reference_array[requests])
     assert np.array_equal(np.asarray(rows[0])[compared], expected_tokens[compared])
     assert np.array_equal(np.asarray(rows[1])[compared], expected_lengths[compared])
 
@@ -87,8 +87,8 @@ def test_propose_equals_reference(kind: Kind) -> None:
     )
     arguments = {"row_indices": kind(indices), "num_sampled": kind(num_sampled)}
     drafts = NgramProposer(CONFIG).propose(kind(tokens), kind(lengths), **arguments)
-    for array, truth in zip(drafts, expected, strict=True):
-        assert np.array_equal(np.asarray(array), truth)
+    for array, reference_array in zip(drafts, expected, strict=True):
+        assert np.array_equal(np.asarray(array), reference_array)
 
 
 @KINDS
@@ -109,8 +109,8 @@ def test_propose_with_index_equals_scan(kind: Kind) -> None:
         rows = kind(tokens), kind(lengths)
         drafts = indexed.propose(*rows, num_sampled=kind(growth), slot_indices=kind(slots))
         expected = scanned.propose(*rows, num_sampled=kind(growth))
-        for array, truth in zip(drafts, expected, strict=True):
-            assert np.array_equal(array, truth)
+        for array, reference_array in zip(drafts, expected, strict=True):
+            assert np.array_equal(array, reference_array)
     assert scanned.index is None
     assert indexed.index is not None
     assert indexed.index.statistics.rows_indexed > 100

@@ -76,11 +76,11 @@ def test_live_text_is_drafted_to_other_requests() -> None:
     store = NgramStore(2, 4096)
     assert Request(store, 0).append(TEXT) == []
     assert Request(store, 1, prompt=[9]).append(TEXT[:5]) == TEXT[5:9]
-    found = store.statistics
-    assert (found.lookups, found.hits, found.drafts, found.draft_tokens) == (2, 1, 1, 4)
-    assert (found.hit_share, found.draft_share) == (0.5, 0.5)
-    assert (found.tokens_entered, found.tokens_held) == (45, 45)
-    assert (found.blocks_in_use, found.open_slots) == (2, 2)
+    stats = store.statistics
+    assert (stats.lookups, stats.hits, stats.drafts, stats.draft_tokens) == (2, 1, 1, 4)
+    assert (stats.hit_share, stats.draft_share) == (0.5, 0.5)
+    assert (stats.tokens_entered, stats.tokens_held) == (45, 45)
+    assert (stats.blocks_in_use, stats.open_slots) == (2, 2)
 
 
 def test_finish_text_is_drafted_after_its_request_ends() -> None:
