@@ -84,8 +84,9 @@ def pack_rows(
     rows: list[_Int32], firsts: _Int64, least: _Int64, split: int
 ) -> tuple[_Int64, _Int32, int, int]:
     """Packs rows into chunks of CHUNK items, padded with -1. Returns the chunks' places [C], the
-    chunks [C, CHUNK], the number of chunks of the first ``split`` rows, and the smallest item of the
-    other rows. Row i has the places from firsts[i] on, and space for at least least[i] items."""
+    chunks [C, CHUNK], the number of chunks of the first ``split`` rows, and the smallest item of
+    the other rows. Row i has the places from firsts[i] on, and space for at least least[i] items.
+    """
 
 def join_spans(items: _Int32, begins: _Int64, counts: _Int32) -> _Int32:
     """Returns items[begins[i] : begins[i] + counts[i]] for each i, concatenated."""
@@ -112,8 +113,8 @@ def index_catch_up(
     by ``steps``. If no row drafts, ``prompt_tokens`` are indexed.
 
     token_ids [>= B,S]; num_tokens, slot_indices and num_sampled [B]; ``min_n`` and later arguments
-    as in ``ngram_index_append_``. Returns the slots for the lookup [B], -1 for rows to scan, and the
-    number of rows to scan."""
+    as in ``ngram_index_append_``. Returns the slots for the lookup [B], -1 for rows to scan, and
+    the number of rows to scan."""
 
 STORE_BLOCK_TOKENS: int
 STORE_LEAST_BLOCKS_PER_SLOT: int

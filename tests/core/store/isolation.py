@@ -51,6 +51,7 @@ class Ledger:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self._owners: dict[int, list[tuple[TextRequest, int]]] = {}
+        self._requests: list[TextRequest] = []
         self._next_mark = FIRST_MARK
         self.drafts = self.from_others = self.stored = 0
 
@@ -81,6 +82,7 @@ class Ledger:
     def new_request(self, scope: int) -> TextRequest:
         """Returns a request with a prompt."""
         request = TextRequest(scope)
+        self._requests.append(request)
         prompt = self.next_tokens(request, self.rng.randint(1, CAPACITY // 3))
         self.add(request, prompt, shared=False)
         return request.begin()
@@ -136,8 +138,10 @@ class Ledger:
     def _occurrences(self, piece: list[int]) -> list[tuple[TextRequest, int]]:
         """Returns where the piece would begin in the texts that contain its first mark."""
         at = next((i for i, token in enumerate(piece) if token >= FIRST_MARK), None)
-        owners = () if at is None else self._owners.get(piece[at], ())
-        return [(owner, place - at) for owner, place in owners if place >= at]  # type: ignore[operator]
+        if at is None:  # a request whose block was reused continues in a new block, at any token
+            return [(owner, i) for owner in self._requests for i in range(len(owner.tokens))]
+        owners = self._owners.get(piece[at], ())
+        return [(owner, place - at) for owner, place in owners if place >= at]
 
 
 def new_config(visibility: Any) -> NgramConfig:
