@@ -150,12 +150,14 @@ class NgramConfig:
         low = _resolve_alias("min_n", min_n, "prompt_lookup_min", prompt_lookup_min)
         high = _resolve_alias("max_n", max_n, "prompt_lookup_max", prompt_lookup_max)
         k = _resolve_alias("k", k, "num_speculative_tokens", num_speculative_tokens)
+        # As in vLLM, a single bound under vLLM's names sets both.
         if prompt_lookup_min is not None or prompt_lookup_max is not None:
             low, high = (high if low is None else low), (low if high is None else high)
         if sizes == "ladder":
             defaults = {"min_n": 1, "max_n": LADDER_MAX_N, "k": 8, "match_policy": "latest"}
         else:
             defaults = {"min_n": 2, "max_n": 5, "k": 5, "match_policy": "earliest"}
+            # A max_n of 1 reduces the default min_n. _validate rejects other types than int.
             if hasattr(high, "__index__"):
                 defaults["min_n"] = min(2, high)  # type: ignore[type-var]
         values = {

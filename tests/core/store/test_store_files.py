@@ -368,6 +368,8 @@ def test_number_of_slots_is_limited_by_the_blocks(tmp_path: Path) -> None:
     for slots in (0, 17):
         with pytest.raises(ValueError, match=f"num_slots: expected 1 to 16, got {slots}"):
             NgramStore.load(tmp_path / "store", num_slots=slots)
+    resized = NgramStore.load(tmp_path / "store", token_capacity=8192)
+    assert resized.statistics.num_slots == 8
 
 
 def test_merge_equals_adding_each_text() -> None:
