@@ -314,10 +314,7 @@ def _duplicate_entry(words: Int32Array) -> None:
             r"another slot, or is named twice \(slot or page \d+\)",
         ),
         (edit_word(PAGES, lambda n: n + 1), "number of pages does not match its pages"),
-        (
-            edit_word(PAGES_IN_USE, lambda n: n + 1),
-            "pages in use does not match the pages",
-        ),
+        (edit_word(PAGES_IN_USE, lambda n: n + 1), "pages in use does not match the pages"),
         (
             lambda words: words.__setitem__(FREE_PAGE, int(words[2]) + 9),
             "freed pages is broken",

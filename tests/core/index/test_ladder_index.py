@@ -106,18 +106,13 @@ OTHER_CANDIDATE = "slot 0: the slot's candidate is not that of its row"
     ("change", "message"),
     [
         (_change_outcome, "slot 0: a token's outcome is not that of its row"),
-        (
-            edit_word(HEADER + CANDIDATE, lambda word: word ^ 1),
-            OTHER_CANDIDATE,
-        ),  # its length
-        (edit_word(HEADER + CANDIDATE, lambda word: word - 32), OTHER_CANDIDATE),  # its place
+        # The length of the candidate's match, then its position.
+        (edit_word(HEADER + CANDIDATE, lambda word: word ^ 1), OTHER_CANDIDATE),
+        (edit_word(HEADER + CANDIDATE, lambda word: word - 32), OTHER_CANDIDATE),
         (edit_word(HEADER + CANDIDATE, lambda _: 0), OTHER_CANDIDATE),
         (_use_page_of_another_slot, "belongs to another slot"),
         (_use_missing_page, "belongs to another slot"),
-        (
-            edit_word(HEADER + OUTCOME_PAGES, lambda n: n - 1),
-            "number of pages does not match its pages",
-        ),
+        (edit_word(HEADER + OUTCOME_PAGES, lambda n: n - 1), "number of pages does not match"),
     ],
 )
 def test_integrity_check_detects_damage(change: Change, message: str) -> None:
@@ -132,9 +127,8 @@ def test_outcomes_that_need_a_directory_are_complete_and_freed() -> None:
     tokens = new_tokens(1, length + 5, 50)
     once, grown = index_at_once(tokens[:, :length]), new_ladder(1, length + 5)
     lengths = np.full(1, length - 3, np.int32)
-    run_step(
-        grown, tokens, lengths, np.array([[-1]], np.int32)
-    )  # without sampled tokens, nothing is indexed
+    # Without sampled tokens, nothing is indexed.
+    run_step(grown, tokens, lengths, np.array([[-1]], np.int32))
     for i in range(3):
         run_step(grown, tokens, lengths, tokens[:, length - 3 + i :][:, :1].copy())
     statistics = grown.statistics

@@ -52,10 +52,11 @@ def test_loaded_store_equals_saved_store(visibility: Visibility, tmp_path: Path)
     assert np.array_equal(live_words(loaded), live_words(store))
     assert loaded.statistics.open_slots == 0
     assert loaded.visibility == visibility
-    first, second = Request(store, 0, scope=1), Request(loaded, 0, scope=1)
-    store.finish(np.arange(3))
-    second.store = NgramStore.load(tmp_path / "store", num_slots=3)
-    assert (visibility == "finish") or first.append([4, 5]) == second.append([4, 5]) != []
+    if visibility == "live":  # with "finish", the open requests of the saved store are lost
+        store.finish(np.arange(3))
+        other = NgramStore.load(tmp_path / "store", num_slots=3)
+        drafts = Request(store, 0, scope=1).append([4, 5])
+        assert drafts == Request(other, 0, scope=1).append([4, 5]) != []
 
 
 @pytest.mark.parametrize("slots", [1, 2, 5, None])
